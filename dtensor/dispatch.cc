@@ -1,0 +1,420 @@
+#include "dtensor/dispatch.h"
+
+#include <ATen/ops/empty_like.h>
+#include <c10/core/AutogradState.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include "absl/container/inlined_vector.h"
+#include "dtensor/cache_key.h"
+#include "dtensor/executor.h"
+#include "dtensor/gradient_layout.h"
+#include "dtensor/op_info.h"
+#include "dtensor/plain_dispatch.h"
+#include "mesh/scope.h"
+#include "propagation/propagate.h"
+#include "propagation/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+using Tensors = absl::InlinedVector<at::Tensor, 6>;
+
+// The tensor arguments of a call, flattened in schema order (OpCall::inputs), all on one mesh.
+struct Inputs {
+  Tensors tensors;             // undefined: absent
+  std::vector<ArgSlot> slots;  // per schema argument
+  DeviceMesh mesh;
+  bool writes_plain = false;  // an argument that the operator writes to is a plain tensor
+};
+
+[[noreturn]] void mixed_error(const OpInfo& info, size_t arg, const at::Tensor& t, const DeviceMesh& mesh) {
+  C10_THROW_ERROR(TypeError, c10::str(info.name, ": argument '", info.op.schema().arguments()[arg].name(),
+                                      "' is a plain tensor of shape ", t.sizes(), " next to a distributed one on ",
+                                      mesh.to_string(),
+                                      ". Distribute it first: distribute_tensor(t, mesh, {Replicate(), ...}), or open an "
+                                      "ImplicitReplication scope if every rank is known to hold the same values."));
+}
+
+// REQUIRES: at least one argument is distributed.
+Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  Inputs in;
+  in.slots.resize(args.size());
+  bool any_plain = false;
+  const auto add = [&](const at::Tensor& t, size_t arg) {
+    in.tensors.push_back(t);
+    if (!t.defined()) return;
+    if (!is_dtensor(t)) {
+      any_plain = true;
+      if (info.args[arg].written) in.writes_plain = true;
+      return;
+    }
+    const DeviceMesh& mesh = meta_of(t).spec->mesh();
+    if (!in.mesh.defined()) in.mesh = mesh;
+    TORCH_CHECK(in.mesh == mesh, info.name, ": argument '", info.op.schema().arguments()[arg].name(), "' is on ",
+                mesh.to_string(), " and another argument on ", in.mesh.to_string(),
+                ". All distributed arguments of an operator must share one mesh: slice one mesh, or redistribute.");
+    if (is_leaf_parameter(t)) keep_gradient_layout(t);
+  };
+  for (size_t i = 0; i < args.size(); ++i) {
+    ArgSlot& slot = in.slots[i];
+    const int first = static_cast<int>(in.tensors.size());
+    switch (info.args[i].kind) {
+      case OpInfo::Arg::Kind::kStatic:
+        continue;
+      case OpInfo::Arg::Kind::kTensor:
+        slot = {ArgSlot::Kind::kTensor, first, 1};
+        add(args[i].isTensor() ? args[i].toTensor() : at::Tensor(), i);
+        break;
+      case OpInfo::Arg::Kind::kTensorList: {
+        if (args[i].isNone()) {
+          slot = {ArgSlot::Kind::kTensorList, first, 0};
+          break;
+        }
+        const auto list = args[i].toListRef();
+        slot = {ArgSlot::Kind::kTensorList, first, static_cast<int>(list.size())};
+        for (const auto& x : list) add(x.isTensor() ? x.toTensor() : at::Tensor(), i);
+        break;
+      }
+    }
+  }
+  if (any_plain && !in.writes_plain) {
+    const bool allowed = current_scope().implicit_replication || in_backward();
+    for (size_t i = 0; i < args.size(); ++i) {
+      for (int k = in.slots[i].first; k < in.slots[i].first + in.slots[i].count; ++k) {
+        at::Tensor& t = in.tensors[k];
+        if (!t.defined() || is_dtensor(t)) continue;
+        if (!allowed && t.dim() > 0) mixed_error(info, i, t, in.mesh);
+        t = replicate_plain(t, in.mesh);
+      }
+    }
+  }
+  return in;
+}
+
+CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+                  const Spec* gradient_target) {
+  CacheKey key;
+  key.push_back(reinterpret_cast<uintptr_t>(&info));
+  key.push_back(resolved.generation);
+  key.push_back(gradient_target ? gradient_target->id() : 0);
+  for (size_t i = 0; i < args.size(); ++i) {
+    const ArgSlot& slot = in.slots[i];
+    if (slot.kind == ArgSlot::Kind::kStatic) {
+      append_static(key, args[i], resolved.value_free[i]);
+      continue;
+    }
+    if (slot.kind == ArgSlot::Kind::kTensorList) key.push_back(slot.count);
+    for (int k = slot.first; k < slot.first + slot.count; ++k) {
+      key.push_back(in.tensors[k].defined() ? meta_of(in.tensors[k]).spec->id() : 0);
+    }
+  }
+  return key;
+}
+
+OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args, SpecPtr gradient_target) {
+  OpCall call(info.op);
+  call.mesh = in.mesh;
+  call.slots = in.slots;
+  call.gradient_target = std::move(gradient_target);
+  for (size_t i = 0; i < args.size(); ++i) {
+    call.args.push_back(in.slots[i].kind == ArgSlot::Kind::kStatic ? args[i] : c10::IValue());
+  }
+  for (const auto& t : in.tensors) call.inputs.push_back(t.defined() ? meta_of(t).spec : nullptr);
+  return call;
+}
+
+// Path of the module whose parameter is among the inputs; else that of the scope.
+std::string module_path(const Inputs& in) {
+  for (const auto& t : in.tensors) {
+    if (!t.defined()) continue;
+    if (const auto& name = meta_of(t).name) {
+      const auto dot = name->rfind('.');
+      return dot == std::string::npos ? std::string() : name->substr(0, dot);
+    }
+  }
+  return current_scope().module_path;
+}
+
+std::string arg_name(const OpInfo& info, const Inputs& in, int input) {
+  for (size_t i = 0; i < in.slots.size(); ++i) {
+    const ArgSlot& s = in.slots[i];
+    if (input < s.first || input >= s.first + s.count || s.kind == ArgSlot::Kind::kStatic) continue;
+    const std::string& name = info.op.schema().arguments()[i].name();
+    return s.kind == ArgSlot::Kind::kTensorList ? c10::str(name, "[", input - s.first, "]") : name;
+  }
+  return "";
+}
+
+RankTensors run_reduction(const at::Tensor& t, const RedistributePlan& plan, const CommCause& cause) {
+  const DTensorMeta& meta = meta_of(t);
+  const uint64_t writes = meta.storage->writes.load(std::memory_order_relaxed);
+  if (meta.spec->has_partial()) {
+    std::lock_guard lock(meta.reduced_mutex);
+    if (meta.reduced && meta.reduced->writes == writes && meta.reduced->placements == plan.to) return meta.reduced->locals;
+  }
+  RankTensors result = run_plan(plan, *meta.spec, meta.locals, cause);
+  if (meta.spec->has_partial() && !plan.is_local()) {
+    auto reduced = std::make_unique<ReducedForm>();
+    reduced->placements = plan.to;
+    reduced->locals = result;
+    reduced->writes = writes;
+    reduced->storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(),
+                                                      meta.spec->with_placements(plan.to)->max_local_bytes());
+    std::lock_guard lock(meta.reduced_mutex);
+    meta.reduced = std::move(reduced);
+  }
+  return result;
+}
+
+void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, int64_t rank_index) {
+  const Shape expected = spec.local_shape(rank_index);
+  TORCH_CHECK(local.defined() && local.sizes() == c10::IntArrayRef(expected.data(), expected.size()) &&
+                  local.scalar_type() == spec.dtype(),
+              info.name, ": the sharding rule says that rank ", spec.mesh().local_ranks()[rank_index], " computes ",
+              spec.to_string(), " locally of shape ", c10::IntArrayRef(expected.data(), expected.size()), ", but the local operator gave ",
+              local.defined() ? c10::str(local.sizes(), " ", local.scalar_type()) : std::string("nothing"),
+              ". The rule of this operator is wrong.");
+}
+
+// Runs the local operator once per owned rank; outputs[k][i] is output k on local rank i.
+std::vector<RankTensors> run_local(const OpInfo& info, const OpPlan& plan, const Inputs& in,
+                                   c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals, bool check) {
+  const size_t ranks = in.mesh.local_ranks().size();
+  std::vector<RankTensors> outputs(plan.outputs.size());
+  for (auto& o : outputs) o.reserve(ranks);
+  LocalGuard guard;
+  Stack stack;
+  for (size_t r = 0; r < ranks; ++r) {
+    stack.clear();
+    for (size_t a = 0; a < args.size(); ++a) {
+      const ArgSlot& slot = in.slots[a];
+      if (slot.kind == ArgSlot::Kind::kStatic) {
+        stack.push_back(args[a]);
+      } else if (slot.kind == ArgSlot::Kind::kTensor) {
+        if (in.tensors[slot.first].defined()) {
+          stack.emplace_back(locals[slot.first][r]);
+        } else {
+          stack.push_back(args[a]);
+        }
+      } else if (args[a].isNone()) {
+        stack.push_back(args[a]);
+      } else if (args[a].isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (int k = slot.first; k < slot.first + slot.count; ++k) list.push_back(locals[k][r]);
+        stack.emplace_back(std::move(list));
+      } else {
+        c10::List<std::optional<at::Tensor>> list;
+        for (int k = slot.first; k < slot.first + slot.count; ++k) {
+          list.push_back(in.tensors[k].defined() ? std::optional<at::Tensor>(locals[k][r]) : std::nullopt);
+        }
+        stack.emplace_back(std::move(list));
+      }
+    }
+    if (plan.rule->local) {
+      plan.rule->local({info.op, plan.computed, plan.outputs, static_cast<int64_t>(r), in.mesh}, stack);
+    } else {
+      info.op.callBoxed(stack);
+    }
+    size_t k = 0;
+    for (auto& result : stack) {
+      if (result.isTensor()) {
+        outputs.at(k++).push_back(std::move(result).toTensor());
+      } else {
+        for (const auto& x : result.toListRef()) outputs.at(k++).push_back(x.toTensor());
+      }
+    }
+    TORCH_CHECK(k == plan.outputs.size(), info.name, ": the local operator gave ", k, " tensors where ", plan.outputs.size(),
+                " were expected.");
+    if (check) {
+      for (size_t o = 0; o < outputs.size(); ++o) {
+        if (plan.outputs[o]) check_local(info, *plan.outputs[o], outputs[o][r], static_cast<int64_t>(r));
+      }
+    }
+  }
+  return outputs;
+}
+
+// Results as the schema wants them: tensors, or lists of tensors; written arguments are returned as themselves.
+void push_results(const OpInfo& info, const OpPlan& plan, const Inputs& in, std::vector<RankTensors> outputs,
+                  c10::ArrayRef<c10::IValue> args, Stack& results) {
+  const auto wrap = [&](size_t k) -> at::Tensor {
+    if (!plan.outputs[k]) return at::Tensor();
+    if (info.is_view) {
+      for (const auto& t : in.tensors) {
+        if (t.defined()) return make_view(plan.outputs[k], std::move(outputs[k]), t);
+      }
+    }
+    return make_dtensor(plan.outputs[k], std::move(outputs[k]));
+  };
+  size_t k = 0;
+  for (size_t r = 0; r < plan.output_counts.size(); ++r) {
+    if (info.written_inputs[r] >= 0) {
+      results.push_back(args[info.written_inputs[r]]);
+      k += plan.output_counts[r] < 0 ? 1 : plan.output_counts[r];
+    } else if (plan.output_counts[r] < 0) {
+      results.emplace_back(wrap(k++));
+    } else {
+      c10::List<at::Tensor> list;
+      for (int j = 0; j < plan.output_counts[r]; ++j) list.push_back(wrap(k++));
+      results.emplace_back(std::move(list));
+    }
+  }
+}
+
+void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, Stack& stack) {
+  const auto args = torch::jit::last(stack, info.args.size());
+  SpecPtr target;
+  if (resolved.rule && resolved.rule->uses_gradient_target && in_backward()) target = gradient_target();
+
+  StrategyCache& cache = strategy_cache(in.mesh.world());
+  const CacheKey key = make_key(info, resolved, in, args, target.get());
+  auto plan = cache.find(key);
+  const bool miss = plan == nullptr;
+  if (miss) {
+    const OpCall call = make_call(info, in, args, target);
+    plan = propagate(call);
+    cache.insert(key, plan, call.to_string());
+  }
+
+  std::vector<RankTensors> locals(in.tensors.size());
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    if (!in.tensors[k].defined()) continue;
+    if (!plan->input_plans[k]) {
+      locals[k] = meta_of(in.tensors[k]).locals;
+      continue;
+    }
+    CommCause cause;
+    if (!plan->input_plans[k]->is_local()) {
+      cause = {info.name, arg_name(info, in, static_cast<int>(k)), module_path(in), /*implicit=*/true};
+    }
+    locals[k] = run_reduction(in.tensors[k], *plan->input_plans[k], cause);
+  }
+
+  auto outputs = run_local(info, *plan, in, args, locals, miss);
+  for (size_t a = 0; a < args.size(); ++a) {
+    if (!info.args[a].written) continue;
+    for (int k = in.slots[a].first; k < in.slots[a].first + in.slots[a].count; ++k) {
+      if (in.tensors[k].defined()) note_write(in.tensors[k]);
+    }
+  }
+  if (info.is_view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+
+  Stack results;
+  push_results(info, *plan, in, std::move(outputs), args, results);
+  torch::jit::drop(stack, info.args.size());
+  for (auto& r : results) stack.push_back(std::move(r));
+}
+
+// The operator on replicated inputs, the results replicated, their metadata that of the local ones.
+void run_replicated(const OpInfo& info, const Inputs& in, Stack& stack) {
+  TORCH_CHECK_NOT_IMPLEMENTED(in.mesh.world().has_data(), info.name,
+                              ": has no sharding strategy, and running it replicated needs data, which an abstract world lacks.");
+  for (const auto& a : info.args) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!a.written, info.name, ": writes to its arguments, so it cannot be run on replicated copies of them.");
+  }
+  const auto args = torch::jit::last(stack, info.args.size());
+  const Placements whole(in.mesh.ndim(), Replicate());
+  OpPlan plan;
+  auto rule = std::make_shared<OpRule>();
+  plan.rule = rule;
+  std::vector<RankTensors> locals(in.tensors.size());
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    plan.computed.push_back(nullptr);
+    if (!in.tensors[k].defined()) continue;
+    const CommCause cause{info.name, arg_name(info, in, static_cast<int>(k)), module_path(in), true};
+    const at::Tensor t = redistribute_below_autograd(in.tensors[k], whole, cause);
+    plan.computed[k] = meta_of(t).spec;
+    locals[k] = meta_of(t).locals;
+  }
+  Stack results;
+  LocalGuard guard;
+  for (size_t r = 0; r < in.mesh.local_ranks().size(); ++r) {
+    Stack local;
+    for (size_t a = 0; a < args.size(); ++a) {
+      const ArgSlot& slot = in.slots[a];
+      if (slot.kind == ArgSlot::Kind::kTensor && in.tensors[slot.first].defined()) {
+        local.emplace_back(locals[slot.first][r]);
+      } else if (slot.kind == ArgSlot::Kind::kTensorList) {
+        c10::List<std::optional<at::Tensor>> optional;
+        c10::List<at::Tensor> list;
+        for (int k = slot.first; k < slot.first + slot.count; ++k) {
+          const at::Tensor t = in.tensors[k].defined() ? locals[k][r] : at::Tensor();
+          list.push_back(t);
+          optional.push_back(t.defined() ? std::optional<at::Tensor>(t) : std::nullopt);
+        }
+        if (args[a].isTensorList()) {
+          local.emplace_back(std::move(list));
+        } else {
+          local.emplace_back(std::move(optional));
+        }
+      } else {
+        local.push_back(args[a]);
+      }
+    }
+    info.op.callBoxed(local);
+    if (r == 0) results.resize(local.size());
+    for (size_t k = 0; k < local.size(); ++k) {
+      if (!local[k].isTensor()) {
+        results[k] = local[k];
+        continue;
+      }
+      const at::Tensor t = local[k].toTensor();
+      if (!t.defined()) continue;
+      if (r == 0) {
+        TensorMeta meta{Shape(t.sizes().begin(), t.sizes().end()), Shape(t.strides().begin(), t.strides().end()), t.scalar_type()};
+        results[k] = make_dtensor(Spec::get(in.mesh, whole, meta), RankTensors(in.mesh.local_ranks().size(), t));
+      } else {
+        auto& meta = const_cast<DTensorMeta&>(meta_of(results[k].toTensor()));
+        meta.locals[r] = t;
+      }
+    }
+  }
+  torch::jit::drop(stack, info.args.size());
+  for (auto& r : results) stack.push_back(std::move(r));
+}
+
+}  // namespace
+
+StrategyCache& strategy_cache(const World& world) { return world.attachment<StrategyCache>(); }
+
+at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause) {
+  const DTensorMeta& meta = meta_of(t);
+  if (meta.spec->placements() == to) return t;
+  const auto plan = cached_plan(meta.spec, to);
+  return make_dtensor(meta.spec->with_placements(to), run_reduction(t, *plan, cause), meta.name);
+}
+
+at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
+  LocalGuard guard;
+  RankTensors locals;
+  for (int64_t rank : mesh.local_ranks()) {
+    const c10::Device device = mesh.world().device(rank);
+    locals.push_back(t.device() == device ? t.detach() : t.to(device));
+  }
+  TensorMeta meta{Shape(t.sizes().begin(), t.sizes().end()), Shape(t.strides().begin(), t.strides().end()), t.scalar_type()};
+  return make_dtensor(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
+}
+
+void dispatch(const c10::OperatorHandle& op, Stack* stack) {
+  const OpInfo& info = op_info(op);
+  const auto args = torch::jit::last(*stack, info.args.size());
+  if (!has_dtensor(info, args)) return dispatch_plain(info, *stack);
+  if (info.handler != nullptr) return info.handler(op, *stack);
+  const auto resolved = info.resolve();
+  if (!resolved->rule && info.composite_implicit) {
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+  }
+  const Inputs in = gather_inputs(info, args);
+  if (in.writes_plain) return write_to_plain(info, in.mesh, *stack);
+  if (!resolved->rule && current_scope().replicate_unsupported) return run_replicated(info, in, *stack);
+  run_rule(info, *resolved, in, *stack);
+}
+
+}  // namespace dtensor
+
+TORCH_LIBRARY_IMPL(_, Fake, m) {
+  static_assert(dtensor::kDTensorKey == c10::DispatchKey::Fake, "register the fallback at kDTensorKey");
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&dtensor::dispatch>());
+}

@@ -1,0 +1,30 @@
+// Life of one operator call on distributed tensors. Internal.
+//
+//   look up the decision (or make it) -> redistribute inputs -> local operator per owned rank -> wrap results
+//
+// Registered as the one boxed fallback of the distributed dispatch key; below autograd.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "dtensor/representation.h"
+#include "mesh/comm_event.h"
+#include "propagation/strategy_cache.h"
+
+namespace dtensor {
+
+// The fallback kernel.
+void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// Brings a distributed tensor to other placements below autograd. Free if they are the present ones. A reduction of a Partial
+// tensor is remembered with the tensor and not paid for twice.
+at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause);
+
+// A plain tensor seen as one that every rank of the mesh holds. Shares its memory.
+at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh);
+
+// The decisions of a world, with hit and miss counts.
+StrategyCache& strategy_cache(const World& world);
+
+}  // namespace dtensor

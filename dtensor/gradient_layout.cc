@@ -1,0 +1,71 @@
+#include "dtensor/gradient_layout.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "dtensor/dispatch.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/representation.h"
+#include "mesh/scope.h"
+
+namespace dtensor {
+namespace {
+
+class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit GradientLayoutHook(const at::Tensor& leaf) : leaf_(leaf.getIntrusivePtr()) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    const auto impl = leaf_.lock();
+    if (!impl || grads.empty() || !grads[0].defined() || current_scope().delay_gradient_reduction) return grads;
+    const at::Tensor leaf = at::Tensor::wrap_tensor_impl(impl);
+    if (!is_dtensor(leaf)) return grads;
+    const DTensorMeta& meta = meta_of(leaf);
+    auto result = grads;
+    if (!is_dtensor(grads[0])) result[0] = replicate_plain(grads[0], meta.spec->mesh());
+    if (meta_of(result[0]).spec->placements() == meta.spec->placements()) return result;
+    CommCause cause;
+    cause.op = "gradient";
+    cause.argument = meta.name ? *meta.name : "";
+    cause.module_path = meta.name ? meta.name->substr(0, meta.name->rfind('.') == std::string::npos ? 0 : meta.name->rfind('.'))
+                                  : current_scope().module_path;
+    result[0] = redistribute_as(result[0], meta.spec->placements(), cause);
+    return result;
+  }
+
+ private:
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> leaf_;
+};
+
+}  // namespace
+
+bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+bool is_leaf_parameter(const at::Tensor& t) {
+  const auto* autograd = t.unsafeGetTensorImpl()->autograd_meta();
+  if (autograd == nullptr) return false;
+  const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(autograd);
+  return meta->requires_grad_ && meta->grad_fn_ == nullptr && !meta->is_view_;
+}
+
+void keep_gradient_layout(const at::Tensor& leaf) {
+  for (const auto& hook : torch::autograd::impl::hooks(leaf)) {
+    if (dynamic_cast<GradientLayoutHook*>(hook.get())) return;
+  }
+  torch::autograd::impl::add_hook(leaf, std::make_unique<GradientLayoutHook>(leaf));
+}
+
+SpecPtr gradient_target() {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return nullptr;
+  for (const auto& edge : node->next_edges()) {
+    if (auto* sink = dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get())) {
+      if (is_dtensor(sink->variable)) return meta_of(sink->variable).spec;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,58 @@
+// What the dispatcher knows of an operator before any call: its arguments by kind, what it writes to, its rule or handler.
+// Computed once per operator. Internal.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "propagation/op_rule.h"
+
+namespace dtensor {
+
+// Replaces the whole treatment of an operator: gets the global arguments on the stack, leaves global results. For operators
+// that are no map of local tensors: item(), equal(), norms (composed of other operators), ...
+using Handler = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+// `op`: "aten::equal" for every overload or "aten::norm.Scalar" for one. Called by ops/ while the library loads its rules.
+void add_handler(const std::string& op, Handler handler);
+
+struct OpInfo {
+  explicit OpInfo(const c10::OperatorHandle& op);
+
+  struct Arg {
+    enum class Kind : uint8_t { kStatic, kTensor, kTensorList } kind = Kind::kStatic;
+    bool written = false;
+    bool out = false;  // an out= argument
+  };
+
+  c10::OperatorHandle op;
+  std::string name;  // "aten::mm", "aten::sum.dim_IntList"
+  std::vector<Arg> args;
+  std::vector<int> written_inputs;  // per return: schema argument that it is, or -1
+  bool is_view = false;             // a result may share memory with the first argument, without writing to it
+  bool composite_implicit = false;
+  bool makes_tensor = false;  // a factory: no tensor argument, returns one Tensor
+  int device_arg = -1;
+  Handler handler = nullptr;
+
+  struct Resolved {
+    std::shared_ptr<const OpRule> rule;
+    std::vector<bool> value_free;  // per schema argument
+    uint64_t generation = 0;
+  };
+  // The present rule; looked up again when rules were added.
+  std::shared_ptr<const Resolved> resolve() const;
+
+ private:
+  mutable std::shared_ptr<const Resolved> resolved_;
+};
+
+// Cached per operator, for the life of the process.
+const OpInfo& op_info(const c10::OperatorHandle& op);
+
+}  // namespace dtensor

@@ -1,0 +1,96 @@
+#include "dtensor/plain_dispatch.h"
+
+#include <c10/util/Exception.h>
+
+#include "dtensor/dispatch.h"
+#include "dtensor/gradient_layout.h"
+#include "mesh/scope.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+void run_plain(const OpInfo& info, Stack& stack) {
+  c10::impl::ExcludeDispatchKeyGuard below_us{kDTensorKey};
+  info.op.callBoxed(stack);
+}
+
+void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
+  const World& world = mesh.world();
+  const bool has_data = !mesh.local_ranks().empty();
+  if (info.device_arg >= 0) {
+    auto& device = *(stack.end() - static_cast<std::ptrdiff_t>(info.args.size()) + info.device_arg);
+    if (device.isDevice() && device.toDevice().type() != world.device_type()) return run_plain(info, stack);
+    device = has_data ? world.device(mesh.local_ranks().front()) : c10::Device(c10::DeviceType::Meta);
+  }
+  run_plain(info, stack);
+  const at::Tensor first = torch::jit::pop(stack).toTensor();
+  RankTensors locals;
+  {
+    LocalGuard guard;
+    for (size_t i = 0; i < mesh.local_ranks().size(); ++i) {
+      const c10::Device device = world.device(mesh.local_ranks()[i]);
+      locals.push_back(i == 0 ? first : first.to(device, first.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+    }
+  }
+  TensorMeta meta{Shape(first.sizes().begin(), first.sizes().end()), Shape(first.strides().begin(), first.strides().end()),
+                  first.scalar_type()};
+  stack.emplace_back(make_dtensor(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals)));
+}
+
+}  // namespace
+
+bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i].kind == OpInfo::Arg::Kind::kTensor) {
+      if (args[i].isTensor() && is_dtensor(args[i].toTensor())) return true;
+    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && args[i].isList()) {
+      for (const auto& x : args[i].toListRef()) {
+        if (x.isTensor() && is_dtensor(x.toTensor())) return true;
+      }
+    }
+  }
+  return false;
+}
+
+void dispatch_plain(const OpInfo& info, Stack& stack) {
+  const DeviceMesh& mesh = current_scope().mesh;
+  const std::string_view name = info.name;
+  const bool keeps_plain = name.rfind("aten::empty", 0) == 0 || name.rfind("aten::", 0) != 0;
+  if (!mesh.defined() || !info.makes_tensor || keeps_plain) return run_plain(info, stack);
+  make_replicated(info, mesh, stack);
+}
+
+void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
+  TORCH_CHECK_TYPE(in_backward() || current_scope().implicit_replication, info.name,
+                   ": writes to a plain tensor, but other arguments are distributed on ", mesh.to_string(),
+                   ". Distribute the tensor that is written to, or gather the others with full_tensor().");
+  const Placements whole(mesh.ndim(), Replicate());
+  const CommCause cause{info.name, "", current_scope().module_path, true};
+  const auto plain = [&](const at::Tensor& t) {
+    if (!is_dtensor(t)) return t;
+    const at::Tensor r = redistribute_below_autograd(t, whole, cause);
+    TORCH_CHECK_NOT_IMPLEMENTED(!meta_of(r).locals.empty(), info.name,
+                                ": writes to a plain tensor, which needs data; an abstract world has none.");
+    return meta_of(r).locals.front();
+  };
+  const size_t base = stack.size() - info.args.size();
+  for (size_t i = 0; i < info.args.size(); ++i) {
+    c10::IValue& arg = stack[base + i];
+    if (info.args[i].kind == OpInfo::Arg::Kind::kTensor && arg.isTensor()) {
+      arg = plain(arg.toTensor());
+    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && arg.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const auto& x : arg.toListRef()) list.push_back(plain(x.toTensor()));
+      arg = list;
+    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && arg.isList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const auto& x : arg.toListRef()) list.push_back(x.isTensor() ? std::optional<at::Tensor>(plain(x.toTensor())) : std::nullopt);
+      arg = list;
+    }
+  }
+  run_plain(info, stack);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,22 @@
+// Calls that reach the fallback without being an ordinary operator on distributed tensors. Internal.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include "dtensor/op_info.h"
+#include "mesh/device_mesh.h"
+
+namespace dtensor {
+
+bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+
+// No argument is distributed. Inside a MeshScope a factory makes a replicated tensor on the scope's mesh (random ones draw once,
+// so that all ranks agree); everything else runs as if this library were not there. `empty` stays plain: code that fills it
+// through data_ptr (torch::tensor({...})) must go on working.
+void dispatch_plain(const OpInfo& info, torch::jit::Stack& stack);
+
+// Writes to a plain tensor with distributed arguments: those are gathered, the tensor stays plain. Autograd's formulas do that
+// to gradients that they make from options (zeros(...).scatter_(...)). Elsewhere an error.
+void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, torch::jit::Stack& stack);
+
+}  // namespace dtensor

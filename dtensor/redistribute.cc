@@ -1,0 +1,355 @@
+#include "dtensor/redistribute.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include "dtensor/dispatch.h"
+#include "dtensor/executor.h"
+#include "mesh/scope.h"
+#include "propagation/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// What a backward needs to know; autograd contexts store IValues only.
+struct Saved : torch::CustomClassHolder {
+  SpecPtr spec;
+  Placements placements;
+  CommCause cause;
+};
+
+void save(AutogradContext* ctx, SpecPtr spec, Placements placements, CommCause cause = {}) {
+  auto saved = c10::make_intrusive<Saved>();
+  saved->spec = std::move(spec);
+  saved->placements = std::move(placements);
+  saved->cause = std::move(cause);
+  ctx->saved_data["dtensor"] = c10::IValue::make_capsule(saved);
+}
+
+c10::intrusive_ptr<Saved> saved(AutogradContext* ctx) {
+  return c10::static_intrusive_pointer_cast<Saved>(ctx->saved_data.at("dtensor").toCapsule());
+}
+
+// The gradient of a sum with respect to each addend is the gradient itself, on every rank.
+Placements gradient_layout(Placements placements) {
+  for (auto& p : placements) {
+    if (p.is_partial()) p = Replicate();
+  }
+  return placements;
+}
+
+Placements all_replicate(const DeviceMesh& mesh) { return Placements(mesh.ndim(), Replicate()); }
+
+CommCause explicit_cause(std::string op) { return {std::move(op), "", current_scope().module_path, /*implicit=*/false}; }
+
+const DTensorMeta& checked_meta(const at::Tensor& t, const char* function) {
+  TORCH_CHECK_TYPE(is_dtensor(t), "[", function, "] the tensor", (t.defined() ? c10::str(" of shape ", t.sizes()) : std::string()),
+                   " is not distributed; distribute_tensor(t, mesh, placements) makes it so");
+  return meta_of(t);
+}
+
+Placements checked_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim, const char* function) {
+  TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[", function, "] `placements` ",
+                    to_string(placements), " has ", placements.size(), " entries, but ", mesh.to_string(), " has ", mesh.ndim(),
+                    " dims: give one placement per mesh dim");
+  auto normal = normalize_placements(placements, ndim);
+  TORCH_CHECK_VALUE(normal.ok(), "[", function, "] ", std::string(normal.status().message()));
+  return *std::move(normal);
+}
+
+struct RedistributeFn : Function<RedistributeFn> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements placements, CommCause cause) {
+    save(ctx, meta_of(t).spec, gradient_layout(meta_of(t).spec->placements()), cause);
+    const at::Tensor result = redistribute_below_autograd(t, placements, cause);
+    if (!result.is_same(t)) return result;
+    return make_view(meta_of(t).spec, meta_of(t).locals, t);
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto s = saved(ctx);
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    const at::Tensor g = is_dtensor(grads[0]) ? grads[0] : replicate_plain(grads[0], s->spec->mesh());
+    return {redistribute_as(g, s->placements, s->cause), at::Tensor(), at::Tensor()};
+  }
+};
+
+struct ReplicateFn;
+
+struct FullTensorFn : Function<FullTensorFn> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements);
+  static variable_list backward(AutogradContext* ctx, variable_list grads);
+};
+
+struct ReplicateFn : Function<ReplicateFn> {
+  static at::Tensor forward(AutogradContext*, const at::Tensor& plain, DeviceMesh mesh) { return replicate_plain(plain, mesh); }
+  static variable_list backward(AutogradContext* ctx, variable_list grads);
+};
+
+at::Tensor FullTensorFn::forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
+  const DTensorMeta& meta = meta_of(t);
+  save(ctx, meta.spec, std::move(grad_placements));
+  const at::Tensor whole = redistribute_below_autograd(t, all_replicate(meta.spec->mesh()), explicit_cause("full_tensor"));
+  LocalGuard guard;
+  return meta_of(whole).locals.front().detach();
+}
+
+variable_list FullTensorFn::backward(AutogradContext* ctx, variable_list grads) {
+  const auto s = saved(ctx);
+  if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+  const at::Tensor g = is_dtensor(grads[0]) ? grads[0] : ReplicateFn::apply(grads[0], s->spec->mesh());
+  return {redistribute_as(g, s->placements, explicit_cause("full_tensor")), at::Tensor()};
+}
+
+variable_list ReplicateFn::backward(AutogradContext*, variable_list grads) {
+  return {grads[0].defined() && is_dtensor(grads[0]) ? full_tensor(grads[0]) : grads[0], at::Tensor()};
+}
+
+struct ToLocalFn : Function<ToLocalFn> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
+    const DTensorMeta& meta = meta_of(t);
+    save(ctx, meta.spec, std::move(grad_placements));
+    LocalGuard guard;
+    variable_list locals;
+    for (const auto& local : meta.locals) locals.push_back(local.detach());
+    return locals;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto s = saved(ctx);
+    const auto expected = s->spec->with_placements(s->placements);
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (grads[i].defined()) continue;
+      const Shape shape = expected->local_shape(static_cast<int64_t>(i));
+      const auto& mesh = s->spec->mesh();
+      grads[i] = at::zeros(c10::IntArrayRef(shape.data(), shape.size()),
+                           at::TensorOptions().dtype(s->spec->dtype()).device(mesh.world().device(mesh.local_ranks()[i])));
+    }
+    FromLocalOptions options;
+    options.shape.emplace(s->spec->sizes().begin(), s->spec->sizes().end());
+    return {from_local(grads, s->spec->mesh(), s->placements, options), at::Tensor()};
+  }
+};
+
+struct FromLocalFn : Function<FromLocalFn> {
+  static at::Tensor forward(AutogradContext* ctx, variable_list locals, SpecPtr spec, Placements grad_placements) {
+    save(ctx, spec, std::move(grad_placements));
+    LocalGuard guard;
+    RankTensors mine;
+    for (const auto& local : locals) mine.push_back(local.detach());
+    return make_dtensor(spec, std::move(mine));
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto s = saved(ctx);
+    const size_t n = s->spec->mesh().local_ranks().size();
+    variable_list result(n + 2);
+    if (!grads[0].defined()) return result;
+    const at::Tensor g = is_dtensor(grads[0]) ? grads[0] : replicate_plain(grads[0], s->spec->mesh());
+    auto locals = to_local(redistribute_as(g, s->placements, explicit_cause("from_local")));
+    std::move(locals.begin(), locals.end(), result.begin());
+    return result;
+  }
+};
+
+// The parts of one dim of `t` that `runs` name, as a tensor of its own.
+at::Tensor take(const at::Tensor& t, int64_t dim, const Runs& runs) {
+  std::vector<at::Tensor> parts;
+  for (const Run& run : runs) parts.push_back(t.narrow(dim, run.begin, run.size));
+  if (parts.empty()) parts.push_back(t.narrow(dim, 0, 0));
+  return parts.size() == 1 ? parts[0].clone(c10::MemoryFormat::Contiguous) : at::cat(parts, dim);
+}
+
+// Pieces of `t` for each of n ranks.
+std::vector<at::Tensor> cut(const at::Tensor& t, const Placement& placement, int64_t n) {
+  std::vector<at::Tensor> pieces;
+  const Runs all = t.size(placement.dim()) == 0 ? Runs{} : Runs{{0, t.size(placement.dim())}};
+  for (int64_t i = 0; i < n; ++i) pieces.push_back(take(t, placement.dim(), shard_runs(all, placement, n, i)));
+  return pieces;
+}
+
+// Global shape of locals that follow the chunk rule: along each dim the sizes of the ranks that differ only in the mesh dims
+// sharding it add up.
+Shape infer_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements) {
+  const auto& first = locals.front();
+  Shape shape(first.sizes().begin(), first.sizes().end());
+  const bool all_here = static_cast<int64_t>(locals.size()) == static_cast<int64_t>(mesh.ranks().size());
+  for (size_t d = 0; d < shape.size(); ++d) {
+    bool sharded = false;
+    for (const auto& p : placements) sharded |= p.is_sharded_on(static_cast<int64_t>(d));
+    if (!sharded) continue;
+    shape[d] = 0;
+    if (!all_here) {  // other processes' parts are out of sight: take them to be as large
+      shape[d] = first.size(static_cast<int64_t>(d));
+      for (int64_t m = 0; m < mesh.ndim(); ++m) {
+        if (placements[m].is_sharded_on(static_cast<int64_t>(d))) shape[d] *= mesh.size(m);
+      }
+      continue;
+    }
+    for (size_t i = 0; i < locals.size() / mesh.num_copies(); ++i) {
+      const auto coordinate = mesh.local_coordinate(static_cast<int64_t>(i));
+      bool counts = true;
+      for (int64_t m = 0; m < mesh.ndim(); ++m) {
+        if (!placements[m].is_sharded_on(static_cast<int64_t>(d)) && coordinate[m] != 0) counts = false;
+      }
+      if (counts) shape[d] += locals[i].size(static_cast<int64_t>(d));
+    }
+  }
+  return shape;
+}
+
+void check_replicas(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements) {
+  for (int64_t m = 0; m < mesh.ndim(); ++m) {
+    if (!placements[m].is_replicate()) continue;
+    for (size_t i = 0; i < locals.size(); ++i) {
+      for (size_t j = i + 1; j < locals.size(); ++j) {
+        const int64_t a = mesh.local_ranks()[i], b = mesh.local_ranks()[j];
+        const Group& group = mesh.get_group(m);
+        if (group.group_of[a] != group.group_of[b]) continue;
+        TORCH_CHECK_VALUE(at::equal(locals[i], locals[j].to(locals[i].device())), "[from_local] run_check: mesh dim '",
+                          mesh.names()[m], "' is Replicate, but ranks ", a, " and ", b, " hold different values");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause) {
+  if (meta_of(tensor).spec->placements() == placements) return tensor;
+  if (!at::GradMode::is_enabled() || !tensor.requires_grad()) return redistribute_below_autograd(tensor, placements, cause);
+  return RedistributeFn::apply(tensor, placements, cause);
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements) {
+  const DTensorMeta& meta = checked_meta(tensor, "redistribute");
+  const auto to = checked_placements(placements, meta.spec->mesh(), tensor.dim(), "redistribute");
+  return redistribute_as(tensor, to, explicit_cause("redistribute"));
+}
+
+RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements) {
+  const DTensorMeta& meta = checked_meta(tensor, "plan_of");
+  return *cached_plan(meta.spec, checked_placements(placements, meta.spec->mesh(), tensor.dim(), "plan_of"));
+}
+
+at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  const DTensorMeta& meta = checked_meta(tensor, "full_tensor");
+  TORCH_CHECK_NOT_IMPLEMENTED(!meta.locals.empty(), "[full_tensor] ", meta.spec->to_string(),
+                              " has no data in this process: its world is ", meta.spec->mesh().world().name());
+  Placements back = gradient_layout(meta.spec->placements());
+  if (grad_placements) back = checked_placements(*grad_placements, meta.spec->mesh(), tensor.dim(), "full_tensor");
+  return FullTensorFn::apply(tensor, std::move(back));
+}
+
+std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  const DTensorMeta& meta = checked_meta(tensor, "to_local");
+  Placements back = gradient_layout(meta.spec->placements());
+  if (grad_placements) back = checked_placements(*grad_placements, meta.spec->mesh(), tensor.dim(), "to_local");
+  if (meta.locals.empty()) return {};
+  return ToLocalFn::apply(tensor, std::move(back));
+}
+
+at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options) {
+  TORCH_CHECK_VALUE(mesh.defined(), "[from_local] no mesh");
+  const auto& ranks = mesh.local_ranks();
+  TORCH_CHECK_VALUE(locals.size() == ranks.size(), "[from_local] ", locals.size(), " local tensors, but this process owns ",
+                    ranks.size(), " ranks of ", mesh.to_string(), ": give one per rank of mesh.local_ranks()");
+  TORCH_CHECK_VALUE(!locals.empty() || options.shape, "[from_local] no local tensors: in an abstract world pass the global shape");
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const at::Tensor& t = locals[i];
+    TORCH_CHECK_TYPE(t.defined(), "[from_local] the local tensor of rank ", ranks[i], " is undefined");
+    TORCH_CHECK_TYPE(!is_dtensor(t), "[from_local] the local tensor of rank ", ranks[i], " is distributed already; use redistribute");
+    TORCH_CHECK_VALUE(t.scalar_type() == locals[0].scalar_type(), "[from_local] local tensors must have one dtype: rank ", ranks[0],
+                      " has ", locals[0].scalar_type(), ", rank ", ranks[i], " has ", t.scalar_type());
+    TORCH_CHECK_VALUE(t.dim() == locals[0].dim(), "[from_local] local tensors must have as many dims: rank ", ranks[0], " has ",
+                      locals[0].sizes(), ", rank ", ranks[i], " has ", t.sizes());
+    TORCH_CHECK_VALUE(t.device() == mesh.world().device(ranks[i]), "[from_local] the local tensor of rank ", ranks[i], " is on ",
+                      t.device(), ", but that rank's device is ", mesh.world().device(ranks[i]));
+  }
+  const int64_t ndim = options.shape ? static_cast<int64_t>(options.shape->size()) : locals[0].dim();
+  const auto normal = checked_placements(placements, mesh, ndim, "from_local");
+  const Shape shape = options.shape ? Shape(options.shape->begin(), options.shape->end()) : infer_shape(locals, mesh, normal);
+  const auto dtype = locals.empty() ? c10::ScalarType::Float : locals[0].scalar_type();
+  const SpecPtr spec = Spec::get(mesh, normal, shape, dtype);
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const Shape expected = spec->local_shape(static_cast<int64_t>(i));
+    TORCH_CHECK_VALUE(locals[i].sizes() == c10::IntArrayRef(expected.data(), expected.size()), "[from_local] ", spec->to_string(),
+                      " puts a part of shape ", c10::IntArrayRef(expected.data(), expected.size()), " on rank ", ranks[i],
+                      " by the chunk rule, but its local tensor has shape ", locals[i].sizes());
+  }
+  if (options.run_check) check_replicas(locals, mesh, normal);
+  Placements back = gradient_layout(normal);
+  if (options.grad_placements) back = checked_placements(*options.grad_placements, mesh, ndim, "from_local");
+  return FromLocalFn::apply(locals, spec, std::move(back));
+}
+
+at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
+                             std::optional<int64_t> source_rank) {
+  TORCH_CHECK_VALUE(mesh.defined(), "[distribute_tensor] no mesh");
+  TORCH_CHECK(tensor.defined(), "[distribute_tensor] the tensor is undefined");
+  const auto to = checked_placements(placements.empty() ? all_replicate(mesh) : placements, mesh, tensor.dim(), "distribute_tensor");
+  if (is_dtensor(tensor)) {
+    const Spec& spec = *meta_of(tensor).spec;
+    TORCH_CHECK_VALUE(spec.mesh() == mesh && spec.placements() == to, "[distribute_tensor] the tensor is distributed already as ",
+                      spec.to_string(), ", not as ", to_string(to), " @ ", mesh.to_string(), "; use redistribute");
+    return tensor;
+  }
+  TORCH_CHECK(tensor.is_leaf(), "[distribute_tensor] the tensor of shape ", tensor.sizes(),
+              " has autograd history: distribute the leaf, or pass tensor.detach()");
+  for (int64_t m = 0; source_rank && m < mesh.ndim(); ++m) {
+    TORCH_CHECK_VALUE(*source_rank >= 0 && *source_rank < mesh.size(m), "[distribute_tensor] source_rank ", *source_rank,
+                      " is not a position along mesh dim '", mesh.names()[m], "' of size ", mesh.size(m));
+  }
+  const SpecPtr spec = Spec::get(mesh, to, Shape(tensor.sizes().begin(), tensor.sizes().end()), tensor.scalar_type());
+  TORCH_CHECK_VALUE(!tensor.is_meta() || !mesh.world().has_data(), "[distribute_tensor] a meta tensor has no values to spread over ",
+                    mesh.world().name(), "; only an abstract world takes it");
+
+  RankTensors locals;
+  {
+    LocalGuard guard;
+    for (int64_t rank : mesh.local_ranks()) locals.push_back(tensor.detach().to(mesh.world().device(rank)));
+    Placements done(mesh.ndim(), Replicate());
+    for (int64_t m = 0; m < mesh.ndim(); ++m) {
+      CommCall call;
+      call.group = &mesh.get_group(m);
+      call.ranks = mesh.local_ranks();
+      call.event.cause = explicit_cause("distribute_tensor");
+      call.event.mesh_dims = call.group->name;
+      call.event.group_size = call.group->size;
+      call.event.dtype = tensor.scalar_type();
+      const bool sharded = to[m].is_sharded();
+      if (sharded) done[m] = to[m];
+      call.event.bytes = spec->with_placements(done)->max_local_bytes();
+      if (!source_rank) {
+        if (!sharded) continue;
+        for (size_t i = 0; i < locals.size(); ++i) {
+          locals[i] = cut(locals[i], to[m], mesh.size(m))[mesh.local_coordinate(static_cast<int64_t>(i))[m]];
+        }
+      } else if (sharded) {
+        RankPieces pieces;
+        for (const auto& local : locals) pieces.push_back(cut(local, to[m], mesh.size(m)));
+        locals = mesh.world().communicator().scatter(call, pieces, *source_rank);
+      } else {
+        locals = mesh.world().communicator().broadcast(call, locals, *source_rank);
+      }
+    }
+    // A rank's part must not share memory with the caller's tensor or another rank's.
+    if (!source_rank && done == all_replicate(mesh)) {
+      for (auto& local : locals) local = local.clone();
+    }
+    if (spec->has_partial()) {
+      const auto plan = plan_redistribution(mesh, spec->meta(), done, to);
+      locals = run_plan(plan, *spec, std::move(locals), explicit_cause("distribute_tensor"));
+    }
+  }
+  at::Tensor result = make_dtensor(spec, std::move(locals));
+  result.set_requires_grad(tensor.requires_grad());
+  return result;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,59 @@
+// Between plain tensors and distributed ones, and from one layout to another. All differentiable.
+//
+// A DTensor is an at::Tensor; these functions take and give at::Tensor. A process may own several ranks of a mesh, so local
+// parts come as a list, one per mesh.local_ranks().
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "dtensor/representation.h"
+#include "mesh/device_mesh.h"
+#include "placement/placement.h"
+#include "propagation/redistribute_plan.h"
+
+namespace dtensor {
+
+// Spreads a plain tensor over the mesh: pieces and copies of the value that `source_rank` holds (the position along every mesh
+// dim; torch: src_data_rank). nullopt: no communication, every rank takes its part of its own tensor. A leaf, requiring grad if
+// `tensor` does. A meta tensor is allowed in an abstract world. {} means Replicate on every dim.
+// Errors: `tensor` has autograd history or is distributed with another layout; placements of another number than mesh dims.
+at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements = {},
+                             std::optional<int64_t> source_rank = 0);
+
+struct FromLocalOptions {
+  // Global shape. Unset: computed from the local sizes, which must then follow the chunk rule. Needed where this process sees
+  // too few ranks to know it, and in an abstract world.
+  std::optional<std::vector<int64_t>> shape;
+  // Check that all ranks agree in dtype and that their parts have the shapes which the layout asks for, and that replicas are
+  // equal in value.
+  bool run_check = false;
+  // Layout in which the gradient comes back. Unset: the same, with Partial as Replicate.
+  std::optional<Placements> grad_placements;
+};
+
+// Takes local parts as they are (no copy): one per mesh.local_ranks(). Plain in, distributed out.
+// Errors: a number of locals other than that of the owned ranks, an empty list, locals of different dtype, ndim or device type,
+// a distributed local, and with run_check whatever it finds; each names the rank and the value.
+at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options = {});
+
+// The local parts, one per owned rank. The gradient of a Partial tensor comes back as Replicate unless said otherwise.
+std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
+
+// Another layout on the same mesh, as a new tensor (the same one if nothing changes). The gradient comes back in the layout of
+// `tensor`, with Partial as Replicate. Error: `tensor` is plain.
+at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements);
+
+// The whole value as a plain tensor, on the device of the first owned rank. Error in an abstract world.
+at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
+
+// The plan that redistribute() would run.
+RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements);
+
+// redistribute() under the name of another cause in reports. Internal.
+at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause);
+
+}  // namespace dtensor

@@ -1,0 +1,79 @@
+#include "dtensor/representation.h"
+
+namespace dtensor {
+namespace {
+
+// Adds nothing to TensorImpl but a name, for the message of data_ptr() and storage().
+class DTensorImpl final : public c10::TensorImpl {
+ public:
+  using c10::TensorImpl::TensorImpl;
+
+  // TensorImpl's constructor makes an inference tensor inside inference mode; a view of a normal tensor must stay normal.
+  void match_inference_mode(const at::Tensor& base) {
+    if (!is_inference() || base.is_inference()) return;
+    key_set_ = key_set_ | (base.key_set() & (c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView)));
+    set_version_counter(c10::VariableVersion(0));
+  }
+
+ protected:
+  const char* tensorimpl_type_name() const override {
+    return "a distributed tensor, whose data is in the local tensors of its ranks: use dtensor::full_tensor(t) for the whole "
+           "value, dtensor::to_local(t) for the parts, std::cout << dtensor::DTensor(t) to print it, dtensor::save to store it";
+  }
+};
+
+c10::DispatchKeySet key_set(c10::DeviceType device) {
+  const auto backend = device == c10::DeviceType::CUDA ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  return c10::DispatchKeySet(backend) | c10::DispatchKeySet(kDTensorKey);
+}
+
+c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
+                                          std::shared_ptr<const std::string> name) {
+  auto meta = c10::make_intrusive<DTensorMeta>();
+  if (!storage) storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
+  meta->spec = std::move(spec);
+  meta->locals = std::move(locals);
+  meta->storage = std::move(storage);
+  meta->name = std::move(name);
+  return meta;
+}
+
+c10::Device device_of(const DeviceMesh& mesh) {
+  const auto& local = mesh.local_ranks();
+  return mesh.world().device(local.empty() ? mesh.ranks().front() : local.front());
+}
+
+c10::intrusive_ptr<DTensorImpl> make_impl(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
+                                          std::shared_ptr<const std::string> name) {
+  const c10::Device device = device_of(spec->mesh());
+  auto impl = c10::make_intrusive<DTensorImpl>(key_set(device.type()), c10::scalarTypeToTypeMeta(spec->dtype()), device);
+  impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes().data(), spec->sizes().size()),
+                              c10::IntArrayRef(spec->strides().data(), spec->strides().size()));
+  impl->set_storage_access_should_throw();
+  impl->set_backend_meta(make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name)));
+  return impl;
+}
+
+}  // namespace
+
+at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name) {
+  return at::Tensor(make_impl(std::move(spec), std::move(locals), nullptr, std::move(name)));
+}
+
+at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base) {
+  auto impl = make_impl(std::move(spec), std::move(locals), meta_of(base).storage, nullptr);
+  impl->match_inference_mode(base);
+  return at::Tensor(std::move(impl));
+}
+
+void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage) {
+  auto* impl = t.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes().data(), spec->sizes().size()),
+                              c10::IntArrayRef(spec->strides().data(), spec->strides().size()));
+  auto name = meta_of(t).name;
+  impl->set_backend_meta(make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name)));
+}
+
+void note_write(const at::Tensor& t) { meta_of(t).storage->writes.fetch_add(1, std::memory_order_relaxed); }
+
+}  // namespace dtensor

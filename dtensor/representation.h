@@ -1,0 +1,76 @@
+// How a distributed tensor is stored in an at::Tensor. Internal.
+//
+// The TensorImpl has the global sizes and strides, the real device, no storage, and one more dispatch key; everything else is
+// in an immutable BackendMeta. Shallow copies (detach, variable_data, set_data) share it, so `param.set_data(dtensor)` turns
+// a parameter into a distributed one in place. To change layout or locals, attach a new DTensorMeta.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "dtensor/dispatch_key.h"
+#include "mesh/communicator.h"
+#include "mesh/memory_meter.h"
+#include "propagation/spec.h"
+
+namespace dtensor {
+
+// What tensors that share memory share: the bytes they keep alive, and how often they were written to.
+struct LocalStorage {
+  LocalStorage(const World& world, int64_t bytes) : world(world), hold(world.memory(), bytes) {}
+  World world;  // keeps the meter alive
+  MemoryHold hold;
+  std::atomic<uint64_t> writes{0};
+};
+
+// The reduced form of a Partial tensor, kept so that a second reader does not pay for the same reduction. Valid while nobody
+// has written to the tensor.
+struct ReducedForm {
+  Placements placements;
+  RankTensors locals;
+  uint64_t writes = 0;
+  std::shared_ptr<LocalStorage> storage;
+};
+
+struct DTensorMeta final : c10::BackendMeta {
+  SpecPtr spec;
+  RankTensors locals;  // one per spec->mesh().local_ranks()
+  std::shared_ptr<LocalStorage> storage;
+  std::shared_ptr<const std::string> name;  // a parameter's path in its module, or null
+
+  mutable std::mutex reduced_mutex;
+  mutable std::unique_ptr<ReducedForm> reduced;  // guarded by reduced_mutex
+};
+
+inline bool is_dtensor(const at::TensorBase& t) { return t.defined() && t.key_set().has(kDTensorKey); }
+
+// REQUIRES: is_dtensor(t).
+inline const DTensorMeta& meta_of(const at::TensorBase& t) {
+  return *static_cast<const DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta());
+}
+
+// A new tensor of `spec` over `locals`, with memory of its own.
+at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr);
+// The same for a view of `base`: shares its memory, and is a normal tensor in inference mode if the base is.
+at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base);
+
+// Gives `t` (distributed or not) another layout, other locals and other sizes in place; its identity and autograd history stay.
+void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage = nullptr);
+
+// Marks that `t`'s memory was written to.
+void note_write(const at::Tensor& t);
+
+// Runs below autograd and below the distributed key: on local tensors.
+struct LocalGuard {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard below_us{kDTensorKey};
+};
+
+}  // namespace dtensor

@@ -1,0 +1,41 @@
+// Counts the bytes of distributed tensors that are alive on one rank (the rank with the largest shards), so that peak
+// memory can be told for any world, an abstract one included. Views share their base's bytes. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+namespace dtensor {
+
+class MemoryMeter {
+ public:
+  int64_t live_bytes() const { return live_.load(); }
+  int64_t peak_bytes() const { return peak_.load(); }
+  // Starts a new measurement: the peak becomes what is alive now.
+  void reset_peak() { peak_.store(live_.load()); }
+
+  void add(int64_t bytes);
+  // A temporary that is alive only inside one step: raises the peak, not what is alive.
+  void touch(int64_t bytes);
+
+ private:
+  std::atomic<int64_t> live_{0};
+  std::atomic<int64_t> peak_{0};
+};
+
+// Holds `bytes` of a meter for as long as it lives. Tensors that share storage share one hold. The meter must outlive
+// it.
+class MemoryHold {
+ public:
+  MemoryHold(MemoryMeter& meter, int64_t bytes) : meter_(meter), bytes_(bytes) { meter_.add(bytes_); }
+  ~MemoryHold() { meter_.add(-bytes_); }
+  MemoryHold(const MemoryHold&) = delete;
+  MemoryHold& operator=(const MemoryHold&) = delete;
+
+ private:
+  MemoryMeter& meter_;
+  int64_t bytes_;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,157 @@
+#include "mesh/world.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+#include "mesh/communicator.h"
+#include "mesh/memory_meter.h"
+
+namespace dtensor {
+namespace {
+
+// A list that only grows, so that look-ups, which happen per operator, need no lock.
+class Attachments {
+ public:
+  Attachments() = default;
+  Attachments(const Attachments&) = delete;
+  Attachments& operator=(const Attachments&) = delete;
+
+  // Newest first: an attachment may use those that it asked for while it was made.
+  ~Attachments() {
+    for (const Node* node = head_.load(); node != nullptr;) {
+      const Node* next = node->next;
+      delete node;
+      node = next;
+    }
+  }
+
+  void* get(std::type_index type, const std::function<std::shared_ptr<void>()>& make) {
+    if (void* value = find(type)) return value;
+    std::lock_guard<std::recursive_mutex> lock(making_);  // recursive: make() may ask for other attachments
+    if (void* value = find(type)) return value;
+    auto value = make();
+    head_.store(new Node{type, value, head_.load()}, std::memory_order_release);
+    return value.get();
+  }
+
+ private:
+  struct Node {
+    std::type_index type;
+    std::shared_ptr<void> value;
+    const Node* next;
+  };
+
+  void* find(std::type_index type) const {
+    for (const Node* node = head_.load(std::memory_order_acquire); node != nullptr; node = node->next) {
+      if (node->type == type) return node->value.get();
+    }
+    return nullptr;
+  }
+
+  std::atomic<const Node*> head_{nullptr};
+  std::recursive_mutex making_;
+};
+
+// Spelled as tensors report it, so that devices can be compared.
+c10::Device normalized(c10::Device device) {
+  if (device.is_cpu()) return c10::Device(c10::DeviceType::CPU);
+  return device.has_index() ? device : c10::Device(device.type(), 0);
+}
+
+std::vector<int64_t> iota(int64_t n) {
+  std::vector<int64_t> ranks(n);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace
+
+struct WorldState {
+  World::Kind kind;
+  std::string name;
+  std::vector<c10::Device> devices;  // by rank
+  std::vector<int64_t> owned;
+  // Destroyed from the last to the first: attachments may use the communicator and hold bytes of the meter.
+  MemoryMeter memory;
+  std::unique_ptr<Communicator> communicator;
+  Attachments attachments;
+
+  WorldState(World::Kind kind, std::string name, std::vector<c10::Device> devices, std::vector<int64_t> owned,
+             std::unique_ptr<Communicator> communicator)
+      : kind(kind),
+        name(std::move(name)),
+        devices(std::move(devices)),
+        owned(std::move(owned)),
+        communicator(std::move(communicator)) {}
+};
+
+namespace {
+
+WorldState& checked(const std::shared_ptr<WorldState>& state) {
+  TORCH_CHECK(state != nullptr, "World: this handle has no world; make one with World::local(n)");
+  return *state;
+}
+
+}  // namespace
+
+World World::local(int64_t n, c10::Device device) {
+  TORCH_CHECK(n >= 1, "World::local: n is ", n, "; a world needs at least 1 rank");
+  return local(std::vector<c10::Device>(n, device));
+}
+
+World World::local(std::vector<c10::Device> devices) {
+  TORCH_CHECK(!devices.empty(), "World::local: devices is empty; a world needs at least 1 rank");
+  for (c10::Device& device : devices) {
+    TORCH_CHECK(device.type() == devices[0].type(), "World::local: devices mix ", devices[0], " and ", device,
+                "; all ranks must use one type of device");
+    device = normalized(device);
+  }
+  const auto n = static_cast<int64_t>(devices.size());
+  const bool one = std::all_of(devices.begin(), devices.end(), [&](c10::Device d) { return d == devices[0]; });
+  auto name = c10::str("local(", n, ", ", one ? devices[0] : c10::Device(devices[0].type()), ")");
+  auto communicator = make_local_communicator(devices);
+  return World(std::make_shared<WorldState>(Kind::kLocal, std::move(name), std::move(devices), iota(n),
+                                            std::move(communicator)));
+}
+
+World World::abstract(int64_t n, c10::DeviceType type) {
+  TORCH_CHECK(n >= 1, "World::abstract: n is ", n, "; a world needs at least 1 rank");
+  const auto device = normalized(c10::Device(type));
+  return World(std::make_shared<WorldState>(Kind::kAbstract, c10::str("abstract(", n, ", ", c10::Device(type), ")"),
+                                            std::vector<c10::Device>(n, device), std::vector<int64_t>(),
+                                            make_dry_communicator(device)));
+}
+
+World World::fake(int64_t n, int64_t rank, c10::Device device) {
+  TORCH_CHECK(n >= 1, "World::fake: n is ", n, "; a world needs at least 1 rank");
+  TORCH_CHECK(rank >= 0 && rank < n, "World::fake: rank ", rank, " is outside the world's ranks 0..", n - 1);
+  device = normalized(device);
+  return World(std::make_shared<WorldState>(Kind::kFake, c10::str("fake(", n, ", rank ", rank, ", ", device, ")"),
+                                            std::vector<c10::Device>(n, device), std::vector<int64_t>{rank},
+                                            make_dry_communicator(device)));
+}
+
+World::Kind World::kind() const { return checked(state_).kind; }
+int64_t World::size() const { return static_cast<int64_t>(checked(state_).devices.size()); }
+const std::vector<int64_t>& World::owned_ranks() const { return checked(state_).owned; }
+c10::DeviceType World::device_type() const { return checked(state_).devices[0].type(); }
+std::string World::name() const { return checked(state_).name; }
+Communicator& World::communicator() const { return *checked(state_).communicator; }
+MemoryMeter& World::memory() const { return checked(state_).memory; }
+
+c10::Device World::device(int64_t rank) const {
+  TORCH_CHECK(rank >= 0 && rank < size(), "World::device: rank ", rank, " is outside ", name(), ", whose ranks are 0..",
+              size() - 1);
+  return state_->devices[rank];
+}
+
+void* World::attachment(std::type_index type, const std::function<std::shared_ptr<void>()>& make) const {
+  return checked(state_).attachments.get(type, make);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,77 @@
+// The ranks that exist, where their memory is, and how they talk.
+//
+// A process owns some of a world's ranks: all of them in World::local, one in World::fake, none in World::abstract. All
+// library code runs over the vector of owned ranks, so that every world is the same code; there is no "my rank".
+//
+//   auto world = World::local(4);                  // 4 ranks in this process, on CPU
+//   auto gpus  = World::local({at::Device("cuda:0"), at::Device("cuda:1")});
+//   auto plan  = World::abstract(4096);            // specs, plans, counts; no data
+//
+// A World is a handle: copies refer to the same world, which lives as long as any handle, mesh or tensor refers to it.
+// Two worlds in one process share nothing. Thread-safe.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <typeindex>
+#include <vector>
+
+namespace dtensor {
+
+class Communicator;
+class MemoryMeter;
+struct WorldState;  // world.cc
+
+class World {
+ public:
+  enum class Kind { kLocal, kFake, kAbstract };
+
+  World() = default;  // no world; defined() is false
+
+  // n ranks in this process, on one device (of a type with several, index 0 by default). Error (c10::Error): n < 1.
+  static World local(int64_t n, c10::Device device = c10::Device(c10::DeviceType::CPU));
+  // One rank per entry; entries may repeat (several ranks on one GPU). Error: empty, or devices of different types.
+  static World local(std::vector<c10::Device> devices);
+  // n ranks of which this process owns none: nothing has data; layouts, plans, counts, bytes and peak memory are those
+  // of the real run.
+  static World abstract(int64_t n, c10::DeviceType type = c10::DeviceType::CPU);
+  // n ranks of which this process owns `rank`; collectives give tensors of the right shape and move nothing. For
+  // measuring.
+  static World fake(int64_t n, int64_t rank, c10::Device device = c10::Device(c10::DeviceType::CPU));
+
+  bool defined() const { return state_ != nullptr; }
+  Kind kind() const;
+  int64_t size() const;
+  const std::vector<int64_t>& owned_ranks() const;
+  // True if this process owns at least one rank.
+  bool has_data() const { return !owned_ranks().empty(); }
+  c10::Device device(int64_t rank) const;
+  c10::DeviceType device_type() const;
+  std::string name() const;  // "local(4, cpu)"
+
+  Communicator& communicator() const;
+  MemoryMeter& memory() const;  // bytes of distributed tensors alive, per rank
+
+  // One T per world, made on first use and destroyed with it: the strategy cache, plan memo, ... T is
+  // default-constructible.
+  template <typename T>
+  T& attachment() const {
+    return *static_cast<T*>(
+        attachment(typeid(T), [] { return std::static_pointer_cast<void>(std::make_shared<T>()); }));
+  }
+
+  friend bool operator==(const World& a, const World& b) { return a.state_ == b.state_; }
+  friend bool operator!=(const World& a, const World& b) { return a.state_ != b.state_; }
+
+ private:
+  friend class DeviceMesh;
+  explicit World(std::shared_ptr<WorldState> state) : state_(std::move(state)) {}
+  void* attachment(std::type_index type, const std::function<std::shared_ptr<void>()>& make) const;
+  std::shared_ptr<WorldState> state_;
+};
+
+}  // namespace dtensor

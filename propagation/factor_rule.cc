@@ -1,0 +1,383 @@
+#include "propagation/factor_rule.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <tuple>
+
+#include "absl/strings/str_split.h"
+
+namespace dtensor {
+namespace {
+
+using Factors = std::vector<int>;
+
+int dim_of(const Factors& factors, int factor) {
+  auto it = std::find(factors.begin(), factors.end(), factor);
+  return it == factors.end() ? -1 : static_cast<int>(it - factors.begin());
+}
+
+// Derives the strategies of one rule; see strategies().
+class Deriver {
+ public:
+  Deriver(const FactorRule& rule, const OpCall& call, int64_t mesh_dim) : rule_(rule), call_(call), mesh_dim_(mesh_dim) {
+    TORCH_CHECK(rule.inputs.size() == call.inputs.size(), call.name(), ": the rule describes ", rule.inputs.size(),
+                " inputs, the call has ", call.inputs.size());
+    for (const auto& term : rule.terms) {
+      std::vector<int> present;
+      for (int i : term) {
+        if (call.inputs[i]) present.push_back(i);
+      }
+      if (!present.empty()) terms_.push_back(std::move(present));
+    }
+  }
+
+  std::vector<DimStrategy> run() {
+    add(replicated());
+    int num_factors = 0;
+    for (const auto* tensors : {&rule_.inputs, &rule_.outputs}) {
+      for (const Factors& factors : *tensors) {
+        for (int factor : factors) num_factors = std::max(num_factors, factor + 1);
+      }
+    }
+    for (int factor = 0; factor < num_factors; ++factor) add_splits(factor);
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) add_linear(op);
+    for (const auto& pass : rule_.passthroughs) {
+      DimStrategy s = replicated();
+      for (int i : pass.inputs) {
+        if (call_.inputs[i]) s.inputs[i] = Partial(pass.in);
+      }
+      std::fill(s.outputs.begin(), s.outputs.end(), Partial(pass.out));
+      add(std::move(s));
+    }
+    return std::move(result_);
+  }
+
+ private:
+  DimStrategy replicated() const {
+    return {Placements(rule_.outputs.size(), Replicate()), Placements(rule_.inputs.size(), Replicate())};
+  }
+
+  const Placement* given(size_t input) const {
+    return mesh_dim_ >= 0 && call_.inputs[input] ? &call_.inputs[input]->placements()[mesh_dim_] : nullptr;
+  }
+
+  // Adds the strategy, and where it sums inputs that came as MaskPartial also one that takes those as they are.
+  void add(DimStrategy s) {
+    DimStrategy masked = s;
+    bool any = false;
+    for (size_t i = 0; i < s.inputs.size(); ++i) {
+      const Placement* p = given(i);
+      if (p == nullptr || !p->is_mask_partial() || p->reduce_op() != ReduceOp::kSum || s.inputs[i] != Partial()) continue;
+      masked.inputs[i] = *p;
+      any = true;
+    }
+    result_.push_back(std::move(s));
+    if (any) result_.push_back(std::move(masked));
+  }
+
+  std::optional<ReduceOp> contraction(int factor) const {
+    for (const auto& c : rule_.contractions) {
+      if (c.factor == factor) return c.op;
+    }
+    return std::nullopt;
+  }
+
+  // Gives every tensor that has the factor the placement that `split` makes for the factor's dim; nothing if it is blocked.
+  template <typename Split>
+  std::optional<DimStrategy> split(int factor, const Split& split) const {
+    if (std::find(rule_.blocked.begin(), rule_.blocked.end(), factor) != rule_.blocked.end()) return std::nullopt;
+    for (const auto* tensors : {&rule_.inputs, &rule_.outputs}) {
+      for (const Factors& factors : *tensors) {
+        // A diagonal: the ranks' blocks on it are not what they would be of.
+        if (std::count(factors.begin(), factors.end(), factor) > 1) return std::nullopt;
+      }
+    }
+    DimStrategy s = replicated();
+    bool in_input = false, in_output = false, contracted = false;
+    for (size_t i = 0; i < rule_.inputs.size(); ++i) {
+      int d = dim_of(rule_.inputs[i], factor);
+      if (d < 0) continue;
+      s.inputs[i] = split(d);
+      in_input = true;
+    }
+    if (!in_input) return std::nullopt;
+    const std::optional<ReduceOp> op = contraction(factor);
+    for (size_t o = 0; o < rule_.outputs.size(); ++o) {
+      int d = dim_of(rule_.outputs[o], factor);
+      if (d >= 0) {
+        s.outputs[o] = split(d);
+        in_output = true;
+      } else if (op) {
+        s.outputs[o] = Partial(*op);
+        contracted = true;
+      } else {
+        return std::nullopt;
+      }
+    }
+    if (!contracted) return s;
+    // Terms that are not split must be addends all the same.
+    for (const auto& term : terms_) {
+      bool has = std::any_of(term.begin(), term.end(), [&](int i) { return dim_of(rule_.inputs[i], factor) >= 0; });
+      if (has) continue;
+      if (in_output || (*op != ReduceOp::kSum && *op != ReduceOp::kAvg)) return std::nullopt;
+      Placement& first = s.inputs[term.front()];
+      if (first.is_sharded()) return std::nullopt;
+      first = Partial(*op);
+    }
+    return consistent(s, factor) ? std::optional(s) : std::nullopt;
+  }
+
+  // An input that is in several terms must not be an addend in one and whole in another.
+  bool consistent(const DimStrategy& s, int factor) const {
+    for (const auto& term : terms_) {
+      int64_t partial = std::count_if(term.begin(), term.end(), [&](int i) { return s.inputs[i].is_partial(); });
+      bool has = std::any_of(term.begin(), term.end(), [&](int i) { return dim_of(rule_.inputs[i], factor) >= 0; });
+      if (partial != (has ? 0 : 1)) return false;
+    }
+    return true;
+  }
+
+  void add_splits(int factor) {
+    auto plain = split(factor, [](int d) { return Shard(d); });
+    if (!plain) return;
+    add(*std::move(plain));
+    std::vector<int64_t> split_factors;
+    for (size_t i = 0; i < rule_.inputs.size(); ++i) {
+      const Placement* p = given(i);
+      if (p == nullptr || !p->is_strided_shard() || p->dim() != dim_of(rule_.inputs[i], factor)) continue;
+      const int64_t sf = p->split_factor();
+      if (std::find(split_factors.begin(), split_factors.end(), sf) != split_factors.end()) continue;
+      split_factors.push_back(sf);
+      add(*split(factor, [sf](int d) { return StridedShard(d, sf); }));
+    }
+  }
+
+  void add_linear(ReduceOp op) {
+    if (terms_.empty()) return;
+    std::vector<size_t> choice(terms_.size(), 0);
+    std::vector<DimStrategy> seen;
+    while (true) {
+      DimStrategy s = replicated();
+      for (size_t t = 0; t < terms_.size(); ++t) s.inputs[terms_[t][choice[t]]] = Partial(op);
+      std::fill(s.outputs.begin(), s.outputs.end(), Partial(op));
+      auto same = [&](const DimStrategy& other) { return other.inputs == s.inputs; };
+      if (consistent(s, kNoFactor - 1) && std::none_of(seen.begin(), seen.end(), same)) {
+        seen.push_back(s);
+        add(std::move(s));
+      }
+      size_t t = terms_.size();
+      while (t > 0 && ++choice[t - 1] == terms_[t - 1].size()) choice[--t] = 0;
+      if (t == 0) return;
+    }
+  }
+
+  const FactorRule& rule_;
+  const OpCall& call_;
+  const int64_t mesh_dim_;
+  std::vector<std::vector<int>> terms_;  // without absent inputs
+  std::vector<DimStrategy> result_;
+};
+
+// "b...mk": letters before and after the ellipsis.
+struct Operand {
+  std::string before, after;
+  bool ellipsis = false;
+
+  int64_t num_letters() const { return static_cast<int64_t>(before.size() + after.size()); }
+};
+
+Operand parse_operand(std::string_view text, std::string_view equation) {
+  Operand result;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == ' ') continue;
+    if (c == '.') {
+      TORCH_CHECK(text.substr(i, 3) == "..." && !result.ellipsis, "einsum rule \"", equation, "\": \"...\" expected at \"",
+                  text.substr(i), "\"");
+      result.ellipsis = true;
+      i += 2;
+      continue;
+    }
+    TORCH_CHECK(std::isalpha(static_cast<unsigned char>(c)) || c == '1', "einsum rule \"", equation, "\": '", c,
+                "' is not a letter");
+    (result.ellipsis ? result.after : result.before) += c;
+  }
+  return result;
+}
+
+std::vector<Operand> parse_operands(std::string_view text, std::string_view equation) {
+  std::vector<Operand> result;
+  for (std::string_view operand : absl::StrSplit(text, ',')) result.push_back(parse_operand(operand, equation));
+  return result;
+}
+
+// What one dim of an operand is called: a letter, the k-th ellipsis dim counted from the right, or '1'.
+struct Label {
+  char letter;
+  int64_t ellipsis;
+  bool operator<(const Label& o) const { return std::tie(letter, ellipsis) < std::tie(o.letter, o.ellipsis); }
+};
+
+std::vector<Label> labels(const Operand& operand, int64_t ellipsis_dims) {
+  std::vector<Label> result;
+  for (char c : operand.before) result.push_back({c, 0});
+  for (int64_t k = ellipsis_dims; operand.ellipsis && k > 0; --k) result.push_back({'.', k});
+  for (char c : operand.after) result.push_back({c, 0});
+  return result;
+}
+
+}  // namespace
+
+std::vector<DimStrategy> strategies(const FactorRule& rule, const OpCall& call, int64_t mesh_dim) {
+  return Deriver(rule, call, mesh_dim).run();
+}
+
+FactorRule einsum(const OpCall& call, std::string_view equation, bool linear) {
+  const size_t arrow = equation.find("->");
+  TORCH_CHECK(arrow != std::string_view::npos, "einsum rule \"", equation, "\": no \"->\"");
+  FactorRule rule;
+  std::vector<Operand> operands;
+  std::vector<bool> alone;  // the only input of its term, of several: it broadcasts to the result
+  std::vector<std::string_view> terms = absl::StrSplit(equation.substr(0, arrow), '+');
+  for (std::string_view term : terms) {
+    std::vector<int> indices;
+    for (Operand& operand : parse_operands(term, equation)) {
+      indices.push_back(static_cast<int>(operands.size()));
+      operands.push_back(std::move(operand));
+    }
+    for (size_t i = 0; i < indices.size(); ++i) alone.push_back(indices.size() == 1 && terms.size() > 1);
+    if (linear) rule.terms.push_back(std::move(indices));
+  }
+  const std::vector<Operand> outputs = parse_operands(equation.substr(arrow + 2), equation);
+  TORCH_CHECK(operands.size() == call.inputs.size(), call.name(), ": the rule \"", equation, "\" has ", operands.size(),
+              " inputs, the call ", call.inputs.size());
+
+  // Labels of every input's dims, from the right where the input has fewer.
+  int64_t ellipsis_dims = 0;
+  std::vector<std::vector<Label>> input_labels(operands.size());
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (!call.inputs[i]) continue;
+    const int64_t ndim = call.inputs[i]->ndim(), letters = operands[i].num_letters();
+    TORCH_CHECK(ndim == letters || (ndim > letters && operands[i].ellipsis) || (ndim < letters && alone[i]), call.name(),
+                ": argument '", call.input_name(static_cast<int>(i)), "' has ", ndim, " dims, the rule \"", equation,
+                "\" asks for ", letters, operands[i].ellipsis ? " or more" : "");
+    const int64_t extra = std::max<int64_t>(0, ndim - letters);
+    ellipsis_dims = std::max(ellipsis_dims, extra);
+    input_labels[i] = labels(operands[i], extra);
+    input_labels[i].erase(input_labels[i].begin(), input_labels[i].end() - ndim);
+  }
+
+  // Numbers: the dims of the results first, so that among equals a split that leaves no Partial comes first.
+  std::map<Label, int> factors;
+  auto number = [&](const Label& label) {
+    if (label.letter == '1') return kNoFactor;
+    return factors.emplace(label, static_cast<int>(factors.size())).first->second;
+  };
+  for (const Operand& output : outputs) {
+    Factors dims;
+    for (const Label& label : labels(output, ellipsis_dims)) dims.push_back(number(label));
+    rule.outputs.push_back(std::move(dims));
+  }
+  for (const auto& dims : input_labels) {
+    Factors numbered;
+    for (const Label& label : dims) numbered.push_back(number(label));
+    rule.inputs.push_back(std::move(numbered));
+  }
+
+  // Broadcast dims are of no factor.
+  std::vector<int64_t> sizes(factors.size(), 1);
+  std::vector<bool> in_input(factors.size(), false);
+  auto each_dim = [&](auto&& visit) {
+    for (size_t i = 0; i < rule.inputs.size(); ++i) {
+      for (size_t d = 0; d < rule.inputs[i].size(); ++d) {
+        if (rule.inputs[i][d] != kNoFactor) visit(rule.inputs[i][d], call.inputs[i]->sizes()[d]);
+      }
+    }
+  };
+  each_dim([&](int& factor, int64_t size) {
+    in_input[factor] = true;
+    if (size != 1) sizes[factor] = size;
+  });
+  each_dim([&](int& factor, int64_t size) {
+    if (size != sizes[factor]) factor = kNoFactor;
+  });
+  for (Factors& dims : rule.outputs) {
+    for (int& factor : dims) {
+      if (factor != kNoFactor && !in_input[factor]) factor = kNoFactor;
+    }
+  }
+
+  for (const auto& [label, factor] : factors) {
+    const bool blocked = std::isupper(static_cast<unsigned char>(label.letter));
+    bool contracted = false;
+    for (const Factors& dims : rule.outputs) contracted = contracted || dim_of(dims, factor) < 0;
+    if (blocked || (contracted && !linear)) {
+      rule.blocked.push_back(factor);
+    } else if (contracted) {
+      rule.contractions.push_back({factor, ReduceOp::kSum});
+    }
+  }
+  return rule;
+}
+
+FactorRule pointwise(const OpCall& call, int num_outputs) {
+  FactorRule rule;
+  int64_t ndim = 0;
+  for (const auto& input : call.inputs) ndim = std::max(ndim, input ? input->ndim() : 0);
+  std::vector<int64_t> sizes(ndim, 1);
+  for (const auto& input : call.inputs) {
+    for (int64_t d = 0; input && d < input->ndim(); ++d) {
+      if (input->sizes()[d] != 1) sizes[d + ndim - input->ndim()] = input->sizes()[d];
+    }
+  }
+  for (const auto& input : call.inputs) {
+    Factors factors;
+    for (int64_t d = 0; input && d < input->ndim(); ++d) {
+      const int64_t factor = d + ndim - input->ndim();
+      factors.push_back(input->sizes()[d] == sizes[factor] ? static_cast<int>(factor) : kNoFactor);
+    }
+    rule.inputs.push_back(std::move(factors));
+  }
+  Factors all;
+  for (int64_t d = 0; d < ndim; ++d) all.push_back(static_cast<int>(d));
+  rule.outputs.assign(num_outputs, all);
+  return rule;
+}
+
+FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& dims, bool keepdim, std::optional<ReduceOp> op,
+                     int num_outputs) {
+  FactorRule rule;
+  for (const auto& other : call.inputs) rule.inputs.emplace_back(other ? other->ndim() : 0, kNoFactor);
+  Factors output;
+  for (int d = 0; d < static_cast<int>(rule.inputs[input].size()); ++d) {
+    rule.inputs[input][d] = d;
+    if (std::find(dims.begin(), dims.end(), d) == dims.end()) {
+      output.push_back(d);
+      continue;
+    }
+    if (keepdim) output.push_back(kNoFactor);
+    if (op) {
+      rule.contractions.push_back({d, *op});
+    } else {
+      rule.blocked.push_back(d);
+    }
+  }
+  rule.outputs.assign(num_outputs, output);
+  if (op == ReduceOp::kSum || op == ReduceOp::kAvg) {
+    rule.terms = {{input}};
+  } else if (op) {
+    rule.passthroughs.push_back({{input}, *op, *op});
+  }
+  return rule;
+}
+
+OpRule factor_op(std::function<FactorRule(const OpCall&)> rule) {
+  OpRule result;
+  result.per_dim = [rule = std::move(rule)](const OpCall& call, int64_t mesh_dim) {
+    return strategies(rule(call), call, mesh_dim);
+  };
+  return result;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,77 @@
+// One call of an operator as the engine sees it: schema, specs of the tensor arguments, values of the others.
+//
+// Tensor arguments are flattened to `inputs` in schema order, the elements of list arguments one by one; an absent optional
+// tensor is a null entry. No data is reachable from here, so rules cannot depend on any.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "propagation/spec.h"
+
+namespace dtensor {
+
+struct ArgSlot {
+  enum class Kind : uint8_t { kStatic, kTensor, kTensorList };
+  Kind kind = Kind::kStatic;
+  int first = 0;  // index into inputs
+  int count = 0;  // 1 for kTensor
+};
+
+struct OpCall {
+  explicit OpCall(c10::OperatorHandle handle) : op(handle) {}
+  // For tests and tools: the operator by name ("aten::mm", "aten::sum.dim_IntList"). Tensor arguments take `specs` in schema
+  // order (null: absent; a list takes what the others leave), the other arguments `args`; what is missing at the end of
+  // either is the default, or absent. `args` may also list all arguments: then those in the place of a tensor only say
+  // whether it is there (None and undefined tensors: absent, no spec taken).
+  static OpCall make(const std::string& op_name, const std::vector<SpecPtr>& specs, std::vector<c10::IValue> args = {});
+
+  c10::OperatorHandle op;
+  DeviceMesh mesh;
+  std::vector<c10::IValue> args;  // one per schema argument; None where the argument is a tensor
+  std::vector<ArgSlot> slots;     // one per schema argument
+  std::vector<SpecPtr> inputs;
+  // In backward, for operators that ask for it: the layout that the gradient they compute will be brought to.
+  SpecPtr gradient_target;
+
+  const c10::FunctionSchema& schema() const { return op.schema(); }
+  std::string name() const;  // "aten::sum.dim_IntList"
+
+  // Index of a schema argument; -1 if the schema has none of that name.
+  int arg_index(std::string_view name) const;
+  bool has_arg(std::string_view name) const { return arg_index(name) >= 0; }
+  const c10::IValue& arg(std::string_view name) const;
+  // Index into inputs of a tensor argument; -1 if the schema has none of that name.
+  int input_index(std::string_view name) const;
+  const Spec* input(std::string_view name) const;  // null if absent
+  std::string input_name(int i) const;             // "mat2"; "tensors[1]" in a list
+
+  // Per input: whether the operator writes to it (in-place, out=).
+  std::vector<bool> written() const;
+  // Schema argument that a schema return is, as `self` of in-place operators is; -1: a result of its own, or a view.
+  int written_by_return(size_t r) const;
+  // The call as its functional form has it: out= arguments are no inputs. They are the last ones, so the others stay.
+  OpCall without_outs() const;
+
+  int64_t get_int(std::string_view name) const;
+  bool get_bool(std::string_view name) const;
+  std::optional<int64_t> get_optional_int(std::string_view name) const;
+  // int[] and int[1] alike; empty optional list: nullopt.
+  std::optional<std::vector<int64_t>> get_ints(std::string_view name) const;
+
+  // "aten::mm(f32[4, 6](S(0)), f32[6, 2](R))"
+  std::string to_string() const;
+};
+
+// "aten.sum.dim_IntList", "aten.mm.default": as Python names operators.
+std::string dotted_name(const c10::OperatorHandle& op);
+
+// A dim counted from the end if negative. Error (c10::Error, IndexError): out of range.
+int64_t wrap_dim(int64_t dim, int64_t ndim);
+
+}  // namespace dtensor

@@ -1,0 +1,99 @@
+// What the engine must know of an operator: in which layouts it can be computed, and what comes out.
+//
+// A rule is a value. Most are written in the rule language of factor_rule.h; what cannot be said there is a small function.
+// Register one for your own operator:
+//
+//   OpRule rule;
+//   rule.per_dim = [](const OpCall& call, int64_t) { return strategies(einsum(call, "mk,kn->mn")); };
+//   RuleRegistry::instance().add("mylib::matmul", rule);
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "propagation/op_call.h"
+
+namespace dtensor {
+
+// One way to compute an operator, seen along one mesh dim: a placement per output and per input. Computing on those inputs
+// on every rank, without communication, gives those outputs.
+struct DimStrategy {
+  Placements outputs;
+  Placements inputs;  // one per OpCall::inputs; the entries of absent inputs are ignored
+};
+
+// The same along all mesh dims.
+struct Strategy {
+  std::vector<Placements> outputs;
+  std::vector<Placements> inputs;
+};
+
+// What a local kernel may know: the ranks' parts are what the specs say for local rank `i`.
+struct LocalCall {
+  const c10::OperatorHandle& op;
+  const std::vector<SpecPtr>& inputs;   // as computed on, after redistribution; flattened as in OpCall
+  const std::vector<SpecPtr>& outputs;  // flattened; null for an undefined output
+  int64_t i;                            // index into mesh.local_ranks()
+  const DeviceMesh& mesh;
+};
+
+// One entry per output tensor, in schema order, list elements one by one; nullopt: an undefined tensor.
+struct OutputMetas {
+  std::vector<std::optional<TensorMeta>> tensors;
+  std::vector<int> counts;  // per schema return: number of tensors; -1 for a single Tensor
+};
+
+struct OpRule {
+  // Strategies along one mesh dim, best first where costs are equal. All mesh dims combine freely.
+  std::function<std::vector<DimStrategy>(const OpCall&, int64_t mesh_dim)> per_dim;
+  // Or, for operators whose dims of the mesh depend on one another (views): complete strategies. One of the two is set.
+  std::function<std::vector<Strategy>(const OpCall&)> whole;
+
+  // Global metadata of the outputs. Unset: ATen's meta kernel, and for pointwise operators a trial on one element.
+  std::function<OutputMetas(const OpCall&)> metas;
+
+  // The computation on one rank: takes the arguments off the stack, leaves the results. Unset: the operator itself. Local
+  // tensors are plain; autograd is off.
+  std::function<void(const LocalCall&, torch::jit::Stack&)> local;
+
+  // Arguments whose value matters neither to layout nor to shape: only their type takes part in the cache key.
+  std::vector<std::string> value_free;
+
+  // The strategies look at OpCall::gradient_target.
+  bool uses_gradient_target = false;
+  // Draws random numbers: see ops/random.h.
+  bool random = false;
+};
+
+// Operators -> rules. Look-up order: "ns::op.overload", "ns::op", the functional form of an in-place or out= operator, and
+// for operators tagged pointwise in ATen the default pointwise rule. Thread-safe.
+class RuleRegistry {
+ public:
+  static RuleRegistry& instance();
+
+  // `op`: "aten::sum" for every overload, "aten::sum.dim_IntList" for one. A later rule replaces an earlier one.
+  void add(const std::string& op, OpRule rule);
+  // Several names, one rule.
+  void add(const std::vector<std::string>& ops, const OpRule& rule);
+  void set_default_pointwise(OpRule rule);
+  std::shared_ptr<const OpRule> find(const c10::OperatorHandle& op) const;  // null: none
+  // Changes whenever a rule is added; cached decisions of an older generation are dropped.
+  uint64_t generation() const;
+  std::vector<std::string> names() const;  // sorted
+
+ private:
+  RuleRegistry();
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+// The rules of the library's own operators, in ops/. RuleRegistry::instance() calls it on first use.
+void register_builtin_rules(RuleRegistry& registry);
+
+}  // namespace dtensor

@@ -1,0 +1,288 @@
+// Global metadata of an operator's outputs, without data.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/enum_tag.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "absl/strings/match.h"
+#include "propagation/propagate.h"
+
+namespace dtensor {
+namespace {
+
+// Random operators may draw from the default generator even when they compute nothing that is kept.
+class KeepGenerator {
+ public:
+  explicit KeepGenerator(bool needed) : needed_(needed) {
+    if (!needed_) return;
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  ~KeepGenerator() {
+    if (!needed_) return;
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+
+ private:
+  const bool needed_;
+  at::Generator generator_ = at::detail::getDefaultCPUGenerator();
+  at::Tensor state_;
+};
+
+bool is_random(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
+
+// Runs the operator on stand-ins for its inputs, below autograd and below distributed tensors.
+template <typename StandIn>
+torch::jit::Stack run_on(const OpCall& call, c10::Device device, const StandIn& stand_in) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard no_distributed(c10::DispatchKey::Fake);
+  KeepGenerator keep(is_random(call.op));
+  torch::jit::Stack stack;
+  const auto& arguments = call.schema().arguments();
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    const ArgSlot& slot = call.slots[a];
+    if (slot.kind == ArgSlot::Kind::kTensor) {
+      if (slot.count == 1 && call.inputs[slot.first]) {
+        stack.emplace_back(stand_in(slot.first));
+      } else if (arguments[a].type()->kind() == c10::TypeKind::TensorType) {
+        stack.emplace_back(at::Tensor());
+      } else {
+        stack.emplace_back();
+      }
+    } else if (slot.kind == ArgSlot::Kind::kTensorList) {
+      auto type = arguments[a].type();
+      if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+      const bool optional_elements =
+          type->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::OptionalType;
+      c10::List<std::optional<at::Tensor>> maybe;
+      c10::List<at::Tensor> all;
+      for (int i = slot.first; i < slot.first + slot.count; ++i) {
+        std::optional<at::Tensor> element;
+        if (call.inputs[i]) element = stand_in(i);
+        maybe.push_back(element);
+        all.push_back(element.value_or(at::Tensor()));
+      }
+      if (optional_elements) {
+        stack.emplace_back(maybe);
+      } else {
+        stack.emplace_back(all);
+      }
+    } else if (call.args[a].isDevice()) {
+      stack.emplace_back(device);
+    } else if (call.args[a].isGenerator()) {
+      stack.emplace_back();
+    } else {
+      stack.push_back(call.args[a]);
+    }
+  }
+  call.op.callBoxed(stack);
+  return stack;
+}
+
+TensorMeta meta_of(const at::Tensor& tensor) {
+  TensorMeta meta;
+  meta.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  meta.strides.assign(tensor.strides().begin(), tensor.strides().end());
+  meta.dtype = tensor.scalar_type();
+  return meta;
+}
+
+OutputMetas read(const torch::jit::Stack& stack) {
+  OutputMetas result;
+  auto append = [&](const at::Tensor& tensor) {
+    result.tensors.push_back(tensor.defined() ? std::optional(meta_of(tensor)) : std::nullopt);
+  };
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) {
+      append(value.toTensor());
+      result.counts.push_back(-1);
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) append(tensor);
+      result.counts.push_back(static_cast<int>(value.toTensorVector().size()));
+    } else if (value.isNone()) {
+      result.tensors.push_back(std::nullopt);
+      result.counts.push_back(-1);
+    } else {
+      result.counts.push_back(0);
+    }
+  }
+  return result;
+}
+
+at::Tensor meta_tensor(const Spec& spec) {
+  return at::empty_strided(spec.sizes(), spec.strides(), at::TensorOptions(spec.dtype()).device(c10::DeviceType::Meta));
+}
+
+// nullopt: the operator has no kernel for meta tensors. What the kernel itself objects to is thrown.
+std::optional<OutputMetas> run_meta(const OpCall& call) {
+  std::vector<at::Tensor> stand_ins(call.inputs.size());
+  torch::jit::Stack stack;
+  try {
+    stack = run_on(call, c10::DeviceType::Meta, [&](int i) { return stand_ins[i] = meta_tensor(*call.inputs[i]); });
+  } catch (const c10::NotImplementedError&) {
+    return std::nullopt;
+  } catch (const c10::Error& e) {
+    // Kernels that look at a value: "Tensor.item() cannot be called on meta tensors".
+    if (!absl::StrContains(e.what_without_backtrace(), "meta tensor")) throw;
+    return std::nullopt;
+  }
+  // Operators such as t_() change the shape of the very tensor; who holds the distributed one could not follow.
+  const std::vector<bool> written = call.without_outs().written();
+  for (size_t i = 0; i < written.size(); ++i) {
+    if (!written[i] || !stand_ins[i].defined()) continue;
+    const TensorMeta after = meta_of(stand_ins[i]);
+    TORCH_CHECK_NOT_IMPLEMENTED(after == call.inputs[i]->meta(), "Operator ", dotted_name(call.op),
+                                ": in-place operations that change the shape of a distributed tensor are not supported; use ",
+                                "the form that returns a new tensor");
+  }
+  return read(stack);
+}
+
+Shape broadcast_shape(const OpCall& call) {
+  Shape result;
+  for (const auto& input : call.inputs) {
+    if (!input) continue;
+    const Shape& sizes = input->sizes();
+    if (sizes.size() > result.size()) result.insert(result.begin(), sizes.size() - result.size(), 1);
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      int64_t& size = result[d + result.size() - sizes.size()];
+      TORCH_CHECK(size == sizes[d] || size == 1 || sizes[d] == 1, call.name(), ": the sizes ", size, " and ", sizes[d],
+                  " of dim ", d + result.size() - sizes.size(), " do not broadcast, in ", call.to_string());
+      if (sizes[d] != 1) size = sizes[d];
+    }
+  }
+  return result;
+}
+
+// The dims are a permutation of a contiguous tensor's.
+bool is_dense(const TensorMeta& meta) {
+  std::vector<size_t> order;
+  for (size_t d = 0; d < meta.sizes.size(); ++d) {
+    if (meta.sizes[d] != 1) order.push_back(d);
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return meta.strides[a] < meta.strides[b]; });
+  int64_t expected = 1;
+  for (size_t d : order) {
+    if (meta.strides[d] != expected) return false;
+    expected *= meta.sizes[d];
+  }
+  return true;
+}
+
+// An elementwise operator's shape is known; its dtypes are learnt by computing one element.
+OutputMetas run_one_element(const OpCall& call) {
+  const c10::Device cpu(c10::DeviceType::CPU);
+  OutputMetas result = read(run_on(call, cpu, [&](int i) {
+    const std::vector<int64_t> ones(call.inputs[i]->ndim(), 1);
+    return at::ones(ones, at::TensorOptions(call.inputs[i]->dtype()).device(cpu));
+  }));
+  const Shape shape = broadcast_shape(call);
+  Shape strides = contiguous_strides(shape);
+  for (const auto& input : call.inputs) {
+    if (!input || input->sizes() != shape) continue;
+    if (is_dense(input->meta())) strides = input->strides();
+    break;
+  }
+  for (auto& tensor : result.tensors) {
+    if (!tensor) continue;
+    tensor->sizes = shape;
+    tensor->strides = strides;
+  }
+  return result;
+}
+
+bool is_pointwise(const OpCall& call) {
+  if (call.op.hasTag(at::Tag::pointwise)) return true;
+  const auto& [name, overload] = call.op.operator_name();
+  if (name.size() < 2 || name.back() != '_' || name[name.size() - 2] == '_') return false;
+  auto functional = c10::Dispatcher::singleton().findSchema({name.substr(0, name.size() - 1), overload});
+  return functional && functional->hasTag(at::Tag::pointwise);
+}
+
+// Results of their own; nullopt: cannot be known.
+std::optional<OutputMetas> infer(const OpCall& call) {
+  if (auto metas = run_meta(call)) return metas;
+  if (is_pointwise(call)) return run_one_element(call);
+  return std::nullopt;
+}
+
+// An operator that writes to all it returns: its outputs are as what it writes to, if that fits.
+OutputMetas infer_written(const OpCall& call, const OpRule& rule) {
+  const auto& returns = call.schema().returns();
+  OutputMetas result;
+  std::vector<int> sources;
+  for (size_t r = 0; r < returns.size(); ++r) {
+    const ArgSlot& slot = call.slots[call.written_by_return(r)];
+    result.counts.push_back(slot.kind == ArgSlot::Kind::kTensor ? -1 : slot.count);
+    for (int i = slot.first; i < slot.first + slot.count; ++i) {
+      sources.push_back(i);
+      result.tensors.push_back(call.inputs[i] ? std::optional(call.inputs[i]->meta()) : std::nullopt);
+    }
+  }
+
+  // What the operator would give.
+  const OpCall functional = call.without_outs();
+  const size_t num_functional = functional.inputs.size();
+  const bool has_outs = num_functional != call.inputs.size();
+  std::optional<OutputMetas> own;
+  if (rule.metas) {
+    own = rule.metas(functional);
+  } else if (has_outs) {
+    // ATen gives an empty out= tensor the shape of the result.
+    OpCall fresh = call;
+    for (size_t i = num_functional; i < call.inputs.size(); ++i) {
+      if (!call.inputs[i]) continue;
+      fresh.inputs[i] = Spec::get(call.mesh, Placements(call.mesh.ndim(), Replicate()), {0}, call.inputs[i]->dtype());
+    }
+    own = run_meta(fresh);
+    if (!own && is_pointwise(call)) {
+      own.emplace();
+      own->tensors.resize(result.tensors.size());
+      for (auto& tensor : own->tensors) tensor = TensorMeta{broadcast_shape(functional), {}, c10::ScalarType::Float};
+    }
+  } else if (!is_random(call.op)) {
+    own = run_meta(call);
+    if (!own && is_pointwise(call)) {
+      own = result;
+      for (auto& tensor : own->tensors) {
+        if (tensor) tensor->sizes = broadcast_shape(call);
+      }
+    }
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(own || !has_outs, "Operator ", dotted_name(call.op),
+                              ": the shape of its result cannot be known: no meta kernel and no OpRule::metas");
+  for (size_t o = 0; own && o < std::min(own->tensors.size(), result.tensors.size()); ++o) {
+    if (!own->tensors[o] || !result.tensors[o]) continue;
+    const Shape& got = own->tensors[o]->sizes;
+    const Shape& has = result.tensors[o]->sizes;
+    TORCH_CHECK(got == has, call.name(), ": argument '", call.input_name(sources[o]), "' of shape ", at::IntArrayRef(has),
+                " cannot hold the result, of shape ", at::IntArrayRef(got));
+  }
+  return result;
+}
+
+}  // namespace
+
+OutputMetas infer_outputs(const OpCall& call, const OpRule& rule) {
+  const auto& returns = call.schema().returns();
+  bool writes_all = !returns.empty();
+  for (size_t r = 0; r < returns.size(); ++r) writes_all = writes_all && call.written_by_return(r) >= 0;
+  if (writes_all) return infer_written(call, rule);
+  if (returns.empty()) return {};
+  if (rule.metas) return rule.metas(call);
+  auto metas = infer(call);
+  TORCH_CHECK_NOT_IMPLEMENTED(metas, "Operator ", dotted_name(call.op),
+                              ": the shape of its result cannot be known: no meta kernel and no OpRule::metas");
+  return *std::move(metas);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,128 @@
+#include "propagation/strategy_cache.h"
+
+#include <c10/util/Exception.h>
+
+#include <list>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "propagation/propagate.h"
+
+namespace dtensor {
+namespace {
+
+struct Entry {
+  CacheKey key;
+  std::shared_ptr<const OpPlan> plan;
+  std::string description;
+  uint64_t hits = 0;
+};
+
+// The index refers to the keys inside the entries: no second copy.
+struct KeyHash {
+  size_t operator()(const CacheKey* key) const { return absl::Hash<absl::Span<const uint64_t>>()(*key); }
+};
+struct KeyEqual {
+  bool operator()(const CacheKey* a, const CacheKey* b) const { return *a == *b; }
+};
+
+}  // namespace
+
+struct StrategyCache::State {
+  using Entries = std::list<Entry>;  // most recently used first
+
+  mutable std::mutex mutex;
+  Entries entries;
+  absl::flat_hash_map<const CacheKey*, Entries::iterator, KeyHash, KeyEqual> index;
+  size_t capacity = kDefaultCapacity;
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  uint64_t evictions = 0;
+  bool frozen = false;
+
+  // Moves what exceeds the capacity to `evicted`, to be destroyed outside the lock.
+  void evict(Entries& evicted) {
+    while (entries.size() > capacity) {
+      index.erase(&entries.back().key);
+      evicted.splice(evicted.begin(), entries, std::prev(entries.end()));
+      ++evictions;
+    }
+  }
+};
+
+StrategyCache::StrategyCache() : state_(std::make_unique<State>()) {}
+StrategyCache::~StrategyCache() = default;
+
+std::shared_ptr<const OpPlan> StrategyCache::find(const CacheKey& key) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  auto it = state_->index.find(&key);
+  if (it == state_->index.end()) {
+    ++state_->misses;
+    return nullptr;
+  }
+  ++state_->hits;
+  auto entry = it->second;
+  ++entry->hits;
+  if (entry != state_->entries.begin()) state_->entries.splice(state_->entries.begin(), state_->entries, entry);
+  return entry->plan;
+}
+
+void StrategyCache::insert(const CacheKey& key, std::shared_ptr<const OpPlan> plan, std::string description) {
+  State::Entries evicted;
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  auto it = state_->index.find(&key);
+  if (it != state_->index.end()) {  // another thread was first
+    it->second->plan.swap(plan);
+    it->second->description = std::move(description);
+    return;
+  }
+  TORCH_CHECK(!state_->frozen, "the strategy cache is frozen, and this call is not in it: ", description);
+  state_->entries.push_front({key, std::move(plan), std::move(description)});
+  state_->index.emplace(&state_->entries.front().key, state_->entries.begin());
+  state_->evict(evicted);
+}
+
+void StrategyCache::freeze(bool frozen) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->frozen = frozen;
+}
+
+bool StrategyCache::frozen() const {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  return state_->frozen;
+}
+
+void StrategyCache::set_capacity(size_t capacity) {
+  State::Entries evicted;
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->capacity = capacity;
+  state_->evict(evicted);
+}
+
+void StrategyCache::clear() {
+  State::Entries dropped;
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->index.clear();
+  dropped.swap(state_->entries);
+  state_->hits = state_->misses = state_->evictions = 0;
+}
+
+void StrategyCache::reset_counts() {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->hits = state_->misses = state_->evictions = 0;
+}
+
+CacheStats StrategyCache::stats() const {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  return {state_->hits, state_->misses, state_->evictions, state_->entries.size(), state_->capacity};
+}
+
+std::string StrategyCache::dump() const {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  std::string text;
+  for (const Entry& entry : state_->entries) absl::StrAppend(&text, entry.hits, " ", entry.description, "\n");
+  return text;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,59 @@
+// Remembers decisions: operator + specs + static arguments -> OpPlan. Bounded, counted, inspectable.
+//
+// The key holds every non-tensor argument, lists element by element, except those whose value the rule declares irrelevant
+// (their type counts). Entries hold specs, never tensors. Least recently used entries go first. One cache per world, as a
+// World attachment; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+
+namespace dtensor {
+
+struct OpPlan;
+
+using CacheKey = absl::InlinedVector<uint64_t, 32>;
+
+struct CacheStats {
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  uint64_t evictions = 0;
+  size_t size = 0;
+  size_t capacity = 0;
+};
+
+class StrategyCache {
+ public:
+  static constexpr size_t kDefaultCapacity = 16384;
+
+  StrategyCache();
+  ~StrategyCache();
+  StrategyCache(const StrategyCache&) = delete;
+  StrategyCache& operator=(const StrategyCache&) = delete;
+
+  // Null on a miss. Counts.
+  std::shared_ptr<const OpPlan> find(const CacheKey& key);
+  // Error (c10::Error) while frozen: the text has `description`, so that a serving loop learns which call was new.
+  void insert(const CacheKey& key, std::shared_ptr<const OpPlan> plan, std::string description);
+
+  // After freeze() a miss is an error. For loops that must not plan any more.
+  void freeze(bool frozen = true);
+  bool frozen() const;
+  void set_capacity(size_t capacity);  // evicts at once if smaller
+  void clear();                        // entries and counts
+  void reset_counts();
+  CacheStats stats() const;
+  // One line per entry, most recently used first: hits and description.
+  std::string dump() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace dtensor

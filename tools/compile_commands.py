@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Writes compile_commands.json, for clangd and clang-tidy. Arguments go to bazel, e.g. --config=cpu."""
+
+import json
+import os
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def bazel(*args):
+    run = subprocess.run(["./bazelw", *args], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if run.returncode:
+        sys.exit(run.stderr)
+    return run.stdout
+
+
+def main():
+    options = sys.argv[1:]
+    query = "mnemonic('CppCompile', //...)"
+    found = json.loads(bazel("aquery", *options, "--output=jsonproto", "--include_artifacts=false", query))
+    execution_root = bazel("info", *options, "execution_root").strip()
+    entries = {}
+    for action in found.get("actions", []):
+        arguments = action["arguments"]
+        source = arguments[arguments.index("-c") + 1]
+        if source.startswith(("external/", "bazel-out/")) or source in entries:
+            continue
+        path = os.path.join(ROOT, source)
+        # GCC's alone: clang tools stop at it.
+        arguments = [path if a == source else a for a in arguments if a != "-fno-canonical-system-headers"]
+        # The execution root holds links to the sources and to external/.
+        entries[source] = {"directory": execution_root, "file": path, "arguments": arguments}
+    with open(os.path.join(ROOT, "compile_commands.json"), "w") as out:
+        json.dump(list(entries.values()), out, indent=1)
+    print(f"compile_commands.json: {len(entries)} files")
+
+
+main()

@@ -1,0 +1,30 @@
+"""dtensor_layer: the two targets of a source folder.
+
+`headers` is what other folders may depend on. The library itself goes into //:libdtensor.so and nowhere else: its
+static registrations must run once, so only the root package sees it.
+"""
+
+load("@rules_cc//cc:defs.bzl", "cc_library")
+
+def dtensor_layer(name, header_deps = [], deps = []):
+    """Makes `headers` of *.h and the library `name` of *.cc.
+
+    Args:
+      name: the library; the folder's name.
+      header_deps: what the headers include (the `headers` of the folders below).
+      deps: what only the .cc files include.
+    """
+    cc_library(
+        name = "headers",
+        hdrs = native.glob(["*.h"]),
+        visibility = ["//:__subpackages__"],
+        deps = header_deps,
+    )
+    cc_library(
+        name = name,
+        srcs = native.glob(["*.cc"]),
+        linkstatic = True,
+        visibility = ["//:__pkg__"],
+        deps = [":headers"] + deps,
+        alwayslink = True,
+    )
