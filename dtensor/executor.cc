@@ -100,21 +100,12 @@ class StepRunner {
     }
     return it->second;
   }
-  // What `sender` has before the step of what `receiver` has after it.
+  // What `sender` has before the step of what `receiver` has after it. The members of a group hold, before, disjoint parts
+  // of all that they need after.
   Blocks shared(int64_t sender, int64_t receiver) {
     layout(before_, step_.before, sender);  // a table may move its values when it grows: fill first, then take references
     return overlap(before_.at(sender), layout(after_, step_.after, receiver));
   }
-  // ... as far as `receiver` takes it from there: where the tensor was replicated, from its own coordinate.
-  Blocks sent(int64_t sender, int64_t receiver) {
-    for (int64_t m : step_.dims) {
-      if (!step_.before[m].is_sharded() && spec_.mesh().local_rank(sender, m) != spec_.mesh().local_rank(receiver, m)) {
-        return {};
-      }
-    }
-    return shared(sender, receiver);
-  }
-
   const std::vector<int64_t>& members(int64_t rank) const { return group_.members[group_.group_of[rank]]; }
   at::Tensor new_output(int64_t rank, const at::Tensor& local) {
     return at::empty(sizes_ref(layout(after_, step_.after, rank).sizes()), local.options());
@@ -200,14 +191,14 @@ class StepRunner {
     for (size_t i = 0; i < locals.size(); ++i) {
       for (int64_t member : members(ranks_[i])) {
         // What a rank keeps does not travel.
-        send[i].push_back(pack(locals[i], member == ranks_[i] ? Blocks() : sent(ranks_[i], member)));
+        send[i].push_back(pack(locals[i], member == ranks_[i] ? Blocks() : shared(ranks_[i], member)));
       }
     }
     if (communicator_.needs_shapes()) {
       for (int64_t rank : ranks_) {
         auto& shapes = call_.receive_shapes.emplace_back();
         for (int64_t member : members(rank)) {
-          shapes.push_back(piece_shape(member == rank ? Blocks() : sent(member, rank)));
+          shapes.push_back(piece_shape(member == rank ? Blocks() : shared(member, rank)));
         }
       }
     }
@@ -217,7 +208,7 @@ class StepRunner {
       out.push_back(new_output(ranks_[i], locals[i]));
       const auto& group = members(ranks_[i]);
       for (size_t p = 0; p < group.size(); ++p) {
-        const Blocks blocks = sent(group[p], ranks_[i]);
+        const Blocks blocks = shared(group[p], ranks_[i]);
         if (group[p] == ranks_[i]) {
           for (const Block& block : blocks) {
             part_of(out[i], block.to, block.sizes).copy_(part_of(locals[i], block.from, block.sizes));

@@ -5,8 +5,6 @@
 #include <map>
 #include <tuple>
 
-#include "absl/strings/str_split.h"
-
 namespace dtensor {
 namespace {
 
@@ -206,9 +204,18 @@ Operand parse_operand(std::string_view text, std::string_view equation) {
   return result;
 }
 
+std::vector<std::string_view> split_at(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (size_t end; (end = text.find(separator)) != std::string_view::npos; text.remove_prefix(end + 1)) {
+    parts.push_back(text.substr(0, end));
+  }
+  parts.push_back(text);
+  return parts;
+}
+
 std::vector<Operand> parse_operands(std::string_view text, std::string_view equation) {
   std::vector<Operand> result;
-  for (std::string_view operand : absl::StrSplit(text, ',')) result.push_back(parse_operand(operand, equation));
+  for (std::string_view operand : split_at(text, ',')) result.push_back(parse_operand(operand, equation));
   return result;
 }
 
@@ -239,7 +246,7 @@ FactorRule einsum(const OpCall& call, std::string_view equation, bool linear) {
   FactorRule rule;
   std::vector<Operand> operands;
   std::vector<bool> alone;  // the only input of its term, of several: it broadcasts to the result
-  std::vector<std::string_view> terms = absl::StrSplit(equation.substr(0, arrow), '+');
+  const std::vector<std::string_view> terms = split_at(equation.substr(0, arrow), '+');
   for (std::string_view term : terms) {
     std::vector<int> indices;
     for (Operand& operand : parse_operands(term, equation)) {

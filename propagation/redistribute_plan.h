@@ -27,7 +27,7 @@ struct RedistributeStep {
     kAllReduce,      // Partial -> Replicate
     kReduceScatter,  // Partial -> sharded, cutting every rank's own part further
     kAllGather,      // sharded -> Replicate, undoing the innermost cuts
-    kAllToAll,       // the overlay of the two layouts over `dims`: any change between sharded and replicated layouts
+    kAllToAll,       // the overlay of the two layouts: any change between sharded and replicated; `dims` are sharded before
   };
   Kind kind = Kind::kSlice;
   MeshDims dims;  // the mesh dims whose ranks take part, ascending; no two ranks talk that differ elsewhere

@@ -297,24 +297,28 @@ void Search::add_subsets(Kind kind, const Placements& state, const MeshDims& dim
   }
 }
 
-// Everything that can go at once without touching what is Partial, directly between the two parts of each rank. Takes part:
-// the mesh dims that change, and those that cut a tensor dim after one that changes its cut.
+// Everything that can go at once without touching what is Partial, directly between the two parts of each rank. Concerned
+// are the mesh dims that change, and those that cut a tensor dim after one that changes its cut. Where one of them was not
+// cut before, every rank finds all it needs at its own coordinate, so ranks talk along the others only.
 void Search::add_overlay(const Placements& state, std::vector<RedistributeStep>& out) const {
   const int64_t ndim = pricer_.ndim();
   Placements after = state;
+  MeshDims concerned;
   MeshDims dims;
   for (int64_t m = 0; m < ndim; ++m) {
     if (!state[m].is_partial()) after[m] = to_[m].is_partial() ? Replicate() : to_[m];
-    bool takes_part = after[m] != state[m];
-    for (int64_t earlier : dims) {
+    bool is_concerned = after[m] != state[m];
+    for (int64_t earlier : concerned) {
       for (const Placement& cut : {state[earlier], after[earlier]}) {
-        takes_part |= state[earlier] != after[earlier] && cut.is_sharded() &&
-                      (pricer_.cuts(state, m, cut.dim()) || pricer_.cuts(after, m, cut.dim()));
+        is_concerned |= state[earlier] != after[earlier] && cut.is_sharded() &&
+                        (pricer_.cuts(state, m, cut.dim()) || pricer_.cuts(after, m, cut.dim()));
       }
     }
-    if (takes_part) dims.push_back(m);
+    if (is_concerned) concerned.push_back(m);
+    if (is_concerned && state[m].is_sharded()) dims.push_back(m);
   }
-  if (after != state) out.push_back(pricer_.step(Kind::kAllToAll, std::move(dims), state, std::move(after)));
+  if (dims.empty()) return;  // a slice
+  out.push_back(pricer_.step(Kind::kAllToAll, std::move(dims), state, std::move(after)));
 }
 
 std::vector<RedistributeStep> Search::edges(const Placements& state) const {

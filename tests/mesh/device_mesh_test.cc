@@ -199,21 +199,24 @@ TEST_CASE("threads get the same meshes and groups", "[mesh][device_mesh]") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("threads that make the first mesh at once make one", "[mesh][device_mesh]") {
+TEST_CASE("threads that make the first mesh and group at once make one", "[mesh][device_mesh]") {
   for (int round = 0; round < 20; ++round) {
     const auto world = World::abstract(4096);  // large, so that the makings overlap
     std::vector<DeviceMesh> meshes(4);
+    std::vector<const Group*> groups(4);
     std::atomic<size_t> ready{0};
     std::vector<std::thread> threads;
-    for (auto& mesh : meshes) {
-      threads.emplace_back([&] {
+    for (size_t t = 0; t < meshes.size(); ++t) {
+      threads.emplace_back([&, t] {
         ++ready;
         while (ready < meshes.size()) std::this_thread::yield();
-        mesh = DeviceMesh(world, {64, 64});
+        meshes[t] = DeviceMesh(world, {64, 64});
+        groups[t] = &meshes[t].get_group(0);
       });
     }
     for (auto& thread : threads) thread.join();
     for (const auto& mesh : meshes) CHECK(mesh == meshes[0]);
+    for (const auto* group : groups) CHECK(group == groups[0]);
   }
 }
 

@@ -90,12 +90,12 @@ TEST_CASE("steps and bytes of plans") {
       {{2, 2}, {8, 8}, "P(sum)P(sum)", "S(0)S(1)", "reduce_scatter(0,1) 192"},
       {{2, 2}, {8, 8}, "S(0)S(0)", "RR", "all_gather(0,1) 192"},
       {{2, 2}, {8, 8}, "S(0)S(0)", "S(1)S(1)", "all_to_all(0,1) 48"},
-      {{2, 2}, {8, 8}, "S(0)S(1)", "S(1)S(0)", "all_to_all(0,1) 48"},
+      {{2, 2}, {8, 8}, "S(0)S(1)", "S(1)S(0)", "all_to_all(0,1) 64"},
       {{2, 2}, {8, 8}, "S(0)S(1)", "RS(1)", "all_gather(0) 64"},
       {{2, 2}, {8, 8}, "S(0)S(0)", "S(0)R", "all_gather(1) 64"},
-      {{2, 2}, {8, 8}, "S(0)S(0)", "RS(0)", "all_to_all(0,1) 64"},  // the outer cut: rows 2-3 change places, too
-      {{2, 2}, {8, 8}, "RS(0)", "S(0)S(0)", "all_to_all(0,1) 64"},
-      {{2, 2}, {8, 8}, "RS(0)", "S(0)R", "all_to_all(0,1) 128"},
+      {{2, 2}, {8, 8}, "S(0)S(0)", "RS(0)", "all_to_all(0,1) 128"},  // the second rank has rows 2-3 and wants 4-7
+      {{2, 2}, {8, 8}, "RS(0)", "S(0)S(0)", "all_to_all(1) 64"},
+      {{2, 2}, {8, 8}, "RS(0)", "S(0)R", "all_to_all(1) 128"},
       {{2, 2}, {8, 8}, "RR", "S(0)S(0)", "slice"},
       {{2, 2}, {8, 8}, "S(0)R", "S(0)S(0)", "slice"},
       {{2, 2}, {8, 8}, "P(sum)S(0)", "RS(0)", "all_reduce(0) 128"},
