@@ -402,14 +402,19 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const auto args = torch::jit::last(*stack, info.args.size());
   if (!has_dtensor(info, args)) return dispatch_plain(info, *stack);
   if (info.handler != nullptr) return info.handler(op, *stack);
+  dispatch_by_rule(op, *stack);
+}
+
+void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
+  const OpInfo& info = op_info(op);
   const auto resolved = info.resolve();
   if (!resolved->rule && info.composite_implicit) {
-    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   }
-  const Inputs in = gather_inputs(info, args);
-  if (in.writes_plain) return write_to_plain(info, in.mesh, *stack);
-  if (!resolved->rule && current_scope().replicate_unsupported) return run_replicated(info, in, *stack);
-  run_rule(info, *resolved, in, *stack);
+  const Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
+  if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
+  if (!resolved->rule && current_scope().replicate_unsupported) return run_replicated(info, in, stack);
+  run_rule(info, *resolved, in, stack);
 }
 
 }  // namespace dtensor

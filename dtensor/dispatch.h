@@ -17,6 +17,9 @@ namespace dtensor {
 // The fallback kernel.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+// The same, past the operator's handler: for handlers that add something to what the rule does.
+void dispatch_by_rule(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
 // Brings a distributed tensor to other placements below autograd. Free if they are the present ones. A reduction of a Partial
 // tensor is remembered with the tensor and not paid for twice.
 at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause);

@@ -1,6 +1,5 @@
 #include "dtensor/executor.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "dtensor/representation.h"
 #include "mesh/memory_meter.h"
 
 namespace dtensor {
@@ -25,8 +25,8 @@ at::Tensor part_of(const at::Tensor& local, const Shape& offsets, const Shape& s
   return local.as_strided(sizes_ref(sizes), local.strides(), start);
 }
 
-// Blocks of one part of the tensor travel as one piece: nothing, a view if it is one block, else all flattened in order. Sender
-// and receiver work out the same blocks.
+// Blocks of one part of the tensor travel as one piece: nothing, a view if it is one block, else all flattened in
+// order. Sender and receiver work out the same blocks.
 Shape piece_shape(const Blocks& blocks) {
   if (blocks.size() == 1) return blocks[0].sizes;
   int64_t numel = 0;
@@ -79,12 +79,18 @@ class StepRunner {
 
   RankTensors run(const RankTensors& locals) {
     switch (step_.kind) {
-      case Kind::kSlice: return slice(locals);
-      case Kind::kFill: return fill(locals);
-      case Kind::kAllReduce: return all_reduce(locals);
-      case Kind::kReduceScatter: return reduce_scatter(locals);
-      case Kind::kAllGather: return all_gather(locals);
-      case Kind::kAllToAll: return all_to_all(locals);
+      case Kind::kSlice:
+        return slice(locals);
+      case Kind::kFill:
+        return fill(locals);
+      case Kind::kAllReduce:
+        return all_reduce(locals);
+      case Kind::kReduceScatter:
+        return reduce_scatter(locals);
+      case Kind::kAllGather:
+        return all_gather(locals);
+      case Kind::kAllToAll:
+        return all_to_all(locals);
     }
     TORCH_INTERNAL_ASSERT(false);
   }
@@ -100,10 +106,11 @@ class StepRunner {
     }
     return it->second;
   }
-  // What `sender` has before the step of what `receiver` has after it. The members of a group hold, before, disjoint parts
-  // of all that they need after.
+  // What `sender` has before the step of what `receiver` has after it. The members of a group hold, before, disjoint
+  // parts of all that they need after.
   Blocks shared(int64_t sender, int64_t receiver) {
-    layout(before_, step_.before, sender);  // a table may move its values when it grows: fill first, then take references
+    layout(before_, step_.before,
+           sender);  // a table may move its values when it grows: fill first, then take references
     return overlap(before_.at(sender), layout(after_, step_.after, receiver));
   }
   const std::vector<int64_t>& members(int64_t rank) const { return group_.members[group_.group_of[rank]]; }
@@ -241,7 +248,7 @@ RankTensors run_plan(const RedistributePlan& plan, const Spec& spec, RankTensors
   const DeviceMesh& mesh = spec.mesh();
   TORCH_CHECK(locals.size() == mesh.local_ranks().size(), "[redistribute] ", locals.size(), " local tensor(s) for ",
               mesh.local_ranks().size(), " owned rank(s) of ", mesh.to_string());
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  LocalGuard guard;
   MemoryMeter& memory = mesh.world().memory();
   int64_t held_bytes = 0;  // the part of a step's peak that is counted as alive already: the input of the first step
   if (!plan.steps.empty()) {

@@ -24,8 +24,8 @@ namespace dtensor {
 
 // What tensors that share memory share: the bytes they keep alive, and how often they were written to.
 struct LocalStorage {
-  LocalStorage(const World& world, int64_t bytes) : world(world), hold(world.memory(), bytes) {}
-  World world;  // keeps the meter alive
+  LocalStorage(const World& w, int64_t bytes) : world(w.in_use()), hold(w.memory(), bytes) {}
+  World world;  // keeps the meter and the caches alive
   MemoryHold hold;
   std::atomic<uint64_t> writes{0};
 };

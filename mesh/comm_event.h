@@ -6,6 +6,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -27,6 +28,16 @@ inline constexpr int kNumCollectives = 9;
 
 // "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter", "gather", "permute", "barrier".
 std::string_view to_string(Collective c);
+
+// One number per Collective.
+using CollectiveCounts = std::array<int64_t, kNumCollectives>;
+
+// How many collectives this process has completed since it started, in all worlds and on all threads. Only grows: whoever
+// wants the count of a stretch subtracts. Thread-safe.
+CollectiveCounts collectives_issued();
+
+// Internal: communicators tell that one is done.
+void count_collective(Collective c);
 
 // Who asked for the communication.
 struct CommCause {

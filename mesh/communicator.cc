@@ -88,8 +88,13 @@ void check_receive_shapes(Collective c, const CommCall& call, CountOf count_of) 
 
 template <typename Run>
 auto reported(Collective c, const CommCall& call, Run run) {
+  const auto counted = [&] {
+    auto result = run();
+    count_collective(c);
+    return result;
+  };
   const auto& listeners = current_scope().listeners;
-  if (listeners.empty()) return run();
+  if (listeners.empty()) return counted();
   CommEvent event = call.event;
   event.collective = c;
   event.seconds = 0;
@@ -98,7 +103,7 @@ auto reported(Collective c, const CommCall& call, Run run) {
   event.group_size = call.group->size;
   for (CommListener* listener : listeners) listener->on_comm(event, /*before=*/true);
   const auto begin = std::chrono::steady_clock::now();
-  auto result = run();
+  auto result = counted();
   event.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   for (CommListener* listener : listeners) listener->on_comm(event, /*before=*/false);
   return result;

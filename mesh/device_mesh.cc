@@ -144,7 +144,7 @@ DeviceMesh DeviceMesh::intern(World world, std::vector<int64_t> shape, std::vect
   }
 
   auto mesh = std::make_shared<MeshState>();
-  mesh->world = world;
+  mesh->world = world.idle();
   mesh->shape = std::move(shape);
   mesh->names = std::move(names);
   mesh->ranks = std::move(ranks);

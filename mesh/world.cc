@@ -71,6 +71,15 @@ std::vector<int64_t> iota(int64_t n) {
 
 }  // namespace
 
+namespace {
+// Alive while handles in use or tensors are; its end makes the caches let go of what keeps the world alive.
+struct Use {
+  explicit Use(std::weak_ptr<WorldState> state) : state(std::move(state)) {}
+  ~Use();
+  std::weak_ptr<WorldState> state;
+};
+}  // namespace
+
 struct WorldState {
   World::Kind kind;
   std::string name;
@@ -80,6 +89,10 @@ struct WorldState {
   MemoryMeter memory;
   std::unique_ptr<Communicator> communicator;
   Attachments attachments;
+
+  std::mutex use_mutex;
+  std::weak_ptr<Use> use;                        // guarded by use_mutex
+  std::vector<std::function<void()>> releases;  // guarded by use_mutex
 
   WorldState(World::Kind kind, std::string name, std::vector<c10::Device> devices, std::vector<int64_t> owned,
              std::unique_ptr<Communicator> communicator)
@@ -91,6 +104,17 @@ struct WorldState {
 };
 
 namespace {
+
+Use::~Use() {
+  const auto world = state.lock();
+  if (!world) return;
+  std::vector<std::function<void()>> releases;
+  {
+    std::lock_guard lock(world->use_mutex);
+    releases = world->releases;
+  }
+  for (const auto& release : releases) release();
+}
 
 WorldState& checked(const std::shared_ptr<WorldState>& state) {
   TORCH_CHECK(state != nullptr, "World: this handle has no world; make one with World::local(n)");
@@ -116,7 +140,8 @@ World World::local(std::vector<c10::Device> devices) {
   auto name = c10::str("local(", n, ", ", one ? devices[0] : c10::Device(devices[0].type()), ")");
   auto communicator = make_local_communicator(devices);
   return World(std::make_shared<WorldState>(Kind::kLocal, std::move(name), std::move(devices), iota(n),
-                                            std::move(communicator)));
+                                            std::move(communicator)))
+      .in_use();
 }
 
 World World::abstract(int64_t n, c10::DeviceType type) {
@@ -124,7 +149,8 @@ World World::abstract(int64_t n, c10::DeviceType type) {
   const auto device = normalized(c10::Device(type));
   return World(std::make_shared<WorldState>(Kind::kAbstract, c10::str("abstract(", n, ", ", c10::Device(type), ")"),
                                             std::vector<c10::Device>(n, device), std::vector<int64_t>(),
-                                            make_dry_communicator(device)));
+                                            make_dry_communicator(device)))
+      .in_use();
 }
 
 World World::fake(int64_t n, int64_t rank, c10::Device device) {
@@ -133,7 +159,8 @@ World World::fake(int64_t n, int64_t rank, c10::Device device) {
   device = normalized(device);
   return World(std::make_shared<WorldState>(Kind::kFake, c10::str("fake(", n, ", rank ", rank, ", ", device, ")"),
                                             std::vector<c10::Device>(n, device), std::vector<int64_t>{rank},
-                                            make_dry_communicator(device)));
+                                            make_dry_communicator(device)))
+      .in_use();
 }
 
 World::Kind World::kind() const { return checked(state_).kind; }
@@ -148,6 +175,22 @@ c10::Device World::device(int64_t rank) const {
   TORCH_CHECK(rank >= 0 && rank < size(), "World::device: rank ", rank, " is outside ", name(), ", whose ranks are 0..",
               size() - 1);
   return state_->devices[rank];
+}
+
+World World::in_use() const {
+  WorldState& state = checked(state_);
+  World handle = *this;
+  std::lock_guard lock(state.use_mutex);
+  auto use = state.use.lock();
+  if (!use) state.use = use = std::make_shared<Use>(state_);
+  handle.use_ = std::move(use);
+  return handle;
+}
+
+void World::when_unused(std::function<void()> release) const {
+  WorldState& state = checked(state_);
+  std::lock_guard lock(state.use_mutex);
+  state.releases.push_back(std::move(release));
 }
 
 void* World::attachment(std::type_index type, const std::function<std::shared_ptr<void>()>& make) const {

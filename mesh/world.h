@@ -56,13 +56,26 @@ class World {
   Communicator& communicator() const;
   MemoryMeter& memory() const;  // bytes of distributed tensors alive, per rank
 
-  // One T per world, made on first use and destroyed with it: the strategy cache, plan memo, ... T is
-  // default-constructible.
+  // One T per world, made on first use and destroyed with it: the strategy cache, plan memo, ... T is default-constructible.
+  // A T that holds specs or meshes (which hold their world) must have `void release()`: it is called when the last handle in
+  // use and the last tensor are gone, and must drop them, or the world would keep itself alive.
   template <typename T>
   T& attachment() const {
-    return *static_cast<T*>(
-        attachment(typeid(T), [] { return std::static_pointer_cast<void>(std::make_shared<T>()); }));
+    return *static_cast<T*>(attachment(typeid(T), [this] {
+      auto value = std::make_shared<T>();
+      if constexpr (requires(T& t) { t.release(); }) {
+        when_unused([weak = std::weak_ptr<T>(value)] {
+          if (auto t = weak.lock()) t->release();
+        });
+      }
+      return std::static_pointer_cast<void>(std::move(value));
+    }));
   }
+
+  // The same world, as a handle that counts as a use of it. What the factories above return counts; what a mesh holds, and
+  // gives by DeviceMesh::world(), does not, since caches hold meshes.
+  World in_use() const;
+  World idle() const { return World(state_); }
 
   friend bool operator==(const World& a, const World& b) { return a.state_ == b.state_; }
   friend bool operator!=(const World& a, const World& b) { return a.state_ != b.state_; }
@@ -71,7 +84,9 @@ class World {
   friend class DeviceMesh;
   explicit World(std::shared_ptr<WorldState> state) : state_(std::move(state)) {}
   void* attachment(std::type_index type, const std::function<std::shared_ptr<void>()>& make) const;
+  void when_unused(std::function<void()> release) const;
   std::shared_ptr<WorldState> state_;
+  std::shared_ptr<void> use_;  // shared by all handles in use
 };
 
 }  // namespace dtensor

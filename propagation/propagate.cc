@@ -119,34 +119,62 @@ class Pricer {
       if (o < problem_.metas.tensors.size() && !problem_.metas.tensors[o]) continue;
       if (!normalize_placements(s.outputs[o], std::numeric_limits<int32_t>::max()).ok()) return std::nullopt;
     }
+    // First with lower bounds in place of what is not planned yet.
     Score score{0, 0};
+    changes_.clear();
     for (size_t i = 0; i < s.inputs.size(); ++i) {
       const SpecPtr& spec = problem_.call.inputs[i];
       if (!spec || spec->placements() == s.inputs[i]) continue;
-      const Picoseconds cost = price(i, s.inputs[i]);
-      if (cost < 0) return std::nullopt;
-      score.cost += cost;
+      Price& price = prices_.try_emplace({i, s.inputs[i]}, Price{}).first->second;
+      if (price.cost < 0) price.cost = normalize_placements(s.inputs[i], spec->ndim()).ok() ? bound(*spec, s.inputs[i]) : kNever;
+      if (price.cost == kNever) return std::nullopt;
+      score.cost += price.cost;
       ++score.changed;
-      if (score.cost > limit) return std::nullopt;
+      changes_.push_back(i);
     }
-    return score;
+    for (size_t i : changes_) {
+      if (score.cost > limit) return std::nullopt;
+      Price& price = prices_.find(std::make_pair(i, s.inputs[i]))->second;
+      if (price.planned) continue;
+      const Spec& spec = *problem_.call.inputs[i];
+      score.cost -= price.cost;
+      price.cost = picoseconds(plan_redistribution(spec.mesh(), spec.meta(), spec.placements(), s.inputs[i]).seconds);
+      price.planned = true;
+      score.cost += price.cost;
+    }
+    return score.cost > limit ? std::nullopt : std::optional(score);
   }
 
  private:
-  // -1: not possible.
-  Picoseconds price(size_t i, const Placements& to) {
-    auto [it, fresh] = costs_.try_emplace({i, to}, -1);
-    if (fresh) {
-      const Spec& spec = *problem_.call.inputs[i];
-      if (normalize_placements(to, spec.ndim()).ok()) {
-        it->second = picoseconds(plan_redistribution(spec.mesh(), spec.meta(), spec.placements(), to).seconds);
-      }
+  static constexpr Picoseconds kNever = std::numeric_limits<Picoseconds>::max();
+
+  struct Price {
+    Picoseconds cost = -1;
+    bool planned = false;  // else a lower bound
+  };
+
+  // A rank must receive what it holds more than before, and what is a sum of others' addends.
+  static Picoseconds bound(const Spec& from, const Placements& to) {
+    bool reduces = false;
+    for (size_t d = 0; d < to.size(); ++d) {
+      reduces = reduces || (from.mesh().size(static_cast<int64_t>(d)) > 1 && from.placements()[d].is_partial() && !to[d].is_partial());
     }
-    return it->second;
+    const int64_t bytes = part_bytes(from, to) - (reduces ? 0 : part_bytes(from, from.placements()));
+    if (bytes <= 0) return 0;
+    const CostModel cost;
+    return std::max<Picoseconds>(0, picoseconds(cost.base_latency + static_cast<double>(bytes) / cost.bandwidth) - 1);
+  }
+
+  static int64_t part_bytes(const Spec& spec, const Placements& placements) {
+    const Shape origin(placements.size(), 0);  // nobody's part is larger
+    int64_t bytes = static_cast<int64_t>(c10::elementSize(spec.dtype()));
+    for (int64_t n : local_shape(spec.sizes(), spec.mesh().shape(), placements, origin)) bytes *= n;
+    return bytes;
   }
 
   const Problem& problem_;
-  absl::flat_hash_map<std::pair<size_t, Placements>, Picoseconds> costs_;
+  absl::flat_hash_map<std::pair<size_t, Placements>, Price> prices_;
+  std::vector<size_t> changes_;
 };
 
 // The best combination of one strategy per mesh dim, by branch and bound.

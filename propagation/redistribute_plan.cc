@@ -1,5 +1,7 @@
 #include "propagation/redistribute_plan.h"
 
+#include <c10/util/Exception.h>
+
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -10,12 +12,17 @@ namespace dtensor {
 
 Collective RedistributeStep::collective() const {
   switch (kind) {
-    case Kind::kAllReduce: return Collective::kAllReduce;
-    case Kind::kReduceScatter: return Collective::kReduceScatter;
-    case Kind::kAllGather: return Collective::kAllGather;
-    case Kind::kAllToAll: return Collective::kAllToAll;
+    case Kind::kAllReduce:
+      return Collective::kAllReduce;
+    case Kind::kReduceScatter:
+      return Collective::kReduceScatter;
+    case Kind::kAllGather:
+      return Collective::kAllGather;
+    case Kind::kAllToAll:
+      return Collective::kAllToAll;
     case Kind::kSlice:
-    case Kind::kFill: break;
+    case Kind::kFill:
+      break;
   }
   TORCH_INTERNAL_ASSERT(false, "a local step has no collective");
 }
@@ -40,7 +47,8 @@ std::string RedistributePlan::explain(const DeviceMesh& mesh) const {
     } else {
       std::vector<std::string> names;
       for (int64_t dim : step.dims) names.push_back(mesh.names()[dim]);
-      parts.push_back(absl::StrCat(std::string(to_string(step.collective())), "(", absl::StrJoin(names, ","), ") ", step.bytes, " B"));
+      parts.push_back(absl::StrCat(std::string(to_string(step.collective())), "(", absl::StrJoin(names, ","), ") ",
+                                   step.bytes, " B"));
     }
   }
   return absl::StrCat(text, absl::StrJoin(parts, ", "), absl::StrFormat(", %.1f us", seconds * 1e6));

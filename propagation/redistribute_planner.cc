@@ -1,15 +1,16 @@
 #include "propagation/redistribute_planner.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <tuple>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/hash/hash.h"
 
 namespace dtensor {
 namespace {
@@ -26,13 +27,12 @@ class Pricer {
       : mesh_shape_(mesh.shape()), meta_(meta), cost_(cost) {}
 
   int64_t ndim() const { return static_cast<int64_t>(mesh_shape_.size()); }
-  int64_t size(int64_t m) const { return mesh_shape_[m]; }
 
   // True if mesh dim m leaves ranks different parts of tensor dim d.
   bool cuts(const Placements& p, int64_t m, int64_t d) const { return mesh_shape_[m] > 1 && p[m].is_sharded_on(d); }
 
-  // True if dropping the cuts on mesh dims `dims` of `cut` leaves every rank a superset of what it has: no mesh dim outside
-  // `dims` cuts the same tensor dim later.
+  // True if dropping the cuts on mesh dims `dims` of `cut` leaves every rank a superset of what it has: no mesh dim
+  // outside `dims` cuts the same tensor dim later.
   bool innermost(const Placements& cut, const MeshDims& dims) const {
     for (int64_t m : dims) {
       for (int64_t later = m + 1; later < ndim(); ++later) {
@@ -70,7 +70,8 @@ class Pricer {
   const CostModel& cost_;
 };
 
-// Along each mesh dim that cuts tensor dim d the size of a part is constant between a few coordinates: adds them to `visit`.
+// Along each mesh dim that cuts tensor dim d the size of a part is constant between a few coordinates: adds them to
+// `visit`.
 void Pricer::add_breakpoints(const Placements& p, int64_t d, std::vector<Coordinates>& visit) const {
   Coordinates sizes = {meta_.sizes[d]};  // every size that the mesh dims so far leave
   for (int64_t m : cutters(p, d)) {
@@ -99,9 +100,9 @@ void Pricer::add_breakpoints(const Placements& p, int64_t d, std::vector<Coordin
   }
 }
 
-// Every element of a rank's new part that is not in its old one is received exactly once. The largest of all ranks, without
-// visiting them all: mesh dims whose cuts do not change are largest at coordinate 0; where a tensor dim is only cut further
-// or less far, the numbers change at breakpoints only; elsewhere every coordinate is visited.
+// Every element of a rank's new part that is not in its old one is received exactly once. The largest of all ranks,
+// without visiting them all: mesh dims whose cuts do not change are largest at coordinate 0; where a tensor dim is only
+// cut further or less far, the numbers change at breakpoints only; elsewhere every coordinate is visited.
 int64_t Pricer::received_bytes(const Placements& before, const Placements& after) const {
   std::vector<Coordinates> visit(ndim(), {0});
   for (int64_t d = 0; d < static_cast<int64_t>(meta_.sizes.size()); ++d) {
@@ -290,16 +291,16 @@ void Search::add_subsets(Kind kind, const Placements& state, const MeshDims& dim
       chosen.push_back(dims[i]);
       after[dims[i]] = becomes(dims[i]);
     }
-    const bool nested = kind == Kind::kAllGather ? pricer_.innermost(state, chosen)
+    const bool nested = kind == Kind::kAllGather   ? pricer_.innermost(state, chosen)
                         : kind == Kind::kAllReduce ? true
                                                    : pricer_.innermost(after, chosen);
     if (nested) out.push_back(pricer_.step(kind, std::move(chosen), state, std::move(after)));
   }
 }
 
-// Everything that can go at once without touching what is Partial, directly between the two parts of each rank. Concerned
-// are the mesh dims that change, and those that cut a tensor dim after one that changes its cut. Where one of them was not
-// cut before, every rank finds all it needs at its own coordinate, so ranks talk along the others only.
+// Everything that can go at once without touching what is Partial, directly between the two parts of each rank.
+// Concerned are the mesh dims that change, and those that cut a tensor dim after one that changes its cut. Where one of
+// them was not cut before, every rank finds all it needs at its own coordinate, so ranks talk along the others only.
 void Search::add_overlay(const Placements& state, std::vector<RedistributeStep>& out) const {
   const int64_t ndim = pricer_.ndim();
   Placements after = state;
@@ -325,13 +326,10 @@ std::vector<RedistributeStep> Search::edges(const Placements& state) const {
   std::vector<RedistributeStep> out;
   MeshDims slices, gathers, fills;
   std::map<ReduceOp, MeshDims> reduces, scatters;
-  bool partial_left = false;
   bool only_fills_left = true;
-  for (int64_t m = 0; m < pricer_.ndim(); ++m) partial_left |= state[m].is_partial() && state[m] != to_[m];
   for (int64_t m = 0; m < pricer_.ndim(); ++m) {
-    // Also what is in place already may have to make room for a reduce-scatter.
-    if (state[m].is_sharded() && pricer_.size(m) > 1 && (state[m] != to_[m] || partial_left)) gathers.push_back(m);
     if (state[m] == to_[m]) continue;
+    if (state[m].is_sharded()) gathers.push_back(m);
     only_fills_left &= state[m].is_replicate() && to_[m].is_partial();
     if (state[m].is_replicate() && to_[m].is_sharded()) slices.push_back(m);
     if (state[m].is_replicate() && to_[m].is_partial()) fills.push_back(m);
@@ -399,8 +397,8 @@ Placements relabelled(const DeviceMesh& mesh, Placements from, const Placements&
   return from;
 }
 
-// Plans of one world, by what they depend on. Two generations: when the young one is full it becomes the old one, and the
-// old one goes; whatever is used meanwhile is young again.
+// Plans of one world, by what they depend on. Two generations: when the young one is full it becomes the old one, and
+// the old one goes; whatever is used meanwhile is young again.
 class PlanMemo {
  public:
   using PlanPtr = std::shared_ptr<const RedistributePlan>;
@@ -438,8 +436,8 @@ class PlanMemo {
 
 RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from,
                                      const Placements& to, const CostModel& cost) {
-  TORCH_CHECK_VALUE(static_cast<int64_t>(from.size()) == mesh.ndim() && from.size() == to.size(), "[redistribute] from ",
-                    to_string(from), " to ", to_string(to), " on ", mesh.to_string(),
+  TORCH_CHECK_VALUE(static_cast<int64_t>(from.size()) == mesh.ndim() && from.size() == to.size(),
+                    "[redistribute] from ", to_string(from), " to ", to_string(to), " on ", mesh.to_string(),
                     ": give one placement per mesh dim");
   const Pricer pricer(mesh, meta, cost);
   RedistributePlan plan;

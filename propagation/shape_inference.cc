@@ -60,7 +60,13 @@ torch::jit::Stack run_on(const OpCall& call, c10::Device device, const StandIn& 
       }
     } else if (slot.kind == ArgSlot::Kind::kTensorList) {
       auto type = arguments[a].type();
-      if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+      if (auto optional = type->cast<c10::OptionalType>()) {
+        if (slot.count == 0) {
+          stack.emplace_back();
+          continue;
+        }
+        type = optional->getElementType();
+      }
       const bool optional_elements =
           type->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::OptionalType;
       c10::List<std::optional<at::Tensor>> maybe;

@@ -1,11 +1,15 @@
 #include "propagation/spec.h"
 
+#include <c10/util/Exception.h>
+
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <ostream>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -25,9 +29,10 @@ Shape contiguous_strides(absl::Span<const int64_t> sizes) {
   return strides;
 }
 
-// The set of specs alive. An entry is removed by its spec's deleter, under the lock and before the memory goes, so every
-// entry may be read under the lock. Between the last reference's end and the deleter's turn a get can find an entry whose
-// spec is dying; it puts a new spec in its place, and the deleter leaves an entry that is not its own alone.
+// The set of specs alive. An entry is removed by its spec's deleter, under the lock and before the memory goes, so
+// every entry may be read under the lock. Between the last reference's end and the deleter's turn a get can find an
+// entry whose spec is dying; it puts a new spec in its place, and the deleter leaves an entry that is not its own
+// alone.
 struct SpecInterner {
   struct Entry {
     const Spec* spec;
@@ -92,9 +97,9 @@ struct SpecInterner {
 
 SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, const TensorMeta& meta) {
   TORCH_CHECK_VALUE(mesh.defined(), "[Spec] the mesh is not defined");
-  TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[Spec] ", placements.size(), " placement(s) \"",
-                    dtensor::to_string(placements), "\" for ", mesh.to_string(), ", which has ", mesh.ndim(),
-                    " dim(s): give one placement per mesh dim");
+  TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[Spec] ", placements.size(),
+                    " placement(s) \"", dtensor::to_string(placements), "\" for ", mesh.to_string(), ", which has ",
+                    mesh.ndim(), " dim(s): give one placement per mesh dim");
   TORCH_CHECK_VALUE(meta.sizes.size() == meta.strides.size(), "[Spec] ", meta.sizes.size(), " sizes but ",
                     meta.strides.size(), " strides");
   auto normalized = normalize_placements(placements, static_cast<int64_t>(meta.sizes.size()));
@@ -160,25 +165,44 @@ std::ostream& operator<<(std::ostream& os, const Spec& spec) { return os << spec
 
 std::string_view short_name(c10::ScalarType dtype) {
   switch (dtype) {
-    case c10::ScalarType::Float: return "f32";
-    case c10::ScalarType::Double: return "f64";
-    case c10::ScalarType::Half: return "f16";
-    case c10::ScalarType::BFloat16: return "bf16";
-    case c10::ScalarType::Long: return "i64";
-    case c10::ScalarType::Int: return "i32";
-    case c10::ScalarType::Short: return "i16";
-    case c10::ScalarType::Char: return "i8";
-    case c10::ScalarType::Byte: return "u8";
-    case c10::ScalarType::UInt16: return "u16";
-    case c10::ScalarType::UInt32: return "u32";
-    case c10::ScalarType::UInt64: return "u64";
-    case c10::ScalarType::Bool: return "b8";
-    case c10::ScalarType::ComplexHalf: return "c32";
-    case c10::ScalarType::ComplexFloat: return "c64";
-    case c10::ScalarType::ComplexDouble: return "c128";
-    case c10::ScalarType::Float8_e4m3fn: return "f8e4m3fn";
-    case c10::ScalarType::Float8_e5m2: return "f8e5m2";
-    default: return c10::toString(dtype);
+    case c10::ScalarType::Float:
+      return "f32";
+    case c10::ScalarType::Double:
+      return "f64";
+    case c10::ScalarType::Half:
+      return "f16";
+    case c10::ScalarType::BFloat16:
+      return "bf16";
+    case c10::ScalarType::Long:
+      return "i64";
+    case c10::ScalarType::Int:
+      return "i32";
+    case c10::ScalarType::Short:
+      return "i16";
+    case c10::ScalarType::Char:
+      return "i8";
+    case c10::ScalarType::Byte:
+      return "u8";
+    case c10::ScalarType::UInt16:
+      return "u16";
+    case c10::ScalarType::UInt32:
+      return "u32";
+    case c10::ScalarType::UInt64:
+      return "u64";
+    case c10::ScalarType::Bool:
+      return "b8";
+    case c10::ScalarType::ComplexHalf:
+      return "c32";
+    case c10::ScalarType::ComplexFloat:
+      return "c64";
+    case c10::ScalarType::ComplexDouble:
+      return "c128";
+    case c10::ScalarType::Float8_e4m3fn:
+      return "f8e4m3fn";
+    case c10::ScalarType::Float8_e5m2:
+      return "f8e5m2";
+    default:
+      return c10::toString(dtype);
   }
 }
 

@@ -108,6 +108,13 @@ void StrategyCache::clear() {
   state_->hits = state_->misses = state_->evictions = 0;
 }
 
+void StrategyCache::release() {
+  State::Entries dropped;
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->index.clear();
+  dropped.swap(state_->entries);
+}
+
 void StrategyCache::reset_counts() {
   std::lock_guard<std::mutex> lock(state_->mutex);
   state_->hits = state_->misses = state_->evictions = 0;

@@ -46,6 +46,7 @@ class StrategyCache {
   bool frozen() const;
   void set_capacity(size_t capacity);  // evicts at once if smaller
   void clear();                        // entries and counts
+  void release();                      // entries alone: World calls it when nobody uses the world any more
   void reset_counts();
   CacheStats stats() const;
   // One line per entry, most recently used first: hits and description.

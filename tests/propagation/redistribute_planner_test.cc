@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include <random>
+#include <chrono>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -73,7 +73,8 @@ TEST_CASE("steps and bytes of plans") {
       {{4}, {8, 8}, "P(sum)", "MaskP(sum, [10, 8], 0)", "all_reduce(0) 384, fill"},
       {{4}, {8, 8}, "_S(0, 1)", "S(0)", "slice"},  // the same parts
 
-      // Uneven: rows 2, 2, 1, 0 of 5; columns 1, 1, 1, 0 of 3. The last rank receives everything, or a column of nothing.
+      // Uneven: rows 2, 2, 1, 0 of 5; columns 1, 1, 1, 0 of 3. The last rank receives everything, or a column of
+      // nothing.
       {{4}, {5, 3}, "S(0)", "R", "all_gather(0) 60"},
       {{4}, {5, 3}, "S(0)", "S(1)", "all_to_all(0) 16"},
       {{4}, {1, 3}, "S(0)", "R", "all_gather(0) 12"},
@@ -231,7 +232,7 @@ TEST_CASE("what needs no Partial never takes more than one collective, nor more 
 }
 
 TEST_CASE("a detour is never cheaper on one mesh dim") {
-  const std::vector<Placement> choices = {Replicate(), Shard(0),  Shard(1),
+  const std::vector<Placement> choices = {Replicate(),        Shard(0),  Shard(1),
                                           StridedShard(0, 2), Partial(), Partial(ReduceOp::kMax)};
   for (const Shape& sizes : {Shape{8, 8}, Shape{7, 5}, Shape{1, 3}, Shape{2048, 2048}}) {
     const DeviceMesh mesh = mesh_of({4});

@@ -1,0 +1,138 @@
+#include "dtensor/distribute_module.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+
+#include <map>
+#include <tuple>
+
+#include "absl/container/flat_hash_map.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/representation.h"
+
+namespace dtensor {
+namespace {
+
+struct Named {
+  std::string name;
+  at::Tensor tensor;
+};
+
+// Parameters, then buffers, with their paths.
+std::vector<Named> tensors_of(const torch::nn::Module& module) {
+  std::vector<Named> result;
+  for (const auto& p : module.named_parameters()) result.push_back({p.key(), p.value()});
+  for (const auto& b : module.named_buffers()) result.push_back({b.key(), b.value()});
+  std::erase_if(result, [](const Named& n) { return !n.tensor.defined(); });
+  return result;
+}
+
+void distribute_in_place(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements) {
+  c10::AutoGradMode no_grad(false);
+  TORCH_CHECK_VALUE(!t.is_meta(), "a meta tensor cannot become distributed in place; make the module under a MeshScope, or on the CPU");
+  const at::Tensor grad = t.grad();
+  t.set_data(distribute_tensor(t.detach(), mesh, placements));
+  if (!grad.defined()) return;
+  t.mutable_grad() = is_dtensor(grad) ? redistribute(grad, placements) : distribute_tensor(grad.detach(), mesh, placements);
+}
+
+// Tensors that are one value: parameters that share all their memory before they are distributed.
+class Ties {
+ public:
+  explicit Ties(const std::vector<Named>& tensors) {
+    for (const Named& n : tensors) {
+      if (is_dtensor(n.tensor) || !n.tensor.has_storage() || n.tensor.numel() == 0) continue;
+      const void* memory = n.tensor.const_data_ptr();
+      of_[n.tensor.unsafeGetTensorImpl()] = &groups_[std::make_tuple(memory, n.tensor.sizes().vec(), n.tensor.strides().vec())];
+    }
+    for (const Named& n : tensors) {
+      if (auto it = of_.find(n.tensor.unsafeGetTensorImpl()); it != of_.end()) it->second->push_back(n);
+    }
+  }
+
+  // Those tied to `t`, itself included.
+  const std::vector<Named>& of(const at::Tensor& t) const {
+    static const auto& none = *new std::vector<Named>;
+    const auto it = of_.find(t.unsafeGetTensorImpl());
+    return it == of_.end() ? none : *it->second;
+  }
+
+ private:
+  std::map<std::tuple<const void*, std::vector<int64_t>, std::vector<int64_t>>, std::vector<Named>> groups_;
+  absl::flat_hash_map<const c10::TensorImpl*, std::vector<Named>*> of_;
+};
+
+// Makes the tied ones one again: the first that is distributed lends its parts to the others.
+void tie(const Named& n, const Ties& ties) {
+  c10::AutoGradMode no_grad(false);
+  for (const Named& other : ties.of(n.tensor)) {
+    if (!is_dtensor(other.tensor) || other.tensor.is_same(n.tensor)) continue;
+    if (is_dtensor(n.tensor)) {
+      const DTensorMeta &a = meta_of(n.tensor), &b = meta_of(other.tensor);
+      TORCH_CHECK_VALUE(a.spec == b.spec, "[distribute_module] '", n.name, "' and '", other.name,
+                        "' share their memory, but were given the layouts ", a.spec->to_string(), " and ", b.spec->to_string());
+      if (a.storage == b.storage) return;
+    }
+    n.tensor.set_data(other.tensor.detach());
+    return;
+  }
+}
+
+void check_not_distributed(const std::vector<Named>& tensors) {
+  const Named* first = nullptr;
+  for (const Named& n : tensors) {
+    if (!is_dtensor(n.tensor)) return;
+    if (first == nullptr) first = &n;
+  }
+  TORCH_CHECK_VALUE(first == nullptr, "[distribute_module] the module is distributed already: '", first->name, "' is ",
+                    meta_of(first->tensor).spec->to_string(), ". Say all layouts in one call, or redistribute the parameters.");
+}
+
+}  // namespace
+
+void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn) {
+  TORCH_CHECK_VALUE(mesh.defined(), "[distribute_module] no mesh: give a DeviceMesh(world, shape)");
+  const std::vector<Named> tensors = tensors_of(module);
+  check_not_distributed(tensors);
+  const Ties ties(tensors);
+  if (partition_fn) {
+    module.apply([&](const std::string& name, torch::nn::Module& m) { partition_fn(name, m, mesh); }, std::string());
+  }
+  for (const Named& n : tensors) {
+    tie(n, ties);
+    if (!is_dtensor(n.tensor)) distribute_in_place(n.tensor, mesh, Placements(mesh.ndim(), Replicate()));
+    const Spec& spec = *meta_of(n.tensor).spec;
+    TORCH_CHECK_VALUE(spec.mesh().world() == mesh.world(), "[distribute_module] '", n.name, "' is ", spec.to_string(),
+                      " of another world, ", spec.mesh().world().name(), "; this module goes to ", mesh.to_string(), " of ",
+                      mesh.world().name());
+  }
+  name_parameters(module);
+}
+
+void shard_parameter(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh, const Placements& placements) {
+  std::string known;
+  for (const Named& n : tensors_of(module)) {
+    if (n.name == name) return distribute_in_place(n.tensor, mesh, placements);
+    known += (known.empty() ? "" : ", ") + n.name;
+  }
+  TORCH_CHECK_VALUE(false, "[shard_parameter] ", module.name(), " has no parameter '", name, "'; it has ",
+                    known.empty() ? "none" : known);
+}
+
+void name_parameters(torch::nn::Module& module, const std::string& prefix) {
+  absl::flat_hash_map<const c10::TensorImpl*, bool> named;  // a tied parameter keeps its first name
+  for (const Named& n : tensors_of(module)) {
+    if (!is_dtensor(n.tensor) || !named.emplace(n.tensor.unsafeGetTensorImpl(), true).second) continue;
+    set_name(n.tensor, prefix.empty() ? n.name : prefix + "." + n.name);
+  }
+}
+
+std::vector<NamedSpec> parameter_layouts(const torch::nn::Module& module) {
+  std::vector<NamedSpec> result;
+  for (const auto& p : module.named_parameters()) {
+    if (is_dtensor(p.value())) result.push_back({p.key(), meta_of(p.value()).spec});
+  }
+  return result;
+}
+
+}  // namespace dtensor

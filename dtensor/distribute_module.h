@@ -1,0 +1,47 @@
+// Turns the parameters and buffers of a module into distributed tensors, in place: `linear->weight` and the module's own lists
+// follow, optimizers made before or after see the same parameters, and the model's code stays as it is.
+//
+//   distribute_module(*model, mesh, [](const std::string& name, torch::nn::Module& m, const DeviceMesh& mesh) {
+//     if (auto* linear = m.as<torch::nn::Linear>()) shard_parameter(m, "weight", mesh, {Replicate(), Shard(0)});
+//   });
+//
+// Source: torch.distributed.tensor.distribute_module. Input and output hooks need a module around the module:
+// distributed_module.h.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dtensor/layout_picture.h"
+#include "mesh/device_mesh.h"
+#include "placement/placement.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace dtensor {
+
+// Called for the module itself (name "") and every submodule ("layers.0.attn").
+using PartitionFn = std::function<void(const std::string& name, torch::nn::Module& module, const DeviceMesh& mesh)>;
+
+// Distributes what `partition_fn` says, through shard_parameter(), and replicates the other parameters and all buffers.
+// Gradients that exist follow. Parameters that were one tensor, or shared their memory, before are still tied afterwards. Parameters
+// get their path as name, for reports. No communication but the spreading of each value from the first rank.
+// Errors (ValueError): no mesh; the module is distributed already, every parameter of it; a parameter on a mesh of another
+// world; tied parameters that were given different layouts. What is done before an error stays done.
+void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = nullptr);
+
+// Distributes one parameter or buffer of `module`, "weight" or with a path, "attn.wq.weight". Does nothing if it has this layout.
+// Errors (ValueError): no such parameter (the text lists those there are), it is distributed otherwise, placements do not fit.
+void shard_parameter(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh, const Placements& placements);
+
+// Gives the distributed parameters and buffers their paths as names, after `prefix`. distribute_module() does so; copies of
+// parameters (clone(), to(dtype)) have none until this is called.
+void name_parameters(torch::nn::Module& module, const std::string& prefix = "");
+
+// The layouts of a module's distributed parameters, for pictures and tables.
+std::vector<NamedSpec> parameter_layouts(const torch::nn::Module& module);
+
+}  // namespace dtensor

@@ -1,0 +1,228 @@
+#include "dtensor/dtensor_handle.h"
+
+#include <ATen/core/Formatting.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <iostream>
+#include <sstream>
+
+#include "dtensor/layout_grid.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int64_t kMaxRanksDrawn = 256;
+constexpr size_t kMaxCellsPerSide = 8;
+constexpr int64_t kMaxValues = 64;
+constexpr size_t kMaxRanksPrinted = 8;
+
+std::string short_placements(const Placements& placements) {
+  std::string s;
+  for (const auto& p : placements) {
+    if (!s.empty()) s += ' ';
+    s += p.is_mask_partial() ? (p.reduce_op() == ReduceOp::kSum ? "MaskP" : "MaskP(" + std::string(to_string(p.reduce_op())) + ")")
+                             : to_string(p);
+  }
+  return s;
+}
+
+std::string first_line(const Spec& spec) {
+  std::string s(short_name(spec.dtype()));
+  s += '[';
+  for (size_t d = 0; d < spec.sizes().size(); ++d) s += (d > 0 ? ", " : "") + std::to_string(spec.sizes()[d]);
+  return s + "](" + short_placements(spec.placements()) + ") @ " + spec.mesh().to_string();
+}
+
+// Columns that a text takes; all our texts are ASCII, but for the ellipsis.
+std::string padded(const std::string& s, size_t width, bool right = false) {
+  const std::string fill(width > s.size() ? width - s.size() : 0, ' ');
+  return right ? fill + s : s + fill;
+}
+
+// A table of cells, at most kMaxCellsPerSide either way, framed, with the index ranges above and to the left.
+void write_grid(std::ostream& os, const LayoutGrid& grid) {
+  const size_t all_rows = grid.row_cuts.size() - 1, all_columns = grid.column_cuts.size() - 1;
+  const size_t rows = std::min(all_rows, kMaxCellsPerSide), columns = std::min(all_columns, kMaxCellsPerSide);
+  const auto range = [](const std::vector<int64_t>& cuts, size_t i) {
+    return std::to_string(cuts[i]) + ":" + std::to_string(cuts[i + 1]);
+  };
+  const bool labels_rows = grid.dims.size() == 2;
+  std::vector<std::string> left(rows), top(columns), text(rows * columns);
+  std::vector<size_t> width(columns, 1);
+  size_t left_width = 0;
+  for (size_t r = 0; r < rows; ++r) {
+    if (labels_rows) left[r] = range(grid.row_cuts, r);
+    left_width = std::max(left_width, left[r].size());
+  }
+  for (size_t c = 0; c < columns; ++c) {
+    if (!grid.dims.empty()) top[c] = range(grid.column_cuts, c);
+    width[c] = top[c].size();
+    for (size_t r = 0; r < rows; ++r) {
+      text[r * columns + c] = describe_holders(grid.cells[r * all_columns + c]);
+      width[c] = std::max(width[c], text[r * columns + c].size());
+    }
+  }
+  const std::string more = columns < all_columns ? " ..." : "";
+  const auto rule = [&](const char* begin, const char* middle, const char* end) {
+    os << "  " << std::string(left_width, ' ') << ' ' << begin;
+    for (size_t c = 0; c < columns; ++c) {
+      for (size_t i = 0; i < width[c] + 2; ++i) os << "─";
+      os << (c + 1 < columns ? middle : end);
+    }
+    os << '\n';
+  };
+  if (!grid.dims.empty()) {
+    os << "  " << std::string(left_width + 2, ' ');
+    for (size_t c = 0; c < columns; ++c) os << ' ' << (c + 1 < columns ? padded(top[c], width[c] + 2) : top[c]);
+    os << more << '\n';
+  }
+  rule("┌", "┬", "┐");
+  for (size_t r = 0; r < rows; ++r) {
+    if (r > 0) rule("├", "┼", "┤");
+    os << "  " << padded(left[r], left_width, /*right=*/true) << ' ';
+    for (size_t c = 0; c < columns; ++c) os << "│ " << padded(text[r * columns + c], width[c]) << ' ';
+    os << "│" << more << '\n';
+  }
+  rule("└", "┴", "┘");
+  if (rows < all_rows) os << "  " << std::string(left_width, ' ') << " ... " << all_rows << " rows of cells in all\n";
+}
+
+void write_picture(std::ostream& os, const Spec& spec) {
+  if (spec.mesh().size() > kMaxRanksDrawn || spec.meta().numel() == 0) return;
+  int64_t sharded = 0;
+  for (int64_t d = 0; d < spec.ndim(); ++d) {
+    sharded += std::any_of(spec.placements().begin(), spec.placements().end(), [&](const auto& p) { return p.is_sharded_on(d); });
+  }
+  if (sharded > 2) return;
+  const LayoutGrid grid = layout_grid(spec);
+  if (spec.ndim() > 2) os << "  dims " << grid.dims[0] << " (down) and " << grid.dims[1] << " (across)\n";
+  write_grid(os, grid);
+  if (!grid.empty.empty()) {
+    os << "  nothing on rank" << (grid.empty.size() > 1 ? "s " : " ") << join_ranks(grid.empty, ", ") << '\n';
+  }
+}
+
+template <typename T, typename Format>
+void write_nested(std::ostream& os, const T*& value, c10::IntArrayRef sizes, const Format& format) {
+  if (sizes.empty()) {
+    os << format(*value++);
+    return;
+  }
+  os << '[';
+  for (int64_t i = 0; i < sizes[0]; ++i) {
+    if (i > 0) os << ", ";
+    write_nested(os, value, sizes.slice(1), format);
+  }
+  os << ']';
+}
+
+void write_values(std::ostream& os, const at::Tensor& local) {
+  const auto write_as = [&](auto zero, const auto& format) {
+    using T = decltype(zero);
+    const at::Tensor t = local.to(at::kCPU, c10::CppTypeToScalarType<T>::value).contiguous();
+    const T* value = t.template const_data_ptr<T>();
+    write_nested(os, value, t.sizes(), format);
+  };
+  const auto number = [](double v) {
+    char buffer[32];
+    std::snprintf(buffer, sizeof buffer, "%.4g", v);
+    return std::string(buffer);
+  };
+  if (local.scalar_type() == at::kBool) {
+    write_as(bool{}, [](bool v) { return v ? "true" : "false"; });
+  } else if (c10::isIntegralType(local.scalar_type(), /*includeBool=*/false)) {
+    write_as(int64_t{}, [](int64_t v) { return std::to_string(v); });
+  } else if (local.is_complex()) {
+    write_as(c10::complex<double>{}, [&](c10::complex<double> v) {
+      return number(v.real()) + (v.imag() < 0 ? "-" : "+") + number(std::abs(v.imag())) + "j";
+    });
+  } else {
+    write_as(double{}, number);
+  }
+}
+
+void write_locals(std::ostream& os, const DTensorMeta& meta) {
+  int64_t count = 0;
+  for (const auto& local : meta.locals) count += local.numel();
+  if (meta.locals.empty() || meta.locals.size() > kMaxRanksPrinted || count > kMaxValues) return;
+  LocalGuard guard;
+  for (size_t i = 0; i < meta.locals.size(); ++i) {
+    os << "  rank " << meta.spec->mesh().local_ranks()[i] << ": ";
+    write_values(os, meta.locals[i].resolve_conj().resolve_neg());
+    os << '\n';
+  }
+}
+
+}  // namespace
+
+DTensor::DTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
+  TORCH_CHECK_TYPE(tensor_.defined(), "[DTensor] the tensor is undefined");
+  TORCH_CHECK_TYPE(is_dtensor(tensor_), "[DTensor] the tensor of shape ", tensor_.sizes(), " on ", tensor_.device(),
+                   " is plain, not distributed: distribute_tensor(t, mesh, placements) spreads it, from_local(parts, mesh, "
+                   "placements) takes parts that exist already");
+}
+
+std::string DTensor::name() const {
+  const auto& name = meta_of(tensor_).name;
+  return name ? *name : std::string();
+}
+
+at::Tensor DTensor::local(int64_t i) const {
+  const DTensorMeta& meta = meta_of(tensor_);
+  TORCH_CHECK_INDEX(i >= 0 && i < static_cast<int64_t>(meta.locals.size()), "[DTensor] local(", i, "): this process has ",
+                    meta.locals.size(), " local parts of ", meta.spec->to_string());
+  return meta.locals[i];
+}
+
+std::vector<int64_t> DTensor::local_shape(int64_t i) const {
+  const auto n = static_cast<int64_t>(mesh().local_ranks().size());
+  TORCH_CHECK_INDEX(i >= 0 && i < n, "[DTensor] local_shape(", i, "): this process owns ", n, " ranks of ", mesh().to_string(),
+                    "; shape_on_rank(rank) answers for any");
+  const Shape s = spec().local_shape(i);
+  return {s.begin(), s.end()};
+}
+
+std::vector<int64_t> DTensor::shape_on_rank(int64_t rank) const {
+  const Shape s = spec().layout_of_rank(rank).sizes();
+  return {s.begin(), s.end()};
+}
+
+std::vector<at::Tensor> DTensor::to_local(std::optional<Placements> grad_placements) const {
+  return dtensor::to_local(tensor_, std::move(grad_placements));
+}
+
+at::Tensor DTensor::full_tensor(std::optional<Placements> grad_placements) const {
+  return dtensor::full_tensor(tensor_, std::move(grad_placements));
+}
+
+std::optional<DTensor> DTensor::grad() const {
+  const at::Tensor& g = tensor_.grad();
+  if (!g.defined()) return std::nullopt;
+  return DTensor(g);
+}
+
+std::string DTensor::to_string() const {
+  std::ostringstream os;
+  os << *this;
+  return os.str();
+}
+
+std::ostream& operator<<(std::ostream& os, const DTensor& t) {
+  os << first_line(t.spec()) << '\n';
+  write_picture(os, t.spec());
+  write_locals(os, meta_of(t.tensor()));
+  return os;
+}
+
+void print(const at::Tensor& t) {
+  if (is_dtensor(t)) {
+    std::cout << DTensor(t);
+  } else {
+    std::cout << t << '\n';
+  }
+}
+
+}  // namespace dtensor

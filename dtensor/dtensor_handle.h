@@ -1,0 +1,72 @@
+// A distributed tensor under its own type: what is known of its layout, its parts, and how to print it.
+//
+//   DTensor y(torch::embedding(table, ids));   // any at::Tensor that is distributed
+//   y.placements();                            // [Replicate, MaskPartial]
+//   std::cout << y;                            // f32[8, 64, 512](R MaskP) @ mesh(dp=2, tp=2), and who holds what
+//   torch::relu(y);                            // converts to at::Tensor wherever one is wanted
+//
+// A handle like at::Tensor: copies refer to the same tensor. Nothing here but full_tensor() and redistribute() communicates.
+// Source: torch.distributed.tensor.DTensor.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtensor/redistribute.h"
+#include "mesh/device_mesh.h"
+#include "propagation/redistribute_plan.h"
+#include "propagation/spec.h"
+
+namespace dtensor {
+
+class DTensor {
+ public:
+  // Error (TypeError): the tensor is plain or undefined; the text says how to distribute it.
+  explicit DTensor(at::Tensor tensor);
+
+  operator const at::Tensor&() const { return tensor_; }
+  const at::Tensor& tensor() const { return tensor_; }
+
+  const Spec& spec() const { return *meta_of(tensor_).spec; }
+  const DeviceMesh& mesh() const { return spec().mesh(); }
+  const Placements& placements() const { return spec().placements(); }
+  // Path of the parameter in its module ("layers.0.attn.weight"), "" for other tensors.
+  std::string name() const;
+
+  // The parts of this process's ranks, in the order of mesh().local_ranks(): the very tensors, outside autograd. None in an
+  // abstract world. Error (IndexError): no such local rank.
+  at::Tensor local(int64_t i = 0) const;
+  std::vector<at::Tensor> locals() const { return meta_of(tensor_).locals; }
+  // Shape of the i-th local rank's part; of any rank's, also one that another process owns.
+  std::vector<int64_t> local_shape(int64_t i = 0) const;
+  std::vector<int64_t> shape_on_rank(int64_t rank) const;
+
+  // As the free functions of redistribute.h; differentiable.
+  std::vector<at::Tensor> to_local(std::optional<Placements> grad_placements = std::nullopt) const;
+  at::Tensor full_tensor(std::optional<Placements> grad_placements = std::nullopt) const;
+  DTensor redistribute(const Placements& to) const { return DTensor(dtensor::redistribute(tensor_, to)); }
+  // What redistribute(to) would do, and what it would cost.
+  RedistributePlan plan_to(const Placements& to) const { return plan_of(tensor_, to); }
+
+  // nullopt: no gradient. Error (TypeError): a gradient that is plain.
+  std::optional<DTensor> grad() const;
+
+  // What operator<< writes.
+  std::string to_string() const;
+
+ private:
+  at::Tensor tensor_;
+};
+
+// One line, "f32[10, 8](R S(0)) @ mesh(dp=2, tp=2)"; a picture of which rank holds what (shared by: "0,2"; addends: "0+1") where
+// at most two dims are sharded; the parts' values where they are few. No communication.
+std::ostream& operator<<(std::ostream& os, const DTensor& t);
+
+// Writes any tensor to standard output: a distributed one as above, a plain one as ATen does.
+void print(const at::Tensor& t);
+
+}  // namespace dtensor

@@ -1,0 +1,35 @@
+#include "dtensor/scopes.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include "dtensor/redistribute.h"
+#include "dtensor/representation.h"
+
+namespace dtensor {
+
+MeshScope::MeshScope(const DeviceMesh& mesh)
+    : guard_([&mesh](Scope& s) {
+        TORCH_CHECK_VALUE(mesh.defined(), "[MeshScope] no mesh: give a DeviceMesh(world, shape)");
+        s.mesh = mesh;
+      }) {}
+
+ModulePath::ModulePath(const std::string& name)
+    : guard_([&name](Scope& s) {
+        if (name.empty()) return;
+        if (!s.module_path.empty()) s.module_path += '.';
+        s.module_path += name;
+      }) {}
+
+void reduce_gradients(const std::vector<at::Tensor>& parameters) {
+  c10::AutoGradMode no_grad(false);
+  for (const at::Tensor& p : parameters) {
+    if (!is_dtensor(p) || !is_dtensor(p.grad())) continue;
+    const DTensorMeta& meta = meta_of(p);
+    CommCause cause{"reduce_gradients", meta.name ? *meta.name : "", current_scope().module_path, /*implicit=*/false};
+    if (meta.name) cause.module_path = meta.name->substr(0, meta.name->rfind('.') == std::string::npos ? 0 : meta.name->rfind('.'));
+    p.mutable_grad() = redistribute_as(p.grad(), meta.spec->placements(), cause);
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,73 @@
+// What code inside a block may rely on. Each is a guard: it holds until the end of the block, nests, and reaches autograd's
+// threads when backward is called inside. All are values of the current thread (mesh/scope.h).
+//
+//   MeshScope inside(mesh);
+//   auto positions = torch::arange(64);   // replicated on `mesh`, like every tensor that a factory makes here
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <string>
+#include <vector>
+
+#include "dtensor/dispatch_key.h"
+#include "mesh/scope.h"
+
+namespace dtensor {
+
+// Factory functions (arange, zeros, full, rand, ...) make replicated tensors on `mesh`, so that model code which makes
+// positions or masks in forward needs no change; random ones draw the same values on all ranks. `torch::empty` and
+// `torch::tensor({...})` stay plain, since their callers fill them through a pointer. Error (ValueError): no mesh.
+class MeshScope {
+ public:
+  explicit MeshScope(const DeviceMesh& mesh);
+
+ private:
+  ScopeGuard guard_;
+  c10::impl::IncludeDispatchKeyGuard factories_reach_us_{kDTensorKey};
+};
+
+// A plain tensor beside a distributed one counts as a value that all ranks hold, instead of being an error. PyTorch:
+// implicit_replication(). Only right where every rank is known to hold the same values.
+class ImplicitReplication {
+ public:
+  ImplicitReplication() = default;
+
+ private:
+  ScopeGuard guard_{[](Scope& s) { s.implicit_replication = true; }};
+};
+
+// An operator without a sharding rule runs on gathered inputs, counted as communication, instead of being an error.
+class ReplicateUnsupported {
+ public:
+  ReplicateUnsupported() = default;
+
+ private:
+  ScopeGuard guard_{[](Scope& s) { s.replicate_unsupported = true; }};
+};
+
+// Gradients stay in the layout that backward computes them in (Partial, mostly): for accumulation over several backward
+// passes. Call reduce_gradients() once before the optimizer step. PyTorch: no_sync().
+class DelayGradientReduction {
+ public:
+  DelayGradientReduction() = default;
+
+ private:
+  ScopeGuard guard_{[](Scope& s) { s.delay_gradient_reduction = true; }};
+};
+
+// Names the module that runs, for reports: paths nest, "encoder" inside "model" is "model.encoder". An empty name adds nothing.
+class ModulePath {
+ public:
+  explicit ModulePath(const std::string& name);
+
+ private:
+  ScopeGuard guard_;
+};
+
+// Brings every distributed gradient to its parameter's placements, in place of .grad: one collective for each that differs,
+// explicit, by the name "reduce_gradients". What is plain or has no gradient is left alone.
+void reduce_gradients(const std::vector<at::Tensor>& parameters);
+
+}  // namespace dtensor

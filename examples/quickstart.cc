@@ -1,0 +1,31 @@
+// The README's tour: an embedding table over four ranks in this process, no launcher, no GPU.
+
+#include <torch/nn.h>
+
+#include <iostream>
+
+#include "dtensor/dtensor.h"
+
+using namespace dtensor;
+
+int main() {
+  auto world = World::local(4);                          // four ranks inside this process
+  DeviceMesh mesh(world, {2, 2}, {"dp", "tp"});          // as a 2 x 2 mesh
+
+  torch::manual_seed(0);
+  auto table = distribute_tensor(torch::randn({10, 6}), mesh, {Replicate(), Shard(0)});  // rows over tp
+  auto ids = distribute_tensor(torch::arange(8).view({4, 2}), mesh, {Shard(0), Replicate()});  // batch over dp
+  std::cout << DTensor(table) << "\n";
+
+  CommDebugMode comm;
+  auto y = torch::embedding(table, ids);                 // plain ATen, on distributed tensors
+  std::cout << to_string(DTensor(y).placements()) << "\n";
+  std::cout << "forward: " << comm.total() << " collectives\n";
+
+  auto whole = redistribute(y, {Shard(0), Replicate()});  // one all-reduce over tp
+  std::cout << plan_of(y, {Shard(0), Replicate()}).explain(mesh) << "\n";
+  std::cout << comm << "\n";
+
+  auto plain = torch::embedding(full_tensor(table), full_tensor(ids));
+  std::cout << "equal to one device: " << std::boolalpha << torch::equal(full_tensor(whole), plain) << "\n";
+}

@@ -1,0 +1,49 @@
+// cat and stack: the joined dim is whole, the others follow.
+#include "ops/movement.h"
+
+namespace dtensor {
+namespace {
+
+// The sum over the inputs of the input with zeros around it: all may be addends at once.
+void pass_together(FactorRule& rule) {
+  std::vector<int> all;
+  for (size_t i = 0; i < rule.inputs.size(); ++i) all.push_back(static_cast<int>(i));
+  pass_all_partials(rule, all);
+}
+
+// An empty list of numbers joins tensors of any shape, and counts for nothing.
+bool is_skipped(const Spec& s) { return s.ndim() == 1 && s.sizes()[0] == 0; }
+
+FactorRule cat(const OpCall& call) {
+  int64_t ndim = 1;
+  for (const SpecPtr& s : call.inputs) {
+    if (!is_skipped(*s)) ndim = s->ndim();
+  }
+  OutputDims dims = same_dims(ndim);
+  dims.at(wrap_dim(call.get_int("dim"), ndim)) = kNoFactor;
+  FactorRule rule;
+  for (const SpecPtr& s : call.inputs) rule.inputs.push_back(is_skipped(*s) ? OutputDims{kNoFactor} : dims);
+  rule.outputs = {dims};
+  pass_together(rule);
+  return rule;
+}
+
+FactorRule stack(const OpCall& call) {
+  const int64_t ndim = call.inputs[0]->ndim();
+  FactorRule rule;
+  rule.inputs.assign(call.inputs.size(), same_dims(ndim));
+  OutputDims dims = same_dims(ndim);
+  dims.insert(dims.begin() + wrap_dim(call.get_int("dim"), ndim + 1), kNoFactor);
+  rule.outputs = {dims};
+  pass_together(rule);
+  return rule;
+}
+
+}  // namespace
+
+void register_cat_rules(RuleRegistry& registry) {
+  registry.add("aten::cat", factor_op(cat));
+  registry.add("aten::stack", factor_op(stack));
+}
+
+}  // namespace dtensor

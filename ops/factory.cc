@@ -1,0 +1,55 @@
+// Tensors made from the example of another: zeros_like, new_full, ... Where shapes match, the new tensor is laid out like the
+// example (Replicate where that is Partial: nothing is known of addends); else every rank holds the whole.
+#include <ATen/core/stack.h>
+
+#include "ops/meta_tensor.h"
+#include "ops/register.h"
+#include "propagation/op_rule.h"
+
+namespace dtensor {
+namespace {
+
+void check_device(const OpCall& call) {
+  const auto own = call.mesh.world().device_type();
+  const auto& device = call.arg("device");
+  if (!device.isDevice()) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(device.toDevice().type() == own, call.name(), ": the example is on ", call.mesh.to_string(),
+                              ", whose devices are of type ", c10::DeviceTypeName(own, true),
+                              "; a tensor like it cannot be made on ", device.toDevice());
+}
+
+// One strategy: the example as it is.
+std::vector<DimStrategy> follow(const OpCall& call, int64_t mesh_dim) {
+  check_device(call);
+  const Placement& given = call.inputs[0]->placements()[mesh_dim];
+  const bool same_shape = !call.has_arg("size") || Shape(*call.get_ints("size")) == call.inputs[0]->sizes();
+  return {{{same_shape && given.is_sharded() ? given : Replicate()}, {given}}};
+}
+
+// Sizes become those of the rank's part, the device the rank's own.
+void make_part(const LocalCall& call, torch::jit::Stack& stack) {
+  const auto& schema = call.op.schema();
+  const auto sizes = call.outputs[0]->local_shape(call.i);
+  if (const auto size = schema.argumentIndexWithName("size")) {
+    stack[*size] = std::vector<int64_t>(sizes.begin(), sizes.end());
+  }
+  if (const auto stride = schema.argumentIndexWithName("stride")) {
+    stack[*stride] = local_strides(sizes, call.outputs[0]->strides());
+  }
+  stack[*schema.argumentIndexWithName("device")] = c10::IValue();
+  call.op.callBoxed(stack);
+}
+
+}  // namespace
+
+void register_factory_rules(RuleRegistry& registry) {
+  OpRule rule;
+  rule.per_dim = follow;
+  rule.local = make_part;
+  rule.value_free = {"fill_value"};
+  registry.add({"aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::empty_like", "aten::new_zeros",
+                "aten::new_ones", "aten::new_full", "aten::new_empty", "aten::new_empty_strided"},
+               rule);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,23 @@
+// Operators on lists, as optimizers written in Python use them: one operator per tensor of the list, each with its own
+// layout. That is what ATen's kernels for "any backend" do.
+#include "dtensor/op_info.h"
+#include "ops/pointwise.h"
+
+namespace dtensor {
+namespace {
+
+void one_by_one(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  TORCH_CHECK_NOT_IMPLEMENTED(op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd), "Operator ",
+                              op.operator_name(), " does not have a form for distributed tensors.");
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
+}
+
+}  // namespace
+
+void register_foreach_handlers() {
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.rfind("aten::_foreach_", 0) == 0) add_handler(name.name, one_by_one);
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,204 @@
+// Losses: one number per element or row, or their sum or mean. A mean is a sum of the ranks' shares, each scaled by its part of
+// the global count, so that uneven and empty shards are exact, and so are gradients. The losses that are no operators of their
+// own (l1_loss, kl_div, cross_entropy_loss with probabilities or label smoothing, ...) are composed of others.
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/stack.h>
+
+#include "dtensor/dispatch.h"
+#include "dtensor/op_info.h"
+#include "mesh/scope.h"
+#include "ops/meta_tensor.h"
+#include "ops/register.h"
+#include "propagation/factor_rule.h"
+
+namespace dtensor {
+namespace {
+
+bool reduces(const OpCall& call) { return call.get_int("reduction") != at::Reduction::None; }
+
+// ---- Elementwise losses ----
+
+constexpr const char* kElementwise[] = {
+    "aten::mse_loss",   "aten::smooth_l1_loss",   "aten::huber_loss", "aten::binary_cross_entropy",
+    "aten::binary_cross_entropy_with_logits", "aten::soft_margin_loss"};
+
+constexpr const char* kElementwiseBackward[] = {
+    "aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward",
+    "aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"};
+
+FactorRule elementwise_rule(const OpCall& call) {
+  FactorRule rule = pointwise(call);
+  if (reduces(call)) {
+    for (int factor : rule.outputs[0]) rule.contractions.push_back({factor, ReduceOp::kSum});
+    rule.outputs[0].clear();
+  }
+  return rule;
+}
+
+FactorRule elementwise_backward_rule(const OpCall& call) {
+  FactorRule rule = pointwise(call);
+  rule.terms = {{call.input_index("grad_output")}};
+  return rule;
+}
+
+OutputMetas elementwise_metas(const OpCall& call) {
+  const Spec& self = *call.input("self");
+  if (call.has_arg("grad_output")) return broadcast_metas(call, {self.dtype()});
+  const c10::ScalarType dtype = c10::promoteTypes(self.dtype(), call.input("target")->dtype());
+  return reduces(call) ? metas_of({meta_tensor(self).new_empty({}, dtype)}) : broadcast_metas(call, {dtype});
+}
+
+// The stack's arguments by name.
+class Arguments {
+ public:
+  Arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+      : schema_(op.schema()), values_(stack.data() + stack.size() - schema_.arguments().size()) {}
+  c10::IValue& operator[](const char* name) const { return values_[*schema_.argumentIndexWithName(name)]; }
+
+ private:
+  const c10::FunctionSchema& schema_;
+  c10::IValue* const values_;
+};
+
+// A rank's part of the elements of the global loss, which `self` and `target` broadcast to.
+double local_share(const LocalCall& local, const Arguments& args) {
+  const int64_t mine = c10::multiply_integers(
+      at::infer_size(args["self"].toTensor().sizes(), args["target"].toTensor().sizes()));
+  const size_t self = local.op.schema().argumentIndexWithName("grad_output") ? 1 : 0;  // `target` comes next
+  const int64_t global =
+      c10::multiply_integers(at::infer_size(local.inputs[self]->sizes(), local.inputs[self + 1]->sizes()));
+  return mine == global ? 1.0 : static_cast<double>(mine) / static_cast<double>(global);
+}
+
+void elementwise_local(const LocalCall& local, torch::jit::Stack& stack) {
+  const Arguments args(local.op, stack);
+  const double share = args["reduction"].toInt() == at::Reduction::Mean ? local_share(local, args) : 1.0;
+  local.op.callBoxed(stack);
+  if (share == 1.0) return;
+  // The mean of no elements is nan, a share of zero of which is nothing.
+  const at::Tensor mean = stack.back().toTensor();
+  stack.back() = share == 0.0 ? mean.zero_() : mean.mul_(share);
+}
+
+void elementwise_backward_local(const LocalCall& local, torch::jit::Stack& stack) {
+  const Arguments args(local.op, stack);
+  if (args["reduction"].toInt() == at::Reduction::Mean) {
+    const double share = local_share(local, args);
+    if (share != 1.0) args["grad_output"] = args["grad_output"].toTensor().mul(share);
+  }
+  local.op.callBoxed(stack);
+}
+
+// ---- Negative log likelihood ----
+
+// self: [C], [N, C] or (2d) [N, C, H, W]; target and the loss: without C.
+FactorRule nll_rule(const OpCall& call) {
+  constexpr int kClass = 0;
+  const auto ndim = static_cast<int>(call.input("self")->ndim());
+  std::vector<int> scores, rows;
+  for (int d = 0; d < ndim; ++d) {
+    const bool is_class = d == (ndim == 1 ? 0 : 1);
+    scores.push_back(is_class ? kClass : d + 1);
+    if (!is_class) rows.push_back(d + 1);
+  }
+  FactorRule rule;
+  rule.inputs.resize(call.inputs.size());
+  rule.inputs[call.input_index("self")] = scores;
+  rule.inputs[call.input_index("target")] = rows;
+  if (call.input("weight") != nullptr) rule.inputs[call.input_index("weight")] = {kClass};
+  rule.blocked = {kClass};
+  if (call.has_arg("grad_output")) {
+    const int grad = call.input_index("grad_output");
+    if (!reduces(call)) rule.inputs[grad] = rows;
+    rule.terms = {{grad}};
+    rule.outputs = {scores};
+  } else {
+    rule.outputs = {reduces(call) ? std::vector<int>() : rows, {}};
+    for (int factor : rows) rule.contractions.push_back({factor, ReduceOp::kSum});
+  }
+  return rule;
+}
+
+std::vector<DimStrategy> nll_strategies(const OpCall& call, int64_t mesh_dim) {
+  auto result = strategies(nll_rule(call), call, mesh_dim);
+  for (DimStrategy& s : result) {
+    if (call.has_arg("grad_output")) {
+      // Only a mean looks at the total weight.
+      const int total = call.input_index("total_weight");
+      if (call.get_int("reduction") != at::Reduction::Mean) s.inputs[total] = call.inputs[total]->placements()[mesh_dim];
+    } else if (!reduces(call)) {
+      s.outputs[1] = Replicate();  // zero on every rank
+    }
+  }
+  return result;
+}
+
+OutputMetas nll2d_metas(const OpCall& call) {
+  const at::Tensor self = meta_tensor(*call.input("self"));
+  return metas_of({self.new_empty(reduces(call) ? Shape() : call.input("target")->sizes()), self.new_empty({})});
+}
+
+OutputMetas nll2d_backward_metas(const OpCall& call) { return metas_of({meta_tensor(*call.input("self")).contiguous()}); }
+
+// The mean divides by the weights of all targets that are not ignored, which no rank knows alone: both sums travel in one
+// all-reduce.
+void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  {
+    const Arguments args(op, stack);
+    if (args["reduction"].toInt() != at::Reduction::Mean) return dispatch_by_rule(op, stack);
+    TORCH_CHECK_NOT_IMPLEMENTED(!op.schema().argumentIndexWithName("output"), op.schema().name(),
+                                ": the out= form with a mean is not supported on distributed tensors; use the functional form.");
+    args["reduction"] = at::Reduction::Sum;
+  }
+  dispatch_by_rule(op, stack);
+  at::Tensor total = torch::jit::pop(stack).toTensor();
+  at::Tensor sum = torch::jit::pop(stack).toTensor();
+  const DTensorMeta& meta = meta_of(sum);
+  const DeviceMesh& mesh = meta.spec->mesh();
+  RankTensors pairs;
+  {
+    LocalGuard guard;
+    for (size_t i = 0; i < meta.locals.size(); ++i) pairs.push_back(at::stack({meta.locals[i], meta_of(total).locals[i]}));
+  }
+  at::Tensor pair = make_dtensor(Spec::get(mesh, meta.spec->placements(), {2}, meta.spec->dtype()), std::move(pairs));
+  const Placements whole(mesh.ndim(), Replicate());
+  pair = redistribute_below_autograd(pair, whole, {op.schema().name(), "reduction", current_scope().module_path, /*implicit=*/true});
+  RankTensors means, totals;
+  {
+    LocalGuard guard;
+    for (const at::Tensor& both : meta_of(pair).locals) {
+      means.push_back(both.select(0, 0).div(both.select(0, 1)));
+      totals.push_back(both.select(0, 1).clone());
+    }
+  }
+  const SpecPtr scalar = Spec::get(mesh, whole, {}, meta.spec->dtype());
+  stack.emplace_back(make_dtensor(scalar, std::move(means)));
+  stack.emplace_back(make_dtensor(scalar, std::move(totals)));
+}
+
+}  // namespace
+
+void register_loss_rules(RuleRegistry& registry) {
+  OpRule loss = factor_op(elementwise_rule);
+  loss.metas = elementwise_metas;
+  loss.local = elementwise_local;
+  for (const char* op : kElementwise) registry.add(op, loss);
+  OpRule gradient = factor_op(elementwise_backward_rule);
+  gradient.metas = elementwise_metas;
+  gradient.local = elementwise_backward_local;
+  for (const char* op : kElementwiseBackward) registry.add(op, gradient);
+
+  OpRule nll;
+  nll.per_dim = nll_strategies;
+  registry.add("aten::nll_loss_forward", nll);
+  registry.add("aten::nll_loss_backward", nll);
+  nll.metas = nll2d_metas;
+  registry.add("aten::nll_loss2d_forward", nll);
+  nll.metas = nll2d_backward_metas;
+  registry.add("aten::nll_loss2d_backward", nll);
+  add_handler("aten::nll_loss_forward", nll_forward);
+  add_handler("aten::nll_loss2d_forward", nll_forward);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,42 @@
+// Operators that only move elements: views, slices, concatenations, and their backward. Internal to ops/.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "propagation/factor_rule.h"
+
+namespace dtensor {
+
+// For every dim of the output: the input's dim that it is, element for element, or kNoFactor. Input dims that are nowhere in
+// the output are computed whole.
+using OutputDims = std::vector<int>;
+
+// Which kinds of Partial pass: those of addends, or all kinds (an element of the output is one of the input, or zero).
+enum class Passing { kNone, kLinear, kAll };
+
+// One tensor (the first; other inputs are not looked at) moved to `num_outputs` tensors with the same dims.
+FactorRule movement(const OpCall& call, const OutputDims& output, int num_outputs = 1, Passing passing = Passing::kAll);
+
+// Lets every kind of Partial through that `inputs` have in common.
+void pass_all_partials(FactorRule& rule, const std::vector<int>& inputs);
+
+// 0, 1, ..., n - 1.
+OutputDims same_dims(int64_t n);
+
+// The operator itself, with the size argument `name` replaced by the local shape of the (first) output.
+std::function<void(const LocalCall&, torch::jit::Stack&)> with_local_sizes(const std::string& name);
+
+// Index of an argument on the stack that OpRule::local gets.
+size_t stack_index(const LocalCall& call, const std::string& name);
+
+// Registration, by family.
+void register_slice_rules(RuleRegistry& registry);     // select, slice, split, pad, flip, ...
+void register_cat_rules(RuleRegistry& registry);       // cat, stack
+void register_view_handlers();                         // squeeze_, t_, as_strided: change metadata, or need memory
+void register_index_read_rules(RuleRegistry& registry);
+void register_index_write_rules(RuleRegistry& registry);
+void register_scatter_rules(RuleRegistry& registry);
+void register_data_dependent();                        // nonzero, masked_select, ...: the shape depends on the data
+
+}  // namespace dtensor

@@ -1,0 +1,58 @@
+// Elementwise operators that ATen does not tag as such. Where ATen has no meta kernel either, their results are said here.
+#include <ATen/ops/div.h>
+#include <ATen/ops/empty_like.h>
+
+#include "ops/meta_tensor.h"
+#include "ops/pointwise.h"
+
+namespace dtensor {
+namespace {
+
+// Results are of the first input's dtype.
+OutputMetas as_first(const OpCall& call) {
+  return broadcast_metas(call, std::vector<c10::ScalarType>(call.schema().returns().size(), call.inputs[0]->dtype()));
+}
+
+OutputMetas as_complex(const OpCall& call) { return broadcast_metas(call, {c10::toComplexType(call.inputs[0]->dtype())}); }
+
+OutputMetas floor_divide_metas(const OpCall& call) {
+  const at::Tensor self = meta_tensor(*call.inputs[0]);
+  if (call.inputs.size() == 2) return metas_of({at::div(self, meta_tensor(*call.inputs[1]), "floor")});
+  return metas_of({at::div(self, call.arg("other").toScalar(), "floor")});
+}
+
+OpRule with_metas(OpRule rule, std::function<OutputMetas(const OpCall&)> metas) {
+  rule.metas = std::move(metas);
+  return rule;
+}
+
+OpRule log_sigmoid_forward() {
+  OpRule rule = with_metas(pointwise_op(), as_first);
+  // The second result is scratch space for backward; on CUDA it is empty, which no layout of the input describes.
+  rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
+    const at::Tensor self = stack[0].toTensor();
+    call.op.callBoxed(stack);
+    if (stack[1].toTensor().sizes() != self.sizes()) stack[1] = at::empty_like(self);
+  };
+  return rule;
+}
+
+}  // namespace
+
+void register_untagged_pointwise(RuleRegistry& registry) {
+  registry.add("aten::leaky_relu", pointwise_op());
+  registry.add("aten::polar", with_metas(pointwise_op(), as_complex));
+  registry.add("aten::complex", with_metas(pointwise_op({{{"real"}, {"imag"}}, false, {}}), as_complex));
+  registry.add(Names{"aten::hardswish", "aten::_prelu_kernel"}, with_metas(pointwise_op(), as_first));
+  registry.add("aten::_prelu_kernel_backward", with_metas(pointwise_op({{{"grad_output"}}, false, {}}), as_first));
+  for (const char* op : {"aten::hardswish_backward", "aten::hardtanh_backward", "aten::hardsigmoid_backward",
+                         "aten::log_sigmoid_backward", "aten::native_dropout_backward", "aten::_masked_scale",
+                         "aten::rrelu_with_noise_backward"}) {
+    const bool scaled = std::string(op) == "aten::_masked_scale";
+    registry.add(op, with_metas(pointwise_op({{{scaled ? "self" : "grad_output"}}, false, {}}), as_first));
+  }
+  registry.add("aten::log_sigmoid_forward", log_sigmoid_forward());
+  registry.add("aten::floor_divide", with_metas(pointwise_op(), floor_divide_metas));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,198 @@
+#include "ops/reduction.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ops/meta_tensor.h"
+#include "ops/register.h"
+
+namespace dtensor {
+namespace {
+
+using Names = std::vector<std::string>;
+
+bool real_or_complex(c10::ScalarType t) { return at::isFloatingType(t) || at::isComplexType(t); }
+
+// The dtype that a sum or product comes out in.
+c10::ScalarType accumulated_dtype(const OpCall& call) {
+  if (call.has_arg("dtype") && !call.arg("dtype").isNone()) return call.arg("dtype").toScalarType();
+  const auto own = call.inputs[0]->dtype();
+  return at::isIntegralType(own, /*includeBool=*/true) ? at::kLong : own;
+}
+
+// Reducing the addends' reductions is reducing their sum: no cast in between, but from one floating type to another.
+bool casts_commute(const OpCall& call) {
+  const auto from = call.inputs[0]->dtype(), to = accumulated_dtype(call);
+  return (real_or_complex(from) && real_or_complex(to)) || (from == to && from == at::kLong);
+}
+
+bool is_bool(const OpCall& call) { return call.inputs[0]->dtype() == at::kBool; }
+bool always(const OpCall&) { return true; }
+bool never(const OpCall&) { return false; }
+
+// Reduced dims that are sharded leave a Partial of `op`. A Partial input of that kind passes through where `partials` says so.
+OpRule reduce_op(ReduceOp op, bool (*partials)(const OpCall&)) {
+  return factor_op([op, partials](const OpCall& call) {
+    FactorRule rule = reduction(call, 0, reduced_dims(call), keeps_dims(call), op);
+    if (!partials(call)) {
+      rule.terms.clear();
+      rule.passthroughs.clear();
+    }
+    return rule;
+  });
+}
+
+int64_t numel(const Shape& shape) {
+  int64_t n = 1;
+  for (int64_t s : shape) n *= s;
+  return n;
+}
+
+// Elements of the input that one result is made of: on this rank, and in all. Nothing if there are no results.
+struct Share {
+  int64_t own = 0, all = 0;
+};
+
+Share share_of(const LocalCall& call) {
+  const int64_t own_results = numel(call.outputs[0]->local_shape(call.i)), results = call.outputs[0]->meta().numel();
+  if (own_results == 0) return {};
+  return {numel(call.inputs[0]->local_shape(call.i)) / own_results, call.inputs[0]->meta().numel() / results};
+}
+
+// The local mean times the share of the elements that it stands for: an addend of the global mean, exact on uneven shards, and
+// no nearer to overflow than the mean itself.
+void local_mean(const LocalCall& call, torch::jit::Stack& stack) {
+  const Share share = share_of(call);
+  call.op.callBoxed(stack);
+  if (share.own == share.all) return;
+  const at::Tensor mean = stack[0].toTensor();
+  if (share.own == 0) {
+    mean.zero_();
+  } else {
+    mean.mul_(static_cast<double>(share.own) / static_cast<double>(share.all));
+  }
+}
+
+// What changes no maximum (`of_max`) or minimum of values of the dtype.
+c10::Scalar neutral(c10::ScalarType dtype, bool of_max) {
+  if (at::isFloatingType(dtype)) {
+    const double inf = std::numeric_limits<double>::infinity();
+    return of_max ? -inf : inf;
+  }
+  if (dtype == at::kBool) return !of_max;
+  c10::Scalar value;
+  AT_DISPATCH_INTEGRAL_TYPES(dtype, "neutral", [&] {
+    value = of_max ? std::numeric_limits<scalar_t>::lowest() : std::numeric_limits<scalar_t>::max();
+  });
+  return value;
+}
+
+// ATen refuses to take the maximum of nothing; a rank whose part is empty gives what the others' maxima win against.
+template <bool kOfMax>
+void local_extreme(const LocalCall& call, torch::jit::Stack& stack) {
+  const Share share = share_of(call);
+  if (share.own != 0 || share.all == 0) return call.op.callBoxed(stack);
+  const auto sizes = call.outputs[0]->local_shape(call.i);
+  const at::Tensor self = stack[0].toTensor();
+  const bool has_out = call.op.schema().arguments().back().is_out();
+  at::Tensor result = has_out ? stack.back().toTensor() : at::empty(at::IntArrayRef(sizes), self.options());
+  result.fill_(neutral(self.scalar_type(), kOfMax));
+  stack.clear();
+  stack.emplace_back(std::move(result));
+}
+
+// ATen's own kernel makes |x|^p first; the norm is one pass without temporaries.
+void local_powsum(const LocalCall& call, torch::jit::Stack& stack) {
+  const auto dtype = stack[4].isNone() ? std::nullopt : std::optional(stack[4].toScalarType());
+  const auto dims = stack[2].isNone() ? std::nullopt : std::optional(stack[2].toIntVector());
+  const c10::Scalar p = stack[1].toScalar();
+  if (p.toDouble() == 0 || std::isinf(p.toDouble())) return call.op.callBoxed(stack);
+  const at::OptionalIntArrayRef reduced = dims ? at::OptionalIntArrayRef(*dims) : std::nullopt;
+  at::Tensor norm = at::linalg_vector_norm(stack[0].toTensor(), p, reduced, stack[3].toBool(), dtype);
+  stack.clear();
+  stack.emplace_back(norm.pow_(p));
+}
+
+template <bool kOfMax>
+OpRule extreme() {
+  OpRule rule = reduce_op(kOfMax ? ReduceOp::kMax : ReduceOp::kMin, always);
+  rule.local = local_extreme<kOfMax>;
+  return rule;
+}
+
+OutputMetas as_accumulated(const OpCall& call) { return reduction_metas(call, {accumulated_dtype(call)}); }
+OutputMetas as_input(const OpCall& call) { return reduction_metas(call, {call.inputs[0]->dtype()}); }
+OutputMetas as_real(const OpCall& call) { return reduction_metas(call, {c10::toRealValueType(accumulated_dtype(call))}); }
+OutputMetas as_count(const OpCall& call) { return reduction_metas(call, {at::kLong}); }
+
+}  // namespace
+
+std::vector<int64_t> reduced_dims(const OpCall& call) {
+  const int64_t ndim = call.inputs[0]->ndim();
+  std::vector<int64_t> dims;
+  if (call.has_arg("dim") && !call.arg("dim").isNone()) {
+    const auto& dim = call.arg("dim");
+    TORCH_CHECK_NOT_IMPLEMENTED(dim.isInt() || dim.isIntList() || (dim.isList() && dim.toListRef().empty()), call.name(),
+                                ": names of dims are not supported on distributed tensors");
+    for (int64_t d : dim.isInt() ? std::vector<int64_t>{dim.toInt()} : call.get_ints("dim").value_or(std::vector<int64_t>{})) {
+      dims.push_back(wrap_dim(d, ndim));
+    }
+    const auto& name = call.op.operator_name();
+    // all(x, dim=[]) and any(x, dim=[]) reduce nothing; for every other operator no dims are all of them.
+    const bool none = dims.empty() && name.overload_name.rfind("dims", 0) == 0;
+    if (!dims.empty() || none) {
+      std::sort(dims.begin(), dims.end());
+      dims.erase(std::remove_if(dims.begin(), dims.end(), [&](int64_t d) { return d >= ndim; }), dims.end());
+      return dims;
+    }
+  }
+  for (int64_t d = 0; d < ndim; ++d) dims.push_back(d);
+  return dims;
+}
+
+bool keeps_dims(const OpCall& call) { return call.has_arg("keepdim") && call.get_bool("keepdim"); }
+
+OutputMetas reduction_metas(const OpCall& call, const std::vector<c10::ScalarType>& dtypes) {
+  const auto dims = reduced_dims(call);
+  std::vector<int64_t> sizes;
+  for (int64_t d = 0; d < call.inputs[0]->ndim(); ++d) {
+    if (!std::binary_search(dims.begin(), dims.end(), d)) {
+      sizes.push_back(call.inputs[0]->sizes()[d]);
+    } else if (keeps_dims(call)) {
+      sizes.push_back(1);
+    }
+  }
+  std::vector<at::Tensor> results;
+  for (const auto dtype : dtypes) results.push_back(at::empty(sizes, at::TensorOptions(dtype).device(c10::DeviceType::Meta)));
+  return metas_of(results);
+}
+
+void register_reduction_rules(RuleRegistry& registry) {
+  const auto add = [&](const Names& ops, OpRule rule, OutputMetas (*metas)(const OpCall&) = nullptr,
+                       void (*local)(const LocalCall&, torch::jit::Stack&) = nullptr) {
+    if (metas) rule.metas = metas;
+    if (local) rule.local = local;
+    registry.add(ops, rule);
+  };
+  add(Names{"aten::sum", "aten::sum.dim_IntList"}, reduce_op(ReduceOp::kSum, casts_commute));
+  add(Names{"aten::mean", "aten::mean.dim"}, reduce_op(ReduceOp::kSum, casts_commute), nullptr, local_mean);
+  add({"aten::nansum"}, reduce_op(ReduceOp::kSum, never), as_accumulated);
+  add(Names{"aten::prod", "aten::prod.dim_int"}, reduce_op(ReduceOp::kProduct, casts_commute), as_accumulated);
+  add(Names{"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduce_op(ReduceOp::kSum, never), as_count);
+  add({"aten::linalg__powsum"}, reduce_op(ReduceOp::kSum, never), as_real, local_powsum);
+  add(Names{"aten::all", "aten::all.dim", "aten::all.dims"}, reduce_op(ReduceOp::kMin, is_bool));
+  add(Names{"aten::any", "aten::any.dim", "aten::any.dims"}, reduce_op(ReduceOp::kMax, is_bool));
+  add({"aten::max"}, extreme<true>(), as_input);
+  add({"aten::min"}, extreme<false>(), as_input);
+  add({"aten::amax"}, extreme<true>());
+  add({"aten::amin"}, extreme<false>());
+  register_order_rules(registry);
+  register_norm_handlers();
+}
+
+}  // namespace dtensor

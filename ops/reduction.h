@@ -1,0 +1,22 @@
+// Reductions and scans. Internal to ops/.
+#pragma once
+
+#include <vector>
+
+#include "propagation/factor_rule.h"
+
+namespace dtensor {
+
+// The dims that a call of a reduction reduces, normalised and ascending: its argument "dim", or all where there is none.
+std::vector<int64_t> reduced_dims(const OpCall& call);
+
+// Whether the call keeps reduced dims at size 1.
+bool keeps_dims(const OpCall& call);
+
+// Global metadata of a reduction's result, contiguous.
+OutputMetas reduction_metas(const OpCall& call, const std::vector<c10::ScalarType>& dtypes);
+
+void register_norm_handlers();
+void register_order_rules(RuleRegistry& registry);  // scans, sort, topk, median, variances: dims computed whole
+
+}  // namespace dtensor

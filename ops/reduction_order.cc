@@ -1,0 +1,93 @@
+// Reductions, scans and orders whose dim is computed whole: what a rank alone could say about its part is not enough.
+// Every other dim may be sharded.
+#include <algorithm>
+
+#include "ops/meta_tensor.h"
+#include "ops/reduction.h"
+
+namespace dtensor {
+namespace {
+
+int num_outputs(const OpCall& call) { return static_cast<int>(call.schema().returns().size()); }
+
+// median, argmax, var, ...: the reduced dims whole.
+OpRule reduce_whole() {
+  return factor_op([](const OpCall& call) {
+    return reduction(call, 0, reduced_dims(call), keeps_dims(call), std::nullopt, num_outputs(call));
+  });
+}
+
+// cumsum, sort, ...: results of the input's shape, the dim whole.
+OpRule along_dim(bool linear = false) {
+  return factor_op([linear](const OpCall& call) {
+    FactorRule rule = pointwise(call, num_outputs(call));
+    rule.blocked.push_back(static_cast<int>(wrap_dim(call.get_int("dim"), call.inputs[0]->ndim())));
+    const bool casts = call.has_arg("dtype") && !call.arg("dtype").isNone();
+    if (linear && at::isFloatingType(call.inputs[0]->dtype()) &&
+        (!casts || at::isFloatingType(call.arg("dtype").toScalarType()))) {
+      rule.terms = {{0}};
+    }
+    return rule;
+  });
+}
+
+// The dim comes out with k elements.
+OpRule topk() {
+  return factor_op([](const OpCall& call) {
+    FactorRule rule = pointwise(call, num_outputs(call));
+    const int dim = static_cast<int>(wrap_dim(call.get_int("dim"), call.inputs[0]->ndim()));
+    rule.blocked.push_back(dim);
+    for (auto& output : rule.outputs) std::replace(output.begin(), output.end(), dim, kNoFactor);
+    return rule;
+  });
+}
+
+c10::ScalarType real_dtype(const OpCall& call) { return c10::toRealValueType(call.inputs[0]->dtype()); }
+
+OutputMetas as_input(const OpCall& call) { return reduction_metas(call, {call.inputs[0]->dtype()}); }
+OutputMetas value_and_index(const OpCall& call) { return reduction_metas(call, {call.inputs[0]->dtype(), at::kLong}); }
+OutputMetas floating(const OpCall& call) {
+  const auto own = call.inputs[0]->dtype();
+  const bool integral = at::isIntegralType(own, true);
+  return reduction_metas(call, {integral ? c10::typeMetaToScalarType(c10::get_default_dtype()) : own});
+}
+OutputMetas same_shape(const OpCall& call) { return broadcast_metas(call, {call.inputs[0]->dtype()}); }
+OutputMetas same_shape_and_index(const OpCall& call) { return broadcast_metas(call, {call.inputs[0]->dtype(), at::kLong}); }
+OutputMetas variance(const OpCall& call) { return reduction_metas(call, {real_dtype(call)}); }
+OutputMetas variance_and_mean(const OpCall& call) {
+  return reduction_metas(call, {real_dtype(call), call.inputs[0]->dtype()});
+}
+
+}  // namespace
+
+void register_order_rules(RuleRegistry& registry) {
+  struct Entry {
+    std::vector<std::string> ops;
+    OpRule rule;
+    OutputMetas (*metas)(const OpCall&);
+  };
+  const Entry table[] = {
+      {{"aten::max.dim", "aten::max.dim_max", "aten::min.dim", "aten::min.dim_min"}, reduce_whole(), value_and_index},
+      {{"aten::argmax", "aten::argmin", "aten::aminmax"}, reduce_whole(), nullptr},
+      {{"aten::logsumexp"}, reduce_whole(), floating},
+      {{"aten::median", "aten::nanmedian"}, reduce_whole(), as_input},
+      {{"aten::median.dim", "aten::median.dim_values", "aten::nanmedian.dim", "aten::nanmedian.dim_values", "aten::mode",
+        "aten::kthvalue"},
+       reduce_whole(),
+       value_and_index},
+      {{"aten::std.correction", "aten::var.correction"}, reduce_whole(), variance},
+      {{"aten::std_mean.correction", "aten::var_mean.correction"}, reduce_whole(), variance_and_mean},
+      {{"aten::cumsum"}, along_dim(/*linear=*/true), nullptr},
+      {{"aten::cumprod", "aten::sort", "aten::sort.stable"}, along_dim(), nullptr},
+      {{"aten::logcumsumexp"}, along_dim(), same_shape},
+      {{"aten::cummax", "aten::cummin"}, along_dim(), same_shape_and_index},
+      {{"aten::topk"}, topk(), nullptr},
+  };
+  for (const auto& entry : table) {
+    OpRule rule = entry.rule;
+    if (entry.metas) rule.metas = entry.metas;
+    registry.add(entry.ops, rule);
+  }
+}
+
+}  // namespace dtensor

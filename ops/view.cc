@@ -1,0 +1,217 @@
+// Views: the same elements under other dims. Those that split and flatten dims go through ViewMap; in the others every dim of
+// the output is one of the input, or new.
+#include <ATen/InferSize.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/reshape.h>
+#include <ATen/ops/squeeze.h>
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "ops/meta_tensor.h"
+#include "ops/movement.h"
+#include "ops/register.h"
+#include "ops/view_map.h"
+
+namespace dtensor {
+namespace {
+
+// ------------------------------------------------------------ view, reshape
+
+std::vector<int64_t> output_sizes(const OpCall& call) {
+  const std::vector<int64_t> sizes = call.get_ints("size").value_or(std::vector<int64_t>{});
+  const auto inferred = at::infer_size(sizes, call.inputs[0]->meta().numel());
+  return {inferred.begin(), inferred.end()};
+}
+
+// Complete strategies, from one mesh dim to the next. Where the layout that is there can be followed nothing else is tried.
+// Else that mesh dim is gathered, or moved to a dim that can be followed to a plain Shard, whichever is cheaper.
+class ViewSearch {
+ public:
+  explicit ViewSearch(const OpCall& call) : input_(*call.inputs[0]), mesh_shape_(call.mesh.shape()) {
+    extend(ViewMap(input_.sizes(), output_sizes(call)), Placements(), Placements());
+  }
+
+  std::vector<Strategy> result;
+
+ private:
+  void extend(const ViewMap& map, Placements in, Placements out) {
+    const size_t m = in.size();
+    if (m == mesh_shape_.size()) {
+      result.push_back({{std::move(out)}, {std::move(in)}});
+      return;
+    }
+    if (try_placement(input_.placements()[m], map, in, out, /*plain=*/false)) return;
+    try_placement(Replicate(), map, in, out, false);
+    for (int64_t d = 0; d < input_.ndim(); ++d) {
+      if (input_.sizes()[d] >= mesh_shape_[m]) try_placement(Shard(d), map, in, out, /*plain=*/true);
+    }
+  }
+
+  bool try_placement(const Placement& p, ViewMap map, Placements in, Placements out, bool plain) {
+    auto followed = map.follow(p, mesh_shape_[in.size()]);
+    if (!followed || (plain && followed->is_strided_shard())) return false;
+    in.push_back(p);
+    out.push_back(*std::move(followed));
+    extend(map, std::move(in), std::move(out));
+    return true;
+  }
+
+  const Spec& input_;
+  const std::vector<int64_t>& mesh_shape_;
+};
+
+// A view of the local part where its strides allow, else a copy.
+void reshape_local(const LocalCall& call, torch::jit::Stack& stack) {
+  const Shape sizes = call.outputs[0]->local_shape(call.i);
+  at::Tensor result = at::reshape(stack[0].toTensor(), c10::IntArrayRef(sizes.data(), sizes.size()));
+  const std::string& name = call.op.schema().name();
+  if (absl::EndsWith(name, "_copy")) result = result.clone(at::MemoryFormat::Contiguous);
+  stack.clear();
+  stack.emplace_back(std::move(result));
+}
+
+OpRule reshape_op() {
+  OpRule rule;
+  rule.whole = [](const OpCall& call) { return ViewSearch(call).result; };
+  rule.local = reshape_local;
+  return rule;
+}
+
+// The bits as another dtype: nothing of a sum is left. Where the size of an element changes the last dim is no longer itself.
+FactorRule view_dtype(const OpCall& call) {
+  OutputDims dims = same_dims(call.inputs[0]->ndim());
+  const c10::ScalarType to = call.arg("dtype").toScalarType();
+  if (c10::elementSize(call.inputs[0]->dtype()) != c10::elementSize(to) && !dims.empty()) dims.back() = kNoFactor;
+  return movement(call, dims, 1, Passing::kNone);
+}
+
+// ------------------------------------------------------------ dims come, go and change places
+
+int64_t ndim(const OpCall& call) { return call.inputs[0]->ndim(); }
+
+int64_t dim_arg(const OpCall& call, const char* name, int64_t extra = 0) {
+  return wrap_dim(call.get_int(name), ndim(call) + extra);
+}
+
+OutputDims permute(const OpCall& call) {
+  OutputDims dims;
+  for (int64_t d : *call.get_ints("dims")) dims.push_back(static_cast<int>(wrap_dim(d, ndim(call))));
+  return dims;
+}
+
+OutputDims transpose(const OpCall& call) {
+  OutputDims dims = same_dims(ndim(call));
+  if (!dims.empty()) std::swap(dims[dim_arg(call, "dim0")], dims[dim_arg(call, "dim1")]);
+  return dims;
+}
+
+OutputDims t(const OpCall& call) {
+  OutputDims dims = same_dims(ndim(call));
+  std::reverse(dims.begin(), dims.end());
+  return dims;
+}
+
+OutputDims unsqueeze(const OpCall& call) {
+  OutputDims dims = same_dims(ndim(call));
+  dims.insert(dims.begin() + dim_arg(call, "dim", 1), kNoFactor);
+  return dims;
+}
+
+// The dims of size 1 among those that are named; all, if none is.
+std::vector<int64_t> squeezed(const Spec& self, const std::optional<std::vector<int64_t>>& named) {
+  std::vector<int64_t> dims;
+  for (int64_t d = 0; d < self.ndim(); ++d) {
+    const bool asked = !named || std::any_of(named->begin(), named->end(),
+                                             [&](int64_t n) { return wrap_dim(n, self.ndim()) == d; });
+    if (asked && self.sizes()[d] == 1) dims.push_back(d);
+  }
+  return dims;
+}
+
+OutputDims squeeze(const OpCall& call) {
+  const auto gone = squeezed(*call.inputs[0], call.has_arg("dim") ? call.get_ints("dim") : std::nullopt);
+  OutputDims dims;
+  for (int d : same_dims(ndim(call))) {
+    if (std::find(gone.begin(), gone.end(), d) == gone.end()) dims.push_back(d);
+  }
+  return dims;
+}
+
+// A dim may have size 1 on one rank only: that one stays.
+void squeeze_local(const LocalCall& call, torch::jit::Stack& stack) {
+  std::optional<std::vector<int64_t>> named;
+  if (stack.size() > 1) named = stack[1].isInt() ? std::vector<int64_t>{stack[1].toInt()} : stack[1].toIntVector();
+  at::Tensor result = at::squeeze(stack[0].toTensor(), squeezed(*call.inputs[0], named));
+  if (absl::EndsWith(call.op.schema().name(), "_copy")) result = result.clone(at::MemoryFormat::Contiguous);
+  stack.clear();
+  stack.emplace_back(std::move(result));
+}
+
+OutputDims expand(const OpCall& call) {
+  const auto& sizes = call.inputs[0]->sizes();
+  const auto wanted = call.get_ints("size").value_or(std::vector<int64_t>{});
+  const int64_t extra = static_cast<int64_t>(wanted.size()) - ndim(call);
+  OutputDims dims(wanted.size(), kNoFactor);
+  for (int64_t d = 0; d < ndim(call) && extra >= 0; ++d) {
+    if (wanted[d + extra] == -1 || wanted[d + extra] == sizes[d]) dims[d + extra] = static_cast<int>(d);
+  }
+  return dims;
+}
+
+OutputDims repeat(const OpCall& call) {
+  const auto repeats = call.get_ints("repeats").value_or(std::vector<int64_t>{});
+  const int64_t extra = static_cast<int64_t>(repeats.size()) - ndim(call);
+  OutputDims dims(repeats.size(), kNoFactor);
+  for (int64_t d = 0; d < ndim(call) && extra >= 0; ++d) {
+    if (repeats[d + extra] == 1) dims[d + extra] = static_cast<int>(d);
+  }
+  return dims;
+}
+
+OutputDims view_as_real(const OpCall& call) {
+  OutputDims dims = same_dims(ndim(call));
+  dims.push_back(kNoFactor);
+  return dims;
+}
+
+OutputDims view_as_complex(const OpCall& call) { return same_dims(std::max<int64_t>(ndim(call) - 1, 0)); }
+
+struct Movement {
+  std::vector<std::string> ops;
+  OutputDims (*dims)(const OpCall&);
+  Passing passing = Passing::kAll;
+  std::function<void(const LocalCall&, torch::jit::Stack&)> local = nullptr;
+};
+
+}  // namespace
+
+void register_view_rules(RuleRegistry& registry) {
+  registry.add({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::view_copy", "aten::_reshape_copy",
+                "aten::_reshape_alias_copy"},
+               reshape_op());
+  for (const char* op : {"aten::view.dtype", "aten::view_copy.dtype"}) registry.add(op, factor_op(view_dtype));
+  const Movement table[] = {
+      {{"aten::permute", "aten::permute_copy"}, permute},
+      {{"aten::transpose.int", "aten::transpose_copy.int"}, transpose},
+      {{"aten::t", "aten::t_copy"}, t},
+      {{"aten::unsqueeze", "aten::unsqueeze_copy"}, unsqueeze},
+      {{"aten::squeeze", "aten::squeeze_copy"}, squeeze, Passing::kAll, squeeze_local},
+      {{"aten::expand", "aten::expand_copy"}, expand, Passing::kAll, with_local_sizes("size")},
+      {{"aten::repeat"}, repeat},
+      {{"aten::view_as_real", "aten::view_as_real_copy"}, view_as_real, Passing::kLinear},
+      {{"aten::view_as_complex", "aten::view_as_complex_copy"}, view_as_complex, Passing::kLinear},
+  };
+  for (const Movement& m : table) {
+    OpRule rule = factor_op([dims = m.dims, passing = m.passing](const OpCall& call) {
+      return movement(call, dims(call), 1, passing);
+    });
+    rule.local = m.local;
+    registry.add(m.ops, rule);
+  }
+  register_slice_rules(registry);
+  register_cat_rules(registry);
+  register_view_handlers();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,116 @@
+// The library as PyTorch operators, so that Python needs nothing but the shared object:
+//
+//   torch.ops.load_library("libdtensor.so")
+//   mesh = torch.ops.dtensor.init_local_mesh([2, 2], ["dp", "tp"])
+//   p.data = torch.ops.dtensor.distribute(p.data, mesh, "RS(0)")     # an nn.Parameter, in place
+//
+// Without a key of their own (CompositeImplicitAutograd): the C++ functions record autograd themselves.
+#include <torch/library.h>
+
+#include <array>
+#include <functional>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtensor/redistribute.h"
+#include "dtensor/representation.h"
+#include "mesh/comm_event.h"
+#include "python/mesh_handles.h"
+
+namespace dtensor {
+namespace {
+
+Placements parse(std::string_view text, std::string_view caller) {
+  auto placements = parse_placements(text);
+  TORCH_CHECK_VALUE(placements.ok(), "[", caller, "] ", placements.status().message());
+  return *std::move(placements);
+}
+
+int64_t init_local_mesh(at::IntArrayRef shape, std::vector<std::string> dim_names, std::optional<at::Device> device) {
+  // A nonsensical shape gets a world of one rank, so that it is DeviceMesh that says what is wrong with it.
+  int64_t ranks = 1;
+  for (int64_t size : shape) {
+    if (size < 1 || __builtin_mul_overflow(ranks, size, &ranks)) {
+      ranks = 1;
+      break;
+    }
+  }
+  const World world = World::local(ranks, device.value_or(at::Device(at::kCPU)));
+  return add_mesh(DeviceMesh(world, shape.vec(), std::move(dim_names)));
+}
+
+at::Tensor distribute(const at::Tensor& tensor, int64_t mesh, std::string_view placements) {
+  return distribute_tensor(tensor, mesh_of(mesh, "distribute"), parse(placements, "distribute"));
+}
+
+at::Tensor full_tensor_op(const at::Tensor& tensor) { return full_tensor(tensor); }
+
+at::Tensor redistribute_op(const at::Tensor& tensor, std::string_view placements) {
+  return redistribute(tensor, parse(placements, "redistribute"));
+}
+
+std::string placements_op(const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(is_dtensor(tensor), "[placements] the tensor is not distributed");
+  return to_string(meta_of(tensor).spec->placements());
+}
+
+bool is_dtensor_op(const at::Tensor& tensor) { return is_dtensor(tensor); }
+
+std::vector<at::Tensor> local_tensors(const at::Tensor& tensor) { return to_local(tensor); }
+
+at::Tensor from_local_op(at::TensorList locals, int64_t mesh, std::string_view placements, at::IntArrayRef shape) {
+  FromLocalOptions options;
+  // [] beside locals that have dims cannot be the global shape: it asks to compute it.
+  if (!shape.empty() || locals.empty() || locals[0].dim() == 0) options.shape = shape.vec();
+  return from_local(locals.vec(), mesh_of(mesh, "from_local"), parse(placements, "from_local"), options);
+}
+
+// What had been issued when the user last reset.
+struct Baseline {
+  std::mutex mutex;
+  CollectiveCounts counts{};  // guarded by mutex
+};
+
+Baseline& baseline() {
+  static Baseline& baseline = *new Baseline;
+  return baseline;
+}
+
+std::string comm_counts() {
+  std::lock_guard<std::mutex> lock(baseline().mutex);
+  const CollectiveCounts now = collectives_issued();
+  std::string json = "{";
+  for (int c = 0; c < kNumCollectives; ++c) {
+    json += c10::str(c == 0 ? "" : ", ", '"', to_string(static_cast<Collective>(c)), "\": ",
+                     now[c] - baseline().counts[c]);
+  }
+  return json + "}";
+}
+
+void comm_counts_reset() {
+  std::lock_guard<std::mutex> lock(baseline().mutex);
+  baseline().counts = collectives_issued();
+}
+
+}  // namespace
+}  // namespace dtensor
+
+TORCH_LIBRARY(dtensor, m) {
+  using namespace dtensor;
+  // A mesh over as many new ranks, all in this process, on one device (the CPU by default). Tensors on meshes of two calls
+  // do not mix.
+  m.def("init_local_mesh(int[] shape, str[] dim_names, *, Device? device=None) -> int", &init_local_mesh);
+  m.def("distribute(Tensor tensor, int mesh, str placements) -> Tensor", &dtensor::distribute);
+  m.def("full_tensor(Tensor tensor) -> Tensor", &full_tensor_op);
+  m.def("redistribute(Tensor tensor, str placements) -> Tensor", &redistribute_op);
+  m.def("placements(Tensor tensor) -> str", &placements_op);
+  m.def("is_dtensor(Tensor tensor) -> bool", &is_dtensor_op);
+  m.def("local_tensors(Tensor tensor) -> Tensor[]", &local_tensors);
+  m.def("from_local(Tensor[] locals, int mesh, str placements, int[] shape) -> Tensor", &from_local_op);
+  // {"all_reduce": 2, ...}: what every thread has issued since the library was loaded or the counts were reset.
+  m.def("comm_counts() -> str", &comm_counts);
+  m.def("comm_counts_reset() -> ()", &comm_counts_reset);
+}

@@ -1,0 +1,21 @@
+// Meshes named by numbers, for callers that cannot hold a C++ object: the operators of dtensor_ops.cc.
+//
+//   const int64_t handle = add_mesh(DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"}));
+//   mesh_of(handle, "distribute");             // the same mesh
+//
+// Handles count up from 1 and stay valid until the process ends. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "mesh/device_mesh.h"
+
+namespace dtensor {
+
+int64_t add_mesh(DeviceMesh mesh);
+
+// Error (c10::ValueError): nobody has given out that handle; the text begins with `caller`.
+DeviceMesh mesh_of(int64_t handle, std::string_view caller);
+
+}  // namespace dtensor

@@ -1,0 +1,401 @@
+// Autograd, in-place operators, views, errors: what a distributed tensor does wherever a plain one would.
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include "dtensor/dispatch.h"
+#include "dtensor/gradient_layout.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
+#include "mesh/scope.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+using torch::Tensor;
+
+DeviceMesh mesh4() { return DeviceMesh(World::local(4), {4}, {"x"}); }
+
+struct Counter : CommListener {
+  std::vector<CommEvent> events;
+  void on_comm(const CommEvent& e, bool before) override {
+    if (!before) events.push_back(e);
+  }
+};
+
+Tensor leaf(const Tensor& t, const DeviceMesh& mesh, const Placements& placements) {
+  return distribute_tensor(t.detach(), mesh, placements).requires_grad_();
+}
+
+bool same(const Tensor& distributed, const Tensor& plain) { return torch::allclose(full_tensor(distributed), plain, 1e-10, 1e-12); }
+
+std::string message(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const c10::Error& e) {
+    return e.what_without_backtrace();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("dispatch: in-place on views gives the gradients of one device") {
+  torch::manual_seed(0);
+  const auto mesh = mesh4();
+  const auto x0 = torch::randn({6, 4}, torch::kDouble);
+  const auto compute = [](const Tensor& x) {
+    auto y = x * 2;
+    y.view(24).slice(0, 2, 8).mul_(3);
+    y.select(1, 0).fill_(1.5);
+    y.t().slice(0, 1, 2).copy_(torch::zeros_like(y.t().slice(0, 1, 2)));
+    y.narrow(0, 1, 2).add_(y.narrow(0, 3, 2) * y.narrow(0, 3, 2));
+    return (y * y).sum();
+  };
+  auto plain = x0.clone().requires_grad_();
+  compute(plain).backward();
+  for (const Placements& p : {Placements{Replicate()}, Placements{Shard(1)}}) {
+    INFO(to_string(p));
+    auto x = leaf(x0, mesh, p);
+    const auto loss = compute(x);
+    loss.backward();
+    CHECK(same(x.grad(), plain.grad()));
+  }
+}
+
+TEST_CASE("dispatch: in-place through a view changes the base, and what was reduced before counts no more") {
+  const auto mesh = mesh4();
+  const auto base = from_local({torch::ones({2, 3}), torch::ones({2, 3}), torch::ones({2, 3}), torch::ones({2, 3})}, mesh, {Partial()});
+  CHECK(full_tensor(base).sum().item<float>() == 24);  // remembers the reduced form
+  base.view(6).mul_(2);
+  CHECK(full_tensor(base).sum().item<float>() == 48);
+}
+
+TEST_CASE("dispatch: a reduction is paid for once") {
+  const auto mesh = mesh4();
+  const auto p = from_local({torch::ones({2, 3}), torch::ones({2, 3}), torch::ones({2, 3}), torch::ones({2, 3})}, mesh, {Partial()});
+  Counter counter;
+  ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
+  const auto a = p.exp(), b = p.sin();
+  CHECK(counter.events.size() == 1);
+  CHECK(counter.events[0].cause.op == "aten::exp");
+  CHECK(counter.events[0].cause.implicit);
+  CHECK(full_tensor(b).size(0) == 2);
+}
+
+TEST_CASE("dispatch: double backward, hooks, accumulation, retain_grad, detach") {
+  torch::manual_seed(1);
+  const auto mesh = mesh4();
+  const auto x0 = torch::randn({5, 3}, torch::kDouble), w0 = torch::randn({3, 3}, torch::kDouble);
+  const auto compute = [](const Tensor& x, const Tensor& w) {
+    const auto y = torch::tanh(x.mm(w)).pow(3).sum();
+    const auto g = torch::autograd::grad({y}, {x}, {}, std::nullopt, /*create_graph=*/true)[0];
+    return (g * g).sum() + y;
+  };
+  auto xp = x0.clone().requires_grad_(), wp = w0.clone().requires_grad_();
+  compute(xp, wp).backward();
+  compute(xp, wp).backward();
+  for (const auto& [px, pw] : std::vector<std::pair<Placement, Placement>>{
+           {Replicate(), Replicate()}, {Shard(0), Replicate()}, {Replicate(), Shard(1)}, {Shard(1), Shard(0)}}) {
+    INFO(to_string(px) << " " << to_string(pw));
+    auto x = leaf(x0, mesh, {px}), w = leaf(w0, mesh, {pw});
+    int hook_calls = 0;
+    x.register_hook([&](const Tensor& g) {
+      ++hook_calls;
+      REQUIRE(is_dtensor(g));
+      return g;
+    });
+    compute(x, w).backward();
+    compute(x, w).backward();
+    CHECK(hook_calls >= 2);
+    CHECK(same(x.grad(), xp.grad()));
+    CHECK(same(w.grad(), wp.grad()));
+    CHECK(meta_of(x.grad()).spec->placements() == Placements{px});
+    CHECK(meta_of(w.grad()).spec->placements() == Placements{pw});
+    CHECK_FALSE(x.detach().requires_grad());
+    CHECK(is_dtensor(x.detach()));
+  }
+  auto x = leaf(x0, mesh, {Shard(0)});
+  auto mid = x * 3;
+  mid.retain_grad();
+  mid.sum().backward();
+  CHECK(same(mid.grad(), torch::ones({5, 3}, torch::kDouble)));
+}
+
+TEST_CASE("dispatch: gradients are reduced once, or when the user says so") {
+  const auto mesh = mesh4();
+  const auto w0 = torch::randn({3, 2}, torch::kDouble), x0 = torch::randn({8, 3}, torch::kDouble);
+  auto w = leaf(w0, mesh, {Replicate()});
+  const auto x = distribute_tensor(x0, mesh, {Shard(0)});
+  Counter counter;
+  ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
+  {
+    DelayGradientReduction delay;
+    x.mm(w).sum().backward();
+    x.mm(w).sum().backward();
+  }
+  CHECK(counter.events.empty());
+  CHECK(meta_of(w.grad()).spec->placements() == Placements{Partial()});
+  reduce_gradients({w});
+  CHECK(counter.events.size() == 1);
+  const auto expected = x0.t().mm(torch::ones({8, 2}, torch::kDouble)) * 2;
+  CHECK(same(w.grad(), expected));
+
+  auto v = leaf(w0, mesh, {Replicate()});
+  counter.events.clear();
+  x.mm(v).sum().backward();
+  REQUIRE(counter.events.size() == 1);
+  CHECK(counter.events[0].cause.op == "gradient");
+  CHECK(counter.events[0].backward);
+  CHECK(same(v.grad(), expected / 2));
+}
+
+TEST_CASE("dispatch: the version counter sees in-place changes of what backward needs") {
+  const auto mesh = mesh4();
+  auto x = leaf(torch::randn({4, 4}), mesh, {Shard(0)});
+  auto y = x * 1;
+  const auto z = (y * y).sum();
+  y.add_(1);
+  CHECK_THROWS_WITH(z.backward(), Catch::Contains("modified by an inplace operation"));
+}
+
+TEST_CASE("dispatch: inference mode, no-grad mode") {
+  const auto mesh = mesh4();
+  const auto w0 = torch::randn({4, 3});
+  auto w = leaf(w0, mesh, {Shard(0)});
+  {
+    c10::InferenceMode inference;
+    const auto x = distribute_tensor(torch::ones({2, 4}), mesh);
+    const auto y = torch::linear(x, w.t());
+    CHECK(same(y, torch::ones({2, 4}).mm(w0)));
+    auto v = w.view({2, 6});  // a view of a normal tensor stays one
+    CHECK_FALSE(v.is_inference());
+  }
+  {
+    torch::NoGradGuard no_grad;
+    w.add_(1);
+  }
+  CHECK(same(w, w0 + 1));
+  CHECK(w.is_leaf());
+}
+
+TEST_CASE("dispatch: modules move and clone") {
+  torch::manual_seed(2);
+  const auto mesh = mesh4();
+  torch::nn::Sequential model(torch::nn::Linear(4, 8), torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})), torch::nn::Linear(8, 2));
+  torch::nn::Sequential plain = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
+  {
+    torch::NoGradGuard no_grad;
+    for (auto& p : model->parameters()) {
+      const Placement placement = p.dim() == 2 ? Shard(0) : Replicate();
+      p.set_data(distribute_tensor(p.detach(), mesh, {placement}));
+    }
+  }
+  model->to(torch::kDouble);
+  plain->to(torch::kDouble);
+  const auto x0 = torch::randn({5, 4}, torch::kDouble);
+  const auto check = [&](torch::nn::Sequential& m) {
+    plain->zero_grad();
+    m->zero_grad();
+    const auto expected = plain->forward(x0).pow(2).mean();
+    expected.backward();
+    const auto got = m->forward(distribute_tensor(x0, mesh)).pow(2).mean();
+    got.backward();
+    CHECK(same(got, expected));
+    for (size_t i = 0; i < plain->parameters().size(); ++i) {
+      REQUIRE(is_dtensor(m->parameters()[i]));
+      CHECK(m->parameters()[i].scalar_type() == torch::kDouble);
+      CHECK(same(m->parameters()[i].grad(), plain->parameters()[i].grad()));
+      CHECK(meta_of(m->parameters()[i].grad()).spec->placements() == meta_of(m->parameters()[i]).spec->placements());
+    }
+  };
+  check(model);
+  torch::nn::Sequential copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
+  check(copy);
+  torch::NoGradGuard no_grad;
+  copy->parameters()[0].zero_();
+  CHECK(full_tensor(model->parameters()[0]).abs().sum().item<double>() > 0);
+}
+
+TEST_CASE("dispatch: two worlds in one process know nothing of each other") {
+  const auto a = mesh4(), b = DeviceMesh(World::local(2), {2}, {"x"});
+  const auto x0 = torch::randn({4, 3});
+  const auto xa = distribute_tensor(x0, a, {Shard(0)}), xb = distribute_tensor(x0, b, {Shard(0)});
+  CHECK(same(xa + xa, x0 + x0));
+  CHECK(strategy_cache(b.world()).stats().misses == 0);
+  CHECK(same(xb + xb, x0 + x0));
+  CHECK_THAT(message([&] { xa + xb; }), Catch::Contains("aten::add.Tensor: argument 'other' is on mesh(x=2)"));
+}
+
+TEST_CASE("dispatch: a world ends with its last handle and tensor") {
+  std::weak_ptr<const Spec> spec;
+  {
+    const auto mesh = mesh4();
+    const auto x = distribute_tensor(torch::randn({4, 3}), mesh, {Shard(0)});
+    const auto y = (x + x).mm(distribute_tensor(torch::randn({3, 2}), mesh));
+    spec = meta_of(y).spec;
+    CHECK_FALSE(spec.expired());
+  }
+  CHECK(spec.expired());
+}
+
+TEST_CASE("dispatch: a plain tensor beside a distributed one is an error that tells what to do") {
+  const auto mesh = mesh4();
+  const auto x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
+  const auto text = message([&] { x.mm(torch::ones({3, 2})); });
+  CHECK_THAT(text, Catch::StartsWith("aten::mm: argument 'mat2' is a plain tensor of shape [3, 2] next to a distributed one on mesh(x=4)"));
+  CHECK_THAT(text, Catch::Contains("distribute_tensor") && Catch::Contains("ImplicitReplication"));
+  CHECK(same(x * torch::tensor(2.0f), torch::full({4, 3}, 2.0f)));  // zero-dim: allowed
+  {
+    ImplicitReplication replicated;
+    CHECK(same(x.mm(torch::ones({3, 2})), torch::full({4, 2}, 3.0f)));
+  }
+  CHECK_THROWS_AS(x.mm(torch::ones({3, 2})), c10::TypeError);
+  auto plain = torch::ones({4, 3});
+  CHECK_THROWS_AS(plain.add_(x), c10::TypeError);
+}
+
+TEST_CASE("dispatch: an operator without a rule fails before anything is communicated") {
+  const auto mesh = mesh4();
+  Counter counter;
+  ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
+  const auto x = distribute_tensor(torch::rand({8, 3}), mesh, {Shard(0)}, std::nullopt);
+  CHECK_THROWS_AS(torch::linalg_eigvals(x.t().mm(x)), c10::NotImplementedError);
+  counter.events.clear();
+  CHECK_THAT(message([&] { torch::cdist(x, x); }) + message([&] { at::_cdist_forward(x, x, 2, std::nullopt); }),
+             Catch::Contains("does not have a sharding strategy registered"));
+  CHECK(counter.events.empty());
+  ReplicateUnsupported replicated;
+  const auto d = at::_cdist_forward(x, x, 2, std::nullopt);
+  CHECK(meta_of(d).spec->placements() == Placements{Replicate()});
+  CHECK(same(d, torch::cdist(full_tensor(x), full_tensor(x))));
+  CHECK_FALSE(counter.events.empty());
+}
+
+TEST_CASE("dispatch: shape errors are ATen's own, and leave nothing behind") {
+  const auto mesh = mesh4();
+  const auto x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
+  CHECK_THAT(message([&] { x.mm(x); }), Catch::Contains("mat1 and mat2 shapes cannot be multiplied"));
+  CHECK_THAT(message([&] { x + distribute_tensor(torch::ones({2, 2}), mesh); }), Catch::Contains("must match"));
+  CHECK_THAT(message([&] { x.view({5, 5}); }), Catch::Contains("invalid for input of size 12"));
+  CHECK(same(x + x, torch::full({4, 3}, 2.0f)));
+
+  struct Refuse : CommListener {
+    void on_comm(const CommEvent&, bool) override { TORCH_CHECK(false, "no communication here"); }
+  } refuse;
+  auto y = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)}, std::nullopt);
+  {
+    ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&refuse); });
+    CHECK_THAT(message([&] { full_tensor(y); }), Catch::Contains("no communication here"));
+  }
+  CHECK(same(y, torch::ones({4, 3})));
+}
+
+TEST_CASE("dispatch: in-place operators keep the layout of what they write to") {
+  const auto mesh = mesh4();
+  auto x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
+  const auto y = distribute_tensor(torch::full({4, 3}, 2.0f), mesh, {Shard(1)});
+  x.add_(y);
+  CHECK(meta_of(x).spec->placements() == Placements{Shard(0)});
+  CHECK(same(x, torch::full({4, 3}, 3.0f)));
+  auto out = distribute_tensor(torch::zeros({4, 3}), mesh, {Shard(1)});
+  torch::mul_out(out, x, y);
+  CHECK(meta_of(out).spec->placements() == Placements{Shard(1)});
+  CHECK(same(out, torch::full({4, 3}, 6.0f)));
+  auto p = from_local({torch::ones({2}), torch::ones({2}), torch::ones({2}), torch::ones({2})}, mesh, {Partial()});
+  CHECK_THAT(message([&] { p.exp_(); }), Catch::Contains("in-place operations that require placement changes are not supported"));
+}
+
+TEST_CASE("dispatch: decisions are remembered, also when scalars change, and every other argument counts") {
+  const auto mesh = mesh4();
+  const auto x = distribute_tensor(torch::ones({4, 6}), mesh, {Shard(0)});
+  auto& cache = strategy_cache(mesh.world());
+  const auto misses = [&](const std::function<void()>& f) {
+    const auto before = cache.stats().misses;
+    f();
+    return cache.stats().misses - before;
+  };
+  CHECK(misses([&] { x.mul(2.0); }) == 1);
+  CHECK(misses([&] { x.mul(3.5); }) == 0);
+  CHECK(misses([&] { x.sum({1}); }) == 1);
+  CHECK(misses([&] { x.sum({0}); }) == 1);
+  CHECK(misses([&] { x.sum({0}, true); }) == 1);
+  CHECK(misses([&] { x.sum({0}, true); }) == 0);
+  CHECK(misses([&] { torch::cat({x, x}); }) == 1);
+  CHECK(misses([&] { torch::cat({x, x, x}); }) == 1);
+  CHECK(misses([&] { torch::cat({x, x}); }) == 0);
+  cache.freeze();
+  CHECK_THAT(message([&] { x.sin(); }), Catch::Contains("aten::sin"));
+  cache.freeze(false);
+  CHECK(misses([&] { x.sin(); }) == 1);
+}
+
+TEST_CASE("dispatch: storage access explains itself") {
+  const auto x = distribute_tensor(torch::ones({4, 6}), mesh4(), {Shard(0)});
+  CHECK_THAT(message([&] { x.storage(); }), Catch::Contains("dtensor::full_tensor"));
+}
+
+TEST_CASE("dispatch: factories inside a MeshScope make replicated tensors, outside they do not") {
+  const auto mesh = mesh4();
+  const auto x = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(0)});
+  CHECK_FALSE(is_dtensor(torch::arange(4)));
+  {
+    MeshScope scope(mesh);
+    CHECK(is_dtensor(torch::arange(4)));
+    CHECK(is_dtensor(torch::zeros({2, 2})));
+    const auto mask = torch::full({4, 4}, -INFINITY).triu(1);
+    CHECK(same(torch::softmax(x + mask, -1), torch::softmax(torch::ones({4, 4}) + torch::full({4, 4}, -INFINITY).triu(1).clone(), -1)));
+    const auto r = torch::randn({3});
+    const auto locals = to_local(r);
+    for (const auto& local : locals) CHECK(torch::equal(local, locals[0]));
+    CHECK(torch::tensor({1.0, 2.0}).sum().item<double>() == 3.0);
+  }
+  CHECK_FALSE(is_dtensor(torch::arange(4)));
+}
+
+TEST_CASE("to_local, from_local, full_tensor are differentiable") {
+  torch::manual_seed(4);
+  const auto mesh = mesh4();
+  const auto x0 = torch::randn({5, 3}, torch::kDouble);
+  auto x = leaf(x0, mesh, {Shard(0)});
+  const auto parts = to_local(x);
+  REQUIRE(parts.size() == 4);
+  CHECK(parts[3].size(0) == 0);  // 5 rows over 4 ranks: 2, 2, 1, 0
+  FromLocalOptions options;
+  options.shape = {5, 3};
+  const auto back = from_local({parts[0] * 2, parts[1] * 3, parts[2] * 5, parts[3] * 7}, mesh, {Shard(0)}, options);
+  (full_tensor(back) * full_tensor(back)).sum().backward();
+  auto plain = x0.clone().requires_grad_();
+  const auto scale = torch::tensor({2, 2, 3, 3, 5}, torch::kDouble).view({5, 1});
+  (plain * scale * plain * scale).sum().backward();
+  CHECK(same(x.grad(), plain.grad()));
+
+  auto r = leaf(x0, mesh, {Shard(0)});
+  const auto moved = redistribute(redistribute(r, {Shard(1)}), {Replicate()});
+  (moved * moved).sum().backward();
+  CHECK(same(r.grad(), x0 * 2));
+  CHECK(meta_of(r.grad()).spec->placements() == Placements{Shard(0)});
+}
+
+TEST_CASE("distribute_tensor and from_local refuse what cannot be meant") {
+  const auto mesh = mesh4();
+  const auto w = torch::ones({4, 2}).requires_grad_();
+  CHECK_THAT(message([&] { distribute_tensor(w * 2, mesh, {Shard(0)}); }), Catch::Contains("autograd history"));
+  CHECK_THAT(message([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(0), Shard(0)}); }), Catch::Contains("one placement per mesh dim"));
+  CHECK_THAT(message([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(1)}); }), Catch::Contains("Shard") || Catch::Contains("S(1)"));
+  CHECK_THAT(message([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(0)}, 9); }), Catch::Contains("source_rank 9"));
+  const auto x = distribute_tensor(torch::ones({4}), mesh, {Shard(0)});
+  CHECK_THAT(message([&] { distribute_tensor(x, mesh, {Replicate()}); }), Catch::Contains("use redistribute"));
+  CHECK(distribute_tensor(x, mesh, {Shard(0)}).is_same(x));
+  CHECK(distribute_tensor(w, mesh, {Shard(0)}).requires_grad());
+  CHECK_THAT(message([&] { from_local({torch::ones(1)}, mesh, {Shard(0)}); }), Catch::Contains("1 local tensors, but this process owns 4"));
+  CHECK_THAT(message([&] { from_local({}, mesh, {Shard(0)}); }), Catch::Contains("0 local tensors"));
+  const auto t = torch::ones(1);
+  CHECK_THAT(message([&] { from_local({t, t, t, t.to(torch::kDouble)}, mesh, {Shard(0)}); }), Catch::Contains("one dtype"));
+  CHECK_THAT(message([&] { from_local({t, t, torch::ones(2), t}, mesh, {Shard(0)}); }), Catch::Contains("chunk rule"));
+  CHECK_THAT(message([&] { from_local({t, t, t * 2, t}, mesh, {Replicate()}, {std::nullopt, true, std::nullopt}); }),
+             Catch::Contains("ranks 0 and 2 hold different values"));
+  CHECK_THAT(message([&] { redistribute(t, {Shard(0)}); }), Catch::Contains("not distributed"));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,488 @@
+#include "propagation/propagate.h"
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "propagation/factor_rule.h"
+#include "propagation/redistribute_planner.h"
+#include "tests/testing/catch_torch.h"
+
+// Operators of this test's own, so that the library's rules neither help nor hinder it.
+TORCH_LIBRARY(propagate_test, m) {
+  m.def("mm(Tensor a, Tensor b) -> Tensor");
+  m.def("add(Tensor a, Tensor b) -> Tensor");
+  m.def("addmm(Tensor bias, Tensor a, Tensor b) -> Tensor");
+  m.def("mul(Tensor a, Tensor b) -> Tensor");
+  m.def("mul_(Tensor(a!) a, Tensor b) -> Tensor(a!)");
+  m.def("mul.out(Tensor a, Tensor b, *, Tensor(a!) out) -> Tensor(a!)");
+  m.def("normalize(Tensor x, Tensor w) -> Tensor");
+  m.def("normalize_(Tensor(a!) x, Tensor w) -> Tensor(a!)");
+  m.def("each_(Tensor(a!)[] xs) -> ()");
+  m.def("unknown(Tensor x) -> Tensor");
+  m.def("unruled(Tensor x) -> Tensor");
+  m.def("optional(Tensor x, bool second) -> (Tensor, Tensor)");
+  m.def("noise(Tensor x) -> Tensor", {at::Tag::pointwise, at::Tag::nondeterministic_seeded});
+  m.def("less(Tensor x, Tensor y) -> Tensor", {at::Tag::pointwise});
+  m.def("whole(Tensor x) -> Tensor");
+  m.def("on(Tensor x, Device? device) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(propagate_test, Meta, m) {
+  m.impl("mm", [](const at::Tensor& a, const at::Tensor& b) { return at::mm(a, b); });
+  m.impl("add", [](const at::Tensor& a, const at::Tensor& b) { return at::add(a, b); });
+  m.impl("addmm", [](const at::Tensor& c, const at::Tensor& a, const at::Tensor& b) { return at::addmm(c, a, b); });
+  m.impl("mul", [](const at::Tensor& a, const at::Tensor& b) { return at::mul(a, b); });
+  m.impl("mul_", [](at::Tensor& a, const at::Tensor& b) -> at::Tensor& { return a.mul_(b); });
+  m.impl("mul.out", [](const at::Tensor& a, const at::Tensor& b, at::Tensor& out) -> at::Tensor& {
+    return at::mul_out(out, a, b);
+  });
+  m.impl("normalize", [](const at::Tensor& x, const at::Tensor& w) { return at::mul(x, w); });
+  m.impl("optional", [](const at::Tensor& x, bool second) {
+    return std::make_tuple(at::empty_like(x), second ? at::empty_like(x) : at::Tensor());
+  });
+  m.impl("whole", [](const at::Tensor& x) { return at::empty_like(x); });
+  m.impl("on", [](const at::Tensor& x, std::optional<c10::Device> device) {
+    TORCH_CHECK(!device || device->is_meta());
+    return at::empty_like(x);
+  });
+}
+
+TORCH_LIBRARY_IMPL(propagate_test, CPU, m) {
+  m.impl("noise", [](const at::Tensor& x) { return at::rand_like(x); });
+  m.impl("less", [](const at::Tensor& x, const at::Tensor& y) { return at::lt(x, y); });
+}
+
+namespace dtensor {
+namespace {
+
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+
+void add_rules() {
+  static const bool once = [] {
+    auto& rules = RuleRegistry::instance();
+    auto rule = [](const char* equation, bool linear = true) {
+      return factor_op([=](const OpCall& call) { return einsum(call, equation, linear); });
+    };
+    rules.add("propagate_test::mm", rule("mk,kn->mn"));
+    rules.add("propagate_test::add", rule("...+...->..."));
+    rules.add("propagate_test::addmm", rule("mn+mk,kn->mn"));
+    rules.add("propagate_test::mul", rule("...,...->..."));
+    rules.add("propagate_test::normalize", rule("...K,K->...K", false));
+    rules.add({"propagate_test::unknown", "propagate_test::optional", "propagate_test::on"},
+              factor_op([](const OpCall& call) { return pointwise(call, call.has_arg("second") ? 2 : 1); }));
+    OpRule each;
+    each.per_dim = [](const OpCall& call, int64_t) {
+      const Placements all(call.inputs.size(), Shard(0)), none(call.inputs.size(), Replicate());
+      return std::vector<DimStrategy>{{none, none}, {all, all}};
+    };
+    rules.add("propagate_test::each_", each);
+    // On a mesh of two dims: both or none.
+    OpRule whole;
+    whole.whole = [](const OpCall&) {
+      const Placements none = parse_placements("RR").value(), both = parse_placements("S(0)S(1)").value();
+      return std::vector<Strategy>{{{none}, {none}}, {{both}, {both}}};
+    };
+    rules.add("propagate_test::whole", whole);
+    rules.set_default_pointwise(factor_op([](const OpCall& call) { return pointwise(call); }));
+    return true;
+  }();
+  (void)once;
+}
+
+DeviceMesh mesh_of(std::vector<int64_t> shape) {
+  static std::map<std::vector<int64_t>, DeviceMesh> meshes;
+  int64_t size = 1;
+  for (int64_t n : shape) size *= n;
+  auto& mesh = meshes[shape];
+  if (!mesh.defined()) mesh = DeviceMesh(World::abstract(size), shape);
+  return mesh;
+}
+
+SpecPtr spec(std::vector<int64_t> mesh, Shape sizes, const std::string& layout, c10::ScalarType dtype = at::kFloat) {
+  return Spec::get(mesh_of(std::move(mesh)), parse_placements(layout).value(), sizes, dtype);
+}
+
+OpCall make(const std::string& op, const std::vector<SpecPtr>& specs, std::vector<c10::IValue> args = {}) {
+  add_rules();
+  return OpCall::make("propagate_test::" + op, specs, std::move(args));
+}
+
+// "S(0), R -> S(0); 1: 48 B": layouts computed in, and the bytes of each input's redistribution ("local" if 0).
+std::string decision(const OpPlan& plan) {
+  auto layouts = [](const std::vector<SpecPtr>& specs) {
+    return absl::StrJoin(specs, ", ", [](std::string* out, const SpecPtr& s) {
+      out->append(s ? to_string(s->placements()) : "None");
+    });
+  };
+  std::string text = absl::StrCat(layouts(plan.computed), " -> ", layouts(plan.outputs));
+  for (size_t i = 0; i < plan.input_plans.size(); ++i) {
+    if (!plan.input_plans[i]) continue;
+    absl::StrAppend(&text, "; ", i, ": ");
+    if (plan.input_plans[i]->is_local()) {
+      absl::StrAppend(&text, "local");
+    } else {
+      absl::StrAppend(&text, plan.input_plans[i]->bytes, " B");
+    }
+  }
+  return text;
+}
+
+struct Row {
+  const char* op;
+  std::vector<int64_t> mesh;
+  std::vector<Shape> sizes;
+  std::vector<const char*> layouts;
+  const char* decision;
+};
+
+TEST_CASE("what is chosen") {
+  const Shape square = {64, 64}, row = {64};  // 16 KiB, 256 B
+  const std::vector<Row> rows = {
+      // Nothing to do: as given.
+      {"mm", {4}, {square, square}, {"R", "R"}, "R, R -> R"},
+      {"mm", {4}, {square, square}, {"S(0)", "R"}, "S(0), R -> S(0)"},
+      {"mm", {4}, {square, square}, {"R", "S(1)"}, "R, S(1) -> S(1)"},
+      {"mm", {4}, {square, square}, {"S(1)", "S(0)"}, "S(1), S(0) -> P(sum)"},
+      {"mm", {4}, {square, square}, {"P", "R"}, "P(sum), R -> P(sum)"},
+      {"mm", {4}, {square, square}, {"R", "P(avg)"}, "R, P(avg) -> P(avg)"},
+      // A local slice is cheaper than any collective.
+      {"mm", {4}, {square, square}, {"S(1)", "R"}, "S(1), S(0) -> P(sum); 1: local"},
+      {"mm", {4}, {square, square}, {"R", "S(0)"}, "S(1), S(0) -> P(sum); 0: local"},
+      // An all-to-all moves a quarter of what an all-gather does.
+      {"mm", {4}, {square, square}, {"S(0)", "S(0)"}, "S(1), S(0) -> P(sum); 0: 3072 B"},
+      {"mm", {4}, {square, square}, {"S(1)", "S(1)"}, "S(1), S(0) -> P(sum); 1: 3072 B"},
+      // The smaller one moves.
+      {"mm", {4}, {{640, 64}, square}, {"S(0)", "S(1)"}, "S(0), R -> S(0); 1: 12288 B"},
+      {"mm", {4}, {square, {64, 640}}, {"S(0)", "S(1)"}, "R, S(1) -> S(1); 0: 12288 B"},
+      // One collective is cheaper than two.
+      {"mm", {4}, {square, square}, {"P", "S(1)"}, "P(sum), R -> P(sum); 1: 12288 B"},
+      // Uneven and empty parts.
+      {"mm", {4}, {{5, 3}, {3, 2}}, {"S(0)", "R"}, "S(0), R -> S(0)"},
+      {"mm", {4}, {{5, 3}, {3, 2}}, {"S(1)", "S(0)"}, "S(1), S(0) -> P(sum)"},
+
+      {"add", {4}, {square, square}, {"S(0)", "R"}, "S(0), S(0) -> S(0); 1: local"},
+      {"add", {4}, {square, row}, {"S(1)", "R"}, "S(1), S(0) -> S(1); 1: local"},
+      {"add", {4}, {square, row}, {"S(0)", "S(0)"}, "S(0), R -> S(0); 1: 192 B"},
+      {"add", {4}, {square, square}, {"P", "P"}, "P(sum), P(sum) -> P(sum)"},
+      {"add", {4}, {square, square}, {"P", "R"}, "P(sum), P(sum) -> P(sum); 1: local"},
+      {"add", {4}, {square, square}, {"P(avg)", "R"}, "P(avg), P(avg) -> P(avg); 1: local"},
+      {"add", {4}, {square, square}, {"P", "S(0)"}, "S(0), S(0) -> S(0); 0: 12288 B"},
+      {"add", {4}, {square, square}, {"MaskP(sum, [9, 64], 0)", "R"},
+       "MaskP(sum, [9, 64], 0), P(sum) -> P(sum); 1: local"},
+      {"add", {4}, {square, square}, {"_S(0, 2)", "R"}, "_S(0, 2), _S(0, 2) -> _S(0, 2); 1: local"},
+      {"mul", {4}, {square, square}, {"P", "R"}, "P(sum), R -> P(sum)"},
+
+      {"addmm", {4}, {row, square, square}, {"R", "S(0)", "R"}, "R, S(0), R -> S(0)"},
+      {"addmm", {4}, {row, square, square}, {"S(0)", "R", "S(1)"}, "S(0), R, S(1) -> S(1)"},
+      {"addmm", {4}, {row, square, square}, {"R", "S(1)", "S(0)"}, "P(sum), S(1), S(0) -> P(sum); 0: local"},
+      {"addmm", {4}, {row, square, square}, {"S(0)", "S(1)", "S(0)"}, "P(sum), S(1), S(0) -> P(sum); 0: 192 B"},
+
+      {"mm", {2, 2}, {square, square}, {"S(0)R", "RS(1)"}, "S(0)R, RS(1) -> S(0)S(1)"},
+      {"mm", {2, 2}, {square, square}, {"S(0)S(1)", "RS(0)"}, "S(0)S(1), RS(0) -> S(0)P(sum)"},
+      {"mm", {2, 2}, {square, square}, {"S(0)R", "S(0)R"},
+       "S(1)S(1), S(0)S(0) -> P(sum)P(sum); 0: 2048 B; 1: local"},
+      {"mm", {2, 2}, {square, square}, {"S(0)S(1)", "RR"}, "S(0)S(1), RS(0) -> S(0)P(sum); 1: local"},
+      {"add", {2, 2}, {square, row}, {"S(0)S(1)", "RR"}, "S(0)S(1), RS(0) -> S(0)S(1); 1: local"},
+      {"add", {2, 2}, {square, square}, {"S(0)P", "RR"}, "S(0)P(sum), S(0)P(sum) -> S(0)P(sum); 1: local"},
+      {"addmm", {2, 2}, {row, square, square}, {"RR", "S(0)S(1)", "RS(0)"},
+       "RP(sum), S(0)S(1), RS(0) -> S(0)P(sum); 0: local"},
+  };
+  for (const Row& row : rows) {
+    std::vector<SpecPtr> specs;
+    for (size_t i = 0; i < row.sizes.size(); ++i) specs.push_back(spec(row.mesh, row.sizes[i], row.layouts[i]));
+    OpCall call = make(row.op, specs);
+    INFO(call.to_string());
+    CHECK(decision(*propagate(call)) == row.decision);
+  }
+}
+
+TEST_CASE("outputs have the global metadata") {
+  auto plan = propagate(make("mm", {spec({4}, {5, 3}, "S(0)"), spec({4}, {3, 2}, "R")}));
+  REQUIRE(plan->outputs.size() == 1);
+  CHECK(plan->outputs[0]->to_short_string() == "f32[5, 2](S(0))");
+  CHECK(plan->outputs[0]->strides() == Shape{2, 1});
+  CHECK(plan->output_counts == std::vector<int>{-1});
+  CHECK(plan->aliases == std::vector<int>{-1});
+  CHECK(plan->bytes() == 0);
+  CHECK(plan->rule == RuleRegistry::instance().find(make("mm", {spec({4}, {1, 1}, "R"), nullptr}).op));
+
+  plan = propagate(make("add", {spec({4}, {8, 1}, "S(0)", at::kLong), spec({4}, {3}, "R", at::kFloat)}));
+  CHECK(plan->outputs[0]->to_short_string() == "f32[8, 3](S(0))");
+}
+
+TEST_CASE("a decision explains itself") {
+  OpCall call = make("mm", {spec({4}, {64, 64}, "S(0)"), spec({4}, {64, 64}, "S(0)")});
+  auto plan = propagate(call);
+  CHECK(plan->bytes() == 3072);
+  CHECK_THAT(plan->explain(call), StartsWith("propagate_test::mm(S(1), S(0)) -> P(sum); input 0: S(0) -> S(1): all_to_all"));
+  CHECK(plan->given == call.inputs);
+  CHECK(plan->computed[0] == call.inputs[0]->with_placements({Shard(1)}));
+}
+
+// The cost of the choice against that of every combination.
+TEST_CASE("no combination is cheaper than the chosen one") {
+  std::mt19937 random(11);
+  const char* kinds[] = {"R", "S(0)", "S(1)", "P"};
+  for (std::vector<int64_t> mesh : {std::vector<int64_t>{2, 2}, {2, 3, 2}}) {
+    for (int round = 0; round < 12; ++round) {
+      const std::string op = round % 2 ? "mm" : "addmm";
+      std::vector<SpecPtr> specs;
+      for (Shape sizes : {Shape{24, 37}, Shape{24, 32}, Shape{32, 37}}) {
+        if (op == "mm" && specs.empty() && sizes == Shape{24, 37}) continue;
+        std::string layout;
+        for (size_t d = 0; d < mesh.size(); ++d) layout += kinds[random() % 4];
+        specs.push_back(spec(mesh, sizes, layout));
+      }
+      OpCall call = make(op, specs);
+      auto plan = propagate(call);
+      double chosen = 0;
+      for (const auto& p : plan->input_plans) chosen += p ? p->seconds : 0;
+
+      std::vector<DimStrategy> options;
+      for (DimStrategy& s : plan->rule->per_dim(call, 0)) {
+        if (s.outputs[0] != Partial(ReduceOp::kAvg)) options.push_back(s);
+      }
+      double best = 1;
+      std::map<std::pair<size_t, std::string>, double> costs;
+      size_t combinations = 1;
+      for (size_t d = 0; d < mesh.size(); ++d) combinations *= options.size();
+      for (size_t c = 0; c < combinations; ++c) {
+        double cost = 0;
+        for (size_t i = 0; i < specs.size(); ++i) {
+          Placements to;
+          for (size_t d = 0, rest = c; d < mesh.size(); ++d, rest /= options.size()) {
+            to.push_back(options[rest % options.size()].inputs[i]);
+          }
+          auto [it, fresh] = costs.try_emplace({i, to_string(to)}, 0);
+          if (fresh) it->second = plan_redistribution(call.mesh, specs[i]->meta(), specs[i]->placements(), to).seconds;
+          cost += it->second;
+        }
+        best = std::min(best, cost);
+      }
+      INFO(call.to_string() << ": " << decision(*plan));
+      CHECK(chosen == Approx(best).epsilon(1e-6).margin(1e-12));
+    }
+  }
+}
+
+TEST_CASE("partials that nobody brought are not made") {
+  // Bool: there is no sum to fill up to. Integers: no average of them.
+  OpCall call = make("add", {spec({4}, {8}, "P", at::kLong), spec({4}, {8}, "R", at::kBool)});
+  CHECK(decision(*propagate(call)) == "S(0), S(0) -> S(0); 0: 48 B; 1: local");
+  call = make("add", {spec({4}, {8}, "P(avg)"), spec({4}, {8}, "R", at::kLong)});
+  CHECK(decision(*propagate(call)) == "S(0), S(0) -> S(0); 0: 24 B; 1: local");
+}
+
+TEST_CASE("in-place operators keep the layout of what they write to") {
+  const std::vector<int64_t> mesh = {4};
+  auto plan = propagate(make("mul_", {spec(mesh, {8, 8}, "S(0)"), spec(mesh, {8, 8}, "R")}));
+  CHECK(decision(*plan) == "S(0), S(0) -> S(0); 1: local");
+  CHECK(plan->aliases == std::vector<int>{0});
+  CHECK(plan->outputs[0] == plan->given[0]);
+  // The dear side moves if the cheap one is written to.
+  CHECK(decision(*propagate(make("mul_", {spec(mesh, {8, 8}, "R"), spec(mesh, {8, 8}, "S(0)")}))) ==
+        "R, R -> R; 1: 192 B");
+  CHECK(decision(*propagate(make("mul_", {spec(mesh, {8, 8}, "P"), spec(mesh, {8, 8}, "S(0)")}))) ==
+        "P(sum), R -> P(sum); 1: 192 B");
+  CHECK(decision(*propagate(make("normalize_", {spec(mesh, {8, 8}, "S(0)"), spec(mesh, {8}, "S(0)")}))) ==
+        "S(0), R -> S(0); 1: 24 B");
+
+  OpCall call = make("normalize_", {spec(mesh, {8, 8}, "S(1)"), spec(mesh, {8}, "R")});
+  CHECK_THROWS_AS(propagate(call), c10::Error);
+  CHECK_THROWS_WITH(propagate(call),
+                    StartsWith("propagate_test::normalize_: in-place operations that require placement changes are not "
+                               "supported: argument 'x' is laid out as S(1), the operator needs R or S(0); redistribute it "
+                               "first"));
+  call = make("normalize_", {spec({2, 2}, {8, 8}, "S(0)S(1)"), spec({2, 2}, {8}, "RR")});
+  CHECK_THROWS_WITH(propagate(call),
+                    Contains("'x' is laid out as S(0)S(1), the operator needs R or S(0) on mesh dim 'dim1'; redistribute"));
+
+  // Operators that return nothing; the rule speaks of what they write.
+  call = make("each_", {spec(mesh, {8}, "S(0)"), spec(mesh, {6}, "S(0)")});
+  plan = propagate(call);
+  CHECK(decision(*plan) == "S(0), S(0) -> ");
+  CHECK(plan->outputs.empty());
+  call = make("each_", {spec(mesh, {8}, "S(0)"), spec(mesh, {6}, "R")});
+  CHECK_THROWS_WITH(propagate(call), Contains("in-place operations that require placement changes are not supported"));
+}
+
+TEST_CASE("in-place operators keep their shape") {
+  const std::vector<int64_t> mesh = {4};
+  CHECK_THROWS_WITH(propagate(make("mul_", {spec(mesh, {8}, "R"), spec(mesh, {2, 8}, "R")})),
+                    Contains("doesn't match the broadcast shape"));
+  OpCall call = OpCall::make("aten::t_", {spec(mesh, {8, 4}, "R")});
+  CHECK_THROWS_AS(infer_outputs(call, OpRule()), c10::NotImplementedError);
+  CHECK_THROWS_WITH(infer_outputs(call, OpRule()),
+                    StartsWith("Operator aten.t_.default: in-place operations that change the shape"));
+  // A rule's own metadata is checked as well.
+  OpRule rule;
+  rule.metas = [](const OpCall&) { return OutputMetas{{TensorMeta{{2, 8}, {8, 1}, at::kFloat}}, {-1}}; };
+  CHECK_THROWS_WITH(infer_outputs(make("mul_", {spec(mesh, {8}, "R"), spec(mesh, {2, 8}, "R")}), rule),
+                    Contains("argument 'a' of shape [8] cannot hold the result, of shape [2, 8]"));
+}
+
+TEST_CASE("out= operators bring the result to the layout of out") {
+  const std::vector<int64_t> mesh = {4};
+  auto x = [&](const char* layout) { return spec(mesh, {8, 8}, layout); };
+  auto plan = propagate(make("mul.out", {x("S(0)"), x("S(0)"), x("S(0)")}));
+  CHECK(decision(*plan) == "S(0), S(0), S(0) -> S(0)");
+  CHECK(plan->aliases == std::vector<int>{2});
+  CHECK(plan->outputs[0] == plan->given[2]);
+  CHECK(decision(*propagate(make("mul.out", {x("R"), x("R"), x("S(1)")}))) == "S(1), S(1), S(1) -> S(1); 0: local; 1: local");
+  CHECK(decision(*propagate(make("mul.out", {x("S(0)"), x("R"), x("R")}))) == "R, R, R -> R; 0: 192 B");
+  CHECK_THROWS_WITH(propagate(make("mul.out", {x("R"), x("R"), spec(mesh, {8}, "R")})),
+                    Contains("propagate_test::mul.out: argument 'out' of shape [8] cannot hold the result, of shape [8, 8]"));
+  CHECK_THROWS_WITH(propagate(make("mul.out", {x("R"), x("R"), x("P(max)")})),
+                    Contains("argument 'out' is laid out as P(max), the operator needs R or S(0) or S(1); redistribute"));
+  // The type of out may be another than that of the result.
+  plan = propagate(make("mul.out", {x("R"), x("R"), spec(mesh, {8, 8}, "R", at::kDouble)}));
+  CHECK(plan->outputs[0]->dtype() == at::kDouble);
+}
+
+TEST_CASE("whole strategies") {
+  auto layout = [](const char* text) { return make("whole", {spec({2, 2}, {8, 8}, text)}); };
+  CHECK(decision(*propagate(layout("RR"))) == "RR -> RR");
+  CHECK(decision(*propagate(layout("S(0)S(1)"))) == "S(0)S(1) -> S(0)S(1)");
+  CHECK(decision(*propagate(layout("S(0)R"))) == "S(0)S(1) -> S(0)S(1); 0: local");
+  CHECK(decision(*propagate(layout("S(1)S(0)"))) == "S(0)S(1) -> S(0)S(1); 0: 64 B");
+}
+
+TEST_CASE("an operator without a rule says how to get one") {
+  OpCall call = OpCall::make("aten::embedding_renorm_", {spec({4}, {8, 8}, "R"), spec({4}, {2}, "R", at::kLong)}, {1., 2.});
+  CHECK_THROWS_AS(propagate(call), c10::NotImplementedError);
+  CHECK_THROWS_WITH(propagate(call),
+                    StartsWith("Operator aten.embedding_renorm_.default does not have a sharding strategy registered.") &&
+                        Contains("RuleRegistry::instance().add(\"aten::embedding_renorm_\", rule)") &&
+                        Contains("ReplicateUnsupported"));
+}
+
+TEST_CASE("wrong rules are named") {
+  OpRule rule;
+  rule.per_dim = [](const OpCall&, int64_t) { return std::vector<DimStrategy>{{{Shard(2)}, {Replicate()}}}; };
+  RuleRegistry::instance().add("propagate_test::unruled", rule);
+  rule.metas = [](const OpCall& call) { return OutputMetas{{call.inputs[0]->meta()}, {-1}}; };
+  RuleRegistry::instance().add("propagate_test::unruled", rule);
+  OpCall call = make("unruled", {spec({4}, {8, 8}, "R")});
+  CHECK_THROWS_WITH(propagate(call), Contains("rule of propagate_test::unruled: S(2) for output 0, which has 2 dims"));
+  rule.per_dim = [](const OpCall&, int64_t) { return std::vector<DimStrategy>{{{}, {Replicate()}}}; };
+  RuleRegistry::instance().add("propagate_test::unruled", rule);
+  CHECK_THROWS_WITH(propagate(call), Contains("a strategy has 0 outputs, the operator 1"));
+  rule.per_dim = [](const OpCall&, int64_t) { return std::vector<DimStrategy>{}; };
+  RuleRegistry::instance().add("propagate_test::unruled", rule);
+  CHECK_THROWS_WITH(propagate(call), Contains("none of its sharding strategies fits"));
+  // Candidates that ask for a dim the input lacks are left out.
+  rule.per_dim = [](const OpCall&, int64_t) {
+    return std::vector<DimStrategy>{{{Shard(0)}, {Shard(2)}}, {{Replicate()}, {Replicate()}}};
+  };
+  RuleRegistry::instance().add("propagate_test::unruled", rule);
+  CHECK(decision(*propagate(make("unruled", {spec({4}, {8, 8}, "S(1)")}))) == "R -> R; 0: 192 B");
+  CHECK_THROWS_WITH(RuleRegistry::instance().add("propagate_test::unruled", OpRule()), Contains("OpRule::per_dim"));
+  CHECK_THROWS_WITH(RuleRegistry::instance().add("unruled", rule), Contains("ns::name"));
+}
+
+std::string metas_of(const OutputMetas& metas) {
+  std::string text = absl::StrJoin(metas.tensors, " ", [](std::string* out, const auto& m) {
+    if (!m) return out->append("none"), void();
+    absl::StrAppend(out, std::string(short_name(m->dtype)), "[", absl::StrJoin(m->sizes, ","), "|",
+                    absl::StrJoin(m->strides, ","), "]");
+  });
+  return absl::StrCat(text, " (", absl::StrJoin(metas.counts, ","), ")");
+}
+
+TEST_CASE("metadata of outputs") {
+  const std::vector<int64_t> mesh = {4};
+  auto metas = [&](const OpCall& call) { return metas_of(infer_outputs(call, OpRule())); };
+  auto x = spec(mesh, {4, 6}, "S(0)");
+  CHECK(metas(OpCall::make("aten::mm", {x, spec(mesh, {6, 2}, "R")})) == "f32[4,2|2,1] (-1)");
+  CHECK(metas(OpCall::make("aten::max.dim", {x}, {1})) == "f32[4|1] i64[4|1] (-1,-1)");
+  CHECK(metas(OpCall::make("aten::split.Tensor", {x}, {4, 1})) == "f32[4,4|6,1] f32[4,2|6,1] (2)");
+  CHECK(metas(OpCall::make("aten::t", {x})) == "f32[6,4|1,6] (-1)");
+  CHECK(metas(OpCall::make("aten::cat", {x, x}, {0})) == "f32[8,6|6,1] (-1)");
+  CHECK(metas(make("optional", {x}, {true})) == "f32[4,6|6,1] f32[4,6|6,1] (-1,-1)");
+  CHECK(metas(make("optional", {x}, {false})) == "f32[4,6|6,1] none (-1,-1)");
+  CHECK(metas(OpCall::make("aten::add_.Tensor", {x, spec(mesh, {6}, "R")})) == "f32[4,6|6,1] (-1)");
+  // A device argument is that of the result; the stand-in has another.
+  CHECK(metas(make("on", {x}, {c10::Device("cpu")})) == "f32[4,6|6,1] (-1)");
+  CHECK(metas(make("on", {x}, {c10::IValue()})) == "f32[4,6|6,1] (-1)");
+  // What is wrong with the call is said in ATen's words.
+  CHECK_THROWS_WITH(metas(OpCall::make("aten::mm", {x, x})), Contains("mat1 and mat2 shapes cannot be multiplied (4x6 and 4x6)"));
+}
+
+TEST_CASE("metadata without a meta kernel") {
+  const std::vector<int64_t> mesh = {4};
+  auto metas = [&](const OpCall& call) { return metas_of(infer_outputs(call, OpRule())); };
+  // Elementwise: one element is computed.
+  auto x = spec(mesh, {4, 6}, "S(0)", at::kInt);
+  CHECK(metas(make("less", {x, spec(mesh, {6}, "R")})) == "b8[4,6|6,1] (-1)");
+  CHECK(metas(make("less", {spec(mesh, {6}, "R"), x})) == "b8[4,6|6,1] (-1)");
+  auto turned = Spec::get(mesh_of(mesh), {Replicate()}, TensorMeta{{4, 6}, {1, 4}, at::kFloat});
+  CHECK(metas(make("less", {turned, x})) == "b8[4,6|1,4] (-1)");
+  auto expanded = Spec::get(mesh_of(mesh), {Replicate()}, TensorMeta{{4, 6}, {1, 0}, at::kFloat});
+  CHECK(metas(make("less", {expanded, x})) == "b8[4,6|6,1] (-1)");
+  CHECK_THROWS_WITH(metas(make("less", {x, spec(mesh, {5}, "R")})), Contains("do not broadcast"));
+
+  CHECK_THROWS_AS(metas(make("unknown", {x})), c10::NotImplementedError);
+  CHECK_THROWS_WITH(metas(make("unknown", {x})),
+                    StartsWith("Operator propagate_test.unknown.default: the shape of its result cannot be known: no meta "
+                               "kernel and no OpRule::metas"));
+  OpRule rule;
+  rule.metas = [](const OpCall& call) { return OutputMetas{{call.inputs[0]->meta()}, {-1}}; };
+  CHECK(metas_of(infer_outputs(make("unknown", {x}), rule)) == "i32[4,6|6,1] (-1)");
+}
+
+TEST_CASE("random numbers are not used up") {
+  const std::vector<int64_t> mesh = {4};
+  at::manual_seed(3);
+  const at::Tensor expected = at::rand({4});
+  at::manual_seed(3);
+  auto x = spec(mesh, {4, 6}, "R");
+  infer_outputs(make("noise", {x}), OpRule());
+  infer_outputs(OpCall::make("aten::normal_", {x}), OpRule());
+  infer_outputs(OpCall::make("aten::bernoulli", {x}), OpRule());
+  infer_outputs(OpCall::make("aten::rand_like", {x}), OpRule());
+  CHECK(at::equal(at::rand({4}), expected));
+}
+
+TEST_CASE("look-up of rules") {
+  add_rules();
+  auto& rules = RuleRegistry::instance();
+  auto find = [&](const char* name, const char* overload = "") {
+    return rules.find(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
+  };
+  auto mul = find("propagate_test::mul");
+  REQUIRE(mul);
+  CHECK(find("propagate_test::mul_") == mul);
+  CHECK(find("propagate_test::mul", "out") == mul);
+  CHECK(find("propagate_test::normalize_") == find("propagate_test::normalize"));
+
+  // A rule of one's own comes first, and later ones replace earlier ones at once.
+  const uint64_t generation = rules.generation();
+  rules.add("propagate_test::mul.out", factor_op([](const OpCall& call) { return pointwise(call); }));
+  CHECK(rules.generation() > generation);
+  CHECK(find("propagate_test::mul", "out") != mul);
+  CHECK(find("propagate_test::mul") == mul);
+  CHECK(find("propagate_test::mul_") == mul);
+  const auto names = rules.names();
+  CHECK(std::is_sorted(names.begin(), names.end()));
+  CHECK(std::count(names.begin(), names.end(), "propagate_test::mul.out") == 1);
+
+  // Elementwise operators have the default rule, in all their forms; random ones have none.
+  auto pointwise = find("propagate_test::less");
+  CHECK(pointwise);
+  CHECK(pointwise != mul);
+  CHECK_FALSE(find("propagate_test::noise"));
+
+  // Overloads: the functional form is the one with the same arguments.
+  rules.add("aten::cummax.dimname", factor_op([](const OpCall& call) { return einsum(call, "->"); }));
+  CHECK(find("aten::cummax", "dimname_out") == find("aten::cummax", "dimname"));
+}
+
+}  // namespace
+}  // namespace dtensor

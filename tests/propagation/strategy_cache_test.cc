@@ -1,0 +1,144 @@
+#include "propagation/strategy_cache.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "propagation/propagate.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+using Catch::Matchers::Contains;
+
+CacheKey key(uint64_t a, uint64_t b = 0) { return {a, b, 7}; }
+
+std::shared_ptr<const OpPlan> plan() { return std::make_shared<OpPlan>(); }
+
+TEST_CASE("finds what was inserted, and counts") {
+  StrategyCache cache;
+  auto p = plan(), q = plan();
+  CHECK(cache.find(key(1)) == nullptr);
+  cache.insert(key(1), p, "one");
+  cache.insert(key(1, 1), q, "another");
+  CHECK(cache.find(key(1)) == p);
+  CHECK(cache.find(key(1)) == p);
+  CHECK(cache.find(key(1, 1)) == q);
+  CHECK(cache.find(key(2)) == nullptr);
+  CHECK(cache.find({1, 0}) == nullptr);  // the beginning of a key is another key
+  CacheStats stats = cache.stats();
+  CHECK(stats.hits == 3);
+  CHECK(stats.misses == 3);
+  CHECK(stats.evictions == 0);
+  CHECK(stats.size == 2);
+  CHECK(stats.capacity == StrategyCache::kDefaultCapacity);
+
+  cache.reset_counts();
+  CHECK(cache.stats().hits == 0);
+  CHECK(cache.stats().misses == 0);
+  CHECK(cache.stats().size == 2);
+  cache.find(key(1));
+  cache.clear();
+  CHECK(cache.stats().hits == 0);
+  CHECK(cache.stats().size == 0);
+  CHECK(cache.find(key(1)) == nullptr);
+  CHECK(cache.dump().empty());
+}
+
+TEST_CASE("a second insertion replaces the plan") {
+  StrategyCache cache;
+  auto first = plan(), second = plan();
+  cache.insert(key(1), first, "first");
+  cache.insert(key(1), second, "second");
+  CHECK(cache.find(key(1)) == second);
+  CHECK(cache.stats().size == 1);
+  CHECK(first.use_count() == 1);
+  CHECK(cache.dump() == "1 second\n");
+}
+
+TEST_CASE("the least recently used go first") {
+  StrategyCache cache;
+  cache.set_capacity(3);
+  for (uint64_t i = 0; i < 3; ++i) cache.insert(key(i), plan(), absl::StrCat("entry ", i));
+  CHECK(cache.dump() == "0 entry 2\n0 entry 1\n0 entry 0\n");
+  cache.find(key(0));
+  cache.find(key(0));
+  cache.insert(key(3), plan(), "entry 3");
+  CHECK(cache.dump() == "0 entry 3\n2 entry 0\n0 entry 2\n");
+  CHECK(cache.find(key(1)) == nullptr);
+  CHECK(cache.stats().evictions == 1);
+
+  cache.set_capacity(1);
+  CHECK(cache.dump() == "0 entry 3\n");
+  CHECK(cache.stats().evictions == 3);
+  CHECK(cache.stats().capacity == 1);
+  cache.set_capacity(0);
+  cache.insert(key(9), plan(), "kept nowhere");
+  CHECK(cache.stats().size == 0);
+  CHECK(cache.find(key(9)) == nullptr);
+}
+
+TEST_CASE("an evicted plan lives as long as its users") {
+  StrategyCache cache;
+  auto p = plan();
+  std::weak_ptr<const OpPlan> weak = p;
+  cache.insert(key(1), std::move(p), "one");
+  auto user = cache.find(key(1));
+  cache.set_capacity(0);
+  CHECK_FALSE(weak.expired());
+  user.reset();
+  CHECK(weak.expired());
+}
+
+TEST_CASE("frozen: a new call is an error that names it") {
+  StrategyCache cache;
+  cache.insert(key(1), plan(), "one");
+  CHECK_FALSE(cache.frozen());
+  cache.freeze();
+  CHECK(cache.frozen());
+  CHECK(cache.find(key(1)) != nullptr);
+  CHECK(cache.find(key(2)) == nullptr);
+  CHECK_THROWS_WITH(cache.insert(key(2), plan(), "aten::mm(f32[4, 6](S(0)), f32[6, 2](R))"),
+                    Contains("frozen") && Contains("aten::mm(f32[4, 6](S(0)), f32[6, 2](R))"));
+  CHECK_THROWS_AS(cache.insert(key(2), plan(), ""), c10::Error);
+  CHECK(cache.stats().size == 1);
+  CHECK_NOTHROW(cache.insert(key(1), plan(), "one"));
+  cache.freeze(false);
+  CHECK_NOTHROW(cache.insert(key(2), plan(), "two"));
+}
+
+TEST_CASE("many threads") {
+  StrategyCache cache;
+  cache.set_capacity(64);
+  constexpr uint64_t kThreads = 4, kRounds = 4000;
+  std::vector<std::shared_ptr<const OpPlan>> plans;
+  for (int i = 0; i < 100; ++i) plans.push_back(plan());
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint64_t i = 0; i < kRounds; ++i) {
+        const uint64_t k = (i * 31 + t * 17) % plans.size();
+        auto found = cache.find(key(k));
+        if (!found) {
+          cache.insert(key(k), plans[k], absl::StrCat(k));
+        } else if (found != plans[k]) {
+          ++wrong;
+        }
+        if (i % 500 == 0) cache.dump();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CacheStats stats = cache.stats();
+  CHECK(stats.hits + stats.misses == kThreads * kRounds);
+  CHECK(stats.size == 64);
+  CHECK(stats.misses >= stats.size + stats.evictions);
+}
+
+}  // namespace
+}  // namespace dtensor

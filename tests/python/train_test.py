@@ -1,0 +1,356 @@
+"""The Python door: torch.nn models on a mesh through torch.ops.dtensor, against the same run on plain tensors."""
+
+import copy
+import json
+import os
+import sys
+import threading
+import unittest
+import warnings
+
+warnings.filterwarnings("ignore", message=".*NumPy.*")
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.ops.load_library(os.environ["DTENSOR_LIBRARY"])
+dt = torch.ops.dtensor
+
+
+def counts():
+    """The collectives since the last reset, without the zeros."""
+    return {name: n for name, n in json.loads(dt.comm_counts()).items() if n}
+
+
+# ---- a model that knows nothing of meshes -----------------------------------------------------------------------------
+
+VOCAB, WIDTH, HEADS, HIDDEN, LENGTH, BATCH = 23, 12, 2, 13, 6, 6
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        y = self.norm1(x)
+        q, k, v = (w(y).view(b, t, HEADS, -1).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.wo(y.transpose(1, 2).reshape(b, t, WIDTH))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class LanguageModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.positions = nn.Parameter(torch.randn(LENGTH, WIDTH))
+        self.blocks = nn.Sequential(Block(), Block())
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, ids):
+        return self.head(self.norm(self.blocks(self.tokens(ids) + self.positions)))
+
+
+# Placements over the mesh (dp, tp) by the end of a parameter's name; RR for the others.
+TENSOR_PARALLEL = {
+    **{f"{name}.{part}": "RS(0)" for name in ("wq", "wk", "wv", "up", "head") for part in ("weight", "bias")},
+    "tokens.weight": "RS(0)",
+    "wo.weight": "RS(1)",
+    "down.weight": "RS(1)",
+}
+
+
+def shard_in_place(model, mesh, plan):
+    for name, p in model.named_parameters():
+        p.data = dt.distribute(p.data, mesh, plan.get(".".join(name.split(".")[-2:]), "RR"))
+    return model
+
+
+def train(model, optimizer, batches, clip=None):
+    losses = []
+    for ids, targets in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(ids).reshape(-1, VOCAB), targets.reshape(-1))
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+class TrainTest(unittest.TestCase):
+    """Ten steps on a 2x2 mesh give the losses of the plain run, within 1e-9."""
+
+    def setUp(self):
+        torch.manual_seed(7)
+        self.mesh = dt.init_local_mesh([2, 2], ["dp", "tp"])
+        self.model = LanguageModel().double()
+        self.batches = [tuple(torch.randint(VOCAB, (2, BATCH, LENGTH))) for _ in range(10)]
+
+    def check(self, optimizer, shard=shard_in_place, **options):
+        plain, sharded = self.model, shard(copy.deepcopy(self.model), self.mesh, TENSOR_PARALLEL)
+        layout = {name: dt.placements(p) for name, p in sharded.named_parameters()}
+        expected = train(plain, optimizer(plain.parameters()), self.batches, **options)
+        on_mesh = optimizer(sharded.parameters())
+        batches = [[dt.distribute(t, self.mesh, "S(0)R") for t in batch] for batch in self.batches]
+        losses = train(sharded, on_mesh, batches, **options)
+
+        self.assertLess(expected[-1], expected[0])
+        for got, want in zip(losses, expected):
+            self.assertLess(abs(got - want), 1e-9)
+        for (name, p), q in zip(sharded.named_parameters(), plain.parameters()):
+            self.assertEqual(dt.placements(p), layout[name], name)
+            self.assertEqual(dt.placements(p.grad), layout[name], name)
+            torch.testing.assert_close(dt.full_tensor(p), q, rtol=0, atol=1e-8, msg=name)
+            for key, value in on_mesh.state.get(p, {}).items():
+                if torch.is_tensor(value) and value.dim() > 0:
+                    self.assertEqual(dt.placements(value), layout[name], f"{key} of {name}")
+        self.assertIn("RS(0)", layout.values())
+
+    def test_sgd(self):
+        self.check(lambda p: torch.optim.SGD(p, lr=0.1))
+
+    def test_sgd_momentum(self):
+        self.check(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01))
+
+    def test_adam(self):
+        self.check(torch.optim.Adam)
+
+    def test_adamw(self):
+        self.check(torch.optim.AdamW)
+
+    def test_adamw_foreach(self):  # the default where the parameters are on a GPU
+        self.check(lambda p: torch.optim.AdamW(p, foreach=True))
+
+    def test_sgd_foreach_momentum(self):
+        self.check(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True))
+
+    def test_clip_grad_norm(self):
+        self.check(lambda p: torch.optim.SGD(p, lr=0.5), clip=0.1)
+
+    def test_parameters_replaced_instead_of_set(self):
+        def shard(model, mesh, plan):
+            for path, module in model.named_modules():
+                for name, p in list(module.named_parameters(recurse=False)):
+                    layout = plan.get(f"{path.split('.')[-1]}.{name}", "RR")
+                    setattr(module, name, nn.Parameter(dt.distribute(p.detach(), mesh, layout)))
+            return model
+
+        self.check(torch.optim.AdamW, shard)
+
+    def test_multihead_attention_module(self):
+        x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.double)
+        plain = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).double()
+        sharded = copy.deepcopy(plain)
+        for name, p in sharded.named_parameters():
+            p.data = dt.distribute(p.data, self.mesh, {"out_proj.weight": "RS(1)"}.get(name, "RR"))
+        want, _ = plain(x, x, x, need_weights=False)
+        y = dt.distribute(x, self.mesh, "S(0)R")
+        got, _ = sharded(y, y, y, need_weights=False)
+        torch.testing.assert_close(dt.full_tensor(got), want)
+        want.square().sum().backward()
+        got.square().sum().backward()
+        for p, q in zip(sharded.parameters(), plain.parameters()):
+            torch.testing.assert_close(dt.full_tensor(p.grad), q.grad)
+
+    def test_optimizer_step_does_not_communicate(self):
+        model = shard_in_place(self.model, self.mesh, TENSOR_PARALLEL)
+        optimizer = torch.optim.AdamW(model.parameters())
+        ids, targets = (dt.distribute(t, self.mesh, "S(0)R") for t in self.batches[0])
+        F.cross_entropy(model(ids).reshape(-1, VOCAB), targets.reshape(-1)).backward()
+        dt.comm_counts_reset()
+        optimizer.step()
+        self.assertEqual(counts(), {})
+
+
+class LayoutTest(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(3)
+        self.mesh = dt.init_local_mesh([2, 2], ["dp", "tp"])
+        self.x = torch.randn(7, 5, dtype=torch.double)
+
+    def test_distribute_and_back(self):
+        for layout in ("RR", "S(0)R", "RS(1)", "S(0)S(1)", "S(0)S(0)", "S(1)S(1)"):
+            d = dt.distribute(self.x, self.mesh, layout)
+            self.assertTrue(dt.is_dtensor(d))
+            self.assertEqual(dt.placements(d), layout)
+            self.assertEqual(d.shape, self.x.shape)
+            self.assertTrue(torch.equal(dt.full_tensor(d), self.x))
+        self.assertFalse(dt.is_dtensor(self.x))
+
+    def test_from_local_of_local_tensors(self):
+        for layout in ("RR", "S(0)R", "S(1)S(0)", "S(0)S(0)"):
+            d = dt.distribute(self.x, self.mesh, layout)
+            locals_ = dt.local_tensors(d)
+            self.assertEqual(len(locals_), 4)
+            for shape in (list(self.x.shape), []):  # []: computed from the parts
+                again = dt.from_local(locals_, self.mesh, layout, shape)
+                self.assertEqual(dt.placements(again), layout)
+                self.assertTrue(torch.equal(dt.full_tensor(again), self.x))
+        sizes = [tuple(t.shape) for t in dt.local_tensors(dt.distribute(self.x, self.mesh, "S(0)S(0)"))]
+        self.assertEqual(sizes, [(2, 5), (2, 5), (2, 5), (1, 5)])
+
+    def test_scalars_keep_their_empty_shape(self):
+        parts = [torch.tensor(float(rank)) for rank in range(4)]
+        total = dt.from_local(parts, self.mesh, "P(sum)P(sum)", [])
+        self.assertEqual(total.shape, ())
+        self.assertEqual(total.item(), 6.0)
+
+    def test_gradients(self):
+        w = torch.randn(7, 5, dtype=torch.double)
+        x = dt.distribute(self.x, self.mesh, "S(0)R").requires_grad_()
+        (dt.full_tensor(dt.redistribute(x, "RS(1)")) * w).sum().backward()
+        self.assertEqual(dt.placements(x.grad), "S(0)R")
+        self.assertTrue(torch.equal(dt.full_tensor(x.grad), w))
+
+        parts = [t.detach().requires_grad_() for t in dt.local_tensors(dt.distribute(self.x, self.mesh, "S(0)S(1)"))]
+        d = dt.from_local(parts, self.mesh, "S(0)S(1)", [7, 5])
+        weights = dt.local_tensors(dt.distribute(w, self.mesh, "S(0)S(1)"))
+        sum((a * b).sum() for a, b in zip(dt.local_tensors(d), weights)).backward()
+        for part, weight in zip(parts, weights):
+            self.assertTrue(torch.equal(part.grad, weight))
+
+    def test_works_without_autograd(self):
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                d = dt.distribute(self.x, self.mesh, "S(0)R")
+                self.assertTrue(torch.equal(dt.full_tensor(dt.redistribute(d + d, "RS(1)")), 2 * self.x))
+                self.assertEqual(len(dt.local_tensors(d)), 4)
+
+    def test_counts(self):
+        d = dt.distribute(self.x, self.mesh, "S(0)R")
+        dt.comm_counts_reset()
+        everything = json.loads(dt.comm_counts())
+        self.assertEqual(len(everything), 9)
+        self.assertEqual(set(everything.values()), {0})
+        dt.redistribute(d, "RR")
+        self.assertEqual(counts(), {"all_gather": 1})
+        dt.redistribute(d, "S(1)R")
+        self.assertEqual(counts(), {"all_gather": 1, "all_to_all": 1})
+        parts = dt.from_local([self.x] * 4, self.mesh, "RP(sum)", [7, 5])
+        dt.redistribute(parts, "RR")
+        dt.redistribute(dt.from_local([self.x] * 4, self.mesh, "RP(sum)", [7, 5]), "RS(0)")
+        self.assertEqual(counts(), {"all_gather": 1, "all_to_all": 1, "all_reduce": 1, "reduce_scatter": 1})
+        dt.comm_counts_reset()
+        self.assertEqual(counts(), {})
+
+    def test_counts_of_all_threads(self):
+        d = dt.distribute(self.x, self.mesh, "S(0)R")
+        dt.comm_counts_reset()
+        threads = [threading.Thread(target=lambda: [dt.full_tensor(d) for _ in range(5)]) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual(counts(), {"all_gather": 20})
+
+    def test_meshes_made_on_many_threads(self):
+        handles = []
+        threads = [threading.Thread(target=lambda: handles.append(dt.init_local_mesh([2], ["tp"]))) for _ in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual(len(set(handles)), 8)
+        for handle in handles:
+            self.assertEqual(dt.placements(dt.distribute(self.x, handle, "S(0)")), "S(0)")
+
+    def test_other_uses_of_pytorch_are_undisturbed(self):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode():
+            self.assertEqual((torch.randn(3, 4) @ torch.randn(4, 5)).shape, (3, 5))
+        doubled = torch.func.vmap(torch.func.grad(lambda t: (t * t).sum()))(self.x)
+        self.assertTrue(torch.equal(doubled, 2 * self.x))
+
+
+class ErrorTest(unittest.TestCase):
+    def setUp(self):
+        self.mesh = dt.init_local_mesh([2, 2], ["dp", "tp"])
+        self.x = torch.ones(4, 4)
+        self.d = dt.distribute(self.x, self.mesh, "S(0)R")
+
+    def test_mesh(self):
+        for handle in (0, -1, 1 << 40):
+            with self.assertRaisesRegex(ValueError, rf"\[distribute\] mesh {handle} does not exist"):
+                dt.distribute(self.x, handle, "RR")
+            with self.assertRaisesRegex(ValueError, r"\[from_local\] mesh"):
+                dt.from_local([self.x] * 4, handle, "RR", [4, 4])
+        for shape, names, text in (
+            ([0, 2], ["dp", "tp"], "size 0 at dim 0"),
+            ([], [], "at least 1 dim"),
+            ([2, 2], ["dp"], "one name per dim"),
+            ([2, 2], ["dp", "dp"], "occurs twice"),
+        ):
+            with self.assertRaisesRegex(RuntimeError, text):
+                dt.init_local_mesh(shape, names)
+
+    def test_placements(self):
+        for call in (
+            lambda text: dt.distribute(self.x, self.mesh, text),
+            lambda text: dt.redistribute(self.d, text),
+            lambda text: dt.from_local([self.x] * 4, self.mesh, text, [4, 4]),
+        ):
+            for text in ("S(0)X", "R", "RRR", "S(2)R", "S()R"):
+                with self.assertRaisesRegex((ValueError, IndexError), r"\[(distribute|distribute_tensor|redistribute|from_local)\]"):
+                    call(text)
+
+    def test_locals(self):
+        with self.assertRaisesRegex(ValueError, "3 local tensors, but this process owns 4"):
+            dt.from_local([self.x] * 3, self.mesh, "RR", [4, 4])
+        with self.assertRaisesRegex(ValueError, "by the chunk rule"):
+            dt.from_local([self.x] * 4, self.mesh, "S(0)R", [4, 4])
+
+    def test_plain_tensors(self):
+        for call in (dt.full_tensor, dt.local_tensors, dt.placements, lambda t: dt.redistribute(t, "RR")):
+            with self.assertRaisesRegex((TypeError, ValueError), "distributed"):
+                call(self.x)
+        with self.assertRaisesRegex(TypeError, "is a plain tensor of shape"):
+            self.d + self.x
+
+    def test_nothing_is_left_behind(self):
+        with self.assertRaises(TypeError):
+            self.d @ self.x
+        self.assertTrue(torch.equal(dt.full_tensor(self.d @ self.d), self.x @ self.x))
+
+    def test_other_mesh(self):
+        other = dt.distribute(self.x, dt.init_local_mesh([2, 2], ["dp", "tp"]), "S(0)R")
+        with self.assertRaisesRegex(RuntimeError, "must share one mesh"):
+            self.d + other
+
+    def test_storage(self):
+        with self.assertRaisesRegex(RuntimeError, "full_tensor"):
+            self.d.tolist()
+
+
+class PrintTest(unittest.TestCase):
+    def test_repr(self):
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
+        import dtensor_torch  # noqa: F401
+
+        mesh = dt.init_local_mesh([4], ["tp"])
+        d = dt.distribute(torch.ones(8, 4), mesh, "S(0)")
+        dt.comm_counts_reset()
+        self.assertEqual(repr(d), "dtensor(float32[8, 4], S(0), device='cpu')")
+        self.assertEqual(
+            repr(nn.Parameter(d)),
+            "Parameter containing:\ndtensor(float32[8, 4], S(0), device='cpu', requires_grad=True)",
+        )
+        self.assertIn("grad_fn=<MulBackward0>", repr(nn.Parameter(d) * 2))
+        self.assertEqual(repr(torch.ones(2)), "tensor([1., 1.])")
+        self.assertEqual(counts(), {})
+
+
+if __name__ == "__main__":
+    result = unittest.main(exit=False, verbosity=2).result
+    failed = len({test.id() for test, _ in result.failures + result.errors})
+    skipped = len(result.skipped)
+    print(f"[dtensor] {result.testsRun - failed - skipped} passed, {failed} failed, {skipped} skipped")
+    sys.exit(not result.wasSuccessful())

@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""Makes a Catch2 source out of the code blocks of Markdown files, so that the documentation is compiled, run and compared.
+
+A fenced block counts by its info string:
+
+  ```cpp               a function body of its own
+  ```cpp continues     goes on where the page's previous block stopped: its variables are visible
+  ```cpp top           code of namespace scope, visible to all later blocks of the page
+  ```cpp throws        a body that must throw; variables of the blocks before it are visible
+  ```cpp PATH          the same text as that file of the repository
+  ```text              directly below a cpp block: exactly what it prints (or the message it throws); a line "..." stands
+                       for any number of lines. Elsewhere it is only text.
+
+A block with main() is a whole program, put into a namespace of its own. #include lines move to the top of the file; every
+block sees `using namespace dtensor`. Blocks of other languages are not run, but every //label in a ```sh block or in
+`code` must be a target, and every relative link must lead to a file, and to a heading if it names one.
+
+  doc_blocks.py --out FILE.cc --labels FILE PAGE...   the source; FILE has the labels that exist, one a line
+  doc_blocks.py --list PAGE...                        the labels that the pages mention, links to files included
+  doc_blocks.py --output-of PATH PAGE                 what the page says that this file's program prints
+"""
+
+import argparse
+import os
+import re
+import sys
+
+FENCE = re.compile(r"^( *)(`{3,})\s*(.*?)\s*$")
+LABEL = re.compile(r"(?<![\w:/.@])//([\w./-]*)(:[\w./-]+)?")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+INCLUDE = re.compile(r"^\s*#include\s+[<\"].*[>\"]\s*(//.*)?$")
+
+
+class Block:
+    def __init__(self, page, line, info):
+        self.page, self.line = page, line  # line: of the first line of code
+        words = info.split(None, 1)
+        self.language = words[0] if words else ""
+        self.kind = words[1] if len(words) > 1 else ""
+        self.lines = []
+        self.adjacent = False  # only blank lines between the block before and this one
+        self.output = None     # cpp: the text it must print
+
+    @property
+    def text(self):
+        return "\n".join(self.lines)
+
+    def is_program(self):
+        return any(re.match(r"int main\(", l) for l in self.lines)
+
+
+def read(page):
+    """The page's blocks, and its other lines as (number, text)."""
+    blocks, prose, block, blank_only = [], [], None, False
+    with open(page, encoding="utf-8") as f:
+        for number, line in enumerate(f.read().splitlines(), 1):
+            fence = FENCE.match(line)
+            if block is None and fence:
+                block = Block(page, number + 1, fence.group(3))
+                block.adjacent, indent, ticks = blank_only, len(fence.group(1)), fence.group(2)
+            elif block is None:
+                prose.append((number, line))
+                blank_only = blank_only and not line.strip()
+            elif fence and fence.group(2) == ticks and not fence.group(3):
+                blocks.append(block)
+                block, blank_only = None, True
+            else:
+                block.lines.append(line[indent:] if not line[:indent].strip() else line)
+    if block is not None:
+        sys.exit(f"{page}:{block.line}: the block does not end")
+    for before, after in zip(blocks, blocks[1:]):
+        if before.language == "cpp" and after.language == "text" and after.adjacent:
+            before.output = after.text
+    return blocks, prose
+
+
+def heading_anchor(heading):
+    text = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return text.replace(" ", "-")
+
+
+def anchors(page):
+    _, prose = read(page)
+    return {heading_anchor(l.lstrip("#")) for _, l in prose if re.match(r"#+ ", l)}
+
+
+def mentions(page, blocks, prose):
+    """(line, label) for every target or file that the page names."""
+    found = []
+
+    def add(number, text):
+        for package, name in LABEL.findall(text):
+            if package.endswith("...") or (name in (":all", ":...")):
+                package, name = re.sub(r"/?\.\.\.$", "", package), ":BUILD.bazel"
+            found.append((number, f"//{package.rstrip('/')}{name or ':' + package.split('/')[-1]}"))
+
+    for b in blocks:
+        if b.language == "sh":
+            for i, l in enumerate(b.lines):
+                add(b.line + i, re.sub(r"\s#.*", "", l))
+    for number, line in prose:
+        for code in re.findall(r"`([^`]+)`", line):
+            if code.startswith(("//", "./bazelw")):
+                add(number, code)
+        for target in LINK.findall(line):
+            path = target.split("#")[0]
+            if re.match(r"[a-z]+:", target) or not path:
+                continue
+            found.append((number, file_label(os.path.normpath(os.path.join(os.path.dirname(page), path)))))
+    return found
+
+
+def file_label(path):
+    if path == ".":
+        return "//:BUILD.bazel"
+    head, tail = os.path.split(path)
+    if "." not in tail and tail != "LICENSE" and tail != "bazelw":  # a folder
+        return f"//{path}:BUILD.bazel"
+    return f"//{head}:{tail}"
+
+
+def problems(page, blocks, prose, labels, pages):
+    texts = [f"{page}:{n}: {label} does not exist, or is not listed in tests/docs/targets.bzl"
+             for n, label in mentions(page, blocks, prose) if label not in labels]
+    for number, line in prose:
+        for target in LINK.findall(line):
+            path, _, anchor = target.partition("#")
+            if not anchor or re.match(r"[a-z]+:", target):
+                continue
+            other = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
+            if other in pages and anchor not in anchors(other):
+                texts.append(f"{page}:{number}: {other} has no heading #{anchor}")
+    for b in blocks:
+        if b.language == "cpp" and "." in b.kind:
+            with open(b.kind, encoding="utf-8") as f:
+                if f.read().strip() != b.text.strip():
+                    texts.append(f"{page}:{b.line}: the block differs from {b.kind}")
+        elif b.language == "cpp" and b.kind not in ("", "continues", "top", "throws"):
+            texts.append(f"{page}:{b.line}: unknown kind of block '{b.kind}'")
+    return texts
+
+
+def quoted(text):
+    # In pieces: a compiler need not take a literal of more than 64 KiB, and delimiters are at most 16 characters.
+    return 'R"__doc__(' + text + ')__doc__"'
+
+
+def emit(page, blocks):
+    out, includes = [], []
+    space = "page_" + re.sub(r"\W", "_", os.path.splitext(page)[0])
+
+    def code(block):
+        lines = []
+        for l in block.lines:
+            if INCLUDE.match(l):
+                includes.append(l.strip())
+            lines.append("" if INCLUDE.match(l) else l)
+        return f'#line {block.line} "{block.page}"\n' + "\n".join(lines)
+
+    chain = []
+    for n, b in enumerate(b for b in blocks if b.language == "cpp"):
+        name, expected = f"{page}:{b.line}", quoted("" if b.output is None else b.output)
+        checked = "true" if b.output is not None else "false"
+        if b.kind == "top":
+            out.append(f"namespace {space} {{\n{code(b)}\n}}  // namespace {space}")
+            continue
+        if b.is_program():
+            out.append(f"namespace {space}_{n} {{\nusing namespace dtensor;\n{code(b)}\n}}  // namespace {space}_{n}\n"
+                       f'TEST_CASE("{name}") {{\n  testing::Output out({expected}, {checked});\n'
+                       f"  CHECK({space}_{n}::main() == 0);\n  out.check();\n}}")
+            continue
+        if b.kind not in ("continues", "throws"):
+            chain = []
+        before = "".join(f"{code(c)}\n{{\n" for c in chain)
+        body = f"{before}out.begin();\n"
+        if b.kind == "throws":
+            body += f"out.throws([&] {{\n{code(b)}\n}});\n"
+        else:
+            body += f"{code(b)}\n"
+        body += "out.check();\n" + "}\n" * len(chain)
+        out.append(f'namespace {space} {{\nTEST_CASE("{name}") {{\n'
+                   f"  testing::Output out({expected}, {checked});\n{body}}}\n}}  // namespace {space}")
+        if b.kind != "throws":
+            chain.append(b)
+    if out:
+        out.insert(0, f"namespace {space} {{\nusing namespace dtensor;\n}}")
+    return includes, out
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out")
+    parser.add_argument("--labels")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--output-of")
+    parser.add_argument("pages", nargs="+")
+    args = parser.parse_args()
+    pages = {p: read(p) for p in sorted(args.pages)}
+
+    if args.list:
+        print("\n".join(sorted({label for p, (b, prose) in pages.items() for _, label in mentions(p, b, prose)})))
+        return
+    if args.output_of:
+        found = [b for p in pages for b in pages[p][0] if b.language == "cpp" and b.kind == args.output_of]
+        sys.exit("no such block") if not found or found[0].output is None else print(found[0].output)
+        return
+
+    with open(args.labels, encoding="utf-8") as f:
+        labels = set(f.read().split())
+    includes, cases = [], []
+    for page, (blocks, prose) in pages.items():
+        wrong = problems(page, blocks, prose, labels, pages)
+        cases.append(f'TEST_CASE("{page}: links, targets, files") {{\n  INFO({quoted(chr(10).join(wrong))});\n'
+                     f"  CHECK({len(wrong)} == 0);\n}}")
+        found, texts = emit(page, blocks)
+        includes += found
+        cases += texts
+    first = ["#include <torch/nn.h>", "#include <torch/optim.h>", "#include <iostream>", '#include "dtensor/dtensor.h"']
+    rest = sorted(set(includes) - set(first))
+    with open(args.out, "w", encoding="utf-8") as f:
+        f.write("// Made by tools/doc_blocks.py from the documentation.\n")
+        f.write("\n".join(first + rest + ['#include "tests/docs/output.h"']) + "\n\n")
+        f.write("namespace testing = dtensor::testing;\n\n")
+        f.write("\n\n".join(cases) + "\n")
+
+
+main()
