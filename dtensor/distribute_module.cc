@@ -27,13 +27,17 @@ std::vector<Named> tensors_of(const torch::nn::Module& module) {
   return result;
 }
 
-void distribute_in_place(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements) {
+void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placements& placements) try {
   c10::AutoGradMode no_grad(false);
-  TORCH_CHECK_VALUE(!t.is_meta(), "a meta tensor cannot become distributed in place; make the module under a MeshScope, or on the CPU");
+  const at::Tensor& t = n.tensor;
+  TORCH_CHECK_VALUE(!t.is_meta(), "a meta tensor cannot become distributed in place: make the module on the CPU");
   const at::Tensor grad = t.grad();
   t.set_data(distribute_tensor(t.detach(), mesh, placements));
   if (!grad.defined()) return;
   t.mutable_grad() = is_dtensor(grad) ? redistribute(grad, placements) : distribute_tensor(grad.detach(), mesh, placements);
+} catch (c10::Error& e) {
+  e.add_context("while distributing '" + n.name + "'");
+  throw;
 }
 
 // Tensors that are one value: parameters that share all their memory before they are distributed.
@@ -41,7 +45,7 @@ class Ties {
  public:
   explicit Ties(const std::vector<Named>& tensors) {
     for (const Named& n : tensors) {
-      if (is_dtensor(n.tensor) || !n.tensor.has_storage() || n.tensor.numel() == 0) continue;
+      if (is_dtensor(n.tensor) || !n.tensor.has_storage() || n.tensor.is_meta() || n.tensor.numel() == 0) continue;
       const void* memory = n.tensor.const_data_ptr();
       of_[n.tensor.unsafeGetTensorImpl()] = &groups_[std::make_tuple(memory, n.tensor.sizes().vec(), n.tensor.strides().vec())];
     }
@@ -100,7 +104,7 @@ void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const 
   }
   for (const Named& n : tensors) {
     tie(n, ties);
-    if (!is_dtensor(n.tensor)) distribute_in_place(n.tensor, mesh, Placements(mesh.ndim(), Replicate()));
+    if (!is_dtensor(n.tensor)) distribute_in_place(n, mesh, Placements(mesh.ndim(), Replicate()));
     const Spec& spec = *meta_of(n.tensor).spec;
     TORCH_CHECK_VALUE(spec.mesh().world() == mesh.world(), "[distribute_module] '", n.name, "' is ", spec.to_string(),
                       " of another world, ", spec.mesh().world().name(), "; this module goes to ", mesh.to_string(), " of ",
@@ -112,7 +116,7 @@ void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const 
 void shard_parameter(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh, const Placements& placements) {
   std::string known;
   for (const Named& n : tensors_of(module)) {
-    if (n.name == name) return distribute_in_place(n.tensor, mesh, placements);
+    if (n.name == name) return distribute_in_place(n, mesh, placements);
     known += (known.empty() ? "" : ", ") + n.name;
   }
   TORCH_CHECK_VALUE(false, "[shard_parameter] ", module.name(), " has no parameter '", name, "'; it has ",

@@ -74,6 +74,17 @@ void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std
   impl->set_backend_meta(make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name)));
 }
 
+void set_name(const at::Tensor& t, std::string name) {
+  const DTensorMeta& old = meta_of(t);
+  t.unsafeGetTensorImpl()->set_backend_meta(
+      make_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name))));
+}
+
+std::string module_of(const DTensorMeta& meta) {
+  const auto dot = meta.name ? meta.name->rfind('.') : std::string::npos;
+  return dot == std::string::npos ? std::string() : meta.name->substr(0, dot);
+}
+
 void note_write(const at::Tensor& t) { meta_of(t).storage->writes.fetch_add(1, std::memory_order_relaxed); }
 
 }  // namespace dtensor

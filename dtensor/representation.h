@@ -64,6 +64,11 @@ at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base);
 // Gives `t` (distributed or not) another layout, other locals and other sizes in place; its identity and autograd history stay.
 void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage = nullptr);
 
+// Gives a distributed tensor a name (a parameter's path); its layout, parts and memory stay.
+void set_name(const at::Tensor& t, std::string name);
+// "layers.0" of a tensor called "layers.0.weight"; "" without a name or a dot.
+std::string module_of(const DTensorMeta& meta);
+
 // Marks that `t`'s memory was written to.
 void note_write(const at::Tensor& t);
 

@@ -27,7 +27,7 @@ void reduce_gradients(const std::vector<at::Tensor>& parameters) {
     if (!is_dtensor(p) || !is_dtensor(p.grad())) continue;
     const DTensorMeta& meta = meta_of(p);
     CommCause cause{"reduce_gradients", meta.name ? *meta.name : "", current_scope().module_path, /*implicit=*/false};
-    if (meta.name) cause.module_path = meta.name->substr(0, meta.name->rfind('.') == std::string::npos ? 0 : meta.name->rfind('.'));
+    if (meta.name) cause.module_path = module_of(meta);
     p.mutable_grad() = redistribute_as(p.grad(), meta.spec->placements(), cause);
   }
 }

@@ -22,7 +22,8 @@ void check_device(const OpCall& call) {
 std::vector<DimStrategy> follow(const OpCall& call, int64_t mesh_dim) {
   check_device(call);
   const Placement& given = call.inputs[0]->placements()[mesh_dim];
-  const bool same_shape = !call.has_arg("size") || Shape(*call.get_ints("size")) == call.inputs[0]->sizes();
+  const bool same_shape =
+      !call.has_arg("size") || at::IntArrayRef(*call.get_ints("size")) == at::IntArrayRef(call.inputs[0]->sizes());
   return {{{same_shape && given.is_sharded() ? given : Replicate()}, {given}}};
 }
 

@@ -2,6 +2,7 @@
 // the indices that point into its part and gives zeros for the others, so the result is Partial(sum).
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
@@ -64,7 +65,7 @@ void index_select_local(const LocalCall& call, Stack& stack) {
   const Runs runs = spec.ndim() > 0 ? spec.local_layout(call.i).dims[dim] : Runs{};
   if (spec.ndim() == 0 || holds_all(runs, spec.sizes()[dim])) return call.op.callBoxed(stack);
   const at::Tensor self = stack[0].toTensor(), index = stack[2].toTensor();
-  if (!within(index, 0, spec.sizes()[dim])) throw_out_of_range(call, stack);
+  check_range(index, 0, spec.sizes()[dim], dim);
   at::Tensor result;
   if (runs.empty()) {
     result = zeros_of_output(call, self);
@@ -113,12 +114,7 @@ void gather_local(const LocalCall& call, Stack& stack) {
   stack[0] = self;
   const Runs& runs = layout.dims[dim];
   if (holds_all(runs, spec.sizes()[dim])) return call.op.callBoxed(stack);
-  if (!within(index, 0, spec.sizes()[dim])) {
-    std::vector<int64_t> sizes = self.sizes().vec();
-    sizes[dim] = spec.sizes()[dim];
-    stack[0] = at::zeros({}, self.options()).expand(sizes);
-    return call.op.callBoxed(stack);  // throws
-  }
+  check_range(index, 0, spec.sizes()[dim], dim);
   at::Tensor result;
   if (runs.empty()) {
     result = zeros_of_output(call, self);
@@ -144,7 +140,7 @@ FactorRule index(const OpCall& call) {
 
 void index_local(const LocalCall& call, Stack& stack) {
   const at::Tensor self = stack[0].toTensor();
-  const auto parts = localize_indices(call, stack, /*otherwise=*/0);
+  const LocalIndices parts = localize_indices(call, stack, /*writing=*/false);
   if (!parts.held.defined()) return call.op.callBoxed(stack);
   at::Tensor result;
   if (self.numel() == 0) {
@@ -153,9 +149,9 @@ void index_local(const LocalCall& call, Stack& stack) {
     stack[1] = parts.indices;
     call.op.callBoxed(stack);
     result = stack[0].toTensor();
-    // The mask lies over the broadcast dims of the result.
+    // The mask lies over the last of the broadcast dims in the result.
     std::vector<int64_t> sizes(result.dim(), 1);
-    std::copy(parts.held.sizes().begin(), parts.held.sizes().end(), sizes.begin() + parts.position);
+    std::copy(parts.held.sizes().begin(), parts.held.sizes().end(), sizes.begin() + parts.end - parts.held.dim());
     result.masked_fill_(parts.held.logical_not().view(sizes), 0);
   }
   stack.clear();

@@ -3,8 +3,12 @@
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <vector>
 
 namespace dtensor {
 
@@ -43,20 +47,12 @@ LocalIndex localize(const at::Tensor& index, const Runs& runs, int64_t otherwise
   return result;
 }
 
-bool within(const at::Tensor& index, int64_t low, int64_t high) {
-  const at::Tensor ok = index.ge(low).logical_and_(index.lt(high)).all();
-  if (ok.device().is_cpu()) return ok.item().toBool();
-  at::_assert_async(ok, "index out of bounds");
-  return true;
-}
-
-void throw_out_of_range(const LocalCall& call, torch::jit::Stack stack) {
-  const at::Tensor self = stack.at(0).toTensor();
-  const Shape& sizes = call.inputs[0]->sizes();
-  stack[0] = at::zeros({}, self.options()).expand(c10::IntArrayRef(sizes.data(), sizes.size()));
-  call.op.callBoxed(stack);
-  TORCH_CHECK_INDEX(false, call.op.schema().name(), ": index out of range in a tensor of shape ",
-                    c10::IntArrayRef(sizes.data(), sizes.size()));
+void check_range(const at::Tensor& index, int64_t low, int64_t size, int64_t dim) {
+  const at::Tensor outside = index.lt(low).logical_or_(index.ge(size));
+  if (!index.device().is_cpu()) return at::_assert_async(outside.logical_not().all(), "index out of bounds");
+  if (!outside.any().item().toBool()) return;
+  TORCH_CHECK_INDEX(false, "index ", index.masked_select(outside)[0].item().toLong(), " is out of bounds for dimension ", dim,
+                    " with size ", size);
 }
 
 at::Tensor take_runs(const at::Tensor& t, int64_t dim, const Runs& runs) {

@@ -3,10 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
-
 #include "placement/geometry.h"
-#include "propagation/op_rule.h"
 
 namespace dtensor {
 
@@ -21,12 +18,9 @@ struct LocalIndex {
 // `index`: global indices, each within the dim. Keeps the dtype of `index`.
 LocalIndex localize(const at::Tensor& index, const Runs& runs, int64_t otherwise);
 
-// Are all indices in [low, high)? On devices that run behind the host: asserts it there, and says yes.
-bool within(const at::Tensor& index, int64_t low, int64_t high);
-
-// Throws what the operator says to indices that are out of range: runs it on tensors of the global shape (without memory of
-// that size). `stack`: the local arguments, of which the first is the tensor that is indexed.
-[[noreturn]] void throw_out_of_range(const LocalCall& call, torch::jit::Stack stack);
+// Throws ATen's IndexError if an index is not in [low, size): the range is that of the whole dim, whatever part a rank holds. On
+// devices that run behind the host the check is an assertion there.
+void check_range(const at::Tensor& index, int64_t low, int64_t size, int64_t dim);
 
 // The rows of `t` along `dim` that lie in `runs`, as far as there are so many; a view where it can be.
 at::Tensor take_runs(const at::Tensor& t, int64_t dim, const Runs& runs);

@@ -36,7 +36,5 @@ void register_cat_rules(RuleRegistry& registry);       // cat, stack
 void register_view_handlers();                         // squeeze_, t_, as_strided: change metadata, or need memory
 void register_index_read_rules(RuleRegistry& registry);
 void register_index_write_rules(RuleRegistry& registry);
-void register_scatter_rules(RuleRegistry& registry);
-void register_data_dependent();                        // nonzero, masked_select, ...: the shape depends on the data
 
 }  // namespace dtensor

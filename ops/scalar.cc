@@ -70,7 +70,10 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor other = torch::jit::pop(stack).toTensor();
   at::Tensor self = torch::jit::pop(stack).toTensor();
   check_pair(op, self, other);
-  if (self.sizes() != other.sizes()) return stack.emplace_back(false);
+  if (self.sizes() != other.sizes()) {
+    stack.emplace_back(false);
+    return;
+  }
   TORCH_CHECK(self.scalar_type() == other.scalar_type(), "Expected all tensors to have one dtype, but found ",
               self.scalar_type(), " and ", other.scalar_type(), " while calling equal");
   check_has_data(op, self);

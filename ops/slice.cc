@@ -110,6 +110,26 @@ FactorRule unbind(const OpCall& call) {
   return movement(call, select(call), static_cast<int>(call.inputs[0]->sizes()[dim_arg(call, "dim")]));
 }
 
+// ------------------------------------------------------------ a part replaced
+
+// self, and src in the place of what `part` takes from it: each element is one of either.
+FactorRule replace(const OpCall& call, OutputDims self, OutputDims part) {
+  FactorRule rule;
+  rule.inputs = {same_dims(ndim(call)), std::move(part)};
+  rule.outputs = {std::move(self)};
+  pass_all_partials(rule, {0, 1});
+  return rule;
+}
+
+FactorRule select_scatter(const OpCall& call) { return replace(call, whole_dim(call), select(call)); }
+
+FactorRule slice_scatter(const OpCall& call) { return replace(call, slice(call), slice(call)); }
+
+FactorRule diagonal_scatter(const OpCall& call) {
+  const OutputDims self = with_whole(same_dims(ndim(call)), {dim_arg(call, "dim1"), dim_arg(call, "dim2")});
+  return replace(call, self, diagonal(call));
+}
+
 // ------------------------------------------------------------ padding, triangles
 
 FactorRule constant_pad(const OpCall& call) {
@@ -201,6 +221,9 @@ void register_slice_rules(RuleRegistry& registry) {
                 "aten::split_copy.Tensor", "aten::split_with_sizes_copy"},
                factor_op(split));
   for (const char* op : {"aten::unbind.int", "aten::unbind_copy.int"}) registry.add(op, factor_op(unbind));
+  registry.add("aten::select_scatter", factor_op(select_scatter));
+  registry.add("aten::slice_scatter", factor_op(slice_scatter));
+  registry.add("aten::diagonal_scatter", factor_op(diagonal_scatter));
   registry.add("aten::constant_pad_nd", factor_op(constant_pad));
   for (const char* op : {"aten::tril", "aten::triu"}) registry.add(op, triangle());
 }

@@ -18,7 +18,8 @@ int dim_of(const Factors& factors, int factor) {
 // Derives the strategies of one rule; see strategies().
 class Deriver {
  public:
-  Deriver(const FactorRule& rule, const OpCall& call, int64_t mesh_dim) : rule_(rule), call_(call), mesh_dim_(mesh_dim) {
+  Deriver(const FactorRule& rule, const OpCall& call, int64_t mesh_dim)
+      : rule_(rule), call_(call), mesh_dim_(mesh_dim) {
     TORCH_CHECK(rule.inputs.size() == call.inputs.size(), call.name(), ": the rule describes ", rule.inputs.size(),
                 " inputs, the call has ", call.inputs.size());
     for (const auto& term : rule.terms) {
@@ -66,7 +67,8 @@ class Deriver {
     bool any = false;
     for (size_t i = 0; i < s.inputs.size(); ++i) {
       const Placement* p = given(i);
-      if (p == nullptr || !p->is_mask_partial() || p->reduce_op() != ReduceOp::kSum || s.inputs[i] != Partial()) continue;
+      if (p == nullptr || !p->is_mask_partial() || p->reduce_op() != ReduceOp::kSum || s.inputs[i] != Partial())
+        continue;
       masked.inputs[i] = *p;
       any = true;
     }
@@ -81,7 +83,8 @@ class Deriver {
     return std::nullopt;
   }
 
-  // Gives every tensor that has the factor the placement that `split` makes for the factor's dim; nothing if it is blocked.
+  // Gives every tensor that has the factor the placement that `split` makes for the factor's dim; nothing if it is
+  // blocked.
   template <typename Split>
   std::optional<DimStrategy> split(int factor, const Split& split) const {
     if (std::find(rule_.blocked.begin(), rule_.blocked.end(), factor) != rule_.blocked.end()) return std::nullopt;
@@ -191,8 +194,8 @@ Operand parse_operand(std::string_view text, std::string_view equation) {
     const char c = text[i];
     if (c == ' ') continue;
     if (c == '.') {
-      TORCH_CHECK(text.substr(i, 3) == "..." && !result.ellipsis, "einsum rule \"", equation, "\": \"...\" expected at \"",
-                  text.substr(i), "\"");
+      TORCH_CHECK(text.substr(i, 3) == "..." && !result.ellipsis, "einsum rule \"", equation,
+                  "\": \"...\" expected at \"", text.substr(i), "\"");
       result.ellipsis = true;
       i += 2;
       continue;
@@ -266,9 +269,9 @@ FactorRule einsum(const OpCall& call, std::string_view equation, bool linear) {
   for (size_t i = 0; i < operands.size(); ++i) {
     if (!call.inputs[i]) continue;
     const int64_t ndim = call.inputs[i]->ndim(), letters = operands[i].num_letters();
-    TORCH_CHECK(ndim == letters || (ndim > letters && operands[i].ellipsis) || (ndim < letters && alone[i]), call.name(),
-                ": argument '", call.input_name(static_cast<int>(i)), "' has ", ndim, " dims, the rule \"", equation,
-                "\" asks for ", letters, operands[i].ellipsis ? " or more" : "");
+    TORCH_CHECK(ndim == letters || (ndim > letters && operands[i].ellipsis) || (ndim < letters && alone[i]),
+                call.name(), ": argument '", call.input_name(static_cast<int>(i)), "' has ", ndim, " dims, the rule \"",
+                equation, "\" asks for ", letters, operands[i].ellipsis ? " or more" : "");
     const int64_t extra = std::max<int64_t>(0, ndim - letters);
     ellipsis_dims = std::max(ellipsis_dims, extra);
     input_labels[i] = labels(operands[i], extra);
@@ -352,8 +355,8 @@ FactorRule pointwise(const OpCall& call, int num_outputs) {
   return rule;
 }
 
-FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& dims, bool keepdim, std::optional<ReduceOp> op,
-                     int num_outputs) {
+FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& dims, bool keepdim,
+                     std::optional<ReduceOp> op, int num_outputs) {
   FactorRule rule;
   for (const auto& other : call.inputs) rule.inputs.emplace_back(other ? other->ndim() : 0, kNoFactor);
   Factors output;

@@ -160,7 +160,8 @@ OpCall OpCall::without_outs() const {
     result.slots[a].count = 0;
   }
   for (const ArgSlot& slot : result.slots) {
-    TORCH_INTERNAL_ASSERT(slot.count == 0 || static_cast<size_t>(slot.first) < kept, name(), ": out arguments are not last");
+    TORCH_INTERNAL_ASSERT(slot.count == 0 || static_cast<size_t>(slot.first) < kept, name(),
+                          ": out arguments are not last");
   }
   result.inputs.resize(kept);
   return result;
@@ -169,7 +170,8 @@ OpCall OpCall::without_outs() const {
 int64_t OpCall::get_int(std::string_view name) const {
   const c10::IValue& value = arg(name);
   if (value.isSymInt()) return value.toSymInt().guard_int(__FILE__, __LINE__);
-  TORCH_CHECK(value.isInt() || value.isBool(), this->name(), ": argument '", name, "' is no integer but ", print(value));
+  TORCH_CHECK(value.isInt() || value.isBool(), this->name(), ": argument '", name, "' is no integer but ",
+              print(value));
   return value.isBool() ? static_cast<int64_t>(value.toBool()) : value.toInt();
 }
 

@@ -37,7 +37,8 @@ struct Problem {
 std::vector<int> find_fixed_outputs(const OpCall& call, const OutputMetas& metas) {
   std::vector<int> result;
   const auto& returns = call.schema().returns();
-  if (returns.empty()) {  // _foreach_add_() returns nothing; its rule, that of _foreach_add(), gives one output per tensor
+  if (returns
+          .empty()) {  // _foreach_add_() returns nothing; its rule, that of _foreach_add(), gives one output per tensor
     const std::vector<bool> written = call.written();
     for (size_t i = 0; i < written.size(); ++i) {
       if (written[i]) result.push_back(static_cast<int>(i));
@@ -59,15 +60,15 @@ void check_shape(const Problem& problem, size_t num_inputs, size_t num_outputs) 
   TORCH_CHECK(num_inputs == call.inputs.size(), "rule of ", call.name(), ": a strategy has ", num_inputs,
               " inputs, the call ", call.inputs.size());
   const bool returns_nothing = call.schema().returns().empty();
-  TORCH_CHECK(num_outputs == problem.fixed_outputs.size() || (returns_nothing && num_outputs == 0), "rule of ", call.name(),
-              ": a strategy has ", num_outputs, " outputs, the operator ", problem.fixed_outputs.size());
+  TORCH_CHECK(num_outputs == problem.fixed_outputs.size() || (returns_nothing && num_outputs == 0), "rule of ",
+              call.name(), ": a strategy has ", num_outputs, " outputs, the operator ", problem.fixed_outputs.size());
 }
 
 void check_output(const Problem& problem, size_t o, const Placement& p) {
   if (o >= problem.metas.tensors.size() || !problem.metas.tensors[o]) return;
   const int64_t ndim = static_cast<int64_t>(problem.metas.tensors[o]->sizes.size());
-  TORCH_CHECK(valid_dim(p, ndim), "rule of ", problem.call.name(), ": ", to_string(p), " for output ", o, ", which has ", ndim,
-              " dims");
+  TORCH_CHECK(valid_dim(p, ndim), "rule of ", problem.call.name(), ": ", to_string(p), " for output ", o,
+              ", which has ", ndim, " dims");
 }
 
 // May input i be brought to `wanted` along mesh dim d?
@@ -105,7 +106,9 @@ struct Score {
   Picoseconds cost = std::numeric_limits<Picoseconds>::max();
   int changed = 0;
 
-  friend bool operator<(const Score& a, const Score& b) { return std::tie(a.cost, a.changed) < std::tie(b.cost, b.changed); }
+  friend bool operator<(const Score& a, const Score& b) {
+    return std::tie(a.cost, a.changed) < std::tie(b.cost, b.changed);
+  }
 };
 
 // Cost of strategies, each input's redistribution planned once.
@@ -126,7 +129,8 @@ class Pricer {
       const SpecPtr& spec = problem_.call.inputs[i];
       if (!spec || spec->placements() == s.inputs[i]) continue;
       Price& price = prices_.try_emplace({i, s.inputs[i]}, Price{}).first->second;
-      if (price.cost < 0) price.cost = normalize_placements(s.inputs[i], spec->ndim()).ok() ? bound(*spec, s.inputs[i]) : kNever;
+      if (price.cost < 0)
+        price.cost = normalize_placements(s.inputs[i], spec->ndim()).ok() ? bound(*spec, s.inputs[i]) : kNever;
       if (price.cost == kNever) return std::nullopt;
       score.cost += price.cost;
       ++score.changed;
@@ -157,7 +161,8 @@ class Pricer {
   static Picoseconds bound(const Spec& from, const Placements& to) {
     bool reduces = false;
     for (size_t d = 0; d < to.size(); ++d) {
-      reduces = reduces || (from.mesh().size(static_cast<int64_t>(d)) > 1 && from.placements()[d].is_partial() && !to[d].is_partial());
+      reduces = reduces || (from.mesh().size(static_cast<int64_t>(d)) > 1 && from.placements()[d].is_partial() &&
+                            !to[d].is_partial());
     }
     const int64_t bytes = part_bytes(from, to) - (reduces ? 0 : part_bytes(from, from.placements()));
     if (bytes <= 0) return 0;
@@ -310,7 +315,8 @@ std::string accepted(const Problem& problem, size_t input, int64_t d, const std:
     if (!written[i] || !call.inputs[i]) continue;
     std::string needs = d < 0 ? "another layout" : accepted(problem, i, d, options);
     if (d >= 0 && problem.mesh_ndim() > 1) absl::StrAppend(&needs, " on mesh dim '", call.mesh.names()[d], "'");
-    TORCH_CHECK(false, call.name(), ": in-place operations that require placement changes are not supported: argument '",
+    TORCH_CHECK(false, call.name(),
+                ": in-place operations that require placement changes are not supported: argument '",
                 call.input_name(static_cast<int>(i)), "' is laid out as ", to_string(call.inputs[i]->placements()),
                 ", the operator needs ", needs, "; redistribute it first. Call: ", call.to_string());
   }
@@ -352,7 +358,8 @@ Strategy choose_whole(const Problem& problem, const OpRule& rule) {
     bool allowed = true;
     for (int64_t d = 0; allowed && d < problem.mesh_ndim(); ++d) {
       allowed = keeps_written(
-          problem, d, s.outputs.size(), [&](size_t o) { return s.outputs[o][d]; }, [&](size_t i) { return s.inputs[i][d]; });
+          problem, d, s.outputs.size(), [&](size_t o) { return s.outputs[o][d]; },
+          [&](size_t i) { return s.inputs[i][d]; });
       for (size_t i = 0; allowed && i < s.inputs.size(); ++i) {
         allowed = !problem.call.inputs[i] || input_allowed(problem, i, d, s.inputs[i][d]);
       }
@@ -374,7 +381,8 @@ Strategy choose_whole(const Problem& problem, const OpRule& rule) {
       for (const Strategy& s : all) {
         DimStrategy& option = options.emplace_back();
         for (const auto& placements : s.outputs) option.outputs.push_back(placements[d]);
-        for (const auto& placements : s.inputs) option.inputs.push_back(placements.empty() ? Placement() : placements[d]);
+        for (const auto& placements : s.inputs)
+          option.inputs.push_back(placements.empty() ? Placement() : placements[d]);
         fits = fits || keeps_written(
                            problem, d, option.outputs.size(), [&](size_t o) { return option.outputs[o]; },
                            [&](size_t i) { return option.inputs[i]; });
@@ -417,7 +425,9 @@ std::shared_ptr<const OpPlan> propagate(const OpCall& call) {
   auto rule = RuleRegistry::instance().find(call.op);
   TORCH_CHECK_NOT_IMPLEMENTED(rule, "Operator ", dotted_name(call.op),
                               " does not have a sharding strategy registered. Register one with "
-                              "RuleRegistry::instance().add(\"", call.name(), "\", rule), where `rule` is an OpRule, or run the "
+                              "RuleRegistry::instance().add(\"",
+                              call.name(),
+                              "\", rule), where `rule` is an OpRule, or run the "
                               "operator on replicated tensors within a ReplicateUnsupported guard");
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     TORCH_CHECK(!call.inputs[i] || call.inputs[i]->mesh() == call.mesh, call.name(), ": argument '",

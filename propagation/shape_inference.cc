@@ -146,9 +146,10 @@ std::optional<OutputMetas> run_meta(const OpCall& call) {
   for (size_t i = 0; i < written.size(); ++i) {
     if (!written[i] || !stand_ins[i].defined()) continue;
     const TensorMeta after = meta_of(stand_ins[i]);
-    TORCH_CHECK_NOT_IMPLEMENTED(after == call.inputs[i]->meta(), "Operator ", dotted_name(call.op),
-                                ": in-place operations that change the shape of a distributed tensor are not supported; use ",
-                                "the form that returns a new tensor");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        after == call.inputs[i]->meta(), "Operator ", dotted_name(call.op),
+        ": in-place operations that change the shape of a distributed tensor are not supported; use ",
+        "the form that returns a new tensor");
   }
   return read(stack);
 }
@@ -270,8 +271,8 @@ OutputMetas infer_written(const OpCall& call, const OpRule& rule) {
     if (!own->tensors[o] || !result.tensors[o]) continue;
     const Shape& got = own->tensors[o]->sizes;
     const Shape& has = result.tensors[o]->sizes;
-    TORCH_CHECK(got == has, call.name(), ": argument '", call.input_name(sources[o]), "' of shape ", at::IntArrayRef(has),
-                " cannot hold the result, of shape ", at::IntArrayRef(got));
+    TORCH_CHECK(got == has, call.name(), ": argument '", call.input_name(sources[o]), "' of shape ",
+                at::IntArrayRef(has), " cannot hold the result, of shape ", at::IntArrayRef(got));
   }
   return result;
 }

@@ -165,6 +165,8 @@ def emit(page, blocks):
             out.append(f"namespace {space} {{\n{code(b)}\n}}  // namespace {space}")
             continue
         if b.is_program():
+            close = max(i for i, l in enumerate(b.lines) if l == "}")
+            b.lines[close] = "return 0; }"  # only ::main may do without
             out.append(f"namespace {space}_{n} {{\nusing namespace dtensor;\n{code(b)}\n}}  // namespace {space}_{n}\n"
                        f'TEST_CASE("{name}") {{\n  testing::Output out({expected}, {checked});\n'
                        f"  CHECK({space}_{n}::main() == 0);\n  out.check();\n}}")

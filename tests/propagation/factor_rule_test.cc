@@ -72,8 +72,9 @@ TEST_CASE("sums and products of tensors that broadcast") {
         "R,R->R  S(0),S(0)->S(0)  S(1),S(1)->S(1)  P(sum),P(sum)->P(sum)  P(avg),P(avg)->P(avg)");
   CHECK(einsum_strategies("aten::add.Tensor", {x, row}, "...+...->...") ==
         "R,R->R  S(0),R->S(0)  S(1),S(0)->S(1)  P(sum),P(sum)->P(sum)  P(avg),P(avg)->P(avg)");
-  CHECK(einsum_strategies("aten::mul.Tensor", {x, one}, "...,...->...") ==
-        "R,R->R  S(0),R->S(0)  S(1),S(1)->S(1)  P(sum),R->P(sum)  R,P(sum)->P(sum)  P(avg),R->P(avg)  R,P(avg)->P(avg)");
+  CHECK(
+      einsum_strategies("aten::mul.Tensor", {x, one}, "...,...->...") ==
+      "R,R->R  S(0),R->S(0)  S(1),S(1)->S(1)  P(sum),R->P(sum)  R,P(sum)->P(sum)  P(avg),R->P(avg)  R,P(avg)->P(avg)");
   CHECK(einsum_strategies("aten::mul.Tensor", {spec({}), x}, "...,...->...", false) ==
         "R,R->R  R,S(0)->S(0)  R,S(1)->S(1)");
   // The size 1 that everybody has is a dim like any other.
@@ -87,7 +88,8 @@ TEST_CASE("sums and products of tensors that broadcast") {
 TEST_CASE("blocked dims and absent inputs") {
   auto x = spec({4, 6}), w = spec({6});
   const char* equation = "...K,K,K->...K,...1,...1";
-  CHECK(einsum_strategies("aten::native_layer_norm", {x, w, w}, equation, false) == "R,R,R->R,R,R  S(0),R,R->S(0),S(0),S(0)");
+  CHECK(einsum_strategies("aten::native_layer_norm", {x, w, w}, equation, false) ==
+        "R,R,R->R,R,R  S(0),R,R->S(0),S(0),S(0)");
   CHECK(einsum_strategies("aten::native_layer_norm", {x, nullptr, w}, equation, false) ==
         "R,R,R->R,R,R  S(0),R,R->S(0),S(0),S(0)");
 
@@ -131,7 +133,8 @@ TEST_CASE("strided shards and mask partials are tried where they are given") {
   CHECK(einsum_strategies("aten::mm", {strided, b}, "mk,kn->mn", false, 0) ==
         "R,R->R  S(0),R->S(0)  _S(0, 2),R->_S(0, 2)  R,S(1)->S(1)");
   // Everywhere on the dim that the tensor has there.
-  CHECK(einsum_strategies("aten::add.Tensor", {spec({2, 8}, "_S(1, 2)"), spec({8}, "_S(0, 4)")}, "...+...->...", false, 0) ==
+  CHECK(einsum_strategies("aten::add.Tensor", {spec({2, 8}, "_S(1, 2)"), spec({8}, "_S(0, 4)")}, "...+...->...", false,
+                          0) ==
         "R,R->R  S(0),R->S(0)  S(1),S(0)->S(1)  _S(1, 2),_S(0, 2)->_S(1, 2)  _S(1, 4),_S(0, 4)->_S(1, 4)");
   // The contracted dim too.
   CHECK_THAT(einsum_strategies("aten::mm", {spec({8, 6}, "_S(1, 2)"), b}, "mk,kn->mn", true, 0),
@@ -175,12 +178,14 @@ TEST_CASE("errors of rules name operator and argument") {
   CHECK_THROWS_WITH(einsum_strategies("aten::mm", {a, spec({6})}, "mk,kn->mn"), Contains("argument 'mat2' has 1 dims"));
   CHECK_THROWS_WITH(einsum_strategies("aten::native_layer_norm", {spec({}), a, a}, "...K,...,...->..."),
                     Contains("argument 'input' has 0 dims") && Contains("asks for 1 or more"));
-  CHECK_THROWS_WITH(einsum_strategies("aten::mm", {a, a}, "mk->m"), Contains("aten::mm: the rule \"mk->m\" has 1 inputs, the call 2"));
+  CHECK_THROWS_WITH(einsum_strategies("aten::mm", {a, a}, "mk->m"),
+                    Contains("aten::mm: the rule \"mk->m\" has 1 inputs, the call 2"));
   CHECK_THROWS_WITH(einsum_strategies("aten::mm", {a, a}, "mk,kn"), Contains("no \"->\""));
   CHECK_THROWS_WITH(einsum_strategies("aten::mm", {a, a}, "mk,k?->m"), Contains("'?' is not a letter"));
 }
 
-// Derived strategies against the operator itself: cut the inputs as the strategy says, compute on every rank, put together.
+// Derived strategies against the operator itself: cut the inputs as the strategy says, compute on every rank, put
+// together.
 struct Case {
   std::string name;
   std::string op;
@@ -215,11 +220,16 @@ at::Tensor put_together(const std::vector<at::Tensor>& parts, const Placement& p
   if (!p.is_partial()) return parts[0];
   at::Tensor all = at::stack(parts);
   switch (p.reduce_op()) {
-    case ReduceOp::kSum: return all.sum(0);
-    case ReduceOp::kAvg: return all.mean(0);
-    case ReduceOp::kMax: return all.amax(0);
-    case ReduceOp::kMin: return all.amin(0);
-    case ReduceOp::kProduct: return all.prod(0);
+    case ReduceOp::kSum:
+      return all.sum(0);
+    case ReduceOp::kAvg:
+      return all.mean(0);
+    case ReduceOp::kMax:
+      return all.amax(0);
+    case ReduceOp::kMin:
+      return all.amin(0);
+    case ReduceOp::kProduct:
+      return all.prod(0);
   }
   return {};
 }
@@ -244,17 +254,35 @@ TEST_CASE("every derived strategy computes the operator") {
       {"addmm, column", "aten::addmm", {rand({5, 1}), rand({5, 7}), rand({7, 4})}, equation("mn+mk,kn->mn"), addmm},
       {"add", "aten::add.Tensor", {rand({5, 4}), rand({4})}, equation("...+...->..."), add},
       {"mul", "aten::mul.Tensor", {rand({5, 1}), rand({2, 5, 7})}, equation("...,...->..."), mul},
-      {"mul, pointwise", "aten::mul.Tensor", {rand({5, 1}), rand({5, 7})}, [](auto& call) { return pointwise(call); }, mul},
-      {"sum", "aten::sum.dim_IntList", {rand({5, 7, 4})}, reduce({0, 2}, false, ReduceOp::kSum),
-       [](auto& x) { return x[0].sum(at::IntArrayRef{0, 2}); }},
-      {"amax", "aten::amax", {rand({5, 7})}, reduce({1}, true, ReduceOp::kMax), [](auto& x) { return x[0].amax(1, true); }},
-      {"softmax", "aten::_softmax", {rand({5, 7})}, equation("...K->...K", false), [](auto& x) { return x[0].softmax(-1); }},
+      {"mul, pointwise",
+       "aten::mul.Tensor",
+       {rand({5, 1}), rand({5, 7})},
+       [](auto& call) { return pointwise(call); },
+       mul},
+      {"sum",
+       "aten::sum.dim_IntList",
+       {rand({5, 7, 4})},
+       reduce({0, 2}, false, ReduceOp::kSum),
+       [](auto& x) {
+         return x[0].sum(at::IntArrayRef{0, 2});
+       }},
+      {"amax",
+       "aten::amax",
+       {rand({5, 7})},
+       reduce({1}, true, ReduceOp::kMax),
+       [](auto& x) { return x[0].amax(1, true); }},
+      {"softmax",
+       "aten::_softmax",
+       {rand({5, 7})},
+       equation("...K->...K", false),
+       [](auto& x) { return x[0].softmax(-1); }},
   };
   // 3 ranks: uneven parts, none empty (amax of nothing is an error).
   const int64_t ranks = 3;
   for (const Case& c : cases) {
     std::vector<SpecPtr> specs;
-    for (const at::Tensor& x : c.inputs) specs.push_back(spec(Shape(x.sizes().begin(), x.sizes().end()), "R", at::kDouble));
+    for (const at::Tensor& x : c.inputs)
+      specs.push_back(spec(Shape(x.sizes().begin(), x.sizes().end()), "R", at::kDouble));
     OpCall call = OpCall::make(c.op, specs);
     const at::Tensor expected = c.compute(c.inputs);
     for (const DimStrategy& s : strategies(c.rule(call), call)) {

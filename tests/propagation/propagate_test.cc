@@ -24,6 +24,7 @@ TORCH_LIBRARY(propagate_test, m) {
   m.def("normalize(Tensor x, Tensor w) -> Tensor");
   m.def("normalize_(Tensor(a!) x, Tensor w) -> Tensor(a!)");
   m.def("each_(Tensor(a!)[] xs) -> ()");
+  m.def("gathers_(Tensor(a!) x) -> Tensor(a!)");
   m.def("unknown(Tensor x) -> Tensor");
   m.def("unruled(Tensor x) -> Tensor");
   m.def("optional(Tensor x, bool second) -> (Tensor, Tensor)");
@@ -83,6 +84,11 @@ void add_rules() {
       return std::vector<DimStrategy>{{none, none}, {all, all}};
     };
     rules.add("propagate_test::each_", each);
+    OpRule gathers;  // could write a part of the result only from all of the input
+    gathers.per_dim = [](const OpCall&, int64_t) {
+      return std::vector<DimStrategy>{{{Replicate()}, {Replicate()}}, {{Shard(0)}, {Replicate()}}};
+    };
+    rules.add("propagate_test::gathers_", gathers);
     // On a mesh of two dims: both or none.
     OpRule whole;
     whole.whole = [](const OpCall&) {
@@ -117,9 +123,8 @@ OpCall make(const std::string& op, const std::vector<SpecPtr>& specs, std::vecto
 // "S(0), R -> S(0); 1: 48 B": layouts computed in, and the bytes of each input's redistribution ("local" if 0).
 std::string decision(const OpPlan& plan) {
   auto layouts = [](const std::vector<SpecPtr>& specs) {
-    return absl::StrJoin(specs, ", ", [](std::string* out, const SpecPtr& s) {
-      out->append(s ? to_string(s->placements()) : "None");
-    });
+    return absl::StrJoin(
+        specs, ", ", [](std::string* out, const SpecPtr& s) { out->append(s ? to_string(s->placements()) : "None"); });
   };
   std::string text = absl::StrCat(layouts(plan.computed), " -> ", layouts(plan.outputs));
   for (size_t i = 0; i < plan.input_plans.size(); ++i) {
@@ -174,7 +179,10 @@ TEST_CASE("what is chosen") {
       {"add", {4}, {square, square}, {"P", "R"}, "P(sum), P(sum) -> P(sum); 1: local"},
       {"add", {4}, {square, square}, {"P(avg)", "R"}, "P(avg), P(avg) -> P(avg); 1: local"},
       {"add", {4}, {square, square}, {"P", "S(0)"}, "S(0), S(0) -> S(0); 0: 12288 B"},
-      {"add", {4}, {square, square}, {"MaskP(sum, [9, 64], 0)", "R"},
+      {"add",
+       {4},
+       {square, square},
+       {"MaskP(sum, [9, 64], 0)", "R"},
        "MaskP(sum, [9, 64], 0), P(sum) -> P(sum); 1: local"},
       {"add", {4}, {square, square}, {"_S(0, 2)", "R"}, "_S(0, 2), _S(0, 2) -> _S(0, 2); 1: local"},
       {"mul", {4}, {square, square}, {"P", "R"}, "P(sum), R -> P(sum)"},
@@ -186,12 +194,14 @@ TEST_CASE("what is chosen") {
 
       {"mm", {2, 2}, {square, square}, {"S(0)R", "RS(1)"}, "S(0)R, RS(1) -> S(0)S(1)"},
       {"mm", {2, 2}, {square, square}, {"S(0)S(1)", "RS(0)"}, "S(0)S(1), RS(0) -> S(0)P(sum)"},
-      {"mm", {2, 2}, {square, square}, {"S(0)R", "S(0)R"},
-       "S(1)S(1), S(0)S(0) -> P(sum)P(sum); 0: 2048 B; 1: local"},
+      {"mm", {2, 2}, {square, square}, {"S(0)R", "S(0)R"}, "S(1)S(1), S(0)S(0) -> P(sum)P(sum); 0: 2048 B; 1: local"},
       {"mm", {2, 2}, {square, square}, {"S(0)S(1)", "RR"}, "S(0)S(1), RS(0) -> S(0)P(sum); 1: local"},
       {"add", {2, 2}, {square, row}, {"S(0)S(1)", "RR"}, "S(0)S(1), RS(0) -> S(0)S(1); 1: local"},
       {"add", {2, 2}, {square, square}, {"S(0)P", "RR"}, "S(0)P(sum), S(0)P(sum) -> S(0)P(sum); 1: local"},
-      {"addmm", {2, 2}, {row, square, square}, {"RR", "S(0)S(1)", "RS(0)"},
+      {"addmm",
+       {2, 2},
+       {row, square, square},
+       {"RR", "S(0)S(1)", "RS(0)"},
        "RP(sum), S(0)S(1), RS(0) -> S(0)P(sum); 0: local"},
   };
   for (const Row& row : rows) {
@@ -221,7 +231,8 @@ TEST_CASE("a decision explains itself") {
   OpCall call = make("mm", {spec({4}, {64, 64}, "S(0)"), spec({4}, {64, 64}, "S(0)")});
   auto plan = propagate(call);
   CHECK(plan->bytes() == 3072);
-  CHECK_THAT(plan->explain(call), StartsWith("propagate_test::mm(S(1), S(0)) -> P(sum); input 0: S(0) -> S(1): all_to_all"));
+  CHECK_THAT(plan->explain(call),
+             StartsWith("propagate_test::mm(S(1), S(0)) -> P(sum); input 0: S(0) -> S(1): all_to_all"));
   CHECK(plan->given == call.inputs);
   CHECK(plan->computed[0] == call.inputs[0]->with_placements({Shard(1)}));
 }
@@ -296,13 +307,20 @@ TEST_CASE("in-place operators keep the layout of what they write to") {
 
   OpCall call = make("normalize_", {spec(mesh, {8, 8}, "S(1)"), spec(mesh, {8}, "R")});
   CHECK_THROWS_AS(propagate(call), c10::Error);
-  CHECK_THROWS_WITH(propagate(call),
-                    StartsWith("propagate_test::normalize_: in-place operations that require placement changes are not "
-                               "supported: argument 'x' is laid out as S(1), the operator needs R or S(0); redistribute it "
-                               "first"));
+  CHECK_THROWS_WITH(
+      propagate(call),
+      StartsWith("propagate_test::normalize_: in-place operations that require placement changes are not "
+                 "supported: argument 'x' is laid out as S(1), the operator needs R or S(0); redistribute it "
+                 "first"));
   call = make("normalize_", {spec({2, 2}, {8, 8}, "S(0)S(1)"), spec({2, 2}, {8}, "RR")});
-  CHECK_THROWS_WITH(propagate(call),
-                    Contains("'x' is laid out as S(0)S(1), the operator needs R or S(0) on mesh dim 'dim1'; redistribute"));
+  CHECK_THROWS_WITH(
+      propagate(call),
+      Contains("'x' is laid out as S(0)S(1), the operator needs R or S(0) on mesh dim 'dim1'; redistribute"));
+
+  // What is written is read where it lies.
+  CHECK(decision(*propagate(make("gathers_", {spec(mesh, {8}, "R")}))) == "R -> R");
+  CHECK_THROWS_WITH(propagate(make("gathers_", {spec(mesh, {8}, "S(0)")})),
+                    Contains("argument 'x' is laid out as S(0), the operator needs R; redistribute it first"));
 
   // Operators that return nothing; the rule speaks of what they write.
   call = make("each_", {spec(mesh, {8}, "S(0)"), spec(mesh, {6}, "S(0)")});
@@ -335,12 +353,15 @@ TEST_CASE("out= operators bring the result to the layout of out") {
   CHECK(decision(*plan) == "S(0), S(0), S(0) -> S(0)");
   CHECK(plan->aliases == std::vector<int>{2});
   CHECK(plan->outputs[0] == plan->given[2]);
-  CHECK(decision(*propagate(make("mul.out", {x("R"), x("R"), x("S(1)")}))) == "S(1), S(1), S(1) -> S(1); 0: local; 1: local");
+  CHECK(decision(*propagate(make("mul.out", {x("R"), x("R"), x("S(1)")}))) ==
+        "S(1), S(1), S(1) -> S(1); 0: local; 1: local");
   CHECK(decision(*propagate(make("mul.out", {x("S(0)"), x("R"), x("R")}))) == "R, R, R -> R; 0: 192 B");
-  CHECK_THROWS_WITH(propagate(make("mul.out", {x("R"), x("R"), spec(mesh, {8}, "R")})),
-                    Contains("propagate_test::mul.out: argument 'out' of shape [8] cannot hold the result, of shape [8, 8]"));
-  CHECK_THROWS_WITH(propagate(make("mul.out", {x("R"), x("R"), x("P(max)")})),
-                    Contains("argument 'out' is laid out as P(max), the operator needs R or S(0) or S(1); redistribute"));
+  CHECK_THROWS_WITH(
+      propagate(make("mul.out", {x("R"), x("R"), spec(mesh, {8}, "R")})),
+      Contains("propagate_test::mul.out: argument 'out' of shape [8] cannot hold the result, of shape [8, 8]"));
+  CHECK_THROWS_WITH(
+      propagate(make("mul.out", {x("R"), x("R"), x("P(max)")})),
+      Contains("argument 'out' is laid out as P(max), the operator needs R or S(0) or S(1); redistribute"));
   // The type of out may be another than that of the result.
   plan = propagate(make("mul.out", {x("R"), x("R"), spec(mesh, {8, 8}, "R", at::kDouble)}));
   CHECK(plan->outputs[0]->dtype() == at::kDouble);
@@ -355,12 +376,14 @@ TEST_CASE("whole strategies") {
 }
 
 TEST_CASE("an operator without a rule says how to get one") {
-  OpCall call = OpCall::make("aten::embedding_renorm_", {spec({4}, {8, 8}, "R"), spec({4}, {2}, "R", at::kLong)}, {1., 2.});
+  OpCall call =
+      OpCall::make("aten::embedding_renorm_", {spec({4}, {8, 8}, "R"), spec({4}, {2}, "R", at::kLong)}, {1., 2.});
   CHECK_THROWS_AS(propagate(call), c10::NotImplementedError);
-  CHECK_THROWS_WITH(propagate(call),
-                    StartsWith("Operator aten.embedding_renorm_.default does not have a sharding strategy registered.") &&
-                        Contains("RuleRegistry::instance().add(\"aten::embedding_renorm_\", rule)") &&
-                        Contains("ReplicateUnsupported"));
+  CHECK_THROWS_WITH(
+      propagate(call),
+      StartsWith("Operator aten.embedding_renorm_.default does not have a sharding strategy registered.") &&
+          Contains("RuleRegistry::instance().add(\"aten::embedding_renorm_\", rule)") &&
+          Contains("ReplicateUnsupported"));
 }
 
 TEST_CASE("wrong rules are named") {
@@ -412,7 +435,8 @@ TEST_CASE("metadata of outputs") {
   CHECK(metas(make("on", {x}, {c10::Device("cpu")})) == "f32[4,6|6,1] (-1)");
   CHECK(metas(make("on", {x}, {c10::IValue()})) == "f32[4,6|6,1] (-1)");
   // What is wrong with the call is said in ATen's words.
-  CHECK_THROWS_WITH(metas(OpCall::make("aten::mm", {x, x})), Contains("mat1 and mat2 shapes cannot be multiplied (4x6 and 4x6)"));
+  CHECK_THROWS_WITH(metas(OpCall::make("aten::mm", {x, x})),
+                    Contains("mat1 and mat2 shapes cannot be multiplied (4x6 and 4x6)"));
 }
 
 TEST_CASE("metadata without a meta kernel") {
@@ -429,9 +453,10 @@ TEST_CASE("metadata without a meta kernel") {
   CHECK_THROWS_WITH(metas(make("less", {x, spec(mesh, {5}, "R")})), Contains("do not broadcast"));
 
   CHECK_THROWS_AS(metas(make("unknown", {x})), c10::NotImplementedError);
-  CHECK_THROWS_WITH(metas(make("unknown", {x})),
-                    StartsWith("Operator propagate_test.unknown.default: the shape of its result cannot be known: no meta "
-                               "kernel and no OpRule::metas"));
+  CHECK_THROWS_WITH(
+      metas(make("unknown", {x})),
+      StartsWith("Operator propagate_test.unknown.default: the shape of its result cannot be known: no meta "
+                 "kernel and no OpRule::metas"));
   OpRule rule;
   rule.metas = [](const OpCall& call) { return OutputMetas{{call.inputs[0]->meta()}, {-1}}; };
   CHECK(metas_of(infer_outputs(make("unknown", {x}), rule)) == "i32[4,6|6,1] (-1)");

@@ -2,6 +2,8 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
@@ -308,6 +310,26 @@ at::Tensor lay_out(const at::Tensor& full, const DeviceMesh& mesh, const Placeme
   FromLocalOptions options;
   options.shape = full.sizes().vec();
   return from_local(locals, mesh, placements, options).detach();
+}
+
+std::vector<at::Tensor> call_op(const std::string& name, std::vector<c10::IValue> args) {
+  const size_t dot = name.find('.');
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+      name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
+  torch::jit::Stack stack = std::move(args);
+  for (size_t a = stack.size(); a < op.schema().arguments().size(); ++a) {
+    const auto& argument = op.schema().arguments()[a];
+    stack.push_back(argument.default_value() ? *argument.default_value() : c10::IValue());
+  }
+  op.callBoxed(stack);
+  std::vector<at::Tensor> results;
+  for (const auto& value : stack) {
+    if (value.isTensor()) results.push_back(value.toTensor());
+    if (value.isTensorList()) {
+      for (const at::Tensor& t : value.toTensorVector()) results.push_back(t);
+    }
+  }
+  return results;
 }
 
 std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor& expected_with_grad, double tolerance) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <functional>
 #include <optional>
@@ -22,19 +23,19 @@
 namespace dtensor::testing {
 
 struct OpCase {
-  std::string name;
-  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> fn;
-  std::vector<std::vector<int64_t>> shapes;  // of the inputs
+  std::string name = {};
+  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> fn = {};
+  std::vector<std::vector<int64_t>> shapes = {};  // of the inputs
   // Makes input i; unset: uniform in [-1, 1) float64.
-  std::function<at::Tensor(size_t i, const std::vector<int64_t>& shape)> make;
-  std::vector<bool> grad;  // which inputs require grad; empty: all floating ones
+  std::function<at::Tensor(size_t i, const std::vector<int64_t>& shape)> make = {};
+  std::vector<bool> grad = {};  // which inputs require grad; empty: all floating ones
   bool partial_inputs = true;  // also try P(sum) inputs (floating ones)
   double tolerance = 1e-9;
   // Asserts which placements may not communicate in forward: given mesh-dim placements of the inputs on a 1-d mesh, true if
   // the operator must issue no collective. Unset: no claim.
-  std::function<bool(const std::vector<Placement>&)> silent;
+  std::function<bool(const std::vector<Placement>&)> silent = {};
   // Combinations (one list per input) that the operator must refuse with a c10::Error. Unset: none may fail.
-  std::function<bool(const std::vector<Placements>&)> rejects;
+  std::function<bool(const std::vector<Placements>&)> rejects = {};
   bool strided_inputs = false;               // also try StridedShard(d, 2)
   std::vector<ReduceOp> more_partials = {};  // kinds of Partial to try beside the sum
 };
@@ -51,6 +52,10 @@ at::Tensor lay_out(const at::Tensor& full, const DeviceMesh& mesh, const Placeme
 
 // The part of `full` that the i-th local rank holds in a layout without Partials.
 at::Tensor part_of(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements, int64_t i);
+
+// Calls an operator by name ("aten::sum.dim_IntList"), as user code would. Arguments in schema order; missing ones at the end
+// take their defaults. Returns the tensors among the results, lists flattened.
+std::vector<at::Tensor> call_op(const std::string& op, std::vector<c10::IValue> args);
 
 // What is wrong with `actual` as a distributed form of `expected`: metadata, shapes of the locals, or a value on some rank.
 // Reduces Partials by itself. nullopt: nothing.

@@ -1,0 +1,202 @@
+// A distributed module that stands wherever the original stood: in Sequential, in AnyModule, as a submodule, in a variable of the
+// original's type. (Templates over torch::nn: compiled with the program.)
+//
+//   auto model = distribute_module(Net(), mesh, partition,
+//       [](std::vector<at::Tensor>& in, const DeviceMesh& mesh) { in[0] = distribute_tensor(in[0], mesh, {Shard(0), Replicate()}); },
+//       [](std::vector<at::Tensor>& out, const DeviceMesh&) { out[0] = full_tensor(out[0]); });
+//   model(x);   // inside a MeshScope: arange and masks made in forward are distributed, too
+//
+// C++ modules have no forward hooks, so the hooks live in a class derived from the original's: it is a `Net` with the very
+// parameters, buffers and submodules of the original (not copies), under the same names, and adds to forward(). What the
+// original kept in plain members (counters, flags) is copied. A call through a pointer to the original's class reaches the
+// original forward(), without the hooks, unless that is virtual.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "dtensor/distribute_module.h"
+#include "dtensor/scopes.h"
+
+namespace dtensor {
+
+// Gets the tensors among the arguments (or results) of forward, in order, those in lists, tuples and optionals one by one, and
+// replaces what it likes; undefined ones keep their place.
+using TensorsFn = std::function<void(std::vector<at::Tensor>& tensors, const DeviceMesh& mesh)>;
+
+namespace internal {
+
+inline void collect(at::Tensor& t, std::vector<at::Tensor*>& out) { out.push_back(&t); }
+template <typename T>
+void collect(std::optional<T>& value, std::vector<at::Tensor*>& out);
+template <typename T>
+void collect(std::vector<T>& values, std::vector<at::Tensor*>& out);
+template <typename... Ts>
+void collect(std::tuple<Ts...>& values, std::vector<at::Tensor*>& out);
+template <typename T, typename = std::enable_if_t<!std::is_convertible_v<T&, at::Tensor&>>>
+void collect(T&, std::vector<at::Tensor*>&) {}  // no tensors in here
+
+template <typename T>
+void collect(std::optional<T>& value, std::vector<at::Tensor*>& out) {
+  if (value) collect(*value, out);
+}
+template <typename T>
+void collect(std::vector<T>& values, std::vector<at::Tensor*>& out) {
+  for (auto& v : values) collect(v, out);
+}
+template <typename... Ts>
+void collect(std::tuple<Ts...>& values, std::vector<at::Tensor*>& out) {
+  std::apply([&](auto&... v) { (collect(v, out), ...); }, values);
+}
+
+template <typename T>
+void edit_tensors(const TensorsFn& fn, T& value, const DeviceMesh& mesh, const char* what) {
+  if (!fn) return;
+  std::vector<at::Tensor*> places;
+  collect(value, places);
+  std::vector<at::Tensor> tensors;
+  for (at::Tensor* p : places) tensors.push_back(*p);
+  fn(tensors, mesh);
+  TORCH_CHECK_VALUE(tensors.size() == places.size(), "[DistributedModule] ", what, " got ", places.size(), " tensors and left ",
+                    tensors.size(), "; it may replace them, not add or remove any");
+  for (size_t i = 0; i < places.size(); ++i) *places[i] = std::move(tensors[i]);
+}
+
+template <typename F>
+struct SignatureOf;
+template <typename C, typename R, typename... Args>
+struct SignatureOf<R (C::*)(Args...)> {
+  using type = R(Args...);
+};
+template <typename C, typename R, typename... Args>
+struct SignatureOf<R (C::*)(Args...) const> {
+  using type = R(Args...);
+};
+
+// A forward that is a template, as Sequential's, or overloaded has no one signature: taken to be Tensor -> Tensor.
+template <typename M, typename = void>
+struct ForwardSignature {
+  using type = at::Tensor(at::Tensor);
+};
+template <typename M>
+struct ForwardSignature<M, std::void_t<decltype(&M::forward)>> {
+  using type = typename SignatureOf<decltype(&M::forward)>::type;
+};
+
+}  // namespace internal
+
+template <typename M, typename Signature = typename internal::ForwardSignature<M>::type>
+class DistributedModuleImpl;
+
+// REQUIRES: M is copyable, as modules are by default.
+template <typename M, typename R, typename... Args>
+class DistributedModuleImpl<M, R(Args...)> : public M {
+  static_assert(std::is_copy_constructible_v<M>,
+                "a distributed module is a copy of the original that shares its parameters and submodules: the module's class must "
+                "be copyable");
+
+ public:
+  // `original` is distributed already. `path`: where it stands in a larger model, for reports.
+  DistributedModuleImpl(std::shared_ptr<M> original, DeviceMesh mesh, TensorsFn input_fn = nullptr, TensorsFn output_fn = nullptr,
+                        std::string path = "")
+      : M((original->name(), std::as_const(*original))),  // name() settles the class name before it is copied
+        original_(std::move(original)),
+        mesh_(std::move(mesh)),
+        input_fn_(std::move(input_fn)),
+        output_fn_(std::move(output_fn)),
+        path_(std::move(path)) {
+    name_parameters(*this, path_);
+  }
+
+  R forward(Args... args) { return call(std::forward<Args>(args)...); }
+
+  // forward with the original's default arguments: any number of arguments that the original takes.
+  template <typename... Given>
+  R call(Given&&... given) {
+    MeshScope on_mesh(mesh_);
+    ModulePath at_path(path_);
+    std::tuple<std::decay_t<Given>...> values(std::forward<Given>(given)...);
+    internal::edit_tensors(input_fn_, values, mesh_, "input_fn");
+    if constexpr (std::is_void_v<R>) {
+      std::apply([&](auto&... v) { this->M::forward(static_cast<Given&&>(v)...); }, values);
+    } else {
+      R result = std::apply([&](auto&... v) -> R { return this->M::forward(static_cast<Given&&>(v)...); }, values);
+      internal::edit_tensors(output_fn_, result, mesh_, "output_fn");
+      return result;
+    }
+  }
+
+  // The module that was distributed; it shares parameters, buffers and submodules with this one.
+  const std::shared_ptr<M>& original() const { return original_; }
+  const DeviceMesh& mesh() const { return mesh_; }
+
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device = std::nullopt) const override {
+    auto copy = std::dynamic_pointer_cast<M>(M::clone(device));
+    return std::make_shared<DistributedModuleImpl>(std::move(copy), mesh_, input_fn_, output_fn_, path_);
+  }
+
+  void train(bool on = true) override {
+    M::train(on);
+    original_->train(on);
+  }
+
+  void to(at::Device device, at::ScalarType dtype, bool non_blocking = false) override {
+    M::to(device, dtype, non_blocking);
+    name_parameters(*this, path_);
+  }
+  void to(at::ScalarType dtype, bool non_blocking = false) override {
+    M::to(dtype, non_blocking);
+    name_parameters(*this, path_);
+  }
+  void to(at::Device device, bool non_blocking = false) override {
+    M::to(device, non_blocking);
+    name_parameters(*this, path_);
+  }
+
+ private:
+  std::shared_ptr<M> original_;
+  DeviceMesh mesh_;
+  TensorsFn input_fn_, output_fn_;
+  std::string path_;
+};
+
+// Module holder, like torch::nn::Linear for LinearImpl.
+template <typename M>
+class DistributedModule : public torch::nn::ModuleHolder<DistributedModuleImpl<M>> {
+ public:
+  using torch::nn::ModuleHolder<DistributedModuleImpl<M>>::ModuleHolder;
+
+  // The original's default arguments work here; ->forward() takes all of them.
+  template <typename... Given>
+  decltype(auto) operator()(Given&&... given) {
+    return this->get()->call(std::forward<Given>(given)...);
+  }
+};
+
+// Distributes `module` as the function of three arguments does, and gives the module that stands for it.
+template <typename M, typename = std::enable_if_t<std::is_base_of_v<torch::nn::Module, M>>>
+DistributedModule<M> distribute_module(const std::shared_ptr<M>& module, const DeviceMesh& mesh, const PartitionFn& partition_fn,
+                                       TensorsFn input_fn, TensorsFn output_fn = nullptr, std::string path = "") {
+  TORCH_CHECK_VALUE(module != nullptr, "[distribute_module] the module is null");
+  distribute_module(static_cast<torch::nn::Module&>(*module), mesh, partition_fn);
+  return std::make_shared<DistributedModuleImpl<M>>(module, mesh, std::move(input_fn), std::move(output_fn), std::move(path));
+}
+
+// The same for a module holder: torch::nn::Linear, torch::nn::Sequential, ...
+template <typename M>
+DistributedModule<M> distribute_module(const torch::nn::ModuleHolder<M>& module, const DeviceMesh& mesh,
+                                       const PartitionFn& partition_fn, TensorsFn input_fn, TensorsFn output_fn = nullptr,
+                                       std::string path = "") {
+  return distribute_module(module.ptr(), mesh, partition_fn, std::move(input_fn), std::move(output_fn), std::move(path));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,123 @@
+// Indexing: registration, and what is no rule. Masks among indices become lists of indices first (their number depends on the
+// data), and so does everything else whose shape the data decide: it runs on whole tensors.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/masked_fill.h>
+#include <ATen/ops/nonzero.h>
+
+#include <algorithm>
+
+#include "dtensor/dispatch.h"
+#include "dtensor/op_info.h"
+#include "dtensor/representation.h"
+#include "mesh/scope.h"
+#include "ops/movement.h"
+#include "ops/register.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+// On replicated inputs, each rank by itself; the result has the shape that comes out. Not in an abstract world.
+void run_whole(const c10::OperatorHandle& op, Stack& stack) {
+  ScopeGuard guard([](Scope& s) { s.replicate_unsupported = true; });
+  dispatch_by_rule(op, stack);
+}
+
+bool is_mask(const c10::IValue& v) {
+  if (!v.isTensor() || !v.toTensor().defined()) return false;
+  const auto dtype = v.toTensor().scalar_type();
+  return dtype == c10::ScalarType::Bool || dtype == c10::ScalarType::Byte;
+}
+
+// One index list per dim of each mask.
+c10::List<std::optional<at::Tensor>> without_masks(const at::Tensor& self, at::ArrayRef<c10::IValue> indices) {
+  c10::List<std::optional<at::Tensor>> result;
+  for (const c10::IValue& value : indices) {
+    if (!is_mask(value)) {
+      result.push_back(value.isTensor() ? std::optional(value.toTensor()) : std::nullopt);
+      continue;
+    }
+    const at::Tensor mask = value.toTensor();
+    for (int64_t d = 0; d < mask.dim(); ++d) {
+      const int64_t at = static_cast<int64_t>(result.size()) + d;
+      TORCH_CHECK_INDEX(at < self.dim() && mask.size(d) == self.size(at), "The shape of the mask ", mask.sizes(), " at index ",
+                        d, " does not match the shape of the indexed tensor ", self.sizes(), " at index ", at);
+    }
+    const at::Tensor places = at::nonzero(mask);
+    for (int64_t d = 0; d < mask.dim(); ++d) result.push_back(places.select(1, d));
+    // A mask without dims chooses all or nothing, along a dim that is not there.
+    TORCH_CHECK_NOT_IMPLEMENTED(mask.dim() > 0, "indexing a distributed tensor with a mask of no dims is not supported");
+  }
+  return result;
+}
+
+void index(const c10::OperatorHandle& op, Stack& stack) {
+  const size_t num_args = op.schema().arguments().size();
+  const at::Tensor self = torch::jit::peek(stack, 0, num_args).toTensor();
+  c10::IValue& indices = torch::jit::peek(stack, 1, num_args);
+  const std::vector<c10::IValue> given = indices.toListRef().vec();
+  if (std::any_of(given.begin(), given.end(), is_mask)) indices = without_masks(self, given);
+  dispatch_by_rule(op, stack);
+}
+
+// x[mask] = number needs no list.
+void index_put(const c10::OperatorHandle& op, Stack& stack) {
+  const size_t num_args = op.schema().arguments().size();
+  const auto arg = [&](size_t i) -> c10::IValue& { return torch::jit::peek(stack, i, num_args); };
+  const at::Tensor self = arg(0).toTensor(), values = arg(2).toTensor();
+  at::Tensor mask;
+  bool alone = true;
+  int64_t first = 0, dims = 0;
+  for (const c10::IValue& v : arg(1).toListRef()) {
+    if (v.isTensor() && v.toTensor().defined()) {
+      alone = alone && !mask.defined() && v.toTensor().scalar_type() == c10::ScalarType::Bool;
+      mask = v.toTensor();
+      first = dims;
+    }
+    ++dims;
+  }
+  const bool in_place = op.schema().arguments()[0].alias_info() != nullptr && is_dtensor(self);
+  if (alone && mask.defined() && mask.dim() > 0 && in_place && values.numel() == 1 && !arg(3).toBool() &&
+      first + mask.dim() <= self.dim() && mask.sizes() == self.sizes().slice(first, mask.dim())) {
+    std::vector<int64_t> sizes = mask.sizes().vec();
+    sizes.resize(self.dim() - first, 1);
+    at::Tensor target = self;
+    target.masked_fill_(mask.view(sizes), values.view(c10::IntArrayRef{}));
+    torch::jit::drop(stack, num_args);
+    stack.emplace_back(self);
+    return;
+  }
+  index(op, stack);
+}
+
+// Written where it is, from the functional form: any layout of self will do.
+void write_through(const c10::OperatorHandle& op, Stack& stack) {
+  at::Tensor self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
+  if (!is_dtensor(self)) return dispatch_by_rule(op, stack);
+  std::string name = op.schema().name();
+  name.pop_back();
+  const auto functional = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), op.schema().overload_name().c_str());
+  functional.callBoxed(stack);
+  self.copy_(torch::jit::pop(stack).toTensor());
+  stack.emplace_back(self);
+}
+
+}  // namespace
+
+void register_index_rules(RuleRegistry& registry) {
+  register_index_read_rules(registry);
+  register_index_write_rules(registry);
+  for (const char* op : {"aten::index.Tensor", "aten::_unsafe_index.Tensor"}) add_handler(op, index);
+  for (const char* op : {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"}) {
+    add_handler(op, index_put);
+  }
+  for (const char* op : {"aten::put_", "aten::masked_scatter_"}) add_handler(op, write_through);
+  for (const char* op : {"aten::nonzero", "aten::nonzero_static", "aten::masked_select", "aten::masked_scatter_backward",
+                         "aten::repeat_interleave.Tensor", "aten::_unique", "aten::_unique2", "aten::unique_dim",
+                         "aten::unique_consecutive", "aten::unique_dim_consecutive"}) {
+    add_handler(op, run_whole);
+  }
+}
+
+}  // namespace dtensor

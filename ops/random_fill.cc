@@ -1,0 +1,94 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/imag.h>
+#include <ATen/ops/real.h>
+
+#include <functional>
+
+#include "dtensor/dispatch.h"
+#include "mesh/scope.h"
+#include "ops/kernels/cpu/philox.h"
+#include "ops/random.h"
+
+namespace dtensor {
+namespace {
+
+cpu::GlobalOffsets global_offsets(const Spec& spec, int64_t i) {
+  const LocalLayout layout = spec.local_layout(i);
+  cpu::GlobalOffsets offsets(layout.dims.size());
+  int64_t stride = 1;
+  for (int64_t d = spec.ndim() - 1; d >= 0; --d) {
+    for (const Run& run : layout.dims[d]) {
+      for (int64_t k = 0; k < run.size; ++k) offsets[d].push_back((run.begin + k) * stride);
+    }
+    stride *= spec.sizes()[d];
+  }
+  return offsets;
+}
+
+void check_not_partial(const Spec& spec) {
+  TORCH_CHECK(!spec.has_partial(), "random operators cannot fill ", spec.to_string(),
+              ": a random value says nothing about its addends. Redistribute it first.");
+}
+
+// The kernels write contiguous memory of the CPU; other parts are filled by way of such a copy.
+void on_contiguous_cpu(const at::Tensor& part, const std::function<void(const at::Tensor&)>& fill) {
+  if (part.is_cpu() && part.is_contiguous()) return fill(part);
+  const at::Tensor copy =
+      at::empty_like(part, at::TensorOptions(part.scalar_type()).device(c10::DeviceType::CPU), at::MemoryFormat::Contiguous);
+  fill(copy);
+  part.copy_(copy);
+}
+
+}  // namespace
+
+uint64_t draw_random_key(const std::optional<at::Generator>& given) {
+  at::Generator generator = given && given->defined() ? *given : at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  if (generator.device().is_cpu()) return generator.get<at::CPUGeneratorImpl>()->random64();
+  // A CUDA generator is a seed and a position: step over the four words that ATen's kernels take at least.
+  const uint64_t position = generator.get_offset();
+  generator.set_offset(position + 4);
+  const PhiloxWords x = philox4x32(generator.current_seed(), position);
+  return static_cast<uint64_t>(x.w[0]) << 32 | x.w[1];
+}
+
+void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key, uint64_t stream) {
+  const DTensorMeta& meta = meta_of(tensor);
+  check_not_partial(*meta.spec);
+  LocalGuard guard;
+  for (size_t i = 0; i < meta.locals.size(); ++i) {
+    const auto offsets = global_offsets(*meta.spec, static_cast<int64_t>(i));
+    const auto fill = [&](const at::Tensor& part, uint64_t s) {
+      on_contiguous_cpu(part, [&](const at::Tensor& memory) { cpu::philox_fill(memory, offsets, draw, key, s); });
+    };
+    if (meta.locals[i].is_complex()) {
+      fill(at::real(meta.locals[i]), 2 * stream);
+      fill(at::imag(meta.locals[i]), 2 * stream + 1);
+    } else {
+      fill(meta.locals[i], stream);
+    }
+  }
+  note_write(tensor);
+}
+
+void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uint64_t key) {
+  const DTensorMeta& meta = meta_of(tensor);
+  check_not_partial(*meta.spec);
+  const at::Tensor given = is_dtensor(probability) ? probability : replicate_plain(probability, meta.spec->mesh());
+  const CommCause cause{"aten::bernoulli_", "p", current_scope().module_path, /*implicit=*/true};
+  const at::Tensor p = redistribute_below_autograd(given.expand(tensor.sizes()), meta.spec->placements(), cause);
+  LocalGuard guard;
+  for (size_t i = 0; i < meta.locals.size(); ++i) {
+    const at::Tensor probabilities = meta_of(p).locals[i].to(c10::Device(c10::DeviceType::CPU), at::kDouble).contiguous();
+    const double low = probabilities.numel() > 0 ? probabilities.min().item<double>() : 0;
+    const double high = probabilities.numel() > 0 ? probabilities.max().item<double>() : 0;
+    TORCH_CHECK(low >= 0 && high <= 1, "Expected p_in >= 0 && p_in <= 1 to be true, but got values from ", low, " to ", high);
+    const auto offsets = global_offsets(*meta.spec, static_cast<int64_t>(i));
+    on_contiguous_cpu(meta.locals[i],
+                      [&](const at::Tensor& memory) { cpu::philox_bernoulli(memory, probabilities, offsets, key); });
+  }
+  note_write(tensor);
+}
+
+}  // namespace dtensor

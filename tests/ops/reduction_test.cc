@@ -1,0 +1,237 @@
+// Reductions, scans, orders and norms against plain ATen, on uneven and empty shards; what they communicate.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/norm.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+
+#include <cmath>
+#include <limits>
+
+#include "dtensor/redistribute.h"
+#include "mesh/scope.h"
+#include "tests/testing/differential.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Values = std::vector<c10::IValue>;
+using Dims = std::vector<int64_t>;
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+OpCase named(const std::string& op, std::vector<int64_t> shape, Values rest = {}) {
+  OpCase c;
+  c.name = op;
+  c.shapes = {std::move(shape)};
+  c.fn = [op, rest](const Tensors& t) {
+    Values args(t.begin(), t.end());
+    args.insert(args.end(), rest.begin(), rest.end());
+    return call_op(op, args);
+  };
+  return c;
+}
+
+bool always(const std::vector<Placement>&) { return true; }
+
+struct Collectives : CommListener {
+  void on_comm(const CommEvent& e, bool before) override {
+    if (!before) events.push_back(e);
+  }
+  std::vector<CommEvent> events;
+};
+
+}  // namespace
+
+TEST_CASE("Sums and means", "[reduction]") {
+  std::vector<OpCase> table = {
+      named("aten::sum", {5, 6}),
+      named("aten::sum.dim_IntList", {5, 6}, {Dims{0}, false}),
+      named("aten::sum.dim_IntList", {5, 2, 3}, {Dims{-1, 0}, true}),
+      named("aten::sum.dim_IntList", {5, 6}, {Dims{}, false}),
+      named("aten::mean", {5, 6}),
+      named("aten::mean", {2, 1}),
+      named("aten::mean.dim", {5, 6}, {Dims{1}, true}),
+      named("aten::mean.dim", {2, 3, 2}, {Dims{0, 2}, false}),
+      named("aten::mean.dim", {0, 3}, {Dims{1}, false}),
+  };
+  for (auto& c : table) {
+    c.silent = always;
+    c.strided_inputs = true;
+    c.more_partials = {ReduceOp::kAvg};
+    DYNAMIC_SECTION(c.name << at::IntArrayRef(c.shapes[0])) { check_op(c, 40); }
+  }
+  OpCase scalar = named("aten::sum", {});
+  check_op(scalar);
+}
+
+TEST_CASE("Other reductions", "[reduction]") {
+  std::vector<OpCase> table = {
+      named("aten::prod", {5, 3}),
+      named("aten::prod.dim_int", {5, 3}, {0, true}),
+      named("aten::nansum", {5, 3}),
+      named("aten::amax", {5, 3}, {Dims{0}, false}),
+      named("aten::amax", {5, 3}),
+      named("aten::amin", {2, 3}, {Dims{0, 1}, true}),
+      named("aten::max", {5, 3}),
+      named("aten::min", {1, 2}),
+      named("aten::max.dim", {5, 3}, {1, false}),
+      named("aten::min.dim", {5, 3}, {0, true}),
+      named("aten::max.dim", {}, {0, false}),
+      named("aten::any", {5, 3}),
+      named("aten::all.dim", {5, 3}, {0, false}),
+      named("aten::any.dims", {5, 3}, {Dims{0, 1}, false}),
+      named("aten::any.dims", {5, 3}, {Dims{}, false}),
+      named("aten::all.dims", {5, 3}),
+      named("aten::argmax", {5, 3}),
+      named("aten::argmax", {5, 3}, {0, true}),
+      named("aten::argmin", {5, 3}, {1, false}),
+      named("aten::std.correction", {5, 3}, {Dims{0}, 1, false}),
+      named("aten::var.correction", {5, 3}),
+      named("aten::var_mean.correction", {5, 3}, {Dims{1}, 0, true}),
+      named("aten::std_mean.correction", {5, 3}),
+      named("aten::logsumexp", {5, 3}, {Dims{1}, false}),
+      named("aten::median", {5, 3}),
+      named("aten::nanmedian", {5, 3}),
+      named("aten::median.dim", {5, 3}, {0, false}),
+      named("aten::mode", {5, 3}, {0, false}),
+      named("aten::kthvalue", {5, 3}, {2, 0, false}),
+      named("aten::topk", {5, 3}, {2, 1}),
+      named("aten::topk", {6, 3}, {3, 0}),
+      named("aten::sort", {5, 3}, {0}),
+      named("aten::sort.stable", {5, 3}, {true, 1, true}),
+      named("aten::cumsum", {5, 3}, {0}),
+      named("aten::cumprod", {5, 3}, {1}),
+      named("aten::logcumsumexp", {5, 3}, {1}),
+      named("aten::cummax", {5, 3}, {0}),
+      named("aten::cummin", {5, 3}, {1}),
+      named("aten::count_nonzero", {5, 3}),
+      named("aten::count_nonzero.dim_IntList", {5, 3}, {Dims{0}}),
+      named("aten::aminmax", {5, 3}, {0, true}),
+      named("aten::linalg__powsum", {5, 3}, {3.0, Dims{0}}),
+      named("aten::std", {5, 3}, {true}),
+      named("aten::dist", {5, 3}, {2.0}),
+  };
+  for (auto& c : table) {
+    c.more_partials = {ReduceOp::kMax};
+    // Positive, no two equal: a maximum in two places has no one gradient, nor do signs of sums of random addends.
+    c.make = [](size_t, const std::vector<int64_t>& s) { return at::rand(s, at::kDouble) + 0.5; };
+    if (c.name == "aten::prod" || c.name == "aten::amax") c.more_partials.push_back(ReduceOp::kProduct);
+    if (c.name == "aten::dist") {
+      c.shapes.push_back({5, 3});
+      c.fn = [](const Tensors& t) { return call_op("aten::dist", {t[0], t[1], 2.0}); };
+    }
+    if (c.name == "aten::linalg__powsum") c.grad = {false};
+    DYNAMIC_SECTION(c.name << at::IntArrayRef(c.shapes[0])) { check_op(c, 24); }
+  }
+}
+
+TEST_CASE("Reductions of sharded dims communicate when their result is used, not before", "[reduction]") {
+  const auto mesh = test_meshes()[0];
+  const auto x = lay_out(at::rand({2, 3}, at::kDouble), mesh, {Shard(0)});  // two of four ranks hold nothing
+  struct Row {
+    const char* op;
+    ReduceOp kind;
+  };
+  for (const Row& row : {Row{"aten::sum", ReduceOp::kSum}, Row{"aten::mean", ReduceOp::kSum}, Row{"aten::prod", ReduceOp::kProduct},
+                         Row{"aten::max", ReduceOp::kMax}, Row{"aten::amin", ReduceOp::kMin}, Row{"aten::all", ReduceOp::kMin},
+                         Row{"aten::any", ReduceOp::kMax}, Row{"aten::nansum", ReduceOp::kSum}}) {
+    CAPTURE(row.op);
+    CHECK(meta_of(call_op(row.op, {x})[0]).spec->placements() == Placements{Partial(row.kind)});
+  }
+}
+
+TEST_CASE("Empty shards do not disturb extremes of any dtype", "[reduction]") {
+  const auto mesh = test_meshes()[0];
+  for (const auto dtype : {at::kByte, at::kShort, at::kLong, at::kFloat, at::kHalf, at::kBool}) {
+    const auto full = at::randint(dtype == at::kBool ? 1 : 3, 9, {2, 3}, at::kLong).to(dtype);
+    CAPTURE(dtype);
+    for (const char* op : {"aten::amax", "aten::amin", "aten::max", "aten::min"}) {
+      CHECK(difference(call_op(op, {lay_out(full, mesh, {Shard(0)})})[0], call_op(op, {full})[0]) == std::nullopt);
+    }
+  }
+  const auto empty = lay_out(at::rand({0, 3}, at::kDouble), mesh, {Shard(0)});
+  CHECK_THROWS_AS(call_op("aten::max", {empty}), c10::Error);
+  CHECK_THROWS_AS(call_op("aten::amax", {empty, Dims{0}}), c10::Error);
+  auto out = lay_out(at::rand({3}, at::kDouble), mesh, {Replicate()});
+  const auto full = at::rand({2, 3}, at::kDouble);
+  call_op("aten::amax.out", {lay_out(full, mesh, {Shard(0)}), Dims{0}, false, out});
+  CHECK(difference(out, call_op("aten::amax", {full, Dims{0}})[0]) == std::nullopt);
+}
+
+TEST_CASE("Integers and bools", "[reduction]") {
+  for (const char* op : {"aten::sum", "aten::prod", "aten::any", "aten::all", "aten::max", "aten::count_nonzero", "aten::nansum"}) {
+    for (const auto dtype : {at::kInt, at::kLong, at::kBool, at::kByte}) {
+      if (std::string(op) == "aten::nansum" && dtype == at::kBool) continue;
+      OpCase c = named(op, {5, 3});
+      c.make = [dtype](size_t, const std::vector<int64_t>& s) { return at::randint(0, 3, s, at::kLong).to(dtype); };
+      DYNAMIC_SECTION(op << dtype) { check_op(c, 12); }
+    }
+  }
+  const auto mesh = test_meshes()[0];
+  const auto full = at::randint(0, 9, {5, 3}, at::kInt);
+  CHECK(difference(lay_out(full, mesh, {Partial()}).sum(), full.sum()) == std::nullopt);
+  const auto longs = at::randint(0, 9, {5, 3}, at::kLong);
+  CHECK(meta_of(lay_out(longs, mesh, {Partial()}).sum()).spec->has_partial());
+}
+
+TEST_CASE("A mean of half precision is as far from overflow as on one device", "[reduction]") {
+  const auto mesh = test_meshes()[2];
+  const auto full = at::full({1000, 10}, 3e4, at::kHalf);
+  CHECK(difference(lay_out(full, mesh, {Shard(0)}).mean(), full.mean(), 1e-3) == std::nullopt);
+}
+
+TEST_CASE("Norms", "[reduction][norm]") {
+  for (const double p : {0.0, 1.0, 2.0, 3.0, 0.5, -1.0, kInf, -kInf}) {
+    OpCase c = named("aten::linalg_vector_norm", {5, 3}, {p});
+    c.grad = {p > 0};
+    DYNAMIC_SECTION("p = " << p) {
+      check_op(c, 24);
+      OpCase along = named("aten::linalg_vector_norm", {5, 3}, {p, Dims{0}, true});
+      along.grad = c.grad;
+      along.strided_inputs = true;
+      check_op(along, 24);
+      OpCase old = named("aten::norm.ScalarOpt_dim", {5, 3}, {p, Dims{1}, false});
+      old.grad = c.grad;
+      check_op(old, 24);
+    }
+  }
+  check_op(named("aten::norm.Scalar", {5, 3}));
+  OpCase complex = named("aten::linalg_vector_norm", {5, 3});
+  complex.make = [](size_t, const std::vector<int64_t>& s) { return at::randn(s, at::kComplexDouble); };
+  check_op(complex, 12);
+  const auto mesh = test_meshes()[0];
+  const auto half = at::full({4000}, 100, at::kHalf);  // the sum of squares is beyond half precision
+  CHECK(difference(lay_out(half, mesh, {Shard(0)}).norm(), half.norm(), 1e-3) == std::nullopt);
+}
+
+TEST_CASE("The norm of a sharded gradient costs one all-reduce of one number", "[reduction][norm]") {
+  const auto& mesh = test_meshes()[3];
+  const auto full = at::rand({7, 5}, at::kDouble);
+  const auto x = lay_out(full, mesh, {Shard(0), Shard(1)});
+  Collectives seen;
+  {
+    ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&seen); });
+    CHECK(difference(x.norm(2), full.norm(2)) == std::nullopt);
+  }
+  REQUIRE(seen.events.size() == 1);
+  CHECK(seen.events[0].collective == Collective::kAllReduce);
+  CHECK(seen.events[0].bytes <= 2 * 8);
+}
+
+TEST_CASE("Reductions decide in an abstract world", "[reduction]") {
+  const DeviceMesh mesh(World::abstract(64), {8, 8});
+  FromLocalOptions options;
+  options.shape = std::vector<int64_t>{1000, 30};
+  const auto x = from_local({}, mesh, {Shard(0), Replicate()}, options);
+  CHECK(x.mean().dim() == 0);
+  CHECK(x.amax(1).sizes() == at::IntArrayRef({1000}));
+  CHECK(x.norm().dim() == 0);
+  CHECK(std::get<1>(x.topk(3)).sizes() == at::IntArrayRef({1000, 3}));
+}
+
+}  // namespace dtensor::testing
