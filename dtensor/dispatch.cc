@@ -29,12 +29,12 @@ struct Inputs {
   bool writes_plain = false;  // an argument that the operator writes to is a plain tensor
 };
 
+// No c10::TypeError: Python's operators (`a + b`) swallow a TypeError with its text and say "unsupported operand".
 [[noreturn]] void mixed_error(const OpInfo& info, size_t arg, const at::Tensor& t, const DeviceMesh& mesh) {
-  C10_THROW_ERROR(TypeError, c10::str(info.name, ": argument '", info.op.schema().arguments()[arg].name(),
-                                      "' is a plain tensor of shape ", t.sizes(), " next to a distributed one on ",
-                                      mesh.to_string(),
-                                      ". Distribute it first: distribute_tensor(t, mesh, {Replicate(), ...}), or open an "
-                                      "ImplicitReplication scope if every rank is known to hold the same values."));
+  TORCH_CHECK(false, info.name, ": argument '", info.op.schema().arguments()[arg].name(), "' is a plain tensor of shape ",
+              t.sizes(), " next to a distributed one on ", mesh.to_string(),
+              ". Distribute it first: distribute_tensor(t, mesh, {Replicate(), ...}), or open an "
+              "ImplicitReplication scope if every rank is known to hold the same values.");
 }
 
 // REQUIRES: at least one argument is distributed.
@@ -242,8 +242,10 @@ void push_results(const OpInfo& info, const OpPlan& plan, const Inputs& in, std:
   const auto wrap = [&](size_t k) -> at::Tensor {
     if (!plan.outputs[k]) return at::Tensor();
     if (info.is_view) {
-      for (const auto& t : in.tensors) {
-        if (t.defined()) return make_view(plan.outputs[k], std::move(outputs[k]), t);
+      for (size_t i = 0; i < in.tensors.size(); ++i) {
+        if (!in.tensors[i].defined()) continue;
+        const bool moved = plan.input_plans[i] && !plan.input_plans[i]->steps.empty();
+        return make_view(plan.outputs[k], std::move(outputs[k]), in.tensors[i], moved);
       }
     }
     return make_dtensor(plan.outputs[k], std::move(outputs[k]));
@@ -263,8 +265,22 @@ void push_results(const OpInfo& info, const OpPlan& plan, const Inputs& in, std:
   }
 }
 
+// Writing to a copy of what should be a view would be lost without a word.
+void check_writable(const OpInfo& info, const Inputs& in) {
+  for (size_t a = 0; a < info.args.size(); ++a) {
+    if (!info.args[a].written) continue;
+    for (int k = in.slots[a].first; k < in.slots[a].first + in.slots[a].count; ++k) {
+      TORCH_CHECK(!in.tensors[k].defined() || !meta_of(in.tensors[k]).storage->copied_view, info.name, ": argument '",
+                  info.op.schema().arguments()[a].name(), "' is a view of a distributed tensor whose parts had to move for it, so "
+                  "it is a copy, and writing to it would not change that tensor. Redistribute the tensor before taking the view, "
+                  "or clone() the view if the tensor itself is not to change.");
+    }
+  }
+}
+
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, Stack& stack) {
   const auto args = torch::jit::last(stack, info.args.size());
+  check_writable(info, in);
   SpecPtr target;
   if (resolved.rule && resolved.rule->uses_gradient_target && in_backward()) target = gradient_target();
 
@@ -376,8 +392,6 @@ void run_replicated(const OpInfo& info, const Inputs& in, Stack& stack) {
 }
 
 }  // namespace
-
-StrategyCache& strategy_cache(const World& world) { return world.attachment<StrategyCache>(); }
 
 at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause) {
   const DTensorMeta& meta = meta_of(t);

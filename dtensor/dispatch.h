@@ -27,7 +27,4 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
 // A plain tensor seen as one that every rank of the mesh holds. Shares its memory.
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh);
 
-// The decisions of a world, with hit and miss counts.
-StrategyCache& strategy_cache(const World& world);
-
 }  // namespace dtensor

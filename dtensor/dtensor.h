@@ -21,3 +21,4 @@
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
 #include "placement/placement.h"
+#include "propagation/strategy_cache.h"

@@ -63,9 +63,9 @@ void dispatch_plain(const OpInfo& info, Stack& stack) {
 }
 
 void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
-  TORCH_CHECK_TYPE(in_backward() || current_scope().implicit_replication, info.name,
-                   ": writes to a plain tensor, but other arguments are distributed on ", mesh.to_string(),
-                   ". Distribute the tensor that is written to, or gather the others with full_tensor().");
+  TORCH_CHECK(in_backward() || current_scope().implicit_replication, info.name,
+              ": writes to a plain tensor, but other arguments are distributed on ", mesh.to_string(),
+              ". Distribute the tensor that is written to, or gather the others with full_tensor().");
   const Placements whole(mesh.ndim(), Replicate());
   const CommCause cause{info.name, "", current_scope().module_path, true};
   const auto plain = [&](const at::Tensor& t) {

@@ -137,7 +137,7 @@ struct ToLocalFn : Function<ToLocalFn> {
 };
 
 struct FromLocalFn : Function<FromLocalFn> {
-  static at::Tensor forward(AutogradContext* ctx, variable_list locals, SpecPtr spec, Placements grad_placements) {
+  static at::Tensor forward(AutogradContext* ctx, at::TensorList locals, SpecPtr spec, Placements grad_placements) {
     save(ctx, spec, std::move(grad_placements));
     LocalGuard guard;
     RankTensors mine;
@@ -285,7 +285,7 @@ at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& m
   if (options.run_check) check_replicas(locals, mesh, normal);
   Placements back = gradient_layout(normal);
   if (options.grad_placements) back = checked_placements(*options.grad_placements, mesh, ndim, "from_local");
-  return FromLocalFn::apply(locals, spec, std::move(back));
+  return FromLocalFn::apply(at::TensorList(locals), spec, std::move(back));  // autograd looks into a TensorList only
 }
 
 at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,

@@ -60,8 +60,17 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
   return at::Tensor(make_impl(std::move(spec), std::move(locals), nullptr, std::move(name)));
 }
 
-at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base) {
-  auto impl = make_impl(std::move(spec), std::move(locals), meta_of(base).storage, nullptr);
+at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, bool moved) {
+  const DTensorMeta& base_meta = meta_of(base);
+  for (size_t i = 0; i < locals.size() && !moved; ++i) {
+    moved = locals[i].numel() > 0 && !locals[i].is_alias_of(base_meta.locals[i]);
+  }
+  auto storage = base_meta.storage;
+  if (moved) {
+    storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
+    storage->copied_view = true;
+  }
+  auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr);
   impl->match_inference_mode(base);
   return at::Tensor(std::move(impl));
 }

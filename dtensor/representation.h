@@ -28,6 +28,9 @@ struct LocalStorage {
   World world;  // keeps the meter and the caches alive
   MemoryHold hold;
   std::atomic<uint64_t> writes{0};
+  // A view that could not share the memory of the tensor it is of, since parts had to move: what is written here would not
+  // reach that tensor, so nothing may be.
+  bool copied_view = false;
 };
 
 // The reduced form of a Partial tensor, kept so that a second reader does not pay for the same reduction. Valid while nobody
@@ -58,8 +61,9 @@ inline const DTensorMeta& meta_of(const at::TensorBase& t) {
 
 // A new tensor of `spec` over `locals`, with memory of its own.
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr);
-// The same for a view of `base`: shares its memory, and is a normal tensor in inference mode if the base is.
-at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base);
+// The same for a view of `base`: shares its memory, and is a normal tensor in inference mode if the base is. Where `locals` do
+// not lie in the base's memory, or `moved` says so (an abstract world has no locals), it is a copy that refuses writes.
+at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, bool moved = false);
 
 // Gives `t` (distributed or not) another layout, other locals and other sizes in place; its identity and autograd history stay.
 void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage = nullptr);

@@ -286,13 +286,11 @@ int run() {
   distribute_module(*sharded, mesh, shard_model);
 
   int64_t parameters = 0, whole_bytes = 0, rank_bytes = 0;
-  std::vector<std::pair<std::string, SpecPtr>> layouts;
-  for (const auto& p : sharded->named_parameters()) {
-    const DTensor t(p.value());
-    layouts.emplace_back(p.key(), t.spec());
-    parameters += t.spec()->meta().numel();
-    whole_bytes += t.spec()->meta().bytes();
-    rank_bytes += t.spec()->max_local_bytes();
+  const auto layouts = parameter_layouts(*sharded);
+  for (const auto& [name, spec] : layouts) {
+    parameters += spec->meta().numel();
+    whole_bytes += spec->meta().bytes();
+    rank_bytes += spec->max_local_bytes();
   }
   std::cout << absl::StrFormat("text: %d tokens, vocabulary of %d %ss; model: %d parameters; mesh: %s on %s\n", ids.size(),
                                vocab.size(), kind, parameters, mesh.to_string(), device_name)
@@ -344,7 +342,7 @@ int run() {
     const char* dir = std::getenv("BUILD_WORKING_DIRECTORY");
     const fs::path path = dir && fs::path(file).is_relative() ? fs::path(dir) / file : fs::path(file);
     std::ofstream out(path);
-    if (!(out << layout_svg(layouts))) throw UsageError(absl::StrCat("--svg ", path.string(), ": cannot be written"));
+    if (!(out << layout_svg(layouts, mesh.to_string()))) throw UsageError(absl::StrCat("--svg ", path.string(), ": cannot be written"));
     std::cout << "Layouts drawn in " << path.string() << "\n";
   }
   if (const int64_t count = absl::GetFlag(FLAGS_sample); count > 0) {

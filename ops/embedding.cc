@@ -16,7 +16,7 @@ namespace {
 
 // Rows of a table that a rank holds. REQUIRES: they are one run, as strategies below split rows by Shard alone.
 Run rows_of(const Spec& table, int64_t i) {
-  const Runs& runs = table.local_layout(i).dims[0];
+  const Runs runs = table.local_layout(i).dims[0];
   return runs.empty() ? Run{} : runs.front();
 }
 

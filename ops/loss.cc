@@ -61,19 +61,18 @@ class Arguments {
   c10::IValue* const values_;
 };
 
-// A rank's part of the elements of the global loss, which `self` and `target` broadcast to.
-double local_share(const LocalCall& local, const Arguments& args) {
-  const int64_t mine = c10::multiply_integers(
-      at::infer_size(args["self"].toTensor().sizes(), args["target"].toTensor().sizes()));
-  const size_t self = local.op.schema().argumentIndexWithName("grad_output") ? 1 : 0;  // `target` comes next
-  const int64_t global =
-      c10::multiply_integers(at::infer_size(local.inputs[self]->sizes(), local.inputs[self + 1]->sizes()));
+double ratio(int64_t mine, int64_t global) {
   return mine == global ? 1.0 : static_cast<double>(mine) / static_cast<double>(global);
 }
 
 void elementwise_local(const LocalCall& local, torch::jit::Stack& stack) {
   const Arguments args(local.op, stack);
-  const double share = args["reduction"].toInt() == at::Reduction::Mean ? local_share(local, args) : 1.0;
+  double share = 1.0;  // of the elements that `self` and `target` broadcast to
+  if (args["reduction"].toInt() == at::Reduction::Mean) {
+    const auto mine = at::infer_size(args["self"].toTensor().sizes(), args["target"].toTensor().sizes());
+    const auto global = at::infer_size(local.inputs[0]->sizes(), local.inputs[1]->sizes());
+    share = ratio(c10::multiply_integers(mine), c10::multiply_integers(global));
+  }
   local.op.callBoxed(stack);
   if (share == 1.0) return;
   // The mean of no elements is nan, a share of zero of which is nothing.
@@ -84,7 +83,8 @@ void elementwise_local(const LocalCall& local, torch::jit::Stack& stack) {
 void elementwise_backward_local(const LocalCall& local, torch::jit::Stack& stack) {
   const Arguments args(local.op, stack);
   if (args["reduction"].toInt() == at::Reduction::Mean) {
-    const double share = local_share(local, args);
+    // ATen divides by the elements of `self`, also where `target` has more.
+    const double share = ratio(args["self"].toTensor().numel(), local.inputs[1]->meta().numel());
     if (share != 1.0) args["grad_output"] = args["grad_output"].toTensor().mul(share);
   }
   local.op.callBoxed(stack);

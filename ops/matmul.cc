@@ -33,6 +33,13 @@ OutputMetas addbmm_metas(const OpCall& call) {
       {meta_tensor(*call.input("self")).new_empty({call.input("batch1")->sizes()[1], call.input("batch2")->sizes()[2]})});
 }
 
+// Without columns, ATen's addmv gives back a bias that is one number as it is.
+void addmv_local(const LocalCall& local, torch::jit::Stack& stack) {
+  const size_t base = stack.size() - local.op.schema().arguments().size();
+  stack[base] = stack[base].toTensor().expand({stack[base + 1].toTensor().size(0)});
+  local.op.callBoxed(stack);
+}
+
 }  // namespace
 
 void register_matmul_rules(RuleRegistry& registry) {
@@ -42,6 +49,7 @@ void register_matmul_rules(RuleRegistry& registry) {
     const std::string op = product.op;
     if (op == "aten::dot" || op == "aten::vdot") rule.metas = dot_metas;
     if (op == "aten::addbmm") rule.metas = addbmm_metas;
+    if (op == "aten::addmv") rule.local = addmv_local;
     registry.add(op, std::move(rule));
   }
 }

@@ -1,6 +1,5 @@
 // Vector norms: every rank adds up powers of its part, one all-reduce of the sums follows, then the root. The tensor itself is
 // never gathered, so clip_grad_norm_ costs one collective of one number per sharded gradient.
-#include <ATen/core/DimVector.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
@@ -34,6 +33,8 @@ at::Tensor vector_norm(const at::Tensor& given, double p, at::OptionalIntArrayRe
     const at::IntArrayRef reduced = dims.value_or(at::IntArrayRef{});
     return p > 0 ? at::amax(self.abs(), reduced, keepdim) : at::amin(self.abs(), reduced, keepdim);
   }
+  TORCH_CHECK(p >= 0 || given.numel() > 0, "linalg.vector_norm cannot compute the ", p,
+              " norm on an empty tensor because the operation does not have an identity");
   // Sums of half-precision powers overflow where the norm would not.
   const bool half = result_dtype == at::kHalf || result_dtype == at::kBFloat16;
   const auto accumulate = half ? at::kFloat : result_dtype;

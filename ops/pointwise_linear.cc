@@ -72,8 +72,23 @@ OpRule addition() {
                        {{{"self"}, kAvg, kAvg}, {{"other"}, kAvg, kAvg}, {{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}});
 }
 
+// Of the ranks whose addends make up a sum, the first one adds the number.
+void add_scalar_once(const LocalCall& local, torch::jit::Stack& stack) {
+  const auto& placements = local.inputs[0]->placements();
+  for (int64_t d = 0; d < local.mesh.ndim(); ++d) {
+    if (!placements[d].is_partial() || placements[d].reduce_op() != kSum || local.mesh.local_coordinate(local.i)[d] == 0) continue;
+    c10::IValue& number = stack[stack.size() - local.op.schema().arguments().size() + 1];
+    number = number.isInt() ? c10::IValue(0) : number.isBool() ? c10::IValue(false) : c10::IValue(0.0);
+    break;
+  }
+  local.op.callBoxed(stack);
+}
+
 OpRule add_scalar() {
-  return pointwise_op({{}, false, {{{"self"}, kAvg, kAvg}, {{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}});
+  OpRule rule =
+      pointwise_op({{}, false, {{{"self"}, kSum, kSum}, {{"self"}, kAvg, kAvg}, {{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}});
+  rule.local = add_scalar_once;
+  return rule;
 }
 
 // Zeros and constants where the mask is: linear if the constant is 0; an average, maximum or minimum of equal values is that
@@ -105,7 +120,6 @@ void register_linear_rules(RuleRegistry& registry) {
   registry.add("aten::neg", pointwise_op({{{"self"}}, true, {}}));
   registry.add(Names{"aten::add.Tensor", "aten::sub.Tensor"}, addition());
   registry.add(Names{"aten::add.Scalar", "aten::sub.Scalar"}, add_scalar());
-  registry.add("aten::rsub.Tensor", pointwise_op({{{"self"}, {"other"}}, true, {}}));
   registry.add("aten::mul.Tensor", pointwise_op({{{"self", "other"}}, true, {}}));
   registry.add("aten::mul.Scalar", pointwise_op({{{"self"}}, true, {}}));
   registry.add("aten::addcmul", pointwise_op({{{"self"}, {"tensor1", "tensor2"}}, true, {}}));

@@ -1,6 +1,7 @@
 // Elementwise operators that ATen does not tag as such. Where ATen has no meta kernel either, their results are said here.
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/sub.h>
 
 #include "ops/meta_tensor.h"
 #include "ops/pointwise.h"
@@ -19,6 +20,10 @@ OutputMetas floor_divide_metas(const OpCall& call) {
   const at::Tensor self = meta_tensor(*call.inputs[0]);
   if (call.inputs.size() == 2) return metas_of({at::div(self, meta_tensor(*call.inputs[1]), "floor")});
   return metas_of({at::div(self, call.arg("other").toScalar(), "floor")});
+}
+
+OutputMetas rsub_metas(const OpCall& call) {
+  return metas_of({at::sub(meta_tensor(*call.inputs[1]), meta_tensor(*call.inputs[0]), call.arg("alpha").toScalar())});
 }
 
 OpRule with_metas(OpRule rule, std::function<OutputMetas(const OpCall&)> metas) {
@@ -52,6 +57,7 @@ void register_untagged_pointwise(RuleRegistry& registry) {
     registry.add(op, with_metas(pointwise_op({{{scaled ? "self" : "grad_output"}}, false, {}}), as_first));
   }
   registry.add("aten::log_sigmoid_forward", log_sigmoid_forward());
+  registry.add("aten::rsub.Tensor", with_metas(pointwise_op({{{"self"}, {"other"}}, true, {}}), rsub_metas));
   registry.add("aten::floor_divide", with_metas(pointwise_op(), floor_divide_metas));
 }
 

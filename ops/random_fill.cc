@@ -1,14 +1,11 @@
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/imag.h>
 #include <ATen/ops/real.h>
 
-#include <functional>
-
 #include "dtensor/dispatch.h"
 #include "mesh/scope.h"
-#include "ops/kernels/cpu/philox.h"
 #include "ops/random.h"
+#include "ops/random_kernel.h"
 
 namespace dtensor {
 namespace {
@@ -31,15 +28,6 @@ void check_not_partial(const Spec& spec) {
               ": a random value says nothing about its addends. Redistribute it first.");
 }
 
-// The kernels write contiguous memory of the CPU; other parts are filled by way of such a copy.
-void on_contiguous_cpu(const at::Tensor& part, const std::function<void(const at::Tensor&)>& fill) {
-  if (part.is_cpu() && part.is_contiguous()) return fill(part);
-  const at::Tensor copy =
-      at::empty_like(part, at::TensorOptions(part.scalar_type()).device(c10::DeviceType::CPU), at::MemoryFormat::Contiguous);
-  fill(copy);
-  part.copy_(copy);
-}
-
 }  // namespace
 
 uint64_t draw_random_key(const std::optional<at::Generator>& given) {
@@ -59,14 +47,12 @@ void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key,
   LocalGuard guard;
   for (size_t i = 0; i < meta.locals.size(); ++i) {
     const auto offsets = global_offsets(*meta.spec, static_cast<int64_t>(i));
-    const auto fill = [&](const at::Tensor& part, uint64_t s) {
-      on_contiguous_cpu(part, [&](const at::Tensor& memory) { cpu::philox_fill(memory, offsets, draw, key, s); });
-    };
-    if (meta.locals[i].is_complex()) {
-      fill(at::real(meta.locals[i]), 2 * stream);
-      fill(at::imag(meta.locals[i]), 2 * stream + 1);
+    const at::Tensor& part = meta.locals[i];
+    if (part.is_complex()) {
+      philox_fill_part(at::real(part), offsets, draw, key, 2 * stream);
+      philox_fill_part(at::imag(part), offsets, draw, key, 2 * stream + 1);
     } else {
-      fill(meta.locals[i], stream);
+      philox_fill_part(part, offsets, draw, key, stream);
     }
   }
   note_write(tensor);
@@ -80,13 +66,12 @@ void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uin
   const at::Tensor p = redistribute_below_autograd(given.expand(tensor.sizes()), meta.spec->placements(), cause);
   LocalGuard guard;
   for (size_t i = 0; i < meta.locals.size(); ++i) {
-    const at::Tensor probabilities = meta_of(p).locals[i].to(c10::Device(c10::DeviceType::CPU), at::kDouble).contiguous();
+    const at::Tensor probabilities = meta_of(p).locals[i].to(at::kDouble).contiguous();
     const double low = probabilities.numel() > 0 ? probabilities.min().item<double>() : 0;
     const double high = probabilities.numel() > 0 ? probabilities.max().item<double>() : 0;
     TORCH_CHECK(low >= 0 && high <= 1, "Expected p_in >= 0 && p_in <= 1 to be true, but got values from ", low, " to ", high);
     const auto offsets = global_offsets(*meta.spec, static_cast<int64_t>(i));
-    on_contiguous_cpu(meta.locals[i],
-                      [&](const at::Tensor& memory) { cpu::philox_bernoulli(memory, probabilities, offsets, key); });
+    philox_fill_part(meta.locals[i], offsets, {RandomKind::kBernoulli}, key, 0, probabilities);
   }
   note_write(tensor);
 }

@@ -106,12 +106,13 @@ void local_extreme(const LocalCall& call, torch::jit::Stack& stack) {
   stack.emplace_back(std::move(result));
 }
 
-// ATen's own kernel makes |x|^p first; the norm is one pass without temporaries.
+// ATen's own kernel makes |x|^p first; the norm is one pass without temporaries. Negative norms of nothing have no value,
+// the sums of no powers do.
 void local_powsum(const LocalCall& call, torch::jit::Stack& stack) {
   const auto dtype = stack[4].isNone() ? std::nullopt : std::optional(stack[4].toScalarType());
   const auto dims = stack[2].isNone() ? std::nullopt : std::optional(stack[2].toIntVector());
   const c10::Scalar p = stack[1].toScalar();
-  if (p.toDouble() == 0 || std::isinf(p.toDouble())) return call.op.callBoxed(stack);
+  if (p.toDouble() <= 0 || std::isinf(p.toDouble())) return call.op.callBoxed(stack);
   const at::OptionalIntArrayRef reduced = dims ? at::OptionalIntArrayRef(*dims) : std::nullopt;
   at::Tensor norm = at::linalg_vector_norm(stack[0].toTensor(), p, reduced, stack[3].toBool(), dtype);
   stack.clear();

@@ -55,10 +55,10 @@ void check_pair(const c10::OperatorHandle& op, at::Tensor& self, at::Tensor& oth
   for (auto* t : {&self, &other}) {
     if (is_dtensor(*t)) continue;
     const at::Tensor& distributed = t == &self ? other : self;
-    TORCH_CHECK_TYPE(current_scope().implicit_replication || t->dim() == 0, op.operator_name(),
-                     ": one argument is a plain tensor, the other a distributed one on ",
-                     meta_of(distributed).spec->mesh().to_string(),
-                     ". Distribute it first, or compare with full_tensor() of the other.");
+    TORCH_CHECK(current_scope().implicit_replication || t->dim() == 0, op.operator_name(),
+                ": one argument is a plain tensor, the other a distributed one on ",
+                meta_of(distributed).spec->mesh().to_string(),
+                ". Distribute it first, or compare with full_tensor() of the other.");
     *t = replicate_plain(*t, meta_of(distributed).spec->mesh());
   }
   TORCH_CHECK(meta_of(self).spec->mesh() == meta_of(other).spec->mesh(), op.operator_name(),

@@ -96,7 +96,8 @@ int64_t dim_arg(const OpCall& call, const char* name, int64_t extra = 0) {
 
 OutputDims permute(const OpCall& call) {
   OutputDims dims;
-  for (int64_t d : *call.get_ints("dims")) dims.push_back(static_cast<int>(wrap_dim(d, ndim(call))));
+  const auto order = *call.get_ints("dims");
+  for (int64_t d : order) dims.push_back(static_cast<int>(wrap_dim(d, ndim(call))));
   return dims;
 }
 

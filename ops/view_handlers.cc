@@ -23,7 +23,8 @@ void change_self(const c10::OperatorHandle& op, Stack& stack) {
   const size_t num_args = op.schema().arguments().size();
   const at::Tensor self = torch::jit::peek(stack, 0, num_args).toTensor();
   view.callBoxed(stack);
-  const DTensorMeta& result = meta_of(torch::jit::pop(stack).toTensor());
+  const at::Tensor viewed = torch::jit::pop(stack).toTensor();
+  const DTensorMeta& result = meta_of(viewed);
   replace_contents(self, result.spec, result.locals, result.storage);
   stack.emplace_back(self);
 }

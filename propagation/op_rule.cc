@@ -82,16 +82,9 @@ struct RuleRegistry::State {
   std::shared_ptr<const OpRule> look_up(const c10::OperatorHandle& op) const {
     const auto& [name, overload] = op.operator_name();
     if (auto rule = get(full_name(name, overload))) return rule;
-    if (auto rule = get(name)) return rule;
     bool pointwise = is_pointwise(op);
-
     auto& dispatcher = c10::Dispatcher::singleton();
-    if (std::string functional = functional_name(name); !functional.empty()) {
-      if (auto rule = get(full_name(functional, overload))) return rule;
-      if (auto rule = get(functional)) return rule;
-      auto handle = dispatcher.findSchema({functional, overload});
-      pointwise = pointwise || (handle && is_pointwise(*handle));
-    } else if (has_out(op.schema())) {
+    if (has_out(op.schema())) {
       std::vector<std::string> overloads = functional_overloads(overload);
       const std::string prefix = name + ".";
       for (auto it = rules.lower_bound(prefix); it != rules.end() && absl::StartsWith(it->first, prefix); ++it) {
@@ -103,6 +96,13 @@ struct RuleRegistry::State {
         if (auto rule = get(full_name(name, candidate))) return rule;
         pointwise = pointwise || is_pointwise(*handle);
       }
+    }
+    if (auto rule = get(name)) return rule;
+    if (std::string functional = functional_name(name); !functional.empty()) {
+      if (auto rule = get(full_name(functional, overload))) return rule;
+      if (auto rule = get(functional)) return rule;
+      auto handle = dispatcher.findSchema({functional, overload});
+      pointwise = pointwise || (handle && is_pointwise(*handle));
     }
     return pointwise ? default_pointwise : nullptr;
   }

@@ -71,8 +71,9 @@ struct OpRule {
   bool random = false;
 };
 
-// Operators -> rules. Look-up order: "ns::op.overload", "ns::op", the functional form of an in-place or out= operator, and
-// for operators tagged pointwise in ATen the default pointwise rule. Thread-safe.
+// Operators -> rules. Look-up order: "ns::op.overload" (for an out= operator also the overload without out), "ns::op", the
+// functional form of an in-place operator, and for operators tagged pointwise in ATen, unless they draw random numbers, the
+// default pointwise rule. Thread-safe.
 class RuleRegistry {
  public:
   static RuleRegistry& instance();

@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "mesh/world.h"
 #include "propagation/propagate.h"
 
 namespace dtensor {
@@ -131,5 +132,7 @@ std::string StrategyCache::dump() const {
   for (const Entry& entry : state_->entries) absl::StrAppend(&text, entry.hits, " ", entry.description, "\n");
   return text;
 }
+
+StrategyCache& strategy_cache(const World& world) { return world.attachment<StrategyCache>(); }
 
 }  // namespace dtensor

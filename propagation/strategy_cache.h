@@ -16,6 +16,7 @@
 namespace dtensor {
 
 struct OpPlan;
+class World;
 
 using CacheKey = absl::InlinedVector<uint64_t, 32>;
 
@@ -56,5 +57,8 @@ class StrategyCache {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// The decisions of a world.
+StrategyCache& strategy_cache(const World& world);
 
 }  // namespace dtensor

@@ -8,16 +8,16 @@ A fenced block counts by its info string:
   ```cpp top           code of namespace scope, visible to all later blocks of the page
   ```cpp throws        a body that must throw; variables of the blocks before it are visible
   ```cpp PATH          the same text as that file of the repository
-  ```text              directly below a cpp block: exactly what it prints (or the message it throws); a line "..." stands
-                       for any number of lines. Elsewhere it is only text.
+  ```text              directly below a cpp block: exactly what it prints, where a line "..." stands for any number of lines;
+                       or the message it throws, with lines broken anywhere. Elsewhere it is only text.
 
 A block with main() is a whole program, put into a namespace of its own. #include lines move to the top of the file; every
 block sees `using namespace dtensor`. Blocks of other languages are not run, but every //label in a ```sh block or in
 `code` must be a target, and every relative link must lead to a file, and to a heading if it names one.
 
-  doc_blocks.py --out FILE.cc --labels FILE PAGE...   the source; FILE has the labels that exist, one a line
-  doc_blocks.py --list PAGE...                        the labels that the pages mention, links to files included
-  doc_blocks.py --output-of PATH PAGE                 what the page says that this file's program prints
+  doc_blocks.py --out FILE.cc PAGE...     the source
+  doc_blocks.py --check PAGE...           whether labels and links lead anywhere
+  doc_blocks.py --output-of PATH PAGE     what the page says that this file's program prints
 """
 
 import argparse
@@ -84,60 +84,47 @@ def anchors(page):
     return {heading_anchor(l.lstrip("#")) for _, l in prose if re.match(r"#+ ", l)}
 
 
-def mentions(page, blocks, prose):
-    """(line, label) for every target or file that the page names."""
-    found = []
+def check_label(root, package, name):
+    folder = os.path.join(root, package)
+    build = os.path.join(folder, "BUILD.bazel")
+    if not os.path.isfile(build):
+        return False
+    with open(build, encoding="utf-8") as f:
+        text = f.read()
+    # By name, or from a file by a glob.
+    return f'name = "{name}"' in text or any(os.path.isfile(os.path.join(folder, name + e)) for e in (".cc", ".py"))
 
-    def add(number, text):
+
+def problems(page, root):
+    """Labels without a target, links that lead nowhere."""
+    blocks, prose = read(page)
+    wrong = []
+
+    def check_labels(number, text):
         for package, name in LABEL.findall(text):
-            if package.endswith("...") or (name in (":all", ":...")):
-                package, name = re.sub(r"/?\.\.\.$", "", package), ":BUILD.bazel"
-            found.append((number, f"//{package.rstrip('/')}{name or ':' + package.split('/')[-1]}"))
+            found = (os.path.isdir(os.path.join(root, package[:-3])) if package.endswith("...") else
+                     check_label(root, package, name[1:] or package.rpartition("/")[2]))
+            if not found:
+                wrong.append(f"{page}:{number}: no target //{package}{name}")
 
     for b in blocks:
         if b.language == "sh":
             for i, l in enumerate(b.lines):
-                add(b.line + i, re.sub(r"\s#.*", "", l))
+                check_labels(b.line + i, re.sub(r"\s#.*", "", l))
     for number, line in prose:
         for code in re.findall(r"`([^`]+)`", line):
             if code.startswith(("//", "./bazelw")):
-                add(number, code)
-        for target in LINK.findall(line):
-            path = target.split("#")[0]
-            if re.match(r"[a-z]+:", target) or not path:
-                continue
-            found.append((number, file_label(os.path.normpath(os.path.join(os.path.dirname(page), path)))))
-    return found
-
-
-def file_label(path):
-    if path == ".":
-        return "//:BUILD.bazel"
-    head, tail = os.path.split(path)
-    if "." not in tail and tail != "LICENSE" and tail != "bazelw":  # a folder
-        return f"//{path}:BUILD.bazel"
-    return f"//{head}:{tail}"
-
-
-def problems(page, blocks, prose, labels, pages):
-    texts = [f"{page}:{n}: {label} does not exist, or is not listed in tests/docs/targets.bzl"
-             for n, label in mentions(page, blocks, prose) if label not in labels]
-    for number, line in prose:
+                check_labels(number, code)
         for target in LINK.findall(line):
             path, _, anchor = target.partition("#")
-            if not anchor or re.match(r"[a-z]+:", target):
+            if re.match(r"[a-z]+:", target):
                 continue
             other = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
-            if other in pages and anchor not in anchors(other):
-                texts.append(f"{page}:{number}: {other} has no heading #{anchor}")
-    for b in blocks:
-        if b.language == "cpp" and "." in b.kind:
-            with open(b.kind, encoding="utf-8") as f:
-                if f.read().strip() != b.text.strip():
-                    texts.append(f"{page}:{b.line}: the block differs from {b.kind}")
-        elif b.language == "cpp" and b.kind not in ("", "continues", "top", "throws"):
-            texts.append(f"{page}:{b.line}: unknown kind of block '{b.kind}'")
-    return texts
+            if not os.path.exists(os.path.join(root, other)):
+                wrong.append(f"{page}:{number}: no file {other}")
+            elif anchor and other.endswith(".md") and anchor not in anchors(os.path.join(root, other)):
+                wrong.append(f"{page}:{number}: {other} has no heading #{anchor}")
+    return wrong
 
 
 def quoted(text):
@@ -189,31 +176,45 @@ def emit(page, blocks):
     return includes, out
 
 
+def same_as_file(block):
+    with open(block.kind, encoding="utf-8") as f:
+        return f.read().strip() == block.text.strip()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out")
-    parser.add_argument("--labels")
-    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("--output-of")
     parser.add_argument("pages", nargs="+")
     args = parser.parse_args()
-    pages = {p: read(p) for p in sorted(args.pages)}
+    args.pages.sort()
 
-    if args.list:
-        print("\n".join(sorted({label for p, (b, prose) in pages.items() for _, label in mentions(p, b, prose)})))
-        return
+    if args.check:
+        failed = 0
+        for page in args.pages:
+            root = os.path.realpath(page)[: -len(page)]  # of the source tree, also where Bazel made links to it
+            wrong = problems(page, root)
+            failed += bool(wrong)
+            print("\n".join(wrong), end="\n" if wrong else "")
+        print(f"[dtensor] {len(args.pages) - failed} passed, {failed} failed")
+        sys.exit(failed > 0)
+
+    pages = {p: read(p)[0] for p in args.pages}
     if args.output_of:
-        found = [b for p in pages for b in pages[p][0] if b.language == "cpp" and b.kind == args.output_of]
+        found = [b for p in pages for b in pages[p] if b.language == "cpp" and b.kind == args.output_of]
         sys.exit("no such block") if not found or found[0].output is None else print(found[0].output)
         return
 
-    with open(args.labels, encoding="utf-8") as f:
-        labels = set(f.read().split())
     includes, cases = [], []
-    for page, (blocks, prose) in pages.items():
-        wrong = problems(page, blocks, prose, labels, pages)
-        cases.append(f'TEST_CASE("{page}: links, targets, files") {{\n  INFO({quoted(chr(10).join(wrong))});\n'
-                     f"  CHECK({len(wrong)} == 0);\n}}")
+    for page, blocks in pages.items():
+        for b in blocks:
+            if b.language != "cpp" or b.kind in ("", "continues", "top", "throws"):
+                continue
+            if "." not in b.kind:
+                sys.exit(f"{page}:{b.line}: unknown kind of block '{b.kind}'")
+            same = "true" if same_as_file(b) else "false"
+            cases.append(f'TEST_CASE("{page}:{b.line} is {b.kind}") {{\n  CHECK({same});\n}}')
         found, texts = emit(page, blocks)
         includes += found
         cases += texts

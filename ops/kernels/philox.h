@@ -91,14 +91,22 @@ DTENSOR_HOST_DEVICE double draw_real(const RandomDraw& draw, const PhiloxWords& 
   return 0;
 }
 
+// How values become elements of type T; types that static_cast does not know specialise it.
+template <typename T>
+struct RandomCast {
+  static DTENSOR_HOST_DEVICE T from(double value) { return static_cast<T>(value); }
+  static DTENSOR_HOST_DEVICE T from_integer(int64_t value) { return static_cast<T>(value); }
+  static DTENSOR_HOST_DEVICE double to_double(T value) { return static_cast<double>(value); }
+};
+
 // The value at the place `counter`, as a T.
 template <typename T>
 DTENSOR_HOST_DEVICE T draw_value(const RandomDraw& draw, uint64_t key, uint64_t counter, uint64_t stream) {
   const PhiloxWords x = philox4x32(key, counter, stream);
-  if (draw.kind == RandomKind::kInteger) return static_cast<T>(draw_integer(draw, x));
-  const T value = static_cast<T>(draw_real(draw, x));
+  if (draw.kind == RandomKind::kInteger) return RandomCast<T>::from_integer(draw_integer(draw, x));
+  const T value = RandomCast<T>::from(draw_real(draw, x));
   // Rounding to T must not reach the open end of the interval.
-  if (draw.kind == RandomKind::kUniform && !(static_cast<double>(value) < draw.b)) return static_cast<T>(draw.a);
+  if (draw.kind == RandomKind::kUniform && !(RandomCast<T>::to_double(value) < draw.b)) return RandomCast<T>::from(draw.a);
   return value;
 }
 

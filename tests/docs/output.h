@@ -16,15 +16,16 @@ namespace dtensor::testing {
 // Captures std::cout for as long as it lives.
 class Output {
  public:
-  Output(std::string expected, bool checked) : expected_(std::move(expected)), checked_(checked), old_(std::cout.rdbuf(text_.rdbuf())) {}
-  ~Output() { std::cout.rdbuf(old_); }
+  Output(std::string expected, bool checked)
+      : expected_(std::move(expected)), checked_(checked), old_(std::cout.rdbuf(text_.rdbuf())), old_flags_(std::cout.flags()) {}
+  ~Output() { stop(); }
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
   // Forgets what the blocks before this one have printed.
   void begin() { text_.str(""); }
 
-  // What `block` throws is the output.
+  // What `block` throws is the output; lines may be broken elsewhere.
   template <typename F>
   void throws(const F& block) {
     std::string message;
@@ -35,13 +36,14 @@ class Output {
     } catch (const std::exception& e) {
       message = e.what();
     }
+    CHECK_FALSE(message.empty());
     begin();
-    text_ << (message.empty() ? "nothing was thrown" : message);
-    if (!checked_) CHECK_FALSE(message.empty());
+    text_ << one_line(message);
+    expected_ = one_line(expected_);
   }
 
   void check() {
-    std::cout.rdbuf(old_);
+    stop();
     if (!checked_) return;
     INFO("expected:\n" << expected_ << "\ngot:\n" << text_.str());
     const bool same = matches(lines(expected_), lines(text_.str()));
@@ -50,6 +52,18 @@ class Output {
 
  private:
   using Lines = std::vector<std::string>;
+
+  void stop() {
+    std::cout.rdbuf(old_);
+    std::cout.flags(old_flags_);
+  }
+
+  static std::string one_line(const std::string& text) {
+    std::istringstream in(text);
+    std::string result;
+    for (std::string word; in >> word;) result += (result.empty() ? "" : " ") + word;
+    return result;
+  }
 
   // Without spaces at the ends of lines, and without empty lines at the end.
   static Lines lines(const std::string& text) {
@@ -79,6 +93,7 @@ class Output {
   bool checked_;
   std::ostringstream text_;
   std::streambuf* old_;
+  std::ios_base::fmtflags old_flags_;
 };
 
 }  // namespace dtensor::testing

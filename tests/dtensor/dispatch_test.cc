@@ -250,9 +250,8 @@ TEST_CASE("dispatch: a plain tensor beside a distributed one is an error that te
     ImplicitReplication replicated;
     CHECK(same(x.mm(torch::ones({3, 2})), torch::full({4, 2}, 3.0f)));
   }
-  CHECK_THROWS_AS(x.mm(torch::ones({3, 2})), c10::TypeError);
   auto plain = torch::ones({4, 3});
-  CHECK_THROWS_AS(plain.add_(x), c10::TypeError);
+  CHECK_THAT(message([&] { plain.add_(x); }), Catch::StartsWith("aten::add_.Tensor: writes to a plain tensor"));
 }
 
 TEST_CASE("dispatch: an operator without a rule fails before anything is communicated") {

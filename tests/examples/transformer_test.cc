@@ -204,7 +204,7 @@ TEST_CASE("transformer: an abstract world plans the same step") {
                              e.group_size, " ", e.bytes, " ", e.backward));
     }
     for (const auto& p : model->named_parameters()) {
-      log.push_back(c10::str(p.key(), DTensor(p.value()).spec()->to_short_string(), DTensor(p.value().grad()).spec()->to_short_string()));
+      log.push_back(c10::str(p.key(), DTensor(p.value()).spec().to_short_string(), DTensor(p.value().grad()).spec().to_short_string()));
     }
     return std::make_pair(log, world.memory().peak_bytes());
   };

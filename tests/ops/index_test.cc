@@ -27,10 +27,11 @@
 using namespace dtensor;
 using namespace dtensor::testing;
 using Tensors = std::vector<at::Tensor>;
-using c10::indexing::None;
-using c10::indexing::Slice;
+using at::indexing::Slice;
 
 namespace {
+
+using Indices = c10::List<std::optional<at::Tensor>>;
 
 // Input 0 is a tensor of numbers, the next `lists` are indices below `high`, the rest numbers. No index twice along the last
 // dim if `distinct`: what is written last would be anyone's guess.
@@ -42,7 +43,7 @@ std::function<at::Tensor(size_t, const std::vector<int64_t>&)> with_indices(int6
     if (!distinct) return at::randint(low, high, shape, at::TensorOptions(at::kLong));
     std::vector<int64_t> wide = shape;
     wide.back() = high;
-    return at::rand(wide, at::TensorOptions(at::kDouble)).argsort(-1).narrow(-1, 0, shape.back()).contiguous();
+    return at::rand(wide, at::TensorOptions(at::kDouble)).argsort(static_cast<int64_t>(-1)).narrow(-1, 0, shape.back()).contiguous();
   };
 }
 
@@ -121,12 +122,12 @@ TEST_CASE("writes by index match ATen in every layout, in place too") {
       {.name = "scatter_add", .fn = [](auto& t) { return Tensors{t[0].scatter_add(1, t[1], t[2])}; }, .shapes = {{4, 5}, {4, 3}, {4, 3}}},
       {.name = "scatter_add_", .fn = [](auto& t) { return Tensors{(t[0] * 1).scatter_add_(1, t[1], t[2])}; }, .shapes = {{4, 5}, {4, 3}, {4, 3}}},
       {.name = "scatter_reduce", .fn = [](auto& t) { return Tensors{t[0].scatter_reduce(1, t[1], t[2], "amax", false)}; }, .shapes = {{4, 5}, {4, 3}, {4, 3}}},
-      {.name = "index_put", .fn = [](auto& t) { return Tensors{t[0].index_put({t[1]}, t[2])}; }, .shapes = {{5, 3}, {4}, {4, 3}}},
+      {.name = "index_put", .fn = [](auto& t) { return Tensors{t[0].index_put(Indices{t[1]}, t[2])}; }, .shapes = {{5, 3}, {4}, {4, 3}}},
       {.name = "index_put_ of a number", .fn = [](auto& t) { return Tensors{(t[0] * 1).index_put_({Slice(), t[1]}, t[2])}; }, .shapes = {{3, 5}, {4}, {}}},
       {.name = "index_put_ of a row", .fn = [](auto& t) { return Tensors{(t[0] * 1).index_put_({t[1]}, t[2])}; }, .shapes = {{5, 3}, {4}, {3}}},
-      {.name = "index_put, adding", .fn = [](auto& t) { return Tensors{t[0].index_put({t[1]}, t[2], true)}; }, .shapes = {{5, 3}, {4}, {4, 3}},
+      {.name = "index_put, adding", .fn = [](auto& t) { return Tensors{t[0].index_put(Indices{t[1]}, t[2], true)}; }, .shapes = {{5, 3}, {4}, {4, 3}},
        .strided_inputs = true},
-      {.name = "index_put_, adding a row", .fn = [](auto& t) { return Tensors{(t[0] * 1).index_put_({t[1]}, t[2], true)}; }, .shapes = {{5, 3}, {4}, {3}}},
+      {.name = "index_put_, adding a row", .fn = [](auto& t) { return Tensors{(t[0] * 1).index_put_(Indices{t[1]}, t[2], true)}; }, .shapes = {{5, 3}, {4}, {3}}},
   };
   for (OpCase& c : cases) {
     c.make = with_indices(5, 1, /*distinct=*/true);
@@ -182,7 +183,7 @@ TEST_CASE("an index out of range is an error whatever part a rank holds") {
   const at::Tensor full = at::rand({8, 2}, at::TensorOptions(at::kDouble));
   for (const Placement& p : {Replicate(), Shard(0), Shard(1)}) {
     const at::Tensor x = lay_out(full, mesh, {p});
-    const auto list = [&](int64_t bad) { return replicated(at::tensor({0, bad}, at::TensorOptions(at::kLong)), mesh); };
+    const auto list = [&](int64_t bad) { return replicated(at::tensor(std::vector<int64_t>{0, bad}, at::TensorOptions(at::kLong)), mesh); };
     const at::Tensor source = replicated(full.narrow(0, 0, 2), mesh);
     for (int64_t bad : {8, -9}) {
       INFO(p << ", index " << bad);
@@ -190,11 +191,11 @@ TEST_CASE("an index out of range is an error whatever part a rank holds") {
       CHECK_THROWS_AS(x.index({list(bad)}), c10::IndexError);
       CHECK_THROWS_AS(x.gather(0, list(bad).unsqueeze(1).expand({2, 2})), c10::Error);
       CHECK_THROWS_AS(x.index_fill(0, list(bad), 1.0), c10::IndexError);
-      CHECK_THROWS_AS(x.index_put({list(bad)}, source), c10::IndexError);
+      CHECK_THROWS_AS(x.clone().index_put_({list(bad)}, source), c10::IndexError);
       CHECK_THROWS_AS(x.index_add(0, list(bad), source), c10::Error);
       CHECK_THROWS_AS(x.scatter(0, list(bad).unsqueeze(1).expand({2, 2}), source), c10::Error);
     }
-    CHECK_FALSE(difference(x.index({list(-8)}), full.index({at::tensor({0, -8}, at::TensorOptions(at::kLong))})).has_value());
+    CHECK_FALSE(difference(x.index({list(-8)}), full.index({at::tensor(std::vector<int64_t>{0, -8}, at::TensorOptions(at::kLong))})).has_value());
   }
 }
 

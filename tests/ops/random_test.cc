@@ -25,7 +25,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Values = std::vector<c10::IValue>;
 
-void seed(uint64_t s) { at::globalContext().defaultGenerator(c10::Device(c10::DeviceType::CPU)).set_current_seed(s); }
+void seed(uint64_t s) { at::manual_seed(s); }
 
 const std::vector<DeviceMesh>& meshes() {
   static const auto* const all = new std::vector<DeviceMesh>{
@@ -266,6 +266,25 @@ TEST_CASE("multinomial is the same on every rank", "[random]") {
   CHECK(difference(y, full_tensor(y)) == std::nullopt);
   CHECK(y.sizes() == at::IntArrayRef({3, 4}));
   CHECK(std::get<0>(full_tensor(y).sort(1)).diff(1, 1).gt(0).all().item<bool>());
+}
+
+TEST_CASE("A CUDA device draws what the CPU draws", "[random][cuda]") {
+  if (!at::globalContext().hasCUDA()) {
+    WARN("SKIPPED: no CUDA device");
+    return;
+  }
+  const DeviceMesh gpu(World::local(4, c10::Device("cuda:0")), {4});
+  for (const auto& row : table()) {
+    const at::Tensor zeros = at::zeros({5, 3}, row.dtype);
+    CAPTURE(row.op, row.dtype);
+    seed(17);
+    const auto expected = full_tensor(fill(row, lay_out(zeros, meshes()[0], {Replicate()})));
+    for (const Placement& p : {Shard(0), StridedShard(1, 2)}) {
+      seed(17);
+      const auto actual = full_tensor(fill(row, lay_out(zeros.to(at::kCUDA), gpu, {p}))).cpu();
+      CHECK(actual.allclose(expected, 1e-3, 1e-6));
+    }
+  }
 }
 
 TEST_CASE("What random operators refuse, and what they leave alone", "[random]") {

@@ -504,9 +504,13 @@ TEST_CASE("look-up of rules") {
   CHECK(pointwise != mul);
   CHECK_FALSE(find("propagate_test::noise"));
 
-  // Overloads: the functional form is the one with the same arguments.
-  rules.add("aten::cummax.dimname", factor_op([](const OpCall& call) { return einsum(call, "->"); }));
+  // Overloads: the functional form is the one with the same arguments; it comes before the rule for all overloads.
+  auto rule = factor_op([](const OpCall& call) { return einsum(call, "->"); });
+  rules.add("aten::cummax.dimname", rule);
+  rules.add("aten::cummax", rule);
   CHECK(find("aten::cummax", "dimname_out") == find("aten::cummax", "dimname"));
+  CHECK(find("aten::cummax", "out") == find("aten::cummax"));
+  CHECK(find("aten::cummax", "out") != find("aten::cummax", "dimname"));
 }
 
 }  // namespace

@@ -312,11 +312,19 @@ class ErrorTest(unittest.TestCase):
         for call in (dt.full_tensor, dt.local_tensors, dt.placements, lambda t: dt.redistribute(t, "RR")):
             with self.assertRaisesRegex((TypeError, ValueError), "distributed"):
                 call(self.x)
-        with self.assertRaisesRegex(TypeError, "is a plain tensor of shape"):
-            self.d + self.x
+        for call in (
+            lambda: self.d + self.x,
+            lambda: self.x * self.d,
+            lambda: torch.mm(self.d, self.x),
+            lambda: F.linear(self.x, self.d),
+        ):
+            with self.assertRaisesRegex(RuntimeError, "is a plain tensor of shape"):
+                call()
+        with self.assertRaisesRegex(RuntimeError, "writes to a plain tensor"):
+            self.x += self.d
 
     def test_nothing_is_left_behind(self):
-        with self.assertRaises(TypeError):
+        with self.assertRaises(RuntimeError):
             self.d @ self.x
         self.assertTrue(torch.equal(dt.full_tensor(self.d @ self.d), self.x @ self.x))
 
@@ -326,8 +334,11 @@ class ErrorTest(unittest.TestCase):
             self.d + other
 
     def test_storage(self):
-        with self.assertRaisesRegex(RuntimeError, "full_tensor"):
-            self.d.tolist()
+        for call in (self.d.untyped_storage, self.d.data_ptr, self.d.tolist, lambda: repr(self.d)):
+            with self.assertRaisesRegex((RuntimeError, NotImplementedError), "storage"):
+                call()
+        with self.assertRaisesRegex((RuntimeError, NotImplementedError), "full_tensor"):
+            self.d.untyped_storage()
 
 
 class PrintTest(unittest.TestCase):

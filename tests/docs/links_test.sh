@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# links_test.sh PAGE...
+exec python3 tools/doc_blocks.py --check "$@"
