@@ -290,6 +290,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
   const bool miss = plan == nullptr;
   if (miss) {
     const OpCall call = make_call(info, in, args, target);
+    LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
     plan = propagate(call);
     cache.insert(key, plan, call.to_string());
   }
@@ -402,12 +403,17 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
 
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
   LocalGuard guard;
+  TensorMeta meta{Shape(t.sizes().begin(), t.sizes().end()), Shape(t.strides().begin(), t.strides().end()), t.scalar_type()};
+  meta.wrapped_number = t.unsafeGetTensorImpl()->is_wrapped_number();
   RankTensors locals;
   for (int64_t rank : mesh.local_ranks()) {
     const c10::Device device = mesh.world().device(rank);
-    locals.push_back(t.device() == device ? t.detach() : t.to(device));
+    if (meta.wrapped_number) {
+      locals.push_back(t);  // kernels take it from the CPU; a copy would be a tensor like any other
+    } else {
+      locals.push_back(t.device() == device ? t.detach() : t.to(device));
+    }
   }
-  TensorMeta meta{Shape(t.sizes().begin(), t.sizes().end()), Shape(t.strides().begin(), t.strides().end()), t.scalar_type()};
   return make_dtensor(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
 }
 

@@ -62,7 +62,7 @@ class DTensor {
   at::Tensor tensor_;
 };
 
-// One line, "f32[10, 8](R S(0)) @ mesh(dp=2, tp=2)"; a picture of which rank holds what (shared by: "0,2"; addends: "0+1") where
+// One line, "f32[10, 8](R S(0)) @ mesh(dp=2, tp=2)"; a picture of which rank holds what (copies: "0,2"; addends: "0+1") where
 // at most two dims are sharded; the parts' values where they are few. No communication.
 std::ostream& operator<<(std::ostream& os, const DTensor& t);
 

@@ -260,6 +260,9 @@ RankTensors run_plan(const RedistributePlan& plan, const Spec& spec, RankTensors
     locals = StepRunner(step, spec, cause).run(locals);
     memory.touch(step.peak_bytes - std::exchange(held_bytes, 0));
   }
+  if (spec.meta().wrapped_number) {
+    for (at::Tensor& local : locals) local.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
   return locals;
 }
 

@@ -5,6 +5,10 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <memory>
+#include <vector>
+
 #include "dtensor/dispatch.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/representation.h"
@@ -51,10 +55,18 @@ bool is_leaf_parameter(const at::Tensor& t) {
 }
 
 void keep_gradient_layout(const at::Tensor& leaf) {
-  for (const auto& hook : torch::autograd::impl::hooks(leaf)) {
-    if (dynamic_cast<GradientLayoutHook*>(hook.get())) return;
+  using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
+  const auto is_ours = [](const auto& hook) { return dynamic_cast<GradientLayoutHook*>(hook.get()) != nullptr; };
+  // Before the user's hooks, so that they see the leaf's layout. (add_hook is for a tensor that has none.)
+  Hooks& hooks = torch::autograd::impl::hooks(leaf);
+  if (std::none_of(hooks.begin(), hooks.end(), is_ours)) {
+    hooks.insert(hooks.begin(), std::make_unique<GradientLayoutHook>(leaf));
   }
-  torch::autograd::impl::add_hook(leaf, std::make_unique<GradientLayoutHook>(leaf));
+  // Once more behind them: the first hook that a user registers, even after forward, throws away those of the tensor.
+  const auto sink = torch::autograd::impl::try_get_grad_accumulator(leaf);
+  if (sink && std::none_of(sink->pre_hooks().begin(), sink->pre_hooks().end(), is_ours)) {
+    sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf));
+  }
 }
 
 SpecPtr gradient_target() {

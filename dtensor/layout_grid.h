@@ -27,7 +27,7 @@ struct LayoutGrid {
 // Of the first copy of a mesh that is a slice.
 LayoutGrid layout_grid(const Spec& spec);
 
-// "0", "0,2", "0-7", "0+1,2+3", ...: groups with addends joined by '+'. Long lists are shortened.
+// "0", "0,2", "0-7", "0+1, 2+3": groups with addends joined by '+'. Long lists are shortened.
 std::string describe_holders(const std::vector<LayoutGrid::Group>& groups);
 
 // "3", "3, 5", "3-7"

@@ -159,13 +159,14 @@ class CardDrawer {
     const double rows = grid_.dims.size() == 2 ? static_cast<double>(grid_.row_cuts.back()) : 0;
     const double columns = grid_.dims.empty() ? 0 : static_cast<double>(grid_.column_cuts.back());
     const double available_w = kCardWidth - 66 - step_x * (shown - 1);
-    const double available_h = kCardHeight - 112 - step_y * (shown - 1);
+    const double available_h = kCardHeight - 122 - step_y * (shown - 1);
     const double side = std::log2(std::max({rows, columns, 2.0}));
     const auto length = [&](double n, double available, double least) {
       return n <= 0 ? least : std::max(least, available * std::max(std::log2(std::max(n, 2.0)) / side, 0.25));
     };
-    const Box front{x_ + 44, y_ + 66 + step_y * (shown - 1), grid_.dims.empty() ? 26 : length(columns, available_w, 26),
-                    grid_.dims.size() < 2 ? 24 : length(rows, available_h, 24)};
+    const double height = grid_.dims.size() < 2 ? 24 : length(rows, available_h, 24);
+    const Box front{x_ + 44, y_ + 58 + step_y * (shown - 1) + (available_h - height) / 2,
+                    grid_.dims.empty() ? 26 : length(columns, available_w, 26), height};
 
     const int64_t n = spec_.mesh().size();
     const std::vector<int64_t> ranks(spec_.mesh().ranks().begin(), spec_.mesh().ranks().begin() + n);
@@ -180,6 +181,7 @@ class CardDrawer {
     }
     label_axes(front);
     std::string below = describe(sheets_);
+    if (sheets_.count() > shown) absl::StrAppend(&below, ", ", shown, " drawn");
     if (!grid_.empty.empty()) {
       absl::StrAppend(&below, below.empty() ? "" : ";  ", "nothing on rank", grid_.empty.size() > 1 ? "s " : " ",
                       join_ranks(grid_.empty, ", "));

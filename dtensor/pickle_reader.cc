@@ -79,7 +79,7 @@ class PickleReader {
       case 'G': push(big_endian_double()); break;                              // BINFLOAT
       case 'X': push(std::string(take(integer<uint32_t>()))); break;           // BINUNICODE
       case '\x8c': push(std::string(take(integer<uint8_t>()))); break;         // SHORT_BINUNICODE
-      case 'c': push(Global{absl::StrCat(line(), ".", line())}); break;        // GLOBAL
+      case 'c': global(); break;                                               // GLOBAL
       case '\x93': stack_global(); break;                                      // STACK_GLOBAL
       case 't': push(std::make_shared<Values>(pop_to_mark())); break;          // TUPLE
       case '\x85': tuple(1); break;                                            // TUPLE1
@@ -158,6 +158,10 @@ class PickleReader {
     const auto it = memo_.find(key);
     TORCH_CHECK(it != memo_.end(), "damaged: it refers to a value that is not there");
     return it->second;
+  }
+  void global() {
+    const std::string module = line();
+    push(Global{absl::StrCat(module, ".", line())});
   }
   void stack_global() {
     const Values names = pop_last(2);

@@ -275,11 +275,13 @@ int run() {
   config.vocab = vocab.size();
   const auto batches = examples::make_batches(ids, batch, config.context, steps, absl::GetFlag(FLAGS_seed));
 
-  torch::manual_seed(absl::GetFlag(FLAGS_seed));
-  LanguageModel plain(config);
-  plain->to(*device);
-  if (absl::GetFlag(FLAGS_double)) plain->to(torch::kDouble);
-  LanguageModel sharded(std::dynamic_pointer_cast<examples::LanguageModelImpl>(plain->clone()));
+  const auto make_model = [&] {  // the same weights every time
+    torch::manual_seed(absl::GetFlag(FLAGS_seed));
+    LanguageModel model(config);
+    model->to(*device, absl::GetFlag(FLAGS_double) ? torch::kDouble : torch::kFloat);
+    return model;
+  };
+  LanguageModel plain = make_model(), sharded = make_model();
 
   const auto world = World::local(shape.ranks, *device);
   const DeviceMesh mesh(world, shape.sizes, shape.names);

@@ -1,5 +1,6 @@
 // Fused scaled-dot-product attention: batch and heads may be split, sequences and features are computed whole.
-// scaled_dot_product_attention itself chooses one of these by looking at metadata, or is composed of ordinary operators.
+// scaled_dot_product_attention itself chooses one of these by looking at metadata, or is composed of ordinary
+// operators.
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -41,19 +42,30 @@ enum Factor { kBatch, kHead, kTarget, kSource, kFeature, kValueFeature };
 
 const Spec& input_of(const Attention& a, const OpCall& call, char kind) { return *call.inputs[a.inputs.find(kind)]; }
 
-// Heads of key and value may be fewer than those of the query, each serving several: ranks get matching heads if all cut evenly.
+// Heads of key and value may be fewer than those of the query, each serving several: ranks get matching heads if all
+// cut evenly.
 bool heads_match(const Attention& a, const OpCall& call) {
   const int64_t heads = input_of(a, call, 'q').sizes()[1], key_heads = input_of(a, call, 'k').sizes()[1];
   const int64_t ranks = call.mesh.size();
   return heads == key_heads || (heads % ranks == 0 && key_heads % ranks == 0);
 }
 
+// Whether gradient `o` of a backward operator is asked for.
+bool wanted(const OpCall& call, size_t o) {
+  return !call.has_arg("grad_input_mask") || call.arg("grad_input_mask").toBoolList().get(o);
+}
+
+// `spec`: of an input; null for an output.
 std::vector<int> factors_of(const Attention& a, const OpCall& call, char kind, const Spec* spec) {
   switch (kind) {
-    case 'q': return {kBatch, kHead, kTarget, kFeature};
-    case 'o': return {kBatch, kHead, kTarget, kValueFeature};
-    case 'k': return {kBatch, kHead, kSource, kFeature};
-    case 'v': return {kBatch, kHead, kSource, kValueFeature};
+    case 'q':
+      return {kBatch, kHead, kTarget, kFeature};
+    case 'o':
+      return {kBatch, kHead, kTarget, kValueFeature};
+    case 'k':
+      return {kBatch, kHead, kSource, kFeature};
+    case 'v':
+      return {kBatch, kHead, kSource, kValueFeature};
     case 'l': {
       std::vector<int> factors(spec == nullptr ? 2 : spec->ndim(), kNoFactor);
       factors[0] = kBatch;
@@ -62,7 +74,7 @@ std::vector<int> factors_of(const Attention& a, const OpCall& call, char kind, c
     }
     case 'm': {
       const Spec* mask = spec != nullptr ? spec : call.inputs[a.inputs.find('m')].get();
-      if (mask == nullptr) return {kBatch, kHead, kTarget, kSource};  // absent, and so is its gradient
+      if (mask == nullptr) return {kBatch, kHead, kTarget, kSource};  // no mask, no gradient of it
       const Shape& query = input_of(a, call, 'q').sizes();
       std::vector<int> factors;
       for (int64_t d = 0; d < mask->ndim(); ++d) {
@@ -72,17 +84,20 @@ std::vector<int> factors_of(const Attention& a, const OpCall& call, char kind, c
       }
       return factors;
     }
-    default: return std::vector<int>(spec == nullptr ? 0 : spec->ndim(), kNoFactor);
+    default:
+      return std::vector<int>(spec == nullptr ? 0 : spec->ndim(), kNoFactor);
   }
 }
 
 std::vector<DimStrategy> attention_strategies(const Attention& a, const OpCall& call, int64_t mesh_dim) {
   TORCH_CHECK_NOT_IMPLEMENTED(call.inputs.size() == a.inputs.size(), call.name(), ": this overload is not supported");
-  TORCH_CHECK_NOT_IMPLEMENTED(call.arg("dropout_p").toDouble() == 0, call.name(),
-                              ": dropout inside fused attention would draw the same numbers on some ranks and others on "
-                              "replicas; choose the math implementation, at::globalContext().setSDPUseFlash(false) and the like.");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      call.arg("dropout_p").toDouble() == 0, call.name(),
+      ": dropout inside fused attention would draw the same numbers on some ranks and others on "
+      "replicas; choose the math implementation, at::globalContext().setSDPUseFlash(false) and the like.");
   for (char kind : {'q', 'k', 'v'}) {
-    TORCH_CHECK(input_of(a, call, kind).ndim() == 4, call.name(), ": query, key and value must have 4 dims, in ", call.to_string());
+    TORCH_CHECK(input_of(a, call, kind).ndim() == 4, call.name(), ": query, key and value must have 4 dims, in ",
+                call.to_string());
   }
   FactorRule rule;
   for (size_t i = 0; i < call.inputs.size(); ++i) {
@@ -95,13 +110,15 @@ std::vector<DimStrategy> attention_strategies(const Attention& a, const OpCall& 
     if (kind == 'r' || kind == '0') {
       whole.push_back(k);
     } else {
-      rule.outputs.push_back(factors_of(a, call, kind, nullptr));
+      // A gradient that is not asked for must not stand in the way.
+      rule.outputs.push_back(factors_of(a, call, wanted(call, o) ? kind : 'q', nullptr));
     }
     ++k;
   }
   rule.blocked = {kTarget, kSource, kFeature, kValueFeature};
   if (!heads_match(a, call)) rule.blocked.push_back(kHead);
-  if (int grad = std::max(call.input_index("grad_out"), call.input_index("grad_out_")); grad >= 0) rule.terms = {{grad}};
+  if (int grad = std::max(call.input_index("grad_out"), call.input_index("grad_out_")); grad >= 0)
+    rule.terms = {{grad}};
   auto result = strategies(rule, call, mesh_dim);
   for (DimStrategy& s : result) {
     for (size_t k : whole) s.outputs.insert(s.outputs.begin() + k, Replicate());
@@ -129,18 +146,27 @@ std::vector<at::Tensor> forward_outputs(const Attention& a, const OpCall& call) 
   if (op.ends_with("for_cpu")) {
     return {like, heads_inside(query.to(logsumexp_type(query.scalar_type())), rows)};
   }
-  const auto option = query.options();
   if (op.find("efficient") != op.npos) {
     const int64_t length = call.get_bool("compute_log_sumexp") ? (target + 31) / 32 * 32 : 0;
-    return {heads_inside(query, sizes), query.new_empty({rows[0], rows[1], length}, at::kFloat), query.new_empty({}, at::kLong),
-            query.new_empty({}, at::kLong)};
+    return {heads_inside(query, sizes), query.new_empty({rows[0], rows[1], length}, at::kFloat),
+            query.new_empty({}, at::kLong), query.new_empty({}, at::kLong)};
   }
   if (op.find("cudnn") != op.npos) {
-    return {like, query.new_empty({rows[0], rows[1], target, 1}, at::kFloat), {}, {}, query.new_empty({}, at::kLong),
-            query.new_empty({}, at::kLong), {}};
+    return {like,
+            query.new_empty({rows[0], rows[1], target, 1}, at::kFloat),
+            {},
+            {},
+            query.new_empty({}, at::kLong),
+            query.new_empty({}, at::kLong),
+            {}};
   }
   TORCH_CHECK_NOT_IMPLEMENTED(!call.get_bool("return_debug_mask"), call.name(), ": return_debug_mask is not supported");
-  return {like, query.new_empty(rows, at::kFloat), {}, {}, query.new_empty({2}, at::kUInt64), query.new_empty({}, at::kUInt64),
+  return {like,
+          query.new_empty(rows, at::kFloat),
+          {},
+          {},
+          query.new_empty({2}, at::kUInt64),
+          query.new_empty({}, at::kUInt64),
           query.new_empty({0})};
 }
 
@@ -149,7 +175,7 @@ std::vector<at::Tensor> backward_outputs(const Attention& a, const OpCall& call)
   const bool inside = op.find("for_cpu") != op.npos || op.find("efficient") != op.npos;
   std::vector<at::Tensor> outputs;
   for (size_t o = 0; o < a.outputs.size(); ++o) {
-    if (call.has_arg("grad_input_mask") && !call.arg("grad_input_mask").toBoolList().get(o)) {
+    if (!wanted(call, o)) {
       outputs.emplace_back();
       continue;
     }
@@ -174,13 +200,15 @@ void attention_local(const Attention& a, const LocalCall& local, torch::jit::Sta
   if (query.size(0) == 0 || query.size(1) == 0) {
     torch::jit::drop(stack, num_args);
     for (const SpecPtr& output : local.outputs) {
-      stack.emplace_back(output ? query.new_empty(output->local_shape(local.i), output->dtype()).zero_() : at::Tensor());
+      stack.emplace_back(output ? query.new_empty(output->local_shape(local.i), output->dtype()).zero_()
+                                : at::Tensor());
     }
     return;
   }
   const size_t base = stack.size() - num_args;
   local.op.callBoxed(stack);
-  stack.erase(std::remove_if(stack.begin() + base, stack.end(), [](const c10::IValue& v) { return v.isInt(); }), stack.end());
+  stack.erase(std::remove_if(stack.begin() + base, stack.end(), [](const c10::IValue& v) { return v.isInt(); }),
+              stack.end());
 }
 
 // CUDA's flash and cuDNN attention also return the lengths of the sequences, which are those of the whole tensors.

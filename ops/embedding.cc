@@ -1,11 +1,12 @@
 // Embedding tables: replicated, column-wise (each rank some features) and row-wise (each rank some of the vocabulary).
 //
-// A row-wise lookup leaves a MaskPartial: at each position one rank at most holds the row, the others hold zeros, so that any
-// sum over ranks is right at once. Its gradient needs no communication: a rank adds up only the rows that it owns. Ids and
-// padding_idx always mean rows of the whole table.
+// A row-wise lookup leaves a MaskPartial: at each position one rank at most holds the row, the others hold zeros, so
+// that any sum over ranks is right at once. Its gradient needs no communication: a rank adds up only the rows that it
+// owns. Ids and padding_idx always mean rows of the whole table.
+#include "ops/kernels/cpu/embedding.h"
+
 #include <ATen/ops/embedding_dense_backward.h>
 
-#include "ops/kernels/cpu/embedding.h"
 #include "ops/mask_buffer.h"
 #include "ops/meta_tensor.h"
 #include "ops/register.h"
@@ -80,10 +81,11 @@ void embedding_backward_local(const LocalCall& local, torch::jit::Stack& stack) 
   const int64_t num_weights = args[2].toInt(), padding_idx = args[3].toInt();
   if (rows.size == num_weights) return local.op.callBoxed(stack);
   const at::Tensor ids = args[1].toTensor();
-  const at::Tensor elsewhere = ids.lt(rows.begin).logical_or_(ids.ge(rows.begin + rows.size)).logical_or_(ids.eq(padding_idx));
+  const at::Tensor elsewhere =
+      ids.lt(rows.begin).logical_or_(ids.ge(rows.begin + rows.size)).logical_or_(ids.eq(padding_idx));
   const at::Tensor own = ids.sub(rows.begin).masked_fill_(elsewhere, rows.size);
-  at::Tensor result =
-      at::embedding_dense_backward(args[0].toTensor(), own, rows.size + 1, rows.size, args[4].toBool()).narrow(0, 0, rows.size);
+  at::Tensor result = at::embedding_dense_backward(args[0].toTensor(), own, rows.size + 1, rows.size, args[4].toBool())
+                          .narrow(0, 0, rows.size);
   if (args.back().isTensor()) result = args.back().toTensor().copy_(result);  // out=
   torch::jit::drop(stack, num_args);
   stack.emplace_back(std::move(result));

@@ -1,5 +1,5 @@
-// Tensors made from the example of another: zeros_like, new_full, ... Where shapes match, the new tensor is laid out like the
-// example (Replicate where that is Partial: nothing is known of addends); else every rank holds the whole.
+// Tensors made from the example of another: zeros_like, new_full, ... Where shapes match, the new tensor is laid out
+// like the example (Replicate where that is Partial: nothing is known of addends); else every rank holds the whole.
 #include <ATen/core/stack.h>
 
 #include "ops/meta_tensor.h"
@@ -13,8 +13,8 @@ void check_device(const OpCall& call) {
   const auto own = call.mesh.world().device_type();
   const auto& device = call.arg("device");
   if (!device.isDevice()) return;
-  TORCH_CHECK_NOT_IMPLEMENTED(device.toDevice().type() == own, call.name(), ": the example is on ", call.mesh.to_string(),
-                              ", whose devices are of type ", c10::DeviceTypeName(own, true),
+  TORCH_CHECK_NOT_IMPLEMENTED(device.toDevice().type() == own, call.name(), ": the example is on ",
+                              call.mesh.to_string(), ", whose devices are of type ", c10::DeviceTypeName(own, true),
                               "; a tensor like it cannot be made on ", device.toDevice());
 }
 

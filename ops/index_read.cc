@@ -75,8 +75,7 @@ void index_select_local(const LocalCall& call, Stack& stack) {
     along[dim] = index.numel();
     result = self.index_select(dim, mine.index).masked_fill_(mine.held.logical_not().view(along), 0);
   }
-  stack.clear();
-  stack.emplace_back(std::move(result));
+  leave_result(call, stack, std::move(result));
 }
 
 // ------------------------------------------------------------ gather
@@ -122,8 +121,7 @@ void gather_local(const LocalCall& call, Stack& stack) {
     const LocalIndex mine = localize(index, runs, 0);
     result = self.gather(dim, mine.index).masked_fill_(mine.held.logical_not(), 0);
   }
-  stack.clear();
-  stack.emplace_back(std::move(result));
+  leave_result(call, stack, std::move(result));
 }
 
 // ------------------------------------------------------------ advanced indexing
@@ -154,8 +152,7 @@ void index_local(const LocalCall& call, Stack& stack) {
     std::copy(parts.held.sizes().begin(), parts.held.sizes().end(), sizes.begin() + parts.end - parts.held.dim());
     result.masked_fill_(parts.held.logical_not().view(sizes), 0);
   }
-  stack.clear();
-  stack.emplace_back(std::move(result));
+  leave_result(call, stack, std::move(result));
 }
 
 // ------------------------------------------------------------ others
@@ -177,9 +174,8 @@ OutputMetas take_metas(const OpCall& call) {
 
 // Places of values in sorted lists: the values follow, and the lists with them, except along themselves.
 FactorRule searchsorted(const OpCall& call) {
-  const bool bucketize = call.has_arg("boundaries");
-  const int sorted = call.input_index(bucketize ? "boundaries" : "sorted_sequence");
-  const int values = call.input_index(bucketize ? "input" : "self");
+  const int sorted = call.input_index(call.has_arg("boundaries") ? "boundaries" : "sorted_sequence");
+  const int values = call.input_index("self");  // -1: a number
   FactorRule rule;
   rule.inputs.resize(call.inputs.size());
   const OutputDims dims = same_dims(values < 0 ? 0 : call.inputs[values]->ndim());
@@ -195,7 +191,7 @@ FactorRule searchsorted(const OpCall& call) {
 }
 
 OutputMetas searchsorted_metas(const OpCall& call) {
-  const Spec* values = call.input(call.has_arg("boundaries") ? "input" : "self");
+  const Spec* values = call.input("self");
   std::vector<int64_t> sizes;
   if (values != nullptr) sizes.assign(values->sizes().begin(), values->sizes().end());
   return metas(sizes, call.get_bool("out_int32") ? c10::ScalarType::Int : c10::ScalarType::Long);

@@ -3,6 +3,7 @@
 // So a written tensor may have any layout, in place too, without communication for it.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 
@@ -10,7 +11,9 @@
 #include "absl/strings/strip.h"
 #include "ops/advanced_index.h"
 #include "ops/local_index.h"
+#include "ops/meta_tensor.h"
 #include "ops/movement.h"
+#include "propagation/propagate.h"
 
 namespace dtensor {
 namespace {
@@ -37,20 +40,14 @@ at::Tensor with_spare_rows(const at::Tensor& self, const std::vector<int64_t>& d
 // Runs the call on `self` with spare rows and puts the result where the call wants it. `stack`: the local arguments, with
 // indices that count the spare rows.
 void write_with_spare_rows(const LocalCall& call, Stack& stack, const std::vector<int64_t>& dims) {
-  const auto& arguments = call.op.schema().arguments();
   const at::Tensor self = stack[0].toTensor();
-  at::Tensor target;  // what the call writes to, if anything
-  if (arguments[0].alias_info() != nullptr) target = self;
-  if (arguments.back().is_out()) target = stack.back().toTensor();
-
   const auto writer = in_place_form(call.op);
   Stack local(stack.begin(), stack.begin() + static_cast<int64_t>(writer.schema().arguments().size()));
   at::Tensor result = with_spare_rows(self, dims);
   local[0] = result;
   writer.callBoxed(local);
   for (int64_t d : dims) result = result.narrow(d, 0, self.size(d));
-  stack.clear();
-  stack.emplace_back(target.defined() ? target.copy_(result) : result.contiguous());
+  leave_result(call, stack, result.contiguous());
 }
 
 // ------------------------------------------------------------ index_put
@@ -188,6 +185,12 @@ void scatter_local(const LocalCall& call, Stack& stack) {
   write_with_spare_rows(call, stack, {dim});
 }
 
+// ATen's meta kernel of index_add stumbles over an empty index.
+OutputMetas index_rows_metas(const OpCall& call) {
+  if (call.inputs[1]->meta().numel() > 0) return infer_outputs(call, OpRule());
+  return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))});
+}
+
 OpRule rule_of(FactorRule (*factors)(const OpCall&), void (*local)(const LocalCall&, Stack&)) {
   OpRule rule = factor_op(factors);
   rule.local = local;
@@ -198,8 +201,9 @@ OpRule rule_of(FactorRule (*factors)(const OpCall&), void (*local)(const LocalCa
 
 void register_index_write_rules(RuleRegistry& registry) {
   registry.add({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"}, rule_of(index_put, index_put_local));
-  registry.add({"aten::index_add", "aten::index_copy", "aten::index_fill", "aten::index_reduce"},
-               rule_of(index_rows, index_rows_local));
+  OpRule rows = rule_of(index_rows, index_rows_local);
+  rows.metas = index_rows_metas;
+  registry.add({"aten::index_add", "aten::index_copy", "aten::index_fill", "aten::index_reduce"}, rows);
   registry.add({"aten::scatter", "aten::scatter_add", "aten::scatter_reduce"}, rule_of(scatter, scatter_local));
   for (const char* op : {"aten::put", "aten::masked_scatter"}) {
     registry.add(op, factor_op([](const OpCall& call) {  // runs through the tensor as a list: whole

@@ -1,6 +1,7 @@
-// Losses: one number per element or row, or their sum or mean. A mean is a sum of the ranks' shares, each scaled by its part of
-// the global count, so that uneven and empty shards are exact, and so are gradients. The losses that are no operators of their
-// own (l1_loss, kl_div, cross_entropy_loss with probabilities or label smoothing, ...) are composed of others.
+// Losses: one number per element or row, or their sum or mean. A mean is a sum of the ranks' shares, each scaled by its
+// part of the global count, so that uneven and empty shards are exact, and so are gradients. The losses that are no
+// operators of their own (l1_loss, kl_div, cross_entropy_loss with probabilities or label smoothing, ...) are composed
+// of others.
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/stack.h>
@@ -19,13 +20,16 @@ bool reduces(const OpCall& call) { return call.get_int("reduction") != at::Reduc
 
 // ---- Elementwise losses ----
 
-constexpr const char* kElementwise[] = {
-    "aten::mse_loss",   "aten::smooth_l1_loss",   "aten::huber_loss", "aten::binary_cross_entropy",
-    "aten::binary_cross_entropy_with_logits", "aten::soft_margin_loss"};
+constexpr const char* kElementwise[] = {"aten::mse_loss",
+                                        "aten::smooth_l1_loss",
+                                        "aten::huber_loss",
+                                        "aten::binary_cross_entropy",
+                                        "aten::binary_cross_entropy_with_logits",
+                                        "aten::soft_margin_loss"};
 
-constexpr const char* kElementwiseBackward[] = {
-    "aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward",
-    "aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"};
+constexpr const char* kElementwiseBackward[] = {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward",
+                                                "aten::huber_loss_backward", "aten::binary_cross_entropy_backward",
+                                                "aten::soft_margin_loss_backward"};
 
 FactorRule elementwise_rule(const OpCall& call) {
   FactorRule rule = pointwise(call);
@@ -126,7 +130,8 @@ std::vector<DimStrategy> nll_strategies(const OpCall& call, int64_t mesh_dim) {
     if (call.has_arg("grad_output")) {
       // Only a mean looks at the total weight.
       const int total = call.input_index("total_weight");
-      if (call.get_int("reduction") != at::Reduction::Mean) s.inputs[total] = call.inputs[total]->placements()[mesh_dim];
+      if (call.get_int("reduction") != at::Reduction::Mean)
+        s.inputs[total] = call.inputs[total]->placements()[mesh_dim];
     } else if (!reduces(call)) {
       s.outputs[1] = Replicate();  // zero on every rank
     }
@@ -139,16 +144,19 @@ OutputMetas nll2d_metas(const OpCall& call) {
   return metas_of({self.new_empty(reduces(call) ? Shape() : call.input("target")->sizes()), self.new_empty({})});
 }
 
-OutputMetas nll2d_backward_metas(const OpCall& call) { return metas_of({meta_tensor(*call.input("self")).contiguous()}); }
+OutputMetas nll2d_backward_metas(const OpCall& call) {
+  return metas_of({meta_tensor(*call.input("self")).contiguous()});
+}
 
-// The mean divides by the weights of all targets that are not ignored, which no rank knows alone: both sums travel in one
-// all-reduce.
+// The mean divides by the weights of all targets that are not ignored, which no rank knows alone: both sums travel in
+// one all-reduce.
 void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   {
     const Arguments args(op, stack);
     if (args["reduction"].toInt() != at::Reduction::Mean) return dispatch_by_rule(op, stack);
-    TORCH_CHECK_NOT_IMPLEMENTED(!op.schema().argumentIndexWithName("output"), op.schema().name(),
-                                ": the out= form with a mean is not supported on distributed tensors; use the functional form.");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !op.schema().argumentIndexWithName("output"), op.schema().name(),
+        ": the out= form with a mean is not supported on distributed tensors; use the functional form.");
     args["reduction"] = at::Reduction::Sum;
   }
   dispatch_by_rule(op, stack);
@@ -159,11 +167,13 @@ void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   RankTensors pairs;
   {
     LocalGuard guard;
-    for (size_t i = 0; i < meta.locals.size(); ++i) pairs.push_back(at::stack({meta.locals[i], meta_of(total).locals[i]}));
+    for (size_t i = 0; i < meta.locals.size(); ++i)
+      pairs.push_back(at::stack({meta.locals[i], meta_of(total).locals[i]}));
   }
   at::Tensor pair = make_dtensor(Spec::get(mesh, meta.spec->placements(), {2}, meta.spec->dtype()), std::move(pairs));
   const Placements whole(mesh.ndim(), Replicate());
-  pair = redistribute_below_autograd(pair, whole, {op.schema().name(), "reduction", current_scope().module_path, /*implicit=*/true});
+  pair = redistribute_below_autograd(pair, whole,
+                                     {op.schema().name(), "reduction", current_scope().module_path, /*implicit=*/true});
   RankTensors means, totals;
   {
     LocalGuard guard;

@@ -8,7 +8,9 @@
 namespace dtensor {
 namespace {
 
-at::Tensor outside(const at::Tensor& ids, int64_t begin, int64_t end) { return at::bitwise_or(ids.lt(begin), ids.ge(end)); }
+at::Tensor outside(const at::Tensor& ids, int64_t begin, int64_t end) {
+  return at::bitwise_or(ids.lt(begin), ids.ge(end));
+}
 
 }  // namespace
 

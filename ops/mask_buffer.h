@@ -1,5 +1,5 @@
-// Which ids a rank does not find in its rows of a table (torch.distributed.tensor's MaskBuffer). One buffer belongs to one
-// looked-up value, never to a placement or a cached decision: two values of equal layout have different masks.
+// Which ids a rank does not find in its rows of a table (torch.distributed.tensor's MaskBuffer). One buffer belongs to
+// one looked-up value, never to a placement or a cached decision: two values of equal layout have different masks.
 //
 //   MaskBuffer mask;
 //   at::Tensor rows = at::embedding(part, mask.materialize(ids, /*offset=*/4, /*size=*/4));

@@ -1,6 +1,6 @@
-// Products of matrices and vectors. All are sums of products of dims, linear in each factor, so that a split of the inner dim
-// leaves a Partial, and Partials pass through; the bias of addmm and its kin is a term of its own. linear(), matmul(), outer()
-// and einsum() are composed of these.
+// Products of matrices and vectors. All are sums of products of dims, linear in each factor, so that a split of the
+// inner dim leaves a Partial, and Partials pass through; the bias of addmm and its kin is a term of its own. linear(),
+// matmul(), outer() and einsum() are composed of these.
 #include "ops/meta_tensor.h"
 #include "ops/register.h"
 #include "propagation/factor_rule.h"
@@ -29,8 +29,8 @@ constexpr Product kProducts[] = {
 OutputMetas dot_metas(const OpCall& call) { return metas_of({meta_tensor(*call.inputs[0]).new_empty({})}); }
 
 OutputMetas addbmm_metas(const OpCall& call) {
-  return metas_of(
-      {meta_tensor(*call.input("self")).new_empty({call.input("batch1")->sizes()[1], call.input("batch2")->sizes()[2]})});
+  return metas_of({meta_tensor(*call.input("self"))
+                       .new_empty({call.input("batch1")->sizes()[1], call.input("batch2")->sizes()[2]})});
 }
 
 // Without columns, ATen's addmv gives back a bias that is one number as it is.

@@ -38,4 +38,14 @@ std::function<void(const LocalCall&, torch::jit::Stack&)> with_local_sizes(const
   };
 }
 
+void leave_result(const LocalCall& call, torch::jit::Stack& stack, at::Tensor result) {
+  const auto& arguments = call.op.schema().arguments();
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    if (arguments[a].alias_info() == nullptr || !arguments[a].alias_info()->isWrite()) continue;
+    result = stack[a].toTensor().copy_(result);
+  }
+  stack.clear();
+  stack.emplace_back(std::move(result));
+}
+
 }  // namespace dtensor

@@ -1,6 +1,8 @@
 // Operators that only move elements: views, slices, concatenations, and their backward. Internal to ops/.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <string>
 #include <vector>
 
@@ -29,6 +31,9 @@ std::function<void(const LocalCall&, torch::jit::Stack&)> with_local_sizes(const
 
 // Index of an argument on the stack that OpRule::local gets.
 size_t stack_index(const LocalCall& call, const std::string& name);
+
+// Ends a local computation: leaves `result` on the stack, written to what the operator writes to, if it does.
+void leave_result(const LocalCall& call, torch::jit::Stack& stack, at::Tensor result);
 
 // Registration, by family.
 void register_slice_rules(RuleRegistry& registry);     // select, slice, split, pad, flip, ...

@@ -1,5 +1,5 @@
-// Vector norms: every rank adds up powers of its part, one all-reduce of the sums follows, then the root. The tensor itself is
-// never gathered, so clip_grad_norm_ costs one collective of one number per sharded gradient.
+// Vector norms: every rank adds up powers of its part, one all-reduce of the sums follows, then the root. The tensor
+// itself is never gathered, so clip_grad_norm_ costs one collective of one number per sharded gradient.
 #include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>

@@ -1,5 +1,5 @@
-// Layer, RMS and group normalization. The dims that are normalised are computed whole; gradients of weight and bias are sums
-// over the other dims, so splitting those leaves them Partial.
+// Layer, RMS and group normalization. The dims that are normalised are computed whole; gradients of weight and bias are
+// sums over the other dims, so splitting those leaves them Partial.
 #include <ATen/ops/empty_like.h>
 
 #include <string_view>
@@ -63,9 +63,12 @@ int num_batch_dims(const OpCall& call) {
   return static_cast<int>(ndim - shape.size());
 }
 
-c10::ScalarType accumulation_type(c10::ScalarType dtype) { return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
+c10::ScalarType accumulation_type(c10::ScalarType dtype) {
+  return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype;
+}
 
-// RMS norm and CUDA keep statistics of half types in float; on CPU layer and group norm do so beside float weights only.
+// RMS norm and CUDA keep statistics of half types in float; on CPU layer and group norm do so beside float weights
+// only.
 c10::ScalarType stats_type(const OpCall& call) {
   const Spec& input = *call.input("input");
   const bool on_cpu = call.mesh.world().device_type() == c10::DeviceType::CPU;

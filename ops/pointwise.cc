@@ -43,10 +43,11 @@ bool same_integers(const OpCall& call) {
 }  // namespace
 
 const Names& value_free_scalars() {
-  static const auto* const names = new Names{
-      "self",   "other",  "alpha",     "beta",   "value",   "exponent", "min",         "max",   "min_val", "max_val",
-      "lambd",  "weight", "threshold", "scale",  "n",       "eps",      "input_scale", "nan",   "posinf",  "neginf",
-      "lower",  "upper",  "p",         "decimals", "negative_slope", "x"};
+  static const auto* const names =
+      new Names{"self",           "other",   "alpha",  "beta",   "value",     "exponent", "min", "max",
+                "min_val",        "max_val", "lambd",  "weight", "threshold", "scale",    "n",   "eps",
+                "input_scale",    "nan",     "posinf", "neginf", "lower",     "upper",    "p",   "decimals",
+                "negative_slope", "x"};
   return *names;
 }
 

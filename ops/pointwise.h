@@ -15,8 +15,8 @@ const Names& value_free_scalars();
 
 // Which arguments of an elementwise operator may be Partial.
 struct PointwisePartials {
-  // Names of the arguments; see FactorRule::terms. An operator linear on paper is taken as such only where no cast or integer
-  // division lies between addend and sum: on floating tensors, or with `integers` on integers all of one dtype.
+  // Names of the arguments; see FactorRule::terms. An operator linear on paper is taken as such only where no cast or
+  // integer division lies between addend and sum: on floating tensors, or with `integers` on integers all of one dtype.
   std::vector<Names> terms;
   bool integers = false;
 
@@ -31,8 +31,8 @@ struct PointwisePartials {
 OpRule pointwise_op(PointwisePartials partials = {});
 
 // Families registered by register_pointwise_rules.
-void register_copy_rules(RuleRegistry& registry);         // clone, detach, _to_copy, copy_, fill_, ...
-void register_linear_rules(RuleRegistry& registry);       // add, mul, where, ..., activation backwards
+void register_copy_rules(RuleRegistry& registry);          // clone, detach, _to_copy, copy_, fill_, ...
+void register_linear_rules(RuleRegistry& registry);        // add, mul, where, ..., activation backwards
 void register_untagged_pointwise(RuleRegistry& registry);  // elementwise, but without ATen's tag
 void register_foreach_handlers();
 

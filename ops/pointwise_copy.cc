@@ -34,16 +34,18 @@ OpRule to_copy() {
     const Spec& self = *call.inputs[0];
     const auto own = call.mesh.world().device_type();
     if (const auto& device = call.arg("device"); device.isDevice()) {
-      TORCH_CHECK_NOT_IMPLEMENTED(device.toDevice().type() == own, call.name(), ": a distributed tensor on ",
-                                  call.mesh.to_string(), " stays on the devices of its mesh (",
-                                  c10::DeviceTypeName(own, true), "); it cannot be moved to ", device.toDevice(),
-                                  ". Take full_tensor() or to_local() and move that, or distribute over a mesh of such devices.");
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          device.toDevice().type() == own, call.name(), ": a distributed tensor on ", call.mesh.to_string(),
+          " stays on the devices of its mesh (", c10::DeviceTypeName(own, true), "); it cannot be moved to ",
+          device.toDevice(),
+          ". Take full_tensor() or to_local() and move that, or distribute over a mesh of such devices.");
     }
     FactorRule factors = pointwise(call);
     const auto dtype = call.arg("dtype").isNone() ? self.dtype() : call.arg("dtype").toScalarType();
     if (cast_commutes(self.dtype(), dtype)) {
       pass_all(factors, {0});
-      if (self.dtype() != dtype) factors.passthroughs.resize(at::isComplexType(self.dtype()) || at::isComplexType(dtype) ? 2 : 4);
+      if (self.dtype() != dtype)
+        factors.passthroughs.resize(at::isComplexType(self.dtype()) || at::isComplexType(dtype) ? 2 : 4);
     }
     return factors;
   });
@@ -87,7 +89,7 @@ OpRule fill_scalar() {
 
 void register_copy_rules(RuleRegistry& registry) {
   registry.add(Names{"aten::clone", "aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh", "aten::positive",
-                "aten::detach_copy", "aten::alias_copy", "aten::lift_fresh_copy", "aten::_fw_primal"},
+                     "aten::detach_copy", "aten::alias_copy", "aten::lift_fresh_copy", "aten::_fw_primal"},
                identity());
   registry.add("aten::_to_copy", to_copy());
   registry.add(Names{"aten::copy", "aten::copy_", "aten::fill.Tensor"}, copy_into());

@@ -44,12 +44,12 @@ const std::vector<std::pair<std::string, std::string>>& linear_in_one() {
 
 // f(max_i x_i) = max_i f(x_i): non-decreasing on the whole line.
 const Names& non_decreasing() {
-  static const auto* const names = new Names{
-      "aten::asinh", "aten::atan",       "aten::ceil",        "aten::erf",       "aten::exp",    "aten::exp2",
-      "aten::expm1", "aten::floor",      "aten::sgn",         "aten::sign",      "aten::sigmoid", "aten::sinh",
-      "aten::tanh",  "aten::trunc",      "aten::relu",        "aten::round",     "aten::clamp",  "aten::hardsigmoid",
-      "aten::relu6", "aten::hardshrink", "aten::softshrink",  "aten::hardtanh",  "aten::clamp_min", "aten::clamp_max",
-      "aten::special_log_ndtr"};
+  static const auto* const names =
+      new Names{"aten::asinh",      "aten::atan",     "aten::ceil",        "aten::erf",       "aten::exp",
+                "aten::exp2",       "aten::expm1",    "aten::floor",       "aten::sgn",       "aten::sign",
+                "aten::sigmoid",    "aten::sinh",     "aten::tanh",        "aten::trunc",     "aten::relu",
+                "aten::round",      "aten::clamp",    "aten::hardsigmoid", "aten::relu6",     "aten::hardshrink",
+                "aten::softshrink", "aten::hardtanh", "aten::clamp_min",   "aten::clamp_max", "aten::special_log_ndtr"};
   return *names;
 }
 
@@ -59,24 +59,28 @@ PointwisePartials keeps_extremes(const Names& arguments) {
 
 // maximum(x, c) and the like: non-decreasing in each argument; `own` is what both may be at once.
 OpRule monotone_in_both(std::optional<ReduceOp> own) {
-  PointwisePartials p = {{}, false, {{{"self"}, kMax, kMax}, {{"other"}, kMax, kMax}, {{"self"}, kMin, kMin}, {{"other"}, kMin, kMin}}};
+  PointwisePartials p = {
+      {}, false, {{{"self"}, kMax, kMax}, {{"other"}, kMax, kMax}, {{"self"}, kMin, kMin}, {{"other"}, kMin, kMin}}};
   if (own) p.passes.push_back({{"self", "other"}, *own, *own});
   return pointwise_op(p);
 }
 
-// self +- alpha * other. An average, maximum or minimum stays one when the same is added on every rank; a sum would count
-// the addend once per rank.
+// self +- alpha * other. An average, maximum or minimum stays one when the same is added on every rank; a sum would
+// count the addend once per rank.
 OpRule addition() {
-  return pointwise_op({{{"self"}, {"other"}},
-                       true,
-                       {{{"self"}, kAvg, kAvg}, {{"other"}, kAvg, kAvg}, {{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}});
+  return pointwise_op(
+      {{{"self"}, {"other"}},
+       true,
+       {{{"self"}, kAvg, kAvg}, {{"other"}, kAvg, kAvg}, {{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}});
 }
 
 // Of the ranks whose addends make up a sum, the first one adds the number.
 void add_scalar_once(const LocalCall& local, torch::jit::Stack& stack) {
   const auto& placements = local.inputs[0]->placements();
   for (int64_t d = 0; d < local.mesh.ndim(); ++d) {
-    if (!placements[d].is_partial() || placements[d].reduce_op() != kSum || local.mesh.local_coordinate(local.i)[d] == 0) continue;
+    if (!placements[d].is_partial() || placements[d].reduce_op() != kSum ||
+        local.mesh.local_coordinate(local.i)[d] == 0)
+      continue;
     c10::IValue& number = stack[stack.size() - local.op.schema().arguments().size() + 1];
     number = number.isInt() ? c10::IValue(0) : number.isBool() ? c10::IValue(false) : c10::IValue(0.0);
     break;
@@ -85,14 +89,14 @@ void add_scalar_once(const LocalCall& local, torch::jit::Stack& stack) {
 }
 
 OpRule add_scalar() {
-  OpRule rule =
-      pointwise_op({{}, false, {{{"self"}, kSum, kSum}, {{"self"}, kAvg, kAvg}, {{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}});
+  OpRule rule = pointwise_op(
+      {{}, false, {{{"self"}, kSum, kSum}, {{"self"}, kAvg, kAvg}, {{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}});
   rule.local = add_scalar_once;
   return rule;
 }
 
-// Zeros and constants where the mask is: linear if the constant is 0; an average, maximum or minimum of equal values is that
-// value anyway.
+// Zeros and constants where the mask is: linear if the constant is 0; an average, maximum or minimum of equal values is
+// that value anyway.
 OpRule masked_fill_scalar() {
   OpRule rule = pointwise_op({{}, false, {{{"self"}, kAvg, kAvg}, {{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}});
   const OpRule with_zero = pointwise_op({{{"self"}}, true, {}});
@@ -114,7 +118,8 @@ void register_linear_rules(RuleRegistry& registry) {
   registry.add(Names{"aten::deg2rad", "aten::rad2deg"},
                pointwise_op({{{"self"}}, false, {{{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}}));
   // Bounds that are tensors could be Partial themselves; then nothing passes.
-  registry.add(Names{"aten::clamp.Tensor", "aten::clamp_min.Tensor", "aten::clamp_max.Tensor"}, pointwise_op(keeps_extremes({"self"})));
+  registry.add(Names{"aten::clamp.Tensor", "aten::clamp_min.Tensor", "aten::clamp_max.Tensor"},
+               pointwise_op(keeps_extremes({"self"})));
   registry.add(Names{"aten::erfc", "aten::special_erfcx"},
                pointwise_op({{}, false, {{{"self"}, kMax, kMin}, {{"self"}, kMin, kMax}}}));
   registry.add("aten::neg", pointwise_op({{{"self"}}, true, {}}));
@@ -125,9 +130,9 @@ void register_linear_rules(RuleRegistry& registry) {
   registry.add("aten::addcmul", pointwise_op({{{"self"}, {"tensor1", "tensor2"}}, true, {}}));
   registry.add("aten::addcdiv", pointwise_op({{{"self"}, {"tensor1"}}, false, {}}));
   registry.add(Names{"aten::lerp.Scalar", "aten::lerp.Tensor"}, pointwise_op({{{"self"}, {"end"}}, false, {}}));
-  registry.add("aten::where.self", pointwise_op({{{"self"}, {"other"}},
-                                                 true,
-                                                 {{{"self", "other"}, kMax, kMax}, {{"self", "other"}, kMin, kMin}}}));
+  registry.add(
+      "aten::where.self",
+      pointwise_op({{{"self"}, {"other"}}, true, {{{"self", "other"}, kMax, kMax}, {{"self", "other"}, kMin, kMin}}}));
   registry.add("aten::masked_fill.Scalar", masked_fill_scalar());
   registry.add("aten::masked_fill.Tensor", pointwise_op({{{"self"}, {"value"}}, true, {}}));
   registry.add(Names{"aten::maximum", "aten::fmax", "aten::max.other"}, monotone_in_both(kMax));

@@ -1,4 +1,5 @@
-// Elementwise operators that ATen does not tag as such. Where ATen has no meta kernel either, their results are said here.
+// Elementwise operators that ATen does not tag as such. Where ATen has no meta kernel either, their results are said
+// here.
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/sub.h>
@@ -14,7 +15,9 @@ OutputMetas as_first(const OpCall& call) {
   return broadcast_metas(call, std::vector<c10::ScalarType>(call.schema().returns().size(), call.inputs[0]->dtype()));
 }
 
-OutputMetas as_complex(const OpCall& call) { return broadcast_metas(call, {c10::toComplexType(call.inputs[0]->dtype())}); }
+OutputMetas as_complex(const OpCall& call) {
+  return broadcast_metas(call, {c10::toComplexType(call.inputs[0]->dtype())});
+}
 
 OutputMetas floor_divide_metas(const OpCall& call) {
   const at::Tensor self = meta_tensor(*call.inputs[0]);

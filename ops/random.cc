@@ -27,7 +27,8 @@ using torch::jit::Stack;
 class Args {
  public:
   Args(const c10::OperatorHandle& op, const Stack& stack)
-      : schema_(op.schema()), values_(stack.end() - static_cast<int64_t>(op.schema().arguments().size()), stack.end()) {}
+      : schema_(op.schema()),
+        values_(stack.end() - static_cast<int64_t>(op.schema().arguments().size()), stack.end()) {}
 
   const c10::IValue& operator[](const char* name) const {
     static const c10::IValue none;
@@ -38,9 +39,7 @@ class Args {
   double number(const char* name) const { return (*this)[name].toScalar().toDouble(); }
   std::optional<at::Generator> generator() const { return (*this)["generator"].toOptional<at::Generator>(); }
   // The tensor that an out= form writes to; undefined for other forms.
-  at::Tensor out() const {
-    return schema_.arguments().back().is_out() ? values_.back().toTensor() : at::Tensor();
-  }
+  at::Tensor out() const { return schema_.arguments().back().is_out() ? values_.back().toTensor() : at::Tensor(); }
 
  private:
   const c10::FunctionSchema& schema_;
@@ -48,7 +47,8 @@ class Args {
 };
 
 void check_floating(const at::Tensor& self, const char* name) {
-  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(self.scalar_type()), "\"", name, "\" not implemented for '", self.scalar_type(), "'");
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(self.scalar_type()), "\"", name, "\" not implemented for '",
+                              self.scalar_type(), "'");
 }
 
 RandomDraw uniform(const Args& args, const at::Tensor& self) {
@@ -61,7 +61,8 @@ RandomDraw uniform(const Args& args, const at::Tensor& self) {
 RandomDraw normal(const Args& args, const at::Tensor& self) {
   const bool complex = at::isComplexType(self.scalar_type());
   if (!complex) check_floating(self, "normal_");
-  const double mean = args["mean"].isNone() ? 0 : args.number("mean"), std = args["std"].isNone() ? 1 : args.number("std");
+  const double mean = args["mean"].isNone() ? 0 : args.number("mean"),
+               std = args["std"].isNone() ? 1 : args.number("std");
   TORCH_CHECK(std >= 0, "normal expects std >= 0.0, but found std ", std);
   // The variance of a complex number is that of its parts together.
   return {RandomKind::kNormal, mean, complex ? std / std::sqrt(2.0) : std};
@@ -115,9 +116,10 @@ RandomDraw integers(int64_t from, std::optional<int64_t> to, const at::Tensor& s
   RandomDraw draw{RandomKind::kInteger};
   draw.from = from;
   const int64_t max = max_integer(self.scalar_type());
-  TORCH_CHECK(!to || from < *to, "random_ expects 'from' to be less than 'to', but got from=", from, " >= to=", to.value_or(0));
-  TORCH_CHECK(from <= max && (!to || *to - 1 <= max), "random_: the range up to ", to.value_or(from), " is out of bounds for ",
-              self.scalar_type());
+  TORCH_CHECK(!to || from < *to, "random_ expects 'from' to be less than 'to', but got from=", from,
+              " >= to=", to.value_or(0));
+  TORCH_CHECK(from <= max && (!to || *to - 1 <= max), "random_: the range up to ", to.value_or(from),
+              " is out of bounds for ", self.scalar_type());
   const uint64_t past = to ? static_cast<uint64_t>(*to) : static_cast<uint64_t>(max) + 1;
   draw.range = past - static_cast<uint64_t>(from);
   return draw;
@@ -129,7 +131,8 @@ RandomDraw random(const Args& args, const at::Tensor& self) {
 }
 
 RandomDraw randint(const Args& args, const at::Tensor& self) {
-  TORCH_CHECK_NOT_IMPLEMENTED(args["high"].isInt(), "randint_like with a tensor as bound is not supported on distributed tensors");
+  TORCH_CHECK_NOT_IMPLEMENTED(args["high"].isInt(),
+                              "randint_like with a tensor as bound is not supported on distributed tensors");
   return integers(args["low"].isNone() ? 0 : args["low"].toInt(), args["high"].toInt(), self);
 }
 
@@ -140,10 +143,10 @@ using Draw = RandomDraw (*)(const Args&, const at::Tensor&);
 // Operators by name without a trailing '_'.
 const absl::flat_hash_map<std::string, Draw>& draws() {
   static const auto* const table = new absl::flat_hash_map<std::string, Draw>{
-      {"aten::uniform", uniform},         {"aten::normal", normal},           {"aten::normal_functional", normal},
-      {"aten::log_normal", log_normal},   {"aten::bernoulli", bernoulli},     {"aten::exponential", exponential},
-      {"aten::geometric", geometric},     {"aten::cauchy", cauchy},           {"aten::random", random},
-      {"aten::rand_like", uniform},       {"aten::randn_like", normal},       {"aten::randint_like", randint}};
+      {"aten::uniform", uniform},       {"aten::normal", normal},       {"aten::normal_functional", normal},
+      {"aten::log_normal", log_normal}, {"aten::bernoulli", bernoulli}, {"aten::exponential", exponential},
+      {"aten::geometric", geometric},   {"aten::cauchy", cauchy},       {"aten::random", random},
+      {"aten::rand_like", uniform},     {"aten::randn_like", normal},   {"aten::randint_like", randint}};
   return *table;
 }
 
@@ -152,8 +155,9 @@ at::Tensor target(const c10::OperatorHandle& op, const Args& args, const at::Ten
   if (op.schema().name().back() == '_') return args.tensor("self");
   if (const at::Tensor out = args.out(); out.defined()) return out;
   const auto optional = [&](const char* name) { return args[name]; };
-  return at::empty_like(like, optional("dtype").toOptional<c10::ScalarType>(), optional("layout").toOptional<c10::Layout>(),
-                        optional("device").toOptional<c10::Device>(), optional("pin_memory").toOptional<bool>(),
+  return at::empty_like(like, optional("dtype").toOptional<c10::ScalarType>(),
+                        optional("layout").toOptional<c10::Layout>(), optional("device").toOptional<c10::Device>(),
+                        optional("pin_memory").toOptional<bool>(),
                         optional("memory_format").toOptional<c10::MemoryFormat>());
 }
 
@@ -186,7 +190,8 @@ void normal_of_tensors(const c10::OperatorHandle& op, Stack& stack) {
   if (!mean.isTensor() && !std.isTensor()) {
     // normal(float, float, size): a factory.
     const at::Tensor out = args.out();
-    TORCH_CHECK_NOT_IMPLEMENTED(out.defined() && is_dtensor(out), op.operator_name(), ": not supported on distributed tensors");
+    TORCH_CHECK_NOT_IMPLEMENTED(out.defined() && is_dtensor(out), op.operator_name(),
+                                ": not supported on distributed tensors");
     out.normal_(mean.toDouble(), std.toDouble(), args.generator());
     torch::jit::drop(stack, op.schema().arguments().size());
     return stack.push_back(out);
@@ -214,7 +219,8 @@ void native_dropout(const c10::OperatorHandle& op, Stack& stack) {
   const double p = args.number("p");
   TORCH_CHECK(0 <= p && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
   const bool train = args["train"].isNone() || args["train"].toBool();
-  const at::Tensor input = without_partials(args.tensor("input"), {"aten::native_dropout", "input", current_scope().module_path, true});
+  const at::Tensor input =
+      without_partials(args.tensor("input"), {"aten::native_dropout", "input", current_scope().module_path, true});
   at::Tensor mask = at::empty_like(input, input.options().dtype(at::kBool)), output;
   if (train) {
     mask.bernoulli_(1 - p);
@@ -236,11 +242,13 @@ void multinomial(const c10::OperatorHandle& op, Stack& stack) {
   const bool replacement = args["replacement"].toBool();
   const DeviceMesh& mesh = meta_of(self).spec->mesh();
   const Placements whole(mesh.ndim(), Replicate());
-  const at::Tensor p = redistribute_below_autograd(self, whole, {"aten::multinomial", "self", current_scope().module_path, true});
+  const at::Tensor p =
+      redistribute_below_autograd(self, whole, {"aten::multinomial", "self", current_scope().module_path, true});
   Shape sizes(self.sizes().begin(), self.sizes().end());
   TORCH_CHECK(self.dim() == 1 || self.dim() == 2, "prob_dist must be 1 or 2 dim");
   TORCH_CHECK(samples > 0, "cannot sample n_sample <= 0 samples");
-  TORCH_CHECK(replacement || samples <= sizes.back(), "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
+  TORCH_CHECK(replacement || samples <= sizes.back(),
+              "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
   sizes.back() = samples;
   RankTensors locals;
   if (has_data(self)) {
@@ -248,7 +256,8 @@ void multinomial(const c10::OperatorHandle& op, Stack& stack) {
     LocalGuard guard;
     for (const auto& local : meta_of(p).locals) {
       const at::Generator generator = at::detail::createCPUGenerator(key);
-      locals.push_back(at::multinomial(local.to(c10::DeviceType::CPU), samples, replacement, generator).to(local.device()));
+      locals.push_back(
+          at::multinomial(local.to(c10::DeviceType::CPU), samples, replacement, generator).to(local.device()));
     }
   }
   at::Tensor result = make_dtensor(Spec::get(mesh, whole, sizes, at::kLong), std::move(locals));

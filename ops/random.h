@@ -1,9 +1,10 @@
 // Random numbers on distributed tensors.
 //
-// An operator draws one key from its generator (the default CPU generator unless one is given, so torch::manual_seed counts),
-// and the element at row-major place g of the global tensor gets the value that Philox gives for (key, g). Replicas agree,
-// shards never repeat each other, and the same seed gives the same tensor on every mesh and in every layout, a mesh of one
-// rank included. Every process must have seeded its generator alike. An abstract world draws nothing.
+// An operator draws one key from its generator (the default CPU generator unless one is given, so torch::manual_seed
+// counts), and the element at row-major place g of the global tensor gets the value that Philox gives for (key, g).
+// Replicas agree, shards never repeat each other, and the same seed gives the same tensor on every mesh and in every
+// layout, a mesh of one rank included. Every process must have seeded its generator alike. An abstract world draws
+// nothing.
 #pragma once
 
 #include <ATen/core/Generator.h>

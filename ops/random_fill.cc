@@ -69,7 +69,8 @@ void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uin
     const at::Tensor probabilities = meta_of(p).locals[i].to(at::kDouble).contiguous();
     const double low = probabilities.numel() > 0 ? probabilities.min().item<double>() : 0;
     const double high = probabilities.numel() > 0 ? probabilities.max().item<double>() : 0;
-    TORCH_CHECK(low >= 0 && high <= 1, "Expected p_in >= 0 && p_in <= 1 to be true, but got values from ", low, " to ", high);
+    TORCH_CHECK(low >= 0 && high <= 1, "Expected p_in >= 0 && p_in <= 1 to be true, but got values from ", low, " to ",
+                high);
     const auto offsets = global_offsets(*meta.spec, static_cast<int64_t>(i));
     philox_fill_part(meta.locals[i], offsets, {RandomKind::kBernoulli}, key, 0, probabilities);
   }

@@ -12,8 +12,8 @@
 namespace dtensor {
 namespace {
 
-void fill_cpu(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const RandomDraw& draw, uint64_t key, uint64_t stream,
-              const at::Tensor& probabilities) {
+void fill_cpu(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const RandomDraw& draw, uint64_t key,
+              uint64_t stream, const at::Tensor& probabilities) {
   if (probabilities.defined()) {
     cpu::philox_bernoulli(part, probabilities, offsets, key);
   } else {
@@ -24,31 +24,43 @@ void fill_cpu(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const R
 #ifdef DTENSOR_HAVE_CUDA
 cuda::PhiloxType type_of(c10::ScalarType dtype) {
   switch (dtype) {
-    case at::kBool: return cuda::PhiloxType::kBool;
-    case at::kByte: return cuda::PhiloxType::kByte;
-    case at::kChar: return cuda::PhiloxType::kChar;
-    case at::kShort: return cuda::PhiloxType::kShort;
-    case at::kInt: return cuda::PhiloxType::kInt;
-    case at::kLong: return cuda::PhiloxType::kLong;
-    case at::kHalf: return cuda::PhiloxType::kHalf;
-    case at::kBFloat16: return cuda::PhiloxType::kBFloat16;
-    case at::kFloat: return cuda::PhiloxType::kFloat;
-    case at::kDouble: return cuda::PhiloxType::kDouble;
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "random numbers are not implemented for '", dtype, "'");
+    case at::kBool:
+      return cuda::PhiloxType::kBool;
+    case at::kByte:
+      return cuda::PhiloxType::kByte;
+    case at::kChar:
+      return cuda::PhiloxType::kChar;
+    case at::kShort:
+      return cuda::PhiloxType::kShort;
+    case at::kInt:
+      return cuda::PhiloxType::kInt;
+    case at::kLong:
+      return cuda::PhiloxType::kLong;
+    case at::kHalf:
+      return cuda::PhiloxType::kHalf;
+    case at::kBFloat16:
+      return cuda::PhiloxType::kBFloat16;
+    case at::kFloat:
+      return cuda::PhiloxType::kFloat;
+    case at::kDouble:
+      return cuda::PhiloxType::kDouble;
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "random numbers are not implemented for '", dtype, "'");
   }
 }
 
-void fill_cuda(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const RandomDraw& draw, uint64_t key, uint64_t stream,
-               const at::Tensor& probabilities) {
+void fill_cuda(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const RandomDraw& draw, uint64_t key,
+               uint64_t stream, const at::Tensor& probabilities) {
   cuda::PhiloxPart p;
-  TORCH_CHECK_NOT_IMPLEMENTED(part.dim() <= cuda::kPhiloxMaxDims, "random numbers on CUDA: at most ", cuda::kPhiloxMaxDims,
-                              " dims, the tensor has ", part.dim());
+  TORCH_CHECK_NOT_IMPLEMENTED(part.dim() <= cuda::kPhiloxMaxDims, "random numbers on CUDA: at most ",
+                              cuda::kPhiloxMaxDims, " dims, the tensor has ", part.dim());
   std::vector<int64_t> flat;
   for (size_t d = 0; d < offsets.size(); ++d) {
     p.sizes[d] = static_cast<int64_t>(offsets[d].size());
     flat.insert(flat.end(), offsets[d].begin(), offsets[d].end());
   }
-  const at::Tensor table = at::from_blob(flat.data(), {static_cast<int64_t>(flat.size())}, at::TensorOptions(at::kLong)).to(part.device());
+  const at::Tensor table =
+      at::from_blob(flat.data(), {static_cast<int64_t>(flat.size())}, at::TensorOptions(at::kLong)).to(part.device());
   p.data = part.mutable_data_ptr();
   p.type = type_of(part.scalar_type());
   p.numel = part.numel();
@@ -57,8 +69,8 @@ void fill_cuda(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const 
   const c10::DeviceGuard device(part.device());
   const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
   void* const cuda_stream = guard.getStreamNativeHandle(guard.getStream(part.device()));
-  const char* error = cuda::philox_fill(p, draw, key, stream, probabilities.defined() ? probabilities.const_data_ptr<double>() : nullptr,
-                                        cuda_stream);
+  const char* error = cuda::philox_fill(
+      p, draw, key, stream, probabilities.defined() ? probabilities.const_data_ptr<double>() : nullptr, cuda_stream);
   TORCH_CHECK(error == nullptr, "philox_fill: ", error);
 }
 #endif

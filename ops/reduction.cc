@@ -35,7 +35,8 @@ bool is_bool(const OpCall& call) { return call.inputs[0]->dtype() == at::kBool; 
 bool always(const OpCall&) { return true; }
 bool never(const OpCall&) { return false; }
 
-// Reduced dims that are sharded leave a Partial of `op`. A Partial input of that kind passes through where `partials` says so.
+// Reduced dims that are sharded leave a Partial of `op`. A Partial input of that kind passes through where `partials`
+// says so.
 OpRule reduce_op(ReduceOp op, bool (*partials)(const OpCall&)) {
   return factor_op([op, partials](const OpCall& call) {
     FactorRule rule = reduction(call, 0, reduced_dims(call), keeps_dims(call), op);
@@ -64,8 +65,8 @@ Share share_of(const LocalCall& call) {
   return {numel(call.inputs[0]->local_shape(call.i)) / own_results, call.inputs[0]->meta().numel() / results};
 }
 
-// The local mean times the share of the elements that it stands for: an addend of the global mean, exact on uneven shards, and
-// no nearer to overflow than the mean itself.
+// The local mean times the share of the elements that it stands for: an addend of the global mean, exact on uneven
+// shards, and no nearer to overflow than the mean itself.
 void local_mean(const LocalCall& call, torch::jit::Stack& stack) {
   const Share share = share_of(call);
   call.op.callBoxed(stack);
@@ -106,8 +107,8 @@ void local_extreme(const LocalCall& call, torch::jit::Stack& stack) {
   stack.emplace_back(std::move(result));
 }
 
-// ATen's own kernel makes |x|^p first; the norm is one pass without temporaries. Negative norms of nothing have no value,
-// the sums of no powers do.
+// ATen's own kernel makes |x|^p first; the norm is one pass without temporaries. Negative norms of nothing have no
+// value, the sums of no powers do.
 void local_powsum(const LocalCall& call, torch::jit::Stack& stack) {
   const auto dtype = stack[4].isNone() ? std::nullopt : std::optional(stack[4].toScalarType());
   const auto dims = stack[2].isNone() ? std::nullopt : std::optional(stack[2].toIntVector());
@@ -128,7 +129,9 @@ OpRule extreme() {
 
 OutputMetas as_accumulated(const OpCall& call) { return reduction_metas(call, {accumulated_dtype(call)}); }
 OutputMetas as_input(const OpCall& call) { return reduction_metas(call, {call.inputs[0]->dtype()}); }
-OutputMetas as_real(const OpCall& call) { return reduction_metas(call, {c10::toRealValueType(accumulated_dtype(call))}); }
+OutputMetas as_real(const OpCall& call) {
+  return reduction_metas(call, {c10::toRealValueType(accumulated_dtype(call))});
+}
 OutputMetas as_count(const OpCall& call) { return reduction_metas(call, {at::kLong}); }
 
 }  // namespace
@@ -138,9 +141,10 @@ std::vector<int64_t> reduced_dims(const OpCall& call) {
   std::vector<int64_t> dims;
   if (call.has_arg("dim") && !call.arg("dim").isNone()) {
     const auto& dim = call.arg("dim");
-    TORCH_CHECK_NOT_IMPLEMENTED(dim.isInt() || dim.isIntList() || (dim.isList() && dim.toListRef().empty()), call.name(),
-                                ": names of dims are not supported on distributed tensors");
-    for (int64_t d : dim.isInt() ? std::vector<int64_t>{dim.toInt()} : call.get_ints("dim").value_or(std::vector<int64_t>{})) {
+    TORCH_CHECK_NOT_IMPLEMENTED(dim.isInt() || dim.isIntList() || (dim.isList() && dim.toListRef().empty()),
+                                call.name(), ": names of dims are not supported on distributed tensors");
+    for (int64_t d :
+         dim.isInt() ? std::vector<int64_t>{dim.toInt()} : call.get_ints("dim").value_or(std::vector<int64_t>{})) {
       dims.push_back(wrap_dim(d, ndim));
     }
     const auto& name = call.op.operator_name();
@@ -169,7 +173,8 @@ OutputMetas reduction_metas(const OpCall& call, const std::vector<c10::ScalarTyp
     }
   }
   std::vector<at::Tensor> results;
-  for (const auto dtype : dtypes) results.push_back(at::empty(sizes, at::TensorOptions(dtype).device(c10::DeviceType::Meta)));
+  for (const auto dtype : dtypes)
+    results.push_back(at::empty(sizes, at::TensorOptions(dtype).device(c10::DeviceType::Meta)));
   return metas_of(results);
 }
 

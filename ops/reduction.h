@@ -7,7 +7,8 @@
 
 namespace dtensor {
 
-// The dims that a call of a reduction reduces, normalised and ascending: its argument "dim", or all where there is none.
+// The dims that a call of a reduction reduces, normalised and ascending: its argument "dim", or all where there is
+// none.
 std::vector<int64_t> reduced_dims(const OpCall& call);
 
 // Whether the call keeps reduced dims at size 1.

@@ -1,5 +1,7 @@
 // Reductions, scans and orders whose dim is computed whole: what a rank alone could say about its part is not enough.
 // Every other dim may be sharded.
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 
 #include "ops/meta_tensor.h"
@@ -17,7 +19,7 @@ OpRule reduce_whole() {
   });
 }
 
-// cumsum, sort, ...: results of the input's shape, the dim whole.
+// cumsum, sort, ...: the dim whole, all others as they are. `linear`: in the first input.
 OpRule along_dim(bool linear = false) {
   return factor_op([linear](const OpCall& call) {
     FactorRule rule = pointwise(call, num_outputs(call));
@@ -31,8 +33,8 @@ OpRule along_dim(bool linear = false) {
   });
 }
 
-// The dim comes out with k elements.
-OpRule topk() {
+// The dim comes out with another number of elements.
+OpRule resize_dim() {
   return factor_op([](const OpCall& call) {
     FactorRule rule = pointwise(call, num_outputs(call));
     const int dim = static_cast<int>(wrap_dim(call.get_int("dim"), call.inputs[0]->ndim()));
@@ -42,17 +44,32 @@ OpRule topk() {
   });
 }
 
+// Nothing of the results is here: ATen would warn of the degrees of freedom of nothing.
+void local_variance(const LocalCall& call, torch::jit::Stack& stack) {
+  const auto sizes = call.outputs[0]->local_shape(call.i);
+  const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+  if (!empty || call.op.schema().arguments().back().is_out()) return call.op.callBoxed(stack);
+  const at::Tensor self = stack[0].toTensor();
+  stack.clear();
+  for (const auto& output : call.outputs) {
+    stack.emplace_back(at::empty(at::IntArrayRef(sizes), self.options().dtype(output->dtype())));
+  }
+}
+
 c10::ScalarType real_dtype(const OpCall& call) { return c10::toRealValueType(call.inputs[0]->dtype()); }
 
 OutputMetas as_input(const OpCall& call) { return reduction_metas(call, {call.inputs[0]->dtype()}); }
 OutputMetas value_and_index(const OpCall& call) { return reduction_metas(call, {call.inputs[0]->dtype(), at::kLong}); }
+OutputMetas as_self(const OpCall& call) { return metas_of({meta_tensor(*call.input("self"))}); }
 OutputMetas floating(const OpCall& call) {
   const auto own = call.inputs[0]->dtype();
   const bool integral = at::isIntegralType(own, true);
   return reduction_metas(call, {integral ? c10::typeMetaToScalarType(c10::get_default_dtype()) : own});
 }
 OutputMetas same_shape(const OpCall& call) { return broadcast_metas(call, {call.inputs[0]->dtype()}); }
-OutputMetas same_shape_and_index(const OpCall& call) { return broadcast_metas(call, {call.inputs[0]->dtype(), at::kLong}); }
+OutputMetas same_shape_and_index(const OpCall& call) {
+  return broadcast_metas(call, {call.inputs[0]->dtype(), at::kLong});
+}
 OutputMetas variance(const OpCall& call) { return reduction_metas(call, {real_dtype(call)}); }
 OutputMetas variance_and_mean(const OpCall& call) {
   return reduction_metas(call, {real_dtype(call), call.inputs[0]->dtype()});
@@ -71,8 +88,8 @@ void register_order_rules(RuleRegistry& registry) {
       {{"aten::argmax", "aten::argmin", "aten::aminmax"}, reduce_whole(), nullptr},
       {{"aten::logsumexp"}, reduce_whole(), floating},
       {{"aten::median", "aten::nanmedian"}, reduce_whole(), as_input},
-      {{"aten::median.dim", "aten::median.dim_values", "aten::nanmedian.dim", "aten::nanmedian.dim_values", "aten::mode",
-        "aten::kthvalue"},
+      {{"aten::median.dim", "aten::median.dim_values", "aten::nanmedian.dim", "aten::nanmedian.dim_values",
+        "aten::mode", "aten::kthvalue"},
        reduce_whole(),
        value_and_index},
       {{"aten::std.correction", "aten::var.correction"}, reduce_whole(), variance},
@@ -81,11 +98,13 @@ void register_order_rules(RuleRegistry& registry) {
       {{"aten::cumprod", "aten::sort", "aten::sort.stable"}, along_dim(), nullptr},
       {{"aten::logcumsumexp"}, along_dim(), same_shape},
       {{"aten::cummax", "aten::cummin"}, along_dim(), same_shape_and_index},
-      {{"aten::topk"}, topk(), nullptr},
+      {{"aten::topk", "aten::glu"}, resize_dim(), nullptr},
+      {{"aten::glu_backward"}, along_dim(/*linear=*/true), as_self},
   };
   for (const auto& entry : table) {
     OpRule rule = entry.rule;
     if (entry.metas) rule.metas = entry.metas;
+    if (entry.metas == variance || entry.metas == variance_and_mean) rule.local = local_variance;
     registry.add(entry.ops, rule);
   }
 }

@@ -21,8 +21,9 @@ CommCause cause_of(const c10::OperatorHandle& op, const std::string& argument) {
 }
 
 void check_has_data(const c10::OperatorHandle& op, const at::Tensor& t) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!meta_of(t).locals.empty(), op.operator_name(), ": the value of ", meta_of(t).spec->to_string(),
-                              " is not known to this process, which owns no rank of the mesh (an abstract world has no data)");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !meta_of(t).locals.empty(), op.operator_name(), ": the value of ", meta_of(t).spec->to_string(),
+      " is not known to this process, which owns no rank of the mesh (an abstract world has no data)");
 }
 
 // A number that every rank of the mesh has its own of, reduced over all of them.
@@ -30,12 +31,13 @@ bool all_true(const DeviceMesh& mesh, const std::vector<bool>& flags, const Comm
   RankTensors locals;
   for (size_t i = 0; i < flags.size(); ++i) {
     LocalGuard guard;
-    locals.push_back(at::full({}, flags[i] ? 1 : 0,
-                              at::TensorOptions(at::kInt).device(mesh.world().device(mesh.local_ranks()[i]))));
+    locals.push_back(
+        at::full({}, flags[i] ? 1 : 0, at::TensorOptions(at::kInt).device(mesh.world().device(mesh.local_ranks()[i]))));
   }
-  const auto spec = Spec::get(mesh, Placements(mesh.ndim(), Partial(ReduceOp::kMin)), absl::Span<const int64_t>(), at::kInt);
-  const at::Tensor all = redistribute_below_autograd(make_dtensor(spec, std::move(locals)),
-                                                     Placements(mesh.ndim(), Replicate()), cause);
+  const auto spec =
+      Spec::get(mesh, Placements(mesh.ndim(), Partial(ReduceOp::kMin)), absl::Span<const int64_t>(), at::kInt);
+  const at::Tensor all =
+      redistribute_below_autograd(make_dtensor(spec, std::move(locals)), Placements(mesh.ndim(), Replicate()), cause);
   LocalGuard guard;
   return meta_of(all).locals.front().item<int>() != 0;
 }
@@ -44,8 +46,8 @@ void item(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
   check_has_data(op, self);
-  const at::Tensor whole =
-      redistribute_below_autograd(self, Placements(meta_of(self).spec->mesh().ndim(), Replicate()), cause_of(op, "self"));
+  const at::Tensor whole = redistribute_below_autograd(self, Placements(meta_of(self).spec->mesh().ndim(), Replicate()),
+                                                       cause_of(op, "self"));
   LocalGuard guard;
   stack.emplace_back(meta_of(whole).locals.front().item());
 }
@@ -133,8 +135,12 @@ void is_pinned(const c10::OperatorHandle&, Stack& stack) {
   stack.emplace_back(pinned);
 }
 
-void is_all_true(const c10::OperatorHandle&, Stack& stack) { stack.emplace_back(torch::jit::pop(stack).toTensor().all()); }
-void is_any_true(const c10::OperatorHandle&, Stack& stack) { stack.emplace_back(torch::jit::pop(stack).toTensor().any()); }
+void is_all_true(const c10::OperatorHandle&, Stack& stack) {
+  stack.emplace_back(torch::jit::pop(stack).toTensor().all());
+}
+void is_any_true(const c10::OperatorHandle&, Stack& stack) {
+  stack.emplace_back(torch::jit::pop(stack).toTensor().any());
+}
 
 }  // namespace
 

@@ -67,8 +67,7 @@ void reshape_local(const LocalCall& call, torch::jit::Stack& stack) {
   at::Tensor result = at::reshape(stack[0].toTensor(), c10::IntArrayRef(sizes.data(), sizes.size()));
   const std::string& name = call.op.schema().name();
   if (absl::EndsWith(name, "_copy")) result = result.clone(at::MemoryFormat::Contiguous);
-  stack.clear();
-  stack.emplace_back(std::move(result));
+  leave_result(call, stack, std::move(result));
 }
 
 OpRule reshape_op() {
@@ -142,11 +141,10 @@ OutputDims squeeze(const OpCall& call) {
 // A dim may have size 1 on one rank only: that one stays.
 void squeeze_local(const LocalCall& call, torch::jit::Stack& stack) {
   std::optional<std::vector<int64_t>> named;
-  if (stack.size() > 1) named = stack[1].isInt() ? std::vector<int64_t>{stack[1].toInt()} : stack[1].toIntVector();
+  if (call.op.schema().argumentIndexWithName("dim")) named = stack[1].isInt() ? std::vector<int64_t>{stack[1].toInt()} : stack[1].toIntVector();
   at::Tensor result = at::squeeze(stack[0].toTensor(), squeezed(*call.inputs[0], named));
   if (absl::EndsWith(call.op.schema().name(), "_copy")) result = result.clone(at::MemoryFormat::Contiguous);
-  stack.clear();
-  stack.emplace_back(std::move(result));
+  leave_result(call, stack, std::move(result));
 }
 
 OutputDims expand(const OpCall& call) {

@@ -323,6 +323,25 @@ std::string accepted(const Problem& problem, size_t input, int64_t d, const std:
   TORCH_CHECK(false, call.name(), ": none of its sharding strategies fits ", call.to_string());
 }
 
+// Along a mesh dim where every input is whole on every rank, the engine does not begin to shard by itself: slicing may make a
+// redistribution along another dim cheaper, but leaves the user with layouts (a Partial, even) that nobody asked for and that
+// the next operator has to undo.
+void keep_replicated(const Problem& problem, int64_t d, std::vector<DimStrategy>& options) {
+  const size_t num_inputs = problem.functional.inputs.size();
+  const auto present = [&](size_t i) { return problem.functional.inputs[i] != nullptr; };
+  for (size_t i = 0; i < num_inputs; ++i) {
+    if (present(i) && !problem.given(i, d).is_replicate()) return;
+  }
+  const auto changes = [&](const DimStrategy& s) {
+    for (size_t i = 0; i < num_inputs; ++i) {
+      if (present(i) && !s.inputs[i].is_replicate()) return true;
+    }
+    return false;
+  };
+  if (std::all_of(options.begin(), options.end(), changes)) return;
+  options.erase(std::remove_if(options.begin(), options.end(), changes), options.end());
+}
+
 Strategy choose_per_dim(const Problem& problem, const OpRule& rule) {
   std::vector<std::vector<DimStrategy>> options;
   std::vector<DimStrategy> all;
@@ -341,6 +360,7 @@ Strategy choose_per_dim(const Problem& problem, const OpRule& rule) {
       fitting.push_back(s);
     }
     if (fitting.empty()) throw_none(problem, d, all);
+    keep_replicated(problem, d, fitting);
     options.push_back(std::move(fitting));
   }
   auto best = Search(problem, std::move(options)).run();

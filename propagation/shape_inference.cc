@@ -124,8 +124,14 @@ OutputMetas read(const torch::jit::Stack& stack) {
   return result;
 }
 
+at::Tensor marked(at::Tensor stand_in, const Spec& spec) {
+  if (spec.meta().wrapped_number) stand_in.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return stand_in;
+}
+
 at::Tensor meta_tensor(const Spec& spec) {
-  return at::empty_strided(spec.sizes(), spec.strides(), at::TensorOptions(spec.dtype()).device(c10::DeviceType::Meta));
+  const auto options = at::TensorOptions(spec.dtype()).device(c10::DeviceType::Meta);
+  return marked(at::empty_strided(spec.sizes(), spec.strides(), options), spec);
 }
 
 // nullopt: the operator has no kernel for meta tensors. What the kernel itself objects to is thrown.
@@ -190,7 +196,7 @@ OutputMetas run_one_element(const OpCall& call) {
   const c10::Device cpu(c10::DeviceType::CPU);
   OutputMetas result = read(run_on(call, cpu, [&](int i) {
     const std::vector<int64_t> ones(call.inputs[i]->ndim(), 1);
-    return at::ones(ones, at::TensorOptions(call.inputs[i]->dtype()).device(cpu));
+    return marked(at::ones(ones, at::TensorOptions(call.inputs[i]->dtype()).device(cpu)), *call.inputs[i]);
   }));
   const Shape shape = broadcast_shape(call);
   Shape strides = contiguous_strides(shape);

@@ -30,11 +30,13 @@ struct TensorMeta {
   Shape sizes;
   Shape strides;
   c10::ScalarType dtype = c10::ScalarType::Float;
+  // Of dim 0, and made from a number (Python's `t + 0.5`): takes part in type promotion as the number would.
+  bool wrapped_number = false;
 
   int64_t numel() const;
   int64_t bytes() const;
   friend bool operator==(const TensorMeta& a, const TensorMeta& b) {
-    return a.dtype == b.dtype && a.sizes == b.sizes && a.strides == b.strides;
+    return a.dtype == b.dtype && a.sizes == b.sizes && a.strides == b.strides && a.wrapped_number == b.wrapped_number;
   }
 };
 

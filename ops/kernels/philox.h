@@ -1,6 +1,6 @@
-// Counter-based random numbers (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the value at a place
-// is a function of a key and that place alone. So ranks draw the part of a tensor that they hold without drawing the rest,
-// replicas agree, and the result does not depend on how the tensor is laid out. For host and device code.
+// Counter-based random numbers (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the value at a
+// place is a function of a key and that place alone. So ranks draw the part of a tensor that they hold without drawing
+// the rest, replicas agree, and the result does not depend on how the tensor is laid out. For host and device code.
 #pragma once
 
 #include <cmath>
@@ -106,7 +106,8 @@ DTENSOR_HOST_DEVICE T draw_value(const RandomDraw& draw, uint64_t key, uint64_t 
   if (draw.kind == RandomKind::kInteger) return RandomCast<T>::from_integer(draw_integer(draw, x));
   const T value = RandomCast<T>::from(draw_real(draw, x));
   // Rounding to T must not reach the open end of the interval.
-  if (draw.kind == RandomKind::kUniform && !(RandomCast<T>::to_double(value) < draw.b)) return RandomCast<T>::from(draw.a);
+  if (draw.kind == RandomKind::kUniform && !(RandomCast<T>::to_double(value) < draw.b))
+    return RandomCast<T>::from(draw.a);
   return value;
 }
 

@@ -2,7 +2,6 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
 #include "dtensor/dtensor_handle.h"
@@ -74,7 +73,7 @@ TEST_CASE("factories: random values depend on neither mesh nor placements") {
   const DeviceMesh six(world, {2, 3}, {"a", "b"}), line(world, {6}, {"x"});
   for (const bool normal : {false, true}) {
     const auto draw = [&](const DeviceMesh& mesh, const Placements& p) {
-      at::globalContext().defaultGenerator(at::kCPU).set_current_seed(7);
+      at::manual_seed(7);
       return full_tensor(normal ? randn({7, 5}, mesh, p) : rand({7, 5}, mesh, p));
     };
     const auto expected = draw(line, {Shard(0)});

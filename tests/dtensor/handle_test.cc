@@ -74,7 +74,7 @@ TEST_CASE("handle: errors say what to do") {
 TEST_CASE("handle: prints a matrix cut both ways") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   CHECK(printed(distribute_tensor(counting({3, 4}), mesh, {Shard(0), Shard(1)})) == R"(f32[3, 4](S(0) S(1)) @ mesh(dp=2, tp=2)
-       0:2   2:4
+        0:2   2:4
       ┌─────┬─────┐
   0:2 │ 0   │ 1   │
       ├─────┼─────┤
@@ -91,7 +91,7 @@ TEST_CASE("handle: prints uneven and empty parts, replicas and addends") {
   const World world = World::local(4);
   const DeviceMesh line(world, {4}, {"x"}), grid(world, {2, 2}, {"dp", "tp"});
   CHECK(printed(distribute_tensor(counting({5}), line, {Shard(0)})) == R"(f32[5](S(0)) @ mesh(x=4)
-    0:2   2:4   4:5
+     0:2   2:4   4:5
    ┌─────┬─────┬─────┐
    │ 0   │ 1   │ 2   │
    └─────┴─────┴─────┘
@@ -104,7 +104,7 @@ TEST_CASE("handle: prints uneven and empty parts, replicas and addends") {
   const auto replicas = printed(distribute_tensor(counting({2, 64}), grid, {Replicate(), Shard(0)}));
   CHECK_THAT(replicas, Catch::Contains("0:1 │ 0,2"));
   CHECK_THAT(replicas, !Catch::Contains("rank 0:"));  // too many values
-  CHECK_THAT(printed(zeros({2, 2}, grid, {Replicate(), Partial()})), Catch::Contains("(R P(sum))") && Catch::Contains("│ 0+1,2+3 │"));
+  CHECK_THAT(printed(zeros({2, 2}, grid, {Replicate(), Partial()})), Catch::Contains("(R P(sum))") && Catch::Contains("│ 0+1, 2+3 │"));
   CHECK_THAT(printed(zeros({2, 2}, line, {Replicate()})), Catch::Contains("│ 0-3 │"));
   CHECK_THAT(printed(zeros({2, 2}, line, {Partial()})), Catch::Contains("│ 0+...+3 │"));
 }

@@ -45,12 +45,12 @@ TEST_CASE("scopes: factories inside a MeshScope are replicated on its mesh; the 
 TEST_CASE("scopes: ImplicitReplication lets plain tensors in") {
   const auto d = ones({4, 2}, mesh(), {Shard(0)});
   const auto plain = at::ones({4, 2});
-  CHECK_THROWS_WITH(d + plain, Catch::Contains("ImplicitReplication") && Catch::Contains("aten::add"));
+  CHECK_THROWS_WITH(d.add(plain), Catch::Contains("ImplicitReplication") && Catch::Contains("aten::add"));
   {
     ImplicitReplication allowed;
-    CHECK(at::equal(full_tensor(d + plain), at::ones({4, 2}) * 2));
+    CHECK(at::equal(full_tensor(d.add(plain)), at::ones({4, 2}).mul(2)));
   }
-  CHECK_THROWS(d + plain);
+  CHECK_THROWS(d.add(plain));
 }
 
 TEST_CASE("scopes: module paths nest") {
@@ -82,7 +82,7 @@ TEST_CASE("scopes: delayed gradients are reduced once, in place of .grad") {
   const auto w = distribute_tensor(at::arange(6, at::kDouble).view({2, 3}), mesh(), {Replicate()}).requires_grad_();
   const auto unused = zeros({2}, mesh(), {Replicate()}, {.requires_grad = true});
   const auto x = distribute_tensor(at::arange(8, at::kDouble).view({4, 2}), mesh(), {Shard(0)});
-  const auto expected = at::arange(8, at::kDouble).view({4, 2}).t().mm(at::ones({4, 3}, at::kDouble)) * 3;
+  const auto expected = at::arange(8, at::kDouble).view({4, 2}).t().mm(at::ones({4, 3}, at::kDouble)).mul(3);
   CommDebugMode comm;
   {
     DelayGradientReduction delay;

@@ -5,9 +5,8 @@
 #include "dtensor/scopes.h"
 #include "propagation/op_rule.h"
 #include "propagation/propagate.h"
-#include "tests/testing/differential.h"
-
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
 
 using namespace dtensor;
 using namespace dtensor::testing;
@@ -21,24 +20,30 @@ Tensors flash(const Tensors& t, bool causal, const std::optional<at::Tensor>& ma
   return {out, logsumexp.detach()};
 }
 
-std::string wrong(const at::Tensor& actual, const at::Tensor& expected) { return difference(actual, expected).value_or(""); }
+std::string wrong(const at::Tensor& actual, const at::Tensor& expected) {
+  return difference(actual, expected).value_or("");
+}
 
 }  // namespace
 
 TEST_CASE("fused attention matches ATen in every layout") {
   const std::vector<int64_t> q = {5, 3, 4, 2}, k = {5, 3, 6, 2};
   OpCase c{"flash", [](auto& t) { return flash(t, false); }, {q, k, k}};
-  c.silent = [](const std::vector<Placement>& p) { return p[0] == p[1] && p[1] == p[2] && (p[0] == Shard(0) || p[0] == Shard(1)); };
+  c.silent = [](const std::vector<Placement>& p) {
+    return p[0] == p[1] && p[1] == p[2] && (p[0] == Shard(0) || p[0] == Shard(1));
+  };
   check_op(c);
   check_op({"causal", [](auto& t) { return flash(t, true); }, {q, q, q}});
-  for (const auto& mask : std::vector<std::vector<int64_t>>{{4, 6}, {1, 1, 4, 6}, {5, 1, 4, 6}, {1, 3, 4, 6}, {5, 3, 4, 6}, {5, 1, 1, 6}}) {
+  for (const auto& mask : std::vector<std::vector<int64_t>>{
+           {4, 6}, {1, 1, 4, 6}, {5, 1, 4, 6}, {1, 3, 4, 6}, {5, 3, 4, 6}, {5, 1, 1, 6}}) {
     OpCase masked{"mask", [](auto& t) { return flash(t, false, t[3]); }, {q, k, k, mask}};
     masked.grad = {true, true, true, false};
     masked.name += " of " + std::to_string(mask.size()) + " dims, first " + std::to_string(mask[0]);
     masked.partial_inputs = false;
     check_op(masked, 32);
   }
-  OpCase grouped{"fewer key heads", [](auto& t) { return flash(t, false); }, {{2, 6, 4, 2}, {2, 3, 5, 2}, {2, 3, 5, 2}}};
+  OpCase grouped{
+      "fewer key heads", [](auto& t) { return flash(t, false); }, {{2, 6, 4, 2}, {2, 3, 5, 2}, {2, 3, 5, 2}}};
   grouped.grad = {false, false, false};  // ATen's backward asks for equal heads
   check_op(grouped);
 }
@@ -46,7 +51,9 @@ TEST_CASE("fused attention matches ATen in every layout") {
 TEST_CASE("scaled_dot_product_attention matches ATen in every layout, on all of its paths") {
   const std::vector<int64_t> q = {3, 2, 4, 2}, k = {3, 2, 5, 2};
   check_op({"fused", [](auto& t) { return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2])}; }, {q, k, k}});
-  OpCase mask{"mask", [](auto& t) { return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2], t[3])}; }, {q, k, k, {4, 5}}};
+  OpCase mask{"mask",
+              [](auto& t) { return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2], t[3])}; },
+              {q, k, k, {4, 5}}};
   mask.grad = {true, true, true, false};
   mask.partial_inputs = false;
   check_op(mask);
@@ -57,10 +64,14 @@ TEST_CASE("scaled_dot_product_attention matches ATen in every layout, on all of 
     return i == 3 ? (t > 0.3).logical_or(torch::arange(5) == 0) : t;
   };
   check_op(mask, 32);
-  OpCase math{"mask with gradient, so the math path", [](auto& t) { return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2], t[3])}; }, {q, k, k, {4, 5}}};
+  OpCase math{"mask with gradient, so the math path",
+              [](auto& t) { return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2], t[3])}; },
+              {q, k, k, {4, 5}}};
   math.partial_inputs = false;
   check_op(math);
-  check_op({"3 dims, so the math path", [](auto& t) { return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2])}; }, {{3, 4, 2}, {3, 5, 2}, {3, 5, 2}}});
+  check_op({"3 dims, so the math path",
+            [](auto& t) { return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2])}; },
+            {{3, 4, 2}, {3, 5, 2}, {3, 5, 2}}});
 }
 
 TEST_CASE("a causal mask on the math path is made in a MeshScope") {
@@ -91,7 +102,9 @@ TEST_CASE("fused attention refuses dropout") {
 // CUDA's fused kernels cannot run here; their decisions need no GPU.
 TEST_CASE("CUDA's fused attention: batch and heads are split, the generator's state is the same everywhere") {
   const DeviceMesh& mesh = test_meshes()[0];
-  const auto spec = [&](const Placement& p, Shape sizes, c10::ScalarType dtype = at::kHalf) { return Spec::get(mesh, {p}, sizes, dtype); };
+  const auto spec = [&](const Placement& p, Shape sizes, c10::ScalarType dtype = at::kHalf) {
+    return Spec::get(mesh, {p}, sizes, dtype);
+  };
   for (const Placement& p : {Shard(0), Shard(1)}) {
     const auto q = spec(p, {8, 4, 64, 16}), k = spec(p, {8, 4, 33, 16}), lse = spec(p, {8, 4, 64}, at::kFloat),
                seed = spec(Replicate(), {2}, at::kUInt64), offset = spec(Replicate(), {}, at::kUInt64);
@@ -112,9 +125,11 @@ TEST_CASE("CUDA's fused attention: batch and heads are split, the generator's st
     CHECK(decide(OpCall::make("aten::_scaled_dot_product_efficient_attention", {q, k, k, bias}, {true, 0., false})) ==
           "f16[8, 4, 64, 16](" + s + ") f32[8, 4, 64](" + s + ") i64[](R) i64[](R) ");
     CHECK(decide(OpCall::make("aten::_scaled_dot_product_efficient_attention_backward",
-                              {q, q, k, k, bias, q, lse, offset, offset}, {0., c10::List<bool>({true, true, true, false}), false})) ==
+                              {q, q, k, k, bias, q, lse, offset, offset},
+                              {0., c10::List<bool>({true, true, true, false}), false})) ==
           "f16[8, 4, 64, 16](" + s + ") f16[8, 4, 33, 16](" + s + ") f16[8, 4, 33, 16](" + s + ") none ");
-    CHECK(decide(OpCall::make("aten::_scaled_dot_product_cudnn_attention", {q, k, k, nullptr}, {true, 0., false, false})) ==
+    CHECK(decide(OpCall::make("aten::_scaled_dot_product_cudnn_attention", {q, k, k, nullptr},
+                              {true, 0., false, false})) ==
           "f16[8, 4, 64, 16](" + s + ") f32[8, 4, 64, 1](" + s + ") none none i64[](R) i64[](R) none ");
   }
 }
@@ -162,9 +177,10 @@ TEST_CASE("torch::nn::MultiheadAttention: replicated and batch-sharded, with mas
           parameters[i].mutable_grad() = at::Tensor();
         }
         delete no_grad;
-        const auto actual = run_attention(module, lay_out(x, mesh, data).requires_grad_(), lay_out(memory, mesh, data).requires_grad_(),
-                                          masked ? lay_out(padding, mesh, data_rows) : at::Tensor(),
-                                          masked ? lay_out(mask, mesh, whole) : at::Tensor(), lay_out(seed, mesh, data));
+        const auto actual =
+            run_attention(module, lay_out(x, mesh, data).requires_grad_(), lay_out(memory, mesh, data).requires_grad_(),
+                          masked ? lay_out(padding, mesh, data_rows) : at::Tensor(),
+                          masked ? lay_out(mask, mesh, whole) : at::Tensor(), lay_out(seed, mesh, data));
         REQUIRE(actual.size() == expected.size());
         for (size_t i = 0; i < actual.size(); ++i) {
           INFO("result " << i << " on " << mesh.to_string() << ", data " << to_string(data) << ", masked " << masked);

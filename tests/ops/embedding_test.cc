@@ -1,10 +1,8 @@
 // Embedding tables in every layout. Cases named DE-* and LT-* are rows of the embedding seed's acceptance list
 // (torch/distributed/tensor test_embedding_ops.py, its one-process variant included: all ranks are in this process).
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/mse_loss.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -20,12 +18,10 @@
 #include "dtensor/dispatch.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
-#include "ops/kernels/cpu/embedding.h"
 #include "ops/mask_buffer.h"
 #include "propagation/op_rule.h"
-#include "tests/testing/differential.h"
-
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
 
 using namespace dtensor;
 using namespace dtensor::testing;
@@ -44,7 +40,9 @@ at::Tensor replicated(const at::Tensor& t) {
 
 at::Tensor ids_in(int64_t rows, at::IntArrayRef shape) { return at::randint(rows, shape, at::kLong); }
 
-std::string wrong(const at::Tensor& actual, const at::Tensor& expected) { return difference(actual, expected).value_or(""); }
+std::string wrong(const at::Tensor& actual, const at::Tensor& expected) {
+  return difference(actual, expected).value_or("");
+}
 
 struct Case {
   std::vector<int64_t> input;
@@ -97,8 +95,8 @@ void run_embedding_test(int64_t shard_dim, const Case& c, bool random_targets) {
 }  // namespace
 
 TEST_CASE("DE-1 DE-3 DE-4 DE-11 LT-1: column-wise tables: values, gradients, no communication") {
-  const std::vector<Case> cases = {{{5, 4}, 17, 12},       {{6, 7, 6}, 21, 11},        {{8, 6, 5, 4}, 23, 13},
-                                   {{8, 6, 5, 4, 7}, 23, 16}, {{4}, 15, 14},           {{34}, 15, 14, 10},
+  const std::vector<Case> cases = {{{5, 4}, 17, 12},          {{6, 7, 6}, 21, 11}, {{8, 6, 5, 4}, 23, 13},
+                                   {{8, 6, 5, 4, 7}, 23, 16}, {{4}, 15, 14},       {{34}, 15, 14, 10},
                                    {{8, 6, 5, 4}, 23, 13, 12}};
   for (const Case& c : cases) {
     for (bool random_targets : {false, true}) run_embedding_test(1, c, random_targets);
@@ -112,7 +110,8 @@ TEST_CASE("DE-2 DE-3 DE-4 DE-11 LT-1: row-wise tables: values, gradients, no com
 }
 
 TEST_CASE("DE-12: ranks without rows") {
-  for (const Case& c : std::vector<Case>{{{5, 4}, 5, 6}, {{7}, 9, 6, 8}, {{3, 2}, 2, 3}}) run_embedding_test(0, c, true);
+  for (const Case& c : std::vector<Case>{{{5, 4}, 5, 6}, {{7}, 9, 6, 8}, {{3, 2}, 2, 3}})
+    run_embedding_test(0, c, true);
 }
 
 TEST_CASE("DE-4 LT-1: a row-wise result is reduced once, by one all-reduce") {
@@ -132,8 +131,9 @@ TEST_CASE("DE-5 LT-1: max_norm has no sharding strategy, and says so") {
     const auto options = F::EmbeddingFuncOptions().padding_idx(12).max_norm(2.0);
     CommDebugMode comm;
     CHECK_THROWS_AS(F::embedding(replicated(ids_in(23, {8, 6, 5, 4})), table, options), c10::NotImplementedError);
-    CHECK_THROWS_WITH(F::embedding(replicated(ids_in(23, {8, 6, 5, 4})), table, options),
-                      Contains("Operator aten.embedding_renorm_.default does not have a sharding strategy registered."));
+    CHECK_THROWS_WITH(
+        F::embedding(replicated(ids_in(23, {8, 6, 5, 4})), table, options),
+        Contains("Operator aten.embedding_renorm_.default does not have a sharding strategy registered."));
     CHECK(comm.total() == 0);
   }
 }
@@ -190,21 +190,6 @@ TEST_CASE("DE-9: a mask buffer belongs to one mask at a time") {
   mask.materialize(ids, 0, 3);  // free for another mask
 }
 
-TEST_CASE("the masked lookup of any device and the CPU kernel agree") {
-  for (auto dtype : {at::kDouble, at::kBFloat16, at::kLong}) {
-    const auto part = at::rand({3, 5}).mul(100).to(dtype);
-    for (const auto& ids : {ids_in(10, {6, 7}), ids_in(10, {2, 3, 4}).transpose(0, 2), ids_in(10, {}), ids_in(10, {0, 2})}) {
-      for (const auto& typed : {ids, ids.to(at::kInt)}) {
-        const auto a = masked_embedding(part.t().contiguous().t(), typed, 4, 10), b = cpu::masked_embedding(part, typed, 4, 10);
-        CHECK(a.equal(b));
-        CHECK(masked_embedding(part.narrow(0, 0, 0), typed, 10, 10).equal(cpu::masked_embedding(part.narrow(0, 0, 0), typed, 10, 10)));
-      }
-    }
-    CHECK_THROWS_AS(masked_embedding(part, at::tensor(std::vector<int64_t>{10}), 4, 10), c10::IndexError);
-    CHECK_THROWS_AS(cpu::masked_embedding(part, at::tensor(std::vector<int64_t>{-1}), 4, 10), c10::IndexError);
-  }
-}
-
 TEST_CASE("DE-10: a row-wise result becomes sharded by one reduce-scatter") {
   const auto table = at::rand({10, 6}), ids = ids_in(10, {9, 3});
   const auto out = at::embedding(distribute_tensor(table, mesh4(), {Shard(0)}), replicated(ids));
@@ -259,8 +244,9 @@ TEST_CASE("DE-14: the strategy tables") {
   CHECK(table_of(OpCall::make("aten::embedding", {weight, ids})) ==
         std::set<std::string>{"R <- R, R", "S(2) <- S(1), R", "MaskP(sum, [10, 23], 0) <- S(0), R", "S(0) <- R, S(0)",
                               "S(1) <- R, S(1)"});
-  const std::set<std::string> anywhere = {"R <- R, R",         "S(1) <- S(2), R",   "P(sum) <- S(0), S(0)",
-                                          "P(sum) <- S(1), S(1)", "P(sum) <- P(sum), R", "P(avg) <- P(avg), R"};
+  const std::set<std::string> anywhere = {
+      "R <- R, R",           "S(1) <- S(2), R",    "P(sum) <- S(0), S(0)", "P(sum) <- S(1), S(1)",
+      "P(sum) <- P(sum), R", "P(avg) <- P(avg), R"};
   OpCall backward = OpCall::make("aten::embedding_dense_backward", {grad, ids}, {10, -1, false});
   CHECK(table_of(backward) == anywhere);
 
@@ -277,55 +263,6 @@ TEST_CASE("DE-14: the strategy tables") {
   // Frequencies are those of the whole batch.
   CHECK(table_of(OpCall::make("aten::embedding_dense_backward", {grad, ids}, {10, -1, true})) ==
         std::set<std::string>{"R <- R, R", "S(1) <- S(2), R", "P(sum) <- P(sum), R", "P(avg) <- P(avg), R"});
-}
-
-TEST_CASE("embedding matches ATen in every layout") {
-  const auto make = [](size_t i, const std::vector<int64_t>& shape) {
-    return i == 0 ? at::rand(shape, at::kDouble) : ids_in(5, shape);
-  };
-  for (bool scale : {false, true}) {
-    for (int64_t padding : {-1, 2}) {
-      OpCase c{"embedding", [=](auto& t) { return Tensors{at::embedding(t[0], t[1], padding, scale)}; }, {{5, 3}, {6, 3}}, make};
-      c.silent = [](const std::vector<Placement>& p) {
-        return p[0] == Replicate() || (p[0].is_sharded() && p[1] == Replicate());
-      };
-      check_op(c, 200);
-    }
-  }
-  check_op({"one dim of ids", [](auto& t) { return Tensors{at::embedding(t[0], t[1])}; }, {{5, 3}, {7}}, make});
-  check_op({"one id", [](auto& t) { return Tensors{at::embedding(t[0], t[1])}; }, {{5, 3}, {}}, make});
-  check_op({"no ids", [](auto& t) { return Tensors{at::embedding(t[0], t[1])}; }, {{5, 3}, {0, 2}}, make});
-}
-
-TEST_CASE("ids outside the table are errors in every layout") {
-  const auto table = at::rand({10, 6});
-  for (int64_t bad : {-1, 10, 1000}) {
-    const auto ids = at::tensor(std::vector<int64_t>{1, 2, bad, 3});
-    for (const Placement& p : {Replicate(), Shard(0), Shard(1)}) {
-      for (const Placement& q : {Replicate(), Shard(0)}) {
-        CHECK_THROWS_AS(at::embedding(lay_out(table, mesh4(), {p}), lay_out(ids, mesh4(), {q})), c10::IndexError);
-        CHECK_THROWS_WITH(at::embedding(lay_out(table, mesh4(), {p}), lay_out(ids, mesh4(), {q})),
-                          Contains("index out of range in self"));
-      }
-    }
-  }
-}
-
-TEST_CASE("rows and batch on two mesh dims: forward and backward do not communicate but for the batch") {
-  const DeviceMesh& mesh = test_meshes()[1];
-  const auto table = at::rand({10, 6}, at::kDouble), ids = ids_in(10, {8, 3}), seed = at::rand({8, 3, 6}, at::kDouble);
-  at::Tensor plain = table.clone().requires_grad_();
-  at::embedding(plain, ids).backward(seed);
-  at::Tensor weight = lay_out(table, mesh, {Replicate(), Shard(0)}).requires_grad_();
-  CommDebugMode comm;
-  const auto out = at::embedding(weight, lay_out(ids, mesh, {Shard(0), Replicate()}));
-  CHECK(to_string(placements(out)) == "S(0)MaskP(sum, [10, 6], 0)");
-  CHECK(comm.total() == 0);
-  out.backward(lay_out(seed, mesh, {Shard(0), Replicate()}));
-  CHECK(comm.counts() == std::map<std::string, int64_t>{{"all_reduce", 1}});  // over the first dim, of own rows only
-  CHECK(comm.bytes() == 2 * 5 * 6 * 8 / 2);
-  CHECK(placements(weight.grad()) == Placements{Replicate(), Shard(0)});
-  CHECK(wrong(weight.grad(), plain.grad()) == "");
 }
 
 TEST_CASE("LT-3: local parts are checked, and uneven parts have their own sizes") {

@@ -8,8 +8,8 @@
 
 #include "dtensor/dispatch.h"
 #include "dtensor/redistribute.h"
-#include "tests/testing/differential.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
 
 namespace dtensor::testing {
 
@@ -26,11 +26,23 @@ TEST_CASE("Tensors like another", "[factory]") {
       {"ones_like", [](const at::Tensor& t) { return at::ones_like(t); }},
       {"full_like", [](const at::Tensor& t) { return at::full_like(t, 7.5); }},
       {"new_zeros same", [](const at::Tensor& t) { return t.new_zeros(t.sizes()); }},
-      {"new_zeros other", [](const at::Tensor& t) { return t.new_zeros({3, 2}); }},
+      {"new_zeros other",
+       [](const at::Tensor& t) {
+         return t.new_zeros({3, 2});
+       }},
       {"new_ones number", [](const at::Tensor& t) { return t.new_ones({}); }},
-      {"new_full", [](const at::Tensor& t) { return t.new_full({5, 6}, 2, at::kLong); }},
-      {"new_empty", [](const at::Tensor& t) { return t.new_empty({5, 6}).fill_(1); }},
-      {"new_empty_strided", [](const at::Tensor& t) { return t.new_empty_strided({5, 6}, {1, 5}).fill_(1); }},
+      {"new_full",
+       [](const at::Tensor& t) {
+         return t.new_full({5, 6}, 2, at::kLong);
+       }},
+      {"new_empty",
+       [](const at::Tensor& t) {
+         return t.new_empty({5, 6}).fill_(1);
+       }},
+      {"new_empty_strided",
+       [](const at::Tensor& t) {
+         return t.new_empty_strided({5, 6}, {1, 5}).fill_(1);
+       }},
       {"of a transposed", [](const at::Tensor& t) { return at::ones_like(t.t()); }},
   };
   for (const auto& row : table) {

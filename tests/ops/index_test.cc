@@ -3,23 +3,29 @@
 #include <ATen/TensorIndexing.h>
 #include <ATen/ops/_unique2.h>
 #include <ATen/ops/bucketize.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/diagonal_scatter.h>
 #include <ATen/ops/gather.h>
+#include <ATen/ops/index.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/masked_select.h>
 #include <ATen/ops/nonzero.h>
+#include <ATen/ops/one_hot.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/scatter_add.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/select_scatter.h>
 #include <ATen/ops/slice_scatter.h>
 #include <ATen/ops/take_along_dim.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/view_copy.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros_like.h>
 
 #include "absl/strings/match.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/representation.h"
+#include "dtensor/scopes.h"
 #include "tests/testing/differential.h"
 
 #include "tests/testing/catch_torch.h"
@@ -108,6 +114,7 @@ TEST_CASE("writes by index match ATen in every layout, in place too") {
       {.name = "index_add", .fn = [](auto& t) { return Tensors{t[0].index_add(0, t[1], t[2], 2)}; }, .shapes = {{5, 3}, {4}, {4, 3}}},
       {.name = "index_add_", .fn = [](auto& t) { return Tensors{(t[0] * 1).index_add_(1, t[1], t[2])}; }, .shapes = {{3, 5}, {4}, {3, 4}},
        .strided_inputs = true},
+      {.name = "index_add of nothing", .fn = [](auto& t) { return Tensors{t[0].index_add(1, t[1], t[2])}; }, .shapes = {{3, 5}, {0}, {3, 0}}},
       {.name = "index_copy", .fn = [](auto& t) { return Tensors{t[0].index_copy(0, t[1], t[2])}; }, .shapes = {{5, 3}, {4}, {4, 3}}},
       {.name = "index_copy_", .fn = [](auto& t) { return Tensors{(t[0] * 1).index_copy_(1, t[1], t[2])}; }, .shapes = {{3, 5}, {4}, {3, 4}}},
       {.name = "index_fill", .fn = [](auto& t) { return Tensors{t[0].index_fill(0, t[1], 3.5)}; }, .shapes = {{5, 3}, {2}}},
@@ -115,7 +122,7 @@ TEST_CASE("writes by index match ATen in every layout, in place too") {
       {.name = "index_reduce", .fn = [](auto& t) { return Tensors{t[0].index_reduce(0, t[1], t[2], "amax")}; }, .shapes = {{5, 3}, {4}, {4, 3}}},
       {.name = "scatter", .fn = [](auto& t) { return Tensors{t[0].scatter(1, t[1], t[2])}; }, .shapes = {{4, 5}, {4, 3}, {4, 3}}},
       {.name = "scatter, short index, long source", .fn = [](auto& t) { return Tensors{t[0].scatter(1, t[1], t[2])}; },
-       .shapes = {{4, 5}, {3, 2}, {4, 3}}, .strided_inputs = true},
+       .shapes = {{4, 5}, {3, 2}, {4, 3}}, .grad = {true, false, false}, .strided_inputs = true},
       {.name = "scatter_ of a number", .fn = [](auto& t) { return Tensors{(t[0] * 1).scatter_(1, t[1], 2.5)}; }, .shapes = {{4, 5}, {4, 1}}},
       {.name = "scatter with reduce", .fn = [](auto& t) { return Tensors{t[0].scatter(1, t[1], t[2], "add")}; }, .shapes = {{4, 5}, {4, 3}, {4, 3}},
        .grad = {false, false, false}},
@@ -147,6 +154,50 @@ TEST_CASE("writes by index match ATen in every layout, in place too") {
   });
 }
 
+// Into a tensor laid out as the result would be.
+template <typename F>
+Tensors into(const at::Tensor& like, F f) {
+  at::Tensor out = like.detach() * 0;
+  f(out);
+  return {out};
+}
+
+TEST_CASE("results can be written into a tensor that is there") {
+  std::vector<OpCase> cases = {
+      {.name = "index_select.out", .fn = [](auto& t) {
+         return into(t[0].index_select(0, t[1]), [&](auto& out) { at::index_select_out(out, t[0], 0, t[1]); });
+       }, .shapes = {{5, 3}, {4}}},
+      {.name = "gather.out", .fn = [](auto& t) {
+         return into(t[0].gather(1, t[1]), [&](auto& out) { at::gather_out(out, t[0], 1, t[1]); });
+       }, .shapes = {{3, 5}, {3, 4}}},
+      {.name = "index.out", .fn = [](auto& t) {
+         return into(at::index(t[0], {t[1]}), [&](auto& out) { at::index_out(out, t[0], {t[1]}); });
+       }, .shapes = {{5, 3}, {4}}},
+      {.name = "scatter_add.out", .fn = [](auto& t) {
+         return into(t[0].scatter_add(1, t[1], t[2]), [&](auto& out) { at::scatter_add_out(out, t[0], 1, t[1], t[2]); });
+       }, .shapes = {{4, 5}, {4, 3}, {4, 3}}},
+      {.name = "cat.out", .fn = [](auto& t) {
+         return into(at::cat({t[0], t[2]}, 0), [&](auto& out) { at::cat_out(out, {t[0], t[2]}, 0); });
+       }, .shapes = {{4, 5}, {1}, {3, 5}}},
+      {.name = "view_copy.out", .fn = [](auto& t) {
+         return into(at::view_copy(t[0], {20}), [&](auto& out) { at::view_copy_out(out, t[0], {20}); });
+       }, .shapes = {{4, 5}, {1}}},
+  };
+  for (OpCase& c : cases) {
+    c.make = with_indices(5);
+    c.grad.assign(c.shapes.size(), false);
+  }
+  check_all(cases);
+}
+
+TEST_CASE("one_hot in a scope that makes distributed tensors") {
+  check_op({.name = "one_hot", .fn = [](auto& t) {
+              std::optional<MeshScope> scope;
+              if (is_dtensor(t[1])) scope.emplace(meta_of(t[1]).spec->mesh());
+              return Tensors{at::one_hot(t[1], 5)};
+            }, .shapes = {{1}, {4, 3}}, .make = with_indices(5), .grad = {false, false}});
+}
+
 TEST_CASE("sorted lists are searched in every layout") {
   const auto sorted = [](size_t i, const std::vector<int64_t>& shape) {
     const auto x = at::rand(shape, at::TensorOptions(at::kDouble));
@@ -170,7 +221,9 @@ TEST_CASE("shapes that the data decide come from the data") {
       {.name = "unique", .fn = [](auto& t) { return Tensors{std::get<0>(at::_unique2(t[0].round()))}; }, .shapes = {{5, 3}}, .grad = {false}},
   });
   const DeviceMesh nobody(World::abstract(4), {4});
-  const at::Tensor x = from_local({}, nobody, {Shard(0)}, {.shape = std::vector<int64_t>{8, 2}});
+  FromLocalOptions options;
+  options.shape = std::vector<int64_t>{8, 2};
+  const at::Tensor x = from_local({}, nobody, {Shard(0)}, options);
   CHECK_THROWS_WITH(at::nonzero(x), Catch::Contains("aten::nonzero") && Catch::Contains("abstract"));
 }
 

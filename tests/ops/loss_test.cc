@@ -3,6 +3,7 @@
 #include <ATen/ops/binary_cross_entropy.h>
 #include <ATen/ops/binary_cross_entropy_with_logits.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/huber_loss.h>
 #include <ATen/ops/kl_div.h>
 #include <ATen/ops/l1_loss.h>
@@ -17,9 +18,8 @@
 
 #include "dtensor/comm_debug_mode.h"
 #include "dtensor/redistribute.h"
-#include "tests/testing/differential.h"
-
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
 
 using namespace dtensor;
 using namespace dtensor::testing;
@@ -37,7 +37,9 @@ at::Tensor make_nll(size_t i, const std::vector<int64_t>& shape) {
   return probabilities(shape);
 }
 
-std::string name(const char* loss, int64_t reduction) { return std::string(loss) + ", reduction " + std::to_string(reduction); }
+std::string name(const char* loss, int64_t reduction) {
+  return std::string(loss) + ", reduction " + std::to_string(reduction);
+}
 
 }  // namespace
 
@@ -56,7 +58,8 @@ TEST_CASE("elementwise losses match ATen in every layout, means on uneven and em
   };
   for (const auto& [loss, fn] : losses) {
     for (int64_t reduction : kReductions) {
-      OpCase c{name(loss, reduction), [fn = fn, reduction](auto& t) { return Tensors{fn(t, reduction)}; }, {{5, 3}, {5, 3}}};
+      OpCase c{
+          name(loss, reduction), [fn = fn, reduction](auto& t) { return Tensors{fn(t, reduction)}; }, {{5, 3}, {5, 3}}};
       c.make = [](size_t, const auto& shape) { return probabilities(shape); };
       c.grad = {true, false};
       c.partial_inputs = std::string(loss) != "binary_cross_entropy";  // whose local forms check for [0, 1]
@@ -71,33 +74,57 @@ TEST_CASE("elementwise losses match ATen in every layout, means on uneven and em
 TEST_CASE("elementwise losses with weights and with broadcasting") {
   for (int64_t reduction : kReductions) {
     OpCase bce{name("binary_cross_entropy", reduction),
-               [=](auto& t) { return Tensors{at::binary_cross_entropy(t[0], t[1], t[2], reduction)}; }, {{5, 3}, {5, 3}, {3}}};
+               [=](auto& t) { return Tensors{at::binary_cross_entropy(t[0], t[1], t[2], reduction)}; },
+               {{5, 3}, {5, 3}, {3}}};
     bce.make = [](size_t, const auto& shape) { return probabilities(shape); };
     bce.grad = {true, false, false};
     bce.partial_inputs = false;
     check_op(bce);
     OpCase logits = bce;
-    logits.fn = [=](auto& t) { return Tensors{at::binary_cross_entropy_with_logits(t[0], t[1], t[2], t[2], reduction)}; };
+    logits.fn = [=](auto& t) {
+      return Tensors{at::binary_cross_entropy_with_logits(t[0], t[1], t[2], t[2], reduction)};
+    };
     check_op(logits);
-    check_op({name("mse_loss", reduction), [=](auto& t) { return Tensors{at::mse_loss(t[0], t[1], reduction)}; }, {{5, 3}, {3}}});
-    check_op({name("huber_loss", reduction), [=](auto& t) { return Tensors{at::huber_loss(t[0], t[1], reduction)}; }, {{3}, {5, 3}}});
+    check_op({name("mse_loss", reduction),
+              [=](auto& t) { return Tensors{at::mse_loss(t[0], t[1], reduction)}; },
+              {{5, 3}, {3}}});
+    check_op({name("huber_loss", reduction),
+              [=](auto& t) { return Tensors{at::huber_loss(t[0], t[1], reduction)}; },
+              {{3}, {5, 3}}});
   }
 }
 
 TEST_CASE("negative log likelihood matches ATen in every layout") {
   for (int64_t reduction : kReductions) {
-    OpCase c{name("nll_loss", reduction), [=](auto& t) { return Tensors{at::nll_loss(t[0], t[1], {}, reduction, 2)}; }, {{5, 4}, {5}}, make_nll};
+    OpCase c{name("nll_loss", reduction),
+             [=](auto& t) { return Tensors{at::nll_loss(t[0], t[1], {}, reduction, 2)}; },
+             {{5, 4}, {5}},
+             make_nll};
     check_op(c);
-    check_op({name("nll_loss, weights", reduction), [=](auto& t) { return Tensors{at::nll_loss(t[0], t[1], t[2], reduction, 2)}; },
-              {{5, 4}, {5}, {4}}, make_nll, {true, false, false}});
-    check_op({name("nll_loss of one row", reduction), [=](auto& t) { return Tensors{at::nll_loss(t[0], t[1], {}, reduction)}; }, {{4}, {}}, make_nll});
-    check_op({name("nll_loss2d", reduction), [=](auto& t) { return Tensors{at::nll_loss2d(t[0], t[1], t[2], reduction, 2)}; },
-              {{3, 4, 5, 2}, {3, 5, 2}, {4}}, make_nll, {true, false, false}});
-    check_op({name("nll_loss_nd of 3 dims", reduction), [=](auto& t) { return Tensors{at::nll_loss_nd(t[0], t[1], {}, reduction)}; },
-              {{5, 4, 3}, {5, 3}}, make_nll});
+    check_op({name("nll_loss, weights", reduction),
+              [=](auto& t) { return Tensors{at::nll_loss(t[0], t[1], t[2], reduction, 2)}; },
+              {{5, 4}, {5}, {4}},
+              make_nll,
+              {true, false, false}});
+    check_op({name("nll_loss of one row", reduction),
+              [=](auto& t) { return Tensors{at::nll_loss(t[0], t[1], {}, reduction)}; },
+              {{4}, {}},
+              make_nll});
+    check_op({name("nll_loss2d", reduction),
+              [=](auto& t) { return Tensors{at::nll_loss2d(t[0], t[1], t[2], reduction, 2)}; },
+              {{3, 4, 5, 2}, {3, 5, 2}, {4}},
+              make_nll,
+              {true, false, false}});
+    check_op({name("nll_loss_nd of 3 dims", reduction),
+              [=](auto& t) { return Tensors{at::nll_loss_nd(t[0], t[1], {}, reduction)}; },
+              {{5, 4, 3}, {5, 3}},
+              make_nll});
   }
-  check_op({"all targets ignored", [](auto& t) { return Tensors{at::nll_loss(t[0], t[1], {}, at::Reduction::Mean, 0)}; }, {{5, 4}, {5}},
-            [](size_t i, const auto& shape) { return i == 1 ? at::randint(1, shape, at::kLong) : probabilities(shape); }});
+  check_op(
+      {"all targets ignored",
+       [](auto& t) { return Tensors{at::nll_loss(t[0], t[1], {}, at::Reduction::Mean, 0)}; },
+       {{5, 4}, {5}},
+       [](size_t i, const auto& shape) { return i == 1 ? at::randint(1, shape, at::kLong) : probabilities(shape); }});
 }
 
 TEST_CASE("the mean of a batch-sharded likelihood costs one all-reduce of two numbers, its gradient nothing") {
@@ -123,7 +150,9 @@ TEST_CASE("cross entropy matches ATen in every layout") {
   for (int64_t reduction : kReductions) {
     for (double smoothing : {0.0, 0.1}) {
       OpCase c{name("cross_entropy_loss", reduction),
-               [=](auto& t) { return Tensors{at::cross_entropy_loss(t[0], t[1], {}, reduction, -100, smoothing)}; }, {{5, 4}, {5}}, make_nll};
+               [=](auto& t) { return Tensors{at::cross_entropy_loss(t[0], t[1], {}, reduction, -100, smoothing)}; },
+               {{5, 4}, {5}},
+               make_nll};
       check_op(c);
       c.name += ", ignored targets";
       c.fn = [=](auto& t) { return Tensors{at::cross_entropy_loss(t[0], t[1], {}, reduction, 2, smoothing)}; };
@@ -134,11 +163,28 @@ TEST_CASE("cross entropy matches ATen in every layout") {
       c.fn = [=](auto& t) { return Tensors{at::cross_entropy_loss(t[0], t[1], t[2], reduction, 2, smoothing)}; };
       check_op(c);
       OpCase p{name("probabilities", reduction),
-               [=](auto& t) { return Tensors{at::cross_entropy_loss(t[0], t[1], t[2], reduction, -100, smoothing)}; }, {{5, 4}, {5, 4}, {4}}};
+               [=](auto& t) { return Tensors{at::cross_entropy_loss(t[0], t[1], t[2], reduction, -100, smoothing)}; },
+               {{5, 4}, {5, 4}, {4}}};
       p.grad = {true, false, false};
       check_op(p);
     }
-    check_op({name("cross_entropy_loss of 4 dims", reduction), [=](auto& t) { return Tensors{at::cross_entropy_loss(t[0], t[1], {}, reduction)}; },
-              {{3, 4, 5, 2}, {3, 5, 2}}, make_nll});
+    check_op({name("cross_entropy_loss of 4 dims", reduction),
+              [=](auto& t) { return Tensors{at::cross_entropy_loss(t[0], t[1], {}, reduction)}; },
+              {{3, 4, 5, 2}, {3, 5, 2}},
+              make_nll});
   }
+}
+
+TEST_CASE("losses are decided without data") {
+  const DeviceMesh mesh(World::abstract(4), {4});
+  const auto meta = [&](std::vector<int64_t> sizes, c10::ScalarType dtype) {
+    return distribute_tensor(at::empty(sizes, at::TensorOptions(dtype).device(at::kMeta)), mesh, {Shard(0)});
+  };
+  at::Tensor scores = meta({9, 4}, at::kFloat).detach().requires_grad_();
+  const auto target = meta({9}, at::kLong);
+  CommDebugMode comm;
+  at::cross_entropy_loss(scores, target).backward();
+  CHECK(comm.counts() == std::map<std::string, int64_t>{{"all_reduce", 1}});
+  CHECK(comm.bytes() == 2 * 8 * 3 / 4);
+  CHECK(meta_of(scores.grad()).spec->placements() == Placements{Shard(0)});
 }

@@ -9,9 +9,8 @@
 #include <algorithm>
 
 #include "propagation/op_rule.h"
-#include "tests/testing/differential.h"
-
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
 
 using namespace dtensor;
 using namespace dtensor::testing;
@@ -19,7 +18,9 @@ using Tensors = std::vector<at::Tensor>;
 
 namespace {
 
-Tensors tensors(const std::tuple<at::Tensor, at::Tensor, at::Tensor>& t) { return {std::get<0>(t), std::get<1>(t), std::get<2>(t)}; }
+Tensors tensors(const std::tuple<at::Tensor, at::Tensor, at::Tensor>& t) {
+  return {std::get<0>(t), std::get<1>(t), std::get<2>(t)};
+}
 
 }  // namespace
 
@@ -29,19 +30,29 @@ TEST_CASE("layer norm matches ATen in every layout") {
     return !p[0].is_sharded_on(2) && !p[0].is_partial() && p[1] == Replicate() && p[2] == Replicate();
   };
   check_op(c);
-  check_op({"over two dims", [](auto& t) { return Tensors{at::layer_norm(t[0], {3, 4}, t[1], t[2])}; }, {{5, 3, 4}, {3, 4}, {3, 4}}});
+  check_op({"over two dims",
+            [](auto& t) {
+              return Tensors{at::layer_norm(t[0], {3, 4}, t[1], t[2])};
+            },
+            {{5, 3, 4}, {3, 4}, {3, 4}}});
   check_op({"without weights", [](auto& t) { return Tensors{at::layer_norm(t[0], {4})}; }, {{5, 3, 4}}});
   check_op({"weight alone", [](auto& t) { return Tensors{at::layer_norm(t[0], {4}, t[1])}; }, {{5, 4}, {4}}});
-  OpCase frozen{"weight without gradient", [](auto& t) { return Tensors{at::layer_norm(t[0], {4}, t[1], t[2])}; }, {{5, 4}, {4}, {4}}};
+  OpCase frozen{"weight without gradient",
+                [](auto& t) { return Tensors{at::layer_norm(t[0], {4}, t[1], t[2])}; },
+                {{5, 4}, {4}, {4}}};
   frozen.grad = {true, false, true};
   check_op(frozen);
-  OpCase stats{"native_layer_norm", [](auto& t) { return tensors(at::native_layer_norm(t[0], {4}, t[1], {}, 1e-5)); }, {{5, 3, 4}, {4}}};
+  OpCase stats{"native_layer_norm",
+               [](auto& t) { return tensors(at::native_layer_norm(t[0], {4}, t[1], {}, 1e-5)); },
+               {{5, 3, 4}, {4}}};
   stats.grad = {false, false};
   check_op(stats);
 }
 
 TEST_CASE("layer norm keeps the dtype of its statistics") {
-  OpCase c{"bfloat16", [](auto& t) { return tensors(at::native_layer_norm(t[0], {4}, t[1], t[2], 1e-5)); }, {{5, 4}, {4}, {4}}};
+  OpCase c{"bfloat16",
+           [](auto& t) { return tensors(at::native_layer_norm(t[0], {4}, t[1], t[2], 1e-5)); },
+           {{5, 4}, {4}, {4}}};
   c.make = [](size_t, const auto& shape) { return at::rand(shape).to(at::kBFloat16); };
   c.tolerance = 0.02;
   c.grad = {false, false, false};
@@ -60,11 +71,14 @@ TEST_CASE("RMS norm matches ATen in every layout") {
 TEST_CASE("group norm matches ATen in every layout") {
   OpCase c{"group_norm", [](auto& t) { return Tensors{at::group_norm(t[0], 2, t[1], t[2])}; }, {{5, 4, 3}, {4}, {4}}};
   c.silent = [](const std::vector<Placement>& p) {
-    return !p[0].is_sharded_on(1) && !p[0].is_sharded_on(2) && !p[0].is_partial() && p[1] == Replicate() && p[2] == Replicate();
+    return !p[0].is_sharded_on(1) && !p[0].is_sharded_on(2) && !p[0].is_partial() && p[1] == Replicate() &&
+           p[2] == Replicate();
   };
   check_op(c);
   check_op({"without weights", [](auto& t) { return Tensors{at::group_norm(t[0], 2)}; }, {{3, 4, 2, 2}}});
-  OpCase stats{"native_group_norm", [](auto& t) { return tensors(at::native_group_norm(t[0], {}, {}, 5, 4, 6, 2, 1e-5)); }, {{5, 4, 3, 2}}};
+  OpCase stats{"native_group_norm",
+               [](auto& t) { return tensors(at::native_group_norm(t[0], {}, {}, 5, 4, 6, 2, 1e-5)); },
+               {{5, 4, 3, 2}}};
   stats.grad = {false};
   check_op(stats);
 }
@@ -74,7 +88,8 @@ TEST_CASE("fused RMS norm and its backward split rows, and weight gradients are 
   const DeviceMesh& mesh = test_meshes()[0];
   const auto spec = [&](Shape sizes) { return Spec::get(mesh, {Replicate()}, sizes, at::kFloat); };
   const auto has = [](const std::vector<DimStrategy>& all, const Placements& outputs, const Placements& inputs) {
-    return std::any_of(all.begin(), all.end(), [&](const auto& s) { return s.outputs == outputs && s.inputs == inputs; });
+    return std::any_of(all.begin(), all.end(),
+                       [&](const auto& s) { return s.outputs == outputs && s.inputs == inputs; });
   };
   const auto x = spec({6, 5, 4}), rstd = spec({6, 5, 1}), w = spec({4});
   const auto forward = OpCall::make("aten::_fused_rms_norm", {x, w}, {std::vector<int64_t>{4}, 1e-5});

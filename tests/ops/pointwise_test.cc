@@ -1,5 +1,5 @@
-// Elementwise operators against plain ATen, which Partials pass through without communication, and that ATen's whole list has
-// rules.
+// Elementwise operators against plain ATen, which Partials pass through without communication, and that ATen's whole
+// list has rules.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
@@ -10,8 +10,8 @@
 #include "dtensor/op_info.h"
 #include "dtensor/redistribute.h"
 #include "propagation/op_rule.h"
-#include "tests/testing/differential.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
 
 namespace dtensor::testing {
 namespace {
@@ -108,18 +108,40 @@ TEST_CASE("Linear operators let Partials through without communication", "[point
 
 TEST_CASE("Elementwise operators", "[pointwise]") {
   std::vector<OpCase> table;
-  for (const char* op : {"abs", "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "digamma",
-                         "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "floor", "frac", "gelu", "hardsigmoid", "hardswish",
-                         "hardtanh", "i0", "leaky_relu", "lgamma", "log", "log10", "log1p", "log2", "log_sigmoid", "logit",
-                         "mish", "nan_to_num", "reciprocal", "relu", "round", "rsqrt", "sgn", "sigmoid", "sign", "silu", "sin",
-                         "sinc", "sinh", "softplus", "softshrink", "sqrt", "square", "tan", "tanh", "trunc", "special_erfcx",
-                         "special_ndtri", "special_i1", "elu", "celu", "selu", "relu6", "isfinite", "isnan", "isinf", "signbit",
-                         "logical_not", "hardshrink", "special_entr"}) {
+  for (const char* op :
+       {"abs",         "acos",        "acosh",      "angle",       "asin",          "asinh",         "atan",
+        "atanh",       "ceil",        "cos",        "cosh",        "digamma",       "erf",           "erfc",
+        "erfinv",      "exp",         "exp2",       "expm1",       "floor",         "frac",          "gelu",
+        "hardsigmoid", "hardswish",   "hardtanh",   "i0",          "leaky_relu",    "lgamma",        "log",
+        "log10",       "log1p",       "log2",       "log_sigmoid", "logit",         "mish",          "nan_to_num",
+        "reciprocal",  "relu",        "round",      "rsqrt",       "sgn",           "sigmoid",       "sign",
+        "silu",        "sin",         "sinc",       "sinh",        "softplus",      "softshrink",    "sqrt",
+        "square",      "tan",         "tanh",       "trunc",       "special_erfcx", "special_ndtri", "special_i1",
+        "elu",         "celu",        "selu",       "relu6",       "isfinite",      "isnan",         "isinf",
+        "signbit",     "logical_not", "hardshrink", "special_entr"}) {
     table.push_back(named(std::string("aten::") + op, {{5, 3}}));
   }
-  for (const char* op : {"atan2", "copysign.Tensor", "eq.Tensor", "fmax", "fmin", "fmod.Tensor", "ge.Tensor", "hypot",
-                         "le.Tensor", "logaddexp", "maximum", "minimum", "pow.Tensor_Tensor", "remainder.Tensor", "xlogy.Tensor",
-                         "floor_divide", "heaviside", "max.other", "special_xlog1py", "ldexp.Tensor", "float_power.Tensor_Tensor"}) {
+  for (const char* op : {"atan2",
+                         "copysign.Tensor",
+                         "eq.Tensor",
+                         "fmax",
+                         "fmin",
+                         "fmod.Tensor",
+                         "ge.Tensor",
+                         "hypot",
+                         "le.Tensor",
+                         "logaddexp",
+                         "maximum",
+                         "minimum",
+                         "pow.Tensor_Tensor",
+                         "remainder.Tensor",
+                         "xlogy.Tensor",
+                         "floor_divide",
+                         "heaviside",
+                         "max.other",
+                         "special_xlog1py",
+                         "ldexp.Tensor",
+                         "float_power.Tensor_Tensor"}) {
     table.push_back(named(std::string("aten::") + op, {{5, 3}, {5, 3}}));
   }
   table.push_back(named("aten::clamp", {{5, 3}}, {0.3, 0.7}));
@@ -134,9 +156,11 @@ TEST_CASE("Elementwise operators", "[pointwise]") {
   for (auto& c : table) {
     c.make = [](size_t, const std::vector<int64_t>& shape) { return at::rand(shape, at::kDouble) * 0.8 + 0.1; };
     c.more_partials = {ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
-    if (c.name == "aten::acosh") c.make = [](size_t, const std::vector<int64_t>& s) { return at::rand(s, at::kDouble) + 1.1; };
+    if (c.name == "aten::acosh")
+      c.make = [](size_t, const std::vector<int64_t>& s) { return at::rand(s, at::kDouble) + 1.1; };
     if (c.name == "aten::hardshrink") c.tolerance = 1e-7;
-    const bool discrete = c.name == "aten::frexp.Tensor" || c.name == "aten::heaviside" || c.name == "aten::floor_divide" || c.name == "aten::pow.Scalar";
+    const bool discrete = c.name == "aten::frexp.Tensor" || c.name == "aten::heaviside" ||
+                          c.name == "aten::floor_divide" || c.name == "aten::pow.Scalar";
     if (discrete) c.grad = std::vector<bool>(c.shapes.size(), c.name == "aten::pow.Scalar");
     // Values next to a jump, and addends of either sign, would land on the other side of it.
     if (c.name == "aten::eq.Tensor") c.partial_inputs = false;
@@ -151,8 +175,10 @@ TEST_CASE("Extremes pass monotone operators without communication", "[pointwise]
     const char* op;
     ReduceOp in, out;
   };
-  for (const Row& row : {Row{"aten::exp", ReduceOp::kMax, ReduceOp::kMax}, Row{"aten::relu", ReduceOp::kMin, ReduceOp::kMin},
-                         Row{"aten::erfc", ReduceOp::kMax, ReduceOp::kMin}, Row{"aten::detach", ReduceOp::kProduct, ReduceOp::kProduct}}) {
+  for (const Row& row :
+       {Row{"aten::exp", ReduceOp::kMax, ReduceOp::kMax}, Row{"aten::relu", ReduceOp::kMin, ReduceOp::kMin},
+        Row{"aten::erfc", ReduceOp::kMax, ReduceOp::kMin},
+        Row{"aten::detach", ReduceOp::kProduct, ReduceOp::kProduct}}) {
     const auto y = call_op(row.op, {lay_out(x, mesh, {Partial(row.in)})})[0];
     CAPTURE(row.op);
     CHECK(meta_of(y).spec->placements() == Placements{Partial(row.out)});
@@ -162,7 +188,10 @@ TEST_CASE("Extremes pass monotone operators without communication", "[pointwise]
 }
 
 TEST_CASE("where, masked_fill and complex numbers", "[pointwise]") {
-  OpCase where{"where", [](const Tensors& t) { return call_op("aten::where.self", {t[0], t[1], t[2]}); },
+  OpCase where{"where",
+               [](const Tensors& t) {
+                 return call_op("aten::where.self", {t[0], t[1], t[2]});
+               },
                {{5, 3}, {5, 3}, {5, 1}}};
   where.make = half_mask;
   where.grad = {false, true, true};
@@ -182,7 +211,11 @@ TEST_CASE("where, masked_fill and complex numbers", "[pointwise]") {
 
   OpCase complex{"complex", [](const Tensors& t) { return call_op("aten::complex", {t[0], t[1]}); }, {{5, 3}, {5, 3}}};
   check_op(complex);
-  OpCase conj{"conj", [](const Tensors& t) { return Tensors{(t[0] * 2).conj() * t[0].abs(), t[0].conj().resolve_conj()}; }, {{5, 3}}};
+  OpCase conj{"conj",
+              [](const Tensors& t) {
+                return Tensors{(t[0] * 2).conj() * t[0].abs(), t[0].conj().resolve_conj()};
+              },
+              {{5, 3}}};
   conj.make = [](size_t, const std::vector<int64_t>& s) { return at::rand(s, at::kComplexDouble); };
   check_op(conj);
 }
@@ -300,14 +333,32 @@ TEST_CASE("Lists of tensors: one operator per tensor", "[pointwise]") {
     std::function<Values(c10::IValue, c10::IValue)> args;
   };
   const Row table[] = {
-      {"aten::_foreach_add.Scalar", [](auto a, auto) { return Values{a, 2.0}; }},
-      {"aten::_foreach_add.List", [](auto a, auto b) { return Values{a, b, 0.5}; }},
-      {"aten::_foreach_mul.List", [](auto a, auto b) { return Values{a, b}; }},
-      {"aten::_foreach_addcdiv.Scalar", [](auto a, auto b) { return Values{a, b, b, 0.1}; }},
-      {"aten::_foreach_lerp.Scalar", [](auto a, auto b) { return Values{a, b, 0.1}; }},
+      {"aten::_foreach_add.Scalar",
+       [](auto a, auto) {
+         return Values{a, 2.0};
+       }},
+      {"aten::_foreach_add.List",
+       [](auto a, auto b) {
+         return Values{a, b, 0.5};
+       }},
+      {"aten::_foreach_mul.List",
+       [](auto a, auto b) {
+         return Values{a, b};
+       }},
+      {"aten::_foreach_addcdiv.Scalar",
+       [](auto a, auto b) {
+         return Values{a, b, b, 0.1};
+       }},
+      {"aten::_foreach_lerp.Scalar",
+       [](auto a, auto b) {
+         return Values{a, b, 0.1};
+       }},
       {"aten::_foreach_sqrt", [](auto a, auto) { return Values{a}; }},
       {"aten::_foreach_norm.Scalar", [](auto a, auto) { return Values{a}; }},
-      {"aten::_foreach_maximum.List", [](auto a, auto b) { return Values{a, b}; }},
+      {"aten::_foreach_maximum.List",
+       [](auto a, auto b) {
+         return Values{a, b};
+       }},
   };
   for (const auto& row : table) {
     CAPTURE(row.op);
@@ -326,7 +377,8 @@ TEST_CASE("Lists of tensors: one operator per tensor", "[pointwise]") {
 TEST_CASE("Every operator that ATen tags as pointwise or as a reduction can be distributed", "[pointwise][reduction]") {
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
-    if (!op || !op->hasSchema() || name.name.rfind("aten::", 0) != 0 || name.name.rfind("aten::_foreach", 0) == 0) continue;
+    if (!op || !op->hasSchema() || name.name.rfind("aten::", 0) != 0 || name.name.rfind("aten::_foreach", 0) == 0)
+      continue;
     if (!op->hasTag(at::Tag::pointwise) && !op->hasTag(at::Tag::reduction)) continue;
     const auto& info = op_info(*op);
     const bool any_tensor = std::any_of(info.args.begin(), info.args.end(),

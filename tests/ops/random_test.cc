@@ -1,4 +1,6 @@
 // Random numbers: the same tensor on every mesh and in every layout, with the right statistics.
+#include "ops/random.h"
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
@@ -15,9 +17,8 @@
 #include <cmath>
 
 #include "dtensor/redistribute.h"
-#include "ops/random.h"
-#include "tests/testing/differential.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
 
 namespace dtensor::testing {
 namespace {
@@ -28,9 +29,9 @@ using Values = std::vector<c10::IValue>;
 void seed(uint64_t s) { at::manual_seed(s); }
 
 const std::vector<DeviceMesh>& meshes() {
-  static const auto* const all = new std::vector<DeviceMesh>{
-      DeviceMesh(World::local(1), {1}), DeviceMesh(World::local(4), {4}), DeviceMesh(World::local(4), {2, 2}),
-      DeviceMesh(World::local(3), {3})};
+  static const auto* const all =
+      new std::vector<DeviceMesh>{DeviceMesh(World::local(1), {1}), DeviceMesh(World::local(4), {4}),
+                                  DeviceMesh(World::local(4), {2, 2}), DeviceMesh(World::local(3), {3})};
   return *all;
 }
 
@@ -54,8 +55,8 @@ std::vector<Placements> layouts(const DeviceMesh& mesh, int64_t dims) {
   return all;
 }
 
-// Distance between the empirical distribution and a continuous one (Kolmogorov-Smirnov), times sqrt(n): beyond 1.95 with
-// probability 0.001.
+// Distance between the empirical distribution and a continuous one (Kolmogorov-Smirnov), times sqrt(n): beyond 1.95
+// with probability 0.001.
 double ks(at::Tensor sample, const std::function<double(double)>& cdf) {
   std::vector<double> x(sample.numel());
   sample = sample.to(at::kDouble).contiguous().view(-1);
@@ -170,7 +171,8 @@ TEST_CASE("Statistics", "[random]") {
   const auto sample = [&](const Row& row) { return full_tensor(fill(row, sharded_zeros(shape, row.dtype))); };
   CHECK(ks(sample({"aten::uniform_", {-1.0, 3.0}}), [](double x) { return (x + 1) / 4; }) < 1.95);
   CHECK(ks(sample({"aten::uniform_", {0.0, 1.0}, at::kFloat}), [](double x) { return x; }) < 1.95);
-  CHECK(ks(sample({"aten::normal_", {1.0, 2.0}}), [](double x) { return std::erfc((1 - x) / (2 * std::sqrt(2.0))) / 2; }) < 1.95);
+  CHECK(ks(sample({"aten::normal_", {1.0, 2.0}}),
+           [](double x) { return std::erfc((1 - x) / (2 * std::sqrt(2.0))) / 2; }) < 1.95);
   CHECK(ks(sample({"aten::exponential_", {2.0}}), [](double x) { return 1 - std::exp(-2 * x); }) < 1.95);
   CHECK(ks(sample({"aten::cauchy_", {1.0, 2.0}}), [](double x) { return std::atan((x - 1) / 2) / M_PI + 0.5; }) < 1.95);
   CHECK(ks(sample({"aten::log_normal_", {0.0, 0.5}}),
@@ -208,7 +210,8 @@ TEST_CASE("Forms that return a new tensor", "[random]") {
   for (const Placement& p : {Replicate(), Shard(0), Partial()}) {
     const auto x = lay_out(at::rand({400, 5}, at::kDouble), meshes()[1], {p});
     const auto layout = Placements{p.is_partial() ? Replicate() : p};
-    for (const auto& y : {at::rand_like(x), at::randn_like(x), at::randint_like(x, 3, 7), call_op("aten::normal_functional", {x})[0]}) {
+    for (const auto& y :
+         {at::rand_like(x), at::randn_like(x), at::randint_like(x, 3, 7), call_op("aten::normal_functional", {x})[0]}) {
       CHECK(meta_of(y).spec->placements() == layout);
       CHECK(difference(y, full_tensor(y)) == std::nullopt);
     }
@@ -253,7 +256,8 @@ TEST_CASE("Dropout: the mask of forward is the mask of backward", "[random]") {
     CHECK(difference(x.grad(), kept.to(at::kDouble) / 0.75) == std::nullopt);
   }
   const auto x = sharded_zeros({40, 50}).fill_(1);
-  CHECK(difference(call_op("aten::native_dropout", {x, 0.25, false})[0], at::ones({40, 50}, at::kDouble)) == std::nullopt);
+  CHECK(difference(call_op("aten::native_dropout", {x, 0.25, false})[0], at::ones({40, 50}, at::kDouble)) ==
+        std::nullopt);
   CHECK(call_op("aten::native_dropout", {x, 1.0, true})[0].sum().item<double>() == 0);
   const auto y = call_op("aten::dropout", {x, 0.5, true})[0];
   CHECK(std::abs(y.mean().item<double>() - 1) < 0.15);

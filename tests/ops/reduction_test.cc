@@ -13,8 +13,8 @@
 
 #include "dtensor/redistribute.h"
 #include "mesh/scope.h"
-#include "tests/testing/differential.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
 
 namespace dtensor::testing {
 namespace {
@@ -102,6 +102,8 @@ TEST_CASE("Other reductions", "[reduction]") {
       named("aten::kthvalue", {5, 3}, {2, 0, false}),
       named("aten::topk", {5, 3}, {2, 1}),
       named("aten::topk", {6, 3}, {3, 0}),
+      named("aten::glu", {5, 6}, {-1}),
+      named("aten::glu", {4, 3}, {0}),
       named("aten::sort", {5, 3}, {0}),
       named("aten::sort.stable", {5, 3}, {true, 1, true}),
       named("aten::cumsum", {5, 3}, {0}),
@@ -137,9 +139,10 @@ TEST_CASE("Reductions of sharded dims communicate when their result is used, not
     const char* op;
     ReduceOp kind;
   };
-  for (const Row& row : {Row{"aten::sum", ReduceOp::kSum}, Row{"aten::mean", ReduceOp::kSum}, Row{"aten::prod", ReduceOp::kProduct},
-                         Row{"aten::max", ReduceOp::kMax}, Row{"aten::amin", ReduceOp::kMin}, Row{"aten::all", ReduceOp::kMin},
-                         Row{"aten::any", ReduceOp::kMax}, Row{"aten::nansum", ReduceOp::kSum}}) {
+  for (const Row& row :
+       {Row{"aten::sum", ReduceOp::kSum}, Row{"aten::mean", ReduceOp::kSum}, Row{"aten::prod", ReduceOp::kProduct},
+        Row{"aten::max", ReduceOp::kMax}, Row{"aten::amin", ReduceOp::kMin}, Row{"aten::all", ReduceOp::kMin},
+        Row{"aten::any", ReduceOp::kMax}, Row{"aten::nansum", ReduceOp::kSum}}) {
     CAPTURE(row.op);
     CHECK(meta_of(call_op(row.op, {x})[0]).spec->placements() == Placements{Partial(row.kind)});
   }
@@ -164,7 +167,8 @@ TEST_CASE("Empty shards do not disturb extremes of any dtype", "[reduction]") {
 }
 
 TEST_CASE("Integers and bools", "[reduction]") {
-  for (const char* op : {"aten::sum", "aten::prod", "aten::any", "aten::all", "aten::max", "aten::count_nonzero", "aten::nansum"}) {
+  for (const char* op :
+       {"aten::sum", "aten::prod", "aten::any", "aten::all", "aten::max", "aten::count_nonzero", "aten::nansum"}) {
     for (const auto dtype : {at::kInt, at::kLong, at::kBool, at::kByte}) {
       if (std::string(op) == "aten::nansum" && dtype == at::kBool) continue;
       OpCase c = named(op, {5, 3});

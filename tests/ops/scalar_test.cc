@@ -7,16 +7,20 @@
 
 #include "dtensor/redistribute.h"
 #include "mesh/scope.h"
-#include "tests/testing/differential.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
 
 namespace dtensor::testing {
 namespace {
 
 const std::vector<Placements>& layouts() {
-  static const auto* const all = new std::vector<Placements>{
-      {Replicate(), Replicate()}, {Shard(0), Replicate()}, {Shard(0), Shard(1)}, {Shard(1), Shard(1)}, {Partial(), Shard(0)},
-      {Partial(), Partial()},     {StridedShard(0, 2), Replicate()}};
+  static const auto* const all = new std::vector<Placements>{{Replicate(), Replicate()},
+                                                             {Shard(0), Replicate()},
+                                                             {Shard(0), Shard(1)},
+                                                             {Shard(1), Shard(1)},
+                                                             {Partial(), Shard(0)},
+                                                             {Partial(), Partial()},
+                                                             {StridedShard(0, 2), Replicate()}};
   return *all;
 }
 
@@ -47,7 +51,8 @@ TEST_CASE("equal and allclose in every pair of layouts", "[scalar]") {
   for (const auto& a : layouts()) {
     for (const auto& b : layouts()) {
       CAPTURE(to_string(a), to_string(b));
-      const bool exact = !meta_of(lay_out(x, mesh, a)).spec->has_partial() && !meta_of(lay_out(x, mesh, b)).spec->has_partial();
+      const bool exact =
+          !meta_of(lay_out(x, mesh, a)).spec->has_partial() && !meta_of(lay_out(x, mesh, b)).spec->has_partial();
       if (exact) CHECK(at::equal(lay_out(x, mesh, a), lay_out(x, mesh, b)));
       CHECK_FALSE(at::equal(lay_out(x, mesh, a), lay_out(other, mesh, b)));
       CHECK(at::allclose(lay_out(x, mesh, a), lay_out(x, mesh, b)));

@@ -9,9 +9,8 @@
 #include <limits>
 
 #include "dtensor/comm_debug_mode.h"
-#include "tests/testing/differential.h"
-
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
 
 using namespace dtensor;
 using namespace dtensor::testing;
@@ -20,7 +19,9 @@ using Tensors = std::vector<at::Tensor>;
 TEST_CASE("softmax matches ATen along every dim and in every layout") {
   for (int64_t dim : {0, 1, -1}) {
     OpCase softmax{"softmax", [=](auto& t) { return Tensors{at::softmax(t[0], dim)}; }, {{5, 3, 2}}};
-    softmax.silent = [=](const std::vector<Placement>& p) { return !p[0].is_sharded_on((dim + 3) % 3) && !p[0].is_partial(); };
+    softmax.silent = [=](const std::vector<Placement>& p) {
+      return !p[0].is_sharded_on((dim + 3) % 3) && !p[0].is_partial();
+    };
     check_op(softmax);
     OpCase log_softmax = softmax;
     log_softmax.name = "log_softmax";
@@ -31,7 +32,8 @@ TEST_CASE("softmax matches ATen along every dim and in every layout") {
     safe.fn = [=](auto& t) { return Tensors{at::_safe_softmax(t[0], dim)}; };
     safe.make = [](size_t, const std::vector<int64_t>& shape) {
       at::Tensor t = at::rand(shape, at::kDouble);
-      t.select(2, 0).select(1, 0).fill_(-std::numeric_limits<double>::infinity());  // rows of nothing along dims 0 and 2
+      t.select(2, 0).select(1, 0).fill_(
+          -std::numeric_limits<double>::infinity());  // rows of nothing along dims 0 and 2
       t.select(0, 1).fill_(-std::numeric_limits<double>::infinity());
       return t;
     };
@@ -40,7 +42,13 @@ TEST_CASE("softmax matches ATen along every dim and in every layout") {
   }
   check_op({"softmax of a number", [](auto& t) { return Tensors{at::softmax(t[0], 0)}; }, {{}}});
   check_op({"softmax of nothing", [](auto& t) { return Tensors{at::softmax(t[0], 1)}; }, {{0, 3}}});
-  check_op({"softmax in float", [](auto& t) { return Tensors{at::softmax(t[0], 1, at::kFloat)}; }, {{5, 3}}, {}, {}, true, 1e-5});
+  check_op({"softmax in float",
+            [](auto& t) { return Tensors{at::softmax(t[0], 1, at::kFloat)}; },
+            {{5, 3}},
+            {},
+            {},
+            true,
+            1e-5});
 }
 
 TEST_CASE("class-sharded logits go to the rows by all-to-all, not to every rank") {

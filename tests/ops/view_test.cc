@@ -211,7 +211,9 @@ TEST_CASE("as_strided asks for memory, which only a replicated tensor has as one
 
 TEST_CASE("views of tensors that nobody holds are decided all the same") {
   const DeviceMesh mesh(World::abstract(4096), {64, 64}, {"dp", "tp"});
-  const at::Tensor x = from_local({}, mesh, {Shard(0), Shard(2)}, {.shape = std::vector<int64_t>{128, 512, 4096}});
+  FromLocalOptions options;
+  options.shape = std::vector<int64_t>{128, 512, 4096};
+  const at::Tensor x = from_local({}, mesh, {Shard(0), Shard(2)}, options);
   const at::Tensor heads = x.view({128, 512, 64, 64}).transpose(1, 2);
   CHECK(to_string(meta_of(heads).spec->placements()) == "S(0)S(1)");
   const at::Tensor back = heads.transpose(1, 2).reshape({128 * 512, 4096});

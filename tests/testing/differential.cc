@@ -29,7 +29,8 @@ namespace {
 
 struct CollectiveCounter : CommListener {
   void on_comm(const CommEvent& event, bool before) override {
-    if (!before) seen += (seen.empty() ? "" : ", ") + std::string(to_string(event.collective)) + " for " + event.cause.op;
+    if (!before)
+      seen += (seen.empty() ? "" : ", ") + std::string(to_string(event.collective)) + " for " + event.cause.op;
   }
   std::string seen;
 };
@@ -108,10 +109,18 @@ at::Tensor reduce(const std::vector<at::Tensor>& addends, const PartialKind& kin
   for (size_t a = 1; a < addends.size(); ++a) {
     switch (kind.op) {
       case ReduceOp::kSum:
-      case ReduceOp::kAvg: value = value + addends[a]; break;
-      case ReduceOp::kProduct: value = value * addends[a]; break;
-      case ReduceOp::kMin: value = value.minimum(addends[a]); break;
-      case ReduceOp::kMax: value = value.maximum(addends[a]); break;
+      case ReduceOp::kAvg:
+        value = value + addends[a];
+        break;
+      case ReduceOp::kProduct:
+        value = value * addends[a];
+        break;
+      case ReduceOp::kMin:
+        value = value.minimum(addends[a]);
+        break;
+      case ReduceOp::kMax:
+        value = value.maximum(addends[a]);
+        break;
     }
   }
   return kind.divisor == 1 ? value : value / kind.divisor;
@@ -282,9 +291,9 @@ std::optional<std::string> run_distributed(const OpCase& c, const Expected& e, c
 }  // namespace
 
 const std::vector<DeviceMesh>& test_meshes() {
-  static const auto* meshes = new std::vector<DeviceMesh>{
-      DeviceMesh(World::local(4), {4}), DeviceMesh(World::local(4), {2, 2}), DeviceMesh(World::local(3), {3}),
-      DeviceMesh(World::local(6), {2, 3})};
+  static const auto* meshes =
+      new std::vector<DeviceMesh>{DeviceMesh(World::local(4), {4}), DeviceMesh(World::local(4), {2, 2}),
+                                  DeviceMesh(World::local(3), {3}), DeviceMesh(World::local(6), {2, 3})};
   return *meshes;
 }
 
@@ -332,7 +341,8 @@ std::vector<at::Tensor> call_op(const std::string& name, std::vector<c10::IValue
   return results;
 }
 
-std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor& expected_with_grad, double tolerance) {
+std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor& expected_with_grad,
+                                      double tolerance) {
   const at::Tensor expected = expected_with_grad.detach();
   std::ostringstream os;
   if (!is_dtensor(actual)) return "is a plain tensor";
@@ -355,12 +365,13 @@ std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor
     const auto& local = meta.locals[i];
     const auto shape = meta.spec->local_shape(i);
     if (local.sizes() != at::IntArrayRef(shape.data(), shape.size()) || local.scalar_type() != expected.scalar_type()) {
-      os << "rank " << i << " holds " << local.scalar_type() << local.sizes() << ", the layout " << placements << " says "
-         << at::IntArrayRef(shape.data(), shape.size());
+      os << "rank " << i << " holds " << local.scalar_type() << local.sizes() << ", the layout " << placements
+         << " says " << at::IntArrayRef(shape.data(), shape.size());
       return os.str();
     }
     std::vector<int64_t> place;
-    for (int64_t d = 0; d < mesh.ndim(); ++d) place.push_back(placements[d].is_partial() ? 0 : mesh.local_coordinate(i)[d]);
+    for (int64_t d = 0; d < mesh.ndim(); ++d)
+      place.push_back(placements[d].is_partial() ? 0 : mesh.local_coordinate(i)[d]);
     by_place[place].push_back(local);
     rank_of[place] = i;
   }

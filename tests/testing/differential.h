@@ -3,10 +3,10 @@
 //   OpCase c{"mm", [](auto& t) { return std::vector{t[0].mm(t[1])}; }, {{5, 6}, {6, 3}}};
 //   check_op(c);
 //
-// runs the operator for every mesh of test_meshes() and every combination of placements of its inputs out of R, S(d) for each
-// dim, P(sum), and compares outputs and input gradients (of a random linear function of the outputs) with plain ATen: on
-// every rank, and sizes, strides and dtype too. Gradients of the outputs come in turn laid out like the output, replicated,
-// and as P(sum).
+// runs the operator for every mesh of test_meshes() and every combination of placements of its inputs out of R, S(d)
+// for each dim, P(sum), and compares outputs and input gradients (of a random linear function of the outputs) with
+// plain ATen: on every rank, and sizes, strides and dtype too. Gradients of the outputs come in turn laid out like the
+// output, replicated, and as P(sum).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,10 +29,10 @@ struct OpCase {
   // Makes input i; unset: uniform in [-1, 1) float64.
   std::function<at::Tensor(size_t i, const std::vector<int64_t>& shape)> make = {};
   std::vector<bool> grad = {};  // which inputs require grad; empty: all floating ones
-  bool partial_inputs = true;  // also try P(sum) inputs (floating ones)
+  bool partial_inputs = true;   // also try P(sum) inputs (floating ones)
   double tolerance = 1e-9;
-  // Asserts which placements may not communicate in forward: given mesh-dim placements of the inputs on a 1-d mesh, true if
-  // the operator must issue no collective. Unset: no claim.
+  // Asserts which placements may not communicate in forward: given mesh-dim placements of the inputs on a 1-d mesh,
+  // true if the operator must issue no collective. Unset: no claim.
   std::function<bool(const std::vector<Placement>&)> silent = {};
   // Combinations (one list per input) that the operator must refuse with a c10::Error. Unset: none may fail.
   std::function<bool(const std::vector<Placements>&)> rejects = {};
@@ -43,8 +43,8 @@ struct OpCase {
 // Meshes (4), (2,2), (3), (2,3) of World::local, made once.
 const std::vector<DeviceMesh>& test_meshes();
 
-// The full table on 1-d meshes; on 2-d meshes every combination while there are at most `max_2d`, else a fixed-seed sample of
-// that size. Fails the current Catch2 test with op, mesh, placements and the first differing element.
+// The full table on 1-d meshes; on 2-d meshes every combination while there are at most `max_2d`, else a fixed-seed
+// sample of that size. Fails the current Catch2 test with op, mesh, placements and the first differing element.
 void check_op(const OpCase& c, int max_2d = 64);
 
 // `full` as the locals of `placements` (Partial: random addends that sum to it), made into a distributed tensor.
@@ -53,12 +53,12 @@ at::Tensor lay_out(const at::Tensor& full, const DeviceMesh& mesh, const Placeme
 // The part of `full` that the i-th local rank holds in a layout without Partials.
 at::Tensor part_of(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements, int64_t i);
 
-// Calls an operator by name ("aten::sum.dim_IntList"), as user code would. Arguments in schema order; missing ones at the end
-// take their defaults. Returns the tensors among the results, lists flattened.
+// Calls an operator by name ("aten::sum.dim_IntList"), as user code would. Arguments in schema order; missing ones at
+// the end take their defaults. Returns the tensors among the results, lists flattened.
 std::vector<at::Tensor> call_op(const std::string& op, std::vector<c10::IValue> args);
 
-// What is wrong with `actual` as a distributed form of `expected`: metadata, shapes of the locals, or a value on some rank.
-// Reduces Partials by itself. nullopt: nothing.
+// What is wrong with `actual` as a distributed form of `expected`: metadata, shapes of the locals, or a value on some
+// rank. Reduces Partials by itself. nullopt: nothing.
 std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor& expected, double tolerance = 1e-9);
 
 }  // namespace dtensor::testing

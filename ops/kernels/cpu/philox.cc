@@ -30,15 +30,18 @@ void for_each_element(const GlobalOffsets& offsets, int64_t numel, const F& f) {
 
 }  // namespace
 
-void philox_fill(const at::Tensor& part, const GlobalOffsets& offsets, const RandomDraw& draw, uint64_t key, uint64_t stream) {
+void philox_fill(const at::Tensor& part, const GlobalOffsets& offsets, const RandomDraw& draw, uint64_t key,
+                 uint64_t stream) {
   AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, part.scalar_type(), "philox_fill", [&] {
     auto* out = part.mutable_data_ptr<scalar_t>();
-    for_each_element(offsets, part.numel(),
-                     [&](int64_t i, int64_t g) { out[i] = draw_value<scalar_t>(draw, key, static_cast<uint64_t>(g), stream); });
+    for_each_element(offsets, part.numel(), [&](int64_t i, int64_t g) {
+      out[i] = draw_value<scalar_t>(draw, key, static_cast<uint64_t>(g), stream);
+    });
   });
 }
 
-void philox_bernoulli(const at::Tensor& part, const at::Tensor& probabilities, const GlobalOffsets& offsets, uint64_t key) {
+void philox_bernoulli(const at::Tensor& part, const at::Tensor& probabilities, const GlobalOffsets& offsets,
+                      uint64_t key) {
   const double* p = probabilities.const_data_ptr<double>();
   AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, part.scalar_type(), "philox_bernoulli", [&] {
     auto* out = part.mutable_data_ptr<scalar_t>();

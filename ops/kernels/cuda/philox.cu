@@ -17,7 +17,9 @@ struct RandomCast<__half> {
 template <>
 struct RandomCast<__nv_bfloat16> {
   static DTENSOR_HOST_DEVICE __nv_bfloat16 from(double value) { return __float2bfloat16(static_cast<float>(value)); }
-  static DTENSOR_HOST_DEVICE __nv_bfloat16 from_integer(int64_t value) { return __float2bfloat16(static_cast<float>(value)); }
+  static DTENSOR_HOST_DEVICE __nv_bfloat16 from_integer(int64_t value) {
+    return __float2bfloat16(static_cast<float>(value));
+  }
   static DTENSOR_HOST_DEVICE double to_double(__nv_bfloat16 value) { return __bfloat162float(value); }
 };
 
@@ -58,16 +60,36 @@ const char* philox_fill(const PhiloxPart& part, const RandomDraw& draw, uint64_t
     launch<decltype(zero)>(part, draw, key, stream, probabilities, static_cast<cudaStream_t>(cuda_stream));
   };
   switch (part.type) {
-    case PhiloxType::kBool: run(bool{}); break;
-    case PhiloxType::kByte: run(uint8_t{}); break;
-    case PhiloxType::kChar: run(int8_t{}); break;
-    case PhiloxType::kShort: run(int16_t{}); break;
-    case PhiloxType::kInt: run(int32_t{}); break;
-    case PhiloxType::kLong: run(int64_t{}); break;
-    case PhiloxType::kHalf: run(__half{}); break;
-    case PhiloxType::kBFloat16: run(__nv_bfloat16{}); break;
-    case PhiloxType::kFloat: run(float{}); break;
-    case PhiloxType::kDouble: run(double{}); break;
+    case PhiloxType::kBool:
+      run(bool{});
+      break;
+    case PhiloxType::kByte:
+      run(uint8_t{});
+      break;
+    case PhiloxType::kChar:
+      run(int8_t{});
+      break;
+    case PhiloxType::kShort:
+      run(int16_t{});
+      break;
+    case PhiloxType::kInt:
+      run(int32_t{});
+      break;
+    case PhiloxType::kLong:
+      run(int64_t{});
+      break;
+    case PhiloxType::kHalf:
+      run(__half{});
+      break;
+    case PhiloxType::kBFloat16:
+      run(__nv_bfloat16{});
+      break;
+    case PhiloxType::kFloat:
+      run(float{});
+      break;
+    case PhiloxType::kDouble:
+      run(double{});
+      break;
   }
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

@@ -11,8 +11,8 @@ enum class PhiloxType : uint8_t { kBool, kByte, kChar, kShort, kInt, kLong, kHal
 
 constexpr int kPhiloxMaxDims = 16;
 
-// A contiguous part of a tensor. offsets: device memory, dim after dim, sizes[d] numbers each: what an index of the dim adds to
-// an element's number in the row-major global tensor.
+// A contiguous part of a tensor. offsets: device memory, dim after dim, sizes[d] numbers each: what an index of the dim
+// adds to an element's number in the row-major global tensor.
 struct PhiloxPart {
   void* data = nullptr;
   PhiloxType type = PhiloxType::kFloat;
@@ -22,8 +22,8 @@ struct PhiloxPart {
   const int64_t* offsets = nullptr;
 };
 
-// Fills the part on `cuda_stream` (a cudaStream_t) of the current device. `probabilities`: device memory, one number per
-// element for a kBernoulli draw of its own; null: draw.a for all. Returns the launch error's text, or null.
+// Fills the part on `cuda_stream` (a cudaStream_t) of the current device. `probabilities`: device memory, one number
+// per element for a kBernoulli draw of its own; null: draw.a for all. Returns the launch error's text, or null.
 const char* philox_fill(const PhiloxPart& part, const RandomDraw& draw, uint64_t key, uint64_t stream,
                         const double* probabilities, void* cuda_stream);
 
