@@ -5,9 +5,9 @@
 //   comm.count(Collective::kAllReduce);   // what one rank issued
 //   std::cout << comm;                    // tree: forward or backward, module, operator, collective
 //
-// Listens to the communicators' events (mesh/comm_event.h) of the thread that made it and of autograd's threads working for
-// it. Modes nest: every one of them counts. Must end on the thread that made it, in reverse order of other guards; reading is
-// thread-safe. Source: torch.distributed.tensor.debug.CommDebugMode.
+// Listens to the communicators' events (mesh/comm_event.h) of the thread that made it and of autograd's threads working
+// for it. Modes nest: every one of them counts. Must end on the thread that made it, in reverse order of other guards;
+// reading is thread-safe. Source: torch.distributed.tensor.debug.CommDebugMode.
 #pragma once
 
 #include <cstdint>

@@ -34,7 +34,8 @@ void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placement
   const at::Tensor grad = t.grad();
   t.set_data(distribute_tensor(t.detach(), mesh, placements));
   if (!grad.defined()) return;
-  t.mutable_grad() = is_dtensor(grad) ? redistribute(grad, placements) : distribute_tensor(grad.detach(), mesh, placements);
+  t.mutable_grad() =
+      is_dtensor(grad) ? redistribute(grad, placements) : distribute_tensor(grad.detach(), mesh, placements);
 } catch (c10::Error& e) {
   e.add_context("while distributing '" + n.name + "'");
   throw;
@@ -47,7 +48,8 @@ class Ties {
     for (const Named& n : tensors) {
       if (is_dtensor(n.tensor) || !n.tensor.has_storage() || n.tensor.is_meta() || n.tensor.numel() == 0) continue;
       const void* memory = n.tensor.const_data_ptr();
-      of_[n.tensor.unsafeGetTensorImpl()] = &groups_[std::make_tuple(memory, n.tensor.sizes().vec(), n.tensor.strides().vec())];
+      of_[n.tensor.unsafeGetTensorImpl()] =
+          &groups_[std::make_tuple(memory, n.tensor.sizes().vec(), n.tensor.strides().vec())];
     }
     for (const Named& n : tensors) {
       if (auto it = of_.find(n.tensor.unsafeGetTensorImpl()); it != of_.end()) it->second->push_back(n);
@@ -74,7 +76,8 @@ void tie(const Named& n, const Ties& ties) {
     if (is_dtensor(n.tensor)) {
       const DTensorMeta &a = meta_of(n.tensor), &b = meta_of(other.tensor);
       TORCH_CHECK_VALUE(a.spec == b.spec, "[distribute_module] '", n.name, "' and '", other.name,
-                        "' share their memory, but were given the layouts ", a.spec->to_string(), " and ", b.spec->to_string());
+                        "' share their memory, but were given the layouts ", a.spec->to_string(), " and ",
+                        b.spec->to_string());
       if (a.storage == b.storage) return;
     }
     n.tensor.set_data(other.tensor.detach());
@@ -89,7 +92,8 @@ void check_not_distributed(const std::vector<Named>& tensors) {
     if (first == nullptr) first = &n;
   }
   TORCH_CHECK_VALUE(first == nullptr, "[distribute_module] the module is distributed already: '", first->name, "' is ",
-                    meta_of(first->tensor).spec->to_string(), ". Say all layouts in one call, or redistribute the parameters.");
+                    meta_of(first->tensor).spec->to_string(),
+                    ". Say all layouts in one call, or redistribute the parameters.");
 }
 
 }  // namespace
@@ -107,13 +111,14 @@ void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const 
     if (!is_dtensor(n.tensor)) distribute_in_place(n, mesh, Placements(mesh.ndim(), Replicate()));
     const Spec& spec = *meta_of(n.tensor).spec;
     TORCH_CHECK_VALUE(spec.mesh().world() == mesh.world(), "[distribute_module] '", n.name, "' is ", spec.to_string(),
-                      " of another world, ", spec.mesh().world().name(), "; this module goes to ", mesh.to_string(), " of ",
-                      mesh.world().name());
+                      " of another world, ", spec.mesh().world().name(), "; this module goes to ", mesh.to_string(),
+                      " of ", mesh.world().name());
   }
   name_parameters(module);
 }
 
-void shard_parameter(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh, const Placements& placements) {
+void shard_parameter(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh,
+                     const Placements& placements) {
   std::string known;
   for (const Named& n : tensors_of(module)) {
     if (n.name == name) return distribute_in_place(n, mesh, placements);

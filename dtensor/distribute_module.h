@@ -1,5 +1,5 @@
-// Turns the parameters and buffers of a module into distributed tensors, in place: `linear->weight` and the module's own lists
-// follow, optimizers made before or after see the same parameters, and the model's code stays as it is.
+// Turns the parameters and buffers of a module into distributed tensors, in place: `linear->weight` and the module's
+// own lists follow, optimizers made before or after see the same parameters, and the model's code stays as it is.
 //
 //   distribute_module(*model, mesh, [](const std::string& name, torch::nn::Module& m, const DeviceMesh& mesh) {
 //     if (auto* linear = m.as<torch::nn::Linear>()) shard_parameter(m, "weight", mesh, {Replicate(), Shard(0)});
@@ -27,18 +27,20 @@ namespace dtensor {
 using PartitionFn = std::function<void(const std::string& name, torch::nn::Module& module, const DeviceMesh& mesh)>;
 
 // Distributes what `partition_fn` says, through shard_parameter(), and replicates the other parameters and all buffers.
-// Gradients that exist follow. Parameters that were one tensor, or shared their memory, before are still tied afterwards. Parameters
-// get their path as name, for reports. No communication but the spreading of each value from the first rank.
-// Errors (ValueError): no mesh; the module is distributed already, every parameter of it; a parameter on a mesh of another
-// world; tied parameters that were given different layouts. What is done before an error stays done.
+// Gradients that exist follow. Parameters that were one tensor, or shared their memory, before are still tied
+// afterwards. Parameters get their path as name, for reports. No communication but the spreading of each value from the
+// first rank. Errors (ValueError): no mesh; the module is distributed already, every parameter of it; a parameter on a
+// mesh of another world; tied parameters that were given different layouts. What is done before an error stays done.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = nullptr);
 
-// Distributes one parameter or buffer of `module`, "weight" or with a path, "attn.wq.weight". Does nothing if it has this layout.
-// Errors (ValueError): no such parameter (the text lists those there are), it is distributed otherwise, placements do not fit.
-void shard_parameter(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh, const Placements& placements);
+// Distributes one parameter or buffer of `module`, "weight" or with a path, "attn.wq.weight". Does nothing if it has
+// this layout. Errors (ValueError): no such parameter (the text lists those there are), it is distributed otherwise,
+// placements do not fit.
+void shard_parameter(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh,
+                     const Placements& placements);
 
-// Gives the distributed parameters and buffers their paths as names, after `prefix`. distribute_module() does so; copies of
-// parameters (clone(), to(dtype)) have none until this is called.
+// Gives the distributed parameters and buffers their paths as names, after `prefix`. distribute_module() does so;
+// copies of parameters (clone(), to(dtype)) have none until this is called.
 void name_parameters(torch::nn::Module& module, const std::string& prefix = "");
 
 // The layouts of a module's distributed parameters, for pictures and tables.

@@ -1,15 +1,16 @@
-// A distributed module that stands wherever the original stood: in Sequential, in AnyModule, as a submodule, in a variable of the
-// original's type. (Templates over torch::nn: compiled with the program.)
+// A distributed module that stands wherever the original stood: in Sequential, in AnyModule, as a submodule, in a
+// variable of the original's type. (Templates over torch::nn: compiled with the program.)
 //
 //   auto model = distribute_module(Net(), mesh, partition,
-//       [](std::vector<at::Tensor>& in, const DeviceMesh& mesh) { in[0] = distribute_tensor(in[0], mesh, {Shard(0), Replicate()}); },
+//       [](std::vector<at::Tensor>& in, const DeviceMesh& mesh) { in[0] = distribute_tensor(in[0], mesh, {Shard(0),
+//       Replicate()}); },
 //       [](std::vector<at::Tensor>& out, const DeviceMesh&) { out[0] = full_tensor(out[0]); });
 //   model(x);   // inside a MeshScope: arange and masks made in forward are distributed, too
 //
-// C++ modules have no forward hooks, so the hooks live in a class derived from the original's: it is a `Net` with the very
-// parameters, buffers and submodules of the original (not copies), under the same names, and adds to forward(). What the
-// original kept in plain members (counters, flags) is copied. A call through a pointer to the original's class reaches the
-// original forward(), without the hooks, unless that is virtual.
+// C++ modules have no forward hooks, so the hooks live in a class derived from the original's: it is a `Net` with the
+// very parameters, buffers and submodules of the original (not copies), under the same names, and adds to forward().
+// What the original kept in plain members (counters, flags) is copied. A call through a pointer to the original's class
+// reaches the original forward(), without the hooks, unless that is virtual.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -29,8 +30,8 @@
 
 namespace dtensor {
 
-// Gets the tensors among the arguments (or results) of forward, in order, those in lists, tuples and optionals one by one, and
-// replaces what it likes; undefined ones keep their place.
+// Gets the tensors among the arguments (or results) of forward, in order, those in lists, tuples and optionals one by
+// one, and replaces what it likes; undefined ones keep their place.
 using TensorsFn = std::function<void(std::vector<at::Tensor>& tensors, const DeviceMesh& mesh)>;
 
 namespace internal {
@@ -66,8 +67,8 @@ void edit_tensors(const TensorsFn& fn, T& value, const DeviceMesh& mesh, const c
   std::vector<at::Tensor> tensors;
   for (at::Tensor* p : places) tensors.push_back(*p);
   fn(tensors, mesh);
-  TORCH_CHECK_VALUE(tensors.size() == places.size(), "[DistributedModule] ", what, " got ", places.size(), " tensors and left ",
-                    tensors.size(), "; it may replace them, not add or remove any");
+  TORCH_CHECK_VALUE(tensors.size() == places.size(), "[DistributedModule] ", what, " got ", places.size(),
+                    " tensors and left ", tensors.size(), "; it may replace them, not add or remove any");
   for (size_t i = 0; i < places.size(); ++i) *places[i] = std::move(tensors[i]);
 }
 
@@ -101,13 +102,14 @@ class DistributedModuleImpl;
 template <typename M, typename R, typename... Args>
 class DistributedModuleImpl<M, R(Args...)> : public M {
   static_assert(std::is_copy_constructible_v<M>,
-                "a distributed module is a copy of the original that shares its parameters and submodules: the module's class must "
+                "a distributed module is a copy of the original that shares its parameters and submodules: the "
+                "module's class must "
                 "be copyable");
 
  public:
   // `original` is distributed already. `path`: where it stands in a larger model, for reports.
-  DistributedModuleImpl(std::shared_ptr<M> original, DeviceMesh mesh, TensorsFn input_fn = nullptr, TensorsFn output_fn = nullptr,
-                        std::string path = "")
+  DistributedModuleImpl(std::shared_ptr<M> original, DeviceMesh mesh, TensorsFn input_fn = nullptr,
+                        TensorsFn output_fn = nullptr, std::string path = "")
       : M((original->name(), std::as_const(*original))),  // name() settles the class name before it is copied
         original_(std::move(original)),
         mesh_(std::move(mesh)),
@@ -184,19 +186,22 @@ class DistributedModule : public torch::nn::ModuleHolder<DistributedModuleImpl<M
 
 // Distributes `module` as the function of three arguments does, and gives the module that stands for it.
 template <typename M, typename = std::enable_if_t<std::is_base_of_v<torch::nn::Module, M>>>
-DistributedModule<M> distribute_module(const std::shared_ptr<M>& module, const DeviceMesh& mesh, const PartitionFn& partition_fn,
-                                       TensorsFn input_fn, TensorsFn output_fn = nullptr, std::string path = "") {
+DistributedModule<M> distribute_module(const std::shared_ptr<M>& module, const DeviceMesh& mesh,
+                                       const PartitionFn& partition_fn, TensorsFn input_fn,
+                                       TensorsFn output_fn = nullptr, std::string path = "") {
   TORCH_CHECK_VALUE(module != nullptr, "[distribute_module] the module is null");
   distribute_module(static_cast<torch::nn::Module&>(*module), mesh, partition_fn);
-  return std::make_shared<DistributedModuleImpl<M>>(module, mesh, std::move(input_fn), std::move(output_fn), std::move(path));
+  return std::make_shared<DistributedModuleImpl<M>>(module, mesh, std::move(input_fn), std::move(output_fn),
+                                                    std::move(path));
 }
 
 // The same for a module holder: torch::nn::Linear, torch::nn::Sequential, ...
 template <typename M>
 DistributedModule<M> distribute_module(const torch::nn::ModuleHolder<M>& module, const DeviceMesh& mesh,
-                                       const PartitionFn& partition_fn, TensorsFn input_fn, TensorsFn output_fn = nullptr,
-                                       std::string path = "") {
-  return distribute_module(module.ptr(), mesh, partition_fn, std::move(input_fn), std::move(output_fn), std::move(path));
+                                       const PartitionFn& partition_fn, TensorsFn input_fn,
+                                       TensorsFn output_fn = nullptr, std::string path = "") {
+  return distribute_module(module.ptr(), mesh, partition_fn, std::move(input_fn), std::move(output_fn),
+                           std::move(path));
 }
 
 }  // namespace dtensor

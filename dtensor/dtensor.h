@@ -2,8 +2,8 @@
 //
 //   auto world = dtensor::World::local(4);
 //   dtensor::DeviceMesh mesh(world, {2, 2}, {"dp", "tp"});
-//   auto table = dtensor::distribute_tensor(torch::randn({50257, 512}), mesh, {dtensor::Replicate(), dtensor::Shard(0)});
-//   auto y = torch::embedding(table, ids);            // plain ATen calls on distributed tensors
+//   auto table = dtensor::distribute_tensor(torch::randn({50257, 512}), mesh, {dtensor::Replicate(),
+//   dtensor::Shard(0)}); auto y = torch::embedding(table, ids);            // plain ATen calls on distributed tensors
 //   std::cout << dtensor::DTensor(y);
 //
 // dtensor/distributed_module.h (templates over torch::nn, so apart) has the modules with input and output hooks.

@@ -23,8 +23,9 @@ std::string short_placements(const Placements& placements) {
   std::string s;
   for (const auto& p : placements) {
     if (!s.empty()) s += ' ';
-    s += p.is_mask_partial() ? (p.reduce_op() == ReduceOp::kSum ? "MaskP" : "MaskP(" + std::string(to_string(p.reduce_op())) + ")")
-                             : to_string(p);
+    s += p.is_mask_partial()
+             ? (p.reduce_op() == ReduceOp::kSum ? "MaskP" : "MaskP(" + std::string(to_string(p.reduce_op())) + ")")
+             : to_string(p);
   }
   return s;
 }
@@ -94,7 +95,8 @@ void write_picture(std::ostream& os, const Spec& spec) {
   if (spec.mesh().size() > kMaxRanksDrawn || spec.meta().numel() == 0) return;
   int64_t sharded = 0;
   for (int64_t d = 0; d < spec.ndim(); ++d) {
-    sharded += std::any_of(spec.placements().begin(), spec.placements().end(), [&](const auto& p) { return p.is_sharded_on(d); });
+    sharded += std::any_of(spec.placements().begin(), spec.placements().end(),
+                           [&](const auto& p) { return p.is_sharded_on(d); });
   }
   if (sharded > 2) return;
   const LayoutGrid grid = layout_grid(spec);
@@ -160,9 +162,10 @@ void write_locals(std::ostream& os, const DTensorMeta& meta) {
 
 DTensor::DTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
   TORCH_CHECK_TYPE(tensor_.defined(), "[DTensor] the tensor is undefined");
-  TORCH_CHECK_TYPE(is_dtensor(tensor_), "[DTensor] the tensor of shape ", tensor_.sizes(), " on ", tensor_.device(),
-                   " is plain, not distributed: distribute_tensor(t, mesh, placements) spreads it, from_local(parts, mesh, "
-                   "placements) takes parts that exist already");
+  TORCH_CHECK_TYPE(
+      is_dtensor(tensor_), "[DTensor] the tensor of shape ", tensor_.sizes(), " on ", tensor_.device(),
+      " is plain, not distributed: distribute_tensor(t, mesh, placements) spreads it, from_local(parts, mesh, "
+      "placements) takes parts that exist already");
 }
 
 std::string DTensor::name() const {
@@ -172,15 +175,15 @@ std::string DTensor::name() const {
 
 at::Tensor DTensor::local(int64_t i) const {
   const DTensorMeta& meta = meta_of(tensor_);
-  TORCH_CHECK_INDEX(i >= 0 && i < static_cast<int64_t>(meta.locals.size()), "[DTensor] local(", i, "): this process has ",
-                    meta.locals.size(), " local parts of ", meta.spec->to_string());
+  TORCH_CHECK_INDEX(i >= 0 && i < static_cast<int64_t>(meta.locals.size()), "[DTensor] local(", i,
+                    "): this process has ", meta.locals.size(), " local parts of ", meta.spec->to_string());
   return meta.locals[i];
 }
 
 std::vector<int64_t> DTensor::local_shape(int64_t i) const {
   const auto n = static_cast<int64_t>(mesh().local_ranks().size());
-  TORCH_CHECK_INDEX(i >= 0 && i < n, "[DTensor] local_shape(", i, "): this process owns ", n, " ranks of ", mesh().to_string(),
-                    "; shape_on_rank(rank) answers for any");
+  TORCH_CHECK_INDEX(i >= 0 && i < n, "[DTensor] local_shape(", i, "): this process owns ", n, " ranks of ",
+                    mesh().to_string(), "; shape_on_rank(rank) answers for any");
   const Shape s = spec().local_shape(i);
   return {s.begin(), s.end()};
 }

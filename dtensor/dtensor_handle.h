@@ -5,8 +5,8 @@
 //   std::cout << y;                            // f32[8, 64, 512](R MaskP) @ mesh(dp=2, tp=2), and who holds what
 //   torch::relu(y);                            // converts to at::Tensor wherever one is wanted
 //
-// A handle like at::Tensor: copies refer to the same tensor. Nothing here but full_tensor() and redistribute() communicates.
-// Source: torch.distributed.tensor.DTensor.
+// A handle like at::Tensor: copies refer to the same tensor. Nothing here but full_tensor() and redistribute()
+// communicates. Source: torch.distributed.tensor.DTensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,8 +37,8 @@ class DTensor {
   // Path of the parameter in its module ("layers.0.attn.weight"), "" for other tensors.
   std::string name() const;
 
-  // The parts of this process's ranks, in the order of mesh().local_ranks(): the very tensors, outside autograd. None in an
-  // abstract world. Error (IndexError): no such local rank.
+  // The parts of this process's ranks, in the order of mesh().local_ranks(): the very tensors, outside autograd. None
+  // in an abstract world. Error (IndexError): no such local rank.
   at::Tensor local(int64_t i = 0) const;
   std::vector<at::Tensor> locals() const { return meta_of(tensor_).locals; }
   // Shape of the i-th local rank's part; of any rank's, also one that another process owns.
@@ -62,8 +62,8 @@ class DTensor {
   at::Tensor tensor_;
 };
 
-// One line, "f32[10, 8](R S(0)) @ mesh(dp=2, tp=2)"; a picture of which rank holds what (copies: "0,2"; addends: "0+1") where
-// at most two dims are sharded; the parts' values where they are few. No communication.
+// One line, "f32[10, 8](R S(0)) @ mesh(dp=2, tp=2)"; a picture of which rank holds what (copies: "0,2"; addends: "0+1")
+// where at most two dims are sharded; the parts' values where they are few. No communication.
 std::ostream& operator<<(std::ostream& os, const DTensor& t);
 
 // Writes any tensor to standard output: a distributed one as above, a plain one as ATen does.

@@ -26,11 +26,12 @@ Placements written_layout(Placements placements) {
 at::Tensor make(const char* function, const std::vector<int64_t>& sizes, const DeviceMesh& mesh, Placements placements,
                 c10::ScalarType dtype, bool requires_grad, const std::function<void(const at::Tensor&)>& fill) {
   TORCH_CHECK_VALUE(mesh.defined(), "[", function, "] no mesh: give a DeviceMesh(world, shape)");
-  for (int64_t n : sizes) TORCH_CHECK_VALUE(n >= 0, "[", function, "] sizes ", c10::IntArrayRef(sizes), " have a negative entry");
+  for (int64_t n : sizes)
+    TORCH_CHECK_VALUE(n >= 0, "[", function, "] sizes ", c10::IntArrayRef(sizes), " have a negative entry");
   if (placements.empty()) placements.assign(mesh.ndim(), Replicate());
-  TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[", function, "] `placements` ", to_string(placements),
-                    " has ", placements.size(), " entries, but ", mesh.to_string(), " has ", mesh.ndim(),
-                    " dims: give one placement per mesh dim");
+  TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[", function, "] `placements` ",
+                    to_string(placements), " has ", placements.size(), " entries, but ", mesh.to_string(), " has ",
+                    mesh.ndim(), " dims: give one placement per mesh dim");
   const auto normal = normalize_placements(placements, static_cast<int64_t>(sizes.size()));
   TORCH_CHECK_VALUE(normal.ok(), "[", function, "] ", std::string(normal.status().message()));
   const SpecPtr spec = Spec::get(mesh, written_layout(*normal), sizes, dtype);
@@ -47,17 +48,21 @@ at::Tensor make(const char* function, const std::vector<int64_t>& sizes, const D
   }
   at::Tensor result = make_dtensor(spec, std::move(locals));
   if (fill) fill(result);
-  result = redistribute_below_autograd(result, *normal, {function, "", current_scope().module_path, /*implicit=*/false});
+  result =
+      redistribute_below_autograd(result, *normal, {function, "", current_scope().module_path, /*implicit=*/false});
   result.set_requires_grad(requires_grad);
   return result;
 }
 
-c10::ScalarType float_dtype(const FactoryOptions& options) { return options.dtype.value_or(c10::get_default_dtype_as_scalartype()); }
+c10::ScalarType float_dtype(const FactoryOptions& options) {
+  return options.dtype.value_or(c10::get_default_dtype_as_scalartype());
+}
 
 c10::ScalarType dtype_of(const c10::Scalar& value) {
   if (value.isBoolean()) return c10::ScalarType::Bool;
   if (value.isIntegral(/*includeBool=*/false)) return c10::ScalarType::Long;
-  return value.isComplex() ? c10::toComplexType(c10::get_default_dtype_as_scalartype()) : c10::get_default_dtype_as_scalartype();
+  return value.isComplex() ? c10::toComplexType(c10::get_default_dtype_as_scalartype())
+                           : c10::get_default_dtype_as_scalartype();
 }
 
 // The same number in every part: written to the parts themselves.
@@ -70,29 +75,35 @@ std::function<void(const at::Tensor&)> constant(const c10::Scalar& value) {
 
 }  // namespace
 
-at::Tensor zeros(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements, const FactoryOptions& options) {
+at::Tensor zeros(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements,
+                 const FactoryOptions& options) {
   return make("zeros", sizes, mesh, placements, float_dtype(options), options.requires_grad, constant(0));
 }
 
-at::Tensor ones(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements, const FactoryOptions& options) {
+at::Tensor ones(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements,
+                const FactoryOptions& options) {
   return make("ones", sizes, mesh, placements, float_dtype(options), options.requires_grad, constant(1));
 }
 
-at::Tensor full(const std::vector<int64_t>& sizes, const c10::Scalar& value, const DeviceMesh& mesh, const Placements& placements,
-                const FactoryOptions& options) {
-  return make("full", sizes, mesh, placements, options.dtype.value_or(dtype_of(value)), options.requires_grad, constant(value));
+at::Tensor full(const std::vector<int64_t>& sizes, const c10::Scalar& value, const DeviceMesh& mesh,
+                const Placements& placements, const FactoryOptions& options) {
+  return make("full", sizes, mesh, placements, options.dtype.value_or(dtype_of(value)), options.requires_grad,
+              constant(value));
 }
 
-at::Tensor empty(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements, const FactoryOptions& options) {
+at::Tensor empty(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements,
+                 const FactoryOptions& options) {
   return make("empty", sizes, mesh, placements, float_dtype(options), options.requires_grad, nullptr);
 }
 
-at::Tensor rand(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements, const FactoryOptions& options) {
+at::Tensor rand(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements,
+                const FactoryOptions& options) {
   return make("rand", sizes, mesh, placements, float_dtype(options), options.requires_grad,
               [](const at::Tensor& t) { t.uniform_(); });
 }
 
-at::Tensor randn(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements, const FactoryOptions& options) {
+at::Tensor randn(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements,
+                 const FactoryOptions& options) {
   return make("randn", sizes, mesh, placements, float_dtype(options), options.requires_grad,
               [](const at::Tensor& t) { t.normal_(); });
 }

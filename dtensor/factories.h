@@ -2,9 +2,9 @@
 //
 //   auto w = rand({50257, 512}, mesh, {Replicate(), Shard(0)}, {.requires_grad = true});
 //
-// `placements` {} means Replicate on every mesh dim. A Partial placement is filled so that the reduced value is the one asked
-// for. In an abstract world there is no data, only the layout. Source: torch.distributed.tensor.{zeros, ones, ...}.
-// Errors (ValueError): no mesh, a negative size, placements that do not fit mesh or sizes.
+// `placements` {} means Replicate on every mesh dim. A Partial placement is filled so that the reduced value is the one
+// asked for. In an abstract world there is no data, only the layout. Source: torch.distributed.tensor.{zeros, ones,
+// ...}. Errors (ValueError): no mesh, a negative size, placements that do not fit mesh or sizes.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -7,7 +7,8 @@ namespace dtensor {
 namespace {
 
 bool sharded_on(const Spec& spec, int64_t dim) {
-  return std::any_of(spec.placements().begin(), spec.placements().end(), [&](const Placement& p) { return p.is_sharded_on(dim); });
+  return std::any_of(spec.placements().begin(), spec.placements().end(),
+                     [&](const Placement& p) { return p.is_sharded_on(dim); });
 }
 
 std::vector<int64_t> cuts_of(const std::vector<LocalLayout>& parts, int64_t dim, int64_t size) {
@@ -57,13 +58,16 @@ LayoutGrid layout_grid(const Spec& spec) {
 
   const int64_t row_dim = grid.dims.size() == 2 ? grid.dims[0] : -1;
   const int64_t column_dim = grid.dims.empty() ? -1 : grid.dims.back();
-  const auto cuts = [&](int64_t dim) { return dim < 0 ? std::vector<int64_t>{0, 1} : cuts_of(parts, dim, spec.sizes()[dim]); };
+  const auto cuts = [&](int64_t dim) {
+    return dim < 0 ? std::vector<int64_t>{0, 1} : cuts_of(parts, dim, spec.sizes()[dim]);
+  };
   grid.row_cuts = cuts(row_dim);
   grid.column_cuts = cuts(column_dim);
   const size_t columns = grid.column_cuts.size() - 1;
   grid.cells.resize((grid.row_cuts.size() - 1) * columns);
 
-  std::vector<std::vector<std::vector<int64_t>>> keys(grid.cells.size());  // per cell and group: coordinate that its ranks share
+  std::vector<std::vector<std::vector<int64_t>>> keys(
+      grid.cells.size());  // per cell and group: coordinate that its ranks share
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (parts[i].empty()) {
       grid.empty.push_back(ranks[i]);

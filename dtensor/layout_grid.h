@@ -9,8 +9,8 @@
 
 namespace dtensor {
 
-// Up to two tensor dims, the last one across: both of a matrix, the only one of a vector, else those that are sharded first
-// and then the largest.
+// Up to two tensor dims, the last one across: both of a matrix, the only one of a vector, else those that are sharded
+// first and then the largest.
 absl::InlinedVector<int64_t, 2> drawn_dims(const Spec& spec);
 
 // Cuts of a tensor into cells, each held by the same ranks throughout. A dim that is not drawn counts as one of size 1.

@@ -1,5 +1,6 @@
-// A picture of how tensors lie on a mesh, as SVG: a card per tensor, cut where the ranks' parts meet, coloured by rank. Copies and
-// addends are sheets behind one another; uneven parts have their true proportions, and ranks without a part are named.
+// A picture of how tensors lie on a mesh, as SVG: a card per tensor, cut where the ranks' parts meet, coloured by rank.
+// Copies and addends are sheets behind one another; uneven parts have their true proportions, and ranks without a part
+// are named.
 //
 //   write_file("layout.svg", layout_svg(parameter_layouts(*model), "GPT on mesh(dp=2, tp=2)"));
 //

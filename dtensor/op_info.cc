@@ -68,6 +68,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
         if (alias && args[i].written && alias->beforeSets() == r.alias_info()->beforeSets()) written = static_cast<int>(i);
       }
       if (written < 0) is_view = true;
+    } else if (r.alias_info()) {  // of a list, such as split()'s: Tensor(a)[]
+      for (const auto& element : r.alias_info()->containedTypes()) is_view |= !element.beforeSets().empty();
     }
     written_inputs.push_back(written);
   }

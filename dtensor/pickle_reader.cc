@@ -22,8 +22,8 @@ struct Global {
   std::string name;  // "torch._utils._rebuild_tensor_v2"
 };
 // Containers are shared, as in Python: the memo refers to the same one.
-struct Value : std::variant<std::monostate, bool, int64_t, double, std::string, at::Tensor, Global, std::shared_ptr<Values>,
-                            std::shared_ptr<Dict>> {
+struct Value : std::variant<std::monostate, bool, int64_t, double, std::string, at::Tensor, Global,
+                            std::shared_ptr<Values>, std::shared_ptr<Dict>> {
   using variant::variant;
   template <typename T>
   const T& as(const char* what) const {
@@ -35,10 +35,17 @@ struct Value : std::variant<std::monostate, bool, int64_t, double, std::string, 
 
 c10::ScalarType dtype_of_storage(const std::string& name) {
   static const absl::flat_hash_map<std::string, c10::ScalarType> types{
-      {"torch.DoubleStorage", at::kDouble},     {"torch.FloatStorage", at::kFloat}, {"torch.HalfStorage", at::kHalf},
-      {"torch.BFloat16Storage", at::kBFloat16}, {"torch.LongStorage", at::kLong},   {"torch.IntStorage", at::kInt},
-      {"torch.ShortStorage", at::kShort},       {"torch.CharStorage", at::kChar},   {"torch.ByteStorage", at::kByte},
-      {"torch.BoolStorage", at::kBool},         {"torch.ComplexFloatStorage", at::kComplexFloat},
+      {"torch.DoubleStorage", at::kDouble},
+      {"torch.FloatStorage", at::kFloat},
+      {"torch.HalfStorage", at::kHalf},
+      {"torch.BFloat16Storage", at::kBFloat16},
+      {"torch.LongStorage", at::kLong},
+      {"torch.IntStorage", at::kInt},
+      {"torch.ShortStorage", at::kShort},
+      {"torch.CharStorage", at::kChar},
+      {"torch.ByteStorage", at::kByte},
+      {"torch.BoolStorage", at::kBool},
+      {"torch.ComplexFloatStorage", at::kComplexFloat},
       {"torch.ComplexDoubleStorage", at::kComplexDouble}};
   const auto it = types.find(name);
   TORCH_CHECK(it != types.end(), "tensors of ", name, " cannot be read");
@@ -62,6 +69,7 @@ class PickleReader {
 
  private:
   void execute(char op) {
+    // clang-format off
     switch (op) {
       case '\x80': take(1); break;                                             // PROTO
       case '\x95': take(8); break;                                             // FRAME
@@ -99,6 +107,7 @@ class PickleReader {
       case 'e': append(pop_to_mark()); break;                                  // APPENDS
       default: TORCH_CHECK(false, "damaged, or not written by torch: unknown pickle code ", static_cast<int>(static_cast<uint8_t>(op)));
     }
+    // clang-format on
   }
 
   std::string_view take(size_t n) {
@@ -143,7 +152,8 @@ class PickleReader {
   Value pop() { return std::move(pop_last(1)[0]); }
   Values pop_last(size_t n) {
     TORCH_CHECK(n <= stack_.size(), "damaged: a value is missing");
-    Values values(std::make_move_iterator(stack_.end() - static_cast<std::ptrdiff_t>(n)), std::make_move_iterator(stack_.end()));
+    Values values(std::make_move_iterator(stack_.end() - static_cast<std::ptrdiff_t>(n)),
+                  std::make_move_iterator(stack_.end()));
     stack_.resize(stack_.size() - n);
     return values;
   }
@@ -165,7 +175,8 @@ class PickleReader {
   }
   void stack_global() {
     const Values names = pop_last(2);
-    push(Global{absl::StrCat(names[0].as<std::string>("a module name"), ".", names[1].as<std::string>("a class name"))});
+    push(
+        Global{absl::StrCat(names[0].as<std::string>("a module name"), ".", names[1].as<std::string>("a class name"))});
   }
   void set_items(Values items) {
     auto& dict = *top().as<std::shared_ptr<Dict>>("a dict");

@@ -1,8 +1,8 @@
 // Reads the tensors that Python's torch.save wrote. Internal.
 //
-// The pickle language is a small stack machine; only what builds numbers, strings, lists, dicts and tensors is understood, so a
-// file cannot make this process run anything. LibTorch's own reader (torch::pickle_load) drops Python's OrderedDict, which is
-// what every state_dict is.
+// The pickle language is a small stack machine; only what builds numbers, strings, lists, dicts and tensors is
+// understood, so a file cannot make this process run anything. LibTorch's own reader (torch::pickle_load) drops
+// Python's OrderedDict, which is what every state_dict is.
 #pragma once
 
 #include <ATen/core/Tensor.h>

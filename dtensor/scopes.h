@@ -1,5 +1,5 @@
-// What code inside a block may rely on. Each is a guard: it holds until the end of the block, nests, and reaches autograd's
-// threads when backward is called inside. All are values of the current thread (mesh/scope.h).
+// What code inside a block may rely on. Each is a guard: it holds until the end of the block, nests, and reaches
+// autograd's threads when backward is called inside. All are values of the current thread (mesh/scope.h).
 //
 //   MeshScope inside(mesh);
 //   auto positions = torch::arange(64);   // replicated on `mesh`, like every tensor that a factory makes here
@@ -57,7 +57,8 @@ class DelayGradientReduction {
   ScopeGuard guard_{[](Scope& s) { s.delay_gradient_reduction = true; }};
 };
 
-// Names the module that runs, for reports: paths nest, "encoder" inside "model" is "model.encoder". An empty name adds nothing.
+// Names the module that runs, for reports: paths nest, "encoder" inside "model" is "model.encoder". An empty name adds
+// nothing.
 class ModulePath {
  public:
   explicit ModulePath(const std::string& name);
@@ -66,8 +67,8 @@ class ModulePath {
   ScopeGuard guard_;
 };
 
-// Brings every distributed gradient to its parameter's placements, in place of .grad: one collective for each that differs,
-// explicit, by the name "reduce_gradients". What is plain or has no gradient is left alone.
+// Brings every distributed gradient to its parameter's placements, in place of .grad: one collective for each that
+// differs, explicit, by the name "reduce_gradients". What is plain or has no gradient is left alone.
 void reduce_gradients(const std::vector<at::Tensor>& parameters);
 
 }  // namespace dtensor

@@ -23,15 +23,16 @@ std::vector<Part> parts_of(const torch::nn::Module& module) {
   std::vector<Part> parts;
   absl::flat_hash_map<const c10::TensorImpl*, bool> seen;  // tied parameters count once
   const auto add = [&](const std::string& name, const at::Tensor& t) {
-    if (t.defined() && seen.emplace(t.unsafeGetTensorImpl(), true).second) parts.push_back({name, t, t.variable_data()});
+    if (t.defined() && seen.emplace(t.unsafeGetTensorImpl(), true).second)
+      parts.push_back({name, t, t.variable_data()});
   };
   for (const auto& p : module.named_parameters()) add(p.key(), p.value());
   for (const auto& b : module.named_buffers()) add(b.key(), b.value());
   return parts;
 }
 
-// While it exists the module's distributed parameters are plain, so that its own save() and load() can be called; some classes
-// have their own.
+// While it exists the module's distributed parameters are plain, so that its own save() and load() can be called; some
+// classes have their own.
 class PlainForNow {
  public:
   explicit PlainForNow(const torch::nn::Module& module) : parts_(parts_of(module)) {}
@@ -61,8 +62,8 @@ class PlainForNow {
 };
 
 void check_shape(const std::string& name, const at::Tensor& value, const at::Tensor& target) {
-  TORCH_CHECK_VALUE(value.sizes() == target.sizes(), "[load] '", name, "' has shape ", target.sizes(), ", but the file holds ",
-                    value.sizes());
+  TORCH_CHECK_VALUE(value.sizes() == target.sizes(), "[load] '", name, "' has shape ", target.sizes(),
+                    ", but the file holds ", value.sizes());
 }
 
 void load_archive(torch::nn::Module& module, const std::string& path) try {
@@ -112,7 +113,8 @@ void save(const torch::nn::Module& module, const std::string& path) {
 
 void load(at::Tensor& tensor, const std::string& path) {
   const NamedTensors values = read_tensors(path);
-  TORCH_CHECK_VALUE(values.size() == 1, "[load] '", path, "' holds ", values.size(), " tensors, not one: use load_tensors()");
+  TORCH_CHECK_VALUE(values.size() == 1, "[load] '", path, "' holds ", values.size(),
+                    " tensors, not one: use load_tensors()");
   const auto& [name, value] = *values.begin();
   if (!tensor.defined()) {
     tensor = value;
@@ -148,7 +150,9 @@ NamedTensors state_dict(const torch::nn::Module& module) {
 void load_state_dict(torch::nn::Module& module, const NamedTensors& values) {
   const NamedTensors targets = state_dict(module);
   std::string missing, unexpected;
-  const auto list = [](std::string& names, const std::string& name) { names += (names.empty() ? "'" : ", '") + name + "'"; };
+  const auto list = [](std::string& names, const std::string& name) {
+    names += (names.empty() ? "'" : ", '") + name + "'";
+  };
   for (const auto& [name, t] : targets) {
     const auto it = values.find(name);
     if (it == values.end()) {

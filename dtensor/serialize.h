@@ -1,8 +1,8 @@
-// Files that plain LibTorch and Python's torch can read, and back. Whole tensors are written, so a file does not depend on a mesh:
-// save on one mesh, load on another, or on none.
+// Files that plain LibTorch and Python's torch can read, and back. Whole tensors are written, so a file does not depend
+// on a mesh: save on one mesh, load on another, or on none.
 //
-//   save(*model, "model.pt");                   // plain torch::load(model, "model.pt") reads it, and the other way round
-//   save(state_dict(*model), "weights.pt");     // Python: model.load_state_dict(torch.load("weights.pt"))
+//   save(*model, "model.pt");                   // plain torch::load(model, "model.pt") reads it, and the other way
+//   round save(state_dict(*model), "weights.pt");     // Python: model.load_state_dict(torch.load("weights.pt"))
 //   load(*other_model, "weights.pt");           // either format; parameters keep their layout
 //
 //   what is saved      format                 read by
@@ -10,11 +10,11 @@
 //   optimizer
 //   named tensors      pickle in a zip        Python torch.load; C++ torch::pickle_load
 //
-// Saving gathers every distributed tensor, one after the other (explicit collectives by the name "save"); the whole model is in
-// this process's memory until the file is written. While a module is being saved or loaded its parameters are plain: no other
-// thread may use it. Errors: NotImplementedError where this process lacks values (abstract and fake worlds); a file that cannot
-// be read or written, by path; a missing or unexpected key, or a shape that does not fit, by key and shapes. After an error
-// what was to be loaded is as it was.
+// Saving gathers every distributed tensor, one after the other (explicit collectives by the name "save"); the whole
+// model is in this process's memory until the file is written. While a module is being saved or loaded its parameters
+// are plain: no other thread may use it. Errors: NotImplementedError where this process lacks values (abstract and fake
+// worlds); a file that cannot be read or written, by path; a missing or unexpected key, or a shape that does not fit,
+// by key and shapes. After an error what was to be loaded is as it was.
 #pragma once
 
 #include <ATen/core/Tensor.h>

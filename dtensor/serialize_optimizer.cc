@@ -22,23 +22,28 @@ using torch::optim::OptimizerParamState;
 // The tensors of a parameter's state, with their names; nullopt for an optimizer that is not known here.
 std::optional<std::vector<std::pair<const char*, at::Tensor*>>> state_tensors(OptimizerParamState& state) {
   using Tensors = std::vector<std::pair<const char*, at::Tensor*>>;
-  if (auto* s = dynamic_cast<torch::optim::SGDParamState*>(&state)) return Tensors{{"momentum_buffer", &s->momentum_buffer()}};
+  if (auto* s = dynamic_cast<torch::optim::SGDParamState*>(&state))
+    return Tensors{{"momentum_buffer", &s->momentum_buffer()}};
   if (auto* s = dynamic_cast<torch::optim::AdamParamState*>(&state)) {
-    return Tensors{{"exp_avg", &s->exp_avg()}, {"exp_avg_sq", &s->exp_avg_sq()}, {"max_exp_avg_sq", &s->max_exp_avg_sq()}};
+    return Tensors{
+        {"exp_avg", &s->exp_avg()}, {"exp_avg_sq", &s->exp_avg_sq()}, {"max_exp_avg_sq", &s->max_exp_avg_sq()}};
   }
   if (auto* s = dynamic_cast<torch::optim::AdamWParamState*>(&state)) {
-    return Tensors{{"exp_avg", &s->exp_avg()}, {"exp_avg_sq", &s->exp_avg_sq()}, {"max_exp_avg_sq", &s->max_exp_avg_sq()}};
+    return Tensors{
+        {"exp_avg", &s->exp_avg()}, {"exp_avg_sq", &s->exp_avg_sq()}, {"max_exp_avg_sq", &s->max_exp_avg_sq()}};
   }
   if (auto* s = dynamic_cast<torch::optim::AdagradParamState*>(&state)) return Tensors{{"sum", &s->sum()}};
   if (auto* s = dynamic_cast<torch::optim::RMSpropParamState*>(&state)) {
-    return Tensors{{"square_avg", &s->square_avg()}, {"momentum_buffer", &s->momentum_buffer()}, {"grad_avg", &s->grad_avg()}};
+    return Tensors{
+        {"square_avg", &s->square_avg()}, {"momentum_buffer", &s->momentum_buffer()}, {"grad_avg", &s->grad_avg()}};
   }
   return std::nullopt;
 }
 
 bool any_distributed(const Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
-    if (std::any_of(group.params().begin(), group.params().end(), [](const at::Tensor& p) { return is_dtensor(p); })) return true;
+    if (std::any_of(group.params().begin(), group.params().end(), [](const at::Tensor& p) { return is_dtensor(p); }))
+      return true;
   }
   return false;
 }
@@ -48,7 +53,8 @@ class Undo {
  public:
   explicit Undo(Optimizer& optimizer) : optimizer_(optimizer) {
     for (const auto& [key, state] : optimizer.state()) states_.emplace_back(key, state->clone());
-    for (const auto& group : optimizer.param_groups()) options_.push_back(group.has_options() ? group.options().clone() : nullptr);
+    for (const auto& group : optimizer.param_groups())
+      options_.push_back(group.has_options() ? group.options().clone() : nullptr);
   }
   ~Undo() {
     if (done_) return;
@@ -96,8 +102,9 @@ void save(const Optimizer& optimizer, const std::string& path) {
   } swapped;
   for (const auto& item : optimizer.state()) {
     const auto tensors = state_tensors(*item.second);
-    TORCH_CHECK_NOT_IMPLEMENTED(tensors || !any_distributed(optimizer),
-                                "[save] distributed state of this optimizer is not known; SGD, Adam, AdamW, Adagrad and RMSprop are");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        tensors || !any_distributed(optimizer),
+        "[save] distributed state of this optimizer is not known; SGD, Adam, AdamW, Adagrad and RMSprop are");
     if (!tensors) continue;
     for (const auto& [name, place] : *tensors) {
       if (!is_dtensor(*place)) continue;
@@ -111,7 +118,8 @@ void save(const Optimizer& optimizer, const std::string& path) {
 }
 
 void load(Optimizer& optimizer, const std::string& path) try {
-  TORCH_CHECK_VALUE(file_format(path) == FileFormat::kArchive, "[load] it holds named tensors, not the state of a C++ optimizer");
+  TORCH_CHECK_VALUE(file_format(path) == FileFormat::kArchive,
+                    "[load] it holds named tensors, not the state of a C++ optimizer");
   torch::serialize::InputArchive archive;
   archive.load_from(path, at::Device(at::kCPU));
   Undo undo(optimizer);
@@ -122,8 +130,9 @@ void load(Optimizer& optimizer, const std::string& path) try {
       const auto it = optimizer.state().find(p.unsafeGetTensorImpl());
       if (it != optimizer.state().end()) {
         const auto tensors = state_tensors(*it->second);
-        TORCH_CHECK_NOT_IMPLEMENTED(tensors || !is_dtensor(p),
-                                    "[load] distributed state of this optimizer is not known; SGD, Adam, AdamW, Adagrad and RMSprop are");
+        TORCH_CHECK_NOT_IMPLEMENTED(
+            tensors || !is_dtensor(p),
+            "[load] distributed state of this optimizer is not known; SGD, Adam, AdamW, Adagrad and RMSprop are");
         if (tensors) {
           for (const auto& [name, place] : *tensors) lay_out(*place, name, p, index);
         }

@@ -15,8 +15,9 @@ at::Tensor whole_value(const at::Tensor& t) {
   if (is_dtensor(t)) {
     const DTensorMeta& meta = meta_of(t);
     const World& world = meta.spec->mesh().world();
-    TORCH_CHECK_NOT_IMPLEMENTED(world.has_data() && world.kind() != World::Kind::kFake, "[save] ", meta.spec->to_string(),
-                                " cannot be stored: this process lacks values, its world is ", world.name());
+    TORCH_CHECK_NOT_IMPLEMENTED(world.has_data() && world.kind() != World::Kind::kFake, "[save] ",
+                                meta.spec->to_string(), " cannot be stored: this process lacks values, its world is ",
+                                world.name());
     const CommCause cause{"save", meta.name ? *meta.name : "", current_scope().module_path, /*implicit=*/false};
     value = meta_of(redistribute_as(t, Placements(meta.spec->mesh().ndim(), Replicate()), cause)).locals.front();
   }
@@ -34,9 +35,9 @@ void copy_into(const at::Tensor& target, const at::Tensor& value) {
     return;
   }
   const DTensorMeta& meta = meta_of(target);
-  const at::Tensor laid_out = is_dtensor(value)
-                                  ? redistribute(value, meta.spec->placements())
-                                  : distribute_tensor(value.detach(), meta.spec->mesh(), meta.spec->placements(), std::nullopt);
+  const at::Tensor laid_out =
+      is_dtensor(value) ? redistribute(value, meta.spec->placements())
+                        : distribute_tensor(value.detach(), meta.spec->mesh(), meta.spec->placements(), std::nullopt);
   {
     LocalGuard guard;
     for (size_t i = 0; i < meta.locals.size(); ++i) meta.locals[i].copy_(meta_of(laid_out).locals[i]);

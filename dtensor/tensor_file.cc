@@ -31,7 +31,8 @@ void write_pickle(const std::map<std::string, at::Tensor>& tensors, const std::s
   for (const auto& [name, tensor] : tensors) dict.insert(name, tensor);
   std::string data;
   // Without tags of the container's type, which Python's weights_only loader would refuse.
-  torch::jit::Pickler pickler([&](const char* bytes, size_t n) { data.append(bytes, n); }, nullptr, nullptr, nullptr, nullptr,
+  torch::jit::Pickler pickler([&](const char* bytes, size_t n) { data.append(bytes, n); }, nullptr, nullptr, nullptr,
+                              nullptr,
                               /*tag_aggregates=*/false);
   pickler.protocol();
   pickler.pushIValue(dict);

@@ -34,7 +34,8 @@ AdvancedIndex::AdvancedIndex(int64_t ndim, std::vector<std::optional<Shape>> ind
       if (sizes[j] != 1) size = sizes[j];
     }
   }
-  const bool adjacent = !indexed_.empty() && indexed_.back() - indexed_.front() + 1 == static_cast<int64_t>(indexed_.size());
+  const bool adjacent =
+      !indexed_.empty() && indexed_.back() - indexed_.front() + 1 == static_cast<int64_t>(indexed_.size());
   if (adjacent) position_ = indexed_.front();
 }
 
@@ -69,7 +70,8 @@ LocalIndices localize_indices(const LocalCall& call, const torch::jit::Stack& st
   for (const c10::IValue& value : stack[1].toListRef()) {
     const bool absent = !value.isTensor() || !value.toTensor().defined();
     result.indices.push_back(absent ? std::nullopt : std::optional(value.toTensor()));
-    sizes.push_back(absent ? std::nullopt : std::optional(Shape(value.toTensor().sizes().begin(), value.toTensor().sizes().end())));
+    sizes.push_back(absent ? std::nullopt
+                           : std::optional(Shape(value.toTensor().sizes().begin(), value.toTensor().sizes().end())));
   }
   const AdvancedIndex geometry(self.ndim(), std::move(sizes));
   result.end = geometry.position() + geometry.num_broadcast_dims();

@@ -11,8 +11,8 @@
 
 namespace dtensor {
 
-// Of a call with `self` and `indices` (no masks among them). The index tensors are broadcast together; their dims stand in the
-// result where the indexed dims stood, if those are side by side, else in front.
+// Of a call with `self` and `indices` (no masks among them). The index tensors are broadcast together; their dims stand
+// in the result where the indexed dims stood, if those are side by side, else in front.
 class AdvancedIndex {
  public:
   // `ndim`: of self; `index_sizes`: per index, absent ones nullopt.
@@ -41,7 +41,7 @@ struct LocalIndices {
   c10::List<std::optional<at::Tensor>> indices;
   // Which places of the broadcast index point into the part; undefined if the indexed dims are all held whole.
   at::Tensor held;
-  int64_t end = 0;                // where the broadcast dims end in the result
+  int64_t end = 0;                    // where the broadcast dims end in the result
   std::vector<int64_t> partial_dims;  // indexed dims of which this rank has a part only
 };
 

@@ -1,5 +1,5 @@
-// Indexing: registration, and what is no rule. Masks among indices become lists of indices first (their number depends on the
-// data), and so does everything else whose shape the data decide: it runs on whole tensors.
+// Indexing: registration, and what is no rule. Masks among indices become lists of indices first (their number depends
+// on the data), and so does everything else whose shape the data decide: it runs on whole tensors.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/nonzero.h>
@@ -41,13 +41,15 @@ c10::List<std::optional<at::Tensor>> without_masks(const at::Tensor& self, at::A
     const at::Tensor mask = value.toTensor();
     for (int64_t d = 0; d < mask.dim(); ++d) {
       const int64_t at = static_cast<int64_t>(result.size()) + d;
-      TORCH_CHECK_INDEX(at < self.dim() && mask.size(d) == self.size(at), "The shape of the mask ", mask.sizes(), " at index ",
-                        d, " does not match the shape of the indexed tensor ", self.sizes(), " at index ", at);
+      TORCH_CHECK_INDEX(at < self.dim() && mask.size(d) == self.size(at), "The shape of the mask ", mask.sizes(),
+                        " at index ", d, " does not match the shape of the indexed tensor ", self.sizes(), " at index ",
+                        at);
     }
     const at::Tensor places = at::nonzero(mask);
     for (int64_t d = 0; d < mask.dim(); ++d) result.push_back(places.select(1, d));
     // A mask without dims chooses all or nothing, along a dim that is not there.
-    TORCH_CHECK_NOT_IMPLEMENTED(mask.dim() > 0, "indexing a distributed tensor with a mask of no dims is not supported");
+    TORCH_CHECK_NOT_IMPLEMENTED(mask.dim() > 0,
+                                "indexing a distributed tensor with a mask of no dims is not supported");
   }
   return result;
 }
@@ -97,7 +99,8 @@ void write_through(const c10::OperatorHandle& op, Stack& stack) {
   if (!is_dtensor(self)) return dispatch_by_rule(op, stack);
   std::string name = op.schema().name();
   name.pop_back();
-  const auto functional = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), op.schema().overload_name().c_str());
+  const auto functional =
+      c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), op.schema().overload_name().c_str());
   functional.callBoxed(stack);
   self.copy_(torch::jit::pop(stack).toTensor());
   stack.emplace_back(self);
@@ -113,9 +116,10 @@ void register_index_rules(RuleRegistry& registry) {
     add_handler(op, index_put);
   }
   for (const char* op : {"aten::put_", "aten::masked_scatter_"}) add_handler(op, write_through);
-  for (const char* op : {"aten::nonzero", "aten::nonzero_static", "aten::masked_select", "aten::masked_scatter_backward",
-                         "aten::repeat_interleave.Tensor", "aten::_unique", "aten::_unique2", "aten::unique_dim",
-                         "aten::unique_consecutive", "aten::unique_dim_consecutive"}) {
+  for (const char* op :
+       {"aten::nonzero", "aten::nonzero_static", "aten::masked_select", "aten::masked_scatter_backward",
+        "aten::repeat_interleave.Tensor", "aten::_unique", "aten::_unique2", "aten::unique_dim",
+        "aten::unique_consecutive", "aten::unique_dim_consecutive"}) {
     add_handler(op, run_whole);
   }
 }

@@ -1,5 +1,5 @@
-// Look-ups: index_select, gather, advanced indexing. A tensor whose indexed dim is sharded is looked up on every rank: each finds
-// the indices that point into its part and gives zeros for the others, so the result is Partial(sum).
+// Look-ups: index_select, gather, advanced indexing. A tensor whose indexed dim is sharded is looked up on every rank:
+// each finds the indices that point into its part and gives zeros for the others, so the result is Partial(sum).
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -214,8 +214,9 @@ void register_index_read_rules(RuleRegistry& registry) {
     registry.add(op, rule_of(index, nullptr, index_local));
   }
   registry.add("aten::take", rule_of(take, take_metas, nullptr));
-  registry.add({"aten::bucketize.Tensor", "aten::bucketize.Scalar", "aten::searchsorted.Tensor", "aten::searchsorted.Scalar"},
-               rule_of(searchsorted, searchsorted_metas, nullptr));
+  registry.add(
+      {"aten::bucketize.Tensor", "aten::bucketize.Scalar", "aten::searchsorted.Tensor", "aten::searchsorted.Scalar"},
+      rule_of(searchsorted, searchsorted_metas, nullptr));
 }
 
 }  // namespace dtensor

@@ -1,6 +1,6 @@
-// Writes by index: index_put, index_add, index_copy, index_fill, scatter and its kind. Where the indexed dim of the tensor that
-// is written is sharded, every rank writes what falls into its part; what does not goes to one more row, which is then cut off.
-// So a written tensor may have any layout, in place too, without communication for it.
+// Writes by index: index_put, index_add, index_copy, index_fill, scatter and its kind. Where the indexed dim of the
+// tensor that is written is sharded, every rank writes what falls into its part; what does not goes to one more row,
+// which is then cut off. So a written tensor may have any layout, in place too, without communication for it.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty_like.h>
@@ -20,7 +20,8 @@ namespace {
 
 using torch::jit::Stack;
 
-// The operator that writes into its first argument: aten::scatter.src and aten::scatter.src_out have aten::scatter_.src.
+// The operator that writes into its first argument: aten::scatter.src and aten::scatter.src_out have
+// aten::scatter_.src.
 c10::OperatorHandle in_place_form(const c10::OperatorHandle& op) {
   std::string name = op.schema().name(), overload = op.schema().overload_name();
   if (!absl::EndsWith(name, "_")) name += "_";
@@ -37,8 +38,8 @@ at::Tensor with_spare_rows(const at::Tensor& self, const std::vector<int64_t>& d
   return at::constant_pad_nd(self, pad, 0);
 }
 
-// Runs the call on `self` with spare rows and puts the result where the call wants it. `stack`: the local arguments, with
-// indices that count the spare rows.
+// Runs the call on `self` with spare rows and puts the result where the call wants it. `stack`: the local arguments,
+// with indices that count the spare rows.
 void write_with_spare_rows(const LocalCall& call, Stack& stack, const std::vector<int64_t>& dims) {
   const at::Tensor self = stack[0].toTensor();
   const auto writer = in_place_form(call.op);
@@ -150,7 +151,8 @@ FactorRule scatter(const OpCall& call) {
     }
   }
   // Every rank adds its own part of a list: all of them together are the sum.
-  if (is_scatter_add(call) && call.inputs[1]->ndim() == self.ndim() && call.inputs[1]->sizes() == call.inputs[2]->sizes()) {
+  if (is_scatter_add(call) && call.inputs[1]->ndim() == self.ndim() &&
+      call.inputs[1]->sizes() == call.inputs[2]->sizes()) {
     const int rows = static_cast<int>(self.ndim());
     rule.inputs[1][dim] = rule.inputs[2][dim] = rows;
     rule.contractions = {{rows, ReduceOp::kSum}};
@@ -200,18 +202,19 @@ OpRule rule_of(FactorRule (*factors)(const OpCall&), void (*local)(const LocalCa
 }  // namespace
 
 void register_index_write_rules(RuleRegistry& registry) {
-  registry.add({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"}, rule_of(index_put, index_put_local));
+  registry.add({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"},
+               rule_of(index_put, index_put_local));
   OpRule rows = rule_of(index_rows, index_rows_local);
   rows.metas = index_rows_metas;
   registry.add({"aten::index_add", "aten::index_copy", "aten::index_fill", "aten::index_reduce"}, rows);
   registry.add({"aten::scatter", "aten::scatter_add", "aten::scatter_reduce"}, rule_of(scatter, scatter_local));
   for (const char* op : {"aten::put", "aten::masked_scatter"}) {
     registry.add(op, factor_op([](const OpCall& call) {  // runs through the tensor as a list: whole
-      FactorRule rule;
-      for (const SpecPtr& s : call.inputs) rule.inputs.emplace_back(s->ndim(), kNoFactor);
-      rule.outputs = {OutputDims(call.inputs[0]->ndim(), kNoFactor)};
-      return rule;
-    }));
+                   FactorRule rule;
+                   for (const SpecPtr& s : call.inputs) rule.inputs.emplace_back(s->ndim(), kNoFactor);
+                   rule.outputs = {OutputDims(call.inputs[0]->ndim(), kNoFactor)};
+                   return rule;
+                 }));
   }
 }
 

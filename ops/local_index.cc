@@ -51,8 +51,8 @@ void check_range(const at::Tensor& index, int64_t low, int64_t size, int64_t dim
   const at::Tensor outside = index.lt(low).logical_or_(index.ge(size));
   if (!index.device().is_cpu()) return at::_assert_async(outside.logical_not().all(), "index out of bounds");
   if (!outside.any().item().toBool()) return;
-  TORCH_CHECK_INDEX(false, "index ", index.masked_select(outside)[0].item().toLong(), " is out of bounds for dimension ", dim,
-                    " with size ", size);
+  TORCH_CHECK_INDEX(false, "index ", index.masked_select(outside)[0].item().toLong(),
+                    " is out of bounds for dimension ", dim, " with size ", size);
 }
 
 at::Tensor take_runs(const at::Tensor& t, int64_t dim, const Runs& runs) {

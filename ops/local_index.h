@@ -18,8 +18,8 @@ struct LocalIndex {
 // `index`: global indices, each within the dim. Keeps the dtype of `index`.
 LocalIndex localize(const at::Tensor& index, const Runs& runs, int64_t otherwise);
 
-// Throws ATen's IndexError if an index is not in [low, size): the range is that of the whole dim, whatever part a rank holds. On
-// devices that run behind the host the check is an assertion there.
+// Throws ATen's IndexError if an index is not in [low, size): the range is that of the whole dim, whatever part a rank
+// holds. On devices that run behind the host the check is an assertion there.
 void check_range(const at::Tensor& index, int64_t low, int64_t size, int64_t dim);
 
 // The rows of `t` along `dim` that lie in `runs`, as far as there are so many; a view where it can be.

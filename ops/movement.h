@@ -10,8 +10,8 @@
 
 namespace dtensor {
 
-// For every dim of the output: the input's dim that it is, element for element, or kNoFactor. Input dims that are nowhere in
-// the output are computed whole.
+// For every dim of the output: the input's dim that it is, element for element, or kNoFactor. Input dims that are
+// nowhere in the output are computed whole.
 using OutputDims = std::vector<int>;
 
 // Which kinds of Partial pass: those of addends, or all kinds (an element of the output is one of the input, or zero).
@@ -36,9 +36,9 @@ size_t stack_index(const LocalCall& call, const std::string& name);
 void leave_result(const LocalCall& call, torch::jit::Stack& stack, at::Tensor result);
 
 // Registration, by family.
-void register_slice_rules(RuleRegistry& registry);     // select, slice, split, pad, flip, ...
-void register_cat_rules(RuleRegistry& registry);       // cat, stack
-void register_view_handlers();                         // squeeze_, t_, as_strided: change metadata, or need memory
+void register_slice_rules(RuleRegistry& registry);  // select, slice, split, pad, flip, ...
+void register_cat_rules(RuleRegistry& registry);    // cat, stack
+void register_view_handlers();                      // squeeze_, t_, as_strided: change metadata, or need memory
 void register_index_read_rules(RuleRegistry& registry);
 void register_index_write_rules(RuleRegistry& registry);
 

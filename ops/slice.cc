@@ -1,5 +1,5 @@
-// Parts of dims: select, slice, split, diagonals, padding, rolling, triangles, and what takes their gradients back. A dim of
-// which a part is taken is computed whole; the others follow.
+// Parts of dims: select, slice, split, diagonals, padding, rolling, triangles, and what takes their gradients back. A
+// dim of which a part is taken is computed whole; the others follow.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -180,7 +180,8 @@ OutputMetas roll_metas(const OpCall& call) {
 OutputMetas rot90_metas(const OpCall& call) {
   Shape sizes = call.inputs[0]->sizes();
   const std::vector<int64_t> dims = *call.get_ints("dims");
-  if (call.get_int("k") % 2 != 0) std::swap(sizes.at(wrap_dim(dims.at(0), ndim(call))), sizes.at(wrap_dim(dims.at(1), ndim(call))));
+  if (call.get_int("k") % 2 != 0)
+    std::swap(sizes.at(wrap_dim(dims.at(0), ndim(call))), sizes.at(wrap_dim(dims.at(1), ndim(call))));
   return contiguous_metas(call, c10::IntArrayRef(sizes.data(), sizes.size()));
 }
 
@@ -217,8 +218,8 @@ void register_slice_rules(RuleRegistry& registry) {
     if (m.metas != nullptr) rule.metas = m.metas;
     registry.add(m.ops, rule);
   }
-  registry.add({"aten::split.Tensor", "aten::split_with_sizes", "aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes",
-                "aten::split_copy.Tensor", "aten::split_with_sizes_copy"},
+  registry.add({"aten::split.Tensor", "aten::split_with_sizes", "aten::unsafe_split.Tensor",
+                "aten::unsafe_split_with_sizes", "aten::split_copy.Tensor", "aten::split_with_sizes_copy"},
                factor_op(split));
   for (const char* op : {"aten::unbind.int", "aten::unbind_copy.int"}) registry.add(op, factor_op(unbind));
   registry.add("aten::select_scatter", factor_op(select_scatter));

@@ -1,5 +1,5 @@
-// Views: the same elements under other dims. Those that split and flatten dims go through ViewMap; in the others every dim of
-// the output is one of the input, or new.
+// Views: the same elements under other dims. Those that split and flatten dims go through ViewMap; in the others every
+// dim of the output is one of the input, or new.
 #include <ATen/InferSize.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/reshape.h>
@@ -24,8 +24,8 @@ std::vector<int64_t> output_sizes(const OpCall& call) {
   return {inferred.begin(), inferred.end()};
 }
 
-// Complete strategies, from one mesh dim to the next. Where the layout that is there can be followed nothing else is tried.
-// Else that mesh dim is gathered, or moved to a dim that can be followed to a plain Shard, whichever is cheaper.
+// Complete strategies, from one mesh dim to the next. Where the layout that is there can be followed nothing else is
+// tried. Else that mesh dim is gathered, or moved to a dim that can be followed to a plain Shard, whichever is cheaper.
 class ViewSearch {
  public:
   explicit ViewSearch(const OpCall& call) : input_(*call.inputs[0]), mesh_shape_(call.mesh.shape()) {
@@ -77,7 +77,8 @@ OpRule reshape_op() {
   return rule;
 }
 
-// The bits as another dtype: nothing of a sum is left. Where the size of an element changes the last dim is no longer itself.
+// The bits as another dtype: nothing of a sum is left. Where the size of an element changes the last dim is no longer
+// itself.
 FactorRule view_dtype(const OpCall& call) {
   OutputDims dims = same_dims(call.inputs[0]->ndim());
   const c10::ScalarType to = call.arg("dtype").toScalarType();
@@ -122,8 +123,8 @@ OutputDims unsqueeze(const OpCall& call) {
 std::vector<int64_t> squeezed(const Spec& self, const std::optional<std::vector<int64_t>>& named) {
   std::vector<int64_t> dims;
   for (int64_t d = 0; d < self.ndim(); ++d) {
-    const bool asked = !named || std::any_of(named->begin(), named->end(),
-                                             [&](int64_t n) { return wrap_dim(n, self.ndim()) == d; });
+    const bool asked =
+        !named || std::any_of(named->begin(), named->end(), [&](int64_t n) { return wrap_dim(n, self.ndim()) == d; });
     if (asked && self.sizes()[d] == 1) dims.push_back(d);
   }
   return dims;
@@ -141,7 +142,8 @@ OutputDims squeeze(const OpCall& call) {
 // A dim may have size 1 on one rank only: that one stays.
 void squeeze_local(const LocalCall& call, torch::jit::Stack& stack) {
   std::optional<std::vector<int64_t>> named;
-  if (call.op.schema().argumentIndexWithName("dim")) named = stack[1].isInt() ? std::vector<int64_t>{stack[1].toInt()} : stack[1].toIntVector();
+  if (call.op.schema().argumentIndexWithName("dim"))
+    named = stack[1].isInt() ? std::vector<int64_t>{stack[1].toInt()} : stack[1].toIntVector();
   at::Tensor result = at::squeeze(stack[0].toTensor(), squeezed(*call.inputs[0], named));
   if (absl::EndsWith(call.op.schema().name(), "_copy")) result = result.clone(at::MemoryFormat::Contiguous);
   leave_result(call, stack, std::move(result));
@@ -202,9 +204,8 @@ void register_view_rules(RuleRegistry& registry) {
       {{"aten::view_as_complex", "aten::view_as_complex_copy"}, view_as_complex, Passing::kLinear},
   };
   for (const Movement& m : table) {
-    OpRule rule = factor_op([dims = m.dims, passing = m.passing](const OpCall& call) {
-      return movement(call, dims(call), 1, passing);
-    });
+    OpRule rule = factor_op(
+        [dims = m.dims, passing = m.passing](const OpCall& call) { return movement(call, dims(call), 1, passing); });
     rule.local = m.local;
     registry.add(m.ops, rule);
   }

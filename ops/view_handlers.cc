@@ -31,8 +31,8 @@ void change_self(const c10::OperatorHandle& op, Stack& stack) {
 
 void return_self(const c10::OperatorHandle&, Stack&) {}
 
-// The global tensor has no memory to stride over. What asks for the geometry that is there anyway is served, and so is a
-// replicated tensor, whose local parts lie in memory as the global one would.
+// The global tensor has no memory to stride over. What asks for the geometry that is there anyway is served, and so is
+// a replicated tensor, whose local parts lie in memory as the global one would.
 void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   const std::optional<int64_t> offset = stack.back().toOptional<int64_t>();
   const std::vector<int64_t> stride = torch::jit::peek(stack, 2, 4).toIntVector();
@@ -65,7 +65,8 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
 }  // namespace
 
 void register_view_handlers() {
-  for (const char* op : {"aten::t_", "aten::transpose_", "aten::squeeze_", "aten::unsqueeze_"}) add_handler(op, change_self);
+  for (const char* op : {"aten::t_", "aten::transpose_", "aten::squeeze_", "aten::unsqueeze_"})
+    add_handler(op, change_self);
   add_handler("aten::detach_", return_self);
   add_handler("aten::as_strided", as_strided);
 }

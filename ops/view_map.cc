@@ -5,7 +5,8 @@
 namespace dtensor {
 namespace {
 
-// More runs than this are not compared: the parts are then taken to differ, which costs a redistribution but is never wrong.
+// More runs than this are not compared: the parts are then taken to differ, which costs a redistribution but is never
+// wrong.
 constexpr size_t kMaxRuns = size_t{1} << 20;
 
 void append(Runs& runs, const Run& run) {
@@ -113,7 +114,8 @@ std::optional<Placement> ViewMap::follow(const Placement& placement, int64_t n) 
   // Of nothing, everybody has all.
   if (placement.is_replicate() || empty_) return Replicate();
   for (Group& group : groups_) {
-    if (group.dims.in_begin <= placement.dim() && placement.dim() < group.dims.in_end) return follow(group, placement, n);
+    if (group.dims.in_begin <= placement.dim() && placement.dim() < group.dims.in_end)
+      return follow(group, placement, n);
   }
   return std::nullopt;
 }
@@ -121,12 +123,13 @@ std::optional<Placement> ViewMap::follow(const Placement& placement, int64_t n) 
 std::optional<Placement> ViewMap::follow(Group& group, const Placement& placement, int64_t n) {
   const DimGroup& dims = group.dims;
   const int64_t in_dim = placement.dim() - dims.in_begin;
-  if (dims.in_end - dims.in_begin == 1 && dims.out_end - dims.out_begin == 1) return with_dim(placement, dims.out_begin);
+  if (dims.in_end - dims.in_begin == 1 && dims.out_end - dims.out_begin == 1)
+    return with_dim(placement, dims.out_begin);
   if (n == 1 && dims.out_begin == dims.out_end) return Replicate();
   if (group.parts.empty()) return Replicate();  // cannot be: rank 0 has something of everything
 
-  // The input is cut into pieces of pieces: one cut for each index of the dims before, times the split factor. The output
-  // must be cut as often.
+  // The input is cut into pieces of pieces: one cut for each index of the dims before, times the split factor. The
+  // output must be cut as often.
   const Part& sample = group.parts.front();
   const int64_t pieces =
       leading_size(sample.in, in_dim) * (placement.is_strided_shard() ? placement.split_factor() : 1);
@@ -134,7 +137,8 @@ std::optional<Placement> ViewMap::follow(Group& group, const Placement& placemen
   for (int64_t o = 0; o < dims.out_end - dims.out_begin; ++o) {
     const int64_t leading = leading_size(sample.out, o);
     if (pieces % leading != 0) break;
-    const Placement candidate = pieces == leading ? Shard(dims.out_begin + o) : StridedShard(dims.out_begin + o, pieces / leading);
+    const Placement candidate =
+        pieces == leading ? Shard(dims.out_begin + o) : StridedShard(dims.out_begin + o, pieces / leading);
     candidates.insert(candidate.is_shard() ? candidates.begin() : candidates.end(), candidate);
   }
   for (const Placement& candidate : candidates) {

@@ -323,23 +323,27 @@ std::string accepted(const Problem& problem, size_t input, int64_t d, const std:
   TORCH_CHECK(false, call.name(), ": none of its sharding strategies fits ", call.to_string());
 }
 
-// Along a mesh dim where every input is whole on every rank, the engine does not begin to shard by itself: slicing may make a
-// redistribution along another dim cheaper, but leaves the user with layouts (a Partial, even) that nobody asked for and that
-// the next operator has to undo.
-void keep_replicated(const Problem& problem, int64_t d, std::vector<DimStrategy>& options) {
+// Along a mesh dim on which no input is sharded, the engine does not begin to shard by itself. A reduce-scatter is cheaper than
+// an all-reduce, and slicing may make a redistribution along another dim cheaper, but what is saved is paid again by the
+// operators that follow: they meet a layout that nobody asked for and gather weights to get along with it.
+void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>& options) {
   const size_t num_inputs = problem.functional.inputs.size();
   const auto present = [&](size_t i) { return problem.functional.inputs[i] != nullptr; };
+  bool replicated = true;
   for (size_t i = 0; i < num_inputs; ++i) {
-    if (present(i) && !problem.given(i, d).is_replicate()) return;
+    if (!present(i)) continue;
+    if (problem.given(i, d).is_sharded()) return;
+    replicated = replicated && problem.given(i, d).is_replicate();
   }
-  const auto changes = [&](const DimStrategy& s) {
+  // Nor to make a Partial of what every rank has whole.
+  const auto begins = [&](const DimStrategy& s) {
     for (size_t i = 0; i < num_inputs; ++i) {
-      if (present(i) && !s.inputs[i].is_replicate()) return true;
+      if (present(i) && (s.inputs[i].is_sharded() || (replicated && s.inputs[i].is_partial()))) return true;
     }
     return false;
   };
-  if (std::all_of(options.begin(), options.end(), changes)) return;
-  options.erase(std::remove_if(options.begin(), options.end(), changes), options.end());
+  if (std::all_of(options.begin(), options.end(), begins)) return;
+  options.erase(std::remove_if(options.begin(), options.end(), begins), options.end());
 }
 
 Strategy choose_per_dim(const Problem& problem, const OpRule& rule) {
@@ -360,7 +364,7 @@ Strategy choose_per_dim(const Problem& problem, const OpRule& rule) {
       fitting.push_back(s);
     }
     if (fitting.empty()) throw_none(problem, d, all);
-    keep_replicated(problem, d, fitting);
+    keep_unsharded(problem, d, fitting);
     options.push_back(std::move(fitting));
   }
   auto best = Search(problem, std::move(options)).run();

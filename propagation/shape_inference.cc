@@ -40,11 +40,13 @@ class KeepGenerator {
 
 bool is_random(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
 
-// Runs the operator on stand-ins for its inputs, below autograd and below distributed tensors.
+// Runs the operator on stand-ins for its inputs, below autograd and below distributed tensors, and unseen by Python's dispatch
+// modes (a FLOP counter must not count it).
 template <typename StandIn>
 torch::jit::Stack run_on(const OpCall& call, c10::Device device, const StandIn& stand_in) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_distributed(c10::DispatchKey::Fake);
+  c10::impl::ExcludeDispatchKeyGuard no_distributed(
+      c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   KeepGenerator keep(is_random(call.op));
   torch::jit::Stack stack;
   const auto& arguments = call.schema().arguments();
@@ -124,14 +126,16 @@ OutputMetas read(const torch::jit::Stack& stack) {
   return result;
 }
 
-at::Tensor marked(at::Tensor stand_in, const Spec& spec) {
-  if (spec.meta().wrapped_number) stand_in.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return stand_in;
+at::Tensor one_element(const Spec& spec) {
+  at::Tensor result = at::ones(std::vector<int64_t>(spec.ndim(), 1), spec.dtype());
+  if (spec.meta().wrapped_number) result.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return result;
 }
 
 at::Tensor meta_tensor(const Spec& spec) {
-  const auto options = at::TensorOptions(spec.dtype()).device(c10::DeviceType::Meta);
-  return marked(at::empty_strided(spec.sizes(), spec.strides(), options), spec);
+  // A number is never on the meta device, and the meta kernels that Python adds ask for its value.
+  if (spec.meta().wrapped_number) return one_element(spec);
+  return at::empty_strided(spec.sizes(), spec.strides(), at::TensorOptions(spec.dtype()).device(c10::DeviceType::Meta));
 }
 
 // nullopt: the operator has no kernel for meta tensors. What the kernel itself objects to is thrown.
@@ -194,10 +198,7 @@ bool is_dense(const TensorMeta& meta) {
 // An elementwise operator's shape is known; its dtypes are learnt by computing one element.
 OutputMetas run_one_element(const OpCall& call) {
   const c10::Device cpu(c10::DeviceType::CPU);
-  OutputMetas result = read(run_on(call, cpu, [&](int i) {
-    const std::vector<int64_t> ones(call.inputs[i]->ndim(), 1);
-    return marked(at::ones(ones, at::TensorOptions(call.inputs[i]->dtype()).device(cpu)), *call.inputs[i]);
-  }));
+  OutputMetas result = read(run_on(call, cpu, [&](int i) { return one_element(*call.inputs[i]); }));
   const Shape shape = broadcast_shape(call);
   Shape strides = contiguous_strides(shape);
   for (const auto& input : call.inputs) {

@@ -188,7 +188,7 @@ def main():
     parser.add_argument("--output-of")
     parser.add_argument("pages", nargs="+")
     args = parser.parse_args()
-    args.pages.sort()
+    args.pages = sorted(os.path.normpath(p) for p in args.pages)
 
     if args.check:
         failed = 0

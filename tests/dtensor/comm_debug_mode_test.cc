@@ -1,4 +1,6 @@
 // CommDebugMode: counts, causes, tree and JSON.
+#include "dtensor/comm_debug_mode.h"
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
 
@@ -6,7 +8,6 @@
 #include <sstream>
 #include <thread>
 
-#include "dtensor/comm_debug_mode.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/scopes.h"
@@ -23,8 +24,8 @@ const DeviceMesh& mesh() {
 at::Tensor partial() { return full({8, 2}, 1.0, mesh(), {Replicate(), Partial()}); }
 at::Tensor sharded() { return full({8, 2}, 1.0, mesh(), {Shard(0), Replicate()}); }
 
-void send(CommListener& to, Collective collective, const char* module, const char* op, const char* argument, bool backward, int64_t bytes,
-          bool implicit = true) {
+void send(CommListener& to, Collective collective, const char* module, const char* op, const char* argument,
+          bool backward, int64_t bytes, bool implicit = true) {
   CommEvent e;
   e.collective = collective;
   e.cause = {op, argument, module, implicit};
@@ -56,10 +57,12 @@ TEST_CASE("comm debug mode: counts by collective, under PyTorch's names too") {
   redistribute(sharded(), {Replicate(), Replicate()});
   redistribute(partial(), {Replicate(), Shard(0)});
   redistribute(sharded(), {Shard(1), Replicate()});
-  CHECK(comm.counts() == std::map<std::string, int64_t>{{"all_reduce", 1}, {"all_gather", 2}, {"reduce_scatter", 1}, {"all_to_all", 1}});
+  CHECK(comm.counts() ==
+        std::map<std::string, int64_t>{{"all_reduce", 1}, {"all_gather", 2}, {"reduce_scatter", 1}, {"all_to_all", 1}});
   CHECK(comm.total() == 5);
   CHECK(comm.count(Collective::kAllGather) == 2);
-  for (const char* name : {"all_gather", "all_gather_into_tensor", "c10d_functional.all_gather_into_tensor", "c10d::allgather_"}) {
+  for (const char* name :
+       {"all_gather", "all_gather_into_tensor", "c10d_functional.all_gather_into_tensor", "c10d::allgather_"}) {
     CHECK(comm.count(name) == 2);
   }
   CHECK(comm.count("_c10d_functional::reduce_scatter_tensor") == 1);

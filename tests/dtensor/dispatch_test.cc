@@ -1,4 +1,5 @@
 // Autograd, in-place operators, views, errors: what a distributed tensor does wherever a plain one would.
+#include <torch/autograd.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 

@@ -1,9 +1,10 @@
 // Modules made distributed in place, and the module that stands for one.
+#include "dtensor/distribute_module.h"
+
 #include <torch/nn.h>
 #include <torch/optim.h>
 
 #include "dtensor/comm_debug_mode.h"
-#include "dtensor/distribute_module.h"
 #include "dtensor/distributed_module.h"
 #include "dtensor/dtensor_handle.h"
 #include "tests/testing/catch_torch.h"
@@ -47,7 +48,9 @@ void partition(const std::string& name, nn::Module& m, const DeviceMesh& mesh) {
   if (name == "down") shard_parameter(m, "weight", mesh, {Replicate(), Shard(1)});
 }
 
-void batch_in(std::vector<Tensor>& in, const DeviceMesh& mesh) { in[0] = distribute_tensor(in[0], mesh, {Shard(0), Replicate()}); }
+void batch_in(std::vector<Tensor>& in, const DeviceMesh& mesh) {
+  in[0] = distribute_tensor(in[0], mesh, {Shard(0), Replicate()});
+}
 void full_out(std::vector<Tensor>& out, const DeviceMesh&) { out[0] = full_tensor(out[0]); }
 
 std::vector<std::string> keys(const nn::Module& m) { return m.named_parameters().keys(); }
@@ -123,7 +126,8 @@ TEST_CASE("distribute module: errors") {
                                         if (name == "up") shard_parameter(m, "wieght", mesh, kWhole);
                                       }),
                     Catch::Contains("LinearImpl") && Catch::Contains("'wieght'") && Catch::Contains("weight, bias"));
-  CHECK_THROWS_WITH(shard_parameter(*net, "down.weight", mesh(), {Shard(2), Replicate()}), Catch::Contains("down.weight"));
+  CHECK_THROWS_WITH(shard_parameter(*net, "down.weight", mesh(), {Shard(2), Replicate()}),
+                    Catch::Contains("down.weight"));
   const DeviceMesh other(World::local(4), {4});
   CHECK_THROWS_WITH(distribute_module(*net, mesh(),
                                       [&](const std::string& name, nn::Module& m, const DeviceMesh&) {
@@ -132,8 +136,10 @@ TEST_CASE("distribute module: errors") {
                     Catch::Contains("'up.weight'") && Catch::Contains("another world"));
   nn::Linear linear(2, 2);
   distribute_module(*linear, mesh());
-  CHECK_THROWS_WITH(distribute_module(*linear, mesh()), Catch::Contains("distributed already") && Catch::Contains("'weight'"));
-  CHECK_THROWS_WITH(shard_parameter(*linear, "weight", mesh(), {Shard(0), Replicate()}), Catch::Contains("redistribute"));
+  CHECK_THROWS_WITH(distribute_module(*linear, mesh()),
+                    Catch::Contains("distributed already") && Catch::Contains("'weight'"));
+  CHECK_THROWS_WITH(shard_parameter(*linear, "weight", mesh(), {Shard(0), Replicate()}),
+                    Catch::Contains("redistribute"));
   CHECK_NOTHROW(shard_parameter(*linear, "weight", mesh(), kWhole));
   nn::ReLU none;
   CHECK_NOTHROW(distribute_module(*none, mesh()));
@@ -145,11 +151,12 @@ TEST_CASE("distribute module: errors") {
     b->weight.set_data(a->weight.detach());
   }
   nn::Sequential tied(a, b);
-  CHECK_THROWS_WITH(distribute_module(*tied, mesh(),
-                                      [](const std::string& name, nn::Module& m, const DeviceMesh& mesh) {
-                                        if (!name.empty()) shard_parameter(m, "weight", mesh, {Replicate(), Shard(name == "0")});
-                                      }),
-                    Catch::Contains("'1.weight'") && Catch::Contains("'0.weight'") && Catch::Contains("share their memory"));
+  CHECK_THROWS_WITH(
+      distribute_module(*tied, mesh(),
+                        [](const std::string& name, nn::Module& m, const DeviceMesh& mesh) {
+                          if (!name.empty()) shard_parameter(m, "weight", mesh, {Replicate(), Shard(name == "0")});
+                        }),
+      Catch::Contains("'1.weight'") && Catch::Contains("'0.weight'") && Catch::Contains("share their memory"));
 }
 
 TEST_CASE("distributed module: hooks, tensors made in forward, gradients as on one device") {
@@ -197,7 +204,8 @@ TEST_CASE("distributed module: stands in Sequential, AnyModule, a larger module 
   // A Sequential itself, whose forward is a template, and a module with default arguments and several results.
   auto whole = distribute_module(nn::Sequential(nn::Linear(3, 4), nn::Tanh()), mesh(), nullptr, batch_in, full_out);
   CHECK(whole(torch::ones({4, 3})).sizes() == torch::IntArrayRef{4, 4});
-  auto attention = distribute_module(nn::MultiheadAttention(nn::MultiheadAttentionOptions(4, 2)), mesh(), nullptr, nullptr);
+  auto attention =
+      distribute_module(nn::MultiheadAttention(nn::MultiheadAttentionOptions(4, 2)), mesh(), nullptr, nullptr);
   const Tensor q = distribute_tensor(torch::ones({3, 2, 4}), mesh(), {Shard(1), Replicate()});
   const auto [value, weights] = attention(q, q, q);
   CHECK(value.sizes() == torch::IntArrayRef{3, 2, 4});
@@ -206,20 +214,29 @@ TEST_CASE("distributed module: stands in Sequential, AnyModule, a larger module 
 
 TEST_CASE("distributed module: hooks see tensors in tuples, lists and optionals, and may not change their number") {
   struct ManyImpl : nn::Module {
-    std::tuple<Tensor, std::vector<Tensor>> forward(const Tensor& a, std::vector<Tensor> more, std::optional<Tensor> maybe, int64_t n) {
+    std::tuple<Tensor, std::vector<Tensor>> forward(const Tensor& a, std::vector<Tensor> more,
+                                                    std::optional<Tensor> maybe, int64_t n) {
       return {a * n, {more.at(0), *maybe}};
     }
   };
   size_t in = 0, out = 0;
   auto many = distribute_module(
-      std::make_shared<ManyImpl>(), mesh(), nullptr, [&](std::vector<Tensor>& t, const DeviceMesh&) { in = t.size(); t[3] = t[3] * 2; },
-      [&](std::vector<Tensor>& t, const DeviceMesh&) { out = t.size(); t[2] = t[2] + 1; });
+      std::make_shared<ManyImpl>(), mesh(), nullptr,
+      [&](std::vector<Tensor>& t, const DeviceMesh&) {
+        in = t.size();
+        t[3] = t[3] * 2;
+      },
+      [&](std::vector<Tensor>& t, const DeviceMesh&) {
+        out = t.size();
+        t[2] = t[2] + 1;
+      });
   const auto [a, more] = many->forward(torch::ones({1}), {torch::ones({1}), torch::ones({1})}, torch::ones({1}), 5);
   CHECK(in == 4);
   CHECK(out == 3);
   CHECK(a.item<float>() == 5);
   CHECK(more[1].item<float>() == 3);
-  auto bad = distribute_module(nn::Identity(), mesh(), nullptr, [](std::vector<Tensor>& t, const DeviceMesh&) { t.clear(); });
+  auto bad =
+      distribute_module(nn::Identity(), mesh(), nullptr, [](std::vector<Tensor>& t, const DeviceMesh&) { t.clear(); });
   CHECK_THROWS_WITH(bad(torch::ones({1})), Catch::Contains("input_fn got 1 tensors and left 0"));
 }
 
@@ -268,7 +285,9 @@ TEST_CASE("distributed module: reports name the modules") {
 
 TEST_CASE("distribute module: an abstract world") {
   const DeviceMesh big(World::abstract(4096), {64, 64}, {"dp", "tp"});
-  auto net = distribute_module(Net(), big, partition, [](std::vector<Tensor>& in, const DeviceMesh& m) { in[0] = distribute_tensor(in[0], m, {Shard(0), Replicate()}); });
+  auto net = distribute_module(Net(), big, partition, [](std::vector<Tensor>& in, const DeviceMesh& m) {
+    in[0] = distribute_tensor(in[0], m, {Shard(0), Replicate()});
+  });
   CommDebugMode comm;
   const Tensor y = net(torch::ones({4, 3}));
   y.sum().backward();

@@ -1,11 +1,12 @@
 // Distributed tensors made without a whole one.
+#include "dtensor/factories.h"
+
+#include <ATen/Context.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/Context.h>
 
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/factories.h"
 #include "dtensor/scopes.h"
 #include "mesh/memory_meter.h"
 #include "tests/testing/catch_torch.h"
@@ -19,8 +20,15 @@ const DeviceMesh& grid() {
 }
 
 std::vector<Placements> layouts() {
-  return {{}, {Replicate(), Shard(0)}, {Shard(1), Shard(0)}, {Shard(0), Shard(0)}, {Replicate(), Partial()}, {Partial(), Shard(1)},
-          {Partial(ReduceOp::kAvg), Partial()}, {Partial(ReduceOp::kMax), Replicate()}, {Partial(ReduceOp::kProduct), Shard(0)}};
+  return {{},
+          {Replicate(), Shard(0)},
+          {Shard(1), Shard(0)},
+          {Shard(0), Shard(0)},
+          {Replicate(), Partial()},
+          {Partial(), Shard(1)},
+          {Partial(ReduceOp::kAvg), Partial()},
+          {Partial(ReduceOp::kMax), Replicate()},
+          {Partial(ReduceOp::kProduct), Shard(0)}};
 }
 
 }  // namespace

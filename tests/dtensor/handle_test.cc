@@ -73,7 +73,8 @@ TEST_CASE("handle: errors say what to do") {
 
 TEST_CASE("handle: prints a matrix cut both ways") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
-  CHECK(printed(distribute_tensor(counting({3, 4}), mesh, {Shard(0), Shard(1)})) == R"(f32[3, 4](S(0) S(1)) @ mesh(dp=2, tp=2)
+  CHECK(printed(distribute_tensor(counting({3, 4}), mesh, {Shard(0), Shard(1)})) ==
+        R"(f32[3, 4](S(0) S(1)) @ mesh(dp=2, tp=2)
         0:2   2:4
       ┌─────┬─────┐
   0:2 │ 0   │ 1   │
@@ -104,7 +105,8 @@ TEST_CASE("handle: prints uneven and empty parts, replicas and addends") {
   const auto replicas = printed(distribute_tensor(counting({2, 64}), grid, {Replicate(), Shard(0)}));
   CHECK_THAT(replicas, Catch::Contains("0:1 │ 0,2"));
   CHECK_THAT(replicas, !Catch::Contains("rank 0:"));  // too many values
-  CHECK_THAT(printed(zeros({2, 2}, grid, {Replicate(), Partial()})), Catch::Contains("(R P(sum))") && Catch::Contains("│ 0+1, 2+3 │"));
+  CHECK_THAT(printed(zeros({2, 2}, grid, {Replicate(), Partial()})),
+             Catch::Contains("(R P(sum))") && Catch::Contains("│ 0+1, 2+3 │"));
   CHECK_THAT(printed(zeros({2, 2}, line, {Replicate()})), Catch::Contains("│ 0-3 │"));
   CHECK_THAT(printed(zeros({2, 2}, line, {Partial()})), Catch::Contains("│ 0+...+3 │"));
 }
@@ -117,7 +119,8 @@ TEST_CASE("handle: prints tensors of any number of dims, dtype and size") {
         "f32[0, 3](S(0)) @ mesh(x=4)\n  rank 0: []\n  rank 1: []\n  rank 2: []\n  rank 3: []\n");
   CHECK_THAT(printed(zeros({8, 16, 32}, grid, {Shard(2), Replicate()})),
              Catch::Contains("dims 1 (down) and 2 (across)") && Catch::Contains("│ 0,1") && Catch::Contains("│ 2,3"));
-  CHECK_THAT(printed(full({4}, true, line, {Shard(0)})), Catch::StartsWith("b8[4]") && Catch::Contains("rank 3: [true]"));
+  CHECK_THAT(printed(full({4}, true, line, {Shard(0)})),
+             Catch::StartsWith("b8[4]") && Catch::Contains("rank 3: [true]"));
   CHECK_THAT(printed(full({4}, 9007199254740993, line, {Shard(0)})), Catch::Contains("[9007199254740993]"));
   CHECK_THAT(printed(full({2}, 0.1234567, line, {Replicate()})), Catch::Contains("[0.1235, 0.1235]"));
   CHECK(printed(zeros({1 << 20, 4}, DeviceMesh(World::abstract(4096), {4096}, {"x"}), {Shard(0)})) ==

@@ -1,16 +1,19 @@
 // The SVG of a model's layout.
+#include "dtensor/layout_picture.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <regex>
 
 #include "dtensor/layout_grid.h"
-#include "dtensor/layout_picture.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
 namespace {
 
-SpecPtr spec(const DeviceMesh& mesh, const Placements& p, std::vector<int64_t> sizes) { return Spec::get(mesh, p, sizes, at::kFloat); }
+SpecPtr spec(const DeviceMesh& mesh, const Placements& p, std::vector<int64_t> sizes) {
+  return Spec::get(mesh, p, sizes, at::kFloat);
+}
 
 size_t count(const std::string& s, const std::string& what) {
   size_t n = 0;
@@ -21,8 +24,9 @@ size_t count(const std::string& s, const std::string& what) {
 // The rectangles of a rank's parts: x, y, width, height.
 std::vector<std::array<double, 4>> boxes(const std::string& svg, int rank) {
   std::vector<std::array<double, 4>> result;
-  const std::regex rect("<rect x=\"([0-9.]+)\" y=\"([0-9.]+)\" width=\"([0-9.]+)\" height=\"([0-9.]+)\"[^>]*><title>rank " +
-                        std::to_string(rank) + " ");
+  const std::regex rect(
+      "<rect x=\"([0-9.]+)\" y=\"([0-9.]+)\" width=\"([0-9.]+)\" height=\"([0-9.]+)\"[^>]*><title>rank " +
+      std::to_string(rank) + " ");
   for (std::sregex_iterator it(svg.begin(), svg.end(), rect), end; it != end; ++it) {
     result.push_back({std::stod((*it)[1]), std::stod((*it)[2]), std::stod((*it)[3]), std::stod((*it)[4])});
   }
@@ -40,7 +44,8 @@ TEST_CASE("layout grid: cells and who holds them") {
   CHECK(grid.cells[0] == std::vector<LayoutGrid::Group>{{0}});
   CHECK(grid.cells[1] == std::vector<LayoutGrid::Group>{{2}});
   CHECK(grid.cells[2] == std::vector<LayoutGrid::Group>{{1}});
-  CHECK(layout_grid(*spec(mesh, {Replicate(), Partial()}, {4})).cells[0] == std::vector<LayoutGrid::Group>{{0, 1}, {2, 3}});
+  CHECK(layout_grid(*spec(mesh, {Replicate(), Partial()}, {4})).cells[0] ==
+        std::vector<LayoutGrid::Group>{{0, 1}, {2, 3}});
   CHECK(layout_grid(*spec(mesh, {Shard(0), Shard(0)}, {3})).empty == std::vector<int64_t>{3});
   // Sharded dims are drawn before large ones.
   CHECK(drawn_dims(*spec(mesh, {Shard(1), Replicate()}, {100, 2, 50})) == absl::InlinedVector<int64_t, 2>{0, 1});
@@ -67,7 +72,8 @@ TEST_CASE("layout picture: parts have their true proportions, uneven ones too") 
   CHECK(first[0][3] == Approx(3 * last[0][3]).epsilon(0.02));  // 3, 3, 3 and 1 rows
   CHECK(first[0][2] == last[0][2]);
   CHECK(last[0][1] == Approx(first[0][1] + 3 * first[0][3]).epsilon(0.02));
-  CHECK_THAT(svg, Catch::Contains("rank 3 (tp=3): [9:10, 0:6]") && Catch::Contains(">w</text>") && Catch::Contains(">title</text>"));
+  CHECK_THAT(svg, Catch::Contains("rank 3 (tp=3): [9:10, 0:6]") && Catch::Contains(">w</text>") &&
+                      Catch::Contains(">title</text>"));
 }
 
 TEST_CASE("layout picture: copies and addends are sheets, empty parts are named") {
@@ -89,11 +95,13 @@ TEST_CASE("layout picture: equal layers share a card, names are escaped, any siz
   const World world = World::abstract(4096);
   const DeviceMesh mesh(world, {4096}, {"x"});
   std::vector<NamedSpec> tensors;
-  for (int i = 0; i < 5; ++i) tensors.push_back({"layers." + std::to_string(i) + ".w", spec(mesh, {Shard(0)}, {8192, 64})});
+  for (int i = 0; i < 5; ++i)
+    tensors.push_back({"layers." + std::to_string(i) + ".w", spec(mesh, {Shard(0)}, {8192, 64})});
   tensors.push_back({"layers.5.w", spec(mesh, {Shard(1)}, {8192, 64})});
   tensors.push_back({"a<b>&\"c", spec(mesh, {Replicate()}, {})});
   const std::string svg = layout_svg(tensors);
-  CHECK_THAT(svg, Catch::Contains("layers.*.w  x5") && Catch::Contains(">layers.5.w<") && Catch::Contains("a&lt;b&gt;&amp;&quot;c"));
+  CHECK_THAT(svg, Catch::Contains("layers.*.w  x5") && Catch::Contains(">layers.5.w<") &&
+                      Catch::Contains("a&lt;b&gt;&amp;&quot;c"));
   CHECK(count(svg, "class=\"name\"") == 3);
   CHECK(svg.size() < 2'000'000);
   CHECK(count(layout_svg({}, "none"), "class=\"name\"") == 0);

@@ -1,4 +1,6 @@
 // Guards: what holds inside, and that nothing is left behind.
+#include "dtensor/scopes.h"
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
@@ -8,7 +10,6 @@
 #include "dtensor/comm_debug_mode.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
-#include "dtensor/scopes.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {

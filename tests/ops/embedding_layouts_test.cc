@@ -8,6 +8,7 @@
 
 #include "dtensor/comm_debug_mode.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 #include "ops/kernels/cpu/embedding.h"
 #include "ops/mask_buffer.h"
 #include "tests/testing/catch_torch.h"
@@ -99,6 +100,19 @@ TEST_CASE("rows and batch on two mesh dims: forward and backward do not communic
   CHECK(comm.bytes() == 2 * 5 * 6 * 8 / 2);
   CHECK(placements(weight.grad()) == Placements{Replicate(), Shard(0)});
   CHECK(difference(weight.grad(), plain.grad()).value_or("") == "");
+}
+
+TEST_CASE("the gradient of a row-wise table is computed in the ranks' own rows, never whole") {
+  at::Tensor weight = lay_out(at::rand({10, 6}), mesh4(), {Shard(0)}).requires_grad_();
+  DelayGradientReduction as_computed;
+  at::embedding(weight, lay_out(ids_in(10, {8}), mesh4(), {Replicate()}))
+      .backward(lay_out(at::rand({8, 6}), mesh4(), {Replicate()}));
+  CHECK(placements(weight.grad()) == Placements{Shard(0)});
+  // A replicated table's is not cut into rows.
+  at::Tensor whole = lay_out(at::rand({10, 6}), mesh4(), {Replicate()}).requires_grad_();
+  at::embedding(whole, lay_out(ids_in(10, {8}), mesh4(), {Replicate()}))
+      .backward(lay_out(at::rand({8, 6}), mesh4(), {Replicate()}));
+  CHECK(placements(whole.grad()) == Placements{Replicate()});
 }
 
 TEST_CASE("a row-wise table in an abstract world: layouts without data, no communication") {

@@ -90,7 +90,7 @@ TEST_CASE("placements are followed through views") {
       {{2, 5, 6}, {2, 5, 3, 2}, {2}, "S(2)", nullptr},
       {{2, 5, 8}, {2, 5, 2, 4}, {4}, "S(2)", nullptr},
       {{6}, {6, 1}, {4}, "S(0)", "S(0)"},
-      {{14}, {7, 2}, {4}, "S(0)", "S(0)"},  // 4 4 4 2 elements: 2 2 2 1 rows
+      {{14}, {7, 2}, {4}, "S(0)", "S(0)"},   // 4 4 4 2 elements: 2 2 2 1 rows
       {{10}, {5, 2}, {4}, "S(0)", nullptr},  // 3 elements are no rows
       // Batches: flattened.
       {{4, 3, 5}, {12, 5}, {4}, "S(0)", "S(0)"},
@@ -131,7 +131,8 @@ TEST_CASE("placements are followed through views") {
   for (const Row& row : rows) {
     const Placements from = parse_placements(row.from).value();
     const auto to = follow_view(row.in, row.out, row.mesh, from);
-    INFO(row.from << " of " << row.in.size() << " dims, first " << row.in[0] << ", expecting " << (row.to ? row.to : "nothing"));
+    INFO(row.from << " of " << row.in.size() << " dims, first " << row.in[0] << ", expecting "
+                  << (row.to ? row.to : "nothing"));
     REQUIRE(to.has_value() == (row.to != nullptr));
     if (to) CHECK(to_string(*to) == row.to);
   }
@@ -139,9 +140,9 @@ TEST_CASE("placements are followed through views") {
 
 TEST_CASE("what is followed holds on every rank, and what is not followed cannot be said") {
   const std::vector<std::pair<Shape, Shape>> views = {
-      {{4, 6}, {24}},   {{24}, {4, 6}},     {{4, 6}, {6, 4}},       {{5, 4}, {20}},         {{20}, {5, 4}},
-      {{1, 6}, {6}},    {{6}, {1, 6}},      {{2, 3, 4}, {6, 4}},    {{2, 3, 4}, {2, 12}},   {{12, 2}, {3, 4, 2}},
-      {{7, 2}, {14}},   {{14}, {7, 2}},     {{3, 4, 2}, {2, 12}},   {{9}, {3, 3}},          {{3, 3}, {9}},
+      {{4, 6}, {24}},   {{24}, {4, 6}},      {{4, 6}, {6, 4}},       {{5, 4}, {20}},         {{20}, {5, 4}},
+      {{1, 6}, {6}},    {{6}, {1, 6}},       {{2, 3, 4}, {6, 4}},    {{2, 3, 4}, {2, 12}},   {{12, 2}, {3, 4, 2}},
+      {{7, 2}, {14}},   {{14}, {7, 2}},      {{3, 4, 2}, {2, 12}},   {{9}, {3, 3}},          {{3, 3}, {9}},
       {{0, 3}, {3, 0}}, {{2, 2, 2}, {4, 2}}, {{2, 1, 3}, {2, 3, 1}}, {{2, 2, 3, 2}, {4, 6}}, {{10, 3}, {2, 15}},
   };
   int followed = 0, refused = 0;
@@ -155,8 +156,10 @@ TEST_CASE("what is followed holds on every rank, and what is not followed cannot
           CHECK(same_parts(in, out, mesh, {p}, *to));
           continue;
         }
-        // Strided shards so fine that the first rank has everything, or nearly, can be said in many ways: not looked for.
-        if (!p.is_shard() || elements(in, mesh, {p}, {0}).size() == elements(in, mesh, {Replicate()}, {0}).size()) continue;
+        // Strided shards so fine that the first rank has everything, or nearly, can be said in many ways: not looked
+        // for.
+        if (!p.is_shard() || elements(in, mesh, {p}, {0}).size() == elements(in, mesh, {Replicate()}, {0}).size())
+          continue;
         ++refused;
         for (const Placement& q : shards(out, 24)) {
           INFO(p << " -> " << q << " over " << n);
@@ -187,8 +190,7 @@ TEST_CASE("thousands of ranks are followed at once") {
   CHECK(follow_view({4096, 4096, 8192}, {4096 * 4096LL, 64, 128}, {64, 64}, {Shard(0), Shard(2)}) ==
         Placements{Shard(0), Shard(1)});
   CHECK(follow_view({4096, 8192}, {4096 * 8192LL}, {64, 64}, {Shard(0), Shard(0)}) == Placements{Shard(0), Shard(0)});
-  CHECK(follow_view({64, 64, 8192}, {4096, 8192}, {64, 64}, {Shard(0), Shard(1)}) ==
-        Placements{Shard(0), Shard(0)});
+  CHECK(follow_view({64, 64, 8192}, {4096, 8192}, {64, 64}, {Shard(0), Shard(1)}) == Placements{Shard(0), Shard(0)});
 }
 
 }  // namespace

@@ -217,6 +217,56 @@ class LayoutTest(unittest.TestCase):
         for part, weight in zip(parts, weights):
             self.assertTrue(torch.equal(part.grad, weight))
 
+    def test_numbers_promote_as_numbers(self):
+        """Python's numbers reach the operators as 0-dim tensors that must not count as tensors of float64."""
+        scalar, whole, half = torch.tensor(3.5), torch.arange(35).reshape(7, 5), torch.rand(7, 5).bfloat16()
+        for plain, layouts in ((scalar, ("RR", "P(sum)R")), (whole, ("RR", "S(0)R", "RP(sum)")), (half, ("RR", "S(1)S(0)"))):
+            for layout in layouts:
+                d = dt.distribute(plain, self.mesh, layout)
+                for f in (
+                    lambda t: t + 0.5,
+                    lambda t: 0.5 - t,
+                    lambda t: t * 0.5,
+                    lambda t: t / 2.0,
+                    lambda t: t**0.5,
+                    lambda t: torch.where(t > 3, t, 0.25),
+                    lambda t: t > 0.5,
+                ):
+                    got, want = f(d), f(plain)
+                    self.assertEqual(got.dtype, want.dtype)
+                    torch.testing.assert_close(dt.full_tensor(got), want, equal_nan=True)
+
+    def test_hooks_on_parameters(self):
+        for forward_first in (False, True):
+            p = nn.Parameter(dt.distribute(self.x[:5], self.mesh, "RR"))
+            x = dt.distribute(self.x, self.mesh, "S(0)R")
+            seen = []
+            loss = (x @ p).sum() if forward_first else None
+            p.register_hook(lambda g: seen.append(g) or 2 * g)
+            p.register_hook(lambda g: seen.append(g))
+            loss = (x @ p).sum() if loss is None else loss
+            loss.backward()
+            self.assertEqual(dt.placements(p.grad), "RR")
+            want = self.x.sum(0).unsqueeze(1).expand(5, 5)
+            torch.testing.assert_close(dt.full_tensor(seen[0]), want)
+            torch.testing.assert_close(dt.full_tensor(seen[1]), 2 * want)
+            torch.testing.assert_close(dt.full_tensor(p.grad), 2 * want)
+
+    def test_dispatch_modes_see_the_local_operators(self):
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Recorder(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                seen.append((str(func), tuple(args[0].shape)))
+                return func(*args, **(kwargs or {}))
+
+        d = dt.distribute(self.x, self.mesh, "S(0)R")
+        seen = []
+        with Recorder():
+            d + 1
+        shapes = [shape for name, shape in seen if name == "aten.add.Tensor"]
+        self.assertEqual(shapes, [(4, 5), (4, 5), (3, 5), (3, 5)])
+
     def test_works_without_autograd(self):
         for mode in (torch.no_grad, torch.inference_mode):
             with mode():
