@@ -1,4 +1,16 @@
-// Softmax along one dim, which is computed whole; all other dims may be split.
+// Softmax along one dim. All other dims may be split freely. Where the dim itself is split over ranks (class scores of a
+// vocabulary-parallel head), it stays so: the ranks exchange one maximum and one sum per row instead of the scores.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/div.h>
+
+#include "dtensor/dispatch.h"
+#include "dtensor/op_info.h"
 #include "ops/meta_tensor.h"
 #include "ops/register.h"
 #include "propagation/factor_rule.h"
@@ -26,6 +38,63 @@ OutputMetas safe_softmax_metas(const OpCall& call) {
   return metas_of({meta_tensor(self).new_empty(self.sizes(), dtype.isNone() ? self.dtype() : dtype.toScalarType())});
 }
 
+// ---- The dim is split ----
+
+// True if a mesh dim of several ranks cuts `dim` of `t`, and no Partial has to be resolved first.
+bool is_split(const at::Tensor& t, int64_t dim) {
+  if (!is_dtensor(t) || t.dim() == 0) return false;
+  const Spec& spec = *meta_of(t).spec;
+  bool split = false;
+  for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
+    const Placement& p = spec.placements()[m];
+    if (p.is_partial()) return false;
+    split = split || (p.is_sharded_on(wrap_dim(dim, t.dim())) && spec.mesh().size(m) > 1);
+  }
+  return split;
+}
+
+// The ranks' results per row, reduced.
+at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what) {
+  Placements whole = meta_of(t).spec->placements();
+  for (auto& p : whole) {
+    if (p.is_partial()) p = Replicate();
+  }
+  return redistribute_below_autograd(t, whole, {c10::toString(op.operator_name()), what, module_of(meta_of(t)), /*implicit=*/true});
+}
+
+bool is_half(c10::ScalarType t) { return t == at::kHalf || t == at::kBFloat16; }
+
+// _softmax, _log_softmax(self, dim, half_to_float).
+template <bool kLog>
+void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const auto args = torch::jit::last(stack, 3);
+  const at::Tensor self = args[0].toTensor();
+  const int64_t dim = args[1].toInt();
+  if (!is_split(self, dim)) return dispatch_by_rule(op, stack);
+  const at::ScalarType dtype = args[2].toBool() ? at::kFloat : self.scalar_type();
+  const at::Tensor x = is_half(self.scalar_type()) ? self.to(at::kFloat) : self;
+  const at::Tensor shifted = x - reduced(x.amax({dim}, true), op, "max");
+  const at::Tensor powers = shifted.exp();
+  const at::Tensor sums = reduced(powers.sum({dim}, true), op, "sum");
+  torch::jit::drop(stack, 3);
+  stack.emplace_back((kLog ? shifted - sums.log() : powers / sums).to(dtype));
+}
+
+// _softmax_backward_data, _log_softmax_backward_data(grad_output, output, dim, input_dtype).
+template <bool kLog>
+void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const auto args = torch::jit::last(stack, 4);
+  at::Tensor grad = args[0].toTensor(), output = args[1].toTensor();
+  const int64_t dim = args[2].toInt();
+  if (!is_split(output, dim) || !is_dtensor(grad) || meta_of(grad).spec->has_partial()) return dispatch_by_rule(op, stack);
+  const at::ScalarType dtype = args[3].toScalarType();
+  if (is_half(output.scalar_type())) grad = grad.to(at::kFloat), output = output.to(at::kFloat);
+  torch::jit::drop(stack, 4);
+  const at::Tensor weighted = kLog ? grad : grad * output;
+  const at::Tensor sums = reduced(weighted.sum({dim}, true), op, "sum");
+  stack.emplace_back((kLog ? grad - output.exp() * sums : weighted - output * sums).to(dtype));
+}
+
 }  // namespace
 
 void register_softmax_rules(RuleRegistry& registry) {
@@ -33,6 +102,10 @@ void register_softmax_rules(RuleRegistry& registry) {
   for (const char* op : {"aten::_softmax_backward_data", "aten::_log_softmax_backward_data"}) {
     registry.add(op, factor_op(softmax_backward_rule));
   }
+  add_handler("aten::_softmax", softmax<false>);
+  add_handler("aten::_log_softmax", softmax<true>);
+  add_handler("aten::_softmax_backward_data", softmax_backward<false>);
+  add_handler("aten::_log_softmax_backward_data", softmax_backward<true>);
   OpRule safe = factor_op(softmax_rule);
   safe.metas = safe_softmax_metas;
   registry.add("aten::_safe_softmax", std::move(safe));

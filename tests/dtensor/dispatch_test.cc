@@ -50,7 +50,7 @@ TEST_CASE("dispatch: in-place on views gives the gradients of one device") {
     y.view(24).slice(0, 2, 8).mul_(3);
     y.select(1, 0).fill_(1.5);
     y.t().slice(0, 1, 2).copy_(torch::zeros_like(y.t().slice(0, 1, 2)));
-    y.narrow(0, 1, 2).add_(y.narrow(0, 3, 2) * y.narrow(0, 3, 2));
+    y.narrow(0, 1, 2).add_(y.narrow(0, 3, 2).clone().sin());
     return (y * y).sum();
   };
   auto plain = x0.clone().requires_grad_();
@@ -344,7 +344,9 @@ TEST_CASE("dispatch: factories inside a MeshScope make replicated tensors, outsi
     CHECK(is_dtensor(torch::arange(4)));
     CHECK(is_dtensor(torch::zeros({2, 2})));
     const auto mask = torch::full({4, 4}, -INFINITY).triu(1);
-    CHECK(same(torch::softmax(x + mask, -1), torch::softmax(torch::ones({4, 4}) + torch::full({4, 4}, -INFINITY).triu(1).clone(), -1)));
+    const auto weights = full_tensor(torch::softmax(x + mask, -1));
+    CHECK(weights[1][0].item<float>() == 0.5f);
+    CHECK(weights[1][2].item<float>() == 0.0f);
     const auto r = torch::randn({3});
     const auto locals = to_local(r);
     for (const auto& local : locals) CHECK(torch::equal(local, locals[0]));

@@ -4,6 +4,7 @@
 #include <ATen/ops/binary_cross_entropy_with_logits.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/huber_loss.h>
 #include <ATen/ops/kl_div.h>
 #include <ATen/ops/l1_loss.h>
@@ -144,6 +145,20 @@ TEST_CASE("the mean of a batch-sharded likelihood costs one all-reduce of two nu
   const auto sum = at::nll_loss(scores.detach(), target, {}, at::Reduction::Sum);
   CHECK(summing.total() == 0);
   CHECK(meta_of(sum).spec->placements() == Placements{Partial()});
+}
+
+TEST_CASE("the mean of a likelihood in half precision does not overflow") {
+  const DeviceMesh& mesh = test_meshes()[0];
+  const auto scores = at::full({10001, 2}, -20.0, at::kHalf);
+  const auto target = at::randint(2, {10001}, at::kLong);
+  for (int64_t ignored : {-100, 1}) {
+    const auto loss = at::nll_loss(lay_out(scores, mesh, {Shard(0)}), lay_out(target, mesh, {Shard(0)}), {},
+                                   at::Reduction::Mean, ignored);
+    CHECK(full_tensor(loss).item<double>() == 20.0);
+  }
+  const auto few = lay_out(scores.narrow(0, 0, 2), mesh, {Shard(0)}),
+             rows = lay_out(target.narrow(0, 0, 2), mesh, {Shard(0)});
+  CHECK(full_tensor(at::nll_loss(few, rows)).item<double>() == 20.0);  // ranks without rows
 }
 
 TEST_CASE("cross entropy matches ATen in every layout") {
