@@ -63,9 +63,9 @@ std::vector<DimStrategy> embedding_backward_strategies(const OpCall& call, int64
   if (call.get_bool("scale_grad_by_freq")) {
     for (const auto& c : rule.contractions) rule.blocked.push_back(c.factor);
   }
-  auto result = strategies(rule, call, mesh_dim);
-  if (wants_own_rows(call, mesh_dim)) result.insert(result.begin(), {{Shard(0)}, {Replicate(), Replicate()}});
-  return result;
+  // A row-sharded table asks for its own rows alone: whatever else the gradient could be made of would be a whole table.
+  if (wants_own_rows(call, mesh_dim)) return {{{Shard(0)}, {Replicate(), Replicate()}}};
+  return strategies(rule, call, mesh_dim);
 }
 
 OutputMetas embedding_backward_metas(const OpCall& call) {

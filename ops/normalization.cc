@@ -51,7 +51,8 @@ FactorRule rule_of(const Normalization& norm, const OpCall& call, int batch, int
   for (char kind : norm.outputs) append(rule.outputs, kind);
   for (int d = batch; d < ndim; ++d) rule.blocked.push_back(d);
   for (int d = 0; d < batch; ++d) rule.contractions.push_back({d, ReduceOp::kSum});
-  if (int grad = call.input_index("grad_out"); grad >= 0) rule.terms = {{grad}};
+  // Linear in grad_out, yet no terms: the gradient goes on to weights and to the residual stream, each of which would pay for
+  // the reduction that is not done here.
   return rule;
 }
 
