@@ -42,7 +42,7 @@ OutputMetas safe_softmax_metas(const OpCall& call) {
 
 // True if a mesh dim of several ranks cuts `dim` of `t`, and no Partial has to be resolved first.
 bool is_split(const at::Tensor& t, int64_t dim) {
-  if (!is_dtensor(t) || t.dim() == 0) return false;
+  if (!is_dtensor(t) || t.dim() == 0 || t.numel() == 0) return false;
   const Spec& spec = *meta_of(t).spec;
   bool split = false;
   for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {

@@ -123,7 +123,7 @@ class Pricer {
       if (!normalize_placements(s.outputs[o], std::numeric_limits<int32_t>::max()).ok()) return std::nullopt;
     }
     // First with lower bounds in place of what is not planned yet.
-    Score score{0, 0};
+    Score score{made_partials(s), 0};
     changes_.clear();
     for (size_t i = 0; i < s.inputs.size(); ++i) {
       const SpecPtr& spec = problem_.call.inputs[i];
@@ -156,6 +156,29 @@ class Pricer {
     Picoseconds cost = -1;
     bool planned = false;  // else a lower bound
   };
+
+  // Moving a sharded input to another dim so that the result is a Partial (the k-split of a matmul) puts off a reduction that
+  // somebody has to pay for: it is part of the price.
+  Picoseconds made_partials(const Strategy& s) const {
+    const DeviceMesh& mesh = problem_.call.mesh;
+    Picoseconds total = 0;
+    for (int64_t d = 0; d < mesh.ndim(); ++d) {
+      bool moved = false;
+      for (size_t i = 0; i < s.inputs.size(); ++i) {
+        if (!problem_.call.inputs[i]) continue;
+        const Placement& given = problem_.given(i, d);
+        moved = moved || (given.is_sharded() && s.inputs[i][d].is_sharded() && given != s.inputs[i][d]);
+      }
+      for (size_t o = 0; moved && o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
+        if (!problem_.metas.tensors[o] || !s.outputs[o][d].is_partial()) continue;
+        int64_t bytes = static_cast<int64_t>(c10::elementSize(problem_.metas.tensors[o]->dtype));
+        const Shape origin(s.outputs[o].size(), 0);
+        for (int64_t n : local_shape(problem_.metas.tensors[o]->sizes, mesh.shape(), s.outputs[o], origin)) bytes *= n;
+        total += picoseconds(CostModel().collective(Collective::kAllReduce, mesh.size(d), 2 * bytes * (mesh.size(d) - 1) / mesh.size(d)));
+      }
+    }
+    return total;
+  }
 
   // A rank must receive what it holds more than before, and what is a sum of others' addends.
   static Picoseconds bound(const Spec& from, const Placements& to) {

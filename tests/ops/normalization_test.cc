@@ -101,7 +101,8 @@ TEST_CASE("fused RMS norm and its backward split rows, and weight gradients are 
   const auto rule = RuleRegistry::instance().find(backward.op);
   const auto backward_all = rule->per_dim(backward, 0);
   CHECK(has(backward_all, {Shard(0), Partial()}, {Shard(0), Shard(0), Shard(0), Replicate()}));
-  CHECK(has(backward_all, {Partial(), Partial()}, {Partial(), Replicate(), Replicate(), Replicate()}));
+  // The gradient of a row is wanted by the weights and by what came before: it is reduced here, once.
+  for (const auto& s : backward_all) CHECK_FALSE(s.inputs[0].is_partial());
   const auto metas = rule->metas(backward);
   CHECK(metas.tensors[0]->sizes == Shape{6, 5, 4});
   CHECK(metas.tensors[1]->sizes == Shape{4});

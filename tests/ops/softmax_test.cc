@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "dtensor/comm_debug_mode.h"
+#include "dtensor/representation.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -51,12 +52,24 @@ TEST_CASE("softmax matches ATen along every dim and in every layout") {
             1e-5});
 }
 
-TEST_CASE("class-sharded logits go to the rows by all-to-all, not to every rank") {
+TEST_CASE("class-sharded logits stay where they are: the ranks exchange a maximum and a sum per row") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto logits = at::rand({64, 4096}, at::kDouble);
   const auto sharded = lay_out(logits, mesh, {Shard(1)});
   CommDebugMode comm;
   const auto out = at::log_softmax(sharded, 1);
-  CHECK(comm.counts() == std::map<std::string, int64_t>{{"all_to_all", 1}});
+  CHECK(comm.counts() == std::map<std::string, int64_t>{{"all_reduce", 2}});
+  CHECK(comm.bytes() == 2 * (2 * 64 * 8 * 3 / 4));
+  CHECK(meta_of(out).spec->placements() == Placements{Shard(1)});
   CHECK(difference(out, at::log_softmax(logits, 1)).value_or("") == "");
+}
+
+TEST_CASE("where the dim must be whole, scores go to other dims by all-to-all, not to every rank") {
+  const DeviceMesh& mesh = test_meshes()[0];
+  const auto logits = at::rand({64, 4096}, at::kDouble);
+  const auto sharded = lay_out(logits, mesh, {Shard(1)});
+  CommDebugMode comm;
+  const auto out = at::_safe_softmax(sharded, 1);
+  CHECK(comm.counts() == std::map<std::string, int64_t>{{"all_to_all", 1}});
+  CHECK(difference(out, at::_safe_softmax(logits, 1)).value_or("") == "");
 }

@@ -161,8 +161,10 @@ TEST_CASE("what is chosen") {
       {"mm", {4}, {square, square}, {"S(1)", "R"}, "S(1), S(0) -> P(sum); 1: local"},
       {"mm", {4}, {square, square}, {"R", "S(0)"}, "S(1), S(0) -> P(sum); 0: local"},
       // An all-to-all moves a quarter of what an all-gather does.
-      {"mm", {4}, {square, square}, {"S(0)", "S(0)"}, "S(1), S(0) -> P(sum); 0: 3072 B"},
-      {"mm", {4}, {square, square}, {"S(1)", "S(1)"}, "S(1), S(0) -> P(sum); 1: 3072 B"},
+      // but what it makes here has to be reduced, so that it is no bargain unless the result is small.
+      {"mm", {4}, {square, square}, {"S(0)", "S(0)"}, "S(0), R -> S(0); 1: 12288 B"},
+      {"mm", {4}, {square, square}, {"S(1)", "S(1)"}, "R, S(1) -> S(1); 0: 12288 B"},
+      {"mm", {4}, {{4, 640}, {640, 4}}, {"S(0)", "S(0)"}, "S(1), S(0) -> P(sum); 0: 1920 B"},
       // The smaller one moves.
       {"mm", {4}, {{640, 64}, square}, {"S(0)", "S(1)"}, "S(0), R -> S(0); 1: 12288 B"},
       {"mm", {4}, {square, {64, 640}}, {"S(0)", "S(1)"}, "R, S(1) -> S(1); 0: 12288 B"},
@@ -194,7 +196,7 @@ TEST_CASE("what is chosen") {
 
       {"mm", {2, 2}, {square, square}, {"S(0)R", "RS(1)"}, "S(0)R, RS(1) -> S(0)S(1)"},
       {"mm", {2, 2}, {square, square}, {"S(0)S(1)", "RS(0)"}, "S(0)S(1), RS(0) -> S(0)P(sum)"},
-      {"mm", {2, 2}, {square, square}, {"S(0)R", "S(0)R"}, "S(1)S(1), S(0)S(0) -> P(sum)P(sum); 0: 2048 B; 1: local"},
+      {"mm", {2, 2}, {square, square}, {"S(0)R", "S(0)R"}, "S(0)R, RR -> S(0)R; 1: 8192 B"},
       {"mm", {2, 2}, {square, square}, {"S(0)S(1)", "RR"}, "S(0)S(1), RS(0) -> S(0)P(sum); 1: local"},
       {"add", {2, 2}, {square, row}, {"S(0)S(1)", "RR"}, "S(0)S(1), RS(0) -> S(0)S(1); 1: local"},
       {"add", {2, 2}, {square, square}, {"S(0)P", "RR"}, "S(0)P(sum), S(0)P(sum) -> S(0)P(sum); 1: local"},
@@ -228,13 +230,46 @@ TEST_CASE("outputs have the global metadata") {
 }
 
 TEST_CASE("a decision explains itself") {
-  OpCall call = make("mm", {spec({4}, {64, 64}, "S(0)"), spec({4}, {64, 64}, "S(0)")});
+  OpCall call = make("mm", {spec({4}, {4, 640}, "S(0)"), spec({4}, {640, 4}, "S(0)")});
   auto plan = propagate(call);
-  CHECK(plan->bytes() == 3072);
+  CHECK(plan->bytes() == 1920);
   CHECK_THAT(plan->explain(call),
              StartsWith("propagate_test::mm(S(1), S(0)) -> P(sum); input 0: S(0) -> S(1): all_to_all"));
   CHECK(plan->given == call.inputs);
   CHECK(plan->computed[0] == call.inputs[0]->with_placements({Shard(1)}));
+}
+
+// Does the option, on mesh dim d, shard (or make a Partial of) something although no input is sharded there?
+bool begins_to_shard(const std::vector<SpecPtr>& specs, size_t d, const DimStrategy& option) {
+  bool replicated = true;
+  for (const SpecPtr& s : specs) {
+    if (s->placements()[d].is_sharded()) return false;
+    replicated = replicated && s->placements()[d].is_replicate();
+  }
+  for (const Placement& p : option.inputs) {
+    if (p.is_sharded() || (replicated && p.is_partial())) return true;
+  }
+  return false;
+}
+
+// The later reduction of a Partial that an input was moved to another dim for.
+double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, const Spec& result) {
+  double seconds = 0;
+  Placements out;
+  for (const DimStrategy& o : chosen) out.push_back(o.outputs[0]);
+  const double bytes = static_cast<double>(result.with_placements(out)->max_local_bytes());
+  for (size_t d = 0; d < chosen.size(); ++d) {
+    bool moved = false;
+    for (size_t i = 0; i < specs.size(); ++i) {
+      const Placement &from = specs[i]->placements()[d], &to = chosen[d].inputs[i];
+      moved = moved || (from.is_sharded() && to.is_sharded() && from != to);
+    }
+    const int64_t n = specs[0]->mesh().size(static_cast<int64_t>(d));
+    if (moved && out[d].is_partial()) {
+      seconds += CostModel().collective(Collective::kAllReduce, n, static_cast<int64_t>(bytes) * 2 * (n - 1) / n);
+    }
+  }
+  return seconds;
 }
 
 // The cost of the choice against that of every combination.
@@ -255,6 +290,13 @@ TEST_CASE("no combination is cheaper than the chosen one") {
       auto plan = propagate(call);
       double chosen = 0;
       for (const auto& p : plan->input_plans) chosen += p ? p->seconds : 0;
+      std::vector<DimStrategy> taken;
+      for (size_t d = 0; d < mesh.size(); ++d) {
+        DimStrategy& option = taken.emplace_back();
+        option.outputs = {plan->outputs[0]->placements()[d]};
+        for (const auto& s : plan->computed) option.inputs.push_back(s->placements()[d]);
+      }
+      chosen += made_partial(specs, taken, *plan->outputs[0]);
 
       std::vector<DimStrategy> options;
       for (DimStrategy& s : plan->rule->per_dim(call, 0)) {
@@ -265,7 +307,14 @@ TEST_CASE("no combination is cheaper than the chosen one") {
       size_t combinations = 1;
       for (size_t d = 0; d < mesh.size(); ++d) combinations *= options.size();
       for (size_t c = 0; c < combinations; ++c) {
-        double cost = 0;
+        std::vector<DimStrategy> combination;
+        bool allowed = true;
+        for (size_t d = 0, rest = c; d < mesh.size(); ++d, rest /= options.size()) {
+          combination.push_back(options[rest % options.size()]);
+          allowed = allowed && !begins_to_shard(specs, d, combination.back());
+        }
+        if (!allowed) continue;
+        double cost = made_partial(specs, combination, *plan->outputs[0]);
         for (size_t i = 0; i < specs.size(); ++i) {
           Placements to;
           for (size_t d = 0, rest = c; d < mesh.size(); ++d, rest /= options.size()) {
@@ -286,9 +335,17 @@ TEST_CASE("no combination is cheaper than the chosen one") {
 TEST_CASE("partials that nobody brought are not made") {
   // Bool: there is no sum to fill up to. Integers: no average of them.
   OpCall call = make("add", {spec({4}, {8}, "P", at::kLong), spec({4}, {8}, "R", at::kBool)});
-  CHECK(decision(*propagate(call)) == "S(0), S(0) -> S(0); 0: 48 B; 1: local");
+  CHECK(decision(*propagate(call)) == "R, R -> R; 0: 96 B");
   call = make("add", {spec({4}, {8}, "P(avg)"), spec({4}, {8}, "R", at::kLong)});
-  CHECK(decision(*propagate(call)) == "S(0), S(0) -> S(0); 0: 24 B; 1: local");
+  CHECK(decision(*propagate(call)) == "R, R -> R; 0: 48 B");
+}
+
+TEST_CASE("the engine does not begin to shard along a mesh dim by itself") {
+  // A reduce-scatter would be half the price of the all-reduce, and leave the result sharded.
+  CHECK(decision(*propagate(make("mul", {spec({4}, {64, 64}, "P"), spec({4}, {64, 64}, "P")}))).rfind("P(sum), R -> P(sum)", 0) == 0);
+  // Splitting k over the second mesh dim would halve what travels over the first.
+  CHECK(decision(*propagate(make("mm", {spec({2, 2}, {64, 64}, "S(0)R"), spec({2, 2}, {64, 64}, "S(0)R")}))) ==
+        "S(0)R, RR -> S(0)R; 1: 8192 B");
 }
 
 TEST_CASE("in-place operators keep the layout of what they write to") {
