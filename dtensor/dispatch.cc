@@ -53,8 +53,8 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     const DeviceMesh& mesh = meta_of(t).spec->mesh();
     if (!in.mesh.defined()) in.mesh = mesh;
     TORCH_CHECK(in.mesh == mesh, info.name, ": argument '", info.op.schema().arguments()[arg].name(), "' is on ",
-                mesh.to_string(), " and another argument on ", in.mesh.to_string(),
-                ". All distributed arguments of an operator must share one mesh: slice one mesh, or redistribute.");
+                mesh.to_string(), " of world ", mesh.world().name(), " and another argument on ", in.mesh.to_string(),
+                " of world ", in.mesh.world().name(), ". All distributed arguments of an operator must share one mesh: slice one mesh, or redistribute.");
     if (is_leaf_parameter(t)) keep_gradient_layout(t);
   };
   for (size_t i = 0; i < args.size(); ++i) {

@@ -97,7 +97,9 @@ at::Tensor FullTensorFn::forward(AutogradContext* ctx, const at::Tensor& t, Plac
   save(ctx, meta.spec, std::move(grad_placements));
   const at::Tensor whole = redistribute_below_autograd(t, all_replicate(meta.spec->mesh()), explicit_cause("full_tensor"));
   LocalGuard guard;
-  return meta_of(whole).locals.front().detach();
+  const at::Tensor& local = meta_of(whole).locals.front();
+  // What is given away must not be a rank's own memory: writing to it would change one replica of several.
+  return whole.is_same(t) ? local.clone() : local.detach();
 }
 
 variable_list FullTensorFn::backward(AutogradContext* ctx, variable_list grads) {
@@ -295,6 +297,12 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, c
   const auto to = checked_placements(placements.empty() ? all_replicate(mesh) : placements, mesh, tensor.dim(), "distribute_tensor");
   if (is_dtensor(tensor)) {
     const Spec& spec = *meta_of(tensor).spec;
+    if (spec.mesh() == mesh && spec.is_replicated() && tensor.is_leaf()) {  // a factory's, inside a MeshScope
+      if (spec.placements() == to) return tensor;
+      at::Tensor part = redistribute_below_autograd(tensor, to, explicit_cause("distribute_tensor"));
+      part.set_requires_grad(tensor.requires_grad());
+      return part;
+    }
     TORCH_CHECK_VALUE(spec.mesh() == mesh && spec.placements() == to, "[distribute_tensor] the tensor is distributed already as ",
                       spec.to_string(), ", not as ", to_string(to), " @ ", mesh.to_string(), "; use redistribute");
     return tensor;

@@ -18,7 +18,8 @@ namespace dtensor {
 
 // Spreads a plain tensor over the mesh: pieces and copies of the value that `source_rank` holds (the position along every mesh
 // dim; torch: src_data_rank). nullopt: no communication, every rank takes its part of its own tensor. A leaf, requiring grad if
-// `tensor` does. A meta tensor is allowed in an abstract world. {} means Replicate on every dim.
+// `tensor` does. A meta tensor is allowed in an abstract world, and a leaf that is replicated on this mesh anywhere (what factories
+// make inside a MeshScope). {} means Replicate on every dim.
 // Errors: `tensor` has autograd history or is distributed with another layout; placements of another number than mesh dims.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements = {},
                              std::optional<int64_t> source_rank = 0);

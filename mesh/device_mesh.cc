@@ -179,7 +179,9 @@ DeviceMesh::DeviceMesh(World world, std::vector<int64_t> shape, std::vector<std:
     for (size_t d = 0; d < shape.size(); ++d) names.push_back("dim" + std::to_string(d));
   }
   check_names(names, shape.size());
+  auto use = world.in_use().use_;
   *this = intern(std::move(world), std::move(shape), std::move(names), std::move(ranks), 1);
+  use_ = std::move(use);
 }
 
 const World& DeviceMesh::world() const { return checked(state_).world; }

@@ -95,11 +95,15 @@ class DeviceMesh {
   friend bool operator!=(const DeviceMesh& a, const DeviceMesh& b) { return a.state_ != b.state_; }
   const void* identity() const { return state_.get(); }
 
+  // The same mesh, as a handle that does not count as a use of its world (World::in_use()): for what caches hold.
+  DeviceMesh idle() const { return DeviceMesh(state_); }
+
  private:
   explicit DeviceMesh(std::shared_ptr<MeshState> state) : state_(std::move(state)) {}
   static DeviceMesh intern(World world, std::vector<int64_t> shape, std::vector<std::string> names,
                            std::vector<int64_t> ranks, int64_t num_copies);
   std::shared_ptr<MeshState> state_;
+  std::shared_ptr<void> use_;
 };
 
 std::ostream& operator<<(std::ostream& os, const DeviceMesh& mesh);

@@ -27,7 +27,9 @@ DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
   std::sort(copies.begin(), copies.end());
   std::vector<int64_t> ranks;
   for (const auto& copy : copies) ranks.insert(ranks.end(), copy.begin(), copy.end());
-  return intern(world(), std::move(sizes), names, std::move(ranks), static_cast<int64_t>(copies.size()));
+  DeviceMesh slice = intern(world(), std::move(sizes), names, std::move(ranks), static_cast<int64_t>(copies.size()));
+  slice.use_ = use_;
+  return slice;
 }
 
 DeviceMesh DeviceMesh::flatten(const std::vector<std::string>& names, std::string flat_name) const {
@@ -46,7 +48,9 @@ DeviceMesh DeviceMesh::flatten(const std::vector<std::string>& names, std::strin
   labels.erase(labels.begin() + first + 1, labels.begin() + first + n);
   TORCH_CHECK(std::count(labels.begin(), labels.end(), labels[first]) == 1, "DeviceMesh::flatten: ", to_string(),
               " has another dim named ", labels[first], "; pass another flat_name");
-  return intern(world(), std::move(sizes), std::move(labels), ranks(), num_copies());
+  DeviceMesh flat = intern(world(), std::move(sizes), std::move(labels), ranks(), num_copies());
+  flat.use_ = use_;
+  return flat;
 }
 
 }  // namespace dtensor

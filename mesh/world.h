@@ -72,8 +72,8 @@ class World {
     }));
   }
 
-  // The same world, as a handle that counts as a use of it. What the factories above return counts; what a mesh holds, and
-  // gives by DeviceMesh::world(), does not, since caches hold meshes.
+  // The same world, as a handle that counts as a use of it. What the factories above return, a user's meshes and tensors count;
+  // what specs refer to does not, since caches hold specs.
   World in_use() const;
   World idle() const { return World(state_); }
 

@@ -70,7 +70,7 @@ struct SpecInterner {
 
   SpecPtr intern(const DeviceMesh& mesh, Placements placements, const TensorMeta& meta) {
     auto candidate = std::unique_ptr<Spec>(new Spec);
-    candidate->mesh_ = mesh;
+    candidate->mesh_ = mesh.idle();
     candidate->placements_ = std::move(placements);
     candidate->meta_ = meta;
     std::lock_guard<std::mutex> lock(mutex);

@@ -363,8 +363,24 @@ TEST_CASE("dispatch: factories inside a MeshScope make replicated tensors, outsi
     const auto locals = to_local(r);
     for (const auto& local : locals) CHECK(torch::equal(local, locals[0]));
     CHECK(torch::tensor({1.0, 2.0}).sum().item<double>() == 3.0);
+    const auto batch = distribute_tensor(torch::arange(8), mesh, {Shard(0)});
+    CHECK(meta_of(batch).spec->placements() == Placements{Shard(0)});
+    CHECK(full_tensor(batch).sum().item<int64_t>() == 28);
   }
   CHECK_FALSE(is_dtensor(torch::arange(4)));
+}
+
+TEST_CASE("full_tensor gives memory of its own") {
+  const auto mesh = mesh4();
+  const auto r = distribute_tensor(torch::ones({2, 2}), mesh);
+  full_tensor(r).zero_();
+  for (const auto& local : to_local(r)) CHECK(local.sum().item<float>() == 4);
+}
+
+TEST_CASE("dispatch: decisions outlive the tensors while a mesh is held") {
+  const DeviceMesh mesh(World::local(2), {2}, {"x"});
+  for (int i = 0; i < 3; ++i) distribute_tensor(torch::ones({4}), mesh, {Shard(0)}).add(1);
+  CHECK(strategy_cache(mesh.world()).stats().misses == 1);
 }
 
 TEST_CASE("to_local, from_local, full_tensor are differentiable") {
