@@ -164,7 +164,7 @@ TEST_CASE("what is chosen") {
       // but what it makes here has to be reduced, so that it is no bargain unless the result is small.
       {"mm", {4}, {square, square}, {"S(0)", "S(0)"}, "S(0), R -> S(0); 1: 12288 B"},
       {"mm", {4}, {square, square}, {"S(1)", "S(1)"}, "R, S(1) -> S(1); 0: 12288 B"},
-      {"mm", {4}, {{4, 64000}, {64000, 4}}, {"S(0)", "S(0)"}, "S(1), S(0) -> P(sum); 0: 192000 B"},
+      {"mm", {4}, {{4, 640000}, {640000, 4}}, {"S(0)", "S(0)"}, "S(1), S(0) -> P(sum); 0: 1920000 B"},
       // The smaller one moves.
       {"mm", {4}, {{640, 64}, square}, {"S(0)", "S(1)"}, "S(0), R -> S(0); 1: 12288 B"},
       {"mm", {4}, {square, {64, 640}}, {"S(0)", "S(1)"}, "R, S(1) -> S(1); 0: 12288 B"},
@@ -230,9 +230,9 @@ TEST_CASE("outputs have the global metadata") {
 }
 
 TEST_CASE("a decision explains itself") {
-  OpCall call = make("mm", {spec({4}, {4, 64000}, "S(0)"), spec({4}, {64000, 4}, "S(0)")});
+  OpCall call = make("mm", {spec({4}, {4, 640000}, "S(0)"), spec({4}, {640000, 4}, "S(0)")});
   auto plan = propagate(call);
-  CHECK(plan->bytes() == 192000);
+  CHECK(plan->bytes() == 1920000);
   CHECK_THAT(plan->explain(call),
              StartsWith("propagate_test::mm(S(1), S(0)) -> P(sum); input 0: S(0) -> S(1): all_to_all"));
   CHECK(plan->given == call.inputs);
