@@ -125,7 +125,7 @@ TEST_CASE("Philox gives the published values", "[random]") {
   CHECK(ones.w[3] == 0x6d5451fdu);
 }
 
-TEST_CASE("The same numbers on every mesh and in every layout, bit for bit", "[random]") {
+TEST_CASE("LT-2: the same numbers on every mesh and in every layout, bit for bit", "[random]") {
   for (const auto& row : table()) {
     CAPTURE(row.op, row.dtype);
     seed(17);
@@ -141,7 +141,7 @@ TEST_CASE("The same numbers on every mesh and in every layout, bit for bit", "[r
   }
 }
 
-TEST_CASE("Every operator draws a new key; a seed repeats them", "[random]") {
+TEST_CASE("LT-2: every operator draws a new key; a seed repeats them", "[random]") {
   seed(3);
   const auto a = full_tensor(sharded_zeros({6, 4}).uniform_());
   const auto b = full_tensor(sharded_zeros({6, 4}).uniform_());
@@ -157,7 +157,7 @@ TEST_CASE("Every operator draws a new key; a seed repeats them", "[random]") {
   CHECK_FALSE(a.equal(c));
 }
 
-TEST_CASE("Shards do not repeat each other", "[random]") {
+TEST_CASE("LT-2: shards do not repeat each other, replicas agree", "[random]") {
   const auto x = sharded_zeros({8, 5}).uniform_();
   const auto& locals = meta_of(x).locals;
   for (size_t i = 0; i < locals.size(); ++i) {

@@ -1,0 +1,75 @@
+// Four ranks on one GPU: the same code, the same results.
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include "dtensor/dtensor.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+bool no_gpu() {
+  if (at::detail::getCUDAHooks().deviceCount() > 0) return false;
+  WARN("SKIPPED: no CUDA device here");
+  return true;
+}
+
+DeviceMesh gpu_mesh() { return DeviceMesh(World::local(4, c10::Device("cuda:0")), {2, 2}, {"dp", "tp"}); }
+
+}  // namespace
+
+TEST_CASE("cuda: every redistribution between the common layouts gives the whole value back") {
+  if (no_gpu()) return;
+  const auto mesh = gpu_mesh();
+  const auto x = torch::randn({7, 5}, torch::kCUDA);
+  for (const char* from : {"RR", "S(0)R", "S(0)S(1)", "S(1)S(0)", "S(0)S(0)", "RS(1)"}) {
+    for (const char* to : {"RR", "S(0)R", "S(0)S(1)", "S(1)S(0)", "S(0)S(0)", "RS(1)", "P(sum)R"}) {
+      INFO(from << " -> " << to);
+      const auto t = distribute_tensor(x, mesh, *parse_placements(from));
+      CHECK(torch::allclose(full_tensor(redistribute(t, *parse_placements(to))), x));
+    }
+  }
+}
+
+TEST_CASE("cuda: a vocabulary-parallel model trains as on one device") {
+  if (no_gpu()) return;
+  const auto build = [] {
+    torch::manual_seed(0);
+    torch::nn::Sequential model(torch::nn::Embedding(13, 8), torch::nn::Linear(8, 16), torch::nn::GELU(), torch::nn::Linear(16, 13));
+    model->to(torch::kCUDA, torch::kDouble);
+    return model;
+  };
+  auto plain = build(), sharded = build();
+  const auto mesh = gpu_mesh();
+  distribute_module(*sharded, mesh, [](const std::string& name, torch::nn::Module& m, const DeviceMesh& mesh) {
+    if (name == "0" || name == "1" || name == "3") shard_parameter(m, "weight", mesh, {Replicate(), Shard(name == "3" ? 1 : 0)});
+    if (name == "1") shard_parameter(m, "bias", mesh, {Replicate(), Shard(0)});
+  });
+  torch::optim::AdamW a(plain->parameters(), 1e-2), b(sharded->parameters(), 1e-2);
+  for (int i = 0; i < 5; ++i) {
+    const auto ids = torch::randint(13, {6, 4}, torch::kLong).to(torch::kCUDA), targets = torch::randint(13, {24}, torch::kLong).to(torch::kCUDA);
+    a.zero_grad();
+    b.zero_grad();
+    const auto expected = torch::nn::functional::cross_entropy(plain->forward(ids).view({-1, 13}), targets);
+    expected.backward();
+    const auto got = torch::nn::functional::cross_entropy(
+        sharded->forward(distribute_tensor(ids, mesh, {Shard(0), Replicate()})).view({-1, 13}),
+        distribute_tensor(targets, mesh, {Shard(0), Replicate()}));
+    got.backward();
+    a.step();
+    b.step();
+    CHECK(std::abs(got.item<double>() - expected.item<double>()) < 1e-9);
+  }
+}
+
+TEST_CASE("cuda: random numbers are those of the CPU, whatever the mesh") {
+  if (no_gpu()) return;
+  torch::manual_seed(5);
+  const auto a = full_tensor(rand({9, 4}, gpu_mesh(), {Shard(0), Shard(1)}));
+  torch::manual_seed(5);
+  const auto b = full_tensor(rand({9, 4}, DeviceMesh(World::local(3), {3}), {Shard(0)}));
+  CHECK(torch::allclose(a.cpu(), b));
+}
+
+}  // namespace dtensor
