@@ -34,7 +34,7 @@ using PartitionFn = std::function<void(const std::string& name, torch::nn::Modul
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = nullptr);
 
 // Distributes one parameter or buffer of `module`, "weight" or with a path, "attn.wq.weight". Does nothing if it has
-// this layout. Errors (ValueError): no such parameter (the text lists those there are), it is distributed otherwise,
+// this layout; one that is replicated on this mesh can still be sharded. Errors (ValueError): no such parameter (the text lists those there are), it is distributed otherwise,
 // placements do not fit.
 void shard_parameter(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh,
                      const Placements& placements);

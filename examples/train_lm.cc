@@ -205,7 +205,10 @@ std::string communication_table(const std::vector<CommEvent>& events) {
   std::map<std::string, std::map<std::string, Kind>> causes;
   for (const auto& e : events) {
     const std::string kind(dtensor::to_string(e.collective));
-    const std::string cause = absl::StrCat(e.cause.op, e.cause.argument.empty() ? "" : " ", e.cause.argument, e.backward ? " (backward)" : "");
+    // One line for all parameters' gradients, one per argument of everything else.
+    const bool gradient = e.cause.op == "gradient";
+    const std::string cause = absl::StrCat(gradient ? "gradients of parameters" : e.cause.op, gradient || e.cause.argument.empty() ? "" : " ",
+                                           gradient ? "" : e.cause.argument, e.backward ? " (backward)" : "");
     for (Kind* k : {&kinds[kind], &causes[kind][cause]}) {
       ++k->calls;
       k->bytes += e.bytes;
