@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty_like.h>
 #include <c10/core/AutogradState.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -55,6 +57,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     TORCH_CHECK(in.mesh == mesh, info.name, ": argument '", info.op.schema().arguments()[arg].name(), "' is on ",
                 mesh.to_string(), " of world ", mesh.world().name(), " and another argument on ", in.mesh.to_string(),
                 " of world ", in.mesh.world().name(), ". All distributed arguments of an operator must share one mesh: slice one mesh, or redistribute.");
+    check_fresh(t, info.name);
     if (is_leaf_parameter(t)) keep_gradient_layout(t);
   };
   for (size_t i = 0; i < args.size(); ++i) {
@@ -98,6 +101,7 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
   CacheKey key;
   key.push_back(reinterpret_cast<uintptr_t>(&info));
   key.push_back(resolved.generation);
+  key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
   key.push_back(gradient_target ? gradient_target->id() : 0);
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSlot& slot = in.slots[i];
@@ -129,10 +133,7 @@ OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue
 std::string module_path(const Inputs& in) {
   for (const auto& t : in.tensors) {
     if (!t.defined()) continue;
-    if (const auto& name = meta_of(t).name) {
-      const auto dot = name->rfind('.');
-      return dot == std::string::npos ? std::string() : name->substr(0, dot);
-    }
+    if (meta_of(t).name) return module_of(meta_of(t));
   }
   return current_scope().module_path;
 }
@@ -147,24 +148,26 @@ std::string arg_name(const OpInfo& info, const Inputs& in, int input) {
   return "";
 }
 
-RankTensors run_reduction(const at::Tensor& t, const RedistributePlan& plan, const CommCause& cause) {
+// For operators, which read the result and let go of it. See ReducedForm.
+RankTensors run_remembered(const at::Tensor& t, const RedistributePlan& plan, const CommCause& cause) {
   const DTensorMeta& meta = meta_of(t);
+  if (!meta.spec->has_partial() || plan.is_local() || meta.storage->given_away || c10::InferenceMode::is_enabled()) {
+    return run_plan(plan, *meta.spec, meta.locals, cause);
+  }
   const uint64_t writes = meta.storage->writes.load(std::memory_order_relaxed);
-  if (meta.spec->has_partial()) {
+  {
     std::lock_guard lock(meta.reduced_mutex);
     if (meta.reduced && meta.reduced->writes == writes && meta.reduced->placements == plan.to) return meta.reduced->locals;
   }
   RankTensors result = run_plan(plan, *meta.spec, meta.locals, cause);
-  if (meta.spec->has_partial() && !plan.is_local()) {
-    auto reduced = std::make_unique<ReducedForm>();
-    reduced->placements = plan.to;
-    reduced->locals = result;
-    reduced->writes = writes;
-    reduced->storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(),
-                                                      meta.spec->with_placements(plan.to)->max_local_bytes());
-    std::lock_guard lock(meta.reduced_mutex);
-    meta.reduced = std::move(reduced);
-  }
+  auto reduced = std::make_unique<ReducedForm>();
+  reduced->placements = plan.to;
+  reduced->locals = result;
+  reduced->writes = writes;
+  reduced->storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(),
+                                                    meta.spec->with_placements(plan.to)->max_local_bytes());
+  std::lock_guard lock(meta.reduced_mutex);
+  meta.reduced = std::move(reduced);
   return result;
 }
 
@@ -270,7 +273,7 @@ void check_writable(const OpInfo& info, const Inputs& in) {
   for (size_t a = 0; a < info.args.size(); ++a) {
     if (!info.args[a].written) continue;
     for (int k = in.slots[a].first; k < in.slots[a].first + in.slots[a].count; ++k) {
-      TORCH_CHECK(!in.tensors[k].defined() || !meta_of(in.tensors[k]).storage->copied_view, info.name, ": argument '",
+      TORCH_CHECK(!in.tensors[k].defined() || !meta_of(in.tensors[k]).storage->viewed, info.name, ": argument '",
                   info.op.schema().arguments()[a].name(), "' is a view of a distributed tensor whose parts had to move for it, so "
                   "it is a copy, and writing to it would not change that tensor. Redistribute the tensor before taking the view, "
                   "or clone() the view if the tensor itself is not to change.");
@@ -306,7 +309,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
     if (!plan->input_plans[k]->is_local()) {
       cause = {info.name, arg_name(info, in, static_cast<int>(k)), module_path(in), /*implicit=*/true};
     }
-    locals[k] = run_reduction(in.tensors[k], *plan->input_plans[k], cause);
+    locals[k] = run_remembered(in.tensors[k], *plan->input_plans[k], cause);
   }
 
   auto outputs = run_local(info, *plan, in, args, locals, miss);
@@ -331,6 +334,8 @@ void run_replicated(const OpInfo& info, const Inputs& in, Stack& stack) {
   for (const auto& a : info.args) {
     TORCH_CHECK_NOT_IMPLEMENTED(!a.written, info.name, ": writes to its arguments, so it cannot be run on replicated copies of them.");
   }
+  TORCH_CHECK_NOT_IMPLEMENTED(!info.op.hasTag(at::Tag::nondeterministic_seeded), info.name,
+                              ": draws random numbers, so replicated runs of it would not agree.");
   const auto args = torch::jit::last(stack, info.args.size());
   const Placements whole(in.mesh.ndim(), Replicate());
   OpPlan plan;
@@ -374,6 +379,8 @@ void run_replicated(const OpInfo& info, const Inputs& in, Stack& stack) {
     if (r == 0) results.resize(local.size());
     for (size_t k = 0; k < local.size(); ++k) {
       if (!local[k].isTensor()) {
+        TORCH_CHECK_NOT_IMPLEMENTED(!local[k].isTensorList(), info.name,
+                                    ": returns a list of tensors, which running it replicated does not do; give it a rule.");
         results[k] = local[k];
         continue;
       }
@@ -398,7 +405,27 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
   const DTensorMeta& meta = meta_of(t);
   if (meta.spec->placements() == to) return t;
   const auto plan = cached_plan(meta.spec, to);
-  return make_dtensor(meta.spec->with_placements(to), run_reduction(t, *plan, cause), meta.name);
+  RankTensors locals = run_plan(*plan, *meta.spec, meta.locals, cause);
+  if (plan->steps.empty()) {  // a new name for the same parts, as along a mesh dim of size 1: still a tensor of its own
+    LocalGuard guard;
+    for (auto& local : locals) local = local.clone();
+  }
+  return make_dtensor(meta.spec->with_placements(to), std::move(locals), meta.name);
+}
+
+void check_fresh(const at::Tensor& t, std::string_view function) {
+  const LocalStorage& storage = *meta_of(t).storage;
+  TORCH_CHECK(!storage.viewed || storage.viewed->writes == storage.viewed_writes, std::string(function),
+              ": reads a view of a distributed tensor whose parts had to move for it, so it is a copy, and that tensor was written to "
+              "since. Take the view again after the write, or clone() it before if the old values are meant.");
+}
+
+at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh) {
+  const at::Tensor shared = replicate_plain(t, mesh);
+  LocalGuard guard;
+  RankTensors locals = meta_of(shared).locals;
+  for (auto& local : locals) local = local.clone();
+  return make_dtensor(meta_of(shared).spec, std::move(locals));
 }
 
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {

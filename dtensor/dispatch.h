@@ -8,6 +8,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <string_view>
+
 #include "dtensor/representation.h"
 #include "mesh/comm_event.h"
 #include "propagation/strategy_cache.h"
@@ -20,11 +22,16 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 // The same, past the operator's handler: for handlers that add something to what the rule does.
 void dispatch_by_rule(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-// Brings a distributed tensor to other placements below autograd. Free if they are the present ones. A reduction of a Partial
-// tensor is remembered with the tensor and not paid for twice.
+// Brings a distributed tensor to other placements below autograd: a tensor with memory of its own, or `t` itself if they are the
+// present ones.
 at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause);
 
-// A plain tensor seen as one that every rank of the mesh holds. Shares its memory.
+// A plain tensor seen as one that every rank of the mesh holds. Shares its memory, between ranks too: to be read only.
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh);
+// The same with memory of its own on every rank: for what users get to see, gradients among them.
+at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh);
+
+// Error if `t` is a copied view (LocalStorage::viewed) of a tensor that was written to since.
+void check_fresh(const at::Tensor& t, std::string_view function);
 
 }  // namespace dtensor

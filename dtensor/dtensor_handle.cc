@@ -177,6 +177,7 @@ at::Tensor DTensor::local(int64_t i) const {
   const DTensorMeta& meta = meta_of(tensor_);
   TORCH_CHECK_INDEX(i >= 0 && i < static_cast<int64_t>(meta.locals.size()), "[DTensor] local(", i,
                     "): this process has ", meta.locals.size(), " local parts of ", meta.spec->to_string());
+  meta.storage->given_away = true;
   return meta.locals[i];
 }
 

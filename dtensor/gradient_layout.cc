@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "dtensor/dispatch.h"
@@ -28,13 +29,12 @@ class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
     if (!is_dtensor(leaf)) return grads;
     const DTensorMeta& meta = meta_of(leaf);
     auto result = grads;
-    if (!is_dtensor(grads[0])) result[0] = replicate_plain(grads[0], meta.spec->mesh());
+    if (!is_dtensor(grads[0])) result[0] = replicate_copy(grads[0], meta.spec->mesh());
     if (meta_of(result[0]).spec->placements() == meta.spec->placements()) return result;
     CommCause cause;
     cause.op = "gradient";
     cause.argument = meta.name ? *meta.name : "";
-    cause.module_path = meta.name ? meta.name->substr(0, meta.name->rfind('.') == std::string::npos ? 0 : meta.name->rfind('.'))
-                                  : current_scope().module_path;
+    cause.module_path = meta.name ? module_of(meta) : current_scope().module_path;
     result[0] = redistribute_as(result[0], meta.spec->placements(), cause);
     return result;
   }
@@ -55,6 +55,8 @@ bool is_leaf_parameter(const at::Tensor& t) {
 }
 
 void keep_gradient_layout(const at::Tensor& leaf) {
+  static std::mutex mutex;  // several threads may meet a parameter for the first time at once
+  std::lock_guard lock(mutex);
   using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
   const auto is_ours = [](const auto& hook) { return dynamic_cast<GradientLayoutHook*>(hook.get()) != nullptr; };
   // Before the user's hooks, so that they see the leaf's layout. (add_hook is for a tensor that has none.)

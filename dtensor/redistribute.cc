@@ -3,6 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
@@ -39,7 +40,7 @@ c10::intrusive_ptr<Saved> saved(AutogradContext* ctx) {
 }
 
 // The gradient of a sum with respect to each addend is the gradient itself, on every rank.
-Placements gradient_layout(Placements placements) {
+Placements without_partials(Placements placements) {
   for (auto& p : placements) {
     if (p.is_partial()) p = Replicate();
   }
@@ -53,6 +54,7 @@ CommCause explicit_cause(std::string op) { return {std::move(op), "", current_sc
 const DTensorMeta& checked_meta(const at::Tensor& t, const char* function) {
   TORCH_CHECK_TYPE(is_dtensor(t), "[", function, "] the tensor", (t.defined() ? c10::str(" of shape ", t.sizes()) : std::string()),
                    " is not distributed; distribute_tensor(t, mesh, placements) makes it so");
+  check_fresh(t, c10::str("[", function, "]"));
   return meta_of(t);
 }
 
@@ -67,7 +69,7 @@ Placements checked_placements(const Placements& placements, const DeviceMesh& me
 
 struct RedistributeFn : Function<RedistributeFn> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements placements, CommCause cause) {
-    save(ctx, meta_of(t).spec, gradient_layout(meta_of(t).spec->placements()), cause);
+    save(ctx, meta_of(t).spec, without_partials(meta_of(t).spec->placements()), cause);
     const at::Tensor result = redistribute_below_autograd(t, placements, cause);
     if (!result.is_same(t)) return result;
     return make_view(meta_of(t).spec, meta_of(t).locals, t);
@@ -75,7 +77,7 @@ struct RedistributeFn : Function<RedistributeFn> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto s = saved(ctx);
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
-    const at::Tensor g = is_dtensor(grads[0]) ? grads[0] : replicate_plain(grads[0], s->spec->mesh());
+    const at::Tensor g = is_dtensor(grads[0]) ? grads[0] : replicate_copy(grads[0], s->spec->mesh());
     return {redistribute_as(g, s->placements, s->cause), at::Tensor(), at::Tensor()};
   }
 };
@@ -88,7 +90,7 @@ struct FullTensorFn : Function<FullTensorFn> {
 };
 
 struct ReplicateFn : Function<ReplicateFn> {
-  static at::Tensor forward(AutogradContext*, const at::Tensor& plain, DeviceMesh mesh) { return replicate_plain(plain, mesh); }
+  static at::Tensor forward(AutogradContext*, const at::Tensor& plain, DeviceMesh mesh) { return replicate_copy(plain, mesh); }
   static variable_list backward(AutogradContext* ctx, variable_list grads);
 };
 
@@ -119,6 +121,7 @@ struct ToLocalFn : Function<ToLocalFn> {
     save(ctx, meta.spec, std::move(grad_placements));
     LocalGuard guard;
     variable_list locals;
+    meta.storage->given_away = true;
     for (const auto& local : meta.locals) locals.push_back(local.detach());
     return locals;
   }
@@ -126,7 +129,10 @@ struct ToLocalFn : Function<ToLocalFn> {
     const auto s = saved(ctx);
     const auto expected = s->spec->with_placements(s->placements);
     for (size_t i = 0; i < grads.size(); ++i) {
-      if (grads[i].defined()) continue;
+      if (grads[i].defined()) {  // autograd hands one tensor to all that it is the gradient of
+        grads[i] = grads[i].clone();
+        continue;
+      }
       const Shape shape = expected->local_shape(static_cast<int64_t>(i));
       const auto& mesh = s->spec->mesh();
       grads[i] = at::zeros(c10::IntArrayRef(shape.data(), shape.size()),
@@ -144,15 +150,25 @@ struct FromLocalFn : Function<FromLocalFn> {
     LocalGuard guard;
     RankTensors mine;
     for (const auto& local : locals) mine.push_back(local.detach());
-    return make_dtensor(spec, std::move(mine));
+    at::Tensor result = make_dtensor(spec, std::move(mine));
+    meta_of(result).storage->given_away = true;
+    return result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto s = saved(ctx);
     const size_t n = s->spec->mesh().local_ranks().size();
     variable_list result(n + 2);
     if (!grads[0].defined()) return result;
-    const at::Tensor g = is_dtensor(grads[0]) ? grads[0] : replicate_plain(grads[0], s->spec->mesh());
+    const at::Tensor g = is_dtensor(grads[0]) ? grads[0] : replicate_copy(grads[0], s->spec->mesh());
     auto locals = to_local(redistribute_as(g, s->placements, explicit_cause("from_local")));
+    double share = 1;  // an average takes 1 / n of every addend
+    for (int64_t m = 0; m < s->spec->mesh().ndim(); ++m) {
+      const Placement& p = s->spec->placements()[m];
+      if (p.is_partial() && p.reduce_op() == ReduceOp::kAvg) share /= static_cast<double>(s->spec->mesh().size(m));
+    }
+    if (share != 1) {
+      for (auto& local : locals) local = local * share;
+    }
     std::move(locals.begin(), locals.end(), result.begin());
     return result;
   }
@@ -242,14 +258,14 @@ at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_
   const DTensorMeta& meta = checked_meta(tensor, "full_tensor");
   TORCH_CHECK_NOT_IMPLEMENTED(!meta.locals.empty(), "[full_tensor] ", meta.spec->to_string(),
                               " has no data in this process: its world is ", meta.spec->mesh().world().name());
-  Placements back = gradient_layout(meta.spec->placements());
+  Placements back = without_partials(meta.spec->placements());
   if (grad_placements) back = checked_placements(*grad_placements, meta.spec->mesh(), tensor.dim(), "full_tensor");
   return FullTensorFn::apply(tensor, std::move(back));
 }
 
 std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const DTensorMeta& meta = checked_meta(tensor, "to_local");
-  Placements back = gradient_layout(meta.spec->placements());
+  Placements back = without_partials(meta.spec->placements());
   if (grad_placements) back = checked_placements(*grad_placements, meta.spec->mesh(), tensor.dim(), "to_local");
   if (meta.locals.empty()) return {};
   return ToLocalFn::apply(tensor, std::move(back));
@@ -284,8 +300,16 @@ at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& m
                       " puts a part of shape ", c10::IntArrayRef(expected.data(), expected.size()), " on rank ", ranks[i],
                       " by the chunk rule, but its local tensor has shape ", locals[i].sizes());
   }
+  for (const Placement& p : normal) {
+    const bool sum_like = !p.is_partial() || p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kAvg;
+    for (const auto& t : locals) {
+      TORCH_CHECK_NOT_IMPLEMENTED(sum_like || !t.requires_grad() || !at::GradMode::is_enabled(), "[from_local] ", to_string(p),
+                                  " of locals that require grad: the gradient goes to the rank that holds the extreme, which is not "
+                                  "known here; reduce them first");
+    }
+  }
   if (options.run_check) check_replicas(locals, mesh, normal);
-  Placements back = gradient_layout(normal);
+  Placements back = without_partials(normal);
   if (options.grad_placements) back = checked_placements(*options.grad_placements, mesh, ndim, "from_local");
   return FromLocalFn::apply(at::TensorList(locals), spec, std::move(back));  // autograd looks into a TensorList only
 }

@@ -68,7 +68,8 @@ at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, b
   auto storage = base_meta.storage;
   if (moved) {
     storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
-    storage->copied_view = true;
+    storage->viewed = base_meta.storage;
+    storage->viewed_writes = base_meta.storage->writes.load(std::memory_order_relaxed);
   }
   auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr);
   impl->match_inference_mode(base);

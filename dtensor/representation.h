@@ -29,12 +29,15 @@ struct LocalStorage {
   MemoryHold hold;
   std::atomic<uint64_t> writes{0};
   // A view that could not share the memory of the tensor it is of, since parts had to move: what is written here would not
-  // reach that tensor, so nothing may be.
-  bool copied_view = false;
+  // reach that tensor, and what is written there later would not be seen here, so neither may be relied on.
+  std::shared_ptr<LocalStorage> viewed;  // that tensor's, or null
+  uint64_t viewed_writes = 0;            // its writes when the view was made
+  // The user holds the local tensors and can write to them unseen: nothing derived from them may be remembered.
+  std::atomic<bool> given_away{false};
 };
 
-// The reduced form of a Partial tensor, kept so that a second reader does not pay for the same reduction. Valid while nobody
-// has written to the tensor.
+// The reduced form of a Partial tensor, kept so that a second operator that reads it does not pay for the same reduction. Valid
+// while nobody has written to the tensor; never handed out.
 struct ReducedForm {
   Placements placements;
   RankTensors locals;

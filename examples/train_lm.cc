@@ -347,7 +347,7 @@ int run() {
     const char* dir = std::getenv("BUILD_WORKING_DIRECTORY");
     const fs::path path = dir && fs::path(file).is_relative() ? fs::path(dir) / file : fs::path(file);
     std::ofstream out(path);
-    if (!(out << layout_svg(layouts, mesh.to_string()))) throw UsageError(absl::StrCat("--svg ", path.string(), ": cannot be written"));
+    if (!(out << layout_svg(layouts, "Parameters of the language model"))) throw UsageError(absl::StrCat("--svg ", path.string(), ": cannot be written"));
     std::cout << "Layouts drawn in " << path.string() << "\n";
   }
   if (const int64_t count = absl::GetFlag(FLAGS_sample); count > 0) {

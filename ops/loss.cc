@@ -3,24 +3,14 @@
 // operators of their own (l1_loss, kl_div, cross_entropy_loss with probabilities or label smoothing, ...) are composed
 // of others.
 #include <ATen/ExpandUtils.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/core/Reduction.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros_like.h>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/op_info.h"
-#include "mesh/scope.h"
+#include "ops/loss.h"
 #include "ops/meta_tensor.h"
 #include "ops/register.h"
 #include "propagation/factor_rule.h"
 
 namespace dtensor {
 namespace {
-
-bool reduces(const OpCall& call) { return call.get_int("reduction") != at::Reduction::None; }
-
-// ---- Elementwise losses ----
 
 constexpr const char* kElementwise[] = {"aten::mse_loss",
                                         "aten::smooth_l1_loss",
@@ -55,18 +45,6 @@ OutputMetas elementwise_metas(const OpCall& call) {
   return reduces(call) ? metas_of({meta_tensor(self).new_empty({}, dtype)}) : broadcast_metas(call, {dtype});
 }
 
-// The stack's arguments by name.
-class Arguments {
- public:
-  Arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack)
-      : schema_(op.schema()), values_(stack.data() + stack.size() - schema_.arguments().size()) {}
-  c10::IValue& operator[](const char* name) const { return values_[*schema_.argumentIndexWithName(name)]; }
-
- private:
-  const c10::FunctionSchema& schema_;
-  c10::IValue* const values_;
-};
-
 double ratio(int64_t mine, int64_t global) {
   return mine == global ? 1.0 : static_cast<double>(mine) / static_cast<double>(global);
 }
@@ -96,169 +74,6 @@ void elementwise_backward_local(const LocalCall& local, torch::jit::Stack& stack
   local.op.callBoxed(stack);
 }
 
-// ---- Negative log likelihood ----
-
-// self: [C], [N, C] or (2d) [N, C, H, W]; target and the loss: without C.
-FactorRule nll_rule(const OpCall& call) {
-  constexpr int kClass = 0;
-  const auto ndim = static_cast<int>(call.input("self")->ndim());
-  std::vector<int> scores, rows;
-  for (int d = 0; d < ndim; ++d) {
-    const bool is_class = d == (ndim == 1 ? 0 : 1);
-    scores.push_back(is_class ? kClass : d + 1);
-    if (!is_class) rows.push_back(d + 1);
-  }
-  FactorRule rule;
-  rule.inputs.resize(call.inputs.size());
-  rule.inputs[call.input_index("self")] = scores;
-  rule.inputs[call.input_index("target")] = rows;
-  if (call.input("weight") != nullptr) rule.inputs[call.input_index("weight")] = {kClass};
-  rule.blocked = {kClass};
-  if (call.has_arg("grad_output")) {
-    const int grad = call.input_index("grad_output");
-    if (!reduces(call)) rule.inputs[grad] = rows;
-    rule.terms = {{grad}};
-    rule.outputs = {scores};
-  } else {
-    rule.outputs = {reduces(call) ? std::vector<int>() : rows, {}};
-    for (int factor : rows) rule.contractions.push_back({factor, ReduceOp::kSum});
-  }
-  return rule;
-}
-
-// Every rank has some of the classes of every row: the loss is a sum over ranks, and the gradient is split as the scores are.
-DimStrategy class_split(const OpCall& call, int self, int64_t class_dim) {
-  DimStrategy s;
-  s.inputs.assign(call.inputs.size(), Replicate());
-  s.inputs[self] = Shard(class_dim);
-  if (call.input("weight") != nullptr) s.inputs[call.input_index("weight")] = Shard(0);
-  if (call.has_arg("grad_output")) {
-    s.outputs = {Shard(class_dim)};
-  } else {
-    s.outputs = {Partial(), reduces(call) ? Partial() : Replicate()};
-  }
-  return s;
-}
-
-std::vector<DimStrategy> nll_strategies(const OpCall& call, int64_t mesh_dim) {
-  auto result = strategies(nll_rule(call), call, mesh_dim);
-  for (DimStrategy& s : result) {
-    if (call.has_arg("grad_output")) {
-      // Only a mean looks at the total weight.
-      const int total = call.input_index("total_weight");
-      if (call.get_int("reduction") != at::Reduction::Mean)
-        s.inputs[total] = call.inputs[total]->placements()[mesh_dim];
-    } else if (!reduces(call)) {
-      s.outputs[1] = Replicate();  // zero on every rank
-    }
-  }
-  const int self = call.input_index("self");
-  const auto class_dim = static_cast<int64_t>(call.input("self")->ndim() == 1 ? 0 : 1);
-  if (call.input("self")->placements()[mesh_dim] == Shard(class_dim)) result.push_back(class_split(call, self, class_dim));
-  return result;
-}
-
-// The classes of local rank `i`: [begin, begin + size).
-Run local_classes(const Spec& self, int64_t i) {
-  const LocalLayout layout = self.local_layout(i);
-  const auto dim = static_cast<size_t>(self.ndim() == 1 ? 0 : 1);
-  return {layout.offsets[dim], total_size(layout.dims[dim])};
-}
-
-// Where the classes are split, a rank looks at the targets among its own classes and ignores the others.
-void nll_local(const LocalCall& local, torch::jit::Stack& stack) {
-  const Arguments args(local.op, stack);
-  const bool backward = local.op.schema().argumentIndexWithName("grad_output").has_value();
-  const Spec& self = *local.inputs[backward ? 1 : 0];
-  const int64_t classes = self.sizes()[self.ndim() == 1 ? 0 : 1];
-  const Run mine = local_classes(self, local.i);
-  if (mine.size == classes) return local.op.callBoxed(stack);
-  const at::Tensor target = args["target"].toTensor();
-  const int64_t ignore = args["ignore_index"].toInt();
-  if (target.is_cpu() && !backward) {
-    const at::Tensor bad = target.ne(ignore).logical_and(target.lt(0).logical_or(target.ge(classes)));
-    if (bad.any().item<bool>()) {
-      TORCH_CHECK_INDEX(false, "Target ", target.masked_select(bad)[0].item<int64_t>(), " is out of bounds.");
-    }
-  }
-  const at::Tensor outside = target.lt(mine.begin).logical_or(target.ge(mine.begin + mine.size)).logical_or(target.eq(ignore));
-  if (mine.size == 0) {  // ATen wants at least one class
-    const at::Tensor scores = args["self"].toTensor();
-    const at::Tensor empty = backward ? at::zeros_like(scores) : scores.new_zeros(args["reduction"].toInt() == at::Reduction::None ? target.sizes() : c10::IntArrayRef());
-    const at::Tensor total = scores.new_zeros({});
-    torch::jit::drop(stack, local.op.schema().arguments().size());
-    stack.emplace_back(empty);
-    if (!backward) stack.emplace_back(total);
-    return;
-  }
-  constexpr int64_t kIgnored = -100;
-  args["target"] = (target - mine.begin).masked_fill(outside, kIgnored);
-  args["ignore_index"] = kIgnored;
-  local.op.callBoxed(stack);
-}
-
-OutputMetas nll2d_metas(const OpCall& call) {
-  const at::Tensor self = meta_tensor(*call.input("self"));
-  return metas_of({self.new_empty(reduces(call) ? Shape() : call.input("target")->sizes()), self.new_empty({})});
-}
-
-OutputMetas nll2d_backward_metas(const OpCall& call) {
-  return metas_of({meta_tensor(*call.input("self")).contiguous()});
-}
-
-// A rank's sum of losses and its weight, from what the local operator gave: sums, or for half types, in which a sum may
-// overflow, a mean.
-at::Tensor sum_and_weight(at::Tensor loss, at::Tensor weight) {
-  if (c10::isReducedFloatingType(loss.scalar_type())) {
-    weight = weight.to(at::kFloat);
-    loss = loss.to(at::kFloat).mul(weight).masked_fill(weight.eq(0), 0);  // the mean of no rows is nan
-  }
-  return at::stack({loss, weight});
-}
-
-// The mean divides by the weights of all targets that are not ignored, which no rank knows alone: both sums travel in
-// one all-reduce.
-void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  {
-    const Arguments args(op, stack);
-    if (args["reduction"].toInt() != at::Reduction::Mean) return dispatch_by_rule(op, stack);
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !op.schema().argumentIndexWithName("output"), op.schema().name(),
-        ": the out= form with a mean is not supported on distributed tensors; use the functional form.");
-    const bool half = c10::isReducedFloatingType(args["self"].toTensor().scalar_type());
-    args["reduction"] = half ? at::Reduction::Mean : at::Reduction::Sum;
-  }
-  dispatch_by_rule(op, stack);
-  const at::Tensor total = torch::jit::pop(stack).toTensor();
-  const at::Tensor loss = torch::jit::pop(stack).toTensor();
-  const DTensorMeta& meta = meta_of(loss);
-  const DeviceMesh& mesh = meta.spec->mesh();
-  const c10::ScalarType dtype = meta.spec->dtype();
-  RankTensors pairs;
-  {
-    LocalGuard guard;
-    for (size_t i = 0; i < meta.locals.size(); ++i) {
-      pairs.push_back(sum_and_weight(meta.locals[i], meta_of(total).locals[i]));
-    }
-  }
-  const auto accumulation_type = c10::isReducedFloatingType(dtype) ? at::kFloat : dtype;
-  at::Tensor pair = make_dtensor(Spec::get(mesh, meta.spec->placements(), {2}, accumulation_type), std::move(pairs));
-  const Placements whole(mesh.ndim(), Replicate());
-  pair = redistribute_below_autograd(pair, whole,
-                                     {op.schema().name(), "reduction", current_scope().module_path, /*implicit=*/true});
-  RankTensors means, totals;
-  {
-    LocalGuard guard;
-    for (const at::Tensor& both : meta_of(pair).locals) {
-      means.push_back(both.select(0, 0).div(both.select(0, 1)).to(dtype));
-      totals.push_back(both.select(0, 1).clone().to(dtype));
-    }
-  }
-  const SpecPtr scalar = Spec::get(mesh, whole, {}, dtype);
-  stack.emplace_back(make_dtensor(scalar, std::move(means)));
-  stack.emplace_back(make_dtensor(scalar, std::move(totals)));
-}
-
 }  // namespace
 
 void register_loss_rules(RuleRegistry& registry) {
@@ -270,18 +85,7 @@ void register_loss_rules(RuleRegistry& registry) {
   gradient.metas = elementwise_metas;
   gradient.local = elementwise_backward_local;
   for (const char* op : kElementwiseBackward) registry.add(op, gradient);
-
-  OpRule nll;
-  nll.per_dim = nll_strategies;
-  nll.local = nll_local;
-  registry.add("aten::nll_loss_forward", nll);
-  registry.add("aten::nll_loss_backward", nll);
-  nll.metas = nll2d_metas;
-  registry.add("aten::nll_loss2d_forward", nll);
-  nll.metas = nll2d_backward_metas;
-  registry.add("aten::nll_loss2d_backward", nll);
-  add_handler("aten::nll_loss_forward", nll_forward);
-  add_handler("aten::nll_loss2d_forward", nll_forward);
+  register_nll_loss_rules(registry);
 }
 
 }  // namespace dtensor

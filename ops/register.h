@@ -13,6 +13,7 @@ void register_factory_rules(RuleRegistry& registry);  // zeros_like, new_full, .
 void register_index_rules(RuleRegistry& registry);
 void register_loss_rules(RuleRegistry& registry);
 void register_matmul_rules(RuleRegistry& registry);
+void register_nll_loss_rules(RuleRegistry& registry);  // called by register_loss_rules
 void register_normalization_rules(RuleRegistry& registry);
 void register_pointwise_rules(RuleRegistry& registry);
 void register_random_rules(RuleRegistry& registry);

@@ -67,10 +67,10 @@ bool is_half(c10::ScalarType t) { return t == at::kHalf || t == at::kBFloat16; }
 // _softmax, _log_softmax(self, dim, half_to_float).
 template <bool kLog>
 void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  const auto args = torch::jit::last(stack, 3);
+  const auto args = torch::jit::last(stack, op.schema().arguments().size());
   const at::Tensor self = args[0].toTensor();
   const int64_t dim = args[1].toInt();
-  if (!is_split(self, dim)) return dispatch_by_rule(op, stack);
+  if (op.schema().arguments().size() != 3 || !is_split(self, dim)) return dispatch_by_rule(op, stack);  // out=: by the rule
   const at::ScalarType dtype = args[2].toBool() ? at::kFloat : self.scalar_type();
   const at::Tensor x = is_half(self.scalar_type()) ? self.to(at::kFloat) : self;
   const at::Tensor shifted = x - reduced(x.amax({dim}, true), op, "max");
@@ -83,10 +83,10 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 // _softmax_backward_data, _log_softmax_backward_data(grad_output, output, dim, input_dtype).
 template <bool kLog>
 void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  const auto args = torch::jit::last(stack, 4);
+  const auto args = torch::jit::last(stack, op.schema().arguments().size());
   at::Tensor grad = args[0].toTensor(), output = args[1].toTensor();
   const int64_t dim = args[2].toInt();
-  if (!is_split(output, dim) || !is_dtensor(grad) || meta_of(grad).spec->has_partial()) return dispatch_by_rule(op, stack);
+  if (op.schema().arguments().size() != 4 || !is_split(output, dim) || !is_dtensor(grad) || meta_of(grad).spec->has_partial()) return dispatch_by_rule(op, stack);
   const at::ScalarType dtype = args[3].toScalarType();
   if (is_half(output.scalar_type())) grad = grad.to(at::kFloat), output = output.to(at::kFloat);
   torch::jit::drop(stack, 4);

@@ -86,7 +86,8 @@ TEST_CASE("dispatch: in-place through a view changes the base, and what was redu
 
 TEST_CASE("dispatch: a reduction is paid for once") {
   const auto mesh = mesh4();
-  const auto p = from_local({torch::ones({2, 3}), torch::ones({2, 3}), torch::ones({2, 3}), torch::ones({2, 3})}, mesh, {Partial()});
+  const auto p = distribute_tensor(torch::ones({2, 4}), mesh, {Shard(1)}).mm(distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)}));
+  REQUIRE(meta_of(p).spec->placements() == Placements{Partial()});
   Counter counter;
   ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
   const auto a = p.exp(), b = p.sin();
@@ -94,6 +95,95 @@ TEST_CASE("dispatch: a reduction is paid for once") {
   CHECK(counter.events[0].cause.op == "aten::exp");
   CHECK(counter.events[0].cause.implicit);
   CHECK(full_tensor(b).size(0) == 2);
+}
+
+TEST_CASE("dispatch: what is handed out is nobody else's memory") {
+  const auto mesh = mesh4();
+  const auto sum = [](const Tensor& t) { return full_tensor(t).sum().item<double>(); };
+  const auto partial = [&] {
+    return distribute_tensor(torch::ones({2, 4}, torch::kDouble), mesh, {Shard(1)})
+        .mm(distribute_tensor(torch::ones({4, 2}, torch::kDouble), mesh, {Shard(0)}));
+  };
+  const auto p = partial();  // 2 x 2 fours
+  CHECK(sum(p.exp().log()) == Approx(16));
+  for (const Placement& to : {Replicate(), Shard(0)}) {
+    redistribute(p, {to}).add_(100);
+    CHECK(sum(redistribute(p, {to})) == 16);
+    CHECK(sum(p.exp().log()) == Approx(16));
+  }
+  full_tensor(p).add_(100);
+  CHECK(sum(p) == 16);
+  to_local(p)[0].add_(100);  // the user's own doing, and seen
+  CHECK(sum(p.sqrt().square()) == Approx(416));
+
+  // Gradients of two parameters that are one Partial.
+  const auto x = distribute_tensor(torch::ones({8, 3}, torch::kDouble), mesh, {Shard(0)});
+  auto a = leaf(torch::ones({3}, torch::kDouble), mesh, {Replicate()}), b = leaf(torch::ones({3}, torch::kDouble), mesh, {Replicate()});
+  ((a + b) * x).sum().backward();
+  a.grad().mul_(0.5);
+  CHECK(sum(a.grad()) == 12);
+  CHECK(sum(b.grad()) == 24);
+  // A plain gradient, the same for all ranks.
+  auto c = leaf(torch::ones({3}, torch::kDouble), mesh, {Replicate()});
+  (full_tensor(c) * torch::tensor({1.0, 2.0, 3.0}, torch::kDouble)).sum().backward();
+  c.grad().mul_(0.5);
+  CHECK(same(c.grad(), torch::tensor({0.5, 1.0, 1.5}, torch::kDouble)));
+  for (const auto& local : to_local(c.grad())) CHECK(local.sum().item<double>() == 3);
+  auto d = leaf(torch::ones({3}, torch::kDouble), mesh, {Replicate()});
+  const auto parts = to_local(d, Placements{Partial()});
+  (parts[0] + parts[1] + parts[2] + parts[3]).sum().backward();
+  d.grad().mul_(0.5);
+  CHECK(sum(d.grad()) == 6);
+
+  // A change of layout that moves nothing.
+  const DeviceMesh one(World::local(1), {1}, {"x"});
+  const auto s = distribute_tensor(torch::ones({4}), one, {Shard(0)});
+  redistribute(s, {Replicate()}).add_(5);
+  full_tensor(s).add_(5);
+  CHECK(sum(s) == 4);
+}
+
+TEST_CASE("dispatch: inference mode leaves nothing behind that autograd would trip over") {
+  const auto mesh = mesh4();
+  auto w = leaf(torch::ones({4, 2}, torch::kDouble), mesh, {Shard(0)});
+  const auto p = distribute_tensor(torch::ones({2, 4}, torch::kDouble), mesh, {Shard(1)}).mm(w);
+  {
+    c10::InferenceMode inference;
+    p.exp();
+  }
+  p.exp().sum().backward();
+  CHECK(same(w.grad(), torch::full({4, 2}, 2 * std::exp(4.0), torch::kDouble)));
+}
+
+TEST_CASE("dispatch: a view that had to be a copy is not read when it is out of date") {
+  const auto mesh = mesh4();
+  auto y = distribute_tensor(torch::zeros({8, 4}), mesh, {Shard(0)});
+  const auto row = y[2];
+  CHECK(full_tensor(row).sum().item<float>() == 0);
+  y.fill_(1);
+  CHECK_THAT(message([&] { full_tensor(row); }), Catch::Contains("was written to since"));
+  CHECK_THAT(message([&] { row + row; }), Catch::Contains("was written to since"));
+  CHECK(full_tensor(y[2]).sum().item<float>() == 4);
+}
+
+TEST_CASE("dispatch: the default dtype counts") {
+  const auto x = distribute_tensor(torch::arange(8), mesh4(), {Shard(0)});
+  CHECK((x / 2).scalar_type() == torch::kFloat);
+  const auto before = torch::get_default_dtype();
+  torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
+  const auto y = x / 2;
+  torch::set_default_dtype(before);
+  CHECK(y.scalar_type() == torch::kDouble);
+  CHECK(full_tensor(y).scalar_type() == torch::kDouble);
+}
+
+TEST_CASE("from_local: gradients of averages and maxima") {
+  const auto mesh = mesh4();
+  std::vector<Tensor> parts;
+  for (int i = 0; i < 4; ++i) parts.push_back(torch::full({2}, i, torch::kDouble).requires_grad_());
+  full_tensor(from_local(parts, mesh, {Partial(ReduceOp::kAvg)})).sum().backward();
+  for (const auto& t : parts) CHECK(torch::equal(t.grad(), torch::full({2}, 0.25, torch::kDouble)));
+  CHECK_THROWS_AS(from_local(parts, mesh, {Partial(ReduceOp::kMax)}), c10::NotImplementedError);
 }
 
 TEST_CASE("dispatch: double backward, hooks, accumulation, retain_grad, detach") {
