@@ -96,12 +96,30 @@ void check_not_distributed(const std::vector<Named>& tensors) {
                     ". Say all layouts in one call, or redistribute the parameters.");
 }
 
-}  // namespace
+// What the tensors were, to go back to when something fails on the way.
+class Before {
+ public:
+  explicit Before(const std::vector<Named>& tensors) {
+    c10::AutoGradMode no_grad(false);
+    for (const Named& n : tensors) saved_.push_back({n.tensor, n.tensor.detach(), n.tensor.grad()});
+  }
+  void restore() const {
+    c10::AutoGradMode no_grad(false);
+    for (const auto& [tensor, data, grad] : saved_) {
+      tensor.set_data(data);
+      tensor.mutable_grad() = grad;
+    }
+  }
 
-void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn) {
-  TORCH_CHECK_VALUE(mesh.defined(), "[distribute_module] no mesh: give a DeviceMesh(world, shape)");
-  const std::vector<Named> tensors = tensors_of(module);
-  check_not_distributed(tensors);
+ private:
+  struct Saved {
+    at::Tensor tensor, data, grad;
+  };
+  std::vector<Saved> saved_;
+};
+
+void distribute_all(torch::nn::Module& module, const std::vector<Named>& tensors, const DeviceMesh& mesh,
+                    const PartitionFn& partition_fn) {
   const Ties ties(tensors);
   if (partition_fn) {
     module.apply([&](const std::string& name, torch::nn::Module& m) { partition_fn(name, m, mesh); }, std::string());
@@ -113,6 +131,21 @@ void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const 
     TORCH_CHECK_VALUE(spec.mesh().world() == mesh.world(), "[distribute_module] '", n.name, "' is ", spec.to_string(),
                       " of another world, ", spec.mesh().world().name(), "; this module goes to ", mesh.to_string(),
                       " of ", mesh.world().name());
+  }
+}
+
+}  // namespace
+
+void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn) {
+  TORCH_CHECK_VALUE(mesh.defined(), "[distribute_module] no mesh: give a DeviceMesh(world, shape)");
+  const std::vector<Named> tensors = tensors_of(module);
+  check_not_distributed(tensors);
+  const Before before(tensors);
+  try {
+    distribute_all(module, tensors, mesh, partition_fn);
+  } catch (...) {
+    before.restore();
+    throw;
   }
   name_parameters(module);
 }

@@ -30,7 +30,7 @@ using PartitionFn = std::function<void(const std::string& name, torch::nn::Modul
 // Gradients that exist follow. Parameters that were one tensor, or shared their memory, before are still tied
 // afterwards. Parameters get their path as name, for reports. No communication but the spreading of each value from the
 // first rank. Errors (ValueError): no mesh; the module is distributed already, every parameter of it; a parameter on a
-// mesh of another world; tied parameters that were given different layouts. What is done before an error stays done.
+// mesh of another world; tied parameters that were given different layouts. After an error the module is as it was.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = nullptr);
 
 // Distributes one parameter or buffer of `module`, "weight" or with a path, "attn.wq.weight". Does nothing if it has

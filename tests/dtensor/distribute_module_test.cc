@@ -126,6 +126,13 @@ TEST_CASE("distribute module: errors") {
                                         if (name == "up") shard_parameter(m, "wieght", mesh, kWhole);
                                       }),
                     Catch::Contains("LinearImpl") && Catch::Contains("'wieght'") && Catch::Contains("weight, bias"));
+  CHECK_THROWS_WITH(distribute_module(*net, mesh(),
+                                      [](const std::string& name, nn::Module& m, const DeviceMesh& mesh) {
+                                        if (name == "up") shard_parameter(m, "weight", mesh, {Shard(0), Replicate()});
+                                        TORCH_CHECK(name != "down", "not down");
+                                      }),
+                    Catch::Contains("not down"));
+  for (const auto& p : net->parameters()) CHECK_FALSE(is_dtensor(p));  // as it was
   CHECK_THROWS_WITH(shard_parameter(*net, "down.weight", mesh(), {Shard(2), Replicate()}),
                     Catch::Contains("down.weight"));
   const DeviceMesh other(World::local(4), {4});

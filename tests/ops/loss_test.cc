@@ -154,7 +154,7 @@ TEST_CASE("the mean of a likelihood in half precision does not overflow") {
   for (int64_t ignored : {-100, 1}) {
     const auto loss = at::nll_loss(lay_out(scores, mesh, {Shard(0)}), lay_out(target, mesh, {Shard(0)}), {},
                                    at::Reduction::Mean, ignored);
-    CHECK(full_tensor(loss).item<double>() == 20.0);
+    CHECK(full_tensor(loss).item<double>() == Approx(20).epsilon(2e-3));  // the ranks' means are half precision
   }
   const auto few = lay_out(scores.narrow(0, 0, 2), mesh, {Shard(0)}),
              rows = lay_out(target.narrow(0, 0, 2), mesh, {Shard(0)});
