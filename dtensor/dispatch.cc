@@ -181,6 +181,36 @@ void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, 
               ". The rule of this operator is wrong.");
 }
 
+// The arguments of the local operator on local rank r.
+void fill_local_stack(Stack& stack, const Inputs& in, c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals,
+                      size_t r) {
+  stack.clear();
+  for (size_t a = 0; a < args.size(); ++a) {
+    const ArgSlot& slot = in.slots[a];
+    if (slot.kind == ArgSlot::Kind::kStatic) {
+      stack.push_back(args[a]);
+    } else if (slot.kind == ArgSlot::Kind::kTensor) {
+      if (in.tensors[slot.first].defined()) {
+        stack.emplace_back(locals[slot.first][r]);
+      } else {
+        stack.push_back(args[a]);
+      }
+    } else if (args[a].isNone()) {
+      stack.push_back(args[a]);
+    } else if (args[a].isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (int k = slot.first; k < slot.first + slot.count; ++k) list.push_back(locals[k][r]);
+      stack.emplace_back(std::move(list));
+    } else {
+      c10::List<std::optional<at::Tensor>> list;
+      for (int k = slot.first; k < slot.first + slot.count; ++k) {
+        list.push_back(in.tensors[k].defined() ? std::optional<at::Tensor>(locals[k][r]) : std::nullopt);
+      }
+      stack.emplace_back(std::move(list));
+    }
+  }
+}
+
 // Runs the local operator once per owned rank; outputs[k][i] is output k on local rank i.
 std::vector<RankTensors> run_local(const OpInfo& info, const OpPlan& plan, const Inputs& in,
                                    c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals, bool check) {
@@ -190,31 +220,7 @@ std::vector<RankTensors> run_local(const OpInfo& info, const OpPlan& plan, const
   LocalGuard guard;
   Stack stack;
   for (size_t r = 0; r < ranks; ++r) {
-    stack.clear();
-    for (size_t a = 0; a < args.size(); ++a) {
-      const ArgSlot& slot = in.slots[a];
-      if (slot.kind == ArgSlot::Kind::kStatic) {
-        stack.push_back(args[a]);
-      } else if (slot.kind == ArgSlot::Kind::kTensor) {
-        if (in.tensors[slot.first].defined()) {
-          stack.emplace_back(locals[slot.first][r]);
-        } else {
-          stack.push_back(args[a]);
-        }
-      } else if (args[a].isNone()) {
-        stack.push_back(args[a]);
-      } else if (args[a].isTensorList()) {
-        c10::List<at::Tensor> list;
-        for (int k = slot.first; k < slot.first + slot.count; ++k) list.push_back(locals[k][r]);
-        stack.emplace_back(std::move(list));
-      } else {
-        c10::List<std::optional<at::Tensor>> list;
-        for (int k = slot.first; k < slot.first + slot.count; ++k) {
-          list.push_back(in.tensors[k].defined() ? std::optional<at::Tensor>(locals[k][r]) : std::nullopt);
-        }
-        stack.emplace_back(std::move(list));
-      }
-    }
+    fill_local_stack(stack, in, args, locals, r);
     if (plan.rule->local) {
       plan.rule->local({info.op, plan.computed, plan.outputs, static_cast<int64_t>(r), in.mesh}, stack);
     } else {
@@ -338,43 +344,17 @@ void run_replicated(const OpInfo& info, const Inputs& in, Stack& stack) {
                               ": draws random numbers, so replicated runs of it would not agree.");
   const auto args = torch::jit::last(stack, info.args.size());
   const Placements whole(in.mesh.ndim(), Replicate());
-  OpPlan plan;
-  auto rule = std::make_shared<OpRule>();
-  plan.rule = rule;
   std::vector<RankTensors> locals(in.tensors.size());
   for (size_t k = 0; k < in.tensors.size(); ++k) {
-    plan.computed.push_back(nullptr);
     if (!in.tensors[k].defined()) continue;
     const CommCause cause{info.name, arg_name(info, in, static_cast<int>(k)), module_path(in), true};
-    const at::Tensor t = redistribute_below_autograd(in.tensors[k], whole, cause);
-    plan.computed[k] = meta_of(t).spec;
-    locals[k] = meta_of(t).locals;
+    locals[k] = meta_of(redistribute_below_autograd(in.tensors[k], whole, cause)).locals;
   }
   Stack results;
   LocalGuard guard;
   for (size_t r = 0; r < in.mesh.local_ranks().size(); ++r) {
     Stack local;
-    for (size_t a = 0; a < args.size(); ++a) {
-      const ArgSlot& slot = in.slots[a];
-      if (slot.kind == ArgSlot::Kind::kTensor && in.tensors[slot.first].defined()) {
-        local.emplace_back(locals[slot.first][r]);
-      } else if (slot.kind == ArgSlot::Kind::kTensorList) {
-        c10::List<std::optional<at::Tensor>> optional;
-        c10::List<at::Tensor> list;
-        for (int k = slot.first; k < slot.first + slot.count; ++k) {
-          const at::Tensor t = in.tensors[k].defined() ? locals[k][r] : at::Tensor();
-          list.push_back(t);
-          optional.push_back(t.defined() ? std::optional<at::Tensor>(t) : std::nullopt);
-        }
-        if (args[a].isTensorList()) {
-          local.emplace_back(std::move(list));
-        } else {
-          local.emplace_back(std::move(optional));
-        }
-      } else {
-        local.push_back(args[a]);
-      }
-    }
+    fill_local_stack(local, in, args, locals, r);
     info.op.callBoxed(local);
     if (r == 0) results.resize(local.size());
     for (size_t k = 0; k < local.size(); ++k) {
