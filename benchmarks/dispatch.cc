@@ -123,7 +123,7 @@ void time_redistribute(benchmark::State& state, const Placement& from, const Pla
     const auto fresh = from_local(DTensor(x).locals(), mesh, {from});
     benchmark::DoNotOptimize(redistribute(fresh, {to}));
   }
-  state.SetLabel(plan.explain(mesh));
+  state.SetLabel(plan.to_string());
 }
 
 void time_cache(benchmark::State& state, bool hit) {

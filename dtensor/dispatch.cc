@@ -152,20 +152,21 @@ std::string arg_name(const OpInfo& info, const Inputs& in, int input) {
 RankTensors run_remembered(const at::Tensor& t, const RedistributePlan& plan, const CommCause& cause) {
   const DTensorMeta& meta = meta_of(t);
   if (!meta.spec->has_partial() || plan.is_local() || meta.storage->given_away || c10::InferenceMode::is_enabled()) {
-    return run_plan(plan, *meta.spec, meta.locals, cause);
+    return run_plan(plan, meta.locals, cause);
   }
+  const Placements& to = plan.to.placements();
   const uint64_t writes = meta.storage->writes.load(std::memory_order_relaxed);
   {
     std::lock_guard lock(meta.reduced_mutex);
-    if (meta.reduced && meta.reduced->writes == writes && meta.reduced->placements == plan.to) return meta.reduced->locals;
+    if (meta.reduced && meta.reduced->writes == writes && meta.reduced->placements == to) return meta.reduced->locals;
   }
-  RankTensors result = run_plan(plan, *meta.spec, meta.locals, cause);
+  RankTensors result = run_plan(plan, meta.locals, cause);
   auto reduced = std::make_unique<ReducedForm>();
-  reduced->placements = plan.to;
+  reduced->placements = to;
   reduced->locals = result;
   reduced->writes = writes;
   reduced->storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(),
-                                                    meta.spec->with_placements(plan.to)->max_local_bytes());
+                                                    meta.spec->with_placements(to)->max_local_bytes());
   std::lock_guard lock(meta.reduced_mutex);
   meta.reduced = std::move(reduced);
   return result;
@@ -385,7 +386,7 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
   const DTensorMeta& meta = meta_of(t);
   if (meta.spec->placements() == to) return t;
   const auto plan = cached_plan(meta.spec, to);
-  RankTensors locals = run_plan(*plan, *meta.spec, meta.locals, cause);
+  RankTensors locals = run_plan(*plan, meta.locals, cause);
   if (plan->steps.empty()) {  // a new name for the same parts, as along a mesh dim of size 1: still a tensor of its own
     LocalGuard guard;
     for (auto& local : locals) local = local.clone();

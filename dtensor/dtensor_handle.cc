@@ -10,12 +10,12 @@
 #include <sstream>
 
 #include "dtensor/layout_grid.h"
+#include "dtensor/layout_text.h"
 
 namespace dtensor {
 namespace {
 
 constexpr int64_t kMaxRanksDrawn = 256;
-constexpr size_t kMaxCellsPerSide = 8;
 constexpr int64_t kMaxValues = 64;
 constexpr size_t kMaxRanksPrinted = 8;
 
@@ -37,60 +37,6 @@ std::string first_line(const Spec& spec) {
   return s + "](" + short_placements(spec.placements()) + ") @ " + spec.mesh().to_string();
 }
 
-// Columns that a text takes; all our texts are ASCII, but for the ellipsis.
-std::string padded(const std::string& s, size_t width, bool right = false) {
-  const std::string fill(width > s.size() ? width - s.size() : 0, ' ');
-  return right ? fill + s : s + fill;
-}
-
-// A table of cells, at most kMaxCellsPerSide either way, framed, with the index ranges above and to the left.
-void write_grid(std::ostream& os, const LayoutGrid& grid) {
-  const size_t all_rows = grid.row_cuts.size() - 1, all_columns = grid.column_cuts.size() - 1;
-  const size_t rows = std::min(all_rows, kMaxCellsPerSide), columns = std::min(all_columns, kMaxCellsPerSide);
-  const auto range = [](const std::vector<int64_t>& cuts, size_t i) {
-    return std::to_string(cuts[i]) + ":" + std::to_string(cuts[i + 1]);
-  };
-  const bool labels_rows = grid.dims.size() == 2;
-  std::vector<std::string> left(rows), top(columns), text(rows * columns);
-  std::vector<size_t> width(columns, 1);
-  size_t left_width = 0;
-  for (size_t r = 0; r < rows; ++r) {
-    if (labels_rows) left[r] = range(grid.row_cuts, r);
-    left_width = std::max(left_width, left[r].size());
-  }
-  for (size_t c = 0; c < columns; ++c) {
-    if (!grid.dims.empty()) top[c] = range(grid.column_cuts, c);
-    width[c] = top[c].size();
-    for (size_t r = 0; r < rows; ++r) {
-      text[r * columns + c] = describe_holders(grid.cells[r * all_columns + c]);
-      width[c] = std::max(width[c], text[r * columns + c].size());
-    }
-  }
-  const std::string more = columns < all_columns ? " ..." : "";
-  const auto rule = [&](const char* begin, const char* middle, const char* end) {
-    os << "  " << std::string(left_width, ' ') << ' ' << begin;
-    for (size_t c = 0; c < columns; ++c) {
-      for (size_t i = 0; i < width[c] + 2; ++i) os << "─";
-      os << (c + 1 < columns ? middle : end);
-    }
-    os << '\n';
-  };
-  if (!grid.dims.empty()) {
-    os << "  " << std::string(left_width + 2, ' ');
-    for (size_t c = 0; c < columns; ++c) os << ' ' << (c + 1 < columns ? padded(top[c], width[c] + 2) : top[c]);
-    os << more << '\n';
-  }
-  rule("┌", "┬", "┐");
-  for (size_t r = 0; r < rows; ++r) {
-    if (r > 0) rule("├", "┼", "┤");
-    os << "  " << padded(left[r], left_width, /*right=*/true) << ' ';
-    for (size_t c = 0; c < columns; ++c) os << "│ " << padded(text[r * columns + c], width[c]) << ' ';
-    os << "│" << more << '\n';
-  }
-  rule("└", "┴", "┘");
-  if (rows < all_rows) os << "  " << std::string(left_width, ' ') << " ... " << all_rows << " rows of cells in all\n";
-}
-
 void write_picture(std::ostream& os, const Spec& spec) {
   if (spec.mesh().size() > kMaxRanksDrawn || spec.meta().numel() == 0) return;
   int64_t sharded = 0;
@@ -101,7 +47,7 @@ void write_picture(std::ostream& os, const Spec& spec) {
   if (sharded > 2) return;
   const LayoutGrid grid = layout_grid(spec);
   if (spec.ndim() > 2) os << "  dims " << grid.dims[0] << " (down) and " << grid.dims[1] << " (across)\n";
-  write_grid(os, grid);
+  os << grid_text(grid, /*to_scale=*/false);
   if (!grid.empty.empty()) {
     os << "  nothing on rank" << (grid.empty.size() > 1 ? "s " : " ") << join_ranks(grid.empty, ", ") << '\n';
   }

@@ -1,16 +1,31 @@
-// Runs a RedistributePlan on the local tensors of the owned ranks.
+// Runs plans on the local tensors of the owned ranks.
+//
+// Tensors go in as the plan's `from` says and come out as its `to` says: the very same ones where the plan has no step, else
+// fresh and contiguous. Inputs are never changed. What a step read is let go as soon as the step is done, so that no more than
+// one step's inputs and outputs is alive, besides what the caller holds.
+//
+// All this is below autograd, on plain tensors; DTensor's dispatch key must not be included in thread-local state. Every
+// collective is one call of the world's communicator, reported with the planned bytes and `cause`, also where no rank is owned;
+// a step in several rounds is one per round. Errors (c10::Error), before anything is sent: tensors of another number, shape
+// or dtype than the layout says; then those of the communicator. Thread-safe.
 #pragma once
 
+#include <vector>
+
 #include "mesh/communicator.h"
+#include "propagation/plan_many.h"
 #include "propagation/redistribute_plan.h"
 
 namespace dtensor {
 
-// `locals`, one per mesh.local_ranks(), are laid out as plan.from says for a tensor of global `spec`, of which mesh, sizes and
-// dtype are read; the result is laid out as plan.to says. It aliases `locals` where the plan has no step, else it is fresh and
-// contiguous. Below autograd; `locals` are plain tensors, and DTensor's dispatch key must not be included in thread-local
-// state. Every collective step is one call of the world's communicator, reported with the step's bytes and `cause`, also
-// where no rank is owned. Errors are the communicator's; then results so far are dropped. `locals` are never changed.
-RankTensors run_plan(const RedistributePlan& plan, const Spec& spec, RankTensors locals, const CommCause& cause);
+// Between meshes: one tensor per from.mesh().local_ranks() in, one per to.mesh().local_ranks() out.
+RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause);
+
+// Between any two layouts. In and out, for each of world.owned_ranks(), its tensors: one or none of a mesh, those of its boxes
+// in their order.
+RankPieces run_transfer(const RedistributePlan& plan, RankPieces locals, const CommCause& cause);
+
+// Many tensors; locals[i] are those of batch.plans[i]. One collective per round.
+std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTensors> locals, const CommCause& cause);
 
 }  // namespace dtensor

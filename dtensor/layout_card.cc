@@ -34,37 +34,6 @@ std::string shortened(const std::string& s, size_t most) {
   return s.size() <= most ? s : "..." + s.substr(s.size() - most + 3);
 }
 
-// What the sheets behind one another are, and how many.
-struct Sheets {
-  int64_t copies = 1, addends = 1, cuts = 1;  // cuts: along dims that are not drawn
-  ReduceOp op = ReduceOp::kSum;
-  std::vector<int64_t> dims;  // mesh dims whose coordinate tells the sheet
-  int64_t count() const { return copies * addends * cuts; }
-};
-
-Sheets sheets_of(const Spec& spec, const absl::InlinedVector<int64_t, 2>& drawn) {
-  Sheets s;
-  for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
-    const Placement& p = spec.placements()[m];
-    if (p.is_sharded() && std::find(drawn.begin(), drawn.end(), p.dim()) != drawn.end()) continue;
-    s.dims.push_back(m);
-    (p.is_partial() ? s.addends : p.is_sharded() ? s.cuts : s.copies) *= spec.mesh().size(m);
-    if (p.is_partial()) s.op = p.reduce_op();
-  }
-  return s;
-}
-
-std::string describe(const Sheets& s) {
-  std::string d;
-  const auto add = [&](int64_t n, const std::string& what) {
-    if (n > 1) absl::StrAppend(&d, d.empty() ? "" : " x ", n, " ", what);
-  };
-  add(s.copies, "copies");
-  add(s.addends, absl::StrCat("addends (", std::string(to_string(s.op)), ")"));
-  add(s.cuts, "pieces along other dims");
-  return d;
-}
-
 class CardDrawer {
  public:
   CardDrawer(const Card& card, double x, double y) : card_(card), spec_(*card.spec), x_(x), y_(y) {}

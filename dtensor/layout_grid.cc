@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
 
 namespace dtensor {
 namespace {
@@ -66,31 +70,50 @@ LayoutGrid layout_grid(const Spec& spec) {
   const size_t columns = grid.column_cuts.size() - 1;
   grid.cells.resize((grid.row_cuts.size() - 1) * columns);
 
-  std::vector<std::vector<std::vector<int64_t>>> keys(
-      grid.cells.size());  // per cell and group: coordinate that its ranks share
+  // The ranks of a cell are of one group if they differ in the coordinates of Partial mesh dims only.
+  absl::flat_hash_map<std::pair<size_t, int64_t>, size_t> group_of;
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (parts[i].empty()) {
       grid.empty.push_back(ranks[i]);
       continue;
     }
-    auto key = mesh.coordinate(ranks[i]);
-    for (int64_t m = 0; m < mesh.ndim(); ++m) {
-      if (spec.placements()[m].is_partial()) key[m] = -1;
-    }
+    const auto coordinate = mesh.coordinate(ranks[i]);
+    int64_t key = 0;
+    for (int64_t m = 0; m < mesh.ndim(); ++m) key = key * mesh.size(m) + (spec.placements()[m].is_partial() ? 0 : coordinate[m]);
     const Runs whole{{0, 1}};
     for (size_t r : covered(grid.row_cuts, row_dim < 0 ? whole : parts[i].dims[row_dim])) {
       for (size_t c : covered(grid.column_cuts, column_dim < 0 ? whole : parts[i].dims[column_dim])) {
-        const size_t cell = r * columns + c;
-        const size_t group = std::find(keys[cell].begin(), keys[cell].end(), key) - keys[cell].begin();
-        if (group == keys[cell].size()) {
-          keys[cell].push_back(key);
-          grid.cells[cell].emplace_back();
-        }
-        grid.cells[cell][group].push_back(ranks[i]);
+        std::vector<LayoutGrid::Group>& groups = grid.cells[r * columns + c];
+        const auto [it, is_new] = group_of.try_emplace({r * columns + c, key}, groups.size());
+        if (is_new) groups.emplace_back();
+        groups[it->second].push_back(ranks[i]);
       }
     }
   }
   return grid;
+}
+
+Sheets sheets_of(const Spec& spec, const absl::InlinedVector<int64_t, 2>& drawn) {
+  Sheets s;
+  for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
+    const Placement& p = spec.placements()[m];
+    if (p.is_sharded() && std::find(drawn.begin(), drawn.end(), p.dim()) != drawn.end()) continue;
+    s.dims.push_back(m);
+    (p.is_partial() ? s.addends : p.is_sharded() ? s.cuts : s.copies) *= spec.mesh().size(m);
+    if (p.is_partial()) s.op = p.reduce_op();
+  }
+  return s;
+}
+
+std::string describe(const Sheets& sheets) {
+  std::string d;
+  const auto add = [&](int64_t n, const std::string& what) {
+    if (n > 1) absl::StrAppend(&d, d.empty() ? "" : " x ", n, " ", what);
+  };
+  add(sheets.copies, "copies");
+  add(sheets.addends, absl::StrCat("addends (", std::string(to_string(sheets.op)), ")"));
+  add(sheets.cuts, "pieces along other dims");
+  return d;
 }
 
 std::string join_ranks(const std::vector<int64_t>& ranks, const char* separator) {

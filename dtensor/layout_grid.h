@@ -27,6 +27,17 @@ struct LayoutGrid {
 // Of the first copy of a mesh that is a slice.
 LayoutGrid layout_grid(const Spec& spec);
 
+// Why a drawn cell is held by several ranks.
+struct Sheets {
+  int64_t copies = 1, addends = 1, cuts = 1;  // cuts: along dims that are not drawn
+  ReduceOp op = ReduceOp::kSum;
+  std::vector<int64_t> dims;  // mesh dims whose coordinate tells the sheet
+  int64_t count() const { return copies * addends * cuts; }
+};
+Sheets sheets_of(const Spec& spec, const absl::InlinedVector<int64_t, 2>& drawn);
+// "4 copies x 2 addends (sum)"; "" if there is one.
+std::string describe(const Sheets& sheets);
+
 // "0", "0,2", "0-7", "0+1, 2+3": groups with addends joined by '+'. Long lists are shortened.
 std::string describe_holders(const std::vector<LayoutGrid::Group>& groups);
 

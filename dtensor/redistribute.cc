@@ -1,6 +1,5 @@
 #include "dtensor/redistribute.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/TensorOperators.h>
@@ -8,8 +7,13 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
+#include <tuple>
+
 #include "dtensor/dispatch.h"
 #include "dtensor/executor.h"
+#include "dtensor/redistribute_internal.h"
+#include "mesh/block_copy.h"
 #include "mesh/scope.h"
 #include "propagation/redistribute_planner.h"
 
@@ -39,33 +43,7 @@ c10::intrusive_ptr<Saved> saved(AutogradContext* ctx) {
   return c10::static_intrusive_pointer_cast<Saved>(ctx->saved_data.at("dtensor").toCapsule());
 }
 
-// The gradient of a sum with respect to each addend is the gradient itself, on every rank.
-Placements without_partials(Placements placements) {
-  for (auto& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return placements;
-}
-
 Placements all_replicate(const DeviceMesh& mesh) { return Placements(mesh.ndim(), Replicate()); }
-
-CommCause explicit_cause(std::string op) { return {std::move(op), "", current_scope().module_path, /*implicit=*/false}; }
-
-const DTensorMeta& checked_meta(const at::Tensor& t, const char* function) {
-  TORCH_CHECK_TYPE(is_dtensor(t), "[", function, "] the tensor", (t.defined() ? c10::str(" of shape ", t.sizes()) : std::string()),
-                   " is not distributed; distribute_tensor(t, mesh, placements) makes it so");
-  check_fresh(t, c10::str("[", function, "]"));
-  return meta_of(t);
-}
-
-Placements checked_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim, const char* function) {
-  TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[", function, "] `placements` ",
-                    to_string(placements), " has ", placements.size(), " entries, but ", mesh.to_string(), " has ", mesh.ndim(),
-                    " dims: give one placement per mesh dim");
-  auto normal = normalize_placements(placements, ndim);
-  TORCH_CHECK_VALUE(normal.ok(), "[", function, "] ", std::string(normal.status().message()));
-  return *std::move(normal);
-}
 
 struct RedistributeFn : Function<RedistributeFn> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements placements, CommCause cause) {
@@ -174,20 +152,55 @@ struct FromLocalFn : Function<FromLocalFn> {
   }
 };
 
-// The parts of one dim of `t` that `runs` name, as a tensor of its own.
-at::Tensor take(const at::Tensor& t, int64_t dim, const Runs& runs) {
-  std::vector<at::Tensor> parts;
-  for (const Run& run : runs) parts.push_back(t.narrow(dim, run.begin, run.size));
-  if (parts.empty()) parts.push_back(t.narrow(dim, 0, 0));
-  return parts.size() == 1 ? parts[0].clone(c10::MemoryFormat::Contiguous) : at::cat(parts, dim);
-}
-
-// Pieces of `t` for each of n ranks.
-std::vector<at::Tensor> cut(const at::Tensor& t, const Placement& placement, int64_t n) {
-  std::vector<at::Tensor> pieces;
-  const Runs all = t.size(placement.dim()) == 0 ? Runs{} : Runs{{0, t.size(placement.dim())}};
-  for (int64_t i = 0; i < n; ++i) pieces.push_back(take(t, placement.dim(), shard_runs(all, placement, n, i)));
-  return pieces;
+// From layout `before`, Replicate on mesh dim m, to `after`, which cuts it there or not. Every rank's part comes from the rank at
+// position `source` of its group along m; nullopt: is cut out of its own tensor.
+RankTensors spread(const Spec& spec, const RankTensors& locals, const Placements& before, const Placements& after, int64_t m,
+                   std::optional<int64_t> source, const CommCause& cause) {
+  const DeviceMesh& mesh = spec.mesh();
+  CommCall call;
+  call.group = &mesh.get_group(m);
+  call.ranks = mesh.local_ranks();
+  call.event.cause = cause;
+  call.event.dtype = spec.dtype();
+  call.event.bytes = spec.with_placements(after)->max_local_bytes();
+  const RankSlots owned(call);
+  const auto part = [&](const Placements& placements, int64_t rank) {
+    return local_layout(spec.sizes(), mesh.shape(), placements, mesh.coordinate(rank));
+  };
+  RankPieces inputs, outputs;
+  std::vector<Message> messages;
+  const auto add = [&](int64_t sender, int64_t receiver) {
+    for (Block& block : overlap(part(before, sender), part(after, receiver))) {
+      messages.push_back({sender, receiver, 0, 0, std::move(block)});
+    }
+  };
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const int64_t rank = call.ranks[i];
+    const Shape sizes = part(after, rank).sizes();
+    inputs.push_back({locals[i]});
+    outputs.push_back({at::empty(c10::IntArrayRef(sizes.data(), sizes.size()), locals[i].options())});
+    const auto& members = call.group->members[call.group->group_of[rank]];
+    const int64_t sender = source ? members[*source] : rank;
+    add(sender, rank);
+    for (int64_t member : members) {
+      if (sender == rank && source && owned[member] < 0) add(rank, member);
+    }
+  }
+  if (source) {
+    std::stable_sort(messages.begin(), messages.end(), [](const Message& a, const Message& b) {
+      return std::tie(a.sender, a.receiver) < std::tie(b.sender, b.receiver);
+    });
+    const auto collective = after[m].is_sharded() ? Collective::kScatter : Collective::kBroadcast;
+    mesh.world().communicator().exchange(call, collective, messages, inputs, outputs);
+  } else {
+    for (const Message& message : messages) {
+      const int64_t i = owned[message.sender];
+      copy_block(inputs[i][0], outputs[i][0], message.block);
+    }
+  }
+  RankTensors parts;
+  for (auto& output : outputs) parts.push_back(std::move(output[0]));
+  return parts;
 }
 
 // Global shape of locals that follow the chunk rule: along each dim the sizes of the ranks that differ only in the mesh dims
@@ -236,6 +249,24 @@ void check_replicas(const std::vector<at::Tensor>& locals, const DeviceMesh& mes
 }
 
 }  // namespace
+
+CommCause explicit_cause(std::string op) { return {std::move(op), "", current_scope().module_path, /*implicit=*/false}; }
+
+const DTensorMeta& checked_meta(const at::Tensor& t, const char* function) {
+  TORCH_CHECK_TYPE(is_dtensor(t), "[", function, "] the tensor", (t.defined() ? c10::str(" of shape ", t.sizes()) : std::string()),
+                   " is not distributed; distribute_tensor(t, mesh, placements) makes it so");
+  check_fresh(t, c10::str("[", function, "]"));
+  return meta_of(t);
+}
+
+Placements checked_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim, const char* function) {
+  TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[", function, "] `placements` ",
+                    to_string(placements), " has ", placements.size(), " entries, but ", mesh.to_string(), " has ", mesh.ndim(),
+                    " dims: give one placement per mesh dim");
+  auto normal = normalize_placements(placements, ndim);
+  TORCH_CHECK_VALUE(normal.ok(), "[", function, "] ", std::string(normal.status().message()));
+  return *std::move(normal);
+}
 
 at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause) {
   if (meta_of(tensor).spec->placements() == placements) return tensor;
@@ -347,28 +378,10 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, c
     for (int64_t rank : mesh.local_ranks()) locals.push_back(tensor.detach().to(mesh.world().device(rank)));
     Placements done(mesh.ndim(), Replicate());
     for (int64_t m = 0; m < mesh.ndim(); ++m) {
-      CommCall call;
-      call.group = &mesh.get_group(m);
-      call.ranks = mesh.local_ranks();
-      call.event.cause = explicit_cause("distribute_tensor");
-      call.event.mesh_dims = call.group->name;
-      call.event.group_size = call.group->size;
-      call.event.dtype = tensor.scalar_type();
-      const bool sharded = to[m].is_sharded();
-      if (sharded) done[m] = to[m];
-      call.event.bytes = spec->with_placements(done)->max_local_bytes();
-      if (!source_rank) {
-        if (!sharded) continue;
-        for (size_t i = 0; i < locals.size(); ++i) {
-          locals[i] = cut(locals[i], to[m], mesh.size(m))[mesh.local_coordinate(static_cast<int64_t>(i))[m]];
-        }
-      } else if (sharded) {
-        RankPieces pieces;
-        for (const auto& local : locals) pieces.push_back(cut(local, to[m], mesh.size(m)));
-        locals = mesh.world().communicator().scatter(call, pieces, *source_rank);
-      } else {
-        locals = mesh.world().communicator().broadcast(call, locals, *source_rank);
-      }
+      const Placements before = done;
+      if (to[m].is_sharded()) done[m] = to[m];
+      if (!source_rank && done == before) continue;
+      locals = spread(*spec, locals, before, done, m, source_rank, explicit_cause("distribute_tensor"));
     }
     // A rank's part must not share memory with the caller's tensor or another rank's.
     if (!source_rank && done == all_replicate(mesh)) {
@@ -376,7 +389,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, c
     }
     if (spec->has_partial()) {
       const auto plan = plan_redistribution(mesh, spec->meta(), done, to);
-      locals = run_plan(plan, *spec, std::move(locals), explicit_cause("distribute_tensor"));
+      locals = run_plan(plan, std::move(locals), explicit_cause("distribute_tensor"));
     }
   }
   at::Tensor result = make_dtensor(spec, std::move(locals));

@@ -48,6 +48,15 @@ std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placeme
 // `tensor`, with Partial as Replicate. Error: `tensor` is plain.
 at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements);
 
+// The same on another mesh of the same world, over the same, some other or all other ranks; a process that owns no rank of it
+// gets a tensor without local parts. The gradient comes back to the mesh of `tensor`.
+at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements);
+
+// redistribute() of many tensors of one world, in as few collectives as their layouts allow (propagation/plan_many.h), in the
+// backward, too. `placements`: one list per tensor, or one for all. Errors: as of redistribute(); another number of lists; tensors
+// of several worlds.
+std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors, const std::vector<Placements>& placements);
+
 // The whole value as a plain tensor, on the device of the first owned rank. Error in an abstract world.
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 

@@ -22,7 +22,7 @@ int main() {
   std::cout << to_string(DTensor(y).placements()) << ", " << comm.total() << " collectives\n\n";
 
   const Placements target = {Shard(0), Replicate()};
-  std::cout << plan_of(y, target).explain(mesh) << "\n";
+  std::cout << plan_of(y, target).to_string() << "\n";
   auto whole = redistribute(y, target);  // one all-reduce over tp
   std::cout << comm << "\n";
 

@@ -1,204 +1,189 @@
 #include "mesh/communicator.h"
 
-#include <c10/core/ScalarType.h>
-#include <c10/util/Exception.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <chrono>
+#include <utility>
 
+#include "mesh/communicator_checks.h"
+#include "mesh/flight_recorder.h"
 #include "mesh/scope.h"
 
 namespace dtensor {
 namespace {
 
-void check_ranks(Collective c, const CommCall& call, size_t num_inputs) {
-  TORCH_CHECK(call.group != nullptr, to_string(c), ": call.group is null; take it from DeviceMesh::group");
-  TORCH_CHECK(num_inputs == call.ranks.size(), to_string(c), ": got inputs for ", num_inputs,
-              " ranks but call.ranks has ", call.ranks.size(), "; pass one per owned rank");
-  const auto& group_of = call.group->group_of;
-  for (int64_t rank : call.ranks) {
-    TORCH_CHECK(rank >= 0 && rank < static_cast<int64_t>(group_of.size()) && group_of[rank] >= 0, to_string(c),
-                ": rank ", rank, " of call.ranks is in no group of ", call.group->name,
-                "; pass the local_ranks() of the group's mesh");
+int64_t bytes_of(const Message& m, const at::Tensor& end) {
+  int64_t bytes = static_cast<int64_t>(end.element_size());
+  for (int64_t size : m.block.sizes) bytes *= size;
+  return bytes;
+}
+
+// On the owned rank that receives most.
+int64_t exchanged_bytes(const CommCall& call, const RankSlots& slots, absl::Span<const Message> messages, const RankPieces& outputs) {
+  std::vector<int64_t> received(call.ranks.size());
+  for (const Message& m : messages) {
+    const int64_t slot = slots[m.receiver];
+    if (slot >= 0 && m.sender != m.receiver) received[slot] += bytes_of(m, outputs[slot][m.output]);
   }
+  return received.empty() ? -1 : *std::max_element(received.begin(), received.end());
 }
 
-void check_position(Collective c, const CommCall& call, const char* argument, int64_t position) {
-  TORCH_CHECK(position >= 0 && position < call.group->size, to_string(c), ": ", argument, " is ", position,
-              "; it must be a position in group ", call.group->name, ", 0..", call.group->size - 1);
-}
+// What a rank receives of a reduction into which it puts `bytes`, by the convention of CommEvent::received_bytes.
+int64_t reduced_bytes(int64_t bytes, int64_t group_size, int64_t passes) { return passes * bytes * (group_size - 1) / group_size; }
 
-void check_defined(Collective c, int64_t rank, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.defined(), to_string(c), ": a tensor of rank ", rank,
-              " is undefined; pass an empty one for no data");
-}
+// Those of the scope, and the process's behind them, which then sees only what really runs.
+class Listeners {
+ public:
+  Listeners() : of_scope_(current_scope().listeners), of_process_(process_listener()) {}
+  size_t size() const { return of_scope_.size() + (of_process_ != nullptr ? 1 : 0); }
+  CommListener& operator[](size_t i) const { return i < of_scope_.size() ? *of_scope_[i] : *of_process_; }
 
-// The pieces that call.ranks[i] sends: one per position, of one dtype.
-void check_pieces(Collective c, const CommCall& call, const RankPieces& inputs, size_t i) {
-  TORCH_CHECK(static_cast<int64_t>(inputs[i].size()) == call.group->size, to_string(c), ": rank ", call.ranks[i],
-              " passes ", inputs[i].size(), " pieces; group ", call.group->name, " needs one per position, ",
-              call.group->size);
-  for (const auto& piece : inputs[i]) {
-    check_defined(c, call.ranks[i], piece);
-    TORCH_CHECK(piece.scalar_type() == inputs[i][0].scalar_type(), to_string(c), ": rank ", call.ranks[i],
-                " passes pieces of ", inputs[i][0].scalar_type(), " and ", piece.scalar_type(), "; use one dtype");
-  }
-}
+ private:
+  const std::vector<CommListener*>& of_scope_;
+  CommListener* const of_process_;
+};
 
-// The tensors that `tensor_of(i)` names for the i-th owned ranks of one group must have equal dtypes and, if `shapes`,
-// sizes. Other processes' tensors cannot be seen from here.
-template <typename TensorOf>
-void check_agreement(Collective c, const CommCall& call, bool shapes, TensorOf tensor_of) {
-  std::vector<int64_t> first(call.group->members.size(), -1);
-  for (size_t i = 0; i < call.ranks.size(); ++i) {
-    const at::Tensor& tensor = tensor_of(i);
-    check_defined(c, call.ranks[i], tensor);
-    int64_t& j = first[call.group->group_of[call.ranks[i]]];
-    if (j < 0) j = static_cast<int64_t>(i);
-    const at::Tensor& other = tensor_of(j);
-    TORCH_CHECK(tensor.scalar_type() == other.scalar_type(), to_string(c), ": ranks ", call.ranks[j], " and ",
-                call.ranks[i], " of group ", call.group->name, " pass dtypes ", other.scalar_type(), " and ",
-                tensor.scalar_type(), "; they must be equal");
-    TORCH_CHECK(!shapes || tensor.sizes() == other.sizes(), to_string(c), ": ranks ", call.ranks[j], " and ",
-                call.ranks[i], " of group ", call.group->name, " pass shapes ", other.sizes(), " and ", tensor.sizes(),
-                "; they must be equal");
-  }
-}
-
-void check_reduce_op(Collective c, ReduceOp op, const at::Tensor& tensor) {
-  const auto dtype = tensor.scalar_type();
-  TORCH_CHECK(op != ReduceOp::kAvg || c10::isFloatingType(dtype) || c10::isComplexType(dtype), to_string(c),
-              ": avg of dtype ", dtype, " is no ", dtype, "; use sum, or convert to a floating dtype first");
-  TORCH_CHECK((op != ReduceOp::kMin && op != ReduceOp::kMax) || !c10::isComplexType(dtype), to_string(c), ": ",
-              to_string(op), " of complex dtype ", dtype, " is not defined; use sum, avg or product");
-}
-
-// `count_of(i)`: how many pieces the i-th owned rank receives.
-template <typename CountOf>
-void check_receive_shapes(Collective c, const CommCall& call, CountOf count_of) {
-  if (call.receive_shapes.empty()) return;
-  TORCH_CHECK(call.receive_shapes.size() == call.ranks.size(), to_string(c), ": receive_shapes has ",
-              call.receive_shapes.size(), " entries for ", call.ranks.size(), " owned ranks; give one per rank");
-  for (size_t i = 0; i < call.ranks.size(); ++i) {
-    const auto count = static_cast<size_t>(count_of(i));
-    TORCH_CHECK(call.receive_shapes[i].size() == count, to_string(c), ": receive_shapes of rank ", call.ranks[i],
-                " has ", call.receive_shapes[i].size(), " shapes; the rank receives ", count);
-  }
-}
-
-template <typename Run>
-auto reported(Collective c, const CommCall& call, Run run) {
+template <typename Received, typename Run>
+auto reported(FlightGroups& groups, CommView view, Received received, Run run) {
+  const Listeners listeners;
+  const bool backward = torch::autograd::get_current_graph_task_id() != -1;
+  FlightEntry flight(groups, view, backward, /*runs=*/listeners.size() == 0);
   const auto counted = [&] {
+    at::AutoDispatchBelowADInplaceOrView guard;  // results have no history
     auto result = run();
-    count_collective(c);
+    flight.completed();
+    count_collective(view.collective);
     return result;
   };
-  const auto& listeners = current_scope().listeners;
-  if (listeners.empty()) return counted();
-  CommEvent event = call.event;
-  event.collective = c;
+  if (listeners.size() == 0) return counted();
+  view.sequence = flight.sequence();
+  CommEvent event = view.call.event;
+  event.collective = view.collective;
   event.seconds = 0;
-  event.backward = torch::autograd::get_current_graph_task_id() != -1;
-  event.mesh_dims = call.group->name;
-  event.group_size = call.group->size;
-  for (CommListener* listener : listeners) listener->on_comm(event, /*before=*/true);
-  const auto begin = std::chrono::steady_clock::now();
-  auto result = counted();
-  event.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  for (CommListener* listener : listeners) listener->on_comm(event, /*before=*/false);
+  event.received_bytes = -1;
+  event.backward = backward;
+  event.mesh_dims = view.call.group->name;
+  event.group_size = view.call.group->size;
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin;
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+  auto result = [&] {
+    size_t told = 0;
+    try {
+      for (; told < listeners.size(); ++told) listeners[told].on_call(event, view, /*before=*/true);
+      flight.started();
+      begin = Clock::now();
+      return counted();
+    } catch (...) {
+      if (begin != Clock::time_point()) event.seconds = seconds();
+      for (size_t i = 0; i < told; ++i) listeners[i].on_failed(event, view);
+      throw;
+    }
+  }();
+  event.seconds = seconds();
+  event.received_bytes = received();
+  for (size_t i = 0; i < listeners.size(); ++i) listeners[i].on_call(event, view, /*before=*/false);
   return result;
 }
 
 }  // namespace
 
-RankPieces Communicator::all_gather(const CommCall& call, const RankTensors& inputs) {
-  constexpr auto c = Collective::kAllGather;
-  check_ranks(c, call, inputs.size());
-  check_agreement(c, call, /*shapes=*/false, [&](size_t i) -> const at::Tensor& { return inputs[i]; });
-  check_receive_shapes(c, call, [&](size_t) { return call.group->size; });
-  return reported(c, call, [&] { return do_all_gather(call, inputs); });
+RankSlots::RankSlots(absl::Span<const int64_t> ranks, int64_t world_size) : size_(static_cast<int64_t>(ranks.size())) {
+  if (ranks.empty()) return;
+  first_ = ranks[0];
+  for (int64_t i = 0; i < size_; ++i) {
+    if (ranks[i] == first_ + i) continue;
+    slots_.assign(world_size, -1);
+    for (int64_t k = 0; k < size_; ++k) slots_[ranks[k]] = k;
+    return;
+  }
 }
 
-RankTensors Communicator::all_reduce(const CommCall& call, const RankTensors& inputs, ReduceOp op) {
-  constexpr auto c = Collective::kAllReduce;
+Communicator::Communicator(std::vector<c10::Device> devices)
+    : devices_(std::move(devices)), flight_groups_(make_flight_groups()) {}
+
+void Communicator::exchange(const CommCall& call, Collective c, absl::Span<const Message> messages, const RankPieces& inputs,
+                            const RankPieces& outputs) {
   check_ranks(c, call, inputs.size());
-  check_agreement(c, call, /*shapes=*/true, [&](size_t i) -> const at::Tensor& { return inputs[i]; });
-  for (const auto& input : inputs) check_reduce_op(c, op, input);
-  return reported(c, call, [&] { return do_all_reduce(call, inputs, op); });
+  check_ranks(c, call, outputs.size(), "outputs");
+  const RankSlots slots(call);
+  check_messages(c, call, slots, messages, inputs, outputs);
+  reported(
+      *flight_groups_, {c, call, messages, inputs, outputs}, [&] { return exchanged_bytes(call, slots, messages, outputs); },
+      [&] {
+        do_exchange(call, c, messages, inputs, outputs);
+        return true;
+      });
 }
 
-RankTensors Communicator::reduce_scatter(const CommCall& call, const RankPieces& inputs, ReduceOp op) {
+void Communicator::reduce_scatter(const CommCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
+                                  const RankPieces& outputs, ReduceOp op) {
   constexpr auto c = Collective::kReduceScatter;
   check_ranks(c, call, inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    check_pieces(c, call, inputs, i);
-    check_reduce_op(c, op, inputs[i][0]);
+  check_ranks(c, call, outputs.size(), "outputs");
+  const RankSlots slots(call);
+  check_messages(c, call, slots, messages, inputs, outputs);
+  check_addends(c, slots, messages);
+  for (const Message& m : messages) {
+    const int64_t slot = slots[m.receiver];
+    if (slot >= 0) check_reduce_op(c, op, outputs[slot][m.output]);
   }
-  for (int64_t p = 0; p < call.group->size; ++p) {
-    check_agreement(c, call, /*shapes=*/true, [&](size_t i) -> const at::Tensor& { return inputs[i][p]; });
+  const auto received = [&] {
+    std::vector<std::vector<int64_t>> addends(call.ranks.size());
+    for (size_t i = 0; i < inputs.size(); ++i) addends[i].resize(inputs[i].size());
+    for (const Message& m : messages) {
+      const int64_t slot = slots[m.sender];
+      if (slot >= 0) addends[slot][m.input] += bytes_of(m, inputs[slot][m.input]);
+    }
+    int64_t most = -1;
+    for (const auto& of_rank : addends) {
+      int64_t bytes = 0;
+      for (int64_t addend : of_rank) bytes += reduced_bytes(addend, call.group->size, 1);
+      most = std::max(most, bytes);
+    }
+    return most;
+  };
+  reported(*flight_groups_, {c, call, messages, inputs, outputs}, received, [&] {
+    do_reduce_scatter(call, messages, inputs, outputs, op);
+    return true;
+  });
+}
+
+RankPieces Communicator::all_reduce_many(const CommCall& call, const RankPieces& inputs, ReduceOp op) {
+  constexpr auto c = Collective::kAllReduce;
+  check_ranks(c, call, inputs.size());
+  for (size_t i = 1; i < inputs.size(); ++i) {
+    TORCH_CHECK(inputs[i].size() == inputs[0].size(), to_string(c), ": rank ", call.ranks[0], " passes ", inputs[0].size(),
+                " tensors and rank ", call.ranks[i], " passes ", inputs[i].size(), "; pass as many on every rank");
   }
-  return reported(c, call, [&] { return do_reduce_scatter(call, inputs, op); });
-}
-
-RankPieces Communicator::all_to_all(const CommCall& call, const RankPieces& inputs) {
-  constexpr auto c = Collective::kAllToAll;
-  check_ranks(c, call, inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) check_pieces(c, call, inputs, i);
-  check_agreement(c, call, /*shapes=*/false, [&](size_t i) -> const at::Tensor& { return inputs[i][0]; });
-  check_receive_shapes(c, call, [&](size_t) { return call.group->size; });
-  return reported(c, call, [&] { return do_all_to_all(call, inputs); });
-}
-
-RankTensors Communicator::broadcast(const CommCall& call, const RankTensors& inputs, int64_t source) {
-  constexpr auto c = Collective::kBroadcast;
-  check_ranks(c, call, inputs.size());
-  check_position(c, call, "source", source);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (call.group->position_of[call.ranks[i]] == source) check_defined(c, call.ranks[i], inputs[i]);
+  for (size_t k = 0; !inputs.empty() && k < inputs[0].size(); ++k) {
+    check_agreement(c, call, /*shapes=*/true, [&](size_t i) -> const at::Tensor& { return inputs[i][k]; });
+    for (const auto& of_rank : inputs) check_reduce_op(c, op, of_rank[k]);
   }
-  check_receive_shapes(c, call, [](size_t) { return 1; });
-  return reported(c, call, [&] { return do_broadcast(call, inputs, source); });
-}
-
-RankTensors Communicator::scatter(const CommCall& call, const RankPieces& inputs, int64_t source) {
-  constexpr auto c = Collective::kScatter;
-  check_ranks(c, call, inputs.size());
-  check_position(c, call, "source", source);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (call.group->position_of[call.ranks[i]] == source) check_pieces(c, call, inputs, i);
-  }
-  check_receive_shapes(c, call, [](size_t) { return 1; });
-  return reported(c, call, [&] { return do_scatter(call, inputs, source); });
-}
-
-RankPieces Communicator::gather(const CommCall& call, const RankTensors& inputs, int64_t target) {
-  constexpr auto c = Collective::kGather;
-  check_ranks(c, call, inputs.size());
-  check_position(c, call, "target", target);
-  check_agreement(c, call, /*shapes=*/false, [&](size_t i) -> const at::Tensor& { return inputs[i]; });
-  check_receive_shapes(
-      c, call, [&](size_t i) { return call.group->position_of[call.ranks[i]] == target ? call.group->size : 0; });
-  return reported(c, call, [&] { return do_gather(call, inputs, target); });
-}
-
-RankTensors Communicator::permute(const CommCall& call, const RankTensors& inputs, absl::Span<const int64_t> sources) {
-  constexpr auto c = Collective::kPermute;
-  check_ranks(c, call, inputs.size());
-  TORCH_CHECK(static_cast<int64_t>(sources.size()) == call.group->size, "permute: sources has ", sources.size(),
-              " entries; group ", call.group->name, " needs one per position, ", call.group->size);
-  for (int64_t source : sources) check_position(c, call, "a source", source);
-  check_agreement(c, call, /*shapes=*/false, [&](size_t i) -> const at::Tensor& { return inputs[i]; });
-  check_receive_shapes(c, call, [](size_t) { return 1; });
-  return reported(c, call, [&] { return do_permute(call, inputs, sources); });
+  const auto received = [&] {
+    int64_t most = -1;
+    for (const auto& of_rank : inputs) {
+      int64_t bytes = 0;
+      for (const auto& t : of_rank) bytes += reduced_bytes(static_cast<int64_t>(t.nbytes()), call.group->size, 2);
+      most = std::max(most, bytes);
+    }
+    return most;
+  };
+  return reported(*flight_groups_, {c, call, {}, inputs, inputs}, received, [&] { return do_all_reduce(call, inputs, op); });
 }
 
 void Communicator::barrier(const CommCall& call) {
   constexpr auto c = Collective::kBarrier;
   check_ranks(c, call, call.ranks.size());
-  reported(c, call, [&] {
-    do_barrier(call);
-    return true;
-  });
+  const RankPieces nothing;
+  reported(
+      *flight_groups_, {c, call, {}, nothing, nothing}, [&] { return call.ranks.empty() ? int64_t{-1} : int64_t{0}; },
+      [&] {
+        do_barrier(call);
+        return true;
+      });
 }
 
 }  // namespace dtensor

@@ -25,6 +25,9 @@ struct MeshState {
   std::vector<int64_t> local_ranks;
   std::vector<int64_t> local_coordinates;  // ndim entries per local rank
 
+  std::mutex nodes_mutex;
+  std::map<int64_t, uint64_t> between_nodes;  // dims_between_nodes() by ranks per node
+
   std::mutex groups_mutex;
   std::map<Shape, std::unique_ptr<const Group>> groups;  // by dims
 
@@ -232,6 +235,24 @@ bool DeviceMesh::contains(int64_t rank) const {
 int64_t DeviceMesh::local_rank(int64_t rank, int64_t dim) const {
   size(dim);  // checks dim
   return coordinate(rank)[dim];
+}
+
+uint64_t DeviceMesh::dims_between_nodes(int64_t ranks_per_node) const {
+  MeshState& mesh = checked(state_);
+  std::lock_guard<std::mutex> lock(mesh.nodes_mutex);
+  auto [it, is_new] = mesh.between_nodes.try_emplace(ranks_per_node, 0);
+  if (!is_new) return it->second;
+  int64_t stride = 1;  // between neighbours along dim d, in indices
+  for (int64_t d = mesh.ndim() - 1; d >= 0; stride *= mesh.shape[d--]) {
+    for (int64_t i = 0; i < static_cast<int64_t>(mesh.ranks.size()); ++i) {
+      const bool has_next = i / stride % mesh.shape[d] + 1 < mesh.shape[d];
+      if (has_next && mesh.ranks[i] / ranks_per_node != mesh.ranks[i + stride] / ranks_per_node) {
+        it->second |= uint64_t{1} << d;
+        break;
+      }
+    }
+  }
+  return it->second;
 }
 
 const Group& DeviceMesh::group(absl::Span<const int64_t> dims) const {

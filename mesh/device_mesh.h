@@ -79,6 +79,10 @@ class DeviceMesh {
   const Group& get_group(std::string_view name) const;
   const Group& get_group(int64_t dim) const;
 
+  // Bit d is set if some group along dim d has ranks on different nodes, a node being `ranks_per_node` consecutive ranks of
+  // the world. REQUIRES: ndim() <= 64. Cached.
+  uint64_t dims_between_nodes(int64_t ranks_per_node) const;
+
   // The submeshes with the given dims. Errors: unknown name, name twice, names out of the mesh's order.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](const std::vector<std::string>& names) const;

@@ -1,164 +1,96 @@
 // The communicator of World::local: every rank of every group is in this process.
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <utility>
 
-#include "mesh/communicator.h"
+#include "mesh/block_copy.h"
+#include "mesh/communicator_checks.h"
+#include "mesh/reduce_in_order.h"
 
 namespace dtensor {
 namespace {
 
-// Where the ranks of a call stand in its vectors.
-class Slots {
- public:
-  explicit Slots(const CommCall& call) : slot_(call.group->group_of.size(), -1) {
-    for (size_t i = 0; i < call.ranks.size(); ++i) slot_[call.ranks[i]] = static_cast<int64_t>(i);
-    for (int64_t rank : call.ranks) {
-      for (int64_t member : call.group->members[call.group->group_of[rank]]) {
-        TORCH_CHECK(slot_[member] >= 0, "in-process communicator: call.ranks has rank ", rank, " but not rank ", member,
-                    " of the same group ", call.group->name, "; pass all ranks of a group");
-      }
+void check_whole_groups(const CommCall& call, const RankSlots& slots) {
+  for (int64_t rank : call.ranks) {
+    for (int64_t member : call.group->members[call.group->group_of[rank]]) {
+      TORCH_CHECK(slots[member] >= 0, "in-process communicator: call.ranks has rank ", rank, " but not rank ", member,
+                  " of the same group ", call.group->name, "; pass all ranks of a group");
     }
   }
-  int64_t operator[](int64_t rank) const { return slot_[rank]; }
-
- private:
-  std::vector<int64_t> slot_;
-};
-
-at::Tensor copy_to(const at::Tensor& tensor, c10::Device device) {
-  return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
-// A fresh tensor. For bool, sum is "or" and product is "and", as ATen's add and mul have it.
-at::Tensor reduce_in_order(const std::vector<at::Tensor>& addends, ReduceOp op, c10::Device device) {
-  const auto dtype = addends[0].scalar_type();
-  const auto sum_dtype = c10::isReducedFloatingType(dtype) ? at::kFloat : dtype;
-  at::Tensor result = addends[0].to(device, sum_dtype, /*non_blocking=*/false, /*copy=*/true);
-  for (size_t i = 1; i < addends.size(); ++i) {
-    const at::Tensor addend = addends[i].to(device, sum_dtype);
-    switch (op) {
-      case ReduceOp::kSum:
-      case ReduceOp::kAvg:
-        result.add_(addend);
-        break;
-      case ReduceOp::kProduct:
-        result.mul_(addend);
-        break;
-      case ReduceOp::kMin:
-        at::minimum_out(result, result, addend);
-        break;
-      case ReduceOp::kMax:
-        at::maximum_out(result, result, addend);
-        break;
-    }
-  }
-  if (op == ReduceOp::kAvg) result.div_(static_cast<int64_t>(addends.size()));
-  return result.to(dtype);
+Block whole_block(const at::Tensor& t) {
+  const Shape origin(t.dim(), 0);
+  return {origin, origin, Shape(t.sizes().begin(), t.sizes().end())};
 }
 
 class LocalCommunicator final : public Communicator {
  public:
-  explicit LocalCommunicator(std::vector<c10::Device> devices) : devices_(std::move(devices)) {}
-
-  bool needs_shapes() const override { return false; }
+  explicit LocalCommunicator(std::vector<c10::Device> devices) : Communicator(std::move(devices)) {}
 
  protected:
-  RankPieces do_all_gather(const CommCall& call, const RankTensors& inputs) override {
-    const Slots slots(call);
-    RankPieces results(call.ranks.size());
-    for (size_t i = 0; i < results.size(); ++i) {
-      for (int64_t member : members(call, i)) results[i].push_back(inputs[slots[member]].to(device(call, i)));
-    }
-    return results;
-  }
-
-  RankTensors do_all_reduce(const CommCall& call, const RankTensors& inputs, ReduceOp op) override {
-    const Slots slots(call);
-    RankTensors results(call.ranks.size());
-    for (size_t i = 0; i < results.size(); ++i) {
-      if (position(call, i) != 0) continue;
-      std::vector<at::Tensor> addends;
-      for (int64_t member : members(call, i)) addends.push_back(inputs[slots[member]]);
-      results[i] = reduce_in_order(addends, op, device(call, i));
-      for (int64_t member : members(call, i)) {
-        if (member != call.ranks[i]) results[slots[member]] = copy_to(results[i], devices_[member]);
+  void do_exchange(const CommCall& call, Collective, absl::Span<const Message> messages, const RankPieces& inputs,
+                   const RankPieces& outputs) override {
+    const RankSlots slots(call);
+    for (const Message& m : messages) {
+      for (int64_t rank : {m.sender, m.receiver}) {
+        TORCH_CHECK(slots[rank] >= 0, "in-process communicator: a message goes from rank ", m.sender, " to rank ", m.receiver,
+                    ", but call.ranks has no rank ", rank, "; pass all ranks of a group");
       }
     }
-    return results;
+    for (const Message& m : messages) copy_block(inputs[slots[m.sender]][m.input], outputs[slots[m.receiver]][m.output], m.block);
   }
 
-  RankTensors do_reduce_scatter(const CommCall& call, const RankPieces& inputs, ReduceOp op) override {
-    const Slots slots(call);
-    RankTensors results(call.ranks.size());
-    for (size_t i = 0; i < results.size(); ++i) {
-      std::vector<at::Tensor> addends;
-      for (int64_t member : members(call, i)) addends.push_back(inputs[slots[member]][position(call, i)]);
-      results[i] = reduce_in_order(addends, op, device(call, i));
+  void do_reduce_scatter(const CommCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
+                         const RankPieces& outputs, ReduceOp op) override {
+    const RankSlots slots(call);
+    check_whole_groups(call, slots);
+    const Group& group = *call.group;
+    // By receiver, then by the sender's position.
+    std::vector<absl::Span<const Message>> runs(call.ranks.size() * group.size);
+    for (size_t begin = 0; begin < messages.size();) {
+      const auto run = run_at(messages, begin);
+      runs[slots[run[0].receiver] * group.size + group.position_of[run[0].sender]] = run;
+      begin += run.size();
     }
-    return results;
-  }
-
-  RankPieces do_all_to_all(const CommCall& call, const RankPieces& inputs) override {
-    const Slots slots(call);
-    RankPieces results(call.ranks.size());
-    for (size_t i = 0; i < results.size(); ++i) {
-      for (int64_t member : members(call, i)) {
-        results[i].push_back(inputs[slots[member]][position(call, i)].to(device(call, i)));
+    std::vector<absl::Span<const Message>> addends;
+    for (size_t i = 0; i < call.ranks.size(); ++i) {
+      addends.clear();
+      for (int64_t p = 0; p < group.size; ++p) {
+        if (const auto& run = runs[i * group.size + p]; !run.empty()) addends.push_back(run);
+      }
+      for (size_t k = 0; !addends.empty() && k < addends[0].size(); ++k) {
+        const Message& first = addends[0][k];
+        reduce_in_order(block_view(outputs[i][first.output], first.block.to, first.block.sizes), addends.size(), op,
+                        [&](size_t a) {
+                          const Message& m = addends[a][k];
+                          return block_view(inputs[slots[m.sender]][m.input], m.block.from, m.block.sizes);
+                        });
       }
     }
-    return results;
   }
 
-  RankTensors do_broadcast(const CommCall& call, const RankTensors& inputs, int64_t source) override {
-    const Slots slots(call);
-    RankTensors results(call.ranks.size());
-    for (size_t i = 0; i < results.size(); ++i) {
-      results[i] = copy_to(inputs[slots[members(call, i)[source]]], device(call, i));
-    }
-    return results;
-  }
-
-  RankTensors do_scatter(const CommCall& call, const RankPieces& inputs, int64_t source) override {
-    const Slots slots(call);
-    RankTensors results(call.ranks.size());
-    for (size_t i = 0; i < results.size(); ++i) {
-      results[i] = copy_to(inputs[slots[members(call, i)[source]]][position(call, i)], device(call, i));
-    }
-    return results;
-  }
-
-  RankPieces do_gather(const CommCall& call, const RankTensors& inputs, int64_t target) override {
-    const Slots slots(call);
+  RankPieces do_all_reduce(const CommCall& call, const RankPieces& inputs, ReduceOp op) override {
+    const RankSlots slots(call);
+    check_whole_groups(call, slots);
     RankPieces results(call.ranks.size());
     for (size_t i = 0; i < results.size(); ++i) {
-      if (position(call, i) != target) continue;
-      for (int64_t member : members(call, i)) results[i].push_back(inputs[slots[member]].to(device(call, i)));
-    }
-    return results;
-  }
-
-  RankTensors do_permute(const CommCall& call, const RankTensors& inputs, absl::Span<const int64_t> sources) override {
-    const Slots slots(call);
-    RankTensors results(call.ranks.size());
-    for (size_t i = 0; i < results.size(); ++i) {
-      results[i] = copy_to(inputs[slots[members(call, i)[sources[position(call, i)]]]], device(call, i));
+      const auto& members = call.group->members[call.group->group_of[call.ranks[i]]];
+      if (members[0] != call.ranks[i]) continue;
+      for (size_t k = 0; k < inputs[i].size(); ++k) {
+        for (int64_t member : members) {
+          results[slots[member]].push_back(at::empty(inputs[i][k].sizes(), inputs[i][k].options().device(device(member))));
+        }
+        const at::Tensor& sum = results[i][k];
+        reduce_in_order(sum, members.size(), op, [&](size_t a) { return inputs[slots[members[a]]][k]; });
+        for (size_t a = 1; a < members.size(); ++a) copy_block(sum, results[slots[members[a]]][k], whole_block(sum));
+      }
     }
     return results;
   }
 
   void do_barrier(const CommCall&) override {}
-
- private:
-  static const std::vector<int64_t>& members(const CommCall& call, size_t i) {
-    return call.group->members[call.group->group_of[call.ranks[i]]];
-  }
-  static int64_t position(const CommCall& call, size_t i) { return call.group->position_of[call.ranks[i]]; }
-  c10::Device device(const CommCall& call, size_t i) const { return devices_[call.ranks[i]]; }
-
-  std::vector<c10::Device> devices_;  // by rank
 };
 
 }  // namespace

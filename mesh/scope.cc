@@ -6,6 +6,10 @@ namespace {
 // The kinds are a closed enum without one for libraries. This one is free: only ATen's own unit tests use it.
 constexpr auto kKind = c10::DebugInfoKind::TEST_INFO_2;
 
+// Set before main by a static object, hence a constant at first.
+using MakeListener = CommListener* (*)();
+constinit MakeListener make_process_listener = nullptr;
+
 }  // namespace
 
 const Scope& current_scope() {
@@ -13,6 +17,13 @@ const Scope& current_scope() {
   const auto* scope = static_cast<const Scope*>(c10::ThreadLocalDebugInfo::get(kKind));
   return scope != nullptr ? *scope : empty;
 }
+
+CommListener* process_listener() {
+  static CommListener* const listener = make_process_listener != nullptr ? make_process_listener() : nullptr;
+  return listener;
+}
+
+void set_process_listener(CommListener* (*make)()) { make_process_listener = make; }
 
 ScopeGuard::ScopeGuard(const std::function<void(Scope&)>& change) {
   auto scope = std::make_shared<Scope>(current_scope());

@@ -30,6 +30,11 @@ struct Scope : c10::DebugInfoBase {
 // The innermost scope of this thread; an empty one if there is none.
 const Scope& current_scope();
 
+// The listener of all threads, told after the scope's; null if there is none. `make` is called once, at the first collective.
+// Internal: for what the environment asks for.
+CommListener* process_listener();
+void set_process_listener(CommListener* (*make)());
+
 // Copies the current scope, lets `change` edit the copy, and makes it current until destruction. On one thread guards
 // end in reverse order of their making.
 class ScopeGuard {

@@ -163,6 +163,14 @@ World World::fake(int64_t n, int64_t rank, c10::Device device) {
       .in_use();
 }
 
+World World::of_process(int64_t n, int64_t rank, c10::Device device, std::string name,
+                        std::unique_ptr<Communicator> communicator) {
+  return World(std::make_shared<WorldState>(Kind::kProcesses, std::move(name),
+                                            std::vector<c10::Device>(n, normalized(device)), std::vector<int64_t>{rank},
+                                            std::move(communicator)))
+      .in_use();
+}
+
 World::Kind World::kind() const { return checked(state_).kind; }
 int64_t World::size() const { return static_cast<int64_t>(checked(state_).devices.size()); }
 const std::vector<int64_t>& World::owned_ranks() const { return checked(state_).owned; }

@@ -1,9 +1,11 @@
 // The ranks that exist, where their memory is, and how they talk.
 //
-// A process owns some of a world's ranks: all of them in World::local, one in World::fake, none in World::abstract. All
-// library code runs over the vector of owned ranks, so that every world is the same code; there is no "my rank".
+// A process owns some of a world's ranks: all of them in World::local, one in World::from_env and World::fake, none in
+// World::abstract. All library code runs over the vector of owned ranks, so that every world is the same code; there is no
+// "my rank".
 //
 //   auto world = World::local(4);                  // 4 ranks in this process, on CPU
+//   auto job   = World::from_env();                // one rank per process, as torchrun, mpirun or Slurm started them
 //   auto gpus  = World::local({at::Device("cuda:0"), at::Device("cuda:1")});
 //   auto plan  = World::abstract(4096);            // specs, plans, counts; no data
 //
@@ -12,6 +14,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <functional>
@@ -20,15 +23,20 @@
 #include <typeindex>
 #include <vector>
 
+namespace c10d {
+class ProcessGroup;
+}
+
 namespace dtensor {
 
 class Communicator;
 class MemoryMeter;
+struct LaunchOptions;  // processes/launch_env.h
 struct WorldState;  // world.cc
 
 class World {
  public:
-  enum class Kind { kLocal, kFake, kAbstract };
+  enum class Kind { kLocal, kProcesses, kFake, kAbstract };
 
   World() = default;  // no world; defined() is false
 
@@ -42,6 +50,18 @@ class World {
   // n ranks of which this process owns `rank`; collectives give tensors of the right shape and move nothing. For
   // measuring.
   static World fake(int64_t n, int64_t rank, c10::Device device = c10::Device(c10::DeviceType::CPU));
+
+  // One rank in this process, the others in the processes that a launcher started beside it (processes/launch_env.h tells how
+  // they are found; alone if there is none). Waits for the others to come, no longer than the deadline. Errors (c10::Error): a
+  // variable is missing or bad, the others do not come.
+  static World from_env();
+  static World from_env(const LaunchOptions& options);
+  // The ranks of a process group that the program made itself; collectives over all ranks go through it.
+  static World from_process_group(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                                  c10::Device device = c10::Device(c10::DeviceType::CPU));
+  // n ranks of which this process owns `rank`, on `device`, as all others have theirs on one of that type. Internal.
+  static World of_process(int64_t n, int64_t rank, c10::Device device, std::string name,
+                          std::unique_ptr<Communicator> communicator);
 
   bool defined() const { return state_ != nullptr; }
   Kind kind() const;

@@ -254,4 +254,11 @@ absl::StatusOr<Placements> normalize_placements(const Placements& placements, in
   return normalized;
 }
 
+Placements without_partials(Placements placements) {
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Replicate();
+  }
+  return placements;
+}
+
 }  // namespace dtensor

@@ -108,4 +108,7 @@ absl::StatusOr<Placements> parse_placements(std::string_view text);
 // have one ReduceOp, but kSum and kAvg mix.
 absl::StatusOr<Placements> normalize_placements(const Placements& placements, int64_t ndim);
 
+// `placements` with every Partial as Replicate: where the value is once it is reduced.
+Placements without_partials(Placements placements);
+
 }  // namespace dtensor

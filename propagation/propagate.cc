@@ -31,6 +31,7 @@ struct Problem {
 
   int64_t mesh_ndim() const { return call.mesh.ndim(); }
   const Placement& given(size_t input, int64_t d) const { return call.inputs[input]->placements()[d]; }
+  std::shared_ptr<const CostModel> cost = cost_model(call.mesh.world());
 };
 
 // Outputs of a strategy that are no tensors of their own but what the operator writes to.
@@ -142,7 +143,8 @@ class Pricer {
       if (price.planned) continue;
       const Spec& spec = *problem_.call.inputs[i];
       score.cost -= price.cost;
-      price.cost = picoseconds(plan_redistribution(spec.mesh(), spec.meta(), spec.placements(), s.inputs[i]).seconds);
+      const PlanOptions options{problem_.cost, {}};
+      price.cost = picoseconds(plan_redistribution(spec.mesh(), spec.meta(), spec.placements(), s.inputs[i], options).seconds);
       price.planned = true;
       score.cost += price.cost;
     }
@@ -174,14 +176,16 @@ class Pricer {
         int64_t bytes = static_cast<int64_t>(c10::elementSize(problem_.metas.tensors[o]->dtype));
         const Shape origin(s.outputs[o].size(), 0);
         for (int64_t n : local_shape(problem_.metas.tensors[o]->sizes, mesh.shape(), s.outputs[o], origin)) bytes *= n;
-        total += picoseconds(CostModel().collective(Collective::kAllReduce, mesh.size(d), 2 * bytes * (mesh.size(d) - 1) / mesh.size(d)));
+        const bool crosses = (mesh.dims_between_nodes(problem_.cost->ranks_per_node) >> d & 1) != 0;
+        total += picoseconds(problem_.cost->collective(Collective::kAllReduce, mesh.size(d), crosses,
+                                                       2 * bytes * (mesh.size(d) - 1) / mesh.size(d)));
       }
     }
     return total;
   }
 
   // A rank must receive what it holds more than before, and what is a sum of others' addends.
-  static Picoseconds bound(const Spec& from, const Placements& to) {
+  Picoseconds bound(const Spec& from, const Placements& to) const {
     bool reduces = false;
     for (size_t d = 0; d < to.size(); ++d) {
       reduces = reduces || (from.mesh().size(static_cast<int64_t>(d)) > 1 && from.placements()[d].is_partial() &&
@@ -189,8 +193,7 @@ class Pricer {
     }
     const int64_t bytes = part_bytes(from, to) - (reduces ? 0 : part_bytes(from, from.placements()));
     if (bytes <= 0) return 0;
-    const CostModel cost;
-    return std::max<Picoseconds>(0, picoseconds(cost.base_latency + static_cast<double>(bytes) / cost.bandwidth) - 1);
+    return std::max<Picoseconds>(0, picoseconds(problem_.cost->least(bytes)) - 1);
   }
 
   static int64_t part_bytes(const Spec& spec, const Placements& placements) {
@@ -267,7 +270,7 @@ class Search {
 
   void branch(size_t d, uint64_t traffic) {
     // Every redistribution with traffic pays the latency of one collective at least.
-    if (found_ && __builtin_popcountll(traffic) * kLatency > best_.cost) return;
+    if (found_ && __builtin_popcountll(traffic) * latency_ > best_.cost) return;
     if (d == options_.size()) return consider();
     for (size_t k : order_[d]) {
       chosen_[d] = k;
@@ -296,9 +299,9 @@ class Search {
     return s;
   }
 
-  static constexpr Picoseconds kLatency = static_cast<Picoseconds>(CostModel().base_latency * 1e12) - 1;
 
   const Problem& problem_;
+  const Picoseconds latency_ = picoseconds(problem_.cost->least(0)) - 1;
   const std::vector<std::vector<DimStrategy>> options_;  // per mesh dim, best first
   std::vector<std::vector<uint64_t>> traffic_;           // needs_traffic() of each
   std::vector<std::vector<size_t>> order_;               // in which they are tried: few changes first
@@ -463,7 +466,7 @@ std::string OpPlan::explain(const OpCall& call) const {
   };
   std::string text = absl::StrCat(call.name(), "(", layouts(computed), ") -> ", layouts(outputs));
   for (size_t i = 0; i < input_plans.size(); ++i) {
-    if (input_plans[i]) absl::StrAppend(&text, "; input ", i, ": ", input_plans[i]->explain(given[i]->mesh()));
+    if (input_plans[i]) absl::StrAppend(&text, "; input ", i, ": ", input_plans[i]->to_string());
   }
   return text;
 }

@@ -2,13 +2,159 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "propagation/redistribute_planner.h"
 
 namespace dtensor {
+namespace {
+
+using Kind = RedistributeStep::Kind;
+
+constexpr size_t kMaxShown = 5;  // routes not taken
+
+const char* name_of(Kind kind) {
+  switch (kind) {
+    case Kind::kSlice:
+      return "slice";
+    case Kind::kFill:
+      return "fill";
+    case Kind::kAllReduce:
+      return "all_reduce";
+    case Kind::kReduceScatter:
+      return "reduce_scatter";
+    case Kind::kAllGather:
+      return "all_gather";
+    case Kind::kPermute:
+      return "permute";
+    case Kind::kAllToAll:
+      return "all_to_all";
+    case Kind::kTransfer:
+      return "transfer";
+  }
+  return "unknown";
+}
+
+const char* short_name_of(Kind kind) {
+  switch (kind) {
+    case Kind::kAllReduce:
+      return "ar";
+    case Kind::kReduceScatter:
+      return "rs";
+    case Kind::kAllGather:
+      return "ag";
+    case Kind::kAllToAll:
+      return "a2a";
+    default:
+      return name_of(kind);
+  }
+}
+
+std::string layout_text(const Layout& layout) {
+  return layout.is_boxes() ? layout.to_string() : to_string(layout.placements());
+}
+
+// The mesh that a step's dims are of: it changes at a transfer.
+class Meshes {
+ public:
+  explicit Meshes(const RedistributePlan& plan) : plan_(plan) {}
+
+  std::vector<std::string> dim_names(const RedistributeStep& step) {
+    std::vector<std::string> names;
+    for (int64_t dim : step.dims) names.push_back(mesh().names()[dim]);
+    if (step.kind == Kind::kTransfer) passed_ = true;
+    return names;
+  }
+  // Ranks that talk to each other, before dim_names().
+  int64_t group_size(const RedistributeStep& step) const {
+    if (step.kind == Kind::kTransfer) {
+      std::vector<int64_t> ranks = plan_.from.ranks();
+      for (int64_t rank : plan_.to.ranks()) {
+        if (!std::binary_search(ranks.begin(), ranks.end(), rank)) ranks.push_back(rank), std::sort(ranks.begin(), ranks.end());
+      }
+      return static_cast<int64_t>(ranks.size());
+    }
+    int64_t size = 1;
+    for (int64_t dim : step.dims) size *= mesh().size(dim);
+    return size;
+  }
+
+ private:
+  const DeviceMesh& mesh() const { return (passed_ ? plan_.to : plan_.from).mesh(); }
+
+  const RedistributePlan& plan_;
+  bool passed_ = false;
+};
+
+// "all_to_all(tp)", "slice".
+std::string call_text(const RedistributeStep& step, Meshes& meshes, bool abbreviated) {
+  const std::vector<std::string> names = meshes.dim_names(step);
+  std::string text = abbreviated ? short_name_of(step.kind) : name_of(step.kind);
+  if (!step.is_local() && !names.empty()) absl::StrAppend(&text, "(", absl::StrJoin(names, ","), ")");
+  if (step.chunks > 1) absl::StrAppend(&text, " x", step.chunks);
+  return text;
+}
+
+std::string steps_text(const RedistributePlan& plan, const std::vector<RedistributeStep>& steps, bool abbreviated) {
+  Meshes meshes(plan);
+  std::vector<std::string> parts;
+  for (const RedistributeStep& step : steps) parts.push_back(call_text(step, meshes, abbreviated));
+  return absl::StrJoin(parts, ", ");
+}
+
+std::string bytes_text(int64_t bytes) {
+  constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
+  if (bytes < 10240) return absl::StrCat(bytes, " B");
+  double value = static_cast<double>(bytes) / 1024;
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) value /= 1024, ++unit;
+  return absl::StrFormat("%.1f %s", value, kUnits[unit]);
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds < 1e-3) return absl::StrFormat("%.1f us", seconds * 1e6);
+  if (seconds < 1) return absl::StrFormat("%.2f ms", seconds * 1e3);
+  return absl::StrFormat("%.2f s", seconds);
+}
+
+std::string why_not(const RedistributePlan& plan, const Route& route) {
+  std::vector<std::string> reasons;
+  if (route.peak_bytes > plan.limits.peak_bytes) {
+    reasons.push_back(absl::StrCat("needs ", bytes_text(route.peak_bytes), ", more than the limit"));
+  }
+  if (route.bytes > plan.bytes) {
+    reasons.push_back(plan.bytes == 0 ? std::string("communicates for nothing")
+                                      : absl::StrFormat("%.1f times the bytes", static_cast<double>(route.bytes) /
+                                                                                     static_cast<double>(plan.bytes)));
+  }
+  int64_t collectives = 0;
+  for (const RedistributeStep& step : route.steps) collectives += step.is_local() ? 0 : 1;
+  const int64_t more = collectives - plan.num_collectives();
+  if (more > 0) reasons.push_back(absl::StrCat(more, more == 1 ? " more collective" : " more collectives"));
+  if (reasons.empty()) reasons.push_back(route.seconds > plan.seconds ? "takes longer" : "not better");
+  return absl::StrJoin(reasons, ", ");
+}
+
+// One per list of steps, the best.
+std::vector<std::pair<std::string, Route>> routes_not_taken(const RedistributePlan& plan) {
+  std::vector<std::pair<std::string, Route>> others;
+  const std::string taken = steps_text(plan, plan.steps, /*abbreviated=*/false);
+  for (Route& route : routes(plan)) {
+    std::string text = steps_text(plan, route.steps, /*abbreviated=*/false);
+    if (text == taken) continue;
+    const bool known = std::any_of(others.begin(), others.end(), [&](const auto& other) { return other.first == text; });
+    if (!known) others.emplace_back(std::move(text), std::move(route));
+    if (others.size() == kMaxShown) break;
+  }
+  return others;
+}
+
+}  // namespace
 
 Collective RedistributeStep::collective() const {
   switch (kind) {
@@ -18,7 +164,10 @@ Collective RedistributeStep::collective() const {
       return Collective::kReduceScatter;
     case Kind::kAllGather:
       return Collective::kAllGather;
+    case Kind::kPermute:
+      return Collective::kPermute;
     case Kind::kAllToAll:
+    case Kind::kTransfer:
       return Collective::kAllToAll;
     case Kind::kSlice:
     case Kind::kFill:
@@ -27,31 +176,117 @@ Collective RedistributeStep::collective() const {
   TORCH_INTERNAL_ASSERT(false, "a local step has no collective");
 }
 
-bool RedistributePlan::is_local() const { return num_collectives() == 0; }
-
 int64_t RedistributePlan::num_collectives() const {
   int64_t n = 0;
   for (const RedistributeStep& step : steps) n += step.is_local() ? 0 : 1;
   return n;
 }
 
-std::string RedistributePlan::explain(const DeviceMesh& mesh) const {
-  std::string text = absl::StrCat(to_string(from), " -> ", to_string(to), ": ");
+std::string RedistributePlan::short_form() const { return steps_text(*this, steps, /*abbreviated=*/true); }
+
+std::string RedistributePlan::to_string() const {
+  std::string text = absl::StrCat(layout_text(from), " -> ", layout_text(to), ": ");
   if (steps.empty()) return text + "nothing to do";
-  std::vector<std::string> parts;
+  Meshes meshes(*this);
   for (const RedistributeStep& step : steps) {
-    if (step.kind == RedistributeStep::Kind::kSlice) {
-      parts.push_back("slice");
-    } else if (step.kind == RedistributeStep::Kind::kFill) {
-      parts.push_back("fill");
-    } else {
-      std::vector<std::string> names;
-      for (int64_t dim : step.dims) names.push_back(mesh.names()[dim]);
-      parts.push_back(absl::StrCat(std::string(to_string(step.collective())), "(", absl::StrJoin(names, ","), ") ",
-                                   step.bytes, " B"));
-    }
+    absl::StrAppend(&text, call_text(step, meshes, /*abbreviated=*/false));
+    if (!step.is_local()) absl::StrAppend(&text, " ", step.bytes, " B");
+    absl::StrAppend(&text, ", ");
   }
-  return absl::StrCat(text, absl::StrJoin(parts, ", "), absl::StrFormat(", %.1f us", seconds * 1e6));
+  return absl::StrCat(text, absl::StrFormat("%.1f us", seconds * 1e6));
+}
+
+std::string RedistributePlan::explain() const {
+  const bool one_mesh = !from.is_boxes() && !to.is_boxes() && from.mesh() == to.mesh();
+  std::string text = dtensor::to_string(tensor) + ": ";
+  if (one_mesh) {
+    absl::StrAppend(&text, layout_text(from), " -> ", layout_text(to), " on ", from.mesh().to_string(), "\n");
+  } else {
+    absl::StrAppend(&text, from.to_string(), " -> ", to.to_string(), "\n");
+  }
+  if (steps.empty()) return text + "  nothing to do: every rank has its part already\n";
+  Meshes meshes(*this);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const RedistributeStep& step = steps[i];
+    const int64_t group = step.is_local() ? 1 : meshes.group_size(step);
+    absl::StrAppend(&text, "  ", i + 1, ". ", call_text(step, meshes, /*abbreviated=*/false));
+    if (!step.before.empty() && !step.after.empty()) {
+      absl::StrAppend(&text, ": ", dtensor::to_string(step.before), " -> ", dtensor::to_string(step.after));
+    }
+    if (step.is_local()) {
+      absl::StrAppend(&text, ", no communication");
+    } else {
+      absl::StrAppend(&text, ", groups of ", group, ", ", bytes_text(step.bytes), " to a rank");
+    }
+    if (step.chunks > 1) absl::StrAppend(&text, " in ", step.chunks, " rounds");
+    absl::StrAppend(&text, ", peak ", bytes_text(step.peak_bytes), ", ", seconds_text(step.seconds), "\n");
+  }
+  absl::StrAppend(&text, "  in all ", bytes_text(bytes), " to a rank, peak ", bytes_text(peak_bytes), ", ", seconds_text(seconds),
+                  "\n");
+  const auto others = routes_not_taken(*this);
+  if (!others.empty()) absl::StrAppend(&text, "not taken:\n");
+  for (const auto& [steps_of_route, route] : others) {
+    absl::StrAppend(&text, "  ", steps_of_route, ": ", bytes_text(route.bytes), ", ", seconds_text(route.seconds), ": ",
+                    why_not(*this, route), "\n");
+  }
+  return text;
+}
+
+std::string RedistributePlan::to_json() const {
+  using Json = nlohmann::ordered_json;
+  const auto layout_json = [](const Layout& layout) {
+    Json json;
+    if (layout.is_boxes()) {
+      for (const RankBox& box : layout.boxes()) {
+        json["boxes"].push_back({{"rank", box.rank},
+                                 {"offsets", std::vector<int64_t>(box.offsets.begin(), box.offsets.end())},
+                                 {"sizes", std::vector<int64_t>(box.sizes.begin(), box.sizes.end())}});
+      }
+    } else {
+      json["placements"] = dtensor::to_string(layout.placements());
+      json["mesh"] = {{"names", layout.mesh().names()}, {"shape", layout.mesh().shape()}};
+    }
+    return json;
+  };
+  const auto steps_json = [&](const std::vector<RedistributeStep>& list) {
+    Json json = Json::array();
+    Meshes meshes(*this);
+    for (const RedistributeStep& step : list) {
+      Json entry = {{"step", name_of(step.kind)}};
+      const int64_t group = step.is_local() ? 1 : meshes.group_size(step);
+      entry["mesh_dims"] = meshes.dim_names(step);
+      entry["group_size"] = group;
+      if (step.kind == Kind::kAllReduce || step.kind == Kind::kReduceScatter || step.kind == Kind::kFill) {
+        entry["op"] = std::string(dtensor::to_string(step.op));
+      }
+      if (!step.before.empty()) entry["before"] = dtensor::to_string(step.before);
+      if (!step.after.empty()) entry["after"] = dtensor::to_string(step.after);
+      entry["chunks"] = step.chunks;
+      entry["bytes"] = step.bytes;
+      entry["peak_bytes"] = step.peak_bytes;
+      entry["seconds"] = step.seconds;
+      json.push_back(std::move(entry));
+    }
+    return json;
+  };
+  Json json = {{"tensor",
+                {{"dtype", std::string(short_name(tensor.dtype))},
+                 {"sizes", std::vector<int64_t>(tensor.sizes.begin(), tensor.sizes.end())}}},
+               {"from", layout_json(from)},
+               {"to", layout_json(to)},
+               {"steps", steps_json(steps)},
+               {"bytes", bytes},
+               {"peak_bytes", peak_bytes},
+               {"seconds", seconds},
+               {"not_taken", Json::array()}};
+  for (const auto& [text, route] : routes_not_taken(*this)) {
+    json["not_taken"].push_back({{"steps", steps_json(route.steps)},
+                                 {"bytes", route.bytes},
+                                 {"peak_bytes", route.peak_bytes},
+                                 {"seconds", route.seconds},
+                                 {"why_not", why_not(*this, route)}});
+  }
+  return json.dump(2) + "\n";
 }
 
 }  // namespace dtensor

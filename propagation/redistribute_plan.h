@@ -4,18 +4,25 @@
 // bytes, explain() prints it. It holds no tensors, and every rank computes the same one.
 //
 //   auto plan = plan_redistribution(mesh, {{8, 8}, {8, 1}, at::kFloat}, {Shard(0)}, {Shard(1)});  // mesh(tp=4)
-//   plan.explain(mesh);   // "S(0) -> S(1): all_to_all(tp) 48 B, 7.8 us"
+//   plan.to_string();   // "S(0) -> S(1): all_to_all(tp) 48 B, 7.8 us"
+//   plan.short_form();  // "a2a(tp)"
+//   plan.explain();     // a line per step, and the routes not taken
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "mesh/comm_event.h"
+#include "propagation/layout.h"
 #include "propagation/spec.h"
 
 namespace dtensor {
+
+struct CostModel;
 
 using MeshDims = absl::InlinedVector<int64_t, 3>;
 
@@ -26,36 +33,70 @@ struct RedistributeStep {
                      // product likewise with ones; average, min, max: every rank keeps the value
     kAllReduce,      // Partial -> Replicate
     kReduceScatter,  // Partial -> sharded, cutting every rank's own part further
-    kAllGather,      // sharded -> Replicate, undoing the innermost cuts
-    kAllToAll,       // the overlay of the two layouts: any change between sharded and replicated; `dims` are sharded before
+    kAllGather,      // every rank gets what its whole group holds
+    kPermute,        // every rank's new part is one other rank's old one
+    kAllToAll,       // the overlay of the two layouts: any change between sharded and replicated
+    kTransfer,       // the overlay between two meshes, or to or from boxes
   };
   Kind kind = Kind::kSlice;
-  MeshDims dims;  // the mesh dims whose ranks take part, ascending; no two ranks talk that differ elsewhere
-  int64_t tensor_dim = 0;  // kReduceScatter, kAllGather over one mesh dim: the tensor dim it cuts
+  // The mesh dims whose ranks take part, ascending; no two ranks talk that differ elsewhere. Empty for kTransfer, in which
+  // all ranks of both layouts take part.
+  MeshDims dims;
   ReduceOp op = ReduceOp::kSum;  // kFill, kAllReduce, kReduceScatter
+  // On plan.from's mesh up to a transfer, on plan.to's after it; empty where the layout is boxes.
   Placements before, after;
-  // Received per rank. all_gather, all_to_all: exactly, on the rank that receives most (in groups of more than 2^14 ranks
-  // whose parts are irregular: of a sample). all_reduce of N bytes over W ranks: 2 N (W-1)/W; reduce_scatter: N (W-1)/W.
+  // The exchange is done in so many rounds, to keep buffers small (Limits).
+  int64_t chunks = 1;
+  // Received per rank. Exactly, on the rank that receives most (in groups of more than 2^14 ranks whose parts are irregular:
+  // of a sample). all_reduce of N bytes over W ranks: 2 N (W-1)/W; reduce_scatter: N (W-1)/W.
   int64_t bytes = 0;
-  int64_t peak_bytes = 0;  // alive at once on the rank with the largest parts: input, output and received pieces
-  double seconds = 0;      // estimate
+  // Alive at once on the rank with the largest parts: input, output and, where the cost model says that messages are packed,
+  // the buffers for them.
+  int64_t peak_bytes = 0;
+  double seconds = 0;  // estimate
 
-  bool is_local() const { return kind == Kind::kSlice || kind == Kind::kFill; }
-  Collective collective() const;  // REQUIRES: !is_local()
+  // No communication. A transfer is local if every rank has already what it needs.
+  bool is_local() const { return kind == Kind::kSlice || kind == Kind::kFill || (kind == Kind::kTransfer && bytes == 0); }
+  Collective collective() const;  // REQUIRES: !is_local(). A transfer is an all_to_all
+};
+
+// What a plan must not exceed.
+struct Limits {
+  int64_t peak_bytes = std::numeric_limits<int64_t>::max();  // of RedistributePlan::peak_bytes
 };
 
 struct RedistributePlan {
-  Placements from, to;
+  TensorMeta tensor;
+  Layout from, to;
   // Empty if every rank's part is the same in both layouts. Mesh dims of size 1 stand as in `to` from the first step on.
   std::vector<RedistributeStep> steps;
   int64_t bytes = 0;       // of all steps
   int64_t peak_bytes = 0;  // of the largest step; without steps the part itself
-  double seconds = 0;  // estimate of all steps, local copies included
+  double seconds = 0;      // estimate of all steps, local copies included
 
-  bool is_local() const;  // no communication
+  // What the plan was made with.
+  std::shared_ptr<const CostModel> cost;
+  Limits limits;
+
+  // Which blocks go where: filled in by the executor at the first run, shared by copies of the plan. Internal.
+  struct Schedule;
+  std::shared_ptr<Schedule> schedule;
+
+  bool is_local() const { return num_collectives() == 0; }  // no communication
   int64_t num_collectives() const;
-  // "S(0)R -> RS(1): slice, all_gather(dp) 4096 B, 8.1 us"
-  std::string explain(const DeviceMesh& mesh) const;
+
+  // "a2a(tp)", "rs(dp), ag(tp), slice"; "" without steps. ar, rs, ag, a2a, permute and transfer name collectives.
+  std::string short_form() const;
+  // One line: "S(0)R -> RS(1): slice, all_gather(dp) 4096 B, 8.1 us".
+  std::string to_string() const;
+  // For people, several lines: every step with its groups, bytes per rank, peak and estimate, then the routes that were not
+  // taken, and why. Plans the alternatives anew.
+  std::string explain() const;
+  // The same as a JSON document.
+  std::string to_json() const;
 };
+
+// An empty one. Beside the executor.
+std::shared_ptr<RedistributePlan::Schedule> make_schedule_slot();
 
 }  // namespace dtensor

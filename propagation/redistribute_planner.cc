@@ -4,388 +4,530 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <map>
 #include <mutex>
-#include <tuple>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "propagation/layout_geometry.h"
+#include "propagation/transfer.h"
 
 namespace dtensor {
 namespace {
 
 using Kind = RedistributeStep::Kind;
-using Coordinates = absl::InlinedVector<int64_t, 8>;  // some positions along one mesh dim
+using Picoseconds = int64_t;  // whole numbers: sums do not depend on the order
 
-constexpr int64_t kMaxRanksVisited = int64_t{1} << 14;
+constexpr int64_t kMaxChanging = 15;  // mesh dims that a search can tell apart: four bits each
+constexpr size_t kMaxArrivals = 2000;  // states visited for the routes that are only shown
 
-// Layouts of one tensor on one mesh, and what a step between two of them costs.
-class Pricer {
- public:
-  Pricer(const DeviceMesh& mesh, const TensorMeta& meta, const CostModel& cost)
-      : mesh_shape_(mesh.shape()), meta_(meta), cost_(cost) {}
+// A step that the search considers: a RedistributeStep without its layouts.
+struct Edge {
+  Kind kind = Kind::kSlice;
+  uint64_t dims = 0;  // mesh dims, a bit each
+  ReduceOp op = ReduceOp::kSum;
+  int64_t bytes = 0;
+  int64_t peak_bytes = 0;
+  int64_t chunks = 1;
+  double seconds = 0;
 
-  int64_t ndim() const { return static_cast<int64_t>(mesh_shape_.size()); }
-
-  // True if mesh dim m leaves ranks different parts of tensor dim d.
-  bool cuts(const Placements& p, int64_t m, int64_t d) const { return mesh_shape_[m] > 1 && p[m].is_sharded_on(d); }
-
-  // True if dropping the cuts on mesh dims `dims` of `cut` leaves every rank a superset of what it has: no mesh dim
-  // outside `dims` cuts the same tensor dim later.
-  bool innermost(const Placements& cut, const MeshDims& dims) const {
-    for (int64_t m : dims) {
-      for (int64_t later = m + 1; later < ndim(); ++later) {
-        if (cuts(cut, later, cut[m].dim()) && !std::count(dims.begin(), dims.end(), later)) return false;
-      }
-    }
-    return true;
-  }
-
-  // The largest part any rank holds: that of the first rank.
-  int64_t part_bytes(const Placements& p) const {
-    const Shape origin(p.size(), 0);
-    int64_t bytes = item_bytes();
-    for (int64_t n : local_shape(meta_.sizes, mesh_shape_, p, origin)) bytes *= n;
-    return bytes;
-  }
-
-  int64_t received_bytes(const Placements& before, const Placements& after) const;
-
-  RedistributeStep step(Kind kind, MeshDims dims, Placements before, Placements after) const;
-
- private:
-  int64_t item_bytes() const { return static_cast<int64_t>(c10::elementSize(meta_.dtype)); }
-  MeshDims cutters(const Placements& p, int64_t d) const {
-    MeshDims dims;
-    for (int64_t m = 0; m < ndim(); ++m) {
-      if (cuts(p, m, d)) dims.push_back(m);
-    }
-    return dims;
-  }
-  void add_breakpoints(const Placements& p, int64_t d, std::vector<Coordinates>& visit) const;
-
-  const std::vector<int64_t>& mesh_shape_;
-  const TensorMeta& meta_;
-  const CostModel& cost_;
+  bool is_local() const { return kind == Kind::kSlice || kind == Kind::kFill; }
 };
 
-// Along each mesh dim that cuts tensor dim d the size of a part is constant between a few coordinates: adds them to
-// `visit`.
-void Pricer::add_breakpoints(const Placements& p, int64_t d, std::vector<Coordinates>& visit) const {
-  Coordinates sizes = {meta_.sizes[d]};  // every size that the mesh dims so far leave
-  for (int64_t m : cutters(p, d)) {
-    Coordinates next;
-    for (int64_t size : sizes) {
-      // A StridedShard is a chunk of each of `pieces` pieces of equal size, and one of a shorter last piece.
-      const int64_t piece = p[m].is_strided_shard() ? chunk(size, p[m].split_factor(), 0).size : size;
-      const int64_t pieces = piece > 0 ? size / piece : 0;
-      const int64_t last = size - pieces * piece;
-      Coordinates starts = {0};
-      for (int64_t n : {piece, last}) {
-        const int64_t each = chunk(n, mesh_shape_[m], 0).size;
-        if (each == 0) continue;
-        starts.push_back(n / each);      // the shorter chunk
-        starts.push_back(n / each + 1);  // the first empty one
-      }
-      for (int64_t i : starts) {
-        if (i >= mesh_shape_[m]) continue;
-        visit[m].push_back(i);
-        next.push_back(pieces * chunk(piece, mesh_shape_[m], i).size + chunk(last, mesh_shape_[m], i).size);
-      }
-    }
-    std::sort(next.begin(), next.end());
-    next.erase(std::unique(next.begin(), next.end()), next.end());
-    sizes = std::move(next);
-  }
+Collective collective_of(Kind kind) {
+  RedistributeStep step;
+  step.kind = kind;
+  step.bytes = 1;
+  return step.collective();
 }
 
-// Every element of a rank's new part that is not in its old one is received exactly once. The largest of all ranks,
-// without visiting them all: mesh dims whose cuts do not change are largest at coordinate 0; where a tensor dim is only
-// cut further or less far, the numbers change at breakpoints only; elsewhere every coordinate is visited.
-int64_t Pricer::received_bytes(const Placements& before, const Placements& after) const {
-  std::vector<Coordinates> visit(ndim(), {0});
-  for (int64_t d = 0; d < static_cast<int64_t>(meta_.sizes.size()); ++d) {
-    const MeshDims old_cutters = cutters(before, d);
-    const MeshDims new_cutters = cutters(after, d);
-    const size_t common = std::min(old_cutters.size(), new_cutters.size());
-    bool nested = true;
-    for (size_t i = 0; i < common; ++i) {
-      nested &= old_cutters[i] == new_cutters[i] && before[old_cutters[i]] == after[old_cutters[i]];
-    }
-    if (nested && old_cutters.size() == new_cutters.size()) continue;
-    if (nested) {
-      add_breakpoints(old_cutters.size() > common ? before : after, d, visit);
-      continue;
-    }
-    for (const MeshDims& dims : {old_cutters, new_cutters}) {
-      for (int64_t m : dims) {
-        visit[m].clear();
-        for (int64_t i = 0; i < mesh_shape_[m]; ++i) visit[m].push_back(i);
-      }
-    }
-  }
+// What a step between two layouts costs.
+class Pricer {
+ public:
+  Pricer(const DeviceMesh& mesh, const TensorMeta& meta, const CostModel& cost, const Limits& limits)
+      : geometry(mesh.shape(), meta),
+        cost_(cost),
+        limits_(limits),
+        between_nodes_(mesh.dims_between_nodes(cost.ranks_per_node)) {}
 
-  int64_t ranks = 1;
-  for (Coordinates& c : visit) {
-    std::sort(c.begin(), c.end());
-    c.erase(std::unique(c.begin(), c.end()), c.end());
-    ranks *= static_cast<int64_t>(c.size());
-  }
-  if (ranks > kMaxRanksVisited) {
-    for (Coordinates& c : visit) {
-      const size_t stride = c.size() / 16 + 1;
-      Coordinates some;
-      for (size_t i = 0; i < c.size(); ++i) {
-        if (i % stride == 0 || i + 1 == c.size()) some.push_back(c[i]);
-      }
-      c = std::move(some);
-    }
-  }
+  // False if it cannot be kept within the limits.
+  bool price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge) const;
 
-  int64_t most = 0;
-  std::vector<size_t> index(ndim(), 0);
-  Shape coordinate(ndim(), 0);
-  for (bool done = false; !done;) {
-    for (int64_t m = 0; m < ndim(); ++m) coordinate[m] = visit[m][index[m]];
-    const LocalLayout target = local_layout(meta_.sizes, mesh_shape_, after, coordinate);
-    int64_t numel = 1;
-    for (const Runs& runs : target.dims) numel *= total_size(runs);
-    if (numel > most) {  // else it cannot receive more
-      numel -= overlap_numel(local_layout(meta_.sizes, mesh_shape_, before, coordinate), target);
-      most = std::max(most, numel);
-    }
-    done = true;
-    for (int64_t m = ndim(); m-- > 0;) {
-      if (++index[m] < visit[m].size()) {
-        done = false;
-        break;
-      }
-      index[m] = 0;
-    }
-  }
-  return most * item_bytes();
-}
+  const LayoutGeometry geometry;
 
-RedistributeStep Pricer::step(Kind kind, MeshDims dims, Placements before, Placements after) const {
-  RedistributeStep s;
-  s.kind = kind;
-  s.before = std::move(before);
-  s.after = std::move(after);
+ private:
+  const CostModel& cost_;
+  const Limits& limits_;
+  const uint64_t between_nodes_;
+};
+
+bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge) const {
+  edge = Edge();
+  edge.kind = kind;
+  edge.dims = dims;
   int64_t group = 1;
-  for (int64_t m : dims) group *= mesh_shape_[m];
-  const int64_t in = part_bytes(s.before);
-  const int64_t out = part_bytes(s.after);
-  int64_t staging = 0;
+  const Placement* first = nullptr;  // of the mesh dims that take part, before
+  const Placement* target = nullptr;
+  for (int64_t m = 0; m < geometry.ndim(); ++m) {
+    if ((dims >> m & 1) == 0) continue;
+    group *= geometry.mesh_size(m);
+    if (first == nullptr) first = before[m], target = after[m];
+  }
+  const int64_t in = geometry.part_bytes(before);
+  const int64_t out = geometry.part_bytes(after);
+  int64_t buffers = 0;
   switch (kind) {
-    case Kind::kSlice:
-      s.seconds = cost_.copy(out);
-      break;
     case Kind::kFill:
-      s.op = s.after[dims[0]].reduce_op();
-      s.seconds = cost_.copy(out);
+      edge.op = target->reduce_op();
+      [[fallthrough]];
+    case Kind::kSlice:
+      edge.seconds = cost_.copy(out);
       break;
     case Kind::kAllReduce:
-      s.op = s.before[dims[0]].reduce_op();
-      s.bytes = 2 * in * (group - 1) / group;
+      edge.op = first->reduce_op();
+      edge.bytes = 2 * in * (group - 1) / group;
       break;
     case Kind::kReduceScatter:
-      s.op = s.before[dims[0]].reduce_op();
-      s.tensor_dim = s.after[dims[0]].dim();
-      s.bytes = in * (group - 1) / group;
-      s.seconds = cost_.copy(in);
+      edge.op = first->reduce_op();
+      edge.bytes = in * (group - 1) / group;
+      edge.seconds = cost_.copy(in);
+      buffers = in;
       break;
     case Kind::kAllGather:
-      s.tensor_dim = s.before[dims[0]].dim();
-      s.bytes = received_bytes(s.before, s.after);
-      s.seconds = cost_.copy(out);
-      staging = s.bytes;
+      edge.bytes = geometry.received_bytes(before, after);
+      edge.seconds = cost_.copy(out);
+      buffers = 2 * edge.bytes;
       break;
+    case Kind::kPermute:
     case Kind::kAllToAll:
-      s.bytes = received_bytes(s.before, s.after);
-      if (s.bytes == 0) {  // every rank has already what it needs
-        s.kind = Kind::kSlice;
-        s.seconds = cost_.copy(out);
+    case Kind::kTransfer:
+      edge.bytes = geometry.received_bytes(before, after);
+      if (edge.bytes == 0) {  // every rank has already what it needs
+        edge.kind = Kind::kSlice;
+        edge.seconds = cost_.copy(out);
         break;
       }
-      s.seconds = cost_.copy(in + out);
-      staging = s.bytes;
+      if (in == out && geometry.same_parts(before, after)) edge.kind = Kind::kPermute;
+      edge.seconds = cost_.copy(in + out);
+      buffers = 2 * edge.bytes;
       break;
   }
-  if (!s.is_local()) s.seconds += cost_.collective(s.collective(), group, s.bytes);
-  s.dims = std::move(dims);
-  s.peak_bytes = in + out + staging;
-  return s;
+  edge.peak_bytes = in + out;
+  if (edge.is_local()) return edge.peak_bytes <= limits_.peak_bytes;
+
+  edge.seconds += cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, edge.bytes);
+  if (!cost_.packs || kind == Kind::kAllReduce) return edge.peak_bytes <= limits_.peak_bytes;
+  if (edge.peak_bytes + buffers > limits_.peak_bytes && edge.peak_bytes < limits_.peak_bytes) {
+    // In several rounds the buffers are smaller. No more rounds than anything is long.
+    int64_t longest = 1;
+    for (int64_t d = 0; d < geometry.tensor_ndim(); ++d) longest = std::max(longest, geometry.size(d));
+    MeshDims list;
+    for (int64_t m = 0; m < geometry.ndim(); ++m) {
+      if ((dims >> m & 1) != 0) list.push_back(m);
+    }
+    const auto buffers_in = [&](int64_t chunks) {
+      return geometry.buffer_bytes(before, after, list, kind == Kind::kReduceScatter, chunks);
+    };
+    const double round = edge.seconds;
+    for (int64_t chunks = 2; chunks < 2 * longest; chunks *= 2) {
+      edge.chunks = std::min(chunks, longest);
+      buffers = buffers_in(edge.chunks);
+      if (edge.peak_bytes + buffers <= limits_.peak_bytes) break;
+    }
+    const double latency = cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, 0);
+    edge.seconds = round + static_cast<double>(edge.chunks - 1) * latency;
+  }
+  edge.peak_bytes += buffers;
+  return edge.peak_bytes <= limits_.peak_bytes;
 }
+
+// Layouts are numbers: four bits per mesh dim that changes, which of its placements it has.
+using State = uint64_t;
 
 class Search {
  public:
-  Search(const Pricer& pricer, Placements from, Placements to)
-      : pricer_(pricer), from_(std::move(from)), to_(std::move(to)) {}
+  Search(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to, const CostModel& cost,
+         const Limits& limits);
 
-  std::vector<RedistributeStep> shortest_path() const;
+  // The steps of the shortest path; false if the limits leave none.
+  bool run(std::vector<RedistributeStep>& steps);
+  // Complete paths, one for each last step into the target, the shortest first.
+  std::vector<Route> all_arrivals();
 
  private:
-  // Compared in this order; the path is one number per step, of its kind and mesh dims.
-  struct Length {
-    int64_t picoseconds = 0;  // whole numbers: sums do not depend on the order
-    int64_t collectives = 0;
-    std::vector<uint64_t> path;
-    friend bool operator<(const Length& a, const Length& b) {
-      return std::make_tuple(a.picoseconds, a.collectives, a.path.size(), std::cref(a.path)) <
-             std::make_tuple(b.picoseconds, b.collectives, b.path.size(), std::cref(b.path));
-    }
-  };
   struct Node {
-    Placements state;
-    Length length;
+    State state = 0;
+    Picoseconds distance = 0;
+    int collectives = 0;
+    int steps = 0;
+    int previous = -1;
     bool done = false;
-    const Node* previous = nullptr;
-    RedistributeStep step;  // from previous to here
-  };
+    Edge edge;  // from previous to here
 
-  // Two bits per mesh dim: as in `to`, as in `from`, or replicated.
-  uint64_t code(const Placements& state) const {
-    uint64_t code = 0;
-    for (size_t m = 0; m < state.size(); ++m) {
-      code = code * 4 + (state[m] == to_[m] ? 0 : state[m] == from_[m] ? 1 : 2);
+    bool before(const Node& other) const {
+      if (distance != other.distance) return distance < other.distance;
+      if (collectives != other.collectives) return collectives < other.collectives;
+      return steps < other.steps;
     }
-    return code;
-  }
+  };
+  // The choices of a mesh dim that changes. Then come Shards that a Partial may be scattered to.
+  static constexpr int kTo = 0, kFrom = 1, kReplicate = 2;
+  struct Changing {
+    int64_t mesh_dim = 0;
+    absl::InlinedVector<const Placement*, 6> choices;
+  };
+  using Subset = absl::InlinedVector<int, 4>;  // of changing_
 
-  static Length extend(const Length& length, const RedistributeStep& step) {
-    Length longer = length;
-    longer.picoseconds += std::llround(step.seconds * 1e12);
-    longer.collectives += step.is_local() ? 0 : 1;
+  int choice(State state, int i) const { return static_cast<int>(state >> (4 * i) & 15); }
+  static State with(State state, int i, int choice) {
+    return (state & ~(State{15} << (4 * i))) | static_cast<State>(choice) << (4 * i);
+  }
+  // "As in `to`" and "replicated" are one state where `to` is Replicate.
+  int replicated(int i) const { return changing_[i].choices[kTo]->is_replicate() ? kTo : kReplicate; }
+  const Layers& layers(State state);
+  uint64_t bits(const Subset& subset) const {
     uint64_t dims = 0;
-    for (int64_t m : step.dims) dims |= uint64_t{1} << m;
-    longer.path.push_back(static_cast<uint64_t>(step.kind) << 32 | dims);
-    return longer;
+    for (int i : subset) dims |= uint64_t{1} << changing_[i].mesh_dim;
+    return dims;
   }
 
-  std::vector<RedistributeStep> edges(const Placements& state) const;
-  // One step of `kind` per set of mesh dims out of `dims`, where `becomes` gives the new placement.
+  void seed();
+  void expand(int node);
   template <typename Becomes>
-  void add_subsets(Kind kind, const Placements& state, const MeshDims& dims, Becomes becomes,
-                   std::vector<RedistributeStep>& out) const;
-  void add_overlay(const Placements& state, std::vector<RedistributeStep>& out) const;
+  void add_subsets(Kind kind, int node, const Subset& candidates, Becomes becomes);
+  bool overlay(State state, State& after, uint64_t& dims);
+  void relax(int node, Kind kind, uint64_t dims, State after);
+  Picoseconds remaining(State state);
+  std::vector<RedistributeStep> path_to(int node, const Edge* last = nullptr);
+  Placements placements(State state);
 
-  const Pricer& pricer_;
-  const Placements from_;
-  const Placements to_;
+  const Pricer pricer_;
+  const LayoutGeometry& geometry_;
+  const CostModel& cost_;
+  const Placements& from_;
+  const Placement replicate_;
+  std::vector<Placement> landings_;  // that choices point to
+  absl::InlinedVector<Changing, 4> changing_;
+  Layers fixed_;
+  Layers scratch_, scratch_after_;
+  State target_ = 0;
+  State reduced_target_ = 0;  // the target before fills
+  int64_t target_bytes_ = 0;  // of a part of it
+  std::vector<Node> nodes_;
+  absl::flat_hash_map<State, int> index_;
+  bool keep_arrivals_ = false;
+  std::vector<std::pair<int, Edge>> arrivals_;
 };
 
+Search::Search(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
+               const CostModel& cost, const Limits& limits)
+    : pricer_(mesh, meta, cost, limits), geometry_(pricer_.geometry), cost_(cost), from_(from), fixed_(layers_of(from)) {
+  bool any_partial = false;
+  for (size_t m = 0; m < from.size(); ++m) any_partial |= from[m].is_partial() && from[m] != to[m];
+  if (any_partial) landings_.reserve(from.size() * meta.sizes.size() * 2);
+  for (size_t m = 0; m < from.size(); ++m) {
+    if (from[m] == to[m]) continue;
+    Changing& c = changing_.emplace_back();
+    c.mesh_dim = static_cast<int64_t>(m);
+    c.choices = {&to[m], &from[m], &replicate_};
+    if (!from[m].is_partial()) continue;
+    for (int64_t d = 0; d < static_cast<int64_t>(meta.sizes.size()); ++d) {
+      if (meta.sizes[d] < mesh.shape()[m]) continue;
+      int64_t inner = 1;  // parts that later mesh dims cut this one's into
+      for (size_t later = m + 1; later < from.size(); ++later) {
+        if (geometry_.cuts(fixed_, static_cast<int64_t>(later), d)) inner *= mesh.shape()[later];
+      }
+      const Placement landing = inner == 1 ? Shard(d) : StridedShard(d, inner);
+      if (landing == to[m] || c.choices.size() == 16) continue;
+      landings_.push_back(landing);
+      c.choices.push_back(&landings_.back());
+    }
+  }
+  for (size_t i = 0; i < changing_.size(); ++i) {
+    if (changing_[i].choices[kTo]->is_partial()) reduced_target_ = with(reduced_target_, static_cast<int>(i), kReplicate);
+  }
+  target_bytes_ = geometry_.part_bytes(layers(reduced_target_));
+}
+
+const Layers& Search::layers(State state) {
+  scratch_ = fixed_;
+  for (size_t i = 0; i < changing_.size(); ++i) {
+    scratch_[changing_[i].mesh_dim] = changing_[i].choices[choice(state, static_cast<int>(i))];
+  }
+  return scratch_;
+}
+
+Placements Search::placements(State state) {
+  Placements list;
+  for (const Placement* p : layers(state)) list.push_back(*p);
+  return list;
+}
+
+// A lower bound of the time from `state` to the target: somebody must reduce, or receive what parts lack in size.
+Picoseconds Search::remaining(State state) {
+  bool reduces = false;
+  for (size_t i = 0; i < changing_.size(); ++i) {
+    const int c = choice(state, static_cast<int>(i));
+    reduces |= c == kFrom && changing_[i].choices[kFrom]->is_partial();
+  }
+  const int64_t lacking = target_bytes_ - geometry_.part_bytes(layers(state));
+  if (!reduces && lacking <= 0) return 0;
+  return std::llround(cost_.least(std::max<int64_t>(reduces ? 0 : 1, lacking)) * 1e12) - 1;
+}
+
+void Search::relax(int node, Kind kind, uint64_t dims, State after) {
+  const Layers before_layers = layers(nodes_[node].state);
+  Edge edge;
+  if (!pricer_.price(kind, dims, before_layers, layers(after), edge)) return;
+  Node next;
+  next.state = after;
+  next.distance = nodes_[node].distance + std::llround(edge.seconds * 1e12);
+  next.collectives = nodes_[node].collectives + (edge.is_local() ? 0 : 1);
+  next.steps = nodes_[node].steps + 1;
+  next.previous = node;
+  next.edge = edge;
+  if (keep_arrivals_) {
+    if (after == target_) arrivals_.emplace_back(node, edge);
+  } else if (after != target_) {
+    const auto goal = index_.find(target_);
+    if (goal != index_.end() && next.distance + remaining(after) >= nodes_[goal->second].distance) return;
+  }
+  auto [it, is_new] = index_.try_emplace(after, static_cast<int>(nodes_.size()));
+  if (is_new) {
+    nodes_.push_back(next);
+  } else if (Node& known = nodes_[it->second]; !known.done && next.before(known)) {
+    known = next;
+  }
+}
+
 template <typename Becomes>
-void Search::add_subsets(Kind kind, const Placements& state, const MeshDims& dims, Becomes becomes,
-                         std::vector<RedistributeStep>& out) const {
-  const size_t n = dims.size();
+void Search::add_subsets(Kind kind, int node, const Subset& candidates, Becomes becomes) {
+  const size_t n = candidates.size();
   if (n == 0) return;
   const uint64_t all = (uint64_t{1} << n) - 1;
   for (uint64_t set = 1; set <= all; ++set) {
     // On meshes of many dims only single ones and all at once.
     if (n > 4 && set != all && (set & (set - 1)) != 0) continue;
-    MeshDims chosen;
-    Placements after = state;
+    Subset chosen;
+    const State state = nodes_[node].state;
+    State after = state;
+    bool possible = true;
     for (size_t i = 0; i < n; ++i) {
       if ((set >> i & 1) == 0) continue;
-      chosen.push_back(dims[i]);
-      after[dims[i]] = becomes(dims[i]);
+      chosen.push_back(candidates[i]);
+      const int choice = becomes(candidates[i]);
+      possible &= choice >= 0;
+      if (possible) after = with(after, candidates[i], choice);
     }
-    const bool nested = kind == Kind::kAllGather   ? pricer_.innermost(state, chosen)
-                        : kind == Kind::kAllReduce ? true
-                                                   : pricer_.innermost(after, chosen);
-    if (nested) out.push_back(pricer_.step(kind, std::move(chosen), state, std::move(after)));
+    if (!possible) continue;
+    const uint64_t dims = bits(chosen);
+    if (kind == Kind::kAllGather) {
+      possible = geometry_.innermost(layers(state), dims);
+    } else if (kind != Kind::kAllReduce) {
+      const Layers whole = layers(state);
+      possible = geometry_.inside(layers(after), whole, dims);
+    }
+    if (possible) relax(node, kind, dims, after);
   }
 }
 
 // Everything that can go at once without touching what is Partial, directly between the two parts of each rank.
 // Concerned are the mesh dims that change, and those that cut a tensor dim after one that changes its cut. Where one of
 // them was not cut before, every rank finds all it needs at its own coordinate, so ranks talk along the others only.
-void Search::add_overlay(const Placements& state, std::vector<RedistributeStep>& out) const {
-  const int64_t ndim = pricer_.ndim();
-  Placements after = state;
-  MeshDims concerned;
-  MeshDims dims;
-  for (int64_t m = 0; m < ndim; ++m) {
-    if (!state[m].is_partial()) after[m] = to_[m].is_partial() ? Replicate() : to_[m];
-    bool is_concerned = after[m] != state[m];
-    for (int64_t earlier : concerned) {
-      for (const Placement& cut : {state[earlier], after[earlier]}) {
-        is_concerned |= state[earlier] != after[earlier] && cut.is_sharded() &&
-                        (pricer_.cuts(state, m, cut.dim()) || pricer_.cuts(after, m, cut.dim()));
+bool Search::overlay(State state, State& after, uint64_t& dims) {
+  after = state;
+  for (size_t i = 0; i < changing_.size(); ++i) {
+    const int k = static_cast<int>(i);
+    if (changing_[i].choices[choice(state, k)]->is_partial()) continue;
+    after = with(after, k, choice(reduced_target_, k));
+  }
+  if (after == state) return false;
+  const Layers old_layers = layers(state);
+  const Layers& new_layers = layers(after);
+  uint64_t concerned = 0;
+  dims = 0;
+  for (int64_t m = 0; m < geometry_.ndim(); ++m) {
+    bool is_concerned = *new_layers[m] != *old_layers[m];
+    for (int64_t earlier = 0; earlier < m && !is_concerned; ++earlier) {
+      if ((concerned >> earlier & 1) == 0 || *old_layers[earlier] == *new_layers[earlier]) continue;
+      for (const Placement* cut : {old_layers[earlier], new_layers[earlier]}) {
+        is_concerned |= cut->is_sharded() &&
+                        (geometry_.cuts(old_layers, m, cut->dim()) || geometry_.cuts(new_layers, m, cut->dim()));
       }
     }
-    if (is_concerned) concerned.push_back(m);
-    if (is_concerned && state[m].is_sharded()) dims.push_back(m);
+    if (!is_concerned) continue;
+    concerned |= uint64_t{1} << m;
+    if (old_layers[m]->is_sharded()) dims |= uint64_t{1} << m;
   }
-  if (dims.empty()) return;  // a slice
-  out.push_back(pricer_.step(Kind::kAllToAll, std::move(dims), state, std::move(after)));
+  return true;
 }
 
-std::vector<RedistributeStep> Search::edges(const Placements& state) const {
-  std::vector<RedistributeStep> out;
-  MeshDims slices, gathers, fills;
-  std::map<ReduceOp, MeshDims> reduces, scatters;
+void Search::expand(int node) {
+  const State state = nodes_[node].state;
+  const size_t n = changing_.size();
+  Subset slices, gathers, fills, partials;
   bool only_fills_left = true;
-  for (int64_t m = 0; m < pricer_.ndim(); ++m) {
-    if (state[m] == to_[m]) continue;
-    if (state[m].is_sharded()) gathers.push_back(m);
-    only_fills_left &= state[m].is_replicate() && to_[m].is_partial();
-    if (state[m].is_replicate() && to_[m].is_sharded()) slices.push_back(m);
-    if (state[m].is_replicate() && to_[m].is_partial()) fills.push_back(m);
-    if (state[m].is_partial()) {
-      reduces[state[m].reduce_op()].push_back(m);
-      if (to_[m].is_sharded()) scatters[state[m].reduce_op()].push_back(m);
+  for (size_t k = 0; k < n; ++k) {
+    const int i = static_cast<int>(k);
+    const int now = choice(state, i);
+    if (now == kTo) continue;
+    const Placement& p = *changing_[k].choices[now];
+    const Placement& to = *changing_[k].choices[kTo];
+    if (p.is_sharded()) gathers.push_back(i);
+    only_fills_left &= p.is_replicate() && to.is_partial();
+    if (p.is_replicate() && to.is_sharded()) slices.push_back(i);
+    if (p.is_replicate() && to.is_partial()) fills.push_back(i);
+    if (p.is_partial()) partials.push_back(i);
+  }
+  const auto replicate = [&](int i) { return replicated(i); };
+
+  if (only_fills_left && !fills.empty()) {  // those of one kind at once
+    const ReduceOp op = changing_[fills[0]].choices[kTo]->reduce_op();
+    Subset chosen;
+    State after = state;
+    for (int i : fills) {
+      if (changing_[i].choices[kTo]->reduce_op() != op) continue;
+      chosen.push_back(i);
+      after = with(after, i, kTo);
+    }
+    relax(node, Kind::kFill, bits(chosen), after);
+    return;
+  }
+  State after;
+  uint64_t dims;
+  if (overlay(state, after, dims)) {
+    bool gathers_only = dims != 0;  // it may be the all-gather of what follows
+    for (size_t k = 0; k < n; ++k) {
+      const int now = choice(state, static_cast<int>(k));
+      if (choice(after, static_cast<int>(k)) == now) continue;
+      gathers_only &= changing_[k].choices[now]->is_sharded() &&
+                      changing_[k].choices[choice(after, static_cast<int>(k))]->is_replicate();
+    }
+    gathers_only = gathers_only && geometry_.innermost(layers(state), dims);
+    relax(node, dims == 0 ? Kind::kSlice : gathers_only ? Kind::kAllGather : Kind::kAllToAll, dims, after);
+  }
+  while (!partials.empty()) {  // by kind of reduction
+    const ReduceOp op = changing_[partials[0]].choices[kFrom]->reduce_op();
+    Subset same, others;
+    for (int i : partials) (changing_[i].choices[kFrom]->reduce_op() == op ? same : others).push_back(i);
+    partials = others;
+    add_subsets(Kind::kAllReduce, node, same, replicate);
+    add_subsets(Kind::kReduceScatter, node, same,
+                [&](int i) { return changing_[i].choices[kTo]->is_sharded() ? kTo : -1; });
+    for (int64_t d = 0; d < geometry_.tensor_ndim(); ++d) {
+      add_subsets(Kind::kReduceScatter, node, same, [&](int i) {
+        const auto& choices = changing_[i].choices;
+        if (choices[kTo]->is_sharded_on(d) && choices[kTo]->is_shard()) return kTo;
+        for (size_t c = 3; c < choices.size(); ++c) {
+          if (choices[c]->is_sharded_on(d)) return static_cast<int>(c);
+        }
+        return -1;
+      });
     }
   }
-  const auto replicate = [](int64_t) { return Replicate(); };
-  const auto target = [&](int64_t m) { return to_[m]; };
-  add_subsets(Kind::kSlice, state, slices, target, out);
-  add_subsets(Kind::kAllGather, state, gathers, replicate, out);
-  for (const auto& [op, dims] : reduces) add_subsets(Kind::kAllReduce, state, dims, replicate, out);
-  for (const auto& [op, dims] : scatters) add_subsets(Kind::kReduceScatter, state, dims, target, out);
-  add_overlay(state, out);
-  if (only_fills_left && !fills.empty()) {
-    const ReduceOp op = to_[fills[0]].reduce_op();
-    MeshDims dims;
-    Placements after = state;
-    for (int64_t m : fills) {
-      if (to_[m].reduce_op() != op) continue;
-      dims.push_back(m);
-      after[m] = to_[m];
-    }
-    out.push_back(pricer_.step(Kind::kFill, std::move(dims), state, std::move(after)));
-  }
-  return out;
+  add_subsets(Kind::kAllGather, node, gathers, replicate);
+  add_subsets(Kind::kSlice, node, slices, [](int) { return kTo; });
 }
 
-std::vector<RedistributeStep> Search::shortest_path() const {
-  std::map<uint64_t, Node> nodes;  // nodes stay where they are
-  nodes[code(from_)].state = from_;
+// The start, and a path that is nearly always there: reduce, go over, fill. Its length bounds the search.
+void Search::seed() {
+  Node start;
+  for (size_t i = 0; i < changing_.size(); ++i) start.state = with(start.state, static_cast<int>(i), kFrom);
+  nodes_.push_back(start);
+  index_[start.state] = 0;
+  for (State state = start.state; !keep_arrivals_ && state != target_;) {
+    const int node = index_.at(state);
+    Subset same;
+    State after = state;
+    uint64_t dims;
+    for (size_t k = 0; k < changing_.size(); ++k) {
+      const int i = static_cast<int>(k);
+      const Placement& p = *changing_[k].choices[choice(state, i)];
+      if (!p.is_partial() || choice(state, i) != kFrom) continue;
+      if (!same.empty() && changing_[same[0]].choices[kFrom]->reduce_op() != p.reduce_op()) continue;
+      same.push_back(i);
+      after = with(after, i, replicated(i));
+    }
+    if (!same.empty()) {
+      relax(node, Kind::kAllReduce, bits(same), after);
+    } else if (overlay(state, after, dims)) {
+      relax(node, dims == 0 ? Kind::kSlice : Kind::kAllToAll, dims, after);
+    } else {
+      return;  // fills: they change no lengths
+    }
+    if (!index_.contains(after)) return;
+    state = after;
+  }
+}
+
+bool Search::run(std::vector<RedistributeStep>& steps) {
+  seed();
   for (;;) {
-    Node* nearest = nullptr;
-    for (auto& [code, node] : nodes) {
-      if (!node.done && (nearest == nullptr || node.length < nearest->length)) nearest = &node;
+    int nearest = -1;
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      if (!nodes_[i].done && (nearest < 0 || nodes_[i].before(nodes_[nearest]))) nearest = static_cast<int>(i);
     }
-    TORCH_INTERNAL_ASSERT(nearest != nullptr, "[redistribute] no way from ", to_string(from_), " to ", to_string(to_));
-    nearest->done = true;
-    if (nearest->state == to_) {
-      std::vector<RedistributeStep> steps;
-      for (const Node* node = nearest; node->previous != nullptr; node = node->previous) steps.push_back(node->step);
-      std::reverse(steps.begin(), steps.end());
-      return steps;
+    if (nearest < 0) return false;
+    nodes_[nearest].done = true;
+    if (nodes_[nearest].state == target_) {
+      steps = path_to(nearest);
+      return true;
     }
-    for (RedistributeStep& step : edges(nearest->state)) {
-      Length length = extend(nearest->length, step);
-      auto [it, is_new] = nodes.try_emplace(code(step.after));
-      Node& node = it->second;
-      if (!is_new && (node.done || !(length < node.length))) continue;
-      node.state = step.after;
-      node.length = std::move(length);
-      node.previous = nearest;
-      node.step = std::move(step);
+    expand(nearest);
+  }
+}
+
+std::vector<RedistributeStep> Search::path_to(int node, const Edge* last) {
+  std::vector<std::pair<const Edge*, State>> edges;  // and where they lead, the last one first
+  if (last != nullptr) edges.emplace_back(last, target_);
+  for (; nodes_[node].previous >= 0; node = nodes_[node].previous) edges.emplace_back(&nodes_[node].edge, nodes_[node].state);
+  std::vector<RedistributeStep> steps(edges.size());
+  Placements at = placements(nodes_[0].state);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const auto& [edge, state] = edges[edges.size() - 1 - i];
+    RedistributeStep& step = steps[i];
+    step.kind = edge->kind;
+    step.op = edge->op;
+    step.bytes = edge->bytes;
+    step.peak_bytes = edge->peak_bytes;
+    step.chunks = edge->chunks;
+    step.seconds = edge->seconds;
+    for (int64_t m = 0; m < geometry_.ndim(); ++m) {
+      if ((edge->dims >> m & 1) != 0) step.dims.push_back(m);
+    }
+    if (step.kind == Kind::kSlice && step.dims.empty()) {
+      for (const Changing& c : changing_) step.dims.push_back(c.mesh_dim);
+    }
+    step.before = std::move(at);
+    at = placements(state);
+    step.after = at;
+  }
+  return steps;
+}
+
+std::vector<Route> Search::all_arrivals() {
+  keep_arrivals_ = true;
+  seed();
+  for (;;) {  // to the end: nothing is pruned
+    int nearest = -1;
+    for (size_t k = 0; k < nodes_.size(); ++k) {
+      if (!nodes_[k].done && (nearest < 0 || nodes_[k].before(nodes_[nearest]))) nearest = static_cast<int>(k);
+    }
+    if (nearest < 0 || nodes_.size() > kMaxArrivals) break;
+    nodes_[nearest].done = true;
+    if (nodes_[nearest].state != target_) expand(nearest);
+  }
+  std::vector<Route> routes;
+  for (const auto& [node, edge] : arrivals_) {
+    Route& route = routes.emplace_back();
+    route.steps = path_to(node, &edge);
+    for (const RedistributeStep& step : route.steps) {
+      route.bytes += step.bytes;
+      route.seconds += step.seconds;
+      route.peak_bytes = std::max(route.peak_bytes, step.peak_bytes);
     }
   }
+  std::stable_sort(routes.begin(), routes.end(), [](const Route& a, const Route& b) { return a.seconds < b.seconds; });
+  return routes;
 }
 
 // `from` after the changes that cost nothing.
@@ -397,63 +539,68 @@ Placements relabelled(const DeviceMesh& mesh, Placements from, const Placements&
   return from;
 }
 
-// Plans of one world, by what they depend on. Two generations: when the young one is full it becomes the old one, and
-// the old one goes; whatever is used meanwhile is young again.
-class PlanMemo {
- public:
-  using PlanPtr = std::shared_ptr<const RedistributePlan>;
-  using Key = std::pair<uint64_t, Placements>;  // spec id, target
-
-  PlanPtr find(const Key& key) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (auto it = young_.find(key); it != young_.end()) return it->second;
-    auto it = old_.find(key);
-    if (it == old_.end()) return nullptr;
-    PlanPtr plan = it->second;
-    put(key, plan);
-    return plan;
+bool find_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& start, const Placements& to,
+                const CostModel& cost, const Limits& limits, std::vector<RedistributeStep>& steps) {
+  Placements middle = start;
+  int64_t changing = 0;
+  for (size_t m = 0; m < to.size(); ++m) {
+    if (start[m] == to[m] || ++changing > kMaxChanging) continue;
+    middle[m] = to[m].is_partial() ? Replicate() : to[m];
   }
-
-  void insert(const Key& key, PlanPtr plan) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    put(key, std::move(plan));
+  if (changing <= kMaxChanging) return Search(mesh, meta, start, to, cost, limits).run(steps);
+  if (middle == start) {  // fills are left, of so many dims that they go one kind at a time
+    for (size_t m = 0, filled = 0; m < to.size() && filled < kMaxChanging; ++m) {
+      if (start[m] != to[m]) middle[m] = to[m], ++filled;
+    }
   }
-
- private:
-  static constexpr size_t kGeneration = 2048;
-  using Map = absl::flat_hash_map<Key, PlanPtr>;
-
-  void put(const Key& key, PlanPtr plan) {
-    if (young_.size() >= kGeneration) old_ = std::exchange(young_, Map());
-    young_[key] = std::move(plan);
+  // More than a search can tell apart: some of them first.
+  std::vector<RedistributeStep> rest;
+  if (!find_steps(mesh, meta, start, middle, cost, limits, steps) || !find_steps(mesh, meta, middle, to, cost, limits, rest)) {
+    return false;
   }
-
-  std::mutex mutex_;
-  Map young_, old_;
-};
+  steps.insert(steps.end(), std::make_move_iterator(rest.begin()), std::make_move_iterator(rest.end()));
+  return true;
+}
 
 }  // namespace
 
 RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from,
-                                     const Placements& to, const CostModel& cost) {
+                                     const Placements& to, const PlanOptions& options) {
   TORCH_CHECK_VALUE(static_cast<int64_t>(from.size()) == mesh.ndim() && from.size() == to.size(),
                     "[redistribute] from ", to_string(from), " to ", to_string(to), " on ", mesh.to_string(),
                     ": give one placement per mesh dim");
-  const Pricer pricer(mesh, meta, cost);
   RedistributePlan plan;
-  plan.from = from;
-  plan.to = to;
+  plan.tensor = meta;
+  plan.from = Layout(mesh.idle(), from);
+  plan.to = Layout(mesh.idle(), to);
+  plan.cost = options.cost ? options.cost : cost_model(mesh.world());
+  plan.limits = options.limits;
+  plan.schedule = make_schedule_slot();
   const Placements start = relabelled(mesh, from, to);
-  if (start != to && meta.numel() == 0) {
-    MeshDims dims;
+  if (start == to) {
+    plan.peak_bytes = LayoutGeometry(mesh.shape(), meta).part_bytes(layers_of(to));
+  } else if (meta.numel() == 0) {
+    RedistributeStep& step = plan.steps.emplace_back();
     for (int64_t m = 0; m < mesh.ndim(); ++m) {
-      if (start[m] != to[m]) dims.push_back(m);
+      if (start[m] != to[m]) step.dims.push_back(m);
     }
-    plan.steps.push_back(pricer.step(Kind::kSlice, std::move(dims), start, to));
-  } else if (start != to) {
-    plan.steps = Search(pricer, start, to).shortest_path();
+    step.before = start;
+    step.after = to;
+  } else if (!find_steps(mesh, meta, start, to, *plan.cost, plan.limits, plan.steps)) {
+    // The smallest limit that leaves a route.
+    std::vector<RedistributeStep> steps;
+    Limits works;
+    TORCH_INTERNAL_ASSERT(find_steps(mesh, meta, start, to, *plan.cost, works, steps));
+    works.peak_bytes = 0;
+    for (const RedistributeStep& step : steps) works.peak_bytes = std::max(works.peak_bytes, step.peak_bytes);
+    for (int64_t fails = std::max<int64_t>(0, plan.limits.peak_bytes); works.peak_bytes - fails > 1;) {
+      const Limits middle{fails + (works.peak_bytes - fails) / 2};
+      (find_steps(mesh, meta, start, to, *plan.cost, middle, steps) ? works.peak_bytes : fails) = middle.peak_bytes;
+    }
+    TORCH_CHECK_VALUE(false, "[redistribute] ", to_string(from), " -> ", to_string(to), " of ", to_string(meta), " on ",
+                      mesh.to_string(), ": limits.peak_bytes is ", plan.limits.peak_bytes,
+                      ", but no route needs less than ", works.peak_bytes, " bytes on a rank; allow as many");
   }
-  plan.peak_bytes = plan.steps.empty() ? pricer.part_bytes(to) : 0;
   for (const RedistributeStep& step : plan.steps) {
     plan.bytes += step.bytes;
     plan.seconds += step.seconds;
@@ -462,17 +609,14 @@ RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& m
   return plan;
 }
 
-std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const Placements& to) {
-  auto target = normalize_placements(to, from->ndim());
-  TORCH_CHECK_VALUE(target.ok(), "[redistribute] ", to_string(to), " does not fit ", from->to_string(), ": ",
-                    std::string(target.status().message()));
-  PlanMemo& memo = from->mesh().world().attachment<PlanMemo>();
-  const PlanMemo::Key key(from->id(), *std::move(target));
-  if (auto plan = memo.find(key)) return plan;
-  auto plan = std::make_shared<const RedistributePlan>(
-      plan_redistribution(from->mesh(), from->meta(), from->placements(), key.second));
-  memo.insert(key, plan);
-  return plan;
+std::vector<Route> routes(const RedistributePlan& plan) {
+  if (plan.from == plan.to) return {};
+  if (plan.from.is_boxes() || plan.to.is_boxes() || plan.from.mesh() != plan.to.mesh()) return transfer_routes(plan);
+  const DeviceMesh& mesh = plan.from.mesh();
+  const Placements start = relabelled(mesh, plan.from.placements(), plan.to.placements());
+  if (start == plan.to.placements() || plan.tensor.numel() == 0) return {};
+  const Limits none;  // what a limit rules out is shown, too
+  return Search(mesh, plan.tensor, start, plan.to.placements(), *plan.cost, none).all_arrivals();
 }
 
 }  // namespace dtensor

@@ -149,11 +149,14 @@ int64_t Spec::max_local_bytes() const {
 }
 
 std::string Spec::to_short_string() const {
-  return absl::StrCat(std::string(short_name(meta_.dtype)), "[", absl::StrJoin(meta_.sizes, ", "), "](",
-                      dtensor::to_string(placements_), ")");
+  return absl::StrCat(dtensor::to_string(meta_), "(", dtensor::to_string(placements_), ")");
 }
 
 std::string Spec::to_string() const { return absl::StrCat(to_short_string(), " @ ", mesh_.to_string()); }
+
+std::string to_string(const TensorMeta& meta) {
+  return absl::StrCat(std::string(short_name(meta.dtype)), "[", absl::StrJoin(meta.sizes, ", "), "]");
+}
 
 size_t Spec::num_alive() {
   auto& interner = SpecInterner::instance();

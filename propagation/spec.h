@@ -40,6 +40,8 @@ struct TensorMeta {
   }
 };
 
+std::string to_string(const TensorMeta& meta);  // "f32[8, 8]"
+
 // Row-major strides, as at::empty gives them.
 Shape contiguous_strides(absl::Span<const int64_t> sizes);
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """count_tests.py EVENTS STATUS: the totals of a `bazel test --build_event_json_file=EVENTS` that ended with STATUS.
 
-Adds up the last "[dtensor] N passed, N failed, N skipped" line of every test's log, prints the sum as the last line
-and returns 0 if all passed. A target that did not run, or failed without a failed case, counts as one failure, and so
-does whatever else made bazel fail.
+Adds up the last "[dtensor] N passed, N failed, N skipped" line of every test's log (rank 0's, where //tools:launch ran
+several processes), prints the sum as the last line and returns 0 if all passed. A target that did not run, or failed
+without a failed case, counts as one failure, and so does whatever else made bazel fail.
 """
 
 import json
@@ -11,7 +11,7 @@ import re
 import sys
 import urllib.parse
 
-LINE = re.compile(r"^\[dtensor\] (\d+) passed, (\d+) failed(?:, (\d+) skipped)?", re.MULTILINE)
+LINE = re.compile(r"^(?:\[rank 0\] )?\[dtensor\] (\d+) passed, (\d+) failed(?:, (\d+) skipped)?", re.MULTILINE)
 
 
 def read_log(outputs):

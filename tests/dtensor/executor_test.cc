@@ -1,135 +1,26 @@
 #include "dtensor/executor.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "mesh/memory_meter.h"
-#include "mesh/scope.h"
 #include "propagation/redistribute_planner.h"
+#include "tests/dtensor/layout_oracle.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
 namespace {
 
-using Mesh = std::vector<int64_t>;
-using Coordinate = absl::Span<const int64_t>;
-
-// The oracle cuts and reduces tensors with at::chunk, at::cat and arithmetic; it knows nothing of layouts.
-
-at::Tensor chunk_of(const at::Tensor& t, int64_t n, int64_t dim, int64_t i) {
-  const auto chunks = t.chunk(n, dim);
-  return i < static_cast<int64_t>(chunks.size()) ? chunks[i] : t.narrow(dim, t.size(dim), 0);
-}
-
-at::Tensor piece_of(const at::Tensor& t, const Placement& p, int64_t n, int64_t i) {
-  if (p.is_shard()) return chunk_of(t, n, p.dim(), i);
-  std::vector<at::Tensor> parts;
-  for (const at::Tensor& piece : t.chunk(p.split_factor(), p.dim())) parts.push_back(chunk_of(piece, n, p.dim(), i));
-  return at::cat(parts, p.dim());
-}
-
-// The i-th of n addends of t, all different; exact for integers in float64.
-at::Tensor addend_of(const at::Tensor& t, ReduceOp op, int64_t n, int64_t i) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return i + 1 < n ? t * (i + 2) : t - t * ((n - 1) * (n + 2) / 2);
-    case ReduceOp::kAvg:
-      return t + (2 * i - (n - 1));
-    case ReduceOp::kMax:
-      return at::where((t + i).remainder(n) == 0, t, t - (1 + i));
-    case ReduceOp::kMin:
-      return at::where((t + i).remainder(n) == 0, t, t + (1 + i));
-    case ReduceOp::kProduct:
-      return n == 1 ? t : i == 0 ? t * 4 : at::full_like(t, i == 1 ? 0.25 : 1.0);
-  }
-  return t;
-}
-
-at::Tensor reduce(const std::vector<at::Tensor>& addends, ReduceOp op) {
-  at::Tensor r = addends[0];
-  for (size_t i = 1; i < addends.size(); ++i) {
-    switch (op) {
-      case ReduceOp::kSum:
-      case ReduceOp::kAvg:
-        r = r + addends[i];
-        break;
-      case ReduceOp::kMax:
-        r = at::maximum(r, addends[i]);
-        break;
-      case ReduceOp::kMin:
-        r = at::minimum(r, addends[i]);
-        break;
-      case ReduceOp::kProduct:
-        r = r * addends[i];
-        break;
-    }
-  }
-  return op == ReduceOp::kAvg ? r / static_cast<int64_t>(addends.size()) : r;
-}
-
-at::Tensor local_of(at::Tensor t, const DeviceMesh& mesh, const Placements& placements, Coordinate at) {
-  for (size_t m = 0; m < placements.size(); ++m) {
-    const Placement& p = placements[m];
-    if (p.is_sharded()) t = piece_of(t, p, mesh.shape()[m], at[m]);
-    if (p.is_partial()) t = addend_of(t, p.reduce_op(), mesh.shape()[m], at[m]);
-  }
-  return t.contiguous();
-}
-
-RankTensors locals_of(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements) {
-  RankTensors locals;
-  for (size_t i = 0; i < mesh.local_ranks().size(); ++i) {
-    locals.push_back(local_of(full, mesh, placements, mesh.local_coordinate(static_cast<int64_t>(i))));
-  }
-  return locals;
-}
-
-// The value that the ranks that differ from `at` only in Partial mesh dims hold together.
-at::Tensor value_at(const RankTensors& locals, const DeviceMesh& mesh, const Placements& placements, Mesh at,
-                    size_t m = 0) {
-  while (m < placements.size() && !placements[m].is_partial()) ++m;
-  if (m == placements.size()) {
-    int64_t index = 0;
-    for (size_t d = 0; d < at.size(); ++d) index = index * mesh.shape()[d] + at[d];
-    return locals[index];
-  }
-  std::vector<at::Tensor> addends;
-  for (at[m] = 0; at[m] < mesh.shape()[m]; ++at[m]) addends.push_back(value_at(locals, mesh, placements, at, m + 1));
-  return reduce(addends, placements[m].reduce_op());
-}
-
-struct Recorder : CommListener {
-  std::vector<CommEvent> events;
-  void on_comm(const CommEvent& event, bool before) override {
-    if (!before) events.push_back(event);
-  }
-  // Everything but the time.
-  std::string text() const {
-    std::string text;
-    for (const CommEvent& e : events) {
-      absl::StrAppend(&text, std::string(to_string(e.collective)), "(", e.mesh_dims, ") ", e.group_size, " ", e.bytes,
-                      " ", static_cast<int>(e.dtype), " ", e.cause.op, " ", e.cause.argument, " ", e.cause.implicit,
-                      "\n");
-    }
-    return text;
-  }
-};
+using Catch::Contains;
 
 const CommCause kCause{"aten::mm", "mat2", "layers.0", true};
 
-std::string text_of(const RedistributePlan& plan, const DeviceMesh& mesh, c10::ScalarType dtype) {
-  Recorder expected;
+// What the log should say.
+std::string text_of(const RedistributePlan& plan) {
+  EventLog expected;
+  const DeviceMesh& mesh = plan.from.mesh();
   for (const RedistributeStep& step : plan.steps) {
     if (step.is_local()) continue;
     CommEvent& e = expected.events.emplace_back();
@@ -138,16 +29,16 @@ std::string text_of(const RedistributePlan& plan, const DeviceMesh& mesh, c10::S
     e.mesh_dims = mesh.group(step.dims).name;
     e.group_size = mesh.group(step.dims).size;
     e.bytes = step.bytes;
-    e.dtype = dtype;
+    e.dtype = plan.tensor.dtype;
   }
   return expected.text();
 }
 
-std::string run_recorded(const RedistributePlan& plan, const Spec& spec, RankTensors& locals) {
-  Recorder recorder;
-  ScopeGuard guard([&](Scope& scope) { scope.listeners.push_back(&recorder); });
-  locals = run_plan(plan, spec, std::move(locals), kCause);
-  return recorder.text();
+EventLog run_logged(const RedistributePlan& plan, RankTensors& locals) {
+  EventLog log;
+  ScopeGuard guard([&](Scope& scope) { scope.listeners.push_back(&log); });
+  locals = run_plan(plan, std::move(locals), kCause);
+  return log;
 }
 
 // What is wrong with the way from `from` to `to`; "" if nothing.
@@ -157,11 +48,14 @@ std::string check_pair(const at::Tensor& full, const RankTensors& source, const 
   RankTensors locals = source;
   RankTensors copies;
   for (const at::Tensor& t : source) copies.push_back(t.clone());
-  const std::string events = run_recorded(plan, *from, locals);
-  if (events != text_of(plan, mesh, from->dtype())) return "events are not those of the plan:\n" + events;
+  const EventLog log = run_logged(plan, locals);
+  const std::string events = log.text();
+  if (events != text_of(plan)) return "events are not those of the plan:\n" + events;
+  for (const CommEvent& e : log.events) {
+    if (e.received_bytes != e.bytes) return absl::StrCat(e.received_bytes, " bytes arrived, planned were ", e.bytes);
+  }
 
-  Placements reduced = to;
-  for (Placement& p : reduced) p = p.is_partial() ? Replicate() : p;
+  const Placements reduced = without_partials(to);
   const SpecPtr target = from->with_placements(to);
   for (size_t i = 0; i < locals.size(); ++i) {
     const std::string rank = absl::StrCat("rank ", i, ": ");
@@ -180,21 +74,35 @@ std::string check_pair(const at::Tensor& full, const RankTensors& source, const 
     if (!at::equal(value, local_of(full, mesh, reduced, at))) return rank + "wrong value";
   }
 
+  // Once more, on the schedule that the plan remembers.
+  const RankTensors again = run_plan(plan, source, kCause);
+  for (size_t i = 0; i < locals.size(); ++i) {
+    if (!at::equal(again[i], locals[i])) return absl::StrCat("rank ", i, ": another value the second time");
+  }
+
   // The same plan and the same events where nobody has data.
+  const PlanOptions same_cost{plan.cost, {}};
   const DeviceMesh nobody(World::abstract(mesh.size()), mesh.shape());
-  const SpecPtr abstract = Spec::get(nobody, from->placements(), from->meta());
-  const RedistributePlan same = plan_redistribution(nobody, abstract->meta(), abstract->placements(), to);
-  if (same.explain(nobody) != plan.explain(mesh) || same.bytes != plan.bytes)
-    return "another plan in an abstract world";
+  const RedistributePlan same = plan_redistribution(nobody, from->meta(), from->placements(), to, same_cost);
+  if (same.to_string() != plan.to_string() || same.bytes != plan.bytes || same.peak_bytes != plan.peak_bytes) {
+    return "another plan in an abstract world: " + same.to_string();
+  }
   RankTensors none;
-  if (run_recorded(same, *abstract, none) != events) return "other events in an abstract world";
+  const EventLog dry = run_logged(same, none);
+  if (dry.text() != events) return "other events in an abstract world";
+  for (const CommEvent& e : dry.events) {
+    if (e.received_bytes != -1) return "something arrived in an abstract world";
+  }
   if (!none.empty()) return "tensors in an abstract world";
 
   // One rank of many: the shapes are right.
   const DeviceMesh alone(World::fake(mesh.size(), mesh.size() - 1), mesh.shape());
   RankTensors mine = {source.back()};
-  if (run_recorded(same, *Spec::get(alone, from->placements(), from->meta()), mine) != events)
-    return "other events alone";
+  const EventLog own = run_logged(plan_redistribution(alone, from->meta(), from->placements(), to, same_cost), mine);
+  if (own.text() != events) return "other events alone";
+  for (const CommEvent& e : own.events) {
+    if (e.received_bytes < 0 || e.received_bytes > e.bytes) return absl::StrCat(e.received_bytes, " bytes arrived alone");
+  }
   if (mine.size() != 1 || mine[0].sizes() != locals.back().sizes()) return "wrong shape alone";
   return "";
 }
@@ -216,18 +124,6 @@ std::vector<Placements> layouts(const Mesh& mesh, int64_t tensor_ndim, const std
     if (normalize_placements(p, tensor_ndim).ok()) valid.push_back(p);
   }
   return valid;
-}
-
-DeviceMesh local_mesh(const Mesh& shape) {
-  int64_t size = 1;
-  for (int64_t n : shape) size *= n;
-  return DeviceMesh(World::local(size), shape);
-}
-
-at::Tensor numbers(at::IntArrayRef sizes, c10::ScalarType dtype = at::kDouble) {
-  int64_t n = 1;
-  for (int64_t size : sizes) n *= size;
-  return (at::arange(n, at::TensorOptions().dtype(at::kDouble)) + 1).reshape(sizes).to(dtype);
 }
 
 // Every pair of `choices`^mesh dims, or `sample` of them.
@@ -252,7 +148,7 @@ size_t check_pairs(const Mesh& shape, at::IntArrayRef sizes, const std::vector<P
     ++checked;
     if (!wrong.empty()) {
       FAIL_CHECK(specs[i]->to_string() << ": "
-                                       << plan_redistribution(mesh, specs[i]->meta(), all[i], all[j]).explain(mesh)
+                                       << plan_redistribution(mesh, specs[i]->meta(), all[i], all[j]).to_string()
                                        << ": " << wrong);
     }
   };
@@ -313,11 +209,11 @@ TEST_CASE("every dtype goes every way") {
     const SpecPtr spec = Spec::get(mesh, {Replicate(), Replicate()}, {5, 6}, dtype);
     const SpecPtr partial = spec->with_placements({Partial(), Partial()});
     RankTensors locals =
-        run_plan(*cached_plan(spec, partial->placements()), *spec, locals_of(full, mesh, spec->placements()), kCause);
+        run_plan(*cached_plan(spec, partial->placements()), locals_of(full, mesh, spec->placements()), kCause);
     CHECK(at::equal(locals[0], full));
     CHECK_FALSE(at::equal(locals[3], full));
     const Placements target = {Shard(0), Shard(1)};
-    locals = run_plan(*cached_plan(partial, target), *partial, locals, kCause);
+    locals = run_plan(*cached_plan(partial, target), locals, kCause);
     for (int64_t i = 0; i < 4; ++i) CHECK(at::equal(locals[i], local_of(full, mesh, target, mesh.local_coordinate(i))));
   }
 }
@@ -326,7 +222,7 @@ TEST_CASE("an average of integers is refused") {
   const DeviceMesh mesh = local_mesh({2});
   const SpecPtr spec = Spec::get(mesh, {Partial(ReduceOp::kAvg)}, {4}, at::kLong);
   const at::Tensor t = numbers({4}, at::kLong);
-  CHECK_THROWS_AS(run_plan(*cached_plan(spec, {Replicate()}), *spec, {t, t}, kCause), c10::Error);
+  CHECK_THROWS_AS(run_plan(*cached_plan(spec, {Replicate()}), {t, t}, kCause), c10::Error);
 }
 
 TEST_CASE("locals need not be contiguous") {
@@ -348,7 +244,7 @@ TEST_CASE("a plan without steps gives the very tensors back") {
   const DeviceMesh mesh = local_mesh({1, 2});
   const SpecPtr spec = Spec::get(mesh, {Partial(), Shard(0)}, {4}, at::kDouble);
   const RankTensors locals = locals_of(numbers({4}), mesh, spec->placements());
-  const RankTensors same = run_plan(*cached_plan(spec, {Replicate(), Shard(0)}), *spec, locals, kCause);
+  const RankTensors same = run_plan(*cached_plan(spec, {Replicate(), Shard(0)}), locals, kCause);
   CHECK(same[0].is_same(locals[0]));
   CHECK(same[1].is_same(locals[1]));
 }
@@ -359,16 +255,22 @@ TEST_CASE("steps count into the world's peak memory, the input aside") {
   const auto plan = cached_plan(spec, {Replicate()});
   const RankTensors locals = locals_of(numbers({8, 8}, at::kFloat), mesh, spec->placements());
   const MemoryHold input(mesh.world().memory(), spec->max_local_bytes());
-  run_plan(*plan, *spec, locals, kCause);
+  run_plan(*plan, locals, kCause);
   CHECK(mesh.world().memory().peak_bytes() == plan->peak_bytes);
   CHECK(mesh.world().memory().live_bytes() == 64);
 }
 
-TEST_CASE("a wrong number of locals is an error before anything is sent") {
+TEST_CASE("locals of another number, shape or dtype are an error before anything is sent") {
   const DeviceMesh mesh = local_mesh({2});
-  const SpecPtr spec = Spec::get(mesh, {Shard(0)}, {4}, at::kDouble);
-  RankTensors locals = {numbers({2})};
-  CHECK_THROWS_AS(run_plan(*cached_plan(spec, {Replicate()}), *spec, locals, kCause), c10::Error);
+  const auto plan = cached_plan(Spec::get(mesh, {Shard(0)}, {4}, at::kDouble), {Replicate()});
+  const at::Tensor two = numbers({2}), three = numbers({3}), floats = numbers({2}, at::kFloat);
+  EventLog log;
+  ScopeGuard guard([&](Scope& scope) { scope.listeners.push_back(&log); });
+  CHECK_THROWS_WITH(run_plan(*plan, {two}, kCause), Contains("1 local tensor(s) for 2 owned rank(s) of S(0) @ mesh(dim0=2)"));
+  CHECK_THROWS_WITH(run_plan(*plan, {two, three}, kCause), Contains("rank 1 passes {f64[3]}, but S(0) @ mesh(dim0=2) of f64[4] puts {f64[2]}"));
+  CHECK_THROWS_WITH(run_plan(*plan, {floats, two}, kCause), Contains("rank 0 passes {f32[2]}"));
+  CHECK_THROWS_WITH(run_plan(*plan, {two, at::Tensor()}, kCause), Contains("rank 1 passes {undefined}"));
+  CHECK(log.events.empty());
 }
 
 }  // namespace

@@ -21,25 +21,18 @@ struct Forbid : CommListener {
   }
 };
 
-// Counts what reaches a communicator; answers with nothing.
+// Counts what reaches a communicator; does nothing.
 class Counting : public Communicator {
  public:
+  Counting() : Communicator({c10::Device(c10::DeviceType::CPU)}) {}
   int calls = 0;
-  bool needs_shapes() const override { return false; }
 
  protected:
-  RankPieces do_all_gather(const CommCall&, const RankTensors&) override { return ++calls, RankPieces(); }
-  RankTensors do_all_reduce(const CommCall&, const RankTensors&, ReduceOp) override { return ++calls, RankTensors(); }
-  RankTensors do_reduce_scatter(const CommCall&, const RankPieces&, ReduceOp) override {
-    return ++calls, RankTensors();
+  void do_exchange(const CommCall&, Collective, absl::Span<const Message>, const RankPieces&, const RankPieces&) override { ++calls; }
+  void do_reduce_scatter(const CommCall&, absl::Span<const Message>, const RankPieces&, const RankPieces&, ReduceOp) override {
+    ++calls;
   }
-  RankPieces do_all_to_all(const CommCall&, const RankPieces&) override { return ++calls, RankPieces(); }
-  RankTensors do_broadcast(const CommCall&, const RankTensors&, int64_t) override { return ++calls, RankTensors(); }
-  RankTensors do_scatter(const CommCall&, const RankPieces&, int64_t) override { return ++calls, RankTensors(); }
-  RankPieces do_gather(const CommCall&, const RankTensors&, int64_t) override { return ++calls, RankPieces(); }
-  RankTensors do_permute(const CommCall&, const RankTensors&, absl::Span<const int64_t>) override {
-    return ++calls, RankTensors();
-  }
+  RankPieces do_all_reduce(const CommCall&, const RankPieces& inputs, ReduceOp) override { return ++calls, inputs; }
   void do_barrier(const CommCall&) override { ++calls; }
 };
 
@@ -74,6 +67,8 @@ TEST_CASE("every collective is reported before and after", "[mesh][scope]") {
   REQUIRE(recorder.events.size() == 2 * kNumCollectives);
   const char* names[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
                          "scatter",    "gather",     "permute",        "barrier"};
+  // Of 3 floats per tensor, between two ranks.
+  const int64_t received[] = {12, 12, 12, 12, 12, 12, 12, 12, 0};
   for (int i = 0; i < kNumCollectives; ++i) {
     const auto& [event, before] = recorder.events[2 * i];
     const auto& [done, not_before] = recorder.events[2 * i + 1];
@@ -87,6 +82,8 @@ TEST_CASE("every collective is reported before and after", "[mesh][scope]") {
     CHECK(event.mesh_dims == "tp");
     CHECK(event.group_size == 2);
     CHECK(done.bytes == 48);
+    CHECK(event.received_bytes == -1);
+    CHECK(done.received_bytes == received[i]);
     CHECK(done.dtype == at::kHalf);
     CHECK(done.cause.op == "aten::mm");
     CHECK(done.cause.argument == "self");

@@ -52,7 +52,6 @@ TEST_CASE("a local world owns all its ranks", "[mesh][world]") {
   CHECK(world.device(2) == c10::Device(c10::DeviceType::CPU));
   CHECK(world.device_type() == c10::DeviceType::CPU);
   CHECK(world.name() == "local(3, cpu)");
-  CHECK_FALSE(world.communicator().needs_shapes());
 }
 
 TEST_CASE("devices are spelled as tensors report them", "[mesh][world]") {

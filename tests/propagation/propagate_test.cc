@@ -266,7 +266,7 @@ double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStra
     }
     const int64_t n = specs[0]->mesh().size(static_cast<int64_t>(d));
     if (moved && out[d].is_partial()) {
-      seconds += CostModel().collective(Collective::kAllReduce, n, static_cast<int64_t>(bytes) * 2 * (n - 1) / n);
+      seconds += CostModel().collective(Collective::kAllReduce, n, false, static_cast<int64_t>(bytes) * 2 * (n - 1) / n);
     }
   }
   return seconds;

@@ -1,9 +1,12 @@
 // Catch2's main(), and a listener that closes the output with one line for .ci/run to add up:
 //   [dtensor] 3 passed, 0 failed, 1 skipped
+// Of several processes that run the same cases, rank 0 prints it.
 // Catch2 v2 has no SKIP: a test case skips by `WARN("SKIPPED: why"); return;`.
 #define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 namespace {
 
@@ -38,6 +41,8 @@ class ClosingLine : public Catch::TestEventListenerBase {
   void testRunEnded(const Catch::TestRunStats&) override {
     // The reporter writes through std::cout: keep the order.
     Catch::cout() << std::flush;
+    const char* rank = std::getenv("RANK");
+    if (rank != nullptr && std::strcmp(rank, "0") != 0) return;
     std::printf("[dtensor] %d passed, %d failed, %d skipped\n", passed_, failed_, skipped_);
     std::fflush(stdout);
   }

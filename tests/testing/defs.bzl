@@ -1,7 +1,7 @@
 """Test rules."""
 
 load("@libtorch//:defs.bzl", "PYTHON_SITE")
-load("@rules_cc//cc:defs.bzl", "cc_test")
+load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_test")
 
 def dtensor_test(name, srcs, deps = [], size = "small", **kwargs):
     """A Catch2 test of the library; no target at all while `srcs` is empty, so that it can be a glob.
@@ -27,6 +27,39 @@ def dtensor_tests(srcs, **kwargs):
     """One dtensor_test per file, named after it."""
     for src in srcs:
         dtensor_test(name = src.rpartition(".")[0], srcs = [src], **kwargs)
+
+def dtensor_process_test(name, srcs, ranks = 4, deps = [], size = "small", env = {}, **kwargs):
+    """A Catch2 test whose every case runs in several processes at once, one rank each, started by //tools:launch.
+
+    World::from_env() is the world of all of them. Cases run in the same order everywhere; a case that fails on one rank only
+    fails the test, too. Rank 0 prints the closing line.
+
+    Args:
+      name: of the test; name_program is the program.
+      srcs: sources and private headers.
+      ranks: how many processes.
+      deps: besides the library, Catch2 and RapidCheck.
+      size: as for cc_test; "small", "medium" or "large".
+      env: variables; waits have a deadline of 20 s unless DTENSOR_TIMEOUT is there.
+      **kwargs: go to the test.
+    """
+    cc_binary(
+        name = name + "_program",
+        testonly = True,
+        srcs = srcs,
+        deps = ["//:dtensor", "//tests/testing:catch_main"] + deps,
+    )
+    # Before Bazel's own limit, so that the ranks that still run are named.
+    limit = {"small": 50, "medium": 280, "large": 880}[size]
+    native.sh_test(
+        name = name,
+        size = size,
+        srcs = ["//tools:launch"],
+        args = ["-n", str(ranks), "--timeout", str(limit), "--", "$(location :%s_program)" % name],
+        data = [":%s_program" % name],
+        env = dict({"DTENSOR_TIMEOUT": "20"}, **env),
+        **kwargs
+    )
 
 def dtensor_python_test(name, src, data = [], size = "small", **kwargs):
     """Runs a Python script beside torch; skips, saying so, where LibTorch came without its Python half.

@@ -1,0 +1,91 @@
+// What redistribution costs: bytes against the least possible, the time of planning, the time of moving. Ends with 1 if a
+// figure that the documentation promises does not hold.
+//
+//   ./bazelw run //benchmarks:redistribute               # all tables, some minutes
+//   ./bazelw run //benchmarks:redistribute -- --quick    # only what needs no clock
+//
+// Instructions of five redistributions, planned and dispatched for 256 ranks:
+//
+//   valgrind --tool=callgrind --toggle-collect='*five_redistributes*' bazel-bin/benchmarks/redistribute --five
+
+#include <ATen/Parallel.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "benchmarks/redistribute_tables.h"
+#include "dtensor/dtensor.h"
+#include "tools/flags.h"
+
+ABSL_FLAG(bool, quick, false, "only the tables that need no clock, on small meshes");
+ABSL_FLAG(bool, five, false, "only five redistributions, for valgrind to count");
+
+namespace dtensor::benchmarks {
+
+void Gates::at_most(const std::string& what, double value, double limit) { report(value <= limit, what, value, "at most", limit); }
+void Gates::at_least(const std::string& what, double value, double limit) {
+  report(value >= limit, what, value, "at least", limit);
+}
+
+void Gates::report(bool good, const std::string& what, double value, const char* relation, double limit) {
+  std::printf("%s %s: %.4g, %s %.4g\n", good ? "[ok]  " : "[FAIL]", what.c_str(), value, relation, limit);
+  std::fflush(stdout);
+  failed_ += good ? 0 : 1;
+}
+
+namespace {
+
+struct Inputs {
+  at::Tensor replicated, first_addends, second_addends;
+};
+
+Inputs inputs(const DeviceMesh& mesh, int64_t size) {
+  return {zeros({size, size}, mesh, {Replicate()}), zeros({size, size}, mesh, {Partial()}), zeros({size, size}, mesh, {Partial()})};
+}
+
+void redistribute_all(const Inputs& t) {
+  const at::Tensor rows = redistribute(t.replicated, {Shard(0)});
+  const at::Tensor columns = redistribute(rows, {Shard(1)});
+  redistribute(columns, {Replicate()});
+  redistribute(t.first_addends, {Replicate()});
+  redistribute(t.second_addends, {Shard(0)});
+}
+
+// Named for valgrind.
+__attribute__((noinline)) void five_redistributes(const Inputs& t) {
+  redistribute_all(t);
+  asm volatile("");  // no tail call: valgrind would not see it return
+}
+
+// Once, for layouts that were never seen before; the code itself has run already, for another size.
+int run_five() {
+  const DeviceMesh mesh(World::abstract(256), {256}, {"x"});
+  redistribute_all(inputs(mesh, 1024));
+  const Inputs fresh = inputs(mesh, 4096);
+  five_redistributes(fresh);
+  return 0;
+}
+
+int run() {
+  if (absl::GetFlag(FLAGS_five)) return run_five();
+  const bool quick = absl::GetFlag(FLAGS_quick);
+  at::set_num_threads(1);
+  Gates gates;
+  bytes_table(quick, gates);
+  if (!quick) {
+    plan_time_table(gates);
+    wall_table(gates);
+  }
+  std::printf("\n%s\n", gates.failed() == 0 ? "All figures hold." : "Some figures do not hold: see [FAIL] above.");
+  return gates.failed() == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace dtensor::benchmarks
+
+int main(int argc, char** argv) {
+  return dtensor::tools::run_program("redistribute", "What redistribution costs, in bytes and time.", argc, argv,
+                                     dtensor::benchmarks::run);
+}

@@ -1,0 +1,203 @@
+#include "dtensor/plan_job.h"
+
+#include <ATen/ops/clone.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "mesh/block_copy.h"
+
+namespace dtensor {
+namespace {
+
+using Kind = RedistributeStep::Kind;
+
+at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
+
+// For each of `sources` the pieces at that index.
+RankPieces reordered(RankPieces pieces, const std::vector<int64_t>& sources) {
+  if (sources.empty()) return pieces;
+  RankPieces out;
+  for (int64_t source : sources) out.push_back(source < 0 ? std::vector<at::Tensor>() : std::move(pieces[source]));
+  return out;
+}
+
+void check_pieces(const RedistributePlan& plan, const PlanSchedule& schedule, const RankPieces& pieces) {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto& expected = schedule.inputs[i];
+    bool same = pieces[i].size() == expected.size();
+    for (size_t k = 0; same && k < expected.size(); ++k) {
+      const at::Tensor& t = pieces[i][k];
+      same = t.defined() && t.sizes() == ref(expected[k]) && t.scalar_type() == plan.tensor.dtype;
+    }
+    if (same) continue;
+    std::vector<std::string> got, wanted;
+    for (const at::Tensor& t : pieces[i]) {
+      got.push_back(t.defined() ? c10::str(short_name(t.scalar_type()), t.sizes()) : std::string("undefined"));
+    }
+    for (const Shape& sizes : expected) wanted.push_back(c10::str(short_name(plan.tensor.dtype), ref(sizes)));
+    TORCH_CHECK_VALUE(false, "[redistribute] rank ", schedule.ranks[i], " passes {", c10::Join(", ", got), "}, but ",
+                      plan.from.to_string(), " of ", to_string(plan.tensor), " puts {", c10::Join(", ", wanted), "} there");
+  }
+}
+
+RankPieces fill(const StepSchedule& s, ReduceOp op, const RankPieces& inputs) {
+  RankPieces outputs;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor& local = inputs[i][0];
+    const bool first = s.group->position_of[s.ranks[i]] == 0;
+    at::Tensor out;
+    if (!first && op == ReduceOp::kSum) {
+      out = at::zeros(local.sizes(), local.options());
+    } else if (!first && op == ReduceOp::kProduct) {
+      out = at::ones(local.sizes(), local.options());
+    } else {
+      out = local.clone(at::MemoryFormat::Contiguous);
+    }
+    outputs.push_back({std::move(out)});
+  }
+  return outputs;
+}
+
+// What each rank has in all of `parts`, one after another.
+RankPieces joined(absl::Span<const RankPieces* const> parts) {
+  RankPieces all(parts[0]->size());
+  for (const RankPieces* part : parts) {
+    for (size_t i = 0; i < all.size(); ++i) all[i].insert(all[i].end(), (*part)[i].begin(), (*part)[i].end());
+  }
+  return all;
+}
+
+absl::Span<const Message> round_of(const StepSchedule& s, size_t c) {
+  const size_t begin = c == 0 ? 0 : s.rounds[c - 1];
+  return absl::MakeConstSpan(s.messages).subspan(begin, s.rounds[c] - begin);
+}
+
+}  // namespace
+
+PlanJob::PlanJob(const RedistributePlan& plan, RankPieces pieces)
+    : plan_(&plan), schedule_(schedule_of(plan)), pieces_(std::move(pieces)) {
+  check_pieces(plan, *schedule_, pieces_);
+}
+
+void PlanJob::prepare() { pieces_ = reordered(std::move(pieces_), scheduled().sources); }
+
+RankPieces PlanJob::take_result() { return reordered(std::move(pieces_), schedule_->result_sources); }
+
+RankPieces PlanJob::new_outputs() const {
+  const StepSchedule& s = scheduled();
+  RankPieces outputs(s.ranks.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const auto options = at::TensorOptions().dtype(plan_->tensor.dtype).device(plan_->from.world().device(s.ranks[i]));
+    for (const Shape& sizes : s.outputs[i]) outputs[i].push_back(at::empty(ref(sizes), options));
+  }
+  return outputs;
+}
+
+void PlanJob::run_local() {
+  prepare();
+  const StepSchedule& s = scheduled();
+  if (step().kind == Kind::kFill) return finish(fill(s, step().op, pieces_));
+  RankPieces outputs = new_outputs();
+  const RankSlots slots(s.ranks, plan_->from.world().size());
+  for (const Message& m : s.messages) {
+    const int64_t i = slots[m.sender];  // the receiver, too
+    copy_block(pieces_[i][m.input], outputs[i][m.output], m.block);
+  }
+  finish(std::move(outputs));
+}
+
+namespace {
+
+void check_alike(const PlanJob& a, const PlanJob& b) {
+  const StepSchedule &s = a.scheduled(), &t = b.scheduled();
+  const bool one_group = s.group == t.group || (s.transfer_group && t.transfer_group && s.group->members == t.group->members);
+  TORCH_INTERNAL_ASSERT(one_group && s.ranks == t.ranks && s.rounds.size() == t.rounds.size() && a.step().op == b.step().op,
+                        "steps of ", a.plan().to_string(), " and ", b.plan().to_string(), " cannot be one collective");
+}
+
+// The messages of one round of all jobs: the only tensor that a rank has of the k-th job is the k-th that it has of all.
+std::vector<Message> joined_messages(absl::Span<PlanJob* const> jobs, size_t c) {
+  std::vector<Message> all;
+  for (size_t k = 0; k < jobs.size(); ++k) {
+    for (const Message& m : round_of(jobs[k]->scheduled(), c)) {
+      Message& message = all.emplace_back(m);
+      message.input = message.output = static_cast<int64_t>(k);
+    }
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Message& a, const Message& b) {
+    return std::tie(a.sender, a.receiver, a.input) < std::tie(b.sender, b.receiver, b.input);
+  });
+  return all;
+}
+
+}  // namespace
+
+void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause) {
+  const PlanJob& first = *jobs[0];
+  const RedistributeStep& step = first.step();
+  const StepSchedule& s = first.scheduled();
+  Collective collective = step.collective();
+  int64_t bytes = 0;
+  for (PlanJob* job : jobs) {
+    check_alike(first, *job);
+    job->prepare();
+    bytes += job->step().bytes;
+    if (job->step().collective() != collective) collective = Collective::kAllToAll;
+  }
+  CommCall call;
+  call.group = s.group;
+  call.ranks = s.ranks;
+  call.event.cause = cause;
+  call.event.bytes = bytes;
+  call.event.dtype = first.plan().tensor.dtype;
+  Communicator& communicator = first.plan().from.world().communicator();
+
+  const bool single = jobs.size() == 1;
+  RankPieces all_inputs;
+  if (!single) {
+    std::vector<const RankPieces*> parts;
+    for (PlanJob* job : jobs) parts.push_back(&job->pieces_);
+    all_inputs = joined(parts);
+  }
+  const RankPieces& inputs = single ? first.pieces_ : all_inputs;
+  if (step.kind == Kind::kAllReduce) {
+    RankPieces sums = communicator.all_reduce_many(call, inputs, step.op);
+    for (size_t k = 0; k < jobs.size(); ++k) {
+      RankPieces of_job;
+      for (auto& of_rank : sums) of_job.push_back({std::move(of_rank[k])});
+      jobs[k]->finish(std::move(of_job));
+    }
+    return;
+  }
+
+  std::vector<RankPieces> outputs_of;  // by job
+  for (PlanJob* job : jobs) outputs_of.push_back(job->new_outputs());
+  RankPieces all_outputs;
+  if (!single) {
+    std::vector<const RankPieces*> parts;
+    for (const RankPieces& outputs : outputs_of) parts.push_back(&outputs);
+    all_outputs = joined(parts);
+  }
+  const RankPieces& outputs = single ? outputs_of[0] : all_outputs;
+  const auto rounds = static_cast<int64_t>(s.rounds.size());
+  for (int64_t c = 0; c < rounds; ++c) {
+    const std::vector<Message> of_all = single ? std::vector<Message>() : joined_messages(jobs, c);
+    const absl::Span<const Message> messages = single ? round_of(s, c) : of_all;
+    call.event.bytes = bytes * (c + 1) / rounds - bytes * c / rounds;
+    if (step.kind == Kind::kReduceScatter) {
+      communicator.reduce_scatter(call, messages, inputs, outputs, step.op);
+    } else {
+      communicator.exchange(call, collective, messages, inputs, outputs);
+    }
+  }
+  for (size_t k = 0; k < jobs.size(); ++k) jobs[k]->finish(std::move(outputs_of[k]));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,24 @@
+// What the public functions of redistribution share. Internal.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dtensor/representation.h"
+#include "mesh/comm_event.h"
+
+namespace dtensor {
+
+// The user asked for it by calling `function`.
+CommCause explicit_cause(std::string function);
+// Errors: `t` is plain; a copied view of a tensor that was written to since.
+const DTensorMeta& checked_meta(const at::Tensor& t, const char* function);
+// Normalised. Errors: one per mesh dim is missing; a dim that the tensor lacks.
+Placements checked_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim, const char* function);
+
+// On any mesh of the same world; differentiable. `placements` as checked_placements() gives them.
+at::Tensor redistribute_to(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements, const CommCause& cause);
+std::vector<at::Tensor> redistribute_many_as(const std::vector<at::Tensor>& tensors, const std::vector<Placements>& placements,
+                                             const CommCause& cause);
+
+}  // namespace dtensor

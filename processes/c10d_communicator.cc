@@ -1,0 +1,407 @@
+#include "processes/c10d_communicator.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "mesh/block_copy.h"
+#include "mesh/reduce_in_order.h"
+#include "processes/mismatch.h"
+#include "processes/nccl_backend.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int64_t kAlign = 16;             // of every message in a buffer: no dtype is wider
+constexpr int64_t kCompareEvery = 64;      // calls of a group, at level info
+constexpr int64_t kSmallBytes = 128 << 10;  // an all-reduce of so little goes as one exchange of everything
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+int64_t numel_of(const Shape& sizes) {
+  int64_t numel = 1;
+  for (int64_t size : sizes) numel *= size;
+  return numel;
+}
+
+int64_t bytes_of(const Message& m, const RankPieces& tensors, bool sending) {
+  const at::Tensor& t = tensors[0][sending ? m.input : m.output];
+  return numel_of(m.block.sizes) * static_cast<int64_t>(t.element_size());
+}
+
+// The tensor of a message at `offset` of a buffer of bytes.
+at::Tensor slot(const at::Tensor& buffer, int64_t offset, const Shape& sizes, at::ScalarType dtype) {
+  const int64_t bytes = numel_of(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
+  return buffer.narrow(0, offset, bytes).view(dtype).view(c10::IntArrayRef(sizes.data(), sizes.size()));
+}
+
+// A group of ranks, this one among them, and the backend that connects them.
+struct Link {
+  std::vector<int64_t> members;
+  int64_t position = 0;  // of this rank
+  std::string key;       // names the group in the store, equal on all members
+  c10::intrusive_ptr<c10d::Backend> backend;
+  int64_t calls = 0;
+  uint64_t history = 0;  // fingerprint of all calls
+};
+
+class C10dCommunicator final : public Communicator {
+ public:
+  C10dCommunicator(std::shared_ptr<Job> job, std::string backend, c10::Device device,
+                   c10::intrusive_ptr<c10d::ProcessGroup> world_group)
+      : Communicator({device}),
+        job_(std::move(job)),
+        backend_(std::move(backend)),
+        device_(device),
+        world_group_(std::move(world_group)),
+        level_(debug_level()) {}
+
+  ~C10dCommunicator() override {
+    // A backend waits in its destructor for what is under way. After a failure that may never end.
+    if (!broken_) return;
+    for (auto& [members, link] : links_) link->backend.release();
+    world_group_.release();
+  }
+
+ protected:
+  void do_exchange(const CommCall& call, Collective c, absl::Span<const Message> messages, const RankPieces& inputs,
+                   const RankPieces& outputs) override {
+    if (call.ranks.empty()) return;
+    Link& link = begin(call, c);
+    exchange(link, call, c, messages, inputs, outputs);
+  }
+
+  void do_reduce_scatter(const CommCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
+                         const RankPieces& outputs, ReduceOp op) override {
+    if (call.ranks.empty()) return;
+    Link& link = begin(call, Collective::kReduceScatter);
+    // Every addend to a tensor of its own; messages to others stay as they are.
+    std::vector<Message> addend_messages(messages.begin(), messages.end());
+    RankPieces addends(1);
+    std::vector<std::vector<int64_t>> of_place;  // per place in the output, its addends in the order of the group
+    std::vector<const Message*> places;
+    absl::flat_hash_map<int64_t, size_t> next;  // per sender, which place comes next
+    std::vector<size_t> order(messages.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      return call.group->position_of[messages[a].sender] < call.group->position_of[messages[b].sender];
+    });
+    for (size_t i : order) {
+      Message& m = addend_messages[i];
+      if (m.receiver != job_->rank()) continue;
+      const size_t place = next[m.sender]++;
+      if (place == places.size()) {
+        places.push_back(&messages[i]);
+        of_place.emplace_back();
+      }
+      const at::Tensor& out = outputs[0][m.output];
+      of_place[place].push_back(static_cast<int64_t>(addends[0].size()));
+      m.output = static_cast<int64_t>(addends[0].size());
+      addends[0].push_back(at::empty(c10::IntArrayRef(m.block.sizes.data(), m.block.sizes.size()), out.options()));
+      m.block.to.assign(m.block.sizes.size(), 0);
+    }
+    exchange(link, call, Collective::kReduceScatter, addend_messages, inputs, addends);
+    for (size_t p = 0; p < places.size(); ++p) {
+      const at::Tensor out = block_view(outputs[0][places[p]->output], places[p]->block.to, places[p]->block.sizes);
+      reduce_in_order(out, of_place[p].size(), op, [&](size_t a) { return addends[0][of_place[p][a]]; });
+    }
+  }
+
+  RankPieces do_all_reduce(const CommCall& call, const RankPieces& inputs, ReduceOp op) override {
+    if (call.ranks.empty()) return {};
+    Link& link = begin(call, Collective::kAllReduce);
+    RankPieces results(1);
+    if (device_.is_cuda() && all_reduce_natively(link, call, inputs[0], op, results[0])) return results;
+    const auto n = static_cast<int64_t>(link.members.size());
+    int64_t bytes = 0;
+    RankPieces flat(1);
+    for (const at::Tensor& t : inputs[0]) {
+      bytes += static_cast<int64_t>(t.nbytes());
+      flat[0].push_back(t.contiguous().view({-1}));
+      results[0].push_back(at::empty(t.sizes(), t.options()));
+    }
+    // In the order of the group, as in one process, so that the result is the same bit for bit. Little data: everybody gets
+    // everything and adds it up. Else everybody adds up one part, and then all get all parts.
+    const bool small = bytes * n <= kSmallBytes;
+    std::vector<Message> messages;
+    RankPieces parts(1), addends(1);
+    for (size_t k = 0; k < flat[0].size(); ++k) {
+      const at::Tensor& t = flat[0][k];
+      const Run mine = small ? Run{0, t.numel()} : chunk(t.numel(), n, link.position);
+      for (int64_t p = 0; p < n; ++p) {
+        const Run part = small ? Run{0, t.numel()} : chunk(t.numel(), n, p);
+        const auto to_me = static_cast<int64_t>(addends[0].size());
+        addends[0].push_back(at::empty({mine.size}, t.options()));
+        if (part.size > 0 && p != link.position) {
+          messages.push_back({job_->rank(), link.members[p], static_cast<int64_t>(k), 0, {{part.begin}, {0}, {part.size}}});
+        }
+        if (mine.size > 0) {
+          messages.push_back({link.members[p], job_->rank(), static_cast<int64_t>(k), to_me, {{mine.begin}, {0}, {mine.size}}});
+        }
+      }
+    }
+    exchange(link, call, Collective::kAllReduce, messages, flat, addends);
+    for (size_t k = 0; k < flat[0].size(); ++k) {
+      at::Tensor sum = small ? results[0][k].view({-1}) : at::empty(addends[0][k * n].sizes(), flat[0][k].options());
+      reduce_in_order(sum, static_cast<size_t>(n), op, [&](size_t p) { return addends[0][k * n + p]; });
+      parts[0].push_back(sum);
+    }
+    if (small) return results;
+    messages.clear();
+    RankPieces whole(1);
+    for (size_t k = 0; k < flat[0].size(); ++k) {
+      const int64_t numel = flat[0][k].numel();
+      whole[0].push_back(results[0][k].view({-1}));
+      const Run mine = chunk(numel, n, link.position);
+      for (int64_t p = 0; p < n; ++p) {
+        const Run part = chunk(numel, n, p);
+        const auto tensor = static_cast<int64_t>(k);
+        if (mine.size > 0 && p != link.position) {
+          messages.push_back({job_->rank(), link.members[p], tensor, tensor, {{0}, {mine.begin}, {mine.size}}});
+        }
+        if (part.size > 0) messages.push_back({link.members[p], job_->rank(), tensor, tensor, {{0}, {part.begin}, {part.size}}});
+      }
+    }
+    exchange(link, call, Collective::kAllReduce, messages, parts, whole);
+    return results;
+  }
+
+  void do_barrier(const CommCall& call) override {
+    if (call.ranks.empty()) return;
+    Link& link = begin(call, Collective::kBarrier);
+    if (level_ == DebugLevel::kOff || link.calls % kCompareEvery != 0) compare(link, call, Collective::kBarrier, link.history, "");
+  }
+
+ private:
+  // The group of this rank, after everything that comes before a call: failures of others, comparisons.
+  Link& begin(const CommCall& call, Collective c) {
+    job_->check();
+    Link& link = link_of(call);
+    ++link.calls;
+    if (level_ == DebugLevel::kOff) return link;
+    if (level_ == DebugLevel::kDetail) {
+      compare(link, call, c, fingerprint(0, link.calls, c, call), "is about to make ");
+    }
+    link.history = fingerprint(link.history, link.calls, c, call);
+    if (level_ == DebugLevel::kInfo && link.calls % kCompareEvery == 0) {
+      compare(link, call, c, link.history, "has made other calls than its group; its last is ");
+    }
+    return link;
+  }
+
+  Link& link_of(const CommCall& call) {
+    const int64_t rank = job_->rank();
+    const auto& members = call.group->members[call.group->group_of[rank]];
+    std::lock_guard lock(mutex_);
+    auto& link = links_[members];
+    if (link != nullptr && link->backend) return *link;
+    link = std::make_unique<Link>();
+    link->members = members;
+    link->position = call.group->position_of[rank];
+    link->key = absl::StrJoin(members, ",");
+    make_backend(*link);
+    return *link;
+  }
+
+  void make_backend(Link& link) {
+    const bool all = static_cast<int64_t>(link.members.size()) == job_->size() &&
+                     std::is_sorted(link.members.begin(), link.members.end());
+    if (all && world_group_) {
+      link.backend = world_group_->getBackend(device_.type());
+      return;
+    }
+    auto store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("group/", link.key), job_->store());
+    const Job::Activity activity{"making group " + link.key, 1, absl::StrCat("the making of the group of ranks ", link.key)};
+    // A backend's constructor waits for all members and cannot be interrupted: see first that they are here.
+    store->set(absl::StrCat("here/", link.position), std::string("1"));
+    guarded([&] {
+      job_->meet(activity, link.members, [&] {
+        for (size_t p = 0; p < link.members.size(); ++p) {
+          if (!store->check({absl::StrCat("here/", p)})) return false;
+        }
+        return true;
+      });
+      job_->run(activity, link.members, [&]() -> c10::intrusive_ptr<c10d::Work> {
+        const auto position = static_cast<int>(link.position);
+        const auto size = static_cast<int>(link.members.size());
+        if (backend_ == "nccl") {
+          link.backend = make_nccl_backend(store, position, size, device_, job_->timeout());
+          return {};
+        }
+        auto options = c10d::ProcessGroupGloo::Options::create(job_->timeout());
+        const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+        if (interface != nullptr && *interface != '\0') {
+          options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(interface));
+        } else if (job_->one_host()) {
+          options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+        } else {
+          options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
+        }
+        link.backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, position, size, options);
+        return {};
+      });
+    });
+  }
+
+  // After an error nothing is sent any more: the others do not know where this rank stands.
+  template <typename Body>
+  void guarded(Body body) {
+    try {
+      body();
+    } catch (const std::exception& e) {
+      broken_ = true;
+      throw;
+    }
+  }
+
+  void run(Link& link, const CommCall& call, Collective c, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+    guarded([&] { job_->run({link.key, link.calls, describe_call(link.calls, c, call)}, link.members, start); });
+  }
+
+  // Every member gets everybody's value. Error on all of them if they differ.
+  void compare(Link& link, const CommCall& call, Collective c, uint64_t value, const char* how) {
+    const auto n = static_cast<int64_t>(link.members.size());
+    if (n == 1) return;
+    const auto options = at::TensorOptions().dtype(at::kLong);
+    at::Tensor mine = at::empty({n}, options);
+    mine.fill_(static_cast<int64_t>(value));
+    mine = mine.to(device_);
+    at::Tensor all = at::empty({n}, mine.options());
+    std::vector<int64_t> even;
+    run(link, call, c, [&] { return link.backend->alltoall_base(all, mine, even, even); });
+    all = all.cpu();
+    const int64_t* values = all.const_data_ptr<int64_t>();
+    if (std::all_of(values, values + n, [&](int64_t v) { return v == values[0]; })) return;
+    // Everybody sees the difference; now everybody says what it is.
+    const std::string prefix = absl::StrCat("mismatch/", link.key, "/", link.calls, "/");
+    const std::string text = absl::StrCat(how, describe_call(link.calls, c, call));
+    std::string error = absl::StrCat("ranks do not make the same calls over ", call.group->name, ":");
+    int64_t odd = 0;  // of the smaller half
+    for (int64_t p = 0; p < n; ++p) {
+      if (std::count(values, values + n, values[p]) < std::count(values, values + n, values[odd])) odd = p;
+    }
+    if (std::count(values, values + n, values[odd]) == std::count(values, values + n, values[0])) odd = n - 1;
+    try {
+      job_->store()->set(absl::StrCat(prefix, link.position), text);
+      for (int64_t p = 0; p < n; ++p) {
+        job_->store()->wait({absl::StrCat(prefix, p)}, std::chrono::seconds(2));
+        absl::StrAppend(&error, p > 0 ? "; " : " ", "rank ", link.members[p], " ",
+                        job_->store()->get_to_str(absl::StrCat(prefix, p)));
+      }
+    } catch (const std::exception&) {
+      absl::StrAppend(&error, " rank ", job_->rank(), " ", text, " (the others did not say)");
+    }
+    broken_ = true;
+    job_->fail_as(link.members[odd], error);
+    job_->check();
+  }
+
+  // One alltoall_base of packed bytes.
+  void exchange(Link& link, const CommCall& call, Collective c, absl::Span<const Message> messages, const RankPieces& inputs,
+                const RankPieces& outputs) {
+    const int64_t rank = job_->rank();
+    const auto n = static_cast<int64_t>(link.members.size());
+    std::vector<std::vector<const Message*>> sends(n), receives(n);
+    for (const Message& m : messages) {
+      if (m.sender == rank && m.receiver == rank) {
+        copy_block(inputs[0][m.input], outputs[0][m.output], m.block);
+      } else if (m.sender == rank) {
+        sends[call.group->position_of[m.receiver]].push_back(&m);
+      } else if (m.receiver == rank) {
+        receives[call.group->position_of[m.sender]].push_back(&m);
+      }
+    }
+    if (n == 1) return;
+    std::vector<int64_t> send_bytes(n), receive_bytes(n);
+    int64_t send_total = 0;
+    int64_t receive_total = 0;
+    for (int64_t p = 0; p < n; ++p) {
+      for (const Message* m : sends[p]) send_bytes[p] += aligned(bytes_of(*m, inputs, true));
+      for (const Message* m : receives[p]) receive_bytes[p] += aligned(bytes_of(*m, outputs, false));
+      send_total += send_bytes[p];
+      receive_total += receive_bytes[p];
+    }
+    const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
+    at::Tensor send = at::empty({send_total}, options);
+    at::Tensor receive = at::empty({receive_total}, options);
+    int64_t offset = 0;
+    for (const auto& list : sends) {
+      for (const Message* m : list) {
+        const at::Tensor& from = inputs[0][m->input];
+        const Block block{m->block.from, Shape(m->block.sizes.size(), 0), m->block.sizes};
+        copy_block(from, slot(send, offset, m->block.sizes, from.scalar_type()), block);
+        offset += aligned(bytes_of(*m, inputs, true));
+      }
+    }
+    run(link, call, c, [&] { return link.backend->alltoall_base(receive, send, receive_bytes, send_bytes); });
+    offset = 0;
+    for (const auto& list : receives) {
+      for (const Message* m : list) {
+        const at::Tensor& to = outputs[0][m->output];
+        const Block block{Shape(m->block.sizes.size(), 0), m->block.to, m->block.sizes};
+        copy_block(slot(receive, offset, m->block.sizes, to.scalar_type()), to, block);
+        offset += aligned(bytes_of(*m, outputs, false));
+      }
+    }
+  }
+
+  // NCCL reduces floats and integers itself, half types in float.
+  bool all_reduce_natively(Link& link, const CommCall& call, const std::vector<at::Tensor>& inputs, ReduceOp op,
+                           std::vector<at::Tensor>& results) {
+    for (const at::Tensor& t : inputs) {
+      if (t.scalar_type() == at::kBool || t.is_complex()) return false;
+    }
+    constexpr c10d::ReduceOp::RedOpType kOps[] = {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG, c10d::ReduceOp::PRODUCT,
+                                                  c10d::ReduceOp::MIN, c10d::ReduceOp::MAX};
+    c10d::AllreduceCoalescedOptions options;
+    options.reduceOp = kOps[static_cast<size_t>(op)];
+    for (const at::Tensor& t : inputs) results.push_back(t.clone(at::MemoryFormat::Contiguous));
+    run(link, call, Collective::kAllReduce, [&] { return link.backend->allreduce_coalesced(results, options); });
+    return true;
+  }
+
+  const std::shared_ptr<Job> job_;
+  const std::string backend_;
+  const c10::Device device_;
+  c10::intrusive_ptr<c10d::ProcessGroup> world_group_;
+  const DebugLevel level_;
+  std::mutex mutex_;
+  absl::flat_hash_map<std::vector<int64_t>, std::unique_ptr<Link>> links_;  // guarded by mutex_
+  std::atomic<bool> broken_{false};
+};
+
+}  // namespace
+
+std::vector<Capability> capabilities(const std::string& backend) {
+  const bool nccl = backend == "nccl";
+  const std::string in_order = "emulated: one exchange, added up in the order of the group; half types in float32";
+  return {
+      {"exchange (all_gather, all_to_all, permute, broadcast, scatter, gather), even and uneven, every dtype",
+       "alltoall_base of packed bytes"},
+      {"all_reduce of floating and integer dtypes: sum, product, min, max", nccl ? "native" : in_order},
+      {"all_reduce avg", nccl ? "native" : in_order},
+      {"all_reduce of bool and complex dtypes", in_order},
+      {"reduce_scatter, even and uneven, every dtype and operation", in_order},
+      {"barrier", "an exchange of one number"},
+  };
+}
+
+std::unique_ptr<Communicator> make_c10d_communicator(std::shared_ptr<Job> job, std::string backend, c10::Device device,
+                                                     c10::intrusive_ptr<c10d::ProcessGroup> world_group) {
+  TORCH_CHECK_VALUE(backend == "gloo" || backend == "nccl", "World: backend is \"", backend, "\"; it must be gloo or nccl");
+  return std::make_unique<C10dCommunicator>(std::move(job), std::move(backend), device, std::move(world_group));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,451 @@
+#include "processes/job.h"
+
+#include <c10/util/Exception.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "processes/error_file.h"
+
+namespace dtensor {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+using Json = nlohmann::json;
+
+constexpr Milliseconds kPoll{100};         // how soon a rank notices that another failed
+constexpr Milliseconds kStoreTimeout{2000};  // of single questions to the store
+constexpr Milliseconds kAnswer{1500};       // how long a rank may take to say what it is doing
+constexpr Milliseconds kGrace{600};         // how long the one who noticed lets the one who failed speak first
+
+std::string host_name() {
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  std::string id;  // two containers may share a name
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return absl::StrCat(name, " ", id);
+}
+
+// "R", "S", "T" (stopped), "Z" (dead, not waited for), "" (no such process).
+std::string process_state(int64_t pid) {
+  std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
+  std::string text;
+  if (!std::getline(stat, text)) return "";
+  const size_t end = text.rfind(')');  // the name may have anything in it
+  return end == std::string::npos || end + 2 >= text.size() ? "" : text.substr(end + 2, 1);
+}
+
+std::string seconds_text(Milliseconds t) { return absl::StrCat(static_cast<double>(t.count()) / 1000, " s"); }
+
+[[noreturn]] void throw_failure(const std::string& text) { C10_THROW_ERROR(DistError, text); }
+
+// The text without the backtrace that LibTorch adds.
+std::string message_of(const std::exception& e) {
+  const auto* error = dynamic_cast<const c10::Error*>(&e);
+  return error != nullptr ? error->what_without_backtrace() : e.what();
+}
+
+}  // namespace
+
+struct Job::State {
+  // Where a rank runs.
+  struct Place {
+    std::string host;
+    int64_t pid = 0;
+  };
+
+  State(c10::intrusive_ptr<c10d::Store> s, int64_t rank, int64_t size, Milliseconds timeout)
+      : store(std::move(s)), rank(rank), size(size), timeout(timeout), watch_store(store->clone()), post_store(store->clone()) {
+    watch_store->setTimeout(kStoreTimeout);
+    post_store->setTimeout(kStoreTimeout);
+  }
+
+  void watch();
+  void poll();
+  void set_failure(std::string text);
+  std::string failure_text();
+  // Tells all ranks that `culprit` failed. The first to do so counts: returns the text that does.
+  std::string post_failure(int64_t culprit, const std::string& message);
+  std::optional<Place> place(int64_t rank);
+  std::string status() const;
+  // What is known to be wrong with a rank, "" if nothing is. `patient`: it may still recover.
+  std::string what_ails(int64_t other, bool patient);
+  // Asks what the members are doing, and says who has not come to `activity`.
+  std::optional<std::pair<int64_t, std::string>> find_missing(const Activity& activity, absl::Span<const int64_t> members);
+  [[noreturn]] void blame(const Activity& activity, absl::Span<const int64_t> members, const std::string& error, bool overdue);
+
+  const c10::intrusive_ptr<c10d::Store> store;
+  const int64_t rank, size;
+  const Milliseconds timeout;
+
+  // Clones, as a store serves one call at a time, and a call may wait.
+  const c10::intrusive_ptr<c10d::Store> watch_store;  // of the listening thread
+  std::mutex post_mutex;
+  const c10::intrusive_ptr<c10d::Store> post_store;  // guarded by post_mutex
+  std::map<int64_t, Place> places;                   // guarded by post_mutex
+
+  std::atomic<bool> failed{false};
+  mutable std::mutex mutex;  // of all below
+  std::condition_variable stopping;
+  bool stop = false;
+  std::string failure;
+  Activity activity;
+  bool active = false;
+  std::map<std::string, int64_t> begun;  // by group
+  std::map<std::string, std::string> last;
+  int64_t answered = 0;
+  std::thread watcher;
+};
+
+namespace {
+
+// For std::terminate, which has no arguments. Never destroyed: a thread may end after main.
+std::mutex& jobs_mutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+std::vector<Job*>& live_jobs() {
+  static auto* jobs = new std::vector<Job*>;
+  return *jobs;
+}
+
+std::terminate_handler next_handler = nullptr;
+
+void on_terminate() {
+  std::string message = "std::terminate was called";
+  if (const auto current = std::current_exception()) {
+    try {
+      std::rethrow_exception(current);
+    } catch (const std::exception& e) {
+      message = message_of(e);
+    } catch (...) {
+      message = "an exception of unknown type";
+    }
+  }
+  {
+    std::unique_lock lock(jobs_mutex(), std::try_to_lock);
+    if (lock.owns_lock()) {
+      for (Job* job : live_jobs()) job->fail(message);
+    }
+  }
+  if (const char* file = std::getenv("TORCHELASTIC_ERROR_FILE"); file != nullptr) write_error_file(file, message);
+  if (next_handler != nullptr) next_handler();
+  std::abort();
+}
+
+}  // namespace
+
+void tell_others_on_terminate() {
+  static std::once_flag once;
+  std::call_once(once, [] { next_handler = std::set_terminate(on_terminate); });
+}
+
+void Job::State::set_failure(std::string text) {
+  std::lock_guard lock(mutex);
+  if (failed.load()) return;
+  failure = std::move(text);
+  failed.store(true, std::memory_order_release);
+}
+
+std::string Job::State::failure_text() {
+  std::lock_guard lock(mutex);
+  return failure;
+}
+
+std::string Job::State::post_failure(int64_t culprit, const std::string& message) {
+  std::string text = absl::StrCat("rank ", culprit, " failed: ", message);
+  try {
+    std::lock_guard lock(post_mutex);
+    if (post_store->add("failed/claim", 1) == 1) {
+      post_store->set("failed/record", text);
+    } else if (post_store->check({"failed/record"})) {
+      text = post_store->get_to_str("failed/record");
+    }
+  } catch (const std::exception&) {
+    // The store is gone, and with it the way to tell them; they will notice that themselves.
+  }
+  set_failure(text);
+  return failure_text();
+}
+
+std::string Job::State::status() const {
+  std::lock_guard lock(mutex);
+  Json json = {{"active", active}, {"what", activity.what}, {"group", activity.group}, {"begun", begun}, {"last", last}};
+  return json.dump();
+}
+
+void Job::State::poll() {
+  if (!failed.load() && watch_store->check({"failed/record"})) set_failure(watch_store->get_to_str("failed/record"));
+  if (watch_store->check({"probe"})) {
+    const int64_t probe = std::stoll(watch_store->get_to_str("probe"));
+    if (probe > answered) {
+      watch_store->set(absl::StrCat("status/", probe, "/", rank), status());
+      answered = probe;
+    }
+  }
+}
+
+void Job::State::watch() {
+  for (int failures = 0; failures < 5;) {
+    {
+      std::unique_lock lock(mutex);
+      if (stopping.wait_for(lock, kPoll, [&] { return stop; })) return;
+    }
+    try {
+      poll();
+      failures = 0;
+    } catch (const std::exception&) {
+      ++failures;  // the store is gone, as at the end of a job whose first rank served it
+    }
+  }
+}
+
+std::optional<Job::State::Place> Job::State::place(int64_t other) {
+  std::lock_guard lock(post_mutex);
+  if (const auto it = places.find(other); it != places.end()) return it->second;
+  try {
+    const std::string key = absl::StrCat("place/", other);
+    if (!post_store->check({key})) return std::nullopt;
+    const Json json = Json::parse(post_store->get_to_str(key));
+    return places[other] = {json.at("host").get<std::string>(), json.at("pid").get<int64_t>()};
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+std::string Job::State::what_ails(int64_t other, bool patient) {
+  if (other == rank) return "";
+  const auto where = place(other);
+  if (!where) return patient ? "" : "it never came to this job";
+  try {
+    std::lock_guard lock(post_mutex);
+    if (post_store->check({absl::StrCat("left/", other)})) return "it has left: its program ended its use of the job";
+  } catch (const std::exception&) {
+  }
+  static const std::string here = host_name();
+  if (where->host != here) return "";
+  const std::string state = process_state(where->pid);
+  if (state.empty() || state == "Z" || state == "X") {
+    return absl::StrCat("its process ", where->pid, " is gone: it was killed, crashed or ended without notice");
+  }
+  if (!patient && state == "T") return absl::StrCat("its process ", where->pid, " is stopped (SIGSTOP, or a debugger)");
+  return "";
+}
+
+std::optional<std::pair<int64_t, std::string>> Job::State::find_missing(const Activity& mine,
+                                                                        absl::Span<const int64_t> members) {
+  int64_t probe = 0;
+  try {
+    std::lock_guard lock(post_mutex);
+    probe = post_store->add("probe", 1);
+  } catch (const std::exception& e) {
+    return std::nullopt;
+  }
+  const auto until = Clock::now() + kAnswer;
+  for (int64_t other : members) {
+    if (other == rank) continue;
+    const std::string key = absl::StrCat("status/", probe, "/", other);
+    for (;;) {
+      try {
+        std::lock_guard lock(post_mutex);
+        if (post_store->check({key})) {
+          const Json json = Json::parse(post_store->get_to_str(key));
+          const auto begun = json.at("begun").find(mine.group);
+          const int64_t theirs = begun == json.at("begun").end() ? 0 : begun->get<int64_t>();
+          if (theirs >= mine.sequence) break;
+          std::string text = absl::StrCat("it has not come to call ", mine.sequence, ", ", mine.what, ", within ",
+                                          seconds_text(timeout));
+          const auto last = json.at("last").find(mine.group);
+          if (last != json.at("last").end()) {
+            absl::StrAppend(&text, "; its last one there was call ", theirs, ", ", last->get<std::string>());
+          }
+          if (json.at("active").get<bool>()) absl::StrAppend(&text, "; it waits in ", json.at("what").get<std::string>());
+          return std::make_pair(other, text);
+        }
+      } catch (const std::exception&) {
+        return std::nullopt;
+      }
+      if (Clock::now() >= until) {
+        return std::make_pair(other, std::string("it does not answer: its process is gone, stopped, or out of reach"));
+      }
+      std::this_thread::sleep_for(Milliseconds(10));
+    }
+  }
+  return std::nullopt;
+}
+
+void Job::State::blame(const Activity& mine, absl::Span<const int64_t> members, const std::string& error, bool overdue) {
+  // The one who failed knows best why.
+  for (const auto until = Clock::now() + kGrace; !failed.load() && Clock::now() < until;) {
+    std::this_thread::sleep_for(Milliseconds(10));
+  }
+  if (failed.load()) throw_failure(failure_text());
+  for (int64_t other : members) {
+    if (const std::string ailment = what_ails(other, /*patient=*/false); !ailment.empty()) {
+      throw_failure(post_failure(other, absl::StrCat(ailment, ", while rank ", rank, " waited in ", mine.what)));
+    }
+  }
+  if (overdue) {
+    if (const auto missing = find_missing(mine, members)) throw_failure(post_failure(missing->first, missing->second));
+  }
+  throw_failure(post_failure(rank, absl::StrCat(mine.what, ": ", error)));
+}
+
+Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Milliseconds timeout)
+    : state_(std::make_shared<State>(std::move(store), rank, size, timeout)) {
+  const Json place = {{"host", host_name()}, {"pid", ::getpid()}};
+  state_->store->set(absl::StrCat("place/", rank), place.dump());
+  tell_others_on_terminate();
+  {
+    std::lock_guard lock(jobs_mutex());
+    live_jobs().push_back(this);
+  }
+  state_->watcher = std::thread([state = state_.get()] { state->watch(); });
+}
+
+Job::~Job() {
+  {
+    std::lock_guard lock(jobs_mutex());
+    auto& jobs = live_jobs();
+    jobs.erase(std::remove(jobs.begin(), jobs.end(), this), jobs.end());
+  }
+  if (std::uncaught_exceptions() > 0) fail("an exception ended its program");
+  try {
+    std::lock_guard lock(state_->post_mutex);
+    state_->post_store->set(absl::StrCat("left/", state_->rank), std::string("1"));
+  } catch (const std::exception&) {
+  }
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->stop = true;
+  }
+  state_->stopping.notify_all();
+  state_->watcher.join();
+}
+
+int64_t Job::rank() const { return state_->rank; }
+int64_t Job::size() const { return state_->size; }
+Milliseconds Job::timeout() const { return state_->timeout; }
+const c10::intrusive_ptr<c10d::Store>& Job::store() const { return state_->store; }
+
+bool Job::one_host() const {
+  Activity activity{"", 0, "the meeting of all ranks"};
+  std::vector<int64_t> all;
+  for (int64_t r = 0; r < size(); ++r) all.push_back(r);
+  const auto deadline = Clock::now() + timeout();
+  const std::string here = host_name();
+  bool one = true;
+  for (int64_t r : all) {
+    auto place = state_->place(r);
+    while (!place) {
+      check();
+      if (Clock::now() >= deadline) {
+        std::vector<int64_t> missing;
+        for (int64_t other : all) {
+          if (!state_->place(other)) missing.push_back(other);
+        }
+        throw_failure(state_->post_failure(
+            missing.empty() ? rank() : missing[0],
+            absl::StrCat("of ", size(), " ranks, rank", missing.size() == 1 ? " " : "s ", absl::StrJoin(missing, ", "),
+                         " did not come within ", seconds_text(timeout()), "; start as many processes as the world has ranks")));
+      }
+      std::this_thread::sleep_for(Milliseconds(5));
+      place = state_->place(r);
+    }
+    one &= place->host == here;
+  }
+  return one;
+}
+
+void Job::check() const {
+  if (state_->failed.load(std::memory_order_acquire)) throw_failure(state_->failure_text());
+}
+
+void Job::fail_as(int64_t culprit, const std::string& message) noexcept {
+  try {
+    if (!state_->failed.load()) state_->post_failure(culprit, message);
+  } catch (...) {
+  }
+}
+
+void Job::meet(const Activity& activity, absl::Span<const int64_t> members, const std::function<bool()>& here) {
+  const auto begin = Clock::now();
+  auto pause = std::chrono::microseconds(200);
+  try {
+    while (!here()) {
+      check();
+      if (Clock::now() - begin >= timeout()) {
+        state_->blame(activity, members, absl::StrCat("not done within ", seconds_text(timeout())), /*overdue=*/true);
+      }
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, std::chrono::microseconds(20000));
+    }
+  } catch (const c10::DistError&) {
+    throw;
+  } catch (const std::exception& e) {
+    state_->blame(activity, members, message_of(e), /*overdue=*/false);
+  }
+}
+
+void Job::run(Activity activity, absl::Span<const int64_t> members,
+              const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+  check();
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->activity = activity;
+    state_->active = true;
+    state_->begun[activity.group] = activity.sequence;
+    state_->last[activity.group] = activity.what;
+  }
+  struct Done {
+    State& state;
+    ~Done() {
+      std::lock_guard lock(state.mutex);
+      state.active = false;
+    }
+  } done{*state_};
+  const auto begin = Clock::now();
+  auto look_again = begin + Milliseconds(1000);  // at whether the others are alive
+  try {
+    const auto work = start();
+    if (!work) return;
+    for (;;) {
+      const auto left = std::chrono::duration_cast<Milliseconds>(begin + timeout() - Clock::now());
+      try {
+        work->wait(std::max(Milliseconds(1), std::min(kPoll, left)));
+        return;
+      } catch (const std::exception&) {
+        if (work->isCompleted()) throw;  // else it is only not ready yet
+      }
+      if (state_->failed.load() || Clock::now() - begin >= timeout()) break;
+      if (Clock::now() < look_again) continue;
+      look_again += Milliseconds(1000);
+      if (std::any_of(members.begin(), members.end(), [&](int64_t m) { return !state_->what_ails(m, /*patient=*/true).empty(); })) {
+        break;
+      }
+    }
+  } catch (const std::exception& e) {
+    state_->blame(activity, members, message_of(e), /*overdue=*/Clock::now() - begin >= timeout());
+  }
+  const bool overdue = Clock::now() - begin >= timeout();
+  state_->blame(activity, members, absl::StrCat("not done within ", seconds_text(timeout())), overdue);
+}
+
+}  // namespace dtensor

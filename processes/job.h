@@ -1,0 +1,73 @@
+// The processes that run one program together, seen from one of them.
+//
+// They meet at a store (c10d::Store). A rank that fails says so there, and every other rank finds out within a fraction of a
+// second, also in the middle of a collective that would never end. Whoever waits longer than it should asks the others what
+// they are doing, so that the error names the rank that is missing instead of the one that noticed.
+//
+// Nothing here waits without a deadline. Thread-safe.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/types/span.h"
+
+namespace c10d {
+class Store;
+class Work;
+}  // namespace c10d
+
+namespace dtensor {
+
+class Job {
+ public:
+  // `store`: shared by all ranks, and by nobody else under this prefix. Tells the others that this rank is here, without
+  // waiting for them. Starts a thread that listens to them.
+  Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::chrono::milliseconds timeout);
+  // Says that this rank has left; while an exception unwinds, that it failed. Does not throw, and waits no longer than the
+  // listening thread needs to notice.
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  int64_t rank() const;
+  int64_t size() const;
+  std::chrono::milliseconds timeout() const;
+  const c10::intrusive_ptr<c10d::Store>& store() const;
+  bool one_host() const;  // all ranks are on this host. Waits for them to say where they are. Errors: deadline, naming who is missing
+
+  // Error (c10::DistError) "rank 2 failed: ..." if some rank has failed, this one included. Costs an atomic load.
+  void check() const;
+  // Makes every other rank fail with `message`. The first to fail counts; what comes later changes nothing. `culprit`: another
+  // rank whose fault it is.
+  void fail(const std::string& message) noexcept { fail_as(rank(), message); }
+  void fail_as(int64_t culprit, const std::string& message) noexcept;
+
+  // What this rank is doing, for the others' errors: "all_reduce over tp for aten::mm", the n-th of its group.
+  struct Activity {
+    std::string group;  // equal on all its members
+    int64_t sequence = 0;
+    std::string what;
+  };
+  // Runs `start`, which begins something that needs the other `members`, and waits for it to end. Errors: what `start` and the
+  // work throw, a rank's failure, the deadline; each with the rank to blame where one can be found, and told to all ranks.
+  void run(Activity activity, absl::Span<const int64_t> members,
+           const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
+  // Waits until `here()` is true, asking again and again. Errors: as above.
+  void meet(const Activity& activity, absl::Span<const int64_t> members, const std::function<bool()>& here);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+// Where an uncaught exception ends the process, the other ranks are told why: installs a std::terminate handler, once. A Job
+// does so itself.
+void tell_others_on_terminate();
+
+}  // namespace dtensor

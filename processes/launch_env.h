@@ -1,0 +1,66 @@
+// Which rank this process is, out of how many, and where they meet: from what launchers set.
+//
+// Explicit options come first, then torchrun, Open MPI, MPICH (and Intel MPI), Slurm; without any of them the process is alone.
+// Pure: reads variables through a function, opens nothing. docs/worlds.md has the table of variables.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace dtensor {
+
+// What a program may decide itself; the rest comes from the environment.
+struct LaunchOptions {
+  std::optional<int64_t> rank, world_size;
+  std::optional<int64_t> local_rank;  // among the processes on this host
+  // "file:///path" (one host), "tcp://host:port" (rank 0 listens there, on that address alone).
+  std::string store;
+  std::string backend;  // "gloo" or "nccl"; "": nccl where CUDA devices are and `device` is not "cpu"
+  std::string device;   // "cpu", "cuda", "cuda:1"; "": cuda:local_rank with nccl, else cpu
+  // Of every wait. 0: DTENSOR_TIMEOUT (seconds), else 10 minutes.
+  std::chrono::milliseconds timeout{0};
+};
+
+enum class Launcher { kOptions, kTorchrun, kOpenMpi, kMpich, kSlurm, kNone };
+std::string to_string(Launcher launcher);  // "torchrun", "Open MPI", ...
+
+// The answer.
+struct JobPlace {
+  Launcher launcher = Launcher::kNone;
+  int64_t rank = 0, world_size = 1;
+  int64_t local_rank = -1, local_world_size = -1;  // among the processes on this host; -1: not known
+  std::string store;                               // as in LaunchOptions; "": none is needed, as the process is alone
+  std::string store_source;                        // what it was taken from, for errors: "MASTER_ADDR and MASTER_PORT"
+  bool store_exists = false;                       // the launcher's agent serves it: rank 0 must connect, too
+  bool store_derived = false;                      // a file whose folder this library makes, for this user alone
+  std::string run_id;         // equal on all ranks, "" if the launcher gives none; part of the store's keys
+  int64_t restart_count = 0;  // torchrun's; likewise
+  std::string error_file;     // torchrun's; "" without one
+  std::chrono::milliseconds timeout{0};
+};
+
+// An empty variable counts as missing.
+using Variables = std::function<std::optional<std::string>(const char* name)>;
+// This process's environment, and kLauncherProcess.
+Variables process_environment();
+// Not a variable: "PID START" of the nearest process above this one that is not a rank itself. MPICH tells its ranks nothing
+// else that is the same for all of them and for no other job.
+inline constexpr char kLauncherProcess[] = "launcher process";
+
+// Errors (c10::Error): a variable is missing or bad. The text names it, its value, and the launcher that was detected.
+JobPlace find_job_place(const LaunchOptions& options, const Variables& variables = process_environment());
+// The deadline alone: `options`' own, else DTENSOR_TIMEOUT, else 10 minutes. Errors: as above.
+std::chrono::milliseconds find_timeout(const LaunchOptions& options, const Variables& variables = process_environment());
+
+// LaunchOptions::store in parts: a path, or a host and a port. Error (c10::Error): neither form; the text begins with `what`.
+struct StoreAddress {
+  std::string path;
+  std::string host;
+  int port = 0;
+};
+StoreAddress parse_store(const std::string& url, const std::string& what);
+
+}  // namespace dtensor

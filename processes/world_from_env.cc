@@ -1,0 +1,139 @@
+#include <ATen/Context.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "mesh/communicator.h"
+#include "mesh/world.h"
+#include "processes/c10d_communicator.h"
+#include "processes/choose_device.h"
+#include "processes/error_file.h"
+#include "processes/job.h"
+#include "processes/launch_env.h"
+#include "processes/open_store.h"
+
+namespace dtensor {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+constexpr std::chrono::seconds kLinger(30);
+
+// The part of a store that one world uses. Where this process serves the store, the end of the world waits for the other ranks:
+// they may still need it, and the process may end next.
+class WorldStore final : public c10d::PrefixStore {
+ public:
+  WorldStore(std::string prefix, StorePtr store, int64_t size, bool serves)
+      : PrefixStore(std::move(prefix), std::move(store)), size_(size), serves_(serves) {}
+
+  ~WorldStore() override {
+    try {
+      add("gone", 1);
+      const auto until = std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(kLinger, getTimeout());
+      while (serves_ && add("gone", 0) < size_ && !check({"failed/record"}) && std::chrono::steady_clock::now() < until) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    } catch (const std::exception&) {
+      // The store is gone before: then nobody needs it.
+    }
+  }
+
+ private:
+  const int64_t size_;
+  const bool serves_;
+};
+
+// How often this rank has come to what `key` names, this time included; equal on all ranks, as all make their worlds in the
+// same order. Error: more often than this process did, so another process has the same rank, or the store is an old one.
+int64_t count_visit(const StorePtr& store, const std::string& key, int64_t rank, const std::string& name, bool file) {
+  static std::mutex mutex;
+  static auto* visits = new std::map<std::string, int64_t>;  // by this process
+  int64_t mine = 0;
+  {
+    std::lock_guard lock(mutex);
+    mine = ++(*visits)[absl::StrCat(name, " ", key)];
+  }
+  const int64_t all = store->add(absl::StrCat(key, "/came/", rank), 1);
+  TORCH_CHECK(all <= mine, "World::from_env: a rank ", rank, " has been at the store ", name,
+              " before: two processes have the same rank", file ? ", or the file is left from an earlier run: remove it" : "");
+  return mine;
+}
+
+World make_world(std::shared_ptr<Job> job, const DeviceChoice& choice, c10::intrusive_ptr<c10d::ProcessGroup> group) {
+  job->one_host();  // waits for all
+  const int64_t rank = job->rank(), size = job->size();
+  std::string name = c10::str("processes(", size, ", rank ", rank, ", ", choice.backend, ", ", choice.device, ")");
+  auto communicator = make_c10d_communicator(std::move(job), choice.backend, choice.device, std::move(group));
+  return World::of_process(size, rank, choice.device, std::move(name), std::move(communicator));
+}
+
+World world_from_env(const LaunchOptions& options) {
+  const JobPlace place = find_job_place(options);
+  const DeviceChoice choice = choose_device(options, place, at::getNumGPUs());
+  if (place.store.empty()) return World::local(1, choice.device);
+  tell_others_on_terminate();
+  const StorePtr store = open_store(place);
+  const std::string key = absl::StrCat("dtensor/", place.run_id, "/", place.restart_count);
+  const bool file = !parse_store(place.store, "").path.empty();
+  const int64_t nth = count_visit(store, key, place.rank, place.store, file);
+  const bool serves = !file && place.rank == 0 && !place.store_exists;
+  auto own = c10::make_intrusive<WorldStore>(absl::StrCat(key, "/", nth), store, place.world_size, serves);
+  return make_world(std::make_shared<Job>(std::move(own), place.rank, place.world_size, place.timeout), choice, {});
+}
+
+World world_from_group(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device device) {
+  constexpr char kWho[] = "World::from_process_group: ";
+  TORCH_CHECK(group, kWho, "`group` is null");
+  const StorePtr store = group->getStore();
+  TORCH_CHECK(store, kWho, "`group` was made without a store; make it with ProcessGroup(store, rank, size), as the ranks also ",
+              "meet there to tell each other of failures");
+  const auto types = group->getDeviceTypes();
+  TORCH_CHECK(std::any_of(types.begin(), types.end(), [&](c10::Device d) { return d.type() == device.type(); }), kWho,
+              "`group` has no ", "backend for `device` ", device, "; add one with setBackend()");
+  const std::string backend = absl::AsciiStrToLower(group->getBackend(device.type())->getBackendName());
+  TORCH_CHECK(backend == (device.is_cuda() ? "nccl" : "gloo"), kWho, "`group` carries tensors on ", device, " by ", backend,
+              "; supported are gloo for cpu and nccl for cuda");
+  const int64_t rank = group->getRank();
+  // Groups share no store, or have each a prefix of their own in it; how often each came is counted there alone.
+  const int64_t nth = store->add(absl::StrCat("dtensor/group/came/", rank), 1);
+  auto own = c10::make_intrusive<WorldStore>(absl::StrCat("dtensor/group/", nth), store, group->getSize(), /*serves=*/false);
+  auto job = std::make_shared<Job>(std::move(own), rank, group->getSize(), find_timeout({}));
+  return make_world(std::move(job), {backend, device}, std::move(group));
+}
+
+// What leaves is told to torchrun, too: the program may catch it, and end with a mere code.
+template <typename Make>
+World told(Make make) {
+  try {
+    return make();
+  } catch (const std::exception& e) {
+    const auto* error = dynamic_cast<const c10::Error*>(&e);
+    if (const char* file = std::getenv("TORCHELASTIC_ERROR_FILE"); file != nullptr) {
+      write_error_file(file, error != nullptr ? error->what_without_backtrace() : e.what());
+    }
+    throw;
+  }
+}
+
+}  // namespace
+
+World World::from_env() { return from_env(LaunchOptions()); }
+
+World World::from_env(const LaunchOptions& options) {
+  return told([&] { return world_from_env(options); });
+}
+
+World World::from_process_group(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device device) {
+  return told([&] { return world_from_group(std::move(group), device); });
+}
+
+}  // namespace dtensor

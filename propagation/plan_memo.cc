@@ -1,0 +1,106 @@
+// The plans of a world that were made already.
+#include <c10/util/Exception.h>
+
+#include <mutex>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "propagation/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+// By what plans depend on. Two generations: when the young one is full it becomes the old one, and the old one goes;
+// whatever is used meanwhile is young again.
+class PlanMemo {
+ public:
+  using PlanPtr = std::shared_ptr<const RedistributePlan>;
+  struct Key {
+    uint64_t spec = 0;
+    const void* mesh = nullptr;  // of the target. The plan holds it, so nobody else has its address
+    Placements to;
+  };
+  struct KeyView {
+    uint64_t spec;
+    const void* mesh;
+    const Placements& to;
+  };
+
+  PlanPtr find(const KeyView& key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (auto it = young_.find(key); it != young_.end()) return it->second;
+    auto it = old_.find(key);
+    if (it == old_.end()) return nullptr;
+    PlanPtr plan = it->second;
+    put(key, plan);
+    return plan;
+  }
+
+  void insert(const KeyView& key, PlanPtr plan) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    put(key, std::move(plan));
+  }
+
+  void clear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    young_.clear();
+    old_.clear();
+  }
+  void release() { clear(); }  // plans hold meshes, which hold the world
+
+ private:
+  static constexpr size_t kGeneration = 2048;
+  struct Hash {
+    using is_transparent = void;
+    template <typename K>
+    size_t operator()(const K& key) const {
+      return absl::HashOf(key.spec, key.mesh, key.to);
+    }
+  };
+  struct Equal {
+    using is_transparent = void;
+    template <typename A, typename B>
+    bool operator()(const A& a, const B& b) const {
+      return a.spec == b.spec && a.mesh == b.mesh && a.to == b.to;
+    }
+  };
+  using Map = absl::flat_hash_map<Key, PlanPtr, Hash, Equal>;
+
+  void put(const KeyView& key, PlanPtr plan) {
+    if (young_.size() >= kGeneration) old_ = std::exchange(young_, Map());
+    young_.insert_or_assign(Key{key.spec, key.mesh, key.to}, std::move(plan));
+  }
+
+  std::mutex mutex_;
+  Map young_, old_;
+};
+
+}  // namespace
+
+std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to) {
+  PlanMemo& memo = from->mesh().world().attachment<PlanMemo>();
+  const PlanMemo::KeyView asked{from->id(), mesh.identity(), to};
+  if (auto plan = memo.find(asked)) return plan;
+  auto target = normalize_placements(to, from->ndim());
+  TORCH_CHECK_VALUE(target.ok(), "[redistribute] ", to_string(to), " does not fit ", from->to_string(), ": ",
+                    std::string(target.status().message()));
+  const PlanMemo::KeyView normal{from->id(), mesh.identity(), *target};
+  auto plan = memo.find(normal);
+  if (!plan) {
+    plan = std::make_shared<const RedistributePlan>(
+        mesh == from->mesh()
+            ? plan_redistribution(mesh, from->meta(), from->placements(), *target)
+            : plan_transfer(from->meta(), Layout(from->mesh(), from->placements()), Layout(mesh, *target)));
+    memo.insert(normal, plan);
+  }
+  if (*target != to) memo.insert(asked, plan);
+  return plan;
+}
+
+std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const Placements& to) {
+  return cached_plan(from, from->mesh(), to);
+}
+
+void forget_plans(const World& world) { world.attachment<PlanMemo>().clear(); }
+
+}  // namespace dtensor

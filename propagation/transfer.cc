@@ -1,0 +1,391 @@
+#include "propagation/transfer.h"
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "propagation/layout_geometry.h"
+
+namespace dtensor {
+namespace {
+
+using Kind = RedistributeStep::Kind;
+
+int64_t numel_of(const LocalLayout& part) {
+  int64_t numel = 1;
+  for (const Runs& runs : part.dims) numel *= total_size(runs);
+  return numel;
+}
+
+int64_t item_bytes(const TensorMeta& meta) { return static_cast<int64_t>(c10::elementSize(meta.dtype)); }
+
+int64_t part_bytes(const TensorMeta& meta, const Layout& layout, int64_t rank) {
+  int64_t numel = 0;
+  for (const LocalLayout& part : layout.parts(meta.sizes, rank)) numel += numel_of(part);
+  return numel * item_bytes(meta);
+}
+
+// The ranks of `layout` that together hold the tensor once, for one receiver.
+class Sources {
+ public:
+  Sources(const TensorMeta& meta, const Layout& layout) : meta_(meta), layout_(layout) {
+    if (layout.is_boxes()) {
+      copies_.push_back(layout.ranks());
+      return;
+    }
+    // Ranks that differ only in mesh dims that cut nothing hold copies.
+    const DeviceMesh& mesh = layout.mesh();
+    absl::flat_hash_map<std::vector<int64_t>, size_t> index;
+    for (int64_t rank : mesh.ranks()) {
+      std::vector<int64_t> coordinate = mesh.coordinate(rank);
+      for (int64_t m = 0; m < mesh.ndim(); ++m) {
+        if (layout.placements()[m].is_sharded()) coordinate[m] = 0;
+      }
+      const auto [it, is_new] = index.try_emplace(std::move(coordinate), copies_.size());
+      if (is_new) copies_.emplace_back();
+      copies_[it->second].push_back(rank);
+      copy_of_[rank] = it->second;
+    }
+  }
+
+  // `position`: of the receiver among those of the target.
+  const std::vector<int64_t>& of(int64_t receiver, int64_t position) const {
+    const auto it = copy_of_.find(receiver);
+    return copies_[it != copy_of_.end() ? it->second : static_cast<size_t>(position) % copies_.size()];
+  }
+
+  const std::vector<LocalLayout>& parts(int64_t rank) {
+    const auto [it, is_new] = parts_.try_emplace(rank);
+    if (is_new) it->second = layout_.parts(meta_.sizes, rank);
+    return it->second;
+  }
+
+ private:
+  const TensorMeta& meta_;
+  const Layout& layout_;
+  std::vector<std::vector<int64_t>> copies_;
+  absl::flat_hash_map<int64_t, size_t> copy_of_;
+  absl::flat_hash_map<int64_t, std::vector<LocalLayout>> parts_;
+};
+
+// What a transfer moves, at the ranks that receive, send and hold most.
+struct Traffic {
+  int64_t received = 0;
+  int64_t sent = 0;
+  int64_t held = 0;   // before and after together
+  bool same = true;  // every rank has the same parts as before
+};
+
+// Sums over ranks without listing blocks: what a receiver lacks comes evenly from those that hold a copy of the tensor.
+Traffic traffic(const TensorMeta& meta, const Layout& before, const Layout& after) {
+  Traffic t;
+  const int64_t item = item_bytes(meta);
+  std::vector<int64_t> ranks = before.ranks();
+  const std::vector<int64_t> targets = after.ranks();
+  ranks.insert(ranks.end(), targets.begin(), targets.end());
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  int64_t total = 0;
+  for (int64_t rank : ranks) {
+    const auto old_parts = before.parts(meta.sizes, rank);
+    const auto new_parts = after.parts(meta.sizes, rank);
+    int64_t held = 0;
+    int64_t lacking = 0;
+    for (const LocalLayout& part : old_parts) held += numel_of(part);
+    for (const LocalLayout& part : new_parts) {
+      held += numel_of(part);
+      lacking += numel_of(part);
+      for (const LocalLayout& old : old_parts) lacking -= overlap_numel(old, part);
+    }
+    bool same = old_parts.size() == new_parts.size();
+    for (size_t i = 0; same && i < old_parts.size(); ++i) {
+      same = old_parts[i].dims == new_parts[i].dims || (old_parts[i].empty() && new_parts[i].empty() &&
+                                                         old_parts[i].sizes() == new_parts[i].sizes());
+    }
+    t.same &= same;
+    t.received = std::max(t.received, lacking * item);
+    t.held = std::max(t.held, held * item);
+    total += lacking * item;
+  }
+  const int64_t senders = std::max<int64_t>(1, static_cast<int64_t>(before.ranks().size()));
+  t.sent = (total + senders - 1) / senders;
+  return t;
+}
+
+void check_boxes(const TensorMeta& meta, const Layout& layout, const char* name, bool is_source) {
+  if (!layout.is_boxes()) {
+    TORCH_CHECK_VALUE(layout.mesh().defined(), "[redistribute] `", name, "` has neither a mesh nor boxes");
+    TORCH_CHECK_VALUE(layout.mesh().num_copies() == 1, "[redistribute] `", name, "` is on ", layout.mesh().to_string(),
+                      ", a slice of a larger mesh that stands for ", layout.mesh().num_copies(),
+                      " submeshes, each with a tensor of its own; give the mesh of one of them");
+    TORCH_CHECK_VALUE(static_cast<int64_t>(layout.placements().size()) == layout.mesh().ndim(), "[redistribute] `", name, "` has ",
+                      layout.placements().size(), " placements for ", layout.mesh().to_string(), ": give one per mesh dim");
+    return;
+  }
+  const auto& boxes = layout.boxes();
+  const auto describe = [&](size_t i) {
+    return c10::str("box ", i, " (rank ", boxes[i].rank, ", offsets ", c10::IntArrayRef(boxes[i].offsets.data(), boxes[i].offsets.size()),
+                    ", sizes ", c10::IntArrayRef(boxes[i].sizes.data(), boxes[i].sizes.size()), ")");
+  };
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    TORCH_CHECK_VALUE(boxes[i].rank >= 0 && boxes[i].rank < layout.world().size(), "[redistribute] `", name, "`: ", describe(i),
+                      ": ", layout.world().name(), " has ranks 0..", layout.world().size() - 1);
+    TORCH_CHECK_VALUE(boxes[i].offsets.size() == meta.sizes.size() && boxes[i].sizes.size() == meta.sizes.size(),
+                      "[redistribute] `", name, "`: ", describe(i), " must have ", meta.sizes.size(), " offsets and sizes, as ",
+                      to_string(meta), " has dims");
+    for (size_t d = 0; d < meta.sizes.size(); ++d) {
+      TORCH_CHECK_VALUE(boxes[i].offsets[d] >= 0 && boxes[i].sizes[d] >= 0 &&
+                            boxes[i].sizes[d] <= meta.sizes[d] - boxes[i].offsets[d],
+                        "[redistribute] `", name, "`: ", describe(i), " leaves ", to_string(meta), " on dim ", d);
+    }
+  }
+  if (!is_source) return;
+  // Along the first dim boxes are met in order; only those that still reach further can overlap the next.
+  std::vector<size_t> order;
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    if (std::all_of(boxes[i].sizes.begin(), boxes[i].sizes.end(), [](int64_t n) { return n > 0; })) order.push_back(i);
+  }
+  if (meta.sizes.empty()) {
+    TORCH_CHECK_VALUE(order.size() <= 1, "[redistribute] `", name, "`: ", describe(order[1]), " overlaps ", describe(order[0]));
+    return;
+  }
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return boxes[a].offsets[0] < boxes[b].offsets[0]; });
+  std::vector<size_t> open;
+  for (size_t i : order) {
+    open.erase(std::remove_if(open.begin(), open.end(),
+                              [&](size_t o) { return boxes[o].offsets[0] + boxes[o].sizes[0] <= boxes[i].offsets[0]; }),
+               open.end());
+    for (size_t o : open) {
+      bool overlaps = true;
+      for (size_t d = 0; d < meta.sizes.size(); ++d) {
+        overlaps &= boxes[o].offsets[d] < boxes[i].offsets[d] + boxes[i].sizes[d] &&
+                    boxes[i].offsets[d] < boxes[o].offsets[d] + boxes[o].sizes[d];
+      }
+      TORCH_CHECK_VALUE(!overlaps, "[redistribute] `", name, "`: ", describe(std::max(i, o)), " overlaps ",
+                        describe(std::min(i, o)), "; of what two ranks hold it is not said whose value counts");
+    }
+    open.push_back(i);
+  }
+}
+
+// Boxes may leave parts out, as long as nobody needs them.
+void check_covered(const TensorMeta& meta, const Layout& from, const Layout& to) {
+  if (!from.is_boxes()) return;
+  std::vector<LocalLayout> sources;
+  for (int64_t rank : from.ranks()) {
+    for (LocalLayout& part : from.parts(meta.sizes, rank)) sources.push_back(std::move(part));
+  }
+  for (int64_t rank : to.ranks()) {
+    for (const LocalLayout& part : to.parts(meta.sizes, rank)) {
+      int64_t found = 0;
+      for (const LocalLayout& source : sources) found += overlap_numel(source, part);
+      TORCH_CHECK_VALUE(found == numel_of(part), "[redistribute] rank ", rank, " needs ", numel_of(part), " elements of ",
+                        to_string(meta), " as `to` says, but the boxes of `from` hold ", found, " of them");
+    }
+  }
+}
+
+// One way to go: first to `middle_from` on the mesh of `from`, then over to `middle_to`, then to `to` on its mesh.
+struct Candidate {
+  Placements middle_from, middle_to;
+};
+
+// What is Partial is reduced, or scattered along any dim. What every rank of the target wants may come in pieces that they
+// then gather, so that no sender sends it often.
+std::vector<Candidate> candidates(const TensorMeta& meta, const Layout& from, const Layout& to) {
+  const auto alternatives = [&](const Layout& layout, bool of_partials) {
+    std::vector<Placements> list = {without_partials(layout.placements())};
+    if (layout.is_boxes()) return list;
+    const Placements& p = layout.placements();
+    for (int64_t d = 0; d < static_cast<int64_t>(meta.sizes.size()); ++d) {
+      Placements sharded = list[0];
+      for (size_t m = 0; m < p.size(); ++m) {
+        const bool open = of_partials ? p[m].is_partial() : !p[m].is_sharded();
+        if (!open || meta.sizes[d] < layout.mesh().shape()[m]) continue;
+        bool cut_later = false;
+        for (size_t later = m + 1; later < p.size(); ++later) cut_later |= p[later].is_sharded_on(d);
+        if (!cut_later) sharded[m] = Shard(d);
+      }
+      if (sharded != list[0]) list.push_back(std::move(sharded));
+    }
+    return list;
+  };
+  std::vector<Candidate> list;
+  for (const Placements& a : alternatives(from, true)) {
+    for (const Placements& b : alternatives(to, false)) list.push_back({a, b});
+  }
+  return list;
+}
+
+void add_up(Route& route) {
+  route.bytes = route.peak_bytes = 0;
+  route.seconds = 0;
+  for (const RedistributeStep& step : route.steps) {
+    route.bytes += step.bytes;
+    route.seconds += step.seconds;
+    route.peak_bytes = std::max(route.peak_bytes, step.peak_bytes);
+  }
+}
+
+std::vector<Route> transfer_routes(const TensorMeta& meta, const Layout& from, const Layout& to, const PlanOptions& options) {
+  const CostModel& cost = *options.cost;
+  absl::flat_hash_set<int64_t> nodes;
+  std::vector<int64_t> ranks = from.ranks();
+  for (int64_t rank : to.ranks()) ranks.push_back(rank);
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  for (int64_t rank : ranks) nodes.insert(rank / cost.ranks_per_node);
+
+  std::vector<Route> routes;
+  for (const Candidate& c : candidates(meta, from, to)) {
+    const Layout before = from.is_boxes() ? from : Layout(from.mesh(), c.middle_from);
+    const Layout after = to.is_boxes() ? to : Layout(to.mesh(), c.middle_to);
+    Route& route = routes.emplace_back();
+    const PlanOptions unlimited{options.cost, {}};
+    if (!from.is_boxes()) {
+      route.steps = plan_redistribution(from.mesh(), meta, from.placements(), c.middle_from, unlimited).steps;
+    }
+    const Traffic t = traffic(meta, before, after);
+    if (!t.same) {
+      RedistributeStep& step = route.steps.emplace_back();
+      step.kind = Kind::kTransfer;
+      step.before = before.placements();
+      step.after = after.placements();
+      step.bytes = t.received;
+      step.peak_bytes = t.held + (cost.packs ? 2 * t.received : 0);
+      step.seconds = cost.copy(t.held);
+      if (t.received > 0) {
+        step.seconds += cost.collective(Collective::kAllToAll, static_cast<int64_t>(ranks.size()), nodes.size() > 1,
+                                        std::max(t.received, t.sent));
+      }
+    }
+    if (!to.is_boxes()) {
+      for (RedistributeStep& step : plan_redistribution(to.mesh(), meta, c.middle_to, to.placements(), unlimited).steps) {
+        route.steps.push_back(std::move(step));
+      }
+    }
+    add_up(route);
+  }
+  std::stable_sort(routes.begin(), routes.end(), [](const Route& a, const Route& b) { return a.seconds < b.seconds; });
+  return routes;
+}
+
+// `wanted(sender, receiver)`: whether to list that pair's blocks.
+template <typename Wanted>
+std::vector<TransferBlock> blocks_between(const TensorMeta& meta, const Layout& before, const Layout& after, Wanted wanted) {
+  std::vector<TransferBlock> blocks;
+  Sources sources(meta, before);
+  const std::vector<int64_t> receivers = after.ranks();
+  for (size_t position = 0; position < receivers.size(); ++position) {
+    const int64_t receiver = receivers[position];
+    const auto parts = after.parts(meta.sizes, receiver);
+    for (int64_t sender : sources.of(receiver, static_cast<int64_t>(position))) {
+      if (!wanted(sender, receiver)) continue;
+      const auto& held = sources.parts(sender);
+      for (size_t i = 0; i < held.size(); ++i) {
+        for (size_t o = 0; o < parts.size(); ++o) {
+          for (Block& block : overlap(held[i], parts[o])) {
+            blocks.push_back({sender, receiver, static_cast<int64_t>(i), static_cast<int64_t>(o), std::move(block)});
+          }
+        }
+      }
+    }
+  }
+  std::stable_sort(blocks.begin(), blocks.end(), [](const TransferBlock& a, const TransferBlock& b) {
+    return std::tie(a.sender, a.receiver, a.input, a.output) < std::tie(b.sender, b.receiver, b.input, b.output);
+  });
+  return blocks;
+}
+
+// Spreads `step` over as many rounds as keep its buffers within `limit`, or over as many as help.
+void fit(const TensorMeta& meta, const Layout& before, const Layout& after, const CostModel& cost, int64_t limit,
+         RedistributeStep& step) {
+  const int64_t held = step.peak_bytes - 2 * step.bytes;
+  if (step.peak_bytes <= limit || held >= limit) return;
+  const auto blocks = blocks_between(meta, before, after, [](int64_t sender, int64_t receiver) { return sender != receiver; });
+  int64_t longest = 1;
+  for (const TransferBlock& b : blocks) longest = std::max(longest, *std::max_element(b.block.sizes.begin(), b.block.sizes.end()));
+  const double latency = cost.collective(Collective::kAllToAll, 2, false, 0);
+  for (int64_t chunks = 2; chunks < 2 * longest && step.peak_bytes > limit; chunks *= 2) {
+    const int64_t rounds = std::min(chunks, longest);
+    absl::flat_hash_map<std::pair<int64_t, int64_t>, int64_t> received;  // by rank and round
+    int64_t most = 0;
+    for (const TransferBlock& b : blocks) {
+      int64_t numel = 1;
+      for (int64_t size : b.block.sizes) numel *= size;
+      const int64_t length = *std::max_element(b.block.sizes.begin(), b.block.sizes.end());
+      for (int64_t c = 0; c < std::min(rounds, length); ++c) {
+        most = std::max(most, received[{b.receiver, c}] += numel / length * chunk(length, rounds, c).size);
+      }
+    }
+    step.seconds += static_cast<double>(rounds - step.chunks) * latency;
+    step.chunks = rounds;
+    step.peak_bytes = held + 2 * most * item_bytes(meta);
+  }
+}
+
+}  // namespace
+
+std::vector<TransferBlock> transfer_blocks(const TensorMeta& meta, const Layout& before, const Layout& after) {
+  const std::vector<int64_t>& owned = before.world().owned_ranks();
+  const absl::flat_hash_set<int64_t> is_owned(owned.begin(), owned.end());
+  if (owned.empty()) return {};
+  return blocks_between(meta, before, after, [&](int64_t sender, int64_t receiver) {
+    return is_owned.contains(sender) || is_owned.contains(receiver);
+  });
+}
+
+std::vector<Route> transfer_routes(const RedistributePlan& plan) {
+  return transfer_routes(plan.tensor, plan.from, plan.to, {plan.cost, {}});
+}
+
+RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& from, const Layout& to, const PlanOptions& options) {
+  check_boxes(meta, from, "from", /*is_source=*/true);
+  check_boxes(meta, to, "to", /*is_source=*/false);
+  TORCH_CHECK_VALUE(from.world() == to.world(), "[redistribute] `from` is in ", from.world().name(), " and `to` in another world, ",
+                    to.world().name(), "; both must be in one");
+  check_covered(meta, from, to);
+  if (!from.is_boxes() && !to.is_boxes() && from.mesh() == to.mesh()) {
+    return plan_redistribution(from.mesh(), meta, from.placements(), to.placements(), options);
+  }
+  RedistributePlan plan;
+  plan.tensor = meta;
+  plan.from = from.idle();
+  plan.to = to.idle();
+  plan.cost = options.cost ? options.cost : cost_model(from.world());
+  plan.limits = options.limits;
+  plan.schedule = make_schedule_slot();
+  std::vector<Route> routes = transfer_routes(meta, plan.from, plan.to, {plan.cost, {}});
+  int64_t smallest = std::numeric_limits<int64_t>::max();
+  Route* chosen = nullptr;
+  for (Route& route : routes) {
+    // Rounds that keep a transfer's buffers small: nothing is larger than what a rank receives.
+    for (RedistributeStep& step : route.steps) {
+      if (step.kind != Kind::kTransfer || !plan.cost->packs) continue;
+      const Layout before = plan.from.is_boxes() ? plan.from : Layout(plan.from.mesh(), step.before);
+      const Layout after = plan.to.is_boxes() ? plan.to : Layout(plan.to.mesh(), step.after);
+      fit(meta, before, after, *plan.cost, plan.limits.peak_bytes, step);
+    }
+    add_up(route);
+    smallest = std::min(smallest, route.peak_bytes);
+    if (route.peak_bytes <= plan.limits.peak_bytes && (chosen == nullptr || route.seconds < chosen->seconds)) chosen = &route;
+  }
+  TORCH_CHECK_VALUE(chosen != nullptr, "[redistribute] ", from.to_string(), " -> ", to.to_string(), " of ", to_string(meta),
+                    ": limits.peak_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ", smallest,
+                    " bytes on a rank; allow as many");
+  plan.steps = std::move(chosen->steps);
+  plan.bytes = chosen->bytes;
+  plan.peak_bytes = chosen->peak_bytes;
+  plan.seconds = chosen->seconds;
+  if (plan.steps.empty()) {
+    for (int64_t rank : to.ranks()) plan.peak_bytes = std::max(plan.peak_bytes, part_bytes(meta, to, rank));
+  }
+  return plan;
+}
+
+}  // namespace dtensor

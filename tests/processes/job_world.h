@@ -1,0 +1,17 @@
+// The world of a test that runs in several processes, one rank each.
+#pragma once
+
+#include "mesh/world.h"
+
+namespace dtensor {
+
+// Of all processes that the launcher started; made once per process, left when the process ends.
+inline const World& job_world() {
+  static const World world = World::from_env();
+  return world;
+}
+
+// The same ranks, all in this process: what a job's results must equal bit for bit.
+inline World twin_world() { return World::local(job_world().size()); }
+
+}  // namespace dtensor

@@ -1,0 +1,127 @@
+// Limits: other routes, rounds, and what is impossible.
+
+#include <c10/util/Exception.h>
+
+#include <regex>
+
+#include "absl/strings/str_join.h"
+#include "tests/propagation/plan_cases.h"
+#include "tests/propagation/random_plans.h"
+#include "tests/testing/plan_matcher.h"
+
+namespace dtensor {
+namespace {
+
+using Catch::Matchers::Contains;
+
+PlanOptions within(int64_t peak_bytes, bool packs) {
+  CostModel cost;
+  cost.packs = packs;
+  return {std::make_shared<const CostModel>(cost), {peak_bytes}};
+}
+
+// The bytes that an error of limits names; -1 if it names none.
+int64_t smallest_that_works(const std::string& error) {
+  std::smatch match;
+  return std::regex_search(error, match, std::regex("less than ([0-9]+) bytes")) ? std::stoll(match[1]) : -1;
+}
+
+TEST_CASE("a limit chooses another route") {
+  const DeviceMesh mesh = mesh_of({2, 2}, {"a", "b"});
+  const auto plan = [&](int64_t limit) {
+    return plan_redistribution(mesh, meta_of({8, 8}), layout("P(sum)P(sum)"), layout("RS(0)"), within(limit, /*packs=*/false));
+  };
+  EXPECT_PLAN(plan(512), "ar(a,b), slice");
+  CHECK(plan(512).peak_bytes == 512);
+  EXPECT_PLAN(plan(511), "rs(b), ar(a)");
+  CHECK(plan(511).peak_bytes == 256 + 128);
+  CHECK(plan(511).seconds > plan(512).seconds);
+  CHECK(plan(511).limits.peak_bytes == 511);
+  EXPECT_PLAN(plan(384), "rs(b), ar(a)");
+  CHECK(plan(383).peak_bytes == 256 + 64);
+  CHECK_THROWS_AS(plan(319), c10::Error);
+  CHECK_THAT(plan(511).explain(), Contains("all_reduce(a,b), slice: ") && Contains("needs 512 B, more than the limit"));
+}
+
+TEST_CASE("a limit splits an exchange into rounds where messages are packed") {
+  const DeviceMesh mesh = mesh_of({4}, {"tp"});
+  const auto plan = [&](int64_t limit, bool packs = true) {
+    return plan_redistribution(mesh, meta_of({64, 64}), {Shard(0)}, {Shard(1)}, within(limit, packs));
+  };
+  // 4096 bytes before, as many after, 3072 received and 3072 sent.
+  const int64_t parts = 2 * 64 * 64;
+  CHECK(plan(100000).peak_bytes == parts + 2 * 3072);
+  EXPECT_PLAN(plan(parts + 2 * 3072), "a2a(tp)");
+  int64_t chunks = 1;
+  double seconds = plan(100000).seconds;
+  for (int64_t limit : {parts + 2 * 3072 - 1, parts + 3000, parts + 1000, parts + 400}) {
+    const RedistributePlan p = plan(limit);
+    CAPTURE(limit, p.explain());
+    REQUIRE(p.steps.size() == 1);
+    CHECK(p.steps[0].kind == RedistributeStep::Kind::kAllToAll);
+    CHECK(p.steps[0].chunks > chunks);
+    CHECK(p.peak_bytes <= limit);
+    CHECK(p.peak_bytes > parts);
+    CHECK(p.bytes == 3072);
+    CHECK(p.num_collectives() == 1);
+    CHECK(p.seconds > seconds);  // every round has its latency
+    CHECK_THAT(p.short_form(), Catch::Matchers::StartsWith("a2a(tp)"));
+    CHECK_THAT(p.explain(), Contains("rounds"));
+    chunks = p.steps[0].chunks;
+    seconds = p.seconds;
+  }
+  CHECK_THROWS_AS(plan(parts), c10::Error);
+  // Without buffers there is nothing to split.
+  CHECK(plan(parts, false).steps[0].chunks == 1);
+  CHECK(plan(parts, false).peak_bytes == parts);
+}
+
+TEST_CASE("an impossible limit says what would do") {
+  const DeviceMesh mesh = mesh_of({4}, {"tp"});
+  const auto plan = [&](int64_t limit) {
+    return plan_redistribution(mesh, meta_of({8, 8}), {Shard(0)}, {Replicate()}, within(limit, /*packs=*/false));
+  };
+  CHECK_THROWS_WITH(plan(100), Contains("S(0) -> R") && Contains("f32[8, 8]") && Contains("mesh(tp=4)") &&
+                                   Contains("limits.peak_bytes is 100") && Contains("no route needs less than 320 bytes"));
+  CHECK(plan(320).peak_bytes == 320);
+  CHECK_THROWS_AS(plan(319), c10::Error);
+  CHECK_THROWS_AS(plan(0), c10::Error);
+  CHECK_THROWS_AS(plan(-1), c10::Error);
+}
+
+TEST_CASE("random plans keep limits, and errors name the smallest") {
+  const auto property = [] {
+    const RandomTensor t;
+    const Placements from = t.layout("from"), to = t.layout("to");
+    const bool packs = testing::draw(0, 1) == 0;
+    const auto plan = [&](int64_t limit) { return plan_redistribution(t.mesh, t.meta, from, to, within(limit, packs)); };
+    const auto smallest = [&](int64_t limit) -> int64_t {  // 0: it does
+      try {
+        const int64_t peak = plan(limit).peak_bytes;
+        RC_ASSERT(peak <= limit);
+        return 0;
+      } catch (const c10::Error& e) {
+        return smallest_that_works(e.what_without_backtrace());
+      }
+    };
+    const RedistributePlan free = plan(std::numeric_limits<int64_t>::max());
+    RC_LOG() << "packs " << packs << ": " << free.to_string() << ", peak " << free.peak_bytes << std::endl;
+    RC_PRE(!free.steps.empty() && t.meta.numel() > 0);
+    RC_ASSERT(plan(free.peak_bytes).to_string() == free.to_string());
+    const int64_t least = smallest(0);
+    RC_LOG() << "least " << least << std::endl;
+    RC_ASSERT(least > 0);
+    RC_ASSERT(least <= free.peak_bytes);
+    RC_ASSERT(smallest(least) == 0);
+    RC_ASSERT(plan(least).peak_bytes == least);
+    RC_ASSERT(smallest(least - 1) == least);
+    // The time never shrinks with the limit.
+    const int64_t middle = least + (free.peak_bytes - least) / 2;
+    RC_ASSERT(plan(middle).seconds >= free.seconds - 1e-12);
+    RC_ASSERT(plan(least).seconds >= plan(middle).seconds - 1e-12);
+  };
+  REQUIRE(testing::holds("limits", 600, property));
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,370 @@
+#include "tests/testing/peers.h"
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "placement/geometry.h"
+
+namespace dtensor::testing {
+namespace {
+
+using Kind = RedistributeStep::Kind;
+
+constexpr int kMaxSteps = 4;
+
+const char* name_of(Kind kind) {
+  switch (kind) {
+    case Kind::kSlice:
+      return "slice";
+    case Kind::kFill:
+      return "fill";
+    case Kind::kAllReduce:
+      return "all_reduce";
+    case Kind::kReduceScatter:
+      return "reduce_scatter";
+    case Kind::kAllGather:
+      return "all_gather";
+    default:
+      return "all_to_all";
+  }
+}
+
+bool can_reduce_together(const Placement& a, const Placement& b) {
+  return a.is_partial() && b.is_partial() && a.reduce_op() == b.reduce_op();
+}
+
+}  // namespace
+
+std::string PeerPlan::to_string() const {
+  std::string text = steps.empty() ? "nothing to do" : dtensor::to_string(steps[0].before);
+  for (const PeerStep& step : steps) {
+    absl::StrAppend(&text, " -> ", dtensor::to_string(step.after), " [", name_of(step.kind), " ", step.bytes, "]");
+  }
+  return text;
+}
+
+// Layouts by number, and what every rank has of each. The elements that two parts share are a product over tensor dims, and
+// a tensor dim knows few ways to be cut, so those are compared once.
+struct PlanPeers::Parts {
+  Parts(const std::vector<int64_t>& mesh_shape, const Shape& sizes) : mesh_shape(mesh_shape), sizes(sizes), cuts(sizes.size()) {
+    coordinates.emplace_back();
+    for (int64_t n : mesh_shape) {
+      std::vector<Shape> longer;
+      for (const Shape& prefix : coordinates) {
+        for (int64_t i = 0; i < n; ++i) {
+          longer.push_back(prefix);
+          longer.back().push_back(i);
+        }
+      }
+      coordinates = std::move(longer);
+    }
+  }
+
+  struct Layout {
+    std::vector<size_t> cut;     // by tensor dim, into cuts
+    std::vector<int64_t> numel;  // by rank
+    int64_t largest = 0;
+  };
+  struct Cut {
+    std::vector<Runs> runs;                                       // by rank
+    absl::flat_hash_map<size_t, std::vector<int64_t>> in_common;  // other cut -> by rank
+  };
+  struct DimCuts {
+    absl::flat_hash_map<Placements, size_t> ids;
+    std::vector<Cut> cuts;
+  };
+
+  size_t id(const Placements& placements) {
+    auto [it, is_new] = ids.try_emplace(placements, layouts.size());
+    if (!is_new) return it->second;
+    Layout layout;
+    layout.numel.assign(coordinates.size(), 1);
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      Placements of_dim = placements;
+      for (Placement& p : of_dim) {
+        if (!p.is_sharded_on(static_cast<int64_t>(d))) p = Replicate();
+      }
+      auto [cut, is_new_cut] = cuts[d].ids.try_emplace(of_dim, cuts[d].cuts.size());
+      if (is_new_cut) {
+        Cut& made = cuts[d].cuts.emplace_back();
+        for (const Shape& at : coordinates) made.runs.push_back(local_layout(sizes, mesh_shape, of_dim, at).dims[d]);
+      }
+      layout.cut.push_back(cut->second);
+      for (size_t r = 0; r < coordinates.size(); ++r) layout.numel[r] *= total_size(cuts[d].cuts[cut->second].runs[r]);
+    }
+    layout.largest = *std::max_element(layout.numel.begin(), layout.numel.end());
+    layouts.push_back(std::move(layout));
+    return it->second;
+  }
+
+  const std::vector<int64_t>& in_common(size_t d, size_t a, size_t b) {
+    std::vector<int64_t>& by_rank = cuts[d].cuts[a].in_common[b];
+    if (by_rank.empty()) {
+      for (size_t r = 0; r < coordinates.size(); ++r) {
+        by_rank.push_back(overlap_numel(LocalLayout{{cuts[d].cuts[a].runs[r]}, {}}, LocalLayout{{cuts[d].cuts[b].runs[r]}, {}}));
+      }
+    }
+    return by_rank;
+  }
+
+  // Elements.
+  int64_t received(size_t before, size_t after) {
+    auto [it, is_new] = received_memo.try_emplace(std::make_pair(before, after), 0);
+    if (!is_new) return it->second;
+    std::vector<int64_t> held(coordinates.size(), 1);
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      const std::vector<int64_t>& shared = in_common(d, layouts[before].cut[d], layouts[after].cut[d]);
+      for (size_t r = 0; r < held.size(); ++r) held[r] *= shared[r];
+    }
+    for (size_t r = 0; r < held.size(); ++r) it->second = std::max(it->second, layouts[after].numel[r] - held[r]);
+    return it->second;
+  }
+
+  std::vector<int64_t> mesh_shape;
+  Shape sizes;
+  std::vector<Shape> coordinates;  // of all ranks
+  std::vector<DimCuts> cuts;       // by tensor dim
+  std::vector<Layout> layouts;
+  absl::flat_hash_map<Placements, size_t> ids;
+  absl::flat_hash_map<std::pair<size_t, size_t>, int64_t> received_memo;
+};
+
+// Everything that can be reached from one layout.
+struct PlanPeers::Search {
+  struct Reach {
+    int64_t bytes = std::numeric_limits<int64_t>::max();
+    int64_t largest_part = 0;
+    std::vector<PeerStep> steps;
+    friend bool operator<(const Reach& a, const Reach& b) {
+      return std::tie(a.bytes, a.largest_part) < std::tie(b.bytes, b.largest_part);
+    }
+  };
+  absl::flat_hash_map<Placements, Reach> reached;
+};
+
+PlanPeers::PlanPeers(const DeviceMesh& mesh, TensorMeta meta)
+    : mesh_shape_(mesh.shape()), meta_(std::move(meta)), parts_(std::make_unique<Parts>(mesh_shape_, meta_.sizes)) {}
+
+PlanPeers::~PlanPeers() = default;
+
+int64_t PlanPeers::received_bytes(const Placements& before, const Placements& after) {
+  const size_t a = parts_->id(before);
+  return parts_->received(a, parts_->id(after)) * static_cast<int64_t>(c10::elementSize(meta_.dtype));
+}
+
+int64_t PlanPeers::largest_part(const Placements& placements) {
+  return parts_->layouts[parts_->id(placements)].largest * static_cast<int64_t>(c10::elementSize(meta_.dtype));
+}
+
+void PlanPeers::add_step(PeerPlan& plan, Kind kind, Placements after, const Placements& from) {
+  PeerStep step;
+  step.kind = kind;
+  step.before = plan.steps.empty() ? from : plan.steps.back().after;
+  step.after = std::move(after);
+  int64_t group = 1;
+  for (size_t m = 0; m < mesh_shape_.size(); ++m) group *= step.before[m] == step.after[m] ? 1 : mesh_shape_[m];
+  const int64_t in = largest_part(step.before);
+  switch (kind) {
+    case Kind::kFill:
+      break;
+    case Kind::kAllReduce:
+      step.bytes = 2 * in * (group - 1) / group;
+      break;
+    case Kind::kReduceScatter:
+      step.bytes = in * (group - 1) / group;
+      break;
+    default:
+      step.bytes = received_bytes(step.before, step.after);
+  }
+  plan.bytes += step.bytes;
+  plan.largest_part = std::max(plan.largest_part, largest_part(step.after));
+  plan.steps.push_back(std::move(step));
+}
+
+PeerPlan PlanPeers::greedy(const Placements& from, const Placements& to, bool all_to_all) {
+  PeerPlan plan;
+  plan.largest_part = largest_part(from);
+  Placements current = from;
+  const auto become = [&](Kind kind, size_t m, const Placement& p) {
+    current[m] = p;
+    // torch skips what a mesh dim of size 1 would do.
+    if (mesh_shape_[m] > 1) add_step(plan, kind, current, from);
+  };
+  const auto change = [&](size_t m, const Placement& target) {
+    if (current[m] == target) return;
+    if (current[m].is_partial() && target.is_shard()) return become(Kind::kReduceScatter, m, target);
+    if (all_to_all && current[m].is_shard() && target.is_shard()) return become(Kind::kAllToAll, m, target);
+    if (current[m].is_partial()) become(Kind::kAllReduce, m, Replicate());
+    if (current[m].is_sharded()) become(Kind::kAllGather, m, Replicate());
+    if (target.is_sharded()) become(Kind::kSlice, m, target);
+    if (target.is_partial()) become(Kind::kFill, m, target);
+  };
+
+  const bool sharded = std::any_of(from.begin(), from.end(), [](const Placement& p) { return p.is_sharded(); });
+  for (size_t m = from.size(); sharded && m-- > 0;) {
+    bool matches = true;  // the same mesh dims before this one cut the tensor dim, now and in the end
+    for (size_t i = 0; i < m && to[m].is_sharded(); ++i) {
+      matches &= current[i].is_sharded_on(to[m].dim()) == to[i].is_sharded_on(to[m].dim());
+    }
+    change(m, matches ? to[m] : Replicate());
+  }
+  for (size_t m = 0; m < from.size(); ++m) change(m, to[m]);
+  return plan;
+}
+
+const PlanPeers::Search& PlanPeers::search(const Placements& from, const Placements& to) {
+  const size_t mesh_ndim = from.size();
+  std::vector<Placements> choices(mesh_ndim, {Replicate()});
+  std::string key = dtensor::to_string(from);
+  for (size_t m = 0; m < mesh_ndim; ++m) {
+    for (size_t d = 0; d < meta_.sizes.size(); ++d) choices[m].push_back(Shard(static_cast<int64_t>(d)));
+    // Cut further what later mesh dims cut: each of the pieces that they make.
+    for (size_t d = 0; from[m].is_partial() && d < meta_.sizes.size(); ++d) {
+      int64_t pieces = 1;
+      for (size_t later = m + 1; later < mesh_ndim; ++later) {
+        if (from[later].is_sharded_on(static_cast<int64_t>(d))) pieces *= mesh_shape_[later];
+      }
+      if (pieces > 1) choices[m].push_back(StridedShard(static_cast<int64_t>(d), pieces));
+    }
+    for (const Placement& p : {from[m], to[m]}) {
+      if (p.is_strided_shard()) choices[m].push_back(p);
+      // What depends on `to`.
+      if (p.is_strided_shard() || (p.is_shard() && meta_.sizes[p.dim()] < mesh_shape_[m])) {
+        absl::StrAppend(&key, " ", m, dtensor::to_string({p}));
+      }
+    }
+  }
+  std::unique_ptr<Search>& memo = searches_[key];
+  if (memo) return *memo;
+  memo = std::make_unique<Search>();
+
+  // Every assignment of `choices` to the mesh dims in `dims`; the others stay.
+  const auto for_each = [&](const Placements& state, const std::vector<size_t>& dims, size_t skip, auto&& visit) {
+    Placements next = state;
+    std::vector<size_t> index(dims.size(), skip);
+    for (;;) {
+      for (size_t i = 0; i < dims.size(); ++i) next[dims[i]] = choices[dims[i]][index[i]];
+      visit(next);
+      size_t i = dims.size();
+      while (i > 0 && ++index[i - 1] == choices[dims[i - 1]].size()) index[--i] = skip;
+      if (i == 0) return;
+    }
+  };
+
+  auto& reached = memo->reached;
+  reached[from] = {0, largest_part(from), {}};
+  std::vector<Placements> frontier = {from};
+  for (int round = 0; round < kMaxSteps && !frontier.empty(); ++round) {
+    absl::flat_hash_map<Placements, Search::Reach> better;
+    for (const Placements& state : frontier) {
+      const Search::Reach at = reached[state];
+      const auto relax = [&](Kind kind, const Placements& after) {
+        PeerPlan plan;
+        plan.largest_part = at.largest_part;
+        add_step(plan, kind, after, state);
+        const Search::Reach reach{at.bytes + plan.bytes, plan.largest_part, {}};
+        if (auto it = reached.find(after); it != reached.end() && !(reach < it->second)) return;
+        Search::Reach& best = better[after];
+        if (!(reach < best)) return;
+        best = reach;
+        best.steps = at.steps;
+        best.steps.push_back(plan.steps[0]);
+      };
+      std::vector<size_t> partial, rest;
+      for (size_t m = 0; m < mesh_ndim; ++m) (state[m].is_partial() ? partial : rest).push_back(m);
+      // Two exchanges in a row are never better than one.
+      if (at.steps.empty() || at.steps.back().kind != Kind::kAllToAll) {
+        for_each(state, rest, 0, [&](const Placements& after) {
+          if (after != state) relax(Kind::kAllToAll, after);
+        });
+      }
+      for (size_t set = 1; set < size_t{1} << partial.size(); ++set) {
+        std::vector<size_t> dims;
+        Placements reduced = state;
+        for (size_t i = 0; i < partial.size(); ++i) {
+          if ((set >> i & 1) == 0) continue;
+          dims.push_back(partial[i]);
+          reduced[partial[i]] = Replicate();
+        }
+        if (!std::all_of(dims.begin(), dims.end(),
+                         [&](size_t m) { return can_reduce_together(state[m], state[dims[0]]); })) {
+          continue;
+        }
+        relax(Kind::kAllReduce, reduced);
+        if (choices[dims[0]].size() == 1) continue;  // a scalar
+        for_each(state, dims, 1, [&](const Placements& after) {
+          for (size_t m : dims) {
+            if (after[m] != to[m] && meta_.sizes[after[m].dim()] < mesh_shape_[m]) return;
+          }
+          if (received_bytes(state, after) == 0) relax(Kind::kReduceScatter, after);
+        });
+      }
+    }
+    frontier.clear();
+    for (auto& [state, reach] : better) {
+      reached[state] = std::move(reach);
+      frontier.push_back(state);
+    }
+  }
+  return *memo;
+}
+
+PeerPlan PlanPeers::bound(const Placements& given_from, const Placements& to) {
+  Placements from = given_from;
+  for (size_t m = 0; m < from.size(); ++m) {
+    if (mesh_shape_[m] == 1 || (from[m].is_mask_partial() && to[m] == Partial(from[m].reduce_op()))) from[m] = to[m];
+  }
+  PeerPlan plan;
+  plan.largest_part = std::max(largest_part(from), largest_part(to));
+  if (from == to || meta_.numel() == 0) return plan;
+
+  // `to` before the last fill. What is Partial already may stay so, or be reduced and filled again.
+  std::vector<Placements> goals = {to};
+  for (size_t m = 0; m < to.size(); ++m) {
+    if (!to[m].is_partial()) continue;
+    const size_t n = goals.size();
+    for (size_t i = 0; i < n; ++i) {
+      if (from[m] == to[m]) goals.push_back(goals[i]);
+      goals[i][m] = Replicate();
+    }
+  }
+
+  if (std::none_of(from.begin(), from.end(), [](const Placement& p) { return p.is_partial(); })) {
+    if (from != goals[0]) add_step(plan, Kind::kAllToAll, goals[0], from);
+  } else {
+    const Search& found = search(from, to);
+    const Search::Reach* best = nullptr;
+    for (const Placements& goal : goals) {
+      auto it = found.reached.find(goal);
+      if (it != found.reached.end() && (best == nullptr || it->second < *best)) best = &it->second;
+    }
+    plan.steps = best->steps;
+    plan.bytes = best->bytes;
+    plan.largest_part = best->largest_part;
+  }
+  for (PeerStep& step : plan.steps) {
+    if (step.kind == Kind::kAllToAll && step.bytes == 0) step.kind = Kind::kSlice;
+  }
+  if ((plan.steps.empty() ? from : plan.steps.back().after) != to) add_step(plan, Kind::kFill, to, from);
+  return plan;
+}
+
+PeerPlan greedy_plan(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to) {
+  return PlanPeers(mesh, meta).greedy(from, to);
+}
+
+int64_t bound_bytes(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to) {
+  return PlanPeers(mesh, meta).bound(from, to).bytes;
+}
+
+int64_t closed_form_1d(const Placement& from, const Placement& to, int64_t bytes, int64_t ranks) {
+  const int64_t others = ranks - 1;
+  if (from == to || from.is_replicate()) return 0;
+  if (from.is_partial()) return (to.is_sharded() ? 1 : 2) * bytes * others / ranks;
+  return to.is_sharded() ? bytes * others / (ranks * ranks) : bytes * others / ranks;
+}
+
+}  // namespace dtensor::testing

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# tools/calibrate measures, and what it writes is a cost model that tools/plan takes.
+set -uo pipefail
+program=$1 plan=$2
+. tests/tools/checks.sh
+run() { "$program" "$@" >"$work/out" 2>"$work/err"; }
+model() { python3 -c "import json, sys; d = json.load(open(sys.argv[1])); sys.exit(0 if ($1) else 1)" "$work/model.json"; }
+
+run --quick --ranks 4 --out "$work/model.json"
+check "runs" test $? = 0
+check "says how far it is" grep -q 'all_reduce in groups of 4' "$work/err"
+for collective in all_reduce all_gather reduce_scatter all_to_all broadcast scatter gather permute barrier; do
+  check "a line for $collective" prints "^$collective +within a node +2,4 +[0-9.]+ +[0-9.]+ .* % at [0-9]+"
+done
+check "a line for copies" prints '^copy: [0-9.]+ GB/s'
+check "all numbers are there and positive" model \
+  'all(c[k] > 0 for l in ("within_node", "between_nodes") for c in d[l].values() for k in ("latency", "hop_latency", "bandwidth")) and len(d["within_node"]) == 9 and d["copy_bandwidth"] > 0'
+check "ranks of one process read each other's memory" model 'not d["packs"] and d["ranks_per_node"] == 4'
+"$plan" --mesh tp=4 --shape 1024,1024 --dtype f32 --from "S(0)" --to "S(1)" --cost_model "$work/model.json" >"$work/out" 2>"$work/err"
+check "a plan with it" test $? = 0
+check "an estimate from it" prints 'all_to_all\(tp\).* us$'
+
+run --quick --ranks 4 --ranks_per_node 2 --out "$work/model.json"
+check "two nodes are two levels" prints '^all_reduce +between nodes '
+check "which differ" model 'd["within_node"] != d["between_nodes"] and d["ranks_per_node"] == 2'
+run --quick --ranks 3
+check "three ranks, nothing written" prints '^Not written'
+
+check "one rank" refuses '--ranks 1: give 2 to 1024' --ranks 1
+check "an unknown device" refuses '--device gpu7: not a device' --device gpu7
+check "too few bytes" refuses '--max_bytes 1KiB: give at least 64KiB' --max_bytes 1KiB
+check "a file that cannot be written" refuses '--out /nowhere/at/all: cannot be written' --out /nowhere/at/all
+
+finish

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# benchmarks/redistribute: the figures that need no clock hold.
+set -uo pipefail
+program=$1
+. tests/tools/checks.sh
+run() { "$program" "$@" >"$work/out" 2>"$work/err"; }
+
+run --quick
+check "all figures hold" test $? = 0
+check "says so" prints '^All figures hold'
+check "asserts five of them" test "$(grep -c '^\[ok\]' "$work/out")" = 5
+check "an unknown flag" refuses 'unknown flag --quik' --quik
+
+finish

@@ -1,0 +1,306 @@
+// Measures what collectives and copies cost on this machine, and writes it as a cost model for the planner.
+//
+//   ./bazelw run //tools:calibrate -- --ranks 4 --out cost_model.json
+//   DTENSOR_COST_MODEL=cost_model.json my_program
+//
+// It knows the ranks through Communicator alone. Times are of whole calls: where all groups of a mesh dim are in this process,
+// of all of them together, as in a step of a redistribution.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <iostream>
+#include <numeric>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "mesh/communicator.h"
+#include "tools/fit.h"
+#include "tools/flags.h"
+
+ABSL_FLAG(int64_t, ranks, 4, "ranks of the world, at least 2");
+ABSL_FLAG(std::string, device, "cpu", "device of every rank: cpu, cuda:0, ...");
+ABSL_FLAG(int64_t, ranks_per_node, 0, "consecutive ranks that share a node; by default all of them");
+ABSL_FLAG(std::string, max_bytes, "16MiB", "the most that a rank receives in one call");
+ABSL_FLAG(bool, quick, false, "few sizes and calls: a rough model, in a moment");
+ABSL_FLAG(std::string, out, "", "write the cost model to this file");
+
+namespace {
+
+using namespace dtensor;
+using namespace dtensor::tools;
+using Clock = std::chrono::steady_clock;
+
+// Groups to measure in: along one dim of a mesh.
+struct Groups {
+  DeviceMesh mesh;
+  int64_t dim = 0;
+  bool crosses_nodes = false;
+  const Group& group() const { return mesh.get_group(dim); }
+};
+
+// A call, and what it moves.
+struct Trial {
+  Collective collective = Collective::kBarrier;
+  Groups groups;
+  int64_t bytes = 0;  // received per rank
+  double seconds = 0;
+};
+
+class Calibration {
+ public:
+  Calibration(World world, int64_t ranks_per_node, int64_t max_bytes, bool quick)
+      : world_(std::move(world)), ranks_per_node_(ranks_per_node), max_bytes_(max_bytes), quick_(quick) {}
+
+  CostModel run();
+  // A line per collective and level, with how well the model fits.
+  const std::string& table() const { return table_; }
+
+ private:
+  std::vector<Groups> all_groups() const;
+  std::vector<int64_t> byte_counts() const;
+  double time(const std::function<void()>& call) const;
+  void wait() const;
+  Trial measure(Collective c, const Groups& groups, int64_t bytes) const;
+  void fit_level(const std::vector<Trial>& trials, bool crosses_nodes, CostModel& model);
+
+  const World world_;
+  const int64_t ranks_per_node_, max_bytes_;
+  const bool quick_;
+  std::string table_;
+};
+
+at::TensorOptions on(c10::Device device) { return at::TensorOptions().dtype(at::kFloat).device(device); }
+
+// Neighbours in groups of 2, 4, ..., and all ranks; and, where there are several nodes, groups of ranks far apart.
+std::vector<Groups> Calibration::all_groups() const {
+  const int64_t n = world_.size();
+  std::vector<int64_t> sizes;
+  for (int64_t size = 2; size < n; size *= 2) sizes.push_back(size);
+  sizes.push_back(n);
+  if (quick_ && sizes.size() > 2) sizes = {sizes.front(), sizes.back()};
+  std::vector<Groups> all;
+  for (int64_t size : sizes) {
+    if (n % size != 0 || size == n) {
+      all.push_back({DeviceMesh(world_, {size}, {"near"}), 0});
+      continue;
+    }
+    all.push_back({DeviceMesh(world_, {n / size, size}, {"far", "near"}), 1});
+    if (ranks_per_node_ < n) all.push_back({DeviceMesh(world_, {size, n / size}, {"far", "near"}), 0});
+  }
+  for (Groups& g : all) g.crosses_nodes = (g.mesh.dims_between_nodes(ranks_per_node_) >> g.dim & 1) != 0;
+  return all;
+}
+
+std::vector<int64_t> Calibration::byte_counts() const {
+  std::vector<int64_t> counts;
+  for (int64_t bytes = 1024; bytes <= max_bytes_; bytes *= quick_ ? 32 : 4) counts.push_back(bytes);
+  return counts;
+}
+
+// Until the devices have done what they were given.
+void Calibration::wait() const {
+  if (world_.device_type() == c10::DeviceType::CPU) return;
+  for (int64_t rank : world_.owned_ranks()) at::ones({1}, on(world_.device(rank))).item<float>();
+}
+
+// The median of several calls.
+double Calibration::time(const std::function<void()>& call) const {
+  const double budget = quick_ ? 2e-3 : 20e-3;
+  const size_t least = quick_ ? 3 : 5;
+  std::vector<double> seconds;
+  call();
+  wait();
+  for (double spent = 0; seconds.size() < least || (spent < budget && seconds.size() < 1000);) {
+    const auto begin = Clock::now();
+    call();
+    wait();
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    spent += seconds.back();
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + static_cast<int64_t>(seconds.size() / 2), seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+Trial Calibration::measure(Collective c, const Groups& groups, int64_t bytes) const {
+  const Group& group = groups.group();
+  Communicator& comm = world_.communicator();
+  // Pieces that a rank receives, and how many of them: an all-reduce is a reduce-scatter and an all-gather.
+  const int64_t others = group.size - 1;
+  int64_t received = 1;
+  if (c == Collective::kAllGather || c == Collective::kReduceScatter || c == Collective::kAllToAll || c == Collective::kGather) {
+    received = others;
+  }
+  int64_t piece = std::max<int64_t>(1, bytes / (4 * received));
+  if (c == Collective::kAllReduce) piece = std::max<int64_t>(1, bytes * group.size / (8 * others));
+  Trial trial{c, groups, c == Collective::kBarrier ? 0 : 4 * piece * received, 0};
+  if (c == Collective::kAllReduce) trial.bytes = 8 * piece * others / group.size;
+
+  RankTensors whole;
+  RankPieces pieces;
+  CommCall call;
+  call.group = &group;
+  call.ranks = groups.mesh.local_ranks();
+  call.event.cause.op = "calibrate";
+  call.event.cause.implicit = false;
+  call.event.bytes = trial.bytes;
+  for (int64_t rank : call.ranks) {
+    whole.push_back(at::ones({piece}, on(world_.device(rank))));
+    auto& list = pieces.emplace_back();
+    for (int64_t p = 0; p < group.size; ++p) list.push_back(at::ones({piece}, on(world_.device(rank))));
+  }
+  std::vector<int64_t> neighbours(static_cast<size_t>(group.size));
+  for (int64_t p = 0; p < group.size; ++p) neighbours[p] = (p + 1) % group.size;
+
+  trial.seconds = time([&] {
+    switch (c) {
+      case Collective::kAllReduce:
+        comm.all_reduce(call, whole, ReduceOp::kSum);
+        break;
+      case Collective::kAllGather:
+        comm.all_gather(call, whole);
+        break;
+      case Collective::kReduceScatter:
+        comm.reduce_scatter(call, pieces, ReduceOp::kSum);
+        break;
+      case Collective::kAllToAll:
+        comm.all_to_all(call, pieces);
+        break;
+      case Collective::kBroadcast:
+        comm.broadcast(call, whole, 0);
+        break;
+      case Collective::kScatter:
+        comm.scatter(call, pieces, 0);
+        break;
+      case Collective::kGather:
+        comm.gather(call, whole, 0);
+        break;
+      case Collective::kPermute:
+        comm.permute(call, whole, neighbours);
+        break;
+      case Collective::kBarrier:
+        comm.barrier(call);
+        break;
+    }
+  });
+  return trial;
+}
+
+void Calibration::fit_level(const std::vector<Trial>& trials, bool crosses_nodes, CostModel& model) {
+  for (int i = 0; i < kNumCollectives; ++i) {
+    const auto c = static_cast<Collective>(i);
+    CostModel count;  // of hops
+    count.within_node[i] = {/*latency=*/0, /*hop_latency=*/1, /*bandwidth=*/1};
+    std::vector<LinkSample> samples;
+    std::vector<int64_t> sizes;
+    for (const Trial& t : trials) {
+      if (t.collective != c || t.groups.crosses_nodes != crosses_nodes) continue;
+      const int64_t size = t.groups.group().size;
+      samples.push_back({count.collective(c, size, false, 0), static_cast<double>(t.bytes), t.seconds});
+      if (!std::count(sizes.begin(), sizes.end(), size)) sizes.push_back(size);
+    }
+    if (samples.empty()) continue;
+    const LinkFit fit = fit_link(samples);
+    (crosses_nodes ? model.between_nodes : model.within_node)[i] = fit.cost;
+    const std::string bandwidth =
+        c == Collective::kBarrier ? "-" : fit.cost.bandwidth >= 1e14 ? "no limit seen" : absl::StrFormat("%.2f", fit.cost.bandwidth / 1e9);
+    absl::StrAppendFormat(&table_, "%-15s %-13s %-10s %11.2f %11.2f %14s %12.0f %% %6.0f %% at %s\n", std::string(to_string(c)),
+                          crosses_nodes ? "between nodes" : "within a node", absl::StrJoin(sizes, ","), fit.cost.latency * 1e6,
+                          fit.cost.hop_latency * 1e6, bandwidth, fit.typical_error * 100, fit.worst_error * 100,
+                          human_bytes(static_cast<int64_t>(samples[fit.worst].bytes)));
+  }
+}
+
+CostModel Calibration::run() {
+  std::vector<Trial> trials;
+  for (int i = 0; i < kNumCollectives; ++i) {
+    const auto c = static_cast<Collective>(i);
+    for (const Groups& groups : all_groups()) {
+      std::fprintf(stderr, "calibrate: %s in groups of %lld%s ...", std::string(to_string(c)).c_str(),
+                   static_cast<long long>(groups.group().size), groups.crosses_nodes ? " between nodes" : "");
+      double last = 0;
+      for (int64_t bytes : c == Collective::kBarrier ? std::vector<int64_t>{0} : byte_counts()) {
+        trials.push_back(measure(c, groups, bytes));
+        last = trials.back().seconds;
+      }
+      std::fprintf(stderr, " %s in %.1f us\n", human_bytes(trials.back().bytes).c_str(), last * 1e6);
+    }
+  }
+  CostModel model;
+  model.ranks_per_node = ranks_per_node_;
+  model.packs = world_.kind() != World::Kind::kLocal;
+  table_ = absl::StrFormat("%-15s %-13s %-10s %11s %11s %14s %14s %8s\n", "collective", "level", "group", "latency us", "per hop us",
+                           "GB/s", "typical error", "worst");
+  fit_level(trials, false, model);
+  fit_level(trials, true, model);
+  const auto crosses = [](const Trial& t) { return t.groups.crosses_nodes; };
+  if (std::none_of(trials.begin(), trials.end(), crosses)) {
+    model.between_nodes = model.within_node;
+    table_ += "All ranks are on one node: the numbers between nodes are written as those within one.\n";
+  }
+
+  // Every rank copies, as in a step of a plan.
+  std::vector<double> rates;
+  for (int64_t bytes : byte_counts()) {
+    if (bytes < 1 << 15) continue;
+    RankTensors sources, targets;
+    for (int64_t rank : world_.owned_ranks()) {
+      sources.push_back(at::ones({bytes / 4}, on(world_.device(rank))));
+      targets.push_back(at::empty({bytes / 4}, on(world_.device(rank))));
+    }
+    const double seconds = time([&] {
+      for (size_t i = 0; i < sources.size(); ++i) targets[i].copy_(sources[i]);
+    });
+    rates.push_back(static_cast<double>(bytes) / seconds);
+  }
+  if (!rates.empty()) {
+    std::sort(rates.begin(), rates.end());
+    model.copy_bandwidth = rates[rates.size() / 2];
+    absl::StrAppendFormat(&table_, "copy: %.2f GB/s per rank (%.2f to %.2f)\n", model.copy_bandwidth / 1e9, rates.front() / 1e9,
+                          rates.back() / 1e9);
+  }
+  return model;
+}
+
+int run() {
+  const int64_t ranks = absl::GetFlag(FLAGS_ranks);
+  if (ranks < 2 || ranks > 1024) throw UsageError(absl::StrCat("--ranks ", ranks, ": give 2 to 1024"));
+  const int64_t per_node = absl::GetFlag(FLAGS_ranks_per_node);
+  if (per_node < 0) throw UsageError(absl::StrCat("--ranks_per_node ", per_node, ": give at least 1"));
+  const int64_t max_bytes = parse_bytes("max_bytes", absl::GetFlag(FLAGS_max_bytes));
+  if (max_bytes < 1 << 16) throw UsageError(absl::StrCat("--max_bytes ", absl::GetFlag(FLAGS_max_bytes), ": give at least 64KiB"));
+  World world;
+  try {
+    world = World::local(ranks, c10::Device(absl::GetFlag(FLAGS_device)));
+    at::ones({1}, on(world.device(0)));
+  } catch (const c10::Error& e) {
+    throw UsageError(absl::StrCat("--device ", absl::GetFlag(FLAGS_device), ": not a device here; give cpu, or cuda:0 where there is one (",
+                                  first_line(e.what_without_backtrace()), ")"));
+  }
+  const std::string out = absl::GetFlag(FLAGS_out);
+  if (!out.empty()) write_file("out", out, "");  // refuses now rather than after the measuring
+  Calibration calibration(world, per_node > 0 ? per_node : ranks, max_bytes, absl::GetFlag(FLAGS_quick));
+  const CostModel model = calibration.run();
+  std::cout << calibration.table();
+  if (out.empty()) {
+    std::cout << "Not written; --out FILE does.\n";
+  } else {
+    write_file("out", out, model.to_json());
+    std::cout << "Written to " << out << ". Use it with DTENSOR_COST_MODEL=" << out << " or set_cost_model().\n";
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program("calibrate", "Measures what collectives and copies cost here, for the planner.", argc, argv, run);
+}

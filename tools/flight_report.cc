@@ -1,0 +1,378 @@
+#include "tools/flight_report.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "mesh/flight_recorder.h"
+
+namespace dtensor::tools {
+namespace {
+
+using Json = nlohmann::json;
+
+// One value of a file, and how errors call it.
+class Field {
+ public:
+  Field(const std::string& file, std::string path, const Json& json) : file_(file), path_(std::move(path)), json_(&json) {}
+
+  const Json& json() const { return *json_; }
+  [[noreturn]] void refuse(const std::string& why) const { throw UsageError(absl::StrCat(file_, ": ", path_, " ", why)); }
+
+  bool has(const char* key) const { return json_->is_object() && json_->contains(key); }
+  Field operator[](const char* key) const {
+    if (!json_->is_object()) refuse("is not an object");
+    if (!json_->contains(key)) throw UsageError(absl::StrCat(file_, ": ", path_, " lacks '", key, "'; is this a flight recorder's dump?"));
+    return Field(file_, absl::StrCat(path_, ".", key), json_->at(key));
+  }
+  Field at(size_t i) const { return Field(file_, absl::StrCat(path_, "[", i, "]"), json_->at(i)); }
+  size_t size() const {
+    if (!json_->is_array()) refuse("is not a list");
+    return json_->size();
+  }
+
+  std::string text() const {
+    if (!json_->is_string()) refuse("is not a text");
+    return json_->get<std::string>();
+  }
+  // PyTorch writes some numbers as texts.
+  int64_t number() const {
+    int64_t value = 0;
+    if (json_->is_string() && absl::SimpleAtoi(json_->get<std::string>(), &value)) return value;
+    if (!json_->is_number_integer()) refuse("is not a whole number");
+    return json_->get<int64_t>();
+  }
+
+ private:
+  const std::string& file_;
+  std::string path_;
+  const Json* json_;
+};
+
+std::vector<int64_t> parse_rank_list(const Field& field) {
+  std::vector<int64_t> ranks;
+  std::string text = field.text();
+  if (!absl::StartsWith(text, "[") || !absl::EndsWith(text, "]")) field.refuse("is not a list of ranks");
+  text = text.substr(1, text.size() - 2);
+  for (absl::string_view part : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+    int64_t rank = 0;
+    if (!absl::SimpleAtoi(part, &rank)) field.refuse("is not a list of ranks");
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+// Ours say what for; PyTorch's have only the name and the shapes.
+std::string what_of(const Field& entry) {
+  if (!entry.has("collective")) {
+    return absl::StrCat(entry["profiling_name"].text(), " ", entry["input_sizes"].json().dump(), " ",
+                        entry["input_dtypes"].json().dump());
+  }
+  std::string text = absl::StrCat(entry["collective"].text(), " over ", entry["mesh_dims"].text());
+  const Field cause = entry["cause"];
+  if (const std::string op = cause["op"].text(); !op.empty()) absl::StrAppend(&text, " for ", op);
+  if (const std::string argument = cause["argument"].text(); !argument.empty()) absl::StrAppend(&text, ", argument ", argument);
+  if (const std::string module = cause["module_path"].text(); !module.empty()) absl::StrAppend(&text, ", in ", module);
+  const std::string tensor = entry["tensor"].text();
+  return absl::StrCat(text, ": ", tensor.empty() ? entry["dtype"].text() : tensor, ", ", entry["bytes"].number(), " B");
+}
+
+int64_t rank_of(const std::string& file, const Field& root) {
+  if (root.has("rank")) return root["rank"].number();
+  size_t digits = file.size();
+  while (digits > 0 && std::isdigit(static_cast<unsigned char>(file[digits - 1]))) --digits;
+  int64_t rank = 0;
+  if (!absl::SimpleAtoi(file.substr(digits), &rank)) {
+    throw UsageError(absl::StrCat(file, ": does not say its rank; let the file's name end with it"));
+  }
+  return rank;
+}
+
+// Also of groups whose calls the ring has forgotten.
+int64_t last_call(const Field& root, const Field& group_id) {
+  if (!root.has("pg_status")) return 0;
+  const Field status = root["pg_status"];
+  const std::string id = absl::StrCat(group_id.number());
+  return status.has(id.c_str()) ? status[id.c_str()]["last_enqueued_collective"].number() : 0;
+}
+
+// One call of one group, by all its ranks.
+struct Call {
+  std::map<std::string, std::map<std::string, std::vector<int64_t>>> ways;  // what -> state -> ranks
+  std::vector<int64_t> here, unreached, forgotten;
+  int64_t begin_ns = std::numeric_limits<int64_t>::max();
+
+  bool waits() const {
+    return std::any_of(ways.begin(), ways.end(), [](const auto& way) {
+      return std::any_of(way.second.begin(), way.second.end(), [](const auto& state) { return state.first != "completed"; });
+    });
+  }
+};
+
+struct GroupView {
+  std::string name, description;
+  std::vector<int64_t> missing;  // members without a dump
+  std::map<int64_t, Call> calls;
+
+  std::string title() const { return absl::StrCat("group ", name, description.empty() ? "" : absl::StrCat(" (", description, ")")); }
+};
+
+std::string ranks_named(const std::vector<int64_t>& ranks) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", ranks_text(ranks));
+}
+
+std::string states_text(const std::map<std::string, std::vector<int64_t>>& states) {
+  return absl::StrJoin(states, "; ", [](std::string* out, const auto& s) { absl::StrAppend(out, s.first, ": ", ranks_text(s.second)); });
+}
+
+std::vector<int64_t> all_of(const std::map<std::string, std::vector<int64_t>>& states) {
+  std::vector<int64_t> ranks;
+  for (const auto& state : states) ranks.insert(ranks.end(), state.second.begin(), state.second.end());
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+// By members, so that what ranks call one thing differently is still one group.
+std::vector<GroupView> align(const std::vector<FlightDump>& dumps) {
+  std::map<std::pair<std::string, std::vector<int64_t>>, GroupView> groups;
+  std::map<int64_t, const FlightDump*> of_rank;
+  for (const FlightDump& dump : dumps) of_rank[dump.rank] = &dump;
+  for (const FlightDump& dump : dumps) {
+    for (const auto& g : dump.groups) {
+      const std::string name = g.in_process && dumps.size() > 1 ? absl::StrCat(g.name, ", rank ", dump.rank) : g.name;
+      GroupView& view = groups[{name, g.ranks}];
+      if (!view.name.empty()) continue;
+      view.name = name;
+      view.description = g.description;
+      const std::vector<int64_t> members = g.in_process ? std::vector<int64_t>{dump.rank} : g.ranks;
+      struct Track {
+        std::map<int64_t, const FlightCall*> calls;
+        int64_t last = 0;
+      };
+      std::map<int64_t, Track> tracks;
+      std::set<int64_t> numbers;
+      for (int64_t rank : members) {
+        const auto found = of_rank.find(rank);
+        if (found == of_rank.end()) {
+          view.missing.push_back(rank);
+          continue;
+        }
+        Track& track = tracks[rank];
+        for (size_t k = 0; k < found->second->groups.size(); ++k) {
+          const auto& theirs = found->second->groups[k];
+          if (theirs.name != g.name || theirs.ranks != g.ranks || theirs.in_process != g.in_process) continue;
+          track.last = theirs.last;
+          for (const FlightCall& call : found->second->calls) {
+            if (call.group != k) continue;
+            track.calls[call.sequence] = &call;
+            track.last = std::max(track.last, call.sequence);
+            numbers.insert(call.sequence);
+          }
+        }
+      }
+      for (int64_t n : numbers) {
+        Call& call = view.calls[n];
+        for (const auto& [rank, track] : tracks) {
+          const auto at = track.calls.find(n);
+          if (at != track.calls.end()) {
+            call.ways[at->second->what][at->second->state].push_back(rank);
+            call.here.push_back(rank);
+            call.begin_ns = std::min(call.begin_ns, at->second->created_ns);
+          } else {
+            (n > track.last ? call.unreached : call.forgotten).push_back(rank);
+          }
+        }
+      }
+    }
+  }
+  std::vector<GroupView> list;
+  for (auto& entry : groups) list.push_back(std::move(entry.second));
+  return list;
+}
+
+void print_table(std::ostream& out, const GroupView& group, int64_t last) {
+  const auto count = static_cast<int64_t>(group.calls.size());
+  out << "\n" << group.title();
+  if (count == 0) {
+    out << ": no calls\n";
+    return;
+  }
+  if (count > last) out << ", the last " << last << " calls";
+  if (!group.missing.empty()) out << ", no dump of " << ranks_named(group.missing);
+  out << "\n";
+  struct Line {
+    std::string number, states, what;
+  };
+  std::vector<Line> lines;
+  for (auto it = std::next(group.calls.begin(), std::max<int64_t>(0, count - last)); it != group.calls.end(); ++it) {
+    std::string number = absl::StrCat(it->first);
+    for (const auto& [what, states] : it->second.ways) {
+      lines.push_back({std::exchange(number, ""), states_text(states), what});
+    }
+    if (!it->second.unreached.empty()) lines.push_back({"", absl::StrCat("not reached: ", ranks_text(it->second.unreached)), ""});
+    if (!it->second.forgotten.empty()) lines.push_back({"", absl::StrCat("forgotten: ", ranks_text(it->second.forgotten)), ""});
+  }
+  size_t widest[2] = {};
+  for (const Line& line : lines) {
+    widest[0] = std::max(widest[0], line.number.size());
+    widest[1] = std::max(widest[1], line.states.size());
+  }
+  for (const Line& line : lines) {
+    out << "  " << std::string(widest[0] - line.number.size(), ' ') << line.number << "  " << line.states;
+    if (!line.what.empty()) out << std::string(widest[1] - line.states.size(), ' ') << "  " << line.what;
+    out << "\n";
+  }
+}
+
+// What a rank was doing when its dump was written.
+std::string whereabouts(const std::vector<GroupView>& groups, int64_t rank, const GroupView& except) {
+  std::string text;
+  const auto member = [&](const std::vector<int64_t>& ranks) { return std::count(ranks.begin(), ranks.end(), rank) > 0; };
+  for (auto it = except.calls.rbegin(); it != except.calls.rend(); ++it) {
+    if (!member(it->second.here)) continue;
+    for (const auto& way : it->second.ways) {
+      if (member(all_of(way.second))) text = absl::StrCat("; its last one there is call ", it->first, ", ", way.first);
+    }
+    break;
+  }
+  for (const GroupView& group : groups) {
+    for (const auto& [n, call] : group.calls) {
+      for (const auto& [what, states] : call.ways) {
+        for (const auto& [state, ranks] : states) {
+          if (state == "completed" || !member(ranks)) continue;
+          absl::StrAppend(&text, state == "failed" ? "; it failed in call " : "; it is in call ", n, " over ", group.title(), ", ", what);
+        }
+      }
+    }
+  }
+  return text;
+}
+
+// "" if the ranks agree on the call.
+std::string divergence(const std::vector<GroupView>& groups, const GroupView& group, int64_t n, const Call& call) {
+  const std::string where = absl::StrCat("call ", n, " over ", group.title());
+  if (call.ways.size() > 1) {
+    // The many are right.
+    std::vector<std::pair<std::vector<int64_t>, std::string>> sides;
+    for (const auto& way : call.ways) sides.push_back({all_of(way.second), way.first});
+    std::stable_sort(sides.begin(), sides.end(), [](const auto& a, const auto& b) { return a.first.size() < b.first.size(); });
+    return absl::StrCat(absl::StrJoin(sides, ", while ", [&](std::string* out, const auto& side) {
+                          absl::StrAppend(out, ranks_named(side.first), " made ", side.second);
+                        }), ", as ", where);
+  }
+  if (!call.unreached.empty()) {
+    std::string text = absl::StrCat(ranks_named(call.unreached), call.unreached.size() == 1 ? " has" : " have", " not reached ", where,
+                                    ", ", call.ways.begin()->first, ", in which ", ranks_named(call.here),
+                                    call.here.size() == 1 ? " is" : " are");
+    return absl::StrCat(text, whereabouts(groups, call.unreached[0], group));
+  }
+  if (!group.missing.empty() && call.waits()) {
+    return absl::StrCat(ranks_named(group.missing), " left no dump; ", ranks_named(call.here), call.here.size() == 1 ? " is" : " are",
+                        " in ", where, ", ", call.ways.begin()->first);
+  }
+  return "";
+}
+
+}  // namespace
+
+FlightDump parse_flight_dump(const std::string& file, const std::string& text) {
+  Json json;
+  try {
+    json = Json::parse(text);
+  } catch (const Json::exception& e) {
+    throw UsageError(absl::StrCat(file, ": is not JSON: ", e.what()));
+  }
+  FlightDump dump;
+  dump.file = file;
+  const Field root(dump.file, "the file", json);
+  if (const std::string version = root["version"].text(); !absl::StartsWith(version, "2.")) {
+    throw UsageError(absl::StrCat(file, ": has version ", version, " of the format; 2.x can be read"));
+  }
+  dump.rank = rank_of(file, root);
+  std::map<std::string, size_t> index;
+  const Field config = root["pg_config"];
+  if (!config.json().is_object()) config.refuse("is not an object");
+  for (const auto& [name, value] : config.json().items()) {
+    const Field group(dump.file, absl::StrCat("pg_config['", name, "']"), value);
+    index[name] = dump.groups.size();
+    dump.groups.push_back({name, group["desc"].text(), parse_rank_list(group["ranks"]), 0, group.has("in_process")});
+    if (group.has("pg_id")) dump.groups.back().last = last_call(root, group["pg_id"]);
+  }
+  if (!root.has("entries")) return dump;  // PyTorch leaves an empty list out
+  const Field entries = root["entries"];
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Field entry(dump.file, absl::StrCat("entries[", i, "]"), entries.at(i).json());
+    const Field name = entry["process_group"];
+    if (name.size() != 2) name.refuse("is not a name and a description");
+    const auto found = index.find(name.at(0).text());
+    if (found == index.end()) name.at(0).refuse("is no group of pg_config");
+    FlightCall call;
+    call.group = found->second;
+    call.sequence = entry["collective_seq_id"].number();
+    call.what = what_of(entry);
+    call.state = entry["state"].text();
+    if (call.state != "completed" && entry.has("retired") && entry["retired"].json() == true) call.state = "failed";
+    call.created_ns = entry["time_created_ns"].number();
+    auto& group = dump.groups[call.group];
+    group.last = std::max({group.last, call.sequence, last_call(root, entry["pg_id"])});
+    dump.calls.push_back(std::move(call));
+  }
+  return dump;
+}
+
+FlightDump read_flight_dump(const std::string& path) {
+  std::ifstream in(user_path(path), std::ios::binary);
+  std::ostringstream text;
+  if (!in || !(text << in.rdbuf())) throw UsageError(absl::StrCat(path, ": cannot be read: ", std::strerror(errno)));
+  return parse_flight_dump(path, text.str());
+}
+
+FlightReport compare_flights(const std::vector<FlightDump>& dumps, int64_t last) {
+  std::map<int64_t, const FlightDump*> of_rank;
+  std::vector<int64_t> ranks;
+  for (const FlightDump& dump : dumps) {
+    const auto [at, first] = of_rank.emplace(dump.rank, &dump);
+    if (!first) throw UsageError(absl::StrCat(at->second->file, " and ", dump.file, " are both of rank ", dump.rank));
+    ranks.push_back(dump.rank);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  const std::vector<GroupView> groups = align(dumps);
+
+  std::ostringstream out;
+  out << dumps.size() << (dumps.size() == 1 ? " dump, of " : " dumps, of ") << ranks_named(ranks) << "\n";
+  std::string first;
+  int64_t first_ns = std::numeric_limits<int64_t>::max();
+  for (const GroupView& group : groups) {
+    print_table(out, group, last);
+    for (const auto& [n, call] : group.calls) {
+      const std::string text = divergence(groups, group, n, call);
+      if (text.empty()) continue;
+      if (first.empty() || call.begin_ns < first_ns) {
+        first = text;
+        first_ns = call.begin_ns;
+      }
+      break;
+    }
+  }
+  if (first.empty()) {
+    out << "\nNo divergence: every call is the same on all ranks that remember it.\n";
+  } else {
+    out << "\nFirst divergence: " << first << ".\n";
+  }
+  return {out.str(), !first.empty()};
+}
+
+}  // namespace dtensor::tools
