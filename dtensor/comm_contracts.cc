@@ -57,7 +57,8 @@ class CommBudget::Counter final : public CommListener {
     const bool one_more = calls_ < limit_.max_calls;
     TORCH_CHECK(one_more && event.bytes <= limit_.max_bytes - bytes_, describe(event), ". The CommBudget allows ",
                 one_more ? absl::StrCat(limit_.max_bytes, " B (max_bytes), of which ", bytes_, " B are used")
-                         : absl::StrCat(limit_.max_calls, " collectives (max_calls), of which all are used"),
+                         : absl::StrCat(limit_.max_calls, limit_.max_calls == 1 ? " collective" : " collectives",
+                                        " (max_calls), and as many are used"),
                 ". Redistribute a tensor once and use the result again, or raise the limit.");
     ++calls_;
     bytes_ += event.bytes;

@@ -14,6 +14,7 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/layout_picture.h"
+#include "dtensor/layout_text.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "dtensor/serialize.h"

@@ -21,10 +21,10 @@ using Kind = RedistributeStep::Kind;
 at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
 
 // For each of `sources` the pieces at that index.
-RankPieces reordered(RankPieces pieces, const std::vector<int64_t>& sources) {
-  if (sources.empty()) return pieces;
+RankPieces reordered(RankPieces pieces, const std::optional<std::vector<int64_t>>& sources) {
+  if (!sources) return pieces;
   RankPieces out;
-  for (int64_t source : sources) out.push_back(source < 0 ? std::vector<at::Tensor>() : std::move(pieces[source]));
+  for (int64_t source : *sources) out.push_back(source < 0 ? std::vector<at::Tensor>() : std::move(pieces[source]));
   return out;
 }
 

@@ -95,6 +95,7 @@ struct RedistributeManyFn : Function<RedistributeManyFn> {
       if (!tensors[i].requires_grad()) constant.push_back(results[i]);
     }
     ctx->mark_non_differentiable(constant);
+    ctx->set_materialize_grads(false);  // zeros need not travel
     return results;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {

@@ -23,9 +23,9 @@ using Kind = RedistributeStep::Kind;
 // Messages of one plan that are kept: some megabytes. The plans of a world are remembered by the thousand.
 constexpr size_t kMaxMessagesKept = size_t{1} << 14;
 
-// Where each of `ranks` stands in `before`; empty if the two are the same.
-std::vector<int64_t> sources_of(const std::vector<int64_t>& before, const std::vector<int64_t>& ranks) {
-  if (before == ranks) return {};
+// Where each of `ranks` stands in `before`; nullopt if the two are the same.
+std::optional<std::vector<int64_t>> sources_of(const std::vector<int64_t>& before, const std::vector<int64_t>& ranks) {
+  if (before == ranks) return std::nullopt;
   absl::flat_hash_map<int64_t, int64_t> index;
   for (size_t i = 0; i < before.size(); ++i) index[before[i]] = static_cast<int64_t>(i);
   std::vector<int64_t> sources;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "mesh/communicator.h"
@@ -14,8 +15,8 @@ namespace dtensor {
 struct StepSchedule {
   // The owned ranks that take part, in the order in which their tensors stand.
   std::vector<int64_t> ranks;
-  // For each of them, where its tensors stood before, -1 for a rank that had none. Empty: nothing moves.
-  std::vector<int64_t> sources;
+  // For each of them, where its tensors stood before, -1 for a rank that had none. nullopt: in the same order.
+  std::optional<std::vector<int64_t>> sources;
   std::vector<std::vector<Shape>> outputs;  // per rank, the sizes of what it has after the step
   // Empty for kFill and kAllReduce. Round by round: round c ends at rounds[c].
   std::vector<Message> messages;
@@ -27,11 +28,11 @@ struct StepSchedule {
 
 struct PlanSchedule {
   std::vector<StepSchedule> steps;
-  std::vector<int64_t> ranks;               // of what goes in
-  std::vector<std::vector<Shape>> inputs;   // per rank, the sizes of what goes in
-  std::vector<int64_t> result_ranks;        // of what comes out
-  std::vector<int64_t> result_sources;      // as StepSchedule::sources
-  int64_t input_bytes = 0;                  // of the largest part that goes in
+  std::vector<int64_t> ranks;              // of what goes in
+  std::vector<std::vector<Shape>> inputs;  // per rank, the sizes of what goes in
+  std::vector<int64_t> result_ranks;       // of what comes out
+  std::optional<std::vector<int64_t>> result_sources;  // as StepSchedule::sources
+  int64_t input_bytes = 0;                 // of the largest part that goes in
 };
 
 // The owned ranks of a layout, in the order of their tensors: mesh.local_ranks(); of boxes, all that the process owns.

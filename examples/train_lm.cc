@@ -1,10 +1,13 @@
-// Trains a small transformer language model twice from the same weights, on one plain device and sharded over a mesh whose
-// ranks live in this process, and shows that both learn the same and what the sharded one communicated.
+// Trains a small transformer language model twice from the same weights, on one plain device and sharded over a mesh, and shows
+// that both learn the same and what the sharded one communicated. The ranks of the mesh live in this process, or in one each
+// where a launcher started several:
 //
 //   ./bazelw run //examples:train_lm -- --mesh dp=2,tp=2 --steps 60 --svg layout.svg
+//   ./bazelw run //tools:launch -- -n 4 -- bazel-bin/examples/train_lm --mesh dp=2,tp=2
 
 #include <torch/nn.h>
 #include <torch/optim.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -26,6 +29,7 @@
 #include "examples/lm_model.h"
 #include "examples/text_data.h"
 #include "mesh/memory_meter.h"
+#include "processes/launch_env.h"
 
 ABSL_FLAG(std::string, mesh, "dp=2,tp=2", "mesh dims as NAME=SIZE,...: names that begin with 'd' split the batch, others the weights");
 ABSL_FLAG(int64_t, steps, 60, "optimizer steps");
@@ -34,7 +38,9 @@ ABSL_FLAG(std::string, vocab, "char", "tokens: 'char' or 'word'");
 ABSL_FLAG(std::string, text, "", "file to learn from; by default this project's own documentation");
 ABSL_FLAG(std::string, svg, "", "write a picture of every parameter's layout to this file");
 ABSL_FLAG(bool, double, false, "compute in float64");
-ABSL_FLAG(std::string, device, "cpu", "device of every rank: cpu, cuda:0, ...");
+ABSL_FLAG(std::string, device, "cpu", "device of every rank: cpu, cuda:0, ...; cuda: of each process its own");
+ABSL_FLAG(std::string, world, "auto", "ranks: 'local': all in this process; 'env': those that a launcher started; 'auto': env if one did");
+ABSL_FLAG(std::string, losses, "", "write the mesh's losses to this file, all their bits");
 ABSL_FLAG(int64_t, batch, 8, "sequences per step");
 ABSL_FLAG(int64_t, context, 32, "tokens per sequence");
 ABSL_FLAG(int64_t, width, 48, "hidden size");
@@ -103,13 +109,24 @@ void shard_model(const std::string& path, torch::nn::Module& module, const Devic
   }
 }
 
+std::filesystem::path users_path(const std::string& file) {
+  const char* dir = std::getenv("BUILD_WORKING_DIRECTORY");  // where `bazel run` was called
+  const std::filesystem::path path = file;
+  return dir && path.is_relative() ? dir / path : path;
+}
+
+void write(const char* flag, const std::string& file, const std::string& text) {
+  const auto path = users_path(file);
+  std::ofstream out(path);
+  if (!(out << text) || !out.flush()) throw UsageError(absl::StrCat(flag, " ", path.string(), ": cannot be written"));
+}
+
 std::string read_text() {
   const std::string file = absl::GetFlag(FLAGS_text);
   namespace fs = std::filesystem;
   std::vector<fs::path> files;
   if (!file.empty()) {
-    const char* dir = std::getenv("BUILD_WORKING_DIRECTORY");  // where `bazel run` was called
-    files.push_back(dir && fs::path(file).is_relative() ? fs::path(dir) / file : fs::path(file));
+    files.push_back(users_path(file));
   } else {
     if (fs::exists("README.md")) files.push_back("README.md");
     if (fs::is_directory("docs")) {
@@ -135,6 +152,7 @@ std::string read_text() {
 }
 
 void progress(const char* what, int64_t done, int64_t total, double loss) {
+  if (done < total && ::isatty(STDERR_FILENO) == 0) return;
   const int width = 30, full = static_cast<int>(done * width / total);
   std::fprintf(stderr, "\r%-14s [%s%s] %3lld/%lld  loss %.4f%s", what, std::string(full, '#').c_str(),
                std::string(width - full, '.').c_str(), static_cast<long long>(done), static_cast<long long>(total), loss,
@@ -149,7 +167,7 @@ struct Run {
 
 // One training loop for both runs: `place` puts a batch where the model is, `after` looks at each step.
 template <typename Place, typename After>
-Run train(const char* what, LanguageModel& model, const std::vector<Batch>& batches, Place place, After after) {
+Run train(const char* what, bool reports, LanguageModel& model, const std::vector<Batch>& batches, Place place, After after) {
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(absl::GetFlag(FLAGS_lr)));
   Run run;
   const auto steps = static_cast<int64_t>(batches.size());
@@ -162,7 +180,7 @@ Run train(const char* what, LanguageModel& model, const std::vector<Batch>& batc
     optimizer.step();
     run.losses.push_back(loss.item<double>());
     after(run, step);
-    progress(what, step + 1, steps, run.losses.back());
+    if (reports) progress(what, step + 1, steps, run.losses.back());
   }
   return run;
 }
@@ -243,6 +261,23 @@ std::string generate(LanguageModel& model, const examples::Vocab& vocab, std::ve
   return vocab.decode(ids);
 }
 
+// The ranks of this process, or those of all processes that were started for this job.
+World make_world(int64_t ranks, torch::Device device) {
+  const std::string kind = absl::GetFlag(FLAGS_world);
+  if (kind != "local" && kind != "env" && kind != "auto") {
+    throw UsageError(absl::StrCat("--world ", kind, ": must be 'local', 'env' or 'auto'"));
+  }
+  if (kind == "local" || (kind == "auto" && find_job_place({}).launcher == Launcher::kNone)) return World::local(ranks, device);
+  LaunchOptions options;
+  options.device = absl::GetFlag(FLAGS_device);
+  const World world = World::from_env(options);
+  if (world.size() != ranks) {
+    const std::string mesh = absl::GetFlag(FLAGS_mesh);
+    throw UsageError(absl::StrCat("--mesh ", mesh, " has ", ranks, " ranks, but ", world.size(), " were started"));
+  }
+  return world;
+}
+
 int run() {
   const MeshShape shape = parse_mesh(absl::GetFlag(FLAGS_mesh));
   const auto positive = [](const char* name, int64_t value) {
@@ -269,6 +304,13 @@ int run() {
     throw UsageError(absl::StrCat("--device ", device_name, ": not a device; say cpu or cuda:0"));
   }
 
+  const World world = make_world(shape.ranks, *device);
+  device = world.device(world.owned_ranks()[0]);
+  // Of several processes one reports.
+  const bool reports = world.owned_ranks()[0] == 0;
+  std::ostream nowhere(nullptr);
+  std::ostream& out = reports ? std::cout : nowhere;
+
   const std::string text = read_text();
   const examples::Vocab vocab(text, kind == "char" ? examples::VocabKind::kChar : examples::VocabKind::kWord);
   const auto ids = vocab.encode(text);
@@ -286,7 +328,6 @@ int run() {
   };
   LanguageModel plain = make_model(), sharded = make_model();
 
-  const auto world = World::local(shape.ranks, *device);
   const DeviceMesh mesh(world, shape.sizes, shape.names);
   distribute_module(*sharded, mesh, shard_model);
 
@@ -297,12 +338,12 @@ int run() {
     whole_bytes += spec->meta().bytes();
     rank_bytes += spec->max_local_bytes();
   }
-  std::cout << absl::StrFormat("text: %d tokens, vocabulary of %d %ss; model: %d parameters; mesh: %s on %s\n", ids.size(),
-                               vocab.size(), kind, parameters, mesh.to_string(), device_name)
-            << std::flush;
+  out << absl::StrFormat("text: %d tokens, vocabulary of %d %ss; model: %d parameters; mesh: %s of %s\n", ids.size(),
+                         vocab.size(), kind, parameters, mesh.to_string(), world.name())
+      << std::flush;
 
   const auto to_device = [&](const Batch& b) { return Batch{b.inputs.to(*device), b.targets.to(*device)}; };
-  const Run one = train("one device", plain, batches, to_device, [](Run&, int64_t) {});
+  const Run one = reports ? train("one device", reports, plain, batches, to_device, [](Run&, int64_t) {}) : Run();
 
   std::vector<CommEvent> last_step;
   Run many;
@@ -311,9 +352,9 @@ int run() {
     CommDebugMode comm;
     const auto split = layout(mesh, Replicate(), Shard(0));
     many = train(
-        "mesh", sharded, batches,
+        "mesh", reports, sharded, batches,
         [&](const Batch& b) {
-          // Every rank of this process has the batch: take the parts without communication.
+          // Every process has the batch: take the parts without communication.
           return Batch{distribute_tensor(b.inputs, mesh, split, std::nullopt), distribute_tensor(b.targets, mesh, split, std::nullopt)};
         },
         [&](Run& r, int64_t) {
@@ -325,33 +366,34 @@ int run() {
 
   double difference = 0;
   for (size_t i = 0; i < one.losses.size(); ++i) difference = std::max(difference, std::abs(one.losses[i] - many.losses[i]));
-  std::cout << "\nLoss: o one device, x mesh, * both\n" << chart(one.losses, many.losses);
-  std::cout << absl::StrFormat("first %.6f, last %.6f; largest difference %.3g (%s)\n", many.losses.front(), many.losses.back(),
-                               difference, absl::GetFlag(FLAGS_double) ? "float64" : "float32");
+  if (reports) out << "\nLoss: o one device, x mesh, * both\n" << chart(one.losses, many.losses);
+  out << absl::StrFormat("first %.6f, last %.6f; largest difference %.3g (%s)\n", many.losses.front(), many.losses.back(),
+                         difference, absl::GetFlag(FLAGS_double) ? "float64" : "float32");
 
   int64_t calls = static_cast<int64_t>(last_step.size()), bytes = 0;
   for (const auto& e : last_step) bytes += e.bytes;
-  std::cout << absl::StrFormat("\nCommunication of one step: %d collectives, %d bytes received per rank\n", calls, bytes)
-            << communication_table(last_step);
+  out << absl::StrFormat("\nCommunication of one step: %d collectives, %d bytes received per rank\n", calls, bytes)
+      << communication_table(last_step);
 
   const auto stats = strategy_cache(world).stats();
   const uint64_t settled = many.misses.size() > 2 ? many.misses.back() - many.misses[1] : 0;
-  std::cout << absl::StrFormat("\nParameters: %d bytes per rank, %d bytes on one device (%.1f %%)\n", rank_bytes, whole_bytes,
-                               100.0 * static_cast<double>(rank_bytes) / static_cast<double>(whole_bytes));
-  std::cout << absl::StrFormat("Peak memory of distributed tensors per rank: %d bytes\n", world.memory().peak_bytes());
-  std::cout << absl::StrFormat("Strategy cache: %d hits, %d misses, %d entries; %d misses after step 2\n", stats.hits, stats.misses,
-                               stats.size, settled);
+  out << absl::StrFormat("\nParameters: %d bytes per rank, %d bytes on one device (%.1f %%)\n", rank_bytes, whole_bytes,
+                         100.0 * static_cast<double>(rank_bytes) / static_cast<double>(whole_bytes));
+  out << absl::StrFormat("Peak memory of distributed tensors per rank: %d bytes\n", world.memory().peak_bytes());
+  out << absl::StrFormat("Strategy cache: %d hits, %d misses, %d entries; %d misses after step 2\n", stats.hits, stats.misses,
+                         stats.size, settled);
 
-  if (const std::string file = absl::GetFlag(FLAGS_svg); !file.empty()) {
-    namespace fs = std::filesystem;
-    const char* dir = std::getenv("BUILD_WORKING_DIRECTORY");
-    const fs::path path = dir && fs::path(file).is_relative() ? fs::path(dir) / file : fs::path(file);
-    std::ofstream out(path);
-    if (!(out << layout_svg(layouts, "Parameters of the language model"))) throw UsageError(absl::StrCat("--svg ", path.string(), ": cannot be written"));
-    std::cout << "Layouts drawn in " << path.string() << "\n";
+  if (const std::string file = absl::GetFlag(FLAGS_svg); !file.empty() && reports) {
+    write("--svg", file, layout_svg(layouts, "Parameters of the language model"));
+    out << "Layouts drawn in " << users_path(file).string() << "\n";
+  }
+  if (const std::string file = absl::GetFlag(FLAGS_losses); !file.empty() && reports) {
+    std::string lines;
+    for (double loss : many.losses) absl::StrAppendFormat(&lines, "%a\n", loss);
+    write("--losses", file, lines);
   }
   if (const int64_t count = absl::GetFlag(FLAGS_sample); count > 0) {
-    std::cout << "\nSample:\n" << generate(sharded, vocab, {ids.begin(), ids.begin() + std::min<int64_t>(12, config.context)}, count, mesh) << "\n";
+    out << "\nSample:\n" << generate(sharded, vocab, {ids.begin(), ids.begin() + std::min<int64_t>(12, config.context)}, count, mesh) << "\n";
   }
   return 0;
 }

@@ -28,8 +28,8 @@ constexpr char kVersion[] = "2.10";  // of PyTorch's format
 std::atomic<int64_t> told_rank{-1};
 std::atomic<int64_t> timeout_ms{600000};  // PyTorch's, until somebody says
 
-// PyTorch's readers know the collectives of NCCL by these names, and only with this prefix. An uneven one they would take for a
-// mistake, if it were not an all_to_all.
+// PyTorch's readers know collectives by these names, and only with this prefix. What is uneven they would take for a mistake;
+// "coalesced" is what they only compare by name.
 const char* profiling_name(const FlightRecord& entry, const Json& inputs, const Json& outputs) {
   const auto numel = [](const Json& sizes) {
     int64_t n = 1;
@@ -42,9 +42,9 @@ const char* profiling_name(const FlightRecord& entry, const Json& inputs, const 
     case Collective::kAllReduce:
       return "nccl:all_reduce";
     case Collective::kAllGather:
-      return single && numel(inputs) * n == numel(outputs) ? "nccl:all_gather" : "nccl:all_to_all";
+      return single && numel(inputs) * n == numel(outputs) ? "nccl:all_gather" : "nccl:coalesced";
     case Collective::kReduceScatter:
-      return single && numel(outputs) * n == numel(inputs) ? "nccl:reduce_scatter" : "nccl:all_to_all";
+      return single && numel(outputs) * n == numel(inputs) ? "nccl:reduce_scatter" : "nccl:coalesced";
     case Collective::kBroadcast:
       return "nccl:broadcast";
     case Collective::kScatter:
@@ -57,7 +57,7 @@ const char* profiling_name(const FlightRecord& entry, const Json& inputs, const 
     case Collective::kPermute:
       break;
   }
-  return "nccl:all_to_all";
+  return "nccl:coalesced";
 }
 
 const char* state_of(const FlightRecord& entry) {

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -171,6 +172,23 @@ std::string find_listener(const JobPlace& place, const std::vector<Address>& add
               " listens there: see that it runs, that ", "all ranks have the same address, and that no firewall is between");
 }
 
+// TCPStore waits for the other side's first words without any limit, so it does so in a thread that can be left behind.
+c10::intrusive_ptr<c10d::Store> connect(const std::string& host, c10d::TCPStoreOptions options, Clock::time_point deadline) {
+  const auto left = std::max(std::chrono::duration_cast<Milliseconds>(deadline - Clock::now()), Milliseconds(100));
+  options.timeout = left;
+  std::promise<c10::intrusive_ptr<c10d::Store>> promise;
+  auto made = promise.get_future();
+  std::thread([host, options, promise = std::move(promise)]() mutable {
+    try {
+      promise.set_value(c10::make_intrusive<c10d::TCPStore>(host, options));
+    } catch (...) {
+      promise.set_exception(std::current_exception());
+    }
+  }).detach();
+  TORCH_CHECK(made.wait_for(left) == std::future_status::ready, "no answer in ", seconds_text(left));
+  return made.get();
+}
+
 c10::intrusive_ptr<c10d::Store> open_tcp(const JobPlace& place, const StoreAddress& where) {
   const auto deadline = Clock::now() + place.timeout;
   const bool serve = place.rank == 0 && !place.store_exists;
@@ -196,17 +214,16 @@ c10::intrusive_ptr<c10d::Store> open_tcp(const JobPlace& place, const StoreAddre
   } else {
     host = find_listener(place, addresses, deadline);
   }
-  options.timeout = std::max(std::chrono::duration_cast<Milliseconds>(deadline - Clock::now()), Milliseconds(100));
   try {
-    auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
+    auto store = connect(host, options, deadline);
     if (serve) served->emplace(place.store, store);
     return store;
   } catch (const std::exception& e) {
     const auto* error = dynamic_cast<const c10::Error*>(&e);
-    TORCH_CHECK(
-        false, kWho, "rank ", place.rank, " found something at ", name_of(place),
-        " that does not speak as a store does: ", first_line(error != nullptr ? error->what_without_backtrace() : e.what()),
-        ". If another program listens there, choose another port (MASTER_PORT)");
+    const std::string reason = first_line(error != nullptr ? error->what_without_backtrace() : e.what());
+    C10_THROW_ERROR(DistStoreError, absl::StrCat(kWho, "rank ", place.rank, " found something at ", name_of(place),
+                                                 " that does not answer as a store does: ", reason,
+                                                 ". If another program listens there, choose another port (MASTER_PORT)"));
   }
 }
 

@@ -66,14 +66,25 @@ bool LayoutGeometry::inside(const Layers& part, const Layers& whole, uint64_t di
 int64_t LayoutGeometry::part_bytes(const Layers& layout) const {
   Shape sizes = sizes_;
   bool even = true;
+  bool strided = false;
   for (int64_t m = 0; m < ndim(); ++m) {
     if (!layout[m]->is_sharded() || mesh_shape_[m] == 1) continue;
     int64_t& size = sizes[layout[m]->dim()];
     size = first_part(size, *layout[m], mesh_shape_[m], even);
+    strided |= layout[m]->is_strided_shard();
   }
   int64_t bytes = item_bytes_;
-  for (int64_t size : sizes) bytes *= size;
+  for (int64_t d = 0; d < tensor_ndim(); ++d) {
+    // Strides may cut a short part into fewer, larger pieces than a long one.
+    bytes *= even || !strided ? sizes[d] : longest_part(layout, d);
+  }
   return bytes;
+}
+
+int64_t LayoutGeometry::longest_part(const Layers& layout, int64_t d) const {
+  std::vector<Coordinates> unused(ndim());
+  const Coordinates sizes = add_breakpoints(layout, d, unused);
+  return sizes.empty() ? 0 : *std::max_element(sizes.begin(), sizes.end());
 }
 
 int64_t LayoutGeometry::received_bytes(const Layers& before, const Layers& after) const {
@@ -158,9 +169,10 @@ int64_t LayoutGeometry::least_overlap(const Layers& before, const Layers& after,
   return shared;
 }
 
-// Along each mesh dim that cuts tensor dim d the size of a part is constant between a few coordinates: adds them to
-// `visit`.
-void LayoutGeometry::add_breakpoints(const Layers& layout, int64_t d, std::vector<Coordinates>& visit) const {
+// Along each mesh dim that cuts tensor dim d the size of a part is constant between a few coordinates: adds them to `visit`, and
+// returns every size that a part has.
+LayoutGeometry::Coordinates LayoutGeometry::add_breakpoints(const Layers& layout, int64_t d,
+                                                            std::vector<Coordinates>& visit) const {
   Coordinates sizes = {sizes_[d]};  // every size that the mesh dims so far leave
   for (int64_t m : cutters(layout, d)) {
     const Placement& p = *layout[m];
@@ -187,6 +199,7 @@ void LayoutGeometry::add_breakpoints(const Layers& layout, int64_t d, std::vecto
     next.erase(std::unique(next.begin(), next.end()), next.end());
     sizes = std::move(next);
   }
+  return sizes;
 }
 
 Runs LayoutGeometry::runs_of(const Layers& layout, const MeshDims& cutters, int64_t d,

@@ -32,7 +32,7 @@ class LayoutGeometry {
   // True if every rank's part in `part` surely lies within its part in `whole`, which differs on `dims` only.
   bool inside(const Layers& part, const Layers& whole, uint64_t dims) const;
 
-  // The largest part any rank holds: that of the first rank.
+  // The largest part any rank holds.
   int64_t part_bytes(const Layers& layout) const;
 
   // Every element of a rank's new part that is not in its old one is received exactly once: of the rank that receives most.
@@ -62,7 +62,8 @@ class LayoutGeometry {
   int64_t least_overlap(const Layers& before, const Layers& after, int64_t d) const;
   Runs runs_of(const Layers& layout, const MeshDims& cutters, int64_t d, absl::Span<const int64_t> coordinate) const;
   LocalLayout layout_of(const Layers& layout, absl::Span<const int64_t> coordinate) const;
-  void add_breakpoints(const Layers& layout, int64_t d, std::vector<Coordinates>& visit) const;
+  Coordinates add_breakpoints(const Layers& layout, int64_t d, std::vector<Coordinates>& visit) const;
+  int64_t longest_part(const Layers& layout, int64_t d) const;
   int64_t received_numel_by_visiting(const Layers& before, const Layers& after) const;
 
   const std::vector<int64_t>& mesh_shape_;

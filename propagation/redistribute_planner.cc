@@ -190,6 +190,15 @@ class Search {
     return dims;
   }
 
+  // Mesh dims, a bit each.
+  uint64_t changed(State a, State b) const {
+    uint64_t dims = 0;
+    for (size_t k = 0; k < changing_.size(); ++k) {
+      if (choice(a, static_cast<int>(k)) != choice(b, static_cast<int>(k))) dims |= uint64_t{1} << changing_[k].mesh_dim;
+    }
+    return dims;
+  }
+
   void seed();
   void expand(int node);
   template <typename Becomes>
@@ -395,14 +404,15 @@ void Search::expand(int node) {
   State after;
   uint64_t dims;
   if (overlay(state, after, dims)) {
-    bool gathers_only = dims != 0;  // it may be the all-gather of what follows
+    uint64_t gathered = 0;  // it may be the all-gather of what follows
     for (size_t k = 0; k < n; ++k) {
-      const int now = choice(state, static_cast<int>(k));
-      if (choice(after, static_cast<int>(k)) == now) continue;
-      gathers_only &= changing_[k].choices[now]->is_sharded() &&
-                      changing_[k].choices[choice(after, static_cast<int>(k))]->is_replicate();
+      const int then = choice(after, static_cast<int>(k));
+      if (then != choice(state, static_cast<int>(k)) && changing_[k].choices[then]->is_replicate()) {
+        gathered |= uint64_t{1} << changing_[k].mesh_dim;
+      }
     }
-    gathers_only = gathers_only && geometry_.innermost(layers(state), dims);
+    const bool gathers_only = dims != 0 && gathered == dims && changed(state, after) == dims &&
+                              geometry_.innermost(layers(state), dims);
     relax(node, dims == 0 ? Kind::kSlice : gathers_only ? Kind::kAllGather : Kind::kAllToAll, dims, after);
   }
   while (!partials.empty()) {  // by kind of reduction

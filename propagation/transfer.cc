@@ -250,8 +250,10 @@ std::vector<Route> transfer_routes(const TensorMeta& meta, const Layout& from, c
     if (!from.is_boxes()) {
       route.steps = plan_redistribution(from.mesh(), meta, from.placements(), c.middle_from, unlimited).steps;
     }
+    std::vector<RedistributeStep> last;
+    if (!to.is_boxes()) last = plan_redistribution(to.mesh(), meta, c.middle_to, to.placements(), unlimited).steps;
     const Traffic t = traffic(meta, before, after);
-    if (!t.same) {
+    if (!t.same || !last.empty()) {  // with steps after it also where nothing moves: it is where the mesh changes
       RedistributeStep& step = route.steps.emplace_back();
       step.kind = Kind::kTransfer;
       step.before = before.placements();
@@ -264,11 +266,7 @@ std::vector<Route> transfer_routes(const TensorMeta& meta, const Layout& from, c
                                         std::max(t.received, t.sent));
       }
     }
-    if (!to.is_boxes()) {
-      for (RedistributeStep& step : plan_redistribution(to.mesh(), meta, c.middle_to, to.placements(), unlimited).steps) {
-        route.steps.push_back(std::move(step));
-      }
-    }
+    for (RedistributeStep& step : last) route.steps.push_back(std::move(step));
     add_up(route);
   }
   std::stable_sort(routes.begin(), routes.end(), [](const Route& a, const Route& b) { return a.seconds < b.seconds; });

@@ -274,14 +274,13 @@ std::string divergence(const std::vector<GroupView>& groups, const GroupView& gr
                         }), ", as ", where);
   }
   if (!call.unreached.empty()) {
-    std::string text = absl::StrCat(ranks_named(call.unreached), call.unreached.size() == 1 ? " has" : " have", " not reached ", where,
-                                    ", ", call.ways.begin()->first, ", in which ", ranks_named(call.here),
-                                    call.here.size() == 1 ? " is" : " are");
-    return absl::StrCat(text, whereabouts(groups, call.unreached[0], group));
+    return absl::StrCat(ranks_named(call.unreached), call.unreached.size() == 1 ? " has" : " have", " not reached ", where, ", ",
+                        call.ways.begin()->first, " (", states_text(call.ways.begin()->second), ")",
+                        whereabouts(groups, call.unreached[0], group));
   }
   if (!group.missing.empty() && call.waits()) {
-    return absl::StrCat(ranks_named(group.missing), " left no dump; ", ranks_named(call.here), call.here.size() == 1 ? " is" : " are",
-                        " in ", where, ", ", call.ways.begin()->first);
+    return absl::StrCat(ranks_named(group.missing), " left no dump, and the others are in ", where, ", ", call.ways.begin()->first, " (",
+                        states_text(call.ways.begin()->second), ")");
   }
   return "";
 }

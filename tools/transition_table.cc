@@ -4,8 +4,8 @@
 //   ./bazelw run //tools:transition_table              # prints it
 //   ./bazelw run //tools:transition_table -- --write   # puts it into the page
 //
-// The tensors are large, so that bytes decide rather than latencies. A row for which no formula is found, or whose steps depend
-// on the sizes, is an error.
+// The tensors are large, so that bytes decide rather than latencies. Where the steps depend on the sizes of the mesh, each way
+// has a line. A line for which no formula is found is an error.
 
 #include <c10/util/Exception.h>
 
@@ -60,7 +60,7 @@ const std::vector<Row>& rows() {
       list.push_back({Row::kTwoDims, from, to});
     }
     for (const auto& [from, to] : std::initializer_list<std::pair<const char*, const char*>>{
-             {"S(0)", "S(0)"}, {"S(0)", "S(1)"}, {"R", "S(0)"}, {"P", "S(0)"}}) {
+             {"S(0)", "S(0)"}, {"S(0)", "S(1)"}, {"S(0)", "R"}, {"R", "S(0)"}, {"P", "S(0)"}}) {
       list.push_back({Row::kTransfer, from, to});
     }
     return list;
@@ -229,30 +229,31 @@ Point plan_at(const Row& row, int64_t a, int64_t b, int64_t scale) {
   return point;
 }
 
-std::string line(const Row& row) {
+std::string lines(const Row& row) {
   const bool two = row.kind != Row::kOneDim;
-  std::vector<Point> points;
+  std::vector<std::vector<Point>> by_steps;
   for (const int64_t a : {2, 3, 4, 5, 8}) {
     for (const int64_t b : two ? std::vector<int64_t>{2, 3, 4, 6} : std::vector<int64_t>{1}) {
       if (a == b) continue;  // a square mesh has short cuts
-      for (const int64_t scale : {128, 176, 1024}) points.push_back(plan_at(row, a, b, scale));
+      for (const int64_t scale : {128, 176, 1024}) {
+        Point point = plan_at(row, a, b, scale);
+        auto it = std::find_if(by_steps.begin(), by_steps.end(), [&](const auto& list) { return list[0].steps == point.steps; });
+        if (it == by_steps.end()) it = by_steps.emplace(by_steps.end());
+        it->push_back(std::move(point));
+      }
     }
   }
-  const std::string where = absl::StrCat(row.from, " -> ", row.to);
-  for (const Point& p : points) {
-    TORCH_CHECK(p.steps == points[0].steps, where, ": the steps depend on the sizes: ", points[0].steps, " for N=",
-                points[0].sizes.n, ", A=", points[0].sizes.a, ", B=", points[0].sizes.b, ", but ", p.steps, " for N=", p.sizes.n,
-                ", A=", p.sizes.a, ", B=", p.sizes.b);
+  std::string text;
+  for (const std::vector<Point>& points : by_steps) {
+    std::vector<int64_t> all_bytes;
+    for (const Point& p : points) all_bytes.push_back(p.bytes);
+    const auto bytes = formula(points, all_bytes, two), peak = peak_formula(points, two);
+    const Point& p = points.back();
+    TORCH_CHECK(bytes && peak, row.from, " -> ", row.to, " (", p.steps, "): no formula for the ", bytes ? "peak" : "bytes", " of ",
+                points.size(), " meshes and tensors; the last: N=", p.sizes.n, ", A=", p.sizes.a, ", B=", p.sizes.b, ", bytes ", p.bytes,
+                ", peak ", p.peak);
+    absl::StrAppend(&text, "| ", row.from, " | ", row.to, " | ", p.steps, " | ", *bytes, " | ", *peak, " |\n");
   }
-  std::vector<int64_t> all_bytes;
-  for (const Point& p : points) all_bytes.push_back(p.bytes);
-  const auto bytes = formula(points, all_bytes, two), peak = peak_formula(points, two);
-  const Point& p = points.back();
-  TORCH_CHECK(bytes, where, " (", p.steps, "): no formula for the bytes, such as ", p.bytes, " for N=", p.sizes.n, ", A=", p.sizes.a,
-              ", B=", p.sizes.b);
-  TORCH_CHECK(peak, where, " (", p.steps, "): no formula for the peak, such as ", p.peak, " for N=", p.sizes.n, ", A=", p.sizes.a,
-              ", B=", p.sizes.b);
-  const std::string text = absl::StrCat("| ", row.from, " | ", row.to, " | ", p.steps, " | ", *bytes, " | ", *peak, " |\n");
   return two ? text : absl::StrReplaceAll(text, {{"A", "W"}});
 }
 
@@ -268,7 +269,7 @@ std::string table() {
                       "\n| from | to | steps | bytes per rank | peak |\n| --- | --- | --- | --- | --- |\n");
       kind = row.kind;
     }
-    text += line(row);
+    text += lines(row);
   }
   return text;
 }

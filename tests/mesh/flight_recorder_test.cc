@@ -187,9 +187,9 @@ TEST_CASE("flight recorder: uneven parts go by a name under which PyTorch's read
   REQUIRE(records.size() == 4);
   CHECK(records[0].at("profiling_name") == "nccl:all_gather");
   CHECK(records[0].at("output_sizes") == Json::parse("[[4]]"));
-  CHECK(records[1].at("profiling_name") == "nccl:all_to_all");
+  CHECK(records[1].at("profiling_name") == "nccl:coalesced");
   CHECK(records[1].at("collective") == "all_gather");
-  CHECK(records[2].at("profiling_name") == "nccl:all_to_all");
+  CHECK(records[2].at("profiling_name") == "nccl:coalesced");
   CHECK(records[2].at("input_sizes") == Json::parse("[[0]]"));
   CHECK(records[2].at("input_dtypes").size() == 1);
   CHECK(records[3].at("profiling_name") == "nccl:broadcast");

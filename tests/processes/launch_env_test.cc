@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "processes/choose_device.h"
 #include "processes/error_file.h"
 #include "tests/testing/catch_torch.h"
 
@@ -278,6 +279,41 @@ TEST_CASE("launch_env: the deadline") {
   }
   options.timeout = milliseconds(-1);
   CHECK_THAT(error({}, options), Contains("LaunchOptions::timeout is -1 ms"));
+}
+
+TEST_CASE("choose_device") {
+  const auto chosen = [](const std::string& backend, const std::string& device, int64_t cuda_devices, int64_t local_rank = 1) {
+    LaunchOptions options;
+    options.backend = backend;
+    options.device = device;
+    JobPlace place;
+    place.local_rank = local_rank;
+    try {
+      const DeviceChoice choice = choose_device(options, place, cuda_devices);
+      return choice.backend + " " + choice.device.str();
+    } catch (const c10::Error& e) {
+      return std::string(e.what_without_backtrace());
+    }
+  };
+  CHECK(chosen("", "", 0) == "gloo cpu");
+  CHECK(chosen("", "", 2) == "nccl cuda:1");
+  CHECK(chosen("", "cpu", 2) == "gloo cpu");
+  CHECK(chosen("gloo", "", 2) == "gloo cpu");
+  CHECK(chosen("gloo", "cpu", 2) == "gloo cpu");
+  CHECK(chosen("nccl", "", 2) == "nccl cuda:1");
+  CHECK(chosen("", "cuda", 2) == "nccl cuda:1");
+  CHECK(chosen("nccl", "cuda:0", 1) == "nccl cuda:0");
+  CHECK(chosen("", "cuda:0", 1, -1) == "nccl cuda:0");
+  CHECK_THAT(chosen("mpi", "", 0), Contains("LaunchOptions::backend is 'mpi'; expected gloo"));
+  for (const char* device : {"gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1 ", "cuda:999", "cpu:0", "xpu"}) {
+    CHECK_THAT(chosen("", device, 4), Contains(std::string("LaunchOptions::device is '") + device + "'; expected cpu, cuda"));
+  }
+  CHECK_THAT(chosen("gloo", "cuda", 1), Contains("LaunchOptions::backend is gloo, but LaunchOptions::device is cuda"));
+  CHECK_THAT(chosen("nccl", "cpu", 1), Contains("LaunchOptions::backend is nccl, but LaunchOptions::device is cpu"));
+  CHECK_THAT(chosen("nccl", "", 0), Contains("sees no CUDA device") && Contains("The device cpu would work"));
+  CHECK_THAT(chosen("", "", 1), Contains("is to use cuda:1, after its local rank, but sees 1 CUDA device. Start at most"));
+  CHECK_THAT(chosen("", "cuda:3", 2), Contains("is to use cuda:3, but sees 2 CUDA devices"));
+  CHECK_THAT(chosen("", "cuda", 2, -1), Contains("tells no local rank") && Contains("set LOCAL_RANK"));
 }
 
 TEST_CASE("launch_env: the process that started the ranks") {

@@ -188,7 +188,7 @@ TEST_CASE("open_store: who cannot connect says so in time") {
 
   Socket silent(true);  // accepts, and never says a word
   const Outcome mute = outcome(place(absl::StrCat("tcp://127.0.0.1:", silent.port), 1));
-  CHECK_THAT(mute.error, Contains("found something at the store") && Contains("does not speak as a store does"));
+  CHECK_THAT(mute.error, Contains("found something at the store") && Contains("does not answer as a store does"));
   CHECK(mute.took < milliseconds(5000));
 
   // A name of RFC 2606 that never exists.
