@@ -9,7 +9,9 @@
 // dtensor/distributed_module.h (templates over torch::nn, so apart) has the modules with input and output hooks.
 #pragma once
 
+#include "dtensor/comm_contracts.h"
 #include "dtensor/comm_debug_mode.h"
+#include "dtensor/comm_trace.h"
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"

@@ -160,6 +160,10 @@ void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause) {
   Communicator& communicator = first.plan().from.world().communicator();
 
   const bool single = jobs.size() == 1;
+  call.event.tensor = first.schedule().text;
+  if (!single) {
+    call.event.tensor = std::make_shared<const std::string>(c10::str(*first.schedule().text, " and ", jobs.size() - 1, " more"));
+  }
   RankPieces all_inputs;
   if (!single) {
     std::vector<const RankPieces*> parts;

@@ -1,5 +1,7 @@
 #include "dtensor/schedule.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <mutex>
 #include <utility>
@@ -164,8 +166,19 @@ StepSchedule make_step(const TensorMeta& meta, const RedistributeStep& step, con
   return schedule;
 }
 
+std::string text_of(const RedistributePlan& plan) {
+  const Layout& from = plan.from;
+  const Layout& to = plan.to;
+  if (!from.is_boxes() && !to.is_boxes() && from.mesh() == to.mesh()) {
+    return c10::str(to_string(plan.tensor), "(", to_string(from.placements()), ") -> (", to_string(to.placements()), ") @ ",
+                    from.mesh().to_string());
+  }
+  return c10::str(to_string(plan.tensor), "(", from.to_string(), ") -> (", to.to_string(), ")");
+}
+
 PlanSchedule make_schedule(const RedistributePlan& plan) {
   PlanSchedule schedule;
+  schedule.text = std::make_shared<const std::string>(text_of(plan));
   schedule.ranks = owned_ranks(plan.from);
   schedule.inputs = sizes_of(plan.tensor, plan.from, schedule.ranks);
   schedule.input_bytes = largest_part_bytes(plan.tensor, plan.from);

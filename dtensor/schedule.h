@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <optional>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct StepSchedule {
 };
 
 struct PlanSchedule {
+  std::shared_ptr<const std::string> text;  // "f32[8, 8](S(0)) -> (R) @ mesh(tp=4)": CommEvent::tensor
   std::vector<StepSchedule> steps;
   std::vector<int64_t> ranks;              // of what goes in
   std::vector<std::vector<Shape>> inputs;  // per rank, the sizes of what goes in

@@ -267,7 +267,7 @@ World make_world(int64_t ranks, torch::Device device) {
   if (kind != "local" && kind != "env" && kind != "auto") {
     throw UsageError(absl::StrCat("--world ", kind, ": must be 'local', 'env' or 'auto'"));
   }
-  if (kind == "local" || (kind == "auto" && find_job_place({}).launcher == Launcher::kNone)) return World::local(ranks, device);
+  if (kind == "local" || (kind == "auto" && find_launcher() == Launcher::kNone)) return World::local(ranks, device);
   LaunchOptions options;
   options.device = absl::GetFlag(FLAGS_device);
   const World world = World::from_env(options);

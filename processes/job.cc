@@ -21,6 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "mesh/flight_recorder.h"
 #include "processes/error_file.h"
 
 namespace dtensor {
@@ -158,10 +159,13 @@ void tell_others_on_terminate() {
 }
 
 void Job::State::set_failure(std::string text) {
-  std::lock_guard lock(mutex);
-  if (failed.load()) return;
-  failure = std::move(text);
-  failed.store(true, std::memory_order_release);
+  {
+    std::lock_guard lock(mutex);
+    if (failed.load()) return;
+    failure = std::move(text);
+    failed.store(true, std::memory_order_release);
+  }
+  dump_flight_recorder_on_failure(rank);
 }
 
 std::string Job::State::failure_text() {
@@ -270,11 +274,11 @@ std::optional<std::pair<int64_t, std::string>> Job::State::find_missing(const Ac
           const auto begun = json.at("begun").find(mine.group);
           const int64_t theirs = begun == json.at("begun").end() ? 0 : begun->get<int64_t>();
           if (theirs >= mine.sequence) break;
-          std::string text = absl::StrCat("it has not come to call ", mine.sequence, ", ", mine.what, ", within ",
+          std::string text = absl::StrCat("it has not come to ", mine.what, ", within ",
                                           seconds_text(timeout));
           const auto last = json.at("last").find(mine.group);
           if (last != json.at("last").end()) {
-            absl::StrAppend(&text, "; its last one there was call ", theirs, ", ", last->get<std::string>());
+            absl::StrAppend(&text, "; its last one there was ", last->get<std::string>());
           }
           if (json.at("active").get<bool>()) absl::StrAppend(&text, "; it waits in ", json.at("what").get<std::string>());
           return std::make_pair(other, text);
@@ -313,6 +317,7 @@ Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Mill
   const Json place = {{"host", host_name()}, {"pid", ::getpid()}};
   state_->store->set(absl::StrCat("place/", rank), place.dump());
   tell_others_on_terminate();
+  prepare_flight_recorder(rank, timeout);
   {
     std::lock_guard lock(jobs_mutex());
     live_jobs().push_back(this);

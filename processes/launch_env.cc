@@ -42,17 +42,6 @@ bool any_set(const Variables& variables, std::initializer_list<const char*> name
   return std::any_of(names.begin(), names.end(), [&](const char* name) { return read.text(name).has_value(); });
 }
 
-Launcher detect(const LaunchOptions& options, const Variables& v) {
-  if (options.rank || options.world_size) return Launcher::kOptions;
-  if (any_set(v, {"RANK", "WORLD_SIZE"})) return Launcher::kTorchrun;
-  if (any_set(v, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) return Launcher::kOpenMpi;
-  // A batch script that sbatch runs has SLURM_PROCID, too, but is no step: it is alone.
-  const bool step = any_set(v, {"SLURM_PROCID"}) && any_set(v, {"SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NODELIST"});
-  // srun --mpi=pmi2 sets PMI_RANK as well, and nothing about hosts.
-  if (any_set(v, {"PMI_RANK", "PMI_SIZE"}) && !(step && !any_set(v, {"MPI_LOCALRANKID"}))) return Launcher::kMpich;
-  return step ? Launcher::kSlurm : Launcher::kNone;
-}
-
 // Entry `node` of Slurm's "2(x3),1": -1 if the text has another form.
 int64_t tasks_on_node(const std::string& list, int64_t node) {
   for (absl::string_view entry : absl::StrSplit(list, ',')) {
@@ -97,6 +86,17 @@ std::string to_string(Launcher launcher) {
   return "?";
 }
 
+Launcher find_launcher(const LaunchOptions& options, const Variables& v) {
+  if (options.rank || options.world_size) return Launcher::kOptions;
+  if (any_set(v, {"RANK", "WORLD_SIZE"})) return Launcher::kTorchrun;
+  if (any_set(v, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) return Launcher::kOpenMpi;
+  // A batch script that sbatch runs has SLURM_PROCID, too, but is no step: it is alone.
+  const bool step = any_set(v, {"SLURM_PROCID"}) && any_set(v, {"SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NODELIST"});
+  // srun --mpi=pmi2 sets PMI_RANK as well, and nothing about hosts.
+  if (any_set(v, {"PMI_RANK", "PMI_SIZE"}) && !(step && !any_set(v, {"MPI_LOCALRANKID"}))) return Launcher::kMpich;
+  return step ? Launcher::kSlurm : Launcher::kNone;
+}
+
 std::chrono::milliseconds find_timeout(const LaunchOptions& options, const Variables& variables) {
   TORCH_CHECK(options.timeout.count() >= 0, kWho, "LaunchOptions::timeout is ", options.timeout.count(),
               " ms; expected a positive time, or 0 for the default");
@@ -113,7 +113,7 @@ std::chrono::milliseconds find_timeout(const LaunchOptions& options, const Varia
 
 JobPlace find_job_place(const LaunchOptions& options, const Variables& variables) {
   JobPlace place;
-  place.launcher = detect(options, variables);
+  place.launcher = find_launcher(options, variables);
   place.timeout = find_timeout(options, variables);
   const LaunchVariables read(variables, place.launcher);
   place.error_file = read.text_or("TORCHELASTIC_ERROR_FILE", "");

@@ -50,6 +50,8 @@ Variables process_environment();
 // else that is the same for all of them and for no other job.
 inline constexpr char kLauncherProcess[] = "launcher process";
 
+// Who started this process, by who has set one of its variables at all. Does not fail.
+Launcher find_launcher(const LaunchOptions& options = {}, const Variables& variables = process_environment());
 // Errors (c10::Error): a variable is missing or bad. The text names it, its value, and the launcher that was detected.
 JobPlace find_job_place(const LaunchOptions& options, const Variables& variables = process_environment());
 // The deadline alone: `options`' own, else DTENSOR_TIMEOUT, else 10 minutes. Errors: as above.

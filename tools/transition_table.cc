@@ -22,6 +22,7 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "propagation/redistribute_planner.h"
 #include "tools/flags.h"
 
@@ -286,7 +287,8 @@ std::string read_page(const std::string& path) {
 std::string with_table(const std::string& page, const std::string& table) {
   const size_t begin = page.find(kBegin), end = page.find(kEnd);
   if (begin == std::string::npos || end == std::string::npos || end < begin) {
-    throw UsageError(absl::StrCat(kPage, " lacks the lines that the table goes between: ", kBegin, " and ", kEnd));
+    throw UsageError(absl::StrCat(kPage, " lacks the line before the table, or the one after it: ", absl::StripSuffix(kBegin, "\n"),
+                                  ", ", absl::StripSuffix(kEnd, "\n")));
   }
   return absl::StrCat(page.substr(0, begin + std::string(kBegin).size()), "\n", table, "\n", page.substr(end));
 }

@@ -3,6 +3,7 @@
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/ops/ones.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <map>
@@ -223,6 +224,13 @@ TEST_CASE("comm trace: a file that cannot be written is an error before anything
 
 // In processes of their own.
 
+TEST_CASE("child: communicates until its disk is full", "[.child]") {
+  ::signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit limit = {4096, 4096};
+  ::setrlimit(RLIMIT_FSIZE, &limit);
+  for (int i = 0; i < 20; ++i) redistribute(full({8, 2}, 1.0, mesh(), {Replicate(), Partial()}), {Replicate(), Replicate()});
+}
+
 TEST_CASE("child: communicates and is terminated", "[.child]") {
   if (const char* rank = std::getenv("CHILD_RANK")) prepare_flight_recorder(std::atoi(rank));
   redistribute(full({8, 2}, 1.0, mesh(), {Replicate(), Partial()}), {Replicate(), Replicate()});
@@ -242,6 +250,16 @@ TEST_CASE("comm trace: DTENSOR_TRACE traces the whole process, and is whole when
   REQUIRE(events.size() == 12);
   CHECK(events[4].at("tid") != events[0].at("tid"));
   CHECK(events[8].at("args").at("failed") == true);
+}
+
+TEST_CASE("comm trace: ends early, but whole, where no more can be written") {
+  TempFolder folder;
+  Child child("child: communicates until its disk is full", {{"DTENSOR_TRACE", folder / "trace.json"}});
+  CHECK(child.wait() == 0);
+  const auto events = spans(parsed(folder / "trace.json"));
+  CHECK(events.size() >= 4);
+  CHECK(events.size() < 80);
+  CHECK_THAT(child.output(), Contains("[dtensor] the trace ends here, as ") && Contains("cannot be written: File too large"));
 }
 
 TEST_CASE("comm trace: processes have files of their own") {

@@ -296,18 +296,18 @@ TEST_CASE("steps in several rounds", "[executor]") {
   }
 }
 
-// The blocks that are received in a round are a chunk of the whole: 8 columns of 4 rows each in 4 rounds of 2.
+// Each rank receives a block of 4 rows and 8 columns; in 8 rounds that is a column each.
 TEST_CASE("a round brings its share", "[executor]") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   const TensorMeta meta = meta_of_sizes({8, 16}, at::kFloat);
   const at::Tensor full = numbers({8, 16}, at::kFloat);
-  const auto plan = in_rounds(plan_redistribution(mesh, meta, {Shard(0)}, {Shard(1)}), 4);
+  const auto plan = in_rounds(plan_redistribution(mesh, meta, {Shard(0)}, {Shard(1)}), 8);
   RankPieces pieces = pieces_of(full, plan.from, false);
   const EventLog log = run_logged(plan, pieces);
-  REQUIRE(log.events.size() == 4);
+  REQUIRE(log.events.size() == 8);
   for (const CommEvent& e : log.events) {
-    CHECK(e.received_bytes == 4 * 2 * 4);
-    CHECK(e.bytes == 4 * 2 * 4);
+    CHECK(e.received_bytes == 4 * 4);
+    CHECK(e.bytes == 4 * 4);
   }
 }
 
@@ -368,11 +368,20 @@ TEST_CASE("in process a step allocates its outputs and nothing else", "[executor
 TEST_CASE("what a step read is let go when the step is done", "[executor]") {
   const DeviceMesh mesh(World::local(2), {2});
   const at::Tensor full = numbers({64, 64});
-  const auto plan = plan_redistribution(mesh, meta_of_sizes({64, 64}), {Shard(0)}, {Replicate()});
+  // There and back and there again.
+  auto plan = plan_redistribution(mesh, meta_of_sizes({64, 64}), {Shard(0)}, {Shard(1)});
+  const auto back = plan_redistribution(mesh, meta_of_sizes({64, 64}), {Shard(1)}, {Shard(0)});
+  plan.steps = {plan.steps.at(0), back.steps.at(0), plan.steps.at(0)};
+  plan.schedule = make_schedule_slot();
   RankTensors locals = {full.narrow(0, 0, 32).clone(), full.narrow(0, 32, 32).clone()};
+  constexpr int64_t kWhole = 64 * 64 * 8;
+  CHECK(peak_of([&] { run_plan(plan, locals, kCause); }) == 2 * kWhole);  // the caller keeps its own, besides
+
   const auto storage = locals[0].storage();
-  RankTensors out = run_plan(plan, std::move(locals), kCause);
+  RankTensors out;
+  CHECK(peak_of([&] { out = run_plan(plan, std::move(locals), kCause); }) == kWhole);
   CHECK(storage.use_count() == 1);
+  CHECK(at::equal(out[1], full.narrow(1, 32, 32)));
 }
 
 }  // namespace

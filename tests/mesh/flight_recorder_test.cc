@@ -1,6 +1,7 @@
 #include "mesh/flight_recorder.h"
 
 #include <ATen/ops/full.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <fstream>
@@ -273,7 +274,25 @@ TEST_CASE("flight recorder: a file is written whole or not at all") {
                     Contains("dump_flight_recorder: ") && Contains("no/such cannot be written: No such file or directory"));
   std::filesystem::create_directory(folder / "taken");
   CHECK_THROWS_WITH(dump_flight_recorder(folder / "taken"), Contains("taken cannot be written"));
-  for (const char* name : {"dump", "taken"}) {
+  {
+    // As if the disk were full in the middle.
+    struct rlimit limit = {}, small = {};
+    ::getrlimit(RLIMIT_FSIZE, &limit);
+    small = {64, limit.rlim_max};
+    const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+    ::setrlimit(RLIMIT_FSIZE, &small);
+    std::string error;
+    try {
+      dump_flight_recorder(folder / "large");
+    } catch (const c10::Error& e) {
+      error = e.what_without_backtrace();
+    }
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    ::signal(SIGXFSZ, handler);
+    CHECK_THAT(error, Contains("large cannot be written: File too large"));
+  }
+  CHECK_FALSE(std::filesystem::exists(folder / "large"));
+  for (const char* name : {"dump", "taken", "large"}) {
     CHECK_FALSE(std::filesystem::exists(folder / name + ".part" + std::to_string(::getpid())));
   }
 }

@@ -30,7 +30,7 @@ prints() { grep -qE -- "$1" "$work/out"; }
 lacks() { ! prints "$1"; }
 in_time() { [ "$took" -le "$limit" ]; }
 fails() { [ "$code" != 0 ] && [ "$code" != 124 ]; }
-gone() { ! pgrep -f "$program" >/dev/null; }
+gone() { ! pgrep -x "$(basename "$program")" >/dev/null; }
 all_blame() {  # all_blame PATTERN RANKS...: each rank's error has PATTERN
   local pattern=$1
   shift
@@ -58,7 +58,7 @@ fault shape 15 'rank 1 failed: ranks do not make the same calls over tp: .*rank 
 fault dtype 15 'rank 1 failed: .*i32\[4\]' 0 1 2 3
 fault collective 15 'rank 1 failed: .*rank 0 is about to make call 4: all_reduce.*rank 1 is about to make call 4: all_gather' 0 1 2 3
 export DTENSOR_DEBUG=info
-fault missing 20 'rank 1 failed: it has not come to call 4, .*all_reduce.*its last one there was call 3' 0 2 3
+fault missing 20 'rank 1 failed: it has not come to call 4: all_reduce.*its last one there was call 3' 0 2 3
 fault slow 20 'rank 1 failed: it has not come to call 4' 0 1 2 3
 fault throw 15 'rank 1 failed: an exception ended its program' 0 2 3
 fault uncaught 15 'rank 1 failed: the disk is full' 0 2 3

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -26,7 +27,11 @@ bool holds(const std::string& id, int cases, Property&& property) {
   metadata.id = id;
   const rc::detail::TestResult result = rc::detail::checkTestable(std::forward<Property>(property), metadata, params);
   rc::detail::SuccessResult success;
-  if (result.match(success)) return success.numSuccess >= cases;
+  if (result.match(success)) {
+    std::printf("%s: %d cases, RC_PARAMS=seed=%llu\n", id.c_str(), success.numSuccess,
+                static_cast<unsigned long long>(params.seed));
+    return success.numSuccess >= cases;
+  }
   rc::detail::FailureResult failure;
   if (result.match(failure)) {
     // Not the single draws: properties log what they made of them.

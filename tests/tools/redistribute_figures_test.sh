@@ -8,7 +8,7 @@ run() { "$program" "$@" >"$work/out" 2>"$work/err"; }
 run --quick
 check "all figures hold" test $? = 0
 check "says so" prints '^All figures hold'
-check "asserts five of them" test "$(grep -c '^\[ok\]' "$work/out")" = 5
+check "asserts six of them" test "$(grep -c '^\[ok\]' "$work/out")" = 6
 check "an unknown flag" refuses 'unknown flag --quik' --quik
 
 finish

@@ -13,6 +13,6 @@ run --check "$work/page"
 check "another formula is noticed" test $? = 1
 check "and the cure named" prints 'bazelw run //tools:transition_table -- --write'
 sed '/end of the transition table/d' docs/redistribution.md >"$work/page"
-check "a page without the markers" refuses 'lacks the lines' --check "$work/page"
+check "a page without the markers" refuses 'lacks the line before the table' --check "$work/page"
 
 finish

@@ -1,0 +1,37 @@
+// One rank's dump of the flight recorder (mesh/flight_recorder.h), as a file has it. PyTorch's JSON dumps are read, too.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/flags.h"
+
+namespace dtensor::tools {
+
+struct FlightCall {
+  size_t group = 0;      // of FlightDump::groups
+  int64_t sequence = 0;  // from 1
+  std::string what;      // "all_reduce over tp for aten::mm, 384 B": equal where the calls fit together
+  std::string state;  // "scheduled", "started", "completed", "failed"
+  int64_t created_ns = 0;
+};
+
+struct FlightDump {
+  struct Group {
+    std::string name, description;  // "0-3", "tp"
+    std::vector<int64_t> ranks;
+    int64_t last = 0;         // the last call's number
+    bool in_process = false;  // its ranks are all in the process that wrote the dump
+  };
+  std::string file;
+  int64_t rank = 0;
+  std::vector<Group> groups;
+  std::vector<FlightCall> calls;
+};
+
+// Error (UsageError): one line with the file and what is wrong with it.
+FlightDump read_flight_dump(const std::string& path);
+FlightDump parse_flight_dump(const std::string& file, const std::string& text);
+
+}  // namespace dtensor::tools
