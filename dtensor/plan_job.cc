@@ -5,13 +5,14 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "mesh/block_copy.h"
+#include "mesh/scope.h"
 
 namespace dtensor {
 namespace {
@@ -160,9 +161,11 @@ void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause) {
   Communicator& communicator = first.plan().from.world().communicator();
 
   const bool single = jobs.size() == 1;
-  call.event.tensor = first.schedule().text;
-  if (!single) {
-    call.event.tensor = std::make_shared<const std::string>(c10::str(*first.schedule().text, " and ", jobs.size() - 1, " more"));
+  if (first.plan().from.world().has_data() || !current_scope().listeners.empty()) {  // else nobody reads it
+    call.event.tensor = text_of(first.plan());
+    if (!single) {
+      call.event.tensor = std::make_shared<const std::string>(absl::StrCat(*call.event.tensor, " and ", jobs.size() - 1, " more"));
+    }
   }
   RankPieces all_inputs;
   if (!single) {

@@ -1,13 +1,12 @@
 #include "dtensor/schedule.h"
 
-#include <c10/util/StringUtil.h>
-
 #include <algorithm>
 #include <mutex>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
 #include "propagation/plan_many.h"
 #include "propagation/transfer.h"
 
@@ -16,6 +15,7 @@ namespace dtensor {
 struct RedistributePlan::Schedule {
   std::mutex mutex;
   std::shared_ptr<const PlanSchedule> schedule;  // guarded by mutex
+  std::shared_ptr<const std::string> text;       // guarded by mutex
 };
 
 namespace {
@@ -166,19 +166,18 @@ StepSchedule make_step(const TensorMeta& meta, const RedistributeStep& step, con
   return schedule;
 }
 
-std::string text_of(const RedistributePlan& plan) {
+std::string make_text(const RedistributePlan& plan) {
   const Layout& from = plan.from;
   const Layout& to = plan.to;
   if (!from.is_boxes() && !to.is_boxes() && from.mesh() == to.mesh()) {
-    return c10::str(to_string(plan.tensor), "(", to_string(from.placements()), ") -> (", to_string(to.placements()), ") @ ",
-                    from.mesh().to_string());
+    return absl::StrCat(to_string(plan.tensor), "(", to_string(from.placements()), ") -> (", to_string(to.placements()), ") @ ",
+                        from.mesh().to_string());
   }
-  return c10::str(to_string(plan.tensor), "(", from.to_string(), ") -> (", to.to_string(), ")");
+  return absl::StrCat(to_string(plan.tensor), "(", from.to_string(), ") -> (", to.to_string(), ")");
 }
 
 PlanSchedule make_schedule(const RedistributePlan& plan) {
   PlanSchedule schedule;
-  schedule.text = std::make_shared<const std::string>(text_of(plan));
   schedule.ranks = owned_ranks(plan.from);
   schedule.inputs = sizes_of(plan.tensor, plan.from, schedule.ranks);
   schedule.input_bytes = largest_part_bytes(plan.tensor, plan.from);
@@ -216,6 +215,14 @@ std::shared_ptr<const PlanSchedule> schedule_of(const RedistributePlan& plan) {
   for (const StepSchedule& step : made->steps) messages += step.messages.size();
   if (messages <= kMaxMessagesKept) plan.schedule->schedule = made;
   return made;
+}
+
+std::shared_ptr<const std::string> text_of(const RedistributePlan& plan) {
+  if (!plan.schedule) return std::make_shared<const std::string>(make_text(plan));
+  std::lock_guard<std::mutex> lock(plan.schedule->mutex);
+  auto& text = plan.schedule->text;
+  if (!text) text = std::make_shared<const std::string>(make_text(plan));
+  return text;
 }
 
 }  // namespace dtensor

@@ -28,7 +28,6 @@ struct StepSchedule {
 };
 
 struct PlanSchedule {
-  std::shared_ptr<const std::string> text;  // "f32[8, 8](S(0)) -> (R) @ mesh(tp=4)": CommEvent::tensor
   std::vector<StepSchedule> steps;
   std::vector<int64_t> ranks;              // of what goes in
   std::vector<std::vector<Shape>> inputs;  // per rank, the sizes of what goes in
@@ -42,5 +41,8 @@ const std::vector<int64_t>& owned_ranks(const Layout& layout);
 
 // Remembered with the plan, unless it is very long. Thread-safe.
 std::shared_ptr<const PlanSchedule> schedule_of(const RedistributePlan& plan);
+
+// "f32[8, 8](S(0)) -> (R) @ mesh(tp=4)": CommEvent::tensor. Made when somebody asks, and remembered with the plan. Thread-safe.
+std::shared_ptr<const std::string> text_of(const RedistributePlan& plan);
 
 }  // namespace dtensor

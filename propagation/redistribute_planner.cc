@@ -440,6 +440,7 @@ void Search::expand(int node) {
 
 // The start, and a path that is nearly always there: reduce, go over, fill. Its length bounds the search.
 void Search::seed() {
+  nodes_.reserve(8);
   Node start;
   for (size_t i = 0; i < changing_.size(); ++i) start.state = with(start.state, static_cast<int>(i), kFrom);
   nodes_.push_back(start);

@@ -188,9 +188,11 @@ TEST_CASE("comm budget: budgets nest, and what an inner guard refuses costs the 
 
 TEST_CASE("comm budget: without limits, and with bad ones") {
   CommBudget unlimited({});
-  communicate(kImplicit, int64_t{1} << 60);
-  communicate(kImplicit, int64_t{1} << 60);
+  communicate(kImplicit, int64_t{1} << 62);
+  communicate(kImplicit, int64_t{1} << 61);
   CHECK(unlimited.calls() == 2);
+  // More than can be counted is more than any limit.
+  CHECK_THAT(error_of([] { communicate(kImplicit, int64_t{1} << 62); }), Contains("allows 9223372036854775807 B (max_bytes), of which "));
   CHECK_THAT(error_of([] { CommBudget bad({.max_bytes = -1}); }), Contains("[CommBudget] max_calls is ") && Contains(" and max_bytes is -1; a limit is at least 0"));
   CHECK_THAT(error_of([] { CommBudget bad({.max_calls = -1}); }), Contains("[CommBudget] max_calls is -1"));
   communicate(kImplicit, 1);  // the guards that threw left nothing behind
