@@ -68,6 +68,8 @@ RankPieces for_ranks(const std::vector<int64_t>& ranks, RankPieces pieces, const
 }  // namespace
 
 RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause) {
+  TORCH_CHECK(!plan.from.is_boxes() && !plan.to.is_boxes(), "[redistribute] ", plan.from.to_string(), " -> ", plan.to.to_string(),
+              ": a rank may have several boxes or none; use run_transfer");
   check_count(plan, locals.size(), owned_ranks(plan.from).size());
   if (changes_nothing(plan)) return wrapped(plan, std::move(locals));
   LocalGuard guard;

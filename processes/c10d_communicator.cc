@@ -360,8 +360,8 @@ class C10dCommunicator final : public Communicator {
   // NCCL reduces floats and integers itself, half types in float.
   bool all_reduce_natively(Link& link, const CommCall& call, const std::vector<at::Tensor>& inputs, ReduceOp op,
                            std::vector<at::Tensor>& results) {
-    for (const at::Tensor& t : inputs) {
-      if (t.scalar_type() == at::kBool || t.is_complex()) return false;
+    for (const at::Tensor& t : inputs) {  // one call takes one dtype
+      if (t.scalar_type() == at::kBool || t.is_complex() || t.scalar_type() != inputs[0].scalar_type()) return false;
     }
     constexpr c10d::ReduceOp::RedOpType kOps[] = {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG, c10d::ReduceOp::PRODUCT,
                                                   c10d::ReduceOp::MIN, c10d::ReduceOp::MAX};

@@ -248,7 +248,8 @@ int64_t LayoutGeometry::received_numel_by_visiting(const Layers& before, const L
     c.erase(std::unique(c.begin(), c.end()), c.end());
     ranks *= static_cast<int64_t>(c.size());
   }
-  if (ranks > kMaxRanksVisited) {
+  const bool sampled = ranks > kMaxRanksVisited;
+  if (sampled) {
     for (Coordinates& c : visit) {
       const size_t stride = c.size() / 16 + 1;
       Coordinates some;
@@ -286,7 +287,7 @@ int64_t LayoutGeometry::received_numel_by_visiting(const Layers& before, const L
       index[m] = 0;
     }
   }
-  return most;
+  return sampled ? std::max<int64_t>(most, 1) : most;  // nothing must be certain: then nobody sends
 }
 
 // An index is a number of mixed radix; what is left to cut is a list of stretches of digits, the most significant first.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <mutex>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -18,6 +17,7 @@ using Kind = RedistributeStep::Kind;
 using Picoseconds = int64_t;  // whole numbers: sums do not depend on the order
 
 constexpr int64_t kMaxChanging = 15;  // mesh dims that a search can tell apart: four bits each
+constexpr int64_t kMaxRounds = 1024;   // of one exchange
 constexpr size_t kMaxArrivals = 2000;  // states visited for the routes that are only shown
 
 // A step that the search considers: a RedistributeStep without its layouts.
@@ -120,6 +120,7 @@ bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers&
     // In several rounds the buffers are smaller. No more rounds than anything is long.
     int64_t longest = 1;
     for (int64_t d = 0; d < geometry.tensor_ndim(); ++d) longest = std::max(longest, geometry.size(d));
+    longest = std::min(longest, kMaxRounds);
     MeshDims list;
     for (int64_t m = 0; m < geometry.ndim(); ++m) {
       if ((dims >> m & 1) != 0) list.push_back(m);
@@ -212,12 +213,11 @@ class Search {
   const Pricer pricer_;
   const LayoutGeometry& geometry_;
   const CostModel& cost_;
-  const Placements& from_;
   const Placement replicate_;
   std::vector<Placement> landings_;  // that choices point to
   absl::InlinedVector<Changing, 4> changing_;
   Layers fixed_;
-  Layers scratch_, scratch_after_;
+  Layers scratch_;
   State target_ = 0;
   State reduced_target_ = 0;  // the target before fills
   int64_t target_bytes_ = 0;  // of a part of it
@@ -229,7 +229,7 @@ class Search {
 
 Search::Search(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
                const CostModel& cost, const Limits& limits)
-    : pricer_(mesh, meta, cost, limits), geometry_(pricer_.geometry), cost_(cost), from_(from), fixed_(layers_of(from)) {
+    : pricer_(mesh, meta, cost, limits), geometry_(pricer_.geometry), cost_(cost), fixed_(layers_of(from)) {
   bool any_partial = false;
   for (size_t m = 0; m < from.size(); ++m) any_partial |= from[m].is_partial() && from[m] != to[m];
   if (any_partial) landings_.reserve(from.size() * meta.sizes.size() * 2);
@@ -626,6 +626,9 @@ std::vector<Route> routes(const RedistributePlan& plan) {
   const DeviceMesh& mesh = plan.from.mesh();
   const Placements start = relabelled(mesh, plan.from.placements(), plan.to.placements());
   if (start == plan.to.placements() || plan.tensor.numel() == 0) return {};
+  int64_t changing = 0;
+  for (size_t m = 0; m < start.size(); ++m) changing += start[m] != plan.to.placements()[m] ? 1 : 0;
+  if (changing > kMaxChanging) return {};
   const Limits none;  // what a limit rules out is shown, too
   return Search(mesh, plan.tensor, start, plan.to.placements(), *plan.cost, none).all_arrivals();
 }

@@ -2,7 +2,7 @@
 //
 //   plan_redistribution(mesh, {{8, 8}, {8, 1}, at::kFloat}, {Shard(0)}, {Shard(1)});  // one all_to_all
 //
-// A shortest path (Dijkstra, by estimated seconds; ties: fewer collectives, fewer steps, then by step kind and mesh dims)
+// A shortest path (Dijkstra, by estimated seconds; of equally long ones the one found first, in an order that is always the same)
 // over layouts in which every mesh dim is as in `from`, replicated, as in `to`, or, where it was Partial, sharded anyhow.
 // Edges, over one or several mesh dims:
 //
@@ -50,8 +50,8 @@ std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const D
 // Drops what cached_plan() remembers for `world`.
 void forget_plans(const World& world);
 
-// Complete routes to the same target, the cheapest first, which is the plan; then one per way to arrive, and the detour through
-// Replicate. For explain() and tests.
+// Complete routes to the same target, the cheapest first, one per way to arrive, the detour through Replicate among them. Limits
+// are left out of account. None where more than 15 mesh dims change. For explain() and tests.
 struct Route {
   std::vector<RedistributeStep> steps;
   int64_t bytes = 0;

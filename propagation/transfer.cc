@@ -16,6 +16,8 @@ namespace {
 
 using Kind = RedistributeStep::Kind;
 
+constexpr int64_t kMaxRounds = 1024;  // of one transfer
+
 int64_t numel_of(const LocalLayout& part) {
   int64_t numel = 1;
   for (const Runs& runs : part.dims) numel *= total_size(runs);
@@ -173,6 +175,13 @@ void check_boxes(const TensorMeta& meta, const Layout& layout, const char* name,
   }
 }
 
+Layout normalized(const TensorMeta& meta, const Layout& layout, const char* name) {
+  if (layout.is_boxes()) return layout;
+  auto placements = normalize_placements(layout.placements(), static_cast<int64_t>(meta.sizes.size()));
+  TORCH_CHECK_VALUE(placements.ok(), "[redistribute] `", name, "`: ", std::string(placements.status().message()));
+  return Layout(layout.mesh(), *std::move(placements));
+}
+
 // Boxes may leave parts out, as long as nobody needs them.
 void check_covered(const TensorMeta& meta, const Layout& from, const Layout& to) {
   if (!from.is_boxes()) return;
@@ -304,10 +313,11 @@ std::vector<TransferBlock> blocks_between(const TensorMeta& meta, const Layout& 
 void fit(const TensorMeta& meta, const Layout& before, const Layout& after, const CostModel& cost, int64_t limit,
          RedistributeStep& step) {
   const int64_t held = step.peak_bytes - 2 * step.bytes;
-  if (step.peak_bytes <= limit || held >= limit) return;
+  if (step.peak_bytes <= limit || meta.sizes.empty()) return;
   const auto blocks = blocks_between(meta, before, after, [](int64_t sender, int64_t receiver) { return sender != receiver; });
   int64_t longest = 1;
   for (const TransferBlock& b : blocks) longest = std::max(longest, *std::max_element(b.block.sizes.begin(), b.block.sizes.end()));
+  longest = std::min(longest, kMaxRounds);
   const double latency = cost.collective(Collective::kAllToAll, 2, false, 0);
   for (int64_t chunks = 2; chunks < 2 * longest && step.peak_bytes > limit; chunks *= 2) {
     const int64_t rounds = std::min(chunks, longest);
@@ -342,9 +352,12 @@ std::vector<Route> transfer_routes(const RedistributePlan& plan) {
   return transfer_routes(plan.tensor, plan.from, plan.to, {plan.cost, {}});
 }
 
-RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& from, const Layout& to, const PlanOptions& options) {
-  check_boxes(meta, from, "from", /*is_source=*/true);
-  check_boxes(meta, to, "to", /*is_source=*/false);
+RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& given_from, const Layout& given_to,
+                               const PlanOptions& options) {
+  check_boxes(meta, given_from, "from", /*is_source=*/true);
+  check_boxes(meta, given_to, "to", /*is_source=*/false);
+  const Layout from = normalized(meta, given_from, "from");
+  const Layout to = normalized(meta, given_to, "to");
   TORCH_CHECK_VALUE(from.world() == to.world(), "[redistribute] `from` is in ", from.world().name(), " and `to` in another world, ",
                     to.world().name(), "; both must be in one");
   check_covered(meta, from, to);
