@@ -177,9 +177,13 @@ void check_boxes(const TensorMeta& meta, const Layout& layout, const char* name,
 
 Layout normalized(const TensorMeta& meta, const Layout& layout, const char* name) {
   if (layout.is_boxes()) return layout;
-  auto placements = normalize_placements(layout.placements(), static_cast<int64_t>(meta.sizes.size()));
-  TORCH_CHECK_VALUE(placements.ok(), "[redistribute] `", name, "`: ", std::string(placements.status().message()));
-  return Layout(layout.mesh(), *std::move(placements));
+  Placements normal;  // one by one: kinds of Partial may mix, since all are reduced on the way
+  for (const Placement& p : layout.placements()) {
+    const auto placement = normalize_placements({p}, static_cast<int64_t>(meta.sizes.size()));
+    TORCH_CHECK_VALUE(placement.ok(), "[redistribute] `", name, "`: ", std::string(placement.status().message()));
+    normal.push_back((*placement)[0]);
+  }
+  return Layout(layout.mesh(), std::move(normal));
 }
 
 // Boxes may leave parts out, as long as nobody needs them.
