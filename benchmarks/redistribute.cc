@@ -24,7 +24,9 @@ ABSL_FLAG(bool, five, false, "only five redistributions, for valgrind to count")
 
 namespace dtensor::benchmarks {
 
-void Gates::at_most(const std::string& what, double value, double limit) { report(value <= limit, what, value, "at most", limit); }
+void Gates::at_most(const std::string& what, double value, double limit) {
+  report(value <= limit, what, value, "at most", limit);
+}
 void Gates::at_least(const std::string& what, double value, double limit) {
   report(value >= limit, what, value, "at least", limit);
 }
@@ -42,7 +44,8 @@ struct Inputs {
 };
 
 Inputs inputs(const DeviceMesh& mesh, int64_t size) {
-  return {zeros({size, size}, mesh, {Replicate()}), zeros({size, size}, mesh, {Partial()}), zeros({size, size}, mesh, {Partial()})};
+  return {zeros({size, size}, mesh, {Replicate()}), zeros({size, size}, mesh, {Partial()}),
+          zeros({size, size}, mesh, {Partial()})};
 }
 
 void redistribute_all(const Inputs& t) {

@@ -42,7 +42,7 @@ struct Worst {
 struct Totals {
   Geomean bytes, peak;
   Geomean greedy, greedy_exchange;  // where Shard(i) -> Shard(j) gathers, and where it is one all-to-all
-  int64_t needless = 0;  // plans that communicate where nothing needs to be
+  int64_t needless = 0;             // plans that communicate where nothing needs to be
 };
 
 Totals compare(const std::vector<int64_t>& mesh_shape, const Shape& sizes) {
@@ -80,10 +80,10 @@ Totals compare(const std::vector<int64_t>& mesh_shape, const Shape& sizes) {
       }
     }
   }
-  std::printf("%-8s %-16s %6lld %8.4f %7.2f  %-26s %8.4f %7.2f  %-26s %8.3f %6lld %8.3f %6lld\n", absl::StrJoin(mesh_shape, "x").c_str(),
-              absl::StrJoin(sizes, "x").c_str(), static_cast<long long>(pairs), totals.bytes.value(), bytes.ratio,
-              bytes.pair.c_str(), totals.peak.value(), peak.ratio, peak.pair.c_str(), totals.greedy.value(),
-              static_cast<long long>(totals.greedy.count()), totals.greedy_exchange.value(),
+  std::printf("%-8s %-16s %6lld %8.4f %7.2f  %-26s %8.4f %7.2f  %-26s %8.3f %6lld %8.3f %6lld\n",
+              absl::StrJoin(mesh_shape, "x").c_str(), absl::StrJoin(sizes, "x").c_str(), static_cast<long long>(pairs),
+              totals.bytes.value(), bytes.ratio, bytes.pair.c_str(), totals.peak.value(), peak.ratio, peak.pair.c_str(),
+              totals.greedy.value(), static_cast<long long>(totals.greedy.count()), totals.greedy_exchange.value(),
               static_cast<long long>(totals.greedy_exchange.count()));
   std::fflush(stdout);
   return totals;
@@ -111,10 +111,11 @@ std::string pair_text(const Placements& from, const Placements& to) { return to_
 
 void bytes_table(bool quick, Gates& gates) {
   using Shapes = std::vector<std::vector<int64_t>>;
-  const Shapes meshes = quick ? Shapes{{3}, {4}, {2, 2}, {3, 2}} : Shapes{{2}, {3}, {4}, {8}, {2, 2}, {3, 2}, {2, 4}, {4, 2}, {2, 2, 2}};
+  const Shapes meshes =
+      quick ? Shapes{{3}, {4}, {2, 2}, {3, 2}} : Shapes{{2}, {3}, {4}, {8}, {2, 2}, {3, 2}, {2, 4}, {4, 2}, {2, 2, 2}};
   std::printf("Bytes received per rank, of all pairs of layouts out of R, S(0), S(1), S(2), P on each mesh dim; float32.\n");
-  std::printf("%-8s %-16s %6s %-43s  %-43s  %-15s %s\n", "", "", "", "bytes / least possible", "largest part / that of both ends",
-              "greedy / ours", "the same, with");
+  std::printf("%-8s %-16s %6s %-43s  %-43s  %-15s %s\n", "", "", "", "bytes / least possible",
+              "largest part / that of both ends", "greedy / ours", "the same, with");
   std::printf("%-8s %-16s %6s %8s %7s  %-26s %8s %7s  %-26s %8s %6s %s\n", "mesh", "tensor", "pairs", "geomean", "worst", "",
               "geomean", "worst", "", "geomean", "differ", "all-to-all");
   Totals all, line;

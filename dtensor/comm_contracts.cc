@@ -10,14 +10,15 @@
 namespace dtensor {
 namespace {
 
-// "aten::exp: argument 'self' would need an all_reduce over tp, 64 B: f32[8, 2](P(sum)) -> (R) @ mesh(tp=2), in block.0, in backward"
+// "aten::exp: argument 'self' would need an all_reduce over tp, 64 B: f32[8, 2](P(sum)) -> (R) @ mesh(tp=2), in block.0, in
+// backward"
 std::string describe(const CommEvent& event) {
   const CommCause& cause = event.cause;
   const std::string collective(to_string(event.collective));
   std::string text = absl::StrCat(cause.op.empty() ? "communication" : cause.op, ": ");
   if (!cause.argument.empty()) absl::StrAppend(&text, "argument '", cause.argument, "' ");
-  absl::StrAppend(&text, "would need ", collective[0] == 'a' ? "an " : "a ", collective, " over ", event.mesh_dims, ", ", event.bytes,
-                  " B");
+  absl::StrAppend(&text, "would need ", collective[0] == 'a' ? "an " : "a ", collective, " over ", event.mesh_dims, ", ",
+                  event.bytes, " B");
   if (event.tensor) absl::StrAppend(&text, ": ", *event.tensor);
   if (!cause.module_path.empty()) absl::StrAppend(&text, ", in ", cause.module_path);
   if (event.backward) absl::StrAppend(&text, ", in backward");
@@ -29,9 +30,10 @@ class NoImplicit final : public CommListener {
   void on_comm(const CommEvent& event, bool before) override {
     if (!before || !event.cause.implicit) return;
     // A gradient goes to its parameter's layout, which nobody can do for it before.
-    const char* help = event.cause.op == "gradient"
-                           ? "Open a DelayGradientReduction scope around backward(), and call reduce_gradients() after it"
-                           : "Redistribute it before the call, redistribute(t, placements), or give it a layout that the operator takes";
+    const char* help =
+        event.cause.op == "gradient"
+            ? "Open a DelayGradientReduction scope around backward(), and call reduce_gradients() after it"
+            : "Redistribute it before the call, redistribute(t, placements), or give it a layout that the operator takes";
     TORCH_CHECK(false, describe(event), ". ForbidImplicitCommunication is active. ", help,
                 ", or end the guard's block before the call.");
   }

@@ -1,14 +1,8 @@
 #include "dtensor/comm_trace.h"
 
-#include <c10/util/Exception.h>
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
+#include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -20,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/trace_file.h"
 #include "mesh/communicator.h"
 #include "mesh/flight_recorder.h"
 #include "propagation/cost_model.h"
@@ -32,7 +27,6 @@ using Json = nlohmann::ordered_json;
 // Kineto's: a quarter of a year, so that a double counts nanoseconds from its begin, and ranks have the same.
 constexpr int64_t kBaseNs = 7889238 * int64_t{1000000000};
 constexpr int64_t kPlannedRow = 1 << 20;  // no thread's number
-const char* const kEnd = "\n]}\n";
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -62,7 +56,8 @@ std::string_view in_parentheses(std::string_view text, size_t open) {
   return "";
 }
 
-std::string file_of(std::string path) {
+// What CommTrace says of its path.
+std::string path_of(std::string path) {
   const int64_t rank = process_rank();
   const size_t place = path.find("%r");
   if (place != std::string::npos) return path.replace(place, 2, absl::StrCat(std::max<int64_t>(rank, 0)));
@@ -85,20 +80,9 @@ int64_t elements(const std::vector<at::Tensor>& tensors) {
 class CommTrace::Writer final : public CommListener {
  public:
   explicit Writer(const std::string& path)
-      : path_(file_of(path)), fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)), begin_ns_(now_ns()),
-        base_ns_(begin_ns_ / kBaseNs * kBaseNs) {
-    TORCH_CHECK_VALUE(fd_ >= 0, "CommTrace: ", path_, " cannot be written: ", std::strerror(errno));
-    Json head = {{"schemaVersion", 1},
-                 {"distributedInfo", {{"rank", std::max<int64_t>(process_rank(), 0)}}},
-                 {"displayTimeUnit", "ms"},
-                 {"baseTimeNanoseconds", base_ns_}};
-    std::string text = head.dump();
-    text.back() = ',';
-    append(absl::StrCat(text, "\n\"traceEvents\": ["));
-  }
-  ~Writer() override { ::close(fd_); }
+      : begin_ns_(now_ns()), base_ns_(begin_ns_ / kBaseNs * kBaseNs), file_(path_of(path), head()) {}
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return file_.path(); }
 
   void on_comm(const CommEvent&, bool) override {}
 
@@ -115,6 +99,16 @@ class CommTrace::Writer final : public CommListener {
   }
 
  private:
+  std::string head() const {
+    const Json json = {{"schemaVersion", 1},
+                       {"distributedInfo", {{"rank", std::max<int64_t>(process_rank(), 0)}}},
+                       {"displayTimeUnit", "ms"},
+                       {"baseTimeNanoseconds", base_ns_}};
+    std::string text = json.dump();
+    text.back() = ',';
+    return absl::StrCat(text, "\n\"traceEvents\": [");
+  }
+
   void write(const CommEvent& event, const CommView& view, bool failed) {
     const auto& ranks = view.call.ranks;
     const int64_t end_ns = now_ns();
@@ -135,7 +129,7 @@ class CommTrace::Writer final : public CommListener {
         add(text, event, view, ranks[i], static_cast<int64_t>(i), row, begin, event.seconds * 1e6, failed);
       }
     }
-    append(text);
+    file_.append(text);
   }
 
   // What names a row, once.
@@ -151,8 +145,8 @@ class CommTrace::Writer final : public CommListener {
   }
 
   // `slot`: of the rank among the owned ones; -1 if there is no data.
-  void add(std::string& text, const CommEvent& event, const CommView& view, int64_t rank, int64_t slot, int64_t row, double begin,
-           double duration, bool failed) {
+  void add(std::string& text, const CommEvent& event, const CommView& view, int64_t rank, int64_t slot, int64_t row,
+           double begin, double duration, bool failed) {
     const Group& group = *view.call.group;
     const auto& members = group.members[slot < 0 ? 0 : group.group_of[rank]];
     Json args;
@@ -217,25 +211,6 @@ class CommTrace::Writer final : public CommListener {
     first_ = false;
   }
 
-  // Over the end of the file, and then the end again, in one call: there is no moment at which the file is not whole.
-  void append(const std::string& text) {
-    if (failed_) return;
-    const std::string all = absl::StrCat(text, kEnd);
-    for (size_t done = 0; done < all.size();) {
-      const ssize_t n = ::pwrite(fd_, all.data() + done, all.size() - done, size_ + static_cast<off_t>(done));
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) {
-        failed_ = true;
-        std::fprintf(stderr, "[dtensor] the trace ends here, as %s cannot be written: %s\n", path_.c_str(), std::strerror(errno));
-        [[maybe_unused]] const int cut = ::ftruncate(fd_, size_);
-        [[maybe_unused]] const ssize_t end = ::pwrite(fd_, kEnd, std::strlen(kEnd), size_);
-        return;
-      }
-      done += static_cast<size_t>(n);
-    }
-    size_ += static_cast<off_t>(text.size());
-  }
-
   double microseconds(int64_t ns) const { return static_cast<double>(ns - base_ns_) / 1e3; }
 
   double planned_seconds(const CommEvent& event, const Group& group) {
@@ -248,12 +223,10 @@ class CommTrace::Writer final : public CommListener {
     return cost_->collective(event.collective, event.group_size, crosses_nodes, event.bytes);
   }
 
-  const std::string path_;
-  const int fd_;
   const int64_t begin_ns_, base_ns_;
   std::mutex mutex_;  // of all below
-  off_t size_ = 0;    // without the end
-  bool first_ = true, failed_ = false;
+  TraceFile file_;
+  bool first_ = true;
   std::map<std::thread::id, size_t> threads_;
   std::set<std::pair<int64_t, int64_t>> rows_;
   std::set<int64_t> named_;

@@ -11,9 +11,9 @@
 namespace dtensor {
 namespace {
 
-constexpr size_t kMaxCells = 8;  // per side
+constexpr size_t kMaxCells = 8;                      // per side
 constexpr int64_t kMaxLines = 16, kMaxColumns = 72;  // that scaling may take
-constexpr double kTolerance = 0.1;  // of proportions
+constexpr double kTolerance = 0.1;                   // of proportions
 constexpr size_t kGap = ~size_t{0};
 
 // Which of n rows or columns of cells are drawn: the first ones, a gap, the last one.
@@ -30,8 +30,8 @@ std::string range(const std::vector<int64_t>& cuts, size_t i) {
 
 // The smallest whole lengths, none below its entry of `least`, that stand to one another as the sizes of the shown cells do, or
 // as nearly as `most` in all allows.
-std::vector<int64_t> scaled(const std::vector<int64_t>& cuts, const std::vector<size_t>& shown, const std::vector<int64_t>& least,
-                            int64_t most) {
+std::vector<int64_t> scaled(const std::vector<int64_t>& cuts, const std::vector<size_t>& shown,
+                            const std::vector<int64_t>& least, int64_t most) {
   const auto size = [&](size_t k) { return static_cast<double>(cuts[shown[k] + 1] - cuts[shown[k]]); };
   double largest = 0;
   for (size_t k = 0; k < shown.size(); ++k) {

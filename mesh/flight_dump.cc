@@ -105,7 +105,8 @@ Json to_json(const FlightRecord& entry) {
   json["thread_id"] = absl::StrCat(entry.thread);
   json["collective"] = std::string(to_string(entry.collective));
   json["tensor"] = entry.tensor ? *entry.tensor : "";
-  json["cause"] = {{"op", entry.op}, {"argument", entry.argument}, {"module_path", entry.module_path}, {"implicit", entry.implicit}};
+  json["cause"] = {
+      {"op", entry.op}, {"argument", entry.argument}, {"module_path", entry.module_path}, {"implicit", entry.implicit}};
   json["backward"] = entry.backward;
   json["mesh_dims"] = entry.mesh_dims;
   json["dtype"] = c10::toString(entry.dtype);
@@ -189,8 +190,9 @@ void dump_flight_recorder_on_failure(int64_t rank) noexcept {
     const std::string path = absl::StrCat(prefix, rank);
     const std::string error = write_whole(path, text);
     const std::string message =
-        error.empty() ? absl::StrCat("[dtensor] rank ", rank, ": the last collectives are in ", path, "\n")
-                      : absl::StrCat("[dtensor] rank ", rank, ": the last collectives cannot be written to ", path, ": ", error, "\n");
+        error.empty()
+            ? absl::StrCat("[dtensor] rank ", rank, ": the last collectives are in ", path, "\n")
+            : absl::StrCat("[dtensor] rank ", rank, ": the last collectives cannot be written to ", path, ": ", error, "\n");
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, message.data(), message.size());
   } catch (...) {
   }

@@ -39,7 +39,7 @@ std::shared_ptr<FlightGroups> make_flight_groups() { return std::make_shared<Fli
 
 namespace {
 
-constexpr size_t kMostTensors = 16;      // of which an entry keeps the shapes
+constexpr size_t kMostTensors = 16;  // of which an entry keeps the shapes
 constexpr int64_t kMostEntries = 1 << 24;
 constexpr size_t kMostAddresses = 4096;  // then they are forgotten, as most of them are of meshes that have ended
 

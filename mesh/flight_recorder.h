@@ -4,9 +4,9 @@
 //   kill -USR1 PID                                    # one now; the program goes on
 //   ./bazelw run //tools:flight -- /tmp/flight_*      # where the ranks part
 //
-// A ring of DTENSOR_FLIGHT_RECORDER entries (2000; 0 for none), fed by every communicator that has data here. Dumps are JSON with
-// the field names of PyTorch's flight recorder, version 2.10; `tensor`, `cause`, `collective`, `mesh_dims` and `bytes` are ours.
-// Groups are called by their ranks, "0-3", and counted as the errors of processes do. Thread-safe.
+// A ring of DTENSOR_FLIGHT_RECORDER entries (2000; 0 for none), fed by every communicator that has data here. Dumps are JSON
+// with the field names of PyTorch's flight recorder, version 2.10; `tensor`, `cause`, `collective`, `mesh_dims` and `bytes` are
+// ours. Groups are called by their ranks, "0-3", and counted as the errors of processes do. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -28,8 +28,8 @@ void dump_flight_recorder(const std::string& path);
 void dump_flight_recorder_on_failure(int64_t rank) noexcept;
 
 // Tells which rank this process is, and how long its collectives may take. If DTENSOR_FLIGHT_FILE is set, SIGUSR1 writes the
-// dump from now on, and SIGTERM does so before it ends the process; a program that handles one of them itself keeps its handler.
-// Does what is needed again in a fork's child. Without this call the first collective does the same.
+// dump from now on, and SIGTERM does so before it ends the process; a program that handles one of them itself keeps its
+// handler. Does what is needed again in a fork's child. Without this call the first collective does the same.
 void prepare_flight_recorder(int64_t rank, std::chrono::milliseconds timeout = {}) noexcept;
 // The rank that prepare_flight_recorder() was told last; -1 if it was not called.
 int64_t process_rank();

@@ -15,7 +15,7 @@ struct FlightGroup {
   int64_t id = 0;
   std::string name, description;  // "0-3", "tp"
   std::vector<int64_t> ranks;
-  bool in_process = false;  // several of its ranks are owned here: in-process worlds
+  bool in_process = false;                           // several of its ranks are owned here: in-process worlds
   int64_t enqueued = 0, started = 0, completed = 0;  // the last call
 };
 
@@ -38,8 +38,8 @@ struct FlightRecord {
   std::shared_ptr<const std::string> tensor;
 };
 
-// The entries and groups there are, oldest first. False, and nothing, if another thread holds the ring and `wait` is false: then
-// a second is waited, not more.
+// The entries and groups there are, oldest first. False, and nothing, if another thread holds the ring and `wait` is false:
+// then a second is waited, not more.
 bool copy_flight_ring(bool wait, std::vector<FlightRecord>& records, std::vector<FlightGroup>& groups);
 bool flight_recorder_is_on();
 // If DTENSOR_FLIGHT_FILE is set.

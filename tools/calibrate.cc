@@ -136,7 +136,8 @@ Trial Calibration::measure(Collective c, const Groups& groups, int64_t bytes) co
   // Pieces that a rank receives, and how many of them: an all-reduce is a reduce-scatter and an all-gather.
   const int64_t others = group.size - 1;
   int64_t received = 1;
-  if (c == Collective::kAllGather || c == Collective::kReduceScatter || c == Collective::kAllToAll || c == Collective::kGather) {
+  if (c == Collective::kAllGather || c == Collective::kReduceScatter || c == Collective::kAllToAll ||
+      c == Collective::kGather) {
     received = others;
   }
   int64_t piece = std::max<int64_t>(1, bytes / (4 * received));
@@ -210,8 +211,9 @@ void Calibration::fit_level(const std::vector<Trial>& trials, bool crosses_nodes
     if (samples.empty()) continue;
     const LinkFit fit = fit_link(samples);
     (crosses_nodes ? model.between_nodes : model.within_node)[i] = fit.cost;
-    const std::string bandwidth =
-        c == Collective::kBarrier ? "-" : fit.cost.bandwidth >= 1e14 ? "no limit seen" : absl::StrFormat("%.2f", fit.cost.bandwidth / 1e9);
+    const std::string bandwidth = c == Collective::kBarrier    ? "-"
+                                  : fit.cost.bandwidth >= 1e14 ? "no limit seen"
+                                                               : absl::StrFormat("%.2f", fit.cost.bandwidth / 1e9);
     absl::StrAppendFormat(&table_, "%-15s %-13s %-10s %11.2f %11.2f %14s %12.0f %% %6.0f %% at %s\n", std::string(to_string(c)),
                           crosses_nodes ? "between nodes" : "within a node", absl::StrJoin(sizes, ","), fit.cost.latency * 1e6,
                           fit.cost.hop_latency * 1e6, bandwidth, fit.typical_error * 100, fit.worst_error * 100,
@@ -237,8 +239,8 @@ CostModel Calibration::run() {
   CostModel model;
   model.ranks_per_node = ranks_per_node_;
   model.packs = world_.kind() != World::Kind::kLocal;
-  table_ = absl::StrFormat("%-15s %-13s %-10s %11s %11s %14s %14s %8s\n", "collective", "level", "group", "latency us", "per hop us",
-                           "GB/s", "typical error", "worst");
+  table_ = absl::StrFormat("%-15s %-13s %-10s %11s %11s %14s %14s %8s\n", "collective", "level", "group", "latency us",
+                           "per hop us", "GB/s", "typical error", "worst");
   fit_level(trials, false, model);
   fit_level(trials, true, model);
   const auto crosses = [](const Trial& t) { return t.groups.crosses_nodes; };
@@ -276,13 +278,15 @@ int run() {
   const int64_t per_node = absl::GetFlag(FLAGS_ranks_per_node);
   if (per_node < 0) throw UsageError(absl::StrCat("--ranks_per_node ", per_node, ": give at least 1"));
   const int64_t max_bytes = parse_bytes("max_bytes", absl::GetFlag(FLAGS_max_bytes));
-  if (max_bytes < 1 << 16) throw UsageError(absl::StrCat("--max_bytes ", absl::GetFlag(FLAGS_max_bytes), ": give at least 64KiB"));
+  if (max_bytes < 1 << 16)
+    throw UsageError(absl::StrCat("--max_bytes ", absl::GetFlag(FLAGS_max_bytes), ": give at least 64KiB"));
   World world;
   try {
     world = World::local(ranks, c10::Device(absl::GetFlag(FLAGS_device)));
     at::ones({1}, on(world.device(0)));
   } catch (const c10::Error& e) {
-    throw UsageError(absl::StrCat("--device ", absl::GetFlag(FLAGS_device), ": not a device here; give cpu, or cuda:0 where there is one (",
+    throw UsageError(absl::StrCat("--device ", absl::GetFlag(FLAGS_device),
+                                  ": not a device here; give cpu, or cuda:0 where there is one (",
                                   first_line(e.what_without_backtrace()), ")"));
   }
   const std::string out = absl::GetFlag(FLAGS_out);

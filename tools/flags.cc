@@ -46,8 +46,8 @@ void parse_flags(int argc, char** argv) {
     }
     std::string error;
     if (!flag->ParseFrom(value, &error)) {
-      throw UsageError(absl::StrCat("--", name, " ", value, ": ", error.empty() ? "not a value of its type" : error, "; it is: ",
-                                    flag->Help()));
+      throw UsageError(absl::StrCat("--", name, " ", value, ": ", error.empty() ? "not a value of its type" : error,
+                                    "; it is: ", flag->Help()));
     }
   }
 }
@@ -118,7 +118,8 @@ std::vector<int64_t> parse_sizes(const std::string& flag, const std::string& tex
   for (absl::string_view part : absl::StrSplit(text, ',')) {
     int64_t size = 0;
     if (!absl::SimpleAtoi(part, &size) || size < 0 || size > int64_t{1} << 40) {
-      refuse(flag, text, absl::StrCat("'", part, "' is not a size; give whole numbers with commas between them, such as 4096,4096"));
+      refuse(flag, text,
+             absl::StrCat("'", part, "' is not a size; give whole numbers with commas between them, such as 4096,4096"));
     }
     sizes.push_back(size);
   }
@@ -129,10 +130,18 @@ std::vector<int64_t> parse_sizes(const std::string& flag, const std::string& tex
 }
 
 c10::ScalarType parse_dtype(const std::string& flag, const std::string& text) {
-  static const std::pair<const char*, c10::ScalarType> known[] = {
-      {"float32", at::kFloat}, {"float64", at::kDouble}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf},
-      {"int64", at::kLong},    {"int32", at::kInt},      {"int16", at::kShort},       {"int8", at::kChar},
-      {"uint8", at::kByte},    {"bool", at::kBool},      {"complex64", at::kComplexFloat}, {"float8_e4m3fn", at::kFloat8_e4m3fn}};
+  static const std::pair<const char*, c10::ScalarType> known[] = {{"float32", at::kFloat},
+                                                                  {"float64", at::kDouble},
+                                                                  {"bfloat16", at::kBFloat16},
+                                                                  {"float16", at::kHalf},
+                                                                  {"int64", at::kLong},
+                                                                  {"int32", at::kInt},
+                                                                  {"int16", at::kShort},
+                                                                  {"int8", at::kChar},
+                                                                  {"uint8", at::kByte},
+                                                                  {"bool", at::kBool},
+                                                                  {"complex64", at::kComplexFloat},
+                                                                  {"float8_e4m3fn", at::kFloat8_e4m3fn}};
   std::string names;
   for (const auto& [name, dtype] : known) {
     if (text == name || text == short_name(dtype)) return dtype;
@@ -144,9 +153,9 @@ c10::ScalarType parse_dtype(const std::string& flag, const std::string& text) {
 int64_t parse_bytes(const std::string& flag, const std::string& text) {
   const size_t end = std::min(text.find_first_not_of("0123456789."), text.size());
   const std::string unit(absl::StripAsciiWhitespace(absl::string_view(text).substr(end)));
-  static const std::pair<const char*, double> units[] = {{"", 1},          {"B", 1},           {"KiB", 0x1p10}, {"MiB", 0x1p20},
-                                                         {"GiB", 0x1p30},  {"TiB", 0x1p40},    {"KB", 1e3},     {"MB", 1e6},
-                                                         {"GB", 1e9},      {"TB", 1e12}};
+  static const std::pair<const char*, double> units[] = {{"", 1},         {"B", 1},        {"KiB", 0x1p10}, {"MiB", 0x1p20},
+                                                         {"GiB", 0x1p30}, {"TiB", 0x1p40}, {"KB", 1e3},     {"MB", 1e6},
+                                                         {"GB", 1e9},     {"TB", 1e12}};
   const auto* it = std::find_if(std::begin(units), std::end(units), [&](const auto& u) { return u.first == unit; });
   double value = 0;
   if (it == std::end(units) || !absl::SimpleAtod(text.substr(0, end), &value) || value * it->second < 1 ||
@@ -160,10 +169,11 @@ Placements parse_layout(const std::string& flag, const std::string& text, const 
   auto placements = parse_placements(text);
   if (!placements.ok()) refuse(flag, text, first_line(std::string(placements.status().message())));
   if (static_cast<int64_t>(placements->size()) != mesh.ndim()) {
-    refuse(flag, text, absl::StrCat(placements->size(), placements->size() == 1 ? " placement" : " placements", ", but ",
-                                    mesh.to_string(), " has ", mesh.ndim(), mesh.ndim() == 1 ? " dim" : " dims",
-                                    "; give one placement per mesh dim, such as ",
-                                    to_string(Placements(static_cast<size_t>(mesh.ndim()), Replicate()))));
+    refuse(
+        flag, text,
+        absl::StrCat(placements->size(), placements->size() == 1 ? " placement" : " placements", ", but ", mesh.to_string(),
+                     " has ", mesh.ndim(), mesh.ndim() == 1 ? " dim" : " dims", "; give one placement per mesh dim, such as ",
+                     to_string(Placements(static_cast<size_t>(mesh.ndim()), Replicate()))));
   }
   auto normal = normalize_placements(*placements, ndim);
   if (!normal.ok()) refuse(flag, text, first_line(std::string(normal.status().message())));

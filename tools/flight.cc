@@ -1,5 +1,5 @@
-// Finds where the ranks of a job part: merges the dumps of their flight recorders (docs/failure.md), prints the last collectives
-// of every group, and the first call that is not the same on all ranks, or that some have not reached.
+// Finds where the ranks of a job part: merges the dumps of their flight recorders (docs/failure.md), prints the last
+// collectives of every group, and the first call that is not the same on all ranks, or that some have not reached.
 //
 //   ./bazelw run //tools:flight -- /tmp/flight_0 /tmp/flight_1 ...
 //
@@ -38,7 +38,8 @@ int main(int argc, char** argv) {
     }
     if (arg == "--last" || absl::StartsWith(arg, "--last=")) {
       const std::string value = arg != "--last" ? arg.substr(7) : i + 1 < argc ? argv[++i] : "";
-      if (!absl::SimpleAtoi(value, &last) || last < 1) report(absl::StrCat("--last ", value, ": give a number of calls, at least 1"));
+      if (!absl::SimpleAtoi(value, &last) || last < 1)
+        report(absl::StrCat("--last ", value, ": give a number of calls, at least 1"));
     } else if (absl::StartsWith(arg, "--")) {
       report(absl::StrCat("unknown flag ", arg, "; there is --last N"));
     } else {

@@ -31,7 +31,8 @@ class Field {
   bool has(const char* key) const { return json_->is_object() && json_->contains(key); }
   Field operator[](const char* key) const {
     if (!json_->is_object()) refuse("is not an object");
-    if (!json_->contains(key)) throw UsageError(absl::StrCat(file_, ": ", path_, " lacks '", key, "'; is this a flight recorder's dump?"));
+    if (!json_->contains(key))
+      throw UsageError(absl::StrCat(file_, ": ", path_, " lacks '", key, "'; is this a flight recorder's dump?"));
     return Field(file_, absl::StrCat(path_, ".", key), json_->at(key));
   }
   Field at(size_t i) const { return Field(file_, absl::StrCat(path_, "[", i, "]"), json_->at(i)); }

@@ -13,7 +13,7 @@ struct FlightCall {
   size_t group = 0;      // of FlightDump::groups
   int64_t sequence = 0;  // from 1
   std::string what;      // "all_reduce over tp for aten::mm, 384 B": equal where the calls fit together
-  std::string state;  // "scheduled", "started", "completed", "failed"
+  std::string state;     // "scheduled", "started", "completed", "failed"
   int64_t created_ns = 0;
 };
 

@@ -32,7 +32,9 @@ struct GroupView {
   std::vector<int64_t> missing;  // members without a dump
   std::map<int64_t, Call> calls;
 
-  std::string title() const { return absl::StrCat("group ", name, description.empty() ? "" : absl::StrCat(" (", description, ")")); }
+  std::string title() const {
+    return absl::StrCat("group ", name, description.empty() ? "" : absl::StrCat(" (", description, ")"));
+  }
 };
 
 std::string ranks_named(const std::vector<int64_t>& ranks) {
@@ -40,7 +42,8 @@ std::string ranks_named(const std::vector<int64_t>& ranks) {
 }
 
 std::string states_text(const std::map<std::string, std::vector<int64_t>>& states) {
-  return absl::StrJoin(states, "; ", [](std::string* out, const auto& s) { absl::StrAppend(out, s.first, ": ", ranks_text(s.second)); });
+  return absl::StrJoin(states, "; ",
+                       [](std::string* out, const auto& s) { absl::StrAppend(out, s.first, ": ", ranks_text(s.second)); });
 }
 
 std::vector<int64_t> all_of(const std::map<std::string, std::vector<int64_t>>& states) {
@@ -127,7 +130,8 @@ void print_table(std::ostream& out, const GroupView& group, int64_t last) {
     for (const auto& [what, states] : it->second.ways) {
       lines.push_back({std::exchange(number, ""), states_text(states), what});
     }
-    if (!it->second.unreached.empty()) lines.push_back({"", absl::StrCat("not reached: ", ranks_text(it->second.unreached)), ""});
+    if (!it->second.unreached.empty())
+      lines.push_back({"", absl::StrCat("not reached: ", ranks_text(it->second.unreached)), ""});
     if (!it->second.forgotten.empty()) lines.push_back({"", absl::StrCat("forgotten: ", ranks_text(it->second.forgotten)), ""});
   }
   size_t widest[2] = {};
@@ -158,7 +162,8 @@ std::string whereabouts(const std::vector<GroupView>& groups, int64_t rank, cons
       for (const auto& [what, states] : call.ways) {
         for (const auto& [state, ranks] : states) {
           if (state == "completed" || !member(ranks)) continue;
-          absl::StrAppend(&text, state == "failed" ? "; it failed in call " : "; it is in call ", n, " over ", group.title(), ", ", what);
+          absl::StrAppend(&text, state == "failed" ? "; it failed in call " : "; it is in call ", n, " over ", group.title(),
+                          ", ", what);
         }
       }
     }
@@ -174,18 +179,20 @@ std::string divergence(const std::vector<GroupView>& groups, const GroupView& gr
     std::vector<std::pair<std::vector<int64_t>, std::string>> sides;
     for (const auto& way : call.ways) sides.push_back({all_of(way.second), way.first});
     std::stable_sort(sides.begin(), sides.end(), [](const auto& a, const auto& b) { return a.first.size() < b.first.size(); });
-    return absl::StrCat(absl::StrJoin(sides, ", while ", [&](std::string* out, const auto& side) {
-                          absl::StrAppend(out, ranks_named(side.first), " made ", side.second);
-                        }), ", as ", where);
+    return absl::StrCat(absl::StrJoin(sides, ", while ",
+                                      [&](std::string* out, const auto& side) {
+                                        absl::StrAppend(out, ranks_named(side.first), " made ", side.second);
+                                      }),
+                        ", as ", where);
   }
   if (!call.unreached.empty()) {
-    return absl::StrCat(ranks_named(call.unreached), call.unreached.size() == 1 ? " has" : " have", " not reached ", where, ", ",
-                        call.ways.begin()->first, " (", states_text(call.ways.begin()->second), ")",
+    return absl::StrCat(ranks_named(call.unreached), call.unreached.size() == 1 ? " has" : " have", " not reached ", where,
+                        ", ", call.ways.begin()->first, " (", states_text(call.ways.begin()->second), ")",
                         whereabouts(groups, call.unreached[0], group));
   }
   if (!group.missing.empty() && call.waits()) {
-    return absl::StrCat(ranks_named(group.missing), " left no dump, and the others are in ", where, ", ", call.ways.begin()->first, " (",
-                        states_text(call.ways.begin()->second), ")");
+    return absl::StrCat(ranks_named(group.missing), " left no dump, and the others are in ", where, ", ",
+                        call.ways.begin()->first, " (", states_text(call.ways.begin()->second), ")");
   }
   return "";
 }

@@ -26,7 +26,8 @@ ABSL_FLAG(std::string, dtype, "bf16", "f32, bf16, i64, ...");
 ABSL_FLAG(std::string, from, "S(0)R", "layout before, one placement per mesh dim: R, S(dim), _S(dim, factor), P(sum)");
 ABSL_FLAG(std::string, to, "RS(1)", "layout after, on --to_mesh if there is one");
 ABSL_FLAG(std::string, peak_limit, "", "the most memory that a rank may need meanwhile, such as 2GiB");
-ABSL_FLAG(std::string, cost_model, "", "file that //tools:calibrate wrote; by default DTENSOR_COST_MODEL's, else built-in numbers");
+ABSL_FLAG(std::string, cost_model, "",
+          "file that //tools:calibrate wrote; by default DTENSOR_COST_MODEL's, else built-in numbers");
 ABSL_FLAG(int64_t, ranks_per_node, 0, "consecutive ranks that share a node; by default as in the cost model");
 ABSL_FLAG(bool, json, false, "print the plan as JSON, and nothing else");
 ABSL_FLAG(std::string, svg, "", "write a picture of both layouts to this file");
@@ -73,7 +74,8 @@ int run() {
   const std::vector<int64_t> from_ranks = ranks_of(from_shape, "mesh", "ranks", absl::GetFlag(FLAGS_ranks));
   const bool two_meshes = !absl::GetFlag(FLAGS_to_mesh).empty();
   if (!two_meshes && !absl::GetFlag(FLAGS_to_ranks).empty()) {
-    throw UsageError(absl::StrCat("--to_ranks ", absl::GetFlag(FLAGS_to_ranks), ": there is no --to_mesh; give one, such as ep=8"));
+    throw UsageError(
+        absl::StrCat("--to_ranks ", absl::GetFlag(FLAGS_to_ranks), ": there is no --to_mesh; give one, such as ep=8"));
   }
   const MeshShape to_shape = two_meshes ? parse_mesh("to_mesh", absl::GetFlag(FLAGS_to_mesh)) : from_shape;
   const std::vector<int64_t> to_ranks =

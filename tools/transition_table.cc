@@ -53,11 +53,24 @@ const std::vector<Row>& rows() {
         if (std::string(from) != to) list.push_back({Row::kOneDim, from, to});
       }
     }
-    for (const auto& [from, to] : std::initializer_list<std::pair<const char*, const char*>>{
-             {"S(0)S(0)", "S(0)R"}, {"S(0)S(0)", "RS(0)"}, {"S(0)S(0)", "RR"}, {"S(0)R", "RS(0)"}, {"S(0)R", "S(0)S(0)"},
-             {"RS(0)", "S(0)S(0)"}, {"S(0)S(1)", "RR"}, {"S(0)S(1)", "S(1)S(0)"}, {"S(0)S(1)", "S(0)S(0)"}, {"S(0)R", "RS(1)"},
-             {"PP", "RR"}, {"PP", "S(0)S(0)"}, {"PP", "S(0)R"}, {"PS(0)", "RS(0)"}, {"PS(0)", "S(0)R"}, {"PS(0)", "S(0)S(0)"},
-             {"PS(0)", "S(1)S(0)"}, {"PS(0)", "RR"}}) {
+    for (const auto& [from, to] : std::initializer_list<std::pair<const char*, const char*>>{{"S(0)S(0)", "S(0)R"},
+                                                                                             {"S(0)S(0)", "RS(0)"},
+                                                                                             {"S(0)S(0)", "RR"},
+                                                                                             {"S(0)R", "RS(0)"},
+                                                                                             {"S(0)R", "S(0)S(0)"},
+                                                                                             {"RS(0)", "S(0)S(0)"},
+                                                                                             {"S(0)S(1)", "RR"},
+                                                                                             {"S(0)S(1)", "S(1)S(0)"},
+                                                                                             {"S(0)S(1)", "S(0)S(0)"},
+                                                                                             {"S(0)R", "RS(1)"},
+                                                                                             {"PP", "RR"},
+                                                                                             {"PP", "S(0)S(0)"},
+                                                                                             {"PP", "S(0)R"},
+                                                                                             {"PS(0)", "RS(0)"},
+                                                                                             {"PS(0)", "S(0)R"},
+                                                                                             {"PS(0)", "S(0)S(0)"},
+                                                                                             {"PS(0)", "S(1)S(0)"},
+                                                                                             {"PS(0)", "RR"}}) {
       list.push_back({Row::kTwoDims, from, to});
     }
     for (const auto& [from, to] : std::initializer_list<std::pair<const char*, const char*>>{
@@ -114,17 +127,18 @@ std::vector<Term> terms(bool two) {
         for (int j = 0; j <= (two ? 2 : 0); ++j) {
           std::string below = product(i, j);
           if (i > 0 && j > 0) below = "(" + below + ")";
-          all.push_back({absl::StrCat(c > 1 ? std::to_string(c) : "", "N", f.text, below.empty() ? "" : "/", below),
-                         [=](const Sizes& s) {
-                           const auto a = static_cast<double>(s.a), b = static_cast<double>(s.b);
-                           return c * static_cast<double>(s.n) * f.value(a, b) / std::pow(a, i) / std::pow(b, j);
-                         }});
+          all.push_back(
+              {absl::StrCat(c > 1 ? std::to_string(c) : "", "N", f.text, below.empty() ? "" : "/", below), [=](const Sizes& s) {
+                 const auto a = static_cast<double>(s.a), b = static_cast<double>(s.b);
+                 return c * static_cast<double>(s.n) * f.value(a, b) / std::pow(a, i) / std::pow(b, j);
+               }});
         }
       }
     }
   }
   if (two) {
-    all.push_back({"max(N/A, N/B)", [](const Sizes& s) { return static_cast<double>(s.n) / static_cast<double>(std::min(s.a, s.b)); }});
+    all.push_back(
+        {"max(N/A, N/B)", [](const Sizes& s) { return static_cast<double>(s.n) / static_cast<double>(std::min(s.a, s.b)); }});
   }
   std::stable_sort(all.begin(), all.end(), [](const Term& x, const Term& y) { return x.text.size() < y.text.size(); });
   return all;
@@ -238,7 +252,8 @@ std::string lines(const Row& row) {
       if (a == b) continue;  // a square mesh has short cuts
       for (const int64_t scale : {128, 176, 1024}) {
         Point point = plan_at(row, a, b, scale);
-        auto it = std::find_if(by_steps.begin(), by_steps.end(), [&](const auto& list) { return list[0].steps == point.steps; });
+        auto it =
+            std::find_if(by_steps.begin(), by_steps.end(), [&](const auto& list) { return list[0].steps == point.steps; });
         if (it == by_steps.end()) it = by_steps.emplace(by_steps.end());
         it->push_back(std::move(point));
       }
@@ -250,9 +265,9 @@ std::string lines(const Row& row) {
     for (const Point& p : points) all_bytes.push_back(p.bytes);
     const auto bytes = formula(points, all_bytes, two), peak = peak_formula(points, two);
     const Point& p = points.back();
-    TORCH_CHECK(bytes && peak, row.from, " -> ", row.to, " (", p.steps, "): no formula for the ", bytes ? "peak" : "bytes", " of ",
-                points.size(), " meshes and tensors; the last: N=", p.sizes.n, ", A=", p.sizes.a, ", B=", p.sizes.b, ", bytes ", p.bytes,
-                ", peak ", p.peak);
+    TORCH_CHECK(bytes && peak, row.from, " -> ", row.to, " (", p.steps, "): no formula for the ", bytes ? "peak" : "bytes",
+                " of ", points.size(), " meshes and tensors; the last: N=", p.sizes.n, ", A=", p.sizes.a, ", B=", p.sizes.b,
+                ", bytes ", p.bytes, ", peak ", p.peak);
     absl::StrAppend(&text, "| ", row.from, " | ", row.to, " | ", p.steps, " | ", *bytes, " | ", *peak, " |\n");
   }
   return two ? text : absl::StrReplaceAll(text, {{"A", "W"}});
@@ -287,8 +302,8 @@ std::string read_page(const std::string& path) {
 std::string with_table(const std::string& page, const std::string& table) {
   const size_t begin = page.find(kBegin), end = page.find(kEnd);
   if (begin == std::string::npos || end == std::string::npos || end < begin) {
-    throw UsageError(absl::StrCat(kPage, " lacks the line before the table, or the one after it: ", absl::StripSuffix(kBegin, "\n"),
-                                  ", ", absl::StripSuffix(kEnd, "\n")));
+    throw UsageError(absl::StrCat(kPage, " lacks the line before the table, or the one after it: ",
+                                  absl::StripSuffix(kBegin, "\n"), ", ", absl::StripSuffix(kEnd, "\n")));
   }
   return absl::StrCat(page.substr(0, begin + std::string(kBegin).size()), "\n", table, "\n", page.substr(end));
 }

@@ -63,14 +63,22 @@ const CommCause kExplicit{"redistribute", "", "", false};
 TEST_CASE("forbid implicit communication: the error says what, where, from what to what, and what to do") {
   const auto tensor = std::make_shared<const std::string>("f32[8, 8](S(0)) -> (R) @ mesh(dp=2, tp=2)");
   ForbidImplicitCommunication forbid;
-  CHECK_THAT(error_of([&] { communicate(kImplicit, 384, tensor); }),
-             Equals("aten::mm: argument 'mat2' would need an all_gather over tp, 384 B: f32[8, 8](S(0)) -> (R) @ mesh(dp=2, tp=2), in "
-                    "layers.0.wq. ForbidImplicitCommunication is active. Redistribute it before the call, redistribute(t, placements), or "
-                    "give it a layout that the operator takes, or end the guard's block before the call."));
-  CHECK_THAT(error_of([&] { communicate({"gradient", "layers.0.weight", "layers.0", true}, 8); }),
-             Contains("gradient: argument 'layers.0.weight' would need an all_gather over tp, 8 B, in layers.0. ") &&
-                 Contains("Open a DelayGradientReduction scope around backward(), and call reduce_gradients() after it, or end"));
-  CHECK_THAT(error_of([&] { communicate({"", "", "", true}, 0); }), Contains("communication: would need an all_gather over tp, 0 B. Forbid"));
+  CHECK_THAT(
+      error_of([&] { communicate(kImplicit, 384, tensor); }),
+      Equals("aten::mm: argument 'mat2' would need an all_gather over tp, 384 B: f32[8, 8](S(0)) -> (R) @ mesh(dp=2, tp=2), in "
+             "layers.0.wq. ForbidImplicitCommunication is active. Redistribute it before the call, redistribute(t, "
+             "placements), or "
+             "give it a layout that the operator takes, or end the guard's block before the call."));
+  CHECK_THAT(
+      error_of([&] {
+        communicate({"gradient", "layers.0.weight", "layers.0", true}, 8);
+      }),
+      Contains("gradient: argument 'layers.0.weight' would need an all_gather over tp, 8 B, in layers.0. ") &&
+          Contains("Open a DelayGradientReduction scope around backward(), and call reduce_gradients() after it, or end"));
+  CHECK_THAT(error_of([&] {
+               communicate({"", "", "", true}, 0);
+             }),
+             Contains("communication: would need an all_gather over tp, 0 B. Forbid"));
   communicate(kExplicit, 384);
 }
 
@@ -96,7 +104,8 @@ TEST_CASE("contracts: nothing is half done, and the same call works later") {
   const auto before = full_tensor(x).clone();
   {
     ForbidImplicitCommunication forbid;
-    CHECK_THAT(error_of([&] { x.add_(addend); }), Contains("aten::add_.Tensor: argument 'other' would need an all_reduce over tp"));
+    CHECK_THAT(error_of([&] { x.add_(addend); }),
+               Contains("aten::add_.Tensor: argument 'other' would need an all_reduce over tp"));
   }
   CHECK(at::equal(full_tensor(x), before));
   CHECK(DTensor(x).placements() == Placements{Replicate(), Replicate()});
@@ -105,7 +114,10 @@ TEST_CASE("contracts: nothing is half done, and the same call works later") {
     // Two collectives, of which one fits: the first has run when the second throws.
     const auto y = full({8, 4}, 1.0, mesh(), {Partial(), Shard(0)});
     CommBudget budget({.max_calls = 1});
-    CHECK_THAT(error_of([&] { redistribute(y, {Replicate(), Replicate()}); }), Contains("The CommBudget allows 1 collective (max_calls), and as many are used"));
+    CHECK_THAT(error_of([&] {
+                 redistribute(y, {Replicate(), Replicate()});
+               }),
+               Contains("The CommBudget allows 1 collective (max_calls), and as many are used"));
     CHECK(budget.calls() == 1);
     CHECK(DTensor(y).placements() == Placements{Partial(), Shard(0)});
   }
@@ -122,8 +134,8 @@ TEST_CASE("contracts: gradients of a backward that throws are as before, and the
   {
     const auto loss = step();
     ForbidImplicitCommunication forbid;
-    CHECK_THAT(error_of([&] { loss.backward(); }),
-               Contains("gradient: would need an all_reduce over dp, ") && Contains(", in backward. ForbidImplicitCommunication"));
+    CHECK_THAT(error_of([&] { loss.backward(); }), Contains("gradient: would need an all_reduce over dp, ") &&
+                                                       Contains(", in backward. ForbidImplicitCommunication"));
   }
   CHECK(at::equal(full_tensor(w.grad()), gradient));
   {
@@ -149,16 +161,20 @@ TEST_CASE("comm budget: the call that would exceed it throws before it runs") {
   CommBudget budget({.max_calls = 3, .max_bytes = 100});
   communicate(kImplicit, 60);
   CHECK_THAT(error_of([&] { communicate(kImplicit, 41, tensor); }),
-             Equals("aten::mm: argument 'mat2' would need an all_gather over tp, 41 B: f32[8](S(0)) -> (R) @ mesh(dp=2, tp=2), in layers.0.wq. "
-                    "The CommBudget allows 100 B (max_bytes), of which 60 B are used. Redistribute a tensor once and use the result again, or "
+             Equals("aten::mm: argument 'mat2' would need an all_gather over tp, 41 B: f32[8](S(0)) -> (R) @ mesh(dp=2, tp=2), "
+                    "in layers.0.wq. "
+                    "The CommBudget allows 100 B (max_bytes), of which 60 B are used. Redistribute a tensor once and use the "
+                    "result again, or "
                     "raise the limit."));
   CHECK(budget.calls() == 1);
   CHECK(budget.bytes() == 60);
   communicate(kExplicit, 40);
   communicate(kExplicit, 0);
-  CHECK_THAT(error_of([&] { communicate(kExplicit, 0); }),
-             Equals("redistribute: would need an all_gather over tp, 0 B. The CommBudget allows 3 collectives (max_calls), and as many "
-                    "are used. Redistribute a tensor once and use the result again, or raise the limit."));
+  CHECK_THAT(
+      error_of([&] { communicate(kExplicit, 0); }),
+      Equals(
+          "redistribute: would need an all_gather over tp, 0 B. The CommBudget allows 3 collectives (max_calls), and as many "
+          "are used. Redistribute a tensor once and use the result again, or raise the limit."));
   CHECK(budget.calls() == 3);
   CHECK(budget.bytes() == 100);
   CHECK(comm.total() == 3);
@@ -192,8 +208,10 @@ TEST_CASE("comm budget: without limits, and with bad ones") {
   communicate(kImplicit, int64_t{1} << 61);
   CHECK(unlimited.calls() == 2);
   // More than can be counted is more than any limit.
-  CHECK_THAT(error_of([] { communicate(kImplicit, int64_t{1} << 62); }), Contains("allows 9223372036854775807 B (max_bytes), of which "));
-  CHECK_THAT(error_of([] { CommBudget bad({.max_bytes = -1}); }), Contains("[CommBudget] max_calls is ") && Contains(" and max_bytes is -1; a limit is at least 0"));
+  CHECK_THAT(error_of([] { communicate(kImplicit, int64_t{1} << 62); }),
+             Contains("allows 9223372036854775807 B (max_bytes), of which "));
+  CHECK_THAT(error_of([] { CommBudget bad({.max_bytes = -1}); }),
+             Contains("[CommBudget] max_calls is ") && Contains(" and max_bytes is -1; a limit is at least 0"));
   CHECK_THAT(error_of([] { CommBudget bad({.max_calls = -1}); }), Contains("[CommBudget] max_calls is -1"));
   communicate(kImplicit, 1);  // the guards that threw left nothing behind
 }

@@ -19,8 +19,8 @@
 #include "mesh/communicator.h"
 #include "mesh/flight_recorder.h"
 #include "propagation/cost_model.h"
-#include "tests/testing/child.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/child.h"
 
 using Catch::Contains;
 using Json = nlohmann::json;
@@ -161,7 +161,8 @@ TEST_CASE("comm trace: an abstract world takes as long as the cost model says") 
   CHECK(events[0].at("pid") == 0);
   CHECK(events[0].at("dur").get<double>() == Approx(cost->collective(Collective::kAllGather, 64, true, 63 * part) * 1e6));
   CHECK(events[1].at("dur").get<double>() == Approx(cost->collective(Collective::kAllReduce, 64, true, 126 * part) * 1e6));
-  CHECK(events[1].at("ts").get<double>() == Approx(events[0].at("ts").get<double>() + events[0].at("dur").get<double>()).epsilon(1e-15));
+  CHECK(events[1].at("ts").get<double>() ==
+        Approx(events[0].at("ts").get<double>() + events[0].at("dur").get<double>()).epsilon(1e-15));
   CHECK(events[0].at("args").at("Process Group Name") == "0-63");
   CHECK_FALSE(events[0].at("args").contains("In msg nelems"));
 }
@@ -217,7 +218,8 @@ TEST_CASE("comm trace: traces nest, and threads have rows") {
 
 TEST_CASE("comm trace: a file that cannot be written is an error before anything is traced") {
   TempFolder folder;
-  CHECK_THROWS_WITH(CommTrace(folder / "no/trace.json"), Contains("CommTrace: ") && Contains("no/trace.json cannot be written: No such file"));
+  CHECK_THROWS_WITH(CommTrace(folder / "no/trace.json"),
+                    Contains("CommTrace: ") && Contains("no/trace.json cannot be written: No such file"));
   CommTrace here(folder / "trace_%r.json");
   CHECK(here.path() == folder / "trace_0.json");
 }

@@ -67,7 +67,8 @@ TEST_CASE("layout text: of many cells and ranks the first and the last") {
   const World world = World::abstract(4096);
   const DeviceMesh grid(world, {64, 64}, {"dp", "tp"}), line(world, {4096}, {"x"});
   const std::string cut = text(grid, {Shard(0), Shard(1)}, {4096, 4096});
-  CHECK_THAT(cut, Catch::Contains("4032:4096 │ 4032      │ 4033") && Catch::Contains("│ ... │ 4095") && !Catch::Contains("448:512"));
+  CHECK_THAT(cut,
+             Catch::Contains("4032:4096 │ 4032      │ 4033") && Catch::Contains("│ ... │ 4095") && !Catch::Contains("448:512"));
   std::istringstream lines(cut);
   for (std::string l; std::getline(lines, l);) CHECK(columns_of(l) < 128);
   CHECK_THAT(text(line, {Replicate()}, {8}), Catch::Contains("│ 0-4095 │") && Catch::Contains("4096 copies"));

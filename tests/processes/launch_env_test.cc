@@ -181,6 +181,9 @@ TEST_CASE("launch_env: who comes first") {
   // A batch script, which is no step.
   all = with(all, {{"SLURM_STEP_ID", "(unset)"}, {"SLURM_STEP_NODELIST", "(unset)"}});
   CHECK(find_job_place({}, of(all)).launcher == Launcher::kNone);
+  // Also where the place cannot be told.
+  CHECK(find_launcher({}, of({{"RANK", "x"}})) == Launcher::kTorchrun);
+  CHECK(find_launcher({}, of({})) == Launcher::kNone);
 }
 
 TEST_CASE("launch_env: what is missing or bad is named, with its value and the launcher") {

@@ -38,7 +38,7 @@ JobPlace place(std::string store, int64_t rank = 0, int64_t size = 2) {
   p.world_size = size;
   p.store = std::move(store);
   p.store_source = "the test";
-  p.timeout = milliseconds(700);
+  p.timeout = std::chrono::seconds(20);
   return p;
 }
 
@@ -46,7 +46,8 @@ struct Outcome {
   std::string error;
   milliseconds took{0};
 };
-Outcome outcome(const JobPlace& p) {
+Outcome outcome(JobPlace p) {
+  p.timeout = milliseconds(700);
   const auto begin = std::chrono::steady_clock::now();
   Outcome o;
   try {
@@ -99,7 +100,7 @@ TEST_CASE("open_store: a file") {
   const auto a = open_store(place(url, 0)), b = open_store(place(url, 1));
   a->set("key", std::string("value"));
   CHECK(b->get_to_str("key") == "value");
-  CHECK(a->getTimeout() == milliseconds(700));
+  CHECK(a->getTimeout() == std::chrono::seconds(20));
   struct stat info = {};
   REQUIRE(::stat((folder.path + "/store").c_str(), &info) == 0);
   CHECK((info.st_mode & 0777) == 0600);
@@ -138,9 +139,7 @@ TEST_CASE("open_store: rank 0 serves at its address alone") {
   const std::string url = absl::StrCat("tcp://127.0.0.1:", port);
   c10::intrusive_ptr<c10d::Store> b;
   std::thread early([&] {  // waits for rank 0
-    JobPlace p = place(url, 1);
-    p.timeout = std::chrono::seconds(20);
-    b = open_store(p);
+    b = open_store(place(url, 1));
   });
   std::this_thread::sleep_for(milliseconds(200));
   const auto a = open_store(place(url, 0));

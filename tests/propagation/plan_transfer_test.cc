@@ -301,7 +301,9 @@ Layout random_layout(const World& world, const TensorMeta& meta, bool is_source,
     while (!used.insert(rank).second) rank = (rank + 1) % world.size();
     ranks.push_back(rank);
   }
-  const Layout layout(mesh_on(world, ranks, {rows, columns}), {draw_placement(ndim), draw_placement(ndim)});
+  Placements placements = {draw_placement(ndim), draw_placement(ndim)};
+  if (!normalize_placements(placements, ndim).ok()) placements[1] = Replicate();  // reductions that do not mix
+  const Layout layout(mesh_on(world, ranks, {rows, columns}), placements);
   RC_LOG() << name << " " << layout.to_string() << " of ranks " << absl::StrJoin(ranks, ",") << std::endl;
   return layout;
 }

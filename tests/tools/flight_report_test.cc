@@ -17,30 +17,36 @@ namespace {
 class Dump {
  public:
   explicit Dump(int64_t rank) : rank_(rank) {
-    json_ = {{"version", "2.10"}, {"rank", rank}, {"pg_config", Json::object()}, {"pg_status", Json::object()},
+    json_ = {{"version", "2.10"},
+             {"rank", rank},
+             {"pg_config", Json::object()},
+             {"pg_status", Json::object()},
              {"entries", Json::array()}};
   }
 
-  Dump& call(const std::vector<int64_t>& ranks, const std::string& collective, int64_t time, const std::string& state = "completed",
-             int64_t bytes = 64, const std::string& tensor = "f32[8](S(0)) -> (R) @ mesh(tp=4)") {
-    const std::string name = ranks_text(ranks);
+  Dump& call(const std::vector<int64_t>& ranks, const std::string& collective, int64_t time,
+             const std::string& state = "completed", int64_t bytes = 64,
+             const std::string& tensor = "f32[8](S(0)) -> (R) @ mesh(tp=4)", const std::string& world = "") {
+    const std::string name = ranks_text(ranks) + world;
     if (!json_["pg_config"].contains(name)) {
-      json_["pg_config"][name] = {{"name", name}, {"desc", "tp"}, {"ranks", Json(ranks).dump()}, {"pg_id", json_["pg_config"].size()}};
+      json_["pg_config"][name] = {
+          {"name", name}, {"desc", "tp"}, {"ranks", Json(ranks).dump()}, {"pg_id", json_["pg_config"].size()}};
     }
     const std::string id = std::to_string(json_["pg_config"][name]["pg_id"].get<int64_t>());
     json_["pg_status"][id]["last_enqueued_collective"] = ++last_[name];
-    json_["entries"].push_back({{"pg_id", std::stoll(id)},
-                                {"process_group", {name, "tp"}},
-                                {"collective_seq_id", last_[name]},
-                                {"time_created_ns", time},
-                                {"state", state == "failed" ? "started" : state},
-                                {"retired", state == "completed" || state == "failed"},
-                                {"collective", collective},
-                                {"mesh_dims", "tp"},
-                                {"tensor", tensor},
-                                {"dtype", "Float"},
-                                {"bytes", bytes},
-                                {"cause", {{"op", "aten::mm"}, {"argument", "mat2"}, {"module_path", ""}, {"implicit", true}}}});
+    json_["entries"].push_back(
+        {{"pg_id", std::stoll(id)},
+         {"process_group", {name, "tp"}},
+         {"collective_seq_id", last_[name]},
+         {"time_created_ns", time},
+         {"state", state == "failed" ? "started" : state},
+         {"retired", state == "completed" || state == "failed"},
+         {"collective", collective},
+         {"mesh_dims", "tp"},
+         {"tensor", tensor},
+         {"dtype", "Float"},
+         {"bytes", bytes},
+         {"cause", {{"op", "aten::mm"}, {"argument", "mat2"}, {"module_path", ""}, {"implicit", true}}}});
     return *this;
   }
   // The ring has gone round: only the last n are left.
@@ -94,9 +100,11 @@ TEST_CASE("flight report: a rank makes another call") {
   CHECK(report.diverged);
   CHECK_THAT(report.text, Contains("  2  started: 2      all_gather over tp for aten::mm, argument mat2: Float, 8 B\n"
                                    "     started: 0,1,3  all_reduce over tp for aten::mm, argument mat2: Float, 8 B\n"));
-  CHECK_THAT(report.text,
-             EndsWith("First divergence: rank 2 made all_gather over tp for aten::mm, argument mat2: Float, 8 B, while ranks 0,1,3 made "
-                      "all_reduce over tp for aten::mm, argument mat2: Float, 8 B, as call 2 over group 0-3 (tp).\n"));
+  CHECK_THAT(
+      report.text,
+      EndsWith(
+          "First divergence: rank 2 made all_gather over tp for aten::mm, argument mat2: Float, 8 B, while ranks 0,1,3 made "
+          "all_reduce over tp for aten::mm, argument mat2: Float, 8 B, as call 2 over group 0-3 (tp).\n"));
 }
 
 TEST_CASE("flight report: what a call is for, and how much it moves, are parts of it") {
@@ -126,11 +134,13 @@ TEST_CASE("flight report: a rank that does not come, and where it is instead") {
   const FlightReport report = compare(dumps);
   CHECK(report.diverged);
   CHECK_THAT(report.text, Contains("     not reached: 3\n"));
-  CHECK_THAT(report.text,
-             EndsWith("First divergence: rank 3 has not reached call 2 over group 0-3 (tp), all_reduce over tp for aten::mm, argument mat2: "
-                      "Float, 8 B (started: 0-2); its last one there is call 1, all_gather over tp for aten::mm, argument mat2: "
-                      "f32[8](S(0)) -> (R) @ mesh(tp=4), 64 B; it is in call 1 over group 2,3 (tp), broadcast over tp for aten::mm, "
-                      "argument mat2: Float, 8 B.\n"));
+  CHECK_THAT(
+      report.text,
+      EndsWith("First divergence: rank 3 has not reached call 2 over group 0-3 (tp), all_reduce over tp for aten::mm, argument "
+               "mat2: "
+               "Float, 8 B (started: 0-2); its last one there is call 1, all_gather over tp for aten::mm, argument mat2: "
+               "f32[8](S(0)) -> (R) @ mesh(tp=4), 64 B; it is in call 1 over group 2,3 (tp), broadcast over tp for aten::mm, "
+               "argument mat2: Float, 8 B.\n"));
 }
 
 TEST_CASE("flight report: the first divergence is the first by time, in whichever group") {
@@ -148,7 +158,8 @@ TEST_CASE("flight report: calls that a ring has forgotten are not missed") {
   dumps[1].forget_all_but(2);
   const FlightReport report = compare(dumps, 3);
   CHECK_FALSE(report.diverged);
-  CHECK_THAT(report.text, Contains("group 0-3 (tp), the last 3 calls\n  4  completed: 0,2,3  ") && Contains("     forgotten: 1\n"));
+  CHECK_THAT(report.text,
+             Contains("group 0-3 (tp), the last 3 calls\n  4  completed: 0,2,3  ") && Contains("     forgotten: 1\n"));
   // Even if it has forgotten all of them.
   dumps[1].forget_all_but(0);
   CHECK_FALSE(compare(dumps).diverged);
@@ -165,8 +176,10 @@ TEST_CASE("flight report: a rank without a dump is suspect if the others wait") 
   const FlightReport report = compare(dumps);
   CHECK(report.diverged);
   CHECK_THAT(report.text, Contains("group 0-3 (tp), no dump of rank 2\n"));
-  CHECK_THAT(report.text, EndsWith("First divergence: rank 2 left no dump, and the others are in call 2 over group 0-3 (tp), all_reduce over tp "
-                                   "for aten::mm, argument mat2: Float, 8 B (started: 0,1,3).\n"));
+  CHECK_THAT(
+      report.text,
+      EndsWith("First divergence: rank 2 left no dump, and the others are in call 2 over group 0-3 (tp), all_reduce over tp "
+               "for aten::mm, argument mat2: Float, 8 B (started: 0,1,3).\n"));
 }
 
 TEST_CASE("flight report: a call that failed is told from one that runs") {
@@ -185,6 +198,15 @@ TEST_CASE("flight report: groups within one process have nobody to agree with") 
   CHECK_FALSE(report.diverged);
   CHECK_THAT(report.text, Contains("group 0,1, rank 0 (tp)\n  1  completed: 0  all_gather") &&
                               Contains("group 0,1, rank 1 (tp)\n  1  completed: 1  all_reduce"));
+}
+
+TEST_CASE("flight report: groups of the same ranks in two worlds are two groups") {
+  auto dumps = four();
+  for (int64_t r = 0; r < 4; ++r) {
+    dumps[r].call(kAll, "all_gather", 10);
+    if (r != 2) dumps[r].call(kAll, "barrier", 20, "started", 0, "", " of world 2");
+  }
+  CHECK_THAT(compare(dumps).text, Contains("rank 2 has not reached call 1 over group 0-3 of world 2 (tp), barrier"));
 }
 
 TEST_CASE("flight report: PyTorch's own dumps") {
@@ -227,9 +249,12 @@ TEST_CASE("flight report: bad input is one line with the file and the place") {
   };
   refused(broken([](Json& j) { j["entries"] = 3; }), Contains("dump_1: the file.entries is not a list"));
   refused(broken([](Json& j) { j["rank"] = "first"; }), Contains("dump_1: the file.rank is not a whole number"));
-  refused(broken([](Json& j) { j["pg_config"]["0-3"]["ranks"] = "0..3"; }), Contains("pg_config['0-3'].ranks is not a list of ranks"));
+  refused(broken([](Json& j) { j["pg_config"]["0-3"]["ranks"] = "0..3"; }),
+          Contains("pg_config['0-3'].ranks is not a list of ranks"));
   refused(broken([](Json& j) { j["pg_config"] = Json::array(); }), Contains("the file.pg_config is not an object"));
-  refused(broken([](Json& j) { j["entries"][0]["process_group"] = {"5", "tp"}; }),
+  refused(broken([](Json& j) {
+            j["entries"][0]["process_group"] = {"5", "tp"};
+          }),
           Contains("entries[0].process_group[0] is no group of pg_config"));
   refused(broken([](Json& j) { j["entries"][0]["process_group"] = {"5"}; }),
           Contains("entries[0].process_group is not a name and a description"));

@@ -15,12 +15,12 @@ dump() {  # dump RANK COLLECTIVE...
   shift
   for collective in "$@"; do
     n=$((n + 1))
-    entries+="${entries:+,}{\"pg_id\": 0, \"process_group\": [\"0,1\", \"tp\"], \"collective_seq_id\": $n, \"time_created_ns\": $n,
-      \"state\": \"completed\", \"retired\": true, \"collective\": \"$collective\", \"mesh_dims\": \"tp\", \"tensor\": \"\",
-      \"dtype\": \"Float\", \"bytes\": 8, \"cause\": {\"op\": \"aten::mm\", \"argument\": \"\", \"module_path\": \"\", \"implicit\": true}}"
+    entries+="${entries:+,}{'pg_id': 0, 'process_group': ['0,1', 'tp'], 'collective_seq_id': $n, 'time_created_ns': $n,
+      'state': 'completed', 'retired': true, 'collective': '$collective', 'mesh_dims': 'tp', 'tensor': '', 'dtype': 'Float',
+      'bytes': 8, 'cause': {'op': 'aten::mm', 'argument': '', 'module_path': '', 'implicit': true}}"
   done
-  echo "{\"version\": \"2.10\", \"rank\": $rank, \"pg_config\": {\"0,1\": {\"desc\": \"tp\", \"ranks\": \"[0, 1]\"}}, \"entries\": [$entries]}" \
-    >"$work/dump_$rank"
+  tr "'" '"' >"$work/dump_$rank" <<<"{'version': '2.10', 'rank': $rank, 'entries': [$entries],
+    'pg_config': {'0,1': {'desc': 'tp', 'ranks': '[0, 1]'}}}"
 }
 
 dump 0 all_gather all_reduce barrier
