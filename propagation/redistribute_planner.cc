@@ -17,7 +17,10 @@ using Kind = RedistributeStep::Kind;
 using Picoseconds = int64_t;  // whole numbers: sums do not depend on the order
 
 constexpr int64_t kMaxChanging = 15;  // mesh dims that a search can tell apart: four bits each
+constexpr int64_t kMaxWithHelpers = 4;  // of them, where some only help to reduce
 constexpr int64_t kMaxRounds = 1024;   // of one exchange
+constexpr double kRounding = 16;         // bytes that steps may round down, all in all
+constexpr uint64_t kAll = ~uint64_t{0};  // mesh dims
 constexpr size_t kMaxArrivals = 2000;  // states visited for the routes that are only shown
 
 // A step that the search considers: a RedistributeStep without its layouts.
@@ -51,6 +54,10 @@ class Pricer {
 
   // False if it cannot be kept within the limits.
   bool price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge) const;
+
+  uint64_t between_nodes() const { return between_nodes_; }
+  // Whether some mesh dims lie within a node and others do not.
+  bool has_two_levels() const { return between_nodes_ != 0 && between_nodes_ != (uint64_t{1} << geometry.ndim()) - 1; }
 
   const LayoutGeometry geometry;
 
@@ -146,8 +153,9 @@ using State = uint64_t;
 
 class Search {
  public:
+  // Without `helpers`, only the mesh dims that change take part.
   Search(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to, const CostModel& cost,
-         const Limits& limits);
+         const Limits& limits, bool helpers = true);
 
   // The steps of the shortest path; false if the limits leave none.
   bool run(std::vector<RedistributeStep>& steps);
@@ -184,6 +192,7 @@ class Search {
   }
   // "As in `to`" and "replicated" are one state where `to` is Replicate.
   int replicated(int i) const { return changing_[i].choices[kTo]->is_replicate() ? kTo : kReplicate; }
+  MeshDims landing_dims_of(const DeviceMesh& mesh, const Placements& from, const Placements& to) const;
   const Layers& layers(State state);
   uint64_t bits(const Subset& subset) const {
     uint64_t dims = 0;
@@ -204,7 +213,8 @@ class Search {
   void expand(int node);
   template <typename Becomes>
   void add_subsets(Kind kind, int node, const Subset& candidates, Becomes becomes);
-  bool overlay(State state, State& after, uint64_t& dims);
+  bool overlay(State state, uint64_t may_change, State& after, uint64_t& dims);
+  void add_overlay(int node, uint64_t may_change);
   void relax(int node, Kind kind, uint64_t dims, State after);
   Picoseconds remaining(State state);
   std::vector<RedistributeStep> path_to(int node, const Edge* last = nullptr);
@@ -220,41 +230,86 @@ class Search {
   Layers scratch_;
   State target_ = 0;
   State reduced_target_ = 0;  // the target before fills
-  int64_t target_bytes_ = 0;  // of a part of it
+  bool leaves_nodes_ = false;  // shards on a mesh dim between nodes change
+  int64_t target_bytes_ = 0;   // of the largest part of it
+  double target_average_ = 0;  // bytes of its parts
+  double least_part_ = 0;      // the average where all mesh dims cut that do not stay Partial
   std::vector<Node> nodes_;
   absl::flat_hash_map<State, int> index_;
   bool keep_arrivals_ = false;
   std::vector<std::pair<int, Edge>> arrivals_;
 };
 
+// The tensor dims to which a Partial may be scattered on the way: of those that are all alike only one.
+MeshDims Search::landing_dims_of(const DeviceMesh& mesh, const Placements& from, const Placements& to) const {
+  MeshDims dims;
+  bool has_free = false;
+  for (int64_t d = 0; d < geometry_.tensor_ndim(); ++d) {
+    bool free = geometry_.size(d) % mesh.size() == 0;
+    for (size_t m = 0; m < from.size(); ++m) free &= !from[m].is_sharded_on(d) && !to[m].is_sharded_on(d);
+    if (!free || !has_free) dims.push_back(d);
+    has_free |= free;
+  }
+  return dims;
+}
+
 Search::Search(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
-               const CostModel& cost, const Limits& limits)
+               const CostModel& cost, const Limits& limits, bool helpers)
     : pricer_(mesh, meta, cost, limits), geometry_(pricer_.geometry), cost_(cost), fixed_(layers_of(from)) {
-  bool any_partial = false;
-  for (size_t m = 0; m < from.size(); ++m) any_partial |= from[m].is_partial() && from[m] != to[m];
-  if (any_partial) landings_.reserve(from.size() * meta.sizes.size() * 2);
+  bool reduces = false;
+  int64_t changing = 0;
   for (size_t m = 0; m < from.size(); ++m) {
-    if (from[m] == to[m]) continue;
+    reduces |= from[m].is_partial() && from[m] != to[m];
+    changing += from[m] != to[m] ? 1 : 0;
+  }
+  const uint64_t between_nodes = pricer_.has_two_levels() ? pricer_.between_nodes() : 0;
+  for (size_t m = 0; m < from.size(); ++m) {
+    leaves_nodes_ |= helpers && (between_nodes >> m & 1) != 0 && from[m].is_sharded() && from[m] != to[m];
+  }
+  MeshDims landing_dims;  // of the tensor
+  if (reduces || leaves_nodes_) landing_dims = landing_dims_of(mesh, from, to);
+  landings_.reserve(from.size() * landing_dims.size() * 3);
+  for (size_t m = 0; m < from.size(); ++m) {
+    // While others reduce, ranks that hold copies can share the work, and shards may be elsewhere. So can those of a node
+    // that hold copies of what comes from other nodes.
+    const bool shares = leaves_nodes_ && (between_nodes >> m & 1) == 0 && from[m].is_replicate();
+    const bool helps = helpers && (reduces || shares) && !from[m].is_partial() && mesh.shape()[m] > 1;
+    if (from[m] == to[m] && !(helps && changing < kMaxWithHelpers)) continue;
+    changing += from[m] == to[m] ? 1 : 0;
     Changing& c = changing_.emplace_back();
     c.mesh_dim = static_cast<int64_t>(m);
     c.choices = {&to[m], &from[m], &replicate_};
-    if (!from[m].is_partial()) continue;
-    for (int64_t d = 0; d < static_cast<int64_t>(meta.sizes.size()); ++d) {
-      if (meta.sizes[d] < mesh.shape()[m]) continue;
-      int64_t inner = 1;  // parts that later mesh dims cut this one's into
+    if (!from[m].is_partial() && !(helps && from[m].is_replicate())) continue;
+    for (int64_t d : landing_dims) {
+      if (geometry_.size(d) < mesh.shape()[m]) continue;
+      // Parts that later mesh dims cut this one's into: as they do in `from`, in `to`, or, where there is
+      // no other tensor dim to share the work along, all that can.
+      const int ways = landing_dims.size() == 1 ? 3 : 2;
+      int64_t inner[3] = {1, 1, 1};
       for (size_t later = m + 1; later < from.size(); ++later) {
-        if (geometry_.cuts(fixed_, static_cast<int64_t>(later), d)) inner *= mesh.shape()[later];
+        const bool cuts[3] = {from[later].is_sharded_on(d), to[later].is_sharded_on(d), !from[later].is_partial()};
+        for (int i = 0; i < 3; ++i) inner[i] *= cuts[i] ? mesh.shape()[later] : 1;
       }
-      const Placement landing = inner == 1 ? Shard(d) : StridedShard(d, inner);
-      if (landing == to[m] || c.choices.size() == 16) continue;
-      landings_.push_back(landing);
-      c.choices.push_back(&landings_.back());
+      for (int i = 0; i < ways; ++i) {
+        const Placement landing = inner[i] == 1 ? Shard(d) : StridedShard(d, inner[i]);
+        const auto same = [&](const Placement* choice) { return *choice == landing; };
+        if (landing == to[m] || std::any_of(c.choices.begin() + 3, c.choices.end(), same)) continue;
+        if (c.choices.size() == 16) break;
+        landings_.push_back(landing);
+        c.choices.push_back(&landings_.back());
+      }
     }
   }
   for (size_t i = 0; i < changing_.size(); ++i) {
     if (changing_[i].choices[kTo]->is_partial()) reduced_target_ = with(reduced_target_, static_cast<int>(i), kReplicate);
   }
-  target_bytes_ = geometry_.part_bytes(layers(reduced_target_));
+  const Layers& target = layers(reduced_target_);
+  target_bytes_ = geometry_.part_bytes(target);
+  least_part_ = target_average_ = static_cast<double>(meta.bytes());
+  for (int64_t m = 0; m < geometry_.ndim(); ++m) {
+    if (target[m]->is_sharded()) target_average_ /= static_cast<double>(geometry_.mesh_size(m));
+    if (!target[m]->is_partial()) least_part_ /= static_cast<double>(geometry_.mesh_size(m));
+  }
 }
 
 const Layers& Search::layers(State state) {
@@ -271,19 +326,35 @@ Placements Search::placements(State state) {
   return list;
 }
 
-// A lower bound of the time from `state` to the target: somebody must reduce, or receive what parts lack in size.
+// A lower bound of the time from `state` to the target. What parts lack in size must be received. A reduction over n ranks, at
+// best of parts that all other ranks W / n share, receives at least N / W * (n - 1) and leaves at least N / W, on average.
 Picoseconds Search::remaining(State state) {
-  bool reduces = false;
+  double reducing = 1;
   for (size_t i = 0; i < changing_.size(); ++i) {
-    const int c = choice(state, static_cast<int>(i));
-    reduces |= c == kFrom && changing_[i].choices[kFrom]->is_partial();
+    const Changing& c = changing_[i];
+    if (choice(state, static_cast<int>(i)) == kFrom && c.choices[kFrom]->is_partial()) {
+      reducing *= static_cast<double>(geometry_.mesh_size(c.mesh_dim));
+    }
   }
   const int64_t lacking = target_bytes_ - geometry_.part_bytes(layers(state));
-  if (!reduces && lacking <= 0) return 0;
-  return std::llround(cost_.least(std::max<int64_t>(reduces ? 0 : 1, lacking)) * 1e12) - 1;
+  if (reducing == 1 && lacking <= 0) return 0;
+  double bytes = static_cast<double>(lacking);
+  if (reducing > 1) bytes = std::max(bytes, least_part_ * (reducing - 2) + target_average_ - kRounding);
+  return std::llround(cost_.least(std::max<int64_t>(reducing > 1 ? 0 : 1, static_cast<int64_t>(bytes))) * 1e12) - 1;
 }
 
 void Search::relax(int node, Kind kind, uint64_t dims, State after) {
+  // Most can be dismissed before they are priced.
+  const bool to_end = keep_arrivals_ || after == target_;
+  const auto goal = to_end ? index_.end() : index_.find(target_);
+  const Picoseconds left = goal == index_.end() ? 0 : remaining(after);
+  const auto too_far = [&](Picoseconds distance) {
+    return goal != index_.end() && distance + left >= nodes_[goal->second].distance;
+  };
+  if (too_far(nodes_[node].distance)) return;
+  const auto known = index_.find(after);
+  if (known != index_.end() && nodes_[known->second].done && !(keep_arrivals_ && after == target_)) return;
+
   const Layers before_layers = layers(nodes_[node].state);
   Edge edge;
   if (!pricer_.price(kind, dims, before_layers, layers(after), edge)) return;
@@ -294,17 +365,13 @@ void Search::relax(int node, Kind kind, uint64_t dims, State after) {
   next.steps = nodes_[node].steps + 1;
   next.previous = node;
   next.edge = edge;
-  if (keep_arrivals_) {
-    if (after == target_) arrivals_.emplace_back(node, edge);
-  } else if (after != target_) {
-    const auto goal = index_.find(target_);
-    if (goal != index_.end() && next.distance + remaining(after) >= nodes_[goal->second].distance) return;
-  }
-  auto [it, is_new] = index_.try_emplace(after, static_cast<int>(nodes_.size()));
-  if (is_new) {
+  if (keep_arrivals_ && after == target_) arrivals_.emplace_back(node, edge);
+  if (too_far(next.distance)) return;
+  if (known == index_.end()) {
+    index_.emplace(after, static_cast<int>(nodes_.size()));
     nodes_.push_back(next);
-  } else if (Node& known = nodes_[it->second]; !known.done && next.before(known)) {
-    known = next;
+  } else if (!nodes_[known->second].done && next.before(nodes_[known->second])) {
+    nodes_[known->second] = next;
   }
 }
 
@@ -339,14 +406,15 @@ void Search::add_subsets(Kind kind, int node, const Subset& candidates, Becomes 
   }
 }
 
-// Everything that can go at once without touching what is Partial, directly between the two parts of each rank.
+// Everything on mesh dims `may_change` that can go at once without touching what is Partial, directly between the two parts of
+// each rank.
 // Concerned are the mesh dims that change, and those that cut a tensor dim after one that changes its cut. Where one of
 // them was not cut before, every rank finds all it needs at its own coordinate, so ranks talk along the others only.
-bool Search::overlay(State state, State& after, uint64_t& dims) {
+bool Search::overlay(State state, uint64_t may_change, State& after, uint64_t& dims) {
   after = state;
   for (size_t i = 0; i < changing_.size(); ++i) {
     const int k = static_cast<int>(i);
-    if (changing_[i].choices[choice(state, k)]->is_partial()) continue;
+    if ((may_change >> changing_[i].mesh_dim & 1) == 0 || changing_[i].choices[choice(state, k)]->is_partial()) continue;
     after = with(after, k, choice(reduced_target_, k));
   }
   if (after == state) return false;
@@ -370,18 +438,37 @@ bool Search::overlay(State state, State& after, uint64_t& dims) {
   return true;
 }
 
+void Search::add_overlay(int node, uint64_t may_change) {
+  const State state = nodes_[node].state;
+  State after;
+  uint64_t dims;
+  if (!overlay(state, may_change, after, dims)) return;
+  uint64_t gathered = 0;  // it may be the all-gather of what follows
+  for (size_t k = 0; k < changing_.size(); ++k) {
+    const int then = choice(after, static_cast<int>(k));
+    if (then != choice(state, static_cast<int>(k)) && changing_[k].choices[then]->is_replicate()) {
+      gathered |= uint64_t{1} << changing_[k].mesh_dim;
+    }
+  }
+  const bool gathers_only = dims != 0 && gathered == dims && changed(state, after) == dims &&
+                            geometry_.innermost(layers(state), dims);
+  relax(node, dims == 0 ? Kind::kSlice : gathers_only ? Kind::kAllGather : Kind::kAllToAll, dims, after);
+}
+
 void Search::expand(int node) {
   const State state = nodes_[node].state;
   const size_t n = changing_.size();
-  Subset slices, gathers, fills, partials;
-  bool only_fills_left = true;
+  Subset slices, gathers, fills, partials, helpers;
+  bool only_fills_left = true, reduces = false;
+  for (size_t k = 0; k < n; ++k) reduces |= changing_[k].choices[choice(state, static_cast<int>(k))]->is_partial();
   for (size_t k = 0; k < n; ++k) {
     const int i = static_cast<int>(k);
     const int now = choice(state, i);
-    if (now == kTo) continue;
     const Placement& p = *changing_[k].choices[now];
+    if (p.is_replicate() && changing_[k].choices.size() > 3) helpers.push_back(i);
+    if (p.is_sharded() && (now != kTo || (reduces && p == *changing_[k].choices[kFrom]))) gathers.push_back(i);
+    if (now == kTo) continue;
     const Placement& to = *changing_[k].choices[kTo];
-    if (p.is_sharded()) gathers.push_back(i);
     only_fills_left &= p.is_replicate() && to.is_partial();
     if (p.is_replicate() && to.is_sharded()) slices.push_back(i);
     if (p.is_replicate() && to.is_partial()) fills.push_back(i);
@@ -401,19 +488,25 @@ void Search::expand(int node) {
     relax(node, Kind::kFill, bits(chosen), after);
     return;
   }
-  State after;
-  uint64_t dims;
-  if (overlay(state, after, dims)) {
-    uint64_t gathered = 0;  // it may be the all-gather of what follows
-    for (size_t k = 0; k < n; ++k) {
-      const int then = choice(after, static_cast<int>(k));
-      if (then != choice(state, static_cast<int>(k)) && changing_[k].choices[then]->is_replicate()) {
-        gathered |= uint64_t{1} << changing_[k].mesh_dim;
-      }
+  add_overlay(node, kAll);
+  if (pricer_.has_two_levels() && n > 1) {  // what stays within a node, apart
+    for (const Changing& c : changing_) add_overlay(node, uint64_t{1} << c.mesh_dim);
+  }
+  const Layers now = layers(state);
+  const auto landing = [&](int i, int64_t d) {
+    const Changing& c = changing_[i];
+    int64_t inner = 1;  // parts that later mesh dims cut this one's into
+    for (int64_t later = c.mesh_dim + 1; later < geometry_.ndim(); ++later) {
+      if (geometry_.cuts(now, later, d)) inner *= geometry_.mesh_size(later);
     }
-    const bool gathers_only = dims != 0 && gathered == dims && changed(state, after) == dims &&
-                              geometry_.innermost(layers(state), dims);
-    relax(node, dims == 0 ? Kind::kSlice : gathers_only ? Kind::kAllGather : Kind::kAllToAll, dims, after);
+    for (size_t k = 0; k < c.choices.size(); ++k) {
+      const Placement& p = *c.choices[k];
+      if (k != kFrom && p.is_sharded_on(d) && (p.is_shard() ? 1 : p.split_factor()) == inner) return static_cast<int>(k);
+    }
+    return -1;
+  };
+  for (int64_t d = 0; d < geometry_.tensor_ndim() && (reduces || leaves_nodes_); ++d) {
+    add_subsets(Kind::kSlice, node, helpers, [&](int i) { return landing(i, d); });
   }
   while (!partials.empty()) {  // by kind of reduction
     const ReduceOp op = changing_[partials[0]].choices[kFrom]->reduce_op();
@@ -424,14 +517,7 @@ void Search::expand(int node) {
     add_subsets(Kind::kReduceScatter, node, same,
                 [&](int i) { return changing_[i].choices[kTo]->is_sharded() ? kTo : -1; });
     for (int64_t d = 0; d < geometry_.tensor_ndim(); ++d) {
-      add_subsets(Kind::kReduceScatter, node, same, [&](int i) {
-        const auto& choices = changing_[i].choices;
-        if (choices[kTo]->is_sharded_on(d) && choices[kTo]->is_shard()) return kTo;
-        for (size_t c = 3; c < choices.size(); ++c) {
-          if (choices[c]->is_sharded_on(d)) return static_cast<int>(c);
-        }
-        return -1;
-      });
+      add_subsets(Kind::kReduceScatter, node, same, [&](int i) { return landing(i, d); });
     }
   }
   add_subsets(Kind::kAllGather, node, gathers, replicate);
@@ -442,7 +528,10 @@ void Search::expand(int node) {
 void Search::seed() {
   nodes_.reserve(8);
   Node start;
-  for (size_t i = 0; i < changing_.size(); ++i) start.state = with(start.state, static_cast<int>(i), kFrom);
+  for (size_t i = 0; i < changing_.size(); ++i) {
+    const bool stays = *changing_[i].choices[kFrom] == *changing_[i].choices[kTo];
+    start.state = with(start.state, static_cast<int>(i), stays ? kTo : kFrom);
+  }
   nodes_.push_back(start);
   index_[start.state] = 0;
   for (State state = start.state; !keep_arrivals_ && state != target_;) {
@@ -460,7 +549,7 @@ void Search::seed() {
     }
     if (!same.empty()) {
       relax(node, Kind::kAllReduce, bits(same), after);
-    } else if (overlay(state, after, dims)) {
+    } else if (overlay(state, kAll, after, dims)) {
       relax(node, dims == 0 ? Kind::kSlice : Kind::kAllToAll, dims, after);
     } else {
       return;  // fills: they change no lengths
@@ -629,8 +718,15 @@ std::vector<Route> routes(const RedistributePlan& plan) {
   int64_t changing = 0;
   for (size_t m = 0; m < start.size(); ++m) changing += start[m] != plan.to.placements()[m] ? 1 : 0;
   if (changing > kMaxChanging) return {};
-  const Limits none;  // what a limit rules out is shown, too
-  return Search(mesh, plan.tensor, start, plan.to.placements(), *plan.cost, none).all_arrivals();
+  const Limits none;  // what a limit rules out is shown, too. Helpers would give variants of every route.
+  std::vector<Route> list = Search(mesh, plan.tensor, start, plan.to.placements(), *plan.cost, none, /*helpers=*/false).all_arrivals();
+  const auto is_plan = [&](const Route& route) {
+    const auto same = [](const RedistributeStep& a, const RedistributeStep& b) { return a.kind == b.kind && a.after == b.after; };
+    return std::equal(route.steps.begin(), route.steps.end(), plan.steps.begin(), plan.steps.end(), same);
+  };
+  list.erase(std::remove_if(list.begin(), list.end(), is_plan), list.end());
+  list.insert(list.begin(), {plan.steps, plan.bytes, plan.peak_bytes, plan.seconds});
+  return list;
 }
 
 }  // namespace dtensor

@@ -239,9 +239,25 @@ TEST_CASE("a detour is never cheaper without Partial and nodes", "[plan]") {
   }
 }
 
-// Where a reduction could use ranks that hold copies, or where a part of the way stays within a node, the planner may miss the
-// best: seldom, and by a bounded factor.
-TEST_CASE("a detour is seldom cheaper with Partial or several nodes", "[plan]") {
+TEST_CASE("a detour is never cheaper where every cut is even", "[plan]") {
+  const auto property = [&] {
+    RandomTensor t;
+    for (int64_t& size : t.meta.sizes) size = 4 * 4 * 4 * 3 * 3 * 3 * testing::draw(1, 3);
+    Placements layouts[3] = {t.layout("a"), t.layout("b"), t.layout("c")};
+    for (Placements& layout : layouts) {  // a search does not meet every stride
+      for (Placement& p : layout) p = p.is_sharded() ? Shard(p.dim()) : p;
+    }
+    Detours detours;
+    detours.visit(t, layouts[0], layouts[1], layouts[2], bytes_decide());
+    RC_LOG() << detours.what << std::endl;
+    RC_ASSERT(detours.cheaper == 0);
+  };
+  CHECK(testing::holds("triangle", 5000, property));
+}
+
+// Uneven parts that are reduced may be smaller, or in the right order, where they are cut along another tensor dim meanwhile;
+// the planner does not try that with what stays sharded. Seldom, and by a bounded factor.
+TEST_CASE("a detour is seldom cheaper where cuts are uneven, over several nodes", "[plan]") {
   CostModel two_levels;
   two_levels.ranks_per_node = 2;
   for (const PlanOptions& options :
@@ -254,8 +270,8 @@ TEST_CASE("a detour is seldom cheaper with Partial or several nodes", "[plan]") 
     };
     REQUIRE(testing::holds("triangle", 5000, property));
     INFO(detours.cheaper << " of " << detours.tried << ", the worst " << detours.worst << "\n" << detours.what);
-    CHECK(static_cast<double>(detours.cheaper) <= 0.005 * static_cast<double>(detours.tried));
-    CHECK(detours.worst <= 2.5);
+    CHECK(static_cast<double>(detours.cheaper) <= 0.002 * static_cast<double>(detours.tried));
+    CHECK(detours.worst <= 1.75);
     if (std::getenv("DTENSOR_SURVEY") != nullptr) {
       std::cout << "detours: " << detours.cheaper << " of " << detours.tried << " cheaper, the worst " << detours.worst << "\n"
                 << detours.what << std::endl;

@@ -55,7 +55,7 @@ run "${wide[@]}" --ranks_per_node 4
 check "between nodes it takes longer" json "d['seconds'] > json.load(open('$work/near'))['seconds']"
 echo '{"within_node": {"all_reduce": {"bandwidth": 1e6}}}' >"$work/slow.json"
 run "${wide[@]}" --cost_model "$work/slow.json"
-check "a cost model of one's own changes the plan" json '[s["step"] for s in d["steps"]] == ["reduce_scatter", "all_gather"]'
+check "a cost model of one's own changes the plan" json '[s["step"] for s in d["steps"]] == ["slice", "reduce_scatter", "all_gather"]'
 
 check "unknown flag" refuses 'unknown flag --form; --help' --form R
 check "no flag" refuses "'R' is not a flag" R
