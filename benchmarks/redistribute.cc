@@ -24,19 +24,6 @@ ABSL_FLAG(bool, five, false, "only five redistributions, for valgrind to count")
 
 namespace dtensor::benchmarks {
 
-void Gates::at_most(const std::string& what, double value, double limit) {
-  report(value <= limit, what, value, "at most", limit);
-}
-void Gates::at_least(const std::string& what, double value, double limit) {
-  report(value >= limit, what, value, "at least", limit);
-}
-
-void Gates::report(bool good, const std::string& what, double value, const char* relation, double limit) {
-  std::printf("%s %s: %.4g, %s %.4g\n", good ? "[ok]  " : "[FAIL]", what.c_str(), value, relation, limit);
-  std::fflush(stdout);
-  failed_ += good ? 0 : 1;
-}
-
 namespace {
 
 struct Inputs {
@@ -81,8 +68,7 @@ int run() {
     plan_time_table(gates);
     wall_table(gates);
   }
-  std::printf("\n%s\n", gates.failed() == 0 ? "All figures hold." : "Some figures do not hold: see [FAIL] above.");
-  return gates.failed() == 0 ? 0 : 1;
+  return gates.close();
 }
 
 }  // namespace

@@ -382,16 +382,17 @@ void run_replicated(const OpInfo& info, const Inputs& in, Stack& stack) {
 
 }  // namespace
 
-at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause) {
+at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause, bool async_op) {
   const DTensorMeta& meta = meta_of(t);
   if (meta.spec->placements() == to) return t;
   const auto plan = cached_plan(meta.spec, to);
-  RankTensors locals = run_plan(*plan, meta.locals, cause);
+  std::shared_ptr<CommWork> arriving;
+  RankTensors locals = run_plan(*plan, meta.locals, cause, async_op ? &arriving : nullptr);
   if (plan->steps.empty()) {  // a new name for the same parts, as along a mesh dim of size 1: still a tensor of its own
     LocalGuard guard;
     for (auto& local : locals) local = local.clone();
   }
-  return make_dtensor(meta.spec->with_placements(to), std::move(locals), meta.name);
+  return make_dtensor(meta.spec->with_placements(to), std::move(locals), meta.name, std::move(arriving));
 }
 
 void check_fresh(const at::Tensor& t, std::string_view function) {

@@ -24,7 +24,7 @@ void dispatch_by_rule(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 // Brings a distributed tensor to other placements below autograd: a tensor with memory of its own, or `t` itself if they are the
 // present ones.
-at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause);
+at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause, bool async_op = false);
 
 // A plain tensor seen as one that every rank of the mesh holds. Shares its memory, between ranks too: to be read only.
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh);

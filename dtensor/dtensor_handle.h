@@ -31,7 +31,7 @@ class DTensor {
   operator const at::Tensor&() const { return tensor_; }
   const at::Tensor& tensor() const { return tensor_; }
 
-  const Spec& spec() const { return *meta_of(tensor_).spec; }
+  const Spec& spec() const { return *layout_of(tensor_).spec; }
   const DeviceMesh& mesh() const { return spec().mesh(); }
   const Placements& placements() const { return spec().placements(); }
   // Path of the parameter in its module ("layers.0.attn.weight"), "" for other tensors.

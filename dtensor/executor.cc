@@ -12,7 +12,8 @@
 namespace dtensor {
 namespace {
 
-RankPieces run_all(PlanJob job, const CommCause& cause) {
+// `work`: of the last step.
+RankPieces run_all(PlanJob job, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr) {
   MemoryMeter& memory = job.plan().from.world().memory();
   while (!job.done()) {
     const int64_t bytes = job.step_bytes();
@@ -20,7 +21,8 @@ RankPieces run_all(PlanJob job, const CommCause& cause) {
       job.run_local();
     } else {
       PlanJob* jobs[] = {&job};
-      run_collective(jobs, cause);
+      const bool is_last = job.next() + 1 == job.plan().steps.size();
+      run_collective(jobs, cause, is_last ? work : nullptr);
     }
     memory.touch(bytes);
   }
@@ -67,13 +69,13 @@ RankPieces for_ranks(const std::vector<int64_t>& ranks, RankPieces pieces, const
 
 }  // namespace
 
-RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause) {
+RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause, std::shared_ptr<CommWork>* work) {
   TORCH_CHECK(!plan.from.is_boxes() && !plan.to.is_boxes(), "[redistribute] ", plan.from.to_string(), " -> ", plan.to.to_string(),
               ": a rank may have several boxes or none; use run_transfer");
   check_count(plan, locals.size(), owned_ranks(plan.from).size());
   if (changes_nothing(plan)) return wrapped(plan, std::move(locals));
   LocalGuard guard;
-  return wrapped(plan, as_tensors(run_all(PlanJob(plan, as_pieces(std::move(locals))), cause)));
+  return wrapped(plan, as_tensors(run_all(PlanJob(plan, as_pieces(std::move(locals))), cause, work)));
 }
 
 RankPieces run_transfer(const RedistributePlan& plan, RankPieces locals, const CommCause& cause) {

@@ -18,8 +18,10 @@
 
 namespace dtensor {
 
-// Between meshes: one tensor per from.mesh().local_ranks() in, one per to.mesh().local_ranks() out.
-RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause);
+// Between meshes: one tensor per from.mesh().local_ranks() in, one per to.mesh().local_ranks() out. `work`: as CommCall::work, of
+// the last step.
+RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause,
+                     std::shared_ptr<CommWork>* work = nullptr);
 
 // Between any two layouts. In and out, for each of world.owned_ranks(), its tensors: one or none of a mesh, those of its boxes
 // in their order.

@@ -140,7 +140,7 @@ std::vector<Message> joined_messages(absl::Span<PlanJob* const> jobs, size_t c) 
 
 }  // namespace
 
-void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause) {
+void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause, std::shared_ptr<CommWork>* work) {
   const PlanJob& first = *jobs[0];
   const RedistributeStep& step = first.step();
   const StepSchedule& s = first.scheduled();
@@ -194,6 +194,7 @@ void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause) {
   }
   const RankPieces& outputs = single ? outputs_of[0] : all_outputs;
   const auto rounds = static_cast<int64_t>(s.rounds.size());
+  if (rounds == 1) call.work = work;
   for (int64_t c = 0; c < rounds; ++c) {
     const std::vector<Message> of_all = single ? std::vector<Message>() : joined_messages(jobs, c);
     const absl::Span<const Message> messages = single ? round_of(s, c) : of_all;

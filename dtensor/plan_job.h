@@ -32,7 +32,7 @@ class PlanJob {
   int64_t held_bytes() const { return next_ == 0 ? 0 : schedule_->steps[next_ - 1].output_bytes; }
 
  private:
-  friend void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause);
+  friend void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause, std::shared_ptr<CommWork>* work);
   // Brings the tensors into the order of the next step's ranks. Once per step.
   void prepare();
   RankPieces new_outputs() const;
@@ -47,7 +47,8 @@ class PlanJob {
   size_t next_ = 0;
 };
 
-// Runs the next steps of all jobs as one collective (of every round of theirs). REQUIRES: they may meet (plan_many.h).
-void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause);
+// Runs the next steps of all jobs as one collective (of every round of theirs). REQUIRES: they may meet (plan_many.h). `work`:
+// as CommCall::work, and stays empty where the results are there.
+void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr);
 
 }  // namespace dtensor

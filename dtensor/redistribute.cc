@@ -46,17 +46,15 @@ c10::intrusive_ptr<Saved> saved(AutogradContext* ctx) {
 Placements all_replicate(const DeviceMesh& mesh) { return Placements(mesh.ndim(), Replicate()); }
 
 struct RedistributeFn : Function<RedistributeFn> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements placements, CommCause cause) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements placements, CommCause cause, bool async_op) {
     save(ctx, meta_of(t).spec, without_partials(meta_of(t).spec->placements()), cause);
-    const at::Tensor result = redistribute_below_autograd(t, placements, cause);
-    if (!result.is_same(t)) return result;
-    return make_view(meta_of(t).spec, meta_of(t).locals, t);
+    return redistribute_below_autograd(t, placements, cause, async_op);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto s = saved(ctx);
-    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    if (!grads[0].defined()) return variable_list(4);
     const at::Tensor g = is_dtensor(grads[0]) ? grads[0] : replicate_copy(grads[0], s->spec->mesh());
-    return {redistribute_as(g, s->placements, s->cause), at::Tensor(), at::Tensor()};
+    return {redistribute_as(g, s->placements, s->cause), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -268,16 +266,18 @@ Placements checked_placements(const Placements& placements, const DeviceMesh& me
   return *std::move(normal);
 }
 
-at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause) {
+at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause, bool async_op) {
   if (meta_of(tensor).spec->placements() == placements) return tensor;
-  if (!at::GradMode::is_enabled() || !tensor.requires_grad()) return redistribute_below_autograd(tensor, placements, cause);
-  return RedistributeFn::apply(tensor, placements, cause);
+  if (!at::GradMode::is_enabled() || !tensor.requires_grad()) {
+    return redistribute_below_autograd(tensor, placements, cause, async_op);
+  }
+  return RedistributeFn::apply(tensor, placements, cause, async_op);
 }
 
-at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements) {
+at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements, bool async_op) {
   const DTensorMeta& meta = checked_meta(tensor, "redistribute");
   const auto to = checked_placements(placements, meta.spec->mesh(), tensor.dim(), "redistribute");
-  return redistribute_as(tensor, to, explicit_cause("redistribute"));
+  return redistribute_as(tensor, to, explicit_cause("redistribute"), async_op);
 }
 
 RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements) {

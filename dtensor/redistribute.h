@@ -46,7 +46,11 @@ std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placeme
 
 // Another layout on the same mesh, as a new tensor (the same one if nothing changes). The gradient comes back in the layout of
 // `tensor`, with Partial as Replicate. Error: `tensor` is plain.
-at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements);
+//
+// `async_op`: returns while the last exchange is under way, if the world's backend can go on by itself (Gloo: everything but an
+// all-reduce; CUDA's streams always do). What first reads the result waits for it, and throws what went wrong; asking for its
+// shape or layout does not wait. The ranks must not make their other calls in different orders for that.
+at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements, bool async_op = false);
 
 // The same on another mesh of the same world, over the same, some other or all other ranks; a process that owns no rank of it
 // gets a tensor without local parts. The gradient comes back to the mesh of `tensor`.
@@ -64,6 +68,6 @@ at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_
 RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements);
 
 // redistribute() under the name of another cause in reports. Internal.
-at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause);
+at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause, bool async_op = false);
 
 }  // namespace dtensor

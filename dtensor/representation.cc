@@ -28,13 +28,15 @@ c10::DispatchKeySet key_set(c10::DeviceType device) {
 }
 
 c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
-                                          std::shared_ptr<const std::string> name) {
+                                          std::shared_ptr<const std::string> name,
+                                          std::shared_ptr<CommWork> arriving = nullptr) {
   auto meta = c10::make_intrusive<DTensorMeta>();
   if (!storage) storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
   meta->spec = std::move(spec);
   meta->locals = std::move(locals);
   meta->storage = std::move(storage);
   meta->name = std::move(name);
+  meta->arriving = std::move(arriving);
   return meta;
 }
 
@@ -44,20 +46,22 @@ c10::Device device_of(const DeviceMesh& mesh) {
 }
 
 c10::intrusive_ptr<DTensorImpl> make_impl(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
-                                          std::shared_ptr<const std::string> name) {
+                                          std::shared_ptr<const std::string> name,
+                                          std::shared_ptr<CommWork> arriving = nullptr) {
   const c10::Device device = device_of(spec->mesh());
   auto impl = c10::make_intrusive<DTensorImpl>(key_set(device.type()), c10::scalarTypeToTypeMeta(spec->dtype()), device);
   impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes().data(), spec->sizes().size()),
                               c10::IntArrayRef(spec->strides().data(), spec->strides().size()));
   impl->set_storage_access_should_throw();
-  impl->set_backend_meta(make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name)));
+  impl->set_backend_meta(make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name), std::move(arriving)));
   return impl;
 }
 
 }  // namespace
 
-at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name) {
-  return at::Tensor(make_impl(std::move(spec), std::move(locals), nullptr, std::move(name)));
+at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name,
+                        std::shared_ptr<CommWork> arriving) {
+  return at::Tensor(make_impl(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving)));
 }
 
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, bool moved) {

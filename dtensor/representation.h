@@ -16,6 +16,7 @@
 #include <string>
 
 #include "dtensor/dispatch_key.h"
+#include "mesh/comm_work.h"
 #include "mesh/communicator.h"
 #include "mesh/memory_meter.h"
 #include "propagation/spec.h"
@@ -50,6 +51,7 @@ struct DTensorMeta final : c10::BackendMeta {
   RankTensors locals;  // one per spec->mesh().local_ranks()
   std::shared_ptr<LocalStorage> storage;
   std::shared_ptr<const std::string> name;  // a parameter's path in its module, or null
+  std::shared_ptr<CommWork> arriving;       // what fills in the locals, or null
 
   mutable std::mutex reduced_mutex;
   mutable std::unique_ptr<ReducedForm> reduced;  // guarded by reduced_mutex
@@ -57,13 +59,20 @@ struct DTensorMeta final : c10::BackendMeta {
 
 inline bool is_dtensor(const at::TensorBase& t) { return t.defined() && t.key_set().has(kDTensorKey); }
 
-// REQUIRES: is_dtensor(t).
-inline const DTensorMeta& meta_of(const at::TensorBase& t) {
+// Without waiting for what is arriving: not to look at the locals. REQUIRES: is_dtensor(t).
+inline const DTensorMeta& layout_of(const at::TensorBase& t) {
   return *static_cast<const DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta());
 }
+// Errors: those of the collective that fills in the locals. REQUIRES: is_dtensor(t).
+inline const DTensorMeta& meta_of(const at::TensorBase& t) {
+  const DTensorMeta& meta = layout_of(t);
+  if (meta.arriving) meta.arriving->wait();
+  return meta;
+}
 
-// A new tensor of `spec` over `locals`, with memory of its own.
-at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr);
+// A new tensor of `spec` over `locals`, with memory of its own. `arriving`: what fills in the locals, if they are not there yet.
+at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr,
+                        std::shared_ptr<CommWork> arriving = nullptr);
 // The same for a view of `base`: shares its memory, and is a normal tensor in inference mode if the base is. Where `locals` do
 // not lie in the base's memory, or `moved` says so (an abstract world has no locals), it is a copy that refuses writes.
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, bool moved = false);

@@ -30,6 +30,8 @@ namespace dtensor {
 using RankTensors = std::vector<at::Tensor>;              // one per owned rank
 using RankPieces = std::vector<std::vector<at::Tensor>>;  // per owned rank, any number
 
+class CommWork;  // comm_work.h
+
 struct CommCall {
   const Group* group = nullptr;
   // The owned ranks, in the order of the tensors: mesh.local_ranks().
@@ -40,6 +42,9 @@ struct CommCall {
   // Shapes of the pieces that each owned rank receives, in the order of its result. For the functions that make their results
   // themselves: a rank cannot know the shapes of what another process sends. Unset: as large as what it passes itself.
   std::vector<std::vector<Shape>> receive_shapes;
+  // Of exchange() and reduce_scatter(): set if the caller need not have the results at once. A backend that can go on by itself
+  // then returns as soon as the inputs have been read, and leaves here what to wait for before outputs are used.
+  std::shared_ptr<CommWork>* work = nullptr;
 };
 
 // A block of what one rank has, and where another one (or the same) wants it.

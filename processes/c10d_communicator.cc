@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "mesh/block_copy.h"
+#include "mesh/comm_work.h"
 #include "mesh/reduce_in_order.h"
 #include "processes/mismatch.h"
 #include "processes/nccl_backend.h"
@@ -70,7 +71,8 @@ class C10dCommunicator final : public Communicator {
 
   ~C10dCommunicator() override {
     // A backend waits in its destructor for what is under way. After a failure that may never end.
-    if (!broken_) return;
+    const bool all_done = std::all_of(under_way_.begin(), under_way_.end(), [&](const auto& begun) { return job_->is_done(*begun); });
+    if (!*broken_ && all_done) return;
     for (auto& [members, link] : links_) link->backend.release();
     world_group_.release();
   }
@@ -112,11 +114,14 @@ class C10dCommunicator final : public Communicator {
       addends[0].push_back(at::empty(c10::IntArrayRef(m.block.sizes.data(), m.block.sizes.size()), out.options()));
       m.block.to.assign(m.block.sizes.size(), 0);
     }
-    exchange(link, call, Collective::kReduceScatter, addend_messages, inputs, addends);
-    for (size_t p = 0; p < places.size(); ++p) {
-      const at::Tensor out = block_view(outputs[0][places[p]->output], places[p]->block.to, places[p]->block.sizes);
-      reduce_in_order(out, of_place[p].size(), op, [&](size_t a) { return addends[0][of_place[p][a]]; });
-    }
+    std::vector<at::Tensor> sums;
+    for (const Message* m : places) sums.push_back(block_view(outputs[0][m->output], m->block.to, m->block.sizes));
+    exchange(link, call, Collective::kReduceScatter, addend_messages, inputs, addends,
+             [sums = std::move(sums), of_place = std::move(of_place), addends, op] {
+               for (size_t p = 0; p < sums.size(); ++p) {
+                 reduce_in_order(sums[p], of_place[p].size(), op, [&](size_t a) { return addends[0][of_place[p][a]]; });
+               }
+             });
   }
 
   RankPieces do_all_reduce(const CommCall& call, const RankPieces& inputs, ReduceOp op) override {
@@ -261,7 +266,7 @@ class C10dCommunicator final : public Communicator {
     try {
       body();
     } catch (const std::exception& e) {
-      broken_ = true;
+      *broken_ = true;
       throw;
     }
   }
@@ -303,14 +308,14 @@ class C10dCommunicator final : public Communicator {
     } catch (const std::exception&) {
       absl::StrAppend(&error, " rank ", job_->rank(), " ", text, " (the others did not say)");
     }
-    broken_ = true;
+    *broken_ = true;
     job_->fail_as(link.members[odd], error);
     job_->check();
   }
 
-  // One alltoall_base of packed bytes.
+  // One alltoall_base of packed bytes, and `then` what is to be done with what has come.
   void exchange(Link& link, const CommCall& call, Collective c, absl::Span<const Message> messages, const RankPieces& inputs,
-                const RankPieces& outputs) {
+                const RankPieces& outputs, std::function<void()> then = [] {}) {
     const int64_t rank = job_->rank();
     const auto n = static_cast<int64_t>(link.members.size());
     std::vector<std::vector<const Message*>> sends(n), receives(n);
@@ -323,7 +328,7 @@ class C10dCommunicator final : public Communicator {
         receives[call.group->position_of[m.sender]].push_back(&m);
       }
     }
-    if (n == 1) return;
+    if (n == 1) return then();
     std::vector<int64_t> send_bytes(n), receive_bytes(n);
     int64_t send_total = 0;
     int64_t receive_total = 0;
@@ -345,16 +350,38 @@ class C10dCommunicator final : public Communicator {
         offset += aligned(bytes_of(*m, inputs, true));
       }
     }
-    run(link, call, c, [&] { return link.backend->alltoall_base(receive, send, receive_bytes, send_bytes); });
+    std::vector<std::pair<at::Tensor, at::Tensor>> arriving;  // from the buffer, to the output
     offset = 0;
     for (const auto& list : receives) {
       for (const Message* m : list) {
         const at::Tensor& to = outputs[0][m->output];
-        const Block block{Shape(m->block.sizes.size(), 0), m->block.to, m->block.sizes};
-        copy_block(slot(receive, offset, m->block.sizes, to.scalar_type()), to, block);
+        arriving.emplace_back(slot(receive, offset, m->block.sizes, to.scalar_type()), block_view(to, m->block.to, m->block.sizes));
         offset += aligned(bytes_of(*m, outputs, false));
       }
     }
+    const Job::Activity activity{link.key, link.calls, describe_call(link.calls, c, call)};
+    std::shared_ptr<Job::Begun> begun;
+    guarded([&] {
+      begun = job_->begin(activity, link.members, [&] { return link.backend->alltoall_base(receive, send, receive_bytes, send_bytes); });
+    });
+    auto finish = [job = job_, broken = broken_, begun, send, arriving = std::move(arriving), then = std::move(then)] {
+      try {
+        job->finish(*begun);
+      } catch (...) {
+        *broken = true;
+        throw;
+      }
+      for (const auto& [from, to] : arriving) {
+        copy_block(from, to, {Shape(to.dim(), 0), Shape(to.dim(), 0), Shape(to.sizes().begin(), to.sizes().end())});
+      }
+      then();
+    };
+    if (call.work == nullptr) return finish();
+    *call.work = std::make_shared<CommWork>(std::move(finish));
+    std::lock_guard lock(mutex_);
+    under_way_.erase(std::remove_if(under_way_.begin(), under_way_.end(), [&](const auto& b) { return job_->is_done(*b); }),
+                     under_way_.end());
+    under_way_.push_back(std::move(begun));
   }
 
   // NCCL reduces floats and integers itself, half types in float.
@@ -379,7 +406,8 @@ class C10dCommunicator final : public Communicator {
   const DebugLevel level_;
   std::mutex mutex_;
   absl::flat_hash_map<std::vector<int64_t>, std::unique_ptr<Link>> links_;  // guarded by mutex_
-  std::atomic<bool> broken_{false};
+  std::vector<std::shared_ptr<Job::Begun>> under_way_;  // that callers need not wait for. Guarded by mutex_
+  const std::shared_ptr<std::atomic<bool>> broken_ = std::make_shared<std::atomic<bool>>(false);  // shared with such calls
 };
 
 }  // namespace

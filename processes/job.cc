@@ -113,6 +113,20 @@ struct Job::State {
   std::map<std::string, std::string> last;
   int64_t answered = 0;
   std::thread watcher;
+
+  // What this rank is doing meanwhile.
+  struct Busy {
+    State& state;
+    Busy(State& s, const Activity& activity) : state(s) {
+      std::lock_guard lock(state.mutex);
+      state.activity = activity;
+      state.active = true;
+    }
+    ~Busy() {
+      std::lock_guard lock(state.mutex);
+      state.active = false;
+    }
+  };
 };
 
 namespace {
@@ -409,48 +423,68 @@ void Job::meet(const Activity& activity, absl::Span<const int64_t> members, cons
   }
 }
 
-void Job::run(Activity activity, absl::Span<const int64_t> members,
-              const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+struct Job::Begun {
+  Activity activity;
+  std::vector<int64_t> members;
+  c10::intrusive_ptr<c10d::Work> work;  // null: it is done
+};
+
+std::shared_ptr<Job::Begun> Job::begin(Activity activity, absl::Span<const int64_t> members,
+                                       const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
   check();
+  auto begun = std::make_shared<Begun>();
+  begun->activity = std::move(activity);
+  begun->members.assign(members.begin(), members.end());
+  const State::Busy busy(*state_, begun->activity);
   {
     std::lock_guard lock(state_->mutex);
-    state_->activity = activity;
-    state_->active = true;
-    state_->begun[activity.group] = activity.sequence;
-    state_->last[activity.group] = activity.what;
+    state_->begun[begun->activity.group] = begun->activity.sequence;
+    state_->last[begun->activity.group] = begun->activity.what;
   }
-  struct Done {
-    State& state;
-    ~Done() {
-      std::lock_guard lock(state.mutex);
-      state.active = false;
-    }
-  } done{*state_};
-  const auto begin = Clock::now();
-  auto look_again = begin + Milliseconds(1000);  // at whether the others are alive
+  const auto since = Clock::now();
   try {
-    const auto work = start();
-    if (!work) return;
+    begun->work = start();
+  } catch (const std::exception& e) {
+    state_->blame(begun->activity, members, message_of(e), /*overdue=*/Clock::now() - since >= timeout());
+  }
+  return begun;
+}
+
+bool Job::is_done(const Begun& begun) const { return !begun.work || begun.work->isCompleted(); }
+
+void Job::finish(const Begun& begun) {
+  const c10::intrusive_ptr<c10d::Work>& work = begun.work;
+  if (!work) return;
+  const State::Busy busy(*state_, begun.activity);
+  const auto since = Clock::now();
+  auto look_again = since + Milliseconds(1000);  // at whether the others are alive
+  try {
     for (;;) {
-      const auto left = std::chrono::duration_cast<Milliseconds>(begin + timeout() - Clock::now());
+      const auto left = std::chrono::duration_cast<Milliseconds>(since + timeout() - Clock::now());
       try {
         work->wait(std::max(Milliseconds(1), std::min(kPoll, left)));
         return;
       } catch (const std::exception&) {
         if (work->isCompleted()) throw;  // else it is only not ready yet
       }
-      if (state_->failed.load() || Clock::now() - begin >= timeout()) break;
+      if (state_->failed.load() || Clock::now() - since >= timeout()) break;
       if (Clock::now() < look_again) continue;
       look_again += Milliseconds(1000);
-      if (std::any_of(members.begin(), members.end(), [&](int64_t m) { return !state_->what_ails(m, /*patient=*/true).empty(); })) {
+      if (std::any_of(begun.members.begin(), begun.members.end(),
+                      [&](int64_t m) { return !state_->what_ails(m, /*patient=*/true).empty(); })) {
         break;
       }
     }
   } catch (const std::exception& e) {
-    state_->blame(activity, members, message_of(e), /*overdue=*/Clock::now() - begin >= timeout());
+    state_->blame(begun.activity, begun.members, message_of(e), /*overdue=*/Clock::now() - since >= timeout());
   }
-  const bool overdue = Clock::now() - begin >= timeout();
-  state_->blame(activity, members, absl::StrCat("not done within ", seconds_text(timeout())), overdue);
+  const bool overdue = Clock::now() - since >= timeout();
+  state_->blame(begun.activity, begun.members, absl::StrCat("not done within ", seconds_text(timeout())), overdue);
+}
+
+void Job::run(Activity activity, absl::Span<const int64_t> members,
+              const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+  finish(*begin(std::move(activity), members, start));
 }
 
 }  // namespace dtensor

@@ -58,6 +58,12 @@ class Job {
   // work throw, a rank's failure, the deadline; each with the rank to blame where one can be found, and told to all ranks.
   void run(Activity activity, absl::Span<const int64_t> members,
            const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
+  // The same in two halves: what begin() gives goes to finish(), or to nobody.
+  struct Begun;
+  std::shared_ptr<Begun> begin(Activity activity, absl::Span<const int64_t> members,
+                               const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
+  void finish(const Begun& begun);
+  bool is_done(const Begun& begun) const;  // finish() would not wait
   // Waits until `here()` is true, asking again and again. Errors: as above.
   void meet(const Activity& activity, absl::Span<const int64_t> members, const std::function<bool()>& here);
 

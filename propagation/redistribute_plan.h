@@ -51,7 +51,8 @@ struct RedistributeStep {
   // of a sample). all_reduce of N bytes over W ranks: 2 N (W-1)/W; reduce_scatter: N (W-1)/W.
   int64_t bytes = 0;
   // Alive at once on the rank with the largest parts: input, output and, where the cost model says that messages are packed,
-  // the buffers for them.
+  // the buffers for them: twice what is received, as if every rank sent as much. One that sends more, such as the only owner of
+  // a short tensor, needs more.
   int64_t peak_bytes = 0;
   double seconds = 0;  // estimate
 
