@@ -1,7 +1,6 @@
 #include "dtensor/redistribute.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -10,6 +9,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "dtensor/check_parts.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/executor.h"
 #include "dtensor/redistribute_internal.h"
@@ -201,49 +201,47 @@ RankTensors spread(const Spec& spec, const RankTensors& locals, const Placements
   return parts;
 }
 
-// Global shape of locals that follow the chunk rule: along each dim the sizes of the ranks that differ only in the mesh dims
-// sharding it add up.
+// Global shape of locals that follow the chunk rule. Other processes' parts are out of sight: they are taken to be as large.
 Shape infer_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements) {
-  const auto& first = locals.front();
-  Shape shape(first.sizes().begin(), first.sizes().end());
-  const bool all_here = static_cast<int64_t>(locals.size()) == static_cast<int64_t>(mesh.ranks().size());
-  for (size_t d = 0; d < shape.size(); ++d) {
-    bool sharded = false;
-    for (const auto& p : placements) sharded |= p.is_sharded_on(static_cast<int64_t>(d));
-    if (!sharded) continue;
-    shape[d] = 0;
-    if (!all_here) {  // other processes' parts are out of sight: take them to be as large
-      shape[d] = first.size(static_cast<int64_t>(d));
-      for (int64_t m = 0; m < mesh.ndim(); ++m) {
-        if (placements[m].is_sharded_on(static_cast<int64_t>(d))) shape[d] *= mesh.size(m);
-      }
-      continue;
-    }
-    for (size_t i = 0; i < locals.size() / mesh.num_copies(); ++i) {
-      const auto coordinate = mesh.local_coordinate(static_cast<int64_t>(i));
-      bool counts = true;
-      for (int64_t m = 0; m < mesh.ndim(); ++m) {
-        if (!placements[m].is_sharded_on(static_cast<int64_t>(d)) && coordinate[m] != 0) counts = false;
-      }
-      if (counts) shape[d] += locals[i].size(static_cast<int64_t>(d));
+  std::vector<Shape> sizes;
+  const bool all_here = locals.size() == mesh.ranks().size();
+  const size_t count = all_here ? locals.size() / mesh.num_copies() : 1;
+  for (size_t i = 0; i < count; ++i) sizes.emplace_back(locals[i].sizes().begin(), locals[i].sizes().end());
+  if (all_here) return add_up(sizes, absl::MakeConstSpan(mesh.local_ranks()).first(count), mesh, placements);
+  for (int64_t m = 0; m < mesh.ndim(); ++m) {
+    for (size_t d = 0; d < sizes[0].size(); ++d) {
+      if (placements[m].is_sharded_on(static_cast<int64_t>(d))) sizes[0][d] *= mesh.size(m);
     }
   }
-  return shape;
+  return sizes[0];
 }
 
-void check_replicas(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements) {
-  for (int64_t m = 0; m < mesh.ndim(); ++m) {
-    if (!placements[m].is_replicate()) continue;
-    for (size_t i = 0; i < locals.size(); ++i) {
-      for (size_t j = i + 1; j < locals.size(); ++j) {
-        const int64_t a = mesh.local_ranks()[i], b = mesh.local_ranks()[j];
-        const Group& group = mesh.get_group(m);
-        if (group.group_of[a] != group.group_of[b]) continue;
-        TORCH_CHECK_VALUE(at::equal(locals[i], locals[j].to(locals[i].device())), "[from_local] run_check: mesh dim '",
-                          mesh.names()[m], "' is Replicate, but ranks ", a, " and ", b, " hold different values");
-      }
+// Between the ranks of this process; FromLocalOptions::run_check is for the others.
+void check_alike(const std::vector<at::Tensor>& locals, const std::vector<int64_t>& ranks) {
+  for (size_t i = 1; i < locals.size(); ++i) {
+    TORCH_CHECK_VALUE(locals[i].scalar_type() == locals[0].scalar_type(), "[from_local] local tensors must have one dtype: ",
+                      "rank ", ranks[0], " has ", locals[0].scalar_type(), ", rank ", ranks[i], " has ", locals[i].scalar_type());
+    TORCH_CHECK_VALUE(locals[i].dim() == locals[0].dim(), "[from_local] local tensors must have as many dims: rank ", ranks[0],
+                      " has ", locals[0].sizes(), ", rank ", ranks[i], " has ", locals[i].sizes());
+  }
+}
+
+// By run_check. What is wrong with this process's parts is told to the others before it is thrown.
+Shape agreed_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
+                   const FromLocalOptions& options) {
+  std::string error;
+  for (size_t i = 0; i < locals.size() && error.empty(); ++i) error = what_ails_part(locals[i], mesh.local_ranks()[i], mesh);
+  Placements normal;
+  if (error.empty()) {
+    try {
+      const int64_t ndim = options.shape ? static_cast<int64_t>(options.shape->size()) : locals[0].dim();
+      normal = checked_placements(placements, mesh, ndim, "from_local");
+    } catch (const c10::Error& e) {
+      if (mesh.world().kind() != World::Kind::kProcesses) throw;
+      error = c10::str("on rank ", mesh.local_ranks()[0], ": ", e.what_without_backtrace());
     }
   }
+  return check_parts({locals, normal, options.shape, std::move(error)}, mesh);
 }
 
 }  // namespace
@@ -309,22 +307,18 @@ at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& m
   TORCH_CHECK_VALUE(locals.size() == ranks.size(), "[from_local] ", locals.size(), " local tensors, but this process owns ",
                     ranks.size(), " ranks of ", mesh.to_string(), ": give one per rank of mesh.local_ranks()");
   TORCH_CHECK_VALUE(!locals.empty() || options.shape, "[from_local] no local tensors: in an abstract world pass the global shape");
+  std::optional<Shape> shape;
+  if (options.run_check && !locals.empty()) shape = agreed_shape(locals, mesh, placements, options);
   for (size_t i = 0; i < locals.size(); ++i) {
-    const at::Tensor& t = locals[i];
-    TORCH_CHECK_TYPE(t.defined(), "[from_local] the local tensor of rank ", ranks[i], " is undefined");
-    TORCH_CHECK_TYPE(!is_dtensor(t), "[from_local] the local tensor of rank ", ranks[i], " is distributed already; use redistribute");
-    TORCH_CHECK_VALUE(t.scalar_type() == locals[0].scalar_type(), "[from_local] local tensors must have one dtype: rank ", ranks[0],
-                      " has ", locals[0].scalar_type(), ", rank ", ranks[i], " has ", t.scalar_type());
-    TORCH_CHECK_VALUE(t.dim() == locals[0].dim(), "[from_local] local tensors must have as many dims: rank ", ranks[0], " has ",
-                      locals[0].sizes(), ", rank ", ranks[i], " has ", t.sizes());
-    TORCH_CHECK_VALUE(t.device() == mesh.world().device(ranks[i]), "[from_local] the local tensor of rank ", ranks[i], " is on ",
-                      t.device(), ", but that rank's device is ", mesh.world().device(ranks[i]));
+    const std::string error = what_ails_part(locals[i], ranks[i], mesh);
+    TORCH_CHECK_TYPE(error.empty(), "[from_local] ", error);
   }
+  check_alike(locals, ranks);
   const int64_t ndim = options.shape ? static_cast<int64_t>(options.shape->size()) : locals[0].dim();
   const auto normal = checked_placements(placements, mesh, ndim, "from_local");
-  const Shape shape = options.shape ? Shape(options.shape->begin(), options.shape->end()) : infer_shape(locals, mesh, normal);
+  if (!shape) shape = options.shape ? Shape(options.shape->begin(), options.shape->end()) : infer_shape(locals, mesh, normal);
   const auto dtype = locals.empty() ? c10::ScalarType::Float : locals[0].scalar_type();
-  const SpecPtr spec = Spec::get(mesh, normal, shape, dtype);
+  const SpecPtr spec = Spec::get(mesh, normal, *shape, dtype);
   for (size_t i = 0; i < locals.size(); ++i) {
     const Shape expected = spec->local_shape(static_cast<int64_t>(i));
     TORCH_CHECK_VALUE(locals[i].sizes() == c10::IntArrayRef(expected.data(), expected.size()), "[from_local] ", spec->to_string(),
@@ -339,7 +333,6 @@ at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& m
                                   "known here; reduce them first");
     }
   }
-  if (options.run_check) check_replicas(locals, mesh, normal);
   Placements back = without_partials(normal);
   if (options.grad_placements) back = checked_placements(*options.grad_placements, mesh, ndim, "from_local");
   return FromLocalFn::apply(at::TensorList(locals), spec, std::move(back));  // autograd looks into a TensorList only

@@ -25,11 +25,13 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, c
                              std::optional<int64_t> source_rank = 0);
 
 struct FromLocalOptions {
-  // Global shape. Unset: computed from the local sizes, which must then follow the chunk rule. Needed where this process sees
-  // too few ranks to know it, and in an abstract world.
+  // Global shape. Unset: computed from the local sizes, which must then follow the chunk rule. Without run_check other
+  // processes' parts are taken to be as large as this one's; so it is needed where they are uneven, and in an abstract world.
   std::optional<std::vector<int64_t>> shape;
-  // Check that all ranks agree in dtype and that their parts have the shapes which the layout asks for, and that replicas are
-  // equal in value.
+  // Compare what all ranks pass, those of other processes by one all_gather of 4 KiB: placements and global shape are the same,
+  // dtypes and numbers of dims are equal, every part has the shape that the chunk rule gives it, and replicas are equal bit for
+  // bit (nothing is sent to make them so). Then the global shape is that of all parts, also where they are uneven. Every process
+  // must ask for it, or none.
   bool run_check = false;
   // Layout in which the gradient comes back. Unset: the same, with Partial as Replicate.
   std::optional<Placements> grad_placements;
@@ -37,7 +39,8 @@ struct FromLocalOptions {
 
 // Takes local parts as they are (no copy): one per mesh.local_ranks(). Plain in, distributed out.
 // Errors: a number of locals other than that of the owned ranks, an empty list, locals of different dtype, ndim or device type,
-// a distributed local, and with run_check whatever it finds; each names the rank and the value.
+// a distributed local, and with run_check whatever it finds; each names the ranks and the values. What run_check finds has the
+// same text on all ranks, that which is wrong with one process's locals alone included.
 at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options = {});
 

@@ -293,11 +293,10 @@ class C10dCommunicator final : public Communicator {
     const std::string prefix = absl::StrCat("mismatch/", link.key, "/", link.calls, "/");
     const std::string text = absl::StrCat(how, describe_call(link.calls, c, call));
     std::string error = absl::StrCat("ranks do not make the same calls over ", call.group->name, ":");
-    int64_t odd = 0;  // of the smaller half
+    int64_t odd = n - 1;  // of those who are fewest; where all are as many, the last
     for (int64_t p = 0; p < n; ++p) {
       if (std::count(values, values + n, values[p]) < std::count(values, values + n, values[odd])) odd = p;
     }
-    if (std::count(values, values + n, values[odd]) == std::count(values, values + n, values[0])) odd = n - 1;
     try {
       job_->store()->set(absl::StrCat(prefix, link.position), text);
       for (int64_t p = 0; p < n; ++p) {

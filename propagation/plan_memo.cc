@@ -12,6 +12,9 @@ namespace {
 
 // By what plans depend on. Two generations: when the young one is full it becomes the old one, and the old one goes;
 // whatever is used meanwhile is young again.
+//
+// An entry holds its spec. A tensor between two redistributions is often the only one of its layout and goes with every
+// training step; its spec would go, too, come back under another id, and its plan would be made anew each time.
 class PlanMemo {
  public:
   using PlanPtr = std::shared_ptr<const RedistributePlan>;
@@ -25,28 +28,33 @@ class PlanMemo {
     const void* mesh;
     const Placements& to;
   };
+  struct Entry {
+    SpecPtr from;
+    PlanPtr plan;
+  };
 
   PlanPtr find(const KeyView& key) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (auto it = young_.find(key); it != young_.end()) return it->second;
+    if (auto it = young_.find(key); it != young_.end()) return it->second.plan;
     auto it = old_.find(key);
     if (it == old_.end()) return nullptr;
-    PlanPtr plan = it->second;
-    put(key, plan);
-    return plan;
+    const Entry entry = it->second;
+    put(key, entry);
+    return entry.plan;
   }
 
-  void insert(const KeyView& key, PlanPtr plan) {
+  void insert(const KeyView& key, SpecPtr from, PlanPtr plan) {
     std::lock_guard<std::mutex> lock(mutex_);
-    put(key, std::move(plan));
+    put(key, {std::move(from), std::move(plan)});
   }
 
   void clear() {
+    Map young, old;  // go after the lock
     std::lock_guard<std::mutex> lock(mutex_);
-    young_.clear();
-    old_.clear();
+    young.swap(young_);
+    old.swap(old_);
   }
-  void release() { clear(); }  // plans hold meshes, which hold the world
+  void release() { clear(); }  // plans and specs hold meshes, which hold the world
 
  private:
   static constexpr size_t kGeneration = 2048;
@@ -64,11 +72,11 @@ class PlanMemo {
       return a.spec == b.spec && a.mesh == b.mesh && a.to == b.to;
     }
   };
-  using Map = absl::flat_hash_map<Key, PlanPtr, Hash, Equal>;
+  using Map = absl::flat_hash_map<Key, Entry, Hash, Equal>;
 
-  void put(const KeyView& key, PlanPtr plan) {
+  void put(const KeyView& key, Entry entry) {
     if (young_.size() >= kGeneration) old_ = std::exchange(young_, Map());
-    young_.insert_or_assign(Key{key.spec, key.mesh, key.to}, std::move(plan));
+    young_.insert_or_assign(Key{key.spec, key.mesh, key.to}, std::move(entry));
   }
 
   std::mutex mutex_;
@@ -91,9 +99,9 @@ std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const D
         mesh == from->mesh()
             ? plan_redistribution(mesh, from->meta(), from->placements(), *target)
             : plan_transfer(from->meta(), Layout(from->mesh(), from->placements()), Layout(mesh, *target)));
-    memo.insert(normal, plan);
+    memo.insert(normal, from, plan);
   }
-  if (*target != to) memo.insert(asked, plan);
+  if (*target != to) memo.insert(asked, from, plan);
   return plan;
 }
 

@@ -1,5 +1,6 @@
 // Embedding tables in every layout. Cases named DE-* and LT-* are rows of the embedding seed's acceptance list
-// (torch/distributed/tensor test_embedding_ops.py, its one-process variant included: all ranks are in this process).
+// (torch/distributed/tensor test_embedding_ops.py, its one-process variant included: all ranks are in this process). The same
+// file is the test of several processes (tests/processes): values and counts must be the same on every rank there.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
@@ -11,6 +12,7 @@
 #include <torch/nn/functional/embedding.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 
 #include "absl/hash/hash.h"
@@ -30,12 +32,19 @@ using Tensors = std::vector<at::Tensor>;
 
 namespace {
 
-const DeviceMesh& mesh4() { return test_meshes()[0]; }
+// 4 ranks of this process, or those of the job.
+const DeviceMesh& ranks_mesh() {
+  static const DeviceMesh mesh = [] {
+    const char* ranks = std::getenv("WORLD_SIZE");
+    return ranks == nullptr ? test_meshes()[0] : DeviceMesh(World::from_env(), {std::atoll(ranks)});
+  }();
+  return mesh;
+}
 
 const Placements& placements(const at::Tensor& t) { return meta_of(t).spec->placements(); }
 
 at::Tensor replicated(const at::Tensor& t) {
-  return from_local(Tensors(mesh4().local_ranks().size(), t), mesh4(), {Replicate()});
+  return from_local(Tensors(ranks_mesh().local_ranks().size(), t), ranks_mesh(), {Replicate()});
 }
 
 at::Tensor ids_in(int64_t rows, at::IntArrayRef shape) { return at::randint(rows, shape, at::kLong); }
@@ -55,7 +64,7 @@ void run_embedding_test(int64_t shard_dim, const Case& c, bool random_targets) {
   at::manual_seed(0);
   const at::Tensor weight = at::randn({c.rows, c.cols}, at::kDouble);
   at::Tensor plain = weight.clone().requires_grad_();
-  at::Tensor sharded = distribute_tensor(weight, mesh4(), {Shard(shard_dim)}).detach().requires_grad_();
+  at::Tensor sharded = distribute_tensor(weight, ranks_mesh(), {Shard(shard_dim)}).detach().requires_grad_();
   at::manual_seed(10);
   const at::Tensor ids = ids_in(c.rows, c.input);
   std::vector<int64_t> shape = c.input;
@@ -110,12 +119,12 @@ TEST_CASE("DE-2 DE-3 DE-4 DE-11 LT-1: row-wise tables: values, gradients, no com
 }
 
 TEST_CASE("DE-12: ranks without rows") {
-  for (const Case& c : std::vector<Case>{{{5, 4}, 5, 6}, {{7}, 9, 6, 8}, {{3, 2}, 2, 3}})
+  for (const Case& c : std::vector<Case>{{{5, 4}, 5, 6}, {{7}, 9, 6, 8}, {{3, 2}, 2, 3}, {{3, 2}, 1, 3}})
     run_embedding_test(0, c, true);
 }
 
 TEST_CASE("DE-4 LT-1: a row-wise result is reduced once, by one all-reduce") {
-  const auto table = distribute_tensor(at::rand({10, 20}), mesh4(), {Shard(0)});
+  const auto table = distribute_tensor(at::rand({10, 20}), ranks_mesh(), {Shard(0)});
   const auto out = at::embedding(table, replicated(ids_in(10, {8, 8})));
   CHECK(placements(out)[0].is_mask_partial());
   CommDebugMode comm;
@@ -127,7 +136,7 @@ TEST_CASE("DE-4 LT-1: a row-wise result is reduced once, by one all-reduce") {
 TEST_CASE("DE-5 LT-1: max_norm has no sharding strategy, and says so") {
   namespace F = torch::nn::functional;
   for (int64_t dim : {0, 1}) {
-    auto table = distribute_tensor(at::rand({23, 13}), mesh4(), {Shard(dim)});
+    auto table = distribute_tensor(at::rand({23, 13}), ranks_mesh(), {Shard(dim)});
     const auto options = F::EmbeddingFuncOptions().padding_idx(12).max_norm(2.0);
     CommDebugMode comm;
     CHECK_THROWS_AS(F::embedding(replicated(ids_in(23, {8, 6, 5, 4})), table, options), c10::NotImplementedError);
@@ -141,7 +150,7 @@ TEST_CASE("DE-5 LT-1: max_norm has no sharding strategy, and says so") {
 TEST_CASE("DE-6 DE-7 DE-8 LT-1: several row-wise tables: every value reduces, in any order, from one cached decision") {
   const auto ids = ids_in(10, {4, 4}), other_ids = ids_in(10, {4, 4});
   const auto a = at::rand({10, 23}), b = at::rand({10, 29}), c = at::rand({10, 29});
-  const auto shard = [](const at::Tensor& t) { return distribute_tensor(t, mesh4(), {Shard(0)}); };
+  const auto shard = [](const at::Tensor& t) { return distribute_tensor(t, ranks_mesh(), {Shard(0)}); };
   const auto out_a = at::embedding(shard(a), replicated(ids));
   const auto out_b = at::embedding(shard(b), replicated(ids));
   REQUIRE(placements(out_a)[0].is_mask_partial());
@@ -149,9 +158,9 @@ TEST_CASE("DE-6 DE-7 DE-8 LT-1: several row-wise tables: every value reduces, in
   REQUIRE(placements(out_b)[0].is_mask_partial());
 
   // The third table hits the cache; its ids, so its mask, are others. B, which was not reduced yet, must not notice.
-  const auto before = strategy_cache(mesh4().world()).stats();
+  const auto before = strategy_cache(ranks_mesh().world()).stats();
   const auto out_c = at::embedding(shard(c), replicated(other_ids));
-  const auto after = strategy_cache(mesh4().world()).stats();
+  const auto after = strategy_cache(ranks_mesh().world()).stats();
   CHECK(after.hits == before.hits + 1);
   CHECK(after.misses == before.misses);
   CHECK(meta_of(out_b).spec == meta_of(out_c).spec);
@@ -192,7 +201,7 @@ TEST_CASE("DE-9: a mask buffer belongs to one mask at a time") {
 
 TEST_CASE("DE-10: a row-wise result becomes sharded by one reduce-scatter") {
   const auto table = at::rand({10, 6}), ids = ids_in(10, {9, 3});
-  const auto out = at::embedding(distribute_tensor(table, mesh4(), {Shard(0)}), replicated(ids));
+  const auto out = at::embedding(distribute_tensor(table, ranks_mesh(), {Shard(0)}), replicated(ids));
   for (int64_t dim : {0, 1, 2}) {
     CommDebugMode comm;
     const auto sharded = redistribute(out, {Shard(dim)});
@@ -206,18 +215,18 @@ TEST_CASE("DE-13: ids sharded by batch: the gradient of the replicated table is 
   at::Tensor plain = table.clone().requires_grad_();
   at::embedding(plain, ids).backward(seed);
   for (bool delay : {false, true}) {
-    at::Tensor weight = lay_out(table, mesh4(), {Replicate()}).requires_grad_();
+    at::Tensor weight = lay_out(table, ranks_mesh(), {Replicate()}).requires_grad_();
     CommDebugMode comm;
-    const auto out = at::embedding(weight, lay_out(ids, mesh4(), {Shard(0)}));
+    const auto out = at::embedding(weight, lay_out(ids, ranks_mesh(), {Shard(0)}));
     CHECK(placements(out) == Placements{Shard(0)});
     CHECK(comm.total() == 0);
     if (delay) {
       DelayGradientReduction delayed;
-      out.backward(lay_out(seed, mesh4(), {Shard(0)}));
+      out.backward(lay_out(seed, ranks_mesh(), {Shard(0)}));
       CHECK(comm.total() == 0);
       CHECK(placements(weight.grad()) == Placements{Partial()});
     } else {
-      out.backward(lay_out(seed, mesh4(), {Shard(0)}));
+      out.backward(lay_out(seed, ranks_mesh(), {Shard(0)}));
       CHECK(comm.counts() == std::map<std::string, int64_t>{{"all_reduce", 1}});
       CHECK(placements(weight.grad()) == Placements{Replicate()});
     }
@@ -239,7 +248,7 @@ std::set<std::string> table_of(const OpCall& call) {
 }  // namespace
 
 TEST_CASE("DE-14: the strategy tables") {
-  const auto spec = [](Shape sizes, c10::ScalarType dtype) { return Spec::get(mesh4(), {Replicate()}, sizes, dtype); };
+  const auto spec = [](Shape sizes, c10::ScalarType dtype) { return Spec::get(ranks_mesh(), {Replicate()}, sizes, dtype); };
   const auto weight = spec({10, 23}, at::kFloat), ids = spec({4, 5}, at::kLong), grad = spec({4, 5, 23}, at::kFloat);
   CHECK(table_of(OpCall::make("aten::embedding", {weight, ids})) ==
         std::set<std::string>{"R <- R, R", "S(2) <- S(1), R", "MaskP(sum, [10, 23], 0) <- S(0), R", "S(0) <- R, S(0)",
@@ -264,13 +273,20 @@ TEST_CASE("DE-14: the strategy tables") {
 }
 
 TEST_CASE("LT-3: local parts are checked, and uneven parts have their own sizes") {
-  CHECK_THROWS_AS(from_local({}, mesh4(), {Shard(0)}), c10::Error);
   const auto part = at::rand({2, 3});
-  CHECK_THROWS_AS(from_local({part, part, part}, mesh4(), {Shard(0)}), c10::Error);
-  CHECK_THROWS_AS(from_local({part, part, part, part.to(at::kDouble)}, mesh4(), {Shard(0)}), c10::Error);
-  CHECK_THROWS_AS(from_local({part, part, part, part[0]}, mesh4(), {Shard(0)}), c10::Error);
-  const auto t = distribute_tensor(at::rand({13, 22}), mesh4(), {Shard(0)});
-  std::vector<int64_t> rows;
-  for (const auto& local : to_local(t)) rows.push_back(local.size(0));
-  CHECK(rows == std::vector<int64_t>{4, 4, 4, 1});
+  const auto n = static_cast<int64_t>(ranks_mesh().local_ranks().size());
+  CHECK_THROWS_AS(from_local({}, ranks_mesh(), {Shard(0)}), c10::Error);
+  CHECK_THROWS_AS(from_local(Tensors(n + 1, part), ranks_mesh(), {Shard(0)}), c10::Error);
+  if (n > 1) {
+    Tensors parts(n, part);
+    parts[n - 1] = part.to(at::kDouble);
+    CHECK_THROWS_AS(from_local(parts, ranks_mesh(), {Shard(0)}), c10::Error);
+    parts[n - 1] = part[0];
+    CHECK_THROWS_AS(from_local(parts, ranks_mesh(), {Shard(0)}), c10::Error);
+  }
+  const auto t = distribute_tensor(at::rand({13, 22}), ranks_mesh(), {Shard(0)});
+  const auto locals = to_local(t);
+  REQUIRE(static_cast<int64_t>(locals.size()) == n);
+  const auto expected = ranks_mesh().size() == 4 ? std::vector<int64_t>{4, 4, 4, 1} : std::vector<int64_t>{7, 6};
+  for (int64_t i = 0; i < n; ++i) CHECK(locals[i].size(0) == expected[ranks_mesh().local_ranks()[i]]);
 }

@@ -1,71 +1,71 @@
-// A job that goes wrong: fault_program FAULT. Rank 1 does what FAULT says at its fourth collective; what the others report is what
-// faults_test.sh looks at. Every rank ends with 0 only if nothing went wrong.
-#include <ATen/ops/full.h>
-#include <signal.h>
+// A job that goes wrong: fault_program FAULT [RANK [CALL [STEPS]]]. RANK (1) does what FAULT says at its collective
+// CALL (5) of STEPS (8); what the others report is what faults_test.sh looks at. Every rank ends with 0 only if nothing
+// went wrong. Words besides those of fault_kind(): "late", slow, but within the deadline; "stuck", slower than anybody
+// waits; "leave", the rank's program ends as if it were done. "fault_program listen" is another program that listens at
+// a port, and says nothing to who comes.
+#include <arpa/inet.h>
+#include <c10/util/Exception.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <stdexcept>
 #include <string>
-#include <thread>
 
-#include "dtensor/redistribute.h"
 #include "processes/launch_env.h"
+#include "tests/processes/fault_steps.h"
+#include "tests/testing/faulty_communicator.h"
 
-namespace dtensor {
+namespace dtensor::testing {
 namespace {
 
-int run(const std::string& fault) {
-  const World world = World::from_env();
-  const int64_t rank = world.owned_ranks()[0];
-  const DeviceMesh mesh(world, {world.size()}, {"tp"});
-  const auto sum = [&](std::vector<int64_t> shape, at::ScalarType dtype) {
-    const auto part = at::full(shape, static_cast<double>(rank + 1), dtype);
-    FromLocalOptions options;
-    options.shape = shape;
-    const auto x = from_local({part}, mesh, {Partial()}, options);
-    return to_local(redistribute(x, {Replicate()}))[0].sum().item<double>();
-  };
-  const double good = sum({4}, at::kFloat);
-  for (int i = 0; i < 2; ++i) sum({4}, at::kFloat);
-
-  const bool faulty = rank == 1;
-  if (faulty) std::fprintf(stderr, "fault fires: %s\n", fault.c_str());
-  double result = 0;
-  if (!faulty || fault == "none") {
-    result = sum({4}, at::kFloat);
-  } else if (fault == "shape") {
-    result = sum({8}, at::kFloat);
-  } else if (fault == "dtype") {
-    result = sum({4}, at::kInt);
-  } else if (fault == "collective") {
-    FromLocalOptions options;
-    options.shape = std::vector<int64_t>{world.size()};
-    const auto x = from_local({at::full({1}, 1.0)}, mesh, {Shard(0)}, options);
-    result = to_local(redistribute(x, {Replicate()}))[0].sum().item<double>();
-  } else if (fault == "missing") {
-    std::this_thread::sleep_for(std::chrono::seconds(60));
-  } else if (fault == "slow") {
-    std::this_thread::sleep_for(std::chrono::seconds(8));
-    result = sum({4}, at::kFloat);
-  } else if (fault == "throw") {
-    throw std::runtime_error("the disk is full");
-  } else if (fault == "uncaught") {
-    std::thread([] { throw std::runtime_error("the disk is full"); }).join();
-  } else if (fault == "sigkill") {
-    raise(SIGKILL);
-  } else if (fault == "sigstop") {
-    raise(SIGSTOP);
-  } else if (fault == "exit") {
-    _exit(0);
-  } else if (fault == "leave") {
-    return 0;
+int listen_at_a_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (::bind(fd, reinterpret_cast<sockaddr*>(&address), size) != 0 || ::listen(fd, 16) != 0 ||
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    std::perror("listen");
+    return 1;
   }
-  // A sum that is wrong is the worst that can happen: nobody would know.
-  if (result != good) {
-    std::fprintf(stderr, "WRONG SUM %g instead of %g\n", result, good);
+  std::printf("%d\n", ntohs(address.sin_port));
+  std::fflush(stdout);
+  ::sleep(300);  // it is ended before
+  return 0;
+}
+
+int run(const std::string& word, int64_t faulty_rank, int64_t call, int64_t steps) {
+  const World job = World::from_env();
+  const bool faulty = job.owned_ranks()[0] == faulty_rank;
+  const auto say = [&] { std::fprintf(stderr, "fault fires: %s\n", word.c_str()); };
+  Fault fault;
+  fault.call = call;
+  fault.on_fire = say;
+  if (word == "late" || word == "stuck" || word == "slow") {
+    fault.kind = Fault::Kind::kSlow;
+    fault.delay = std::chrono::seconds(word == "late" ? 1 : word == "slow" ? 8 : 60);
+  } else if (word != "leave") {
+    const auto kind = fault_kind(word);
+    TORCH_CHECK_VALUE(kind, "fault_program: FAULT is '", word,
+                      "'; expected a word of fault_kind(), late, stuck or leave");
+    fault.kind = *kind;
+  }
+  const FaultSteps job_steps(faulty ? faulty_world(job, fault) : job);
+  bool right = true;
+  for (int64_t k = 1; k <= steps; ++k) {
+    if (word == "leave" && faulty && k == call) {
+      say();
+      return 0;
+    }
+    right &= job_steps.run(k);
+  }
+  // A result that is wrong is the worst that can happen: nobody would know.
+  if (!right) {
+    std::fprintf(stderr, "WRONG RESULT\n");
     return 3;
   }
   std::printf("fine\n");
@@ -73,13 +73,18 @@ int run(const std::string& fault) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::testing
 
 int main(int argc, char** argv) {
+  const auto number = [&](int i, int64_t otherwise) { return argc > i ? std::atoll(argv[i]) : otherwise; };
+  const std::string word = argc > 1 ? argv[1] : "none";
+  if (word == "listen") return dtensor::testing::listen_at_a_port();
   try {
-    return dtensor::run(argc > 1 ? argv[1] : "none");
+    return dtensor::testing::run(word, number(2, 1), number(3, 5), number(4, 8));
+  } catch (const c10::Error& e) {
+    std::fprintf(stderr, "error: %s\n", e.what_without_backtrace());
   } catch (const std::exception& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
-    return 1;
   }
+  return 1;
 }

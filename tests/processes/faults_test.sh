@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Jobs that go wrong: faults_test.sh LAUNCH FAULT_PROGRAM. Whatever happens to one rank, all ranks end in time, those that can say
-# why blame the right rank and call, the job fails, and no process is left.
+# why blame the right rank and call, the job fails, and no process is left. The same faults between threads of one process, where
+# there are more of them: faulty_communicator_test.cc.
 set -u
 launch=$1 program=$2
-passed=0 failed=0
+passed=0 failed=0 culprit=-
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export DTENSOR_TIMEOUT=3 OMP_NUM_THREADS=1
@@ -15,57 +16,110 @@ check() {  # check NAME CONDITION...
     passed=$((passed + 1))
   else
     failed=$((failed + 1))
-    echo "FAILED: $name"
+    echo "FAILED: $name (code $code, $took s)"
     sed 's/^/  | /' "$work/out" | tail -40
   fi
 }
-run() {  # run FAULT SECONDS: leaves the exit code in $code
+run() {  # run COMMAND...: as a job of 4 ranks; leaves $code and $took. The last word marks all of its processes for `gone`.
   local begin=$SECONDS
-  timeout -k 5 60 "$launch" -n 4 --grace 6 --timeout 40 -- "$program" "$1" >"$work/out" 2>&1
+  timeout -k 5 60 "$launch" -n 4 --grace 6 --timeout 40 -- "$@" "$work/mark" >"$work/out" 2>&1
   code=$?
   took=$((SECONDS - begin))
-  limit=$2
 }
 prints() { grep -qE -- "$1" "$work/out"; }
 lacks() { ! prints "$1"; }
-in_time() { [ "$took" -le "$limit" ]; }
+in_time() { [ "$took" -le "$1" ]; }
 fails() { [ "$code" != 0 ] && [ "$code" != 124 ]; }
-gone() { ! pgrep -x "$(basename "$program")" >/dev/null; }
-all_blame() {  # all_blame PATTERN RANKS...: each rank's error has PATTERN
+gone() { ! pgrep -f -- "$work/mark" >/dev/null; }
+all_say() {  # all_say PATTERN RANKS...: each rank's error has PATTERN
   local pattern=$1
   shift
   for rank in "$@"; do grep -E -- "^\[rank $rank\] .*error: .*" "$work/out" | grep -qE -- "$pattern" || return 1; done
 }
-# fault NAME SECONDS PATTERN RANKS...
-fault() {
-  local name=$1 seconds=$2 pattern=$3
-  shift 3
-  run "$name" "$seconds"
-  check "$name: the fault fires" prints "^\[rank 1\] fault fires: $name"
-  check "$name: the job fails" fails
-  check "$name: in time" in_time
-  check "$name: ranks $* blame rank 1" all_blame "$pattern" "$@"
-  check "$name: nobody has a wrong sum" lacks "WRONG SUM"
-  check "$name: no process is left" gone
+all_fine() { [ "$code" = 0 ] && [ "$(grep -c '^\[rank [0-3]\] fine$' "$work/out")" = 4 ]; }
+ended() {  # ended NAME SECONDS
+  check "$1: the job fails" fails
+  check "$1: in time" in_time "$2"
+  # But for the rank that goes wrong, which may believe that it got what it made up.
+  check "$1: nobody has a wrong result" lacks "^\[rank [^$culprit]\] WRONG RESULT"
+  check "$1: no process is left" gone
 }
+# fault "NAME [RANK [CALL [STEPS]]]" SECONDS PATTERN RANKS...: these ranks' errors have PATTERN
+fault() {
+  local words=($1 1) name=$1 seconds=$2 pattern=$3
+  culprit=${words[1]}
+  shift 3
+  run "$program" $name $(for ((i = $(wc -w <<<"$name"); i < 4; ++i)); do echo "${defaults[i]}"; done)
+  check "$name: the fault fires" prints "^\[rank $culprit\] fault fires: ${words[0]}"
+  check "$name: ranks $* blame rank $culprit" all_say "rank $culprit failed: $pattern" "$@"
+  ended "$name" "$seconds"
+}
+defaults=('' 1 5 8)
 
-run none 20
-check "without a fault all is fine" [ "$code" = 0 ]
-check "all ranks say so" [ "$(grep -c '^\[rank [0-3]\] fine$' "$work/out")" = 4 ]
+run "$program" none 1 5 8
+check "without a fault all is fine" all_fine
+run "$program" late 1 5 8
+check "late: the fault fires" prints '^\[rank 1\] fault fires: late'
+check "a rank that is slow within the deadline is none" all_fine
 
 export DTENSOR_DEBUG=detail
-fault shape 15 'rank 1 failed: ranks do not make the same calls over tp: .*rank 1 is about to make call 4: all_reduce .*f32\[8\].*rank 2 .*f32\[4\]' 0 1 2 3
-fault dtype 15 'rank 1 failed: .*i32\[4\]' 0 1 2 3
-fault collective 15 'rank 1 failed: .*rank 0 is about to make call 4: all_reduce.*rank 1 is about to make call 4: all_gather' 0 1 2 3
-export DTENSOR_DEBUG=info
-fault missing 20 'rank 1 failed: it has not come to call 4: all_reduce.*its last one there was call 3' 0 2 3
-fault slow 20 'rank 1 failed: it has not come to call 4' 0 1 2 3
-fault throw 15 'rank 1 failed: an exception ended its program' 0 2 3
-fault uncaught 15 'rank 1 failed: the disk is full' 0 2 3
-fault sigkill 15 'rank 1 failed: its process [0-9]+ is gone' 0 2 3
-fault sigstop 20 'rank 1 failed: its process [0-9]+ is stopped' 0 2 3
-fault exit 15 'rank 1 failed: its process [0-9]+ is gone' 0 2 3
-fault leave 15 'rank 1 failed: it has left' 0 2 3
+differ='ranks do not make the same calls over tp: '
+fault shape 15 "$differ.*rank 1 is about to make call 5: all_reduce .*f32\[8\].*rank 2 .*f32\[4\]" 0 1 2 3
+fault dtype 15 "$differ.*rank 1 is about to make call 5: all_reduce .*i32\[4\].*rank 2 .*: f32\[4\]" 0 1 2 3
+fault collective 15 "$differ.*rank 0 is about to make call 5: all_reduce.*rank 1 is about to make call 5: all_gather" 0 1 2 3
+fault missing 15 "$differ.*rank 0 is about to make call 5: all_reduce.*rank 1 is about to make call 5: all_gather" 0 1 2 3
+fault "shape 2 7" 15 "$differ.*rank 2 is about to make call 7: reduce_scatter .*f32\[16\]" 0 1 2 3
+fault "dtype 0 6" 15 "$differ.*rank 0 is about to make call 6: all_gather .*i32\[2\]" 0 1 2 3
+fault "collective 3 8" 15 "$differ.*rank 3 is about to make call 8: all_reduce" 0 1 2 3
+
+export DTENSOR_DEBUG=
+# The bytes fit, so nobody notices before the 64th call.
+fault "dtype 1 5 70" 15 "$differ.*rank 0 has made other calls than its group; its last is call 64" 0 1 2 3
+fault "missing 1 8" 15 'it has left: .*while rank . waited in call 8: all_to_all' 0 2 3
+fault stuck 20 'it has not come to call 5: all_reduce.*its last one there was call 4: all_to_all' 0 2 3
+fault slow 20 'it has not come to call 5: all_reduce' 0 1 2 3
+fault throw 15 'an exception ended its program' 0 2 3
+check "throw: rank 1 says what it threw" all_say 'the disk is full' 1
+fault terminate 15 'the disk is full' 0 2 3
+fault kill 15 'its process [0-9]+ is gone' 0 2 3
+fault "kill 0 3" 15 'its process [0-9]+ is gone.*waited in call 3: reduce_scatter' 1 2 3
+fault stop 20 'its process [0-9]+ is stopped' 0 2 3
+fault exit 15 'its process [0-9]+ is gone' 0 2 3
+fault leave 15 'it has left' 0 2 3
+
+# Where the ranks meet.
+culprit=-
+store() {  # store NAME SECONDS VARIABLES...: a job of ranks that have these instead of the launcher's store
+  local name=$1 seconds=$2
+  shift 2
+  run env -u DTENSOR_STORE "$@" "$program" none 1 5 8
+  ended "$name" "$seconds"
+}
+"$program" listen >"$work/port" &
+listener=$!
+for ((i = 0; i < 200; ++i)); do [ -s "$work/port" ] || sleep 0.05; done
+port=$(cat "$work/port")
+store "a port in use" 12 MASTER_ADDR=127.0.0.1 "MASTER_PORT=$port"
+check "a port in use: another program has it" kill -0 "$listener"
+check "a port in use: rank 0 says so" all_say "tcp://127.0.0.1:$port \(from MASTER_ADDR and MASTER_PORT\): rank 0 cannot listen there: Address already in use. .*MASTER_PORT" 0
+check "a port in use: the others, too" all_say "found something at the store tcp://127.0.0.1:$port .*that does not answer as a store does" 1 2 3
+kill "$listener"
+wait "$listener" 2>/dev/null
+store "a host that does not exist" 12 MASTER_ADDR=nowhere.invalid MASTER_PORT=29500
+check "a host that does not exist: all say so" all_say "there is no host 'nowhere.invalid'" 0 1 2 3
+store "a port that is none" 12 MASTER_ADDR=127.0.0.1 MASTER_PORT=29x
+check "a port that is none: all say so" all_say "MASTER_PORT is '29x'.*a port" 0 1 2 3
+store "no form of a store" 12 DTENSOR_STORE=127.0.0.1:29500
+check "no form of a store: all say so" all_say "DTENSOR_STORE is '127.0.0.1:29500': .*expected file:///PATH or tcp://HOST:PORT" 0 1 2 3
+store "a file in no folder" 12 "DTENSOR_STORE=file://$work/no/store"
+check "a file in no folder: all say so" all_say 'cannot be opened: No such file or directory' 0 1 2 3
+# The listener's port is free now. One rank has another.
+other=$((port == 65535 ? port - 1 : port + 1))
+run env -u DTENSOR_STORE MASTER_ADDR=127.0.0.1 \
+  bash -c 'MASTER_PORT=$((RANK == 1 ? $1 : $2)) exec "${@:3}"' bash "$other" "$port" "$program" none 1 5 8
+ended "one rank has another port" 15
+check "one rank has another port: it says so" all_say "nobody answered rank 1 at the store tcp://127.0.0.1:$other .*Rank 0 listens there" 1
+check "one rank has another port: the others miss it" all_say 'of 4 ranks, rank 1 did not come within 3 s' 0 2 3
 
 echo "[dtensor] $passed passed, $failed failed, 0 skipped"
 [ "$failed" = 0 ]

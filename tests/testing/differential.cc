@@ -375,6 +375,14 @@ std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor
     by_place[place].push_back(local);
     rank_of[place] = i;
   }
+  if (kind.addends > 1 && static_cast<int64_t>(mesh.local_ranks().size()) < mesh.size()) {  // the others are in other processes
+    auto reduced = placements;
+    for (Placement& p : reduced) {
+      if (p.is_partial()) p = Replicate();
+    }
+    const auto wrong = difference(redistribute(actual.detach(), reduced), expected, tolerance);
+    return wrong ? std::optional("reduced from " + to_string(placements) + ": " + *wrong) : std::nullopt;
+  }
   for (const auto& [place, addends] : by_place) {
     const auto value = reduce(addends, kind);
     const auto want = part_of(expected, mesh, placements, rank_of[place]);

@@ -1,0 +1,40 @@
+// from_local's run_check: whether the parts that all ranks pass make one tensor. Internal.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "mesh/device_mesh.h"
+#include "placement/geometry.h"
+#include "placement/placement.h"
+
+namespace dtensor {
+
+// Global shape of parts that follow the chunk rule: along each dim the sizes of the ranks that differ only in the mesh
+// dims sharding it add up. `ranks`: all of one copy of the mesh, `sizes`: of their parts. Whether they do follow it is
+// not checked.
+Shape add_up(const std::vector<Shape>& sizes, absl::Span<const int64_t> ranks, const DeviceMesh& mesh,
+             const Placements& placements);
+
+// What is wrong with the local tensor of a rank by itself, "" if nothing is.
+std::string what_ails_part(const at::Tensor& local, int64_t rank, const DeviceMesh& mesh);
+
+// What one process passes to from_local.
+struct PassedParts {
+  const std::vector<at::Tensor>& locals;  // one per mesh.local_ranks(), at least one
+  const Placements& placements;           // normalised
+  const std::optional<std::vector<int64_t>>& shape;
+  std::string error;  // what is wrong with them already, naming the rank; the others are told
+};
+
+// Compares what all ranks pass, other processes' by one all_gather, and returns the global shape. Error
+// (c10::ValueError), equal on all ranks: one of them has an error, dtypes, numbers of dims, placements or global shapes
+// differ, parts do not follow the chunk rule, or replicas differ in some bit. In World::fake, this process's ranks
+// alone.
+Shape check_parts(const PassedParts& passed, const DeviceMesh& mesh);
+
+}  // namespace dtensor

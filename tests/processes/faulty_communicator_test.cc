@@ -1,0 +1,205 @@
+// What the ranks of a job make of one that goes wrong, where every rank is a thread of this process. faults_test.sh has
+// what only a process of its own can do: to be killed, stopped, to end.
+#include "tests/testing/faulty_communicator.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/dtensor_handle.h"
+#include "processes/c10d_communicator.h"
+#include "processes/job.h"
+#include "tests/processes/fault_steps.h"
+#include "tests/testing/catch_torch.h"
+
+using Catch::Contains;
+using std::chrono::milliseconds;
+
+namespace dtensor::testing {
+namespace {
+
+constexpr int64_t kRanks = 3;
+constexpr milliseconds kTimeout{1500};
+// The deadline, the time that a rank has to answer what it is doing, and what two busy cores add.
+constexpr milliseconds kLimit{8000};
+
+struct Outcome {
+  std::vector<std::string> errors;  // by rank; "" if there was none
+  std::vector<bool> right;          // by rank: no result was wrong
+  int64_t fired = 0;
+  milliseconds took{0};
+};
+
+class DebugLevelOf {
+ public:
+  explicit DebugLevelOf(const char* level) { ::setenv("DTENSOR_DEBUG", level, 1); }
+  ~DebugLevelOf() { ::unsetenv("DTENSOR_DEBUG"); }
+};
+
+// Runs `body` on every rank. Its result says whether all that the rank computed was right.
+Outcome run_job(int64_t faulty_rank, Fault fault, const std::function<bool(const World&)>& body) {
+  Outcome outcome;
+  outcome.errors.resize(kRanks);
+  std::vector<char> right(kRanks);
+  std::atomic<int64_t> fired{0};
+  fault.on_fire = [&] { ++fired; };
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<std::thread> ranks;
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank] {
+      try {
+        const c10::Device cpu(c10::DeviceType::CPU);
+        auto job = std::make_shared<Job>(store, rank, kRanks, kTimeout);
+        job->one_host();
+        World world = World::of_process(kRanks, rank, cpu, absl::StrCat("threads, rank ", rank),
+                                        make_c10d_communicator(std::move(job), "gloo", cpu));
+        if (rank == faulty_rank) world = faulty_world(world, fault);
+        right[rank] = body(world);
+      } catch (const c10::Error& e) {
+        outcome.errors[rank] = e.what_without_backtrace();
+      } catch (const std::exception& e) {
+        outcome.errors[rank] = e.what();
+      }
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  outcome.took = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin);
+  outcome.right.assign(right.begin(), right.end());
+  outcome.fired = fired;
+  return outcome;
+}
+
+bool all_steps(const World& world, int64_t steps) {
+  const FaultSteps job(world);
+  bool right = true;
+  for (int64_t k = 1; k <= steps; ++k) right &= job.run(k);
+  return right;
+}
+
+// Which collective FaultSteps makes as its k-th call.
+std::string name_of(int64_t k) {
+  const char* names[] = {"all_to_all", "all_reduce", "all_gather", "reduce_scatter"};
+  return names[k % 4];
+}
+
+TEST_CASE("faults: none, and one that never comes") {
+  for (const Fault& fault : {Fault{}, Fault{Fault::Kind::kThrow, 100}}) {
+    const Outcome o = run_job(1, fault, [](const World& world) { return all_steps(world, 8); });
+    CHECK(o.errors == std::vector<std::string>(kRanks));
+    CHECK(o.right == std::vector<bool>(kRanks, true));
+    CHECK(o.fired == 0);
+  }
+}
+
+TEST_CASE("faults: another shape, dtype, collective or none, at every collective and rank, is found at once") {
+  const DebugLevelOf detail("detail");
+  for (const char* word : {"shape", "dtype", "collective", "missing"}) {
+    for (int64_t call = 5; call <= 8; ++call) {
+      const int64_t culprit = call % kRanks;
+      CAPTURE(word, call, culprit);
+      const Outcome o =
+          run_job(culprit, {*fault_kind(word), call}, [](const World& world) { return all_steps(world, 9); });
+      CHECK(o.fired == 1);
+      CHECK(o.took < kTimeout + kLimit);
+      for (int64_t rank = 0; rank < kRanks; ++rank) {
+        CAPTURE(rank);
+        CHECK(o.errors[rank] == o.errors[0]);
+      }
+      CHECK_THAT(o.errors[0],
+                 Contains(absl::StrCat("rank ", culprit, " failed: ranks do not make the same calls over tp: ")) &&
+                     Contains(absl::StrCat("rank ", (culprit + 1) % kRanks, " is about to make call ", call, ": ",
+                                           name_of(call), " over tp")));
+      // What the culprit did instead.
+      std::string instead = absl::StrCat("rank ", culprit, " is about to make call ", call, ": ");
+      if (word == std::string("missing")) absl::StrAppend(&instead, name_of(call + 1));
+      if (word == std::string("collective")) absl::StrAppend(&instead, call % 4 == 1 ? "all_gather" : "all_reduce");
+      if (word == std::string("shape") || word == std::string("dtype")) absl::StrAppend(&instead, name_of(call));
+      CHECK_THAT(o.errors[0], Contains(instead));
+      if (word == std::string("dtype")) CHECK_THAT(o.errors[0], Contains(": i32["));
+    }
+  }
+}
+
+TEST_CASE("faults: what nobody compares is found at the 64th call") {
+  const DebugLevelOf info("info");
+  const Outcome o = run_job(2, {Fault::Kind::kDtype, 5}, [](const World& world) { return all_steps(world, 70); });
+  CHECK(o.fired == 1);
+  for (const auto& error : o.errors) {
+    CHECK_THAT(error, Contains("rank 2 failed: ranks do not make the same calls") &&
+                          Contains("has made other calls than its group; its last is call 64: all_to_all"));
+  }
+}
+
+TEST_CASE("faults: a call that is late is waited for, one that is too late is not") {
+  const auto steps = [](const World& world) { return all_steps(world, 8); };
+  const Outcome late = run_job(1, {Fault::Kind::kSlow, 5, milliseconds(600)}, steps);
+  CHECK(late.fired == 1);
+  CHECK(late.errors == std::vector<std::string>(kRanks));
+  CHECK(late.right == std::vector<bool>(kRanks, true));
+  CHECK(late.took >= milliseconds(600));
+  const Outcome too_late = run_job(1, {Fault::Kind::kSlow, 6, milliseconds(5000)}, steps);
+  CHECK(too_late.fired == 1);
+  CHECK(too_late.took < milliseconds(5000) + kLimit);
+  for (const auto& error : too_late.errors) {
+    CHECK_THAT(error, Contains("rank 1 failed: it has not come to call 6: all_gather") && Contains("within 1.5 s") &&
+                          Contains("its last one there was call 5: all_reduce"));
+  }
+}
+
+TEST_CASE("faults: a rank whose last call is missing has left") {
+  const Outcome o = run_job(0, {Fault::Kind::kMissing, 8}, [](const World& world) { return all_steps(world, 8); });
+  CHECK(o.fired == 1);
+  CHECK(o.errors[0] == "");
+  CHECK_FALSE(o.right[0]);  // it never got the others' parts
+  for (int64_t rank : {1, 2})
+    CHECK_THAT(o.errors[rank], Contains("rank 0 failed: it has left") && Contains("call 8: all_to_all"));
+}
+
+TEST_CASE("faults: a rank that throws fails the others, and every tensor is as it was") {
+  for (int64_t call = 5; call <= 8; ++call) {
+    CAPTURE(call);
+    std::vector<char> unchanged(kRanks);
+    const Outcome o = run_job(1, {Fault::Kind::kThrow, call}, [&](const World& world) {
+      const DeviceMesh mesh(world, {kRanks}, {"tp"});
+      const int64_t rank = world.owned_ranks()[0];
+      FromLocalOptions options;
+      options.shape = {kRanks, kRanks};
+      const auto part = at::full({1, kRanks}, static_cast<double>(rank));
+      const auto x = from_local({part.clone()}, mesh, {Shard(0)}, options);
+      bool right = all_steps(world, 4);
+      try {
+        const FaultSteps job(world);
+        for (int64_t k = 5; k < call; ++k) right &= job.run(k);
+        redistribute(x, {call % 2 == 0 ? Shard(1) : Replicate()});
+      } catch (...) {
+        unchanged[rank] = DTensor(x).placements() == Placements{Shard(0)} && at::equal(DTensor(x).local(0), part);
+        throw;
+      }
+      return right;
+    });
+    CHECK(o.fired == 1);
+    CHECK(o.took < kTimeout + kLimit);
+    CHECK(o.errors[1] == "the disk is full");
+    for (int64_t rank : {0, 2}) CHECK_THAT(o.errors[rank], Contains("rank 1 failed: an exception ended its program"));
+    CHECK(unchanged == std::vector<char>(kRanks, 1));
+  }
+}
+
+TEST_CASE("faults: of a world with all its ranks here") {
+  CHECK_THROWS_WITH(faulty_world(World::local(2), {}), Contains("local(2, cpu) has 2 ranks in this process"));
+}
+
+}  // namespace
+}  // namespace dtensor::testing
