@@ -1,6 +1,7 @@
 #include "processes/job.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -56,6 +57,19 @@ std::string process_state(int64_t pid) {
 std::string seconds_text(Milliseconds t) { return absl::StrCat(static_cast<double>(t.count()) / 1000, " s"); }
 
 [[noreturn]] void throw_failure(const std::string& text) { C10_THROW_ERROR(DistError, text); }
+
+// While a backend starts its work, which takes the thread's debug info along, the scope with its mesh among it. A backend's
+// thread keeps its last work, so the scope would keep the mesh, the mesh the world, and the world the backend.
+class WithoutScope {
+ public:
+  WithoutScope() { c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(nullptr); }
+  ~WithoutScope() { c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(info_); }
+  WithoutScope(const WithoutScope&) = delete;
+  WithoutScope& operator=(const WithoutScope&) = delete;
+
+ private:
+  const std::shared_ptr<c10::ThreadLocalDebugInfo> info_ = c10::ThreadLocalDebugInfo::current();
+};
 
 // The text without the backtrace that LibTorch adds.
 std::string message_of(const std::exception& e) {
@@ -429,7 +443,10 @@ void Job::run(Activity activity, absl::Span<const int64_t> members,
   const auto begin = Clock::now();
   auto look_again = begin + Milliseconds(1000);  // at whether the others are alive
   try {
-    const auto work = start();
+    const auto work = [&] {
+      const WithoutScope without;
+      return start();
+    }();
     if (!work) return;
     for (;;) {
       const auto left = std::chrono::duration_cast<Milliseconds>(begin + timeout() - Clock::now());
