@@ -1,6 +1,7 @@
 #include "processes/job.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -56,6 +57,19 @@ std::string process_state(int64_t pid) {
 std::string seconds_text(Milliseconds t) { return absl::StrCat(static_cast<double>(t.count()) / 1000, " s"); }
 
 [[noreturn]] void throw_failure(const std::string& text) { C10_THROW_ERROR(DistError, text); }
+
+// While a backend starts its work, which takes the thread's debug info along, the scope with its mesh among it. A backend's
+// thread keeps its last work, so the scope would keep the mesh, the mesh the world, and the world the backend.
+class WithoutScope {
+ public:
+  WithoutScope() { c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(nullptr); }
+  ~WithoutScope() { c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(info_); }
+  WithoutScope(const WithoutScope&) = delete;
+  WithoutScope& operator=(const WithoutScope&) = delete;
+
+ private:
+  const std::shared_ptr<c10::ThreadLocalDebugInfo> info_ = c10::ThreadLocalDebugInfo::current();
+};
 
 // The text without the backtrace that LibTorch adds.
 std::string message_of(const std::exception& e) {
@@ -443,6 +457,7 @@ std::shared_ptr<Job::Begun> Job::begin(Activity activity, absl::Span<const int64
   }
   const auto since = Clock::now();
   try {
+    const WithoutScope without;
     begun->work = start();
   } catch (const std::exception& e) {
     state_->blame(begun->activity, members, message_of(e), /*overdue=*/Clock::now() - since >= timeout());
