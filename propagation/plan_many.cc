@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "propagation/layout_geometry.h"
 
 namespace dtensor {
 namespace {
@@ -183,13 +184,8 @@ std::string group_name(const RedistributePlan& plan, size_t s) {
 }  // namespace
 
 int64_t largest_part_bytes(const TensorMeta& meta, const Layout& layout) {
+  if (!layout.is_boxes()) return LayoutGeometry(layout.mesh().shape(), meta).part_bytes(layers_of(layout.placements()));
   const auto item = static_cast<int64_t>(c10::elementSize(meta.dtype));
-  if (!layout.is_boxes()) {
-    const Shape origin(layout.placements().size(), 0);
-    int64_t bytes = item;
-    for (int64_t n : local_shape(meta.sizes, layout.mesh().shape(), layout.placements(), origin)) bytes *= n;
-    return bytes;
-  }
   std::map<int64_t, int64_t> of_rank;
   int64_t most = 0;
   for (const RankBox& box : layout.boxes()) {

@@ -12,6 +12,7 @@
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "propagation/layout_geometry.h"
 
 namespace dtensor {
 
@@ -142,10 +143,7 @@ Shape Spec::local_shape(int64_t i) const {
 }
 
 int64_t Spec::max_local_bytes() const {
-  const Shape origin(placements_.size(), 0);
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(meta_.dtype));
-  for (int64_t size : dtensor::local_shape(meta_.sizes, mesh_.shape(), placements_, origin)) bytes *= size;
-  return bytes;
+  return LayoutGeometry(mesh_.shape(), meta_).part_bytes(layers_of(placements_));
 }
 
 std::string Spec::to_short_string() const {
