@@ -6,6 +6,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -43,6 +44,23 @@ std::string name_of(const JobPlace& place) {
   return absl::StrCat("the store ", place.store, " (from ", place.store_source, ")");
 }
 
+// True for a file that FileStore wrote, or an empty one: records of a key and a value, each behind its length. FileStore itself
+// would read anything else without end, or write behind it. REQUIRES: the file is locked, as others may be writing to it.
+bool holds_records(int fd) {
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return false;
+  off_t at = 0;
+  while (at < info.st_size) {
+    for (int part = 0; part < 2; ++part) {
+      uint32_t length = 0;
+      if (::pread(fd, &length, sizeof length, at) != static_cast<ssize_t>(sizeof length)) return false;
+      at += static_cast<off_t>(sizeof length) + length;
+      if (at > info.st_size) return false;
+    }
+  }
+  return true;
+}
+
 c10::intrusive_ptr<c10d::Store> open_file(const JobPlace& place, const std::string& path) {
   if (place.store_derived) {
     const std::string folder = path.substr(0, path.rfind('/'));
@@ -60,7 +78,19 @@ c10::intrusive_ptr<c10d::Store> open_file(const JobPlace& place, const std::stri
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   TORCH_CHECK(fd >= 0, kWho, name_of(place), " cannot be opened: ", errno_text(errno),
               ". Its folder must exist, on a file system that all ranks share, and be writable");
-  ::close(fd);
+  const auto deadline = Clock::now() + place.timeout;
+  int error = 0;
+  while (::flock(fd, LOCK_SH | LOCK_NB) != 0) {
+    error = errno;
+    if ((error != EWOULDBLOCK && error != EINTR) || Clock::now() >= deadline) break;
+    error = 0;
+    std::this_thread::sleep_for(Milliseconds(1));
+  }
+  const bool good = error == 0 && holds_records(fd);
+  ::close(fd);  // and unlock
+  TORCH_CHECK(error == 0, kWho, name_of(place), " cannot be locked within ", seconds_text(place.timeout), ": ", errno_text(error),
+              ". Its file system must have locks (flock), and no other program may hold this one");
+  TORCH_CHECK(good, kWho, name_of(place), " is no store: the file holds something else. Choose a path at which nothing is");
   return c10::make_intrusive<c10d::FileStore>(path, static_cast<int>(place.world_size));
 }
 

@@ -113,6 +113,14 @@ store "no form of a store" 12 DTENSOR_STORE=127.0.0.1:29500
 check "no form of a store: all say so" all_say "DTENSOR_STORE is '127.0.0.1:29500': .*expected file:///PATH or tcp://HOST:PORT" 0 1 2 3
 store "a file in no folder" 12 "DTENSOR_STORE=file://$work/no/store"
 check "a file in no folder: all say so" all_say 'cannot be opened: No such file or directory' 0 1 2 3
+echo 'a diary' >"$work/diary"
+store "a file that is no store" 12 "DTENSOR_STORE=file://$work/diary"
+check "a file that is no store: all say so" all_say 'is no store: the file holds something else' 0 1 2 3
+check "a file that is no store: it is as it was" [ "$(cat "$work/diary")" = 'a diary' ]
+run env "DTENSOR_STORE=file://$work/old" "$program" kill 1 5 8
+check "a file left from another job: there is one" [ -s "$work/old" ]
+store "a file left from another job" 12 "DTENSOR_STORE=file://$work/old"
+check "a file left from another job: all say so" all_say 'has been at the store .* before: .*the file is left from an earlier run: remove it' 0 1 2 3
 # The listener's port is free now. One rank has another.
 other=$((port == 65535 ? port - 1 : port + 1))
 run env -u DTENSOR_STORE MASTER_ADDR=127.0.0.1 \

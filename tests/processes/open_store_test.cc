@@ -2,14 +2,17 @@
 
 #include <arpa/inet.h>
 #include <c10/util/Exception.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -107,6 +110,42 @@ TEST_CASE("open_store: a file") {
   CHECK_THAT(outcome(place("file://" + folder.path + "/no/store")).error,
              Contains("/no/store (from the test) cannot be opened: No such file or directory. Its folder must exist"));
   CHECK_THAT(outcome(place("file://" + folder.path)).error, Contains("cannot be opened: Is a directory"));
+}
+
+TEST_CASE("open_store: a file that is no store is left as it is") {
+  Folder folder;
+  const std::string path = folder.path + "/file";
+  const auto with = [&](const std::string& content) {
+    std::ofstream(path, std::ios::binary) << content;
+    const Outcome o = outcome(place("file://" + path));
+    std::ifstream in(path, std::ios::binary);
+    CHECK(std::string(std::istreambuf_iterator<char>(in), {}) == content);
+    CHECK(o.took < milliseconds(5000));
+    return o.error;
+  };
+  const auto no_store = Contains("/file (from the test) is no store: the file holds something else. Choose a path");
+  CHECK_THAT(with("a diary"), no_store);
+  CHECK_THAT(with(std::string("\xff\xff\xff\x7f", 4) + "x"), no_store);                  // a length beyond the end
+  CHECK_THAT(with(std::string("\1\0\0\0k", 5)), no_store);                              // a key without a value
+  CHECK_THAT(with(std::string("\1\0\0\0k\1\0\0\0v", 10) + "x"), no_store);              // something behind a record
+  CHECK_THAT(with(std::string(3, '\0')), no_store);
+  ::unlink(path.c_str());
+  std::ofstream(path, std::ios::binary).flush();  // empty, as mktemp makes it
+  open_store(place("file://" + path))->set("key", std::string("value"));
+
+  // Whoever writes holds the lock for a moment; somebody who keeps it is waited for no longer than the deadline.
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  REQUIRE(::flock(fd, LOCK_EX) == 0);
+  const Outcome locked = outcome(place("file://" + path));
+  CHECK_THAT(locked.error, Contains("cannot be locked within 0.7 s"));
+  CHECK(locked.took >= milliseconds(700));
+  CHECK(locked.took < milliseconds(5000));
+  std::thread later([&] {
+    std::this_thread::sleep_for(milliseconds(200));
+    ::close(fd);
+  });
+  CHECK(outcome(place("file://" + path)).error == "");
+  later.join();
 }
 
 TEST_CASE("open_store: a derived file is in a folder of this user alone") {
