@@ -3,6 +3,9 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 
+#include <limits>
+#include <optional>
+
 namespace dtensor {
 namespace {
 
@@ -24,9 +27,33 @@ void reduce_next(at::Tensor out, const at::Tensor& addend, ReduceOp op) {
   }
 }
 
+// ATen has no arithmetic for the larger unsigned integers. As signed ones, sums and products have the same bits; with
+// the first bit turned over, the order is the same, too.
+struct SignedForm {
+  at::ScalarType dtype;
+  int64_t first_bit;
+};
+std::optional<SignedForm> signed_form(at::ScalarType dtype) {
+  if (dtype == at::kUInt16) return SignedForm{at::kShort, std::numeric_limits<int16_t>::min()};
+  if (dtype == at::kUInt32) return SignedForm{at::kInt, std::numeric_limits<int32_t>::min()};
+  if (dtype == at::kUInt64) return SignedForm{at::kLong, std::numeric_limits<int64_t>::min()};
+  return std::nullopt;
+}
+
 }  // namespace
 
-void reduce_in_order(const at::Tensor& out, size_t count, ReduceOp op, const std::function<at::Tensor(size_t)>& addend) {
+void reduce_in_order(const at::Tensor& out, size_t count, ReduceOp op,
+                     const std::function<at::Tensor(size_t)>& addend) {
+  if (const auto form = signed_form(out.scalar_type())) {
+    const at::Tensor as_signed = out.view(form->dtype);
+    if (op != ReduceOp::kMin && op != ReduceOp::kMax) {
+      return reduce_in_order(as_signed, count, op, [&](size_t i) { return addend(i).view(form->dtype); });
+    }
+    reduce_in_order(as_signed, count, op,
+                    [&](size_t i) { return addend(i).view(form->dtype).bitwise_xor(form->first_bit); });
+    as_signed.bitwise_xor_(form->first_bit);
+    return;
+  }
   const bool half = c10::isReducedFloatingType(out.scalar_type());
   const auto dtype = half ? at::kFloat : out.scalar_type();
   at::Tensor sum = out;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "mesh/communicator.h"
+#include "mesh/local_nccl.h"
 #include "mesh/memory_meter.h"
 
 namespace dtensor {
@@ -138,7 +139,7 @@ World World::local(std::vector<c10::Device> devices) {
   const auto n = static_cast<int64_t>(devices.size());
   const bool one = std::all_of(devices.begin(), devices.end(), [&](c10::Device d) { return d == devices[0]; });
   auto name = c10::str("local(", n, ", ", one ? devices[0] : c10::Device(devices[0].type()), ")");
-  auto communicator = make_local_communicator(devices);
+  auto communicator = make_communicator_for(devices);
   return World(std::make_shared<WorldState>(Kind::kLocal, std::move(name), std::move(devices), iota(n),
                                             std::move(communicator)))
       .in_use();

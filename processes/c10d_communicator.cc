@@ -1,12 +1,19 @@
 #include "processes/c10d_communicator.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <deque>
+#include <future>
 #include <mutex>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -16,8 +23,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "mesh/backend_capabilities.h"
 #include "mesh/block_copy.h"
 #include "mesh/comm_work.h"
+#include "mesh/packed_blocks.h"
 #include "mesh/reduce_in_order.h"
 #include "processes/mismatch.h"
 #include "processes/nccl_backend.h"
@@ -25,28 +34,17 @@
 namespace dtensor {
 namespace {
 
-constexpr int64_t kAlign = 16;             // of every message in a buffer: no dtype is wider
-constexpr int64_t kCompareEvery = 64;      // calls of a group, at level info
+constexpr int64_t kCompareEvery = 64;       // calls of a group, at level info
+constexpr std::chrono::seconds kClose(5);   // how long the end of a world waits for NCCL's groups to close
 constexpr int64_t kSmallBytes = 128 << 10;  // an all-reduce of so little goes as one exchange of everything
 
-int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-
-int64_t numel_of(const Shape& sizes) {
-  int64_t numel = 1;
-  for (int64_t size : sizes) numel *= size;
-  return numel;
-}
-
-int64_t bytes_of(const Message& m, const RankPieces& tensors, bool sending) {
-  const at::Tensor& t = tensors[0][sending ? m.input : m.output];
-  return numel_of(m.block.sizes) * static_cast<int64_t>(t.element_size());
-}
-
-// The tensor of a message at `offset` of a buffer of bytes.
-at::Tensor slot(const at::Tensor& buffer, int64_t offset, const Shape& sizes, at::ScalarType dtype) {
-  const int64_t bytes = numel_of(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
-  return buffer.narrow(0, offset, bytes).view(dtype).view(c10::IntArrayRef(sizes.data(), sizes.size()));
-}
+// Of all members' values of one call, on its way to the host.
+struct Comparison {
+  int64_t call = 0;
+  std::string what;  // this rank did
+  at::Tensor values;
+  std::function<bool()> here;
+};
 
 // A group of ranks, this one among them, and the backend that connects them.
 struct Link {
@@ -55,7 +53,9 @@ struct Link {
   std::string key;       // names the group in the store, equal on all members
   c10::intrusive_ptr<c10d::Backend> backend;
   int64_t calls = 0;
-  uint64_t history = 0;  // fingerprint of all calls
+  uint64_t history = 0;                // fingerprint of all calls
+  std::deque<Comparison> comparisons;  // whose values have not been looked at
+  bool own = false;                    // made here, not by the user
 };
 
 class C10dCommunicator final : public Communicator {
@@ -66,15 +66,20 @@ class C10dCommunicator final : public Communicator {
         job_(std::move(job)),
         backend_(std::move(backend)),
         device_(device),
+        table_(backend_ == "nccl" ? CommBackend::kNccl : CommBackend::kGloo),
         world_group_(std::move(world_group)),
         level_(debug_level()) {}
 
   ~C10dCommunicator() override {
     // A backend waits in its destructor for what is under way. After a failure that may never end.
     const bool all_done = std::all_of(under_way_.begin(), under_way_.end(), [&](const auto& begun) { return job_->is_done(*begun); });
-    if (!*broken_ && all_done) return;
-    for (auto& [members, link] : links_) link->backend.release();
-    world_group_.release();
+    const bool leave_open = *broken_ || !all_done || (device_.is_cuda() && (job_->failed() || std::uncaught_exceptions() > 0));
+    if (leave_open) {
+      for (auto& [members, link] : links_) link->backend.release();
+      world_group_.release();
+    } else if (device_.is_cuda()) {
+      close();
+    }
   }
 
  protected:
@@ -128,58 +133,13 @@ class C10dCommunicator final : public Communicator {
     if (call.ranks.empty()) return {};
     Link& link = begin(call, Collective::kAllReduce);
     RankPieces results(1);
-    if (device_.is_cuda() && all_reduce_natively(link, call, inputs[0], op, results[0])) return results;
-    const auto n = static_cast<int64_t>(link.members.size());
-    int64_t bytes = 0;
-    RankPieces flat(1);
-    for (const at::Tensor& t : inputs[0]) {
-      bytes += static_cast<int64_t>(t.nbytes());
-      flat[0].push_back(t.contiguous().view({-1}));
-      results[0].push_back(at::empty(t.sizes(), t.options()));
-    }
-    // In the order of the group, as in one process, so that the result is the same bit for bit. Little data: everybody gets
-    // everything and adds it up. Else everybody adds up one part, and then all get all parts.
-    const bool small = bytes * n <= kSmallBytes;
-    std::vector<Message> messages;
-    RankPieces parts(1), addends(1);
-    for (size_t k = 0; k < flat[0].size(); ++k) {
-      const at::Tensor& t = flat[0][k];
-      const Run mine = small ? Run{0, t.numel()} : chunk(t.numel(), n, link.position);
-      for (int64_t p = 0; p < n; ++p) {
-        const Run part = small ? Run{0, t.numel()} : chunk(t.numel(), n, p);
-        const auto to_me = static_cast<int64_t>(addends[0].size());
-        addends[0].push_back(at::empty({mine.size}, t.options()));
-        if (part.size > 0 && p != link.position) {
-          messages.push_back({job_->rank(), link.members[p], static_cast<int64_t>(k), 0, {{part.begin}, {0}, {part.size}}});
-        }
-        if (mine.size > 0) {
-          messages.push_back({link.members[p], job_->rank(), static_cast<int64_t>(k), to_me, {{mine.begin}, {0}, {mine.size}}});
-        }
-      }
-    }
-    exchange(link, call, Collective::kAllReduce, messages, flat, addends);
-    for (size_t k = 0; k < flat[0].size(); ++k) {
-      at::Tensor sum = small ? results[0][k].view({-1}) : at::empty(addends[0][k * n].sizes(), flat[0][k].options());
-      reduce_in_order(sum, static_cast<size_t>(n), op, [&](size_t p) { return addends[0][k * n + p]; });
-      parts[0].push_back(sum);
-    }
-    if (small) return results;
-    messages.clear();
-    RankPieces whole(1);
-    for (size_t k = 0; k < flat[0].size(); ++k) {
-      const int64_t numel = flat[0][k].numel();
-      whole[0].push_back(results[0][k].view({-1}));
-      const Run mine = chunk(numel, n, link.position);
-      for (int64_t p = 0; p < n; ++p) {
-        const Run part = chunk(numel, n, p);
-        const auto tensor = static_cast<int64_t>(k);
-        if (mine.size > 0 && p != link.position) {
-          messages.push_back({job_->rank(), link.members[p], tensor, tensor, {{0}, {mine.begin}, {mine.size}}});
-        }
-        if (part.size > 0) messages.push_back({link.members[p], job_->rank(), tensor, tensor, {{0}, {part.begin}, {part.size}}});
-      }
-    }
-    exchange(link, call, Collective::kAllReduce, messages, parts, whole);
+    results[0].resize(inputs[0].size());
+    const std::vector<size_t> rest = all_reduce_by_backend(link, call, inputs[0], op, results[0]);
+    if (rest.empty()) return results;
+    RankPieces tensors(1);
+    for (size_t k : rest) tensors[0].push_back(inputs[0][k]);
+    const RankPieces sums = all_reduce_by_exchange(link, call, tensors, op);
+    for (size_t i = 0; i < rest.size(); ++i) results[0][rest[i]] = sums[0][i];
     return results;
   }
 
@@ -196,12 +156,13 @@ class C10dCommunicator final : public Communicator {
     Link& link = link_of(call);
     ++link.calls;
     if (level_ == DebugLevel::kOff) return link;
+    look_at_comparisons(link, call.group->name);
     if (level_ == DebugLevel::kDetail) {
       compare(link, call, c, fingerprint(0, link.calls, c, call), "is about to make ");
     }
     link.history = fingerprint(link.history, link.calls, c, call);
     if (level_ == DebugLevel::kInfo && link.calls % kCompareEvery == 0) {
-      compare(link, call, c, link.history, "has made other calls than its group; its last is ");
+      compare(link, call, c, link.history, "has made other calls than its group; its last is ", /*now=*/false);
     }
     return link;
   }
@@ -225,7 +186,7 @@ class C10dCommunicator final : public Communicator {
                      std::is_sorted(link.members.begin(), link.members.end());
     if (all && world_group_) {
       link.backend = world_group_->getBackend(device_.type());
-      return;
+      return watch(link);
     }
     auto store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("group/", link.key), job_->store());
     const Job::Activity activity{"making group " + link.key, 1, absl::StrCat("the making of the group of ranks ", link.key)};
@@ -242,7 +203,7 @@ class C10dCommunicator final : public Communicator {
         const auto position = static_cast<int>(link.position);
         const auto size = static_cast<int>(link.members.size());
         if (backend_ == "nccl") {
-          link.backend = make_nccl_backend(store, position, size, device_, job_->timeout());
+          link.backend = connect_nccl(activity, link, store);
           return {};
         }
         auto options = c10d::ProcessGroupGloo::Options::create(job_->timeout());
@@ -258,6 +219,67 @@ class C10dCommunicator final : public Communicator {
         return {};
       });
     });
+    link.own = true;
+    watch(link);
+  }
+
+  // NCCL connects the ranks in a call that cannot be interrupted, so it is made on a thread that may be left behind.
+  c10::intrusive_ptr<c10d::Backend> connect_nccl(const Job::Activity& activity, const Link& link,
+                                                 const c10::intrusive_ptr<c10d::Store>& store) {
+    std::promise<c10::intrusive_ptr<c10d::Backend>> promise;
+    auto made = promise.get_future();
+    std::thread([promise = std::move(promise), store = store->clone(), position = static_cast<int>(link.position),
+                 size = static_cast<int>(link.members.size()), device = device_, timeout = job_->timeout()]() mutable {
+      try {
+        promise.set_value(make_nccl_backend(store, position, size, device, timeout));
+      } catch (...) {
+        promise.set_exception(std::current_exception());
+      }
+    }).detach();
+    job_->meet(activity, link.members,
+               [&] { return made.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
+    return made.get();
+  }
+
+  // On a GPU a failure of the job aborts the group: nothing else ends a collective for which a rank is missing.
+  void watch(const Link& link) {
+    if (!device_.is_cuda()) return;
+    job_->watch_group(
+        link.members,
+        [backend = link.backend]() -> std::string {
+          const auto error = backend->getError();
+          if (error == c10d::ErrorType::SUCCESS) return "";
+          return error == c10d::ErrorType::TIMEOUT ? "NCCL's watchdog has timed out"
+                                                   : "NCCL has lost the connection of the group";
+        },
+        [backend = link.backend] { backend->abort(); });
+  }
+
+  // Closes the groups that were made here, in an order that is the same on all ranks, as closing one waits for its
+  // members. On a thread that may be left behind: they may come late, and a destructor must not wait for them.
+  void close() {
+    std::vector<std::pair<std::vector<int64_t>, c10::intrusive_ptr<c10d::Backend>>> backends;
+    for (auto& [members, link] : links_) {
+      if (link->own) backends.emplace_back(members, link->backend);
+    }
+    std::sort(backends.begin(), backends.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    try {
+      std::promise<void> promise;
+      const auto closed = promise.get_future();
+      std::thread([promise = std::move(promise), backends = std::move(backends)]() mutable {
+        for (auto& [members, backend] : backends) {
+          try {
+            backend->shutdown();
+          } catch (const std::exception&) {
+            // It is of no use any more either way.
+          }
+        }
+        promise.set_value();
+      }).detach();
+      if (closed.wait_for(kClose) == std::future_status::ready) return;
+    } catch (const std::exception&) {  // no thread to be had
+    }
+    for (auto& [members, link] : links_) link->backend.release();
   }
 
   // After an error nothing is sent any more: the others do not know where this rank stands.
@@ -271,41 +293,80 @@ class C10dCommunicator final : public Communicator {
     }
   }
 
-  void run(Link& link, const CommCall& call, Collective c, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
-    guarded([&] { job_->run({link.key, link.calls, describe_call(link.calls, c, call)}, link.members, start); });
+  // Begins a collective. On CPU it is done then. On a GPU the current stream waits for it: what follows on that stream
+  // sees the result, and memory that is freed is used again only after it, so no tensor needs record_stream().
+  void run(Link& link, const CommCall& call, Collective c,
+           const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+    guarded([&] {
+      const Job::Activity activity{link.key, link.calls, describe_call(link.calls, c, call)};
+      if (!device_.is_cuda()) return job_->run(activity, link.members, start);
+      job_->launch(activity, link.members, [&] {
+        const c10::DeviceGuard guard(device_);
+        start()->wait();  // with a deadline it would hold up the host, and abort the group when that passes
+        return after_this();
+      });
+    });
   }
 
-  // Every member gets everybody's value. Error on all of them if they differ.
-  void compare(Link& link, const CommCall& call, Collective c, uint64_t value, const char* how) {
+  // Says whether the device has done all that is on its current stream now.
+  std::function<bool()> after_this() const {
+    auto event = std::make_shared<c10::Event>(device_.type());
+    event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    return [event] { return event->query(); };
+  }
+
+  // Every member gets everybody's value. Error on all of them if they differ. Unless `now`, what is on a device is
+  // looked at by a later call, as the host would have to wait for the device to catch up.
+  void compare(Link& link, const CommCall& call, Collective c, uint64_t value, const char* how, bool now = true) {
     const auto n = static_cast<int64_t>(link.members.size());
     if (n == 1) return;
-    const auto options = at::TensorOptions().dtype(at::kLong);
-    at::Tensor mine = at::empty({n}, options);
-    mine.fill_(static_cast<int64_t>(value));
-    mine = mine.to(device_);
+    at::Tensor mine = at::full({n}, static_cast<int64_t>(value), at::TensorOptions().dtype(at::kLong).device(device_));
     at::Tensor all = at::empty({n}, mine.options());
     std::vector<int64_t> even;
     run(link, call, c, [&] { return link.backend->alltoall_base(all, mine, even, even); });
-    all = all.cpu();
-    const int64_t* values = all.const_data_ptr<int64_t>();
+    Comparison comparison{link.calls, absl::StrCat(how, describe_call(link.calls, c, call)), all, [] { return true; }};
+    if (device_.is_cuda()) {
+      comparison.values = at::empty({n}, at::TensorOptions().dtype(at::kLong).pinned_memory(true));
+      comparison.values.copy_(all, /*non_blocking=*/true);
+      comparison.here = after_this();
+    }
+    link.comparisons.push_back(std::move(comparison));
+    if (now && device_.is_cuda()) {
+      const Job::Activity activity{link.key, link.calls, describe_call(link.calls, c, call)};
+      guarded([&] { job_->meet(activity, link.members, link.comparisons.back().here); });
+    }
+    look_at_comparisons(link, call.group->name);
+  }
+
+  // Those that have arrived.
+  void look_at_comparisons(Link& link, const std::string& name) {
+    while (!link.comparisons.empty() && link.comparisons.front().here()) {
+      const Comparison comparison = std::move(link.comparisons.front());
+      link.comparisons.pop_front();
+      check_equal(link, comparison, name);
+    }
+  }
+
+  void check_equal(const Link& link, const Comparison& comparison, const std::string& name) {
+    const auto n = static_cast<int64_t>(link.members.size());
+    const int64_t* values = comparison.values.const_data_ptr<int64_t>();
     if (std::all_of(values, values + n, [&](int64_t v) { return v == values[0]; })) return;
     // Everybody sees the difference; now everybody says what it is.
-    const std::string prefix = absl::StrCat("mismatch/", link.key, "/", link.calls, "/");
-    const std::string text = absl::StrCat(how, describe_call(link.calls, c, call));
-    std::string error = absl::StrCat("ranks do not make the same calls over ", call.group->name, ":");
+    const std::string prefix = absl::StrCat("mismatch/", link.key, "/", comparison.call, "/");
+    std::string error = absl::StrCat("ranks do not make the same calls over ", name, ":");
     int64_t odd = n - 1;  // of those who are fewest; where all are as many, the last
     for (int64_t p = 0; p < n; ++p) {
       if (std::count(values, values + n, values[p]) < std::count(values, values + n, values[odd])) odd = p;
     }
     try {
-      job_->store()->set(absl::StrCat(prefix, link.position), text);
+      job_->store()->set(absl::StrCat(prefix, link.position), comparison.what);
       for (int64_t p = 0; p < n; ++p) {
         job_->store()->wait({absl::StrCat(prefix, p)}, std::chrono::seconds(2));
         absl::StrAppend(&error, p > 0 ? "; " : " ", "rank ", link.members[p], " ",
                         job_->store()->get_to_str(absl::StrCat(prefix, p)));
       }
     } catch (const std::exception&) {
-      absl::StrAppend(&error, " rank ", job_->rank(), " ", text, " (the others did not say)");
+      absl::StrAppend(&error, " rank ", job_->rank(), " ", comparison.what, " (the others did not say)");
     }
     *broken_ = true;
     job_->fail_as(link.members[odd], error);
@@ -332,8 +393,8 @@ class C10dCommunicator final : public Communicator {
     int64_t send_total = 0;
     int64_t receive_total = 0;
     for (int64_t p = 0; p < n; ++p) {
-      for (const Message* m : sends[p]) send_bytes[p] += aligned(bytes_of(*m, inputs, true));
-      for (const Message* m : receives[p]) receive_bytes[p] += aligned(bytes_of(*m, outputs, false));
+      for (const Message* m : sends[p]) send_bytes[p] += packed_bytes(*m, inputs[0][m->input]);
+      for (const Message* m : receives[p]) receive_bytes[p] += packed_bytes(*m, outputs[0][m->output]);
       send_total += send_bytes[p];
       receive_total += receive_bytes[p];
     }
@@ -343,64 +404,154 @@ class C10dCommunicator final : public Communicator {
     int64_t offset = 0;
     for (const auto& list : sends) {
       for (const Message* m : list) {
-        const at::Tensor& from = inputs[0][m->input];
-        const Block block{m->block.from, Shape(m->block.sizes.size(), 0), m->block.sizes};
-        copy_block(from, slot(send, offset, m->block.sizes, from.scalar_type()), block);
-        offset += aligned(bytes_of(*m, inputs, true));
+        pack(*m, inputs[0][m->input], send, offset);
+        offset += packed_bytes(*m, inputs[0][m->input]);
       }
     }
-    std::vector<std::pair<at::Tensor, at::Tensor>> arriving;  // from the buffer, to the output
+    struct Arrival {
+      Message message;
+      int64_t offset;
+      at::Tensor to;
+    };
+    std::vector<Arrival> arriving;
     offset = 0;
     for (const auto& list : receives) {
       for (const Message* m : list) {
-        const at::Tensor& to = outputs[0][m->output];
-        arriving.emplace_back(slot(receive, offset, m->block.sizes, to.scalar_type()), block_view(to, m->block.to, m->block.sizes));
-        offset += aligned(bytes_of(*m, outputs, false));
+        arriving.push_back({*m, offset, outputs[0][m->output]});
+        offset += packed_bytes(*m, outputs[0][m->output]);
       }
+    }
+    const auto start = [&] { return link.backend->alltoall_base(receive, send, receive_bytes, send_bytes); };
+    auto arrive = [receive, arriving = std::move(arriving), then = std::move(then)] {
+      for (const Arrival& a : arriving) unpack(a.message, receive, a.offset, a.to);
+      then();
+    };
+    if (call.work == nullptr || device_.is_cuda()) {  // a device's stream goes on by itself
+      run(link, call, c, start);
+      return arrive();
     }
     const Job::Activity activity{link.key, link.calls, describe_call(link.calls, c, call)};
     std::shared_ptr<Job::Begun> begun;
-    guarded([&] {
-      begun = job_->begin(activity, link.members, [&] { return link.backend->alltoall_base(receive, send, receive_bytes, send_bytes); });
-    });
-    auto finish = [job = job_, broken = broken_, begun, send, arriving = std::move(arriving), then = std::move(then)] {
+    guarded([&] { begun = job_->begin(activity, link.members, start); });
+    *call.work = std::make_shared<CommWork>([job = job_, broken = broken_, begun, arrive = std::move(arrive)] {
       try {
         job->finish(*begun);
       } catch (...) {
         *broken = true;
         throw;
       }
-      for (const auto& [from, to] : arriving) {
-        copy_block(from, to, {Shape(to.dim(), 0), Shape(to.dim(), 0), Shape(to.sizes().begin(), to.sizes().end())});
-      }
-      then();
-    };
-    if (call.work == nullptr) return finish();
-    *call.work = std::make_shared<CommWork>(std::move(finish));
+      arrive();
+    });
     std::lock_guard lock(mutex_);
     under_way_.erase(std::remove_if(under_way_.begin(), under_way_.end(), [&](const auto& b) { return job_->is_done(*b); }),
                      under_way_.end());
     under_way_.push_back(std::move(begun));
   }
 
-  // NCCL reduces floats and integers itself, half types in float.
-  bool all_reduce_natively(Link& link, const CommCall& call, const std::vector<at::Tensor>& inputs, ReduceOp op,
-                           std::vector<at::Tensor>& results) {
-    for (const at::Tensor& t : inputs) {  // one call takes one dtype
-      if (t.scalar_type() == at::kBool || t.is_complex() || t.scalar_type() != inputs[0].scalar_type()) return false;
+  // What the table gives to the backend, one call for all tensors that it gets as one dtype. Returns which are left.
+  std::vector<size_t> all_reduce_by_backend(Link& link, const CommCall& call, const std::vector<at::Tensor>& inputs,
+                                            ReduceOp op, std::vector<at::Tensor>& results) {
+    struct Batch {
+      Reduction form;
+      std::vector<size_t> which;
+      std::vector<at::Tensor> tensors;
+    };
+    std::vector<Batch> batches;
+    std::vector<size_t> rest;
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      const Reduction form = reduction_by(table_, Collective::kAllReduce, inputs[k].scalar_type(), op);
+      if (form.carrier == Carrier::kInOrder) {
+        rest.push_back(k);
+      } else if (inputs[k].numel() == 0) {
+        results[k] = at::empty(inputs[k].sizes(), inputs[k].options());
+      } else {
+        const auto same = [&](const Batch& b) {
+          return b.form.carrier == form.carrier && b.form.dtype == form.dtype && b.form.op == form.op;
+        };
+        auto batch = std::find_if(batches.begin(), batches.end(), same);
+        if (batch == batches.end()) batch = batches.insert(batches.end(), Batch{form, {}, {}});
+        batch->which.push_back(k);
+        batch->tensors.push_back(to_carrier(inputs[k], form));
+      }
     }
     constexpr c10d::ReduceOp::RedOpType kOps[] = {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG, c10d::ReduceOp::PRODUCT,
                                                   c10d::ReduceOp::MIN, c10d::ReduceOp::MAX};
-    c10d::AllreduceCoalescedOptions options;
-    options.reduceOp = kOps[static_cast<size_t>(op)];
-    for (const at::Tensor& t : inputs) results.push_back(t.clone(at::MemoryFormat::Contiguous));
-    run(link, call, Collective::kAllReduce, [&] { return link.backend->allreduce_coalesced(results, options); });
-    return true;
+    for (Batch& batch : batches) {
+      c10d::AllreduceCoalescedOptions options;
+      options.reduceOp = kOps[static_cast<size_t>(batch.form.op)];
+      run(link, call, Collective::kAllReduce,
+          [&] { return link.backend->allreduce_coalesced(batch.tensors, options); });
+      for (size_t i = 0; i < batch.which.size(); ++i) {
+        const size_t k = batch.which[i];
+        results[k] = from_carrier(batch.tensors[i], batch.form, inputs[k].scalar_type());
+      }
+    }
+    return rest;
+  }
+
+  RankPieces all_reduce_by_exchange(Link& link, const CommCall& call, const RankPieces& inputs, ReduceOp op) {
+    RankPieces results(1);
+    const auto n = static_cast<int64_t>(link.members.size());
+    int64_t bytes = 0;
+    RankPieces flat(1);
+    for (const at::Tensor& t : inputs[0]) {
+      bytes += static_cast<int64_t>(t.nbytes());
+      flat[0].push_back(t.contiguous().view({-1}));
+      results[0].push_back(at::empty(t.sizes(), t.options()));
+    }
+    // In the order of the group, as in one process, so that the result is the same bit for bit. Little data: everybody
+    // gets everything and adds it up. Else everybody adds up one part, and then all get all parts.
+    const bool small = bytes * n <= kSmallBytes;
+    std::vector<Message> messages;
+    RankPieces parts(1), addends(1);
+    for (size_t k = 0; k < flat[0].size(); ++k) {
+      const at::Tensor& t = flat[0][k];
+      const Run mine = small ? Run{0, t.numel()} : chunk(t.numel(), n, link.position);
+      for (int64_t p = 0; p < n; ++p) {
+        const Run part = small ? Run{0, t.numel()} : chunk(t.numel(), n, p);
+        const auto to_me = static_cast<int64_t>(addends[0].size());
+        addends[0].push_back(at::empty({mine.size}, t.options()));
+        if (part.size > 0 && p != link.position) {
+          messages.push_back(
+              {job_->rank(), link.members[p], static_cast<int64_t>(k), 0, {{part.begin}, {0}, {part.size}}});
+        }
+        if (mine.size > 0) {
+          messages.push_back(
+              {link.members[p], job_->rank(), static_cast<int64_t>(k), to_me, {{mine.begin}, {0}, {mine.size}}});
+        }
+      }
+    }
+    exchange(link, call, Collective::kAllReduce, messages, flat, addends);
+    for (size_t k = 0; k < flat[0].size(); ++k) {
+      at::Tensor sum = small ? results[0][k].view({-1}) : at::empty(addends[0][k * n].sizes(), flat[0][k].options());
+      reduce_in_order(sum, static_cast<size_t>(n), op, [&](size_t p) { return addends[0][k * n + p]; });
+      parts[0].push_back(sum);
+    }
+    if (small) return results;
+    messages.clear();
+    RankPieces whole(1);
+    for (size_t k = 0; k < flat[0].size(); ++k) {
+      const int64_t numel = flat[0][k].numel();
+      whole[0].push_back(results[0][k].view({-1}));
+      const Run mine = chunk(numel, n, link.position);
+      for (int64_t p = 0; p < n; ++p) {
+        const Run part = chunk(numel, n, p);
+        const auto tensor = static_cast<int64_t>(k);
+        if (mine.size > 0 && p != link.position) {
+          messages.push_back({job_->rank(), link.members[p], tensor, tensor, {{0}, {mine.begin}, {mine.size}}});
+        }
+        if (part.size > 0)
+          messages.push_back({link.members[p], job_->rank(), tensor, tensor, {{0}, {part.begin}, {part.size}}});
+      }
+    }
+    exchange(link, call, Collective::kAllReduce, messages, parts, whole);
+    return results;
   }
 
   const std::shared_ptr<Job> job_;
   const std::string backend_;
   const c10::Device device_;
+  const CommBackend table_;
   c10::intrusive_ptr<c10d::ProcessGroup> world_group_;
   const DebugLevel level_;
   std::mutex mutex_;
@@ -411,23 +562,11 @@ class C10dCommunicator final : public Communicator {
 
 }  // namespace
 
-std::vector<Capability> capabilities(const std::string& backend) {
-  const bool nccl = backend == "nccl";
-  const std::string in_order = "emulated: one exchange, added up in the order of the group; half types in float32";
-  return {
-      {"exchange (all_gather, all_to_all, permute, broadcast, scatter, gather), even and uneven, every dtype",
-       "alltoall_base of packed bytes"},
-      {"all_reduce of floating and integer dtypes: sum, product, min, max", nccl ? "native" : in_order},
-      {"all_reduce avg", nccl ? "native" : in_order},
-      {"all_reduce of bool and complex dtypes", in_order},
-      {"reduce_scatter, even and uneven, every dtype and operation", in_order},
-      {"barrier", "an exchange of one number"},
-  };
-}
-
 std::unique_ptr<Communicator> make_c10d_communicator(std::shared_ptr<Job> job, std::string backend, c10::Device device,
                                                      c10::intrusive_ptr<c10d::ProcessGroup> world_group) {
-  TORCH_CHECK_VALUE(backend == "gloo" || backend == "nccl", "World: backend is \"", backend, "\"; it must be gloo or nccl");
+  TORCH_CHECK_VALUE(backend == "gloo" || backend == "nccl", "World: backend is \"", backend,
+                    "\"; it must be gloo or nccl");
+  if (backend == "nccl") check_nccl_backend();
   return std::make_unique<C10dCommunicator>(std::move(job), std::move(backend), device, std::move(world_group));
 }
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <deque>
 #include <exception>
 #include <fstream>
 #include <map>
@@ -34,8 +35,10 @@ using Json = nlohmann::json;
 
 constexpr Milliseconds kPoll{100};         // how soon a rank notices that another failed
 constexpr Milliseconds kStoreTimeout{2000};  // of single questions to the store
-constexpr Milliseconds kAnswer{1500};       // how long a rank may take to say what it is doing
-constexpr Milliseconds kGrace{600};         // how long the one who noticed lets the one who failed speak first
+constexpr Milliseconds kAnswer{1500};        // how long a rank may take to say what it is doing
+constexpr Milliseconds kDevicePoll{20};      // how soon work on a device is known to be done
+constexpr Milliseconds kAbort{5000};         // how long the end of a job waits for groups to be aborted
+constexpr Milliseconds kGrace{600};          // how long the one who noticed lets the one who failed speak first
 
 std::string host_name() {
   char name[256] = {};
@@ -100,11 +103,35 @@ struct Job::State {
   std::string post_failure(int64_t culprit, const std::string& message);
   std::optional<Place> place(int64_t rank);
   std::string status() const;
-  // What is known to be wrong with a rank, "" if nothing is. `patient`: it may still recover.
-  std::string what_ails(int64_t other, bool patient);
+  // What is known to be wrong with a rank that should come to `mine`, "" if nothing is. `patient`: it may still recover.
+  std::string what_ails(int64_t other, const Activity& mine, bool patient);
   // Asks what the members are doing, and says who has not come to `activity`.
-  std::optional<std::pair<int64_t, std::string>> find_missing(const Activity& activity, absl::Span<const int64_t> members);
-  [[noreturn]] void blame(const Activity& activity, absl::Span<const int64_t> members, const std::string& error, bool overdue);
+  std::optional<std::pair<int64_t, std::string>> find_missing(const Activity& activity,
+                                                              absl::Span<const int64_t> members);
+  // Fails the job for an error in `activity`, with the rank to blame; returns the failure's text.
+  std::string accuse(const Activity& activity, absl::Span<const int64_t> members, const std::string& error,
+                     bool overdue);
+  [[noreturn]] void blame(const Activity& activity, absl::Span<const int64_t> members, const std::string& error,
+                          bool overdue) {
+    throw_failure(accuse(activity, members, error, overdue));
+  }
+  void begin(const Activity& next);
+  bool any_gone(const Activity& mine, absl::Span<const int64_t> members);
+
+  // Work on a device that may not be done yet.
+  struct Launched {
+    Activity activity;
+    std::vector<int64_t> members;
+    Clock::time_point begin;
+    std::function<bool()> done;
+  };
+  struct DeviceGroup {
+    std::vector<int64_t> members;
+    std::function<std::string()> error;
+    std::function<void()> abort;
+  };
+  void watch_devices();
+  void look_at_devices(Clock::time_point& look_again);
 
   const c10::intrusive_ptr<c10d::Store> store;
   const int64_t rank, size;
@@ -127,6 +154,10 @@ struct Job::State {
   std::map<std::string, std::string> last;
   int64_t answered = 0;
   std::thread watcher;
+  std::deque<std::shared_ptr<Launched>> launched;  // in the order in which they were
+  std::vector<std::shared_ptr<DeviceGroup>> device_groups;
+  bool devices_ended = false;  // device_watcher has no more to do
+  std::thread device_watcher;  // from the first device group on
 
   // What this rank is doing meanwhile.
   struct Busy {
@@ -193,6 +224,7 @@ void Job::State::set_failure(std::string text) {
     failure = std::move(text);
     failed.store(true, std::memory_order_release);
   }
+  stopping.notify_all();
   dump_flight_recorder_on_failure(rank);
 }
 
@@ -219,7 +251,10 @@ std::string Job::State::post_failure(int64_t culprit, const std::string& message
 
 std::string Job::State::status() const {
   std::lock_guard lock(mutex);
-  Json json = {{"active", active}, {"what", activity.what}, {"group", activity.group}, {"begun", begun}, {"last", last}};
+  const bool on_device = !active && !launched.empty();
+  const Activity& now = on_device ? launched.front()->activity : activity;
+  Json json = {
+      {"active", active || on_device}, {"what", now.what}, {"group", now.group}, {"begun", begun}, {"last", last}};
   return json.dump();
 }
 
@@ -262,13 +297,24 @@ std::optional<Job::State::Place> Job::State::place(int64_t other) {
   }
 }
 
-std::string Job::State::what_ails(int64_t other, bool patient) {
+// How often a rank has begun calls of a group, from its status.
+static int64_t begun_in(const Json& status, const std::string& group) {
+  const auto begun = status.at("begun").find(group);
+  return begun == status.at("begun").end() ? 0 : begun->get<int64_t>();
+}
+
+std::string Job::State::what_ails(int64_t other, const Activity& mine, bool patient) {
   if (other == rank) return "";
   const auto where = place(other);
   if (!where) return patient ? "" : "it never came to this job";
   try {
     std::lock_guard lock(post_mutex);
-    if (post_store->check({absl::StrCat("left/", other)})) return "it has left: its program ended its use of the job";
+    const std::string left = absl::StrCat("left/", other);
+    if (post_store->check({left})) {
+      // On a device its part may be done, and this rank's not.
+      if (begun_in(Json::parse(post_store->get_to_str(left)), mine.group) >= mine.sequence) return "";
+      return "it has left: its program ended its use of the job";
+    }
   } catch (const std::exception&) {
   }
   static const std::string here = host_name();
@@ -299,9 +345,7 @@ std::optional<std::pair<int64_t, std::string>> Job::State::find_missing(const Ac
         std::lock_guard lock(post_mutex);
         if (post_store->check({key})) {
           const Json json = Json::parse(post_store->get_to_str(key));
-          const auto begun = json.at("begun").find(mine.group);
-          const int64_t theirs = begun == json.at("begun").end() ? 0 : begun->get<int64_t>();
-          if (theirs >= mine.sequence) break;
+          if (begun_in(json, mine.group) >= mine.sequence) break;
           std::string text = absl::StrCat("it has not come to ", mine.what, ", within ",
                                           seconds_text(timeout));
           const auto last = json.at("last").find(mine.group);
@@ -323,21 +367,100 @@ std::optional<std::pair<int64_t, std::string>> Job::State::find_missing(const Ac
   return std::nullopt;
 }
 
-void Job::State::blame(const Activity& mine, absl::Span<const int64_t> members, const std::string& error, bool overdue) {
+std::string Job::State::accuse(const Activity& mine, absl::Span<const int64_t> members, const std::string& error,
+                               bool overdue) {
   // The one who failed knows best why.
   for (const auto until = Clock::now() + kGrace; !failed.load() && Clock::now() < until;) {
     std::this_thread::sleep_for(Milliseconds(10));
   }
-  if (failed.load()) throw_failure(failure_text());
+  if (failed.load()) return failure_text();
   for (int64_t other : members) {
-    if (const std::string ailment = what_ails(other, /*patient=*/false); !ailment.empty()) {
-      throw_failure(post_failure(other, absl::StrCat(ailment, ", while rank ", rank, " waited in ", mine.what)));
+    if (const std::string ailment = what_ails(other, mine, /*patient=*/false); !ailment.empty()) {
+      return post_failure(other, absl::StrCat(ailment, ", while rank ", rank, " waited in ", mine.what));
     }
   }
   if (overdue) {
-    if (const auto missing = find_missing(mine, members)) throw_failure(post_failure(missing->first, missing->second));
+    if (const auto missing = find_missing(mine, members)) return post_failure(missing->first, missing->second);
   }
-  throw_failure(post_failure(rank, absl::StrCat(mine.what, ": ", error)));
+  return post_failure(rank, absl::StrCat(mine.what, ": ", error));
+}
+
+void Job::State::begin(const Activity& next) {
+  std::lock_guard lock(mutex);
+  activity = next;
+  begun[next.group] = next.sequence;
+  last[next.group] = next.what;
+}
+
+bool Job::State::any_gone(const Activity& mine, absl::Span<const int64_t> members) {
+  return std::any_of(members.begin(), members.end(),
+                     [&](int64_t m) { return !what_ails(m, mine, /*patient=*/true).empty(); });
+}
+
+// Takes what is done off the list, and accuses whoever keeps the first of the rest waiting.
+void Job::State::look_at_devices(Clock::time_point& look_again) {
+  std::vector<std::shared_ptr<DeviceGroup>> groups;
+  std::shared_ptr<Launched> first;
+  const auto next = [&] {
+    std::lock_guard lock(mutex);
+    groups = device_groups;
+    first = launched.empty() ? nullptr : launched.front();
+  };
+  for (next(); first; next()) {
+    try {
+      if (!first->done()) break;
+    } catch (const std::exception& e) {
+      accuse(first->activity, first->members, message_of(e), /*overdue=*/false);
+      return;
+    }
+    std::lock_guard lock(mutex);
+    launched.pop_front();
+  }
+  for (const auto& group : groups) {
+    const std::string error = group->error();
+    if (error.empty()) continue;
+    const Activity nowhere{"", 0, "a group of ranks " + absl::StrJoin(group->members, ",")};
+    accuse(first ? first->activity : nowhere, group->members, error, /*overdue=*/false);
+    return;
+  }
+  const auto now = Clock::now();
+  if (!first) return;
+  if (now - first->begin >= timeout) {
+    accuse(first->activity, first->members, absl::StrCat("not done within ", seconds_text(timeout)), /*overdue=*/true);
+  } else if (now >= look_again) {
+    look_again = now + Milliseconds(1000);
+    if (any_gone(first->activity, first->members)) accuse(first->activity, first->members, "a rank is gone", /*overdue=*/false);
+  }
+}
+
+void Job::State::watch_devices() {
+  auto look_again = Clock::now() + Milliseconds(1000);
+  for (;;) {
+    {
+      std::unique_lock lock(mutex);
+      stopping.wait_for(lock, launched.empty() ? kPoll : kDevicePoll, [&] { return stop || failed.load(); });
+      if (failed.load()) break;
+      if (stop) return;
+    }
+    try {
+      look_at_devices(look_again);
+    } catch (const std::exception& e) {
+      post_failure(rank, message_of(e));
+    }
+  }
+  std::vector<std::shared_ptr<DeviceGroup>> groups;
+  {
+    std::lock_guard lock(mutex);
+    groups = device_groups;
+    launched.clear();
+  }
+  for (const auto& group : groups) {
+    try {
+      group->abort();
+    } catch (const std::exception&) {
+      // The failure is known already; this group's work may go on until the process ends.
+    }
+  }
 }
 
 Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Milliseconds timeout)
@@ -362,7 +485,7 @@ Job::~Job() {
   if (std::uncaught_exceptions() > 0) fail("an exception ended its program");
   try {
     std::lock_guard lock(state_->post_mutex);
-    state_->post_store->set(absl::StrCat("left/", state_->rank), std::string("1"));
+    state_->post_store->set(absl::StrCat("left/", state_->rank), state_->status());
   } catch (const std::exception&) {
   }
   {
@@ -371,6 +494,14 @@ Job::~Job() {
   }
   state_->stopping.notify_all();
   state_->watcher.join();
+  if (!state_->device_watcher.joinable()) return;
+  bool ended = false;
+  {
+    std::unique_lock lock(state_->mutex);
+    ended = state_->stopping.wait_for(lock, kAbort, [&] { return state_->devices_ended; });
+  }
+  // An abort that does not end shares the state with nobody else, and ends with the process.
+  ended ? state_->device_watcher.join() : state_->device_watcher.detach();
 }
 
 int64_t Job::rank() const { return state_->rank; }
@@ -411,6 +542,8 @@ void Job::check() const {
   if (state_->failed.load(std::memory_order_acquire)) throw_failure(state_->failure_text());
 }
 
+bool Job::failed() const noexcept { return state_->failed.load(std::memory_order_acquire); }
+
 void Job::fail_as(int64_t culprit, const std::string& message) noexcept {
   try {
     if (!state_->failed.load()) state_->post_failure(culprit, message);
@@ -449,12 +582,8 @@ std::shared_ptr<Job::Begun> Job::begin(Activity activity, absl::Span<const int64
   auto begun = std::make_shared<Begun>();
   begun->activity = std::move(activity);
   begun->members.assign(members.begin(), members.end());
+  state_->begin(begun->activity);
   const State::Busy busy(*state_, begun->activity);
-  {
-    std::lock_guard lock(state_->mutex);
-    state_->begun[begun->activity.group] = begun->activity.sequence;
-    state_->last[begun->activity.group] = begun->activity.what;
-  }
   const auto since = Clock::now();
   try {
     const WithoutScope without;
@@ -485,10 +614,7 @@ void Job::finish(const Begun& begun) {
       if (state_->failed.load() || Clock::now() - since >= timeout()) break;
       if (Clock::now() < look_again) continue;
       look_again += Milliseconds(1000);
-      if (std::any_of(begun.members.begin(), begun.members.end(),
-                      [&](int64_t m) { return !state_->what_ails(m, /*patient=*/true).empty(); })) {
-        break;
-      }
+      if (state_->any_gone(begun.activity, begun.members)) break;
     }
   } catch (const std::exception& e) {
     state_->blame(begun.activity, begun.members, message_of(e), /*overdue=*/Clock::now() - since >= timeout());
@@ -500,6 +626,40 @@ void Job::finish(const Begun& begun) {
 void Job::run(Activity activity, absl::Span<const int64_t> members,
               const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
   finish(*begin(std::move(activity), members, start));
+}
+
+void Job::launch(Activity activity, absl::Span<const int64_t> members,
+                 const std::function<std::function<bool()>()>& start) {
+  check();
+  state_->begin(activity);
+  auto launched = std::make_shared<State::Launched>();
+  launched->activity = std::move(activity);
+  launched->members.assign(members.begin(), members.end());
+  launched->begin = Clock::now();
+  try {
+    const WithoutScope without;
+    launched->done = start();
+  } catch (const std::exception& e) {
+    state_->blame(launched->activity, members, message_of(e), /*overdue=*/Clock::now() - launched->begin >= timeout());
+  }
+  std::lock_guard lock(state_->mutex);
+  state_->launched.push_back(std::move(launched));
+}
+
+void Job::watch_group(std::vector<int64_t> members, std::function<std::string()> error, std::function<void()> abort) {
+  auto group = std::make_shared<State::DeviceGroup>();
+  *group = {std::move(members), std::move(error), std::move(abort)};
+  std::lock_guard lock(state_->mutex);
+  state_->device_groups.push_back(std::move(group));
+  if (state_->device_watcher.joinable()) return;
+  state_->device_watcher = std::thread([state = state_] {
+    state->watch_devices();
+    {
+      std::lock_guard lock(state->mutex);
+      state->devices_ended = true;
+    }
+    state->stopping.notify_all();
+  });
 }
 
 }  // namespace dtensor

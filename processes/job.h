@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/types/span.h"
 
@@ -29,8 +30,8 @@ class Job {
   // `store`: shared by all ranks, and by nobody else under this prefix. Tells the others that this rank is here, without
   // waiting for them. Starts a thread that listens to them.
   Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::chrono::milliseconds timeout);
-  // Says that this rank has left; while an exception unwinds, that it failed. Does not throw, and waits no longer than the
-  // listening thread needs to notice.
+  // Says that this rank has left; while an exception unwinds, that it failed. Does not throw, and waits no longer than
+  // the threads need to notice; for calls of `abort` that are under way, a few seconds.
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -43,8 +44,9 @@ class Job {
 
   // Error (c10::DistError) "rank 2 failed: ..." if some rank has failed, this one included. Costs an atomic load.
   void check() const;
-  // Makes every other rank fail with `message`. The first to fail counts; what comes later changes nothing. `culprit`: another
-  // rank whose fault it is.
+  bool failed() const noexcept;
+  // Makes every other rank fail with `message`. The first to fail counts; what comes later changes nothing. `culprit`:
+  // another rank whose fault it is.
   void fail(const std::string& message) noexcept { fail_as(rank(), message); }
   void fail_as(int64_t culprit, const std::string& message) noexcept;
 
@@ -64,6 +66,16 @@ class Job {
                                const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
   void finish(const Begun& begun);
   bool is_done(const Begun& begun) const;  // finish() would not wait
+  // The same for work on a device, without waiting for it: `start` begins it, orders the current stream behind it, and
+  // returns a function that says, without waiting, whether the device has done it. That is asked on another thread,
+  // which fails the job if the deadline passes, a member is gone or the function throws. Errors: what `start` throws
+  // and a rank's failure, as above.
+  void launch(Activity activity, absl::Span<const int64_t> members,
+              const std::function<std::function<bool()>()>& start);
+  // When the job fails, `abort` is called, once and on another thread, so that work on the device ends that waits for
+  // ranks which will not come. `error`, asked many times a second on that thread, says what is wrong with the group, ""
+  // for nothing: that fails the job. Both are kept as long as the Job.
+  void watch_group(std::vector<int64_t> members, std::function<std::string()> error, std::function<void()> abort);
   // Waits until `here()` is true, asking again and again. Errors: as above.
   void meet(const Activity& activity, absl::Span<const int64_t> members, const std::function<bool()>& here);
 

@@ -21,6 +21,8 @@ using NcclBackendFactory = c10::intrusive_ptr<c10d::Backend> (*)(const c10::intr
 void set_nccl_backend_factory(NcclBackendFactory factory);
 
 // Error (c10::Error): the program does not link //:dtensor_nccl, or was built without CUDA.
+void check_nccl_backend();
+// The group is connected when this returns: all its ranks must come, or it waits. Error: as above, and NCCL's.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     c10::Device device, std::chrono::milliseconds timeout);
 

@@ -19,6 +19,7 @@
 #include "processes/error_file.h"
 #include "processes/job.h"
 #include "processes/launch_env.h"
+#include "processes/nccl_backend.h"
 #include "processes/open_store.h"
 
 namespace dtensor {
@@ -80,6 +81,7 @@ World world_from_env(const LaunchOptions& options) {
   const JobPlace place = find_job_place(options);
   const DeviceChoice choice = choose_device(options, place, at::getNumGPUs());
   if (place.store.empty()) return World::local(1, choice.device);
+  if (choice.backend == "nccl") check_nccl_backend();
   tell_others_on_terminate();
   const StorePtr store = open_store(place);
   const std::string key = absl::StrCat("dtensor/", place.run_id, "/", place.restart_count);

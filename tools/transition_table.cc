@@ -11,32 +11,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <fstream>
 #include <functional>
-#include <iostream>
 #include <numeric>
 #include <optional>
 #include <sstream>
 
-#include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/strip.h"
 #include "propagation/redistribute_planner.h"
 #include "tools/flags.h"
-
-ABSL_FLAG(bool, write, false, "put the table into docs/redistribution.md");
-ABSL_FLAG(std::string, check, "", "a copy of the page: say whether its table is this one");
+#include "tools/page_table.h"
 
 namespace {
 
 using namespace dtensor;
 using namespace dtensor::tools;
-
-constexpr char kPage[] = "docs/redistribution.md";
-constexpr char kBegin[] = "<!-- transition table: `./bazelw run //tools:transition_table -- --write` makes it -->\n";
-constexpr char kEnd[] = "<!-- end of the transition table -->\n";
 
 // On one mesh dim of A ranks (printed as W), on two of A and B, or from A ranks to B others.
 struct Row {
@@ -290,44 +279,8 @@ std::string table() {
   return text;
 }
 
-std::string read_page(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw UsageError(absl::StrCat("the page ", path, " cannot be read; run from the repository"));
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-// `page` with `table` between the markers.
-std::string with_table(const std::string& page, const std::string& table) {
-  const size_t begin = page.find(kBegin), end = page.find(kEnd);
-  if (begin == std::string::npos || end == std::string::npos || end < begin) {
-    throw UsageError(absl::StrCat(kPage, " lacks the line before the table, or the one after it: ",
-                                  absl::StripSuffix(kBegin, "\n"), ", ", absl::StripSuffix(kEnd, "\n")));
-  }
-  return absl::StrCat(page.substr(0, begin + std::string(kBegin).size()), "\n", table, "\n", page.substr(end));
-}
-
 int run() {
-  const std::string made = table();
-  if (const std::string copy = absl::GetFlag(FLAGS_check); !copy.empty()) {
-    const std::string page = read_page(copy);
-    if (page == with_table(page, made)) return 0;
-    std::cout << made << "\nThe table in " << kPage << " is another one. This command rewrites it:\n"
-              << "  ./bazelw run //tools:transition_table -- --write\n";
-    return 1;
-  }
-  if (!absl::GetFlag(FLAGS_write)) {
-    std::cout << made;
-    return 0;
-  }
-  const char* workspace = std::getenv("BUILD_WORKSPACE_DIRECTORY");
-  const std::string path = absl::StrCat(workspace == nullptr ? "." : workspace, "/", kPage);
-  const std::string page = with_table(read_page(path), made);
-  std::ofstream out(path, std::ios::binary);
-  if (!(out << page << std::flush)) throw UsageError(absl::StrCat(path, " cannot be written"));
-  std::cout << kPage << " has the table now.\n";
-  return 0;
+  return make_page_table({"docs/redistribution.md", "transition table", "//tools:transition_table"}, table());
 }
 
 }  // namespace

@@ -1,23 +1,168 @@
-// What one process of a job does for itself, without others.
-#include "processes/job.h"
-
+// What a job does in its own processes. Work that runs on a device, without a device: who notices that it does not end, and that
+// its groups are aborted then. The ranks of the job are in this process.
+#include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <c10/util/tempfile.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <stdexcept>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
 
 #include "dtensor/scopes.h"
 #include "mesh/device_mesh.h"
 #include "mesh/scope.h"
+#include "processes/job.h"
 #include "tests/testing/catch_torch.h"
 
 using Catch::Contains;
 
 namespace dtensor {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+const std::vector<int64_t> kBoth = {0, 1};
+
+struct Jobs {
+  c10::TempFile file = c10::make_tempfile("dtensor-job-");
+  std::vector<std::unique_ptr<Job>> of_rank;
+  std::shared_ptr<std::atomic<int>> aborts = std::make_shared<std::atomic<int>>(0);
+  std::shared_ptr<std::atomic<bool>> done = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<std::atomic<bool>> broken = std::make_shared<std::atomic<bool>>(false);
+
+  explicit Jobs(milliseconds timeout) {
+    for (int64_t rank : kBoth) {
+      of_rank.push_back(std::make_unique<Job>(c10::make_intrusive<c10d::FileStore>(file.name, 2), rank, 2, timeout));
+      of_rank.back()->watch_group(
+          kBoth, [broken = broken] { return *broken ? std::string("the connection is lost") : ""; }, [aborts = aborts] { ++*aborts; });
+    }
+  }
+  // Rank `rank` puts the n-th call of the group on its device, where it ends when `done` is set.
+  void launch(int64_t rank, int64_t n) {
+    const std::string what = "call " + std::to_string(n) + " of rank " + std::to_string(rank);
+    of_rank[rank]->launch({"0,1", n, what}, kBoth, [&] { return [done = done] { return done->load(); }; });
+  }
+  static std::string failure_of(const Job& job) {
+    try {
+      job.check();
+      return "";
+    } catch (const c10::Error& e) {
+      return e.what_without_backtrace();
+    }
+  }
+  // Of all ranks; empty if they do not all fail in time.
+  std::string failure(milliseconds within) {
+    const auto until = Clock::now() + within;
+    while (Clock::now() < until && !(of_rank[0]->failed() && of_rank[1]->failed() && *aborts == 2)) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    const std::string text = failure_of(*of_rank[0]);
+    return text == failure_of(*of_rank[1]) ? text : "";
+  }
+};
+
+TEST_CASE("job: what is launched does not hold up the host, and ends unnoticed", "[processes][job]") {
+  Jobs jobs(milliseconds(20000));
+  const auto begin = Clock::now();
+  for (int64_t n = 1; n <= 100; ++n) {
+    for (int64_t rank : kBoth) jobs.launch(rank, n);
+  }
+  CHECK(Clock::now() - begin < milliseconds(2000));
+  *jobs.done = true;
+  std::this_thread::sleep_for(milliseconds(300));
+  CHECK_FALSE(jobs.of_rank[0]->failed());
+  jobs.of_rank.clear();
+  CHECK(*jobs.aborts == 0);
+}
+
+TEST_CASE("job: a rank's failure aborts the groups of all, also of those that wait on a device", "[processes][job]") {
+  Jobs jobs(milliseconds(20000));
+  jobs.launch(0, 1);
+  jobs.of_rank[1]->fail("it has had enough");
+  CHECK(jobs.failure(milliseconds(3000)) == "rank 1 failed: it has had enough");
+  CHECK(*jobs.aborts == 2);
+  CHECK_THROWS_WITH(jobs.launch(0, 2), Contains("it has had enough"));
+}
+
+TEST_CASE("job: past the deadline the rank that has not come is named", "[processes][job]") {
+  Jobs jobs(milliseconds(700));
+  jobs.launch(0, 1);
+  jobs.launch(1, 1);
+  jobs.launch(0, 2);
+  const std::string text = jobs.failure(milliseconds(8000));
+  CHECK_THAT(text, Contains("rank 0 failed: call 1 of rank 0: not done within 0.7 s") ||
+                       Contains("rank 1 failed: call 1 of rank 1: not done within 0.7 s"));  // both have come to the first
+  CHECK(*jobs.aborts == 2);
+
+  Jobs others(milliseconds(700));
+  others.launch(0, 1);
+  CHECK_THAT(others.failure(milliseconds(8000)), Contains("rank 1 failed: it has not come to call 1 of rank 0, within 0.7 s"));
+}
+
+TEST_CASE("job: a rank that leaves after its part is not blamed, one that leaves before it is", "[processes][job]") {
+  Jobs jobs(milliseconds(20000));
+  jobs.launch(0, 1);
+  jobs.launch(1, 1);
+  auto leaving = std::move(jobs.of_rank[1]);
+  *jobs.done = false;
+  leaving.reset();
+  std::this_thread::sleep_for(milliseconds(2500));
+  CHECK_FALSE(jobs.of_rank[0]->failed());
+  jobs.launch(0, 2);  // the first call is still there, so what is wrong with the second shows when that is done
+  *jobs.done = true;
+  std::this_thread::sleep_for(milliseconds(200));
+  *jobs.done = false;
+  jobs.launch(0, 3);
+  const auto until = Clock::now() + milliseconds(6000);
+  while (!jobs.of_rank[0]->failed() && Clock::now() < until) std::this_thread::sleep_for(milliseconds(5));
+  CHECK_THAT(Jobs::failure_of(*jobs.of_rank[0]), Contains("rank 1 failed: it has left"));
+}
+
+TEST_CASE("job: a broken group, a device's error and a failed start fail the job", "[processes][job]") {
+  {
+    Jobs jobs(milliseconds(20000));
+    jobs.launch(1, 1);
+    *jobs.broken = true;
+    CHECK_THAT(jobs.failure(milliseconds(5000)), Contains("the connection is lost"));
+  }
+  {
+    Jobs jobs(milliseconds(20000));
+    jobs.of_rank[0]->launch({"0,1", 1, "a call"}, kBoth, [] {
+      return []() -> bool { throw std::runtime_error("illegal memory access"); };
+    });
+    CHECK_THAT(jobs.failure(milliseconds(5000)), Contains("rank 0 failed: a call: illegal memory access"));
+  }
+  Jobs jobs(milliseconds(20000));
+  CHECK_THROWS_WITH(jobs.of_rank[0]->launch({"0,1", 1, "a call"}, kBoth,
+                                            []() -> std::function<bool()> { throw std::runtime_error("no memory"); }),
+                    Contains("rank 0 failed: a call: no memory"));
+  CHECK(jobs.failure(milliseconds(5000)) == "rank 0 failed: a call: no memory");
+}
+
+TEST_CASE("job: an abort that does not end does not hold up the end of the job for ever", "[processes][job]") {
+  auto hold = std::make_shared<std::atomic<bool>>(true);
+  auto file = c10::make_tempfile("dtensor-job-");
+  auto job = std::make_unique<Job>(c10::make_intrusive<c10d::FileStore>(file.name, 1), 0, 1, milliseconds(20000));
+  job->watch_group({0}, [] { return std::string(); }, [hold] {
+    while (*hold) std::this_thread::sleep_for(milliseconds(5));
+  });
+  job->fail("over");
+  std::this_thread::sleep_for(milliseconds(300));
+  const auto begin = Clock::now();
+  job.reset();
+  CHECK(Clock::now() - begin < milliseconds(8000));
+  *hold = false;
+  std::this_thread::sleep_for(milliseconds(100));
+}
 
 // A backend's thread lets go of its last work some time after that is done. If the work knew the scope, that thread
 // might be the last to hold the world: it would end the world, and with it the backend, which waits for its threads; or

@@ -1,0 +1,19 @@
+// Blocks of messages, one after the other in a buffer of bytes, each where any dtype may begin. Internal to the
+// communicators.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "mesh/communicator.h"
+
+namespace dtensor {
+
+int64_t numel_of(const Shape& sizes);
+
+// What the block of a message takes in a buffer. `end`: the tensor that it comes from or goes to.
+int64_t packed_bytes(const Message& m, const at::Tensor& end);
+// Copy the block between a tensor and the buffer, at `offset`, on the same device.
+void pack(const Message& m, const at::Tensor& from, const at::Tensor& buffer, int64_t offset);
+void unpack(const Message& m, const at::Tensor& buffer, int64_t offset, const at::Tensor& to);
+
+}  // namespace dtensor
