@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Jobs that go wrong: faults_test.sh LAUNCH FAULT_PROGRAM. Whatever happens to one rank, all ranks end in time, those that can say
-# why blame the right rank and call, the job fails, and no process is left. The same faults between threads of one process, where
-# there are more of them: faulty_communicator_test.cc.
+# Jobs that go wrong: faults_test.sh LAUNCH FAULT_PROGRAM. Whatever happens to one rank, all ranks end in time, those that can
+# say why blame the right rank and call, the job fails, and no process is left. The same faults between threads of one process,
+# at every collective: faulty_communicator_test.cc.
 set -u
 launch=$1 program=$2
 passed=0 failed=0 culprit=-
