@@ -454,13 +454,18 @@ void Job::State::watch_devices() {
     groups = device_groups;
     launched.clear();
   }
+  // At once: to free what one group has, CUDA may wait for what another still runs on the same device.
+  std::vector<std::thread> aborts;
   for (const auto& group : groups) {
-    try {
-      group->abort();
-    } catch (const std::exception&) {
-      // The failure is known already; this group's work may go on until the process ends.
-    }
+    aborts.emplace_back([group] {
+      try {
+        group->abort();
+      } catch (const std::exception&) {
+        // The failure is known already; this group's work may go on until the process ends.
+      }
+    });
   }
+  for (std::thread& abort : aborts) abort.join();
 }
 
 Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Milliseconds timeout)
