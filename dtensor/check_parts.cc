@@ -94,6 +94,7 @@ Record decode(int64_t rank, const char* bytes) {
 
 // Of all ranks in the order of mesh.ranks(); of several copies of a mesh in other processes, those of this one's.
 std::vector<Record> gather_records(const PassedParts& passed, const DeviceMesh& mesh) {
+  LocalGuard guard;
   const auto& ranks = mesh.local_ranks();
   if (mesh.world().kind() != World::Kind::kProcesses || mesh.size() == 1) {
     std::vector<Record> records;
@@ -187,6 +188,13 @@ Shape add_up(const std::vector<Shape>& sizes, absl::Span<const int64_t> ranks, c
   return shape;
 }
 
+Shape scaled_up(Shape part, const DeviceMesh& mesh, const Placements& placements) {
+  for (int64_t m = 0; m < mesh.ndim(); ++m) {
+    if (placements[m].is_sharded()) part[placements[m].dim()] *= mesh.size(m);
+  }
+  return part;
+}
+
 std::string what_ails_part(const at::Tensor& t, int64_t rank, const DeviceMesh& mesh) {
   if (!t.defined()) return absl::StrCat("the local tensor of rank ", rank, " is undefined");
   if (is_dtensor(t))
@@ -219,7 +227,8 @@ Shape check_parts(const PassedParts& passed, const DeviceMesh& mesh) {
       sizes.push_back(r.sizes);
       ranks.push_back(r.rank);
     }
-    shape = add_up(sizes, ranks, mesh, passed.placements);
+    const bool all_here = static_cast<int64_t>(ranks.size()) == mesh.size();  // not in World::fake
+    shape = all_here ? add_up(sizes, ranks, mesh, passed.placements) : scaled_up(sizes[0], mesh, passed.placements);
   }
   check_chunk_rule(records, *Spec::get(mesh, passed.placements, shape, passed.locals[0].scalar_type()));
   check_replicas(records, mesh, passed.placements);

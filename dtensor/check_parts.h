@@ -20,6 +20,9 @@ namespace dtensor {
 Shape add_up(const std::vector<Shape>& sizes, absl::Span<const int64_t> ranks, const DeviceMesh& mesh,
              const Placements& placements);
 
+// The same where all ranks have parts as large as `part`.
+Shape scaled_up(Shape part, const DeviceMesh& mesh, const Placements& placements);
+
 // What is wrong with the local tensor of a rank by itself, "" if nothing is.
 std::string what_ails_part(const at::Tensor& local, int64_t rank, const DeviceMesh& mesh);
 

@@ -208,12 +208,7 @@ Shape infer_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh,
   const size_t count = all_here ? locals.size() / mesh.num_copies() : 1;
   for (size_t i = 0; i < count; ++i) sizes.emplace_back(locals[i].sizes().begin(), locals[i].sizes().end());
   if (all_here) return add_up(sizes, absl::MakeConstSpan(mesh.local_ranks()).first(count), mesh, placements);
-  for (int64_t m = 0; m < mesh.ndim(); ++m) {
-    for (size_t d = 0; d < sizes[0].size(); ++d) {
-      if (placements[m].is_sharded_on(static_cast<int64_t>(d))) sizes[0][d] *= mesh.size(m);
-    }
-  }
-  return sizes[0];
+  return scaled_up(sizes[0], mesh, placements);
 }
 
 // Between the ranks of this process; FromLocalOptions::run_check is for the others.

@@ -59,6 +59,11 @@ c10::intrusive_ptr<DTensorImpl> make_impl(SpecPtr spec, RankTensors locals, std:
 
 }  // namespace
 
+void wait_for(CommWork& arriving) {
+  LocalGuard guard;
+  arriving.wait();
+}
+
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name,
                         std::shared_ptr<CommWork> arriving) {
   return at::Tensor(make_impl(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving)));
@@ -84,7 +89,7 @@ void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std
   auto* impl = t.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes().data(), spec->sizes().size()),
                               c10::IntArrayRef(spec->strides().data(), spec->strides().size()));
-  auto name = meta_of(t).name;
+  auto name = layout_of(t).name;  // what is arriving is not wanted any more
   impl->set_backend_meta(make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name)));
 }
 

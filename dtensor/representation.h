@@ -59,6 +59,8 @@ struct DTensorMeta final : c10::BackendMeta {
 
 inline bool is_dtensor(const at::TensorBase& t) { return t.defined() && t.key_set().has(kDTensorKey); }
 
+// As the call that began it would have: below autograd, on plain tensors.
+void wait_for(CommWork& arriving);
 // Without waiting for what is arriving: not to look at the locals. REQUIRES: is_dtensor(t).
 inline const DTensorMeta& layout_of(const at::TensorBase& t) {
   return *static_cast<const DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta());
@@ -66,7 +68,7 @@ inline const DTensorMeta& layout_of(const at::TensorBase& t) {
 // Errors: those of the collective that fills in the locals. REQUIRES: is_dtensor(t).
 inline const DTensorMeta& meta_of(const at::TensorBase& t) {
   const DTensorMeta& meta = layout_of(t);
-  if (meta.arriving) meta.arriving->wait();
+  if (meta.arriving && !meta.arriving->done()) wait_for(*meta.arriving);
   return meta;
 }
 

@@ -18,8 +18,9 @@ class CommWork {
 
   // Returns when the results are there; at once if they have been. Errors: those of the collective, every time. Thread-safe.
   void wait() {
-    if (!done_.load(std::memory_order_acquire)) wait_slowly();
+    if (!done()) wait_slowly();
   }
+  bool done() const { return done_.load(std::memory_order_acquire); }  // wait() has succeeded
 
  private:
   void wait_slowly() {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <utility>
 
+#include "mesh/comm_work.h"
 #include "mesh/communicator_checks.h"
 #include "mesh/flight_recorder.h"
 #include "mesh/scope.h"
@@ -53,7 +54,16 @@ auto reported(FlightGroups& groups, CommView view, Received received, Run run) {
   const auto counted = [&] {
     at::AutoDispatchBelowADInplaceOrView guard;  // results have no history
     auto result = run();
-    flight.completed();
+    std::shared_ptr<CommWork>* const work = view.call.work;
+    if (work == nullptr || *work == nullptr) {
+      flight.completed();
+    } else {  // when it is
+      auto entry = std::make_shared<FlightEntry>(std::move(flight));
+      *work = std::make_shared<CommWork>([begun = *work, entry] {
+        begun->wait();
+        entry->completed();
+      });
+    }
     count_collective(view.collective);
     return result;
   };

@@ -14,6 +14,7 @@
 #include <iosfwd>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "mesh/communicator.h"
 
@@ -48,8 +49,9 @@ class FlightEntry {
   // `runs`: as if started() were called at once.
   FlightEntry(FlightGroups& groups, const CommView& view, bool backward, bool runs);
   ~FlightEntry();
-  FlightEntry(const FlightEntry&) = delete;
-  FlightEntry& operator=(const FlightEntry&) = delete;
+  FlightEntry(FlightEntry&& other) noexcept
+      : id_(std::exchange(other.id_, 0)), sequence_(other.sequence_), completed_(other.completed_) {}
+  FlightEntry& operator=(FlightEntry&&) = delete;
 
   // Which call of its group it is, from 1; 0 if nothing is recorded.
   int64_t sequence() const { return sequence_; }

@@ -21,8 +21,9 @@ struct Clique::State {
   std::string failure;  // not empty: nothing works any more
 
   bool idle() const {
-    for (const auto& of_device : streams) {
-      for (cudaStream_t stream : of_device) {
+    for (size_t i = 0; i < streams.size(); ++i) {
+      const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(devices[i]));  // the default stream is the current device's
+      for (cudaStream_t stream : streams[i]) {
         if (cudaStreamQuery(stream) == cudaSuccess) continue;
         (void)cudaGetLastError();  // "not ready" is an answer here, not an error for the next who asks
         return false;

@@ -35,7 +35,7 @@ namespace dtensor {
 namespace {
 
 constexpr int64_t kCompareEvery = 64;       // calls of a group, at level info
-constexpr std::chrono::seconds kClose(5);   // how long the end of a world waits for NCCL's groups to close
+constexpr std::chrono::seconds kClose(5);   // how long the end of a world waits for what is under way
 constexpr int64_t kSmallBytes = 128 << 10;  // an all-reduce of so little goes as one exchange of everything
 
 // Of all members' values of one call, on its way to the host.
@@ -59,6 +59,27 @@ struct Link {
 };
 
 class C10dCommunicator final : public Communicator {
+  // With the collectives that callers need not wait for.
+  struct Shared {
+    std::atomic<bool> broken{false};
+    std::mutex mutex;
+    std::vector<std::shared_ptr<Job::Begun>> under_way;  // guarded by mutex
+
+    bool all_done(const Job& job) {
+      std::lock_guard lock(mutex);
+      return std::all_of(under_way.begin(), under_way.end(), [&](const auto& begun) { return job.is_done(*begun); });
+    }
+    void forget(const std::shared_ptr<Job::Begun>& begun) {
+      std::lock_guard lock(mutex);
+      under_way.erase(std::remove(under_way.begin(), under_way.end(), begun), under_way.end());
+    }
+    void forget_done(const Job& job) {
+      std::lock_guard lock(mutex);
+      under_way.erase(std::remove_if(under_way.begin(), under_way.end(), [&](const auto& b) { return job.is_done(*b); }),
+                      under_way.end());
+    }
+  };
+
  public:
   C10dCommunicator(std::shared_ptr<Job> job, std::string backend, c10::Device device,
                    c10::intrusive_ptr<c10d::ProcessGroup> world_group)
@@ -71,9 +92,15 @@ class C10dCommunicator final : public Communicator {
         level_(debug_level()) {}
 
   ~C10dCommunicator() override {
-    // A backend waits in its destructor for what is under way. After a failure that may never end.
-    const bool all_done = std::all_of(under_way_.begin(), under_way_.end(), [&](const auto& begun) { return job_->is_done(*begun); });
-    const bool leave_open = *broken_ || !all_done || (device_.is_cuda() && (job_->failed() || std::uncaught_exceptions() > 0));
+    // A backend waits in its destructor for what is under way. After a failure that may never end. Nor may this rank leave
+    // while others still need what it has begun and nobody here has waited for.
+    const bool failed = shared_->broken || job_->failed() || std::uncaught_exceptions() > 0;
+    bool all_done = shared_->all_done(*job_);
+    for (const auto until = std::chrono::steady_clock::now() + kClose; !failed && !all_done && std::chrono::steady_clock::now() < until;) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      all_done = shared_->all_done(*job_);
+    }
+    const bool leave_open = shared_->broken || !all_done || (device_.is_cuda() && failed);
     if (leave_open) {
       for (auto& [members, link] : links_) link->backend.release();
       world_group_.release();
@@ -162,7 +189,8 @@ class C10dCommunicator final : public Communicator {
     }
     link.history = fingerprint(link.history, link.calls, c, call);
     if (level_ == DebugLevel::kInfo && link.calls % kCompareEvery == 0) {
-      compare(link, call, c, link.history, "has made other calls than its group; its last is ", /*now=*/false);
+      compare(link, call, c, link.history, "has made other calls than its group; its last is ",
+              /*now=*/c == Collective::kBarrier);
     }
     return link;
   }
@@ -288,7 +316,7 @@ class C10dCommunicator final : public Communicator {
     try {
       body();
     } catch (const std::exception& e) {
-      *broken_ = true;
+      shared_->broken = true;
       throw;
     }
   }
@@ -320,7 +348,8 @@ class C10dCommunicator final : public Communicator {
   void compare(Link& link, const CommCall& call, Collective c, uint64_t value, const char* how, bool now = true) {
     const auto n = static_cast<int64_t>(link.members.size());
     if (n == 1) return;
-    at::Tensor mine = at::full({n}, static_cast<int64_t>(value), at::TensorOptions().dtype(at::kLong).device(device_));
+    at::Tensor mine = at::empty({n}, at::TensorOptions().dtype(at::kLong).device(device_));
+    mine.fill_(static_cast<int64_t>(value));
     at::Tensor all = at::empty({n}, mine.options());
     std::vector<int64_t> even;
     run(link, call, c, [&] { return link.backend->alltoall_base(all, mine, even, even); });
@@ -368,7 +397,7 @@ class C10dCommunicator final : public Communicator {
     } catch (const std::exception&) {
       absl::StrAppend(&error, " rank ", job_->rank(), " ", comparison.what, " (the others did not say)");
     }
-    *broken_ = true;
+    shared_->broken = true;
     job_->fail_as(link.members[odd], error);
     job_->check();
   }
@@ -431,21 +460,23 @@ class C10dCommunicator final : public Communicator {
       return arrive();
     }
     const Job::Activity activity{link.key, link.calls, describe_call(link.calls, c, call)};
+    shared_->forget_done(*job_);
     std::shared_ptr<Job::Begun> begun;
     guarded([&] { begun = job_->begin(activity, link.members, start); });
-    *call.work = std::make_shared<CommWork>([job = job_, broken = broken_, begun, arrive = std::move(arrive)] {
+    {
+      std::lock_guard lock(shared_->mutex);
+      shared_->under_way.push_back(begun);
+    }
+    *call.work = std::make_shared<CommWork>([job = job_, shared = shared_, begun, arrive = std::move(arrive)] {
       try {
         job->finish(*begun);
       } catch (...) {
-        *broken = true;
+        shared->broken = true;
         throw;
       }
+      shared->forget(begun);
       arrive();
     });
-    std::lock_guard lock(mutex_);
-    under_way_.erase(std::remove_if(under_way_.begin(), under_way_.end(), [&](const auto& b) { return job_->is_done(*b); }),
-                     under_way_.end());
-    under_way_.push_back(std::move(begun));
   }
 
   // What the table gives to the backend, one call for all tensors that it gets as one dtype. Returns which are left.
@@ -556,8 +587,7 @@ class C10dCommunicator final : public Communicator {
   const DebugLevel level_;
   std::mutex mutex_;
   absl::flat_hash_map<std::vector<int64_t>, std::unique_ptr<Link>> links_;  // guarded by mutex_
-  std::vector<std::shared_ptr<Job::Begun>> under_way_;  // that callers need not wait for. Guarded by mutex_
-  const std::shared_ptr<std::atomic<bool>> broken_ = std::make_shared<std::atomic<bool>>(false);  // shared with such calls
+  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
 }  // namespace

@@ -579,6 +579,7 @@ struct Job::Begun {
   Activity activity;
   std::vector<int64_t> members;
   c10::intrusive_ptr<c10d::Work> work;  // null: it is done
+  Clock::time_point since;              // the deadline counts from here, as the backend's own does
 };
 
 std::shared_ptr<Job::Begun> Job::begin(Activity activity, absl::Span<const int64_t> members,
@@ -589,12 +590,12 @@ std::shared_ptr<Job::Begun> Job::begin(Activity activity, absl::Span<const int64
   begun->members.assign(members.begin(), members.end());
   state_->begin(begun->activity);
   const State::Busy busy(*state_, begun->activity);
-  const auto since = Clock::now();
+  begun->since = Clock::now();
   try {
     const WithoutScope without;
     begun->work = start();
   } catch (const std::exception& e) {
-    state_->blame(begun->activity, members, message_of(e), /*overdue=*/Clock::now() - since >= timeout());
+    state_->blame(begun->activity, members, message_of(e), /*overdue=*/Clock::now() - begun->since >= timeout());
   }
   return begun;
 }
@@ -605,8 +606,8 @@ void Job::finish(const Begun& begun) {
   const c10::intrusive_ptr<c10d::Work>& work = begun.work;
   if (!work) return;
   const State::Busy busy(*state_, begun.activity);
-  const auto since = Clock::now();
-  auto look_again = since + Milliseconds(1000);  // at whether the others are alive
+  const auto since = begun.since;
+  auto look_again = Clock::now() + Milliseconds(1000);  // at whether the others are alive
   try {
     for (;;) {
       const auto left = std::chrono::duration_cast<Milliseconds>(since + timeout() - Clock::now());
@@ -614,7 +615,10 @@ void Job::finish(const Begun& begun) {
         work->wait(std::max(Milliseconds(1), std::min(kPoll, left)));
         return;
       } catch (const std::exception&) {
-        if (work->isCompleted()) throw;  // else it is only not ready yet
+        if (work->isCompleted()) {  // else it is only not ready yet
+          work->wait();             // if it has failed, throws why; it may have ended just after the wait above
+          return;
+        }
       }
       if (state_->failed.load() || Clock::now() - since >= timeout()) break;
       if (Clock::now() < look_again) continue;

@@ -229,6 +229,8 @@ TEST_CASE("run_check: where nobody else has data") {
   CHECK(from_local({at::ones({1, 2})}, alone, {Shard(0)}, options).sizes() == at::IntArrayRef({4, 2}));
   CHECK_THROWS_WITH(from_local({at::ones({2, 2})}, alone, {Shard(0)}, options),
                     Contains("rank 1 should have [1, 2] and has [2, 2]"));
+  options.shape.reset();
+  CHECK(from_local({at::ones({2, 3})}, alone, {Shard(0)}, options).sizes() == at::IntArrayRef({8, 3}));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <chrono>
@@ -78,6 +79,17 @@ TEST_CASE("a whole gradient comes through what was under way") {
   at::mul(redistribute(x, {Shard(1)}, /*async_op=*/true), weight).sum().backward();
   CHECK(DTensor(x.grad()).placements() == Placements{Shard(0)});
   CHECK(at::equal(full_tensor(x.grad()), values(7)));
+}
+
+TEST_CASE("what was begun in inference mode is read outside") {
+  const DeviceMesh mesh = job_mesh();
+  at::Tensor y;
+  {
+    const c10::InferenceMode inference;
+    const auto x = redistribute(distribute_tensor(values(3), mesh, {Replicate()}), {Partial()});
+    y = redistribute(x, {Shard(0)}, /*async_op=*/true);
+  }
+  CHECK(at::equal(full_tensor(y), values(3)));
 }
 
 // Last, as the job has ended then.
