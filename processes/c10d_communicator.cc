@@ -46,6 +46,15 @@ struct Comparison {
   std::function<bool()> here;
 };
 
+// LibTorch's own recorder of collectives, one for all groups of a process, enters a new one into a map before it takes its lock
+// (FlightRecorder::recordWithResetEnabled in 2.11): collectives of several threads must begin one after the other.
+template <typename Start>
+c10::intrusive_ptr<c10d::Work> begin_one_by_one(const Start& start) {
+  static auto* mutex = new std::mutex;  // outlives threads that end after main
+  std::lock_guard lock(*mutex);
+  return start();
+}
+
 // A group of ranks, this one among them, and the backend that connects them.
 struct Link {
   std::vector<int64_t> members;
@@ -327,10 +336,10 @@ class C10dCommunicator final : public Communicator {
            const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
     guarded([&] {
       const Job::Activity activity{link.key, link.calls, describe_call(link.calls, c, call)};
-      if (!device_.is_cuda()) return job_->run(activity, link.members, start);
+      if (!device_.is_cuda()) return job_->run(activity, link.members, [&] { return begin_one_by_one(start); });
       job_->launch(activity, link.members, [&] {
         const c10::DeviceGuard guard(device_);
-        start()->wait();  // with a deadline it would hold up the host, and abort the group when that passes
+        begin_one_by_one(start)->wait();  // with a deadline it would hold up the host, and abort the group when that passes
         return after_this();
       });
     });
@@ -462,7 +471,7 @@ class C10dCommunicator final : public Communicator {
     const Job::Activity activity{link.key, link.calls, describe_call(link.calls, c, call)};
     shared_->forget_done(*job_);
     std::shared_ptr<Job::Begun> begun;
-    guarded([&] { begun = job_->begin(activity, link.members, start); });
+    guarded([&] { begun = job_->begin(activity, link.members, [&] { return begin_one_by_one(start); }); });
     {
       std::lock_guard lock(shared_->mutex);
       shared_->under_way.push_back(begun);
