@@ -74,6 +74,12 @@ class WithoutScope {
   const std::shared_ptr<c10::ThreadLocalDebugInfo> info_ = c10::ThreadLocalDebugInfo::current();
 };
 
+// Gloo writes to sockets whose other end may have died; the signal for that would end the process instead of the call.
+void ignore_broken_pipes() {
+  struct sigaction now = {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
 // The text without the backtrace that LibTorch adds.
 std::string message_of(const std::exception& e) {
   const auto* error = dynamic_cast<const c10::Error*>(&e);
@@ -470,6 +476,7 @@ void Job::State::watch_devices() {
 
 Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Milliseconds timeout)
     : state_(std::make_shared<State>(std::move(store), rank, size, timeout)) {
+  ignore_broken_pipes();
   const Json place = {{"host", host_name()}, {"pid", ::getpid()}};
   state_->store->set(absl::StrCat("place/", rank), place.dump());
   tell_others_on_terminate();

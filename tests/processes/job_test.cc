@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/tempfile.h>
+#include <signal.h>
 
 #include <atomic>
 #include <chrono>
@@ -188,6 +189,14 @@ TEST_CASE("job: what a backend starts does not hold the scope it was started in"
   CHECK(c10::ThreadLocalDebugInfo::current() == outside);
   CHECK_THROWS_WITH(job.run({"0", 2, "a call"}, {0}, start(true)), Contains("rank 0 failed: a call: no route"));
   CHECK(current_scope().mesh == mesh);
+}
+
+// Gloo writes to ranks that have just died.
+TEST_CASE("job: a broken pipe is an error of the call, not the end of the process", "[processes][job]") {
+  const Job job(c10::make_intrusive<c10d::HashStore>(), 0, 1, std::chrono::seconds(5));
+  struct sigaction now = {};
+  REQUIRE(::sigaction(SIGPIPE, nullptr, &now) == 0);
+  CHECK(now.sa_handler == SIG_IGN);
 }
 
 }  // namespace
