@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "absl/container/inlined_vector.h"
@@ -10,8 +9,8 @@
 namespace dtensor {
 namespace {
 
-// At least so many bytes per thread. Threads help only where the compiler had OpenMP (ATen/Parallel.h).
-constexpr int64_t kGrain = int64_t{1} << 20;
+// From so many bytes on, copies are shared out to ATen's threads, if it has any.
+constexpr int64_t kManyBytes = int64_t{1} << 20;
 // From so many elements on, ATen's transposing copy is faster than single elements in a row.
 constexpr int64_t kManyElements = int64_t{1} << 11;
 
@@ -46,7 +45,7 @@ void copy_items(const char* from, char* to, int64_t n, const Dim& dim) {
   for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * dim.to, from + i * dim.from, kBytes);
 }
 
-void copy_runs(const char* from, char* to, int64_t n, const Dim& dim, int64_t run) {
+void copy_row(const char* from, char* to, int64_t n, const Dim& dim, int64_t run) {
   switch (run) {  // a call of memcpy for 4 bytes costs more than they do
     case 1:
       return copy_items<1>(from, to, n, dim);
@@ -63,28 +62,19 @@ void copy_runs(const char* from, char* to, int64_t n, const Dim& dim, int64_t ru
   }
 }
 
-// Runs [begin, end) of those that `dims` (at least one) enumerate, the last dim fastest.
-void copy_range(const char* from, char* to, const Dims& dims, int64_t run, int64_t begin, int64_t end) {
+// All `count` runs that `dims` (at least one) enumerate, the last dim fastest.
+void copy_rows(const char* from, char* to, const Dims& dims, int64_t run, int64_t count) {
   absl::InlinedVector<int64_t, 6> index(dims.size());
-  int64_t rest = begin;
-  for (size_t d = dims.size(); d-- > 0; rest /= dims[d].size) {
-    index[d] = rest % dims[d].size;
-    from += index[d] * dims[d].from;
-    to += index[d] * dims[d].to;
-  }
   const Dim& last = dims.back();
-  while (begin < end) {
-    const int64_t n = std::min(end - begin, last.size - index.back());
-    copy_runs(from, to, n, last, run);
-    begin += n;
-    index.back() += n;
-    from += n * last.from;
-    to += n * last.to;
-    for (size_t d = dims.size(); --d > 0 && index[d] == dims[d].size;) {
-      from += dims[d - 1].from - dims[d].size * dims[d].from;
-      to += dims[d - 1].to - dims[d].size * dims[d].to;
+  for (int64_t done = 0; done < count; done += last.size) {
+    copy_row(from, to, last.size, last, run);
+    for (size_t d = dims.size() - 1; d-- > 0;) {
+      from += dims[d].from;
+      to += dims[d].to;
+      if (++index[d] < dims[d].size) break;
+      from -= dims[d].size * dims[d].from;
+      to -= dims[d].size * dims[d].to;
       index[d] = 0;
-      ++index[d - 1];
     }
   }
 }
@@ -105,6 +95,7 @@ int64_t numel_of(const Shape& sizes) {
 }  // namespace
 
 at::Tensor block_view(const at::Tensor& t, const Shape& offsets, const Shape& sizes) {
+  if (t.sizes().equals({sizes.data(), sizes.size()})) return t;
   return t.as_strided({sizes.data(), sizes.size()}, t.strides(), t.storage_offset() + offset_of(t, offsets));
 }
 
@@ -124,21 +115,14 @@ void copy_block(const at::Tensor& from, const at::Tensor& to, const Block& block
   } else if (count >= kManyElements) {
     return by_aten();
   }
+  if (count * run >= kManyBytes && at::get_num_threads() > 1) return by_aten();
   const char* source = static_cast<const char*>(from.const_data_ptr()) + offset_of(from, block.from) * item;
   char* target = static_cast<char*>(to.mutable_data_ptr()) + offset_of(to, block.to) * item;
   if (dims.empty()) {
-    if (run <= kGrain) {
-      std::memcpy(target, source, run);
-      return;
-    }
-    at::parallel_for(0, run, kGrain, [&](int64_t begin, int64_t end) {
-      std::memcpy(target + begin, source + begin, end - begin);
-    });
-    return;
+    std::memcpy(target, source, run);
+  } else {
+    copy_rows(source, target, dims, run, count);
   }
-  if (count * run <= kGrain) return copy_range(source, target, dims, run, 0, count);
-  at::parallel_for(0, count, std::max<int64_t>(1, kGrain / run),
-                   [&](int64_t begin, int64_t end) { copy_range(source, target, dims, run, begin, end); });
 }
 
 void clear_block(const at::Tensor& to, const Block& block) {

@@ -7,14 +7,6 @@
 #include "mesh/reduce_in_order.h"
 
 namespace dtensor {
-namespace {
-
-Block whole_block(const at::Tensor& t) {
-  const Shape origin(t.dim(), 0);
-  return {origin, origin, Shape(t.sizes().begin(), t.sizes().end())};
-}
-
-}  // namespace
 
 void check_whole_groups(const CommCall& call, const RankSlots& slots) {
   for (int64_t rank : call.ranks) {
@@ -54,26 +46,23 @@ void reduce_scatter_by_copies(const CommCall& call, absl::Span<const Message> me
     runs[slots[run[0].receiver] * group.size + group.position_of[run[0].sender]] = run;
     begin += run.size();
   }
-  std::vector<absl::Span<const Message>> addends;
+  std::vector<absl::Span<const Message>> senders;
+  RankTensors addends;
   for (size_t i = 0; i < call.ranks.size(); ++i) {
-    addends.clear();
+    senders.clear();
     for (int64_t p = 0; p < group.size; ++p) {
-      if (const auto& run = runs[i * group.size + p]; !run.empty()) addends.push_back(run);
+      if (const auto& run = runs[i * group.size + p]; !run.empty()) senders.push_back(run);
     }
-    for (size_t k = 0; !addends.empty() && k < addends[0].size(); ++k) {
-      const Message& first = addends[0][k];
-      reduce_in_order(block_view(outputs[i][first.output], first.block.to, first.block.sizes), addends.size(), op,
-                      [&](size_t a) {
-                        const Message& m = addends[a][k];
-                        return block_view(inputs[slots[m.sender]][m.input], m.block.from, m.block.sizes);
-                      });
+    for (size_t k = 0; !senders.empty() && k < senders[0].size(); ++k) {
+      addends.clear();
+      for (const auto& sender : senders) {
+        const Message& m = sender[k];
+        addends.push_back(block_view(inputs[slots[m.sender]][m.input], m.block.from, m.block.sizes));
+      }
+      const Message& first = senders[0][k];
+      reduce_in_order({block_view(outputs[i][first.output], first.block.to, first.block.sizes)}, addends, op);
     }
   }
-}
-
-void all_reduce_by_copies(const RankTensors& addends, const RankTensors& outputs, ReduceOp op) {
-  reduce_in_order(outputs[0], addends.size(), op, [&](size_t a) { return addends[a]; });
-  for (size_t a = 1; a < outputs.size(); ++a) copy_block(outputs[0], outputs[a], whole_block(outputs[0]));
 }
 
 }  // namespace dtensor

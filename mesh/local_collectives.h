@@ -20,7 +20,5 @@ void exchange_by_copies(const CommCall& call, absl::Span<const Message> messages
                         const RankPieces& outputs);
 void reduce_scatter_by_copies(const CommCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
                               const RankPieces& outputs, ReduceOp op);
-// Writes the reduction of all `addends`, in this order, to all `outputs`.
-void all_reduce_by_copies(const RankTensors& addends, const RankTensors& outputs, ReduceOp op);
 
 }  // namespace dtensor

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mesh/local_collectives.h"
+#include "mesh/reduce_in_order.h"
 
 namespace dtensor {
 namespace {
@@ -39,7 +40,7 @@ class LocalCommunicator final : public Communicator {
           outputs.push_back(at::empty(inputs[i][k].sizes(), inputs[i][k].options().device(device(member))));
           results[slots[member]].push_back(outputs.back());
         }
-        all_reduce_by_copies(addends, outputs, op);
+        reduce_in_order(outputs, addends, op);
       }
     }
     return results;

@@ -4,14 +4,15 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
-
+#include "absl/types/span.h"
 #include "placement/placement.h"
 
 namespace dtensor {
 
-// Writes the reduction of addend(0), ..., addend(count - 1) into `out`, in this order; half types accumulate in float32. For
-// bool, sum is "or" and product is "and", as ATen's add and mul have it. Addends may be on other devices.
-void reduce_in_order(const at::Tensor& out, size_t count, ReduceOp op, const std::function<at::Tensor(size_t)>& addend);
+// Writes the reduction of `addends`, in this order, into every one of `outputs`; half types accumulate in float32. For bool, sum
+// is "or" and product is "and", as ATen's add and mul have it. Devices may differ. On CPU what is written once is read never, and
+// large tensors are shared out to ATen's threads.
+// REQUIRES: at least one addend, one shape and dtype; outputs share memory with nothing.
+void reduce_in_order(absl::Span<const at::Tensor> outputs, absl::Span<const at::Tensor> addends, ReduceOp op);
 
 }  // namespace dtensor

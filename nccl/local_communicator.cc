@@ -18,6 +18,7 @@
 #include "mesh/local_collectives.h"
 #include "mesh/local_nccl.h"
 #include "mesh/packed_blocks.h"
+#include "mesh/reduce_in_order.h"
 #include "nccl/carriers.h"
 #include "nccl/clique.h"
 #include "nccl/group_scatter.h"
@@ -180,7 +181,7 @@ class LocalNcclCommunicator final : public Communicator {
                                  .op = nccl_op(form.op)});
           landings.push_back({&result, carrier, form, like.scalar_type()});
         }
-        if (!by_nccl) all_reduce_by_copies(addends, outputs, op);
+        if (!by_nccl) reduce_in_order(outputs, addends, op);
       }
     }
     // Tensor by tensor on every device, so that all make their calls in one order.

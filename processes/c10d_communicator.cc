@@ -133,7 +133,7 @@ class C10dCommunicator final : public Communicator {
     // Every addend to a tensor of its own; messages to others stay as they are.
     std::vector<Message> addend_messages(messages.begin(), messages.end());
     RankPieces addends(1);
-    std::vector<std::vector<int64_t>> of_place;  // per place in the output, its addends in the order of the group
+    std::vector<std::vector<at::Tensor>> of_place;  // per place in the output, its addends in the order of the group
     std::vector<const Message*> places;
     absl::flat_hash_map<int64_t, size_t> next;  // per sender, which place comes next
     std::vector<size_t> order(messages.size());
@@ -150,17 +150,17 @@ class C10dCommunicator final : public Communicator {
         of_place.emplace_back();
       }
       const at::Tensor& out = outputs[0][m.output];
-      of_place[place].push_back(static_cast<int64_t>(addends[0].size()));
       m.output = static_cast<int64_t>(addends[0].size());
       addends[0].push_back(at::empty(c10::IntArrayRef(m.block.sizes.data(), m.block.sizes.size()), out.options()));
+      of_place[place].push_back(addends[0].back());
       m.block.to.assign(m.block.sizes.size(), 0);
     }
     std::vector<at::Tensor> sums;
     for (const Message* m : places) sums.push_back(block_view(outputs[0][m->output], m->block.to, m->block.sizes));
     exchange(link, call, Collective::kReduceScatter, addend_messages, inputs, addends,
-             [sums = std::move(sums), of_place = std::move(of_place), addends, op] {
+             [sums = std::move(sums), of_place = std::move(of_place), op] {
                for (size_t p = 0; p < sums.size(); ++p) {
-                 reduce_in_order(sums[p], of_place[p].size(), op, [&](size_t a) { return addends[0][of_place[p][a]]; });
+                 reduce_in_order({sums[p]}, of_place[p], op);
                }
              });
   }
@@ -564,7 +564,7 @@ class C10dCommunicator final : public Communicator {
     exchange(link, call, Collective::kAllReduce, messages, flat, addends);
     for (size_t k = 0; k < flat[0].size(); ++k) {
       at::Tensor sum = small ? results[0][k].view({-1}) : at::empty(addends[0][k * n].sizes(), flat[0][k].options());
-      reduce_in_order(sum, static_cast<size_t>(n), op, [&](size_t p) { return addends[0][k * n + p]; });
+      reduce_in_order({sum}, absl::MakeConstSpan(addends[0]).subspan(k * n, n), op);
       parts[0].push_back(sum);
     }
     if (small) return results;

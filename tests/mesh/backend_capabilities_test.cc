@@ -18,7 +18,7 @@ constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct,
 // What a backend would do with the carriers: they have dtypes for which ATen has arithmetic.
 at::Tensor reduced(const RankTensors& addends, ReduceOp op) {
   at::Tensor out = at::empty(addends[0].sizes(), addends[0].options());
-  reduce_in_order(out, addends.size(), op, [&](size_t i) { return addends[i]; });
+  reduce_in_order({out}, addends, op);
   return out;
 }
 
