@@ -13,13 +13,15 @@ namespace {
 
 RankPieces as_pieces(const RankTensors& tensors) {
   RankPieces pieces;
-  for (const at::Tensor& t : tensors) pieces.push_back({t});
+  pieces.reserve(tensors.size());
+  for (const at::Tensor& t : tensors) pieces.emplace_back(1, t);
   return pieces;
 }
 
 // The only tensor of every rank.
 RankTensors as_tensors(RankPieces pieces) {
   RankTensors tensors;
+  tensors.reserve(pieces.size());
   for (auto& of_rank : pieces) tensors.push_back(std::move(of_rank.at(0)));
   return tensors;
 }

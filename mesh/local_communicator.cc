@@ -32,6 +32,9 @@ class LocalCommunicator final : public Communicator {
     for (size_t i = 0; i < results.size(); ++i) {
       const auto& members = call.group->members[call.group->group_of[call.ranks[i]]];
       if (members[0] != call.ranks[i]) continue;
+      addends.reserve(members.size());
+      outputs.reserve(members.size());
+      for (int64_t member : members) results[slots[member]].reserve(inputs[i].size());
       for (size_t k = 0; k < inputs[i].size(); ++k) {
         addends.clear();
         outputs.clear();

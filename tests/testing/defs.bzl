@@ -73,6 +73,6 @@ def dtensor_python_test(name, src, data = [], size = "small", **kwargs):
         srcs = ["//tests/testing:python_test.sh"],
         args = [PYTHON_SITE or "none", "$(location %s)" % src],
         data = [src, "//:libdtensor.so"] + data,
-        tags = ["python"],
+        tags = ["uninstrumented"],
         **kwargs
     )
