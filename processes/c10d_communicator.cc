@@ -1,5 +1,7 @@
 #include "processes/c10d_communicator.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
@@ -7,7 +9,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <atomic>
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -17,6 +18,8 @@
 #include "absl/strings/str_cat.h"
 #include "mesh/backend_capabilities.h"
 #include "mesh/comm_work.h"
+#include "processes/call_order.h"
+#include "processes/calls_under_way.h"
 #include "processes/group_links.h"
 #include "processes/mismatch.h"
 #include "processes/nccl_backend.h"
@@ -39,26 +42,7 @@ c10::intrusive_ptr<c10d::Work> begin_one_by_one(const Start& start) {
 }
 
 class C10dCommunicator final : public Communicator {
-  // With the collectives that callers need not wait for.
-  struct Shared {
-    std::atomic<bool> broken{false};
-    std::mutex mutex;
-    std::vector<std::shared_ptr<Job::Begun>> under_way;  // guarded by mutex
-
-    bool all_done(const Job& job) {
-      std::lock_guard lock(mutex);
-      return std::all_of(under_way.begin(), under_way.end(), [&](const auto& begun) { return job.is_done(*begun); });
-    }
-    void forget(const std::shared_ptr<Job::Begun>& begun) {
-      std::lock_guard lock(mutex);
-      under_way.erase(std::remove(under_way.begin(), under_way.end(), begun), under_way.end());
-    }
-    void forget_done(const Job& job) {
-      std::lock_guard lock(mutex);
-      under_way.erase(std::remove_if(under_way.begin(), under_way.end(), [&](const auto& b) { return job.is_done(*b); }),
-                      under_way.end());
-    }
-  };
+  using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;
 
  public:
   C10dCommunicator(std::shared_ptr<Job> job, std::string backend, c10::Device device,
@@ -68,18 +52,19 @@ class C10dCommunicator final : public Communicator {
         device_(device),
         table_(backend == "nccl" ? CommBackend::kNccl : CommBackend::kGloo),
         links_(job_, backend, device, std::move(world_group)),
-        level_(debug_level()) {}
+        level_(debug_level()),
+        under_way_(std::make_shared<CallsUnderWay>(job_)) {}
 
   ~C10dCommunicator() override {
     // A backend waits in its destructor for what is under way. After a failure that may never end. Nor may this rank leave
     // while others still need what it has begun and nobody here has waited for.
-    const bool failed = shared_->broken || job_->failed() || std::uncaught_exceptions() > 0;
-    bool all_done = shared_->all_done(*job_);
+    const bool failed = under_way_->broken() || job_->failed() || std::uncaught_exceptions() > 0;
+    bool all_done = under_way_->all_done();
     for (const auto until = std::chrono::steady_clock::now() + kClose; !failed && !all_done && std::chrono::steady_clock::now() < until;) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      all_done = shared_->all_done(*job_);
+      all_done = under_way_->all_done();
     }
-    const bool leave_open = shared_->broken || !all_done || (device_.is_cuda() && failed);
+    const bool leave_open = under_way_->broken() || !all_done || (device_.is_cuda() && failed);
     if (leave_open) {
       links_.abandon();
     } else if (device_.is_cuda()) {
@@ -113,11 +98,15 @@ class C10dCommunicator final : public Communicator {
     std::vector<at::Tensor> tensors;
     for (size_t k : rest) tensors.push_back(inputs[0][k]);
     AllReduceSteps plan = all_reduce_by_exchange(link.members, link.position, tensors, op);
+    for (size_t i = 0; i < rest.size(); ++i) results[0][rest[i]] = plan.results[i];
+    if (plan.steps.size() > 1 && goes_on(link, call)) {
+      all_reduce_that_goes_on(link, call, std::move(plan));
+      return results;
+    }
     for (ExchangeStep& step : plan.steps) {
       exchange(link, call, Collective::kAllReduce, step.messages, step.inputs, step.outputs, step.then);
       step = {};  // its addends are not needed any more
     }
-    for (size_t i = 0; i < rest.size(); ++i) results[0][rest[i]] = plan.results[i];
     return results;
   }
 
@@ -148,34 +137,37 @@ class C10dCommunicator final : public Communicator {
 
   Link& link_of(const Group& group) {
     Link* link = nullptr;
-    guarded([&] { link = &links_.of(group); });
+    under_way_->guarded([&] { link = &links_.of(group); });
     return *link;
   }
 
-  // After an error nothing is sent any more: the others do not know where this rank stands.
-  template <typename Body>
-  void guarded(Body body) {
-    try {
-      body();
-    } catch (const std::exception& e) {
-      shared_->broken = true;
-      throw;
-    }
+  static Job::Activity activity_of(const Link& link, const CommCall& call, Collective c) {
+    return {link.key, link.calls, describe_call(link.calls, c, call)};
   }
 
   // Begins a collective. On CPU it is done then. On a GPU the current stream waits for it: what follows on that stream
   // sees the result, and memory that is freed is used again only after it, so no tensor needs record_stream().
-  void run(Link& link, const CommCall& call, Collective c,
-           const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
-    guarded([&] {
-      const Job::Activity activity{link.key, link.calls, describe_call(link.calls, c, call)};
-      if (!device_.is_cuda()) return job_->run(activity, link.members, [&] { return begin_one_by_one(start); });
+  void run(Link& link, const CommCall& call, Collective c, const Start& start) {
+    const Job::Activity activity = activity_of(link, call, c);
+    if (!device_.is_cuda()) {
+      const auto place = link.order->reserve();
+      link.order->fill(place, beginning(activity, link, start));
+      return under_way_->finish(activity, link.members, place);
+    }
+    under_way_->guarded([&] {
       job_->launch(activity, link.members, [&] {
         const c10::DeviceGuard guard(device_);
-        begin_one_by_one(start)->wait();  // with a deadline it would hold up the host, and abort the group when that passes
+        start()->wait();  // with a deadline it would hold up the host, and abort the group when that passes
         return after_this();
       });
     });
+  }
+
+  // What begins a collective on CPU, whichever thread it is that its turn comes on.
+  std::function<CallOrder::Begun()> beginning(const Job::Activity& activity, const Link& link, Start start) const {
+    return [under_way = under_way_, activity, members = link.members, start = std::move(start)] {
+      return under_way->guarded([&] { return under_way->job().begin(activity, members, start); });
+    };
   }
 
   // Says whether the device has done all that is on its current stream now.
@@ -194,7 +186,9 @@ class C10dCommunicator final : public Communicator {
     mine.fill_(static_cast<int64_t>(value));
     at::Tensor all = at::empty({n}, mine.options());
     std::vector<int64_t> even;
-    run(link, call, c, [&] { return link.backend->alltoall_base(all, mine, even, even); });
+    run(link, call, c, [&] {
+      return begin_one_by_one([&] { return link.backend->alltoall_base(all, mine, even, even); });
+    });
     Comparison comparison{link.calls, absl::StrCat(how, describe_call(link.calls, c, call)), all, [] { return true; }};
     if (device_.is_cuda()) {
       comparison.values = at::empty({n}, at::TensorOptions().dtype(at::kLong).pinned_memory(true));
@@ -203,8 +197,8 @@ class C10dCommunicator final : public Communicator {
     }
     link.comparisons.push_back(std::move(comparison));
     if (now && device_.is_cuda()) {
-      const Job::Activity activity{link.key, link.calls, describe_call(link.calls, c, call)};
-      guarded([&] { job_->meet(activity, link.members, link.comparisons.back().here); });
+      const Job::Activity activity = activity_of(link, call, c);
+      under_way_->guarded([&] { job_->meet(activity, link.members, link.comparisons.back().here); });
     }
     look_at_comparisons(link, call.group->name);
   }
@@ -214,41 +208,89 @@ class C10dCommunicator final : public Communicator {
     while (!link.comparisons.empty() && link.comparisons.front().here()) {
       const Comparison comparison = std::move(link.comparisons.front());
       link.comparisons.pop_front();
-      guarded([&] { check_equal(*job_, comparison, link.members, link.position, link.key, name); });
+      under_way_->guarded([&] { check_equal(*job_, comparison, link.members, link.position, link.key, name); });
     }
   }
 
   // One alltoall_base of packed bytes, and `then` what is to be done with what has come.
   void exchange(Link& link, const CommCall& call, Collective c, absl::Span<const Message> messages, const RankPieces& inputs,
                 const RankPieces& outputs, std::function<void()> then = [] {}) {
-    PackedExchange packed(*call.group, job_->rank(), device_, messages, inputs, outputs);
+    const auto packed = std::make_shared<PackedExchange>(*call.group, job_->rank(), device_, messages, inputs, outputs);
     if (link.members.size() == 1) return then();
-    const auto start = [&] {
-      return link.backend->alltoall_base(packed.receive, packed.send, packed.receive_bytes, packed.send_bytes);
-    };
-    if (call.work == nullptr || device_.is_cuda()) {  // a device's stream goes on by itself
-      run(link, call, c, start);
-      packed.unpack();
+    if (!goes_on(link, call)) {
+      run(link, call, c, sending(link.backend.get(), packed));
+      packed->unpack();
       return then();
     }
-    const Job::Activity activity{link.key, link.calls, describe_call(link.calls, c, call)};
-    shared_->forget_done(*job_);
-    std::shared_ptr<Job::Begun> begun;
-    guarded([&] { begun = job_->begin(activity, link.members, [&] { return begin_one_by_one(start); }); });
-    {
-      std::lock_guard lock(shared_->mutex);
-      shared_->under_way.push_back(begun);
-    }
-    *call.work = std::make_shared<CommWork>([job = job_, shared = shared_, begun, packed = std::move(packed), then = std::move(then)] {
-      try {
-        job->finish(*begun);
-      } catch (...) {
-        shared->broken = true;
-        throw;
-      }
-      shared->forget(begun);
-      packed.unpack();
-      then();
+    const Job::Activity activity = activity_of(link, call, c);
+    const auto place = link.order->reserve();
+    under_way_->add(place);
+    link.order->fill(place, beginning(activity, link, sending(link.backend.get(), packed)));
+    if (place->has_begun()) place->begun().get();  // an error now is the call's
+    *call.work = std::make_shared<CommWork>(
+        [under_way = under_way_, activity, members = link.members, place, packed, then = std::move(then)] {
+          under_way->finish(activity, members, place);
+          packed->unpack();
+          then();
+        });
+  }
+
+  // A device's stream goes on by itself.
+  bool goes_on(const Link& link, const CommCall& call) const {
+    return call.work != nullptr && !device_.is_cuda() && link.members.size() > 1;
+  }
+
+  // The backend outlives what is under way, or is left open; and must not end on one of its own threads.
+  static Start sending(c10d::Backend* backend, std::shared_ptr<PackedExchange> packed) {
+    return [backend, packed = std::move(packed)] {
+      auto work = begin_one_by_one([&] {
+        return backend->alltoall_base(packed->receive, packed->send, packed->receive_bytes, packed->send_bytes);
+      });
+      if (packed->send.is_cpu()) packed->send = at::Tensor();  // the work has it
+      return work;
+    };
+  }
+
+  // The second exchange takes its place behind the first at once, and begins when this rank has reduced its part, on the thread
+  // that has received it: neither it nor the calls behind it wait for whoever reads the result.
+  void all_reduce_that_goes_on(Link& link, const CommCall& call, AllReduceSteps plan) {
+    struct Halves {
+      std::vector<ExchangeStep> steps;
+      std::shared_ptr<PackedExchange> first, second;
+    };
+    const Job::Activity activity = activity_of(link, call, Collective::kAllReduce);
+    const auto pack = [group = *call.group, rank = job_->rank(), device = device_](const ExchangeStep& step) {
+      return std::make_shared<PackedExchange>(group, rank, device, step.messages, step.inputs, step.outputs);
+    };
+    auto halves = std::make_shared<Halves>();
+    halves->steps = std::move(plan.steps);
+    halves->first = pack(halves->steps[0]);
+    const auto first = link.order->reserve(), second = link.order->reserve();
+    under_way_->add(first);
+    under_way_->add(second);
+    const auto begin_second = beginning(activity, link, [halves, pack, backend = link.backend.get()] {
+      const at::AutoDispatchBelowADInplaceOrView guard;
+      halves->first->unpack();
+      halves->steps[0].then();
+      halves->first.reset();
+      halves->steps[0] = {};
+      halves->second = pack(halves->steps[1]);
+      return sending(backend, halves->second)();
+    });
+    const auto start_first = [start = sending(link.backend.get(), halves->first), order = link.order, second, begin_second] {
+      auto work = start();
+      work->getFuture()->addCallback([order, second, begin_second](c10::ivalue::Future& first) {
+        if (!first.hasError()) return order->fill(second, begin_second);
+        order->fill(second, [error = first.exception_ptr()]() -> CallOrder::Begun { std::rethrow_exception(error); });
+      });
+      return work;
+    };
+    link.order->fill(first, beginning(activity, link, start_first));
+    if (first->has_begun()) first->begun().get();
+    *call.work = std::make_shared<CommWork>([under_way = under_way_, activity, members = link.members, first, second, halves] {
+      under_way->finish(activity, members, first);
+      under_way->finish(activity, members, second);
+      halves->second->unpack();
     });
   }
 
@@ -284,7 +326,7 @@ class C10dCommunicator final : public Communicator {
       c10d::AllreduceCoalescedOptions options;
       options.reduceOp = kOps[static_cast<size_t>(batch.form.op)];
       run(link, call, Collective::kAllReduce,
-          [&] { return link.backend->allreduce_coalesced(batch.tensors, options); });
+          [&] { return begin_one_by_one([&] { return link.backend->allreduce_coalesced(batch.tensors, options); }); });
       for (size_t i = 0; i < batch.which.size(); ++i) {
         const size_t k = batch.which[i];
         results[k] = from_carrier(batch.tensors[i], batch.form, inputs[k].scalar_type());
@@ -298,7 +340,7 @@ class C10dCommunicator final : public Communicator {
   const CommBackend table_;
   GroupLinks links_;
   const DebugLevel level_;
-  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+  const std::shared_ptr<CallsUnderWay> under_way_;
 };
 
 }  // namespace

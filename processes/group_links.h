@@ -16,6 +16,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "mesh/device_mesh.h"
+#include "processes/call_order.h"
 #include "processes/job.h"
 #include "processes/mismatch.h"
 
@@ -28,6 +29,7 @@ struct Link {
   c10::intrusive_ptr<c10d::Backend> backend;
   int64_t calls = 0;
   uint64_t history = 0;                // fingerprint of all calls
+  std::shared_ptr<CallOrder> order = std::make_shared<CallOrder>();
   std::deque<Comparison> comparisons;  // whose values have not been looked at
   bool own = false;                    // made here, not by the user
 };

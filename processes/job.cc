@@ -104,7 +104,6 @@ struct Job::State {
   int64_t answered = 0;
   std::thread listener;
   DeviceWatch devices;
-
   // What this rank is doing meanwhile.
   struct Busy {
     State& state;
@@ -117,8 +116,6 @@ struct Job::State {
       std::lock_guard lock(state.mutex);
       state.busy.erase(mine);
     }
-    Busy(const Busy&) = delete;
-    Busy& operator=(const Busy&) = delete;
   };
 };
 
@@ -220,9 +217,8 @@ void Job::State::begin(const Activity& next) {
 }
 
 bool Job::State::any_gone(const Activity& mine, absl::Span<const int64_t> members) {
-  const auto others_of_it = others(members);
-  return std::any_of(others_of_it.begin(), others_of_it.end(),
-                     [&](int64_t m) { return !what_ails(board, m, mine, /*patient=*/true).empty(); });
+  const auto those = others(members);
+  return std::any_of(those.begin(), those.end(), [&](int64_t m) { return !what_ails(board, m, mine, /*patient=*/true).empty(); });
 }
 
 Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Milliseconds timeout)
@@ -257,8 +253,6 @@ Milliseconds Job::timeout() const { return state_->timeout; }
 const c10::intrusive_ptr<c10d::Store>& Job::store() const { return state_->store; }
 
 bool Job::one_host() const {
-  std::vector<int64_t> all;
-  for (int64_t r = 0; r < size(); ++r) all.push_back(r);
   const auto deadline = Clock::now() + timeout();
   const std::string here = host_name();
   const auto place_of = [&](int64_t rank) -> std::optional<JobBoard::Place> {
@@ -269,13 +263,13 @@ bool Job::one_host() const {
     }
   };
   bool one = true;
-  for (int64_t r : all) {
+  for (int64_t r = 0; r < size(); ++r) {
     auto place = place_of(r);
     while (!place) {
       check();
       if (Clock::now() >= deadline) {
         std::vector<int64_t> missing;
-        for (int64_t other : all) {
+        for (int64_t other = 0; other < size(); ++other) {
           if (!place_of(other)) missing.push_back(other);
         }
         throw_failure(state_->post_failure(
@@ -376,8 +370,7 @@ void Job::finish(const Begun& begun) {
   } catch (const std::exception& e) {
     state_->blame(begun.activity, begun.members, message_of(e), /*overdue=*/Clock::now() - since >= timeout());
   }
-  const bool overdue = Clock::now() - since >= timeout();
-  state_->blame(begun.activity, begun.members, overdue_text(timeout()), overdue);
+  state_->blame(begun.activity, begun.members, overdue_text(timeout()), /*overdue=*/Clock::now() - since >= timeout());
 }
 
 void Job::run(Activity activity, absl::Span<const int64_t> members,
