@@ -387,7 +387,7 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
   if (meta.spec->placements() == to) return t;
   const auto plan = cached_plan(meta.spec, to);
   std::shared_ptr<CommWork> arriving;
-  RankTensors locals = run_plan(*plan, meta.locals, cause, async_op ? &arriving : nullptr);
+  RankTensors locals = async_op ? begin_plan(plan, meta.locals, cause, arriving) : run_plan(*plan, meta.locals, cause);
   if (plan->steps.empty()) {  // a new name for the same parts, as along a mesh dim of size 1: still a tensor of its own
     LocalGuard guard;
     for (auto& local : locals) local = local.clone();

@@ -7,26 +7,33 @@
 
 #include "dtensor/plan_job.h"
 #include "dtensor/representation.h"
+#include "mesh/comm_work.h"
 #include "mesh/memory_meter.h"
 
 namespace dtensor {
 namespace {
 
-// `work`: of the last step.
-RankPieces run_all(PlanJob job, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr) {
-  MemoryMeter& memory = job.plan().from.world().memory();
-  while (!job.done()) {
-    const int64_t bytes = job.step_bytes();
-    if (job.step().is_local()) {
-      job.run_local();
-    } else {
-      PlanJob* jobs[] = {&job};
-      const bool is_last = job.next() + 1 == job.plan().steps.size();
-      run_collective(jobs, cause, is_last ? work : nullptr);
-    }
-    memory.touch(bytes);
+void run_step(PlanJob& job, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr) {
+  const int64_t bytes = job.step_bytes();
+  if (job.step().is_local()) {
+    job.run_local();
+  } else {
+    PlanJob* jobs[] = {&job};
+    run_collective(jobs, cause, work);
   }
+  job.plan().from.world().memory().touch(bytes);
+}
+
+RankPieces run_all(PlanJob job, const CommCause& cause) {
+  while (!job.done()) run_step(job, cause);
   return job.take_result();
+}
+
+// From the next step on nothing is sent.
+bool only_local_steps_after(const PlanJob& job) {
+  const auto& steps = job.plan().steps;
+  return std::all_of(steps.begin() + static_cast<std::ptrdiff_t>(job.next()) + 1, steps.end(),
+                     [](const RedistributeStep& step) { return step.is_local(); });
 }
 
 void check_count(const RedistributePlan& plan, size_t count, size_t owned) {
@@ -69,13 +76,32 @@ RankPieces for_ranks(const std::vector<int64_t>& ranks, RankPieces pieces, const
 
 }  // namespace
 
-RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause, std::shared_ptr<CommWork>* work) {
+RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause) {
   TORCH_CHECK(!plan.from.is_boxes() && !plan.to.is_boxes(), "[redistribute] ", plan.from.to_string(), " -> ", plan.to.to_string(),
               ": a rank may have several boxes or none; use run_transfer");
   check_count(plan, locals.size(), owned_ranks(plan.from).size());
   if (changes_nothing(plan)) return wrapped(plan, std::move(locals));
   LocalGuard guard;
-  return wrapped(plan, as_tensors(run_all(PlanJob(plan, as_pieces(std::move(locals))), cause, work)));
+  return wrapped(plan, as_tensors(run_all(PlanJob(plan, as_pieces(std::move(locals))), cause)));
+}
+
+RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors locals, const CommCause& cause,
+                       std::shared_ptr<CommWork>& work) {
+  if (plan->is_local()) return run_plan(*plan, std::move(locals), cause);
+  check_count(*plan, locals.size(), owned_ranks(plan->from).size());
+  LocalGuard guard;
+  PlanJob job(*plan, as_pieces(std::move(locals)));
+  while (!job.done() && work == nullptr) {
+    const bool may_go_on = !job.step().is_local() && only_local_steps_after(job);
+    run_step(job, cause, may_go_on ? &work : nullptr);
+  }
+  if (job.done()) return wrapped(*plan, as_tensors(job.take_result()));
+  RankTensors results = wrapped(*plan, as_tensors(job.reserve_result()));
+  work = std::make_shared<CommWork>([begun = std::move(work), plan, job = std::move(job)]() mutable {
+    begun->wait();
+    while (!job.done()) run_step(job, {});
+  });
+  return results;
 }
 
 RankPieces run_transfer(const RedistributePlan& plan, RankPieces locals, const CommCause& cause) {

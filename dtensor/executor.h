@@ -10,6 +10,7 @@
 // or dtype than the layout says; then those of the communicator. Thread-safe.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "mesh/communicator.h"
@@ -18,10 +19,12 @@
 
 namespace dtensor {
 
-// Between meshes: one tensor per from.mesh().local_ranks() in, one per to.mesh().local_ranks() out. `work`: as CommCall::work, of
-// the last step.
-RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause,
-                     std::shared_ptr<CommWork>* work = nullptr);
+// Between meshes: one tensor per from.mesh().local_ranks() in, one per to.mesh().local_ranks() out.
+RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause);
+// The same, but returns when the last communicating step has begun, if the backend can go on by itself. Then it leaves in `work`
+// what to wait for before the result is used, the local steps after it included.
+RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors locals, const CommCause& cause,
+                       std::shared_ptr<CommWork>& work);
 
 // Between any two layouts. In and out, for each of world.owned_ranks(), its tensors: one or none of a mesh, those of its boxes
 // in their order.

@@ -1,9 +1,6 @@
 #include "dtensor/plan_job.h"
 
-#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -48,22 +45,18 @@ void check_pieces(const RedistributePlan& plan, const PlanSchedule& schedule, co
   }
 }
 
-RankPieces fill(const StepSchedule& s, ReduceOp op, const RankPieces& inputs) {
-  RankPieces outputs;
+void fill(const StepSchedule& s, ReduceOp op, const RankPieces& inputs, const RankPieces& outputs) {
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const at::Tensor& local = inputs[i][0];
     const bool first = s.group->position_of[s.ranks[i]] == 0;
-    at::Tensor out;
+    const at::Tensor& out = outputs[i][0];
     if (!first && op == ReduceOp::kSum) {
-      out = at::zeros(local.sizes(), local.options());
+      out.zero_();
     } else if (!first && op == ReduceOp::kProduct) {
-      out = at::ones(local.sizes(), local.options());
+      out.fill_(1);
     } else {
-      out = local.clone(at::MemoryFormat::Contiguous);
+      out.copy_(inputs[i][0]);
     }
-    outputs.push_back({std::move(out)});
   }
-  return outputs;
 }
 
 // What each rank has in all of `parts`, one after another.
@@ -91,8 +84,13 @@ void PlanJob::prepare() { pieces_ = reordered(std::move(pieces_), scheduled().so
 
 RankPieces PlanJob::take_result() { return reordered(std::move(pieces_), schedule_->result_sources); }
 
-RankPieces PlanJob::new_outputs() const {
-  const StepSchedule& s = scheduled();
+RankPieces PlanJob::reserve_result() {
+  reserved_ = new_outputs(plan_->steps.size() - 1);
+  return reordered(reserved_, schedule_->result_sources);
+}
+
+RankPieces PlanJob::new_outputs(size_t step) const {
+  const StepSchedule& s = schedule_->steps[step];
   RankPieces outputs(s.ranks.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     const auto options = at::TensorOptions().dtype(plan_->tensor.dtype).device(plan_->from.world().device(s.ranks[i]));
@@ -104,12 +102,16 @@ RankPieces PlanJob::new_outputs() const {
 void PlanJob::run_local() {
   prepare();
   const StepSchedule& s = scheduled();
-  if (step().kind == Kind::kFill) return finish(fill(s, step().op, pieces_));
-  RankPieces outputs = new_outputs();
-  const RankSlots slots(s.ranks, plan_->from.world().size());
-  for (const Message& m : s.messages) {
-    const int64_t i = slots[m.sender];  // the receiver, too
-    copy_block(pieces_[i][m.input], outputs[i][m.output], m.block);
+  const bool is_last = next_ + 1 == plan_->steps.size();
+  RankPieces outputs = is_last && !reserved_.empty() ? std::move(reserved_) : new_outputs(next_);
+  if (step().kind == Kind::kFill) {
+    fill(s, step().op, pieces_, outputs);
+  } else {
+    const RankSlots slots(s.ranks, plan_->from.world().size());
+    for (const Message& m : s.messages) {
+      const int64_t i = slots[m.sender];  // the receiver, too
+      copy_block(pieces_[i][m.input], outputs[i][m.output], m.block);
+    }
   }
   finish(std::move(outputs));
 }
@@ -175,6 +177,7 @@ void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause, std
   }
   const RankPieces& inputs = single ? first.pieces_ : all_inputs;
   if (step.kind == Kind::kAllReduce) {
+    call.work = work;
     RankPieces sums = communicator.all_reduce_many(call, inputs, step.op);
     for (size_t k = 0; k < jobs.size(); ++k) {
       RankPieces of_job;
@@ -185,7 +188,7 @@ void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause, std
   }
 
   std::vector<RankPieces> outputs_of;  // by job
-  for (PlanJob* job : jobs) outputs_of.push_back(job->new_outputs());
+  for (PlanJob* job : jobs) outputs_of.push_back(job->new_outputs(job->next()));
   RankPieces all_outputs;
   if (!single) {
     std::vector<const RankPieces*> parts;

@@ -24,6 +24,8 @@ class PlanJob {
 
   // Runs the next step, which is local.
   void run_local();
+  // What take_result() will give, before the last step has run, which is local and will write to it. Once.
+  RankPieces reserve_result();
   // What comes out, in the order of schedule().result_ranks. REQUIRES: done(); then nothing else.
   RankPieces take_result();
 
@@ -35,7 +37,7 @@ class PlanJob {
   friend void run_collective(absl::Span<PlanJob* const> jobs, const CommCause& cause, std::shared_ptr<CommWork>* work);
   // Brings the tensors into the order of the next step's ranks. Once per step.
   void prepare();
-  RankPieces new_outputs() const;
+  RankPieces new_outputs(size_t step) const;
   void finish(RankPieces outputs) {
     pieces_ = std::move(outputs);
     ++next_;
@@ -44,6 +46,7 @@ class PlanJob {
   const RedistributePlan* plan_;
   std::shared_ptr<const PlanSchedule> schedule_;
   RankPieces pieces_;
+  RankPieces reserved_;  // the last step's outputs, or empty
   size_t next_ = 0;
 };
 

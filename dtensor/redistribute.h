@@ -50,9 +50,10 @@ std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placeme
 // Another layout on the same mesh, as a new tensor (the same one if nothing changes). The gradient comes back in the layout of
 // `tensor`, with Partial as Replicate. Error: `tensor` is plain.
 //
-// `async_op`: returns while the last exchange is under way, if the world's backend can go on by itself (Gloo: everything but an
-// all-reduce; CUDA's streams always do). What first reads the result waits for it, and throws what went wrong; asking for its
-// shape or layout does not wait. The ranks must not make their other calls in different orders for that.
+// `async_op`: returns while the last collective is under way, if the world's backend can go on by itself (Gloo can; CUDA's streams
+// always do); those before it are waited for. What first reads the result waits for it, does what is left to do on this rank, and
+// throws what went wrong; asking for its shape or layout does not wait. The ranks must not make their other calls in different
+// orders for that.
 at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements, bool async_op = false);
 
 // The same on another mesh of the same world, over the same, some other or all other ranks; a process that owns no rank of it

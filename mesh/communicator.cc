@@ -163,7 +163,6 @@ void Communicator::reduce_scatter(const CommCall& call, absl::Span<const Message
 
 RankPieces Communicator::all_reduce_many(const CommCall& call, const RankPieces& inputs, ReduceOp op) {
   constexpr auto c = Collective::kAllReduce;
-  TORCH_INTERNAL_ASSERT(call.work == nullptr);
   check_ranks(c, call, inputs.size());
   for (size_t i = 1; i < inputs.size(); ++i) {
     TORCH_CHECK(inputs[i].size() == inputs[0].size(), to_string(c), ": rank ", call.ranks[0], " passes ", inputs[0].size(),

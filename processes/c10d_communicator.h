@@ -3,9 +3,9 @@
 // What every backend can do is to move bytes: exchanges go as one alltoall_base of packed bytes, so uneven parts and
 // all dtypes work everywhere. What it reduces itself, and what is emulated, stands in mesh/backend_capabilities.h.
 //
-// With Gloo a call returns when it is done, but for CommCall::work. With NCCL it returns when it is under way: the current stream waits for it,
-// the host does not, but for barrier() and the comparisons of DTENSOR_DEBUG=detail. What goes wrong after that is
-// thrown by the next call.
+// With Gloo a call returns when it is done, but with CommCall::work when it has its place in the order in which the calls of its
+// group begin. With NCCL it returns when it is under way: the current stream waits for it, the host does not, but for barrier()
+// and the comparisons of DTENSOR_DEBUG=detail. What goes wrong after that is thrown by the next call.
 #pragma once
 
 #include <memory>

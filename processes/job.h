@@ -84,8 +84,4 @@ class Job {
   std::shared_ptr<State> state_;
 };
 
-// Where an uncaught exception ends the process, the other ranks are told why: installs a std::terminate handler, once. A Job
-// does so itself.
-void tell_others_on_terminate();
-
 }  // namespace dtensor

@@ -2,8 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string_view>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/strings/str_cat.h"
 
@@ -62,6 +64,32 @@ uint64_t fingerprint(uint64_t before, int64_t sequence, Collective c, const Comm
   hash.add(event.cause.argument).add(static_cast<int64_t>(event.dtype)).add(event.bytes);
   if (event.tensor) hash.add(*event.tensor);
   return hash.value();
+}
+
+void check_equal(Job& job, const Comparison& comparison, absl::Span<const int64_t> members, int64_t position,
+                 const std::string& key, const std::string& name) {
+  const auto n = static_cast<int64_t>(members.size());
+  const int64_t* values = comparison.values.const_data_ptr<int64_t>();
+  if (std::all_of(values, values + n, [&](int64_t v) { return v == values[0]; })) return;
+  // Everybody sees the difference; now everybody says what it is.
+  const std::string prefix = absl::StrCat("mismatch/", key, "/", comparison.call, "/");
+  std::string error = absl::StrCat("ranks do not make the same calls over ", name, ":");
+  int64_t odd = n - 1;  // of those who are fewest; where all are as many, the last
+  for (int64_t p = 0; p < n; ++p) {
+    if (std::count(values, values + n, values[p]) < std::count(values, values + n, values[odd])) odd = p;
+  }
+  try {
+    job.store()->set(absl::StrCat(prefix, position), comparison.what);
+    for (int64_t p = 0; p < n; ++p) {
+      job.store()->wait({absl::StrCat(prefix, p)}, std::chrono::seconds(2));
+      absl::StrAppend(&error, p > 0 ? "; " : " ", "rank ", members[p], " ",
+                      job.store()->get_to_str(absl::StrCat(prefix, p)));
+    }
+  } catch (const std::exception&) {
+    absl::StrAppend(&error, " rank ", job.rank(), " ", comparison.what, " (the others did not say)");
+  }
+  job.fail_as(members[odd], error);
+  job.check();
 }
 
 }  // namespace dtensor

@@ -5,10 +5,15 @@
 // still becomes an error. off: nothing is compared.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <functional>
 #include <string>
 
+#include "absl/types/span.h"
 #include "mesh/communicator.h"
+#include "processes/job.h"
 
 namespace dtensor {
 
@@ -23,5 +28,17 @@ std::string describe_call(int64_t sequence, Collective c, const CommCall& call);
 // Equal on all ranks of the group if they make the same call. Of the same things that describe_call() tells; another value
 // for another `before`, the fingerprint of the call before.
 uint64_t fingerprint(uint64_t before, int64_t sequence, Collective c, const CommCall& call);
+
+// The fingerprints of all members at one call, on their way to the host.
+struct Comparison {
+  int64_t call = 0;
+  std::string what;  // this rank did
+  at::Tensor values;
+  std::function<bool()> here;
+};
+// Where the fingerprints differ, the members of group `key` tell each other through the store what they did, and all get the same
+// error, which fails the job and blames those who are fewest. REQUIRES: comparison.here().
+void check_equal(Job& job, const Comparison& comparison, absl::Span<const int64_t> members, int64_t position,
+                 const std::string& key, const std::string& name);
 
 }  // namespace dtensor

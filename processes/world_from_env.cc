@@ -21,6 +21,7 @@
 #include "processes/launch_env.h"
 #include "processes/nccl_backend.h"
 #include "processes/open_store.h"
+#include "processes/terminate_notice.h"
 
 namespace dtensor {
 namespace {

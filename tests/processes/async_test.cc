@@ -15,6 +15,7 @@
 #include "dtensor/comm_debug_mode.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
+#include "propagation/cost_model.h"
 #include "tests/processes/job_world.h"
 #include "tests/testing/catch_torch.h"
 
@@ -55,6 +56,85 @@ TEST_CASE("a call returns before the other rank has made it, and reading waits")
   CHECK(at::equal(full_tensor(y), values(0)));
 }
 
+// Of 12 x 10, and large enough for an all-reduce in two exchanges.
+at::Tensor addends(int64_t rows) { return at::arange(rows * 10, at::kFloat).view({rows, 10}); }
+
+// Rank 0's call returns before rank 1 makes it.
+void check_returns_first(const std::string& flag, const at::Tensor& x, const Placements& to, const char* collective) {
+  const at::Tensor whole = full_tensor(x);
+  Flag returned(flag);
+  if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
+  CommDebugMode comm;
+  const at::Tensor y = redistribute(x, to, /*async_op=*/true);
+  CHECK(comm.count(collective) == 1);
+  CHECK(comm.total() == 1);
+  if (is_rank(0)) returned.raise();
+  CHECK(DTensor(y).placements() == to);
+  CHECK(at::equal(full_tensor(y), whole));
+}
+
+TEST_CASE("an all-reduce of little returns before the other rank has made it") {
+  const auto x = redistribute(distribute_tensor(addends(12), job_mesh(), {Replicate()}), {Partial()});
+  check_returns_first("little", x, {Replicate()}, "all_reduce");
+}
+
+TEST_CASE("an all-reduce of much returns before the other rank has made it") {
+  const auto x = redistribute(distribute_tensor(addends(10000), job_mesh(), {Replicate()}), {Partial()});
+  check_returns_first("much", x, {Replicate()}, "all_reduce");
+}
+
+TEST_CASE("local steps after the last exchange do not hold it up") {
+  const DeviceMesh mesh = job_mesh();
+  SECTION("fill") {
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMax}) {
+      const auto x = distribute_tensor(addends(12), mesh, {Shard(0)});
+      const std::string flag = "fill " + std::string(to_string(op));
+      REQUIRE(plan_of(x, {Partial(op)}).steps.back().kind == RedistributeStep::Kind::kFill);
+      check_returns_first(flag, x, {Partial(op)}, "all_gather");
+    }
+  }
+  SECTION("slice") {
+    // As on a network whose all-reduce is much better than its reduce-scatter.
+    set_cost_model(mesh.world(), CostModel::from_json(R"({"within_node": {"reduce_scatter": {"latency": 1}}})"));
+    for (int64_t rows : {int64_t{11}, int64_t{10001}}) {
+      const auto x = redistribute(distribute_tensor(addends(rows), mesh, {Replicate()}), {Partial()});
+      REQUIRE(plan_of(x, {Shard(0)}).steps.back().kind == RedistributeStep::Kind::kSlice);
+      check_returns_first("slice " + std::to_string(rows), x, {Shard(0)}, "all_reduce");
+    }
+    set_cost_model(mesh.world(), CostModel());
+  }
+}
+
+TEST_CASE("an all-reduce of much ends without a rank that does not read it") {
+  const auto x = redistribute(distribute_tensor(addends(10000), job_mesh(), {Replicate()}), {Partial()});
+  Flag read("read");
+  const at::Tensor y = redistribute(x, {Replicate()}, /*async_op=*/true);
+  if (is_rank(0)) {
+    CHECK(at::equal(to_local(y)[0], addends(10000)));
+    read.raise();
+  } else {
+    CHECK(read.wait(std::chrono::seconds(20)));
+  }
+}
+
+TEST_CASE("calls behind an all-reduce of much return, too, and keep their order") {
+  const DeviceMesh mesh = job_mesh();
+  const auto replicated = distribute_tensor(addends(10000), mesh, {Replicate()});
+  const auto partial = redistribute(replicated, {Partial()});
+  const auto sharded = redistribute(replicated, {Shard(0)});
+  Flag returned("all returned");
+  if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
+  std::vector<at::Tensor> arriving;
+  for (int i = 0; i < 3; ++i) {
+    arriving.push_back(redistribute(partial, {Replicate()}, /*async_op=*/true));
+    arriving.push_back(redistribute(sharded, {Shard(1)}, /*async_op=*/true));
+  }
+  if (is_rank(0)) returned.raise();
+  // One that waits, and so for all before it; and a rank that does not ask for more than the others do.
+  CHECK(at::equal(full_tensor(redistribute(partial, {Replicate()}, /*async_op=*/is_rank(0))), addends(10000)));
+  for (size_t i : {5, 0, 3, 2, 1, 4}) CHECK(at::equal(full_tensor(arriving[i]), addends(10000)));
+}
+
 TEST_CASE("several under way, read in another order, some never") {
   const DeviceMesh mesh = job_mesh();
   const std::vector<Placements> from = {{Shard(0)}, {Shard(1)}, {Partial()}, {Shard(0)}, {Shard(1)}};
@@ -90,6 +170,17 @@ TEST_CASE("what was begun in inference mode is read outside") {
     y = redistribute(x, {Shard(0)}, /*async_op=*/true);
   }
   CHECK(at::equal(full_tensor(y), values(3)));
+  {
+    const c10::InferenceMode inference;
+    y = redistribute(distribute_tensor(values(3), mesh, {Shard(0)}), {Partial()}, /*async_op=*/true);  // then a fill
+  }
+  CHECK(at::equal(full_tensor(y), values(3)));
+  {
+    const c10::InferenceMode inference;
+    const auto x = redistribute(distribute_tensor(addends(10000), mesh, {Replicate()}), {Partial()});
+    y = redistribute(x, {Replicate()}, /*async_op=*/true);
+  }
+  CHECK(at::equal(full_tensor(y), addends(10000)));
 }
 
 // Last, as the job has ended then.

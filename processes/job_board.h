@@ -1,0 +1,72 @@
+// What the ranks of a job tell each other through its store: where they run, that one has failed, what they are doing,
+// that they have left. Internal to Job.
+//
+// Errors (std::exception): the store is gone, or does not answer within two seconds. Thread-safe.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace c10d {
+class Store;
+}
+
+namespace dtensor {
+
+// What a rank is doing, and what it has done.
+struct RankStatus {
+  bool active = false;  // it waits in `what`, a call of `group`
+  std::string what, group;
+  std::map<std::string, int64_t> begun;     // by group, the last call
+  std::map<std::string, std::string> last;  // what that was
+
+  bool has_begun(const std::string& in_group, int64_t sequence) const {
+    const auto it = begun.find(in_group);
+    return it != begun.end() && it->second >= sequence;
+  }
+};
+
+class JobBoard {
+ public:
+  struct Place {
+    std::string host;  // host_name()
+    int64_t pid = 0;
+  };
+
+  // Of rank `rank`. Over a clone of `store`: a store serves one call at a time, and a call may wait.
+  JobBoard(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank);
+
+  // nullopt: that rank has not come yet.
+  std::optional<Place> place(int64_t rank);
+
+  // The first failure that is posted counts: returns its text where it is known already, else `text`.
+  std::string post_failure(const std::string& text);
+  std::optional<std::string> failure();
+
+  // Asks all ranks for their status. The number of the question, larger than those before.
+  int64_t ask();
+  int64_t last_question();  // 0 if nobody has asked
+  void answer(int64_t question, const RankStatus& mine);
+  std::optional<RankStatus> answer_of(int64_t question, int64_t rank);
+
+  void post_left(const RankStatus& mine);
+  std::optional<RankStatus> left(int64_t rank);  // what it had done; nullopt: it has not left
+
+ private:
+  std::optional<std::string> read(const std::string& key);  // REQUIRES: mutex_ is held
+
+  const int64_t rank_;
+  std::mutex mutex_;
+  const c10::intrusive_ptr<c10d::Store> store_;  // guarded by mutex_
+  std::map<int64_t, Place> places_;              // guarded by mutex_
+};
+
+// Tells the others where this rank runs.
+void post_place(c10d::Store& store, int64_t rank);
+
+}  // namespace dtensor
