@@ -14,14 +14,6 @@
 namespace dtensor {
 namespace {
 
-// The layout in which values are written: what is Partial in the end is filled from the whole value, locally.
-Placements written_layout(Placements placements) {
-  for (auto& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return placements;
-}
-
 // Allocates every rank's part, lets `fill` write to the distributed tensor, and brings it to `placements`.
 at::Tensor make(const char* function, const std::vector<int64_t>& sizes, const DeviceMesh& mesh, Placements placements,
                 c10::ScalarType dtype, bool requires_grad, const std::function<void(const at::Tensor&)>& fill) {
@@ -34,7 +26,8 @@ at::Tensor make(const char* function, const std::vector<int64_t>& sizes, const D
                     mesh.ndim(), " dims: give one placement per mesh dim");
   const auto normal = normalize_placements(placements, static_cast<int64_t>(sizes.size()));
   TORCH_CHECK_VALUE(normal.ok(), "[", function, "] ", std::string(normal.status().message()));
-  const SpecPtr spec = Spec::get(mesh, written_layout(*normal), sizes, dtype);
+  // What is Partial in the end is filled from the whole value, locally.
+  const SpecPtr spec = Spec::get(mesh, without_partials(*normal), sizes, dtype);
 
   c10::AutoGradMode no_grad(false);
   RankTensors locals;
