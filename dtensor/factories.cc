@@ -8,19 +8,12 @@
 #include <functional>
 
 #include "dtensor/dispatch.h"
+#include "dtensor/redistribute_internal.h"
 #include "dtensor/representation.h"
 #include "mesh/scope.h"
 
 namespace dtensor {
 namespace {
-
-// The layout in which values are written: what is Partial in the end is filled from the whole value, locally.
-Placements written_layout(Placements placements) {
-  for (auto& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return placements;
-}
 
 // Allocates every rank's part, lets `fill` write to the distributed tensor, and brings it to `placements`.
 at::Tensor make(const char* function, const std::vector<int64_t>& sizes, const DeviceMesh& mesh, Placements placements,
@@ -29,12 +22,9 @@ at::Tensor make(const char* function, const std::vector<int64_t>& sizes, const D
   for (int64_t n : sizes)
     TORCH_CHECK_VALUE(n >= 0, "[", function, "] sizes ", c10::IntArrayRef(sizes), " have a negative entry");
   if (placements.empty()) placements.assign(mesh.ndim(), Replicate());
-  TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[", function, "] `placements` ",
-                    to_string(placements), " has ", placements.size(), " entries, but ", mesh.to_string(), " has ",
-                    mesh.ndim(), " dims: give one placement per mesh dim");
-  const auto normal = normalize_placements(placements, static_cast<int64_t>(sizes.size()));
-  TORCH_CHECK_VALUE(normal.ok(), "[", function, "] ", std::string(normal.status().message()));
-  const SpecPtr spec = Spec::get(mesh, written_layout(*normal), sizes, dtype);
+  const Placements normal = checked_placements(placements, mesh, static_cast<int64_t>(sizes.size()), function);
+  // What is Partial in the end is filled from the whole value, locally.
+  const SpecPtr spec = Spec::get(mesh, without_partials(normal), sizes, dtype);
 
   c10::AutoGradMode no_grad(false);
   RankTensors locals;
@@ -49,7 +39,7 @@ at::Tensor make(const char* function, const std::vector<int64_t>& sizes, const D
   at::Tensor result = make_dtensor(spec, std::move(locals));
   if (fill) fill(result);
   result =
-      redistribute_below_autograd(result, *normal, {function, "", current_scope().module_path, /*implicit=*/false});
+      redistribute_below_autograd(result, normal, {function, "", current_scope().module_path, /*implicit=*/false});
   result.set_requires_grad(requires_grad);
   return result;
 }

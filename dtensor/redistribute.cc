@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "dtensor/check_parts.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/executor.h"
@@ -228,12 +230,14 @@ Shape agreed_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh
   for (size_t i = 0; i < locals.size() && error.empty(); ++i) error = what_ails_part(locals[i], mesh.local_ranks()[i], mesh);
   Placements normal;
   if (error.empty()) {
-    try {
-      const int64_t ndim = options.shape ? static_cast<int64_t>(options.shape->size()) : locals[0].dim();
-      normal = checked_placements(placements, mesh, ndim, "from_local");
-    } catch (const c10::Error& e) {
-      if (mesh.world().kind() != World::Kind::kProcesses) throw;
-      error = c10::str("on rank ", mesh.local_ranks()[0], ": ", e.what_without_backtrace());
+    const int64_t ndim = options.shape ? static_cast<int64_t>(options.shape->size()) : locals[0].dim();
+    auto fitting = fitting_placements(placements, mesh, ndim);
+    if (fitting.ok()) {
+      normal = *std::move(fitting);
+    } else {
+      const std::string text(fitting.status().message());
+      TORCH_CHECK_VALUE(mesh.world().kind() == World::Kind::kProcesses, "[from_local] ", text);
+      error = absl::StrCat("on rank ", mesh.local_ranks()[0], ": ", text);
     }
   }
   return check_parts({locals, normal, options.shape, std::move(error)}, mesh);
@@ -250,11 +254,15 @@ const DTensorMeta& checked_meta(const at::Tensor& t, const char* function) {
   return meta_of(t);
 }
 
+absl::StatusOr<Placements> fitting_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim) {
+  if (static_cast<int64_t>(placements.size()) == mesh.ndim()) return normalize_placements(placements, ndim);
+  return absl::InvalidArgumentError(absl::StrCat("`placements` ", to_string(placements), " has ", placements.size(),
+                                                 " entries, but ", mesh.to_string(), " has ", mesh.ndim(),
+                                                 " dims: give one placement per mesh dim"));
+}
+
 Placements checked_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim, const char* function) {
-  TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[", function, "] `placements` ",
-                    to_string(placements), " has ", placements.size(), " entries, but ", mesh.to_string(), " has ", mesh.ndim(),
-                    " dims: give one placement per mesh dim");
-  auto normal = normalize_placements(placements, ndim);
+  auto normal = fitting_placements(placements, mesh, ndim);
   TORCH_CHECK_VALUE(normal.ok(), "[", function, "] ", std::string(normal.status().message()));
   return *std::move(normal);
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "dtensor/representation.h"
 #include "mesh/comm_event.h"
 
@@ -14,6 +15,8 @@ CommCause explicit_cause(std::string function);
 // Errors: `t` is plain; a copied view of a tensor that was written to since.
 const DTensorMeta& checked_meta(const at::Tensor& t, const char* function);
 // Normalised. Errors: one per mesh dim is missing; a dim that the tensor lacks.
+absl::StatusOr<Placements> fitting_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim);
+// The same; throws errors in the name of `function`.
 Placements checked_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim, const char* function);
 
 // On any mesh of the same world; differentiable. `placements` as checked_placements() gives them.

@@ -30,6 +30,17 @@ at::Tensor zeros_of_output(const LocalCall& call, const at::Tensor& self) {
   return at::zeros(c10::IntArrayRef(sizes.data(), sizes.size()), self.options());
 }
 
+// What `look_up` gives for the indices into this rank's part of `dim`, which is `runs` of it, and zeros for the others.
+// `along`: how the indices lie in the result, as sizes that broadcast to it.
+template <typename LookUp>
+at::Tensor masked_lookup(const LocalCall& call, const at::Tensor& self, const at::Tensor& index, int64_t dim,
+                         const Runs& runs, at::IntArrayRef along, const LookUp& look_up) {
+  check_range(index, 0, call.inputs[0]->sizes()[dim], dim);
+  if (runs.empty()) return zeros_of_output(call, self);
+  const LocalIndex mine = localize(index, runs, 0);
+  return look_up(mine.index).masked_fill_(mine.held.logical_not().view(along), 0);
+}
+
 // ------------------------------------------------------------ index_select
 
 FactorRule index_select(const OpCall& call) {
@@ -65,17 +76,10 @@ void index_select_local(const LocalCall& call, Stack& stack) {
   const Runs runs = spec.ndim() > 0 ? spec.local_layout(call.i).dims[dim] : Runs{};
   if (spec.ndim() == 0 || holds_all(runs, spec.sizes()[dim])) return call.op.callBoxed(stack);
   const at::Tensor self = stack[0].toTensor(), index = stack[2].toTensor();
-  check_range(index, 0, spec.sizes()[dim], dim);
-  at::Tensor result;
-  if (runs.empty()) {
-    result = zeros_of_output(call, self);
-  } else {
-    const LocalIndex mine = localize(index, runs, 0);
-    std::vector<int64_t> along(self.dim(), 1);
-    along[dim] = index.numel();
-    result = self.index_select(dim, mine.index).masked_fill_(mine.held.logical_not().view(along), 0);
-  }
-  leave_result(call, stack, std::move(result));
+  std::vector<int64_t> along(self.dim(), 1);
+  along[dim] = index.numel();
+  const auto look_up = [&](const at::Tensor& mine) { return self.index_select(dim, mine); };
+  leave_result(call, stack, masked_lookup(call, self, index, dim, runs, along, look_up));
 }
 
 // ------------------------------------------------------------ gather
@@ -113,15 +117,8 @@ void gather_local(const LocalCall& call, Stack& stack) {
   stack[0] = self;
   const Runs& runs = layout.dims[dim];
   if (holds_all(runs, spec.sizes()[dim])) return call.op.callBoxed(stack);
-  check_range(index, 0, spec.sizes()[dim], dim);
-  at::Tensor result;
-  if (runs.empty()) {
-    result = zeros_of_output(call, self);
-  } else {
-    const LocalIndex mine = localize(index, runs, 0);
-    result = self.gather(dim, mine.index).masked_fill_(mine.held.logical_not(), 0);
-  }
-  leave_result(call, stack, std::move(result));
+  const auto look_up = [&](const at::Tensor& mine) { return self.gather(dim, mine); };
+  leave_result(call, stack, masked_lookup(call, self, index, dim, runs, index.sizes(), look_up));
 }
 
 // ------------------------------------------------------------ advanced indexing

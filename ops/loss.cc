@@ -4,6 +4,7 @@
 // of others.
 #include <ATen/ExpandUtils.h>
 
+#include "ops/arguments.h"
 #include "ops/loss.h"
 #include "ops/meta_tensor.h"
 #include "ops/register.h"

@@ -8,6 +8,7 @@
 #include "dtensor/dispatch.h"
 #include "dtensor/op_info.h"
 #include "mesh/scope.h"
+#include "ops/arguments.h"
 #include "ops/loss.h"
 #include "ops/meta_tensor.h"
 #include "ops/register.h"

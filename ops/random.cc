@@ -16,6 +16,7 @@
 #include "dtensor/dispatch.h"
 #include "dtensor/op_info.h"
 #include "mesh/scope.h"
+#include "ops/arguments.h"
 #include "ops/register.h"
 
 namespace dtensor {
@@ -23,42 +24,19 @@ namespace {
 
 using torch::jit::Stack;
 
-// The arguments of a call by name.
-class Args {
- public:
-  Args(const c10::OperatorHandle& op, const Stack& stack)
-      : schema_(op.schema()),
-        values_(stack.end() - static_cast<int64_t>(op.schema().arguments().size()), stack.end()) {}
-
-  const c10::IValue& operator[](const char* name) const {
-    static const c10::IValue none;
-    const auto i = schema_.argumentIndexWithName(name);
-    return i ? values_[*i] : none;
-  }
-  at::Tensor tensor(const char* name) const { return (*this)[name].toTensor(); }
-  double number(const char* name) const { return (*this)[name].toScalar().toDouble(); }
-  std::optional<at::Generator> generator() const { return (*this)["generator"].toOptional<at::Generator>(); }
-  // The tensor that an out= form writes to; undefined for other forms.
-  at::Tensor out() const { return schema_.arguments().back().is_out() ? values_.back().toTensor() : at::Tensor(); }
-
- private:
-  const c10::FunctionSchema& schema_;
-  std::vector<c10::IValue> values_;
-};
-
 void check_floating(const at::Tensor& self, const char* name) {
   TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(self.scalar_type()), "\"", name, "\" not implemented for '",
                               self.scalar_type(), "'");
 }
 
-RandomDraw uniform(const Args& args, const at::Tensor& self) {
+RandomDraw uniform(const Arguments& args, const at::Tensor& self) {
   check_floating(self, "uniform_");
   const double from = args["from"].isNone() ? 0 : args.number("from"), to = args["to"].isNone() ? 1 : args.number("to");
   TORCH_CHECK(from <= to, "uniform_ expects to return a [from, to) range, but found from=", from, " > to=", to);
   return {RandomKind::kUniform, from, to};
 }
 
-RandomDraw normal(const Args& args, const at::Tensor& self) {
+RandomDraw normal(const Arguments& args, const at::Tensor& self) {
   const bool complex = at::isComplexType(self.scalar_type());
   if (!complex) check_floating(self, "normal_");
   const double mean = args["mean"].isNone() ? 0 : args.number("mean"),
@@ -68,31 +46,31 @@ RandomDraw normal(const Args& args, const at::Tensor& self) {
   return {RandomKind::kNormal, mean, complex ? std / std::sqrt(2.0) : std};
 }
 
-RandomDraw log_normal(const Args& args, const at::Tensor& self) {
+RandomDraw log_normal(const Arguments& args, const at::Tensor& self) {
   check_floating(self, "log_normal_");
   TORCH_CHECK(args.number("std") > 0, "log_normal_ expects std > 0.0, but found std=", args.number("std"));
   return {RandomKind::kLogNormal, args.number("mean"), args.number("std")};
 }
 
-RandomDraw bernoulli(const Args& args, const at::Tensor&) {
+RandomDraw bernoulli(const Arguments& args, const at::Tensor&) {
   const double p = args.number("p");
   TORCH_CHECK(0 <= p && p <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", p);
   return {RandomKind::kBernoulli, p};
 }
 
-RandomDraw exponential(const Args& args, const at::Tensor& self) {
+RandomDraw exponential(const Arguments& args, const at::Tensor& self) {
   check_floating(self, "exponential_");
   TORCH_CHECK(args.number("lambd") > 0, "exponential_ expects lambda > 0.0, but found lambda=", args.number("lambd"));
   return {RandomKind::kExponential, args.number("lambd")};
 }
 
-RandomDraw geometric(const Args& args, const at::Tensor&) {
+RandomDraw geometric(const Arguments& args, const at::Tensor&) {
   const double p = args.number("p");
   TORCH_CHECK(0 < p && p < 1, "geometric_ expects p to be in (0, 1), but got p=", p);
   return {RandomKind::kGeometric, p};
 }
 
-RandomDraw cauchy(const Args& args, const at::Tensor& self) {
+RandomDraw cauchy(const Arguments& args, const at::Tensor& self) {
   check_floating(self, "cauchy_");
   TORCH_CHECK(args.number("sigma") > 0, "cauchy_ expects sigma > 0.0, but found sigma=", args.number("sigma"));
   return {RandomKind::kCauchy, args.number("median"), args.number("sigma")};
@@ -125,12 +103,12 @@ RandomDraw integers(int64_t from, std::optional<int64_t> to, const at::Tensor& s
   return draw;
 }
 
-RandomDraw random(const Args& args, const at::Tensor& self) {
+RandomDraw random(const Arguments& args, const at::Tensor& self) {
   const auto to = args["to"].isNone() ? std::nullopt : std::optional(args["to"].toInt());
   return integers(args["from"].isNone() ? 0 : args["from"].toInt(), to, self);
 }
 
-RandomDraw randint(const Args& args, const at::Tensor& self) {
+RandomDraw randint(const Arguments& args, const at::Tensor& self) {
   TORCH_CHECK_NOT_IMPLEMENTED(args["high"].isInt(),
                               "randint_like with a tensor as bound is not supported on distributed tensors");
   return integers(args["low"].isNone() ? 0 : args["low"].toInt(), args["high"].toInt(), self);
@@ -138,7 +116,7 @@ RandomDraw randint(const Args& args, const at::Tensor& self) {
 
 bool has_data(const at::Tensor& t) { return meta_of(t).spec->mesh().world().has_data(); }
 
-using Draw = RandomDraw (*)(const Args&, const at::Tensor&);
+using Draw = RandomDraw (*)(const Arguments&, const at::Tensor&);
 
 // Operators by name without a trailing '_'.
 const absl::flat_hash_map<std::string, Draw>& draws() {
@@ -151,7 +129,7 @@ const absl::flat_hash_map<std::string, Draw>& draws() {
 }
 
 // What the operator fills: self, out, or a new tensor like self.
-at::Tensor target(const c10::OperatorHandle& op, const Args& args, const at::Tensor& like) {
+at::Tensor target(const c10::OperatorHandle& op, const Arguments& args, const at::Tensor& like) {
   if (op.schema().name().back() == '_') return args.tensor("self");
   if (const at::Tensor out = args.out(); out.defined()) return out;
   const auto optional = [&](const char* name) { return args[name]; };
@@ -162,7 +140,7 @@ at::Tensor target(const c10::OperatorHandle& op, const Args& args, const at::Ten
 }
 
 void fill_op(const c10::OperatorHandle& op, Stack& stack) {
-  const Args args(op, stack);
+  const Arguments args(op, stack);
   std::string name = op.schema().name();
   if (name.back() == '_') name.pop_back();
   const at::Tensor self = args.tensor("self");
@@ -184,7 +162,7 @@ void fill_op(const c10::OperatorHandle& op, Stack& stack) {
 
 // normal(mean, std) with tensors: z * std + mean.
 void normal_of_tensors(const c10::OperatorHandle& op, Stack& stack) {
-  const Args args(op, stack);
+  const Arguments args(op, stack);
   const auto& mean = args["mean"];
   const auto& std = args["std"];
   if (!mean.isTensor() && !std.isTensor()) {
@@ -206,21 +184,14 @@ void normal_of_tensors(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(z);
 }
 
-at::Tensor without_partials(const at::Tensor& t, const CommCause& cause) {
-  auto placements = meta_of(t).spec->placements();
-  for (auto& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return redistribute_below_autograd(t, placements, cause);
-}
-
 void native_dropout(const c10::OperatorHandle& op, Stack& stack) {
-  const Args args(op, stack);
+  const Arguments args(op, stack);
   const double p = args.number("p");
   TORCH_CHECK(0 <= p && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
   const bool train = args["train"].isNone() || args["train"].toBool();
-  const at::Tensor input =
-      without_partials(args.tensor("input"), {"aten::native_dropout", "input", current_scope().module_path, true});
+  const at::Tensor given = args.tensor("input");
+  const at::Tensor input = redistribute_below_autograd(given, without_partials(meta_of(given).spec->placements()),
+                                                       {"aten::native_dropout", "input", current_scope().module_path, true});
   at::Tensor mask = at::empty_like(input, input.options().dtype(at::kBool)), output;
   if (train) {
     mask.bernoulli_(1 - p);
@@ -236,7 +207,7 @@ void native_dropout(const c10::OperatorHandle& op, Stack& stack) {
 
 // Computed whole on every rank, from one seed.
 void multinomial(const c10::OperatorHandle& op, Stack& stack) {
-  const Args args(op, stack);
+  const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
   const int64_t samples = args["num_samples"].toInt();
   const bool replacement = args["replacement"].toBool();

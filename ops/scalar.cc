@@ -82,9 +82,7 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
   const DeviceMesh& mesh = meta_of(self).spec->mesh();
   Placements layout = meta_of(self).spec->placements();
   if (meta_of(self).spec->has_partial()) layout = meta_of(other).spec->placements();
-  for (auto& p : layout) {
-    if (p.is_partial()) p = Replicate();
-  }
+  layout = without_partials(std::move(layout));
   self = redistribute_below_autograd(self, layout, cause_of(op, "self"));
   other = redistribute_below_autograd(other, layout, cause_of(op, "other"));
   std::vector<bool> flags;

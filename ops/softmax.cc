@@ -55,11 +55,8 @@ bool is_split(const at::Tensor& t, int64_t dim) {
 
 // The ranks' results per row, reduced.
 at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what) {
-  Placements whole = meta_of(t).spec->placements();
-  for (auto& p : whole) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return redistribute_below_autograd(t, whole, {c10::toString(op.operator_name()), what, module_of(meta_of(t)), /*implicit=*/true});
+  return redistribute_below_autograd(t, without_partials(meta_of(t).spec->placements()),
+                                     {c10::toString(op.operator_name()), what, module_of(meta_of(t)), /*implicit=*/true});
 }
 
 bool is_half(c10::ScalarType t) { return t == at::kHalf || t == at::kBFloat16; }

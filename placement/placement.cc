@@ -120,8 +120,7 @@ class Parser {
   void fail(absl::string_view expected) {
     if (!error_.ok()) return;
     // Escaped, so that the message stays one line whatever the text holds.
-    error_ = absl::InvalidArgumentError(absl::StrCat("[parse_placements] \"", absl::Utf8SafeCEscape(to_absl(text_)),
-                                                     "\", position ", position_, ": expected ", expected));
+    error_ = absl::InvalidArgumentError(absl::StrCat("\"", absl::Utf8SafeCEscape(to_absl(text_)), "\", position ", position_, ": expected ", expected));
   }
 
   bool at_end() {
@@ -153,8 +152,8 @@ bool commute(ReduceOp a, ReduceOp b) {
 }
 
 absl::Status normalize_error(const Placements& placements, size_t mesh_dim, absl::string_view reason) {
-  return absl::InvalidArgumentError(absl::StrCat("[normalize_placements] ", to_string(placements[mesh_dim]),
-                                                 " over mesh dim ", mesh_dim, ": ", reason));
+  return absl::InvalidArgumentError(
+      absl::StrCat(to_string(placements[mesh_dim]), " over mesh dim ", mesh_dim, ": ", reason));
 }
 
 }  // namespace

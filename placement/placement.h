@@ -99,6 +99,8 @@ std::string to_string(const Placements& p);
 std::ostream& operator<<(std::ostream& os, const Placement& p);
 std::ostream& operator<<(std::ostream& os, const Placements& p);
 
+// The texts of errors begin with no function's name: whoever throws them names the call that the user made.
+
 // Reads what to_string writes; spaces and commas between placements are allowed, and "P" alone means P(sum).
 // Error: InvalidArgument with the text, the position and what would be accepted there.
 absl::StatusOr<Placements> parse_placements(std::string_view text);

@@ -167,7 +167,7 @@ int64_t parse_bytes(const std::string& flag, const std::string& text) {
 
 Placements parse_layout(const std::string& flag, const std::string& text, const DeviceMesh& mesh, int64_t ndim) {
   auto placements = parse_placements(text);
-  if (!placements.ok()) refuse(flag, text, first_line(std::string(placements.status().message())));
+  if (!placements.ok()) refuse(flag, text, std::string(placements.status().message()));
   if (static_cast<int64_t>(placements->size()) != mesh.ndim()) {
     refuse(
         flag, text,
@@ -176,7 +176,7 @@ Placements parse_layout(const std::string& flag, const std::string& text, const 
                      to_string(Placements(static_cast<size_t>(mesh.ndim()), Replicate()))));
   }
   auto normal = normalize_placements(*placements, ndim);
-  if (!normal.ok()) refuse(flag, text, first_line(std::string(normal.status().message())));
+  if (!normal.ok()) refuse(flag, text, std::string(normal.status().message()));
   return *std::move(normal);
 }
 

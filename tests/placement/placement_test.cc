@@ -173,11 +173,11 @@ TEST_CASE("parse_placements says where the text is wrong and what it expected") 
     const auto parsed = parse_placements(row.text);
     REQUIRE_FALSE(parsed.ok());
     CHECK(parsed.status().code() == absl::StatusCode::kInvalidArgument);
-    CHECK(std::string(parsed.status().message()) == "[parse_placements] \"" + row.text + "\", position " +
+    CHECK(std::string(parsed.status().message()) == "\"" + row.text + "\", position " +
                                                         std::to_string(row.position) + ": expected " + row.expected);
   }
   CHECK(std::string(parse_placements("P\n\"").status().message()) ==
-        "[parse_placements] \"P\\n\\\"\", position 2: expected " + kinds);
+        "\"P\\n\\\"\", position 2: expected " + kinds);
 }
 
 TEST_CASE("normalize_placements counts negative dims from the end") {
@@ -235,7 +235,7 @@ TEST_CASE("normalize_placements names the placement that cannot be") {
     const auto normalized = normalize_placements(row.placements, row.ndim);
     REQUIRE_FALSE(normalized.ok());
     CHECK(normalized.status().code() == absl::StatusCode::kInvalidArgument);
-    CHECK(std::string(normalized.status().message()) == "[normalize_placements] " + row.message);
+    CHECK(std::string(normalized.status().message()) == row.message);
   }
 }
 

@@ -1,0 +1,39 @@
+// The arguments of a call on the stack, by name.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <optional>
+
+namespace dtensor {
+
+// Valid as long as they are on the stack; what is written to them is written there.
+class Arguments {
+ public:
+  Arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+      : schema_(op.schema()), values_(stack.data() + stack.size() - schema_.arguments().size()) {}
+
+  // None where this overload has no such argument.
+  c10::IValue& operator[](const char* name) const {
+    const auto i = schema_.argumentIndexWithName(name);
+    return i ? values_[*i] : (none_ = c10::IValue());
+  }
+  at::Tensor tensor(const char* name) const { return (*this)[name].toTensor(); }
+  double number(const char* name) const { return (*this)[name].toScalar().toDouble(); }
+  std::optional<at::Generator> generator() const { return (*this)["generator"].toOptional<at::Generator>(); }
+  // The tensor that an out= form writes to; undefined for other forms.
+  at::Tensor out() const {
+    const size_t last = schema_.arguments().size() - 1;
+    return schema_.arguments()[last].is_out() ? values_[last].toTensor() : at::Tensor();
+  }
+
+ private:
+  const c10::FunctionSchema& schema_;
+  c10::IValue* const values_;
+  mutable c10::IValue none_;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,66 @@
+// Errors name the call that the user made, once, however deep down they were found.
+#include <ATen/ops/ones.h>
+#include <c10/util/Exception.h>
+
+#include <functional>
+#include <iterator>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "dtensor/factories.h"
+#include "dtensor/redistribute.h"
+#include "mesh/device_mesh.h"
+#include "propagation/spec.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+TEST_CASE("errors about placements name the user's call once", "[dtensor][errors]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const auto x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
+  FromLocalOptions run_check, grad;
+  run_check.run_check = true;
+  using Call = std::function<void(const Placements&)>;
+  const std::vector<at::Tensor> parts = {at::ones({2, 4}), at::ones({2, 4})};
+  const std::vector<std::pair<std::string, Call>> calls = {
+      {"redistribute", [&](const Placements& p) { redistribute(x, p); }},
+      {"redistribute", [&](const Placements& p) { redistribute(x, mesh, p); }},
+      {"redistribute_many", [&](const Placements& p) { redistribute_many({x}, {p}); }},
+      {"distribute_tensor", [&](const Placements& p) { distribute_tensor(at::ones({4, 4}), mesh, p); }},
+      {"from_local", [&](const Placements& p) { from_local(parts, mesh, p); }},
+      {"from_local", [&](const Placements& p) { from_local(parts, mesh, p, run_check); }},
+      {"to_local", [&](const Placements& p) { to_local(x, p); }},
+      {"full_tensor", [&](const Placements& p) { full_tensor(x, p); }},
+      {"plan_of", [&](const Placements& p) { plan_of(x, p); }},
+      {"zeros", [&](const Placements& p) { zeros({4, 4}, mesh, p); }},
+      {"Spec", [&](const Placements& p) { Spec::get(mesh, p, {4, 4}, at::kFloat); }},
+  };
+  for (const auto& [name, call] : calls) {
+    const auto error = [&, &call = call](const Placements& p) {
+      try {
+        call(p);
+      } catch (const c10::Error& e) {
+        return std::string(e.what_without_backtrace());
+      }
+      return std::string();
+    };
+    INFO(name);
+    const std::string prefix = absl::StrCat("[", name, "] ");
+    const std::string dim = error({Shard(7)}), number = error({Shard(0), Shard(0)});
+    INFO(dim << "\n" << number);
+    CHECK(absl::EndsWith(dim, "S(7) over mesh dim 0: a tensor of 2 dims has no dim 7; expected -2 to 1"));
+    CHECK(absl::EndsWith(number, "give one placement per mesh dim"));
+    for (const std::string& text : {dim, number}) {
+      CHECK(absl::StartsWith(text, prefix));
+      const std::regex names(R"(\[[A-Za-z_]+\] )");
+      CHECK(std::distance(std::sregex_iterator(text.begin(), text.end(), names), std::sregex_iterator()) == 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
