@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "propagation/layout_geometry.h"
+#include "propagation/mesh_steps.h"
 #include "propagation/transfer.h"
 
 namespace dtensor {
@@ -53,7 +54,10 @@ class Pricer {
         between_nodes_(mesh.dims_between_nodes(cost.ranks_per_node)) {}
 
   // False if it cannot be kept within the limits.
-  bool price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge) const;
+  bool price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge);
+
+  // The smallest limit under which something would be priced that was refused. With less, the same is refused.
+  int64_t least_refused() const { return least_refused_; }
 
   uint64_t between_nodes() const { return between_nodes_; }
   // Whether some mesh dims lie within a node and others do not.
@@ -62,12 +66,20 @@ class Pricer {
   const LayoutGeometry geometry;
 
  private:
+  // Whether a step that needs `peak_bytes` at least may be taken.
+  bool is_allowed(int64_t peak_bytes) {
+    if (peak_bytes <= limits_.peak_bytes) return true;
+    least_refused_ = std::min(least_refused_, peak_bytes);
+    return false;
+  }
+
   const CostModel& cost_;
   const Limits& limits_;
   const uint64_t between_nodes_;
+  int64_t least_refused_ = std::numeric_limits<int64_t>::max();
 };
 
-bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge) const {
+bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge) {
   edge = Edge();
   edge.kind = kind;
   edge.dims = dims;
@@ -119,11 +131,12 @@ bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers&
       break;
   }
   edge.peak_bytes = in + out;
-  if (edge.is_local()) return edge.peak_bytes <= limits_.peak_bytes;
+  if (edge.is_local()) return is_allowed(edge.peak_bytes);
 
   edge.seconds += cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, edge.bytes);
-  if (!cost_.packs || kind == Kind::kAllReduce) return edge.peak_bytes <= limits_.peak_bytes;
-  if (edge.peak_bytes + buffers > limits_.peak_bytes && edge.peak_bytes < limits_.peak_bytes) {
+  if (!cost_.packs || kind == Kind::kAllReduce) return is_allowed(edge.peak_bytes);
+  if (edge.peak_bytes + buffers > limits_.peak_bytes) {
+    if (edge.peak_bytes >= limits_.peak_bytes) return is_allowed(edge.peak_bytes + 1);
     // In several rounds the buffers are smaller. No more rounds than anything is long.
     int64_t longest = 1;
     for (int64_t d = 0; d < geometry.tensor_ndim(); ++d) longest = std::max(longest, geometry.size(d));
@@ -136,16 +149,16 @@ bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers&
       return geometry.buffer_bytes(before, after, list, kind == Kind::kReduceScatter, chunks);
     };
     const double round = edge.seconds;
-    for (int64_t chunks = 2; chunks < 2 * longest; chunks *= 2) {
+    for (int64_t chunks = 2; chunks < 2 * longest && edge.peak_bytes + buffers > limits_.peak_bytes; chunks *= 2) {
+      is_allowed(edge.peak_bytes + buffers);
       edge.chunks = std::min(chunks, longest);
       buffers = buffers_in(edge.chunks);
-      if (edge.peak_bytes + buffers <= limits_.peak_bytes) break;
     }
     const double latency = cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, 0);
     edge.seconds = round + static_cast<double>(edge.chunks - 1) * latency;
   }
   edge.peak_bytes += buffers;
-  return edge.peak_bytes <= limits_.peak_bytes;
+  return is_allowed(edge.peak_bytes);
 }
 
 // Layouts are numbers: four bits per mesh dim that changes, which of its placements it has.
@@ -161,6 +174,8 @@ class Search {
   bool run(std::vector<RedistributeStep>& steps);
   // Complete paths, one for each last step into the target, the shortest first.
   std::vector<Route> all_arrivals();
+  // After run() found nothing: smaller limits than this leave nothing, either.
+  int64_t least_refused() const { return pricer_.least_refused(); }
 
  private:
   struct Node {
@@ -220,7 +235,7 @@ class Search {
   std::vector<RedistributeStep> path_to(int node, const Edge* last = nullptr);
   Placements placements(State state);
 
-  const Pricer pricer_;
+  Pricer pricer_;
   const LayoutGeometry& geometry_;
   const CostModel& cost_;
   const Placement replicate_;
@@ -639,15 +654,21 @@ Placements relabelled(const DeviceMesh& mesh, Placements from, const Placements&
   return from;
 }
 
+// `refused`: as Search::least_refused().
 bool find_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& start, const Placements& to,
-                const CostModel& cost, const Limits& limits, std::vector<RedistributeStep>& steps) {
+                const CostModel& cost, const Limits& limits, std::vector<RedistributeStep>& steps, int64_t& refused) {
   Placements middle = start;
   int64_t changing = 0;
   for (size_t m = 0; m < to.size(); ++m) {
     if (start[m] == to[m] || ++changing > kMaxChanging) continue;
     middle[m] = to[m].is_partial() ? Replicate() : to[m];
   }
-  if (changing <= kMaxChanging) return Search(mesh, meta, start, to, cost, limits).run(steps);
+  if (changing <= kMaxChanging) {
+    Search search(mesh, meta, start, to, cost, limits);
+    const bool found = search.run(steps);
+    if (!found) refused = search.least_refused();
+    return found;
+  }
   if (middle == start) {  // fills are left, of so many dims that they go one kind at a time
     for (size_t m = 0, filled = 0; m < to.size() && filled < kMaxChanging; ++m) {
       if (start[m] != to[m]) middle[m] = to[m], ++filled;
@@ -655,7 +676,8 @@ bool find_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements
   }
   // More than a search can tell apart: some of them first.
   std::vector<RedistributeStep> rest;
-  if (!find_steps(mesh, meta, start, middle, cost, limits, steps) || !find_steps(mesh, meta, middle, to, cost, limits, rest)) {
+  if (!find_steps(mesh, meta, start, middle, cost, limits, steps, refused) ||
+      !find_steps(mesh, meta, middle, to, cost, limits, rest, refused)) {
     return false;
   }
   steps.insert(steps.end(), std::make_move_iterator(rest.begin()), std::make_move_iterator(rest.end()));
@@ -663,6 +685,42 @@ bool find_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements
 }
 
 }  // namespace
+
+bool find_mesh_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
+                     const CostModel& cost, const Limits& limits, std::vector<RedistributeStep>& steps) {
+  steps.clear();
+  const Placements start = relabelled(mesh, from, to);
+  if (start == to) return true;
+  if (meta.numel() > 0) {
+    int64_t refused = 0;
+    return find_steps(mesh, meta, start, to, cost, limits, steps, refused);
+  }
+  RedistributeStep& step = steps.emplace_back();
+  for (int64_t m = 0; m < mesh.ndim(); ++m) {
+    if (start[m] != to[m]) step.dims.push_back(m);
+  }
+  step.before = start;
+  step.after = to;
+  return true;
+}
+
+int64_t least_mesh_peak(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
+                        const CostModel& cost, int64_t fails) {
+  const Placements start = relabelled(mesh, from, to);
+  std::vector<RedistributeStep> steps;
+  int64_t works = std::numeric_limits<int64_t>::max();
+  fails = std::max<int64_t>(0, fails);
+  for (Limits limits; works - fails > 1; limits.peak_bytes = fails + (works - fails) / 2) {
+    int64_t refused = 0;
+    if (find_steps(mesh, meta, start, to, cost, limits, steps, refused)) {
+      works = 0;
+      for (const RedistributeStep& step : steps) works = std::max(works, step.peak_bytes);
+    } else {
+      fails = std::max(limits.peak_bytes, std::min(refused, works) - 1);
+    }
+  }
+  return works;
+}
 
 RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from,
                                      const Placements& to, const PlanOptions& options) {
@@ -676,31 +734,13 @@ RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& m
   plan.cost = options.cost ? options.cost : cost_model(mesh.world());
   plan.limits = options.limits;
   plan.schedule = make_schedule_slot();
-  const Placements start = relabelled(mesh, from, to);
-  if (start == to) {
-    plan.peak_bytes = LayoutGeometry(mesh.shape(), meta).part_bytes(layers_of(to));
-  } else if (meta.numel() == 0) {
-    RedistributeStep& step = plan.steps.emplace_back();
-    for (int64_t m = 0; m < mesh.ndim(); ++m) {
-      if (start[m] != to[m]) step.dims.push_back(m);
-    }
-    step.before = start;
-    step.after = to;
-  } else if (!find_steps(mesh, meta, start, to, *plan.cost, plan.limits, plan.steps)) {
-    // The smallest limit that leaves a route.
-    std::vector<RedistributeStep> steps;
-    Limits works;
-    TORCH_INTERNAL_ASSERT(find_steps(mesh, meta, start, to, *plan.cost, works, steps));
-    works.peak_bytes = 0;
-    for (const RedistributeStep& step : steps) works.peak_bytes = std::max(works.peak_bytes, step.peak_bytes);
-    for (int64_t fails = std::max<int64_t>(0, plan.limits.peak_bytes); works.peak_bytes - fails > 1;) {
-      const Limits middle{fails + (works.peak_bytes - fails) / 2};
-      (find_steps(mesh, meta, start, to, *plan.cost, middle, steps) ? works.peak_bytes : fails) = middle.peak_bytes;
-    }
+  if (!find_mesh_steps(mesh, meta, from, to, *plan.cost, plan.limits, plan.steps)) {
     TORCH_CHECK_VALUE(false, "[redistribute] ", to_string(from), " -> ", to_string(to), " of ", to_string(meta), " on ",
-                      mesh.to_string(), ": limits.peak_bytes is ", plan.limits.peak_bytes,
-                      ", but no route needs less than ", works.peak_bytes, " bytes on a rank; allow as many");
+                      mesh.to_string(), ": limits.peak_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ",
+                      least_mesh_peak(mesh, meta, from, to, *plan.cost, plan.limits.peak_bytes),
+                      " bytes on a rank; allow as many");
   }
+  if (plan.steps.empty()) plan.peak_bytes = LayoutGeometry(mesh.shape(), meta).part_bytes(layers_of(to));
   for (const RedistributeStep& step : plan.steps) {
     plan.bytes += step.bytes;
     plan.seconds += step.seconds;

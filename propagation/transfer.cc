@@ -4,12 +4,14 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "propagation/layout_geometry.h"
+#include "propagation/mesh_steps.h"
 
 namespace dtensor {
 namespace {
@@ -17,6 +19,7 @@ namespace {
 using Kind = RedistributeStep::Kind;
 
 constexpr int64_t kMaxRounds = 1024;  // of one transfer
+constexpr size_t kMaxLegs = 24;        // on either mesh
 
 int64_t numel_of(const LocalLayout& part) {
   int64_t numel = 1;
@@ -203,34 +206,49 @@ void check_covered(const TensorMeta& meta, const Layout& from, const Layout& to)
   }
 }
 
-// One way to go: first to `middle_from` on the mesh of `from`, then over to `middle_to`, then to `to` on its mesh.
-struct Candidate {
-  Placements middle_from, middle_to;
+// The steps on one mesh that come before a transfer, or after it.
+struct Leg {
+  Placements middle;  // of the transfer, at this end
+  bool possible = true;  // within the limits
+  std::vector<RedistributeStep> steps;
+  int64_t least_peak = -1;  // the smallest limit that leaves some; -1: nobody asked
 };
 
 // What is Partial is reduced, or scattered along any dim. What every rank of the target wants may come in pieces that they
-// then gather, so that no sender sends it often.
-std::vector<Candidate> candidates(const TensorMeta& meta, const Layout& from, const Layout& to) {
-  const auto alternatives = [&](const Layout& layout, bool of_partials) {
-    std::vector<Placements> list = {without_partials(layout.placements())};
-    if (layout.is_boxes()) return list;
-    const Placements& p = layout.placements();
-    for (int64_t d = 0; d < static_cast<int64_t>(meta.sizes.size()); ++d) {
-      Placements sharded = list[0];
-      for (size_t m = 0; m < p.size(); ++m) {
-        const bool open = of_partials ? p[m].is_partial() : !p[m].is_sharded();
-        if (!open || meta.sizes[d] < layout.mesh().shape()[m]) continue;
-        bool cut_later = false;
-        for (size_t later = m + 1; later < p.size(); ++later) cut_later |= p[later].is_sharded_on(d);
-        if (!cut_later) sharded[m] = Shard(d);
-      }
-      if (sharded != list[0]) list.push_back(std::move(sharded));
-    }
-    return list;
+// then gather, so that no sender sends it often. With `every`, each mesh dim for itself, and what is replicated may be cut
+// before the transfer, too: a rank then has less, where it is in both meshes.
+std::vector<Placements> middles(const TensorMeta& meta, const Layout& layout, bool is_first, bool every) {
+  std::vector<Placements> list = {without_partials(layout.placements())};
+  if (layout.is_boxes()) return list;
+  const Placements& p = layout.placements();
+  const std::vector<int64_t>& shape = layout.mesh().shape();
+  // Where mesh dim m may cut tensor dim d, and how; nullopt where parts would be too short.
+  const auto landing = [&](size_t m, int64_t d, bool strided) -> std::optional<Placement> {
+    if (meta.sizes[d] < shape[m]) return std::nullopt;
+    int64_t inner = 1;  // parts that later mesh dims cut this one's into
+    for (size_t later = m + 1; later < p.size(); ++later) inner *= p[later].is_sharded_on(d) ? shape[later] : 1;
+    if (inner == 1) return Shard(d);
+    return strided ? std::optional<Placement>(StridedShard(d, inner)) : std::nullopt;
   };
-  std::vector<Candidate> list;
-  for (const Placements& a : alternatives(from, true)) {
-    for (const Placements& b : alternatives(to, false)) list.push_back({a, b});
+  const auto add = [&](Placements middle) {
+    if (std::find(list.begin(), list.end(), middle) == list.end()) list.push_back(std::move(middle));
+  };
+  const auto ndim = static_cast<int64_t>(meta.sizes.size());
+  for (int64_t d = 0; d < ndim; ++d) {
+    Placements sharded = list[0];
+    for (size_t m = 0; m < p.size(); ++m) {
+      if (is_first ? p[m].is_partial() : !p[m].is_sharded()) sharded[m] = landing(m, d, false).value_or(sharded[m]);
+    }
+    add(std::move(sharded));
+  }
+  for (size_t m = p.size(); every && m-- > 0;) {
+    for (size_t i = 0, n = list.size(); !p[m].is_sharded() && i < n; ++i) {
+      for (int64_t d = -1; d < ndim && list.size() < kMaxLegs; ++d) {
+        Placements other = list[i];
+        other[m] = d < 0 ? list[0][m] : landing(m, d, true).value_or(list[0][m]);
+        add(std::move(other));
+      }
+    }
   }
   return list;
 }
@@ -243,47 +261,6 @@ void add_up(Route& route) {
     route.seconds += step.seconds;
     route.peak_bytes = std::max(route.peak_bytes, step.peak_bytes);
   }
-}
-
-std::vector<Route> transfer_routes(const TensorMeta& meta, const Layout& from, const Layout& to, const PlanOptions& options) {
-  const CostModel& cost = *options.cost;
-  absl::flat_hash_set<int64_t> nodes;
-  std::vector<int64_t> ranks = from.ranks();
-  for (int64_t rank : to.ranks()) ranks.push_back(rank);
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  for (int64_t rank : ranks) nodes.insert(rank / cost.ranks_per_node);
-
-  std::vector<Route> routes;
-  for (const Candidate& c : candidates(meta, from, to)) {
-    const Layout before = from.is_boxes() ? from : Layout(from.mesh(), c.middle_from);
-    const Layout after = to.is_boxes() ? to : Layout(to.mesh(), c.middle_to);
-    Route& route = routes.emplace_back();
-    const PlanOptions unlimited{options.cost, {}};
-    if (!from.is_boxes()) {
-      route.steps = plan_redistribution(from.mesh(), meta, from.placements(), c.middle_from, unlimited).steps;
-    }
-    std::vector<RedistributeStep> last;
-    if (!to.is_boxes()) last = plan_redistribution(to.mesh(), meta, c.middle_to, to.placements(), unlimited).steps;
-    const Traffic t = traffic(meta, before, after);
-    if (!t.same || !last.empty()) {  // with steps after it also where nothing moves: it is where the mesh changes
-      RedistributeStep& step = route.steps.emplace_back();
-      step.kind = Kind::kTransfer;
-      step.before = before.placements();
-      step.after = after.placements();
-      step.bytes = t.received;
-      step.peak_bytes = t.held + (cost.packs ? 2 * t.received : 0);
-      step.seconds = cost.copy(t.held);
-      if (t.received > 0) {
-        step.seconds += cost.collective(Collective::kAllToAll, static_cast<int64_t>(ranks.size()), nodes.size() > 1,
-                                        std::max(t.received, t.sent));
-      }
-    }
-    for (RedistributeStep& step : last) route.steps.push_back(std::move(step));
-    add_up(route);
-  }
-  std::stable_sort(routes.begin(), routes.end(), [](const Route& a, const Route& b) { return a.seconds < b.seconds; });
-  return routes;
 }
 
 // `wanted(sender, receiver)`: whether to list that pair's blocks.
@@ -313,11 +290,14 @@ std::vector<TransferBlock> blocks_between(const TensorMeta& meta, const Layout& 
   return blocks;
 }
 
-// Spreads `step` over as many rounds as keep its buffers within `limit`, or over as many as help.
-void fit(const TensorMeta& meta, const Layout& before, const Layout& after, const CostModel& cost, int64_t limit,
-         RedistributeStep& step) {
+// Spreads `step` over as many rounds as keep its buffers within `limit`. False if none do; `least` is then the smallest limit
+// that would do, if it is below `hopeless`.
+bool fit(const TensorMeta& meta, const Layout& before, const Layout& after, const CostModel& cost, int64_t limit, int64_t hopeless,
+         RedistributeStep& step, int64_t& least) {
+  least = step.peak_bytes;
+  if (step.peak_bytes <= limit) return true;
   const int64_t held = step.peak_bytes - 2 * step.bytes;
-  if (step.peak_bytes <= limit || meta.sizes.empty()) return;
+  if (meta.sizes.empty() || !cost.packs || held >= hopeless) return false;
   const auto blocks = blocks_between(meta, before, after, [](int64_t sender, int64_t receiver) { return sender != receiver; });
   int64_t longest = 1;
   for (const TransferBlock& b : blocks) longest = std::max(longest, *std::max_element(b.block.sizes.begin(), b.block.sizes.end()));
@@ -338,8 +318,110 @@ void fit(const TensorMeta& meta, const Layout& before, const Layout& after, cons
     step.seconds += static_cast<double>(rounds - step.chunks) * latency;
     step.chunks = rounds;
     step.peak_bytes = held + 2 * most * item_bytes(meta);
+    least = std::min(least, step.peak_bytes);
   }
+  return step.peak_bytes <= limit;
 }
+
+// Ways to go: some steps on the mesh of `from`, then over, then some on the mesh of `to`.
+class TransferRoutes {
+ public:
+  // `every`: also those that only serve limits.
+  TransferRoutes(const TensorMeta& meta, const Layout& from, const Layout& to, const CostModel& cost, const Limits& limits, bool every)
+      : meta_(meta), from_(from), to_(to), cost_(cost), limits_(limits) {
+    std::vector<int64_t> ranks = from.ranks();
+    for (int64_t rank : to.ranks()) ranks.push_back(rank);
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    num_ranks_ = static_cast<int64_t>(ranks.size());
+    absl::flat_hash_set<int64_t> nodes;
+    for (int64_t rank : ranks) nodes.insert(rank / cost.ranks_per_node);
+    crosses_nodes_ = nodes.size() > 1;
+    for (Placements& middle : middles(meta, from, true, every)) {
+      Leg& leg = firsts_.emplace_back();
+      leg.possible = from.is_boxes() || find_mesh_steps(from.mesh(), meta, from.placements(), middle, cost, limits, leg.steps);
+      leg.middle = std::move(middle);
+    }
+    for (Placements& middle : middles(meta, to, false, every)) {
+      Leg& leg = lasts_.emplace_back();
+      leg.possible = to.is_boxes() || find_mesh_steps(to.mesh(), meta, middle, to.placements(), cost, limits, leg.steps);
+      leg.middle = std::move(middle);
+    }
+  }
+
+  // All within the limits, the cheapest first.
+  std::vector<Route> all() const {
+    std::vector<Route> routes;
+    for (const Leg& first : firsts_) {
+      for (const Leg& last : lasts_) {
+        if (!first.possible || !last.possible) continue;
+        Route route{first.steps};
+        int64_t least = 0;
+        if (!go_over(first, last, limits_.peak_bytes, limits_.peak_bytes, route.steps, least)) continue;
+        route.steps.insert(route.steps.end(), last.steps.begin(), last.steps.end());
+        add_up(route);
+        routes.push_back(std::move(route));
+      }
+    }
+    std::stable_sort(routes.begin(), routes.end(), [](const Route& a, const Route& b) { return a.seconds < b.seconds; });
+    return routes;
+  }
+
+  // The smallest limit that leaves a route. REQUIRES: all() is empty.
+  int64_t least_peak() {
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (Leg& first : firsts_) {
+      for (Leg& last : lasts_) {
+        int64_t peak = 0;
+        std::vector<RedistributeStep> transfer;
+        go_over(first, last, 0, least, transfer, peak);
+        if (peak >= least) continue;
+        if (!first.possible) peak = std::max(peak, least_peak(first, from_, from_.placements(), first.middle));
+        if (peak >= least) continue;
+        if (!last.possible) peak = std::max(peak, least_peak(last, to_, last.middle, to_.placements()));
+        least = std::min(least, peak);
+      }
+    }
+    return least;
+  }
+
+ private:
+  // Adds the transfer, if there is one. False if `limit` forbids it; `least` and `hopeless` as fit().
+  bool go_over(const Leg& first, const Leg& last, int64_t limit, int64_t hopeless, std::vector<RedistributeStep>& steps,
+               int64_t& least) const {
+    const Layout before = from_.is_boxes() ? from_ : Layout(from_.mesh(), first.middle);
+    const Layout after = to_.is_boxes() ? to_ : Layout(to_.mesh(), last.middle);
+    const Traffic t = traffic(meta_, before, after);
+    least = 0;
+    if (t.same && last.possible && last.steps.empty()) return true;  // with steps after it there must be one: the mesh changes
+    RedistributeStep& step = steps.emplace_back();
+    step.kind = Kind::kTransfer;
+    step.before = before.placements();
+    step.after = after.placements();
+    step.bytes = t.received;
+    step.peak_bytes = t.held + (cost_.packs ? 2 * t.received : 0);
+    step.seconds = cost_.copy(t.held);
+    if (t.received > 0) {
+      step.seconds +=
+          cost_.collective(Collective::kAllToAll, num_ranks_, crosses_nodes_, std::max(t.received, t.sent));
+    }
+    return fit(meta_, before, after, cost_, limit, hopeless, step, least);
+  }
+
+  int64_t least_peak(Leg& leg, const Layout& on, const Placements& from, const Placements& to) const {
+    if (leg.least_peak < 0) leg.least_peak = least_mesh_peak(on.mesh(), meta_, from, to, cost_, limits_.peak_bytes);
+    return leg.least_peak;
+  }
+
+  const TensorMeta& meta_;
+  const Layout& from_;
+  const Layout& to_;
+  const CostModel& cost_;
+  const Limits& limits_;
+  int64_t num_ranks_ = 0;
+  bool crosses_nodes_ = false;
+  std::vector<Leg> firsts_, lasts_;
+};
 
 }  // namespace
 
@@ -353,7 +435,8 @@ std::vector<TransferBlock> transfer_blocks(const TensorMeta& meta, const Layout&
 }
 
 std::vector<Route> transfer_routes(const RedistributePlan& plan) {
-  return transfer_routes(plan.tensor, plan.from, plan.to, {plan.cost, {}});
+  const Limits none;
+  return TransferRoutes(plan.tensor, plan.from, plan.to, *plan.cost, none, /*every=*/false).all();
 }
 
 RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& given_from, const Layout& given_to,
@@ -375,24 +458,16 @@ RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& given_from,
   plan.cost = options.cost ? options.cost : cost_model(from.world());
   plan.limits = options.limits;
   plan.schedule = make_schedule_slot();
-  std::vector<Route> routes = transfer_routes(meta, plan.from, plan.to, {plan.cost, {}});
-  int64_t smallest = std::numeric_limits<int64_t>::max();
-  Route* chosen = nullptr;
-  for (Route& route : routes) {
-    // Rounds that keep a transfer's buffers small: nothing is larger than what a rank receives.
-    for (RedistributeStep& step : route.steps) {
-      if (step.kind != Kind::kTransfer || !plan.cost->packs) continue;
-      const Layout before = plan.from.is_boxes() ? plan.from : Layout(plan.from.mesh(), step.before);
-      const Layout after = plan.to.is_boxes() ? plan.to : Layout(plan.to.mesh(), step.after);
-      fit(meta, before, after, *plan.cost, plan.limits.peak_bytes, step);
-    }
-    add_up(route);
-    smallest = std::min(smallest, route.peak_bytes);
-    if (route.peak_bytes <= plan.limits.peak_bytes && (chosen == nullptr || route.seconds < chosen->seconds)) chosen = &route;
+  std::vector<Route> routes;
+  for (bool every : {false, true}) {
+    TransferRoutes search(meta, plan.from, plan.to, *plan.cost, plan.limits, every);
+    routes = search.all();
+    if (!routes.empty()) break;
+    TORCH_CHECK_VALUE(!every, "[redistribute] ", from.to_string(), " -> ", to.to_string(), " of ", to_string(meta),
+                      ": limits.peak_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ", search.least_peak(),
+                      " bytes on a rank; allow as many");
   }
-  TORCH_CHECK_VALUE(chosen != nullptr, "[redistribute] ", from.to_string(), " -> ", to.to_string(), " of ", to_string(meta),
-                    ": limits.peak_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ", smallest,
-                    " bytes on a rank; allow as many");
+  Route* chosen = &routes[0];
   plan.steps = std::move(chosen->steps);
   plan.bytes = chosen->bytes;
   plan.peak_bytes = chosen->peak_bytes;
