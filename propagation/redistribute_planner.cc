@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "mesh/backend_capabilities.h"
 #include "propagation/layout_geometry.h"
 #include "propagation/mesh_steps.h"
 #include "propagation/transfer.h"
@@ -44,17 +45,47 @@ Collective collective_of(Kind kind) {
   return step.collective();
 }
 
+// What reduce_in_order() allocates per element of its result.
+int64_t reducing_bytes(c10::ScalarType dtype, ReduceOp op) {
+  if (c10::isReducedFloatingType(dtype)) return 2 * static_cast<int64_t>(sizeof(float));  // the sum, and the next addend
+  const bool is_wide_unsigned = dtype == at::kUInt16 || dtype == at::kUInt32 || dtype == at::kUInt64;
+  return is_wide_unsigned && (op == ReduceOp::kMin || op == ReduceOp::kMax) ? static_cast<int64_t>(c10::elementSize(dtype)) : 0;
+}
+
+// What an all-reduce of `bytes` holds at once between processes (processes/c10d_communicator.cc).
+int64_t packed_all_reduce_bytes(CommBackend backend, const TensorMeta& meta, ReduceOp op, int64_t bytes, int64_t group) {
+  constexpr int64_t kSmallBytes = 128 << 10;  // as much data as goes as one exchange of everything
+  const auto item = static_cast<int64_t>(c10::elementSize(meta.dtype));
+  const Carrier carrier = reduction_by(backend, Collective::kAllReduce, meta.dtype, op).carrier;
+  if (carrier == Carrier::kAsInt32) return 2 * bytes + bytes / item * static_cast<int64_t>(sizeof(int32_t));
+  if (carrier != Carrier::kInOrder) return 2 * bytes;
+  const bool is_small = bytes * group <= kSmallBytes;
+  // Of what a rank adds up: the addends of all, and the buffers of the exchanges around it.
+  const int64_t share = is_small ? bytes : (bytes / item + group - 1) / group * item;
+  const int64_t exchanged = is_small ? (group - 1) * 2 * bytes : (group - 1) * share + bytes;
+  const int64_t added_up = (is_small ? 0 : share) + share / item * reducing_bytes(meta.dtype, op);
+  return 2 * bytes + group * share + std::max(exchanged, added_up);
+}
+
 // What a step between two layouts costs.
 class Pricer {
  public:
   Pricer(const DeviceMesh& mesh, const TensorMeta& meta, const CostModel& cost, const Limits& limits)
       : geometry(mesh.shape(), meta),
+        meta_(meta),
+        backend_(mesh.world().kind() == World::Kind::kProcesses && mesh.world().device_type() == c10::DeviceType::CPU
+                     ? CommBackend::kGloo
+                     : CommBackend::kNccl),
         cost_(cost),
         limits_(limits),
         between_nodes_(mesh.dims_between_nodes(cost.ranks_per_node)) {}
 
   // False if it cannot be kept within the limits.
   bool price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge);
+
+  // Its peak with the buffers of messages. Not looked at without a limit: it takes as long as all the rest.
+  int64_t peak_with_buffers(const Edge& edge, const Layers& before, const Layers& after) const;
+  bool leaves_buffers_out() const { return cost_.packs && limits_.peak_bytes == std::numeric_limits<int64_t>::max(); }
 
   // The smallest limit under which something would be priced that was refused. With less, the same is refused.
   int64_t least_refused() const { return least_refused_; }
@@ -73,11 +104,28 @@ class Pricer {
     return false;
   }
 
+  const TensorMeta& meta_;
+  const CommBackend backend_;  // of processes; a world without any stands for one of GPUs
   const CostModel& cost_;
   const Limits& limits_;
   const uint64_t between_nodes_;
   int64_t least_refused_ = std::numeric_limits<int64_t>::max();
 };
+
+int64_t Pricer::peak_with_buffers(const Edge& edge, const Layers& before, const Layers& after) const {
+  MeshDims dims;
+  int64_t group = 1;
+  for (int64_t m = 0; m < geometry.ndim(); ++m) {
+    if ((edge.dims >> m & 1) == 0) continue;
+    dims.push_back(m);
+    group *= geometry.mesh_size(m);
+  }
+  if (edge.kind == Kind::kAllReduce) {
+    return packed_all_reduce_bytes(backend_, meta_, edge.op, geometry.part_bytes(before), group);
+  }
+  const bool reduces = edge.kind == Kind::kReduceScatter;
+  return geometry.packed_bytes(before, after, dims, reduces, reduces ? reducing_bytes(meta_.dtype, edge.op) : 0, edge.chunks);
+}
 
 bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge) {
   edge = Edge();
@@ -93,7 +141,6 @@ bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers&
   }
   const int64_t in = geometry.part_bytes(before);
   const int64_t out = geometry.part_bytes(after);
-  int64_t buffers = 0;
   switch (kind) {
     case Kind::kFill:
       edge.op = target->reduce_op();
@@ -109,12 +156,10 @@ bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers&
       edge.op = first->reduce_op();
       edge.bytes = in * (group - 1) / group;
       edge.seconds = cost_.copy(in);
-      buffers = in;
       break;
     case Kind::kAllGather:
       edge.bytes = geometry.received_bytes(before, after);
       edge.seconds = cost_.copy(out);
-      buffers = 2 * edge.bytes;
       break;
     case Kind::kPermute:
     case Kind::kAllToAll:
@@ -127,37 +172,28 @@ bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers&
       }
       if (in == out && geometry.same_parts(before, after)) edge.kind = Kind::kPermute;
       edge.seconds = cost_.copy(in + out);
-      buffers = 2 * edge.bytes;
       break;
   }
   edge.peak_bytes = in + out;
   if (edge.is_local()) return is_allowed(edge.peak_bytes);
 
   edge.seconds += cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, edge.bytes);
-  if (!cost_.packs || kind == Kind::kAllReduce) return is_allowed(edge.peak_bytes);
-  if (edge.peak_bytes + buffers > limits_.peak_bytes) {
-    if (edge.peak_bytes >= limits_.peak_bytes) return is_allowed(edge.peak_bytes + 1);
+  if (!cost_.packs || leaves_buffers_out()) return is_allowed(edge.peak_bytes);
+  if (std::max(in, out) >= limits_.peak_bytes) return is_allowed(std::max(in, out) + 1);  // something is sent as well
+  edge.peak_bytes = peak_with_buffers(edge, before, after);
+  if (edge.peak_bytes > limits_.peak_bytes && kind != Kind::kAllReduce) {
     // In several rounds the buffers are smaller. No more rounds than anything is long.
     int64_t longest = 1;
     for (int64_t d = 0; d < geometry.tensor_ndim(); ++d) longest = std::max(longest, geometry.size(d));
     longest = std::min(longest, kMaxRounds);
-    MeshDims list;
-    for (int64_t m = 0; m < geometry.ndim(); ++m) {
-      if ((dims >> m & 1) != 0) list.push_back(m);
-    }
-    const auto buffers_in = [&](int64_t chunks) {
-      return geometry.buffer_bytes(before, after, list, kind == Kind::kReduceScatter, chunks);
-    };
-    const double round = edge.seconds;
-    for (int64_t chunks = 2; chunks < 2 * longest && edge.peak_bytes + buffers > limits_.peak_bytes; chunks *= 2) {
-      is_allowed(edge.peak_bytes + buffers);
+    for (int64_t chunks = 2; chunks < 2 * longest && edge.peak_bytes > limits_.peak_bytes; chunks *= 2) {
+      is_allowed(edge.peak_bytes);
       edge.chunks = std::min(chunks, longest);
-      buffers = buffers_in(edge.chunks);
+      edge.peak_bytes = peak_with_buffers(edge, before, after);
     }
     const double latency = cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, 0);
-    edge.seconds = round + static_cast<double>(edge.chunks - 1) * latency;
+    edge.seconds += static_cast<double>(edge.chunks - 1) * latency;
   }
-  edge.peak_bytes += buffers;
   return is_allowed(edge.peak_bytes);
 }
 
@@ -615,6 +651,9 @@ std::vector<RedistributeStep> Search::path_to(int node, const Edge* last) {
     step.before = std::move(at);
     at = placements(state);
     step.after = at;
+    if (pricer_.leaves_buffers_out() && !edge->is_local()) {
+      step.peak_bytes = pricer_.peak_with_buffers(*edge, layers_of(step.before), layers_of(step.after));
+    }
   }
   return steps;
 }
