@@ -1,16 +1,21 @@
 #include "mesh/packed_blocks.h"
 
+#include <ATen/ops/empty.h>
+
 #include "mesh/block_copy.h"
 
 namespace dtensor {
 namespace {
 
-constexpr int64_t kAlign = 16;  // no dtype is wider
+int64_t bytes_of(const Message& m, const at::Tensor& end) {
+  return numel_of(m.block.sizes) * static_cast<int64_t>(end.element_size());
+}
 
-// The tensor of a message at `offset` of a buffer of bytes.
-at::Tensor slot(const at::Tensor& buffer, int64_t offset, const Shape& sizes, at::ScalarType dtype) {
-  const int64_t bytes = numel_of(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
-  return buffer.narrow(0, offset, bytes).view(dtype).view(c10::IntArrayRef(sizes.data(), sizes.size()));
+// The tensor of a message at `offset` of a buffer of bytes. Undefined where that is no place for its dtype, which only happens
+// after the block of another one.
+at::Tensor slot(const at::Tensor& buffer, int64_t offset, int64_t bytes, const Shape& sizes, const at::Tensor& end) {
+  if ((buffer.storage_offset() + offset) % static_cast<int64_t>(end.element_size()) != 0) return {};
+  return buffer.narrow(0, offset, bytes).view(end.scalar_type()).view(c10::IntArrayRef(sizes.data(), sizes.size()));
 }
 
 }  // namespace
@@ -21,19 +26,27 @@ int64_t numel_of(const Shape& sizes) {
   return numel;
 }
 
-int64_t packed_bytes(const Message& m, const at::Tensor& end) {
-  const int64_t bytes = numel_of(m.block.sizes) * static_cast<int64_t>(end.element_size());
-  return (bytes + kAlign - 1) / kAlign * kAlign;
-}
+int64_t packed_bytes(const Message& m, const at::Tensor& end) { return bytes_of(m, end); }
 
 void pack(const Message& m, const at::Tensor& from, const at::Tensor& buffer, int64_t offset) {
   const Block block{m.block.from, Shape(m.block.sizes.size(), 0), m.block.sizes};
-  copy_block(from, slot(buffer, offset, m.block.sizes, from.scalar_type()), block);
+  const int64_t bytes = bytes_of(m, from);
+  at::Tensor to = slot(buffer, offset, bytes, m.block.sizes, from);
+  if (to.defined()) return copy_block(from, to, block);
+  to = at::empty(c10::IntArrayRef(m.block.sizes.data(), m.block.sizes.size()), from.options());
+  copy_block(from, to, block);
+  buffer.narrow(0, offset, bytes).copy_(to.view(-1).view(at::kByte));
 }
 
 void unpack(const Message& m, const at::Tensor& buffer, int64_t offset, const at::Tensor& to) {
   const Block block{Shape(m.block.sizes.size(), 0), m.block.to, m.block.sizes};
-  copy_block(slot(buffer, offset, m.block.sizes, to.scalar_type()), to, block);
+  const int64_t bytes = bytes_of(m, to);
+  at::Tensor from = slot(buffer, offset, bytes, m.block.sizes, to);
+  if (!from.defined()) {
+    from = at::empty(c10::IntArrayRef(m.block.sizes.data(), m.block.sizes.size()), to.options());
+    from.view(-1).view(at::kByte).copy_(buffer.narrow(0, offset, bytes));
+  }
+  copy_block(from, to, block);
 }
 
 }  // namespace dtensor

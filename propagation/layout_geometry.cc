@@ -217,15 +217,14 @@ LocalLayout LayoutGeometry::layout_of(const Layers& layout, absl::Span<const int
 }
 
 // Without visiting all ranks: mesh dims whose cuts do not change are largest at coordinate 0; where a tensor dim is only cut
-// further or less far, the numbers change at breakpoints only; elsewhere every coordinate is visited.
-int64_t LayoutGeometry::received_numel_by_visiting(const Layers& before, const Layers& after) const {
+// further or less far, the numbers change at breakpoints only; elsewhere every coordinate is visited. False if there were too
+// many, and it visited only some.
+template <typename Visit>
+bool LayoutGeometry::visit_ranks(const Layers& before, const Layers& after, Visit visit_rank) const {
   std::vector<Coordinates> visit(ndim(), {0});
-  absl::InlinedVector<MeshDims, 4> old_cutters, new_cutters;
   for (int64_t d = 0; d < tensor_ndim(); ++d) {
-    old_cutters.push_back(cutters(before, d));
-    new_cutters.push_back(cutters(after, d));
-    const MeshDims& old_dims = old_cutters.back();
-    const MeshDims& new_dims = new_cutters.back();
+    const MeshDims old_dims = cutters(before, d);
+    const MeshDims new_dims = cutters(after, d);
     const size_t common = std::min(old_dims.size(), new_dims.size());
     bool nested = true;
     for (size_t i = 0; i < common; ++i) nested &= old_dims[i] == new_dims[i] && *before[old_dims[i]] == *after[old_dims[i]];
@@ -260,24 +259,11 @@ int64_t LayoutGeometry::received_numel_by_visiting(const Layers& before, const L
     }
   }
 
-  int64_t most = 0;
   std::vector<size_t> index(ndim(), 0);
   Shape coordinate(ndim(), 0);
-  LocalLayout source, target;
-  source.dims.resize(tensor_ndim());
-  target.dims.resize(tensor_ndim());
   for (bool done = false; !done;) {
     for (int64_t m = 0; m < ndim(); ++m) coordinate[m] = visit[m][index[m]];
-    int64_t numel = 1;
-    for (int64_t d = 0; d < tensor_ndim(); ++d) {
-      target.dims[d] = runs_of(after, new_cutters[d], d, coordinate);
-      numel *= total_size(target.dims[d]);
-    }
-    if (numel > most) {  // else it cannot receive more
-      for (int64_t d = 0; d < tensor_ndim(); ++d) source.dims[d] = runs_of(before, old_cutters[d], d, coordinate);
-      numel -= overlap_numel(source, target);
-      most = std::max(most, numel);
-    }
+    visit_rank(coordinate);
     done = true;
     for (int64_t m = ndim(); m-- > 0;) {
       if (++index[m] < visit[m].size()) {
@@ -287,7 +273,30 @@ int64_t LayoutGeometry::received_numel_by_visiting(const Layers& before, const L
       index[m] = 0;
     }
   }
-  return sampled ? std::max<int64_t>(most, 1) : most;  // nothing must be certain: then nobody sends
+  return !sampled;
+}
+
+int64_t LayoutGeometry::received_numel_by_visiting(const Layers& before, const Layers& after) const {
+  absl::InlinedVector<MeshDims, 4> old_cutters, new_cutters;
+  for (int64_t d = 0; d < tensor_ndim(); ++d) {
+    old_cutters.push_back(cutters(before, d));
+    new_cutters.push_back(cutters(after, d));
+  }
+  int64_t most = 0;
+  LocalLayout source, target;
+  source.dims.resize(tensor_ndim());
+  target.dims.resize(tensor_ndim());
+  const bool all = visit_ranks(before, after, [&](const Shape& coordinate) {
+    int64_t numel = 1;
+    for (int64_t d = 0; d < tensor_ndim(); ++d) {
+      target.dims[d] = runs_of(after, new_cutters[d], d, coordinate);
+      numel *= total_size(target.dims[d]);
+    }
+    if (numel <= most) return;  // it cannot receive more
+    for (int64_t d = 0; d < tensor_ndim(); ++d) source.dims[d] = runs_of(before, old_cutters[d], d, coordinate);
+    most = std::max(most, numel - overlap_numel(source, target));
+  });
+  return all ? most : std::max<int64_t>(most, 1);  // nothing must be certain: then nobody sends
 }
 
 // An index is a number of mixed radix; what is left to cut is a list of stretches of digits, the most significant first.
@@ -347,26 +356,185 @@ bool LayoutGeometry::same_parts(const Layers& before, const Layers& after) const
   return true;
 }
 
-int64_t LayoutGeometry::buffer_bytes(const Layers& before, const Layers& after, const MeshDims& dims, bool reduces,
-                                     int64_t chunks) const {
+int64_t LayoutGeometry::packed_bytes(const Needs& n, int64_t group, bool reduces, int64_t reducing_bytes) const {
+  const int64_t sent = n.wanted - n.kept;
+  if (!reduces) return (n.in + n.out + sent + (n.out - n.kept)) * item_bytes_;
+  return (n.in + n.out + sent + (group - 1) * n.out + group * n.out) * item_bytes_ + n.out * reducing_bytes;
+}
+
+// A rank's parts are given by digits of its coordinates (see digits_of), the same number of elements on all. What it sends
+// and keeps are the elements on which two sets of digits agree. Where they tie a digit of an index to two coordinates, the
+// ranks on which these are equal have them, and others have none.
+int64_t LayoutGeometry::packed_bytes_if_even(const Layers& before, const Layers& after, const MeshDims& dims, int64_t group,
+                                             bool reduces, int64_t reducing_bytes) const {
+  using Place = std::pair<int64_t, int64_t>;  // a digit of a coordinate: mesh dim and place
+  using Equation = std::pair<Place, Place>;
+  const auto in_group = [&](int64_t m) { return std::find(dims.begin(), dims.end(), m) != dims.end(); };
+  Needs needs{1, 1, 1, 1};  // where all digits agree; `wanted` by ranks of the group that differ in what cuts
+  absl::InlinedVector<Equation, 4> of_wanted, of_kept;
+  for (int64_t d = 0; d < tensor_ndim(); ++d) {
+    int64_t old_parts = 1, new_parts = 1, my_parts = 1;  // the last: of `after`, by mesh dims that are not of the group
+    bool is_plain = true;
+    for (int64_t m = 0; m < ndim(); ++m) {
+      if (cuts(before, m, d)) {
+        old_parts *= mesh_shape_[m];
+        is_plain &= before[m]->is_shard();
+      }
+      if (cuts(after, m, d)) {
+        new_parts *= mesh_shape_[m];
+        my_parts *= in_group(m) ? 1 : mesh_shape_[m];
+        is_plain &= after[m]->is_shard();
+      }
+    }
+    if (is_plain && (old_parts == 1 || new_parts == 1) && sizes_[d] % (old_parts * new_parts) == 0) {  // nothing to compare
+      needs.in *= sizes_[d] / old_parts;
+      needs.out *= sizes_[d] / new_parts;
+      needs.kept *= sizes_[d] / (old_parts * new_parts);
+      needs.wanted *= sizes_[d] / old_parts / my_parts;
+      continue;
+    }
+    Digits digits[2];
+    if (!digits_of(before, d, digits[0]) || !digits_of(after, d, digits[1])) return -1;
+    absl::InlinedVector<int64_t, 12> bounds = {1, sizes_[d]};
+    for (const Digits& list : digits) {
+      for (const Digit& digit : list) {
+        bounds.push_back(digit.stride);
+        bounds.push_back(digit.stride * digit.radix);
+      }
+    }
+    std::sort(bounds.begin(), bounds.end());
+    bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
+    for (size_t i = 0; i + 1 < bounds.size(); ++i) {
+      const int64_t low = bounds[i], high = bounds[i + 1];
+      if (high % low != 0) return -1;
+      Place owner[2] = {{-1, 0}, {-1, 0}};
+      for (int k = 0; k < 2; ++k) {
+        for (const Digit& digit : digits[k]) {
+          if (low < digit.stride || digit.stride * digit.radix < high) continue;
+          if (low % digit.stride != 0) return -1;
+          owner[k] = {digit.mesh_dim, digit.place * (low / digit.stride)};
+        }
+      }
+      const bool has_old = owner[0].first >= 0, has_new = owner[1].first >= 0;
+      const bool new_is_mine = has_new && !in_group(owner[1].first);  // the same for all of the group
+      const int64_t radix = high / low;
+      if (!has_old) needs.in *= radix;
+      if (!has_new) needs.out *= radix;
+      if (!has_old && !has_new) needs.kept *= radix;
+      if (!has_old && !new_is_mine) needs.wanted *= radix;
+      if (has_old && has_new && owner[0] != owner[1]) (new_is_mine ? of_wanted : of_kept).emplace_back(owner[0], owner[1]);
+    }
+  }
+  for (int64_t m : dims) needs.wanted *= after[m]->is_sharded() ? 1 : mesh_shape_[m];
+  // Whether some rank sends, and keeps nothing: its digits agree where `wanted` asks for it, but not all others.
+  bool keeps_always = true;
+  for (const Equation& e : of_kept) {
+    absl::InlinedVector<Place, 8> equal = {e.first};
+    for (size_t i = 0; i < equal.size(); ++i) {
+      for (const Equation& other : of_wanted) {
+        for (const auto& [a, b] : {other, Equation(other.second, other.first)}) {
+          if (a == equal[i] && std::find(equal.begin(), equal.end(), b) == equal.end()) equal.push_back(b);
+        }
+      }
+    }
+    keeps_always &= std::find(equal.begin(), equal.end(), e.second) != equal.end();
+  }
+  int64_t most = packed_bytes(needs, group, reduces, reducing_bytes);
+  if (!of_wanted.empty()) {  // a rank of which nobody wants anything
+    most = std::max(most, packed_bytes({needs.in, needs.out, 0, 0}, group, reduces, reducing_bytes));
+  }
+  if (!keeps_always) needs.kept = 0;
+  return std::max(most, packed_bytes(needs, group, reduces, reducing_bytes));
+}
+
+int64_t LayoutGeometry::wanted_by_group(const Runs& held, const Layers& after, int64_t d, const MeshDims& group_cuts,
+                                        const MeshDims& other_cuts, const Shape& coordinate) const {
+  if (group_cuts.empty() || other_cuts.empty() || other_cuts.back() < group_cuts.front()) {
+    // What the other cuts leave, all of the group together want.
+    if (other_cuts.empty()) return total_size(held);
+    LocalLayout source, target;
+    source.dims.push_back(held);
+    target.dims.push_back(runs_of(after, other_cuts, d, coordinate));
+    return overlap_numel(source, target);
+  }
+  MeshDims all = cutters(after, d);
+  int64_t members = 1;
+  for (int64_t m : group_cuts) members *= mesh_shape_[m];
+  LocalLayout source, target;
+  source.dims.push_back(held);
+  target.dims.resize(1);
+  Shape other(coordinate.begin(), coordinate.end());
+  int64_t wanted = 0;
+  for (int64_t p = 0; p < members; ++p) {
+    int64_t rest = p;
+    for (int64_t m : group_cuts) {
+      other[m] = rest % mesh_shape_[m];
+      rest /= mesh_shape_[m];
+    }
+    target.dims[0] = runs_of(after, all, d, other);
+    wanted += overlap_numel(source, target);
+  }
+  return wanted;
+}
+
+int64_t LayoutGeometry::packed_bytes(const Layers& before, const Layers& after, const MeshDims& dims, bool reduces,
+                                     int64_t reducing_bytes, int64_t chunks) const {
+  int64_t group = 1;
+  for (int64_t m : dims) group *= mesh_shape_[m];
+  const auto in_group = [&](int64_t m) { return std::find(dims.begin(), dims.end(), m) != dims.end(); };
+  if (chunks == 1) {
+    if (const int64_t bytes = packed_bytes_if_even(before, after, dims, group, reduces, reducing_bytes); bytes >= 0) return bytes;
+    int64_t copies = 1;  // ranks of a group that want the same
+    for (int64_t m : dims) copies *= after[m]->is_sharded() ? 1 : mesh_shape_[m];
+    absl::InlinedVector<MeshDims, 4> old_cuts, new_cuts, group_cuts(tensor_ndim()), other_cuts(tensor_ndim());
+    for (int64_t d = 0; d < tensor_ndim(); ++d) {
+      old_cuts.push_back(cutters(before, d));
+      new_cuts.push_back(cutters(after, d));
+      for (int64_t m : new_cuts[d]) (in_group(m) ? group_cuts : other_cuts)[d].push_back(m);
+    }
+    int64_t most = 0;
+    LocalLayout source, target;
+    source.dims.resize(tensor_ndim());
+    target.dims.resize(tensor_ndim());
+    visit_ranks(before, after, [&](const Shape& coordinate) {
+      Needs needs{1, 1, 1, copies};
+      for (int64_t d = 0; d < tensor_ndim(); ++d) {
+        source.dims[d] = runs_of(before, old_cuts[d], d, coordinate);
+        target.dims[d] = runs_of(after, new_cuts[d], d, coordinate);
+        needs.in *= total_size(source.dims[d]);
+        needs.out *= total_size(target.dims[d]);
+        needs.wanted *= wanted_by_group(source.dims[d], after, d, group_cuts[d], other_cuts[d], coordinate);
+      }
+      needs.kept = overlap_numel(source, target);
+      most = std::max(most, packed_bytes(needs, group, reduces, reducing_bytes));
+    });
+    return most;
+  }
+
   std::vector<int64_t> strides(ndim(), 1);
   for (int64_t m = ndim() - 1; m > 0; --m) strides[m - 1] = strides[m] * mesh_shape_[m];
   const int64_t ranks = ndim() == 0 ? 1 : strides[0] * mesh_shape_[0];
-  int64_t group = 1;
-  for (int64_t m : dims) group *= mesh_shape_[m];
-  const auto coordinate_of = [&](int64_t rank) {
-    Shape coordinate;
-    for (int64_t m = 0; m < ndim(); ++m) coordinate.push_back(rank / strides[m] % mesh_shape_[m]);
-    return coordinate;
-  };
   const int64_t step = std::max<int64_t>(1, ranks * group / kMaxRanksVisited);
+  const int64_t own_bytes = reduces ? item_bytes_ + reducing_bytes : 0;
   int64_t most = 0;
-  std::vector<int64_t> rounds;
+  std::vector<int64_t> rounds;  // bytes of buffers
+  const auto add = [&](const LocalLayout& source, const LocalLayout& target, int64_t bytes) {
+    for (const Block& block : overlap(source, target)) {
+      int64_t numel = 1;
+      int64_t longest = 1;
+      for (int64_t size : block.sizes) {
+        numel *= size;
+        longest = std::max(longest, size);
+      }
+      for (int64_t c = 0; c < std::min(chunks, longest); ++c) rounds[c] += numel / longest * chunk(longest, chunks, c).size * bytes;
+    }
+  };
   for (int64_t rank = 0; rank < ranks; rank += step) {
-    // Of a reduce-scatter count what the rank sends, else what it receives.
-    const Shape mine = coordinate_of(rank);
-    const LocalLayout part = layout_of(reduces ? before : after, mine);
+    Shape mine;
+    for (int64_t m = 0; m < ndim(); ++m) mine.push_back(rank / strides[m] % mesh_shape_[m]);
+    const LocalLayout old_part = layout_of(before, mine), new_part = layout_of(after, mine);
     rounds.assign(chunks, 0);
+    if (reduces) add(old_part, new_part, own_bytes);
     Shape other = mine;
     for (int64_t p = 0; p < group; ++p) {
       int64_t rest = p;
@@ -374,21 +542,20 @@ int64_t LayoutGeometry::buffer_bytes(const Layers& before, const Layers& after, 
         other[dims[i]] = rest % mesh_shape_[dims[i]];
         rest /= mesh_shape_[dims[i]];
       }
-      if (!reduces && other == mine) continue;
-      const LocalLayout peer = layout_of(reduces ? after : before, other);
-      for (const Block& block : reduces ? overlap(part, peer) : overlap(peer, part)) {
-        int64_t numel = 1;
-        int64_t longest = 1;
-        for (int64_t size : block.sizes) {
-          numel *= size;
-          longest = std::max(longest, size);
-        }
-        for (int64_t c = 0; c < std::min(chunks, longest); ++c) rounds[c] += numel / longest * chunk(longest, chunks, c).size;
-      }
+      if (other == mine) continue;
+      add(old_part, layout_of(after, other), item_bytes_);
+      // What arrives to be reduced is copied once more.
+      add(layout_of(before, other), new_part, item_bytes_ * (reduces ? 2 : 1));
     }
-    most = std::max(most, *std::max_element(rounds.begin(), rounds.end()));
+    int64_t parts = 0;
+    for (const LocalLayout* part : {&old_part, &new_part}) {
+      int64_t numel = 1;
+      for (const Runs& runs : part->dims) numel *= total_size(runs);
+      parts += numel * item_bytes_;
+    }
+    most = std::max(most, parts + *std::max_element(rounds.begin(), rounds.end()));
   }
-  return most * item_bytes_ * (reduces ? 1 : 2);
+  return most;
 }
 
 }  // namespace dtensor

@@ -42,9 +42,12 @@ class LayoutGeometry {
   // True if both cut the tensor into the same parts, so that only who has which changes. False where that is not plain.
   bool same_parts(const Layers& before, const Layers& after) const;
 
-  // Bytes of the buffers for an exchange along mesh dims `dims` in `chunks` rounds: what a rank receives in its largest round,
-  // and as much again for what it sends; of a reduce-scatter what it sends.
-  int64_t buffer_bytes(const Layers& before, const Layers& after, const MeshDims& dims, bool reduces, int64_t chunks) const;
+  // What an exchange along mesh dims `dims` in `chunks` rounds needs where messages are packed, on the rank that needs most: its
+  // parts before and after, and in its largest round all that it sends and all that it receives. Of a reduce-scatter every
+  // addend once more, its own too, and `reducing_bytes` per element of its result. Exact, but in irregular layouts, or in
+  // several rounds, over more than 2^14 ranks or pairs of ranks, where it looks at some.
+  int64_t packed_bytes(const Layers& before, const Layers& after, const MeshDims& dims, bool reduces, int64_t reducing_bytes,
+                       int64_t chunks) const;
 
  private:
   // An even cut makes a digit of the index into a tensor dim equal to a digit of a mesh coordinate: on a rank with coordinate
@@ -65,6 +68,23 @@ class LayoutGeometry {
   Coordinates add_breakpoints(const Layers& layout, int64_t d, std::vector<Coordinates>& visit) const;
   int64_t longest_part(const Layers& layout, int64_t d) const;
   int64_t received_numel_by_visiting(const Layers& before, const Layers& after) const;
+  // On some ranks that differ wherever ranks can: those with the most of everything are among them.
+  template <typename Visit>  // visit(coordinate)
+  bool visit_ranks(const Layers& before, const Layers& after, Visit visit) const;
+
+  // What packed_bytes() adds up, in elements of one rank.
+  struct Needs {
+    int64_t in = 0, out = 0;
+    int64_t kept = 0;    // of `out`, what it has
+    int64_t wanted = 0;  // of `in`, by all of its group, itself among them
+  };
+  int64_t packed_bytes(const Needs& needs, int64_t group, bool reduces, int64_t reducing_bytes) const;
+  // -1 where some cut is uneven.
+  int64_t packed_bytes_if_even(const Layers& before, const Layers& after, const MeshDims& dims, int64_t group, bool reduces,
+                               int64_t reducing_bytes) const;
+  // Of tensor dim d, what the rank has and its group wants. `group_cuts`, `other_cuts`: those of `after`.
+  int64_t wanted_by_group(const Runs& held, const Layers& after, int64_t d, const MeshDims& group_cuts, const MeshDims& other_cuts,
+                          const Shape& coordinate) const;
 
   const std::vector<int64_t>& mesh_shape_;
   const Shape& sizes_;

@@ -50,9 +50,10 @@ struct RedistributeStep {
   // Received per rank. Exactly, on the rank that receives most (in groups of more than 2^14 ranks whose parts are irregular:
   // of a sample). all_reduce of N bytes over W ranks: 2 N (W-1)/W; reduce_scatter: N (W-1)/W.
   int64_t bytes = 0;
-  // Alive at once on the rank with the largest parts: input, output and, where the cost model says that messages are packed,
-  // the buffers for them: twice what is received, as if every rank sent as much. One that sends more, such as the only owner of
-  // a short tensor, needs more.
+  // Alive at once on the rank that needs most: input, output and, where the cost model says that messages are packed, the
+  // buffers for all that it sends and receives; of a reduce_scatter every addend once more. An all_reduce needs what the
+  // world's backend does: Gloo, over processes on CPU, exchanges addends; elsewhere as NCCL, in place of the output. Exact as
+  // `bytes` is, and where tensors of one dtype travel and the input is contiguous.
   int64_t peak_bytes = 0;
   double seconds = 0;  // estimate
 

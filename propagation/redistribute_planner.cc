@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "mesh/backend_capabilities.h"
 #include "propagation/layout_geometry.h"
+#include "propagation/mesh_steps.h"
 #include "propagation/transfer.h"
 
 namespace dtensor {
@@ -43,17 +45,50 @@ Collective collective_of(Kind kind) {
   return step.collective();
 }
 
+// What reduce_in_order() allocates per element of its result.
+int64_t reducing_bytes(c10::ScalarType dtype, ReduceOp op) {
+  if (c10::isReducedFloatingType(dtype)) return 2 * static_cast<int64_t>(sizeof(float));  // the sum, and the next addend
+  const bool is_wide_unsigned = dtype == at::kUInt16 || dtype == at::kUInt32 || dtype == at::kUInt64;
+  return is_wide_unsigned && (op == ReduceOp::kMin || op == ReduceOp::kMax) ? static_cast<int64_t>(c10::elementSize(dtype)) : 0;
+}
+
+// What an all-reduce of `bytes` holds at once between processes (processes/c10d_communicator.cc).
+int64_t packed_all_reduce_bytes(CommBackend backend, const TensorMeta& meta, ReduceOp op, int64_t bytes, int64_t group) {
+  constexpr int64_t kSmallBytes = 128 << 10;  // as much data as goes as one exchange of everything
+  const auto item = static_cast<int64_t>(c10::elementSize(meta.dtype));
+  const Carrier carrier = reduction_by(backend, Collective::kAllReduce, meta.dtype, op).carrier;
+  if (carrier == Carrier::kAsInt32) return 2 * bytes + bytes / item * static_cast<int64_t>(sizeof(int32_t));
+  if (carrier != Carrier::kInOrder) return 2 * bytes;
+  const bool is_small = bytes * group <= kSmallBytes;
+  // Of what a rank adds up: the addends of all, and the buffers of the exchanges around it.
+  const int64_t share = is_small ? bytes : (bytes / item + group - 1) / group * item;
+  const int64_t exchanged = is_small ? (group - 1) * 2 * bytes : (group - 1) * share + bytes;
+  const int64_t added_up = (is_small ? 0 : share) + share / item * reducing_bytes(meta.dtype, op);
+  return 2 * bytes + group * share + std::max(exchanged, added_up);
+}
+
 // What a step between two layouts costs.
 class Pricer {
  public:
   Pricer(const DeviceMesh& mesh, const TensorMeta& meta, const CostModel& cost, const Limits& limits)
       : geometry(mesh.shape(), meta),
+        meta_(meta),
+        backend_(mesh.world().kind() == World::Kind::kProcesses && mesh.world().device_type() == c10::DeviceType::CPU
+                     ? CommBackend::kGloo
+                     : CommBackend::kNccl),
         cost_(cost),
         limits_(limits),
         between_nodes_(mesh.dims_between_nodes(cost.ranks_per_node)) {}
 
   // False if it cannot be kept within the limits.
-  bool price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge) const;
+  bool price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge);
+
+  // Its peak with the buffers of messages. Not looked at without a limit: it takes as long as all the rest.
+  int64_t peak_with_buffers(const Edge& edge, const Layers& before, const Layers& after) const;
+  bool leaves_buffers_out() const { return cost_.packs && limits_.peak_bytes == std::numeric_limits<int64_t>::max(); }
+
+  // The smallest limit under which something would be priced that was refused. With less, the same is refused.
+  int64_t least_refused() const { return least_refused_; }
 
   uint64_t between_nodes() const { return between_nodes_; }
   // Whether some mesh dims lie within a node and others do not.
@@ -62,12 +97,37 @@ class Pricer {
   const LayoutGeometry geometry;
 
  private:
+  // Whether a step that needs `peak_bytes` at least may be taken.
+  bool is_allowed(int64_t peak_bytes) {
+    if (peak_bytes <= limits_.peak_bytes) return true;
+    least_refused_ = std::min(least_refused_, peak_bytes);
+    return false;
+  }
+
+  const TensorMeta& meta_;
+  const CommBackend backend_;  // of processes; a world without any stands for one of GPUs
   const CostModel& cost_;
   const Limits& limits_;
   const uint64_t between_nodes_;
+  int64_t least_refused_ = std::numeric_limits<int64_t>::max();
 };
 
-bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge) const {
+int64_t Pricer::peak_with_buffers(const Edge& edge, const Layers& before, const Layers& after) const {
+  MeshDims dims;
+  int64_t group = 1;
+  for (int64_t m = 0; m < geometry.ndim(); ++m) {
+    if ((edge.dims >> m & 1) == 0) continue;
+    dims.push_back(m);
+    group *= geometry.mesh_size(m);
+  }
+  if (edge.kind == Kind::kAllReduce) {
+    return packed_all_reduce_bytes(backend_, meta_, edge.op, geometry.part_bytes(before), group);
+  }
+  const bool reduces = edge.kind == Kind::kReduceScatter;
+  return geometry.packed_bytes(before, after, dims, reduces, reduces ? reducing_bytes(meta_.dtype, edge.op) : 0, edge.chunks);
+}
+
+bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge) {
   edge = Edge();
   edge.kind = kind;
   edge.dims = dims;
@@ -81,7 +141,6 @@ bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers&
   }
   const int64_t in = geometry.part_bytes(before);
   const int64_t out = geometry.part_bytes(after);
-  int64_t buffers = 0;
   switch (kind) {
     case Kind::kFill:
       edge.op = target->reduce_op();
@@ -97,12 +156,10 @@ bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers&
       edge.op = first->reduce_op();
       edge.bytes = in * (group - 1) / group;
       edge.seconds = cost_.copy(in);
-      buffers = in;
       break;
     case Kind::kAllGather:
       edge.bytes = geometry.received_bytes(before, after);
       edge.seconds = cost_.copy(out);
-      buffers = 2 * edge.bytes;
       break;
     case Kind::kPermute:
     case Kind::kAllToAll:
@@ -115,37 +172,29 @@ bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers&
       }
       if (in == out && geometry.same_parts(before, after)) edge.kind = Kind::kPermute;
       edge.seconds = cost_.copy(in + out);
-      buffers = 2 * edge.bytes;
       break;
   }
   edge.peak_bytes = in + out;
-  if (edge.is_local()) return edge.peak_bytes <= limits_.peak_bytes;
+  if (edge.is_local()) return is_allowed(edge.peak_bytes);
 
   edge.seconds += cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, edge.bytes);
-  if (!cost_.packs || kind == Kind::kAllReduce) return edge.peak_bytes <= limits_.peak_bytes;
-  if (edge.peak_bytes + buffers > limits_.peak_bytes && edge.peak_bytes < limits_.peak_bytes) {
+  if (!cost_.packs || leaves_buffers_out()) return is_allowed(edge.peak_bytes);
+  if (std::max(in, out) >= limits_.peak_bytes) return is_allowed(std::max(in, out) + 1);  // something is sent as well
+  edge.peak_bytes = peak_with_buffers(edge, before, after);
+  if (edge.peak_bytes > limits_.peak_bytes && kind != Kind::kAllReduce) {
     // In several rounds the buffers are smaller. No more rounds than anything is long.
     int64_t longest = 1;
     for (int64_t d = 0; d < geometry.tensor_ndim(); ++d) longest = std::max(longest, geometry.size(d));
     longest = std::min(longest, kMaxRounds);
-    MeshDims list;
-    for (int64_t m = 0; m < geometry.ndim(); ++m) {
-      if ((dims >> m & 1) != 0) list.push_back(m);
-    }
-    const auto buffers_in = [&](int64_t chunks) {
-      return geometry.buffer_bytes(before, after, list, kind == Kind::kReduceScatter, chunks);
-    };
-    const double round = edge.seconds;
-    for (int64_t chunks = 2; chunks < 2 * longest; chunks *= 2) {
+    for (int64_t chunks = 2; chunks < 2 * longest && edge.peak_bytes > limits_.peak_bytes; chunks *= 2) {
+      is_allowed(edge.peak_bytes);
       edge.chunks = std::min(chunks, longest);
-      buffers = buffers_in(edge.chunks);
-      if (edge.peak_bytes + buffers <= limits_.peak_bytes) break;
+      edge.peak_bytes = peak_with_buffers(edge, before, after);
     }
     const double latency = cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, 0);
-    edge.seconds = round + static_cast<double>(edge.chunks - 1) * latency;
+    edge.seconds += static_cast<double>(edge.chunks - 1) * latency;
   }
-  edge.peak_bytes += buffers;
-  return edge.peak_bytes <= limits_.peak_bytes;
+  return is_allowed(edge.peak_bytes);
 }
 
 // Layouts are numbers: four bits per mesh dim that changes, which of its placements it has.
@@ -161,6 +210,8 @@ class Search {
   bool run(std::vector<RedistributeStep>& steps);
   // Complete paths, one for each last step into the target, the shortest first.
   std::vector<Route> all_arrivals();
+  // After run() found nothing: smaller limits than this leave nothing, either.
+  int64_t least_refused() const { return pricer_.least_refused(); }
 
  private:
   struct Node {
@@ -220,7 +271,7 @@ class Search {
   std::vector<RedistributeStep> path_to(int node, const Edge* last = nullptr);
   Placements placements(State state);
 
-  const Pricer pricer_;
+  Pricer pricer_;
   const LayoutGeometry& geometry_;
   const CostModel& cost_;
   const Placement replicate_;
@@ -600,6 +651,9 @@ std::vector<RedistributeStep> Search::path_to(int node, const Edge* last) {
     step.before = std::move(at);
     at = placements(state);
     step.after = at;
+    if (pricer_.leaves_buffers_out() && !edge->is_local()) {
+      step.peak_bytes = pricer_.peak_with_buffers(*edge, layers_of(step.before), layers_of(step.after));
+    }
   }
   return steps;
 }
@@ -639,15 +693,21 @@ Placements relabelled(const DeviceMesh& mesh, Placements from, const Placements&
   return from;
 }
 
+// `refused`: as Search::least_refused().
 bool find_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& start, const Placements& to,
-                const CostModel& cost, const Limits& limits, std::vector<RedistributeStep>& steps) {
+                const CostModel& cost, const Limits& limits, std::vector<RedistributeStep>& steps, int64_t& refused) {
   Placements middle = start;
   int64_t changing = 0;
   for (size_t m = 0; m < to.size(); ++m) {
     if (start[m] == to[m] || ++changing > kMaxChanging) continue;
     middle[m] = to[m].is_partial() ? Replicate() : to[m];
   }
-  if (changing <= kMaxChanging) return Search(mesh, meta, start, to, cost, limits).run(steps);
+  if (changing <= kMaxChanging) {
+    Search search(mesh, meta, start, to, cost, limits);
+    const bool found = search.run(steps);
+    if (!found) refused = search.least_refused();
+    return found;
+  }
   if (middle == start) {  // fills are left, of so many dims that they go one kind at a time
     for (size_t m = 0, filled = 0; m < to.size() && filled < kMaxChanging; ++m) {
       if (start[m] != to[m]) middle[m] = to[m], ++filled;
@@ -655,7 +715,8 @@ bool find_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements
   }
   // More than a search can tell apart: some of them first.
   std::vector<RedistributeStep> rest;
-  if (!find_steps(mesh, meta, start, middle, cost, limits, steps) || !find_steps(mesh, meta, middle, to, cost, limits, rest)) {
+  if (!find_steps(mesh, meta, start, middle, cost, limits, steps, refused) ||
+      !find_steps(mesh, meta, middle, to, cost, limits, rest, refused)) {
     return false;
   }
   steps.insert(steps.end(), std::make_move_iterator(rest.begin()), std::make_move_iterator(rest.end()));
@@ -663,6 +724,42 @@ bool find_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements
 }
 
 }  // namespace
+
+bool find_mesh_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
+                     const CostModel& cost, const Limits& limits, std::vector<RedistributeStep>& steps) {
+  steps.clear();
+  const Placements start = relabelled(mesh, from, to);
+  if (start == to) return true;
+  if (meta.numel() > 0) {
+    int64_t refused = 0;
+    return find_steps(mesh, meta, start, to, cost, limits, steps, refused);
+  }
+  RedistributeStep& step = steps.emplace_back();
+  for (int64_t m = 0; m < mesh.ndim(); ++m) {
+    if (start[m] != to[m]) step.dims.push_back(m);
+  }
+  step.before = start;
+  step.after = to;
+  return true;
+}
+
+int64_t least_mesh_peak(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
+                        const CostModel& cost, int64_t fails) {
+  const Placements start = relabelled(mesh, from, to);
+  std::vector<RedistributeStep> steps;
+  int64_t works = std::numeric_limits<int64_t>::max();
+  fails = std::max<int64_t>(0, fails);
+  for (Limits limits; works - fails > 1; limits.peak_bytes = fails + (works - fails) / 2) {
+    int64_t refused = 0;
+    if (find_steps(mesh, meta, start, to, cost, limits, steps, refused)) {
+      works = 0;
+      for (const RedistributeStep& step : steps) works = std::max(works, step.peak_bytes);
+    } else {
+      fails = std::max(limits.peak_bytes, std::min(refused, works) - 1);
+    }
+  }
+  return works;
+}
 
 RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from,
                                      const Placements& to, const PlanOptions& options) {
@@ -676,31 +773,13 @@ RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& m
   plan.cost = options.cost ? options.cost : cost_model(mesh.world());
   plan.limits = options.limits;
   plan.schedule = make_schedule_slot();
-  const Placements start = relabelled(mesh, from, to);
-  if (start == to) {
-    plan.peak_bytes = LayoutGeometry(mesh.shape(), meta).part_bytes(layers_of(to));
-  } else if (meta.numel() == 0) {
-    RedistributeStep& step = plan.steps.emplace_back();
-    for (int64_t m = 0; m < mesh.ndim(); ++m) {
-      if (start[m] != to[m]) step.dims.push_back(m);
-    }
-    step.before = start;
-    step.after = to;
-  } else if (!find_steps(mesh, meta, start, to, *plan.cost, plan.limits, plan.steps)) {
-    // The smallest limit that leaves a route.
-    std::vector<RedistributeStep> steps;
-    Limits works;
-    TORCH_INTERNAL_ASSERT(find_steps(mesh, meta, start, to, *plan.cost, works, steps));
-    works.peak_bytes = 0;
-    for (const RedistributeStep& step : steps) works.peak_bytes = std::max(works.peak_bytes, step.peak_bytes);
-    for (int64_t fails = std::max<int64_t>(0, plan.limits.peak_bytes); works.peak_bytes - fails > 1;) {
-      const Limits middle{fails + (works.peak_bytes - fails) / 2};
-      (find_steps(mesh, meta, start, to, *plan.cost, middle, steps) ? works.peak_bytes : fails) = middle.peak_bytes;
-    }
+  if (!find_mesh_steps(mesh, meta, from, to, *plan.cost, plan.limits, plan.steps)) {
     TORCH_CHECK_VALUE(false, "[redistribute] ", to_string(from), " -> ", to_string(to), " of ", to_string(meta), " on ",
-                      mesh.to_string(), ": limits.peak_bytes is ", plan.limits.peak_bytes,
-                      ", but no route needs less than ", works.peak_bytes, " bytes on a rank; allow as many");
+                      mesh.to_string(), ": limits.peak_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ",
+                      least_mesh_peak(mesh, meta, from, to, *plan.cost, plan.limits.peak_bytes),
+                      " bytes on a rank; allow as many");
   }
+  if (plan.steps.empty()) plan.peak_bytes = LayoutGeometry(mesh.shape(), meta).part_bytes(layers_of(to));
   for (const RedistributeStep& step : plan.steps) {
     plan.bytes += step.bytes;
     plan.seconds += step.seconds;

@@ -4,12 +4,17 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
+#include <optional>
 #include <tuple>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "propagation/layout_geometry.h"
+#include "absl/container/node_hash_map.h"
+#include "propagation/mesh_steps.h"
+#include "propagation/plan_many.h"
 
 namespace dtensor {
 namespace {
@@ -17,6 +22,8 @@ namespace {
 using Kind = RedistributeStep::Kind;
 
 constexpr int64_t kMaxRounds = 1024;  // of one transfer
+constexpr size_t kMaxLegs = 24;        // on either mesh
+constexpr int64_t kMaxPairs = int64_t{1} << 18;
 
 int64_t numel_of(const LocalLayout& part) {
   int64_t numel = 1;
@@ -26,16 +33,43 @@ int64_t numel_of(const LocalLayout& part) {
 
 int64_t item_bytes(const TensorMeta& meta) { return static_cast<int64_t>(c10::elementSize(meta.dtype)); }
 
-int64_t part_bytes(const TensorMeta& meta, const Layout& layout, int64_t rank) {
-  int64_t numel = 0;
-  for (const LocalLayout& part : layout.parts(meta.sizes, rank)) numel += numel_of(part);
-  return numel * item_bytes(meta);
-}
+// Layout::parts() of every rank. Boxes are looked through once.
+class PartsByRank {
+ public:
+  PartsByRank(const TensorMeta& meta, const Layout& layout) : meta_(meta), layout_(layout) {
+    if (!layout.is_boxes()) return;
+    for (const RankBox& box : layout.boxes()) {
+      LocalLayout& part = parts_[box.rank].emplace_back();
+      part.offsets = box.offsets;
+      for (size_t d = 0; d < box.sizes.size(); ++d) {
+        Runs& runs = part.dims.emplace_back();
+        if (box.sizes[d] > 0) runs.push_back({box.offsets[d], box.sizes[d]});
+      }
+    }
+  }
+  const std::vector<LocalLayout>& of(int64_t rank) {
+    const auto [it, is_new] = parts_.try_emplace(rank);
+    if (is_new && !layout_.is_boxes()) it->second = layout_.parts(meta_.sizes, rank);
+    return it->second;
+  }
+
+ private:
+  const TensorMeta& meta_;
+  const Layout& layout_;
+  absl::node_hash_map<int64_t, std::vector<LocalLayout>> parts_;
+};
+
+// A part that a rank holds.
+struct Held {
+  int64_t rank = 0;
+  int64_t number = 0;  // of the rank's parts
+  const LocalLayout* part = nullptr;  // owned by somebody else
+};
 
 // The ranks of `layout` that together hold the tensor once, for one receiver.
 class Sources {
  public:
-  Sources(const TensorMeta& meta, const Layout& layout) : meta_(meta), layout_(layout) {
+  Sources(const TensorMeta& meta, const Layout& layout) : parts_(meta, layout) {
     if (layout.is_boxes()) {
       copies_.push_back(layout.ranks());
       return;
@@ -55,28 +89,34 @@ class Sources {
     }
   }
 
-  // `position`: of the receiver among those of the target.
-  const std::vector<int64_t>& of(int64_t receiver, int64_t position) const {
-    const auto it = copy_of_.find(receiver);
-    return copies_[it != copy_of_.end() ? it->second : static_cast<size_t>(position) % copies_.size()];
-  }
+  size_t num_copies() const { return copies_.size(); }
 
-  const std::vector<LocalLayout>& parts(int64_t rank) {
-    const auto [it, is_new] = parts_.try_emplace(rank);
-    if (is_new) it->second = layout_.parts(meta_.sizes, rank);
-    return it->second;
+  // Who may have something of `part`, and which of its own: visit(held), which returns false to stop. `position`: of the receiver
+  // among those of the target.
+  template <typename Visit>
+  void of(int64_t receiver, int64_t position, const LocalLayout&, Visit visit) {
+    const auto it = copy_of_.find(receiver);
+    for (int64_t rank : copies_[it != copy_of_.end() ? it->second : static_cast<size_t>(position) % copies_.size()]) {
+      const auto& parts = parts_.of(rank);
+      for (size_t i = 0; i < parts.size(); ++i) {
+        if (!visit(Held{rank, static_cast<int64_t>(i), &parts[i]})) return;
+      }
+    }
   }
 
  private:
-  const TensorMeta& meta_;
-  const Layout& layout_;
+  PartsByRank parts_;
   std::vector<std::vector<int64_t>> copies_;
   absl::flat_hash_map<int64_t, size_t> copy_of_;
-  absl::flat_hash_map<int64_t, std::vector<LocalLayout>> parts_;
 };
 
 // What a transfer moves, at the ranks that receive, send and hold most.
 struct Traffic {
+  struct Rank {
+    int64_t rank = 0;
+    int64_t in = 0, out = 0, kept = 0;  // bytes
+  };
+  std::vector<Rank> ranks;
   int64_t received = 0;
   int64_t sent = 0;
   int64_t held = 0;   // before and after together
@@ -87,22 +127,20 @@ struct Traffic {
 Traffic traffic(const TensorMeta& meta, const Layout& before, const Layout& after) {
   Traffic t;
   const int64_t item = item_bytes(meta);
-  std::vector<int64_t> ranks = before.ranks();
-  const std::vector<int64_t> targets = after.ranks();
-  ranks.insert(ranks.end(), targets.begin(), targets.end());
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  const std::vector<int64_t> senders = before.ranks(), receivers = after.ranks();
+  std::vector<int64_t> ranks;
+  std::set_union(senders.begin(), senders.end(), receivers.begin(), receivers.end(), std::back_inserter(ranks));
+  PartsByRank all_old(meta, before), all_new(meta, after);
   int64_t total = 0;
   for (int64_t rank : ranks) {
-    const auto old_parts = before.parts(meta.sizes, rank);
-    const auto new_parts = after.parts(meta.sizes, rank);
-    int64_t held = 0;
-    int64_t lacking = 0;
-    for (const LocalLayout& part : old_parts) held += numel_of(part);
+    const auto& old_parts = all_old.of(rank);
+    const auto& new_parts = all_new.of(rank);
+    Traffic::Rank& r = t.ranks.emplace_back();
+    r.rank = rank;
+    for (const LocalLayout& part : old_parts) r.in += numel_of(part) * item;
     for (const LocalLayout& part : new_parts) {
-      held += numel_of(part);
-      lacking += numel_of(part);
-      for (const LocalLayout& old : old_parts) lacking -= overlap_numel(old, part);
+      r.out += numel_of(part) * item;
+      for (const LocalLayout& old : old_parts) r.kept += overlap_numel(old, part) * item;
     }
     bool same = old_parts.size() == new_parts.size();
     for (size_t i = 0; same && i < old_parts.size(); ++i) {
@@ -110,13 +148,43 @@ Traffic traffic(const TensorMeta& meta, const Layout& before, const Layout& afte
                                                          old_parts[i].sizes() == new_parts[i].sizes());
     }
     t.same &= same;
-    t.received = std::max(t.received, lacking * item);
-    t.held = std::max(t.held, held * item);
-    total += lacking * item;
+    t.received = std::max(t.received, r.out - r.kept);
+    t.held = std::max(t.held, r.in + r.out);
+    total += r.out - r.kept;
   }
-  const int64_t senders = std::max<int64_t>(1, static_cast<int64_t>(before.ranks().size()));
-  t.sent = (total + senders - 1) / senders;
+  const auto num_senders = static_cast<int64_t>(std::max<size_t>(1, senders.size()));
+  t.sent = (total + num_senders - 1) / num_senders;
   return t;
+}
+
+// What the transfer needs where messages are packed, on the rank that needs most: its parts, what it sends and what it receives.
+// Exact, unless more than kMaxPairs pairs of parts meet and the sums are not plain: then every rank sends as much.
+int64_t packed_bytes(const TensorMeta& meta, const Layout& before, const Layout& after, const Traffic& t) {
+  absl::flat_hash_map<int64_t, int64_t> wanted;  // of each rank, by all, itself among them
+  Sources sources(meta, before);
+  if (sources.num_copies() == 1 && !after.is_boxes()) {  // the target takes the tensor so many times
+    int64_t times = 1;
+    for (int64_t m = 0; m < after.mesh().ndim(); ++m) times *= after.placements()[m].is_sharded() ? 1 : after.mesh().size(m);
+    for (const Traffic::Rank& r : t.ranks) wanted[r.rank] = times * r.in;
+  } else {
+    PartsByRank parts(meta, after);
+    const std::vector<int64_t> receivers = after.ranks();
+    int64_t pairs = 0;
+    for (size_t position = 0; position < receivers.size() && pairs <= kMaxPairs; ++position) {
+      for (const LocalLayout& part : parts.of(receivers[position])) {
+        sources.of(receivers[position], static_cast<int64_t>(position), part, [&](const Held& source) {
+          wanted[source.rank] += overlap_numel(*source.part, part) * item_bytes(meta);
+          return ++pairs <= kMaxPairs;
+        });
+      }
+    }
+    if (pairs > kMaxPairs) {
+      for (const Traffic::Rank& r : t.ranks) wanted[r.rank] = r.kept + (r.in > 0 ? t.sent : 0);
+    }
+  }
+  int64_t most = 0;
+  for (const Traffic::Rank& r : t.ranks) most = std::max(most, r.in + r.out + wanted[r.rank] - r.kept + r.out - r.kept);
+  return most;
 }
 
 void check_boxes(const TensorMeta& meta, const Layout& layout, const char* name, bool is_source) {
@@ -189,48 +257,64 @@ Layout normalized(const TensorMeta& meta, const Layout& layout, const char* name
 // Boxes may leave parts out, as long as nobody needs them.
 void check_covered(const TensorMeta& meta, const Layout& from, const Layout& to) {
   if (!from.is_boxes()) return;
-  std::vector<LocalLayout> sources;
-  for (int64_t rank : from.ranks()) {
-    for (LocalLayout& part : from.parts(meta.sizes, rank)) sources.push_back(std::move(part));
-  }
+  Sources sources(meta, from);
+  PartsByRank parts(meta, to);
   for (int64_t rank : to.ranks()) {
-    for (const LocalLayout& part : to.parts(meta.sizes, rank)) {
+    for (const LocalLayout& part : parts.of(rank)) {
       int64_t found = 0;
-      for (const LocalLayout& source : sources) found += overlap_numel(source, part);
+      sources.of(rank, 0, part, [&](const Held& source) {
+        found += overlap_numel(*source.part, part);
+        return true;
+      });
       TORCH_CHECK_VALUE(found == numel_of(part), "[redistribute] rank ", rank, " needs ", numel_of(part), " elements of ",
                         to_string(meta), " as `to` says, but the boxes of `from` hold ", found, " of them");
     }
   }
 }
 
-// One way to go: first to `middle_from` on the mesh of `from`, then over to `middle_to`, then to `to` on its mesh.
-struct Candidate {
-  Placements middle_from, middle_to;
+// The steps on one mesh that come before a transfer, or after it.
+struct Leg {
+  Placements middle;  // of the transfer, at this end
+  bool possible = true;  // within the limits
+  std::vector<RedistributeStep> steps;
+  int64_t least_peak = -1;  // the smallest limit that leaves some; -1: nobody asked
 };
 
 // What is Partial is reduced, or scattered along any dim. What every rank of the target wants may come in pieces that they
-// then gather, so that no sender sends it often.
-std::vector<Candidate> candidates(const TensorMeta& meta, const Layout& from, const Layout& to) {
-  const auto alternatives = [&](const Layout& layout, bool of_partials) {
-    std::vector<Placements> list = {without_partials(layout.placements())};
-    if (layout.is_boxes()) return list;
-    const Placements& p = layout.placements();
-    for (int64_t d = 0; d < static_cast<int64_t>(meta.sizes.size()); ++d) {
-      Placements sharded = list[0];
-      for (size_t m = 0; m < p.size(); ++m) {
-        const bool open = of_partials ? p[m].is_partial() : !p[m].is_sharded();
-        if (!open || meta.sizes[d] < layout.mesh().shape()[m]) continue;
-        bool cut_later = false;
-        for (size_t later = m + 1; later < p.size(); ++later) cut_later |= p[later].is_sharded_on(d);
-        if (!cut_later) sharded[m] = Shard(d);
-      }
-      if (sharded != list[0]) list.push_back(std::move(sharded));
-    }
-    return list;
+// then gather, so that no sender sends it often. With `every`, each mesh dim for itself, and what is replicated may be cut
+// before the transfer, too: a rank then has less, where it is in both meshes.
+std::vector<Placements> middles(const TensorMeta& meta, const Layout& layout, bool is_first, bool every) {
+  std::vector<Placements> list = {without_partials(layout.placements())};
+  if (layout.is_boxes()) return list;
+  const Placements& p = layout.placements();
+  const std::vector<int64_t>& shape = layout.mesh().shape();
+  // Where mesh dim m may cut tensor dim d, and how; nullopt where parts would be too short.
+  const auto landing = [&](size_t m, int64_t d, bool strided) -> std::optional<Placement> {
+    if (meta.sizes[d] < shape[m]) return std::nullopt;
+    int64_t inner = 1;  // parts that later mesh dims cut this one's into
+    for (size_t later = m + 1; later < p.size(); ++later) inner *= p[later].is_sharded_on(d) ? shape[later] : 1;
+    if (inner == 1) return Shard(d);
+    return strided ? std::optional<Placement>(StridedShard(d, inner)) : std::nullopt;
   };
-  std::vector<Candidate> list;
-  for (const Placements& a : alternatives(from, true)) {
-    for (const Placements& b : alternatives(to, false)) list.push_back({a, b});
+  const auto add = [&](Placements middle) {
+    if (std::find(list.begin(), list.end(), middle) == list.end()) list.push_back(std::move(middle));
+  };
+  const auto ndim = static_cast<int64_t>(meta.sizes.size());
+  for (int64_t d = 0; d < ndim; ++d) {
+    Placements sharded = list[0];
+    for (size_t m = 0; m < p.size(); ++m) {
+      if (is_first ? p[m].is_partial() : !p[m].is_sharded()) sharded[m] = landing(m, d, false).value_or(sharded[m]);
+    }
+    add(std::move(sharded));
+  }
+  for (size_t m = p.size(); every && m-- > 0;) {
+    for (size_t i = 0, n = list.size(); !p[m].is_sharded() && i < n; ++i) {
+      for (int64_t d = -1; d < ndim && list.size() < kMaxLegs; ++d) {
+        Placements other = list[i];
+        other[m] = d < 0 ? list[0][m] : landing(m, d, true).value_or(list[0][m]);
+        add(std::move(other));
+      }
+    }
   }
   return list;
 }
@@ -245,66 +329,24 @@ void add_up(Route& route) {
   }
 }
 
-std::vector<Route> transfer_routes(const TensorMeta& meta, const Layout& from, const Layout& to, const PlanOptions& options) {
-  const CostModel& cost = *options.cost;
-  absl::flat_hash_set<int64_t> nodes;
-  std::vector<int64_t> ranks = from.ranks();
-  for (int64_t rank : to.ranks()) ranks.push_back(rank);
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  for (int64_t rank : ranks) nodes.insert(rank / cost.ranks_per_node);
-
-  std::vector<Route> routes;
-  for (const Candidate& c : candidates(meta, from, to)) {
-    const Layout before = from.is_boxes() ? from : Layout(from.mesh(), c.middle_from);
-    const Layout after = to.is_boxes() ? to : Layout(to.mesh(), c.middle_to);
-    Route& route = routes.emplace_back();
-    const PlanOptions unlimited{options.cost, {}};
-    if (!from.is_boxes()) {
-      route.steps = plan_redistribution(from.mesh(), meta, from.placements(), c.middle_from, unlimited).steps;
-    }
-    std::vector<RedistributeStep> last;
-    if (!to.is_boxes()) last = plan_redistribution(to.mesh(), meta, c.middle_to, to.placements(), unlimited).steps;
-    const Traffic t = traffic(meta, before, after);
-    if (!t.same || !last.empty()) {  // with steps after it also where nothing moves: it is where the mesh changes
-      RedistributeStep& step = route.steps.emplace_back();
-      step.kind = Kind::kTransfer;
-      step.before = before.placements();
-      step.after = after.placements();
-      step.bytes = t.received;
-      step.peak_bytes = t.held + (cost.packs ? 2 * t.received : 0);
-      step.seconds = cost.copy(t.held);
-      if (t.received > 0) {
-        step.seconds += cost.collective(Collective::kAllToAll, static_cast<int64_t>(ranks.size()), nodes.size() > 1,
-                                        std::max(t.received, t.sent));
-      }
-    }
-    for (RedistributeStep& step : last) route.steps.push_back(std::move(step));
-    add_up(route);
-  }
-  std::stable_sort(routes.begin(), routes.end(), [](const Route& a, const Route& b) { return a.seconds < b.seconds; });
-  return routes;
-}
-
 // `wanted(sender, receiver)`: whether to list that pair's blocks.
 template <typename Wanted>
 std::vector<TransferBlock> blocks_between(const TensorMeta& meta, const Layout& before, const Layout& after, Wanted wanted) {
   std::vector<TransferBlock> blocks;
   Sources sources(meta, before);
+  PartsByRank all_parts(meta, after);
   const std::vector<int64_t> receivers = after.ranks();
   for (size_t position = 0; position < receivers.size(); ++position) {
     const int64_t receiver = receivers[position];
-    const auto parts = after.parts(meta.sizes, receiver);
-    for (int64_t sender : sources.of(receiver, static_cast<int64_t>(position))) {
-      if (!wanted(sender, receiver)) continue;
-      const auto& held = sources.parts(sender);
-      for (size_t i = 0; i < held.size(); ++i) {
-        for (size_t o = 0; o < parts.size(); ++o) {
-          for (Block& block : overlap(held[i], parts[o])) {
-            blocks.push_back({sender, receiver, static_cast<int64_t>(i), static_cast<int64_t>(o), std::move(block)});
-          }
+    const auto& parts = all_parts.of(receiver);
+    for (size_t o = 0; o < parts.size(); ++o) {
+      sources.of(receiver, static_cast<int64_t>(position), parts[o], [&](const Held& source) {
+        if (!wanted(source.rank, receiver)) return true;
+        for (Block& block : overlap(*source.part, parts[o])) {
+          blocks.push_back({source.rank, receiver, source.number, static_cast<int64_t>(o), std::move(block)});
         }
-      }
+        return true;
+      });
     }
   }
   std::stable_sort(blocks.begin(), blocks.end(), [](const TransferBlock& a, const TransferBlock& b) {
@@ -313,11 +355,13 @@ std::vector<TransferBlock> blocks_between(const TensorMeta& meta, const Layout& 
   return blocks;
 }
 
-// Spreads `step` over as many rounds as keep its buffers within `limit`, or over as many as help.
-void fit(const TensorMeta& meta, const Layout& before, const Layout& after, const CostModel& cost, int64_t limit,
-         RedistributeStep& step) {
-  const int64_t held = step.peak_bytes - 2 * step.bytes;
-  if (step.peak_bytes <= limit || meta.sizes.empty()) return;
+// Spreads `step` over as many rounds as keep its buffers within `limit`. False if none do; `least` is then the smallest limit
+// that would do, if it is below `hopeless`.
+bool fit(const TensorMeta& meta, const Layout& before, const Layout& after, const Traffic& t, const CostModel& cost, int64_t limit,
+         int64_t hopeless, RedistributeStep& step, int64_t& least) {
+  least = step.peak_bytes;
+  if (step.peak_bytes <= limit) return true;
+  if (meta.sizes.empty() || !cost.packs || t.held > hopeless) return false;
   const auto blocks = blocks_between(meta, before, after, [](int64_t sender, int64_t receiver) { return sender != receiver; });
   int64_t longest = 1;
   for (const TransferBlock& b : blocks) longest = std::max(longest, *std::max_element(b.block.sizes.begin(), b.block.sizes.end()));
@@ -325,21 +369,144 @@ void fit(const TensorMeta& meta, const Layout& before, const Layout& after, cons
   const double latency = cost.collective(Collective::kAllToAll, 2, false, 0);
   for (int64_t chunks = 2; chunks < 2 * longest && step.peak_bytes > limit; chunks *= 2) {
     const int64_t rounds = std::min(chunks, longest);
-    absl::flat_hash_map<std::pair<int64_t, int64_t>, int64_t> received;  // by rank and round
-    int64_t most = 0;
+    absl::flat_hash_map<std::pair<int64_t, int64_t>, int64_t> buffers;  // by rank and round
     for (const TransferBlock& b : blocks) {
-      int64_t numel = 1;
-      for (int64_t size : b.block.sizes) numel *= size;
+      int64_t bytes = item_bytes(meta);
+      for (int64_t size : b.block.sizes) bytes *= size;
       const int64_t length = *std::max_element(b.block.sizes.begin(), b.block.sizes.end());
       for (int64_t c = 0; c < std::min(rounds, length); ++c) {
-        most = std::max(most, received[{b.receiver, c}] += numel / length * chunk(length, rounds, c).size);
+        const int64_t part = bytes / length * chunk(length, rounds, c).size;
+        buffers[{b.sender, c}] += part;
+        buffers[{b.receiver, c}] += part;
       }
+    }
+    absl::flat_hash_map<int64_t, int64_t> held;
+    for (const Traffic::Rank& r : t.ranks) held[r.rank] = r.in + r.out;
+    step.peak_bytes = t.held;
+    for (const auto& [rank_and_round, bytes] : buffers) {
+      step.peak_bytes = std::max(step.peak_bytes, held[rank_and_round.first] + bytes);
     }
     step.seconds += static_cast<double>(rounds - step.chunks) * latency;
     step.chunks = rounds;
-    step.peak_bytes = held + 2 * most * item_bytes(meta);
+    least = std::min(least, step.peak_bytes);
   }
+  return step.peak_bytes <= limit;
 }
+
+// Ways to go: some steps on the mesh of `from`, then over, then some on the mesh of `to`.
+class TransferRoutes {
+ public:
+  // `every`: also those that only serve limits.
+  TransferRoutes(const TensorMeta& meta, const Layout& from, const Layout& to, const CostModel& cost, const Limits& limits, bool every)
+      : meta_(meta), from_(from), to_(to), cost_(cost), limits_(limits) {
+    std::vector<int64_t> ranks = from.ranks();
+    const std::vector<int64_t> targets = to.ranks();
+    ranks.insert(ranks.end(), targets.begin(), targets.end());
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    num_ranks_ = static_cast<int64_t>(ranks.size());
+    absl::flat_hash_set<int64_t> nodes;
+    for (int64_t rank : ranks) nodes.insert(rank / cost.ranks_per_node);
+    crosses_nodes_ = nodes.size() > 1;
+    for (Placements& middle : middles(meta, from, true, every)) {
+      Leg& leg = firsts_.emplace_back();
+      leg.possible = from.is_boxes() || find_mesh_steps(from.mesh(), meta, from.placements(), middle, cost, limits, leg.steps);
+      leg.middle = std::move(middle);
+    }
+    for (Placements& middle : middles(meta, to, false, every)) {
+      Leg& leg = lasts_.emplace_back();
+      leg.possible = to.is_boxes() || find_mesh_steps(to.mesh(), meta, middle, to.placements(), cost, limits, leg.steps);
+      leg.middle = std::move(middle);
+    }
+  }
+
+  // All within the limits, the cheapest first.
+  std::vector<Route> all() const {
+    std::vector<Route> routes;
+    for (const Leg& first : firsts_) {
+      for (const Leg& last : lasts_) {
+        if (!first.possible || !last.possible) continue;
+        Route route{first.steps};
+        int64_t least = 0;
+        if (!go_over(first, last, limits_.peak_bytes, limits_.peak_bytes, route.steps, least)) continue;
+        route.steps.insert(route.steps.end(), last.steps.begin(), last.steps.end());
+        add_up(route);
+        routes.push_back(std::move(route));
+      }
+    }
+    std::stable_sort(routes.begin(), routes.end(), [](const Route& a, const Route& b) { return a.seconds < b.seconds; });
+    return routes;
+  }
+
+  // The peak of a route of all(), if that was not asked for within limits.
+  void add_buffers(Route& route) const {
+    if (!cost_.packs || limits_.peak_bytes != std::numeric_limits<int64_t>::max()) return;
+    for (RedistributeStep& step : route.steps) {
+      if (step.kind != Kind::kTransfer) continue;
+      const Layout before = from_.is_boxes() ? from_ : Layout(from_.mesh(), step.before);
+      const Layout after = to_.is_boxes() ? to_ : Layout(to_.mesh(), step.after);
+      step.peak_bytes = packed_bytes(meta_, before, after, traffic(meta_, before, after));
+    }
+    add_up(route);
+  }
+
+  // The smallest limit that leaves a route. REQUIRES: all() is empty.
+  int64_t least_peak() {
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (Leg& first : firsts_) {
+      for (Leg& last : lasts_) {
+        int64_t peak = 0;
+        std::vector<RedistributeStep> transfer;
+        go_over(first, last, 0, least, transfer, peak);
+        if (peak >= least) continue;
+        if (!first.possible) peak = std::max(peak, least_peak(first, from_, from_.placements(), first.middle));
+        if (peak >= least) continue;
+        if (!last.possible) peak = std::max(peak, least_peak(last, to_, last.middle, to_.placements()));
+        least = std::min(least, peak);
+      }
+    }
+    return least;
+  }
+
+ private:
+  // Adds the transfer, if there is one. False if `limit` forbids it; `least` and `hopeless` as fit().
+  bool go_over(const Leg& first, const Leg& last, int64_t limit, int64_t hopeless, std::vector<RedistributeStep>& steps,
+               int64_t& least) const {
+    const Layout before = from_.is_boxes() ? from_ : Layout(from_.mesh(), first.middle);
+    const Layout after = to_.is_boxes() ? to_ : Layout(to_.mesh(), last.middle);
+    const Traffic t = traffic(meta_, before, after);
+    least = 0;
+    if (t.same && last.possible && last.steps.empty()) return true;  // with steps after it there must be one: the mesh changes
+    RedistributeStep& step = steps.emplace_back();
+    step.kind = Kind::kTransfer;
+    step.before = before.placements();
+    step.after = after.placements();
+    step.bytes = t.received;
+    step.peak_bytes = t.held;
+    const bool unlimited = limit == std::numeric_limits<int64_t>::max();  // then add_buffers() does it, for those that count
+    if (cost_.packs && !unlimited && t.held <= hopeless) step.peak_bytes = packed_bytes(meta_, before, after, t);
+    step.seconds = cost_.copy(t.held);
+    if (t.received > 0) {
+      step.seconds +=
+          cost_.collective(Collective::kAllToAll, num_ranks_, crosses_nodes_, std::max(t.received, t.sent));
+    }
+    return fit(meta_, before, after, t, cost_, limit, hopeless, step, least);
+  }
+
+  int64_t least_peak(Leg& leg, const Layout& on, const Placements& from, const Placements& to) const {
+    if (leg.least_peak < 0) leg.least_peak = least_mesh_peak(on.mesh(), meta_, from, to, cost_, limits_.peak_bytes);
+    return leg.least_peak;
+  }
+
+  const TensorMeta& meta_;
+  const Layout& from_;
+  const Layout& to_;
+  const CostModel& cost_;
+  const Limits& limits_;
+  int64_t num_ranks_ = 0;
+  bool crosses_nodes_ = false;
+  std::vector<Leg> firsts_, lasts_;
+};
 
 }  // namespace
 
@@ -353,7 +520,11 @@ std::vector<TransferBlock> transfer_blocks(const TensorMeta& meta, const Layout&
 }
 
 std::vector<Route> transfer_routes(const RedistributePlan& plan) {
-  return transfer_routes(plan.tensor, plan.from, plan.to, {plan.cost, {}});
+  const Limits none;
+  const TransferRoutes search(plan.tensor, plan.from, plan.to, *plan.cost, none, /*every=*/false);
+  std::vector<Route> routes = search.all();
+  for (Route& route : routes) search.add_buffers(route);
+  return routes;
 }
 
 RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& given_from, const Layout& given_to,
@@ -375,30 +546,25 @@ RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& given_from,
   plan.cost = options.cost ? options.cost : cost_model(from.world());
   plan.limits = options.limits;
   plan.schedule = make_schedule_slot();
-  std::vector<Route> routes = transfer_routes(meta, plan.from, plan.to, {plan.cost, {}});
-  int64_t smallest = std::numeric_limits<int64_t>::max();
-  Route* chosen = nullptr;
-  for (Route& route : routes) {
-    // Rounds that keep a transfer's buffers small: nothing is larger than what a rank receives.
-    for (RedistributeStep& step : route.steps) {
-      if (step.kind != Kind::kTransfer || !plan.cost->packs) continue;
-      const Layout before = plan.from.is_boxes() ? plan.from : Layout(plan.from.mesh(), step.before);
-      const Layout after = plan.to.is_boxes() ? plan.to : Layout(plan.to.mesh(), step.after);
-      fit(meta, before, after, *plan.cost, plan.limits.peak_bytes, step);
+  std::vector<Route> routes;
+  for (bool every : {false, true}) {
+    TransferRoutes search(meta, plan.from, plan.to, *plan.cost, plan.limits, every);
+    routes = search.all();
+    if (!routes.empty()) {
+      search.add_buffers(routes[0]);
+      break;
     }
-    add_up(route);
-    smallest = std::min(smallest, route.peak_bytes);
-    if (route.peak_bytes <= plan.limits.peak_bytes && (chosen == nullptr || route.seconds < chosen->seconds)) chosen = &route;
+    TORCH_CHECK_VALUE(!every, "[redistribute] ", from.to_string(), " -> ", to.to_string(), " of ", to_string(meta),
+                      ": limits.peak_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ", search.least_peak(),
+                      " bytes on a rank; allow as many");
   }
-  TORCH_CHECK_VALUE(chosen != nullptr, "[redistribute] ", from.to_string(), " -> ", to.to_string(), " of ", to_string(meta),
-                    ": limits.peak_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ", smallest,
-                    " bytes on a rank; allow as many");
+  Route* chosen = &routes[0];
   plan.steps = std::move(chosen->steps);
   plan.bytes = chosen->bytes;
   plan.peak_bytes = chosen->peak_bytes;
   plan.seconds = chosen->seconds;
   if (plan.steps.empty()) {
-    for (int64_t rank : to.ranks()) plan.peak_bytes = std::max(plan.peak_bytes, part_bytes(meta, to, rank));
+    plan.peak_bytes = largest_part_bytes(meta, to);
   }
   return plan;
 }

@@ -233,7 +233,7 @@ TEST_CASE("random redistributions communicate what their plan says, as in an abs
 }
 
 TEST_CASE("random redistributions need the memory that their plan says") {
-  if (processes() > 0) return;  // of message buffers, too: there a plan tells an upper bound
+  if (processes() > 0) return;  // with message buffers: tests/processes/redistribute_memory_test.cc
   REQUIRE(holds("peak", 3000, [] {
     const Case c;
     const at::Tensor x = c.source();

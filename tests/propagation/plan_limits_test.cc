@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <numeric>
 #include <regex>
 
 #include "absl/strings/str_join.h"
@@ -121,6 +122,100 @@ TEST_CASE("random plans keep limits, and errors name the smallest") {
     RC_ASSERT(plan(least).seconds >= plan(middle).seconds - 1e-12);
   };
   REQUIRE(testing::holds("limits", 600, property));
+}
+
+// Of the ranks of `world` some, in any order, as a mesh of one or two dims.
+Layout draw_layout(const World& world, int64_t ndim, const char* name) {
+  std::vector<int64_t> ranks(world.size()), shape;
+  std::iota(ranks.begin(), ranks.end(), 0);
+  for (int64_t i = world.size(); i-- > 1;) std::swap(ranks[i], ranks[testing::draw(0, i)]);
+  Placements placements;
+  int64_t size = 1;
+  for (int64_t m = testing::draw(1, 2); m > 0; --m) {
+    shape.push_back(testing::draw(1, std::min<int64_t>(4, world.size() / size)));
+    size *= shape.back();
+    placements.push_back(draw_placement(ndim));
+    if (!normalize_placements(placements, ndim).ok()) placements.back() = Replicate();  // reductions that do not mix
+  }
+  ranks.resize(size);
+  const Layout layout(DeviceMesh(world, shape, {}, ranks), placements);
+  RC_LOG() << name << " " << layout.to_string() << " of ranks " << absl::StrJoin(ranks, ",") << std::endl;
+  return layout;
+}
+
+TEST_CASE("random transfers keep limits, and errors name the smallest") {
+  int64_t above_steps = 0;  // where the steps on a mesh need more without a limit than with one
+  const auto property = [&] {
+    const World world = World::abstract(8);
+    Shape sizes;
+    for (int64_t d = testing::draw(0, 3); d > 0; --d) sizes.push_back(testing::draw(1, 13));
+    const TensorMeta meta = meta_of(sizes);
+    RC_LOG() << "[" << absl::StrJoin(sizes, ", ") << "]" << std::endl;
+    const Layout from = draw_layout(world, meta.sizes.size(), "from"), to = draw_layout(world, meta.sizes.size(), "to");
+    const bool packs = testing::draw(0, 1) == 0;
+    const auto plan = [&](int64_t limit) { return plan_transfer(meta, from, to, within(limit, packs)); };
+    const auto smallest = [&](int64_t limit) -> int64_t {  // 0: it does
+      try {
+        const RedistributePlan p = plan(limit);
+        RC_ASSERT(p.peak_bytes <= limit);
+        return 0;
+      } catch (const c10::Error& e) {
+        return smallest_that_works(e.what_without_backtrace());
+      }
+    };
+    const RedistributePlan free = plan(std::numeric_limits<int64_t>::max());
+    RC_LOG() << "packs " << packs << ": " << free.to_string() << ", peak " << free.peak_bytes << std::endl;
+    RC_PRE(!free.steps.empty());
+    RC_ASSERT(plan(free.peak_bytes).to_string() == free.to_string());
+    const int64_t least = smallest(0);
+    RC_LOG() << "least " << least << std::endl;
+    RC_ASSERT(least > 0);
+    RC_ASSERT(least <= free.peak_bytes);
+    RC_ASSERT(smallest(least) == 0);
+    const RedistributePlan tight = plan(least);
+    RC_LOG() << tight.to_string() << std::endl;
+    RC_ASSERT(tight.peak_bytes == least);
+    RC_ASSERT(smallest(least - 1) == least);
+    for (const RedistributeStep& step : free.steps) {
+      if (step.kind != RedistributeStep::Kind::kTransfer && step.peak_bytes == free.peak_bytes && least < free.peak_bytes) {
+        ++above_steps;
+        break;
+      }
+    }
+  };
+  REQUIRE(testing::holds("transfer limits", 600, property));
+  CHECK(above_steps > 20);
+}
+
+TEST_CASE("a limit splits the steps before and after a transfer, too") {
+  const World world = World::abstract(8);
+  const TensorMeta meta = meta_of({64, 64});  // 16384 bytes
+  const auto mesh = [&](std::vector<int64_t> ranks, const char* name) {
+    return DeviceMesh(world, {static_cast<int64_t>(ranks.size())}, {name}, ranks);
+  };
+  const DeviceMesh a = mesh({0, 1, 2, 3}, "a"), b = mesh({4, 5, 6, 7}, "b"), c = mesh({0, 1, 4, 5}, "c");
+  const auto plan = [&](const Layout& from, const Layout& to, int64_t limit) {
+    return plan_transfer(meta, from, to, within(limit, /*packs=*/true));
+  };
+  const auto least = [&](const Layout& from, const Layout& to) -> int64_t {
+    try {
+      plan(from, to, 0);
+    } catch (const c10::Error& e) {
+      return smallest_that_works(e.what_without_backtrace());
+    }
+    return 0;
+  };
+  // Reduced in rounds.
+  const RedistributePlan reduced = plan({a, {Partial()}}, {b, {Shard(0)}}, least({a, {Partial()}}, {b, {Shard(0)}}));
+  INFO(reduced.explain());
+  REQUIRE(reduced.steps.size() == 2);
+  CHECK(reduced.steps[0].kind == RedistributeStep::Kind::kReduceScatter);
+  CHECK(reduced.steps[0].chunks > 1);
+  // A rank in both meshes had better drop three quarters before it gets other rows of the tensor.
+  const Layout whole(a, {Replicate()}), parts(c, {StridedShard(0, 8)});
+  const RedistributePlan cut = plan(whole, parts, least(whole, parts));
+  INFO(cut.explain());
+  CHECK(cut.peak_bytes <= 16384 + 4096 + 512);
 }
 
 }  // namespace

@@ -1,0 +1,20 @@
+// The steps of a plan on one mesh, for planners that put others before or after them. Internal to the planner.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "propagation/cost_model.h"
+#include "propagation/redistribute_plan.h"
+
+namespace dtensor {
+
+// As plan_redistribution(), which tells more. None where nothing changes. False if the limits leave no route.
+bool find_mesh_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
+                     const CostModel& cost, const Limits& limits, std::vector<RedistributeStep>& steps);
+
+// The smallest Limits::peak_bytes that leaves a route. REQUIRES: `fails` leaves none.
+int64_t least_mesh_peak(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
+                        const CostModel& cost, int64_t fails);
+
+}  // namespace dtensor
