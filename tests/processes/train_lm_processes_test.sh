@@ -27,8 +27,9 @@ skip() {
 }
 seq 1 400 | sed 's/$/ bottles of beer on the wall, take one down and pass it around./' > "$work/text"
 
-# What is printed, less the lines that name the world.
-report() { grep -v '^text: ' "$1"; }
+# What is printed, less the line that names the world, and the peak memory: between processes messages need buffers.
+report() { grep -v -e '^text: ' -e '^Peak memory' "$1"; }
+peak() { sed -n 's/^Peak memory of distributed tensors per rank: \([0-9]*\) bytes$/\1/p' "$1"; }
 # of_one_process ARGUMENTS...: what the others are compared with
 of_one_process() {
   arguments=(--text "$work/text" --steps 5 --sample 30 "$@")
@@ -48,6 +49,7 @@ job() {
   check "$name: is a job of 4 processes" grep -q 'of processes(4, rank 0, gloo, cpu)$' "$work/out"
   check "$name: the same losses, bit for bit" cmp -s "$work/losses" "$work/one.losses"
   check "$name: the same report" test "$(report "$work/out")" = "$(report "$work/one.out")"
+  check "$name: at least as much memory" test "$(peak "$work/out")" -ge "$(peak "$work/one.out")"
 }
 refuses() { # refuses NAME CODE PATTERN COMMAND...
   local name=$1 code=$2 pattern=$3
