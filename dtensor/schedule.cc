@@ -40,6 +40,15 @@ std::optional<std::vector<int64_t>> sources_of(const std::vector<int64_t>& befor
 
 std::vector<std::vector<Shape>> sizes_of(const TensorMeta& meta, const Layout& layout, const std::vector<int64_t>& ranks) {
   std::vector<std::vector<Shape>> sizes;
+  if (layout.is_boxes()) {  // which have no order: look through them once
+    sizes.resize(ranks.size());
+    absl::flat_hash_map<int64_t, size_t> index;
+    for (size_t i = 0; i < ranks.size(); ++i) index[ranks[i]] = i;
+    for (const RankBox& box : layout.boxes()) {
+      if (const auto it = index.find(box.rank); it != index.end()) sizes[it->second].push_back(box.sizes);
+    }
+    return sizes;
+  }
   for (int64_t rank : ranks) {
     auto& list = sizes.emplace_back();
     for (const LocalLayout& part : layout.parts(meta.sizes, rank)) list.push_back(part.sizes());

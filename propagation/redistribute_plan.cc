@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -73,10 +74,9 @@ class Meshes {
   // Ranks that talk to each other, before dim_names().
   int64_t group_size(const RedistributeStep& step) const {
     if (step.kind == Kind::kTransfer) {
-      std::vector<int64_t> ranks = plan_.from.ranks();
-      for (int64_t rank : plan_.to.ranks()) {
-        if (!std::binary_search(ranks.begin(), ranks.end(), rank)) ranks.push_back(rank), std::sort(ranks.begin(), ranks.end());
-      }
+      const std::vector<int64_t> from = plan_.from.ranks(), to = plan_.to.ranks();
+      std::vector<int64_t> ranks;
+      std::set_union(from.begin(), from.end(), to.begin(), to.end(), std::back_inserter(ranks));
       return static_cast<int64_t>(ranks.size());
     }
     int64_t size = 1;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -273,21 +274,23 @@ TEST_CASE("a transfer within limits", "[transfer]") {
 Layout random_layout(const World& world, const TensorMeta& meta, bool is_source, const char* name) {
   const int64_t ndim = static_cast<int64_t>(meta.sizes.size());
   if (testing::draw(0, 3) == 0) {
-    // Cut along one dim at random places; a source once, a target in pieces that may be missing or repeated.
+    // The tensor cut in two, one of the pieces again, and so on; a target in pieces that may be missing.
+    std::vector<RankBox> pieces(1);
+    pieces[0].offsets.assign(ndim, 0);
+    pieces[0].sizes = meta.sizes;
+    for (int64_t cuts = ndim == 0 ? 0 : testing::draw(0, 20); cuts > 0; --cuts) {
+      RankBox& piece = pieces[testing::draw(0, static_cast<int64_t>(pieces.size()) - 1)];
+      const int64_t d = testing::draw(0, ndim - 1);
+      RankBox rest = piece;
+      piece.sizes[d] = testing::draw(0, rest.sizes[d]);
+      rest.offsets[d] += piece.sizes[d];
+      rest.sizes[d] -= piece.sizes[d];
+      pieces.push_back(std::move(rest));
+    }
     std::vector<RankBox> boxes;
-    const int64_t d = ndim == 0 ? 0 : testing::draw(0, ndim - 1);
-    int64_t begin = 0;
-    while (begin < (ndim == 0 ? 1 : meta.sizes[d])) {
-      RankBox box;
-      box.rank = testing::draw(0, world.size() - 1);
-      box.offsets.assign(ndim, 0);
-      box.sizes = meta.sizes;
-      if (ndim > 0) {
-        box.offsets[d] = begin;
-        box.sizes[d] = testing::draw(1, meta.sizes[d] - begin);
-      }
-      begin += ndim > 0 ? box.sizes[d] : 1;
-      if (is_source || testing::draw(0, 3) > 0) boxes.push_back(box);
+    for (RankBox& piece : pieces) {
+      piece.rank = testing::draw(0, world.size() - 1);
+      if (is_source || testing::draw(0, 3) > 0) boxes.push_back(piece);
     }
     const Layout layout(world, boxes);
     RC_LOG() << name << " " << layout.to_string() << std::endl;
@@ -399,6 +402,28 @@ TEST_CASE("random transfers move what ranks lack, and nothing else", "[transfer]
     }
   };
   REQUIRE(testing::holds("transfer", 1000, property));
+}
+
+// Where comparing every box with every other takes hundreds of times as long.
+TEST_CASE("planning for many boxes takes little longer than they are many", "[transfer]") {
+  const auto seconds = [](int64_t n) {
+    const World world = World::abstract(n);
+    const TensorMeta meta = meta_of({n, 64});
+    std::vector<RankBox> rows, others, tiles;
+    for (int64_t i = 0; i < n; ++i) rows.push_back({i, {i, 0}, {1, 64}});
+    for (int64_t i = 0; i < n; ++i) others.push_back({i, {n - 1 - i, 0}, {1, 64}});
+    for (int64_t i = 0; i < n; ++i) tiles.push_back({i, {i / 16 * 16, i % 16 * 4}, {16, 4}});
+    double best = 1e9;
+    for (int repetition = 0; repetition < 3; ++repetition) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (const auto& target : {others, tiles}) {
+        CHECK(plan_transfer(meta, Layout(world, rows), Layout(world, target)).short_form() == "transfer");
+      }
+      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    return best;
+  };
+  CHECK(seconds(4096) < 128 * seconds(256));  // 16 times as many; 256 times as many pairs
 }
 
 TEST_CASE("of several ranks that hold the same, each sends to some", "[transfer]") {
