@@ -23,6 +23,10 @@ enum class CommBackend : uint8_t {
 inline constexpr std::array<CommBackend, 4> kCommBackends = {CommBackend::kGloo, CommBackend::kNccl,
                                                              CommBackend::kNcclLocal, CommBackend::kCopies};
 
+// Of an all_reduce that the backend does not do itself: so many bytes over all members, or fewer, go as one exchange of
+// everything; of more everybody reduces a part.
+inline constexpr int64_t kSmallAllReduceBytes = 128 << 10;
+
 // What carries the blocks of an exchange, of every dtype, even or uneven.
 enum class Transport : uint8_t {
   kAllToAll,     // one alltoall_base of packed bytes

@@ -6,15 +6,11 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "mesh/backend_capabilities.h"
 #include "mesh/block_copy.h"
 #include "mesh/reduce_in_order.h"
 
 namespace dtensor {
-namespace {
-
-constexpr int64_t kSmallBytes = 128 << 10;  // an all-reduce of so little goes as one exchange of everything
-
-}  // namespace
 
 ExchangeStep reduce_scatter_by_exchange(const Group& group, int64_t rank, absl::Span<const Message> messages,
                                         const RankPieces& inputs, const RankPieces& outputs, ReduceOp op) {
@@ -62,7 +58,7 @@ AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t
     first.inputs[0].push_back(t.contiguous().view({-1}));
     plan.results.push_back(at::empty(t.sizes(), t.options()));
   }
-  const bool small = bytes * n <= kSmallBytes;
+  const bool small = bytes * n <= kSmallAllReduceBytes;
   const auto part_of = [&](const at::Tensor& t, int64_t p) {
     return small ? Run{0, t.numel()} : chunk(t.numel(), n, p);
   };

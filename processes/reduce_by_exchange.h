@@ -21,7 +21,7 @@ struct ExchangeStep {
 ExchangeStep reduce_scatter_by_exchange(const Group& group, int64_t rank, absl::Span<const Message> messages,
                                         const RankPieces& inputs, const RankPieces& outputs, ReduceOp op);
 
-// Little data goes to everybody at once, 128 KiB over all members. Of more, everybody reduces one part (first step),
+// Little data (kSmallAllReduceBytes) goes to everybody at once. Of more, everybody reduces one part (first step),
 // and then all get all parts (second step, whose inputs the first step's `then` makes).
 struct AllReduceSteps {
   std::vector<at::Tensor> results;

@@ -54,12 +54,11 @@ int64_t reducing_bytes(c10::ScalarType dtype, ReduceOp op) {
 
 // What an all-reduce of `bytes` holds at once between processes (processes/c10d_communicator.cc).
 int64_t packed_all_reduce_bytes(CommBackend backend, const TensorMeta& meta, ReduceOp op, int64_t bytes, int64_t group) {
-  constexpr int64_t kSmallBytes = 128 << 10;  // as much data as goes as one exchange of everything
   const auto item = static_cast<int64_t>(c10::elementSize(meta.dtype));
   const Carrier carrier = reduction_by(backend, Collective::kAllReduce, meta.dtype, op).carrier;
   if (carrier == Carrier::kAsInt32) return 2 * bytes + bytes / item * static_cast<int64_t>(sizeof(int32_t));
   if (carrier != Carrier::kInOrder) return 2 * bytes;
-  const bool is_small = bytes * group <= kSmallBytes;
+  const bool is_small = bytes * group <= kSmallAllReduceBytes;
   // Of what a rank adds up: the addends of all, and the buffers of the exchanges around it.
   const int64_t share = is_small ? bytes : (bytes / item + group - 1) / group * item;
   const int64_t exchanged = is_small ? (group - 1) * 2 * bytes : (group - 1) * share + bytes;

@@ -216,7 +216,7 @@ TEST_CASE("transformer: an abstract world plans the same step") {
 
   const auto large = run(World::abstract(4096), {64, 64});
   CHECK(large.first.size() > 0);
-  CHECK(large.second < real.second);  // more ranks, smaller parts
+  CHECK(large.second < 2 * real.second);  // smaller parts, but buffers for what passes between more ranks
 }
 
 }  // namespace dtensor
