@@ -22,7 +22,7 @@ namespace dtensor {
 // Between meshes: one tensor per from.mesh().local_ranks() in, one per to.mesh().local_ranks() out.
 RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause);
 // The same, but returns when the last communicating step has begun, if the backend can go on by itself. Then it leaves in `work`
-// what to wait for before the result is used, the local steps after it included.
+// what to wait for before the result is used, the local steps after it included; the last one's outputs are made at once.
 RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors locals, const CommCause& cause,
                        std::shared_ptr<CommWork>& work);
 

@@ -29,8 +29,11 @@ class PlanJob {
   // What comes out, in the order of schedule().result_ranks. REQUIRES: done(); then nothing else.
   RankPieces take_result();
 
-  // Bytes alive on a rank while the next step runs; before it. Those of the caller's tensor are counted elsewhere.
-  int64_t step_bytes() const { return step().peak_bytes - (next_ == 0 ? schedule_->input_bytes : 0); }
+  // Bytes alive on a rank while the next step runs; before it. Those of the caller's tensors are counted elsewhere.
+  int64_t step_bytes() const {
+    const bool is_handed_out = !reserved_.empty() && next_ + 1 == plan_->steps.size();
+    return step().peak_bytes - (next_ == 0 ? schedule_->input_bytes : 0) - (is_handed_out ? schedule_->steps[next_].output_bytes : 0);
+  }
   int64_t held_bytes() const { return next_ == 0 ? 0 : schedule_->steps[next_ - 1].output_bytes; }
 
  private:

@@ -206,7 +206,7 @@ void reduce_on_cpu(absl::Span<const at::Tensor> outputs, absl::Span<const at::Te
         for (int64_t row = 0; row < outer; ++row) {
           for (size_t k = 0; k < count; ++k) of_thread[k] = {data[k] + row * strides[count + k], strides[k]};
           const Operands all = of_thread;
-          reduce(all.first(outputs.size()), all.subspan(outputs.size()), inner, average, past_caches);
+          reduce(all.first(outputs.size()), all.subspan(outputs.size()), inner, average, past_caches && inner >= kChunk);
         }
       },
       kGrain);
@@ -243,30 +243,27 @@ std::optional<SignedForm> signed_form(at::ScalarType dtype) {
   return std::nullopt;
 }
 
-void reduce_by_aten(const at::Tensor& out, absl::Span<const at::Tensor> addends, ReduceOp op) {
-  if (const auto form = signed_form(out.scalar_type())) {
-    const bool by_order = op == ReduceOp::kMin || op == ReduceOp::kMax;
-    std::vector<at::Tensor> as_signed;
-    for (const at::Tensor& addend : addends) {
-      as_signed.push_back(addend.view(form->dtype));
-      if (by_order) as_signed.back() = as_signed.back().bitwise_xor(form->first_bit);
-    }
-    const at::Tensor signed_out = out.view(form->dtype);
-    reduce_by_aten(signed_out, as_signed, op);
-    if (by_order) signed_out.bitwise_xor_(form->first_bit);
-    return;
-  }
+void reduce_by_aten(at::Tensor out, absl::Span<const at::Tensor> addends, ReduceOp op) {
+  const auto form = signed_form(out.scalar_type());
+  const bool turned_over = form && (op == ReduceOp::kMin || op == ReduceOp::kMax);
+  const auto operand = [&](size_t i) {
+    if (!form) return addends[i];
+    const at::Tensor as_signed = addends[i].view(form->dtype);
+    return turned_over ? as_signed.bitwise_xor(form->first_bit) : as_signed;
+  };
+  if (form) out = out.view(form->dtype);
   const bool half = c10::isReducedFloatingType(out.scalar_type());
   const auto dtype = half ? at::kFloat : out.scalar_type();
   at::Tensor sum = out;
   if (half) {
-    sum = addends[0].to(out.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
+    sum = operand(0).to(out.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
   } else {
-    out.copy_(addends[0]);
+    out.copy_(operand(0));
   }
-  for (const at::Tensor& addend : addends.subspan(1)) reduce_next(sum, addend.to(out.device(), dtype), op);
+  for (size_t i = 1; i < addends.size(); ++i) reduce_next(sum, operand(i).to(out.device(), dtype), op);
   if (op == ReduceOp::kAvg) sum.div_(static_cast<int64_t>(addends.size()));
   if (half) out.copy_(sum);
+  if (turned_over) out.bitwise_xor_(form->first_bit);
 }
 
 }  // namespace

@@ -7,19 +7,27 @@
 #include <ATen/core/stack.h>
 
 #include <optional>
+#include <utility>
 
 namespace dtensor {
 
-// Valid as long as they are on the stack; what is written to them is written there.
+// Valid as long as they are on the stack.
 class Arguments {
  public:
   Arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack)
       : schema_(op.schema()), values_(stack.data() + stack.size() - schema_.arguments().size()) {}
 
   // None where this overload has no such argument.
-  c10::IValue& operator[](const char* name) const {
+  const c10::IValue& operator[](const char* name) const {
+    static const c10::IValue none;
     const auto i = schema_.argumentIndexWithName(name);
-    return i ? values_[*i] : (none_ = c10::IValue());
+    return i ? values_[*i] : none;
+  }
+  // On the stack. REQUIRES: there is such an argument.
+  void set(const char* name, c10::IValue value) {
+    const auto i = schema_.argumentIndexWithName(name);
+    TORCH_INTERNAL_ASSERT(i, schema_.name(), " has no argument ", name);
+    values_[*i] = std::move(value);
   }
   at::Tensor tensor(const char* name) const { return (*this)[name].toTensor(); }
   double number(const char* name) const { return (*this)[name].toScalar().toDouble(); }
@@ -33,7 +41,6 @@ class Arguments {
  private:
   const c10::FunctionSchema& schema_;
   c10::IValue* const values_;
-  mutable c10::IValue none_;
 };
 
 }  // namespace dtensor

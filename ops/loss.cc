@@ -66,11 +66,11 @@ void elementwise_local(const LocalCall& local, torch::jit::Stack& stack) {
 }
 
 void elementwise_backward_local(const LocalCall& local, torch::jit::Stack& stack) {
-  const Arguments args(local.op, stack);
+  Arguments args(local.op, stack);
   if (args["reduction"].toInt() == at::Reduction::Mean) {
     // ATen divides by the elements of `self`, also where `target` has more.
     const double share = ratio(args["self"].toTensor().numel(), local.inputs[1]->meta().numel());
-    if (share != 1.0) args["grad_output"] = args["grad_output"].toTensor().mul(share);
+    if (share != 1.0) args.set("grad_output", args["grad_output"].toTensor().mul(share));
   }
   local.op.callBoxed(stack);
 }

@@ -86,7 +86,7 @@ Run local_classes(const Spec& self, int64_t i) {
 
 // Where the classes are split, a rank looks at the targets among its own classes and ignores the others.
 void nll_local(const LocalCall& local, torch::jit::Stack& stack) {
-  const Arguments args(local.op, stack);
+  Arguments args(local.op, stack);
   const bool backward = local.op.schema().argumentIndexWithName("grad_output").has_value();
   const Spec& self = *local.inputs[backward ? 1 : 0];
   const int64_t classes = self.sizes()[self.ndim() == 1 ? 0 : 1];
@@ -111,8 +111,8 @@ void nll_local(const LocalCall& local, torch::jit::Stack& stack) {
     return;
   }
   constexpr int64_t kIgnored = -100;
-  args["target"] = (target - mine.begin).masked_fill(outside, kIgnored);
-  args["ignore_index"] = kIgnored;
+  args.set("target", (target - mine.begin).masked_fill(outside, kIgnored));
+  args.set("ignore_index", kIgnored);
   local.op.callBoxed(stack);
 }
 
@@ -139,13 +139,13 @@ at::Tensor sum_and_weight(at::Tensor loss, at::Tensor weight) {
 // one all-reduce.
 void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   {
-    const Arguments args(op, stack);
+    Arguments args(op, stack);
     if (args["reduction"].toInt() != at::Reduction::Mean) return dispatch_by_rule(op, stack);
     TORCH_CHECK_NOT_IMPLEMENTED(
         !op.schema().argumentIndexWithName("output"), op.schema().name(),
         ": the out= form with a mean is not supported on distributed tensors; use the functional form.");
     const bool half = c10::isReducedFloatingType(args["self"].toTensor().scalar_type());
-    args["reduction"] = half ? at::Reduction::Mean : at::Reduction::Sum;
+    args.set("reduction", half ? at::Reduction::Mean : at::Reduction::Sum);
   }
   dispatch_by_rule(op, stack);
   const at::Tensor total = torch::jit::pop(stack).toTensor();

@@ -147,6 +147,7 @@ class C10dCommunicator final : public Communicator {
 
   // Begins a collective. On CPU it is done then. On a GPU the current stream waits for it: what follows on that stream
   // sees the result, and memory that is freed is used again only after it, so no tensor needs record_stream().
+  // `start` owns what it uses: if the job fails, this throws while another thread may be about to call it.
   void run(Link& link, const CommCall& call, Collective c, const Start& start) {
     const Job::Activity activity = activity_of(link, call, c);
     if (!device_.is_cuda()) {
@@ -165,7 +166,10 @@ class C10dCommunicator final : public Communicator {
 
   // What begins a collective on CPU, whichever thread it is that its turn comes on.
   std::function<CallOrder::Begun()> beginning(const Job::Activity& activity, const Link& link, Start start) const {
-    return [under_way = under_way_, activity, members = link.members, start = std::move(start)] {
+    return [weak = std::weak_ptr(under_way_), activity, members = link.members, start = std::move(start)] {
+      // Gloo may keep this after the world has ended.
+      const auto under_way = weak.lock();
+      TORCH_CHECK(under_way != nullptr, "the world has ended");
       return under_way->guarded([&] { return under_way->job().begin(activity, members, start); });
     };
   }
@@ -185,9 +189,9 @@ class C10dCommunicator final : public Communicator {
     at::Tensor mine = at::empty({n}, at::TensorOptions().dtype(at::kLong).device(device_));
     mine.fill_(static_cast<int64_t>(value));
     at::Tensor all = at::empty({n}, mine.options());
-    std::vector<int64_t> even;
-    run(link, call, c, [&] {
-      return begin_one_by_one([&] { return link.backend->alltoall_base(all, mine, even, even); });
+    run(link, call, c, [backend = link.backend.get(), all, mine]() mutable {
+      std::vector<int64_t> even;
+      return begin_one_by_one([&] { return backend->alltoall_base(all, mine, even, even); });
     });
     Comparison comparison{link.calls, absl::StrCat(how, describe_call(link.calls, c, call)), all, [] { return true; }};
     if (device_.is_cuda()) {
@@ -277,13 +281,31 @@ class C10dCommunicator final : public Communicator {
       halves->second = pack(halves->steps[1]);
       return sending(backend, halves->second)();
     });
-    const auto start_first = [start = sending(link.backend.get(), halves->first), order = link.order, second, begin_second] {
-      auto work = start();
-      work->getFuture()->addCallback([order, second, begin_second](c10::ivalue::Future& first) {
-        if (!first.hasError()) return order->fill(second, begin_second);
-        order->fill(second, [error = first.exception_ptr()]() -> CallOrder::Begun { std::rethrow_exception(error); });
+    // What becomes of the second if the first fails; the job must know before the calls behind it begin.
+    const auto give_up = [weak = std::weak_ptr(under_way_), order = link.order, first, second](std::exception_ptr error) {
+      order->fill(second, [weak, first, error]() -> CallOrder::Begun {
+        const auto under_way = weak.lock();
+        if (under_way == nullptr || !first->has_begun()) std::rethrow_exception(error);
+        return under_way->guarded([&]() -> CallOrder::Begun {
+          try {
+            std::rethrow_exception(error);
+          } catch (const std::exception& e) {
+            under_way->job().fail(*first->begun().get(), e);
+          }
+        });
       });
-      return work;
+    };
+    const auto start_first = [start = sending(link.backend.get(), halves->first), order = link.order, second, begin_second, give_up] {
+      try {
+        auto work = start();
+        work->getFuture()->addCallback([order, second, begin_second, give_up](c10::ivalue::Future& first) {
+          first.hasError() ? give_up(first.exception_ptr()) : order->fill(second, begin_second);
+        });
+        return work;
+      } catch (...) {
+        give_up(std::current_exception());
+        throw;
+      }
     };
     link.order->fill(first, beginning(activity, link, start_first));
     if (first->has_begun()) first->begun().get();
@@ -291,6 +313,7 @@ class C10dCommunicator final : public Communicator {
       under_way->finish(activity, members, first);
       under_way->finish(activity, members, second);
       halves->second->unpack();
+      halves->steps[1].then();
     });
   }
 
@@ -325,8 +348,9 @@ class C10dCommunicator final : public Communicator {
     for (Batch& batch : batches) {
       c10d::AllreduceCoalescedOptions options;
       options.reduceOp = kOps[static_cast<size_t>(batch.form.op)];
-      run(link, call, Collective::kAllReduce,
-          [&] { return begin_one_by_one([&] { return link.backend->allreduce_coalesced(batch.tensors, options); }); });
+      run(link, call, Collective::kAllReduce, [backend = link.backend.get(), tensors = batch.tensors, options]() mutable {
+        return begin_one_by_one([&] { return backend->allreduce_coalesced(tensors, options); });
+      });
       for (size_t i = 0; i < batch.which.size(); ++i) {
         const size_t k = batch.which[i];
         results[k] = from_carrier(batch.tensors[i], batch.form, inputs[k].scalar_type());

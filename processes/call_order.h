@@ -8,6 +8,7 @@
 // Thread-safe.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <future>

@@ -368,9 +368,13 @@ void Job::finish(const Begun& begun) {
       if (state_->any_gone(begun.activity, begun.members)) break;
     }
   } catch (const std::exception& e) {
-    state_->blame(begun.activity, begun.members, message_of(e), /*overdue=*/Clock::now() - since >= timeout());
+    fail(begun, e);
   }
   state_->blame(begun.activity, begun.members, overdue_text(timeout()), /*overdue=*/Clock::now() - since >= timeout());
+}
+
+void Job::fail(const Begun& begun, const std::exception& error) {
+  state_->blame(begun.activity, begun.members, message_of(error), /*overdue=*/Clock::now() - begun.since >= timeout());
 }
 
 void Job::run(Activity activity, absl::Span<const int64_t> members,

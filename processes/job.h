@@ -65,6 +65,8 @@ class Job {
   std::shared_ptr<Begun> begin(Activity activity, absl::Span<const int64_t> members,
                                const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
   void finish(const Begun& begun);
+  // As finish() of what ended with `error`, for those whom the backend tells first.
+  [[noreturn]] void fail(const Begun& begun, const std::exception& error);
   bool is_done(const Begun& begun) const;  // finish() would not wait
   // The same for work on a device, without waiting for it: `start` begins it, orders the current stream behind it, and
   // returns a function that says, without waiting, whether the device has done it. That is asked on another thread,

@@ -17,7 +17,8 @@ namespace {
 
 using Kind = RedistributeStep::Kind;
 
-constexpr int64_t kMaxRounds = 1024;  // of one transfer
+constexpr int64_t kMaxRounds = 1024;            // of one transfer
+constexpr int64_t kMaxParts = int64_t{1} << 20;  // of its blocks, over all rounds: planning must end
 constexpr size_t kMaxLegs = 24;       // on either mesh
 
 Layout normalized(const TensorMeta& meta, const Layout& layout, const char* name) {
@@ -95,15 +96,16 @@ bool fit(const TensorMeta& meta, const Layout& before, const Layout& after, cons
   least = step.peak_bytes;
   if (step.peak_bytes <= limit) return true;
   if (meta.sizes.empty() || !cost.packs || t.held > hopeless) return false;
-  const std::vector<TransferBlock> blocks = blocks_between_ranks(meta, before, after);
+  const auto blocks = blocks_between_ranks(meta, before, after);
+  if (!blocks) return false;
   int64_t longest = 1;
-  for (const TransferBlock& b : blocks) longest = std::max(longest, *std::max_element(b.block.sizes.begin(), b.block.sizes.end()));
-  longest = std::min(longest, kMaxRounds);
+  for (const TransferBlock& b : *blocks) longest = std::max(longest, *std::max_element(b.block.sizes.begin(), b.block.sizes.end()));
+  longest = std::min({longest, kMaxRounds, std::max<int64_t>(2, kMaxParts / static_cast<int64_t>(1 + blocks->size()))});
   const double latency = cost.collective(Collective::kAllToAll, 2, false, 0);
   for (int64_t chunks = 2; chunks < 2 * longest && step.peak_bytes > limit; chunks *= 2) {
     const int64_t rounds = std::min(chunks, longest);
     absl::flat_hash_map<std::pair<int64_t, int64_t>, int64_t> buffers;  // by rank and round
-    for (const TransferBlock& b : blocks) {
+    for (const TransferBlock& b : *blocks) {
       auto bytes = static_cast<int64_t>(c10::elementSize(meta.dtype));
       for (int64_t size : b.block.sizes) bytes *= size;
       const int64_t length = *std::max_element(b.block.sizes.begin(), b.block.sizes.end());

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -25,9 +26,10 @@ int64_t numel_of(const LocalLayout& part) {
 
 int64_t item_bytes(const TensorMeta& meta) { return static_cast<int64_t>(c10::elementSize(meta.dtype)); }
 
-// `wanted(sender, receiver)`: whether to list that pair's blocks.
+// `wanted(sender, receiver)`: whether to list that pair's blocks. None if there are more than `most`.
 template <typename Wanted>
-std::vector<TransferBlock> blocks_between(const TensorMeta& meta, const Layout& before, const Layout& after, Wanted wanted) {
+std::optional<std::vector<TransferBlock>> blocks_between(const TensorMeta& meta, const Layout& before, const Layout& after, size_t most,
+                                                         Wanted wanted) {
   std::vector<TransferBlock> blocks;
   Sources sources(meta, before);
   PartsByRank all_parts(meta, after);
@@ -41,8 +43,9 @@ std::vector<TransferBlock> blocks_between(const TensorMeta& meta, const Layout& 
         for (Block& block : overlap(*source.part, parts[o])) {
           blocks.push_back({source.rank, receiver, source.number, static_cast<int64_t>(o), std::move(block)});
         }
-        return true;
+        return blocks.size() <= most;
       });
+      if (blocks.size() > most) return std::nullopt;
     }
   }
   std::stable_sort(blocks.begin(), blocks.end(), [](const TransferBlock& a, const TransferBlock& b) {
@@ -57,13 +60,12 @@ std::vector<TransferBlock> transfer_blocks(const TensorMeta& meta, const Layout&
   const std::vector<int64_t>& owned = before.world().owned_ranks();
   const absl::flat_hash_set<int64_t> is_owned(owned.begin(), owned.end());
   if (owned.empty()) return {};
-  return blocks_between(meta, before, after, [&](int64_t sender, int64_t receiver) {
-    return is_owned.contains(sender) || is_owned.contains(receiver);
-  });
+  const auto is_ours = [&](int64_t sender, int64_t receiver) { return is_owned.contains(sender) || is_owned.contains(receiver); };
+  return *blocks_between(meta, before, after, std::numeric_limits<size_t>::max(), is_ours);
 }
 
-std::vector<TransferBlock> blocks_between_ranks(const TensorMeta& meta, const Layout& before, const Layout& after) {
-  return blocks_between(meta, before, after, [](int64_t sender, int64_t receiver) { return sender != receiver; });
+std::optional<std::vector<TransferBlock>> blocks_between_ranks(const TensorMeta& meta, const Layout& before, const Layout& after) {
+  return blocks_between(meta, before, after, kMaxPairs, [](int64_t sender, int64_t receiver) { return sender != receiver; });
 }
 
 Traffic traffic_of(const TensorMeta& meta, const Layout& before, const Layout& after) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "propagation/redistribute_planner.h"
@@ -21,8 +22,9 @@ struct TransferBlock {
 // every one sends to some. REQUIRES: no rank's parts of `before` overlap but copies along mesh dims that do not cut.
 std::vector<TransferBlock> transfer_blocks(const TensorMeta& meta, const Layout& before, const Layout& after);
 
-// The same of all ranks, without what a rank takes from itself. Internal to the planner, as the rest.
-std::vector<TransferBlock> blocks_between_ranks(const TensorMeta& meta, const Layout& before, const Layout& after);
+// The same of all ranks, without what a rank takes from itself; none if they are more than 2^18, which takes too long. Internal to
+// the planner, as the rest.
+std::optional<std::vector<TransferBlock>> blocks_between_ranks(const TensorMeta& meta, const Layout& before, const Layout& after);
 
 // What a transfer moves, at the ranks that receive, send and hold most.
 struct Traffic {

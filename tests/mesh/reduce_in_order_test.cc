@@ -120,6 +120,26 @@ TEST_CASE("reductions of sizes about their chunks, and of large ones in several 
   }
 }
 
+TEST_CASE("reductions of large strided tensors", "[mesh][reduce]") {
+  for (const int64_t columns : {3, 2000}) {  // rows that are short, and rows that go past the caches
+    const int64_t rows = 6'000'000 / columns;
+    CAPTURE(columns);
+    std::vector<at::Tensor> addends, outputs, whole;
+    for (int64_t r : {0, 1}) {
+      addends.push_back(addend({rows, columns + 1}, at::kFloat, r).narrow(1, r, columns));
+      whole.push_back(at::full({rows, columns + 3}, -1, at::kFloat));
+      outputs.push_back(whole.back().narrow(1, 1 + r, columns));
+    }
+    const auto expected = expected_of(addends, ReduceOp::kSum);
+    reduce_in_order(outputs, addends, ReduceOp::kSum);
+    for (int64_t r : {0, 1}) {
+      CHECK(at::equal(outputs[r], expected));
+      CHECK((whole[r].narrow(1, 0, 1 + r) == -1).all().item<bool>());
+      CHECK((whole[r].narrow(1, 1 + r + columns, 2 - r) == -1).all().item<bool>());
+    }
+  }
+}
+
 TEST_CASE("the least and the largest of a NaN is NaN, and sums of integers run over", "[mesh][reduce]") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<at::Tensor> addends = {at::tensor({nan, 1.F, 2.F}), at::tensor({3.F, nan, -4.F})};
