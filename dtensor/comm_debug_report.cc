@@ -12,7 +12,7 @@ namespace {
 
 std::string grouped(int64_t n) {  // 12,345
   std::string digits = std::to_string(n);
-  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) digits.insert(i, ",");
+  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) digits.insert(static_cast<size_t>(i), 1, ',');
   return digits;
 }
 
