@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "propagation/mesh_steps.h"
 #include "propagation/plan_many.h"
+#include "propagation/step_pricer.h"
 #include "propagation/transfer.h"
 
 namespace dtensor {
@@ -17,7 +18,6 @@ namespace {
 
 using Kind = RedistributeStep::Kind;
 
-constexpr int64_t kMaxRounds = 1024;            // of one transfer
 constexpr int64_t kMaxParts = int64_t{1} << 20;  // of its blocks, over all rounds: planning must end
 constexpr size_t kMaxLegs = 24;       // on either mesh
 

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "mesh/backend_capabilities.h"
 #include "propagation/layout_geometry.h"
 #include "propagation/mesh_steps.h"
+#include "propagation/step_pricer.h"
 #include "propagation/transfer.h"
 
 namespace dtensor {
@@ -20,181 +21,9 @@ using Picoseconds = int64_t;  // whole numbers: sums do not depend on the order
 
 constexpr int64_t kMaxChanging = 15;  // mesh dims that a search can tell apart: four bits each
 constexpr int64_t kMaxWithHelpers = 4;  // of them, where some only help to reduce
-constexpr int64_t kMaxRounds = 1024;   // of one exchange
 constexpr double kRounding = 16;         // bytes that steps may round down, all in all
 constexpr uint64_t kAll = ~uint64_t{0};  // mesh dims
 constexpr size_t kMaxArrivals = 2000;  // states visited for the routes that are only shown
-
-// A step that the search considers: a RedistributeStep without its layouts.
-struct Edge {
-  Kind kind = Kind::kSlice;
-  uint64_t dims = 0;  // mesh dims, a bit each
-  ReduceOp op = ReduceOp::kSum;
-  int64_t bytes = 0;
-  int64_t peak_bytes = 0;
-  int64_t chunks = 1;
-  double seconds = 0;
-
-  bool is_local() const { return kind == Kind::kSlice || kind == Kind::kFill; }
-};
-
-Collective collective_of(Kind kind) {
-  RedistributeStep step;
-  step.kind = kind;
-  step.bytes = 1;
-  return step.collective();
-}
-
-// What reduce_in_order() allocates per element of its result.
-int64_t reducing_bytes(c10::ScalarType dtype, ReduceOp op) {
-  if (c10::isReducedFloatingType(dtype)) return 2 * static_cast<int64_t>(sizeof(float));  // the sum, and the next addend
-  const bool is_wide_unsigned = dtype == at::kUInt16 || dtype == at::kUInt32 || dtype == at::kUInt64;
-  return is_wide_unsigned && (op == ReduceOp::kMin || op == ReduceOp::kMax) ? static_cast<int64_t>(c10::elementSize(dtype)) : 0;
-}
-
-// What an all-reduce of `bytes` holds at once between processes (processes/c10d_communicator.cc).
-int64_t packed_all_reduce_bytes(CommBackend backend, const TensorMeta& meta, ReduceOp op, int64_t bytes, int64_t group) {
-  const auto item = static_cast<int64_t>(c10::elementSize(meta.dtype));
-  const Carrier carrier = reduction_by(backend, Collective::kAllReduce, meta.dtype, op).carrier;
-  if (carrier == Carrier::kAsInt32) return 2 * bytes + bytes / item * static_cast<int64_t>(sizeof(int32_t));
-  if (carrier != Carrier::kInOrder) return 2 * bytes;
-  const bool is_small = bytes * group <= kSmallAllReduceBytes;
-  // Of what a rank adds up: the addends of all, and the buffers of the exchanges around it.
-  const int64_t share = is_small ? bytes : (bytes / item + group - 1) / group * item;
-  const int64_t exchanged = is_small ? (group - 1) * 2 * bytes : (group - 1) * share + bytes;
-  const int64_t added_up = (is_small ? 0 : share) + share / item * reducing_bytes(meta.dtype, op);
-  return 2 * bytes + group * share + std::max(exchanged, added_up);
-}
-
-// What a step between two layouts costs.
-class Pricer {
- public:
-  Pricer(const DeviceMesh& mesh, const TensorMeta& meta, const CostModel& cost, const Limits& limits)
-      : geometry(mesh.shape(), meta),
-        meta_(meta),
-        backend_(mesh.world().kind() == World::Kind::kProcesses && mesh.world().device_type() == c10::DeviceType::CPU
-                     ? CommBackend::kGloo
-                     : CommBackend::kNccl),
-        cost_(cost),
-        limits_(limits),
-        between_nodes_(mesh.dims_between_nodes(cost.ranks_per_node)) {}
-
-  // False if it cannot be kept within the limits.
-  bool price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge);
-
-  // Its peak with the buffers of messages. Not looked at without a limit: it takes as long as all the rest.
-  int64_t peak_with_buffers(const Edge& edge, const Layers& before, const Layers& after) const;
-  bool leaves_buffers_out() const { return cost_.packs && limits_.peak_bytes == std::numeric_limits<int64_t>::max(); }
-
-  // The smallest limit under which something would be priced that was refused. With less, the same is refused.
-  int64_t least_refused() const { return least_refused_; }
-
-  uint64_t between_nodes() const { return between_nodes_; }
-  // Whether some mesh dims lie within a node and others do not.
-  bool has_two_levels() const { return between_nodes_ != 0 && between_nodes_ != (uint64_t{1} << geometry.ndim()) - 1; }
-
-  const LayoutGeometry geometry;
-
- private:
-  // Whether a step that needs `peak_bytes` at least may be taken.
-  bool is_allowed(int64_t peak_bytes) {
-    if (peak_bytes <= limits_.peak_bytes) return true;
-    least_refused_ = std::min(least_refused_, peak_bytes);
-    return false;
-  }
-
-  const TensorMeta& meta_;
-  const CommBackend backend_;  // of processes; a world without any stands for one of GPUs
-  const CostModel& cost_;
-  const Limits& limits_;
-  const uint64_t between_nodes_;
-  int64_t least_refused_ = std::numeric_limits<int64_t>::max();
-};
-
-int64_t Pricer::peak_with_buffers(const Edge& edge, const Layers& before, const Layers& after) const {
-  MeshDims dims;
-  int64_t group = 1;
-  for (int64_t m = 0; m < geometry.ndim(); ++m) {
-    if ((edge.dims >> m & 1) == 0) continue;
-    dims.push_back(m);
-    group *= geometry.mesh_size(m);
-  }
-  if (edge.kind == Kind::kAllReduce) {
-    return packed_all_reduce_bytes(backend_, meta_, edge.op, geometry.part_bytes(before), group);
-  }
-  const bool reduces = edge.kind == Kind::kReduceScatter;
-  return geometry.packed_bytes(before, after, dims, reduces, reduces ? reducing_bytes(meta_.dtype, edge.op) : 0, edge.chunks);
-}
-
-bool Pricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, Edge& edge) {
-  edge = Edge();
-  edge.kind = kind;
-  edge.dims = dims;
-  int64_t group = 1;
-  const Placement* first = nullptr;  // of the mesh dims that take part, before
-  const Placement* target = nullptr;
-  for (int64_t m = 0; m < geometry.ndim(); ++m) {
-    if ((dims >> m & 1) == 0) continue;
-    group *= geometry.mesh_size(m);
-    if (first == nullptr) first = before[m], target = after[m];
-  }
-  const int64_t in = geometry.part_bytes(before);
-  const int64_t out = geometry.part_bytes(after);
-  switch (kind) {
-    case Kind::kFill:
-      edge.op = target->reduce_op();
-      [[fallthrough]];
-    case Kind::kSlice:
-      edge.seconds = cost_.copy(out);
-      break;
-    case Kind::kAllReduce:
-      edge.op = first->reduce_op();
-      edge.bytes = 2 * in * (group - 1) / group;
-      break;
-    case Kind::kReduceScatter:
-      edge.op = first->reduce_op();
-      edge.bytes = in * (group - 1) / group;
-      edge.seconds = cost_.copy(in);
-      break;
-    case Kind::kAllGather:
-      edge.bytes = geometry.received_bytes(before, after);
-      edge.seconds = cost_.copy(out);
-      break;
-    case Kind::kPermute:
-    case Kind::kAllToAll:
-    case Kind::kTransfer:
-      edge.bytes = geometry.received_bytes(before, after);
-      if (edge.bytes == 0) {  // every rank has already what it needs
-        edge.kind = Kind::kSlice;
-        edge.seconds = cost_.copy(out);
-        break;
-      }
-      if (in == out && geometry.same_parts(before, after)) edge.kind = Kind::kPermute;
-      edge.seconds = cost_.copy(in + out);
-      break;
-  }
-  edge.peak_bytes = in + out;
-  if (edge.is_local()) return is_allowed(edge.peak_bytes);
-
-  edge.seconds += cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, edge.bytes);
-  if (!cost_.packs || leaves_buffers_out()) return is_allowed(edge.peak_bytes);
-  if (std::max(in, out) >= limits_.peak_bytes) return is_allowed(std::max(in, out) + 1);  // something is sent as well
-  edge.peak_bytes = peak_with_buffers(edge, before, after);
-  if (edge.peak_bytes > limits_.peak_bytes && kind != Kind::kAllReduce) {
-    // In several rounds the buffers are smaller. No more rounds than anything is long.
-    int64_t longest = 1;
-    for (int64_t d = 0; d < geometry.tensor_ndim(); ++d) longest = std::max(longest, geometry.size(d));
-    longest = std::min(longest, kMaxRounds);
-    for (int64_t chunks = 2; chunks < 2 * longest && edge.peak_bytes > limits_.peak_bytes; chunks *= 2) {
-      is_allowed(edge.peak_bytes);
-      edge.chunks = std::min(chunks, longest);
-      edge.peak_bytes = peak_with_buffers(edge, before, after);
-    }
-    const double latency = cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, 0);
-    edge.seconds += static_cast<double>(edge.chunks - 1) * latency;
-  }
-  return is_allowed(edge.peak_bytes);
-}
 
 // Layouts are numbers: four bits per mesh dim that changes, which of its placements it has.
 using State = uint64_t;
@@ -220,7 +49,7 @@ class Search {
     int steps = 0;
     int previous = -1;
     bool done = false;
-    Edge edge;  // from previous to here
+    PricedStep edge;  // from previous to here
 
     bool before(const Node& other) const {
       if (distance != other.distance) return distance < other.distance;
@@ -267,10 +96,10 @@ class Search {
   void add_overlay(int node, uint64_t may_change);
   void relax(int node, Kind kind, uint64_t dims, State after);
   Picoseconds remaining(State state);
-  std::vector<RedistributeStep> path_to(int node, const Edge* last = nullptr);
+  std::vector<RedistributeStep> path_to(int node, const PricedStep* last = nullptr);
   Placements placements(State state);
 
-  Pricer pricer_;
+  StepPricer pricer_;
   const LayoutGeometry& geometry_;
   const CostModel& cost_;
   const Placement replicate_;
@@ -287,7 +116,7 @@ class Search {
   std::vector<Node> nodes_;
   absl::flat_hash_map<State, int> index_;
   bool keep_arrivals_ = false;
-  std::vector<std::pair<int, Edge>> arrivals_;
+  std::vector<std::pair<int, PricedStep>> arrivals_;
 };
 
 // The tensor dims to which a Partial may be scattered on the way: of those that are all alike only one.
@@ -406,7 +235,7 @@ void Search::relax(int node, Kind kind, uint64_t dims, State after) {
   if (known != index_.end() && nodes_[known->second].done && !(keep_arrivals_ && after == target_)) return;
 
   const Layers before_layers = layers(nodes_[node].state);
-  Edge edge;
+  PricedStep edge;
   if (!pricer_.price(kind, dims, before_layers, layers(after), edge)) return;
   Node next;
   next.state = after;
@@ -626,8 +455,8 @@ bool Search::run(std::vector<RedistributeStep>& steps) {
   }
 }
 
-std::vector<RedistributeStep> Search::path_to(int node, const Edge* last) {
-  std::vector<std::pair<const Edge*, State>> edges;  // and where they lead, the last one first
+std::vector<RedistributeStep> Search::path_to(int node, const PricedStep* last) {
+  std::vector<std::pair<const PricedStep*, State>> edges;  // and where they lead, the last one first
   if (last != nullptr) edges.emplace_back(last, target_);
   for (; nodes_[node].previous >= 0; node = nodes_[node].previous) edges.emplace_back(&nodes_[node].edge, nodes_[node].state);
   std::vector<RedistributeStep> steps(edges.size());
