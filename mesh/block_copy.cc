@@ -19,10 +19,6 @@ struct Dim {
 };
 using Dims = absl::InlinedVector<Dim, 6>;
 
-bool is_plain_memory(const at::Tensor& t) {
-  return t.is_cpu() && t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor();
-}
-
 // Without dims of size 1, neighbours as one where both sides allow it.
 Dims collapsed(const at::Tensor& from, const at::Tensor& to, const Shape& sizes) {
   const int64_t item = static_cast<int64_t>(to.element_size());
@@ -86,13 +82,17 @@ int64_t offset_of(const at::Tensor& t, const Shape& offsets) {
   return offset;
 }
 
+}  // namespace
+
+bool is_plain_memory(const at::Tensor& t) {
+  return t.is_cpu() && t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor();
+}
+
 int64_t numel_of(const Shape& sizes) {
   int64_t numel = 1;
   for (int64_t size : sizes) numel *= size;
   return numel;
 }
-
-}  // namespace
 
 at::Tensor block_view(const at::Tensor& t, const Shape& offsets, const Shape& sizes) {
   if (t.sizes().equals({sizes.data(), sizes.size()})) return t;

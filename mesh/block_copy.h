@@ -12,6 +12,10 @@
 
 namespace dtensor {
 
+// Whether a CPU tensor's elements lie where its data pointer and strides say. No conjugate or negative views.
+bool is_plain_memory(const at::Tensor& t);
+int64_t numel_of(const Shape& sizes);
+
 // Writes the block of `from` that begins at block.from over that of `to` at block.to; devices may differ.
 // REQUIRES: equal dtypes, as many dims as the block has, the block lies inside both tensors, whose memory does not overlap.
 void copy_block(const at::Tensor& from, const at::Tensor& to, const Block& block);

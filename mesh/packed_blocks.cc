@@ -16,12 +16,6 @@ at::Tensor slot(const at::Tensor& buffer, int64_t offset, int64_t bytes, const S
 
 }  // namespace
 
-int64_t numel_of(const Shape& sizes) {
-  int64_t numel = 1;
-  for (int64_t size : sizes) numel *= size;
-  return numel;
-}
-
 int64_t packed_bytes(const Message& m, const at::Tensor& end) {
   return numel_of(m.block.sizes) * static_cast<int64_t>(end.element_size());
 }

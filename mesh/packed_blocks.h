@@ -8,8 +8,6 @@
 
 namespace dtensor {
 
-int64_t numel_of(const Shape& sizes);
-
 // What the block of a message takes in a buffer. `end`: the tensor that it comes from or goes to.
 int64_t packed_bytes(const Message& m, const at::Tensor& end);
 // Copy the block between a tensor and the buffer, at `offset`, on the same device. Where tensors of several dtypes share a

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "mesh/block_copy.h"
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -177,8 +178,6 @@ Reduce reduce_of(at::ScalarType dtype, ReduceOp op) {
       return nullptr;
   }
 }
-
-bool is_plain_memory(const at::Tensor& t) { return t.is_cpu() && t.layout() == at::kStrided && !t.is_neg() && !t._is_zerotensor(); }
 
 void reduce_on_cpu(absl::Span<const at::Tensor> outputs, absl::Span<const at::Tensor> addends, bool average, Reduce reduce) {
   const int64_t numel = outputs[0].numel();

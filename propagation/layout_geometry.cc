@@ -136,11 +136,11 @@ int64_t LayoutGeometry::received_bytes(const Layers& before, const Layers& after
   return (target - kept) * item_bytes_;
 }
 
-// Digits that both layouts tie to one coordinate agree; those tied to two do not, on some rank; what no layout ties is free.
-int64_t LayoutGeometry::least_overlap(const Layers& before, const Layers& after, int64_t d) const {
+template <typename Visit>
+bool LayoutGeometry::match_digits(const Layers& before, const Layers& after, int64_t d, Visit visit) const {
   Digits digits[2];
-  if (!digits_of(before, d, digits[0]) || !digits_of(after, d, digits[1])) return -1;
-  absl::InlinedVector<int64_t, 12> bounds;
+  if (!digits_of(before, d, digits[0]) || !digits_of(after, d, digits[1])) return false;
+  absl::InlinedVector<int64_t, 12> bounds = {1, sizes_[d]};
   for (const Digits& list : digits) {
     for (const Digit& digit : list) {
       bounds.push_back(digit.stride);
@@ -149,24 +149,35 @@ int64_t LayoutGeometry::least_overlap(const Layers& before, const Layers& after,
   }
   std::sort(bounds.begin(), bounds.end());
   bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
-  int64_t shared = sizes_[d];
   for (size_t i = 0; i + 1 < bounds.size(); ++i) {
-    const int64_t low = bounds[i];
-    const int64_t high = bounds[i + 1];
-    if (high % low != 0) return -1;
-    std::pair<int64_t, int64_t> owner[2] = {{-1, 0}, {-1, 0}};  // mesh dim and place
+    const int64_t low = bounds[i], high = bounds[i + 1];
+    if (high % low != 0) return false;
+    Place owner[2] = {{-1, 0}, {-1, 0}};
     for (int k = 0; k < 2; ++k) {
       for (const Digit& digit : digits[k]) {
         if (low < digit.stride || digit.stride * digit.radix < high) continue;
-        if (low % digit.stride != 0) return -1;
+        if (low % digit.stride != 0) return false;
         owner[k] = {digit.mesh_dim, digit.place * (low / digit.stride)};
       }
     }
-    if (owner[0].first < 0 && owner[1].first < 0) continue;
-    if (owner[0].first >= 0 && owner[1].first >= 0 && owner[0] != owner[1]) return 0;
-    shared /= high / low;
+    if (!visit(high / low, owner[0], owner[1])) return true;
   }
-  return shared;
+  return true;
+}
+
+// Digits that both layouts tie to one coordinate agree; those tied to two do not, on some rank; what no layout ties is free.
+int64_t LayoutGeometry::least_overlap(const Layers& before, const Layers& after, int64_t d) const {
+  int64_t shared = sizes_[d];
+  const bool even = match_digits(before, after, d, [&](int64_t radix, const Place& old_place, const Place& new_place) {
+    if (old_place.first < 0 && new_place.first < 0) return true;
+    if (old_place.first >= 0 && new_place.first >= 0 && old_place != new_place) {
+      shared = 0;
+      return false;
+    }
+    shared /= radix;
+    return true;
+  });
+  return even ? shared : -1;
 }
 
 // Along each mesh dim that cuts tensor dim d the size of a part is constant between a few coordinates: adds them to `visit`, and
@@ -367,7 +378,6 @@ int64_t LayoutGeometry::packed_bytes(const Needs& n, int64_t group, bool reduces
 // ranks on which these are equal have them, and others have none.
 int64_t LayoutGeometry::packed_bytes_if_even(const Layers& before, const Layers& after, const MeshDims& dims, int64_t group,
                                              bool reduces, int64_t reducing_bytes) const {
-  using Place = std::pair<int64_t, int64_t>;  // a digit of a coordinate: mesh dim and place
   using Equation = std::pair<Place, Place>;
   const auto in_group = [&](int64_t m) { return std::find(dims.begin(), dims.end(), m) != dims.end(); };
   Needs needs{1, 1, 1, 1};  // where all digits agree; `wanted` by ranks of the group that differ in what cuts
@@ -393,37 +403,17 @@ int64_t LayoutGeometry::packed_bytes_if_even(const Layers& before, const Layers&
       needs.wanted *= sizes_[d] / old_parts / my_parts;
       continue;
     }
-    Digits digits[2];
-    if (!digits_of(before, d, digits[0]) || !digits_of(after, d, digits[1])) return -1;
-    absl::InlinedVector<int64_t, 12> bounds = {1, sizes_[d]};
-    for (const Digits& list : digits) {
-      for (const Digit& digit : list) {
-        bounds.push_back(digit.stride);
-        bounds.push_back(digit.stride * digit.radix);
-      }
-    }
-    std::sort(bounds.begin(), bounds.end());
-    bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
-    for (size_t i = 0; i + 1 < bounds.size(); ++i) {
-      const int64_t low = bounds[i], high = bounds[i + 1];
-      if (high % low != 0) return -1;
-      Place owner[2] = {{-1, 0}, {-1, 0}};
-      for (int k = 0; k < 2; ++k) {
-        for (const Digit& digit : digits[k]) {
-          if (low < digit.stride || digit.stride * digit.radix < high) continue;
-          if (low % digit.stride != 0) return -1;
-          owner[k] = {digit.mesh_dim, digit.place * (low / digit.stride)};
-        }
-      }
-      const bool has_old = owner[0].first >= 0, has_new = owner[1].first >= 0;
-      const bool new_is_mine = has_new && !in_group(owner[1].first);  // the same for all of the group
-      const int64_t radix = high / low;
+    const bool even = match_digits(before, after, d, [&](int64_t radix, const Place& old_place, const Place& new_place) {
+      const bool has_old = old_place.first >= 0, has_new = new_place.first >= 0;
+      const bool new_is_mine = has_new && !in_group(new_place.first);  // the same for all of the group
       if (!has_old) needs.in *= radix;
       if (!has_new) needs.out *= radix;
       if (!has_old && !has_new) needs.kept *= radix;
       if (!has_old && !new_is_mine) needs.wanted *= radix;
-      if (has_old && has_new && owner[0] != owner[1]) (new_is_mine ? of_wanted : of_kept).emplace_back(owner[0], owner[1]);
-    }
+      if (has_old && has_new && old_place != new_place) (new_is_mine ? of_wanted : of_kept).emplace_back(old_place, new_place);
+      return true;
+    });
+    if (!even) return -1;
   }
   for (int64_t m : dims) needs.wanted *= after[m]->is_sharded() ? 1 : mesh_shape_[m];
   // Whether some rank sends, and keeps nothing: its digits agree where `wanted` asks for it, but not all others.

@@ -61,6 +61,11 @@ class LayoutGeometry {
   MeshDims cutters(const Layers& layout, int64_t d) const;
   // The digits of tensor dim d that `layout` cuts, false where the cuts are uneven.
   bool digits_of(const Layers& layout, int64_t d, Digits& digits) const;
+  using Place = std::pair<int64_t, int64_t>;  // a digit of a coordinate: mesh dim (-1: none) and place
+  // Of every digit of tensor dim d that both layouts cut alike or not at all: visit(radix, before's place, after's place), which
+  // returns false to stop. False, perhaps after some, where the cuts are uneven.
+  template <typename Visit>
+  bool match_digits(const Layers& before, const Layers& after, int64_t d, Visit visit) const;
   // Of tensor dim d, what a rank's two parts share: on the rank where it is least. -1 where the cuts are uneven.
   int64_t least_overlap(const Layers& before, const Layers& after, int64_t d) const;
   Runs runs_of(const Layers& layout, const MeshDims& cutters, int64_t d, absl::Span<const int64_t> coordinate) const;

@@ -8,7 +8,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
-#include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
@@ -25,12 +24,14 @@
 #include "mesh/scope.h"
 #include "placement/geometry.h"
 #include "propagation/redistribute_planner.h"
+#include "tests/testing/allocated_memory.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/property.h"
 
 namespace dtensor {
 namespace {
 
+using testing::AllocatedMemory;
 using testing::draw;
 using testing::holds;
 
@@ -177,20 +178,6 @@ struct Recorder : CommListener {
   }
 };
 
-// Bytes of tensors that this thread allocates, from now on.
-class Memory : public c10::MemoryReportingInfoBase {
- public:
-  int64_t peak() const { return peak_; }
-  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
-    live_ += size;
-    peak_ = std::max(peak_, live_);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-
- private:
-  int64_t live_ = 0, peak_ = 0;
-};
-
 TEST_CASE("random redistributions put every element where the layout says") {
   REQUIRE(holds("locals", cases(6000), [] {
     const Case c;
@@ -258,7 +245,7 @@ TEST_CASE("random redistributions need the memory that their plan says") {
     }
     if (!plan.steps.empty()) RC_ASSERT(plan.peak_bytes == of_largest);
     RankTensors locals = to_local(x);
-    auto memory = std::make_shared<Memory>();
+    auto memory = std::make_shared<AllocatedMemory>();
     {
       c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, memory);
       run_plan(plan, locals, {});

@@ -1,7 +1,6 @@
 // What a rank needs while tensors travel between processes, message buffers too: measured, against what plans say.
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -16,29 +15,16 @@
 #include "placement/geometry.h"
 #include "propagation/redistribute_planner.h"
 #include "tests/processes/job_world.h"
+#include "tests/testing/allocated_memory.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/property.h"
 
 namespace dtensor {
 namespace {
 
+using testing::AllocatedMemory;
 using testing::draw;
 using Kind = RedistributeStep::Kind;
-
-// Bytes of tensors that this thread allocates. What another thread frees stays counted: Gloo's threads hold the buffers of an
-// exchange a moment longer than it takes.
-class Memory : public c10::MemoryReportingInfoBase {
- public:
-  int64_t peak() const { return peak_; }
-  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
-    live_ += size;
-    peak_ = std::max(peak_, live_);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-
- private:
-  int64_t live_ = 0, peak_ = 0;
-};
 
 // The most that this rank's messages of one round need, and how many rounds there were.
 struct Rounds : CommListener {
@@ -126,7 +112,7 @@ void check_step(const RedistributePlan& plan) {
     const Shape sizes = part.sizes();
     inputs[0].push_back(at::zeros(c10::IntArrayRef(sizes.data(), sizes.size()), at::kDouble));
   }
-  const auto memory = std::make_shared<Memory>();
+  const auto memory = std::make_shared<AllocatedMemory>();
   Rounds rounds;
   rounds.rank = rank;
   {

@@ -90,36 +90,51 @@ TEST_CASE("an impossible limit says what would do") {
   CHECK_THROWS_AS(plan(-1), c10::Error);
 }
 
+struct FreeAndTight {
+  RedistributePlan free, tight;  // without a limit, and with the smallest
+};
+
+// plan(limit) keeps its limit or names the smallest, which works, and no smaller one. Within a property.
+template <typename Plan>
+FreeAndTight checked_limits(const Plan& plan) {
+  const auto smallest = [&](int64_t limit) -> int64_t {  // 0: it does
+    try {
+      const RedistributePlan p = plan(limit);
+      RC_ASSERT(p.peak_bytes <= limit);
+      return 0;
+    } catch (const c10::Error& e) {
+      return smallest_that_works(e.what_without_backtrace());
+    }
+  };
+  const RedistributePlan free = plan(std::numeric_limits<int64_t>::max());
+  RC_LOG() << free.to_string() << ", peak " << free.peak_bytes << std::endl;
+  RC_PRE(!free.steps.empty());
+  RC_ASSERT(plan(free.peak_bytes).to_string() == free.to_string());
+  const int64_t least = smallest(0);
+  RC_LOG() << "least " << least << std::endl;
+  RC_ASSERT(least > 0);
+  RC_ASSERT(least <= free.peak_bytes);
+  RC_ASSERT(smallest(least) == 0);
+  const RedistributePlan tight = plan(least);
+  RC_LOG() << tight.to_string() << std::endl;
+  RC_ASSERT(tight.peak_bytes == least);
+  RC_ASSERT(smallest(least - 1) == least);
+  return {free, tight};
+}
+
 TEST_CASE("random plans keep limits, and errors name the smallest") {
   const auto property = [] {
     const RandomTensor t;
     const Placements from = t.layout("from"), to = t.layout("to");
     const bool packs = testing::draw(0, 1) == 0;
+    RC_LOG() << "packs " << packs << std::endl;
     const auto plan = [&](int64_t limit) { return plan_redistribution(t.mesh, t.meta, from, to, within(limit, packs)); };
-    const auto smallest = [&](int64_t limit) -> int64_t {  // 0: it does
-      try {
-        const int64_t peak = plan(limit).peak_bytes;
-        RC_ASSERT(peak <= limit);
-        return 0;
-      } catch (const c10::Error& e) {
-        return smallest_that_works(e.what_without_backtrace());
-      }
-    };
-    const RedistributePlan free = plan(std::numeric_limits<int64_t>::max());
-    RC_LOG() << "packs " << packs << ": " << free.to_string() << ", peak " << free.peak_bytes << std::endl;
-    RC_PRE(!free.steps.empty() && t.meta.numel() > 0);
-    RC_ASSERT(plan(free.peak_bytes).to_string() == free.to_string());
-    const int64_t least = smallest(0);
-    RC_LOG() << "least " << least << std::endl;
-    RC_ASSERT(least > 0);
-    RC_ASSERT(least <= free.peak_bytes);
-    RC_ASSERT(smallest(least) == 0);
-    RC_ASSERT(plan(least).peak_bytes == least);
-    RC_ASSERT(smallest(least - 1) == least);
+    RC_PRE(t.meta.numel() > 0);
+    const auto [free, tight] = checked_limits(plan);
     // The time never shrinks with the limit.
-    const int64_t middle = least + (free.peak_bytes - least) / 2;
+    const int64_t middle = tight.peak_bytes + (free.peak_bytes - tight.peak_bytes) / 2;
     RC_ASSERT(plan(middle).seconds >= free.seconds - 1e-12);
-    RC_ASSERT(plan(least).seconds >= plan(middle).seconds - 1e-12);
+    RC_ASSERT(tight.seconds >= plan(middle).seconds - 1e-12);
   };
   REQUIRE(testing::holds("limits", 600, property));
 }
@@ -153,31 +168,11 @@ TEST_CASE("random transfers keep limits, and errors name the smallest") {
     RC_LOG() << "[" << absl::StrJoin(sizes, ", ") << "]" << std::endl;
     const Layout from = draw_layout(world, meta.sizes.size(), "from"), to = draw_layout(world, meta.sizes.size(), "to");
     const bool packs = testing::draw(0, 1) == 0;
+    RC_LOG() << "packs " << packs << std::endl;
     const auto plan = [&](int64_t limit) { return plan_transfer(meta, from, to, within(limit, packs)); };
-    const auto smallest = [&](int64_t limit) -> int64_t {  // 0: it does
-      try {
-        const RedistributePlan p = plan(limit);
-        RC_ASSERT(p.peak_bytes <= limit);
-        return 0;
-      } catch (const c10::Error& e) {
-        return smallest_that_works(e.what_without_backtrace());
-      }
-    };
-    const RedistributePlan free = plan(std::numeric_limits<int64_t>::max());
-    RC_LOG() << "packs " << packs << ": " << free.to_string() << ", peak " << free.peak_bytes << std::endl;
-    RC_PRE(!free.steps.empty());
-    RC_ASSERT(plan(free.peak_bytes).to_string() == free.to_string());
-    const int64_t least = smallest(0);
-    RC_LOG() << "least " << least << std::endl;
-    RC_ASSERT(least > 0);
-    RC_ASSERT(least <= free.peak_bytes);
-    RC_ASSERT(smallest(least) == 0);
-    const RedistributePlan tight = plan(least);
-    RC_LOG() << tight.to_string() << std::endl;
-    RC_ASSERT(tight.peak_bytes == least);
-    RC_ASSERT(smallest(least - 1) == least);
+    const auto [free, tight] = checked_limits(plan);
     for (const RedistributeStep& step : free.steps) {
-      if (step.kind != RedistributeStep::Kind::kTransfer && step.peak_bytes == free.peak_bytes && least < free.peak_bytes) {
+      if (step.kind != RedistributeStep::Kind::kTransfer && step.peak_bytes == free.peak_bytes && tight.peak_bytes < free.peak_bytes) {
         ++above_steps;
         break;
       }
