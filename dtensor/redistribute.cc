@@ -250,7 +250,6 @@ CommCause explicit_cause(std::string op) { return {std::move(op), "", current_sc
 const DTensorMeta& checked_meta(const at::Tensor& t, const char* function) {
   TORCH_CHECK_TYPE(is_dtensor(t), "[", function, "] the tensor", (t.defined() ? c10::str(" of shape ", t.sizes()) : std::string()),
                    " is not distributed; distribute_tensor(t, mesh, placements) makes it so");
-  check_fresh(t, absl::StrCat("[", function, "]"));
   return meta_of(t);
 }
 
