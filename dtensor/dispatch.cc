@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/strings/match.h"
 #include "dtensor/cache_key.h"
 #include "dtensor/executor.h"
 #include "dtensor/gradient_layout.h"
@@ -31,6 +32,7 @@ struct Inputs {
   std::vector<ArgSlot> slots;  // per schema argument
   DeviceMesh mesh;
   bool writes_plain = false;  // an argument that the operator writes to is a plain tensor
+  bool copied_views = false;  // there are views that had to be copies
 };
 
 // No c10::TypeError: Python's operators (`a + b`) swallow a TypeError with its text and say "unsupported operand".
@@ -60,6 +62,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     TORCH_CHECK(in.mesh == mesh, info.name, ": argument '", info.op.schema().arguments()[arg].name(), "' is on ",
                 mesh.to_string(), " of world ", mesh.world().name(), " and another argument on ", in.mesh.to_string(),
                 " of world ", in.mesh.world().name(), ". All distributed arguments of an operator must share one mesh: slice one mesh, or redistribute.");
+    if (layout_of(t).storage->origin) in.copied_views = true;
     if (is_leaf_parameter(t)) keep_gradient_layout(t);
   };
   for (size_t i = 0; i < args.size(); ++i) {
@@ -284,7 +287,28 @@ void push_results(const OpInfo& info, const OpPlan& plan, const Inputs& in, std:
   }
 }
 
+// Does an operator that writes to several tensors write to one that another one is a copied view of? What it computes of the one
+// would not be seen in the other.
+bool writes_related(const OpInfo& info, const Inputs& in) {
+  Tensors written;
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    if (info.args[in.args[k]].written) written.push_back(in.tensors[k]);
+  }
+  if (written.size() < 2) return false;
+  const bool one_by_one = absl::StartsWith(info.op.schema().name(), "aten::_foreach_");  // reads what it wrote
+  return any_related(one_by_one ? in.tensors : written);
+}
+
+// As ATen does without kernels for lists.
+void run_one_by_one(const OpInfo& info, Stack& stack) {
+  constexpr auto kSlow = c10::DispatchKey::CompositeExplicitAutograd;
+  TORCH_CHECK_NOT_IMPLEMENTED(info.op.hasKernelForDispatchKey(kSlow), info.name, ": writes to several views of one distributed tensor "
+                              "whose parts had to move for them. Write to them one after another.");
+  info.op.callBoxedForDispatchKey(kSlow, stack);
+}
+
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, Stack& stack) {
+  if (in.copied_views && writes_related(info, in)) return run_one_by_one(info, stack);
   const auto args = torch::jit::last(stack, info.args.size());
   SpecPtr target;
   if (resolved.rule && resolved.rule->uses_gradient_target && in_backward()) target = gradient_target();

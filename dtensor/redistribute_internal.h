@@ -13,7 +13,7 @@ namespace dtensor {
 // The user asked for it by calling `function`.
 CommCause explicit_cause(std::string function);
 // Error: `t` is plain.
-const DTensorMeta& checked_meta(const at::Tensor& t, const char* function);
+const DTensorMeta& checked_layout(const at::Tensor& t, const char* function);
 // Normalised. Errors: one per mesh dim is missing; a dim that the tensor lacks.
 absl::StatusOr<Placements> fitting_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim);
 // The same; throws errors in the name of `function`.

@@ -165,17 +165,18 @@ void carry_back(const at::Tensor& t, std::string_view op) {
   }
 }
 
+const LocalStorage* memory_viewed_by(const at::Tensor& t) {
+  const LocalStorage* memory = layout_of(t).storage.get();
+  while (memory->origin) memory = layout_of(memory->origin->base).storage.get();
+  return memory;
+}
+
 bool any_related(c10::ArrayRef<at::Tensor> tensors) {
-  const auto origin_of = [](const at::Tensor& t) { return layout_of(t).storage->origin.get(); };
-  const auto is_copied = [&](const at::Tensor& t) { return t.defined() && is_dtensor(t) && origin_of(t) != nullptr; };
-  if (tensors.size() < 2 || std::none_of(tensors.begin(), tensors.end(), is_copied)) return false;
-  absl::flat_hash_map<const LocalStorage*, const LocalStorage*> memory_at;  // per tensor that is no view: one that is written
+  absl::flat_hash_map<const LocalStorage*, const LocalStorage*> first;  // per tensor that is no view: memory that views it
   for (const at::Tensor& t : tensors) {
     if (!t.defined() || !is_dtensor(t)) continue;
     const LocalStorage* own = layout_of(t).storage.get();
-    const LocalStorage* root = own;
-    while (root->origin) root = layout_of(root->origin->base).storage.get();
-    if (memory_at.try_emplace(root, own).first->second != own) return true;
+    if (first.try_emplace(memory_viewed_by(t), own).first->second != own) return true;
   }
   return false;
 }

@@ -53,7 +53,10 @@ void read_anew(LocalStorage& storage);
 // Takes what was written to `t`, whose memory is a copied view's, to the tensor that is a view of. `op`: who wrote.
 void carry_back(const at::Tensor& t, std::string_view op);
 
-// Are there two among them that are not the same memory, but views of one tensor, parts of which were copied?
+// The memory that `t` shares, or that of the tensor that it is a copied view of in the end. REQUIRES: is_dtensor(t).
+const LocalStorage* memory_viewed_by(const at::Tensor& t);
+
+// Are there two among them that are not the same memory, but views of one tensor, some of them copied?
 bool any_related(c10::ArrayRef<at::Tensor> tensors);
 
 }  // namespace dtensor
