@@ -112,6 +112,7 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
     const ArgSlot& slot = in.slots[i];
     if (slot.kind == ArgSlot::Kind::kStatic) {
       append_static(key, args[i], resolved.value_free[i]);
+      if (resolved.value_free[i]) append_class(key, args[i], resolved.divisor[i]);
       continue;
     }
     if (slot.kind == ArgSlot::Kind::kTensorList) key.push_back(slot.count);
@@ -317,11 +318,13 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
   const CacheKey key = make_key(info, resolved, in, args, target.get());
   auto plan = cache.find(key);
   const bool miss = plan == nullptr;
+  std::string description;
   if (miss) {
     const OpCall call = make_call(info, in, args, target);
     LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
     plan = propagate(call);
-    cache.insert(key, plan, call.to_string());
+    description = call.to_string();
+    cache.check_open(description);
   }
 
   std::vector<RankTensors> locals(in.tensors.size());
@@ -340,6 +343,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
   }
 
   auto outputs = run_local(info, *plan, in, args, locals, miss);
+  if (miss) cache.insert(key, plan, std::move(description));  // not what the check refused
   for (size_t a = 0; a < args.size(); ++a) {
     if (!info.args[a].written) continue;
     for (int k = in.slots[a].first; k < in.slots[a].first + in.slots[a].count; ++k) {
@@ -427,6 +431,7 @@ at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
   LocalGuard guard;
   TensorMeta meta{Shape(t.sizes().begin(), t.sizes().end()), Shape(t.strides().begin(), t.strides().end()), t.scalar_type()};
   meta.wrapped_number = t.unsafeGetTensorImpl()->is_wrapped_number();
+  if (meta.wrapped_number) meta.number = number_class(t.item());
   RankTensors locals;
   for (int64_t rank : mesh.local_ranks()) {
     const c10::Device device = mesh.world().device(rank);
