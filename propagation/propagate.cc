@@ -361,10 +361,11 @@ std::string accepted(const Problem& problem, size_t input, int64_t d, const std:
     if (!written[i] || !call.inputs[i]) continue;
     std::string needs = d < 0 ? "another layout" : accepted(problem, i, d, options);
     if (d >= 0 && problem.mesh_ndim() > 1) absl::StrAppend(&needs, " on mesh dim '", call.mesh.names()[d], "'");
-    TORCH_CHECK(false, call.name(),
-                ": in-place operations that require placement changes are not supported: argument '",
-                call.input_name(static_cast<int>(i)), "' is laid out as ", to_string(call.inputs[i]->placements()),
-                ", the operator needs ", needs, "; redistribute it first. Call: ", call.to_string());
+    throw WrittenLayoutError(
+        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+        absl::StrCat(call.name(), ": in-place operations that require placement changes are not supported: argument '",
+                     call.input_name(static_cast<int>(i)), "' is laid out as ", to_string(call.inputs[i]->placements()),
+                     ", the operator needs ", needs, "; redistribute it first. Call: ", call.to_string()));
   }
   TORCH_CHECK(false, call.name(), ": none of its sharding strategies fits ", call.to_string());
 }
@@ -493,14 +494,16 @@ std::string OpPlan::explain(const OpCall& call) const {
   return text;
 }
 
+std::string missing_rule_text(const c10::OperatorHandle& op) {
+  return absl::StrCat("Operator ", dotted_name(op), " does not have a sharding strategy registered. Register one with "
+                      "RuleRegistry::instance().add(\"", c10::toString(op.operator_name()),
+                      "\", rule), where `rule` is an OpRule, or run the operator on replicated tensors within a "
+                      "ReplicateUnsupported guard");
+}
+
 std::shared_ptr<const OpPlan> propagate(const OpCall& call) {
   auto rule = RuleRegistry::instance().find(call.op);
-  TORCH_CHECK_NOT_IMPLEMENTED(rule, "Operator ", dotted_name(call.op),
-                              " does not have a sharding strategy registered. Register one with "
-                              "RuleRegistry::instance().add(\"",
-                              call.name(),
-                              "\", rule), where `rule` is an OpRule, or run the "
-                              "operator on replicated tensors within a ReplicateUnsupported guard");
+  TORCH_CHECK_NOT_IMPLEMENTED(rule, missing_rule_text(call.op));
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     TORCH_CHECK(!call.inputs[i] || call.inputs[i]->mesh() == call.mesh, call.name(), ": argument '",
                 call.input_name(static_cast<int>(i)), "' lies on another mesh than the others, in ", call.to_string());
