@@ -328,7 +328,7 @@ Decision decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inpu
   StrategyCache& cache = strategy_cache(in.mesh.world());
   CacheKey key = make_key(info, resolved, in, args, target.get());
   auto plan = cache.find(key);
-  if (plan && (!plan->reduces_written || may_reduce_written(info, in))) return {std::move(plan)};
+  if (plan && (!plan->reduces_written || may_reduce_written(info, in))) return {std::move(plan), false, {}, {}};
   const OpCall call = make_call(info, in, args, target);
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   try {
