@@ -44,6 +44,7 @@ void register_untagged_pointwise(RuleRegistry& registry) {
     const bool scaled = std::string(op) == "aten::_masked_scale";
     registry.add(op, with_metas(pointwise_op({{{scaled ? "self" : "grad_output"}}}), infer_elementwise));
   }
+  registry.add("aten::_conj_physical", with_metas(pointwise_op({{{"self"}}}), infer_elementwise));
   registry.add("aten::log_sigmoid_forward", log_sigmoid_forward());
   registry.add("aten::rsub.Tensor", with_metas(pointwise_op({{{"self"}, {"other"}}, Maths::kRing}), infer_elementwise));
   registry.add("aten::floor_divide", with_metas(pointwise_op(), infer_elementwise));
