@@ -25,7 +25,6 @@ const std::vector<std::pair<std::string, std::string>>& linear_in_one() {
       {"aten::sigmoid_backward", "grad_output"},
       {"aten::tanh_backward", "grad_output"},
       {"aten::silu_backward", "grad_output"},
-      {"aten::mish_backward", "grad_output"},
       {"aten::logit_backward", "grad_output"},
       {"aten::elu_backward", "grad_output"},
       {"aten::softplus_backward", "grad_output"},
