@@ -79,7 +79,15 @@ void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argu
   c10::IValue& value = stack[stack.size() - local.op.schema().arguments().size() + argument];
   const int64_t number = share == Share::kOne;
   if (!value.isTensor()) {
-    value = value.isBool() ? c10::IValue(number != 0) : value.isInt() ? c10::IValue(number) : c10::IValue(static_cast<double>(number));
+    if (value.isBool()) {
+      value = number != 0;
+    } else if (value.isInt()) {
+      value = number;
+    } else if (value.isComplexDouble()) {
+      value = c10::complex<double>(static_cast<double>(number));
+    } else {
+      value = static_cast<double>(number);
+    }
     return;
   }
   const at::Tensor constant = value.toTensor();

@@ -40,10 +40,11 @@ void register_untagged_pointwise(RuleRegistry& registry) {
   registry.add("aten::_prelu_kernel_backward", with_metas(pointwise_op({{{"grad_output"}}}), infer_elementwise));
   for (const char* op : {"aten::hardswish_backward", "aten::hardtanh_backward", "aten::hardsigmoid_backward",
                          "aten::log_sigmoid_backward", "aten::native_dropout_backward", "aten::_masked_scale",
-                         "aten::rrelu_with_noise_backward"}) {
+                         "aten::rrelu_with_noise_backward", "aten::mish_backward"}) {
     const bool scaled = std::string(op) == "aten::_masked_scale";
     registry.add(op, with_metas(pointwise_op({{{scaled ? "self" : "grad_output"}}}), infer_elementwise));
   }
+  registry.add("aten::_conj_physical", with_metas(pointwise_op({{{"self"}}}), infer_elementwise));
   registry.add("aten::log_sigmoid_forward", log_sigmoid_forward());
   registry.add("aten::rsub.Tensor", with_metas(pointwise_op({{{"self"}, {"other"}}, Maths::kRing}), infer_elementwise));
   registry.add("aten::floor_divide", with_metas(pointwise_op(), infer_elementwise));

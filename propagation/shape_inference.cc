@@ -204,11 +204,46 @@ bool is_pointwise(const OpCall& call) {
   return functional && functional->hasTag(at::Tag::pointwise);
 }
 
+// Python puts meta kernels of its own in the place of ATen's, and their type promotion is not the same (bool ** True, ldexp).
+void take_elementwise_dtypes(const OpCall& call, OutputMetas& metas) {
+  OutputMetas trial;
+  try {
+    trial = infer_elementwise(call);
+  } catch (const c10::Error&) {
+    return;  // not on this type of device
+  }
+  for (size_t o = 0; o < std::min(metas.tensors.size(), trial.tensors.size()); ++o) {
+    if (metas.tensors[o] && trial.tensors[o]) metas.tensors[o]->dtype = trial.tensors[o]->dtype;
+  }
+}
+
+// nullopt also where the meta kernel fails at a good call of an elementwise operator: some are composed of others and ask them for
+// what they cannot do without data (ldexp, addcdiv beside a number). What is wrong with a call shows on one element, too.
+std::optional<OutputMetas> try_meta(const OpCall& call) {
+  try {
+    return run_meta(call);
+  } catch (const c10::Error&) {
+    if (!is_pointwise(call)) throw;
+    try {
+      const Shape shape = broadcast_shape(call.without_outs());
+      const std::vector<bool> written = call.without_outs().written();
+      bool good = true;
+      for (size_t i = 0; i < written.size(); ++i) good = good && (!written[i] || call.inputs[i]->sizes() == shape);
+      infer_elementwise(call);
+      if (good) return std::nullopt;
+    } catch (const c10::Error&) {
+    }
+    throw;
+  }
+}
+
 // Results of their own; nullopt: cannot be known.
 std::optional<OutputMetas> infer(const OpCall& call) {
-  if (auto metas = run_meta(call)) return metas;
-  if (is_pointwise(call)) return infer_elementwise(call);
-  return std::nullopt;
+  if (!is_pointwise(call)) return run_meta(call);
+  auto metas = try_meta(call);
+  if (!metas) return infer_elementwise(call);
+  if (!is_random(call.op)) take_elementwise_dtypes(call, *metas);
+  return metas;
 }
 
 // An operator that writes to all it returns: its outputs are as what it writes to, if that fits.
@@ -246,7 +281,7 @@ OutputMetas infer_written(const OpCall& call, const OpRule& rule) {
       for (auto& tensor : own->tensors) tensor = TensorMeta{broadcast_shape(functional), {}, c10::ScalarType::Float};
     }
   } else if (!is_random(call.op)) {
-    own = run_meta(call);
+    own = try_meta(call);
     if (!own && is_pointwise(call)) {
       own = result;
       for (auto& tensor : own->tensors) {

@@ -7,6 +7,7 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 
 #include <cmath>
 #include <limits>
@@ -236,6 +237,39 @@ TEST_CASE("Reductions decide in an abstract world", "[reduction]") {
   CHECK(x.amax(1).sizes() == at::IntArrayRef({1000}));
   CHECK(x.norm().dim() == 0);
   CHECK(std::get<1>(x.topk(3)).sizes() == at::IntArrayRef({1000, 3}));
+}
+
+TEST_CASE("A rank may hold neither rows nor columns", "[reduction]") {
+  const auto mesh = test_meshes()[3];  // (2, 3): of [1, 4], rank (1, 2) has [0, 0]
+  const auto full = at::rand({1, 4}, at::kDouble);
+  const auto x = lay_out(full, mesh, {Shard(0), Shard(1)});
+  const c10::List<int64_t> dim({1});
+  for (const auto& [op, args] : std::vector<std::pair<std::string, std::vector<c10::IValue>>>{
+           {"aten::amax", {dim}}, {"aten::amin", {dim}}, {"aten::softmax.int", {1}}, {"aten::log_softmax.int", {1}}, {"aten::sum.dim_IntList", {dim}},
+           {"aten::mean.dim", {dim}}, {"aten::max", {}}, {"aten::min", {}}, {"aten::all.dim", {1}}, {"aten::any.dim", {1}}, {"aten::logsumexp", {dim}},
+           {"aten::prod.dim_int", {1}}, {"aten::count_nonzero", {1}}, {"aten::nansum", {dim}}, {"aten::argmax", {1}}}) {
+    CAPTURE(op);
+    std::vector<c10::IValue> plain = {full}, distributed = {x};
+    plain.insert(plain.end(), args.begin(), args.end());
+    distributed.insert(distributed.end(), args.begin(), args.end());
+    CHECK(difference(call_op(op, distributed)[0], call_op(op, plain)[0]) == std::nullopt);
+  }
+  for (const double p : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), 0., 1., 2., 3.}) {
+    CAPTURE(p);
+    CHECK(difference(x.norm(p, 1), full.norm(p, 1)) == std::nullopt);
+  }
+}
+
+TEST_CASE("Norms of complex half precision keep the imaginary part", "[norm]") {
+  const auto mesh = test_meshes()[0];
+  const auto full = at::tensor({3., 6., 0., 5.}, at::kDouble).to(at::kComplexFloat) * c10::complex<double>(1, 2);
+  const auto half = full.to(at::kComplexHalf);
+  for (const double p : {0., 1., 2., 3., std::numeric_limits<double>::infinity()}) {
+    CAPTURE(p);
+    const auto got = lay_out(half, mesh, {Shard(0)}).norm(p);
+    CHECK(got.scalar_type() == at::kHalf);
+    CHECK(full_tensor(got).item<double>() == Approx(full.norm(p).item<double>()).epsilon(0.01));
+  }
 }
 
 }  // namespace dtensor::testing
