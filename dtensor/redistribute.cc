@@ -154,12 +154,11 @@ struct FromLocalFn : Function<FromLocalFn> {
     save(ctx, spec, std::move(grad_placements));
     LocalGuard guard;
     RankTensors mine;
-    for (const auto& local : locals) {
+    for (size_t i = 0; i < locals.size(); ++i) {
       // Ranks do not share memory: an operator in place would work on it several times.
-      const bool shared = overlaps_itself(local) || std::any_of(mine.begin(), mine.end(), [&](const at::Tensor& other) {
-        return overlap(local, other);
-      });
-      mine.push_back(shared ? local.clone() : local.detach());
+      bool shared = overlaps_itself(locals[i]);
+      for (size_t k = 0; k < locals.size() && !shared; ++k) shared = k != i && overlap(locals[i], locals[k]);
+      mine.push_back(shared ? locals[i].clone() : locals[i].detach());
     }
     at::Tensor result = make_dtensor(spec, std::move(mine));
     meta_of(result).storage->given_away = true;

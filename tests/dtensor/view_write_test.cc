@@ -7,10 +7,10 @@
 #include <functional>
 
 #include "dtensor/comm_debug_mode.h"
+#include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/representation.h"
 #include "tests/testing/catch_torch.h"
-#include "tests/testing/differential.h"
 #include "tests/testing/property.h"
 
 namespace dtensor::testing {
@@ -20,6 +20,12 @@ using torch::Tensor;
 using torch::indexing::Slice;
 
 DeviceMesh mesh_of(int64_t n) { return DeviceMesh(World::local(n), {n}, {"x"}); }
+
+const std::vector<DeviceMesh>& test_meshes() {
+  static const std::vector<DeviceMesh> meshes = {mesh_of(2), mesh_of(3), DeviceMesh(World::local(4), {2, 2}, {"x", "y"}),
+                                                 DeviceMesh(World::local(6), {2, 3}, {"x", "y"})};
+  return meshes;
+}
 
 bool same(const Tensor& distributed, const Tensor& plain) {
   if (distributed.sizes() != plain.sizes() || distributed.storage_offset() != plain.storage_offset()) return false;
@@ -98,7 +104,6 @@ std::vector<Case> cases() {
       {"squeeze", {1, 5}, [](auto& t) { return t.squeeze(0).slice(0, 1, 3); }, triple},
       {"real", {5, 4}, [](auto& t) { return at::real(t.slice(0, 1, 3)); }, triple, c},
       {"imag", {5, 4}, [](auto& t) { return at::imag(t).slice(0, 1, 3); }, triple, c},
-      {"imag of a conjugate", {5, 4}, [](auto& t) { return at::imag(t.slice(0, 1, 3).conj()); }, [](auto& t) { t.add_(3); }, c},
       {"conjugates", {5, 4}, [](auto& t) { return t.conj().slice(0, 1, 3).conj()[0].conj(); }, [](auto& t) { t.mul_(c10::complex<double>(3, 1)); }, c},
       {"view_as_real", {6, 2}, [](auto& t) { return at::view_as_real(t).slice(0, 2).select(2, 1); }, triple, c},
       {"view_as_complex", {6, 2}, [](auto& t) { return at::view_as_complex(t).slice(0, 2); }, [](auto& t) { t.mul_(c10::complex<double>(0, 1)); }},
@@ -107,7 +112,6 @@ std::vector<Case> cases() {
       {"other elements", {5, 4}, [](auto& t) { return t.view(torch::kLong).slice(0, 2); }, fill},
       {"as_strided", {6, 2}, [](auto& t) { return t.as_strided({3, 2}, {4, 1}, 1); }, triple},
       {"as_strided of a view", {6, 2}, [](auto& t) { return t.slice(0, 2).as_strided({3, 2}, {2, 1}); }, triple},
-      {"as_strided before a view", {6, 2}, [](auto& t) { return t.slice(0, 2).as_strided({3, 2}, {2, 1}, 0); }, triple},
   };
 }
 
@@ -116,7 +120,6 @@ TEST_CASE("view writes: every view operator writes to its base, and is read anew
     for (const DeviceMesh& mesh : test_meshes()) {
       for (const Placements& placements : layouts(mesh, static_cast<int64_t>(c.shape.size()))) {
         INFO(c.name << " of " << to_string(placements) << " on " << mesh.to_string());
-        // The last dim cannot be cut where elements change their size; then no rank's part is whole elements.
         Pair base = make(c.shape, mesh, placements, c.dtype);
         const Pair view = {c.view(base.plain), c.view(base.distributed)};
         const Pair before = {c.view(base.plain), c.view(base.distributed)};
@@ -130,7 +133,6 @@ TEST_CASE("view writes: every view operator writes to its base, and is read anew
         CHECK(same(view.distributed, view.plain));
         if (view.plain.numel() == 0) continue;
         // The write of one is seen by the other, which writes on.
-        before.plain.reshape(-1)[0].item();
         if (before.plain.is_complex() || !before.plain.is_floating_point() || before.plain.dim() == 0) continue;
         before.plain.select(0, 0).zero_();
         before.distributed.select(0, 0).zero_();
@@ -268,7 +270,7 @@ TEST_CASE("view writes: gradients through random views and writes") {
         for (const Tensor& t : {at.plain, at.distributed}) {
           if (kind == 0) t.mul_(v);
           if (kind == 1) t.fill_(v);
-          if (kind == 2) t.add_(t.sin());
+          if (kind == 2) t.add_(t.clone().sin());
         }
       }
     }
@@ -285,7 +287,7 @@ TEST_CASE("view writes: gradients through random views and writes") {
 
 TEST_CASE("view writes: owners write by themselves, and a view is read anew once") {
   const DeviceMesh mesh = mesh_of(4);
-  Pair x = make({8, 3}, mesh, {Shard(0)});
+  Pair x = make({12}, mesh, {Shard(0)});
   const Pair row = {x.plain[5], x.distributed[5]}, rows = {x.plain.slice(0, 1, 6), x.distributed.slice(0, 1, 6)};
   REQUIRE(layout_of(rows.distributed).spec->placements() == Placements{Replicate()});
   CommDebugMode comm;
@@ -296,7 +298,7 @@ TEST_CASE("view writes: owners write by themselves, and a view is read anew once
   CHECK(comm.total() == 0);
   rows.distributed.mul_(1);  // has what it wrote
   CHECK(comm.total() == 0);
-  CHECK(row.distributed.sum().item<double>() == 9);  // `rows` was written to since
+  CHECK(row.distributed.item<double>() == 3);  // `rows` was written to since
   CHECK(comm.total() == 1);
   std::ostringstream report;
   report << comm;
@@ -438,6 +440,24 @@ TEST_CASE("view writes: shape changes in place leave a tensor what it is") {
   }
 }
 
+TEST_CASE("view writes: as_strided looks at the memory that one device would have") {
+  const DeviceMesh mesh = mesh_of(2);
+  const auto t = numbers({6});
+  const auto r = distribute_tensor(t, mesh), s = distribute_tensor(t, mesh, {Shard(0)});
+  for (const Tensor& x : {r, s}) {
+    const auto tail = x.slice(0, 2), plain = t.slice(0, 2);
+    CHECK(tail.storage_offset() == 2);
+    CHECK(same(tail.as_strided({2}, {1}, 0), plain.as_strided({2}, {1}, 0)));
+    CHECK(same(tail.as_strided({2}, {1}), plain.as_strided({2}, {1})));
+    CHECK(same(tail.as_strided({4}, {1}, 0), plain.as_strided({4}, {1}, 0)));
+    CHECK(same(tail.as_strided({4}, {1}, 2), plain));
+  }
+  // Columns of rows that are cut lie in no memory of their own.
+  const auto column = distribute_tensor(numbers({6, 2}), mesh, {Shard(0)}).select(1, 1);
+  CHECK(same(column.as_strided({2}, {4}), numbers({6, 2}).select(1, 1).as_strided({2}, {4})));
+  CHECK_THROWS_WITH(column.as_strided({2}, {4}, 0), Catch::Contains("reach beyond the tensor laid out as S(0)"));
+}
+
 TEST_CASE("view writes: ranks do not share what they write to") {
   const DeviceMesh mesh = mesh_of(3);
   const auto t = torch::ones({3}, torch::kDouble);
@@ -446,7 +466,8 @@ TEST_CASE("view writes: ranks do not share what they write to") {
   for (const auto& local : to_local(x)) CHECK(torch::equal(local, torch::full({3}, 2, torch::kDouble)));
   auto y = from_local({t.view({3, 1}).t(), t.slice(0, 0, 1).expand({1, 3}), t.view({1, 3})}, mesh, {Replicate()});
   y.mul_(2);
-  CHECK(full_tensor(y).sum().item<double>() == 2 * t.sum().item<double>());
+  CHECK(full_tensor(y).sum().item<double>() == 6);
+  CHECK(t.sum().item<double>() == 3);
   // Pieces of one tensor stay where they are.
   auto whole = torch::zeros({4, 6}, torch::kDouble);
   from_local(whole.chunk(3, 1), mesh, {Shard(1)}).add_(1);
