@@ -31,6 +31,10 @@ at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh);
 // The same with memory of its own on every rank: for what users get to see, gradients among them.
 at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh);
 
+// The error about a plain tensor beside distributed ones, as argument `argument` of `function`.
+[[noreturn]] void throw_plain_beside_distributed(std::string_view function, std::string_view argument, const at::Tensor& t,
+                                                 const DeviceMesh& mesh);
+
 // Error if `t` is a copied view (LocalStorage::viewed) of a tensor that was written to since.
 void check_fresh(const at::Tensor& t, std::string_view function);
 
