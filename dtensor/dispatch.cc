@@ -28,12 +28,8 @@ namespace {
 using torch::jit::Stack;
 using Tensors = absl::InlinedVector<at::Tensor, 6>;
 
-// No c10::TypeError: Python's operators (`a + b`) swallow a TypeError with its text and say "unsupported operand".
 [[noreturn]] void mixed_error(const OpInfo& info, size_t arg, const at::Tensor& t, const DeviceMesh& mesh) {
-  TORCH_CHECK(false, info.name, ": argument '", info.op.schema().arguments()[arg].name(), "' is a plain tensor of shape ",
-              t.sizes(), " next to a distributed one on ", mesh.to_string(),
-              ". Distribute it first: distribute_tensor(t, mesh, {Replicate(), ...}), or open an "
-              "ImplicitReplication scope if every rank is known to hold the same values.");
+  throw_plain_beside_distributed(info.name, info.op.schema().arguments()[arg].name(), t, mesh);
 }
 
 // REQUIRES: at least one argument is distributed.
@@ -402,6 +398,18 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
     for (auto& local : locals) local = local.clone();
   }
   return make_dtensor(meta.spec->with_placements(to), std::move(locals), meta.name, std::move(arriving));
+}
+
+// No c10::TypeError: Python's operators (`a + b`) swallow a TypeError with its text and say "unsupported operand".
+void throw_plain_beside_distributed(std::string_view function, std::string_view argument, const at::Tensor& t,
+                                    const DeviceMesh& mesh) {
+  const bool loads = function == "aten::copy_";
+  TORCH_CHECK(false, std::string(function), ": argument '", std::string(argument), "' is a plain tensor of shape ", t.sizes(),
+              " next to a distributed one on ", mesh.to_string(),
+              ". Distribute it first: distribute_tensor(t, mesh, {Replicate(), ...}). If the model makes it in forward, call the "
+              "model in a MeshScope(mesh), where arange, full, zeros and other factories, but not torch::tensor and torch::empty, "
+              "make distributed tensors. Or open an ImplicitReplication scope if every rank is known to hold the same values.",
+              loads ? " To load whole values into parameters, call dtensor::load_state_dict(module, values) or dtensor::load()." : "");
 }
 
 at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh) {

@@ -8,6 +8,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <string_view>
+
 #include "dtensor/representation.h"
 #include "mesh/comm_event.h"
 #include "propagation/strategy_cache.h"
@@ -28,5 +30,9 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh);
 // The same with memory of its own on every rank: for what users get to see, gradients among them.
 at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh);
+
+// The error about a plain tensor beside distributed ones, as argument `argument` of `function`.
+[[noreturn]] void throw_plain_beside_distributed(std::string_view function, std::string_view argument, const at::Tensor& t,
+                                                 const DeviceMesh& mesh);
 
 }  // namespace dtensor

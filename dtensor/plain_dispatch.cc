@@ -75,7 +75,9 @@ void dispatch_plain(const OpInfo& info, Stack& stack) {
 void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   TORCH_CHECK(plain_is_replicated(), info.name,
               ": writes to a plain tensor, but other arguments are distributed on ", mesh.to_string(),
-              ". Distribute the tensor that is written to, or gather the others with full_tensor().");
+              ". Distribute the tensor that is written to, or gather the others with full_tensor(). The state of an optimizer is "
+              "such a tensor if it was made before distribute_module(), by a step or by the constructor of Adagrad: make the "
+              "optimizer after distribute_module(), and carry its state over with dtensor::save() and dtensor::load().");
   const Placements whole(mesh.ndim(), Replicate());
   const CommCause cause{info.name, "", current_scope().module_path, true};
   const auto plain = [&](const at::Tensor& t) {

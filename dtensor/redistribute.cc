@@ -424,6 +424,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, c
     }
   }
   at::Tensor result = make_dtensor(spec, std::move(locals));
+  (void)result.has_storage();  // a parameter that becomes it with set_data() then says so where its data is asked for
   result.set_requires_grad(tensor.requires_grad());
   return result;
 }

@@ -7,7 +7,20 @@
 namespace dtensor {
 namespace {
 
-// Adds nothing to TensorImpl but a name, for the message of data_ptr() and storage().
+constexpr char kNoStorage[] =
+    "a distributed tensor, whose data is in the local tensors of its ranks: use dtensor::full_tensor(t) for the whole value, "
+    "dtensor::to_local(t) for the parts, std::cout << dtensor::DTensor(t) to print it, dtensor::save(t, path) to store it, or a "
+    "module or optimizer that has such tensors";
+
+// What data_ptr(), and with it accessor(), operator<< and torch::save, say from now on. (LibTorch asks tensorimpl_type_name() for
+// storage() only; a parameter that was made distributed in place is of LibTorch's class and keeps this text.)
+void explain_access(c10::TensorImpl& impl) {
+  static auto& mutex = *new std::mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  impl.release_storage_and_set_meta_custom_data_ptr_error_msg_(c10::str("Cannot access the data of ", kNoStorage));
+}
+
+// Adds nothing to TensorImpl but texts of errors.
 class DTensorImpl final : public c10::TensorImpl {
  public:
   using c10::TensorImpl::TensorImpl;
@@ -19,11 +32,19 @@ class DTensorImpl final : public c10::TensorImpl {
     set_version_counter(c10::VariableVersion(0));
   }
 
+  // Asked before the data is accessed: early enough for the text, which would cost every tensor too much.
+  bool has_storage() const override {
+    if (!explained_.exchange(true)) explain_access(*const_cast<DTensorImpl*>(this));
+    return false;
+  }
+
  protected:
   const char* tensorimpl_type_name() const override {
-    return "a distributed tensor, whose data is in the local tensors of its ranks: use dtensor::full_tensor(t) for the whole "
-           "value, dtensor::to_local(t) for the parts, std::cout << dtensor::DTensor(t) to print it, dtensor::save to store it";
+    return kNoStorage;
   }
+
+ private:
+  mutable std::atomic<bool> explained_{false};
 };
 
 c10::DispatchKeySet key_set(c10::DeviceType device) {
@@ -102,6 +123,7 @@ void set_name(const at::Tensor& t, std::string name) {
   const DTensorMeta& old = memory_of(t);
   t.unsafeGetTensorImpl()->set_backend_meta(
       make_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name))));
+  explain_access(*t.unsafeGetTensorImpl());
 }
 
 std::string module_of(const DTensorMeta& meta) {

@@ -6,6 +6,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/isclose.h>
 
+#include <algorithm>
+
 #include "dtensor/dispatch.h"
 #include "dtensor/op_info.h"
 #include "dtensor/view_origin.h"
@@ -27,16 +29,17 @@ void check_has_data(const c10::OperatorHandle& op, const at::Tensor& t) {
       " is not known to this process, which owns no rank of the mesh (an abstract world has no data)");
 }
 
-// A number that every rank of the mesh has its own of, reduced over all of them.
-bool all_true(const DeviceMesh& mesh, const std::vector<bool>& flags, const CommCause& cause) {
+// A number that the ranks have their own of, as of parts in `layout`: replicas have equal ones.
+bool all_true(const DeviceMesh& mesh, const Placements& layout, const std::vector<bool>& flags, const CommCause& cause) {
   RankTensors locals;
   for (size_t i = 0; i < flags.size(); ++i) {
     LocalGuard guard;
     locals.push_back(
         at::full({}, flags[i] ? 1 : 0, at::TensorOptions(at::kInt).device(mesh.world().device(mesh.local_ranks()[i]))));
   }
-  const auto spec =
-      Spec::get(mesh, Placements(mesh.ndim(), Partial(ReduceOp::kMin)), absl::Span<const int64_t>(), at::kInt);
+  Placements differ = layout;
+  for (Placement& p : differ) p = p.is_replicate() ? Replicate() : Partial(ReduceOp::kMin);
+  const auto spec = Spec::get(mesh, differ, absl::Span<const int64_t>(), at::kInt);
   const at::Tensor all =
       redistribute_below_autograd(make_dtensor(spec, std::move(locals)), Placements(mesh.ndim(), Replicate()), cause);
   LocalGuard guard;
@@ -58,17 +61,28 @@ void check_pair(const c10::OperatorHandle& op, at::Tensor& self, at::Tensor& oth
   for (auto* t : {&self, &other}) {
     if (is_dtensor(*t)) continue;
     const at::Tensor& distributed = t == &self ? other : self;
-    TORCH_CHECK(current_scope().implicit_replication || t->dim() == 0, op.operator_name(),
-                ": one argument is a plain tensor, the other a distributed one on ",
-                meta_of(distributed).spec->mesh().to_string(),
-                ". Distribute it first, or compare with full_tensor() of the other.");
-    *t = replicate_plain(*t, meta_of(distributed).spec->mesh());
+    const DeviceMesh& mesh = meta_of(distributed).spec->mesh();
+    if (!current_scope().implicit_replication && t->dim() > 0) {
+      throw_plain_beside_distributed(c10::toString(op.operator_name()), t == &self ? "self" : "other", *t, mesh);
+    }
+    *t = replicate_plain(*t, mesh);
   }
   TORCH_CHECK(meta_of(self).spec->mesh() == meta_of(other).spec->mesh(), op.operator_name(),
               ": the arguments are on different meshes");
 }
 
-// Compares parts in the layout of `self` (of `other` if self is Partial; replicated if both are).
+bool are_one_tensor(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_same(b)) return true;
+  if (meta_of(a).storage != meta_of(b).storage || meta_of(a).spec != meta_of(b).spec) return false;
+  LocalGuard guard;
+  for (size_t i = 0; i < meta_of(a).locals.size(); ++i) {
+    if (!meta_of(a).locals[i].is_set_to(meta_of(b).locals[i])) return false;
+  }
+  return true;
+}
+
+// Compares parts in the layout of `self` (of `other` if self is Partial; replicated if both are). A tensor equals itself unless it
+// has a NaN somewhere: all ranks must know of it, which takes no communication where this process owns them all.
 void equal(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor other = torch::jit::pop(stack).toTensor();
   at::Tensor self = torch::jit::pop(stack).toTensor();
@@ -81,11 +95,16 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
               self.scalar_type(), " and ", other.scalar_type(), " while calling equal");
   check_has_data(op, self);
   const DeviceMesh& mesh = meta_of(self).spec->mesh();
+  const bool is_one = are_one_tensor(self, other);
+  if (is_one && c10::isIntegralType(self.scalar_type(), /*includeBool=*/true)) {
+    stack.emplace_back(true);
+    return;
+  }
   Placements layout = meta_of(self).spec->placements();
   if (meta_of(self).spec->has_partial()) layout = meta_of(other).spec->placements();
   layout = without_partials(std::move(layout));
   self = redistribute_below_autograd(self, layout, cause_of(op, "self"));
-  other = redistribute_below_autograd(other, layout, cause_of(op, "other"));
+  other = is_one ? self : redistribute_below_autograd(other, layout, cause_of(op, "other"));
   std::vector<bool> flags;
   {
     LocalGuard guard;
@@ -93,7 +112,9 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
       flags.push_back(at::equal(meta_of(self).locals[i], meta_of(other).locals[i]));
     }
   }
-  stack.emplace_back(all_true(mesh, flags, cause_of(op, "")));
+  const bool knows_all = is_one && static_cast<int64_t>(flags.size()) == mesh.size();
+  stack.emplace_back(knows_all ? std::find(flags.begin(), flags.end(), false) == flags.end()
+                               : all_true(mesh, layout, flags, cause_of(op, "")));
 }
 
 void allclose(const c10::OperatorHandle& op, Stack& stack) {

@@ -6,12 +6,15 @@
 #include <ATen/ops/squeeze.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "ops/meta_tensor.h"
 #include "ops/movement.h"
 #include "ops/register.h"
 #include "ops/view_map.h"
+#include "propagation/cost_model.h"
+#include "propagation/mesh_steps.h"
 
 namespace dtensor {
 namespace {
@@ -24,41 +27,70 @@ std::vector<int64_t> output_sizes(const OpCall& call) {
   return {inferred.begin(), inferred.end()};
 }
 
+constexpr size_t kMaxWays = 64;  // kept from one mesh dim to the next, on meshes of more than three dims
+
 // Complete strategies, from one mesh dim to the next. Where the layout that is there can be followed nothing else is
-// tried. Else that mesh dim is gathered, or moved to a dim that can be followed to a plain Shard, whichever is cheaper.
+// tried. Else that mesh dim is gathered, or moved to a dim that can be followed to a plain Shard, whichever is cheaper. Of
+// many ways those go on that are cheapest so far.
 class ViewSearch {
  public:
-  explicit ViewSearch(const OpCall& call) : input_(*call.inputs[0]), mesh_shape_(call.mesh.shape()) {
-    extend(ViewMap(input_.sizes(), output_sizes(call)), Placements(), Placements());
+  explicit ViewSearch(const OpCall& call)
+      : input_(*call.inputs[0]), mesh_shape_(call.mesh.shape()), cost_(cost_model(call.mesh.world())) {
+    ways_.push_back({ViewMap(input_.sizes(), output_sizes(call)), {}, {}});
+    for (size_t m = 0; m < mesh_shape_.size(); ++m) {
+      std::vector<Way> before = std::exchange(ways_, {});
+      for (const Way& way : before) extend(way);
+      if (mesh_shape_.size() > 3 && ways_.size() > kMaxWays) keep_cheapest();
+    }
+    for (Way& way : ways_) result.push_back({{std::move(way.out)}, {std::move(way.in)}});
   }
 
   std::vector<Strategy> result;
 
  private:
-  void extend(const ViewMap& map, Placements in, Placements out) {
-    const size_t m = in.size();
-    if (m == mesh_shape_.size()) {
-      result.push_back({{std::move(out)}, {std::move(in)}});
-      return;
-    }
-    if (try_placement(input_.placements()[m], map, in, out, /*plain=*/false)) return;
-    try_placement(Replicate(), map, in, out, false);
+  struct Way {
+    ViewMap map;
+    Placements in, out;
+  };
+
+  void extend(const Way& way) {
+    const size_t m = way.in.size();
+    if (try_placement(input_.placements()[m], way, /*plain=*/false)) return;
+    try_placement(Replicate(), way, false);
     for (int64_t d = 0; d < input_.ndim(); ++d) {
-      if (input_.sizes()[d] >= mesh_shape_[m]) try_placement(Shard(d), map, in, out, /*plain=*/true);
+      if (input_.sizes()[d] >= mesh_shape_[m]) try_placement(Shard(d), way, /*plain=*/true);
     }
   }
 
-  bool try_placement(const Placement& p, ViewMap map, Placements in, Placements out, bool plain) {
-    auto followed = map.follow(p, mesh_shape_[in.size()]);
+  bool try_placement(const Placement& p, Way way, bool plain) {
+    auto followed = way.map.follow(p, mesh_shape_[way.in.size()]);
     if (!followed || (plain && followed->is_strided_shard())) return false;
-    in.push_back(p);
-    out.push_back(*std::move(followed));
-    extend(map, std::move(in), std::move(out));
+    way.in.push_back(p);
+    way.out.push_back(*std::move(followed));
+    ways_.push_back(std::move(way));
     return true;
+  }
+
+  // By what getting there takes at least; of equals the first.
+  void keep_cheapest() {
+    std::vector<std::pair<double, size_t>> order;
+    for (const Way& way : ways_) {
+      Placements to = input_.placements();
+      std::copy(way.in.begin(), way.in.end(), to.begin());
+      order.emplace_back(least_seconds(input_.mesh(), input_.meta(), input_.placements(), to, *cost_), order.size());
+    }
+    std::sort(order.begin(), order.end());
+    order.resize(kMaxWays);
+    std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+    std::vector<Way> kept;
+    for (const auto& [seconds, i] : order) kept.push_back(std::move(ways_[i]));
+    ways_ = std::move(kept);
   }
 
   const Spec& input_;
   const std::vector<int64_t>& mesh_shape_;
+  const std::shared_ptr<const CostModel> cost_;
+  std::vector<Way> ways_;
 };
 
 // A view of the local part where its strides allow, else a copy.

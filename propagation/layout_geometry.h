@@ -20,6 +20,11 @@ class LayoutGeometry {
 
   int64_t ndim() const { return static_cast<int64_t>(mesh_shape_.size()); }
   int64_t tensor_ndim() const { return static_cast<int64_t>(sizes_.size()); }
+  int64_t num_ranks() const {
+    int64_t ranks = 1;
+    for (int64_t n : mesh_shape_) ranks *= n;
+    return ranks;
+  }
   int64_t mesh_size(int64_t m) const { return mesh_shape_[m]; }
   int64_t size(int64_t d) const { return sizes_[d]; }
 

@@ -1,39 +1,18 @@
 #include "propagation/propagate.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <optional>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "propagation/cost_model.h"
 #include "propagation/partial_dtypes.h"
 #include "propagation/redistribute_planner.h"
+#include "propagation/strategy_search.h"
 
 namespace dtensor {
 namespace {
-
-// Estimates are compared in picoseconds: sums of the same numbers in another order stay equal.
-using Picoseconds = int64_t;
-Picoseconds picoseconds(double seconds) { return std::llround(seconds * 1e12); }
-
-// What is to be decided: the call as rules see it, what comes out, and which placements are not free.
-struct Problem {
-  const OpCall& call;  // as called
-  OpCall functional;   // without out= arguments
-  OutputMetas metas;
-  // Per output of a strategy: the input whose layout it must have since it is written there, or -1.
-  std::vector<int> fixed_outputs;
-  // Per input of `functional`: its layout must stay.
-  std::vector<bool> fixed_inputs;
-
-  int64_t mesh_ndim() const { return call.mesh.ndim(); }
-  const Placement& given(size_t input, int64_t d) const { return call.inputs[input]->placements()[d]; }
-  std::shared_ptr<const CostModel> cost = cost_model(call.mesh.world());
-};
 
 // Outputs of a strategy that are no tensors of their own but what the operator writes to.
 std::vector<int> find_fixed_outputs(const OpCall& call, const OutputMetas& metas) {
@@ -123,214 +102,6 @@ bool keeps_written(const Problem& problem, int64_t d, size_t num_outputs, const 
   return true;
 }
 
-struct Score {
-  Picoseconds cost = std::numeric_limits<Picoseconds>::max();
-  int changed = 0;
-
-  friend bool operator<(const Score& a, const Score& b) {
-    return std::tie(a.cost, a.changed) < std::tie(b.cost, b.changed);
-  }
-};
-
-// Cost of strategies, each input's redistribution planned once.
-class Pricer {
- public:
-  explicit Pricer(const Problem& problem) : problem_(problem) {}
-
-  // nullopt: not possible, or dearer than `limit`.
-  std::optional<Score> price(const Strategy& s, Picoseconds limit) {
-    for (size_t o = 0; o < s.outputs.size(); ++o) {
-      if (o < problem_.metas.tensors.size() && !problem_.metas.tensors[o]) continue;
-      if (!normalize_placements(s.outputs[o], std::numeric_limits<int32_t>::max()).ok()) return std::nullopt;
-    }
-    // First with lower bounds in place of what is not planned yet.
-    Score score{made_partials(s), 0};
-    changes_.clear();
-    for (size_t i = 0; i < s.inputs.size(); ++i) {
-      const SpecPtr& spec = problem_.call.inputs[i];
-      if (!spec || spec->placements() == s.inputs[i]) continue;
-      Price& price = prices_.try_emplace({i, s.inputs[i]}, Price{}).first->second;
-      if (price.cost < 0)
-        price.cost = normalize_placements(s.inputs[i], spec->ndim()).ok() ? bound(*spec, s.inputs[i]) : kNever;
-      if (price.cost == kNever) return std::nullopt;
-      score.cost += price.cost;
-      ++score.changed;
-      changes_.push_back(i);
-    }
-    for (size_t i : changes_) {
-      if (score.cost > limit) return std::nullopt;
-      Price& price = prices_.find(std::make_pair(i, s.inputs[i]))->second;
-      if (price.planned) continue;
-      const Spec& spec = *problem_.call.inputs[i];
-      score.cost -= price.cost;
-      const PlanOptions options{problem_.cost, {}};
-      price.cost = picoseconds(plan_redistribution(spec.mesh(), spec.meta(), spec.placements(), s.inputs[i], options).seconds);
-      price.planned = true;
-      score.cost += price.cost;
-    }
-    return score.cost > limit ? std::nullopt : std::optional(score);
-  }
-
- private:
-  static constexpr Picoseconds kNever = std::numeric_limits<Picoseconds>::max();
-
-  struct Price {
-    Picoseconds cost = -1;
-    bool planned = false;  // else a lower bound
-  };
-
-  // Moving a sharded input to another dim so that the result is a Partial (the k-split of a matmul) puts off a reduction that
-  // somebody has to pay for: it is part of the price.
-  Picoseconds made_partials(const Strategy& s) const {
-    const DeviceMesh& mesh = problem_.call.mesh;
-    Picoseconds total = 0;
-    for (int64_t d = 0; d < mesh.ndim(); ++d) {
-      bool moved = false;
-      for (size_t i = 0; i < s.inputs.size(); ++i) {
-        if (!problem_.call.inputs[i]) continue;
-        const Placement& given = problem_.given(i, d);
-        moved = moved || (given.is_sharded() && s.inputs[i][d].is_sharded() && given != s.inputs[i][d]);
-      }
-      for (size_t o = 0; moved && o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
-        if (!problem_.metas.tensors[o] || !s.outputs[o][d].is_partial()) continue;
-        int64_t bytes = static_cast<int64_t>(c10::elementSize(problem_.metas.tensors[o]->dtype));
-        const Shape origin(s.outputs[o].size(), 0);
-        for (int64_t n : local_shape(problem_.metas.tensors[o]->sizes, mesh.shape(), s.outputs[o], origin)) bytes *= n;
-        const bool crosses = (mesh.dims_between_nodes(problem_.cost->ranks_per_node) >> d & 1) != 0;
-        total += picoseconds(problem_.cost->collective(Collective::kAllReduce, mesh.size(d), crosses,
-                                                       2 * bytes * (mesh.size(d) - 1) / mesh.size(d)));
-      }
-    }
-    return total;
-  }
-
-  // A rank must receive what it holds more than before, and what is a sum of others' addends.
-  Picoseconds bound(const Spec& from, const Placements& to) const {
-    bool reduces = false;
-    for (size_t d = 0; d < to.size(); ++d) {
-      reduces = reduces || (from.mesh().size(static_cast<int64_t>(d)) > 1 && from.placements()[d].is_partial() &&
-                            !to[d].is_partial());
-    }
-    const int64_t bytes = part_bytes(from, to) - (reduces ? 0 : part_bytes(from, from.placements()));
-    if (bytes <= 0) return 0;
-    return std::max<Picoseconds>(0, picoseconds(problem_.cost->least(bytes)) - 1);
-  }
-
-  static int64_t part_bytes(const Spec& spec, const Placements& placements) {
-    const Shape origin(placements.size(), 0);  // nobody's part is larger
-    int64_t bytes = static_cast<int64_t>(c10::elementSize(spec.dtype()));
-    for (int64_t n : local_shape(spec.sizes(), spec.mesh().shape(), placements, origin)) bytes *= n;
-    return bytes;
-  }
-
-  const Problem& problem_;
-  absl::flat_hash_map<std::pair<size_t, Placements>, Price> prices_;
-  std::vector<size_t> changes_;
-};
-
-// The best combination of one strategy per mesh dim, by branch and bound.
-class Search {
- public:
-  Search(const Problem& problem, std::vector<std::vector<DimStrategy>> options)
-      : problem_(problem), options_(std::move(options)), pricer_(problem) {
-    traffic_.resize(options_.size());
-    order_.resize(options_.size());
-    for (size_t d = 0; d < options_.size(); ++d) {
-      std::vector<int> changed;
-      for (const DimStrategy& option : options_[d]) {
-        traffic_[d].push_back(needs_traffic(option, d));
-        changed.push_back(num_changed(option, d));
-        order_[d].push_back(order_[d].size());
-      }
-      std::stable_sort(order_[d].begin(), order_[d].end(), [&](size_t a, size_t b) { return changed[a] < changed[b]; });
-    }
-  }
-
-  std::optional<Strategy> run() {
-    chosen_.assign(options_.size(), 0);
-    if (!run_unchanged()) branch(0, 0);
-    if (!found_) return std::nullopt;
-    return combine(best_chosen_);
-  }
-
- private:
-  // The first strategies that take every input as it is, if all mesh dims have one: nothing can be cheaper.
-  bool run_unchanged() {
-    for (size_t d = 0; d < options_.size(); ++d) {
-      size_t k = 0;
-      while (k < options_[d].size() && num_changed(options_[d][k], d) > 0) ++k;
-      if (k == options_[d].size()) return false;
-      chosen_[d] = k;
-    }
-    consider();
-    return found_;
-  }
-
-  int num_changed(const DimStrategy& option, int64_t d) const {
-    int changed = 0;
-    for (size_t i = 0; i < option.inputs.size(); ++i) {
-      changed += problem_.call.inputs[i] && option.inputs[i] != problem_.given(i, d);
-    }
-    return changed;
-  }
-
-  // The inputs (the first 64) whose change along mesh dim d takes a collective, whatever happens on the other dims.
-  uint64_t needs_traffic(const DimStrategy& option, int64_t d) const {
-    uint64_t mask = 0;
-    if (problem_.call.mesh.size(d) == 1) return mask;
-    for (size_t i = 0; i < std::min<size_t>(option.inputs.size(), 64); ++i) {
-      const Spec* spec = problem_.call.inputs[i].get();
-      if (spec == nullptr || spec->meta().numel() == 0) continue;
-      const Placement& from = problem_.given(i, d);
-      const Placement& to = option.inputs[i];
-      if ((from.is_sharded() && to.is_replicate()) || (from.is_partial() && !to.is_partial())) mask |= uint64_t{1} << i;
-    }
-    return mask;
-  }
-
-  void branch(size_t d, uint64_t traffic) {
-    // Every redistribution with traffic pays the latency of one collective at least.
-    if (found_ && __builtin_popcountll(traffic) * latency_ > best_.cost) return;
-    if (d == options_.size()) return consider();
-    for (size_t k : order_[d]) {
-      chosen_[d] = k;
-      branch(d + 1, traffic | traffic_[d][k]);
-    }
-  }
-
-  void consider() {
-    auto score = pricer_.price(combine(chosen_), found_ ? best_.cost : std::numeric_limits<Picoseconds>::max());
-    if (!score) return;
-    if (found_ && (best_ < *score || (!(*score < best_) && best_chosen_ < chosen_))) return;
-    found_ = true;
-    best_ = *score;
-    best_chosen_ = chosen_;
-  }
-
-  Strategy combine(const std::vector<size_t>& chosen) const {
-    Strategy s;
-    s.inputs.resize(problem_.functional.inputs.size());
-    for (size_t d = 0; d < options_.size(); ++d) {
-      const DimStrategy& option = options_[d][chosen[d]];
-      s.outputs.resize(option.outputs.size());
-      for (size_t i = 0; i < s.inputs.size(); ++i) s.inputs[i].push_back(option.inputs[i]);
-      for (size_t o = 0; o < s.outputs.size(); ++o) s.outputs[o].push_back(option.outputs[o]);
-    }
-    return s;
-  }
-
-
-  const Problem& problem_;
-  const Picoseconds latency_ = picoseconds(problem_.cost->least(0)) - 1;
-  const std::vector<std::vector<DimStrategy>> options_;  // per mesh dim, best first
-  std::vector<std::vector<uint64_t>> traffic_;           // needs_traffic() of each
-  std::vector<std::vector<size_t>> order_;               // in which they are tried: few changes first
-  Pricer pricer_;
-  std::vector<size_t> chosen_, best_chosen_;
-  Score best_;
-  bool found_ = false;
-};
-
 // "S(0) or R": what the written input i might have been along mesh dim d.
 std::string accepted(const Problem& problem, size_t input, int64_t d, const std::vector<DimStrategy>& options) {
   std::vector<std::string> texts;
@@ -393,7 +164,7 @@ void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>&
   options.erase(std::remove_if(options.begin(), options.end(), begins), options.end());
 }
 
-Strategy choose_per_dim(const Problem& problem, const OpRule& rule) {
+Strategy choose_per_dim(const Problem& problem, const OpRule& rule, SearchEffort& effort) {
   std::vector<std::vector<DimStrategy>> options;
   std::vector<DimStrategy> all;
   for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
@@ -415,12 +186,12 @@ Strategy choose_per_dim(const Problem& problem, const OpRule& rule) {
     keep_unsharded(problem, d, fitting);
     options.push_back(std::move(fitting));
   }
-  auto best = Search(problem, std::move(options)).run();
+  auto best = best_combination(problem, std::move(options), effort);
   if (!best) throw_none(problem, -1, {});
   return *std::move(best);
 }
 
-Strategy choose_whole(const Problem& problem, const OpRule& rule) {
+Strategy choose_whole(const Problem& problem, const OpRule& rule, SearchEffort& effort) {
   Pricer pricer(problem);
   const Strategy* best = nullptr;
   Score best_score;
@@ -464,6 +235,9 @@ Strategy choose_whole(const Problem& problem, const OpRule& rule) {
     }
     throw_none(problem, -1, {});
   }
+  effort.priced += pricer.priced();
+  effort.planned += pricer.planned();
+  effort.seconds = static_cast<double>(best_score.cost) * 1e-12;
   return *best;
 }
 
@@ -502,6 +276,11 @@ std::string missing_rule_text(const c10::OperatorHandle& op) {
 }
 
 std::shared_ptr<const OpPlan> propagate(const OpCall& call) {
+  SearchEffort usual;
+  return propagate(call, usual);
+}
+
+std::shared_ptr<const OpPlan> propagate(const OpCall& call, SearchEffort& effort) {
   auto rule = RuleRegistry::instance().find(call.op);
   TORCH_CHECK_NOT_IMPLEMENTED(rule, missing_rule_text(call.op));
   for (size_t i = 0; i < call.inputs.size(); ++i) {
@@ -518,7 +297,7 @@ std::shared_ptr<const OpPlan> propagate(const OpCall& call) {
   for (size_t i = 0; i < problem.fixed_inputs.size(); ++i) {
     problem.fixed_inputs[i] = problem.fixed_inputs[i] && call.inputs[i];
   }
-  Strategy choice = rule->whole ? choose_whole(problem, *rule) : choose_per_dim(problem, *rule);
+  Strategy choice = rule->whole ? choose_whole(problem, *rule, effort) : choose_per_dim(problem, *rule, effort);
 
   auto plan = std::make_shared<OpPlan>();
   plan->rule = rule;

@@ -24,6 +24,9 @@ constexpr int64_t kMaxWithHelpers = 4;  // of them, where some only help to redu
 constexpr double kRounding = 16;         // bytes that steps may round down, all in all
 constexpr uint64_t kAll = ~uint64_t{0};  // mesh dims
 constexpr size_t kMaxArrivals = 2000;  // states visited for the routes that are only shown
+constexpr size_t kMaxComplete = 3;     // mesh dims that change, up to which a search always goes to its end
+constexpr int64_t kMaxWork = 1000;     // of other searches: steps priced, which is enough for nearly the same plans
+constexpr int64_t kMaxWorkWithin = 64 * kMaxWork;  // of those that have no route within the limits yet
 
 // Layouts are numbers: four bits per mesh dim that changes, which of its placements it has.
 using State = uint64_t;
@@ -32,10 +35,12 @@ class Search {
  public:
   // Without `helpers`, only the mesh dims that change take part.
   Search(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to, const CostModel& cost,
-         const Limits& limits, bool helpers = true);
+         const Limits& limits, bool helpers = true, bool complete = false);
 
   // The steps of the shortest path; false if the limits leave none.
   bool run(std::vector<RedistributeStep>& steps);
+  // What the first route that comes to mind takes. REQUIRES: not complete.
+  Picoseconds plain_length();
   // Complete paths, one for each last step into the target, the shortest first.
   std::vector<Route> all_arrivals();
   // After run() found nothing: smaller limits than this leave nothing, either.
@@ -45,6 +50,7 @@ class Search {
   struct Node {
     State state = 0;
     Picoseconds distance = 0;
+    Picoseconds left = 0;  // where only some states are visited: what a plain way on would take, so that good ones come first
     int collectives = 0;
     int steps = 0;
     int previous = -1;
@@ -52,7 +58,7 @@ class Search {
     PricedStep edge;  // from previous to here
 
     bool before(const Node& other) const {
-      if (distance != other.distance) return distance < other.distance;
+      if (distance + left != other.distance + other.left) return distance + left < other.distance + other.left;
       if (collectives != other.collectives) return collectives < other.collectives;
       return steps < other.steps;
     }
@@ -88,7 +94,11 @@ class Search {
     return dims;
   }
 
+  State start_state() const;
   void seed();
+  bool fills(State state, uint64_t& dims, State& after) const;
+  bool may_stop() const;
+  int nearest() const;
   void expand(int node);
   template <typename Becomes>
   void add_subsets(Kind kind, int node, const Subset& candidates, Becomes becomes);
@@ -96,6 +106,8 @@ class Search {
   void add_overlay(int node, uint64_t may_change);
   void relax(int node, Kind kind, uint64_t dims, State after);
   Picoseconds remaining(State state);
+  Picoseconds plain_way(State state);
+  bool plain_step(State state, Kind& kind, uint64_t& dims, State& after);
   std::vector<RedistributeStep> path_to(int node, const PricedStep* last = nullptr);
   Placements placements(State state);
 
@@ -113,6 +125,8 @@ class Search {
   int64_t target_bytes_ = 0;   // of the largest part of it
   double target_average_ = 0;  // bytes of its parts
   double least_part_ = 0;      // the average where all mesh dims cut that do not stay Partial
+  bool complete_ = true;       // to the end, however long that takes
+  int64_t work_ = 0, step_work_ = 1;  // in steps that are priced quickly
   std::vector<Node> nodes_;
   absl::flat_hash_map<State, int> index_;
   bool keep_arrivals_ = false;
@@ -133,7 +147,7 @@ MeshDims Search::landing_dims_of(const DeviceMesh& mesh, const Placements& from,
 }
 
 Search::Search(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
-               const CostModel& cost, const Limits& limits, bool helpers)
+               const CostModel& cost, const Limits& limits, bool helpers, bool complete)
     : pricer_(mesh, meta, cost, limits), geometry_(pricer_.geometry), cost_(cost), fixed_(layers_of(from)) {
   bool reduces = false;
   int64_t changing = 0;
@@ -182,6 +196,10 @@ Search::Search(const DeviceMesh& mesh, const TensorMeta& meta, const Placements&
   for (size_t i = 0; i < changing_.size(); ++i) {
     if (changing_[i].choices[kTo]->is_partial()) reduced_target_ = with(reduced_target_, static_cast<int>(i), kReplicate);
   }
+  complete_ = complete || (helpers && changing_.size() <= kMaxComplete);
+  // Where parts are irregular, pricing visits ranks.
+  const auto irregular = [&](int64_t size) { return size % mesh.size() != 0; };
+  if (std::any_of(meta.sizes.begin(), meta.sizes.end(), irregular)) step_work_ += mesh.size() / 16;
   const Layers& target = layers(reduced_target_);
   target_bytes_ = geometry_.part_bytes(target);
   least_part_ = target_average_ = static_cast<double>(meta.bytes());
@@ -222,6 +240,22 @@ Picoseconds Search::remaining(State state) {
   return std::llround(cost_.least(std::max<int64_t>(reducing > 1 ? 0 : 1, static_cast<int64_t>(bytes))) * 1e12) - 1;
 }
 
+// What the steps take that plain_step() gives, one after the other.
+Picoseconds Search::plain_way(State state) {
+  Picoseconds total = 0;
+  Kind kind = Kind::kSlice;
+  uint64_t dims = 0;
+  PricedStep edge;
+  for (State after; state != target_; state = after) {
+    if (!plain_step(state, kind, dims, after)) break;
+    const Layers before_layers = layers(state);
+    work_ += step_work_;
+    if (!pricer_.price(kind, dims, before_layers, layers(after), edge)) return std::numeric_limits<Picoseconds>::max() / 4;
+    total += std::llround(edge.seconds * 1e12);
+  }
+  return total;
+}
+
 void Search::relax(int node, Kind kind, uint64_t dims, State after) {
   // Most can be dismissed before they are priced.
   const bool to_end = keep_arrivals_ || after == target_;
@@ -232,10 +266,11 @@ void Search::relax(int node, Kind kind, uint64_t dims, State after) {
   };
   if (too_far(nodes_[node].distance)) return;
   const auto known = index_.find(after);
-  if (known != index_.end() && nodes_[known->second].done && !(keep_arrivals_ && after == target_)) return;
+  if (complete_ && known != index_.end() && nodes_[known->second].done && !(keep_arrivals_ && after == target_)) return;
 
   const Layers before_layers = layers(nodes_[node].state);
   PricedStep edge;
+  work_ += step_work_;
   if (!pricer_.price(kind, dims, before_layers, layers(after), edge)) return;
   Node next;
   next.state = after;
@@ -244,13 +279,14 @@ void Search::relax(int node, Kind kind, uint64_t dims, State after) {
   next.steps = nodes_[node].steps + 1;
   next.previous = node;
   next.edge = edge;
+  if (!complete_) next.left = known == index_.end() ? plain_way(after) : nodes_[known->second].left;
   if (keep_arrivals_ && after == target_) arrivals_.emplace_back(node, edge);
   if (too_far(next.distance)) return;
   if (known == index_.end()) {
     index_.emplace(after, static_cast<int>(nodes_.size()));
     nodes_.push_back(next);
-  } else if (!nodes_[known->second].done && next.before(nodes_[known->second])) {
-    nodes_[known->second] = next;
+  } else if ((!complete_ || !nodes_[known->second].done) && next.before(nodes_[known->second])) {
+    nodes_[known->second] = next;  // to be visited again, if it was
   }
 }
 
@@ -334,11 +370,28 @@ void Search::add_overlay(int node, uint64_t may_change) {
   relax(node, dims == 0 ? Kind::kSlice : gathers_only ? Kind::kAllGather : Kind::kAllToAll, dims, after);
 }
 
+// Where nothing but fills is left: those of one kind at once.
+bool Search::fills(State state, uint64_t& dims, State& after) const {
+  Subset chosen;
+  after = state;
+  for (size_t k = 0; k < changing_.size(); ++k) {
+    const int i = static_cast<int>(k);
+    if (choice(state, i) == kTo) continue;
+    const Placement& to = *changing_[k].choices[kTo];
+    if (!changing_[k].choices[choice(state, i)]->is_replicate() || !to.is_partial()) return false;
+    if (!chosen.empty() && changing_[chosen[0]].choices[kTo]->reduce_op() != to.reduce_op()) continue;
+    chosen.push_back(i);
+    after = with(after, i, kTo);
+  }
+  dims = bits(chosen);
+  return !chosen.empty();
+}
+
 void Search::expand(int node) {
   const State state = nodes_[node].state;
   const size_t n = changing_.size();
-  Subset slices, gathers, fills, partials, helpers;
-  bool only_fills_left = true, reduces = false;
+  Subset slices, gathers, partials, helpers;
+  bool reduces = false;
   for (size_t k = 0; k < n; ++k) reduces |= changing_[k].choices[choice(state, static_cast<int>(k))]->is_partial();
   for (size_t k = 0; k < n; ++k) {
     const int i = static_cast<int>(k);
@@ -348,25 +401,14 @@ void Search::expand(int node) {
     if (p.is_sharded() && (now != kTo || (reduces && p == *changing_[k].choices[kFrom]))) gathers.push_back(i);
     if (now == kTo) continue;
     const Placement& to = *changing_[k].choices[kTo];
-    only_fills_left &= p.is_replicate() && to.is_partial();
     if (p.is_replicate() && to.is_sharded()) slices.push_back(i);
-    if (p.is_replicate() && to.is_partial()) fills.push_back(i);
     if (p.is_partial()) partials.push_back(i);
   }
   const auto replicate = [&](int i) { return replicated(i); };
 
-  if (only_fills_left && !fills.empty()) {  // those of one kind at once
-    const ReduceOp op = changing_[fills[0]].choices[kTo]->reduce_op();
-    Subset chosen;
-    State after = state;
-    for (int i : fills) {
-      if (changing_[i].choices[kTo]->reduce_op() != op) continue;
-      chosen.push_back(i);
-      after = with(after, i, kTo);
-    }
-    relax(node, Kind::kFill, bits(chosen), after);
-    return;
-  }
+  State filled;
+  uint64_t filled_dims;
+  if (fills(state, filled_dims, filled)) return relax(node, Kind::kFill, filled_dims, filled);
   add_overlay(node, kAll);
   if (pricer_.has_two_levels() && n > 1) {  // what stays within a node, apart
     for (const Changing& c : changing_) add_overlay(node, uint64_t{1} << c.mesh_dim);
@@ -403,55 +445,102 @@ void Search::expand(int node) {
   add_subsets(Kind::kSlice, node, slices, [](int) { return kTo; });
 }
 
-// The start, and a path that is nearly always there: reduce, go over, fill. Its length bounds the search.
+// One way on from any state but the target: what is Partial and does not stay so is reduced, by kind, then goes over, then come
+// fills.
+bool Search::plain_step(State state, Kind& kind, uint64_t& dims, State& after) {
+  Subset same;
+  after = state;
+  for (size_t k = 0; k < changing_.size(); ++k) {
+    const int i = static_cast<int>(k);
+    const Placement& p = *changing_[k].choices[choice(state, i)];
+    if (!p.is_partial() || choice(state, i) != kFrom) continue;
+    if (!same.empty() && changing_[same[0]].choices[kFrom]->reduce_op() != p.reduce_op()) continue;
+    same.push_back(i);
+    after = with(after, i, replicated(i));
+  }
+  if (!same.empty()) {
+    kind = Kind::kAllReduce;
+    dims = bits(same);
+    if (complete_) return true;
+    State scattered = state;
+    for (int i : same) {
+      if (!changing_[i].choices[kTo]->is_sharded()) return true;
+      scattered = with(scattered, i, kTo);
+    }
+    const Layers whole = layers(state);
+    if (geometry_.inside(layers(scattered), whole, dims)) {
+      kind = Kind::kReduceScatter;
+      after = scattered;
+    }
+    return true;
+  }
+  if (overlay(state, kAll, after, dims)) {
+    kind = dims == 0 ? Kind::kSlice : Kind::kAllToAll;
+    return true;
+  }
+  kind = Kind::kFill;
+  return fills(state, dims, after);
+}
+
+State Search::start_state() const {
+  State state = 0;
+  for (size_t i = 0; i < changing_.size(); ++i) {
+    const bool stays = *changing_[i].choices[kFrom] == *changing_[i].choices[kTo];
+    state = with(state, static_cast<int>(i), stays ? kTo : kFrom);
+  }
+  return state;
+}
+
+Picoseconds Search::plain_length() { return plain_way(start_state()); }
+
+// The start, and a path that is nearly always there. Its length bounds the search.
 void Search::seed() {
   nodes_.reserve(8);
   Node start;
-  for (size_t i = 0; i < changing_.size(); ++i) {
-    const bool stays = *changing_[i].choices[kFrom] == *changing_[i].choices[kTo];
-    start.state = with(start.state, static_cast<int>(i), stays ? kTo : kFrom);
-  }
+  start.state = start_state();
   nodes_.push_back(start);
   index_[start.state] = 0;
   for (State state = start.state; !keep_arrivals_ && state != target_;) {
-    const int node = index_.at(state);
-    Subset same;
-    State after = state;
+    Kind kind = Kind::kSlice;
+    State after;
     uint64_t dims;
-    for (size_t k = 0; k < changing_.size(); ++k) {
-      const int i = static_cast<int>(k);
-      const Placement& p = *changing_[k].choices[choice(state, i)];
-      if (!p.is_partial() || choice(state, i) != kFrom) continue;
-      if (!same.empty() && changing_[same[0]].choices[kFrom]->reduce_op() != p.reduce_op()) continue;
-      same.push_back(i);
-      after = with(after, i, replicated(i));
-    }
-    if (!same.empty()) {
-      relax(node, Kind::kAllReduce, bits(same), after);
-    } else if (overlay(state, kAll, after, dims)) {
-      relax(node, dims == 0 ? Kind::kSlice : Kind::kAllToAll, dims, after);
-    } else {
-      return;  // fills: they change no lengths
-    }
+    if (!plain_step(state, kind, dims, after)) return;
+    if (complete_ && kind == Kind::kFill) return;  // changes no lengths
+    relax(index_.at(state), kind, dims, after);
     if (!index_.contains(after)) return;
     state = after;
   }
 }
 
+// Of the nodes that are not done, -1 if all are. Where only some are visited the target is none of them: ways to it may become
+// shorter to the end.
+int Search::nearest() const {
+  int nearest = -1;
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    if (!complete_ && nodes_[i].state == target_) continue;
+    if (!nodes_[i].done && (nearest < 0 || nodes_[i].before(nodes_[nearest]))) nearest = static_cast<int>(i);
+  }
+  return nearest;
+}
+
+bool Search::may_stop() const {
+  if (complete_ || work_ < kMaxWork) return false;
+  return index_.contains(target_) || work_ >= kMaxWorkWithin;
+}
+
 bool Search::run(std::vector<RedistributeStep>& steps) {
   seed();
   for (;;) {
-    int nearest = -1;
-    for (size_t i = 0; i < nodes_.size(); ++i) {
-      if (!nodes_[i].done && (nearest < 0 || nodes_[i].before(nodes_[nearest]))) nearest = static_cast<int>(i);
-    }
-    if (nearest < 0) return false;
-    nodes_[nearest].done = true;
-    if (nodes_[nearest].state == target_) {
-      steps = path_to(nearest);
+    const int next = nearest();
+    const auto goal = index_.find(target_);
+    const bool stops = next < 0 || may_stop();
+    if (stops && (complete_ || goal == index_.end())) return false;
+    if (stops || nodes_[next].state == target_) {
+      steps = path_to(goal->second);
       return true;
     }
-    expand(nearest);
+    nodes_[next].done = true;
+    expand(next);
   }
 }
 
@@ -490,13 +579,10 @@ std::vector<Route> Search::all_arrivals() {
   keep_arrivals_ = true;
   seed();
   for (;;) {  // to the end: nothing is pruned
-    int nearest = -1;
-    for (size_t k = 0; k < nodes_.size(); ++k) {
-      if (!nodes_[k].done && (nearest < 0 || nodes_[k].before(nodes_[nearest]))) nearest = static_cast<int>(k);
-    }
-    if (nearest < 0 || nodes_.size() > kMaxArrivals) break;
-    nodes_[nearest].done = true;
-    if (nodes_[nearest].state != target_) expand(nearest);
+    const int next = nearest();
+    if (next < 0 || nodes_.size() > kMaxArrivals || may_stop()) break;
+    nodes_[next].done = true;
+    if (nodes_[next].state != target_) expand(next);
   }
   std::vector<Route> routes;
   for (const auto& [node, edge] : arrivals_) {
@@ -523,7 +609,7 @@ Placements relabelled(const DeviceMesh& mesh, Placements from, const Placements&
 
 // `refused`: as Search::least_refused().
 bool find_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& start, const Placements& to,
-                const CostModel& cost, const Limits& limits, std::vector<RedistributeStep>& steps, int64_t& refused) {
+                const CostModel& cost, const Limits& limits, bool complete, std::vector<RedistributeStep>& steps, int64_t& refused) {
   Placements middle = start;
   int64_t changing = 0;
   for (size_t m = 0; m < to.size(); ++m) {
@@ -531,7 +617,7 @@ bool find_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements
     middle[m] = to[m].is_partial() ? Replicate() : to[m];
   }
   if (changing <= kMaxChanging) {
-    Search search(mesh, meta, start, to, cost, limits);
+    Search search(mesh, meta, start, to, cost, limits, /*helpers=*/true, complete);
     const bool found = search.run(steps);
     if (!found) refused = search.least_refused();
     return found;
@@ -543,8 +629,8 @@ bool find_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements
   }
   // More than a search can tell apart: some of them first.
   std::vector<RedistributeStep> rest;
-  if (!find_steps(mesh, meta, start, middle, cost, limits, steps, refused) ||
-      !find_steps(mesh, meta, middle, to, cost, limits, rest, refused)) {
+  if (!find_steps(mesh, meta, start, middle, cost, limits, complete, steps, refused) ||
+      !find_steps(mesh, meta, middle, to, cost, limits, complete, rest, refused)) {
     return false;
   }
   steps.insert(steps.end(), std::make_move_iterator(rest.begin()), std::make_move_iterator(rest.end()));
@@ -553,14 +639,50 @@ bool find_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements
 
 }  // namespace
 
+double least_seconds(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
+                     const CostModel& cost) {
+  const Placements start = relabelled(mesh, from, to);
+  if (start == to || meta.numel() == 0) return 0;
+  const LayoutGeometry geometry(mesh.shape(), meta);
+  const Placement replicate;
+  const Layers before = layers_of(start);
+  Layers after = layers_of(to);
+  double reducing = 1, least_part = static_cast<double>(meta.bytes()), average = least_part;
+  for (int64_t m = 0; m < mesh.ndim(); ++m) {
+    const auto n = static_cast<double>(mesh.size(m));
+    if (start[m] != to[m] && start[m].is_partial()) reducing *= n;
+    if (start[m] != to[m] && to[m].is_partial()) after[m] = &replicate;  // filled, last
+    if (after[m]->is_sharded()) average /= n;
+    if (!after[m]->is_partial()) least_part /= n;
+  }
+  const auto irregular = [&](int64_t size) { return size % mesh.size() != 0; };
+  const bool visits = std::any_of(meta.sizes.begin(), meta.sizes.end(), irregular);
+  int64_t bytes = reducing > 1 || visits ? geometry.part_bytes(after) - geometry.part_bytes(before)
+                                         : geometry.received_bytes(before, after);
+  if (reducing == 1) return bytes > 0 ? cost.least(bytes) : 0;
+  bytes = std::max(bytes, static_cast<int64_t>(least_part * (reducing - 2) + average - kRounding));  // as remaining()
+  return cost.least(std::max<int64_t>(0, bytes));
+}
+
+double plain_seconds(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
+                     const CostModel& cost) {
+  const Placements start = relabelled(mesh, from, to);
+  if (start == to || meta.numel() == 0) return 0;
+  int64_t changing = 0;
+  for (size_t m = 0; m < start.size(); ++m) changing += start[m] != to[m] ? 1 : 0;
+  const Limits none;
+  if (changing > kMaxChanging) return least_seconds(mesh, meta, from, to, cost);
+  return static_cast<double>(Search(mesh, meta, start, to, cost, none, /*helpers=*/false).plain_length()) * 1e-12;
+}
+
 bool find_mesh_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
-                     const CostModel& cost, const Limits& limits, std::vector<RedistributeStep>& steps) {
+                     const CostModel& cost, const Limits& limits, std::vector<RedistributeStep>& steps, bool complete) {
   steps.clear();
   const Placements start = relabelled(mesh, from, to);
   if (start == to) return true;
   if (meta.numel() > 0) {
     int64_t refused = 0;
-    return find_steps(mesh, meta, start, to, cost, limits, steps, refused);
+    return find_steps(mesh, meta, start, to, cost, limits, complete, steps, refused);
   }
   RedistributeStep& step = steps.emplace_back();
   for (int64_t m = 0; m < mesh.ndim(); ++m) {
@@ -579,7 +701,7 @@ int64_t least_mesh_peak(const DeviceMesh& mesh, const TensorMeta& meta, const Pl
   fails = std::max<int64_t>(0, fails);
   for (Limits limits; works - fails > 1; limits.peak_bytes = fails + (works - fails) / 2) {
     int64_t refused = 0;
-    if (find_steps(mesh, meta, start, to, cost, limits, steps, refused)) {
+    if (find_steps(mesh, meta, start, to, cost, limits, /*complete=*/false, steps, refused)) {
       works = 0;
       for (const RedistributeStep& step : steps) works = std::max(works, step.peak_bytes);
     } else {
@@ -601,7 +723,7 @@ RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& m
   plan.cost = options.cost ? options.cost : cost_model(mesh.world());
   plan.limits = options.limits;
   plan.schedule = make_schedule_slot();
-  if (!find_mesh_steps(mesh, meta, from, to, *plan.cost, plan.limits, plan.steps)) {
+  if (!find_mesh_steps(mesh, meta, from, to, *plan.cost, plan.limits, plan.steps, options.complete)) {
     TORCH_CHECK_VALUE(false, "[redistribute] ", to_string(from), " -> ", to_string(to), " of ", to_string(meta), " on ",
                       mesh.to_string(), ": limits.peak_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ",
                       least_mesh_peak(mesh, meta, from, to, *plan.cost, plan.limits.peak_bytes),
@@ -626,7 +748,7 @@ std::vector<Route> routes(const RedistributePlan& plan) {
   for (size_t m = 0; m < start.size(); ++m) changing += start[m] != plan.to.placements()[m] ? 1 : 0;
   if (changing > kMaxChanging) return {};
   const Limits none;  // what a limit rules out is shown, too. Helpers would give variants of every route.
-  std::vector<Route> list = Search(mesh, plan.tensor, start, plan.to.placements(), *plan.cost, none, /*helpers=*/false).all_arrivals();
+  std::vector<Route> list = Search(mesh, plan.tensor, start, plan.to.placements(), *plan.cost, none, /*helpers=*/false, changing <= static_cast<int64_t>(kMaxComplete)).all_arrivals();
   const auto is_plan = [&](const Route& route) {
     const auto same = [](const RedistributeStep& a, const RedistributeStep& b) { return a.kind == b.kind && a.after == b.after; };
     return std::equal(route.steps.begin(), route.steps.end(), plan.steps.begin(), plan.steps.end(), same);

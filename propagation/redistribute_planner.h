@@ -29,6 +29,9 @@ namespace dtensor {
 struct PlanOptions {
   std::shared_ptr<const CostModel> cost;  // null: cost_model(world)
   Limits limits;
+  // The cheapest route on any mesh, however long that takes. Else, where more than three mesh dims change, a fixed number of
+  // steps is looked at, those first that seem near the target, and the best route among them is taken.
+  bool complete = false;
 };
 
 // Plan from `from` to `to` for a tensor of global `meta` on `mesh`. Both lists normalised, of mesh.ndim() entries.

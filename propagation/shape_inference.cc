@@ -18,22 +18,29 @@
 namespace dtensor {
 namespace {
 
-// Random operators may draw from the default generator even when they compute nothing that is kept.
+// Random operators that compute something draw from the default generator even when nothing is kept of it. One trial after the
+// other: two at once would each put back what the other drew. (The generator's own lock is the operator's meanwhile.)
 class KeepGenerator {
  public:
-  explicit KeepGenerator(bool needed) : needed_(needed) {
-    if (!needed_) return;
+  explicit KeepGenerator(bool needed) {
+    if (!needed) return;
+    trial_ = std::unique_lock<std::mutex>(trials());
     std::lock_guard<std::mutex> lock(generator_.mutex());
     state_ = generator_.get_state();
   }
   ~KeepGenerator() {
-    if (!needed_) return;
+    if (!trial_) return;
     std::lock_guard<std::mutex> lock(generator_.mutex());
     generator_.set_state(state_);
   }
 
  private:
-  const bool needed_;
+  static std::mutex& trials() {
+    static auto& mutex = *new std::mutex;
+    return mutex;
+  }
+
+  std::unique_lock<std::mutex> trial_;
   at::Generator generator_ = at::detail::getDefaultCPUGenerator();
   at::Tensor state_;
 };
@@ -47,7 +54,7 @@ torch::jit::Stack run_on(const OpCall& call, c10::Device device, const StandIn& 
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_distributed(
       c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
-  KeepGenerator keep(is_random(call.op));
+  KeepGenerator keep(is_random(call.op) && !device.is_meta());  // kernels of meta tensors draw nothing
   torch::jit::Stack stack;
   const auto& arguments = call.schema().arguments();
   for (size_t a = 0; a < arguments.size(); ++a) {

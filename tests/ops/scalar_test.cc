@@ -5,6 +5,10 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+#include <cmath>
+
+#include "dtensor/comm_debug_mode.h"
 #include "dtensor/redistribute.h"
 #include "mesh/scope.h"
 #include "tests/testing/catch_torch.h"
@@ -41,6 +45,33 @@ TEST_CASE("item() resolves Partials", "[scalar]") {
   options.shape = std::vector<int64_t>{};
   const auto x = from_local({}, nowhere, {Replicate()}, options);
   CHECK_THROWS_AS(x.item(), c10::NotImplementedError);
+}
+
+TEST_CASE("a tensor equals itself without communication", "[scalar]") {
+  for (const auto& mesh : {test_meshes()[1], test_meshes()[3]}) {
+    const auto x = at::rand({5, 4}, at::kDouble);
+    auto with_nan = x.clone();
+    with_nan.select(0, 4).fill_(NAN);  // on some ranks only
+    for (const Placements& a : layouts()) {
+      CAPTURE(mesh.to_string(), to_string(a));
+      const bool is_partial = std::any_of(a.begin(), a.end(), [](const Placement& p) { return p.is_partial(); });
+      const auto self = lay_out(x, mesh, a), other = lay_out(x, mesh, a), no = lay_out(with_nan, mesh, a);
+      const auto whole = lay_out((x * 9).to(at::kLong), mesh, a);
+      CommDebugMode comm;
+      CHECK(at::equal(whole, whole));
+      CHECK(at::equal(whole, whole.detach()));
+      CHECK(comm.total() == 0);
+      CHECK(at::equal(self, self));
+      CHECK(at::equal(self, self.detach()));
+      CHECK_FALSE(at::equal(no, no));
+      if (!is_partial) CHECK(comm.total() == 0);
+      comm.reset();
+      const bool equal = at::equal(self, other);
+      if (!is_partial) CHECK(equal);
+      // Replicas are equal everywhere.
+      if (a == Placements{Replicate(), Replicate()}) CHECK(comm.total() == 0);
+    }
+  }
 }
 
 TEST_CASE("equal and allclose in every pair of layouts", "[scalar]") {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -529,6 +530,22 @@ TEST_CASE("random numbers are not used up") {
   infer_outputs(OpCall::make("aten::normal_", {x}), OpRule());
   infer_outputs(OpCall::make("aten::bernoulli", {x}), OpRule());
   infer_outputs(OpCall::make("aten::rand_like", {x}), OpRule());
+  CHECK(at::equal(at::rand({4}), expected));
+}
+
+TEST_CASE("random numbers are not used up by trials of several threads at once") {
+  const auto x = spec({4}, {4, 6}, "R");
+  const OpCall noise = make("noise", {x});
+  at::manual_seed(3);
+  const at::Tensor expected = at::rand({4});
+  at::manual_seed(3);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 300; ++i) infer_outputs(noise, OpRule());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
   CHECK(at::equal(at::rand({4}), expected));
 }
 

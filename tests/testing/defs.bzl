@@ -3,6 +3,17 @@
 load("@libtorch//:defs.bzl", "PYTHON_SITE")
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_test")
 
+# How long a test may take: ten times what it takes alone on two cores, since others may run beside it. A test that takes up to
+# 30 s alone is "small", up to 90 s "medium", and longer ones are "large". Bazel's words for 300, 900 and 3600 s:
+_TIMEOUTS = {"small": "moderate", "medium": "long", "large": "eternal"}
+
+# What a test that starts others allows them: a little less, so that it can still say who did not end.
+_CHILDREN_SECONDS = {"small": 280, "medium": 880, "large": 3580}
+
+def dtensor_script_test(name, size = "small", **kwargs):
+    """A shell script as a test; `size` as the other rules have it."""
+    native.sh_test(name = name, size = size, timeout = _TIMEOUTS[size], **kwargs)
+
 def dtensor_test(name, srcs, deps = [], size = "small", **kwargs):
     """A Catch2 test of the library; no target at all while `srcs` is empty, so that it can be a glob.
 
@@ -10,7 +21,7 @@ def dtensor_test(name, srcs, deps = [], size = "small", **kwargs):
       name: of the test.
       srcs: sources and private headers.
       deps: besides the library, Catch2 and RapidCheck.
-      size: as for cc_test.
+      size: how long it takes alone, see _TIMEOUTS.
       **kwargs: go to cc_test.
     """
     if not srcs:
@@ -18,6 +29,7 @@ def dtensor_test(name, srcs, deps = [], size = "small", **kwargs):
     cc_test(
         name = name,
         size = size,
+        timeout = _TIMEOUTS[size],
         srcs = srcs,
         deps = ["//:dtensor", "//tests/testing:catch_main"] + deps,
         **kwargs
@@ -39,7 +51,7 @@ def dtensor_process_test(name, srcs, ranks = 4, deps = [], size = "small", env =
       srcs: sources and private headers.
       ranks: how many processes.
       deps: besides the library, Catch2 and RapidCheck.
-      size: as for cc_test; "small", "medium" or "large".
+      size: how long it takes alone, see _TIMEOUTS.
       env: variables; waits have a deadline of 20 s unless DTENSOR_TIMEOUT is there.
       **kwargs: go to the test.
     """
@@ -49,13 +61,11 @@ def dtensor_process_test(name, srcs, ranks = 4, deps = [], size = "small", env =
         srcs = srcs,
         deps = ["//:dtensor", "//tests/testing:catch_main"] + deps,
     )
-    # Before Bazel's own limit, so that the ranks that still run are named.
-    limit = {"small": 50, "medium": 280, "large": 880}[size]
-    native.sh_test(
+    dtensor_script_test(
         name = name,
         size = size,
         srcs = ["//tools:launch"],
-        args = ["-n", str(ranks), "--timeout", str(limit), "--", "$(location :%s_program)" % name],
+        args = ["-n", str(ranks), "--timeout", str(_CHILDREN_SECONDS[size]), "--", "$(location :%s_program)" % name],
         data = [":%s_program" % name],
         env = dict({"DTENSOR_TIMEOUT": "20"}, **env),
         **kwargs
@@ -67,7 +77,7 @@ def dtensor_python_test(name, src, data = [], size = "small", **kwargs):
     The script finds the library's path in the environment variable DTENSOR_LIBRARY, and prints the closing line
     "[dtensor] N passed, N failed, N skipped" itself.
     """
-    native.sh_test(
+    dtensor_script_test(
         name = name,
         size = size,
         srcs = ["//tests/testing:python_test.sh"],

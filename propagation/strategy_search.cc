@@ -1,0 +1,360 @@
+#include "propagation/strategy_search.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "propagation/mesh_steps.h"
+#include "propagation/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int64_t kEvery = 64;          // combinations up to which all are looked at
+constexpr int64_t kEveryOfThree = 16384;  // on meshes of up to three dims
+constexpr int64_t kMaxPriced = 2048;    // of others
+constexpr size_t kMaxSeeds = 8;         // inputs whose layout is followed
+
+Picoseconds picoseconds(double seconds) { return std::llround(seconds * 1e12); }
+
+std::vector<Pricer::Group> all_inputs(const Problem& problem) {
+  std::vector<Pricer::Group> groups;
+  for (size_t i = 0; i < problem.functional.inputs.size(); ++i) {
+    if (problem.call.inputs[i]) groups.push_back({i, 1});
+  }
+  return groups;
+}
+
+class Search {
+ public:
+  Search(const Problem& problem, std::vector<std::vector<DimStrategy>> options);
+
+  std::optional<Strategy> run(SearchEffort& effort);
+
+ private:
+  using Choice = std::vector<size_t>;  // per mesh dim, which of its options
+
+  std::vector<Pricer::Group> group_inputs() const;
+  int num_changed(const DimStrategy& option, int64_t d) const;
+  uint64_t needs_traffic(const DimStrategy& option, int64_t d) const;
+  int64_t num_combinations() const;
+  bool run_unchanged();
+  void branch(size_t d, uint64_t traffic);
+  std::optional<Score> consider();
+  std::vector<Choice> seeds() const;
+  bool is_better(Score& score);
+  void descend(bool pairs);
+  Choice change_pairs(Choice at, Score score);
+  bool is_exhausted() const { return pricer_.priced() >= kMaxPriced; }
+  Strategy combine(const Choice& chosen, bool all) const;
+
+  const Problem& problem_;
+  const Picoseconds latency_ = picoseconds(problem_.cost->least(0)) - 1;
+  const std::vector<std::vector<DimStrategy>> options_;  // per mesh dim, best first
+  std::vector<std::vector<uint64_t>> traffic_;           // needs_traffic() of each
+  std::vector<std::vector<size_t>> order_;               // in which they are tried: few changes first
+  const std::vector<Pricer::Group> groups_;
+  Pricer pricer_;
+  Choice chosen_, best_chosen_;
+  Score best_;
+  bool found_ = false;
+};
+
+Search::Search(const Problem& problem, std::vector<std::vector<DimStrategy>> options)
+    : problem_(problem), options_(std::move(options)), groups_(group_inputs()), pricer_(problem, groups_) {
+  traffic_.resize(options_.size());
+  order_.resize(options_.size());
+  for (size_t d = 0; d < options_.size(); ++d) {
+    std::vector<int> changed;
+    for (const DimStrategy& option : options_[d]) {
+      traffic_[d].push_back(needs_traffic(option, d));
+      changed.push_back(num_changed(option, d));
+      order_[d].push_back(order_[d].size());
+    }
+    std::stable_sort(order_[d].begin(), order_[d].end(), [&](size_t a, size_t b) { return changed[a] < changed[b]; });
+  }
+}
+
+// Of a hundred tensors of one layout, as in lists, one is priced.
+std::vector<Pricer::Group> Search::group_inputs() const {
+  std::vector<Pricer::Group> groups;
+  absl::flat_hash_map<std::pair<const Spec*, Placements>, size_t> known;  // by layout, and what all options make of it
+  for (const Pricer::Group& input : all_inputs(problem_)) {
+    Placements wanted;
+    for (const auto& options : options_) {
+      for (const DimStrategy& option : options) wanted.push_back(option.inputs[input.input]);
+    }
+    const auto [it, is_new] = known.try_emplace({problem_.call.inputs[input.input].get(), std::move(wanted)}, groups.size());
+    if (is_new) {
+      groups.push_back(input);
+    } else {
+      ++groups[it->second].count;
+    }
+  }
+  return groups;
+}
+
+int Search::num_changed(const DimStrategy& option, int64_t d) const {
+  int changed = 0;
+  for (const Pricer::Group& g : groups_) changed += option.inputs[g.input] != problem_.given(g.input, d) ? g.count : 0;
+  return changed;
+}
+
+// The inputs (the first 64 groups) whose change along mesh dim d takes a collective, whatever happens on the other dims.
+uint64_t Search::needs_traffic(const DimStrategy& option, int64_t d) const {
+  uint64_t mask = 0;
+  if (problem_.call.mesh.size(d) == 1) return mask;
+  for (size_t g = 0; g < std::min<size_t>(groups_.size(), 64); ++g) {
+    const size_t i = groups_[g].input;
+    if (problem_.call.inputs[i]->meta().numel() == 0) continue;
+    const Placement& from = problem_.given(i, d);
+    const Placement& to = option.inputs[i];
+    if ((from.is_sharded() && to.is_replicate()) || (from.is_partial() && !to.is_partial())) mask |= uint64_t{1} << g;
+  }
+  return mask;
+}
+
+int64_t Search::num_combinations() const {
+  int64_t product = 1;
+  for (const auto& options : options_) {
+    product *= static_cast<int64_t>(options.size());
+    if (product > int64_t{1} << 40) break;
+  }
+  return product;
+}
+
+std::optional<Strategy> Search::run(SearchEffort& effort) {
+  chosen_.assign(options_.size(), 0);
+  if (!run_unchanged()) {
+    const int64_t usual = options_.size() <= 3 ? kEveryOfThree : kEvery;
+    const bool every = num_combinations() <= (effort.every > 0 ? effort.every : usual);
+    if (!every || options_.size() > 1) descend(/*pairs=*/!every);  // also where all are looked at: what is dear is then seen at once
+    if (every) branch(0, 0);
+  }
+  effort.priced += pricer_.priced();
+  effort.planned += pricer_.planned();
+  if (!found_) return std::nullopt;
+  effort.seconds = static_cast<double>(best_.cost) * 1e-12;
+  return combine(best_chosen_, /*all=*/true);
+}
+
+// The first strategies that take every input as it is, if all mesh dims have one: nothing can be cheaper.
+bool Search::run_unchanged() {
+  for (size_t d = 0; d < options_.size(); ++d) {
+    size_t k = 0;
+    while (k < options_[d].size() && num_changed(options_[d][k], d) > 0) ++k;
+    if (k == options_[d].size()) return false;
+    chosen_[d] = k;
+  }
+  consider();
+  return found_;
+}
+
+// All combinations but those that cannot be better.
+void Search::branch(size_t d, uint64_t traffic) {
+  // Every redistribution with traffic pays the latency of one collective at least.
+  if (found_ && __builtin_popcountll(traffic) * latency_ > best_.cost) return;
+  if (d == options_.size()) {
+    consider();
+    return;
+  }
+  for (size_t k : order_[d]) {
+    chosen_[d] = k;
+    branch(d + 1, traffic | traffic_[d][k]);
+  }
+}
+
+// Prices chosen_, and remembers the best, of equals the one that rules name first. nullopt: not possible, or not the best.
+std::optional<Score> Search::consider() {
+  auto score = pricer_.price(combine(chosen_, /*all=*/false), found_ ? best_.cost : std::numeric_limits<Picoseconds>::max());
+  if (!score) return std::nullopt;
+  if (found_ && (best_ < *score || (!(*score < best_) && best_chosen_ < chosen_))) return std::nullopt;
+  found_ = true;
+  best_ = *score;
+  best_chosen_ = chosen_;
+  return score;
+}
+
+std::vector<Search::Choice> Search::seeds() const {
+  std::vector<Choice> seeds(2);
+  for (size_t d = 0; d < options_.size(); ++d) {
+    seeds[0].push_back(order_[d][0]);  // little changes
+    seeds[1].push_back(0);             // everything replicated, as rules begin
+  }
+  for (size_t g = 0; g < std::min(groups_.size(), kMaxSeeds); ++g) {  // what this input has
+    const size_t i = groups_[g].input;
+    Choice seed;
+    for (size_t d = 0; d < options_.size(); ++d) {
+      const auto keeps = [&](size_t k) { return options_[d][k].inputs[i] == problem_.given(i, static_cast<int64_t>(d)); };
+      const auto it = std::find_if(order_[d].begin(), order_[d].end(), keeps);
+      seed.push_back(it == order_[d].end() ? order_[d][0] : *it);
+    }
+    if (std::find(seeds.begin(), seeds.end(), seed) == seeds.end()) seeds.push_back(std::move(seed));
+  }
+  return seeds;
+}
+
+// Whether chosen_ is cheaper than `score`, by quick prices; then that is the score.
+bool Search::is_better(Score& score) {
+  const auto other = pricer_.price(combine(chosen_, /*all=*/false), score.cost, /*quick=*/true);
+  if (!other || !(*other < score)) return false;
+  score = *other;
+  return true;
+}
+
+// From each seed, one mesh dim after the other as is cheapest, until that changes nothing. What that gives is priced well.
+void Search::descend(bool pairs) {
+  Choice best;
+  Score best_score;
+  std::vector<Choice> ends;
+  for (Choice at : seeds()) {
+    Score score;
+    chosen_ = at;
+    is_better(score);
+    for (bool changed = true; changed && !is_exhausted();) {
+      changed = false;
+      for (size_t d = 0; d < options_.size(); ++d) {
+        chosen_ = at;
+        for (size_t k : order_[d]) {
+          chosen_[d] = k;
+          if (k == at[d] || !is_better(score)) continue;
+          at[d] = k;
+          changed = true;
+        }
+      }
+    }
+    if (score < best_score) {
+      best = at;
+      best_score = score;
+    }
+    ends.push_back(std::move(at));
+  }
+  if (pairs && !best.empty()) ends.push_back(change_pairs(std::move(best), best_score));
+  for (Choice& end : ends) {
+    chosen_ = std::move(end);
+    consider();
+  }
+}
+
+// Two mesh dims at a time: what one begins to shard the other may have had.
+Search::Choice Search::change_pairs(Choice at, Score score) {
+  for (bool changed = true; changed && !is_exhausted();) {
+    changed = false;
+    for (size_t a = 0; a < options_.size() && !is_exhausted(); ++a) {
+      for (size_t b = a + 1; b < options_.size(); ++b) {
+        for (size_t k : order_[a]) {
+          for (size_t l : order_[b]) {
+            if (k == at[a] || l == at[b]) continue;
+            chosen_ = at;
+            chosen_[a] = k;
+            chosen_[b] = l;
+            if (!is_better(score)) continue;
+            at = chosen_;
+            changed = true;
+          }
+        }
+      }
+    }
+  }
+  return at;
+}
+
+// The strategy that `chosen` is. Without `all`, only of the inputs that stand for others.
+Strategy Search::combine(const Choice& chosen, bool all) const {
+  Strategy s;
+  s.inputs.resize(problem_.functional.inputs.size());
+  for (size_t d = 0; d < options_.size(); ++d) {
+    const DimStrategy& option = options_[d][chosen[d]];
+    s.outputs.resize(option.outputs.size());
+    if (all) {
+      for (size_t i = 0; i < s.inputs.size(); ++i) s.inputs[i].push_back(option.inputs[i]);
+    } else {
+      for (const Pricer::Group& g : groups_) s.inputs[g.input].push_back(option.inputs[g.input]);
+    }
+    for (size_t o = 0; o < s.outputs.size(); ++o) s.outputs[o].push_back(option.outputs[o]);
+  }
+  return s;
+}
+
+}  // namespace
+
+Pricer::Pricer(const Problem& problem) : Pricer(problem, all_inputs(problem)) {}
+
+std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool quick) {
+  ++priced_;
+  for (size_t o = 0; o < s.outputs.size(); ++o) {
+    if (o < problem_.metas.tensors.size() && !problem_.metas.tensors[o]) continue;
+    if (!normalize_placements(s.outputs[o], std::numeric_limits<int32_t>::max()).ok()) return std::nullopt;
+  }
+  // First with lower bounds in place of what is not planned yet.
+  Score score{made_partials(s), 0};
+  changes_.clear();
+  for (const Group& g : groups_) {
+    const Spec& spec = *problem_.call.inputs[g.input];
+    const Placements& to = s.inputs[g.input];
+    if (spec.placements() == to) continue;
+    Price& price = prices_.try_emplace({&spec, to}, Price{}).first->second;
+    if (price.cost < 0) bound(spec, to, price);
+    if (price.cost == kNever) return std::nullopt;
+    if (quick && !price.planned && price.quick < 0) {
+      price.quick = picoseconds(plain_seconds(spec.mesh(), spec.meta(), spec.placements(), to, *problem_.cost));
+    }
+    score.cost += (quick && !price.planned ? price.quick : price.cost) * g.count;
+    score.changed += g.count;
+    if (!quick) changes_.push_back(g);
+  }
+  for (const Group& g : changes_) {
+    if (score.cost > limit) return std::nullopt;
+    const Spec& spec = *problem_.call.inputs[g.input];
+    Price& price = prices_.find(std::make_pair(&spec, s.inputs[g.input]))->second;
+    if (price.planned) continue;
+    score.cost -= price.cost * g.count;
+    plan(spec, s.inputs[g.input], price);
+    score.cost += price.cost * g.count;
+  }
+  return score.cost > limit ? std::nullopt : std::optional(score);
+}
+
+void Pricer::bound(const Spec& spec, const Placements& to, Price& price) const {
+  price.cost = kNever;
+  if (!normalize_placements(to, spec.ndim()).ok()) return;
+  const double least = least_seconds(spec.mesh(), spec.meta(), spec.placements(), to, *problem_.cost);
+  price.cost = std::max<Picoseconds>(0, picoseconds(least) - 1);
+}
+
+void Pricer::plan(const Spec& spec, const Placements& to, Price& price) {
+  const PlanOptions options{problem_.cost, {}};
+  price.cost = picoseconds(plan_redistribution(spec.mesh(), spec.meta(), spec.placements(), to, options).seconds);
+  price.planned = true;
+  ++planned_;
+}
+
+// Moving a sharded input to another dim so that the result is a Partial (the k-split of a matmul) puts off a reduction that
+// somebody has to pay for: it is part of the price.
+Picoseconds Pricer::made_partials(const Strategy& s) const {
+  const DeviceMesh& mesh = problem_.call.mesh;
+  Picoseconds total = 0;
+  for (int64_t d = 0; d < mesh.ndim(); ++d) {
+    bool moved = false;
+    for (const Group& g : groups_) {
+      const Placement& given = problem_.given(g.input, d);
+      moved = moved || (given.is_sharded() && s.inputs[g.input][d].is_sharded() && given != s.inputs[g.input][d]);
+    }
+    for (size_t o = 0; moved && o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
+      if (!problem_.metas.tensors[o] || !s.outputs[o][d].is_partial()) continue;
+      int64_t bytes = static_cast<int64_t>(c10::elementSize(problem_.metas.tensors[o]->dtype));
+      const Shape origin(s.outputs[o].size(), 0);
+      for (int64_t n : local_shape(problem_.metas.tensors[o]->sizes, mesh.shape(), s.outputs[o], origin)) bytes *= n;
+      const bool crosses = (mesh.dims_between_nodes(problem_.cost->ranks_per_node) >> d & 1) != 0;
+      total += picoseconds(problem_.cost->collective(Collective::kAllReduce, mesh.size(d), crosses,
+                                                     2 * bytes * (mesh.size(d) - 1) / mesh.size(d)));
+    }
+  }
+  return total;
+}
+
+std::optional<Strategy> best_combination(const Problem& problem, std::vector<std::vector<DimStrategy>> options,
+                                         SearchEffort& effort) {
+  return Search(problem, std::move(options)).run(effort);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,135 @@
+// What a first program tries with a distributed tensor that cannot work says so, and what to call instead.
+#include <torch/nn.h>
+#include <torch/optim.h>
+#include <torch/serialize.h>
+
+#include <sstream>
+
+#include "dtensor/comm_debug_mode.h"
+#include "dtensor/distribute_module.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
+#include "dtensor/serialize.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+using torch::Tensor;
+
+const DeviceMesh& mesh() {
+  static const DeviceMesh m(World::local(2), {2}, {"tp"});
+  return m;
+}
+
+Tensor sharded(const Tensor& t) { return distribute_tensor(t, mesh(), {Shard(0)}); }
+
+template <typename F>
+std::string message(F&& f) {
+  try {
+    f();
+  } catch (const std::exception& e) {
+    const auto* error = dynamic_cast<const c10::Error*>(&e);
+    return error != nullptr ? error->what_without_backtrace() : e.what();
+  }
+  return "no error";
+}
+
+void check_says_distributed(const std::string& text) {
+  INFO(text);
+  CHECK_THAT(text, Catch::Contains("a distributed tensor, whose data is in the local tensors of its ranks"));
+  for (const char* instead : {"full_tensor(t)", "to_local(t)", "DTensor(t)", "save(t, path)"}) {
+    CHECK_THAT(text, Catch::Contains(instead));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("first use: whatever reaches for the data is told that it is distributed") {
+  torch::nn::Linear made(3, 4), given(3, 4);
+  distribute_module(*made, mesh());
+  given->weight.set_data(sharded(given->weight.detach()));
+  const Tensor result = sharded(torch::ones({4, 3})) + 1;
+  const Tensor whole_numbers = sharded(torch::ones({4, 3}, torch::kLong)) * 2;
+  for (const Tensor& t : {made->weight, made->bias, given->weight, result, whole_numbers, result.detach(), made->weight.detach(),
+                          result.select(1, 0), result.to(torch::kDouble)}) {
+    std::ostringstream stream;
+    check_says_distributed(message([&] { stream << t; }));
+    check_says_distributed(message([&] { t.data_ptr(); }));
+    check_says_distributed(message([&] { t.const_data_ptr(); }));
+    check_says_distributed(message([&] { t.storage(); }));
+    check_says_distributed(message([&] { torch::save(t, stream); }));
+  }
+  check_says_distributed(message([&] { result.accessor<float, 2>(); }));
+  check_says_distributed(message([&] { result.data_ptr<float>(); }));
+  check_says_distributed(message([&] { made->weight.packed_accessor64<float, 2>(); }));
+  std::ostringstream stream;
+  check_says_distributed(message([&] { torch::save(made, stream); }));
+  check_says_distributed(message([&] { torch::save(std::vector<Tensor>{result}, stream); }));
+  CHECK_FALSE(result.has_storage());
+  CHECK(torch::equal(full_tensor(result), torch::full({4, 3}, 2.f)));  // it is as it was
+}
+
+TEST_CASE("first use: a plain tensor beside distributed ones is one text that names the ways out") {
+  const Tensor x = sharded(torch::ones({4, 3})), plain = torch::ones({4, 3});
+  const Tensor rows = torch::tensor({0, 2});
+  const std::vector<std::function<void()>> calls = {
+      [&] { x + plain; },           [&] { torch::mm(x, plain.t()); },       [&] { torch::equal(x, plain); },
+      [&] { torch::allclose(x, plain); }, [&] { x.index({rows}); },         [&] { torch::cat({x, plain}); },
+      [&] { torch::where(plain > 0, x, x); }, [&] { x.clone().copy_(plain); }, [&] { x.clone().masked_fill_(plain > 0, 1); },
+  };
+  for (const auto& call : calls) {
+    const std::string text = message(call);
+    INFO(text);
+    CHECK_THAT(text, Catch::Contains("is a plain tensor of shape"));
+    CHECK_THAT(text, Catch::Contains("distribute_tensor(t, mesh"));
+    CHECK_THAT(text, Catch::Contains("MeshScope(mesh)"));
+    CHECK_THAT(text, Catch::Contains("ImplicitReplication"));
+  }
+  CHECK_THAT(message([&] { x.clone().copy_(plain); }), Catch::Contains("load_state_dict(module, values)"));
+}
+
+TEST_CASE("first use: an optimizer from before the module was distributed") {
+  const auto step = [](auto& optimizer, torch::nn::Linear& linear) {
+    const Tensor w = linear->weight;
+    const Tensor x = is_dtensor(w) ? distribute_tensor(torch::ones({2, 3}), mesh()) : torch::ones({2, 3});
+    optimizer.zero_grad();
+    linear(x).sum().backward();
+    optimizer.step();
+  };
+  const auto check = [&](auto optimizer, torch::nn::Linear linear, bool steps) {
+    if (steps) step(optimizer, linear);
+    distribute_module(*linear, mesh());
+    const std::string text = message([&] { step(optimizer, linear); });
+    INFO(text);
+    CHECK_THAT(text, Catch::Contains("The state of an optimizer"));
+    CHECK_THAT(text, Catch::Contains("before distribute_module()"));
+  };
+  torch::nn::Linear a(3, 4), b(3, 4), c(3, 4), d(3, 4);
+  check(torch::optim::Adam(a->parameters(), 0.1), a, true);
+  check(torch::optim::SGD(b->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)), b, true);
+  check(torch::optim::Adagrad(c->parameters(), 0.1), c, false);
+  // Without state there is nothing wrong.
+  torch::optim::SGD plain(d->parameters(), 0.1);
+  step(plain, d);
+  distribute_module(*d, mesh());
+  CHECK(message([&] { step(plain, d); }) == "no error");
+}
+
+TEST_CASE("first use: plain values into distributed parameters") {
+  torch::nn::Linear linear(3, 4), source(3, 4);
+  distribute_module(*linear, mesh(), [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
+    shard_parameter(m, "weight", on, {Shard(0)});
+  });
+  load_state_dict(*linear, state_dict(*source));
+  CHECK(torch::equal(full_tensor(linear->weight), source->weight));
+  CHECK(to_string(meta_of(linear->weight).spec->placements()) == "S(0)");
+  {
+    torch::NoGradGuard no_grad;
+    ImplicitReplication same_everywhere;
+    linear->weight.copy_(source->weight * 2);
+  }
+  CHECK(torch::equal(full_tensor(linear->weight), source->weight * 2));
+}
+
+}  // namespace dtensor
