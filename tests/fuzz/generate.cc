@@ -1,0 +1,166 @@
+#include "tests/fuzz/generate.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "tests/fuzz/arguments.h"
+#include "tests/fuzz/random_leaf.h"
+
+namespace dtensor::fuzz {
+namespace {
+
+constexpr int64_t kMostElements = 1500;
+
+bool is_small(const at::Tensor& t) { return !t.defined() || (t.numel() <= kMostElements && t.dim() <= 6); }
+
+const Operator& pick_operator(Random& random, const GenerateOptions& options) {
+  static const auto* const all = [] {
+    auto* weighted = new std::vector<std::pair<const Operator*, double>>;
+    for (const Operator& op : catalog()) weighted->push_back({&op, op.weight});
+    return weighted;
+  }();
+  if (!options.only) return *random.pick_weighted(*all);
+  std::vector<std::pair<const Operator*, double>> some;
+  for (const auto& entry : *all) {
+    if (options.only(*entry.first)) some.push_back(entry);
+  }
+  TORCH_CHECK(!some.empty(), "no operator is left to make programs of");
+  return *random.pick_weighted(some);
+}
+
+class Generator {
+ public:
+  Generator(uint64_t seed, const GenerateOptions& options) : draft_(seed), options_(options) {}
+
+  Program make() {
+    Random& random = draft_.random;
+    Program& program = draft_.program;
+    program.mesh = random_mesh(random);
+    program.order = static_cast<int>(random.below(3));
+    program.seeds = static_cast<Program::Seeds>(random.below(3));
+    program.replicate_unsupported = random.chance(0.3);
+    draft_.usual_dtype = random.chance(0.5) ? c10::ScalarType::Double : random_dtype(random);
+    const int64_t steps = random.between(1, options_.most_steps);
+    for (int64_t tries = 0; tries < 8 * steps && static_cast<int64_t>(program.steps.size()) < steps && !broken_; ++tries) {
+      if (random.chance(0.06)) {
+        add_redistribute();
+      } else {
+        add_step(pick_operator(random, options_));
+      }
+    }
+    drop_dangling(program);
+    return program;
+  }
+
+ private:
+  int next_first_id() const { return 1000 + 32 * static_cast<int>(draft_.program.steps.size()); }
+
+  void add_redistribute() {
+    std::vector<int> ids;
+    for (const auto& [id, t] : draft_.plain.tensors()) {
+      if (t.defined()) ids.push_back(id);
+    }
+    if (ids.empty()) return;
+    Step step;
+    step.op = kRedistribute;
+    step.args = {TensorRef{draft_.random.pick(ids)}};
+    const at::Tensor& t = draft_.at(std::get<TensorRef>(step.args[0]).id);
+    step.placements = random_layout(draft_.random, draft_.program.mesh, t.dim(), t.scalar_type());
+    for (Placement& p : step.placements) {  // nothing becomes another Partial than a sum
+      if (p.is_partial()) p = Replicate();
+    }
+    step.first_id = next_first_id();
+    draft_.plain.run(step);
+    draft_.program.steps.push_back(std::move(step));
+  }
+
+  void add_step(const Operator& op) {
+    const size_t leaves = draft_.program.leaves.size();
+    Arguments arguments(draft_, op);
+    auto args = arguments.make();
+    Step step{op.name, {}, next_first_id(), {}};
+    if (args) step.args = std::move(*args);
+    if (!args || !add_outputs(op, step) || !accepted(step)) return draft_.cut_leaves(leaves);
+    draft_.program.steps.push_back(std::move(step));
+  }
+
+  bool is_out(const Operator& op) const {
+    const auto& arguments = op.handle.schema().arguments();
+    return std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); });
+  }
+
+  // Tensors of the right shape for the out= arguments: those that the operator makes of empty ones.
+  bool add_outputs(const Operator& op, Step& step) {
+    if (!is_out(op)) return true;
+    const auto& arguments = op.handle.schema().arguments();
+    Step trial = step;
+    const size_t leaves = draft_.program.leaves.size();
+    const c10::ScalarType dtype = draft_.random.chance(0.8) || draft_.program.leaves.empty() ? draft_.usual_dtype
+                                                                                             : draft_.program.leaves.back().dtype;
+    for (size_t a = 0; a < arguments.size(); ++a) {
+      if (!arguments[a].is_out()) continue;
+      if (arguments[a].type()->kind() != c10::TypeKind::TensorType) return false;
+      Leaf empty;
+      empty.dtype = arguments[a].name() == "indices" ? c10::ScalarType::Long : dtype;
+      empty.sizes = {0};
+      empty.placements = Placements(draft_.program.mesh.size(), Replicate());
+      trial.args[a] = TensorRef{draft_.add(empty)};
+    }
+    // Only tensors without gradients may be written to so.
+    for (int id : inputs_of(trial)) {
+      if (draft_.at(id).requires_grad()) return false;
+    }
+    try {
+      draft_.plain.run(trial);
+    } catch (const std::exception&) {
+      return false;
+    }
+    std::vector<std::pair<size_t, Leaf>> outs;
+    for (size_t a = 0; a < arguments.size(); ++a) {
+      if (!arguments[a].is_out()) continue;
+      const at::Tensor& made = draft_.at(std::get<TensorRef>(trial.args[a]).id);
+      if (!is_small(made)) return false;
+      outs.emplace_back(a, random_leaf(draft_.random, draft_.program.mesh, made.sizes().vec(), made.scalar_type()));
+      for (Placement& p : outs.back().second.placements) {  // few operators can write to one
+        if (p.is_partial() && draft_.random.chance(0.8)) p = Replicate();
+      }
+      outs.back().second.requires_grad = false;
+    }
+    draft_.cut_leaves(leaves);
+    for (auto& [a, leaf] : outs) step.args[a] = TensorRef{draft_.add(std::move(leaf))};
+    return true;
+  }
+
+  // Whether plain LibTorch takes the call. One that throws after it began to write spoils the tensors: no more steps then.
+  bool accepted(const Step& step) {
+    try {
+      draft_.plain.run(step);
+    } catch (const std::exception&) {
+      broken_ = step.op.find("_.") != std::string::npos || step.op.find("out") != std::string::npos;
+      return false;
+    }
+    for (int k = 0; k < 40; ++k) {
+      const auto found = draft_.plain.tensors().find(step.first_id + k);
+      if (found == draft_.plain.tensors().end()) continue;
+      if (is_small(found->second) && !(found->second.defined() && found->second.layout() != at::kStrided)) continue;
+      for (int j = 0; j < 40; ++j) draft_.plain.remove(step.first_id + j);
+      broken_ = true;
+      return false;
+    }
+    return true;
+  }
+
+  Draft draft_;
+  const GenerateOptions& options_;
+  bool broken_ = false;
+};
+
+}  // namespace
+
+Program generate(uint64_t seed, uint64_t index, const GenerateOptions& options) {
+  return Generator(seed * 1000003 + index, options).make();
+}
+
+}  // namespace dtensor::fuzz
