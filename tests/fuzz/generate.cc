@@ -82,7 +82,7 @@ class Generator {
     auto args = arguments.make();
     Step step{op.name, {}, next_first_id(), {}};
     if (args) step.args = std::move(*args);
-    if (!args || !add_outputs(op, step) || !accepted(step)) return draft_.cut_leaves(leaves);
+    if (!args || !add_outputs(op, step) || !accepted(op, step)) return draft_.cut_leaves(leaves);
     draft_.program.steps.push_back(std::move(step));
   }
 
@@ -134,11 +134,12 @@ class Generator {
   }
 
   // Whether plain LibTorch takes the call. One that throws after it began to write spoils the tensors: no more steps then.
-  bool accepted(const Step& step) {
+  bool accepted(const Operator& op, const Step& step) {
+    const bool writes = op.handle.schema().is_mutable();
     try {
       draft_.plain.run(step);
     } catch (const std::exception&) {
-      broken_ = step.op.find("_.") != std::string::npos || step.op.find("out") != std::string::npos;
+      broken_ = writes;
       return false;
     }
     for (int k = 0; k < 40; ++k) {

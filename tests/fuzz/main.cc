@@ -1,27 +1,49 @@
-#include <ATen/Parallel.h>
+// Random programs on distributed tensors against the same on plain ones.
+//
+//   ./bazelw run //tests/fuzz -- --seed 7 --minutes 60
+//   ./bazelw run //tests/fuzz -- --seed 7 --replay 1234
 #include <cstdio>
-#include <map>
-#include <chrono>
 #include <cstdlib>
-#include "tests/fuzz/generate.h"
-#include "tests/fuzz/run.h"
-using namespace dtensor::fuzz;
+
+#include "absl/flags/flag.h"
+#include "tests/fuzz/tally.h"
+#include "tests/fuzz/worker.h"
+#include "tools/flags.h"
+
+ABSL_FLAG(uint64_t, seed, 1, "where all chance comes from: equal seeds make equal programs");
+ABSL_FLAG(double, minutes, 1, "how long to go on");
+ABSL_FLAG(double, seconds, 0, "the same in seconds; 0: --minutes counts");
+ABSL_FLAG(int64_t, programs, -1, "stop after so many programs; -1: when the time is over");
+ABSL_FLAG(int64_t, replay, -1, "run this program of the seed alone");
+ABSL_FLAG(int64_t, steps, 6, "the most steps that a program has");
+ABSL_FLAG(double, shrink_seconds, 20, "how long to make a program that shows a finding smaller");
+ABSL_FLAG(bool, coverage, false, "print how often every operator ran");
+
+namespace dtensor::fuzz {
+namespace {
+
+int fuzz() {
+  WorkerOptions options;
+  options.seed = absl::GetFlag(FLAGS_seed);
+  const double seconds = absl::GetFlag(FLAGS_seconds);
+  options.seconds = seconds > 0 ? seconds : 60 * absl::GetFlag(FLAGS_minutes);
+  options.programs = absl::GetFlag(FLAGS_programs);
+  options.only = absl::GetFlag(FLAGS_replay);
+  options.most_steps = absl::GetFlag(FLAGS_steps);
+  options.shrink_seconds = absl::GetFlag(FLAGS_shrink_seconds);
+  if (options.most_steps < 1) throw tools::UsageError("--steps must be 1 at least");
+  Tally& tally = *Tally::shared();
+  run_programs(options, tally);
+  std::fputs(summary(tally, absl::GetFlag(FLAGS_coverage)).c_str(), stdout);
+  const bool clean = tally.findings().empty();
+  if (std::getenv("TEST_TARGET") != nullptr) std::printf("[dtensor] %d passed, %d failed, 0 skipped\n", clean, !clean);
+  return clean ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace dtensor::fuzz
+
 int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  uint64_t seed = atoi(argv[1]), from = atoi(argv[2]), to = atoi(argv[3]);
-  auto t0 = std::chrono::steady_clock::now();
-  std::map<std::string,int> counts, sig;
-  size_t steps=0; 
-  for (uint64_t k = from; k < to; ++k) {
-    Program p = generate(seed, k);
-    if (argc > 4) printf("%ld\n%s", (long)k, to_string(p).c_str()), fflush(stdout);
-    auto o = run(p);
-    steps += p.steps.size();
-    counts[to_string(o.kind)]++;
-    if (is_finding(o.kind) || (o.kind==Kind::kInvalid && argc>4)) { if (sig[signature(o)]++ == 0) printf("%ld %s | %s\n%s", (long)k, signature(o).c_str(), o.message.substr(0,300).c_str(), argc>4?"":to_string(p).c_str()); }
-  }
-  double s = std::chrono::duration<double>(std::chrono::steady_clock::now()-t0).count();
-  printf("%.1f s, %zu steps, catalog\n", s, steps);
-  for (auto& [k,v]:counts) printf("%s %d\n", k.c_str(), v);
-  for (auto& [k,v]:sig) printf("%6d %s\n", v, k.c_str());
+  return dtensor::tools::run_program("fuzz", "runs random programs on distributed tensors against the same on plain ones", argc, argv,
+                                     dtensor::fuzz::fuzz);
 }
