@@ -30,7 +30,8 @@ bool is_foreign(const std::string& base) {
       "stride",  "size",    "numel",  "dim",      "storage_offset", "is_contiguous", "is_set_to", "values", "indices", "col_indices",
       "row_indices", "dense_dim", "to_dense", "to_padded_tensor", "from_file", "is_same_size", "get_device", "element_size", "device",
       "layout",  "dequantize", "copy_imag", "is_distributed", "is_inference", "glu_jvp", "to_dlpack", "svd_lowrank", "pca_lowrank",
-      "linalg_lstsq", "geqrf", "ormqr", "orgqr", "linalg_householder_product", "detach_", "unsafe_chunk", "bincount", "lift", "lift_fresh"};
+      "linalg_lstsq", "geqrf", "ormqr", "orgqr", "linalg_householder_product", "detach_", "unsafe_chunk", "bincount", "lift", "lift_fresh",
+      "unflatten_dense_tensors", "flatten_dense_tensors"};
   // Internal operators trust their arguments; the public ones call them.
   static const auto* const internal = new Names{"_conj", "_neg_view", "_to_copy", "_unsafe_view", "_unsafe_index", "_index_put_impl_",
                                                 "_softmax", "_log_softmax", "_is_all_true", "_is_any_true", "_stack"};

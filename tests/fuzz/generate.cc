@@ -77,6 +77,7 @@ class Generator {
   }
 
   void add_step(const Operator& op) {
+    if (options_.trying) options_.trying(op);
     const size_t leaves = draft_.program.leaves.size();
     Arguments arguments(draft_, op);
     auto args = arguments.make();

@@ -14,6 +14,8 @@ struct GenerateOptions {
   int64_t most_steps = 6;
   // Only operators for which this is true; unset: all.
   std::function<bool(const Operator&)> only = {};
+  // Told of each operator before plain LibTorch is asked whether it takes the arguments.
+  std::function<void(const Operator&)> trying = {};
 };
 
 // Program number `index` of a seed: the same on every machine.

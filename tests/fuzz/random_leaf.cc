@@ -119,6 +119,9 @@ Leaf random_leaf(Random& random, const std::vector<int64_t>& mesh, const std::ve
     for (int64_t k = 0; k < count; ++k) leaf.values.push_back(static_cast<double>(random.below(2)));
   } else if (floating) {
     leaf.values = floating_values(random, count);
+    if (c10::isComplexType(dtype) && is_partial(leaf)) {  // infinity times a real number has NaN in its other half
+      for (double& v : leaf.values) v = std::isfinite(v) ? v : 1;
+    }
   } else {
     leaf.values = integer_values(random, count, dtype);
   }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <optional>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/representation.h"
 #include "dtensor/scopes.h"
@@ -135,7 +136,7 @@ class Comparison {
       const std::string name = absl::StrCat("gradient ", k, order == 2 ? " of second order " : " ");
       if (!actual[k].defined() && !expected[k].defined()) continue;
       if (!actual[k].defined()) {
-        if (expected[k].ne(0).any().item<bool>()) fail(Kind::kWrong, name + "is undefined");
+        if (scale_of(numbers(expected[k])) > 0) fail(Kind::kWrong, name + "is undefined");
         continue;
       }
       const at::Tensor want = expected[k].defined() ? expected[k] : actual[k].numel() == 0 ? at::Tensor() : zeros_for(actual[k]);
@@ -175,6 +176,17 @@ std::string gist(const std::string& text) {
   return result;
 }
 
+// Which of its properties a tensor has wrong.
+std::string what_differs(const std::string& message) {
+  for (const char* what : {"is a plain tensor", "has dtype", "has sizes", "require grad", "requires grad", "undefined", "not there", "says"}) {
+    if (absl::StrContains(message, what)) return what;
+  }
+  for (const char* what : {"is nan", "should be nan", "inf,", "should be inf", "should be -inf"}) {
+    if (absl::StrContains(message, what)) return "not finite";
+  }
+  return "value";
+}
+
 }  // namespace
 
 const char* to_string(Kind kind) {
@@ -186,8 +198,10 @@ Outcome run(const Program& program) { return Comparison(program).run(); }
 
 std::string signature(const Outcome& outcome) {
   const char* where[] = {"", " gradient", " second order"};
-  return absl::StrCat(to_string(outcome.kind), where[outcome.order], " ", outcome.op,
-                      outcome.kind == Kind::kRefused ? ": " + gist(outcome.message) : "");
+  std::string why;
+  if (outcome.kind == Kind::kRefused) why = gist(outcome.message);
+  if (outcome.kind == Kind::kWrong) why = what_differs(outcome.message);
+  return absl::StrCat(to_string(outcome.kind), where[outcome.order], " ", outcome.op, why.empty() ? "" : ": ", why);
 }
 
 bool same_finding(const Outcome& a, const Outcome& b) { return signature(a) == signature(b); }

@@ -106,8 +106,8 @@ class Worker {
     const std::string end = name_of_end(status);
     const int generated = in_child([&] { make(tally_.index); });
     if (generated != 0) {
-      say(absl::StrCat("program ", tally_.index, ": plain LibTorch crashes (", end, "); the catalog should leave it out\n"));
-      tally_.known(absl::StrCat("crash of plain LibTorch in program ", tally_.index));
+      say(absl::StrCat("program ", tally_.index, ": plain LibTorch crashes (", end, ") in ", tally_.op, "; the catalog should leave it out\n"));
+      tally_.known(absl::StrCat("crash of plain LibTorch: ", tally_.op));
       return;
     }
     const Program program = make(tally_.index);
@@ -124,6 +124,7 @@ class Worker {
   Program make(uint64_t index) const {
     GenerateOptions generate_options;
     generate_options.most_steps = options_.most_steps;
+    generate_options.trying = [this](const Operator& op) { std::strncpy(tally_.op, op.name.c_str(), sizeof(tally_.op) - 1); };
     return generate(options_.seed, index, generate_options);
   }
 
