@@ -31,9 +31,9 @@ bool is_foreign(const std::string& base) {
       "row_indices", "dense_dim", "to_dense", "to_padded_tensor", "from_file", "is_same_size", "get_device", "element_size", "device",
       "layout",  "dequantize", "copy_imag", "is_distributed", "is_inference", "glu_jvp", "to_dlpack", "svd_lowrank", "pca_lowrank",
       "linalg_lstsq", "geqrf", "ormqr", "orgqr", "linalg_householder_product", "detach_", "unsafe_chunk", "bincount", "lift", "lift_fresh",
-      "unflatten_dense_tensors", "flatten_dense_tensors"};
+      "unflatten_dense_tensors", "flatten_dense_tensors", "is_conj", "is_neg"};
   // Internal operators trust their arguments; the public ones call them.
-  static const auto* const internal = new Names{"_conj", "_neg_view", "_to_copy", "_unsafe_view", "_unsafe_index", "_index_put_impl_",
+  static const auto* const internal = new Names{"_conj", "_to_copy", "_unsafe_view", "_unsafe_index", "_index_put_impl_",
                                                 "_softmax", "_log_softmax", "_is_all_true", "_is_any_true", "_stack"};
   if (exact->count(base) > 0) return true;
   if (base[0] == '_' && base.rfind("__", 0) != 0 && internal->count(base) == 0 && base.rfind("_foreach_", 0) != 0) return true;
@@ -67,6 +67,12 @@ Operator::Support support_of(const OpInfo& info) {
   return info.composite_implicit ? Operator::Support::kComposite : Operator::Support::kNone;
 }
 
+bool is_view(const c10::OperatorHandle& op) {
+  static const auto* const composed = new Names{"reshape", "reshape_as", "flatten", "narrow", "chunk", "tensor_split", "swapaxes", "movedim",
+                                                "view_as", "expand_as", "contiguous", "moveaxis", "unflatten", "ravel", "squeeze", "mT"};
+  return op_info(op).is_view || composed->count(op.operator_name().name.substr(6)) > 0;
+}
+
 std::vector<Operator> make_catalog() {
   std::vector<Operator> all;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -76,7 +82,7 @@ std::vector<Operator> make_catalog() {
     if (!handle || is_foreign(base) || !has_usual_arguments(handle->schema())) continue;
     if (handle->hasTag(at::Tag::nondeterministic_seeded)) continue;
     if (base.size() > 1 && base.back() == '_' && base[0] != '_') base.pop_back();
-    all.push_back({*handle, c10::toString(name), base, support_of(op_info(*handle)), 1});
+    all.push_back({*handle, c10::toString(name), base, support_of(op_info(*handle)), is_view(*handle), 1});
   }
   std::sort(all.begin(), all.end(), [](const Operator& a, const Operator& b) { return a.name < b.name; });
   std::map<std::string, double> overloads;

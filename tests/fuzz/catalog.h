@@ -13,6 +13,7 @@ struct Operator {
   std::string name;  // "aten::add.Tensor"
   std::string base;  // "add"; "add" of "add_", too
   enum class Support { kRule, kComposite, kNone } support = Support::kNone;
+  bool is_view = false;  // a result may share memory with an argument
   double weight = 1;  // how often it is called, overloads of one name together having that of one
 };
 

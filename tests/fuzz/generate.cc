@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "tests/fuzz/arguments.h"
 #include "tests/fuzz/random_leaf.h"
@@ -15,24 +16,40 @@ constexpr int64_t kMostElements = 1500;
 
 bool is_small(const at::Tensor& t) { return !t.defined() || (t.numel() <= kMostElements && t.dim() <= 6); }
 
-const Operator& pick_operator(Random& random, const GenerateOptions& options) {
-  static const auto* const all = [] {
-    auto* weighted = new std::vector<std::pair<const Operator*, double>>;
-    for (const Operator& op : catalog()) weighted->push_back({&op, op.weight});
-    return weighted;
-  }();
-  if (!options.only) return *random.pick_weighted(*all);
-  std::vector<std::pair<const Operator*, double>> some;
-  for (const auto& entry : *all) {
-    if (options.only(*entry.first)) some.push_back(entry);
+// Views, views of them, and writes through them.
+bool is_about_views(const Operator& op) {
+  static const auto* const writes = new std::set<std::string>{"add", "mul", "copy", "fill", "zero", "index_put", "masked_fill", "clamp"};
+  return op.is_view || (op.handle.schema().is_mutable() && op.name.find("out") == std::string::npos && writes->count(op.base) > 0);
+}
+
+using Weighted = std::vector<std::pair<const Operator*, double>>;
+
+template <typename Condition>
+Weighted weighted(const Condition& condition) {
+  Weighted some;
+  for (const Operator& op : catalog()) {
+    if (condition(op)) some.emplace_back(&op, op.weight);
   }
   TORCH_CHECK(!some.empty(), "no operator is left to make programs of");
-  return *random.pick_weighted(some);
+  return some;
+}
+
+const Weighted& all_operators() {
+  static const auto* const all = new Weighted(weighted([](const Operator&) { return true; }));
+  return *all;
+}
+
+const Weighted& view_operators() {
+  static const auto* const all = new Weighted(weighted(is_about_views));
+  return *all;
 }
 
 class Generator {
  public:
-  Generator(uint64_t seed, const GenerateOptions& options) : draft_(seed), options_(options) {}
+  Generator(uint64_t seed, const GenerateOptions& options) : draft_(seed), options_(options) {
+    if (options_.only) some_ = weighted(options_.only);
+    operators_ = options_.only ? &some_ : draft_.random.chance(0.25) ? &view_operators() : &all_operators();
+  }
 
   Program make() {
     Random& random = draft_.random;
@@ -47,7 +64,7 @@ class Generator {
       if (random.chance(0.06)) {
         add_redistribute();
       } else {
-        add_step(pick_operator(random, options_));
+        add_step(*random.pick_weighted(*operators_));
       }
     }
     drop_dangling(program);
@@ -83,8 +100,25 @@ class Generator {
     auto args = arguments.make();
     Step step{op.name, {}, next_first_id(), {}};
     if (args) step.args = std::move(*args);
-    if (!args || !add_outputs(op, step) || !accepted(op, step)) return draft_.cut_leaves(leaves);
+    if (!args || !add_outputs(op, step) || reads_what_it_writes(op, step) || !accepted(op, step)) return draft_.cut_leaves(leaves);
     draft_.program.steps.push_back(std::move(step));
+  }
+
+  // An operator that reads what it writes to by another argument gives what its loops make of it, unless it is elementwise.
+  bool reads_what_it_writes(const Operator& op, const Step& step) const {
+    if (op.handle.hasTag(at::Tag::pointwise)) return false;
+    const auto& arguments = op.handle.schema().arguments();
+    std::vector<int> written;
+    for (size_t a = 0; a < arguments.size(); ++a) {
+      if (arguments[a].alias_info() == nullptr || !arguments[a].alias_info()->isWrite()) continue;
+      if (const auto* ref = std::get_if<TensorRef>(&step.args[a]); ref && ref->id >= 0) written.push_back(ref->id);
+      if (const auto* refs = std::get_if<TensorRefs>(&step.args[a])) written.insert(written.end(), refs->ids.begin(), refs->ids.end());
+    }
+    std::multiset<const void*> memory;
+    for (int id : inputs_of(step)) memory.insert(draft_.at(id).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    return std::any_of(written.begin(), written.end(), [&](int id) {
+      return memory.count(draft_.at(id).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) > 1;
+    });
   }
 
   bool is_out(const Operator& op) const {
@@ -156,6 +190,8 @@ class Generator {
 
   Draft draft_;
   const GenerateOptions& options_;
+  Weighted some_;
+  const Weighted* operators_ = nullptr;
   bool broken_ = false;
 };
 

@@ -165,6 +165,8 @@ class Comparison {
   Outcome outcome_;
 };
 
+constexpr char kNotFinite[] = "not finite";
+
 // A text without what changes from program to program: numbers, and what stands in brackets.
 std::string gist(const std::string& text) {
   std::string result;
@@ -182,7 +184,7 @@ std::string what_differs(const std::string& message) {
     if (absl::StrContains(message, what)) return what;
   }
   for (const char* what : {"is nan", "should be nan", "inf,", "should be inf", "should be -inf"}) {
-    if (absl::StrContains(message, what)) return "not finite";
+    if (absl::StrContains(message, what)) return kNotFinite;
   }
   return "value";
 }
@@ -201,6 +203,8 @@ std::string signature(const Outcome& outcome) {
   std::string why;
   if (outcome.kind == Kind::kRefused) why = gist(outcome.message);
   if (outcome.kind == Kind::kWrong) why = what_differs(outcome.message);
+  // One cause, whichever operator meets it.
+  if (why == kNotFinite) return absl::StrCat(to_string(outcome.kind), where[outcome.order], ": ", why);
   return absl::StrCat(to_string(outcome.kind), where[outcome.order], " ", outcome.op, why.empty() ? "" : ": ", why);
 }
 
