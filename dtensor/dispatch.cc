@@ -8,11 +8,13 @@
 #include <torch/library.h>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/strings/match.h"
 #include "dtensor/cache_key.h"
 #include "dtensor/executor.h"
 #include "dtensor/gradient_layout.h"
 #include "dtensor/op_info.h"
 #include "dtensor/plain_dispatch.h"
+#include "dtensor/view_origin.h"
 #include "mesh/scope.h"
 #include "propagation/propagate.h"
 #include "propagation/redistribute_planner.h"
@@ -26,9 +28,11 @@ using Tensors = absl::InlinedVector<at::Tensor, 6>;
 // The tensor arguments of a call, flattened in schema order (OpCall::inputs), all on one mesh.
 struct Inputs {
   Tensors tensors;             // undefined: absent
+  absl::InlinedVector<uint16_t, 6> args;  // the schema argument of each
   std::vector<ArgSlot> slots;  // per schema argument
   DeviceMesh mesh;
   bool writes_plain = false;  // an argument that the operator writes to is a plain tensor
+  bool copied_views = false;  // there are views that had to be copies
 };
 
 // No c10::TypeError: Python's operators (`a + b`) swallow a TypeError with its text and say "unsupported operand".
@@ -46,18 +50,19 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   bool any_plain = false;
   const auto add = [&](const at::Tensor& t, size_t arg) {
     in.tensors.push_back(t);
+    in.args.push_back(static_cast<uint16_t>(arg));
     if (!t.defined()) return;
     if (!is_dtensor(t)) {
       any_plain = true;
       if (info.args[arg].written) in.writes_plain = true;
       return;
     }
-    const DeviceMesh& mesh = meta_of(t).spec->mesh();
+    const DeviceMesh& mesh = layout_of(t).spec->mesh();
     if (!in.mesh.defined()) in.mesh = mesh;
     TORCH_CHECK(in.mesh == mesh, info.name, ": argument '", info.op.schema().arguments()[arg].name(), "' is on ",
                 mesh.to_string(), " of world ", mesh.world().name(), " and another argument on ", in.mesh.to_string(),
                 " of world ", in.mesh.world().name(), ". All distributed arguments of an operator must share one mesh: slice one mesh, or redistribute.");
-    check_fresh(t, info.name);
+    if (layout_of(t).storage->origin) in.copied_views = true;
     if (is_leaf_parameter(t)) keep_gradient_layout(t);
   };
   for (size_t i = 0; i < args.size(); ++i) {
@@ -111,7 +116,7 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
     }
     if (slot.kind == ArgSlot::Kind::kTensorList) key.push_back(slot.count);
     for (int k = slot.first; k < slot.first + slot.count; ++k) {
-      key.push_back(in.tensors[k].defined() ? meta_of(in.tensors[k]).spec->id() : 0);
+      key.push_back(in.tensors[k].defined() ? layout_of(in.tensors[k]).spec->id() : 0);
     }
   }
   return key;
@@ -125,7 +130,7 @@ OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue
   for (size_t i = 0; i < args.size(); ++i) {
     call.args.push_back(in.slots[i].kind == ArgSlot::Kind::kStatic ? args[i] : c10::IValue());
   }
-  for (const auto& t : in.tensors) call.inputs.push_back(t.defined() ? meta_of(t).spec : nullptr);
+  for (const auto& t : in.tensors) call.inputs.push_back(t.defined() ? layout_of(t).spec : nullptr);
   return call;
 }
 
@@ -133,7 +138,7 @@ OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue
 std::string module_path(const Inputs& in) {
   for (const auto& t : in.tensors) {
     if (!t.defined()) continue;
-    if (meta_of(t).name) return module_of(meta_of(t));
+    if (layout_of(t).name) return module_of(layout_of(t));
   }
   return current_scope().module_path;
 }
@@ -246,17 +251,24 @@ std::vector<RankTensors> run_local(const OpInfo& info, const OpPlan& plan, const
   return outputs;
 }
 
+// The schema argument that a view is of. REQUIRES: one is a tensor.
+size_t first_tensor(const Inputs& in) {
+  size_t a = 0;
+  while (in.slots[a].kind != ArgSlot::Kind::kTensor) ++a;
+  return a;
+}
+
 // Results as the schema wants them: tensors, or lists of tensors; written arguments are returned as themselves.
 void push_results(const OpInfo& info, const OpPlan& plan, const Inputs& in, std::vector<RankTensors> outputs,
                   c10::ArrayRef<c10::IValue> args, Stack& results) {
   const auto wrap = [&](size_t k) -> at::Tensor {
     if (!plan.outputs[k]) return at::Tensor();
     if (info.is_view) {
-      for (size_t i = 0; i < in.tensors.size(); ++i) {
-        if (!in.tensors[i].defined()) continue;
-        const bool moved = plan.input_plans[i] && !plan.input_plans[i]->steps.empty();
-        return make_view(plan.outputs[k], std::move(outputs[k]), in.tensors[i], moved);
-      }
+      const size_t base_arg = first_tensor(in);
+      const int i = in.slots[base_arg].first;
+      const bool moved = plan.input_plans[i] && !plan.input_plans[i]->steps.empty();
+      return make_view_of({info.op, args, base_arg, k, plan.computed[i]->placements()}, plan.outputs[k], std::move(outputs[k]),
+                          plan.output_offsets.empty() ? 0 : plan.output_offsets[k], moved);
     }
     return make_dtensor(plan.outputs[k], std::move(outputs[k]));
   };
@@ -275,22 +287,29 @@ void push_results(const OpInfo& info, const OpPlan& plan, const Inputs& in, std:
   }
 }
 
-// Writing to a copy of what should be a view would be lost without a word.
-void check_writable(const OpInfo& info, const Inputs& in) {
-  for (size_t a = 0; a < info.args.size(); ++a) {
-    if (!info.args[a].written) continue;
-    for (int k = in.slots[a].first; k < in.slots[a].first + in.slots[a].count; ++k) {
-      TORCH_CHECK(!in.tensors[k].defined() || !meta_of(in.tensors[k]).storage->viewed, info.name, ": argument '",
-                  info.op.schema().arguments()[a].name(), "' is a view of a distributed tensor whose parts had to move for it, so "
-                  "it is a copy, and writing to it would not change that tensor. Redistribute the tensor before taking the view, "
-                  "or clone() the view if the tensor itself is not to change.");
-    }
+// Does an operator that writes to several tensors write to one that another one is a copied view of? What it computes of the one
+// would not be seen in the other.
+bool writes_related(const OpInfo& info, const Inputs& in) {
+  Tensors written;
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    if (info.args[in.args[k]].written) written.push_back(in.tensors[k]);
   }
+  if (written.size() < 2) return false;
+  const bool one_by_one = absl::StartsWith(info.op.schema().name(), "aten::_foreach_");  // reads what it wrote
+  return any_related(one_by_one ? in.tensors : written);
+}
+
+// As ATen does without kernels for lists.
+void run_one_by_one(const OpInfo& info, Stack& stack) {
+  constexpr auto kSlow = c10::DispatchKey::CompositeExplicitAutograd;
+  TORCH_CHECK_NOT_IMPLEMENTED(info.op.hasKernelForDispatchKey(kSlow), info.name, ": writes to several views of one distributed tensor "
+                              "whose parts had to move for them. Write to them one after another.");
+  info.op.callBoxedForDispatchKey(kSlow, stack);
 }
 
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, Stack& stack) {
+  if (in.copied_views && writes_related(info, in)) return run_one_by_one(info, stack);
   const auto args = torch::jit::last(stack, info.args.size());
-  check_writable(info, in);
   SpecPtr target;
   if (resolved.rule && resolved.rule->uses_gradient_target && in_backward()) target = gradient_target();
 
@@ -309,7 +328,8 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     if (!in.tensors[k].defined()) continue;
     if (!plan->input_plans[k]) {
-      locals[k] = meta_of(in.tensors[k]).locals;
+      const bool reads = !info.is_view && !info.args[in.args[k]].overwritten;
+      locals[k] = (reads ? meta_of(in.tensors[k]) : memory_of(in.tensors[k])).locals;
       continue;
     }
     CommCause cause;
@@ -323,7 +343,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
   for (size_t a = 0; a < args.size(); ++a) {
     if (!info.args[a].written) continue;
     for (int k = in.slots[a].first; k < in.slots[a].first + in.slots[a].count; ++k) {
-      if (in.tensors[k].defined()) note_write(in.tensors[k]);
+      if (in.tensors[k].defined()) note_write(in.tensors[k], info.name);
     }
   }
   if (info.is_view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
@@ -393,13 +413,6 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
     for (auto& local : locals) local = local.clone();
   }
   return make_dtensor(meta.spec->with_placements(to), std::move(locals), meta.name, std::move(arriving));
-}
-
-void check_fresh(const at::Tensor& t, std::string_view function) {
-  const LocalStorage& storage = *meta_of(t).storage;
-  TORCH_CHECK(!storage.viewed || storage.viewed->writes == storage.viewed_writes, std::string(function),
-              ": reads a view of a distributed tensor whose parts had to move for it, so it is a copy, and that tensor was written to "
-              "since. Take the view again after the write, or clone() it before if the old values are meant.");
 }
 
 at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh) {

@@ -8,8 +8,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include <string_view>
-
 #include "dtensor/representation.h"
 #include "mesh/comm_event.h"
 #include "propagation/strategy_cache.h"
@@ -30,8 +28,5 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh);
 // The same with memory of its own on every rank: for what users get to see, gradients among them.
 at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh);
-
-// Error if `t` is a copied view (LocalStorage::viewed) of a tensor that was written to since.
-void check_fresh(const at::Tensor& t, std::string_view function);
 
 }  // namespace dtensor

@@ -115,7 +115,7 @@ DTensor::DTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
 }
 
 std::string DTensor::name() const {
-  const auto& name = meta_of(tensor_).name;
+  const auto& name = layout_of(tensor_).name;
   return name ? *name : std::string();
 }
 

@@ -6,7 +6,7 @@
 //   torch::relu(y);                            // converts to at::Tensor wherever one is wanted
 //
 // A handle like at::Tensor: copies refer to the same tensor. Nothing here but full_tensor() and redistribute()
-// communicates. Source: torch.distributed.tensor.DTensor.
+// communicates, and what reads the parts of a view that had to be a copy after the tensor it is of was written to. Source: torch.distributed.tensor.DTensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

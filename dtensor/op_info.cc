@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 
 namespace dtensor {
 namespace {
@@ -28,6 +29,19 @@ Handler find_handler(const c10::OperatorHandle& op) {
     if (auto it = h.by_name.find(name); it != h.by_name.end()) return it->second;
   }
   return nullptr;
+}
+
+// Share memory with their first argument though their schemas do not say so.
+bool is_unannotated_view(const std::string& name) {
+  static const auto* const names = new absl::flat_hash_set<std::string>{
+      "aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk", "aten::lift"};
+  return names->contains(name);
+}
+
+// In-place operators that do not read what they write to.
+bool overwrites_self(const std::string& name) {
+  static const auto* const names = new absl::flat_hash_set<std::string>{"aten::fill_", "aten::zero_", "aten::copy_"};
+  return names->contains(name);
 }
 
 OpInfo::Arg::Kind kind_of(const c10::Type& type) {
@@ -56,6 +70,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
     arg.kind = kind_of(*a.type());
     arg.written = a.alias_info() != nullptr && a.alias_info()->isWrite();
     arg.out = arg.written && a.is_out();
+    arg.overwritten = arg.out || (arg.written && overwrites_self(schema.name()));
     any_tensor |= arg.kind != Arg::Kind::kStatic;
     if (a.name() == "device" && arg.kind == Arg::Kind::kStatic) device_arg = static_cast<int>(i);
     args.push_back(arg);
@@ -73,6 +88,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
     }
     written_inputs.push_back(written);
   }
+  is_view = is_view || is_unannotated_view(schema.name());
   composite_implicit = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   makes_tensor = !any_tensor && schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::TensorType;
   handler = find_handler(op);

@@ -27,14 +27,15 @@ struct OpInfo {
   struct Arg {
     enum class Kind : uint8_t { kStatic, kTensor, kTensorList } kind = Kind::kStatic;
     bool written = false;
-    bool out = false;  // an out= argument
+    bool out = false;          // an out= argument
+    bool overwritten = false;  // what it holds before does not matter
   };
 
   c10::OperatorHandle op;
   std::string name;  // "aten::mm", "aten::sum.dim_IntList"
   std::vector<Arg> args;
   std::vector<int> written_inputs;  // per return: schema argument that it is, or -1
-  bool is_view = false;             // a result may share memory with the first argument, without writing to it
+  bool is_view = false;             // a result may share memory with the first tensor argument, without writing to it
   bool composite_implicit = false;
   bool makes_tensor = false;  // a factory: no tensor argument, returns one Tensor
   int device_arg = -1;

@@ -1,5 +1,6 @@
 #include "dtensor/redistribute.h"
 
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
@@ -14,6 +15,7 @@
 #include "dtensor/check_parts.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/executor.h"
+#include "dtensor/memory_overlap.h"
 #include "dtensor/redistribute_internal.h"
 #include "mesh/block_copy.h"
 #include "mesh/scope.h"
@@ -93,10 +95,36 @@ variable_list ReplicateFn::backward(AutogradContext*, variable_list grads) {
   return {grads[0].defined() && is_dtensor(grads[0]) ? full_tensor(grads[0]) : grads[0], at::Tensor()};
 }
 
+// Ranks that hold the same values must give the same gradient, or it is that of no tensor with these values.
+void check_replicas(const Spec& spec, const variable_list& grads) {
+  const DeviceMesh& mesh = spec.mesh();
+  const auto& ranks = mesh.local_ranks();
+  LocalGuard guard;
+  for (int64_t m = 0; m < mesh.ndim(); ++m) {
+    if (!spec.placements()[m].is_replicate()) continue;
+    const Group& group = mesh.get_group(m);
+    std::vector<std::optional<size_t>> first(group.members.size());
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      auto& other = first[group.group_of[ranks[i]]];
+      if (!other) other = i;
+      const at::Tensor &a = grads[*other], &b = grads[i];
+      const bool same = a.defined() == b.defined() && (!a.defined() || i == *other ||
+                                                       at::allclose(a, b.to(a.device()), 1e-3, 1e-6, /*equal_nan=*/true));
+      TORCH_CHECK(same, "[to_local] backward: mesh dim '", mesh.names()[m], "' is Replicate, so the parts of ranks ", ranks[*other],
+                  " and ", ranks[i], " are the same values and must get the same gradient, but ",
+                  a.defined() != b.defined() ? c10::str("that of rank ", a.defined() ? ranks[i] : ranks[*other], " was not used")
+                                             : std::string("they differ"),
+                  ". Use the parts of all ranks alike, or pass grad_placements with Partial() there: then the gradients of the "
+                  "ranks are added up.");
+    }
+  }
+}
+
 struct ToLocalFn : Function<ToLocalFn> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
     const DTensorMeta& meta = meta_of(t);
     save(ctx, meta.spec, std::move(grad_placements));
+    ctx->set_materialize_grads(false);  // which parts were used matters
     LocalGuard guard;
     variable_list locals;
     meta.storage->given_away = true;
@@ -106,6 +134,7 @@ struct ToLocalFn : Function<ToLocalFn> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto s = saved(ctx);
     const auto expected = s->spec->with_placements(s->placements);
+    check_replicas(*expected, grads);
     for (size_t i = 0; i < grads.size(); ++i) {
       if (grads[i].defined()) {  // autograd hands one tensor to all that it is the gradient of
         grads[i] = grads[i].clone();
@@ -127,7 +156,13 @@ struct FromLocalFn : Function<FromLocalFn> {
     save(ctx, spec, std::move(grad_placements));
     LocalGuard guard;
     RankTensors mine;
-    for (const auto& local : locals) mine.push_back(local.detach());
+    for (const auto& local : locals) {
+      // Ranks do not share memory: an operator in place would work on it several times.
+      const bool shared = overlaps_itself(local) || std::any_of(mine.begin(), mine.end(), [&](const at::Tensor& other) {
+        return overlap(local, other);
+      });
+      mine.push_back(shared ? local.clone() : local.detach());
+    }
     at::Tensor result = make_dtensor(spec, std::move(mine));
     meta_of(result).storage->given_away = true;
     return result;
@@ -247,11 +282,10 @@ Shape agreed_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh
 
 CommCause explicit_cause(std::string op) { return {std::move(op), "", current_scope().module_path, /*implicit=*/false}; }
 
-const DTensorMeta& checked_meta(const at::Tensor& t, const char* function) {
+const DTensorMeta& checked_layout(const at::Tensor& t, const char* function) {
   TORCH_CHECK_TYPE(is_dtensor(t), "[", function, "] the tensor", (t.defined() ? c10::str(" of shape ", t.sizes()) : std::string()),
                    " is not distributed; distribute_tensor(t, mesh, placements) makes it so");
-  check_fresh(t, absl::StrCat("[", function, "]"));
-  return meta_of(t);
+  return layout_of(t);
 }
 
 absl::StatusOr<Placements> fitting_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim) {
@@ -276,18 +310,18 @@ at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placement
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements, bool async_op) {
-  const DTensorMeta& meta = checked_meta(tensor, "redistribute");
+  const DTensorMeta& meta = checked_layout(tensor, "redistribute");
   const auto to = checked_placements(placements, meta.spec->mesh(), tensor.dim(), "redistribute");
   return redistribute_as(tensor, to, explicit_cause("redistribute"), async_op);
 }
 
 RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements) {
-  const DTensorMeta& meta = checked_meta(tensor, "plan_of");
+  const DTensorMeta& meta = checked_layout(tensor, "plan_of");
   return *cached_plan(meta.spec, checked_placements(placements, meta.spec->mesh(), tensor.dim(), "plan_of"));
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
-  const DTensorMeta& meta = checked_meta(tensor, "full_tensor");
+  const DTensorMeta& meta = checked_layout(tensor, "full_tensor");
   TORCH_CHECK_NOT_IMPLEMENTED(!meta.locals.empty(), "[full_tensor] ", meta.spec->to_string(),
                               " has no data in this process: its world is ", meta.spec->mesh().world().name());
   Placements back = without_partials(meta.spec->placements());
@@ -296,7 +330,7 @@ at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_
 }
 
 std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
-  const DTensorMeta& meta = checked_meta(tensor, "to_local");
+  const DTensorMeta& meta = checked_layout(tensor, "to_local");
   Placements back = without_partials(meta.spec->placements());
   if (grad_placements) back = checked_placements(*grad_placements, meta.spec->mesh(), tensor.dim(), "to_local");
   if (meta.locals.empty()) return {};

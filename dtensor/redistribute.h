@@ -37,14 +37,16 @@ struct FromLocalOptions {
   std::optional<Placements> grad_placements;
 };
 
-// Takes local parts as they are (no copy): one per mesh.local_ranks(). Plain in, distributed out.
+// Takes local parts as they are: one per mesh.local_ranks(). Plain in, distributed out. No copy, unless ranks of this process would
+// share elements (one tensor for all of them) or a part is expanded: then that rank's part is.
 // Errors: a number of locals other than that of the owned ranks, an empty list, locals of different dtype, ndim or device type,
 // a distributed local, and with run_check whatever it finds; each names the ranks and the values. What run_check finds has the
 // same text on all ranks, that which is wrong with one process's locals alone included.
 at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options = {});
 
-// The local parts, one per owned rank. The gradient of a Partial tensor comes back as Replicate unless said otherwise.
+// The local parts, one per owned rank. The gradient of a Partial tensor comes back as Replicate unless said otherwise. Error in
+// backward: the gradients of parts that are the same values differ, or only some of those parts were used.
 std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
 // Another layout on the same mesh, as a new tensor (the same one if nothing changes). The gradient comes back in the layout of

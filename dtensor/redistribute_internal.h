@@ -12,8 +12,8 @@ namespace dtensor {
 
 // The user asked for it by calling `function`.
 CommCause explicit_cause(std::string function);
-// Errors: `t` is plain; a copied view of a tensor that was written to since.
-const DTensorMeta& checked_meta(const at::Tensor& t, const char* function);
+// Error: `t` is plain.
+const DTensorMeta& checked_layout(const at::Tensor& t, const char* function);
 // Normalised. Errors: one per mesh dim is missing; a dim that the tensor lacks.
 absl::StatusOr<Placements> fitting_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim);
 // The same; throws errors in the name of `function`.

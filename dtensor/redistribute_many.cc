@@ -148,7 +148,7 @@ std::vector<at::Tensor> redistribute_many_as(const std::vector<at::Tensor>& tens
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements) {
-  checked_meta(tensor, "redistribute");
+  checked_layout(tensor, "redistribute");
   TORCH_CHECK_VALUE(mesh.defined(), "[redistribute] no mesh");
   return redistribute_to(tensor, mesh, checked_placements(placements, mesh, tensor.dim(), "redistribute"),
                          explicit_cause("redistribute"));
@@ -159,7 +159,7 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
                     " lists of placements for ", tensors.size(), " tensors: give one per tensor, or one for all");
   std::vector<Placements> to;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const DTensorMeta& meta = checked_meta(tensors[i], "redistribute_many");
+    const DTensorMeta& meta = checked_layout(tensors[i], "redistribute_many");
     to.push_back(checked_placements(placements[placements.size() == 1 ? 0 : i], meta.spec->mesh(), tensors[i].dim(),
                                     "redistribute_many"));
   }

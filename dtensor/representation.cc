@@ -1,5 +1,7 @@
 #include "dtensor/representation.h"
 
+#include "dtensor/view_origin.h"
+
 namespace dtensor {
 namespace {
 
@@ -37,6 +39,7 @@ c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std:
   meta->storage = std::move(storage);
   meta->name = std::move(name);
   meta->arriving = std::move(arriving);
+  meta->may_be_late = meta->arriving != nullptr || meta->storage->origin != nullptr;
   return meta;
 }
 
@@ -59,9 +62,15 @@ c10::intrusive_ptr<DTensorImpl> make_impl(SpecPtr spec, RankTensors locals, std:
 
 }  // namespace
 
-void wait_for(CommWork& arriving) {
+void wait_for_locals(const DTensorMeta& meta) {
+  if (!meta.arriving || meta.arriving->done()) return;
   LocalGuard guard;
-  arriving.wait();
+  meta.arriving->wait();
+}
+
+void settle_locals(const DTensorMeta& meta) {
+  wait_for_locals(meta);
+  if (meta.storage->origin) read_anew(*meta.storage);
 }
 
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name,
@@ -69,18 +78,11 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
   return at::Tensor(make_impl(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving)));
 }
 
-at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, bool moved) {
-  const DTensorMeta& base_meta = meta_of(base);
-  for (size_t i = 0; i < locals.size() && !moved; ++i) {
-    moved = locals[i].numel() > 0 && !locals[i].is_alias_of(base_meta.locals[i]);
-  }
-  auto storage = base_meta.storage;
-  if (moved) {
-    storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
-    storage->viewed = base_meta.storage;
-    storage->viewed_writes = base_meta.storage->writes.load(std::memory_order_relaxed);
-  }
+at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
+                     std::shared_ptr<LocalStorage> storage) {
+  if (!storage) storage = layout_of(base).storage;
   auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr);
+  impl->set_storage_offset(offset);
   impl->match_inference_mode(base);
   return at::Tensor(std::move(impl));
 }
@@ -89,12 +91,13 @@ void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std
   auto* impl = t.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes().data(), spec->sizes().size()),
                               c10::IntArrayRef(spec->strides().data(), spec->strides().size()));
+  if (!storage) impl->set_storage_offset(0);
   auto name = layout_of(t).name;  // what is arriving is not wanted any more
   impl->set_backend_meta(make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name)));
 }
 
 void set_name(const at::Tensor& t, std::string name) {
-  const DTensorMeta& old = meta_of(t);
+  const DTensorMeta& old = memory_of(t);
   t.unsafeGetTensorImpl()->set_backend_meta(
       make_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name))));
 }
@@ -104,6 +107,10 @@ std::string module_of(const DTensorMeta& meta) {
   return dot == std::string::npos ? std::string() : meta.name->substr(0, dot);
 }
 
-void note_write(const at::Tensor& t) { meta_of(t).storage->writes.fetch_add(1, std::memory_order_relaxed); }
+void note_write(const at::Tensor& t, std::string_view op) {
+  LocalStorage& storage = *layout_of(t).storage;
+  storage.writes.fetch_add(1, std::memory_order_relaxed);
+  if (storage.origin) carry_back(t, op);
+}
 
 }  // namespace dtensor

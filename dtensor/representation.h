@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include "dtensor/dispatch_key.h"
 #include "mesh/comm_work.h"
@@ -23,16 +24,16 @@
 
 namespace dtensor {
 
+struct ViewOrigin;  // view_origin.h
+
 // What tensors that share memory share: the bytes they keep alive, and how often they were written to.
 struct LocalStorage {
   LocalStorage(const World& w, int64_t bytes) : world(w.in_use()), hold(w.memory(), bytes) {}
   World world;  // keeps the meter and the caches alive
   MemoryHold hold;
   std::atomic<uint64_t> writes{0};
-  // A view that could not share the memory of the tensor it is of, since parts had to move: what is written here would not
-  // reach that tensor, and what is written there later would not be seen here, so neither may be relied on.
-  std::shared_ptr<LocalStorage> viewed;  // that tensor's, or null
-  uint64_t viewed_writes = 0;            // its writes when the view was made
+  // Of a view that could not share the memory of the tensor it is of, since parts had to move: what it is a view of. Else null.
+  std::shared_ptr<ViewOrigin> origin;
   // The user holds the local tensors and can write to them unseen: nothing derived from them may be remembered.
   std::atomic<bool> given_away{false};
 };
@@ -52,6 +53,7 @@ struct DTensorMeta final : c10::BackendMeta {
   std::shared_ptr<LocalStorage> storage;
   std::shared_ptr<const std::string> name;  // a parameter's path in its module, or null
   std::shared_ptr<CommWork> arriving;       // what fills in the locals, or null
+  bool may_be_late = false;                 // the locals are arriving, or a copied view's
 
   mutable std::mutex reduced_mutex;
   mutable std::unique_ptr<ReducedForm> reduced;  // guarded by reduced_mutex
@@ -59,25 +61,36 @@ struct DTensorMeta final : c10::BackendMeta {
 
 inline bool is_dtensor(const at::TensorBase& t) { return t.defined() && t.key_set().has(kDTensorKey); }
 
-// As the call that began it would have: below autograd, on plain tensors.
-void wait_for(CommWork& arriving);
-// Without waiting for what is arriving: not to look at the locals. REQUIRES: is_dtensor(t).
+// Waits for what is arriving, as the call that began it would have: below autograd, on plain tensors.
+void wait_for_locals(const DTensorMeta& meta);
+// The same, and reads a copied view anew if the tensor it is of was written to.
+void settle_locals(const DTensorMeta& meta);
+
+// Neither waits nor reads anew: not to look at the locals. REQUIRES: is_dtensor(t).
 inline const DTensorMeta& layout_of(const at::TensorBase& t) {
   return *static_cast<const DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta());
 }
+// To read the locals: they hold what `t` holds. May communicate, see settle_locals().
 // Errors: those of the collective that fills in the locals. REQUIRES: is_dtensor(t).
 inline const DTensorMeta& meta_of(const at::TensorBase& t) {
   const DTensorMeta& meta = layout_of(t);
-  if (meta.arriving && !meta.arriving->done()) wait_for(*meta.arriving);
+  if (meta.may_be_late) settle_locals(meta);
+  return meta;
+}
+// To overwrite the locals or to share their memory: what they hold may be out of date. REQUIRES: is_dtensor(t).
+inline const DTensorMeta& memory_of(const at::TensorBase& t) {
+  const DTensorMeta& meta = layout_of(t);
+  if (meta.may_be_late) wait_for_locals(meta);
   return meta;
 }
 
 // A new tensor of `spec` over `locals`, with memory of its own. `arriving`: what fills in the locals, if they are not there yet.
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr,
                         std::shared_ptr<CommWork> arriving = nullptr);
-// The same for a view of `base`: shares its memory, and is a normal tensor in inference mode if the base is. Where `locals` do
-// not lie in the base's memory, or `moved` says so (an abstract world has no locals), it is a copy that refuses writes.
-at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, bool moved = false);
+// The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the locals share
+// the memory of the base's. `offset`: where a plain tensor would begin in its storage. See make_view_of() in view_origin.h.
+at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
+                     std::shared_ptr<LocalStorage> storage = nullptr);
 
 // Gives `t` (distributed or not) another layout, other locals and other sizes in place; its identity and autograd history stay.
 void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage = nullptr);
@@ -87,8 +100,9 @@ void set_name(const at::Tensor& t, std::string name);
 // "layers.0" of a tensor called "layers.0.weight"; "" without a name or a dot.
 std::string module_of(const DTensorMeta& meta);
 
-// Marks that `t`'s memory was written to.
-void note_write(const at::Tensor& t);
+// Whoever wrote to `t`'s locals says so here: marks that its memory was written to, and takes what was written to the tensor that
+// a copied view is of, which may communicate. `op`: who did, for reports.
+void note_write(const at::Tensor& t, std::string_view op);
 
 // Runs below autograd and below the distributed key: on local tensors.
 struct LocalGuard {

@@ -42,7 +42,7 @@ void copy_into(const at::Tensor& target, const at::Tensor& value) {
     LocalGuard guard;
     for (size_t i = 0; i < meta.locals.size(); ++i) meta.locals[i].copy_(meta_of(laid_out).locals[i]);
   }
-  note_write(target);
+  note_write(target, "load");
   if (!target.is_inference()) target.unsafeGetTensorImpl()->bump_version();
 }
 

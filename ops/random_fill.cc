@@ -42,7 +42,7 @@ uint64_t draw_random_key(const std::optional<at::Generator>& given) {
 }
 
 void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key, uint64_t stream) {
-  const DTensorMeta& meta = meta_of(tensor);
+  const DTensorMeta& meta = memory_of(tensor);
   check_not_partial(*meta.spec);
   LocalGuard guard;
   for (size_t i = 0; i < meta.locals.size(); ++i) {
@@ -55,11 +55,11 @@ void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key,
       philox_fill_part(part, offsets, draw, key, stream);
     }
   }
-  note_write(tensor);
+  note_write(tensor, "random fill");
 }
 
 void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uint64_t key) {
-  const DTensorMeta& meta = meta_of(tensor);
+  const DTensorMeta& meta = memory_of(tensor);
   check_not_partial(*meta.spec);
   const at::Tensor given = is_dtensor(probability) ? probability : replicate_plain(probability, meta.spec->mesh());
   const CommCause cause{"aten::bernoulli_", "p", current_scope().module_path, /*implicit=*/true};
@@ -74,7 +74,7 @@ void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uin
     const auto offsets = global_offsets(*meta.spec, static_cast<int64_t>(i));
     philox_fill_part(meta.locals[i], offsets, {RandomKind::kBernoulli}, key, 0, probabilities);
   }
-  note_write(tensor);
+  note_write(tensor, "aten::bernoulli_");
 }
 
 }  // namespace dtensor

@@ -8,6 +8,7 @@
 
 #include "dtensor/dispatch.h"
 #include "dtensor/op_info.h"
+#include "dtensor/view_origin.h"
 #include "mesh/scope.h"
 #include "ops/register.h"
 
@@ -111,16 +112,12 @@ void is_same_size(const c10::OperatorHandle&, Stack& stack) {
   stack.emplace_back(self.sizes() == other.sizes());
 }
 
-// The same memory seen in the same way, on every rank.
+// The same memory seen in the same way, on every rank or as one device would have it.
 void is_set_to(const c10::OperatorHandle&, Stack& stack) {
   const at::Tensor other = torch::jit::pop(stack).toTensor();
   const at::Tensor self = torch::jit::pop(stack).toTensor();
-  bool same = is_dtensor(self) && is_dtensor(other) && meta_of(self).storage == meta_of(other).storage &&
-              meta_of(self).spec == meta_of(other).spec;
-  LocalGuard guard;
-  for (size_t i = 0; same && i < meta_of(self).locals.size(); ++i) {
-    same = meta_of(self).locals[i].is_set_to(meta_of(other).locals[i]);
-  }
+  const bool same = is_dtensor(self) && is_dtensor(other) && memory_viewed_by(self) == memory_viewed_by(other) &&
+                    layout_of(self).spec->meta() == layout_of(other).spec->meta() && self.storage_offset() == other.storage_offset();
   stack.emplace_back(same);
 }
 

@@ -2,11 +2,14 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/AutogradState.h>
 
 #include "dtensor/dispatch.h"
 #include "dtensor/op_info.h"
 #include "dtensor/representation.h"
+#include "dtensor/view_origin.h"
+#include "mesh/scope.h"
 #include "ops/movement.h"
 
 namespace dtensor {
@@ -24,42 +27,74 @@ void change_self(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = torch::jit::peek(stack, 0, num_args).toTensor();
   view.callBoxed(stack);
   const at::Tensor viewed = torch::jit::pop(stack).toTensor();
-  const DTensorMeta& result = meta_of(viewed);
+  const DTensorMeta& result = memory_of(viewed);
   replace_contents(self, result.spec, result.locals, result.storage);
   stack.emplace_back(self);
 }
 
 void return_self(const c10::OperatorHandle&, Stack&) {}
 
-// The global tensor has no memory to stride over. What asks for the geometry that is there anyway is served, and so is
-// a replicated tensor, whose local parts lie in memory as the global one would.
+// The tensor in whose memory `t` lies on every rank, or what it is a copied view of.
+at::Tensor owner_of(at::Tensor t) {
+  while (layout_of(t).storage->origin && layout_of(t).storage->origin->base.scalar_type() == t.scalar_type()) {
+    t = layout_of(t).storage->origin->base;
+  }
+  return t;
+}
+
+// Every rank has all of it, in memory as one device would.
+bool lies_as_global(const at::Tensor& t) {
+  const DTensorMeta& meta = memory_of(t);
+  bool same = meta.spec->is_replicated();
+  for (const at::Tensor& local : meta.locals) same = same && local.strides() == t.strides();
+  return same;
+}
+
+// Brings `t` to where it lies so. In an abstract world that is nowhere.
+RankTensors gathered(const at::Tensor& t, const std::string& op) {
+  const Placements whole(t.defined() ? layout_of(t).spec->placements().size() : 0, Replicate());
+  const at::Tensor all = redistribute_below_autograd(t, whole, {op, "self", current_scope().module_path, /*implicit=*/true});
+  LocalGuard guard;
+  RankTensors locals;
+  for (const at::Tensor& local : meta_of(all).locals) {
+    locals.push_back(at::empty_strided(t.sizes(), t.strides(), local.options()).copy_(local));
+  }
+  return locals;
+}
+
+// Strides over the memory that the tensor would have on one device. Where no rank has that memory it is gathered.
 void as_strided(const c10::OperatorHandle& op, Stack& stack) {
-  const std::optional<int64_t> offset = stack.back().toOptional<int64_t>();
-  const std::vector<int64_t> stride = torch::jit::peek(stack, 2, 4).toIntVector();
-  const std::vector<int64_t> size = torch::jit::peek(stack, 1, 4).toIntVector();
-  const at::Tensor self = torch::jit::peek(stack, 0, 4).toTensor();
+  std::vector<c10::IValue> args(torch::jit::last(stack, 4).vec());
   torch::jit::drop(stack, 4);
-  const DTensorMeta& meta = meta_of(self);
-  if (self.sizes() == size && self.strides() == stride && offset.value_or(0) == 0) {
+  const at::Tensor self = args[0].toTensor();
+  const std::vector<int64_t> size = args[1].toIntVector(), stride = args[2].toIntVector();
+  const int64_t offset = args[3].toOptional<int64_t>().value_or(self.storage_offset());
+  if (self.sizes() == size && self.strides() == stride && offset == self.storage_offset()) {
     stack.emplace_back(at::alias(self));
     return;
   }
-  bool as_global = meta.spec->is_replicated();
-  for (const at::Tensor& local : meta.locals) as_global = as_global && local.strides() == self.strides();
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      as_global, op.schema().name(), ": a distributed tensor laid out as ", to_string(meta.spec->placements()),
-      " is not one piece of memory to take strides ", stride,
-      " of. Use view, permute, slice and the like, or redistribute the tensor to Replicate() on all mesh dims first.");
+  const at::Tensor base = owner_of(self);
+  const SpecPtr& spec = layout_of(base).spec;
+  const bool moved = !lies_as_global(base);
+  const RankTensors whole = moved ? gathered(base, op.schema().name()) : memory_of(base).locals;
+  const int64_t begin = offset - base.storage_offset();
+  int64_t end = begin + 1, size_of_base = 1;
+  for (size_t d = 0; d < size.size(); ++d) end += (size[d] - 1) * stride[d];
+  for (int64_t d = 0; d < base.dim(); ++d) size_of_base += (base.size(d) - 1) * base.stride(d);
+  TORCH_CHECK(!moved || (begin >= 0 && end <= size_of_base), op.schema().name(), ": sizes ", size, ", strides ", stride, " and offset ",
+              offset, " reach beyond the tensor laid out as ", to_string(spec->placements()), ", whose parts have other memory around "
+              "them than the whole tensor would. Take it of the tensor that this one is a view of.");
   RankTensors locals;
   {
     LocalGuard guard;
-    for (const at::Tensor& local : meta.locals) {
-      locals.push_back(at::as_strided(local, size, stride, local.storage_offset() + offset.value_or(0)));
-    }
+    for (const at::Tensor& local : whole) locals.push_back(at::as_strided(local, size, stride, local.storage_offset() + begin));
   }
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);  // as dispatch() does for every view
   const TensorMeta result{Shape(size.begin(), size.end()), Shape(stride.begin(), stride.end()), self.scalar_type()};
-  stack.emplace_back(make_view(Spec::get(meta.spec->mesh(), meta.spec->placements(), result), std::move(locals), self));
+  const Placements placements(spec->placements().size(), Replicate());
+  args[0] = base;
+  args[3] = offset;
+  stack.emplace_back(make_view_of({op, args, 0, 0, placements}, Spec::get(spec->mesh(), placements, result), std::move(locals), begin, moved));
 }
 
 }  // namespace

@@ -47,6 +47,8 @@ struct LocalCall {
 struct OutputMetas {
   std::vector<std::optional<TensorMeta>> tensors;
   std::vector<int> counts;  // per schema return: number of tensors; -1 for a single Tensor
+  // Of views: where they begin in the memory of the tensor they are of, in their own elements. Empty: there, too.
+  std::vector<int64_t> offsets;
 };
 
 struct OpRule {

@@ -507,6 +507,7 @@ std::shared_ptr<const OpPlan> propagate(const OpCall& call) {
 
   const OutputMetas& metas = problem.metas;
   plan->output_counts = metas.counts;
+  plan->output_offsets = metas.offsets;
   for (size_t o = 0; o < metas.tensors.size(); ++o) {
     plan->aliases.push_back(problem.fixed_outputs[o]);
     if (!metas.tensors[o]) {

@@ -18,6 +18,7 @@ struct OpPlan {
   std::vector<std::shared_ptr<const RedistributePlan>> input_plans;  // null: input taken as it is
   std::vector<SpecPtr> outputs;   // flattened; null: undefined
   std::vector<int> output_counts;  // as OutputMetas::counts
+  std::vector<int64_t> output_offsets;  // as OutputMetas::offsets
   std::vector<int> aliases;        // per output: index of the input it writes to, or -1
   SpecPtr gradient_target;
 

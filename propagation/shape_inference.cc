@@ -108,6 +108,7 @@ OutputMetas read(const torch::jit::Stack& stack) {
   OutputMetas result;
   auto append = [&](const at::Tensor& tensor) {
     result.tensors.push_back(tensor.defined() ? std::optional(meta_of(tensor)) : std::nullopt);
+    result.offsets.push_back(tensor.defined() ? tensor.storage_offset() : 0);
   };
   for (const c10::IValue& value : stack) {
     if (value.isTensor()) {
@@ -117,7 +118,7 @@ OutputMetas read(const torch::jit::Stack& stack) {
       for (const at::Tensor& tensor : value.toTensorVector()) append(tensor);
       result.counts.push_back(static_cast<int>(value.toTensorVector().size()));
     } else if (value.isNone()) {
-      result.tensors.push_back(std::nullopt);
+      append(at::Tensor());
       result.counts.push_back(-1);
     } else {
       result.counts.push_back(0);

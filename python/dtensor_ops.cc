@@ -54,7 +54,7 @@ at::Tensor redistribute_op(const at::Tensor& tensor, std::string_view placements
 
 std::string placements_op(const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(is_dtensor(tensor), "[placements] the tensor is not distributed");
-  return to_string(meta_of(tensor).spec->placements());
+  return to_string(layout_of(tensor).spec->placements());
 }
 
 bool is_dtensor_op(const at::Tensor& tensor) { return is_dtensor(tensor); }

@@ -1,0 +1,184 @@
+#include "dtensor/view_origin.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "dtensor/dispatch.h"
+#include "dtensor/executor.h"
+#include "dtensor/view_window.h"
+#include "mesh/scope.h"
+#include "propagation/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// Another tensor with the same contents, without autograd history: the user's may be given others.
+at::Tensor another_handle(const at::Tensor& t) {
+  const DTensorMeta& meta = memory_of(t);
+  at::Tensor handle = make_view(meta.spec, meta.locals, t, t.storage_offset());
+  if (meta.name) set_name(handle, *meta.name);
+  return handle;
+}
+
+bool shares_memory(const RankTensors& locals, const RankTensors& base) {
+  for (size_t i = 0; i < locals.size(); ++i) {
+    if (locals[i].numel() > 0 && !locals[i].is_alias_of(base[i])) return false;
+  }
+  return true;
+}
+
+// Placements of one tensor dim apply one after another: what a later one leaves is no part by itself once an earlier is gone.
+void keep_whole_chains(std::vector<bool>& follows, const Placements& placements) {
+  for (size_t m = 0; m < follows.size(); ++m) {
+    for (size_t earlier = 0; earlier < m && follows[m]; ++earlier) {
+      const bool chained = placements[m].is_sharded() && placements[earlier].is_sharded_on(placements[m].dim());
+      if (chained && !follows[earlier]) follows[m] = false;
+    }
+  }
+}
+
+std::vector<c10::IValue> without_base(const ViewCall& call) {
+  std::vector<c10::IValue> args(call.args.begin(), call.args.end());
+  args[call.base_arg] = c10::IValue();
+  return args;
+}
+
+// The layout in which every rank has what it must store in its part of the base.
+Placements layout_to_store(const Spec& view, const Spec& base, const std::vector<bool>& follows) {
+  Placements to = view.placements();
+  for (size_t m = 0; m < to.size(); ++m) {
+    if (follows[m]) continue;
+    const Placement& p = base.placements()[m];
+    to[m] = p.is_partial() ? Partial(p.reduce_op()) : Replicate();
+  }
+  return to;
+}
+
+Window window_of(const Spec& spec, int64_t offset) { return {spec.sizes(), spec.strides(), offset}; }
+
+// Conjugation and negation that lie between two tensors that share memory.
+at::Tensor undo_bits(at::Tensor value, const at::Tensor& has, const at::Tensor& other) {
+  if (has.is_conj() != other.is_conj()) value = value.conj();
+  if (has.is_neg() != other.is_neg()) value = value._neg_view();
+  return value;
+}
+
+// The view that the call gives now.
+at::Tensor take_again(const ViewOrigin& origin) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Stack stack(origin.args.begin(), origin.args.end());
+  stack[origin.base_arg] = origin.base;
+  dispatch(origin.op, &stack);
+  size_t k = origin.result;
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor() && k-- == 0) return value.toTensor();
+    if (!value.isTensorList()) continue;
+    const auto list = value.toTensorVector();
+    if (k < list.size()) return list[k];
+    k -= list.size();
+  }
+  TORCH_INTERNAL_ASSERT(false, origin.op.operator_name(), " gave fewer views than before");
+}
+
+}  // namespace
+
+ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view)
+    : base(another_handle(call.args[call.base_arg].toTensor())),
+      op(call.op),
+      args(without_base(call)),
+      base_arg(call.base_arg),
+      result(call.result),
+      spec(std::move(spec_of_view)),
+      locals(std::move(locals_of_view)) {
+  const Placements& placements = layout_of(base).spec->placements();
+  for (size_t m = 0; m < placements.size(); ++m) follows.push_back(call.computed[m] == placements[m]);
+}
+
+at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved) {
+  const at::Tensor& base = call.args[call.base_arg].toTensor();
+  const DTensorMeta& meta = layout_of(base);
+  // Offsets count elements of the tensor's own dtype.
+  const auto base_size = static_cast<int64_t>(c10::elementSize(meta.spec->dtype())),
+             size = static_cast<int64_t>(c10::elementSize(spec->dtype()));
+  offset += base.storage_offset() * base_size / size;
+  if (!moved && shares_memory(locals, meta.locals)) return make_view(std::move(spec), std::move(locals), base, offset);
+
+  auto origin = std::make_shared<ViewOrigin>(call, spec, locals);
+  // Of a copied view that is out of date this one is, too.
+  const auto& above = meta.storage->origin;
+  const bool late = above && above->seen.load(kRelaxed) != layout_of(above->base).storage->writes.load(kRelaxed);
+  origin->seen = meta.storage->writes.load(kRelaxed) - (late && !moved ? 1 : 0);
+  auto storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
+  storage->origin = std::move(origin);
+  return make_view(std::move(spec), std::move(locals), base, offset, std::move(storage));
+}
+
+void read_anew(LocalStorage& storage) {
+  ViewOrigin& origin = *storage.origin;
+  std::lock_guard lock(origin.mutex);
+  LocalStorage& base = *meta_of(origin.base).storage;
+  const uint64_t writes = base.writes.load(kRelaxed);
+  if (origin.seen.load(kRelaxed) == writes) return;
+  at::Tensor now = take_again(origin);
+  const CommCause cause{c10::toString(origin.op.operator_name()), "self", current_scope().module_path, /*implicit=*/true};
+  now = redistribute_below_autograd(now, origin.spec->placements(), cause);
+  {
+    LocalGuard guard;
+    for (size_t i = 0; i < origin.locals.size(); ++i) copy_values(origin.locals[i], meta_of(now).locals[i]);
+  }
+  storage.writes.fetch_add(1, kRelaxed);
+  origin.seen.store(writes, kRelaxed);
+}
+
+void carry_back(const at::Tensor& t, std::string_view op) {
+  const CommCause cause{std::string(op), "self", current_scope().module_path, /*implicit=*/true};
+  SpecPtr spec = layout_of(t).spec;  // of what is written, as it is laid out by now
+  RankTensors locals = memory_of(t).locals;
+  at::Tensor same_memory = t;  // has the memory of the view whose origin is in hand
+  std::vector<bool> follows(spec->placements().size(), true);
+  for (std::shared_ptr<ViewOrigin> origin = layout_of(t).storage->origin; origin != nullptr;) {
+    const DTensorMeta& base = memory_of(origin->base);
+    for (size_t m = 0; m < follows.size(); ++m) follows[m] = follows[m] && origin->follows[m];
+    keep_whole_chains(follows, base.spec->placements());
+    keep_whole_chains(follows, layout_of(t).spec->placements());
+    const auto plan = cached_plan(spec, layout_to_store(*spec, *base.spec, follows));
+    locals = run_plan(*plan, std::move(locals), cause);
+    spec = spec->with_placements(plan->to.placements());
+    for (size_t i = 0; i < base.locals.size(); ++i) {
+      LocalGuard guard;
+      locals[i] = undo_bits(locals[i], memory_of(same_memory).locals[i], origin->locals[i]);
+      const auto rank = static_cast<int64_t>(i);
+      store_through({window_of(*spec, t.storage_offset()), spec->local_layout(rank), locals[i]},
+                    {window_of(*base.spec, origin->base.storage_offset()), base.spec->local_layout(rank), base.locals[i]});
+    }
+    // The view has what it had, and this; all of it, if it was written as a whole.
+    const uint64_t before = base.storage->writes.fetch_add(1, kRelaxed);
+    uint64_t expected = same_memory.is_same(t) && layout_of(t).spec == origin->spec ? origin->seen.load(kRelaxed) : before;
+    origin->seen.compare_exchange_strong(expected, before + 1, kRelaxed);
+    same_memory = origin->base;
+    origin = base.storage->origin;
+  }
+}
+
+const LocalStorage* memory_viewed_by(const at::Tensor& t) {
+  const LocalStorage* memory = layout_of(t).storage.get();
+  while (memory->origin) memory = layout_of(memory->origin->base).storage.get();
+  return memory;
+}
+
+bool any_related(c10::ArrayRef<at::Tensor> tensors) {
+  absl::flat_hash_map<const LocalStorage*, const LocalStorage*> first;  // per tensor that is no view: memory that views it
+  for (const at::Tensor& t : tensors) {
+    if (!t.defined() || !is_dtensor(t)) continue;
+    const LocalStorage* own = layout_of(t).storage.get();
+    if (first.try_emplace(memory_viewed_by(t), own).first->second != own) return true;
+  }
+  return false;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,62 @@
+// Views whose parts had to move: copies that know what they are views of. Internal.
+//
+// `x[2:5]` of a tensor sharded on that dim cannot share the memory of x. The copy keeps a ViewOrigin with its LocalStorage, so
+// that tensors that share the copy's memory have it too. With it
+//   - reading the copy after x was written to takes the view again, into the same memory (meta_of() sees to that);
+//   - writing to the copy, or to what shares its memory, writes to x, and on to what x may itself be a copied view of
+//     (note_write() sees to that): each rank stores what it holds of x.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <atomic>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "dtensor/representation.h"
+
+namespace dtensor {
+
+// How a view was taken: `args` with the base in its place.
+struct ViewCall {
+  c10::OperatorHandle op;
+  c10::ArrayRef<c10::IValue> args;
+  size_t base_arg = 0;   // which of them is the tensor
+  size_t result = 0;     // which of the tensors that the operator returns
+  Placements computed;   // the layout of the base that it was computed in
+};
+
+struct ViewOrigin {
+  ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view);
+
+  at::Tensor base;  // another handle on what the view is of
+  c10::OperatorHandle op;
+  std::vector<c10::IValue> args;  // without the base
+  size_t base_arg = 0, result = 0;
+  SpecPtr spec;  // of the view, and its parts
+  RankTensors locals;
+  std::vector<bool> follows;  // per mesh dim: every rank's part of the view is of its own part of the base
+
+  std::mutex mutex;                 // one reader takes the view again
+  std::atomic<uint64_t> seen{0};    // the writes to the base that the view has
+};
+
+// A view of the tensor in `call`. `offset`: where it begins in the memory of that tensor, in its own elements. It is a copied view
+// where `locals` do not lie in the base's memory, or `moved` says so (an abstract world has no locals).
+at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved);
+
+// Takes the view again if what it is of was written to. REQUIRES: storage.origin.
+void read_anew(LocalStorage& storage);
+
+// Takes what was written to `t`, whose memory is a copied view's, to the tensor that is a view of. `op`: who wrote.
+void carry_back(const at::Tensor& t, std::string_view op);
+
+// The memory that `t` shares, or that of the tensor that it is a copied view of in the end. REQUIRES: is_dtensor(t).
+const LocalStorage* memory_viewed_by(const at::Tensor& t);
+
+// Are there two among them that are not the same memory, but views of one tensor, some of them copied?
+bool any_related(c10::ArrayRef<at::Tensor> tensors);
+
+}  // namespace dtensor
