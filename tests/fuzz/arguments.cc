@@ -113,6 +113,7 @@ std::optional<Argument> Arguments::by_type(const c10::Argument& argument, const 
   if (element->kind() == c10::TypeKind::TensorType) return Argument(tensors(name, false));
   if (element->kind() == c10::TypeKind::OptionalType) return Argument(tensors(name, true));
   if (element->kind() == c10::TypeKind::BoolType) return Argument(std::vector<bool>(3, true));
+  if (element->kind() == c10::TypeKind::NumberType) return Argument(std::vector<double>(of_list_.size(), number(name)));
   if (element->kind() == c10::TypeKind::FloatType) return Argument(std::vector<double>{number(name), number(name)});
   if (element->kind() == c10::TypeKind::IntType || element->kind() == c10::TypeKind::SymIntType) return Argument(integers(name));
   return std::nullopt;
@@ -168,12 +169,16 @@ TensorRef Arguments::first_tensor(bool written) {
   for (const auto& [id, t] : draft_.plain.tensors()) {
     if (!t.defined() || t.numel() > 400 || t.dim() > 5) continue;
     if (written && t.is_leaf() && t.requires_grad()) continue;
+    if (takes_integers(op_.base) && !c10::isIntegralType(t.scalar_type(), true)) continue;
     candidates.push_back(id);
     if (t.is_view()) candidates.push_back(id);  // twice as likely
   }
   Random& random = draft_.random;
   if (!candidates.empty() && random.chance(0.8)) return {random.pick(candidates)};
-  const c10::ScalarType dtype = random.chance(0.7) ? draft_.usual_dtype : random_dtype(random);
+  c10::ScalarType dtype = random.chance(0.7) ? draft_.usual_dtype : random_dtype(random);
+  if (takes_integers(op_.base)) {
+    dtype = random.pick(std::vector<c10::ScalarType>{c10::ScalarType::Long, c10::ScalarType::Int, c10::ScalarType::Bool, c10::ScalarType::Byte});
+  }
   Leaf leaf = random_leaf(random, draft_.program.mesh, random_sizes(random), dtype);
   if (written) leaf.requires_grad = false;
   return {draft_.add(std::move(leaf))};
@@ -200,7 +205,7 @@ TensorRef Arguments::other_tensor(const std::string& name) {
     }
     if (!same.empty()) return {random.pick(same)};
   }
-  if (random.chance(0.3) && !sizes.empty()) {  // to be broadcast
+  if (random.chance(0.3) && !sizes.empty() && of_list_.empty()) {  // to be broadcast
     sizes.erase(sizes.begin(), sizes.begin() + random.below(static_cast<int64_t>(sizes.size()) + 1));
     for (int64_t& n : sizes) n = random.chance(0.3) ? 1 : n;
   }

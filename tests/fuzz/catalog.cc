@@ -45,7 +45,7 @@ bool has_usual_arguments(const c10::FunctionSchema& schema) {
   bool tensor = false;
   for (const auto& a : schema.arguments()) {
     const std::string type = a.type()->annotation_str();
-    if (absl::StrContains(type, "Dimname") || absl::StrContains(type, "Storage") || absl::StrContains(type, "Stream")) return false;
+    if (a.name() == "names" || absl::StrContains(type, "Dimname") || absl::StrContains(type, "Storage") || absl::StrContains(type, "Stream")) return false;
     if (a.name() == "generator") return false;
     tensor = tensor || absl::StrContains(type, "Tensor");
   }
@@ -80,7 +80,7 @@ std::vector<Operator> make_catalog() {
     std::string base = name.name.substr(6);
     const auto handle = c10::Dispatcher::singleton().findSchema(name);
     if (!handle || is_foreign(base) || !has_usual_arguments(handle->schema())) continue;
-    if (handle->hasTag(at::Tag::nondeterministic_seeded)) continue;
+    if (handle->hasTag(at::Tag::nondeterministic_seeded) || absl::StrContains(name.overload_name, "dimname")) continue;
     if (base.size() > 1 && base.back() == '_' && base[0] != '_') base.pop_back();
     all.push_back({*handle, c10::toString(name), base, support_of(op_info(*handle)), is_view(*handle), 1});
   }
@@ -99,6 +99,11 @@ std::vector<Operator> make_catalog() {
 const std::vector<Operator>& catalog() {
   static const auto* const all = new std::vector<Operator>(make_catalog());
   return *all;
+}
+
+bool takes_integers(const std::string& base) {
+  static const auto* const names = new Names{"gcd", "lcm", "one_hot", "unravel_index"};
+  return base.rfind("bitwise_", 0) == 0 || base.rfind("__", 0) == 0 || names->count(base) > 0;
 }
 
 bool needs_distinct_values(const std::string& base) {

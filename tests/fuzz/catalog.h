@@ -21,6 +21,8 @@ struct Operator {
 // ATen composes of others, and those that have neither. Read from LibTorch's dispatcher, sorted by name.
 const std::vector<Operator>& catalog();
 
+// Whether it takes integers and bool only.
+bool takes_integers(const std::string& base);
 // Whether the order among equal elements is not defined.
 bool needs_distinct_values(const std::string& base);
 

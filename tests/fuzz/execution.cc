@@ -31,7 +31,13 @@ struct ToValue {
   c10::IValue operator()(c10::ScalarType t) const { return static_cast<int64_t>(t); }
   c10::IValue operator()(c10::MemoryFormat f) const { return static_cast<int64_t>(f); }
   c10::IValue operator()(const std::vector<int64_t>& v) const { return v; }
-  c10::IValue operator()(const std::vector<double>& v) const { return v; }
+  c10::IValue operator()(const std::vector<double>& v) const {
+    const auto* elements = type.castRaw<c10::ListType>();
+    if (elements == nullptr || elements->getElementType()->kind() != c10::TypeKind::NumberType) return v;
+    c10::impl::GenericList scalars(c10::NumberType::get());
+    for (double d : v) scalars.push_back(d);
+    return scalars;
+  }
   c10::IValue operator()(const std::vector<bool>& v) const {
     c10::List<bool> list;
     for (bool b : v) list.push_back(b);

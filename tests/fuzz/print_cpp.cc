@@ -92,6 +92,11 @@ struct Print {
                         absl::StrJoin(v, ", ", [](std::string* out, int64_t i) { absl::StrAppend(out, "c10::SymInt(", i, ")"); }), "}");
   }
   std::string operator()(const std::vector<double>& v) const {
+    if (type.element && type.element->kind() == c10::TypeKind::NumberType) {
+      return absl::StrCat("at::ArrayRef<at::Scalar>({",
+                          absl::StrJoin(v, ", ", [](std::string* out, double d) { absl::StrAppend(out, "at::Scalar(", number(d), ")"); }),
+                          "})");
+    }
     return absl::StrCat("std::vector<double>{", absl::StrJoin(v, ", ", [](std::string* out, double d) { *out += number(d); }), "}");
   }
   std::string operator()(const std::vector<bool>& v) const {
