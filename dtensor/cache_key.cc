@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstring>
 
+#include "propagation/op_call.h"
+
 namespace dtensor {
 namespace {
 
@@ -58,6 +60,12 @@ void append_static(CacheKey& key, const c10::IValue& v, bool type_only) {
   } else {
     key.push_back(kOther);
   }
+}
+
+void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
+  NumberClass number = number_class(value);
+  if (number == NumberClass::kZero && !divisor) number = NumberClass::kOrdinary;
+  key.push_back(static_cast<uint64_t>(number));
 }
 
 }  // namespace dtensor

@@ -11,4 +11,7 @@ namespace dtensor {
 // written (generators, custom objects) count by their type.
 void append_static(CacheKey& key, const c10::IValue& value, bool type_only);
 
+// Appends what strategies may know of a number whose value is irrelevant: whether it is finite, and of a divisor whether it is 0.
+void append_class(CacheKey& key, const c10::IValue& value, bool divisor);
+
 }  // namespace dtensor

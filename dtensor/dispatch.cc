@@ -7,13 +7,16 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/match.h"
 #include "dtensor/cache_key.h"
+#include "dtensor/call_inputs.h"
 #include "dtensor/executor.h"
 #include "dtensor/gradient_layout.h"
+#include "dtensor/library_code.h"
 #include "dtensor/op_info.h"
+#include "dtensor/partial_writes.h"
 #include "dtensor/plain_dispatch.h"
+#include "dtensor/replicated_dispatch.h"
 #include "dtensor/view_origin.h"
 #include "mesh/scope.h"
 #include "propagation/propagate.h"
@@ -24,16 +27,6 @@ namespace {
 
 using torch::jit::Stack;
 using Tensors = absl::InlinedVector<at::Tensor, 6>;
-
-// The tensor arguments of a call, flattened in schema order (OpCall::inputs), all on one mesh.
-struct Inputs {
-  Tensors tensors;             // undefined: absent
-  absl::InlinedVector<uint16_t, 6> args;  // the schema argument of each
-  std::vector<ArgSlot> slots;  // per schema argument
-  DeviceMesh mesh;
-  bool writes_plain = false;  // an argument that the operator writes to is a plain tensor
-  bool copied_views = false;  // there are views that had to be copies
-};
 
 // No c10::TypeError: Python's operators (`a + b`) swallow a TypeError with its text and say "unsupported operand".
 [[noreturn]] void mixed_error(const OpInfo& info, size_t arg, const at::Tensor& t, const DeviceMesh& mesh) {
@@ -88,12 +81,12 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     }
   }
   if (any_plain && !in.writes_plain) {
-    const bool allowed = current_scope().implicit_replication || in_backward();
+    const bool allowed = plain_is_replicated();
     for (size_t i = 0; i < args.size(); ++i) {
       for (int k = in.slots[i].first; k < in.slots[i].first + in.slots[i].count; ++k) {
         at::Tensor& t = in.tensors[k];
         if (!t.defined() || is_dtensor(t)) continue;
-        if (!allowed && t.dim() > 0) mixed_error(info, i, t, in.mesh);
+        if (!allowed && !counts_as_number(t)) mixed_error(info, i, t, in.mesh);
         t = replicate_plain(t, in.mesh);
       }
     }
@@ -112,6 +105,7 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
     const ArgSlot& slot = in.slots[i];
     if (slot.kind == ArgSlot::Kind::kStatic) {
       append_static(key, args[i], resolved.value_free[i]);
+      if (resolved.value_free[i]) append_class(key, args[i], resolved.divisor[i]);
       continue;
     }
     if (slot.kind == ArgSlot::Kind::kTensorList) key.push_back(slot.count);
@@ -134,7 +128,8 @@ OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue
   return call;
 }
 
-// Path of the module whose parameter is among the inputs; else that of the scope.
+}  // namespace
+
 std::string module_path(const Inputs& in) {
   for (const auto& t : in.tensors) {
     if (!t.defined()) continue;
@@ -152,6 +147,8 @@ std::string arg_name(const OpInfo& info, const Inputs& in, int input) {
   }
   return "";
 }
+
+namespace {
 
 // For operators, which read the result and let go of it. See ReducedForm.
 RankTensors run_remembered(const at::Tensor& t, const RedistributePlan& plan, const CommCause& cause) {
@@ -187,7 +184,8 @@ void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, 
               ". The rule of this operator is wrong.");
 }
 
-// The arguments of the local operator on local rank r.
+}  // namespace
+
 void fill_local_stack(Stack& stack, const Inputs& in, c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals,
                       size_t r) {
   stack.clear();
@@ -205,7 +203,9 @@ void fill_local_stack(Stack& stack, const Inputs& in, c10::ArrayRef<c10::IValue>
       stack.push_back(args[a]);
     } else if (args[a].isTensorList()) {
       c10::List<at::Tensor> list;
-      for (int k = slot.first; k < slot.first + slot.count; ++k) list.push_back(locals[k][r]);
+      for (int k = slot.first; k < slot.first + slot.count; ++k) {
+        list.push_back(in.tensors[k].defined() ? locals[k][r] : at::Tensor());
+      }
       stack.emplace_back(std::move(list));
     } else {
       c10::List<std::optional<at::Tensor>> list;
@@ -216,6 +216,8 @@ void fill_local_stack(Stack& stack, const Inputs& in, c10::ArrayRef<c10::IValue>
     }
   }
 }
+
+namespace {
 
 // Runs the local operator once per owned rank; outputs[k][i] is output k on local rank i.
 std::vector<RankTensors> run_local(const OpInfo& info, const OpPlan& plan, const Inputs& in,
@@ -307,23 +309,55 @@ void run_one_by_one(const OpInfo& info, Stack& stack) {
   info.op.callBoxedForDispatchKey(kSlow, stack);
 }
 
+// What was decided of a call. Made now, it is kept once the check of its first results has not refuted it.
+struct Decision {
+  std::shared_ptr<const OpPlan> plan;
+  bool made_now = false;
+  CacheKey key;             // of one made now
+  std::string description;  // of one made now
+};
+
+void keep(const Inputs& in, Decision& decision) {
+  if (!decision.made_now) return;
+  strategy_cache(in.mesh.world()).insert(decision.key, std::move(decision.plan), std::move(decision.description));
+}
+
+// From the cache, or made now.
+Decision decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+                const SpecPtr& target) {
+  StrategyCache& cache = strategy_cache(in.mesh.world());
+  CacheKey key = make_key(info, resolved, in, args, target.get());
+  auto plan = cache.find(key);
+  if (plan && (!plan->reduces_written || may_reduce_written(info, in))) return {std::move(plan)};
+  const OpCall call = make_call(info, in, args, target);
+  LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
+  try {
+    plan = propagate(call);
+  } catch (const WrittenLayoutError&) {
+    if (!may_reduce_written(info, in)) throw;
+    auto reduce_first = std::make_shared<OpPlan>();
+    reduce_first->reduces_written = true;
+    plan = std::move(reduce_first);
+  }
+  std::string description = call.to_string();
+  cache.check_open(description);
+  return {std::move(plan), true, std::move(key), std::move(description)};
+}
+
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, Stack& stack) {
   if (in.copied_views && writes_related(info, in)) return run_one_by_one(info, stack);
   const auto args = torch::jit::last(stack, info.args.size());
   SpecPtr target;
   if (resolved.rule && resolved.rule->uses_gradient_target && in_backward()) target = gradient_target();
 
-  StrategyCache& cache = strategy_cache(in.mesh.world());
-  const CacheKey key = make_key(info, resolved, in, args, target.get());
-  auto plan = cache.find(key);
-  const bool miss = plan == nullptr;
-  if (miss) {
-    const OpCall call = make_call(info, in, args, target);
-    LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
-    plan = propagate(call);
-    cache.insert(key, plan, call.to_string());
+  Decision decision = decide(info, resolved, in, args, target);
+  if (decision.plan->reduces_written) {
+    keep(in, decision);
+    reduce_written(info, in);
+    decision = decide(info, resolved, in, args, target);
   }
 
+  const std::shared_ptr<const OpPlan> plan = decision.plan;
   std::vector<RankTensors> locals(in.tensors.size());
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     if (!in.tensors[k].defined()) continue;
@@ -339,7 +373,8 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
     locals[k] = run_remembered(in.tensors[k], *plan->input_plans[k], cause);
   }
 
-  auto outputs = run_local(info, *plan, in, args, locals, miss);
+  auto outputs = run_local(info, *plan, in, args, locals, decision.made_now);
+  keep(in, decision);
   for (size_t a = 0; a < args.size(); ++a) {
     if (!info.args[a].written) continue;
     for (int k = in.slots[a].first; k < in.slots[a].first + in.slots[a].count; ++k) {
@@ -350,52 +385,6 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
 
   Stack results;
   push_results(info, *plan, in, std::move(outputs), args, results);
-  torch::jit::drop(stack, info.args.size());
-  for (auto& r : results) stack.push_back(std::move(r));
-}
-
-// The operator on replicated inputs, the results replicated, their metadata that of the local ones.
-void run_replicated(const OpInfo& info, const Inputs& in, Stack& stack) {
-  TORCH_CHECK_NOT_IMPLEMENTED(in.mesh.world().has_data(), info.name,
-                              ": has no sharding strategy, and running it replicated needs data, which an abstract world lacks.");
-  for (const auto& a : info.args) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!a.written, info.name, ": writes to its arguments, so it cannot be run on replicated copies of them.");
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(!info.op.hasTag(at::Tag::nondeterministic_seeded), info.name,
-                              ": draws random numbers, so replicated runs of it would not agree.");
-  const auto args = torch::jit::last(stack, info.args.size());
-  const Placements whole(in.mesh.ndim(), Replicate());
-  std::vector<RankTensors> locals(in.tensors.size());
-  for (size_t k = 0; k < in.tensors.size(); ++k) {
-    if (!in.tensors[k].defined()) continue;
-    const CommCause cause{info.name, arg_name(info, in, static_cast<int>(k)), module_path(in), true};
-    locals[k] = meta_of(redistribute_below_autograd(in.tensors[k], whole, cause)).locals;
-  }
-  Stack results;
-  LocalGuard guard;
-  for (size_t r = 0; r < in.mesh.local_ranks().size(); ++r) {
-    Stack local;
-    fill_local_stack(local, in, args, locals, r);
-    info.op.callBoxed(local);
-    if (r == 0) results.resize(local.size());
-    for (size_t k = 0; k < local.size(); ++k) {
-      if (!local[k].isTensor()) {
-        TORCH_CHECK_NOT_IMPLEMENTED(!local[k].isTensorList(), info.name,
-                                    ": returns a list of tensors, which running it replicated does not do; give it a rule.");
-        results[k] = local[k];
-        continue;
-      }
-      const at::Tensor t = local[k].toTensor();
-      if (!t.defined()) continue;
-      if (r == 0) {
-        TensorMeta meta{Shape(t.sizes().begin(), t.sizes().end()), Shape(t.strides().begin(), t.strides().end()), t.scalar_type()};
-        results[k] = make_dtensor(Spec::get(in.mesh, whole, meta), RankTensors(in.mesh.local_ranks().size(), t));
-      } else {
-        auto& meta = const_cast<DTensorMeta&>(meta_of(results[k].toTensor()));
-        meta.locals[r] = t;
-      }
-    }
-  }
   torch::jit::drop(stack, info.args.size());
   for (auto& r : results) stack.push_back(std::move(r));
 }
@@ -427,6 +416,7 @@ at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
   LocalGuard guard;
   TensorMeta meta{Shape(t.sizes().begin(), t.sizes().end()), Shape(t.strides().begin(), t.strides().end()), t.scalar_type()};
   meta.wrapped_number = t.unsafeGetTensorImpl()->is_wrapped_number();
+  if (meta.wrapped_number) meta.number = number_class(t.item());
   RankTensors locals;
   for (int64_t rank : mesh.local_ranks()) {
     const c10::Device device = mesh.world().device(rank);
@@ -455,7 +445,7 @@ void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
   }
   const Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
-  if (!resolved->rule && current_scope().replicate_unsupported) return run_replicated(info, in, stack);
+  if (!resolved->rule) return run_without_rule(info, in, stack);
   run_rule(info, *resolved, in, stack);
 }
 

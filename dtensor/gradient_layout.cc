@@ -10,8 +10,8 @@
 #include <mutex>
 #include <vector>
 
-#include "dtensor/dispatch.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/redistribute_internal.h"
 #include "dtensor/representation.h"
 #include "mesh/scope.h"
 
@@ -29,7 +29,7 @@ class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
     if (!is_dtensor(leaf)) return grads;
     const DTensorMeta& meta = meta_of(leaf);
     auto result = grads;
-    if (!is_dtensor(grads[0])) result[0] = replicate_copy(grads[0], meta.spec->mesh());
+    result[0] = distributed_gradient(grads[0], meta.spec->mesh());
     if (meta_of(result[0]).spec->placements() == meta.spec->placements()) return result;
     CommCause cause;
     cause.op = "gradient";

@@ -102,9 +102,13 @@ std::shared_ptr<const OpInfo::Resolved> OpInfo::resolve() const {
   fresh->generation = generation;
   fresh->rule = RuleRegistry::instance().find(op);
   fresh->value_free.resize(args.size());
+  fresh->divisor.resize(args.size());
   if (fresh->rule) {
     for (const auto& name : fresh->rule->value_free) {
       if (auto i = op.schema().argumentIndexWithName(name)) fresh->value_free[*i] = true;
+    }
+    for (const auto& name : fresh->rule->divisors) {
+      if (auto i = op.schema().argumentIndexWithName(name)) fresh->divisor[*i] = true;
     }
   }
   std::atomic_store(&resolved_, std::shared_ptr<const Resolved>(fresh));

@@ -44,6 +44,7 @@ struct OpInfo {
   struct Resolved {
     std::shared_ptr<const OpRule> rule;
     std::vector<bool> value_free;  // per schema argument
+    std::vector<bool> divisor;     // likewise
     uint64_t generation = 0;
   };
   // The present rule; looked up again when rules were added.

@@ -4,6 +4,7 @@
 
 #include "dtensor/dispatch.h"
 #include "dtensor/gradient_layout.h"
+#include "dtensor/library_code.h"
 #include "mesh/scope.h"
 
 namespace dtensor {
@@ -39,6 +40,14 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   stack.emplace_back(make_dtensor(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals)));
 }
 
+// Nobody else sees its memory.
+bool is_alone(const at::Tensor& t) { return t.defined() && t.has_storage() && t.storage().use_count() == 1; }
+
+// As Tensor::set_data does it: the same tensor to autograd and to whoever holds it.
+void become_distributed(const at::Tensor& t, const DeviceMesh& mesh) {
+  t.unsafeGetTensorImpl()->shallow_copy_from(replicate_copy(t, mesh).getIntrusivePtr());
+}
+
 }  // namespace
 
 bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
@@ -55,7 +64,8 @@ bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
 }
 
 void dispatch_plain(const OpInfo& info, Stack& stack) {
-  const DeviceMesh& mesh = current_scope().mesh;
+  const LibraryCode* code = LibraryCode::current();
+  const DeviceMesh& mesh = code != nullptr ? code->mesh() : current_scope().mesh;
   const std::string_view name = info.name;
   const bool keeps_plain = name.rfind("aten::empty", 0) == 0 || name.rfind("aten::", 0) != 0;
   if (!mesh.defined() || !info.makes_tensor || keeps_plain) return run_plain(info, stack);
@@ -63,7 +73,7 @@ void dispatch_plain(const OpInfo& info, Stack& stack) {
 }
 
 void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
-  TORCH_CHECK(in_backward() || current_scope().implicit_replication, info.name,
+  TORCH_CHECK(plain_is_replicated(), info.name,
               ": writes to a plain tensor, but other arguments are distributed on ", mesh.to_string(),
               ". Distribute the tensor that is written to, or gather the others with full_tensor().");
   const Placements whole(mesh.ndim(), Replicate());
@@ -76,8 +86,10 @@ void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
     return meta_of(r).locals.front();
   };
   const size_t base = stack.size() - info.args.size();
+  std::vector<at::Tensor> written;
   for (size_t i = 0; i < info.args.size(); ++i) {
     c10::IValue& arg = stack[base + i];
+    if (info.args[i].written && arg.isTensor() && !is_dtensor(arg.toTensor())) written.push_back(arg.toTensor());
     if (info.args[i].kind == OpInfo::Arg::Kind::kTensor && arg.isTensor()) {
       arg = plain(arg.toTensor());
     } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && arg.isTensorList()) {
@@ -91,6 +103,11 @@ void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
     }
   }
   run_plain(info, stack);
+  // Autograd's and composite operators' own code only: in an ImplicitReplication scope the tensor is the user's.
+  if (!in_backward() && LibraryCode::current() == nullptr) return;
+  for (const at::Tensor& t : written) {
+    if (is_alone(t)) become_distributed(t, mesh);
+  }
 }
 
 }  // namespace dtensor

@@ -49,6 +49,11 @@ c10::intrusive_ptr<Saved> saved(AutogradContext* ctx) {
 
 Placements all_replicate(const DeviceMesh& mesh) { return Placements(mesh.ndim(), Replicate()); }
 
+struct ReplicateFn : Function<ReplicateFn> {
+  static at::Tensor forward(AutogradContext*, const at::Tensor& plain, DeviceMesh mesh) { return replicate_copy(plain, mesh); }
+  static variable_list backward(AutogradContext* ctx, variable_list grads);
+};
+
 struct RedistributeFn : Function<RedistributeFn> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements placements, CommCause cause, bool async_op) {
     save(ctx, meta_of(t).spec, without_partials(meta_of(t).spec->placements()), cause);
@@ -57,20 +62,13 @@ struct RedistributeFn : Function<RedistributeFn> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto s = saved(ctx);
     if (!grads[0].defined()) return variable_list(4);
-    const at::Tensor g = is_dtensor(grads[0]) ? grads[0] : replicate_copy(grads[0], s->spec->mesh());
+    const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
     return {redistribute_as(g, s->placements, s->cause), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
-struct ReplicateFn;
-
 struct FullTensorFn : Function<FullTensorFn> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements);
-  static variable_list backward(AutogradContext* ctx, variable_list grads);
-};
-
-struct ReplicateFn : Function<ReplicateFn> {
-  static at::Tensor forward(AutogradContext*, const at::Tensor& plain, DeviceMesh mesh) { return replicate_copy(plain, mesh); }
   static variable_list backward(AutogradContext* ctx, variable_list grads);
 };
 
@@ -87,7 +85,7 @@ at::Tensor FullTensorFn::forward(AutogradContext* ctx, const at::Tensor& t, Plac
 variable_list FullTensorFn::backward(AutogradContext* ctx, variable_list grads) {
   const auto s = saved(ctx);
   if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-  const at::Tensor g = is_dtensor(grads[0]) ? grads[0] : ReplicateFn::apply(grads[0], s->spec->mesh());
+  const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
   return {redistribute_as(g, s->placements, explicit_cause("full_tensor")), at::Tensor()};
 }
 
@@ -172,7 +170,7 @@ struct FromLocalFn : Function<FromLocalFn> {
     const size_t n = s->spec->mesh().local_ranks().size();
     variable_list result(n + 2);
     if (!grads[0].defined()) return result;
-    const at::Tensor g = is_dtensor(grads[0]) ? grads[0] : replicate_copy(grads[0], s->spec->mesh());
+    const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
     auto locals = to_local(redistribute_as(g, s->placements, explicit_cause("from_local")));
     double share = 1;  // an average takes 1 / n of every addend
     for (int64_t m = 0; m < s->spec->mesh().ndim(); ++m) {
@@ -279,6 +277,10 @@ Shape agreed_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh
 }
 
 }  // namespace
+
+at::Tensor distributed_gradient(const at::Tensor& gradient, const DeviceMesh& mesh) {
+  return is_dtensor(gradient) ? gradient : ReplicateFn::apply(gradient, mesh);
+}
 
 CommCause explicit_cause(std::string op) { return {std::move(op), "", current_scope().module_path, /*implicit=*/false}; }
 

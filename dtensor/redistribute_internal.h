@@ -19,6 +19,9 @@ absl::StatusOr<Placements> fitting_placements(const Placements& placements, cons
 // The same; throws errors in the name of `function`.
 Placements checked_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim, const char* function);
 
+// A gradient of a distributed tensor. One that is plain, since the user gave it, counts as replicated; differentiable.
+at::Tensor distributed_gradient(const at::Tensor& gradient, const DeviceMesh& mesh);
+
 // On any mesh of the same world; differentiable. `placements` as checked_placements() gives them.
 at::Tensor redistribute_to(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements, const CommCause& cause);
 std::vector<at::Tensor> redistribute_many_as(const std::vector<at::Tensor>& tensors, const std::vector<Placements>& placements,

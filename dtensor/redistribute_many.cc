@@ -78,7 +78,7 @@ struct MoveFn : Function<MoveFn> {
     const auto origins = saved(ctx);
     const Spec& spec = *origins->specs[0];
     // A plain gradient is the same on every rank, those of the old mesh among them.
-    const at::Tensor g = is_dtensor(grads[0]) ? grads[0] : replicate_copy(grads[0], spec.mesh());
+    const at::Tensor g = distributed_gradient(grads[0], spec.mesh());
     result[0] = redistribute_to(g, spec.mesh(), without_partials(spec.placements()), origins->cause);
     return result;
   }
@@ -107,7 +107,7 @@ struct RedistributeManyFn : Function<RedistributeManyFn> {
       if (!grads[i].defined()) continue;
       const Spec& spec = *origins->specs[i];
       index.push_back(i);
-      defined.push_back(is_dtensor(grads[i]) ? grads[i] : replicate_copy(grads[i], spec.mesh()));
+      defined.push_back(distributed_gradient(grads[i], spec.mesh()));
       back.push_back(without_partials(spec.placements()));
     }
     const auto moved = redistribute_many_as(defined, back, origins->cause);

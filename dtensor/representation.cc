@@ -1,5 +1,7 @@
 #include "dtensor/representation.h"
 
+#include "dtensor/above_autograd_key.h"
+
 #include "dtensor/view_origin.h"
 
 namespace dtensor {
@@ -26,7 +28,7 @@ class DTensorImpl final : public c10::TensorImpl {
 
 c10::DispatchKeySet key_set(c10::DeviceType device) {
   const auto backend = device == c10::DeviceType::CUDA ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
-  return c10::DispatchKeySet(backend) | c10::DispatchKeySet(kDTensorKey);
+  return c10::DispatchKeySet(backend) | c10::DispatchKeySet({kDTensorKey, kAboveAutogradKey});
 }
 
 c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,

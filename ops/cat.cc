@@ -4,7 +4,7 @@
 namespace dtensor {
 namespace {
 
-// The sum over the inputs of the input with zeros around it: all may be addends at once.
+// Every element is one of an input's: all inputs may be Partials of one kind at once.
 void pass_together(FactorRule& rule) {
   std::vector<int> all;
   for (size_t i = 0; i < rule.inputs.size(); ++i) all.push_back(static_cast<int>(i));

@@ -9,6 +9,7 @@
 #include "ops/meta_tensor.h"
 #include "ops/register.h"
 #include "propagation/factor_rule.h"
+#include "propagation/propagate.h"
 
 namespace dtensor {
 namespace {
@@ -41,9 +42,9 @@ FactorRule elementwise_backward_rule(const OpCall& call) {
 
 OutputMetas elementwise_metas(const OpCall& call) {
   const Spec& self = *call.input("self");
-  if (call.has_arg("grad_output")) return broadcast_metas(call, {self.dtype()});
-  const c10::ScalarType dtype = c10::promoteTypes(self.dtype(), call.input("target")->dtype());
-  return reduces(call) ? metas_of({meta_tensor(self).new_empty({}, dtype)}) : broadcast_metas(call, {dtype});
+  const OutputMetas elementwise = infer_elementwise(call);
+  if (call.has_arg("grad_output") || !reduces(call)) return elementwise;
+  return metas_of({meta_tensor(self).new_empty({}, elementwise.tensors[0]->dtype)});
 }
 
 double ratio(int64_t mine, int64_t global) {

@@ -10,7 +10,10 @@
 namespace dtensor {
 
 at::Tensor meta_tensor(const Spec& spec) {
-  return at::empty_strided(spec.sizes(), spec.strides(), at::TensorOptions(spec.dtype()).device(c10::DeviceType::Meta));
+  at::Tensor result =
+      at::empty_strided(spec.sizes(), spec.strides(), at::TensorOptions(spec.dtype()).device(c10::DeviceType::Meta));
+  if (spec.meta().wrapped_number) result.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return result;
 }
 
 OutputMetas metas_of(const std::vector<at::Tensor>& tensors) {

@@ -14,7 +14,7 @@ namespace dtensor {
 // nowhere in the output are computed whole.
 using OutputDims = std::vector<int>;
 
-// Which kinds of Partial pass: those of addends, or all kinds (an element of the output is one of the input, or zero).
+// Which kinds of Partial pass: those of addends (elements are added up), or all (one of the output is one of the input, or zero).
 enum class Passing { kNone, kLinear, kAll };
 
 // One tensor (the first; other inputs are not looked at) moved to `num_outputs` tensors with the same dims.

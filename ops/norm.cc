@@ -38,11 +38,12 @@ at::Tensor vector_norm(const at::Tensor& given, double p, at::OptionalIntArrayRe
   // Sums of half-precision powers overflow where the norm would not.
   const bool half = result_dtype == at::kHalf || result_dtype == at::kBFloat16;
   const auto accumulate = half ? at::kFloat : result_dtype;
+  const auto widened = at::isComplexType(self.scalar_type()) ? at::kComplexFloat : at::kFloat;
   at::Tensor result;
   if (p == 0) {
     result = at::sum(self.ne(0), dims, keepdim, accumulate);
   } else {
-    result = at::linalg__powsum(half ? self.to(accumulate) : self, p, dims, keepdim);
+    result = at::linalg__powsum(half ? self.to(widened) : self, p, dims, keepdim);
     if (p == 2) {
       result = at::sqrt(result);
     } else if (p != 1) {

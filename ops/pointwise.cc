@@ -1,6 +1,9 @@
 #include "ops/pointwise.h"
 
-#include <algorithm>
+#include <ATen/core/jit_type.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "ops/register.h"
 
@@ -15,31 +18,6 @@ std::vector<int> indices(const OpCall& call, const Names& names) {
   return result;
 }
 
-bool all_floating(const OpCall& call) {
-  return std::all_of(call.inputs.begin(), call.inputs.end(), [](const SpecPtr& s) {
-    return !s || s->dtype() == at::kBool || at::isFloatingType(s->dtype()) || at::isComplexType(s->dtype());
-  });
-}
-
-// No addend is bool: their sum is another operator (or).
-bool no_bool(const OpCall& call, const Names& names) {
-  const auto inputs = indices(call, names);
-  return std::none_of(inputs.begin(), inputs.end(),
-                      [&](int i) { return call.inputs[i] && call.inputs[i]->dtype() == at::kBool; });
-}
-
-// All tensors are of one integer type, and no number is of a wider kind.
-bool same_integers(const OpCall& call) {
-  std::optional<c10::ScalarType> dtype;
-  for (const auto& s : call.inputs) {
-    if (!s || s->dtype() == at::kBool) continue;
-    if (!at::isIntegralType(s->dtype(), false) || (dtype && *dtype != s->dtype())) return false;
-    dtype = s->dtype();
-  }
-  return dtype && std::none_of(call.args.begin(), call.args.end(),
-                               [](const c10::IValue& v) { return v.isDouble() || v.isComplexDouble(); });
-}
-
 }  // namespace
 
 const Names& value_free_scalars() {
@@ -52,22 +30,63 @@ const Names& value_free_scalars() {
 }
 
 OpRule pointwise_op(PointwisePartials partials) {
-  OpRule rule = factor_op([partials = std::move(partials)](const OpCall& call) {
+  OpRule rule = factor_op([partials](const OpCall& call) {
     FactorRule factors = pointwise(call, static_cast<int>(call.schema().returns().size()));
-    if (!all_floating(call) && !(partials.integers && same_integers(call))) return factors;
+    factors.maths = partials.maths;
+    factors.divisors = partials.divisors;
     for (const auto& term : partials.terms) {
-      if (!no_bool(call, term)) return factors;
       if (auto inputs = indices(call, term); !inputs.empty()) factors.terms.push_back(std::move(inputs));
     }
     for (const auto& pass : partials.passes) {
       if (auto inputs = indices(call, pass.arguments); !inputs.empty()) {
-        factors.passthroughs.push_back({std::move(inputs), pass.in, pass.out});
+        factors.passthroughs.push_back({std::move(inputs), pass.in, pass.out, pass.maths});
       }
     }
     return factors;
   });
   rule.value_free = value_free_scalars();
+  rule.divisors = partials.divisors;
   return rule;
+}
+
+std::vector<PointwisePartials::Pass> copies(const Names& arguments) {
+  std::vector<PointwisePartials::Pass> result;
+  // Linear ones first, then those that need an order; products last.
+  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+    result.push_back({arguments, op, op, Maths::kCopy});
+  }
+  return result;
+}
+
+bool takes_tensor(const LocalCall& local, size_t a) {
+  return local.op.schema().arguments()[a].type()->kind() == c10::TypeKind::TensorType;
+}
+
+Share share_of_constant(const LocalCall& local, int partial, int whole) {
+  const Placements& placements = local.inputs[partial]->placements();
+  for (int64_t d = 0; d < local.mesh.ndim(); ++d) {
+    const Placement& p = placements[d];
+    if (!p.is_partial() || (p.reduce_op() != ReduceOp::kSum && p.reduce_op() != ReduceOp::kProduct)) continue;
+    if (whole >= 0 && local.inputs[whole]->placements()[d].is_partial()) continue;
+    if (local.mesh.local_coordinate(local.i)[d] == 0) continue;
+    return p.reduce_op() == ReduceOp::kSum ? Share::kZero : Share::kOne;
+  }
+  return Share::kAll;
+}
+
+void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argument, Share share) {
+  if (share == Share::kAll) return;
+  c10::IValue& value = stack[stack.size() - local.op.schema().arguments().size() + argument];
+  const int64_t number = share == Share::kOne;
+  if (!value.isTensor()) {
+    value = value.isBool() ? c10::IValue(number != 0) : value.isInt() ? c10::IValue(number) : c10::IValue(static_cast<double>(number));
+    return;
+  }
+  const at::Tensor constant = value.toTensor();
+  const bool wrapped = constant.unsafeGetTensorImpl()->is_wrapped_number();
+  const at::Tensor held = number == 0 ? at::zeros_like(constant) : at::ones_like(constant);
+  if (wrapped) held.unsafeGetTensorImpl()->set_wrapped_number(true);  // still takes part in type promotion as a number
+  value = held;
 }
 
 void register_pointwise_rules(RuleRegistry& registry) {

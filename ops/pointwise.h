@@ -15,20 +15,34 @@ const Names& value_free_scalars();
 
 // Which arguments of an elementwise operator may be Partial.
 struct PointwisePartials {
-  // Names of the arguments; see FactorRule::terms. An operator linear on paper is taken as such only where no cast or
-  // integer division lies between addend and sum: on floating tensors, or with `integers` on integers all of one dtype.
-  std::vector<Names> terms;
-  bool integers = false;
+  std::vector<Names> terms;  // names of the arguments; see FactorRule::terms, maths and divisors
+  Maths maths = Maths::kReal;
 
   struct Pass {
     Names arguments;
     ReduceOp in;
     ReduceOp out;
+    Maths maths;
   };
-  std::vector<Pass> passes;  // on floating tensors only, unless `integers`
+  std::vector<Pass> passes = {};
+  Names divisors = {};
 };
 
 OpRule pointwise_op(PointwisePartials partials = {});
+
+// Every kind of Partial, unchanged.
+std::vector<PointwisePartials::Pass> copies(const Names& arguments);
+
+// Is argument `a` of the operator a tensor (or a number)?
+bool takes_tensor(const LocalCall& local, size_t a);
+
+// What is the same on all ranks, but must count once where the ranks' results are added up (or multiplied): is this rank the one
+// for which it does? `partial`: the input whose Partial the result has; `whole`: the input that is the same, -1 for a number.
+enum class Share { kAll, kZero, kOne };
+Share share_of_constant(const LocalCall& local, int partial, int whole = -1);
+
+// Puts that share in the place of an argument on the stack: the tensor or number itself, zeros or ones of its dtype.
+void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argument, Share share);
 
 // Families registered by register_pointwise_rules.
 void register_copy_rules(RuleRegistry& registry);          // clone, detach, _to_copy, copy_, fill_, ...

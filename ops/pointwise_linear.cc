@@ -1,4 +1,6 @@
 // Elementwise operators that let Partials through: linear ones, and monotone ones for maxima and minima.
+#include <ATen/core/stack.h>
+
 #include "ops/pointwise.h"
 
 namespace dtensor {
@@ -10,8 +12,6 @@ constexpr ReduceOp kSum = ReduceOp::kSum, kAvg = ReduceOp::kAvg, kMin = ReduceOp
 // Linear in one argument, the others whole: grad_output of the backward of anything elementwise.
 const std::vector<std::pair<std::string, std::string>>& linear_in_one() {
   static const auto* const table = new std::vector<std::pair<std::string, std::string>>{
-      {"aten::div.Tensor", "self"},
-      {"aten::div.Scalar", "self"},
       {"aten::deg2rad", "self"},
       {"aten::rad2deg", "self"},
       {"aten::_conj", "self"},
@@ -46,97 +46,104 @@ const std::vector<std::pair<std::string, std::string>>& linear_in_one() {
 const Names& non_decreasing() {
   static const auto* const names =
       new Names{"aten::asinh",      "aten::atan",     "aten::ceil",        "aten::erf",       "aten::exp",
-                "aten::exp2",       "aten::expm1",    "aten::floor",       "aten::sgn",       "aten::sign",
-                "aten::sigmoid",    "aten::sinh",     "aten::tanh",        "aten::trunc",     "aten::relu",
+                "aten::exp2",       "aten::expm1",    "aten::floor",       "aten::sigmoid",    "aten::sinh",     "aten::tanh",        "aten::trunc",     "aten::relu",
                 "aten::round",      "aten::clamp",    "aten::hardsigmoid", "aten::relu6",     "aten::hardshrink",
                 "aten::softshrink", "aten::hardtanh", "aten::clamp_min",   "aten::clamp_max", "aten::special_log_ndtr"};
   return *names;
 }
 
 PointwisePartials keeps_extremes(const Names& arguments) {
-  return {{}, false, {{arguments, kMax, kMax}, {arguments, kMin, kMin}}};
+  return {{}, Maths::kMonotone, {{arguments, kMax, kMax, Maths::kMonotone}, {arguments, kMin, kMin, Maths::kMonotone}}};
 }
 
-// maximum(x, c) and the like: non-decreasing in each argument; `own` is what both may be at once.
+// maximum(x, c) and the like: non-decreasing in each argument; `own` is what both may be at once. (Not fmax(): a nan on one rank
+// is lost to the others' numbers.)
 OpRule monotone_in_both(std::optional<ReduceOp> own) {
-  PointwisePartials p = {
-      {}, false, {{{"self"}, kMax, kMax}, {{"other"}, kMax, kMax}, {{"self"}, kMin, kMin}, {{"other"}, kMin, kMin}}};
-  if (own) p.passes.push_back({{"self", "other"}, *own, *own});
+  PointwisePartials p = keeps_extremes({"self"});
+  for (const auto& pass : keeps_extremes({"other"}).passes) p.passes.push_back(pass);
+  if (own) p.passes.push_back({{"self", "other"}, *own, *own, Maths::kMonotone});
   return pointwise_op(p);
 }
 
-// self +- alpha * other. An average, maximum or minimum stays one when the same is added on every rank; a sum would
-// count the addend once per rank.
-OpRule addition() {
-  return pointwise_op(
-      {{{"self"}, {"other"}},
-       true,
-       {{{"self"}, kAvg, kAvg}, {{"other"}, kAvg, kAvg}, {{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}});
-}
-
-// Of the ranks whose addends make up a sum, the first one adds the number.
-void add_scalar_once(const LocalCall& local, torch::jit::Stack& stack) {
-  const auto& placements = local.inputs[0]->placements();
-  for (int64_t d = 0; d < local.mesh.ndim(); ++d) {
-    if (!placements[d].is_partial() || placements[d].reduce_op() != kSum ||
-        local.mesh.local_coordinate(local.i)[d] == 0)
-      continue;
-    c10::IValue& number = stack[stack.size() - local.op.schema().arguments().size() + 1];
-    number = number.isInt() ? c10::IValue(0) : number.isBool() ? c10::IValue(false) : c10::IValue(0.0);
-    break;
+// Of self +- alpha * other, one is a sum and the other the same on all ranks, of any dtype: the first rank adds it.
+void add_once(const LocalCall& local, torch::jit::Stack& stack) {
+  const bool tensor = takes_tensor(local, 1);
+  const Share other = share_of_constant(local, 0, tensor ? 1 : -1);
+  if (other == Share::kZero) {
+    hold_constant(local, stack, 1, other);
+    // alpha: 0 times an infinite one is no zero.
+    if (tensor) stack[stack.size() - local.op.schema().arguments().size() + 2] = 1;
   }
+  if (tensor) hold_constant(local, stack, 0, share_of_constant(local, 1, 0));
   local.op.callBoxed(stack);
 }
 
-OpRule add_scalar() {
-  OpRule rule = pointwise_op(
-      {{}, false, {{{"self"}, kSum, kSum}, {{"self"}, kAvg, kAvg}, {{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}});
-  rule.local = add_scalar_once;
+// self +- alpha * other. An average, maximum or minimum stays one when the same is added on every rank.
+OpRule addition() {
+  OpRule rule = pointwise_op({{{"self"}, {"other"}},
+                              Maths::kRing,
+                              {{{"self"}, kSum, kSum, Maths::kOnce},
+                               {{"other"}, kSum, kSum, Maths::kRing},
+                               {{"self"}, kAvg, kAvg, Maths::kOnce},
+                               {{"other"}, kAvg, kAvg, Maths::kReal},
+                               {{"self"}, kMax, kMax, Maths::kShift},
+                               {{"self"}, kMin, kMin, Maths::kShift}}});
+  rule.local = add_once;
   return rule;
 }
 
-// Zeros and constants where the mask is: linear if the constant is 0; an average, maximum or minimum of equal values is
-// that value anyway.
-OpRule masked_fill_scalar() {
-  OpRule rule = pointwise_op({{}, false, {{{"self"}, kAvg, kAvg}, {{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}});
-  const OpRule with_zero = pointwise_op({{{"self"}}, true, {}});
-  rule.per_dim = [other = rule.per_dim, with_zero](const OpCall& call, int64_t mesh_dim) {
-    const auto& value = call.arg("value");
-    const bool zero = (value.isInt() && value.toInt() == 0) || (value.isDouble() && value.toDouble() == 0) ||
-                      (value.isBool() && !value.toBool());
-    return zero ? with_zero.per_dim(call, mesh_dim) : other(call, mesh_dim);
-  };
-  rule.value_free = {};
+OpRule add_scalar() {
+  OpRule rule = pointwise_op({{},
+                              Maths::kRing,
+                              {{{"self"}, kSum, kSum, Maths::kOnce},
+                               {{"self"}, kAvg, kAvg, Maths::kOnce},
+                               {{"self"}, kMax, kMax, Maths::kShift},
+                               {{"self"}, kMin, kMin, Maths::kShift}}});
+  rule.local = add_once;
   return rule;
+}
+
+// self, mask, value: elements of self or the value, which only one of the ranks whose results are added up has.
+OpRule masked_fill() {
+  PointwisePartials p{{}, Maths::kCopy, copies({"self", "value"})};
+  for (const auto& pass : copies({"self"})) p.passes.push_back(pass);
+  OpRule rule = pointwise_op(p);
+  rule.local = [](const LocalCall& local, torch::jit::Stack& stack) {
+    hold_constant(local, stack, 2, share_of_constant(local, 0, takes_tensor(local, 2) ? 2 : -1));
+    local.op.callBoxed(stack);
+  };
+  return rule;
+}
+
+OpRule division() {
+  return pointwise_op({{{"self"}}, Maths::kReal, {}, {"other"}});
 }
 
 }  // namespace
 
 void register_linear_rules(RuleRegistry& registry) {
-  for (const auto& [op, argument] : linear_in_one()) registry.add(op, pointwise_op({{{argument}}, false, {}}));
+  for (const auto& [op, argument] : linear_in_one()) registry.add(op, pointwise_op({{{argument}}}));
   for (const auto& op : non_decreasing()) registry.add(op, pointwise_op(keeps_extremes({"self"})));
+  registry.add(Names{"aten::div.Tensor", "aten::div.Scalar"}, division());
   registry.add(Names{"aten::deg2rad", "aten::rad2deg"},
-               pointwise_op({{{"self"}}, false, {{{"self"}, kMax, kMax}, {{"self"}, kMin, kMin}}}));
+               pointwise_op({{{"self"}}, Maths::kReal, keeps_extremes({"self"}).passes}));
   // Bounds that are tensors could be Partial themselves; then nothing passes.
   registry.add(Names{"aten::clamp.Tensor", "aten::clamp_min.Tensor", "aten::clamp_max.Tensor"},
                pointwise_op(keeps_extremes({"self"})));
   registry.add(Names{"aten::erfc", "aten::special_erfcx"},
-               pointwise_op({{}, false, {{{"self"}, kMax, kMin}, {{"self"}, kMin, kMax}}}));
-  registry.add("aten::neg", pointwise_op({{{"self"}}, true, {}}));
+               pointwise_op({{}, Maths::kMonotone, {{{"self"}, kMax, kMin, Maths::kMonotone}, {{"self"}, kMin, kMax, Maths::kMonotone}}}));
+  registry.add("aten::neg", pointwise_op({{{"self"}}, Maths::kRing}));
   registry.add(Names{"aten::add.Tensor", "aten::sub.Tensor"}, addition());
   registry.add(Names{"aten::add.Scalar", "aten::sub.Scalar"}, add_scalar());
-  registry.add("aten::mul.Tensor", pointwise_op({{{"self", "other"}}, true, {}}));
-  registry.add("aten::mul.Scalar", pointwise_op({{{"self"}}, true, {}}));
-  registry.add("aten::addcmul", pointwise_op({{{"self"}, {"tensor1", "tensor2"}}, true, {}}));
-  registry.add("aten::addcdiv", pointwise_op({{{"self"}, {"tensor1"}}, false, {}}));
-  registry.add(Names{"aten::lerp.Scalar", "aten::lerp.Tensor"}, pointwise_op({{{"self"}, {"end"}}, false, {}}));
-  registry.add(
-      "aten::where.self",
-      pointwise_op({{{"self"}, {"other"}}, true, {{{"self", "other"}, kMax, kMax}, {{"self", "other"}, kMin, kMin}}}));
-  registry.add("aten::masked_fill.Scalar", masked_fill_scalar());
-  registry.add("aten::masked_fill.Tensor", pointwise_op({{{"self"}, {"value"}}, true, {}}));
-  registry.add(Names{"aten::maximum", "aten::fmax", "aten::max.other"}, monotone_in_both(kMax));
-  registry.add(Names{"aten::minimum", "aten::fmin", "aten::min.other"}, monotone_in_both(kMin));
+  registry.add("aten::mul.Tensor", pointwise_op({{{"self", "other"}}, Maths::kRing}));
+  registry.add("aten::mul.Scalar", pointwise_op({{{"self"}}, Maths::kRing}));
+  registry.add("aten::addcmul", pointwise_op({{{"self"}, {"tensor1", "tensor2"}}, Maths::kRing}));
+  registry.add("aten::addcdiv", pointwise_op({{{"self"}, {"tensor1"}}, Maths::kReal, {}, {"tensor2"}}));
+  registry.add(Names{"aten::lerp.Scalar", "aten::lerp.Tensor"}, pointwise_op({{{"self"}, {"end"}}}));
+  registry.add("aten::where.self", pointwise_op({{}, Maths::kCopy, copies({"self", "other"})}));
+  registry.add(Names{"aten::masked_fill.Scalar", "aten::masked_fill.Tensor"}, masked_fill());
+  registry.add(Names{"aten::maximum", "aten::max.other"}, monotone_in_both(kMax));
+  registry.add(Names{"aten::minimum", "aten::min.other"}, monotone_in_both(kMin));
   registry.add(Names{"aten::logaddexp", "aten::logaddexp2"}, monotone_in_both(std::nullopt));
   // Else these would be found as overloads of the reductions aten::max and aten::min.
   registry.add("aten::max.out", monotone_in_both(kMax));

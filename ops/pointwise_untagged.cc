@@ -1,11 +1,10 @@
 // Elementwise operators that ATen does not tag as such. Where ATen has no meta kernel either, their results are said
 // here.
-#include <ATen/ops/div.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/sub.h>
 
 #include "ops/meta_tensor.h"
 #include "ops/pointwise.h"
+#include "propagation/propagate.h"
 
 namespace dtensor {
 namespace {
@@ -13,20 +12,6 @@ namespace {
 // Results are of the first input's dtype.
 OutputMetas as_first(const OpCall& call) {
   return broadcast_metas(call, std::vector<c10::ScalarType>(call.schema().returns().size(), call.inputs[0]->dtype()));
-}
-
-OutputMetas as_complex(const OpCall& call) {
-  return broadcast_metas(call, {c10::toComplexType(call.inputs[0]->dtype())});
-}
-
-OutputMetas floor_divide_metas(const OpCall& call) {
-  const at::Tensor self = meta_tensor(*call.inputs[0]);
-  if (call.inputs.size() == 2) return metas_of({at::div(self, meta_tensor(*call.inputs[1]), "floor")});
-  return metas_of({at::div(self, call.arg("other").toScalar(), "floor")});
-}
-
-OutputMetas rsub_metas(const OpCall& call) {
-  return metas_of({at::sub(meta_tensor(*call.inputs[1]), meta_tensor(*call.inputs[0]), call.arg("alpha").toScalar())});
 }
 
 OpRule with_metas(OpRule rule, std::function<OutputMetas(const OpCall&)> metas) {
@@ -49,19 +34,19 @@ OpRule log_sigmoid_forward() {
 
 void register_untagged_pointwise(RuleRegistry& registry) {
   registry.add("aten::leaky_relu", pointwise_op());
-  registry.add("aten::polar", with_metas(pointwise_op(), as_complex));
-  registry.add("aten::complex", with_metas(pointwise_op({{{"real"}, {"imag"}}, false, {}}), as_complex));
-  registry.add(Names{"aten::hardswish", "aten::_prelu_kernel"}, with_metas(pointwise_op(), as_first));
-  registry.add("aten::_prelu_kernel_backward", with_metas(pointwise_op({{{"grad_output"}}, false, {}}), as_first));
+  registry.add("aten::polar", with_metas(pointwise_op(), infer_elementwise));
+  registry.add("aten::complex", with_metas(pointwise_op({{{"real"}, {"imag"}}}), infer_elementwise));
+  registry.add(Names{"aten::hardswish", "aten::_prelu_kernel"}, with_metas(pointwise_op(), infer_elementwise));
+  registry.add("aten::_prelu_kernel_backward", with_metas(pointwise_op({{{"grad_output"}}}), infer_elementwise));
   for (const char* op : {"aten::hardswish_backward", "aten::hardtanh_backward", "aten::hardsigmoid_backward",
                          "aten::log_sigmoid_backward", "aten::native_dropout_backward", "aten::_masked_scale",
                          "aten::rrelu_with_noise_backward"}) {
     const bool scaled = std::string(op) == "aten::_masked_scale";
-    registry.add(op, with_metas(pointwise_op({{{scaled ? "self" : "grad_output"}}, false, {}}), as_first));
+    registry.add(op, with_metas(pointwise_op({{{scaled ? "self" : "grad_output"}}}), infer_elementwise));
   }
   registry.add("aten::log_sigmoid_forward", log_sigmoid_forward());
-  registry.add("aten::rsub.Tensor", with_metas(pointwise_op({{{"self"}, {"other"}}, true, {}}), rsub_metas));
-  registry.add("aten::floor_divide", with_metas(pointwise_op(), floor_divide_metas));
+  registry.add("aten::rsub.Tensor", with_metas(pointwise_op({{{"self"}, {"other"}}, Maths::kRing}), infer_elementwise));
+  registry.add("aten::floor_divide", with_metas(pointwise_op(), infer_elementwise));
 }
 
 }  // namespace dtensor

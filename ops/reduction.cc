@@ -16,8 +16,6 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-bool real_or_complex(c10::ScalarType t) { return at::isFloatingType(t) || at::isComplexType(t); }
-
 // The dtype that a sum or product comes out in.
 c10::ScalarType accumulated_dtype(const OpCall& call) {
   if (call.has_arg("dtype") && !call.arg("dtype").isNone()) return call.arg("dtype").toScalarType();
@@ -25,22 +23,12 @@ c10::ScalarType accumulated_dtype(const OpCall& call) {
   return at::isIntegralType(own, /*includeBool=*/true) ? at::kLong : own;
 }
 
-// Reducing the addends' reductions is reducing their sum: no cast in between, but from one floating type to another.
-bool casts_commute(const OpCall& call) {
-  const auto from = call.inputs[0]->dtype(), to = accumulated_dtype(call);
-  return (real_or_complex(from) && real_or_complex(to)) || (from == to && from == at::kLong);
-}
-
-bool is_bool(const OpCall& call) { return call.inputs[0]->dtype() == at::kBool; }
-bool always(const OpCall&) { return true; }
-bool never(const OpCall&) { return false; }
-
-// Reduced dims that are sharded leave a Partial of `op`. A Partial input of that kind passes through where `partials`
-// says so.
-OpRule reduce_op(ReduceOp op, bool (*partials)(const OpCall&)) {
-  return factor_op([op, partials](const OpCall& call) {
+// Reduced dims that are sharded leave a Partial of `op`. Where the operator commutes with that reduction (a count of non-zeros
+// does not) a Partial input of that kind passes through.
+OpRule reduce_op(ReduceOp op, bool commutes = true) {
+  return factor_op([op, commutes](const OpCall& call) {
     FactorRule rule = reduction(call, 0, reduced_dims(call), keeps_dims(call), op);
-    if (!partials(call)) {
+    if (!commutes) {
       rule.terms.clear();
       rule.passthroughs.clear();
     }
@@ -54,15 +42,16 @@ int64_t numel(const Shape& shape) {
   return n;
 }
 
-// Elements of the input that one result is made of: on this rank, and in all. Nothing if there are no results.
+// Elements of the input that one result is made of: of this rank's part, and in all. A rank without results has no part.
 struct Share {
   int64_t own = 0, all = 0;
 };
 
 Share share_of(const LocalCall& call) {
   const int64_t own_results = numel(call.outputs[0]->local_shape(call.i)), results = call.outputs[0]->meta().numel();
-  if (own_results == 0) return {};
-  return {numel(call.inputs[0]->local_shape(call.i)) / own_results, call.inputs[0]->meta().numel() / results};
+  if (results == 0) return {};
+  const int64_t own = own_results == 0 ? 0 : numel(call.inputs[0]->local_shape(call.i)) / own_results;
+  return {own, call.inputs[0]->meta().numel() / results};
 }
 
 // The local mean times the share of the elements that it stands for: an addend of the global mean, exact on uneven
@@ -122,7 +111,7 @@ void local_powsum(const LocalCall& call, torch::jit::Stack& stack) {
 
 template <bool kOfMax>
 OpRule extreme() {
-  OpRule rule = reduce_op(kOfMax ? ReduceOp::kMax : ReduceOp::kMin, always);
+  OpRule rule = reduce_op(kOfMax ? ReduceOp::kMax : ReduceOp::kMin);
   rule.local = local_extreme<kOfMax>;
   return rule;
 }
@@ -185,14 +174,14 @@ void register_reduction_rules(RuleRegistry& registry) {
     if (local) rule.local = local;
     registry.add(ops, rule);
   };
-  add(Names{"aten::sum", "aten::sum.dim_IntList"}, reduce_op(ReduceOp::kSum, casts_commute));
-  add(Names{"aten::mean", "aten::mean.dim"}, reduce_op(ReduceOp::kSum, casts_commute), nullptr, local_mean);
-  add({"aten::nansum"}, reduce_op(ReduceOp::kSum, never), as_accumulated);
-  add(Names{"aten::prod", "aten::prod.dim_int"}, reduce_op(ReduceOp::kProduct, casts_commute), as_accumulated);
-  add(Names{"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduce_op(ReduceOp::kSum, never), as_count);
-  add({"aten::linalg__powsum"}, reduce_op(ReduceOp::kSum, never), as_real, local_powsum);
-  add(Names{"aten::all", "aten::all.dim", "aten::all.dims"}, reduce_op(ReduceOp::kMin, is_bool));
-  add(Names{"aten::any", "aten::any.dim", "aten::any.dims"}, reduce_op(ReduceOp::kMax, is_bool));
+  add(Names{"aten::sum", "aten::sum.dim_IntList"}, reduce_op(ReduceOp::kSum));
+  add(Names{"aten::mean", "aten::mean.dim"}, reduce_op(ReduceOp::kSum), nullptr, local_mean);
+  add({"aten::nansum"}, reduce_op(ReduceOp::kSum, /*commutes=*/false), as_accumulated);
+  add(Names{"aten::prod", "aten::prod.dim_int"}, reduce_op(ReduceOp::kProduct), as_accumulated);
+  add(Names{"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduce_op(ReduceOp::kSum, /*commutes=*/false), as_count);
+  add({"aten::linalg__powsum"}, reduce_op(ReduceOp::kSum, /*commutes=*/false), as_real, local_powsum);
+  add(Names{"aten::all", "aten::all.dim", "aten::all.dims"}, reduce_op(ReduceOp::kMin));
+  add(Names{"aten::any", "aten::any.dim", "aten::any.dims"}, reduce_op(ReduceOp::kMax));
   add({"aten::max"}, extreme<true>(), as_input);
   add({"aten::min"}, extreme<false>(), as_input);
   add({"aten::amax"}, extreme<true>());

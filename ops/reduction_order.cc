@@ -24,11 +24,7 @@ OpRule along_dim(bool linear = false) {
   return factor_op([linear](const OpCall& call) {
     FactorRule rule = pointwise(call, num_outputs(call));
     rule.blocked.push_back(static_cast<int>(wrap_dim(call.get_int("dim"), call.inputs[0]->ndim())));
-    const bool casts = call.has_arg("dtype") && !call.arg("dtype").isNone();
-    if (linear && at::isFloatingType(call.inputs[0]->dtype()) &&
-        (!casts || at::isFloatingType(call.arg("dtype").toScalarType()))) {
-      rule.terms = {{0}};
-    }
+    if (linear) rule.terms = {{0}};
     return rule;
   });
 }

@@ -192,6 +192,7 @@ struct Movement {
   OutputDims (*dims)(const OpCall&);
   const char* sizes_arg = nullptr;  // to be replaced by local sizes
   OutputMetas (*metas)(const OpCall&) = nullptr;
+  Passing passing = Passing::kAll;
 };
 
 }  // namespace
@@ -204,7 +205,7 @@ void register_slice_rules(RuleRegistry& registry) {
       {{"aten::slice_backward"}, slice_backward, "input_sizes"},
       {{"aten::narrow_copy"}, whole_dim},
       {{"aten::unfold", "aten::unfold_copy"}, unfold},
-      {{"aten::unfold_backward"}, unfold_backward, "input_sizes", input_sizes_metas},
+      {{"aten::unfold_backward"}, unfold_backward, "input_sizes", input_sizes_metas, Passing::kLinear},
       {{"aten::diagonal", "aten::diagonal_copy"}, diagonal},
       {{"aten::diagonal_backward"}, to_diagonal, "input_sizes"},
       {{"aten::diag_embed"}, to_diagonal},
@@ -213,7 +214,8 @@ void register_slice_rules(RuleRegistry& registry) {
       {{"aten::rot90"}, whole_dims, nullptr, rot90_metas},
   };
   for (const Movement& m : table) {
-    OpRule rule = factor_op([dims = m.dims](const OpCall& call) { return movement(call, dims(call)); });
+    OpRule rule = factor_op(
+        [dims = m.dims, passing = m.passing](const OpCall& call) { return movement(call, dims(call), 1, passing); });
     if (m.sizes_arg != nullptr) rule.local = with_local_sizes(m.sizes_arg);
     if (m.metas != nullptr) rule.metas = m.metas;
     registry.add(m.ops, rule);

@@ -15,11 +15,16 @@ int dim_of(const Factors& factors, int factor) {
   return it == factors.end() ? -1 : static_cast<int>(it - factors.begin());
 }
 
+bool writes_to_inputs(const OpCall& call) {
+  const std::vector<bool> written = call.written();
+  return std::find(written.begin(), written.end(), true) != written.end();
+}
+
 // Derives the strategies of one rule; see strategies().
 class Deriver {
  public:
   Deriver(const FactorRule& rule, const OpCall& call, int64_t mesh_dim)
-      : rule_(rule), call_(call), mesh_dim_(mesh_dim) {
+      : rule_(rule), call_(call), mesh_dim_(mesh_dim), writes_(writes_to_inputs(call)) {
     TORCH_CHECK(rule.inputs.size() == call.inputs.size(), call.name(), ": the rule describes ", rule.inputs.size(),
                 " inputs, the call has ", call.inputs.size());
     for (const auto& term : rule.terms) {
@@ -32,7 +37,7 @@ class Deriver {
   }
 
   std::vector<DimStrategy> run() {
-    add(replicated());
+    add(replicated(), rule_.maths);
     int num_factors = 0;
     for (const auto* tensors : {&rule_.inputs, &rule_.outputs}) {
       for (const Factors& factors : *tensors) {
@@ -47,7 +52,7 @@ class Deriver {
         if (call_.inputs[i]) s.inputs[i] = Partial(pass.in);
       }
       std::fill(s.outputs.begin(), s.outputs.end(), Partial(pass.out));
-      add(std::move(s));
+      add(std::move(s), pass.maths);
     }
     return std::move(result_);
   }
@@ -61,19 +66,76 @@ class Deriver {
     return mesh_dim_ >= 0 && call_.inputs[input] ? &call_.inputs[input]->placements()[mesh_dim_] : nullptr;
   }
 
-  // Adds the strategy, and where it sums inputs that came as MaskPartial also one that takes those as they are.
-  void add(DimStrategy s) {
+  bool is_partial(const DimStrategy& s, size_t input) const {
+    return call_.inputs[input] && s.inputs[input].is_partial();
+  }
+
+  // The dtype of output `o`; nullopt where nobody has asked for the results yet, or the rule is about some of them only.
+  std::optional<c10::ScalarType> result_dtype(size_t o) const {
+    return call_.result_dtypes.size() == rule_.outputs.size() ? call_.result_dtypes[o] : std::nullopt;
+  }
+
+  bool fits(const DimStrategy& s, Maths maths) const {
+    bool any = false, leaves = false;
+    for (size_t o = 0; o < s.outputs.size(); ++o) {
+      if (!s.outputs[o].is_partial()) continue;
+      leaves = true;
+      for (size_t i = 0; i < s.inputs.size(); ++i) {
+        if (!is_partial(s, i)) continue;
+        any = true;
+        const c10::ScalarType from = call_.inputs[i]->dtype();
+        if (!passes(maths, s.inputs[i], from, s.outputs[o], result_dtype(o).value_or(from))) return false;
+      }
+      if (const auto to = result_dtype(o); !any && to && !can_leave(s.outputs[o], *to)) return false;
+    }
+    const bool scales = maths == Maths::kRing || maths == Maths::kReal || maths == Maths::kShift;
+    return !leaves || !scales || (!any && terms_.empty()) || factors_are_finite(s);
+  }
+
+  // The numbers beside the Partials; of tensors nothing is known, and they are taken to be finite.
+  bool factors_are_finite(const DimStrategy& s) const {
+    const auto& arguments = call_.schema().arguments();
+    for (size_t a = 0; a < arguments.size(); ++a) {
+      const ArgSlot& slot = call_.slots[a];
+      NumberClass number = number_class(call_.args[a]);
+      if (slot.kind != ArgSlot::Kind::kStatic) {
+        const bool whole = slot.count == 1 && call_.inputs[slot.first] && !is_partial(s, slot.first);
+        number = whole ? call_.inputs[slot.first]->meta().number : NumberClass::kOrdinary;
+      }
+      if (number == NumberClass::kNonFinite) return false;
+      if (number == NumberClass::kZero &&
+          std::find(rule_.divisors.begin(), rule_.divisors.end(), arguments[a].name()) != rule_.divisors.end())
+        return false;
+    }
+    return true;
+  }
+
+  // Adds the strategy, if the dtypes allow it, and where it sums inputs that came as MaskPartial also one that takes those as
+  // they are. Written to, a MaskPartial stays one if at no element two ranks can have something: then it is given as a result.
+  void add(DimStrategy s, Maths maths) {
+    if (!fits(s, maths)) return;
     DimStrategy masked = s;
     bool any = false;
+    int64_t partial = 0;
+    const Placement* mask = nullptr;
+    bool one_mask = maths != Maths::kOnce;
     for (size_t i = 0; i < s.inputs.size(); ++i) {
+      partial += is_partial(s, i);
       const Placement* p = given(i);
       if (p == nullptr || !p->is_mask_partial() || p->reduce_op() != ReduceOp::kSum || s.inputs[i] != Partial())
         continue;
       masked.inputs[i] = *p;
+      one_mask = one_mask && (mask == nullptr || (*mask == *p && maths == Maths::kCopy));
+      mask = p;
       any = true;
+      --partial;
     }
     result_.push_back(std::move(s));
-    if (any) result_.push_back(std::move(masked));
+    if (!any) return;
+    result_.push_back(masked);
+    if (!one_mask || partial > 0 || !writes_) return;
+    std::fill(masked.outputs.begin(), masked.outputs.end(), *mask);
+    result_.push_back(std::move(masked));
   }
 
   std::optional<ReduceOp> contraction(int factor) const {
@@ -142,7 +204,7 @@ class Deriver {
   void add_splits(int factor) {
     auto plain = split(factor, [](int d) { return Shard(d); });
     if (!plain) return;
-    add(*std::move(plain));
+    add(*std::move(plain), rule_.maths);
     std::vector<int64_t> split_factors;
     for (size_t i = 0; i < rule_.inputs.size(); ++i) {
       const Placement* p = given(i);
@@ -150,7 +212,7 @@ class Deriver {
       const int64_t sf = p->split_factor();
       if (std::find(split_factors.begin(), split_factors.end(), sf) != split_factors.end()) continue;
       split_factors.push_back(sf);
-      add(*split(factor, [sf](int d) { return StridedShard(d, sf); }));
+      add(*split(factor, [sf](int d) { return StridedShard(d, sf); }), rule_.maths);
     }
   }
 
@@ -165,7 +227,7 @@ class Deriver {
       auto same = [&](const DimStrategy& other) { return other.inputs == s.inputs; };
       if (consistent(s, kNoFactor - 1) && std::none_of(seen.begin(), seen.end(), same)) {
         seen.push_back(s);
-        add(std::move(s));
+        add(std::move(s), rule_.maths);
       }
       size_t t = terms_.size();
       while (t > 0 && ++choice[t - 1] == terms_[t - 1].size()) choice[--t] = 0;
@@ -177,6 +239,7 @@ class Deriver {
   const OpCall& call_;
   const int64_t mesh_dim_;
   std::vector<std::vector<int>> terms_;  // without absent inputs
+  const bool writes_;                    // in place
   std::vector<DimStrategy> result_;
 };
 
@@ -377,7 +440,7 @@ FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& 
   if (op == ReduceOp::kSum || op == ReduceOp::kAvg) {
     rule.terms = {{input}};
   } else if (op) {
-    rule.passthroughs.push_back({{input}, *op, *op});
+    rule.passthroughs.push_back({{input}, *op, *op, Maths::kCopy});
   }
   return rule;
 }

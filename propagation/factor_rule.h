@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "propagation/op_rule.h"
+#include "propagation/partial_dtypes.h"
 
 namespace dtensor {
 
@@ -38,15 +39,23 @@ struct FactorRule {
   // The operator is the sum over terms of the product of the term's inputs (indices into inputs): with one input of every
   // term Partial(sum) and the rest whole, the outputs are Partial(sum); avg likewise. Inputs in no term are never Partial.
   std::vector<std::vector<int>> terms;
+  // What the terms are computed with: kReal if there is a division, or a factor that is no integer.
+  Maths maths = Maths::kRing;
+  // Arguments, tensors or numbers, that the terms are divided by.
+  std::vector<std::string> divisors;
 
   // Further kinds of Partial that pass through: with the named inputs so and every other input Replicate.
   struct Passthrough {
     std::vector<int> inputs;
     ReduceOp in;
     ReduceOp out;
+    Maths maths = Maths::kCopy;
   };
   std::vector<Passthrough> passthroughs;
 };
+
+// Which dtypes a Partial may have is no part of a rule: strategies() leaves out those that passes() of partial_dtypes.h denies
+// for the dtypes of the inputs and results at hand, and linear ones beside a number that is not finite or a divisor of 0.
 
 // All strategies of a rule along one mesh dim: everything replicated first, then a split of each factor, then the Partials.
 // StridedShards found among the inputs are tried as splits too. `mesh_dim` < 0 leaves those out.

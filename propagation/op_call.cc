@@ -3,6 +3,7 @@
 #include <ATen/core/jit_type.h>
 #include <c10/core/WrapDimMinimal.h>
 
+#include <cmath>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
@@ -230,6 +231,21 @@ std::string OpCall::to_string() const {
     separator = ", ";
   }
   return text + ")";
+}
+
+NumberClass number_class(const c10::IValue& value) {
+  c10::complex<double> number = 1;
+  if (value.isDouble()) {
+    number = value.toDouble();
+  } else if (value.isComplexDouble()) {
+    number = value.toComplexDouble();
+  } else if (value.isInt()) {
+    number = value.toInt() == 0 ? 0 : 1;
+  } else if (value.isBool()) {
+    number = value.toBool() ? 1 : 0;
+  }
+  if (!std::isfinite(number.real()) || !std::isfinite(number.imag())) return NumberClass::kNonFinite;
+  return number == c10::complex<double>(0) ? NumberClass::kZero : NumberClass::kOrdinary;
 }
 
 int64_t wrap_dim(int64_t dim, int64_t ndim) { return c10::maybe_wrap_dim(dim, ndim); }

@@ -38,6 +38,8 @@ struct OpCall {
   std::vector<SpecPtr> inputs;
   // In backward, for operators that ask for it: the layout that the gradient they compute will be brought to.
   SpecPtr gradient_target;
+  // Of each output, once the engine knows: when it asks for strategies it does. Empty before.
+  std::vector<std::optional<c10::ScalarType>> result_dtypes;
 
   const c10::FunctionSchema& schema() const { return op.schema(); }
   std::string name() const;  // "aten::sum.dim_IntList"
@@ -70,6 +72,9 @@ struct OpCall {
 
 // "aten.sum.dim_IntList", "aten.mm.default": as Python names operators.
 std::string dotted_name(const c10::OperatorHandle& op);
+
+// The class of a number (int, float, complex, bool); kOrdinary for any other value.
+NumberClass number_class(const c10::IValue& value);
 
 // A dim counted from the end if negative. Error (c10::Error, IndexError): out of range.
 int64_t wrap_dim(int64_t dim, int64_t ndim);

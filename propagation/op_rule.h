@@ -64,8 +64,10 @@ struct OpRule {
   // tensors are plain; autograd is off.
   std::function<void(const LocalCall&, torch::jit::Stack&)> local;
 
-  // Arguments whose value matters neither to layout nor to shape: only their type takes part in the cache key.
+  // Arguments whose value matters neither to layout nor to shape: only their type takes part in the cache key, and whether
+  // they are finite; of those among `divisors` also whether they are 0.
   std::vector<std::string> value_free;
+  std::vector<std::string> divisors;
 
   // The strategies look at OpCall::gradient_target.
   bool uses_gradient_target = false;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "propagation/cost_model.h"
+#include "propagation/partial_dtypes.h"
 #include "propagation/redistribute_planner.h"
 
 namespace dtensor {
@@ -70,6 +71,25 @@ void check_output(const Problem& problem, size_t o, const Placement& p) {
   const int64_t ndim = static_cast<int64_t>(problem.metas.tensors[o]->sizes.size());
   TORCH_CHECK(valid_dim(p, ndim), "rule of ", problem.call.name(), ": ", to_string(p), " for output ", o,
               ", which has ", ndim, " dims");
+}
+
+// What factor rules see to by themselves, for strategies written by hand: no Partial comes or goes in a dtype that cannot have it.
+template <typename Out, typename In>
+bool dtypes_allow(const Problem& problem, size_t num_outputs, const Out& out, const In& in) {
+  for (size_t o = 0; o < num_outputs && o < problem.metas.tensors.size(); ++o) {
+    if (!problem.metas.tensors[o] || !out(o).is_partial()) continue;
+    bool any = false;
+    for (size_t i = 0; i < problem.functional.inputs.size(); ++i) {
+      const SpecPtr& spec = problem.functional.inputs[i];
+      if (!spec || !in(i).is_partial()) continue;
+      any = true;
+      const auto from = spec->dtype(), to = problem.metas.tensors[o]->dtype;
+      const auto can = [&](Maths maths) { return passes(maths, in(i), from, out(o), to); };
+      if (!can(Maths::kCopy) && !can(Maths::kRing) && !can(Maths::kMonotone)) return false;
+    }
+    if (!any && !can_leave(out(o), problem.metas.tensors[o]->dtype)) return false;
+  }
+  return true;
 }
 
 // May input i be brought to `wanted` along mesh dim d?
@@ -341,10 +361,11 @@ std::string accepted(const Problem& problem, size_t input, int64_t d, const std:
     if (!written[i] || !call.inputs[i]) continue;
     std::string needs = d < 0 ? "another layout" : accepted(problem, i, d, options);
     if (d >= 0 && problem.mesh_ndim() > 1) absl::StrAppend(&needs, " on mesh dim '", call.mesh.names()[d], "'");
-    TORCH_CHECK(false, call.name(),
-                ": in-place operations that require placement changes are not supported: argument '",
-                call.input_name(static_cast<int>(i)), "' is laid out as ", to_string(call.inputs[i]->placements()),
-                ", the operator needs ", needs, "; redistribute it first. Call: ", call.to_string());
+    throw WrittenLayoutError(
+        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+        absl::StrCat(call.name(), ": in-place operations that require placement changes are not supported: argument '",
+                     call.input_name(static_cast<int>(i)), "' is laid out as ", to_string(call.inputs[i]->placements()),
+                     ", the operator needs ", needs, "; redistribute it first. Call: ", call.to_string()));
   }
   TORCH_CHECK(false, call.name(), ": none of its sharding strategies fits ", call.to_string());
 }
@@ -381,7 +402,8 @@ Strategy choose_per_dim(const Problem& problem, const OpRule& rule) {
     for (const DimStrategy& s : all) {
       check_shape(problem, s.inputs.size(), s.outputs.size());
       bool allowed = keeps_written(
-          problem, d, s.outputs.size(), [&](size_t o) { return s.outputs[o]; }, [&](size_t i) { return s.inputs[i]; });
+          problem, d, s.outputs.size(), [&](size_t o) { return s.outputs[o]; }, [&](size_t i) { return s.inputs[i]; }) &&
+                     dtypes_allow(problem, s.outputs.size(), [&](size_t o) { return s.outputs[o]; }, [&](size_t i) { return s.inputs[i]; });
       for (size_t i = 0; allowed && i < s.inputs.size(); ++i) {
         allowed = !problem.call.inputs[i] || input_allowed(problem, i, d, s.inputs[i]);
       }
@@ -409,7 +431,8 @@ Strategy choose_whole(const Problem& problem, const OpRule& rule) {
     for (int64_t d = 0; allowed && d < problem.mesh_ndim(); ++d) {
       allowed = keeps_written(
           problem, d, s.outputs.size(), [&](size_t o) { return s.outputs[o][d]; },
-          [&](size_t i) { return s.inputs[i][d]; });
+          [&](size_t i) { return s.inputs[i][d]; }) &&
+                dtypes_allow(problem, s.outputs.size(), [&](size_t o) { return s.outputs[o][d]; }, [&](size_t i) { return s.inputs[i][d]; });
       for (size_t i = 0; allowed && i < s.inputs.size(); ++i) {
         allowed = !problem.call.inputs[i] || input_allowed(problem, i, d, s.inputs[i][d]);
       }
@@ -471,20 +494,25 @@ std::string OpPlan::explain(const OpCall& call) const {
   return text;
 }
 
+std::string missing_rule_text(const c10::OperatorHandle& op) {
+  return absl::StrCat("Operator ", dotted_name(op), " does not have a sharding strategy registered. Register one with "
+                      "RuleRegistry::instance().add(\"", c10::toString(op.operator_name()),
+                      "\", rule), where `rule` is an OpRule, or run the operator on replicated tensors within a "
+                      "ReplicateUnsupported guard");
+}
+
 std::shared_ptr<const OpPlan> propagate(const OpCall& call) {
   auto rule = RuleRegistry::instance().find(call.op);
-  TORCH_CHECK_NOT_IMPLEMENTED(rule, "Operator ", dotted_name(call.op),
-                              " does not have a sharding strategy registered. Register one with "
-                              "RuleRegistry::instance().add(\"",
-                              call.name(),
-                              "\", rule), where `rule` is an OpRule, or run the "
-                              "operator on replicated tensors within a ReplicateUnsupported guard");
+  TORCH_CHECK_NOT_IMPLEMENTED(rule, missing_rule_text(call.op));
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     TORCH_CHECK(!call.inputs[i] || call.inputs[i]->mesh() == call.mesh, call.name(), ": argument '",
                 call.input_name(static_cast<int>(i)), "' lies on another mesh than the others, in ", call.to_string());
   }
 
   Problem problem{call, call.without_outs(), infer_outputs(call, *rule), {}, {}};
+  for (const auto& meta : problem.metas.tensors) {
+    problem.functional.result_dtypes.push_back(meta ? std::optional(meta->dtype) : std::nullopt);
+  }
   problem.fixed_outputs = find_fixed_outputs(call, problem.metas);
   problem.fixed_inputs = problem.functional.written();
   for (size_t i = 0; i < problem.fixed_inputs.size(); ++i) {

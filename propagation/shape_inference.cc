@@ -196,25 +196,6 @@ bool is_dense(const TensorMeta& meta) {
   return true;
 }
 
-// An elementwise operator's shape is known; its dtypes are learnt by computing one element.
-OutputMetas run_one_element(const OpCall& call) {
-  const c10::Device cpu(c10::DeviceType::CPU);
-  OutputMetas result = read(run_on(call, cpu, [&](int i) { return one_element(*call.inputs[i]); }));
-  const Shape shape = broadcast_shape(call);
-  Shape strides = contiguous_strides(shape);
-  for (const auto& input : call.inputs) {
-    if (!input || input->sizes() != shape) continue;
-    if (is_dense(input->meta())) strides = input->strides();
-    break;
-  }
-  for (auto& tensor : result.tensors) {
-    if (!tensor) continue;
-    tensor->sizes = shape;
-    tensor->strides = strides;
-  }
-  return result;
-}
-
 bool is_pointwise(const OpCall& call) {
   if (call.op.hasTag(at::Tag::pointwise)) return true;
   const auto& [name, overload] = call.op.operator_name();
@@ -226,7 +207,7 @@ bool is_pointwise(const OpCall& call) {
 // Results of their own; nullopt: cannot be known.
 std::optional<OutputMetas> infer(const OpCall& call) {
   if (auto metas = run_meta(call)) return metas;
-  if (is_pointwise(call)) return run_one_element(call);
+  if (is_pointwise(call)) return infer_elementwise(call);
   return std::nullopt;
 }
 
@@ -286,6 +267,30 @@ OutputMetas infer_written(const OpCall& call, const OpRule& rule) {
 }
 
 }  // namespace
+
+OutputMetas infer_elementwise(const OpCall& call) {
+  const auto& arguments = call.schema().arguments();
+  const Shape shape = broadcast_shape(call.without_outs());
+  if (std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); })) {
+    // The dtypes are those of the out= arguments.
+    const size_t n = call.schema().returns().size();
+    return {{n, TensorMeta{shape, contiguous_strides(shape)}}, std::vector<int>(n, -1)};
+  }
+  const c10::Device cpu(c10::DeviceType::CPU);
+  OutputMetas result = read(run_on(call, cpu, [&](int i) { return one_element(*call.inputs[i]); }));
+  Shape strides = contiguous_strides(shape);
+  for (const auto& input : call.inputs) {
+    if (!input || input->sizes() != shape) continue;
+    if (is_dense(input->meta())) strides = input->strides();
+    break;
+  }
+  for (auto& tensor : result.tensors) {
+    if (!tensor) continue;
+    tensor->sizes = shape;
+    tensor->strides = strides;
+  }
+  return result;
+}
 
 OutputMetas infer_outputs(const OpCall& call, const OpRule& rule) {
   const auto& returns = call.schema().returns();

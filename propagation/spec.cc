@@ -44,7 +44,7 @@ struct SpecInterner {
     size_t operator()(const Entry& e) const { return (*this)(e.spec); }
     size_t operator()(const Spec* s) const {
       return absl::HashOf(s->mesh_.identity(), s->placements_, s->meta_.sizes, s->meta_.strides,
-                          static_cast<int>(s->meta_.dtype), s->meta_.wrapped_number);
+                          static_cast<int>(s->meta_.dtype), s->meta_.wrapped_number, static_cast<int>(s->meta_.number));
     }
   };
   struct Equal {

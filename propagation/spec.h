@@ -25,6 +25,10 @@ namespace dtensor {
 class Spec;
 using SpecPtr = std::shared_ptr<const Spec>;
 
+// What a number does to a sum: one that is not finite, as a factor, and 0, as a divisor, give infinities of either sign in the
+// addends, and nan as their sum.
+enum class NumberClass : uint8_t { kOrdinary, kZero, kNonFinite };
+
 // Global shape, strides (of the tensor as one device would hold it) and dtype.
 struct TensorMeta {
   Shape sizes;
@@ -32,11 +36,13 @@ struct TensorMeta {
   c10::ScalarType dtype = c10::ScalarType::Float;
   // Of dim 0, and made from a number (Python's `t + 0.5`): takes part in type promotion as the number would.
   bool wrapped_number = false;
+  NumberClass number = NumberClass::kOrdinary;  // of a wrapped number
 
   int64_t numel() const;
   int64_t bytes() const;
   friend bool operator==(const TensorMeta& a, const TensorMeta& b) {
-    return a.dtype == b.dtype && a.sizes == b.sizes && a.strides == b.strides && a.wrapped_number == b.wrapped_number;
+    return a.dtype == b.dtype && a.sizes == b.sizes && a.strides == b.strides && a.wrapped_number == b.wrapped_number &&
+           a.number == b.number;
   }
 };
 

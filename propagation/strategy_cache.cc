@@ -84,6 +84,10 @@ void StrategyCache::insert(const CacheKey& key, std::shared_ptr<const OpPlan> pl
   state_->evict(evicted);
 }
 
+void StrategyCache::check_open(const std::string& description) const {
+  TORCH_CHECK(!frozen(), "the strategy cache is frozen, and this call is not in it: ", description);
+}
+
 void StrategyCache::freeze(bool frozen) {
   std::lock_guard<std::mutex> lock(state_->mutex);
   state_->frozen = frozen;

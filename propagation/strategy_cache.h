@@ -42,6 +42,9 @@ class StrategyCache {
   // Error (c10::Error) while frozen: the text has `description`, so that a serving loop learns which call was new.
   void insert(const CacheKey& key, std::shared_ptr<const OpPlan> plan, std::string description);
 
+  // The error that insert() would throw, before anything is run.
+  void check_open(const std::string& description) const;
+
   // After freeze() a miss is an error. For loops that must not plan any more.
   void freeze(bool frozen = true);
   bool frozen() const;

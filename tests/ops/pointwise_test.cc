@@ -237,11 +237,11 @@ TEST_CASE("In-place operators keep the layout of what they write to, or refuse",
       {"mul_ number", [](const Tensors& t) { return t[0].clone().mul_(0.5); }, true},
       {"lerp_", [](const Tensors& t) { return t[0].clone().lerp_(t[1], 0.25); }, true},
       {"relu_", [](const Tensors& t) { return t[0].clone().relu_(); }, false},
-      {"fill_", [](const Tensors& t) { return t[0].clone().fill_(2); }, false},
+      {"fill_", [](const Tensors& t) { return t[0].clone().fill_(2); }, true},
       {"pow_", [](const Tensors& t) { return t[0].clone().pow_(2); }, false},
       {"clamp_", [](const Tensors& t) { return t[0].clone().clamp_(-0.5, 0.5); }, false},
       {"hardtanh_", [](const Tensors& t) { return call_op("aten::hardtanh_", {t[0].clone()})[0]; }, false},
-      {"masked_fill_", [](const Tensors& t) { return t[0].clone().masked_fill_(t[1].detach() > 0, 1); }, false},
+      {"masked_fill_", [](const Tensors& t) { return t[0].clone().masked_fill_(t[1].detach() > 0, 1); }, true},
       {"addcdiv_", [](const Tensors& t) { return t[0].clone().addcdiv_(t[1], t[1].detach() + 2, 0.1); }, true},
   };
   for (const auto& row : table) {

@@ -1,0 +1,84 @@
+#include "propagation/partial_dtypes.h"
+
+namespace dtensor {
+namespace {
+
+bool floating(c10::ScalarType t) { return c10::isFloatingType(t); }
+bool field(c10::ScalarType t) { return c10::isFloatingType(t) || c10::isComplexType(t); }
+
+// Beyond 65504 half precision is infinite, and the addends of a number may be so where the number is not.
+bool narrow(c10::ScalarType t) {
+  const c10::ScalarType real = c10::isComplexType(t) ? c10::toRealValueType(t) : t;
+  return real != c10::kBFloat16 && floating(real) && c10::elementSize(real) <= 2;
+}
+
+// The sum of the casts is the cast of the sum, but for rounding.
+bool cast_keeps_sums(c10::ScalarType from, c10::ScalarType to) {
+  if (from == to) return true;
+  return field(from) && field(to) && c10::elementSize(to) > 1 && (!narrow(to) || narrow(from));
+}
+
+// No number is cast to one that stands before that of a smaller one.
+bool cast_keeps_order(c10::ScalarType from, c10::ScalarType to) {
+  if (from == to) return !c10::isComplexType(to);
+  if (c10::isComplexType(from) || c10::isComplexType(to)) return false;
+  if (floating(to)) return c10::elementSize(to) > 1;
+  if (floating(from) || to == c10::kBool) return false;
+  if (from == c10::kBool) return true;
+  const bool is_signed = c10::isSignedType(to);
+  if (c10::isSignedType(from) && !is_signed) return false;
+  const bool gains_sign = is_signed && !c10::isSignedType(from);
+  return c10::elementSize(to) > c10::elementSize(from) || (c10::elementSize(to) == c10::elementSize(from) && !gains_sign);
+}
+
+bool is_order(ReduceOp op) { return op == ReduceOp::kMax || op == ReduceOp::kMin; }
+bool is_linear(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; }
+
+bool copies(ReduceOp op, c10::ScalarType from, c10::ScalarType to) {
+  if (from == to) return !(is_order(op) && c10::isComplexType(to));
+  if (is_linear(op)) return cast_keeps_sums(from, to);
+  return is_order(op) && cast_keeps_order(from, to);
+}
+
+bool is_linear_for(Maths maths, ReduceOp op, c10::ScalarType from, c10::ScalarType to) {
+  if (from == c10::kBool || to == c10::kBool || !is_linear(op)) return false;
+  if (field(from) && field(to)) return cast_keeps_sums(from, to);
+  return maths != Maths::kReal && op == ReduceOp::kSum && from == to;
+}
+
+}  // namespace
+
+bool passes(Maths maths, const Placement& in, c10::ScalarType from, const Placement& out, c10::ScalarType to) {
+  const ReduceOp op = in.reduce_op();
+  const bool same = op == out.reduce_op();
+  switch (maths) {
+    case Maths::kCopy:
+      if (same) return copies(op, from, to);
+      [[fallthrough]];  // another kind: nothing but the order can be meant
+    case Maths::kMonotone:
+      return is_order(op) && is_order(out.reduce_op()) && floating(from) && floating(to);
+    case Maths::kShift:
+      return same && is_order(op) && floating(from) && floating(to);
+    case Maths::kRing:
+    case Maths::kReal:
+    case Maths::kOnce:
+      return same && is_linear_for(maths, op, from, to);
+  }
+  return false;
+}
+
+bool can_leave(const Placement& out, c10::ScalarType to) {
+  switch (out.reduce_op()) {
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      return !c10::isComplexType(to);
+    case ReduceOp::kAvg:
+      return field(to);
+    case ReduceOp::kSum:
+    case ReduceOp::kProduct:
+      return to != c10::kBool;
+  }
+  return false;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,180 @@
+// Results have the dtypes that plain ATen gives them: of every elementwise operator and reduction, over pairs of dtypes, with
+// tensors, tensors without dims and numbers beside them.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/TensorOperators.h>
+
+#include <set>
+
+#include "dtensor/op_info.h"
+#include "dtensor/representation.h"
+#include "propagation/op_rule.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
+
+namespace dtensor::testing {
+namespace {
+
+using at::ScalarType;
+using Values = std::vector<c10::IValue>;
+
+constexpr ScalarType kTypes[] = {at::kBool, at::kByte, at::kInt, at::kHalf, at::kFloat, at::kDouble, at::kComplexFloat};
+
+// What stands beside the first tensor, of [2, 3].
+enum class Shape { kSame, kNoDims, kFirstHasNone, kNumber };
+
+at::Tensor tensor_of(ScalarType type, bool dims) { return at::ones(dims ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{}, type); }
+
+// nullopt: an argument that nothing is known of.
+std::optional<Values> arguments_of(const c10::FunctionSchema& schema, ScalarType first, ScalarType second, Shape shape,
+                                   const at::Scalar& number, bool& uses_second) {
+  Values args;
+  int tensors = 0;
+  for (const auto& argument : schema.arguments()) {
+    const auto kind = argument.type()->kind();
+    if (kind == c10::TypeKind::TensorType) {
+      if (tensors++ == 0) {
+        args.emplace_back(tensor_of(first, shape != Shape::kFirstHasNone));
+        continue;
+      }
+      uses_second = true;
+      at::Tensor t = tensor_of(second, shape == Shape::kSame || shape == Shape::kFirstHasNone);
+      if (shape == Shape::kNumber && tensors == 2) t.unsafeGetTensorImpl()->set_wrapped_number(true);
+      args.emplace_back(t);
+    } else if (kind == c10::TypeKind::NumberType) {
+      args.emplace_back(number);
+    } else if (argument.default_value()) {
+      args.push_back(*argument.default_value());
+    } else if (kind == c10::TypeKind::OptionalType) {
+      args.emplace_back();
+    } else if (kind == c10::TypeKind::IntType) {
+      args.emplace_back(0);
+    } else if (kind == c10::TypeKind::FloatType) {
+      args.emplace_back(0.5);
+    } else if (kind == c10::TypeKind::BoolType) {
+      args.emplace_back(true);
+    } else if (kind == c10::TypeKind::ListType && *argument.type() == *c10::ListType::ofInts()) {
+      args.emplace_back(c10::List<int64_t>({0}));
+    } else {
+      return std::nullopt;
+    }
+  }
+  return args;
+}
+
+bool functional(const c10::FunctionSchema& schema) {
+  for (const auto& a : schema.arguments()) {
+    if (a.alias_info() != nullptr || a.is_out()) return false;
+  }
+  for (const auto& r : schema.returns()) {
+    if (r.type()->kind() != c10::TypeKind::TensorType) return false;
+  }
+  return !schema.returns().empty() && !schema.arguments().empty() &&
+         schema.arguments()[0].type()->kind() == c10::TypeKind::TensorType;
+}
+
+// Elementwise operators and reductions, by ATen's tags or for being among the library's own rules.
+std::vector<c10::OperatorHandle> operators() {
+  std::set<std::string> names;
+  for (const std::string& name : RuleRegistry::instance().names()) names.insert(name.substr(0, name.find('.')));
+  std::vector<c10::OperatorHandle> result;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    if (!op || !op->hasSchema() || name.name.rfind("aten::", 0) != 0 || !functional(op->schema())) continue;
+    if (op->hasTag(at::Tag::nondeterministic_seeded) || name.name.find("_foreach") != std::string::npos) continue;
+    const auto& info = op_info(*op);
+    if (info.handler != nullptr && name.name != "aten::norm" && name.name != "aten::linalg_vector_norm" && name.name != "aten::dist") continue;
+    if (op->hasTag(at::Tag::pointwise) || op->hasTag(at::Tag::reduction) || names.count(name.name) || name.name == "aten::ldexp") {
+      result.push_back(*op);
+    }
+  }
+  return result;
+}
+
+std::vector<at::Tensor> run(const c10::OperatorHandle& op, Values args) {
+  torch::jit::Stack stack = std::move(args);
+  op.callBoxed(stack);
+  std::vector<at::Tensor> results;
+  for (const auto& value : stack) results.push_back(value.toTensor());
+  return results;
+}
+
+}  // namespace
+
+TEST_CASE("Results have ATen's dtypes", "[result_dtypes]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"d"});
+  std::set<std::string> wrong;
+  int64_t compared = 0;
+  const auto compare = [&](const c10::OperatorHandle& op, const Values& args, const std::string& label) {
+    std::vector<at::Tensor> expected;
+    try {
+      LocalGuard guard;
+      expected = run(op, args);
+    } catch (const std::exception&) {
+      return;  // ATen refuses
+    }
+    Values distributed;
+    bool first = true;
+    for (const auto& value : args) {
+      const bool plain = !value.isTensor() || value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
+      if (plain) {
+        distributed.push_back(value);
+      } else {
+        const at::Tensor t = value.toTensor();
+        distributed.emplace_back(lay_out(t, mesh, {first && t.dim() > 0 ? Shard(0) : Replicate()}));
+        first = false;
+      }
+    }
+    ++compared;
+    std::string problem;
+    try {
+      const auto got = run(op, distributed);
+      for (size_t k = 0; k < got.size() && problem.empty(); ++k) {
+        if (!got[k].defined() || !expected[k].defined()) continue;
+        if (got[k].scalar_type() != expected[k].scalar_type()) problem = c10::str(got[k].scalar_type(), " instead of ", expected[k].scalar_type());
+        if (!is_dtensor(got[k])) continue;
+        for (const auto& local : meta_of(got[k]).locals) {
+          if (local.scalar_type() != got[k].scalar_type()) problem = c10::str("locals of ", local.scalar_type());
+        }
+      }
+    } catch (const c10::NotImplementedError&) {
+      return;  // says so by name
+    } catch (const std::exception& e) {
+      problem = std::string(e.what()).substr(0, 400);
+    }
+    if (!problem.empty()) wrong.insert(label + ": " + problem);
+  };
+  for (const auto& op : operators()) {
+    for (const ScalarType first : kTypes) {
+      for (const ScalarType second : kTypes) {
+        bool uses_second = false, known = true;
+        for (const Shape shape : {Shape::kSame, Shape::kNoDims, Shape::kFirstHasNone, Shape::kNumber}) {
+          for (const at::Scalar& number : {at::Scalar(2), at::Scalar(1.5), at::Scalar(true)}) {
+            if (second != at::kBool && !number.isIntegral(false)) continue;  // the other dtype changes nothing there
+            const auto args = arguments_of(op.schema(), first, second, shape, number, uses_second);
+            known = args.has_value();
+            if (!known || (!uses_second && shape != Shape::kSame && shape != Shape::kFirstHasNone)) break;
+            const bool is_number = second == at::kBool || second == at::kInt || second == at::kDouble;
+            if (shape == Shape::kNumber && (!uses_second || !is_number)) break;
+            compare(op, *args, c10::str(op_info(op).name, " ", first, " beside ", second, " form ", static_cast<int>(shape), " number ", number));
+          }
+        }
+        if (!known || !uses_second) break;
+      }
+    }
+  }
+  std::string text;
+  int shown = 0;
+  for (const auto& line : wrong) {
+    if (++shown <= 60) text += line + "\n";
+  }
+  INFO(wrong.size() << " wrong of " << compared << ":\n" << text);
+  CHECK(wrong.empty());
+  CHECK(compared > 10000);
+}
+
+}  // namespace dtensor::testing
