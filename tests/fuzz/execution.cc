@@ -56,6 +56,23 @@ struct ToValue {
   }
 };
 
+using Sizes = std::vector<std::pair<at::Tensor, std::vector<int64_t>>>;
+
+Sizes sizes_of_outputs(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  Sizes sizes;
+  for (size_t i = 0; i < stack.size(); ++i) {
+    if (schema.arguments()[i].is_out() && stack[i].isTensor()) sizes.emplace_back(stack[i].toTensor(), stack[i].toTensor().sizes().vec());
+  }
+  return sizes;
+}
+
+// LibTorch still resizes what is given as out=, with a warning; that is no part of what it promises.
+void check_sizes(const Sizes& before) {
+  for (const auto& [t, sizes] : before) {
+    TORCH_CHECK(t.sizes() == sizes || (sizes.size() == 1 && sizes[0] == 0), "out= has other sizes than the result");
+  }
+}
+
 bool is_written(const c10::Argument& returned) {
   const auto* alias = returned.alias_info();
   return alias != nullptr && alias->isWrite();
@@ -110,7 +127,9 @@ void Execution::run(const Step& step) {
     if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
     stack.push_back(std::visit(ToValue{tensors_, *type}, step.args[i]));
   }
+  const auto before = sizes_of_outputs(schema, stack);
   op.callBoxed(stack);
+  check_sizes(before);
   int id = step.first_id;
   for (size_t r = 0; r < stack.size(); ++r) {
     const bool written = is_written(schema.returns()[r]);

@@ -1,4 +1,4 @@
-// What the library refuses on purpose.
+// What the library refuses on purpose, or does otherwise, as its documentation says.
 #pragma once
 
 #include <string>

@@ -78,12 +78,23 @@ void report(const WorkerOptions& options, Tally& tally, const Program& program, 
                    " --replay ", tally.index, "\n----8<----\n", print_cpp(small.program, small.outcome), "----8<----\n"));
 }
 
+// LibTorch's advice is for people.
+struct NoWarnings final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+void prepare() {
+  static auto* const none = new NoWarnings;
+  c10::WarningUtils::set_warning_handler(none);
+  at::set_num_threads(1);
+}
+
 class Worker {
  public:
   Worker(const WorkerOptions& options, Tally& tally, Clock::time_point start) : options_(options), tally_(tally), start_(start) {}
 
   void run_all() {
-    at::set_num_threads(1);
+    prepare();
     double said = seconds_since(start_);
     for (; !done(); ++tally_.index) {
       run_one(tally_.index);
@@ -102,7 +113,7 @@ class Worker {
   // After a crash, in a process that has run nothing yet.
   void report_crash(int status) {
     ++tally_.kinds[static_cast<int>(Kind::kCrash)];
-    at::set_num_threads(1);
+    prepare();
     const std::string end = name_of_end(status);
     const int generated = in_child([&] { make(tally_.index); });
     if (generated != 0) {
