@@ -55,7 +55,7 @@ class Comparison {
 
   // Whether addends are about: there are differences that are documented for them.
   bool has_partials() const {
-    if (program_.order > 0 && program_.seeds == Program::Seeds::kPartial) return true;
+    if (outcome_.order > 0) return true;  // the backward of a broadcast leaves some
     for (const auto& [id, t] : distributed_.tensors()) {
       if (is_dtensor(t) && layout_of(t).spec->has_partial()) return true;
     }
