@@ -10,8 +10,9 @@ namespace dtensor::fuzz {
 namespace {
 
 bool is_dim_name(const std::string& name) {
-  return name == "dim" || name == "dim0" || name == "dim1" || name == "dim2" || name == "axis" || name == "axis0" || name == "axis1" ||
-         name == "start_dim" || name == "end_dim" || name == "source" || name == "destination" || name == "dimension" || name == "dim_self";
+  return name == "dim" || name == "dim0" || name == "dim1" || name == "dim2" || name == "axis" || name == "axis0" ||
+         name == "axis1" || name == "start_dim" || name == "end_dim" || name == "source" || name == "destination" ||
+         name == "dimension" || name == "dim_self";
 }
 
 // Sizes with that product.
@@ -55,7 +56,8 @@ int64_t Arguments::integer(const std::string& name) {
   if (name == "start") return random.between(-n, n);
   if (name == "end") return random.chance(0.3) ? INT64_MAX : random.between(-1, n + 1);
   if (name == "length") return random.between(0, std::max<int64_t>(n, 1));
-  if (name == "step" || name == "chunks" || name == "sections" || name == "split_size" || name == "indices_or_sections") {
+  if (name == "step" || name == "chunks" || name == "sections" || name == "split_size" ||
+      name == "indices_or_sections") {
     return random.between(1, 3);
   }
   if (name == "size" || name == "num_classes" || name == "groups" || name == "num_groups") return random.between(1, 3);
@@ -93,7 +95,8 @@ std::vector<int64_t> Arguments::integers(const std::string& name) {
     const int64_t all = size_of_dim(), first = random.between(0, all);
     return {first, all - first};
   }
-  if ((base == "expand" || base == "expand_copy" || base == "broadcast_to" || base == "sum_to_size") && self_.defined()) {
+  if ((base == "expand" || base == "expand_copy" || base == "broadcast_to" || base == "sum_to_size") &&
+      self_.defined()) {
     std::vector<int64_t> sizes = self_.sizes().vec();
     for (int64_t& s : sizes) {
       if (base == "sum_to_size") s = random.chance(0.5) ? 1 : s;

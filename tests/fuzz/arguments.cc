@@ -115,11 +115,13 @@ std::optional<Argument> Arguments::by_type(const c10::Argument& argument, const 
   if (element->kind() == c10::TypeKind::BoolType) return Argument(std::vector<bool>(3, true));
   if (element->kind() == c10::TypeKind::NumberType) return Argument(std::vector<double>(of_list_.size(), number(name)));
   if (element->kind() == c10::TypeKind::FloatType) return Argument(std::vector<double>{number(name), number(name)});
-  if (element->kind() == c10::TypeKind::IntType || element->kind() == c10::TypeKind::SymIntType) return Argument(integers(name));
+  if (element->kind() == c10::TypeKind::IntType || element->kind() == c10::TypeKind::SymIntType)
+    return Argument(integers(name));
   return std::nullopt;
 }
 
-std::optional<Argument> Arguments::by_template(const c10::Argument&, const c10::TypePtr& type, const std::string& text) {
+std::optional<Argument> Arguments::by_template(const c10::Argument&, const c10::TypePtr& type,
+                                               const std::string& text) {
   if (text == "none") return Argument();
   switch (type->kind()) {
     case c10::TypeKind::TensorType:
@@ -177,7 +179,8 @@ TensorRef Arguments::first_tensor(bool written) {
   if (!candidates.empty() && random.chance(0.8)) return {random.pick(candidates)};
   c10::ScalarType dtype = random.chance(0.7) ? draft_.usual_dtype : random_dtype(random);
   if (takes_integers(op_.base)) {
-    dtype = random.pick(std::vector<c10::ScalarType>{c10::ScalarType::Long, c10::ScalarType::Int, c10::ScalarType::Bool, c10::ScalarType::Byte});
+    dtype = random.pick(std::vector<c10::ScalarType>{c10::ScalarType::Long, c10::ScalarType::Int, c10::ScalarType::Bool,
+                                                     c10::ScalarType::Byte});
   }
   Leaf leaf = random_leaf(random, draft_.program.mesh, random_sizes(random), dtype);
   if (written) leaf.requires_grad = false;
@@ -189,7 +192,8 @@ TensorRef Arguments::other_tensor(const std::string& name) {
   std::vector<int64_t> sizes = self_.sizes().vec();
   const auto& mesh = draft_.program.mesh;
   if (is_index_name(name)) {
-    if (op_.base == "take" || op_.base == "put") return {draft_.add(random_indices(random, mesh, random_sizes(random), self_.numel()))};
+    if (op_.base == "take" || op_.base == "put")
+      return {draft_.add(random_indices(random, mesh, random_sizes(random), self_.numel()))};
     const bool flat = op_.base.rfind("index_", 0) == 0;
     if (flat) sizes = {random.between(0, 5)};
     if (!flat) {
@@ -209,7 +213,9 @@ TensorRef Arguments::other_tensor(const std::string& name) {
     sizes.erase(sizes.begin(), sizes.begin() + random.below(static_cast<int64_t>(sizes.size()) + 1));
     for (int64_t& n : sizes) n = random.chance(0.3) ? 1 : n;
   }
-  const c10::ScalarType dtype = mask ? c10::ScalarType::Bool : random.chance(0.75) ? self_.scalar_type() : random_dtype(random);
+  const c10::ScalarType dtype = mask                  ? c10::ScalarType::Bool
+                                : random.chance(0.75) ? self_.scalar_type()
+                                                      : random_dtype(random);
   return {draft_.add(random_leaf(random, mesh, sizes, dtype))};
 }
 

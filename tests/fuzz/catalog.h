@@ -14,11 +14,12 @@ struct Operator {
   std::string base;  // "add"; "add" of "add_", too
   enum class Support { kRule, kComposite, kNone } support = Support::kNone;
   bool is_view = false;  // a result may share memory with an argument
-  double weight = 1;  // how often it is called, overloads of one name together having that of one
+  double weight = 1;     // how often it is called, overloads of one name together having that of one
 };
 
-// Every operator of ATen that works on dense tensors and gives the same values each time: those with a rule or a handler, those that
-// ATen composes of others, and those that have neither. Read from LibTorch's dispatcher, sorted by name.
+// Every operator of ATen that works on dense tensors and gives the same values each time: those with a rule or a
+// handler, those that ATen composes of others, and those that have neither. Read from LibTorch's dispatcher, sorted by
+// name.
 const std::vector<Operator>& catalog();
 
 // Whether it takes integers and bool only.

@@ -74,7 +74,8 @@ std::map<std::vector<int64_t>, Place> places_of(const DTensorMeta& meta) {
   std::map<std::vector<int64_t>, Place> places;
   for (size_t i = 0; i < meta.locals.size(); ++i) {
     std::vector<int64_t> where;
-    for (int64_t d = 0; d < mesh.ndim(); ++d) where.push_back(placements[d].is_partial() ? 0 : mesh.local_coordinate(i)[d]);
+    for (int64_t d = 0; d < mesh.ndim(); ++d)
+      where.push_back(placements[d].is_partial() ? 0 : mesh.local_coordinate(i)[d]);
     auto values = numbers(meta.locals[i]);
     auto [place, fresh] = places.try_emplace(where, Place{static_cast<int64_t>(i), {}});
     if (fresh) {
@@ -112,7 +113,8 @@ std::vector<int64_t> offsets_of(const LocalLayout& layout, at::IntArrayRef sizes
 
 std::optional<std::string> metadata_difference(const at::Tensor& actual, const at::Tensor& expected) {
   if (!is_dtensor(actual)) return "is a plain tensor";
-  if (actual.sizes() != expected.sizes()) return c10::str("has sizes ", actual.sizes(), ", should have ", expected.sizes());
+  if (actual.sizes() != expected.sizes())
+    return c10::str("has sizes ", actual.sizes(), ", should have ", expected.sizes());
   if (actual.scalar_type() != expected.scalar_type()) {
     return c10::str("has dtype ", actual.scalar_type(), ", should have ", expected.scalar_type());
   }
@@ -121,9 +123,10 @@ std::optional<std::string> metadata_difference(const at::Tensor& actual, const a
   for (size_t i = 0; i < meta.locals.size(); ++i) {
     const auto shape = meta.spec->local_shape(i);
     const at::Tensor& local = meta.locals[i];
-    if (local.sizes() == at::IntArrayRef(shape.data(), shape.size()) && local.scalar_type() == expected.scalar_type()) continue;
-    return c10::str("on rank ", i, " is ", local.scalar_type(), local.sizes(), ", the layout ", meta.spec->placements(), " says ",
-                    at::IntArrayRef(shape.data(), shape.size()));
+    if (local.sizes() == at::IntArrayRef(shape.data(), shape.size()) && local.scalar_type() == expected.scalar_type())
+      continue;
+    return c10::str("on rank ", i, " is ", local.scalar_type(), local.sizes(), ", the layout ", meta.spec->placements(),
+                    " says ", at::IntArrayRef(shape.data(), shape.size()));
   }
   return std::nullopt;
 }
@@ -173,15 +176,17 @@ std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor
   const int64_t width = expected.is_complex() ? 2 : 1;
   const auto& mesh = meta.spec->mesh();
   for (const auto& [where, place] : places_of(meta)) {
-    const auto layout = local_layout(Shape(expected.sizes().begin(), expected.sizes().end()), mesh.shape(), meta.spec->placements(),
-                                     mesh.local_coordinate(place.rank));
+    const auto layout = local_layout(Shape(expected.sizes().begin(), expected.sizes().end()), mesh.shape(),
+                                     meta.spec->placements(), mesh.local_coordinate(place.rank));
     const auto offsets = offsets_of(layout, expected.sizes());
     for (size_t k = 0; k < place.values.size(); ++k) {
       const int64_t at = offsets[k / width] * width + static_cast<int64_t>(k) % width;
-      if (width == 2 && !is_finite_pair(want, at)) continue;  // which half of it is NaN depends on how a product is computed
+      if (width == 2 && !is_finite_pair(want, at))
+        continue;  // which half of it is NaN depends on how a product is computed
       if (!differs(place.values[k], want[at], scale, allowed)) continue;
-      return absl::StrCat("laid out ", dtensor::to_string(meta.spec->placements()), ", on rank ", place.rank, " element ",
-                          at / width, " of ", expected.numel(), " is ", place.values[k], ", should be ", want[at]);
+      return absl::StrCat("laid out ", dtensor::to_string(meta.spec->placements()), ", on rank ", place.rank,
+                          " element ", at / width, " of ", expected.numel(), " is ", place.values[k], ", should be ",
+                          want[at]);
     }
   }
   return std::nullopt;

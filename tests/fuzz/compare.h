@@ -20,8 +20,8 @@ bool differs(double actual, double expected, double scale, double tolerance);
 // The largest finite magnitude.
 double scale_of(const std::vector<double>& values);
 
-// What is wrong with `actual`: plain, another dtype or shape, a part of another shape than the layout says, or a value on some rank;
-// the ranks' parts are put together here, without the library's own redistributions. nullopt: nothing.
+// What is wrong with `actual`: plain, another dtype or shape, a part of another shape than the layout says, or a value
+// on some rank; the ranks' parts are put together here, without the library's own redistributions. nullopt: nothing.
 std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor& expected, double tolerance);
 
 }  // namespace dtensor::fuzz

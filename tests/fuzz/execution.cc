@@ -3,9 +3,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/core/stack.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/complex.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "dtensor/redistribute.h"
 #include "dtensor/representation.h"
@@ -51,7 +51,8 @@ struct ToValue {
     std::vector<at::Tensor> list;
     for (int id : refs.ids) list.push_back(at(id));
     const auto* elements = type.castRaw<c10::ListType>();
-    if (elements != nullptr && elements->getElementType()->kind() == c10::TypeKind::OptionalType) return optional_tensors(list);
+    if (elements != nullptr && elements->getElementType()->kind() == c10::TypeKind::OptionalType)
+      return optional_tensors(list);
     return list;
   }
 };
@@ -61,7 +62,8 @@ using Sizes = std::vector<std::pair<at::Tensor, std::vector<int64_t>>>;
 Sizes sizes_of_outputs(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
   Sizes sizes;
   for (size_t i = 0; i < stack.size(); ++i) {
-    if (schema.arguments()[i].is_out() && stack[i].isTensor()) sizes.emplace_back(stack[i].toTensor(), stack[i].toTensor().sizes().vec());
+    if (schema.arguments()[i].is_out() && stack[i].isTensor())
+      sizes.emplace_back(stack[i].toTensor(), stack[i].toTensor().sizes().vec());
   }
   return sizes;
 }
@@ -159,11 +161,12 @@ at::Tensor Execution::seed(const at::Tensor& output, Program::Seeds seeds, int n
   return distribute_tensor(w, mesh_, leaf.placements);
 }
 
-std::vector<at::Tensor> Execution::gradients_of(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& leaves,
-                                                Program::Seeds seeds) const {
+std::vector<at::Tensor> Execution::gradients_of(const std::vector<at::Tensor>& roots,
+                                                const std::vector<at::Tensor>& leaves, Program::Seeds seeds) const {
   std::vector<at::Tensor> weights;
   for (const auto& root : roots) weights.push_back(seed(root, seeds, static_cast<int>(weights.size())));
-  return torch::autograd::grad(roots, leaves, weights, /*retain_graph=*/true, /*create_graph=*/true, /*allow_unused=*/true);
+  return torch::autograd::grad(roots, leaves, weights, /*retain_graph=*/true, /*create_graph=*/true,
+                               /*allow_unused=*/true);
 }
 
 std::vector<at::Tensor> Execution::gradients(const Program& program, int order) const {

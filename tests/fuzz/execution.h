@@ -31,8 +31,8 @@ class Execution {
   // Errors: whatever the operator throws.
   void run(const Step& step);
 
-  // Gradients of a fixed linear function of all results with respect to the leaves that require them; undefined where there is none.
-  // Of second order: of a fixed linear function of those.
+  // Gradients of a fixed linear function of all results with respect to the leaves that require them; undefined where
+  // there is none. Of second order: of a fixed linear function of those.
   std::vector<at::Tensor> gradients(const Program& program, int order) const;
 
   const std::map<int, at::Tensor>& tensors() const { return tensors_; }

@@ -27,7 +27,8 @@ TORCH_LIBRARY_IMPL(fuzz_test, CompositeExplicitAutograd, m) {
 void plant_wrong_rule() {
   OpRule rule;
   rule.per_dim = [](const OpCall&, int64_t) {
-    return std::vector<DimStrategy>{{{Partial()}, {Partial()}}, {{Replicate()}, {Replicate()}}, {{Shard(0)}, {Shard(0)}}};
+    return std::vector<DimStrategy>{
+        {{Partial()}, {Partial()}}, {{Replicate()}, {Replicate()}}, {{Shard(0)}, {Shard(0)}}};
   };
   rule.metas = [](const OpCall& call) {
     OutputMetas metas;
@@ -55,7 +56,8 @@ Program long_program(const std::string& op) {
   Program p;
   p.mesh = {2, 3};
   p.order = 2;
-  p.leaves = {leaf(0, {5, 4}, {Shard(0), Partial()}), leaf(1, {5, 4}, {Replicate(), Shard(1)}), leaf(2, {4}, {Partial(), Partial()})};
+  p.leaves = {leaf(0, {5, 4}, {Shard(0), Partial()}), leaf(1, {5, 4}, {Replicate(), Shard(1)}),
+              leaf(2, {4}, {Partial(), Partial()})};
   p.leaves[1].requires_grad = true;
   p.steps = {{"aten::mul.Scalar", {TensorRef{0}, int64_t{3}}, 1000, {}},
              {"aten::transpose.int", {TensorRef{1}, int64_t{0}, int64_t{1}}, 1032, {}},
@@ -110,7 +112,8 @@ TEST_CASE("fuzz: a view that loses writes is found") {
     planted = true;
     static torch::Library library(torch::Library::FRAGMENT, "fuzz_test", std::nullopt, __FILE__, __LINE__);
     library.def("view_that_copies(Tensor(a) self) -> Tensor(a)");
-    library.impl("view_that_copies", torch::dispatch(c10::DispatchKey::CPU, [](const at::Tensor& t) { return t.view(t.sizes()); }));
+    library.impl("view_that_copies",
+                 torch::dispatch(c10::DispatchKey::CPU, [](const at::Tensor& t) { return t.view(t.sizes()); }));
     library.impl("view_that_copies", torch::dispatch(c10::DispatchKey::Fake, lost));
   }
   Program program = long_program("fuzz_test::view_that_copies");
@@ -134,9 +137,10 @@ TEST_CASE("fuzz: printed programs are whole") {
   const Outcome outcome = run(program);
   const std::string text = print_cpp(program, outcome);
   CHECK(!contains(text, "@"));
-  for (const char* part : {"#include <torch/torch.h>", "#include \"dtensor/dtensor.h\"", "int main()", "World::local(6), {2, 3}",
-                           "StridedShard(1, 3)", "Partial()", "from_local({", "at::_ops::transpose_int::call(t1, int64_t{0}, int64_t{1})",
-                           "at::_ops::mul_Scalar::call(t0, at::Scalar(int64_t{3}))", "order <= 2"}) {
+  for (const char* part :
+       {"#include <torch/torch.h>", "#include \"dtensor/dtensor.h\"", "int main()", "World::local(6), {2, 3}",
+        "StridedShard(1, 3)", "Partial()", "from_local({", "at::_ops::transpose_int::call(t1, int64_t{0}, int64_t{1})",
+        "at::_ops::mul_Scalar::call(t0, at::Scalar(int64_t{3}))", "order <= 2"}) {
     INFO(part);
     CHECK(contains(text, part));
   }

@@ -18,8 +18,10 @@ bool is_small(const at::Tensor& t) { return !t.defined() || (t.numel() <= kMostE
 
 // Views, views of them, and writes through them.
 bool is_about_views(const Operator& op) {
-  static const auto* const writes = new std::set<std::string>{"add", "mul", "copy", "fill", "zero", "index_put", "masked_fill", "clamp"};
-  return op.is_view || (op.handle.schema().is_mutable() && op.name.find("out") == std::string::npos && writes->count(op.base) > 0);
+  static const auto* const writes =
+      new std::set<std::string>{"add", "mul", "copy", "fill", "zero", "index_put", "masked_fill", "clamp"};
+  return op.is_view ||
+         (op.handle.schema().is_mutable() && op.name.find("out") == std::string::npos && writes->count(op.base) > 0);
 }
 
 using Weighted = std::vector<std::pair<const Operator*, double>>;
@@ -60,7 +62,8 @@ class Generator {
     program.replicate_unsupported = random.chance(0.3);
     draft_.usual_dtype = random.chance(0.5) ? c10::ScalarType::Double : random_dtype(random);
     const int64_t steps = random.between(1, options_.most_steps);
-    for (int64_t tries = 0; tries < 8 * steps && static_cast<int64_t>(program.steps.size()) < steps && !broken_; ++tries) {
+    for (int64_t tries = 0; tries < 8 * steps && static_cast<int64_t>(program.steps.size()) < steps && !broken_;
+         ++tries) {
       if (random.chance(0.06)) {
         add_redistribute();
       } else {
@@ -100,11 +103,13 @@ class Generator {
     auto args = arguments.make();
     Step step{op.name, {}, next_first_id(), {}};
     if (args) step.args = std::move(*args);
-    if (!args || !add_outputs(op, step) || reads_what_it_writes(op, step) || !accepted(op, step)) return draft_.cut_leaves(leaves);
+    if (!args || !add_outputs(op, step) || reads_what_it_writes(op, step) || !accepted(op, step))
+      return draft_.cut_leaves(leaves);
     draft_.program.steps.push_back(std::move(step));
   }
 
-  // An operator that reads what it writes to by another argument gives what its loops make of it, unless it is elementwise.
+  // An operator that reads what it writes to by another argument gives what its loops make of it, unless it is
+  // elementwise.
   bool reads_what_it_writes(const Operator& op, const Step& step) const {
     if (op.handle.hasTag(at::Tag::pointwise)) return false;
     const auto& arguments = op.handle.schema().arguments();
@@ -112,10 +117,12 @@ class Generator {
     for (size_t a = 0; a < arguments.size(); ++a) {
       if (arguments[a].alias_info() == nullptr || !arguments[a].alias_info()->isWrite()) continue;
       if (const auto* ref = std::get_if<TensorRef>(&step.args[a]); ref && ref->id >= 0) written.push_back(ref->id);
-      if (const auto* refs = std::get_if<TensorRefs>(&step.args[a])) written.insert(written.end(), refs->ids.begin(), refs->ids.end());
+      if (const auto* refs = std::get_if<TensorRefs>(&step.args[a]))
+        written.insert(written.end(), refs->ids.begin(), refs->ids.end());
     }
     std::multiset<const void*> memory;
-    for (int id : inputs_of(step)) memory.insert(draft_.at(id).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    for (int id : inputs_of(step))
+      memory.insert(draft_.at(id).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
     return std::any_of(written.begin(), written.end(), [&](int id) {
       return memory.count(draft_.at(id).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) > 1;
     });
@@ -132,8 +139,9 @@ class Generator {
     const auto& arguments = op.handle.schema().arguments();
     Step trial = step;
     const size_t leaves = draft_.program.leaves.size();
-    const c10::ScalarType dtype = draft_.random.chance(0.8) || draft_.program.leaves.empty() ? draft_.usual_dtype
-                                                                                             : draft_.program.leaves.back().dtype;
+    const c10::ScalarType dtype = draft_.random.chance(0.8) || draft_.program.leaves.empty()
+                                      ? draft_.usual_dtype
+                                      : draft_.program.leaves.back().dtype;
     for (size_t a = 0; a < arguments.size(); ++a) {
       if (!arguments[a].is_out()) continue;
       if (arguments[a].type()->kind() != c10::TypeKind::TensorType) return false;
@@ -168,7 +176,8 @@ class Generator {
     return true;
   }
 
-  // Whether plain LibTorch takes the call. One that throws after it began to write spoils the tensors: no more steps then.
+  // Whether plain LibTorch takes the call. One that throws after it began to write spoils the tensors: no more steps
+  // then.
   bool accepted(const Operator& op, const Step& step) {
     const bool writes = op.handle.schema().is_mutable();
     try {

@@ -55,7 +55,8 @@ at::Tensor random_factor(const at::Tensor& t, std::mt19937_64& random) {
   at::Tensor r = at::empty(t.sizes(), at::kDouble);
   double* data = r.data_ptr<double>();
   const double factors[] = {1, -1, 2, 0.5};
-  for (int64_t k = 0; k < r.numel(); ++k) data[k] = factors[random() % (t.scalar_type() == at::kByte ? 1 : whole ? 2 : 4)];
+  for (int64_t k = 0; k < r.numel(); ++k)
+    data[k] = factors[random() % (t.scalar_type() == at::kByte ? 1 : whole ? 2 : 4)];
   return r.to(t.scalar_type());
 }
 
@@ -85,11 +86,13 @@ std::vector<at::Tensor> products(const at::Tensor& value, const Addends& kind, s
 std::vector<at::Tensor> extremes(const at::Tensor& value, const Addends& kind, std::mt19937_64& random) {
   std::vector<at::Tensor> addends(kind.count);
   at::Tensor owner = at::empty(value.sizes(), at::kLong);
-  for (int64_t k = 0; k < owner.numel(); ++k) owner.data_ptr<int64_t>()[k] = static_cast<int64_t>(random() % kind.count);
+  for (int64_t k = 0; k < owner.numel(); ++k)
+    owner.data_ptr<int64_t>()[k] = static_cast<int64_t>(random() % kind.count);
   for (int64_t a = 0; a < kind.count; ++a) {
     const at::Tensor away = random_like(value, random).abs();
     at::Tensor other = kind.op == ReduceOp::kMin ? value + away : value - away;
-    if (value.scalar_type() == at::kByte) other = kind.op == ReduceOp::kMin ? value.maximum(other) : value.minimum(other);  // it wraps
+    if (value.scalar_type() == at::kByte)
+      other = kind.op == ReduceOp::kMin ? value.maximum(other) : value.minimum(other);  // it wraps
     addends[a] = at::where(owner == a, value, other);
   }
   return addends;
@@ -100,7 +103,8 @@ std::vector<at::Tensor> of_bool(const at::Tensor& value, const Addends& kind, st
   const bool all = kind.op == ReduceOp::kMin || kind.op == ReduceOp::kProduct;
   std::vector<at::Tensor> addends(kind.count);
   at::Tensor owner = at::empty(value.sizes(), at::kLong);
-  for (int64_t k = 0; k < owner.numel(); ++k) owner.data_ptr<int64_t>()[k] = static_cast<int64_t>(random() % kind.count);
+  for (int64_t k = 0; k < owner.numel(); ++k)
+    owner.data_ptr<int64_t>()[k] = static_cast<int64_t>(random() % kind.count);
   for (int64_t a = 0; a < kind.count; ++a) {
     addends[a] = at::where(owner == a, value, all ? at::ones_like(value) : at::zeros_like(value));
   }

@@ -44,6 +44,7 @@ int fuzz() {
 }  // namespace dtensor::fuzz
 
 int main(int argc, char** argv) {
-  return dtensor::tools::run_program("fuzz", "runs random programs on distributed tensors against the same on plain ones", argc, argv,
-                                     dtensor::fuzz::fuzz);
+  return dtensor::tools::run_program("fuzz",
+                                     "runs random programs on distributed tensors against the same on plain ones", argc,
+                                     argv, dtensor::fuzz::fuzz);
 }

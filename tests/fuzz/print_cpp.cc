@@ -26,7 +26,9 @@ std::string number(double v) {
   return absl::StrFormat("%.17g", v);
 }
 
-std::string dtype_name(c10::ScalarType t) { return absl::StrCat("torch::k", t == c10::ScalarType::BFloat16 ? "BFloat16" : c10::toString(t)); }
+std::string dtype_name(c10::ScalarType t) {
+  return absl::StrCat("torch::k", t == c10::ScalarType::BFloat16 ? "BFloat16" : c10::toString(t));
+}
 
 std::string placement(const Placement& p) {
   static const char* const ops[] = {"kSum", "kAvg", "kProduct", "kMin", "kMax"};
@@ -37,7 +39,8 @@ std::string placement(const Placement& p) {
 }
 
 std::string layout(const Placements& placements) {
-  return absl::StrCat("{", absl::StrJoin(placements, ", ", [](std::string* out, const Placement& p) { *out += placement(p); }), "}");
+  return absl::StrCat(
+      "{", absl::StrJoin(placements, ", ", [](std::string* out, const Placement& p) { *out += placement(p); }), "}");
 }
 
 std::string list(const std::vector<int64_t>& v) { return absl::StrCat("{", absl::StrJoin(v, ", "), "}"); }
@@ -88,16 +91,20 @@ struct Print {
   std::string operator()(const TensorRef& t) const { return name(t.id); }
   std::string operator()(const std::vector<int64_t>& v) const {
     if (!type.symbolic()) return absl::StrCat("std::vector<int64_t>", list(v));
-    return absl::StrCat("std::vector<c10::SymInt>{",
-                        absl::StrJoin(v, ", ", [](std::string* out, int64_t i) { absl::StrAppend(out, "c10::SymInt(", i, ")"); }), "}");
+    return absl::StrCat(
+        "std::vector<c10::SymInt>{",
+        absl::StrJoin(v, ", ", [](std::string* out, int64_t i) { absl::StrAppend(out, "c10::SymInt(", i, ")"); }), "}");
   }
   std::string operator()(const std::vector<double>& v) const {
     if (type.element && type.element->kind() == c10::TypeKind::NumberType) {
-      return absl::StrCat("at::ArrayRef<at::Scalar>({",
-                          absl::StrJoin(v, ", ", [](std::string* out, double d) { absl::StrAppend(out, "at::Scalar(", number(d), ")"); }),
-                          "})");
+      return absl::StrCat(
+          "at::ArrayRef<at::Scalar>({",
+          absl::StrJoin(v, ", ",
+                        [](std::string* out, double d) { absl::StrAppend(out, "at::Scalar(", number(d), ")"); }),
+          "})");
     }
-    return absl::StrCat("std::vector<double>{", absl::StrJoin(v, ", ", [](std::string* out, double d) { *out += number(d); }), "}");
+    return absl::StrCat("std::vector<double>{",
+                        absl::StrJoin(v, ", ", [](std::string* out, double d) { *out += number(d); }), "}");
   }
   std::string operator()(const std::vector<bool>& v) const {
     return absl::StrCat("std::array<bool, ", v.size(), ">{",
@@ -120,7 +127,9 @@ std::string argument(const Argument& value, const c10::Argument& schema) {
   return absl::StrCat(type.symbolic() ? "at::OptionalSymIntArrayRef(" : "at::OptionalIntArrayRef(", text, ")");
 }
 
-bool is_written(const c10::Argument& returned) { return returned.alias_info() != nullptr && returned.alias_info()->isWrite(); }
+bool is_written(const c10::Argument& returned) {
+  return returned.alias_info() != nullptr && returned.alias_info()->isWrite();
+}
 
 // One step, and what names its results; `known` are the tensors that it makes.
 std::string statement(const Step& step, const std::map<int, at::Tensor>& known) {
@@ -149,7 +158,8 @@ std::string statement(const Step& step, const std::map<int, at::Tensor>& known) 
       ++id;
     } else if (kind == c10::TypeKind::ListType) {
       for (int k = 0; known.count(id) > 0; ++k, ++id) {
-        absl::StrAppendFormat(&text, "  at::Tensor t%d = %s[%d];\n  all.emplace_back(\"t%d\", t%d);\n", id, value, k, id, id);
+        absl::StrAppendFormat(&text, "  at::Tensor t%d = %s[%d];\n  all.emplace_back(\"t%d\", t%d);\n", id, value, k,
+                              id, id);
       }
     } else {
       absl::StrAppendFormat(&text, "  numbers.push_back(at::Scalar(%s).toDouble());\n", value);
@@ -162,8 +172,9 @@ std::string distributed(const Leaf& leaf, const Program& program) {
   const std::string where = absl::StrCat("mesh, ", layout(leaf.placements));
   if (!is_partial(leaf)) return absl::StrCat("distribute_tensor(", tensor(value_of(leaf)), ", ", where, ")");
   const auto parts = parts_of(leaf, mesh_of(program.mesh));
-  return absl::StrCat("from_local({", absl::StrJoin(parts, ", ", [](std::string* out, const at::Tensor& t) { *out += tensor(t); }), "}, ",
-                      where, ", {.shape = std::vector<int64_t>", list(leaf.sizes), "}).clone()");
+  return absl::StrCat("from_local({",
+                      absl::StrJoin(parts, ", ", [](std::string* out, const at::Tensor& t) { *out += tensor(t); }),
+                      "}, ", where, ", {.shape = std::vector<int64_t>", list(leaf.sizes), "}).clone()");
 }
 
 std::string leaves(const Program& program, bool spread) {
@@ -228,9 +239,10 @@ std::string print_cpp(const Program& program, const Outcome& outcome) {
   text += absl::StrReplaceAll(program.order == 0 ? kNoGradients : kGradients,
                               {{"@ORDER@", absl::StrCat(program.order)}, {"@SEEDS@", seed_layout(program)}});
   absl::StrAppend(&text, kStepsBegin, steps(program), kStepsEnd);
-  text += absl::StrReplaceAll(kMain, {{"@PLAIN@", leaves(program, false)},
-                                      {"@DISTRIBUTED@", leaves(program, true)},
-                                      {"@SCOPE@", program.replicate_unsupported ? "  ReplicateUnsupported guard;\n" : ""}});
+  text +=
+      absl::StrReplaceAll(kMain, {{"@PLAIN@", leaves(program, false)},
+                                  {"@DISTRIBUTED@", leaves(program, true)},
+                                  {"@SCOPE@", program.replicate_unsupported ? "  ReplicateUnsupported guard;\n" : ""}});
   return text;
 }
 

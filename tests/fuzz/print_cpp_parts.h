@@ -91,7 +91,8 @@ void add_gradients(Named& all, const std::vector<at::Tensor>& leaves) {
 
 )";
 
-inline constexpr char kStepsBegin[] = R"(Named program(const std::vector<at::Tensor>& leaves, std::vector<double>& numbers) {
+inline constexpr char kStepsBegin[] =
+    R"(Named program(const std::vector<at::Tensor>& leaves, std::vector<double>& numbers) {
   Named all;
 )";
 

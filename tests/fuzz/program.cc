@@ -53,8 +53,9 @@ bool is_partial(const Leaf& leaf) {
 
 std::string to_string(const Argument& argument) {
   return std::visit(
-      Overloaded{[](std::monostate) { return std::string("none"); }, [](bool b) { return std::string(b ? "true" : "false"); },
-                 [](int64_t i) { return absl::StrCat(i); }, [](double d) { return absl::StrCat(d, d == int64_t(d) ? "." : ""); },
+      Overloaded{[](std::monostate) { return std::string("none"); },
+                 [](bool b) { return std::string(b ? "true" : "false"); }, [](int64_t i) { return absl::StrCat(i); },
+                 [](double d) { return absl::StrCat(d, d == int64_t(d) ? "." : ""); },
                  [](const std::string& s) { return absl::StrCat("'", s, "'"); },
                  [](const std::vector<int64_t>& v) { return absl::StrCat("[", absl::StrJoin(v, ", "), "]"); },
                  [](const std::vector<double>& v) { return absl::StrCat("[", absl::StrJoin(v, ", "), "]"); },
@@ -63,7 +64,8 @@ std::string to_string(const Argument& argument) {
                  [](c10::MemoryFormat f) { return absl::StrCat("format ", static_cast<int>(f)); },
                  [](const TensorRef& t) { return name_of(t.id); },
                  [](const TensorRefs& t) {
-                   return absl::StrCat("[", absl::StrJoin(t.ids, ", ", [](std::string* out, int id) { *out += name_of(id); }), "]");
+                   return absl::StrCat(
+                       "[", absl::StrJoin(t.ids, ", ", [](std::string* out, int id) { *out += name_of(id); }), "]");
                  }},
       argument);
 }
@@ -77,8 +79,8 @@ std::string to_string(const Program& program) {
   }
   for (const Step& step : program.steps) {
     absl::StrAppend(&text, "  t", step.first_id, ".. = ", step.op, "(",
-                    absl::StrJoin(step.args, ", ", [](std::string* out, const Argument& a) { *out += to_string(a); }), ")",
-                    step.op == kRedistribute ? " to " + dtensor::to_string(step.placements) : "", "\n");
+                    absl::StrJoin(step.args, ", ", [](std::string* out, const Argument& a) { *out += to_string(a); }),
+                    ")", step.op == kRedistribute ? " to " + dtensor::to_string(step.placements) : "", "\n");
   }
   return text;
 }

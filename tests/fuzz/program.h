@@ -1,4 +1,5 @@
-// A random program over numbered tensors: a value that can be run on plain and on distributed tensors, made smaller, and printed.
+// A random program over numbered tensors: a value that can be run on plain and on distributed tensors, made smaller,
+// and printed.
 #pragma once
 
 #include <c10/core/MemoryFormat.h>
@@ -24,8 +25,9 @@ struct TensorRefs {
 };
 
 // An argument of an operator. monostate: None.
-using Argument = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>,
-                              std::vector<bool>, c10::ScalarType, c10::MemoryFormat, TensorRef, TensorRefs>;
+using Argument =
+    std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>,
+                 std::vector<bool>, c10::ScalarType, c10::MemoryFormat, TensorRef, TensorRefs>;
 
 // A tensor that exists before the first step.
 struct Leaf {
@@ -38,7 +40,8 @@ struct Leaf {
   uint64_t addends = 0;  // seed of what the ranks hold of a Partial
 };
 
-// One call. Its k-th result (elements of lists one by one) is the tensor `first_id + k`, unless it is an argument written to.
+// One call. Its k-th result (elements of lists one by one) is the tensor `first_id + k`, unless it is an argument
+// written to.
 struct Step {
   std::string op;              // "aten::add.Tensor", or kRedistribute
   std::vector<Argument> args;  // in schema order, all of them
@@ -53,7 +56,11 @@ struct Program {
   std::vector<Leaf> leaves;
   std::vector<Step> steps;
   int order = 0;  // of gradients taken at the end: 0, 1 or 2
-  enum class Seeds { kReplicate, kLikeOutput, kPartial } seeds = Seeds::kReplicate;  // how the outputs' gradients come in
+  enum class Seeds {
+    kReplicate,
+    kLikeOutput,
+    kPartial
+  } seeds = Seeds::kReplicate;  // how the outputs' gradients come in
   bool replicate_unsupported = false;
 };
 

@@ -36,11 +36,13 @@ std::vector<double> floating_values(Random& random, int64_t count) {
 std::vector<double> integer_values(Random& random, int64_t count, c10::ScalarType dtype) {
   if (random.chance(0.5)) {
     auto values = shuffled_grid(random, count, 1);
-    for (double& v : values) v = dtype == c10::ScalarType::Byte ? static_cast<double>(static_cast<uint8_t>(std::abs(v))) : v;
+    for (double& v : values)
+      v = dtype == c10::ScalarType::Byte ? static_cast<double>(static_cast<uint8_t>(std::abs(v))) : v;
     if (count < 120) return values;
   }
   std::vector<double> values(count);
-  for (double& v : values) v = static_cast<double>(dtype == c10::ScalarType::Byte ? random.below(10) : random.between(-4, 5));
+  for (double& v : values)
+    v = static_cast<double>(dtype == c10::ScalarType::Byte ? random.below(10) : random.between(-4, 5));
   return values;
 }
 
@@ -63,7 +65,8 @@ std::vector<int64_t> random_mesh(Random& random) {
 }
 
 int64_t random_size(Random& random) {
-  static const std::vector<std::pair<int64_t, double>> sizes = {{0, 0.4}, {1, 1.5}, {2, 2}, {3, 2}, {4, 2}, {5, 2}, {6, 1}, {7, 0.6}};
+  static const std::vector<std::pair<int64_t, double>> sizes = {{0, 0.4}, {1, 1.5}, {2, 2}, {3, 2},
+                                                                {4, 2},   {5, 2},   {6, 1}, {7, 0.6}};
   return random.pick_weighted(sizes);
 }
 
@@ -107,7 +110,8 @@ Placements random_layout(Random& random, const std::vector<int64_t>& mesh, int64
   }
 }
 
-Leaf random_leaf(Random& random, const std::vector<int64_t>& mesh, const std::vector<int64_t>& sizes, c10::ScalarType dtype) {
+Leaf random_leaf(Random& random, const std::vector<int64_t>& mesh, const std::vector<int64_t>& sizes,
+                 c10::ScalarType dtype) {
   Leaf leaf;
   leaf.dtype = dtype;
   leaf.sizes = sizes;
@@ -129,7 +133,8 @@ Leaf random_leaf(Random& random, const std::vector<int64_t>& mesh, const std::ve
   return leaf;
 }
 
-Leaf random_indices(Random& random, const std::vector<int64_t>& mesh, const std::vector<int64_t>& sizes, int64_t bound) {
+Leaf random_indices(Random& random, const std::vector<int64_t>& mesh, const std::vector<int64_t>& sizes,
+                    int64_t bound) {
   Leaf leaf = random_leaf(random, mesh, sizes, c10::ScalarType::Long);
   const bool negative = random.chance(0.1);
   for (double& v : leaf.values) {

@@ -16,7 +16,8 @@ c10::ScalarType random_dtype(Random& random);
 Placements random_layout(Random& random, const std::vector<int64_t>& mesh, int64_t ndim, c10::ScalarType dtype);
 
 // Values of few binary digits, so that sums of them are exact in every dtype; now and then zeros, an infinity or a NaN.
-Leaf random_leaf(Random& random, const std::vector<int64_t>& mesh, const std::vector<int64_t>& sizes, c10::ScalarType dtype);
+Leaf random_leaf(Random& random, const std::vector<int64_t>& mesh, const std::vector<int64_t>& sizes,
+                 c10::ScalarType dtype);
 // Integers below `bound`.
 Leaf random_indices(Random& random, const std::vector<int64_t>& mesh, const std::vector<int64_t>& sizes, int64_t bound);
 

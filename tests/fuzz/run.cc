@@ -64,7 +64,8 @@ class Comparison {
 
   void fail(Kind kind, const std::string& message) {
     outcome_.kind = kind;
-    if (kind == Kind::kWrong && reason_to_refuse(outcome_.op, message) && has_partials()) outcome_.kind = Kind::kDocumented;
+    if (kind == Kind::kWrong && reason_to_refuse(outcome_.op, message) && has_partials())
+      outcome_.kind = Kind::kDocumented;
     outcome_.message = message;
   }
 
@@ -90,10 +91,13 @@ class Comparison {
     distributed_.run(s);
   }
 
-  void refused(const std::string& error) { fail(reason_to_refuse(outcome_.op, error) ? Kind::kDocumented : Kind::kRefused, error); }
+  void refused(const std::string& error) {
+    fail(reason_to_refuse(outcome_.op, error) ? Kind::kDocumented : Kind::kRefused, error);
+  }
 
   void compare_values() {
-    if (plain_.values().size() != distributed_.values().size()) return fail(Kind::kWrong, "returns another number of values");
+    if (plain_.values().size() != distributed_.values().size())
+      return fail(Kind::kWrong, "returns another number of values");
     for (size_t k = 0; k < plain_.values().size(); ++k) {
       const c10::IValue &actual = distributed_.values()[k], &expected = plain_.values()[k];
       if (!expected.isScalar()) continue;
@@ -125,7 +129,8 @@ class Comparison {
     const std::string name = absl::StrCat("t", id);
     if (found == distributed_.tensors().end()) return fail(Kind::kWrong, name + " is not there");
     const at::Tensor& actual = found->second;
-    if (actual.defined() != expected.defined()) return fail(Kind::kWrong, name + (actual.defined() ? " is defined" : " is undefined"));
+    if (actual.defined() != expected.defined())
+      return fail(Kind::kWrong, name + (actual.defined() ? " is defined" : " is undefined"));
     if (!expected.defined()) return;
     if (auto wrong = wrong_with(actual, expected)) return fail(Kind::kWrong, absl::StrCat(name, " ", *wrong));
     if (outcome_.kind == Kind::kPass && actual.requires_grad() != expected.requires_grad()) {
@@ -149,11 +154,13 @@ class Comparison {
         if (scale_of(numbers(expected[k])) > 0) fail(Kind::kWrong, name + "is undefined");
         continue;
       }
-      const at::Tensor want = expected[k].defined() ? expected[k] : actual[k].numel() == 0 ? at::Tensor() : zeros_for(actual[k]);
+      const at::Tensor want = expected[k].defined()    ? expected[k]
+                              : actual[k].numel() == 0 ? at::Tensor()
+                                                       : zeros_for(actual[k]);
       if (!want.defined()) continue;
       if (auto wrong = wrong_with(actual[k], want)) fail(Kind::kWrong, name + *wrong);
-      if (outcome_.kind == Kind::kPass && expected[k].defined() && expected[k].requires_grad() && !actual[k].requires_grad() &&
-          order == 1 && program_.order == 2) {
+      if (outcome_.kind == Kind::kPass && expected[k].defined() && expected[k].requires_grad() &&
+          !actual[k].requires_grad() && order == 1 && program_.order == 2) {
         fail(Kind::kWrong, name + "does not require grad");
       }
     }
@@ -165,9 +172,7 @@ class Comparison {
     return distributed_.gradients(program_, order);
   }
 
-  static at::Tensor zeros_for(const at::Tensor& t) {
-    return at::zeros(t.sizes(), at::TensorOptions(t.scalar_type()));
-  }
+  static at::Tensor zeros_for(const at::Tensor& t) { return at::zeros(t.sizes(), at::TensorOptions(t.scalar_type())); }
 
   const Program& program_;
   Execution plain_, distributed_;
@@ -190,7 +195,8 @@ std::string gist(const std::string& text) {
 
 // Which of its properties a tensor has wrong.
 std::string what_differs(const std::string& message) {
-  for (const char* what : {"is a plain tensor", "has dtype", "has sizes", "require grad", "requires grad", "undefined", "not there", "says"}) {
+  for (const char* what : {"is a plain tensor", "has dtype", "has sizes", "require grad", "requires grad", "undefined",
+                           "not there", "says"}) {
     if (absl::StrContains(message, what)) return what;
   }
   for (const char* what : {"is nan", "should be nan", "inf,", "should be inf", "should be -inf"}) {

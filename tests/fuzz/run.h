@@ -30,7 +30,8 @@ struct Outcome {
 
 Outcome run(const Program& program);
 
-// The same finding in another program: kind, operator, order of gradients, and for refusals the text without its numbers.
+// The same finding in another program: kind, operator, order of gradients, and for refusals the text without its
+// numbers.
 bool same_finding(const Outcome& a, const Outcome& b);
 // What same_finding compares, as a key.
 std::string signature(const Outcome& outcome);

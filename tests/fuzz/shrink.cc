@@ -14,13 +14,14 @@ namespace {
 class Shrinker {
  public:
   Shrinker(const Program& program, const Outcome& outcome, double seconds, const Runner& runner)
-      : best_{program, outcome}, runner_(runner), end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                                         std::chrono::duration<double>(seconds))) {}
+      : best_{program, outcome},
+        runner_(runner),
+        end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))) {}
 
   Shrunk run() {
-    static const std::vector<Candidates> passes = {without_a_step, with_a_leaf_for_a_step, with_less_mesh, with_plain_flags,
-                                                   with_simpler_layouts, with_smaller_sizes, with_simpler_dtypes,
-                                                   with_simpler_values, with_simpler_arguments};
+    static const std::vector<Candidates> passes = {without_a_step,      with_a_leaf_for_a_step, with_less_mesh,
+                                                   with_plain_flags,    with_simpler_layouts,   with_smaller_sizes,
+                                                   with_simpler_dtypes, with_simpler_values,    with_simpler_arguments};
     bool smaller = true;
     while (smaller && !late()) {
       smaller = false;

@@ -16,8 +16,8 @@ struct Shrunk {
   Outcome outcome;
 };
 
-// Takes away steps, puts their results in their places, simplifies mesh, layouts, sizes, dtypes, values and arguments, as long as
-// the finding stays and anything of that helps, or until the time is over.
+// Takes away steps, puts their results in their places, simplifies mesh, layouts, sizes, dtypes, values and arguments,
+// as long as the finding stays and anything of that helps, or until the time is over.
 Shrunk shrink(const Program& program, const Outcome& outcome, double seconds, const Runner& runner = run);
 
 }  // namespace dtensor::fuzz

@@ -66,7 +66,8 @@ std::vector<Program> with_a_leaf_for_a_step(const Program& program) {
       for (int id = step.first_id; id < step.first_id + 32; ++id) {
         const auto found = plain.tensors().find(id);
         const auto spread = distributed.tensors().find(id);
-        if (found == plain.tensors().end() || spread == distributed.tensors().end() || !is_dtensor(spread->second)) continue;
+        if (found == plain.tensors().end() || spread == distributed.tensors().end() || !is_dtensor(spread->second))
+          continue;
         Leaf leaf;
         leaf.id = id;
         leaf.dtype = found->second.scalar_type();
@@ -129,7 +130,8 @@ std::vector<Program> with_simpler_layouts(const Program& program) {
         if (p.is_sharded() && leaf.sizes.empty()) continue;
         Program candidate = program;
         candidate.leaves[k].placements[m] = p;
-        if (normalize_placements(candidate.leaves[k].placements, static_cast<int64_t>(leaf.sizes.size())).ok()) all.push_back(candidate);
+        if (normalize_placements(candidate.leaves[k].placements, static_cast<int64_t>(leaf.sizes.size())).ok())
+          all.push_back(candidate);
       }
     }
   }
@@ -162,7 +164,8 @@ std::vector<Program> with_smaller_sizes(const Program& program) {
         }
         for (Step& step : candidate.steps) {
           for (Argument& a : step.args) {
-            if (auto* list = std::get_if<std::vector<int64_t>>(&a); list && lists) std::replace(list->begin(), list->end(), size, to);
+            if (auto* list = std::get_if<std::vector<int64_t>>(&a); list && lists)
+              std::replace(list->begin(), list->end(), size, to);
           }
         }
         all.push_back(candidate);
@@ -182,7 +185,10 @@ std::vector<Program> with_smaller_sizes(const Program& program) {
       Leaf& leaf = candidate.leaves[k];
       leaf.sizes.erase(leaf.sizes.begin());
       for (Placement& p : leaf.placements) {
-        if (p.is_sharded()) p = p.dim() == 0 ? Replicate() : p.is_shard() ? Shard(p.dim() - 1) : StridedShard(p.dim() - 1, p.split_factor());
+        if (p.is_sharded())
+          p = p.dim() == 0   ? Replicate()
+              : p.is_shard() ? Shard(p.dim() - 1)
+                             : StridedShard(p.dim() - 1, p.split_factor());
       }
       all.push_back(candidate);
     }

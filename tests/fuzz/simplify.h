@@ -1,5 +1,5 @@
-// The ways in which a program may become simpler. Each gives candidates, the most promising first; every one is simpler than the
-// program by a measure of its own, so that no two ways undo each other for ever.
+// The ways in which a program may become simpler. Each gives candidates, the most promising first; every one is simpler
+// than the program by a measure of its own, so that no two ways undo each other for ever.
 #pragma once
 
 #include <functional>

@@ -62,10 +62,11 @@ std::vector<std::string> Tally::findings() const { return absl::StrSplit(text, '
 std::string progress(const Tally& tally, double seconds) {
   const auto kind = [&](Kind k) { return tally.kinds[static_cast<int>(k)]; };
   return absl::StrFormat(
-      "%.0f s: %d programs, %d steps, %d tensors compared; documented refusals %d, unstable %d; refused %d, wrong %d, crashes %d "
+      "%.0f s: %d programs, %d steps, %d tensors compared; documented refusals %d, unstable %d; refused %d, wrong %d, "
+      "crashes %d "
       "(%d distinct)",
-      seconds, tally.programs, tally.steps, tally.compared, kind(Kind::kDocumented), kind(Kind::kUnstable), kind(Kind::kRefused),
-      kind(Kind::kWrong), kind(Kind::kCrash), tally.findings().size());
+      seconds, tally.programs, tally.steps, tally.compared, kind(Kind::kDocumented), kind(Kind::kUnstable),
+      kind(Kind::kRefused), kind(Kind::kWrong), kind(Kind::kCrash), tally.findings().size());
 }
 
 std::string summary(const Tally& tally, bool coverage) {
@@ -74,13 +75,15 @@ std::string summary(const Tally& tally, bool coverage) {
   for (const Operator& op : catalog()) covered += tally.operators[places().at(op.name)] > 0;
   absl::StrAppendFormat(&text, "%d of %d operators ran\n", covered, catalog().size());
   for (size_t k = 0; k < refusals().size(); ++k) {
-    if (tally.refusals[k] > 0) absl::StrAppendFormat(&text, "%6d documented refusals: %s\n", tally.refusals[k], refusals()[k].reason);
+    if (tally.refusals[k] > 0)
+      absl::StrAppendFormat(&text, "%6d documented refusals: %s\n", tally.refusals[k], refusals()[k].reason);
   }
   for (const std::string& finding : tally.findings()) absl::StrAppend(&text, "finding: ", finding, "\n");
   static const char* const support[] = {"rule", "composite", "none"};
   for (const Operator& op : catalog()) {
     if (!coverage) break;
-    absl::StrAppendFormat(&text, "%8d %-9s %s\n", tally.operators[places().at(op.name)], support[static_cast<int>(op.support)], op.name);
+    absl::StrAppendFormat(&text, "%8d %-9s %s\n", tally.operators[places().at(op.name)],
+                          support[static_cast<int>(op.support)], op.name);
   }
   return text;
 }

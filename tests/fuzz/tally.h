@@ -19,8 +19,8 @@ struct Tally {
   int64_t kinds[kKinds] = {};
   int64_t operators[kOperators] = {};  // calls that agreed, by place in the catalog; redistributions last
   int64_t refusals[kRefusals] = {};    // by place in refusals()
-  char op[256] = {};    // that a program is to have
-  char text[kText] = {};  // signatures of findings, one per line
+  char op[256] = {};                   // that a program is to have
+  char text[kText] = {};               // signatures of findings, one per line
 
   // In memory shared with the processes that are forked later. Never freed.
   static Tally* shared();

@@ -7,8 +7,9 @@
 
 namespace dtensor::fuzz {
 
-// By argument. For tensors, a letter per dim, the same letter for the same size: "AB"; "*A": any dims before; "#V:A": integers below
-// the size V; "?A": bool; "": no tensor. For lists of integers "[A]"; "2": that number; for strings "'ij'".
+// By argument. For tensors, a letter per dim, the same letter for the same size: "AB"; "*A": any dims before; "#V:A":
+// integers below the size V; "?A": bool; "": no tensor. For lists of integers "[A]"; "2": that number; for strings
+// "'ij'".
 using Template = std::vector<std::pair<std::string, std::string>>;
 
 // nullptr: none, any shapes may do.

@@ -68,14 +68,16 @@ Outcome run_apart(const Program& program) {
   return outcome;
 }
 
-void report(const WorkerOptions& options, Tally& tally, const Program& program, const Outcome& outcome, const Runner& runner) {
+void report(const WorkerOptions& options, Tally& tally, const Program& program, const Outcome& outcome,
+            const Runner& runner) {
   if (tally.known(signature(outcome))) return;
   Shrunk small = shrink(program, outcome, options.shrink_seconds, runner);
   if (!small.program.steps.empty() && small.outcome.order > 0) small.outcome.op = small.program.steps.back().op;
   const std::string name = signature(small.outcome);
   if (name != signature(outcome) && tally.known(name)) return;
-  say(absl::StrCat("\nFINDING ", name, "\n", small.outcome.message, "\n", to_string(small.program), "replay with --seed ", options.seed,
-                   " --replay ", tally.index, "\n----8<----\n", print_cpp(small.program, small.outcome), "----8<----\n"));
+  say(absl::StrCat("\nFINDING ", name, "\n", small.outcome.message, "\n", to_string(small.program),
+                   "replay with --seed ", options.seed, " --replay ", tally.index, "\n----8<----\n",
+                   print_cpp(small.program, small.outcome), "----8<----\n"));
 }
 
 // LibTorch's advice is for people.
@@ -91,7 +93,8 @@ void prepare() {
 
 class Worker {
  public:
-  Worker(const WorkerOptions& options, Tally& tally, Clock::time_point start) : options_(options), tally_(tally), start_(start) {}
+  Worker(const WorkerOptions& options, Tally& tally, Clock::time_point start)
+      : options_(options), tally_(tally), start_(start) {}
 
   void run_all() {
     prepare();
@@ -117,14 +120,16 @@ class Worker {
     const std::string end = name_of_end(status);
     const int generated = in_child([&] { make(tally_.index); });
     if (generated != 0) {
-      say(absl::StrCat("program ", tally_.index, ": plain LibTorch crashes (", end, ") in ", tally_.op, "; the catalog should leave it out\n"));
+      say(absl::StrCat("program ", tally_.index, ": plain LibTorch crashes (", end, ") in ", tally_.op,
+                       "; the catalog should leave it out\n"));
       tally_.known(absl::StrCat("crash of plain LibTorch: ", tally_.op));
       return;
     }
     const Program program = make(tally_.index);
     Outcome outcome = run_apart(program);
     if (outcome.kind != Kind::kCrash) {
-      say(absl::StrCat("program ", tally_.index, " crashed (", end, "), but not when run alone:\n", to_string(program)));
+      say(absl::StrCat("program ", tally_.index, " crashed (", end, "), but not when run alone:\n",
+                       to_string(program)));
       tally_.known(absl::StrCat("crash in program ", tally_.index, " after those before it"));
       return;
     }
@@ -135,7 +140,9 @@ class Worker {
   Program make(uint64_t index) const {
     GenerateOptions generate_options;
     generate_options.most_steps = options_.most_steps;
-    generate_options.trying = [this](const Operator& op) { std::strncpy(tally_.op, op.name.c_str(), sizeof(tally_.op) - 1); };
+    generate_options.trying = [this](const Operator& op) {
+      std::strncpy(tally_.op, op.name.c_str(), sizeof(tally_.op) - 1);
+    };
     return generate(options_.seed, index, generate_options);
   }
 
