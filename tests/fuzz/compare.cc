@@ -1,0 +1,195 @@
+#include "tests/fuzz/compare.h"
+
+#include <ATen/ops/view_as_real.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/representation.h"
+#include "placement/geometry.h"
+
+namespace dtensor::fuzz {
+namespace {
+
+// What one place of the mesh holds, its addends together.
+struct Place {
+  int64_t rank = 0;  // the first of its ranks
+  std::vector<double> values;
+};
+
+void combine(std::vector<double>& into, const std::vector<double>& addend, ReduceOp op) {
+  for (size_t k = 0; k < into.size(); ++k) {
+    double& a = into[k];
+    const double b = addend[k];
+    switch (op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kAvg:
+        a += b;
+        break;
+      case ReduceOp::kProduct:
+        a *= b;
+        break;
+      case ReduceOp::kMin:
+        a = std::isnan(a) || std::isnan(b) ? NAN : std::min(a, b);
+        break;
+      case ReduceOp::kMax:
+        a = std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b);
+        break;
+    }
+  }
+}
+
+void combine_complex_products(std::vector<double>& into, const std::vector<double>& addend) {
+  for (size_t k = 0; k + 1 < into.size(); k += 2) {
+    const double re = into[k] * addend[k] - into[k + 1] * addend[k + 1];
+    into[k + 1] = into[k] * addend[k + 1] + into[k + 1] * addend[k];
+    into[k] = re;
+  }
+}
+
+// As the dtype's own arithmetic leaves it.
+double wrap(double value, c10::ScalarType dtype) {
+  if (dtype == at::kBool) return value != 0;
+  if (dtype == at::kByte) return static_cast<uint8_t>(static_cast<int64_t>(value));
+  if (dtype == at::kChar) return static_cast<int8_t>(static_cast<int64_t>(value));
+  if (dtype == at::kShort) return static_cast<int16_t>(static_cast<int64_t>(value));
+  return value;
+}
+
+std::map<std::vector<int64_t>, Place> places_of(const DTensorMeta& meta) {
+  const auto& placements = meta.spec->placements();
+  const auto& mesh = meta.spec->mesh();
+  const c10::ScalarType dtype = meta.spec->dtype();
+  ReduceOp op = ReduceOp::kSum;
+  double divisor = 1;
+  for (int64_t d = 0; d < mesh.ndim(); ++d) {
+    if (!placements[d].is_partial()) continue;
+    if (placements[d].reduce_op() == ReduceOp::kAvg) divisor *= static_cast<double>(mesh.size(d));
+    if (placements[d].reduce_op() != ReduceOp::kAvg) op = placements[d].reduce_op();
+  }
+  std::map<std::vector<int64_t>, Place> places;
+  for (size_t i = 0; i < meta.locals.size(); ++i) {
+    std::vector<int64_t> where;
+    for (int64_t d = 0; d < mesh.ndim(); ++d)
+      where.push_back(placements[d].is_partial() ? 0 : mesh.local_coordinate(i)[d]);
+    auto values = numbers(meta.locals[i]);
+    auto [place, fresh] = places.try_emplace(where, Place{static_cast<int64_t>(i), {}});
+    if (fresh) {
+      place->second.values = std::move(values);
+    } else if (c10::isComplexType(dtype) && op == ReduceOp::kProduct) {
+      combine_complex_products(place->second.values, values);
+    } else {
+      combine(place->second.values, values, op);
+    }
+  }
+  for (auto& [where, place] : places) {
+    for (double& v : place.values) v = wrap(divisor == 1 ? v : v / divisor, dtype);
+  }
+  return places;
+}
+
+bool is_finite_pair(const std::vector<double>& values, int64_t at) {
+  return std::isfinite(values[at - at % 2]) && std::isfinite(values[at - at % 2 + 1]);
+}
+
+// Where each element of a part lies in the whole, row-major.
+std::vector<int64_t> offsets_of(const LocalLayout& layout, at::IntArrayRef sizes) {
+  std::vector<int64_t> offsets = {0};
+  for (size_t d = 0; d < layout.dims.size(); ++d) {
+    std::vector<int64_t> longer;
+    for (int64_t before : offsets) {
+      for (const Run& run : layout.dims[d]) {
+        for (int64_t k = run.begin; k < run.begin + run.size; ++k) longer.push_back(before * sizes[d] + k);
+      }
+    }
+    offsets = std::move(longer);
+  }
+  return offsets;
+}
+
+std::optional<std::string> metadata_difference(const at::Tensor& actual, const at::Tensor& expected) {
+  if (!is_dtensor(actual)) return "is a plain tensor";
+  if (actual.sizes() != expected.sizes())
+    return c10::str("has sizes ", actual.sizes(), ", should have ", expected.sizes());
+  if (actual.scalar_type() != expected.scalar_type()) {
+    return c10::str("has dtype ", actual.scalar_type(), ", should have ", expected.scalar_type());
+  }
+  const DTensorMeta& meta = meta_of(actual);
+  if (meta.spec->dtype() != expected.scalar_type()) return c10::str("has a layout of dtype ", meta.spec->dtype());
+  for (size_t i = 0; i < meta.locals.size(); ++i) {
+    const auto shape = meta.spec->local_shape(i);
+    const at::Tensor& local = meta.locals[i];
+    if (local.sizes() == at::IntArrayRef(shape.data(), shape.size()) && local.scalar_type() == expected.scalar_type())
+      continue;
+    return c10::str("on rank ", i, " is ", local.scalar_type(), local.sizes(), ", the layout ", meta.spec->placements(),
+                    " says ", at::IntArrayRef(shape.data(), shape.size()));
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+double tolerance_of(c10::ScalarType dtype) {
+  switch (c10::toRealValueType(dtype)) {
+    case c10::ScalarType::BFloat16:
+      return 6e-2;
+    case c10::ScalarType::Half:
+      return 1e-2;
+    case c10::ScalarType::Float:
+      return 1e-4;
+    default:
+      return 1e-8;
+  }
+}
+
+std::vector<double> numbers(const at::Tensor& t) {
+  if (t._is_zerotensor()) return std::vector<double>(t.numel() * (t.is_complex() ? 2 : 1));  // has no memory
+  at::Tensor all = t.detach().resolve_conj().resolve_neg();
+  all = all.is_complex() ? at::view_as_real(all.to(at::kComplexDouble)).contiguous() : all.to(at::kDouble).contiguous();
+  std::vector<double> values(all.numel());
+  if (!values.empty()) std::memcpy(values.data(), all.const_data_ptr<double>(), values.size() * sizeof(double));
+  return values;
+}
+
+double scale_of(const std::vector<double>& values) {
+  double scale = 0;
+  for (double v : values) scale = std::isfinite(v) ? std::max(scale, std::abs(v)) : scale;
+  return scale;
+}
+
+bool differs(double actual, double expected, double scale, double tolerance) {
+  if (std::isnan(actual) || std::isnan(expected)) return std::isnan(actual) != std::isnan(expected);
+  if (std::isinf(actual) || std::isinf(expected)) return actual != expected;
+  return std::abs(actual - expected) > tolerance * (1 + scale);
+}
+
+std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor& expected, double tolerance) {
+  if (auto wrong = metadata_difference(actual, expected)) return wrong;
+  const DTensorMeta& meta = meta_of(actual);
+  const auto want = numbers(expected);
+  const double scale = scale_of(want);
+  const double allowed = c10::isIntegralType(expected.scalar_type(), true) ? 0 : tolerance;
+  const int64_t width = expected.is_complex() ? 2 : 1;
+  const auto& mesh = meta.spec->mesh();
+  for (const auto& [where, place] : places_of(meta)) {
+    const auto layout = local_layout(Shape(expected.sizes().begin(), expected.sizes().end()), mesh.shape(),
+                                     meta.spec->placements(), mesh.local_coordinate(place.rank));
+    const auto offsets = offsets_of(layout, expected.sizes());
+    for (size_t k = 0; k < place.values.size(); ++k) {
+      const int64_t at = offsets[k / width] * width + static_cast<int64_t>(k) % width;
+      if (width == 2 && !is_finite_pair(want, at))
+        continue;  // which half of it is NaN depends on how a product is computed
+      if (!differs(place.values[k], want[at], scale, allowed)) continue;
+      return absl::StrCat("laid out ", dtensor::to_string(meta.spec->placements()), ", on rank ", place.rank,
+                          " element ", at / width, " of ", expected.numel(), " is ", place.values[k], ", should be ",
+                          want[at]);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace dtensor::fuzz

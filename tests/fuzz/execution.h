@@ -1,0 +1,52 @@
+// A program under way, on plain tensors or on distributed ones: the same calls, through LibTorch's dispatcher.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "mesh/device_mesh.h"
+#include "tests/fuzz/program.h"
+
+namespace dtensor::fuzz {
+
+// The mesh of a shape, of a World::local; both are made once.
+const DeviceMesh& mesh_of(const std::vector<int64_t>& shape);
+
+// The value of a leaf, as a plain tensor without autograd.
+at::Tensor value_of(const Leaf& leaf);
+// What each rank holds of a leaf with a Partial: addends that reduce to its value, exactly for values of few digits.
+std::vector<at::Tensor> parts_of(const Leaf& leaf, const DeviceMesh& mesh);
+
+class Execution {
+ public:
+  Execution() = default;  // plain
+  explicit Execution(const DeviceMesh& mesh) : mesh_(mesh) {}
+
+  void add(const Leaf& leaf);
+  void remove(int id) { tensors_.erase(id); }
+  // Errors: whatever the operator throws.
+  void run(const Step& step);
+
+  // Gradients of a fixed linear function of all results with respect to the leaves that require them; undefined where
+  // there is none. Of second order: of a fixed linear function of those.
+  std::vector<at::Tensor> gradients(const Program& program, int order) const;
+
+  const std::map<int, at::Tensor>& tensors() const { return tensors_; }
+  // What the last step gave that is no tensor.
+  const std::vector<c10::IValue>& values() const { return values_; }
+
+ private:
+  at::Tensor seed(const at::Tensor& output, Program::Seeds seeds, int number) const;
+  std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& leaves,
+                                       Program::Seeds seeds) const;
+
+  DeviceMesh mesh_;  // undefined: plain
+  std::map<int, at::Tensor> tensors_;
+  std::vector<c10::IValue> values_;
+};
+
+}  // namespace dtensor::fuzz

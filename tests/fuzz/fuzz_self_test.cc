@@ -1,0 +1,150 @@
+// The fuzzer itself: that it sees planted bugs, makes them small, and prints whole programs.
+#include <ATen/TensorOperators.h>
+#include <torch/library.h>
+
+#include "propagation/factor_rule.h"
+#include "propagation/op_rule.h"
+#include "tests/fuzz/generate.h"
+#include "tests/fuzz/print_cpp.h"
+#include "tests/fuzz/shrink.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor::fuzz {
+namespace {
+
+at::Tensor square(const at::Tensor& self) { return self * self; }
+
+// An operator whose rule says that a sum of addends may be squared addend by addend, and one that says nothing.
+TORCH_LIBRARY(fuzz_test, m) {
+  m.def("square_of_sum(Tensor self) -> Tensor", {at::Tag::pt2_compliant_tag});
+  m.def("without_rule(Tensor self) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(fuzz_test, CompositeExplicitAutograd, m) {
+  m.impl("square_of_sum", square);
+  m.impl("without_rule", square);
+}
+
+void plant_wrong_rule() {
+  OpRule rule;
+  rule.per_dim = [](const OpCall&, int64_t) {
+    return std::vector<DimStrategy>{
+        {{Partial()}, {Partial()}}, {{Replicate()}, {Replicate()}}, {{Shard(0)}, {Shard(0)}}};
+  };
+  rule.metas = [](const OpCall& call) {
+    OutputMetas metas;
+    metas.tensors.push_back(call.inputs[0]->meta());
+    metas.counts = {-1};
+    return metas;
+  };
+  RuleRegistry::instance().add("fuzz_test::square_of_sum", rule);
+}
+
+Leaf leaf(int id, std::vector<int64_t> sizes, Placements placements) {
+  Leaf l;
+  l.id = id;
+  l.sizes = std::move(sizes);
+  int64_t count = 1;
+  for (int64_t n : l.sizes) count *= n;
+  for (int64_t k = 0; k < count; ++k) l.values.push_back(static_cast<double>(k) * 0.25 - 2);
+  l.placements = std::move(placements);
+  l.addends = 7;
+  return l;
+}
+
+// A long way to one call of `op` on a Partial tensor.
+Program long_program(const std::string& op) {
+  Program p;
+  p.mesh = {2, 3};
+  p.order = 2;
+  p.leaves = {leaf(0, {5, 4}, {Shard(0), Partial()}), leaf(1, {5, 4}, {Replicate(), Shard(1)}),
+              leaf(2, {4}, {Partial(), Partial()})};
+  p.leaves[1].requires_grad = true;
+  p.steps = {{"aten::mul.Scalar", {TensorRef{0}, int64_t{3}}, 1000, {}},
+             {"aten::transpose.int", {TensorRef{1}, int64_t{0}, int64_t{1}}, 1032, {}},
+             {"aten::add.Tensor", {TensorRef{1000}, TensorRef{2}, int64_t{1}}, 1064, {}},
+             {"aten::sin", {TensorRef{1032}}, 1096, {}},
+             {op, {TensorRef{1000}}, 1128, {}},
+             {"aten::exp", {TensorRef{1096}}, 1160, {}}};
+  return p;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST_CASE("fuzz: a wrong rule is found and made small") {
+  plant_wrong_rule();
+  const Program program = long_program("fuzz_test::square_of_sum");
+  const Outcome outcome = run(program);
+  REQUIRE(outcome.kind == Kind::kWrong);
+  CHECK(outcome.op == "fuzz_test::square_of_sum");
+  CHECK(outcome.step == 4);
+  const Shrunk small = shrink(program, outcome, 20);
+  CHECK(small.program.steps.size() == 1);
+  CHECK(small.program.leaves.size() == 1);
+  CHECK(small.program.leaves[0].values.size() == 1);
+  CHECK(small.program.mesh == std::vector<int64_t>{2});
+  CHECK(small.program.order == 0);
+  CHECK(same_finding(small.outcome, outcome));
+  CHECK(run(small.program).message == small.outcome.message);
+}
+
+TEST_CASE("fuzz: an operator without a rule is a documented refusal") {
+  CHECK(run(long_program("fuzz_test::without_rule")).kind == Kind::kDocumented);
+}
+
+TEST_CASE("fuzz: a correct program passes, with gradients of both orders") {
+  Program program = long_program("aten::cos");
+  const Outcome outcome = run(program);
+  CHECK(outcome.kind == Kind::kPass);
+  CHECK(outcome.compared > 20);
+}
+
+TEST_CASE("fuzz: what plain LibTorch refuses is no finding") {
+  Program program = long_program("aten::cos");
+  program.steps.push_back({"aten::mm", {TensorRef{0}, TensorRef{1}}, 1192, {}});
+  CHECK(run(program).kind == Kind::kInvalid);
+}
+
+TEST_CASE("fuzz: a view that loses writes is found") {
+  // clone() under the name of a view: what is written to it does not reach its base.
+  const auto lost = [](const at::Tensor& t) { return t.clone(); };
+  static bool planted = false;
+  if (!planted) {
+    planted = true;
+    static torch::Library library(torch::Library::FRAGMENT, "fuzz_test", std::nullopt, __FILE__, __LINE__);
+    library.def("view_that_copies(Tensor(a) self) -> Tensor(a)");
+    library.impl("view_that_copies",
+                 torch::dispatch(c10::DispatchKey::CPU, [](const at::Tensor& t) { return t.view(t.sizes()); }));
+    library.impl("view_that_copies", torch::dispatch(c10::DispatchKey::Fake, lost));
+  }
+  Program program = long_program("fuzz_test::view_that_copies");
+  program.steps.push_back({"aten::mul_.Scalar", {TensorRef{1128}, int64_t{5}}, 1192, {}});
+  program.order = 0;
+  const Outcome outcome = run(program);
+  REQUIRE(outcome.kind == Kind::kWrong);
+  const Shrunk small = shrink(program, outcome, 20);
+  CHECK(small.program.steps.size() == 2);
+}
+
+TEST_CASE("fuzz: equal seeds make equal programs, other ones others") {
+  for (uint64_t index = 0; index < 20; ++index) CHECK(to_string(generate(5, index)) == to_string(generate(5, index)));
+  CHECK(to_string(generate(5, 0)) + to_string(generate(5, 1)) != to_string(generate(6, 0)) + to_string(generate(6, 1)));
+}
+
+TEST_CASE("fuzz: printed programs are whole") {
+  plant_wrong_rule();
+  Program program = long_program("fuzz_test::square_of_sum");
+  program.leaves[0].placements[0] = StridedShard(1, 3);
+  const Outcome outcome = run(program);
+  const std::string text = print_cpp(program, outcome);
+  CHECK(!contains(text, "@"));
+  for (const char* part :
+       {"#include <torch/torch.h>", "#include \"dtensor/dtensor.h\"", "int main()", "World::local(6), {2, 3}",
+        "StridedShard(1, 3)", "Partial()", "from_local({", "at::_ops::transpose_int::call(t1, int64_t{0}, int64_t{1})",
+        "at::_ops::mul_Scalar::call(t0, at::Scalar(int64_t{3}))", "order <= 2"}) {
+    INFO(part);
+    CHECK(contains(text, part));
+  }
+}
+
+}  // namespace
+}  // namespace dtensor::fuzz

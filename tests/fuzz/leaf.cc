@@ -1,0 +1,165 @@
+// The values of leaves, whole and in parts.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <random>
+
+#include "placement/geometry.h"
+#include "tests/fuzz/execution.h"
+
+namespace dtensor::fuzz {
+namespace {
+
+// How the addends on the Partial dims of a mesh combine.
+struct Addends {
+  int64_t count = 1;
+  ReduceOp op = ReduceOp::kSum;  // averages are sums of `divisor` times the value
+  int64_t divisor = 1;
+};
+
+Addends addends_of(const DeviceMesh& mesh, const Placements& placements) {
+  Addends result;
+  for (int64_t d = 0; d < mesh.ndim(); ++d) {
+    if (!placements[d].is_partial()) continue;
+    result.count *= mesh.size(d);
+    if (placements[d].reduce_op() == ReduceOp::kAvg) {
+      result.divisor *= mesh.size(d);
+    } else {
+      result.op = placements[d].reduce_op();
+    }
+  }
+  return result;
+}
+
+// Multiples of a quarter, so that sums are exact in every dtype.
+at::Tensor random_like(const at::Tensor& t, std::mt19937_64& random) {
+  const bool whole = c10::isIntegralType(t.scalar_type(), true);
+  at::Tensor r = at::empty(t.sizes(), at::kDouble);
+  double* data = r.data_ptr<double>();
+  for (int64_t k = 0; k < r.numel(); ++k) {
+    const auto n = static_cast<double>(random() % 9);
+    data[k] = t.scalar_type() == at::kByte ? n : whole ? n - 4 : (n - 4) / 4;
+  }
+  return r.to(t.scalar_type());
+}
+
+// 1, 2 or a half of either sign (what integers have of them).
+at::Tensor random_factor(const at::Tensor& t, std::mt19937_64& random) {
+  const bool whole = c10::isIntegralType(t.scalar_type(), true);
+  at::Tensor r = at::empty(t.sizes(), at::kDouble);
+  double* data = r.data_ptr<double>();
+  const double factors[] = {1, -1, 2, 0.5};
+  for (int64_t k = 0; k < r.numel(); ++k)
+    data[k] = factors[random() % (t.scalar_type() == at::kByte ? 1 : whole ? 2 : 4)];
+  return r.to(t.scalar_type());
+}
+
+std::vector<at::Tensor> sums(const at::Tensor& value, const Addends& kind, std::mt19937_64& random) {
+  std::vector<at::Tensor> addends(kind.count);
+  at::Tensor rest = value * kind.divisor;
+  for (int64_t a = 1; a < kind.count; ++a) {
+    addends[a] = random_like(value, random);
+    rest = rest - addends[a];
+  }
+  addends[0] = rest;
+  return addends;
+}
+
+std::vector<at::Tensor> products(const at::Tensor& value, const Addends& kind, std::mt19937_64& random) {
+  std::vector<at::Tensor> addends(kind.count);
+  at::Tensor rest = value;
+  for (int64_t a = 1; a < kind.count; ++a) {
+    addends[a] = random_factor(value, random);
+    rest = rest.div(addends[a]).to(value.scalar_type());
+  }
+  addends[0] = rest;
+  return addends;
+}
+
+// Some rank, another one for each element, holds the extreme value.
+std::vector<at::Tensor> extremes(const at::Tensor& value, const Addends& kind, std::mt19937_64& random) {
+  std::vector<at::Tensor> addends(kind.count);
+  at::Tensor owner = at::empty(value.sizes(), at::kLong);
+  for (int64_t k = 0; k < owner.numel(); ++k)
+    owner.data_ptr<int64_t>()[k] = static_cast<int64_t>(random() % kind.count);
+  for (int64_t a = 0; a < kind.count; ++a) {
+    const at::Tensor away = random_like(value, random).abs();
+    at::Tensor other = kind.op == ReduceOp::kMin ? value + away : value - away;
+    if (value.scalar_type() == at::kByte)
+      other = kind.op == ReduceOp::kMin ? value.maximum(other) : value.minimum(other);  // it wraps
+    addends[a] = at::where(owner == a, value, other);
+  }
+  return addends;
+}
+
+// Sums of bool are `or`, as those of c10d are; so the greatest is the sum.
+std::vector<at::Tensor> of_bool(const at::Tensor& value, const Addends& kind, std::mt19937_64& random) {
+  const bool all = kind.op == ReduceOp::kMin || kind.op == ReduceOp::kProduct;
+  std::vector<at::Tensor> addends(kind.count);
+  at::Tensor owner = at::empty(value.sizes(), at::kLong);
+  for (int64_t k = 0; k < owner.numel(); ++k)
+    owner.data_ptr<int64_t>()[k] = static_cast<int64_t>(random() % kind.count);
+  for (int64_t a = 0; a < kind.count; ++a) {
+    addends[a] = at::where(owner == a, value, all ? at::ones_like(value) : at::zeros_like(value));
+  }
+  return addends;
+}
+
+std::vector<at::Tensor> make_addends(const at::Tensor& value, const Addends& kind, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  if (value.scalar_type() == at::kBool) return of_bool(value, kind, random);
+  switch (kind.op) {
+    case ReduceOp::kProduct:
+      return products(value, kind, random);
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      return extremes(value, kind, random);
+    default:
+      return sums(value, kind, random);
+  }
+}
+
+at::Tensor part_of(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements, int64_t i) {
+  const Shape shape(full.sizes().begin(), full.sizes().end());
+  const auto layout = local_layout(shape, mesh.shape(), placements, mesh.local_coordinate(i));
+  at::Tensor part = full;
+  for (int64_t d = 0; d < full.dim(); ++d) {
+    std::vector<at::Tensor> runs;
+    for (const Run& run : layout.dims[d]) runs.push_back(part.narrow(d, run.begin, run.size));
+    part = runs.empty() ? part.narrow(d, 0, 0) : at::cat(runs, d);
+  }
+  return part.clone(at::MemoryFormat::Contiguous);
+}
+
+}  // namespace
+
+at::Tensor value_of(const Leaf& leaf) {
+  const bool complex = c10::isComplexType(leaf.dtype);
+  std::vector<int64_t> sizes = leaf.sizes;
+  if (complex) sizes.push_back(2);
+  at::Tensor t = at::tensor(at::ArrayRef<double>(leaf.values), at::kDouble).view(sizes);
+  if (complex) t = at::view_as_complex(t);
+  return t.to(leaf.dtype).clone();
+}
+
+std::vector<at::Tensor> parts_of(const Leaf& leaf, const DeviceMesh& mesh) {
+  const auto placements = normalize_placements(leaf.placements, static_cast<int64_t>(leaf.sizes.size())).value();
+  const auto addends = make_addends(value_of(leaf), addends_of(mesh, placements), leaf.addends);
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < mesh.local_ranks().size(); ++i) {
+    int64_t index = 0;  // row-major over the Partial dims
+    for (int64_t d = 0; d < mesh.ndim(); ++d) {
+      if (placements[d].is_partial()) index = index * mesh.size(d) + mesh.local_coordinate(i)[d];
+    }
+    parts.push_back(part_of(addends[index], mesh, placements, i));
+  }
+  return parts;
+}
+
+}  // namespace dtensor::fuzz

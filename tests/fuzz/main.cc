@@ -1,0 +1,50 @@
+// Random programs on distributed tensors against the same on plain ones.
+//
+//   ./bazelw run //tests/fuzz -- --seed 7 --minutes 60
+//   ./bazelw run //tests/fuzz -- --seed 7 --replay 1234
+#include <cstdio>
+#include <cstdlib>
+
+#include "absl/flags/flag.h"
+#include "tests/fuzz/tally.h"
+#include "tests/fuzz/worker.h"
+#include "tools/flags.h"
+
+ABSL_FLAG(uint64_t, seed, 1, "where all chance comes from: equal seeds make equal programs");
+ABSL_FLAG(double, minutes, 1, "how long to go on");
+ABSL_FLAG(double, seconds, 0, "the same in seconds; 0: --minutes counts");
+ABSL_FLAG(int64_t, programs, -1, "stop after so many programs; -1: when the time is over");
+ABSL_FLAG(int64_t, replay, -1, "run this program of the seed alone");
+ABSL_FLAG(int64_t, steps, 6, "the most steps that a program has");
+ABSL_FLAG(double, shrink_seconds, 20, "how long to make a program that shows a finding smaller");
+ABSL_FLAG(bool, coverage, false, "print how often every operator ran");
+
+namespace dtensor::fuzz {
+namespace {
+
+int fuzz() {
+  WorkerOptions options;
+  options.seed = absl::GetFlag(FLAGS_seed);
+  const double seconds = absl::GetFlag(FLAGS_seconds);
+  options.seconds = seconds > 0 ? seconds : 60 * absl::GetFlag(FLAGS_minutes);
+  options.programs = absl::GetFlag(FLAGS_programs);
+  options.only = absl::GetFlag(FLAGS_replay);
+  options.most_steps = absl::GetFlag(FLAGS_steps);
+  options.shrink_seconds = absl::GetFlag(FLAGS_shrink_seconds);
+  if (options.most_steps < 1) throw tools::UsageError("--steps must be 1 at least");
+  Tally& tally = *Tally::shared();
+  run_programs(options, tally);
+  std::fputs(summary(tally, absl::GetFlag(FLAGS_coverage)).c_str(), stdout);
+  const bool clean = tally.findings().empty();
+  if (std::getenv("TEST_TARGET") != nullptr) std::printf("[dtensor] %d passed, %d failed, 0 skipped\n", clean, !clean);
+  return clean ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace dtensor::fuzz
+
+int main(int argc, char** argv) {
+  return dtensor::tools::run_program("fuzz",
+                                     "runs random programs on distributed tensors against the same on plain ones", argc,
+                                     argv, dtensor::fuzz::fuzz);
+}

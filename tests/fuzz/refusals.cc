@@ -1,0 +1,24 @@
+#include "tests/fuzz/refusals.h"
+
+namespace dtensor::fuzz {
+
+const std::vector<Refusal>& refusals() {
+  static const auto* const table = new std::vector<Refusal>{
+      {"does not have a sharding strategy registered", "no rule, and the inputs are not replicated"},
+      {"in-place operations that require placement changes", "what is written to keeps its layout"},
+      // docs/propagation.md, "Which Partials pass"
+      {"is nan, should be inf", "addends beside a tensor that is infinite or a divisor of zero"},
+      {"is nan, should be -inf", "addends beside a tensor that is infinite or a divisor of zero"},
+      {"draws random numbers, so replicated runs of it would not agree", "random operator without a rule"},
+  };
+  return *table;
+}
+
+const Refusal* reason_to_refuse(const std::string&, const std::string& error) {
+  for (const Refusal& refusal : refusals()) {
+    if (error.find(refusal.text) != std::string::npos) return &refusal;
+  }
+  return nullptr;
+}
+
+}  // namespace dtensor::fuzz

@@ -1,0 +1,39 @@
+// What a run has seen so far, in memory that survives the process that ran the programs.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/fuzz/program.h"
+#include "tests/fuzz/run.h"
+
+namespace dtensor::fuzz {
+
+struct Tally {
+  static constexpr int kKinds = 7, kOperators = 4096, kRefusals = 64, kText = 1 << 20;
+
+  uint64_t seed = 0, index = 0;  // the program under way
+  int64_t programs = 0, steps = 0, compared = 0;
+  int64_t kinds[kKinds] = {};
+  int64_t operators[kOperators] = {};  // calls that agreed, by place in the catalog; redistributions last
+  int64_t refusals[kRefusals] = {};    // by place in refusals()
+  char op[256] = {};                   // that a program is to have
+  char text[kText] = {};               // signatures of findings, one per line
+
+  // In memory shared with the processes that are forked later. Never freed.
+  static Tally* shared();
+
+  void count(const Program& program, const Outcome& outcome);
+  // Whether a finding of that signature is there already; if not, it is now.
+  bool known(const std::string& signature);
+  std::vector<std::string> findings() const;
+};
+
+// "12 s: 3456 programs, 12345 steps, 9 documented refusals, 0 findings"
+std::string progress(const Tally& tally, double seconds);
+// The findings, the refusals by reason, and with `coverage` a table of the operators and how often each one ran.
+std::string summary(const Tally& tally, bool coverage);
+
+}  // namespace dtensor::fuzz

@@ -1,0 +1,179 @@
+#include "tests/fuzz/worker.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "tests/fuzz/generate.h"
+#include "tests/fuzz/print_cpp.h"
+#include "tests/fuzz/shrink.h"
+
+namespace dtensor::fuzz {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr unsigned kLongest = 60;  // seconds that one program may take
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+void say(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+}
+
+// Runs `f` in a child process; returns how it ended, as waitpid does.
+template <typename F>
+int in_child(const F& f) {
+  std::fflush(stdout);
+  const pid_t child = fork();
+  TORCH_CHECK(child >= 0, "cannot fork: ", std::strerror(errno));
+  if (child == 0) {
+    const rlimit no_core = {0, 0};
+    setrlimit(RLIMIT_CORE, &no_core);
+    f();
+    std::fflush(stdout);
+    _exit(0);
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
+std::string name_of_end(int status) {
+  if (!WIFSIGNALED(status)) return absl::StrCat("exit code ", WEXITSTATUS(status));
+  return WTERMSIG(status) == SIGALRM ? absl::StrCat("takes more than ", kLongest, " s") : strsignal(WTERMSIG(status));
+}
+
+// In a process of its own: a crash is an outcome.
+Outcome run_apart(const Program& program) {
+  const int status = in_child([&] {
+    alarm(kLongest);
+    run(program);
+  });
+  Outcome outcome;
+  if (status == 0) return outcome;
+  outcome.kind = Kind::kCrash;
+  outcome.op = program.steps.empty() ? "" : program.steps.back().op;
+  outcome.step = program.steps.size();
+  outcome.message = name_of_end(status);
+  return outcome;
+}
+
+void report(const WorkerOptions& options, Tally& tally, const Program& program, const Outcome& outcome,
+            const Runner& runner) {
+  if (tally.known(signature(outcome))) return;
+  Shrunk small = shrink(program, outcome, options.shrink_seconds, runner);
+  if (!small.program.steps.empty() && small.outcome.order > 0) small.outcome.op = small.program.steps.back().op;
+  const std::string name = signature(small.outcome);
+  if (name != signature(outcome) && tally.known(name)) return;
+  say(absl::StrCat("\nFINDING ", name, "\n", small.outcome.message, "\n", to_string(small.program),
+                   "replay with --seed ", options.seed, " --replay ", tally.index, "\n----8<----\n",
+                   print_cpp(small.program, small.outcome), "----8<----\n"));
+}
+
+// LibTorch's advice is for people.
+struct NoWarnings final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+void prepare() {
+  static auto* const none = new NoWarnings;
+  c10::WarningUtils::set_warning_handler(none);
+  at::set_num_threads(1);
+}
+
+class Worker {
+ public:
+  Worker(const WorkerOptions& options, Tally& tally, Clock::time_point start)
+      : options_(options), tally_(tally), start_(start) {}
+
+  void run_all() {
+    prepare();
+    double said = seconds_since(start_);
+    for (; !done(); ++tally_.index) {
+      run_one(tally_.index);
+      if (seconds_since(start_) - said < 10) continue;
+      said = seconds_since(start_);
+      say(progress(tally_, said) + "\n");
+    }
+  }
+
+  bool done() const {
+    if (options_.only >= 0) return static_cast<int64_t>(tally_.index) != options_.only;
+    if (options_.programs >= 0) return static_cast<int64_t>(tally_.index) >= options_.programs;
+    return seconds_since(start_) >= options_.seconds;
+  }
+
+  // After a crash, in a process that has run nothing yet.
+  void report_crash(int status) {
+    ++tally_.kinds[static_cast<int>(Kind::kCrash)];
+    prepare();
+    const std::string end = name_of_end(status);
+    const int generated = in_child([&] { make(tally_.index); });
+    if (generated != 0) {
+      say(absl::StrCat("program ", tally_.index, ": plain LibTorch crashes (", end, ") in ", tally_.op,
+                       "; the catalog should leave it out\n"));
+      tally_.known(absl::StrCat("crash of plain LibTorch: ", tally_.op));
+      return;
+    }
+    const Program program = make(tally_.index);
+    Outcome outcome = run_apart(program);
+    if (outcome.kind != Kind::kCrash) {
+      say(absl::StrCat("program ", tally_.index, " crashed (", end, "), but not when run alone:\n",
+                       to_string(program)));
+      tally_.known(absl::StrCat("crash in program ", tally_.index, " after those before it"));
+      return;
+    }
+    report(options_, tally_, program, outcome, run_apart);
+  }
+
+ private:
+  Program make(uint64_t index) const {
+    GenerateOptions generate_options;
+    generate_options.most_steps = options_.most_steps;
+    generate_options.trying = [this](const Operator& op) {
+      std::strncpy(tally_.op, op.name.c_str(), sizeof(tally_.op) - 1);
+    };
+    return generate(options_.seed, index, generate_options);
+  }
+
+  void run_one(uint64_t index) {
+    alarm(kLongest);
+    const Program program = make(index);
+    if (options_.only >= 0) say(to_string(program));
+    const Outcome outcome = run(program);
+    tally_.count(program, outcome);
+    alarm(0);
+    if (options_.only >= 0) say(absl::StrCat(to_string(outcome.kind), " ", outcome.op, " ", outcome.message, "\n"));
+    if (is_finding(outcome.kind)) report(options_, tally_, program, outcome, run);
+  }
+
+  const WorkerOptions& options_;
+  Tally& tally_;
+  Clock::time_point start_;
+};
+
+}  // namespace
+
+void run_programs(const WorkerOptions& options, Tally& tally) {
+  Worker worker(options, tally, Clock::now());
+  tally.seed = options.seed;
+  if (options.only >= 0) tally.index = options.only;
+  while (!worker.done()) {
+    const int status = in_child([&] { worker.run_all(); });
+    if (status == 0) return;
+    in_child([&] { worker.report_crash(status); });
+    ++tally.index;
+  }
+}
+
+}  // namespace dtensor::fuzz

@@ -1,0 +1,23 @@
+// Programs in a process of their own, so that one that crashes is a finding like any other.
+#pragma once
+
+#include <cstdint>
+
+#include "tests/fuzz/tally.h"
+
+namespace dtensor::fuzz {
+
+struct WorkerOptions {
+  uint64_t seed = 1;
+  double seconds = 60;         // of the whole run
+  int64_t programs = -1;       // at most so many; -1: until the time is over
+  int64_t only = -1;           // this program and no other
+  double shrink_seconds = 20;  // per finding
+  int64_t most_steps = 6;
+};
+
+// Runs programs, starting another process after each crash; prints findings as they come. LibTorch must not have been
+// used before.
+void run_programs(const WorkerOptions& options, Tally& tally);
+
+}  // namespace dtensor::fuzz
