@@ -46,7 +46,6 @@ std::vector<Composite> composites() {
       {"diff", [](const Tensor& t) { return torch::diff(t, 1, 0); }, torch::rand({5, 6}, d)},
       {"tensor_split", [](const Tensor& t) { return torch::tensor_split(t, 2, 0)[1] * 1; }, torch::rand({5, 6}, d)},
       {"block_diag", [](const Tensor& t) { return torch::block_diag({t, t}); }, torch::rand({3, 2}, d)},
-      {"cdist", [](const Tensor& t) { return torch::cdist(t, t.mul(2)); }, torch::rand({4, 3}, d)},
   };
 }
 

@@ -43,7 +43,7 @@ std::vector<Case> reductions() {
           OF("cummax", std::get<0>(t.cummax(1))), OF("cummin", std::get<0>(t.cummin(0))), OF("logcumsumexp", t.logcumsumexp(1)),
           OF("logsumexp", t.logsumexp(0)), OF("norm", t.norm()), OF("norm 1", t.norm(1)), OF("norm 1 of dim", t.norm(1, 1)),
           OF("norm 3", t.norm(3)), OF("norm inf", t.norm(INFINITY)), OF("softmax", t.softmax(1)), OF("log_softmax", t.log_softmax(0)),
-          OF("nansum", t.nansum(1)), OF("dist", torch::dist(t, w)), OF("diff", t.diff(1, 0)), OF("trace", t.trace())};
+          OF("nansum", t.nansum(1)), OF("dist", torch::dist(t, w)), OF("diff", t.diff(1, 0))};
 }
 
 std::vector<Case> matrices_and_movement() {
