@@ -36,7 +36,6 @@ std::vector<Composite> composites() {
       {"cov", [](const Tensor& t) { return torch::cov(t); }, torch::rand({4, 6}, d)},
       {"corrcoef", [](const Tensor& t) { return torch::corrcoef(t); }, torch::rand({4, 6}, d)},
       {"trapezoid", [](const Tensor& t) { return torch::trapezoid(t, 1.0, 0); }, torch::rand({4, 6}, d)},
-      {"vander", [](const Tensor& t) { return torch::vander(t, 4); }, torch::rand({4}, d)},
       {"causal attention", causal, torch::rand({2, 2, 5, 4}, d)},
       {"causal attention of 3 dims", causal, torch::rand({2, 5, 4}, d)},
       {"masked attention", mask, torch::rand({2, 2, 5, 4}, d)},
@@ -45,7 +44,6 @@ std::vector<Composite> composites() {
       {"triplet_margin_loss", [](const Tensor& t) { return torch::triplet_margin_loss(t, t.roll(1, 0), t.roll(2, 0)); }, torch::rand({5, 6}, d)},
       {"diff", [](const Tensor& t) { return torch::diff(t, 1, 0); }, torch::rand({5, 6}, d)},
       {"tensor_split", [](const Tensor& t) { return torch::tensor_split(t, 2, 0)[1] * 1; }, torch::rand({5, 6}, d)},
-      {"block_diag", [](const Tensor& t) { return torch::block_diag({t, t}); }, torch::rand({3, 2}, d)},
   };
 }
 
