@@ -32,10 +32,12 @@ std::string caller(const Inputs& in) {
 
 void throw_missing_rule(const OpInfo& info, const Inputs& in) {
   const std::string layouts = absl::StrJoin(in.tensors, ", ", [](std::string* out, const at::Tensor& t) {
-    absl::StrAppend(out, t.defined() ? layout_of(t).spec->to_string() : "None");
+    const std::string spec = t.defined() ? layout_of(t).spec->to_string() : "None";
+    absl::StrAppend(out, spec.substr(0, spec.find(" @ ")));  // the mesh is said once
   });
-  TORCH_CHECK_NOT_IMPLEMENTED(false, missing_rule_text(info.op), ". Without either it runs where every tensor is replicated: redistribute(t, {Replicate(), ...}). Called",
-                              caller(in), " with ", layouts);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, missing_rule_text(info.op),
+                              ". Without either it runs where every tensor is replicated: redistribute(t, {Replicate(), ...}). Called",
+                              caller(in), " with ", layouts, " on ", in.mesh.to_string());
 }
 
 }  // namespace dtensor

@@ -1,0 +1,106 @@
+// Composite operators make plain tensors of their own beside distributed ones; the user's plain tensors stay an error.
+#include <torch/nn.h>
+#include <torch/torch.h>
+
+#include "dtensor/redistribute.h"
+#include "dtensor/representation.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
+
+namespace dtensor::testing {
+namespace {
+
+using torch::Tensor;
+
+struct Composite {
+  const char* name;
+  std::function<Tensor(const Tensor&)> f;
+  Tensor input;
+};
+
+std::vector<Composite> composites() {
+  namespace F = torch::nn::functional;
+  const auto d = torch::kDouble;
+  const auto causal = [](const Tensor& t) {
+    return torch::scaled_dot_product_attention(t, t, t, {}, 0., /*is_causal=*/true);
+  };
+  const auto mask = [](const Tensor& t) { return torch::scaled_dot_product_attention(t, t, t, t.matmul(t.transpose(-1, -2)).gt(0.3)); };
+  return {
+      {"quantile", [](const Tensor& t) { return torch::quantile(t, 0.3, 1); }, torch::rand({5, 6}, d)},
+      {"nanquantile", [](const Tensor& t) { return torch::nanquantile(t, 0.7, 0, true); }, torch::rand({5, 6}, d)},
+      {"matrix_power", [](const Tensor& t) { return torch::linalg_matrix_power(t, 3); }, torch::rand({4, 4}, d)},
+      {"matrix_power of 0", [](const Tensor& t) { return torch::linalg_matrix_power(t, 0); }, torch::rand({4, 4}, d)},
+      {"one_hot", [](const Tensor& t) { return torch::one_hot(t); }, torch::randint(7, {5, 2})},
+      {"one_hot of 9", [](const Tensor& t) { return torch::one_hot(t, 9); }, torch::randint(7, {5})},
+      {"combinations", [](const Tensor& t) { return torch::combinations(t, 2); }, torch::rand({5}, d)},
+      {"cov", [](const Tensor& t) { return torch::cov(t); }, torch::rand({4, 6}, d)},
+      {"corrcoef", [](const Tensor& t) { return torch::corrcoef(t); }, torch::rand({4, 6}, d)},
+      {"trapezoid", [](const Tensor& t) { return torch::trapezoid(t, 1.0, 0); }, torch::rand({4, 6}, d)},
+      {"causal attention", causal, torch::rand({2, 2, 5, 4}, d)},
+      {"causal attention of 3 dims", causal, torch::rand({2, 5, 4}, d)},
+      {"masked attention", mask, torch::rand({2, 2, 5, 4}, d)},
+      {"cosine_embedding_loss", [](const Tensor& t) { return torch::cosine_embedding_loss(t, t.roll(1, 0), t.select(1, 0).gt(0.5) * 2. - 1.); },
+       torch::rand({5, 6}, d)},
+      {"triplet_margin_loss", [](const Tensor& t) { return torch::triplet_margin_loss(t, t.roll(1, 0), t.roll(2, 0)); }, torch::rand({5, 6}, d)},
+      {"diff", [](const Tensor& t) { return torch::diff(t, 1, 0); }, torch::rand({5, 6}, d)},
+      {"tensor_split", [](const Tensor& t) { return torch::tensor_split(t, 2, 0)[1] * 1; }, torch::rand({5, 6}, d)},
+  };
+}
+
+}  // namespace
+
+TEST_CASE("composites: what they make inside counts as replicated, without a scope") {
+  torch::manual_seed(3);
+  for (const Composite& c : composites()) {
+    const bool differentiable = c.input.is_floating_point();
+    auto plain = c.input.clone();
+    if (differentiable) plain.requires_grad_();
+    const Tensor expected = c.f(plain);
+    if (expected.requires_grad()) (expected * expected).sum().backward();
+    for (const DeviceMesh& mesh : {DeviceMesh(World::local(2), {2}), DeviceMesh(World::local(4), {2, 2})}) {
+      for (const Placement& first : {Replicate(), Shard(0), Shard(c.input.dim() - 1)}) {
+        Placements placements(mesh.ndim(), Replicate());
+        placements[0] = first;
+        CAPTURE(c.name, to_string(placements));
+        auto x = distribute_tensor(c.input, mesh, placements);
+        if (differentiable) x.requires_grad_();
+        Tensor y;
+        REQUIRE_NOTHROW(y = c.f(x));
+        REQUIRE(is_dtensor(y));
+        CHECK(torch::allclose(full_tensor(y.detach()), expected.detach(), 1e-9, 1e-12));
+        if (!expected.requires_grad()) continue;
+        REQUIRE_NOTHROW((y * y).sum().backward());
+        CHECK(torch::allclose(full_tensor(x.grad()), plain.grad(), 1e-8, 1e-10));
+      }
+    }
+  }
+}
+
+TEST_CASE("composites: a plain tensor that the user gives stays an error") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const auto x = distribute_tensor(torch::rand({4, 6}), mesh, {Shard(0)});
+  CHECK_THROWS_WITH(torch::quantile(x, torch::rand({2}), 1), Catch::Contains("is a plain tensor of shape [2]"));
+  CHECK_THROWS_WITH(torch::cosine_embedding_loss(x, torch::rand({4, 6}), torch::ones({4})), Catch::Contains("is a plain tensor"));
+  CHECK_THROWS_WITH(torch::scaled_dot_product_attention(x, torch::rand({4, 6}), x), Catch::Contains("is a plain tensor"));
+}
+
+TEST_CASE("composites: factories outside of them make plain tensors, before and after") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const auto x = distribute_tensor(torch::rand({4, 4}), mesh, {Shard(0)});
+  torch::linalg_matrix_power(x, 2);
+  CHECK_FALSE(is_dtensor(torch::zeros({2})));
+  CHECK_THROWS(torch::quantile(x, 7.0, 1));  // an error leaves nothing behind
+  CHECK_FALSE(is_dtensor(torch::zeros({2})));
+  CHECK_THROWS(x + torch::ones({4, 4}));
+}
+
+TEST_CASE("composites: a plain tensor of one element is a number") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const auto full = torch::rand({4, 4}, torch::kDouble);
+  const auto x = distribute_tensor(full, mesh, {Shard(0)});
+  const auto one = torch::full({1, 1}, 3., torch::kDouble);
+  CHECK(torch::equal(full_tensor(x * one), full * 3));
+  CHECK_THROWS(x * torch::full({1, 4}, 3., torch::kDouble));
+}
+
+}  // namespace dtensor::testing
