@@ -428,7 +428,11 @@ TEST_CASE("Operators on addends beside tensors, of every pair of dtypes and kind
   each_setting([&](const Setting& s) {
     for (const ScalarType other : kTypes) {
       if (++turn % 5 != 0) continue;  // a sample, for time: every pair of dtypes with some kind
-      for (const auto& operation : list) compare(operation, s, operands(other), c10::str(" beside ", other), log);
+      for (const auto& operation : list) {
+        // Tensors are taken to have no zeros where they divide; among bools there are some.
+        if (other == at::kBool && (operation.name == "div" || operation.name == "div_")) continue;
+        compare(operation, s, operands(other), c10::str(" beside ", other), log);
+      }
     }
   });
 }
