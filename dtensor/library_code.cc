@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dtensor/above_autograd_key.h"
+#include "dtensor/dispatch.h"
 #include "dtensor/gradient_layout.h"
 #include "dtensor/representation.h"
 #include "mesh/scope.h"
@@ -32,9 +33,22 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> args, const F& f) {
   }
 }
 
+// A composite may give a tensor that it made and filled itself, without any operator on what is distributed: where there are
+// no elements to work on, say. Its results are distributed all the same.
+void distribute_results(const LibraryCode& code, size_t num_results, Stack& stack) {
+  const auto made_here = [](const at::Tensor& t) {
+    return t.defined() && !is_dtensor(t) && !t.requires_grad() && t.layout() == c10::kStrided && t.unsafeGetTensorImpl()->storage().use_count() == 1;
+  };
+  for (size_t i = stack.size() - num_results; i < stack.size(); ++i) {
+    if (stack[i].isTensor() && made_here(stack[i].toTensor())) stack[i] = replicate_copy(stack[i].toTensor(), code.mesh());
+  }
+}
+
 void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  const LibraryCode inside(op, torch::jit::last(*stack, op.schema().arguments().size()));
+  const auto& schema = op.schema();
+  const LibraryCode inside(op, torch::jit::last(*stack, schema.arguments().size()));
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kAboveAutogradKey), stack);
+  if (inside.is_outermost() && inside.makes_plain() && !schema.is_mutable()) distribute_results(inside, schema.returns().size(), *stack);
 }
 
 bool has_tensor_argument(const c10::FunctionSchema& schema) {

@@ -34,6 +34,7 @@ class LibraryCode {
   const DeviceMesh& mesh() const { return mesh_; }
   // Plain tensors here were made by this code: the user gave none that could be one of several.
   bool makes_plain() const { return makes_plain_; }
+  bool is_outermost() const { return around_ == nullptr; }
   // The operator that the user called, be it this one or one around it.
   std::string called_operator() const;
 

@@ -48,6 +48,52 @@ void become_distributed(const at::Tensor& t, const DeviceMesh& mesh) {
   t.unsafeGetTensorImpl()->shallow_copy_from(replicate_copy(t, mesh).getIntrusivePtr());
 }
 
+bool is_plain(const c10::IValue& arg) { return arg.isTensor() && arg.toTensor().defined() && !is_dtensor(arg.toTensor()); }
+
+bool writes_distributed(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i].written && args[i].isTensor() && is_dtensor(args[i].toTensor())) return true;
+  }
+  return false;
+}
+
+// What `standing_in` holds is what was written to `t`.
+void take_over(const at::Tensor& t, const at::Tensor& standing_in, const OpInfo& info) {
+  // Autograd's and composite operators' own code only: in an ImplicitReplication scope the tensor is the user's.
+  if ((in_backward() || LibraryCode::current() != nullptr) && is_alone(t)) {
+    t.unsafeGetTensorImpl()->shallow_copy_from(standing_in.getIntrusivePtr());
+    return;
+  }
+  const DeviceMesh& mesh = layout_of(standing_in).spec->mesh();
+  const CommCause cause{info.name, "", current_scope().module_path, true};
+  const at::Tensor whole = redistribute_below_autograd(standing_in, Placements(mesh.ndim(), Replicate()), cause);
+  TORCH_CHECK_NOT_IMPLEMENTED(!meta_of(whole).locals.empty(), info.name,
+                              ": writes to a plain tensor, which needs data; an abstract world has none.");
+  LocalGuard guard;
+  const at::Tensor& value = meta_of(whole).locals.front();
+  if (t.sizes() != value.sizes()) t.resize_(value.sizes());
+  t.copy_(value);
+}
+
+// Of several tensors to write to, some are distributed: the plain ones are written as replicated ones are.
+void write_to_both(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
+  const auto args = torch::jit::last(stack, info.args.size());
+  Stack own(args.begin(), args.end());
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (info.args[i].written && is_plain(own[i])) own[i] = replicate_copy(own[i].toTensor(), mesh);
+  }
+  const Stack written = own;
+  dispatch(info.op, &own);
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i].written && is_plain(args[i])) take_over(args[i].toTensor(), written[i].toTensor(), info);
+  }
+  for (size_t r = 0; r < own.size(); ++r) {
+    if (info.written_inputs[r] >= 0) own[r] = args[info.written_inputs[r]];
+  }
+  torch::jit::drop(stack, info.args.size());
+  for (auto& result : own) stack.push_back(std::move(result));
+}
+
 }  // namespace
 
 bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
@@ -78,6 +124,7 @@ void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
               ". Distribute the tensor that is written to, or gather the others with full_tensor(). The state of an optimizer is "
               "such a tensor if it was made before distribute_module(), by a step or by the constructor of Adagrad: make the "
               "optimizer after distribute_module(), and carry its state over with dtensor::save() and dtensor::load().");
+  if (writes_distributed(info, torch::jit::last(stack, info.args.size()))) return write_to_both(info, mesh, stack);
   const Placements whole(mesh.ndim(), Replicate());
   const CommCause cause{info.name, "", current_scope().module_path, true};
   const auto plain = [&](const at::Tensor& t) {

@@ -189,6 +189,7 @@ class ReplicatedCall {
       if (!written_[k]) continue;
       const at::Tensor& now = locals_[k][r];
       const TensorMeta& was = before[i++];
+      if (may_be_resized(k)) continue;
       const bool moved = has_data() && !gathered_[k] && !now.is_alias_of(meta_of(in_.tensors[k]).locals[r]);
       TORCH_CHECK_NOT_IMPLEMENTED(
           shape_of(now.sizes()) == was.sizes && shape_of(now.strides()) == was.strides && now.scalar_type() == was.dtype && !moved,
@@ -198,11 +199,21 @@ class ReplicatedCall {
     }
   }
 
+  // As in LibTorch: an out= tensor without elements takes the size of the result.
+  bool may_be_resized(size_t k) const {
+    return info_.args[in_.args[k]].out && !gathered_[k] && in_.tensors[k].numel() == 0 && !layout_of(in_.tensors[k]).storage->origin;
+  }
+
   // What was written in a gathered copy is written to the tensor's own parts.
   void bring_back() {
     for (size_t k = 0; k < written_.size(); ++k) {
       if (!written_[k]) continue;
       const at::Tensor& t = in_.tensors[k];
+      const at::Tensor& now = locals_[k].front();
+      if (now.sizes() != t.sizes()) {
+        const TensorMeta meta{shape_of(now.sizes()), shape_of(now.strides()), now.scalar_type()};
+        replace_contents(t, Spec::get(in_.mesh, whole(), meta), has_data() ? locals_[k] : RankTensors());
+      }
       if (gathered_[k]) {
         const Spec& spec = *meta_of(t).spec;
         const at::Tensor result = make_dtensor(meta_of(t).spec->with_placements(whole()), has_data() ? locals_[k] : RankTensors());
