@@ -404,7 +404,10 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
 void throw_plain_beside_distributed(std::string_view function, std::string_view argument, const at::Tensor& t,
                                     const DeviceMesh& mesh) {
   const bool loads = function == "aten::copy_";
-  TORCH_CHECK(false, std::string(function), ": argument '", std::string(argument), "' is a plain tensor of shape ", t.sizes(),
+  const LibraryCode* code = LibraryCode::current();  // which may have made `t` of what it was given
+  const std::string called = code != nullptr ? code->called_operator() : std::string(function);
+  const std::string caller = called != function ? " (called by " + called + ")" : "";
+  TORCH_CHECK(false, std::string(function), caller, ": argument '", std::string(argument), "' is a plain tensor of shape ", t.sizes(),
               " next to a distributed one on ", mesh.to_string(),
               ". Distribute it first: distribute_tensor(t, mesh, {Replicate(), ...}). If the model makes it in forward, call the "
               "model in a MeshScope(mesh), where arange, full, zeros and other factories, but not torch::tensor and torch::empty, "
@@ -420,11 +423,18 @@ at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh) {
   return make_dtensor(meta_of(shared).spec, std::move(locals));
 }
 
+// Not t.item() alone: a TorchDispatchMode of Python, which gets a number in the place of `t`, could not call it.
+static NumberClass class_of_wrapped(const at::Tensor& t) {
+  const c10::impl::ExcludeDispatchKeyGuard without_modes(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  return number_class(t.item());
+}
+
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
   LocalGuard guard;
   TensorMeta meta{Shape(t.sizes().begin(), t.sizes().end()), Shape(t.strides().begin(), t.strides().end()), t.scalar_type()};
   meta.wrapped_number = t.unsafeGetTensorImpl()->is_wrapped_number();
-  if (meta.wrapped_number) meta.number = number_class(t.item());
+  if (meta.wrapped_number) meta.number = class_of_wrapped(t);
   RankTensors locals;
   for (int64_t rank : mesh.local_ranks()) {
     const c10::Device device = mesh.world().device(rank);
