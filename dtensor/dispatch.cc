@@ -4,6 +4,7 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -407,8 +408,8 @@ void throw_plain_beside_distributed(std::string_view function, std::string_view 
   const LibraryCode* code = LibraryCode::current();  // which may have made `t` of what it was given
   const std::string called = code != nullptr ? code->called_operator() : std::string(function);
   const std::string caller = called != function ? " (called by " + called + ")" : "";
-  TORCH_CHECK(false, std::string(function), caller, ": argument '", std::string(argument), "' is a plain tensor of shape ", t.sizes(),
-              " next to a distributed one on ", mesh.to_string(),
+  TORCH_CHECK(false, std::string(function), caller, ": argument '", std::string(argument), "' is a plain tensor of shape ",
+              t.sizes(), " next to a distributed one on ", mesh.to_string(),
               ". Distribute it first: distribute_tensor(t, mesh, {Replicate(), ...}). If the model makes it in forward, call the "
               "model in a MeshScope(mesh), where arange, full, zeros and other factories, but not torch::tensor and torch::empty, "
               "make distributed tensors. Or open an ImplicitReplication scope if every rank is known to hold the same values.",
@@ -423,12 +424,16 @@ at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh) {
   return make_dtensor(meta_of(shared).spec, std::move(locals));
 }
 
+namespace {
+
 // Not t.item() alone: a TorchDispatchMode of Python, which gets a number in the place of `t`, could not call it.
-static NumberClass class_of_wrapped(const at::Tensor& t) {
+NumberClass class_of_wrapped(const at::Tensor& t) {
   const c10::impl::ExcludeDispatchKeyGuard without_modes(
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   return number_class(t.item());
 }
+
+}  // namespace
 
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
   LocalGuard guard;
