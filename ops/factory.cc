@@ -10,6 +10,7 @@ namespace dtensor {
 namespace {
 
 void check_device(const OpCall& call) {
+  if (!call.has_arg("device")) return;  // out=: it is where it is
   const auto own = call.mesh.world().device_type();
   const auto& device = call.arg("device");
   if (!device.isDevice()) return;
@@ -37,7 +38,7 @@ void make_part(const LocalCall& call, torch::jit::Stack& stack) {
   if (const auto stride = schema.argumentIndexWithName("stride")) {
     stack[*stride] = local_strides(sizes, call.outputs[0]->strides());
   }
-  stack[*schema.argumentIndexWithName("device")] = c10::IValue();
+  if (const auto device = schema.argumentIndexWithName("device")) stack[*device] = c10::IValue();
   call.op.callBoxed(stack);
 }
 
