@@ -4,6 +4,7 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -404,8 +405,11 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
 void throw_plain_beside_distributed(std::string_view function, std::string_view argument, const at::Tensor& t,
                                     const DeviceMesh& mesh) {
   const bool loads = function == "aten::copy_";
-  TORCH_CHECK(false, std::string(function), ": argument '", std::string(argument), "' is a plain tensor of shape ", t.sizes(),
-              " next to a distributed one on ", mesh.to_string(),
+  const LibraryCode* code = LibraryCode::current();  // which may have made `t` of what it was given
+  const std::string called = code != nullptr ? code->called_operator() : std::string(function);
+  const std::string caller = called != function ? " (called by " + called + ")" : "";
+  TORCH_CHECK(false, std::string(function), caller, ": argument '", std::string(argument), "' is a plain tensor of shape ",
+              t.sizes(), " next to a distributed one on ", mesh.to_string(),
               ". Distribute it first: distribute_tensor(t, mesh, {Replicate(), ...}). If the model makes it in forward, call the "
               "model in a MeshScope(mesh), where arange, full, zeros and other factories, but not torch::tensor and torch::empty, "
               "make distributed tensors. Or open an ImplicitReplication scope if every rank is known to hold the same values.",
@@ -420,11 +424,22 @@ at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh) {
   return make_dtensor(meta_of(shared).spec, std::move(locals));
 }
 
+namespace {
+
+// Not t.item() alone: a TorchDispatchMode of Python, which gets a number in the place of `t`, could not call it.
+NumberClass class_of_wrapped(const at::Tensor& t) {
+  const c10::impl::ExcludeDispatchKeyGuard without_modes(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  return number_class(t.item());
+}
+
+}  // namespace
+
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
   LocalGuard guard;
   TensorMeta meta{Shape(t.sizes().begin(), t.sizes().end()), Shape(t.strides().begin(), t.strides().end()), t.scalar_type()};
   meta.wrapped_number = t.unsafeGetTensorImpl()->is_wrapped_number();
-  if (meta.wrapped_number) meta.number = number_class(t.item());
+  if (meta.wrapped_number) meta.number = class_of_wrapped(t);
   RankTensors locals;
   for (int64_t rank : mesh.local_ranks()) {
     const c10::Device device = mesh.world().device(rank);

@@ -10,6 +10,7 @@ namespace dtensor {
 namespace {
 
 void check_device(const OpCall& call) {
+  if (!call.has_arg("device")) return;  // out=: it is where it is
   const auto own = call.mesh.world().device_type();
   const auto& device = call.arg("device");
   if (!device.isDevice()) return;
@@ -18,12 +19,21 @@ void check_device(const OpCall& call) {
                               "; a tensor like it cannot be made on ", device.toDevice());
 }
 
-// One strategy: the example as it is.
+bool has_out(const c10::FunctionSchema& schema) { return schema.arguments().back().is_out(); }
+
+// One strategy: the example as it is. What is written to out= may have any layout: nothing is read of the example.
 std::vector<DimStrategy> follow(const OpCall& call, int64_t mesh_dim) {
   check_device(call);
   const Placement& given = call.inputs[0]->placements()[mesh_dim];
   const bool same_shape =
       !call.has_arg("size") || at::IntArrayRef(*call.get_ints("size")) == at::IntArrayRef(call.inputs[0]->sizes());
+  if (has_out(call.schema())) {
+    const size_t ndim = call.has_arg("size") ? call.get_ints("size")->size() : call.inputs[0]->ndim();
+    std::vector<DimStrategy> any = {{{Replicate()}, {given}}};
+    for (size_t d = 0; d < ndim; ++d) any.push_back({{Shard(d)}, {given}});
+    if (same_shape && given.is_sharded()) any.push_back({{given}, {given}});
+    return any;
+  }
   return {{{same_shape && given.is_sharded() ? given : Replicate()}, {given}}};
 }
 
@@ -37,7 +47,8 @@ void make_part(const LocalCall& call, torch::jit::Stack& stack) {
   if (const auto stride = schema.argumentIndexWithName("stride")) {
     stack[*stride] = local_strides(sizes, call.outputs[0]->strides());
   }
-  stack[*schema.argumentIndexWithName("device")] = c10::IValue();
+  if (const auto device = schema.argumentIndexWithName("device")) stack[*device] = c10::IValue();
+  if (has_out(schema)) stack[0] = stack.back();  // its part may be of another shape than the example's
   call.op.callBoxed(stack);
 }
 

@@ -111,7 +111,9 @@ void write_through(const c10::OperatorHandle& op, Stack& stack) {
 void register_index_rules(RuleRegistry& registry) {
   register_index_read_rules(registry);
   register_index_write_rules(registry);
-  for (const char* op : {"aten::index.Tensor", "aten::_unsafe_index.Tensor"}) add_handler(op, index);
+  for (const char* op : {"aten::index.Tensor", "aten::index.Tensor_out", "aten::_unsafe_index.Tensor"}) {
+    add_handler(op, index);
+  }
   for (const char* op : {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"}) {
     add_handler(op, index_put);
   }

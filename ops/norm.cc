@@ -84,11 +84,14 @@ void norm(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   stack.emplace_back(out.defined() ? out.copy_(result) : result);
 }
 
-void dist(const c10::OperatorHandle&, torch::jit::Stack& stack) {
+void dist(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  at::Tensor out;
+  if (op.schema().arguments().back().is_out()) out = torch::jit::pop(stack).toTensor();
   const double p = torch::jit::pop(stack).toScalar().toDouble();
   const at::Tensor other = torch::jit::pop(stack).toTensor();
   const at::Tensor self = torch::jit::pop(stack).toTensor();
-  stack.emplace_back(at::linalg_vector_norm(at::sub(self, other), p));
+  const at::Tensor result = at::linalg_vector_norm(at::sub(self, other), p);
+  stack.emplace_back(out.defined() ? out.copy_(result) : result);
 }
 
 }  // namespace

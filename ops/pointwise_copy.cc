@@ -18,7 +18,8 @@ OpRule identity() {
 OpRule to_copy() {
   OpRule rule = factor_op([](const OpCall& call) {
     const auto own = call.mesh.world().device_type();
-    if (const auto& device = call.arg("device"); device.isDevice()) {
+    const c10::IValue device = call.has_arg("device") ? call.arg("device") : c10::IValue();  // out= has none
+    if (device.isDevice()) {
       TORCH_CHECK_NOT_IMPLEMENTED(
           device.toDevice().type() == own, call.name(), ": a distributed tensor on ", call.mesh.to_string(),
           " stays on the devices of its mesh (", c10::DeviceTypeName(own, true), "); it cannot be moved to ",
@@ -30,8 +31,9 @@ OpRule to_copy() {
     return factors;
   });
   rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
-    const size_t device = *call.op.schema().argumentIndexWithName("device");
-    stack[device] = c10::IValue();  // every rank's part stays where it is
+    if (const auto device = call.op.schema().argumentIndexWithName("device")) {
+      stack[*device] = c10::IValue();  // every rank's part stays where it is
+    }
     call.op.callBoxed(stack);
   };
   return rule;

@@ -91,8 +91,6 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
     stack.emplace_back(false);
     return;
   }
-  TORCH_CHECK(self.scalar_type() == other.scalar_type(), "Expected all tensors to have one dtype, but found ",
-              self.scalar_type(), " and ", other.scalar_type(), " while calling equal");
   check_has_data(op, self);
   const DeviceMesh& mesh = meta_of(self).spec->mesh();
   const bool is_one = are_one_tensor(self, other);

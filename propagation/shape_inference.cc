@@ -253,6 +253,90 @@ std::optional<OutputMetas> infer(const OpCall& call) {
   return metas;
 }
 
+bool writes(const c10::FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [](const auto& a) { return a.alias_info() != nullptr && a.alias_info()->isWrite(); });
+}
+
+// How many arguments `functional` has besides those of the out= form, all of them with a default; nullopt: not its functional form.
+std::optional<size_t> count_defaults(const c10::FunctionSchema& functional, const c10::FunctionSchema& out) {
+  if (writes(functional)) return std::nullopt;
+  size_t found = 0;
+  for (const auto& argument : out.arguments()) {
+    if (argument.is_out()) continue;
+    const auto index = functional.argumentIndexWithName(argument.name());
+    if (!index || *functional.arguments()[*index].type() != *argument.type()) return std::nullopt;
+    ++found;
+  }
+  for (const auto& argument : functional.arguments()) {
+    if (!out.argumentIndexWithName(argument.name()) && !argument.default_value()) return std::nullopt;
+  }
+  return functional.arguments().size() - found;
+}
+
+std::optional<c10::OperatorHandle> find_functional(const c10::OperatorHandle& op) {
+  std::optional<c10::OperatorHandle> best;
+  size_t fewest = 0;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name != op.operator_name().name) continue;
+    const auto candidate = c10::Dispatcher::singleton().findSchema(name);
+    if (!candidate) continue;
+    const auto defaults = count_defaults(candidate->schema(), op.schema());
+    if (!defaults || (best && *defaults >= fewest)) continue;
+    best = candidate;
+    fewest = *defaults;
+  }
+  return best;
+}
+
+// Is it an out= call whose out= arguments were taken away (OpCall::without_outs())? ATen cannot run such a call.
+bool lacks_outs(const OpCall& call) {
+  const auto& arguments = call.schema().arguments();
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    if (arguments[a].is_out() && call.slots[a].count == 0) return true;
+  }
+  return false;
+}
+
+// aten::index_add for aten::index_add.out, aten::sum.dim_IntList for aten::sum.IntList_out. What out= has no argument for (the
+// dtype and device of zeros_like) is the default. nullopt: there is no such form.
+std::optional<OpCall> functional_form(const OpCall& call) {
+  const auto op = find_functional(call.op);
+  if (!op) return std::nullopt;
+  OpCall result = call.without_outs();
+  result.op = *op;
+  result.args.clear();
+  result.slots.clear();
+  for (const auto& argument : op->schema().arguments()) {
+    const int a = call.arg_index(argument.name());
+    if (a >= 0) {
+      result.args.push_back(call.args[a]);
+      result.slots.push_back(call.slots[a]);
+    } else {
+      result.args.push_back(*argument.default_value());
+      result.slots.emplace_back();
+    }
+  }
+  return result;
+}
+
+// What the operator writes to out= arguments; nullopt: cannot be known.
+std::optional<OutputMetas> infer_of_outs(const OpCall& call, size_t num_functional) {
+  // ATen gives an empty out= tensor the shape of the result.
+  OpCall fresh = call;
+  for (size_t i = num_functional; i < call.inputs.size(); ++i) {
+    if (!call.inputs[i]) continue;
+    fresh.inputs[i] = Spec::get(call.mesh, Placements(call.mesh.ndim(), Replicate()), {0}, call.inputs[i]->dtype());
+  }
+  auto metas = run_meta(fresh);
+  if (metas) return metas;
+  if (is_pointwise(call)) return infer_elementwise(call.without_outs());
+  // The out= form often has no meta kernel where the other one has, or is known to be elementwise.
+  const auto functional = functional_form(call);
+  return functional ? infer(*functional) : std::nullopt;
+}
+
 // An operator that writes to all it returns: its outputs are as what it writes to, if that fits.
 OutputMetas infer_written(const OpCall& call, const OpRule& rule) {
   const auto& returns = call.schema().returns();
@@ -275,18 +359,7 @@ OutputMetas infer_written(const OpCall& call, const OpRule& rule) {
   if (rule.metas) {
     own = rule.metas(functional);
   } else if (has_outs) {
-    // ATen gives an empty out= tensor the shape of the result.
-    OpCall fresh = call;
-    for (size_t i = num_functional; i < call.inputs.size(); ++i) {
-      if (!call.inputs[i]) continue;
-      fresh.inputs[i] = Spec::get(call.mesh, Placements(call.mesh.ndim(), Replicate()), {0}, call.inputs[i]->dtype());
-    }
-    own = run_meta(fresh);
-    if (!own && is_pointwise(call)) {
-      own.emplace();
-      own->tensors.resize(result.tensors.size());
-      for (auto& tensor : own->tensors) tensor = TensorMeta{broadcast_shape(functional), {}, c10::ScalarType::Float};
-    }
+    own = infer_of_outs(call, num_functional);
   } else if (!is_random(call.op)) {
     own = try_meta(call);
     if (!own && is_pointwise(call)) {
@@ -335,6 +408,9 @@ OutputMetas infer_elementwise(const OpCall& call) {
 }
 
 OutputMetas infer_outputs(const OpCall& call, const OpRule& rule) {
+  if (lacks_outs(call)) {
+    if (const auto functional = functional_form(call)) return infer_outputs(*functional, rule);
+  }
   const auto& returns = call.schema().returns();
   bool writes_all = !returns.empty();
   for (size_t r = 0; r < returns.size(); ++r) writes_all = writes_all && call.written_by_return(r) >= 0;

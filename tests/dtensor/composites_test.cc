@@ -79,7 +79,7 @@ TEST_CASE("composites: what they make inside counts as replicated, without a sco
 TEST_CASE("composites: a plain tensor that the user gives stays an error") {
   const DeviceMesh mesh(World::local(2), {2});
   const auto x = distribute_tensor(torch::rand({4, 6}), mesh, {Shard(0)});
-  CHECK_THROWS_WITH(torch::quantile(x, torch::rand({2}), 1), Catch::Contains("is a plain tensor of shape [2]"));
+  CHECK_THROWS_WITH(torch::quantile(x, torch::rand({2}), 1), Catch::Contains("(called by aten::quantile): argument 'self' is a plain tensor of shape"));
   CHECK_THROWS_WITH(torch::cosine_embedding_loss(x, torch::rand({4, 6}), torch::ones({4})), Catch::Contains("is a plain tensor"));
   CHECK_THROWS_WITH(torch::scaled_dot_product_attention(x, torch::rand({4, 6}), x), Catch::Contains("is a plain tensor"));
 }

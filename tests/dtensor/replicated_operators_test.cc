@@ -45,12 +45,13 @@ Tensor draw_by_default(const Tensor& x) { return at::rand(x.sizes(), x.options()
 void grow_(Tensor& x) { x.resize_({x.size(0) + 1}); }
 
 TORCH_LIBRARY(without_rule, m) {
+  const std::vector<at::Tag> random{at::Tag::nondeterministic_seeded};
   m.def("lists(Tensor[] x, Tensor? y, bool[2] mask) -> (Tensor[], Tensor, int)");
   m.def("square_(Tensor(a!) x) -> Tensor(a!)");
   m.def("square.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)");
   m.def("first_half(Tensor(a) x) -> Tensor(a)");
-  m.def("draw(Tensor x, Generator? generator) -> Tensor", std::vector<at::Tag>{at::Tag::nondeterministic_seeded});
-  m.def("draw_by_default(Tensor x) -> Tensor", std::vector<at::Tag>{at::Tag::nondeterministic_seeded});
+  m.def("draw(Tensor x, Generator? generator) -> Tensor", random);
+  m.def("draw_by_default(Tensor x) -> Tensor", random);
   m.def("grow_(Tensor(a!) x) -> ()");
 }
 TORCH_LIBRARY_IMPL(without_rule, CPU, m) {

@@ -185,7 +185,7 @@ TEST_CASE("A decision that its own check refuted is not remembered", "[result_dt
   wrong.metas = [](const OpCall& call) {
     TensorMeta meta = call.inputs[0]->meta();
     meta.dtype = at::kInt;
-    return OutputMetas{{meta}, {-1}};
+    return OutputMetas{{meta}, {-1}, {}};
   };
   RuleRegistry::instance().add("aten::special_bessel_j1", wrong);
   const DeviceMesh mesh(World::local(2), {2}, {"d"});

@@ -92,7 +92,13 @@ TEST_CASE("equal and allclose in every pair of layouts", "[scalar]") {
   }
   CHECK_FALSE(at::equal(lay_out(x, mesh, layouts()[0]), lay_out(x.t().contiguous(), mesh, layouts()[0])));
   CHECK_THROWS_WITH(at::equal(lay_out(x, mesh, layouts()[0]), x), Catch::Contains("plain tensor"));
-  CHECK_THROWS_AS(at::equal(lay_out(x, mesh, layouts()[0]), lay_out(x.to(at::kFloat), mesh, layouts()[0])), c10::Error);
+  const auto whole = x.mul(9).to(at::kLong);  // of several dtypes, as numbers
+  for (const auto& layout : layouts()) {
+    const auto self = lay_out(whole, mesh, layout);
+    CHECK(at::equal(self, lay_out(whole.to(at::kDouble), mesh, layouts()[0])));
+    CHECK(at::equal(self, lay_out(whole.to(at::kInt), mesh, layouts()[0])));
+    CHECK_FALSE(at::equal(self, lay_out(whole.to(at::kDouble).add(0.5), mesh, layouts()[0])));
+  }
   ScopeGuard guard([](Scope& s) { s.implicit_replication = true; });
   CHECK(at::equal(lay_out(x, mesh, layouts()[2]), x));
 }

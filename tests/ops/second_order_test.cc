@@ -3,6 +3,9 @@
 #include <torch/autograd.h>
 #include <torch/torch.h>
 
+#include <cmath>
+#include <functional>
+
 #include "dtensor/redistribute.h"
 #include "dtensor/representation.h"
 #include "tests/testing/catch_torch.h"
@@ -18,6 +21,8 @@ struct Case {
   const char* name;
   std::function<Tensor(const Tensor& t, const Tensor& w)> f;
 };
+
+Tensor order_of(const Tensor& t, int64_t dim) { return t.argsort(dim); }
 
 #define UNARY(op) {#op, [](const Tensor& t, const Tensor&) { return torch::op(t); }}
 #define BINARY(op) {#op, [](const Tensor& t, const Tensor& w) { return torch::op(t, w); }}
@@ -54,10 +59,10 @@ std::vector<Case> matrices_and_movement() {
           OF("unbind", t.unbind(0)[1]), OF("split", t.split(2)[1]), OF("unfold", t.unfold(1, 3, 2)), OF("diagonal", t.diagonal()),
           OF("flip", t.flip(0)), OF("roll", t.roll(1, 0)), OF("tril", t.tril()), OF("repeat", t.repeat({2, 1})),
           OF("cat", torch::cat({t, w}, 0)), OF("stack", torch::stack({t, w}, 1)), OF("pad", torch::constant_pad_nd(t, {1, 1})),
-          OF("gather", t.gather(1, w.argsort(1))), OF("index_select", t.index_select(0, w.select(1, 0).argsort())),
-          OF("masked_select", t.masked_select(w > 0.5)), OF("scatter", t.scatter(1, w.argsort(1), w * t)),
-          OF("scatter_add", t.scatter_add(0, w.argsort(0), w * t)), OF("index_add", t.index_add(0, w.select(1, 0).argsort(), t)),
-          OF("scatter_reduce mean", t.scatter_reduce(1, w.argsort(1), t, "mean")), OF("embedding", torch::embedding(t, w.argmax(0)))};
+          OF("gather", t.gather(1, order_of(w, 1))), OF("index_select", t.index_select(0, w.select(1, 0).argsort())),
+          OF("masked_select", t.masked_select(w > 0.5)), OF("scatter", t.scatter(1, order_of(w, 1), w * t)),
+          OF("scatter_add", t.scatter_add(0, order_of(w, 0), w * t)), OF("index_add", t.index_add(0, w.select(1, 0).argsort(), t)),
+          OF("scatter_reduce mean", t.scatter_reduce(1, order_of(w, 1), t, "mean")), OF("embedding", torch::embedding(t, w.argmax(0)))};
 }
 
 std::vector<Case> losses() {

@@ -399,7 +399,7 @@ TEST_CASE("in-place operators keep their shape") {
                     StartsWith("Operator aten.t_.default: in-place operations that change the shape"));
   // A rule's own metadata is checked as well.
   OpRule rule;
-  rule.metas = [](const OpCall&) { return OutputMetas{{TensorMeta{{2, 8}, {8, 1}, at::kFloat}}, {-1}}; };
+  rule.metas = [](const OpCall&) { return OutputMetas{{TensorMeta{{2, 8}, {8, 1}, at::kFloat}}, {-1}, {}}; };
   CHECK_THROWS_WITH(infer_outputs(make("mul_", {spec(mesh, {8}, "R"), spec(mesh, {2, 8}, "R")}), rule),
                     Contains("argument 'a' of shape [8] cannot hold the result, of shape [2, 8]"));
 }
@@ -448,7 +448,7 @@ TEST_CASE("wrong rules are named") {
   OpRule rule;
   rule.per_dim = [](const OpCall&, int64_t) { return std::vector<DimStrategy>{{{Shard(2)}, {Replicate()}}}; };
   RuleRegistry::instance().add("propagate_test::unruled", rule);
-  rule.metas = [](const OpCall& call) { return OutputMetas{{call.inputs[0]->meta()}, {-1}}; };
+  rule.metas = [](const OpCall& call) { return OutputMetas{{call.inputs[0]->meta()}, {-1}, {}}; };
   RuleRegistry::instance().add("propagate_test::unruled", rule);
   OpCall call = make("unruled", {spec({4}, {8, 8}, "R")});
   CHECK_THROWS_WITH(propagate(call), Contains("rule of propagate_test::unruled: S(2) for output 0, which has 2 dims"));
@@ -516,7 +516,7 @@ TEST_CASE("metadata without a meta kernel") {
       StartsWith("Operator propagate_test.unknown.default: the shape of its result cannot be known: no meta "
                  "kernel and no OpRule::metas"));
   OpRule rule;
-  rule.metas = [](const OpCall& call) { return OutputMetas{{call.inputs[0]->meta()}, {-1}}; };
+  rule.metas = [](const OpCall& call) { return OutputMetas{{call.inputs[0]->meta()}, {-1}, {}}; };
   CHECK(metas_of(infer_outputs(make("unknown", {x}), rule)) == "i32[4,6|6,1] (-1)");
 }
 
