@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -59,6 +60,10 @@ bool Tally::known(const std::string& signature) {
 
 std::vector<std::string> Tally::findings() const { return absl::StrSplit(text, '\n', absl::SkipEmpty()); }
 
+bool is_open(const std::string& finding, const std::vector<std::string>& open) {
+  return std::any_of(open.begin(), open.end(), [&](const auto& beginning) { return absl::StartsWith(finding, beginning); });
+}
+
 std::string progress(const Tally& tally, double seconds) {
   const auto kind = [&](Kind k) { return tally.kinds[static_cast<int>(k)]; };
   return absl::StrFormat(
@@ -69,7 +74,7 @@ std::string progress(const Tally& tally, double seconds) {
       kind(Kind::kRefused), kind(Kind::kWrong), kind(Kind::kCrash), tally.findings().size());
 }
 
-std::string summary(const Tally& tally, bool coverage) {
+std::string summary(const Tally& tally, const std::vector<std::string>& open, bool coverage) {
   std::string text;
   size_t covered = 0;
   for (const Operator& op : catalog()) covered += tally.operators[places().at(op.name)] > 0;
@@ -78,7 +83,9 @@ std::string summary(const Tally& tally, bool coverage) {
     if (tally.refusals[k] > 0)
       absl::StrAppendFormat(&text, "%6d documented refusals: %s\n", tally.refusals[k], refusals()[k].reason);
   }
-  for (const std::string& finding : tally.findings()) absl::StrAppend(&text, "finding: ", finding, "\n");
+  for (const std::string& finding : tally.findings()) {
+    absl::StrAppend(&text, is_open(finding, open) ? "open finding: " : "finding: ", finding, "\n");
+  }
   static const char* const support[] = {"rule", "composite", "none"};
   for (const Operator& op : catalog()) {
     if (!coverage) break;

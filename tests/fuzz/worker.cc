@@ -70,11 +70,11 @@ Outcome run_apart(const Program& program) {
 
 void report(const WorkerOptions& options, Tally& tally, const Program& program, const Outcome& outcome,
             const Runner& runner) {
-  if (tally.known(signature(outcome))) return;
+  if (tally.known(signature(outcome)) || is_open(signature(outcome), options.open)) return;
   Shrunk small = shrink(program, outcome, options.shrink_seconds, runner);
   if (!small.program.steps.empty() && small.outcome.order > 0) small.outcome.op = small.program.steps.back().op;
   const std::string name = signature(small.outcome);
-  if (name != signature(outcome) && tally.known(name)) return;
+  if (name != signature(outcome) && (tally.known(name) || is_open(name, options.open))) return;
   say(absl::StrCat("\nFINDING ", name, "\n", small.outcome.message, "\n", to_string(small.program),
                    "replay with --seed ", options.seed, " --replay ", tally.index, "\n----8<----\n",
                    print_cpp(small.program, small.outcome), "----8<----\n"));
