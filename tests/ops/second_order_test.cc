@@ -75,6 +75,14 @@ std::vector<Case> losses() {
           OF("max behind redistribute", std::get<0>((is_dtensor(t) ? redistribute(t, {Shard(1)}) : t).max(1)))};
 }
 
+// Of every element another multiple, so that it matters where elements go.
+Tensor weighted_sum(const Tensor& y) {
+  const auto weights = torch::linspace(0.5, 1.5, y.numel(), torch::kDouble).view(y.sizes());
+  if (!is_dtensor(y)) return (y * weights).sum();
+  const DeviceMesh& mesh = layout_of(y).spec->mesh();
+  return (y * distribute_tensor(weights, mesh, Placements(mesh.ndim(), Replicate()))).sum();
+}
+
 struct Gradients {
   Tensor first, second;
 };
@@ -84,7 +92,7 @@ Gradients gradients(const Case& c, const Tensor& x, const Tensor& w) {
   const Tensor h = x * 1;
   bool hooked = true;
   if (is_dtensor(x)) h.register_hook([&hooked](const Tensor& t) { hooked = hooked && is_dtensor(t); });
-  g.first = grad({c.f(h, w).pow(3).sum()}, {h}, {}, true, true)[0];
+  g.first = grad({weighted_sum(c.f(h, w).pow(3))}, {h}, {}, true, true)[0];
   g.second = grad({g.first.square().sum() + h.square().sum()}, {x})[0];
   CHECK(hooked);
   return g;
