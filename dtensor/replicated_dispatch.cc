@@ -126,7 +126,7 @@ class ReplicatedCall {
       info_.op.callBoxed(stack);
     } catch (const c10::Error& e) {
       TORCH_CHECK_NOT_IMPLEMENTED(false, info_.name, ": has no sharding strategy, and this process owns no rank of ", in_.mesh.to_string(),
-                                  " and so has no data to run it on; its meta kernel says: ", e.what_without_backtrace());
+                                  ", so it has no data to run it on (an abstract world has none); its meta kernel says: ", e.what_without_backtrace());
     }
   }
 

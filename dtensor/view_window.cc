@@ -32,6 +32,8 @@ bool is_expanded(const Window& w, size_t d) { return w.sizes[d] > 1 && w.strides
 // Seen as elements of `dtype`, `ratio` of which make one of its own: the last dim counts them.
 void split_elements(WindowPart& w, c10::ScalarType dtype, int64_t ratio) {
   if (w.part.scalar_type() == dtype) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(!w.part.is_conj(), "writing to the real or imaginary parts of a conjugated distributed tensor is not "
+                              "supported; call resolve_conj() on it first");
   if (ratio == 1) {
     w.part = w.part.view(dtype);
     return;

@@ -202,6 +202,13 @@ OutputDims repeat(const OpCall& call) {
   return dims;
 }
 
+// The parts of a conjugated tensor are conjugated lazily, while the tensor itself looks like any other: what ATen refuses to
+// see as real numbers is made real here. Then it is a copied view.
+void resolve_conj_first(const LocalCall& call, torch::jit::Stack& stack) {
+  stack[0] = stack[0].toTensor().resolve_conj();
+  call.op.callBoxed(stack);
+}
+
 OutputDims view_as_real(const OpCall& call) {
   OutputDims dims = same_dims(ndim(call));
   dims.push_back(kNoFactor);
@@ -232,7 +239,7 @@ void register_view_rules(RuleRegistry& registry) {
       {{"aten::squeeze", "aten::squeeze_copy"}, squeeze, Passing::kAll, squeeze_local},
       {{"aten::expand", "aten::expand_copy"}, expand, Passing::kAll, with_local_sizes("size")},
       {{"aten::repeat"}, repeat},
-      {{"aten::view_as_real", "aten::view_as_real_copy"}, view_as_real, Passing::kLinear},
+      {{"aten::view_as_real", "aten::view_as_real_copy"}, view_as_real, Passing::kLinear, resolve_conj_first},
       {{"aten::view_as_complex", "aten::view_as_complex_copy"}, view_as_complex, Passing::kLinear},
   };
   for (const Movement& m : table) {

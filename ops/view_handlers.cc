@@ -76,14 +76,16 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor base = owner_of(self);
   const SpecPtr& spec = layout_of(base).spec;
   const bool moved = !lies_as_global(base);
-  const RankTensors whole = moved ? gathered(base, op.schema().name()) : memory_of(base).locals;
   const int64_t begin = offset - base.storage_offset();
   int64_t end = begin + 1, size_of_base = 1;
   for (size_t d = 0; d < size.size(); ++d) end += (size[d] - 1) * stride[d];
   for (int64_t d = 0; d < base.dim(); ++d) size_of_base += (base.size(d) - 1) * base.stride(d);
-  TORCH_CHECK(!moved || (begin >= 0 && end <= size_of_base), op.schema().name(), ": sizes ", size, ", strides ", stride, " and offset ",
+  // Between elements that are not side by side lie those of other tensors.
+  const bool all_there = begin >= 0 && end <= size_of_base && base.is_non_overlapping_and_dense();
+  TORCH_CHECK(!moved || all_there, op.schema().name(), ": sizes ", size, ", strides ", stride, " and offset ",
               offset, " reach beyond the tensor laid out as ", to_string(spec->placements()), ", whose parts have other memory around "
               "them than the whole tensor would. Take it of the tensor that this one is a view of.");
+  const RankTensors whole = moved ? gathered(base, op.schema().name()) : memory_of(base).locals;
   RankTensors locals;
   {
     LocalGuard guard;

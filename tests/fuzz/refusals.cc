@@ -9,6 +9,8 @@ const std::vector<Refusal>& refusals() {
       // docs/propagation.md, "Which Partials pass"
       {"is nan, should be inf", "addends beside a tensor that is infinite or a divisor of zero"},
       {"is nan, should be -inf", "addends beside a tensor that is infinite or a divisor of zero"},
+      // docs/errors.md: strides over memory that no rank has
+      {"reach beyond the tensor laid out as", "as_strided of a view, beside or between whose elements lie others"},
       {"draws random numbers, so replicated runs of it would not agree", "random operator without a rule"},
   };
   return *table;
