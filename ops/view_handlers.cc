@@ -3,12 +3,15 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/AutogradState.h>
 
 #include "dtensor/dispatch.h"
 #include "dtensor/op_info.h"
 #include "dtensor/representation.h"
 #include "dtensor/view_origin.h"
+#include "dtensor/view_window.h"
 #include "mesh/scope.h"
 #include "ops/movement.h"
 
@@ -57,9 +60,32 @@ RankTensors gathered(const at::Tensor& t, const std::string& op) {
   LocalGuard guard;
   RankTensors locals;
   for (const at::Tensor& local : meta_of(all).locals) {
-    locals.push_back(at::empty_strided(t.sizes(), t.strides(), local.options()).copy_(local));
+    locals.push_back(at::empty_strided(t.sizes(), t.strides(), local.options()));
+    copy_values(locals.back(), local);
   }
   return locals;
+}
+
+// Elements from the first to the last in memory.
+int64_t extent(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  int64_t result = 1;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 0) return 0;
+    result += (sizes[d] - 1) * strides[d];
+  }
+  return result;
+}
+
+// Are all that such strides see from `begin` on elements of `base`? Between elements that are not side by side lie those of others.
+bool has_all_of(const at::Tensor& base, c10::IntArrayRef size, c10::IntArrayRef stride, int64_t begin) {
+  const int64_t seen = extent(size, stride), there = extent(base.sizes(), base.strides());
+  if (seen == 0) return true;
+  if (begin < 0 || begin + seen > there) return false;
+  if (base.is_non_overlapping_and_dense()) return true;
+  LocalGuard guard;
+  const at::Tensor held = at::zeros({there}, at::kBool);
+  copy_values(at::as_strided(held, base.sizes(), base.strides()), at::ones({}, at::kBool).expand(base.sizes()));
+  return at::as_strided(held, size, stride, begin).all().item<bool>();
 }
 
 // Strides over the memory that the tensor would have on one device. Where no rank has that memory it is gathered.
@@ -77,12 +103,7 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   const SpecPtr& spec = layout_of(base).spec;
   const bool moved = !lies_as_global(base);
   const int64_t begin = offset - base.storage_offset();
-  int64_t end = begin + 1, size_of_base = 1;
-  for (size_t d = 0; d < size.size(); ++d) end += (size[d] - 1) * stride[d];
-  for (int64_t d = 0; d < base.dim(); ++d) size_of_base += (base.size(d) - 1) * base.stride(d);
-  // Between elements that are not side by side lie those of other tensors.
-  const bool all_there = begin >= 0 && end <= size_of_base && base.is_non_overlapping_and_dense();
-  TORCH_CHECK(!moved || all_there, op.schema().name(), ": sizes ", size, ", strides ", stride, " and offset ",
+  TORCH_CHECK(!moved || has_all_of(base, size, stride, begin), op.schema().name(), ": sizes ", size, ", strides ", stride, " and offset ",
               offset, " reach beyond the tensor laid out as ", to_string(spec->placements()), ", whose parts have other memory around "
               "them than the whole tensor would. Take it of the tensor that this one is a view of.");
   const RankTensors whole = moved ? gathered(base, op.schema().name()) : memory_of(base).locals;

@@ -5,7 +5,10 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/linalg_eigh.h>
+#include <ATen/ops/linalg_inv.h>
+#include <ATen/ops/one_hot.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
@@ -159,9 +162,35 @@ TEST_CASE("without a rule: an argument keeps its size") {
   CHECK_THAT(message([&] { call_op("without_rule::grow_", {x}); }),
              Catch::Contains("without_rule::grow_: changes the size, strides or memory of argument 'x', of shape [3] before and [4] after"));
   CHECK_FALSE(difference(x, at::arange(3)));
+  auto other = distribute_tensor(at::zeros({2}, at::kLong), mesh, {Replicate()});
+  CHECK_THAT(message([&] { call_op("without_rule::square.out", {x, other}); }), Catch::Contains("argument 'out', of shape [2] before"));
+  CHECK(other.numel() == 2);
+}
+
+TEST_CASE("without a rule: an out= tensor without elements takes the size of the result") {
+  const auto mesh = mesh_of(2);
+  const auto full = at::arange(3);
   auto out = distribute_tensor(at::empty({0}, at::kLong), mesh, {Replicate()});
-  CHECK_THAT(message([&] { call_op("without_rule::square.out", {x, out}); }), Catch::Contains("argument 'out', of shape [0] before"));
-  CHECK(out.numel() == 0);
+  call_op("without_rule::square.out", {distribute_tensor(full, mesh, {Replicate()}), out});
+  CHECK_FALSE(difference(out, full * full));
+}
+
+TEST_CASE("without a rule: LibTorch's own outputs beside distributed ones are written like them") {
+  const auto mesh = mesh_of(2);
+  const auto full = at::eye(3, at::kDouble) * 2;
+  ReplicateUnsupported gather;
+  for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0))}) {
+    auto out = distribute_tensor(at::zeros({3, 3}, at::kDouble), mesh, {placement});
+    at::linalg_inv_out(out, distribute_tensor(full, mesh, {Replicate()}));  // makes an `info` of its own
+    CHECK_FALSE(difference(out, at::linalg_inv(full)));
+  }
+}
+
+TEST_CASE("a composite's own results are distributed") {
+  const auto mesh = mesh_of(2);
+  const auto x = distribute_tensor(at::zeros({0}, at::kLong), mesh, {Replicate()});
+  CHECK(is_dtensor(at::one_hot(x, 3)));
+  CHECK_FALSE(difference(at::one_hot(x, 3), at::one_hot(at::zeros({0}, at::kLong), 3)));
 }
 
 TEST_CASE("without a rule: a view shares the memory of what it is of") {
