@@ -59,6 +59,16 @@ Placements layout_to_store(const Spec& view, const Spec& base, const std::vector
   return to;
 }
 
+// The ranks that add nothing to a product hold ones, and a one of another dtype has other bytes.
+void check_can_store(const Spec& view, const Spec& base, std::string_view op) {
+  if (view.dtype() == base.dtype()) return;
+  for (const Placement& p : base.placements()) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!p.is_partial() || p.reduce_op() != ReduceOp::kProduct, std::string(op), ": writes ", view.to_string(),
+                                " through a view to ", base.to_string(), ", a product of another dtype that is not reduced yet. "
+                                "Redistribute that tensor to Replicate() before taking the view.");
+  }
+}
+
 Window window_of(const Spec& spec, int64_t offset) { return {spec.sizes(), spec.strides(), offset}; }
 
 // Conjugation and negation that lie between two tensors that share memory.
@@ -143,6 +153,7 @@ void carry_back(const at::Tensor& t, std::string_view op) {
   std::vector<bool> follows(spec->placements().size(), true);
   for (std::shared_ptr<ViewOrigin> origin = layout_of(t).storage->origin; origin != nullptr;) {
     const DTensorMeta& base = memory_of(origin->base);
+    check_can_store(*spec, *base.spec, op);
     for (size_t m = 0; m < follows.size(); ++m) follows[m] = follows[m] && origin->follows[m];
     keep_whole_chains(follows, base.spec->placements());
     keep_whole_chains(follows, layout_of(t).spec->placements());
