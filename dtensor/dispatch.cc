@@ -341,6 +341,14 @@ Decision decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inpu
   return {std::move(plan), true, std::move(key), std::move(description)};
 }
 
+// Some ranks may have written: nothing that was derived from these tensors before holds any more.
+void note_failed_write(const OpInfo& info, const Inputs& in) {
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    if (!info.args[in.args[k]].written || !in.tensors[k].defined()) continue;
+    layout_of(in.tensors[k]).storage->writes.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, Stack& stack) {
   if (in.copied_views && writes_related(info, in)) return run_one_by_one(info, stack);
   const auto args = torch::jit::last(stack, info.args.size());
@@ -370,7 +378,13 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
     locals[k] = run_remembered(in.tensors[k], *plan->input_plans[k], cause);
   }
 
-  auto outputs = run_local(info, *plan, in, args, locals, decision.made_now);
+  std::vector<RankTensors> outputs;
+  try {
+    outputs = run_local(info, *plan, in, args, locals, decision.made_now);
+  } catch (...) {
+    note_failed_write(info, in);
+    throw;
+  }
   keep(in, decision);
   for (size_t a = 0; a < args.size(); ++a) {
     if (!info.args[a].written) continue;

@@ -3,6 +3,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "dtensor/above_autograd_key.h"
@@ -36,8 +37,8 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> args, const F& f) {
 // A composite may give a tensor that it made and filled itself, without any operator on what is distributed: where there are
 // no elements to work on, say. Its results are distributed all the same.
 void distribute_results(const LibraryCode& code, size_t num_results, Stack& stack) {
-  const auto made_here = [](const at::Tensor& t) {
-    return t.defined() && !is_dtensor(t) && !t.requires_grad() && t.layout() == c10::kStrided && t.unsafeGetTensorImpl()->storage().use_count() == 1;
+  const auto made_here = [&](const at::Tensor& t) {
+    return t.defined() && !is_dtensor(t) && !code.was_given(t) && !t.requires_grad() && t.layout() == c10::kStrided && t.unsafeGetTensorImpl()->storage().use_count() == 1;
   };
   for (size_t i = stack.size() - num_results; i < stack.size(); ++i) {
     if (stack[i].isTensor() && made_here(stack[i].toTensor())) stack[i] = replicate_copy(stack[i].toTensor(), code.mesh());
@@ -83,6 +84,7 @@ LibraryCode::LibraryCode(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValu
   for_each_tensor(args, [&](const at::Tensor& t) {
     if (!t.defined()) return;
     if (!is_dtensor(t)) {
+      given_.push_back(t.unsafeGetTensorImpl());
       given_plain = given_plain || !counts_as_number(t);
     } else if (!mesh_.defined()) {
       mesh_ = layout_of(t).spec->mesh();
@@ -97,6 +99,13 @@ LibraryCode::LibraryCode(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValu
 LibraryCode::~LibraryCode() { innermost = around_; }
 
 const LibraryCode* LibraryCode::current() { return innermost; }
+
+bool LibraryCode::was_given(const at::Tensor& t) const {
+  const LibraryCode* outermost = this;
+  while (outermost->around_ != nullptr) outermost = outermost->around_;
+  const auto& given = outermost->given_;
+  return std::find(given.begin(), given.end(), t.unsafeGetTensorImpl()) != given.end();
+}
 
 std::string LibraryCode::called_operator() const {
   const LibraryCode* outermost = this;

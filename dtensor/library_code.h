@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/container/inlined_vector.h"
 #include "dtensor/dispatch_key.h"
 #include "mesh/device_mesh.h"
 
@@ -35,6 +36,8 @@ class LibraryCode {
   // Plain tensors here were made by this code: the user gave none that could be one of several.
   bool makes_plain() const { return makes_plain_; }
   bool is_outermost() const { return around_ == nullptr; }
+  // Is this one of the plain tensors that the user gave?
+  bool was_given(const at::Tensor& t) const;
   // The operator that the user called, be it this one or one around it.
   std::string called_operator() const;
 
@@ -43,6 +46,7 @@ class LibraryCode {
   const LibraryCode* const around_;
   DeviceMesh mesh_;
   bool makes_plain_ = true;
+  absl::InlinedVector<const c10::TensorImpl*, 4> given_;  // plain ones
   std::optional<c10::impl::IncludeDispatchKeyGuard> factories_reach_us_;
 };
 

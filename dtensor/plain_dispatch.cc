@@ -43,6 +43,12 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
 // Nobody else sees its memory.
 bool is_alone(const at::Tensor& t) { return t.defined() && t.has_storage() && t.storage().use_count() == 1; }
 
+// Made by autograd's or a composite operator's own code, not by the user.
+bool is_library_made(const at::Tensor& t) {
+  const LibraryCode* code = LibraryCode::current();
+  return is_alone(t) && (in_backward() || (code != nullptr && code->makes_plain() && !code->was_given(t)));
+}
+
 // As Tensor::set_data does it: the same tensor to autograd and to whoever holds it.
 void become_distributed(const at::Tensor& t, const DeviceMesh& mesh) {
   t.unsafeGetTensorImpl()->shallow_copy_from(replicate_copy(t, mesh).getIntrusivePtr());
@@ -57,10 +63,21 @@ bool writes_distributed(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   return false;
 }
 
+// Of the tensors in a list that is written, some would have to be written here and some there.
+void check_no_written_list(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (!info.args[i].written || info.args[i].kind != OpInfo::Arg::Kind::kTensorList || !args[i].isList()) continue;
+    for (const auto& x : args[i].toListRef()) {
+      TORCH_CHECK_NOT_IMPLEMENTED(!x.isTensor() || !is_dtensor(x.toTensor()), info.name, ": writes to the distributed tensors of '",
+                                  info.op.schema().arguments()[i].name(), "' and to plain ones at once. Distribute the plain ones: "
+                                  "distribute_tensor(t, mesh, {Replicate(), ...}).");
+    }
+  }
+}
+
 // What `standing_in` holds is what was written to `t`.
 void take_over(const at::Tensor& t, const at::Tensor& standing_in, const OpInfo& info) {
-  // Autograd's and composite operators' own code only: in an ImplicitReplication scope the tensor is the user's.
-  if ((in_backward() || LibraryCode::current() != nullptr) && is_alone(t)) {
+  if (is_library_made(t)) {
     t.unsafeGetTensorImpl()->shallow_copy_from(standing_in.getIntrusivePtr());
     return;
   }
@@ -124,6 +141,7 @@ void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
               ". Distribute the tensor that is written to, or gather the others with full_tensor(). The state of an optimizer is "
               "such a tensor if it was made before distribute_module(), by a step or by the constructor of Adagrad: make the "
               "optimizer after distribute_module(), and carry its state over with dtensor::save() and dtensor::load().");
+  check_no_written_list(info, torch::jit::last(stack, info.args.size()));
   if (writes_distributed(info, torch::jit::last(stack, info.args.size()))) return write_to_both(info, mesh, stack);
   const Placements whole(mesh.ndim(), Replicate());
   const CommCause cause{info.name, "", current_scope().module_path, true};
@@ -152,10 +170,8 @@ void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
     }
   }
   run_plain(info, stack);
-  // Autograd's and composite operators' own code only: in an ImplicitReplication scope the tensor is the user's.
-  if (!in_backward() && LibraryCode::current() == nullptr) return;
   for (const at::Tensor& t : written) {
-    if (is_alone(t)) become_distributed(t, mesh);
+    if (is_library_made(t)) become_distributed(t, mesh);
   }
 }
 

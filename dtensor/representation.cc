@@ -34,7 +34,14 @@ class DTensorImpl final : public c10::TensorImpl {
 
   // Asked before the data is accessed: early enough for the text, which would cost every tensor too much.
   bool has_storage() const override {
-    if (!explained_.exchange(true)) explain_access(*const_cast<DTensorImpl*>(this));
+    if (!explained_.load(std::memory_order_acquire)) {
+      static auto* mutex = new std::mutex;
+      std::lock_guard lock(*mutex);
+      if (!explained_.load(std::memory_order_relaxed)) {
+        explain_access(*const_cast<DTensorImpl*>(this));
+        explained_.store(true, std::memory_order_release);
+      }
+    }
     return false;
   }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "dtensor/dispatch.h"
+#include "dtensor/library_code.h"
 #include "dtensor/op_info.h"
 #include "dtensor/view_origin.h"
 #include "mesh/scope.h"
@@ -62,7 +63,7 @@ void check_pair(const c10::OperatorHandle& op, at::Tensor& self, at::Tensor& oth
     if (is_dtensor(*t)) continue;
     const at::Tensor& distributed = t == &self ? other : self;
     const DeviceMesh& mesh = meta_of(distributed).spec->mesh();
-    if (!current_scope().implicit_replication && t->dim() > 0) {
+    if (!plain_is_replicated() && !counts_as_number(*t)) {
       throw_plain_beside_distributed(c10::toString(op.operator_name()), t == &self ? "self" : "other", *t, mesh);
     }
     *t = replicate_plain(*t, mesh);

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <map>
 
-#include "absl/strings/match.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -61,7 +61,10 @@ bool Tally::known(const std::string& signature) {
 std::vector<std::string> Tally::findings() const { return absl::StrSplit(text, '\n', absl::SkipEmpty()); }
 
 bool is_open(const std::string& finding, const std::vector<std::string>& open) {
-  return std::any_of(open.begin(), open.end(), [&](const auto& beginning) { return absl::StartsWith(finding, beginning); });
+  const auto same = [&](const auto& line) {
+    return absl::StripTrailingAsciiWhitespace(line) == absl::StripTrailingAsciiWhitespace(finding);
+  };
+  return std::any_of(open.begin(), open.end(), same);
 }
 
 std::string progress(const Tally& tally, double seconds) {

@@ -16,7 +16,7 @@ struct WorkerOptions {
   int64_t only = -1;           // this program and no other
   double shrink_seconds = 20;  // per finding
   int64_t most_steps = 6;
-  std::vector<std::string> open;  // how the findings begin that wait to be mended: noted, and no more
+  std::vector<std::string> open;  // findings that wait to be mended: noted, and no more
 };
 
 // Runs programs, starting another process after each crash; prints findings as they come. LibTorch must not have been
