@@ -31,6 +31,9 @@ struct Tally {
   std::vector<std::string> findings() const;
 };
 
+// How findings begin that are crashes of LibTorch on plain tensors.
+inline constexpr char kPlainCrash[] = "crash of plain LibTorch: ";
+
 // Is a finding one of `open`?
 bool is_open(const std::string& finding, const std::vector<std::string>& open);
 

@@ -122,7 +122,7 @@ class Worker {
     if (generated != 0) {
       say(absl::StrCat("program ", tally_.index, ": plain LibTorch crashes (", end, ") in ", tally_.op,
                        "; the catalog should leave it out\n"));
-      tally_.known(absl::StrCat("crash of plain LibTorch: ", tally_.op));
+      tally_.known(absl::StrCat(kPlainCrash, tally_.op));
       return;
     }
     const Program program = make(tally_.index);
