@@ -8,7 +8,6 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "absl/strings/match.h"
 #include "dtensor/cache_key.h"
 #include "dtensor/call_inputs.h"
 #include "dtensor/executor.h"
@@ -293,9 +292,7 @@ bool writes_related(const OpInfo& info, const Inputs& in) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     if (info.args[in.args[k]].written) written.push_back(in.tensors[k]);
   }
-  if (written.size() < 2) return false;
-  const bool one_by_one = absl::StartsWith(info.op.schema().name(), "aten::_foreach_");  // reads what it wrote
-  return any_related(one_by_one ? in.tensors : written);
+  return written.size() > 1 && any_related(written);
 }
 
 // As ATen does without kernels for lists.
