@@ -12,30 +12,12 @@
 
 #include "placement/geometry.h"
 #include "tests/fuzz/execution.h"
+#include "tests/testing/partial_kind.h"
 
 namespace dtensor::fuzz {
 namespace {
 
-// How the addends on the Partial dims of a mesh combine.
-struct Addends {
-  int64_t count = 1;
-  ReduceOp op = ReduceOp::kSum;  // averages are sums of `divisor` times the value
-  int64_t divisor = 1;
-};
-
-Addends addends_of(const DeviceMesh& mesh, const Placements& placements) {
-  Addends result;
-  for (int64_t d = 0; d < mesh.ndim(); ++d) {
-    if (!placements[d].is_partial()) continue;
-    result.count *= mesh.size(d);
-    if (placements[d].reduce_op() == ReduceOp::kAvg) {
-      result.divisor *= mesh.size(d);
-    } else {
-      result.op = placements[d].reduce_op();
-    }
-  }
-  return result;
-}
+using testing::PartialKind;
 
 // Multiples of a quarter, so that sums are exact in every dtype.
 at::Tensor random_like(const at::Tensor& t, std::mt19937_64& random) {
@@ -60,10 +42,10 @@ at::Tensor random_factor(const at::Tensor& t, std::mt19937_64& random) {
   return r.to(t.scalar_type());
 }
 
-std::vector<at::Tensor> sums(const at::Tensor& value, const Addends& kind, std::mt19937_64& random) {
-  std::vector<at::Tensor> addends(kind.count);
+std::vector<at::Tensor> sums(const at::Tensor& value, const PartialKind& kind, std::mt19937_64& random) {
+  std::vector<at::Tensor> addends(kind.addends);
   at::Tensor rest = value * kind.divisor;
-  for (int64_t a = 1; a < kind.count; ++a) {
+  for (int64_t a = 1; a < kind.addends; ++a) {
     addends[a] = random_like(value, random);
     rest = rest - addends[a];
   }
@@ -71,10 +53,10 @@ std::vector<at::Tensor> sums(const at::Tensor& value, const Addends& kind, std::
   return addends;
 }
 
-std::vector<at::Tensor> products(const at::Tensor& value, const Addends& kind, std::mt19937_64& random) {
-  std::vector<at::Tensor> addends(kind.count);
+std::vector<at::Tensor> products(const at::Tensor& value, const PartialKind& kind, std::mt19937_64& random) {
+  std::vector<at::Tensor> addends(kind.addends);
   at::Tensor rest = value;
-  for (int64_t a = 1; a < kind.count; ++a) {
+  for (int64_t a = 1; a < kind.addends; ++a) {
     addends[a] = random_factor(value, random);
     rest = rest.div(addends[a]).to(value.scalar_type());
   }
@@ -83,12 +65,12 @@ std::vector<at::Tensor> products(const at::Tensor& value, const Addends& kind, s
 }
 
 // Some rank, another one for each element, holds the extreme value.
-std::vector<at::Tensor> extremes(const at::Tensor& value, const Addends& kind, std::mt19937_64& random) {
-  std::vector<at::Tensor> addends(kind.count);
+std::vector<at::Tensor> extremes(const at::Tensor& value, const PartialKind& kind, std::mt19937_64& random) {
+  std::vector<at::Tensor> addends(kind.addends);
   at::Tensor owner = at::empty(value.sizes(), at::kLong);
   for (int64_t k = 0; k < owner.numel(); ++k)
-    owner.data_ptr<int64_t>()[k] = static_cast<int64_t>(random() % kind.count);
-  for (int64_t a = 0; a < kind.count; ++a) {
+    owner.data_ptr<int64_t>()[k] = static_cast<int64_t>(random() % kind.addends);
+  for (int64_t a = 0; a < kind.addends; ++a) {
     const at::Tensor away = random_like(value, random).abs();
     at::Tensor other = kind.op == ReduceOp::kMin ? value + away : value - away;
     if (value.scalar_type() == at::kByte)
@@ -99,19 +81,19 @@ std::vector<at::Tensor> extremes(const at::Tensor& value, const Addends& kind, s
 }
 
 // Sums of bool are `or`, as those of c10d are; so the greatest is the sum.
-std::vector<at::Tensor> of_bool(const at::Tensor& value, const Addends& kind, std::mt19937_64& random) {
+std::vector<at::Tensor> of_bool(const at::Tensor& value, const PartialKind& kind, std::mt19937_64& random) {
   const bool all = kind.op == ReduceOp::kMin || kind.op == ReduceOp::kProduct;
-  std::vector<at::Tensor> addends(kind.count);
+  std::vector<at::Tensor> addends(kind.addends);
   at::Tensor owner = at::empty(value.sizes(), at::kLong);
   for (int64_t k = 0; k < owner.numel(); ++k)
-    owner.data_ptr<int64_t>()[k] = static_cast<int64_t>(random() % kind.count);
-  for (int64_t a = 0; a < kind.count; ++a) {
+    owner.data_ptr<int64_t>()[k] = static_cast<int64_t>(random() % kind.addends);
+  for (int64_t a = 0; a < kind.addends; ++a) {
     addends[a] = at::where(owner == a, value, all ? at::ones_like(value) : at::zeros_like(value));
   }
   return addends;
 }
 
-std::vector<at::Tensor> make_addends(const at::Tensor& value, const Addends& kind, uint64_t seed) {
+std::vector<at::Tensor> make_addends(const at::Tensor& value, const PartialKind& kind, uint64_t seed) {
   std::mt19937_64 random(seed);
   if (value.scalar_type() == at::kBool) return of_bool(value, kind, random);
   switch (kind.op) {
@@ -150,14 +132,10 @@ at::Tensor value_of(const Leaf& leaf) {
 
 std::vector<at::Tensor> parts_of(const Leaf& leaf, const DeviceMesh& mesh) {
   const auto placements = normalize_placements(leaf.placements, static_cast<int64_t>(leaf.sizes.size())).value();
-  const auto addends = make_addends(value_of(leaf), addends_of(mesh, placements), leaf.addends);
+  const auto addends = make_addends(value_of(leaf), testing::partial_kind(mesh, placements), leaf.addends);
   std::vector<at::Tensor> parts;
-  for (size_t i = 0; i < mesh.local_ranks().size(); ++i) {
-    int64_t index = 0;  // row-major over the Partial dims
-    for (int64_t d = 0; d < mesh.ndim(); ++d) {
-      if (placements[d].is_partial()) index = index * mesh.size(d) + mesh.local_coordinate(i)[d];
-    }
-    parts.push_back(part_of(addends[index], mesh, placements, i));
+  for (int64_t i = 0; i < static_cast<int64_t>(mesh.local_ranks().size()); ++i) {
+    parts.push_back(part_of(addends[testing::addend_index(mesh, placements, i)], mesh, placements, i));
   }
   return parts;
 }

@@ -23,6 +23,7 @@
 #include "mesh/scope.h"
 #include "placement/geometry.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/partial_kind.h"
 
 namespace dtensor::testing {
 namespace {
@@ -45,35 +46,6 @@ at::Tensor random_like(const at::Tensor& t) {
     return at::randint(-3, 4, t.sizes(), generator(), t.options().requires_grad(false));
   }
   return at::rand(t.sizes(), generator(), t.options().requires_grad(false)).mul(2).sub(1);
-}
-
-// Where a rank stands among the addends of its value: row-major over the mesh dims that are Partial.
-int64_t addend_index(const DeviceMesh& mesh, const Placements& placements, int64_t i) {
-  int64_t index = 0;
-  for (int64_t d = 0; d < mesh.ndim(); ++d) {
-    if (placements[d].is_partial()) index = index * mesh.size(d) + mesh.local_coordinate(i)[d];
-  }
-  return index;
-}
-
-struct PartialKind {
-  int64_t addends = 1;
-  ReduceOp op = ReduceOp::kSum;  // averages are sums of `divisor` times the addends
-  int64_t divisor = 1;
-};
-
-PartialKind partial_kind(const DeviceMesh& mesh, const Placements& placements) {
-  PartialKind kind;
-  for (int64_t d = 0; d < mesh.ndim(); ++d) {
-    if (!placements[d].is_partial()) continue;
-    kind.addends *= mesh.size(d);
-    if (placements[d].reduce_op() == ReduceOp::kAvg) {
-      kind.divisor *= mesh.size(d);
-    } else {
-      kind.op = placements[d].reduce_op();
-    }
-  }
-  return kind;
 }
 
 std::vector<at::Tensor> make_addends(const at::Tensor& full, const PartialKind& kind) {
