@@ -14,6 +14,7 @@
 #include "dtensor/gradient_layout.h"
 #include "dtensor/library_code.h"
 #include "dtensor/op_info.h"
+#include "dtensor/out_tensor.h"
 #include "dtensor/partial_writes.h"
 #include "dtensor/plain_dispatch.h"
 #include "dtensor/replicated_dispatch.h"
@@ -409,7 +410,7 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
     LocalGuard guard;
     for (auto& local : locals) local = local.clone();
   }
-  return make_dtensor(meta.spec->with_placements(to), std::move(locals), meta.name, std::move(arriving));
+  return make_dtensor(Spec::get(meta.spec->mesh(), to, in_own_memory(meta.spec->meta())), std::move(locals), meta.name, std::move(arriving));
 }
 
 // No c10::TypeError: Python's operators (`a + b`) swallow a TypeError with its text and say "unsupported operand".
@@ -477,6 +478,7 @@ void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
   if (!resolved->rule && info.composite_implicit) {
     return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   }
+  if (resolved->rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) && run_functional_form(info, stack)) return;
   const Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
   if (!resolved->rule) return run_without_rule(info, in, stack);

@@ -9,6 +9,9 @@
 #include "dtensor/above_autograd_key.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/gradient_layout.h"
+#include "dtensor/op_info.h"
+#include "dtensor/out_tensor.h"
+#include "dtensor/plain_dispatch.h"
 #include "dtensor/representation.h"
 #include "mesh/scope.h"
 
@@ -47,7 +50,13 @@ void distribute_results(const LibraryCode& code, size_t num_results, Stack& stac
 
 void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto& schema = op.schema();
-  const LibraryCode inside(op, torch::jit::last(*stack, schema.arguments().size()));
+  const OpInfo& info = op_info(op);
+  const auto args = torch::jit::last(*stack, info.args.size());
+  const LibraryCode inside(op, args);
+  if (has_dtensor(info, args)) {
+    if (info.handler != nullptr) return info.handler(op, *stack);
+    if (info.has_outs && run_functional_form(info, *stack)) return;
+  }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kAboveAutogradKey), stack);
   if (inside.is_outermost() && inside.makes_plain() && !schema.is_mutable()) distribute_results(inside, schema.returns().size(), *stack);
 }

@@ -70,6 +70,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
     arg.kind = kind_of(*a.type());
     arg.written = a.alias_info() != nullptr && a.alias_info()->isWrite();
     arg.out = arg.written && a.is_out();
+    has_outs |= arg.out;
     arg.overwritten = arg.out || (arg.written && overwrites_self(schema.name()));
     any_tensor |= arg.kind != Arg::Kind::kStatic;
     if (a.name() == "device" && arg.kind == Arg::Kind::kStatic) device_arg = static_cast<int>(i);

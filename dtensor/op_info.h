@@ -15,7 +15,8 @@
 namespace dtensor {
 
 // Replaces the whole treatment of an operator: gets the global arguments on the stack, leaves global results. For operators
-// that are no map of local tensors: item(), equal(), norms (composed of other operators), ...
+// that are no map of local tensors: item(), equal(), norms (composed of other operators), ... Runs below autograd, but that of a
+// composite operator above it, in the place of the composite's code.
 using Handler = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 // `op`: "aten::equal" for every overload or "aten::norm.Scalar" for one. Called by ops/ while the library loads its rules.
@@ -37,6 +38,7 @@ struct OpInfo {
   std::vector<int> written_inputs;  // per return: schema argument that it is, or -1
   bool is_view = false;             // a result may share memory with the first tensor argument, without writing to it
   bool composite_implicit = false;
+  bool has_outs = false;
   bool makes_tensor = false;  // a factory: no tensor argument, returns one Tensor
   int device_arg = -1;
   Handler handler = nullptr;

@@ -47,7 +47,7 @@ at::Tensor wrap(const at::Tensor& origin, const RedistributePlan& plan, SpecPtr 
 at::Tensor move_below_autograd(const at::Tensor& t, const DeviceMesh& mesh, const Placements& to, const CommCause& cause) {
   const DTensorMeta& meta = meta_of(t);
   const auto plan = cached_plan(meta.spec, mesh, to);
-  return wrap(t, *plan, Spec::get(mesh, to, meta.spec->meta()), run_plan(*plan, meta.locals, cause));
+  return wrap(t, *plan, Spec::get(mesh, to, in_own_memory(meta.spec->meta())), run_plan(*plan, meta.locals, cause));
 }
 
 std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, const std::vector<Placements>& to,
@@ -62,7 +62,7 @@ std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, cons
   std::vector<RankTensors> moved = run_plans(batch, std::move(locals), cause);
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    results.push_back(wrap(tensors[i], *batch.plans[i], wanted[i].from->with_placements(to[i]), std::move(moved[i])));
+    results.push_back(wrap(tensors[i], *batch.plans[i], Spec::get(wanted[i].from->mesh(), to[i], in_own_memory(wanted[i].from->meta())), std::move(moved[i])));
   }
   return results;
 }

@@ -1,6 +1,8 @@
 // Operators on lists, as optimizers written in Python use them: one operator per tensor of the list, each with its own
 // layout. That is what ATen's kernels for "any backend" do.
 #include "dtensor/op_info.h"
+#include "ops/arguments.h"
+#include "ops/plain_numbers.h"
 #include "ops/pointwise.h"
 
 namespace dtensor {
@@ -9,6 +11,9 @@ namespace {
 void one_by_one(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   TORCH_CHECK_NOT_IMPLEMENTED(op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd), "Operator ",
                               op.operator_name(), " does not have a form for distributed tensors.");
+  // A tensor of numbers, one for each tensor of the list: ATen takes them out of it.
+  Arguments args(op, stack);
+  if (args["scalars"].isTensor()) args.set("scalars", plain_numbers(args.tensor("scalars"), op, "scalars"));
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
 }
 

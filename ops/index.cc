@@ -8,6 +8,7 @@
 
 #include "dtensor/dispatch.h"
 #include "dtensor/op_info.h"
+#include "dtensor/out_tensor.h"
 #include "dtensor/representation.h"
 #include "mesh/scope.h"
 #include "ops/movement.h"
@@ -79,15 +80,20 @@ void index_put(const c10::OperatorHandle& op, Stack& stack) {
     }
     ++dims;
   }
-  const bool in_place = op.schema().arguments()[0].alias_info() != nullptr && is_dtensor(self);
-  if (alone && mask.defined() && mask.dim() > 0 && in_place && values.numel() == 1 && !arg(3).toBool() &&
+  if (alone && mask.defined() && mask.dim() > 0 && is_dtensor(self) && values.numel() == 1 && !arg(3).toBool() &&
       first + mask.dim() <= self.dim() && mask.sizes() == self.sizes().slice(first, mask.dim())) {
     std::vector<int64_t> sizes = mask.sizes().vec();
     sizes.resize(self.dim() - first, 1);
-    at::Tensor target = self;
-    target.masked_fill_(mask.view(sizes), values.view(c10::IntArrayRef{}));
+    const bool in_place = op.schema().arguments()[0].alias_info() != nullptr, has_out = op.schema().arguments().back().is_out();
+    at::Tensor result = in_place ? self : self.clone();
+    result.masked_fill_(mask.view(sizes), values.view(c10::IntArrayRef{}));
+    if (has_out) {
+      const at::Tensor out = arg(num_args - 1).toTensor();
+      write_out(out, result, c10::toString(op.operator_name()));
+      result = out;
+    }
     torch::jit::drop(stack, num_args);
-    stack.emplace_back(self);
+    stack.emplace_back(result);
     return;
   }
   index(op, stack);

@@ -111,7 +111,7 @@ FactorRule index_rows(const OpCall& call) {
 
 void index_rows_local(const LocalCall& call, Stack& stack) {
   const Spec& self = *call.inputs[0];
-  if (self.ndim() == 0) return call.op.callBoxed(stack);
+  if (self.ndim() == 0 || self.meta().numel() == 0) return call.op.callBoxed(stack);  // then nobody looks at indices
   const int64_t dim = wrap_dim(stack[1].toInt(), self.ndim()), size = self.sizes()[dim];
   const Runs runs = self.local_layout(call.i).dims[dim];
   if (holds_all(runs, size)) return call.op.callBoxed(stack);
@@ -187,9 +187,9 @@ void scatter_local(const LocalCall& call, Stack& stack) {
   write_with_spare_rows(call, stack, {dim});
 }
 
-// ATen's meta kernel of index_add stumbles over an empty index.
+// ATen's meta kernel of index_add stumbles over an empty index, and an empty tensor.
 OutputMetas index_rows_metas(const OpCall& call) {
-  if (call.inputs[1]->meta().numel() > 0) return infer_outputs(call, OpRule());
+  if (call.inputs[1]->meta().numel() > 0 && call.inputs[0]->meta().numel() > 0) return infer_outputs(call, OpRule());
   return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))});
 }
 

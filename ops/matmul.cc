@@ -1,6 +1,7 @@
 // Products of matrices and vectors. All are sums of products of dims, linear in each factor, so that a split of the
 // inner dim leaves a Partial, and Partials pass through; the bias of addmm and its kin is a term of its own. linear(),
 // matmul(), outer() and einsum() are composed of these.
+#include "ops/arguments.h"
 #include "ops/meta_tensor.h"
 #include "ops/register.h"
 #include "propagation/factor_rule.h"
@@ -33,10 +34,15 @@ OutputMetas addbmm_metas(const OpCall& call) {
                        .new_empty({call.input("batch1")->sizes()[1], call.input("batch2")->sizes()[2]})});
 }
 
-// Without columns, ATen's addmv gives back a bias that is one number as it is.
-void addmv_local(const LocalCall& local, torch::jit::Stack& stack) {
-  const size_t base = stack.size() - local.op.schema().arguments().size();
-  stack[base] = stack[base].toTensor().expand({stack[base + 1].toTensor().size(0)});
+// A rank may have nothing to multiply where the whole has: there ATen multiplies the bias with beta as it is, and refuses 1.0 beside
+// integers, and its addmv gives back a bias that is one number as it is.
+void biased_local(const LocalCall& local, torch::jit::Stack& stack) {
+  Arguments args(local.op, stack);
+  const at::Tensor bias = args.tensor("self");
+  if (c10::isIntegralType(bias.scalar_type(), /*includeBool=*/false)) {
+    for (const char* factor : {"beta", "alpha"}) args.set(factor, c10::Scalar(args[factor].toScalar().toLong()));
+  }
+  if (local.op.schema().name() == "aten::addmv") args.set("self", bias.expand({args.tensor("mat").size(0)}));
   local.op.callBoxed(stack);
 }
 
@@ -49,7 +55,7 @@ void register_matmul_rules(RuleRegistry& registry) {
     const std::string op = product.op;
     if (op == "aten::dot" || op == "aten::vdot") rule.metas = dot_metas;
     if (op == "aten::addbmm") rule.metas = addbmm_metas;
-    if (op == "aten::addmv") rule.local = addmv_local;
+    if (op.rfind("aten::add", 0) == 0 || op == "aten::baddbmm") rule.local = biased_local;
     registry.add(op, std::move(rule));
   }
 }

@@ -14,6 +14,7 @@
 #include <cmath>
 
 #include "dtensor/op_info.h"
+#include "dtensor/out_tensor.h"
 #include "ops/reduction.h"
 
 namespace dtensor {
@@ -21,6 +22,15 @@ namespace {
 
 c10::ScalarType norm_dtype(const at::Tensor& self, std::optional<c10::ScalarType> dtype) {
   return c10::toRealValueType(dtype.value_or(self.scalar_type()));
+}
+
+// Is each result made of no elements?
+bool reduces_nothing(const at::Tensor& t, at::OptionalIntArrayRef dims) {
+  if (!dims) return t.numel() == 0;
+  for (int64_t d : *dims) {
+    if (t.size(d) == 0) return true;
+  }
+  return false;
 }
 
 at::Tensor vector_norm(const at::Tensor& given, double p, at::OptionalIntArrayRef dims, bool keepdim,
@@ -33,7 +43,7 @@ at::Tensor vector_norm(const at::Tensor& given, double p, at::OptionalIntArrayRe
     const at::IntArrayRef reduced = dims.value_or(at::IntArrayRef{});
     return p > 0 ? at::amax(self.abs(), reduced, keepdim) : at::amin(self.abs(), reduced, keepdim);
   }
-  TORCH_CHECK(p >= 0 || given.numel() > 0, "linalg.vector_norm cannot compute the ", p,
+  TORCH_CHECK(p >= 0 || !reduces_nothing(given, dims), "linalg.vector_norm cannot compute the ", p,
               " norm on an empty tensor because the operation does not have an identity");
   // Sums of half-precision powers overflow where the norm would not.
   const bool half = result_dtype == at::kHalf || result_dtype == at::kBFloat16;
@@ -81,7 +91,8 @@ void norm(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (dims && !dims->empty()) reduced = at::IntArrayRef(*dims);
   at::Tensor result = vector_norm(self, p, reduced, keepdim, dtype);
   torch::jit::drop(stack, arguments.size());
-  stack.emplace_back(out.defined() ? out.copy_(result) : result);
+  if (out.defined()) write_out(out, result, c10::toString(op.operator_name()));
+  stack.emplace_back(out.defined() ? out : result);
 }
 
 void dist(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -91,7 +102,8 @@ void dist(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const at::Tensor other = torch::jit::pop(stack).toTensor();
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   const at::Tensor result = at::linalg_vector_norm(at::sub(self, other), p);
-  stack.emplace_back(out.defined() ? out.copy_(result) : result);
+  if (out.defined()) write_out(out, result, c10::toString(op.operator_name()));
+  stack.emplace_back(out.defined() ? out : result);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/op_info.h"
+#include "dtensor/out_tensor.h"
 #include "mesh/scope.h"
 #include "ops/arguments.h"
 #include "ops/register.h"
@@ -179,7 +180,10 @@ void normal_of_tensors(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor z = at::empty_like(shape).normal_(0, 1, args.generator());
   z = std.isTensor() ? at::mul(z, std.toTensor()) : at::mul(z, std.toDouble());
   z = mean.isTensor() ? at::add(z, mean.toTensor()) : at::add(z, mean.toDouble());
-  if (const at::Tensor out = args.out(); out.defined()) z = out.copy_(z);
+  if (const at::Tensor out = args.out(); out.defined()) {
+    write_out(out, z, c10::toString(op.operator_name()));
+    z = out;
+  }
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(z);
 }
@@ -232,7 +236,10 @@ void multinomial(const c10::OperatorHandle& op, Stack& stack) {
     }
   }
   at::Tensor result = make_dtensor(Spec::get(mesh, whole, sizes, at::kLong), std::move(locals));
-  if (const at::Tensor out = args.out(); out.defined()) result = out.copy_(result);
+  if (const at::Tensor out = args.out(); out.defined()) {
+    write_out(out, result, c10::toString(op.operator_name()));
+    result = out;
+  }
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(result);
 }

@@ -85,10 +85,10 @@ c10::Scalar neutral(c10::ScalarType dtype, bool of_max) {
 // ATen refuses to take the maximum of nothing; a rank whose part is empty gives what the others' maxima win against.
 template <bool kOfMax>
 void local_extreme(const LocalCall& call, torch::jit::Stack& stack) {
-  const Share share = share_of(call);
-  if (share.own != 0 || share.all == 0) return call.op.callBoxed(stack);
-  const auto sizes = call.outputs[0]->local_shape(call.i);
   const at::Tensor self = stack[0].toTensor();
+  const bool of_nothing = call.inputs[0]->meta().numel() == 0 && call.outputs[0]->meta().numel() > 0;
+  if (self.numel() > 0 || of_nothing) return call.op.callBoxed(stack);
+  const auto sizes = call.outputs[0]->local_shape(call.i);
   const bool has_out = call.op.schema().arguments().back().is_out();
   at::Tensor result = has_out ? stack.back().toTensor() : at::empty(at::IntArrayRef(sizes), self.options());
   result.fill_(neutral(self.scalar_type(), kOfMax));
@@ -99,12 +99,14 @@ void local_extreme(const LocalCall& call, torch::jit::Stack& stack) {
 // ATen's own kernel makes |x|^p first; the norm is one pass without temporaries. Negative norms of nothing have no
 // value, the sums of no powers do.
 void local_powsum(const LocalCall& call, torch::jit::Stack& stack) {
-  const auto dtype = stack[4].isNone() ? std::nullopt : std::optional(stack[4].toScalarType());
   const auto dims = stack[2].isNone() ? std::nullopt : std::optional(stack[2].toIntVector());
   const c10::Scalar p = stack[1].toScalar();
-  if (p.toDouble() <= 0 || std::isinf(p.toDouble())) return call.op.callBoxed(stack);
+  const at::Tensor self = stack[0].toTensor();
+  const bool has_norm = p.toDouble() > 0 && !std::isinf(p.toDouble()) && stack[4].isNone() &&
+                        !c10::isIntegralType(self.scalar_type(), /*includeBool=*/true);
+  if (!has_norm) return call.op.callBoxed(stack);
   const at::OptionalIntArrayRef reduced = dims ? at::OptionalIntArrayRef(*dims) : std::nullopt;
-  at::Tensor norm = at::linalg_vector_norm(stack[0].toTensor(), p, reduced, stack[3].toBool(), dtype);
+  at::Tensor norm = at::linalg_vector_norm(self, p, reduced, stack[3].toBool());
   stack.clear();
   stack.emplace_back(norm.pow_(p));
 }

@@ -18,6 +18,7 @@ void register_builtin_rules(RuleRegistry& registry) {
   register_attention_rules(registry);
   register_loss_rules(registry);
   register_scalar_rules(registry);
+  register_composite_handlers();
 }
 
 }  // namespace dtensor

@@ -8,6 +8,7 @@ class RuleRegistry;
 void register_builtin_rules(RuleRegistry& registry);
 
 void register_attention_rules(RuleRegistry& registry);
+void register_composite_handlers();  // vander, max_pool1d, ...
 void register_embedding_rules(RuleRegistry& registry);
 void register_factory_rules(RuleRegistry& registry);  // zeros_like, new_full, ...
 void register_index_rules(RuleRegistry& registry);

@@ -118,6 +118,21 @@ FactorRule view_dtype(const OpCall& call) {
   return movement(call, dims, 1, Passing::kNone);
 }
 
+// A part has memory of its own, in which neighbours in the last dim may not lie side by side though in the whole they do: where it
+// is so, what is looked at as larger or smaller elements is a copy.
+void dense_last_dim(const LocalCall& call, torch::jit::Stack& stack) {
+  const at::Tensor part = stack[0].toTensor();
+  const bool complex = c10::isComplexType(call.outputs[0]->dtype()) && !c10::isComplexType(part.scalar_type());
+  const auto from = static_cast<int64_t>(part.element_size());
+  const int64_t to = complex ? 2 * from : static_cast<int64_t>(c10::elementSize(call.outputs[0]->dtype()));
+  if (from != to && part.dim() > 0) {
+    bool fits = part.stride(-1) == 1 && part.storage_offset() * from % to == 0;
+    for (int64_t d = 0; d < part.dim() - 1; ++d) fits = fits && part.stride(d) * from % to == 0;
+    if (!fits) stack[0] = part.clone(at::MemoryFormat::Contiguous);
+  }
+  call.op.callBoxed(stack);
+}
+
 // ------------------------------------------------------------ dims come, go and change places
 
 int64_t ndim(const OpCall& call) { return call.inputs[0]->ndim(); }
@@ -131,6 +146,18 @@ OutputDims permute(const OpCall& call) {
   const auto order = *call.get_ints("dims");
   for (int64_t d : order) dims.push_back(static_cast<int>(wrap_dim(d, ndim(call))));
   return dims;
+}
+
+// Channels change places among themselves.
+OutputDims channel_shuffle(const OpCall& call) {
+  OutputDims dims = same_dims(ndim(call));
+  if (dims.size() > 1) dims[1] = kNoFactor;
+  return dims;
+}
+
+OutputMetas channel_shuffle_metas(const OpCall& call) {
+  const at::Tensor self = meta_tensor(*call.inputs[0]);
+  return metas_of({self.new_empty(self.sizes()).contiguous(self.suggest_memory_format())});
 }
 
 OutputDims transpose(const OpCall& call) {
@@ -230,7 +257,9 @@ void register_view_rules(RuleRegistry& registry) {
   registry.add({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::view_copy", "aten::_reshape_copy",
                 "aten::_reshape_alias_copy"},
                reshape_op());
-  for (const char* op : {"aten::view.dtype", "aten::view_copy.dtype"}) registry.add(op, factor_op(view_dtype));
+  OpRule as_dtype = factor_op(view_dtype);
+  as_dtype.local = dense_last_dim;
+  for (const char* op : {"aten::view.dtype", "aten::view_copy.dtype"}) registry.add(op, as_dtype);
   const Movement table[] = {
       {{"aten::permute", "aten::permute_copy"}, permute},
       {{"aten::transpose.int", "aten::transpose_copy.int"}, transpose},
@@ -240,7 +269,7 @@ void register_view_rules(RuleRegistry& registry) {
       {{"aten::expand", "aten::expand_copy"}, expand, Passing::kAll, with_local_sizes("size")},
       {{"aten::repeat"}, repeat},
       {{"aten::view_as_real", "aten::view_as_real_copy"}, view_as_real, Passing::kLinear, resolve_conj_first},
-      {{"aten::view_as_complex", "aten::view_as_complex_copy"}, view_as_complex, Passing::kLinear},
+      {{"aten::view_as_complex", "aten::view_as_complex_copy"}, view_as_complex, Passing::kLinear, dense_last_dim},
   };
   for (const Movement& m : table) {
     OpRule rule = factor_op(
@@ -248,6 +277,9 @@ void register_view_rules(RuleRegistry& registry) {
     rule.local = m.local;
     registry.add(m.ops, rule);
   }
+  OpRule shuffle = factor_op([](const OpCall& call) { return movement(call, channel_shuffle(call)); });
+  shuffle.metas = channel_shuffle_metas;
+  for (const char* op : {"aten::native_channel_shuffle", "aten::channel_shuffle"}) registry.add(op, shuffle);
   register_slice_rules(registry);
   register_cat_rules(registry);
   register_view_handlers();

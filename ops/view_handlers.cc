@@ -13,6 +13,7 @@
 #include "dtensor/view_origin.h"
 #include "dtensor/view_window.h"
 #include "mesh/scope.h"
+#include "ops/arguments.h"
 #include "ops/movement.h"
 
 namespace dtensor {
@@ -88,6 +89,14 @@ bool has_all_of(const at::Tensor& base, c10::IntArrayRef size, c10::IntArrayRef 
   return at::as_strided(held, size, stride, begin).all().item<bool>();
 }
 
+// Do strides differ at most where no step is taken?
+bool same_steps(c10::IntArrayRef size, c10::IntArrayRef a, c10::IntArrayRef b) {
+  for (size_t d = 0; d < size.size(); ++d) {
+    if (size[d] > 1 && a[d] != b[d]) return false;
+  }
+  return true;
+}
+
 // Strides over the memory that the tensor would have on one device. Where no rank has that memory it is gathered.
 void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   std::vector<c10::IValue> args(torch::jit::last(stack, 4).vec());
@@ -97,6 +106,12 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   const int64_t offset = args[3].toOptional<int64_t>().value_or(self.storage_offset());
   if (self.sizes() == size && self.strides() == stride && offset == self.storage_offset()) {
     stack.emplace_back(at::alias(self));
+    return;
+  }
+  if (self.sizes() == size && offset == self.storage_offset() && same_steps(size, self.strides(), stride)) {
+    const DTensorMeta& meta = memory_of(self);
+    const TensorMeta named{Shape(size.begin(), size.end()), Shape(stride.begin(), stride.end()), self.scalar_type()};
+    stack.emplace_back(make_view(Spec::get(meta.spec->mesh(), meta.spec->placements(), named), meta.locals, self, offset));
     return;
   }
   const at::Tensor base = owner_of(self);
@@ -120,13 +135,22 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(make_view_of({op, args, 0, 0, placements}, Spec::get(spec->mesh(), placements, result), std::move(locals), begin, moved));
 }
 
+// From a slice (the first argument) back to what it is one of, which has the second one's sizes and strides.
+void slice_inverse(const c10::OperatorHandle& op, Stack& stack) {
+  Arguments args(op, stack);
+  const at::Tensor slice = args.tensor("self"), whole = args.tensor("src");
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.emplace_back(at::as_strided(slice, whole.sizes(), whole.strides(), whole.storage_offset()));
+}
+
 }  // namespace
 
 void register_view_handlers() {
-  for (const char* op : {"aten::t_", "aten::transpose_", "aten::squeeze_", "aten::unsqueeze_"})
+  for (const char* op : {"aten::t_", "aten::transpose_", "aten::squeeze_", "aten::unsqueeze_", "aten::as_strided_"})
     add_handler(op, change_self);
   add_handler("aten::detach_", return_self);
   add_handler("aten::as_strided", as_strided);
+  add_handler("aten::slice_inverse", slice_inverse);
 }
 
 }  // namespace dtensor

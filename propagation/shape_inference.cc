@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "absl/strings/match.h"
+#include "propagation/functional_form.h"
 #include "propagation/propagate.h"
 
 namespace dtensor {
@@ -134,8 +135,9 @@ OutputMetas read(const torch::jit::Stack& stack) {
   return result;
 }
 
-at::Tensor one_element(const Spec& spec) {
-  at::Tensor result = at::ones(std::vector<int64_t>(spec.ndim(), 1), spec.dtype());
+// `size`: of every dim.
+at::Tensor one_element(const Spec& spec, int64_t size = 1) {
+  at::Tensor result = at::ones(std::vector<int64_t>(spec.ndim(), size), spec.dtype());
   if (spec.meta().wrapped_number) result.unsafeGetTensorImpl()->set_wrapped_number(true);
   return result;
 }
@@ -188,21 +190,6 @@ Shape broadcast_shape(const OpCall& call) {
   return result;
 }
 
-// The dims are a permutation of a contiguous tensor's.
-bool is_dense(const TensorMeta& meta) {
-  std::vector<size_t> order;
-  for (size_t d = 0; d < meta.sizes.size(); ++d) {
-    if (meta.sizes[d] != 1) order.push_back(d);
-  }
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return meta.strides[a] < meta.strides[b]; });
-  int64_t expected = 1;
-  for (size_t d : order) {
-    if (meta.strides[d] != expected) return false;
-    expected *= meta.sizes[d];
-  }
-  return true;
-}
-
 bool is_pointwise(const OpCall& call) {
   if (call.op.hasTag(at::Tag::pointwise)) return true;
   const auto& [name, overload] = call.op.operator_name();
@@ -253,43 +240,6 @@ std::optional<OutputMetas> infer(const OpCall& call) {
   return metas;
 }
 
-bool writes(const c10::FunctionSchema& schema) {
-  const auto& arguments = schema.arguments();
-  return std::any_of(arguments.begin(), arguments.end(),
-                     [](const auto& a) { return a.alias_info() != nullptr && a.alias_info()->isWrite(); });
-}
-
-// How many arguments `functional` has besides those of the out= form, all of them with a default; nullopt: not its functional form.
-std::optional<size_t> count_defaults(const c10::FunctionSchema& functional, const c10::FunctionSchema& out) {
-  if (writes(functional)) return std::nullopt;
-  size_t found = 0;
-  for (const auto& argument : out.arguments()) {
-    if (argument.is_out()) continue;
-    const auto index = functional.argumentIndexWithName(argument.name());
-    if (!index || *functional.arguments()[*index].type() != *argument.type()) return std::nullopt;
-    ++found;
-  }
-  for (const auto& argument : functional.arguments()) {
-    if (!out.argumentIndexWithName(argument.name()) && !argument.default_value()) return std::nullopt;
-  }
-  return functional.arguments().size() - found;
-}
-
-std::optional<c10::OperatorHandle> find_functional(const c10::OperatorHandle& op) {
-  std::optional<c10::OperatorHandle> best;
-  size_t fewest = 0;
-  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (name.name != op.operator_name().name) continue;
-    const auto candidate = c10::Dispatcher::singleton().findSchema(name);
-    if (!candidate) continue;
-    const auto defaults = count_defaults(candidate->schema(), op.schema());
-    if (!defaults || (best && *defaults >= fewest)) continue;
-    best = candidate;
-    fewest = *defaults;
-  }
-  return best;
-}
-
 // Is it an out= call whose out= arguments were taken away (OpCall::without_outs())? ATen cannot run such a call.
 bool lacks_outs(const OpCall& call) {
   const auto& arguments = call.schema().arguments();
@@ -301,8 +251,8 @@ bool lacks_outs(const OpCall& call) {
 
 // aten::index_add for aten::index_add.out, aten::sum.dim_IntList for aten::sum.IntList_out. What out= has no argument for (the
 // dtype and device of zeros_like) is the default. nullopt: there is no such form.
-std::optional<OpCall> functional_form(const OpCall& call) {
-  const auto op = find_functional(call.op);
+std::optional<OpCall> as_functional(const OpCall& call) {
+  const auto op = functional_form(call.op);
   if (!op) return std::nullopt;
   OpCall result = call.without_outs();
   result.op = *op;
@@ -329,11 +279,11 @@ std::optional<OutputMetas> infer_of_outs(const OpCall& call, size_t num_function
     if (!call.inputs[i]) continue;
     fresh.inputs[i] = Spec::get(call.mesh, Placements(call.mesh.ndim(), Replicate()), {0}, call.inputs[i]->dtype());
   }
-  auto metas = run_meta(fresh);
+  auto metas = is_pointwise(call) ? try_meta(fresh) : run_meta(fresh);
   if (metas) return metas;
   if (is_pointwise(call)) return infer_elementwise(call.without_outs());
   // The out= form often has no meta kernel where the other one has, or is known to be elementwise.
-  const auto functional = functional_form(call);
+  const auto functional = as_functional(call);
   return functional ? infer(*functional) : std::nullopt;
 }
 
@@ -392,7 +342,9 @@ OutputMetas infer_elementwise(const OpCall& call) {
     return {{n, TensorMeta{shape, contiguous_strides(shape)}}, std::vector<int>(n, -1)};
   }
   const c10::Device cpu(c10::DeviceType::CPU);
-  OutputMetas result = read(run_on(call, cpu, [&](int i) { return one_element(*call.inputs[i]); }));
+  // Where nothing is computed nothing can be wrong with the numbers (ZeroDivisionError).
+  const int64_t size = std::count(shape.begin(), shape.end(), 0) > 0 ? 0 : 1;
+  OutputMetas result = read(run_on(call, cpu, [&](int i) { return one_element(*call.inputs[i], size); }));
   Shape strides = contiguous_strides(shape);
   for (const auto& input : call.inputs) {
     if (!input || input->sizes() != shape) continue;
@@ -409,7 +361,7 @@ OutputMetas infer_elementwise(const OpCall& call) {
 
 OutputMetas infer_outputs(const OpCall& call, const OpRule& rule) {
   if (lacks_outs(call)) {
-    if (const auto functional = functional_form(call)) return infer_outputs(*functional, rule);
+    if (const auto functional = as_functional(call)) return infer_outputs(*functional, rule);
   }
   const auto& returns = call.schema().returns();
   bool writes_all = !returns.empty();

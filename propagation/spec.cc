@@ -1,5 +1,7 @@
 #include "propagation/spec.h"
 
+#include <ATen/ExpandUtils.h>
+
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -112,6 +114,28 @@ SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, const Te
 SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, absl::Span<const int64_t> sizes,
                   c10::ScalarType dtype) {
   return get(mesh, placements, TensorMeta{Shape(sizes.begin(), sizes.end()), contiguous_strides(sizes), dtype});
+}
+
+bool is_dense(const TensorMeta& meta) {
+  std::vector<size_t> order;
+  for (size_t d = 0; d < meta.sizes.size(); ++d) {
+    if (meta.sizes[d] != 1) order.push_back(d);
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return meta.strides[a] < meta.strides[b]; });
+  int64_t expected = 1;
+  for (size_t d : order) {
+    if (meta.strides[d] != expected) return false;
+    expected *= meta.sizes[d];
+  }
+  return true;
+}
+
+TensorMeta in_own_memory(TensorMeta meta) {
+  if (is_dense(meta)) return meta;
+  const auto strides = at::infer_dense_strides(at::IntArrayRef(meta.sizes.data(), meta.sizes.size()),
+                                               at::IntArrayRef(meta.strides.data(), meta.strides.size()));
+  meta.strides.assign(strides.begin(), strides.end());
+  return meta;
 }
 
 SpecPtr Spec::with_placements(const Placements& placements) const { return get(mesh_, placements, meta_); }

@@ -51,6 +51,11 @@ std::string to_string(const TensorMeta& meta);  // "f32[8, 8]"
 // Row-major strides, as at::empty gives them.
 Shape contiguous_strides(absl::Span<const int64_t> sizes);
 
+// The dims are a permutation of a contiguous tensor's: its elements neither overlap nor leave gaps.
+bool is_dense(const TensorMeta& meta);
+// Of the same values in memory of their own: dense, as Tensor::clone() makes them.
+TensorMeta in_own_memory(TensorMeta meta);
+
 class Spec {
  public:
   // Placements are normalised against the shape. Errors (c10::Error): their number differs from the mesh's dims, a dim out of

@@ -43,6 +43,10 @@ std::vector<Composite> composites() {
        torch::rand({5, 6}, d)},
       {"triplet_margin_loss", [](const Tensor& t) { return torch::triplet_margin_loss(t, t.roll(1, 0), t.roll(2, 0)); }, torch::rand({5, 6}, d)},
       {"diff", [](const Tensor& t) { return torch::diff(t, 1, 0); }, torch::rand({5, 6}, d)},
+      {"vander", [](const Tensor& t) { return torch::vander(t.detach()); }, torch::rand({5}, d)},
+      {"vander of 3, increasing", [](const Tensor& t) { return torch::vander(t.detach(), 3, true); }, torch::rand({5}, d)},
+      {"vander of 1", [](const Tensor& t) { return torch::vander(t.detach(), 1); }, torch::rand({5}, d)},
+      {"linalg_vander", [](const Tensor& t) { return torch::linalg_vander(t, 4); }, torch::rand({2, 3}, d)},
       {"tensor_split", [](const Tensor& t) { return torch::tensor_split(t, 2, 0)[1] * 1; }, torch::rand({5, 6}, d)},
   };
 }
@@ -82,6 +86,42 @@ TEST_CASE("composites: a plain tensor that the user gives stays an error") {
   CHECK_THROWS_WITH(torch::quantile(x, torch::rand({2}), 1), Catch::Contains("(called by aten::quantile): argument 'self' is a plain tensor of shape"));
   CHECK_THROWS_WITH(torch::cosine_embedding_loss(x, torch::rand({4, 6}), torch::ones({4})), Catch::Contains("is a plain tensor"));
   CHECK_THROWS_WITH(torch::scaled_dot_product_attention(x, torch::rand({4, 6}), x), Catch::Contains("is a plain tensor"));
+}
+
+TEST_CASE("composites: those that read the numbers of a tensor") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const auto full = torch::rand({6, 4}, torch::kDouble);
+  const auto x = distribute_tensor(full, mesh, {Shard(0)});
+  const auto places = torch::tensor({1, 3, 5});
+  for (const Placement& p : {Replicate(), Shard(0)}) {
+    const auto parts = torch::tensor_split(x, distribute_tensor(places, mesh, {p}), 0), expected = torch::tensor_split(full, places, 0);
+    REQUIRE(parts.size() == expected.size());
+    for (size_t k = 0; k < parts.size(); ++k) CHECK(torch::equal(full_tensor(parts[k]), expected[k]));
+    const auto numbers = torch::tensor({2., 3., 5.}, torch::kDouble);
+    std::vector<Tensor> a, b, c, plain;
+    for (int k = 0; k < 3; ++k) {
+      a.push_back(distribute_tensor(full + k, mesh, {Shard(k % 2)}));
+      plain.push_back(full + k);
+    }
+    const auto sums = torch::_foreach_addcmul(a, a, a, distribute_tensor(numbers, mesh, {p})), quotients = torch::_foreach_addcdiv(a, a, a, distribute_tensor(numbers, mesh, {p}));
+    const auto plain_sums = torch::_foreach_addcmul(plain, plain, plain, numbers), plain_quotients = torch::_foreach_addcdiv(plain, plain, plain, numbers);
+    for (int k = 0; k < 3; ++k) {
+      CHECK(torch::allclose(full_tensor(sums[k]), plain_sums[k]));
+      CHECK(torch::allclose(full_tensor(quotients[k]), plain_quotients[k]));
+    }
+  }
+}
+
+TEST_CASE("composites: max_pool1d of whole tensors, with and without gradient") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const auto full = torch::rand({2, 3, 8}, torch::kDouble);
+  auto x = distribute_tensor(full, mesh, {Replicate()});
+  CHECK(torch::equal(full_tensor(torch::max_pool1d(x, 3, 2)), torch::max_pool1d(full, 3, 2)));
+  auto plain = full.clone().requires_grad_();
+  x.requires_grad_();
+  torch::max_pool1d(plain, 3, 2).sum().backward();
+  torch::max_pool1d(x, 3, 2).sum().backward();
+  CHECK(torch::equal(full_tensor(x.grad()), plain.grad()));
 }
 
 TEST_CASE("composites: factories outside of them make plain tensors, before and after") {

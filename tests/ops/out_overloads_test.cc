@@ -112,10 +112,43 @@ std::vector<Row> reductions_and_moves() {
   };
 }
 
+// Composite operators, whose own code asks for the memory of what it writes to.
+std::vector<Row> of_composites() {
+  const auto x = at::rand({6, 5}, at::kDouble), y = at::rand({5, 4}, at::kDouble);
+  const auto scores = at::rand({6, 5}, at::kDouble).log(), target = at::tensor({4, 0, 2, 1, 1, 3}, at::kLong);
+  const c10::IValue none;
+  return {
+      {"aten::matmul.out", {x, y}},
+      {"aten::linalg_matmul.out", {x, y}},
+      {"aten::msort.out", {x}},
+      {"aten::log_sigmoid.out", {x}},
+      {"aten::nll_loss.out", {scores, target, none, at::Reduction::Mean, -100}},
+      {"aten::nll_loss.out", {scores, target, none, at::Reduction::None, -100}},
+      {"aten::argsort.stable_out", {x, false, 0, true}, at::kLong},
+      {"aten::ldexp.out", {x, at::tensor({2, 1, 0, -1, 3}, at::kLong)}},
+      {"aten::linalg_norm.out", {x, none, none, false, none}},
+      {"aten::norm.out", {x, 3, std::vector<int64_t>{1}, false}},
+  };
+}
+
+void check_empty(const Row& row, const at::Tensor& expected) {
+  const DeviceMesh& mesh = test_meshes()[0];
+  for (const Placement& given : {Placement(Replicate()), Placement(Shard(0))}) {
+    CAPTURE(row.op, to_string(Placements{given}));
+    std::vector<c10::IValue> distributed;
+    for (const auto& value : row.args) distributed.push_back(distribute(value, mesh, given));
+    const at::Tensor out = lay_out(at::empty({0}, row.out), mesh, {Replicate()});
+    distributed.emplace_back(out);
+    CHECK(call_op(row.op, distributed).at(0).is_same(out));
+    CHECK(difference(out, expected) == std::nullopt);
+  }
+}
+
 void check(const Row& row) {
   auto args = row.args;
   args.emplace_back(at::empty({0}, row.out));
   const at::Tensor expected = call_op(row.op, args).at(0);
+  check_empty(row, expected);
   const DeviceMesh& mesh = test_meshes()[0];
   for (const Placement& given : {Placement(Replicate()), Placement(Shard(0))}) {
     for (const Placement& written : {Placement(Replicate()), Placement(Shard(0))}) {
@@ -152,6 +185,22 @@ TEST_CASE("out= elementwise", "[out]") {
 
 TEST_CASE("out= of reductions and moves", "[out]") {
   for (const Row& row : reductions_and_moves()) check(row);
+}
+
+TEST_CASE("out= of composites", "[out]") {
+  for (const Row& row : of_composites()) check(row);
+}
+
+TEST_CASE("out= of composites: what LibTorch refuses is refused", "[out]") {
+  const DeviceMesh& mesh = test_meshes()[0];
+  const auto x = lay_out(at::rand({6, 5}, at::kDouble), mesh, {Shard(0)});
+  const auto y = lay_out(at::rand({5, 4}, at::kDouble), mesh, {Replicate()});
+  const auto out = [&](at::IntArrayRef sizes, c10::ScalarType dtype) { return lay_out(at::zeros(sizes, dtype), mesh, {Replicate()}); };
+  CHECK_THROWS_WITH(call_op("aten::matmul.out", {x, y, out({6, 4}, at::kLong)}), Catch::Contains("cannot be cast to that of the out= argument, Long"));
+  CHECK_THROWS_WITH(call_op("aten::matmul.out", {x, y, out({6, 3}, at::kDouble)}), Catch::Contains("of shape [6, 3] cannot hold the result, of shape [6, 4]"));
+  CHECK_THROWS_WITH(call_op("aten::dist.out", {x, x, 2, out({3}, at::kDouble)}), Catch::Contains("of shape [3] cannot hold the result, of shape []"));
+  const auto trained = x.detach().clone().requires_grad_();
+  CHECK_THROWS_WITH(call_op("aten::matmul.out", {trained, y, out({6, 4}, at::kDouble)}), Catch::Contains("do not support automatic differentiation"));
 }
 
 TEST_CASE("An out= tensor of another shape is named", "[out]") {

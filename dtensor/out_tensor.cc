@@ -1,0 +1,85 @@
+#include "dtensor/out_tensor.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <string>
+
+#include "dtensor/dispatch.h"
+#include "dtensor/representation.h"
+#include "mesh/scope.h"
+#include "propagation/functional_form.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+// out= is for no_grad, as in LibTorch.
+void check_needs_no_gradient(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  if (!c10::GradMode::is_enabled()) return;
+  for (size_t a = 0; a < args.size(); ++a) {
+    TORCH_CHECK(!args[a].isTensor() || !args[a].toTensor().defined() || !args[a].toTensor().requires_grad(), info.name,
+                ": functions with out= arguments do not support automatic differentiation, but argument '",
+                info.op.schema().arguments()[a].name(), "' requires grad. Use the form that returns a new tensor, or detach() the argument.");
+  }
+}
+
+bool has_distributed_outs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  bool any = false;
+  for (size_t a = 0; a < args.size(); ++a) {
+    if (!info.args[a].written) continue;
+    if (!info.args[a].out || !args[a].isTensor() || !is_dtensor(args[a].toTensor())) return false;
+    any = true;
+  }
+  return any;
+}
+
+void become(const at::Tensor& out, const at::Tensor& result, std::string_view op) {
+  const CommCause cause{std::string(op), "out", current_scope().module_path, /*implicit=*/true};
+  const at::Tensor reduced =
+      redistribute_below_autograd(result.detach(), without_partials(layout_of(result).spec->placements()), cause);
+  const at::Tensor own = reduced.to(out.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  replace_contents(out, layout_of(own).spec, meta_of(own).locals);
+}
+
+}  // namespace
+
+void write_out(at::Tensor out, const at::Tensor& result, std::string_view op) {
+  TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), std::string(op), ": a result of dtype ", result.scalar_type(),
+              " cannot be cast to that of the out= argument, ", out.scalar_type());
+  if (out.sizes() != result.sizes()) {
+    TORCH_CHECK(out.numel() == 0 && !(is_dtensor(out) && layout_of(out).storage->origin), std::string(op), ": the out= argument of shape ",
+                out.sizes(), " cannot hold the result, of shape ", result.sizes(), ". Pass one of that shape, or one without elements.");
+    if (is_dtensor(out) && is_dtensor(result)) return become(out, result, op);
+    out.resize_(result.sizes());
+  }
+  out.copy_(result);
+}
+
+bool run_functional_form(const OpInfo& info, Stack& stack) {
+  const auto args = torch::jit::last(stack, info.args.size());
+  if (!has_distributed_outs(info, args)) return false;
+  const auto functional = functional_form(info.op);
+  if (!functional) return false;
+  check_needs_no_gradient(info, args);
+  std::vector<at::Tensor> outs;
+  for (size_t a = 0; a < args.size(); ++a) {
+    if (info.args[a].out) outs.push_back(args[a].toTensor());
+  }
+  Stack results;
+  for (const auto& argument : functional->schema().arguments()) {
+    const auto a = info.op.schema().argumentIndexWithName(argument.name());
+    results.push_back(a ? args[*a] : *argument.default_value());
+    if (!a && argument.name() == "dtype") results.back() = outs.front().scalar_type();
+  }
+  functional->callBoxed(results);
+  TORCH_INTERNAL_ASSERT(outs.size() == results.size(), info.name);
+  for (size_t r = 0; r < outs.size(); ++r) write_out(outs[r], results[r].toTensor(), info.name);
+  torch::jit::drop(stack, info.args.size());
+  for (const at::Tensor& out : outs) stack.emplace_back(out);
+  return true;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,57 @@
+// Composite operators whose code in ATen reads or fills memory by itself, which distributed tensors do not have: the same from
+// other operators. These run above autograd, see add_handler().
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones_like.h>
+
+#include "dtensor/op_info.h"
+#include "ops/arguments.h"
+#include "ops/plain_numbers.h"
+#include "ops/register.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+// The sections are where a tensor's numbers say.
+void tensor_split(const c10::OperatorHandle& op, Stack& stack) {
+  Arguments args(op, stack);
+  args.set("tensor_indices_or_sections",
+           plain_numbers(args.tensor("tensor_indices_or_sections"), op, "tensor_indices_or_sections"));
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+}
+
+// ATen has a kernel of its own for where no gradient is wanted.
+void max_pool1d(const c10::OperatorHandle& op, Stack& stack) {
+  const auto with_indices = c10::Dispatcher::singleton().findSchemaOrThrow("aten::max_pool1d_with_indices", "");
+  TORCH_INTERNAL_ASSERT(with_indices.schema().arguments().size() == op.schema().arguments().size());
+  with_indices.callBoxed(stack);
+  torch::jit::drop(stack, 1);
+}
+
+// The powers of each element, from N - 1 or from 0.
+void vander(const c10::OperatorHandle& op, Stack& stack) {
+  Arguments args(op, stack);
+  const at::Tensor x = args.tensor("x");
+  TORCH_CHECK(x.dim() == 1, "x must be a one-dimensional tensor.");
+  const int64_t n = args["N"].isNone() ? x.size(0) : args["N"].toInt();
+  TORCH_CHECK(n >= 0, "N must be non-negative.");
+  const bool increasing = args["increasing"].toBool();
+  torch::jit::drop(stack, op.schema().arguments().size());
+  const auto dtype = c10::isIntegralType(x.scalar_type(), /*includeBool=*/true) ? at::kLong : x.scalar_type();
+  const at::Tensor column = x.to(dtype).unsqueeze(1);
+  at::Tensor result = column.detach().slice(1, 0, 0);
+  if (n > 0) result = at::ones_like(column);
+  if (n > 1) result = at::cat({result, column.expand({x.size(0), n - 1}).cumprod(1)}, 1);
+  stack.emplace_back(increasing ? result : result.flip({1}));
+}
+
+}  // namespace
+
+void register_composite_handlers() {
+  add_handler("aten::tensor_split.tensor_indices_or_sections", tensor_split);
+  add_handler("aten::max_pool1d", max_pool1d);
+  add_handler("aten::vander", vander);
+}
+
+}  // namespace dtensor
