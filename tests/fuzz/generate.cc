@@ -8,6 +8,7 @@
 
 #include "tests/fuzz/arguments.h"
 #include "tests/fuzz/random_leaf.h"
+#include "tests/fuzz/undefined.h"
 
 namespace dtensor::fuzz {
 namespace {
@@ -148,6 +149,8 @@ class Generator {
       Leaf empty;
       empty.dtype = arguments[a].name() == "indices" ? c10::ScalarType::Long : dtype;
       empty.sizes = {0};
+      if (op.base == "binary_cross_entropy") empty.sizes = draft_.at(std::get<TensorRef>(step.args[0]).id).sizes().vec();
+      empty.values.resize(c10::multiply_integers(empty.sizes));
       empty.placements = Placements(draft_.program.mesh.size(), Replicate());
       trial.args[a] = TensorRef{draft_.add(empty)};
     }
@@ -182,6 +185,8 @@ class Generator {
     const bool writes = op.handle.schema().is_mutable();
     try {
       draft_.plain.run(step);
+    } catch (const UndefinedResult&) {  // before it began
+      return false;
     } catch (const std::exception&) {
       broken_ = writes;
       return false;

@@ -1,0 +1,73 @@
+#include "tests/fuzz/infinities.h"
+
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <memory>
+
+#include "tests/fuzz/compare.h"
+#include "tests/fuzz/execution.h"
+
+namespace dtensor::fuzz {
+namespace {
+
+thread_local bool met = false;
+
+template <typename Values>
+void look_at(const Values& values) {
+  at::DisableRecordFunctionGuard guard;
+  for (const c10::IValue& value : values) {
+    if (value.isTensor()) met = met || has_infinity(value.toTensor());
+    if (value.isDouble()) met = met || std::isinf(value.toDouble());
+  }
+}
+
+std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& call) {
+  if (!met) look_at(call.inputs());
+  return nullptr;
+}
+
+void after(const at::RecordFunction& call, at::ObserverContext*) {
+  if (!met) look_at(call.outputs());
+}
+
+// Of every operator that is called on this thread.
+class Observer {
+ public:
+  Observer() : handle_(at::addThreadLocalCallback(callback())) {}
+  ~Observer() { at::removeCallback(handle_); }
+
+ private:
+  static at::RecordFunctionCallback callback() {
+    at::RecordFunctionCallback all(before, after);
+    all.needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION});
+    return all;
+  }
+
+  at::CallbackHandle handle_;
+};
+
+}  // namespace
+
+bool has_infinity(const at::Tensor& t) {
+  if (!t.defined() || t.layout() != at::kStrided || !(t.is_floating_point() || t.is_complex())) return false;
+  const auto values = numbers(t);
+  return std::any_of(values.begin(), values.end(), [](double v) { return std::isinf(v); });
+}
+
+bool meets_infinities(const Program& program, size_t steps, int order) {
+  met = false;
+  Execution plain;
+  try {
+    for (const Leaf& leaf : program.leaves) plain.add(leaf);
+    const Observer observer;
+    for (size_t k = 0; k < std::min(steps, program.steps.size()); ++k) plain.run(program.steps[k]);
+    for (int k = 1; k <= order; ++k) plain.gradients(program, k);
+  } catch (const std::exception&) {  // what came before counts
+  }
+  return met;
+}
+
+}  // namespace dtensor::fuzz
