@@ -65,8 +65,7 @@ std::map<int, Addends> now(const Execution& plain, const Execution& distributed)
     if (!t.defined() || !is_dtensor(t) || !layout_of(t).spec->has_partial()) continue;
     const auto value = plain.tensors().find(id);
     if (value == plain.tensors().end() || !value->second.defined()) continue;
-    const DTensorMeta& meta = meta_of(t.detach());
-    all[id] = {addend_scale(t.detach()), is_exact(meta, value->second)};
+    all[id] = {addend_scale(t), is_exact(meta_of(t), value->second)};
   }
   return all;
 }

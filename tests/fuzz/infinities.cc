@@ -15,22 +15,13 @@ namespace {
 
 thread_local bool met = false;
 
-template <typename Values>
-void look_at(const Values& values) {
+// What an operator reads another one has made, or it is a leaf.
+void look_at_outputs(const at::RecordFunction& call, at::ObserverContext*) {
+  if (met) return;
   at::DisableRecordFunctionGuard guard;
-  for (const c10::IValue& value : values) {
+  for (const c10::IValue& value : call.outputs()) {
     if (value.isTensor()) met = met || has_infinity(value.toTensor());
-    if (value.isDouble()) met = met || std::isinf(value.toDouble());
   }
-}
-
-std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& call) {
-  if (!met) look_at(call.inputs());
-  return nullptr;
-}
-
-void after(const at::RecordFunction& call, at::ObserverContext*) {
-  if (!met) look_at(call.outputs());
 }
 
 // Of every operator that is called on this thread.
@@ -41,8 +32,9 @@ class Observer {
 
  private:
   static at::RecordFunctionCallback callback() {
-    at::RecordFunctionCallback all(before, after);
-    all.needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION});
+    const auto nothing = [](const at::RecordFunction&) { return std::unique_ptr<at::ObserverContext>(); };
+    at::RecordFunctionCallback all(nothing, look_at_outputs);
+    all.needsOutputs(true).scopes({at::RecordScope::FUNCTION});
     return all;
   }
 
@@ -61,7 +53,7 @@ bool meets_infinities(const Program& program, size_t steps, int order) {
   met = false;
   Execution plain;
   try {
-    for (const Leaf& leaf : program.leaves) plain.add(leaf);
+    for (const Leaf& leaf : program.leaves) plain.add(leaf), met = met || has_infinity(value_of(leaf));
     const Observer observer;
     for (size_t k = 0; k < std::min(steps, program.steps.size()); ++k) plain.run(program.steps[k]);
     for (int k = 1; k <= order; ++k) plain.gradients(program, k);

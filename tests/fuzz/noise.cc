@@ -131,8 +131,12 @@ class DisturbedRun {
     for (int id : inputs_of(step)) {
       const auto found = known(k).find(id);
       const at::Tensor* t = find(id);
-      if (found == known(k).end() || t == nullptr || !is_number(*t)) continue;
-      disturb(id, found->second.scale);
+      if (t == nullptr || !is_number(*t)) continue;
+      if (found == known(k).end()) {
+        if (last_digit(t->scalar_type()) > 1e-5) disturb(id, 1e-6);  // few digits are soon lost, whatever the layout
+        continue;
+      }
+      if (!swallows_ && !poisons_) disturb(id, found->second.scale);
       swallowed = std::max(swallowed, last_digit(t->scalar_type()) * found->second.scale);
       if (poisons_) poison(id, step);
     }

@@ -99,7 +99,7 @@ class Call {
     static const auto* const filling = new Names{"fill_", "zero_"};
     // These write to a clone of the first argument's strides.
     static const auto* const cloning =
-        new Names{"copy", "slice_scatter", "select_scatter", "diagonal_scatter", "slice_inverse"};
+        new Names{"copy", "slice_scatter", "select_scatter", "diagonal_scatter", "_foreach_copy"};
     for (size_t a = 0; a < stack_.size(); ++a) {
       const auto* alias = schema_.arguments()[a].alias_info();
       const bool written = alias != nullptr && alias->isWrite() && filling->count(name_) == 0;
