@@ -51,7 +51,8 @@ class Call {
 
   void check() const {
     check_loops_that_end_at_nan();
-    check_losses();
+    check_options();
+    check_memory();
     check_shared_memory();
     check_matrix_rank();
   }
@@ -79,19 +80,45 @@ class Call {
     // where it lies in memory.
     static const auto* const forward = new Names{"hardshrink"};
     static const auto* const backward =
-        new Names{"hardshrink", "softshrink", "hardtanh", "relu6", "hardswish", "smooth_l1_loss", "huber_loss"};
+        new Names{"hardshrink", "softshrink", "hardtanh", "relu6", "hardswish", "elu", "selu", "celu",
+                  "smooth_l1_loss", "huber_loss"};
     const bool differentiable = any_input([](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
     refuse_if((differentiable ? backward : forward)->count(base_) > 0 && any_input(has_nan),
               "its loops over vectors and over what is left of them treat NaN differently");
   }
 
-  void check_losses() const {
+  void check_options() const {
+    // They are no options of what people call.
+    const auto option = [&](size_t k) { return stack_[k].toInt() >= 0 && stack_[k].toInt() <= 2; };
+    refuse_if(base_.rfind("grid_sampler", 0) == 0 && !(option(2) && option(3)), "an interpolation that there is not");
     refuse_if(base_.rfind("multilabel_margin_loss", 0) == 0 && stack_[0].toTensor().numel() == 0,
               "the loss of an empty batch is memory that nothing was written to");
     // It is the mean of the elements that out= has before.
     if (base_ != "binary_cross_entropy" || !schema_.arguments().back().is_out()) return;
     refuse_if(stack_[3].toInt() != 0 || stack_.back().toTensor().sizes() != stack_[0].toTensor().sizes(),
               "the loss is reduced over the elements of out=");
+  }
+
+  // LibTorch reads or writes memory that is none of the tensors', and may crash, there or later.
+  void check_memory() const {
+    refuse_if(base_ == "_stack" && any_input([](const at::Tensor& t) { return !t.is_contiguous(); }),
+              "it copies memory, whatever the strides");
+    const at::Tensor* input = stack_[0].isTensor() ? &stack_[0].toTensor() : nullptr;
+    if (input == nullptr || !input->defined()) return;
+    refuse_if(base_ == "pdist" && input->requires_grad() && input->size(0) == 0,
+              "its gradient has no end for an empty batch");
+    refuse_if(base_ == "linalg_eigvals" && !is_finite(*input), "LAPACK is not asked whether the matrix is finite");
+    if (!absl::StrContains(base_, "batch_norm")) return;
+    for (size_t k = 1; k < stack_.size(); ++k) {
+      if (!stack_[k].isTensor() || !stack_[k].toTensor().defined() || schema_.arguments()[k].is_out()) continue;
+      refuse_if(input->dim() < 2 || stack_[k].toTensor().numel() != input->size(1),
+                "a batch_norm that trusts the sizes of its arguments");
+    }
+  }
+
+  static bool is_finite(const at::Tensor& t) {
+    const auto values = numbers(t);
+    return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
   }
 
   // Which of the values written to one place stays depends on the order of loops; filling alone has no order.
