@@ -57,6 +57,7 @@ double wrap(double value, c10::ScalarType dtype) {
   if (dtype == at::kByte) return static_cast<uint8_t>(static_cast<int64_t>(value));
   if (dtype == at::kChar) return static_cast<int8_t>(static_cast<int64_t>(value));
   if (dtype == at::kShort) return static_cast<int16_t>(static_cast<int64_t>(value));
+  if (dtype == at::kInt) return static_cast<int32_t>(static_cast<int64_t>(value));
   return value;
 }
 

@@ -33,6 +33,9 @@ double last_digit(c10::ScalarType dtype) {
 // A value of few binary digits: sums and products of such are exact.
 bool is_exact(double v) { return !std::isfinite(v) || (std::abs(v) < 1024 && v * 64 == std::floor(v * 64)); }
 
+// Its square may or may not underflow to zero on the way: 0.25 of a float beside a zero is such a double.
+double smallest(c10::ScalarType dtype) { return c10::toRealValueType(dtype) == c10::ScalarType::Double ? 1e-150 : 1e-18; }
+
 bool is_number(const at::Tensor& t) { return t.defined() && (t.is_floating_point() || t.is_complex()); }
 
 void write(const at::Tensor& t, const std::vector<double>& values) {
@@ -119,6 +122,7 @@ class DisturbedRun {
       } else if (scale == 0 && is_exact(v)) {
         continue;
       }
+      if (v != 0 && std::abs(v) < smallest(t->scalar_type())) v *= 1 + 0.5 * side(random_);
       if (std::isfinite(v) && (scale > 0 || v != 0)) v += digit * side(random_) * std::max({std::abs(v), own, scale});
       any = true;
     }
