@@ -20,7 +20,8 @@ void look_at_outputs(const at::RecordFunction& call, at::ObserverContext*) {
   if (met) return;
   at::DisableRecordFunctionGuard guard;
   for (const c10::IValue& value : call.outputs()) {
-    if (value.isTensor()) met = met || has_infinity(value.toTensor());
+    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    met = met || value.toTensor()._is_zerotensor() || has_infinity(value.toTensor());
   }
 }
 

@@ -111,8 +111,8 @@ class Call {
     if (!absl::StrContains(base_, "batch_norm")) return;
     for (size_t k = 1; k < stack_.size(); ++k) {
       if (!stack_[k].isTensor() || !stack_[k].toTensor().defined() || schema_.arguments()[k].is_out()) continue;
-      refuse_if(input->dim() < 2 || stack_[k].toTensor().numel() != input->size(1),
-                "a batch_norm that trusts the sizes of its arguments");
+      refuse_if(input->dim() < 2 || stack_[k].toTensor().numel() != input->size(1) || !stack_[k].toTensor().is_contiguous(),
+                "batch_norm and its gradient trust the sizes of the other arguments, and read them as contiguous memory");
     }
   }
 
