@@ -27,9 +27,8 @@ int mantissa_bits(c10::ScalarType dtype) {
 }
 
 bool all_multiples(const std::vector<double>& values, double unit, double factor) {
-  return std::all_of(values.begin(), values.end(), [&](double v) {
-    return !std::isfinite(v) || v * factor / unit == std::floor(v * factor / unit);
-  });
+  return std::all_of(values.begin(), values.end(),
+                     [&](double v) { return !std::isfinite(v) || v * factor / unit == std::floor(v * factor / unit); });
 }
 
 // Whether every order of adding and averaging gives the value: all of them are multiples of one power of two, few

@@ -18,8 +18,8 @@ at::Tensor square(const at::Tensor& self) { return self * self; }
 at::Tensor floor_of(const at::Tensor& self) { return self.floor(); }
 at::Tensor sqrt_of(const at::Tensor& self) { return self.sqrt(); }
 
-// Operators whose rules say that a sum of addends may be squared, rounded down, or rooted addend by addend, and one that
-// says nothing.
+// Operators whose rules say that a sum of addends may be squared, rounded down, or rooted addend by addend, and one
+// that says nothing.
 TORCH_LIBRARY(fuzz_test, m) {
   m.def("floor_of_sum(Tensor self) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("square_of_sum(Tensor self) -> Tensor", {at::Tag::pt2_compliant_tag});
@@ -125,9 +125,9 @@ TEST_CASE("fuzz: exact addends excuse nothing") {
 }
 
 TEST_CASE("fuzz: averages of a group are exact, whichever mesh dim is reduced first") {
-  for (const Placements& placements : std::vector<Placements>{
-           {Partial(ReduceOp::kAvg), Partial()}, {Partial(), Partial(ReduceOp::kAvg)},
-           {Partial(ReduceOp::kAvg), Partial(ReduceOp::kAvg)}}) {
+  for (const Placements& placements : std::vector<Placements>{{Partial(ReduceOp::kAvg), Partial()},
+                                                              {Partial(), Partial(ReduceOp::kAvg)},
+                                                              {Partial(ReduceOp::kAvg), Partial(ReduceOp::kAvg)}}) {
     const auto program = row(leaf(0, {5, 4}, placements), {{"aten::floor", {TensorRef{0}}, 1000, {}}}, {3, 3});
     CHECK(run(program).kind == Kind::kPass);
   }
@@ -173,8 +173,7 @@ TEST_CASE("fuzz: what plain LibTorch leaves undefined is no step") {
   CHECK(run(row(windows, {unfold, {"aten::add_.Scalar", {TensorRef{1000}, int64_t{1}, int64_t{1}}, 1032, {}}})).kind ==
         Kind::kInvalid);
   CHECK(run(row(windows, {unfold, {"aten::zero_", {TensorRef{1000}}, 1032, {}}})).kind == Kind::kPass);
-  const Step polynomial = {
-      "aten::special_laguerre_polynomial_l.n_scalar", {TensorRef{0}, int64_t{2}}, 1000, {}};
+  const Step polynomial = {"aten::special_laguerre_polynomial_l.n_scalar", {TensorRef{0}, int64_t{2}}, 1000, {}};
   CHECK(run(row(windows, {polynomial})).kind == Kind::kPass);
   windows.values[1] = NAN;
   CHECK(run(row(windows, {polynomial})).kind == Kind::kInvalid);

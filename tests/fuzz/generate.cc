@@ -155,7 +155,8 @@ class Generator {
       Leaf empty;
       empty.dtype = arguments[a].name() == "indices" ? c10::ScalarType::Long : dtype;
       empty.sizes = {0};
-      if (op.base == "binary_cross_entropy") empty.sizes = draft_.at(std::get<TensorRef>(step.args[0]).id).sizes().vec();
+      if (op.base == "binary_cross_entropy")
+        empty.sizes = draft_.at(std::get<TensorRef>(step.args[0]).id).sizes().vec();
       empty.values.resize(c10::multiply_integers(empty.sizes) * (c10::isComplexType(empty.dtype) ? 2 : 1));
       empty.placements = Placements(draft_.program.mesh.size(), Replicate());
       trial.args[a] = TensorRef{draft_.add(empty)};

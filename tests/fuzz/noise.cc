@@ -34,7 +34,9 @@ double last_digit(c10::ScalarType dtype) {
 bool is_exact(double v) { return !std::isfinite(v) || (std::abs(v) < 1024 && v * 64 == std::floor(v * 64)); }
 
 // Its square may or may not underflow to zero on the way: 0.25 of a float beside a zero is such a double.
-double smallest(c10::ScalarType dtype) { return c10::toRealValueType(dtype) == c10::ScalarType::Double ? 1e-150 : 1e-18; }
+double smallest(c10::ScalarType dtype) {
+  return c10::toRealValueType(dtype) == c10::ScalarType::Double ? 1e-150 : 1e-18;
+}
 
 bool is_number(const at::Tensor& t) { return t.defined() && (t.is_floating_point() || t.is_complex()); }
 
@@ -51,8 +53,8 @@ void write(const at::Tensor& t, const std::vector<double>& values) {
 
 class DisturbedRun {
  public:
-  // `swallows`: numbers below the last digit of addends are lost in them. `poisons`: addends beside an infinity are NaN,
-  // as those of both signs are.
+  // `swallows`: numbers below the last digit of addends are lost in them. `poisons`: addends beside an infinity are
+  // NaN, as those of both signs are.
   DisturbedRun(const Program& program, const std::vector<std::map<int, Addends>>& addends, std::mt19937_64& random,
                bool swallows, bool poisons)
       : program_(program), addends_(addends), random_(random), swallows_(swallows), poisons_(poisons) {}
@@ -97,7 +99,8 @@ class DisturbedRun {
 
   // By memory, so that views count.
   void mark(int id) {
-    if (const at::Tensor* t = find(id)) marked_.insert(t->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    if (const at::Tensor* t = find(id))
+      marked_.insert(t->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
   }
   bool any_marked(const std::vector<int>& ids) const {
     return std::any_of(ids.begin(), ids.end(), [&](int id) { return is_marked(id); });

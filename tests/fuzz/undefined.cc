@@ -76,12 +76,12 @@ class Call {
   void check_loops_that_end_at_nan() const {
     refuse_if(absl::StrContains(base_, "_polynomial_") && any_input(has_nan),
               "the recurrences of polynomials end at a NaN and return what they have not computed yet");
-    // (x <= min | x >= max) ? 0 : gradient, but (x > min & x < max) & gradient for whole vectors: what is NaN depends on
-    // where it lies in memory.
+    // (x <= min | x >= max) ? 0 : gradient, but (x > min & x < max) & gradient for whole vectors: what is NaN depends
+    // on where it lies in memory.
     static const auto* const forward = new Names{"hardshrink"};
     static const auto* const backward =
-        new Names{"hardshrink", "softshrink", "hardtanh", "relu6", "hardswish", "elu", "selu", "celu",
-                  "smooth_l1_loss", "huber_loss"};
+        new Names{"hardshrink", "softshrink", "hardtanh", "relu6",          "hardswish",
+                  "elu",        "selu",       "celu",     "smooth_l1_loss", "huber_loss"};
     const bool differentiable = any_input([](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
     refuse_if((differentiable ? backward : forward)->count(base_) > 0 && any_input(has_nan),
               "its loops over vectors and over what is left of them treat NaN differently");
@@ -111,8 +111,9 @@ class Call {
     if (!absl::StrContains(base_, "batch_norm")) return;
     for (size_t k = 1; k < stack_.size(); ++k) {
       if (!stack_[k].isTensor() || !stack_[k].toTensor().defined() || schema_.arguments()[k].is_out()) continue;
-      refuse_if(input->dim() < 2 || stack_[k].toTensor().numel() != input->size(1) || !stack_[k].toTensor().is_contiguous(),
-                "batch_norm and its gradient trust the sizes of the other arguments, and read them as contiguous memory");
+      refuse_if(
+          input->dim() < 2 || stack_[k].toTensor().numel() != input->size(1) || !stack_[k].toTensor().is_contiguous(),
+          "batch_norm and its gradient trust the sizes of the other arguments, and read them as contiguous memory");
     }
   }
 
