@@ -217,6 +217,13 @@ const std::vector<Operator>& catalog() {
   return *all;
 }
 
+bool is_composite(const std::string& name) {
+  const auto& all = catalog();
+  const auto found = std::lower_bound(all.begin(), all.end(), name,
+                                      [](const Operator& op, const std::string& n) { return op.name < n; });
+  return found != all.end() && found->name == name && found->support == Operator::Support::kComposite;
+}
+
 bool takes_integers(const std::string& base) {
   static const auto* const names = new Names{"gcd", "lcm", "one_hot", "unravel_index"};
   return base.rfind("bitwise_", 0) == 0 || base.rfind("__", 0) == 0 || names->count(base) > 0;

@@ -22,6 +22,8 @@ struct Operator {
 // name.
 const std::vector<Operator>& catalog();
 
+// Whether ATen composes it of others, by its whole name; false for what is not in the catalog.
+bool is_composite(const std::string& name);
 // Whether it takes integers and bool only.
 bool takes_integers(const std::string& base);
 // Whether the order among equal elements is not defined.

@@ -57,6 +57,7 @@ double wrap(double value, c10::ScalarType dtype) {
   if (dtype == at::kByte) return static_cast<uint8_t>(static_cast<int64_t>(value));
   if (dtype == at::kChar) return static_cast<int8_t>(static_cast<int64_t>(value));
   if (dtype == at::kShort) return static_cast<int16_t>(static_cast<int64_t>(value));
+  if (dtype == at::kInt) return static_cast<int32_t>(static_cast<int64_t>(value));
   return value;
 }
 
@@ -167,11 +168,28 @@ bool differs(double actual, double expected, double scale, double tolerance) {
   return std::abs(actual - expected) > tolerance * (1 + scale);
 }
 
+double addend_scale(const at::Tensor& t) {
+  if (!is_dtensor(t)) return 0;
+  const DTensorMeta& meta = meta_of(t);
+  bool added = false;
+  double divisor = 1;
+  for (int64_t d = 0; d < meta.spec->mesh().ndim(); ++d) {
+    const Placement& p = meta.spec->placements()[d];
+    if (!p.is_partial()) continue;
+    added = added || p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kAvg;
+    if (p.reduce_op() == ReduceOp::kAvg) divisor *= static_cast<double>(meta.spec->mesh().size(d));
+  }
+  double scale = 0;
+  for (const at::Tensor& local : meta.locals) scale = added ? std::max(scale, scale_of(numbers(local))) : scale;
+  return scale / divisor;
+}
+
 std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor& expected, double tolerance) {
   if (auto wrong = metadata_difference(actual, expected)) return wrong;
   const DTensorMeta& meta = meta_of(actual);
   const auto want = numbers(expected);
-  const double scale = scale_of(want);
+  // Addends that cancel leave the rounding of the addends.
+  const double scale = std::max(scale_of(want), addend_scale(actual));
   const double allowed = c10::isIntegralType(expected.scalar_type(), true) ? 0 : tolerance;
   const int64_t width = expected.is_complex() ? 2 : 1;
   const auto& mesh = meta.spec->mesh();

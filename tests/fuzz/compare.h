@@ -20,6 +20,10 @@ bool differs(double actual, double expected, double scale, double tolerance);
 // The largest finite magnitude.
 double scale_of(const std::vector<double>& values);
 
+// The largest finite magnitude among what the ranks hold of a distributed tensor that are to be added up or averaged; 0
+// for any other. Sums are rounded relative to it, however small they are.
+double addend_scale(const at::Tensor& t);
+
 // What is wrong with `actual`: plain, another dtype or shape, a part of another shape than the layout says, or a value
 // on some rank; the ranks' parts are put together here, without the library's own redistributions. nullopt: nothing.
 std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor& expected, double tolerance);

@@ -10,6 +10,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/representation.h"
 #include "dtensor/scopes.h"
+#include "tests/fuzz/undefined.h"
 
 namespace dtensor::fuzz {
 namespace {
@@ -75,9 +76,15 @@ void check_sizes(const Sizes& before) {
   }
 }
 
-bool is_written(const c10::Argument& returned) {
-  const auto* alias = returned.alias_info();
+bool is_written(const c10::Argument& argument) {
+  const auto* alias = argument.alias_info();
   return alias != nullptr && alias->isWrite();
+}
+
+c10::OperatorHandle operator_of(const Step& step) {
+  const size_t dot = step.op.find('.');
+  return c10::Dispatcher::singleton().findSchemaOrThrow(
+      step.op.substr(0, dot).c_str(), dot == std::string::npos ? "" : step.op.substr(dot + 1).c_str());
 }
 
 bool differentiable(const at::Tensor& t) { return t.defined() && (t.is_floating_point() || t.is_complex()); }
@@ -94,6 +101,22 @@ const DeviceMesh& mesh_of(const std::vector<int64_t>& shape) {
   auto world = worlds->find(size);
   if (world == worlds->end()) world = worlds->emplace(size, World::local(size)).first;
   return meshes->emplace(shape, DeviceMesh(world->second, shape)).first->second;
+}
+
+const c10::FunctionSchema& schema_of(const Step& step) { return operator_of(step).schema(); }
+
+std::vector<int> written_by(const Step& step) {
+  std::vector<int> ids;
+  if (step.op == kRedistribute) return ids;
+  const auto& arguments = schema_of(step).arguments();
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    if (!is_written(arguments[a])) continue;
+    if (const auto* ref = std::get_if<TensorRef>(&step.args[a])) ids.push_back(ref->id);
+    if (const auto* refs = std::get_if<TensorRefs>(&step.args[a]))
+      ids.insert(ids.end(), refs->ids.begin(), refs->ids.end());
+  }
+  std::erase(ids, -1);
+  return ids;
 }
 
 void Execution::add(const Leaf& leaf) {
@@ -119,9 +142,7 @@ void Execution::run(const Step& step) {
     tensors_[step.first_id] = moved.is_same(t) ? t.clone() : moved;  // one that is written to is not both
     return;
   }
-  const size_t dot = step.op.find('.');
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
-      step.op.substr(0, dot).c_str(), dot == std::string::npos ? "" : step.op.substr(dot + 1).c_str());
+  const auto op = operator_of(step);
   const auto& schema = op.schema();
   torch::jit::Stack stack;
   for (size_t i = 0; i < step.args.size(); ++i) {
@@ -129,6 +150,7 @@ void Execution::run(const Step& step) {
     if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
     stack.push_back(std::visit(ToValue{tensors_, *type}, step.args[i]));
   }
+  if (!mesh_.defined()) check_defined(schema, stack);
   const auto before = sizes_of_outputs(schema, stack);
   op.callBoxed(stack);
   check_sizes(before);

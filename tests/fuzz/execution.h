@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
 #include <map>
@@ -21,6 +22,10 @@ at::Tensor value_of(const Leaf& leaf);
 // What each rank holds of a leaf with a Partial: addends that reduce to its value, exactly for values of few digits.
 std::vector<at::Tensor> parts_of(const Leaf& leaf, const DeviceMesh& mesh);
 
+const c10::FunctionSchema& schema_of(const Step& step);  // not of kRedistribute
+// The tensors that a step writes to.
+std::vector<int> written_by(const Step& step);
+
 class Execution {
  public:
   Execution() = default;  // plain
@@ -28,7 +33,7 @@ class Execution {
 
   void add(const Leaf& leaf);
   void remove(int id) { tensors_.erase(id); }
-  // Errors: whatever the operator throws.
+  // Errors: whatever the operator throws; UndefinedResult (undefined.h) on plain tensors.
   void run(const Step& step);
 
   // Gradients of a fixed linear function of all results with respect to the leaves that require them; undefined where

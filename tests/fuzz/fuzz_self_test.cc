@@ -2,6 +2,8 @@
 #include <ATen/TensorOperators.h>
 #include <torch/library.h>
 
+#include <cmath>
+
 #include "propagation/factor_rule.h"
 #include "propagation/op_rule.h"
 #include "tests/fuzz/generate.h"
@@ -13,14 +15,21 @@ namespace dtensor::fuzz {
 namespace {
 
 at::Tensor square(const at::Tensor& self) { return self * self; }
+at::Tensor floor_of(const at::Tensor& self) { return self.floor(); }
+at::Tensor sqrt_of(const at::Tensor& self) { return self.sqrt(); }
 
-// An operator whose rule says that a sum of addends may be squared addend by addend, and one that says nothing.
+// Operators whose rules say that a sum of addends may be squared, rounded down, or rooted addend by addend, and one
+// that says nothing.
 TORCH_LIBRARY(fuzz_test, m) {
+  m.def("floor_of_sum(Tensor self) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("square_of_sum(Tensor self) -> Tensor", {at::Tag::pt2_compliant_tag});
+  m.def("sqrt_of_sum(Tensor self) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("without_rule(Tensor self) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(fuzz_test, CompositeExplicitAutograd, m) {
   m.impl("square_of_sum", square);
+  m.impl("floor_of_sum", floor_of);
+  m.impl("sqrt_of_sum", sqrt_of);
   m.impl("without_rule", square);
 }
 
@@ -37,6 +46,8 @@ void plant_wrong_rule() {
     return metas;
   };
   RuleRegistry::instance().add("fuzz_test::square_of_sum", rule);
+  RuleRegistry::instance().add("fuzz_test::floor_of_sum", rule);
+  RuleRegistry::instance().add("fuzz_test::sqrt_of_sum", rule);
 }
 
 Leaf leaf(int id, std::vector<int64_t> sizes, Placements placements) {
@@ -96,6 +107,76 @@ TEST_CASE("fuzz: a correct program passes, with gradients of both orders") {
   const Outcome outcome = run(program);
   CHECK(outcome.kind == Kind::kPass);
   CHECK(outcome.compared > 20);
+}
+
+// One call of each operator in a row, on one leaf.
+Program row(Leaf first, const std::vector<Step>& steps, std::vector<int64_t> mesh = {2}) {
+  Program p;
+  p.mesh = std::move(mesh);
+  p.leaves = {std::move(first)};
+  p.steps = steps;
+  return p;
+}
+
+TEST_CASE("fuzz: exact addends excuse nothing") {
+  plant_wrong_rule();
+  const auto program = row(leaf(0, {5, 4}, {Partial()}), {{"fuzz_test::floor_of_sum", {TensorRef{0}}, 1000, {}}});
+  CHECK(run(program).kind == Kind::kWrong);
+}
+
+TEST_CASE("fuzz: averages of a group are exact, whichever mesh dim is reduced first") {
+  for (const Placements& placements : std::vector<Placements>{{Partial(ReduceOp::kAvg), Partial()},
+                                                              {Partial(), Partial(ReduceOp::kAvg)},
+                                                              {Partial(ReduceOp::kAvg), Partial(ReduceOp::kAvg)}}) {
+    const auto program = row(leaf(0, {5, 4}, placements), {{"aten::floor", {TensorRef{0}}, 1000, {}}}, {3, 3});
+    CHECK(run(program).kind == Kind::kPass);
+  }
+}
+
+TEST_CASE("fuzz: the sign of a zero that addends add up to, and of what comes of it, is no finding") {
+  Leaf zeros = leaf(0, {2}, {Partial()});
+  zeros.values = {0, 0};
+  auto program = row(zeros, {{"aten::mul_.Scalar", {TensorRef{0}, int64_t{-1}}, 1000, {}},
+                             {"aten::signbit", {TensorRef{0}}, 1032, {}}});
+  CHECK(run(program).kind == Kind::kUnstable);
+  program.leaves[0].placements = {Replicate()};
+  CHECK(run(program).kind == Kind::kPass);
+}
+
+TEST_CASE("fuzz: addends that cancel may leave their own rounding, and no more") {
+  Leaf cancelling = leaf(0, {6}, {Partial()});
+  cancelling.values = {0, 0, 0, 0, 0, 0};
+  const auto scaled = [&](const char* op) {
+    return row(cancelling, {{"aten::mul.Scalar", {TensorRef{0}, 0.3}, 1000, {}}, {op, {TensorRef{1000}}, 1032, {}}});
+  };
+  CHECK(run(scaled("aten::sign")).kind != Kind::kWrong);
+  plant_wrong_rule();
+  CHECK(run(scaled("fuzz_test::square_of_sum")).kind == Kind::kWrong);
+}
+
+TEST_CASE("fuzz: NaN of addends beside an infinity is documented, another NaN is not") {
+  Leaf infinite = leaf(1, {5, 4}, {Replicate()});
+  for (double& v : infinite.values) v = INFINITY;
+  auto program = row(leaf(0, {5, 4}, {Partial()}), {{"aten::mul.Tensor", {TensorRef{0}, TensorRef{1}}, 1000, {}}});
+  program.leaves.push_back(infinite);
+  CHECK(run(program).kind == Kind::kDocumented);
+  // Of a root of what is negative, where nothing is infinite.
+  plant_wrong_rule();
+  program = row(leaf(0, {5, 4}, {Partial()}), {{"fuzz_test::sqrt_of_sum", {TensorRef{0}}, 1000, {}}});
+  for (double& v : program.leaves[0].values) v = 0;
+  CHECK(run(program).kind == Kind::kWrong);
+}
+
+TEST_CASE("fuzz: what plain LibTorch leaves undefined is no step") {
+  Leaf windows = leaf(0, {4}, {Replicate()});
+  const Step unfold = {"aten::unfold", {TensorRef{0}, int64_t{0}, int64_t{2}, int64_t{1}}, 1000, {}};
+  CHECK(run(row(windows, {unfold, {"aten::add_.Scalar", {TensorRef{1000}, int64_t{1}, int64_t{1}}, 1032, {}}})).kind ==
+        Kind::kInvalid);
+  CHECK(run(row(windows, {unfold, {"aten::zero_", {TensorRef{1000}}, 1032, {}}})).kind == Kind::kPass);
+  const Step polynomial = {"aten::special_laguerre_polynomial_l.n_scalar", {TensorRef{0}, int64_t{2}}, 1000, {}};
+  CHECK(run(row(windows, {polynomial})).kind == Kind::kPass);
+  windows.values[1] = NAN;
+  CHECK(run(row(windows, {polynomial})).kind == Kind::kInvalid);
 }
 
 TEST_CASE("fuzz: what plain LibTorch refuses is no finding") {

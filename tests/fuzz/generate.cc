@@ -8,6 +8,7 @@
 
 #include "tests/fuzz/arguments.h"
 #include "tests/fuzz/random_leaf.h"
+#include "tests/fuzz/undefined.h"
 
 namespace dtensor::fuzz {
 namespace {
@@ -64,10 +65,16 @@ class Generator {
     const int64_t steps = random.between(1, options_.most_steps);
     for (int64_t tries = 0; tries < 8 * steps && static_cast<int64_t>(program.steps.size()) < steps && !broken_;
          ++tries) {
-      if (random.chance(0.06)) {
-        add_redistribute();
-      } else {
-        add_step(*random.pick_weighted(*operators_));
+      try {
+        if (random.chance(0.06)) {
+          add_redistribute();
+        } else {
+          add_step(*random.pick_weighted(*operators_));
+        }
+      } catch (const c10::Error&) {
+        // One of several views of a tensor that was written to does not even say whether it requires gradients.
+        program.steps.clear();
+        break;
       }
     }
     drop_dangling(program);
@@ -148,6 +155,9 @@ class Generator {
       Leaf empty;
       empty.dtype = arguments[a].name() == "indices" ? c10::ScalarType::Long : dtype;
       empty.sizes = {0};
+      if (op.base == "binary_cross_entropy")
+        empty.sizes = draft_.at(std::get<TensorRef>(step.args[0]).id).sizes().vec();
+      empty.values.resize(c10::multiply_integers(empty.sizes) * (c10::isComplexType(empty.dtype) ? 2 : 1));
       empty.placements = Placements(draft_.program.mesh.size(), Replicate());
       trial.args[a] = TensorRef{draft_.add(empty)};
     }
@@ -182,6 +192,8 @@ class Generator {
     const bool writes = op.handle.schema().is_mutable();
     try {
       draft_.plain.run(step);
+    } catch (const UndefinedResult&) {  // before it began
+      return false;
     } catch (const std::exception&) {
       broken_ = writes;
       return false;

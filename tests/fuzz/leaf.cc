@@ -42,11 +42,12 @@ at::Tensor random_factor(const at::Tensor& t, std::mt19937_64& random) {
   return r.to(t.scalar_type());
 }
 
+// Each a multiple of the divisor: what any group of them averages to is exact, whichever mesh dim is reduced first.
 std::vector<at::Tensor> sums(const at::Tensor& value, const PartialKind& kind, std::mt19937_64& random) {
   std::vector<at::Tensor> addends(kind.addends);
   at::Tensor rest = value * kind.divisor;
   for (int64_t a = 1; a < kind.addends; ++a) {
-    addends[a] = random_like(value, random);
+    addends[a] = random_like(value, random) * kind.divisor;
     rest = rest - addends[a];
   }
   addends[0] = rest;

@@ -6,9 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <set>
 
+#include "tests/fuzz/addends.h"
+#include "tests/fuzz/catalog.h"
 #include "tests/fuzz/compare.h"
 #include "tests/fuzz/execution.h"
+#include "tests/fuzz/infinities.h"
 
 namespace dtensor::fuzz {
 namespace {
@@ -29,76 +33,200 @@ double last_digit(c10::ScalarType dtype) {
 // A value of few binary digits: sums and products of such are exact.
 bool is_exact(double v) { return !std::isfinite(v) || (std::abs(v) < 1024 && v * 64 == std::floor(v * 64)); }
 
-void disturb(const at::Tensor& t, std::mt19937_64& random) {
-  if (!t.defined() || !(t.is_floating_point() || t.is_complex()) || t.numel() == 0 || t.is_conj() || t.is_neg()) return;
-  auto values = numbers(t);
-  const double scale = scale_of(values), digit = 4 * last_digit(t.scalar_type());
-  std::uniform_real_distribution<double> side(-1, 1);
-  bool any = false;
-  for (double& v : values) {
-    if (is_exact(v)) continue;
-    v += digit * side(random) * std::max(std::abs(v), 0.1 * scale);
-    any = true;
-  }
-  if (!any) return;
+// Its square may or may not underflow to zero on the way: 0.25 of a float beside a zero is such a double.
+double smallest(c10::ScalarType dtype) {
+  return c10::toRealValueType(dtype) == c10::ScalarType::Double ? 1e-150 : 1e-18;
+}
+
+bool is_number(const at::Tensor& t) { return t.defined() && (t.is_floating_point() || t.is_complex()); }
+
+void write(const at::Tensor& t, const std::vector<double>& values) {
   std::vector<int64_t> sizes = t.sizes().vec();
   if (t.is_complex()) sizes.push_back(2);
-  at::Tensor disturbed = at::tensor(at::ArrayRef<double>(values), at::kDouble).view(sizes);
-  if (t.is_complex()) disturbed = at::view_as_complex(disturbed);
+  at::Tensor written = at::tensor(at::ArrayRef<double>(values), at::kDouble).view(sizes);
+  if (t.is_complex()) written = at::view_as_complex(written);
   try {
-    t.variable_data().copy_(disturbed);
+    t.variable_data().copy_(written);
   } catch (const c10::Error&) {  // several elements in one place
   }
 }
 
-struct Result {
-  std::vector<std::vector<double>> tensors;
-  double tolerance = 0;
+class DisturbedRun {
+ public:
+  // `swallows`: numbers below the last digit of addends are lost in them. `poisons`: addends beside an infinity are
+  // NaN, as those of both signs are.
+  DisturbedRun(const Program& program, const std::vector<std::map<int, Addends>>& addends, std::mt19937_64& random,
+               bool swallows, bool poisons)
+      : program_(program), addends_(addends), random_(random), swallows_(swallows), poisons_(poisons) {}
+
+  // Whether it disturbed what only some of the runs do.
+  bool poisoned() const { return poisoned_; }
+
+  Execution run() {
+    for (const Leaf& leaf : program_.leaves) plain_.add(leaf);
+    for (const auto& [id, addends] : known(0)) {
+      mark(id);
+      disturb(id, addends.exact ? 0 : addends.scale);
+    }
+    for (size_t k = 0; k < program_.steps.size(); ++k) {
+      Step step = program_.steps[k];
+      if (is_composite(step.op)) before_composite(step, k);
+      const bool from_addends = any_marked(inputs_of(step));
+      plain_.run(step);
+      std::set<int> changed;
+      for (int id : written_by(step)) changed.insert(id);
+      for (int id = step.first_id; id < step.first_id + 32; ++id) changed.insert(id);
+      for (int id : changed) {
+        const auto found = known(k + 1).find(id);
+        const bool partial = found != known(k + 1).end();
+        if (from_addends || partial) mark(id);
+        disturb(id, partial && !found->second.exact ? found->second.scale : 0);
+      }
+    }
+    return std::move(plain_);
+  }
+
+ private:
+  const std::map<int, Addends>& known(size_t k) const {
+    static const auto* const nothing = new std::map<int, Addends>;
+    return k < addends_.size() ? addends_[k] : *nothing;
+  }
+
+  const at::Tensor* find(int id) const {
+    const auto found = plain_.tensors().find(id);
+    return found == plain_.tensors().end() || !found->second.defined() ? nullptr : &found->second;
+  }
+
+  // By memory, so that views count.
+  void mark(int id) {
+    if (const at::Tensor* t = find(id))
+      marked_.insert(t->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  }
+  bool any_marked(const std::vector<int>& ids) const {
+    return std::any_of(ids.begin(), ids.end(), [&](int id) { return is_marked(id); });
+  }
+  bool is_marked(int id) const {
+    const at::Tensor* t = find(id);
+    return t != nullptr && marked_.count(t->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) > 0;
+  }
+
+  // `scale`: of the addends whose rounding the value has; 0: it has its own only.
+  void disturb(int id, double scale) {
+    const at::Tensor* t = find(id);
+    if (t == nullptr || !is_number(*t) || t->numel() == 0 || t->is_conj() || t->is_neg()) return;
+    auto values = numbers(*t);
+    const double own = 0.1 * scale_of(values), digit = 4 * last_digit(t->scalar_type());
+    const bool signs = is_marked(id);
+    std::uniform_real_distribution<double> side(-1, 1);
+    bool any = false;
+    for (double& v : values) {
+      if (std::isnan(v) || (v == 0 && signs)) {
+        v = std::copysign(v, side(random_));
+      } else if (scale == 0 && is_exact(v)) {
+        continue;
+      }
+      if (v != 0 && std::abs(v) < smallest(t->scalar_type())) v *= 1 + 0.5 * side(random_);
+      if (std::isfinite(v) && (scale > 0 || v != 0)) v += digit * side(random_) * std::max({std::abs(v), own, scale});
+      any = true;
+    }
+    if (any) write(*t, values);
+  }
+
+  // What ATen composes rounds in between, in addends of the size of its arguments, whatever its result is.
+  void before_composite(Step& step, size_t k) {
+    double swallowed = 0;
+    for (int id : inputs_of(step)) {
+      const auto found = known(k).find(id);
+      const at::Tensor* t = find(id);
+      if (t == nullptr || !is_number(*t)) continue;
+      if (found == known(k).end()) {
+        if (last_digit(t->scalar_type()) > 1e-5) disturb(id, 1e-6);  // few digits are soon lost, whatever the layout
+        continue;
+      }
+      if (!swallows_ && !poisons_) disturb(id, found->second.scale);
+      swallowed = std::max(swallowed, last_digit(t->scalar_type()) * found->second.scale);
+      if (poisons_) poison(id, step);
+    }
+    for (Argument& a : step.args) {
+      if (auto* number = std::get_if<double>(&a); number && swallows_ && std::abs(*number) <= swallowed) *number = 0;
+    }
+  }
+
+  void poison(int id, const Step& step) {
+    const at::Tensor& t = *find(id);
+    auto values = numbers(t);
+    for (int other : inputs_of(step)) {
+      const at::Tensor* beside = find(other);
+      if (other == id || beside == nullptr || !has_infinity(*beside)) continue;
+      const auto theirs = numbers(*beside);
+      for (size_t i = 0; i < values.size(); ++i) {
+        if (theirs.size() != values.size() || std::isinf(theirs[i])) values[i] = NAN;
+      }
+      poisoned_ = true;
+    }
+    if (poisoned_) write(t, values);
+  }
+
+  const Program& program_;
+  const std::vector<std::map<int, Addends>>& addends_;
+  std::mt19937_64& random_;
+  const bool swallows_, poisons_;
+  bool poisoned_ = false;
+  Execution plain_;
+  std::set<const void*> marked_;
 };
 
-Result run_once(const Program& program, int order, std::mt19937_64* random) {
-  Execution plain;
-  Result result;
-  for (const Leaf& leaf : program.leaves) plain.add(leaf);
-  try {
-    for (const Step& step : program.steps) {
-      plain.run(step);
-      if (random == nullptr) continue;
-      for (int k = 0; k < 32; ++k) {
-        const auto found = plain.tensors().find(step.first_id + k);
-        if (found != plain.tensors().end()) disturb(found->second, *random);
-      }
+// What the outcome is about: a tensor, gradient or number.
+std::vector<double> result_of(const Program& program, const Outcome& outcome, const Execution& run) {
+  if (outcome.order == 0) {
+    if (const auto found = run.tensors().find(outcome.tensor); found != run.tensors().end())
+      return numbers(found->second);
+    std::vector<double> values;
+    for (const c10::IValue& v : run.values()) {
+      if (v.isScalar() && !v.toScalar().isComplex()) values.push_back(v.toScalar().toDouble());
     }
-    for (const auto& [id, t] : plain.tensors()) {
-      if (!t.defined()) continue;
-      result.tolerance = std::max(result.tolerance, tolerance_of(t.scalar_type()));
-      result.tensors.push_back(numbers(t));
-    }
-    for (int k = 1; k <= order; ++k) {
-      for (const at::Tensor& g : plain.gradients(program, k)) {
-        if (g.defined()) result.tensors.push_back(numbers(g));
-      }
-    }
-  } catch (const c10::Error&) {
+    return values;
   }
-  return result;
+  const auto gradients = run.gradients(program, outcome.order);
+  if (outcome.tensor < 0 || outcome.tensor >= static_cast<int>(gradients.size())) return {};
+  const at::Tensor& g = gradients[outcome.tensor];
+  return g.defined() ? numbers(g) : std::vector<double>();
+}
+
+bool any_differs(const std::vector<double>& disturbed, const std::vector<double>& exact, double tolerance) {
+  if (disturbed.size() != exact.size()) return true;
+  const double scale = scale_of(exact);
+  for (size_t i = 0; i < exact.size(); ++i) {
+    if (differs(disturbed[i], exact[i], scale, tolerance)) return true;
+  }
+  return false;
 }
 
 }  // namespace
 
-bool unstable(const Program& program, int order) {
-  const Result exact = run_once(program, order, nullptr);
+bool unstable(const Program& whole, const Outcome& outcome) {
+  Program program = whole;
+  if (outcome.order == 0) program.steps.resize(std::min(program.steps.size(), outcome.step + 1));
+  const auto addends = addends_of(program);
+  Execution plain;
+  double tolerance = 0;
+  std::vector<double> exact;
+  try {
+    for (const Leaf& leaf : program.leaves) plain.add(leaf);
+    for (const Step& step : program.steps) plain.run(step);
+    for (const auto& [id, t] : plain.tensors())
+      tolerance = t.defined() ? std::max(tolerance, tolerance_of(t.scalar_type())) : tolerance;
+    exact = result_of(program, outcome, plain);
+  } catch (const std::exception&) {
+    return false;
+  }
   std::mt19937_64 random(1);
-  for (int run = 0; run < 4; ++run) {
-    const Result disturbed = run_once(program, order, &random);
-    if (disturbed.tensors.size() != exact.tensors.size()) return true;
-    for (size_t k = 0; k < exact.tensors.size(); ++k) {
-      const auto &a = exact.tensors[k], &b = disturbed.tensors[k];
-      if (a.size() != b.size()) return true;
-      const double scale = scale_of(a);
-      for (size_t i = 0; i < a.size(); ++i) {
-        if (differs(b[i], a[i], scale, exact.tolerance / 4)) return true;
-      }
+  for (int run = 0; run < 7; ++run) {
+    DisturbedRun disturbed(program, addends, random, /*swallows=*/run % 2 == 1, /*poisons=*/run == 6);
+    try {
+      if (any_differs(result_of(program, outcome, disturbed.run()), exact, tolerance / 4)) return true;
+    } catch (const std::exception&) {  // plain LibTorch refuses it, or does not define it
+      if (!disturbed.poisoned()) return true;
     }
   }
   return false;

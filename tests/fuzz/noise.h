@@ -2,12 +2,14 @@
 #pragma once
 
 #include "tests/fuzz/program.h"
+#include "tests/fuzz/run.h"
 
 namespace dtensor::fuzz {
 
-// True if plain runs whose results are disturbed in their last digits after every step differ from one another by more
-// than the tolerance, in a tensor (order 0) or in gradients up to `order`: floor(), a comparison or a cancellation made
-// much of little.
-bool unstable(const Program& program, int order);
+// True if plain runs that are disturbed as a distributed run may be differ from one another by more than the tolerance
+// in the tensor or gradient that the outcome is about: floor(), a comparison or a cancellation made much of little.
+// Disturbed are, after every step, the last digits of what is no number of few digits; in what the distributed run
+// holds as addends the last digits of those, and the signs of zeros in it and in what comes of it; the signs of NaN.
+bool unstable(const Program& program, const Outcome& outcome);
 
 }  // namespace dtensor::fuzz

@@ -6,11 +6,13 @@ const std::vector<Refusal>& refusals() {
   static const auto* const table = new std::vector<Refusal>{
       {"does not have a sharding strategy registered", "no rule, and the inputs are not replicated"},
       {"in-place operations that require placement changes", "what is written to keeps its layout"},
-      // docs/propagation.md, "Which Partials pass"
-      {"is nan, should be inf", "addends beside a tensor that is infinite or a divisor of zero"},
-      {"is nan, should be -inf", "addends beside a tensor that is infinite or a divisor of zero"},
+      // docs/propagation.md, "Which Partials pass"; run.cc asks whether there is such a tensor
+      {"is nan, should be", "addends beside a tensor that is infinite or a divisor of zero"},
       // docs/errors.md: strides over memory that no rank has
       {"reach beyond the tensor laid out as", "as_strided of a view, beside or between whose elements lie others"},
+      {"a product of another dtype that is not reduced yet", "bits of a product are no bits of its factors"},
+      {"gives a tensor of layout Sparse", "sparse tensors have no layout on a mesh"},
+      {"not implemented for 'ComplexHalf'", "no kernel for what plain LibTorch does without one"},
       {"draws random numbers, so replicated runs of it would not agree", "random operator without a rule"},
   };
   return *table;

@@ -24,6 +24,7 @@ struct Outcome {
   std::string op;       // the operator of the step that shows it
   int order = 0;        // 0: a step shows it; 1, 2: gradients of that order do
   size_t step = 0;      // which one; the number of steps for gradients
+  int tensor = -1;      // which tensor or gradient is wrong; -1: a number, or none in particular
   std::string message;  // what is wrong
   int compared = 0;     // how many tensors were looked at
 };

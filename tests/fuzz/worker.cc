@@ -38,9 +38,15 @@ int in_child(const F& f) {
   if (child == 0) {
     const rlimit no_core = {0, 0};
     setrlimit(RLIMIT_CORE, &no_core);
-    f();
+    int code = 0;
+    try {
+      f();
+    } catch (const std::exception& e) {  // the fuzzer's own, or one that its care for those of programs does not cover
+      say(absl::StrCat("ends by an error: ", e.what(), "\n"));
+      code = 1;
+    }
     std::fflush(stdout);
-    _exit(0);
+    _exit(code);
   }
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {

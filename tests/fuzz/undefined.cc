@@ -1,0 +1,160 @@
+#include "tests/fuzz/undefined.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "tests/fuzz/compare.h"
+
+namespace dtensor::fuzz {
+namespace {
+
+using Names = std::set<std::string>;
+
+std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
+  if (value.isTensor()) return {value.toTensor()};
+  if (value.isTensorList()) return value.toTensorVector();
+  return {};
+}
+
+bool has_nan(const at::Tensor& t) {
+  if (!t.defined() || !(t.is_floating_point() || t.is_complex())) return false;
+  const auto values = numbers(t);
+  return std::any_of(values.begin(), values.end(), [](double v) { return std::isnan(v); });
+}
+
+// Whether two elements lie in one place.
+bool overlaps(const at::Tensor& t) {
+  if (!t.defined() || t.numel() < 2 || t.is_non_overlapping_and_dense()) return false;
+  std::vector<int64_t> offsets = {0};
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    std::vector<int64_t> longer;
+    for (int64_t before : offsets) {
+      for (int64_t k = 0; k < t.size(d); ++k) longer.push_back(before + k * t.stride(d));
+    }
+    offsets = std::move(longer);
+  }
+  return std::set<int64_t>(offsets.begin(), offsets.end()).size() < offsets.size();
+}
+
+class Call {
+ public:
+  Call(const c10::FunctionSchema& schema, const torch::jit::Stack& stack)
+      : schema_(schema), stack_(stack), name_(schema.name().substr(schema.name().find(':') + 2)) {
+    base_ = name_.size() > 1 && name_.back() == '_' ? name_.substr(0, name_.size() - 1) : name_;
+  }
+
+  void check() const {
+    check_loops_that_end_at_nan();
+    check_options();
+    check_memory();
+    check_shared_memory();
+    check_matrix_rank();
+  }
+
+ private:
+  static void refuse_if(bool undefined, const char* why) {
+    if (undefined) throw UndefinedResult(why);
+  }
+
+  template <typename Condition>
+  bool any_input(const Condition& condition) const {
+    for (size_t a = 0; a < stack_.size(); ++a) {
+      if (schema_.arguments()[a].is_out()) continue;
+      for (const at::Tensor& t : tensors_in(stack_[a])) {
+        if (condition(t)) return true;
+      }
+    }
+    return false;
+  }
+
+  void check_loops_that_end_at_nan() const {
+    refuse_if(absl::StrContains(base_, "_polynomial_") && any_input(has_nan),
+              "the recurrences of polynomials end at a NaN and return what they have not computed yet");
+    // (x <= min | x >= max) ? 0 : gradient, but (x > min & x < max) & gradient for whole vectors: what is NaN depends
+    // on where it lies in memory.
+    static const auto* const forward = new Names{"hardshrink"};
+    static const auto* const backward =
+        new Names{"hardshrink", "softshrink", "hardtanh", "relu6",          "hardswish",
+                  "elu",        "selu",       "celu",     "smooth_l1_loss", "huber_loss"};
+    const bool differentiable = any_input([](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
+    refuse_if((differentiable ? backward : forward)->count(base_) > 0 && any_input(has_nan),
+              "its loops over vectors and over what is left of them treat NaN differently");
+  }
+
+  void check_options() const {
+    // They are no options of what people call.
+    const auto option = [&](size_t k) { return stack_[k].toInt() >= 0 && stack_[k].toInt() <= 2; };
+    refuse_if(base_.rfind("grid_sampler", 0) == 0 && !(option(2) && option(3)), "an interpolation that there is not");
+    refuse_if(base_.rfind("multilabel_margin_loss", 0) == 0 && stack_[0].toTensor().numel() == 0,
+              "the loss of an empty batch is memory that nothing was written to");
+    // It is the mean of the elements that out= has before.
+    if (base_ != "binary_cross_entropy" || !schema_.arguments().back().is_out()) return;
+    refuse_if(stack_[3].toInt() != 0 || stack_.back().toTensor().sizes() != stack_[0].toTensor().sizes(),
+              "the loss is reduced over the elements of out=");
+  }
+
+  // LibTorch reads or writes memory that is none of the tensors', and may crash, there or later.
+  void check_memory() const {
+    refuse_if(base_ == "_stack" && any_input([](const at::Tensor& t) { return !t.is_contiguous(); }),
+              "it copies memory, whatever the strides");
+    const at::Tensor* input = stack_[0].isTensor() ? &stack_[0].toTensor() : nullptr;
+    if (input == nullptr || !input->defined()) return;
+    refuse_if(base_ == "pdist" && input->requires_grad() && input->size(0) == 0,
+              "its gradient has no end for an empty batch");
+    refuse_if(base_ == "linalg_eigvals" && !is_finite(*input), "LAPACK is not asked whether the matrix is finite");
+    if (!absl::StrContains(base_, "batch_norm")) return;
+    for (size_t k = 1; k < stack_.size(); ++k) {
+      if (!stack_[k].isTensor() || !stack_[k].toTensor().defined() || schema_.arguments()[k].is_out()) continue;
+      refuse_if(
+          input->dim() < 2 || stack_[k].toTensor().numel() != input->size(1) || !stack_[k].toTensor().is_contiguous(),
+          "batch_norm and its gradient trust the sizes of the other arguments, and read them as contiguous memory");
+    }
+  }
+
+  static bool is_finite(const at::Tensor& t) {
+    const auto values = numbers(t);
+    return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
+  }
+
+  // Which of the values written to one place stays depends on the order of loops; filling alone has no order.
+  void check_shared_memory() const {
+    static const auto* const filling = new Names{"fill_", "zero_"};
+    // These write to a clone of the first argument's strides.
+    static const auto* const cloning =
+        new Names{"copy", "slice_scatter", "select_scatter", "diagonal_scatter", "_foreach_copy"};
+    for (size_t a = 0; a < stack_.size(); ++a) {
+      const auto* alias = schema_.arguments()[a].alias_info();
+      const bool written = alias != nullptr && alias->isWrite() && filling->count(name_) == 0;
+      if (!written && !(a == 0 && cloning->count(name_) > 0)) continue;
+      for (const at::Tensor& t : tensors_in(stack_[a])) refuse_if(overlaps(t), "writes several elements to one place");
+    }
+  }
+
+  // LibTorch resizes out= to the batch and back again; such tolerances are not documented.
+  void check_matrix_rank() const {
+    if (name_ != "linalg_matrix_rank" || !schema_.arguments().back().is_out()) return;
+    const int64_t batch = stack_[0].toTensor().dim() - 2;
+    for (size_t k = 1; k + 1 < stack_.size(); ++k) {
+      for (const at::Tensor& tolerance : tensors_in(stack_[k]))
+        refuse_if(tolerance.defined() && tolerance.dim() > batch, "a tolerance of more dims than the batch");
+    }
+  }
+
+  const c10::FunctionSchema& schema_;
+  const torch::jit::Stack& stack_;
+  std::string name_, base_;
+};
+
+}  // namespace
+
+void check_defined(const c10::FunctionSchema& schema, const torch::jit::Stack& arguments) {
+  Call(schema, arguments).check();
+}
+
+}  // namespace dtensor::fuzz
