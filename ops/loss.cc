@@ -4,6 +4,7 @@
 // of others.
 #include <ATen/ExpandUtils.h>
 
+#include "absl/strings/match.h"
 #include "ops/arguments.h"
 #include "ops/loss.h"
 #include "ops/meta_tensor.h"
@@ -25,7 +26,15 @@ constexpr const char* kElementwiseBackward[] = {"aten::mse_loss_backward", "aten
                                                 "aten::huber_loss_backward", "aten::binary_cross_entropy_backward",
                                                 "aten::soft_margin_loss_backward"};
 
+// ATen drops dims of size 1 before it broadcasts these, which parts have where the whole has none.
+void check_target(const OpCall& call) {
+  if (!absl::StartsWith(call.name(), "aten::binary_cross_entropy") || absl::StrContains(call.name(), "with_logits")) return;
+  TORCH_CHECK(call.input("target")->sizes() == call.input("self")->sizes(), call.name(), ": argument 'target' of shape ",
+              at::IntArrayRef(call.input("target")->sizes().data(), call.input("target")->sizes().size()), " must have the shape of 'self', ", at::IntArrayRef(call.input("self")->sizes().data(), call.input("self")->sizes().size()));
+}
+
 FactorRule elementwise_rule(const OpCall& call) {
+  check_target(call);
   FactorRule rule = pointwise(call);
   if (reduces(call)) {
     for (int factor : rule.outputs[0]) rule.contractions.push_back({factor, ReduceOp::kSum});
@@ -35,6 +44,7 @@ FactorRule elementwise_rule(const OpCall& call) {
 }
 
 FactorRule elementwise_backward_rule(const OpCall& call) {
+  check_target(call);
   FactorRule rule = pointwise(call);
   rule.terms = {{call.input_index("grad_output")}};
   return rule;

@@ -125,7 +125,7 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   RankTensors locals;
   {
     LocalGuard guard;
-    for (const at::Tensor& local : whole) locals.push_back(at::as_strided(local, size, stride, local.storage_offset() + begin));
+    for (const at::Tensor& local : whole) locals.push_back(at::as_strided(local, size, stride, local.storage_offset() + (extent(size, stride) == 0 ? 0 : begin)));
   }
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);  // as dispatch() does for every view
   const TensorMeta result{Shape(size.begin(), size.end()), Shape(stride.begin(), stride.end()), self.scalar_type()};

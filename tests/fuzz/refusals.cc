@@ -12,6 +12,9 @@ const std::vector<Refusal>& refusals() {
       {"reach beyond the tensor laid out as", "as_strided of a view, beside or between whose elements lie others"},
       {"a product of another dtype that is not reduced yet", "bits of a product are no bits of its factors"},
       {"gives a tensor of layout Sparse", "sparse tensors have no layout on a mesh"},
+      {"cannot be cast to that of the out= argument", "as most of ATen's operators refuse"},
+      {"must have the shape of 'self'", "binary_cross_entropy of broadcast targets, deprecated in PyTorch"},
+      {"iter.ninputs() == traits::arity INTERNAL ASSERT", "LibTorch's index_reduce of half-precision slices of one element"},
       {"not implemented for 'ComplexHalf'", "no kernel for what plain LibTorch does without one"},
       {"draws random numbers, so replicated runs of it would not agree", "random operator without a rule"},
   };
