@@ -190,7 +190,7 @@ class ReplicatedCall {
       const at::Tensor& now = locals_[k][r];
       const TensorMeta& was = before[i++];
       if (may_be_resized(k)) continue;
-      const bool moved = has_data() && !gathered_[k] && !now.is_alias_of(meta_of(in_.tensors[k]).locals[r]);
+      const bool moved = has_data() && !gathered_[k] && !now.is_alias_of(memory_of(in_.tensors[k]).locals[r]);
       TORCH_CHECK_NOT_IMPLEMENTED(
           shape_of(now.sizes()) == was.sizes && shape_of(now.strides()) == was.strides && now.scalar_type() == was.dtype && !moved,
           info_.name, ": changes the size, strides or memory of argument '", arg_name(info_, in_, static_cast<int>(k)),
@@ -215,11 +215,11 @@ class ReplicatedCall {
         replace_contents(t, Spec::get(in_.mesh, whole(), meta), has_data() ? locals_[k] : RankTensors());
       }
       if (gathered_[k]) {
-        const Spec& spec = *meta_of(t).spec;
-        const at::Tensor result = make_dtensor(meta_of(t).spec->with_placements(whole()), has_data() ? locals_[k] : RankTensors());
+        const Spec& spec = *layout_of(t).spec;
+        const at::Tensor result = make_dtensor(layout_of(t).spec->with_placements(whole()), has_data() ? locals_[k] : RankTensors());
         const at::Tensor cut = redistribute_below_autograd(result, spec.placements(), cause(k));
         LocalGuard guard;
-        for (size_t r = 0; r < meta_of(t).locals.size(); ++r) meta_of(t).locals[r].copy_(meta_of(cut).locals[r]);
+        for (size_t r = 0; r < layout_of(t).locals.size(); ++r) memory_of(t).locals[r].copy_(meta_of(cut).locals[r]);
       }
       note_write(t, info_.name);
     }

@@ -145,6 +145,23 @@ void read_anew(LocalStorage& storage) {
   origin.seen.store(writes, kRelaxed);
 }
 
+void check_can_carry_back(const at::Tensor& t, std::string_view op) {
+  const auto any_conjugated = [](const RankTensors& locals) {
+    return std::any_of(locals.begin(), locals.end(), [](const at::Tensor& local) { return local.is_conj(); });
+  };
+  const Spec& spec = *layout_of(t).spec;
+  bool conjugated = any_conjugated(layout_of(t).locals);
+  for (const ViewOrigin* origin = layout_of(t).storage->origin.get(); origin != nullptr;) {
+    const DTensorMeta& base = layout_of(origin->base);
+    check_can_store(spec, *base.spec, op);
+    conjugated = conjugated || any_conjugated(origin->locals) || any_conjugated(base.locals);
+    const std::string error = what_ails_storing(window_of(spec, t.storage_offset()), spec.dtype(),
+                                                window_of(*base.spec, origin->base.storage_offset()), base.spec->dtype(), conjugated);
+    TORCH_CHECK_NOT_IMPLEMENTED(error.empty(), std::string(op), ": ", error);
+    origin = base.storage->origin.get();
+  }
+}
+
 void carry_back(const at::Tensor& t, std::string_view op) {
   const CommCause cause{std::string(op), "self", current_scope().module_path, /*implicit=*/true};
   SpecPtr spec = layout_of(t).spec;  // of what is written, as it is laid out by now
@@ -153,7 +170,6 @@ void carry_back(const at::Tensor& t, std::string_view op) {
   std::vector<bool> follows(spec->placements().size(), true);
   for (std::shared_ptr<ViewOrigin> origin = layout_of(t).storage->origin; origin != nullptr;) {
     const DTensorMeta& base = memory_of(origin->base);
-    check_can_store(*spec, *base.spec, op);
     for (size_t m = 0; m < follows.size(); ++m) follows[m] = follows[m] && origin->follows[m];
     keep_whole_chains(follows, base.spec->placements());
     keep_whole_chains(follows, layout_of(t).spec->placements());

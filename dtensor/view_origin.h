@@ -50,6 +50,10 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
 // Takes the view again if what it is of was written to. REQUIRES: storage.origin.
 void read_anew(LocalStorage& storage);
 
+// Before `op` writes to `t`, whose memory is a copied view's. Error (c10::NotImplementedError): carry_back() could not take it to the
+// tensor that is a view of, and the two would part.
+void check_can_carry_back(const at::Tensor& t, std::string_view op);
+
 // Takes what was written to `t`, whose memory is a copied view's, to the tensor that is a view of. `op`: who wrote.
 void carry_back(const at::Tensor& t, std::string_view op);
 
