@@ -108,6 +108,7 @@ class Before {
   }
   void restore() const {
     c10::AutoGradMode no_grad(false);
+    LocalGuard guard;  // plain in the place of distributed ones
     for (const auto& [tensor, data, grad] : saved_) {
       tensor.set_data(data);
       tensor.mutable_grad() = grad;

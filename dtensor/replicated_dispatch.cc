@@ -63,9 +63,22 @@ class ReplicatedCall {
       const at::Tensor& t = in_.tensors[k];
       if (!t.defined()) continue;
       gathered_[k] = !is_whole(t);
+      if (gathered_[k] && info_.args[in_.args[k]].overwritten) {
+        locals_[k] = memory_for(t);
+        continue;
+      }
       const at::Tensor all = gathered_[k] ? redistribute_below_autograd(t, whole(), cause(k)) : t;
       locals_[k] = has_data() ? (info_.is_view ? memory_of(all) : meta_of(all)).locals : RankTensors{stand_in(t)};
     }
+  }
+
+  // For the whole of what is written without being read.
+  RankTensors memory_for(const at::Tensor& t) const {
+    LocalGuard guard;
+    if (!has_data()) return {stand_in(t)};
+    RankTensors result;
+    for (const at::Tensor& local : memory_of(t).locals) result.push_back(at::empty_strided(t.sizes(), t.strides(), local.options()));
+    return result;
   }
 
   static at::Tensor stand_in(const at::Tensor& t) {
@@ -294,7 +307,10 @@ class ReplicatedCall {
 }  // namespace
 
 void run_without_rule(const OpInfo& info, const Inputs& in, Stack& stack) {
-  const bool whole = std::all_of(in.tensors.begin(), in.tensors.end(), [](const auto& t) { return !t.defined() || is_whole(t); });
+  bool whole = true;  // what it reads; out= gets its part of the result
+  for (size_t k = 0; k < in.tensors.size() && whole; ++k) {
+    whole = !in.tensors[k].defined() || is_whole(in.tensors[k]) || info.args[in.args[k]].out;
+  }
   if (!whole && !current_scope().replicate_unsupported) throw_missing_rule(info, in);
   Stack results = ReplicatedCall(info, in, torch::jit::last(stack, info.args.size())).run();
   torch::jit::drop(stack, info.args.size());

@@ -97,14 +97,15 @@ at::Tensor take_again(const ViewOrigin& origin) {
 
 }  // namespace
 
-ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view)
+ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view, bool parts_moved)
     : base(another_handle(call.args[call.base_arg].toTensor())),
       op(call.op),
       args(without_base(call)),
       base_arg(call.base_arg),
       result(call.result),
       spec(std::move(spec_of_view)),
-      locals(std::move(locals_of_view)) {
+      locals(std::move(locals_of_view)),
+      moved(parts_moved) {
   const Placements& placements = layout_of(base).spec->placements();
   for (size_t m = 0; m < placements.size(); ++m) follows.push_back(call.computed[m] == placements[m]);
 }
@@ -118,7 +119,7 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
   offset += base.storage_offset() * base_size / size;
   if (!moved && shares_memory(locals, meta.locals)) return make_view(std::move(spec), std::move(locals), base, offset);
 
-  auto origin = std::make_shared<ViewOrigin>(call, spec, locals);
+  auto origin = std::make_shared<ViewOrigin>(call, spec, locals, moved);
   // Of a copied view that is out of date this one is, too.
   const auto& above = meta.storage->origin;
   const bool late = above && above->seen.load(kRelaxed) != layout_of(above->base).storage->writes.load(kRelaxed);

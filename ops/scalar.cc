@@ -168,6 +168,7 @@ void register_scalar_rules(RuleRegistry&) {
   add_handler("aten::is_pinned", is_pinned);
   add_handler("aten::_is_all_true", is_all_true);
   add_handler("aten::_is_any_true", is_any_true);
+  register_forward_mode_handlers();
 }
 
 }  // namespace dtensor

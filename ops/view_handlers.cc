@@ -37,9 +37,10 @@ void change_self(const c10::OperatorHandle& op, Stack& stack) {
 
 void return_self(const c10::OperatorHandle&, Stack&) {}
 
-// The tensor in whose memory `t` lies on every rank, or what it is a copied view of.
+// The tensor in whose memory `t` lies on every rank, or what it is a copied view of. (Not of what some ranks alone had to copy: what
+// moves is the same on all.)
 at::Tensor owner_of(at::Tensor t) {
-  while (layout_of(t).storage->origin && layout_of(t).storage->origin->base.scalar_type() == t.scalar_type()) {
+  while (layout_of(t).storage->origin && layout_of(t).storage->origin->moved && layout_of(t).storage->origin->base.scalar_type() == t.scalar_type()) {
     t = layout_of(t).storage->origin->base;
   }
   return t;

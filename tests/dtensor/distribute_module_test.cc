@@ -8,6 +8,7 @@
 #include "dtensor/distributed_module.h"
 #include "dtensor/dtensor_handle.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
 
 namespace dtensor {
 namespace {
@@ -289,17 +290,8 @@ struct TypedImpl : nn::Module {
 Tensor laid_out(const Tensor& t) { return distribute_tensor(t, mesh(), kWhole); }
 void twice(std::vector<Tensor>& in, const DeviceMesh&) { in[0] = in[0] * 2; }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
-  }
-  return "";
-}
-
 void check_names_the_hooks(const std::function<void()>& f, const std::string& module) {
-  const std::string text = error_of(f);
+  const std::string text = testing::error_text(f);
   INFO(text);
   for (const std::string& part : {module, std::string("input_fn, output_fn"), std::string("never ran"), std::string("DistributedModule<"),
                                   std::string("AnyModule"), std::string("Sequential"), std::string("allow_without_hooks()")}) {
