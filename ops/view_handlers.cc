@@ -10,6 +10,7 @@
 #include "dtensor/dispatch.h"
 #include "dtensor/op_info.h"
 #include "dtensor/representation.h"
+#include "dtensor/set_data.h"
 #include "dtensor/view_origin.h"
 #include "dtensor/view_window.h"
 #include "mesh/scope.h"
@@ -121,6 +122,13 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(make_view_of({op, args, 0, 0, placements}, Spec::get(spec->mesh(), placements, result), std::move(locals), begin, moved));
 }
 
+// torch::load() reads into a tensor that is there by this.
+void set_from_tensor(const c10::OperatorHandle& op, Stack& stack) {
+  const at::Tensor self = torch::jit::peek(stack, 0, 2).toTensor(), source = torch::jit::peek(stack, 1, 2).toTensor();
+  if (is_dtensor(self) && !is_dtensor(source)) throw_plain_in_place_of("set_", self, source);
+  dispatch_by_rule(op, stack);
+}
+
 }  // namespace
 
 void register_view_handlers() {
@@ -128,6 +136,7 @@ void register_view_handlers() {
     add_handler(op, change_self);
   add_handler("aten::detach_", return_self);
   add_handler("aten::as_strided", as_strided);
+  add_handler("aten::set_.source_Tensor", set_from_tensor);
 }
 
 }  // namespace dtensor

@@ -4,10 +4,13 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
+#include <algorithm>
+#include <chrono>
 #include <functional>
 
 #include "dtensor/comm_debug_mode.h"
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/memory_overlap.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/representation.h"
 #include "tests/testing/catch_torch.h"
@@ -577,6 +580,29 @@ TEST_CASE("view writes: ranks do not share what they write to") {
   auto whole = torch::zeros({4, 6}, torch::kDouble);
   from_local(whole.chunk(3, 1), mesh, {Shard(1)}).add_(1);
   CHECK(whole.sum().item<double>() == 24);
+}
+
+TEST_CASE("view writes: which parts share elements, for many ranks too") {
+  CHECK(holds("overlap of windows on one tensor", 500, [] {
+    const Tensor memory = torch::zeros({60});
+    std::vector<Tensor> parts;
+    for (int64_t n = draw(2, 7); n > 0; --n) {
+      const int64_t rows = draw(0, 3), columns = draw(1, 3), step = draw(0, 8);
+      parts.push_back(memory.as_strided({rows, columns}, {step, draw(1, 2)}, draw(0, 20)));
+    }
+    const auto found = which_overlap(parts);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      bool shared = overlaps_itself(parts[i]);
+      for (size_t k = 0; k < parts.size(); ++k) shared = shared || (k != i && overlap(parts[i], parts[k]));
+      RC_ASSERT(found[i] == shared);
+    }
+  }));
+  const int64_t many = 100000;
+  const std::vector<Tensor> pieces = torch::zeros({many}).split(1);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto found = which_overlap(pieces);
+  CHECK(std::count(found.begin(), found.end(), true) == 0);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));  // pair by pair it takes minutes
 }
 
 TEST_CASE("view writes: gradients of replicas through to_local must agree") {

@@ -36,7 +36,7 @@ std::vector<std::pair<const char*, Function>> functions() {
       {"linear", [](auto& x, auto& w, auto& b) { return F::linear(x, w, b); }},
       {"sum", [](auto& x, auto&, auto&) { return x.sum(0); }},
       {"mean", [](auto& x, auto&, auto&) { return x.mean(); }},
-      {"norm", [](auto& x, auto&, auto&) { return x.norm(); }},
+      {"norm", [](auto& x, auto&, auto&) { return torch::linalg_vector_norm(x, 2); }},
       {"max", [](auto& x, auto&, auto&) { return std::get<0>(x.max(0)); }},
       {"sin", [](auto& x, auto&, auto&) { return x.sin().exp(); }},
       {"gelu", [](auto& x, auto&, auto&) { return torch::gelu(x); }},
