@@ -21,6 +21,7 @@ struct Inputs {
   DeviceMesh mesh;
   bool writes_plain = false;  // an argument that the operator writes to is a plain tensor
   bool copied_views = false;  // there are views that had to be copies
+  bool hooks_watched = false;  // there are parameters of modules with hooks
 };
 
 // "weight", or "tensors[1]" in a list.

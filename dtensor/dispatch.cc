@@ -12,6 +12,7 @@
 #include "dtensor/call_inputs.h"
 #include "dtensor/executor.h"
 #include "dtensor/gradient_layout.h"
+#include "dtensor/hook_watch.h"
 #include "dtensor/library_code.h"
 #include "dtensor/op_info.h"
 #include "dtensor/out_tensor.h"
@@ -52,7 +53,9 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     TORCH_CHECK(in.mesh == mesh, info.name, ": argument '", info.op.schema().arguments()[arg].name(), "' is on ",
                 mesh.to_string(), " of world ", mesh.world().name(), " and another argument on ", in.mesh.to_string(),
                 " of world ", in.mesh.world().name(), ". All distributed arguments of an operator must share one mesh: slice one mesh, or redistribute.");
-    if (layout_of(t).storage->origin) in.copied_views = true;
+    const LocalStorage& storage = *layout_of(t).storage;
+    if (storage.origin) in.copied_views = true;
+    if (storage.hook_watches) in.hooks_watched = true;
     if (is_leaf_parameter(t)) keep_gradient_layout(t);
   };
   for (size_t i = 0; i < args.size(); ++i) {
@@ -339,6 +342,14 @@ Decision decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inpu
   return {std::move(plan), true, std::move(key), std::move(description)};
 }
 
+// Can what will be written to views whose parts had to move be taken to what they are views of?
+void check_writes(const OpInfo& info, const Inputs& in) {
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    const at::Tensor& t = in.tensors[k];
+    if (info.args[in.args[k]].written && t.defined() && layout_of(t).storage->origin) check_can_carry_back(t, info.name);
+  }
+}
+
 // Some ranks may have written: nothing that was derived from these tensors before holds any more.
 void note_failed_write(const OpInfo& info, const Inputs& in) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
@@ -433,7 +444,7 @@ at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh) {
   LocalGuard guard;
   RankTensors locals = meta_of(shared).locals;
   for (auto& local : locals) local = local.clone();
-  return make_dtensor(meta_of(shared).spec, std::move(locals));
+  return make_dtensor(layout_of(shared).spec, std::move(locals));
 }
 
 namespace {
@@ -480,7 +491,9 @@ void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
   }
   if (resolved->rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) && run_functional_form(info, stack)) return;
   const Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
+  if (in.hooks_watched) check_hooks_ran(info, in);
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
+  if (in.copied_views) check_writes(info, in);
   if (!resolved->rule) return run_without_rule(info, in, stack);
   run_rule(info, *resolved, in, stack);
 }

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "absl/container/flat_hash_map.h"
+#include "dtensor/hook_watch.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/representation.h"
 
@@ -32,7 +33,9 @@ void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placement
   const at::Tensor& t = n.tensor;
   TORCH_CHECK_VALUE(!t.is_meta(), "a meta tensor cannot become distributed in place: make the module on the CPU");
   const at::Tensor grad = t.grad();
-  t.set_data(distribute_tensor(t.detach(), mesh, placements));
+  const at::Tensor data = distribute_tensor(t.detach(), mesh, placements);
+  keep_hook_watches(t, data);
+  t.set_data(data);
   if (!grad.defined()) return;
   t.mutable_grad() =
       is_dtensor(grad) ? redistribute(grad, placements) : distribute_tensor(grad.detach(), mesh, placements);
@@ -74,7 +77,7 @@ void tie(const Named& n, const Ties& ties) {
   for (const Named& other : ties.of(n.tensor)) {
     if (!is_dtensor(other.tensor) || other.tensor.is_same(n.tensor)) continue;
     if (is_dtensor(n.tensor)) {
-      const DTensorMeta &a = meta_of(n.tensor), &b = meta_of(other.tensor);
+      const DTensorMeta &a = layout_of(n.tensor), &b = layout_of(other.tensor);
       TORCH_CHECK_VALUE(a.spec == b.spec, "[distribute_module] '", n.name, "' and '", other.name,
                         "' share their memory, but were given the layouts ", a.spec->to_string(), " and ",
                         b.spec->to_string());
@@ -92,7 +95,7 @@ void check_not_distributed(const std::vector<Named>& tensors) {
     if (first == nullptr) first = &n;
   }
   TORCH_CHECK_VALUE(first == nullptr, "[distribute_module] the module is distributed already: '", first->name, "' is ",
-                    meta_of(first->tensor).spec->to_string(),
+                    layout_of(first->tensor).spec->to_string(),
                     ". Say all layouts in one call, or redistribute the parameters.");
 }
 
@@ -105,6 +108,7 @@ class Before {
   }
   void restore() const {
     c10::AutoGradMode no_grad(false);
+    LocalGuard guard;  // plain in the place of distributed ones
     for (const auto& [tensor, data, grad] : saved_) {
       tensor.set_data(data);
       tensor.mutable_grad() = grad;
@@ -127,7 +131,7 @@ void distribute_all(torch::nn::Module& module, const std::vector<Named>& tensors
   for (const Named& n : tensors) {
     tie(n, ties);
     if (!is_dtensor(n.tensor)) distribute_in_place(n, mesh, Placements(mesh.ndim(), Replicate()));
-    const Spec& spec = *meta_of(n.tensor).spec;
+    const Spec& spec = *layout_of(n.tensor).spec;
     TORCH_CHECK_VALUE(spec.mesh().world() == mesh.world(), "[distribute_module] '", n.name, "' is ", spec.to_string(),
                       " of another world, ", spec.mesh().world().name(), "; this module goes to ", mesh.to_string(),
                       " of ", mesh.world().name());
@@ -172,7 +176,7 @@ void name_parameters(torch::nn::Module& module, const std::string& prefix) {
 std::vector<NamedSpec> parameter_layouts(const torch::nn::Module& module) {
   std::vector<NamedSpec> result;
   for (const auto& p : module.named_parameters()) {
-    if (is_dtensor(p.value())) result.push_back({p.key(), meta_of(p.value()).spec});
+    if (is_dtensor(p.value())) result.push_back({p.key(), layout_of(p.value()).spec});
   }
   return result;
 }

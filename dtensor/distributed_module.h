@@ -10,7 +10,8 @@
 // C++ modules have no forward hooks, so the hooks live in a class derived from the original's: it is a `Net` with the
 // very parameters, buffers and submodules of the original (not copies), under the same names, and adds to forward().
 // What the original kept in plain members (counters, flags) is copied. A call through a pointer to the original's class
-// reaches the original forward(), without the hooks, unless that is virtual.
+// cannot reach the hooks unless forward() is virtual; where they never ran, the first operator that computes with the
+// module's parameters and other tensors says so. (A module without parameters and buffers gives no sign.)
 #pragma once
 
 #include <torch/nn/module.h>
@@ -26,6 +27,7 @@
 #include <vector>
 
 #include "dtensor/distribute_module.h"
+#include "dtensor/hook_watch.h"
 #include "dtensor/scopes.h"
 
 namespace dtensor {
@@ -116,7 +118,7 @@ class DistributedModuleImpl<M, R(Args...)> : public M {
         input_fn_(std::move(input_fn)),
         output_fn_(std::move(output_fn)),
         path_(std::move(path)) {
-    name_parameters(*this, path_);
+    name_parameters();
   }
 
   R forward(Args... args) { return call(std::forward<Args>(args)...); }
@@ -124,6 +126,7 @@ class DistributedModuleImpl<M, R(Args...)> : public M {
   // forward with the original's default arguments: any number of arguments that the original takes.
   template <typename... Given>
   R call(Given&&... given) {
+    if (hooks_) hooks_->end();
     MeshScope on_mesh(mesh_);
     ModulePath at_path(path_);
     std::tuple<std::decay_t<Given>...> values(std::forward<Given>(given)...);
@@ -140,6 +143,11 @@ class DistributedModuleImpl<M, R(Args...)> : public M {
   // The module that was distributed; it shares parameters, buffers and submodules with this one.
   const std::shared_ptr<M>& original() const { return original_; }
   const DeviceMesh& mesh() const { return mesh_; }
+  // Operators may compute with the parameters although the hooks never ran: for other functions than forward, and for parameters
+  // that are used elsewhere first.
+  void allow_without_hooks() {
+    if (hooks_) hooks_->end();
+  }
 
   std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device = std::nullopt) const override {
     auto copy = std::dynamic_pointer_cast<M>(M::clone(device));
@@ -153,22 +161,31 @@ class DistributedModuleImpl<M, R(Args...)> : public M {
 
   void to(at::Device device, at::ScalarType dtype, bool non_blocking = false) override {
     M::to(device, dtype, non_blocking);
-    name_parameters(*this, path_);
+    name_parameters();
   }
   void to(at::ScalarType dtype, bool non_blocking = false) override {
     M::to(dtype, non_blocking);
-    name_parameters(*this, path_);
+    name_parameters();
   }
   void to(at::Device device, bool non_blocking = false) override {
     M::to(device, non_blocking);
-    name_parameters(*this, path_);
+    name_parameters();
   }
 
  private:
+  // Of new parameters, too.
+  void name_parameters() {
+    dtensor::name_parameters(*this, path_);
+    if (!input_fn_ && !output_fn_) return;
+    if (!hooks_) hooks_ = std::make_shared<HookWatch>((path_.empty() ? "" : "'" + path_ + "', ") + "a distributed " + this->name());
+    watch_hooks(*this, hooks_);
+  }
+
   std::shared_ptr<M> original_;
   DeviceMesh mesh_;
   TensorsFn input_fn_, output_fn_;
   std::string path_;
+  std::shared_ptr<HookWatch> hooks_;  // null without hooks
 };
 
 // Module holder, like torch::nn::Linear for LinearImpl.

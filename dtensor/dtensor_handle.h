@@ -38,7 +38,7 @@ class DTensor {
   std::string name() const;
 
   // The parts of this process's ranks, in the order of mesh().local_ranks(): the very tensors, outside autograd. None
-  // in an abstract world. Error (IndexError): no such local rank.
+  // in an abstract world. Of a view that is out of date this is a collective call, as to_local(). Error (IndexError): no such local rank.
   at::Tensor local(int64_t i = 0) const;
   std::vector<at::Tensor> locals() const { return meta_of(tensor_).locals; }
   // Shape of the i-th local rank's part; of any rank's, also one that another process owns.

@@ -27,10 +27,10 @@ class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
     if (!impl || grads.empty() || !grads[0].defined() || current_scope().delay_gradient_reduction) return grads;
     const at::Tensor leaf = at::Tensor::wrap_tensor_impl(impl);
     if (!is_dtensor(leaf)) return grads;
-    const DTensorMeta& meta = meta_of(leaf);
+    const DTensorMeta& meta = layout_of(leaf);
     auto result = grads;
     result[0] = distributed_gradient(grads[0], meta.spec->mesh());
-    if (meta_of(result[0]).spec->placements() == meta.spec->placements()) return result;
+    if (layout_of(result[0]).spec->placements() == meta.spec->placements()) return result;
     CommCause cause;
     cause.op = "gradient";
     cause.argument = meta.name ? *meta.name : "";
@@ -76,7 +76,7 @@ SpecPtr gradient_target() {
   if (!node) return nullptr;
   for (const auto& edge : node->next_edges()) {
     if (auto* sink = dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get())) {
-      if (is_dtensor(sink->variable)) return meta_of(sink->variable).spec;
+      if (is_dtensor(sink->variable)) return layout_of(sink->variable).spec;
     }
   }
   return nullptr;

@@ -41,6 +41,7 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> args, const F& f) {
 // no elements to work on, say. Its results are distributed all the same.
 void distribute_results(const LibraryCode& code, size_t num_results, Stack& stack) {
   const auto made_here = [&](const at::Tensor& t) {
+    if (t.defined() && t.is_meta() && code.mesh().world().has_data()) return false;  // no value, but a shape
     return t.defined() && !is_dtensor(t) && !code.was_given(t) && !t.requires_grad() && t.layout() == c10::kStrided && t.unsafeGetTensorImpl()->storage().use_count() == 1;
   };
   for (size_t i = stack.size() - num_results; i < stack.size(); ++i) {
@@ -77,7 +78,7 @@ bool register_composites() {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findSchema(name);
     if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
-    if (!has_tensor_argument(op->schema())) continue;
+    if (!has_tensor_argument(op->schema()) || name.name == "aten::_has_compatible_shallow_copy_type") continue;  // see set_data.cc
     registered->push_back(dispatcher.registerImpl(name, kAboveAutogradKey, c10::KernelFunction::makeFromBoxedFunction<&run_composite>(),
                                                   std::nullopt, nullptr, "dtensor: notes that a composite operator runs"));
   }
@@ -122,7 +123,22 @@ std::string LibraryCode::called_operator() const {
   return c10::toString(outermost->op_.operator_name());
 }
 
-bool counts_as_number(const at::Tensor& t) { return t.dim() == 0 || (t.numel() == 1 && t.device().is_cpu()); }
+namespace {
+
+// One number seen many times, as autograd makes gradients and tangents that are zero.
+bool is_expanded_number(const at::Tensor& t) {
+  if (t.layout() != c10::kStrided || t.numel() == 0 || !t.has_storage()) return false;
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    if (t.size(d) > 1 && t.stride(d) != 0) return false;
+  }
+  return static_cast<int64_t>(t.storage().nbytes()) == t.element_size();
+}
+
+}  // namespace
+
+bool counts_as_number(const at::Tensor& t) {
+  return t.dim() == 0 || (t.numel() == 1 && t.device().is_cpu()) || is_expanded_number(t);
+}
 
 bool plain_is_replicated() {
   if (current_scope().implicit_replication || in_backward()) return true;

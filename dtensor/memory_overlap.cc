@@ -62,4 +62,32 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   return reachable(steps, 0, b.storage_offset() - a.storage_offset(), budget);
 }
 
+std::vector<bool> which_overlap(c10::ArrayRef<at::Tensor> tensors) {
+  // Sorted by where they begin, those that may overlap are neighbours.
+  struct Extent {
+    uintptr_t begin, end;
+    size_t index;
+  };
+  std::vector<Extent> extents;
+  std::vector<bool> result(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& t = tensors[i];
+    result[i] = overlaps_itself(t);
+    if (t.numel() == 0) continue;
+    int64_t last = 0;  // element
+    for (int64_t d = 0; d < t.dim(); ++d) last += t.stride(d) * (t.size(d) - 1);
+    const auto begin = reinterpret_cast<uintptr_t>(t.const_data_ptr());
+    extents.push_back({begin, begin + (last + 1) * t.element_size(), i});
+  }
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  for (size_t a = 0; a < extents.size(); ++a) {
+    for (size_t b = a + 1; b < extents.size() && extents[b].begin < extents[a].end; ++b) {
+      const size_t i = extents[a].index, k = extents[b].index;
+      if ((result[i] && result[k]) || !overlap(tensors[i], tensors[k])) continue;
+      result[i] = result[k] = true;
+    }
+  }
+  return result;
+}
+
 }  // namespace dtensor

@@ -26,7 +26,7 @@ bool may_reduce_written(const OpInfo& info, const Inputs& in) {
   for_each_partial_written(info, in, [&](int k) {
     const DTensorMeta& meta = layout_of(in.tensors[k]);
     any = true;
-    shared = shared || meta.storage.use_count() > 1 || meta.storage->given_away || meta.storage->origin;
+    shared = shared || meta.storage->shared || meta.storage->given_away || meta.storage->origin;
   });
   return any && !shared;
 }
@@ -35,7 +35,7 @@ void reduce_written(const OpInfo& info, const Inputs& in) {
   for_each_partial_written(info, in, [&](int k) {
     const at::Tensor& t = in.tensors[k];
     const CommCause cause{info.name, arg_name(info, in, k), module_path(in), /*implicit=*/true};
-    const at::Tensor reduced = redistribute_below_autograd(t, without_partials(meta_of(t).spec->placements()), cause);
+    const at::Tensor reduced = redistribute_below_autograd(t, without_partials(layout_of(t).spec->placements()), cause);
     replace_contents(t, meta_of(reduced).spec, meta_of(reduced).locals);
   });
 }

@@ -10,7 +10,8 @@
 
 namespace dtensor {
 
-// Library code runs, an argument that `info` writes to is Partial, and no view or other tensor shares the memory of one that is.
+// Library code runs, an argument that `info` writes to is Partial, and no view or other tensor ever shared the memory of one that is: the same
+// decision on all ranks.
 bool may_reduce_written(const OpInfo& info, const Inputs& in);
 // Makes the Partial ones Replicate where they are Partial, in place. Communicates; by name of the argument. REQUIRES: may.
 void reduce_written(const OpInfo& info, const Inputs& in);

@@ -57,7 +57,7 @@ struct ReplicateFn : Function<ReplicateFn> {
 
 struct RedistributeFn : Function<RedistributeFn> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements placements, CommCause cause, bool async_op) {
-    save(ctx, meta_of(t).spec, without_partials(meta_of(t).spec->placements()), cause);
+    save(ctx, layout_of(t).spec, without_partials(layout_of(t).spec->placements()), cause);
     return redistribute_below_autograd(t, placements, cause, async_op);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -74,7 +74,7 @@ struct FullTensorFn : Function<FullTensorFn> {
 };
 
 at::Tensor FullTensorFn::forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = layout_of(t);
   save(ctx, meta.spec, std::move(grad_placements));
   const at::Tensor whole = redistribute_below_autograd(t, all_replicate(meta.spec->mesh()), explicit_cause("full_tensor"));
   LocalGuard guard;
@@ -126,6 +126,10 @@ void check_replicas(const Spec& spec, const variable_list& grads) {
   }
 }
 
+// from_local(); `fresh`: the caller knows that the parts share memory with nothing.
+at::Tensor from_parts(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options, bool fresh);
+
 struct ToLocalFn : Function<ToLocalFn> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
     const DTensorMeta& meta = meta_of(t);
@@ -153,29 +157,26 @@ struct ToLocalFn : Function<ToLocalFn> {
     }
     FromLocalOptions options;
     options.shape.emplace(s->spec->sizes().begin(), s->spec->sizes().end());
-    return {from_local(grads, s->spec->mesh(), s->placements, options), at::Tensor()};
+    return {from_parts(grads, s->spec->mesh(), s->placements, options, /*fresh=*/true), at::Tensor()};
   }
 };
 
 struct FromLocalFn : Function<FromLocalFn> {
-  static at::Tensor forward(AutogradContext* ctx, at::TensorList locals, SpecPtr spec, Placements grad_placements) {
+  static at::Tensor forward(AutogradContext* ctx, at::TensorList locals, SpecPtr spec, Placements grad_placements, bool fresh) {
     save(ctx, spec, std::move(grad_placements));
     LocalGuard guard;
+    // Ranks do not share memory: an operator in place would work on it several times.
+    const std::vector<bool> shared = fresh ? std::vector<bool>(locals.size()) : which_overlap(locals);
     RankTensors mine;
-    for (size_t i = 0; i < locals.size(); ++i) {
-      // Ranks do not share memory: an operator in place would work on it several times.
-      bool shared = overlaps_itself(locals[i]);
-      for (size_t k = 0; k < locals.size() && !shared; ++k) shared = k != i && overlap(locals[i], locals[k]);
-      mine.push_back(shared ? locals[i].clone() : locals[i].detach());
-    }
+    for (size_t i = 0; i < locals.size(); ++i) mine.push_back(shared[i] ? locals[i].clone() : locals[i].detach());
     at::Tensor result = make_dtensor(spec, std::move(mine));
-    meta_of(result).storage->given_away = true;
+    layout_of(result).storage->given_away = true;
     return result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto s = saved(ctx);
     const size_t n = s->spec->mesh().local_ranks().size();
-    variable_list result(n + 2);
+    variable_list result(n + 3);
     if (!grads[0].defined()) return result;
     const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
     auto locals = to_local(redistribute_as(g, s->placements, explicit_cause("from_local")));
@@ -311,7 +312,7 @@ Placements checked_placements(const Placements& placements, const DeviceMesh& me
 }
 
 at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause, bool async_op) {
-  if (meta_of(tensor).spec->placements() == placements) return tensor;
+  if (layout_of(tensor).spec->placements() == placements) return tensor;
   if (!at::GradMode::is_enabled() || !tensor.requires_grad()) {
     return redistribute_below_autograd(tensor, placements, cause, async_op);
   }
@@ -348,6 +349,13 @@ std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placeme
 
 at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options) {
+  return from_parts(locals, mesh, placements, options, /*fresh=*/false);
+}
+
+namespace {
+
+at::Tensor from_parts(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options, bool fresh) {
   TORCH_CHECK_VALUE(mesh.defined(), "[from_local] no mesh");
   const auto& ranks = mesh.local_ranks();
   TORCH_CHECK_VALUE(locals.size() == ranks.size(), "[from_local] ", locals.size(), " local tensors, but this process owns ",
@@ -381,8 +389,10 @@ at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& m
   }
   Placements back = without_partials(normal);
   if (options.grad_placements) back = checked_placements(*options.grad_placements, mesh, ndim, "from_local");
-  return FromLocalFn::apply(at::TensorList(locals), spec, std::move(back));  // autograd looks into a TensorList only
+  return FromLocalFn::apply(at::TensorList(locals), spec, std::move(back), fresh);  // autograd looks into a TensorList only
 }
+
+}  // namespace
 
 at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
                              std::optional<int64_t> source_rank) {
@@ -390,7 +400,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, c
   TORCH_CHECK(tensor.defined(), "[distribute_tensor] the tensor is undefined");
   const auto to = checked_placements(placements.empty() ? all_replicate(mesh) : placements, mesh, tensor.dim(), "distribute_tensor");
   if (is_dtensor(tensor)) {
-    const Spec& spec = *meta_of(tensor).spec;
+    const Spec& spec = *layout_of(tensor).spec;
     if (spec.mesh() == mesh && spec.is_replicated() && tensor.is_leaf()) {  // a factory's, inside a MeshScope
       if (spec.placements() == to) return tensor;
       at::Tensor part = redistribute_below_autograd(tensor, to, explicit_cause("distribute_tensor"));

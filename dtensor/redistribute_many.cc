@@ -41,7 +41,7 @@ at::Tensor wrap(const at::Tensor& origin, const RedistributePlan& plan, SpecPtr 
     LocalGuard guard;
     for (auto& local : locals) local = local.clone();
   }
-  return make_dtensor(std::move(spec), std::move(locals), meta_of(origin).name);
+  return make_dtensor(std::move(spec), std::move(locals), layout_of(origin).name);
 }
 
 at::Tensor move_below_autograd(const at::Tensor& t, const DeviceMesh& mesh, const Placements& to, const CommCause& cause) {
@@ -55,7 +55,7 @@ std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, cons
   std::vector<Redistribution> wanted;
   std::vector<RankTensors> locals;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    wanted.push_back({meta_of(tensors[i]).spec, to[i]});
+    wanted.push_back({layout_of(tensors[i]).spec, to[i]});
     locals.push_back(meta_of(tensors[i]).locals);
   }
   const BatchPlan batch = plan_many(wanted);
@@ -69,7 +69,7 @@ std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, cons
 
 struct MoveFn : Function<MoveFn> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, DeviceMesh mesh, Placements placements, CommCause cause) {
-    save(ctx, {meta_of(t).spec}, cause);
+    save(ctx, {layout_of(t).spec}, cause);
     return move_below_autograd(t, mesh, placements, cause);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -87,7 +87,7 @@ struct MoveFn : Function<MoveFn> {
 struct RedistributeManyFn : Function<RedistributeManyFn> {
   static variable_list forward(AutogradContext* ctx, at::TensorList tensors, std::vector<Placements> placements, CommCause cause) {
     std::vector<SpecPtr> specs;
-    for (const at::Tensor& t : tensors) specs.push_back(meta_of(t).spec);
+    for (const at::Tensor& t : tensors) specs.push_back(layout_of(t).spec);
     save(ctx, std::move(specs), cause);
     variable_list results = redistribute_below_autograd(tensors, placements, cause);
     variable_list constant;
@@ -122,7 +122,7 @@ bool records(const at::Tensor& t) { return at::GradMode::is_enabled() && t.requi
 }  // namespace
 
 at::Tensor redistribute_to(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements, const CommCause& cause) {
-  if (meta_of(tensor).spec->mesh() == mesh) return redistribute_as(tensor, placements, cause);
+  if (layout_of(tensor).spec->mesh() == mesh) return redistribute_as(tensor, placements, cause);
   if (!records(tensor)) return move_below_autograd(tensor, mesh, placements, cause);
   return MoveFn::apply(tensor, mesh, placements, cause);
 }
@@ -134,7 +134,7 @@ std::vector<at::Tensor> redistribute_many_as(const std::vector<at::Tensor>& tens
   std::vector<at::Tensor> changing;
   std::vector<Placements> to;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (meta_of(tensors[i]).spec->placements() == placements[i]) continue;
+    if (layout_of(tensors[i]).spec->placements() == placements[i]) continue;
     index.push_back(i);
     changing.push_back(tensors[i]);
     to.push_back(placements[i]);

@@ -63,9 +63,22 @@ class ReplicatedCall {
       const at::Tensor& t = in_.tensors[k];
       if (!t.defined()) continue;
       gathered_[k] = !is_whole(t);
+      if (gathered_[k] && info_.args[in_.args[k]].overwritten) {
+        locals_[k] = memory_for(t);
+        continue;
+      }
       const at::Tensor all = gathered_[k] ? redistribute_below_autograd(t, whole(), cause(k)) : t;
       locals_[k] = has_data() ? (info_.is_view ? memory_of(all) : meta_of(all)).locals : RankTensors{stand_in(t)};
     }
+  }
+
+  // For the whole of what is written without being read.
+  RankTensors memory_for(const at::Tensor& t) const {
+    LocalGuard guard;
+    if (!has_data()) return {stand_in(t)};
+    RankTensors result;
+    for (const at::Tensor& local : memory_of(t).locals) result.push_back(at::empty_strided(t.sizes(), t.strides(), local.options()));
+    return result;
   }
 
   static at::Tensor stand_in(const at::Tensor& t) {
@@ -190,7 +203,7 @@ class ReplicatedCall {
       const at::Tensor& now = locals_[k][r];
       const TensorMeta& was = before[i++];
       if (may_be_resized(k)) continue;
-      const bool moved = has_data() && !gathered_[k] && !now.is_alias_of(meta_of(in_.tensors[k]).locals[r]);
+      const bool moved = has_data() && !gathered_[k] && !now.is_alias_of(memory_of(in_.tensors[k]).locals[r]);
       TORCH_CHECK_NOT_IMPLEMENTED(
           shape_of(now.sizes()) == was.sizes && shape_of(now.strides()) == was.strides && now.scalar_type() == was.dtype && !moved,
           info_.name, ": changes the size, strides or memory of argument '", arg_name(info_, in_, static_cast<int>(k)),
@@ -215,11 +228,11 @@ class ReplicatedCall {
         replace_contents(t, Spec::get(in_.mesh, whole(), meta), has_data() ? locals_[k] : RankTensors());
       }
       if (gathered_[k]) {
-        const Spec& spec = *meta_of(t).spec;
-        const at::Tensor result = make_dtensor(meta_of(t).spec->with_placements(whole()), has_data() ? locals_[k] : RankTensors());
+        const Spec& spec = *layout_of(t).spec;
+        const at::Tensor result = make_dtensor(layout_of(t).spec->with_placements(whole()), has_data() ? locals_[k] : RankTensors());
         const at::Tensor cut = redistribute_below_autograd(result, spec.placements(), cause(k));
         LocalGuard guard;
-        for (size_t r = 0; r < meta_of(t).locals.size(); ++r) meta_of(t).locals[r].copy_(meta_of(cut).locals[r]);
+        for (size_t r = 0; r < layout_of(t).locals.size(); ++r) memory_of(t).locals[r].copy_(meta_of(cut).locals[r]);
       }
       note_write(t, info_.name);
     }
@@ -294,7 +307,10 @@ class ReplicatedCall {
 }  // namespace
 
 void run_without_rule(const OpInfo& info, const Inputs& in, Stack& stack) {
-  const bool whole = std::all_of(in.tensors.begin(), in.tensors.end(), [](const auto& t) { return !t.defined() || is_whole(t); });
+  bool whole = true;  // what it reads; out= gets its part of the result
+  for (size_t k = 0; k < in.tensors.size() && whole; ++k) {
+    whole = !in.tensors[k].defined() || is_whole(in.tensors[k]) || info.args[in.args[k]].out;
+  }
   if (!whole && !current_scope().replicate_unsupported) throw_missing_rule(info, in);
   Stack results = ReplicatedCall(info, in, torch::jit::last(stack, info.args.size())).run();
   torch::jit::drop(stack, info.args.size());

@@ -110,7 +110,10 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
 
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage) {
-  if (!storage) storage = layout_of(base).storage;
+  if (!storage) {
+    storage = layout_of(base).storage;
+    storage->shared.store(true, std::memory_order_relaxed);
+  }
   auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr);
   impl->set_storage_offset(offset);
   impl->match_inference_mode(base);

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "dtensor/dispatch_key.h"
 #include "mesh/comm_work.h"
@@ -25,6 +26,7 @@
 namespace dtensor {
 
 struct ViewOrigin;  // view_origin.h
+class HookWatch;     // hook_watch.h
 
 // What tensors that share memory share: the bytes they keep alive, and how often they were written to.
 struct LocalStorage {
@@ -34,6 +36,11 @@ struct LocalStorage {
   std::atomic<uint64_t> writes{0};
   // Of a view that could not share the memory of the tensor it is of, since parts had to move: what it is a view of. Else null.
   std::shared_ptr<ViewOrigin> origin;
+  // Views or other handles share it, or did: giving one of them other contents would part them. (The same on all ranks, as a count
+  // of present users is not.)
+  std::atomic<bool> shared{false};
+  // Hooks of modules that should run before anyone computes with this; null without such.
+  std::shared_ptr<const std::vector<std::shared_ptr<HookWatch>>> hook_watches;
   // The user holds the local tensors and can write to them unseen: nothing derived from them may be remembered.
   std::atomic<bool> given_away{false};
 };

@@ -25,7 +25,7 @@ void reduce_gradients(const std::vector<at::Tensor>& parameters) {
   c10::AutoGradMode no_grad(false);
   for (const at::Tensor& p : parameters) {
     if (!is_dtensor(p) || !is_dtensor(p.grad())) continue;
-    const DTensorMeta& meta = meta_of(p);
+    const DTensorMeta& meta = layout_of(p);
     CommCause cause{"reduce_gradients", meta.name ? *meta.name : "", current_scope().module_path, /*implicit=*/false};
     if (meta.name) cause.module_path = module_of(meta);
     p.mutable_grad() = redistribute_as(p.grad(), meta.spec->placements(), cause);

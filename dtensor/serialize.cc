@@ -43,7 +43,10 @@ class PlainForNow {
   // The whole values.
   void gather() {
     for (const Part& p : parts_) {
-      if (is_dtensor(p.original)) p.tensor.set_data(whole_value(p.original));
+      if (!is_dtensor(p.original)) continue;
+      const at::Tensor whole = whole_value(p.original);
+      LocalGuard guard;  // plain in the place of a distributed one
+      p.tensor.set_data(whole);
     }
   }
   // Tensors of the right shape and no memory.

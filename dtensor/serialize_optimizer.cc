@@ -74,7 +74,7 @@ class Undo {
 };
 
 std::string name_of(const at::Tensor& p, size_t index) {
-  if (is_dtensor(p) && meta_of(p).name) return "'" + *meta_of(p).name + "'";
+  if (is_dtensor(p) && layout_of(p).name) return "'" + *layout_of(p).name + "'";
   return "parameter " + std::to_string(index);
 }
 
@@ -87,7 +87,7 @@ void lay_out(at::Tensor& t, const char* state_name, const at::Tensor& p, size_t 
     t = t.to(p.device());
     return;
   }
-  const Spec& spec = *meta_of(p).spec;
+  const Spec& spec = *layout_of(p).spec;
   t = distribute_tensor(t.detach(), spec.mesh(), spec.placements(), std::nullopt);
 }
 

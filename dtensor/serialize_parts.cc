@@ -5,6 +5,7 @@
 
 #include "dtensor/redistribute.h"
 #include "dtensor/representation.h"
+#include "dtensor/view_origin.h"
 #include "mesh/scope.h"
 
 namespace dtensor {
@@ -34,7 +35,8 @@ void copy_into(const at::Tensor& target, const at::Tensor& value) {
     target.copy_(is_dtensor(value) ? full_tensor(value) : value);
     return;
   }
-  const DTensorMeta& meta = meta_of(target);
+  check_can_carry_back(target, "load");
+  const DTensorMeta& meta = memory_of(target);
   const at::Tensor laid_out =
       is_dtensor(value) ? redistribute(value, meta.spec->placements())
                         : distribute_tensor(value.detach(), meta.spec->mesh(), meta.spec->placements(), std::nullopt);

@@ -97,14 +97,15 @@ at::Tensor take_again(const ViewOrigin& origin) {
 
 }  // namespace
 
-ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view)
+ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view, bool parts_moved)
     : base(another_handle(call.args[call.base_arg].toTensor())),
       op(call.op),
       args(without_base(call)),
       base_arg(call.base_arg),
       result(call.result),
       spec(std::move(spec_of_view)),
-      locals(std::move(locals_of_view)) {
+      locals(std::move(locals_of_view)),
+      moved(parts_moved) {
   const Placements& placements = layout_of(base).spec->placements();
   for (size_t m = 0; m < placements.size(); ++m) follows.push_back(call.computed[m] == placements[m]);
 }
@@ -118,7 +119,7 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
   offset += base.storage_offset() * base_size / size;
   if (!moved && shares_memory(locals, meta.locals)) return make_view(std::move(spec), std::move(locals), base, offset);
 
-  auto origin = std::make_shared<ViewOrigin>(call, spec, locals);
+  auto origin = std::make_shared<ViewOrigin>(call, spec, locals, moved);
   // Of a copied view that is out of date this one is, too.
   const auto& above = meta.storage->origin;
   const bool late = above && above->seen.load(kRelaxed) != layout_of(above->base).storage->writes.load(kRelaxed);
@@ -145,6 +146,23 @@ void read_anew(LocalStorage& storage) {
   origin.seen.store(writes, kRelaxed);
 }
 
+void check_can_carry_back(const at::Tensor& t, std::string_view op) {
+  const auto any_conjugated = [](const RankTensors& locals) {
+    return std::any_of(locals.begin(), locals.end(), [](const at::Tensor& local) { return local.is_conj(); });
+  };
+  const Spec& spec = *layout_of(t).spec;
+  bool conjugated = any_conjugated(layout_of(t).locals);
+  for (const ViewOrigin* origin = layout_of(t).storage->origin.get(); origin != nullptr;) {
+    const DTensorMeta& base = layout_of(origin->base);
+    check_can_store(spec, *base.spec, op);
+    conjugated = conjugated || any_conjugated(origin->locals) || any_conjugated(base.locals);
+    const std::string error = what_ails_storing(window_of(spec, t.storage_offset()), spec.dtype(),
+                                                window_of(*base.spec, origin->base.storage_offset()), base.spec->dtype(), conjugated);
+    TORCH_CHECK_NOT_IMPLEMENTED(error.empty(), std::string(op), ": ", error);
+    origin = base.storage->origin.get();
+  }
+}
+
 void carry_back(const at::Tensor& t, std::string_view op) {
   const CommCause cause{std::string(op), "self", current_scope().module_path, /*implicit=*/true};
   SpecPtr spec = layout_of(t).spec;  // of what is written, as it is laid out by now
@@ -153,7 +171,6 @@ void carry_back(const at::Tensor& t, std::string_view op) {
   std::vector<bool> follows(spec->placements().size(), true);
   for (std::shared_ptr<ViewOrigin> origin = layout_of(t).storage->origin; origin != nullptr;) {
     const DTensorMeta& base = memory_of(origin->base);
-    check_can_store(*spec, *base.spec, op);
     for (size_t m = 0; m < follows.size(); ++m) follows[m] = follows[m] && origin->follows[m];
     keep_whole_chains(follows, base.spec->placements());
     keep_whole_chains(follows, layout_of(t).spec->placements());

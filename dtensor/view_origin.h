@@ -28,8 +28,14 @@ struct ViewCall {
   Placements computed;   // the layout of the base that it was computed in
 };
 
+// Whether parts move is decided by the layouts: the same on all ranks. But a local view operator may also copy where the strides of
+// a rank's part leave no other way, on some ranks and not on others, which may be those of other processes. Such a copy differs from
+// a view that shares memory in nothing that others take part in: reading it anew and carrying back what is written to it move no
+// part. What it costs to read or write further up or down a chain of views is the same, too. The one exception: an operator on lists
+// that writes to such a view and to what it is of in one call works on one tensor after another (any_related()), so where it must
+// move several other lists for that, their order is another than on ranks that share the memory.
 struct ViewOrigin {
-  ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view);
+  ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view, bool moved);
 
   at::Tensor base;  // another handle on what the view is of
   c10::OperatorHandle op;
@@ -37,6 +43,7 @@ struct ViewOrigin {
   size_t base_arg = 0, result = 0;
   SpecPtr spec;  // of the view, and its parts
   RankTensors locals;
+  bool moved = false;  // parts moved for it; else it is a copy since some local view operator made one, see below
   std::vector<bool> follows;  // per mesh dim: every rank's part of the view is of its own part of the base
 
   std::mutex mutex;                 // one reader takes the view again
@@ -49,6 +56,10 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
 
 // Takes the view again if what it is of was written to. REQUIRES: storage.origin.
 void read_anew(LocalStorage& storage);
+
+// Before `op` writes to `t`, whose memory is a copied view's. Error (c10::NotImplementedError): carry_back() could not take it to the
+// tensor that is a view of, and the two would part.
+void check_can_carry_back(const at::Tensor& t, std::string_view op);
 
 // Takes what was written to `t`, whose memory is a copied view's, to the tensor that is a view of. `op`: who wrote.
 void carry_back(const at::Tensor& t, std::string_view op);

@@ -29,19 +29,23 @@ bool is_expanded(const Window& w, size_t d) { return w.sizes[d] > 1 && w.strides
 
 // ------------------------------------------------------------ one dtype
 
+// Seen as elements of which `ratio` make one of its own: the last dim counts them.
+void split_window(Window& w, int64_t ratio) {
+  if (ratio == 1) return;
+  for (int64_t& stride : w.strides) stride *= ratio;
+  w.offset *= ratio;
+  w.sizes.push_back(ratio);
+  w.strides.push_back(1);
+}
+
 // Seen as elements of `dtype`, `ratio` of which make one of its own: the last dim counts them.
 void split_elements(WindowPart& w, c10::ScalarType dtype, int64_t ratio) {
   if (w.part.scalar_type() == dtype) return;
-  TORCH_CHECK_NOT_IMPLEMENTED(!w.part.is_conj(), "writing to the real or imaginary parts of a conjugated distributed tensor is not "
-                              "supported; call resolve_conj() on it first");
+  split_window(w.window, ratio);
   if (ratio == 1) {
     w.part = w.part.view(dtype);
     return;
   }
-  for (int64_t& stride : w.window.strides) stride *= ratio;
-  w.window.offset *= ratio;
-  w.window.sizes.push_back(ratio);
-  w.window.strides.push_back(1);
   w.layout.dims.push_back({{0, ratio}});
   w.layout.offsets.push_back(0);
   w.part = w.part.unsqueeze(-1).view(dtype);
@@ -199,6 +203,23 @@ void store_elements(const WindowPart& view, const WindowPart& base) {
 
 }  // namespace
 
+std::string what_ails_storing(Window view, c10::ScalarType view_dtype, Window base, c10::ScalarType base_dtype, bool conjugated) {
+  if (view_dtype != base_dtype && conjugated) {
+    return "writing to the real or imaginary parts of a conjugated distributed tensor is not supported; call resolve_conj() on it first";
+  }
+  const auto a = static_cast<int64_t>(c10::elementSize(view_dtype)), b = static_cast<int64_t>(c10::elementSize(base_dtype));
+  split_window(view, std::max<int64_t>(a / b, 1));
+  split_window(base, std::max<int64_t>(b / a, 1));
+  if (map_dims(view, base)) return "";
+  for (size_t d = 0; d < base.sizes.size(); ++d) {
+    if (is_expanded(base, d)) {
+      return "writing through a view that regroups the dims of an expanded tensor, whose parts had to move for it, is not supported; "
+             "clone() the expanded tensor first";
+    }
+  }
+  return "";
+}
+
 void copy_values(at::Tensor dest, at::Tensor src) {
   for (int64_t d = 0; d < dest.dim(); ++d) {
     if (dest.stride(d) != 0 || dest.size(d) < 2) continue;
@@ -212,10 +233,6 @@ void store_through(WindowPart view, WindowPart base) {
   if (view.part.numel() == 0 || base.part.numel() == 0) return;
   make_one_dtype(view, base);
   if (const auto map = map_dims(view.window, base.window)) return store_blocks(view, base, *map);
-  for (size_t d = 0; d < base.window.sizes.size(); ++d) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!is_expanded(base.window, d), "writing through a view that regroups the dims of an expanded "
-                                "tensor, whose parts had to move for it, is not supported; clone() the expanded tensor first");
-  }
   store_elements(view, base);
 }
 

@@ -62,6 +62,7 @@ void register_factory_rules(RuleRegistry& registry) {
   registry.add({"aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::empty_like", "aten::new_zeros",
                 "aten::new_ones", "aten::new_full", "aten::new_empty", "aten::new_empty_strided"},
                rule);
+  register_factory_out_handlers();
 }
 
 }  // namespace dtensor

@@ -115,7 +115,7 @@ RandomDraw randint(const Arguments& args, const at::Tensor& self) {
   return integers(args["low"].isNone() ? 0 : args["low"].toInt(), args["high"].toInt(), self);
 }
 
-bool has_data(const at::Tensor& t) { return meta_of(t).spec->mesh().world().has_data(); }
+bool has_data(const at::Tensor& t) { return layout_of(t).spec->mesh().world().has_data(); }
 
 using Draw = RandomDraw (*)(const Arguments&, const at::Tensor&);
 
@@ -194,7 +194,7 @@ void native_dropout(const c10::OperatorHandle& op, Stack& stack) {
   TORCH_CHECK(0 <= p && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
   const bool train = args["train"].isNone() || args["train"].toBool();
   const at::Tensor given = args.tensor("input");
-  const at::Tensor input = redistribute_below_autograd(given, without_partials(meta_of(given).spec->placements()),
+  const at::Tensor input = redistribute_below_autograd(given, without_partials(layout_of(given).spec->placements()),
                                                        {"aten::native_dropout", "input", current_scope().module_path, true});
   at::Tensor mask = at::empty_like(input, input.options().dtype(at::kBool)), output;
   if (train) {
@@ -215,7 +215,7 @@ void multinomial(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = args.tensor("self");
   const int64_t samples = args["num_samples"].toInt();
   const bool replacement = args["replacement"].toBool();
-  const DeviceMesh& mesh = meta_of(self).spec->mesh();
+  const DeviceMesh& mesh = layout_of(self).spec->mesh();
   const Placements whole(mesh.ndim(), Replicate());
   const at::Tensor p =
       redistribute_below_autograd(self, whole, {"aten::multinomial", "self", current_scope().module_path, true});

@@ -3,6 +3,7 @@
 #include <ATen/ops/real.h>
 
 #include "dtensor/dispatch.h"
+#include "dtensor/view_origin.h"
 #include "mesh/scope.h"
 #include "ops/random.h"
 #include "ops/random_kernel.h"
@@ -44,6 +45,7 @@ uint64_t draw_random_key(const std::optional<at::Generator>& given) {
 void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key, uint64_t stream) {
   const DTensorMeta& meta = memory_of(tensor);
   check_not_partial(*meta.spec);
+  check_can_carry_back(tensor, "random fill");
   LocalGuard guard;
   for (size_t i = 0; i < meta.locals.size(); ++i) {
     const auto offsets = global_offsets(*meta.spec, static_cast<int64_t>(i));
@@ -61,6 +63,7 @@ void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key,
 void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uint64_t key) {
   const DTensorMeta& meta = memory_of(tensor);
   check_not_partial(*meta.spec);
+  check_can_carry_back(tensor, "aten::bernoulli_");
   const at::Tensor given = is_dtensor(probability) ? probability : replicate_plain(probability, meta.spec->mesh());
   const CommCause cause{"aten::bernoulli_", "p", current_scope().module_path, /*implicit=*/true};
   const at::Tensor p = redistribute_below_autograd(given.expand(tensor.sizes()), meta.spec->placements(), cause);

@@ -11,6 +11,8 @@ void register_attention_rules(RuleRegistry& registry);
 void register_composite_handlers();  // vander, max_pool1d, ...
 void register_embedding_rules(RuleRegistry& registry);
 void register_factory_rules(RuleRegistry& registry);  // zeros_like, new_full, ...
+void register_factory_out_handlers();                 // called by register_factory_rules
+void register_forward_mode_handlers();                // called by register_scalar_rules
 void register_index_rules(RuleRegistry& registry);
 void register_loss_rules(RuleRegistry& registry);
 void register_matmul_rules(RuleRegistry& registry);

@@ -26,7 +26,7 @@ CommCause cause_of(const c10::OperatorHandle& op, const std::string& argument) {
 
 void check_has_data(const c10::OperatorHandle& op, const at::Tensor& t) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !meta_of(t).locals.empty(), op.operator_name(), ": the value of ", meta_of(t).spec->to_string(),
+      !layout_of(t).locals.empty(), op.operator_name(), ": the value of ", layout_of(t).spec->to_string(),
       " is not known to this process, which owns no rank of the mesh (an abstract world has no data)");
 }
 
@@ -51,7 +51,7 @@ void item(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
   check_has_data(op, self);
-  const at::Tensor whole = redistribute_below_autograd(self, Placements(meta_of(self).spec->mesh().ndim(), Replicate()),
+  const at::Tensor whole = redistribute_below_autograd(self, Placements(layout_of(self).spec->mesh().ndim(), Replicate()),
                                                        cause_of(op, "self"));
   LocalGuard guard;
   stack.emplace_back(meta_of(whole).locals.front().item());
@@ -62,22 +62,22 @@ void check_pair(const c10::OperatorHandle& op, at::Tensor& self, at::Tensor& oth
   for (auto* t : {&self, &other}) {
     if (is_dtensor(*t)) continue;
     const at::Tensor& distributed = t == &self ? other : self;
-    const DeviceMesh& mesh = meta_of(distributed).spec->mesh();
+    const DeviceMesh& mesh = layout_of(distributed).spec->mesh();
     if (!plain_is_replicated() && !counts_as_number(*t)) {
       throw_plain_beside_distributed(c10::toString(op.operator_name()), t == &self ? "self" : "other", *t, mesh);
     }
     *t = replicate_plain(*t, mesh);
   }
-  TORCH_CHECK(meta_of(self).spec->mesh() == meta_of(other).spec->mesh(), op.operator_name(),
+  TORCH_CHECK(layout_of(self).spec->mesh() == layout_of(other).spec->mesh(), op.operator_name(),
               ": the arguments are on different meshes");
 }
 
 bool are_one_tensor(const at::Tensor& a, const at::Tensor& b) {
   if (a.is_same(b)) return true;
-  if (meta_of(a).storage != meta_of(b).storage || meta_of(a).spec != meta_of(b).spec) return false;
+  if (layout_of(a).storage != layout_of(b).storage || layout_of(a).spec != layout_of(b).spec) return false;
   LocalGuard guard;
-  for (size_t i = 0; i < meta_of(a).locals.size(); ++i) {
-    if (!meta_of(a).locals[i].is_set_to(meta_of(b).locals[i])) return false;
+  for (size_t i = 0; i < layout_of(a).locals.size(); ++i) {
+    if (!memory_of(a).locals[i].is_set_to(memory_of(b).locals[i])) return false;
   }
   return true;
 }
@@ -93,14 +93,14 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
     return;
   }
   check_has_data(op, self);
-  const DeviceMesh& mesh = meta_of(self).spec->mesh();
+  const DeviceMesh& mesh = layout_of(self).spec->mesh();
   const bool is_one = are_one_tensor(self, other);
   if (is_one && c10::isIntegralType(self.scalar_type(), /*includeBool=*/true)) {
     stack.emplace_back(true);
     return;
   }
-  Placements layout = meta_of(self).spec->placements();
-  if (meta_of(self).spec->has_partial()) layout = meta_of(other).spec->placements();
+  Placements layout = layout_of(self).spec->placements();
+  if (layout_of(self).spec->has_partial()) layout = layout_of(other).spec->placements();
   layout = without_partials(std::move(layout));
   self = redistribute_below_autograd(self, layout, cause_of(op, "self"));
   other = is_one ? self : redistribute_below_autograd(other, layout, cause_of(op, "other"));
@@ -145,8 +145,8 @@ void is_pinned(const c10::OperatorHandle&, Stack& stack) {
   torch::jit::pop(stack);
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   LocalGuard guard;
-  bool pinned = !meta_of(self).locals.empty();
-  for (const auto& local : meta_of(self).locals) pinned = pinned && local.is_pinned();
+  bool pinned = !memory_of(self).locals.empty();
+  for (const auto& local : memory_of(self).locals) pinned = pinned && local.is_pinned();
   stack.emplace_back(pinned);
 }
 
@@ -168,6 +168,7 @@ void register_scalar_rules(RuleRegistry&) {
   add_handler("aten::is_pinned", is_pinned);
   add_handler("aten::_is_all_true", is_all_true);
   add_handler("aten::_is_any_true", is_any_true);
+  register_forward_mode_handlers();
 }
 
 }  // namespace dtensor

@@ -43,7 +43,7 @@ OutputMetas safe_softmax_metas(const OpCall& call) {
 // True if a mesh dim of several ranks cuts `dim` of `t`, and no Partial has to be resolved first.
 bool is_split(const at::Tensor& t, int64_t dim) {
   if (!is_dtensor(t) || t.dim() == 0 || t.numel() == 0) return false;
-  const Spec& spec = *meta_of(t).spec;
+  const Spec& spec = *layout_of(t).spec;
   bool split = false;
   for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
     const Placement& p = spec.placements()[m];
@@ -55,8 +55,8 @@ bool is_split(const at::Tensor& t, int64_t dim) {
 
 // The ranks' results per row, reduced.
 at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what) {
-  return redistribute_below_autograd(t, without_partials(meta_of(t).spec->placements()),
-                                     {c10::toString(op.operator_name()), what, module_of(meta_of(t)), /*implicit=*/true});
+  return redistribute_below_autograd(t, without_partials(layout_of(t).spec->placements()),
+                                     {c10::toString(op.operator_name()), what, module_of(layout_of(t)), /*implicit=*/true});
 }
 
 bool is_half(c10::ScalarType t) { return t == at::kHalf || t == at::kBFloat16; }
@@ -83,7 +83,7 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   at::Tensor grad = args[0].toTensor(), output = args[1].toTensor();
   const int64_t dim = args[2].toInt();
-  if (op.schema().arguments().size() != 4 || !is_split(output, dim) || !is_dtensor(grad) || meta_of(grad).spec->has_partial()) return dispatch_by_rule(op, stack);
+  if (op.schema().arguments().size() != 4 || !is_split(output, dim) || !is_dtensor(grad) || layout_of(grad).spec->has_partial()) return dispatch_by_rule(op, stack);
   const at::ScalarType dtype = args[3].toScalarType();
   if (is_half(output.scalar_type())) grad = grad.to(at::kFloat), output = output.to(at::kFloat);
   torch::jit::drop(stack, 4);

@@ -10,6 +10,7 @@
 #include "dtensor/dispatch.h"
 #include "dtensor/op_info.h"
 #include "dtensor/representation.h"
+#include "dtensor/set_data.h"
 #include "dtensor/view_origin.h"
 #include "dtensor/view_window.h"
 #include "mesh/scope.h"
@@ -38,9 +39,10 @@ void change_self(const c10::OperatorHandle& op, Stack& stack) {
 
 void return_self(const c10::OperatorHandle&, Stack&) {}
 
-// The tensor in whose memory `t` lies on every rank, or what it is a copied view of.
+// The tensor in whose memory `t` lies on every rank, or what it is a copied view of. (Not of what some ranks alone had to copy: what
+// moves is the same on all.)
 at::Tensor owner_of(at::Tensor t) {
-  while (layout_of(t).storage->origin && layout_of(t).storage->origin->base.scalar_type() == t.scalar_type()) {
+  while (layout_of(t).storage->origin && layout_of(t).storage->origin->moved && layout_of(t).storage->origin->base.scalar_type() == t.scalar_type()) {
     t = layout_of(t).storage->origin->base;
   }
   return t;
@@ -143,6 +145,13 @@ void slice_inverse(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(at::as_strided(slice, whole.sizes(), whole.strides(), whole.storage_offset()));
 }
 
+// torch::load() reads into a tensor that is there by this.
+void set_from_tensor(const c10::OperatorHandle& op, Stack& stack) {
+  const at::Tensor self = torch::jit::peek(stack, 0, 2).toTensor(), source = torch::jit::peek(stack, 1, 2).toTensor();
+  if (is_dtensor(self) && !is_dtensor(source)) throw_plain_in_place_of("set_", self, source);
+  dispatch_by_rule(op, stack);
+}
+
 }  // namespace
 
 void register_view_handlers() {
@@ -151,6 +160,7 @@ void register_view_handlers() {
   add_handler("aten::detach_", return_self);
   add_handler("aten::as_strided", as_strided);
   add_handler("aten::slice_inverse", slice_inverse);
+  add_handler("aten::set_.source_Tensor", set_from_tensor);
 }
 
 }  // namespace dtensor

@@ -6,6 +6,7 @@
 #include "dtensor/representation.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
+#include "tests/testing/error_text.h"
 
 namespace dtensor::testing {
 namespace {
@@ -132,6 +133,33 @@ TEST_CASE("composites: factories outside of them make plain tensors, before and 
   CHECK_THROWS(torch::quantile(x, 7.0, 1));  // an error leaves nothing behind
   CHECK_FALSE(is_dtensor(torch::zeros({2})));
   CHECK_THROWS(x + torch::ones({4, 4}));
+}
+
+// Code of a formula: what a hook does counts as such, too.
+TEST_CASE("composites: whether a Partial is reduced in place does not depend on who still holds a view of it") {
+  const DeviceMesh mesh(World::local(2), {2}, {"x"});
+  enum class Viewed { kNever, kBefore, kNow };
+  for (const Viewed viewed : {Viewed::kNever, Viewed::kBefore, Viewed::kNow}) {
+    const Tensor x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)}).requires_grad_();
+    std::string text;
+    Tensor clamped;
+    x.register_hook([&](const Tensor&) {
+      torch::NoGradGuard no_grad;
+      Tensor sum = distribute_tensor(torch::full({4, 3}, -1.), mesh, {Shard(0)}).sum(0), view;
+      if (viewed != Viewed::kNever) view = sum.view({3, 1});
+      if (viewed == Viewed::kBefore) view.reset();
+      text = error_text([&] { sum.clamp_min_(2); });
+      clamped = sum;
+    });
+    x.sum().backward();
+    INFO(text);
+    if (viewed == Viewed::kNever) {
+      CHECK(text.empty());
+      CHECK(torch::equal(full_tensor(clamped), torch::full({3}, 2.)));
+    } else {
+      CHECK_THAT(text, Catch::Contains("in-place operations that require placement changes"));
+    }
+  }
 }
 
 TEST_CASE("composites: a plain tensor of one element is a number") {

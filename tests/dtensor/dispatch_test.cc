@@ -9,6 +9,7 @@
 #include "dtensor/scopes.h"
 #include "mesh/scope.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
 
 namespace dtensor {
 namespace {
@@ -29,15 +30,6 @@ Tensor leaf(const Tensor& t, const DeviceMesh& mesh, const Placements& placement
 }
 
 bool same(const Tensor& distributed, const Tensor& plain) { return torch::allclose(full_tensor(distributed), plain, 1e-10, 1e-12); }
-
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
-  }
-  return "";
-}
 
 }  // namespace
 
@@ -332,7 +324,7 @@ TEST_CASE("dispatch: two worlds in one process know nothing of each other") {
   CHECK(same(xa + xa, x0 + x0));
   CHECK(strategy_cache(b.world()).stats().misses == 0);
   CHECK(same(xb + xb, x0 + x0));
-  CHECK_THAT(message([&] { xa + xb; }), Catch::Contains("aten::add.Tensor: argument 'other' is on mesh(x=2)"));
+  CHECK_THAT(testing::error_text([&] { xa + xb; }), Catch::Contains("aten::add.Tensor: argument 'other' is on mesh(x=2)"));
 }
 
 TEST_CASE("dispatch: a world ends with its last handle and tensor") {
@@ -350,7 +342,7 @@ TEST_CASE("dispatch: a world ends with its last handle and tensor") {
 TEST_CASE("dispatch: a plain tensor beside a distributed one is an error that tells what to do") {
   const auto mesh = mesh4();
   const auto x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
-  const auto text = message([&] { x.mm(torch::ones({3, 2})); });
+  const auto text = testing::error_text([&] { x.mm(torch::ones({3, 2})); });
   CHECK_THAT(text, Catch::StartsWith("aten::mm: argument 'mat2' is a plain tensor of shape [3, 2] next to a distributed one on mesh(x=4)"));
   CHECK_THAT(text, Catch::Contains("distribute_tensor") && Catch::Contains("ImplicitReplication"));
   CHECK(same(x * torch::tensor(2.0f), torch::full({4, 3}, 2.0f)));  // zero-dim: allowed
@@ -359,7 +351,7 @@ TEST_CASE("dispatch: a plain tensor beside a distributed one is an error that te
     CHECK(same(x.mm(torch::ones({3, 2})), torch::full({4, 2}, 3.0f)));
   }
   auto plain = torch::ones({4, 3});
-  CHECK_THAT(message([&] { plain.add_(x); }), Catch::StartsWith("aten::add_.Tensor: writes to a plain tensor"));
+  CHECK_THAT(testing::error_text([&] { plain.add_(x); }), Catch::StartsWith("aten::add_.Tensor: writes to a plain tensor"));
 }
 
 TEST_CASE("dispatch: an operator without a rule fails before anything is communicated") {
@@ -369,7 +361,7 @@ TEST_CASE("dispatch: an operator without a rule fails before anything is communi
   const auto x = distribute_tensor(torch::rand({8, 3}), mesh, {Shard(0)}, std::nullopt);
   CHECK_THROWS_AS(torch::linalg_eigvals(x.t().mm(x)), c10::NotImplementedError);
   counter.events.clear();
-  CHECK_THAT(message([&] { torch::cdist(x, x); }) + message([&] { at::_cdist_forward(x, x, 2, std::nullopt); }),
+  CHECK_THAT(testing::error_text([&] { torch::cdist(x, x); }) + testing::error_text([&] { at::_cdist_forward(x, x, 2, std::nullopt); }),
              Catch::Contains("does not have a sharding strategy registered"));
   CHECK(counter.events.empty());
   ReplicateUnsupported replicated;
@@ -382,9 +374,9 @@ TEST_CASE("dispatch: an operator without a rule fails before anything is communi
 TEST_CASE("dispatch: shape errors are ATen's own, and leave nothing behind") {
   const auto mesh = mesh4();
   const auto x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
-  CHECK_THAT(message([&] { x.mm(x); }), Catch::Contains("mat1 and mat2 shapes cannot be multiplied"));
-  CHECK_THAT(message([&] { x + distribute_tensor(torch::ones({2, 2}), mesh); }), Catch::Contains("must match"));
-  CHECK_THAT(message([&] { x.view({5, 5}); }), Catch::Contains("invalid for input of size 12"));
+  CHECK_THAT(testing::error_text([&] { x.mm(x); }), Catch::Contains("mat1 and mat2 shapes cannot be multiplied"));
+  CHECK_THAT(testing::error_text([&] { x + distribute_tensor(torch::ones({2, 2}), mesh); }), Catch::Contains("must match"));
+  CHECK_THAT(testing::error_text([&] { x.view({5, 5}); }), Catch::Contains("invalid for input of size 12"));
   CHECK(same(x + x, torch::full({4, 3}, 2.0f)));
 
   struct Refuse : CommListener {
@@ -393,7 +385,7 @@ TEST_CASE("dispatch: shape errors are ATen's own, and leave nothing behind") {
   auto y = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)}, std::nullopt);
   {
     ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&refuse); });
-    CHECK_THAT(message([&] { full_tensor(y); }), Catch::Contains("no communication here"));
+    CHECK_THAT(testing::error_text([&] { full_tensor(y); }), Catch::Contains("no communication here"));
   }
   CHECK(same(y, torch::ones({4, 3})));
 }
@@ -410,7 +402,7 @@ TEST_CASE("dispatch: in-place operators keep the layout of what they write to") 
   CHECK(meta_of(out).spec->placements() == Placements{Shard(1)});
   CHECK(same(out, torch::full({4, 3}, 6.0f)));
   auto p = from_local({torch::ones({2}), torch::ones({2}), torch::ones({2}), torch::ones({2})}, mesh, {Partial()});
-  CHECK_THAT(message([&] { p.exp_(); }), Catch::Contains("in-place operations that require placement changes are not supported"));
+  CHECK_THAT(testing::error_text([&] { p.exp_(); }), Catch::Contains("in-place operations that require placement changes are not supported"));
 }
 
 TEST_CASE("dispatch: decisions are remembered, also when scalars change, and every other argument counts") {
@@ -432,14 +424,14 @@ TEST_CASE("dispatch: decisions are remembered, also when scalars change, and eve
   CHECK(misses([&] { torch::cat({x, x, x}); }) == 1);
   CHECK(misses([&] { torch::cat({x, x}); }) == 0);
   cache.freeze();
-  CHECK_THAT(message([&] { x.sin(); }), Catch::Contains("aten::sin"));
+  CHECK_THAT(testing::error_text([&] { x.sin(); }), Catch::Contains("aten::sin"));
   cache.freeze(false);
   CHECK(misses([&] { x.sin(); }) == 1);
 }
 
 TEST_CASE("dispatch: storage access explains itself") {
   const auto x = distribute_tensor(torch::ones({4, 6}), mesh4(), {Shard(0)});
-  CHECK_THAT(message([&] { x.storage(); }), Catch::Contains("dtensor::full_tensor"));
+  CHECK_THAT(testing::error_text([&] { x.storage(); }), Catch::Contains("dtensor::full_tensor"));
 }
 
 TEST_CASE("dispatch: factories inside a MeshScope make replicated tensors, outside they do not") {
@@ -505,22 +497,22 @@ TEST_CASE("to_local, from_local, full_tensor are differentiable") {
 TEST_CASE("distribute_tensor and from_local refuse what cannot be meant") {
   const auto mesh = mesh4();
   const auto w = torch::ones({4, 2}).requires_grad_();
-  CHECK_THAT(message([&] { distribute_tensor(w * 2, mesh, {Shard(0)}); }), Catch::Contains("autograd history"));
-  CHECK_THAT(message([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(0), Shard(0)}); }), Catch::Contains("one placement per mesh dim"));
-  CHECK_THAT(message([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(1)}); }), Catch::Contains("Shard") || Catch::Contains("S(1)"));
-  CHECK_THAT(message([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(0)}, 9); }), Catch::Contains("source_rank 9"));
+  CHECK_THAT(testing::error_text([&] { distribute_tensor(w * 2, mesh, {Shard(0)}); }), Catch::Contains("autograd history"));
+  CHECK_THAT(testing::error_text([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(0), Shard(0)}); }), Catch::Contains("one placement per mesh dim"));
+  CHECK_THAT(testing::error_text([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(1)}); }), Catch::Contains("Shard") || Catch::Contains("S(1)"));
+  CHECK_THAT(testing::error_text([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(0)}, 9); }), Catch::Contains("source_rank 9"));
   const auto x = distribute_tensor(torch::ones({4}), mesh, {Shard(0)});
-  CHECK_THAT(message([&] { distribute_tensor(x, mesh, {Replicate()}); }), Catch::Contains("use redistribute"));
+  CHECK_THAT(testing::error_text([&] { distribute_tensor(x, mesh, {Replicate()}); }), Catch::Contains("use redistribute"));
   CHECK(distribute_tensor(x, mesh, {Shard(0)}).is_same(x));
   CHECK(distribute_tensor(w, mesh, {Shard(0)}).requires_grad());
-  CHECK_THAT(message([&] { from_local({torch::ones(1)}, mesh, {Shard(0)}); }), Catch::Contains("1 local tensors, but this process owns 4"));
-  CHECK_THAT(message([&] { from_local({}, mesh, {Shard(0)}); }), Catch::Contains("0 local tensors"));
+  CHECK_THAT(testing::error_text([&] { from_local({torch::ones(1)}, mesh, {Shard(0)}); }), Catch::Contains("1 local tensors, but this process owns 4"));
+  CHECK_THAT(testing::error_text([&] { from_local({}, mesh, {Shard(0)}); }), Catch::Contains("0 local tensors"));
   const auto t = torch::ones(1);
-  CHECK_THAT(message([&] { from_local({t, t, t, t.to(torch::kDouble)}, mesh, {Shard(0)}); }), Catch::Contains("one dtype"));
-  CHECK_THAT(message([&] { from_local({t, t, torch::ones(2), t}, mesh, {Shard(0)}); }), Catch::Contains("chunk rule"));
-  CHECK_THAT(message([&] { from_local({t, t, t * 2, t}, mesh, {Replicate()}, {std::nullopt, true, std::nullopt}); }),
+  CHECK_THAT(testing::error_text([&] { from_local({t, t, t, t.to(torch::kDouble)}, mesh, {Shard(0)}); }), Catch::Contains("one dtype"));
+  CHECK_THAT(testing::error_text([&] { from_local({t, t, torch::ones(2), t}, mesh, {Shard(0)}); }), Catch::Contains("chunk rule"));
+  CHECK_THAT(testing::error_text([&] { from_local({t, t, t * 2, t}, mesh, {Replicate()}, {std::nullopt, true, std::nullopt}); }),
              Catch::Contains("ranks 0 and 2 hold different values"));
-  CHECK_THAT(message([&] { redistribute(t, {Shard(0)}); }), Catch::Contains("not distributed"));
+  CHECK_THAT(testing::error_text([&] { redistribute(t, {Shard(0)}); }), Catch::Contains("not distributed"));
 }
 
 }  // namespace dtensor

@@ -8,6 +8,7 @@
 #include "dtensor/distributed_module.h"
 #include "dtensor/dtensor_handle.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
 
 namespace dtensor {
 namespace {
@@ -275,6 +276,137 @@ TEST_CASE("distributed module: train, eval, to and clone") {
   CHECK(DTensor(net->up->weight).placements() == Placements{Replicate(), Shard(0)});
   CHECK(DTensor(net->up->weight).name() == "model.up.weight");
   CHECK(net(x.to(torch::kDouble)).scalar_type() == torch::kDouble);
+}
+
+namespace {
+
+// A model that calls its only layer by its type, as most do.
+struct TypedImpl : nn::Module {
+  TypedImpl() { fc = register_module("fc", nn::Linear(3, 4)); }
+  Tensor forward(const Tensor& x) { return torch::tanh(fc->forward(x)); }
+  nn::Linear fc{nullptr};
+};
+
+Tensor laid_out(const Tensor& t) { return distribute_tensor(t, mesh(), kWhole); }
+void twice(std::vector<Tensor>& in, const DeviceMesh&) { in[0] = in[0] * 2; }
+
+void check_names_the_hooks(const std::function<void()>& f, const std::string& module) {
+  const std::string text = testing::error_text(f);
+  INFO(text);
+  for (const std::string& part : {module, std::string("input_fn, output_fn"), std::string("never ran"), std::string("DistributedModule<"),
+                                  std::string("AnyModule"), std::string("Sequential"), std::string("allow_without_hooks()")}) {
+    CHECK_THAT(text, Catch::Contains(part));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("distributed module: hooks that a typed member passes by are an error") {
+  const Tensor x = laid_out(torch::ones({5, 3}));
+  for (const bool output : {false, true}) {
+    for (const bool assign : {false, true}) {
+      for (const bool grad : {false, true}) {
+        INFO(output << assign << grad);
+        const auto typed = std::make_shared<TypedImpl>();
+        const TensorsFn fn = twice;
+        auto hooked = distribute_module(typed->fc, mesh(), nullptr, output ? nullptr : fn, output ? fn : nullptr, "fc");
+        typed->replace_module("fc", hooked.ptr());
+        if (assign) typed->fc = nn::Linear(std::shared_ptr<nn::LinearImpl>(hooked.ptr()));
+        c10::AutoGradMode mode(grad);
+        check_names_the_hooks([&] { typed->forward(x); }, "'fc'");
+        hooked(x);  // as it should be
+        CHECK_NOTHROW(typed->forward(x));
+      }
+    }
+  }
+  const auto typed = std::make_shared<TypedImpl>();
+  auto named = distribute_module(typed->fc, mesh(), nullptr, twice);
+  check_names_the_hooks([&] { typed->forward(x); }, "LinearImpl");
+  named->allow_without_hooks();
+  CHECK_NOTHROW(typed->forward(x));
+  // Without hooks nothing is lost.
+  const auto bare = std::make_shared<TypedImpl>();
+  bare->replace_module("fc", distribute_module(bare->fc, mesh(), nullptr, nullptr).ptr());
+  CHECK_NOTHROW(bare->forward(x).sum().backward());
+}
+
+TEST_CASE("distributed module: hooks of a module within another, of views and of other dtypes are missed, too") {
+  // The outer hooks ran, the inner ones did not.
+  const auto typed = std::make_shared<TypedImpl>();
+  auto inner = distribute_module(typed->fc, mesh(), nullptr, twice, nullptr, "model.fc");
+  typed->replace_module("fc", inner.ptr());
+  const auto outer = std::make_shared<DistributedModuleImpl<TypedImpl>>(typed, mesh(), twice, nullptr, "model");
+  const Tensor x = laid_out(torch::ones({5, 3}));
+  check_names_the_hooks([&] { outer->forward(x); }, "'model.fc'");
+  // A whole model, called by its type.
+  const auto whole = std::make_shared<TypedImpl>();
+  auto model = distribute_module(whole, mesh(), nullptr, twice, nullptr, "model");
+  check_names_the_hooks([&] { whole->forward(x); }, "'model'");
+
+  // The weight seen otherwise first.
+  nn::Linear linear(3, 3);
+  auto hooked = distribute_module(linear, mesh(), nullptr, twice);
+  check_names_the_hooks([&] { x.mm(linear->weight.t()); }, "LinearImpl");
+  check_names_the_hooks([&] { x.matmul(linear->weight.view({3, 3}).t()); }, "LinearImpl");
+  hooked->to(torch::kDouble);
+  check_names_the_hooks([&] { linear->forward(x.to(torch::kDouble)); }, "LinearImpl");
+  const auto copy = std::dynamic_pointer_cast<nn::LinearImpl>(hooked->clone());
+  hooked->allow_without_hooks();
+  check_names_the_hooks([&] { copy->LinearImpl::forward(x.to(torch::kDouble)); }, "LinearImpl");
+  // Sharded only afterwards.
+  nn::Linear late(3, 3);
+  auto late_hooked = distribute_module(late, mesh(), nullptr, twice);
+  shard_parameter(*late, "weight", mesh(), {Shard(0), Replicate()});
+  shard_parameter(*late, "bias", mesh(), {Shard(0), Replicate()});
+  check_names_the_hooks([&] { late->forward(x); }, "LinearImpl");
+  // Buffers alone.
+  nn::BatchNorm1d norm(nn::BatchNorm1dOptions(3).affine(false));
+  auto norm_hooked = distribute_module(norm, mesh(), nullptr, twice);
+  norm->eval();
+  check_names_the_hooks([&] { norm->forward(x); }, "BatchNorm1dImpl");
+}
+
+TEST_CASE("distributed module: hooks that run, and what is no forward, are no error") {
+  int calls = 0;
+  const TensorsFn count = [&](std::vector<Tensor>&, const DeviceMesh&) { ++calls; };
+  const auto make = [&] { return distribute_module(nn::Linear(3, 3), mesh(), nullptr, count, count); };
+  const Tensor x = laid_out(torch::ones({4, 3}));
+  nn::Sequential sequence(make(), nn::ReLU(), make());
+  sequence->forward(x).sum().backward();
+  nn::AnyModule any(make());
+  any.forward(x).sum().backward();
+  struct MemberImpl : nn::Module {
+    explicit MemberImpl(DistributedModule<nn::LinearImpl> layer) { fc = register_module("fc", std::move(layer)); }
+    Tensor forward(const Tensor& t) { return fc(t); }
+    DistributedModule<nn::LinearImpl> fc{nullptr};
+  };
+  MemberImpl(make()).forward(x).sum().backward();
+  CHECK(calls == 8);
+
+  // Never called: what optimizers, initialisers, averages, penalties and files do with its parameters.
+  auto module = make();
+  const Tensor weight = module->weight;
+  const Tensor before = weight.detach().clone();
+  Tensor average = before.clone();
+  CHECK_NOTHROW((weight - before).pow(2).sum().backward());
+  CHECK_NOTHROW(weight.norm().item<double>());
+  CHECK_NOTHROW((weight * laid_out(torch::tensor(2.f))).sum());
+  CHECK_NOTHROW(torch::cat({weight.flatten(), before.flatten()}));
+  CHECK_NOTHROW(torch::allclose(weight, before));
+  for (auto& p : module->parameters()) p.mutable_grad() = torch::ones_like(p);
+  torch::optim::SGD sgd(module->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.1));
+  torch::optim::AdamW adam(module->parameters(), torch::optim::AdamWOptions(0.1));
+  CHECK_NOTHROW(sgd.step());
+  CHECK_NOTHROW(adam.step());
+  CHECK_NOTHROW(nn::utils::clip_grad_norm_(module->parameters(), 1.));
+  torch::NoGradGuard no_grad;
+  CHECK_NOTHROW(average.mul_(0.9).add_(weight, 0.1));
+  CHECK_NOTHROW(nn::init::xavier_uniform_(weight));
+  CHECK_NOTHROW(nn::init::eye_(weight));
+  CHECK_NOTHROW(weight.copy_(before));
+  CHECK_NOTHROW(Tensor(weight).index_put_({torch::indexing::Slice(0, 1)}, x.slice(0, 0, 1)));
+  CHECK_NOTHROW(full_tensor(weight));
+  CHECK(calls == 8);
 }
 
 TEST_CASE("distributed module: reports name the modules") {

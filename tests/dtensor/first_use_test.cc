@@ -11,10 +11,12 @@
 #include "dtensor/scopes.h"
 #include "dtensor/serialize.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
 
 namespace dtensor {
 namespace {
 
+using testing::error_text;
 using torch::Tensor;
 
 const DeviceMesh& mesh() {
@@ -23,17 +25,6 @@ const DeviceMesh& mesh() {
 }
 
 Tensor sharded(const Tensor& t) { return distribute_tensor(t, mesh(), {Shard(0)}); }
-
-template <typename F>
-std::string message(F&& f) {
-  try {
-    f();
-  } catch (const std::exception& e) {
-    const auto* error = dynamic_cast<const c10::Error*>(&e);
-    return error != nullptr ? error->what_without_backtrace() : e.what();
-  }
-  return "no error";
-}
 
 void check_says_distributed(const std::string& text) {
   INFO(text);
@@ -54,18 +45,18 @@ TEST_CASE("first use: whatever reaches for the data is told that it is distribut
   for (const Tensor& t : {made->weight, made->bias, given->weight, result, whole_numbers, result.detach(), made->weight.detach(),
                           result.select(1, 0), result.to(torch::kDouble)}) {
     std::ostringstream stream;
-    check_says_distributed(message([&] { stream << t; }));
-    check_says_distributed(message([&] { t.data_ptr(); }));
-    check_says_distributed(message([&] { t.const_data_ptr(); }));
-    check_says_distributed(message([&] { t.storage(); }));
-    check_says_distributed(message([&] { torch::save(t, stream); }));
+    check_says_distributed(error_text([&] { stream << t; }));
+    check_says_distributed(error_text([&] { t.data_ptr(); }));
+    check_says_distributed(error_text([&] { t.const_data_ptr(); }));
+    check_says_distributed(error_text([&] { t.storage(); }));
+    check_says_distributed(error_text([&] { torch::save(t, stream); }));
   }
-  check_says_distributed(message([&] { result.accessor<float, 2>(); }));
-  check_says_distributed(message([&] { result.data_ptr<float>(); }));
-  check_says_distributed(message([&] { made->weight.packed_accessor64<float, 2>(); }));
+  check_says_distributed(error_text([&] { result.accessor<float, 2>(); }));
+  check_says_distributed(error_text([&] { result.data_ptr<float>(); }));
+  check_says_distributed(error_text([&] { made->weight.packed_accessor64<float, 2>(); }));
   std::ostringstream stream;
-  check_says_distributed(message([&] { torch::save(made, stream); }));
-  check_says_distributed(message([&] { torch::save(std::vector<Tensor>{result}, stream); }));
+  check_says_distributed(error_text([&] { torch::save(made, stream); }));
+  check_says_distributed(error_text([&] { torch::save(std::vector<Tensor>{result}, stream); }));
   CHECK_FALSE(result.has_storage());
   CHECK(torch::equal(full_tensor(result), torch::full({4, 3}, 2.f)));  // it is as it was
 }
@@ -79,14 +70,54 @@ TEST_CASE("first use: a plain tensor beside distributed ones is one text that na
       [&] { torch::where(plain > 0, x, x); }, [&] { x.clone().copy_(plain); }, [&] { x.clone().masked_fill_(plain > 0, 1); },
   };
   for (const auto& call : calls) {
-    const std::string text = message(call);
+    const std::string text = error_text(call);
     INFO(text);
     CHECK_THAT(text, Catch::Contains("is a plain tensor of shape"));
     CHECK_THAT(text, Catch::Contains("distribute_tensor(t, mesh"));
     CHECK_THAT(text, Catch::Contains("MeshScope(mesh)"));
     CHECK_THAT(text, Catch::Contains("ImplicitReplication"));
   }
-  CHECK_THAT(message([&] { x.clone().copy_(plain); }), Catch::Contains("load_state_dict(module, values)"));
+  CHECK_THAT(error_text([&] { x.clone().copy_(plain); }), Catch::Contains("load_state_dict(module, values)"));
+}
+
+TEST_CASE("first use: LibTorch's own load into what is distributed") {
+  const std::string path = std::string(std::getenv("TEST_TMPDIR") != nullptr ? std::getenv("TEST_TMPDIR") : "/tmp") + "/first_use_load.pt";
+  torch::nn::Linear source(3, 4), target(3, 4);
+  torch::save(source, path);
+  distribute_module(*target, mesh(), [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
+    shard_parameter(m, "weight", on, {Shard(0)});
+  });
+  const auto check = [&](const auto& call) {
+    const std::string text = error_text(call);
+    INFO(text);
+    for (const char* part : {"a distributed tensor", "torch::load()", "dtensor::load(module, path)", "dtensor::load_state_dict(module, values)",
+                             "distribute_tensor(t, mesh, placements)"}) {
+      CHECK_THAT(text, Catch::Contains(part));
+    }
+  };
+  check([&] { torch::load(target, path); });
+  CHECK_THAT(error_text([&] { torch::load(target, path); }), Catch::Contains("'weight'"));
+  check([&] { target->weight.set_data(torch::ones({4, 3})); });
+  check([&] {
+    torch::NoGradGuard no_grad;
+    MeshScope inside(mesh());
+    torch::load(target, path);
+  });
+  const Tensor one = sharded(torch::zeros({4, 3}));
+  std::stringstream stream;
+  torch::save(torch::ones({4, 3}), stream);
+  check([&] {
+    Tensor t = one;
+    torch::load(t, stream);
+  });
+  for (const Tensor& p : target->parameters()) CHECK(is_dtensor(p));  // as it was
+  load(*target, path);
+  CHECK(torch::equal(full_tensor(target->weight), source->weight));
+  CHECK(to_string(layout_of(target->weight).spec->placements()) == "S(0)");
+  // Another distributed one may take its place, and a plain one that of a plain one.
+  target->weight.set_data(sharded(torch::ones({4, 3})));
+  source->weight.set_data(torch::ones({4, 3}));
+  source->weight.set_data(sharded(torch::ones({4, 3})));
 }
 
 TEST_CASE("first use: an optimizer from before the module was distributed") {
@@ -100,7 +131,7 @@ TEST_CASE("first use: an optimizer from before the module was distributed") {
   const auto check = [&](auto optimizer, torch::nn::Linear linear, bool steps) {
     if (steps) step(optimizer, linear);
     distribute_module(*linear, mesh());
-    const std::string text = message([&] { step(optimizer, linear); });
+    const std::string text = error_text([&] { step(optimizer, linear); });
     INFO(text);
     CHECK_THAT(text, Catch::Contains("The state of an optimizer"));
     CHECK_THAT(text, Catch::Contains("before distribute_module()"));
@@ -113,7 +144,7 @@ TEST_CASE("first use: an optimizer from before the module was distributed") {
   torch::optim::SGD plain(d->parameters(), 0.1);
   step(plain, d);
   distribute_module(*d, mesh());
-  CHECK(message([&] { step(plain, d); }) == "no error");
+  CHECK(error_text([&] { step(plain, d); }) == "");
 }
 
 TEST_CASE("first use: plain values into distributed parameters") {

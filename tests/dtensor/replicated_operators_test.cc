@@ -23,6 +23,7 @@
 #include "dtensor/representation.h"
 #include "dtensor/scopes.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
 #include "tests/testing/differential.h"
 
 namespace {
@@ -74,15 +75,6 @@ namespace {
 
 DeviceMesh mesh_of(int64_t n) { return DeviceMesh(World::local(n), {n}, {"x"}); }
 
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
-  }
-  return "";
-}
-
 }  // namespace
 
 TEST_CASE("without a rule: eigh of a replicated matrix runs on every rank, without communication") {
@@ -104,7 +96,7 @@ TEST_CASE("without a rule: eigh of a replicated matrix runs on every rank, witho
     CHECK_FALSE(difference(x.grad(), a * 2, 1e-8));
   }
   const auto x = distribute_tensor(a, mesh_of(2), {Shard(0)});
-  CHECK_THAT(message([&] { at::linalg_eigh(x); }), Catch::Contains("Operator aten._linalg_eigh.default does not have a sharding strategy") &&
+  CHECK_THAT(error_text([&] { at::linalg_eigh(x); }), Catch::Contains("Operator aten._linalg_eigh.default does not have a sharding strategy") &&
                                                        Catch::Contains("f64[4, 4](S(0))"));
 }
 
@@ -159,11 +151,11 @@ TEST_CASE("without a rule: what is written keeps its layout and reaches every pa
 TEST_CASE("without a rule: an argument keeps its size") {
   const auto mesh = mesh_of(2);
   auto x = distribute_tensor(at::arange(3), mesh, {Replicate()});
-  CHECK_THAT(message([&] { call_op("without_rule::grow_", {x}); }),
+  CHECK_THAT(error_text([&] { call_op("without_rule::grow_", {x}); }),
              Catch::Contains("without_rule::grow_: changes the size, strides or memory of argument 'x', of shape [3] before and [4] after"));
   CHECK_FALSE(difference(x, at::arange(3)));
   auto other = distribute_tensor(at::zeros({2}, at::kLong), mesh, {Replicate()});
-  CHECK_THAT(message([&] { call_op("without_rule::square.out", {x, other}); }), Catch::Contains("argument 'out', of shape [2] before"));
+  CHECK_THAT(error_text([&] { call_op("without_rule::square.out", {x, other}); }), Catch::Contains("argument 'out', of shape [2] before"));
   CHECK(other.numel() == 2);
 }
 
@@ -224,7 +216,7 @@ TEST_CASE("without a rule: an abstract world asks the meta kernel") {
   CHECK(values.sizes() == c10::IntArrayRef({6}));
   CHECK(vectors.sizes() == c10::IntArrayRef({6, 6}));
   CHECK(to_string(DTensor(values).placements()) == "R");
-  CHECK_THAT(message([&] { call_op("without_rule::first_half", {ones({6}, mesh)}); }),
+  CHECK_THAT(error_text([&] { call_op("without_rule::first_half", {ones({6}, mesh)}); }),
              Catch::Contains("without_rule::first_half: has no sharding strategy, and this process owns no rank of mesh(x=4)"));
 }
 
@@ -244,7 +236,7 @@ TEST_CASE("without a rule: the error says who called") {
   const auto mesh = mesh_of(2);
   const auto x = distribute_tensor(at::rand({4, 4}), mesh, {Shard(0)});
   ModulePath path("encoder.whitening");
-  const std::string text = message([&] { call_op("aten::linalg_eigvalsh", {x}); });
+  const std::string text = error_text([&] { call_op("aten::linalg_eigvalsh", {x}); });
   CHECK_THAT(text, Catch::Contains("by aten::linalg_eigvalsh") && Catch::Contains("in module 'encoder.whitening'") &&
                        Catch::Contains("redistribute(t, {Replicate(), ...})"));
 }

@@ -4,13 +4,17 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
+#include <algorithm>
+#include <chrono>
 #include <functional>
 
 #include "dtensor/comm_debug_mode.h"
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/memory_overlap.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/representation.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
 #include "tests/testing/property.h"
 
 namespace dtensor::testing {
@@ -421,6 +425,110 @@ TEST_CASE("view writes: views of Partials get addends") {
   }
 }
 
+// What cannot be taken to the base is refused before the view is written.
+TEST_CASE("view writes: a refused write leaves view and base as they were") {
+  struct Row {
+    const char* name;
+    std::function<std::pair<Tensor, Tensor>()> make;  // the base, the view
+    const char* error;
+    bool expanded;  // ATen itself takes only fills
+  };
+  const DeviceMesh line = mesh_of(3), grid(World::local(4), {2, 2}, {"x", "y"});
+  const std::vector<Row> rows = {
+      {"regrouped dims of an expanded tensor",
+       [&] {
+         const Tensor x = distribute_tensor(numbers({2, 4}), line, {Shard(0)}), base = x.expand({3, 2, 4});
+         return std::pair(base, base.view({3, 8}));
+       },
+       "expanded", true},
+      {"another dtype in a product",
+       [&] {
+         std::vector<Tensor> parts;
+         for (int i = 0; i < 4; ++i) parts.push_back(numbers({2, 4}));
+         const Tensor base = from_local(parts, grid, {Partial(ReduceOp::kProduct), Shard(0)});
+         return std::pair(base, base.slice(0, 1, 3).view(torch::kLong));
+       },
+       "product of another dtype", false},
+      {"a chain that ends in an expanded tensor",
+       [&] {
+         const Tensor x = distribute_tensor(numbers({2, 4}), line, {Shard(0)}), base = x.expand({3, 2, 4});
+         return std::pair(base, base.view({3, 8}).slice(1, 1, 6));
+       },
+       "expanded", true},
+  };
+  const std::vector<std::pair<const char*, Change>> writes = {
+      {"fill_", fill}, {"zero_", [](auto& t) { t.zero_(); }}, {"bernoulli_", [](auto& t) { t.bernoulli_(0.5); }},
+      {"random_", [](auto& t) { Tensor(t).random_(3); }}, {"copy_", [](auto& t) { t.copy_(at::zeros_like(t)); }},
+      {"lists", [](auto& t) { at::_foreach_add_({t}, 1); }}, {"out=", [](auto& t) { Tensor out = t; at::abs_out(out, at::ones_like(t)); }}};
+  for (const Row& row : rows) {
+    for (const auto& [name, write] : writes) {
+      if (row.expanded && std::string(name) != "fill_" && std::string(name) != "zero_") continue;
+      INFO(row.name << ", " << name);
+      const auto [base, view] = row.make();
+      const Tensor before = full_tensor(base).clone(), seen = full_tensor(view).clone();
+      CHECK_THAT(error_text([&, w = write, v = view] { w(v); }), Catch::Contains(row.error));
+      CHECK(torch::equal(full_tensor(base), before));
+      CHECK(torch::equal(full_tensor(view), seen));
+    }
+  }
+}
+
+TEST_CASE("view writes: what asks for no values reads no stale view") {
+  const DeviceMesh mesh = mesh_of(2);
+  const Tensor x = distribute_tensor(torch::arange(12).view({6, 2}), mesh, {Shard(0)});
+  const Tensor view = x.slice(0, 1, 5);
+  x.mul_(2);
+  CommDebugMode comm;
+  view.is_pinned();
+  CHECK(redistribute(view, DTensor(view).placements()).is_same(view));
+  CHECK(distribute_tensor(view, mesh, DTensor(view).placements()).is_same(view));
+  CHECK(torch::equal(view, view));
+  CHECK(comm.total() == 0);
+  CHECK(view.sum().item<int64_t>() == 2 * (2 + 9) * 4);
+  CHECK(comm.total() > 0);
+}
+
+// Some ranks must copy for a view where others need not, by the strides of their parts: what is sent must not depend on it, or
+// processes wait for each other.
+TEST_CASE("view writes: strides of local parts change no communication") {
+  const DeviceMesh mesh = mesh_of(2);
+  const auto run = [&](bool strided) {
+    std::vector<Tensor> parts;
+    for (int i = 0; i < 2; ++i) {
+      const Tensor values = numbers({2, 6}) + i;
+      parts.push_back(strided ? values.t().contiguous().t() : values.clone());
+    }
+    const Tensor whole = torch::cat({parts[0], parts[1]});
+    const Tensor x = from_local(parts, mesh, {Shard(0)});
+    CommDebugMode comm;
+    std::vector<int64_t> counts;
+    const auto check = [&](const Tensor& t, const Tensor& expected) {
+      CHECK(torch::equal(full_tensor(t), expected));
+      counts.push_back(comm.total());
+    };
+    const Tensor view = x.view({24}), rows = view.slice(0, 1, 13), flat = whole.view({24});
+    CHECK((layout_of(view).storage->origin != nullptr) == strided);
+    view.mul_(2);
+    whole.mul_(2);
+    check(x, whole);
+    check(rows, flat.slice(0, 1, 13));
+    x.add_(1);
+    whole.add_(1);
+    check(view, flat);
+    rows.mul_(3);
+    flat.slice(0, 1, 13).mul_(3);
+    check(x, whole);
+    check(view, flat);
+    check(view.as_strided({2, 3}, {6, 2}, 6), whole.as_strided({2, 3}, {6, 2}, 6));
+    at::_foreach_mul_({x, view}, 2.);
+    whole.mul_(4);
+    check(x, whole);
+    check(rows, flat.slice(0, 1, 13));
+    return counts;
+  };
+  CHECK(run(false) == run(true));
+}
+
 TEST_CASE("view writes: shape changes in place leave a tensor what it is") {
   const DeviceMesh mesh = mesh_of(2);
   for (const Placement& p : {Replicate(), Shard(0), Shard(1)}) {
@@ -472,6 +580,29 @@ TEST_CASE("view writes: ranks do not share what they write to") {
   auto whole = torch::zeros({4, 6}, torch::kDouble);
   from_local(whole.chunk(3, 1), mesh, {Shard(1)}).add_(1);
   CHECK(whole.sum().item<double>() == 24);
+}
+
+TEST_CASE("view writes: which parts share elements, for many ranks too") {
+  CHECK(holds("overlap of windows on one tensor", 500, [] {
+    const Tensor memory = torch::zeros({60});
+    std::vector<Tensor> parts;
+    for (int64_t n = draw(2, 7); n > 0; --n) {
+      const int64_t rows = draw(0, 3), columns = draw(1, 3), step = draw(0, 8);
+      parts.push_back(memory.as_strided({rows, columns}, {step, draw(1, 2)}, draw(0, 20)));
+    }
+    const auto found = which_overlap(parts);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      bool shared = overlaps_itself(parts[i]);
+      for (size_t k = 0; k < parts.size(); ++k) shared = shared || (k != i && overlap(parts[i], parts[k]));
+      RC_ASSERT(found[i] == shared);
+    }
+  }));
+  const int64_t many = 100000;
+  const std::vector<Tensor> pieces = torch::zeros({many}).split(1);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto found = which_overlap(pieces);
+  CHECK(std::count(found.begin(), found.end(), true) == 0);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));  // pair by pair it takes minutes
 }
 
 TEST_CASE("view writes: gradients of replicas through to_local must agree") {

@@ -132,6 +132,30 @@ class TrainTest(unittest.TestCase):
     def test_sgd_foreach_momentum(self):
         self.check(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True))
 
+    def test_rprop(self):
+        # The sign of a gradient is all that counts. Those of the keys' biases above are zero but for rounding: no sign to compare.
+        x, y = torch.randn(8, 5).double(), torch.randn(8, 3).double()
+        for foreach in (False, True):
+            plain = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+            sharded = shard_in_place(copy.deepcopy(plain), self.mesh, {"0.weight": "RS(0)", "0.bias": "RS(0)", "2.weight": "S(0)S(1)"})
+            layouts = [dt.placements(p) for p in sharded.parameters()]
+            losses = []
+            for model, (a, b) in ((plain, (x, y)), (sharded, [dt.distribute(t, self.mesh, "S(0)R") for t in (x, y)])):
+                optimizer = torch.optim.Rprop(model.parameters(), lr=1e-2, foreach=foreach)
+                losses.append([])
+                for _ in range(20):
+                    optimizer.zero_grad()
+                    loss = (model(a) - b).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    losses[-1].append(loss.item())
+            self.assertLess(losses[0][-1], losses[0][0])
+            torch.testing.assert_close(losses[1], losses[0], rtol=0, atol=1e-9)
+            for p, q, layout in zip(sharded.parameters(), plain.parameters(), layouts):
+                self.assertEqual(dt.placements(p), layout)
+                self.assertEqual(dt.placements(optimizer.state[p]["step_size"]), layout)
+                torch.testing.assert_close(dt.full_tensor(p), q, rtol=0, atol=1e-9)
+
     def test_clip_grad_norm(self):
         self.check(lambda p: torch.optim.SGD(p, lr=0.5), clip=0.1)
 

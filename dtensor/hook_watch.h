@@ -1,0 +1,51 @@
+// Hooks of a DistributedModule that never run. Internal.
+//
+// Forward of most modules is not virtual: a call through a pointer to the original's class (a typed member such as
+// `torch::nn::Linear fc`) computes with the very same parameters, but passes by the hooks. Results would be wrong without a word.
+// So the memory of the parameters and buffers of a module that has hooks is marked, and an operator that computes with one of them
+// before the hooks ever ran is an error.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace dtensor {
+
+class HookWatch {
+ public:
+  explicit HookWatch(std::string module) : module_(std::move(module)) {}
+  const std::string& module() const { return module_; }  // for the error
+  bool over() const { return over_.load(std::memory_order_relaxed); }
+  void end() { over_.store(true, std::memory_order_relaxed); }  // the hooks ran, or need not
+
+ private:
+  std::string module_;
+  std::atomic<bool> over_{false};
+};
+
+// Of one tensor: a module within another is watched for both.
+using HookWatches = std::vector<std::shared_ptr<HookWatch>>;
+
+// Marks the distributed parameters and buffers of `module` and of those in it. Once more does no harm.
+void watch_hooks(const torch::nn::Module& module, const std::shared_ptr<HookWatch>& watch);
+
+// Gives `to` the marks of `from`, where it has none. REQUIRES: is_dtensor(to).
+void keep_hook_watches(const at::Tensor& from, const at::Tensor& to);
+
+struct OpInfo;
+struct Inputs;
+
+// Error (c10::Error): `info` computes with a marked tensor and another one, and the hooks have not run. Not in backward. What looks
+// at parameters alone, writes to them, works on lists of them, or is pointwise on tensors of one shape (an optimizer, an average, a
+// distance from former values) is no forward.
+void check_hooks_ran(const OpInfo& info, const Inputs& in);
+
+}  // namespace dtensor

@@ -1,0 +1,13 @@
+// A plain tensor in the place of a distributed one. Internal.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+
+namespace dtensor {
+
+// The error about it; it says what to call instead of torch::load(). REQUIRES: is_dtensor(self).
+[[noreturn]] void throw_plain_in_place_of(std::string_view function, const at::Tensor& self, const at::Tensor& plain);
+
+}  // namespace dtensor
