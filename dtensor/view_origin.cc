@@ -78,6 +78,14 @@ at::Tensor undo_bits(at::Tensor value, const at::Tensor& has, const at::Tensor& 
   return value;
 }
 
+// What the view operator does to the values, undone: where it could not share memory its result is a copy that has it.
+at::Tensor undo_operator(const at::Tensor& value, const c10::OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  if (name == "aten::_conj") return value.conj();
+  if (name == "aten::_neg_view") return value.neg();
+  return value;
+}
+
 // The view that the call gives now.
 at::Tensor take_again(const ViewOrigin& origin) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -179,7 +187,7 @@ void carry_back(const at::Tensor& t, std::string_view op) {
     spec = spec->with_placements(plan->to.placements());
     for (size_t i = 0; i < base.locals.size(); ++i) {
       LocalGuard guard;
-      locals[i] = undo_bits(locals[i], memory_of(same_memory).locals[i], origin->locals[i]);
+      locals[i] = undo_operator(undo_bits(locals[i], memory_of(same_memory).locals[i], origin->locals[i]), origin->op);
       const auto rank = static_cast<int64_t>(i);
       store_through({window_of(*spec, t.storage_offset()), spec->local_layout(rank), locals[i]},
                     {window_of(*base.spec, origin->base.storage_offset()), base.spec->local_layout(rank), base.locals[i]});

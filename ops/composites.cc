@@ -2,6 +2,7 @@
 // other operators. These run above autograd, see add_handler().
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
+#include <c10/util/Exception.h>
 
 #include "dtensor/op_info.h"
 #include "ops/arguments.h"
@@ -46,9 +47,16 @@ void vander(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(increasing ? result : result.flip({1}));
 }
 
+// Gradients that are lists of rows.
+void refuse_sparse(const c10::OperatorHandle& op, Stack&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(), ": gives a tensor of layout Sparse, which cannot be distributed. Call embedding() with "
+                              "sparse = false, and gather() with sparse_grad = false.");
+}
+
 }  // namespace
 
 void register_composite_handlers() {
+  for (const char* op : {"aten::embedding_sparse_backward", "aten::_gather_sparse_backward"}) add_handler(op, refuse_sparse);
   add_handler("aten::tensor_split.tensor_indices_or_sections", tensor_split);
   add_handler("aten::max_pool1d", max_pool1d);
   add_handler("aten::vander", vander);

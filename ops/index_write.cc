@@ -111,7 +111,8 @@ FactorRule index_rows(const OpCall& call) {
 
 void index_rows_local(const LocalCall& call, Stack& stack) {
   const Spec& self = *call.inputs[0];
-  if (self.ndim() == 0 || self.meta().numel() == 0) return call.op.callBoxed(stack);  // then nobody looks at indices
+  if (self.ndim() == 0) return call.op.callBoxed(stack);
+  if (self.meta().numel() == 0) return leave_result(call, stack, stack[0].toTensor().clone());  // whatever the indices are
   const int64_t dim = wrap_dim(stack[1].toInt(), self.ndim()), size = self.sizes()[dim];
   const Runs runs = self.local_layout(call.i).dims[dim];
   if (holds_all(runs, size)) return call.op.callBoxed(stack);

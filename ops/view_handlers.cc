@@ -118,7 +118,8 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   }
   const at::Tensor base = owner_of(self);
   const SpecPtr& spec = layout_of(base).spec;
-  const bool moved = !lies_as_global(base);
+  // Memory around what has no elements may be a part's.
+  const bool moved = !lies_as_global(base) || base.numel() == 0;
   const int64_t begin = offset - base.storage_offset();
   TORCH_CHECK(!moved || has_all_of(base, size, stride, begin), op.schema().name(), ": sizes ", size, ", strides ", stride, " and offset ",
               offset, " reach beyond the tensor laid out as ", to_string(spec->placements()), ", whose parts have other memory around "

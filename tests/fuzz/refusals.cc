@@ -15,6 +15,9 @@ const std::vector<Refusal>& refusals() {
       {"cannot be cast to that of the out= argument", "as most of ATen's operators refuse"},
       {"must have the shape of 'self'", "binary_cross_entropy of broadcast targets, deprecated in PyTorch"},
       {"iter.ninputs() == traits::arity INTERNAL ASSERT", "LibTorch's index_reduce of half-precision slices of one element"},
+      {"some elements of the input tensor and the written-to tensor refer to a single memory location",
+       "one memory seen with other strides along dims of one element, which a part may have where the whole has none"},
+      {"Expected X.numel() == N * C * HxW", "native_group_norm whose N, C and HxW are not those of the tensor"},
       {"not implemented for 'ComplexHalf'", "no kernel for what plain LibTorch does without one"},
       {"draws random numbers, so replicated runs of it would not agree", "random operator without a rule"},
   };

@@ -55,6 +55,7 @@ class Call {
     check_memory();
     check_shared_memory();
     check_matrix_rank();
+    check_inverse_hermitian();
   }
 
  private:
@@ -144,6 +145,12 @@ class Call {
       for (const at::Tensor& tolerance : tensors_in(stack_[k]))
         refuse_if(tolerance.defined() && tolerance.dim() > batch, "a tolerance of more dims than the batch");
     }
+  }
+
+  // LibTorch writes the result to a tensor of its own, and leaves an out= tensor without elements as it is.
+  void check_inverse_hermitian() const {
+    if (name_ != "fft_ihfftn" && name_ != "fft_ihfft2" && name_ != "fft_ihfft") return;
+    if (schema_.arguments().back().is_out()) refuse_if(stack_.back().toTensor().numel() == 0, "an out= that is not resized");
   }
 
   const c10::FunctionSchema& schema_;

@@ -1,0 +1,168 @@
+// Calls at the edge of what ATen accepts: tensors without elements, arguments of other dtypes, memory seen in unusual ways.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/complex.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include "dtensor/dispatch.h"
+#include "dtensor/redistribute.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
+
+namespace dtensor::testing {
+namespace {
+
+using OptionalTensors = c10::List<std::optional<at::Tensor>>;
+
+struct Call {
+  std::string op;
+  std::vector<c10::IValue> args;
+};
+
+const c10::IValue kNone;
+
+c10::IValue laid_out(const c10::IValue& value, const DeviceMesh& mesh, int64_t dim) {
+  const auto one = [&](const at::Tensor& t) {
+    return lay_out(t, mesh, {dim >= 0 && dim < t.dim() ? Placement(Shard(dim)) : Placement(Replicate())});
+  };
+  if (value.isTensor()) return one(value.toTensor());
+  if (!value.isOptionalTensorList()) return value;
+  OptionalTensors result;
+  for (const std::optional<at::Tensor>& t : value.toOptionalTensorVector()) result.push_back(t ? std::optional(one(*t)) : t);
+  return result;
+}
+
+// In every layout of one kind on three ranks.
+void check(const Call& call) {
+  std::vector<c10::IValue> plain;
+  for (const auto& a : call.args) plain.push_back(a.isTensor() ? c10::IValue(a.toTensor().clone()) : a);
+  const std::vector<at::Tensor> expected = call_op(call.op, plain);
+  const DeviceMesh& mesh = test_meshes()[2];
+  for (int64_t dim = -1; dim < 3; ++dim) {
+    CAPTURE(call.op, dim);
+    std::vector<c10::IValue> args;
+    for (const auto& a : call.args) args.push_back(laid_out(a, mesh, dim));
+    std::vector<at::Tensor> actual;
+    REQUIRE_NOTHROW(actual = call_op(call.op, args));
+    REQUIRE(actual.size() == expected.size());
+    for (size_t k = 0; k < actual.size(); ++k) CHECK(difference(actual[k], expected[k]) == std::nullopt);
+  }
+}
+
+at::Tensor numbers(at::IntArrayRef sizes, c10::ScalarType dtype = at::kDouble) {
+  return at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble).view(sizes).to(dtype);
+}
+
+}  // namespace
+
+TEST_CASE("reductions to nothing and of nothing", "[corner]") {
+  const c10::List<int64_t> last({1}), first({0});
+  for (const char* op : {"aten::amax", "aten::amin", "aten::sum.dim_IntList", "aten::mean.dim"}) check({op, {at::zeros({0, 4}, at::kDouble), last, true}});
+  for (const double p : {-1., -1.5, 0., 2.}) {
+    check({"aten::linalg_vector_norm", {at::zeros({0, 4}, at::kDouble), p, last}});
+    check({"aten::norm.ScalarOpt_dim", {at::zeros({4, 0}, at::kDouble), p, first}});
+  }
+  check({"aten::pairwise_distance", {at::zeros({0, 4}, at::kDouble), at::zeros({0, 4}, at::kDouble), -1.}});
+  const auto empty = lay_out(at::zeros({4, 0}, at::kDouble), test_meshes()[2], {Shard(0)});
+  CHECK_THROWS_WITH(call_op("aten::linalg_vector_norm", {empty, -1., last}), Catch::Contains("does not have an identity"));
+}
+
+TEST_CASE("sums of powers accept what ATen does", "[corner]") {
+  check({"aten::linalg__powsum", {numbers({0, 3}, at::kInt), 2}});
+  check({"aten::linalg__powsum", {numbers({4, 3}), 3, c10::List<int64_t>({0})}});
+  check({"aten::linalg__powsum", {numbers({4, 3}, at::kFloat), 2, kNone, false, at::kDouble}});
+}
+
+TEST_CASE("writes by index into nothing, and of other dtypes", "[corner]") {
+  const auto index = at::tensor({0, 7}, at::kLong);
+  check({"aten::index_add", {at::zeros({4, 0}, at::kDouble), 0, index, at::zeros({2, 0}, at::kDouble)}});
+  check({"aten::index_copy", {at::zeros({4, 0}, at::kDouble), 0, at::tensor({0, 3}, at::kLong), at::zeros({2, 0}, at::kDouble)}});
+  const auto mask = numbers({4, 3}).gt(5);
+  for (const char* op : {"aten::index_put", "aten::index_put_"}) {
+    check({op, {numbers({4, 3}), OptionalTensors({mask}), at::ones({1}, at::kBool)}});
+    check({op, {numbers({4, 3}, at::kInt), OptionalTensors({mask}), at::ones({}, at::kBool)}});
+  }
+  check({"aten::index_put.out", {numbers({4, 3}), OptionalTensors({mask}), at::ones({1}, at::kBool), false, at::zeros({4, 3}, at::kDouble)}});
+}
+
+TEST_CASE("numbers beside integers where a rank has nothing to multiply", "[corner]") {
+  check({"aten::addbmm", {numbers({2, 2}, at::kInt), numbers({2, 2, 3}, at::kInt), numbers({2, 3, 2}, at::kInt), 1., 1.}});
+  check({"aten::baddbmm", {numbers({2, 2, 2}, at::kInt), numbers({2, 2, 2}, at::kInt), numbers({2, 2, 2}, at::kInt), 2., 1.}});
+  check({"aten::addmv", {numbers({2}, at::kInt), numbers({2, 2}, at::kInt), numbers({2}, at::kInt), 3., 1.}});
+  check({"aten::floor_divide.Scalar", {at::zeros({0, 4}, at::kBool), 0}});
+}
+
+TEST_CASE("channels change places in every layout", "[corner]") {
+  for (const char* op : {"aten::native_channel_shuffle", "aten::channel_shuffle"}) {
+    check({op, {numbers({2, 6, 3}), 3}});
+    check({op, {numbers({4, 4, 2, 3}).contiguous(at::MemoryFormat::ChannelsLast), 2}});
+  }
+  check({"aten::native_channel_shuffle", {at::zeros({0, 4, 3}, at::kDouble), 2}});
+  // The result is no view.
+  const auto x = lay_out(numbers({1, 1, 1}), test_meshes()[2], {Replicate()});
+  at::Tensor shuffled = call_op("aten::native_channel_shuffle", {x, 1})[0];
+  shuffled.fill_(7);
+  CHECK(full_tensor(x).item<double>() == 1);
+}
+
+TEST_CASE("other elements in the same memory, whatever memory a part has", "[corner]") {
+  const DeviceMesh& mesh = test_meshes()[2];
+  const auto whole = numbers({1, 4}, at::kFloat);
+  for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+    const auto see = [](const at::Tensor& t) { return t.expand({4, 4}).diagonal().view(at::kDouble); };
+    CHECK(difference(see(lay_out(whole, mesh, {p})), see(whole)) == std::nullopt);
+    const auto pairs = [](const at::Tensor& t) { return call_op("aten::view_as_complex", {t.expand({3, 4}).reshape({3, 2, 2})})[0]; };
+    CHECK(difference(pairs(lay_out(whole, mesh, {p})), pairs(whole)) == std::nullopt);
+  }
+}
+
+TEST_CASE("a redistributed tensor has memory of its own", "[corner]") {
+  const DeviceMesh& mesh = test_meshes()[2];
+  const auto full = numbers({5});
+  for (const Placement& to : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+    const auto windows = lay_out(full, mesh, {Shard(0)}).unfold(0, 2, 1);  // overlapping
+    const auto moved = redistribute(windows, {to});
+    const auto expected = full.unfold(0, 2, 1).clone();
+    if (moved.is_same(windows)) continue;
+    CHECK(moved.strides() == expected.strides());
+    CHECK(difference(moved.view({8}), expected.view({8})) == std::nullopt);
+  }
+}
+
+TEST_CASE("from a slice back to the whole", "[corner]") {
+  const DeviceMesh& mesh = test_meshes()[2];
+  const auto full = numbers({4, 3});
+  for (const Placement& p : {Placement(Replicate()), Placement(Shard(0))}) {
+    const auto x = lay_out(full, mesh, {p});
+    CHECK(difference(call_op("aten::slice_inverse", {x.slice(0, 1, 3), x, 0, 1, 3, 1})[0], full) == std::nullopt);
+  }
+  const auto x = lay_out(full, mesh, {Shard(1)});  // whose slice shares the memory of each part
+  CHECK_THROWS_WITH(call_op("aten::slice_inverse", {x.slice(0, 1, 3), x, 0, 1, 3, 1}), Catch::Contains("reach beyond the tensor"));
+}
+
+TEST_CASE("writing through the conjugate of a product", "[corner]") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const auto a = at::complex(numbers({2}), numbers({2}) - 3), b = at::complex(numbers({2}) * 0.5, numbers({2}) + 1);
+  const auto x = from_local({a, b}, mesh, {Partial(ReduceOp::kProduct)});
+  const auto plain = a * b;
+  x.conj().cos_();
+  plain.conj().cos_();
+  CHECK(difference(x, plain) == std::nullopt);
+}
+
+TEST_CASE("gradients that would be sparse are refused by name", "[corner]") {
+  const DeviceMesh& mesh = test_meshes()[2];
+  const auto table = lay_out(numbers({6, 2}), mesh, {Shard(0)}).requires_grad_();
+  const auto rows = lay_out(at::tensor({0, 4, 4}, at::kLong), mesh, {Replicate()});
+  const auto y = call_op("aten::embedding", {table, rows, -1, false, true})[0];
+  CHECK_THROWS_WITH(y.sum().backward(), Catch::Contains("aten::embedding_sparse_backward: gives a tensor of layout Sparse"));
+  const auto z = call_op("aten::gather", {table, 1, lay_out(at::zeros({6, 1}, at::kLong), mesh, {Shard(0)}), true})[0];
+  CHECK_THROWS_WITH(z.sum().backward(), Catch::Contains("sparse_grad = false"));
+}
+
+}  // namespace dtensor::testing
