@@ -17,7 +17,6 @@ const std::vector<std::pair<std::string, std::string>>& linear_in_one() {
       {"aten::_conj", "self"},
       {"aten::_neg_view", "self"},
       {"aten::conj_physical", "self"},
-      {"aten::special_xlog1py", "self"},
       {"aten::_masked_scale", "self"},
       {"aten::native_dropout_backward", "grad_output"},
       {"aten::threshold_backward", "grad_output"},

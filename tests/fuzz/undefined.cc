@@ -56,6 +56,7 @@ class Call {
     check_shared_memory();
     check_matrix_rank();
     check_inverse_hermitian();
+    check_circular_padding();
   }
 
  private:
@@ -151,6 +152,13 @@ class Call {
   void check_inverse_hermitian() const {
     if (name_ != "fft_ihfftn" && name_ != "fft_ihfft2" && name_ != "fft_ihfft") return;
     if (schema_.arguments().back().is_out()) refuse_if(stack_.back().toTensor().numel() == 0, "an out= that is not resized");
+  }
+
+  // Circular padding that cuts off on one side leaves parts of its result unwritten.
+  void check_circular_padding() const {
+    const bool circular = name_ == "_pad_circular" || (name_ == "pad" && stack_[2].isString() && stack_[2].toStringRef() == "circular");
+    if (!circular || !stack_[1].isIntList()) return;
+    for (int64_t n : stack_[1].toIntVector()) refuse_if(n < 0, "circular padding by less than nothing");
   }
 
   const c10::FunctionSchema& schema_;
