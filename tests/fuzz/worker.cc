@@ -124,7 +124,10 @@ class Worker {
     ++tally_.kinds[static_cast<int>(Kind::kCrash)];
     prepare();
     const std::string end = name_of_end(status);
-    const int generated = in_child([&] { make(tally_.index); });
+    const int generated = in_child([&] {
+      alarm(kLongest);
+      make(tally_.index);
+    });
     if (generated != 0) {
       say(absl::StrCat("program ", tally_.index, ": plain LibTorch crashes (", end, ") in ", tally_.op,
                        "; the catalog should leave it out\n"));
@@ -160,7 +163,10 @@ class Worker {
     tally_.count(program, outcome);
     alarm(0);
     if (options_.only >= 0) say(absl::StrCat(to_string(outcome.kind), " ", outcome.op, " ", outcome.message, "\n"));
-    if (is_finding(outcome.kind)) report(options_, tally_, program, outcome, run);
+    if (!is_finding(outcome.kind)) return;
+    alarm(kLongest + static_cast<unsigned>(options_.shrink_seconds));  // a smaller program may hang where this one does not
+    report(options_, tally_, program, outcome, run);
+    alarm(0);
   }
 
   const WorkerOptions& options_;
