@@ -155,6 +155,7 @@ void read_anew(LocalStorage& storage) {
 }
 
 void check_can_carry_back(const at::Tensor& t, std::string_view op) {
+  if (t.numel() == 0) return;
   const auto any_conjugated = [](const RankTensors& locals) {
     return std::any_of(locals.begin(), locals.end(), [](const at::Tensor& local) { return local.is_conj(); });
   };

@@ -11,13 +11,13 @@ const std::vector<Refusal>& refusals() {
       // docs/errors.md: strides over memory that no rank has
       {"reach beyond the tensor laid out as", "as_strided of a view, beside or between whose elements lie others"},
       {"a product of another dtype that is not reduced yet", "bits of a product are no bits of its factors"},
+      {"writing through a view that regroups the dims of an expanded tensor", "docs/dispatch.md: what cannot be taken back"},
       {"gives a tensor of layout Sparse", "sparse tensors have no layout on a mesh"},
       {"cannot be cast to that of the out= argument", "as most of ATen's operators refuse"},
       {"must have the shape of 'self'", "binary_cross_entropy of broadcast targets, deprecated in PyTorch"},
       {"iter.ninputs() == traits::arity INTERNAL ASSERT", "LibTorch's index_reduce of half-precision slices of one element"},
       {"some elements of the input tensor and the written-to tensor refer to a single memory location",
        "one memory seen with other strides along dims of one element, which a part may have where the whole has none"},
-      {"Expected X.numel() == N * C * HxW", "native_group_norm whose N, C and HxW are not those of the tensor"},
       {"not implemented for 'ComplexHalf'", "no kernel for what plain LibTorch does without one"},
       {"draws random numbers, so replicated runs of it would not agree", "random operator without a rule"},
   };

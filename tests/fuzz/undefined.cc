@@ -57,6 +57,7 @@ class Call {
     check_matrix_rank();
     check_inverse_hermitian();
     check_circular_padding();
+    check_group_norm();
   }
 
  private:
@@ -159,6 +160,15 @@ class Call {
     const bool circular = name_ == "_pad_circular" || (name_ == "pad" && stack_[2].isString() && stack_[2].toStringRef() == "circular");
     if (!circular || !stack_[1].isIntList()) return;
     for (int64_t n : stack_[1].toIntVector()) refuse_if(n < 0, "circular padding by less than nothing");
+  }
+
+  // The sizes are said beside the tensor, and only their product is looked at.
+  void check_group_norm() const {
+    if (name_ != "native_group_norm" && name_ != "native_group_norm_backward") return;
+    const auto arg = [&](const char* name) { return stack_[*schema_.argumentIndexWithName(name)]; };
+    const at::Tensor input = arg("input").toTensor();
+    const bool said = input.dim() >= 2 && arg("N").toInt() == input.size(0) && arg("C").toInt() == input.size(1);
+    refuse_if(!said, "group norm of other sizes than the tensor's");
   }
 
   const c10::FunctionSchema& schema_;
