@@ -1,6 +1,8 @@
 #include "tests/fuzz/undefined.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/kron.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
@@ -58,6 +60,7 @@ class Call {
     check_inverse_hermitian();
     check_circular_padding();
     check_group_norm();
+    check_kron();
   }
 
  private:
@@ -169,6 +172,16 @@ class Call {
     const at::Tensor input = arg("input").toTensor();
     const bool said = input.dim() >= 2 && arg("N").toInt() == input.size(0) && arg("C").toInt() == input.size(1);
     refuse_if(!said, "group norm of other sizes than the tensor's");
+  }
+
+  // The form that returns a new tensor views its product in a way that not all strides allow.
+  void check_kron() const {
+    if (name_ != "kron" || !schema_.arguments().back().is_out()) return;
+    try {
+      at::kron(stack_[0].toTensor(), stack_[1].toTensor());
+    } catch (const c10::Error&) {
+      refuse_if(true, "kron.out of what kron refuses");
+    }
   }
 
   const c10::FunctionSchema& schema_;
