@@ -32,7 +32,7 @@ const HookWatch* open_watch(const at::Tensor& t) {
 
 // As optimizers and averages compute: element by element, on tensors of one shape.
 bool is_update(const OpInfo& info, const Inputs& in) {
-  if (!info.op.hasTag(at::Tag::pointwise)) return false;
+  if (!info.op.hasTag(at::Tag::pointwise) && info.op.schema().name() != "aten::copy_") return false;
   const at::Tensor* first = nullptr;
   for (const at::Tensor& t : in.tensors) {
     if (!t.defined() || t.dim() == 0) continue;

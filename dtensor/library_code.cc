@@ -127,7 +127,7 @@ namespace {
 
 // One number seen many times, as autograd makes gradients and tangents that are zero.
 bool is_expanded_number(const at::Tensor& t) {
-  if (t.layout() != c10::kStrided || t.numel() == 0 || !t.has_storage()) return false;
+  if (t.layout() != c10::kStrided || t.numel() < 2 || !t.has_storage()) return false;
   for (int64_t d = 0; d < t.dim(); ++d) {
     if (t.size(d) > 1 && t.stride(d) != 0) return false;
   }

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "absl/algorithm/container.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/representation.h"
 #include "mesh/scope.h"
@@ -19,9 +20,10 @@ using torch::jit::Stack;
 // out= is for no_grad, as in LibTorch.
 void check_needs_no_gradient(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   if (!c10::GradMode::is_enabled()) return;
+  const auto needs_gradient = [](const c10::IValue& v) { return v.isTensor() && v.toTensor().defined() && v.toTensor().requires_grad(); };
   for (size_t a = 0; a < args.size(); ++a) {
-    TORCH_CHECK(!args[a].isTensor() || !args[a].toTensor().defined() || !args[a].toTensor().requires_grad(), info.name,
-                ": functions with out= arguments do not support automatic differentiation, but argument '",
+    const bool any = args[a].isList() ? absl::c_any_of(args[a].toListRef(), needs_gradient) : needs_gradient(args[a]);
+    TORCH_CHECK(!any, info.name, ": functions with out= arguments do not support automatic differentiation, but argument '",
                 info.op.schema().arguments()[a].name(), "' requires grad. Use the form that returns a new tensor, or detach() the argument.");
   }
 }
@@ -44,14 +46,25 @@ void become(const at::Tensor& out, const at::Tensor& result, std::string_view op
   replace_contents(out, layout_of(own).spec, meta_of(own).locals);
 }
 
+void check_fits(const at::Tensor& out, const at::Tensor& result, std::string_view op) {
+  TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), std::string(op), ": a result of dtype ", result.scalar_type(),
+              " cannot be cast to that of the out= argument, ", out.scalar_type());
+  const bool may_grow = out.numel() == 0 && !(is_dtensor(out) && layout_of(out).storage->origin);
+  TORCH_CHECK(out.sizes() == result.sizes() || may_grow, std::string(op), ": the out= argument of shape ", out.sizes(),
+              " cannot hold the result, of shape ", result.sizes(), ". Pass one of that shape, or one without elements.");
+}
+
+// ATen's reductions compute in the dtype of out= where none is given.
+bool computes_in_dtype_of_out(const OpInfo& info) {
+  static constexpr std::string_view kOperators[] = {"aten::sum", "aten::nansum", "aten::prod", "aten::mean", "aten::cumsum", "aten::cumprod"};
+  return absl::c_linear_search(kOperators, info.op.schema().name());
+}
+
 }  // namespace
 
 void write_out(at::Tensor out, const at::Tensor& result, std::string_view op) {
-  TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), std::string(op), ": a result of dtype ", result.scalar_type(),
-              " cannot be cast to that of the out= argument, ", out.scalar_type());
+  check_fits(out, result, op);
   if (out.sizes() != result.sizes()) {
-    TORCH_CHECK(out.numel() == 0 && !(is_dtensor(out) && layout_of(out).storage->origin), std::string(op), ": the out= argument of shape ",
-                out.sizes(), " cannot hold the result, of shape ", result.sizes(), ". Pass one of that shape, or one without elements.");
     if (is_dtensor(out) && is_dtensor(result)) return become(out, result, op);
     out.resize_(result.sizes());
   }
@@ -72,10 +85,12 @@ bool run_functional_form(const OpInfo& info, Stack& stack) {
   for (const auto& argument : functional->schema().arguments()) {
     const auto a = info.op.schema().argumentIndexWithName(argument.name());
     results.push_back(a ? args[*a] : *argument.default_value());
-    if (!a && argument.name() == "dtype") results.back() = outs.front().scalar_type();
+    if (argument.name() != "dtype") continue;
+    if (!a || (results.back().isNone() && computes_in_dtype_of_out(info))) results.back() = outs.front().scalar_type();
   }
   functional->callBoxed(results);
   TORCH_INTERNAL_ASSERT(outs.size() == results.size(), info.name);
+  for (size_t r = 0; r < outs.size(); ++r) check_fits(outs[r], results[r].toTensor(), info.name);
   for (size_t r = 0; r < outs.size(); ++r) write_out(outs[r], results[r].toTensor(), info.name);
   torch::jit::drop(stack, info.args.size());
   for (const at::Tensor& out : outs) stack.emplace_back(out);

@@ -72,12 +72,12 @@ class ReplicatedCall {
     }
   }
 
-  // For the whole of what is written without being read.
+  // For the whole of what is written without being read. Zero, so that ranks agree on what an operator leaves as it was.
   RankTensors memory_for(const at::Tensor& t) const {
     LocalGuard guard;
     if (!has_data()) return {stand_in(t)};
     RankTensors result;
-    for (const at::Tensor& local : memory_of(t).locals) result.push_back(at::empty_strided(t.sizes(), t.strides(), local.options()));
+    for (const at::Tensor& local : memory_of(t).locals) result.push_back(at::empty_strided(t.sizes(), t.strides(), local.options()).zero_());
     return result;
   }
 
@@ -95,7 +95,9 @@ class ReplicatedCall {
       for (int k = in_.slots[a].first; k < in_.slots[a].first + in_.slots[a].count; ++k) {
         if (!in_.tensors[k].defined()) continue;
         written_[k] = true;
-        for (auto& local : locals_[k]) local = gathered_[k] ? local.clone() : local.detach();
+        const bool own = gathered_[k] && info_.args[a].overwritten;  // see memory_for()
+        for (auto& local : locals_[k]) local = own ? local : gathered_[k] ? local.clone() : local.detach();
+        if (layout_of(in_.tensors[k]).storage->origin) check_can_carry_back(in_.tensors[k], info_.name);
       }
     }
   }

@@ -165,7 +165,7 @@ void check_can_carry_back(const at::Tensor& t, std::string_view op) {
     const DTensorMeta& base = layout_of(origin->base);
     check_can_store(spec, *base.spec, op);
     conjugated = conjugated || any_conjugated(origin->locals) || any_conjugated(base.locals);
-    const std::string error = what_ails_storing(window_of(spec, t.storage_offset()), spec.dtype(),
+    const std::string error = why_not_storable(window_of(spec, t.storage_offset()), spec.dtype(),
                                                 window_of(*base.spec, origin->base.storage_offset()), base.spec->dtype(), conjugated);
     TORCH_CHECK_NOT_IMPLEMENTED(error.empty(), std::string(op), ": ", error);
     origin = base.storage->origin.get();

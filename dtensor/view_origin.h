@@ -43,7 +43,7 @@ struct ViewOrigin {
   size_t base_arg = 0, result = 0;
   SpecPtr spec;  // of the view, and its parts
   RankTensors locals;
-  bool moved = false;  // parts moved for it; else it is a copy since some local view operator made one, see below
+  bool moved = false;  // parts moved for it; else it is a copy since some local view operator made one
   std::vector<bool> follows;  // per mesh dim: every rank's part of the view is of its own part of the base
 
   std::mutex mutex;                 // one reader takes the view again

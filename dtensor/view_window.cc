@@ -203,7 +203,7 @@ void store_elements(const WindowPart& view, const WindowPart& base) {
 
 }  // namespace
 
-std::string what_ails_storing(Window view, c10::ScalarType view_dtype, Window base, c10::ScalarType base_dtype, bool conjugated) {
+std::string why_not_storable(Window view, c10::ScalarType view_dtype, Window base, c10::ScalarType base_dtype, bool conjugated) {
   if (view_dtype != base_dtype && conjugated) {
     return "writing to the real or imaginary parts of a conjugated distributed tensor is not supported; call resolve_conj() on it first";
   }
@@ -233,6 +233,7 @@ void store_through(WindowPart view, WindowPart base) {
   if (view.part.numel() == 0 || base.part.numel() == 0) return;
   make_one_dtype(view, base);
   if (const auto map = map_dims(view.window, base.window)) return store_blocks(view, base, *map);
+  for (size_t d = 0; d < base.window.sizes.size(); ++d) TORCH_INTERNAL_ASSERT(!is_expanded(base.window, d), "see why_not_storable()");
   store_elements(view, base);
 }
 

@@ -28,12 +28,12 @@ struct WindowPart {
 
 // Writes those elements of `view.part` that `base.part` holds to their places there. Offsets count elements of each one's own
 // dtype. Where one lies in several elements of the view, each of them holds the same. Below autograd, on plain tensors.
-// REQUIRES: no two elements of `base` share memory, but for expanded dims; what_ails_storing() is "".
+// REQUIRES: no two elements of `base` share memory, but for expanded dims; why_not_storable() is "".
 void store_through(WindowPart view, WindowPart base);
 
 // Why store_through() cannot take elements of `view_dtype` through `view` to those of `base`, on any rank; "" if it can.
 // `conjugated`: parts of them are, lazily.
-std::string what_ails_storing(Window view, c10::ScalarType view_dtype, Window base, c10::ScalarType base_dtype, bool conjugated);
+std::string why_not_storable(Window view, c10::ScalarType view_dtype, Window base, c10::ScalarType base_dtype, bool conjugated);
 
 // dest.copy_(src), also where dims of `dest` are expanded: their elements are one and the same.
 void copy_values(at::Tensor dest, at::Tensor src);

@@ -1,6 +1,8 @@
 // Products of matrices and vectors. All are sums of products of dims, linear in each factor, so that a split of the
 // inner dim leaves a Partial, and Partials pass through; the bias of addmm and its kin is a term of its own. linear(),
 // matmul(), outer() and einsum() are composed of these.
+#include <cmath>
+
 #include "ops/arguments.h"
 #include "ops/meta_tensor.h"
 #include "ops/register.h"
@@ -34,15 +36,20 @@ OutputMetas addbmm_metas(const OpCall& call) {
                        .new_empty({call.input("batch1")->sizes()[1], call.input("batch2")->sizes()[2]})});
 }
 
-// A rank may have nothing to multiply where the whole has: there ATen multiplies the bias with beta as it is, and refuses 1.0 beside
-// integers, and its addmv gives back a bias that is one number as it is.
-void biased_local(const LocalCall& local, torch::jit::Stack& stack) {
+// A rank may have nothing to multiply where the whole has. There ATen's products of batches multiply the bias with beta as it is, and
+// refuse 1.0 beside integers.
+void batches_local(const LocalCall& local, torch::jit::Stack& stack) {
   Arguments args(local.op, stack);
-  const at::Tensor bias = args.tensor("self");
-  if (c10::isIntegralType(bias.scalar_type(), /*includeBool=*/false)) {
-    for (const char* factor : {"beta", "alpha"}) args.set(factor, c10::Scalar(args[factor].toScalar().toLong()));
-  }
-  if (local.op.schema().name() == "aten::addmv") args.set("self", bias.expand({args.tensor("mat").size(0)}));
+  const c10::Scalar beta = args["beta"].toScalar();
+  const bool integral = c10::isIntegralType(args.tensor("self").scalar_type(), /*includeBool=*/false);
+  if (integral && beta.isFloatingPoint() && beta.toDouble() == std::floor(beta.toDouble())) args.set("beta", c10::Scalar(beta.toLong()));
+  local.op.callBoxed(stack);
+}
+
+// Without columns, ATen's addmv gives back a bias that is one number as it is.
+void addmv_local(const LocalCall& local, torch::jit::Stack& stack) {
+  Arguments args(local.op, stack);
+  args.set("self", args.tensor("self").expand({args.tensor("mat").size(0)}));
   local.op.callBoxed(stack);
 }
 
@@ -55,7 +62,8 @@ void register_matmul_rules(RuleRegistry& registry) {
     const std::string op = product.op;
     if (op == "aten::dot" || op == "aten::vdot") rule.metas = dot_metas;
     if (op == "aten::addbmm") rule.metas = addbmm_metas;
-    if (op.rfind("aten::add", 0) == 0 || op == "aten::baddbmm") rule.local = biased_local;
+    if (op == "aten::addbmm" || op == "aten::baddbmm") rule.local = batches_local;
+    if (op == "aten::addmv") rule.local = addmv_local;
     registry.add(op, std::move(rule));
   }
 }

@@ -41,11 +41,13 @@ void return_self(const c10::OperatorHandle&, Stack&) {}
 
 // The tensor in whose memory `t` lies on every rank, or what it is a copied view of. (Not of what some ranks alone had to copy: what
 // moves is the same on all.)
-at::Tensor owner_of(at::Tensor t) {
-  while (layout_of(t).storage->origin && layout_of(t).storage->origin->moved && layout_of(t).storage->origin->base.scalar_type() == t.scalar_type()) {
-    t = layout_of(t).storage->origin->base;
+at::Tensor owner_of(const at::Tensor& t) {
+  at::Tensor owner = t;
+  for (const ViewOrigin* origin = layout_of(t).storage->origin.get(); origin != nullptr; origin = layout_of(origin->base).storage->origin.get()) {
+    if (origin->base.scalar_type() != t.scalar_type()) break;
+    if (origin->moved) owner = origin->base;
   }
-  return t;
+  return owner;
 }
 
 // Every rank has all of it, in memory as one device would.
@@ -110,6 +112,7 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
     stack.emplace_back(at::alias(self));
     return;
   }
+  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);  // as dispatch() does for every view
   if (self.sizes() == size && offset == self.storage_offset() && same_steps(size, self.strides(), stride)) {
     const DTensorMeta& meta = memory_of(self);
     const TensorMeta named{Shape(size.begin(), size.end()), Shape(stride.begin(), stride.end()), self.scalar_type()};
@@ -130,7 +133,6 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
     LocalGuard guard;
     for (const at::Tensor& local : whole) locals.push_back(at::as_strided(local, size, stride, local.storage_offset() + (extent(size, stride) == 0 ? 0 : begin)));
   }
-  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);  // as dispatch() does for every view
   const TensorMeta result{Shape(size.begin(), size.end()), Shape(stride.begin(), stride.end()), self.scalar_type()};
   const Placements placements(spec->placements().size(), Replicate());
   args[0] = base;

@@ -89,6 +89,23 @@ TEST_CASE("composites: a plain tensor that the user gives stays an error") {
   CHECK_THROWS_WITH(torch::scaled_dot_product_attention(x, torch::rand({4, 6}), x), Catch::Contains("is a plain tensor"));
 }
 
+// ATen's own vander() has none for more than two columns.
+TEST_CASE("composites: gradients of vander") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const auto full = torch::rand({5}, torch::kDouble);
+  for (const bool increasing : {true, false}) {
+    auto plain = full.clone().requires_grad_();
+    const auto powers = torch::linalg_vander(plain, 4);
+    const auto expected = increasing ? powers : powers.flip(1);
+    expected.square().sum().backward();
+    auto x = distribute_tensor(full, mesh, {Shard(0)}).requires_grad_();
+    const auto y = torch::vander(x, 4, increasing);
+    CHECK(torch::allclose(full_tensor(y.detach()), expected.detach()));
+    y.square().sum().backward();
+    CHECK(torch::allclose(full_tensor(x.grad()), plain.grad()));
+  }
+}
+
 TEST_CASE("composites: those that read the numbers of a tensor") {
   const DeviceMesh mesh(World::local(2), {2});
   const auto full = torch::rand({6, 4}, torch::kDouble);

@@ -403,6 +403,7 @@ TEST_CASE("distributed module: hooks that run, and what is no forward, are no er
   CHECK_NOTHROW(average.mul_(0.9).add_(weight, 0.1));
   CHECK_NOTHROW(nn::init::xavier_uniform_(weight));
   CHECK_NOTHROW(nn::init::eye_(weight));
+  CHECK_NOTHROW(average.copy_(weight));
   CHECK_NOTHROW(weight.copy_(before));
   CHECK_NOTHROW(Tensor(weight).index_put_({torch::indexing::Slice(0, 1)}, x.slice(0, 0, 1)));
   CHECK_NOTHROW(full_tensor(weight));

@@ -94,6 +94,7 @@ TEST_CASE("numbers beside integers where a rank has nothing to multiply", "[corn
   check({"aten::addbmm", {numbers({2, 2}, at::kInt), numbers({2, 2, 3}, at::kInt), numbers({2, 3, 2}, at::kInt), 1., 1.}});
   check({"aten::baddbmm", {numbers({2, 2, 2}, at::kInt), numbers({2, 2, 2}, at::kInt), numbers({2, 2, 2}, at::kInt), 2., 1.}});
   check({"aten::addmv", {numbers({2}, at::kInt), numbers({2, 2}, at::kInt), numbers({2}, at::kInt), 3., 1.}});
+  check({"aten::addr", {numbers({4, 3}, at::kInt), numbers({4}), numbers({3}), 0.5, 0.25}});
   check({"aten::floor_divide.Scalar", {at::zeros({0, 4}, at::kBool), 0}});
 }
 

@@ -200,7 +200,22 @@ TEST_CASE("out= of composites: what LibTorch refuses is refused", "[out]") {
   CHECK_THROWS_WITH(call_op("aten::matmul.out", {x, y, out({6, 3}, at::kDouble)}), Catch::Contains("of shape [6, 3] cannot hold the result, of shape [6, 4]"));
   CHECK_THROWS_WITH(call_op("aten::dist.out", {x, x, 2, out({3}, at::kDouble)}), Catch::Contains("of shape [3] cannot hold the result, of shape []"));
   const auto trained = x.detach().clone().requires_grad_();
+  const auto list = c10::List<at::Tensor>({x, trained});
+  CHECK_THROWS_WITH(call_op("aten::hstack.out", {list, out({0}, at::kDouble)}), Catch::Contains("do not support automatic differentiation"));
+  // All are looked at before one is written.
+  const auto values = out({0}, at::kDouble);
+  CHECK_THROWS(call_op("aten::max.dim_max", {x, 0, false, values, out({7}, at::kLong)}));
+  CHECK(values.numel() == 0);
   CHECK_THROWS_WITH(call_op("aten::matmul.out", {trained, y, out({6, 4}, at::kDouble)}), Catch::Contains("do not support automatic differentiation"));
+}
+
+TEST_CASE("out= without elements: reductions compute in its dtype", "[out]") {
+  const DeviceMesh& mesh = test_meshes()[0];
+  const auto full = at::zeros({1000}, at::kHalf).add(100);
+  const auto x = lay_out(full, mesh, {Replicate()});
+  const auto out = lay_out(at::empty({0}, at::kDouble), mesh, {Replicate()});
+  call_op("aten::sum.IntList_out", {x, c10::List<int64_t>({0}), false, c10::IValue(), out});
+  CHECK(difference(out, full.to(at::kDouble).sum()) == std::nullopt);
 }
 
 TEST_CASE("An out= tensor of another shape is named", "[out]") {
