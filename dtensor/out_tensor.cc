@@ -28,14 +28,16 @@ void check_needs_no_gradient(const OpInfo& info, c10::ArrayRef<c10::IValue> args
   }
 }
 
-bool has_distributed_outs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  bool any = false;
+// Only out= tensors are written, they are distributed, and there is something to compute from. (Factories fill what they are given.)
+bool computes_for_distributed(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  bool any = false, reads = false;
   for (size_t a = 0; a < args.size(); ++a) {
+    reads |= !info.args[a].written && info.args[a].kind != OpInfo::Arg::Kind::kStatic;
     if (!info.args[a].written) continue;
     if (!info.args[a].out || !args[a].isTensor() || !is_dtensor(args[a].toTensor())) return false;
     any = true;
   }
-  return any;
+  return any && reads;
 }
 
 void become(const at::Tensor& out, const at::Tensor& result, std::string_view op) {
@@ -73,7 +75,7 @@ void write_out(at::Tensor out, const at::Tensor& result, std::string_view op) {
 
 bool run_functional_form(const OpInfo& info, Stack& stack) {
   const auto args = torch::jit::last(stack, info.args.size());
-  if (!has_distributed_outs(info, args)) return false;
+  if (!computes_for_distributed(info, args)) return false;
   const auto functional = functional_form(info.op);
   if (!functional) return false;
   check_needs_no_gradient(info, args);

@@ -16,7 +16,7 @@ namespace dtensor {
 void write_out(at::Tensor out, const at::Tensor& result, std::string_view op);
 
 // Runs an operator with out= tensors as its functional form, whose results are then written to them. False, and nothing done: there is
-// no such form, or an out= tensor is plain.
+// no such form, nothing to compute from, or an out= tensor is plain.
 bool run_functional_form(const OpInfo& info, torch::jit::Stack& stack);
 
 // Is there an out= tensor without elements, which may have to grow?

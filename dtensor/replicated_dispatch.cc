@@ -204,7 +204,7 @@ class ReplicatedCall {
       if (!written_[k]) continue;
       const at::Tensor& now = locals_[k][r];
       const TensorMeta& was = before[i++];
-      if (may_be_resized(k)) continue;
+      if (may_be_resized(k) || (now.numel() == 0 && shape_of(now.sizes()) == was.sizes)) continue;
       const bool moved = has_data() && !gathered_[k] && !now.is_alias_of(memory_of(in_.tensors[k]).locals[r]);
       TORCH_CHECK_NOT_IMPLEMENTED(
           shape_of(now.sizes()) == was.sizes && shape_of(now.strides()) == was.strides && now.scalar_type() == was.dtype && !moved,

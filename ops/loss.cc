@@ -26,15 +26,23 @@ constexpr const char* kElementwiseBackward[] = {"aten::mse_loss_backward", "aten
                                                 "aten::huber_loss_backward", "aten::binary_cross_entropy_backward",
                                                 "aten::soft_margin_loss_backward"};
 
-// ATen drops dims of size 1 before it broadcasts these, which parts have where the whole has none.
-void check_target(const OpCall& call) {
-  if (!absl::StartsWith(call.name(), "aten::binary_cross_entropy") || absl::StrContains(call.name(), "with_logits")) return;
-  TORCH_CHECK(call.input("target")->sizes() == call.input("self")->sizes(), call.name(), ": argument 'target' of shape ",
-              at::IntArrayRef(call.input("target")->sizes().data(), call.input("target")->sizes().size()), " must have the shape of 'self', ", at::IntArrayRef(call.input("self")->sizes().data(), call.input("self")->sizes().size()));
+// Where the sizes differ, ATen's binary_cross_entropy drops dims of size 1 before it broadcasts, which a part may have where the whole
+// has none; the result has the shape of `self`.
+bool drops_dims(const OpCall& call) {
+  return absl::StartsWith(call.name(), "aten::binary_cross_entropy") && !absl::StrContains(call.name(), "with_logits") &&
+         call.input("target")->sizes() != call.input("self")->sizes();
+}
+
+// Computed on whole tensors.
+FactorRule whole(const OpCall& call, int64_t output_dims) {
+  FactorRule rule;
+  for (const SpecPtr& input : call.inputs) rule.inputs.emplace_back(input ? input->ndim() : 0, kNoFactor);
+  rule.outputs = {std::vector<int>(output_dims, kNoFactor)};
+  return rule;
 }
 
 FactorRule elementwise_rule(const OpCall& call) {
-  check_target(call);
+  if (drops_dims(call)) return whole(call, reduces(call) ? 0 : call.input("self")->ndim());
   FactorRule rule = pointwise(call);
   if (reduces(call)) {
     for (int factor : rule.outputs[0]) rule.contractions.push_back({factor, ReduceOp::kSum});
@@ -44,17 +52,17 @@ FactorRule elementwise_rule(const OpCall& call) {
 }
 
 FactorRule elementwise_backward_rule(const OpCall& call) {
-  check_target(call);
-  FactorRule rule = pointwise(call);
+  FactorRule rule = drops_dims(call) ? whole(call, call.input("self")->ndim()) : pointwise(call);
   rule.terms = {{call.input_index("grad_output")}};
   return rule;
 }
 
 OutputMetas elementwise_metas(const OpCall& call) {
-  const Spec& self = *call.input("self");
+  const at::Tensor self = meta_tensor(*call.input("self"));
   const OutputMetas elementwise = infer_elementwise(call);
-  if (call.has_arg("grad_output") || !reduces(call)) return elementwise;
-  return metas_of({meta_tensor(self).new_empty({}, elementwise.tensors[0]->dtype)});
+  if (!call.has_arg("grad_output") && reduces(call)) return metas_of({self.new_empty({}, elementwise.tensors[0]->dtype)});
+  if (drops_dims(call)) return metas_of({self.new_empty(self.sizes(), elementwise.tensors[0]->dtype)});
+  return elementwise;
 }
 
 double ratio(int64_t mine, int64_t global) {

@@ -1,8 +1,6 @@
 // Products of matrices and vectors. All are sums of products of dims, linear in each factor, so that a split of the
 // inner dim leaves a Partial, and Partials pass through; the bias of addmm and its kin is a term of its own. linear(),
 // matmul(), outer() and einsum() are composed of these.
-#include <cmath>
-
 #include "ops/arguments.h"
 #include "ops/meta_tensor.h"
 #include "ops/register.h"
@@ -37,12 +35,12 @@ OutputMetas addbmm_metas(const OpCall& call) {
 }
 
 // A rank may have nothing to multiply where the whole has. There ATen's products of batches multiply the bias with beta as it is, and
-// refuse 1.0 beside integers.
+// refuse 1.0 beside integers, which they convert elsewhere.
 void batches_local(const LocalCall& local, torch::jit::Stack& stack) {
   Arguments args(local.op, stack);
   const c10::Scalar beta = args["beta"].toScalar();
   const bool integral = c10::isIntegralType(args.tensor("self").scalar_type(), /*includeBool=*/false);
-  if (integral && beta.isFloatingPoint() && beta.toDouble() == std::floor(beta.toDouble())) args.set("beta", c10::Scalar(beta.toLong()));
+  if (integral && beta.isFloatingPoint()) args.set("beta", c10::Scalar(beta.toLong()));
   local.op.callBoxed(stack);
 }
 

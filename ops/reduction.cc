@@ -91,7 +91,7 @@ void local_extreme(const LocalCall& call, torch::jit::Stack& stack) {
   const auto sizes = call.outputs[0]->local_shape(call.i);
   const bool has_out = call.op.schema().arguments().back().is_out();
   at::Tensor result = has_out ? stack.back().toTensor() : at::empty(at::IntArrayRef(sizes), self.options());
-  result.fill_(neutral(self.scalar_type(), kOfMax));
+  if (result.numel() > 0) result.fill_(neutral(self.scalar_type(), kOfMax));
   stack.clear();
   stack.emplace_back(std::move(result));
 }

@@ -14,7 +14,6 @@ const std::vector<Refusal>& refusals() {
       {"writing through a view that regroups the dims of an expanded tensor", "docs/dispatch.md: what cannot be taken back"},
       {"gives a tensor of layout Sparse", "sparse tensors have no layout on a mesh"},
       {"cannot be cast to that of the out= argument", "as most of ATen's operators refuse"},
-      {"must have the shape of 'self'", "binary_cross_entropy of broadcast targets, deprecated in PyTorch"},
       {"iter.ninputs() == traits::arity INTERNAL ASSERT", "LibTorch's index_reduce of half-precision slices of one element"},
       {"some elements of the input tensor and the written-to tensor refer to a single memory location",
        "one memory seen with other strides along dims of one element, which a part may have where the whole has none"},

@@ -61,6 +61,7 @@ class Call {
     check_circular_padding();
     check_group_norm();
     check_kron();
+    check_sums_as_integers();
   }
 
  private:
@@ -182,6 +183,15 @@ class Call {
     } catch (const c10::Error&) {
       refuse_if(true, "kron.out of what kron refuses");
     }
+  }
+
+  // No integer stands for an infinity.
+  void check_sums_as_integers() const {
+    static const auto* const sums = new Names{"sum", "nansum", "prod", "cumsum", "cumprod"};
+    const auto dtype = schema_.argumentIndexWithName("dtype");
+    if (sums->count(name_) == 0 || !dtype || !stack_[*dtype].isInt()) return;
+    const bool whole = c10::isIntegralType(stack_[*dtype].toScalarType(), /*includeBool=*/true);
+    refuse_if(whole && !is_finite(stack_[0].toTensor()), "a sum of infinities as integers");
   }
 
   const c10::FunctionSchema& schema_;

@@ -63,6 +63,7 @@ at::Tensor numbers(at::IntArrayRef sizes, c10::ScalarType dtype = at::kDouble) {
 TEST_CASE("reductions to nothing and of nothing", "[corner]") {
   const c10::List<int64_t> last({1}), first({0});
   for (const char* op : {"aten::amax", "aten::amin", "aten::sum.dim_IntList", "aten::mean.dim"}) check({op, {at::zeros({0, 4}, at::kDouble), last, true}});
+  check({"aten::amax", {at::zeros({0, 4}, at::kComplexDouble), last}});
   for (const double p : {-1., -1.5, 0., 2.}) {
     check({"aten::linalg_vector_norm", {at::zeros({0, 4}, at::kDouble), p, last}});
     check({"aten::norm.ScalarOpt_dim", {at::zeros({4, 0}, at::kDouble), p, first}});
@@ -70,6 +71,14 @@ TEST_CASE("reductions to nothing and of nothing", "[corner]") {
   check({"aten::pairwise_distance", {at::zeros({0, 4}, at::kDouble), at::zeros({0, 4}, at::kDouble), -1.}});
   const auto empty = lay_out(at::zeros({4, 0}, at::kDouble), test_meshes()[2], {Shard(0)});
   CHECK_THROWS_WITH(call_op("aten::linalg_vector_norm", {empty, -1., last}), Catch::Contains("does not have an identity"));
+}
+
+TEST_CASE("binary cross entropy with a target of another shape", "[corner]") {
+  const auto p = at::rand({2, 3}, at::kDouble), line = at::rand({2}, at::kDouble);
+  check({"aten::binary_cross_entropy", {p, at::tensor(0.25, at::kDouble), kNone, 0}});
+  check({"aten::binary_cross_entropy", {p, at::rand({3}, at::kDouble), kNone, 1}});
+  check({"aten::binary_cross_entropy", {line, at::rand({1, 1}, at::kDouble), kNone, 0}});
+  check({"aten::binary_cross_entropy", {line, at::rand({2, 1}, at::kDouble), kNone, 2}});
 }
 
 TEST_CASE("sums of powers accept what ATen does", "[corner]") {
@@ -92,7 +101,7 @@ TEST_CASE("writes by index into nothing, and of other dtypes", "[corner]") {
 
 TEST_CASE("numbers beside integers where a rank has nothing to multiply", "[corner]") {
   check({"aten::addbmm", {numbers({2, 2}, at::kInt), numbers({2, 2, 3}, at::kInt), numbers({2, 3, 2}, at::kInt), 1., 1.}});
-  check({"aten::baddbmm", {numbers({2, 2, 2}, at::kInt), numbers({2, 2, 2}, at::kInt), numbers({2, 2, 2}, at::kInt), 2., 1.}});
+  check({"aten::baddbmm", {numbers({2, 2, 2}, at::kInt), numbers({2, 2, 2}, at::kInt), numbers({2, 2, 2}, at::kInt), 2.5, 1.}});
   check({"aten::addmv", {numbers({2}, at::kInt), numbers({2, 2}, at::kInt), numbers({2}, at::kInt), 3., 1.}});
   check({"aten::addr", {numbers({4, 3}, at::kInt), numbers({4}), numbers({3}), 0.5, 0.25}});
   check({"aten::floor_divide.Scalar", {at::zeros({0, 4}, at::kBool), 0}});
