@@ -101,7 +101,12 @@ void local_extreme(const LocalCall& call, torch::jit::Stack& stack) {
 void local_powsum(const LocalCall& call, torch::jit::Stack& stack) {
   const auto dims = stack[2].isNone() ? std::nullopt : std::optional(stack[2].toIntVector());
   const c10::Scalar p = stack[1].toScalar();
-  const at::Tensor self = stack[0].toTensor();
+  at::Tensor self = stack[0].toTensor();
+  if (self.is_complex() && !stack[4].isNone() && at::isFloatingType(stack[4].toScalarType())) {
+    // ATen takes the absolute values of some complex numbers, and the real parts of others.
+    stack[0] = self = self.to(c10::toComplexType(stack[4].toScalarType()));
+    stack[4] = c10::IValue();
+  }
   const bool has_norm = p.toDouble() > 0 && !std::isinf(p.toDouble()) && stack[4].isNone() &&
                         !c10::isIntegralType(self.scalar_type(), /*includeBool=*/true);
   if (!has_norm) return call.op.callBoxed(stack);

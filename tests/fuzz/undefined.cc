@@ -62,6 +62,7 @@ class Call {
     check_group_norm();
     check_kron();
     check_sums_as_integers();
+    check_powers_as_real();
   }
 
  private:
@@ -98,7 +99,8 @@ class Call {
     // They are no options of what people call.
     const auto option = [&](size_t k) { return stack_[k].toInt() >= 0 && stack_[k].toInt() <= 2; };
     refuse_if(base_.rfind("grid_sampler", 0) == 0 && !(option(2) && option(3)), "an interpolation that there is not");
-    refuse_if(base_.rfind("multilabel_margin_loss", 0) == 0 && stack_[0].toTensor().numel() == 0,
+    const bool margin = base_.rfind("multilabel_margin_loss", 0) == 0 || base_.rfind("multi_margin_loss", 0) == 0;
+    refuse_if(margin && stack_[0].toTensor().numel() == 0,
               "the loss of an empty batch is memory that nothing was written to");
     // It is the mean of the elements that out= has before.
     if (base_ != "binary_cross_entropy" || !schema_.arguments().back().is_out()) return;
@@ -192,6 +194,14 @@ class Call {
     if (sums->count(name_) == 0 || !dtype || !stack_[*dtype].isInt()) return;
     const bool whole = c10::isIntegralType(stack_[*dtype].toScalarType(), /*includeBool=*/true);
     refuse_if(whole && !is_finite(stack_[0].toTensor()), "a sum of infinities as integers");
+  }
+
+  // Of one number LibTorch takes the real part, of several the absolute values.
+  void check_powers_as_real() const {
+    const auto dtype = schema_.argumentIndexWithName("dtype");
+    if ((name_ != "linalg__powsum" && name_ != "_foreach_powsum") || !dtype || !stack_[*dtype].isInt()) return;
+    const bool real = !c10::isComplexType(stack_[*dtype].toScalarType());
+    for (const at::Tensor& t : tensors_in(stack_[0])) refuse_if(real && t.is_complex(), "real powers of complex numbers");
   }
 
   const c10::FunctionSchema& schema_;

@@ -85,6 +85,8 @@ TEST_CASE("sums of powers accept what ATen does", "[corner]") {
   check({"aten::linalg__powsum", {numbers({0, 3}, at::kInt), 2}});
   check({"aten::linalg__powsum", {numbers({4, 3}), 3, c10::List<int64_t>({0})}});
   check({"aten::linalg__powsum", {numbers({4, 3}, at::kFloat), 2, kNone, false, at::kDouble}});
+  const auto z = at::complex(numbers({4, 1}), numbers({4, 1}));
+  check({"aten::linalg__powsum", {z, 2, kNone, false, at::kDouble}});
 }
 
 TEST_CASE("writes by index into nothing, and of other dtypes", "[corner]") {
