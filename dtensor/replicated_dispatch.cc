@@ -69,7 +69,14 @@ class ReplicatedCall {
       }
       const at::Tensor all = gathered_[k] ? redistribute_below_autograd(t, whole(), cause(k)) : t;
       locals_[k] = has_data() ? (info_.is_view ? memory_of(all) : meta_of(all)).locals : RankTensors{stand_in(t)};
+      if (t.is_contiguous() && !info_.is_view && !info_.args[in_.args[k]].written) make_contiguous(locals_[k]);
     }
+  }
+
+  // Memory of the parts' own may lie otherwise than the whole tensor's would, which kernels ask for, or those who called them.
+  static void make_contiguous(RankTensors& locals) {
+    LocalGuard guard;
+    for (at::Tensor& local : locals) local = local.contiguous();
   }
 
   // For the whole of what is written without being read. Zero, so that ranks agree on what an operator leaves as it was.

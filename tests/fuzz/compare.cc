@@ -139,7 +139,7 @@ double tolerance_of(c10::ScalarType dtype) {
     case c10::ScalarType::BFloat16:
       return 6e-2;
     case c10::ScalarType::Half:
-      return 1e-2;
+      return 4e-2;  // some kernels add up a hundred of them in the dtype itself
     case c10::ScalarType::Float:
       return 1e-4;
     default:

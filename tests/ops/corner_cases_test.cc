@@ -133,6 +133,12 @@ TEST_CASE("other elements in the same memory, whatever memory a part has", "[cor
   }
 }
 
+TEST_CASE("operators without a rule see contiguous memory where the whole is contiguous", "[corner]") {
+  const auto full = numbers({2, 2});
+  const auto turned = [](const at::Tensor& t) { return call_op("aten::pdist", {t.rot90(1, {1, 0}).view({2, 2}), 2.})[0]; };
+  CHECK(difference(turned(lay_out(full, test_meshes()[2], {Replicate()})), turned(full)) == std::nullopt);
+}
+
 TEST_CASE("a redistributed tensor has memory of its own", "[corner]") {
   const DeviceMesh& mesh = test_meshes()[2];
   const auto full = numbers({5});
