@@ -34,13 +34,15 @@ OutputMetas addbmm_metas(const OpCall& call) {
                        .new_empty({call.input("batch1")->sizes()[1], call.input("batch2")->sizes()[2]})});
 }
 
-// A rank may have nothing to multiply where the whole has. There ATen's products of batches multiply the bias with beta as it is, and
-// refuse 1.0 beside integers, which they convert elsewhere.
-void batches_local(const LocalCall& local, torch::jit::Stack& stack) {
-  Arguments args(local.op, stack);
-  const c10::Scalar beta = args["beta"].toScalar();
-  const bool integral = c10::isIntegralType(args.tensor("self").scalar_type(), /*includeBool=*/false);
-  if (integral && beta.isFloatingPoint()) args.set("beta", c10::Scalar(beta.toLong()));
+// A rank may have nothing to multiply where the whole has. There ATen multiplies the bias with beta as it is, and refuses 1.0 beside
+// integers, which it converts elsewhere.
+void biased_local(const LocalCall& local, torch::jit::Stack& stack) {
+  const at::Tensor& bias = stack[stack.size() - local.op.schema().arguments().size()].toTensor();
+  if (c10::isIntegralType(bias.scalar_type(), /*includeBool=*/false)) {
+    Arguments args(local.op, stack);
+    const c10::Scalar beta = args["beta"].toScalar();
+    if (beta.isFloatingPoint()) args.set("beta", c10::Scalar(beta.toLong()));
+  }
   local.op.callBoxed(stack);
 }
 
@@ -60,7 +62,7 @@ void register_matmul_rules(RuleRegistry& registry) {
     const std::string op = product.op;
     if (op == "aten::dot" || op == "aten::vdot") rule.metas = dot_metas;
     if (op == "aten::addbmm") rule.metas = addbmm_metas;
-    if (op == "aten::addbmm" || op == "aten::baddbmm") rule.local = batches_local;
+    if (op == "aten::addmm" || op == "aten::addbmm" || op == "aten::baddbmm") rule.local = biased_local;
     if (op == "aten::addmv") rule.local = addmv_local;
     registry.add(op, std::move(rule));
   }

@@ -122,9 +122,7 @@ FactorRule view_dtype(const OpCall& call) {
 // is so, what is looked at as larger or smaller elements is a copy.
 void dense_last_dim(const LocalCall& call, torch::jit::Stack& stack) {
   const at::Tensor part = stack[0].toTensor();
-  const bool complex = c10::isComplexType(call.outputs[0]->dtype()) && !c10::isComplexType(part.scalar_type());
-  const auto from = static_cast<int64_t>(part.element_size());
-  const int64_t to = complex ? 2 * from : static_cast<int64_t>(c10::elementSize(call.outputs[0]->dtype()));
+  const auto from = static_cast<int64_t>(part.element_size()), to = static_cast<int64_t>(c10::elementSize(call.outputs[0]->dtype()));
   if (from != to && part.dim() > 0) {
     bool fits = part.stride(-1) == 1 && part.storage_offset() * from % to == 0;
     for (int64_t d = 0; d < part.dim() - 1; ++d) fits = fits && part.stride(d) * from % to == 0;

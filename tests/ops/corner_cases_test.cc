@@ -104,6 +104,7 @@ TEST_CASE("writes by index into nothing, and of other dtypes", "[corner]") {
 TEST_CASE("numbers beside integers where a rank has nothing to multiply", "[corner]") {
   check({"aten::addbmm", {numbers({2, 2}, at::kInt), numbers({2, 2, 3}, at::kInt), numbers({2, 3, 2}, at::kInt), 1., 1.}});
   check({"aten::baddbmm", {numbers({2, 2, 2}, at::kInt), numbers({2, 2, 2}, at::kInt), numbers({2, 2, 2}, at::kInt), 2.5, 1.}});
+  check({"aten::addmm", {numbers({2, 1}, at::kInt), numbers({2, 2}, at::kInt), numbers({2, 1}, at::kInt), 1., 1}});
   check({"aten::addmv", {numbers({2}, at::kInt), numbers({2, 2}, at::kInt), numbers({2}, at::kInt), 3., 1.}});
   check({"aten::addr", {numbers({4, 3}, at::kInt), numbers({4}), numbers({3}), 0.5, 0.25}});
   check({"aten::floor_divide.Scalar", {at::zeros({0, 4}, at::kBool), 0}});
