@@ -5,9 +5,13 @@
 #pragma once
 
 #include <c10/core/DispatchKey.h>
+#include <c10/core/DispatchKeySet.h>
 
 namespace dtensor {
 
 inline constexpr c10::DispatchKey kAboveAutogradKey = c10::DispatchKey::DeferredInit;
+
+// What a kernel at that key hands a call on to: `keys & kBelowThatKey`.
+inline constexpr c10::DispatchKeySet kBelowThatKey(c10::DispatchKeySet::FULL_AFTER, kAboveAutogradKey);
 
 }  // namespace dtensor

@@ -58,7 +58,7 @@ void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
     if (info.handler != nullptr) return info.handler(op, *stack);
     if (info.has_outs && run_functional_form(info, *stack)) return;
   }
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kAboveAutogradKey), stack);
+  op.redispatchBoxed(keys & kBelowThatKey, stack);
   if (inside.is_outermost() && inside.makes_plain() && !schema.is_mutable()) distribute_results(inside, schema.returns().size(), *stack);
 }
 

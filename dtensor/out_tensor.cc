@@ -4,7 +4,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
-#include <string>
+#include <string_view>
 
 #include "absl/algorithm/container.h"
 #include "dtensor/dispatch.h"
@@ -40,20 +40,28 @@ bool computes_for_distributed(const OpInfo& info, c10::ArrayRef<c10::IValue> arg
   return any && reads;
 }
 
-void become(const at::Tensor& out, const at::Tensor& result, std::string_view op) {
-  const CommCause cause{std::string(op), "out", current_scope().module_path, /*implicit=*/true};
+void become(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op) {
+  const CommCause cause{c10::toString(op.operator_name()), "out", current_scope().module_path, /*implicit=*/true};
   const at::Tensor reduced =
       redistribute_below_autograd(result.detach(), without_partials(layout_of(result).spec->placements()), cause);
   const at::Tensor own = reduced.to(out.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   replace_contents(out, layout_of(own).spec, meta_of(own).locals);
 }
 
-void check_fits(const at::Tensor& out, const at::Tensor& result, std::string_view op) {
-  TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), std::string(op), ": a result of dtype ", result.scalar_type(),
+void check_fits(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op) {
+  TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), op.operator_name(), ": a result of dtype ", result.scalar_type(),
               " cannot be cast to that of the out= argument, ", out.scalar_type());
-  const bool may_grow = out.numel() == 0 && !(is_dtensor(out) && layout_of(out).storage->origin);
-  TORCH_CHECK(out.sizes() == result.sizes() || may_grow, std::string(op), ": the out= argument of shape ", out.sizes(),
+  TORCH_CHECK(out.sizes() == result.sizes() || may_grow(out), op.operator_name(), ": the out= argument of shape ", out.sizes(),
               " cannot hold the result, of shape ", result.sizes(), ". Pass one of that shape, or one without elements.");
+}
+
+// REQUIRES: check_fits().
+void put(at::Tensor out, const at::Tensor& result, const c10::OperatorHandle& op) {
+  if (out.sizes() != result.sizes()) {
+    if (is_dtensor(out) && is_dtensor(result)) return become(out, result, op);
+    out.resize_(result.sizes());
+  }
+  out.copy_(result);
 }
 
 // ATen's reductions compute in the dtype of out= where none is given.
@@ -64,13 +72,13 @@ bool computes_in_dtype_of_out(const OpInfo& info) {
 
 }  // namespace
 
-void write_out(at::Tensor out, const at::Tensor& result, std::string_view op) {
+bool may_grow(const at::Tensor& out) { return out.numel() == 0 && !(is_dtensor(out) && layout_of(out).storage->origin); }
+
+at::Tensor write_out(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op) {
+  if (!out.defined()) return result;
   check_fits(out, result, op);
-  if (out.sizes() != result.sizes()) {
-    if (is_dtensor(out) && is_dtensor(result)) return become(out, result, op);
-    out.resize_(result.sizes());
-  }
-  out.copy_(result);
+  put(out, result, op);
+  return out;
 }
 
 bool run_functional_form(const OpInfo& info, Stack& stack) {
@@ -92,8 +100,8 @@ bool run_functional_form(const OpInfo& info, Stack& stack) {
   }
   functional->callBoxed(results);
   TORCH_INTERNAL_ASSERT(outs.size() == results.size(), info.name);
-  for (size_t r = 0; r < outs.size(); ++r) check_fits(outs[r], results[r].toTensor(), info.name);
-  for (size_t r = 0; r < outs.size(); ++r) write_out(outs[r], results[r].toTensor(), info.name);
+  for (size_t r = 0; r < outs.size(); ++r) check_fits(outs[r], results[r].toTensor(), info.op);
+  for (size_t r = 0; r < outs.size(); ++r) put(outs[r], results[r].toTensor(), info.op);
   torch::jit::drop(stack, info.args.size());
   for (const at::Tensor& out : outs) stack.emplace_back(out);
   return true;

@@ -4,16 +4,18 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
-#include <string_view>
-
 #include "dtensor/op_info.h"
 
 namespace dtensor {
 
-// Writes `result`, which `op` gave, to an out= tensor, distributed or not. As in LibTorch, a tensor without elements becomes as large as
-// the result, and is then laid out like it; it keeps its dtype. Not so a copied view: what it is a view of could not follow.
+// As in LibTorch, an out= tensor without elements becomes as large as the result. Not so a copied view: what it is a view of could not
+// follow.
+bool may_grow(const at::Tensor& out);
+
+// Writes `result`, which `op` gave, to an out= tensor, distributed or not, and gives that. One that grows is then laid out like the
+// result; it keeps its dtype. Gives `result` itself where `out` is undefined, as for the other forms of an operator.
 // Errors: another size; a dtype that the result cannot be cast to; Partial, as for copy_().
-void write_out(at::Tensor out, const at::Tensor& result, std::string_view op);
+at::Tensor write_out(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op);
 
 // Runs an operator with out= tensors as its functional form, whose results are then written to them. False, and nothing done: there is
 // no such form, nothing to compute from, or an out= tensor is plain.

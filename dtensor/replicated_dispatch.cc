@@ -13,6 +13,7 @@
 #include "absl/algorithm/container.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/missing_rule.h"
+#include "dtensor/out_tensor.h"
 #include "dtensor/view_origin.h"
 #include "mesh/scope.h"
 
@@ -104,7 +105,8 @@ class ReplicatedCall {
         written_[k] = true;
         const bool own = gathered_[k] && info_.args[a].overwritten;  // see memory_for()
         for (auto& local : locals_[k]) local = own ? local : gathered_[k] ? local.clone() : local.detach();
-        if (layout_of(in_.tensors[k]).storage->origin) check_can_carry_back(in_.tensors[k], info_.name);
+        // What is written by name dispatch() has looked at.
+        if (!info_.args[a].written && layout_of(in_.tensors[k]).storage->origin) check_can_carry_back(in_.tensors[k], info_.name);
       }
     }
   }
@@ -223,7 +225,7 @@ class ReplicatedCall {
 
   // As in LibTorch: an out= tensor without elements takes the size of the result.
   bool may_be_resized(size_t k) const {
-    return info_.args[in_.args[k]].out && !gathered_[k] && in_.tensors[k].numel() == 0 && !layout_of(in_.tensors[k]).storage->origin;
+    return info_.args[in_.args[k]].out && !gathered_[k] && may_grow(in_.tensors[k]);
   }
 
   // What was written in a gathered copy is written to the tensor's own parts.

@@ -7,8 +7,7 @@
 // from the meta kernel.
 //
 // Errors (NotImplementedError): not whole and no such scope; a result that is sparse or quantized; an operator that would change
-// the size or memory of its argument. Of the last one
-// what is written is undefined then, but of its own size.
+// the size or memory of its argument. After the last one what is written is undefined, but of its own size.
 #pragma once
 
 #include <ATen/core/stack.h>

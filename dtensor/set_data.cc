@@ -21,14 +21,12 @@ void throw_plain_in_place_of(std::string_view function, const at::Tensor& self, 
 
 namespace {
 
-constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kAboveAutogradKey);
-
 // What set_data() asks before. The library itself does so while it saves and loads: inside of a LocalGuard.
 bool has_compatible_type(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& from) {
   if (is_dtensor(self) && !is_dtensor(from) && !c10::impl::tls_is_dispatch_key_excluded(kDTensorKey)) {
     throw_plain_in_place_of("set_data", self, from);
   }
-  return at::_ops::_has_compatible_shallow_copy_type::redispatch(keys & kBelow, self, from);
+  return at::_ops::_has_compatible_shallow_copy_type::redispatch(keys & kBelowThatKey, self, from);
 }
 
 }  // namespace

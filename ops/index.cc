@@ -11,6 +11,7 @@
 #include "dtensor/out_tensor.h"
 #include "dtensor/representation.h"
 #include "mesh/scope.h"
+#include "ops/arguments.h"
 #include "ops/movement.h"
 #include "ops/register.h"
 
@@ -84,14 +85,10 @@ void index_put(const c10::OperatorHandle& op, Stack& stack) {
       first + mask.dim() <= self.dim() && mask.sizes() == self.sizes().slice(first, mask.dim())) {
     std::vector<int64_t> sizes = mask.sizes().vec();
     sizes.resize(self.dim() - first, 1);
-    const bool in_place = op.schema().arguments()[0].alias_info() != nullptr, has_out = op.schema().arguments().back().is_out();
+    const bool in_place = op.schema().arguments()[0].alias_info() != nullptr;
     at::Tensor result = in_place ? self : self.clone();
     result.masked_fill_(mask.view(sizes), values.view(c10::IntArrayRef{}));
-    if (has_out) {
-      const at::Tensor out = arg(num_args - 1).toTensor();
-      write_out(out, result, c10::toString(op.operator_name()));
-      result = out;
-    }
+    result = write_out(Arguments(op, stack).out(), result, op);
     torch::jit::drop(stack, num_args);
     stack.emplace_back(result);
     return;

@@ -91,8 +91,7 @@ void norm(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (dims && !dims->empty()) reduced = at::IntArrayRef(*dims);
   at::Tensor result = vector_norm(self, p, reduced, keepdim, dtype);
   torch::jit::drop(stack, arguments.size());
-  if (out.defined()) write_out(out, result, c10::toString(op.operator_name()));
-  stack.emplace_back(out.defined() ? out : result);
+  stack.emplace_back(write_out(out, result, op));
 }
 
 void dist(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -102,8 +101,7 @@ void dist(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const at::Tensor other = torch::jit::pop(stack).toTensor();
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   const at::Tensor result = at::linalg_vector_norm(at::sub(self, other), p);
-  if (out.defined()) write_out(out, result, c10::toString(op.operator_name()));
-  stack.emplace_back(out.defined() ? out : result);
+  stack.emplace_back(write_out(out, result, op));
 }
 
 }  // namespace

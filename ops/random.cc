@@ -180,10 +180,7 @@ void normal_of_tensors(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor z = at::empty_like(shape).normal_(0, 1, args.generator());
   z = std.isTensor() ? at::mul(z, std.toTensor()) : at::mul(z, std.toDouble());
   z = mean.isTensor() ? at::add(z, mean.toTensor()) : at::add(z, mean.toDouble());
-  if (const at::Tensor out = args.out(); out.defined()) {
-    write_out(out, z, c10::toString(op.operator_name()));
-    z = out;
-  }
+  z = write_out(args.out(), z, op);
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(z);
 }
@@ -236,10 +233,7 @@ void multinomial(const c10::OperatorHandle& op, Stack& stack) {
     }
   }
   at::Tensor result = make_dtensor(Spec::get(mesh, whole, sizes, at::kLong), std::move(locals));
-  if (const at::Tensor out = args.out(); out.defined()) {
-    write_out(out, result, c10::toString(op.operator_name()));
-    result = out;
-  }
+  result = write_out(args.out(), result, op);
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(result);
 }

@@ -18,16 +18,14 @@ struct SgnFn : torch::autograd::Function<SgnFn> {
   }
 };
 
-constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kAboveAutogradKey);
-
 bool has_zero_gradient(const at::Tensor& self) { return at::GradMode::is_enabled() && self.requires_grad() && !self.is_complex(); }
 
 at::Tensor sgn(c10::DispatchKeySet keys, const at::Tensor& self) {
-  return has_zero_gradient(self) ? SgnFn::apply(self) : at::_ops::sgn::redispatch(keys & kBelow, self);
+  return has_zero_gradient(self) ? SgnFn::apply(self) : at::_ops::sgn::redispatch(keys & kBelowThatKey, self);
 }
 
 at::Tensor& sgn_(c10::DispatchKeySet keys, at::Tensor& self) {
-  return has_zero_gradient(self) ? self.copy_(SgnFn::apply(self)) : at::_ops::sgn_::redispatch(keys & kBelow, self);
+  return has_zero_gradient(self) ? self.copy_(SgnFn::apply(self)) : at::_ops::sgn_::redispatch(keys & kBelowThatKey, self);
 }
 
 }  // namespace

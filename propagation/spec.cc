@@ -1,7 +1,6 @@
 #include "propagation/spec.h"
 
 #include <ATen/ExpandUtils.h>
-
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -117,6 +116,7 @@ SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, absl::Sp
 }
 
 bool is_dense(const TensorMeta& meta) {
+  if (meta.strides == contiguous_strides(meta.sizes)) return true;  // most are
   std::vector<size_t> order;
   for (size_t d = 0; d < meta.sizes.size(); ++d) {
     if (meta.sizes[d] != 1) order.push_back(d);
