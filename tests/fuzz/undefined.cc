@@ -30,6 +30,12 @@ bool has_nan(const at::Tensor& t) {
   return std::any_of(values.begin(), values.end(), [](double v) { return std::isnan(v); });
 }
 
+double largest(const at::Tensor& t) {
+  double result = 0;
+  for (double v : numbers(t)) result = std::isnan(v) ? INFINITY : std::max(result, std::abs(v));
+  return result;
+}
+
 // Whether two elements lie in one place.
 bool overlaps(const at::Tensor& t) {
   if (!t.defined() || t.numel() < 2 || t.is_non_overlapping_and_dense()) return false;
@@ -52,9 +58,11 @@ class Call {
   }
 
   void check() const {
-    check_loops_that_end_at_nan();
+    check_polynomials();
     check_options();
     check_memory();
+    check_bags();
+    check_bytes_of_bool();
     check_shared_memory();
     check_matrix_rank();
     check_inverse_hermitian();
@@ -81,18 +89,15 @@ class Call {
     return false;
   }
 
-  void check_loops_that_end_at_nan() const {
-    refuse_if(absl::StrContains(base_, "_polynomial_") && any_input(has_nan),
+  // One step of the loop per order; that of a whole vector is the largest of its elements.
+  void check_polynomials() const {
+    if (!absl::StrContains(base_, "_polynomial_")) return;
+    refuse_if(any_input(has_nan),
               "the recurrences of polynomials end at a NaN and return what they have not computed yet");
-    // (x <= min | x >= max) ? 0 : gradient, but (x > min & x < max) & gradient for whole vectors: what is NaN depends
-    // on where it lies in memory.
-    static const auto* const forward = new Names{"hardshrink"};
-    static const auto* const backward =
-        new Names{"hardshrink", "softshrink", "hardtanh", "relu6",          "hardswish",
-                  "elu",        "selu",       "celu",     "smooth_l1_loss", "huber_loss"};
-    const bool differentiable = any_input([](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
-    refuse_if((differentiable ? backward : forward)->count(base_) > 0 && any_input(has_nan),
-              "its loops over vectors and over what is left of them treat NaN differently");
+    constexpr double kMost = 1e4;
+    const c10::IValue& order = stack_[1];
+    const double most = order.isTensor() ? largest(order.toTensor()) : std::abs(order.toScalar().toDouble());
+    refuse_if(!(most < kMost), "a polynomial of an order that takes minutes, or is none");
   }
 
   void check_options() const {
@@ -124,6 +129,28 @@ class Call {
           input->dim() < 2 || stack_[k].toTensor().numel() != input->size(1) || !stack_[k].toTensor().is_contiguous(),
           "batch_norm and its gradient trust the sizes of the other arguments, and read them as contiguous memory");
     }
+    const auto training = schema_.argumentIndexWithName("training");
+    refuse_if(base_ == "native_batch_norm" && training && !stack_[*training].toBool() &&
+                  !(stack_[3].isTensor() && stack_[4].isTensor()),
+              "it reads the running statistics, whether there are any or not");
+  }
+
+  // The bags are neither asked whether they lie in the list of indices nor those whether the table has such rows.
+  void check_bags() const {
+    if (!absl::StrContains(base_, "embedding_bag")) return;
+    const auto rows = static_cast<double>(stack_[0].toTensor().dim() > 0 ? stack_[0].toTensor().size(0) : 0);
+    const auto indices = numbers(stack_[1].toTensor()), offsets = numbers(stack_[2].toTensor());
+    const bool good = std::all_of(indices.begin(), indices.end(), [&](double i) { return i >= 0 && i < rows; }) &&
+                      std::is_sorted(offsets.begin(), offsets.end()) && (offsets.empty() || offsets[0] == 0) &&
+                      (offsets.empty() || offsets.back() <= static_cast<double>(indices.size()));
+    refuse_if(!good, "embedding_bag of rows that there are not");
+  }
+
+  // Writing bytes to a Bool, or reading them as one: what is neither 0 nor 1 has no meaning.
+  void check_bytes_of_bool() const {
+    if (name_ != "view" || !stack_[1].isInt() || schema_.overload_name() != "dtype") return;
+    const bool from = stack_[0].toTensor().scalar_type() == at::kBool, to = stack_[1].toScalarType() == at::kBool;
+    refuse_if(from != to, "a Bool seen as another dtype, or another dtype as Bool");
   }
 
   static bool is_finite(const at::Tensor& t) {
