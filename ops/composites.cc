@@ -1,10 +1,15 @@
 // Composite operators whose code in ATen reads or fills memory by itself, which distributed tensors do not have: the same from
 // other operators. These run above autograd, see add_handler().
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "dtensor/op_info.h"
+#include "dtensor/representation.h"
 #include "ops/arguments.h"
 #include "ops/plain_numbers.h"
 #include "ops/register.h"
@@ -47,6 +52,16 @@ void vander(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(increasing ? result : result.flip({1}));
 }
 
+// A distributed tensor does not say that it is conjugated, its parts do; what they see of one another's memory is known.
+void real_or_imag(const c10::OperatorHandle& op, Stack& stack) {
+  at::Tensor self = torch::jit::peek(stack, 0, 1).toTensor();
+  const RankTensors& locals = layout_of(self).locals;
+  const bool conjugated = !locals.empty() && std::all_of(locals.begin(), locals.end(), [](const at::Tensor& t) { return t.is_conj(); });
+  if (conjugated) torch::jit::peek(stack, 0, 1) = at::_conj(self);
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  if (conjugated && op.schema().name() == "aten::imag") stack.back() = at::_neg_view(stack.back().toTensor());
+}
+
 // Gradients that are lists of rows.
 void refuse_sparse(const c10::OperatorHandle& op, Stack&) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(), ": gives a tensor of layout Sparse, which cannot be distributed. Call embedding() with "
@@ -60,6 +75,7 @@ void register_composite_handlers() {
   add_handler("aten::tensor_split.tensor_indices_or_sections", tensor_split);
   add_handler("aten::max_pool1d", max_pool1d);
   add_handler("aten::vander", vander);
+  for (const char* op : {"aten::real", "aten::imag"}) add_handler(op, real_or_imag);
 }
 
 }  // namespace dtensor

@@ -1,6 +1,7 @@
 // Parts of dims: select, slice, split, diagonals, padding, rolling, triangles, and what takes their gradients back. A
 // dim of which a part is taken is computed whole; the others follow.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -172,17 +173,23 @@ OutputMetas contiguous_metas(const OpCall& call, c10::IntArrayRef sizes) {
   return metas_of({at::empty(sizes, at::TensorOptions(call.inputs[0]->dtype()).device(c10::DeviceType::Meta))});
 }
 
+// As a part of a dim and the rest of it are put side by side.
 OutputMetas roll_metas(const OpCall& call) {
-  const Shape& sizes = call.inputs[0]->sizes();
-  return contiguous_metas(call, c10::IntArrayRef(sizes.data(), sizes.size()));
+  const at::Tensor self = meta_tensor(*call.inputs[0]);
+  const std::vector<int64_t> dims = call.get_ints("dims").value_or(std::vector<int64_t>{});
+  if (self.numel() == 0) return metas_of({at::empty_like(self)});
+  if (dims.empty()) return contiguous_metas(call, self.sizes());
+  return metas_of({at::cat({self, self.narrow(wrap_dim(dims[0], ndim(call)), 0, 0)}, dims[0])});
 }
 
+// Flipped and transposed in memory.
 OutputMetas rot90_metas(const OpCall& call) {
-  Shape sizes = call.inputs[0]->sizes();
+  const at::Tensor self = meta_tensor(*call.inputs[0]);
+  const int64_t k = (call.get_int("k") % 4 + 4) % 4;
+  if (k == 0) return contiguous_metas(call, self.sizes());
+  const at::Tensor flipped = at::empty_like(self);
   const std::vector<int64_t> dims = *call.get_ints("dims");
-  if (call.get_int("k") % 2 != 0)
-    std::swap(sizes.at(wrap_dim(dims.at(0), ndim(call))), sizes.at(wrap_dim(dims.at(1), ndim(call))));
-  return contiguous_metas(call, c10::IntArrayRef(sizes.data(), sizes.size()));
+  return metas_of({k == 2 ? flipped : flipped.transpose(dims.at(0), dims.at(1))});
 }
 
 OutputMetas input_sizes_metas(const OpCall& call) { return contiguous_metas(call, *call.get_ints("input_sizes")); }

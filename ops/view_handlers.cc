@@ -1,5 +1,7 @@
 // Operators that change a tensor's own metadata, and as_strided, which looks through the tensor at its memory.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
@@ -39,13 +41,37 @@ void change_self(const c10::OperatorHandle& op, Stack& stack) {
 
 void return_self(const c10::OperatorHandle&, Stack&) {}
 
+// What lies between the values of two tensors that see one memory.
+struct Flips {
+  bool conj = false, neg = false;
+};
+
+void count_bits(Flips& flips, const RankTensors& a, const RankTensors& b) {
+  if (a.empty()) return;  // an abstract world
+  size_t i = 0;
+  while (i + 1 < a.size() && a[i].numel() == 0) ++i;  // a part of nothing may have lost its bits
+  flips.conj ^= a[i].is_conj() != b[i].is_conj();
+  flips.neg ^= a[i].is_neg() != b[i].is_neg();
+}
+
+struct Owner {
+  at::Tensor tensor;
+  Flips flips;
+};
+
 // The tensor in whose memory `t` lies on every rank, or what it is a copied view of. (Not of what some ranks alone had to copy: what
 // moves is the same on all.)
-at::Tensor owner_of(const at::Tensor& t) {
-  at::Tensor owner = t;
+Owner owner_of(const at::Tensor& t) {
+  Owner owner{t, {}};
+  Flips flips;
+  at::Tensor same_memory = t;
   for (const ViewOrigin* origin = layout_of(t).storage->origin.get(); origin != nullptr; origin = layout_of(origin->base).storage->origin.get()) {
     if (origin->base.scalar_type() != t.scalar_type()) break;
-    if (origin->moved) owner = origin->base;
+    count_bits(flips, layout_of(same_memory).locals, origin->locals);
+    flips.conj ^= origin->op.schema().name() == "aten::_conj";
+    flips.neg ^= origin->op.schema().name() == "aten::_neg_view";
+    same_memory = origin->base;
+    if (origin->moved) owner = {origin->base, flips};
   }
   return owner;
 }
@@ -119,7 +145,7 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
     stack.emplace_back(make_view(Spec::get(meta.spec->mesh(), meta.spec->placements(), named), meta.locals, self, offset));
     return;
   }
-  const at::Tensor base = owner_of(self);
+  const auto [base, flips] = owner_of(self);
   const SpecPtr& spec = layout_of(base).spec;
   // Memory around what has no elements may be a part's.
   const bool moved = !lies_as_global(base) || base.numel() == 0;
@@ -137,7 +163,10 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   const Placements placements(spec->placements().size(), Replicate());
   args[0] = base;
   args[3] = offset;
-  stack.emplace_back(make_view_of({op, args, 0, 0, placements}, Spec::get(spec->mesh(), placements, result), std::move(locals), begin, moved));
+  at::Tensor view = make_view_of({op, args, 0, 0, placements}, Spec::get(spec->mesh(), placements, result), std::move(locals), begin, moved);
+  if (flips.conj) view = at::_conj(view);
+  if (flips.neg) view = at::_neg_view(view);
+  stack.emplace_back(view);
 }
 
 // From a slice (the first argument) back to what it is one of, which has the second one's sizes and strides.

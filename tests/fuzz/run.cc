@@ -40,7 +40,7 @@ constexpr char kNotFinite[] = "not finite", kValue[] = "value", kSizes[] = "has 
 // Which of its properties a tensor has wrong.
 std::string what_differs(const std::string& message) {
   for (const char* what :
-       {"is a plain tensor", "has dtype", kSizes, "require grad", "requires grad", "undefined", "not there", "says"}) {
+       {"is a plain tensor", "has dtype", kSizes, "has strides", "require grad", "requires grad", "undefined", "not there", "says"}) {
     if (absl::StrContains(message, what)) return what;
   }
   for (const char* what : {"is nan", "should be nan", "inf,", "should be inf", "should be -inf"}) {

@@ -63,6 +63,7 @@ class Call {
     check_memory();
     check_bags();
     check_bytes_of_bool();
+    check_unsafe_views();
     check_shared_memory();
     check_matrix_rank();
     check_inverse_hermitian();
@@ -138,11 +139,15 @@ class Call {
   // The bags are neither asked whether they lie in the list of indices nor those whether the table has such rows.
   void check_bags() const {
     if (!absl::StrContains(base_, "embedding_bag")) return;
-    const auto rows = static_cast<double>(stack_[0].toTensor().dim() > 0 ? stack_[0].toTensor().size(0) : 0);
-    const auto indices = numbers(stack_[1].toTensor()), offsets = numbers(stack_[2].toTensor());
+    const at::Tensor table = stack_[0].toTensor(), where = stack_[1].toTensor(), bags = stack_[2].toTensor();
+    const int64_t mode = stack_[4].toInt();
+    refuse_if(table.dim() != 2 || where.dim() != 1 || bags.dim() != 1 || mode < 0 || mode > 2,
+              "embedding_bag of other things than a table, a list of indices and one of bags");
+    const auto rows = static_cast<double>(table.size(0));
+    const auto indices = numbers(where), offsets = numbers(bags);
     const bool good = std::all_of(indices.begin(), indices.end(), [&](double i) { return i >= 0 && i < rows; }) &&
-                      std::is_sorted(offsets.begin(), offsets.end()) && (offsets.empty() || offsets[0] == 0) &&
-                      (offsets.empty() || offsets.back() <= static_cast<double>(indices.size()));
+                      std::is_sorted(offsets.begin(), offsets.end()) && !offsets.empty() && offsets[0] == 0 &&
+                      offsets.back() <= static_cast<double>(indices.size());
     refuse_if(!good, "embedding_bag of rows that there are not");
   }
 
@@ -151,6 +156,13 @@ class Call {
     if (name_ != "view" || !stack_[1].isInt() || schema_.overload_name() != "dtype") return;
     const bool from = stack_[0].toTensor().scalar_type() == at::kBool, to = stack_[1].toScalarType() == at::kBool;
     refuse_if(from != to, "a Bool seen as another dtype, or another dtype as Bool");
+  }
+
+  // They share memory with their argument, but for one that is conjugated or negated, which LibTorch copies.
+  void check_unsafe_views() const {
+    static const auto* const unsafe = new Names{"unsafe_split", "unsafe_split_with_sizes", "_unsafe_view"};
+    refuse_if(unsafe->count(name_) > 0 && any_input([](const at::Tensor& t) { return t.is_conj() || t.is_neg(); }),
+              "an unsafe view of what is conjugated");
   }
 
   static bool is_finite(const at::Tensor& t) {
