@@ -103,7 +103,8 @@ void nll_local(const LocalCall& local, torch::jit::Stack& stack) {
   const at::Tensor outside = target.lt(mine.begin).logical_or(target.ge(mine.begin + mine.size)).logical_or(target.eq(ignore));
   if (mine.size == 0) {  // ATen wants at least one class
     const at::Tensor scores = args["self"].toTensor();
-    const at::Tensor empty = backward ? at::zeros_like(scores) : scores.new_zeros(args["reduction"].toInt() == at::Reduction::None ? target.sizes() : c10::IntArrayRef());
+    const bool per_row = args["reduction"].toInt() == at::Reduction::None && self.ndim() > 1;
+    const at::Tensor empty = backward ? at::zeros_like(scores) : scores.new_zeros(per_row ? target.sizes() : c10::IntArrayRef());
     const at::Tensor total = scores.new_zeros({});
     torch::jit::drop(stack, local.op.schema().arguments().size());
     stack.emplace_back(empty);

@@ -9,10 +9,13 @@
 namespace dtensor {
 namespace {
 
-// Results are of the first input's dtype.
-OutputMetas as_first(const OpCall& call) {
-  return broadcast_metas(call, std::vector<c10::ScalarType>(call.schema().returns().size(), call.inputs[0]->dtype()));
+OutputMetas log_sigmoid_metas(const OpCall& call) {
+  const auto dtype = call.inputs[0]->dtype();
+  return contiguous_metas(call.inputs[0]->sizes(), {dtype, dtype});
 }
+
+// Like the first, whatever it is multiplied by.
+OutputMetas prelu_metas(const OpCall& call) { return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))}); }
 
 OpRule with_metas(OpRule rule, std::function<OutputMetas(const OpCall&)> metas) {
   rule.metas = std::move(metas);
@@ -20,7 +23,7 @@ OpRule with_metas(OpRule rule, std::function<OutputMetas(const OpCall&)> metas) 
 }
 
 OpRule log_sigmoid_forward() {
-  OpRule rule = with_metas(pointwise_op(), as_first);
+  OpRule rule = with_metas(pointwise_op(), log_sigmoid_metas);
   // The second result is scratch space for backward; on CUDA it is empty, which no layout of the input describes.
   rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
     const at::Tensor self = stack[0].toTensor();
@@ -36,7 +39,8 @@ void register_untagged_pointwise(RuleRegistry& registry) {
   registry.add("aten::leaky_relu", pointwise_op());
   registry.add("aten::polar", with_metas(pointwise_op(), infer_elementwise));
   registry.add("aten::complex", with_metas(pointwise_op({{{"real"}, {"imag"}}}), infer_elementwise));
-  registry.add(Names{"aten::hardswish", "aten::_prelu_kernel"}, with_metas(pointwise_op(), infer_elementwise));
+  registry.add("aten::hardswish", with_metas(pointwise_op(), infer_elementwise));
+  registry.add("aten::_prelu_kernel", with_metas(pointwise_op(), prelu_metas));
   registry.add("aten::_prelu_kernel_backward", with_metas(pointwise_op({{{"grad_output"}}}), infer_elementwise));
   for (const char* op : {"aten::hardswish_backward", "aten::hardtanh_backward", "aten::hardsigmoid_backward",
                          "aten::log_sigmoid_backward", "aten::native_dropout_backward", "aten::_masked_scale",

@@ -168,10 +168,7 @@ OutputMetas reduction_metas(const OpCall& call, const std::vector<c10::ScalarTyp
       sizes.push_back(1);
     }
   }
-  std::vector<at::Tensor> results;
-  for (const auto dtype : dtypes)
-    results.push_back(at::empty(sizes, at::TensorOptions(dtype).device(c10::DeviceType::Meta)));
-  return metas_of(results);
+  return contiguous_metas(sizes, dtypes);
 }
 
 void register_reduction_rules(RuleRegistry& registry) {

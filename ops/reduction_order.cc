@@ -62,9 +62,9 @@ OutputMetas floating(const OpCall& call) {
   const bool integral = at::isIntegralType(own, true);
   return reduction_metas(call, {integral ? c10::typeMetaToScalarType(c10::get_default_dtype()) : own});
 }
-OutputMetas same_shape(const OpCall& call) { return broadcast_metas(call, {call.inputs[0]->dtype()}); }
+OutputMetas same_shape(const OpCall& call) { return contiguous_metas(call.inputs[0]->sizes(), {call.inputs[0]->dtype()}); }
 OutputMetas same_shape_and_index(const OpCall& call) {
-  return broadcast_metas(call, {call.inputs[0]->dtype(), at::kLong});
+  return contiguous_metas(call.inputs[0]->sizes(), {call.inputs[0]->dtype(), at::kLong});
 }
 OutputMetas variance(const OpCall& call) { return reduction_metas(call, {real_dtype(call)}); }
 OutputMetas variance_and_mean(const OpCall& call) {

@@ -2,7 +2,6 @@
 // dim of which a part is taken is computed whole; the others follow.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -169,16 +168,12 @@ OpRule triangle() {
 
 OutputMetas like_input(const OpCall& call) { return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))}); }
 
-OutputMetas contiguous_metas(const OpCall& call, c10::IntArrayRef sizes) {
-  return metas_of({at::empty(sizes, at::TensorOptions(call.inputs[0]->dtype()).device(c10::DeviceType::Meta))});
-}
-
 // As a part of a dim and the rest of it are put side by side.
 OutputMetas roll_metas(const OpCall& call) {
   const at::Tensor self = meta_tensor(*call.inputs[0]);
   const std::vector<int64_t> dims = call.get_ints("dims").value_or(std::vector<int64_t>{});
   if (self.numel() == 0) return metas_of({at::empty_like(self)});
-  if (dims.empty()) return contiguous_metas(call, self.sizes());
+  if (dims.empty()) return contiguous_metas(self.sizes(), {call.inputs[0]->dtype()});
   return metas_of({at::cat({self, self.narrow(wrap_dim(dims[0], ndim(call)), 0, 0)}, dims[0])});
 }
 
@@ -186,13 +181,13 @@ OutputMetas roll_metas(const OpCall& call) {
 OutputMetas rot90_metas(const OpCall& call) {
   const at::Tensor self = meta_tensor(*call.inputs[0]);
   const int64_t k = (call.get_int("k") % 4 + 4) % 4;
-  if (k == 0) return contiguous_metas(call, self.sizes());
+  if (k == 0) return contiguous_metas(self.sizes(), {call.inputs[0]->dtype()});
   const at::Tensor flipped = at::empty_like(self);
   const std::vector<int64_t> dims = *call.get_ints("dims");
   return metas_of({k == 2 ? flipped : flipped.transpose(dims.at(0), dims.at(1))});
 }
 
-OutputMetas input_sizes_metas(const OpCall& call) { return contiguous_metas(call, *call.get_ints("input_sizes")); }
+OutputMetas input_sizes_metas(const OpCall& call) { return contiguous_metas(*call.get_ints("input_sizes"), {call.inputs[0]->dtype()}); }
 
 struct Movement {
   std::vector<std::string> ops;

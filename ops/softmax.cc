@@ -69,7 +69,7 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const int64_t dim = args[1].toInt();
   if (op.schema().arguments().size() != 3 || !is_split(self, dim)) return dispatch_by_rule(op, stack);  // out=: by the rule
   const at::ScalarType dtype = args[2].toBool() ? at::kFloat : self.scalar_type();
-  const at::Tensor x = is_half(self.scalar_type()) ? self.to(at::kFloat) : self;
+  const at::Tensor x = (is_half(self.scalar_type()) ? self.to(at::kFloat) : self).contiguous();
   const at::Tensor shifted = x - reduced(x.amax({dim}, true), op, "max");
   const at::Tensor powers = shifted.exp();
   const at::Tensor sums = reduced(powers.sum({dim}, true), op, "sum");

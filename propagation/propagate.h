@@ -51,4 +51,7 @@ OutputMetas infer_outputs(const OpCall& call, const OpRule& rule);
 // OpRule::metas for operators without a meta kernel.
 OutputMetas infer_elementwise(const OpCall& call);
 
+// The strides of what ATen's elementwise loops make of the inputs.
+Shape elementwise_strides(const OpCall& call);
+
 }  // namespace dtensor

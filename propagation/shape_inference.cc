@@ -1,6 +1,7 @@
 // Global metadata of an operator's outputs, without data.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/jit_type.h>
@@ -333,6 +334,21 @@ OutputMetas infer_written(const OpCall& call, const OpRule& rule) {
 
 }  // namespace
 
+Shape elementwise_strides(const OpCall& call) {
+  at::TensorIteratorConfig config;
+  config.set_check_mem_overlap(false)
+      .check_all_same_dtype(false)
+      .check_all_same_device(false)
+      .declare_static_dtype_and_device(at::kByte, c10::DeviceType::Meta)
+      .add_owned_output(at::Tensor());
+  for (const auto& input : call.inputs) {
+    if (input) config.add_owned_const_input(meta_tensor(*input));
+  }
+  const auto iterator = config.build();
+  const at::IntArrayRef strides = iterator.output().strides();
+  return Shape(strides.begin(), strides.end());
+}
+
 OutputMetas infer_elementwise(const OpCall& call) {
   const auto& arguments = call.schema().arguments();
   const Shape shape = broadcast_shape(call.without_outs());
@@ -345,12 +361,7 @@ OutputMetas infer_elementwise(const OpCall& call) {
   // Where nothing is computed nothing can be wrong with the numbers (ZeroDivisionError).
   const int64_t size = std::count(shape.begin(), shape.end(), 0) > 0 ? 0 : 1;
   OutputMetas result = read(run_on(call, cpu, [&](int i) { return one_element(*call.inputs[i], size); }));
-  Shape strides = contiguous_strides(shape);
-  for (const auto& input : call.inputs) {
-    if (!input || input->sizes() != shape) continue;
-    if (is_dense(input->meta())) strides = input->strides();
-    break;
-  }
+  const Shape strides = elementwise_strides(call);
   for (auto& tensor : result.tensors) {
     if (!tensor) continue;
     tensor->sizes = shape;

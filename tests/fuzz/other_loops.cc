@@ -1,13 +1,8 @@
 #include "tests/fuzz/other_loops.h"
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
 #include <ATen/ops/cat.h>
-#include <torch/library.h>
 
-#include <algorithm>
 #include <exception>
 #include <optional>
 #include <set>
@@ -17,10 +12,7 @@
 namespace dtensor::fuzz {
 namespace {
 
-constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 constexpr int64_t kMostElements = 2000, kVector = 64;
-
-thread_local Loops loops_now = Loops::kElements;
 
 // ATen does not tag the operators that only backward calls.
 bool is_elementwise(const c10::OperatorHandle& op) {
@@ -44,7 +36,6 @@ class Rows {
   // nullopt: nothing is known of such a call.
   static std::optional<Rows> of(const torch::jit::Stack& arguments) {
     Rows rows;
-    rows.arguments_ = arguments;
     for (const c10::IValue& a : arguments) {
       if (a.isList() && (a.isTensorList() || a.isOptionalTensorList())) return std::nullopt;
       if (!a.isTensor() || !a.toTensor().defined() || a.toTensor().dim() == 0) continue;
@@ -53,10 +44,13 @@ class Rows {
     }
     rows.count_ = c10::multiply_integers(rows.sizes_);
     if (rows.sizes_.empty() || rows.count_ == 0 || rows.count_ > kMostElements) return std::nullopt;
-    for (c10::IValue& a : rows.arguments_) {
-      if (!a.isTensor() || !a.toTensor().defined()) continue;
-      const at::Tensor all = a.toTensor().detach().resolve_conj().resolve_neg();
-      a = all.dim() == 0 ? a : c10::IValue(all.expand(rows.sizes_).reshape({-1}).clone());
+    for (const c10::IValue& a : arguments) {
+      if (!a.isTensor() || !a.toTensor().defined() || a.toTensor().dim() == 0) {
+        rows.arguments_.push_back(a);
+      } else {
+        const at::Tensor all = a.toTensor().detach().resolve_conj().resolve_neg();
+        rows.arguments_.emplace_back(all.expand(rows.sizes_).reshape({-1}).clone());
+      }
     }
     return rows;
   }
@@ -64,8 +58,8 @@ class Rows {
   at::IntArrayRef sizes() const { return sizes_; }
 
   // What the operator gives for all of them; nullopt: not one number each.
-  std::optional<std::vector<at::Tensor>> run(const c10::OperatorHandle& op) const {
-    if (loops_now == Loops::kVectors) return run_range(op, 0, count_, kVector);
+  std::optional<std::vector<at::Tensor>> run(const c10::OperatorHandle& op, Loops loops) const {
+    if (loops == Loops::kVectors) return run_range(op, 0, count_, kVector);
     std::vector<std::vector<at::Tensor>> results;
     for (int64_t k = 0; k < count_; ++k) {
       auto one = run_range(op, k, 1, 1);
@@ -81,12 +75,14 @@ class Rows {
  private:
   // Of `count` of them from the `begin`-th on, each repeated.
   std::optional<std::vector<at::Tensor>> run_range(const c10::OperatorHandle& op, int64_t begin, int64_t count, int64_t repeated) const {
-    torch::jit::Stack stack = arguments_;
-    for (c10::IValue& a : stack) {
-      if (!a.isTensor() || !a.toTensor().defined()) continue;
-      const at::Tensor t = a.toTensor();
-      a = t.dim() == 0 ? t.clone() : t.narrow(0, begin, count).unsqueeze(1).expand({count, repeated}).reshape({-1}).clone();
-      if (t.dim() == 0) a.toTensor().unsafeGetTensorImpl()->set_wrapped_number(t.unsafeGetTensorImpl()->is_wrapped_number());
+    torch::jit::Stack stack;
+    for (const c10::IValue& a : arguments_) {
+      if (!a.isTensor() || !a.toTensor().defined() || a.toTensor().dim() == 0) {
+        stack.push_back(a);
+      } else {
+        const at::Tensor some = a.toTensor().narrow(0, begin, count);
+        stack.emplace_back(some.unsqueeze(1).expand({count, repeated}).reshape({-1}).clone());
+      }
     }
     op.callBoxed(stack);
     std::vector<at::Tensor> results;
@@ -108,36 +104,24 @@ void write(const torch::jit::Stack& results, const std::vector<at::Tensor>& valu
   }
 }
 
-void run_in_other_loops(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  if (!is_elementwise(op)) return op.redispatchBoxed(below, stack);
-  std::optional<Rows> rows;
-  {
-    c10::impl::ExcludeDispatchKeyGuard as_usual(kKey);
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    try {
-      rows = Rows::of(torch::jit::last(*stack, op.schema().arguments().size()).vec());
-    } catch (const std::exception&) {  // sizes that do not fit, as the operator will say
-    }
-  }
-  op.redispatchBoxed(below, stack);
-  if (!rows) return;
-  c10::impl::ExcludeDispatchKeyGuard as_usual(kKey);
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  try {
-    const auto values = rows->run(op);
-    if (values) write(torch::jit::last(*stack, op.schema().returns().size()).vec(), *values, rows->sizes());
-  } catch (const std::exception&) {  // several elements in one place
-  }
-}
-
-TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_in_other_loops>());
-}
-
 }  // namespace
 
-InOtherLoops::InOtherLoops(Loops loops) : guard_(kKey) { loops_now = loops; }
-InOtherLoops::~InOtherLoops() = default;
+BeforeCall in_other_loops(Loops loops) {
+  return [loops](const c10::OperatorHandle& op, const torch::jit::Stack& arguments) -> AfterCall {
+    if (!is_elementwise(op)) return nullptr;
+    try {
+      auto rows = Rows::of(arguments);
+      if (!rows) return nullptr;
+      return [op, loops, rows = *std::move(rows)](const torch::jit::Stack& results) {
+        try {
+          if (const auto values = rows.run(op, loops)) write(results, *values, rows.sizes());
+        } catch (const std::exception&) {  // several elements in one place
+        }
+      };
+    } catch (const std::exception&) {  // sizes that do not fit, as the operator will say
+      return nullptr;
+    }
+  };
+}
 
 }  // namespace dtensor::fuzz

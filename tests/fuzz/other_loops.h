@@ -3,7 +3,7 @@
 // element lies, and that is another place in a part than in the whole.
 #pragma once
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include "tests/fuzz/intercept.h"
 
 namespace dtensor::fuzz {
 
@@ -12,15 +12,7 @@ enum class Loops {
   kVectors,   // each element as one of a vector's worth of its like
 };
 
-// While it lives, all elementwise operators that this thread calls give what those loops do: those of a program, those
-// that others are composed of, and those of backward.
-class InOtherLoops {
- public:
-  explicit InOtherLoops(Loops loops);
-  ~InOtherLoops();
-
- private:
-  c10::impl::IncludeDispatchKeyGuard guard_;
-};
+// For an Interception: all elementwise operators give what those loops do.
+BeforeCall in_other_loops(Loops loops);
 
 }  // namespace dtensor::fuzz

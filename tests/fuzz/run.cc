@@ -37,6 +37,14 @@ std::optional<std::string> error_of(const std::function<void()>& f) {
 
 constexpr char kNotFinite[] = "not finite", kValue[] = "value", kSizes[] = "has sizes";
 
+// Whether the elements lie in memory in the same way. A dim of one element is no step.
+bool same_steps(const at::Tensor& a, const at::Tensor& b) {
+  for (int64_t d = 0; d < a.dim() && a.numel() > 0; ++d) {
+    if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
 // Which of its properties a tensor has wrong.
 std::string what_differs(const std::string& message) {
   for (const char* what :
@@ -173,6 +181,8 @@ class Comparison {
       return fail(Kind::kWrong, name + (actual.defined() ? " is defined" : " is undefined"));
     if (!expected.defined()) return;
     if (auto wrong = wrong_with(actual, expected)) return fail(Kind::kWrong, absl::StrCat(name, " ", *wrong));
+    if (!same_steps(actual, expected))
+      return fail(Kind::kWrong, c10::str(name, " has strides ", actual.strides(), ", should have ", expected.strides()));
     if (outcome_.kind == Kind::kPass && actual.requires_grad() != expected.requires_grad()) {
       fail(Kind::kWrong, absl::StrCat(name, actual.requires_grad() ? " requires grad" : " does not require grad"));
     }
