@@ -15,6 +15,7 @@
 #include "dtensor/missing_rule.h"
 #include "dtensor/out_tensor.h"
 #include "dtensor/view_origin.h"
+#include "dtensor/view_window.h"
 #include "mesh/scope.h"
 
 namespace dtensor {
@@ -70,14 +71,19 @@ class ReplicatedCall {
       }
       const at::Tensor all = gathered_[k] ? redistribute_below_autograd(t, whole(), cause(k)) : t;
       locals_[k] = has_data() ? (info_.is_view ? memory_of(all) : meta_of(all)).locals : RankTensors{stand_in(t)};
-      if (t.is_contiguous() && !info_.is_view && !info_.args[in_.args[k]].written) make_contiguous(locals_[k]);
+      if (!info_.is_view && !info_.args[in_.args[k]].written) lay_as(t, locals_[k]);
     }
   }
 
-  // Memory of the parts' own may lie otherwise than the whole tensor's would, which kernels ask for, or those who called them.
-  static void make_contiguous(RankTensors& locals) {
+  // Memory of the parts' own may lie otherwise than the whole tensor's would, which kernels look at, or those who called them.
+  static void lay_as(const at::Tensor& t, RankTensors& locals) {
     LocalGuard guard;
-    for (at::Tensor& local : locals) local = local.contiguous();
+    for (at::Tensor& local : locals) {
+      if (local.strides() == t.strides()) continue;
+      const at::Tensor memory = at::empty_strided(t.sizes(), t.strides(), local.options());
+      copy_values(memory, local);
+      local = memory;
+    }
   }
 
   // For the whole of what is written without being read. Zero, so that ranks agree on what an operator leaves as it was.

@@ -9,6 +9,7 @@
 #include "ops/loss.h"
 #include "ops/meta_tensor.h"
 #include "ops/register.h"
+#include "propagation/elementwise_strides.h"
 #include "propagation/factor_rule.h"
 #include "propagation/propagate.h"
 
@@ -59,9 +60,16 @@ FactorRule elementwise_backward_rule(const OpCall& call) {
 
 OutputMetas elementwise_metas(const OpCall& call) {
   const at::Tensor self = meta_tensor(*call.input("self"));
-  const OutputMetas elementwise = infer_elementwise(call);
+  OutputMetas elementwise = infer_elementwise(call);
   if (!call.has_arg("grad_output") && reduces(call)) return metas_of({self.new_empty({}, elementwise.tensors[0]->dtype)});
   if (drops_dims(call)) return metas_of({self.new_empty(self.sizes(), elementwise.tensors[0]->dtype)});
+  if (absl::StrContains(call.name(), "with_logits")) {  // it begins with 1 - target, and goes on in place
+    OpCall first = call;
+    for (size_t i = 0; i < first.inputs.size(); ++i) {
+      if (static_cast<int>(i) != call.input_index("target")) first.inputs[i] = nullptr;
+    }
+    elementwise.tensors[0]->strides = elementwise_strides(first);
+  }
   return elementwise;
 }
 

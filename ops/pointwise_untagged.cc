@@ -4,6 +4,7 @@
 
 #include "ops/meta_tensor.h"
 #include "ops/pointwise.h"
+#include "propagation/elementwise_strides.h"
 #include "propagation/propagate.h"
 
 namespace dtensor {
@@ -16,6 +17,22 @@ OutputMetas log_sigmoid_metas(const OpCall& call) {
 
 // Like the first, whatever it is multiplied by.
 OutputMetas prelu_metas(const OpCall& call) { return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))}); }
+
+// other - self
+OutputMetas rsub_metas(const OpCall& call) {
+  OpCall turned = call;
+  std::swap(turned.inputs.at(0), turned.inputs.at(1));
+  OutputMetas metas = infer_elementwise(call);
+  metas.tensors[0]->strides = elementwise_strides(turned);
+  return metas;
+}
+
+// The angles of complex numbers come as complex numbers, whose real parts are copied.
+OutputMetas angle_metas(const OpCall& call) {
+  OutputMetas metas = infer_elementwise(call);
+  if (c10::isComplexType(call.inputs[0]->dtype())) metas.tensors[0]->strides = contiguous_strides(call.inputs[0]->sizes());
+  return metas;
+}
 
 OpRule with_metas(OpRule rule, std::function<OutputMetas(const OpCall&)> metas) {
   rule.metas = std::move(metas);
@@ -50,7 +67,8 @@ void register_untagged_pointwise(RuleRegistry& registry) {
   }
   registry.add("aten::_conj_physical", with_metas(pointwise_op({{{"self"}}}), infer_elementwise));
   registry.add("aten::log_sigmoid_forward", log_sigmoid_forward());
-  registry.add("aten::rsub.Tensor", with_metas(pointwise_op({{{"self"}, {"other"}}, Maths::kRing}), infer_elementwise));
+  registry.add("aten::rsub.Tensor", with_metas(pointwise_op({{{"self"}, {"other"}}, Maths::kRing}), rsub_metas));
+  registry.add("aten::angle", with_metas(pointwise_op(), angle_metas));
   registry.add("aten::floor_divide", with_metas(pointwise_op(), infer_elementwise));
 }
 

@@ -51,7 +51,4 @@ OutputMetas infer_outputs(const OpCall& call, const OpRule& rule);
 // OpRule::metas for operators without a meta kernel.
 OutputMetas infer_elementwise(const OpCall& call);
 
-// The strides of what ATen's elementwise loops make of the inputs.
-Shape elementwise_strides(const OpCall& call);
-
 }  // namespace dtensor

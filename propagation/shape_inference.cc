@@ -1,7 +1,6 @@
 // Global metadata of an operator's outputs, without data.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <ATen/TensorIterator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/jit_type.h>
@@ -14,6 +13,7 @@
 #include <mutex>
 
 #include "absl/strings/match.h"
+#include "propagation/elementwise_strides.h"
 #include "propagation/functional_form.h"
 #include "propagation/propagate.h"
 
@@ -236,8 +236,9 @@ std::optional<OutputMetas> try_meta(const OpCall& call) {
 std::optional<OutputMetas> infer(const OpCall& call) {
   if (!is_pointwise(call)) return run_meta(call);
   auto metas = try_meta(call);
+  if (metas && !is_random(call.op)) take_elementwise_dtypes(call, *metas);
   if (!metas) return infer_elementwise(call);
-  if (!is_random(call.op)) take_elementwise_dtypes(call, *metas);
+  take_strides_of_converted(call, *metas);
   return metas;
 }
 
@@ -334,28 +335,13 @@ OutputMetas infer_written(const OpCall& call, const OpRule& rule) {
 
 }  // namespace
 
-Shape elementwise_strides(const OpCall& call) {
-  at::TensorIteratorConfig config;
-  config.set_check_mem_overlap(false)
-      .check_all_same_dtype(false)
-      .check_all_same_device(false)
-      .declare_static_dtype_and_device(at::kByte, c10::DeviceType::Meta)
-      .add_owned_output(at::Tensor());
-  for (const auto& input : call.inputs) {
-    if (input) config.add_owned_const_input(meta_tensor(*input));
-  }
-  const auto iterator = config.build();
-  const at::IntArrayRef strides = iterator.output().strides();
-  return Shape(strides.begin(), strides.end());
-}
-
 OutputMetas infer_elementwise(const OpCall& call) {
   const auto& arguments = call.schema().arguments();
   const Shape shape = broadcast_shape(call.without_outs());
   if (std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); })) {
     // The dtypes are those of the out= arguments.
     const size_t n = call.schema().returns().size();
-    return {{n, TensorMeta{shape, contiguous_strides(shape)}}, std::vector<int>(n, -1)};
+    return {{n, TensorMeta{shape, contiguous_strides(shape)}}, std::vector<int>(n, -1), {}};
   }
   const c10::Device cpu(c10::DeviceType::CPU);
   // Where nothing is computed nothing can be wrong with the numbers (ZeroDivisionError).
@@ -367,6 +353,7 @@ OutputMetas infer_elementwise(const OpCall& call) {
     tensor->sizes = shape;
     tensor->strides = strides;
   }
+  take_strides_of_converted(call, result);
   return result;
 }
 

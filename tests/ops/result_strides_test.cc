@@ -88,7 +88,7 @@ std::optional<Call> call_of(const c10::OperatorHandle& op, Memory first, Memory 
     const auto kind = argument.type()->kind();
     call.seen_as.emplace_back();
     if (kind == c10::TypeKind::TensorType) {
-      const bool indices = argument.name() == "index" || argument.name() == "indices" || argument.name() == "target";
+      const bool indices = argument.name() == "index" || argument.name() == "indices";
       const bool truths = argument.name() == "condition" || argument.name() == "mask";
       call.seen_as.back() = any ? second : first;
       any = true;
@@ -96,6 +96,8 @@ std::optional<Call> call_of(const c10::OperatorHandle& op, Memory first, Memory 
       call.args.emplace_back(indices ? memory.to(at::kLong).remainder(2) : truths ? memory.to(at::kBool) : memory);
     } else if (kind == c10::TypeKind::NumberType || kind == c10::TypeKind::FloatType) {
       call.args.emplace_back(0.5);
+    } else if (argument.name() == "reduction") {
+      call.args.emplace_back(0);
     } else if (argument.default_value()) {
       call.args.push_back(*argument.default_value());
     } else if (kind == c10::TypeKind::OptionalType) {
@@ -173,7 +175,7 @@ class Comparison {
     std::string text;
     int shown = 0;
     for (const auto& line : wrong_) {
-      if (++shown <= 300) text += line + "\n";
+      if (++shown <= 60) text += line + "\n";
     }
     INFO(wrong_.size() << " wrong of " << compared_ << ":\n" << text);
     CHECK(wrong_.empty());
