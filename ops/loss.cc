@@ -58,17 +58,24 @@ FactorRule elementwise_backward_rule(const OpCall& call) {
   return rule;
 }
 
+// What ATen's formula begins with, to go on in that result's memory. nullptr: with all of them.
+const char* first_operand(const OpCall& call) {
+  if (call.has_arg("grad_output")) return nullptr;
+  if (absl::StrContains(call.name(), "with_logits")) return "target";
+  return absl::StrContains(call.name(), "huber_loss") || absl::StrContains(call.name(), "soft_margin_loss") ? "self" : nullptr;
+}
+
 OutputMetas elementwise_metas(const OpCall& call) {
   const at::Tensor self = meta_tensor(*call.input("self"));
   OutputMetas elementwise = infer_elementwise(call);
   if (!call.has_arg("grad_output") && reduces(call)) return metas_of({self.new_empty({}, elementwise.tensors[0]->dtype)});
   if (drops_dims(call)) return metas_of({self.new_empty(self.sizes(), elementwise.tensors[0]->dtype)});
-  if (absl::StrContains(call.name(), "with_logits")) {  // it begins with 1 - target, and goes on in place
-    OpCall first = call;
-    for (size_t i = 0; i < first.inputs.size(); ++i) {
-      if (static_cast<int>(i) != call.input_index("target")) first.inputs[i] = nullptr;
+  if (const char* first = first_operand(call)) {
+    OpCall alone = call;
+    for (size_t i = 0; i < alone.inputs.size(); ++i) {
+      if (static_cast<int>(i) != call.input_index(first)) alone.inputs[i] = nullptr;
     }
-    elementwise.tensors[0]->strides = elementwise_strides(first);
+    elementwise.tensors[0]->strides = elementwise_strides(alone);
   }
   return elementwise;
 }
