@@ -65,10 +65,8 @@ std::map<std::vector<int64_t>, Place> places_of(const DTensorMeta& meta) {
     auto [place, fresh] = places.try_emplace(where, Place{static_cast<int64_t>(i), wide, {}});
     if (!fresh) place->second.wide = combine(place->second.wide, wide, op);
   }
-  const bool whole = c10::isIntegralType(dtype, /*includeBool=*/true);
   for (auto& [where, place] : places) {
-    place.values = numbers(whole ? place.wide.to(dtype) : place.wide);
-    for (double& v : place.values) v /= divisor;
+    place.values = numbers((divisor == 1 ? place.wide : place.wide / divisor).to(dtype));  // which may overflow
   }
   return places;
 }

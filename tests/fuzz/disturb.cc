@@ -14,7 +14,10 @@ namespace dtensor::fuzz {
 namespace {
 
 // A value of few binary digits: sums and products of such are exact.
-bool is_exact(double v) { return !std::isfinite(v) || (std::abs(v) < 1024 && v * 64 == std::floor(v * 64)); }
+bool is_exact(double v, c10::ScalarType dtype) {
+  const double most = c10::isReducedFloatingType(dtype) ? 1 : 1024, unit = c10::isReducedFloatingType(dtype) ? 0.5 : 1. / 64;
+  return !std::isfinite(v) || (std::abs(v) < most && v / unit == std::floor(v / unit));
+}
 
 // Its square may or may not underflow to zero on the way: 0.25 of a float beside a zero is such a double.
 double smallest(c10::ScalarType dtype) {
@@ -53,16 +56,17 @@ void write(const at::Tensor& t, const std::vector<double>& values) {
   }
 }
 
-void disturb(const at::Tensor& t, double scale, bool signs, std::mt19937_64& random) {
+void disturb(const at::Tensor& t, const Rounding& rounding, std::mt19937_64& random) {
   if (!is_number(t) || t.numel() == 0 || t.is_conj() || t.is_neg()) return;
+  const double scale = rounding.scale;
   auto values = numbers(t);
   const double own = 0.1 * scale_of(values), digit = 4 * last_digit(t.scalar_type());
   std::uniform_real_distribution<double> side(-1, 1);
   bool any = false;
   for (double& v : values) {
-    if (std::isnan(v) || (v == 0 && signs)) {
+    if (std::isnan(v) || (v == 0 && rounding.signs)) {
       v = std::copysign(v, side(random));
-    } else if (scale == 0 && is_exact(v)) {
+    } else if (scale == 0 && !rounding.always && is_exact(v, t.scalar_type())) {
       continue;
     }
     if (v != 0 && std::abs(v) < smallest(t.scalar_type())) v *= 1 + 0.5 * side(random);

@@ -14,8 +14,11 @@ bool is_number(const at::Tensor& t);
 // Whatever autograd thinks of the tensor. Does nothing where several elements lie in one place.
 void write(const at::Tensor& t, const std::vector<double>& values);
 
-// `scale`: of the addends whose rounding the values have; 0: they have their own only, those of few digits none. `signs`: of
-// zeros are open, too.
-void disturb(const at::Tensor& t, double scale, bool signs, std::mt19937_64& random);
+struct Rounding {
+  double scale = 0;    // of the addends whose rounding the values have; 0: they have their own only
+  bool signs = false;  // those of zeros are open
+  bool always = false;  // also of values of few digits, which others may come to exactly
+};
+void disturb(const at::Tensor& t, const Rounding& rounding, std::mt19937_64& random);
 
 }  // namespace dtensor::fuzz

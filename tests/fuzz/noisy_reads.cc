@@ -84,7 +84,7 @@ AfterCall NoisyReads::read(const c10::OperatorHandle& op, const torch::jit::Stac
     }
   }
   const double before = largest(addends);
-  for (const Kept& k : kept) disturb(k.t, scale_of_addends(k.t), scale_of_addends(k.t) > 0, random_);
+  for (const Kept& k : kept) disturb(k.t, {scale_of_addends(k.t), scale_of_addends(k.t) > 0}, random_);
   return [this, kept, scale, before](const torch::jit::Stack& results) {
     for (const Kept& k : kept) {
       try {

@@ -62,6 +62,8 @@ class Call {
     check_options();
     check_memory();
     check_bags();
+    check_divisions();
+    check_class_weights();
     check_bytes_of_bool();
     check_unsafe_views();
     check_shared_memory();
@@ -149,6 +151,28 @@ class Call {
                       std::is_sorted(offsets.begin(), offsets.end()) && !offsets.empty() && offsets[0] == 0 &&
                       offsets.back() <= static_cast<double>(indices.size());
     refuse_if(!good, "embedding_bag of rows that there are not");
+  }
+
+  // A whole number divided by -1 need not be one, and the processor says so.
+  void check_divisions() const {
+    static const auto* const divisions = new Names{"gcd", "lcm", "remainder", "fmod", "floor_divide", "div", "divide"};
+    const auto has_least = [](const at::Tensor& t) {
+      if (!t.defined() || (t.scalar_type() != at::kInt && t.scalar_type() != at::kLong)) return false;
+      const double least = t.scalar_type() == at::kInt ? -0x1p31 : -0x1p63;
+      const auto values = numbers(t);
+      return std::any_of(values.begin(), values.end(), [&](double v) { return v == least; });
+    };
+    refuse_if(divisions->count(base_) > 0 && any_input(has_least), "the least integer divided");
+  }
+
+  // The library's mean is of the ranks' means, since a sum of half numbers may overflow; docs say nothing of weights that cancel.
+  void check_class_weights() const {
+    const auto weight = schema_.argumentIndexWithName("weight");
+    if ((base_.rfind("nll_loss", 0) != 0 && base_ != "cross_entropy_loss") || !weight || !stack_[*weight].isTensor()) return;
+    const at::Tensor t = stack_[*weight].toTensor();
+    if (!t.defined() || !c10::isReducedFloatingType(t.scalar_type())) return;
+    const auto values = numbers(t);
+    refuse_if(std::any_of(values.begin(), values.end(), [](double v) { return v < 0; }), "a mean by weights that cancel");
   }
 
   // Writing bytes to a Bool, or reading them as one: what is neither 0 nor 1 has no meaning.
