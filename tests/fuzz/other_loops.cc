@@ -84,6 +84,7 @@ class Rows {
         stack.emplace_back(some.unsqueeze(1).expand({count, repeated}).reshape({-1}).clone());
       }
     }
+    const torch::jit::Stack kept = stack;  // two out= arguments are dropped before they are returned
     op.callBoxed(stack);
     std::vector<at::Tensor> results;
     for (const c10::IValue& r : stack) {
