@@ -10,6 +10,7 @@
 #include <c10/core/AutogradState.h>
 
 #include "dtensor/dispatch.h"
+#include "dtensor/gradient_layout.h"
 #include "dtensor/op_info.h"
 #include "dtensor/representation.h"
 #include "dtensor/set_data.h"
@@ -132,6 +133,7 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   std::vector<c10::IValue> args(torch::jit::last(stack, 4).vec());
   torch::jit::drop(stack, 4);
   const at::Tensor self = args[0].toTensor();
+  if (is_leaf_parameter(self)) keep_gradient_layout(self);  // as dispatch_by_rule() does
   const std::vector<int64_t> size = args[1].toIntVector(), stride = args[2].toIntVector();
   const int64_t offset = args[3].toOptional<int64_t>().value_or(self.storage_offset());
   if (self.sizes() == size && self.strides() == stride && offset == self.storage_offset()) {

@@ -60,7 +60,7 @@ void disturb(const at::Tensor& t, const Rounding& rounding, std::mt19937_64& ran
   if (!is_number(t) || t.numel() == 0 || t.is_conj() || t.is_neg()) return;
   const double scale = rounding.scale;
   auto values = numbers(t);
-  const double own = 0.1 * scale_of(values), digit = 4 * last_digit(t.scalar_type());
+  const double own = 0.1 * scale_of(values), digit = rounding.digits * last_digit(t.scalar_type());
   std::uniform_real_distribution<double> side(-1, 1);
   bool any = false;
   for (double& v : values) {

@@ -66,6 +66,7 @@ class Comparison {
     for (size_t k = 0; k < program_.steps.size() && outcome_.kind == Kind::kPass; ++k) step(k);
     for (int order = 1; order <= program_.order && outcome_.kind == Kind::kPass; ++order) gradients(order);
     if (outcome_.kind == Kind::kWrong) judge();
+    if (outcome_.kind == Kind::kRefused && unstable(program_, outcome_)) outcome_.kind = Kind::kUnstable;
     return outcome_;
   }
 

@@ -63,6 +63,7 @@ class Call {
     check_memory();
     check_bags();
     check_divisions();
+    check_truths_as_bytes();
     check_class_weights();
     check_bytes_of_bool();
     check_unsafe_views();
@@ -173,6 +174,14 @@ class Call {
     if (!t.defined() || !c10::isReducedFloatingType(t.scalar_type())) return;
     const auto values = numbers(t);
     refuse_if(std::any_of(values.begin(), values.end(), [](double v) { return v < 0; }), "a mean by weights that cancel");
+  }
+
+  // One number is asked whether it is 0, several are converted to bytes before.
+  void check_truths_as_bytes() const {
+    if ((base_ != "all" && base_ != "any") || !schema_.arguments().back().is_out()) return;
+    const at::ScalarType from = stack_[0].toTensor().scalar_type();
+    refuse_if(stack_.back().toTensor().scalar_type() == at::kByte && from != at::kByte && from != at::kBool,
+              "whether numbers are 0 as bytes");
   }
 
   // Writing bytes to a Bool, or reading them as one: what is neither 0 nor 1 has no meaning.
