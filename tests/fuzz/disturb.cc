@@ -13,9 +13,9 @@
 namespace dtensor::fuzz {
 namespace {
 
-// A value of few binary digits: sums and products of such are exact.
-bool is_exact(double v, c10::ScalarType dtype) {
-  const double most = c10::isReducedFloatingType(dtype) ? 1 : 1024, unit = c10::isReducedFloatingType(dtype) ? 0.5 : 1. / 64;
+// A value of few binary digits: sums and products of such are exact, in half types where there are few of them.
+bool is_exact(double v, bool in_half) {
+  const double most = in_half ? 1 : 1024, unit = in_half ? 0.5 : 1. / 64;
   return !std::isfinite(v) || (std::abs(v) < most && v / unit == std::floor(v / unit));
 }
 
@@ -59,14 +59,15 @@ void write(const at::Tensor& t, const std::vector<double>& values) {
 void disturb(const at::Tensor& t, const Rounding& rounding, std::mt19937_64& random) {
   if (!is_number(t) || t.numel() == 0 || t.is_conj() || t.is_neg()) return;
   const double scale = rounding.scale;
+  const bool in_half = rounding.added_up && c10::isReducedFloatingType(t.scalar_type());
   auto values = numbers(t);
-  const double own = 0.1 * scale_of(values), digit = rounding.digits * last_digit(t.scalar_type());
+  const double own = 0.1 * scale_of(values), digit = (in_half ? 1 : 4) * last_digit(t.scalar_type());
   std::uniform_real_distribution<double> side(-1, 1);
   bool any = false;
   for (double& v : values) {
     if (std::isnan(v) || (v == 0 && rounding.signs)) {
       v = std::copysign(v, side(random));
-    } else if (scale == 0 && !rounding.always && is_exact(v, t.scalar_type())) {
+    } else if (scale == 0 && !rounding.always && is_exact(v, in_half)) {
       continue;
     }
     if (v != 0 && std::abs(v) < smallest(t.scalar_type())) v *= 1 + 0.5 * side(random);

@@ -18,7 +18,7 @@ struct Rounding {
   double scale = 0;      // of the addends whose rounding the values have; 0: they have their own only
   bool signs = false;    // those of zeros are open
   bool always = false;   // also of values of few digits, which others may come to exactly
-  double digits = 4;     // how many of the last one
+  bool added_up = false; // they are read to be added up in their own dtype
 };
 void disturb(const at::Tensor& t, const Rounding& rounding, std::mt19937_64& random);
 

@@ -95,7 +95,7 @@ class DisturbedRun {
     const bool from_addends = any_marked(inputs_of(step));
     {
       std::optional<Interception> within;
-      if (composite || adds_up_in_half(step)) within.emplace(reads.before());
+      if (!swallows_ && (composite || adds_up_in_half(step))) within.emplace(reads.before());
       plain_.run(step);
     }
     std::set<int> changed;

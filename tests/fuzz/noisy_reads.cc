@@ -85,9 +85,8 @@ AfterCall NoisyReads::read(const c10::OperatorHandle& op, const torch::jit::Stac
   }
   const double before = largest(addends);
   for (const Kept& k : kept) {
-    Rounding rounding{scale_of_addends(k.t), scale_of_addends(k.t) > 0};
-    if (c10::isReducedFloatingType(k.t.scalar_type())) rounding.digits = 1;  // of 256 or 2048
-    disturb(k.t, rounding, random_);
+    const double own = scale_of_addends(k.t);
+    disturb(k.t, {.scale = own, .signs = own > 0, .added_up = true}, random_);
   }
   return [this, kept, scale, before](const torch::jit::Stack& results) {
     for (const Kept& k : kept) {
