@@ -61,7 +61,7 @@ void disturb(const at::Tensor& t, const Rounding& rounding, std::mt19937_64& ran
   const double scale = rounding.scale;
   const bool in_half = rounding.added_up && c10::isReducedFloatingType(t.scalar_type());
   auto values = numbers(t);
-  const double own = 0.1 * scale_of(values), digit = (in_half ? 1 : 4) * last_digit(t.scalar_type());
+  const double own = 0.1 * scale_of(values), digit = (in_half ? 0.5 : 4) * last_digit(t.scalar_type());
   std::uniform_real_distribution<double> side(-1, 1);
   bool any = false;
   for (double& v : values) {
