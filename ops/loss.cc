@@ -70,7 +70,10 @@ OutputMetas elementwise_metas(const OpCall& call) {
   OutputMetas elementwise = infer_elementwise(call);
   if (!call.has_arg("grad_output") && reduces(call)) return metas_of({self.new_empty({}, elementwise.tensors[0]->dtype)});
   if (drops_dims(call)) return metas_of({self.new_empty(self.sizes(), elementwise.tensors[0]->dtype)});
-  if (const char* first = first_operand(call)) {
+  const char* first = first_operand(call);
+  if (first != nullptr && call.input(first)->sizes() != elementwise.tensors[0]->sizes) {  // its memory is too small
+    elementwise.tensors[0]->strides = contiguous_strides(elementwise.tensors[0]->sizes);
+  } else if (first != nullptr) {
     OpCall alone = call;
     for (size_t i = 0; i < alone.inputs.size(); ++i) {
       if (static_cast<int>(i) != call.input_index(first)) alone.inputs[i] = nullptr;

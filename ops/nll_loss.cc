@@ -45,6 +45,9 @@ FactorRule nll_rule(const OpCall& call) {
   return rule;
 }
 
+// The total weight is zero where there is a loss per row of several.
+bool sums_weights(const OpCall& call) { return reduces(call) || call.input("self")->ndim() == 1; }
+
 // Every rank has some of the classes of every row: the loss is a sum over ranks, and the gradient is split as the scores are.
 DimStrategy class_split(const OpCall& call, int self, int64_t class_dim) {
   DimStrategy s;
@@ -54,7 +57,7 @@ DimStrategy class_split(const OpCall& call, int self, int64_t class_dim) {
   if (call.has_arg("grad_output")) {
     s.outputs = {Shard(class_dim)};
   } else {
-    s.outputs = {Partial(), reduces(call) ? Partial() : Replicate()};
+    s.outputs = {Partial(), sums_weights(call) ? Partial() : Replicate()};
   }
   return s;
 }
@@ -67,7 +70,7 @@ std::vector<DimStrategy> nll_strategies(const OpCall& call, int64_t mesh_dim) {
       const int total = call.input_index("total_weight");
       if (call.get_int("reduction") != at::Reduction::Mean)
         s.inputs[total] = call.inputs[total]->placements()[mesh_dim];
-    } else if (!reduces(call)) {
+    } else if (!sums_weights(call)) {
       s.outputs[1] = Replicate();  // zero on every rank
     }
   }

@@ -49,6 +49,10 @@ at::Tensor memory_for(Memory memory, c10::ScalarType dtype) {
   return at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble).view(sizes).to(dtype);
 }
 
+at::Tensor numbers(const std::vector<int64_t>& sizes) {
+  return at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble).view(sizes);
+}
+
 // Arguments of a call, the tensors as memory and how it is seen.
 struct Call {
   c10::OperatorHandle op;
@@ -68,9 +72,12 @@ std::vector<at::Tensor> run(const Call& call, const DeviceMesh* mesh, const Plac
   torch::jit::Stack stack;
   for (size_t a = 0; a < call.args.size(); ++a) {
     stack.push_back(call.args[a]);
-    if (!call.args[a].isTensor() || !call.seen_as[a]) continue;
+    if (!call.args[a].isTensor()) continue;
     const at::Tensor t = call.args[a].toTensor();
-    stack.back() = seen(mesh ? lay_out(t, *mesh, {placement}) : t, *call.seen_as[a]);
+    const at::Tensor laid_out = mesh == nullptr   ? t
+                                : call.seen_as[a] ? lay_out(t, *mesh, {placement})
+                                                  : lay_out(t, *mesh, {Replicate()});
+    stack.back() = call.seen_as[a] ? seen(laid_out, *call.seen_as[a]) : laid_out;
   }
   call.op.callBoxed(stack);
   std::vector<at::Tensor> results;
@@ -189,7 +196,52 @@ class Comparison {
   int64_t compared_ = 0;
 };
 
+// Calls whose arguments hang together. Tensors of 3 dims are seen in every way.
+std::vector<std::pair<std::string, Values>> rows() {
+  const auto x = memory_for(Memory::kRowMajor, at::kDouble), m = x.select(0, 0).t();
+  const c10::IValue none;
+  const c10::List<int64_t> outer({2, 0}), one({1});
+  std::vector<std::pair<std::string, Values>> all;
+  for (int64_t k = -1; k < 4; ++k) all.push_back({"aten::rot90", {x, k, outer}});
+  for (const c10::List<int64_t>& dims : {one, c10::List<int64_t>({0, 1})}) {
+    all.push_back({"aten::roll", {x, dims, dims}});
+    all.push_back({"aten::flip", {x, dims}});
+  }
+  all.push_back({"aten::roll", {x, one, c10::List<int64_t>()}});
+  all.push_back({"aten::constant_pad_nd", {x, c10::List<int64_t>({1, 0, 0, 2}), 0}});
+  all.push_back({"aten::unfold_backward", {numbers({2, 2, 4, 2}), c10::List<int64_t>({2, 3, 4}), 1, 2, 1}});
+  all.push_back({"aten::index_select", {x, 1, at::tensor({2, 0}, at::kLong)}});
+  all.push_back({"aten::take", {x, at::tensor({5, 0}, at::kLong)}});
+  all.push_back({"aten::native_layer_norm", {x, c10::List<int64_t>({4}), none, none, 1e-5}});
+  all.push_back({"aten::native_group_norm", {x, none, none, 2, 3, 4, 1, 1e-5}});
+  all.push_back({"aten::bmm", {x, numbers({2, 4, 5})}});
+  all.push_back({"aten::addbmm", {numbers({3, 5}), x, numbers({2, 4, 5})}});
+  all.push_back({"aten::mm", {m, numbers({3, 5})}});
+  all.push_back({"aten::embedding", {m, at::tensor({2, 0}, at::kLong)}});
+  all.push_back({"aten::binary_cross_entropy_with_logits", {x, x, none, none, 0}});
+  return all;
+}
+
 }  // namespace
+
+TEST_CASE("Results have ATen's strides where arguments hang together", "[result_strides]") {
+  Comparison comparison;
+  for (const auto& [name, args] : rows()) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
+    for (const Memory memory : kMemories) {
+      Call call{op, args, std::vector<std::optional<Memory>>(op.schema().arguments().size())};
+      for (size_t a = call.args.size(); a < op.schema().arguments().size(); ++a) call.args.push_back(*op.schema().arguments()[a].default_value());
+      for (size_t a = 0; a < args.size(); ++a) {
+        if (!args[a].isTensor() || args[a].toTensor().sizes() != at::IntArrayRef({2, 3, 4})) continue;
+        call.args[a] = memory_for(memory, at::kDouble);
+        call.seen_as[a] = memory;
+      }
+      comparison.compare(call);
+    }
+  }
+  comparison.check();
+  CHECK(comparison.compared() > 200);
+}
 
 TEST_CASE("Results have ATen's strides", "[result_strides]") {
   Comparison comparison;
