@@ -45,7 +45,8 @@ Shape elementwise_strides(const OpCall& call) {
 
 void take_strides_of_converted(const OpCall& call, OutputMetas& metas) {
   const auto sparse = [](const SpecPtr& input) { return input && !is_dense(input->meta()); };
-  if (metas.tensors.empty() || !metas.tensors[0] || std::none_of(call.inputs.begin(), call.inputs.end(), sparse)) return;
+  if (metas.tensors.empty() || !metas.tensors[0] || std::none_of(call.inputs.begin(), call.inputs.end(), sparse))
+    return;
   if (call.mesh.world().device_type() != c10::DeviceType::CPU) return;
   if (call.has_arg("mask") || call.has_arg("condition")) return;  // beside which the others are computed
   const c10::ScalarType common = computed_dtype(call, metas.tensors[0]->dtype);

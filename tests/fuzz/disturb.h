@@ -15,10 +15,10 @@ bool is_number(const at::Tensor& t);
 void write(const at::Tensor& t, const std::vector<double>& values);
 
 struct Rounding {
-  double scale = 0;      // of the addends whose rounding the values have; 0: they have their own only
-  bool signs = false;    // those of zeros are open
-  bool always = false;   // also of values of few digits, which others may come to exactly
-  bool added_up = false; // they are read to be added up in their own dtype
+  double scale = 0;       // of the addends whose rounding the values have; 0: they have their own only
+  bool signs = false;     // those of zeros are open
+  bool always = false;    // also of values of few digits, which others may come to exactly
+  bool added_up = false;  // they are read to be added up in their own dtype
 };
 void disturb(const at::Tensor& t, const Rounding& rounding, std::mt19937_64& random);
 

@@ -10,8 +10,8 @@
 
 namespace dtensor::fuzz {
 
-// Told of the arguments, before the call; what it returns is told of the results, if it is anything. Operators that these
-// call are not intercepted, and not differentiated.
+// Told of the arguments, before the call; what it returns is told of the results, if it is anything. Operators that
+// these call are not intercepted, and not differentiated.
 using AfterCall = std::function<void(const torch::jit::Stack& results)>;
 using BeforeCall = std::function<AfterCall(const c10::OperatorHandle& op, const torch::jit::Stack& arguments)>;
 

@@ -39,8 +39,9 @@ std::vector<double> result_of(const Program& program, const Outcome& outcome, co
 
 // Whether it has several ways to compute its results, some of which come to a number of few digits exactly.
 bool rounds(const std::string& op) {
-  for (const char* part : {"norm", "dist", "softmax", "std", "var", "logsumexp", "logcumsumexp", "linalg", "det", "inverse", "svd",
-                           "fft", "cov", "corrcoef", "cosine", "attention", "loss", "cross_entropy", "matrix_exp", "cholesky"}) {
+  for (const char* part : {"norm",   "dist",      "softmax", "std",           "var",        "logsumexp", "logcumsumexp",
+                           "linalg", "det",       "inverse", "svd",           "fft",        "cov",       "corrcoef",
+                           "cosine", "attention", "loss",    "cross_entropy", "matrix_exp", "cholesky"}) {
     if (absl::StrContains(op, part)) return true;
   }
   return false;

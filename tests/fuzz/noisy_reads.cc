@@ -23,7 +23,8 @@ std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
   if (value.isTensor()) all = {value.toTensor()};
   if (value.isTensorList()) all = value.toTensorVector();
   std::erase_if(all, [](const at::Tensor& t) {
-    return !t.defined() || t._is_zerotensor() || t.layout() != at::kStrided || !is_number(t) || t.numel() > kMostElements;
+    return !t.defined() || t._is_zerotensor() || t.layout() != at::kStrided || !is_number(t) ||
+           t.numel() > kMostElements;
   });
   return all;
 }

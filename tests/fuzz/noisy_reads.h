@@ -1,5 +1,5 @@
-// What operators read, off in its last digits while they read it: what ATen composes of others, and formulas of gradients,
-// round in between, and a rank that computes on addends rounds those.
+// What operators read, off in its last digits while they read it: what ATen composes of others, and formulas of
+// gradients, round in between, and a rank that computes on addends rounds those.
 #pragma once
 
 #include <c10/core/Storage.h>

@@ -16,11 +16,19 @@ constexpr int64_t kMostElements = 2000, kVector = 64;
 
 // ATen does not tag the operators that only backward calls.
 bool is_elementwise(const c10::OperatorHandle& op) {
-  static const auto* const untagged = new std::set<std::string>{
-      "aten::hardshrink_backward", "aten::softshrink_backward", "aten::hardtanh_backward",  "aten::hardswish_backward",
-      "aten::elu_backward",        "aten::mish_backward",       "aten::log_sigmoid_backward", "aten::hardsigmoid_backward",
-      "aten::hardswish",           "aten::hardswish_",          "aten::floor_divide",       "aten::floor_divide_",
-      "aten::leaky_relu"};
+  static const auto* const untagged = new std::set<std::string>{"aten::hardshrink_backward",
+                                                                "aten::softshrink_backward",
+                                                                "aten::hardtanh_backward",
+                                                                "aten::hardswish_backward",
+                                                                "aten::elu_backward",
+                                                                "aten::mish_backward",
+                                                                "aten::log_sigmoid_backward",
+                                                                "aten::hardsigmoid_backward",
+                                                                "aten::hardswish",
+                                                                "aten::hardswish_",
+                                                                "aten::floor_divide",
+                                                                "aten::floor_divide_",
+                                                                "aten::leaky_relu"};
   if (op.hasTag(at::Tag::pointwise)) return true;
   auto [name, overload] = op.operator_name();
   if (untagged->count(name) > 0) return true;
@@ -74,7 +82,8 @@ class Rows {
 
  private:
   // Of `count` of them from the `begin`-th on, each repeated.
-  std::optional<std::vector<at::Tensor>> run_range(const c10::OperatorHandle& op, int64_t begin, int64_t count, int64_t repeated) const {
+  std::optional<std::vector<at::Tensor>> run_range(const c10::OperatorHandle& op, int64_t begin, int64_t count,
+                                                   int64_t repeated) const {
     torch::jit::Stack stack;
     for (const c10::IValue& a : arguments_) {
       if (!a.isTensor() || !a.toTensor().defined() || a.toTensor().dim() == 0) {

@@ -1,6 +1,6 @@
-// Elementwise operators, computed in other loops. LibTorch's loops over whole vectors and over what is left of them do not
-// always agree (sinh close to where it overflows, hardshrink of NaN), so what it gives depends on where in memory an
-// element lies, and that is another place in a part than in the whole.
+// Elementwise operators, computed in other loops. LibTorch's loops over whole vectors and over what is left of them do
+// not always agree (sinh close to where it overflows, hardshrink of NaN), so what it gives depends on where in memory
+// an element lies, and that is another place in a part than in the whole.
 #pragma once
 
 #include "tests/fuzz/intercept.h"

@@ -1,5 +1,5 @@
-// Results lie in memory as plain ATen's do, whatever memory their arguments have: strides() says so, and as_strided() and
-// view() depend on it.
+// Results lie in memory as plain ATen's do, whatever memory their arguments have: strides() says so, and as_strided()
+// and view() depend on it.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
@@ -22,7 +22,8 @@ using Values = std::vector<c10::IValue>;
 
 // How the elements of a tensor lie in memory.
 enum class Memory { kRowMajor, kReversed, kSwapped, kExpanded, kStepped };
-constexpr Memory kMemories[] = {Memory::kRowMajor, Memory::kReversed, Memory::kSwapped, Memory::kExpanded, Memory::kStepped};
+constexpr Memory kMemories[] = {Memory::kRowMajor, Memory::kReversed, Memory::kSwapped, Memory::kExpanded,
+                                Memory::kStepped};
 
 // A tensor of 3 dims of those sizes seen in `base`, which memory_for() made.
 at::Tensor seen(const at::Tensor& base, Memory memory) {
@@ -63,7 +64,9 @@ struct Call {
 std::string to_string(const Call& call) {
   std::string text = op_info(call.op).name;
   for (size_t a = 0; a < call.args.size(); ++a) {
-    if (call.args[a].isTensor()) text += c10::str(" ", call.args[a].toTensor().scalar_type(), static_cast<int>(call.seen_as[a].value_or(Memory::kRowMajor)));
+    if (call.args[a].isTensor())
+      text += c10::str(" ", call.args[a].toTensor().scalar_type(),
+                       static_cast<int>(call.seen_as[a].value_or(Memory::kRowMajor)));
   }
   return text;
 }
@@ -128,10 +131,12 @@ std::vector<c10::OperatorHandle> operators() {
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
     if (!op || !op->hasSchema() || name.name.rfind("aten::", 0) != 0) continue;
-    bool fresh = !op->schema().returns().empty() && op->schema().returns()[0].type()->kind() == c10::TypeKind::TensorType;
+    bool fresh =
+        !op->schema().returns().empty() && op->schema().returns()[0].type()->kind() == c10::TypeKind::TensorType;
     for (const auto& a : op->schema().arguments()) fresh = fresh && a.alias_info() == nullptr;
     // Random numbers; memory that is as it was; what believes any sizes, or trusts its arguments.
-    for (const char* other : {"empty", "rand", "_reshape_alias_copy", "batch_norm", "_efficient", "_flash", "group_norm", "backward", "_foreach", "_fused", "_thnn", "mkldnn"}) {
+    for (const char* other : {"empty", "rand", "_reshape_alias_copy", "batch_norm", "_efficient", "_flash",
+                              "group_norm", "backward", "_foreach", "_fused", "_thnn", "mkldnn"}) {
       fresh = fresh && name.name.find(other) == std::string::npos;
     }
     if (!fresh || op->hasTag(at::Tag::nondeterministic_seeded)) continue;
@@ -173,7 +178,8 @@ class Comparison {
       for (size_t k = 0; k < std::min(actual.size(), expected.size()); ++k) {
         if (!actual[k].defined() || !expected[k].defined()) continue;
         if (actual[k].sizes() == expected[k].sizes() && same_steps(actual[k], expected[k])) continue;
-        wrong_.insert(c10::str(to_string(call), " ", placement, ": result ", k, " of ", expected[k].sizes(), " has strides ", actual[k].strides(), ", should have ", expected[k].strides()));
+        wrong_.insert(c10::str(to_string(call), " ", placement, ": result ", k, " of ", expected[k].sizes(),
+                               " has strides ", actual[k].strides(), ", should have ", expected[k].strides()));
       }
     }
   }
@@ -230,7 +236,8 @@ TEST_CASE("Results have ATen's strides where arguments hang together", "[result_
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
     for (const Memory memory : kMemories) {
       Call call{op, args, std::vector<std::optional<Memory>>(op.schema().arguments().size())};
-      for (size_t a = call.args.size(); a < op.schema().arguments().size(); ++a) call.args.push_back(*op.schema().arguments()[a].default_value());
+      for (size_t a = call.args.size(); a < op.schema().arguments().size(); ++a)
+        call.args.push_back(*op.schema().arguments()[a].default_value());
       for (size_t a = 0; a < args.size(); ++a) {
         if (!args[a].isTensor() || args[a].toTensor().sizes() != at::IntArrayRef({2, 3, 4})) continue;
         call.args[a] = memory_for(memory, at::kDouble);
@@ -252,7 +259,8 @@ TEST_CASE("Results have ATen's strides", "[result_strides]") {
           const auto call = call_of(op, first, second, dtype);
           if (!call) break;
           comparison.compare(*call);
-          const auto tensors = std::count_if(call->args.begin(), call->args.end(), [](const auto& a) { return a.isTensor(); });
+          const auto tensors =
+              std::count_if(call->args.begin(), call->args.end(), [](const auto& a) { return a.isTensor(); });
           if (tensors < 2) break;
         }
       }
