@@ -42,6 +42,9 @@ class ReplicatedCall {
   Stack run() {
     gather();
     find_written();
+    for (size_t k = 0; k < in_.tensors.size() && !info_.is_view; ++k) {
+      if (in_.tensors[k].defined() && !written_[k]) lay_as(in_.tensors[k], locals_[k]);
+    }
     std::vector<Stack> results(locals_count());
     {
       LocalGuard guard;
@@ -71,7 +74,6 @@ class ReplicatedCall {
       }
       const at::Tensor all = gathered_[k] ? redistribute_below_autograd(t, whole(), cause(k)) : t;
       locals_[k] = has_data() ? (info_.is_view ? memory_of(all) : meta_of(all)).locals : RankTensors{stand_in(t)};
-      if (!info_.is_view && !info_.args[in_.args[k]].written) lay_as(t, locals_[k]);
     }
   }
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/util/Exception.h>
 
@@ -62,6 +63,15 @@ void real_or_imag(const c10::OperatorHandle& op, Stack& stack) {
   if (conjugated && op.schema().name() == "aten::imag") stack.back() = at::_neg_view(stack.back().toTensor());
 }
 
+// A copy of what is conjugated or negated.
+void resolve(const c10::OperatorHandle& op, Stack& stack) {
+  const at::Tensor self = torch::jit::pop(stack).toTensor();
+  const bool conj = op.schema().name() == "aten::resolve_conj";
+  const RankTensors& locals = layout_of(self).locals;
+  const bool lazy = std::any_of(locals.begin(), locals.end(), [&](const at::Tensor& t) { return conj ? t.is_conj() : t.is_neg(); });
+  stack.emplace_back(lazy ? at::clone(self) : self);
+}
+
 // Gradients that are lists of rows.
 void refuse_sparse(const c10::OperatorHandle& op, Stack&) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(), ": gives a tensor of layout Sparse, which cannot be distributed. Call embedding() with "
@@ -76,6 +86,7 @@ void register_composite_handlers() {
   add_handler("aten::max_pool1d", max_pool1d);
   add_handler("aten::vander", vander);
   for (const char* op : {"aten::real", "aten::imag"}) add_handler(op, real_or_imag);
+  for (const char* op : {"aten::resolve_conj", "aten::resolve_neg"}) add_handler(op, resolve);
 }
 
 }  // namespace dtensor

@@ -209,6 +209,19 @@ TEST_CASE("writing to the real and imaginary parts of a conjugate", "[corner]") 
   }
 }
 
+TEST_CASE("what is resolved is a copy of what is conjugated or negated, and itself of what is not", "[corner]") {
+  const auto full = at::complex(numbers({4, 3}), numbers({4, 3}) - 5);
+  for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+    const auto x = lay_out(full, test_meshes()[2], {p}), plain = full.clone();
+    for (const at::Tensor& t : {plain, x}) {
+      t.conj().resolve_conj().zero_();
+      t._neg_view().resolve_neg().zero_();
+      CHECK(t.resolve_conj().is_same(t));
+    }
+    CHECK(difference(x, plain) == std::nullopt);
+  }
+}
+
 TEST_CASE("losses of one row where a rank has no class", "[corner]") {
   for (const int64_t reduction : {0, 1, 2}) {
     check({"aten::nll_loss_forward", {numbers({1}), at::zeros({1}, at::kLong), kNone, reduction, -100}});
