@@ -63,6 +63,7 @@ class Call {
     check_memory();
     check_bags();
     check_divisions();
+    check_ranges();
     check_truths_as_bytes();
     check_class_weights();
     check_bytes_of_bool();
@@ -93,7 +94,7 @@ class Call {
     return false;
   }
 
-  // One step of the loop per order; that of a whole vector is the largest of its elements.
+  // One step of a loop per order.
   void check_polynomials() const {
     if (!absl::StrContains(base_, "_polynomial_")) return;
     refuse_if(any_input(has_nan),
@@ -182,6 +183,14 @@ class Call {
     const at::ScalarType from = stack_[0].toTensor().scalar_type();
     refuse_if(stack_.back().toTensor().scalar_type() == at::kByte && from != at::kByte && from != at::kBool,
               "whether numbers are 0 as bytes");
+  }
+
+  // A step of less than one is none among integers.
+  void check_ranges() const {
+    const auto step = schema_.argumentIndexWithName("step");
+    if ((base_ != "range" && base_ != "arange") || !step || !schema_.arguments().back().is_out()) return;
+    const bool whole = c10::isIntegralType(stack_.back().toTensor().scalar_type(), /*includeBool=*/true);
+    refuse_if(whole && std::abs(stack_[*step].toScalar().toDouble()) < 1, "integers in steps of nothing");
   }
 
   // Writing bytes to a Bool, or reading them as one: what is neither 0 nor 1 has no meaning.
