@@ -15,8 +15,14 @@ OutputMetas log_sigmoid_metas(const OpCall& call) {
   return contiguous_metas(call.inputs[0]->sizes(), {dtype, dtype});
 }
 
-// Like the first, whatever it is multiplied by.
-OutputMetas prelu_metas(const OpCall& call) { return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))}); }
+// In memory like the first, if that has all elements, whatever it is multiplied by.
+OutputMetas prelu_metas(const OpCall& call) {
+  OutputMetas metas = infer_elementwise(call);
+  TensorMeta& result = *metas.tensors[0];
+  const bool all = call.inputs[0]->sizes() == result.sizes;
+  result.strides = all ? in_own_memory(call.inputs[0]->meta()).strides : contiguous_strides(result.sizes);
+  return metas;
+}
 
 // other - self
 OutputMetas rsub_metas(const OpCall& call) {
