@@ -1,5 +1,5 @@
-// What collectives cost in one process, where a rank reads the memory of the others, against jobs of two processes on this
-// machine and against loops by hand. Ends with 1 if a figure that the documentation promises does not hold.
+// What collectives cost in one process, where a rank reads the memory of the others, against jobs of two processes on
+// this machine and against loops by hand. Ends with 1 if a figure that the documentation promises does not hold.
 //
 //   ./bazelw run //benchmarks:collectives       # a minute; on a machine that does nothing else
 
@@ -24,7 +24,7 @@
 #include "absl/strings/str_format.h"
 #include "benchmarks/collectives_rank.h"
 #include "benchmarks/gates.h"
-#include "mesh/communicator.h"
+#include "comm/communicator.h"
 #include "mesh/device_mesh.h"
 #include "tools/flags.h"
 
@@ -60,8 +60,8 @@ Times times_of_job(const std::string& name, const std::string& command) {
   return times;
 }
 
-// Memory that was released is used again for the next tensor of that size. The buffers of the jobs are there before, too; what it
-// costs to map and clear pages is not asked here. Of one thread; nothing is ever given back.
+// Memory that was released is used again for the next tensor of that size. The buffers of the jobs are there before,
+// too; what it costs to map and clear pages is not asked here. Of one thread; nothing is ever given back.
 class ReusedMemory final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -117,20 +117,25 @@ RankPieces pieces(RankTensors tensors) {
 
 RankPieces halves(const RankTensors& inputs) {
   RankPieces parts;
-  for (const at::Tensor& t : inputs) parts.push_back({t.narrow(0, 0, t.numel() / 2), t.narrow(0, t.numel() / 2, t.numel() / 2)});
+  for (const at::Tensor& t : inputs)
+    parts.push_back({t.narrow(0, 0, t.numel() / 2), t.narrow(0, t.numel() / 2, t.numel() / 2)});
   return parts;
 }
 
 const Case kCases[] = {
     {"all_reduce",
-     [](Communicator& comm, const CommCall& call, const RankTensors& in) { return pieces(comm.all_reduce(call, in, ReduceOp::kSum)); },
+     [](Communicator& comm, const CommCall& call, const RankTensors& in) {
+       return pieces(comm.all_reduce(call, in, ReduceOp::kSum));
+     },
      [](const RankTensors& in) {
        RankTensors out = {like(in[0]), like(in[0])};
-       add(out[0].mutable_data_ptr<float>(), in[0].const_data_ptr<float>(), in[1].const_data_ptr<float>(), in[0].numel());
+       add(out[0].mutable_data_ptr<float>(), in[0].const_data_ptr<float>(), in[1].const_data_ptr<float>(),
+           in[0].numel());
        copy(out[1].mutable_data_ptr<float>(), out[0], 0, in[0].numel());
        return pieces(out);
      }},
-    {"all_gather", [](Communicator& comm, const CommCall& call, const RankTensors& in) { return comm.all_gather(call, in); },
+    {"all_gather",
+     [](Communicator& comm, const CommCall& call, const RankTensors& in) { return comm.all_gather(call, in); },
      [](const RankTensors& in) {
        RankPieces out;
        for (int r = 0; r < kRanks; ++r) {
@@ -148,12 +153,13 @@ const Case kCases[] = {
        RankTensors out;
        for (int r = 0; r < kRanks; ++r) {
          out.push_back(at::empty({half}, in[0].options()));
-         add(out[r].mutable_data_ptr<float>(), in[0].const_data_ptr<float>() + r * half, in[1].const_data_ptr<float>() + r * half,
-             half);
+         add(out[r].mutable_data_ptr<float>(), in[0].const_data_ptr<float>() + r * half,
+             in[1].const_data_ptr<float>() + r * half, half);
        }
        return pieces(out);
      }},
-    {"all_to_all", [](Communicator& comm, const CommCall& call, const RankTensors& in) { return comm.all_to_all(call, halves(in)); },
+    {"all_to_all",
+     [](Communicator& comm, const CommCall& call, const RankTensors& in) { return comm.all_to_all(call, halves(in)); },
      [](const RankTensors& in) {
        const int64_t half = in[0].numel() / 2;
        RankPieces out;
@@ -179,16 +185,19 @@ int run() {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   const std::string launch = absl::GetFlag(FLAGS_launch);
   if (!std::filesystem::exists(launch)) {
-    throw tools::UsageError(absl::StrCat("--launch ", launch, ": no such file; build //tools:launch and give its path"));
+    throw tools::UsageError(
+        absl::StrCat("--launch ", launch, ": no such file; build //tools:launch and give its path"));
   }
   std::string folder = (std::filesystem::temp_directory_path() / "collectives.XXXXXX").string();
   TORCH_CHECK(::mkdtemp(folder.data()) != nullptr, "cannot make a folder like ", folder);
   const std::string job = absl::StrCat(launch, " -n ", kRanks, " --timeout 120 -- ");
-  const Times gloo = times_of_job("Gloo", absl::StrCat("DTENSOR_BENCHMARK_STORE=", folder, "/store ", job, self, " --rank_of gloo"));
+  const Times gloo =
+      times_of_job("Gloo", absl::StrCat("DTENSOR_BENCHMARK_STORE=", folder, "/store ", job, self, " --rank_of gloo"));
   const Times processes = times_of_job("ours over Gloo", absl::StrCat(job, self, " --rank_of ours"));
-  const Times mpi = times_of_job("Open MPI", absl::StrCat("OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-                                                          "timeout 120 mpirun --oversubscribe -n ",
-                                                          kRanks, " ", self, " --rank_of mpi"));
+  const Times mpi = times_of_job(
+      "Open MPI", absl::StrCat("OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+                               "timeout 120 mpirun --oversubscribe -n ",
+                               kRanks, " ", self, " --rank_of mpi"));
   std::filesystem::remove_all(folder);
 
   static auto* const memory = new ReusedMemory();
@@ -198,9 +207,11 @@ int run() {
   call.group = &mesh.get_group(0);
   call.ranks = mesh.local_ranks();
   Communicator& communicator = mesh.world().communicator();
-  std::printf("Microseconds of one call, float32, 2 ranks: in one process on one thread, by hand, and with a process per rank.\n");
-  std::printf("%-14s %10s %12s %10s %8s %12s %14s %10s\n", "", "bytes", "in process", "by hand", "ratio", "Gloo", "ours over Gloo",
-              "Open MPI");
+  std::printf(
+      "Microseconds of one call, float32, 2 ranks: in one process on one thread, by hand, and with a process per "
+      "rank.\n");
+  std::printf("%-14s %10s %12s %10s %8s %12s %14s %10s\n", "", "bytes", "in process", "by hand", "ratio", "Gloo",
+              "ours over Gloo", "Open MPI");
   Gates gates;
   for (const Case& c : kCases) {
     for (int64_t bytes : sizes_in_bytes()) {
@@ -215,15 +226,19 @@ int run() {
       const auto column = [&](const Times& times) {
         return &c == kCases && !times.empty() ? absl::StrFormat("%.1f", times.at(bytes) * 1e6) : std::string("-");
       };
-      std::printf("%-14s %10lld %12.1f %10.1f %8.2f %12s %14s %10s\n", c.name, static_cast<long long>(bytes), ours * 1e6, hand * 1e6,
-                  ours / hand, column(gloo).c_str(), column(processes).c_str(), column(mpi).c_str());
+      std::printf("%-14s %10lld %12.1f %10.1f %8.2f %12s %14s %10s\n", c.name, static_cast<long long>(bytes),
+                  ours * 1e6, hand * 1e6, ours / hand, column(gloo).c_str(), column(processes).c_str(),
+                  column(mpi).c_str());
       if (bytes >= 1 << 20) gates.at_most(absl::StrCat(c.name, " of ", bytes, " bytes / by hand"), ours / hand, 1.3);
       if (&c != kCases) continue;
       if (!gloo.empty()) {
-        gates.at_least(absl::StrCat("Gloo / ours, ", bytes, " bytes"), gloo.at(bytes) / ours, bytes <= 4 << 10 ? 50 : 4);
+        gates.at_least(absl::StrCat("Gloo / ours, ", bytes, " bytes"), gloo.at(bytes) / ours,
+                       bytes <= 4 << 10 ? 50 : 4);
       }
-      // Open MPI's buffers are there before. A call of ours makes its results, which alone takes as long for small ones.
-      if (!mpi.empty() && bytes >= 64 << 10) gates.at_least(absl::StrCat("Open MPI / ours, ", bytes, " bytes"), mpi.at(bytes) / ours, 1);
+      // Open MPI's buffers are there before. A call of ours makes its results, which alone takes as long for small
+      // ones.
+      if (!mpi.empty() && bytes >= 64 << 10)
+        gates.at_least(absl::StrCat("Open MPI / ours, ", bytes, " bytes"), mpi.at(bytes) / ours, 1);
     }
   }
   return gates.close();
@@ -233,6 +248,7 @@ int run() {
 }  // namespace dtensor::benchmarks
 
 int main(int argc, char** argv) {
-  return dtensor::tools::run_program("collectives", "Collectives in one process against jobs of processes and loops by hand.", argc,
+  return dtensor::tools::run_program("collectives",
+                                     "Collectives in one process against jobs of processes and loops by hand.", argc,
                                      argv, dtensor::benchmarks::run);
 }

@@ -13,7 +13,7 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "mesh/communicator.h"
+#include "comm/communicator.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
 
@@ -51,7 +51,8 @@ double time_of(const std::function<void()>& call, int calls) {
   call();
   call();
   std::vector<double> times;
-  for (double spent = 0; calls > 0 ? static_cast<int>(times.size()) < calls : spent < 0.1 || times.size() < 9; spent += times.back()) {
+  for (double spent = 0; calls > 0 ? static_cast<int>(times.size()) < calls : spent < 0.1 || times.size() < 9;
+       spent += times.back()) {
     const auto begin = Clock::now();
     call();
     times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
@@ -104,7 +105,8 @@ int run_mpi_rank() {
   const auto init = reinterpret_cast<int (*)(int*, char***)>(symbol("MPI_Init"));
   const auto finalize = reinterpret_cast<int (*)()>(symbol("MPI_Finalize"));
   const auto comm_rank = reinterpret_cast<int (*)(void*, int*)>(symbol("MPI_Comm_rank"));
-  const auto all_reduce = reinterpret_cast<int (*)(const void*, void*, int, void*, void*, void*)>(symbol("MPI_Allreduce"));
+  const auto all_reduce =
+      reinterpret_cast<int (*)(const void*, void*, int, void*, void*, void*)>(symbol("MPI_Allreduce"));
   void* const world = symbol("ompi_mpi_comm_world");
   void* const floats = symbol("ompi_mpi_float");
   void* const sum = symbol("ompi_mpi_op_sum");
@@ -113,7 +115,8 @@ int run_mpi_rank() {
   comm_rank(world, &rank);
   print_times(rank == 0, [&](int64_t bytes) {
     return [=, in = ones(bytes), out = ones(bytes)] {
-      TORCH_CHECK(all_reduce(in.const_data_ptr(), out.mutable_data_ptr(), static_cast<int>(in.numel()), floats, sum, world) == 0,
+      TORCH_CHECK(all_reduce(in.const_data_ptr(), out.mutable_data_ptr(), static_cast<int>(in.numel()), floats, sum,
+                             world) == 0,
                   "MPI_Allreduce failed");
     };
   });

@@ -12,7 +12,8 @@ constexpr int kRanks = 2;
 // Of tensors of float32.
 const std::vector<int64_t>& sizes_in_bytes();
 
-// Seconds of one call: the median of many, or of some for large sizes. `calls`: so many, else as many as fit a tenth of a second.
+// Seconds of one call: the median of many, or of some for large sizes. `calls`: so many, else as many as fit a tenth of
+// a second.
 double time_of(const std::function<void()>& call, int calls = 0);
 // How many calls take about a tenth of a second, all ranks alike.
 int calls_for(int64_t bytes);

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "dtensor/dtensor.h"
+#include "propagation/strategy_cache.h"
 
 using namespace dtensor;
 

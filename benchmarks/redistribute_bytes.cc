@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_join.h"
 #include "benchmarks/redistribute_tables.h"
-#include "propagation/redistribute_planner.h"
+#include "plan/redistribute_planner.h"
 #include "tests/testing/peers.h"
 
 namespace dtensor::benchmarks {
@@ -76,7 +76,8 @@ Totals compare(const std::vector<int64_t>& mesh_shape, const Shape& sizes) {
       for (const bool exchanges : {false, true}) {
         const int64_t greedy = peers.greedy(from, to, exchanges).bytes;
         if (greedy == plan.bytes || plan.bytes == 0) continue;
-        (exchanges ? totals.greedy_exchange : totals.greedy).add(static_cast<double>(greedy) / static_cast<double>(plan.bytes));
+        (exchanges ? totals.greedy_exchange : totals.greedy)
+            .add(static_cast<double>(greedy) / static_cast<double>(plan.bytes));
       }
     }
   }
@@ -113,11 +114,12 @@ void bytes_table(bool quick, Gates& gates) {
   using Shapes = std::vector<std::vector<int64_t>>;
   const Shapes meshes =
       quick ? Shapes{{3}, {4}, {2, 2}, {3, 2}} : Shapes{{2}, {3}, {4}, {8}, {2, 2}, {3, 2}, {2, 4}, {4, 2}, {2, 2, 2}};
-  std::printf("Bytes received per rank, of all pairs of layouts out of R, S(0), S(1), S(2), P on each mesh dim; float32.\n");
+  std::printf(
+      "Bytes received per rank, of all pairs of layouts out of R, S(0), S(1), S(2), P on each mesh dim; float32.\n");
   std::printf("%-8s %-16s %6s %-43s  %-43s  %-15s %s\n", "", "", "", "bytes / least possible",
               "largest part / that of both ends", "greedy / ours", "the same, with");
-  std::printf("%-8s %-16s %6s %8s %7s  %-26s %8s %7s  %-26s %8s %6s %s\n", "mesh", "tensor", "pairs", "geomean", "worst", "",
-              "geomean", "worst", "", "geomean", "differ", "all-to-all");
+  std::printf("%-8s %-16s %6s %8s %7s  %-26s %8s %7s  %-26s %8s %6s %s\n", "mesh", "tensor", "pairs", "geomean",
+              "worst", "", "geomean", "worst", "", "geomean", "differ", "all-to-all");
   Totals all, line;
   for (const auto& mesh : meshes) {
     // The first divides by everything here, the second by nothing.

@@ -15,7 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "benchmarks/redistribute_tables.h"
 #include "dtensor/dtensor.h"
-#include "propagation/redistribute_planner.h"
+#include "plan/redistribute_planner.h"
 
 namespace dtensor::benchmarks {
 namespace {
@@ -29,8 +29,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Nanoseconds of a dependent multiplication and addition: so that figures of several machines, or of one on several days, can
-// be compared.
+// Nanoseconds of a dependent multiplication and addition: so that figures of several machines, or of one on several
+// days, can be compared.
 double machine_nanoseconds() {
   constexpr int kSteps = 1'000'000;
   double best = 1;
@@ -51,7 +51,8 @@ double plan_time(const std::vector<int64_t>& mesh_shape, int64_t ranks) {
   const TensorMeta meta{sizes, contiguous_strides(sizes), at::kFloat};
   const std::vector<Placements> layouts = all_layouts(mesh.ndim());
   std::vector<double> best;
-  const int sweeps = mesh.ndim() < 3 ? 20 : 5;  // over all pairs, so that a slow moment of the machine hits none of them twice
+  const int sweeps =
+      mesh.ndim() < 3 ? 20 : 5;  // over all pairs, so that a slow moment of the machine hits none of them twice
   for (int sweep = 0; sweep < sweeps; ++sweep) {
     size_t i = 0;
     for (const Placements& from : layouts) {
@@ -88,7 +89,8 @@ double cached_plan_time() {
   const SpecPtr spec = Spec::get(mesh, {Shard(0), Replicate()}, {4096, 4096}, at::kFloat);
   const Placements to = {Replicate(), Shard(1)};
   double best = 1;
-  for (int repetition = 0; repetition < 1000; ++repetition) {  // short ones: between two interruptions by other programs
+  for (int repetition = 0; repetition < 1000;
+       ++repetition) {  // short ones: between two interruptions by other programs
     constexpr int kCalls = 500;
     const auto begin = Clock::now();
     for (int i = 0; i < kCalls; ++i) benchmark::DoNotOptimize(cached_plan(spec, to));
@@ -98,7 +100,8 @@ double cached_plan_time() {
 }
 
 // What a loop by hand needs for the same change of a square matrix of side n over 2 or 4 ranks, which divide it.
-std::vector<at::Tensor> by_hand(const Placement& from, const Placement& to, const std::vector<at::Tensor>& locals, int64_t n) {
+std::vector<at::Tensor> by_hand(const Placement& from, const Placement& to, const std::vector<at::Tensor>& locals,
+                                int64_t n) {
   const auto ranks = static_cast<int64_t>(locals.size());
   const int64_t part = n / ranks;  // rows or columns of a rank
   std::vector<const float*> in;
@@ -190,8 +193,9 @@ double compare_wall(int64_t ranks, const Placement& from, const Placement& to, i
   std::vector<double> ratios;
   for (size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / hand[i]);
   const double ratio = median(ratios);
-  std::printf("%-10s %5lld %8lld KiB %12.1f %12.1f %8.2f\n", pair_text({from}, {to}).c_str(), static_cast<long long>(ranks),
-              static_cast<long long>(n * n * 4 / 1024), median(ours) * 1e6, median(hand) * 1e6, ratio);
+  std::printf("%-10s %5lld %8lld KiB %12.1f %12.1f %8.2f\n", pair_text({from}, {to}).c_str(),
+              static_cast<long long>(ranks), static_cast<long long>(n * n * 4 / 1024), median(ours) * 1e6,
+              median(hand) * 1e6, ratio);
   std::fflush(stdout);
   return ratio;
 }

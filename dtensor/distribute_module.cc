@@ -7,9 +7,9 @@
 #include <tuple>
 
 #include "absl/container/flat_hash_map.h"
+#include "dtensor/extend/representation.h"
 #include "dtensor/hook_watch.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/representation.h"
 
 namespace dtensor {
 namespace {
@@ -77,7 +77,7 @@ void tie(const Named& n, const Ties& ties) {
   for (const Named& other : ties.of(n.tensor)) {
     if (!is_dtensor(other.tensor) || other.tensor.is_same(n.tensor)) continue;
     if (is_dtensor(n.tensor)) {
-      const DTensorMeta &a = layout_of(n.tensor), &b = layout_of(other.tensor);
+      const DTensorMeta &a = peek_meta(n.tensor), &b = peek_meta(other.tensor);
       TORCH_CHECK_VALUE(a.spec == b.spec, "[distribute_module] '", n.name, "' and '", other.name,
                         "' share their memory, but were given the layouts ", a.spec->to_string(), " and ",
                         b.spec->to_string());
@@ -95,7 +95,7 @@ void check_not_distributed(const std::vector<Named>& tensors) {
     if (first == nullptr) first = &n;
   }
   TORCH_CHECK_VALUE(first == nullptr, "[distribute_module] the module is distributed already: '", first->name, "' is ",
-                    layout_of(first->tensor).spec->to_string(),
+                    spec_of(first->tensor)->to_string(),
                     ". Say all layouts in one call, or redistribute the parameters.");
 }
 
@@ -131,7 +131,7 @@ void distribute_all(torch::nn::Module& module, const std::vector<Named>& tensors
   for (const Named& n : tensors) {
     tie(n, ties);
     if (!is_dtensor(n.tensor)) distribute_in_place(n, mesh, Placements(mesh.ndim(), Replicate()));
-    const Spec& spec = *layout_of(n.tensor).spec;
+    const Spec& spec = *spec_of(n.tensor);
     TORCH_CHECK_VALUE(spec.mesh().world() == mesh.world(), "[distribute_module] '", n.name, "' is ", spec.to_string(),
                       " of another world, ", spec.mesh().world().name(), "; this module goes to ", mesh.to_string(),
                       " of ", mesh.world().name());
@@ -176,7 +176,7 @@ void name_parameters(torch::nn::Module& module, const std::string& prefix) {
 std::vector<NamedSpec> parameter_layouts(const torch::nn::Module& module) {
   std::vector<NamedSpec> result;
   for (const auto& p : module.named_parameters()) {
-    if (is_dtensor(p.value())) result.push_back({p.key(), layout_of(p.value()).spec});
+    if (is_dtensor(p.value())) result.push_back({p.key(), spec_of(p.value())});
   }
   return result;
 }

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "dtensor/layout_picture.h"
 #include "mesh/device_mesh.h"
+#include "observe/layout_picture.h"
 #include "placement/placement.h"
 
 namespace torch::nn {
@@ -29,13 +29,15 @@ using PartitionFn = std::function<void(const std::string& name, torch::nn::Modul
 // Distributes what `partition_fn` says, through shard_parameter(), and replicates the other parameters and all buffers.
 // Gradients that exist follow. Parameters that were one tensor, or shared their memory, before are still tied
 // afterwards. Parameters get their path as name, for reports. No communication but the spreading of each value from the
-// first rank. Errors (ValueError): no mesh; the module is distributed already, every parameter of it; a parameter on a
-// mesh of another world; tied parameters that were given different layouts. After an error the module is as it was.
+// first rank.
+// Errors (ValueError): no mesh; the module is distributed already, every parameter of it; a parameter on a mesh of
+// another world; tied parameters that were given different layouts. After an error the module is as it was.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = nullptr);
 
 // Distributes one parameter or buffer of `module`, "weight" or with a path, "attn.wq.weight". Does nothing if it has
-// this layout; one that is replicated on this mesh can still be sharded. Errors (ValueError): no such parameter (the text lists those there are), it is distributed otherwise,
-// placements do not fit.
+// this layout; one that is replicated on this mesh can still be sharded.
+// Errors (ValueError): no such parameter (the text lists those there are), it is distributed otherwise, placements do
+// not fit.
 void shard_parameter(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh,
                      const Placements& placements);
 

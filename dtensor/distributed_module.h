@@ -2,8 +2,7 @@
 // variable of the original's type. (Templates over torch::nn: compiled with the program.)
 //
 //   auto model = distribute_module(Net(), mesh, partition,
-//       [](std::vector<at::Tensor>& in, const DeviceMesh& mesh) { in[0] = distribute_tensor(in[0], mesh, {Shard(0),
-//       Replicate()}); },
+//       [](std::vector<at::Tensor>& in, const DeviceMesh& mesh) { in[0] = distribute_tensor(in[0], mesh, {Shard(0)}); },
 //       [](std::vector<at::Tensor>& out, const DeviceMesh&) { out[0] = full_tensor(out[0]); });
 //   model(x);   // inside a MeshScope: arange and masks made in forward are distributed, too
 //
@@ -105,8 +104,7 @@ template <typename M, typename R, typename... Args>
 class DistributedModuleImpl<M, R(Args...)> : public M {
   static_assert(std::is_copy_constructible_v<M>,
                 "a distributed module is a copy of the original that shares its parameters and submodules: the "
-                "module's class must "
-                "be copyable");
+                "module's class must be copyable");
 
  public:
   // `original` is distributed already. `path`: where it stands in a larger model, for reports.
@@ -143,8 +141,8 @@ class DistributedModuleImpl<M, R(Args...)> : public M {
   // The module that was distributed; it shares parameters, buffers and submodules with this one.
   const std::shared_ptr<M>& original() const { return original_; }
   const DeviceMesh& mesh() const { return mesh_; }
-  // Operators may compute with the parameters although the hooks never ran: for other functions than forward, and for parameters
-  // that are used elsewhere first.
+  // Operators may compute with the parameters although the hooks never ran: for other functions than forward, and for
+  // parameters that are used elsewhere first.
   void allow_without_hooks() {
     if (hooks_) hooks_->end();
   }
@@ -177,7 +175,9 @@ class DistributedModuleImpl<M, R(Args...)> : public M {
   void name_parameters() {
     dtensor::name_parameters(*this, path_);
     if (!input_fn_ && !output_fn_) return;
-    if (!hooks_) hooks_ = std::make_shared<HookWatch>((path_.empty() ? "" : "'" + path_ + "', ") + "a distributed " + this->name());
+    if (!hooks_)
+      hooks_ =
+          std::make_shared<HookWatch>((path_.empty() ? "" : "'" + path_ + "', ") + "a distributed " + this->name());
     watch_hooks(*this, hooks_);
   }
 

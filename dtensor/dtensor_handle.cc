@@ -9,8 +9,10 @@
 #include <iostream>
 #include <sstream>
 
-#include "dtensor/layout_grid.h"
-#include "dtensor/layout_text.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
+#include "observe/layout_grid.h"
+#include "observe/layout_text.h"
 
 namespace dtensor {
 namespace {
@@ -114,8 +116,12 @@ DTensor::DTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
       "placements) takes parts that exist already");
 }
 
+const Spec& DTensor::spec() const { return *spec_of(tensor_); }
+
+std::vector<at::Tensor> DTensor::locals() const { return meta_of(tensor_).locals; }
+
 std::string DTensor::name() const {
-  const auto& name = layout_of(tensor_).name;
+  const auto& name = peek_meta(tensor_).name;
   return name ? *name : std::string();
 }
 

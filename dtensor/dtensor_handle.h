@@ -6,7 +6,8 @@
 //   torch::relu(y);                            // converts to at::Tensor wherever one is wanted
 //
 // A handle like at::Tensor: copies refer to the same tensor. Nothing here but full_tensor() and redistribute()
-// communicates, and what reads the parts of a view that had to be a copy after the tensor it is of was written to. Source: torch.distributed.tensor.DTensor.
+// communicates, and what reads the parts of a view that had to be a copy after the tensor it is of was written to.
+// Source: torch.distributed.tensor.DTensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,8 +19,8 @@
 
 #include "dtensor/redistribute.h"
 #include "mesh/device_mesh.h"
-#include "propagation/redistribute_plan.h"
-#include "propagation/spec.h"
+#include "plan/redistribute_plan.h"
+#include "plan/spec.h"
 
 namespace dtensor {
 
@@ -31,16 +32,17 @@ class DTensor {
   operator const at::Tensor&() const { return tensor_; }
   const at::Tensor& tensor() const { return tensor_; }
 
-  const Spec& spec() const { return *layout_of(tensor_).spec; }
+  const Spec& spec() const;
   const DeviceMesh& mesh() const { return spec().mesh(); }
   const Placements& placements() const { return spec().placements(); }
   // Path of the parameter in its module ("layers.0.attn.weight"), "" for other tensors.
   std::string name() const;
 
   // The parts of this process's ranks, in the order of mesh().local_ranks(): the very tensors, outside autograd. None
-  // in an abstract world. Of a view that is out of date this is a collective call, as to_local(). Error (IndexError): no such local rank.
+  // in an abstract world. Of a view that is out of date this is a collective call, as to_local().
+  // Error (IndexError): no such local rank.
   at::Tensor local(int64_t i = 0) const;
-  std::vector<at::Tensor> locals() const { return meta_of(tensor_).locals; }
+  std::vector<at::Tensor> locals() const;
   // Shape of the i-th local rank's part; of any rank's, also one that another process owns.
   std::vector<int64_t> local_shape(int64_t i = 0) const;
   std::vector<int64_t> shape_on_rank(int64_t rank) const;

@@ -7,10 +7,10 @@
 
 #include <functional>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/redistribute_internal.h"
-#include "dtensor/representation.h"
-#include "mesh/scope.h"
+#include "comm/scope.h"
+#include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/internal/redistribute_internal.h"
 
 namespace dtensor {
 namespace {
@@ -38,8 +38,7 @@ at::Tensor make(const char* function, const std::vector<int64_t>& sizes, const D
   }
   at::Tensor result = make_dtensor(spec, std::move(locals));
   if (fill) fill(result);
-  result =
-      redistribute_below_autograd(result, normal, {function, "", current_scope().module_path, /*implicit=*/false});
+  result = redistribute_below_autograd(result, normal, {function, "", current_scope().module_path, /*implicit=*/false});
   result.set_requires_grad(requires_grad);
   return result;
 }

@@ -5,16 +5,16 @@
 
 #include <algorithm>
 
-#include "dtensor/call_inputs.h"
-#include "dtensor/gradient_layout.h"
-#include "dtensor/representation.h"
+#include "comm/scope.h"
+#include "dtensor/extend/call_inputs.h"
+#include "dtensor/extend/representation.h"
 
 namespace dtensor {
 namespace {
 
 void watch(const at::Tensor& t, const std::shared_ptr<HookWatch>& watch) {
   if (!is_dtensor(t)) return;
-  auto& present = layout_of(t).storage->hook_watches;
+  auto& present = peek_meta(t).storage->hook_watches;
   HookWatches watches = present ? *present : HookWatches();
   std::erase_if(watches, [&](const auto& w) { return w == watch || w->over(); });
   watches.push_back(watch);
@@ -24,7 +24,7 @@ void watch(const at::Tensor& t, const std::shared_ptr<HookWatch>& watch) {
 // The hooks that should have run before anyone computes with `t`.
 const HookWatch* open_watch(const at::Tensor& t) {
   if (!t.defined() || !is_dtensor(t)) return nullptr;
-  const auto& watches = layout_of(t).storage->hook_watches;
+  const auto& watches = peek_meta(t).storage->hook_watches;
   if (!watches) return nullptr;
   const auto open = std::find_if(watches->begin(), watches->end(), [](const auto& w) { return !w->over(); });
   return open == watches->end() ? nullptr : open->get();
@@ -51,8 +51,8 @@ void watch_hooks(const torch::nn::Module& module, const std::shared_ptr<HookWatc
 }
 
 void keep_hook_watches(const at::Tensor& from, const at::Tensor& to) {
-  auto& present = layout_of(to).storage->hook_watches;
-  if (is_dtensor(from) && !present) present = layout_of(from).storage->hook_watches;
+  auto& present = peek_meta(to).storage->hook_watches;
+  if (is_dtensor(from) && !present) present = peek_meta(from).storage->hook_watches;
 }
 
 void check_hooks_ran(const OpInfo& info, const Inputs& in) {
@@ -71,14 +71,15 @@ void check_hooks_ran(const OpInfo& info, const Inputs& in) {
     } else if (hooks == nullptr && arg.kind == OpInfo::Arg::Kind::kTensor) {
       hooks = open;
       argument = info.op.schema().arguments()[in.args[k]].name();
-      if (layout_of(t).name) argument += " ('" + *layout_of(t).name + "')";
+      if (peek_meta(t).name) argument += " ('" + *peek_meta(t).name + "')";
     }
   }
   if (hooks == nullptr || !others || is_update(info, in)) return;
-  TORCH_CHECK(false, info.name, ": argument ", argument, " is of ", hooks->module(), ", whose hooks (input_fn, output_fn) never ran: "
-              "forward() was called through a pointer to the class that was distributed, such as a member `torch::nn::Linear fc`. "
-              "Declare that member as DistributedModule<torch::nn::LinearImpl> fc{nullptr}, as torch::nn::AnyModule, or put the "
-              "module in a torch::nn::Sequential. To compute with its parameters without the hooks on purpose, call "
+  TORCH_CHECK(false, info.name, ": argument ", argument, " is of ", hooks->module(),
+              ", whose hooks (input_fn, output_fn) never ran: forward() was called through a pointer to the class that "
+              "was distributed, such as a member `torch::nn::Linear fc`. Declare that member as "
+              "DistributedModule<torch::nn::LinearImpl> fc{nullptr}, as torch::nn::AnyModule, or put the module in a "
+              "torch::nn::Sequential. To compute with its parameters without the hooks on purpose, call "
               "allow_without_hooks() of the distributed module before.");
 }
 

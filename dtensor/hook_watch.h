@@ -1,9 +1,9 @@
 // Hooks of a DistributedModule that never run. Internal.
 //
 // Forward of most modules is not virtual: a call through a pointer to the original's class (a typed member such as
-// `torch::nn::Linear fc`) computes with the very same parameters, but passes by the hooks. Results would be wrong without a word.
-// So the memory of the parameters and buffers of a module that has hooks is marked, and an operator that computes with one of them
-// before the hooks ever ran is an error.
+// `torch::nn::Linear fc`) computes with the very same parameters, but passes by the hooks. Results would be wrong
+// without a word. So the memory of the parameters and buffers of a module that has hooks is marked, and an operator
+// that computes with one of them before the hooks ever ran is an error.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,9 +43,9 @@ void keep_hook_watches(const at::Tensor& from, const at::Tensor& to);
 struct OpInfo;
 struct Inputs;
 
-// Error (c10::Error): `info` computes with a marked tensor and another one, and the hooks have not run. Not in backward. What looks
-// at parameters alone, writes to them, works on lists of them, or is pointwise on tensors of one shape (an optimizer, an average, a
-// distance from former values) is no forward.
+// Error (c10::Error): `info` computes with a marked tensor and another one, and the hooks have not run. Not in
+// backward. What looks at parameters alone, writes to them, works on lists of them, or is pointwise on tensors of one
+// shape (an optimizer, an average, a distance from former values) is no forward.
 void check_hooks_ran(const OpInfo& info, const Inputs& in);
 
 }  // namespace dtensor

@@ -3,13 +3,13 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/representation.h"
 
 namespace dtensor {
 
 MeshScope::MeshScope(const DeviceMesh& mesh)
-    : guard_([&mesh](Scope& s) {
+    : guard_([&mesh](DispatchScope& s) {
         TORCH_CHECK_VALUE(mesh.defined(), "[MeshScope] no mesh: give a DeviceMesh(world, shape)");
         s.mesh = mesh;
       }) {}
@@ -25,7 +25,7 @@ void reduce_gradients(const std::vector<at::Tensor>& parameters) {
   c10::AutoGradMode no_grad(false);
   for (const at::Tensor& p : parameters) {
     if (!is_dtensor(p) || !is_dtensor(p.grad())) continue;
-    const DTensorMeta& meta = layout_of(p);
+    const DTensorMeta& meta = peek_meta(p);
     CommCause cause{"reduce_gradients", meta.name ? *meta.name : "", current_scope().module_path, /*implicit=*/false};
     if (meta.name) cause.module_path = module_of(meta);
     p.mutable_grad() = redistribute_as(p.grad(), meta.spec->placements(), cause);

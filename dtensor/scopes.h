@@ -1,5 +1,5 @@
 // What code inside a block may rely on. Each is a guard: it holds until the end of the block, nests, and reaches
-// autograd's threads when backward is called inside. All are values of the current thread (mesh/scope.h).
+// autograd's threads when backward is called inside. All are values of the current thread (comm/thread_scope.h).
 //
 //   MeshScope inside(mesh);
 //   auto positions = torch::arange(64);   // replicated on `mesh`, like every tensor that a factory makes here
@@ -11,8 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "comm/scope.h"
 #include "dtensor/dispatch_key.h"
-#include "mesh/scope.h"
+#include "dtensor/extend/dispatch_scope.h"
 
 namespace dtensor {
 
@@ -24,7 +25,7 @@ class MeshScope {
   explicit MeshScope(const DeviceMesh& mesh);
 
  private:
-  ScopeGuard guard_;
+  DispatchScopeGuard guard_;
   c10::impl::IncludeDispatchKeyGuard factories_reach_us_{kDTensorKey};
 };
 
@@ -35,7 +36,7 @@ class ImplicitReplication {
   ImplicitReplication() = default;
 
  private:
-  ScopeGuard guard_{[](Scope& s) { s.implicit_replication = true; }};
+  DispatchScopeGuard guard_{[](DispatchScope& s) { s.implicit_replication = true; }};
 };
 
 // An operator without a sharding rule runs on gathered inputs, counted as communication, instead of being an error.
@@ -44,7 +45,7 @@ class ReplicateUnsupported {
   ReplicateUnsupported() = default;
 
  private:
-  ScopeGuard guard_{[](Scope& s) { s.replicate_unsupported = true; }};
+  DispatchScopeGuard guard_{[](DispatchScope& s) { s.replicate_unsupported = true; }};
 };
 
 // Gradients stay in the layout that backward computes them in (Partial, mostly): for accumulation over several backward
@@ -54,7 +55,7 @@ class DelayGradientReduction {
   DelayGradientReduction() = default;
 
  private:
-  ScopeGuard guard_{[](Scope& s) { s.delay_gradient_reduction = true; }};
+  DispatchScopeGuard guard_{[](DispatchScope& s) { s.delay_gradient_reduction = true; }};
 };
 
 // Names the module that runs, for reports: paths nest, "encoder" inside "model" is "model.encoder". An empty name adds

@@ -48,7 +48,8 @@ std::string Vocab::decode(const std::vector<int64_t>& ids) const {
   return text;
 }
 
-std::vector<Batch> make_batches(const std::vector<int64_t>& ids, int64_t batch, int64_t length, int64_t count, uint64_t seed) {
+std::vector<Batch> make_batches(const std::vector<int64_t>& ids, int64_t batch, int64_t length, int64_t count,
+                                uint64_t seed) {
   std::mt19937_64 random(seed);
   std::uniform_int_distribution<int64_t> start(0, static_cast<int64_t>(ids.size()) - length - 1);
   std::vector<Batch> batches;

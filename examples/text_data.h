@@ -15,7 +15,8 @@ enum class VocabKind { kChar, kWord };
 
 class Vocab {
  public:
-  // Every distinct character, or every distinct word and punctuation mark, of `text`, in sorted order; id 0 is "unknown".
+  // Every distinct character, or every distinct word and punctuation mark, of `text`, in sorted order; id 0 is
+  // "unknown".
   Vocab(const std::string& text, VocabKind kind);
 
   int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
@@ -35,6 +36,7 @@ struct Batch {
 };
 
 // `count` batches of random windows of `ids`; the same for the same seed.
-std::vector<Batch> make_batches(const std::vector<int64_t>& ids, int64_t batch, int64_t length, int64_t count, uint64_t seed);
+std::vector<Batch> make_batches(const std::vector<int64_t>& ids, int64_t batch, int64_t length, int64_t count,
+                                uint64_t seed);
 
 }  // namespace examples

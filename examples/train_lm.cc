@@ -1,6 +1,6 @@
-// Trains a small transformer language model twice from the same weights, on one plain device and sharded over a mesh, and shows
-// that both learn the same and what the sharded one communicated. The ranks of the mesh live in this process, or in one each
-// where a launcher started several:
+// Trains a small transformer language model twice from the same weights, on one plain device and sharded over a mesh,
+// and shows that both learn the same and what the sharded one communicated. The ranks of the mesh live in this process,
+// or in one each where a launcher started several:
 //
 //   ./bazelw run //examples:train_lm -- --mesh dp=2,tp=2 --steps 60 --svg layout.svg
 //   ./bazelw run //tools:launch -- -n 4 -- bazel-bin/examples/train_lm --mesh dp=2,tp=2
@@ -25,13 +25,14 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/layout_picture.h"
 #include "examples/lm_model.h"
 #include "examples/text_data.h"
 #include "mesh/memory_meter.h"
-#include "processes/launch_env.h"
+#include "observe/layout_picture.h"
+#include "processes/launch/launch_env.h"
 
-ABSL_FLAG(std::string, mesh, "dp=2,tp=2", "mesh dims as NAME=SIZE,...: names that begin with 'd' split the batch, others the weights");
+ABSL_FLAG(std::string, mesh, "dp=2,tp=2",
+          "mesh dims as NAME=SIZE,...: names that begin with 'd' split the batch, others the weights");
 ABSL_FLAG(int64_t, steps, 60, "optimizer steps");
 ABSL_FLAG(uint64_t, seed, 1, "of the weights, the batches and the sample");
 ABSL_FLAG(std::string, vocab, "char", "tokens: 'char' or 'word'");
@@ -39,7 +40,8 @@ ABSL_FLAG(std::string, text, "", "file to learn from; by default this project's 
 ABSL_FLAG(std::string, svg, "", "write a picture of every parameter's layout to this file");
 ABSL_FLAG(bool, double, false, "compute in float64");
 ABSL_FLAG(std::string, device, "cpu", "device of every rank: cpu, cuda:0, ...; cuda: of each process its own");
-ABSL_FLAG(std::string, world, "auto", "ranks: 'local': all in this process; 'env': those that a launcher started; 'auto': env if one did");
+ABSL_FLAG(std::string, world, "auto",
+          "ranks: 'local': all in this process; 'env': those that a launcher started; 'auto': env if one did");
 ABSL_FLAG(std::string, losses, "", "write the mesh's losses to this file, all their bits");
 ABSL_FLAG(int64_t, batch, 8, "sequences per step");
 ABSL_FLAG(int64_t, context, 32, "tokens per sequence");
@@ -71,7 +73,8 @@ MeshShape parse_mesh(const std::string& text) {
     const std::pair<std::string, std::string> kv = absl::StrSplit(part, absl::MaxSplits('=', 1));
     int64_t size = 0;
     if (kv.first.empty() || !absl::SimpleAtoi(kv.second, &size) || size < 1 || size > 1024) {
-      throw UsageError(absl::StrCat("--mesh ", text, ": '", part, "' is not NAME=SIZE with a size from 1 to 1024, such as dp=2,tp=2"));
+      throw UsageError(absl::StrCat("--mesh ", text, ": '", part,
+                                    "' is not NAME=SIZE with a size from 1 to 1024, such as dp=2,tp=2"));
     }
     if (std::count(shape.names.begin(), shape.names.end(), kv.first)) {
       throw UsageError(absl::StrCat("--mesh ", text, ": the name '", kv.first, "' occurs twice"));
@@ -92,8 +95,8 @@ Placements layout(const DeviceMesh& mesh, const Placement& weights, const Placem
   return placements;
 }
 
-// The whole of the sharding: tables and column-parallel layers by rows of the weight, row-parallel layers by its columns;
-// everything else stays replicated.
+// The whole of the sharding: tables and column-parallel layers by rows of the weight, row-parallel layers by its
+// columns; everything else stays replicated.
 void shard_model(const std::string& path, torch::nn::Module& module, const DeviceMesh& mesh) {
   const std::string name = path.substr(path.rfind('.') + 1);
   const auto put = [&](const char* parameter, const Placement& placement) {
@@ -155,8 +158,8 @@ void progress(const char* what, int64_t done, int64_t total, double loss) {
   if (done < total && ::isatty(STDERR_FILENO) == 0) return;
   const int width = 30, full = static_cast<int>(done * width / total);
   std::fprintf(stderr, "\r%-14s [%s%s] %3lld/%lld  loss %.4f%s", what, std::string(full, '#').c_str(),
-               std::string(width - full, '.').c_str(), static_cast<long long>(done), static_cast<long long>(total), loss,
-               done == total ? "\n" : "");
+               std::string(width - full, '.').c_str(), static_cast<long long>(done), static_cast<long long>(total),
+               loss, done == total ? "\n" : "");
   std::fflush(stderr);
 }
 
@@ -167,7 +170,8 @@ struct Run {
 
 // One training loop for both runs: `place` puts a batch where the model is, `after` looks at each step.
 template <typename Place, typename After>
-Run train(const char* what, bool reports, LanguageModel& model, const std::vector<Batch>& batches, Place place, After after) {
+Run train(const char* what, bool reports, LanguageModel& model, const std::vector<Batch>& batches, Place place,
+          After after) {
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(absl::GetFlag(FLAGS_lr)));
   Run run;
   const auto steps = static_cast<int64_t>(batches.size());
@@ -175,7 +179,8 @@ Run train(const char* what, bool reports, LanguageModel& model, const std::vecto
     const Batch batch = place(batches[step]);
     optimizer.zero_grad();
     const auto logits = model->forward(batch.inputs);
-    const auto loss = torch::nn::functional::cross_entropy(logits.view({-1, logits.size(-1)}), batch.targets.view({-1}));
+    const auto loss =
+        torch::nn::functional::cross_entropy(logits.view({-1, logits.size(-1)}), batch.targets.view({-1}));
     loss.backward();
     optimizer.step();
     run.losses.push_back(loss.item<double>());
@@ -225,8 +230,9 @@ std::string communication_table(const std::vector<CommEvent>& events) {
     const std::string kind(dtensor::to_string(e.collective));
     // One line for all parameters' gradients, one per argument of everything else.
     const bool gradient = e.cause.op == "gradient";
-    const std::string cause = absl::StrCat(gradient ? "gradients of parameters" : e.cause.op, gradient || e.cause.argument.empty() ? "" : " ",
-                                           gradient ? "" : e.cause.argument, e.backward ? " (backward)" : "");
+    const std::string cause =
+        absl::StrCat(gradient ? "gradients of parameters" : e.cause.op, gradient || e.cause.argument.empty() ? "" : " ",
+                     gradient ? "" : e.cause.argument, e.backward ? " (backward)" : "");
     for (Kind* k : {&kinds[kind], &causes[kind][cause]}) {
       ++k->calls;
       k->bytes += e.bytes;
@@ -242,7 +248,8 @@ std::string communication_table(const std::vector<CommEvent>& events) {
   return text.empty() ? "  none\n" : text;
 }
 
-std::string generate(LanguageModel& model, const examples::Vocab& vocab, std::vector<int64_t> ids, int64_t count, const DeviceMesh& mesh) {
+std::string generate(LanguageModel& model, const examples::Vocab& vocab, std::vector<int64_t> ids, int64_t count,
+                     const DeviceMesh& mesh) {
   torch::NoGradGuard no_grad;
   model->eval();
   std::mt19937_64 random(absl::GetFlag(FLAGS_seed));
@@ -355,7 +362,8 @@ int run() {
         "mesh", reports, sharded, batches,
         [&](const Batch& b) {
           // Every process has the batch: take the parts without communication.
-          return Batch{distribute_tensor(b.inputs, mesh, split, std::nullopt), distribute_tensor(b.targets, mesh, split, std::nullopt)};
+          return Batch{distribute_tensor(b.inputs, mesh, split, std::nullopt),
+                       distribute_tensor(b.targets, mesh, split, std::nullopt)};
         },
         [&](Run& r, int64_t) {
           r.misses.push_back(strategy_cache(world).stats().misses);
@@ -365,10 +373,11 @@ int run() {
   }
 
   double difference = 0;
-  for (size_t i = 0; i < one.losses.size(); ++i) difference = std::max(difference, std::abs(one.losses[i] - many.losses[i]));
+  for (size_t i = 0; i < one.losses.size(); ++i)
+    difference = std::max(difference, std::abs(one.losses[i] - many.losses[i]));
   if (reports) out << "\nLoss: o one device, x mesh, * both\n" << chart(one.losses, many.losses);
-  out << absl::StrFormat("first %.6f, last %.6f; largest difference %.3g (%s)\n", many.losses.front(), many.losses.back(),
-                         difference, absl::GetFlag(FLAGS_double) ? "float64" : "float32");
+  out << absl::StrFormat("first %.6f, last %.6f; largest difference %.3g (%s)\n", many.losses.front(),
+                         many.losses.back(), difference, absl::GetFlag(FLAGS_double) ? "float64" : "float32");
 
   int64_t calls = static_cast<int64_t>(last_step.size()), bytes = 0;
   for (const auto& e : last_step) bytes += e.bytes;
@@ -380,8 +389,8 @@ int run() {
   out << absl::StrFormat("\nParameters: %d bytes per rank, %d bytes on one device (%.1f %%)\n", rank_bytes, whole_bytes,
                          100.0 * static_cast<double>(rank_bytes) / static_cast<double>(whole_bytes));
   out << absl::StrFormat("Peak memory of distributed tensors per rank: %d bytes\n", world.memory().peak_bytes());
-  out << absl::StrFormat("Strategy cache: %d hits, %d misses, %d entries; %d misses after step 2\n", stats.hits, stats.misses,
-                         stats.size, settled);
+  out << absl::StrFormat("Strategy cache: %d hits, %d misses, %d entries; %d misses after step 2\n", stats.hits,
+                         stats.misses, stats.size, settled);
 
   if (const std::string file = absl::GetFlag(FLAGS_svg); !file.empty() && reports) {
     write("--svg", file, layout_svg(layouts, "Parameters of the language model"));
@@ -393,12 +402,15 @@ int run() {
     write("--losses", file, lines);
   }
   if (const int64_t count = absl::GetFlag(FLAGS_sample); count > 0) {
-    out << "\nSample:\n" << generate(sharded, vocab, {ids.begin(), ids.begin() + std::min<int64_t>(12, config.context)}, count, mesh) << "\n";
+    out << "\nSample:\n"
+        << generate(sharded, vocab, {ids.begin(), ids.begin() + std::min<int64_t>(12, config.context)}, count, mesh)
+        << "\n";
   }
   return 0;
 }
 
-// absl::ParseCommandLine ends the program with code 1 on a bad flag; this one reports, so that the caller can use code 2.
+// absl::ParseCommandLine ends the program with code 1 on a bad flag; this one reports, so that the caller can use
+// code 2.
 void parse_flags(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     std::string arg = argv[i];
@@ -420,7 +432,8 @@ void parse_flags(int argc, char** argv) {
       }
     }
     std::string error;
-    if (!flag->ParseFrom(value, &error)) throw UsageError(absl::StrCat("--", name, " ", value, ": ", error.empty() ? "not a value of its type" : error));
+    if (!flag->ParseFrom(value, &error))
+      throw UsageError(absl::StrCat("--", name, " ", value, ": ", error.empty() ? "not a value of its type" : error));
   }
 }
 

@@ -213,10 +213,10 @@ int64_t DeviceMesh::dim(std::string_view name) const {
   return it - known.begin();
 }
 
-absl::Span<const int64_t> DeviceMesh::local_coordinate(int64_t i) const {
+c10::ArrayRef<int64_t> DeviceMesh::local_coordinate(int64_t i) const {
   const auto n = static_cast<int64_t>(local_ranks().size());
   TORCH_CHECK(i >= 0 && i < n, "DeviceMesh::local_coordinate: index ", i, " with ", n, " local ranks in ", to_string());
-  return absl::MakeConstSpan(state_->local_coordinates).subspan(i * ndim(), ndim());
+  return c10::ArrayRef<int64_t>(state_->local_coordinates).slice(i * ndim(), ndim());
 }
 
 std::vector<int64_t> DeviceMesh::coordinate(int64_t rank) const {
@@ -255,7 +255,7 @@ uint64_t DeviceMesh::dims_between_nodes(int64_t ranks_per_node) const {
   return it->second;
 }
 
-const Group& DeviceMesh::group(absl::Span<const int64_t> dims) const {
+const Group& DeviceMesh::group(c10::ArrayRef<int64_t> dims) const {
   MeshState& mesh = checked(state_);
   TORCH_CHECK(!dims.empty(), "DeviceMesh::group: dims is empty; name at least 1 dim of ", to_string());
   for (size_t i = 0; i < dims.size(); ++i) {

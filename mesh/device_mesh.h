@@ -13,6 +13,8 @@
 // Thread-safe.
 #pragma once
 
+#include <c10/util/ArrayRef.h>
+
 #include <cstdint>
 #include <initializer_list>
 #include <iosfwd>
@@ -21,21 +23,11 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/types/span.h"
+#include "comm/group.h"
 #include "mesh/world.h"
 #include "placement/placement.h"
 
 namespace dtensor {
-
-// The groups of ranks along one or several dims of a mesh: disjoint, of equal size, ordered by coordinate (row-major
-// over the dims). Every rank of the mesh is in exactly one.
-struct Group {
-  std::string name;                           // mesh dim names, "tp" or "dp,tp"
-  std::vector<std::vector<int64_t>> members;  // world ranks
-  std::vector<int64_t> group_of;              // world rank -> index into members, -1 outside the mesh
-  std::vector<int64_t> position_of;           // world rank -> position in its group, -1 outside the mesh
-  int64_t size = 1;
-};
 
 struct MeshState;  // device_mesh.cc
 
@@ -44,8 +36,9 @@ class DeviceMesh {
   DeviceMesh() = default;  // no mesh; defined() is false
 
   // `ranks` in row-major order; by default 0 .. product(shape)-1, which must fit the world. Names default to "dim0",
-  // ... Errors (c10::Error): a size < 1, more ranks than the world has, a rank twice or outside the world, names
-  // repeated, empty or of another number than the dims.
+  // ...
+  // Errors (c10::Error): a size < 1, more ranks than the world has, a rank twice or outside the world, names repeated,
+  // empty or of another number than the dims.
   DeviceMesh(World world, std::vector<int64_t> shape, std::vector<std::string> names = {},
              std::vector<int64_t> ranks = {});
 
@@ -67,7 +60,7 @@ class DeviceMesh {
   // order.
   const std::vector<int64_t>& local_ranks() const;
   // Where the i-th local rank stands: one entry per dim.
-  absl::Span<const int64_t> local_coordinate(int64_t i) const;
+  c10::ArrayRef<int64_t> local_coordinate(int64_t i) const;
   // Coordinate of any rank of the mesh. Error: the rank is not in the mesh.
   std::vector<int64_t> coordinate(int64_t rank) const;
   bool contains(int64_t rank) const;
@@ -75,12 +68,12 @@ class DeviceMesh {
   int64_t local_rank(int64_t rank, int64_t dim) const;
 
   // Groups along `dims` (ascending, not empty). Cached; valid as long as the mesh.
-  const Group& group(absl::Span<const int64_t> dims) const;
+  const Group& group(c10::ArrayRef<int64_t> dims) const;
   const Group& get_group(std::string_view name) const;
   const Group& get_group(int64_t dim) const;
 
-  // Bit d is set if some group along dim d has ranks on different nodes, a node being `ranks_per_node` consecutive ranks of
-  // the world. REQUIRES: ndim() <= 64. Cached.
+  // Bit d is set if some group along dim d has ranks on different nodes, a node being `ranks_per_node` consecutive
+  // ranks of the world. REQUIRES: ndim() <= 64. Cached.
   uint64_t dims_between_nodes(int64_t ranks_per_node) const;
 
   // The submeshes with the given dims. Errors: unknown name, name twice, names out of the mesh's order.

@@ -8,8 +8,8 @@
 #include <numeric>
 #include <utility>
 
-#include "mesh/communicator.h"
-#include "mesh/local_nccl.h"
+#include "comm/communicator.h"
+#include "comm/local_nccl.h"
 #include "mesh/memory_meter.h"
 
 namespace dtensor {
@@ -92,7 +92,7 @@ struct WorldState {
   Attachments attachments;
 
   std::mutex use_mutex;
-  std::weak_ptr<Use> use;                        // guarded by use_mutex
+  std::weak_ptr<Use> use;                       // guarded by use_mutex
   std::vector<std::function<void()>> releases;  // guarded by use_mutex
 
   WorldState(World::Kind kind, std::string name, std::vector<c10::Device> devices, std::vector<int64_t> owned,
@@ -106,15 +106,18 @@ struct WorldState {
 
 namespace {
 
-Use::~Use() {
-  const auto world = state.lock();
-  if (!world) return;
+void release_all(WorldState& world) {
   std::vector<std::function<void()>> releases;
   {
-    std::lock_guard lock(world->use_mutex);
-    releases = world->releases;
+    std::lock_guard lock(world.use_mutex);
+    releases = world.releases;
   }
   for (const auto& release : releases) release();
+}
+
+Use::~Use() {
+  const auto world = state.lock();
+  if (world) release_all(*world);
 }
 
 WorldState& checked(const std::shared_ptr<WorldState>& state) {
@@ -195,6 +198,8 @@ World World::in_use() const {
   handle.use_ = std::move(use);
   return handle;
 }
+
+void World::release_caches() const { release_all(checked(state_)); }
 
 void World::when_unused(std::function<void()> release) const {
   WorldState& state = checked(state_);

@@ -1,8 +1,8 @@
 // The ranks that exist, where their memory is, and how they talk.
 //
 // A process owns some of a world's ranks: all of them in World::local, one in World::from_env and World::fake, none in
-// World::abstract. All library code runs over the vector of owned ranks, so that every world is the same code; there is no
-// "my rank".
+// World::abstract. All library code runs over the vector of owned ranks, so that every world is the same code; there is
+// no "my rank".
 //
 //   auto world = World::local(4);                  // 4 ranks in this process, on CPU
 //   auto job   = World::from_env();                // one rank per process, as torchrun, mpirun or Slurm started them
@@ -31,8 +31,8 @@ namespace dtensor {
 
 class Communicator;
 class MemoryMeter;
-struct LaunchOptions;  // processes/launch_env.h
-struct WorldState;  // world.cc
+struct LaunchOptions;  // processes/launch/launch_env.h
+struct WorldState;     // world.cc
 
 class World {
  public:
@@ -51,9 +51,9 @@ class World {
   // measuring.
   static World fake(int64_t n, int64_t rank, c10::Device device = c10::Device(c10::DeviceType::CPU));
 
-  // One rank in this process, the others in the processes that a launcher started beside it (processes/launch_env.h tells how
-  // they are found; alone if there is none). Waits for the others to come, no longer than the deadline. Errors (c10::Error): a
-  // variable is missing or bad, the others do not come.
+  // One rank in this process, the others in the processes that a launcher started beside it
+  // (processes/launch/launch_env.h tells how they are found; alone if there is none). Waits for the others to come, no
+  // longer than the deadline. Errors (c10::Error): a variable is missing or bad, the others do not come.
   static World from_env();
   static World from_env(const LaunchOptions& options);
   // The ranks of a process group that the program made itself; collectives over all ranks go through it.
@@ -76,14 +76,15 @@ class World {
   Communicator& communicator() const;
   MemoryMeter& memory() const;  // bytes of distributed tensors alive, per rank
 
-  // One T per world, made on first use and destroyed with it: the strategy cache, plan memo, ... T is default-constructible.
-  // A T that holds specs or meshes (which hold their world) must have `void release()`: it is called when the last handle in
-  // use and the last tensor are gone, and must drop them, or the world would keep itself alive.
+  // One T per world, made on first use and destroyed with it: the strategy cache, plan memo, ... T is
+  // default-constructible. A T that holds specs or meshes (which hold their world) must have `void release()`: it is
+  // called when the last handle in use and the last tensor are gone, and by release_caches(), and must drop them, or
+  // the world would keep itself alive.
   template <typename T>
   T& attachment() const {
     return *static_cast<T*>(attachment(typeid(T), [this] {
       auto value = std::make_shared<T>();
-      if constexpr (requires(T& t) { t.release(); }) {
+      if constexpr (requires(T & t) { t.release(); }) {
         when_unused([weak = std::weak_ptr<T>(value)] {
           if (auto t = weak.lock()) t->release();
         });
@@ -92,8 +93,11 @@ class World {
     }));
   }
 
-  // The same world, as a handle that counts as a use of it. What the factories above return, a user's meshes and tensors count;
-  // what specs refer to does not, since caches hold specs.
+  // Drops what attachments remember. Not while other threads use the world.
+  void release_caches() const;
+
+  // The same world, as a handle that counts as a use of it. What the factories above return, a user's meshes and
+  // tensors count; what specs refer to does not, since caches hold specs.
   World in_use() const;
   World idle() const { return World(state_); }
 

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <string_view>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/op_info.h"
-#include "dtensor/representation.h"
+#include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/representation.h"
 #include "ops/meta_tensor.h"
-#include "ops/register.h"
 #include "propagation/factor_rule.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -229,7 +229,7 @@ void choose_backend(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 }  // namespace
 
-void register_attention_rules(RuleRegistry& registry) {
+const RuleFamily attention_rules("attention", [](RuleRegistry& registry) {
   for (const Attention& a : kAttentions) {
     OpRule rule;
     rule.per_dim = [a](const OpCall& call, int64_t mesh_dim) { return attention_strategies(a, call, mesh_dim); };
@@ -238,9 +238,9 @@ void register_attention_rules(RuleRegistry& registry) {
     rule.value_free = {"scale"};
     registry.add(a.op, std::move(rule));
   }
-  add_handler("aten::_scaled_dot_product_flash_attention", with_lengths);
-  add_handler("aten::_scaled_dot_product_cudnn_attention", with_lengths);
-  add_handler("aten::_fused_sdp_choice", choose_backend);
-}
+  registry.add_handler("aten::_scaled_dot_product_flash_attention", with_lengths);
+  registry.add_handler("aten::_scaled_dot_product_cudnn_attention", with_lengths);
+  registry.add_handler("aten::_fused_sdp_choice", choose_backend);
+});
 
 }  // namespace dtensor

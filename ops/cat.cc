@@ -1,5 +1,6 @@
 // cat and stack: the joined dim is whole, the others follow.
 #include "ops/movement.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -41,9 +42,9 @@ FactorRule stack(const OpCall& call) {
 
 }  // namespace
 
-void register_cat_rules(RuleRegistry& registry) {
+const RuleFamily cat_rules("cat", [](RuleRegistry& registry) {
   registry.add("aten::cat", factor_op(cat));
   registry.add("aten::stack", factor_op(stack));
-}
+});
 
 }  // namespace dtensor

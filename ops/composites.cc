@@ -1,13 +1,19 @@
-// Composite operators whose code in ATen reads or fills memory by itself, which distributed tensors do not have: the same from
-// other operators. These run above autograd, see add_handler().
+// Composite operators whose code in ATen reads or fills memory by itself, which distributed tensors do not have: the
+// same from other operators. These run above autograd, see add_handler().
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/util/Exception.h>
 
-#include "dtensor/op_info.h"
+#include <algorithm>
+
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/plain_numbers.h"
-#include "ops/register.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -47,19 +53,45 @@ void vander(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(increasing ? result : result.flip({1}));
 }
 
+// A distributed tensor does not say that it is conjugated, its parts do; what they see of one another's memory is
+// known.
+void real_or_imag(const c10::OperatorHandle& op, Stack& stack) {
+  at::Tensor self = torch::jit::peek(stack, 0, 1).toTensor();
+  const RankTensors& locals = peek_meta(self).locals;
+  const bool conjugated =
+      !locals.empty() && std::all_of(locals.begin(), locals.end(), [](const at::Tensor& t) { return t.is_conj(); });
+  if (conjugated) torch::jit::peek(stack, 0, 1) = at::_conj(self);
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  if (conjugated && op.schema().name() == "aten::imag") stack.back() = at::_neg_view(stack.back().toTensor());
+}
+
+// A copy of what is conjugated or negated.
+void resolve(const c10::OperatorHandle& op, Stack& stack) {
+  const at::Tensor self = torch::jit::pop(stack).toTensor();
+  const bool conj = op.schema().name() == "aten::resolve_conj";
+  const RankTensors& locals = peek_meta(self).locals;
+  const bool lazy =
+      std::any_of(locals.begin(), locals.end(), [&](const at::Tensor& t) { return conj ? t.is_conj() : t.is_neg(); });
+  stack.emplace_back(lazy ? at::clone(self) : self);
+}
+
 // Gradients that are lists of rows.
 void refuse_sparse(const c10::OperatorHandle& op, Stack&) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(), ": gives a tensor of layout Sparse, which cannot be distributed. Call embedding() with "
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(),
+                              ": gives a tensor of layout Sparse, which cannot be distributed. Call embedding() with "
                               "sparse = false, and gather() with sparse_grad = false.");
 }
 
 }  // namespace
 
-void register_composite_handlers() {
-  for (const char* op : {"aten::embedding_sparse_backward", "aten::_gather_sparse_backward"}) add_handler(op, refuse_sparse);
-  add_handler("aten::tensor_split.tensor_indices_or_sections", tensor_split);
-  add_handler("aten::max_pool1d", max_pool1d);
-  add_handler("aten::vander", vander);
-}
+const RuleFamily composites_handlers("composites", [](RuleRegistry& registry) {
+  for (const char* op : {"aten::embedding_sparse_backward", "aten::_gather_sparse_backward"})
+    registry.add_handler(op, refuse_sparse);
+  registry.add_handler("aten::tensor_split.tensor_indices_or_sections", tensor_split);
+  registry.add_handler("aten::max_pool1d", max_pool1d);
+  registry.add_handler("aten::vander", vander);
+  for (const char* op : {"aten::real", "aten::imag"}) registry.add_handler(op, real_or_imag);
+  for (const char* op : {"aten::resolve_conj", "aten::resolve_neg"}) registry.add_handler(op, resolve);
+});
 
 }  // namespace dtensor

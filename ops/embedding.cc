@@ -9,8 +9,8 @@
 
 #include "ops/mask_buffer.h"
 #include "ops/meta_tensor.h"
-#include "ops/register.h"
 #include "propagation/factor_rule.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -63,7 +63,8 @@ std::vector<DimStrategy> embedding_backward_strategies(const OpCall& call, int64
   if (call.get_bool("scale_grad_by_freq")) {
     for (const auto& c : rule.contractions) rule.blocked.push_back(c.factor);
   }
-  // A row-sharded table asks for its own rows alone: whatever else the gradient could be made of would be a whole table.
+  // A row-sharded table asks for its own rows alone: whatever else the gradient could be made of would be a whole
+  // table.
   if (wants_own_rows(call, mesh_dim)) return {{{Shard(0)}, {Replicate(), Replicate()}}};
   return strategies(rule, call, mesh_dim);
 }
@@ -93,7 +94,7 @@ void embedding_backward_local(const LocalCall& local, torch::jit::Stack& stack) 
 
 }  // namespace
 
-void register_embedding_rules(RuleRegistry& registry) {
+const RuleFamily embedding_rules("embedding", [](RuleRegistry& registry) {
   OpRule forward;
   forward.per_dim = embedding_strategies;
   forward.metas = embedding_metas;
@@ -107,6 +108,6 @@ void register_embedding_rules(RuleRegistry& registry) {
   backward.local = embedding_backward_local;
   backward.uses_gradient_target = true;
   registry.add("aten::embedding_dense_backward", std::move(backward));
-}
+});
 
 }  // namespace dtensor

@@ -3,8 +3,8 @@
 #include <ATen/core/stack.h>
 
 #include "ops/meta_tensor.h"
-#include "ops/register.h"
 #include "propagation/op_rule.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -54,7 +54,7 @@ void make_part(const LocalCall& call, torch::jit::Stack& stack) {
 
 }  // namespace
 
-void register_factory_rules(RuleRegistry& registry) {
+const RuleFamily factory_rules("factory", [](RuleRegistry& registry) {
   OpRule rule;
   rule.per_dim = follow;
   rule.local = make_part;
@@ -62,7 +62,6 @@ void register_factory_rules(RuleRegistry& registry) {
   registry.add({"aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::empty_like", "aten::new_zeros",
                 "aten::new_ones", "aten::new_full", "aten::new_empty", "aten::new_empty_strided"},
                rule);
-  register_factory_out_handlers();
-}
+});
 
 }  // namespace dtensor

@@ -1,11 +1,11 @@
-// Factories that write to a tensor which is there: zeros, ones and full with out= fill the parts where they are. The others run
-// without a rule: they read no tensor, so nothing moves.
+// Factories that write to a tensor which is there: zeros, ones and full with out= fill the parts where they are. The
+// others run without a rule: they read no tensor, so nothing moves.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/op_info.h"
-#include "ops/register.h"
+#include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/op_info.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -18,8 +18,9 @@ void fill(const c10::OperatorHandle& op, Stack& stack, const c10::Scalar& value)
   at::Tensor out = args.back().toTensor();
   const auto size = args.front().toDimVector();
   if (out.sizes() != c10::IntArrayRef(size)) {
-    TORCH_CHECK_NOT_IMPLEMENTED(out.numel() == 0, c10::toString(op.operator_name()), ": argument 'out' has shape ", out.sizes(),
-                                " and the result ", c10::IntArrayRef(size), ". A distributed tensor keeps its size: pass one of the "
+    TORCH_CHECK_NOT_IMPLEMENTED(out.numel() == 0, c10::toString(op.operator_name()), ": argument 'out' has shape ",
+                                out.sizes(), " and the result ", c10::IntArrayRef(size),
+                                ". A distributed tensor keeps its size: pass one of the "
                                 "right size, or use the form that returns a new tensor.");
     return dispatch_by_rule(op, stack);
   }
@@ -30,7 +31,9 @@ void fill(const c10::OperatorHandle& op, Stack& stack, const c10::Scalar& value)
 
 void zeros_out(const c10::OperatorHandle& op, Stack& stack) { fill(op, stack, 0); }
 void ones_out(const c10::OperatorHandle& op, Stack& stack) { fill(op, stack, 1); }
-void full_out(const c10::OperatorHandle& op, Stack& stack) { fill(op, stack, torch::jit::peek(stack, 1, 3).toScalar()); }
+void full_out(const c10::OperatorHandle& op, Stack& stack) {
+  fill(op, stack, torch::jit::peek(stack, 1, 3).toScalar());
+}
 
 // LibTorch composes random factories of resize_() and a random fill.
 void resize_in_place(const c10::OperatorHandle& op, Stack& stack) {
@@ -44,11 +47,11 @@ void resize_in_place(const c10::OperatorHandle& op, Stack& stack) {
 
 }  // namespace
 
-void register_factory_out_handlers() {
-  add_handler("aten::zeros.out", zeros_out);
-  add_handler("aten::ones.out", ones_out);
-  add_handler("aten::full.out", full_out);
-  add_handler("aten::resize_", resize_in_place);
-}
+const RuleFamily factory_out_handlers("factory_out", [](RuleRegistry& registry) {
+  registry.add_handler("aten::zeros.out", zeros_out);
+  registry.add_handler("aten::ones.out", ones_out);
+  registry.add_handler("aten::full.out", full_out);
+  registry.add_handler("aten::resize_", resize_in_place);
+});
 
 }  // namespace dtensor

@@ -1,9 +1,10 @@
 // Operators on lists, as optimizers written in Python use them: one operator per tensor of the list, each with its own
 // layout. That is what ATen's kernels for "any backend" do.
-#include "dtensor/op_info.h"
+#include "dtensor/extend/op_info.h"
 #include "ops/arguments.h"
 #include "ops/plain_numbers.h"
 #include "ops/pointwise.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -19,10 +20,10 @@ void one_by_one(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 }  // namespace
 
-void register_foreach_handlers() {
+const RuleFamily foreach_handlers("foreach", [](RuleRegistry& registry) {
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (name.name.rfind("aten::_foreach_", 0) == 0) add_handler(name.name, one_by_one);
+    if (name.name.rfind("aten::_foreach_", 0) == 0) registry.add_handler(name.name, one_by_one);
   }
-}
+});
 
 }  // namespace dtensor

@@ -5,24 +5,26 @@
 #include <ATen/ops/new_empty_strided.h>
 #include <torch/csrc/autograd/forward_grad.h>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/op_info.h"
-#include "ops/register.h"
+#include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/plain_beside_distributed.h"
+#include "dtensor/extend/representation.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
 
 using torch::jit::Stack;
 
-// Whether the memory behind two tensors is of one size, so that a view of the one can be taken of the other. Distributed tensors
-// have the memory of their parts alone.
+// Whether the memory behind two tensors is of one size, so that a view of the one can be taken of the other.
+// Distributed tensors have the memory of their parts alone.
 void has_same_storage_numel(const c10::OperatorHandle&, Stack& stack) {
   const at::Tensor other = torch::jit::pop(stack).toTensor();
   const at::Tensor self = torch::jit::pop(stack).toTensor();  // the tangent
   for (const at::Tensor* t : {&self, &other}) {
     if (is_dtensor(*t)) continue;
     throw_plain_beside_distributed("forward-mode AD", t == &self ? "tangent" : "primal", *t,
-                                   layout_of(t == &self ? other : self).spec->mesh());
+                                   spec_of(t == &self ? other : self)->mesh());
   }
   stack.emplace_back(self.numel() == other.numel());
 }
@@ -32,7 +34,8 @@ void zeros_with_meta_of(const c10::OperatorHandle&, Stack& stack) {
   torch::jit::pop(stack);  // batch dims of vmap
   const at::Tensor other = torch::jit::pop(stack).toTensor();
   const at::Tensor self = torch::jit::pop(stack).toTensor();
-  stack.emplace_back(other.new_empty_strided(other.sizes(), other.strides(), other.options().dtype(self.scalar_type())).zero_());
+  stack.emplace_back(
+      other.new_empty_strided(other.sizes(), other.strides(), other.options().dtype(self.scalar_type())).zero_());
 }
 
 // LibTorch looks for the shape of a product with a zero tangent among meta tensors.
@@ -44,15 +47,16 @@ void to_copy(const c10::OperatorHandle& op, Stack& stack) {
   const auto dtype = args[1].isNone() ? self.scalar_type() : args[1].toScalarType();
   torch::jit::drop(stack, 7);
   LocalGuard guard;
-  stack.emplace_back(at::empty_strided(self.sizes(), self.strides(), at::TensorOptions().dtype(dtype).device(at::kMeta)));
+  stack.emplace_back(
+      at::empty_strided(self.sizes(), self.strides(), at::TensorOptions().dtype(dtype).device(at::kMeta)));
 }
 
 }  // namespace
 
-void register_forward_mode_handlers() {
-  add_handler("aten::_has_same_storage_numel", has_same_storage_numel);
-  add_handler("aten::_to_copy", to_copy);
-  add_handler("aten::_new_zeros_with_same_feature_meta", zeros_with_meta_of);
-}
+const RuleFamily forward_mode_handlers("forward_mode", [](RuleRegistry& registry) {
+  registry.add_handler("aten::_has_same_storage_numel", has_same_storage_numel);
+  registry.add_handler("aten::_to_copy", to_copy);
+  registry.add_handler("aten::_new_zeros_with_same_feature_meta", zeros_with_meta_of);
+});
 
 }  // namespace dtensor

@@ -6,14 +6,14 @@
 
 #include <algorithm>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/op_info.h"
-#include "dtensor/out_tensor.h"
-#include "dtensor/representation.h"
-#include "mesh/scope.h"
+#include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/out_tensor.h"
+#include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/movement.h"
-#include "ops/register.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -22,7 +22,7 @@ using torch::jit::Stack;
 
 // On replicated inputs, each rank by itself; the result has the shape that comes out. Not in an abstract world.
 void run_whole(const c10::OperatorHandle& op, Stack& stack) {
-  ScopeGuard guard([](Scope& s) { s.replicate_unsupported = true; });
+  DispatchScopeGuard guard([](DispatchScope& s) { s.replicate_unsupported = true; });
   dispatch_by_rule(op, stack);
 }
 
@@ -111,22 +111,20 @@ void write_through(const c10::OperatorHandle& op, Stack& stack) {
 
 }  // namespace
 
-void register_index_rules(RuleRegistry& registry) {
-  register_index_read_rules(registry);
-  register_index_write_rules(registry);
+const RuleFamily index_rules("index", [](RuleRegistry& registry) {
   for (const char* op : {"aten::index.Tensor", "aten::index.Tensor_out", "aten::_unsafe_index.Tensor"}) {
-    add_handler(op, index);
+    registry.add_handler(op, index);
   }
   for (const char* op : {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"}) {
-    add_handler(op, index_put);
+    registry.add_handler(op, index_put);
   }
-  for (const char* op : {"aten::put_", "aten::masked_scatter_"}) add_handler(op, write_through);
+  for (const char* op : {"aten::put_", "aten::masked_scatter_"}) registry.add_handler(op, write_through);
   for (const char* op :
        {"aten::nonzero", "aten::nonzero_static", "aten::masked_select", "aten::masked_scatter_backward",
         "aten::repeat_interleave.Tensor", "aten::_unique", "aten::_unique2", "aten::unique_dim",
         "aten::unique_consecutive", "aten::unique_dim_consecutive"}) {
-    add_handler(op, run_whole);
+    registry.add_handler(op, run_whole);
   }
-}
+});
 
 }  // namespace dtensor

@@ -10,6 +10,7 @@
 #include "ops/local_index.h"
 #include "ops/meta_tensor.h"
 #include "ops/movement.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -110,7 +111,7 @@ void gather_local(const LocalCall& call, Stack& stack) {
   at::Tensor self = stack[0].toTensor(), index = stack[2].toTensor();
   if (self.dim() == 0 || self.dim() != index.dim()) return call.op.callBoxed(stack);
   const int64_t dim = wrap_dim(stack[1].toInt(), spec.ndim());
-  const LocalLayout layout = spec.local_layout(call.i), index_layout = index_spec.local_layout(call.i);
+  const Part layout = spec.local_layout(call.i), index_layout = index_spec.local_layout(call.i);
   for (int64_t d = 0; d < self.dim(); ++d) {
     if (d != dim && self.size(d) > index.size(d)) self = take_runs(self, d, index_layout.dims[d]);
   }
@@ -204,7 +205,7 @@ OpRule rule_of(FactorRule (*factors)(const OpCall&), OutputMetas (*metas)(const 
 
 }  // namespace
 
-void register_index_read_rules(RuleRegistry& registry) {
+const RuleFamily index_read_rules("index_read", [](RuleRegistry& registry) {
   registry.add("aten::index_select", rule_of(index_select, index_select_metas, index_select_local));
   registry.add("aten::gather", rule_of(gather, nullptr, gather_local));
   for (const char* op : {"aten::index.Tensor", "aten::_unsafe_index.Tensor"}) {
@@ -214,6 +215,6 @@ void register_index_read_rules(RuleRegistry& registry) {
   registry.add(
       {"aten::bucketize.Tensor", "aten::bucketize.Scalar", "aten::searchsorted.Tensor", "aten::searchsorted.Scalar"},
       rule_of(searchsorted, searchsorted_metas, nullptr));
-}
+});
 
 }  // namespace dtensor

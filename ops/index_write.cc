@@ -13,7 +13,8 @@
 #include "ops/local_index.h"
 #include "ops/meta_tensor.h"
 #include "ops/movement.h"
-#include "propagation/propagate.h"
+#include "propagation/rule_registry.h"
+#include "propagation/shape_inference.h"
 
 namespace dtensor {
 namespace {
@@ -112,7 +113,8 @@ FactorRule index_rows(const OpCall& call) {
 void index_rows_local(const LocalCall& call, Stack& stack) {
   const Spec& self = *call.inputs[0];
   if (self.ndim() == 0) return call.op.callBoxed(stack);
-  if (self.meta().numel() == 0) return leave_result(call, stack, stack[0].toTensor().clone());  // whatever the indices are
+  if (self.meta().numel() == 0)
+    return leave_result(call, stack, stack[0].toTensor().clone());  // whatever the indices are
   const int64_t dim = wrap_dim(stack[1].toInt(), self.ndim()), size = self.sizes()[dim];
   const Runs runs = self.local_layout(call.i).dims[dim];
   if (holds_all(runs, size)) return call.op.callBoxed(stack);
@@ -166,7 +168,7 @@ void scatter_local(const LocalCall& call, Stack& stack) {
   at::Tensor index = stack[2].toTensor();
   if (self.ndim() == 0 || index.dim() != self.ndim()) return call.op.callBoxed(stack);
   const int64_t dim = wrap_dim(stack[1].toInt(), self.ndim()), size = self.sizes()[dim];
-  const LocalLayout layout = self.local_layout(call.i);
+  const Part layout = self.local_layout(call.i);
   // Dims that are cut in self alone: of the others, what lies beside this rank's part.
   const bool has_source = stack[3].isTensor() && stack[3].toTensor().dim() == self.ndim();
   for (int64_t d = 0; d < self.ndim(); ++d) {
@@ -202,7 +204,7 @@ OpRule rule_of(FactorRule (*factors)(const OpCall&), void (*local)(const LocalCa
 
 }  // namespace
 
-void register_index_write_rules(RuleRegistry& registry) {
+const RuleFamily index_write_rules("index_write", [](RuleRegistry& registry) {
   registry.add({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"},
                rule_of(index_put, index_put_local));
   OpRule rows = rule_of(index_rows, index_rows_local);
@@ -217,6 +219,6 @@ void register_index_write_rules(RuleRegistry& registry) {
                    return rule;
                  }));
   }
-}
+});
 
 }  // namespace dtensor

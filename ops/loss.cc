@@ -2,15 +2,17 @@
 // part of the global count, so that uneven and empty shards are exact, and so are gradients. The losses that are no
 // operators of their own (l1_loss, kl_div, cross_entropy_loss with probabilities or label smoothing, ...) are composed
 // of others.
+#include "ops/loss.h"
+
 #include <ATen/ExpandUtils.h>
 
 #include "absl/strings/match.h"
 #include "ops/arguments.h"
-#include "ops/loss.h"
 #include "ops/meta_tensor.h"
-#include "ops/register.h"
+#include "propagation/elementwise_strides.h"
 #include "propagation/factor_rule.h"
-#include "propagation/propagate.h"
+#include "propagation/rule_registry.h"
+#include "propagation/shape_inference.h"
 
 namespace dtensor {
 namespace {
@@ -26,11 +28,11 @@ constexpr const char* kElementwiseBackward[] = {"aten::mse_loss_backward", "aten
                                                 "aten::huber_loss_backward", "aten::binary_cross_entropy_backward",
                                                 "aten::soft_margin_loss_backward"};
 
-// Where the sizes differ, ATen's binary_cross_entropy drops dims of size 1 before it broadcasts, which a part may have where the whole
-// has none; the result has the shape of `self`.
+// Where the sizes differ, ATen's binary_cross_entropy drops dims of size 1 before it broadcasts, which a part may have
+// where the whole has none; the result has the shape of `self`.
 bool drops_dims(const OpCall& call) {
-  return absl::StartsWith(call.name(), "aten::binary_cross_entropy") && !absl::StrContains(call.name(), "with_logits") &&
-         call.input("target")->sizes() != call.input("self")->sizes();
+  return absl::StartsWith(call.name(), "aten::binary_cross_entropy") &&
+         !absl::StrContains(call.name(), "with_logits") && call.input("target")->sizes() != call.input("self")->sizes();
 }
 
 // Computed on whole tensors.
@@ -57,11 +59,30 @@ FactorRule elementwise_backward_rule(const OpCall& call) {
   return rule;
 }
 
+// What ATen's formula begins with, to go on in that result's memory. nullptr: with all of them.
+const char* first_operand(const OpCall& call) {
+  if (call.has_arg("grad_output")) return nullptr;
+  if (absl::StrContains(call.name(), "with_logits")) return "target";
+  return absl::StrContains(call.name(), "huber_loss") || absl::StrContains(call.name(), "soft_margin_loss") ? "self"
+                                                                                                            : nullptr;
+}
+
 OutputMetas elementwise_metas(const OpCall& call) {
   const at::Tensor self = meta_tensor(*call.input("self"));
-  const OutputMetas elementwise = infer_elementwise(call);
-  if (!call.has_arg("grad_output") && reduces(call)) return metas_of({self.new_empty({}, elementwise.tensors[0]->dtype)});
+  OutputMetas elementwise = infer_elementwise(call);
+  if (!call.has_arg("grad_output") && reduces(call))
+    return metas_of({self.new_empty({}, elementwise.tensors[0]->dtype)});
   if (drops_dims(call)) return metas_of({self.new_empty(self.sizes(), elementwise.tensors[0]->dtype)});
+  const char* first = first_operand(call);
+  if (first != nullptr && call.input(first)->sizes() != elementwise.tensors[0]->sizes) {  // its memory is too small
+    elementwise.tensors[0]->strides = contiguous_strides(elementwise.tensors[0]->sizes);
+  } else if (first != nullptr) {
+    OpCall alone = call;
+    for (size_t i = 0; i < alone.inputs.size(); ++i) {
+      if (static_cast<int>(i) != call.input_index(first)) alone.inputs[i] = nullptr;
+    }
+    elementwise.tensors[0]->strides = elementwise_strides(alone);
+  }
   return elementwise;
 }
 
@@ -96,7 +117,7 @@ void elementwise_backward_local(const LocalCall& local, torch::jit::Stack& stack
 
 }  // namespace
 
-void register_loss_rules(RuleRegistry& registry) {
+const RuleFamily loss_rules("loss", [](RuleRegistry& registry) {
   OpRule loss = factor_op(elementwise_rule);
   loss.metas = elementwise_metas;
   loss.local = elementwise_local;
@@ -105,7 +126,6 @@ void register_loss_rules(RuleRegistry& registry) {
   gradient.metas = elementwise_metas;
   gradient.local = elementwise_backward_local;
   for (const char* op : kElementwiseBackward) registry.add(op, gradient);
-  register_nll_loss_rules(registry);
-}
+});
 
 }  // namespace dtensor

@@ -3,8 +3,8 @@
 // matmul(), outer() and einsum() are composed of these.
 #include "ops/arguments.h"
 #include "ops/meta_tensor.h"
-#include "ops/register.h"
 #include "propagation/factor_rule.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -34,8 +34,8 @@ OutputMetas addbmm_metas(const OpCall& call) {
                        .new_empty({call.input("batch1")->sizes()[1], call.input("batch2")->sizes()[2]})});
 }
 
-// A rank may have nothing to multiply where the whole has. There ATen multiplies the bias with beta as it is, and refuses 1.0 beside
-// integers, which it converts elsewhere.
+// A rank may have nothing to multiply where the whole has. There ATen multiplies the bias with beta as it is, and
+// refuses 1.0 beside integers, which it converts elsewhere.
 void biased_local(const LocalCall& local, torch::jit::Stack& stack) {
   const at::Tensor& bias = stack[stack.size() - local.op.schema().arguments().size()].toTensor();
   if (c10::isIntegralType(bias.scalar_type(), /*includeBool=*/false)) {
@@ -55,7 +55,7 @@ void addmv_local(const LocalCall& local, torch::jit::Stack& stack) {
 
 }  // namespace
 
-void register_matmul_rules(RuleRegistry& registry) {
+const RuleFamily matmul_rules("matmul", [](RuleRegistry& registry) {
   for (const Product& product : kProducts) {
     OpRule rule = factor_op([equation = product.equation](const OpCall& call) { return einsum(call, equation); });
     rule.value_free = {"beta", "alpha"};
@@ -66,6 +66,6 @@ void register_matmul_rules(RuleRegistry& registry) {
     if (op == "aten::addmv") rule.local = addmv_local;
     registry.add(op, std::move(rule));
   }
-}
+});
 
 }  // namespace dtensor

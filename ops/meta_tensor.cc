@@ -1,7 +1,6 @@
 #include "ops/meta_tensor.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
@@ -30,24 +29,10 @@ OutputMetas metas_of(const std::vector<at::Tensor>& tensors) {
   return metas;
 }
 
-OutputMetas broadcast_metas(const OpCall& call, const std::vector<c10::ScalarType>& dtypes) {
-  std::vector<int64_t> sizes;
-  for (const auto& input : call.inputs) {
-    if (!input) continue;
-    const auto& s = input->sizes();
-    if (s.size() > sizes.size()) sizes.insert(sizes.begin(), s.size() - sizes.size(), 1);
-    for (size_t d = 0; d < s.size(); ++d) {
-      if (s[d] != 1) sizes[d + sizes.size() - s.size()] = s[d];
-    }
-  }
-  at::Tensor like = at::empty(sizes, at::TensorOptions(at::kByte).device(c10::DeviceType::Meta));
-  for (const auto& input : call.inputs) {
-    if (!input || at::IntArrayRef(input->sizes()) != at::IntArrayRef(sizes)) continue;
-    like = meta_tensor(*input);
-    break;
-  }
+OutputMetas contiguous_metas(c10::IntArrayRef sizes, const std::vector<c10::ScalarType>& dtypes) {
   std::vector<at::Tensor> outputs;
-  for (const auto dtype : dtypes) outputs.push_back(at::empty_like(like, like.options().dtype(dtype)));
+  for (const auto dtype : dtypes)
+    outputs.push_back(at::empty(sizes, at::TensorOptions(dtype).device(c10::DeviceType::Meta)));
   return metas_of(outputs);
 }
 

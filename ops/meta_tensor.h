@@ -16,9 +16,8 @@ at::Tensor meta_tensor(const Spec& spec);
 // What a rule returns whose outputs are as `tensors`, one per schema return.
 OutputMetas metas_of(const std::vector<at::Tensor>& tensors);
 
-// The shape of the inputs broadcast together, with strides as at::empty_like would choose for an input of that shape,
-// and the given dtype: one per output.
-OutputMetas broadcast_metas(const OpCall& call, const std::vector<c10::ScalarType>& dtypes);
+// Row-major in memory: one output per dtype.
+OutputMetas contiguous_metas(c10::IntArrayRef sizes, const std::vector<c10::ScalarType>& dtypes);
 
 // Strides of a dense local part of `sizes` whose dims lie in memory in the order of `global_strides`.
 std::vector<int64_t> local_strides(c10::IntArrayRef sizes, c10::IntArrayRef global_strides);

@@ -14,7 +14,8 @@ namespace dtensor {
 // nowhere in the output are computed whole.
 using OutputDims = std::vector<int>;
 
-// Which kinds of Partial pass: those of addends (elements are added up), or all (one of the output is one of the input, or zero).
+// Which kinds of Partial pass: those of addends (elements are added up), or all (one of the output is one of the input,
+// or zero).
 enum class Passing { kNone, kLinear, kAll };
 
 // One tensor (the first; other inputs are not looked at) moved to `num_outputs` tensors with the same dims.
@@ -36,10 +37,5 @@ size_t stack_index(const LocalCall& call, const std::string& name);
 void leave_result(const LocalCall& call, torch::jit::Stack& stack, at::Tensor result);
 
 // Registration, by family.
-void register_slice_rules(RuleRegistry& registry);  // select, slice, split, pad, flip, ...
-void register_cat_rules(RuleRegistry& registry);    // cat, stack
-void register_view_handlers();                      // squeeze_, t_, as_strided: change metadata, or need memory
-void register_index_read_rules(RuleRegistry& registry);
-void register_index_write_rules(RuleRegistry& registry);
 
 }  // namespace dtensor

@@ -1,18 +1,20 @@
-// Negative log likelihood, which cross entropy over class indices ends in. Rows may be split freely; where the classes are split
-// over ranks (a vocabulary-parallel head), each rank looks at the targets among its own classes. A mean divides by the weights
-// of all targets that count, so both sums travel in one all-reduce.
+// Negative log likelihood, which cross entropy over class indices ends in. Rows may be split freely; where the classes
+// are split over ranks (a vocabulary-parallel head), each rank looks at the targets among its own classes. A mean
+// divides by the weights of all targets that count, so both sums travel in one all-reduce.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/op_info.h"
-#include "mesh/scope.h"
+#include "comm/scope.h"
+#include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/loss.h"
 #include "ops/meta_tensor.h"
-#include "ops/register.h"
 #include "propagation/factor_rule.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -45,7 +47,11 @@ FactorRule nll_rule(const OpCall& call) {
   return rule;
 }
 
-// Every rank has some of the classes of every row: the loss is a sum over ranks, and the gradient is split as the scores are.
+// The total weight is zero where there is a loss per row of several.
+bool sums_weights(const OpCall& call) { return reduces(call) || call.input("self")->ndim() == 1; }
+
+// Every rank has some of the classes of every row: the loss is a sum over ranks, and the gradient is split as the
+// scores are.
 DimStrategy class_split(const OpCall& call, int self, int64_t class_dim) {
   DimStrategy s;
   s.inputs.assign(call.inputs.size(), Replicate());
@@ -54,7 +60,7 @@ DimStrategy class_split(const OpCall& call, int self, int64_t class_dim) {
   if (call.has_arg("grad_output")) {
     s.outputs = {Shard(class_dim)};
   } else {
-    s.outputs = {Partial(), reduces(call) ? Partial() : Replicate()};
+    s.outputs = {Partial(), sums_weights(call) ? Partial() : Replicate()};
   }
   return s;
 }
@@ -67,19 +73,20 @@ std::vector<DimStrategy> nll_strategies(const OpCall& call, int64_t mesh_dim) {
       const int total = call.input_index("total_weight");
       if (call.get_int("reduction") != at::Reduction::Mean)
         s.inputs[total] = call.inputs[total]->placements()[mesh_dim];
-    } else if (!reduces(call)) {
+    } else if (!sums_weights(call)) {
       s.outputs[1] = Replicate();  // zero on every rank
     }
   }
   const int self = call.input_index("self");
   const auto class_dim = static_cast<int64_t>(call.input("self")->ndim() == 1 ? 0 : 1);
-  if (call.input("self")->placements()[mesh_dim] == Shard(class_dim)) result.push_back(class_split(call, self, class_dim));
+  if (call.input("self")->placements()[mesh_dim] == Shard(class_dim))
+    result.push_back(class_split(call, self, class_dim));
   return result;
 }
 
 // The classes of local rank `i`: [begin, begin + size).
 Run local_classes(const Spec& self, int64_t i) {
-  const LocalLayout layout = self.local_layout(i);
+  const Part layout = self.local_layout(i);
   const auto dim = static_cast<size_t>(self.ndim() == 1 ? 0 : 1);
   return {layout.offsets[dim], total_size(layout.dims[dim])};
 }
@@ -100,10 +107,13 @@ void nll_local(const LocalCall& local, torch::jit::Stack& stack) {
       TORCH_CHECK_INDEX(false, "Target ", target.masked_select(bad)[0].item<int64_t>(), " is out of bounds.");
     }
   }
-  const at::Tensor outside = target.lt(mine.begin).logical_or(target.ge(mine.begin + mine.size)).logical_or(target.eq(ignore));
+  const at::Tensor outside =
+      target.lt(mine.begin).logical_or(target.ge(mine.begin + mine.size)).logical_or(target.eq(ignore));
   if (mine.size == 0) {  // ATen wants at least one class
     const at::Tensor scores = args["self"].toTensor();
-    const at::Tensor empty = backward ? at::zeros_like(scores) : scores.new_zeros(args["reduction"].toInt() == at::Reduction::None ? target.sizes() : c10::IntArrayRef());
+    const bool per_row = args["reduction"].toInt() == at::Reduction::None && self.ndim() > 1;
+    const at::Tensor empty =
+        backward ? at::zeros_like(scores) : scores.new_zeros(per_row ? target.sizes() : c10::IntArrayRef());
     const at::Tensor total = scores.new_zeros({});
     torch::jit::drop(stack, local.op.schema().arguments().size());
     stack.emplace_back(empty);
@@ -180,7 +190,7 @@ void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 }  // namespace
 
-void register_nll_loss_rules(RuleRegistry& registry) {
+const RuleFamily nll_loss_rules("nll_loss", [](RuleRegistry& registry) {
   OpRule nll;
   nll.per_dim = nll_strategies;
   nll.local = nll_local;
@@ -190,8 +200,8 @@ void register_nll_loss_rules(RuleRegistry& registry) {
   registry.add("aten::nll_loss2d_forward", nll);
   nll.metas = nll2d_backward_metas;
   registry.add("aten::nll_loss2d_backward", nll);
-  add_handler("aten::nll_loss_forward", nll_forward);
-  add_handler("aten::nll_loss2d_forward", nll_forward);
-}
+  registry.add_handler("aten::nll_loss_forward", nll_forward);
+  registry.add_handler("aten::nll_loss2d_forward", nll_forward);
+});
 
 }  // namespace dtensor

@@ -13,9 +13,10 @@
 
 #include <cmath>
 
-#include "dtensor/op_info.h"
-#include "dtensor/out_tensor.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/out_tensor.h"
 #include "ops/reduction.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -106,10 +107,10 @@ void dist(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 }  // namespace
 
-void register_norm_handlers() {
-  add_handler("aten::norm", norm);
-  add_handler("aten::linalg_vector_norm", norm);
-  add_handler("aten::dist", dist);
-}
+const RuleFamily norm_handlers("norm", [](RuleRegistry& registry) {
+  registry.add_handler("aten::norm", norm);
+  registry.add_handler("aten::linalg_vector_norm", norm);
+  registry.add_handler("aten::dist", dist);
+});
 
 }  // namespace dtensor

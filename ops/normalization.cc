@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "ops/meta_tensor.h"
-#include "ops/register.h"
 #include "propagation/factor_rule.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -51,8 +51,8 @@ FactorRule rule_of(const Normalization& norm, const OpCall& call, int batch, int
   for (char kind : norm.outputs) append(rule.outputs, kind);
   for (int d = batch; d < ndim; ++d) rule.blocked.push_back(d);
   for (int d = 0; d < batch; ++d) rule.contractions.push_back({d, ReduceOp::kSum});
-  // Linear in grad_out, yet no terms: the gradient goes on to weights and to the residual stream, each of which would pay for
-  // the reduction that is not done here.
+  // Linear in grad_out, yet no terms: the gradient goes on to weights and to the residual stream, each of which would
+  // pay for the reduction that is not done here.
   return rule;
 }
 
@@ -123,7 +123,7 @@ void group_norm_local(const LocalCall& local, torch::jit::Stack& stack) {
 
 }  // namespace
 
-void register_normalization_rules(RuleRegistry& registry) {
+const RuleFamily normalization_rules("normalization", [](RuleRegistry& registry) {
   for (const Normalization& norm : kOverLastDims) {
     OpRule rule = factor_op([norm](const OpCall& call) {
       const int batch = num_batch_dims(call), ndim = static_cast<int>(call.input("input")->ndim());
@@ -140,6 +140,6 @@ void register_normalization_rules(RuleRegistry& registry) {
     rule.value_free = {"eps"};
     registry.add(norm.op, std::move(rule));
   }
-}
+});
 
 }  // namespace dtensor

@@ -5,7 +5,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "ops/register.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -97,12 +97,7 @@ void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argu
   value = held;
 }
 
-void register_pointwise_rules(RuleRegistry& registry) {
-  registry.set_default_pointwise(pointwise_op());
-  register_copy_rules(registry);
-  register_linear_rules(registry);
-  register_untagged_pointwise(registry);
-  register_foreach_handlers();
-}
+const RuleFamily pointwise_rules("pointwise",
+                                 [](RuleRegistry& registry) { registry.set_default_pointwise(pointwise_op()); });
 
 }  // namespace dtensor

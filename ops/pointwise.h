@@ -36,18 +36,13 @@ std::vector<PointwisePartials::Pass> copies(const Names& arguments);
 // Is argument `a` of the operator a tensor (or a number)?
 bool takes_tensor(const LocalCall& local, size_t a);
 
-// What is the same on all ranks, but must count once where the ranks' results are added up (or multiplied): is this rank the one
-// for which it does? `partial`: the input whose Partial the result has; `whole`: the input that is the same, -1 for a number.
+// What is the same on all ranks, but must count once where the ranks' results are added up (or multiplied): is this
+// rank the one for which it does? `partial`: the input whose Partial the result has; `whole`: the input that is the
+// same, -1 for a number.
 enum class Share { kAll, kZero, kOne };
 Share share_of_constant(const LocalCall& local, int partial, int whole = -1);
 
 // Puts that share in the place of an argument on the stack: the tensor or number itself, zeros or ones of its dtype.
 void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argument, Share share);
-
-// Families registered by register_pointwise_rules.
-void register_copy_rules(RuleRegistry& registry);          // clone, detach, _to_copy, copy_, fill_, ...
-void register_linear_rules(RuleRegistry& registry);        // add, mul, where, ..., activation backwards
-void register_untagged_pointwise(RuleRegistry& registry);  // elementwise, but without ATen's tag
-void register_foreach_handlers();
 
 }  // namespace dtensor

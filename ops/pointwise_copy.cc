@@ -3,6 +3,7 @@
 
 #include "ops/movement.h"
 #include "ops/pointwise.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -39,8 +40,8 @@ OpRule to_copy() {
   return rule;
 }
 
-// self is overwritten, by a Partial of the same kind, or by what is the same on all ranks: an average, maximum or minimum of
-// that it is everywhere, a sum or product if the others have 0 or 1.
+// self is overwritten, by a Partial of the same kind, or by what is the same on all ranks: an average, maximum or
+// minimum of that it is everywhere, a sum or product if the others have 0 or 1.
 void write_once(const LocalCall& call, torch::jit::Stack& stack) {
   hold_constant(call, stack, 1, share_of_constant(call, 0, takes_tensor(call, 1) ? 1 : -1));
   call.op.callBoxed(stack);
@@ -67,7 +68,7 @@ OpRule fill_scalar() {
 
 }  // namespace
 
-void register_copy_rules(RuleRegistry& registry) {
+const RuleFamily pointwise_copy_rules("pointwise_copy", [](RuleRegistry& registry) {
   registry.add(Names{"aten::clone", "aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh", "aten::positive",
                      "aten::detach_copy", "aten::alias_copy", "aten::lift_fresh_copy", "aten::_fw_primal"},
                identity());
@@ -75,6 +76,6 @@ void register_copy_rules(RuleRegistry& registry) {
   registry.add(Names{"aten::copy", "aten::copy_", "aten::fill.Tensor"}, copy_into());
   registry.add("aten::zero", identity());
   registry.add("aten::fill.Scalar", fill_scalar());
-}
+});
 
 }  // namespace dtensor

@@ -2,6 +2,7 @@
 #include <ATen/core/stack.h>
 
 #include "ops/pointwise.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -17,8 +18,6 @@ const std::vector<std::pair<std::string, std::string>>& linear_in_one() {
       {"aten::_conj", "self"},
       {"aten::_neg_view", "self"},
       {"aten::conj_physical", "self"},
-      {"aten::_masked_scale", "self"},
-      {"aten::native_dropout_backward", "grad_output"},
       {"aten::threshold_backward", "grad_output"},
       {"aten::gelu_backward", "grad_output"},
       {"aten::sigmoid_backward", "grad_output"},
@@ -30,22 +29,35 @@ const std::vector<std::pair<std::string, std::string>>& linear_in_one() {
       {"aten::leaky_relu_backward", "grad_output"},
       {"aten::hardshrink_backward", "grad_out"},
       {"aten::softshrink_backward", "grad_output"},
-      {"aten::hardsigmoid_backward", "grad_output"},
-      {"aten::hardswish_backward", "grad_output"},
-      {"aten::hardtanh_backward", "grad_output"},
-      {"aten::log_sigmoid_backward", "grad_output"},
-      {"aten::rrelu_with_noise_backward", "grad_output"},
   };
   return *table;
 }
 
 // f(max_i x_i) = max_i f(x_i): non-decreasing on the whole line.
 const Names& non_decreasing() {
-  static const auto* const names =
-      new Names{"aten::asinh",      "aten::atan",     "aten::ceil",        "aten::erf",       "aten::exp",
-                "aten::exp2",       "aten::expm1",    "aten::floor",       "aten::sigmoid",    "aten::sinh",     "aten::tanh",        "aten::trunc",     "aten::relu",
-                "aten::round",      "aten::clamp",    "aten::hardsigmoid", "aten::relu6",     "aten::hardshrink",
-                "aten::softshrink", "aten::hardtanh", "aten::clamp_min",   "aten::clamp_max", "aten::special_log_ndtr"};
+  static const auto* const names = new Names{"aten::asinh",
+                                             "aten::atan",
+                                             "aten::ceil",
+                                             "aten::erf",
+                                             "aten::exp",
+                                             "aten::exp2",
+                                             "aten::expm1",
+                                             "aten::floor",
+                                             "aten::sigmoid",
+                                             "aten::sinh",
+                                             "aten::tanh",
+                                             "aten::trunc",
+                                             "aten::relu",
+                                             "aten::round",
+                                             "aten::clamp",
+                                             "aten::hardsigmoid",
+                                             "aten::relu6",
+                                             "aten::hardshrink",
+                                             "aten::softshrink",
+                                             "aten::hardtanh",
+                                             "aten::clamp_min",
+                                             "aten::clamp_max",
+                                             "aten::special_log_ndtr"};
   return *names;
 }
 
@@ -53,8 +65,8 @@ PointwisePartials keeps_extremes(const Names& arguments) {
   return {{}, Maths::kMonotone, {{arguments, kMax, kMax, Maths::kMonotone}, {arguments, kMin, kMin, Maths::kMonotone}}};
 }
 
-// maximum(x, c) and the like: non-decreasing in each argument; `own` is what both may be at once. (Not fmax(): a nan on one rank
-// is lost to the others' numbers.)
+// maximum(x, c) and the like: non-decreasing in each argument; `own` is what both may be at once. (Not fmax(): a nan on
+// one rank is lost to the others' numbers.)
 OpRule monotone_in_both(std::optional<ReduceOp> own) {
   PointwisePartials p = keeps_extremes({"self"});
   for (const auto& pass : keeps_extremes({"other"}).passes) p.passes.push_back(pass);
@@ -112,13 +124,11 @@ OpRule masked_fill() {
   return rule;
 }
 
-OpRule division() {
-  return pointwise_op({{{"self"}}, Maths::kReal, {}, {"other"}});
-}
+OpRule division() { return pointwise_op({{{"self"}}, Maths::kReal, {}, {"other"}}); }
 
 }  // namespace
 
-void register_linear_rules(RuleRegistry& registry) {
+const RuleFamily pointwise_linear_rules("pointwise_linear", [](RuleRegistry& registry) {
   for (const auto& [op, argument] : linear_in_one()) registry.add(op, pointwise_op({{{argument}}}));
   for (const auto& op : non_decreasing()) registry.add(op, pointwise_op(keeps_extremes({"self"})));
   registry.add(Names{"aten::div.Tensor", "aten::div.Scalar"}, division());
@@ -128,7 +138,9 @@ void register_linear_rules(RuleRegistry& registry) {
   registry.add(Names{"aten::clamp.Tensor", "aten::clamp_min.Tensor", "aten::clamp_max.Tensor"},
                pointwise_op(keeps_extremes({"self"})));
   registry.add(Names{"aten::erfc", "aten::special_erfcx"},
-               pointwise_op({{}, Maths::kMonotone, {{{"self"}, kMax, kMin, Maths::kMonotone}, {{"self"}, kMin, kMax, Maths::kMonotone}}}));
+               pointwise_op({{},
+                             Maths::kMonotone,
+                             {{{"self"}, kMax, kMin, Maths::kMonotone}, {{"self"}, kMin, kMax, Maths::kMonotone}}}));
   registry.add("aten::neg", pointwise_op({{{"self"}}, Maths::kRing}));
   registry.add(Names{"aten::add.Tensor", "aten::sub.Tensor"}, addition());
   registry.add(Names{"aten::add.Scalar", "aten::sub.Scalar"}, add_scalar());
@@ -145,6 +157,6 @@ void register_linear_rules(RuleRegistry& registry) {
   // Else these would be found as overloads of the reductions aten::max and aten::min.
   registry.add("aten::max.out", monotone_in_both(kMax));
   registry.add("aten::min.out", monotone_in_both(kMin));
-}
+});
 
 }  // namespace dtensor

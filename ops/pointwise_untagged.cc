@@ -4,14 +4,42 @@
 
 #include "ops/meta_tensor.h"
 #include "ops/pointwise.h"
-#include "propagation/propagate.h"
+#include "propagation/elementwise_strides.h"
+#include "propagation/rule_registry.h"
+#include "propagation/shape_inference.h"
 
 namespace dtensor {
 namespace {
 
-// Results are of the first input's dtype.
-OutputMetas as_first(const OpCall& call) {
-  return broadcast_metas(call, std::vector<c10::ScalarType>(call.schema().returns().size(), call.inputs[0]->dtype()));
+OutputMetas log_sigmoid_metas(const OpCall& call) {
+  const auto dtype = call.inputs[0]->dtype();
+  return contiguous_metas(call.inputs[0]->sizes(), {dtype, dtype});
+}
+
+// In memory like the first, if that has all elements, whatever it is multiplied by.
+OutputMetas prelu_metas(const OpCall& call) {
+  OutputMetas metas = infer_elementwise(call);
+  TensorMeta& result = *metas.tensors[0];
+  const bool all = call.inputs[0]->sizes() == result.sizes;
+  result.strides = all ? in_own_memory(call.inputs[0]->meta()).strides : contiguous_strides(result.sizes);
+  return metas;
+}
+
+// other - self
+OutputMetas rsub_metas(const OpCall& call) {
+  OpCall turned = call;
+  std::swap(turned.inputs.at(0), turned.inputs.at(1));
+  OutputMetas metas = infer_elementwise(call);
+  metas.tensors[0]->strides = elementwise_strides(turned);
+  return metas;
+}
+
+// The angles of complex numbers come as complex numbers, whose real parts are copied.
+OutputMetas angle_metas(const OpCall& call) {
+  OutputMetas metas = infer_elementwise(call);
+  if (c10::isComplexType(call.inputs[0]->dtype()))
+    metas.tensors[0]->strides = contiguous_strides(call.inputs[0]->sizes());
+  return metas;
 }
 
 OpRule with_metas(OpRule rule, std::function<OutputMetas(const OpCall&)> metas) {
@@ -20,7 +48,7 @@ OpRule with_metas(OpRule rule, std::function<OutputMetas(const OpCall&)> metas) 
 }
 
 OpRule log_sigmoid_forward() {
-  OpRule rule = with_metas(pointwise_op(), as_first);
+  OpRule rule = with_metas(pointwise_op(), log_sigmoid_metas);
   // The second result is scratch space for backward; on CUDA it is empty, which no layout of the input describes.
   rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
     const at::Tensor self = stack[0].toTensor();
@@ -32,11 +60,12 @@ OpRule log_sigmoid_forward() {
 
 }  // namespace
 
-void register_untagged_pointwise(RuleRegistry& registry) {
+const RuleFamily pointwise_untagged_rules("pointwise_untagged", [](RuleRegistry& registry) {
   registry.add("aten::leaky_relu", pointwise_op());
   registry.add("aten::polar", with_metas(pointwise_op(), infer_elementwise));
   registry.add("aten::complex", with_metas(pointwise_op({{{"real"}, {"imag"}}}), infer_elementwise));
-  registry.add(Names{"aten::hardswish", "aten::_prelu_kernel"}, with_metas(pointwise_op(), infer_elementwise));
+  registry.add("aten::hardswish", with_metas(pointwise_op(), infer_elementwise));
+  registry.add("aten::_prelu_kernel", with_metas(pointwise_op(), prelu_metas));
   registry.add("aten::_prelu_kernel_backward", with_metas(pointwise_op({{{"grad_output"}}}), infer_elementwise));
   for (const char* op : {"aten::hardswish_backward", "aten::hardtanh_backward", "aten::hardsigmoid_backward",
                          "aten::log_sigmoid_backward", "aten::native_dropout_backward", "aten::_masked_scale",
@@ -46,8 +75,9 @@ void register_untagged_pointwise(RuleRegistry& registry) {
   }
   registry.add("aten::_conj_physical", with_metas(pointwise_op({{{"self"}}}), infer_elementwise));
   registry.add("aten::log_sigmoid_forward", log_sigmoid_forward());
-  registry.add("aten::rsub.Tensor", with_metas(pointwise_op({{{"self"}, {"other"}}, Maths::kRing}), infer_elementwise));
+  registry.add("aten::rsub.Tensor", with_metas(pointwise_op({{{"self"}, {"other"}}, Maths::kRing}), rsub_metas));
+  registry.add("aten::angle", with_metas(pointwise_op(), angle_metas));
   registry.add("aten::floor_divide", with_metas(pointwise_op(), infer_elementwise));
-}
+});
 
 }  // namespace dtensor

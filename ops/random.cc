@@ -13,12 +13,13 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "dtensor/dispatch.h"
-#include "dtensor/op_info.h"
-#include "dtensor/out_tensor.h"
-#include "mesh/scope.h"
+#include "comm/scope.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/out_tensor.h"
+#include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
-#include "ops/register.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -115,7 +116,7 @@ RandomDraw randint(const Arguments& args, const at::Tensor& self) {
   return integers(args["low"].isNone() ? 0 : args["low"].toInt(), args["high"].toInt(), self);
 }
 
-bool has_data(const at::Tensor& t) { return layout_of(t).spec->mesh().world().has_data(); }
+bool has_data(const at::Tensor& t) { return spec_of(t)->mesh().world().has_data(); }
 
 using Draw = RandomDraw (*)(const Arguments&, const at::Tensor&);
 
@@ -191,8 +192,9 @@ void native_dropout(const c10::OperatorHandle& op, Stack& stack) {
   TORCH_CHECK(0 <= p && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
   const bool train = args["train"].isNone() || args["train"].toBool();
   const at::Tensor given = args.tensor("input");
-  const at::Tensor input = redistribute_below_autograd(given, without_partials(layout_of(given).spec->placements()),
-                                                       {"aten::native_dropout", "input", current_scope().module_path, true});
+  const at::Tensor input =
+      redistribute_below_autograd(given, without_partials(spec_of(given)->placements()),
+                                  {"aten::native_dropout", "input", current_scope().module_path, true});
   at::Tensor mask = at::empty_like(input, input.options().dtype(at::kBool)), output;
   if (train) {
     mask.bernoulli_(1 - p);
@@ -212,7 +214,7 @@ void multinomial(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = args.tensor("self");
   const int64_t samples = args["num_samples"].toInt();
   const bool replacement = args["replacement"].toBool();
-  const DeviceMesh& mesh = layout_of(self).spec->mesh();
+  const DeviceMesh& mesh = spec_of(self)->mesh();
   const Placements whole(mesh.ndim(), Replicate());
   const at::Tensor p =
       redistribute_below_autograd(self, whole, {"aten::multinomial", "self", current_scope().module_path, true});
@@ -240,14 +242,14 @@ void multinomial(const c10::OperatorHandle& op, Stack& stack) {
 
 }  // namespace
 
-void register_random_rules(RuleRegistry&) {
+const RuleFamily random_rules("random", [](RuleRegistry& registry) {
   for (const auto& [name, draw] : draws()) {
-    add_handler(name, fill_op);
-    add_handler(absl::StrCat(name, "_"), fill_op);
+    registry.add_handler(name, fill_op);
+    registry.add_handler(absl::StrCat(name, "_"), fill_op);
   }
-  add_handler("aten::normal", normal_of_tensors);
-  add_handler("aten::native_dropout", native_dropout);
-  add_handler("aten::multinomial", multinomial);
-}
+  registry.add_handler("aten::normal", normal_of_tensors);
+  registry.add_handler("aten::native_dropout", native_dropout);
+  registry.add_handler("aten::multinomial", multinomial);
+});
 
 }  // namespace dtensor

@@ -2,9 +2,11 @@
 #include <ATen/ops/imag.h>
 #include <ATen/ops/real.h>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/view_origin.h"
-#include "mesh/scope.h"
+#include "comm/scope.h"
+#include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/replicate.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/extend/view_origin.h"
 #include "ops/random.h"
 #include "ops/random_kernel.h"
 
@@ -12,7 +14,7 @@ namespace dtensor {
 namespace {
 
 cpu::GlobalOffsets global_offsets(const Spec& spec, int64_t i) {
-  const LocalLayout layout = spec.local_layout(i);
+  const Part layout = spec.local_layout(i);
   cpu::GlobalOffsets offsets(layout.dims.size());
   int64_t stride = 1;
   for (int64_t d = spec.ndim() - 1; d >= 0; --d) {

@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "ops/meta_tensor.h"
-#include "ops/register.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -23,8 +23,8 @@ c10::ScalarType accumulated_dtype(const OpCall& call) {
   return at::isIntegralType(own, /*includeBool=*/true) ? at::kLong : own;
 }
 
-// Reduced dims that are sharded leave a Partial of `op`. Where the operator commutes with that reduction (a count of non-zeros
-// does not) a Partial input of that kind passes through.
+// Reduced dims that are sharded leave a Partial of `op`. Where the operator commutes with that reduction (a count of
+// non-zeros does not) a Partial input of that kind passes through.
 OpRule reduce_op(ReduceOp op, bool commutes = true) {
   return factor_op([op, commutes](const OpCall& call) {
     FactorRule rule = reduction(call, 0, reduced_dims(call), keeps_dims(call), op);
@@ -42,7 +42,8 @@ int64_t numel(const Shape& shape) {
   return n;
 }
 
-// Elements of the input that one result is made of: of this rank's part, and in all. A rank without results has no part.
+// Elements of the input that one result is made of: of this rank's part, and in all. A rank without results has no
+// part.
 struct Share {
   int64_t own = 0, all = 0;
 };
@@ -168,13 +169,10 @@ OutputMetas reduction_metas(const OpCall& call, const std::vector<c10::ScalarTyp
       sizes.push_back(1);
     }
   }
-  std::vector<at::Tensor> results;
-  for (const auto dtype : dtypes)
-    results.push_back(at::empty(sizes, at::TensorOptions(dtype).device(c10::DeviceType::Meta)));
-  return metas_of(results);
+  return contiguous_metas(sizes, dtypes);
 }
 
-void register_reduction_rules(RuleRegistry& registry) {
+const RuleFamily reduction_rules("reduction", [](RuleRegistry& registry) {
   const auto add = [&](const Names& ops, OpRule rule, OutputMetas (*metas)(const OpCall&) = nullptr,
                        void (*local)(const LocalCall&, torch::jit::Stack&) = nullptr) {
     if (metas) rule.metas = metas;
@@ -185,7 +183,8 @@ void register_reduction_rules(RuleRegistry& registry) {
   add(Names{"aten::mean", "aten::mean.dim"}, reduce_op(ReduceOp::kSum), nullptr, local_mean);
   add({"aten::nansum"}, reduce_op(ReduceOp::kSum, /*commutes=*/false), as_accumulated);
   add(Names{"aten::prod", "aten::prod.dim_int"}, reduce_op(ReduceOp::kProduct), as_accumulated);
-  add(Names{"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduce_op(ReduceOp::kSum, /*commutes=*/false), as_count);
+  add(Names{"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduce_op(ReduceOp::kSum, /*commutes=*/false),
+      as_count);
   add({"aten::linalg__powsum"}, reduce_op(ReduceOp::kSum, /*commutes=*/false), as_real, local_powsum);
   add(Names{"aten::all", "aten::all.dim", "aten::all.dims"}, reduce_op(ReduceOp::kMin));
   add(Names{"aten::any", "aten::any.dim", "aten::any.dims"}, reduce_op(ReduceOp::kMax));
@@ -193,8 +192,6 @@ void register_reduction_rules(RuleRegistry& registry) {
   add({"aten::min"}, extreme<false>(), as_input);
   add({"aten::amax"}, extreme<true>());
   add({"aten::amin"}, extreme<false>());
-  register_order_rules(registry);
-  register_norm_handlers();
-}
+});
 
 }  // namespace dtensor

@@ -17,7 +17,4 @@ bool keeps_dims(const OpCall& call);
 // Global metadata of a reduction's result, contiguous.
 OutputMetas reduction_metas(const OpCall& call, const std::vector<c10::ScalarType>& dtypes);
 
-void register_norm_handlers();
-void register_order_rules(RuleRegistry& registry);  // scans, sort, topk, median, variances: dims computed whole
-
 }  // namespace dtensor

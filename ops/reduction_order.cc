@@ -6,6 +6,7 @@
 
 #include "ops/meta_tensor.h"
 #include "ops/reduction.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -62,9 +63,11 @@ OutputMetas floating(const OpCall& call) {
   const bool integral = at::isIntegralType(own, true);
   return reduction_metas(call, {integral ? c10::typeMetaToScalarType(c10::get_default_dtype()) : own});
 }
-OutputMetas same_shape(const OpCall& call) { return broadcast_metas(call, {call.inputs[0]->dtype()}); }
+OutputMetas same_shape(const OpCall& call) {
+  return contiguous_metas(call.inputs[0]->sizes(), {call.inputs[0]->dtype()});
+}
 OutputMetas same_shape_and_index(const OpCall& call) {
-  return broadcast_metas(call, {call.inputs[0]->dtype(), at::kLong});
+  return contiguous_metas(call.inputs[0]->sizes(), {call.inputs[0]->dtype(), at::kLong});
 }
 OutputMetas variance(const OpCall& call) { return reduction_metas(call, {real_dtype(call)}); }
 OutputMetas variance_and_mean(const OpCall& call) {
@@ -73,7 +76,7 @@ OutputMetas variance_and_mean(const OpCall& call) {
 
 }  // namespace
 
-void register_order_rules(RuleRegistry& registry) {
+const RuleFamily reduction_order_rules("reduction_order", [](RuleRegistry& registry) {
   struct Entry {
     std::vector<std::string> ops;
     OpRule rule;
@@ -103,6 +106,6 @@ void register_order_rules(RuleRegistry& registry) {
     if (entry.metas == variance || entry.metas == variance_and_mean) rule.local = local_variance;
     registry.add(entry.ops, rule);
   }
-}
+});
 
 }  // namespace dtensor

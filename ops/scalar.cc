@@ -8,12 +8,15 @@
 
 #include <algorithm>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/library_code.h"
-#include "dtensor/op_info.h"
-#include "dtensor/view_origin.h"
-#include "mesh/scope.h"
-#include "ops/register.h"
+#include "comm/scope.h"
+#include "dtensor/extend/library_code.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/plain_beside_distributed.h"
+#include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/replicate.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/extend/view_origin.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -26,12 +29,13 @@ CommCause cause_of(const c10::OperatorHandle& op, const std::string& argument) {
 
 void check_has_data(const c10::OperatorHandle& op, const at::Tensor& t) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !layout_of(t).locals.empty(), op.operator_name(), ": the value of ", layout_of(t).spec->to_string(),
+      !peek_meta(t).locals.empty(), op.operator_name(), ": the value of ", spec_of(t)->to_string(),
       " is not known to this process, which owns no rank of the mesh (an abstract world has no data)");
 }
 
 // A number that the ranks have their own of, as of parts in `layout`: replicas have equal ones.
-bool all_true(const DeviceMesh& mesh, const Placements& layout, const std::vector<bool>& flags, const CommCause& cause) {
+bool all_true(const DeviceMesh& mesh, const Placements& layout, const std::vector<bool>& flags,
+              const CommCause& cause) {
   RankTensors locals;
   for (size_t i = 0; i < flags.size(); ++i) {
     LocalGuard guard;
@@ -51,8 +55,8 @@ void item(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
   check_has_data(op, self);
-  const at::Tensor whole = redistribute_below_autograd(self, Placements(layout_of(self).spec->mesh().ndim(), Replicate()),
-                                                       cause_of(op, "self"));
+  const at::Tensor whole =
+      redistribute_below_autograd(self, Placements(spec_of(self)->mesh().ndim(), Replicate()), cause_of(op, "self"));
   LocalGuard guard;
   stack.emplace_back(meta_of(whole).locals.front().item());
 }
@@ -62,28 +66,29 @@ void check_pair(const c10::OperatorHandle& op, at::Tensor& self, at::Tensor& oth
   for (auto* t : {&self, &other}) {
     if (is_dtensor(*t)) continue;
     const at::Tensor& distributed = t == &self ? other : self;
-    const DeviceMesh& mesh = layout_of(distributed).spec->mesh();
+    const DeviceMesh& mesh = spec_of(distributed)->mesh();
     if (!plain_is_replicated() && !counts_as_number(*t)) {
       throw_plain_beside_distributed(c10::toString(op.operator_name()), t == &self ? "self" : "other", *t, mesh);
     }
     *t = replicate_plain(*t, mesh);
   }
-  TORCH_CHECK(layout_of(self).spec->mesh() == layout_of(other).spec->mesh(), op.operator_name(),
+  TORCH_CHECK(spec_of(self)->mesh() == spec_of(other)->mesh(), op.operator_name(),
               ": the arguments are on different meshes");
 }
 
 bool are_one_tensor(const at::Tensor& a, const at::Tensor& b) {
   if (a.is_same(b)) return true;
-  if (layout_of(a).storage != layout_of(b).storage || layout_of(a).spec != layout_of(b).spec) return false;
+  if (peek_meta(a).storage != peek_meta(b).storage || spec_of(a) != spec_of(b)) return false;
   LocalGuard guard;
-  for (size_t i = 0; i < layout_of(a).locals.size(); ++i) {
+  for (size_t i = 0; i < peek_meta(a).locals.size(); ++i) {
     if (!memory_of(a).locals[i].is_set_to(memory_of(b).locals[i])) return false;
   }
   return true;
 }
 
-// Compares parts in the layout of `self` (of `other` if self is Partial; replicated if both are). A tensor equals itself unless it
-// has a NaN somewhere: all ranks must know of it, which takes no communication where this process owns them all.
+// Compares parts in the layout of `self` (of `other` if self is Partial; replicated if both are). A tensor equals
+// itself unless it has a NaN somewhere: all ranks must know of it, which takes no communication where this process owns
+// them all.
 void equal(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor other = torch::jit::pop(stack).toTensor();
   at::Tensor self = torch::jit::pop(stack).toTensor();
@@ -93,14 +98,14 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
     return;
   }
   check_has_data(op, self);
-  const DeviceMesh& mesh = layout_of(self).spec->mesh();
+  const DeviceMesh& mesh = spec_of(self)->mesh();
   const bool is_one = are_one_tensor(self, other);
   if (is_one && c10::isIntegralType(self.scalar_type(), /*includeBool=*/true)) {
     stack.emplace_back(true);
     return;
   }
-  Placements layout = layout_of(self).spec->placements();
-  if (layout_of(self).spec->has_partial()) layout = layout_of(other).spec->placements();
+  Placements layout = spec_of(self)->placements();
+  if (spec_of(self)->has_partial()) layout = spec_of(other)->placements();
   layout = without_partials(std::move(layout));
   self = redistribute_below_autograd(self, layout, cause_of(op, "self"));
   other = is_one ? self : redistribute_below_autograd(other, layout, cause_of(op, "other"));
@@ -137,7 +142,7 @@ void is_set_to(const c10::OperatorHandle&, Stack& stack) {
   const at::Tensor other = torch::jit::pop(stack).toTensor();
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   const bool same = is_dtensor(self) && is_dtensor(other) && memory_viewed_by(self) == memory_viewed_by(other) &&
-                    layout_of(self).spec->meta() == layout_of(other).spec->meta() && self.storage_offset() == other.storage_offset();
+                    spec_of(self)->meta() == spec_of(other)->meta() && self.storage_offset() == other.storage_offset();
   stack.emplace_back(same);
 }
 
@@ -159,16 +164,15 @@ void is_any_true(const c10::OperatorHandle&, Stack& stack) {
 
 }  // namespace
 
-void register_scalar_rules(RuleRegistry&) {
-  add_handler("aten::_local_scalar_dense", item);
-  add_handler("aten::equal", equal);
-  add_handler("aten::allclose", allclose);
-  add_handler("aten::is_same_size", is_same_size);
-  add_handler("aten::is_set_to", is_set_to);
-  add_handler("aten::is_pinned", is_pinned);
-  add_handler("aten::_is_all_true", is_all_true);
-  add_handler("aten::_is_any_true", is_any_true);
-  register_forward_mode_handlers();
-}
+const RuleFamily scalar_rules("scalar", [](RuleRegistry& registry) {
+  registry.add_handler("aten::_local_scalar_dense", item);
+  registry.add_handler("aten::equal", equal);
+  registry.add_handler("aten::allclose", allclose);
+  registry.add_handler("aten::is_same_size", is_same_size);
+  registry.add_handler("aten::is_set_to", is_set_to);
+  registry.add_handler("aten::is_pinned", is_pinned);
+  registry.add_handler("aten::_is_all_true", is_all_true);
+  registry.add_handler("aten::_is_any_true", is_any_true);
+});
 
 }  // namespace dtensor

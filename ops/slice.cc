@@ -1,13 +1,14 @@
 // Parts of dims: select, slice, split, diagonals, padding, rolling, triangles, and what takes their gradients back. A
 // dim of which a part is taken is computed whole; the others follow.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 
 #include "ops/meta_tensor.h"
 #include "ops/movement.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -155,7 +156,7 @@ OpRule triangle() {
     return all;
   };
   rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
-    const LocalLayout layout = call.inputs[0]->local_layout(call.i);
+    const Part layout = call.inputs[0]->local_layout(call.i);
     const size_t n = layout.dims.size();
     const size_t diagonal = stack_index(call, "diagonal");
     stack[diagonal] = stack[diagonal].toInt() + layout.offsets[n - 2] - layout.offsets[n - 1];
@@ -168,24 +169,28 @@ OpRule triangle() {
 
 OutputMetas like_input(const OpCall& call) { return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))}); }
 
-OutputMetas contiguous_metas(const OpCall& call, c10::IntArrayRef sizes) {
-  return metas_of({at::empty(sizes, at::TensorOptions(call.inputs[0]->dtype()).device(c10::DeviceType::Meta))});
-}
-
+// As a part of a dim and the rest of it are put side by side.
 OutputMetas roll_metas(const OpCall& call) {
-  const Shape& sizes = call.inputs[0]->sizes();
-  return contiguous_metas(call, c10::IntArrayRef(sizes.data(), sizes.size()));
+  const at::Tensor self = meta_tensor(*call.inputs[0]);
+  const std::vector<int64_t> dims = call.get_ints("dims").value_or(std::vector<int64_t>{});
+  if (self.numel() == 0) return metas_of({at::empty_like(self)});
+  if (dims.empty()) return contiguous_metas(self.sizes(), {call.inputs[0]->dtype()});
+  return metas_of({at::cat({self, self.narrow(wrap_dim(dims[0], ndim(call)), 0, 0)}, dims[0])});
 }
 
+// Flipped and transposed in memory.
 OutputMetas rot90_metas(const OpCall& call) {
-  Shape sizes = call.inputs[0]->sizes();
+  const at::Tensor self = meta_tensor(*call.inputs[0]);
+  const int64_t k = (call.get_int("k") % 4 + 4) % 4;
+  if (k == 0) return contiguous_metas(self.sizes(), {call.inputs[0]->dtype()});
+  const at::Tensor flipped = at::empty_like(self);
   const std::vector<int64_t> dims = *call.get_ints("dims");
-  if (call.get_int("k") % 2 != 0)
-    std::swap(sizes.at(wrap_dim(dims.at(0), ndim(call))), sizes.at(wrap_dim(dims.at(1), ndim(call))));
-  return contiguous_metas(call, c10::IntArrayRef(sizes.data(), sizes.size()));
+  return metas_of({k == 2 ? flipped : flipped.transpose(dims.at(0), dims.at(1))});
 }
 
-OutputMetas input_sizes_metas(const OpCall& call) { return contiguous_metas(call, *call.get_ints("input_sizes")); }
+OutputMetas input_sizes_metas(const OpCall& call) {
+  return contiguous_metas(*call.get_ints("input_sizes"), {call.inputs[0]->dtype()});
+}
 
 struct Movement {
   std::vector<std::string> ops;
@@ -197,7 +202,7 @@ struct Movement {
 
 }  // namespace
 
-void register_slice_rules(RuleRegistry& registry) {
+const RuleFamily slice_rules("slice", [](RuleRegistry& registry) {
   const Movement table[] = {
       {{"aten::select.int", "aten::select_copy.int"}, select},
       {{"aten::select_backward"}, select_backward, "input_sizes"},
@@ -229,6 +234,6 @@ void register_slice_rules(RuleRegistry& registry) {
   registry.add("aten::diagonal_scatter", factor_op(diagonal_scatter));
   registry.add("aten::constant_pad_nd", factor_op(constant_pad));
   for (const char* op : {"aten::tril", "aten::triu"}) registry.add(op, triangle());
-}
+});
 
 }  // namespace dtensor

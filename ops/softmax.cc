@@ -1,19 +1,21 @@
-// Softmax along one dim. All other dims may be split freely. Where the dim itself is split over ranks (class scores of a
-// vocabulary-parallel head), it stays so: the ranks exchange one maximum and one sum per row instead of the scores.
+// Softmax along one dim. All other dims may be split freely. Where the dim itself is split over ranks (class scores of
+// a vocabulary-parallel head), it stays so: the ranks exchange one maximum and one sum per row instead of the scores.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/div.h>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/op_info.h"
+#include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/representation.h"
 #include "ops/meta_tensor.h"
-#include "ops/register.h"
 #include "propagation/factor_rule.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -43,7 +45,7 @@ OutputMetas safe_softmax_metas(const OpCall& call) {
 // True if a mesh dim of several ranks cuts `dim` of `t`, and no Partial has to be resolved first.
 bool is_split(const at::Tensor& t, int64_t dim) {
   if (!is_dtensor(t) || t.dim() == 0 || t.numel() == 0) return false;
-  const Spec& spec = *layout_of(t).spec;
+  const Spec& spec = *spec_of(t);
   bool split = false;
   for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
     const Placement& p = spec.placements()[m];
@@ -55,8 +57,9 @@ bool is_split(const at::Tensor& t, int64_t dim) {
 
 // The ranks' results per row, reduced.
 at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what) {
-  return redistribute_below_autograd(t, without_partials(layout_of(t).spec->placements()),
-                                     {c10::toString(op.operator_name()), what, module_of(layout_of(t)), /*implicit=*/true});
+  return redistribute_below_autograd(
+      t, without_partials(spec_of(t)->placements()),
+      {c10::toString(op.operator_name()), what, module_of(peek_meta(t)), /*implicit=*/true});
 }
 
 bool is_half(c10::ScalarType t) { return t == at::kHalf || t == at::kBFloat16; }
@@ -67,9 +70,10 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   const at::Tensor self = args[0].toTensor();
   const int64_t dim = args[1].toInt();
-  if (op.schema().arguments().size() != 3 || !is_split(self, dim)) return dispatch_by_rule(op, stack);  // out=: by the rule
+  if (op.schema().arguments().size() != 3 || !is_split(self, dim))
+    return dispatch_by_rule(op, stack);  // out=: by the rule
   const at::ScalarType dtype = args[2].toBool() ? at::kFloat : self.scalar_type();
-  const at::Tensor x = is_half(self.scalar_type()) ? self.to(at::kFloat) : self;
+  const at::Tensor x = (is_half(self.scalar_type()) ? self.to(at::kFloat) : self).contiguous();
   const at::Tensor shifted = x - reduced(x.amax({dim}, true), op, "max");
   const at::Tensor powers = shifted.exp();
   const at::Tensor sums = reduced(powers.sum({dim}, true), op, "sum");
@@ -83,7 +87,9 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   at::Tensor grad = args[0].toTensor(), output = args[1].toTensor();
   const int64_t dim = args[2].toInt();
-  if (op.schema().arguments().size() != 4 || !is_split(output, dim) || !is_dtensor(grad) || layout_of(grad).spec->has_partial()) return dispatch_by_rule(op, stack);
+  if (op.schema().arguments().size() != 4 || !is_split(output, dim) || !is_dtensor(grad) ||
+      spec_of(grad)->has_partial())
+    return dispatch_by_rule(op, stack);
   const at::ScalarType dtype = args[3].toScalarType();
   if (is_half(output.scalar_type())) grad = grad.to(at::kFloat), output = output.to(at::kFloat);
   torch::jit::drop(stack, 4);
@@ -94,18 +100,18 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 }  // namespace
 
-void register_softmax_rules(RuleRegistry& registry) {
+const RuleFamily softmax_rules("softmax", [](RuleRegistry& registry) {
   for (const char* op : {"aten::_softmax", "aten::_log_softmax"}) registry.add(op, factor_op(softmax_rule));
   for (const char* op : {"aten::_softmax_backward_data", "aten::_log_softmax_backward_data"}) {
     registry.add(op, factor_op(softmax_backward_rule));
   }
-  add_handler("aten::_softmax", softmax<false>);
-  add_handler("aten::_log_softmax", softmax<true>);
-  add_handler("aten::_softmax_backward_data", softmax_backward<false>);
-  add_handler("aten::_log_softmax_backward_data", softmax_backward<true>);
+  registry.add_handler("aten::_softmax", softmax<false>);
+  registry.add_handler("aten::_log_softmax", softmax<true>);
+  registry.add_handler("aten::_softmax_backward_data", softmax_backward<false>);
+  registry.add_handler("aten::_log_softmax_backward_data", softmax_backward<true>);
   OpRule safe = factor_op(softmax_rule);
   safe.metas = safe_softmax_metas;
   registry.add("aten::_safe_softmax", std::move(safe));
-}
+});
 
 }  // namespace dtensor

@@ -11,10 +11,10 @@
 #include "absl/strings/match.h"
 #include "ops/meta_tensor.h"
 #include "ops/movement.h"
-#include "ops/register.h"
 #include "ops/view_map.h"
-#include "propagation/cost_model.h"
-#include "propagation/mesh_steps.h"
+#include "plan/cost_model.h"
+#include "plan/mesh_steps.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -30,8 +30,8 @@ std::vector<int64_t> output_sizes(const OpCall& call) {
 constexpr size_t kMaxWays = 64;  // kept from one mesh dim to the next, on meshes of more than three dims
 
 // Complete strategies, from one mesh dim to the next. Where the layout that is there can be followed nothing else is
-// tried. Else that mesh dim is gathered, or moved to a dim that can be followed to a plain Shard, whichever is cheaper. Of
-// many ways those go on that are cheapest so far.
+// tried. Else that mesh dim is gathered, or moved to a dim that can be followed to a plain Shard, whichever is cheaper.
+// Of many ways those go on that are cheapest so far.
 class ViewSearch {
  public:
   explicit ViewSearch(const OpCall& call)
@@ -118,11 +118,12 @@ FactorRule view_dtype(const OpCall& call) {
   return movement(call, dims, 1, Passing::kNone);
 }
 
-// A part has memory of its own, in which neighbours in the last dim may not lie side by side though in the whole they do: where it
-// is so, what is looked at as larger or smaller elements is a copy.
+// A part has memory of its own, in which neighbours in the last dim may not lie side by side though in the whole they
+// do: where it is so, what is looked at as larger or smaller elements is a copy.
 void dense_last_dim(const LocalCall& call, torch::jit::Stack& stack) {
   const at::Tensor part = stack[0].toTensor();
-  const auto from = static_cast<int64_t>(part.element_size()), to = static_cast<int64_t>(c10::elementSize(call.outputs[0]->dtype()));
+  const auto from = static_cast<int64_t>(part.element_size()),
+             to = static_cast<int64_t>(c10::elementSize(call.outputs[0]->dtype()));
   if (from != to && part.dim() > 0) {
     bool fits = part.stride(-1) == 1 && part.storage_offset() * from % to == 0;
     for (int64_t d = 0; d < part.dim() - 1; ++d) fits = fits && part.stride(d) * from % to == 0;
@@ -227,8 +228,8 @@ OutputDims repeat(const OpCall& call) {
   return dims;
 }
 
-// The parts of a conjugated tensor are conjugated lazily, while the tensor itself looks like any other: what ATen refuses to
-// see as real numbers is made real here. Then it is a copied view.
+// The parts of a conjugated tensor are conjugated lazily, while the tensor itself looks like any other: what ATen
+// refuses to see as real numbers is made real here. Then it is a copied view.
 void resolve_conj_first(const LocalCall& call, torch::jit::Stack& stack) {
   stack[0] = stack[0].toTensor().resolve_conj();
   call.op.callBoxed(stack);
@@ -251,7 +252,7 @@ struct Movement {
 
 }  // namespace
 
-void register_view_rules(RuleRegistry& registry) {
+const RuleFamily view_rules("view", [](RuleRegistry& registry) {
   registry.add({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::view_copy", "aten::_reshape_copy",
                 "aten::_reshape_alias_copy"},
                reshape_op());
@@ -278,9 +279,6 @@ void register_view_rules(RuleRegistry& registry) {
   OpRule shuffle = factor_op([](const OpCall& call) { return movement(call, channel_shuffle(call)); });
   shuffle.metas = channel_shuffle_metas;
   for (const char* op : {"aten::native_channel_shuffle", "aten::channel_shuffle"}) registry.add(op, shuffle);
-  register_slice_rules(registry);
-  register_cat_rules(registry);
-  register_view_handlers();
-}
+});
 
 }  // namespace dtensor

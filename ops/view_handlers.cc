@@ -1,5 +1,7 @@
 // Operators that change a tensor's own metadata, and as_strided, which looks through the tensor at its memory.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
@@ -7,15 +9,18 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/AutogradState.h>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/op_info.h"
-#include "dtensor/representation.h"
-#include "dtensor/set_data.h"
-#include "dtensor/view_origin.h"
-#include "dtensor/view_window.h"
-#include "mesh/scope.h"
+#include "comm/scope.h"
+#include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/gradient_layout.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/extend/set_data.h"
+#include "dtensor/extend/view_origin.h"
+#include "dtensor/extend/view_window.h"
 #include "ops/arguments.h"
 #include "ops/movement.h"
+#include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
@@ -39,13 +44,38 @@ void change_self(const c10::OperatorHandle& op, Stack& stack) {
 
 void return_self(const c10::OperatorHandle&, Stack&) {}
 
-// The tensor in whose memory `t` lies on every rank, or what it is a copied view of. (Not of what some ranks alone had to copy: what
-// moves is the same on all.)
-at::Tensor owner_of(const at::Tensor& t) {
-  at::Tensor owner = t;
-  for (const ViewOrigin* origin = layout_of(t).storage->origin.get(); origin != nullptr; origin = layout_of(origin->base).storage->origin.get()) {
+// What lies between the values of two tensors that see one memory.
+struct Flips {
+  bool conj = false, neg = false;
+};
+
+void count_bits(Flips& flips, const RankTensors& a, const RankTensors& b) {
+  if (a.empty()) return;  // an abstract world
+  size_t i = 0;
+  while (i + 1 < a.size() && a[i].numel() == 0) ++i;  // a part of nothing may have lost its bits
+  flips.conj ^= a[i].is_conj() != b[i].is_conj();
+  flips.neg ^= a[i].is_neg() != b[i].is_neg();
+}
+
+struct Owner {
+  at::Tensor tensor;
+  Flips flips;
+};
+
+// The tensor in whose memory `t` lies on every rank, or what it is a copied view of. (Not of what some ranks alone had
+// to copy: what moves is the same on all.)
+Owner owner_of(const at::Tensor& t) {
+  Owner owner{t, {}};
+  Flips flips;
+  at::Tensor same_memory = t;
+  for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;
+       origin = peek_meta(origin->base).storage->origin.get()) {
     if (origin->base.scalar_type() != t.scalar_type()) break;
-    if (origin->moved) owner = origin->base;
+    count_bits(flips, peek_meta(same_memory).locals, origin->locals);
+    flips.conj ^= origin->op.schema().name() == "aten::_conj";
+    flips.neg ^= origin->op.schema().name() == "aten::_neg_view";
+    same_memory = origin->base;
+    if (origin->moved) owner = {origin->base, flips};
   }
   return owner;
 }
@@ -60,8 +90,9 @@ bool lies_as_global(const at::Tensor& t) {
 
 // Brings `t` to where it lies so. In an abstract world that is nowhere.
 RankTensors gathered(const at::Tensor& t, const std::string& op) {
-  const Placements whole(t.defined() ? layout_of(t).spec->placements().size() : 0, Replicate());
-  const at::Tensor all = redistribute_below_autograd(t, whole, {op, "self", current_scope().module_path, /*implicit=*/true});
+  const Placements whole(t.defined() ? spec_of(t)->placements().size() : 0, Replicate());
+  const at::Tensor all =
+      redistribute_below_autograd(t, whole, {op, "self", current_scope().module_path, /*implicit=*/true});
   LocalGuard guard;
   RankTensors locals;
   for (const at::Tensor& local : meta_of(all).locals) {
@@ -81,7 +112,8 @@ int64_t extent(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   return result;
 }
 
-// Are all that such strides see from `begin` on elements of `base`? Between elements that are not side by side lie those of others.
+// Are all that such strides see from `begin` on elements of `base`? Between elements that are not side by side lie
+// those of others.
 bool has_all_of(const at::Tensor& base, c10::IntArrayRef size, c10::IntArrayRef stride, int64_t begin) {
   const int64_t seen = extent(size, stride), there = extent(base.sizes(), base.strides());
   if (seen == 0) return true;
@@ -106,6 +138,7 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   std::vector<c10::IValue> args(torch::jit::last(stack, 4).vec());
   torch::jit::drop(stack, 4);
   const at::Tensor self = args[0].toTensor();
+  if (is_leaf_parameter(self)) keep_gradient_layout(self);  // as dispatch_by_rule() does
   const std::vector<int64_t> size = args[1].toIntVector(), stride = args[2].toIntVector();
   const int64_t offset = args[3].toOptional<int64_t>().value_or(self.storage_offset());
   if (self.sizes() == size && self.strides() == stride && offset == self.storage_offset()) {
@@ -116,28 +149,36 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   if (self.sizes() == size && offset == self.storage_offset() && same_steps(size, self.strides(), stride)) {
     const DTensorMeta& meta = memory_of(self);
     const TensorMeta named{Shape(size.begin(), size.end()), Shape(stride.begin(), stride.end()), self.scalar_type()};
-    stack.emplace_back(make_view(Spec::get(meta.spec->mesh(), meta.spec->placements(), named), meta.locals, self, offset));
+    stack.emplace_back(
+        make_view(Spec::get(meta.spec->mesh(), meta.spec->placements(), named), meta.locals, self, offset));
     return;
   }
-  const at::Tensor base = owner_of(self);
-  const SpecPtr& spec = layout_of(base).spec;
+  const auto [base, flips] = owner_of(self);
+  const SpecPtr& spec = spec_of(base);
   // Memory around what has no elements may be a part's.
   const bool moved = !lies_as_global(base) || base.numel() == 0;
   const int64_t begin = offset - base.storage_offset();
-  TORCH_CHECK(!moved || has_all_of(base, size, stride, begin), op.schema().name(), ": sizes ", size, ", strides ", stride, " and offset ",
-              offset, " reach beyond the tensor laid out as ", to_string(spec->placements()), ", whose parts have other memory around "
+  TORCH_CHECK(!moved || has_all_of(base, size, stride, begin), op.schema().name(), ": sizes ", size, ", strides ",
+              stride, " and offset ", offset, " reach beyond the tensor laid out as ", to_string(spec->placements()),
+              ", whose parts have other memory around "
               "them than the whole tensor would. Take it of the tensor that this one is a view of.");
   const RankTensors whole = moved ? gathered(base, op.schema().name()) : memory_of(base).locals;
   RankTensors locals;
   {
     LocalGuard guard;
-    for (const at::Tensor& local : whole) locals.push_back(at::as_strided(local, size, stride, local.storage_offset() + (extent(size, stride) == 0 ? 0 : begin)));
+    for (const at::Tensor& local : whole)
+      locals.push_back(
+          at::as_strided(local, size, stride, local.storage_offset() + (extent(size, stride) == 0 ? 0 : begin)));
   }
   const TensorMeta result{Shape(size.begin(), size.end()), Shape(stride.begin(), stride.end()), self.scalar_type()};
   const Placements placements(spec->placements().size(), Replicate());
   args[0] = base;
   args[3] = offset;
-  stack.emplace_back(make_view_of({op, args, 0, 0, placements}, Spec::get(spec->mesh(), placements, result), std::move(locals), begin, moved));
+  at::Tensor view = make_view_of({op, args, 0, 0, placements}, Spec::get(spec->mesh(), placements, result),
+                                 std::move(locals), begin, moved);
+  if (flips.conj) view = at::_conj(view);
+  if (flips.neg) view = at::_neg_view(view);
+  stack.emplace_back(view);
 }
 
 // From a slice (the first argument) back to what it is one of, which has the second one's sizes and strides.
@@ -157,13 +198,13 @@ void set_from_tensor(const c10::OperatorHandle& op, Stack& stack) {
 
 }  // namespace
 
-void register_view_handlers() {
+const RuleFamily view_handlers("view_handlers", [](RuleRegistry& registry) {
   for (const char* op : {"aten::t_", "aten::transpose_", "aten::squeeze_", "aten::unsqueeze_", "aten::as_strided_"})
-    add_handler(op, change_self);
-  add_handler("aten::detach_", return_self);
-  add_handler("aten::as_strided", as_strided);
-  add_handler("aten::slice_inverse", slice_inverse);
-  add_handler("aten::set_.source_Tensor", set_from_tensor);
-}
+    registry.add_handler(op, change_self);
+  registry.add_handler("aten::detach_", return_self);
+  registry.add_handler("aten::as_strided", as_strided);
+  registry.add_handler("aten::slice_inverse", slice_inverse);
+  registry.add_handler("aten::set_.source_Tensor", set_from_tensor);
+});
 
 }  // namespace dtensor

@@ -72,7 +72,7 @@ void for_each_match(const Runs& source, const Runs& target, Visit visit) {
   }
 }
 
-using Matches = absl::InlinedVector<Match, 2>;
+using Matches = c10::SmallVector<Match, 2>;
 
 Matches matches_of(const Runs& source, const Runs& target) {
   Matches matches;
@@ -118,24 +118,24 @@ Runs shard_runs(const Runs& runs, const Placement& placement, int64_t n, int64_t
   return part;
 }
 
-Shape LocalLayout::sizes() const {
+Shape Part::sizes() const {
   Shape sizes;
   for (const Runs& runs : dims) sizes.push_back(total_size(runs));
   return sizes;
 }
 
-bool LocalLayout::is_box() const {
+bool Part::is_box() const {
   return std::all_of(dims.begin(), dims.end(), [](const Runs& runs) { return runs.size() <= 1; });
 }
 
-bool LocalLayout::empty() const {
+bool Part::empty() const {
   return std::any_of(dims.begin(), dims.end(), [](const Runs& runs) { return runs.empty(); });
 }
 
-LocalLayout local_layout(absl::Span<const int64_t> shape, absl::Span<const int64_t> mesh_shape,
-                         const Placements& placements, absl::Span<const int64_t> coordinate) {
+Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
+                  c10::ArrayRef<int64_t> coordinate) {
   assert(placements.size() == mesh_shape.size() && placements.size() == coordinate.size());
-  LocalLayout layout;
+  Part layout;
   for (int64_t size : shape) {
     Runs& runs = layout.dims.emplace_back();
     if (size > 0) runs.push_back({0, size});
@@ -152,8 +152,8 @@ LocalLayout local_layout(absl::Span<const int64_t> shape, absl::Span<const int64
   return layout;
 }
 
-Shape local_shape(absl::Span<const int64_t> shape, absl::Span<const int64_t> mesh_shape, const Placements& placements,
-                  absl::Span<const int64_t> coordinate) {
+Shape local_shape(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
+                  c10::ArrayRef<int64_t> coordinate) {
   assert(placements.size() == mesh_shape.size() && placements.size() == coordinate.size());
   Shape sizes(shape.begin(), shape.end());
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -164,10 +164,10 @@ Shape local_shape(absl::Span<const int64_t> shape, absl::Span<const int64_t> mes
   return sizes;
 }
 
-std::vector<Block> overlap(const LocalLayout& source, const LocalLayout& target) {
+std::vector<Block> overlap(const Part& source, const Part& target) {
   assert(source.dims.size() == target.dims.size());
   const size_t ndim = target.dims.size();
-  absl::InlinedVector<Matches, 4> matches;
+  c10::SmallVector<Matches, 4> matches;
   size_t count = 1;
   for (size_t d = 0; d < ndim; ++d) {
     matches.push_back(matches_of(source.dims[d], target.dims[d]));
@@ -177,7 +177,7 @@ std::vector<Block> overlap(const LocalLayout& source, const LocalLayout& target)
 
   // Every combination of one match per dim, the last dim fastest.
   std::vector<Block> blocks(count);
-  absl::InlinedVector<size_t, 4> index(ndim, 0);
+  c10::SmallVector<size_t, 4> index(ndim, 0);
   for (Block& block : blocks) {
     for (size_t d = 0; d < ndim; ++d) {
       const Match& m = matches[d][index[d]];
@@ -190,7 +190,7 @@ std::vector<Block> overlap(const LocalLayout& source, const LocalLayout& target)
   return blocks;
 }
 
-int64_t overlap_numel(const LocalLayout& source, const LocalLayout& target) {
+int64_t overlap_numel(const Part& source, const Part& target) {
   assert(source.dims.size() == target.dims.size());
   int64_t numel = 1;
   for (size_t d = 0; d < target.dims.size() && numel > 0; ++d) {

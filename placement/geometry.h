@@ -1,20 +1,21 @@
 // Which part of a tensor a rank holds.
 //
-// Everything follows from one rule, torch.chunk's: n pieces of a dim of size N are ceil(N / n) long, the last one shorter,
-// the rest empty. Placements apply left to right, each to what the ones before it left, so nested shards of one dim over
-// several mesh dims need no rule of their own. A StridedShard leaves several runs of a dim, so the part of a rank is, per
-// tensor dim, a list of runs; a box is the case of one run each.
+// Everything follows from one rule, torch.chunk's: n pieces of a dim of size N are ceil(N / n) long, the last one
+// shorter, the rest empty. Placements apply left to right, each to what the ones before it left, so nested shards of
+// one dim over several mesh dims need no rule of their own. A StridedShard leaves several runs of a dim, so the part of
+// a rank is, per tensor dim, a list of runs; a box is the case of one run each.
 //
 //   local_layout({10, 8}, {2, 2}, {Shard(0), Shard(0)}, {1, 0});  // dim 0: [5, 8), dim 1: [0, 8)
 //
 // The planner, the executor and the tests all use these functions; nothing else computes offsets.
 #pragma once
 
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
 #include <cstdint>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
-#include "absl/types/span.h"
 #include "placement/placement.h"
 
 namespace dtensor {
@@ -26,21 +27,21 @@ struct Run {
   friend bool operator==(const Run& a, const Run& b) { return a.begin == b.begin && a.size == b.size; }
 };
 
-// The indices of one dim that a rank holds, in the order in which it stores them. That order ascends, since no placement
-// reorders what it cuts. No run is empty (an empty part has no runs); runs that touch are merged.
-using Runs = absl::InlinedVector<Run, 2>;
+// The indices of one dim that a rank holds, in the order in which it stores them. That order ascends, since no
+// placement reorders what it cuts. No run is empty (an empty part has no runs); runs that touch are merged.
+using Runs = c10::SmallVector<Run, 2>;
 
 int64_t total_size(const Runs& runs);
 
 // Piece i of torch.chunk over n pieces of a dim of `size`; an empty piece begins at `size`. REQUIRES: 0 <= i < n.
 Run chunk(int64_t size, int64_t n, int64_t i);
 
-// What a placement leaves of `runs` for the i-th of n ranks. Anything but Shard and StridedShard leaves all; whether the
-// placement's dim is the one that `runs` describes is the caller's concern.
+// What a placement leaves of `runs` for the i-th of n ranks. Anything but Shard and StridedShard leaves all; whether
+// the placement's dim is the one that `runs` describes is the caller's concern.
 Runs shard_runs(const Runs& runs, const Placement& placement, int64_t n, int64_t i);
 
-struct LocalLayout {
-  absl::InlinedVector<Runs, 4> dims;
+struct Part {
+  c10::SmallVector<Runs, 4> dims;
 
   Shape sizes() const;
   // First global index per dim; the dim's size where the part is empty. Meaningful when is_box().
@@ -51,26 +52,26 @@ struct LocalLayout {
 
 // The part held by the rank at `coordinate` (one entry per mesh dim) of a mesh of `mesh_shape`.
 // REQUIRES: placements.size() == mesh_shape.size() == coordinate.size(), dims normalised.
-LocalLayout local_layout(absl::Span<const int64_t> shape, absl::Span<const int64_t> mesh_shape, const Placements& placements,
-                         absl::Span<const int64_t> coordinate);
+Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
+                  c10::ArrayRef<int64_t> coordinate);
 
 // Its sizes alone.
-Shape local_shape(absl::Span<const int64_t> shape, absl::Span<const int64_t> mesh_shape, const Placements& placements,
-                  absl::Span<const int64_t> coordinate);
+Shape local_shape(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
+                  c10::ArrayRef<int64_t> coordinate);
 
-// A block that two parts share: where it lies in each one's local storage. Maximal: what lies side by side in both parts is
-// one block, even where the global indices jump.
+// A block that two parts share: where it lies in each one's local storage. Maximal: what lies side by side in both
+// parts is one block, even where the global indices jump.
 struct Block {
   Shape from;  // local offsets in the first part
   Shape to;    // local offsets in the second part
   Shape sizes;
 };
 
-// Every block that `source` and `target` (parts of tensors of the same global shape) have in common, in row-major order of
-// the target. Together the blocks of all sources that partition the tensor cover `target` exactly once.
-std::vector<Block> overlap(const LocalLayout& source, const LocalLayout& target);
+// Every block that `source` and `target` (parts of tensors of the same global shape) have in common, in row-major order
+// of the target. Together the blocks of all sources that partition the tensor cover `target` exactly once.
+std::vector<Block> overlap(const Part& source, const Part& target);
 
 // Elements that the two parts have in common.
-int64_t overlap_numel(const LocalLayout& source, const LocalLayout& target);
+int64_t overlap_numel(const Part& source, const Part& target);
 
 }  // namespace dtensor

@@ -1,15 +1,17 @@
 // How one mesh dimension lays out a tensor.
 //
 // A Placement is a small value: copy it, compare it, hash it. A layout on an n-d mesh is a list of them, one per mesh
-// dimension, applied left to right: {Replicate(), Shard(0)} on a mesh (dp, tp) repeats the tensor over dp and cuts dim 0
-// over tp. The same names and meanings as torch.distributed.tensor.
+// dimension, applied left to right: {Replicate(), Shard(0)} on a mesh (dp, tp) repeats the tensor over dp and cuts dim
+// 0 over tp. The same names and meanings as torch.distributed.tensor.
 //
 //   Placements p = {Shard(0), Partial()};
 //   to_string(p);                              // "S(0)P(sum)"
 //   parse_placements("S(0)P(sum)").value();    // the same list
 //
-// Pure C++: no tensors, no meshes. Thread-safe as values are.
+// No tensors, no meshes. Thread-safe as values are.
 #pragma once
+
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <iosfwd>
@@ -18,9 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
-#include "absl/status/statusor.h"
-
 namespace dtensor {
 
 // How the addends that ranks hold combine into the value. kAvg: the sum divided by the number of ranks.
@@ -28,7 +27,7 @@ enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax };
 
 std::string_view to_string(ReduceOp op);  // "sum", "avg", "product", "min", "max"
 
-using Shape = absl::InlinedVector<int64_t, 4>;
+using Shape = c10::SmallVector<int64_t, 4>;
 
 class Placement {
  public:
@@ -47,20 +46,21 @@ class Placement {
   bool is_partial() const { return kind_ == Kind::kPartial || kind_ == Kind::kMaskPartial; }
   bool is_mask_partial() const { return kind_ == Kind::kMaskPartial; }
 
-  int64_t dim() const { return dim_; }                    // Shard, StridedShard: the tensor dim that is cut
-  int64_t split_factor() const { return split_factor_; }  // StridedShard
-  ReduceOp reduce_op() const { return reduce_op_; }       // Partial, MaskPartial
+  int64_t dim() const { return dim_; }                         // Shard, StridedShard: the tensor dim that is cut
+  int64_t split_factor() const { return split_factor_; }       // StridedShard
+  ReduceOp reduce_op() const { return reduce_op_; }            // Partial, MaskPartial
   const Shape& offset_shape() const { return offset_shape_; }  // MaskPartial: shape of the table that was looked up
   int64_t offset_dim() const { return dim_; }                  // MaskPartial: the table's sharded dim
 
   friend bool operator==(const Placement& a, const Placement& b) {
-    return a.kind_ == b.kind_ && a.reduce_op_ == b.reduce_op_ && a.dim_ == b.dim_ && a.split_factor_ == b.split_factor_ &&
-           a.offset_shape_ == b.offset_shape_;
+    return a.kind_ == b.kind_ && a.reduce_op_ == b.reduce_op_ && a.dim_ == b.dim_ &&
+           a.split_factor_ == b.split_factor_ && a.offset_shape_ == b.offset_shape_;
   }
   friend bool operator!=(const Placement& a, const Placement& b) { return !(a == b); }
   template <typename H>
   friend H AbslHashValue(H h, const Placement& p) {
-    return H::combine(std::move(h), p.kind_, p.reduce_op_, p.dim_, p.split_factor_, p.offset_shape_);
+    h = H::combine(std::move(h), p.kind_, p.reduce_op_, p.dim_, p.split_factor_, p.offset_shape_.size());
+    return H::combine_contiguous(std::move(h), p.offset_shape_.data(), p.offset_shape_.size());
   }
 
  private:
@@ -79,15 +79,16 @@ class Placement {
 
 // Every rank holds the whole tensor.
 Placement Replicate();
-// Rank i holds the i-th piece of torch.chunk(tensor, n, dim). A negative dim counts from the end once it meets a tensor.
+// Rank i holds the i-th piece of torch.chunk(tensor, n, dim). A negative dim counts from the end once it meets a
+// tensor.
 Placement Shard(int64_t dim);
-// The dim is first cut into `split_factor` pieces by the chunk rule, each of those over the ranks; rank i holds the i-th
-// part of every piece. What flattening [A, B] with B sharded gives: StridedShard(0, A).
+// The dim is first cut into `split_factor` pieces by the chunk rule, each of those over the ranks; rank i holds the
+// i-th part of every piece. What flattening [A, B] with B sharded gives: StridedShard(0, A).
 Placement StridedShard(int64_t dim, int64_t split_factor);
 // Every rank holds an addend of full shape; the value is their reduction.
 Placement Partial(ReduceOp op = ReduceOp::kSum);
-// The sum-Partial that a lookup into a row-sharded table of shape `offset_shape` leaves: at each position one rank at most
-// holds something other than zero.
+// The sum-Partial that a lookup into a row-sharded table of shape `offset_shape` leaves: at each position one rank at
+// most holds something other than zero.
 Placement MaskPartial(Shape offset_shape, int64_t offset_dim, ReduceOp op = ReduceOp::kSum);
 
 // One placement per mesh dimension.
@@ -98,17 +99,6 @@ std::string to_string(const Placement& p);
 std::string to_string(const Placements& p);
 std::ostream& operator<<(std::ostream& os, const Placement& p);
 std::ostream& operator<<(std::ostream& os, const Placements& p);
-
-// The texts of errors begin with no function's name: whoever throws them names the call that the user made.
-
-// Reads what to_string writes; spaces and commas between placements are allowed, and "P" alone means P(sum).
-// Error: InvalidArgument with the text, the position and what would be accepted there.
-absl::StatusOr<Placements> parse_placements(std::string_view text);
-
-// `placements` with negative dims counted from the end of a tensor of `ndim` dims (of the table, for a MaskPartial).
-// Error: InvalidArgument for a dim outside [-ndim, ndim), a split factor < 1, or Partials that do not commute: all must
-// have one ReduceOp, but kSum and kAvg mix.
-absl::StatusOr<Placements> normalize_placements(const Placements& placements, int64_t ndim);
 
 // `placements` with every Partial as Replicate: where the value is once it is reduced.
 Placements without_partials(Placements placements);

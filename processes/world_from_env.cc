@@ -12,16 +12,17 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "mesh/communicator.h"
+#include "comm/communicator.h"
 #include "mesh/world.h"
-#include "processes/c10d_communicator.h"
-#include "processes/choose_device.h"
-#include "processes/error_file.h"
-#include "processes/job.h"
-#include "processes/launch_env.h"
-#include "processes/nccl_backend.h"
-#include "processes/open_store.h"
-#include "processes/terminate_notice.h"
+#include "processes/c10d/c10d_communicator.h"
+#include "processes/c10d/nccl_backend.h"
+#include "processes/job/error_file.h"
+#include "processes/job/job.h"
+#include "processes/job/terminate_notice.h"
+#include "processes/launch/choose_device.h"
+#include "processes/launch/launch_env.h"
+#include "processes/launch/launch_store.h"
+#include "processes/launch/open_store.h"
 
 namespace dtensor {
 namespace {
@@ -30,8 +31,8 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr std::chrono::seconds kLinger(30);
 
-// The part of a store that one world uses. Where this process serves the store, the end of the world waits for the other ranks:
-// they may still need it, and the process may end next.
+// The part of a store that one world uses. Where this process serves the store, the end of the world waits for the
+// other ranks: they may still need it, and the process may end next.
 class WorldStore final : public c10d::PrefixStore {
  public:
   WorldStore(std::string prefix, StorePtr store, int64_t size, bool serves)
@@ -41,7 +42,8 @@ class WorldStore final : public c10d::PrefixStore {
     try {
       add("gone", 1);
       const auto until = std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(kLinger, getTimeout());
-      while (serves_ && add("gone", 0) < size_ && !check({"failed/record"}) && std::chrono::steady_clock::now() < until) {
+      while (serves_ && add("gone", 0) < size_ && !check({"failed/record"}) &&
+             std::chrono::steady_clock::now() < until) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
     } catch (const std::exception&) {
@@ -54,8 +56,9 @@ class WorldStore final : public c10d::PrefixStore {
   const bool serves_;
 };
 
-// How often this rank has come to what `key` names, this time included; equal on all ranks, as all make their worlds in the
-// same order. Error: more often than this process did, so another process has the same rank, or the store is an old one.
+// How often this rank has come to what `key` names, this time included; equal on all ranks, as all make their worlds in
+// the same order.
+// Error: more often than this process did, so another process has the same rank, or the store is an old one.
 int64_t count_visit(const StorePtr& store, const std::string& key, int64_t rank, const std::string& name, bool file) {
   static std::mutex mutex;
   static auto* visits = new std::map<std::string, int64_t>;  // by this process
@@ -66,7 +69,8 @@ int64_t count_visit(const StorePtr& store, const std::string& key, int64_t rank,
   }
   const int64_t all = store->add(absl::StrCat(key, "/came/", rank), 1);
   TORCH_CHECK(all <= mine, "World::from_env: a rank ", rank, " has been at the store ", name,
-              " before: two processes have the same rank", file ? ", or the file is left from an earlier run: remove it" : "");
+              " before: two processes have the same rank",
+              file ? ", or the file is left from an earlier run: remove it" : "");
   return mine;
 }
 
@@ -97,18 +101,20 @@ World world_from_group(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device
   constexpr char kWho[] = "World::from_process_group: ";
   TORCH_CHECK(group, kWho, "`group` is null");
   const StorePtr store = group->getStore();
-  TORCH_CHECK(store, kWho, "`group` was made without a store; make it with ProcessGroup(store, rank, size), as the ranks also ",
+  TORCH_CHECK(store, kWho,
+              "`group` was made without a store; make it with ProcessGroup(store, rank, size), as the ranks also ",
               "meet there to tell each other of failures");
   const auto types = group->getDeviceTypes();
   TORCH_CHECK(std::any_of(types.begin(), types.end(), [&](c10::Device d) { return d.type() == device.type(); }), kWho,
               "`group` has no ", "backend for `device` ", device, "; add one with setBackend()");
   const std::string backend = absl::AsciiStrToLower(group->getBackend(device.type())->getBackendName());
-  TORCH_CHECK(backend == (device.is_cuda() ? "nccl" : "gloo"), kWho, "`group` carries tensors on ", device, " by ", backend,
-              "; supported are gloo for cpu and nccl for cuda");
+  TORCH_CHECK(backend == (device.is_cuda() ? "nccl" : "gloo"), kWho, "`group` carries tensors on ", device, " by ",
+              backend, "; supported are gloo for cpu and nccl for cuda");
   const int64_t rank = group->getRank();
   // Groups share no store, or have each a prefix of their own in it; how often each came is counted there alone.
   const int64_t nth = store->add(absl::StrCat("dtensor/group/came/", rank), 1);
-  auto own = c10::make_intrusive<WorldStore>(absl::StrCat("dtensor/group/", nth), store, group->getSize(), /*serves=*/false);
+  auto own =
+      c10::make_intrusive<WorldStore>(absl::StrCat("dtensor/group/", nth), store, group->getSize(), /*serves=*/false);
   auto job = std::make_shared<Job>(std::move(own), rank, group->getSize(), find_timeout({}));
   return make_world(std::move(job), {backend, device}, std::move(group));
 }

@@ -1,9 +1,6 @@
 #include "propagation/factor_rule.h"
 
 #include <algorithm>
-#include <cctype>
-#include <map>
-#include <tuple>
 
 namespace dtensor {
 namespace {
@@ -70,7 +67,8 @@ class Deriver {
     return call_.inputs[input] && s.inputs[input].is_partial();
   }
 
-  // The dtype of output `o`; nullopt where nobody has asked for the results yet, or the rule is about some of them only.
+  // The dtype of output `o`; nullopt where nobody has asked for the results yet, or the rule is about some of them
+  // only.
   std::optional<c10::ScalarType> result_dtype(size_t o) const {
     return call_.result_dtypes.size() == rule_.outputs.size() ? call_.result_dtypes[o] : std::nullopt;
   }
@@ -110,8 +108,9 @@ class Deriver {
     return true;
   }
 
-  // Adds the strategy, if the dtypes allow it, and where it sums inputs that came as MaskPartial also one that takes those as
-  // they are. Written to, a MaskPartial stays one if at no element two ranks can have something: then it is given as a result.
+  // Adds the strategy, if the dtypes allow it, and where it sums inputs that came as MaskPartial also one that takes
+  // those as they are. Written to, a MaskPartial stays one if at no element two ranks can have something: then it is
+  // given as a result.
   void add(DimStrategy s, Maths maths) {
     if (!fits(s, maths)) return;
     DimStrategy masked = s;
@@ -243,155 +242,10 @@ class Deriver {
   std::vector<DimStrategy> result_;
 };
 
-// "b...mk": letters before and after the ellipsis.
-struct Operand {
-  std::string before, after;
-  bool ellipsis = false;
-
-  int64_t num_letters() const { return static_cast<int64_t>(before.size() + after.size()); }
-};
-
-Operand parse_operand(std::string_view text, std::string_view equation) {
-  Operand result;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (c == ' ') continue;
-    if (c == '.') {
-      TORCH_CHECK(text.substr(i, 3) == "..." && !result.ellipsis, "einsum rule \"", equation,
-                  "\": \"...\" expected at \"", text.substr(i), "\"");
-      result.ellipsis = true;
-      i += 2;
-      continue;
-    }
-    TORCH_CHECK(std::isalpha(static_cast<unsigned char>(c)) || c == '1', "einsum rule \"", equation, "\": '", c,
-                "' is not a letter");
-    (result.ellipsis ? result.after : result.before) += c;
-  }
-  return result;
-}
-
-std::vector<std::string_view> split_at(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  for (size_t end; (end = text.find(separator)) != std::string_view::npos; text.remove_prefix(end + 1)) {
-    parts.push_back(text.substr(0, end));
-  }
-  parts.push_back(text);
-  return parts;
-}
-
-std::vector<Operand> parse_operands(std::string_view text, std::string_view equation) {
-  std::vector<Operand> result;
-  for (std::string_view operand : split_at(text, ',')) result.push_back(parse_operand(operand, equation));
-  return result;
-}
-
-// What one dim of an operand is called: a letter, the k-th ellipsis dim counted from the right, or '1'.
-struct Label {
-  char letter;
-  int64_t ellipsis;
-  bool operator<(const Label& o) const { return std::tie(letter, ellipsis) < std::tie(o.letter, o.ellipsis); }
-};
-
-std::vector<Label> labels(const Operand& operand, int64_t ellipsis_dims) {
-  std::vector<Label> result;
-  for (char c : operand.before) result.push_back({c, 0});
-  for (int64_t k = ellipsis_dims; operand.ellipsis && k > 0; --k) result.push_back({'.', k});
-  for (char c : operand.after) result.push_back({c, 0});
-  return result;
-}
-
 }  // namespace
 
 std::vector<DimStrategy> strategies(const FactorRule& rule, const OpCall& call, int64_t mesh_dim) {
   return Deriver(rule, call, mesh_dim).run();
-}
-
-FactorRule einsum(const OpCall& call, std::string_view equation, bool linear) {
-  const size_t arrow = equation.find("->");
-  TORCH_CHECK(arrow != std::string_view::npos, "einsum rule \"", equation, "\": no \"->\"");
-  FactorRule rule;
-  std::vector<Operand> operands;
-  std::vector<bool> alone;  // the only input of its term, of several: it broadcasts to the result
-  const std::vector<std::string_view> terms = split_at(equation.substr(0, arrow), '+');
-  for (std::string_view term : terms) {
-    std::vector<int> indices;
-    for (Operand& operand : parse_operands(term, equation)) {
-      indices.push_back(static_cast<int>(operands.size()));
-      operands.push_back(std::move(operand));
-    }
-    for (size_t i = 0; i < indices.size(); ++i) alone.push_back(indices.size() == 1 && terms.size() > 1);
-    if (linear) rule.terms.push_back(std::move(indices));
-  }
-  const std::vector<Operand> outputs = parse_operands(equation.substr(arrow + 2), equation);
-  TORCH_CHECK(operands.size() == call.inputs.size(), call.name(), ": the rule \"", equation, "\" has ", operands.size(),
-              " inputs, the call ", call.inputs.size());
-
-  // Labels of every input's dims, from the right where the input has fewer.
-  int64_t ellipsis_dims = 0;
-  std::vector<std::vector<Label>> input_labels(operands.size());
-  for (size_t i = 0; i < operands.size(); ++i) {
-    if (!call.inputs[i]) continue;
-    const int64_t ndim = call.inputs[i]->ndim(), letters = operands[i].num_letters();
-    TORCH_CHECK(ndim == letters || (ndim > letters && operands[i].ellipsis) || (ndim < letters && alone[i]),
-                call.name(), ": argument '", call.input_name(static_cast<int>(i)), "' has ", ndim, " dims, the rule \"",
-                equation, "\" asks for ", letters, operands[i].ellipsis ? " or more" : "");
-    const int64_t extra = std::max<int64_t>(0, ndim - letters);
-    ellipsis_dims = std::max(ellipsis_dims, extra);
-    input_labels[i] = labels(operands[i], extra);
-    input_labels[i].erase(input_labels[i].begin(), input_labels[i].end() - ndim);
-  }
-
-  // Numbers: the dims of the results first, so that among equals a split that leaves no Partial comes first.
-  std::map<Label, int> factors;
-  auto number = [&](const Label& label) {
-    if (label.letter == '1') return kNoFactor;
-    return factors.emplace(label, static_cast<int>(factors.size())).first->second;
-  };
-  for (const Operand& output : outputs) {
-    Factors dims;
-    for (const Label& label : labels(output, ellipsis_dims)) dims.push_back(number(label));
-    rule.outputs.push_back(std::move(dims));
-  }
-  for (const auto& dims : input_labels) {
-    Factors numbered;
-    for (const Label& label : dims) numbered.push_back(number(label));
-    rule.inputs.push_back(std::move(numbered));
-  }
-
-  // Broadcast dims are of no factor.
-  std::vector<int64_t> sizes(factors.size(), 1);
-  std::vector<bool> in_input(factors.size(), false);
-  auto each_dim = [&](auto&& visit) {
-    for (size_t i = 0; i < rule.inputs.size(); ++i) {
-      for (size_t d = 0; d < rule.inputs[i].size(); ++d) {
-        if (rule.inputs[i][d] != kNoFactor) visit(rule.inputs[i][d], call.inputs[i]->sizes()[d]);
-      }
-    }
-  };
-  each_dim([&](int& factor, int64_t size) {
-    in_input[factor] = true;
-    if (size != 1) sizes[factor] = size;
-  });
-  each_dim([&](int& factor, int64_t size) {
-    if (size != sizes[factor]) factor = kNoFactor;
-  });
-  for (Factors& dims : rule.outputs) {
-    for (int& factor : dims) {
-      if (factor != kNoFactor && !in_input[factor]) factor = kNoFactor;
-    }
-  }
-
-  for (const auto& [label, factor] : factors) {
-    const bool blocked = std::isupper(static_cast<unsigned char>(label.letter));
-    bool contracted = false;
-    for (const Factors& dims : rule.outputs) contracted = contracted || dim_of(dims, factor) < 0;
-    if (blocked || (contracted && !linear)) {
-      rule.blocked.push_back(factor);
-    } else if (contracted) {
-      rule.contractions.push_back({factor, ReduceOp::kSum});
-    }
-  }
-  return rule;
 }
 
 FactorRule pointwise(const OpCall& call, int num_outputs) {

@@ -1,8 +1,9 @@
 // The rule language: which output dims come from which input dims, and in what the operator is linear.
 //
-// A factor is a dim that runs through the operator: "mk,kn->mn" has the factors m, k, n. Splitting a factor over ranks shards
-// every tensor that has it on that dim; tensors without it stay whole, and an output without it becomes Partial (k above).
-// Linearity says which inputs may be Partial. The engine derives every strategy from that, for any mesh, uneven sizes too.
+// A factor is a dim that runs through the operator: "mk,kn->mn" has the factors m, k, n. Splitting a factor over ranks
+// shards every tensor that has it on that dim; tensors without it stay whole, and an output without it becomes Partial
+// (k above). Linearity says which inputs may be Partial. The engine derives every strategy from that, for any mesh,
+// uneven sizes too.
 //
 //   strategies(einsum(call, "mk,kn->mn"))        // R,R->R  S0,R->S0  R,S1->S1  S1,S0->P  P,R->P  R,P->P
 //   strategies(einsum(call, "mn+mk,kn->mn"))     // addmm: '+' separates the terms of a sum
@@ -29,15 +30,17 @@ struct FactorRule {
   // Factors that must stay whole.
   std::vector<int> blocked;
 
-  // What an output without a split factor becomes. A factor that some output lacks and that has no entry here is blocked.
+  // What an output without a split factor becomes. A factor that some output lacks and that has no entry here is
+  // blocked.
   struct Contraction {
     int factor;
     ReduceOp op;
   };
   std::vector<Contraction> contractions;
 
-  // The operator is the sum over terms of the product of the term's inputs (indices into inputs): with one input of every
-  // term Partial(sum) and the rest whole, the outputs are Partial(sum); avg likewise. Inputs in no term are never Partial.
+  // The operator is the sum over terms of the product of the term's inputs (indices into inputs): with one input of
+  // every term Partial(sum) and the rest whole, the outputs are Partial(sum); avg likewise. Inputs in no term are never
+  // Partial.
   std::vector<std::vector<int>> terms;
   // What the terms are computed with: kReal if there is a division, or a factor that is no integer.
   Maths maths = Maths::kRing;
@@ -54,29 +57,31 @@ struct FactorRule {
   std::vector<Passthrough> passthroughs;
 };
 
-// Which dtypes a Partial may have is no part of a rule: strategies() leaves out those that passes() of partial_dtypes.h denies
-// for the dtypes of the inputs and results at hand, and linear ones beside a number that is not finite or a divisor of 0.
+// Which dtypes a Partial may have is no part of a rule: strategies() leaves out those that passes() of partial_dtypes.h
+// denies for the dtypes of the inputs and results at hand, and linear ones beside a number that is not finite or a
+// divisor of 0.
 
-// All strategies of a rule along one mesh dim: everything replicated first, then a split of each factor, then the Partials.
-// StridedShards found among the inputs are tried as splits too. `mesh_dim` < 0 leaves those out.
+// All strategies of a rule along one mesh dim: everything replicated first, then a split of each factor, then the
+// Partials. StridedShards found among the inputs are tried as splits too. `mesh_dim` < 0 leaves those out.
 std::vector<DimStrategy> strategies(const FactorRule& rule, const OpCall& call, int64_t mesh_dim = -1);
 
-// From an equation: inputs in the order of OpCall::inputs, ',' for a product, '+' for a sum (each input is a term of its own
-// product), "->" outputs separated by ','. "..." stands for leading dims, aligned at the right and broadcast. A dim of size 1
-// where the factor has another size is broadcast; '1' names a dim of no factor. A term of one input, beside others, may have
-// fewer dims than letters: they are aligned at the right. Contracted factors become Partial(sum). Capital letters are
-// blocked. `linear` = false: no terms, and contracted factors are blocked.
-// Error (c10::Error): an input's number of dims does not fit; the text names operator and argument.
+// From an equation: inputs in the order of OpCall::inputs, ',' for a product, '+' for a sum (each input is a term of
+// its own product), "->" outputs separated by ','. "..." stands for leading dims, aligned at the right and broadcast. A
+// dim of size 1 where the factor has another size is broadcast; '1' names a dim of no factor. A term of one input,
+// beside others, may have fewer dims than letters: they are aligned at the right. Contracted factors become
+// Partial(sum). Capital letters are blocked. `linear` = false: no terms, and contracted factors are blocked. Error
+// (c10::Error): an input's number of dims does not fit; the text names operator and argument.
 FactorRule einsum(const OpCall& call, std::string_view equation, bool linear = true);
 
 // Elementwise with broadcasting, one factor per dim of the result, `num_outputs` results of that shape. No terms.
 FactorRule pointwise(const OpCall& call, int num_outputs = 1);
 
-// One input `input` reduced over `dims` (normalised): output dims follow; reduced factors contract with `op`, or are blocked
-// if nullopt. keepdim leaves dims of size 1. Sums and averages are taken to be linear in `input`, the other ops to pass their
-// kind of Partial through: clear `terms` (`passthroughs`) of the result where that is not so (count_nonzero, norms).
-FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& dims, bool keepdim, std::optional<ReduceOp> op,
-                     int num_outputs = 1);
+// One input `input` reduced over `dims` (normalised): output dims follow; reduced factors contract with `op`, or are
+// blocked if nullopt. keepdim leaves dims of size 1. Sums and averages are taken to be linear in `input`, the other ops
+// to pass their kind of Partial through: clear `terms` (`passthroughs`) of the result where that is not so
+// (count_nonzero, norms).
+FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& dims, bool keepdim,
+                     std::optional<ReduceOp> op, int num_outputs = 1);
 
 // A rule made of nothing but a FactorRule.
 OpRule factor_op(std::function<FactorRule(const OpCall&)> rule);

@@ -17,7 +17,8 @@ bool writes(const c10::FunctionSchema& schema) {
                      [](const auto& a) { return a.alias_info() != nullptr && a.alias_info()->isWrite(); });
 }
 
-// How many arguments `functional` has besides those of the out= form, all of them with a default; nullopt: not its functional form.
+// How many arguments `functional` has besides those of the out= form, all of them with a default; nullopt: not its
+// functional form.
 std::optional<size_t> count_defaults(const c10::FunctionSchema& functional, const c10::FunctionSchema& out) {
   if (writes(functional)) return std::nullopt;
   size_t found = 0;
@@ -52,7 +53,8 @@ std::optional<c10::OperatorHandle> search(const c10::OperatorHandle& op) {
 
 std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op) {
   static auto& mutex = *new std::mutex;
-  static auto& found = *new absl::flat_hash_map<c10::OperatorHandle, std::optional<c10::OperatorHandle>, std::hash<c10::OperatorHandle>>;
+  static auto& found =
+      *new absl::flat_hash_map<c10::OperatorHandle, std::optional<c10::OperatorHandle>, std::hash<c10::OperatorHandle>>;
   std::lock_guard lock(mutex);
   const auto [entry, fresh] = found.try_emplace(op);
   if (fresh) entry->second = search(op);  // goes through all operators

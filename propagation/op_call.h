@@ -1,7 +1,7 @@
 // One call of an operator as the engine sees it: schema, specs of the tensor arguments, values of the others.
 //
-// Tensor arguments are flattened to `inputs` in schema order, the elements of list arguments one by one; an absent optional
-// tensor is a null entry. No data is reachable from here, so rules cannot depend on any.
+// Tensor arguments are flattened to `inputs` in schema order, the elements of list arguments one by one; an absent
+// optional tensor is a null entry. No data is reachable from here, so rules cannot depend on any.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "propagation/spec.h"
+#include "plan/spec.h"
 
 namespace dtensor {
 
@@ -25,10 +25,10 @@ struct ArgSlot {
 
 struct OpCall {
   explicit OpCall(c10::OperatorHandle handle) : op(handle) {}
-  // For tests and tools: the operator by name ("aten::mm", "aten::sum.dim_IntList"). Tensor arguments take `specs` in schema
-  // order (null: absent; a list takes what the others leave), the other arguments `args`; what is missing at the end of
-  // either is the default, or absent. `args` may also list all arguments: then those in the place of a tensor only say
-  // whether it is there (None and undefined tensors: absent, no spec taken).
+  // For tests and tools: the operator by name ("aten::mm", "aten::sum.dim_IntList"). Tensor arguments take `specs` in
+  // schema order (null: absent; a list takes what the others leave), the other arguments `args`; what is missing at the
+  // end of either is the default, or absent. `args` may also list all arguments: then those in the place of a tensor
+  // only say whether it is there (None and undefined tensors: absent, no spec taken).
   static OpCall make(const std::string& op_name, const std::vector<SpecPtr>& specs, std::vector<c10::IValue> args = {});
 
   c10::OperatorHandle op;

@@ -1,7 +1,7 @@
 // What the engine must know of an operator: in which layouts it can be computed, and what comes out.
 //
-// A rule is a value. Most are written in the rule language of factor_rule.h; what cannot be said there is a small function.
-// Register one for your own operator:
+// A rule is a value. Most are written in the rule language of factor_rule.h; what cannot be said there is a small
+// function. Register one for your own operator (rule_registry.h):
 //
 //   OpRule rule;
 //   rule.per_dim = [](const OpCall& call, int64_t) { return strategies(einsum(call, "mk,kn->mn")); };
@@ -21,8 +21,8 @@
 
 namespace dtensor {
 
-// One way to compute an operator, seen along one mesh dim: a placement per output and per input. Computing on those inputs
-// on every rank, without communication, gives those outputs.
+// One way to compute an operator, seen along one mesh dim: a placement per output and per input. Computing on those
+// inputs on every rank, without communication, gives those outputs.
 struct DimStrategy {
   Placements outputs;
   Placements inputs;  // one per OpCall::inputs; the entries of absent inputs are ignored
@@ -60,12 +60,12 @@ struct OpRule {
   // Global metadata of the outputs. Unset: ATen's meta kernel, and for pointwise operators a trial on one element.
   std::function<OutputMetas(const OpCall&)> metas;
 
-  // The computation on one rank: takes the arguments off the stack, leaves the results. Unset: the operator itself. Local
-  // tensors are plain; autograd is off.
+  // The computation on one rank: takes the arguments off the stack, leaves the results. Unset: the operator itself.
+  // Local tensors are plain; autograd is off.
   std::function<void(const LocalCall&, torch::jit::Stack&)> local;
 
-  // Arguments whose value matters neither to layout nor to shape: only their type takes part in the cache key, and whether
-  // they are finite; of those among `divisors` also whether they are 0.
+  // Arguments whose value matters neither to layout nor to shape: only their type takes part in the cache key, and
+  // whether they are finite; of those among `divisors` also whether they are 0.
   std::vector<std::string> value_free;
   std::vector<std::string> divisors;
 
@@ -74,31 +74,5 @@ struct OpRule {
   // Draws random numbers: see ops/random.h.
   bool random = false;
 };
-
-// Operators -> rules. Look-up order: "ns::op.overload" (for an out= operator also the overload without out), "ns::op", the
-// functional form of an in-place operator, and for operators tagged pointwise in ATen, unless they draw random numbers, the
-// default pointwise rule. Thread-safe.
-class RuleRegistry {
- public:
-  static RuleRegistry& instance();
-
-  // `op`: "aten::sum" for every overload, "aten::sum.dim_IntList" for one. A later rule replaces an earlier one.
-  void add(const std::string& op, OpRule rule);
-  // Several names, one rule.
-  void add(const std::vector<std::string>& ops, const OpRule& rule);
-  void set_default_pointwise(OpRule rule);
-  std::shared_ptr<const OpRule> find(const c10::OperatorHandle& op) const;  // null: none
-  // Changes whenever a rule is added; cached decisions of an older generation are dropped.
-  uint64_t generation() const;
-  std::vector<std::string> names() const;  // sorted
-
- private:
-  RuleRegistry();
-  struct State;
-  std::shared_ptr<State> state_;
-};
-
-// The rules of the library's own operators, in ops/. RuleRegistry::instance() calls it on first use.
-void register_builtin_rules(RuleRegistry& registry);
 
 }  // namespace dtensor

@@ -29,7 +29,8 @@ bool cast_keeps_order(c10::ScalarType from, c10::ScalarType to) {
   const bool is_signed = c10::isSignedType(to);
   if (c10::isSignedType(from) && !is_signed) return false;
   const bool gains_sign = is_signed && !c10::isSignedType(from);
-  return c10::elementSize(to) > c10::elementSize(from) || (c10::elementSize(to) == c10::elementSize(from) && !gains_sign);
+  return c10::elementSize(to) > c10::elementSize(from) ||
+         (c10::elementSize(to) == c10::elementSize(from) && !gains_sign);
 }
 
 bool is_order(ReduceOp op) { return op == ReduceOp::kMax || op == ReduceOp::kMin; }

@@ -7,8 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "placement/parse_placements.h"
+#include "plan/redistribute_planner.h"
 #include "propagation/partial_dtypes.h"
-#include "propagation/redistribute_planner.h"
+#include "propagation/rule_registry.h"
+#include "propagation/shape_inference.h"
 #include "propagation/strategy_search.h"
 
 namespace dtensor {
@@ -52,7 +55,8 @@ void check_output(const Problem& problem, size_t o, const Placement& p) {
               ", which has ", ndim, " dims");
 }
 
-// What factor rules see to by themselves, for strategies written by hand: no Partial comes or goes in a dtype that cannot have it.
+// What factor rules see to by themselves, for strategies written by hand: no Partial comes or goes in a dtype that
+// cannot have it.
 template <typename Out, typename In>
 bool dtypes_allow(const Problem& problem, size_t num_outputs, const Out& out, const In& in) {
   for (size_t o = 0; o < num_outputs && o < problem.metas.tensors.size(); ++o) {
@@ -141,9 +145,10 @@ std::string accepted(const Problem& problem, size_t input, int64_t d, const std:
   TORCH_CHECK(false, call.name(), ": none of its sharding strategies fits ", call.to_string());
 }
 
-// Along a mesh dim on which no input is sharded, the engine does not begin to shard by itself. A reduce-scatter is cheaper than
-// an all-reduce, and slicing may make a redistribution along another dim cheaper, but what is saved is paid again by the
-// operators that follow: they meet a layout that nobody asked for and gather weights to get along with it.
+// Along a mesh dim on which no input is sharded, the engine does not begin to shard by itself. A reduce-scatter is
+// cheaper than an all-reduce, and slicing may make a redistribution along another dim cheaper, but what is saved is
+// paid again by the operators that follow: they meet a layout that nobody asked for and gather weights to get along
+// with it.
 void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>& options) {
   const size_t num_inputs = problem.functional.inputs.size();
   const auto present = [&](size_t i) { return problem.functional.inputs[i] != nullptr; };
@@ -172,9 +177,12 @@ Strategy choose_per_dim(const Problem& problem, const OpRule& rule, SearchEffort
     std::vector<DimStrategy> fitting;
     for (const DimStrategy& s : all) {
       check_shape(problem, s.inputs.size(), s.outputs.size());
-      bool allowed = keeps_written(
-          problem, d, s.outputs.size(), [&](size_t o) { return s.outputs[o]; }, [&](size_t i) { return s.inputs[i]; }) &&
-                     dtypes_allow(problem, s.outputs.size(), [&](size_t o) { return s.outputs[o]; }, [&](size_t i) { return s.inputs[i]; });
+      bool allowed =
+          keeps_written(
+              problem, d, s.outputs.size(), [&](size_t o) { return s.outputs[o]; },
+              [&](size_t i) { return s.inputs[i]; }) &&
+          dtypes_allow(
+              problem, s.outputs.size(), [&](size_t o) { return s.outputs[o]; }, [&](size_t i) { return s.inputs[i]; });
       for (size_t i = 0; allowed && i < s.inputs.size(); ++i) {
         allowed = !problem.call.inputs[i] || input_allowed(problem, i, d, s.inputs[i]);
       }
@@ -201,9 +209,11 @@ Strategy choose_whole(const Problem& problem, const OpRule& rule, SearchEffort& 
     bool allowed = true;
     for (int64_t d = 0; allowed && d < problem.mesh_ndim(); ++d) {
       allowed = keeps_written(
-          problem, d, s.outputs.size(), [&](size_t o) { return s.outputs[o][d]; },
-          [&](size_t i) { return s.inputs[i][d]; }) &&
-                dtypes_allow(problem, s.outputs.size(), [&](size_t o) { return s.outputs[o][d]; }, [&](size_t i) { return s.inputs[i][d]; });
+                    problem, d, s.outputs.size(), [&](size_t o) { return s.outputs[o][d]; },
+                    [&](size_t i) { return s.inputs[i][d]; }) &&
+                dtypes_allow(
+                    problem, s.outputs.size(), [&](size_t o) { return s.outputs[o][d]; },
+                    [&](size_t i) { return s.inputs[i][d]; });
       for (size_t i = 0; allowed && i < s.inputs.size(); ++i) {
         allowed = !problem.call.inputs[i] || input_allowed(problem, i, d, s.inputs[i][d]);
       }
@@ -249,38 +259,21 @@ Placements normalized(const OpCall& call, const Placements& placements, int64_t 
 
 }  // namespace
 
-int64_t OpPlan::bytes() const {
-  int64_t total = 0;
-  for (const auto& plan : input_plans) total += plan ? plan->bytes : 0;
-  return total;
-}
-
-std::string OpPlan::explain(const OpCall& call) const {
-  auto layouts = [](const std::vector<SpecPtr>& specs) {
-    return absl::StrJoin(specs, ", ", [](std::string* out, const SpecPtr& spec) {
-      absl::StrAppend(out, spec ? to_string(spec->placements()) : "None");
-    });
-  };
-  std::string text = absl::StrCat(call.name(), "(", layouts(computed), ") -> ", layouts(outputs));
-  for (size_t i = 0; i < input_plans.size(); ++i) {
-    if (input_plans[i]) absl::StrAppend(&text, "; input ", i, ": ", input_plans[i]->to_string());
-  }
-  return text;
-}
-
 std::string missing_rule_text(const c10::OperatorHandle& op) {
-  return absl::StrCat("Operator ", dotted_name(op), " does not have a sharding strategy registered. Register one with "
-                      "RuleRegistry::instance().add(\"", c10::toString(op.operator_name()),
+  return absl::StrCat("Operator ", dotted_name(op),
+                      " does not have a sharding strategy registered. Register one with "
+                      "RuleRegistry::instance().add(\"",
+                      c10::toString(op.operator_name()),
                       "\", rule), where `rule` is an OpRule, or run the operator on replicated tensors within a "
                       "ReplicateUnsupported guard");
 }
 
-std::shared_ptr<const OpPlan> propagate(const OpCall& call) {
+std::shared_ptr<const Decision> propagate(const OpCall& call) {
   SearchEffort usual;
   return propagate(call, usual);
 }
 
-std::shared_ptr<const OpPlan> propagate(const OpCall& call, SearchEffort& effort) {
+std::shared_ptr<const Decision> propagate(const OpCall& call, SearchEffort& effort) {
   auto rule = RuleRegistry::instance().find(call.op);
   TORCH_CHECK_NOT_IMPLEMENTED(rule, missing_rule_text(call.op));
   for (size_t i = 0; i < call.inputs.size(); ++i) {
@@ -299,7 +292,7 @@ std::shared_ptr<const OpPlan> propagate(const OpCall& call, SearchEffort& effort
   }
   Strategy choice = rule->whole ? choose_whole(problem, *rule, effort) : choose_per_dim(problem, *rule, effort);
 
-  auto plan = std::make_shared<OpPlan>();
+  auto plan = std::make_shared<Decision>();
   plan->rule = rule;
   plan->given = call.inputs;
   plan->computed = call.inputs;  // out= arguments: as they are

@@ -1,178 +1,19 @@
 // Global metadata of an operator's outputs, without data.
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
-#include <ATen/core/LegacyTypeDispatch.h>
+#include "propagation/shape_inference.h"
+
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/jit_type.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
-#include <ATen/ops/ones.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <mutex>
 
 #include "absl/strings/match.h"
+#include "propagation/elementwise_strides.h"
 #include "propagation/functional_form.h"
-#include "propagation/propagate.h"
+#include "propagation/trial_run.h"
 
 namespace dtensor {
 namespace {
-
-// Random operators that compute something draw from the default generator even when nothing is kept of it. One trial after the
-// other: two at once would each put back what the other drew. (The generator's own lock is the operator's meanwhile.)
-class KeepGenerator {
- public:
-  explicit KeepGenerator(bool needed) {
-    if (!needed) return;
-    trial_ = std::unique_lock<std::mutex>(trials());
-    std::lock_guard<std::mutex> lock(generator_.mutex());
-    state_ = generator_.get_state();
-  }
-  ~KeepGenerator() {
-    if (!trial_) return;
-    std::lock_guard<std::mutex> lock(generator_.mutex());
-    generator_.set_state(state_);
-  }
-
- private:
-  static std::mutex& trials() {
-    static auto& mutex = *new std::mutex;
-    return mutex;
-  }
-
-  std::unique_lock<std::mutex> trial_;
-  at::Generator generator_ = at::detail::getDefaultCPUGenerator();
-  at::Tensor state_;
-};
-
-bool is_random(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
-
-// Runs the operator on stand-ins for its inputs, below autograd and below distributed tensors, and unseen by Python's dispatch
-// modes (a FLOP counter must not count it).
-template <typename StandIn>
-torch::jit::Stack run_on(const OpCall& call, c10::Device device, const StandIn& stand_in) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_distributed(
-      c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
-  KeepGenerator keep(is_random(call.op) && !device.is_meta());  // kernels of meta tensors draw nothing
-  torch::jit::Stack stack;
-  const auto& arguments = call.schema().arguments();
-  for (size_t a = 0; a < arguments.size(); ++a) {
-    const ArgSlot& slot = call.slots[a];
-    if (slot.kind == ArgSlot::Kind::kTensor) {
-      if (slot.count == 1 && call.inputs[slot.first]) {
-        stack.emplace_back(stand_in(slot.first));
-      } else if (arguments[a].type()->kind() == c10::TypeKind::TensorType) {
-        stack.emplace_back(at::Tensor());
-      } else {
-        stack.emplace_back();
-      }
-    } else if (slot.kind == ArgSlot::Kind::kTensorList) {
-      auto type = arguments[a].type();
-      if (auto optional = type->cast<c10::OptionalType>()) {
-        if (slot.count == 0) {
-          stack.emplace_back();
-          continue;
-        }
-        type = optional->getElementType();
-      }
-      const bool optional_elements =
-          type->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::OptionalType;
-      c10::List<std::optional<at::Tensor>> maybe;
-      c10::List<at::Tensor> all;
-      for (int i = slot.first; i < slot.first + slot.count; ++i) {
-        std::optional<at::Tensor> element;
-        if (call.inputs[i]) element = stand_in(i);
-        maybe.push_back(element);
-        all.push_back(element.value_or(at::Tensor()));
-      }
-      if (optional_elements) {
-        stack.emplace_back(maybe);
-      } else {
-        stack.emplace_back(all);
-      }
-    } else if (call.args[a].isDevice()) {
-      stack.emplace_back(device);
-    } else if (call.args[a].isGenerator()) {
-      stack.emplace_back();
-    } else {
-      stack.push_back(call.args[a]);
-    }
-  }
-  call.op.callBoxed(stack);
-  return stack;
-}
-
-TensorMeta meta_of(const at::Tensor& tensor) {
-  TensorMeta meta;
-  meta.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-  meta.strides.assign(tensor.strides().begin(), tensor.strides().end());
-  meta.dtype = tensor.scalar_type();
-  return meta;
-}
-
-OutputMetas read(const torch::jit::Stack& stack) {
-  OutputMetas result;
-  auto append = [&](const at::Tensor& tensor) {
-    result.tensors.push_back(tensor.defined() ? std::optional(meta_of(tensor)) : std::nullopt);
-    result.offsets.push_back(tensor.defined() ? tensor.storage_offset() : 0);
-  };
-  for (const c10::IValue& value : stack) {
-    if (value.isTensor()) {
-      append(value.toTensor());
-      result.counts.push_back(-1);
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) append(tensor);
-      result.counts.push_back(static_cast<int>(value.toTensorVector().size()));
-    } else if (value.isNone()) {
-      append(at::Tensor());
-      result.counts.push_back(-1);
-    } else {
-      result.counts.push_back(0);
-    }
-  }
-  return result;
-}
-
-// `size`: of every dim.
-at::Tensor one_element(const Spec& spec, int64_t size = 1) {
-  at::Tensor result = at::ones(std::vector<int64_t>(spec.ndim(), size), spec.dtype());
-  if (spec.meta().wrapped_number) result.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return result;
-}
-
-at::Tensor meta_tensor(const Spec& spec) {
-  // A number is never on the meta device, and the meta kernels that Python adds ask for its value.
-  if (spec.meta().wrapped_number) return one_element(spec);
-  return at::empty_strided(spec.sizes(), spec.strides(), at::TensorOptions(spec.dtype()).device(c10::DeviceType::Meta));
-}
-
-// nullopt: the operator has no kernel for meta tensors. What the kernel itself objects to is thrown.
-std::optional<OutputMetas> run_meta(const OpCall& call) {
-  std::vector<at::Tensor> stand_ins(call.inputs.size());
-  torch::jit::Stack stack;
-  try {
-    stack = run_on(call, c10::DeviceType::Meta, [&](int i) { return stand_ins[i] = meta_tensor(*call.inputs[i]); });
-  } catch (const c10::NotImplementedError&) {
-    return std::nullopt;
-  } catch (const c10::Error& e) {
-    // Kernels that look at a value: "Tensor.item() cannot be called on meta tensors".
-    if (!absl::StrContains(e.what_without_backtrace(), "meta tensor")) throw;
-    return std::nullopt;
-  }
-  // Operators such as t_() change the shape of the very tensor; who holds the distributed one could not follow.
-  const std::vector<bool> written = call.without_outs().written();
-  for (size_t i = 0; i < written.size(); ++i) {
-    if (!written[i] || !stand_ins[i].defined()) continue;
-    const TensorMeta after = meta_of(stand_ins[i]);
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        after == call.inputs[i]->meta(), "Operator ", dotted_name(call.op),
-        ": in-place operations that change the shape of a distributed tensor are not supported; use ",
-        "the form that returns a new tensor");
-  }
-  return read(stack);
-}
 
 Shape broadcast_shape(const OpCall& call) {
   Shape result;
@@ -198,7 +39,8 @@ bool is_pointwise(const OpCall& call) {
   return functional && functional->hasTag(at::Tag::pointwise);
 }
 
-// Python puts meta kernels of its own in the place of ATen's, and their type promotion is not the same (bool ** True, ldexp).
+// Python puts meta kernels of its own in the place of ATen's, and their type promotion is not the same (bool ** True,
+// ldexp).
 void take_elementwise_dtypes(const OpCall& call, OutputMetas& metas) {
   OutputMetas trial;
   try {
@@ -211,8 +53,9 @@ void take_elementwise_dtypes(const OpCall& call, OutputMetas& metas) {
   }
 }
 
-// nullopt also where the meta kernel fails at a good call of an elementwise operator: some are composed of others and ask them for
-// what they cannot do without data (ldexp, addcdiv beside a number). What is wrong with a call shows on one element, too.
+// nullopt also where the meta kernel fails at a good call of an elementwise operator: some are composed of others and
+// ask them for what they cannot do without data (ldexp, addcdiv beside a number). What is wrong with a call shows on
+// one element, too.
 std::optional<OutputMetas> try_meta(const OpCall& call) {
   try {
     return run_meta(call);
@@ -235,8 +78,9 @@ std::optional<OutputMetas> try_meta(const OpCall& call) {
 std::optional<OutputMetas> infer(const OpCall& call) {
   if (!is_pointwise(call)) return run_meta(call);
   auto metas = try_meta(call);
+  if (metas && !is_random(call.op)) take_elementwise_dtypes(call, *metas);
   if (!metas) return infer_elementwise(call);
-  if (!is_random(call.op)) take_elementwise_dtypes(call, *metas);
+  take_strides_of_converted(call, *metas);
   return metas;
 }
 
@@ -249,8 +93,8 @@ bool lacks_outs(const OpCall& call) {
   return false;
 }
 
-// aten::index_add for aten::index_add.out, aten::sum.dim_IntList for aten::sum.IntList_out. What out= has no argument for (the
-// dtype and device of zeros_like) is the default. nullopt: there is no such form.
+// aten::index_add for aten::index_add.out, aten::sum.dim_IntList for aten::sum.IntList_out. What out= has no argument
+// for (the dtype and device of zeros_like) is the default. nullopt: there is no such form.
 std::optional<OpCall> as_functional(const OpCall& call) {
   const auto op = functional_form(call.op);
   if (!op) return std::nullopt;
@@ -339,23 +183,19 @@ OutputMetas infer_elementwise(const OpCall& call) {
   if (std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); })) {
     // The dtypes are those of the out= arguments.
     const size_t n = call.schema().returns().size();
-    return {{n, TensorMeta{shape, contiguous_strides(shape)}}, std::vector<int>(n, -1)};
+    return {{n, TensorMeta{shape, contiguous_strides(shape)}}, std::vector<int>(n, -1), {}};
   }
   const c10::Device cpu(c10::DeviceType::CPU);
   // Where nothing is computed nothing can be wrong with the numbers (ZeroDivisionError).
   const int64_t size = std::count(shape.begin(), shape.end(), 0) > 0 ? 0 : 1;
-  OutputMetas result = read(run_on(call, cpu, [&](int i) { return one_element(*call.inputs[i], size); }));
-  Shape strides = contiguous_strides(shape);
-  for (const auto& input : call.inputs) {
-    if (!input || input->sizes() != shape) continue;
-    if (is_dense(input->meta())) strides = input->strides();
-    break;
-  }
+  OutputMetas result = read_metas(run_on(call, cpu, [&](int i) { return one_element(*call.inputs[i], size); }));
+  const Shape strides = elementwise_strides(call);
   for (auto& tensor : result.tensors) {
     if (!tensor) continue;
     tensor->sizes = shape;
     tensor->strides = strides;
   }
+  take_strides_of_converted(call, result);
   return result;
 }
 

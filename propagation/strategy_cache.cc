@@ -8,14 +8,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "mesh/world.h"
-#include "propagation/propagate.h"
+#include "propagation/decision.h"
 
 namespace dtensor {
 namespace {
 
 struct Entry {
   CacheKey key;
-  std::shared_ptr<const OpPlan> plan;
+  std::shared_ptr<const Decision> plan;
   std::string description;
   uint64_t hits = 0;
 };
@@ -55,7 +55,7 @@ struct StrategyCache::State {
 StrategyCache::StrategyCache() : state_(std::make_unique<State>()) {}
 StrategyCache::~StrategyCache() = default;
 
-std::shared_ptr<const OpPlan> StrategyCache::find(const CacheKey& key) {
+std::shared_ptr<const Decision> StrategyCache::find(const CacheKey& key) {
   std::lock_guard<std::mutex> lock(state_->mutex);
   auto it = state_->index.find(&key);
   if (it == state_->index.end()) {
@@ -69,7 +69,7 @@ std::shared_ptr<const OpPlan> StrategyCache::find(const CacheKey& key) {
   return entry->plan;
 }
 
-void StrategyCache::insert(const CacheKey& key, std::shared_ptr<const OpPlan> plan, std::string description) {
+void StrategyCache::insert(const CacheKey& key, std::shared_ptr<const Decision> plan, std::string description) {
   State::Entries evicted;
   std::lock_guard<std::mutex> lock(state_->mutex);
   auto it = state_->index.find(&key);

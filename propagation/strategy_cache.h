@@ -1,9 +1,11 @@
-// Remembers decisions: operator + specs + static arguments -> OpPlan. Bounded, counted, inspectable.
+// Remembers decisions: operator + specs + static arguments -> Decision. Bounded, counted, inspectable.
 //
-// The key holds every non-tensor argument, lists element by element, except those whose value the rule declares irrelevant
-// (their type counts). Entries hold specs, never tensors. Least recently used entries go first. One cache per world, as a
-// World attachment; thread-safe.
+// The key holds every non-tensor argument, lists element by element, except those whose value the rule declares
+// irrelevant (their type counts). Entries hold specs, never tensors. Least recently used entries go first. One cache
+// per world, as a World attachment; thread-safe.
 #pragma once
+
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <memory>
@@ -11,14 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
-
 namespace dtensor {
 
-struct OpPlan;
+struct Decision;
 class World;
 
-using CacheKey = absl::InlinedVector<uint64_t, 32>;
+using CacheKey = c10::SmallVector<uint64_t, 32>;
 
 struct CacheStats {
   uint64_t hits = 0;
@@ -38,9 +38,9 @@ class StrategyCache {
   StrategyCache& operator=(const StrategyCache&) = delete;
 
   // Null on a miss. Counts.
-  std::shared_ptr<const OpPlan> find(const CacheKey& key);
+  std::shared_ptr<const Decision> find(const CacheKey& key);
   // Error (c10::Error) while frozen: the text has `description`, so that a serving loop learns which call was new.
-  void insert(const CacheKey& key, std::shared_ptr<const OpPlan> plan, std::string description);
+  void insert(const CacheKey& key, std::shared_ptr<const Decision> plan, std::string description);
 
   // The error that insert() would throw, before anything is run.
   void check_open(const std::string& description) const;

@@ -3,26 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
-#include "propagation/mesh_steps.h"
-#include "propagation/redistribute_planner.h"
-
 namespace dtensor {
 namespace {
 
-constexpr int64_t kEvery = 64;          // combinations up to which all are looked at
+constexpr int64_t kEvery = 64;            // combinations up to which all are looked at
 constexpr int64_t kEveryOfThree = 16384;  // on meshes of up to three dims
-constexpr int64_t kMaxPriced = 2048;    // of others
-constexpr size_t kMaxSeeds = 8;         // inputs whose layout is followed
+constexpr int64_t kMaxPriced = 2048;      // of others
+constexpr size_t kMaxSeeds = 8;           // inputs whose layout is followed
 
 Picoseconds picoseconds(double seconds) { return std::llround(seconds * 1e12); }
-
-std::vector<Pricer::Group> all_inputs(const Problem& problem) {
-  std::vector<Pricer::Group> groups;
-  for (size_t i = 0; i < problem.functional.inputs.size(); ++i) {
-    if (problem.call.inputs[i]) groups.push_back({i, 1});
-  }
-  return groups;
-}
 
 class Search {
  public:
@@ -78,12 +67,13 @@ Search::Search(const Problem& problem, std::vector<std::vector<DimStrategy>> opt
 std::vector<Pricer::Group> Search::group_inputs() const {
   std::vector<Pricer::Group> groups;
   absl::flat_hash_map<std::pair<const Spec*, Placements>, size_t> known;  // by layout, and what all options make of it
-  for (const Pricer::Group& input : all_inputs(problem_)) {
+  for (const Pricer::Group& input : Pricer::all_inputs(problem_)) {
     Placements wanted;
     for (const auto& options : options_) {
       for (const DimStrategy& option : options) wanted.push_back(option.inputs[input.input]);
     }
-    const auto [it, is_new] = known.try_emplace({problem_.call.inputs[input.input].get(), std::move(wanted)}, groups.size());
+    const auto [it, is_new] =
+        known.try_emplace({problem_.call.inputs[input.input].get(), std::move(wanted)}, groups.size());
     if (is_new) {
       groups.push_back(input);
     } else {
@@ -99,7 +89,8 @@ int Search::num_changed(const DimStrategy& option, int64_t d) const {
   return changed;
 }
 
-// The inputs (the first 64 groups) whose change along mesh dim d takes a collective, whatever happens on the other dims.
+// The inputs (the first 64 groups) whose change along mesh dim d takes a collective, whatever happens on the other
+// dims.
 uint64_t Search::needs_traffic(const DimStrategy& option, int64_t d) const {
   uint64_t mask = 0;
   if (problem_.call.mesh.size(d) == 1) return mask;
@@ -127,7 +118,8 @@ std::optional<Strategy> Search::run(SearchEffort& effort) {
   if (!run_unchanged()) {
     const int64_t usual = options_.size() <= 3 ? kEveryOfThree : kEvery;
     const bool every = num_combinations() <= (effort.every > 0 ? effort.every : usual);
-    if (!every || options_.size() > 1) descend(/*pairs=*/!every);  // also where all are looked at: what is dear is then seen at once
+    if (!every || options_.size() > 1)
+      descend(/*pairs=*/!every);  // also where all are looked at: what is dear is then seen at once
     if (every) branch(0, 0);
   }
   effort.priced += pricer_.priced();
@@ -163,9 +155,11 @@ void Search::branch(size_t d, uint64_t traffic) {
   }
 }
 
-// Prices chosen_, and remembers the best, of equals the one that rules name first. nullopt: not possible, or not the best.
+// Prices chosen_, and remembers the best, of equals the one that rules name first. nullopt: not possible, or not the
+// best.
 std::optional<Score> Search::consider() {
-  auto score = pricer_.price(combine(chosen_, /*all=*/false), found_ ? best_.cost : std::numeric_limits<Picoseconds>::max());
+  auto score =
+      pricer_.price(combine(chosen_, /*all=*/false), found_ ? best_.cost : std::numeric_limits<Picoseconds>::max());
   if (!score) return std::nullopt;
   if (found_ && (best_ < *score || (!(*score < best_) && best_chosen_ < chosen_))) return std::nullopt;
   found_ = true;
@@ -184,7 +178,9 @@ std::vector<Search::Choice> Search::seeds() const {
     const size_t i = groups_[g].input;
     Choice seed;
     for (size_t d = 0; d < options_.size(); ++d) {
-      const auto keeps = [&](size_t k) { return options_[d][k].inputs[i] == problem_.given(i, static_cast<int64_t>(d)); };
+      const auto keeps = [&](size_t k) {
+        return options_[d][k].inputs[i] == problem_.given(i, static_cast<int64_t>(d));
+      };
       const auto it = std::find_if(order_[d].begin(), order_[d].end(), keeps);
       seed.push_back(it == order_[d].end() ? order_[d][0] : *it);
     }
@@ -201,7 +197,8 @@ bool Search::is_better(Score& score) {
   return true;
 }
 
-// From each seed, one mesh dim after the other as is cheapest, until that changes nothing. What that gives is priced well.
+// From each seed, one mesh dim after the other as is cheapest, until that changes nothing. What that gives is priced
+// well.
 void Search::descend(bool pairs) {
   Choice best;
   Score best_score;
@@ -276,81 +273,6 @@ Strategy Search::combine(const Choice& chosen, bool all) const {
 }
 
 }  // namespace
-
-Pricer::Pricer(const Problem& problem) : Pricer(problem, all_inputs(problem)) {}
-
-std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool quick) {
-  ++priced_;
-  for (size_t o = 0; o < s.outputs.size(); ++o) {
-    if (o < problem_.metas.tensors.size() && !problem_.metas.tensors[o]) continue;
-    if (!normalize_placements(s.outputs[o], std::numeric_limits<int32_t>::max()).ok()) return std::nullopt;
-  }
-  // First with lower bounds in place of what is not planned yet.
-  Score score{made_partials(s), 0};
-  changes_.clear();
-  for (const Group& g : groups_) {
-    const Spec& spec = *problem_.call.inputs[g.input];
-    const Placements& to = s.inputs[g.input];
-    if (spec.placements() == to) continue;
-    Price& price = prices_.try_emplace({&spec, to}, Price{}).first->second;
-    if (price.cost < 0) bound(spec, to, price);
-    if (price.cost == kNever) return std::nullopt;
-    if (quick && !price.planned && price.quick < 0) {
-      price.quick = picoseconds(plain_seconds(spec.mesh(), spec.meta(), spec.placements(), to, *problem_.cost));
-    }
-    score.cost += (quick && !price.planned ? price.quick : price.cost) * g.count;
-    score.changed += g.count;
-    if (!quick) changes_.push_back(g);
-  }
-  for (const Group& g : changes_) {
-    if (score.cost > limit) return std::nullopt;
-    const Spec& spec = *problem_.call.inputs[g.input];
-    Price& price = prices_.find(std::make_pair(&spec, s.inputs[g.input]))->second;
-    if (price.planned) continue;
-    score.cost -= price.cost * g.count;
-    plan(spec, s.inputs[g.input], price);
-    score.cost += price.cost * g.count;
-  }
-  return score.cost > limit ? std::nullopt : std::optional(score);
-}
-
-void Pricer::bound(const Spec& spec, const Placements& to, Price& price) const {
-  price.cost = kNever;
-  if (!normalize_placements(to, spec.ndim()).ok()) return;
-  const double least = least_seconds(spec.mesh(), spec.meta(), spec.placements(), to, *problem_.cost);
-  price.cost = std::max<Picoseconds>(0, picoseconds(least) - 1);
-}
-
-void Pricer::plan(const Spec& spec, const Placements& to, Price& price) {
-  const PlanOptions options{problem_.cost, {}};
-  price.cost = picoseconds(plan_redistribution(spec.mesh(), spec.meta(), spec.placements(), to, options).seconds);
-  price.planned = true;
-  ++planned_;
-}
-
-// Moving a sharded input to another dim so that the result is a Partial (the k-split of a matmul) puts off a reduction that
-// somebody has to pay for: it is part of the price.
-Picoseconds Pricer::made_partials(const Strategy& s) const {
-  const DeviceMesh& mesh = problem_.call.mesh;
-  Picoseconds total = 0;
-  for (int64_t d = 0; d < mesh.ndim(); ++d) {
-    bool moved = false;
-    for (const Group& g : groups_) {
-      const Placement& given = problem_.given(g.input, d);
-      moved = moved || (given.is_sharded() && s.inputs[g.input][d].is_sharded() && given != s.inputs[g.input][d]);
-    }
-    for (size_t o = 0; moved && o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
-      if (!problem_.metas.tensors[o] || !s.outputs[o][d].is_partial()) continue;
-      int64_t bytes = static_cast<int64_t>(c10::elementSize(problem_.metas.tensors[o]->dtype));
-      const Shape origin(s.outputs[o].size(), 0);
-      for (int64_t n : local_shape(problem_.metas.tensors[o]->sizes, mesh.shape(), s.outputs[o], origin)) bytes *= n;
-      const bool crosses = (mesh.dims_between_nodes(problem_.cost->ranks_per_node) >> d & 1) != 0;
-      total += picoseconds(problem_.cost->collective(Collective::kAllReduce, mesh.size(d), crosses,
-                                                     2 * bytes * (mesh.size(d) - 1) / mesh.size(d)));
-    }
-  }
-  return total;
-}
 
 std::optional<Strategy> best_combination(const Problem& problem, std::vector<std::vector<DimStrategy>> options,
                                          SearchEffort& effort) {

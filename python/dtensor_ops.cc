@@ -15,9 +15,11 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/comm_event.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/representation.h"
-#include "mesh/comm_event.h"
+#include "placement/parse_placements.h"
 #include "python/mesh_handles.h"
 
 namespace dtensor {
@@ -54,7 +56,7 @@ at::Tensor redistribute_op(const at::Tensor& tensor, std::string_view placements
 
 std::string placements_op(const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(is_dtensor(tensor), "[placements] the tensor is not distributed");
-  return to_string(layout_of(tensor).spec->placements());
+  return to_string(spec_of(tensor)->placements());
 }
 
 bool is_dtensor_op(const at::Tensor& tensor) { return is_dtensor(tensor); }
@@ -84,8 +86,8 @@ std::string comm_counts() {
   const CollectiveCounts now = collectives_issued();
   std::string json = "{";
   for (int c = 0; c < kNumCollectives; ++c) {
-    json += c10::str(c == 0 ? "" : ", ", '"', to_string(static_cast<Collective>(c)), "\": ",
-                     now[c] - baseline().counts[c]);
+    json +=
+        c10::str(c == 0 ? "" : ", ", '"', to_string(static_cast<Collective>(c)), "\": ", now[c] - baseline().counts[c]);
   }
   return json + "}";
 }
@@ -100,8 +102,8 @@ void comm_counts_reset() {
 
 TORCH_LIBRARY(dtensor, m) {
   using namespace dtensor;
-  // A mesh over as many new ranks, all in this process, on one device (the CPU by default). Tensors on meshes of two calls
-  // do not mix.
+  // A mesh over as many new ranks, all in this process, on one device (the CPU by default). Tensors on meshes of two
+  // calls do not mix.
   m.def("init_local_mesh(int[] shape, str[] dim_names, *, Device? device=None) -> int", &init_local_mesh);
   m.def("distribute(Tensor tensor, int mesh, str placements) -> Tensor", &dtensor::distribute);
   m.def("full_tensor(Tensor tensor) -> Tensor", &full_tensor_op);

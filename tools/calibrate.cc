@@ -3,8 +3,8 @@
 //   ./bazelw run //tools:calibrate -- --ranks 4 --out cost_model.json
 //   DTENSOR_COST_MODEL=cost_model.json my_program
 //
-// It knows the ranks through Communicator alone. Times are of whole calls: where all groups of a mesh dim are in this process,
-// of all of them together, as in a step of a redistribution.
+// It knows the ranks through Communicator alone. Times are of whole calls: where all groups of a mesh dim are in this
+// process, of all of them together, as in a step of a redistribution.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -22,7 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "mesh/communicator.h"
+#include "comm/communicator.h"
 #include "tools/fit.h"
 #include "tools/flags.h"
 
@@ -214,9 +214,10 @@ void Calibration::fit_level(const std::vector<Trial>& trials, bool crosses_nodes
     const std::string bandwidth = c == Collective::kBarrier    ? "-"
                                   : fit.cost.bandwidth >= 1e14 ? "no limit seen"
                                                                : absl::StrFormat("%.2f", fit.cost.bandwidth / 1e9);
-    absl::StrAppendFormat(&table_, "%-15s %-13s %-10s %11.2f %11.2f %14s %12.0f %% %6.0f %% at %s\n", std::string(to_string(c)),
-                          crosses_nodes ? "between nodes" : "within a node", absl::StrJoin(sizes, ","), fit.cost.latency * 1e6,
-                          fit.cost.hop_latency * 1e6, bandwidth, fit.typical_error * 100, fit.worst_error * 100,
+    absl::StrAppendFormat(&table_, "%-15s %-13s %-10s %11.2f %11.2f %14s %12.0f %% %6.0f %% at %s\n",
+                          std::string(to_string(c)), crosses_nodes ? "between nodes" : "within a node",
+                          absl::StrJoin(sizes, ","), fit.cost.latency * 1e6, fit.cost.hop_latency * 1e6, bandwidth,
+                          fit.typical_error * 100, fit.worst_error * 100,
                           human_bytes(static_cast<int64_t>(samples[fit.worst].bytes)));
   }
 }
@@ -266,8 +267,8 @@ CostModel Calibration::run() {
   if (!rates.empty()) {
     std::sort(rates.begin(), rates.end());
     model.copy_bandwidth = rates[rates.size() / 2];
-    absl::StrAppendFormat(&table_, "copy: %.2f GB/s per rank (%.2f to %.2f)\n", model.copy_bandwidth / 1e9, rates.front() / 1e9,
-                          rates.back() / 1e9);
+    absl::StrAppendFormat(&table_, "copy: %.2f GB/s per rank (%.2f to %.2f)\n", model.copy_bandwidth / 1e9,
+                          rates.front() / 1e9, rates.back() / 1e9);
   }
   return model;
 }

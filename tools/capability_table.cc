@@ -1,5 +1,5 @@
-// The table of backends in docs/worlds.md: what each does itself, and what is made of exchanges. From mesh/backend_capabilities.h, by
-// which the communicators choose.
+// The table of backends in docs/worlds.md: what each does itself, and what is made of exchanges. From
+// comm/backend_capabilities.h, by which the communicators choose.
 //
 //   ./bazelw run //tools:capability_table              # prints it
 //   ./bazelw run //tools:capability_table -- --write   # puts it into the page
@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/backend_capabilities.h"
+#include "comm/backend_capabilities.h"
 #include "tools/flags.h"
 #include "tools/page_table.h"
 
@@ -48,8 +48,9 @@ bool all_in_order(CommBackend backend, Collective c) {
 }
 
 std::string table() {
-  std::string text = "| backend | exchanges, even and uneven, of every dtype | all_reduce | reduce_scatter |\n"
-                     "| --- | --- | --- | --- |\n";
+  std::string text =
+      "| backend | exchanges, even and uneven, of every dtype | all_reduce | reduce_scatter |\n"
+      "| --- | --- | --- | --- |\n";
   std::optional<std::pair<CommBackend, Collective>> by_dtype;  // who reduces itself: all such do so alike
   for (CommBackend backend : kCommBackends) {
     absl::StrAppend(&text, "| ", std::string(describe(backend)), " | ", std::string(describe(transport_of(backend))));

@@ -17,7 +17,8 @@ constexpr double kOutlier = 0.1;         // relative error from which on a sampl
 double dot(const Terms& a, const Terms& b) { return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]; }
 
 // Minimises the sum of weight * (row * x - 1)^2 over the terms in `used`; others are 0. False if the rows do not tell.
-bool solve(const std::vector<Terms>& rows, const std::vector<double>& weights, const std::array<bool, kTerms>& used, Terms& x) {
+bool solve(const std::vector<Terms>& rows, const std::vector<double>& weights, const std::array<bool, kTerms>& used,
+           Terms& x) {
   double a[kTerms][kTerms + 1] = {};
   for (size_t s = 0; s < rows.size(); ++s) {
     for (int i = 0; i < kTerms; ++i) {
@@ -68,7 +69,8 @@ Terms solve_positive(const std::vector<Terms>& rows, const std::vector<double>& 
 LinkFit fit_link(const std::vector<LinkSample>& samples) {
   LinkFit fit;
   if (samples.empty()) return fit;
-  const bool one_group = std::all_of(samples.begin(), samples.end(), [&](const auto& s) { return s.hops == samples[0].hops; });
+  const bool one_group =
+      std::all_of(samples.begin(), samples.end(), [&](const auto& s) { return s.hops == samples[0].hops; });
   const bool any_bytes = std::any_of(samples.begin(), samples.end(), [](const auto& s) { return s.bytes > 0; });
   const double share = fit.cost.hop_latency / fit.cost.latency;
   std::vector<Terms> rows;

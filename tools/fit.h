@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "propagation/cost_model.h"
+#include "plan/cost_model.h"
 
 namespace dtensor::tools {
 
@@ -20,9 +20,10 @@ struct LinkFit {
   size_t worst = 0;  // index of that sample
 };
 
-// Least squares of relative errors, in which samples that are far off count little. All three numbers are positive: what the
-// samples do not show gets the least value that a cost model takes for one (or, without any bytes, LinkCost's own bandwidth).
-// If `hops` is the same in all samples, latency and hop_latency share what they have in common as LinkCost's own do.
+// Least squares of relative errors, in which samples that are far off count little. All three numbers are positive:
+// what the samples do not show gets the least value that a cost model takes for one (or, without any bytes, LinkCost's
+// own bandwidth). If `hops` is the same in all samples, latency and hop_latency share what they have in common as
+// LinkCost's own do.
 LinkFit fit_link(const std::vector<LinkSample>& samples);
 
 }  // namespace dtensor::tools

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "placement/parse_placements.h"
 
 namespace dtensor::tools {
 namespace {
@@ -84,9 +85,11 @@ MeshShape parse_mesh(const std::string& flag, const std::string& text) {
       refuse(flag, text, absl::StrCat("'", part, "' is not NAME=SIZE with a size of at least 1, such as dp=4,tp=8"));
     }
     if (std::count(mesh.names.begin(), mesh.names.end(), kv.first)) {
-      refuse(flag, text, absl::StrCat("the name '", kv.first, "' occurs twice; give every dim its own, such as dp=4,tp=8"));
+      refuse(flag, text,
+             absl::StrCat("the name '", kv.first, "' occurs twice; give every dim its own, such as dp=4,tp=8"));
     }
-    if (size > kMostRanks / mesh.size) refuse(flag, text, absl::StrCat("too many ranks; up to ", kMostRanks, " are possible"));
+    if (size > kMostRanks / mesh.size)
+      refuse(flag, text, absl::StrCat("too many ranks; up to ", kMostRanks, " are possible"));
     mesh.names.push_back(kv.first);
     mesh.sizes.push_back(size);
     mesh.size *= size;
@@ -99,7 +102,8 @@ std::vector<int64_t> parse_ranks(const std::string& flag, const std::string& tex
   for (absl::string_view part : absl::StrSplit(text, ',')) {
     const std::vector<std::string> ends = absl::StrSplit(part, '-');
     int64_t first = 0, last = 0;
-    const bool good = ends.size() <= 2 && absl::SimpleAtoi(ends.front(), &first) && absl::SimpleAtoi(ends.back(), &last);
+    const bool good =
+        ends.size() <= 2 && absl::SimpleAtoi(ends.front(), &first) && absl::SimpleAtoi(ends.back(), &last);
     if (!good || first > last || last >= kMostRanks) {
       refuse(flag, text, absl::StrCat("'", part, "' is neither a rank nor a range, such as 0-7 or 0,2,8-11"));
     }
@@ -108,7 +112,8 @@ std::vector<int64_t> parse_ranks(const std::string& flag, const std::string& tex
   std::vector<int64_t> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twice != sorted.end()) refuse(flag, text, absl::StrCat("rank ", *twice, " occurs twice; a rank has one place in a mesh"));
+  if (twice != sorted.end())
+    refuse(flag, text, absl::StrCat("rank ", *twice, " occurs twice; a rank has one place in a mesh"));
   return ranks;
 }
 
@@ -118,8 +123,9 @@ std::vector<int64_t> parse_sizes(const std::string& flag, const std::string& tex
   for (absl::string_view part : absl::StrSplit(text, ',')) {
     int64_t size = 0;
     if (!absl::SimpleAtoi(part, &size) || size < 0 || size > int64_t{1} << 40) {
-      refuse(flag, text,
-             absl::StrCat("'", part, "' is not a size; give whole numbers with commas between them, such as 4096,4096"));
+      refuse(
+          flag, text,
+          absl::StrCat("'", part, "' is not a size; give whole numbers with commas between them, such as 4096,4096"));
     }
     sizes.push_back(size);
   }
@@ -153,9 +159,9 @@ c10::ScalarType parse_dtype(const std::string& flag, const std::string& text) {
 int64_t parse_bytes(const std::string& flag, const std::string& text) {
   const size_t end = std::min(text.find_first_not_of("0123456789."), text.size());
   const std::string unit(absl::StripAsciiWhitespace(absl::string_view(text).substr(end)));
-  static const std::pair<const char*, double> units[] = {{"", 1},         {"B", 1},        {"KiB", 0x1p10}, {"MiB", 0x1p20},
-                                                         {"GiB", 0x1p30}, {"TiB", 0x1p40}, {"KB", 1e3},     {"MB", 1e6},
-                                                         {"GB", 1e9},     {"TB", 1e12}};
+  static const std::pair<const char*, double> units[] = {
+      {"", 1},         {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
+      {"TiB", 0x1p40}, {"KB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
   const auto* it = std::find_if(std::begin(units), std::end(units), [&](const auto& u) { return u.first == unit; });
   double value = 0;
   if (it == std::end(units) || !absl::SimpleAtod(text.substr(0, end), &value) || value * it->second < 1 ||
@@ -169,11 +175,11 @@ Placements parse_layout(const std::string& flag, const std::string& text, const 
   auto placements = parse_placements(text);
   if (!placements.ok()) refuse(flag, text, std::string(placements.status().message()));
   if (static_cast<int64_t>(placements->size()) != mesh.ndim()) {
-    refuse(
-        flag, text,
-        absl::StrCat(placements->size(), placements->size() == 1 ? " placement" : " placements", ", but ", mesh.to_string(),
-                     " has ", mesh.ndim(), mesh.ndim() == 1 ? " dim" : " dims", "; give one placement per mesh dim, such as ",
-                     to_string(Placements(static_cast<size_t>(mesh.ndim()), Replicate()))));
+    refuse(flag, text,
+           absl::StrCat(placements->size(), placements->size() == 1 ? " placement" : " placements", ", but ",
+                        mesh.to_string(), " has ", mesh.ndim(), mesh.ndim() == 1 ? " dim" : " dims",
+                        "; give one placement per mesh dim, such as ",
+                        to_string(Placements(static_cast<size_t>(mesh.ndim()), Replicate()))));
   }
   auto normal = normalize_placements(*placements, ndim);
   if (!normal.ok()) refuse(flag, text, std::string(normal.status().message()));

@@ -1,4 +1,5 @@
-// What the programs here share: flags, how their values are read, and how a bad one is reported: in one line, with exit code 2.
+// What the programs here share: flags, how their values are read, and how a bad one is reported: in one line, with exit
+// code 2.
 #pragma once
 
 #include <stdexcept>
@@ -6,7 +7,7 @@
 #include <vector>
 
 #include "mesh/device_mesh.h"
-#include "propagation/spec.h"
+#include "plan/spec.h"
 
 namespace dtensor::tools {
 
@@ -15,8 +16,8 @@ struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Reads the flags of `argv` into Abseil's and calls `run`. A UsageError becomes one line on stderr and the exit code 2, an
-// error of the library one line and 1.
+// Reads the flags of `argv` into Abseil's and calls `run`. A UsageError becomes one line on stderr and the exit code 2,
+// an error of the library one line and 1.
 int run_program(const char* name, const char* usage, int argc, char** argv, int (*run)());
 
 // In what follows `flag` is the flag's name, for UsageErrors.

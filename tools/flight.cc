@@ -18,7 +18,8 @@ using namespace dtensor::tools;
 
 constexpr char kUsage[] =
     "flight: where the ranks of a job part.\n"
-    "  flight [--last N] DUMP...   the dumps of the ranks' flight recorders; N: how many calls of each group to show (10)\n";
+    "  flight [--last N] DUMP...   the dumps of the ranks' flight recorders; N: how many calls of each group to show "
+    "(10)\n";
 
 }  // namespace
 

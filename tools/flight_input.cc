@@ -23,10 +23,13 @@ using Json = nlohmann::json;
 // One value of a file, and how errors call it.
 class Field {
  public:
-  Field(const std::string& file, std::string path, const Json& json) : file_(file), path_(std::move(path)), json_(&json) {}
+  Field(const std::string& file, std::string path, const Json& json)
+      : file_(file), path_(std::move(path)), json_(&json) {}
 
   const Json& json() const { return *json_; }
-  [[noreturn]] void refuse(const std::string& why) const { throw UsageError(absl::StrCat(file_, ": ", path_, " ", why)); }
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw UsageError(absl::StrCat(file_, ": ", path_, " ", why));
+  }
 
   bool has(const char* key) const { return json_->is_object() && json_->contains(key); }
   Field operator[](const char* key) const {
@@ -81,7 +84,8 @@ std::string what_of(const Field& entry) {
   std::string text = absl::StrCat(entry["collective"].text(), " over ", entry["mesh_dims"].text());
   const Field cause = entry["cause"];
   if (const std::string op = cause["op"].text(); !op.empty()) absl::StrAppend(&text, " for ", op);
-  if (const std::string argument = cause["argument"].text(); !argument.empty()) absl::StrAppend(&text, ", argument ", argument);
+  if (const std::string argument = cause["argument"].text(); !argument.empty())
+    absl::StrAppend(&text, ", argument ", argument);
   if (const std::string module = cause["module_path"].text(); !module.empty()) absl::StrAppend(&text, ", in ", module);
   const std::string tensor = entry["tensor"].text();
   return absl::StrCat(text, ": ", tensor.empty() ? entry["dtype"].text() : tensor, ", ", entry["bytes"].number(), " B");

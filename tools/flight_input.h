@@ -1,4 +1,5 @@
-// One rank's dump of the flight recorder (mesh/flight_recorder.h), as a file has it. PyTorch's JSON dumps are read, too.
+// One rank's dump of the flight recorder (observe/flight_recorder.h), as a file has it. PyTorch's JSON dumps are read,
+// too.
 #pragma once
 
 #include <cstdint>

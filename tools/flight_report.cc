@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/flight_recorder.h"
+#include "observe/flight_recorder.h"
 
 namespace dtensor::tools {
 namespace {
@@ -22,7 +22,8 @@ struct Call {
 
   bool waits() const {
     return std::any_of(ways.begin(), ways.end(), [](const auto& way) {
-      return std::any_of(way.second.begin(), way.second.end(), [](const auto& state) { return state.first != "completed"; });
+      return std::any_of(way.second.begin(), way.second.end(),
+                         [](const auto& state) { return state.first != "completed"; });
     });
   }
 };
@@ -42,8 +43,8 @@ std::string ranks_named(const std::vector<int64_t>& ranks) {
 }
 
 std::string states_text(const std::map<std::string, std::vector<int64_t>>& states) {
-  return absl::StrJoin(states, "; ",
-                       [](std::string* out, const auto& s) { absl::StrAppend(out, s.first, ": ", ranks_text(s.second)); });
+  return absl::StrJoin(
+      states, "; ", [](std::string* out, const auto& s) { absl::StrAppend(out, s.first, ": ", ranks_text(s.second)); });
 }
 
 std::vector<int64_t> all_of(const std::map<std::string, std::vector<int64_t>>& states) {
@@ -132,7 +133,8 @@ void print_table(std::ostream& out, const GroupView& group, int64_t last) {
     }
     if (!it->second.unreached.empty())
       lines.push_back({"", absl::StrCat("not reached: ", ranks_text(it->second.unreached)), ""});
-    if (!it->second.forgotten.empty()) lines.push_back({"", absl::StrCat("forgotten: ", ranks_text(it->second.forgotten)), ""});
+    if (!it->second.forgotten.empty())
+      lines.push_back({"", absl::StrCat("forgotten: ", ranks_text(it->second.forgotten)), ""});
   }
   size_t widest[2] = {};
   for (const Line& line : lines) {
@@ -149,7 +151,9 @@ void print_table(std::ostream& out, const GroupView& group, int64_t last) {
 // What a rank was doing when its dump was written.
 std::string whereabouts(const std::vector<GroupView>& groups, int64_t rank, const GroupView& except) {
   std::string text;
-  const auto member = [&](const std::vector<int64_t>& ranks) { return std::count(ranks.begin(), ranks.end(), rank) > 0; };
+  const auto member = [&](const std::vector<int64_t>& ranks) {
+    return std::count(ranks.begin(), ranks.end(), rank) > 0;
+  };
   for (auto it = except.calls.rbegin(); it != except.calls.rend(); ++it) {
     if (!member(it->second.here)) continue;
     for (const auto& way : it->second.ways) {
@@ -162,8 +166,8 @@ std::string whereabouts(const std::vector<GroupView>& groups, int64_t rank, cons
       for (const auto& [what, states] : call.ways) {
         for (const auto& [state, ranks] : states) {
           if (state == "completed" || !member(ranks)) continue;
-          absl::StrAppend(&text, state == "failed" ? "; it failed in call " : "; it is in call ", n, " over ", group.title(),
-                          ", ", what);
+          absl::StrAppend(&text, state == "failed" ? "; it failed in call " : "; it is in call ", n, " over ",
+                          group.title(), ", ", what);
         }
       }
     }
@@ -178,7 +182,8 @@ std::string divergence(const std::vector<GroupView>& groups, const GroupView& gr
     // The many are right.
     std::vector<std::pair<std::vector<int64_t>, std::string>> sides;
     for (const auto& way : call.ways) sides.push_back({all_of(way.second), way.first});
-    std::stable_sort(sides.begin(), sides.end(), [](const auto& a, const auto& b) { return a.first.size() < b.first.size(); });
+    std::stable_sort(sides.begin(), sides.end(),
+                     [](const auto& a, const auto& b) { return a.first.size() < b.first.size(); });
     return absl::StrCat(absl::StrJoin(sides, ", while ",
                                       [&](std::string* out, const auto& side) {
                                         absl::StrAppend(out, ranks_named(side.first), " made ", side.second);
@@ -186,8 +191,8 @@ std::string divergence(const std::vector<GroupView>& groups, const GroupView& gr
                         ", as ", where);
   }
   if (!call.unreached.empty()) {
-    return absl::StrCat(ranks_named(call.unreached), call.unreached.size() == 1 ? " has" : " have", " not reached ", where,
-                        ", ", call.ways.begin()->first, " (", states_text(call.ways.begin()->second), ")",
+    return absl::StrCat(ranks_named(call.unreached), call.unreached.size() == 1 ? " has" : " have", " not reached ",
+                        where, ", ", call.ways.begin()->first, " (", states_text(call.ways.begin()->second), ")",
                         whereabouts(groups, call.unreached[0], group));
   }
   if (!group.missing.empty() && call.waits()) {

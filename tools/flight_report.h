@@ -10,8 +10,8 @@ struct FlightReport {
   bool diverged = false;
 };
 
-// The `last` last calls of every group, a line for each way in which a call was made, and the first call, by time, at which the
-// ranks part. Error (UsageError): two dumps of one rank.
+// The `last` last calls of every group, a line for each way in which a call was made, and the first call, by time, at
+// which the ranks part. Error (UsageError): two dumps of one rank.
 FlightReport compare_flights(const std::vector<FlightDump>& dumps, int64_t last);
 
 }  // namespace dtensor::tools

@@ -2,11 +2,12 @@
 //
 //   ./bazelw run //tools:launch -- -n 4 -- bazel-bin/examples/train_lm --mesh dp=2,tp=2
 //
-// Every rank finds its place in RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, and the others at DTENSOR_STORE, a file in a
-// private folder: no port is opened. Lines of output begin with "[rank k] ". When a rank fails, the others have a little time
-// to say why they cannot go on, then they are stopped; the exit code is that of the first to fail.
+// Every rank finds its place in RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, and the others at DTENSOR_STORE, a
+// file in a private folder: no port is opened. Lines of output begin with "[rank k] ". When a rank fails, the others
+// have a little time to say why they cannot go on, then they are stopped; the exit code is that of the first to fail.
 //
-// Two processes, so that either can tidy up should the other be killed: this file's waits, the job's (launch_job.h) works.
+// Two processes, so that either can tidy up should the other be killed: this file's waits, the job's (launch_job.h)
+// works.
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>

@@ -27,7 +27,9 @@ using Time = std::optional<Clock::time_point>;
 constexpr int kTimedOut = 124, kNotExecutable = 126, kNotFound = 127;
 constexpr auto kTermToKill = std::chrono::seconds(2);
 
-Clock::duration seconds(double s) { return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s)); }
+Clock::duration seconds(double s) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s));
+}
 
 std::string seconds_text(double s) {
   char text[32];
@@ -100,8 +102,9 @@ std::string Job::running_text() const {
 int Job::start() {
   const std::string& program = options_.command[0];
   // `bazel run` starts this in another folder than the user's.
-  if (const char* home = getenv("BUILD_WORKING_DIRECTORY");
-      home != nullptr && program[0] != '/' && program.find('/') != std::string::npos && access(program.c_str(), X_OK) != 0) {
+  if (const char* home = getenv("BUILD_WORKING_DIRECTORY"); home != nullptr && program[0] != '/' &&
+                                                            program.find('/') != std::string::npos &&
+                                                            access(program.c_str(), X_OK) != 0) {
     if (chdir(home) != 0) die(std::string("cannot go to ") + home);
   }
   // Two pipes a rank may be more than usual.

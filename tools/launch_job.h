@@ -16,8 +16,9 @@ struct Options {
   std::string folder;  // private, for the store's file
 };
 
-// Runs the job in this process, whose children are the ranks, and returns the exit code. When `parent` is no longer this
-// process's parent, everything is stopped. `signals`: blocked, and forwarded to the ranks, which begin with `rank_mask`.
+// Runs the job in this process, whose children are the ranks, and returns the exit code. When `parent` is no longer
+// this process's parent, everything is stopped. `signals`: blocked, and forwarded to the ranks, which begin with
+// `rank_mask`.
 int run_job(const Options& options, pid_t parent, const sigset_t& signals, const sigset_t& rank_mask);
 
 // Kills and awaits this process's children, and their children where this process is a subreaper.

@@ -35,8 +35,8 @@ std::vector<std::string> environment_of(const Options& options, int k) {
     const std::string name = text.substr(0, text.find('=') + 1);
     // What a torchrun around this program said is not true for these ranks.
     const bool outer = name.rfind("TORCHELASTIC_", 0) == 0 || name == "MASTER_ADDR=" || name == "MASTER_PORT=";
-    const bool replaced =
-        std::any_of(variables.begin(), variables.begin() + own, [&](const std::string& v) { return v.rfind(name, 0) == 0; });
+    const bool replaced = std::any_of(variables.begin(), variables.begin() + own,
+                                      [&](const std::string& v) { return v.rfind(name, 0) == 0; });
     if (!outer && !replaced) variables.push_back(text);
   }
   return variables;

@@ -38,8 +38,8 @@ struct RankSettings {
   sigset_t signals;  // that are blocked
   rlimit files;
 };
-// Rank k of the job. If its program cannot be run, errno is written to `exec_errors`. Ends this process if there can be no
-// rank.
+// Rank k of the job. If its program cannot be run, errno is written to `exec_errors`. Ends this process if there can be
+// no rank.
 Rank start_rank(const Options& options, int k, const RankSettings& settings, int exec_errors);
 
 }  // namespace dtensor::launch

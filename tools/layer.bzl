@@ -6,23 +6,24 @@ static registrations must run once, so only the root package sees it.
 
 load("@rules_cc//cc:defs.bzl", "cc_library")
 
-def dtensor_layer(name, header_deps = [], deps = []):
-    """Makes `headers` of *.h and the library `name` of *.cc.
+def dtensor_layer(name, header_deps = [], deps = [], exclude = []):
+    """Makes `headers` of the folder's *.h and the library `name` of its *.cc, subfolders without a BUILD file included.
 
     Args:
       name: the library; the folder's name.
       header_deps: what the headers include (the `headers` of the folders below).
       deps: what only the .cc files include.
+      exclude: headers that other targets have.
     """
     cc_library(
         name = "headers",
-        hdrs = native.glob(["*.h"]),
+        hdrs = native.glob(["**/*.h"], exclude = exclude),
         visibility = ["//:__subpackages__"],
         deps = header_deps,
     )
     cc_library(
         name = name,
-        srcs = native.glob(["*.cc"]),
+        srcs = native.glob(["**/*.cc"]),
         linkstatic = True,
         visibility = ["//:__pkg__"],
         deps = [":headers"] + deps,

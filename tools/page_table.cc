@@ -25,11 +25,13 @@ std::string read_page(const std::string& path) {
 
 // `page` with `text` between the lines.
 std::string with_table(const PageTable& table, const std::string& page, const std::string& text) {
-  const std::string first = absl::StrCat("<!-- ", table.name, ": `./bazelw run ", table.target, " -- --write` makes it -->");
+  const std::string first =
+      absl::StrCat("<!-- ", table.name, ": `./bazelw run ", table.target, " -- --write` makes it -->");
   const std::string last = absl::StrCat("<!-- end of the ", table.name, " -->");
   const size_t begin = page.find(first + "\n"), end = page.find(last + "\n");
   if (begin == std::string::npos || end == std::string::npos || end < begin) {
-    throw UsageError(absl::StrCat(table.page, " lacks the line before the table, or the one after it: ", first, ", ", last));
+    throw UsageError(
+        absl::StrCat(table.page, " lacks the line before the table, or the one after it: ", first, ", ", last));
   }
   return absl::StrCat(page.substr(0, begin + first.size() + 1), "\n", text, "\n", page.substr(end));
 }

@@ -1,5 +1,5 @@
-// Says how a tensor would go from one layout to another: the steps with their groups, bytes and peak memory, what else was
-// possible, and how the tensor lies before and after. Needs no devices, so that any number of ranks will do.
+// Says how a tensor would go from one layout to another: the steps with their groups, bytes and peak memory, what else
+// was possible, and how the tensor lies before and after. Needs no devices, so that any number of ranks will do.
 //
 //   ./bazelw run //tools:plan -- --mesh dp=4,tp=8 --shape 4096,4096 --dtype bf16 --from "S(0)R" --to "RS(1)"
 //   ./bazelw run //tools:plan -- --mesh dp=16 --from "S(0)" --to_mesh ep=8 --to_ranks 8-15 --to "S(1)" --peak_limit 16MiB
@@ -12,9 +12,9 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
-#include "dtensor/layout_picture.h"
-#include "dtensor/layout_text.h"
-#include "propagation/redistribute_planner.h"
+#include "observe/layout_picture.h"
+#include "observe/layout_text.h"
+#include "plan/redistribute_planner.h"
 #include "tools/flags.h"
 
 ABSL_FLAG(std::string, mesh, "dp=4,tp=8", "mesh dims as NAME=SIZE,...");
@@ -48,8 +48,8 @@ std::vector<int64_t> ranks_of(const MeshShape& mesh, const std::string& mesh_fla
   }
   ranks = parse_ranks(flag, text);
   if (static_cast<int64_t>(ranks.size()) != mesh.size) {
-    throw UsageError(absl::StrCat("--", flag, " ", text, ": ", ranks.size(), ranks.size() == 1 ? " rank" : " ranks", ", but --",
-                                  mesh_flag, " needs ", mesh.size));
+    throw UsageError(absl::StrCat("--", flag, " ", text, ": ", ranks.size(), ranks.size() == 1 ? " rank" : " ranks",
+                                  ", but --", mesh_flag, " needs ", mesh.size));
   }
   return ranks;
 }
@@ -123,5 +123,6 @@ int run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program("plan", "Says how a tensor goes from one layout to another, and what that costs.", argc, argv, run);
+  return run_program("plan", "Says how a tensor goes from one layout to another, and what that costs.", argc, argv,
+                     run);
 }

@@ -1,11 +1,12 @@
-// The table of transitions in docs/redistribution.md: what the planner does between usual layouts, and what that costs as
-// formulas. It plans every row for many sizes of mesh and tensor, and looks for the shortest formula that is right for all.
+// The table of transitions in docs/redistribution.md: what the planner does between usual layouts, and what that costs
+// as formulas. It plans every row for many sizes of mesh and tensor, and looks for the shortest formula that is right
+// for all.
 //
 //   ./bazelw run //tools:transition_table              # prints it
 //   ./bazelw run //tools:transition_table -- --write   # puts it into the page
 //
-// The tensors are large, so that bytes decide rather than latencies. Where the steps depend on the sizes of the mesh, each way
-// has a line. A line for which no formula is found is an error.
+// The tensors are large, so that bytes decide rather than latencies. Where the steps depend on the sizes of the mesh,
+// each way has a line. A line for which no formula is found is an error.
 
 #include <c10/util/Exception.h>
 
@@ -19,7 +20,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "propagation/redistribute_planner.h"
+#include "placement/parse_placements.h"
+#include "plan/redistribute_planner.h"
 #include "tools/flags.h"
 #include "tools/page_table.h"
 
@@ -92,7 +94,9 @@ struct Term {
 
 // "A²B", "" for 1.
 std::string product(int a, int b) {
-  const auto power = [](const char* name, int n) { return n == 0 ? "" : n == 1 ? std::string(name) : absl::StrCat(name, "²"); };
+  const auto power = [](const char* name, int n) {
+    return n == 0 ? "" : n == 1 ? std::string(name) : absl::StrCat(name, "²");
+  };
   return power("A", a) + power("B", b);
 }
 
@@ -119,11 +123,11 @@ std::vector<Term> terms(bool two, bool plain, const std::string& letters = "") {
         for (int j = 0; j <= (two ? 2 : 0); ++j) {
           std::string below = product(i, j);
           if (i > 0 && j > 0) below = "(" + below + ")";
-          all.push_back(
-              {absl::StrCat(c > 1 ? std::to_string(c) : "", "N", f.text, below.empty() ? "" : "/", below), [=](const Sizes& s) {
-                 const auto a = static_cast<double>(s.a), b = static_cast<double>(s.b);
-                 return c * static_cast<double>(s.n) * f.value(a, b) / std::pow(a, i) / std::pow(b, j);
-               }});
+          all.push_back({absl::StrCat(c > 1 ? std::to_string(c) : "", "N", f.text, below.empty() ? "" : "/", below),
+                         [=](const Sizes& s) {
+                           const auto a = static_cast<double>(s.a), b = static_cast<double>(s.b);
+                           return c * static_cast<double>(s.n) * f.value(a, b) / std::pow(a, i) / std::pow(b, j);
+                         }});
         }
       }
     }
@@ -186,8 +190,8 @@ std::optional<std::string> formula(const std::vector<Point>& points, const std::
   return best;
 }
 
-// The sum of at most three plain terms that is nowhere below `values`, and least above them: where it depends on how the cuts
-// lie to each other.
+// The sum of at most three plain terms that is nowhere below `values`, and least above them: where it depends on how
+// the cuts lie to each other.
 std::string bound(const std::vector<Point>& points, const std::vector<int64_t>& values, bool two) {
   const std::vector<Term> all = terms(two, /*plain=*/true);
   double least = std::numeric_limits<double>::infinity();
@@ -218,7 +222,8 @@ std::string bound(const std::vector<Point>& points, const std::vector<int64_t>& 
   return "at most " + best;
 }
 
-// The peak of the largest step: one formula, the steps' formulas where it depends on the sizes which that is, or a bound.
+// The peak of the largest step: one formula, the steps' formulas where it depends on the sizes which that is, or a
+// bound.
 std::string peak_formula(const std::vector<Point>& points, bool two) {
   std::vector<int64_t> peaks;
   for (const Point& p : points) peaks.push_back(p.peak);
@@ -285,8 +290,8 @@ std::string lines(const Row& row) {
       if (a == b) continue;  // a square mesh has short cuts
       for (const int64_t scale : {128, 176, 1024}) {
         Point point = plan_at(row, a, b, scale);
-        auto it =
-            std::find_if(by_steps.begin(), by_steps.end(), [&](const auto& list) { return list[0].steps == point.steps; });
+        auto it = std::find_if(by_steps.begin(), by_steps.end(),
+                               [&](const auto& list) { return list[0].steps == point.steps; });
         if (it == by_steps.end()) it = by_steps.emplace(by_steps.end());
         it->push_back(std::move(point));
       }
@@ -299,8 +304,10 @@ std::string lines(const Row& row) {
     const auto bytes = formula(points, all_bytes, two);
     const Point& p = points.back();
     TORCH_CHECK(bytes, row.from, " -> ", row.to, " (", p.steps, "): no formula for the bytes of ", points.size(),
-                " meshes and tensors; the last: N=", p.sizes.n, ", A=", p.sizes.a, ", B=", p.sizes.b, ", bytes ", p.bytes);
-    absl::StrAppend(&text, "| ", row.from, " | ", row.to, " | ", p.steps, " | ", *bytes, " | ", peak_formula(points, two), " |\n");
+                " meshes and tensors; the last: N=", p.sizes.n, ", A=", p.sizes.a, ", B=", p.sizes.b, ", bytes ",
+                p.bytes);
+    absl::StrAppend(&text, "| ", row.from, " | ", row.to, " | ", p.steps, " | ", *bytes, " | ",
+                    peak_formula(points, two), " |\n");
   }
   return two ? text : absl::StrReplaceAll(text, {{"A", "W"}});
 }
@@ -329,5 +336,6 @@ int run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program("transition_table", "Prints what goes from which layout to which, and what it costs.", argc, argv, run);
+  return run_program("transition_table", "Prints what goes from which layout to which, and what it costs.", argc, argv,
+                     run);
 }

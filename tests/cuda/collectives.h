@@ -9,16 +9,16 @@
 #include <functional>
 #include <vector>
 
-#include "mesh/communicator.h"
+#include "comm/communicator.h"
 #include "mesh/world.h"
-#include "tests/mesh/test_ranks.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/test_ranks.h"
 
 namespace dtensor {
 
-inline constexpr at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kHalf,         at::kBFloat16,     at::kLong,
-                                      at::kInt,    at::kShort, at::kChar,         at::kByte,         at::kBool,
-                                      at::kUInt16, at::kUInt32, at::kUInt64,      at::kComplexFloat, at::kComplexDouble};
+inline constexpr at::ScalarType kDtypes[] = {
+    at::kDouble, at::kFloat, at::kHalf,   at::kBFloat16, at::kLong,   at::kInt,          at::kShort,        at::kChar,
+    at::kByte,   at::kBool,  at::kUInt16, at::kUInt32,   at::kUInt64, at::kComplexFloat, at::kComplexDouble};
 
 inline int64_t gpus() { return at::getNumGPUs(); }
 
@@ -50,12 +50,15 @@ inline RankPieces as_pieces(const RankTensors& tensors) {
 }
 
 // What `body` gives on `world` is what it gives on as many ranks on CPU. `body` makes tensors on the given devices.
-using Body = std::function<RankPieces(const CommCall&, Communicator&, const std::function<at::Tensor(at::Tensor, int64_t)>&)>;
-inline void check_same(const World& world, const std::vector<int64_t>& shape, int64_t dim, ReduceOp op, const Body& body) {
+using Body =
+    std::function<RankPieces(const CommCall&, Communicator&, const std::function<at::Tensor(at::Tensor, int64_t)>&)>;
+inline void check_same(const World& world, const std::vector<int64_t>& shape, int64_t dim, ReduceOp op,
+                       const Body& body) {
   const DeviceMesh mesh(world, shape), twin(World::local(world.size()), shape);
   const RankPieces here = body(call_on(mesh, {dim}), world.communicator(),
                                [&](at::Tensor t, int64_t rank) { return t.to(world.device(rank)); });
-  const RankPieces expected = body(call_on(twin, {dim}), twin.world().communicator(), [](at::Tensor t, int64_t) { return t; });
+  const RankPieces expected =
+      body(call_on(twin, {dim}), twin.world().communicator(), [](at::Tensor t, int64_t) { return t; });
   REQUIRE(here.size() == mesh.local_ranks().size());
   for (size_t i = 0; i < here.size(); ++i) {
     const int64_t rank = mesh.local_ranks()[i];
@@ -86,7 +89,8 @@ inline void check_collectives(const World& world, const std::vector<int64_t>& sh
             RankPieces inputs;
             for (int64_t rank : call.ranks) {
               auto& pieces = inputs.emplace_back();
-              for (int64_t p = 0; p < call.group->size; ++p) pieces.push_back(on(values({even ? 3 : p, 2}, dtype, rank + p), rank));
+              for (int64_t p = 0; p < call.group->size; ++p)
+                pieces.push_back(on(values({even ? 3 : p, 2}, dtype, rank + p), rank));
             }
             return as_pieces(comm.reduce_scatter(call, inputs, op));
           });
@@ -108,7 +112,8 @@ inline void check_collectives(const World& world, const std::vector<int64_t>& sh
           auto& pieces = inputs.emplace_back();
           auto& shapes = call.receive_shapes.emplace_back();
           for (int64_t p = 0; p < call.group->size; ++p) {
-            pieces.push_back(on(values({call.group->position_of[rank], p}, dtype, 10 * rank + p), rank).t());  // not contiguous
+            pieces.push_back(
+                on(values({call.group->position_of[rank], p}, dtype, 10 * rank + p), rank).t());  // not contiguous
             shapes.push_back({call.group->position_of[rank], p});
           }
         }

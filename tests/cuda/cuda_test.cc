@@ -4,6 +4,7 @@
 #include <torch/optim.h>
 
 #include "dtensor/dtensor.h"
+#include "placement/parse_placements.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -36,19 +37,22 @@ TEST_CASE("cuda: a vocabulary-parallel model trains as on one device") {
   if (no_gpu()) return;
   const auto build = [] {
     torch::manual_seed(0);
-    torch::nn::Sequential model(torch::nn::Embedding(13, 8), torch::nn::Linear(8, 16), torch::nn::GELU(), torch::nn::Linear(16, 13));
+    torch::nn::Sequential model(torch::nn::Embedding(13, 8), torch::nn::Linear(8, 16), torch::nn::GELU(),
+                                torch::nn::Linear(16, 13));
     model->to(torch::kCUDA, torch::kDouble);
     return model;
   };
   auto plain = build(), sharded = build();
   const auto mesh = gpu_mesh();
   distribute_module(*sharded, mesh, [](const std::string& name, torch::nn::Module& m, const DeviceMesh& mesh) {
-    if (name == "0" || name == "1" || name == "3") shard_parameter(m, "weight", mesh, {Replicate(), Shard(name == "3" ? 1 : 0)});
+    if (name == "0" || name == "1" || name == "3")
+      shard_parameter(m, "weight", mesh, {Replicate(), Shard(name == "3" ? 1 : 0)});
     if (name == "1") shard_parameter(m, "bias", mesh, {Replicate(), Shard(0)});
   });
   torch::optim::AdamW a(plain->parameters(), 1e-2), b(sharded->parameters(), 1e-2);
   for (int i = 0; i < 5; ++i) {
-    const auto ids = torch::randint(13, {6, 4}, torch::kLong).to(torch::kCUDA), targets = torch::randint(13, {24}, torch::kLong).to(torch::kCUDA);
+    const auto ids = torch::randint(13, {6, 4}, torch::kLong).to(torch::kCUDA),
+               targets = torch::randint(13, {24}, torch::kLong).to(torch::kCUDA);
     a.zero_grad();
     b.zero_grad();
     const auto expected = torch::nn::functional::cross_entropy(plain->forward(ids).view({-1, 13}), targets);

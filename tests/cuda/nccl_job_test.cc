@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "comm/communicator.h"
 #include "tests/cuda/collectives.h"
 #include "tests/processes/job_world.h"
 

@@ -1,4 +1,5 @@
-// World::from_env with NCCL, and World::local on several GPUs. Without GPUs: what a program with //:dtensor_nccl says then.
+// World::from_env with NCCL, and World::local on several GPUs. Without GPUs: what a program with //:dtensor_nccl says
+// then.
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <c10/util/tempfile.h>
@@ -7,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "mesh/communicator.h"
+#include "comm/communicator.h"
 #include "mesh/world.h"
-#include "processes/launch_env.h"
-#include "processes/nccl_backend.h"
+#include "processes/c10d/nccl_backend.h"
+#include "processes/launch/launch_env.h"
 #include "tests/cuda/collectives.h"
 
 namespace dtensor {

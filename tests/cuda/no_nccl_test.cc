@@ -6,9 +6,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "mesh/world.h"
-#include "processes/c10d_communicator.h"
-#include "processes/job.h"
-#include "processes/nccl_backend.h"
+#include "processes/c10d/c10d_communicator.h"
+#include "processes/c10d/nccl_backend.h"
+#include "processes/job/job.h"
 #include "tests/testing/catch_torch.h"
 
 using Catch::Contains;
@@ -19,7 +19,8 @@ namespace {
 constexpr char kAdvice[] = "link //:dtensor_nccl, built where a CUDA toolkit is, or use gloo with device cpu";
 
 TEST_CASE("no nccl: asking for it is an error that says what would work") {
-  CHECK_THROWS_WITH(check_nccl_backend(), Contains("World: the backend is nccl, but this program has no NCCL") && Contains(kAdvice));
+  CHECK_THROWS_WITH(check_nccl_backend(),
+                    Contains("World: the backend is nccl, but this program has no NCCL") && Contains(kAdvice));
   CHECK_THROWS_WITH(make_nccl_backend({}, 0, 1, c10::Device("cuda:0"), std::chrono::seconds(1)), Contains(kAdvice));
 }
 

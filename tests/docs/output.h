@@ -17,7 +17,10 @@ namespace dtensor::testing {
 class Output {
  public:
   Output(std::string expected, bool checked)
-      : expected_(std::move(expected)), checked_(checked), old_(std::cout.rdbuf(text_.rdbuf())), old_flags_(std::cout.flags()) {}
+      : expected_(std::move(expected)),
+        checked_(checked),
+        old_(std::cout.rdbuf(text_.rdbuf())),
+        old_flags_(std::cout.flags()) {}
   ~Output() { stop(); }
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;

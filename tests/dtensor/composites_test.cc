@@ -2,8 +2,8 @@
 #include <torch/nn.h>
 #include <torch/torch.h>
 
+#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/representation.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 #include "tests/testing/error_text.h"
@@ -25,7 +25,9 @@ std::vector<Composite> composites() {
   const auto causal = [](const Tensor& t) {
     return torch::scaled_dot_product_attention(t, t, t, {}, 0., /*is_causal=*/true);
   };
-  const auto mask = [](const Tensor& t) { return torch::scaled_dot_product_attention(t, t, t, t.matmul(t.transpose(-1, -2)).gt(0.3)); };
+  const auto mask = [](const Tensor& t) {
+    return torch::scaled_dot_product_attention(t, t, t, t.matmul(t.transpose(-1, -2)).gt(0.3));
+  };
   return {
       {"quantile", [](const Tensor& t) { return torch::quantile(t, 0.3, 1); }, torch::rand({5, 6}, d)},
       {"nanquantile", [](const Tensor& t) { return torch::nanquantile(t, 0.7, 0, true); }, torch::rand({5, 6}, d)},
@@ -40,12 +42,15 @@ std::vector<Composite> composites() {
       {"causal attention", causal, torch::rand({2, 2, 5, 4}, d)},
       {"causal attention of 3 dims", causal, torch::rand({2, 5, 4}, d)},
       {"masked attention", mask, torch::rand({2, 2, 5, 4}, d)},
-      {"cosine_embedding_loss", [](const Tensor& t) { return torch::cosine_embedding_loss(t, t.roll(1, 0), t.select(1, 0).gt(0.5) * 2. - 1.); },
+      {"cosine_embedding_loss",
+       [](const Tensor& t) { return torch::cosine_embedding_loss(t, t.roll(1, 0), t.select(1, 0).gt(0.5) * 2. - 1.); },
        torch::rand({5, 6}, d)},
-      {"triplet_margin_loss", [](const Tensor& t) { return torch::triplet_margin_loss(t, t.roll(1, 0), t.roll(2, 0)); }, torch::rand({5, 6}, d)},
+      {"triplet_margin_loss", [](const Tensor& t) { return torch::triplet_margin_loss(t, t.roll(1, 0), t.roll(2, 0)); },
+       torch::rand({5, 6}, d)},
       {"diff", [](const Tensor& t) { return torch::diff(t, 1, 0); }, torch::rand({5, 6}, d)},
       {"vander", [](const Tensor& t) { return torch::vander(t.detach()); }, torch::rand({5}, d)},
-      {"vander of 3, increasing", [](const Tensor& t) { return torch::vander(t.detach(), 3, true); }, torch::rand({5}, d)},
+      {"vander of 3, increasing", [](const Tensor& t) { return torch::vander(t.detach(), 3, true); },
+       torch::rand({5}, d)},
       {"vander of 1", [](const Tensor& t) { return torch::vander(t.detach(), 1); }, torch::rand({5}, d)},
       {"linalg_vander", [](const Tensor& t) { return torch::linalg_vander(t, 4); }, torch::rand({2, 3}, d)},
       {"tensor_split", [](const Tensor& t) { return torch::tensor_split(t, 2, 0)[1] * 1; }, torch::rand({5, 6}, d)},
@@ -84,9 +89,12 @@ TEST_CASE("composites: what they make inside counts as replicated, without a sco
 TEST_CASE("composites: a plain tensor that the user gives stays an error") {
   const DeviceMesh mesh(World::local(2), {2});
   const auto x = distribute_tensor(torch::rand({4, 6}), mesh, {Shard(0)});
-  CHECK_THROWS_WITH(torch::quantile(x, torch::rand({2}), 1), Catch::Contains("(called by aten::quantile): argument 'self' is a plain tensor of shape"));
-  CHECK_THROWS_WITH(torch::cosine_embedding_loss(x, torch::rand({4, 6}), torch::ones({4})), Catch::Contains("is a plain tensor"));
-  CHECK_THROWS_WITH(torch::scaled_dot_product_attention(x, torch::rand({4, 6}), x), Catch::Contains("is a plain tensor"));
+  CHECK_THROWS_WITH(torch::quantile(x, torch::rand({2}), 1),
+                    Catch::Contains("(called by aten::quantile): argument 'self' is a plain tensor of shape"));
+  CHECK_THROWS_WITH(torch::cosine_embedding_loss(x, torch::rand({4, 6}), torch::ones({4})),
+                    Catch::Contains("is a plain tensor"));
+  CHECK_THROWS_WITH(torch::scaled_dot_product_attention(x, torch::rand({4, 6}), x),
+                    Catch::Contains("is a plain tensor"));
 }
 
 // ATen's own vander() has none for more than two columns.
@@ -112,7 +120,8 @@ TEST_CASE("composites: those that read the numbers of a tensor") {
   const auto x = distribute_tensor(full, mesh, {Shard(0)});
   const auto places = torch::tensor({1, 3, 5});
   for (const Placement& p : {Replicate(), Shard(0)}) {
-    const auto parts = torch::tensor_split(x, distribute_tensor(places, mesh, {p}), 0), expected = torch::tensor_split(full, places, 0);
+    const auto parts = torch::tensor_split(x, distribute_tensor(places, mesh, {p}), 0),
+               expected = torch::tensor_split(full, places, 0);
     REQUIRE(parts.size() == expected.size());
     for (size_t k = 0; k < parts.size(); ++k) CHECK(torch::equal(full_tensor(parts[k]), expected[k]));
     const auto numbers = torch::tensor({2., 3., 5.}, torch::kDouble);
@@ -121,8 +130,10 @@ TEST_CASE("composites: those that read the numbers of a tensor") {
       a.push_back(distribute_tensor(full + k, mesh, {Shard(k % 2)}));
       plain.push_back(full + k);
     }
-    const auto sums = torch::_foreach_addcmul(a, a, a, distribute_tensor(numbers, mesh, {p})), quotients = torch::_foreach_addcdiv(a, a, a, distribute_tensor(numbers, mesh, {p}));
-    const auto plain_sums = torch::_foreach_addcmul(plain, plain, plain, numbers), plain_quotients = torch::_foreach_addcdiv(plain, plain, plain, numbers);
+    const auto sums = torch::_foreach_addcmul(a, a, a, distribute_tensor(numbers, mesh, {p})),
+               quotients = torch::_foreach_addcdiv(a, a, a, distribute_tensor(numbers, mesh, {p}));
+    const auto plain_sums = torch::_foreach_addcmul(plain, plain, plain, numbers),
+               plain_quotients = torch::_foreach_addcdiv(plain, plain, plain, numbers);
     for (int k = 0; k < 3; ++k) {
       CHECK(torch::allclose(full_tensor(sums[k]), plain_sums[k]));
       CHECK(torch::allclose(full_tensor(quotients[k]), plain_quotients[k]));

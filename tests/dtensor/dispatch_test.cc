@@ -1,13 +1,15 @@
 // Autograd, in-place operators, views, errors: what a distributed tensor does wherever a plain one would.
+
 #include <torch/autograd.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/gradient_layout.h"
+#include "comm/scope.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
-#include "mesh/scope.h"
+#include "propagation/strategy_cache.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 
@@ -29,7 +31,9 @@ Tensor leaf(const Tensor& t, const DeviceMesh& mesh, const Placements& placement
   return distribute_tensor(t.detach(), mesh, placements).requires_grad_();
 }
 
-bool same(const Tensor& distributed, const Tensor& plain) { return torch::allclose(full_tensor(distributed), plain, 1e-10, 1e-12); }
+bool same(const Tensor& distributed, const Tensor& plain) {
+  return torch::allclose(full_tensor(distributed), plain, 1e-10, 1e-12);
+}
 
 }  // namespace
 
@@ -73,7 +77,8 @@ TEST_CASE("dispatch: in-place on views gives the gradients of one device") {
 
 TEST_CASE("dispatch: in-place through a view changes the base, and what was reduced before counts no more") {
   const auto mesh = mesh4();
-  const auto base = from_local({torch::ones({2, 3}), torch::ones({2, 3}), torch::ones({2, 3}), torch::ones({2, 3})}, mesh, {Partial()});
+  const auto base = from_local({torch::ones({2, 3}), torch::ones({2, 3}), torch::ones({2, 3}), torch::ones({2, 3})},
+                               mesh, {Partial()});
   CHECK(full_tensor(base).sum().item<float>() == 24);  // remembers the reduced form
   base.view(6).mul_(2);
   CHECK(full_tensor(base).sum().item<float>() == 48);
@@ -81,7 +86,8 @@ TEST_CASE("dispatch: in-place through a view changes the base, and what was redu
 
 TEST_CASE("dispatch: a reduction is paid for once") {
   const auto mesh = mesh4();
-  const auto p = distribute_tensor(torch::ones({2, 4}), mesh, {Shard(1)}).mm(distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)}));
+  const auto p = distribute_tensor(torch::ones({2, 4}), mesh, {Shard(1)})
+                     .mm(distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)}));
   REQUIRE(meta_of(p).spec->placements() == Placements{Partial()});
   Counter counter;
   ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
@@ -113,7 +119,8 @@ TEST_CASE("dispatch: what is handed out is nobody else's memory") {
 
   // Gradients of two parameters that are one Partial.
   const auto x = distribute_tensor(torch::ones({8, 3}, torch::kDouble), mesh, {Shard(0)});
-  auto a = leaf(torch::ones({3}, torch::kDouble), mesh, {Replicate()}), b = leaf(torch::ones({3}, torch::kDouble), mesh, {Replicate()});
+  auto a = leaf(torch::ones({3}, torch::kDouble), mesh, {Replicate()}),
+       b = leaf(torch::ones({3}, torch::kDouble), mesh, {Replicate()});
   ((a + b) * x).sum().backward();
   a.grad().mul_(0.5);
   CHECK(sum(a.grad()) == 12);
@@ -282,7 +289,8 @@ TEST_CASE("dispatch: inference mode, no-grad mode") {
 TEST_CASE("dispatch: modules move and clone") {
   torch::manual_seed(2);
   const auto mesh = mesh4();
-  torch::nn::Sequential model(torch::nn::Linear(4, 8), torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})), torch::nn::Linear(8, 2));
+  torch::nn::Sequential model(torch::nn::Linear(4, 8), torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})),
+                              torch::nn::Linear(8, 2));
   torch::nn::Sequential plain = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
   {
     torch::NoGradGuard no_grad;
@@ -324,7 +332,8 @@ TEST_CASE("dispatch: two worlds in one process know nothing of each other") {
   CHECK(same(xa + xa, x0 + x0));
   CHECK(strategy_cache(b.world()).stats().misses == 0);
   CHECK(same(xb + xb, x0 + x0));
-  CHECK_THAT(testing::error_text([&] { xa + xb; }), Catch::Contains("aten::add.Tensor: argument 'other' is on mesh(x=2)"));
+  CHECK_THAT(testing::error_text([&] { xa + xb; }),
+             Catch::Contains("aten::add.Tensor: argument 'other' is on mesh(x=2)"));
 }
 
 TEST_CASE("dispatch: a world ends with its last handle and tensor") {
@@ -343,7 +352,9 @@ TEST_CASE("dispatch: a plain tensor beside a distributed one is an error that te
   const auto mesh = mesh4();
   const auto x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
   const auto text = testing::error_text([&] { x.mm(torch::ones({3, 2})); });
-  CHECK_THAT(text, Catch::StartsWith("aten::mm: argument 'mat2' is a plain tensor of shape [3, 2] next to a distributed one on mesh(x=4)"));
+  CHECK_THAT(text,
+             Catch::StartsWith(
+                 "aten::mm: argument 'mat2' is a plain tensor of shape [3, 2] next to a distributed one on mesh(x=4)"));
   CHECK_THAT(text, Catch::Contains("distribute_tensor") && Catch::Contains("ImplicitReplication"));
   CHECK(same(x * torch::tensor(2.0f), torch::full({4, 3}, 2.0f)));  // zero-dim: allowed
   {
@@ -351,7 +362,8 @@ TEST_CASE("dispatch: a plain tensor beside a distributed one is an error that te
     CHECK(same(x.mm(torch::ones({3, 2})), torch::full({4, 2}, 3.0f)));
   }
   auto plain = torch::ones({4, 3});
-  CHECK_THAT(testing::error_text([&] { plain.add_(x); }), Catch::StartsWith("aten::add_.Tensor: writes to a plain tensor"));
+  CHECK_THAT(testing::error_text([&] { plain.add_(x); }),
+             Catch::StartsWith("aten::add_.Tensor: writes to a plain tensor"));
 }
 
 TEST_CASE("dispatch: an operator without a rule fails before anything is communicated") {
@@ -361,7 +373,8 @@ TEST_CASE("dispatch: an operator without a rule fails before anything is communi
   const auto x = distribute_tensor(torch::rand({8, 3}), mesh, {Shard(0)}, std::nullopt);
   CHECK_THROWS_AS(torch::linalg_eigvals(x.t().mm(x)), c10::NotImplementedError);
   counter.events.clear();
-  CHECK_THAT(testing::error_text([&] { torch::cdist(x, x); }) + testing::error_text([&] { at::_cdist_forward(x, x, 2, std::nullopt); }),
+  CHECK_THAT(testing::error_text([&] { torch::cdist(x, x); }) +
+                 testing::error_text([&] { at::_cdist_forward(x, x, 2, std::nullopt); }),
              Catch::Contains("does not have a sharding strategy registered"));
   CHECK(counter.events.empty());
   ReplicateUnsupported replicated;
@@ -375,7 +388,10 @@ TEST_CASE("dispatch: shape errors are ATen's own, and leave nothing behind") {
   const auto mesh = mesh4();
   const auto x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
   CHECK_THAT(testing::error_text([&] { x.mm(x); }), Catch::Contains("mat1 and mat2 shapes cannot be multiplied"));
-  CHECK_THAT(testing::error_text([&] { x + distribute_tensor(torch::ones({2, 2}), mesh); }), Catch::Contains("must match"));
+  CHECK_THAT(testing::error_text([&] {
+               x + distribute_tensor(torch::ones({2, 2}), mesh);
+             }),
+             Catch::Contains("must match"));
   CHECK_THAT(testing::error_text([&] { x.view({5, 5}); }), Catch::Contains("invalid for input of size 12"));
   CHECK(same(x + x, torch::full({4, 3}, 2.0f)));
 
@@ -402,7 +418,8 @@ TEST_CASE("dispatch: in-place operators keep the layout of what they write to") 
   CHECK(meta_of(out).spec->placements() == Placements{Shard(1)});
   CHECK(same(out, torch::full({4, 3}, 6.0f)));
   auto p = from_local({torch::ones({2}), torch::ones({2}), torch::ones({2}), torch::ones({2})}, mesh, {Partial()});
-  CHECK_THAT(testing::error_text([&] { p.exp_(); }), Catch::Contains("in-place operations that require placement changes are not supported"));
+  CHECK_THAT(testing::error_text([&] { p.exp_(); }),
+             Catch::Contains("in-place operations that require placement changes are not supported"));
 }
 
 TEST_CASE("dispatch: decisions are remembered, also when scalars change, and every other argument counts") {
@@ -497,20 +514,36 @@ TEST_CASE("to_local, from_local, full_tensor are differentiable") {
 TEST_CASE("distribute_tensor and from_local refuse what cannot be meant") {
   const auto mesh = mesh4();
   const auto w = torch::ones({4, 2}).requires_grad_();
-  CHECK_THAT(testing::error_text([&] { distribute_tensor(w * 2, mesh, {Shard(0)}); }), Catch::Contains("autograd history"));
-  CHECK_THAT(testing::error_text([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(0), Shard(0)}); }), Catch::Contains("one placement per mesh dim"));
-  CHECK_THAT(testing::error_text([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(1)}); }), Catch::Contains("Shard") || Catch::Contains("S(1)"));
-  CHECK_THAT(testing::error_text([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(0)}, 9); }), Catch::Contains("source_rank 9"));
+  CHECK_THAT(testing::error_text([&] { distribute_tensor(w * 2, mesh, {Shard(0)}); }),
+             Catch::Contains("autograd history"));
+  CHECK_THAT(testing::error_text([&] {
+               distribute_tensor(torch::ones({4}), mesh, {Shard(0), Shard(0)});
+             }),
+             Catch::Contains("one placement per mesh dim"));
+  CHECK_THAT(testing::error_text([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(1)}); }),
+             Catch::Contains("Shard") || Catch::Contains("S(1)"));
+  CHECK_THAT(testing::error_text([&] { distribute_tensor(torch::ones({4}), mesh, {Shard(0)}, 9); }),
+             Catch::Contains("source_rank 9"));
   const auto x = distribute_tensor(torch::ones({4}), mesh, {Shard(0)});
-  CHECK_THAT(testing::error_text([&] { distribute_tensor(x, mesh, {Replicate()}); }), Catch::Contains("use redistribute"));
+  CHECK_THAT(testing::error_text([&] { distribute_tensor(x, mesh, {Replicate()}); }),
+             Catch::Contains("use redistribute"));
   CHECK(distribute_tensor(x, mesh, {Shard(0)}).is_same(x));
   CHECK(distribute_tensor(w, mesh, {Shard(0)}).requires_grad());
-  CHECK_THAT(testing::error_text([&] { from_local({torch::ones(1)}, mesh, {Shard(0)}); }), Catch::Contains("1 local tensors, but this process owns 4"));
+  CHECK_THAT(testing::error_text([&] { from_local({torch::ones(1)}, mesh, {Shard(0)}); }),
+             Catch::Contains("1 local tensors, but this process owns 4"));
   CHECK_THAT(testing::error_text([&] { from_local({}, mesh, {Shard(0)}); }), Catch::Contains("0 local tensors"));
   const auto t = torch::ones(1);
-  CHECK_THAT(testing::error_text([&] { from_local({t, t, t, t.to(torch::kDouble)}, mesh, {Shard(0)}); }), Catch::Contains("one dtype"));
-  CHECK_THAT(testing::error_text([&] { from_local({t, t, torch::ones(2), t}, mesh, {Shard(0)}); }), Catch::Contains("chunk rule"));
-  CHECK_THAT(testing::error_text([&] { from_local({t, t, t * 2, t}, mesh, {Replicate()}, {std::nullopt, true, std::nullopt}); }),
+  CHECK_THAT(testing::error_text([&] {
+               from_local({t, t, t, t.to(torch::kDouble)}, mesh, {Shard(0)});
+             }),
+             Catch::Contains("one dtype"));
+  CHECK_THAT(testing::error_text([&] {
+               from_local({t, t, torch::ones(2), t}, mesh, {Shard(0)});
+             }),
+             Catch::Contains("chunk rule"));
+  CHECK_THAT(testing::error_text([&] {
+               from_local({t, t, t * 2, t}, mesh, {Replicate()}, {std::nullopt, true, std::nullopt});
+             }),
              Catch::Contains("ranks 0 and 2 hold different values"));
   CHECK_THAT(testing::error_text([&] { redistribute(t, {Shard(0)}); }), Catch::Contains("not distributed"));
 }

@@ -4,9 +4,10 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
-#include "dtensor/comm_debug_mode.h"
 #include "dtensor/distributed_module.h"
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/extend/representation.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 
@@ -147,7 +148,8 @@ TEST_CASE("distribute module: errors") {
   CHECK_THROWS_WITH(distribute_module(*linear, mesh()),
                     Catch::Contains("distributed already") && Catch::Contains("'weight'"));
   CHECK_NOTHROW(shard_parameter(*linear, "weight", mesh(), kWhole));
-  CHECK_NOTHROW(shard_parameter(*linear, "weight", mesh(), {Shard(0), Replicate()}));  // what was whole can still be sharded
+  CHECK_NOTHROW(
+      shard_parameter(*linear, "weight", mesh(), {Shard(0), Replicate()}));  // what was whole can still be sharded
   CHECK_THROWS_WITH(shard_parameter(*linear, "weight", mesh(), kWhole), Catch::Contains("redistribute"));
   nn::ReLU none;
   CHECK_NOTHROW(distribute_module(*none, mesh()));
@@ -293,8 +295,9 @@ void twice(std::vector<Tensor>& in, const DeviceMesh&) { in[0] = in[0] * 2; }
 void check_names_the_hooks(const std::function<void()>& f, const std::string& module) {
   const std::string text = testing::error_text(f);
   INFO(text);
-  for (const std::string& part : {module, std::string("input_fn, output_fn"), std::string("never ran"), std::string("DistributedModule<"),
-                                  std::string("AnyModule"), std::string("Sequential"), std::string("allow_without_hooks()")}) {
+  for (const std::string& part :
+       {module, std::string("input_fn, output_fn"), std::string("never ran"), std::string("DistributedModule<"),
+        std::string("AnyModule"), std::string("Sequential"), std::string("allow_without_hooks()")}) {
     CHECK_THAT(text, Catch::Contains(part));
   }
 }

@@ -11,9 +11,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/factories.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "mesh/device_mesh.h"
-#include "propagation/spec.h"
+#include "plan/spec.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -30,14 +31,23 @@ TEST_CASE("errors about placements name the user's call once", "[dtensor][errors
       {"redistribute", [&](const Placements& p) { redistribute(x, p); }},
       {"redistribute", [&](const Placements& p) { redistribute(x, mesh, p); }},
       {"redistribute_many", [&](const Placements& p) { redistribute_many({x}, {p}); }},
-      {"distribute_tensor", [&](const Placements& p) { distribute_tensor(at::ones({4, 4}), mesh, p); }},
+      {"distribute_tensor",
+       [&](const Placements& p) {
+         distribute_tensor(at::ones({4, 4}), mesh, p);
+       }},
       {"from_local", [&](const Placements& p) { from_local(parts, mesh, p); }},
       {"from_local", [&](const Placements& p) { from_local(parts, mesh, p, run_check); }},
       {"to_local", [&](const Placements& p) { to_local(x, p); }},
       {"full_tensor", [&](const Placements& p) { full_tensor(x, p); }},
       {"plan_of", [&](const Placements& p) { plan_of(x, p); }},
-      {"zeros", [&](const Placements& p) { zeros({4, 4}, mesh, p); }},
-      {"Spec", [&](const Placements& p) { Spec::get(mesh, p, {4, 4}, at::kFloat); }},
+      {"zeros",
+       [&](const Placements& p) {
+         zeros({4, 4}, mesh, p);
+       }},
+      {"Spec",
+       [&](const Placements& p) {
+         Spec::get(mesh, p, {4, 4}, at::kFloat);
+       }},
   };
   for (const auto& [name, call] : calls) {
     const auto error = [&, &call = call](const Placements& p) {

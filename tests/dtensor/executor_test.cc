@@ -1,12 +1,14 @@
-#include "dtensor/executor.h"
+#include "dtensor/internal/executor.h"
 
 #include <ATen/ops/zeros.h>
 
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "comm/scope.h"
 #include "mesh/memory_meter.h"
-#include "propagation/redistribute_planner.h"
+#include "placement/parse_placements.h"
+#include "plan/redistribute_planner.h"
 #include "tests/dtensor/layout_oracle.h"
 #include "tests/testing/catch_torch.h"
 
@@ -101,7 +103,8 @@ std::string check_pair(const at::Tensor& full, const RankTensors& source, const 
   const EventLog own = run_logged(plan_redistribution(alone, from->meta(), from->placements(), to, same_cost), mine);
   if (own.text() != events) return "other events alone";
   for (const CommEvent& e : own.events) {
-    if (e.received_bytes < 0 || e.received_bytes > e.bytes) return absl::StrCat(e.received_bytes, " bytes arrived alone");
+    if (e.received_bytes < 0 || e.received_bytes > e.bytes)
+      return absl::StrCat(e.received_bytes, " bytes arrived alone");
   }
   if (mine.size() != 1 || mine[0].sizes() != locals.back().sizes()) return "wrong shape alone";
   return "";
@@ -266,8 +269,10 @@ TEST_CASE("locals of another number, shape or dtype are an error before anything
   const at::Tensor two = numbers({2}), three = numbers({3}), floats = numbers({2}, at::kFloat);
   EventLog log;
   ScopeGuard guard([&](Scope& scope) { scope.listeners.push_back(&log); });
-  CHECK_THROWS_WITH(run_plan(*plan, {two}, kCause), Contains("1 local tensor(s) for 2 owned rank(s) of S(0) @ mesh(dim0=2)"));
-  CHECK_THROWS_WITH(run_plan(*plan, {two, three}, kCause), Contains("rank 1 passes {f64[3]}, but S(0) @ mesh(dim0=2) of f64[4] puts {f64[2]}"));
+  CHECK_THROWS_WITH(run_plan(*plan, {two}, kCause),
+                    Contains("1 local tensor(s) for 2 owned rank(s) of S(0) @ mesh(dim0=2)"));
+  CHECK_THROWS_WITH(run_plan(*plan, {two, three}, kCause),
+                    Contains("rank 1 passes {f64[3]}, but S(0) @ mesh(dim0=2) of f64[4] puts {f64[2]}"));
   CHECK_THROWS_WITH(run_plan(*plan, {floats, two}, kCause), Contains("rank 0 passes {f32[2]}"));
   CHECK_THROWS_WITH(run_plan(*plan, {two, at::Tensor()}, kCause), Contains("rank 1 passes {undefined}"));
   CHECK(log.events.empty());

@@ -8,10 +8,12 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "dtensor/executor.h"
-#include "dtensor/representation.h"
+#include "comm/scope.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/internal/executor.h"
 #include "mesh/memory_meter.h"
-#include "propagation/redistribute_planner.h"
+#include "placement/parse_placements.h"
+#include "plan/redistribute_planner.h"
 #include "tests/dtensor/layout_oracle.h"
 #include "tests/testing/catch_torch.h"
 
@@ -42,7 +44,8 @@ RankPieces pieces_of(const at::Tensor& full, const Layout& layout, bool addends)
   const DeviceMesh& mesh = layout.mesh();
   const Placements& placements = layout.placements();
   for (int64_t rank : mesh.ranks()) {
-    pieces[rank].push_back(local_of(full, mesh, addends ? placements : without_partials(placements), mesh.coordinate(rank)));
+    pieces[rank].push_back(
+        local_of(full, mesh, addends ? placements : without_partials(placements), mesh.coordinate(rank)));
   }
   return pieces;
 }
@@ -68,15 +71,19 @@ std::string check_transfer(const at::Tensor& full, const RedistributePlan& plan)
     int64_t events = 0;
     int64_t bytes = 0;
     for (const RedistributeStep& step : plan.steps) events += step.is_local() ? 0 : step.chunks;
-    if (static_cast<int64_t>(log.events.size()) != events) return absl::StrCat(log.events.size(), " events, planned were ", events);
+    if (static_cast<int64_t>(log.events.size()) != events)
+      return absl::StrCat(log.events.size(), " events, planned were ", events);
     for (const CommEvent& e : log.events) {
       bytes += e.bytes;
-      const bool in_rounds = events != plan.num_collectives();  // then other ranks may receive most in every one of them
-      if (!in_rounds && e.received_bytes != e.bytes) return absl::StrCat(e.received_bytes, " bytes arrived, planned were ", e.bytes);
+      const bool in_rounds =
+          events != plan.num_collectives();  // then other ranks may receive most in every one of them
+      if (!in_rounds && e.received_bytes != e.bytes)
+        return absl::StrCat(e.received_bytes, " bytes arrived, planned were ", e.bytes);
     }
     if (bytes != plan.bytes) return absl::StrCat("events of ", bytes, " bytes, planned were ", plan.bytes);
     for (size_t rank = 0; rank < expected.size(); ++rank) {
-      if (pieces[rank].size() != expected[rank].size()) return absl::StrCat("rank ", rank, " has ", pieces[rank].size(), " tensors");
+      if (pieces[rank].size() != expected[rank].size())
+        return absl::StrCat("rank ", rank, " has ", pieces[rank].size(), " tensors");
       for (size_t k = 0; k < expected[rank].size(); ++k) {
         const at::Tensor& t = pieces[rank][k];
         if (t.sizes() != expected[rank][k].sizes() || !at::equal(t, expected[rank][k])) {
@@ -147,7 +154,8 @@ TEST_CASE("every pair of layouts on two meshes", "[executor]") {
       for (const DeviceMesh& b : meshes_of(world)) {
         if (a == b) continue;
         for (const Layout& from : mesh_layouts(a, from_choices)) {
-          for (const Layout& to : mesh_layouts(b, to_choices)) check(full, plan_transfer(meta_of_sizes(sizes), from, to));
+          for (const Layout& to : mesh_layouts(b, to_choices))
+            check(full, plan_transfer(meta_of_sizes(sizes), from, to));
         }
       }
     }
@@ -354,8 +362,8 @@ TEST_CASE("in process a step allocates its outputs and nothing else", "[executor
   for (const RedistributePlan& plan : plans) {
     CAPTURE(plan.to_string());
     run_transfer(plan, pieces_of(full, plan.from, true), kCause);  // makes the schedule
-    // Every rank has as much here, so that four times the plan's bytes are alive: besides the outputs a step's inputs, those of
-    // the first step aside, which are the caller's.
+    // Every rank has as much here, so that four times the plan's bytes are alive: besides the outputs a step's inputs,
+    // those of the first step aside, which are the caller's.
     RankPieces locals = pieces_of(full, plan.from, true);
     int64_t expected = 0;
     for (size_t s = 0; s < plan.steps.size(); ++s) {

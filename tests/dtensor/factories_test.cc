@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include "comm/scope.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/scopes.h"
 #include "mesh/memory_meter.h"

@@ -5,11 +5,13 @@
 
 #include <sstream>
 
-#include "dtensor/comm_debug_mode.h"
+#include "checkpoint/serialize.h"
 #include "dtensor/distribute_module.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
-#include "dtensor/serialize.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 
@@ -42,8 +44,8 @@ TEST_CASE("first use: whatever reaches for the data is told that it is distribut
   given->weight.set_data(sharded(given->weight.detach()));
   const Tensor result = sharded(torch::ones({4, 3})) + 1;
   const Tensor whole_numbers = sharded(torch::ones({4, 3}, torch::kLong)) * 2;
-  for (const Tensor& t : {made->weight, made->bias, given->weight, result, whole_numbers, result.detach(), made->weight.detach(),
-                          result.select(1, 0), result.to(torch::kDouble)}) {
+  for (const Tensor& t : {made->weight, made->bias, given->weight, result, whole_numbers, result.detach(),
+                          made->weight.detach(), result.select(1, 0), result.to(torch::kDouble)}) {
     std::ostringstream stream;
     check_says_distributed(error_text([&] { stream << t; }));
     check_says_distributed(error_text([&] { t.data_ptr(); }));
@@ -65,9 +67,17 @@ TEST_CASE("first use: a plain tensor beside distributed ones is one text that na
   const Tensor x = sharded(torch::ones({4, 3})), plain = torch::ones({4, 3});
   const Tensor rows = torch::tensor({0, 2});
   const std::vector<std::function<void()>> calls = {
-      [&] { x + plain; },           [&] { torch::mm(x, plain.t()); },       [&] { torch::equal(x, plain); },
-      [&] { torch::allclose(x, plain); }, [&] { x.index({rows}); },         [&] { torch::cat({x, plain}); },
-      [&] { torch::where(plain > 0, x, x); }, [&] { x.clone().copy_(plain); }, [&] { x.clone().masked_fill_(plain > 0, 1); },
+      [&] { x + plain; },
+      [&] { torch::mm(x, plain.t()); },
+      [&] { torch::equal(x, plain); },
+      [&] { torch::allclose(x, plain); },
+      [&] { x.index({rows}); },
+      [&] {
+        torch::cat({x, plain});
+      },
+      [&] { torch::where(plain > 0, x, x); },
+      [&] { x.clone().copy_(plain); },
+      [&] { x.clone().masked_fill_(plain > 0, 1); },
   };
   for (const auto& call : calls) {
     const std::string text = error_text(call);
@@ -81,7 +91,8 @@ TEST_CASE("first use: a plain tensor beside distributed ones is one text that na
 }
 
 TEST_CASE("first use: LibTorch's own load into what is distributed") {
-  const std::string path = std::string(std::getenv("TEST_TMPDIR") != nullptr ? std::getenv("TEST_TMPDIR") : "/tmp") + "/first_use_load.pt";
+  const std::string path =
+      std::string(std::getenv("TEST_TMPDIR") != nullptr ? std::getenv("TEST_TMPDIR") : "/tmp") + "/first_use_load.pt";
   torch::nn::Linear source(3, 4), target(3, 4);
   torch::save(source, path);
   distribute_module(*target, mesh(), [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
@@ -90,8 +101,8 @@ TEST_CASE("first use: LibTorch's own load into what is distributed") {
   const auto check = [&](const auto& call) {
     const std::string text = error_text(call);
     INFO(text);
-    for (const char* part : {"a distributed tensor", "torch::load()", "dtensor::load(module, path)", "dtensor::load_state_dict(module, values)",
-                             "distribute_tensor(t, mesh, placements)"}) {
+    for (const char* part : {"a distributed tensor", "torch::load()", "dtensor::load(module, path)",
+                             "dtensor::load_state_dict(module, values)", "distribute_tensor(t, mesh, placements)"}) {
       CHECK_THAT(text, Catch::Contains(part));
     }
   };
@@ -113,7 +124,7 @@ TEST_CASE("first use: LibTorch's own load into what is distributed") {
   for (const Tensor& p : target->parameters()) CHECK(is_dtensor(p));  // as it was
   load(*target, path);
   CHECK(torch::equal(full_tensor(target->weight), source->weight));
-  CHECK(to_string(layout_of(target->weight).spec->placements()) == "S(0)");
+  CHECK(to_string(spec_of(target->weight)->placements()) == "S(0)");
   // Another distributed one may take its place, and a plain one that of a plain one.
   target->weight.set_data(sharded(torch::ones({4, 3})));
   source->weight.set_data(torch::ones({4, 3}));

@@ -16,9 +16,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "dtensor/comm_debug_mode.h"
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 
 using Catch::Contains;
@@ -212,7 +213,8 @@ TEST_CASE("run_check: processes that pass another layout") {
                                    " has none")));
   // Placements that are no placements: an error of the process alone.
   CHECK_THAT(error_of(line(), {rank == last ? Shard(2) : Shard(0)}, part),
-             Contains(absl::StrCat("[from_local] run_check: on rank ", last, ": S(2) over mesh dim 0: a tensor of 2 dims has no dim 2")));
+             Contains(absl::StrCat("[from_local] run_check: on rank ", last,
+                                   ": S(2) over mesh dim 0: a tensor of 2 dims has no dim 2")));
   // After all these errors the job goes on.
   CHECK(pass(line(), {Shard(0)}, part).sizes() == at::IntArrayRef({2 * ranks(), 2}));
 }

@@ -6,6 +6,7 @@
 
 #include <sstream>
 
+#include "comm/scope.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/scopes.h"

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/communicator.h"
-#include "mesh/scope.h"
+#include "comm/communicator.h"
+#include "comm/scope.h"
 
 namespace dtensor {
 
@@ -92,7 +92,7 @@ inline RankTensors locals_of(const at::Tensor& full, const DeviceMesh& mesh, con
 
 // The value that the ranks that differ from `at` only in Partial mesh dims hold together.
 inline at::Tensor value_at(const RankTensors& locals, const DeviceMesh& mesh, const Placements& placements, Mesh at,
-                    size_t m = 0) {
+                           size_t m = 0) {
   while (m < placements.size() && !placements[m].is_partial()) ++m;
   if (m == placements.size()) {
     int64_t index = 0;

@@ -7,13 +7,16 @@
 
 #include <random>
 
-#include "dtensor/comm_debug_mode.h"
+#include "comm/scope.h"
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/executor.h"
 #include "dtensor/factories.h"
+#include "dtensor/from_local.h"
+#include "dtensor/internal/executor.h"
 #include "dtensor/redistribute.h"
 #include "mesh/memory_meter.h"
-#include "propagation/plan_many.h"
+#include "observe/comm_debug_mode.h"
+#include "placement/parse_placements.h"
+#include "plan/plan_many.h"
 #include "tests/dtensor/layout_oracle.h"
 #include "tests/testing/catch_torch.h"
 
@@ -25,7 +28,8 @@ using Kind = RedistributeStep::Kind;
 
 const CommCause kCause{"test", "", "", false};
 
-SpecPtr spec_of(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes, at::ScalarType dtype = at::kDouble) {
+SpecPtr spec_of(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes,
+                at::ScalarType dtype = at::kDouble) {
   return Spec::get(mesh, placements, absl::MakeConstSpan(sizes.data(), sizes.size()), dtype);
 }
 
@@ -40,9 +44,10 @@ std::string rounds_of(const BatchPlan& batch) {
 }
 
 // A plan of [8] tensors that does these collectives in this order, whether or not it makes sense.
-std::shared_ptr<const RedistributePlan> made_of(const DeviceMesh& mesh, const std::vector<std::pair<Kind, MeshDims>>& steps) {
-  auto plan = std::make_shared<RedistributePlan>(plan_redistribution(mesh, {{8}, {1}, at::kDouble}, {Shard(0), Shard(0)},
-                                                                     {Replicate(), Replicate()}));
+std::shared_ptr<const RedistributePlan> made_of(const DeviceMesh& mesh,
+                                                const std::vector<std::pair<Kind, MeshDims>>& steps) {
+  auto plan = std::make_shared<RedistributePlan>(
+      plan_redistribution(mesh, {{8}, {1}, at::kDouble}, {Shard(0), Shard(0)}, {Replicate(), Replicate()}));
   plan->steps.clear();
   for (const auto& [kind, dims] : steps) {
     RedistributeStep& step = plan->steps.emplace_back();
@@ -61,11 +66,13 @@ TEST_CASE("steps along the same dims meet", "[redistribute_many]") {
   const auto rounds = [](const std::vector<Redistribution>& wanted) { return rounds_of(plan_many(wanted)); };
   const Placements rr = {Replicate(), Replicate()};
 
-  CHECK(rounds({{s(mesh, {Replicate(), Shard(0)}), rr}, {s(mesh, {Replicate(), Shard(1)}), rr}}) == "all_gather 0.0 1.0");
+  CHECK(rounds({{s(mesh, {Replicate(), Shard(0)}), rr}, {s(mesh, {Replicate(), Shard(1)}), rr}}) ==
+        "all_gather 0.0 1.0");
   CHECK(rounds({{s(mesh, {Replicate(), Shard(0)}), rr}, {s(mesh, {Replicate(), Shard(0)}), {Replicate(), Shard(1)}}}) ==
         "all_to_all 0.0 1.0");
   // Not: other mesh dims, another mesh, other reductions, a reduction beside an exchange.
-  CHECK(rounds({{s(mesh, {Shard(0), Replicate()}), rr}, {s(mesh, {Replicate(), Shard(1)}), rr}}) == "all_gather 0.0 | all_gather 1.0");
+  CHECK(rounds({{s(mesh, {Shard(0), Replicate()}), rr}, {s(mesh, {Replicate(), Shard(1)}), rr}}) ==
+        "all_gather 0.0 | all_gather 1.0");
   CHECK(rounds({{s(mesh, {Replicate(), Shard(0)}), rr}, {s(other, {Replicate(), Shard(0)}), rr}}) ==
         "all_gather 0.0 | all_gather 1.0");
   CHECK(rounds({{s(mesh, {Replicate(), Partial()}), rr},
@@ -85,7 +92,8 @@ TEST_CASE("plans wait for each other, but not for ever", "[redistribute_many]") 
   const std::pair<Kind, MeshDims> dp{Kind::kAllGather, {0}}, tp{Kind::kAllGather, {1}}, both{Kind::kAllToAll, {0, 1}},
       fill{Kind::kFill, {0}};
   // The second one's tp waits until the first one has done dp.
-  CHECK(rounds_of(batch_plans({made_of(mesh, {dp, tp}), made_of(mesh, {tp})})) == "all_gather 0.0 | all_gather 0.1 1.0");
+  CHECK(rounds_of(batch_plans({made_of(mesh, {dp, tp}), made_of(mesh, {tp})})) ==
+        "all_gather 0.0 | all_gather 0.1 1.0");
   CHECK(rounds_of(batch_plans({made_of(mesh, {tp}), made_of(mesh, {dp, both, tp}), made_of(mesh, {both, tp})})) ==
         "all_gather 1.0 | all_to_all 1.1 2.0 | all_gather 0.0 1.2 2.1");
   // Local steps are in no round.
@@ -109,13 +117,16 @@ TEST_CASE("a round costs what its steps cost, with one latency", "[redistribute_
   CHECK(gathers.rounds[0].bytes == gathers.bytes);
   CHECK(gathers.seconds == Approx(first.seconds + second.seconds - latency).epsilon(1e-9));
   CHECK(gathers.peak_bytes == first.peak_bytes + second.peak_bytes);
-  CHECK(gathers.explain() == "2 tensors in 1 collective, 49152 B, " + gathers.explain().substr(gathers.explain().find(" B, ") + 4));
+  CHECK(gathers.explain() ==
+        "2 tensors in 1 collective, 49152 B, " + gathers.explain().substr(gathers.explain().find(" B, ") + 4));
   CHECK_THAT(gathers.explain(), Contains("\n  1. all_gather(tp) of 2 tensors, 49152 B, "));
 
   // A mesh dim after the other: while one is gathered, the other waits or is done.
   const DeviceMesh two(World::abstract(4), {2, 2});
-  const SpecPtr c = spec_of(two, {Shard(0), Replicate()}, {64, 64}), d = spec_of(two, {Replicate(), Shard(0)}, {64, 64});
-  const auto separate = plan_many(std::vector<Redistribution>{{c, {Replicate(), Replicate()}}, {d, {Replicate(), Replicate()}}});
+  const SpecPtr c = spec_of(two, {Shard(0), Replicate()}, {64, 64}),
+                d = spec_of(two, {Replicate(), Shard(0)}, {64, 64});
+  const auto separate =
+      plan_many(std::vector<Redistribution>{{c, {Replicate(), Replicate()}}, {d, {Replicate(), Replicate()}}});
   REQUIRE(separate.num_collectives() == 2);
   CHECK(separate.seconds == Approx(separate.plans[0]->seconds + separate.plans[1]->seconds));
   const int64_t whole = 64 * 64 * 8;
@@ -140,7 +151,8 @@ struct Batch {
   std::vector<RankTensors> locals;
 
   Batch(const std::vector<DeviceMesh>& meshes, std::mt19937& random, size_t count, bool even = false) {
-    const std::vector<Placement> choices = {Replicate(), Shard(0), Shard(1), StridedShard(0, 2), Partial(), Partial(ReduceOp::kMax)};
+    const std::vector<Placement> choices = {Replicate(),        Shard(0),  Shard(1),
+                                            StridedShard(0, 2), Partial(), Partial(ReduceOp::kMax)};
     const auto draw = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
     while (full.size() < count) {
       const DeviceMesh& mesh = meshes[draw(static_cast<int64_t>(meshes.size()))];
@@ -150,7 +162,8 @@ struct Batch {
         to.push_back(choices[draw(5)]);
       }
       if (!normalize_placements(from, 2).ok() || !normalize_placements(to, 2).ok()) continue;
-      const std::vector<int64_t> sizes = even ? std::vector<int64_t>{12, 24} : std::vector<int64_t>{1 + draw(9), draw(9)};
+      const std::vector<int64_t> sizes =
+          even ? std::vector<int64_t>{12, 24} : std::vector<int64_t>{1 + draw(9), draw(9)};
       full.push_back(numbers(sizes, draw(2) == 0 ? at::kDouble : at::kLong));
       wanted.push_back({spec_of(mesh, from, sizes, full.back().scalar_type()), to});
       locals.push_back(locals_of(full.back(), mesh, from));
@@ -161,7 +174,8 @@ struct Batch {
 
 TEST_CASE("a batch has the values of its tensors one by one, in the planned rounds", "[redistribute_many]") {
   const auto world = World::local(6);
-  const std::vector<DeviceMesh> meshes = {DeviceMesh(world, {2, 3}), DeviceMesh(world, {6}), DeviceMesh(world, {3}, {}, {5, 0, 2})};
+  const std::vector<DeviceMesh> meshes = {DeviceMesh(world, {2, 3}), DeviceMesh(world, {6}),
+                                          DeviceMesh(world, {3}, {}, {5, 0, 2})};
   std::mt19937 random(23);
   int64_t saved = 0;
   for (int k = 0; k < 60; ++k) {
@@ -203,7 +217,8 @@ TEST_CASE("what arrives is what was planned where all parts are even", "[redistr
   std::mt19937 random(29);
   for (int k = 0; k < 20; ++k) {
     const SpecPtr from = spec_of(mesh, {Shard(0), Replicate()}, {8, 8});
-    const BatchPlan plan = plan_many(std::vector<Redistribution>{{from, {Shard(1), Replicate()}}, {from, {Replicate(), Replicate()}}});
+    const BatchPlan plan =
+        plan_many(std::vector<Redistribution>{{from, {Shard(1), Replicate()}}, {from, {Replicate(), Replicate()}}});
     EventLog log;
     {
       ScopeGuard guard([&](Scope& scope) { scope.listeners.push_back(&log); });
@@ -295,14 +310,16 @@ TEST_CASE("errors of a batch", "[redistribute_many]") {
 
 // --- The public functions. ---
 
-at::Tensor distributed(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements, bool requires_grad = false) {
+at::Tensor distributed(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements,
+                       bool requires_grad = false) {
   return distribute_tensor(t.clone().set_requires_grad(requires_grad), mesh, placements);
 }
 
 TEST_CASE("redistribute_many gives what redistribute gives, in one collective", "[redistribute_many]") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const at::Tensor a = numbers({6, 5}), b = numbers({3, 8}, at::kLong), c = numbers({4});
-  const std::vector<at::Tensor> x = {distributed(a, mesh, {Shard(0)}), distributed(b, mesh, {Shard(1)}), distributed(c, mesh, {Replicate()})};
+  const std::vector<at::Tensor> x = {distributed(a, mesh, {Shard(0)}), distributed(b, mesh, {Shard(1)}),
+                                     distributed(c, mesh, {Replicate()})};
   CommDebugMode comm;
   const auto y = redistribute_many(x, {{Replicate()}});
   CHECK(comm.total() == 1);
@@ -348,7 +365,8 @@ TEST_CASE("gradients of a batch come back in one collective", "[redistribute_man
   CHECK_FALSE(y[2].requires_grad());
   CHECK_FALSE(y[3].requires_grad());
   // Weights that differ between elements.
-  const at::Tensor wa = distribute_tensor(numbers({6, 5}), mesh, {Shard(1)}), wb = distribute_tensor(numbers({3, 8}) * 2, mesh, {Shard(0)});
+  const at::Tensor wa = distribute_tensor(numbers({6, 5}), mesh, {Shard(1)}),
+                   wb = distribute_tensor(numbers({3, 8}) * 2, mesh, {Shard(0)});
   const at::Tensor loss = full_tensor((y[0] * wa).sum()) + full_tensor((y[1] * wb).sum());
   CommDebugMode comm;
   loss.backward();
@@ -368,7 +386,8 @@ TEST_CASE("gradients of a batch come back in one collective", "[redistribute_man
 
 TEST_CASE("only the gradients that there are come back", "[redistribute_many]") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
-  const at::Tensor x = distributed(numbers({4, 2}), mesh, {Shard(0)}, true), unused = distributed(numbers({2, 6}), mesh, {Shard(1)}, true);
+  const at::Tensor x = distributed(numbers({4, 2}), mesh, {Shard(0)}, true),
+                   unused = distributed(numbers({2, 6}), mesh, {Shard(1)}, true);
   const auto y = redistribute_many({x, unused}, {{Shard(1)}, {Shard(0)}});
   CommDebugMode comm;
   (y[0] * y[0]).sum().backward();
@@ -402,20 +421,23 @@ TEST_CASE("a batch can be differentiated twice", "[redistribute_many]") {
 
 TEST_CASE("errors of redistribute_many", "[redistribute_many]") {
   const DeviceMesh mesh(World::local(2), {2}), elsewhere(World::local(2), {2});
-  const at::Tensor x = distributed(numbers({4}), mesh, {Shard(0)}), y = distributed(numbers({4}), elsewhere, {Shard(0)});
-  CHECK_THROWS_WITH(redistribute_many({x, x, x}, {{Replicate()}, {Replicate()}}),
-                    Contains("[redistribute_many] 2 lists of placements for 3 tensors: give one per tensor, or one for all"));
+  const at::Tensor x = distributed(numbers({4}), mesh, {Shard(0)}),
+                   y = distributed(numbers({4}), elsewhere, {Shard(0)});
+  CHECK_THROWS_WITH(
+      redistribute_many({x, x, x}, {{Replicate()}, {Replicate()}}),
+      Contains("[redistribute_many] 2 lists of placements for 3 tensors: give one per tensor, or one for all"));
   CHECK_THROWS_WITH(redistribute_many({x, numbers({4})}, {{Replicate()}}),
                     Contains("[redistribute_many] the tensor of shape [4] is not distributed"));
   CHECK_THROWS_WITH(redistribute_many({x}, {{Replicate(), Replicate()}}), Contains("[redistribute_many] `placements`"));
   CHECK_THROWS_WITH(redistribute_many({x}, {{Shard(1)}}), Contains("[redistribute_many]"));
-  CHECK_THROWS_WITH(redistribute_many({x, y}, {{Replicate()}}), Contains("only tensors of one world can travel together"));
+  CHECK_THROWS_WITH(redistribute_many({x, y}, {{Replicate()}}),
+                    Contains("only tensors of one world can travel together"));
 }
 
 TEST_CASE("a tensor goes to another mesh, and its gradient comes back", "[redistribute_many]") {
   const auto world = World::local(6);
-  const std::vector<DeviceMesh> meshes = {DeviceMesh(world, {2, 2}), DeviceMesh(world, {3}, {}, {5, 4, 1}), DeviceMesh(world, {2}, {}, {4, 5}),
-                                          DeviceMesh(world, {6})};
+  const std::vector<DeviceMesh> meshes = {DeviceMesh(world, {2, 2}), DeviceMesh(world, {3}, {}, {5, 4, 1}),
+                                          DeviceMesh(world, {2}, {}, {4, 5}), DeviceMesh(world, {6})};
   const at::Tensor full = numbers({7, 4}), weight = numbers({7, 4}) + 3;
   for (const DeviceMesh& a : meshes) {
     for (const DeviceMesh& b : meshes) {
@@ -465,7 +487,8 @@ TEST_CASE("to the mesh that a tensor is on, and to one with the same parts", "[r
 TEST_CASE("a process without a rank on the new mesh has no parts of it", "[redistribute_many]") {
   const auto world = World::fake(4, 0);
   const DeviceMesh a(world, {2}), b(world, {2}, {}, {2, 3});
-  const at::Tensor x = from_local({numbers({2})}, a, {Shard(0)}, {.shape = std::vector<int64_t>{4}, .grad_placements = {}});
+  const at::Tensor x =
+      from_local({numbers({2})}, a, {Shard(0)}, {.shape = std::vector<int64_t>{4}, .grad_placements = {}});
   const at::Tensor y = redistribute(x, b, {Shard(0)});
   CHECK(to_local(y).empty());
   CHECK(y.sizes() == at::IntArrayRef{4});
@@ -481,10 +504,12 @@ TEST_CASE("errors of redistribute to a mesh", "[redistribute_many]") {
   const auto world = World::local(2);
   const DeviceMesh mesh(world, {2}), elsewhere(World::local(2), {2});
   const at::Tensor x = distributed(numbers({4}), mesh, {Shard(0)});
-  CHECK_THROWS_WITH(redistribute(numbers({4}), mesh, {Shard(0)}), Contains("[redistribute] the tensor of shape [4] is not distributed"));
+  CHECK_THROWS_WITH(redistribute(numbers({4}), mesh, {Shard(0)}),
+                    Contains("[redistribute] the tensor of shape [4] is not distributed"));
   CHECK_THROWS_WITH(redistribute(x, DeviceMesh(), {Shard(0)}), Contains("[redistribute] no mesh"));
   CHECK_THROWS_WITH(redistribute(x, elsewhere, {Shard(0)}), Contains("another world"));
-  CHECK_THROWS_WITH(redistribute(x, DeviceMesh(world, {1}), {Shard(0), Shard(0)}), Contains("[redistribute] `placements`"));
+  CHECK_THROWS_WITH(redistribute(x, DeviceMesh(world, {1}), {Shard(0), Shard(0)}),
+                    Contains("[redistribute] `placements`"));
 }
 
 }  // namespace

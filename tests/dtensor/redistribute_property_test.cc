@@ -1,8 +1,8 @@
 // Properties of redistribution over random meshes, shapes and layouts.
 //
-// Values are small integers in float64, so that sums are exact. Which elements a rank holds is asked of local_layout(). The
-// same file is the test of several processes (tests/processes): the world is then that of the job, one rank per process, and
-// every process draws the same cases.
+// Values are small integers in float64, so that sums are exact. Which elements a rank holds is asked of local_layout().
+// The same file is the test of several processes (tests/processes): the world is then that of the job, one rank per
+// process, and every process draws the same cases.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -17,13 +17,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "comm/scope.h"
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/executor.h"
 #include "dtensor/factories.h"
+#include "dtensor/from_local.h"
+#include "dtensor/internal/executor.h"
 #include "dtensor/redistribute.h"
-#include "mesh/scope.h"
 #include "placement/geometry.h"
-#include "propagation/redistribute_planner.h"
+#include "plan/redistribute_planner.h"
 #include "tests/testing/allocated_memory.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/property.h"
@@ -116,7 +117,7 @@ struct Case {
   // The part of full() at a coordinate; Partial counts as Replicate.
   at::Tensor part(const std::vector<int64_t>& shape, const Placements& placements, absl::Span<const int64_t> at) const {
     at::Tensor t = full();
-    const LocalLayout layout = local_layout(sizes, shape, placements, at);
+    const Part layout = local_layout(sizes, shape, placements, at);
     for (int64_t d = 0; d < ndim(); ++d) {
       std::vector<int64_t> indices;
       for (const Run& run : layout.dims[d]) {
@@ -127,7 +128,9 @@ struct Case {
     return t;
   }
 
-  int64_t size() const { return std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1}, std::multiplies<>()); }
+  int64_t size() const {
+    return std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1}, std::multiplies<>());
+  }
 
  private:
   // Of n addends that sum to t: the k-th is t (k + 1), but for the last, which makes up for the others.
@@ -281,7 +284,8 @@ TEST_CASE("random transfers to another mesh put every element where the layout s
       to.push_back(draw_placement(c.ndim()));
     }
     ranks.resize(size);
-    RC_LOG() << "to mesh [" << absl::StrJoin(shape, ", ") << "] of ranks " << absl::StrJoin(ranks, ", ") << ", " << to << std::endl;
+    RC_LOG() << "to mesh [" << absl::StrJoin(shape, ", ") << "] of ranks " << absl::StrJoin(ranks, ", ") << ", " << to
+             << std::endl;
     const DeviceMesh target(world, shape, {}, ranks);
     const DeviceMesh source(world, c.mesh_shape);
     const at::Tensor y = redistribute(c.source_on(source), target, to);

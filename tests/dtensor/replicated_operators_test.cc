@@ -3,8 +3,8 @@
 #include <ATen/core/Generator.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/linalg_eigh.h>
 #include <ATen/ops/linalg_inv.h>
@@ -16,21 +16,22 @@
 
 #include <functional>
 
-#include "dtensor/comm_debug_mode.h"
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/extend/representation.h"
 #include "dtensor/factories.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/representation.h"
 #include "dtensor/scopes.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
-#include "tests/testing/error_text.h"
 #include "tests/testing/differential.h"
+#include "tests/testing/error_text.h"
 
 namespace {
 
 using at::Tensor;
 
-std::tuple<std::vector<Tensor>, Tensor, int64_t> lists(at::TensorList x, const std::optional<Tensor>& y, std::array<bool, 2> mask) {
+std::tuple<std::vector<Tensor>, Tensor, int64_t> lists(at::TensorList x, const std::optional<Tensor>& y,
+                                                       std::array<bool, 2> mask) {
   std::vector<Tensor> twice;
   for (const auto& t : x) twice.push_back(t * 2);
   Tensor sum;
@@ -44,7 +45,9 @@ Tensor& square_out(const Tensor& x, Tensor& out) {
   return out.copy_(x * x);
 }
 Tensor first_half(const Tensor& x) { return x.narrow(0, 0, x.size(0) / 2); }
-Tensor draw(const Tensor& x, std::optional<at::Generator> generator) { return at::rand(x.sizes(), generator, x.options()); }
+Tensor draw(const Tensor& x, std::optional<at::Generator> generator) {
+  return at::rand(x.sizes(), generator, x.options());
+}
 Tensor draw_by_default(const Tensor& x) { return at::rand(x.sizes(), x.options()); }
 void grow_(Tensor& x) { x.resize_({x.size(0) + 1}); }
 
@@ -96,8 +99,9 @@ TEST_CASE("without a rule: eigh of a replicated matrix runs on every rank, witho
     CHECK_FALSE(difference(x.grad(), a * 2, 1e-8));
   }
   const auto x = distribute_tensor(a, mesh_of(2), {Shard(0)});
-  CHECK_THAT(error_text([&] { at::linalg_eigh(x); }), Catch::Contains("Operator aten._linalg_eigh.default does not have a sharding strategy") &&
-                                                       Catch::Contains("f64[4, 4](S(0))"));
+  CHECK_THAT(error_text([&] { at::linalg_eigh(x); }),
+             Catch::Contains("Operator aten._linalg_eigh.default does not have a sharding strategy") &&
+                 Catch::Contains("f64[4, 4](S(0))"));
 }
 
 TEST_CASE("without a rule: lists, undefined tensors and numbers") {
@@ -152,10 +156,14 @@ TEST_CASE("without a rule: an argument keeps its size") {
   const auto mesh = mesh_of(2);
   auto x = distribute_tensor(at::arange(3), mesh, {Replicate()});
   CHECK_THAT(error_text([&] { call_op("without_rule::grow_", {x}); }),
-             Catch::Contains("without_rule::grow_: changes the size, strides or memory of argument 'x', of shape [3] before and [4] after"));
+             Catch::Contains("without_rule::grow_: changes the size, strides or memory of argument 'x', of shape [3] "
+                             "before and [4] after"));
   CHECK_FALSE(difference(x, at::arange(3)));
   auto other = distribute_tensor(at::zeros({2}, at::kLong), mesh, {Replicate()});
-  CHECK_THAT(error_text([&] { call_op("without_rule::square.out", {x, other}); }), Catch::Contains("argument 'out', of shape [2] before"));
+  CHECK_THAT(error_text([&] {
+               call_op("without_rule::square.out", {x, other});
+             }),
+             Catch::Contains("argument 'out', of shape [2] before"));
   CHECK(other.numel() == 2);
 }
 
@@ -217,7 +225,8 @@ TEST_CASE("without a rule: an abstract world asks the meta kernel") {
   CHECK(vectors.sizes() == c10::IntArrayRef({6, 6}));
   CHECK(to_string(DTensor(values).placements()) == "R");
   CHECK_THAT(error_text([&] { call_op("without_rule::first_half", {ones({6}, mesh)}); }),
-             Catch::Contains("without_rule::first_half: has no sharding strategy, and this process owns no rank of mesh(x=4)"));
+             Catch::Contains(
+                 "without_rule::first_half: has no sharding strategy, and this process owns no rank of mesh(x=4)"));
 }
 
 TEST_CASE("without a rule: gathering is counted and named") {

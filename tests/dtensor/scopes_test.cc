@@ -7,9 +7,11 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
 
-#include "dtensor/comm_debug_mode.h"
+#include "comm/scope.h"
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/extend/representation.h"
 #include "dtensor/factories.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -74,7 +76,7 @@ TEST_CASE("scopes: an exception closes them") {
     throw std::runtime_error("out");
   } catch (const std::runtime_error&) {
   }
-  const Scope& s = current_scope();
+  const DispatchScope& s = current_dispatch_scope();
   CHECK_FALSE((s.mesh.defined() || s.implicit_replication || s.replicate_unsupported || s.delay_gradient_reduction));
   CHECK_FALSE(is_dtensor(at::zeros({2})));
 }

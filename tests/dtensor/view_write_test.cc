@@ -1,5 +1,5 @@
-// Writing to views of distributed tensors, and reading them after others wrote: what a plain tensor would do, whether or not the
-// view's parts had to move.
+// Writing to views of distributed tensors, and reading them after others wrote: what a plain tensor would do, whether
+// or not the view's parts had to move.
 #include <torch/autograd.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
@@ -8,11 +8,12 @@
 #include <chrono>
 #include <functional>
 
-#include "dtensor/comm_debug_mode.h"
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/memory_overlap.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
+#include "dtensor/internal/memory_overlap.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/representation.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 #include "tests/testing/property.h"
@@ -26,14 +27,16 @@ using torch::indexing::Slice;
 DeviceMesh mesh_of(int64_t n) { return DeviceMesh(World::local(n), {n}, {"x"}); }
 
 const std::vector<DeviceMesh>& test_meshes() {
-  static const std::vector<DeviceMesh> meshes = {mesh_of(2), mesh_of(3), DeviceMesh(World::local(4), {2, 2}, {"x", "y"}),
+  static const std::vector<DeviceMesh> meshes = {mesh_of(2), mesh_of(3),
+                                                 DeviceMesh(World::local(4), {2, 2}, {"x", "y"}),
                                                  DeviceMesh(World::local(6), {2, 3}, {"x", "y"})};
   return meshes;
 }
 
 bool same(const Tensor& distributed, const Tensor& plain) {
   if (distributed.sizes() != plain.sizes() || distributed.storage_offset() != plain.storage_offset()) return false;
-  return torch::allclose(full_tensor(distributed.detach()).resolve_conj(), plain.detach().resolve_conj(), 1e-9, 1e-9, true);
+  return torch::allclose(full_tensor(distributed.detach()).resolve_conj(), plain.detach().resolve_conj(), 1e-9, 1e-9,
+                         true);
 }
 
 Tensor numbers(const std::vector<int64_t>& shape, torch::Dtype dtype = torch::kDouble) {
@@ -47,7 +50,8 @@ struct Pair {
   Tensor plain, distributed;
 };
 
-Pair make(const std::vector<int64_t>& shape, const DeviceMesh& mesh, const Placements& placements, torch::Dtype dtype = torch::kDouble) {
+Pair make(const std::vector<int64_t>& shape, const DeviceMesh& mesh, const Placements& placements,
+          torch::Dtype dtype = torch::kDouble) {
   const Tensor t = numbers(shape, dtype);
   return {t.clone(), distribute_tensor(t, mesh, placements)};
 }
@@ -91,31 +95,74 @@ std::vector<Case> cases() {
       {"flattened with steps", {5, 4}, [](auto& t) { return t.view(-1).slice(0, 0, 20, 2); }, triple},
       {"flattened", {5, 4}, [](auto& t) { return t.view(-1); }, [](auto& t) { t.copy_(t.flip(0)); }},
       {"diagonal", {5, 4}, [](auto& t) { return t.diagonal(-1); }, triple},
-      {"fill_diagonal_", {6, 4}, [](auto& t) { return t.slice(0, 1, 6); }, [](auto& t) { Tensor(t).fill_diagonal_(9); }},
-      {"chain", {5, 4}, [](auto& t) { return t.slice(0, 1, 4).t().slice(0, 1, 3).unsqueeze(0).select(0, 0).slice(1, 1, 3); }, triple},
+      {"fill_diagonal_",
+       {6, 4},
+       [](auto& t) { return t.slice(0, 1, 6); },
+       [](auto& t) { Tensor(t).fill_diagonal_(9); }},
+      {"chain",
+       {5, 4},
+       [](auto& t) { return t.slice(0, 1, 4).t().slice(0, 1, 3).unsqueeze(0).select(0, 0).slice(1, 1, 3); },
+       triple},
       {"split", {5, 4}, [](auto& t) { return t.split(2)[1]; }, triple},
       {"chunk", {5, 4}, [](auto& t) { return t.chunk(3, 1)[1]; }, triple},
       {"unsafe_chunk", {5, 4}, [](auto& t) { return t.unsafe_chunk(2)[1]; }, triple},
       {"unsafe_split", {5, 4}, [](auto& t) { return t.unsafe_split(2)[2]; }, triple},
       {"unbind", {5, 4}, [](auto& t) { return t.unbind(0)[4]; }, triple},
-      {"permute", {3, 4, 5}, [](auto& t) { return t.select(0, 1).permute({1, 0}).slice(0, 2, 5); }, triple},
+      {"permute",
+       {3, 4, 5},
+       [](auto& t) {
+         return t.select(0, 1).permute({1, 0}).slice(0, 2, 5);
+       },
+       triple},
       {"movedim", {3, 4, 5}, [](auto& t) { return t.movedim(0, 2).slice(0, 1).slice(1, 2).slice(2, 1, 2); }, triple},
-      {"regrouped", {6, 2}, [](auto& t) { return t.view({4, 3}).slice(0, 1, 3); }, triple},
+      {"regrouped",
+       {6, 2},
+       [](auto& t) {
+         return t.view({4, 3}).slice(0, 1, 3);
+       },
+       triple},
       {"unfold", {6, 4}, [](auto& t) { return t.unfold(0, 3, 1)[1]; }, triple},
-      {"element of an expanded view", {5, 4}, [](auto& t) { return t.slice(0, 2, 3).expand({3, 4})[1]; }, triple},
-      {"expanded, filled", {5, 1}, [](auto& t) { return t.slice(0, 2, 4).expand({2, 3}); }, fill},
+      {"element of an expanded view",
+       {5, 4},
+       [](auto& t) {
+         return t.slice(0, 2, 3).expand({3, 4})[1];
+       },
+       triple},
+      {"expanded, filled",
+       {5, 1},
+       [](auto& t) {
+         return t.slice(0, 2, 4).expand({2, 3});
+       },
+       fill},
       {"nothing", {5, 4}, [](auto& t) { return t.slice(0, 2, 2); }, fill},
       {"squeeze", {1, 5}, [](auto& t) { return t.squeeze(0).slice(0, 1, 3); }, triple},
       {"real", {5, 4}, [](auto& t) { return at::real(t.slice(0, 1, 3)); }, triple, c},
       {"imag", {5, 4}, [](auto& t) { return at::imag(t).slice(0, 1, 3); }, triple, c},
-      {"conjugates", {5, 4}, [](auto& t) { return t.conj().slice(0, 1, 3).conj()[0].conj(); }, [](auto& t) { t.mul_(c10::complex<double>(3, 1)); }, c},
+      {"conjugates",
+       {5, 4},
+       [](auto& t) { return t.conj().slice(0, 1, 3).conj()[0].conj(); },
+       [](auto& t) { t.mul_(c10::complex<double>(3, 1)); },
+       c},
       {"view_as_real", {6, 2}, [](auto& t) { return at::view_as_real(t).slice(0, 2).select(2, 1); }, triple, c},
-      {"view_as_complex", {6, 2}, [](auto& t) { return at::view_as_complex(t).slice(0, 2); }, [](auto& t) { t.mul_(c10::complex<double>(0, 1)); }},
+      {"view_as_complex",
+       {6, 2},
+       [](auto& t) { return at::view_as_complex(t).slice(0, 2); },
+       [](auto& t) { t.mul_(c10::complex<double>(0, 1)); }},
       {"smaller elements", {5, 4}, [](auto& t) { return t.view(torch::kFloat).slice(0, 2); }, fill},
       {"larger elements", {6}, [](auto& t) { return t.view(torch::kDouble).slice(0, 1); }, fill, torch::kFloat},
       {"other elements", {5, 4}, [](auto& t) { return t.view(torch::kLong).slice(0, 2); }, fill},
-      {"as_strided", {6, 2}, [](auto& t) { return t.as_strided({3, 2}, {4, 1}, 1); }, triple},
-      {"as_strided of a view", {6, 2}, [](auto& t) { return t.slice(0, 2).as_strided({3, 2}, {2, 1}); }, triple},
+      {"as_strided",
+       {6, 2},
+       [](auto& t) {
+         return t.as_strided({3, 2}, {4, 1}, 1);
+       },
+       triple},
+      {"as_strided of a view",
+       {6, 2},
+       [](auto& t) {
+         return t.slice(0, 2).as_strided({3, 2}, {2, 1});
+       },
+       triple},
   };
 }
 
@@ -159,11 +206,15 @@ std::pair<std::string, View> draw_view(const Tensor& t) {
   switch (draw(0, 9)) {
     case 0:
       if (size == 0) break;
-      return [&, i = draw(0, size - 1)] { return std::pair<std::string, View>{c10::str("select ", d, " ", i), [=](const Tensor& x) { return x.select(d, i); }}; }();
+      return [&, i = draw(0, size - 1)] {
+        return std::pair<std::string, View>{c10::str("select ", d, " ", i),
+                                            [=](const Tensor& x) { return x.select(d, i); }};
+      }();
     case 1:
     case 2: {
       const int64_t from = draw(0, size), to = draw(from, size), step = draw(1, 2);
-      return {c10::str("slice ", d, " ", from, " ", to, " ", step), [=](const Tensor& x) { return x.slice(d, from, to, step); }};
+      return {c10::str("slice ", d, " ", from, " ", to, " ", step),
+              [=](const Tensor& x) { return x.slice(d, from, to, step); }};
     }
     case 3:
       return {c10::str("transpose ", d), [=](const Tensor& x) { return x.transpose(0, d); }};
@@ -256,7 +307,8 @@ TEST_CASE("view writes: gradients through random views and writes") {
     const auto ndim = static_cast<int64_t>(shape.size());
     const Placements of_x = draw_layout(mesh, ndim), of_w = draw_layout(mesh, ndim);
     std::ostringstream program;
-    program << "x of " << shape << " as " << to_string(of_x) << " w " << to_string(of_w) << " on " << mesh.to_string() << "\n";
+    program << "x of " << shape << " as " << to_string(of_x) << " w " << to_string(of_w) << " on " << mesh.to_string()
+            << "\n";
     Pair x = make(shape, mesh, of_x);
     const Pair w = {numbers(shape).cos(), distribute_tensor(numbers(shape).cos(), mesh, of_w)};
     for (Tensor* t : {&x.plain, &x.distributed}) t->requires_grad_();
@@ -279,7 +331,9 @@ TEST_CASE("view writes: gradients through random views and writes") {
       }
     }
     const Pair last = live.back();
-    const auto loss = [](const Tensor& y, const Tensor& w, const Tensor& view) { return (y * w).relu().sum() + view.sin().sum(); };
+    const auto loss = [](const Tensor& y, const Tensor& w, const Tensor& view) {
+      return (y * w).relu().sum() + view.sin().sum();
+    };
     loss(live[0].plain, w.plain, last.plain).backward();
     loss(live[0].distributed, w.distributed, last.distributed).backward();
     RC_LOG(program.str());
@@ -293,7 +347,7 @@ TEST_CASE("view writes: owners write by themselves, and a view is read anew once
   const DeviceMesh mesh = mesh_of(4);
   Pair x = make({12}, mesh, {Shard(0)});
   const Pair row = {x.plain[5], x.distributed[5]}, rows = {x.plain.slice(0, 1, 6), x.distributed.slice(0, 1, 6)};
-  REQUIRE(layout_of(rows.distributed).spec->placements() == Placements{Replicate()});
+  REQUIRE(spec_of(rows.distributed)->placements() == Placements{Replicate()});
   CommDebugMode comm;
   for (const Pair& v : {row, rows}) {
     v.plain.fill_(3);
@@ -456,10 +510,16 @@ TEST_CASE("view writes: a refused write leaves view and base as they were") {
        },
        "expanded", true},
   };
-  const std::vector<std::pair<const char*, Change>> writes = {
-      {"fill_", fill}, {"zero_", [](auto& t) { t.zero_(); }}, {"bernoulli_", [](auto& t) { t.bernoulli_(0.5); }},
-      {"random_", [](auto& t) { Tensor(t).random_(3); }}, {"copy_", [](auto& t) { t.copy_(at::zeros_like(t)); }},
-      {"lists", [](auto& t) { at::_foreach_add_({t}, 1); }}, {"out=", [](auto& t) { Tensor out = t; at::abs_out(out, at::ones_like(t)); }}};
+  const std::vector<std::pair<const char*, Change>> writes = {{"fill_", fill},
+                                                              {"zero_", [](auto& t) { t.zero_(); }},
+                                                              {"bernoulli_", [](auto& t) { t.bernoulli_(0.5); }},
+                                                              {"random_", [](auto& t) { Tensor(t).random_(3); }},
+                                                              {"copy_", [](auto& t) { t.copy_(at::zeros_like(t)); }},
+                                                              {"lists", [](auto& t) { at::_foreach_add_({t}, 1); }},
+                                                              {"out=", [](auto& t) {
+                                                                 Tensor out = t;
+                                                                 at::abs_out(out, at::ones_like(t));
+                                                               }}};
   for (const Row& row : rows) {
     for (const auto& [name, write] : writes) {
       if (row.expanded && std::string(name) != "fill_" && std::string(name) != "zero_") continue;
@@ -488,8 +548,8 @@ TEST_CASE("view writes: what asks for no values reads no stale view") {
   CHECK(comm.total() > 0);
 }
 
-// Some ranks must copy for a view where others need not, by the strides of their parts: what is sent must not depend on it, or
-// processes wait for each other.
+// Some ranks must copy for a view where others need not, by the strides of their parts: what is sent must not depend on
+// it, or processes wait for each other.
 TEST_CASE("view writes: strides of local parts change no communication") {
   const DeviceMesh mesh = mesh_of(2);
   const auto run = [&](bool strided) {
@@ -507,7 +567,7 @@ TEST_CASE("view writes: strides of local parts change no communication") {
       counts.push_back(comm.total());
     };
     const Tensor view = x.view({24}), rows = view.slice(0, 1, 13), flat = whole.view({24});
-    CHECK((layout_of(view).storage->origin != nullptr) == strided);
+    CHECK((peek_meta(view).storage->origin != nullptr) == strided);
     view.mul_(2);
     whole.mul_(2);
     check(x, whole);
@@ -609,7 +669,8 @@ TEST_CASE("view writes: gradients of replicas through to_local must agree") {
   const DeviceMesh mesh = mesh_of(2);
   const auto leaf = [&] { return distribute_tensor(torch::ones({3}, torch::kDouble), mesh).requires_grad_(); };
   auto x = leaf();
-  CHECK_THROWS_WITH(to_local(x)[0].sum().backward(), Catch::Contains("[to_local] backward") && Catch::Contains("rank 1 was not used"));
+  CHECK_THROWS_WITH(to_local(x)[0].sum().backward(),
+                    Catch::Contains("[to_local] backward") && Catch::Contains("rank 1 was not used"));
   auto parts = to_local(x);
   CHECK_THROWS_WITH((parts[0].sum() + 2 * parts[1].sum()).backward(), Catch::Contains("they differ"));
   parts = to_local(x);

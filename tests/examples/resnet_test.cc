@@ -1,11 +1,11 @@
-// A residual network, whose convolutions and batch norms have no rule, learns inside a ReplicateUnsupported scope what it learns on
-// one device: parameters, running statistics, outputs in eval mode.
+// A residual network, whose convolutions and batch norms have no rule, learns inside a ReplicateUnsupported scope what
+// it learns on one device: parameters, running statistics, outputs in eval mode.
 #include <torch/nn.h>
 #include <torch/optim.h>
 #include <torch/torch.h>
 
-#include "dtensor/comm_debug_mode.h"
 #include "dtensor/dtensor.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -15,7 +15,8 @@ using torch::Tensor;
 
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int64_t channels)
-      : conv1(register_module("conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(channels, channels, 3).padding(1).bias(false)))),
+      : conv1(register_module(
+            "conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(channels, channels, 3).padding(1).bias(false)))),
         bn1(register_module("bn1", torch::nn::BatchNorm2d(channels))),
         conv2(register_module("conv2", torch::nn::Conv2d(torch::nn::Conv2dOptions(channels, channels, 3).padding(1)))),
         bn2(register_module("bn2", torch::nn::BatchNorm2d(channels))) {}
@@ -94,7 +95,8 @@ TEST_CASE("a residual network trains inside ReplicateUnsupported as on one devic
       plain_loss.backward();
       plain_sgd.step();
       sgd.zero_grad();
-      const auto loss = torch::cross_entropy_loss(net(distribute_tensor(images, mesh, {Shard(0)})), distribute_tensor(labels, mesh, {Shard(0)}));
+      const auto loss = torch::cross_entropy_loss(net(distribute_tensor(images, mesh, {Shard(0)})),
+                                                  distribute_tensor(labels, mesh, {Shard(0)}));
       loss.backward();
       sgd.step();
       CHECK(torch::allclose(full_tensor(loss.detach()), plain_loss.detach(), 1e-10, 1e-12));

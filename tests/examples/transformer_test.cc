@@ -2,11 +2,12 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
+#include "comm/scope.h"
 #include "dtensor/dtensor.h"
 #include "examples/lm_model.h"
 #include "examples/text_data.h"
 #include "mesh/memory_meter.h"
-#include "mesh/scope.h"
+#include "propagation/strategy_cache.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -47,7 +48,9 @@ using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std
 
 template <typename Optimizer, typename Options>
 MakeOptimizer make(Options options) {
-  return [options](std::vector<torch::Tensor> parameters) { return std::make_unique<Optimizer>(std::move(parameters), options); };
+  return [options](std::vector<torch::Tensor> parameters) {
+    return std::make_unique<Optimizer>(std::move(parameters), options);
+  };
 }
 
 const std::vector<std::pair<std::string, MakeOptimizer>>& optimizers() {
@@ -85,7 +88,8 @@ struct Step {
 };
 
 // One step; counts what each phase communicated.
-double step(LanguageModel& model, torch::optim::Optimizer& optimizer, const Batch& batch, double max_norm, Step* counts = nullptr) {
+double step(LanguageModel& model, torch::optim::Optimizer& optimizer, const Batch& batch, double max_norm,
+            Step* counts = nullptr) {
   CommDebugMode comm;
   optimizer.zero_grad();
   const auto loss = loss_of(model, batch);
@@ -110,10 +114,12 @@ void check_all_distributed(LanguageModel& model, torch::optim::Optimizer& optimi
   CHECK(optimizer.state().size() == model->parameters().size());
   const auto check_state = [](const torch::Tensor& t) { CHECK((!t.defined() || is_dtensor(t))); };
   for (const auto& [key, state] : optimizer.state()) {
-    if (const auto* s = dynamic_cast<const torch::optim::AdamWParamState*>(state.get())) check_state(s->exp_avg()), check_state(s->exp_avg_sq());
+    if (const auto* s = dynamic_cast<const torch::optim::AdamWParamState*>(state.get()))
+      check_state(s->exp_avg()), check_state(s->exp_avg_sq());
     if (const auto* s = dynamic_cast<const torch::optim::AdamParamState*>(state.get()))
       check_state(s->exp_avg()), check_state(s->exp_avg_sq()), check_state(s->max_exp_avg_sq());
-    if (const auto* s = dynamic_cast<const torch::optim::SGDParamState*>(state.get())) check_state(s->momentum_buffer());
+    if (const auto* s = dynamic_cast<const torch::optim::SGDParamState*>(state.get()))
+      check_state(s->momentum_buffer());
     if (const auto* s = dynamic_cast<const torch::optim::AdagradParamState*>(state.get())) check_state(s->sum());
     if (const auto* s = dynamic_cast<const torch::optim::RMSpropParamState*>(state.get()))
       check_state(s->square_avg()), check_state(s->momentum_buffer()), check_state(s->grad_avg());
@@ -159,8 +165,13 @@ TEST_CASE("transformer: every optimizer gives the losses of one device for 10 st
 
 TEST_CASE("transformer: other meshes, uneven heads, gradient clipping") {
   const auto& adamw = optimizers()[2].second;
-  for (const auto& [sizes, names] : std::vector<std::pair<std::vector<int64_t>, std::vector<std::string>>>{
-           {{4}, {"tp"}}, {{3}, {"tp"}}, {{4}, {"dp"}}, {{2, 3}, {"dp", "tp"}}, {{2, 2}, {"tp", "cp"}}, {{1, 2}, {"dp", "tp"}}}) {
+  for (const auto& [sizes, names] :
+       std::vector<std::pair<std::vector<int64_t>, std::vector<std::string>>>{{{4}, {"tp"}},
+                                                                              {{3}, {"tp"}},
+                                                                              {{4}, {"dp"}},
+                                                                              {{2, 3}, {"dp", "tp"}},
+                                                                              {{2, 2}, {"tp", "cp"}},
+                                                                              {{1, 2}, {"dp", "tp"}}}) {
     int64_t ranks = 1;
     for (int64_t s : sizes) ranks *= s;
     const DeviceMesh mesh(World::local(ranks), sizes, names);
@@ -176,7 +187,8 @@ TEST_CASE("transformer: a data-parallel gradient costs one collective per parame
   MeshScope scope(mesh);
   const auto data = batches(1);
   const auto split = batch_layout(mesh);
-  const auto loss = loss_of(model, {distribute_tensor(data[0].inputs, mesh, split), distribute_tensor(data[0].targets, mesh, split)});
+  const auto loss =
+      loss_of(model, {distribute_tensor(data[0].inputs, mesh, split), distribute_tensor(data[0].targets, mesh, split)});
   CommDebugMode comm;
   loss.backward();
   CHECK(comm.count(Collective::kAllReduce) == static_cast<int64_t>(model->parameters().size()));
@@ -200,11 +212,12 @@ TEST_CASE("transformer: an abstract world plans the same step") {
     optimizer.step();
     std::vector<std::string> log;
     for (const auto& e : comm.events()) {
-      log.push_back(c10::str(to_string(e.collective), " ", e.cause.op, " ", e.cause.argument, " ", e.cause.module_path, " ", e.mesh_dims, " ",
-                             e.group_size, " ", e.bytes, " ", e.backward));
+      log.push_back(c10::str(to_string(e.collective), " ", e.cause.op, " ", e.cause.argument, " ", e.cause.module_path,
+                             " ", e.mesh_dims, " ", e.group_size, " ", e.bytes, " ", e.backward));
     }
     for (const auto& p : model->named_parameters()) {
-      log.push_back(c10::str(p.key(), DTensor(p.value()).spec().to_short_string(), DTensor(p.value().grad()).spec().to_short_string()));
+      log.push_back(c10::str(p.key(), DTensor(p.value()).spec().to_short_string(),
+                             DTensor(p.value().grad()).spec().to_short_string()));
     }
     return std::make_pair(log, world.memory().peak_bytes());
   };

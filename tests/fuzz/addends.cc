@@ -5,7 +5,7 @@
 #include <exception>
 #include <optional>
 
-#include "dtensor/representation.h"
+#include "dtensor/extend/representation.h"
 #include "dtensor/scopes.h"
 #include "tests/fuzz/compare.h"
 #include "tests/fuzz/execution.h"
@@ -61,7 +61,7 @@ bool is_exact(const DTensorMeta& meta, const at::Tensor& value) {
 std::map<int, Addends> now(const Execution& plain, const Execution& distributed) {
   std::map<int, Addends> all;
   for (const auto& [id, t] : distributed.tensors()) {
-    if (!t.defined() || !is_dtensor(t) || !layout_of(t).spec->has_partial()) continue;
+    if (!t.defined() || !is_dtensor(t) || !spec_of(t)->has_partial()) continue;
     const auto value = plain.tensors().find(id);
     if (value == plain.tensors().end() || !value->second.defined()) continue;
     all[id] = {addend_scale(t), is_exact(meta_of(t), value->second)};

@@ -1,6 +1,10 @@
 #include "tests/fuzz/compare.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "dtensor/representation.h"
+#include "dtensor/extend/representation.h"
 #include "placement/geometry.h"
 
 namespace dtensor::fuzz {
@@ -18,47 +22,27 @@ namespace {
 // What one place of the mesh holds, its addends together.
 struct Place {
   int64_t rank = 0;  // the first of its ranks
+  at::Tensor wide;
   std::vector<double> values;
 };
 
-void combine(std::vector<double>& into, const std::vector<double>& addend, ReduceOp op) {
-  for (size_t k = 0; k < into.size(); ++k) {
-    double& a = into[k];
-    const double b = addend[k];
-    switch (op) {
-      case ReduceOp::kSum:
-      case ReduceOp::kAvg:
-        a += b;
-        break;
-      case ReduceOp::kProduct:
-        a *= b;
-        break;
-      case ReduceOp::kMin:
-        a = std::isnan(a) || std::isnan(b) ? NAN : std::min(a, b);
-        break;
-      case ReduceOp::kMax:
-        a = std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b);
-        break;
-    }
-  }
+// Wide enough for sums and products; integers are exact, and wrap as their dtype's own arithmetic does.
+at::Tensor widened(const at::Tensor& t) {
+  const auto dtype = t.is_complex() ? at::kComplexDouble : t.is_floating_point() ? at::kDouble : at::kLong;
+  return t._is_zerotensor() ? at::zeros(t.sizes(), dtype) : t.detach().resolve_conj().resolve_neg().to(dtype);
 }
 
-void combine_complex_products(std::vector<double>& into, const std::vector<double>& addend) {
-  for (size_t k = 0; k + 1 < into.size(); k += 2) {
-    const double re = into[k] * addend[k] - into[k + 1] * addend[k + 1];
-    into[k + 1] = into[k] * addend[k + 1] + into[k + 1] * addend[k];
-    into[k] = re;
+at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kProduct:
+      return a * b;
+    case ReduceOp::kMin:
+      return at::minimum(a, b);
+    case ReduceOp::kMax:
+      return at::maximum(a, b);
+    default:
+      return a + b;
   }
-}
-
-// As the dtype's own arithmetic leaves it.
-double wrap(double value, c10::ScalarType dtype) {
-  if (dtype == at::kBool) return value != 0;
-  if (dtype == at::kByte) return static_cast<uint8_t>(static_cast<int64_t>(value));
-  if (dtype == at::kChar) return static_cast<int8_t>(static_cast<int64_t>(value));
-  if (dtype == at::kShort) return static_cast<int16_t>(static_cast<int64_t>(value));
-  if (dtype == at::kInt) return static_cast<int32_t>(static_cast<int64_t>(value));
-  return value;
 }
 
 std::map<std::vector<int64_t>, Place> places_of(const DTensorMeta& meta) {
@@ -77,18 +61,12 @@ std::map<std::vector<int64_t>, Place> places_of(const DTensorMeta& meta) {
     std::vector<int64_t> where;
     for (int64_t d = 0; d < mesh.ndim(); ++d)
       where.push_back(placements[d].is_partial() ? 0 : mesh.local_coordinate(i)[d]);
-    auto values = numbers(meta.locals[i]);
-    auto [place, fresh] = places.try_emplace(where, Place{static_cast<int64_t>(i), {}});
-    if (fresh) {
-      place->second.values = std::move(values);
-    } else if (c10::isComplexType(dtype) && op == ReduceOp::kProduct) {
-      combine_complex_products(place->second.values, values);
-    } else {
-      combine(place->second.values, values, op);
-    }
+    const at::Tensor wide = widened(meta.locals[i]);
+    auto [place, fresh] = places.try_emplace(where, Place{static_cast<int64_t>(i), wide, {}});
+    if (!fresh) place->second.wide = combine(place->second.wide, wide, op);
   }
   for (auto& [where, place] : places) {
-    for (double& v : place.values) v = wrap(divisor == 1 ? v : v / divisor, dtype);
+    place.values = numbers((divisor == 1 ? place.wide : place.wide / divisor).to(dtype));  // which may overflow
   }
   return places;
 }
@@ -98,7 +76,7 @@ bool is_finite_pair(const std::vector<double>& values, int64_t at) {
 }
 
 // Where each element of a part lies in the whole, row-major.
-std::vector<int64_t> offsets_of(const LocalLayout& layout, at::IntArrayRef sizes) {
+std::vector<int64_t> offsets_of(const Part& layout, at::IntArrayRef sizes) {
   std::vector<int64_t> offsets = {0};
   for (size_t d = 0; d < layout.dims.size(); ++d) {
     std::vector<int64_t> longer;

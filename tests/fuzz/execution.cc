@@ -7,8 +7,9 @@
 #include <ATen/ops/complex.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/representation.h"
 #include "dtensor/scopes.h"
 #include "tests/fuzz/undefined.h"
 
@@ -178,7 +179,7 @@ at::Tensor Execution::seed(const at::Tensor& output, Program::Seeds seeds, int n
   if (!mesh_.defined() || !is_dtensor(output)) return w;
   Leaf leaf;
   leaf.placements = Placements(mesh_.ndim(), Replicate());
-  if (seeds == Program::Seeds::kLikeOutput) leaf.placements = without_partials(layout_of(output).spec->placements());
+  if (seeds == Program::Seeds::kLikeOutput) leaf.placements = without_partials(spec_of(output)->placements());
   if (seeds == Program::Seeds::kPartial) leaf.placements[0] = Partial();
   return distribute_tensor(w, mesh_, leaf.placements);
 }

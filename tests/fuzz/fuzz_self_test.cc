@@ -4,8 +4,10 @@
 
 #include <cmath>
 
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "propagation/factor_rule.h"
-#include "propagation/op_rule.h"
+#include "propagation/rule_registry.h"
 #include "tests/fuzz/generate.h"
 #include "tests/fuzz/print_cpp.h"
 #include "tests/fuzz/shrink.h"
@@ -18,20 +20,33 @@ at::Tensor square(const at::Tensor& self) { return self * self; }
 at::Tensor floor_of(const at::Tensor& self) { return self.floor(); }
 at::Tensor sqrt_of(const at::Tensor& self) { return self.sqrt(); }
 
+// As loops over whole vectors may differ from those over what is left.
+at::Tensor where_it_lies(const at::Tensor& self) { return self.numel() % 4 == 0 ? self + 1 : self + 2; }
+at::Tensor wrong_gradient(const at::Tensor& self) { return self * (is_dtensor(self) ? self.detach() : self); }
+at::Tensor refuse(const at::Tensor&) { TORCH_CHECK(false, "refused for no reason"); }
+
 // Operators whose rules say that a sum of addends may be squared, rounded down, or rooted addend by addend, and one
 // that says nothing.
 TORCH_LIBRARY(fuzz_test, m) {
   m.def("floor_of_sum(Tensor self) -> Tensor", {at::Tag::pt2_compliant_tag});
-  m.def("square_of_sum(Tensor self) -> Tensor", {at::Tag::pt2_compliant_tag});
+  m.def("square_of_sum(Tensor self) -> Tensor", {at::Tag::pointwise});
   m.def("sqrt_of_sum(Tensor self) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("without_rule(Tensor self) -> Tensor");
+  m.def("where_it_lies(Tensor self) -> Tensor", {at::Tag::pointwise});
+  m.def("in_other_memory(Tensor self) -> Tensor");
+  m.def("refused(Tensor self) -> Tensor");
+  m.def("wrong_gradient(Tensor self) -> Tensor", wrong_gradient);
 }
 TORCH_LIBRARY_IMPL(fuzz_test, CompositeExplicitAutograd, m) {
   m.impl("square_of_sum", square);
   m.impl("floor_of_sum", floor_of);
   m.impl("sqrt_of_sum", sqrt_of);
   m.impl("without_rule", square);
+  m.impl("where_it_lies", where_it_lies);
+  m.impl("in_other_memory", [](const at::Tensor& self) { return self.clone(); });
+  m.impl("refused", square);
 }
+TORCH_LIBRARY_IMPL(fuzz_test, Fake, m) { m.impl("refused", refuse); }
 
 void plant_wrong_rule() {
   OpRule rule;
@@ -48,6 +63,12 @@ void plant_wrong_rule() {
   RuleRegistry::instance().add("fuzz_test::square_of_sum", rule);
   RuleRegistry::instance().add("fuzz_test::floor_of_sum", rule);
   RuleRegistry::instance().add("fuzz_test::sqrt_of_sum", rule);
+  rule.metas = [](const OpCall& call) {
+    TensorMeta meta = call.inputs[0]->meta();
+    meta.strides = contiguous_strides(meta.sizes);
+    return OutputMetas{{meta}, {-1}, {}};
+  };
+  RuleRegistry::instance().add("fuzz_test::in_other_memory", rule);
 }
 
 Leaf leaf(int id, std::vector<int64_t> sizes, Placements placements) {
@@ -177,6 +198,85 @@ TEST_CASE("fuzz: what plain LibTorch leaves undefined is no step") {
   CHECK(run(row(windows, {polynomial})).kind == Kind::kPass);
   windows.values[1] = NAN;
   CHECK(run(row(windows, {polynomial})).kind == Kind::kInvalid);
+  const Step bytes = {"aten::view.dtype", {TensorRef{0}, c10::ScalarType::Bool}, 1000, {}};
+  CHECK(run(row(windows, {bytes})).kind == Kind::kInvalid);
+  CHECK(run(row(windows, {{"aten::view.dtype", {TensorRef{0}, c10::ScalarType::Long}, 1000, {}}})).kind == Kind::kPass);
+}
+
+TEST_CASE("fuzz: what depends on where an element lies in memory is no finding") {
+  plant_wrong_rule();
+  const auto program = row(leaf(0, {2, 4}, {Shard(0)}), {{"fuzz_test::where_it_lies", {TensorRef{0}}, 1000, {}}});
+  CHECK(run(program).kind == Kind::kPass);  // 4 on each rank
+  auto uneven = program;
+  uneven.leaves[0] = leaf(0, {4, 3}, {Shard(0)});
+  CHECK(run(uneven).kind == Kind::kUnstable);
+  // An elementwise operator whose rule is wrong is found beside it.
+  uneven.leaves[0].placements = {Partial()};
+  uneven.steps[0].op = "fuzz_test::square_of_sum";
+  CHECK(run(uneven).kind == Kind::kWrong);
+}
+
+TEST_CASE("fuzz: rounding within the formula of a gradient is no finding, a wrong one is") {
+  Leaf zero = leaf(0, {1}, {Partial(), Partial()});
+  zero.values = {0};
+  zero.requires_grad = true;
+  auto program =
+      row(zero, {{"aten::log2", {TensorRef{0}}, 1000, {}}, {"aten::round_", {TensorRef{1000}}, 1032, {}}}, {2, 3});
+  program.order = 1;
+  for (uint64_t addends = 0; addends < 20; ++addends) {
+    program.leaves[0].addends = addends;
+    CHECK(run(program).kind != Kind::kWrong);
+  }
+  for (const Placement& p : {Placement(Partial()), Placement(Shard(0)), Placement(Replicate())}) {
+    Leaf x = leaf(0, {5, 4}, {p});
+    x.requires_grad = true;
+    program = row(x, {{"fuzz_test::wrong_gradient", {TensorRef{0}}, 1000, {}}});
+    program.order = 2;
+    const Outcome outcome = run(program);
+    CHECK(outcome.kind == Kind::kWrong);
+    CHECK(outcome.order == 1);
+  }
+}
+
+TEST_CASE("fuzz: what rounding refuses is no finding, what the library refuses is") {
+  Leaf ones = leaf(0, {3}, {Partial()});
+  ones.values = {1, 1, 1};
+  auto program =
+      row(ones,
+          {{"aten::mul.Scalar", {TensorRef{0}, 0.1}, 1000, {}},
+           {"aten::mul.Scalar", {TensorRef{1000}, 10.}, 1032, {}},
+           {"aten::binary_cross_entropy", {TensorRef{1032}, TensorRef{1032}, std::monostate{}, int64_t{1}}, 1064, {}}});
+  for (uint64_t addends = 0; addends < 20; ++addends) {
+    program.leaves[0].addends = addends;
+    const Outcome outcome = run(program);
+    INFO(outcome.message);
+    CHECK(!is_finding(outcome.kind));
+  }
+  CHECK(run(row(ones, {{"fuzz_test::refused", {TensorRef{0}}, 1000, {}}})).kind == Kind::kRefused);
+}
+
+TEST_CASE("fuzz: sums of integers wrap, and those that are wrong are found") {
+  Leaf large = leaf(0, {4}, {Shard(0)});
+  large.dtype = c10::ScalarType::Long;
+  large.values = {0x1p62, 0x1p62, 0x1p62, 3};
+  CHECK(run(row(large, {{"aten::sum", {TensorRef{0}, std::monostate{}}, 1000, {}}})).kind == Kind::kPass);
+  plant_wrong_rule();
+  Leaf small = leaf(0, {4}, {Partial()});
+  small.dtype = c10::ScalarType::Long;
+  small.values = {1, 2, 3, 4};
+  CHECK(run(row(small, {{"fuzz_test::square_of_sum", {TensorRef{0}}, 1000, {}}})).kind == Kind::kWrong);
+  small.dtype = c10::ScalarType::BFloat16;
+  CHECK(run(row(small, {{"fuzz_test::square_of_sum", {TensorRef{0}}, 1000, {}}})).kind == Kind::kWrong);
+}
+
+TEST_CASE("fuzz: results that lie otherwise in memory are found") {
+  plant_wrong_rule();
+  const auto program =
+      row(leaf(0, {2, 3}, {Replicate()}), {{"aten::transpose.int", {TensorRef{0}, int64_t{0}, int64_t{1}}, 1000, {}},
+                                           {"fuzz_test::in_other_memory", {TensorRef{1000}}, 1032, {}}});
+  const Outcome outcome = run(program);
+  CHECK(outcome.kind == Kind::kWrong);
+  CHECK(contains(outcome.message, "has strides"));
 }
 
 TEST_CASE("fuzz: what plain LibTorch refuses is no finding") {

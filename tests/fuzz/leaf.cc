@@ -11,6 +11,7 @@
 #include <random>
 
 #include "placement/geometry.h"
+#include "placement/parse_placements.h"
 #include "tests/fuzz/execution.h"
 #include "tests/testing/partial_kind.h"
 

@@ -21,7 +21,8 @@ ABSL_FLAG(int64_t, programs, -1, "stop after so many programs; -1: when the time
 ABSL_FLAG(int64_t, replay, -1, "run this program of the seed alone");
 ABSL_FLAG(int64_t, steps, 6, "the most steps that a program has");
 ABSL_FLAG(double, shrink_seconds, 20, "how long to make a program that shows a finding smaller");
-ABSL_FLAG(std::string, open, "", "a file of findings that wait to be mended, a line each as they are printed; they are no failure");
+ABSL_FLAG(std::string, open, "",
+          "a file of findings that wait to be mended, a line each as they are printed; they are no failure");
 ABSL_FLAG(bool, coverage, false, "print how often every operator ran");
 
 namespace dtensor::fuzz {

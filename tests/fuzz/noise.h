@@ -10,6 +10,7 @@ namespace dtensor::fuzz {
 // in the tensor or gradient that the outcome is about: floor(), a comparison or a cancellation made much of little.
 // Disturbed are, after every step, the last digits of what is no number of few digits; in what the distributed run
 // holds as addends the last digits of those, and the signs of zeros in it and in what comes of it; the signs of NaN.
+// What the library refused is unstable if such a plain run is refused for the same reason.
 bool unstable(const Program& program, const Outcome& outcome);
 
 }  // namespace dtensor::fuzz

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "placement/parse_placements.h"
+
 namespace dtensor::fuzz {
 namespace {
 

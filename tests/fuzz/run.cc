@@ -12,7 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "dtensor/representation.h"
+#include "dtensor/extend/representation.h"
 #include "dtensor/scopes.h"
 #include "tests/fuzz/compare.h"
 #include "tests/fuzz/execution.h"
@@ -37,10 +37,18 @@ std::optional<std::string> error_of(const std::function<void()>& f) {
 
 constexpr char kNotFinite[] = "not finite", kValue[] = "value", kSizes[] = "has sizes";
 
+// Whether the elements lie in memory in the same way. A dim of one element is no step.
+bool same_steps(const at::Tensor& a, const at::Tensor& b) {
+  for (int64_t d = 0; d < a.dim() && a.numel() > 0; ++d) {
+    if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
 // Which of its properties a tensor has wrong.
 std::string what_differs(const std::string& message) {
-  for (const char* what :
-       {"is a plain tensor", "has dtype", kSizes, "require grad", "requires grad", "undefined", "not there", "says"}) {
+  for (const char* what : {"is a plain tensor", "has dtype", kSizes, "has strides", "require grad", "requires grad",
+                           "undefined", "not there", "says"}) {
     if (absl::StrContains(message, what)) return what;
   }
   for (const char* what : {"is nan", "should be nan", "inf,", "should be inf", "should be -inf"}) {
@@ -58,6 +66,7 @@ class Comparison {
     for (size_t k = 0; k < program_.steps.size() && outcome_.kind == Kind::kPass; ++k) step(k);
     for (int order = 1; order <= program_.order && outcome_.kind == Kind::kPass; ++order) gradients(order);
     if (outcome_.kind == Kind::kWrong) judge();
+    if (outcome_.kind == Kind::kRefused && unstable(program_, outcome_)) outcome_.kind = Kind::kUnstable;
     return outcome_;
   }
 
@@ -85,7 +94,7 @@ class Comparison {
   bool has_partials() const {
     if (outcome_.order > 0) return true;  // the backward of a broadcast leaves some
     for (const auto& [id, t] : distributed_.tensors()) {
-      if (is_dtensor(t) && layout_of(t).spec->has_partial()) return true;
+      if (is_dtensor(t) && spec_of(t)->has_partial()) return true;
     }
     return false;
   }
@@ -173,6 +182,9 @@ class Comparison {
       return fail(Kind::kWrong, name + (actual.defined() ? " is defined" : " is undefined"));
     if (!expected.defined()) return;
     if (auto wrong = wrong_with(actual, expected)) return fail(Kind::kWrong, absl::StrCat(name, " ", *wrong));
+    if (!same_steps(actual, expected))
+      return fail(Kind::kWrong,
+                  c10::str(name, " has strides ", actual.strides(), ", should have ", expected.strides()));
     if (outcome_.kind == Kind::kPass && actual.requires_grad() != expected.requires_grad()) {
       fail(Kind::kWrong, absl::StrCat(name, actual.requires_grad() ? " requires grad" : " does not require grad"));
     }

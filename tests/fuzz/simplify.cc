@@ -4,7 +4,8 @@
 #include <cmath>
 #include <set>
 
-#include "dtensor/representation.h"
+#include "dtensor/extend/representation.h"
+#include "placement/parse_placements.h"
 #include "tests/fuzz/compare.h"
 #include "tests/fuzz/execution.h"
 
@@ -74,7 +75,7 @@ std::vector<Program> with_a_leaf_for_a_step(const Program& program) {
         leaf.sizes = found->second.sizes().vec();
         leaf.values = numbers(found->second);
         leaf.requires_grad = found->second.requires_grad();
-        leaf.placements = layout_of(spread->second).spec->placements();
+        leaf.placements = spec_of(spread->second)->placements();
         for (Placement& p : leaf.placements) {
           if (p.is_mask_partial()) p = Partial();
         }

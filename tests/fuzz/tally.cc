@@ -71,8 +71,7 @@ std::string progress(const Tally& tally, double seconds) {
   const auto kind = [&](Kind k) { return tally.kinds[static_cast<int>(k)]; };
   return absl::StrFormat(
       "%.0f s: %d programs, %d steps, %d tensors compared; documented refusals %d, unstable %d; refused %d, wrong %d, "
-      "crashes %d "
-      "(%d distinct)",
+      "crashes %d (%d distinct)",
       seconds, tally.programs, tally.steps, tally.compared, kind(Kind::kDocumented), kind(Kind::kUnstable),
       kind(Kind::kRefused), kind(Kind::kWrong), kind(Kind::kCrash), tally.findings().size());
 }

@@ -39,7 +39,8 @@ bool is_open(const std::string& finding, const std::vector<std::string>& open);
 
 // "12 s: 3456 programs, 12345 steps, 9 documented refusals, 0 findings"
 std::string progress(const Tally& tally, double seconds);
-// The findings (those of `open` as such), the refusals by reason, and with `coverage` a table of the operators and how often each one ran.
+// The findings (those of `open` as such), the refusals by reason, and with `coverage` a table of the operators and how
+// often each one ran.
 std::string summary(const Tally& tally, const std::vector<std::string>& open, bool coverage);
 
 }  // namespace dtensor::fuzz

@@ -30,6 +30,12 @@ bool has_nan(const at::Tensor& t) {
   return std::any_of(values.begin(), values.end(), [](double v) { return std::isnan(v); });
 }
 
+double largest(const at::Tensor& t) {
+  double result = 0;
+  for (double v : numbers(t)) result = std::isnan(v) ? INFINITY : std::max(result, std::abs(v));
+  return result;
+}
+
 // Whether two elements lie in one place.
 bool overlaps(const at::Tensor& t) {
   if (!t.defined() || t.numel() < 2 || t.is_non_overlapping_and_dense()) return false;
@@ -52,9 +58,16 @@ class Call {
   }
 
   void check() const {
-    check_loops_that_end_at_nan();
+    check_polynomials();
     check_options();
     check_memory();
+    check_bags();
+    check_divisions();
+    check_ranges();
+    check_truths_as_bytes();
+    check_class_weights();
+    check_bytes_of_bool();
+    check_unsafe_views();
     check_shared_memory();
     check_matrix_rank();
     check_inverse_hermitian();
@@ -81,18 +94,15 @@ class Call {
     return false;
   }
 
-  void check_loops_that_end_at_nan() const {
-    refuse_if(absl::StrContains(base_, "_polynomial_") && any_input(has_nan),
+  // One step of a loop per order.
+  void check_polynomials() const {
+    if (!absl::StrContains(base_, "_polynomial_")) return;
+    refuse_if(any_input(has_nan),
               "the recurrences of polynomials end at a NaN and return what they have not computed yet");
-    // (x <= min | x >= max) ? 0 : gradient, but (x > min & x < max) & gradient for whole vectors: what is NaN depends
-    // on where it lies in memory.
-    static const auto* const forward = new Names{"hardshrink"};
-    static const auto* const backward =
-        new Names{"hardshrink", "softshrink", "hardtanh", "relu6",          "hardswish",
-                  "elu",        "selu",       "celu",     "smooth_l1_loss", "huber_loss"};
-    const bool differentiable = any_input([](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
-    refuse_if((differentiable ? backward : forward)->count(base_) > 0 && any_input(has_nan),
-              "its loops over vectors and over what is left of them treat NaN differently");
+    constexpr double kMost = 1e4;
+    const c10::IValue& order = stack_[1];
+    const double most = order.isTensor() ? largest(order.toTensor()) : std::abs(order.toScalar().toDouble());
+    refuse_if(!(most < kMost), "a polynomial of an order that takes minutes, or is none");
   }
 
   void check_options() const {
@@ -124,6 +134,80 @@ class Call {
           input->dim() < 2 || stack_[k].toTensor().numel() != input->size(1) || !stack_[k].toTensor().is_contiguous(),
           "batch_norm and its gradient trust the sizes of the other arguments, and read them as contiguous memory");
     }
+    const auto training = schema_.argumentIndexWithName("training");
+    refuse_if(base_ == "native_batch_norm" && training && !stack_[*training].toBool() &&
+                  !(stack_[3].isTensor() && stack_[4].isTensor()),
+              "it reads the running statistics, whether there are any or not");
+  }
+
+  // The bags are neither asked whether they lie in the list of indices nor those whether the table has such rows.
+  void check_bags() const {
+    if (!absl::StrContains(base_, "embedding_bag")) return;
+    const at::Tensor table = stack_[0].toTensor(), where = stack_[1].toTensor(), bags = stack_[2].toTensor();
+    const int64_t mode = stack_[4].toInt();
+    refuse_if(table.dim() != 2 || where.dim() != 1 || bags.dim() != 1 || mode < 0 || mode > 2,
+              "embedding_bag of other things than a table, a list of indices and one of bags");
+    const auto rows = static_cast<double>(table.size(0));
+    const auto indices = numbers(where), offsets = numbers(bags);
+    const bool good = std::all_of(indices.begin(), indices.end(), [&](double i) { return i >= 0 && i < rows; }) &&
+                      std::is_sorted(offsets.begin(), offsets.end()) && !offsets.empty() && offsets[0] == 0 &&
+                      offsets.back() <= static_cast<double>(indices.size());
+    refuse_if(!good, "embedding_bag of rows that there are not");
+  }
+
+  // A whole number divided by -1 need not be one, and the processor says so.
+  void check_divisions() const {
+    static const auto* const divisions = new Names{"gcd", "lcm", "remainder", "fmod", "floor_divide", "div", "divide"};
+    const auto has_least = [](const at::Tensor& t) {
+      if (!t.defined() || (t.scalar_type() != at::kInt && t.scalar_type() != at::kLong)) return false;
+      const double least = t.scalar_type() == at::kInt ? -0x1p31 : -0x1p63;
+      const auto values = numbers(t);
+      return std::any_of(values.begin(), values.end(), [&](double v) { return v == least; });
+    };
+    refuse_if(divisions->count(base_) > 0 && any_input(has_least), "the least integer divided");
+  }
+
+  // The library's mean is of the ranks' means, since a sum of half numbers may overflow; docs say nothing of weights
+  // that cancel.
+  void check_class_weights() const {
+    const auto weight = schema_.argumentIndexWithName("weight");
+    if ((base_.rfind("nll_loss", 0) != 0 && base_ != "cross_entropy_loss") || !weight || !stack_[*weight].isTensor())
+      return;
+    const at::Tensor t = stack_[*weight].toTensor();
+    if (!t.defined() || !c10::isReducedFloatingType(t.scalar_type())) return;
+    const auto values = numbers(t);
+    refuse_if(std::any_of(values.begin(), values.end(), [](double v) { return v < 0; }),
+              "a mean by weights that cancel");
+  }
+
+  // One number is asked whether it is 0, several are converted to bytes before.
+  void check_truths_as_bytes() const {
+    if ((base_ != "all" && base_ != "any") || !schema_.arguments().back().is_out()) return;
+    const at::ScalarType from = stack_[0].toTensor().scalar_type();
+    refuse_if(stack_.back().toTensor().scalar_type() == at::kByte && from != at::kByte && from != at::kBool,
+              "whether numbers are 0 as bytes");
+  }
+
+  // A step of less than one is none among integers.
+  void check_ranges() const {
+    const auto step = schema_.argumentIndexWithName("step");
+    if ((base_ != "range" && base_ != "arange") || !step || !schema_.arguments().back().is_out()) return;
+    const bool whole = c10::isIntegralType(stack_.back().toTensor().scalar_type(), /*includeBool=*/true);
+    refuse_if(whole && std::abs(stack_[*step].toScalar().toDouble()) < 1, "integers in steps of nothing");
+  }
+
+  // Writing bytes to a Bool, or reading them as one: what is neither 0 nor 1 has no meaning.
+  void check_bytes_of_bool() const {
+    if (name_ != "view" || !stack_[1].isInt() || schema_.overload_name() != "dtype") return;
+    const bool from = stack_[0].toTensor().scalar_type() == at::kBool, to = stack_[1].toScalarType() == at::kBool;
+    refuse_if(from != to, "a Bool seen as another dtype, or another dtype as Bool");
+  }
+
+  // They share memory with their argument, but for one that is conjugated or negated, which LibTorch copies.
+  void check_unsafe_views() const {
+    static const auto* const unsafe = new Names{"unsafe_split", "unsafe_split_with_sizes", "_unsafe_view"};
+    refuse_if(unsafe->count(name_) > 0 && any_input([](const at::Tensor& t) { return t.is_conj() || t.is_neg(); }),
+              "an unsafe view of what is conjugated");
   }
 
   static bool is_finite(const at::Tensor& t) {
@@ -158,12 +242,14 @@ class Call {
   // LibTorch writes the result to a tensor of its own, and leaves an out= tensor without elements as it is.
   void check_inverse_hermitian() const {
     if (name_ != "fft_ihfftn" && name_ != "fft_ihfft2" && name_ != "fft_ihfft") return;
-    if (schema_.arguments().back().is_out()) refuse_if(stack_.back().toTensor().numel() == 0, "an out= that is not resized");
+    if (schema_.arguments().back().is_out())
+      refuse_if(stack_.back().toTensor().numel() == 0, "an out= that is not resized");
   }
 
   // Circular padding that cuts off on one side leaves parts of its result unwritten.
   void check_circular_padding() const {
-    const bool circular = name_ == "_pad_circular" || (name_ == "pad" && stack_[2].isString() && stack_[2].toStringRef() == "circular");
+    const bool circular =
+        name_ == "_pad_circular" || (name_ == "pad" && stack_[2].isString() && stack_[2].toStringRef() == "circular");
     if (!circular || !stack_[1].isIntList()) return;
     for (int64_t n : stack_[1].toIntVector()) refuse_if(n < 0, "circular padding by less than nothing");
   }
@@ -201,7 +287,8 @@ class Call {
     const auto dtype = schema_.argumentIndexWithName("dtype");
     if ((name_ != "linalg__powsum" && name_ != "_foreach_powsum") || !dtype || !stack_[*dtype].isInt()) return;
     const bool real = !c10::isComplexType(stack_[*dtype].toScalarType());
-    for (const at::Tensor& t : tensors_in(stack_[0])) refuse_if(real && t.is_complex(), "real powers of complex numbers");
+    for (const at::Tensor& t : tensors_in(stack_[0]))
+      refuse_if(real && t.is_complex(), "real powers of complex numbers");
   }
 
   const c10::FunctionSchema& schema_;

@@ -164,7 +164,8 @@ class Worker {
     alarm(0);
     if (options_.only >= 0) say(absl::StrCat(to_string(outcome.kind), " ", outcome.op, " ", outcome.message, "\n"));
     if (!is_finding(outcome.kind)) return;
-    alarm(kLongest + static_cast<unsigned>(options_.shrink_seconds));  // a smaller program may hang where this one does not
+    alarm(kLongest +
+          static_cast<unsigned>(options_.shrink_seconds));  // a smaller program may hang where this one does not
     report(options_, tally_, program, outcome, run);
     alarm(0);
   }

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "mesh/communicator.h"
+#include "comm/communicator.h"
 #include "mesh/device_mesh.h"
 #include "mesh/memory_meter.h"
 #include "tests/testing/catch_torch.h"

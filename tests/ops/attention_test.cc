@@ -1,10 +1,10 @@
 #include <torch/torch.h>
 
-#include "dtensor/comm_debug_mode.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
-#include "propagation/op_rule.h"
+#include "observe/comm_debug_mode.h"
 #include "propagation/propagate.h"
+#include "propagation/rule_registry.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

@@ -6,9 +6,10 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
 
-#include "dtensor/comm_debug_mode.h"
+#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "observe/comm_debug_mode.h"
 #include "ops/kernels/cpu/embedding.h"
 #include "ops/mask_buffer.h"
 #include "tests/testing/catch_torch.h"

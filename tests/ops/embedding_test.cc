@@ -1,6 +1,7 @@
 // Embedding tables in every layout. Cases named DE-* and LT-* are rows of the embedding seed's acceptance list
-// (torch/distributed/tensor test_embedding_ops.py, its one-process variant included: all ranks are in this process). The same
-// file is the test of several processes (tests/processes): values and counts must be the same on every rank there.
+// (torch/distributed/tensor test_embedding_ops.py, its one-process variant included: all ranks are in this process).
+// The same file is the test of several processes (tests/processes): values and counts must be the same on every rank
+// there.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
@@ -16,12 +17,14 @@
 #include <set>
 
 #include "absl/hash/hash.h"
-#include "dtensor/comm_debug_mode.h"
-#include "dtensor/dispatch.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "observe/comm_debug_mode.h"
 #include "ops/mask_buffer.h"
-#include "propagation/op_rule.h"
+#include "propagation/rule_registry.h"
+#include "propagation/strategy_cache.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -248,7 +251,9 @@ std::set<std::string> table_of(const OpCall& call) {
 }  // namespace
 
 TEST_CASE("DE-14: the strategy tables") {
-  const auto spec = [](Shape sizes, c10::ScalarType dtype) { return Spec::get(ranks_mesh(), {Replicate()}, sizes, dtype); };
+  const auto spec = [](Shape sizes, c10::ScalarType dtype) {
+    return Spec::get(ranks_mesh(), {Replicate()}, sizes, dtype);
+  };
   const auto weight = spec({10, 23}, at::kFloat), ids = spec({4, 5}, at::kLong), grad = spec({4, 5, 23}, at::kFloat);
   CHECK(table_of(OpCall::make("aten::embedding", {weight, ids})) ==
         std::set<std::string>{"R <- R, R", "S(2) <- S(1), R", "MaskP(sum, [10, 23], 0) <- S(0), R", "S(0) <- R, S(0)",

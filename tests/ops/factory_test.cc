@@ -1,7 +1,7 @@
 // Tensors made from the example of another.
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Generator.h>
-#include <ATen/Context.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -9,11 +9,11 @@
 #include <ATen/ops/fft_fftfreq.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/hann_window.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/logspace.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -23,9 +23,10 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "dtensor/comm_debug_mode.h"
-#include "dtensor/dispatch.h"
+#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
+#include "observe/comm_debug_mode.h"
+#include "propagation/strategy_cache.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -95,11 +96,32 @@ struct Factory {
 
 std::vector<Factory> factories() {
   return {
-      {"zeros", {5, 4}, [](at::Tensor& out) { at::zeros_out(out, {5, 4}); }},
-      {"ones", {5, 4}, [](at::Tensor& out) { at::ones_out(out, {5, 4}); }},
-      {"full", {5, 4}, [](at::Tensor& out) { at::full_out(out, {5, 4}, 2.5); }},
-      {"full of integers", {5, 4}, [](at::Tensor& out) { at::full_out(out, {5, 4}, 3); }, at::kLong},
-      {"empty", {5, 4}, [](at::Tensor& out) { at::empty_out(out, {5, 4}).fill_(2); }},
+      {"zeros",
+       {5, 4},
+       [](at::Tensor& out) {
+         at::zeros_out(out, {5, 4});
+       }},
+      {"ones",
+       {5, 4},
+       [](at::Tensor& out) {
+         at::ones_out(out, {5, 4});
+       }},
+      {"full",
+       {5, 4},
+       [](at::Tensor& out) {
+         at::full_out(out, {5, 4}, 2.5);
+       }},
+      {"full of integers",
+       {5, 4},
+       [](at::Tensor& out) {
+         at::full_out(out, {5, 4}, 3);
+       },
+       at::kLong},
+      {"empty",
+       {5, 4},
+       [](at::Tensor& out) {
+         at::empty_out(out, {5, 4}).fill_(2);
+       }},
       {"arange", {5}, [](at::Tensor& out) { at::arange_out(out, 5); }},
       {"arange with steps", {5}, [](at::Tensor& out) { at::arange_out(out, 1, 11, 2); }, at::kLong},
       {"range", {5}, [](at::Tensor& out) { at::range_out(out, 1, 5); }},
@@ -118,9 +140,13 @@ std::vector<Factory> factories() {
 TEST_CASE("Factories with out= write the whole value, whatever the layout", "[factory]") {
   const DeviceMesh grid(World::local(4), {2, 2}, {"x", "y"});
   const DeviceMesh two(World::local(2), {2}), three(World::local(3), {3});
-  const std::vector<std::pair<DeviceMesh, Placements>> layouts = {
-      {two, {Replicate()}},   {two, {Shard(0)}},     {three, {Shard(0)}},          {two, {Partial()}},
-      {two, {Partial(ReduceOp::kMax)}}, {grid, {Shard(0), Partial()}}, {grid, {Shard(0), Shard(0)}}};
+  const std::vector<std::pair<DeviceMesh, Placements>> layouts = {{two, {Replicate()}},
+                                                                  {two, {Shard(0)}},
+                                                                  {three, {Shard(0)}},
+                                                                  {two, {Partial()}},
+                                                                  {two, {Partial(ReduceOp::kMax)}},
+                                                                  {grid, {Shard(0), Partial()}},
+                                                                  {grid, {Shard(0), Shard(0)}}};
   for (const Factory& factory : factories()) {
     for (const auto& [mesh, placements] : layouts) {
       INFO(factory.name << " into " << to_string(placements) << " on " << mesh.size());
@@ -132,7 +158,7 @@ TEST_CASE("Factories with out= write the whole value, whatever the layout", "[fa
       factory.write(given);
       CHECK(comm.total() == 0);
       CHECK(given.is_same(out));
-      CHECK(layout_of(out).spec->placements() == placements);
+      CHECK(spec_of(out)->placements() == placements);
       CHECK(at::equal(full_tensor(out), expected));
     }
   }
@@ -151,9 +177,18 @@ TEST_CASE("Factories with out=: through a view that is a copy", "[factory]") {
 TEST_CASE("Random factories with out=: one value in all layouts, or a refusal", "[factory]") {
   const DeviceMesh mesh(World::local(3), {3});
   const std::vector<std::pair<std::vector<int64_t>, std::function<void(at::Tensor&)>>> table = {
-      {{5, 4}, [](at::Tensor& out) { at::rand_out(out, {5, 4}); }},
-      {{5, 4}, [](at::Tensor& out) { at::randn_out(out, {5, 4}); }},
-      {{5, 4}, [](at::Tensor& out) { at::randint_out(out, 100, {5, 4}); }},
+      {{5, 4},
+       [](at::Tensor& out) {
+         at::rand_out(out, {5, 4});
+       }},
+      {{5, 4},
+       [](at::Tensor& out) {
+         at::randn_out(out, {5, 4});
+       }},
+      {{5, 4},
+       [](at::Tensor& out) {
+         at::randint_out(out, 100, {5, 4});
+       }},
       {{7}, [](at::Tensor& out) { at::randperm_out(out, 7); }},
   };
   for (const auto& [shape, write] : table) {
@@ -162,8 +197,8 @@ TEST_CASE("Random factories with out=: one value in all layouts, or a refusal", 
       at::manual_seed(3);
       at::Tensor out = distribute_tensor(at::full(shape, -9, at::kDouble), mesh, {p});
       write(out);
-      for (const at::Tensor& local : p.is_replicate() ? layout_of(out).locals : RankTensors()) {
-        CHECK(at::equal(local, layout_of(out).locals[0]));
+      for (const at::Tensor& local : p.is_replicate() ? peek_meta(out).locals : RankTensors()) {
+        CHECK(at::equal(local, peek_meta(out).locals[0]));
       }
       drawn.push_back(full_tensor(out));
       CHECK(drawn.back().ne(-9).any().item<bool>());

@@ -5,8 +5,8 @@
 
 #include <functional>
 
+#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/representation.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 
@@ -44,7 +44,10 @@ std::vector<std::pair<const char*, Function>> functions() {
       {"log_softmax", [](auto& x, auto&, auto&) { return x.log_softmax(0); }},
       {"mse_loss", [](auto& x, auto& w, auto&) { return torch::mse_loss(x, w); }},
       {"layer_norm", [](auto& x, auto&, auto& b) { return torch::layer_norm(x, {4}, b, b); }},
-      {"cat", [](auto& x, auto& w, auto&) { return torch::cat({x, w}); }},
+      {"cat",
+       [](auto& x, auto& w, auto&) {
+         return torch::cat({x, w});
+       }},
       {"views", [](auto& x, auto&, auto&) { return x.view(-1).slice(0, 1, 7) * x.t().reshape(-1).slice(0, 2, 8); }},
       {"in place", [](auto& x, auto& w, auto&) { return x.clone().mul_(w).add_(x); }},
       {"into plain values", [](auto& x, auto& w, auto&) { return torch::zeros_like(w).copy_(x); }},
@@ -64,11 +67,13 @@ TEST_CASE("Forward mode: tangents as of plain tensors", "[forward_mode]") {
       const bool square = std::string(name) == "mm" || std::string(name) == "linear";
       const Tensor& second = square ? w : other;
       DualLevel level;
-      const auto [value, expected] = at::_unpack_dual(f(at::_make_dual(x, tangent, level.level), second, b), level.level);
+      const auto [value, expected] =
+          at::_unpack_dual(f(at::_make_dual(x, tangent, level.level), second, b), level.level);
       for (const Placements& p : {Placements{Replicate()}, Placements{Shard(0)}, Placements{Shard(1)}}) {
         for (const Placements& q : {p, Placements{Replicate()}}) {
           INFO(name << " on " << mesh.size() << ": " << to_string(p) << to_string(q));
-          const Tensor dual = at::_make_dual(distribute_tensor(x, mesh, p), distribute_tensor(tangent, mesh, q), level.level);
+          const Tensor dual =
+              at::_make_dual(distribute_tensor(x, mesh, p), distribute_tensor(tangent, mesh, q), level.level);
           const Tensor result = f(dual, distribute_tensor(second, mesh, {Shard(1)}), distribute_tensor(b, mesh));
           const auto [primal, got] = at::_unpack_dual(result, level.level);
           REQUIRE(is_dtensor(got));
@@ -92,7 +97,8 @@ TEST_CASE("Forward mode: over backward gives a product with the Hessian", "[forw
   };
   const DeviceMesh mesh(World::local(2), {2});
   const Tensor expected = product([](const Tensor& t) { return t.clone(); });
-  CHECK(torch::allclose(full_tensor(product([&](const Tensor& t) { return distribute_tensor(t, mesh, {Shard(0)}); })), expected));
+  CHECK(torch::allclose(full_tensor(product([&](const Tensor& t) { return distribute_tensor(t, mesh, {Shard(0)}); })),
+                        expected));
 }
 
 TEST_CASE("Forward mode: a plain tangent of a distributed tensor is named", "[forward_mode]") {

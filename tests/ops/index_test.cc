@@ -23,8 +23,9 @@
 #include <ATen/ops/where.h>
 
 #include "absl/strings/match.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/representation.h"
 #include "dtensor/scopes.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"

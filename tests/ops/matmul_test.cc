@@ -18,8 +18,9 @@
 
 #include <limits>
 
-#include "dtensor/dispatch.h"
+#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
+#include "propagation/strategy_cache.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "propagation/op_rule.h"
+#include "propagation/rule_registry.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

@@ -7,7 +7,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include "dtensor/dispatch.h"
+#include "dtensor/extend/representation.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -195,18 +195,25 @@ TEST_CASE("out= of composites: what LibTorch refuses is refused", "[out]") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto x = lay_out(at::rand({6, 5}, at::kDouble), mesh, {Shard(0)});
   const auto y = lay_out(at::rand({5, 4}, at::kDouble), mesh, {Replicate()});
-  const auto out = [&](at::IntArrayRef sizes, c10::ScalarType dtype) { return lay_out(at::zeros(sizes, dtype), mesh, {Replicate()}); };
-  CHECK_THROWS_WITH(call_op("aten::matmul.out", {x, y, out({6, 4}, at::kLong)}), Catch::Contains("cannot be cast to that of the out= argument, Long"));
-  CHECK_THROWS_WITH(call_op("aten::matmul.out", {x, y, out({6, 3}, at::kDouble)}), Catch::Contains("of shape [6, 3] cannot hold the result, of shape [6, 4]"));
-  CHECK_THROWS_WITH(call_op("aten::dist.out", {x, x, 2, out({3}, at::kDouble)}), Catch::Contains("of shape [3] cannot hold the result, of shape []"));
+  const auto out = [&](at::IntArrayRef sizes, c10::ScalarType dtype) {
+    return lay_out(at::zeros(sizes, dtype), mesh, {Replicate()});
+  };
+  CHECK_THROWS_WITH(call_op("aten::matmul.out", {x, y, out({6, 4}, at::kLong)}),
+                    Catch::Contains("cannot be cast to that of the out= argument, Long"));
+  CHECK_THROWS_WITH(call_op("aten::matmul.out", {x, y, out({6, 3}, at::kDouble)}),
+                    Catch::Contains("of shape [6, 3] cannot hold the result, of shape [6, 4]"));
+  CHECK_THROWS_WITH(call_op("aten::dist.out", {x, x, 2, out({3}, at::kDouble)}),
+                    Catch::Contains("of shape [3] cannot hold the result, of shape []"));
   const auto trained = x.detach().clone().requires_grad_();
   const auto list = c10::List<at::Tensor>({x, trained});
-  CHECK_THROWS_WITH(call_op("aten::hstack.out", {list, out({0}, at::kDouble)}), Catch::Contains("do not support automatic differentiation"));
+  CHECK_THROWS_WITH(call_op("aten::hstack.out", {list, out({0}, at::kDouble)}),
+                    Catch::Contains("do not support automatic differentiation"));
   // All are looked at before one is written.
   const auto values = out({0}, at::kDouble);
   CHECK_THROWS(call_op("aten::max.dim_max", {x, 0, false, values, out({7}, at::kLong)}));
   CHECK(values.numel() == 0);
-  CHECK_THROWS_WITH(call_op("aten::matmul.out", {trained, y, out({6, 4}, at::kDouble)}), Catch::Contains("do not support automatic differentiation"));
+  CHECK_THROWS_WITH(call_op("aten::matmul.out", {trained, y, out({6, 4}, at::kDouble)}),
+                    Catch::Contains("do not support automatic differentiation"));
 }
 
 TEST_CASE("out= without elements: reductions compute in its dtype", "[out]") {

@@ -1,6 +1,6 @@
-// Brute force over dtypes x kinds of Partial x operators that let Partials through: the operator on addends, reduced, is the
-// operator on the reduced value, as plain ATen has it. Addends are of both signs, near the limits of their types, and one rank
-// may hold what an empty part leaves.
+// Brute force over dtypes x kinds of Partial x operators that let Partials through: the operator on addends, reduced,
+// is the operator on the reduced value, as plain ATen has it. Addends are of both signs, near the limits of their
+// types, and one rank may hold what an empty part leaves.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/allclose.h>
@@ -26,8 +26,9 @@
 #include <set>
 #include <sstream>
 
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/representation.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -38,8 +39,9 @@ using at::ScalarType;
 using Tensors = std::vector<at::Tensor>;
 using Values = std::vector<c10::IValue>;
 
-constexpr ScalarType kTypes[] = {at::kBool, at::kByte,     at::kChar,  at::kShort,  at::kInt,          at::kLong,
-                                 at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
+constexpr ScalarType kTypes[] = {at::kBool,  at::kByte,   at::kChar,         at::kShort,
+                                 at::kInt,   at::kLong,   at::kHalf,         at::kBFloat16,
+                                 at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
 constexpr ReduceOp kKinds[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct};
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
@@ -84,7 +86,8 @@ at::Tensor identity_like(const at::Tensor& t, ReduceOp op) {
   return at::full_like(t, lowest(type, of_max));
 }
 
-// [2, 3] addends, one per rank. `variant`: 0 small values; 1 near the limits; both with a rank that holds nothing if `empty`.
+// [2, 3] addends, one per rank. `variant`: 0 small values; 1 near the limits; both with a rank that holds nothing if
+// `empty`.
 Tensors addends(ScalarType type, ReduceOp op, int64_t ranks, int variant, bool empty) {
   static const std::vector<std::vector<double>> kSmall = {
       {3, -1, 0.5, 2, -2.5, 0}, {-2, 3, 1.5, 2, 4, -1}, {1, 1, -3, -0.5, 2, 1}};
@@ -148,11 +151,31 @@ struct Operation {
 // Operators on the Partial alone.
 std::vector<Operation> unary() {
   std::vector<Operation> list;
-  for (const char* op :
-       {"asinh", "atan", "ceil", "erf", "exp", "exp2", "expm1", "floor", "sgn", "sign", "sigmoid", "sinh", "tanh", "trunc", "relu",
-        "round", "hardsigmoid", "relu6", "hardshrink", "softshrink", "hardtanh", "special_log_ndtr", "erfc", "special_erfcx",
-        "deg2rad", "rad2deg", "neg", "abs", "clone", "positive", "conj_physical", "detach", "alias", "sum", "mean", "prod", "max",
-        "min", "any", "all", "tril", "triu", "view_as_real", "t", "count_nonzero", "logical_not", "sqrt", "square", "nansum"}) {
+  for (const char* op : {"asinh",         "atan",
+                         "ceil",          "erf",
+                         "exp",           "exp2",
+                         "expm1",         "floor",
+                         "sgn",           "sign",
+                         "sigmoid",       "sinh",
+                         "tanh",          "trunc",
+                         "relu",          "round",
+                         "hardsigmoid",   "relu6",
+                         "hardshrink",    "softshrink",
+                         "hardtanh",      "special_log_ndtr",
+                         "erfc",          "special_erfcx",
+                         "deg2rad",       "rad2deg",
+                         "neg",           "abs",
+                         "clone",         "positive",
+                         "conj_physical", "detach",
+                         "alias",         "sum",
+                         "mean",          "prod",
+                         "max",           "min",
+                         "any",           "all",
+                         "tril",          "triu",
+                         "view_as_real",  "t",
+                         "count_nonzero", "logical_not",
+                         "sqrt",          "square",
+                         "nansum"}) {
     list.push_back({op, [op](auto& x, auto&) { return call_op(std::string("aten::") + op, {x})[0]; }});
   }
   const auto add = [&](const char* label, const char* op, Values rest) {
@@ -199,26 +222,50 @@ std::vector<Operation> binary() {
       {"add 0-dim, turned", [](auto& x, auto& o) { return at::add(o[1], x, 2); }},
       {"sub", [](auto& x, auto& o) { return at::sub(x, o[0]); }},
       {"sub, turned", [](auto& x, auto& o) { return at::sub(o[0], x); }},
-      {"rsub", [](auto& x, auto& o) { return call_op("aten::rsub.Tensor", {x, o[1]})[0]; }},
+      {"rsub",
+       [](auto& x, auto& o) {
+         return call_op("aten::rsub.Tensor", {x, o[1]})[0];
+       }},
       {"mul", [](auto& x, auto& o) { return at::mul(x, o[0]); }},
       {"mul 0-dim", [](auto& x, auto& o) { return at::mul(o[1], x); }},
       {"div", [](auto& x, auto& o) { return at::div(x, o[0]); }},
       {"div 0-dim", [](auto& x, auto& o) { return at::div(x, o[1]); }},
-      {"floor_divide", [](auto& x, auto& o) { return call_op("aten::floor_divide", {x, o[0]})[0]; }},
+      {"floor_divide",
+       [](auto& x, auto& o) {
+         return call_op("aten::floor_divide", {x, o[0]})[0];
+       }},
       {"maximum", [](auto& x, auto& o) { return at::maximum(x, o[0]); }},
       {"minimum", [](auto& x, auto& o) { return at::minimum(o[0], x); }},
       {"maximum of it", [](auto& x, auto&) { return at::maximum(x, x); }},
-      {"fmax", [](auto& x, auto& o) { return call_op("aten::fmax", {x, o[0]})[0]; }},
-      {"fmin", [](auto& x, auto& o) { return call_op("aten::fmin", {x, o[0]})[0]; }},
-      {"logaddexp", [](auto& x, auto& o) { return call_op("aten::logaddexp", {x, o[0]})[0]; }},
+      {"fmax",
+       [](auto& x, auto& o) {
+         return call_op("aten::fmax", {x, o[0]})[0];
+       }},
+      {"fmin",
+       [](auto& x, auto& o) {
+         return call_op("aten::fmin", {x, o[0]})[0];
+       }},
+      {"logaddexp",
+       [](auto& x, auto& o) {
+         return call_op("aten::logaddexp", {x, o[0]})[0];
+       }},
       {"where", [](auto& x, auto& o) { return at::where(o[2], x, o[0]); }},
       {"where, turned", [](auto& x, auto& o) { return at::where(o[2], o[1], x); }},
       {"where of it", [](auto& x, auto&) { return at::where(x.ne(0), x, x); }},
       {"masked_fill", [](auto& x, auto& o) { return x.masked_fill(o[2], o[1]); }},
       {"masked_fill 3", [](auto& x, auto& o) { return x.masked_fill(o[2], 3); }},
-      {"cat", [](auto& x, auto& o) { return at::cat({x, o[0]}); }},
-      {"cat, turned", [](auto& x, auto& o) { return at::cat({o[0], x}, 1); }},
-      {"stack", [](auto& x, auto& o) { return at::stack({x, o[0]}); }},
+      {"cat",
+       [](auto& x, auto& o) {
+         return at::cat({x, o[0]});
+       }},
+      {"cat, turned",
+       [](auto& x, auto& o) {
+         return at::cat({o[0], x}, 1);
+       }},
+      {"stack",
+       [](auto& x, auto& o) {
+         return at::stack({x, o[0]});
+       }},
       {"addcmul", [](auto& x, auto& o) { return x.addcmul(o[0], o[1]); }},
       {"addcmul, factor", [](auto& x, auto& o) { return o[0].addcmul(o[1], x, 2); }},
       {"addcmul, mask", [](auto& x, auto& o) { return x.addcmul(o[2], o[0]); }},
@@ -228,8 +275,14 @@ std::vector<Operation> binary() {
       {"slice_scatter, turned", [](auto& x, auto& o) { return o[0].slice_scatter(x, 0, 0, 2); }},
       {"select_scatter", [](auto& x, auto& o) { return o[0].select_scatter(x.select(0, 1), 0, 0); }},
       {"diagonal_scatter", [](auto& x, auto& o) { return o[0].diagonal_scatter(x.diagonal()); }},
-      {"copy", [](auto& x, auto& o) { return call_op("aten::copy", {o[0], x})[0]; }},
-      {"copy onto", [](auto& x, auto& o) { return call_op("aten::copy", {x, o[0]})[0]; }},
+      {"copy",
+       [](auto& x, auto& o) {
+         return call_op("aten::copy", {o[0], x})[0];
+       }},
+      {"copy onto",
+       [](auto& x, auto& o) {
+         return call_op("aten::copy", {x, o[0]})[0];
+       }},
       {"to", [](auto& x, auto& o) { return x.to(o[0].scalar_type()); }},
       {"sum to", [](auto& x, auto& o) { return x.sum(o[0].scalar_type()); }},
       {"prod to", [](auto& x, auto& o) { return x.prod(o[0].scalar_type()); }},
@@ -238,10 +291,14 @@ std::vector<Operation> binary() {
       {"index_put", [](auto& x, auto& o) { return o[0].index_put({o[3]}, x, true); }},
       {"index_put onto", [](auto& x, auto& o) { return x.index_put({o[3]}, o[0], true); }},
       {"index_add", [](auto& x, auto& o) { return x.index_add(0, o[3], o[0]); }},
-      {"scatter_add", [](auto& x, auto& o) { return x.scatter_add(0, o[3].unsqueeze(1).expand({2, 3}), o[0]); }},
+      {"scatter_add",
+       [](auto& x, auto& o) {
+         return x.scatter_add(0, o[3].unsqueeze(1).expand({2, 3}), o[0]);
+       }},
       {"index_select", [](auto& x, auto& o) { return x.index_select(0, o[3]); }},
       {"dropout", [](auto& x, auto& o) { return call_op("aten::native_dropout_backward", {x, o[2], 1.5})[0]; }},
-      {"masked_scale", [](auto& x, auto& o) { return call_op("aten::_masked_scale", {x, o[2].to(at::kByte), 1.5})[0]; }},
+      {"masked_scale",
+       [](auto& x, auto& o) { return call_op("aten::_masked_scale", {x, o[2].to(at::kByte), 1.5})[0]; }},
       {"threshold_backward", [](auto& x, auto& o) { return call_op("aten::threshold_backward", {x, o[0], 1})[0]; }},
   };
   const auto in_place = [&](const char* name, auto fn, bool must_work = false) {
@@ -261,14 +318,17 @@ std::vector<Operation> binary() {
   in_place("div_", [](auto& t, auto& o) { t.div_(o[0]); });
   in_place("addcmul_", [](auto& t, auto& o) { t.addcmul_(o[0], o[2]); });
   in_place("maximum_", [](auto& t, auto& o) { call_op("aten::clamp_min_.Tensor", {t, o[0]}); });
-  in_place("copy_", [](auto& t, auto& o) { t.copy_(o[0]); }, true);
+  in_place(
+      "copy_", [](auto& t, auto& o) { t.copy_(o[0]); }, true);
   in_place("copy_ to other", [](auto& t, auto& o) {
     at::Tensor other = o[0].clone();
     other.copy_(t);
     t = other;
   });
-  in_place("fill_ tensor", [](auto& t, auto& o) { t.fill_(o[1]); }, true);
-  in_place("masked_fill_", [](auto& t, auto& o) { t.masked_fill_(o[2], o[1]); }, true);
+  in_place(
+      "fill_ tensor", [](auto& t, auto& o) { t.fill_(o[1]); }, true);
+  in_place(
+      "masked_fill_", [](auto& t, auto& o) { t.masked_fill_(o[2], o[1]); }, true);
   return list;
 }
 
@@ -280,7 +340,10 @@ std::vector<Operation> with_number(const at::Scalar& s) {
       {"wrapped add", [s](auto& x, auto&) { return at::add(wrapped(s), x); }},
       {"sub", [s](auto& x, auto&) { return at::sub(x, s); }},
       {"sub wrapped", [s](auto& x, auto&) { return at::sub(x, wrapped(s)); }},
-      {"rsub wrapped", [s](auto& x, auto&) { return call_op("aten::rsub.Tensor", {x, wrapped(s)})[0]; }},
+      {"rsub wrapped",
+       [s](auto& x, auto&) {
+         return call_op("aten::rsub.Tensor", {x, wrapped(s)})[0];
+       }},
       {"mul", [s](auto& x, auto&) { return at::mul(x, s); }},
       {"mul wrapped", [s](auto& x, auto&) { return at::mul(x, wrapped(s)); }},
       {"div", [s](auto& x, auto&) { return at::div(x, s); }},
@@ -292,7 +355,10 @@ std::vector<Operation> with_number(const at::Scalar& s) {
       {"pow", [s](auto& x, auto&) { return at::pow(x, s); }},
       {"lerp", [s](auto& x, auto&) { return x.lerp(x, s); }},
       {"addcmul", [s](auto& x, auto& o) { return x.addcmul(x, o[2], s); }},
-      {"floor_divide", [s](auto& x, auto&) { return call_op("aten::floor_divide", {x, wrapped(s)})[0]; }},
+      {"floor_divide",
+       [s](auto& x, auto&) {
+         return call_op("aten::floor_divide", {x, wrapped(s)})[0];
+       }},
       {"add_", [s](auto& x, auto&) { return x.clone().add_(s); }, true},
       {"add_ wrapped", [s](auto& x, auto&) { return x.clone().add_(wrapped(s)); }, true},
       {"mul_", [s](auto& x, auto&) { return x.clone().mul_(s); }, true},
@@ -367,7 +433,8 @@ void each_setting(const Visit& visit) {
 std::string text(const at::Tensor& t) {
   std::ostringstream out;
   out << t.scalar_type() << " " << at::IntArrayRef(t.sizes()) << ":";
-  const at::Tensor flat = t.detach().reshape(-1).to(at::isComplexType(t.scalar_type()) ? at::kComplexDouble : at::kDouble);
+  const at::Tensor flat =
+      t.detach().reshape(-1).to(at::isComplexType(t.scalar_type()) ? at::kComplexDouble : at::kDouble);
   for (int64_t i = 0; i < std::min<int64_t>(flat.numel(), 8); ++i) out << " " << flat[i].item();
   return out.str();
 }
@@ -446,7 +513,8 @@ TEST_CASE("Operators on addends beside numbers, finite and not", "[partial_dtype
       if (++turn % 2 != 0) continue;  // a sample, for time
       // Complex infinities are no averages or products: (inf, 0) / 2 is (inf, nan).
       if (at::isComplexType(s.type) && number.isFloatingPoint() && std::isinf(number.toDouble())) continue;
-      for (const auto& operation : with_number(number)) compare(operation, s, operands(s.type), c10::str(" ", number), log);
+      for (const auto& operation : with_number(number))
+        compare(operation, s, operands(s.type), c10::str(" ", number), log);
     }
   });
 }
@@ -455,13 +523,15 @@ TEST_CASE("A number of another type does not reduce, and works in place", "[part
   const DeviceMesh& mesh = mesh_of(2);
   const at::Tensor x = at::tensor({1., -2., 3.}, at::kDouble);
   const auto p = [&](ReduceOp op) { return lay_out(x, mesh, {Partial(op)}); };
-  for (const at::Tensor& y : {p(ReduceOp::kSum) * 2, p(ReduceOp::kSum).mul(wrapped(2)), p(ReduceOp::kSum).mul_(wrapped(2)),
-                              p(ReduceOp::kSum).div_(wrapped(0.5)), p(ReduceOp::kAvg).mul_(2)}) {
+  for (const at::Tensor& y :
+       {p(ReduceOp::kSum) * 2, p(ReduceOp::kSum).mul(wrapped(2)), p(ReduceOp::kSum).mul_(wrapped(2)),
+        p(ReduceOp::kSum).div_(wrapped(0.5)), p(ReduceOp::kAvg).mul_(2)}) {
     CHECK(meta_of(y).spec->has_partial());
     CHECK(difference(y, x * 2) == std::nullopt);
   }
   CHECK(difference(p(ReduceOp::kSum).add_(wrapped(true)), x + 1) == std::nullopt);
-  CHECK(difference(p(ReduceOp::kSum).add_(whole(at::tensor({1, 0, 1}, at::kLong).to(at::kBool), mesh)), at::tensor({2., -2., 4.}, at::kDouble)) == std::nullopt);
+  CHECK(difference(p(ReduceOp::kSum).add_(whole(at::tensor({1, 0, 1}, at::kLong).to(at::kBool), mesh)),
+                   at::tensor({2., -2., 4.}, at::kDouble)) == std::nullopt);
   CHECK(meta_of(p(ReduceOp::kMax) + 1).spec->has_partial());
   CHECK_FALSE(meta_of(p(ReduceOp::kMax) + kInf).spec->has_partial());
   CHECK_FALSE(meta_of(p(ReduceOp::kSum).div(0.0)).spec->has_partial());
@@ -473,13 +543,15 @@ TEST_CASE("Filling a Partial over several mesh dims", "[partial_dtypes]") {
   const DeviceMesh& mesh = test_meshes()[3];  // (2, 3)
   const Placement sum = Partial(), avg = Partial(ReduceOp::kAvg), product = Partial(ReduceOp::kProduct);
   const at::Tensor x = at::tensor({1., -2., 3.}, at::kDouble), mask = x.lt(2);
-  const std::vector<Placements> layouts = {{sum, sum}, {sum, avg}, {avg, sum}, {product, product}, {sum, Replicate()}, {Shard(0), sum}};
+  const std::vector<Placements> layouts = {{sum, sum},         {sum, avg},         {avg, sum},
+                                           {product, product}, {sum, Replicate()}, {Shard(0), sum}};
   for (const Placements& layout : layouts) {
     CAPTURE(to_string(layout));
     const auto p = [&] { return lay_out(x, mesh, layout); };
     CHECK(difference(p().fill_(5), at::full_like(x, 5)) == std::nullopt);
     CHECK(difference(p().zero_(), at::zeros_like(x)) == std::nullopt);
-    CHECK(difference(p().masked_fill_(lay_out(mask, mesh, {Replicate(), Replicate()}), 7), x.masked_fill(mask, 7)) == std::nullopt);
+    CHECK(difference(p().masked_fill_(lay_out(mask, mesh, {Replicate(), Replicate()}), 7), x.masked_fill(mask, 7)) ==
+          std::nullopt);
     if (layout[0] == product) continue;
     CHECK(difference(p().add_(2), x + 2) == std::nullopt);
     CHECK(difference(p().add_(lay_out(mask, mesh, {Replicate(), Replicate()})), x + mask) == std::nullopt);
@@ -488,15 +560,17 @@ TEST_CASE("Filling a Partial over several mesh dims", "[partial_dtypes]") {
 
 TEST_CASE("A MaskPartial is scaled, filled and zeroed in place", "[partial_dtypes]") {
   const DeviceMesh& mesh = mesh_of(2);
-  const at::Tensor table = at::tensor({1., 2., 3., 4., 5., 6.}, at::kDouble).view({3, 2}), ids = at::tensor({2, 0, 1}, at::kLong);
+  const at::Tensor table = at::tensor({1., 2., 3., 4., 5., 6.}, at::kDouble).view({3, 2}),
+                   ids = at::tensor({2, 0, 1}, at::kLong);
   const at::Tensor expected = at::cat({table.select(0, 2), table.select(0, 0), table.select(0, 1)}).view({3, 2});
   const auto looked_up = [&] {
     return call_op("aten::embedding", {lay_out(table, mesh, {Shard(0)}), whole(ids, mesh)})[0];
   };
   const Placements layout = meta_of(looked_up()).spec->placements();
   REQUIRE(layout[0].is_mask_partial());
-  for (const at::Tensor& y : {looked_up().mul_(2), looked_up().mul_(2.0), looked_up().mul_(wrapped(2)),
-                              looked_up().mul_(whole(at::scalar_tensor(2, at::kDouble), mesh)), looked_up().div_(0.5)}) {
+  for (const at::Tensor& y :
+       {looked_up().mul_(2), looked_up().mul_(2.0), looked_up().mul_(wrapped(2)),
+        looked_up().mul_(whole(at::scalar_tensor(2, at::kDouble), mesh)), looked_up().div_(0.5)}) {
     CHECK(meta_of(y).spec->placements() == layout);
     CHECK(difference(y, expected * 2) == std::nullopt);
   }

@@ -6,10 +6,11 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 
-#include "dtensor/dispatch.h"
-#include "dtensor/op_info.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
-#include "propagation/op_rule.h"
+#include "propagation/rule_registry.h"
+#include "propagation/strategy_cache.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

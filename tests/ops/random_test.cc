@@ -16,6 +16,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"

@@ -12,8 +12,10 @@
 #include <cmath>
 #include <limits>
 
+#include "comm/scope.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
-#include "mesh/scope.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -244,17 +246,30 @@ TEST_CASE("A rank may hold neither rows nor columns", "[reduction]") {
   const auto full = at::rand({1, 4}, at::kDouble);
   const auto x = lay_out(full, mesh, {Shard(0), Shard(1)});
   const c10::List<int64_t> dim({1});
-  for (const auto& [op, args] : std::vector<std::pair<std::string, std::vector<c10::IValue>>>{
-           {"aten::amax", {dim}}, {"aten::amin", {dim}}, {"aten::softmax.int", {1}}, {"aten::log_softmax.int", {1}}, {"aten::sum.dim_IntList", {dim}},
-           {"aten::mean.dim", {dim}}, {"aten::max", {}}, {"aten::min", {}}, {"aten::all.dim", {1}}, {"aten::any.dim", {1}}, {"aten::logsumexp", {dim}},
-           {"aten::prod.dim_int", {1}}, {"aten::count_nonzero", {1}}, {"aten::nansum", {dim}}, {"aten::argmax", {1}}}) {
+  for (const auto& [op, args] :
+       std::vector<std::pair<std::string, std::vector<c10::IValue>>>{{"aten::amax", {dim}},
+                                                                     {"aten::amin", {dim}},
+                                                                     {"aten::softmax.int", {1}},
+                                                                     {"aten::log_softmax.int", {1}},
+                                                                     {"aten::sum.dim_IntList", {dim}},
+                                                                     {"aten::mean.dim", {dim}},
+                                                                     {"aten::max", {}},
+                                                                     {"aten::min", {}},
+                                                                     {"aten::all.dim", {1}},
+                                                                     {"aten::any.dim", {1}},
+                                                                     {"aten::logsumexp", {dim}},
+                                                                     {"aten::prod.dim_int", {1}},
+                                                                     {"aten::count_nonzero", {1}},
+                                                                     {"aten::nansum", {dim}},
+                                                                     {"aten::argmax", {1}}}) {
     CAPTURE(op);
     std::vector<c10::IValue> plain = {full}, distributed = {x};
     plain.insert(plain.end(), args.begin(), args.end());
     distributed.insert(distributed.end(), args.begin(), args.end());
     CHECK(difference(call_op(op, distributed)[0], call_op(op, plain)[0]) == std::nullopt);
   }
-  for (const double p : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), 0., 1., 2., 3.}) {
+  for (const double p :
+       {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), 0., 1., 2., 3.}) {
     CAPTURE(p);
     CHECK(difference(x.norm(p, 1), full.norm(p, 1)) == std::nullopt);
   }

@@ -1,18 +1,18 @@
-// Results have the dtypes that plain ATen gives them: of every elementwise operator and reduction, over pairs of dtypes, with
-// tensors, tensors without dims and numbers beside them.
+// Results have the dtypes that plain ATen gives them: of every elementwise operator and reduction, over pairs of
+// dtypes, with tensors, tensors without dims and numbers beside them.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/jit_type.h>
-#include <ATen/core/Reduction.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/TensorOperators.h>
 
 #include <set>
 
-#include "dtensor/op_info.h"
-#include "dtensor/representation.h"
-#include "propagation/op_rule.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/representation.h"
+#include "propagation/rule_registry.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -27,7 +27,9 @@ constexpr ScalarType kTypes[] = {at::kBool, at::kByte, at::kInt, at::kHalf, at::
 // What stands beside the first tensor, of [2, 3].
 enum class Shape { kSame, kNoDims, kFirstHasNone, kNumber };
 
-at::Tensor tensor_of(ScalarType type, bool dims) { return at::ones(dims ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{}, type); }
+at::Tensor tensor_of(ScalarType type, bool dims) {
+  return at::ones(dims ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{}, type);
+}
 
 // nullopt: an argument that nothing is known of.
 std::optional<Values> arguments_of(const c10::FunctionSchema& schema, ScalarType first, ScalarType second, Shape shape,
@@ -88,8 +90,11 @@ std::vector<c10::OperatorHandle> operators() {
     if (name.name == "aten::_reshape_alias_copy") continue;  // believes any sizes
     if (op->hasTag(at::Tag::nondeterministic_seeded) || name.name.find("_foreach") != std::string::npos) continue;
     const auto& info = op_info(*op);
-    if (info.handler != nullptr && name.name != "aten::norm" && name.name != "aten::linalg_vector_norm" && name.name != "aten::dist") continue;
-    if (op->hasTag(at::Tag::pointwise) || op->hasTag(at::Tag::reduction) || names.count(name.name) || name.name == "aten::ldexp") {
+    if (info.handler != nullptr && name.name != "aten::norm" && name.name != "aten::linalg_vector_norm" &&
+        name.name != "aten::dist")
+      continue;
+    if (op->hasTag(at::Tag::pointwise) || op->hasTag(at::Tag::reduction) || names.count(name.name) ||
+        name.name == "aten::ldexp") {
       result.push_back(*op);
     }
   }
@@ -136,7 +141,8 @@ TEST_CASE("Results have ATen's dtypes", "[result_dtypes]") {
       const auto got = run(op, distributed);
       for (size_t k = 0; k < got.size() && problem.empty(); ++k) {
         if (!got[k].defined() || !expected[k].defined()) continue;
-        if (got[k].scalar_type() != expected[k].scalar_type()) problem = c10::str(got[k].scalar_type(), " instead of ", expected[k].scalar_type());
+        if (got[k].scalar_type() != expected[k].scalar_type())
+          problem = c10::str(got[k].scalar_type(), " instead of ", expected[k].scalar_type());
         if (!is_dtensor(got[k])) continue;
         for (const auto& local : meta_of(got[k]).locals) {
           if (local.scalar_type() != got[k].scalar_type()) problem = c10::str("locals of ", local.scalar_type());
@@ -163,7 +169,9 @@ TEST_CASE("Results have ATen's dtypes", "[result_dtypes]") {
             if (shape == Shape::kNumber && (!uses_second || !is_number)) break;
             // A gradient of another shape than the output's is none.
             if (shape != Shape::kSame && op.schema().name().find("_backward") != std::string::npos) continue;
-            compare(op, *args, c10::str(op_info(op).name, " ", first, " beside ", second, " form ", static_cast<int>(shape), " number ", number));
+            compare(op, *args,
+                    c10::str(op_info(op).name, " ", first, " beside ", second, " form ", static_cast<int>(shape),
+                             " number ", number));
           }
         }
         if (!known || !uses_second) break;
@@ -181,7 +189,8 @@ TEST_CASE("Results have ATen's dtypes", "[result_dtypes]") {
 }
 
 TEST_CASE("A decision that its own check refuted is not remembered", "[result_dtypes]") {
-  OpRule wrong = *RuleRegistry::instance().find(c10::Dispatcher::singleton().findSchemaOrThrow("aten::special_bessel_j1", ""));
+  OpRule wrong =
+      *RuleRegistry::instance().find(c10::Dispatcher::singleton().findSchemaOrThrow("aten::special_bessel_j1", ""));
   wrong.metas = [](const OpCall& call) {
     TensorMeta meta = call.inputs[0]->meta();
     meta.dtype = at::kInt;

@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dtensor/comm_debug_mode.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
-#include "mesh/scope.h"
+#include "dtensor/scopes.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -99,7 +101,7 @@ TEST_CASE("equal and allclose in every pair of layouts", "[scalar]") {
     CHECK(at::equal(self, lay_out(whole.to(at::kInt), mesh, layouts()[0])));
     CHECK_FALSE(at::equal(self, lay_out(whole.to(at::kDouble).add(0.5), mesh, layouts()[0])));
   }
-  ScopeGuard guard([](Scope& s) { s.implicit_replication = true; });
+  const ImplicitReplication allowed;
   CHECK(at::equal(lay_out(x, mesh, layouts()[2]), x));
 }
 

@@ -8,8 +8,8 @@
 
 #include <limits>
 
-#include "dtensor/comm_debug_mode.h"
-#include "dtensor/representation.h"
+#include "dtensor/extend/representation.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

@@ -3,6 +3,8 @@
 #include <catch2/catch.hpp>
 #include <random>
 
+#include "placement/parse_placements.h"
+
 namespace dtensor {
 namespace {
 
@@ -10,7 +12,7 @@ using Flat = std::vector<int64_t>;
 
 // Flat indices of the elements that a rank holds, in its order: element by element, without runs.
 Flat elements(const Shape& shape, const Shape& mesh, const Placements& placements, const Shape& coordinate) {
-  const LocalLayout layout = local_layout(shape, mesh, placements, coordinate);
+  const Part layout = local_layout(shape, mesh, placements, coordinate);
   Flat flat = {0};
   for (size_t d = 0; d < shape.size(); ++d) {
     Flat longer;

@@ -12,9 +12,10 @@
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/view_copy.h>
 
+#include "comm/scope.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/representation.h"
-#include "mesh/scope.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

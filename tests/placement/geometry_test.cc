@@ -3,8 +3,15 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
+#include <ostream>
 
 namespace dtensor {
+
+// For Catch2.
+static std::ostream& operator<<(std::ostream& os, const Run& run) {
+  return os << "[" << run.begin << ", " << run.begin + run.size << ")";
+}
+
 namespace {
 
 // The oracle works on lists of indices, element by element, and knows neither runs nor formulas.
@@ -154,13 +161,13 @@ TEST_CASE("local_layout: worked examples") {
   };
   for (const Row& row : rows) {
     INFO(row.name);
-    const LocalLayout layout = local_layout(row.shape, row.mesh, row.placements, row.coordinate);
+    const Part layout = local_layout(row.shape, row.mesh, row.placements, row.coordinate);
     std::vector<Indices> held;
     for (const Runs& runs : layout.dims) held.push_back(indices_of(runs));
     CHECK(held == row.held);
     CHECK(layout.offsets == row.offsets);
   }
-  const LocalLayout scalar = local_layout({}, {2}, {Partial()}, {1});
+  const Part scalar = local_layout({}, {2}, {Partial()}, {1});
   CHECK(scalar.is_box());
   CHECK_FALSE(scalar.empty());
   CHECK(scalar.sizes().empty());
@@ -179,7 +186,7 @@ TEST_CASE("local_layout and local_shape agree with lists cut by hand") {
   int64_t layouts = 0;
   for_each_layout([&](const Shape& shape, const Shape& mesh, const Placements& placements) {
     for (const Shape& coordinate : tuples(mesh)) {
-      const LocalLayout layout = local_layout(shape, mesh, placements, coordinate);
+      const Part layout = local_layout(shape, mesh, placements, coordinate);
       bool ok = layout.dims.size() == shape.size();
       bool box = true;
       bool empty = false;
@@ -215,7 +222,7 @@ TEST_CASE("ranks that differ on a sharded mesh dim partition the tensor") {
       bool first = true;
       for (size_t m = 0; m < mesh.size(); ++m) first &= placements[m].is_sharded() || coordinate[m] == 0;
       if (!first) continue;
-      const LocalLayout layout = local_layout(shape, mesh, placements, coordinate);
+      const Part layout = local_layout(shape, mesh, placements, coordinate);
       for (const Shape& local : tuples(layout.sizes())) {
         ++holders[{indices_of(layout.dims[0])[local[0]], indices_of(layout.dims[1])[local[1]]}];
       }

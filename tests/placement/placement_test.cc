@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "absl/hash/hash.h"
+#include "placement/parse_placements.h"
 
 namespace dtensor {
 namespace {
@@ -173,11 +174,10 @@ TEST_CASE("parse_placements says where the text is wrong and what it expected") 
     const auto parsed = parse_placements(row.text);
     REQUIRE_FALSE(parsed.ok());
     CHECK(parsed.status().code() == absl::StatusCode::kInvalidArgument);
-    CHECK(std::string(parsed.status().message()) == "\"" + row.text + "\", position " +
-                                                        std::to_string(row.position) + ": expected " + row.expected);
+    CHECK(std::string(parsed.status().message()) ==
+          "\"" + row.text + "\", position " + std::to_string(row.position) + ": expected " + row.expected);
   }
-  CHECK(std::string(parse_placements("P\n\"").status().message()) ==
-        "\"P\\n\\\"\", position 2: expected " + kinds);
+  CHECK(std::string(parse_placements("P\n\"").status().message()) == "\"P\\n\\\"\", position 2: expected " + kinds);
 }
 
 TEST_CASE("normalize_placements counts negative dims from the end") {

@@ -1,10 +1,12 @@
-// What becomes of an all-reduce that goes on by itself, and of the calls behind it, when a rank leaves in its first half.
+// What becomes of an all-reduce that goes on by itself, and of the calls behind it, when a rank leaves in its first
+// half.
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
 
 #include <string>
 
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "tests/processes/job_world.h"
 #include "tests/testing/catch_torch.h"
@@ -27,7 +29,7 @@ TEST_CASE("all that is under way says who left, whichever is read first") {
   const auto partial = redistribute(whole, {Partial()});
   const auto sharded = redistribute(whole, {Shard(0)});
   CHECK(at::equal(full_tensor(partial), at::ones({10000, 16}, at::kDouble)));  // all have met
-  if (job_world().owned_ranks()[0] == 1) return;                                 // leaves
+  if (job_world().owned_ranks()[0] == 1) return;                               // leaves
   const at::Tensor sum = redistribute(partial, {Replicate()}, /*async_op=*/true);
   const at::Tensor behind = redistribute(sharded, {Shard(1)}, /*async_op=*/true);
   for (const at::Tensor& t : {behind, sum, behind}) {

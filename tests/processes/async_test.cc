@@ -12,10 +12,11 @@
 #include <fstream>
 #include <thread>
 
-#include "dtensor/comm_debug_mode.h"
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
-#include "propagation/cost_model.h"
+#include "observe/comm_debug_mode.h"
+#include "plan/cost_model.h"
 #include "tests/processes/job_world.h"
 #include "tests/testing/catch_torch.h"
 

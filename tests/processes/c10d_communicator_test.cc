@@ -1,18 +1,20 @@
 // Collectives between processes give what they give in one process, bit for bit. Runs in every rank's process.
-#include <ATen/ops/equal.h>
+#include "processes/c10d/c10d_communicator.h"
+
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 
 #include <functional>
 
-#include "processes/c10d_communicator.h"
-#include "tests/mesh/test_ranks.h"
+#include "comm/communicator.h"
 #include "tests/processes/job_world.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/test_ranks.h"
 
 namespace dtensor {
 namespace {
 
-constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong,  at::kInt,
+constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong,        at::kInt,
                                       at::kShort, at::kChar,   at::kByte, at::kBool,     at::kComplexFloat};
 
 // Runs `body` with a call over mesh dim `dim` in both worlds, and compares what this rank gets.
@@ -76,8 +78,9 @@ TEST_CASE("a large all-reduce, whose parts differ in size, and several tensors i
   check_same({job_world().size()}, 0, [&](const CommCall& call, Communicator& comm) {
     RankPieces inputs;
     for (int64_t rank : call.ranks) {
-      inputs.push_back({values({300, 331}, at::kDouble, rank), values({7}, at::kBFloat16, rank), values({}, at::kFloat, rank),
-                        values({0, 3}, at::kLong, rank), values({50000}, at::kHalf, rank)});
+      inputs.push_back({values({300, 331}, at::kDouble, rank), values({7}, at::kBFloat16, rank),
+                        values({}, at::kFloat, rank), values({0, 3}, at::kLong, rank),
+                        values({50000}, at::kHalf, rank)});
     }
     return comm.all_reduce_many(call, inputs, ReduceOp::kSum);
   });

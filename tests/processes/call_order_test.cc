@@ -1,5 +1,5 @@
 // In which order collectives of one group begin, whatever they wait for.
-#include "processes/call_order.h"
+#include "processes/c10d/call_order.h"
 
 #include <future>
 #include <stdexcept>
@@ -34,7 +34,8 @@ TEST_CASE("call order: places begin in turn, each when it is filled", "[processe
   CHECK(begun == "abcd");
 }
 
-TEST_CASE("call order: a function may fill the next place, and what it throws is its place's alone", "[processes][call_order]") {
+TEST_CASE("call order: a function may fill the next place, and what it throws is its place's alone",
+          "[processes][call_order]") {
   CallOrder order;
   std::string begun;
   const auto a = order.reserve(), b = order.reserve(), c = order.reserve();

@@ -1,5 +1,5 @@
-// Rank 0 ends at once; the others make a new group half a second later, for which they need the store. early_end_test.sh runs
-// it.
+// Rank 0 ends at once; the others make a new group half a second later, for which they need the store.
+// early_end_test.sh runs it.
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
@@ -8,9 +8,9 @@
 #include <numeric>
 #include <thread>
 
-#include "mesh/communicator.h"
+#include "comm/communicator.h"
 #include "mesh/device_mesh.h"
-#include "processes/launch_env.h"
+#include "processes/launch/launch_env.h"
 
 int main() {
   using namespace dtensor;

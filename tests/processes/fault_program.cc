@@ -14,7 +14,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "processes/launch_env.h"
+#include "processes/launch/launch_env.h"
 #include "tests/processes/fault_steps.h"
 #include "tests/testing/faulty_communicator.h"
 

@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 
 namespace dtensor::testing {

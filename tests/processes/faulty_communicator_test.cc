@@ -17,9 +17,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "comm/communicator.h"
 #include "dtensor/dtensor_handle.h"
-#include "processes/c10d_communicator.h"
-#include "processes/job.h"
+#include "dtensor/from_local.h"
+#include "processes/c10d/c10d_communicator.h"
+#include "processes/job/job.h"
 #include "tests/processes/fault_steps.h"
 #include "tests/testing/catch_torch.h"
 

@@ -1,5 +1,7 @@
-// What a job does in its own processes. Work that runs on a device, without a device: who notices that it does not end, and that
-// its groups are aborted then. The ranks of the job are in this process.
+// What a job does in its own processes. Work that runs on a device, without a device: who notices that it does not end,
+// and that its groups are aborted then. The ranks of the job are in this process.
+#include "processes/job/job.h"
+
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/tempfile.h>
@@ -17,10 +19,10 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "comm/scope.h"
+#include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/scopes.h"
 #include "mesh/device_mesh.h"
-#include "mesh/scope.h"
-#include "processes/job.h"
 #include "tests/testing/catch_torch.h"
 
 using Catch::Contains;
@@ -44,7 +46,8 @@ struct Jobs {
     for (int64_t rank : kBoth) {
       of_rank.push_back(std::make_unique<Job>(c10::make_intrusive<c10d::FileStore>(file.name, 2), rank, 2, timeout));
       of_rank.back()->watch_group(
-          kBoth, [broken = broken] { return *broken ? std::string("the connection is lost") : ""; }, [aborts = aborts] { ++*aborts; });
+          kBoth, [broken = broken] { return *broken ? std::string("the connection is lost") : ""; },
+          [aborts = aborts] { ++*aborts; });
     }
   }
   // Rank `rank` puts the n-th call of the group on its device, where it ends when `done` is set.
@@ -100,13 +103,15 @@ TEST_CASE("job: past the deadline the rank that has not come is named", "[proces
   jobs.launch(1, 1);
   jobs.launch(0, 2);
   const std::string text = jobs.failure(milliseconds(8000));
-  CHECK_THAT(text, Contains("rank 0 failed: call 1 of rank 0: not done within 0.7 s") ||
-                       Contains("rank 1 failed: call 1 of rank 1: not done within 0.7 s"));  // both have come to the first
+  CHECK_THAT(text,
+             Contains("rank 0 failed: call 1 of rank 0: not done within 0.7 s") ||
+                 Contains("rank 1 failed: call 1 of rank 1: not done within 0.7 s"));  // both have come to the first
   CHECK(*jobs.aborts == 2);
 
   Jobs others(milliseconds(700));
   others.launch(0, 1);
-  CHECK_THAT(others.failure(milliseconds(8000)), Contains("rank 1 failed: it has not come to call 1 of rank 0, within 0.7 s"));
+  CHECK_THAT(others.failure(milliseconds(8000)),
+             Contains("rank 1 failed: it has not come to call 1 of rank 0, within 0.7 s"));
 }
 
 TEST_CASE("job: a rank that leaves after its part is not blamed, one that leaves before it is", "[processes][job]") {
@@ -137,9 +142,8 @@ TEST_CASE("job: a broken group, a device's error and a failed start fail the job
   }
   {
     Jobs jobs(milliseconds(20000));
-    jobs.of_rank[0]->launch({"0,1", 1, "a call"}, kBoth, [] {
-      return []() -> bool { throw std::runtime_error("illegal memory access"); };
-    });
+    jobs.of_rank[0]->launch({"0,1", 1, "a call"}, kBoth,
+                            [] { return []() -> bool { throw std::runtime_error("illegal memory access"); }; });
     CHECK_THAT(jobs.failure(milliseconds(5000)), Contains("rank 0 failed: a call: illegal memory access"));
   }
   Jobs jobs(milliseconds(20000));
@@ -153,9 +157,11 @@ TEST_CASE("job: an abort that does not end does not hold up the end of the job f
   auto hold = std::make_shared<std::atomic<bool>>(true);
   auto file = c10::make_tempfile("dtensor-job-");
   auto job = std::make_unique<Job>(c10::make_intrusive<c10d::FileStore>(file.name, 1), 0, 1, milliseconds(20000));
-  job->watch_group({0}, [] { return std::string(); }, [hold] {
-    while (*hold) std::this_thread::sleep_for(milliseconds(5));
-  });
+  job->watch_group(
+      {0}, [] { return std::string(); },
+      [hold] {
+        while (*hold) std::this_thread::sleep_for(milliseconds(5));
+      });
   job->fail("over");
   std::this_thread::sleep_for(milliseconds(300));
   const auto begin = Clock::now();
@@ -177,7 +183,7 @@ TEST_CASE("job: what a backend starts does not hold the scope it was started in"
   const auto start = [&](bool fails) {
     return [&, fails]() -> c10::intrusive_ptr<c10d::Work> {
       started = true;
-      CHECK_FALSE(current_scope().mesh.defined());
+      CHECK_FALSE(current_dispatch_scope().mesh.defined());
       CHECK(c10::ThreadLocalDebugInfo::current() == nullptr);
       if (fails) throw std::runtime_error("no route");
       return {};
@@ -185,10 +191,10 @@ TEST_CASE("job: what a backend starts does not hold the scope it was started in"
   };
   job.run({"0", 1, "a call"}, {0}, start(false));
   CHECK(started);
-  CHECK(current_scope().mesh == mesh);
+  CHECK(current_dispatch_scope().mesh == mesh);
   CHECK(c10::ThreadLocalDebugInfo::current() == outside);
   CHECK_THROWS_WITH(job.run({"0", 2, "a call"}, {0}, start(true)), Contains("rank 0 failed: a call: no route"));
-  CHECK(current_scope().mesh == mesh);
+  CHECK(current_dispatch_scope().mesh == mesh);
 }
 
 // Gloo writes to ranks that have just died.

@@ -1,4 +1,4 @@
-#include "processes/launch_env.h"
+#include "processes/launch/launch_env.h"
 
 #include <c10/util/Exception.h>
 #include <unistd.h>
@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "processes/choose_device.h"
-#include "processes/error_file.h"
+#include "processes/job/error_file.h"
+#include "processes/launch/choose_device.h"
 #include "tests/testing/catch_torch.h"
 
 using Catch::Contains;
@@ -63,18 +63,25 @@ Environment with(Environment base, const Environment& changes) {
   return base;
 }
 
-const Environment kTorchrun = {
-    {"RANK", "2"},           {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "10.0.0.7"},
-    {"MASTER_PORT", "29500"}};
-const Environment kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "3"},
-                              {"OMPI_COMM_WORLD_SIZE", "4"},
-                              {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-                              {"OMPI_MCA_orte_hnp_uri", "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911;tcp6://[fd00::2]:43370"},
-                              {"PMIX_NAMESPACE", "1531576321"},
-                              {"TMPDIR", "/scratch/"}};
-const Environment kMpich = {
-    {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}, {kLauncherProcess, "71 8"}};
+const Environment kTorchrun = {{"RANK", "2"},
+                               {"WORLD_SIZE", "4"},
+                               {"LOCAL_RANK", "0"},
+                               {"LOCAL_WORLD_SIZE", "2"},
+                               {"MASTER_ADDR", "10.0.0.7"},
+                               {"MASTER_PORT", "29500"}};
+const Environment kOpenMpi = {
+    {"OMPI_COMM_WORLD_RANK", "3"},
+    {"OMPI_COMM_WORLD_SIZE", "4"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+    {"OMPI_MCA_orte_hnp_uri", "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911;tcp6://[fd00::2]:43370"},
+    {"PMIX_NAMESPACE", "1531576321"},
+    {"TMPDIR", "/scratch/"}};
+const Environment kMpich = {{"PMI_RANK", "1"},
+                            {"PMI_SIZE", "2"},
+                            {"MPI_LOCALRANKID", "1"},
+                            {"MPI_LOCALNRANKS", "2"},
+                            {kLauncherProcess, "71 8"}};
 const Environment kSlurm = {
     {"SLURM_PROCID", "5"},      {"SLURM_STEP_NUM_TASKS", "7"}, {"SLURM_NTASKS", "9"},
     {"SLURM_LOCALID", "1"},     {"SLURM_NODEID", "2"},         {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
@@ -122,8 +129,9 @@ TEST_CASE("launch_env: Slurm's first host") {
     CHECK(find_job_place({}, of(with(kSlurm, {{"SLURM_STEP_NODELIST", list}}))).store == "tcp://" + host + ":62016");
   }
   for (const char* list : {"node[", "node[3", "node[]", "node[x-y]", ",a", "a]", "[-3]"}) {
-    CHECK_THAT(error(with(kSlurm, {{"SLURM_STEP_NODELIST", list}})),
-               Contains(std::string("SLURM_STEP_NODELIST is '") + list + "' (launcher: Slurm); expected a list of hosts"));
+    CHECK_THAT(
+        error(with(kSlurm, {{"SLURM_STEP_NODELIST", list}})),
+        Contains(std::string("SLURM_STEP_NODELIST is '") + list + "' (launcher: Slurm); expected a list of hosts"));
   }
 }
 
@@ -162,7 +170,8 @@ TEST_CASE("launch_env: who comes first") {
   LaunchOptions options;
   options.rank = 6;
   options.world_size = 8;
-  CHECK(found(all, options) == "LaunchOptions 6/8 local 0/-1 at tcp://10.0.0.7:29500");  // the rest is the environment's
+  CHECK(found(all, options) ==
+        "LaunchOptions 6/8 local 0/-1 at tcp://10.0.0.7:29500");  // the rest is the environment's
   options.local_rank = 2;
   options.store = "tcp://[::1]:9";
   CHECK(found(all, options) == "LaunchOptions 6/8 local 2/-1 at tcp://[::1]:9");
@@ -193,7 +202,8 @@ TEST_CASE("launch_env: what is missing or bad is named, with its value and the l
   };
   const std::string both = "Every process needs the number of processes and its own rank";
   const std::vector<Case> cases = {
-      {with(kTorchrun, {{"RANK", "(unset)"}}), {"World::from_env: RANK is not set (launcher: torchrun, or another", both}},
+      {with(kTorchrun, {{"RANK", "(unset)"}}),
+       {"World::from_env: RANK is not set (launcher: torchrun, or another", both}},
       {with(kTorchrun, {{"WORLD_SIZE", ""}}), {"WORLD_SIZE is not set (launcher: torchrun", both}},
       {with(kTorchrun, {{"RANK", "two"}}),
        {"RANK is 'two' (launcher: torchrun", "expected a rank of 4 processes, from 0 to 3"}},
@@ -213,15 +223,19 @@ TEST_CASE("launch_env: what is missing or bad is named, with its value and the l
       {with(kTorchrun, {{"MASTER_PORT", "70000"}}), {"MASTER_PORT is '70000'", "expected a port, from 1 to 65535"}},
       {with(kTorchrun, {{"MASTER_PORT", "http"}}), {"MASTER_PORT is 'http'"}},
       {with(kTorchrun, {{"MASTER_ADDR", "tcp://a"}}), {"MASTER_ADDR is 'tcp://a'", "such as 10.0.0.7"}},
-      {with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "yes"}}), {"TORCHELASTIC_USE_AGENT_STORE is 'yes'", "True or False"}},
+      {with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "yes"}}),
+       {"TORCHELASTIC_USE_AGENT_STORE is 'yes'", "True or False"}},
       {with(kTorchrun, {{"TORCHELASTIC_RESTART_COUNT", "-"}}), {"TORCHELASTIC_RESTART_COUNT is '-'"}},
       {with(kTorchrun, {{"DTENSOR_STORE", "10.0.0.7:29500"}}),
        {"DTENSOR_STORE is '10.0.0.7:29500'", "neither file:// nor tcp://"}},
-      {with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "(unset)"}}), {"OMPI_COMM_WORLD_RANK is not set (launcher: Open MPI)", both}},
+      {with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "(unset)"}}),
+       {"OMPI_COMM_WORLD_RANK is not set (launcher: Open MPI)", both}},
       {with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", "x"}}), {"OMPI_COMM_WORLD_SIZE is 'x' (launcher: Open MPI)"}},
       {with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", "7"}}), {"OMPI_COMM_WORLD_LOCAL_RANK is '7'"}},
-      {with(kOpenMpi, {{"OMPI_MCA_orte_hnp_uri", "(unset)"}}), {"OMPI_MCA_orte_hnp_uri is not set", "Set MASTER_ADDR and"}},
-      {with(kOpenMpi, {{"OMPI_MCA_orte_hnp_uri", "host:1"}}), {"OMPI_MCA_orte_hnp_uri is 'host:1'", "expected JOB.0;tcp://"}},
+      {with(kOpenMpi, {{"OMPI_MCA_orte_hnp_uri", "(unset)"}}),
+       {"OMPI_MCA_orte_hnp_uri is not set", "Set MASTER_ADDR and"}},
+      {with(kOpenMpi, {{"OMPI_MCA_orte_hnp_uri", "host:1"}}),
+       {"OMPI_MCA_orte_hnp_uri is 'host:1'", "expected JOB.0;tcp://"}},
       {with(kOpenMpi, {{"OMPI_MCA_orte_hnp_uri", "7.0;tcp:"}}), {"OMPI_MCA_orte_hnp_uri is '7.0;tcp:'"}},
       {with(kMpich, {{"PMI_SIZE", "(unset)"}}), {"PMI_SIZE is not set (launcher: MPICH)", both}},
       {with(kMpich, {{"PMI_RANK", "2"}}), {"PMI_RANK is '2'", "from 0 to 1"}},
@@ -259,8 +273,8 @@ TEST_CASE("launch_env: options") {
   CHECK_THAT(error({}, local), Contains("LaunchOptions::local_rank is -2"));
   LaunchOptions bad_store = options(0, 2);
   for (const char* url :
-       {"/tmp/x", "file://relative/x", "file:///", "file://", "tcp://", "tcp://host", "tcp://host:", "tcp://:1", "tcp://host:0",
-        "tcp://host:65536", "tcp://host:1x", "tcp://::1:5", "tcp://[]:5", "tcp://a/b:5"}) {
+       {"/tmp/x", "file://relative/x", "file:///", "file://", "tcp://", "tcp://host", "tcp://host:", "tcp://:1",
+        "tcp://host:0", "tcp://host:65536", "tcp://host:1x", "tcp://::1:5", "tcp://[]:5", "tcp://a/b:5"}) {
     bad_store.store = url;
     CHECK_THAT(error({}, bad_store), Contains(std::string("LaunchOptions::store is '") + url + "'") &&
                                          Contains("expected file:///PATH or tcp://HOST:PORT"));
@@ -285,7 +299,8 @@ TEST_CASE("launch_env: the deadline") {
 }
 
 TEST_CASE("choose_device") {
-  const auto chosen = [](const std::string& backend, const std::string& device, int64_t cuda_devices, int64_t local_rank = 1) {
+  const auto chosen = [](const std::string& backend, const std::string& device, int64_t cuda_devices,
+                         int64_t local_rank = 1) {
     LaunchOptions options;
     options.backend = backend;
     options.device = device;
@@ -309,12 +324,14 @@ TEST_CASE("choose_device") {
   CHECK(chosen("", "cuda:0", 1, -1) == "nccl cuda:0");
   CHECK_THAT(chosen("mpi", "", 0), Contains("LaunchOptions::backend is 'mpi'; expected gloo"));
   for (const char* device : {"gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1 ", "cuda:999", "cpu:0", "xpu"}) {
-    CHECK_THAT(chosen("", device, 4), Contains(std::string("LaunchOptions::device is '") + device + "'; expected cpu, cuda"));
+    CHECK_THAT(chosen("", device, 4),
+               Contains(std::string("LaunchOptions::device is '") + device + "'; expected cpu, cuda"));
   }
   CHECK_THAT(chosen("gloo", "cuda", 1), Contains("LaunchOptions::backend is gloo, but LaunchOptions::device is cuda"));
   CHECK_THAT(chosen("nccl", "cpu", 1), Contains("LaunchOptions::backend is nccl, but LaunchOptions::device is cpu"));
   CHECK_THAT(chosen("nccl", "", 0), Contains("sees no CUDA device") && Contains("The device cpu would work"));
-  CHECK_THAT(chosen("", "", 1), Contains("is to use cuda:1, after its local rank, but sees 1 CUDA device. Start at most"));
+  CHECK_THAT(chosen("", "", 1),
+             Contains("is to use cuda:1, after its local rank, but sees 1 CUDA device. Start at most"));
   CHECK_THAT(chosen("", "cuda:3", 2), Contains("is to use cuda:3, but sees 2 CUDA devices"));
   CHECK_THAT(chosen("", "cuda", 2, -1), Contains("tells no local rank") && Contains("set LOCAL_RANK"));
 }

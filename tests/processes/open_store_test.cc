@@ -1,4 +1,4 @@
-#include "processes/open_store.h"
+#include "processes/launch/open_store.h"
 
 #include <arpa/inet.h>
 #include <c10/util/Exception.h>
@@ -125,9 +125,9 @@ TEST_CASE("open_store: a file that is no store is left as it is") {
   };
   const auto no_store = Contains("/file (from the test) is no store: the file holds something else. Choose a path");
   CHECK_THAT(with("a diary"), no_store);
-  CHECK_THAT(with(std::string("\xff\xff\xff\x7f", 4) + "x"), no_store);                  // a length beyond the end
-  CHECK_THAT(with(std::string("\1\0\0\0k", 5)), no_store);                              // a key without a value
-  CHECK_THAT(with(std::string("\1\0\0\0k\1\0\0\0v", 10) + "x"), no_store);              // something behind a record
+  CHECK_THAT(with(std::string("\xff\xff\xff\x7f", 4) + "x"), no_store);     // a length beyond the end
+  CHECK_THAT(with(std::string("\1\0\0\0k", 5)), no_store);                  // a key without a value
+  CHECK_THAT(with(std::string("\1\0\0\0k\1\0\0\0v", 10) + "x"), no_store);  // something behind a record
   CHECK_THAT(with(std::string(3, '\0')), no_store);
   ::unlink(path.c_str());
   std::ofstream(path, std::ios::binary).flush();  // empty, as mktemp makes it
@@ -201,20 +201,23 @@ TEST_CASE("open_store: the launcher's agent serves") {
 
   JobPlace nobody = place(absl::StrCat("tcp://127.0.0.1:", free_port()), 0);
   nobody.store_exists = true;
-  CHECK_THAT(outcome(nobody).error, Contains("nobody answered rank 0 at") && Contains("The launcher's agent listens there"));
+  CHECK_THAT(outcome(nobody).error,
+             Contains("nobody answered rank 0 at") && Contains("The launcher's agent listens there"));
 }
 
 TEST_CASE("open_store: an address that cannot be served says what to change") {
   Socket other(true);
-  CHECK_THAT(outcome(place(absl::StrCat("tcp://127.0.0.1:", other.port))).error,
-             Contains(absl::StrCat("the store tcp://127.0.0.1:", other.port, " (from the test): rank 0 cannot listen there: ",
-                                   "Address already in use. Another program, or another job, listens there")) &&
-                 Contains("MASTER_PORT"));
+  CHECK_THAT(
+      outcome(place(absl::StrCat("tcp://127.0.0.1:", other.port))).error,
+      Contains(absl::StrCat("the store tcp://127.0.0.1:", other.port, " (from the test): rank 0 cannot listen there: ",
+                            "Address already in use. Another program, or another job, listens there")) &&
+          Contains("MASTER_PORT"));
   CHECK_THAT(outcome(place("tcp://198.51.100.1:29500")).error,
              Contains("Rank 0 runs on another host") && Contains("MASTER_ADDR"));
   JobPlace hosts = place(absl::StrCat("tcp://localhost:", free_port()), 0, 4);
   hosts.local_world_size = 2;
-  CHECK_THAT(outcome(hosts).error, Contains("the loopback address") && Contains("the ranks on other hosts cannot reach"));
+  CHECK_THAT(outcome(hosts).error,
+             Contains("the loopback address") && Contains("the ranks on other hosts cannot reach"));
 }
 
 TEST_CASE("open_store: who cannot connect says so in time") {

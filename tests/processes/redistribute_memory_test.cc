@@ -10,10 +10,11 @@
 #include <regex>
 
 #include "absl/strings/str_join.h"
-#include "dtensor/executor.h"
-#include "mesh/scope.h"
+#include "comm/communicator.h"
+#include "comm/scope.h"
+#include "dtensor/internal/executor.h"
 #include "placement/geometry.h"
-#include "propagation/redistribute_planner.h"
+#include "plan/redistribute_planner.h"
 #include "tests/processes/job_world.h"
 #include "tests/testing/allocated_memory.h"
 #include "tests/testing/catch_torch.h"
@@ -94,7 +95,7 @@ TensorMeta draw_meta() {
 // The bytes that this rank holds.
 int64_t part_bytes(const TensorMeta& meta, const Layout& layout) {
   int64_t bytes = 0;
-  for (const LocalLayout& part : layout.parts(meta.sizes, job_world().owned_ranks()[0])) {
+  for (const Part& part : layout.parts(meta.sizes, job_world().owned_ranks()[0])) {
     int64_t numel = 1;
     for (int64_t size : part.sizes()) numel *= size;
     bytes += numel * static_cast<int64_t>(sizeof(double));
@@ -108,7 +109,7 @@ void check_step(const RedistributePlan& plan) {
   const int64_t rank = job_world().owned_ranks()[0];
   const int64_t in = part_bytes(plan.tensor, plan.from), out = part_bytes(plan.tensor, plan.to);
   RankPieces inputs(1);
-  for (const LocalLayout& part : plan.from.parts(plan.tensor.sizes, rank)) {
+  for (const Part& part : plan.from.parts(plan.tensor.sizes, rank)) {
     const Shape sizes = part.sizes();
     inputs[0].push_back(at::zeros(c10::IntArrayRef(sizes.data(), sizes.size()), at::kDouble));
   }
@@ -122,8 +123,8 @@ void check_step(const RedistributePlan& plan) {
   }
   const int64_t allocated = most_of_all(in + memory->peak());
   const int64_t by_messages = most_of_all(in + out + rounds.most);
-  RC_LOG() << plan.to_string() << ": planned " << step.peak_bytes << ", allocated " << allocated << ", parts and messages "
-           << by_messages << std::endl;
+  RC_LOG() << plan.to_string() << ": planned " << step.peak_bytes << ", allocated " << allocated
+           << ", parts and messages " << by_messages << std::endl;
   if (step.is_local()) {  // the largest part before and the largest after, whose ranks may be two
     RC_ASSERT(allocated <= step.peak_bytes);
     return;
@@ -160,7 +161,8 @@ TEST_CASE("random steps need the memory that they say") {
     const TensorMeta meta = draw_meta();
     const Layout from = draw_layout(static_cast<int64_t>(meta.sizes.size()));
     Placements to;
-    for (size_t m = 0; m < from.placements().size(); ++m) to.push_back(draw_placement(static_cast<int64_t>(meta.sizes.size())));
+    for (size_t m = 0; m < from.placements().size(); ++m)
+      to.push_back(draw_placement(static_cast<int64_t>(meta.sizes.size())));
     RC_LOG() << "to " << to_string(to) << std::endl;
     const Layout target(from.mesh(), to);
     const RedistributePlan plan = plan_transfer(meta, from, target, draw_limit(meta, from, target));

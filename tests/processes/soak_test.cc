@@ -16,9 +16,11 @@
 #include <functional>
 #include <vector>
 
+#include "comm/comm_event.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
-#include "mesh/comm_event.h"
-#include "propagation/redistribute_planner.h"
+#include "plan/redistribute_planner.h"
 #include "propagation/strategy_cache.h"
 #include "tests/processes/job_world.h"
 #include "tests/testing/catch_torch.h"

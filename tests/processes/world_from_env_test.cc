@@ -12,10 +12,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/communicator.h"
+#include "comm/communicator.h"
 #include "mesh/device_mesh.h"
-#include "processes/launch_env.h"
-#include "processes/open_store.h"
+#include "processes/launch/launch_env.h"
+#include "processes/launch/open_store.h"
 #include "tests/testing/catch_torch.h"
 
 using Catch::Contains;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "placement/parse_placements.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "placement/parse_placements.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {

@@ -10,8 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "placement/parse_placements.h"
+#include "plan/redistribute_planner.h"
 #include "propagation/factor_rule.h"
-#include "propagation/redistribute_planner.h"
+#include "propagation/rule_registry.h"
+#include "propagation/shape_inference.h"
 #include "tests/testing/catch_torch.h"
 
 // Operators of this test's own, so that the library's rules neither help nor hinder it.
@@ -122,7 +125,7 @@ OpCall make(const std::string& op, const std::vector<SpecPtr>& specs, std::vecto
 }
 
 // "S(0), R -> S(0); 1: 48 B": layouts computed in, and the bytes of each input's redistribution ("local" if 0).
-std::string decision(const OpPlan& plan) {
+std::string decision(const Decision& plan) {
   auto layouts = [](const std::vector<SpecPtr>& specs) {
     return absl::StrJoin(
         specs, ", ", [](std::string* out, const SpecPtr& s) { out->append(s ? to_string(s->placements()) : "None"); });
@@ -267,7 +270,8 @@ double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStra
     }
     const int64_t n = specs[0]->mesh().size(static_cast<int64_t>(d));
     if (moved && out[d].is_partial()) {
-      seconds += CostModel().collective(Collective::kAllReduce, n, false, static_cast<int64_t>(bytes) * 2 * (n - 1) / n);
+      seconds +=
+          CostModel().collective(Collective::kAllReduce, n, false, static_cast<int64_t>(bytes) * 2 * (n - 1) / n);
     }
   }
   return seconds;
@@ -343,7 +347,8 @@ TEST_CASE("partials that nobody brought are not made") {
 
 TEST_CASE("the engine does not begin to shard along a mesh dim by itself") {
   // A reduce-scatter would be half the price of the all-reduce, and leave the result sharded.
-  CHECK(decision(*propagate(make("mul", {spec({4}, {64, 64}, "P"), spec({4}, {64, 64}, "P")}))).rfind("P(sum), R -> P(sum)", 0) == 0);
+  CHECK(decision(*propagate(make("mul", {spec({4}, {64, 64}, "P"), spec({4}, {64, 64}, "P")})))
+            .rfind("P(sum), R -> P(sum)", 0) == 0);
   // Splitting k over the second mesh dim would halve what travels over the first.
   CHECK(decision(*propagate(make("mm", {spec({2, 2}, {64, 64}, "S(0)R"), spec({2, 2}, {64, 64}, "S(0)R")}))) ==
         "S(0)R, RR -> S(0)R; 1: 8192 B");

@@ -16,7 +16,7 @@ using Catch::Matchers::Contains;
 
 CacheKey key(uint64_t a, uint64_t b = 0) { return {a, b, 7}; }
 
-std::shared_ptr<const OpPlan> plan() { return std::make_shared<OpPlan>(); }
+std::shared_ptr<const Decision> plan() { return std::make_shared<Decision>(); }
 
 TEST_CASE("finds what was inserted, and counts") {
   StrategyCache cache;
@@ -84,7 +84,7 @@ TEST_CASE("the least recently used go first") {
 TEST_CASE("an evicted plan lives as long as its users") {
   StrategyCache cache;
   auto p = plan();
-  std::weak_ptr<const OpPlan> weak = p;
+  std::weak_ptr<const Decision> weak = p;
   cache.insert(key(1), std::move(p), "one");
   auto user = cache.find(key(1));
   cache.set_capacity(0);
@@ -114,7 +114,7 @@ TEST_CASE("many threads") {
   StrategyCache cache;
   cache.set_capacity(64);
   constexpr uint64_t kThreads = 4, kRounds = 4000;
-  std::vector<std::shared_ptr<const OpPlan>> plans;
+  std::vector<std::shared_ptr<const Decision>> plans;
   for (int i = 0; i < 100; ++i) plans.push_back(plan());
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;

@@ -5,9 +5,11 @@
 #include <cmath>
 #include <random>
 
-#include "propagation/redistribute_planner.h"
-#include "tests/propagation/plan_cases.h"
+#include "placement/parse_placements.h"
+#include "plan/redistribute_planner.h"
+#include "propagation/propagate.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/plan_cases.h"
 
 namespace dtensor {
 namespace {
@@ -45,7 +47,9 @@ class RandomCalls {
     return OpCall::make(c.op, specs, c.args);
   }
 
-  SpecPtr spec(const Shape& sizes) { return Spec::get(mesh_, placements(static_cast<int64_t>(sizes.size())), sizes, at::kFloat); }
+  SpecPtr spec(const Shape& sizes) {
+    return Spec::get(mesh_, placements(static_cast<int64_t>(sizes.size())), sizes, at::kFloat);
+  }
 
   Placements placements(int64_t ndim) {
     Placements list;
@@ -79,7 +83,8 @@ struct Quality {
   }
   double mean() const { return std::exp(logs / count); }
   std::string to_string() const {
-    return std::to_string(count) + " cases, mean " + std::to_string(mean()) + ", worst " + std::to_string(worst) + ": " + text;
+    return std::to_string(count) + " cases, mean " + std::to_string(mean()) + ", worst " + std::to_string(worst) +
+           ": " + text;
   }
 };
 

@@ -11,8 +11,8 @@
 
 namespace dtensor::testing {
 
-// Bytes of tensors that this thread allocates, from now on. What another thread frees stays counted: Gloo's threads hold the
-// buffers of an exchange a moment longer than it takes.
+// Bytes of tensors that this thread allocates, from now on. What another thread frees stays counted: Gloo's threads
+// hold the buffers of an exchange a moment longer than it takes.
 class AllocatedMemory : public c10::MemoryReportingInfoBase {
  public:
   int64_t peak() const { return peak_; }

@@ -40,7 +40,8 @@ class TempFolder {
     if (::mkdtemp(path_.data()) == nullptr) path_ = ".";
   }
   ~TempFolder() {
-    // Not std::filesystem::remove_all: libtorch_cpu exports a part of another libstdc++'s, which crashes on folders in folders.
+    // Not std::filesystem::remove_all: libtorch_cpu exports a part of another libstdc++'s, which crashes on folders in
+    // folders.
     const auto remove = [](const char* path, const struct stat*, int, struct FTW*) { return ::remove(path); };
     if (path_ != ".") ::nftw(path_.c_str(), remove, 8, FTW_DEPTH | FTW_PHYS);
   }

@@ -19,9 +19,12 @@
 #include <set>
 #include <sstream>
 
+#include "comm/scope.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
-#include "mesh/scope.h"
 #include "placement/geometry.h"
+#include "placement/parse_placements.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/partial_kind.h"
 
@@ -347,7 +350,8 @@ std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor
     by_place[place].push_back(local);
     rank_of[place] = i;
   }
-  if (kind.addends > 1 && static_cast<int64_t>(mesh.local_ranks().size()) < mesh.size()) {  // the others are in other processes
+  if (kind.addends > 1 &&
+      static_cast<int64_t>(mesh.local_ranks().size()) < mesh.size()) {  // the others are in other processes
     auto reduced = placements;
     for (Placement& p : reduced) {
       if (p.is_partial()) p = Replicate();

@@ -18,9 +18,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/block_copy.h"
-#include "mesh/communicator.h"
-#include "propagation/spec.h"
+#include "comm/block_copy.h"
+#include "comm/communicator.h"
+#include "plan/spec.h"
 
 namespace dtensor::testing {
 namespace {

@@ -46,10 +46,11 @@ std::string PeerPlan::to_string() const {
   return text;
 }
 
-// Layouts by number, and what every rank has of each. The elements that two parts share are a product over tensor dims, and
-// a tensor dim knows few ways to be cut, so those are compared once.
+// Layouts by number, and what every rank has of each. The elements that two parts share are a product over tensor dims,
+// and a tensor dim knows few ways to be cut, so those are compared once.
 struct PlanPeers::Parts {
-  Parts(const std::vector<int64_t>& mesh_shape, const Shape& sizes) : mesh_shape(mesh_shape), sizes(sizes), cuts(sizes.size()) {
+  Parts(const std::vector<int64_t>& mesh_shape, const Shape& sizes)
+      : mesh_shape(mesh_shape), sizes(sizes), cuts(sizes.size()) {
     coordinates.emplace_back();
     for (int64_t n : mesh_shape) {
       std::vector<Shape> longer;
@@ -104,7 +105,7 @@ struct PlanPeers::Parts {
     std::vector<int64_t>& by_rank = cuts[d].cuts[a].in_common[b];
     if (by_rank.empty()) {
       for (size_t r = 0; r < coordinates.size(); ++r) {
-        by_rank.push_back(overlap_numel(LocalLayout{{cuts[d].cuts[a].runs[r]}, {}}, LocalLayout{{cuts[d].cuts[b].runs[r]}, {}}));
+        by_rank.push_back(overlap_numel(Part{{cuts[d].cuts[a].runs[r]}, {}}, Part{{cuts[d].cuts[b].runs[r]}, {}}));
       }
     }
     return by_rank;

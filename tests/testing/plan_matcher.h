@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "propagation/redistribute_plan.h"
+#include "plan/redistribute_plan.h"
 #include "tests/testing/catch_torch.h"
 
 template <>

@@ -11,7 +11,8 @@ namespace {
 std::vector<LinkSample> samples(double latency, double hop, double bandwidth, std::initializer_list<double> hops) {
   std::vector<LinkSample> all;
   for (double h : hops) {
-    for (double bytes = 1024; bytes <= 1 << 24; bytes *= 4) all.push_back({h, bytes, latency + h * hop + bytes / bandwidth});
+    for (double bytes = 1024; bytes <= 1 << 24; bytes *= 4)
+      all.push_back({h, bytes, latency + h * hop + bytes / bandwidth});
   }
   return all;
 }

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "mesh/flight_recorder.h"
+#include "observe/flight_recorder.h"
 #include "tests/testing/catch_torch.h"
 
 using Catch::Contains;
@@ -98,13 +98,13 @@ TEST_CASE("flight report: a rank makes another call") {
   }
   const FlightReport report = compare(dumps);
   CHECK(report.diverged);
-  CHECK_THAT(report.text, Contains("  2  started: 2      all_gather over tp for aten::mm, argument mat2: Float, 8 B\n"
-                                   "     started: 0,1,3  all_reduce over tp for aten::mm, argument mat2: Float, 8 B\n"));
-  CHECK_THAT(
-      report.text,
-      EndsWith(
-          "First divergence: rank 2 made all_gather over tp for aten::mm, argument mat2: Float, 8 B, while ranks 0,1,3 made "
-          "all_reduce over tp for aten::mm, argument mat2: Float, 8 B, as call 2 over group 0-3 (tp).\n"));
+  CHECK_THAT(report.text,
+             Contains("  2  started: 2      all_gather over tp for aten::mm, argument mat2: Float, 8 B\n"
+                      "     started: 0,1,3  all_reduce over tp for aten::mm, argument mat2: Float, 8 B\n"));
+  CHECK_THAT(report.text,
+             EndsWith("First divergence: rank 2 made all_gather over tp for aten::mm, argument mat2: Float, 8 B, while "
+                      "ranks 0,1,3 made all_reduce over tp for aten::mm, argument mat2: Float, 8 B, as call 2 over "
+                      "group 0-3 (tp).\n"));
 }
 
 TEST_CASE("flight report: what a call is for, and how much it moves, are parts of it") {
@@ -136,11 +136,11 @@ TEST_CASE("flight report: a rank that does not come, and where it is instead") {
   CHECK_THAT(report.text, Contains("     not reached: 3\n"));
   CHECK_THAT(
       report.text,
-      EndsWith("First divergence: rank 3 has not reached call 2 over group 0-3 (tp), all_reduce over tp for aten::mm, argument "
-               "mat2: "
-               "Float, 8 B (started: 0-2); its last one there is call 1, all_gather over tp for aten::mm, argument mat2: "
-               "f32[8](S(0)) -> (R) @ mesh(tp=4), 64 B; it is in call 1 over group 2,3 (tp), broadcast over tp for aten::mm, "
-               "argument mat2: Float, 8 B.\n"));
+      EndsWith(
+          "First divergence: rank 3 has not reached call 2 over group 0-3 (tp), all_reduce over tp for aten::mm, "
+          "argument mat2: Float, 8 B (started: 0-2); its last one there is call 1, all_gather over tp for aten::mm, "
+          "argument mat2: f32[8](S(0)) -> (R) @ mesh(tp=4), 64 B; it is in call 1 over group 2,3 (tp), broadcast over "
+          "tp for aten::mm, argument mat2: Float, 8 B.\n"));
 }
 
 TEST_CASE("flight report: the first divergence is the first by time, in whichever group") {
@@ -165,7 +165,8 @@ TEST_CASE("flight report: calls that a ring has forgotten are not missed") {
   CHECK_FALSE(compare(dumps).diverged);
   // But what comes after its last call is.
   dumps[0].call(kAll, "barrier", 70, "started");
-  CHECK_THAT(compare(dumps).text, Contains("First divergence: ranks 1-3 have not reached call 7 over group 0-3 (tp), barrier"));
+  CHECK_THAT(compare(dumps).text,
+             Contains("First divergence: ranks 1-3 have not reached call 7 over group 0-3 (tp), barrier"));
 }
 
 TEST_CASE("flight report: a rank without a dump is suspect if the others wait") {
@@ -178,8 +179,9 @@ TEST_CASE("flight report: a rank without a dump is suspect if the others wait") 
   CHECK_THAT(report.text, Contains("group 0-3 (tp), no dump of rank 2\n"));
   CHECK_THAT(
       report.text,
-      EndsWith("First divergence: rank 2 left no dump, and the others are in call 2 over group 0-3 (tp), all_reduce over tp "
-               "for aten::mm, argument mat2: Float, 8 B (started: 0,1,3).\n"));
+      EndsWith(
+          "First divergence: rank 2 left no dump, and the others are in call 2 over group 0-3 (tp), all_reduce over tp "
+          "for aten::mm, argument mat2: Float, 8 B (started: 0,1,3).\n"));
 }
 
 TEST_CASE("flight report: a call that failed is told from one that runs") {
@@ -221,8 +223,10 @@ TEST_CASE("flight report: PyTorch's own dumps") {
   CHECK(first.rank == 0);
   CHECK_FALSE(compare_flights({first, parse_flight_dump("nccl_trace_rank_1", dump("[[4]]"))}, 10).diverged);
   const FlightReport report = compare_flights({first, parse_flight_dump("nccl_trace_rank_1", dump("[[5]]"))}, 10);
-  CHECK_THAT(report.text, Contains("rank 0 made nccl:all_reduce [[4]] [\"Float\"], while rank 1 made nccl:all_reduce [[5]]"));
-  CHECK_THROWS_WITH(parse_flight_dump("trace", dump("[[4]]")), "trace: does not say its rank; let the file's name end with it");
+  CHECK_THAT(report.text,
+             Contains("rank 0 made nccl:all_reduce [[4]] [\"Float\"], while rank 1 made nccl:all_reduce [[5]]"));
+  CHECK_THROWS_WITH(parse_flight_dump("trace", dump("[[4]]")),
+                    "trace: does not say its rank; let the file's name end with it");
 }
 
 TEST_CASE("flight report: this library's dump") {

@@ -1,0 +1,177 @@
+#include "checkpoint/serialize.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/serialize/archive.h>
+
+#include "absl/container/flat_hash_map.h"
+#include "checkpoint/serialize_parts.h"
+#include "checkpoint/tensor_file.h"
+#include "dtensor/extend/representation.h"
+
+namespace dtensor {
+namespace {
+
+struct Part {
+  std::string name;
+  at::Tensor tensor;    // the parameter or buffer
+  at::Tensor original;  // what it was
+};
+
+std::vector<Part> parts_of(const torch::nn::Module& module) {
+  std::vector<Part> parts;
+  absl::flat_hash_map<const c10::TensorImpl*, bool> seen;  // tied parameters count once
+  const auto add = [&](const std::string& name, const at::Tensor& t) {
+    if (t.defined() && seen.emplace(t.unsafeGetTensorImpl(), true).second)
+      parts.push_back({name, t, t.variable_data()});
+  };
+  for (const auto& p : module.named_parameters()) add(p.key(), p.value());
+  for (const auto& b : module.named_buffers()) add(b.key(), b.value());
+  return parts;
+}
+
+// While it exists the module's distributed parameters are plain, so that its own save() and load() can be called; some
+// classes have their own.
+class PlainForNow {
+ public:
+  explicit PlainForNow(const torch::nn::Module& module) : parts_(parts_of(module)) {}
+  ~PlainForNow() { restore(); }
+  PlainForNow(const PlainForNow&) = delete;
+  PlainForNow& operator=(const PlainForNow&) = delete;
+
+  // The whole values.
+  void gather() {
+    for (const Part& p : parts_) {
+      if (!is_dtensor(p.original)) continue;
+      const at::Tensor whole = whole_value(p.original);
+      LocalGuard guard;  // plain in the place of a distributed one
+      p.tensor.set_data(whole);
+    }
+  }
+  // Tensors of the right shape and no memory.
+  void stand_in() {
+    LocalGuard guard;  // plain also inside a MeshScope
+    for (const Part& p : parts_) p.tensor.set_data(at::zeros({}, p.original.options()).expand(p.original.sizes()));
+  }
+  void restore() {
+    for (const Part& p : parts_) p.tensor.set_data(p.original);
+  }
+  const std::vector<Part>& parts() const { return parts_; }
+
+ private:
+  c10::AutoGradMode no_grad_{false};
+  std::vector<Part> parts_;
+};
+
+void check_shape(const std::string& name, const at::Tensor& value, const at::Tensor& target) {
+  TORCH_CHECK_VALUE(value.sizes() == target.sizes(), "[load] '", name, "' has shape ", target.sizes(),
+                    ", but the file holds ", value.sizes());
+}
+
+void load_archive(torch::nn::Module& module, const std::string& path) try {
+  torch::serialize::InputArchive archive;
+  archive.load_from(path, at::Device(at::kCPU));
+  std::vector<at::Tensor> values;
+  PlainForNow plain(module);
+  plain.stand_in();
+  module.load(archive);
+  for (const Part& p : plain.parts()) values.push_back(p.tensor.variable_data());
+  plain.restore();
+  for (size_t i = 0; i < values.size(); ++i) check_shape(plain.parts()[i].name, values[i], plain.parts()[i].tensor);
+  for (size_t i = 0; i < values.size(); ++i) copy_into(plain.parts()[i].tensor, values[i]);
+} catch (c10::Error& e) {
+  e.add_context("while loading '" + path + "'");
+  throw;
+}
+
+}  // namespace
+
+void save(const at::Tensor& tensor, const std::string& path) {
+  const at::Tensor whole = whole_value(tensor);
+  torch::serialize::OutputArchive archive;
+  archive.write("0", whole);
+  write_atomically(path, [&](const std::string& p) { archive.save_to(p); });
+}
+
+void save(const NamedTensors& tensors, const std::string& path) {
+  NamedTensors whole;
+  absl::flat_hash_map<const c10::TensorImpl*, at::Tensor> done;  // tied ones stay one
+  for (const auto& [name, t] : tensors) {
+    if (!t.defined()) continue;
+    at::Tensor& value = done[t.unsafeGetTensorImpl()];
+    if (!value.defined()) value = whole_value(t);
+    whole.emplace(name, value);
+  }
+  write_atomically(path, [&](const std::string& p) { write_pickle(whole, p); });
+}
+
+void save(const torch::nn::Module& module, const std::string& path) {
+  PlainForNow plain(module);
+  plain.gather();
+  torch::serialize::OutputArchive archive;
+  module.save(archive);
+  write_atomically(path, [&](const std::string& p) { archive.save_to(p); });
+}
+
+void load(at::Tensor& tensor, const std::string& path) {
+  const NamedTensors values = read_tensors(path);
+  TORCH_CHECK_VALUE(values.size() == 1, "[load] '", path, "' holds ", values.size(),
+                    " tensors, not one: use load_tensors()");
+  const auto& [name, value] = *values.begin();
+  if (!tensor.defined()) {
+    tensor = value;
+    return;
+  }
+  check_shape(name, value, tensor);
+  copy_into(tensor, value);
+}
+
+void load(torch::nn::Module& module, const std::string& path) {
+  if (file_format(path) == FileFormat::kArchive) return load_archive(module, path);
+  try {
+    load_state_dict(module, read_tensors(path));
+  } catch (c10::Error& e) {
+    e.add_context("while loading '" + path + "'");
+    throw;
+  }
+}
+
+NamedTensors load_tensors(const std::string& path) { return read_tensors(path); }
+
+NamedTensors state_dict(const torch::nn::Module& module) {
+  NamedTensors result;
+  for (const auto& p : module.named_parameters()) {
+    if (p.value().defined()) result.emplace(p.key(), p.value());
+  }
+  for (const auto& b : module.named_buffers()) {
+    if (b.value().defined()) result.emplace(b.key(), b.value());
+  }
+  return result;
+}
+
+void load_state_dict(torch::nn::Module& module, const NamedTensors& values) {
+  const NamedTensors targets = state_dict(module);
+  std::string missing, unexpected;
+  const auto list = [](std::string& names, const std::string& name) {
+    names += (names.empty() ? "'" : ", '") + name + "'";
+  };
+  for (const auto& [name, t] : targets) {
+    const auto it = values.find(name);
+    if (it == values.end()) {
+      list(missing, name);
+    } else {
+      check_shape(name, it->second, t);
+    }
+  }
+  for (const auto& [name, t] : values) {
+    if (targets.count(name) == 0) list(unexpected, name);
+  }
+  TORCH_CHECK_VALUE(missing.empty() && unexpected.empty(), "[load] the values do not fit ", module.name(), ":",
+                    missing.empty() ? "" : " missing " + missing, missing.empty() || unexpected.empty() ? "" : ";",
+                    unexpected.empty() ? "" : " unexpected " + unexpected);
+  c10::AutoGradMode no_grad(false);
+  for (const auto& [name, t] : targets) copy_into(t, values.at(name));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,58 @@
+// Files that plain LibTorch and Python's torch can read, and back. Whole tensors are written, so a file does not depend
+// on a mesh: save on one mesh, load on another, or on none.
+//
+//   save(*model, "model.pt");                   // plain torch::load(model, "model.pt") reads it, and the other way round
+//   save(state_dict(*model), "weights.pt");     // Python: model.load_state_dict(torch.load("weights.pt"))
+//   load(*other_model, "weights.pt");           // either format; parameters keep their layout
+//
+//   what is saved      format                 read by
+//   tensor, module,    torch::save's archive  C++ torch::load; Python torch.jit.load
+//   optimizer
+//   named tensors      pickle in a zip        Python torch.load; C++ torch::pickle_load
+//
+// Saving gathers every distributed tensor, one after the other (explicit collectives by the name "save"); the whole
+// model is in this process's memory until the file is written. While a module is being saved or loaded its parameters
+// are plain: no other thread may use it.
+// Errors: NotImplementedError where this process lacks values (abstract and fake worlds); a file that cannot be read or
+// written, by path; a missing or unexpected key, or a shape that does not fit, by key and shapes. After an error what
+// was to be loaded is as it was.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace dtensor {
+
+using NamedTensors = std::map<std::string, at::Tensor>;
+
+void save(const at::Tensor& tensor, const std::string& path);
+void save(const NamedTensors& tensors, const std::string& path);
+void save(const torch::nn::Module& module, const std::string& path);
+// SGD, Adam, AdamW, Adagrad, RMSprop. Error (NotImplementedError): another optimizer with distributed state.
+void save(const torch::optim::Optimizer& optimizer, const std::string& path);
+
+// A distributed `tensor` keeps layout and dtype and takes the values; an undefined one becomes what the file holds.
+void load(at::Tensor& tensor, const std::string& path);
+// Parameters and buffers keep layout, dtype and identity. Takes modules and named tensors, written by C++ or Python.
+void load(torch::nn::Module& module, const std::string& path);
+// State becomes distributed like its parameter.
+void load(torch::optim::Optimizer& optimizer, const std::string& path);
+
+// Everything in a file of either format, as plain tensors.
+NamedTensors load_tensors(const std::string& path);
+
+// Parameters and buffers by path, distributed as they are: the tensors themselves, no copies.
+NamedTensors state_dict(const torch::nn::Module& module);
+// Copies `values`, plain or distributed, into the module.
+void load_state_dict(torch::nn::Module& module, const NamedTensors& values);
+
+}  // namespace dtensor

@@ -1,0 +1,150 @@
+#include <c10/util/Exception.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
+
+#include "checkpoint/serialize.h"
+#include "checkpoint/serialize_parts.h"
+#include "checkpoint/tensor_file.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/redistribute.h"
+
+namespace dtensor {
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamState;
+
+// The tensors of a parameter's state, with their names; nullopt for an optimizer that is not known here.
+std::optional<std::vector<std::pair<const char*, at::Tensor*>>> state_tensors(OptimizerParamState& state) {
+  using Tensors = std::vector<std::pair<const char*, at::Tensor*>>;
+  if (auto* s = dynamic_cast<torch::optim::SGDParamState*>(&state))
+    return Tensors{{"momentum_buffer", &s->momentum_buffer()}};
+  if (auto* s = dynamic_cast<torch::optim::AdamParamState*>(&state)) {
+    return Tensors{
+        {"exp_avg", &s->exp_avg()}, {"exp_avg_sq", &s->exp_avg_sq()}, {"max_exp_avg_sq", &s->max_exp_avg_sq()}};
+  }
+  if (auto* s = dynamic_cast<torch::optim::AdamWParamState*>(&state)) {
+    return Tensors{
+        {"exp_avg", &s->exp_avg()}, {"exp_avg_sq", &s->exp_avg_sq()}, {"max_exp_avg_sq", &s->max_exp_avg_sq()}};
+  }
+  if (auto* s = dynamic_cast<torch::optim::AdagradParamState*>(&state)) return Tensors{{"sum", &s->sum()}};
+  if (auto* s = dynamic_cast<torch::optim::RMSpropParamState*>(&state)) {
+    return Tensors{
+        {"square_avg", &s->square_avg()}, {"momentum_buffer", &s->momentum_buffer()}, {"grad_avg", &s->grad_avg()}};
+  }
+  return std::nullopt;
+}
+
+bool any_distributed(const Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    if (std::any_of(group.params().begin(), group.params().end(), [](const at::Tensor& p) { return is_dtensor(p); }))
+      return true;
+  }
+  return false;
+}
+
+// Puts the old state and options back unless told that all went well.
+class Undo {
+ public:
+  explicit Undo(Optimizer& optimizer) : optimizer_(optimizer) {
+    for (const auto& [key, state] : optimizer.state()) states_.emplace_back(key, state->clone());
+    for (const auto& group : optimizer.param_groups())
+      options_.push_back(group.has_options() ? group.options().clone() : nullptr);
+  }
+  ~Undo() {
+    if (done_) return;
+    optimizer_.state().clear();
+    for (auto& [key, state] : states_) optimizer_.state()[key] = std::move(state);
+    for (size_t i = 0; i < options_.size(); ++i) {
+      if (options_[i]) optimizer_.param_groups()[i].set_options(std::move(options_[i]));
+    }
+  }
+  void all_went_well() { done_ = true; }
+
+ private:
+  Optimizer& optimizer_;
+  std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> states_;
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;
+  bool done_ = false;
+};
+
+std::string name_of(const at::Tensor& p, size_t index) {
+  if (is_dtensor(p) && peek_meta(p).name) return "'" + *peek_meta(p).name + "'";
+  return "parameter " + std::to_string(index);
+}
+
+// State that came from a file, laid out like its parameter.
+void lay_out(at::Tensor& t, const char* state_name, const at::Tensor& p, size_t index) {
+  if (!t.defined()) return;
+  TORCH_CHECK_VALUE(t.sizes() == p.sizes(), "[load] ", state_name, " of ", name_of(p, index), " has shape ", t.sizes(),
+                    " in the file, but the parameter has ", p.sizes());
+  if (!is_dtensor(p)) {
+    t = t.to(p.device());
+    return;
+  }
+  const Spec& spec = *spec_of(p);
+  t = distribute_tensor(t.detach(), spec.mesh(), spec.placements(), std::nullopt);
+}
+
+}  // namespace
+
+void save(const Optimizer& optimizer, const std::string& path) {
+  struct Swapped {
+    std::vector<std::pair<at::Tensor*, at::Tensor>> originals;
+    ~Swapped() {
+      for (auto& [place, t] : originals) *place = std::move(t);
+    }
+  } swapped;
+  for (const auto& item : optimizer.state()) {
+    const auto tensors = state_tensors(*item.second);
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        tensors || !any_distributed(optimizer),
+        "[save] distributed state of this optimizer is not known; SGD, Adam, AdamW, Adagrad and RMSprop are");
+    if (!tensors) continue;
+    for (const auto& [name, place] : *tensors) {
+      if (!is_dtensor(*place)) continue;
+      at::Tensor whole = whole_value(*place);
+      swapped.originals.emplace_back(place, std::exchange(*place, std::move(whole)));
+    }
+  }
+  torch::serialize::OutputArchive archive;
+  optimizer.save(archive);
+  write_atomically(path, [&](const std::string& p) { archive.save_to(p); });
+}
+
+void load(Optimizer& optimizer, const std::string& path) try {
+  TORCH_CHECK_VALUE(file_format(path) == FileFormat::kArchive,
+                    "[load] it holds named tensors, not the state of a C++ optimizer");
+  torch::serialize::InputArchive archive;
+  archive.load_from(path, at::Device(at::kCPU));
+  Undo undo(optimizer);
+  optimizer.load(archive);
+  size_t index = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& p : group.params()) {
+      const auto it = optimizer.state().find(p.unsafeGetTensorImpl());
+      if (it != optimizer.state().end()) {
+        const auto tensors = state_tensors(*it->second);
+        TORCH_CHECK_NOT_IMPLEMENTED(
+            tensors || !is_dtensor(p),
+            "[load] distributed state of this optimizer is not known; SGD, Adam, AdamW, Adagrad and RMSprop are");
+        if (tensors) {
+          for (const auto& [name, place] : *tensors) lay_out(*place, name, p, index);
+        }
+      }
+      ++index;
+    }
+  }
+  undo.all_went_well();
+} catch (c10::Error& e) {
+  e.add_context("while loading '" + path + "'");
+  throw;
+}
+
+}  // namespace dtensor

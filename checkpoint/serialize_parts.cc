@@ -1,0 +1,51 @@
+#include "checkpoint/serialize_parts.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include "comm/scope.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/extend/view_origin.h"
+#include "dtensor/redistribute.h"
+
+namespace dtensor {
+
+at::Tensor whole_value(const at::Tensor& t) {
+  c10::AutoGradMode no_grad(false);
+  at::Tensor value = t;
+  if (is_dtensor(t)) {
+    const DTensorMeta& meta = meta_of(t);
+    const World& world = meta.spec->mesh().world();
+    TORCH_CHECK_NOT_IMPLEMENTED(world.has_data() && world.kind() != World::Kind::kFake, "[save] ",
+                                meta.spec->to_string(), " cannot be stored: this process lacks values, its world is ",
+                                world.name());
+    const CommCause cause{"save", meta.name ? *meta.name : "", current_scope().module_path, /*implicit=*/false};
+    value = meta_of(redistribute_as(t, Placements(meta.spec->mesh().ndim(), Replicate()), cause)).locals.front();
+  }
+  LocalGuard guard;
+  value = value.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+  // A view would drag the memory of its base into the file.
+  const bool whole = static_cast<size_t>(value.numel()) * value.element_size() == value.storage().nbytes();
+  return whole ? value : value.clone();
+}
+
+void copy_into(const at::Tensor& target, const at::Tensor& value) {
+  c10::AutoGradMode no_grad(false);
+  if (!is_dtensor(target)) {
+    target.copy_(is_dtensor(value) ? full_tensor(value) : value);
+    return;
+  }
+  check_can_carry_back(target, "load");
+  const DTensorMeta& meta = memory_of(target);
+  const at::Tensor laid_out =
+      is_dtensor(value) ? redistribute(value, meta.spec->placements())
+                        : distribute_tensor(value.detach(), meta.spec->mesh(), meta.spec->placements(), std::nullopt);
+  {
+    LocalGuard guard;
+    for (size_t i = 0; i < meta.locals.size(); ++i) meta.locals[i].copy_(meta_of(laid_out).locals[i]);
+  }
+  note_write(target, "load");
+  if (!target.is_inference()) target.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace dtensor

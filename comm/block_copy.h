@@ -1,0 +1,30 @@
+// Copies blocks from one strided tensor into another: what every exchange of data is made of.
+//
+//   copy_block(shard, whole, {.from = {0, 0}, .to = {4, 0}, .sizes = {2, 8}});  // rows 0-1 become rows 4-5
+//
+// Between CPU tensors of one dtype no Tensor object is made, so that a block of a few elements costs some tens of
+// nanoseconds. Below autograd: versions and gradients are left alone. Thread-safe on disjoint memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "placement/geometry.h"
+
+namespace dtensor {
+
+// Whether a CPU tensor's elements lie where its data pointer and strides say. No conjugate or negative views.
+bool is_plain_memory(const at::Tensor& t);
+int64_t numel_of(const Shape& sizes);
+
+// Writes the block of `from` that begins at block.from over that of `to` at block.to; devices may differ.
+// REQUIRES: equal dtypes, as many dims as the block has, the block lies inside both tensors, whose memory does not
+// overlap.
+void copy_block(const at::Tensor& from, const at::Tensor& to, const Block& block);
+
+// Makes the block of `to` zeros. REQUIRES: as above.
+void clear_block(const at::Tensor& to, const Block& block);
+
+// A view of `t`. REQUIRES: as above.
+at::Tensor block_view(const at::Tensor& t, const Shape& offsets, const Shape& sizes);
+
+}  // namespace dtensor

@@ -1,0 +1,36 @@
+// What remembers every collective of a communicator, whether anybody listens or not. The flight recorder is one; a
+// program without it records nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace dtensor {
+
+struct CommView;  // comm_call.h
+
+// One collective, from before it runs until after it. One that is destroyed before completed() failed, or if started()
+// was not called either, never ran.
+class CallRecord {
+ public:
+  virtual ~CallRecord() = default;
+  virtual int64_t sequence() const = 0;  // which call of its group it is, from 1; 0: nobody counts
+  virtual void started() = 0;
+  virtual void completed() = 0;
+};
+
+// Of one communicator. Thread-safe.
+class CallRecorder {
+ public:
+  virtual ~CallRecorder() = default;
+  // `runs`: as if started() were called at once. Records may outlive the recorder. May be null.
+  virtual std::shared_ptr<CallRecord> record(const CommView& view, bool backward, bool runs) = 0;
+};
+
+// Makes the recorder of every communicator from now on. Static initialisation of whoever records calls it.
+using MakeCallRecorder = std::unique_ptr<CallRecorder> (*)();
+void set_call_recorder(MakeCallRecorder make);
+// Null where none was set.
+std::unique_ptr<CallRecorder> make_call_recorder();
+
+}  // namespace dtensor

@@ -1,0 +1,74 @@
+// One call of a collective: among whom, on which tensors, what moves where.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "comm/comm_event.h"
+#include "comm/group.h"
+#include "placement/geometry.h"
+
+namespace dtensor {
+
+using RankTensors = std::vector<at::Tensor>;              // one per owned rank
+using RankPieces = std::vector<std::vector<at::Tensor>>;  // per owned rank, any number
+
+class CommWork;  // comm_work.h
+
+struct CommCall {
+  const Group* group = nullptr;
+  // The owned ranks, in the order of the tensors: mesh.local_ranks().
+  absl::Span<const int64_t> ranks;
+  // What to report. `collective`, `seconds`, `backward`, `mesh_dims`, `group_size` and `received_bytes` are filled in
+  // by the communicator; `cause`, `bytes` and `dtype` by the caller, who knows them also where nobody has data.
+  CommEvent event;
+  // Shapes of the pieces that each owned rank receives, in the order of its result. For the functions that make their
+  // results themselves: a rank cannot know the shapes of what another process sends. Unset: as large as what it passes
+  // itself.
+  std::vector<std::vector<Shape>> receive_shapes;
+  // Of exchange(), reduce_scatter() and all_reduce_many(): set if the caller need not have the results at once. A
+  // backend that can go on by itself then returns as soon as the inputs have been read, and leaves here what to wait
+  // for before the results are used. It goes on whether anybody waits or not: ranks may set this or not, each for
+  // itself.
+  std::shared_ptr<CommWork>* work = nullptr;
+};
+
+// A block of what one rank has, and where another one (or the same) wants it.
+struct Message {
+  int64_t sender = 0, receiver = 0;  // world ranks of one group
+  int64_t input = 0, output = 0;     // which of the sender's inputs, which of the receiver's outputs
+  Block block;
+};
+
+// What a listener may look at while a collective is reported.
+struct CommView {
+  Collective collective;
+  const CommCall& call;
+  absl::Span<const Message> messages;  // none for all_reduce and barrier
+  const RankPieces& inputs;
+  const RankPieces& outputs;  // of an all_reduce its inputs, whose shapes they have
+  int64_t sequence = 0;       // which call of its group it is, from 1; 0: nobody counts (call_recorder.h)
+};
+
+// Where world ranks stand in a list of some of them.
+class RankSlots {
+ public:
+  RankSlots(absl::Span<const int64_t> ranks, int64_t world_size);
+  explicit RankSlots(const CommCall& call) : RankSlots(call.ranks, static_cast<int64_t>(call.group->group_of.size())) {}
+  // -1 if the rank is not in the list. REQUIRES: 0 <= rank < world_size.
+  int64_t operator[](int64_t rank) const {
+    const int64_t i = rank - first_;
+    if (slots_.empty()) return i >= 0 && i < size_ ? i : -1;
+    return slots_[rank];
+  }
+
+ private:
+  int64_t first_ = 0, size_ = 0;
+  std::vector<int64_t> slots_;  // by rank; empty where they are in a row
+};
+
+}  // namespace dtensor

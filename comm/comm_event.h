@@ -1,0 +1,82 @@
+// One record per collective: what was communicated, how much, and why.
+//
+// Communicators report every call as a CommEvent to the listeners of the current thread's scope (scope.h).
+// CommDebugMode, contracts and traces are listeners of this one stream.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace dtensor {
+
+enum class Collective : uint8_t {
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kBroadcast,
+  kScatter,
+  kGather,
+  kPermute,
+  kBarrier,
+};
+inline constexpr int kNumCollectives = 9;
+
+// "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter", "gather", "permute", "barrier".
+std::string_view to_string(Collective c);
+
+// One number per Collective.
+using CollectiveCounts = std::array<int64_t, kNumCollectives>;
+
+// How many collectives this process has completed since it started, in all worlds and on all threads. Only grows:
+// whoever wants the count of a stretch subtracts. Thread-safe.
+CollectiveCounts collectives_issued();
+
+// Internal: communicators tell that one is done.
+void count_collective(Collective c);
+
+// Who asked for the communication.
+struct CommCause {
+  std::string op;           // "aten::mm", or the API function that was called: "redistribute", "full_tensor", ...
+  std::string argument;     // the argument of `op` that was redistributed, "" where there is none
+  std::string module_path;  // "layers.0.attn.wq", "" outside modules
+  bool implicit = true;     // inserted by the engine, not asked for by the user
+};
+
+struct CommEvent {
+  Collective collective = Collective::kBarrier;
+  CommCause cause;
+  bool backward = false;  // issued while autograd's engine ran
+  std::string mesh_dims;  // names of the mesh dims whose groups took part: "tp", "dp,tp"
+  int64_t group_size = 1;
+  int64_t bytes = 0;  // received by one rank, the largest of the group, as planned
+  // What really arrived, counted by the communicator: on the owned rank that received most; -1 before the call, and
+  // where no rank is owned. Of an all_reduce of N bytes over W ranks 2 N (W-1)/W, of a reduce_scatter N (W-1)/W, as in
+  // `bytes`.
+  int64_t received_bytes = -1;
+  c10::ScalarType dtype = c10::ScalarType::Float;  // of the first tensor where several travel together
+  double seconds = 0;                              // host time of the call
+  // What is redistributed: "f32[8, 8](S(0)) -> (R) @ mesh(tp=4)"; null where it is no distributed tensor.
+  std::shared_ptr<const std::string> tensor;
+};
+
+struct CommView;  // comm_call.h
+
+class CommListener {
+ public:
+  virtual ~CommListener() = default;
+  // Called on the thread that issued the collective, before it runs (seconds == 0) when `before`, and after it.
+  // Throwing from the call before prevents the communication.
+  virtual void on_comm(const CommEvent& event, bool before) = 0;
+  // The same for listeners that want to see the groups and tensors, too.
+  virtual void on_call(const CommEvent& event, const CommView& /*view*/, bool before) { on_comm(event, before); }
+  // Instead of the call after it: a listener that was asked later prevented it, or it failed (seconds > 0).
+  virtual void on_failed(const CommEvent& /*event*/, const CommView& /*view*/) noexcept {}
+};
+
+}  // namespace dtensor

@@ -1,0 +1,126 @@
+#include "comm/communicator_checks.h"
+
+#include <tuple>
+
+namespace dtensor {
+namespace {
+
+at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
+
+bool lies_inside(const at::Tensor& t, const Shape& offsets, const Shape& sizes) {
+  const auto whole = t.sizes();
+  if (offsets.size() != whole.size() || sizes.size() != whole.size()) return false;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (offsets[d] < 0 || sizes[d] < 0 || offsets[d] + sizes[d] > whole[d]) return false;
+  }
+  return true;
+}
+
+// The tensor that one end of a message names, null if the rank is not owned.
+const at::Tensor* end_of(Collective c, const Message& m, bool sends, int64_t slot, const RankPieces& pieces) {
+  if (slot < 0) return nullptr;
+  const auto& list = pieces[slot];
+  const int64_t rank = sends ? m.sender : m.receiver;
+  const int64_t index = sends ? m.input : m.output;
+  const Shape& offsets = sends ? m.block.from : m.block.to;
+  const char* name = sends ? "input" : "output";
+  TORCH_CHECK(index >= 0 && index < static_cast<int64_t>(list.size()), to_string(c), ": a message from rank ", m.sender,
+              " to rank ", m.receiver, " names ", name, " ", index, " of rank ", rank, ", which passes ", list.size());
+  check_defined(c, rank, list[index]);
+  TORCH_CHECK(lies_inside(list[index], offsets, m.block.sizes), to_string(c), ": a message from rank ", m.sender,
+              " to rank ", m.receiver, " has a block of shape ", ref(m.block.sizes), " at ", ref(offsets), " of ", name,
+              " ", index, " of rank ", rank, ", whose shape is ", list[index].sizes());
+  return &list[index];
+}
+
+}  // namespace
+
+void check_ranks(Collective c, const CommCall& call, size_t count, const char* what) {
+  TORCH_CHECK(call.group != nullptr, to_string(c), ": call.group is null; take it from DeviceMesh::group");
+  TORCH_CHECK(count == call.ranks.size(), to_string(c), ": got ", what, " for ", count, " ranks but call.ranks has ",
+              call.ranks.size(), "; pass one per owned rank");
+  const auto& group_of = call.group->group_of;
+  for (int64_t rank : call.ranks) {
+    TORCH_CHECK(rank >= 0 && rank < static_cast<int64_t>(group_of.size()) && group_of[rank] >= 0, to_string(c),
+                ": rank ", rank, " of call.ranks is in no group of ", call.group->name,
+                "; pass the local_ranks() of the group's mesh");
+  }
+}
+
+void check_position(Collective c, const CommCall& call, const char* argument, int64_t position) {
+  TORCH_CHECK(position >= 0 && position < call.group->size, to_string(c), ": ", argument, " is ", position,
+              "; it must be a position in group ", call.group->name, ", 0..", call.group->size - 1);
+}
+
+void check_defined(Collective c, int64_t rank, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.defined(), to_string(c), ": a tensor of rank ", rank,
+              " is undefined; pass an empty one for no data");
+}
+
+void check_pieces(Collective c, const CommCall& call, const RankPieces& inputs, size_t i) {
+  TORCH_CHECK(static_cast<int64_t>(inputs[i].size()) == call.group->size, to_string(c), ": rank ", call.ranks[i],
+              " passes ", inputs[i].size(), " pieces; group ", call.group->name, " needs one per position, ",
+              call.group->size);
+  for (const auto& piece : inputs[i]) {
+    check_defined(c, call.ranks[i], piece);
+    TORCH_CHECK(piece.scalar_type() == inputs[i][0].scalar_type(), to_string(c), ": rank ", call.ranks[i],
+                " passes pieces of ", inputs[i][0].scalar_type(), " and ", piece.scalar_type(), "; use one dtype");
+  }
+}
+
+void check_reduce_op(Collective c, ReduceOp op, const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  TORCH_CHECK(op != ReduceOp::kAvg || c10::isFloatingType(dtype) || c10::isComplexType(dtype), to_string(c),
+              ": avg of dtype ", dtype, " is no ", dtype, "; use sum, or convert to a floating dtype first");
+  TORCH_CHECK((op != ReduceOp::kMin && op != ReduceOp::kMax) || !c10::isComplexType(dtype), to_string(c), ": ",
+              to_string(op), " of complex dtype ", dtype, " is not defined; use sum, avg or product");
+}
+
+void check_messages(Collective c, const CommCall& call, const RankSlots& slots, absl::Span<const Message> messages,
+                    const RankPieces& inputs, const RankPieces& outputs) {
+  const auto& group_of = call.group->group_of;
+  const auto group = [&](int64_t rank) {
+    return rank >= 0 && rank < static_cast<int64_t>(group_of.size()) ? group_of[rank] : -1;
+  };
+  const auto order = [](const Message& m) { return std::tie(m.sender, m.receiver, m.input); };
+  const Message* previous = nullptr;
+  for (const Message& m : messages) {
+    TORCH_CHECK(group(m.sender) >= 0 && group(m.sender) == group(m.receiver), to_string(c),
+                ": a message goes from rank ", m.sender, " to rank ", m.receiver, ", which are in no common group of ",
+                call.group->name);
+    TORCH_CHECK(previous == nullptr || order(*previous) <= order(m), to_string(c), ": a message from rank ", m.sender,
+                " to rank ", m.receiver, " follows one from rank ", previous->sender, " to rank ", previous->receiver,
+                "; order messages by sender, receiver and input");
+    previous = &m;
+    const at::Tensor* from = end_of(c, m, /*sends=*/true, slots[m.sender], inputs);
+    const at::Tensor* to = end_of(c, m, /*sends=*/false, slots[m.receiver], outputs);
+    TORCH_CHECK(from != nullptr || to != nullptr, to_string(c), ": a message goes from rank ", m.sender, " to rank ",
+                m.receiver, ", and call.ranks has neither");
+    TORCH_CHECK(from == nullptr || to == nullptr || from->scalar_type() == to->scalar_type(), to_string(c),
+                ": a message goes from input ", m.input, " of rank ", m.sender, " of dtype ", from->scalar_type(),
+                " to output ", m.output, " of rank ", m.receiver, " of dtype ", to->scalar_type(),
+                "; they must be equal");
+  }
+}
+
+void check_addends(Collective c, const RankSlots& slots, absl::Span<const Message> messages) {
+  std::vector<absl::Span<const Message>> first;  // by slot: what the first sender sends there
+  for (size_t begin = 0; begin < messages.size();) {
+    const auto run = run_at(messages, begin);
+    begin += run.size();
+    const int64_t slot = slots[run[0].receiver];
+    if (slot < 0) continue;
+    if (slot >= static_cast<int64_t>(first.size())) first.resize(slot + 1);
+    if (first[slot].empty()) first[slot] = run;
+    const auto& other = first[slot];
+    bool same = run.size() == other.size();
+    for (size_t k = 0; same && k < run.size(); ++k) {
+      same = run[k].output == other[k].output && run[k].block.to == other[k].block.to &&
+             run[k].block.sizes == other[k].block.sizes;
+    }
+    TORCH_CHECK(same, to_string(c), ": ranks ", other[0].sender, " and ", run[0].sender,
+                " send different blocks to rank ", run[0].receiver, "; what is reduced must have one shape and place");
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,18 @@
+// The reduction of tensors that are in one process, in the same order and precision by every communicator, so that
+// results are the same bit for bit. Internal to the communicators.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "absl/types/span.h"
+#include "placement/placement.h"
+
+namespace dtensor {
+
+// Writes the reduction of `addends`, in this order, into every one of `outputs`; half types accumulate in float32. For
+// bool, sum is "or" and product is "and", as ATen's add and mul have it. Devices may differ. On CPU what is written
+// once is read never, and large tensors are shared out to ATen's threads.
+// REQUIRES: at least one addend, one shape and dtype; outputs share memory with nothing.
+void reduce_in_order(absl::Span<const at::Tensor> outputs, absl::Span<const at::Tensor> addends, ReduceOp op);
+
+}  // namespace dtensor

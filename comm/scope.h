@@ -1,0 +1,32 @@
+// Where the current thread is, for what it communicates: who listens, and inside of which module.
+//
+//   ScopeGuard guard([&](Scope& s) { s.module_path = "encoder"; });
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm/comm_event.h"
+#include "comm/thread_scope.h"
+
+namespace dtensor {
+
+struct Scope {
+  static constexpr auto kKind = c10::DebugInfoKind::TEST_INFO_2;
+
+  std::vector<CommListener*> listeners;  // innermost last; each must outlive the scope it was added in
+  std::string module_path;
+};
+
+using ScopeGuard = ThreadScope<Scope>::Guard;
+inline const Scope& current_scope() { return ThreadScope<Scope>::current(); }
+
+// While autograd's engine runs on this thread.
+bool in_backward();
+
+// The listener of all threads, told after the scope's; null if there is none. `make` is called once, at the first
+// collective. Internal: for what the environment asks for.
+CommListener* process_listener();
+void set_process_listener(CommListener* (*make)());
+
+}  // namespace dtensor

@@ -1,0 +1,136 @@
+#include "dtensor/extend/call_inputs.h"
+
+#include <c10/util/Exception.h>
+
+#include "comm/scope.h"
+#include "dtensor/extend/gradient_layout.h"
+#include "dtensor/extend/library_code.h"
+#include "dtensor/extend/plain_beside_distributed.h"
+#include "dtensor/extend/replicate.h"
+
+namespace dtensor {
+
+bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i].kind == OpInfo::Arg::Kind::kTensor) {
+      if (args[i].isTensor() && is_dtensor(args[i].toTensor())) return true;
+    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && args[i].isList()) {
+      for (const auto& x : args[i].toListRef()) {
+        if (x.isTensor() && is_dtensor(x.toTensor())) return true;
+      }
+    }
+  }
+  return false;
+}
+
+Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  Inputs in;
+  in.slots.resize(args.size());
+  bool any_plain = false;
+  const auto add = [&](const at::Tensor& t, size_t arg) {
+    in.tensors.push_back(t);
+    in.args.push_back(static_cast<uint16_t>(arg));
+    if (!t.defined()) return;
+    if (!is_dtensor(t)) {
+      any_plain = true;
+      if (info.args[arg].written) in.writes_plain = true;
+      return;
+    }
+    const DeviceMesh& mesh = spec_of(t)->mesh();
+    if (!in.mesh.defined()) in.mesh = mesh;
+    TORCH_CHECK(in.mesh == mesh, info.name, ": argument '", info.op.schema().arguments()[arg].name(), "' is on ",
+                mesh.to_string(), " of world ", mesh.world().name(), " and another argument on ", in.mesh.to_string(),
+                " of world ", in.mesh.world().name(),
+                ". All distributed arguments of an operator must share one mesh: slice one mesh, or redistribute.");
+    const LocalStorage& storage = *peek_meta(t).storage;
+    if (storage.origin) in.copied_views = true;
+    if (storage.hook_watches) in.hooks_watched = true;
+    if (is_leaf_parameter(t)) keep_gradient_layout(t);
+  };
+  for (size_t i = 0; i < args.size(); ++i) {
+    ArgSlot& slot = in.slots[i];
+    const int first = static_cast<int>(in.tensors.size());
+    switch (info.args[i].kind) {
+      case OpInfo::Arg::Kind::kStatic:
+        continue;
+      case OpInfo::Arg::Kind::kTensor:
+        slot = {ArgSlot::Kind::kTensor, first, 1};
+        add(args[i].isTensor() ? args[i].toTensor() : at::Tensor(), i);
+        break;
+      case OpInfo::Arg::Kind::kTensorList: {
+        if (args[i].isNone()) {
+          slot = {ArgSlot::Kind::kTensorList, first, 0};
+          break;
+        }
+        const auto list = args[i].toListRef();
+        slot = {ArgSlot::Kind::kTensorList, first, static_cast<int>(list.size())};
+        for (const auto& x : list) add(x.isTensor() ? x.toTensor() : at::Tensor(), i);
+        break;
+      }
+    }
+  }
+  if (any_plain && !in.writes_plain) {
+    const bool allowed = plain_is_replicated();
+    for (size_t i = 0; i < args.size(); ++i) {
+      for (int k = in.slots[i].first; k < in.slots[i].first + in.slots[i].count; ++k) {
+        at::Tensor& t = in.tensors[k];
+        if (!t.defined() || is_dtensor(t)) continue;
+        if (!allowed && !counts_as_number(t))
+          throw_plain_beside_distributed(info.name, info.op.schema().arguments()[i].name(), t, in.mesh);
+        t = replicate_plain(t, in.mesh);
+      }
+    }
+  }
+  return in;
+}
+
+std::string module_path(const Inputs& in) {
+  for (const auto& t : in.tensors) {
+    if (!t.defined()) continue;
+    if (peek_meta(t).name) return module_of(peek_meta(t));
+  }
+  return current_scope().module_path;
+}
+
+std::string arg_name(const OpInfo& info, const Inputs& in, int input) {
+  for (size_t i = 0; i < in.slots.size(); ++i) {
+    const ArgSlot& s = in.slots[i];
+    if (input < s.first || input >= s.first + s.count || s.kind == ArgSlot::Kind::kStatic) continue;
+    const std::string& name = info.op.schema().arguments()[i].name();
+    return s.kind == ArgSlot::Kind::kTensorList ? c10::str(name, "[", input - s.first, "]") : name;
+  }
+  return "";
+}
+
+void fill_local_stack(torch::jit::Stack& stack, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+                      const std::vector<RankTensors>& locals, size_t r) {
+  stack.clear();
+  for (size_t a = 0; a < args.size(); ++a) {
+    const ArgSlot& slot = in.slots[a];
+    if (slot.kind == ArgSlot::Kind::kStatic) {
+      stack.push_back(args[a]);
+    } else if (slot.kind == ArgSlot::Kind::kTensor) {
+      if (in.tensors[slot.first].defined()) {
+        stack.emplace_back(locals[slot.first][r]);
+      } else {
+        stack.push_back(args[a]);
+      }
+    } else if (args[a].isNone()) {
+      stack.push_back(args[a]);
+    } else if (args[a].isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (int k = slot.first; k < slot.first + slot.count; ++k) {
+        list.push_back(in.tensors[k].defined() ? locals[k][r] : at::Tensor());
+      }
+      stack.emplace_back(std::move(list));
+    } else {
+      c10::List<std::optional<at::Tensor>> list;
+      for (int k = slot.first; k < slot.first + slot.count; ++k) {
+        list.push_back(in.tensors[k].defined() ? std::optional<at::Tensor>(locals[k][r]) : std::nullopt);
+      }
+      stack.emplace_back(std::move(list));
+    }
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,40 @@
+// The tensor arguments of one operator call, as the fallback handles them. Internal.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/representation.h"
+#include "propagation/op_call.h"
+
+namespace dtensor {
+
+// Flattened in schema order (OpCall::inputs), all on one mesh.
+struct Inputs {
+  absl::InlinedVector<at::Tensor, 6> tensors;  // undefined: absent
+  absl::InlinedVector<uint16_t, 6> args;       // the schema argument of each
+  std::vector<ArgSlot> slots;                  // per schema argument
+  DeviceMesh mesh;
+  bool writes_plain = false;   // an argument that the operator writes to is a plain tensor
+  bool copied_views = false;   // there are views that had to be copies
+  bool hooks_watched = false;  // there are parameters of modules with hooks
+};
+
+// Is any argument distributed?
+bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+// Plain tensors beside distributed ones become replicated where that is allowed, and are an error elsewhere.
+// REQUIRES: has_dtensor().
+Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+// "weight", or "tensors[1]" in a list.
+std::string arg_name(const OpInfo& info, const Inputs& in, int input);
+// Path of the module whose parameter is among the inputs; else that of the scope.
+std::string module_path(const Inputs& in);
+// The arguments of the local operator on local rank r; locals[k] are the parts of in.tensors[k].
+void fill_local_stack(torch::jit::Stack& stack, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+                      const std::vector<RankTensors>& locals, size_t r);
+
+}  // namespace dtensor

@@ -1,0 +1,329 @@
+#include "dtensor/extend/dispatch.h"
+
+#include <ATen/ops/empty_like.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include "comm/scope.h"
+#include "dtensor/extend/call_inputs.h"
+#include "dtensor/extend/gradient_layout.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/out_tensor.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/extend/view_origin.h"
+#include "dtensor/hook_watch.h"
+#include "dtensor/internal/cache_key.h"
+#include "dtensor/internal/executor.h"
+#include "dtensor/internal/partial_writes.h"
+#include "dtensor/internal/plain_dispatch.h"
+#include "dtensor/internal/replicated_dispatch.h"
+#include "plan/redistribute_planner.h"
+#include "propagation/propagate.h"
+#include "propagation/strategy_cache.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+using Tensors = absl::InlinedVector<at::Tensor, 6>;
+
+CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+                  c10::ArrayRef<c10::IValue> args, const Spec* gradient_target) {
+  CacheKey key;
+  key.push_back(reinterpret_cast<uintptr_t>(&info));
+  key.push_back(resolved.generation);
+  key.push_back(
+      static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
+  key.push_back(gradient_target ? gradient_target->id() : 0);
+  for (size_t i = 0; i < args.size(); ++i) {
+    const ArgSlot& slot = in.slots[i];
+    if (slot.kind == ArgSlot::Kind::kStatic) {
+      append_static(key, args[i], resolved.value_free[i]);
+      if (resolved.value_free[i]) append_class(key, args[i], resolved.divisor[i]);
+      continue;
+    }
+    if (slot.kind == ArgSlot::Kind::kTensorList) key.push_back(slot.count);
+    for (int k = slot.first; k < slot.first + slot.count; ++k) {
+      key.push_back(in.tensors[k].defined() ? spec_of(in.tensors[k])->id() : 0);
+    }
+  }
+  return key;
+}
+
+OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args, SpecPtr gradient_target) {
+  OpCall call(info.op);
+  call.mesh = in.mesh;
+  call.slots = in.slots;
+  call.gradient_target = std::move(gradient_target);
+  for (size_t i = 0; i < args.size(); ++i) {
+    call.args.push_back(in.slots[i].kind == ArgSlot::Kind::kStatic ? args[i] : c10::IValue());
+  }
+  for (const auto& t : in.tensors) call.inputs.push_back(t.defined() ? spec_of(t) : nullptr);
+  return call;
+}
+
+// For operators, which read the result and let go of it. See ReducedForm.
+RankTensors run_remembered(const at::Tensor& t, const RedistributePlan& plan, const CommCause& cause) {
+  const DTensorMeta& meta = meta_of(t);
+  if (!meta.spec->has_partial() || plan.is_local() || meta.storage->given_away || c10::InferenceMode::is_enabled()) {
+    return run_plan(plan, meta.locals, cause);
+  }
+  const Placements& to = plan.to.placements();
+  const uint64_t writes = meta.storage->writes.load(std::memory_order_relaxed);
+  {
+    std::lock_guard lock(meta.reduced_mutex);
+    if (meta.reduced && meta.reduced->writes == writes && meta.reduced->placements == to) return meta.reduced->locals;
+  }
+  RankTensors result = run_plan(plan, meta.locals, cause);
+  auto reduced = std::make_unique<ReducedForm>();
+  reduced->placements = to;
+  reduced->locals = result;
+  reduced->writes = writes;
+  reduced->storage =
+      std::make_shared<LocalStorage>(meta.spec->mesh().world(), meta.spec->with_placements(to)->max_local_bytes());
+  std::lock_guard lock(meta.reduced_mutex);
+  meta.reduced = std::move(reduced);
+  return result;
+}
+
+void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, int64_t rank_index) {
+  const Shape expected = spec.local_shape(rank_index);
+  TORCH_CHECK(local.defined() && local.sizes() == c10::IntArrayRef(expected.data(), expected.size()) &&
+                  local.scalar_type() == spec.dtype(),
+              info.name, ": the sharding rule says that rank ", spec.mesh().local_ranks()[rank_index], " computes ",
+              spec.to_string(), " locally of shape ", c10::IntArrayRef(expected.data(), expected.size()),
+              ", but the local operator gave ",
+              local.defined() ? c10::str(local.sizes(), " ", local.scalar_type()) : std::string("nothing"),
+              ". The rule of this operator is wrong.");
+}
+
+// Runs the local operator once per owned rank; outputs[k][i] is output k on local rank i.
+std::vector<RankTensors> run_local(const OpInfo& info, const Decision& plan, const Inputs& in,
+                                   c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals,
+                                   bool check) {
+  const size_t ranks = in.mesh.local_ranks().size();
+  std::vector<RankTensors> outputs(plan.outputs.size());
+  for (auto& o : outputs) o.reserve(ranks);
+  LocalGuard guard;
+  Stack stack;
+  for (size_t r = 0; r < ranks; ++r) {
+    fill_local_stack(stack, in, args, locals, r);
+    if (plan.rule->local) {
+      plan.rule->local({info.op, plan.computed, plan.outputs, static_cast<int64_t>(r), in.mesh}, stack);
+    } else {
+      info.op.callBoxed(stack);
+    }
+    size_t k = 0;
+    for (auto& result : stack) {
+      if (result.isTensor()) {
+        outputs.at(k++).push_back(std::move(result).toTensor());
+      } else {
+        for (const auto& x : result.toListRef()) outputs.at(k++).push_back(x.toTensor());
+      }
+    }
+    TORCH_CHECK(k == plan.outputs.size(), info.name, ": the local operator gave ", k, " tensors where ",
+                plan.outputs.size(), " were expected.");
+    if (check) {
+      for (size_t o = 0; o < outputs.size(); ++o) {
+        if (plan.outputs[o]) check_local(info, *plan.outputs[o], outputs[o][r], static_cast<int64_t>(r));
+      }
+    }
+  }
+  return outputs;
+}
+
+// The schema argument that a view is of. REQUIRES: one is a tensor.
+size_t first_tensor(const Inputs& in) {
+  size_t a = 0;
+  while (in.slots[a].kind != ArgSlot::Kind::kTensor) ++a;
+  return a;
+}
+
+// Results as the schema wants them: tensors, or lists of tensors; written arguments are returned as themselves.
+void push_results(const OpInfo& info, const Decision& plan, const Inputs& in, std::vector<RankTensors> outputs,
+                  c10::ArrayRef<c10::IValue> args, Stack& results) {
+  const auto wrap = [&](size_t k) -> at::Tensor {
+    if (!plan.outputs[k]) return at::Tensor();
+    if (info.is_view) {
+      const size_t base_arg = first_tensor(in);
+      const int i = in.slots[base_arg].first;
+      const bool moved = plan.input_plans[i] && !plan.input_plans[i]->steps.empty();
+      return make_view_of({info.op, args, base_arg, k, plan.computed[i]->placements()}, plan.outputs[k],
+                          std::move(outputs[k]), plan.output_offsets.empty() ? 0 : plan.output_offsets[k], moved);
+    }
+    return make_dtensor(plan.outputs[k], std::move(outputs[k]));
+  };
+  size_t k = 0;
+  for (size_t r = 0; r < plan.output_counts.size(); ++r) {
+    if (info.written_inputs[r] >= 0) {
+      results.push_back(args[info.written_inputs[r]]);
+      k += plan.output_counts[r] < 0 ? 1 : plan.output_counts[r];
+    } else if (plan.output_counts[r] < 0) {
+      results.emplace_back(wrap(k++));
+    } else {
+      c10::List<at::Tensor> list;
+      for (int j = 0; j < plan.output_counts[r]; ++j) list.push_back(wrap(k++));
+      results.emplace_back(std::move(list));
+    }
+  }
+}
+
+// Does an operator that writes to several tensors write to one that another one is a copied view of? What it computes
+// of the one would not be seen in the other.
+bool writes_related(const OpInfo& info, const Inputs& in) {
+  Tensors written;
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    if (info.args[in.args[k]].written) written.push_back(in.tensors[k]);
+  }
+  return written.size() > 1 && any_related(written);
+}
+
+// As ATen does without kernels for lists.
+void run_one_by_one(const OpInfo& info, Stack& stack) {
+  constexpr auto kSlow = c10::DispatchKey::CompositeExplicitAutograd;
+  TORCH_CHECK_NOT_IMPLEMENTED(info.op.hasKernelForDispatchKey(kSlow), info.name,
+                              ": writes to several views of one distributed tensor "
+                              "whose parts had to move for them. Write to them one after another.");
+  info.op.callBoxedForDispatchKey(kSlow, stack);
+}
+
+// What was decided of a call. Made now, it is kept once the check of its first results has not refuted it.
+struct Decided {
+  std::shared_ptr<const Decision> plan;
+  bool made_now = false;
+  CacheKey key;             // of one made now
+  std::string description;  // of one made now
+};
+
+void keep(const Inputs& in, Decided& decision) {
+  if (!decision.made_now) return;
+  strategy_cache(in.mesh.world()).insert(decision.key, std::move(decision.plan), std::move(decision.description));
+}
+
+// From the cache, or made now.
+Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+               const SpecPtr& target) {
+  StrategyCache& cache = strategy_cache(in.mesh.world());
+  CacheKey key = make_key(info, resolved, in, args, target.get());
+  auto plan = cache.find(key);
+  if (plan && (!plan->reduces_written || may_reduce_written(info, in))) return {std::move(plan), false, {}, {}};
+  const OpCall call = make_call(info, in, args, target);
+  LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
+  try {
+    plan = propagate(call);
+  } catch (const WrittenLayoutError&) {
+    if (!may_reduce_written(info, in)) throw;
+    auto reduce_first = std::make_shared<Decision>();
+    reduce_first->reduces_written = true;
+    plan = std::move(reduce_first);
+  }
+  std::string description = call.to_string();
+  cache.check_open(description);
+  return {std::move(plan), true, std::move(key), std::move(description)};
+}
+
+// Can what will be written to views whose parts had to move be taken to what they are views of?
+void check_writes(const OpInfo& info, const Inputs& in) {
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    const at::Tensor& t = in.tensors[k];
+    if (info.args[in.args[k]].written && t.defined() && peek_meta(t).storage->origin)
+      check_can_carry_back(t, info.name);
+  }
+}
+
+// Some ranks may have written: nothing that was derived from these tensors before holds any more.
+void note_failed_write(const OpInfo& info, const Inputs& in) {
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    if (!info.args[in.args[k]].written || !in.tensors[k].defined()) continue;
+    peek_meta(in.tensors[k]).storage->writes.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, Stack& stack) {
+  if (in.copied_views && writes_related(info, in)) return run_one_by_one(info, stack);
+  const auto args = torch::jit::last(stack, info.args.size());
+  SpecPtr target;
+  if (resolved.rule && resolved.rule->uses_gradient_target && in_backward()) target = gradient_target();
+
+  Decided decision = decide(info, resolved, in, args, target);
+  if (decision.plan->reduces_written) {
+    keep(in, decision);
+    reduce_written(info, in);
+    decision = decide(info, resolved, in, args, target);
+  }
+
+  const std::shared_ptr<const Decision> plan = decision.plan;
+  std::vector<RankTensors> locals(in.tensors.size());
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    if (!in.tensors[k].defined()) continue;
+    if (!plan->input_plans[k]) {
+      const bool reads = !info.is_view && !info.args[in.args[k]].overwritten;
+      locals[k] = (reads ? meta_of(in.tensors[k]) : memory_of(in.tensors[k])).locals;
+      continue;
+    }
+    CommCause cause;
+    if (!plan->input_plans[k]->is_local()) {
+      cause = {info.name, arg_name(info, in, static_cast<int>(k)), module_path(in), /*implicit=*/true};
+    }
+    locals[k] = run_remembered(in.tensors[k], *plan->input_plans[k], cause);
+  }
+
+  std::vector<RankTensors> outputs;
+  try {
+    outputs = run_local(info, *plan, in, args, locals, decision.made_now);
+  } catch (...) {
+    note_failed_write(info, in);
+    throw;
+  }
+  keep(in, decision);
+  for (size_t a = 0; a < args.size(); ++a) {
+    if (!info.args[a].written) continue;
+    for (int k = in.slots[a].first; k < in.slots[a].first + in.slots[a].count; ++k) {
+      if (in.tensors[k].defined()) note_write(in.tensors[k], info.name);
+    }
+  }
+  if (info.is_view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+
+  Stack results;
+  push_results(info, *plan, in, std::move(outputs), args, results);
+  torch::jit::drop(stack, info.args.size());
+  for (auto& r : results) stack.push_back(std::move(r));
+}
+
+}  // namespace
+
+void dispatch(const c10::OperatorHandle& op, Stack* stack) {
+  const OpInfo& info = op_info(op);
+  const auto args = torch::jit::last(*stack, info.args.size());
+  if (!has_dtensor(info, args)) return dispatch_plain(info, *stack);
+  if (info.handler != nullptr) return info.handler(op, *stack);
+  dispatch_by_rule(op, *stack);
+}
+
+void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
+  const OpInfo& info = op_info(op);
+  const auto resolved = info.resolve();
+  if (!resolved->rule && info.composite_implicit) {
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  }
+  if (resolved->rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) &&
+      run_functional_form(info, stack))
+    return;
+  const Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
+  if (in.hooks_watched) check_hooks_ran(info, in);
+  if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
+  if (in.copied_views) check_writes(info, in);
+  if (!resolved->rule) return run_without_rule(info, in, stack);
+  run_rule(info, *resolved, in, stack);
+}
+
+}  // namespace dtensor
+
+TORCH_LIBRARY_IMPL(_, Fake, m) {
+  static_assert(dtensor::kDTensorKey == c10::DispatchKey::Fake, "register the fallback at kDTensorKey");
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&dtensor::dispatch>());
+}

@@ -1,0 +1,19 @@
+// Life of one operator call on distributed tensors. Internal.
+//
+//   look up the decision (or make it) -> redistribute inputs -> local operator per owned rank -> wrap results
+//
+// Registered as the one boxed fallback of the distributed dispatch key; below autograd.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace dtensor {
+
+// The fallback kernel.
+void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// The same, past the operator's handler: for handlers that add something to what the rule does.
+void dispatch_by_rule(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+}  // namespace dtensor

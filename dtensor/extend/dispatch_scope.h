@@ -1,0 +1,21 @@
+// What the guards of scopes.h ask of operators, on the current thread.
+#pragma once
+
+#include "comm/thread_scope.h"
+#include "mesh/device_mesh.h"
+
+namespace dtensor {
+
+struct DispatchScope {
+  static constexpr auto kKind = c10::DebugInfoKind::TEST_INFO;
+
+  DeviceMesh mesh;                        // factories make replicated tensors on it (MeshScope)
+  bool implicit_replication = false;      // plain tensors beside distributed ones count as replicated
+  bool replicate_unsupported = false;     // operators without a rule run on replicated inputs
+  bool delay_gradient_reduction = false;  // gradients keep the layout that backward gave them
+};
+
+using DispatchScopeGuard = ThreadScope<DispatchScope>::Guard;
+inline const DispatchScope& current_dispatch_scope() { return ThreadScope<DispatchScope>::current(); }
+
+}  // namespace dtensor

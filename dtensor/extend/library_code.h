@@ -1,0 +1,56 @@
+// LibTorch's own code that runs on behalf of a call with distributed tensors: that of composite operators. Internal.
+//
+// A composite operator (one_hot, quantile, scaled_dot_product_attention, ...) is decomposed above autograd, so the
+// fallback below sees its pieces only, and among them plain tensors that the composite's code has made itself: masks,
+// positions, constants. Every rank makes the same ones, so they count as replicated, while a plain tensor of the user
+// beside a distributed one is an error. To tell the two apart, each of ATen's composite operators has a kernel at
+// kAboveAutogradKey, which notes that its code runs.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "dtensor/dispatch_key.h"
+#include "mesh/device_mesh.h"
+
+namespace dtensor {
+
+// Guard: the code of `op`, called with `args`, runs on this thread until destruction.
+class LibraryCode {
+ public:
+  LibraryCode(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args);
+  ~LibraryCode();
+  LibraryCode(const LibraryCode&) = delete;
+  LibraryCode& operator=(const LibraryCode&) = delete;
+
+  // What runs on this thread; null: no composite operator with distributed arguments.
+  static const LibraryCode* current();
+
+  // Of the distributed arguments.
+  const DeviceMesh& mesh() const { return mesh_; }
+  // Plain tensors here were made by this code: the user gave none that could be one of several.
+  bool makes_plain() const { return makes_plain_; }
+  bool is_outermost() const { return around_ == nullptr; }
+  // Is this one of the plain tensors that the user gave?
+  bool was_given(const at::Tensor& t) const;
+  // The operator that the user called, be it this one or one around it.
+  std::string called_operator() const;
+
+ private:
+  const c10::OperatorHandle& op_;
+  const LibraryCode* const around_;
+  DeviceMesh mesh_;
+  bool makes_plain_ = true;
+  absl::InlinedVector<const c10::TensorImpl*, 4> given_;  // plain ones
+  std::optional<c10::impl::IncludeDispatchKeyGuard> factories_reach_us_;
+};
+
+// A plain tensor that means the same on every rank wherever it comes from: a number.
+bool counts_as_number(const at::Tensor& t);
+
+}  // namespace dtensor

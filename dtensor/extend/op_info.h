@@ -1,0 +1,54 @@
+// What the dispatcher knows of an operator before any call: its arguments by kind, what it writes to, its rule or
+// handler. Computed once per operator. Internal.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "propagation/rule_registry.h"
+
+namespace dtensor {
+
+struct OpInfo {
+  explicit OpInfo(const c10::OperatorHandle& op);
+
+  struct Arg {
+    enum class Kind : uint8_t { kStatic, kTensor, kTensorList } kind = Kind::kStatic;
+    bool written = false;
+    bool out = false;          // an out= argument
+    bool overwritten = false;  // what it holds before does not matter
+  };
+
+  c10::OperatorHandle op;
+  std::string name;  // "aten::mm", "aten::sum.dim_IntList"
+  std::vector<Arg> args;
+  std::vector<int> written_inputs;  // per return: schema argument that it is, or -1
+  bool is_view = false;             // a result may share memory with the first tensor argument, without writing to it
+  bool composite_implicit = false;
+  bool has_outs = false;
+  bool makes_tensor = false;  // a factory: no tensor argument, returns one Tensor
+  int device_arg = -1;
+  Handler handler = nullptr;
+
+  struct Resolved {
+    std::shared_ptr<const OpRule> rule;
+    std::vector<bool> value_free;  // per schema argument
+    std::vector<bool> divisor;     // likewise
+    uint64_t generation = 0;
+  };
+  // The present rule; looked up again when rules were added.
+  std::shared_ptr<const Resolved> resolve() const;
+
+ private:
+  mutable std::shared_ptr<const Resolved> resolved_;
+};
+
+// Cached per operator, for the life of the process.
+const OpInfo& op_info(const c10::OperatorHandle& op);
+
+}  // namespace dtensor

@@ -1,0 +1,140 @@
+#include "dtensor/extend/representation.h"
+
+#include "dtensor/extend/above_autograd_key.h"
+
+namespace dtensor {
+namespace {
+
+constexpr char kNoStorage[] =
+    "a distributed tensor, whose data is in the local tensors of its ranks: use dtensor::full_tensor(t) for the whole "
+    "value, dtensor::to_local(t) for the parts, std::cout << dtensor::DTensor(t) to print it, dtensor::save(t, path) "
+    "to store it, or a module or optimizer that has such tensors";
+
+// What data_ptr(), and with it accessor(), operator<< and torch::save, say from now on. (LibTorch asks
+// tensorimpl_type_name() for storage() only; a parameter that was made distributed in place is of LibTorch's class and
+// keeps this text.)
+void explain_access(c10::TensorImpl& impl) {
+  static auto& mutex = *new std::mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  impl.release_storage_and_set_meta_custom_data_ptr_error_msg_(c10::str("Cannot access the data of ", kNoStorage));
+}
+
+// Adds nothing to TensorImpl but texts of errors.
+class DTensorImpl final : public c10::TensorImpl {
+ public:
+  using c10::TensorImpl::TensorImpl;
+
+  // TensorImpl's constructor makes an inference tensor inside inference mode; a view of a normal tensor must stay
+  // normal.
+  void match_inference_mode(const at::Tensor& base) {
+    if (!is_inference() || base.is_inference()) return;
+    key_set_ = key_set_ | (base.key_set() &
+                           (c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView)));
+    set_version_counter(c10::VariableVersion(0));
+  }
+
+  // Asked before the data is accessed: early enough for the text, which would cost every tensor too much.
+  bool has_storage() const override {
+    if (!explained_.load(std::memory_order_acquire)) {
+      static auto* mutex = new std::mutex;
+      std::lock_guard lock(*mutex);
+      if (!explained_.load(std::memory_order_relaxed)) {
+        explain_access(*const_cast<DTensorImpl*>(this));
+        explained_.store(true, std::memory_order_release);
+      }
+    }
+    return false;
+  }
+
+ protected:
+  const char* tensorimpl_type_name() const override { return kNoStorage; }
+
+ private:
+  mutable std::atomic<bool> explained_{false};
+};
+
+c10::DispatchKeySet key_set(c10::DeviceType device) {
+  const auto backend = device == c10::DeviceType::CUDA ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  return c10::DispatchKeySet(backend) | c10::DispatchKeySet({kDTensorKey, kAboveAutogradKey});
+}
+
+c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
+                                          std::shared_ptr<const std::string> name,
+                                          std::shared_ptr<CommWork> arriving = nullptr) {
+  auto meta = c10::make_intrusive<DTensorMeta>();
+  if (!storage) storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
+  meta->spec = std::move(spec);
+  meta->locals = std::move(locals);
+  meta->storage = std::move(storage);
+  meta->name = std::move(name);
+  meta->arriving = std::move(arriving);
+  meta->may_be_late = meta->arriving != nullptr || meta->storage->origin != nullptr;
+  return meta;
+}
+
+c10::Device device_of(const DeviceMesh& mesh) {
+  const auto& local = mesh.local_ranks();
+  return mesh.world().device(local.empty() ? mesh.ranks().front() : local.front());
+}
+
+c10::intrusive_ptr<DTensorImpl> make_impl(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
+                                          std::shared_ptr<const std::string> name,
+                                          std::shared_ptr<CommWork> arriving = nullptr) {
+  const c10::Device device = device_of(spec->mesh());
+  auto impl =
+      c10::make_intrusive<DTensorImpl>(key_set(device.type()), c10::scalarTypeToTypeMeta(spec->dtype()), device);
+  impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes().data(), spec->sizes().size()),
+                              c10::IntArrayRef(spec->strides().data(), spec->strides().size()));
+  impl->set_storage_access_should_throw();
+  impl->set_backend_meta(
+      make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name), std::move(arriving)));
+  return impl;
+}
+
+}  // namespace
+
+void wait_for_locals(const DTensorMeta& meta) {
+  if (!meta.arriving || meta.arriving->done()) return;
+  LocalGuard guard;
+  meta.arriving->wait();
+}
+
+at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name,
+                        std::shared_ptr<CommWork> arriving) {
+  return at::Tensor(make_impl(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving)));
+}
+
+at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
+                     std::shared_ptr<LocalStorage> storage) {
+  if (!storage) {
+    storage = peek_meta(base).storage;
+    storage->shared.store(true, std::memory_order_relaxed);
+  }
+  auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr);
+  impl->set_storage_offset(offset);
+  impl->match_inference_mode(base);
+  return at::Tensor(std::move(impl));
+}
+
+void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage) {
+  auto* impl = t.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes().data(), spec->sizes().size()),
+                              c10::IntArrayRef(spec->strides().data(), spec->strides().size()));
+  if (!storage) impl->set_storage_offset(0);
+  auto name = peek_meta(t).name;  // what is arriving is not wanted any more
+  impl->set_backend_meta(make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name)));
+}
+
+void set_name(const at::Tensor& t, std::string name) {
+  const DTensorMeta& old = memory_of(t);
+  t.unsafeGetTensorImpl()->set_backend_meta(
+      make_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name))));
+  explain_access(*t.unsafeGetTensorImpl());
+}
+
+std::string module_of(const DTensorMeta& meta) {
+  const auto dot = meta.name ? meta.name->rfind('.') : std::string::npos;
+  return dot == std::string::npos ? std::string() : meta.name->substr(0, dot);
+}
+
+}  // namespace dtensor

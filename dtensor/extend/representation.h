@@ -1,0 +1,125 @@
+// How a distributed tensor is stored in an at::Tensor. Internal.
+//
+// The TensorImpl has the global sizes and strides, the real device, no storage, and one more dispatch key; everything
+// else is in an immutable BackendMeta. Shallow copies (detach, variable_data, set_data) share it, so
+// `param.set_data(dtensor)` turns a parameter into a distributed one in place. To change layout or locals, attach a new
+// DTensorMeta.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/comm_call.h"
+#include "comm/comm_work.h"
+#include "dtensor/dispatch_key.h"
+#include "mesh/memory_meter.h"
+#include "plan/spec.h"
+
+namespace dtensor {
+
+struct ViewOrigin;  // view_origin.h
+class HookWatch;    // hook_watch.h
+
+// What tensors that share memory share: the bytes they keep alive, and how often they were written to.
+struct LocalStorage {
+  LocalStorage(const World& w, int64_t bytes) : world(w.in_use()), hold(w.memory(), bytes) {}
+  World world;  // keeps the meter and the caches alive
+  MemoryHold hold;
+  std::atomic<uint64_t> writes{0};
+  // Of a view that could not share the memory of the tensor it is of, since parts had to move: what it is a view of.
+  // Else null.
+  std::shared_ptr<ViewOrigin> origin;
+  // Views or other handles share it, or did: giving one of them other contents would part them. (The same on all ranks,
+  // as a count of present users is not.)
+  std::atomic<bool> shared{false};
+  // Hooks of modules that should run before anyone computes with this; null without such.
+  std::shared_ptr<const std::vector<std::shared_ptr<HookWatch>>> hook_watches;
+  // The user holds the local tensors and can write to them unseen: nothing derived from them may be remembered.
+  std::atomic<bool> given_away{false};
+};
+
+// The reduced form of a Partial tensor, kept so that a second operator that reads it does not pay for the same
+// reduction. Valid while nobody has written to the tensor; never handed out.
+struct ReducedForm {
+  Placements placements;
+  RankTensors locals;
+  uint64_t writes = 0;
+  std::shared_ptr<LocalStorage> storage;
+};
+
+struct DTensorMeta final : c10::BackendMeta {
+  SpecPtr spec;
+  RankTensors locals;  // one per spec->mesh().local_ranks()
+  std::shared_ptr<LocalStorage> storage;
+  std::shared_ptr<const std::string> name;  // a parameter's path in its module, or null
+  std::shared_ptr<CommWork> arriving;       // what fills in the locals, or null
+  bool may_be_late = false;                 // the locals are arriving, or a copied view's
+
+  mutable std::mutex reduced_mutex;
+  mutable std::unique_ptr<ReducedForm> reduced;  // guarded by reduced_mutex
+};
+
+// Waits for what is arriving, as the call that began it would have: below autograd, on plain tensors.
+void wait_for_locals(const DTensorMeta& meta);
+// The same, and reads a copied view anew if the tensor it is of was written to.
+void settle_locals(const DTensorMeta& meta);
+
+// Neither waits nor reads anew: not to look at the locals. REQUIRES: is_dtensor(t).
+inline const DTensorMeta& peek_meta(const at::TensorBase& t) {
+  return *static_cast<const DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta());
+}
+inline const SpecPtr& spec_of(const at::TensorBase& t) { return peek_meta(t).spec; }
+// To read the locals: they hold what `t` holds. May communicate, see settle_locals().
+// Errors: those of the collective that fills in the locals. REQUIRES: is_dtensor(t).
+inline const DTensorMeta& meta_of(const at::TensorBase& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  if (meta.may_be_late) settle_locals(meta);
+  return meta;
+}
+// To overwrite the locals or to share their memory: what they hold may be out of date. REQUIRES: is_dtensor(t).
+inline const DTensorMeta& memory_of(const at::TensorBase& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  if (meta.may_be_late) wait_for_locals(meta);
+  return meta;
+}
+
+// A new tensor of `spec` over `locals`, with memory of its own. `arriving`: what fills in the locals, if they are not
+// there yet.
+at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr,
+                        std::shared_ptr<CommWork> arriving = nullptr);
+// The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the
+// locals share the memory of the base's. `offset`: where a plain tensor would begin in its storage. See make_view_of()
+// in view_origin.h.
+at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
+                     std::shared_ptr<LocalStorage> storage = nullptr);
+
+// Gives `t` (distributed or not) another layout, other locals and other sizes in place; its identity and autograd
+// history stay.
+void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals,
+                      std::shared_ptr<LocalStorage> storage = nullptr);
+
+// Gives a distributed tensor a name (a parameter's path); its layout, parts and memory stay.
+void set_name(const at::Tensor& t, std::string name);
+// "layers.0" of a tensor called "layers.0.weight"; "" without a name or a dot.
+std::string module_of(const DTensorMeta& meta);
+
+// Whoever wrote to `t`'s locals says so here: marks that its memory was written to, and takes what was written to the
+// tensor that a copied view is of, which may communicate. `op`: who did, for reports.
+void note_write(const at::Tensor& t, std::string_view op);
+
+// Runs below autograd and below the distributed key: on local tensors.
+struct LocalGuard {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard below_us{kDTensorKey};
+};
+
+}  // namespace dtensor

@@ -1,0 +1,38 @@
+#include "dtensor/extend/set_data.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_has_compatible_shallow_copy_type_ops.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "dtensor/extend/above_autograd_key.h"
+#include "dtensor/extend/representation.h"
+
+namespace dtensor {
+
+void throw_plain_in_place_of(std::string_view function, const at::Tensor& self, const at::Tensor& plain) {
+  const DTensorMeta& meta = peek_meta(self);
+  TORCH_CHECK(false, "[", std::string(function), "] a plain tensor of shape ", plain.sizes(),
+              " cannot take the place of ", meta.name ? "'" + *meta.name + "', " : "", "a distributed tensor ",
+              meta.spec->to_string(),
+              ". Instead of torch::load() call dtensor::load(module, path), which keeps the layouts, or "
+              "dtensor::load_state_dict(module, values) for plain values at hand; or distribute the tensor first: "
+              "distribute_tensor(t, mesh, placements).");
+}
+
+namespace {
+
+// What set_data() asks before. The library itself does so while it saves and loads: inside of a LocalGuard.
+bool has_compatible_type(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& from) {
+  if (is_dtensor(self) && !is_dtensor(from) && !c10::impl::tls_is_dispatch_key_excluded(kDTensorKey)) {
+    throw_plain_in_place_of("set_data", self, from);
+  }
+  return at::_ops::_has_compatible_shallow_copy_type::redispatch(keys & kBelowThatKey, self, from);
+}
+
+}  // namespace
+}  // namespace dtensor
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+  m.impl("_has_compatible_shallow_copy_type", &dtensor::has_compatible_type);
+}

@@ -1,0 +1,240 @@
+#include "dtensor/extend/view_origin.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "comm/scope.h"
+#include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/view_window.h"
+#include "dtensor/internal/executor.h"
+#include "plan/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// Another tensor with the same contents, without autograd history: the user's may be given others.
+at::Tensor another_handle(const at::Tensor& t) {
+  const DTensorMeta& meta = memory_of(t);
+  at::Tensor handle = make_view(meta.spec, meta.locals, t, t.storage_offset());
+  if (meta.name) set_name(handle, *meta.name);
+  return handle;
+}
+
+bool shares_memory(const RankTensors& locals, const RankTensors& base) {
+  for (size_t i = 0; i < locals.size(); ++i) {
+    if (locals[i].numel() > 0 && !locals[i].is_alias_of(base[i])) return false;
+  }
+  return true;
+}
+
+// Placements of one tensor dim apply one after another: what a later one leaves is no part by itself once an earlier is
+// gone.
+void keep_whole_chains(std::vector<bool>& follows, const Placements& placements) {
+  for (size_t m = 0; m < follows.size(); ++m) {
+    for (size_t earlier = 0; earlier < m && follows[m]; ++earlier) {
+      const bool chained = placements[m].is_sharded() && placements[earlier].is_sharded_on(placements[m].dim());
+      if (chained && !follows[earlier]) follows[m] = false;
+    }
+  }
+}
+
+std::vector<c10::IValue> without_base(const ViewCall& call) {
+  std::vector<c10::IValue> args(call.args.begin(), call.args.end());
+  args[call.base_arg] = c10::IValue();
+  return args;
+}
+
+// The layout in which every rank has what it must store in its part of the base.
+Placements layout_to_store(const Spec& view, const Spec& base, const std::vector<bool>& follows) {
+  Placements to = view.placements();
+  for (size_t m = 0; m < to.size(); ++m) {
+    if (follows[m]) continue;
+    const Placement& p = base.placements()[m];
+    to[m] = p.is_partial() ? Partial(p.reduce_op()) : Replicate();
+  }
+  return to;
+}
+
+// The ranks that add nothing to a product hold ones, and a one of another dtype has other bytes.
+void check_can_store(const Spec& view, const Spec& base, std::string_view op) {
+  if (view.dtype() == base.dtype()) return;
+  for (const Placement& p : base.placements()) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!p.is_partial() || p.reduce_op() != ReduceOp::kProduct, std::string(op), ": writes ",
+                                view.to_string(), " through a view to ", base.to_string(),
+                                ", a product of another dtype that is not reduced yet. "
+                                "Redistribute that tensor to Replicate() before taking the view.");
+  }
+}
+
+Window window_of(const Spec& spec, int64_t offset) { return {spec.sizes(), spec.strides(), offset}; }
+
+// Conjugation and negation that lie between two tensors that share memory.
+at::Tensor undo_bits(at::Tensor value, const at::Tensor& has, const at::Tensor& other) {
+  if (has.is_conj() != other.is_conj()) value = value.conj();
+  if (has.is_neg() != other.is_neg()) value = value._neg_view();
+  return value;
+}
+
+// What the view operator does to the values, undone: where it could not share memory its result is a copy that has it.
+at::Tensor undo_operator(const at::Tensor& value, const c10::OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  if (name == "aten::_conj") return value.conj();
+  if (name == "aten::_neg_view") return value.neg();
+  return value;
+}
+
+// The view that the call gives now.
+at::Tensor take_again(const ViewOrigin& origin) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Stack stack(origin.args.begin(), origin.args.end());
+  stack[origin.base_arg] = origin.base;
+  origin.op.callBoxedForDispatchKey(kDTensorKey, stack);
+  size_t k = origin.result;
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor() && k-- == 0) return value.toTensor();
+    if (!value.isTensorList()) continue;
+    const auto list = value.toTensorVector();
+    if (k < list.size()) return list[k];
+    k -= list.size();
+  }
+  TORCH_INTERNAL_ASSERT(false, origin.op.operator_name(), " gave fewer views than before");
+}
+
+}  // namespace
+
+ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view, bool parts_moved)
+    : base(another_handle(call.args[call.base_arg].toTensor())),
+      op(call.op),
+      args(without_base(call)),
+      base_arg(call.base_arg),
+      result(call.result),
+      spec(std::move(spec_of_view)),
+      locals(std::move(locals_of_view)),
+      moved(parts_moved) {
+  const Placements& placements = spec_of(base)->placements();
+  for (size_t m = 0; m < placements.size(); ++m) follows.push_back(call.computed[m] == placements[m]);
+}
+
+at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved) {
+  const at::Tensor& base = call.args[call.base_arg].toTensor();
+  const DTensorMeta& meta = peek_meta(base);
+  // Offsets count elements of the tensor's own dtype.
+  const auto base_size = static_cast<int64_t>(c10::elementSize(meta.spec->dtype())),
+             size = static_cast<int64_t>(c10::elementSize(spec->dtype()));
+  offset += base.storage_offset() * base_size / size;
+  if (!moved && shares_memory(locals, meta.locals)) return make_view(std::move(spec), std::move(locals), base, offset);
+
+  auto origin = std::make_shared<ViewOrigin>(call, spec, locals, moved);
+  // Of a copied view that is out of date this one is, too.
+  const auto& above = meta.storage->origin;
+  const bool late = above && above->seen.load(kRelaxed) != peek_meta(above->base).storage->writes.load(kRelaxed);
+  origin->seen = meta.storage->writes.load(kRelaxed) - (late && !moved ? 1 : 0);
+  auto storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
+  storage->origin = std::move(origin);
+  return make_view(std::move(spec), std::move(locals), base, offset, std::move(storage));
+}
+
+void read_anew(LocalStorage& storage) {
+  ViewOrigin& origin = *storage.origin;
+  std::lock_guard lock(origin.mutex);
+  LocalStorage& base = *meta_of(origin.base).storage;
+  const uint64_t writes = base.writes.load(kRelaxed);
+  if (origin.seen.load(kRelaxed) == writes) return;
+  at::Tensor now = take_again(origin);
+  const CommCause cause{c10::toString(origin.op.operator_name()), "self", current_scope().module_path,
+                        /*implicit=*/true};
+  now = redistribute_below_autograd(now, origin.spec->placements(), cause);
+  {
+    LocalGuard guard;
+    for (size_t i = 0; i < origin.locals.size(); ++i) copy_values(origin.locals[i], meta_of(now).locals[i]);
+  }
+  storage.writes.fetch_add(1, kRelaxed);
+  origin.seen.store(writes, kRelaxed);
+}
+
+void check_can_carry_back(const at::Tensor& t, std::string_view op) {
+  if (t.numel() == 0) return;
+  const auto any_conjugated = [](const RankTensors& locals) {
+    return std::any_of(locals.begin(), locals.end(), [](const at::Tensor& local) { return local.is_conj(); });
+  };
+  const Spec& spec = *spec_of(t);
+  bool conjugated = any_conjugated(peek_meta(t).locals);
+  for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
+    const DTensorMeta& base = peek_meta(origin->base);
+    check_can_store(spec, *base.spec, op);
+    conjugated = conjugated || any_conjugated(origin->locals) || any_conjugated(base.locals);
+    const std::string error =
+        why_not_storable(window_of(spec, t.storage_offset()), spec.dtype(),
+                         window_of(*base.spec, origin->base.storage_offset()), base.spec->dtype(), conjugated);
+    TORCH_CHECK_NOT_IMPLEMENTED(error.empty(), std::string(op), ": ", error);
+    origin = base.storage->origin.get();
+  }
+}
+
+void carry_back(const at::Tensor& t, std::string_view op) {
+  const CommCause cause{std::string(op), "self", current_scope().module_path, /*implicit=*/true};
+  SpecPtr spec = spec_of(t);  // of what is written, as it is laid out by now
+  RankTensors locals = memory_of(t).locals;
+  at::Tensor same_memory = t;  // has the memory of the view whose origin is in hand
+  std::vector<bool> follows(spec->placements().size(), true);
+  for (std::shared_ptr<ViewOrigin> origin = peek_meta(t).storage->origin; origin != nullptr;) {
+    const DTensorMeta& base = memory_of(origin->base);
+    for (size_t m = 0; m < follows.size(); ++m) follows[m] = follows[m] && origin->follows[m];
+    keep_whole_chains(follows, base.spec->placements());
+    keep_whole_chains(follows, spec_of(t)->placements());
+    const auto plan = cached_plan(spec, layout_to_store(*spec, *base.spec, follows));
+    locals = run_plan(*plan, std::move(locals), cause);
+    spec = spec->with_placements(plan->to.placements());
+    for (size_t i = 0; i < base.locals.size(); ++i) {
+      LocalGuard guard;
+      locals[i] = undo_operator(undo_bits(locals[i], memory_of(same_memory).locals[i], origin->locals[i]), origin->op);
+      const auto rank = static_cast<int64_t>(i);
+      store_through(
+          {window_of(*spec, t.storage_offset()), spec->local_layout(rank), locals[i]},
+          {window_of(*base.spec, origin->base.storage_offset()), base.spec->local_layout(rank), base.locals[i]});
+    }
+    // The view has what it had, and this; all of it, if it was written as a whole.
+    const uint64_t before = base.storage->writes.fetch_add(1, kRelaxed);
+    uint64_t expected = same_memory.is_same(t) && spec_of(t) == origin->spec ? origin->seen.load(kRelaxed) : before;
+    origin->seen.compare_exchange_strong(expected, before + 1, kRelaxed);
+    same_memory = origin->base;
+    origin = base.storage->origin;
+  }
+}
+
+const LocalStorage* memory_viewed_by(const at::Tensor& t) {
+  const LocalStorage* memory = peek_meta(t).storage.get();
+  while (memory->origin) memory = peek_meta(memory->origin->base).storage.get();
+  return memory;
+}
+
+bool any_related(c10::ArrayRef<at::Tensor> tensors) {
+  absl::flat_hash_map<const LocalStorage*, const LocalStorage*>
+      first;  // per tensor that is no view: memory that views it
+  for (const at::Tensor& t : tensors) {
+    if (!t.defined() || !is_dtensor(t)) continue;
+    const LocalStorage* own = peek_meta(t).storage.get();
+    if (first.try_emplace(memory_viewed_by(t), own).first->second != own) return true;
+  }
+  return false;
+}
+
+// Of representation.h: there it is said, here it is known.
+
+void settle_locals(const DTensorMeta& meta) {
+  wait_for_locals(meta);
+  if (meta.storage->origin) read_anew(*meta.storage);
+}
+
+void note_write(const at::Tensor& t, std::string_view op) {
+  LocalStorage& storage = *peek_meta(t).storage;
+  storage.writes.fetch_add(1, std::memory_order_relaxed);
+  if (storage.origin) carry_back(t, op);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,42 @@
+// Writing through a view: which elements of a tensor the elements of its view are, rank by rank. Internal.
+//
+// A view is what it is in ATen: sizes, strides and an offset within the memory of the tensor that it is of, here the
+// memory that one device would hold. So one function serves all view operators and chains of them.
+//
+//   x of [5, 4], strides [4, 1];  x.slice(0, 1, 5, 2): sizes [2, 4], strides [8, 1], offset 4
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "placement/geometry.h"
+
+namespace dtensor {
+
+struct Window {
+  Shape sizes, strides;
+  int64_t offset = 0;
+};
+
+// A window on global memory, and the part of it that a rank holds.
+struct WindowPart {
+  Window window;
+  Part layout;
+  at::Tensor part;  // of layout.sizes()
+};
+
+// Writes those elements of `view.part` that `base.part` holds to their places there. Offsets count elements of each
+// one's own dtype. Where one lies in several elements of the view, each of them holds the same. Below autograd, on
+// plain tensors. REQUIRES: no two elements of `base` share memory, but for expanded dims; why_not_storable() is "".
+void store_through(WindowPart view, WindowPart base);
+
+// Why store_through() cannot take elements of `view_dtype` through `view` to those of `base`, on any rank; "" if it
+// can. `conjugated`: parts of them are, lazily.
+std::string why_not_storable(Window view, c10::ScalarType view_dtype, Window base, c10::ScalarType base_dtype,
+                             bool conjugated);
+
+// dest.copy_(src), also where dims of `dest` are expanded: their elements are one and the same.
+void copy_values(at::Tensor dest, at::Tensor src);
+
+}  // namespace dtensor

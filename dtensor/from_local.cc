@@ -1,0 +1,235 @@
+#include "dtensor/from_local.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "comm/group.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/internal/check_parts.h"
+#include "dtensor/internal/memory_overlap.h"
+#include "dtensor/internal/redistribute_internal.h"
+#include "dtensor/internal/saved_layout.h"
+#include "dtensor/redistribute.h"
+
+namespace dtensor {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// Equal, but for what another order of sums may change.
+bool nearly_equal(const at::Tensor& a, const at::Tensor& b) {
+  const auto real = c10::toRealValueType(a.scalar_type());
+  const double tolerance = real == at::kBFloat16 ? 0.1 : c10::elementSize(real) <= 2 ? 0.02 : 1e-3;
+  const double largest = a.numel() == 0 ? 0 : a.abs().max().item().toDouble();
+  return at::allclose(a, b.to(a.device()), tolerance, std::isfinite(largest) ? tolerance * largest : 0,
+                      /*equal_nan=*/true);
+}
+
+// Ranks that hold the same values must give the same gradient, or it is that of no tensor with these values.
+void check_replicas(const Spec& spec, const variable_list& grads) {
+  const DeviceMesh& mesh = spec.mesh();
+  const auto& ranks = mesh.local_ranks();
+  LocalGuard guard;
+  for (int64_t m = 0; m < mesh.ndim(); ++m) {
+    if (!spec.placements()[m].is_replicate()) continue;
+    const Group& group = mesh.get_group(m);
+    std::vector<std::optional<size_t>> first(group.members.size());
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      auto& other = first[group.group_of[ranks[i]]];
+      if (!other) other = i;
+      const at::Tensor &a = grads[*other], &b = grads[i];
+      const bool same = a.defined() == b.defined() && (!a.defined() || i == *other || nearly_equal(a, b));
+      TORCH_CHECK(
+          same, "[to_local] backward: mesh dim '", mesh.names()[m], "' is Replicate, so the parts of ranks ",
+          ranks[*other], " and ", ranks[i], " are the same values and must get the same gradient, but ",
+          a.defined() != b.defined()
+              ? c10::str("that of rank ", a.defined() ? ranks[i] : ranks[*other], " was not used")
+              : std::string("they differ"),
+          ". Use the parts of all ranks alike, or pass grad_placements with Partial() there: then the gradients of the "
+          "ranks are added up.");
+    }
+  }
+}
+
+// from_local(); `fresh`: the caller knows that the parts share memory with nothing.
+at::Tensor from_parts(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options, bool fresh);
+
+struct ToLocalFn : Function<ToLocalFn> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
+    const DTensorMeta& meta = meta_of(t);
+    save_layout(ctx, meta.spec, std::move(grad_placements));
+    ctx->set_materialize_grads(false);  // which parts were used matters
+    LocalGuard guard;
+    variable_list locals;
+    meta.storage->given_away = true;
+    for (const auto& local : meta.locals) locals.push_back(local.detach());
+    return locals;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto s = saved_layout(ctx);
+    const auto expected = s->spec->with_placements(s->placements);
+    check_replicas(*expected, grads);
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (grads[i].defined()) {  // autograd hands one tensor to all that it is the gradient of
+        grads[i] = grads[i].clone();
+        continue;
+      }
+      const Shape shape = expected->local_shape(static_cast<int64_t>(i));
+      const auto& mesh = s->spec->mesh();
+      grads[i] =
+          at::zeros(c10::IntArrayRef(shape.data(), shape.size()),
+                    at::TensorOptions().dtype(s->spec->dtype()).device(mesh.world().device(mesh.local_ranks()[i])));
+    }
+    FromLocalOptions options;
+    options.shape.emplace(s->spec->sizes().begin(), s->spec->sizes().end());
+    return {from_parts(grads, s->spec->mesh(), s->placements, options, /*fresh=*/true), at::Tensor()};
+  }
+};
+
+struct FromLocalFn : Function<FromLocalFn> {
+  static at::Tensor forward(AutogradContext* ctx, at::TensorList locals, SpecPtr spec, Placements grad_placements,
+                            bool fresh) {
+    save_layout(ctx, spec, std::move(grad_placements));
+    LocalGuard guard;
+    // Ranks do not share memory: an operator in place would work on it several times.
+    const std::vector<bool> shared = fresh ? std::vector<bool>(locals.size()) : which_overlap(locals);
+    RankTensors mine;
+    for (size_t i = 0; i < locals.size(); ++i) mine.push_back(shared[i] ? locals[i].clone() : locals[i].detach());
+    at::Tensor result = make_dtensor(spec, std::move(mine));
+    peek_meta(result).storage->given_away = true;
+    return result;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto s = saved_layout(ctx);
+    const size_t n = s->spec->mesh().local_ranks().size();
+    variable_list result(n + 3);
+    if (!grads[0].defined()) return result;
+    const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
+    auto locals = to_local(redistribute_as(g, s->placements, explicit_cause("from_local")));
+    double share = 1;  // an average takes 1 / n of every addend
+    for (int64_t m = 0; m < s->spec->mesh().ndim(); ++m) {
+      const Placement& p = s->spec->placements()[m];
+      if (p.is_partial() && p.reduce_op() == ReduceOp::kAvg) share /= static_cast<double>(s->spec->mesh().size(m));
+    }
+    if (share != 1) {
+      for (auto& local : locals) local = local * share;
+    }
+    std::move(locals.begin(), locals.end(), result.begin());
+    return result;
+  }
+};
+
+// Global shape of locals that follow the chunk rule. Other processes' parts are out of sight: they are taken to be as
+// large.
+Shape infer_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements) {
+  std::vector<Shape> sizes;
+  const bool all_here = locals.size() == mesh.ranks().size();
+  const size_t count = all_here ? locals.size() / mesh.num_copies() : 1;
+  for (size_t i = 0; i < count; ++i) sizes.emplace_back(locals[i].sizes().begin(), locals[i].sizes().end());
+  if (all_here) return add_up(sizes, absl::MakeConstSpan(mesh.local_ranks()).first(count), mesh, placements);
+  return scaled_up(sizes[0], mesh, placements);
+}
+
+// Between the ranks of this process; FromLocalOptions::run_check is for the others.
+void check_alike(const std::vector<at::Tensor>& locals, const std::vector<int64_t>& ranks) {
+  for (size_t i = 1; i < locals.size(); ++i) {
+    TORCH_CHECK_VALUE(locals[i].scalar_type() == locals[0].scalar_type(),
+                      "[from_local] local tensors must have one dtype: ", "rank ", ranks[0], " has ",
+                      locals[0].scalar_type(), ", rank ", ranks[i], " has ", locals[i].scalar_type());
+    TORCH_CHECK_VALUE(locals[i].dim() == locals[0].dim(), "[from_local] local tensors must have as many dims: rank ",
+                      ranks[0], " has ", locals[0].sizes(), ", rank ", ranks[i], " has ", locals[i].sizes());
+  }
+}
+
+// By run_check. What is wrong with this process's parts is told to the others before it is thrown.
+Shape agreed_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
+                   const FromLocalOptions& options) {
+  std::string error;
+  for (size_t i = 0; i < locals.size() && error.empty(); ++i)
+    error = what_ails_part(locals[i], mesh.local_ranks()[i], mesh);
+  Placements normal;
+  if (error.empty()) {
+    const int64_t ndim = options.shape ? static_cast<int64_t>(options.shape->size()) : locals[0].dim();
+    auto fitting = fitting_placements(placements, mesh, ndim);
+    if (fitting.ok()) {
+      normal = *std::move(fitting);
+    } else {
+      const std::string text(fitting.status().message());
+      TORCH_CHECK_VALUE(mesh.world().kind() == World::Kind::kProcesses, "[from_local] ", text);
+      error = absl::StrCat("on rank ", mesh.local_ranks()[0], ": ", text);
+    }
+  }
+  return check_parts({locals, normal, options.shape, std::move(error)}, mesh);
+}
+
+at::Tensor from_parts(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options, bool fresh) {
+  TORCH_CHECK_VALUE(mesh.defined(), "[from_local] no mesh");
+  const auto& ranks = mesh.local_ranks();
+  TORCH_CHECK_VALUE(locals.size() == ranks.size(), "[from_local] ", locals.size(),
+                    " local tensors, but this process owns ", ranks.size(), " ranks of ", mesh.to_string(),
+                    ": give one per rank of mesh.local_ranks()");
+  TORCH_CHECK_VALUE(!locals.empty() || options.shape,
+                    "[from_local] no local tensors: in an abstract world pass the global shape");
+  std::optional<Shape> shape;
+  if (options.run_check && !locals.empty()) shape = agreed_shape(locals, mesh, placements, options);
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const std::string error = what_ails_part(locals[i], ranks[i], mesh);
+    TORCH_CHECK_TYPE(error.empty(), "[from_local] ", error);
+  }
+  check_alike(locals, ranks);
+  const int64_t ndim = options.shape ? static_cast<int64_t>(options.shape->size()) : locals[0].dim();
+  const auto normal = checked_placements(placements, mesh, ndim, "from_local");
+  if (!shape)
+    shape = options.shape ? Shape(options.shape->begin(), options.shape->end()) : infer_shape(locals, mesh, normal);
+  const auto dtype = locals.empty() ? c10::ScalarType::Float : locals[0].scalar_type();
+  const SpecPtr spec = Spec::get(mesh, normal, *shape, dtype);
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const Shape expected = spec->local_shape(static_cast<int64_t>(i));
+    TORCH_CHECK_VALUE(locals[i].sizes() == c10::IntArrayRef(expected.data(), expected.size()), "[from_local] ",
+                      spec->to_string(), " puts a part of shape ", c10::IntArrayRef(expected.data(), expected.size()),
+                      " on rank ", ranks[i], " by the chunk rule, but its local tensor has shape ", locals[i].sizes());
+  }
+  for (const Placement& p : normal) {
+    const bool sum_like = !p.is_partial() || p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kAvg;
+    for (const auto& t : locals) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          sum_like || !t.requires_grad() || !at::GradMode::is_enabled(), "[from_local] ", to_string(p),
+          " of locals that require grad: the gradient goes to the rank that holds the extreme, which is not "
+          "known here; reduce them first");
+    }
+  }
+  Placements back = without_partials(normal);
+  if (options.grad_placements) back = checked_placements(*options.grad_placements, mesh, ndim, "from_local");
+  return FromLocalFn::apply(at::TensorList(locals), spec, std::move(back),
+                            fresh);  // autograd looks into a TensorList only
+}
+
+}  // namespace
+
+std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  const DTensorMeta& meta = checked_layout(tensor, "to_local");
+  Placements back = without_partials(meta.spec->placements());
+  if (grad_placements) back = checked_placements(*grad_placements, meta.spec->mesh(), tensor.dim(), "to_local");
+  if (meta.locals.empty()) return {};
+  return ToLocalFn::apply(tensor, std::move(back));
+}
+
+at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options) {
+  return from_parts(locals, mesh, placements, options, /*fresh=*/false);
+}
+
+}  // namespace dtensor

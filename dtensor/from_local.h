@@ -1,0 +1,44 @@
+// Local parts as a distributed tensor, and back. Differentiable.
+//
+// A process may own several ranks of a mesh, so local parts come as a list, one per mesh.local_ranks().
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "mesh/device_mesh.h"
+#include "placement/placement.h"
+
+namespace dtensor {
+
+struct FromLocalOptions {
+  // Global shape. Unset: computed from the local sizes, which must then follow the chunk rule. Without run_check other
+  // processes' parts are taken to be as large as this one's; so it is needed where they are uneven, and in an abstract
+  // world.
+  std::optional<std::vector<int64_t>> shape;
+  // Compare what all ranks pass, those of other processes by one all_gather of 4 KiB: placements and global shape are
+  // the same, dtypes and numbers of dims are equal, every part has the shape that the chunk rule gives it, and replicas
+  // are equal bit for bit (nothing is sent to make them so). Then the global shape is that of all parts, also where
+  // they are uneven. Every process must ask for it, or none.
+  bool run_check = false;
+  // Layout in which the gradient comes back. Unset: the same, with Partial as Replicate.
+  std::optional<Placements> grad_placements;
+};
+
+// Takes local parts as they are: one per mesh.local_ranks(). Plain in, distributed out. No copy, unless ranks of this
+// process would share elements (one tensor for all of them) or a part is expanded: then that rank's part is.
+// Errors: a number of locals other than that of the owned ranks, an empty list, locals of different dtype, ndim or
+// device type, a distributed local, and with run_check whatever it finds; each names the ranks and the values. What
+// run_check finds has the same text on all ranks, that which is wrong with one process's locals alone included.
+at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options = {});
+
+// The local parts, one per owned rank. Of a view that is out of date (see docs/dispatch.md) this is a collective call:
+// all ranks make it. The gradient of a Partial tensor comes back as Replicate unless said otherwise. Error in backward:
+// the gradients of parts that are the same values differ, or only some of those parts were used.
+std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
+
+}  // namespace dtensor

@@ -1,0 +1,82 @@
+// Composite operators, above autograd: notes that their code runs (library_code.h), and runs in its place what has a
+// handler or writes to out=.
+#include <torch/library.h>
+
+#include <vector>
+
+#include "dtensor/extend/above_autograd_key.h"
+#include "dtensor/extend/call_inputs.h"
+#include "dtensor/extend/library_code.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/out_tensor.h"
+#include "dtensor/extend/replicate.h"
+#include "dtensor/extend/representation.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+// A composite may give a tensor that it made and filled itself, without any operator on what is distributed: where
+// there are no elements to work on, say. Its results are distributed all the same.
+void distribute_results(const LibraryCode& code, size_t num_results, Stack& stack) {
+  const auto made_here = [&](const at::Tensor& t) {
+    if (t.defined() && t.is_meta() && code.mesh().world().has_data()) return false;  // no value, but a shape
+    return t.defined() && !is_dtensor(t) && !code.was_given(t) && !t.requires_grad() && t.layout() == c10::kStrided &&
+           t.unsafeGetTensorImpl()->storage().use_count() == 1;
+  };
+  for (size_t i = stack.size() - num_results; i < stack.size(); ++i) {
+    if (stack[i].isTensor() && made_here(stack[i].toTensor()))
+      stack[i] = replicate_copy(stack[i].toTensor(), code.mesh());
+  }
+}
+
+void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto& schema = op.schema();
+  const OpInfo& info = op_info(op);
+  const auto args = torch::jit::last(*stack, info.args.size());
+  const LibraryCode inside(op, args);
+  if (has_dtensor(info, args)) {
+    if (info.handler != nullptr) return info.handler(op, *stack);
+    if (info.has_outs && run_functional_form(info, *stack)) return;
+  }
+  op.redispatchBoxed(keys & kBelowThatKey, stack);
+  if (inside.is_outermost() && inside.makes_plain() && !schema.is_mutable())
+    distribute_results(inside, schema.returns().size(), *stack);
+}
+
+bool has_tensor_argument(const c10::FunctionSchema& schema) {
+  for (const auto& argument : schema.arguments()) {
+    const std::string type = argument.type()->str();
+    if (type.find("Tensor") != std::string::npos) return true;
+  }
+  return false;
+}
+
+// For all of ATen's composite operators, when the library is loaded.
+bool register_composites() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto* registered = new std::vector<c10::RegistrationHandleRAII>;  // for the life of the process
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
+    if (!has_tensor_argument(op->schema()) || name.name == "aten::_has_compatible_shallow_copy_type")
+      continue;  // see set_data.cc
+    registered->push_back(
+        dispatcher.registerImpl(name, kAboveAutogradKey, c10::KernelFunction::makeFromBoxedFunction<&run_composite>(),
+                                std::nullopt, nullptr, "dtensor: notes that a composite operator runs"));
+  }
+  return true;
+}
+
+const bool composites_registered = register_composites();
+
+}  // namespace
+}  // namespace dtensor
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, m) {
+  static_assert(dtensor::kAboveAutogradKey == c10::DispatchKey::DeferredInit,
+                "register the fallthrough at kAboveAutogradKey");
+  m.fallback(torch::CppFunction::makeFallthrough());
+}

@@ -1,0 +1,172 @@
+#include "dtensor/internal/executor.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/comm_work.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/internal/plan_run.h"
+#include "mesh/memory_meter.h"
+
+namespace dtensor {
+namespace {
+
+void run_step(PlanRun& job, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr) {
+  const int64_t bytes = job.step_bytes();
+  if (job.step().is_local()) {
+    job.run_local();
+  } else {
+    PlanRun* jobs[] = {&job};
+    run_collective(jobs, cause, work);
+  }
+  job.plan().from.world().memory().touch(bytes);
+}
+
+RankPieces run_all(PlanRun job, const CommCause& cause) {
+  while (!job.done()) run_step(job, cause);
+  return job.take_result();
+}
+
+// From the next step on nothing is sent.
+bool only_local_steps_after(const PlanRun& job) {
+  const auto& steps = job.plan().steps;
+  return std::all_of(steps.begin() + static_cast<std::ptrdiff_t>(job.next()) + 1, steps.end(),
+                     [](const RedistributeStep& step) { return step.is_local(); });
+}
+
+void check_count(const RedistributePlan& plan, size_t count, size_t owned) {
+  TORCH_CHECK(count == owned, "[redistribute] ", count, " local tensor(s) for ", owned, " owned rank(s) of ",
+              plan.from.to_string());
+}
+
+bool changes_nothing(const RedistributePlan& plan) {
+  return plan.steps.empty() && !plan.from.is_boxes() && !plan.to.is_boxes() && plan.from.mesh() == plan.to.mesh();
+}
+
+RankPieces as_pieces(RankTensors tensors) {
+  RankPieces pieces(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) pieces[i].push_back(std::move(tensors[i]));
+  return pieces;
+}
+
+RankTensors as_tensors(RankPieces pieces) {
+  RankTensors tensors;
+  for (auto& of_rank : pieces) tensors.push_back(std::move(of_rank.at(0)));
+  return tensors;
+}
+
+RankTensors wrapped(const RedistributePlan& plan, RankTensors locals) {
+  if (plan.tensor.wrapped_number) {
+    for (at::Tensor& local : locals) local.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return locals;
+}
+
+// Pieces in the order of `ranks` for those of `wanted`.
+RankPieces for_ranks(const std::vector<int64_t>& ranks, RankPieces pieces, const std::vector<int64_t>& wanted,
+                     int64_t world_size) {
+  if (ranks == wanted) return pieces;
+  const RankSlots slots(ranks, world_size);
+  RankPieces out(wanted.size());
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (const int64_t slot = slots[wanted[i]]; slot >= 0) out[i] = std::move(pieces[slot]);
+  }
+  return out;
+}
+
+}  // namespace
+
+RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause) {
+  TORCH_CHECK(!plan.from.is_boxes() && !plan.to.is_boxes(), "[redistribute] ", plan.from.to_string(), " -> ",
+              plan.to.to_string(), ": a rank may have several boxes or none; use run_transfer");
+  check_count(plan, locals.size(), owned_ranks(plan.from).size());
+  if (changes_nothing(plan)) return wrapped(plan, std::move(locals));
+  LocalGuard guard;
+  return wrapped(plan, as_tensors(run_all(PlanRun(plan, as_pieces(std::move(locals))), cause)));
+}
+
+RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors locals, const CommCause& cause,
+                       std::shared_ptr<CommWork>& work) {
+  if (plan->is_local()) return run_plan(*plan, std::move(locals), cause);
+  check_count(*plan, locals.size(), owned_ranks(plan->from).size());
+  LocalGuard guard;
+  PlanRun job(*plan, as_pieces(std::move(locals)));
+  while (!job.done() && work == nullptr) {
+    const bool may_go_on = !job.step().is_local() && only_local_steps_after(job);
+    run_step(job, cause, may_go_on ? &work : nullptr);
+  }
+  if (job.done()) return wrapped(*plan, as_tensors(job.take_result()));
+  RankTensors results = wrapped(*plan, as_tensors(job.reserve_result()));
+  work = std::make_shared<CommWork>([begun = std::move(work), plan, job = std::move(job)]() mutable {
+    begun->wait();
+    while (!job.done()) run_step(job, {});
+  });
+  return results;
+}
+
+RankPieces run_transfer(const RedistributePlan& plan, RankPieces locals, const CommCause& cause) {
+  const World& world = plan.from.world();
+  const auto& owned = world.owned_ranks();
+  check_count(plan, locals.size(), owned.size());
+  const auto& first = owned_ranks(plan.from);
+  for (size_t i = 0; i < owned.size(); ++i) {
+    const bool has_place = plan.from.is_boxes() || plan.from.mesh().contains(owned[i]);
+    TORCH_CHECK_VALUE(has_place || locals[i].empty(), "[redistribute] ", locals[i].size(), " tensor(s) of rank ",
+                      owned[i], ", which has no place in ", plan.from.to_string());
+  }
+  LocalGuard guard;
+  RankPieces results = run_all(PlanRun(plan, for_ranks(owned, std::move(locals), first, world.size())), cause);
+  return for_ranks(owned_ranks(plan.to), std::move(results), owned, world.size());
+}
+
+std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTensors> locals, const CommCause& cause) {
+  TORCH_CHECK(locals.size() == batch.plans.size(), "[redistribute] the local tensors of ", locals.size(),
+              " tensor(s) for ", batch.plans.size(), " plan(s)");
+  if (batch.plans.empty()) return {};
+  LocalGuard guard;
+  std::vector<PlanRun> jobs;
+  for (size_t p = 0; p < locals.size(); ++p) {
+    const RedistributePlan& plan = *batch.plans[p];
+    check_count(plan, locals[p].size(), owned_ranks(plan.from).size());
+    jobs.emplace_back(plan, as_pieces(std::move(locals[p])));
+  }
+  MemoryMeter& memory = batch.plans[0]->from.world().memory();
+  int64_t held = 0;  // of all jobs between their steps
+  // `run` runs the next step of every one of `running`.
+  const auto step = [&](absl::Span<PlanRun* const> running, const auto& run) {
+    int64_t bytes = held;
+    for (PlanRun* job : running) {
+      bytes += job->step_bytes() - job->held_bytes();
+      held -= job->held_bytes();
+    }
+    run();
+    memory.touch(bytes);
+    for (PlanRun* job : running) held += job->held_bytes();
+  };
+  const auto run_local_steps = [&](PlanRun& job) {
+    while (!job.done() && job.step().is_local()) {
+      PlanRun* one[] = {&job};
+      step(one, [&] { job.run_local(); });
+    }
+  };
+  for (const BatchPlan::Round& round : batch.rounds) {
+    std::vector<PlanRun*> running;
+    for (const auto& [p, s] : round.steps) {
+      run_local_steps(jobs[p]);
+      TORCH_INTERNAL_ASSERT(static_cast<int>(jobs[p].next()) == s);
+      running.push_back(&jobs[p]);
+    }
+    step(running, [&] { run_collective(running, cause); });
+  }
+  std::vector<RankTensors> results;
+  for (size_t p = 0; p < jobs.size(); ++p) {
+    run_local_steps(jobs[p]);
+    TORCH_INTERNAL_ASSERT(jobs[p].done());
+    results.push_back(wrapped(*batch.plans[p], as_tensors(jobs[p].take_result())));
+  }
+  return results;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,38 @@
+// Runs plans on the local tensors of the owned ranks.
+//
+// Tensors go in as the plan's `from` says and come out as its `to` says: the very same ones where the plan has no step,
+// else fresh and contiguous. Inputs are never changed. What a step read is let go as soon as the step is done, so that
+// no more than one step's inputs and outputs is alive, besides what the caller holds.
+//
+// All this is below autograd, on plain tensors; DTensor's dispatch key must not be included in thread-local state.
+// Every collective is one call of the world's communicator, reported with the planned bytes and `cause`, also where no
+// rank is owned; a step in several rounds is one per round.
+// Errors (c10::Error), before anything is sent: tensors of another number, shape or dtype than the layout says; then
+// those of the communicator. Thread-safe.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "plan/plan_many.h"
+#include "plan/redistribute_plan.h"
+
+namespace dtensor {
+
+// Between meshes: one tensor per from.mesh().local_ranks() in, one per to.mesh().local_ranks() out.
+RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause);
+// The same, but returns when the last communicating step has begun, if the backend can go on by itself. Then it leaves
+// in `work` what to wait for before the result is used, the local steps after it included; the last one's outputs are
+// made at once.
+RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors locals, const CommCause& cause,
+                       std::shared_ptr<CommWork>& work);
+
+// Between any two layouts. In and out, for each of world.owned_ranks(), its tensors: one or none of a mesh, those of
+// its boxes in their order.
+RankPieces run_transfer(const RedistributePlan& plan, RankPieces locals, const CommCause& cause);
+
+// Many tensors; locals[i] are those of batch.plans[i]. One collective per round.
+std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTensors> locals, const CommCause& cause);
+
+}  // namespace dtensor

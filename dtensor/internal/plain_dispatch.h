@@ -1,0 +1,23 @@
+// Calls that reach the fallback without being an ordinary operator on distributed tensors. Internal.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include "dtensor/extend/op_info.h"
+#include "mesh/device_mesh.h"
+
+namespace dtensor {
+
+// No argument is distributed. Inside a MeshScope, or in the code of a composite operator with distributed arguments
+// (library_code.h), a factory makes a replicated tensor on the scope's (the arguments') mesh (random ones draw once, so
+// that all ranks agree); everything else runs as if this library were not there. `empty` stays plain: code that fills
+// it through data_ptr (torch::tensor({...})) must go on working.
+void dispatch_plain(const OpInfo& info, torch::jit::Stack& stack);
+
+// Writes to a plain tensor with distributed arguments, which are gathered. Autograd's formulas and composite operators
+// do that to tensors that they have just made from options (zeros(...).scatter_(...)): those become distributed,
+// replicated, so that what is computed from them is. In an ImplicitReplication scope the tensor stays plain. Elsewhere
+// an error.
+void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, torch::jit::Stack& stack);
+
+}  // namespace dtensor

@@ -1,0 +1,61 @@
+// One tensor on its way through the steps of a plan. Internal to the executor.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/types/span.h"
+#include "plan/schedule.h"
+
+namespace dtensor {
+
+class PlanRun {
+ public:
+  // `pieces` stand in the order of schedule().ranks. Error: they are not what plan.from says. `plan` must outlive this.
+  PlanRun(const RedistributePlan& plan, RankPieces pieces);
+
+  const RedistributePlan& plan() const { return *plan_; }
+  const PlanSchedule& schedule() const { return *schedule_; }
+  size_t next() const { return next_; }
+  bool done() const { return next_ == plan_->steps.size(); }
+  // The next one. REQUIRES: !done().
+  const RedistributeStep& step() const { return plan_->steps[next_]; }
+  const StepSchedule& scheduled() const { return schedule_->steps[next_]; }
+
+  // Runs the next step, which is local.
+  void run_local();
+  // What take_result() will give, before the last step has run, which is local and will write to it. Once.
+  RankPieces reserve_result();
+  // What comes out, in the order of schedule().result_ranks. REQUIRES: done(); then nothing else.
+  RankPieces take_result();
+
+  // Bytes alive on a rank while the next step runs; before it. Those of the caller's tensors are counted elsewhere.
+  int64_t step_bytes() const {
+    const bool is_handed_out = !reserved_.empty() && next_ + 1 == plan_->steps.size();
+    return step().peak_bytes - (next_ == 0 ? schedule_->input_bytes : 0) -
+           (is_handed_out ? schedule_->steps[next_].output_bytes : 0);
+  }
+  int64_t held_bytes() const { return next_ == 0 ? 0 : schedule_->steps[next_ - 1].output_bytes; }
+
+ private:
+  friend void run_collective(absl::Span<PlanRun* const> jobs, const CommCause& cause, std::shared_ptr<CommWork>* work);
+  // Brings the tensors into the order of the next step's ranks. Once per step.
+  void prepare();
+  RankPieces new_outputs(size_t step) const;
+  void finish(RankPieces outputs) {
+    pieces_ = std::move(outputs);
+    ++next_;
+  }
+
+  const RedistributePlan* plan_;
+  std::shared_ptr<const PlanSchedule> schedule_;
+  RankPieces pieces_;
+  RankPieces reserved_;  // the last step's outputs, or empty
+  size_t next_ = 0;
+};
+
+// Runs the next steps of all jobs as one collective (of every round of theirs).
+// REQUIRES: they may meet (plan_many.h). `work`: as CommCall::work, and stays empty where the results are there.
+void run_collective(absl::Span<PlanRun* const> jobs, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr);
+
+}  // namespace dtensor

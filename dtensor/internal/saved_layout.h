@@ -1,0 +1,34 @@
+// What the backward of a change of layout needs to know, kept in autograd's context.
+#pragma once
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include <utility>
+
+#include "comm/comm_event.h"
+#include "plan/spec.h"
+
+namespace dtensor {
+
+// Contexts store IValues only.
+struct SavedLayout : torch::CustomClassHolder {
+  SpecPtr spec;
+  Placements placements;
+  CommCause cause;
+};
+
+inline void save_layout(torch::autograd::AutogradContext* ctx, SpecPtr spec, Placements placements,
+                        CommCause cause = {}) {
+  auto saved = c10::make_intrusive<SavedLayout>();
+  saved->spec = std::move(spec);
+  saved->placements = std::move(placements);
+  saved->cause = std::move(cause);
+  ctx->saved_data["dtensor"] = c10::IValue::make_capsule(saved);
+}
+
+inline c10::intrusive_ptr<SavedLayout> saved_layout(torch::autograd::AutogradContext* ctx) {
+  return c10::static_intrusive_pointer_cast<SavedLayout>(ctx->saved_data.at("dtensor").toCapsule());
+}
+
+}  // namespace dtensor

@@ -1,0 +1,95 @@
+// Counts what is communicated while it exists, and tells why.
+//
+//   CommDebugMode comm;
+//   auto loss = step(model, batch);
+//   comm.count(Collective::kAllReduce);   // what one rank issued
+//   std::cout << comm;                    // tree: forward or backward, module, operator, collective
+//
+// Listens to the communicators' events (comm/comm_event.h) of the thread that made it and of autograd's threads working
+// for it. Modes nest: every one of them counts. Must end on the thread that made it, in reverse order of other guards;
+// reading is thread-safe. Source: torch.distributed.tensor.debug.CommDebugMode.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/comm_event.h"
+#include "comm/scope.h"
+
+namespace dtensor {
+
+// One line of the breakdown: collectives that have all but the bytes in common.
+struct CommRow {
+  bool backward = false;
+  std::string module_path;  // "" outside modules
+  std::string op;
+  std::string argument;
+  std::string mesh_dims;
+  Collective collective = Collective::kBarrier;
+  bool implicit = true;
+  int64_t count = 0;
+  int64_t bytes = 0;  // received by one rank
+  double seconds = 0;
+};
+
+class CommDebugMode {
+ public:
+  // Events kept one by one; later ones are counted all the same.
+  static constexpr size_t kMaxEvents = size_t{1} << 16;
+
+  CommDebugMode();
+  ~CommDebugMode();
+  CommDebugMode(const CommDebugMode&) = delete;
+  CommDebugMode& operator=(const CommDebugMode&) = delete;
+
+  // By name ("all_reduce", ...), those that occurred.
+  std::map<std::string, int64_t> counts() const;
+  int64_t total() const;
+  int64_t count(Collective collective) const;
+  // By our name or PyTorch's ("all_gather_into_tensor", "c10d_functional.reduce_scatter_tensor", "shard_dim_alltoall").
+  // Error (ValueError): unknown; the text lists the names.
+  int64_t count(std::string_view name) const;
+
+  // Received by one rank, the one that receives most.
+  int64_t bytes() const;
+  int64_t bytes(Collective collective) const;
+  double seconds() const;  // host time inside collectives
+
+  int64_t implicit_count() const;  // inserted by the engine
+  int64_t explicit_count() const;  // asked for: redistribute(), full_tensor(), ...
+  int64_t forward_count() const;
+  int64_t backward_count() const;
+
+  std::map<std::string, int64_t> counts_by_op() const;
+  std::map<std::string, int64_t> counts_by_module() const;
+
+  // Sorted: forward first, then by module, operator, argument, collective.
+  std::vector<CommRow> rows() const;
+  // In order of time, the first kMaxEvents.
+  std::vector<CommEvent> events() const;
+
+  // Starts counting anew.
+  void reset();
+
+  // {"total", "bytes", "seconds", "counts": {name: n}, "rows": [{...}], "events": [{...}]}
+  std::string to_json() const;
+  std::string to_string() const;
+
+ private:
+  class Recorder;
+  std::unique_ptr<Recorder> recorder_;
+  std::unique_ptr<ScopeGuard> guard_;
+};
+
+// The tree.
+std::ostream& operator<<(std::ostream& os, const CommDebugMode& mode);
+
+// The collective of a name, ours or PyTorch's. Error (ValueError): unknown; the text lists the names.
+Collective parse_collective(std::string_view name);
+
+}  // namespace dtensor

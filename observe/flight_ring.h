@@ -1,0 +1,48 @@
+// What the flight recorder holds, for those who write it down. Internal.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/comm_event.h"
+
+namespace dtensor {
+
+// One group of ranks, as one communicator calls it.
+struct FlightGroup {
+  int64_t id = 0;
+  std::string name, description;  // "0-3", "tp"
+  std::vector<int64_t> ranks;
+  bool in_process = false;                           // several of its ranks are owned here: in-process worlds
+  int64_t enqueued = 0, started = 0, completed = 0;  // the last call
+};
+
+struct FlightRecord {
+  uint64_t id = 0;  // from 1; 0: empty
+  std::shared_ptr<FlightGroup> group;
+  int64_t sequence = 0;
+  Collective collective = Collective::kBarrier;
+  int64_t created = 0, started = 0, completed = 0;  // ns since 1970 in copies of the ring; 0: not yet
+  bool retired = false;                             // nothing will happen to it any more
+  bool taken_back = false;
+  bool backward = false, implicit = false;
+  int64_t rank = 0, thread = 0, bytes = 0;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  // Assigned to, so that the memory of the entry before is used again.
+  std::string op, argument, module_path, mesh_dims;
+  std::vector<int64_t> sizes;  // of each tensor the number of dims, then the dims
+  std::vector<c10::ScalarType> dtypes;
+  size_t inputs = 0;  // of these tensors; the others are outputs
+  std::shared_ptr<const std::string> tensor;
+};
+
+// The entries and groups there are, oldest first. False, and nothing, if another thread holds the ring and `wait` is
+// false: then a second is waited, not more.
+bool copy_flight_ring(bool wait, std::vector<FlightRecord>& records, std::vector<FlightGroup>& groups);
+bool flight_recorder_is_on();
+// If DTENSOR_FLIGHT_FILE is set.
+void arm_flight_signals() noexcept;
+
+}  // namespace dtensor

@@ -1,0 +1,27 @@
+// One tensor's card in the picture of a layout, and the bits of SVG that the page shares with it. Internal.
+#pragma once
+
+#include <string>
+
+#include "plan/spec.h"
+
+namespace dtensor {
+
+inline constexpr double kCardWidth = 316, kCardHeight = 214;
+
+struct Card {
+  std::string name;
+  int64_t count = 0;  // tensors that share it
+  SpecPtr spec;
+};
+
+// SVG of a card with its upper left corner at (x, y). Style classes: name, dim, note, rank, axis.
+std::string draw_card(const Card& card, double x, double y);
+
+// A text element; `s` is escaped.
+std::string svg_text(double x, double y, const std::string& s, const std::string& attributes);
+std::string svg_number(double v);
+// Fill of a rank's parts, light enough for dark text.
+std::string rank_colour(int64_t rank, int64_t ranks);
+
+}  // namespace dtensor

@@ -1,0 +1,33 @@
+// A JSON file that grows and is whole at any moment, also when the process is killed. Internal to CommTrace.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+
+namespace dtensor {
+
+class TraceFile {
+ public:
+  // `head`: what comes before the first element of the list that fills the file, "{...,\"traceEvents\": [". Replaces
+  // what is there. Error (ValueError): it cannot be written.
+  TraceFile(std::string path, const std::string& head);
+  ~TraceFile();
+  TraceFile(const TraceFile&) = delete;
+  TraceFile& operator=(const TraceFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  // Elements, with the comma that belongs before them. Where no more can be written it says so on stderr, once, and the
+  // file ends before them. Not thread-safe.
+  void append(const std::string& text);
+
+ private:
+  bool write(const std::string& text);
+
+  const std::string path_;
+  const int fd_;
+  off_t size_ = 0;  // without the end
+  bool failed_ = false;
+};
+
+}  // namespace dtensor

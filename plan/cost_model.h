@@ -1,0 +1,66 @@
+// Seconds that a collective or a local copy takes, on two levels: within a node and between nodes.
+//
+// Per level and collective: a latency, another one per doubling of the group (as in NCCL's trees, so that one
+// collective over several mesh dims is never slower than one per dim), and a bandwidth. Bytes are those of the ring
+// algorithms (Gloo's docs/algorithms.md, PyTorch's _collective_utils.py). A group that has ranks on two nodes is priced
+// as a whole at the level between nodes. The built-in numbers are estimates for GPUs; `calibrate` measures a machine
+// and writes a file:
+//
+//   set_cost_model(world, CostModel::load("cluster.json"));   // or DTENSOR_COST_MODEL=cluster.json in the environment
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "comm/comm_event.h"
+#include "mesh/world.h"
+
+namespace dtensor {
+
+// Times that are added up and compared are whole numbers: their sums do not depend on the order.
+using Picoseconds = int64_t;
+
+struct LinkCost {
+  double latency = 6.6e-6;      // seconds per collective
+  double hop_latency = 0.6e-6;  // seconds per doubling of the group; an all-reduce pays it twice, a permute once
+  double bandwidth = 87.7e9;    // bytes per second that one rank receives
+  friend bool operator==(const LinkCost&, const LinkCost&) = default;
+};
+
+struct CostModel {
+  CostModel();
+
+  using Level = std::array<LinkCost, kNumCollectives>;  // by Collective
+  int64_t ranks_per_node = 8;                           // consecutive ranks of a world
+  Level within_node;
+  Level between_nodes;
+  double copy_bandwidth = 1.0e12;  // bytes per second of a local copy or fill
+  // Whether what is sent and received lies in buffers of its own meanwhile, as with message passing. If not, ranks read
+  // each other's memory.
+  bool packs = true;
+
+  // `bytes`: received per rank. A group of one costs nothing.
+  double collective(Collective kind, int64_t group_size, bool crosses_nodes, int64_t bytes) const;
+  double copy(int64_t bytes) const { return static_cast<double>(bytes) / copy_bandwidth; }
+  // What no collective that moves `bytes` to a rank can beat.
+  double least(int64_t bytes) const;
+
+  // Reads and writes a JSON file; every field may be missing and then has its built-in value.
+  // Errors (c10::Error): the file cannot be read or is no JSON; an unknown field or collective; a number that is not
+  // positive. Each names file and field.
+  static CostModel load(const std::string& path);
+  static CostModel from_json(const std::string& text, const std::string& name = "cost model");
+  std::string to_json() const;
+
+  friend bool operator==(const CostModel&, const CostModel&) = default;
+};
+
+// The model that a world's plans are made with. At first the file that DTENSOR_COST_MODEL names, else the built-in one,
+// in which the ranks of World::local read each other's memory.
+std::shared_ptr<const CostModel> cost_model(const World& world);
+// Forgets the world's remembered plans and decisions. Not while other threads use the world.
+void set_cost_model(const World& world, const CostModel& model);
+
+}  // namespace dtensor

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+
+namespace dtensor {
+
+// Some dims of a mesh, ascending: those along which ranks talk.
+using MeshDims = c10::SmallVector<int64_t, 3>;
+
+}  // namespace dtensor

@@ -1,0 +1,115 @@
+// The plans of a world that were made already.
+#include <c10/util/Exception.h>
+
+#include <mutex>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "placement/parse_placements.h"
+#include "plan/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+// By what plans depend on. Two generations: when the young one is full it becomes the old one, and the old one goes;
+// whatever is used meanwhile is young again.
+//
+// An entry holds its spec. A tensor between two redistributions is often the only one of its layout and goes with every
+// training step; its spec would go, too, come back under another id, and its plan would be made anew each time.
+class PlanMemo {
+ public:
+  using PlanPtr = std::shared_ptr<const RedistributePlan>;
+  struct Key {
+    uint64_t spec = 0;
+    const void* mesh = nullptr;  // of the target. The plan holds it, so nobody else has its address
+    Placements to;
+  };
+  struct KeyView {
+    uint64_t spec;
+    const void* mesh;
+    const Placements& to;
+  };
+  struct Entry {
+    SpecPtr from;
+    PlanPtr plan;
+  };
+
+  PlanPtr find(const KeyView& key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (auto it = young_.find(key); it != young_.end()) return it->second.plan;
+    auto it = old_.find(key);
+    if (it == old_.end()) return nullptr;
+    const Entry entry = it->second;
+    put(key, entry);
+    return entry.plan;
+  }
+
+  void insert(const KeyView& key, SpecPtr from, PlanPtr plan) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    put(key, {std::move(from), std::move(plan)});
+  }
+
+  void clear() {
+    Map young, old;  // go after the lock
+    std::lock_guard<std::mutex> lock(mutex_);
+    young.swap(young_);
+    old.swap(old_);
+  }
+  void release() { clear(); }  // plans and specs hold meshes, which hold the world
+
+ private:
+  static constexpr size_t kGeneration = 2048;
+  struct Hash {
+    using is_transparent = void;
+    template <typename K>
+    size_t operator()(const K& key) const {
+      return absl::HashOf(key.spec, key.mesh, key.to);
+    }
+  };
+  struct Equal {
+    using is_transparent = void;
+    template <typename A, typename B>
+    bool operator()(const A& a, const B& b) const {
+      return a.spec == b.spec && a.mesh == b.mesh && a.to == b.to;
+    }
+  };
+  using Map = absl::flat_hash_map<Key, Entry, Hash, Equal>;
+
+  void put(const KeyView& key, Entry entry) {
+    if (young_.size() >= kGeneration) old_ = std::exchange(young_, Map());
+    young_.insert_or_assign(Key{key.spec, key.mesh, key.to}, std::move(entry));
+  }
+
+  std::mutex mutex_;
+  Map young_, old_;
+};
+
+}  // namespace
+
+std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to) {
+  PlanMemo& memo = from->mesh().world().attachment<PlanMemo>();
+  const PlanMemo::KeyView asked{from->id(), mesh.identity(), to};
+  if (auto plan = memo.find(asked)) return plan;
+  auto target = normalize_placements(to, from->ndim());
+  TORCH_CHECK_VALUE(target.ok(), "[redistribute] ", to_string(to), " does not fit ", from->to_string(), ": ",
+                    std::string(target.status().message()));
+  const PlanMemo::KeyView normal{from->id(), mesh.identity(), *target};
+  auto plan = memo.find(normal);
+  if (!plan) {
+    plan = std::make_shared<const RedistributePlan>(
+        mesh == from->mesh()
+            ? plan_redistribution(mesh, from->meta(), from->placements(), *target)
+            : plan_transfer(from->meta(), Layout(from->mesh(), from->placements()), Layout(mesh, *target)));
+    memo.insert(normal, from, plan);
+  }
+  if (*target != to) memo.insert(asked, from, plan);
+  return plan;
+}
+
+std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const Placements& to) {
+  return cached_plan(from, from->mesh(), to);
+}
+
+void forget_plans(const World& world) { world.attachment<PlanMemo>().clear(); }
+
+}  // namespace dtensor

@@ -1,0 +1,113 @@
+// How to go from one layout to another: the steps, and what they cost.
+//
+// The plan is one object for everything: the executor runs its steps, strategy selection adds up its cost, events
+// report its bytes, explain() prints it. It holds no tensors, and every rank computes the same one.
+//
+//   auto plan = plan_redistribution(mesh, {{8, 8}, {8, 1}, at::kFloat}, {Shard(0)}, {Shard(1)});  // mesh(tp=4)
+//   plan.to_string();   // "S(0) -> S(1): all_to_all(tp) 48 B, 7.8 us"
+//   plan.short_form();  // "a2a(tp)"
+//   plan.explain();     // a line per step, and the routes not taken
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/comm_event.h"
+#include "plan/layout.h"
+#include "plan/mesh_dims.h"
+#include "plan/spec.h"
+
+namespace dtensor {
+
+struct CostModel;
+
+struct RedistributeStep {
+  enum class Kind : uint8_t {
+    kSlice,      // local: keep the part that the new layout asks for
+    kFill,       // local: Replicate -> Partial. Sum: the first rank along the dims keeps the value, others hold zeros;
+                 // product likewise with ones; average, min, max: every rank keeps the value
+    kAllReduce,  // Partial -> Replicate
+    kReduceScatter,  // Partial -> sharded, cutting every rank's own part further
+    kAllGather,      // every rank gets what its whole group holds
+    kPermute,        // every rank's new part is one other rank's old one
+    kAllToAll,       // the overlay of the two layouts: any change between sharded and replicated
+    kTransfer,       // the overlay between two meshes, or to or from boxes
+  };
+  Kind kind = Kind::kSlice;
+  // The mesh dims whose ranks take part, ascending; no two ranks talk that differ elsewhere. Empty for kTransfer, in
+  // which all ranks of both layouts take part.
+  MeshDims dims;
+  ReduceOp op = ReduceOp::kSum;  // kFill, kAllReduce, kReduceScatter
+  // On plan.from's mesh up to a transfer, on plan.to's after it; empty where the layout is boxes.
+  Placements before, after;
+  // The exchange is done in so many rounds, to keep buffers small (Limits).
+  int64_t chunks = 1;
+  // Received per rank. Exactly, on the rank that receives most (in groups of more than 2^14 ranks whose parts are
+  // irregular: of a sample). all_reduce of N bytes over W ranks: 2 N (W-1)/W; reduce_scatter: N (W-1)/W.
+  int64_t bytes = 0;
+  // Alive at once on the rank that needs most: input, output and, where the cost model says that messages are packed,
+  // the buffers for all that it sends and receives; of a reduce_scatter every addend once more. An all_reduce needs
+  // what the world's backend does: Gloo, over processes on CPU, exchanges addends; elsewhere as NCCL, in place of the
+  // output. Exact as `bytes` is, and where tensors of one dtype travel and the input is contiguous.
+  int64_t peak_bytes = 0;
+  double seconds = 0;  // estimate
+
+  // No communication. A transfer is local if every rank has already what it needs.
+  bool is_local() const {
+    return kind == Kind::kSlice || kind == Kind::kFill || (kind == Kind::kTransfer && bytes == 0);
+  }
+  Collective collective() const;  // REQUIRES: !is_local(). A transfer is an all_to_all
+};
+
+// What a plan must not exceed.
+struct Limits {
+  int64_t peak_bytes = std::numeric_limits<int64_t>::max();  // of RedistributePlan::peak_bytes
+};
+
+struct RedistributePlan {
+  TensorMeta tensor;
+  Layout from, to;
+  // Empty if every rank's part is the same in both layouts. Mesh dims of size 1 stand as in `to` from the first step
+  // on.
+  std::vector<RedistributeStep> steps;
+  int64_t bytes = 0;       // of all steps
+  int64_t peak_bytes = 0;  // of the largest step; without steps the part itself
+  double seconds = 0;      // estimate of all steps, local copies included
+
+  // What the plan was made with.
+  std::shared_ptr<const CostModel> cost;
+  Limits limits;
+
+  // Which blocks go where: filled in by the executor at the first run, shared by copies of the plan. Internal.
+  struct Schedule;
+  std::shared_ptr<Schedule> schedule;
+
+  bool is_local() const { return num_collectives() == 0; }  // no communication
+  int64_t num_collectives() const;
+
+  // "a2a(tp)", "rs(dp), ag(tp), slice"; "" without steps. ar, rs, ag, a2a, permute and transfer name collectives.
+  std::string short_form() const;
+  // One line: "S(0)R -> RS(1): slice, all_gather(dp) 4096 B, 8.1 us".
+  std::string to_string() const;
+  // For people, several lines: every step with its groups, bytes per rank, peak and estimate, then the routes that were
+  // not taken, and why. Plans the alternatives anew.
+  std::string explain() const;
+  // The same as a JSON document.
+  std::string to_json() const;
+};
+
+// One way to go, whether a plan takes it or not.
+struct Route {
+  std::vector<RedistributeStep> steps;
+  int64_t bytes = 0;
+  int64_t peak_bytes = 0;
+  double seconds = 0;
+};
+
+// An empty one. Beside the executor.
+std::shared_ptr<RedistributePlan::Schedule> make_schedule_slot();
+
+}  // namespace dtensor

@@ -1,0 +1,236 @@
+#include "plan/schedule.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "plan/plan_many.h"
+#include "plan/transfer.h"
+
+namespace dtensor {
+
+struct RedistributePlan::Schedule {
+  std::mutex mutex;
+  std::shared_ptr<const PlanSchedule> schedule;  // guarded by mutex
+  std::shared_ptr<const std::string> text;       // guarded by mutex
+};
+
+namespace {
+
+using Kind = RedistributeStep::Kind;
+
+// Messages of one plan that are kept: some megabytes. The plans of a world are remembered by the thousand.
+constexpr size_t kMaxMessagesKept = size_t{1} << 14;
+
+// Where each of `ranks` stands in `before`; nullopt if the two are the same.
+std::optional<std::vector<int64_t>> sources_of(const std::vector<int64_t>& before, const std::vector<int64_t>& ranks) {
+  if (before == ranks) return std::nullopt;
+  absl::flat_hash_map<int64_t, int64_t> index;
+  for (size_t i = 0; i < before.size(); ++i) index[before[i]] = static_cast<int64_t>(i);
+  std::vector<int64_t> sources;
+  for (int64_t rank : ranks) {
+    const auto it = index.find(rank);
+    sources.push_back(it == index.end() ? -1 : it->second);
+  }
+  return sources;
+}
+
+std::vector<std::vector<Shape>> sizes_of(const TensorMeta& meta, const Layout& layout,
+                                         const std::vector<int64_t>& ranks) {
+  std::vector<std::vector<Shape>> sizes;
+  if (layout.is_boxes()) {  // which have no order: look through them once
+    sizes.resize(ranks.size());
+    absl::flat_hash_map<int64_t, size_t> index;
+    for (size_t i = 0; i < ranks.size(); ++i) index[ranks[i]] = i;
+    for (const RankBox& box : layout.boxes()) {
+      if (const auto it = index.find(box.rank); it != index.end()) sizes[it->second].push_back(box.sizes);
+    }
+    return sizes;
+  }
+  for (int64_t rank : ranks) {
+    auto& list = sizes.emplace_back();
+    for (const Part& part : layout.parts(meta.sizes, rank)) list.push_back(part.sizes());
+  }
+  return sizes;
+}
+
+// Layouts of one tensor by rank.
+class Parts {
+ public:
+  Parts(const TensorMeta& meta, const DeviceMesh& mesh, const Placements& placements)
+      : meta_(meta), mesh_(mesh), placements_(placements) {}
+  const Part& of(int64_t rank) {
+    auto& part = parts_[rank];
+    if (!part) {
+      part = std::make_unique<Part>(local_layout(meta_.sizes, mesh_.shape(), placements_, mesh_.coordinate(rank)));
+    }
+    return *part;
+  }
+
+ private:
+  const TensorMeta& meta_;
+  const DeviceMesh& mesh_;
+  const Placements& placements_;
+  absl::flat_hash_map<int64_t, std::unique_ptr<Part>> parts_;
+};
+
+// Everything that owned ranks send to or receive from their groups; the members of a group hold, before, disjoint parts
+// of all that they need after. Without a group what every rank keeps.
+std::vector<Message> mesh_messages(const TensorMeta& meta, const DeviceMesh& mesh, const RedistributeStep& step,
+                                   const Group* group) {
+  Parts before(meta, mesh, step.before), after(meta, mesh, step.after);
+  std::vector<std::pair<int64_t, int64_t>> pairs;
+  const absl::flat_hash_set<int64_t> owned(mesh.local_ranks().begin(), mesh.local_ranks().end());
+  for (int64_t rank : mesh.local_ranks()) {
+    pairs.emplace_back(rank, rank);
+    if (group == nullptr) continue;
+    for (int64_t member : group->members[group->group_of[rank]]) {
+      if (member == rank) continue;
+      pairs.emplace_back(rank, member);
+      if (!owned.contains(member)) pairs.emplace_back(member, rank);
+    }
+  }
+  std::sort(pairs.begin(), pairs.end());
+  std::vector<Message> messages;
+  for (const auto& [sender, receiver] : pairs) {
+    for (Block& block : overlap(before.of(sender), after.of(receiver)))
+      messages.push_back({sender, receiver, 0, 0, std::move(block)});
+  }
+  return messages;
+}
+
+// Round c takes of every block the c-th chunk of its longest dim.
+void split_into_rounds(std::vector<Message> messages, int64_t chunks, StepSchedule& schedule) {
+  if (chunks == 1) {
+    schedule.messages = std::move(messages);
+    schedule.rounds = {schedule.messages.size()};
+    return;
+  }
+  for (int64_t c = 0; c < chunks; ++c) {
+    for (const Message& m : messages) {
+      const Shape& sizes = m.block.sizes;
+      if (sizes.empty()) {  // one element
+        if (c == 0) schedule.messages.push_back(m);
+        continue;
+      }
+      const auto d = static_cast<size_t>(std::max_element(sizes.begin(), sizes.end()) - sizes.begin());
+      const Run piece = chunk(sizes[d], chunks, c);
+      if (piece.size == 0) continue;
+      Message& part = schedule.messages.emplace_back(m);
+      part.block.from[d] += piece.begin;
+      part.block.to[d] += piece.begin;
+      part.block.sizes[d] = piece.size;
+    }
+    schedule.rounds.push_back(schedule.messages.size());
+  }
+}
+
+std::unique_ptr<const Group> group_of_all(const Layout& before, const Layout& after) {
+  auto group = std::make_unique<Group>();
+  group->name = "transfer";
+  std::vector<int64_t> ranks = before.ranks();
+  const std::vector<int64_t> more = after.ranks();
+  ranks.insert(ranks.end(), more.begin(), more.end());
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  group->size = static_cast<int64_t>(ranks.size());
+  group->group_of.assign(before.world().size(), -1);
+  group->position_of.assign(before.world().size(), -1);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    group->group_of[ranks[i]] = 0;
+    group->position_of[ranks[i]] = static_cast<int64_t>(i);
+  }
+  group->members.push_back(std::move(ranks));
+  return group;
+}
+
+// `before` and `after` with the meshes that the step's placements are on.
+StepSchedule make_step(const TensorMeta& meta, const RedistributeStep& step, const Layout& before,
+                       const Layout& after) {
+  StepSchedule schedule;
+  std::vector<Message> messages;
+  if (step.kind == Kind::kTransfer) {
+    schedule.transfer_group = group_of_all(before, after);
+    schedule.group = schedule.transfer_group.get();
+    for (int64_t rank : before.world().owned_ranks()) {
+      if (schedule.group->group_of[rank] >= 0) schedule.ranks.push_back(rank);
+    }
+    messages = transfer_blocks(meta, before, after);
+  } else {
+    const DeviceMesh& mesh = before.mesh();
+    schedule.ranks = mesh.local_ranks();
+    if (step.kind != Kind::kSlice) schedule.group = &mesh.group(step.dims);
+    if (step.kind != Kind::kFill && step.kind != Kind::kAllReduce)
+      messages = mesh_messages(meta, mesh, step, schedule.group);
+  }
+  schedule.outputs = sizes_of(meta, after, schedule.ranks);
+  schedule.output_bytes = largest_part_bytes(meta, after);
+  split_into_rounds(std::move(messages), step.chunks, schedule);
+  return schedule;
+}
+
+std::string make_text(const RedistributePlan& plan) {
+  const Layout& from = plan.from;
+  const Layout& to = plan.to;
+  if (!from.is_boxes() && !to.is_boxes() && from.mesh() == to.mesh()) {
+    return absl::StrCat(to_string(plan.tensor), "(", to_string(from.placements()), ") -> (", to_string(to.placements()),
+                        ") @ ", from.mesh().to_string());
+  }
+  return absl::StrCat(to_string(plan.tensor), "(", from.to_string(), ") -> (", to.to_string(), ")");
+}
+
+PlanSchedule make_schedule(const RedistributePlan& plan) {
+  PlanSchedule schedule;
+  schedule.ranks = owned_ranks(plan.from);
+  schedule.inputs = sizes_of(plan.tensor, plan.from, schedule.ranks);
+  schedule.input_bytes = largest_part_bytes(plan.tensor, plan.from);
+  const Layout* on = &plan.from;
+  const std::vector<int64_t>* ranks = &schedule.ranks;
+  schedule.steps.reserve(plan.steps.size());  // `ranks` points into it
+  for (const RedistributeStep& step : plan.steps) {
+    const Layout before = on->is_boxes() ? *on : Layout(on->mesh(), step.before);
+    if (step.kind == Kind::kTransfer) on = &plan.to;
+    const Layout after = on->is_boxes() ? *on : Layout(on->mesh(), step.after);
+    StepSchedule& s = schedule.steps.emplace_back(make_step(plan.tensor, step, before, after));
+    s.sources = sources_of(*ranks, s.ranks);
+    ranks = &s.ranks;
+  }
+  schedule.result_ranks = owned_ranks(plan.to);
+  schedule.result_sources = sources_of(*ranks, schedule.result_ranks);
+  return schedule;
+}
+
+}  // namespace
+
+std::shared_ptr<RedistributePlan::Schedule> make_schedule_slot() {
+  return std::make_shared<RedistributePlan::Schedule>();
+}
+
+const std::vector<int64_t>& owned_ranks(const Layout& layout) {
+  return layout.is_boxes() ? layout.world().owned_ranks() : layout.mesh().local_ranks();
+}
+
+std::shared_ptr<const PlanSchedule> schedule_of(const RedistributePlan& plan) {
+  const auto make = [&] { return std::make_shared<const PlanSchedule>(make_schedule(plan)); };
+  if (plan.schedule == nullptr) return make();
+  std::lock_guard<std::mutex> lock(plan.schedule->mutex);
+  if (plan.schedule->schedule) return plan.schedule->schedule;
+  auto made = make();
+  size_t messages = 0;
+  for (const StepSchedule& step : made->steps) messages += step.messages.size();
+  if (messages <= kMaxMessagesKept) plan.schedule->schedule = made;
+  return made;
+}
+
+std::shared_ptr<const std::string> text_of(const RedistributePlan& plan) {
+  if (!plan.schedule) return std::make_shared<const std::string>(make_text(plan));
+  std::lock_guard<std::mutex> lock(plan.schedule->mutex);
+  auto& text = plan.schedule->text;
+  if (!text) text = std::make_shared<const std::string>(make_text(plan));
+  return text;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,153 @@
+#include "plan/spec.h"
+
+#include <ATen/ExpandUtils.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <ostream>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
+#include "placement/parse_placements.h"
+#include "plan/layout_geometry.h"
+
+namespace dtensor {
+
+// The set of specs alive. An entry is removed by its spec's deleter, under the lock and before the memory goes, so
+// every entry may be read under the lock. Between the last reference's end and the deleter's turn a get can find an
+// entry whose spec is dying; it puts a new spec in its place, and the deleter leaves an entry that is not its own
+// alone.
+struct SpecInterner {
+  struct Entry {
+    const Spec* spec;
+    std::weak_ptr<const Spec> weak;
+  };
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(const Entry& e) const { return (*this)(e.spec); }
+    size_t operator()(const Spec* s) const {
+      return absl::HashOf(s->mesh_.identity(), s->placements_, absl::MakeConstSpan(s->meta_.sizes),
+                          absl::MakeConstSpan(s->meta_.strides), static_cast<int>(s->meta_.dtype),
+                          s->meta_.wrapped_number, static_cast<int>(s->meta_.number));
+    }
+  };
+  struct Equal {
+    using is_transparent = void;
+    static const Spec* of(const Entry& e) { return e.spec; }
+    static const Spec* of(const Spec* s) { return s; }
+    template <typename A, typename B>
+    bool operator()(const A& a, const B& b) const {
+      const Spec* x = of(a);
+      const Spec* y = of(b);
+      return x == y || (x->mesh_ == y->mesh_ && x->meta_ == y->meta_ && x->placements_ == y->placements_);
+    }
+  };
+
+  std::mutex mutex;
+  absl::flat_hash_set<Entry, Hash, Equal> specs;
+  std::atomic<uint64_t> next_id{1};
+
+  // Never destroyed: specs may outlive every static.
+  static SpecInterner& instance() {
+    static auto* interner = new SpecInterner;
+    return *interner;
+  }
+
+  SpecPtr intern(const DeviceMesh& mesh, Placements placements, const TensorMeta& meta) {
+    auto candidate = std::unique_ptr<Spec>(new Spec);
+    candidate->mesh_ = mesh.idle();
+    candidate->placements_ = std::move(placements);
+    candidate->meta_ = meta;
+    std::lock_guard<std::mutex> lock(mutex);
+    auto it = specs.find(candidate.get());
+    if (it != specs.end()) {
+      if (SpecPtr alive = it->weak.lock()) return alive;
+      specs.erase(it);
+    }
+    candidate->id_ = next_id++;
+    SpecPtr spec(candidate.release(), [this](const Spec* s) { release(s); });
+    specs.insert({spec.get(), spec});
+    return spec;
+  }
+
+  void release(const Spec* spec) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      auto it = specs.find(spec);
+      if (it != specs.end() && it->spec == spec) specs.erase(it);
+    }
+    delete spec;  // outside the lock: it may hold the last reference to a world and everything in it
+  }
+};
+
+SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, const TensorMeta& meta) {
+  TORCH_CHECK_VALUE(mesh.defined(), "[Spec] the mesh is not defined");
+  TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[Spec] ", placements.size(),
+                    " placement(s) \"", dtensor::to_string(placements), "\" for ", mesh.to_string(), ", which has ",
+                    mesh.ndim(), " dim(s): give one placement per mesh dim");
+  TORCH_CHECK_VALUE(meta.sizes.size() == meta.strides.size(), "[Spec] ", meta.sizes.size(), " sizes but ",
+                    meta.strides.size(), " strides");
+  auto normalized = normalize_placements(placements, static_cast<int64_t>(meta.sizes.size()));
+  TORCH_CHECK_VALUE(normalized.ok(), "[Spec] \"", dtensor::to_string(placements), "\" does not fit a tensor of shape [",
+                    absl::StrJoin(meta.sizes, ", "), "]: ", std::string(normalized.status().message()));
+  return SpecInterner::instance().intern(mesh, *std::move(normalized), meta);
+}
+
+SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, c10::ArrayRef<int64_t> sizes,
+                  c10::ScalarType dtype) {
+  return get(mesh, placements, TensorMeta{Shape(sizes.begin(), sizes.end()), contiguous_strides(sizes), dtype});
+}
+
+SpecPtr Spec::with_placements(const Placements& placements) const { return get(mesh_, placements, meta_); }
+
+bool Spec::is_replicated() const {
+  for (const Placement& p : placements_) {
+    if (!p.is_replicate()) return false;
+  }
+  return true;
+}
+
+bool Spec::has_partial() const {
+  for (const Placement& p : placements_) {
+    if (p.is_partial()) return true;
+  }
+  return false;
+}
+
+Part Spec::local_layout(int64_t i) const {
+  return dtensor::local_layout(meta_.sizes, mesh_.shape(), placements_, mesh_.local_coordinate(i));
+}
+
+Part Spec::layout_of_rank(int64_t rank) const {
+  return dtensor::local_layout(meta_.sizes, mesh_.shape(), placements_, mesh_.coordinate(rank));
+}
+
+Shape Spec::local_shape(int64_t i) const {
+  return dtensor::local_shape(meta_.sizes, mesh_.shape(), placements_, mesh_.local_coordinate(i));
+}
+
+int64_t Spec::max_local_bytes() const {
+  return LayoutGeometry(mesh_.shape(), meta_).part_bytes(layers_of(placements_));
+}
+
+std::string Spec::to_short_string() const {
+  return absl::StrCat(dtensor::to_string(meta_), "(", dtensor::to_string(placements_), ")");
+}
+
+std::string Spec::to_string() const { return absl::StrCat(to_short_string(), " @ ", mesh_.to_string()); }
+
+size_t Spec::num_alive() {
+  auto& interner = SpecInterner::instance();
+  std::lock_guard<std::mutex> lock(interner.mutex);
+  return interner.specs.size();
+}
+
+std::ostream& operator<<(std::ostream& os, const Spec& spec) { return os << spec.to_string(); }
+
+}  // namespace dtensor

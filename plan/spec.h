@@ -1,0 +1,76 @@
+// What is known of a distributed tensor without its data: mesh, placements, global shape, strides, dtype.
+//
+// Specs are interned: two equal specs are one object while anyone holds it, so equality is a pointer comparison and a
+// cache key is a few pointers. Immutable; thread-safe.
+//
+//   SpecPtr s = Spec::get(mesh, {Replicate(), Shard(0)}, {10, 8}, at::kFloat);
+//   s->to_string();            // "f32[10, 8](RS(0)) @ mesh(dp=2, tp=2)"
+//   s->local_shape(0);         // shape held by the first local rank
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <iosfwd>
+#include <memory>
+#include <string>
+
+#include "mesh/device_mesh.h"
+#include "placement/geometry.h"
+#include "placement/placement.h"
+#include "plan/tensor_meta.h"
+
+namespace dtensor {
+
+class Spec;
+using SpecPtr = std::shared_ptr<const Spec>;
+
+class Spec {
+ public:
+  // Placements are normalised against the shape.
+  // Errors (c10::Error): their number differs from the mesh's dims, a dim out of range, mixed kinds of Partial.
+  static SpecPtr get(const DeviceMesh& mesh, const Placements& placements, const TensorMeta& meta);
+  static SpecPtr get(const DeviceMesh& mesh, const Placements& placements, c10::ArrayRef<int64_t> sizes,
+                     c10::ScalarType dtype);
+  // The same tensor, laid out otherwise.
+  SpecPtr with_placements(const Placements& placements) const;
+
+  const DeviceMesh& mesh() const { return mesh_; }
+  const Placements& placements() const { return placements_; }
+  const TensorMeta& meta() const { return meta_; }
+  const Shape& sizes() const { return meta_.sizes; }
+  const Shape& strides() const { return meta_.strides; }
+  c10::ScalarType dtype() const { return meta_.dtype; }
+  int64_t ndim() const { return static_cast<int64_t>(meta_.sizes.size()); }
+  uint64_t id() const { return id_; }  // never used again for another spec
+
+  bool is_replicated() const;
+  bool has_partial() const;
+
+  // The part held by the i-th of mesh().local_ranks(); by any rank of the mesh.
+  Part local_layout(int64_t i) const;
+  Part layout_of_rank(int64_t rank) const;
+  Shape local_shape(int64_t i) const;
+  // Bytes of the largest part any rank holds (that of coordinate 0, ...).
+  int64_t max_local_bytes() const;
+
+  // "f32[10, 8](RS(0))"; with the mesh: "... @ mesh(dp=2, tp=2)".
+  std::string to_short_string() const;
+  std::string to_string() const;
+
+  // Specs alive now, for tests and dumps.
+  static size_t num_alive();
+
+ private:
+  Spec() = default;
+  DeviceMesh mesh_;
+  Placements placements_;
+  TensorMeta meta_;
+  uint64_t id_ = 0;
+  friend struct SpecInterner;
+};
+
+std::ostream& operator<<(std::ostream& os, const Spec& spec);
+
+}  // namespace dtensor

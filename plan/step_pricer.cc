@@ -1,0 +1,138 @@
+#include "plan/step_pricer.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace dtensor {
+namespace {
+
+using Kind = RedistributeStep::Kind;
+
+Collective collective_of(Kind kind) {
+  RedistributeStep step;
+  step.kind = kind;
+  step.bytes = 1;
+  return step.collective();
+}
+
+// What reduce_in_order() allocates per element of its result.
+int64_t reducing_bytes(c10::ScalarType dtype, ReduceOp op) {
+  if (c10::isReducedFloatingType(dtype))
+    return 2 * static_cast<int64_t>(sizeof(float));  // the sum, and the next addend
+  const bool is_wide_unsigned = dtype == at::kUInt16 || dtype == at::kUInt32 || dtype == at::kUInt64;
+  return is_wide_unsigned && (op == ReduceOp::kMin || op == ReduceOp::kMax)
+             ? static_cast<int64_t>(c10::elementSize(dtype))
+             : 0;
+}
+
+// What an all-reduce of `bytes` holds at once between processes (processes/c10d/reduce_by_exchange.cc).
+int64_t packed_all_reduce_bytes(CommBackend backend, const TensorMeta& meta, ReduceOp op, int64_t bytes,
+                                int64_t group) {
+  const auto item = static_cast<int64_t>(c10::elementSize(meta.dtype));
+  const Carrier carrier = reduction_by(backend, Collective::kAllReduce, meta.dtype, op).carrier;
+  if (carrier == Carrier::kAsInt32) return 2 * bytes + bytes / item * static_cast<int64_t>(sizeof(int32_t));
+  if (carrier != Carrier::kInOrder) return 2 * bytes;
+  const bool is_small = bytes * group <= kSmallAllReduceBytes;
+  // Of what a rank adds up: the addends of all, and the buffers of the exchanges around it.
+  const int64_t share = is_small ? bytes : (bytes / item + group - 1) / group * item;
+  const int64_t exchanged = is_small ? (group - 1) * 2 * bytes : (group - 1) * share + bytes;
+  const int64_t added_up = (is_small ? 0 : share) + share / item * reducing_bytes(meta.dtype, op);
+  return 2 * bytes + group * share + std::max(exchanged, added_up);
+}
+
+}  // namespace
+
+int64_t StepPricer::peak_with_buffers(const PricedStep& edge, const Layers& before, const Layers& after) const {
+  MeshDims dims;
+  int64_t group = 1;
+  for (int64_t m = 0; m < geometry.ndim(); ++m) {
+    if ((edge.dims >> m & 1) == 0) continue;
+    dims.push_back(m);
+    group *= geometry.mesh_size(m);
+  }
+  if (edge.kind == Kind::kAllReduce) {
+    return packed_all_reduce_bytes(backend_, meta_, edge.op, geometry.part_bytes(before), group);
+  }
+  const bool reduces = edge.kind == Kind::kReduceScatter;
+  return geometry.packed_bytes(before, after, dims, reduces, reduces ? reducing_bytes(meta_.dtype, edge.op) : 0,
+                               edge.chunks);
+}
+
+// What it moves and how long local copies take: kind, op, bytes and the copies' seconds. `in`, `out`: of the largest
+// part.
+PricedStep StepPricer::moved(Kind kind, uint64_t dims, const Layers& before, const Layers& after, int64_t group,
+                             int64_t in, int64_t out) const {
+  PricedStep edge;
+  edge.kind = kind;
+  edge.dims = dims;
+  const auto first = static_cast<size_t>(std::countr_zero(dims));  // of the mesh dims that take part
+  switch (kind) {
+    case Kind::kFill:
+      edge.op = after[first]->reduce_op();
+      [[fallthrough]];
+    case Kind::kSlice:
+      edge.seconds = cost_.copy(out);
+      break;
+    case Kind::kAllReduce:
+      edge.op = before[first]->reduce_op();
+      edge.bytes = 2 * in * (group - 1) / group;
+      break;
+    case Kind::kReduceScatter:
+      edge.op = before[first]->reduce_op();
+      edge.bytes = in * (group - 1) / group;
+      edge.seconds = cost_.copy(in);
+      break;
+    case Kind::kAllGather:
+      edge.bytes = geometry.received_bytes(before, after);
+      edge.seconds = cost_.copy(out);
+      break;
+    case Kind::kPermute:
+    case Kind::kAllToAll:
+    case Kind::kTransfer:
+      edge.bytes = geometry.received_bytes(before, after);
+      if (edge.bytes == 0) {  // every rank has already what it needs
+        edge.kind = Kind::kSlice;
+        edge.seconds = cost_.copy(out);
+        break;
+      }
+      if (in == out && geometry.same_parts(before, after)) edge.kind = Kind::kPermute;
+      edge.seconds = cost_.copy(in + out);
+      break;
+  }
+  return edge;
+}
+
+// In several rounds the buffers are smaller. No more rounds than anything is long.
+void StepPricer::split_into_rounds(const Layers& before, const Layers& after, int64_t group, PricedStep& edge) {
+  int64_t longest = 1;
+  for (int64_t d = 0; d < geometry.tensor_ndim(); ++d) longest = std::max(longest, geometry.size(d));
+  longest = std::min(longest, kMaxRounds);
+  for (int64_t chunks = 2; chunks < 2 * longest && edge.peak_bytes > limits_.peak_bytes; chunks *= 2) {
+    is_allowed(edge.peak_bytes);
+    edge.chunks = std::min(chunks, longest);
+    edge.peak_bytes = peak_with_buffers(edge, before, after);
+  }
+  const double latency = cost_.collective(collective_of(edge.kind), group, (edge.dims & between_nodes_) != 0, 0);
+  edge.seconds += static_cast<double>(edge.chunks - 1) * latency;
+}
+
+bool StepPricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, PricedStep& edge) {
+  int64_t group = 1;
+  for (int64_t m = 0; m < geometry.ndim(); ++m) {
+    if ((dims >> m & 1) != 0) group *= geometry.mesh_size(m);
+  }
+  const int64_t in = geometry.part_bytes(before);
+  const int64_t out = geometry.part_bytes(after);
+  edge = moved(kind, dims, before, after, group, in, out);
+  edge.peak_bytes = in + out;
+  if (edge.is_local()) return is_allowed(edge.peak_bytes);
+
+  edge.seconds += cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, edge.bytes);
+  if (!cost_.packs || leaves_buffers_out()) return is_allowed(edge.peak_bytes);
+  if (std::max(in, out) >= limits_.peak_bytes) return is_allowed(std::max(in, out) + 1);  // something is sent as well
+  edge.peak_bytes = peak_with_buffers(edge, before, after);
+  if (edge.peak_bytes > limits_.peak_bytes && kind != Kind::kAllReduce) split_into_rounds(before, after, group, edge);
+  return is_allowed(edge.peak_bytes);
+}
+
+}  // namespace dtensor

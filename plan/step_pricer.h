@@ -1,0 +1,79 @@
+// What one step of a redistribution costs: bytes, memory, time, and the rounds that a limit asks for. Internal to the
+// planner.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "comm/backend_capabilities.h"
+#include "plan/cost_model.h"
+#include "plan/layout_geometry.h"
+#include "plan/redistribute_plan.h"
+
+namespace dtensor {
+
+inline constexpr int64_t kMaxRounds = 1024;  // of one exchange
+
+// A step that the search considers: a RedistributeStep without its layouts.
+struct PricedStep {
+  RedistributeStep::Kind kind = RedistributeStep::Kind::kSlice;
+  uint64_t dims = 0;  // mesh dims, a bit each
+  ReduceOp op = ReduceOp::kSum;
+  int64_t bytes = 0;
+  int64_t peak_bytes = 0;
+  int64_t chunks = 1;
+  double seconds = 0;
+
+  bool is_local() const { return kind == RedistributeStep::Kind::kSlice || kind == RedistributeStep::Kind::kFill; }
+};
+
+// Of steps between two layouts on one mesh. What it is made of must outlive it.
+class StepPricer {
+ public:
+  StepPricer(const DeviceMesh& mesh, const TensorMeta& meta, const CostModel& cost, const Limits& limits)
+      : geometry(mesh.shape(), meta),
+        meta_(meta),
+        backend_(mesh.world().kind() == World::Kind::kProcesses && mesh.world().device_type() == c10::DeviceType::CPU
+                     ? CommBackend::kGloo
+                     : CommBackend::kNccl),
+        cost_(cost),
+        limits_(limits),
+        between_nodes_(mesh.dims_between_nodes(cost.ranks_per_node)) {}
+
+  // False if it cannot be kept within the limits.
+  bool price(RedistributeStep::Kind kind, uint64_t dims, const Layers& before, const Layers& after, PricedStep& edge);
+
+  // Its peak with the buffers of messages. Not looked at without a limit: it takes as long as all the rest.
+  int64_t peak_with_buffers(const PricedStep& edge, const Layers& before, const Layers& after) const;
+  bool leaves_buffers_out() const { return cost_.packs && limits_.peak_bytes == std::numeric_limits<int64_t>::max(); }
+
+  // The smallest limit under which something would be priced that was refused. With less, the same is refused.
+  int64_t least_refused() const { return least_refused_; }
+
+  uint64_t between_nodes() const { return between_nodes_; }
+  // Whether some mesh dims lie within a node and others do not.
+  bool has_two_levels() const { return between_nodes_ != 0 && between_nodes_ != (uint64_t{1} << geometry.ndim()) - 1; }
+
+  const LayoutGeometry geometry;
+
+ private:
+  PricedStep moved(RedistributeStep::Kind kind, uint64_t dims, const Layers& before, const Layers& after, int64_t group,
+                   int64_t in, int64_t out) const;
+  void split_into_rounds(const Layers& before, const Layers& after, int64_t group, PricedStep& edge);
+  // Whether a step that needs `peak_bytes` at least may be taken.
+  bool is_allowed(int64_t peak_bytes) {
+    if (peak_bytes <= limits_.peak_bytes) return true;
+    least_refused_ = std::min(least_refused_, peak_bytes);
+    return false;
+  }
+
+  const TensorMeta& meta_;
+  const CommBackend backend_;  // of processes; a world without any stands for one of GPUs
+  const CostModel& cost_;
+  const Limits& limits_;
+  const uint64_t between_nodes_;
+  int64_t least_refused_ = std::numeric_limits<int64_t>::max();
+};
+
+}  // namespace dtensor

@@ -1,0 +1,131 @@
+// The search for the cheapest steps between two layouts on one mesh: redistribute_planner.h says what it looks through.
+// Internal to the planner.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "plan/layout_geometry.h"
+#include "plan/step_pricer.h"
+
+namespace dtensor {
+
+inline constexpr int64_t kMaxChanging = 15;  // mesh dims that a search can tell apart: four bits each
+inline constexpr size_t kMaxComplete = 3;    // mesh dims that change, up to which a search always goes to its end
+inline constexpr double kRounding = 16;      // bytes that steps may round down, all in all
+
+class StepSearch {
+ public:
+  // Without `helpers`, only the mesh dims that change take part.
+  StepSearch(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
+             const CostModel& cost, const Limits& limits, bool helpers = true, bool complete = false);
+
+  // The steps of the shortest path; false if the limits leave none.
+  bool run(std::vector<RedistributeStep>& steps);
+  // What the first route that comes to mind takes. REQUIRES: not complete.
+  Picoseconds plain_length();
+  // Complete paths, one for each last step into the target, the shortest first.
+  std::vector<Route> all_arrivals();
+  // After run() found nothing: smaller limits than this leave nothing, either.
+  int64_t least_refused() const { return pricer_.least_refused(); }
+
+ private:
+  using Kind = RedistributeStep::Kind;
+  // A layout as a number: four bits per mesh dim that changes, which of its placements it has.
+  using State = uint64_t;
+  static constexpr uint64_t kAll = ~uint64_t{0};  // mesh dims
+
+  struct Node {
+    State state = 0;
+    Picoseconds distance = 0;
+    // Where only some states are visited: what a plain way on would take, so that good ones come first.
+    Picoseconds left = 0;
+    int collectives = 0;
+    int steps = 0;
+    int previous = -1;
+    bool done = false;
+    PricedStep edge;  // from previous to here
+
+    bool before(const Node& other) const {
+      if (distance + left != other.distance + other.left) return distance + left < other.distance + other.left;
+      if (collectives != other.collectives) return collectives < other.collectives;
+      return steps < other.steps;
+    }
+  };
+  // The choices of a mesh dim that changes. Then come Shards that a Partial may be scattered to.
+  static constexpr int kTo = 0, kFrom = 1, kReplicate = 2;
+  struct Changing {
+    int64_t mesh_dim = 0;
+    absl::InlinedVector<const Placement*, 6> choices;
+  };
+  using Subset = absl::InlinedVector<int, 4>;  // of changing_
+
+  int choice(State state, int i) const { return static_cast<int>(state >> (4 * i) & 15); }
+  static State with(State state, int i, int choice) {
+    return (state & ~(State{15} << (4 * i))) | static_cast<State>(choice) << (4 * i);
+  }
+  // "As in `to`" and "replicated" are one state where `to` is Replicate.
+  int replicated(int i) const { return changing_[i].choices[kTo]->is_replicate() ? kTo : kReplicate; }
+  MeshDims landing_dims_of(const DeviceMesh& mesh, const Placements& from, const Placements& to) const;
+  void add_landings(const DeviceMesh& mesh, const Placements& from, const Placements& to, Changing& c,
+                    const MeshDims& landing_dims);
+  const Layers& layers(State state);
+  uint64_t bits(const Subset& subset) const {
+    uint64_t dims = 0;
+    for (int i : subset) dims |= uint64_t{1} << changing_[i].mesh_dim;
+    return dims;
+  }
+
+  // Mesh dims, a bit each.
+  uint64_t changed(State a, State b) const {
+    uint64_t dims = 0;
+    for (size_t k = 0; k < changing_.size(); ++k) {
+      if (choice(a, static_cast<int>(k)) != choice(b, static_cast<int>(k)))
+        dims |= uint64_t{1} << changing_[k].mesh_dim;
+    }
+    return dims;
+  }
+
+  State start_state() const;
+  void seed();
+  bool fills(State state, uint64_t& dims, State& after) const;
+  bool may_stop() const;
+  int nearest() const;
+  void expand(int node);
+  template <typename Becomes>
+  void add_subsets(Kind kind, int node, const Subset& candidates, Becomes becomes);
+  bool overlay(State state, uint64_t may_change, State& after, uint64_t& dims);
+  void add_overlay(int node, uint64_t may_change);
+  void relax(int node, Kind kind, uint64_t dims, State after);
+  Picoseconds remaining(State state);
+  Picoseconds plain_way(State state);
+  bool plain_step(State state, Kind& kind, uint64_t& dims, State& after);
+  std::vector<RedistributeStep> path_to(int node, const PricedStep* last = nullptr);
+  Placements placements(State state);
+
+  StepPricer pricer_;
+  const LayoutGeometry& geometry_;
+  const CostModel& cost_;
+  const Placement replicate_;
+  std::vector<Placement> landings_;  // that choices point to
+  absl::InlinedVector<Changing, 4> changing_;
+  Layers fixed_;
+  Layers scratch_;
+  State target_ = 0;
+  State reduced_target_ = 0;          // the target before fills
+  bool leaves_nodes_ = false;         // shards on a mesh dim between nodes change
+  int64_t target_bytes_ = 0;          // of the largest part of it
+  double target_average_ = 0;         // bytes of its parts
+  double least_part_ = 0;             // the average where all mesh dims cut that do not stay Partial
+  bool complete_ = true;              // to the end, however long that takes
+  int64_t work_ = 0, step_work_ = 1;  // in steps that are priced quickly
+  std::vector<Node> nodes_;
+  absl::flat_hash_map<State, int> index_;
+  bool keep_arrivals_ = false;
+  std::vector<std::pair<int, PricedStep>> arrivals_;
+};
+
+}  // namespace dtensor

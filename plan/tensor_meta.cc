@@ -1,0 +1,97 @@
+#include "plan/tensor_meta.h"
+
+#include <ATen/ExpandUtils.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace dtensor {
+
+int64_t TensorMeta::numel() const {
+  int64_t n = 1;
+  for (int64_t size : sizes) n *= size;
+  return n;
+}
+
+int64_t TensorMeta::bytes() const { return numel() * static_cast<int64_t>(c10::elementSize(dtype)); }
+
+Shape contiguous_strides(c10::ArrayRef<int64_t> sizes) {
+  Shape strides(sizes.size(), 1);
+  for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
+  return strides;
+}
+
+bool is_dense(const TensorMeta& meta) {
+  if (meta.strides == contiguous_strides(meta.sizes)) return true;  // most are
+  std::vector<size_t> order;
+  for (size_t d = 0; d < meta.sizes.size(); ++d) {
+    if (meta.sizes[d] != 1) order.push_back(d);
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return meta.strides[a] < meta.strides[b]; });
+  int64_t expected = 1;
+  for (size_t d : order) {
+    if (meta.strides[d] != expected) return false;
+    expected *= meta.sizes[d];
+  }
+  return true;
+}
+
+TensorMeta in_own_memory(TensorMeta meta) {
+  if (is_dense(meta)) return meta;
+  const auto strides = at::infer_dense_strides(at::IntArrayRef(meta.sizes.data(), meta.sizes.size()),
+                                               at::IntArrayRef(meta.strides.data(), meta.strides.size()));
+  meta.strides.assign(strides.begin(), strides.end());
+  return meta;
+}
+
+std::string to_string(const TensorMeta& meta) {
+  return absl::StrCat(std::string(short_name(meta.dtype)), "[", absl::StrJoin(meta.sizes, ", "), "]");
+}
+
+std::string_view short_name(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return "f32";
+    case c10::ScalarType::Double:
+      return "f64";
+    case c10::ScalarType::Half:
+      return "f16";
+    case c10::ScalarType::BFloat16:
+      return "bf16";
+    case c10::ScalarType::Long:
+      return "i64";
+    case c10::ScalarType::Int:
+      return "i32";
+    case c10::ScalarType::Short:
+      return "i16";
+    case c10::ScalarType::Char:
+      return "i8";
+    case c10::ScalarType::Byte:
+      return "u8";
+    case c10::ScalarType::UInt16:
+      return "u16";
+    case c10::ScalarType::UInt32:
+      return "u32";
+    case c10::ScalarType::UInt64:
+      return "u64";
+    case c10::ScalarType::Bool:
+      return "b8";
+    case c10::ScalarType::ComplexHalf:
+      return "c32";
+    case c10::ScalarType::ComplexFloat:
+      return "c64";
+    case c10::ScalarType::ComplexDouble:
+      return "c128";
+    case c10::ScalarType::Float8_e4m3fn:
+      return "f8e4m3fn";
+    case c10::ScalarType::Float8_e5m2:
+      return "f8e5m2";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,35 @@
+#include "processes/c10d/call_order.h"
+
+#include <exception>
+#include <utility>
+
+namespace dtensor {
+
+std::shared_ptr<CallOrder::Place> CallOrder::reserve() {
+  auto place = std::make_shared<Place>();
+  std::lock_guard lock(mutex_);
+  waiting_.push_back(place);
+  return place;
+}
+
+void CallOrder::fill(const std::shared_ptr<Place>& place, std::function<Begun()> begin) {
+  std::unique_lock lock(mutex_);
+  place->begin_ = std::move(begin);
+  if (beginning_) return;  // whoever does comes to this, too
+  beginning_ = true;
+  while (!waiting_.empty() && waiting_.front()->begin_) {
+    const auto next = std::move(waiting_.front());
+    waiting_.pop_front();
+    lock.unlock();
+    try {
+      next->promise_.set_value(next->begin_());
+    } catch (...) {
+      next->promise_.set_exception(std::current_exception());
+    }
+    next->begin_ = nullptr;  // and what it holds
+    lock.lock();
+  }
+  beginning_ = false;
+}
+
+}  // namespace dtensor

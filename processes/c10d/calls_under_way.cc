@@ -1,0 +1,44 @@
+#include "processes/c10d/calls_under_way.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace dtensor {
+namespace {
+
+constexpr std::chrono::milliseconds kLook(
+    100);  // how often a call that waits for its turn looks whether the job has failed
+
+}  // namespace
+
+void CallsUnderWay::add(Place place) {
+  std::lock_guard lock(mutex_);
+  added_.erase(std::remove_if(added_.begin(), added_.end(), [&](const Place& p) { return is_done(p); }), added_.end());
+  added_.push_back(std::move(place));
+}
+
+bool CallsUnderWay::all_done() {
+  std::lock_guard lock(mutex_);
+  return std::all_of(added_.begin(), added_.end(), [&](const Place& p) { return is_done(p); });
+}
+
+void CallsUnderWay::finish(const Activity& activity, absl::Span<const int64_t> members, const Place& place) {
+  guarded([&] {
+    const auto has_begun = [&] { return place->begun().wait_for(kLook) == std::future_status::ready; };
+    if (!place->has_begun()) job_->meet(activity, members, has_begun);
+    job_->finish(*place->begun().get());
+  });
+  std::lock_guard lock(mutex_);
+  added_.erase(std::remove(added_.begin(), added_.end(), place), added_.end());
+}
+
+bool CallsUnderWay::is_done(const Place& place) const {
+  if (!place->has_begun()) return false;
+  try {
+    return job_->is_done(*place->begun().get());
+  } catch (const std::exception&) {  // it never began
+    return true;
+  }
+}
+
+}  // namespace dtensor

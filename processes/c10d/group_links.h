@@ -1,0 +1,67 @@
+// The groups of one rank and the backends that connect them, each made when its ranks first communicate. Internal to
+// the communicator.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "mesh/device_mesh.h"
+#include "processes/c10d/call_order.h"
+#include "processes/c10d/mismatch.h"
+#include "processes/job/job.h"
+
+namespace dtensor {
+
+struct Link {
+  std::vector<int64_t> members;
+  int64_t position = 0;  // of this rank
+  std::string key;       // names the group in the store, equal on all members
+  c10::intrusive_ptr<c10d::Backend> backend;
+  int64_t calls = 0;
+  uint64_t history = 0;  // fingerprint of all calls
+  std::shared_ptr<CallOrder> order = std::make_shared<CallOrder>();
+  std::deque<Comparison> comparisons;  // whose values have not been looked at
+  bool own = false;                    // made here, not by the user
+};
+
+class GroupLinks {
+ public:
+  // `backend`: "gloo" or "nccl". `world_group`: of a user, for all ranks of the world; may be null.
+  GroupLinks(std::shared_ptr<Job> job, std::string backend, c10::Device device,
+             c10::intrusive_ptr<c10d::ProcessGroup> world_group);
+
+  // The one of this rank, in which all members must ask for it. Valid as long as this.
+  // Errors: as of Job::run. Thread-safe.
+  Link& of(const Group& group);
+
+  // Before the end, which waits for what is under way.
+  void abandon();  // leaves all backends open, for ever
+  void close(
+      std::chrono::seconds at_most);  // shuts down those that were made here; abandons them if others do not come
+
+ private:
+  void connect(Link& link);
+  c10::intrusive_ptr<c10d::Backend> connect_gloo(const Link& link, const c10::intrusive_ptr<c10d::Store>& store);
+  c10::intrusive_ptr<c10d::Backend> connect_nccl(const Activity& activity, const Link& link,
+                                                 const c10::intrusive_ptr<c10d::Store>& store);
+  void watch(const Link& link);
+
+  const std::shared_ptr<Job> job_;
+  const std::string backend_;
+  const c10::Device device_;
+  c10::intrusive_ptr<c10d::ProcessGroup> world_group_;
+  std::mutex mutex_;
+  absl::flat_hash_map<std::vector<int64_t>, std::unique_ptr<Link>> links_;  // guarded by mutex_
+};
+
+}  // namespace dtensor

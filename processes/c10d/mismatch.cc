@@ -1,0 +1,95 @@
+#include "processes/c10d/mismatch.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "absl/strings/str_cat.h"
+
+namespace dtensor {
+namespace {
+
+// FNV-1a: the same in every process, as absl::Hash is not.
+class Hash {
+ public:
+  explicit Hash(uint64_t seed) : value_(seed ^ 0xcbf29ce484222325u) {}
+  Hash& add(std::string_view text) {
+    for (const char c : text) add_byte(static_cast<unsigned char>(c));
+    add_byte(0xff);
+    return *this;
+  }
+  Hash& add(int64_t number) {
+    for (int i = 0; i < 8; ++i) add_byte(static_cast<unsigned char>(number >> (8 * i)));
+    return *this;
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  void add_byte(unsigned char byte) { value_ = (value_ ^ byte) * 0x100000001b3u; }
+  uint64_t value_;
+};
+
+}  // namespace
+
+DebugLevel debug_level() {
+  const char* value = std::getenv("DTENSOR_DEBUG");
+  const std::string_view level = value == nullptr ? "" : value;
+  if (level == "off") return DebugLevel::kOff;
+  if (level.empty() || level == "info") return DebugLevel::kInfo;
+  TORCH_CHECK_VALUE(level == "detail", "DTENSOR_DEBUG is \"", std::string(level), "\"; it must be off, info or detail");
+  return DebugLevel::kDetail;
+}
+
+std::string describe_call(int64_t sequence, Collective c, const CommCall& call) {
+  const CommEvent& event = call.event;
+  std::string text = absl::StrCat("call ", sequence, ": ", std::string(to_string(c)), " over ", call.group->name);
+  if (!event.cause.op.empty()) absl::StrAppend(&text, " for ", event.cause.op);
+  if (!event.cause.argument.empty()) absl::StrAppend(&text, ", argument ", event.cause.argument);
+  if (!event.cause.module_path.empty()) absl::StrAppend(&text, ", in ", event.cause.module_path);
+  if (event.tensor) {
+    absl::StrAppend(&text, ": ", *event.tensor);
+  } else {
+    absl::StrAppend(&text, ": ", c10::toString(event.dtype));
+  }
+  return absl::StrCat(text, ", ", event.bytes, " B");
+}
+
+uint64_t fingerprint(uint64_t before, int64_t sequence, Collective c, const CommCall& call) {
+  const CommEvent& event = call.event;
+  Hash hash(before);
+  hash.add(sequence).add(static_cast<int64_t>(c)).add(call.group->name).add(call.group->size).add(event.cause.op);
+  hash.add(event.cause.argument).add(static_cast<int64_t>(event.dtype)).add(event.bytes);
+  if (event.tensor) hash.add(*event.tensor);
+  return hash.value();
+}
+
+void check_equal(Job& job, const Comparison& comparison, absl::Span<const int64_t> members, int64_t position,
+                 const std::string& key, const std::string& name) {
+  const auto n = static_cast<int64_t>(members.size());
+  const int64_t* values = comparison.values.const_data_ptr<int64_t>();
+  if (std::all_of(values, values + n, [&](int64_t v) { return v == values[0]; })) return;
+  // Everybody sees the difference; now everybody says what it is.
+  const std::string prefix = absl::StrCat("mismatch/", key, "/", comparison.call, "/");
+  std::string error = absl::StrCat("ranks do not make the same calls over ", name, ":");
+  int64_t odd = n - 1;  // of those who are fewest; where all are as many, the last
+  for (int64_t p = 0; p < n; ++p) {
+    if (std::count(values, values + n, values[p]) < std::count(values, values + n, values[odd])) odd = p;
+  }
+  try {
+    job.store()->set(absl::StrCat(prefix, position), comparison.what);
+    for (int64_t p = 0; p < n; ++p) {
+      job.store()->wait({absl::StrCat(prefix, p)}, std::chrono::seconds(2));
+      absl::StrAppend(&error, p > 0 ? "; " : " ", "rank ", members[p], " ",
+                      job.store()->get_to_str(absl::StrCat(prefix, p)));
+    }
+  } catch (const std::exception&) {
+    absl::StrAppend(&error, " rank ", job.rank(), " ", comparison.what, " (the others did not say)");
+  }
+  job.fail_as(members[odd], error);
+  job.check();
+}
+
+}  // namespace dtensor

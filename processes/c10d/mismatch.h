@@ -1,0 +1,44 @@
+// Finds out that ranks do not call the same collectives, before they exchange data that does not fit.
+//
+// DTENSOR_DEBUG=detail: before each collective the ranks of its group compare what they are about to do. info (the
+// default): a running hash of all calls, compared at every 64th call of a group and at barriers, so that a mismatch
+// that went by unnoticed still becomes an error. off: nothing is compared.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/types/span.h"
+#include "comm/comm_call.h"
+#include "processes/job/job.h"
+
+namespace dtensor {
+
+enum class DebugLevel { kOff, kInfo, kDetail };
+
+// Of DTENSOR_DEBUG. Error (c10::Error): another value.
+DebugLevel debug_level();
+
+// "call 12: all_reduce over tp for aten::mm, argument self: f32[8, 8](P(sum)) -> (R) @ mesh(tp=4), 384 B".
+std::string describe_call(int64_t sequence, Collective c, const CommCall& call);
+
+// Equal on all ranks of the group if they make the same call. Of the same things that describe_call() tells; another
+// value for another `before`, the fingerprint of the call before.
+uint64_t fingerprint(uint64_t before, int64_t sequence, Collective c, const CommCall& call);
+
+// The fingerprints of all members at one call, on their way to the host.
+struct Comparison {
+  int64_t call = 0;
+  std::string what;  // this rank did
+  at::Tensor values;
+  std::function<bool()> here;
+};
+// Where the fingerprints differ, the members of group `key` tell each other through the store what they did, and all
+// get the same error, which fails the job and blames those who are fewest. REQUIRES: comparison.here().
+void check_equal(Job& job, const Comparison& comparison, absl::Span<const int64_t> members, int64_t position,
+                 const std::string& key, const std::string& name);
+
+}  // namespace dtensor

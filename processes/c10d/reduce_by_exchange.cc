@@ -1,0 +1,110 @@
+#include "processes/c10d/reduce_by_exchange.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "comm/backend_capabilities.h"
+#include "comm/block_copy.h"
+#include "comm/reduce_in_order.h"
+
+namespace dtensor {
+
+ExchangeStep reduce_scatter_by_exchange(const Group& group, int64_t rank, absl::Span<const Message> messages,
+                                        const RankPieces& inputs, const RankPieces& outputs, ReduceOp op) {
+  ExchangeStep step{{messages.begin(), messages.end()}, inputs, RankPieces(1), {}};
+  std::vector<at::Tensor>& addends = step.outputs[0];
+  std::vector<std::vector<at::Tensor>> of_place;  // per place in the output, its addends in the order of the group
+  std::vector<at::Tensor> sums;                   // these places
+  absl::flat_hash_map<int64_t, size_t> next;      // per sender, which place comes next
+  std::vector<size_t> order(messages.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return group.position_of[messages[a].sender] < group.position_of[messages[b].sender];
+  });
+  for (size_t i : order) {
+    Message& m = step.messages[i];  // to others it stays as it is
+    if (m.receiver != rank) continue;
+    const at::Tensor& out = outputs[0][m.output];
+    const size_t place = next[m.sender]++;
+    if (place == sums.size()) {
+      sums.push_back(block_view(out, m.block.to, m.block.sizes));
+      of_place.emplace_back();
+    }
+    m.output = static_cast<int64_t>(addends.size());
+    m.block.to.assign(m.block.sizes.size(), 0);
+    addends.push_back(at::empty(c10::IntArrayRef(m.block.sizes.data(), m.block.sizes.size()), out.options()));
+    of_place[place].push_back(addends.back());
+  }
+  step.then = [sums = std::move(sums), of_place = std::move(of_place), op] {
+    for (size_t p = 0; p < sums.size(); ++p) {
+      reduce_in_order({sums[p]}, of_place[p], op);
+    }
+  };
+  return step;
+}
+
+AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t position,
+                                      const std::vector<at::Tensor>& inputs, ReduceOp op) {
+  const auto n = static_cast<int64_t>(members.size());
+  const int64_t rank = members[position];
+  AllReduceSteps plan;
+  int64_t bytes = 0;
+  ExchangeStep first{{}, RankPieces(1), RankPieces(1), {}};
+  for (const at::Tensor& t : inputs) {
+    bytes += static_cast<int64_t>(t.nbytes());
+    first.inputs[0].push_back(t.contiguous().view({-1}));
+    plan.results.push_back(at::empty(t.sizes(), t.options()));
+  }
+  const bool small = bytes * n <= kSmallAllReduceBytes;
+  const auto part_of = [&](const at::Tensor& t, int64_t p) {
+    return small ? Run{0, t.numel()} : chunk(t.numel(), n, p);
+  };
+
+  std::vector<at::Tensor>& addends = first.outputs[0];
+  std::vector<at::Tensor> sums;  // of this rank's parts
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    const auto tensor = static_cast<int64_t>(k);
+    const at::Tensor& t = first.inputs[0][k];
+    const Run mine = part_of(t, position);
+    for (int64_t p = 0; p < n; ++p) {
+      const Run part = part_of(t, p);
+      const auto to_me = static_cast<int64_t>(addends.size());
+      addends.push_back(at::empty({mine.size}, t.options()));
+      if (part.size > 0 && p != position) {
+        first.messages.push_back({rank, members[p], tensor, 0, {{part.begin}, {0}, {part.size}}});
+      }
+      if (mine.size > 0) first.messages.push_back({members[p], rank, tensor, to_me, {{mine.begin}, {0}, {mine.size}}});
+    }
+    sums.push_back(small ? plan.results[k].view({-1}) : at::empty({mine.size}, t.options()));
+  }
+  first.then = [sums, addends, n, op] {
+    for (size_t k = 0; k < sums.size(); ++k) {
+      reduce_in_order({sums[k]}, absl::MakeConstSpan(addends).subspan(k * n, n), op);
+    }
+  };
+  plan.steps.push_back(std::move(first));
+  if (small) return plan;
+
+  ExchangeStep second{{}, {std::move(sums)}, RankPieces(1), [] {}};
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    const auto tensor = static_cast<int64_t>(k);
+    second.outputs[0].push_back(plan.results[k].view({-1}));
+    const int64_t numel = inputs[k].numel();
+    const Run mine = chunk(numel, n, position);
+    for (int64_t p = 0; p < n; ++p) {
+      const Run part = chunk(numel, n, p);
+      if (mine.size > 0 && p != position) {
+        second.messages.push_back({rank, members[p], tensor, tensor, {{0}, {mine.begin}, {mine.size}}});
+      }
+      if (part.size > 0)
+        second.messages.push_back({members[p], rank, tensor, tensor, {{0}, {part.begin}, {part.size}}});
+    }
+  }
+  plan.steps.push_back(std::move(second));
+  return plan;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,70 @@
+// Watches what runs on devices without anybody waiting for it: that it ends in time, and that the others it needs are
+// alive. When the job fails, the groups on devices are aborted. Internal to Job. Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "processes/job/activity.h"
+
+namespace dtensor {
+
+class DeviceWatch {
+ public:
+  // What it asks of the job, on its own thread.
+  struct Owner {
+    std::function<void(const Activity&, absl::Span<const int64_t> members, const std::string& error, bool overdue)>
+        accuse;
+    std::function<bool(const Activity&, absl::Span<const int64_t> members)> any_gone;
+    std::function<void(const std::string& error)> fail;  // it cannot watch
+  };
+  // Work on a device that may not be done yet.
+  struct Launched {
+    Activity activity;
+    std::vector<int64_t> members;
+    std::chrono::steady_clock::time_point begin;
+    std::function<bool()> done;
+  };
+  // As in Job::watch_group.
+  struct Group {
+    std::vector<int64_t> members;
+    std::function<std::string()> error;
+    std::function<void()> abort;
+  };
+
+  DeviceWatch(std::chrono::milliseconds timeout, Owner owner) : timeout_(timeout), owner_(std::move(owner)) {}
+
+  void add(Launched launched);
+  // The first one starts the thread, which keeps `alive`: whoever has this.
+  void add_group(Group group, std::shared_ptr<void> alive);
+  std::optional<Activity> waits_for() const;  // the first that is not known to be done
+
+  void job_failed();  // aborts all groups, on the thread
+  // Ends the thread. Aborts that are under way get 5 s, and then end with the process.
+  void stop();
+
+ private:
+  void watch();
+  void look(std::chrono::steady_clock::time_point& look_again);
+
+  const std::chrono::milliseconds timeout_;
+  const Owner owner_;
+  mutable std::mutex mutex_;  // of all below
+  std::condition_variable changed_;
+  bool failed_ = false, stop_ = false, ended_ = false;
+  std::deque<std::shared_ptr<Launched>> launched_;  // in the order in which they were
+  std::vector<std::shared_ptr<Group>> groups_;
+  std::thread thread_;
+};
+
+}  // namespace dtensor

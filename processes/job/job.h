@@ -1,0 +1,86 @@
+// The processes that run one program together, seen from one of them.
+//
+// They meet at a store (c10d::Store). A rank that fails says so there, and every other rank finds out within a fraction
+// of a second, also in the middle of a collective that would never end. Whoever waits longer than it should asks the
+// others what they are doing, so that the error names the rank that is missing instead of the one that noticed.
+//
+// Nothing here waits without a deadline. Thread-safe.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "processes/job/activity.h"
+
+namespace c10d {
+class Store;
+class Work;
+}  // namespace c10d
+
+namespace dtensor {
+
+class Job {
+ public:
+  // `store`: shared by all ranks, and by nobody else under this prefix. Tells the others that this rank is here,
+  // without waiting for them. Starts a thread that listens to them.
+  Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::chrono::milliseconds timeout);
+  // Says that this rank has left; while an exception unwinds, that it failed. Does not throw, and waits no longer than
+  // the threads need to notice; for calls of `abort` that are under way, a few seconds.
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  int64_t rank() const;
+  int64_t size() const;
+  std::chrono::milliseconds timeout() const;
+  const c10::intrusive_ptr<c10d::Store>& store() const;
+  bool one_host() const;  // all ranks are on this host. Waits for them to say where they are. Errors: deadline, naming
+                          // who is missing
+
+  // Error (c10::DistError) "rank 2 failed: ..." if some rank has failed, this one included. Costs an atomic load.
+  void check() const;
+  bool failed() const noexcept;
+  // Makes every other rank fail with `message`. The first to fail counts; what comes later changes nothing. `culprit`:
+  // another rank whose fault it is.
+  void fail(const std::string& message) noexcept { fail_as(rank(), message); }
+  void fail_as(int64_t culprit, const std::string& message) noexcept;
+
+  // Runs `start`, which begins something that needs the other `members`, and waits for it to end.
+  // Errors: what `start` and the work throw, a rank's failure, the deadline; each with the rank to blame where one can
+  // be found, and told to all ranks.
+  void run(Activity activity, absl::Span<const int64_t> members,
+           const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
+  // The same in two halves: what begin() gives goes to finish(), or to nobody.
+  struct Begun;
+  std::shared_ptr<Begun> begin(Activity activity, absl::Span<const int64_t> members,
+                               const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
+  void finish(const Begun& begun);
+  // As finish() of what ended with `error`, for those whom the backend tells first.
+  [[noreturn]] void fail(const Begun& begun, const std::exception& error);
+  bool is_done(const Begun& begun) const;  // finish() would not wait
+  // The same for work on a device, without waiting for it: `start` begins it, orders the current stream behind it, and
+  // returns a function that says, without waiting, whether the device has done it. That is asked on another thread,
+  // which fails the job if the deadline passes, a member is gone or the function throws.
+  // Errors: what `start` throws and a rank's failure, as above.
+  void launch(Activity activity, absl::Span<const int64_t> members,
+              const std::function<std::function<bool()>()>& start);
+  // When the job fails, `abort` is called, once and on another thread, so that work on the device ends that waits for
+  // ranks which will not come. `error`, asked many times a second on that thread, says what is wrong with the group, ""
+  // for nothing: that fails the job. Both are kept as long as the Job.
+  void watch_group(std::vector<int64_t> members, std::function<std::string()> error, std::function<void()> abort);
+  // Waits until `here()` is true, asking again and again. Errors: as above.
+  void meet(const Activity& activity, absl::Span<const int64_t> members, const std::function<bool()>& here);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace dtensor

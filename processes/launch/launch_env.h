@@ -1,0 +1,23 @@
+// Which rank this process is, out of how many, and where they meet: from what launchers set.
+//
+// Explicit options come first, then torchrun, Open MPI, MPICH (and Intel MPI), Slurm; without any of them the process
+// is alone. Pure: reads variables through a function, opens nothing. docs/worlds.md has the table of variables.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "processes/launch/job_place.h"
+#include "processes/launch/launch_variables.h"
+
+namespace dtensor {
+
+// Who started this process, by who has set one of its variables at all. Does not fail.
+Launcher find_launcher(const LaunchOptions& options = {}, const Variables& variables = process_environment());
+// Errors (c10::Error): a variable is missing or bad. The text names it, its value, and the launcher that was detected.
+JobPlace find_job_place(const LaunchOptions& options, const Variables& variables = process_environment());
+// The deadline alone: `options`' own, else DTENSOR_TIMEOUT, else 10 minutes. Errors: as above.
+std::chrono::milliseconds find_timeout(const LaunchOptions& options,
+                                       const Variables& variables = process_environment());
+
+}  // namespace dtensor

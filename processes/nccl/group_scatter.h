@@ -1,0 +1,38 @@
+// The reduce_scatter of one group of GPUs of this process. Internal to //:dtensor_nccl.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "comm/backend_capabilities.h"
+#include "comm/communicator.h"
+#include "processes/nccl/clique.h"
+
+namespace dtensor {
+
+// What everybody puts in, in a row of elements, receiver by receiver; what everybody gets, in another.
+struct GroupScatter {
+  const std::vector<int64_t>* members = nullptr;
+  std::vector<absl::Span<const Message>> runs;  // by the receiver's and the sender's position
+
+  // Whether NCCL can do it: everybody has an addend for everybody who gets something, all of one dtype that the table
+  // gives it.
+  bool form(const RankSlots& slots, const RankPieces& outputs, ReduceOp op);
+  // Adds the calls to `part`, and to `keep` what they read. One reduce_scatter where all get as much, else one reduce
+  // for each. REQUIRES: form().
+  void call(Clique::Part& part, const RankSlots& slots, const RankPieces& inputs, RankTensors& keep);
+  // After the calls: writes what came to its places. Does nothing without call().
+  void land(const RankSlots& slots, const RankPieces& outputs) const;
+
+ private:
+  size_t size() const { return members->size(); }
+  absl::Span<const Message> run(size_t receiver, size_t sender) const { return runs[receiver * size() + sender]; }
+  at::TensorOptions options_of(size_t sender, const RankSlots& slots, const RankPieces& inputs) const;
+
+  std::optional<Reduction> reduction;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> counts;  // by the receiver's position
+  RankTensors received;         // likewise
+};
+
+}  // namespace dtensor

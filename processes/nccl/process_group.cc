@@ -1,0 +1,35 @@
+// The groups of processes with a GPU each: c10d's own NCCL backend.
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/env.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "processes/c10d/nccl_backend.h"
+
+namespace dtensor {
+namespace {
+
+c10::intrusive_ptr<c10d::Backend> make_process_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                                     c10::Device device, std::chrono::milliseconds timeout) {
+  // c10d's watchdog would end the process when NCCL loses a connection. So set, it aborts the group and says so by
+  // getError(), and the job tells all ranks why. What the user has set stays.
+  c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", std::to_string(c10d::CleanUpOnly).c_str(),
+                      /*overwrite=*/false);
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  // The job has the same deadline and names the rank that is missing; c10d's own is for when the job's thread is stuck.
+  options->timeout = 2 * timeout + std::chrono::seconds(30);
+  const c10::DeviceGuard guard(device);
+  auto group = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, std::move(options));
+  group->setBoundDeviceId(device);
+  // Now, as all ranks are here: at the first collective they might not come.
+  group->eagerConnectSingleDevice(device);
+  return group;
+}
+
+[[maybe_unused]] const bool registered = [] {
+  set_nccl_backend_factory(make_process_group);
+  return true;
+}();
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,34 @@
+// What is decided of an operator's call: the value that the strategy cache keeps.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plan/redistribute_plan.h"
+#include "propagation/op_rule.h"
+
+namespace dtensor {
+
+// For one operator on given specs. No tensors, no values.
+struct Decision {
+  std::shared_ptr<const OpRule> rule;
+  std::vector<SpecPtr> given;                                        // specs of the inputs as they came
+  std::vector<SpecPtr> computed;                                     // specs that the local kernels see
+  std::vector<std::shared_ptr<const RedistributePlan>> input_plans;  // null: input taken as it is
+  std::vector<SpecPtr> outputs;                                      // flattened; null: undefined
+  std::vector<int> output_counts;                                    // as OutputMetas::counts
+  std::vector<int64_t> output_offsets;                               // as OutputMetas::offsets
+  std::vector<int> aliases;  // per output: index of the input it writes to, or -1
+  SpecPtr gradient_target;
+  // No decision for these specs: an argument that is written to is Partial and must be reduced first. All else is
+  // empty.
+  bool reduces_written = false;
+
+  int64_t bytes() const;  // of all input redistributions
+  // "aten::mm(S(0), R) -> S(0); input 1: S(0) -> R: all_gather(dp) 4096 B"
+  std::string explain(const OpCall& call) const;
+};
+
+}  // namespace dtensor

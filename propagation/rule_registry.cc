@@ -1,0 +1,205 @@
+#include "propagation/rule_registry.h"
+
+#include <ATen/core/enum_tag.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace dtensor {
+namespace {
+
+std::string full_name(const std::string& name, const std::string& overload) {
+  return overload.empty() ? name : absl::StrCat(name, ".", overload);
+}
+
+// "aten::add_" -> "aten::add", "aten::__iand__" -> "aten::__and__"; "" if the name is not that of an in-place operator.
+std::string functional_name(const std::string& name) {
+  size_t base = name.find("::");
+  base = base == std::string::npos ? 0 : base + 2;
+  if (absl::EndsWith(name, "__")) {
+    static const auto* const kInplace =
+        new std::vector<std::string>{"__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"};
+    if (std::find(kInplace->begin(), kInplace->end(), name.substr(base)) == kInplace->end()) return "";
+    return absl::StrCat(name.substr(0, base), "__", name.substr(base + 3));
+  }
+  return absl::EndsWith(name, "_") && name.size() > base + 1 ? name.substr(0, name.size() - 1) : "";
+}
+
+bool has_out(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& a) { return a.is_out(); });
+}
+
+// The arguments of `functional` are those of `out` without the out= ones.
+bool is_functional_form(const c10::FunctionSchema& functional, const c10::FunctionSchema& out) {
+  size_t i = 0;
+  for (const auto& argument : out.arguments()) {
+    if (argument.is_out()) continue;
+    if (i == functional.arguments().size()) return false;
+    const auto& other = functional.arguments()[i++];
+    if (other.name() != argument.name() || other.is_out() || *other.type() != *argument.type()) return false;
+  }
+  return i == functional.arguments().size();
+}
+
+// Where ATen keeps the functional form of an out= operator: under one of these overload names, most often.
+std::vector<std::string> functional_overloads(const std::string& overload) {
+  std::vector<std::string> result = {"", "default"};
+  if (absl::EndsWith(overload, "_out")) result.push_back(overload.substr(0, overload.size() - 4));
+  for (const char* usual : {"Tensor", "Scalar", "dim", "self", "dim_IntList"}) result.push_back(usual);
+  return result;
+}
+
+// By name. Filled before main.
+std::map<std::string, void (*)(RuleRegistry&)>& families() {
+  static auto* const all = new std::map<std::string, void (*)(RuleRegistry&)>;
+  return *all;
+}
+
+bool is_pointwise(const c10::OperatorHandle& op) {
+  return op.hasTag(at::Tag::pointwise) && !op.hasTag(at::Tag::nondeterministic_seeded);
+}
+
+}  // namespace
+
+struct RuleRegistry::State {
+  mutable std::mutex mutex;
+  std::map<std::string, std::shared_ptr<const OpRule>> rules;
+  absl::flat_hash_map<std::string, Handler> handlers;
+  std::string family;                                   // whose rules are being added; "" if none are
+  absl::flat_hash_map<std::string, std::string> owner;  // of what a family added
+  std::shared_ptr<const OpRule> default_pointwise;
+  std::atomic<uint64_t> generation{1};
+  // What find() answered since the last change, by full operator name.
+  mutable absl::flat_hash_map<std::string, std::shared_ptr<const OpRule>> found;
+
+  // Which of two families came last would be seen by nobody. `kind`: "rule" or "handler".
+  void check_owner(const std::string& kind, const std::string& op) {
+    if (family.empty()) return;
+    const auto [it, is_new] = owner.emplace(absl::StrCat(kind, " ", op), family);
+    TORCH_CHECK(is_new || it->second == family, "the ", kind, " of ", op, " is added by ", it->second, " and by ",
+                family);
+  }
+
+  void changed() {
+    found.clear();
+    ++generation;
+  }
+
+  std::shared_ptr<const OpRule> get(const std::string& name) const {
+    auto it = rules.find(name);
+    return it == rules.end() ? nullptr : it->second;
+  }
+
+  std::shared_ptr<const OpRule> look_up(const c10::OperatorHandle& op) const {
+    const auto& [name, overload] = op.operator_name();
+    if (auto rule = get(full_name(name, overload))) return rule;
+    bool pointwise = is_pointwise(op);
+    auto& dispatcher = c10::Dispatcher::singleton();
+    if (has_out(op.schema())) {
+      std::vector<std::string> overloads = functional_overloads(overload);
+      const std::string prefix = name + ".";
+      for (auto it = rules.lower_bound(prefix); it != rules.end() && absl::StartsWith(it->first, prefix); ++it) {
+        overloads.push_back(it->first.substr(prefix.size()));
+      }
+      for (const std::string& candidate : overloads) {
+        auto handle = dispatcher.findSchema({name, candidate});
+        if (!handle || !is_functional_form(handle->schema(), op.schema())) continue;
+        if (auto rule = get(full_name(name, candidate))) return rule;
+        pointwise = pointwise || is_pointwise(*handle);
+      }
+    }
+    if (auto rule = get(name)) return rule;
+    if (std::string functional = functional_name(name); !functional.empty()) {
+      if (auto rule = get(full_name(functional, overload))) return rule;
+      if (auto rule = get(functional)) return rule;
+      auto handle = dispatcher.findSchema({functional, overload});
+      pointwise = pointwise || (handle && is_pointwise(*handle));
+    }
+    return pointwise ? default_pointwise : nullptr;
+  }
+};
+
+RuleRegistry::RuleRegistry() : state_(std::make_shared<State>()) {}
+
+RuleRegistry& RuleRegistry::instance() {
+  static RuleRegistry* const registry = [] {
+    auto* const made = new RuleRegistry();
+    for (const auto& [name, add] : families()) {
+      made->state_->family = name;
+      add(*made);
+    }
+    made->state_->family.clear();
+    return made;
+  }();
+  return *registry;
+}
+
+RuleFamily::RuleFamily(const char* name, void (*add)(RuleRegistry&)) {
+  TORCH_CHECK(families().emplace(name, add).second, "two families of rules are called ", name);
+}
+
+void RuleRegistry::add(const std::string& op, OpRule rule) { add(std::vector<std::string>{op}, rule); }
+
+void RuleRegistry::add(const std::vector<std::string>& ops, const OpRule& rule) {
+  for (const std::string& op : ops) {
+    TORCH_CHECK(op.find("::") != std::string::npos, "RuleRegistry::add: an operator is named \"ns::name\" or ",
+                "\"ns::name.overload\", not \"", op, "\"");
+    TORCH_CHECK(static_cast<bool>(rule.per_dim) != static_cast<bool>(rule.whole), "RuleRegistry::add(\"", op,
+                "\"): one of OpRule::per_dim and OpRule::whole must be set, and only one");
+  }
+  auto shared = std::make_shared<const OpRule>(rule);
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  for (const std::string& op : ops) {
+    state_->check_owner("rule", op);
+    state_->rules[op] = shared;
+  }
+  state_->changed();
+}
+
+void RuleRegistry::set_default_pointwise(OpRule rule) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->default_pointwise = std::make_shared<const OpRule>(std::move(rule));
+  state_->changed();
+}
+
+std::shared_ptr<const OpRule> RuleRegistry::find(const c10::OperatorHandle& op) const {
+  const auto& name = op.operator_name();
+  std::string key = full_name(name.name, name.overload_name);
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  auto it = state_->found.find(key);
+  if (it != state_->found.end()) return it->second;
+  auto rule = state_->look_up(op);
+  state_->found.emplace(std::move(key), rule);
+  return rule;
+}
+
+void RuleRegistry::add_handler(const std::string& op, Handler handler) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->check_owner("handler", op);
+  state_->handlers[op] = handler;
+}
+
+Handler RuleRegistry::find_handler(const c10::OperatorHandle& op) const {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  for (const std::string& name : {c10::toString(op.operator_name()), op.schema().name()}) {
+    if (auto it = state_->handlers.find(name); it != state_->handlers.end()) return it->second;
+  }
+  return nullptr;
+}
+
+uint64_t RuleRegistry::generation() const { return state_->generation.load(std::memory_order_acquire); }
+
+std::vector<std::string> RuleRegistry::names() const {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  std::vector<std::string> result;
+  for (const auto& [name, rule] : state_->rules) result.push_back(name);
+  return result;
+}
+
+}  // namespace dtensor

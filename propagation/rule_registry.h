@@ -1,0 +1,62 @@
+// Which rule or handler every operator has: the one place where they are looked up.
+//
+// The library's own stand beside their code in ops/, one RuleFamily a file; a program adds its own to
+// RuleRegistry::instance().
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "propagation/op_rule.h"
+
+namespace dtensor {
+
+// Replaces the whole treatment of an operator: gets the global arguments on the stack, leaves global results. For
+// operators that are no map of local tensors: item(), equal(), norms (composed of other operators), ... Runs below
+// autograd, but that of a composite operator above it, in the place of the composite's code.
+using Handler = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+// Operators -> rules. Look-up order: "ns::op.overload" (for an out= operator also the overload without out), "ns::op",
+// the functional form of an in-place operator, and for operators tagged pointwise in ATen, unless they draw random
+// numbers, the default pointwise rule. Thread-safe.
+class RuleRegistry {
+ public:
+  static RuleRegistry& instance();
+
+  // `op`: "aten::sum" for every overload, "aten::sum.dim_IntList" for one. A later rule replaces an earlier one.
+  void add(const std::string& op, OpRule rule);
+  // Several names, one rule.
+  void add(const std::vector<std::string>& ops, const OpRule& rule);
+  void set_default_pointwise(OpRule rule);
+  std::shared_ptr<const OpRule> find(const c10::OperatorHandle& op) const;  // null: none
+  // Changes whenever a rule is added; cached decisions of an older generation are dropped.
+  uint64_t generation() const;
+  std::vector<std::string> names() const;  // of operators with rules, sorted
+
+  // Names as for add(). An operator with a handler may have a rule, too, for the handler's own use. To be added before
+  // the operator is first called.
+  void add_handler(const std::string& op, Handler handler);
+  Handler find_handler(const c10::OperatorHandle& op) const;  // null: none
+
+ private:
+  RuleRegistry();
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+// The rules and handlers of one source file, as a static object beside their code:
+//
+//   const RuleFamily softmax_rules("softmax", [](RuleRegistry& registry) { registry.add("aten::_softmax", ...); });
+//
+// RuleRegistry::instance() adds all families when it is first asked, in the order of their names. No two add the same:
+// the second is an error then.
+class RuleFamily {
+ public:
+  RuleFamily(const char* name, void (*add)(RuleRegistry& registry));
+};
+
+}  // namespace dtensor

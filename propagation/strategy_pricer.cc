@@ -1,0 +1,100 @@
+#include "propagation/strategy_pricer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "placement/parse_placements.h"
+#include "plan/mesh_steps.h"
+#include "plan/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+Picoseconds picoseconds(double seconds) { return std::llround(seconds * 1e12); }
+
+}  // namespace
+
+std::vector<Pricer::Group> Pricer::all_inputs(const Problem& problem) {
+  std::vector<Pricer::Group> groups;
+  for (size_t i = 0; i < problem.functional.inputs.size(); ++i) {
+    if (problem.call.inputs[i]) groups.push_back({i, 1});
+  }
+  return groups;
+}
+
+Pricer::Pricer(const Problem& problem) : Pricer(problem, all_inputs(problem)) {}
+
+std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool quick) {
+  ++priced_;
+  for (size_t o = 0; o < s.outputs.size(); ++o) {
+    if (o < problem_.metas.tensors.size() && !problem_.metas.tensors[o]) continue;
+    if (!normalize_placements(s.outputs[o], std::numeric_limits<int32_t>::max()).ok()) return std::nullopt;
+  }
+  // First with lower bounds in place of what is not planned yet.
+  Score score{made_partials(s), 0};
+  changes_.clear();
+  for (const Group& g : groups_) {
+    const Spec& spec = *problem_.call.inputs[g.input];
+    const Placements& to = s.inputs[g.input];
+    if (spec.placements() == to) continue;
+    Price& price = prices_.try_emplace({&spec, to}, Price{}).first->second;
+    if (price.cost < 0) bound(spec, to, price);
+    if (price.cost == kNever) return std::nullopt;
+    if (quick && !price.planned && price.quick < 0) {
+      price.quick = picoseconds(plain_seconds(spec.mesh(), spec.meta(), spec.placements(), to, *problem_.cost));
+    }
+    score.cost += (quick && !price.planned ? price.quick : price.cost) * g.count;
+    score.changed += g.count;
+    if (!quick) changes_.push_back(g);
+  }
+  for (const Group& g : changes_) {
+    if (score.cost > limit) return std::nullopt;
+    const Spec& spec = *problem_.call.inputs[g.input];
+    Price& price = prices_.find(std::make_pair(&spec, s.inputs[g.input]))->second;
+    if (price.planned) continue;
+    score.cost -= price.cost * g.count;
+    plan(spec, s.inputs[g.input], price);
+    score.cost += price.cost * g.count;
+  }
+  return score.cost > limit ? std::nullopt : std::optional(score);
+}
+
+void Pricer::bound(const Spec& spec, const Placements& to, Price& price) const {
+  price.cost = kNever;
+  if (!normalize_placements(to, spec.ndim()).ok()) return;
+  const double least = least_seconds(spec.mesh(), spec.meta(), spec.placements(), to, *problem_.cost);
+  price.cost = std::max<Picoseconds>(0, picoseconds(least) - 1);
+}
+
+void Pricer::plan(const Spec& spec, const Placements& to, Price& price) {
+  const PlanOptions options{problem_.cost, {}};
+  price.cost = picoseconds(plan_redistribution(spec.mesh(), spec.meta(), spec.placements(), to, options).seconds);
+  price.planned = true;
+  ++planned_;
+}
+
+// Moving a sharded input to another dim so that the result is a Partial (the k-split of a matmul) puts off a reduction
+// that somebody has to pay for: it is part of the price.
+Picoseconds Pricer::made_partials(const Strategy& s) const {
+  const DeviceMesh& mesh = problem_.call.mesh;
+  Picoseconds total = 0;
+  for (int64_t d = 0; d < mesh.ndim(); ++d) {
+    bool moved = false;
+    for (const Group& g : groups_) {
+      const Placement& given = problem_.given(g.input, d);
+      moved = moved || (given.is_sharded() && s.inputs[g.input][d].is_sharded() && given != s.inputs[g.input][d]);
+    }
+    for (size_t o = 0; moved && o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
+      if (!problem_.metas.tensors[o] || !s.outputs[o][d].is_partial()) continue;
+      int64_t bytes = static_cast<int64_t>(c10::elementSize(problem_.metas.tensors[o]->dtype));
+      const Shape origin(s.outputs[o].size(), 0);
+      for (int64_t n : local_shape(problem_.metas.tensors[o]->sizes, mesh.shape(), s.outputs[o], origin)) bytes *= n;
+      const bool crosses = (mesh.dims_between_nodes(problem_.cost->ranks_per_node) >> d & 1) != 0;
+      total += picoseconds(problem_.cost->collective(Collective::kAllReduce, mesh.size(d), crosses,
+                                                     2 * bytes * (mesh.size(d) - 1) / mesh.size(d)));
+    }
+  }
+  return total;
+}
+
+}  // namespace dtensor

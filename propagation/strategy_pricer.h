@@ -1,0 +1,83 @@
+// What a strategy costs: the redistributions of the inputs, and the reductions that it leaves to be done. Internal to
+// propagate().
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "plan/cost_model.h"
+#include "propagation/op_rule.h"
+
+namespace dtensor {
+
+// What is to be decided: the call as rules see it, what comes out, and which placements are not free.
+struct Problem {
+  const OpCall& call;  // as called
+  OpCall functional;   // without out= arguments
+  OutputMetas metas;
+  // Per output of a strategy: the input whose layout it must have since it is written there, or -1.
+  std::vector<int> fixed_outputs;
+  // Per input of `functional`: its layout must stay.
+  std::vector<bool> fixed_inputs;
+
+  int64_t mesh_ndim() const { return call.mesh.ndim(); }
+  const Placement& given(size_t input, int64_t d) const { return call.inputs[input]->placements()[d]; }
+  std::shared_ptr<const CostModel> cost = cost_model(call.mesh.world());
+};
+
+struct Score {
+  Picoseconds cost = std::numeric_limits<Picoseconds>::max();
+  int changed = 0;
+
+  friend bool operator<(const Score& a, const Score& b) {
+    return std::tie(a.cost, a.changed) < std::tie(b.cost, b.changed);
+  }
+};
+
+// Cost of strategies, each redistribution planned once.
+class Pricer {
+ public:
+  // Inputs that are alike in every strategy: one of them, and how many they are.
+  struct Group {
+    size_t input = 0;
+    int count = 1;
+  };
+
+  static std::vector<Group> all_inputs(const Problem& problem);
+  // All inputs, or only some that stand for others.
+  explicit Pricer(const Problem& problem);
+  Pricer(const Problem& problem, std::vector<Group> groups) : problem_(problem), groups_(std::move(groups)) {}
+
+  // nullopt: not possible, or dearer than `limit`. `quick`: by routes that are there, without looking for the best.
+  std::optional<Score> price(const Strategy& s, Picoseconds limit, bool quick = false);
+
+  int64_t priced() const { return priced_; }
+  int64_t planned() const { return planned_; }
+
+ private:
+  static constexpr Picoseconds kNever = std::numeric_limits<Picoseconds>::max();
+
+  struct Price {
+    Picoseconds cost = -1;
+    bool planned = false;  // else a lower bound
+    Picoseconds quick = -1;
+  };
+
+  Picoseconds made_partials(const Strategy& s) const;
+  void bound(const Spec& spec, const Placements& to, Price& price) const;
+  void plan(const Spec& spec, const Placements& to, Price& price);
+
+  const Problem& problem_;
+  std::vector<Group> groups_;
+  absl::flat_hash_map<std::pair<const Spec*, Placements>, Price> prices_;
+  std::vector<Group> changes_;
+  int64_t priced_ = 0, planned_ = 0;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,169 @@
+#include "propagation/trial_run.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <mutex>
+
+#include "absl/strings/match.h"
+
+namespace dtensor {
+namespace {
+
+// Random operators that compute something draw from the default generator even when nothing is kept of it. One trial
+// after the other: two at once would each put back what the other drew. (The generator's own lock is the operator's
+// meanwhile.)
+class KeepGenerator {
+ public:
+  explicit KeepGenerator(bool needed) {
+    if (!needed) return;
+    trial_ = std::unique_lock<std::mutex>(trials());
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  ~KeepGenerator() {
+    if (!trial_) return;
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+
+ private:
+  static std::mutex& trials() {
+    static auto& mutex = *new std::mutex;
+    return mutex;
+  }
+
+  std::unique_lock<std::mutex> trial_;
+  at::Generator generator_ = at::detail::getDefaultCPUGenerator();
+  at::Tensor state_;
+};
+
+at::Tensor meta_tensor(const Spec& spec) {
+  // A number is never on the meta device, and the meta kernels that Python adds ask for its value.
+  if (spec.meta().wrapped_number) return one_element(spec);
+  return at::empty_strided(spec.sizes(), spec.strides(), at::TensorOptions(spec.dtype()).device(c10::DeviceType::Meta));
+}
+
+}  // namespace
+
+bool is_random(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
+
+TensorMeta read_meta(const at::Tensor& tensor) {
+  TensorMeta meta;
+  meta.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  meta.strides.assign(tensor.strides().begin(), tensor.strides().end());
+  meta.dtype = tensor.scalar_type();
+  return meta;
+}
+
+torch::jit::Stack run_on(const OpCall& call, c10::Device device, const std::function<at::Tensor(int)>& stand_in) {
+  const StandInGuard guard;
+  KeepGenerator keep(is_random(call.op) && !device.is_meta());  // kernels of meta tensors draw nothing
+  torch::jit::Stack stack;
+  const auto& arguments = call.schema().arguments();
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    const ArgSlot& slot = call.slots[a];
+    if (slot.kind == ArgSlot::Kind::kTensor) {
+      if (slot.count == 1 && call.inputs[slot.first]) {
+        stack.emplace_back(stand_in(slot.first));
+      } else if (arguments[a].type()->kind() == c10::TypeKind::TensorType) {
+        stack.emplace_back(at::Tensor());
+      } else {
+        stack.emplace_back();
+      }
+    } else if (slot.kind == ArgSlot::Kind::kTensorList) {
+      auto type = arguments[a].type();
+      if (auto optional = type->cast<c10::OptionalType>()) {
+        if (slot.count == 0) {
+          stack.emplace_back();
+          continue;
+        }
+        type = optional->getElementType();
+      }
+      const bool optional_elements =
+          type->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::OptionalType;
+      c10::List<std::optional<at::Tensor>> maybe;
+      c10::List<at::Tensor> all;
+      for (int i = slot.first; i < slot.first + slot.count; ++i) {
+        std::optional<at::Tensor> element;
+        if (call.inputs[i]) element = stand_in(i);
+        maybe.push_back(element);
+        all.push_back(element.value_or(at::Tensor()));
+      }
+      if (optional_elements) {
+        stack.emplace_back(maybe);
+      } else {
+        stack.emplace_back(all);
+      }
+    } else if (call.args[a].isDevice()) {
+      stack.emplace_back(device);
+    } else if (call.args[a].isGenerator()) {
+      stack.emplace_back();
+    } else {
+      stack.push_back(call.args[a]);
+    }
+  }
+  call.op.callBoxed(stack);
+  return stack;
+}
+
+OutputMetas read_metas(const torch::jit::Stack& stack) {
+  OutputMetas result;
+  auto append = [&](const at::Tensor& tensor) {
+    result.tensors.push_back(tensor.defined() ? std::optional(read_meta(tensor)) : std::nullopt);
+    result.offsets.push_back(tensor.defined() ? tensor.storage_offset() : 0);
+  };
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) {
+      append(value.toTensor());
+      result.counts.push_back(-1);
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) append(tensor);
+      result.counts.push_back(static_cast<int>(value.toTensorVector().size()));
+    } else if (value.isNone()) {
+      append(at::Tensor());
+      result.counts.push_back(-1);
+    } else {
+      result.counts.push_back(0);
+    }
+  }
+  return result;
+}
+
+at::Tensor one_element(const Spec& spec, int64_t size) {
+  at::Tensor result = at::ones(std::vector<int64_t>(spec.ndim(), size), spec.dtype());
+  if (spec.meta().wrapped_number) result.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return result;
+}
+
+std::optional<OutputMetas> run_meta(const OpCall& call) {
+  std::vector<at::Tensor> stand_ins(call.inputs.size());
+  torch::jit::Stack stack;
+  try {
+    stack = run_on(call, c10::DeviceType::Meta, [&](int i) { return stand_ins[i] = meta_tensor(*call.inputs[i]); });
+  } catch (const c10::NotImplementedError&) {
+    return std::nullopt;
+  } catch (const c10::Error& e) {
+    // Kernels that look at a value: "Tensor.item() cannot be called on meta tensors".
+    if (!absl::StrContains(e.what_without_backtrace(), "meta tensor")) throw;
+    return std::nullopt;
+  }
+  // Operators such as t_() change the shape of the very tensor; who holds the distributed one could not follow.
+  const std::vector<bool> written = call.without_outs().written();
+  for (size_t i = 0; i < written.size(); ++i) {
+    if (!written[i] || !stand_ins[i].defined()) continue;
+    const TensorMeta after = read_meta(stand_ins[i]);
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        after == call.inputs[i]->meta(), "Operator ", dotted_name(call.op),
+        ": in-place operations that change the shape of a distributed tensor are not supported; use ",
+        "the form that returns a new tensor");
+  }
+  return read_metas(stack);
+}
+
+}  // namespace dtensor

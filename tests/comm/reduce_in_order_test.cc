@@ -1,0 +1,166 @@
+// Reductions in one process, against ATen's operators one after the other.
+#include "comm/reduce_in_order.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/tensor.h>
+
+#include <limits>
+
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax};
+
+at::Tensor next(const at::Tensor& sum, const at::Tensor& addend, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg:
+      return sum + addend;
+    case ReduceOp::kProduct:
+      return sum * addend;
+    case ReduceOp::kMin:
+      return at::minimum(sum, addend);
+    case ReduceOp::kMax:
+      return at::maximum(sum, addend);
+  }
+  return {};
+}
+
+at::Tensor expected_of(const std::vector<at::Tensor>& addends, ReduceOp op) {
+  const auto dtype = addends[0].scalar_type();
+  at::Tensor sum = c10::isReducedFloatingType(dtype) ? addends[0].to(at::kFloat) : addends[0];
+  for (size_t i = 1; i < addends.size(); ++i) sum = next(sum, addends[i].to(sum.scalar_type()), op);
+  if (op == ReduceOp::kAvg) sum = sum / static_cast<int64_t>(addends.size());
+  return sum.to(dtype);
+}
+
+// Numbers that round in every operation, if they can.
+at::Tensor addend(at::IntArrayRef sizes, at::ScalarType dtype, int64_t rank) {
+  int64_t numel = 1;
+  for (int64_t size : sizes) numel *= size;
+  const auto numbers =
+      (at::arange(numel, at::kLong) * (7919 + 2 * rank) + 31 * rank).remainder(1009).reshape(sizes) - 500;
+  return c10::isIntegralType(dtype, true) ? numbers.to(dtype) : (numbers.to(at::kDouble) / 37).to(dtype);
+}
+
+// Equal in every bit that ATen promises: NaN is NaN.
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  return a.isclose(b, 0, 0, /*equal_nan=*/true).all().item<bool>();
+}
+
+struct Threads {
+  explicit Threads(int count) : before(at::get_num_threads()) { at::set_num_threads(count); }
+  ~Threads() { at::set_num_threads(before); }
+  const int before;
+};
+
+TEST_CASE("reductions of every dtype, in any memory, give what ATen's operators give", "[mesh][reduce]") {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kShort,
+                           at::kByte, at::kBool, at::kComplexFloat}) {
+    for (const ReduceOp op : kOps) {
+      const bool exists = (op != ReduceOp::kAvg || !c10::isIntegralType(dtype, true)) &&
+                          ((op != ReduceOp::kMin && op != ReduceOp::kMax) || !c10::isComplexType(dtype));
+      if (!exists) continue;
+      for (size_t count : {1, 2, 5}) {
+        for (int way = 0; way < 4; ++way) {
+          CAPTURE(c10::toString(dtype), to_string(op), count, way);
+          const auto laid = [&](const at::Tensor& t, bool odd) {
+            if (way == 0 || (way == 1 && !odd)) return t;
+            if (way == 2) return t.t().contiguous().t();
+            const auto wide = at::full({t.size(0), 2 * t.size(1) + 1}, 7, t.options());
+            return wide.slice(1, 1, 2 * t.size(1) + 1, way == 3 ? 2 : 1).narrow(1, 0, t.size(1)).copy_(t);
+          };
+          std::vector<at::Tensor> addends, outputs;
+          for (size_t r = 0; r < count; ++r)
+            addends.push_back(laid(addend({29, 37}, dtype, static_cast<int64_t>(r)), r % 2 == 1));
+          const auto expected = expected_of(addends, op);
+          for (int k = 0; k < 3; ++k) outputs.push_back(laid(at::full({29, 37}, 9, addends[0].options()), k == 1));
+          reduce_in_order(outputs, addends, op);
+          for (const at::Tensor& out : outputs) CHECK(same(out, expected));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("reductions of sizes about their chunks, and of large ones in several threads", "[mesh][reduce]") {
+  const int64_t many = (int64_t{3} << 19) + 5;  // three results of six million bytes: past the caches
+  for (const int threads : {1, 3}) {
+#if defined(__SANITIZE_THREAD__)
+    if (threads > 1) {
+      WARN("not under ThreadSanitizer, which cannot see how OpenMP's threads wait");
+      continue;
+    }
+#endif
+    const Threads scope(threads);
+    for (const int64_t numel :
+         {int64_t{0}, int64_t{1}, int64_t{511}, int64_t{512}, int64_t{513}, int64_t{1537}, int64_t{70001}, many}) {
+      for (const int64_t begin : {0, 1}) {  // aligned to nothing but an element
+        CAPTURE(threads, numel, begin);
+        std::vector<at::Tensor> addends, outputs;
+        for (int64_t r : {0, 1, 2}) {
+          addends.push_back(addend({numel + begin}, at::kFloat, r).narrow(0, begin, numel));
+          outputs.push_back(at::full({numel + begin + 1}, -1, at::kFloat));
+        }
+        const auto expected = expected_of(addends, ReduceOp::kAvg);
+        std::vector<at::Tensor> places;
+        for (const at::Tensor& out : outputs) places.push_back(out.narrow(0, begin, numel));
+        reduce_in_order(places, addends, ReduceOp::kAvg);
+        for (int64_t r : {0, 1, 2}) {
+          CHECK(at::equal(places[r], expected));
+          CHECK(outputs[r][numel + begin].item<float>() == -1);  // what lies behind stays
+          if (begin == 1) CHECK(outputs[r][0].item<float>() == -1);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("reductions of large strided tensors", "[mesh][reduce]") {
+  for (const int64_t columns : {3, 2000}) {  // rows that are short, and rows that go past the caches
+    const int64_t rows = 6'000'000 / columns;
+    CAPTURE(columns);
+    std::vector<at::Tensor> addends, outputs, whole;
+    for (int64_t r : {0, 1}) {
+      addends.push_back(addend({rows, columns + 1}, at::kFloat, r).narrow(1, r, columns));
+      whole.push_back(at::full({rows, columns + 3}, -1, at::kFloat));
+      outputs.push_back(whole.back().narrow(1, 1 + r, columns));
+    }
+    const auto expected = expected_of(addends, ReduceOp::kSum);
+    reduce_in_order(outputs, addends, ReduceOp::kSum);
+    for (int64_t r : {0, 1}) {
+      CHECK(at::equal(outputs[r], expected));
+      CHECK((whole[r].narrow(1, 0, 1 + r) == -1).all().item<bool>());
+      CHECK((whole[r].narrow(1, 1 + r + columns, 2 - r) == -1).all().item<bool>());
+    }
+  }
+}
+
+TEST_CASE("the least and the largest of a NaN is NaN, and sums of integers run over", "[mesh][reduce]") {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<at::Tensor> addends = {at::tensor({nan, 1.F, 2.F}), at::tensor({3.F, nan, -4.F})};
+  for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+    const auto out = at::empty_like(addends[0]);
+    reduce_in_order({out}, addends, op);
+    CHECK(same(out, expected_of(addends, op)));
+    CHECK(out.isnan().sum().item<int64_t>() == 2);
+  }
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  const auto out = at::tensor({int64_t{0}, int64_t{0}});
+  reduce_in_order({out}, std::vector<at::Tensor>{at::tensor({most, int64_t{-2}}), at::tensor({int64_t{1}, most})},
+                  ReduceOp::kSum);
+  CHECK(out[0].item<int64_t>() == std::numeric_limits<int64_t>::min());
+  CHECK(out[1].item<int64_t>() == most - 2);
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,30 @@
+// Every call of an operator on this thread, seen before autograd sees it: those of a program, those that others are
+// composed of, and those of backward.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <functional>
+
+namespace dtensor::fuzz {
+
+// Told of the arguments, before the call; what it returns is told of the results, if it is anything. Operators that
+// these call are not intercepted, and not differentiated.
+using AfterCall = std::function<void(const torch::jit::Stack& results)>;
+using BeforeCall = std::function<AfterCall(const c10::OperatorHandle& op, const torch::jit::Stack& arguments)>;
+
+class Interception {
+ public:
+  explicit Interception(BeforeCall before);
+  ~Interception();
+  Interception(const Interception&) = delete;
+
+ private:
+  BeforeCall before_;
+  const BeforeCall* outer_;
+  c10::impl::IncludeDispatchKeyGuard guard_;
+};
+
+}  // namespace dtensor::fuzz

@@ -1,0 +1,137 @@
+#include "tests/fuzz/other_loops.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/cat.h>
+
+#include <exception>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace dtensor::fuzz {
+namespace {
+
+constexpr int64_t kMostElements = 2000, kVector = 64;
+
+// ATen does not tag the operators that only backward calls.
+bool is_elementwise(const c10::OperatorHandle& op) {
+  static const auto* const untagged = new std::set<std::string>{"aten::hardshrink_backward",
+                                                                "aten::softshrink_backward",
+                                                                "aten::hardtanh_backward",
+                                                                "aten::hardswish_backward",
+                                                                "aten::elu_backward",
+                                                                "aten::mish_backward",
+                                                                "aten::log_sigmoid_backward",
+                                                                "aten::hardsigmoid_backward",
+                                                                "aten::hardswish",
+                                                                "aten::hardswish_",
+                                                                "aten::floor_divide",
+                                                                "aten::floor_divide_",
+                                                                "aten::leaky_relu"};
+  if (op.hasTag(at::Tag::pointwise)) return true;
+  auto [name, overload] = op.operator_name();
+  if (untagged->count(name) > 0) return true;
+  if (name.back() != '_') return false;
+  name.pop_back();
+  const auto functional = c10::Dispatcher::singleton().findSchema({name, overload});
+  return functional && functional->hasTag(at::Tag::pointwise);
+}
+
+// A call on numbers in a row: what its tensors have for each element of the result.
+class Rows {
+ public:
+  // nullopt: nothing is known of such a call.
+  static std::optional<Rows> of(const torch::jit::Stack& arguments) {
+    Rows rows;
+    for (const c10::IValue& a : arguments) {
+      if (a.isList() && (a.isTensorList() || a.isOptionalTensorList())) return std::nullopt;
+      if (!a.isTensor() || !a.toTensor().defined() || a.toTensor().dim() == 0) continue;
+      if (a.toTensor()._is_zerotensor() || a.toTensor().layout() != at::kStrided) return std::nullopt;
+      rows.sizes_ = at::infer_size(rows.sizes_, a.toTensor().sizes());
+    }
+    rows.count_ = c10::multiply_integers(rows.sizes_);
+    if (rows.sizes_.empty() || rows.count_ == 0 || rows.count_ > kMostElements) return std::nullopt;
+    for (const c10::IValue& a : arguments) {
+      if (!a.isTensor() || !a.toTensor().defined() || a.toTensor().dim() == 0) {
+        rows.arguments_.push_back(a);
+      } else {
+        const at::Tensor all = a.toTensor().detach().resolve_conj().resolve_neg();
+        rows.arguments_.emplace_back(all.expand(rows.sizes_).reshape({-1}).clone());
+      }
+    }
+    return rows;
+  }
+
+  at::IntArrayRef sizes() const { return sizes_; }
+
+  // What the operator gives for all of them; nullopt: not one number each.
+  std::optional<std::vector<at::Tensor>> run(const c10::OperatorHandle& op, Loops loops) const {
+    if (loops == Loops::kVectors) return run_range(op, 0, count_, kVector);
+    std::vector<std::vector<at::Tensor>> results;
+    for (int64_t k = 0; k < count_; ++k) {
+      auto one = run_range(op, k, 1, 1);
+      if (!one) return std::nullopt;
+      results.resize(one->size());
+      for (size_t r = 0; r < one->size(); ++r) results[r].push_back((*one)[r]);
+    }
+    std::vector<at::Tensor> all;
+    for (const auto& result : results) all.push_back(at::cat(result));
+    return all;
+  }
+
+ private:
+  // Of `count` of them from the `begin`-th on, each repeated.
+  std::optional<std::vector<at::Tensor>> run_range(const c10::OperatorHandle& op, int64_t begin, int64_t count,
+                                                   int64_t repeated) const {
+    torch::jit::Stack stack;
+    for (const c10::IValue& a : arguments_) {
+      if (!a.isTensor() || !a.toTensor().defined() || a.toTensor().dim() == 0) {
+        stack.push_back(a);
+      } else {
+        const at::Tensor some = a.toTensor().narrow(0, begin, count);
+        stack.emplace_back(some.unsqueeze(1).expand({count, repeated}).reshape({-1}).clone());
+      }
+    }
+    const torch::jit::Stack kept = stack;  // two out= arguments are dropped before they are returned
+    op.callBoxed(stack);
+    std::vector<at::Tensor> results;
+    for (const c10::IValue& r : stack) {
+      if (!r.isTensor() || !r.toTensor().defined() || r.toTensor().numel() != count * repeated) return std::nullopt;
+      results.push_back(r.toTensor().reshape({count, repeated}).select(1, 0));
+    }
+    return results;
+  }
+
+  torch::jit::Stack arguments_;
+  std::vector<int64_t> sizes_;
+  int64_t count_ = 0;
+};
+
+void write(const torch::jit::Stack& results, const std::vector<at::Tensor>& values, at::IntArrayRef sizes) {
+  for (size_t r = 0; r < values.size(); ++r) {
+    if (results[r].toTensor().sizes() == sizes) results[r].toTensor().variable_data().copy_(values[r].reshape(sizes));
+  }
+}
+
+}  // namespace
+
+BeforeCall in_other_loops(Loops loops) {
+  return [loops](const c10::OperatorHandle& op, const torch::jit::Stack& arguments) -> AfterCall {
+    if (!is_elementwise(op)) return nullptr;
+    try {
+      auto rows = Rows::of(arguments);
+      if (!rows) return nullptr;
+      return [op, loops, rows = *std::move(rows)](const torch::jit::Stack& results) {
+        try {
+          if (const auto values = rows.run(op, loops)) write(results, *values, rows.sizes());
+        } catch (const std::exception&) {  // several elements in one place
+        }
+      };
+    } catch (const std::exception&) {  // sizes that do not fit, as the operator will say
+      return nullptr;
+    }
+  };
+}
+
+}  // namespace dtensor::fuzz

@@ -1,0 +1,33 @@
+// Shards an unchanged module, trains it a step, and adds an operator's rule: all of it by public headers.
+#include <torch/torch.h>
+
+#include <iostream>
+
+#include "dtensor/distributed_module.h"
+#include "dtensor/dtensor.h"
+#include "propagation/factor_rule.h"
+#include "propagation/rule_registry.h"
+
+using namespace dtensor;
+
+int main() {
+  const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
+  torch::nn::Linear model(8, 4);
+  torch::nn::Linear plain(8, 4);
+  {
+    const torch::NoGradGuard no_grad;
+    plain->weight.copy_(model->weight);
+    plain->bias.copy_(model->bias);
+  }
+  const auto x = torch::arange(48, torch::kFloat).view({6, 8}).div(48);
+  const auto shard = [](const std::string&, torch::nn::Module&, const DeviceMesh&) {};
+  distribute_module(*model, mesh, shard);
+  const auto y = model(distribute_tensor(x, mesh, {Shard(0), Replicate()}));
+  y.square().sum().backward();
+  plain(x).square().sum().backward();
+  const bool same = torch::allclose(full_tensor(model->weight.grad()), plain->weight.grad(), 1e-5, 1e-6);
+
+  RuleRegistry::instance().add("consumer::none", factor_op([](const OpCall& call) { return pointwise(call); }));
+  std::cout << DTensor(y).placements() << " " << version() << " " << (same ? "equal" : "different") << "\n";
+  return same ? 0 : 1;
+}

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# install_test.sh INSTALL LIBRARY LIBTORCH_LIB: what //:install writes is enough for programs built by CMake and by g++.
+set -uo pipefail
+install=("$1" "$2") torch_lib=$3
+. tests/tools/checks.sh
+run() { "$@" > "$work/out" 2> "$work/err"; }
+fails() { ! run "$@"; }
+torch=$(dirname "$torch_lib")
+consumer=$PWD/tests/install/consumer
+
+check "installs" run "${install[@]}" --prefix "$work/first"
+check "says what and where" prints "^dtensor 0[.].* headers, .* are in $work/first$"
+mv "$work/first" "$work/prefix" # nothing in it may know where it was
+include=$work/prefix/include/dtensor
+
+lacks_in_headers() { ! grep -rnE "$1" "$include" > "$work/out"; }
+check "the public headers need no Abseil" lacks_in_headers 'absl/|absl::'
+check "nothing internal is public" lacks_in_headers '#include "[^"]*/internal/'
+check "no other folder's headers" [ -z "$(find "$include" -name '*internal*' -o -name '*_test*')" ]
+check "nothing but headers" [ -z "$(find "$include" -type f ! -name '*.h')" ]
+check "no half written files" [ -z "$(find "$work/prefix" -name '.part.*')" ]
+
+# LibTorch's own CMake package wants all of LibTorch and CUDA to be installed; where it is not there, what it says of this one.
+torch_package=$torch/share/cmake/Torch
+if [ ! -e "$torch_package/TorchConfig.cmake" ]; then
+  torch_package=$work/torch
+  mkdir -p "$torch_package"
+  cat > "$torch_package/TorchConfig.cmake" << END
+add_library(torch INTERFACE IMPORTED)
+set_target_properties(torch PROPERTIES
+  INTERFACE_INCLUDE_DIRECTORIES "$torch/include;$torch/include/torch/csrc/api/include"
+  INTERFACE_LINK_LIBRARIES "$torch_lib/libtorch_cpu.so;$torch_lib/libc10.so")
+END
+fi
+refuses_release() {
+  mkdir -p "$work/later"
+  sed 's/dtensor 0.1/dtensor 9.9/' "$consumer/CMakeLists.txt" > "$work/later/CMakeLists.txt"
+  fails cmake -S "$work/later" -B "$work/later/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DTorch_DIR="$torch_package" &&
+    grep -q 'requested version "9.9"' "$work/err"
+}
+if command -v cmake > /dev/null; then
+  check "CMake configures" run cmake -S "$consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" \
+    -DTorch_DIR="$torch_package" -DCMAKE_CXX_FLAGS=-O0
+  check "CMake builds" run cmake --build "$work/build"
+  check "what CMake built runs" run "$work/build/consumer"
+  check "and shards" prints '^S\(0\)R 0[.].* equal$'
+  check "another release is refused" refuses_release
+else
+  echo "skipped: there is no cmake"
+fi
+
+# As docs/install.md has it.
+by_hand() {
+  run g++ -O0 "$consumer/consumer.cc" -o "$work/by_hand" $(PKG_CONFIG_PATH=$work/prefix/lib/pkgconfig pkg-config --cflags --libs dtensor) \
+    -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include" -L"$torch_lib" -ltorch_cpu -lc10 \
+    -Wl,-rpath,"$work/prefix/lib",-rpath,"$torch_lib"
+}
+if command -v pkg-config > /dev/null; then
+  check "g++ builds with pkg-config" by_hand
+  check "what g++ built runs" run "$work/by_hand"
+  check "and shards, too" prints '^S\(0\)R 0[.].* equal$'
+else
+  echo "skipped: there is no pkg-config"
+fi
+
+touch "$work/file"
+check "a prefix that cannot be" fails "${install[@]}" --prefix "$work/file/below"
+check "says which" grep -q "install: $work/file.*Give a --prefix" "$work/err"
+check "a prefix is needed" fails "${install[@]}"
+finish

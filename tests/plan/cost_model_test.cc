@@ -1,0 +1,181 @@
+#include "plan/cost_model.h"
+
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/testing/plan_cases.h"
+#include "tests/testing/plan_matcher.h"
+
+namespace dtensor {
+namespace {
+
+using Catch::Matchers::Contains;
+
+// Every number another one.
+CostModel unusual() {
+  CostModel cost;
+  double next = 1;
+  for (CostModel::Level* level : {&cost.within_node, &cost.between_nodes}) {
+    for (LinkCost& link : *level) {
+      link.latency = 1e-7 * next++;
+      link.hop_latency = 1e-8 / next++;
+      link.bandwidth = 1e9 / 3 * next++;
+    }
+  }
+  cost.ranks_per_node = 3;
+  cost.copy_bandwidth = 1.0 / 7;
+  cost.packs = false;
+  return cost;
+}
+
+TEST_CASE("a cost model survives JSON", "[cost_model]") {
+  for (const CostModel& cost : {CostModel(), unusual()}) {
+    INFO(cost.to_json());
+    CHECK(CostModel::from_json(cost.to_json()) == cost);
+  }
+  CHECK(unusual() != CostModel());
+  const auto json = nlohmann::json::parse(unusual().to_json());
+  CHECK(json["ranks_per_node"] == 3);
+  CHECK(json["packs"] == false);
+  CHECK(json["within_node"].size() == kNumCollectives);
+  CHECK(json["between_nodes"]["all_to_all"].contains("bandwidth"));
+}
+
+TEST_CASE("fields that a cost model leaves out have their built-in values", "[cost_model]") {
+  CHECK(CostModel::from_json("{}") == CostModel());
+  CostModel expected;
+  expected.ranks_per_node = 4;
+  expected.between_nodes[static_cast<size_t>(Collective::kAllGather)].bandwidth = 5e9;
+  CHECK(CostModel::from_json(R"({"ranks_per_node": 4, "between_nodes": {"all_gather": {"bandwidth": 5e9}}})") ==
+        expected);
+}
+
+TEST_CASE("a cost model's mistakes are named, with file and field", "[cost_model]") {
+  const auto complaint = [](const std::string& text) -> std::string {
+    try {
+      CostModel::from_json(text, "cluster.json");
+    } catch (const c10::Error& e) {
+      return e.what_without_backtrace();
+    }
+    return "accepted";
+  };
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"speed": 1})", "`speed`"},
+      {R"({"within_node": {"all_gahter": {}}})", "`all_gahter`"},
+      {R"({"within_node": {"all_gather": {"latancy": 1}}})", "`latancy`"},
+      {R"({"between_nodes": {"permute": {"bandwidth": -1}}})", "between_nodes.permute: `bandwidth` is -1"},
+      {R"({"between_nodes": {"permute": {"latency": 0}}})", "between_nodes.permute: `latency` is 0"},
+      {R"({"within_node": {"permute": {"hop_latency": "fast"}}})", "within_node.permute: `hop_latency` is \"fast\""},
+      {R"({"within_node": {"permute": {"bandwidth": 1e400}}})", "cluster.json"},
+      {R"({"copy_bandwidth": -2.5})", "`copy_bandwidth` is -2.5"},
+      {R"({"ranks_per_node": 0})", "`ranks_per_node` is 0"},
+      {R"({"ranks_per_node": 1.5})", "`ranks_per_node` is 1.5"},
+      {R"({"packs": 1})", "`packs` is 1"},
+      {R"({"within_node": 3})", "within_node"},
+      {R"({"within_node": {"all_reduce": []}})", "within_node.all_reduce"},
+      {"[]", "array"},
+      {"{", "no JSON"},
+      {"", "no JSON"},
+  };
+  for (const auto& [text, names] : cases) {
+    CAPTURE(text);
+    CHECK_THAT(complaint(text), Contains(names) && Contains("cluster.json"));
+  }
+}
+
+TEST_CASE("a cost model's file", "[cost_model]") {
+  const char* directory = std::getenv("TEST_TMPDIR");
+  const std::string path = std::string(directory != nullptr ? directory : "/tmp") + "/dtensor_cost_model_test.json";
+  std::ofstream(path) << unusual().to_json();
+  CHECK(CostModel::load(path) == unusual());
+  std::ofstream(path) << R"({"speed": 1})";
+  CHECK_THROWS_WITH(CostModel::load(path), Contains(path) && Contains("`speed`"));
+  std::remove(path.c_str());
+  CHECK_THROWS_WITH(CostModel::load(path), Contains(path));
+}
+
+TEST_CASE("what collectives cost", "[cost_model]") {
+  CostModel cost;
+  cost.within_node.fill({/*latency=*/10, /*hop_latency=*/1, /*bandwidth=*/100});
+  cost.between_nodes.fill({/*latency=*/1000, /*hop_latency=*/100, /*bandwidth=*/10});
+  CHECK(cost.collective(Collective::kAllGather, 1, false, 500) == 0);
+  CHECK(cost.collective(Collective::kAllGather, 2, false, 500) == 10 + 1 + 5);
+  CHECK(cost.collective(Collective::kAllGather, 5, false, 500) == 10 + 3 + 5);
+  CHECK(cost.collective(Collective::kAllReduce, 8, false, 500) == 10 + 6 + 5);
+  CHECK(cost.collective(Collective::kPermute, 8, false, 500) == 10 + 1 + 5);
+  CHECK(cost.collective(Collective::kAllToAll, 8, true, 500) == 1000 + 300 + 50);
+  cost.within_node[static_cast<size_t>(Collective::kAllToAll)].bandwidth = 1;
+  CHECK(cost.collective(Collective::kAllToAll, 2, false, 500) == 10 + 1 + 500);
+  CHECK(cost.collective(Collective::kAllGather, 2, false, 500) == 10 + 1 + 5);
+  cost.copy_bandwidth = 4;
+  CHECK(cost.copy(10) == 2.5);
+  for (int c = 0; c < kNumCollectives; ++c) {
+    for (bool crosses : {false, true}) {
+      for (int64_t bytes : {0, 1, 1000000})
+        CHECK(cost.least(bytes) <= cost.collective(static_cast<Collective>(c), 2, crosses, bytes));
+    }
+  }
+}
+
+TEST_CASE("one exchange over several mesh dims is not slower than one for each", "[cost_model]") {
+  const CostModel cost;
+  for (Collective c :
+       {Collective::kAllReduce, Collective::kAllGather, Collective::kReduceScatter, Collective::kAllToAll}) {
+    for (int64_t a = 2; a <= 17; ++a) {
+      for (int64_t b = 2; b <= 17; ++b) {
+        CAPTURE(a, b);
+        CHECK(cost.collective(c, a * b, false, 0) <= cost.collective(c, a, false, 0) + cost.collective(c, b, false, 0));
+      }
+    }
+  }
+}
+
+TEST_CASE("mesh dims within a node are cheaper than those between nodes", "[cost_model]") {
+  const DeviceMesh mesh = mesh_of({2, 4}, {"dp", "tp"});  // 8 ranks
+  CostModel cost;
+  cost.within_node.fill({/*latency=*/1e-6, /*hop_latency=*/1e-6, /*bandwidth=*/100e9});
+  cost.between_nodes.fill({/*latency=*/10e-6, /*hop_latency=*/1e-6, /*bandwidth=*/10e9});
+  cost.copy_bandwidth = 1e30;
+  const auto seconds = [&](int64_t ranks_per_node, const char* from, const char* to, const TensorMeta& meta) {
+    cost.ranks_per_node = ranks_per_node;
+    return plan_redistribution(mesh, meta, layout(from), layout(to), {std::make_shared<const CostModel>(cost), {}})
+        .seconds;
+  };
+  const TensorMeta meta = meta_of({1024, 1024});  // 4 MiB
+  const double mib = 1 << 20;
+  CHECK(seconds(8, "RS(0)", "RR", meta) == Approx(3e-6 + 3 * mib / 100e9));
+  CHECK(seconds(4, "RS(0)", "RR", meta) == Approx(3e-6 + 3 * mib / 100e9));
+  CHECK(seconds(2, "RS(0)", "RR", meta) == Approx(12e-6 + 3 * mib / 10e9));
+  CHECK(seconds(8, "S(0)R", "RR", meta) == Approx(2e-6 + 2 * mib / 100e9));
+  // Ranks of a node fetch a part each from other nodes, and then exchange their parts.
+  CHECK(seconds(4, "S(0)R", "RR", meta) == Approx(11e-6 + 0.5 * mib / 10e9 + 3e-6 + 3 * mib / 100e9));
+  // A reduction over both: all at once between nodes would be slower than its larger half within them.
+  cost.ranks_per_node = 4;
+  const PlanOptions two_levels{std::make_shared<const CostModel>(cost), {}};
+  const auto plan = plan_redistribution(mesh, meta, layout("P(sum)P(sum)"), layout("RR"), two_levels);
+  INFO(plan.explain());
+  CHECK(plan.seconds < 0.3 * cost.collective(Collective::kAllReduce, 8, true, 2 * 4 * 1024 * 1024 * 7 / 8));
+  EXPECT_PLAN(plan, "rs(tp), ar(dp), ag(tp)");
+  EXPECT_PLAN(plan_redistribution(mesh, meta, layout("P(sum)R"), layout("RR"), two_levels), "slice, ar(dp), ag(tp)");
+  EXPECT_PLAN(plan_redistribution(mesh, meta, layout("S(0)R"), layout("RR"), two_levels), "slice, ag(dp), ag(tp)");
+}
+
+TEST_CASE("worlds and their cost models", "[cost_model]") {
+  if (const char* path = std::getenv("DTENSOR_COST_MODEL"); path != nullptr && *path != '\0') return;
+  const World abstract = World::abstract(4), local = World::local(4);
+  CHECK(*cost_model(abstract) == CostModel());
+  CostModel reads_in_place;
+  reads_in_place.packs = false;
+  CHECK(*cost_model(local) == reads_in_place);
+  set_cost_model(local, unusual());
+  CHECK(*cost_model(local) == unusual());
+  CHECK(*cost_model(World::local(4)) == reads_in_place);
+  CHECK(*cost_model(abstract) == CostModel());
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,120 @@
+#include "plan/spec.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <sstream>
+#include <thread>
+
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+using Catch::Matchers::Contains;
+
+DeviceMesh mesh_2x2() { return DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"}); }
+
+TEST_CASE("equal specs are one object while someone holds it") {
+  const size_t alive = Spec::num_alive();
+  const DeviceMesh mesh = mesh_2x2();
+  SpecPtr a = Spec::get(mesh, {Replicate(), Shard(0)}, {10, 8}, at::kFloat);
+  CHECK(a == Spec::get(mesh, {Replicate(), Shard(-2)}, {10, 8}, at::kFloat));
+  CHECK(a == Spec::get(mesh, {Replicate(), Shard(0)}, TensorMeta{{10, 8}, {8, 1}, at::kFloat}));
+  CHECK(Spec::num_alive() == alive + 1);
+
+  const std::vector<SpecPtr> others = {
+      Spec::get(mesh, {Replicate(), Shard(1)}, {10, 8}, at::kFloat),
+      Spec::get(mesh, {Replicate(), Shard(0)}, {10, 9}, at::kFloat),
+      Spec::get(mesh, {Replicate(), Shard(0)}, {10, 8}, at::kDouble),
+      Spec::get(mesh, {Replicate(), Shard(0)}, TensorMeta{{10, 8}, {1, 10}, at::kFloat}),
+      Spec::get(mesh_2x2(), {Replicate(), Shard(0)}, {10, 8}, at::kFloat),
+  };
+  for (const SpecPtr& other : others) {
+    CHECK(other != a);
+    CHECK(other->id() != a->id());
+  }
+  CHECK(Spec::num_alive() == alive + 6);
+}
+
+TEST_CASE("a spec that nobody holds is gone, and its id is not used again") {
+  const size_t alive = Spec::num_alive();
+  const DeviceMesh mesh = mesh_2x2();
+  const uint64_t id = Spec::get(mesh, {Shard(0), Shard(0)}, {4}, at::kFloat)->id();
+  CHECK(Spec::num_alive() == alive);
+  CHECK(Spec::get(mesh, {Shard(0), Shard(0)}, {4}, at::kFloat)->id() != id);
+}
+
+TEST_CASE("a spec keeps its mesh and world alive") {
+  SpecPtr spec = Spec::get(mesh_2x2(), {Shard(0), Replicate()}, {4, 4}, at::kFloat);
+  CHECK(spec->mesh().world().size() == 4);
+  CHECK(spec->local_shape(3) == Shape{2, 4});
+}
+
+TEST_CASE("specs are made and dropped by many threads at once") {
+  const size_t alive = Spec::num_alive();
+  const DeviceMesh mesh = mesh_2x2();
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 3000; ++i) {
+        SpecPtr a = Spec::get(mesh, {Replicate(), Shard(0)}, {i % 3, 8}, at::kFloat);
+        SpecPtr b = Spec::get(mesh, {Replicate(), Shard(0)}, {i % 3, 8}, at::kFloat);
+        if (a != b || a->sizes()[0] != i % 3) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(Spec::num_alive() == alive);
+}
+
+TEST_CASE("a spec prints as dtype, shape, placements and mesh") {
+  SpecPtr spec = Spec::get(mesh_2x2(), {Replicate(), Shard(0)}, {10, 8}, at::kFloat);
+  CHECK(spec->to_short_string() == "f32[10, 8](RS(0))");
+  CHECK(spec->to_string() == "f32[10, 8](RS(0)) @ mesh(dp=2, tp=2)");
+  std::ostringstream text;
+  text << *spec->with_placements({Partial(), Replicate()});
+  CHECK(text.str() == "f32[10, 8](P(sum)R) @ mesh(dp=2, tp=2)");
+  CHECK(Spec::get(mesh_2x2(), {Replicate(), Replicate()}, {}, at::kBool)->to_short_string() == "b8[](RR)");
+  CHECK(short_name(at::kBFloat16) == "bf16");
+  CHECK(short_name(at::kLong) == "i64");
+}
+
+TEST_CASE("a spec knows the part of every rank") {
+  SpecPtr spec = Spec::get(mesh_2x2(), {Shard(0), Shard(0)}, {5, 3}, at::kDouble);
+  const std::vector<Shape> shapes = {{2, 3}, {1, 3}, {1, 3}, {1, 3}};
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    CHECK(spec->local_shape(rank) == shapes[rank]);
+    CHECK(spec->local_layout(rank).sizes() == shapes[rank]);
+    CHECK(spec->layout_of_rank(rank).offsets == Shape{rank == 0 ? 0 : rank + 1, 0});
+  }
+  CHECK(spec->max_local_bytes() == 2 * 3 * 8);
+  CHECK(spec->meta().bytes() == 5 * 3 * 8);
+  CHECK_FALSE(spec->is_replicated());
+  CHECK_FALSE(spec->has_partial());
+  CHECK(spec->with_placements({Replicate(), Replicate()})->is_replicated());
+  CHECK(spec->with_placements({Replicate(), Partial()})->has_partial());
+}
+
+TEST_CASE("strides of a contiguous tensor") {
+  CHECK(contiguous_strides({}) == Shape{});
+  CHECK(contiguous_strides({2, 3, 4}) == Shape{12, 4, 1});
+  CHECK(contiguous_strides({2, 0, 4}) == Shape{4, 4, 1});  // as at::empty
+}
+
+TEST_CASE("a spec that cannot be says why") {
+  const DeviceMesh mesh = mesh_2x2();
+  CHECK_THROWS_WITH(Spec::get(mesh, {Shard(0)}, {4}, at::kFloat),
+                    Contains("1 placement") && Contains("S(0)") && Contains("mesh(dp=2, tp=2)"));
+  CHECK_THROWS_WITH(Spec::get(mesh, {Shard(0), Shard(2)}, {4, 5}, at::kFloat),
+                    Contains("S(0)S(2)") && Contains("[4, 5]"));
+  CHECK_THROWS_AS(Spec::get(mesh, {Shard(0), Shard(-3)}, {4, 5}, at::kFloat), c10::Error);
+  CHECK_THROWS_AS(Spec::get(mesh, {Partial(ReduceOp::kMax), Partial()}, {4, 5}, at::kFloat), c10::Error);
+  CHECK_THROWS_AS(Spec::get(mesh, {Shard(0), Replicate()}, {}, at::kFloat), c10::Error);
+  CHECK_THROWS_AS(Spec::get(DeviceMesh(), {Shard(0)}, {4}, at::kFloat), c10::Error);
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# source_test.sh CHECK_SOURCE: the tree has no fault, and trees with faults are told so.
+set -uo pipefail
+check=$(readlink -f "$1")
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+
+fail() { echo "FAILED: $1" >&2; exit 1; }
+
+python3 "$check" --format || fail "the source tree has the faults above"
+
+# plant PATH LINE...: a file of the small tree. says TEXT: the check finds that, and nothing else is wrong before it.
+plant() { mkdir -p "$tree/$(dirname "$1")" && printf '%s\n' "${@:2}" > "$tree/$1"; }
+says() {
+  output=$(python3 "$check" "$tree") && fail "no fault found: expected '$1'"
+  [[ $output == *"$1"* ]] || fail "expected '$1', got: $output"
+}
+plant mesh/world.h '#pragma once'
+plant mesh/world.cc '#include "mesh/world.h"' '#include "comm/group.h"'
+plant comm/group.h '#pragma once'
+plant comm/internal/ring.h '#pragma once'
+python3 "$check" "$tree" > /dev/null || fail "a fault where there is none"
+
+plant comm/group.cc '#include "mesh/world.h"'
+says "comm/group.cc: includes mesh/world.h, of a folder above comm/"
+plant comm/group.cc '#include "comm/group.h"'
+plant mesh/world.cc '#include "comm/internal/ring.h"'
+says "mesh/world.cc: includes comm/internal/ring.h, which is internal to comm/"
+plant mesh/world.cc '#include "mesh/mesh.h"'
+plant mesh/mesh.h '#include "mesh/world.h"'
+says "include one another in a circle: mesh/mesh, mesh/world"
+plant mesh/world.cc '#include "dtensor/dtensor.h"'
+says "includes dtensor/dtensor.h, which is for programs"
+plant mesh/world.cc ''
+for n in $(seq 18); do mkdir -p "$tree/folder$n"; done
+says "20 folders at the root"
+echo "[dtensor] 1 passed, 0 failed, 0 skipped"

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Checks how the source tree is built: python3 tools/check_source.py [--format] [ROOT]
+
+  direction   a folder includes those before it alone (LAYERS), and nobody includes another folder's internal/
+  cycles      within a folder, no file includes in a circle (x.h and x.cc count as one)
+  root        no more than MAX_FOLDERS folders at the top
+  --format    clang-format-14 would change nothing; skipped, saying so, where that is not installed
+
+Prints a line per fault; exits 1 if there is one.
+"""
+
+import collections
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+# From the bottom up.
+LAYERS = ["placement", "comm", "mesh", "plan", "observe", "processes", "propagation", "dtensor", "ops", "checkpoint",
+          "python"]
+# What programs include is above all.
+UMBRELLA = "dtensor/dtensor.h"
+MAX_FOLDERS = 18
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+CLANG_FORMAT = "clang-format-14"
+
+
+def sources(root, folders):
+    for folder in folders:
+        for where, inner, files in os.walk(os.path.join(root, folder)):
+            inner[:] = sorted(d for d in inner if not d.startswith("."))
+            for name in sorted(files):
+                if name.endswith((".h", ".cc", ".cu")):
+                    yield os.path.relpath(os.path.join(where, name), root)
+
+
+def read(root, path):
+    with open(os.path.join(root, path), encoding="utf-8") as f:
+        return f.read()
+
+
+def folder_of(path):
+    return path.split("/")[0]
+
+
+def direction_faults(includes):
+    faults = []
+    for path, targets in includes.items():
+        for target in targets:
+            here, there = folder_of(path), folder_of(target)
+            if there not in LAYERS or there == here:
+                continue
+            if LAYERS.index(there) > LAYERS.index(here) and path != UMBRELLA:
+                faults.append(f"{path}: includes {target}, of a folder above {here}/")
+            if "internal" in target.split("/")[1:-1]:
+                faults.append(f"{path}: includes {target}, which is internal to {there}/")
+            if target == UMBRELLA:
+                faults.append(f"{path}: includes {UMBRELLA}, which is for programs")
+    return faults
+
+
+def cycle_faults(includes):
+    """Strongly connected units, by Tarjan's algorithm."""
+    graph = collections.defaultdict(set)
+    for path, targets in includes.items():
+        unit = os.path.splitext(path)[0]
+        for target in targets:
+            other = os.path.splitext(target)[0]
+            if path != UMBRELLA and folder_of(target) in LAYERS and other != unit:
+                graph[unit].add(other)
+    index, low, stack, faults = {}, {}, [], []
+
+    def visit(unit):
+        index[unit] = low[unit] = len(index)
+        stack.append(unit)
+        for other in sorted(graph[unit]):
+            if other not in index:
+                visit(other)
+                low[unit] = min(low[unit], low[other])
+            elif other in stack:
+                low[unit] = min(low[unit], index[other])
+        if low[unit] == index[unit]:
+            component = []
+            while not component or component[-1] != unit:
+                component.append(stack.pop())
+            if len(component) > 1:
+                faults.append("include one another in a circle: " + ", ".join(sorted(component)))
+
+    sys.setrecursionlimit(10000)
+    for unit in sorted(graph):
+        if unit not in index:
+            visit(unit)
+    return faults
+
+
+def root_faults(root):
+    folders = sorted(d for d in os.listdir(root) if os.path.isdir(os.path.join(root, d)) and not d.startswith(".") and
+                     not d.startswith("bazel-"))
+    if len(folders) <= MAX_FOLDERS:
+        return []
+    return [f"{len(folders)} folders at the root, more than {MAX_FOLDERS}: {', '.join(folders)}"]
+
+
+def format_faults(root, paths):
+    if not shutil.which(CLANG_FORMAT):
+        print(f"skipped: there is no {CLANG_FORMAT}")
+        return []
+    faults = []
+    for start in range(0, len(paths), 50):
+        result = subprocess.run([CLANG_FORMAT, "--dry-run", *paths[start:start + 50]], cwd=root, text=True,
+                                stderr=subprocess.PIPE, check=False)
+        found = {line.split(":")[0] for line in result.stderr.splitlines() if "warning:" in line}
+        faults += [f"{path}: run {CLANG_FORMAT} -i on it" for path in sorted(found)]
+    return faults
+
+
+def main(arguments):
+    formats = "--format" in arguments
+    roots = [a for a in arguments if not a.startswith("--")]
+    root = os.path.realpath(roots[0] if roots else os.path.join(os.path.dirname(os.path.realpath(__file__)), ".."))
+    includes = {path: INCLUDE.findall(read(root, path)) for path in sources(root, LAYERS)}
+    faults = direction_faults(includes) + cycle_faults(includes) + root_faults(root)
+    if formats:
+        faults += format_faults(root, list(sources(root, LAYERS + ["benchmarks", "examples", "tests", "tools"])))
+    print("\n".join(faults) if faults else f"{len(includes)} files of {len(LAYERS)} folders: no fault")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
