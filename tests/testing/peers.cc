@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "placement/geometry.h"
+#include "plan/plan_text.h"
 
 namespace dtensor::testing {
 namespace {
@@ -14,23 +15,6 @@ namespace {
 using Kind = RedistributeStep::Kind;
 
 constexpr int kMaxSteps = 4;
-
-const char* name_of(Kind kind) {
-  switch (kind) {
-    case Kind::kSlice:
-      return "slice";
-    case Kind::kFill:
-      return "fill";
-    case Kind::kAllReduce:
-      return "all_reduce";
-    case Kind::kReduceScatter:
-      return "reduce_scatter";
-    case Kind::kAllGather:
-      return "all_gather";
-    default:
-      return "all_to_all";
-  }
-}
 
 bool can_reduce_together(const Placement& a, const Placement& b) {
   return a.is_partial() && b.is_partial() && a.reduce_op() == b.reduce_op();
