@@ -10,7 +10,7 @@
 #include "comm/scope.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
-#include "dtensor/internal/redistribute_internal.h"
+#include "dtensor/internal/redistribute_arguments.h"
 
 namespace dtensor {
 namespace {

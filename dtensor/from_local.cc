@@ -13,12 +13,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "comm/group.h"
+#include "dtensor/extend/redistribute_as.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/internal/check_parts.h"
 #include "dtensor/internal/memory_overlap.h"
-#include "dtensor/internal/redistribute_internal.h"
+#include "dtensor/internal/redistribute_arguments.h"
 #include "dtensor/internal/saved_layout.h"
-#include "dtensor/redistribute.h"
 
 namespace dtensor {
 namespace {

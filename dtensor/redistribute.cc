@@ -1,23 +1,14 @@
 #include "dtensor/redistribute.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
-#include <tuple>
+#include <utility>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "comm/block_copy.h"
-#include "comm/communicator.h"
-#include "comm/scope.h"
+#include "dtensor/extend/redistribute_as.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
-#include "dtensor/extend/replicate.h"
-#include "dtensor/internal/executor.h"
-#include "dtensor/internal/redistribute_internal.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/internal/redistribute_arguments.h"
 #include "dtensor/internal/saved_layout.h"
-#include "placement/parse_placements.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
@@ -26,29 +17,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-
-Placements all_replicate(const DeviceMesh& mesh) { return Placements(mesh.ndim(), Replicate()); }
-
-struct ReplicateFn : Function<ReplicateFn> {
-  static at::Tensor forward(AutogradContext*, const at::Tensor& plain, DeviceMesh mesh) {
-    return replicate_copy(plain, mesh);
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads);
-};
-
-struct RedistributeFn : Function<RedistributeFn> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements placements, CommCause cause,
-                            bool async_op) {
-    save_layout(ctx, spec_of(t), without_partials(spec_of(t)->placements()), cause);
-    return redistribute_below_autograd(t, placements, cause, async_op);
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto s = saved_layout(ctx);
-    if (!grads[0].defined()) return variable_list(4);
-    const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
-    return {redistribute_as(g, s->placements, s->cause), at::Tensor(), at::Tensor(), at::Tensor()};
-  }
-};
 
 struct FullTensorFn : Function<FullTensorFn> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements);
@@ -59,7 +27,7 @@ at::Tensor FullTensorFn::forward(AutogradContext* ctx, const at::Tensor& t, Plac
   const DTensorMeta& meta = peek_meta(t);
   save_layout(ctx, meta.spec, std::move(grad_placements));
   const at::Tensor whole =
-      redistribute_below_autograd(t, all_replicate(meta.spec->mesh()), explicit_cause("full_tensor"));
+      redistribute_below_autograd(t, Placements(meta.spec->mesh().ndim(), Replicate()), explicit_cause("full_tensor"));
   LocalGuard guard;
   const at::Tensor& local = meta_of(whole).locals.front();
   // What is given away must not be a rank's own memory: writing to it would change one replica of several.
@@ -73,110 +41,57 @@ variable_list FullTensorFn::backward(AutogradContext* ctx, variable_list grads) 
   return {redistribute_as(g, s->placements, explicit_cause("full_tensor")), at::Tensor()};
 }
 
-variable_list ReplicateFn::backward(AutogradContext*, variable_list grads) {
-  return {grads[0].defined() && is_dtensor(grads[0]) ? full_tensor(grads[0]) : grads[0], at::Tensor()};
+void check_options(const RedistributeOptions& options, const char* function) {
+  TORCH_CHECK_VALUE(options.max_bytes > 0, "[", function, "] max_bytes is ", options.max_bytes,
+                    "; give the bytes that a rank may need meanwhile, at least 1");
 }
 
-// From layout `before`, Replicate on mesh dim m, to `after`, which cuts it there or not. Every rank's part comes from
-// the rank at position `source` of its group along m; nullopt: is cut out of its own tensor.
-RankTensors spread(const Spec& spec, const RankTensors& locals, const Placements& before, const Placements& after,
-                   int64_t m, std::optional<int64_t> source, const CommCause& cause) {
-  const DeviceMesh& mesh = spec.mesh();
-  CommCall call;
-  call.group = &mesh.get_group(m);
-  call.ranks = mesh.local_ranks();
-  call.event.cause = cause;
-  call.event.dtype = spec.dtype();
-  call.event.bytes = spec.with_placements(after)->max_local_bytes();
-  const RankSlots owned(call);
-  const auto part = [&](const Placements& placements, int64_t rank) {
-    return local_layout(spec.sizes(), mesh.shape(), placements, mesh.coordinate(rank));
-  };
-  RankPieces inputs, outputs;
-  std::vector<Message> messages;
-  const auto add = [&](int64_t sender, int64_t receiver) {
-    for (Block& block : overlap(part(before, sender), part(after, receiver))) {
-      messages.push_back({sender, receiver, 0, 0, std::move(block)});
-    }
-  };
-  for (size_t i = 0; i < locals.size(); ++i) {
-    const int64_t rank = call.ranks[i];
-    const Shape sizes = part(after, rank).sizes();
-    inputs.push_back({locals[i]});
-    outputs.push_back({at::empty(c10::IntArrayRef(sizes.data(), sizes.size()), locals[i].options())});
-    const auto& members = call.group->members[call.group->group_of[rank]];
-    const int64_t sender = source ? members[*source] : rank;
-    add(sender, rank);
-    for (int64_t member : members) {
-      if (sender == rank && source && owned[member] < 0) add(rank, member);
-    }
-  }
-  if (source) {
-    std::stable_sort(messages.begin(), messages.end(), [](const Message& a, const Message& b) {
-      return std::tie(a.sender, a.receiver) < std::tie(b.sender, b.receiver);
-    });
-    const auto collective = after[m].is_sharded() ? Collective::kScatter : Collective::kBroadcast;
-    mesh.world().communicator().exchange(call, collective, messages, inputs, outputs);
-  } else {
-    for (const Message& message : messages) {
-      const int64_t i = owned[message.sender];
-      copy_block(inputs[i][0], outputs[i][0], message.block);
-    }
-  }
-  RankTensors parts;
-  for (auto& output : outputs) parts.push_back(std::move(output[0]));
-  return parts;
+// To any mesh of the tensor's world. Arguments are checked.
+at::Tensor redistribute_checked(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
+                                const RedistributeOptions& options) {
+  check_options(options, "redistribute");
+  const Layout to(mesh, checked_placements(placements, mesh, tensor.dim(), "redistribute"));
+  return redistribute_as(at::TensorList(&tensor, 1), c10::ArrayRef<Layout>(to), explicit_cause("redistribute"),
+                         options)[0];
 }
 
 }  // namespace
 
-at::Tensor distributed_gradient(const at::Tensor& gradient, const DeviceMesh& mesh) {
-  return is_dtensor(gradient) ? gradient : ReplicateFn::apply(gradient, mesh);
+at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements, const RedistributeOptions& options) {
+  return redistribute_checked(tensor, checked_layout(tensor, "redistribute").spec->mesh(), placements, options);
 }
 
-CommCause explicit_cause(std::string op) {
-  return {std::move(op), "", current_scope().module_path, /*implicit=*/false};
+at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
+                        const RedistributeOptions& options) {
+  checked_layout(tensor, "redistribute");
+  TORCH_CHECK_VALUE(mesh.defined(), "[redistribute] no mesh");
+  return redistribute_checked(tensor, mesh, placements, options);
 }
 
-const DTensorMeta& checked_layout(const at::Tensor& t, const char* function) {
-  TORCH_CHECK_TYPE(is_dtensor(t), "[", function, "] the tensor",
-                   (t.defined() ? c10::str(" of shape ", t.sizes()) : std::string()),
-                   " is not distributed; distribute_tensor(t, mesh, placements) makes it so");
-  return peek_meta(t);
-}
-
-absl::StatusOr<Placements> fitting_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim) {
-  if (static_cast<int64_t>(placements.size()) == mesh.ndim()) return normalize_placements(placements, ndim);
-  return absl::InvalidArgumentError(absl::StrCat("`placements` ", to_string(placements), " has ", placements.size(),
-                                                 " entries, but ", mesh.to_string(), " has ", mesh.ndim(),
-                                                 " dims: give one placement per mesh dim"));
-}
-
-Placements checked_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim,
-                              const char* function) {
-  auto normal = fitting_placements(placements, mesh, ndim);
-  TORCH_CHECK_VALUE(normal.ok(), "[", function, "] ", std::string(normal.status().message()));
-  return *std::move(normal);
-}
-
-at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause,
-                           bool async_op) {
-  if (spec_of(tensor)->placements() == placements) return tensor;
-  if (!at::GradMode::is_enabled() || !tensor.requires_grad()) {
-    return redistribute_below_autograd(tensor, placements, cause, async_op);
+std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors,
+                                          const std::vector<Placements>& placements,
+                                          const RedistributeOptions& options) {
+  check_options(options, "redistribute_many");
+  TORCH_CHECK_VALUE(!options.async_op,
+                    "[redistribute_many] async_op: what travels together is waited for; "
+                    "redistribute() each tensor with async_op, or leave it out");
+  TORCH_CHECK_VALUE(placements.size() == tensors.size() || placements.size() == 1, "[redistribute_many] ",
+                    placements.size(), " lists of placements for ", tensors.size(),
+                    " tensors: give one per tensor, or one for all");
+  std::vector<Layout> to;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const DeviceMesh& mesh = checked_layout(tensors[i], "redistribute_many").spec->mesh();
+    to.emplace_back(mesh, checked_placements(placements[placements.size() == 1 ? 0 : i], mesh, tensors[i].dim(),
+                                             "redistribute_many"));
   }
-  return RedistributeFn::apply(tensor, placements, cause, async_op);
+  return redistribute_as(tensors, to, explicit_cause("redistribute_many"), options);
 }
 
-at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements, bool async_op) {
-  const DTensorMeta& meta = checked_layout(tensor, "redistribute");
-  const auto to = checked_placements(placements, meta.spec->mesh(), tensor.dim(), "redistribute");
-  return redistribute_as(tensor, to, explicit_cause("redistribute"), async_op);
-}
-
-RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements) {
-  const DTensorMeta& meta = checked_layout(tensor, "plan_of");
-  return *cached_plan(meta.spec, checked_placements(placements, meta.spec->mesh(), tensor.dim(), "plan_of"));
+RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements, const RedistributeOptions& options) {
+  const SpecPtr& spec = checked_layout(tensor, "plan_of").spec;
+  check_options(options, "plan_of");
+  return *cached_plan(spec, spec->mesh(), checked_placements(placements, spec->mesh(), tensor.dim(), "plan_of"),
+                      {allowed_bytes(options)});
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
@@ -186,62 +101,6 @@ at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_
   Placements back = without_partials(meta.spec->placements());
   if (grad_placements) back = checked_placements(*grad_placements, meta.spec->mesh(), tensor.dim(), "full_tensor");
   return FullTensorFn::apply(tensor, std::move(back));
-}
-
-at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
-                             std::optional<int64_t> source_rank) {
-  TORCH_CHECK_VALUE(mesh.defined(), "[distribute_tensor] no mesh");
-  TORCH_CHECK(tensor.defined(), "[distribute_tensor] the tensor is undefined");
-  const auto to = checked_placements(placements.empty() ? all_replicate(mesh) : placements, mesh, tensor.dim(),
-                                     "distribute_tensor");
-  if (is_dtensor(tensor)) {
-    const Spec& spec = *spec_of(tensor);
-    if (spec.mesh() == mesh && spec.is_replicated() && tensor.is_leaf()) {  // a factory's, inside a MeshScope
-      if (spec.placements() == to) return tensor;
-      at::Tensor part = redistribute_below_autograd(tensor, to, explicit_cause("distribute_tensor"));
-      part.set_requires_grad(tensor.requires_grad());
-      return part;
-    }
-    TORCH_CHECK_VALUE(spec.mesh() == mesh && spec.placements() == to,
-                      "[distribute_tensor] the tensor is distributed already as ", spec.to_string(), ", not as ",
-                      to_string(to), " @ ", mesh.to_string(), "; use redistribute");
-    return tensor;
-  }
-  TORCH_CHECK(tensor.is_leaf(), "[distribute_tensor] the tensor of shape ", tensor.sizes(),
-              " has autograd history: distribute the leaf, or pass tensor.detach()");
-  for (int64_t m = 0; source_rank && m < mesh.ndim(); ++m) {
-    TORCH_CHECK_VALUE(*source_rank >= 0 && *source_rank < mesh.size(m), "[distribute_tensor] source_rank ",
-                      *source_rank, " is not a position along mesh dim '", mesh.names()[m], "' of size ", mesh.size(m));
-  }
-  const SpecPtr spec = Spec::get(mesh, to, Shape(tensor.sizes().begin(), tensor.sizes().end()), tensor.scalar_type());
-  TORCH_CHECK_VALUE(!tensor.is_meta() || !mesh.world().has_data(),
-                    "[distribute_tensor] a meta tensor has no values to spread over ", mesh.world().name(),
-                    "; only an abstract world takes it");
-
-  RankTensors locals;
-  {
-    LocalGuard guard;
-    for (int64_t rank : mesh.local_ranks()) locals.push_back(tensor.detach().to(mesh.world().device(rank)));
-    Placements done(mesh.ndim(), Replicate());
-    for (int64_t m = 0; m < mesh.ndim(); ++m) {
-      const Placements before = done;
-      if (to[m].is_sharded()) done[m] = to[m];
-      if (!source_rank && done == before) continue;
-      locals = spread(*spec, locals, before, done, m, source_rank, explicit_cause("distribute_tensor"));
-    }
-    // A rank's part must not share memory with the caller's tensor or another rank's.
-    if (!source_rank && done == all_replicate(mesh)) {
-      for (auto& local : locals) local = local.clone();
-    }
-    if (spec->has_partial()) {
-      const auto plan = plan_redistribution(mesh, spec->meta(), done, to);
-      locals = run_plan(plan, std::move(locals), explicit_cause("distribute_tensor"));
-    }
-  }
-  at::Tensor result = make_dtensor(spec, std::move(locals));
-  (void)result.has_storage();  // a parameter that becomes it with set_data() then says so where its data is asked for
-  result.set_requires_grad(tensor.requires_grad());
-  return result;
 }
 
 }  // namespace dtensor

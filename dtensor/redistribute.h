@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "comm/comm_event.h"
 #include "dtensor/dispatch_key.h"
+#include "dtensor/redistribute_options.h"
 #include "mesh/device_mesh.h"
 #include "placement/placement.h"
 #include "plan/redistribute_plan.h"
@@ -27,32 +27,35 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, c
                              std::optional<int64_t> source_rank = 0);
 
 // Another layout on the same mesh, as a new tensor (the same one if nothing changes). The gradient comes back in the
-// layout of `tensor`, with Partial as Replicate. Error: `tensor` is plain.
+// layout of `tensor`, with Partial as Replicate, under the same `max_bytes`.
+// Errors (ValueError, before anything is sent): `tensor` is plain; placements that do not fit it; no route keeps
+// options.max_bytes (the text names the smallest that would do).
 //
-// `async_op`: returns while the last collective is under way, if the world's backend can go on by itself (Gloo can;
-// CUDA's streams always do); those before it are waited for. What first reads the result waits for it, does what is
-// left to do on this rank, and throws what went wrong; asking for its shape or layout does not wait. The ranks must not
-// make their other calls in different orders for that.
-at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements, bool async_op = false);
+// options.async_op: returns while the last collective is under way, if the world's backend can go on by itself (Gloo
+// can; CUDA's streams always do); those before it are waited for. What first reads the result waits for it, does what
+// is left to do on this rank, and throws what went wrong; asking for its shape or layout does not wait. The ranks must
+// not make their other calls in different orders for that.
+at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
+                        const RedistributeOptions& options = {});
 
 // The same on another mesh of the same world, over the same, some other or all other ranks; a process that owns no rank
 // of it gets a tensor without local parts. The gradient comes back to the mesh of `tensor`.
-at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements);
+at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
+                        const RedistributeOptions& options = {});
 
 // redistribute() of many tensors of one world, in as few collectives as their layouts allow (plan/plan_many.h), in the
-// backward, too. `placements`: one list per tensor, or one for all.
-// Errors: as of redistribute(); another number of lists; tensors of several worlds.
+// backward, too. `placements`: one list per tensor, or one for all. options.max_bytes bounds what all tensors that
+// travel together need while they do: then there may be more collectives.
+// Errors: as of redistribute(); another number of lists; tensors of several worlds; options.async_op.
 std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors,
-                                          const std::vector<Placements>& placements);
+                                          const std::vector<Placements>& placements,
+                                          const RedistributeOptions& options = {});
 
 // The whole value as a plain tensor, on the device of the first owned rank. Error in an abstract world.
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
-// The plan that redistribute() would run.
-RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements);
-
-// redistribute() under the name of another cause in reports. Internal.
-at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause,
-                           bool async_op = false);
+// The plan that redistribute() would run, here and now: a RedistributeMemoryLimit counts.
+RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements,
+                         const RedistributeOptions& options = {});
 
 }  // namespace dtensor

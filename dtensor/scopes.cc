@@ -3,8 +3,10 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
+#include "dtensor/extend/redistribute_as.h"
 #include "dtensor/extend/representation.h"
-#include "dtensor/redistribute.h"
 
 namespace dtensor {
 
@@ -12,6 +14,13 @@ MeshScope::MeshScope(const DeviceMesh& mesh)
     : guard_([&mesh](DispatchScope& s) {
         TORCH_CHECK_VALUE(mesh.defined(), "[MeshScope] no mesh: give a DeviceMesh(world, shape)");
         s.mesh = mesh;
+      }) {}
+
+RedistributeMemoryLimit::RedistributeMemoryLimit(int64_t max_bytes)
+    : guard_([max_bytes](DispatchScope& s) {
+        TORCH_CHECK_VALUE(max_bytes > 0, "[RedistributeMemoryLimit] max_bytes is ", max_bytes,
+                          "; give the bytes that a rank may need while it redistributes, at least 1");
+        s.max_bytes = std::min(s.max_bytes, max_bytes);
       }) {}
 
 ModulePath::ModulePath(const std::string& name)

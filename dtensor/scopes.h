@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,19 @@ class DelayGradientReduction {
 
  private:
   DispatchScopeGuard guard_{[](DispatchScope& s) { s.delay_gradient_reduction = true; }};
+};
+
+// No redistribution, asked for or inserted by the engine, keeps more than `max_bytes` alive at once on a rank: the part
+// it starts from, the one it makes, and what lies between, as RedistributePlan::peak_bytes counts them. It takes
+// another route, or sends in several rounds; an operator takes another strategy. Limits nest: the smallest holds.
+// Errors: max_bytes < 1 (ValueError); inside, before anything is sent, a redistribution that no route brings below it
+// (the text names the smallest that would do).
+class RedistributeMemoryLimit {
+ public:
+  explicit RedistributeMemoryLimit(int64_t max_bytes);
+
+ private:
+  DispatchScopeGuard guard_;
 };
 
 // Names the module that runs, for reports: paths nest, "encoder" inside "model" is "model.encoder". An empty name adds

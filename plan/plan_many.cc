@@ -204,7 +204,7 @@ BatchPlan plan_many(c10::ArrayRef<Redistribution> tensors) {
   return batch_plans(std::move(plans));
 }
 
-BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans) {
+BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans, const Limits& limits) {
   BatchPlan batch;
   batch.plans = std::move(plans);
   std::map<Key, int> numbers;
@@ -228,8 +228,15 @@ BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans
   while (!std::all_of(lines.begin(), lines.end(), [](const Line& line) { return line.done(); })) {
     const int key = next_key(lines);
     BatchPlan::Round& round = batch.rounds.emplace_back();
+    int64_t room = limits.peak_bytes;  // one step, which keeps the limits by itself, always fits
     for (size_t p = 0; p < lines.size(); ++p) {
-      if (lines[p].is_at(key)) round.steps.emplace_back(static_cast<int>(p), lines[p].steps[lines[p].next++]);
+      if (!lines[p].is_at(key)) continue;
+      const int s = lines[p].steps[lines[p].next];
+      const int64_t needed = batch.plans[p]->steps[s].peak_bytes;
+      if (!round.steps.empty() && needed > room) continue;
+      room -= needed;
+      round.steps.emplace_back(static_cast<int>(p), s);
+      ++lines[p].next;
     }
     price(batch, round);
     batch.bytes += round.bytes;

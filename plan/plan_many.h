@@ -50,8 +50,9 @@ struct BatchPlan {
 // Plans from cached_plan(), in as few rounds as waiting for each other gives.
 // Error (c10::Error): tensors of several worlds, and those of cached_plan().
 BatchPlan plan_many(c10::ArrayRef<Redistribution> tensors);
-// The same for plans made otherwise, all of one world; between meshes, too.
-BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans);
+// The same for plans made otherwise, all of one world; between meshes, too. `limits`: of what the steps of a round need
+// together; those that exceed it wait for another round.
+BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans, const Limits& limits = {});
 
 // Bytes of the largest part that any rank has in a layout.
 int64_t largest_part_bytes(const TensorMeta& meta, const Layout& layout);

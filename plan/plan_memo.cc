@@ -23,11 +23,13 @@ class PlanMemo {
     uint64_t spec = 0;
     const void* mesh = nullptr;  // of the target. The plan holds it, so nobody else has its address
     Placements to;
+    int64_t max_bytes;
   };
   struct KeyView {
     uint64_t spec;
     const void* mesh;
     const Placements& to;
+    int64_t max_bytes;
   };
   struct Entry {
     SpecPtr from;
@@ -63,51 +65,76 @@ class PlanMemo {
     using is_transparent = void;
     template <typename K>
     size_t operator()(const K& key) const {
-      return absl::HashOf(key.spec, key.mesh, key.to);
+      return absl::HashOf(key.spec, key.mesh, key.to, key.max_bytes);
     }
   };
   struct Equal {
     using is_transparent = void;
     template <typename A, typename B>
     bool operator()(const A& a, const B& b) const {
-      return a.spec == b.spec && a.mesh == b.mesh && a.to == b.to;
+      return a.spec == b.spec && a.mesh == b.mesh && a.to == b.to && a.max_bytes == b.max_bytes;
     }
   };
   using Map = absl::flat_hash_map<Key, Entry, Hash, Equal>;
 
   void put(const KeyView& key, Entry entry) {
     if (young_.size() >= kGeneration) old_ = std::exchange(young_, Map());
-    young_.insert_or_assign(Key{key.spec, key.mesh, key.to}, std::move(entry));
+    young_.insert_or_assign(Key{key.spec, key.mesh, key.to, key.max_bytes}, std::move(entry));
   }
 
   std::mutex mutex_;
   Map young_, old_;
 };
 
-}  // namespace
-
-std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to) {
+// Finds it, or makes it by `make`, which gets the normalised target and may give null.
+template <typename Make>
+PlanMemo::PlanPtr remembered(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to, const Limits& limits,
+                             const Make& make) {
   PlanMemo& memo = from->mesh().world().attachment<PlanMemo>();
-  const PlanMemo::KeyView asked{from->id(), mesh.identity(), to};
+  const PlanMemo::KeyView asked{from->id(), mesh.identity(), to, limits.peak_bytes};
   if (auto plan = memo.find(asked)) return plan;
   auto target = normalize_placements(to, from->ndim());
   TORCH_CHECK_VALUE(target.ok(), "[redistribute] ", to_string(to), " does not fit ", from->to_string(), ": ",
                     std::string(target.status().message()));
-  const PlanMemo::KeyView normal{from->id(), mesh.identity(), *target};
+  const PlanMemo::KeyView normal{from->id(), mesh.identity(), *target, limits.peak_bytes};
   auto plan = memo.find(normal);
   if (!plan) {
-    plan = std::make_shared<const RedistributePlan>(
-        mesh == from->mesh()
-            ? plan_redistribution(mesh, from->meta(), from->placements(), *target)
-            : plan_transfer(from->meta(), Layout(from->mesh(), from->placements()), Layout(mesh, *target)));
+    plan = make(*target);
+    if (!plan) return plan;
     memo.insert(normal, from, plan);
   }
   if (*target != to) memo.insert(asked, from, plan);
   return plan;
 }
 
-std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const Placements& to) {
-  return cached_plan(from, from->mesh(), to);
+PlanOptions within(const Limits& limits) {
+  PlanOptions options;
+  options.limits = limits;
+  return options;
+}
+
+}  // namespace
+
+std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to,
+                                                    const Limits& limits) {
+  return remembered(from, mesh, to, limits, [&](const Placements& target) {
+    return std::make_shared<const RedistributePlan>(
+        mesh == from->mesh() ? plan_redistribution(mesh, from->meta(), from->placements(), target, within(limits))
+                             : plan_transfer(from->meta(), Layout(from->mesh(), from->placements()),
+                                             Layout(mesh, target), within(limits)));
+  });
+}
+
+std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const Placements& to, const Limits& limits) {
+  return cached_plan(from, from->mesh(), to, limits);
+}
+
+std::shared_ptr<const RedistributePlan> cached_plan_within(const SpecPtr& from, const Placements& to,
+                                                           const Limits& limits) {
+  return remembered(from, from->mesh(), to, limits, [&](const Placements& target) -> PlanMemo::PlanPtr {
+    auto plan = plan_within(from->mesh(), from->meta(), from->placements(), target, within(limits));
+    return plan ? std::make_shared<const RedistributePlan>(*std::move(plan)) : nullptr;
+  });
 }
 
 void forget_plans(const World& world) { world.attachment<PlanMemo>().clear(); }

@@ -288,8 +288,8 @@ RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& given_from,
       break;
     }
     TORCH_CHECK_VALUE(!every, "[redistribute] ", from.to_string(), " -> ", to.to_string(), " of ", to_string(meta),
-                      ": limits.peak_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ",
-                      search.least_peak(), " bytes on a rank; allow as many");
+                      ": max_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ", search.least_peak(),
+                      " bytes on a rank; allow as many");
   }
   Route* chosen = &routes[0];
   plan.steps = std::move(chosen->steps);

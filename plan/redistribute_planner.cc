@@ -12,8 +12,8 @@
 
 namespace dtensor {
 
-RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from,
-                                     const Placements& to, const PlanOptions& options) {
+std::optional<RedistributePlan> plan_within(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from,
+                                            const Placements& to, const PlanOptions& options) {
   TORCH_CHECK_VALUE(static_cast<int64_t>(from.size()) == mesh.ndim() && from.size() == to.size(),
                     "[redistribute] from ", to_string(from), " to ", to_string(to), " on ", mesh.to_string(),
                     ": give one placement per mesh dim");
@@ -25,10 +25,7 @@ RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& m
   plan.limits = options.limits;
   plan.schedule = make_schedule_slot();
   if (!find_mesh_steps(mesh, meta, from, to, *plan.cost, plan.limits, plan.steps, options.complete)) {
-    TORCH_CHECK_VALUE(
-        false, "[redistribute] ", to_string(from), " -> ", to_string(to), " of ", to_string(meta), " on ",
-        mesh.to_string(), ": limits.peak_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ",
-        least_mesh_peak(mesh, meta, from, to, *plan.cost, plan.limits.peak_bytes), " bytes on a rank; allow as many");
+    return std::nullopt;
   }
   if (plan.steps.empty()) plan.peak_bytes = LayoutGeometry(mesh.shape(), meta).part_bytes(layers_of(to));
   for (const RedistributeStep& step : plan.steps) {
@@ -37,6 +34,17 @@ RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& m
     plan.peak_bytes = std::max(plan.peak_bytes, step.peak_bytes);
   }
   return plan;
+}
+
+RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from,
+                                     const Placements& to, const PlanOptions& options) {
+  auto plan = plan_within(mesh, meta, from, to, options);
+  if (plan) return *std::move(plan);
+  const auto cost = options.cost ? options.cost : cost_model(mesh.world());
+  TORCH_CHECK_VALUE(false, "[redistribute] ", to_string(from), " -> ", to_string(to), " of ", to_string(meta), " on ",
+                    mesh.to_string(), ": max_bytes is ", options.limits.peak_bytes, ", but no route needs less than ",
+                    least_mesh_peak(mesh, meta, from, to, *cost, options.limits.peak_bytes),
+                    " bytes on a rank; allow as many");
 }
 
 std::vector<Route> routes(const RedistributePlan& plan) {

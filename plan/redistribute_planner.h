@@ -20,6 +20,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "plan/cost_model.h"
@@ -41,6 +42,9 @@ struct PlanOptions {
 // that would do).
 RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from,
                                      const Placements& to, const PlanOptions& options = {});
+// nullopt where no route keeps the limits.
+std::optional<RedistributePlan> plan_within(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from,
+                                            const Placements& to, const PlanOptions& options);
 
 // Between any two layouts of one world: two meshes over the same, some common or no common ranks, or boxes. What is
 // Partial is reduced on the mesh of `from` first. A rank gets from others only what it does not hold; of several ranks
@@ -51,8 +55,13 @@ RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& from, const
                                const PlanOptions& options = {});
 
 // The same, remembered per world (bounded, thread-safe). Normalises `to`.
-std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const Placements& to);
-std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to);
+std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const Placements& to,
+                                                    const Limits& limits = {});
+std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to,
+                                                    const Limits& limits = {});
+// On one mesh; null if no route keeps the limits.
+std::shared_ptr<const RedistributePlan> cached_plan_within(const SpecPtr& from, const Placements& to,
+                                                           const Limits& limits);
 
 // Drops what cached_plan() remembers for `world`.
 void forget_plans(const World& world);

@@ -7,6 +7,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -38,6 +40,8 @@ struct OpCall {
   std::vector<SpecPtr> inputs;
   // In backward, for operators that ask for it: the layout that the gradient they compute will be brought to.
   SpecPtr gradient_target;
+  // What bringing an input to another layout may need on a rank, as RedistributePlan::peak_bytes.
+  int64_t max_bytes = std::numeric_limits<int64_t>::max();
   // Of each output, once the engine knows: when it asks for strategies it does. Empty before.
   std::vector<std::optional<c10::ScalarType>> result_dtypes;
 

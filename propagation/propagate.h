@@ -18,11 +18,13 @@ struct WrittenLayoutError : c10::Error {
   using c10::Error::Error;
 };
 
-// Decides. Inputs that an operator writes to keep their layout.
-// Errors, before anything is communicated: NotImplementedError if the operator has no rule or its output shape cannot
-// be known; WrittenLayoutError.
+// Decides by the operator's `rule`. Inputs that an operator writes to keep their layout.
+// Errors, before anything is communicated: NotImplementedError if there is no rule or the output shape cannot be known;
+// WrittenLayoutError; ValueError if no strategy keeps call.max_bytes.
+std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<const OpRule> rule,
+                                          SearchEffort* effort = nullptr);
+// The same for tests and tools, by the rule that the registry has.
 std::shared_ptr<const Decision> propagate(const OpCall& call);
-// The same for tests and tools.
 std::shared_ptr<const Decision> propagate(const OpCall& call, SearchEffort& effort);
 
 // The text of the error of an operator without a rule: what to do about it.

@@ -25,6 +25,7 @@ std::vector<Pricer::Group> Pricer::all_inputs(const Problem& problem) {
 Pricer::Pricer(const Problem& problem) : Pricer(problem, all_inputs(problem)) {}
 
 std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool quick) {
+  quick = quick && !problem_.is_limited();  // a route that is there may need too much
   ++priced_;
   for (size_t o = 0; o < s.outputs.size(); ++o) {
     if (o < problem_.metas.tensors.size() && !problem_.metas.tensors[o]) continue;
@@ -49,11 +50,12 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
   }
   for (const Group& g : changes_) {
     if (score.cost > limit) return std::nullopt;
-    const Spec& spec = *problem_.call.inputs[g.input];
-    Price& price = prices_.find(std::make_pair(&spec, s.inputs[g.input]))->second;
+    const SpecPtr& spec = problem_.call.inputs[g.input];
+    Price& price = prices_.find(std::make_pair(spec.get(), s.inputs[g.input]))->second;
     if (price.planned) continue;
     score.cost -= price.cost * g.count;
     plan(spec, s.inputs[g.input], price);
+    if (price.cost == kNever) return std::nullopt;
     score.cost += price.cost * g.count;
   }
   return score.cost > limit ? std::nullopt : std::optional(score);
@@ -66,9 +68,9 @@ void Pricer::bound(const Spec& spec, const Placements& to, Price& price) const {
   price.cost = std::max<Picoseconds>(0, picoseconds(least) - 1);
 }
 
-void Pricer::plan(const Spec& spec, const Placements& to, Price& price) {
-  const PlanOptions options{problem_.cost, {}};
-  price.cost = picoseconds(plan_redistribution(spec.mesh(), spec.meta(), spec.placements(), to, options).seconds);
+void Pricer::plan(const SpecPtr& spec, const Placements& to, Price& price) {
+  const auto plan = cached_plan_within(spec, to, {problem_.max_bytes});
+  price.cost = plan ? picoseconds(plan->seconds) : kNever;
   price.planned = true;
   ++planned_;
 }

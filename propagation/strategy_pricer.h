@@ -25,7 +25,9 @@ struct Problem {
   std::vector<int> fixed_outputs;
   // Per input of `functional`: its layout must stay.
   std::vector<bool> fixed_inputs;
+  int64_t max_bytes = call.max_bytes;  // strategies whose redistributions need more are not possible
 
+  bool is_limited() const { return max_bytes != std::numeric_limits<int64_t>::max(); }
   int64_t mesh_ndim() const { return call.mesh.ndim(); }
   const Placement& given(size_t input, int64_t d) const { return call.inputs[input]->placements()[d]; }
   std::shared_ptr<const CostModel> cost = cost_model(call.mesh.world());
@@ -40,7 +42,7 @@ struct Score {
   }
 };
 
-// Cost of strategies, each redistribution planned once.
+// Cost of strategies. Each redistribution is planned once: what is planned here is what the decision runs.
 class Pricer {
  public:
   // Inputs that are alike in every strategy: one of them, and how many they are.
@@ -54,7 +56,8 @@ class Pricer {
   explicit Pricer(const Problem& problem);
   Pricer(const Problem& problem, std::vector<Group> groups) : problem_(problem), groups_(std::move(groups)) {}
 
-  // nullopt: not possible, or dearer than `limit`. `quick`: by routes that are there, without looking for the best.
+  // nullopt: not possible, or dearer than `limit`. `quick`: by routes that are there, without looking for the best;
+  // where memory is limited, by the best all the same.
   std::optional<Score> price(const Strategy& s, Picoseconds limit, bool quick = false);
 
   int64_t priced() const { return priced_; }
@@ -71,7 +74,7 @@ class Pricer {
 
   Picoseconds made_partials(const Strategy& s) const;
   void bound(const Spec& spec, const Placements& to, Price& price) const;
-  void plan(const Spec& spec, const Placements& to, Price& price);
+  void plan(const SpecPtr& spec, const Placements& to, Price& price);
 
   const Problem& problem_;
   std::vector<Group> groups_;

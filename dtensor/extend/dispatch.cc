@@ -10,6 +10,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/extend/call_inputs.h"
+#include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/out_tensor.h"
@@ -39,6 +40,7 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
   key.push_back(
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
   key.push_back(gradient_target ? gradient_target->id() : 0);
+  key.push_back(static_cast<uint64_t>(current_dispatch_scope().max_bytes));
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSlot& slot = in.slots[i];
     if (slot.kind == ArgSlot::Kind::kStatic) {
@@ -56,6 +58,7 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
 
 OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args, SpecPtr gradient_target) {
   OpCall call(info.op);
+  call.max_bytes = current_dispatch_scope().max_bytes;
   call.mesh = in.mesh;
   call.slots = in.slots;
   call.gradient_target = std::move(gradient_target);
@@ -214,7 +217,7 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
   const OpCall call = make_call(info, in, args, target);
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   try {
-    plan = propagate(call);
+    plan = propagate(call, resolved.rule);
   } catch (const WrittenLayoutError&) {
     if (!may_reduce_written(info, in)) throw;
     auto reduce_first = std::make_shared<Decision>();

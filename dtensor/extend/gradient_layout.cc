@@ -11,9 +11,8 @@
 
 #include "comm/scope.h"
 #include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/extend/redistribute_as.h"
 #include "dtensor/extend/representation.h"
-#include "dtensor/internal/redistribute_internal.h"
-#include "dtensor/redistribute.h"
 
 namespace dtensor {
 namespace {

@@ -1,27 +1,67 @@
 #include "dtensor/extend/redistribute_below_autograd.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
+#include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/internal/executor.h"
-#include "plan/redistribute_planner.h"
+#include "plan/plan_many.h"
 
 namespace dtensor {
+namespace {
+
+at::Tensor wrapped(const at::Tensor& origin, const RedistributePlan& plan, const Layout& to, RankTensors locals,
+                   std::shared_ptr<CommWork> arriving = nullptr) {
+  if (plan.steps.empty()) {  // a new name for the same parts, as along a mesh dim of size 1: still a tensor of its own
+    LocalGuard guard;
+    for (at::Tensor& local : locals) local = local.clone();
+  }
+  const DTensorMeta& meta = peek_meta(origin);
+  return make_dtensor(Spec::get(to.mesh(), to.placements(), in_own_memory(meta.spec->meta())), std::move(locals),
+                      meta.name, std::move(arriving));
+}
+
+at::Tensor redistribute_one(const at::Tensor& t, const Layout& to, const CommCause& cause,
+                            const RedistributeOptions& options) {
+  const DTensorMeta& meta = meta_of(t);
+  const auto plan = cached_plan(meta.spec, to.mesh(), to.placements(), {allowed_bytes(options)});
+  std::shared_ptr<CommWork> arriving;
+  RankTensors locals =
+      options.async_op ? begin_plan(plan, meta.locals, cause, arriving) : run_plan(*plan, meta.locals, cause);
+  return wrapped(t, *plan, to, std::move(locals), std::move(arriving));
+}
+
+}  // namespace
+
+int64_t allowed_bytes(const RedistributeOptions& options) {
+  return std::min(options.max_bytes, current_dispatch_scope().max_bytes);
+}
 
 at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause,
-                                       bool async_op) {
-  const DTensorMeta& meta = meta_of(t);
-  if (meta.spec->placements() == to) return t;
-  const auto plan = cached_plan(meta.spec, to);
-  std::shared_ptr<CommWork> arriving;
-  RankTensors locals = async_op ? begin_plan(plan, meta.locals, cause, arriving) : run_plan(*plan, meta.locals, cause);
-  if (plan->steps.empty()) {  // a new name for the same parts, as along a mesh dim of size 1: still a tensor of its own
-    LocalGuard guard;
-    for (auto& local : locals) local = local.clone();
+                                       const RedistributeOptions& options) {
+  const Spec& spec = *spec_of(t);
+  return spec.placements() == to ? t : redistribute_one(t, Layout(spec.mesh(), to), cause, options);
+}
+
+std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10::ArrayRef<Layout> to,
+                                                    const CommCause& cause, const RedistributeOptions& options) {
+  if (tensors.size() == 1) return {redistribute_one(tensors[0], to[0], cause, options)};
+  const Limits limits{allowed_bytes(options)};
+  std::vector<std::shared_ptr<const RedistributePlan>> plans;
+  std::vector<RankTensors> locals;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    plans.push_back(cached_plan(spec_of(tensors[i]), to[i].mesh(), to[i].placements(), limits));
+    locals.push_back(meta_of(tensors[i]).locals);
   }
-  return make_dtensor(Spec::get(meta.spec->mesh(), to, in_own_memory(meta.spec->meta())), std::move(locals), meta.name,
-                      std::move(arriving));
+  const BatchPlan batch = batch_plans(std::move(plans), limits);
+  std::vector<RankTensors> moved = run_plans(batch, std::move(locals), cause);
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    results.push_back(wrapped(tensors[i], *batch.plans[i], to[i], std::move(moved[i])));
+  }
+  return results;
 }
 
 }  // namespace dtensor

@@ -1,16 +1,30 @@
-// Other placements below autograd: what operators and their handlers do to what they are given. Internal.
+// Other layouts below autograd: what operators and their handlers do to what they are given.
+//
+// All keep to the RedistributeMemoryLimit of the current thread, and to the smaller of it and options.max_bytes. Errors
+// (c10::Error, before anything is sent): no route keeps it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+#include <vector>
 
 #include "comm/comm_event.h"
-#include "placement/placement.h"
+#include "dtensor/redistribute_options.h"
+#include "plan/layout.h"
 
 namespace dtensor {
 
-// A tensor with memory of its own, or `t` itself if the placements are the present ones. `async_op`: as of
-// redistribute().
+// A tensor with memory of its own, or `t` itself if the placements are the present ones.
 at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause,
-                                       bool async_op = false);
+                                       const RedistributeOptions& options = {});
+
+// The same for many tensors of one world, each to a layout by placements on a mesh of it, in as few collectives as
+// can be.
+std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10::ArrayRef<Layout> to,
+                                                    const CommCause& cause, const RedistributeOptions& options = {});
+
+// The smaller of what `options` allows and what the current thread's scope does.
+int64_t allowed_bytes(const RedistributeOptions& options);
 
 }  // namespace dtensor

@@ -5,6 +5,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "comm/scope.h"
+#include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/view_window.h"
 #include "dtensor/internal/executor.h"
@@ -157,8 +158,34 @@ void read_anew(LocalStorage& storage) {
   origin.seen.store(writes, kRelaxed);
 }
 
+namespace {
+
+// The layouts that what is written to `t` takes on its way: that of `t`, then, per tensor that it is a view of, the one
+// in which every rank has what it stores there.
+std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
+  std::vector<SpecPtr> way{spec_of(t)};
+  std::vector<bool> follows(way[0]->placements().size(), true);
+  for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
+    const DTensorMeta& base = peek_meta(origin->base);
+    for (size_t m = 0; m < follows.size(); ++m) follows[m] = follows[m] && origin->follows[m];
+    keep_whole_chains(follows, base.spec->placements());
+    keep_whole_chains(follows, spec_of(t)->placements());
+    way.push_back(way.back()->with_placements(layout_to_store(*way.back(), *base.spec, follows)));
+    origin = base.storage->origin.get();
+  }
+  return way;
+}
+
+Limits limits_here() { return {current_dispatch_scope().max_bytes}; }
+
+}  // namespace
+
 void check_can_carry_back(const at::Tensor& t, std::string_view op) {
   if (t.numel() == 0) return;
+  if (limits_here().peak_bytes != Limits().peak_bytes) {  // an error of the way back would come after the write
+    const std::vector<SpecPtr> way = layouts_on_way_back(t);
+    for (size_t k = 1; k < way.size(); ++k) cached_plan(way[k - 1], way[k]->placements(), limits_here());
+  }
   const auto any_conjugated = [](const RankTensors& locals) {
     return std::any_of(locals.begin(), locals.end(), [](const at::Tensor& local) { return local.is_conj(); });
   };
@@ -178,18 +205,15 @@ void check_can_carry_back(const at::Tensor& t, std::string_view op) {
 
 void carry_back(const at::Tensor& t, std::string_view op) {
   const CommCause cause{std::string(op), "self", current_scope().module_path, /*implicit=*/true};
-  SpecPtr spec = spec_of(t);  // of what is written, as it is laid out by now
+  const std::vector<SpecPtr> way = layouts_on_way_back(t);
   RankTensors locals = memory_of(t).locals;
   at::Tensor same_memory = t;  // has the memory of the view whose origin is in hand
-  std::vector<bool> follows(spec->placements().size(), true);
+  auto layout = way.begin();       // how `locals` lie
   for (std::shared_ptr<ViewOrigin> origin = peek_meta(t).storage->origin; origin != nullptr;) {
     const DTensorMeta& base = memory_of(origin->base);
-    for (size_t m = 0; m < follows.size(); ++m) follows[m] = follows[m] && origin->follows[m];
-    keep_whole_chains(follows, base.spec->placements());
-    keep_whole_chains(follows, spec_of(t)->placements());
-    const auto plan = cached_plan(spec, layout_to_store(*spec, *base.spec, follows));
-    locals = run_plan(*plan, std::move(locals), cause);
-    spec = spec->with_placements(plan->to.placements());
+    const SpecPtr& from = *layout++;
+    const SpecPtr& spec = *layout;
+    locals = run_plan(*cached_plan(from, spec->placements(), limits_here()), std::move(locals), cause);
     for (size_t i = 0; i < base.locals.size(); ++i) {
       LocalGuard guard;
       locals[i] = undo_operator(undo_bits(locals[i], memory_of(same_memory).locals[i], origin->locals[i]), origin->op);

@@ -13,8 +13,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "comm/communicator.h"
+#include "dtensor/extend/redistribute_as.h"
 #include "dtensor/extend/representation.h"
-#include "dtensor/internal/redistribute_internal.h"
 #include "plan/spec.h"
 
 namespace dtensor {

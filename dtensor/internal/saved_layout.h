@@ -1,4 +1,4 @@
-// What the backward of a change of layout needs to know, kept in autograd's context.
+// The layout that the backward of a step between plain and distributed tensors needs to know, in autograd's context.
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -6,7 +6,6 @@
 
 #include <utility>
 
-#include "comm/comm_event.h"
 #include "plan/spec.h"
 
 namespace dtensor {
@@ -15,15 +14,12 @@ namespace dtensor {
 struct SavedLayout : torch::CustomClassHolder {
   SpecPtr spec;
   Placements placements;
-  CommCause cause;
 };
 
-inline void save_layout(torch::autograd::AutogradContext* ctx, SpecPtr spec, Placements placements,
-                        CommCause cause = {}) {
+inline void save_layout(torch::autograd::AutogradContext* ctx, SpecPtr spec, Placements placements) {
   auto saved = c10::make_intrusive<SavedLayout>();
   saved->spec = std::move(spec);
   saved->placements = std::move(placements);
-  saved->cause = std::move(cause);
   ctx->saved_data["dtensor"] = c10::IValue::make_capsule(saved);
 }
 

@@ -30,8 +30,8 @@ TEST_CASE("all that is under way says who left, whichever is read first") {
   const auto sharded = redistribute(whole, {Shard(0)});
   CHECK(at::equal(full_tensor(partial), at::ones({10000, 16}, at::kDouble)));  // all have met
   if (job_world().owned_ranks()[0] == 1) return;                               // leaves
-  const at::Tensor sum = redistribute(partial, {Replicate()}, /*async_op=*/true);
-  const at::Tensor behind = redistribute(sharded, {Shard(1)}, /*async_op=*/true);
+  const at::Tensor sum = redistribute(partial, {Replicate()}, {.async_op = true});
+  const at::Tensor behind = redistribute(sharded, {Shard(1)}, {.async_op = true});
   for (const at::Tensor& t : {behind, sum, behind}) {
     const std::string error = error_of_reading(t);
     INFO(error);

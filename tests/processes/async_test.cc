@@ -50,7 +50,7 @@ TEST_CASE("a call returns before the other rank has made it, and reading waits")
   const auto x = distribute_tensor(values(0), job_mesh(), {Shard(0)});
   Flag returned("returned");
   if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
-  const at::Tensor y = redistribute(x, {Shard(1)}, /*async_op=*/true);
+  const at::Tensor y = redistribute(x, {Shard(1)}, {.async_op = true});
   CHECK(y.sizes() == x.sizes());
   CHECK(DTensor(y).placements() == Placements{Shard(1)});  // does not wait either
   if (is_rank(0)) returned.raise();
@@ -66,7 +66,7 @@ void check_returns_first(const std::string& flag, const at::Tensor& x, const Pla
   Flag returned(flag);
   if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
   CommDebugMode comm;
-  const at::Tensor y = redistribute(x, to, /*async_op=*/true);
+  const at::Tensor y = redistribute(x, to, {.async_op = true});
   CHECK(comm.count(collective) == 1);
   CHECK(comm.total() == 1);
   if (is_rank(0)) returned.raise();
@@ -109,7 +109,7 @@ TEST_CASE("local steps after the last exchange do not hold it up") {
 TEST_CASE("an all-reduce of much ends without a rank that does not read it") {
   const auto x = redistribute(distribute_tensor(addends(10000), job_mesh(), {Replicate()}), {Partial()});
   Flag read("read");
-  const at::Tensor y = redistribute(x, {Replicate()}, /*async_op=*/true);
+  const at::Tensor y = redistribute(x, {Replicate()}, {.async_op = true});
   if (is_rank(0)) {
     CHECK(at::equal(to_local(y)[0], addends(10000)));
     read.raise();
@@ -127,12 +127,12 @@ TEST_CASE("calls behind an all-reduce of much return, too, and keep their order"
   if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
   std::vector<at::Tensor> arriving;
   for (int i = 0; i < 3; ++i) {
-    arriving.push_back(redistribute(partial, {Replicate()}, /*async_op=*/true));
-    arriving.push_back(redistribute(sharded, {Shard(1)}, /*async_op=*/true));
+    arriving.push_back(redistribute(partial, {Replicate()}, {.async_op = true}));
+    arriving.push_back(redistribute(sharded, {Shard(1)}, {.async_op = true}));
   }
   if (is_rank(0)) returned.raise();
   // One that waits, and so for all before it; and a rank that does not ask for more than the others do.
-  CHECK(at::equal(full_tensor(redistribute(partial, {Replicate()}, /*async_op=*/is_rank(0))), addends(10000)));
+  CHECK(at::equal(full_tensor(redistribute(partial, {Replicate()}, {.async_op = is_rank(0)})), addends(10000)));
   for (size_t i : {5, 0, 3, 2, 1, 4}) CHECK(at::equal(full_tensor(arriving[i]), addends(10000)));
 }
 
@@ -144,7 +144,7 @@ TEST_CASE("several under way, read in another order, some never") {
   CommDebugMode comm;
   for (size_t i = 0; i < from.size(); ++i) {
     const auto x = distribute_tensor(values(100.0 * static_cast<double>(i)), mesh, {Replicate()});
-    arriving.push_back(redistribute(redistribute(x, from[i]), to[i], /*async_op=*/true));
+    arriving.push_back(redistribute(redistribute(x, from[i]), to[i], {.async_op = true}));
   }
   CHECK(comm.count("all_to_all") == 2);
   CHECK(comm.count("all_gather") == 2);
@@ -157,7 +157,7 @@ TEST_CASE("a whole gradient comes through what was under way") {
   const DeviceMesh mesh = job_mesh();
   auto x = distribute_tensor(values(0).requires_grad_(), mesh, {Shard(0)});
   const auto weight = distribute_tensor(values(7), mesh, {Shard(1)});
-  at::mul(redistribute(x, {Shard(1)}, /*async_op=*/true), weight).sum().backward();
+  at::mul(redistribute(x, {Shard(1)}, {.async_op = true}), weight).sum().backward();
   CHECK(DTensor(x.grad()).placements() == Placements{Shard(0)});
   CHECK(at::equal(full_tensor(x.grad()), values(7)));
 }
@@ -168,18 +168,18 @@ TEST_CASE("what was begun in inference mode is read outside") {
   {
     const c10::InferenceMode inference;
     const auto x = redistribute(distribute_tensor(values(3), mesh, {Replicate()}), {Partial()});
-    y = redistribute(x, {Shard(0)}, /*async_op=*/true);
+    y = redistribute(x, {Shard(0)}, {.async_op = true});
   }
   CHECK(at::equal(full_tensor(y), values(3)));
   {
     const c10::InferenceMode inference;
-    y = redistribute(distribute_tensor(values(3), mesh, {Shard(0)}), {Partial()}, /*async_op=*/true);  // then a fill
+    y = redistribute(distribute_tensor(values(3), mesh, {Shard(0)}), {Partial()}, {.async_op = true});  // then a fill
   }
   CHECK(at::equal(full_tensor(y), values(3)));
   {
     const c10::InferenceMode inference;
     const auto x = redistribute(distribute_tensor(addends(10000), mesh, {Replicate()}), {Partial()});
-    y = redistribute(x, {Replicate()}, /*async_op=*/true);
+    y = redistribute(x, {Replicate()}, {.async_op = true});
   }
   CHECK(at::equal(full_tensor(y), addends(10000)));
 }
@@ -188,7 +188,7 @@ TEST_CASE("what was begun in inference mode is read outside") {
 TEST_CASE("reading says why nothing comes any more, every time") {
   const auto x = distribute_tensor(values(0), job_mesh(), {Shard(0)});
   if (!is_rank(0)) return;  // leaves
-  const at::Tensor y = redistribute(x, {Shard(1)}, /*async_op=*/true);
+  const at::Tensor y = redistribute(x, {Shard(1)}, {.async_op = true});
   for (int i = 0; i < 2; ++i) {
     std::string error;
     try {

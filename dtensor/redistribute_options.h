@@ -1,0 +1,18 @@
+// How a redistribution is done, beside what it gives.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace dtensor {
+
+struct RedistributeOptions {
+  // Return while the last collective is under way; see redistribute().
+  bool async_op = false;
+  // Bytes alive at once on a rank, no more: the source's part, the result's and what lies between, as
+  // RedistributePlan::peak_bytes counts them. The planner takes another route, or sends in several rounds. Greater than
+  // 0; under a RedistributeMemoryLimit (scopes.h) the smaller one holds.
+  int64_t max_bytes = std::numeric_limits<int64_t>::max();
+};
+
+}  // namespace dtensor

@@ -1,0 +1,254 @@
+#include "propagation/choose_strategy.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "propagation/partial_dtypes.h"
+#include "propagation/propagate.h"
+
+namespace dtensor {
+namespace {
+
+bool valid_dim(const Placement& p, int64_t ndim) { return !p.is_sharded() || (p.dim() >= 0 && p.dim() < ndim); }
+
+void check_shape(const Problem& problem, size_t num_inputs, size_t num_outputs) {
+  const OpCall& call = problem.functional;
+  TORCH_CHECK(num_inputs == call.inputs.size(), "rule of ", call.name(), ": a strategy has ", num_inputs,
+              " inputs, the call ", call.inputs.size());
+  const bool returns_nothing = call.schema().returns().empty();
+  TORCH_CHECK(num_outputs == problem.fixed_outputs.size() || (returns_nothing && num_outputs == 0), "rule of ",
+              call.name(), ": a strategy has ", num_outputs, " outputs, the operator ", problem.fixed_outputs.size());
+}
+
+void check_output(const Problem& problem, size_t o, const Placement& p) {
+  if (o >= problem.metas.tensors.size() || !problem.metas.tensors[o]) return;
+  const int64_t ndim = static_cast<int64_t>(problem.metas.tensors[o]->sizes.size());
+  TORCH_CHECK(valid_dim(p, ndim), "rule of ", problem.call.name(), ": ", to_string(p), " for output ", o,
+              ", which has ", ndim, " dims");
+}
+
+// What factor rules see to by themselves, for strategies written by hand: no Partial comes or goes in a dtype that
+// cannot have it.
+template <typename Out, typename In>
+bool dtypes_allow(const Problem& problem, size_t num_outputs, const Out& out, const In& in) {
+  for (size_t o = 0; o < num_outputs && o < problem.metas.tensors.size(); ++o) {
+    if (!problem.metas.tensors[o] || !out(o).is_partial()) continue;
+    bool any = false;
+    for (size_t i = 0; i < problem.functional.inputs.size(); ++i) {
+      const SpecPtr& spec = problem.functional.inputs[i];
+      if (!spec || !in(i).is_partial()) continue;
+      any = true;
+      const auto from = spec->dtype(), to = problem.metas.tensors[o]->dtype;
+      const auto can = [&](Maths maths) { return passes(maths, in(i), from, out(o), to); };
+      if (!can(Maths::kCopy) && !can(Maths::kRing) && !can(Maths::kMonotone)) return false;
+    }
+    if (!any && !can_leave(out(o), problem.metas.tensors[o]->dtype)) return false;
+  }
+  return true;
+}
+
+// May input i be brought to `wanted` along mesh dim d?
+bool input_allowed(const Problem& problem, size_t i, int64_t d, const Placement& wanted) {
+  const Spec& spec = *problem.call.inputs[i];
+  const Placement& given = problem.given(i, d);
+  if (wanted == given) return true;
+  if (!valid_dim(wanted, spec.ndim()) || wanted.is_mask_partial()) return false;
+  if (!wanted.is_partial()) return true;
+  if (wanted.reduce_op() == ReduceOp::kSum) return spec.dtype() != c10::ScalarType::Bool;
+  // The identities of the others are no exact way to say a value that is there; only for the sake of a fellow input.
+  if (wanted.reduce_op() == ReduceOp::kAvg && !c10::isFloatingType(spec.dtype()) && !c10::isComplexType(spec.dtype())) {
+    return false;
+  }
+  for (size_t other = 0; other < problem.functional.inputs.size(); ++other) {
+    if (other != i && problem.functional.inputs[other] && problem.given(other, d) == wanted) return true;
+  }
+  return false;
+}
+
+// Do written tensors keep their layout along mesh dim d? `at(o)`, `in(i)`: the strategy's placements there.
+template <typename Out, typename In>
+bool keeps_written(const Problem& problem, int64_t d, size_t num_outputs, const Out& out, const In& in) {
+  for (size_t o = 0; o < num_outputs; ++o) {
+    const int i = problem.fixed_outputs[o];
+    if (i >= 0 && problem.call.inputs[i] && out(o) != problem.given(i, d)) return false;
+  }
+  for (size_t i = 0; i < problem.fixed_inputs.size(); ++i) {
+    if (problem.fixed_inputs[i] && in(i) != problem.given(i, d)) return false;
+  }
+  return true;
+}
+
+// "S(0) or R": what the written input i might have been along mesh dim d.
+std::string accepted(const Problem& problem, size_t input, int64_t d, const std::vector<DimStrategy>& options) {
+  std::vector<std::string> texts;
+  for (const DimStrategy& option : options) {
+    std::optional<Placement> wanted;
+    bool one = true;
+    auto ask = [&](const Placement& p) {
+      one = one && (!wanted || *wanted == p);
+      wanted = p;
+    };
+    for (size_t o = 0; o < option.outputs.size(); ++o) {
+      if (problem.fixed_outputs[o] == static_cast<int>(input)) ask(option.outputs[o]);
+    }
+    if (input < option.inputs.size()) ask(option.inputs[input]);
+    if (!one || !wanted || !valid_dim(*wanted, problem.call.inputs[input]->ndim())) continue;
+    // Not a sum or the like unless that is what somebody brought.
+    if (wanted->is_partial() && problem.given(input, d) != *wanted) continue;
+    std::string text = to_string(*wanted);
+    if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(std::move(text));
+  }
+  return texts.empty() ? "another layout" : absl::StrJoin(texts, " or ");
+}
+
+[[noreturn]] void throw_none(const Problem& problem, int64_t d, const std::vector<DimStrategy>& options) {
+  const OpCall& call = problem.call;
+  const std::vector<bool> written = call.written();
+  for (size_t i = 0; i < written.size(); ++i) {
+    if (!written[i] || !call.inputs[i]) continue;
+    std::string needs = d < 0 ? "another layout" : accepted(problem, i, d, options);
+    if (d >= 0 && problem.mesh_ndim() > 1) absl::StrAppend(&needs, " on mesh dim '", call.mesh.names()[d], "'");
+    throw WrittenLayoutError(
+        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+        absl::StrCat(call.name(), ": in-place operations that require placement changes are not supported: argument '",
+                     call.input_name(static_cast<int>(i)), "' is laid out as ", to_string(call.inputs[i]->placements()),
+                     ", the operator needs ", needs, "; redistribute it first. Call: ", call.to_string()));
+  }
+  TORCH_CHECK(false, call.name(), ": none of its sharding strategies fits ", call.to_string());
+}
+
+// Along a mesh dim on which no input is sharded, the engine does not begin to shard by itself. A reduce-scatter is
+// cheaper than an all-reduce, and slicing may make a redistribution along another dim cheaper, but what is saved is
+// paid again by the operators that follow: they meet a layout that nobody asked for and gather weights to get along
+// with it.
+void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>& options) {
+  const size_t num_inputs = problem.functional.inputs.size();
+  const auto present = [&](size_t i) { return problem.functional.inputs[i] != nullptr; };
+  bool replicated = true;
+  for (size_t i = 0; i < num_inputs; ++i) {
+    if (!present(i)) continue;
+    if (problem.given(i, d).is_sharded()) return;
+    replicated = replicated && problem.given(i, d).is_replicate();
+  }
+  // Nor to make a Partial of what every rank has whole.
+  const auto begins = [&](const DimStrategy& s) {
+    for (size_t i = 0; i < num_inputs; ++i) {
+      if (present(i) && (s.inputs[i].is_sharded() || (replicated && s.inputs[i].is_partial()))) return true;
+    }
+    return false;
+  };
+  if (std::all_of(options.begin(), options.end(), begins)) return;
+  options.erase(std::remove_if(options.begin(), options.end(), begins), options.end());
+}
+
+// Where no strategy keeps the limit, the best without one: its plan's error says what would do.
+Problem unlimited(Problem problem) {
+  problem.max_bytes = std::numeric_limits<int64_t>::max();
+  return problem;
+}
+
+Strategy choose_per_dim(const Problem& problem, const OpRule& rule, SearchEffort& effort) {
+  std::vector<std::vector<DimStrategy>> options;
+  std::vector<DimStrategy> all;
+  for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
+    all = rule.per_dim(problem.functional, d);
+    std::vector<DimStrategy> fitting;
+    for (const DimStrategy& s : all) {
+      check_shape(problem, s.inputs.size(), s.outputs.size());
+      bool allowed =
+          keeps_written(
+              problem, d, s.outputs.size(), [&](size_t o) { return s.outputs[o]; },
+              [&](size_t i) { return s.inputs[i]; }) &&
+          dtypes_allow(
+              problem, s.outputs.size(), [&](size_t o) { return s.outputs[o]; }, [&](size_t i) { return s.inputs[i]; });
+      for (size_t i = 0; allowed && i < s.inputs.size(); ++i) {
+        allowed = !problem.call.inputs[i] || input_allowed(problem, i, d, s.inputs[i]);
+      }
+      if (!allowed) continue;
+      for (size_t o = 0; o < s.outputs.size(); ++o) check_output(problem, o, s.outputs[o]);
+      fitting.push_back(s);
+    }
+    if (fitting.empty()) throw_none(problem, d, all);
+    keep_unsharded(problem, d, fitting);
+    options.push_back(std::move(fitting));
+  }
+  auto best = best_combination(problem, options, effort);
+  if (!best && problem.is_limited()) best = best_combination(unlimited(problem), std::move(options), effort);
+  if (!best) throw_none(problem, -1, {});
+  return *std::move(best);
+}
+
+// Whether a whole strategy leaves what is written where it is, and asks of no input what it cannot be.
+bool is_allowed(const Problem& problem, const Strategy& s) {
+  for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
+    const auto out = [&](size_t o) { return s.outputs[o][d]; };
+    const auto in = [&](size_t i) { return s.inputs[i][d]; };
+    if (!keeps_written(problem, d, s.outputs.size(), out, in) || !dtypes_allow(problem, s.outputs.size(), out, in)) {
+      return false;
+    }
+    for (size_t i = 0; i < s.inputs.size(); ++i) {
+      if (problem.call.inputs[i] && !input_allowed(problem, i, d, s.inputs[i][d])) return false;
+    }
+  }
+  return true;
+}
+
+// The cheapest of `all`; null: none fits.
+const Strategy* cheapest(const Problem& problem, const std::vector<Strategy>& all, SearchEffort& effort) {
+  Pricer pricer(problem);
+  const Strategy* best = nullptr;
+  Score best_score;
+  for (const Strategy& s : all) {
+    check_shape(problem, s.inputs.size(), s.outputs.size());
+    if (!is_allowed(problem, s)) continue;
+    for (size_t o = 0; o < s.outputs.size(); ++o) {
+      for (const Placement& p : s.outputs[o]) check_output(problem, o, p);
+    }
+    auto score = pricer.price(s, best_score.cost);
+    if (!score || (best != nullptr && !(*score < best_score))) continue;
+    best = &s;
+    best_score = *score;
+  }
+  effort.priced += pricer.priced();
+  effort.planned += pricer.planned();
+  if (best != nullptr) effort.seconds = static_cast<double>(best_score.cost) * 1e-12;
+  return best;
+}
+
+// Says what the written inputs may be on the first mesh dim on which none of `all` fits.
+[[noreturn]] void throw_none_of(const Problem& problem, const std::vector<Strategy>& all) {
+  for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
+    std::vector<DimStrategy> options;
+    bool fits = false;
+    for (const Strategy& s : all) {
+      DimStrategy& option = options.emplace_back();
+      for (const auto& placements : s.outputs) option.outputs.push_back(placements[d]);
+      for (const auto& placements : s.inputs) option.inputs.push_back(placements.empty() ? Placement() : placements[d]);
+      fits = fits || keeps_written(
+                         problem, d, option.outputs.size(), [&](size_t o) { return option.outputs[o]; },
+                         [&](size_t i) { return option.inputs[i]; });
+    }
+    if (!fits) throw_none(problem, d, options);
+  }
+  throw_none(problem, -1, {});
+}
+
+Strategy choose_whole(const Problem& problem, const OpRule& rule, SearchEffort& effort) {
+  const std::vector<Strategy> all = rule.whole(problem.functional);
+  const Strategy* best = cheapest(problem, all, effort);
+  if (best == nullptr && problem.is_limited()) best = cheapest(unlimited(problem), all, effort);
+  if (best == nullptr) throw_none_of(problem, all);
+  return *best;
+}
+
+}  // namespace
+
+Strategy choose_strategy(const Problem& problem, const OpRule& rule, SearchEffort& effort) {
+  return rule.whole ? choose_whole(problem, rule, effort) : choose_per_dim(problem, rule, effort);
+}
+
+}  // namespace dtensor
