@@ -12,6 +12,8 @@
 #include <string>
 #include <string_view>
 
+#include "comm/layout_change.h"
+
 namespace dtensor {
 
 enum class Collective : uint8_t {
@@ -60,9 +62,11 @@ struct CommEvent {
   // `bytes`.
   int64_t received_bytes = -1;
   c10::ScalarType dtype = c10::ScalarType::Float;  // of the first tensor where several travel together
+  int more_tensors = 0;                            // that travel with the first one
   double seconds = 0;                              // host time of the call
-  // What is redistributed: "f32[8, 8](S(0)) -> (R) @ mesh(tp=4)"; null where it is no distributed tensor.
-  std::shared_ptr<const std::string> tensor;
+  // How the first tensor is redistributed; null where it is no distributed tensor. to_string(*layout_change,
+  // more_tensors) says it of all.
+  std::shared_ptr<const LayoutChange> layout_change;
 };
 
 struct CommView;  // comm_call.h

@@ -19,7 +19,7 @@ std::string describe(const CommEvent& event) {
   if (!cause.argument.empty()) absl::StrAppend(&text, "argument '", cause.argument, "' ");
   absl::StrAppend(&text, "would need ", collective[0] == 'a' ? "an " : "a ", collective, " over ", event.mesh_dims,
                   ", ", event.bytes, " B");
-  if (event.tensor) absl::StrAppend(&text, ": ", *event.tensor);
+  if (event.layout_change) absl::StrAppend(&text, ": ", to_string(*event.layout_change, event.more_tensors));
   if (!cause.module_path.empty()) absl::StrAppend(&text, ", in ", cause.module_path);
   if (event.backward) absl::StrAppend(&text, ", in backward");
   return text;

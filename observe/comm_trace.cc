@@ -7,7 +7,6 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -46,15 +45,9 @@ std::string kineto_name(Collective c, bool split) {
   }
 }
 
-// "S(0)R" of "...(S(0)R)...", from the parenthesis at `open` to the one that closes it; "" if there is none.
-std::string_view in_parentheses(std::string_view text, size_t open) {
-  if (open >= text.size() || text[open] != '(') return "";
-  int depth = 0;
-  for (size_t i = open; i < text.size(); ++i) {
-    if (text[i] == '(') ++depth;
-    if (text[i] == ')' && --depth == 0) return text.substr(open + 1, i - open - 1);
-  }
-  return "";
+// "S(0)R"; between meshes, or where ranks hold boxes, with where that is: "S(0)R @ mesh(dp=2, tp=2)".
+std::string placements_text(const LayoutChange& change, const LayoutChange::Side& side) {
+  return change.on_one_mesh() ? to_string(*side.placements) : to_string(side);
 }
 
 // What CommTrace says of its path.
@@ -184,14 +177,10 @@ class CommTrace::Writer final : public CommListener {
     args["Process Group Ranks"] = list_text(members);
     args["Rank"] = rank;
     if (view.sequence > 0) args["Seq"] = view.sequence;
-    if (event.tensor) {
-      const std::string_view tensor = *event.tensor;
-      args["tensor"] = *event.tensor;
-      const size_t arrow = tensor.find(" -> ");
-      if (arrow != std::string_view::npos) {
-        args["src placements"] = in_parentheses(tensor, tensor.find('(', std::min(tensor.find(']'), arrow)));
-        args["dst placements"] = in_parentheses(tensor, arrow + 4);
-      }
+    if (const LayoutChange* change = event.layout_change.get()) {
+      args["tensor"] = to_string(*change, event.more_tensors);
+      args["src placements"] = placements_text(*change, change->from());
+      args["dst placements"] = placements_text(*change, change->to());
     }
     args["mesh dim"] = event.mesh_dims;
     args["bytes"] = event.bytes;

@@ -176,7 +176,8 @@ std::shared_ptr<CallRecord> FlightGroups::record(const CommView& view, bool back
   entry.argument = event.cause.argument;
   entry.module_path = event.cause.module_path;
   entry.mesh_dims = view.call.group->name;
-  entry.tensor = event.tensor;
+  entry.layout_change = event.layout_change;
+  entry.more_tensors = event.more_tensors;
   entry.sizes.clear();
   entry.dtypes.clear();
   if (!view.inputs.empty()) keep_tensors(entry, view.inputs[0]);
@@ -254,6 +255,10 @@ bool copy_flight_ring(bool wait, std::vector<FlightRecord>& records, std::vector
   }
   for (const auto& weak : r->live_groups) {
     if (const auto group = weak.lock()) groups.push_back(*group);
+  }
+  lock.unlock();
+  for (FlightRecord& record : records) {
+    if (record.layout_change) record.tensor = to_string(*record.layout_change, record.more_tensors);
   }
   return true;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,10 @@ struct FlightRecord {
   std::string op, argument, module_path, mesh_dims;
   std::vector<int64_t> sizes;  // of each tensor the number of dims, then the dims
   std::vector<c10::ScalarType> dtypes;
-  size_t inputs = 0;  // of these tensors; the others are outputs
-  std::shared_ptr<const std::string> tensor;
+  size_t inputs = 0;                                  // of these tensors; the others are outputs
+  std::shared_ptr<const LayoutChange> layout_change;  // as CommEvent's
+  int more_tensors = 0;
+  std::optional<std::string> tensor;  // their text, in copies of the ring
 };
 
 // The entries and groups there are, oldest first. False, and nothing, if another thread holds the ring and `wait` is

@@ -6,7 +6,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "absl/strings/str_cat.h"
 #include "plan/plan_many.h"
 #include "plan/transfer.h"
 
@@ -15,7 +14,7 @@ namespace dtensor {
 struct RedistributePlan::Schedule {
   std::mutex mutex;
   std::shared_ptr<const PlanSchedule> schedule;  // guarded by mutex
-  std::shared_ptr<const std::string> text;       // guarded by mutex
+  std::shared_ptr<const LayoutChange> change;    // guarded by mutex
 };
 
 namespace {
@@ -172,14 +171,18 @@ StepSchedule make_step(const TensorMeta& meta, const RedistributeStep& step, con
   return schedule;
 }
 
-std::string make_text(const RedistributePlan& plan) {
-  const Layout& from = plan.from;
-  const Layout& to = plan.to;
+std::shared_ptr<const LayoutChange> make_layout_change(const RedistributePlan& plan) {
+  const Layout &from = plan.from, &to = plan.to;
+  const TensorMeta& tensor = plan.tensor;
   if (!from.is_boxes() && !to.is_boxes() && from.mesh() == to.mesh()) {
-    return absl::StrCat(to_string(plan.tensor), "(", to_string(from.placements()), ") -> (", to_string(to.placements()),
-                        ") @ ", from.mesh().to_string());
+    return std::make_shared<const LayoutChange>(tensor.dtype, tensor.sizes, from.placements(), to.placements(),
+                                                from.mesh().to_string());
   }
-  return absl::StrCat(to_string(plan.tensor), "(", from.to_string(), ") -> (", to.to_string(), ")");
+  const auto side = [](const Layout& layout) -> LayoutChange::Side {
+    if (layout.is_boxes()) return {std::nullopt, layout.to_string()};
+    return {layout.placements(), layout.mesh().to_string()};
+  };
+  return std::make_shared<const LayoutChange>(tensor.dtype, tensor.sizes, side(from), side(to));
 }
 
 PlanSchedule make_schedule(const RedistributePlan& plan) {
@@ -225,12 +228,12 @@ std::shared_ptr<const PlanSchedule> schedule_of(const RedistributePlan& plan) {
   return made;
 }
 
-std::shared_ptr<const std::string> text_of(const RedistributePlan& plan) {
-  if (!plan.schedule) return std::make_shared<const std::string>(make_text(plan));
+std::shared_ptr<const LayoutChange> layout_change_of(const RedistributePlan& plan) {
+  if (!plan.schedule) return make_layout_change(plan);
   std::lock_guard<std::mutex> lock(plan.schedule->mutex);
-  auto& text = plan.schedule->text;
-  if (!text) text = std::make_shared<const std::string>(make_text(plan));
-  return text;
+  auto& change = plan.schedule->change;
+  if (!change) change = make_layout_change(plan);
+  return change;
 }
 
 }  // namespace dtensor

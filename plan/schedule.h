@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "comm/comm_call.h"
@@ -42,8 +41,7 @@ const std::vector<int64_t>& owned_ranks(const Layout& layout);
 // Remembered with the plan, unless it is very long. Thread-safe.
 std::shared_ptr<const PlanSchedule> schedule_of(const RedistributePlan& plan);
 
-// "f32[8, 8](S(0)) -> (R) @ mesh(tp=4)": CommEvent::tensor. Made when somebody asks, and remembered with the plan.
-// Thread-safe.
-std::shared_ptr<const std::string> text_of(const RedistributePlan& plan);
+// The whole plan's, for CommEvent::layout_change. Made when somebody asks, and remembered with the plan. Thread-safe.
+std::shared_ptr<const LayoutChange> layout_change_of(const RedistributePlan& plan);
 
 }  // namespace dtensor

@@ -5,9 +5,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-
 namespace dtensor {
 
 int64_t TensorMeta::numel() const {
@@ -47,51 +44,6 @@ TensorMeta in_own_memory(TensorMeta meta) {
   return meta;
 }
 
-std::string to_string(const TensorMeta& meta) {
-  return absl::StrCat(std::string(short_name(meta.dtype)), "[", absl::StrJoin(meta.sizes, ", "), "]");
-}
-
-std::string_view short_name(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-      return "f32";
-    case c10::ScalarType::Double:
-      return "f64";
-    case c10::ScalarType::Half:
-      return "f16";
-    case c10::ScalarType::BFloat16:
-      return "bf16";
-    case c10::ScalarType::Long:
-      return "i64";
-    case c10::ScalarType::Int:
-      return "i32";
-    case c10::ScalarType::Short:
-      return "i16";
-    case c10::ScalarType::Char:
-      return "i8";
-    case c10::ScalarType::Byte:
-      return "u8";
-    case c10::ScalarType::UInt16:
-      return "u16";
-    case c10::ScalarType::UInt32:
-      return "u32";
-    case c10::ScalarType::UInt64:
-      return "u64";
-    case c10::ScalarType::Bool:
-      return "b8";
-    case c10::ScalarType::ComplexHalf:
-      return "c32";
-    case c10::ScalarType::ComplexFloat:
-      return "c64";
-    case c10::ScalarType::ComplexDouble:
-      return "c128";
-    case c10::ScalarType::Float8_e4m3fn:
-      return "f8e4m3fn";
-    case c10::ScalarType::Float8_e5m2:
-      return "f8e5m2";
-    default:
-      return c10::toString(dtype);
-  }
-}
+std::string to_string(const TensorMeta& meta) { return tensor_text(meta.dtype, meta.sizes); }
 
 }  // namespace dtensor

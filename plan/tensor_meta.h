@@ -6,8 +6,8 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
+#include "comm/tensor_text.h"
 #include "placement/geometry.h"
 
 namespace dtensor {
@@ -42,8 +42,5 @@ Shape contiguous_strides(c10::ArrayRef<int64_t> sizes);
 bool is_dense(const TensorMeta& meta);
 // Of the same values in memory of their own: dense, as Tensor::clone() makes them.
 TensorMeta in_own_memory(TensorMeta meta);
-
-// "f32", "bf16", "i64", "b8", ...
-std::string_view short_name(c10::ScalarType dtype);
 
 }  // namespace dtensor

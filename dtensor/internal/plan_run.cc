@@ -7,7 +7,6 @@
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "comm/block_copy.h"
 #include "comm/communicator.h"
 #include "comm/scope.h"
@@ -153,14 +152,6 @@ struct JoinedStep {
   int64_t bytes = 0;
 };
 
-std::shared_ptr<const std::string> text_of_all(absl::Span<PlanRun* const> jobs) {
-  const RedistributePlan& first = jobs[0]->plan();
-  if (!first.from.world().has_data() && current_scope().listeners.empty()) return nullptr;  // nobody reads it
-  auto text = text_of(first);
-  if (jobs.size() == 1) return text;
-  return std::make_shared<const std::string>(absl::StrCat(*text, " and ", jobs.size() - 1, " more"));
-}
-
 // Of several jobs what one collective works on; of a single one what it has.
 class Joined {
  public:
@@ -224,7 +215,9 @@ void run_collective(absl::Span<PlanRun* const> jobs, const CommCause& cause, std
   call.event.cause = cause;
   call.event.bytes = joined_step.bytes;
   call.event.dtype = first.plan().tensor.dtype;
-  call.event.tensor = text_of_all(jobs);
+  const bool is_read = first.plan().from.world().has_data() || !current_scope().listeners.empty();
+  if (is_read) call.event.layout_change = layout_change_of(first.plan());
+  call.event.more_tensors = static_cast<int>(jobs.size()) - 1;
   std::vector<RankPieces> outputs;
   if (first.step().kind == Kind::kAllReduce) {
     call.work = work;

@@ -49,8 +49,8 @@ std::string describe_call(int64_t sequence, Collective c, const CommCall& call) 
   if (!event.cause.op.empty()) absl::StrAppend(&text, " for ", event.cause.op);
   if (!event.cause.argument.empty()) absl::StrAppend(&text, ", argument ", event.cause.argument);
   if (!event.cause.module_path.empty()) absl::StrAppend(&text, ", in ", event.cause.module_path);
-  if (event.tensor) {
-    absl::StrAppend(&text, ": ", *event.tensor);
+  if (event.layout_change) {
+    absl::StrAppend(&text, ": ", to_string(*event.layout_change, event.more_tensors));
   } else {
     absl::StrAppend(&text, ": ", c10::toString(event.dtype));
   }
@@ -62,7 +62,7 @@ uint64_t fingerprint(uint64_t before, int64_t sequence, Collective c, const Comm
   Hash hash(before);
   hash.add(sequence).add(static_cast<int64_t>(c)).add(call.group->name).add(call.group->size).add(event.cause.op);
   hash.add(event.cause.argument).add(static_cast<int64_t>(event.dtype)).add(event.bytes);
-  if (event.tensor) hash.add(*event.tensor);
+  if (event.layout_change) hash.add(event.layout_change->text()).add(event.more_tensors);
   return hash.value();
 }
 

@@ -74,6 +74,10 @@ std::string check_transfer(const at::Tensor& full, const RedistributePlan& plan)
     if (static_cast<int64_t>(log.events.size()) != events)
       return absl::StrCat(log.events.size(), " events, planned were ", events);
     for (const CommEvent& e : log.events) {
+      if (to_string(e.layout_change->from()) != plan.from.to_string() ||
+          to_string(e.layout_change->to()) != plan.to.to_string()) {
+        return absl::StrCat("an event of ", to_string(*e.layout_change));
+      }
       bytes += e.bytes;
       const bool in_rounds =
           events != plan.num_collectives();  // then other ranks may receive most in every one of them

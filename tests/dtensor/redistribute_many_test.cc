@@ -324,8 +324,10 @@ TEST_CASE("redistribute_many gives what redistribute gives, in one collective", 
   const auto y = redistribute_many(x, {{Replicate()}});
   CHECK(comm.total() == 1);
   CHECK(comm.count(Collective::kAllGather) == 1);
-  CHECK(comm.events().at(0).cause.op == "redistribute_many");
-  CHECK_FALSE(comm.events().at(0).cause.implicit);
+  const CommEvent event = comm.events().at(0);
+  CHECK(event.cause.op == "redistribute_many");
+  CHECK_FALSE(event.cause.implicit);
+  CHECK(to_string(*event.layout_change, event.more_tensors) == "f64[6, 5](S(0)) -> (R) @ mesh(tp=4) and 1 more");
   REQUIRE(y.size() == 3);
   CHECK(at::equal(full_tensor(y[0]), a));
   CHECK(at::equal(full_tensor(y[1]), b));

@@ -44,13 +44,13 @@ std::string error_of(Run run) {
 }
 
 // One that the library would make for `cause`, as the communicator sees it.
-void communicate(const CommCause& cause, int64_t bytes, std::shared_ptr<const std::string> tensor = nullptr) {
+void communicate(const CommCause& cause, int64_t bytes, std::shared_ptr<const LayoutChange> change = nullptr) {
   CommCall call;
   call.group = &mesh().get_group("tp");
   call.ranks = mesh().local_ranks();
   call.event.cause = cause;
   call.event.bytes = bytes;
-  call.event.tensor = std::move(tensor);
+  call.event.layout_change = std::move(change);
   const RankTensors inputs(4, at::ones({4}));
   mesh().world().communicator().all_gather(call, inputs);
 }
@@ -61,10 +61,11 @@ const CommCause kExplicit{"redistribute", "", "", false};
 }  // namespace
 
 TEST_CASE("forbid implicit communication: the error says what, where, from what to what, and what to do") {
-  const auto tensor = std::make_shared<const std::string>("f32[8, 8](S(0)) -> (R) @ mesh(dp=2, tp=2)");
+  const auto change = std::make_shared<const LayoutChange>(at::kFloat, Shape{8, 8}, Placements{Shard(0)},
+                                                           Placements{Replicate()}, mesh().to_string());
   ForbidImplicitCommunication forbid;
   CHECK_THAT(
-      error_of([&] { communicate(kImplicit, 384, tensor); }),
+      error_of([&] { communicate(kImplicit, 384, change); }),
       Equals("aten::mm: argument 'mat2' would need an all_gather over tp, 384 B: f32[8, 8](S(0)) -> (R) @ mesh(dp=2, "
              "tp=2), in layers.0.wq. ForbidImplicitCommunication is active. Redistribute it before the call, "
              "redistribute(t, placements), or give it a layout that the operator takes, or end the guard's block "
@@ -157,12 +158,13 @@ TEST_CASE("contracts: gradients of a backward that throws are as before, and the
 }
 
 TEST_CASE("comm budget: the call that would exceed it throws before it runs") {
-  const auto tensor = std::make_shared<const std::string>("f32[8](S(0)) -> (R) @ mesh(dp=2, tp=2)");
+  const auto change = std::make_shared<const LayoutChange>(at::kFloat, Shape{8}, Placements{Shard(0)},
+                                                           Placements{Replicate()}, mesh().to_string());
   CommDebugMode comm;
   CommBudget budget({.max_calls = 3, .max_bytes = 100});
   communicate(kImplicit, 60);
   CHECK_THAT(
-      error_of([&] { communicate(kImplicit, 41, tensor); }),
+      error_of([&] { communicate(kImplicit, 41, change); }),
       Equals(
           "aten::mm: argument 'mat2' would need an all_gather over tp, 41 B: f32[8](S(0)) -> (R) @ mesh(dp=2, tp=2), "
           "in layers.0.wq. The CommBudget allows 100 B (max_bytes), of which 60 B are used. Redistribute a tensor once "

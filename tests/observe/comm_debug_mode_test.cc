@@ -96,6 +96,11 @@ TEST_CASE("comm debug mode: what the engine inserts is implicit, with operator, 
   CHECK(e.cause.module_path == "block");
   CHECK(e.mesh_dims == "tp");
   CHECK(e.group_size == 2);
+  REQUIRE(e.layout_change != nullptr);
+  CHECK(e.layout_change->from().placements == DTensor(partial()).placements());
+  CHECK(e.layout_change->to().placements == Placements{Replicate(), Replicate()});
+  CHECK(e.layout_change->to().where == mesh().to_string());
+  CHECK(e.more_tensors == 0);
   CHECK(comm.counts_by_op() == std::map<std::string, int64_t>{{"aten::exp", 1}});
   CHECK(comm.counts_by_module() == std::map<std::string, int64_t>{{"block", 1}});
 }

@@ -72,7 +72,9 @@ TEST_CASE("comm trace: a row for each rank, and the names that Kineto's readers 
   call.event.cause = {"aten::mm", "mat2", "layers.0", true};
   call.event.bytes = 48;
   call.event.dtype = at::kFloat;
-  call.event.tensor = std::make_shared<const std::string>("f32[6, 4](S(0)_S(0, 2)) -> (RS(1)) @ mesh(dp=2, tp=2)");
+  call.event.layout_change =
+      std::make_shared<const LayoutChange>(at::kFloat, Shape{6, 4}, Placements{Shard(0), StridedShard(0, 2)},
+                                           Placements{Replicate(), Shard(1)}, mesh().to_string());
   {
     CommTrace trace(file);
     CHECK(trace.path() == file);
@@ -144,6 +146,23 @@ TEST_CASE("comm trace: what the library communicates, forward and backward, one 
   CHECK(uneven.at("Collective name") == "all_to_allv");
   CHECK(uneven.at("In split size") == "[4, 2]");
   CHECK(uneven.at("Out split size") == "[3, 2]");
+}
+
+TEST_CASE("comm trace: between meshes the layouts are told with their meshes") {
+  TempFolder folder;
+  const std::string file = folder / "trace.json";
+  const DeviceMesh rows(mesh().world(), {2}, {"row"}, {0, 1}), columns(mesh().world(), {2}, {"column"}, {2, 3});
+  const auto x = distribute_tensor(at::ones({4, 2}), rows, {Shard(0)});
+  {
+    CommTrace trace(file);
+    redistribute(x, columns, {Shard(1)});
+  }
+  const auto events = spans(parsed(file));
+  REQUIRE_FALSE(events.empty());
+  const Json& args = events[0].at("args");
+  CHECK(args.at("tensor") == "f32[4, 2](S(0) @ mesh(row=2)) -> (S(1) @ mesh(column=2))");
+  CHECK(args.at("src placements") == "S(0) @ mesh(row=2)");
+  CHECK(args.at("dst placements") == "S(1) @ mesh(column=2)");
 }
 
 TEST_CASE("comm trace: an abstract world takes as long as the cost model says") {

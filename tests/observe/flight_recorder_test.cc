@@ -90,7 +90,9 @@ TEST_CASE("flight recorder: a record has the fields that PyTorch's readers look 
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   auto call = call_with(mesh, "tp", {"aten::mm", "mat2", "layers.0", true}, 96);
   call.event.dtype = at::kHalf;
-  call.event.tensor = std::make_shared<const std::string>("f16[4, 3](S(0)) -> (R) @ mesh(tp=2)");
+  call.event.layout_change = std::make_shared<const LayoutChange>(at::kHalf, Shape{4, 3}, Placements{Shard(0)},
+                                                                  Placements{Replicate()}, "mesh(tp=2)");
+  call.event.more_tensors = 1;
   const int64_t before = last_record();
   const auto t = at::full({2, 3}, 1.0, at::kHalf);
   mesh.world().communicator().all_reduce(call, {t, t, t, t}, ReduceOp::kSum);
@@ -118,7 +120,7 @@ TEST_CASE("flight recorder: a record has the fields that PyTorch's readers look 
   CHECK(started < completed);
   CHECK(r.at("duration_ms").get<double>() == Approx(static_cast<double>(completed - started) / 1e6));
   CHECK(r.at("collective") == "all_reduce");
-  CHECK(r.at("tensor") == "f16[4, 3](S(0)) -> (R) @ mesh(tp=2)");
+  CHECK(r.at("tensor") == "f16[4, 3](S(0)) -> (R) @ mesh(tp=2) and 1 more");
   CHECK(r.at("cause") ==
         Json::parse(R"({"op": "aten::mm", "argument": "mat2", "module_path": "layers.0", "implicit": true})"));
   CHECK(r.at("backward") == false);

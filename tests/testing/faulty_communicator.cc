@@ -10,17 +10,15 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "comm/block_copy.h"
 #include "comm/communicator.h"
-#include "plan/spec.h"
 
 namespace dtensor::testing {
 namespace {
@@ -171,10 +169,11 @@ class FaultyCommunicator final : public Communicator {
     CommCall other = call;
     other.event.dtype = instead.scalar_type();
     other.event.bytes = bytes;
-    std::string text =
-        absl::StrCat(std::string(short_name(instead.scalar_type())), "[", absl::StrJoin(instead.sizes(), ", "), "]");
-    if (call.event.tensor) absl::StrAppend(&text, " instead of ", *call.event.tensor);
-    other.event.tensor = std::make_shared<const std::string>(std::move(text));
+    const LayoutChange::Side unknown{std::nullopt, "a layout that its rank alone knows"};
+    const LayoutChange* own = call.event.layout_change.get();
+    other.event.layout_change = std::make_shared<const LayoutChange>(
+        instead.scalar_type(), Shape(instead.sizes().begin(), instead.sizes().end()), own ? own->from() : unknown,
+        own ? own->to() : unknown);
     return other;
   }
   static CommCall with_shape(const CommCall& call, const at::Tensor& instead) {
