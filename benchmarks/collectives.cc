@@ -29,7 +29,7 @@
 #include "tools/flags.h"
 
 ABSL_FLAG(std::string, rank_of, "", "gloo, ours or mpi: be one rank of that job. For the benchmark itself");
-ABSL_FLAG(std::string, launch, "tools/launch", "the launcher, from the folder in which `bazel run` starts");
+ABSL_FLAG(std::string, launch, "tools/launch/launch", "the launcher, from the folder in which `bazel run` starts");
 
 namespace dtensor::benchmarks {
 namespace {

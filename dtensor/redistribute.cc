@@ -1,45 +1,15 @@
 #include "dtensor/redistribute.h"
 
-#include <torch/csrc/autograd/custom_function.h>
-
 #include <utility>
 
 #include "dtensor/extend/redistribute_as.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/internal/redistribute_arguments.h"
-#include "dtensor/internal/saved_layout.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
-
-struct FullTensorFn : Function<FullTensorFn> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements);
-  static variable_list backward(AutogradContext* ctx, variable_list grads);
-};
-
-at::Tensor FullTensorFn::forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
-  const DTensorMeta& meta = peek_meta(t);
-  save_layout(ctx, meta.spec, std::move(grad_placements));
-  const at::Tensor whole =
-      redistribute_below_autograd(t, Placements(meta.spec->mesh().ndim(), Replicate()), explicit_cause("full_tensor"));
-  LocalGuard guard;
-  const at::Tensor& local = meta_of(whole).locals.front();
-  // What is given away must not be a rank's own memory: writing to it would change one replica of several.
-  return whole.is_same(t) ? local.clone() : local.detach();
-}
-
-variable_list FullTensorFn::backward(AutogradContext* ctx, variable_list grads) {
-  const auto s = saved_layout(ctx);
-  if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-  const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
-  return {redistribute_as(g, s->placements, explicit_cause("full_tensor")), at::Tensor()};
-}
 
 void check_options(const RedistributeOptions& options, const char* function) {
   TORCH_CHECK_VALUE(options.max_bytes > 0, "[", function, "] max_bytes is ", options.max_bytes,
@@ -100,7 +70,7 @@ at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_
                               " has no data in this process: its world is ", meta.spec->mesh().world().name());
   Placements back = without_partials(meta.spec->placements());
   if (grad_placements) back = checked_placements(*grad_placements, meta.spec->mesh(), tensor.dim(), "full_tensor");
-  return FullTensorFn::apply(tensor, std::move(back));
+  return gather_whole(tensor, back);
 }
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// The parts of a tensor that ranks hold: by rank, and by where they lie. Internal to the planner of transfers.
+// The parts of a tensor that ranks hold: by rank, and by where they lie. Internal to the planner.
 #pragma once
 
 #include <cstdint>

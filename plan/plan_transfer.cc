@@ -19,7 +19,7 @@ namespace {
 
 using Kind = RedistributeStep::Kind;
 
-constexpr int64_t kMaxParts = int64_t{1} << 20;  // of its blocks, over all rounds: planning must end
+constexpr int64_t kMaxParts = int64_t{1} << 20;  // of its messages, over all rounds: planning must end
 constexpr size_t kMaxLegs = 24;                  // on either mesh
 
 Layout normalized(const TensorMeta& meta, const Layout& layout, const char* name) {
@@ -97,24 +97,25 @@ bool fit(const TensorMeta& meta, const Layout& before, const Layout& after, cons
   least = step.peak_bytes;
   if (step.peak_bytes <= limit) return true;
   if (meta.sizes.empty() || !cost.packs || t.held > hopeless) return false;
-  const auto blocks = blocks_between_ranks(meta, before, after);
-  if (!blocks) return false;
+  const auto messages = messages_between_ranks(meta, before, after);
+  if (!messages) return false;
   int64_t longest = 1;
-  for (const Message& b : *blocks)
-    longest = std::max(longest, *std::max_element(b.block.sizes.begin(), b.block.sizes.end()));
-  longest = std::min({longest, kMaxRounds, std::max<int64_t>(2, kMaxParts / static_cast<int64_t>(1 + blocks->size()))});
+  for (const Message& m : *messages)
+    longest = std::max(longest, *std::max_element(m.block.sizes.begin(), m.block.sizes.end()));
+  longest =
+      std::min({longest, kMaxRounds, std::max<int64_t>(2, kMaxParts / static_cast<int64_t>(1 + messages->size()))});
   const double latency = cost.collective(Collective::kAllToAll, 2, false, 0);
   for (int64_t chunks = 2; chunks < 2 * longest && step.peak_bytes > limit; chunks *= 2) {
     const int64_t rounds = std::min(chunks, longest);
     absl::flat_hash_map<std::pair<int64_t, int64_t>, int64_t> buffers;  // by rank and round
-    for (const Message& b : *blocks) {
+    for (const Message& m : *messages) {
       auto bytes = static_cast<int64_t>(c10::elementSize(meta.dtype));
-      for (int64_t size : b.block.sizes) bytes *= size;
-      const int64_t length = *std::max_element(b.block.sizes.begin(), b.block.sizes.end());
+      for (int64_t size : m.block.sizes) bytes *= size;
+      const int64_t length = *std::max_element(m.block.sizes.begin(), m.block.sizes.end());
       for (int64_t c = 0; c < std::min(rounds, length); ++c) {
         const int64_t part = bytes / length * chunk(length, rounds, c).size;
-        buffers[{b.sender, c}] += part;
-        buffers[{b.receiver, c}] += part;
+        buffers[{m.sender, c}] += part;
+        buffers[{m.receiver, c}] += part;
       }
     }
     absl::flat_hash_map<int64_t, int64_t> held;

@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "plan/part_index.h"
 #include "plan/plan_many.h"
 #include "plan/transfer.h"
 
@@ -56,31 +57,12 @@ std::vector<std::vector<Shape>> sizes_of(const TensorMeta& meta, const Layout& l
   return sizes;
 }
 
-// Layouts of one tensor by rank.
-class Parts {
- public:
-  Parts(const TensorMeta& meta, const DeviceMesh& mesh, const Placements& placements)
-      : meta_(meta), mesh_(mesh), placements_(placements) {}
-  const Part& of(int64_t rank) {
-    auto& part = parts_[rank];
-    if (!part) {
-      part = std::make_unique<Part>(local_layout(meta_.sizes, mesh_.shape(), placements_, mesh_.coordinate(rank)));
-    }
-    return *part;
-  }
-
- private:
-  const TensorMeta& meta_;
-  const DeviceMesh& mesh_;
-  const Placements& placements_;
-  absl::flat_hash_map<int64_t, std::unique_ptr<Part>> parts_;
-};
-
 // Everything that owned ranks send to or receive from their groups; the members of a group hold, before, disjoint parts
 // of all that they need after. Without a group what every rank keeps.
-std::vector<Message> mesh_messages(const TensorMeta& meta, const DeviceMesh& mesh, const RedistributeStep& step,
+std::vector<Message> mesh_messages(const TensorMeta& meta, const Layout& before, const Layout& after,
                                    const Group* group) {
-  Parts before(meta, mesh, step.before), after(meta, mesh, step.after);
+  const DeviceMesh& mesh = before.mesh();
+  PartsByRank sources(meta, before), targets(meta, after);
   std::vector<std::pair<int64_t, int64_t>> pairs;
   const absl::flat_hash_set<int64_t> owned(mesh.local_ranks().begin(), mesh.local_ranks().end());
   for (int64_t rank : mesh.local_ranks()) {
@@ -95,7 +77,7 @@ std::vector<Message> mesh_messages(const TensorMeta& meta, const DeviceMesh& mes
   std::sort(pairs.begin(), pairs.end());
   std::vector<Message> messages;
   for (const auto& [sender, receiver] : pairs) {
-    for (Block& block : overlap(before.of(sender), after.of(receiver)))
+    for (Block& block : overlap(sources.of(sender)[0], targets.of(receiver)[0]))
       messages.push_back({sender, receiver, 0, 0, std::move(block)});
   }
   return messages;
@@ -157,13 +139,13 @@ StepSchedule make_step(const TensorMeta& meta, const RedistributeStep& step, con
     for (int64_t rank : before.world().owned_ranks()) {
       if (schedule.group->group_of[rank] >= 0) schedule.ranks.push_back(rank);
     }
-    messages = transfer_blocks(meta, before, after);
+    messages = transfer_messages(meta, before, after);
   } else {
     const DeviceMesh& mesh = before.mesh();
     schedule.ranks = mesh.local_ranks();
     if (step.kind != Kind::kSlice) schedule.group = &mesh.group(step.dims);
     if (step.kind != Kind::kFill && step.kind != Kind::kAllReduce)
-      messages = mesh_messages(meta, mesh, step, schedule.group);
+      messages = mesh_messages(meta, before, after, schedule.group);
   }
   schedule.outputs = sizes_of(meta, after, schedule.ranks);
   schedule.output_bytes = largest_part_bytes(meta, after);

@@ -26,11 +26,11 @@ int64_t numel_of(const Part& part) {
 
 int64_t item_bytes(const TensorMeta& meta) { return static_cast<int64_t>(c10::elementSize(meta.dtype)); }
 
-// `wanted(sender, receiver)`: whether to list that pair's blocks. None if there are more than `most`.
+// `wanted(sender, receiver)`: whether to list that pair's messages. None if there are more than `most`.
 template <typename Wanted>
-std::optional<std::vector<Message>> blocks_between(const TensorMeta& meta, const Layout& before, const Layout& after,
-                                                   size_t most, Wanted wanted) {
-  std::vector<Message> blocks;
+std::optional<std::vector<Message>> messages_between(const TensorMeta& meta, const Layout& before, const Layout& after,
+                                                     size_t most, Wanted wanted) {
+  std::vector<Message> messages;
   Sources sources(meta, before);
   PartsByRank all_parts(meta, after);
   const std::vector<int64_t> receivers = after.ranks();
@@ -41,35 +41,35 @@ std::optional<std::vector<Message>> blocks_between(const TensorMeta& meta, const
       sources.of(receiver, static_cast<int64_t>(position), parts[o], [&](const PartIndex::Entry& source) {
         if (!wanted(source.rank, receiver)) return true;
         for (Block& block : overlap(*source.part, parts[o])) {
-          blocks.push_back({source.rank, receiver, source.number, static_cast<int64_t>(o), std::move(block)});
+          messages.push_back({source.rank, receiver, source.number, static_cast<int64_t>(o), std::move(block)});
         }
-        return blocks.size() <= most;
+        return messages.size() <= most;
       });
-      if (blocks.size() > most) return std::nullopt;
+      if (messages.size() > most) return std::nullopt;
     }
   }
-  std::stable_sort(blocks.begin(), blocks.end(), [](const Message& a, const Message& b) {
+  std::stable_sort(messages.begin(), messages.end(), [](const Message& a, const Message& b) {
     return std::tie(a.sender, a.receiver, a.input, a.output) < std::tie(b.sender, b.receiver, b.input, b.output);
   });
-  return blocks;
+  return messages;
 }
 
 }  // namespace
 
-std::vector<Message> transfer_blocks(const TensorMeta& meta, const Layout& before, const Layout& after) {
+std::vector<Message> transfer_messages(const TensorMeta& meta, const Layout& before, const Layout& after) {
   const std::vector<int64_t>& owned = before.world().owned_ranks();
   const absl::flat_hash_set<int64_t> is_owned(owned.begin(), owned.end());
   if (owned.empty()) return {};
   const auto is_ours = [&](int64_t sender, int64_t receiver) {
     return is_owned.contains(sender) || is_owned.contains(receiver);
   };
-  return *blocks_between(meta, before, after, std::numeric_limits<size_t>::max(), is_ours);
+  return *messages_between(meta, before, after, std::numeric_limits<size_t>::max(), is_ours);
 }
 
-std::optional<std::vector<Message>> blocks_between_ranks(const TensorMeta& meta, const Layout& before,
-                                                         const Layout& after) {
-  return blocks_between(meta, before, after, kMaxPairs,
-                        [](int64_t sender, int64_t receiver) { return sender != receiver; });
+std::optional<std::vector<Message>> messages_between_ranks(const TensorMeta& meta, const Layout& before,
+                                                           const Layout& after) {
+  return messages_between(meta, before, after, kMaxPairs,
+                          [](int64_t sender, int64_t receiver) { return sender != receiver; });
 }
 
 Traffic traffic_of(const TensorMeta& meta, const Layout& before, const Layout& after) {

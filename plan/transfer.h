@@ -10,16 +10,16 @@
 
 namespace dtensor {
 
-// Everything that ranks owned by this process send or receive when a tensor without Partials goes from one layout to
+// Every message that ranks owned by this process send or receive when a tensor without Partials goes from one layout to
 // another, by sender, receiver, input, output. A rank that holds what it needs takes it from itself; of several that
 // hold the same, every one sends to some.
 // REQUIRES: no rank's parts of `before` overlap but copies along mesh dims that do not cut.
-std::vector<Message> transfer_blocks(const TensorMeta& meta, const Layout& before, const Layout& after);
+std::vector<Message> transfer_messages(const TensorMeta& meta, const Layout& before, const Layout& after);
 
 // The same of all ranks, without what a rank takes from itself; none if they are more than 2^18, which takes too long.
 // Internal to the planner, as the rest.
-std::optional<std::vector<Message>> blocks_between_ranks(const TensorMeta& meta, const Layout& before,
-                                                         const Layout& after);
+std::optional<std::vector<Message>> messages_between_ranks(const TensorMeta& meta, const Layout& before,
+                                                           const Layout& after);
 
 // What a transfer moves, at the ranks that receive, send and hold most.
 struct Traffic {
@@ -33,7 +33,8 @@ struct Traffic {
   int64_t held = 0;  // before and after together
   bool same = true;  // every rank has the same parts as before
 };
-// Sums over ranks without listing blocks: what a receiver lacks comes evenly from those that hold a copy of the tensor.
+// Sums over ranks without listing messages: what a receiver lacks comes evenly from those that hold a copy of the
+// tensor.
 Traffic traffic_of(const TensorMeta& meta, const Layout& before, const Layout& after);
 
 // What the transfer needs where messages are packed, on the rank that needs most: its parts, what it sends and what it

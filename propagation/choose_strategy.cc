@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "propagation/decision.h"
 #include "propagation/partial_dtypes.h"
-#include "propagation/propagate.h"
 
 namespace dtensor {
 namespace {

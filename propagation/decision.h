@@ -1,6 +1,8 @@
 // What is decided of an operator's call: the value that the strategy cache keeps.
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -10,6 +12,11 @@
 #include "propagation/op_rule.h"
 
 namespace dtensor {
+
+// An in-place or out= operator would have to change the layout of what it writes to.
+struct WrittenLayoutError : c10::Error {
+  using c10::Error::Error;
+};
 
 // For one operator on given specs. No tensors, no values.
 struct Decision {

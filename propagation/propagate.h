@@ -1,8 +1,6 @@
 // From a call to a decision: which strategy, which redistributions first, what comes out.
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,11 +10,6 @@
 namespace dtensor {
 
 struct SearchEffort;  // strategy_search.h
-
-// An in-place or out= operator would have to change the layout of what it writes to.
-struct WrittenLayoutError : c10::Error {
-  using c10::Error::Error;
-};
 
 // Decides by the operator's `rule`. Inputs that an operator writes to keep their layout.
 // Errors, before anything is communicated: NotImplementedError if there is no rule or the output shape cannot be known;

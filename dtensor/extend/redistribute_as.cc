@@ -11,7 +11,7 @@
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/internal/saved_layout.h"
 
 namespace dtensor {
 namespace {
@@ -67,12 +67,35 @@ struct RedistributeFn : Function<RedistributeFn> {
   }
 };
 
+struct FullTensorFn : Function<FullTensorFn> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements);
+  static variable_list backward(AutogradContext* ctx, variable_list grads);
+};
+
+at::Tensor FullTensorFn::forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
+  const DTensorMeta& meta = peek_meta(t);
+  save_layout(ctx, meta.spec, std::move(grad_placements));
+  const at::Tensor whole =
+      redistribute_below_autograd(t, Placements(meta.spec->mesh().ndim(), Replicate()), explicit_cause("full_tensor"));
+  LocalGuard guard;
+  const at::Tensor& local = meta_of(whole).locals.front();
+  // What is given away must not be a rank's own memory: writing to it would change one replica of several.
+  return whole.is_same(t) ? local.clone() : local.detach();
+}
+
+variable_list FullTensorFn::backward(AutogradContext* ctx, variable_list grads) {
+  const auto s = saved_layout(ctx);
+  if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+  const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
+  return {redistribute_as(g, s->placements, explicit_cause("full_tensor")), at::Tensor()};
+}
+
 struct ReplicateFn : Function<ReplicateFn> {
   static at::Tensor forward(AutogradContext*, const at::Tensor& plain, DeviceMesh mesh) {
     return replicate_copy(plain, mesh);
   }
   static variable_list backward(AutogradContext*, variable_list grads) {
-    return {grads[0].defined() && is_dtensor(grads[0]) ? full_tensor(grads[0]) : grads[0], at::Tensor()};
+    return {grads[0].defined() && is_dtensor(grads[0]) ? gather_whole(grads[0]) : grads[0], at::Tensor()};
   }
 };
 
@@ -112,6 +135,11 @@ at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placement
   const Layout to(spec_of(tensor)->mesh(), placements);
   if (lies_as(tensor, to)) return tensor;
   return RedistributeFn::apply(at::TensorList(&tensor, 1), c10::ArrayRef<Layout>(to), cause, options)[0];
+}
+
+at::Tensor gather_whole(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  if (!grad_placements) grad_placements = without_partials(spec_of(tensor)->placements());
+  return FullTensorFn::apply(tensor, *std::move(grad_placements));
 }
 
 at::Tensor distributed_gradient(const at::Tensor& gradient, const DeviceMesh& mesh) {

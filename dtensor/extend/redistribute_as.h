@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,10 @@ std::vector<at::Tensor> redistribute_as(at::TensorList tensors, c10::ArrayRef<La
 // Of one tensor, on its mesh.
 at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause,
                            const RedistributeOptions& options = {});
+
+// full_tensor() of a tensor with data, whose gradient gets normalised `grad_placements`; those of `tensor` by default,
+// Partial as Replicate.
+at::Tensor gather_whole(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
 // A gradient of a distributed tensor. One that is plain, since the user gave it, counts as replicated; differentiable.
 at::Tensor distributed_gradient(const at::Tensor& gradient, const DeviceMesh& mesh);

@@ -208,7 +208,7 @@ void carry_back(const at::Tensor& t, std::string_view op) {
   const std::vector<SpecPtr> way = layouts_on_way_back(t);
   RankTensors locals = memory_of(t).locals;
   at::Tensor same_memory = t;  // has the memory of the view whose origin is in hand
-  auto layout = way.begin();       // how `locals` lie
+  auto layout = way.begin();   // how `locals` lie
   for (std::shared_ptr<ViewOrigin> origin = peek_meta(t).storage->origin; origin != nullptr;) {
     const DTensorMeta& base = memory_of(origin->base);
     const SpecPtr& from = *layout++;

@@ -356,13 +356,13 @@ TEST_CASE("random transfers move what ranks lack, and nothing else", "[transfer]
       // Every element of every part comes once, and from who has it.
       std::map<std::pair<int64_t, int64_t>, Elements> filled;  // rank, output -> per local element
       std::map<int64_t, int64_t> received;
-      for (const Message& b : transfer_blocks(meta, before, after)) {
-        const auto source = before.parts(meta.sizes, b.sender), target = after.parts(meta.sizes, b.receiver);
-        RC_ASSERT(b.input < static_cast<int64_t>(source.size()));
-        RC_ASSERT(b.output < static_cast<int64_t>(target.size()));
+      for (const Message& m : transfer_messages(meta, before, after)) {
+        const auto source = before.parts(meta.sizes, m.sender), target = after.parts(meta.sizes, m.receiver);
+        RC_ASSERT(m.input < static_cast<int64_t>(source.size()));
+        RC_ASSERT(m.output < static_cast<int64_t>(target.size()));
         int64_t numel = 1;
-        for (int64_t size : b.block.sizes) numel *= size;
-        if (b.sender != b.receiver) received[b.receiver] += numel;
+        for (int64_t size : m.block.sizes) numel *= size;
+        if (m.sender != m.receiver) received[m.receiver] += numel;
         // The global indices that the block has at its source are those that it has at its target.
         const auto global = [&](const Part& part, size_t d, int64_t local) {
           for (const Run& run : part.dims[d]) {
@@ -371,19 +371,19 @@ TEST_CASE("random transfers move what ranks lack, and nothing else", "[transfer]
           }
           return int64_t{-1};
         };
-        const Shape target_sizes = target[b.output].sizes();
-        Elements& cells = filled[{b.receiver, b.output}];
+        const Shape target_sizes = target[m.output].sizes();
+        Elements& cells = filled[{m.receiver, m.output}];
         int64_t target_numel = 1;
         for (int64_t size : target_sizes) target_numel *= size;
         cells.resize(target_numel);
         for (int64_t i = 0; i < numel; ++i) {
           int64_t rest = i, index = 0, stride = 1;
           for (size_t d = meta.sizes.size(); d-- > 0;) {
-            const int64_t along = rest % b.block.sizes[d];
-            rest /= b.block.sizes[d];
-            RC_ASSERT(global(source[b.input], d, b.block.from[d] + along) ==
-                      global(target[b.output], d, b.block.to[d] + along));
-            index += (b.block.to[d] + along) * stride;
+            const int64_t along = rest % m.block.sizes[d];
+            rest /= m.block.sizes[d];
+            RC_ASSERT(global(source[m.input], d, m.block.from[d] + along) ==
+                      global(target[m.output], d, m.block.to[d] + along));
+            index += (m.block.to[d] + along) * stride;
             stride *= target_sizes[d];
           }
           ++cells[index];
@@ -438,9 +438,9 @@ TEST_CASE("of several ranks that hold the same, each sends to some", "[transfer]
   const World world = World::local(8);
   const TensorMeta meta = meta_of({8, 8});
   std::set<int64_t> senders;
-  for (const Message& b : transfer_blocks(meta, Layout(mesh_on(world, {0, 1, 2, 3}), {Replicate()}),
-                                          Layout(mesh_on(world, {4, 5, 6, 7}), {Shard(0)}))) {
-    senders.insert(b.sender);
+  for (const Message& m : transfer_messages(meta, Layout(mesh_on(world, {0, 1, 2, 3}), {Replicate()}),
+                                            Layout(mesh_on(world, {4, 5, 6, 7}), {Shard(0)}))) {
+    senders.insert(m.sender);
   }
   CHECK(senders == std::set<int64_t>{0, 1, 2, 3});
 }

@@ -64,7 +64,7 @@ def dtensor_process_test(name, srcs, ranks = 4, deps = [], size = "small", env =
     dtensor_script_test(
         name = name,
         size = size,
-        srcs = ["//tools:launch"],
+        srcs = ["//tools/launch"],
         args = ["-n", str(ranks), "--timeout", str(_CHILDREN_SECONDS[size]), "--", "$(location :%s_program)" % name],
         data = [":%s_program" % name],
         env = dict({"DTENSOR_TIMEOUT": "20"}, **env),

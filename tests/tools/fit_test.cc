@@ -1,5 +1,5 @@
 // From times to the numbers of a cost model.
-#include "tools/fit.h"
+#include "tools/calibrate/fit.h"
 
 #include <cmath>
 

@@ -1,10 +1,9 @@
-#include "tools/flight_report.h"
-
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "observe/flight_recorder.h"
 #include "tests/testing/catch_torch.h"
+#include "tools/flight/report.h"
 
 using Catch::Contains;
 using Catch::EndsWith;

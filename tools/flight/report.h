@@ -1,7 +1,7 @@
 // Dumps of the flight recorders of the ranks of one job, side by side.
 #pragma once
 
-#include "tools/flight_input.h"
+#include "tools/flight/input.h"
 
 namespace dtensor::tools {
 

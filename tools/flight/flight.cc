@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "tools/flight_report.h"
+#include "tools/flight/report.h"
 
 namespace {
 

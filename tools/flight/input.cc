@@ -1,4 +1,4 @@
-#include "tools/flight_input.h"
+#include "tools/flight/input.h"
 
 #include <algorithm>
 #include <cctype>

@@ -1,4 +1,4 @@
-#include "tools/fit.h"
+#include "tools/calibrate/fit.h"
 
 #include <algorithm>
 #include <array>

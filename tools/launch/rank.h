@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "tools/launch_job.h"
+#include "tools/launch/job.h"
 
 namespace dtensor::launch {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "tools/launch_rank.h"
+#include "tools/launch/rank.h"
 
 namespace dtensor::launch {
 namespace {

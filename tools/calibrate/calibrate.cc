@@ -23,7 +23,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "comm/communicator.h"
-#include "tools/fit.h"
+#include "tools/calibrate/fit.h"
 #include "tools/flags.h"
 
 ABSL_FLAG(int64_t, ranks, 4, "ranks of the world, at least 2");

@@ -21,7 +21,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "tools/launch_job.h"
+#include "tools/launch/job.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "tools/launch_rank.h"
+#include "tools/launch/rank.h"
 
 #include <fcntl.h>
 #include <sched.h>

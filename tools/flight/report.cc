@@ -1,4 +1,4 @@
-#include "tools/flight_report.h"
+#include "tools/flight/report.h"
 
 #include <algorithm>
 #include <limits>

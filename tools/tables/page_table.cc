@@ -1,4 +1,4 @@
-#include "tools/page_table.h"
+#include "tools/tables/page_table.h"
 
 #include <cstdlib>
 #include <fstream>

@@ -16,7 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "comm/backend_capabilities.h"
 #include "tools/flags.h"
-#include "tools/page_table.h"
+#include "tools/tables/page_table.h"
 
 namespace {
 

@@ -23,7 +23,7 @@
 #include "placement/parse_placements.h"
 #include "plan/redistribute_planner.h"
 #include "tools/flags.h"
-#include "tools/page_table.h"
+#include "tools/tables/page_table.h"
 
 namespace {
 

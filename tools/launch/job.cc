@@ -1,4 +1,4 @@
-#include "tools/launch_job.h"
+#include "tools/launch/job.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 #include <cstdio>
 #include <optional>
 
-#include "tools/launch_rank.h"
+#include "tools/launch/rank.h"
 
 namespace dtensor::launch {
 namespace {

@@ -1,0 +1,77 @@
+#include "plan/even_cuts.h"
+
+namespace dtensor {
+
+// What is left to cut is a list of stretches of digits, the most significant first.
+bool digits_of(const LayoutGeometry& geometry, const Layers& layout, int64_t d, Digits& digits) {
+  struct Stretch {
+    int64_t stride, radix;
+  };
+  absl::InlinedVector<Stretch, 4> left = {{1, geometry.size(d)}};
+  for (int64_t m = 0; m < geometry.ndim(); ++m) {
+    if (!geometry.cuts(layout, m, d)) continue;
+    int64_t skip = layout[m]->is_strided_shard() ? layout[m]->split_factor() : 1;
+    int64_t take = geometry.mesh_size(m);
+    absl::InlinedVector<Stretch, 4> rest;
+    for (Stretch s : left) {
+      for (int64_t* wanted : {&skip, &take}) {  // from the top of the stretch
+        if (*wanted == 1 || s.radix == 1 || (wanted == &take && skip > 1)) continue;
+        const int64_t part = std::min(*wanted, s.radix);
+        if (s.radix % part != 0 || *wanted % part != 0) return false;
+        const Stretch top{s.stride * (s.radix / part), part};
+        if (wanted == &take) {
+          digits.push_back({m, top.stride, top.radix, take / part});  // what is left of it comes below
+        } else {
+          rest.push_back(top);
+        }
+        *wanted /= part;
+        s.radix /= part;
+      }
+      if (s.radix > 1) rest.push_back(s);
+    }
+    if (skip > 1 || take > 1) return false;
+    left = std::move(rest);
+  }
+  return true;
+}
+
+bool LayoutGeometry::inside(const Layers& part, const Layers& whole, uint64_t dims) const {
+  if (innermost(part, dims)) return true;
+  for (int64_t d = 0; d < tensor_ndim(); ++d) {
+    Digits coarse, fine;
+    if (!digits_of(*this, whole, d, coarse) || !digits_of(*this, part, d, fine)) return false;
+    for (const Digit& c : coarse) {
+      const bool kept = std::any_of(fine.begin(), fine.end(), [&](const Digit& f) {
+        return f.mesh_dim == c.mesh_dim && f.stride == c.stride && f.radix == c.radix && f.place == c.place;
+      });
+      if (!kept) return false;
+    }
+  }
+  return true;
+}
+
+bool LayoutGeometry::same_parts(const Layers& before, const Layers& after) const {
+  for (int64_t d = 0; d < tensor_ndim(); ++d) {
+    Digits digits[2];
+    if (!digits_of(*this, before, d, digits[0]) || !digits_of(*this, after, d, digits[1])) return false;
+    for (Digits& list : digits) {  // stretches of digits, neighbours as one
+      std::sort(list.begin(), list.end(), [](const Digit& a, const Digit& b) { return a.stride < b.stride; });
+      Digits merged;
+      for (const Digit& digit : list) {
+        if (!merged.empty() && merged.back().stride * merged.back().radix == digit.stride) {
+          merged.back().radix *= digit.radix;
+        } else {
+          merged.push_back(digit);
+        }
+      }
+      list = std::move(merged);
+    }
+    if (digits[0].size() != digits[1].size()) return false;
+    for (size_t i = 0; i < digits[0].size(); ++i) {
+      if (digits[0][i].stride != digits[1][i].stride || digits[0][i].radix != digits[1][i].radix) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,47 @@
+// Where cuts are uneven, the few ranks of a mesh whose parts tell about all. Internal to LayoutGeometry.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "plan/layout_geometry.h"
+
+namespace dtensor {
+
+inline constexpr int64_t kMaxRanksVisited = int64_t{1} << 14;
+
+using Coordinates = absl::InlinedVector<int64_t, 8>;  // some positions along one mesh dim
+
+// Ranks that differ wherever ranks can: those with the most of everything are among them. All coordinates that have one
+// of these along every mesh dim.
+struct TellingRanks {
+  std::vector<Coordinates> along;  // per mesh dim, ascending
+  bool all = true;                 // false if they were more than kMaxRanksVisited, and these are some of them
+};
+TellingRanks telling_ranks(const LayoutGeometry& geometry, const Layers& before, const Layers& after);
+
+// visit(coordinate) of every one of them.
+template <typename Visit>
+void for_each_rank(const TellingRanks& ranks, Visit visit) {
+  const auto ndim = static_cast<int64_t>(ranks.along.size());
+  std::vector<size_t> index(ndim, 0);
+  Shape coordinate(ndim, 0);
+  for (bool done = false; !done;) {
+    for (int64_t m = 0; m < ndim; ++m) coordinate[m] = ranks.along[m][index[m]];
+    visit(coordinate);
+    done = true;
+    for (int64_t m = ndim; m-- > 0;) {
+      if (++index[m] < ranks.along[m].size()) {
+        done = false;
+        break;
+      }
+      index[m] = 0;
+    }
+  }
+}
+
+// Elements of tensor dim d in the longest part of it that any rank holds.
+int64_t longest_part(const LayoutGeometry& geometry, const Layers& layout, int64_t d);
+
+}  // namespace dtensor
