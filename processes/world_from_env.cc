@@ -18,7 +18,7 @@
 #include "processes/c10d/nccl_backend.h"
 #include "processes/job/error_file.h"
 #include "processes/job/job.h"
-#include "processes/job/terminate_notice.h"
+#include "processes/job/terminate_handler.h"
 #include "processes/launch/choose_device.h"
 #include "processes/launch/launch_env.h"
 #include "processes/launch/launch_store.h"
@@ -87,7 +87,7 @@ World world_from_env(const LaunchOptions& options) {
   const DeviceChoice choice = choose_device(options, place, at::getNumGPUs());
   if (place.store.empty()) return World::local(1, choice.device);
   if (choice.backend == "nccl") check_nccl_backend();
-  tell_others_on_terminate();
+  install_terminate_handler();
   const StorePtr store = open_store(place);
   const std::string key = absl::StrCat("dtensor/", place.run_id, "/", place.restart_count);
   const bool file = !parse_store(place.store, "").path.empty();
@@ -119,15 +119,15 @@ World world_from_group(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device
   return make_world(std::move(job), {backend, device}, std::move(group));
 }
 
-// What leaves is told to torchrun, too: the program may catch it, and end with a mere code.
+// Writes the text of an exception that leaves `make` to torchrun's error file. Here, and not when the process ends: the
+// program may catch the exception and end with an exit code alone.
 template <typename Make>
-World told(Make make) {
+World with_error_file(Make make) {
   try {
     return make();
   } catch (const std::exception& e) {
-    const auto* error = dynamic_cast<const c10::Error*>(&e);
     if (const char* file = std::getenv("TORCHELASTIC_ERROR_FILE"); file != nullptr) {
-      write_error_file(file, error != nullptr ? error->what_without_backtrace() : e.what());
+      write_error_file(file, message_of(e));
     }
     throw;
   }
@@ -138,11 +138,11 @@ World told(Make make) {
 World World::from_env() { return from_env(LaunchOptions()); }
 
 World World::from_env(const LaunchOptions& options) {
-  return told([&] { return world_from_env(options); });
+  return with_error_file([&] { return world_from_env(options); });
 }
 
 World World::from_process_group(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device device) {
-  return told([&] { return world_from_group(std::move(group), device); });
+  return with_error_file([&] { return world_from_group(std::move(group), device); });
 }
 
 }  // namespace dtensor

@@ -205,7 +205,7 @@ class C10dCommunicator final : public Communicator {
     link.comparisons.push_back(std::move(comparison));
     if (now && device_.is_cuda()) {
       const Activity activity = activity_of(link, call, c);
-      under_way_->guarded([&] { job_->meet(activity, link.members, link.comparisons.back().here); });
+      under_way_->guarded([&] { job_->wait_until(activity, link.members, link.comparisons.back().here); });
     }
     look_at_comparisons(link, call.group->name);
   }

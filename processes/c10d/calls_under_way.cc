@@ -25,7 +25,7 @@ bool CallsUnderWay::all_done() {
 void CallsUnderWay::finish(const Activity& activity, absl::Span<const int64_t> members, const Place& place) {
   guarded([&] {
     const auto has_begun = [&] { return place->begun().wait_for(kLook) == std::future_status::ready; };
-    if (!place->has_begun()) job_->meet(activity, members, has_begun);
+    if (!place->has_begun()) job_->wait_until(activity, members, has_begun);
     job_->finish(*place->begun().get());
   });
   std::lock_guard lock(mutex_);

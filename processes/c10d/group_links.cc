@@ -44,7 +44,7 @@ void GroupLinks::connect(Link& link) {
   const Activity activity{"making group " + link.key, 1, absl::StrCat("the making of the group of ranks ", link.key)};
   // A backend's constructor waits for all members and cannot be interrupted: see first that they are here.
   store->set(absl::StrCat("here/", link.position), std::string("1"));
-  job_->meet(activity, link.members, [&] {
+  job_->wait_until(activity, link.members, [&] {
     for (size_t p = 0; p < link.members.size(); ++p) {
       if (!store->check({absl::StrCat("here/", p)})) return false;
     }
@@ -85,8 +85,8 @@ c10::intrusive_ptr<c10d::Backend> GroupLinks::connect_nccl(const Activity& activ
       promise.set_exception(std::current_exception());
     }
   }).detach();
-  job_->meet(activity, link.members,
-             [&] { return made.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
+  job_->wait_until(activity, link.members,
+                   [&] { return made.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
   return made.get();
 }
 

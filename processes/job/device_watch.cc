@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "processes/job/job_blame.h"
-#include "processes/job/terminate_notice.h"
+#include "processes/job/find_culprit.h"
+#include "processes/job/terminate_handler.h"
 
 namespace dtensor {
 namespace {
@@ -68,7 +68,7 @@ void DeviceWatch::stop() {
   ended ? thread_.join() : thread_.detach();
 }
 
-// Takes what is done off the list, and accuses whoever keeps the first of the rest waiting.
+// Takes what is done off the list, and fails the job if the first of the rest cannot end.
 void DeviceWatch::look(Clock::time_point& look_again) {
   std::vector<std::shared_ptr<Group>> groups;
   std::shared_ptr<Launched> first;
@@ -81,7 +81,7 @@ void DeviceWatch::look(Clock::time_point& look_again) {
     try {
       if (!first->done()) break;
     } catch (const std::exception& e) {
-      return owner_.accuse(first->activity, first->members, message_of(e), /*overdue=*/false);
+      return owner_.fail_activity(first->activity, first->members, message_of(e), /*overdue=*/false);
     }
     std::lock_guard lock(mutex_);
     launched_.pop_front();
@@ -89,18 +89,18 @@ void DeviceWatch::look(Clock::time_point& look_again) {
   for (const auto& group : groups) {
     const std::string error = group->error();
     if (error.empty()) continue;
-    const Activity nowhere{"", 0, "a group of ranks " + absl::StrJoin(group->members, ",")};
-    return owner_.accuse(first ? first->activity : nowhere, group->members, error, /*overdue=*/false);
+    const Activity none{"", 0, "a group of ranks " + absl::StrJoin(group->members, ",")};
+    return owner_.fail_activity(first ? first->activity : none, group->members, error, /*overdue=*/false);
   }
   if (!first) return;
   const auto now = Clock::now();
   if (now - first->begin >= timeout_) {
-    owner_.accuse(first->activity, first->members, absl::StrCat("not done within ", seconds_text(timeout_)),
-                  /*overdue=*/true);
+    owner_.fail_activity(first->activity, first->members, absl::StrCat("not done within ", seconds_text(timeout_)),
+                         /*overdue=*/true);
   } else if (now >= look_again) {
     look_again = now + Milliseconds(1000);
     if (!owner_.any_gone(first->activity, first->members)) return;
-    owner_.accuse(first->activity, first->members, "a rank is gone", /*overdue=*/false);
+    owner_.fail_activity(first->activity, first->members, "a rank is gone", /*overdue=*/false);
   }
 }
 

@@ -24,7 +24,7 @@ class DeviceWatch {
   // What it asks of the job, on its own thread.
   struct Owner {
     std::function<void(const Activity&, absl::Span<const int64_t> members, const std::string& error, bool overdue)>
-        accuse;
+        fail_activity;
     std::function<bool(const Activity&, absl::Span<const int64_t> members)> any_gone;
     std::function<void(const std::string& error)> fail;  // it cannot watch
   };

@@ -26,6 +26,8 @@ class Work;
 
 namespace dtensor {
 
+class JobState;  // job_state.h
+
 class Job {
  public:
   // `store`: shared by all ranks, and by nobody else under this prefix. Tells the others that this rank is here,
@@ -54,7 +56,7 @@ class Job {
 
   // Runs `start`, which begins something that needs the other `members`, and waits for it to end.
   // Errors: what `start` and the work throw, a rank's failure, the deadline; each with the rank to blame where one can
-  // be found, and told to all ranks.
+  // be found, and the same on all ranks.
   void run(Activity activity, absl::Span<const int64_t> members,
            const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
   // The same in two halves: what begin() gives goes to finish(), or to nobody.
@@ -75,12 +77,11 @@ class Job {
   // ranks which will not come. `error`, asked many times a second on that thread, says what is wrong with the group, ""
   // for nothing: that fails the job. Both are kept as long as the Job.
   void watch_group(std::vector<int64_t> members, std::function<std::string()> error, std::function<void()> abort);
-  // Waits until `here()` is true, asking again and again. Errors: as above.
-  void meet(const Activity& activity, absl::Span<const int64_t> members, const std::function<bool()>& here);
+  // Waits until `ready()` is true, asking again and again. Errors: as of run().
+  void wait_until(const Activity& activity, absl::Span<const int64_t> members, const std::function<bool()>& ready);
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<JobState> state_;
 };
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-#include "processes/job/terminate_notice.h"
+#include "processes/job/terminate_handler.h"
 
 #include <c10/util/Exception.h>
 
@@ -14,14 +14,14 @@ namespace dtensor {
 namespace {
 
 // A terminate handler has no arguments. Never destroyed: a thread may end after main.
-std::mutex& tells_mutex() {
+std::mutex& callbacks_mutex() {
   static auto* mutex = new std::mutex;
   return *mutex;
 }
-using Tell = std::function<void(const std::string&)>;
-std::vector<std::pair<const void*, Tell>>& live_tells() {
-  static auto* tells = new std::vector<std::pair<const void*, Tell>>;
-  return *tells;
+using Callback = std::function<void(const std::string&)>;
+std::vector<std::pair<const void*, Callback>>& callbacks_by_owner() {
+  static auto* callbacks = new std::vector<std::pair<const void*, Callback>>;
+  return *callbacks;
 }
 
 std::terminate_handler next_handler = nullptr;
@@ -38,9 +38,9 @@ void on_terminate() {
     }
   }
   {
-    std::unique_lock lock(tells_mutex(), std::try_to_lock);
+    std::unique_lock lock(callbacks_mutex(), std::try_to_lock);
     if (lock.owns_lock()) {
-      for (const auto& [owner, tell] : live_tells()) tell(message);
+      for (const auto& [owner, callback] : callbacks_by_owner()) callback(message);
     }
   }
   if (const char* file = std::getenv("TORCHELASTIC_ERROR_FILE"); file != nullptr) write_error_file(file, message);
@@ -55,20 +55,21 @@ std::string message_of(const std::exception& e) {
   return error != nullptr ? error->what_without_backtrace() : e.what();
 }
 
-void tell_others_on_terminate() {
+void install_terminate_handler() {
   static std::once_flag once;
   std::call_once(once, [] { next_handler = std::set_terminate(on_terminate); });
 }
 
-void tell_on_terminate(const void* owner, Tell tell) {
-  std::lock_guard lock(tells_mutex());
-  live_tells().emplace_back(owner, std::move(tell));
+void add_terminate_callback(const void* owner, Callback callback) {
+  std::lock_guard lock(callbacks_mutex());
+  callbacks_by_owner().emplace_back(owner, std::move(callback));
 }
 
-void forget_on_terminate(const void* owner) {
-  std::lock_guard lock(tells_mutex());
-  auto& tells = live_tells();
-  tells.erase(std::remove_if(tells.begin(), tells.end(), [&](const auto& t) { return t.first == owner; }), tells.end());
+void remove_terminate_callback(const void* owner) {
+  std::lock_guard lock(callbacks_mutex());
+  auto& callbacks = callbacks_by_owner();
+  callbacks.erase(std::remove_if(callbacks.begin(), callbacks.end(), [&](const auto& c) { return c.first == owner; }),
+                  callbacks.end());
 }
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-#include "processes/job/job_blame.h"
+#include "processes/job/find_culprit.h"
 
 #include <exception>
 #include <thread>
@@ -18,13 +18,13 @@ constexpr Milliseconds kAnswer{1500};  // how long a rank may take to say what i
 
 std::string seconds_text(Milliseconds t) { return absl::StrCat(static_cast<double>(t.count()) / 1000, " s"); }
 
-std::string what_ails(JobBoard& board, int64_t other, const Activity& mine, bool patient) {
+std::string find_fault(JobBoard& board, int64_t other, const Activity& mine, bool only_final) {
   std::optional<JobBoard::Place> where;
   try {
     where = board.place(other);
   } catch (const std::exception&) {
   }
-  if (!where) return patient ? "" : "it never came to this job";
+  if (!where) return only_final ? "" : "it never came to this job";
   try {
     if (const auto left = board.left(other)) {
       // On a device its part may be done, and this rank's not.
@@ -39,7 +39,8 @@ std::string what_ails(JobBoard& board, int64_t other, const Activity& mine, bool
   if (state.empty() || state == "Z" || state == "X") {
     return absl::StrCat("its process ", where->pid, " is gone: it was killed, crashed or ended without notice");
   }
-  if (!patient && state == "T") return absl::StrCat("its process ", where->pid, " is stopped (SIGSTOP, or a debugger)");
+  if (!only_final && state == "T")
+    return absl::StrCat("its process ", where->pid, " is stopped (SIGSTOP, or a debugger)");
   return "";
 }
 

@@ -13,9 +13,9 @@
 
 namespace dtensor {
 
-// What is known to be wrong with rank `other`, which should come to `mine`, "" if nothing is. `patient`: it may still
-// recover.
-std::string what_ails(JobBoard& board, int64_t other, const Activity& mine, bool patient);
+// Why rank `other` cannot come to `mine`, as far as the store and this host know; "" if nothing is known against it.
+// `only_final`: without what may still change, that it has not come to the job yet or is stopped.
+std::string find_fault(JobBoard& board, int64_t other, const Activity& mine, bool only_final);
 
 // Asks the `others` what they are doing: the first who has not come to `mine` or does not answer within 1.5 s, and its
 // fault.

@@ -1,0 +1,167 @@
+#include "processes/job/job_state.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "observe/flight_recorder.h"
+#include "processes/job/find_culprit.h"
+
+namespace dtensor {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+constexpr Milliseconds kListen{100};  // how soon a rank notices that another failed
+constexpr Milliseconds kGrace{600};   // how long the one who noticed lets the one who failed speak first
+
+}  // namespace
+
+void throw_failure(const std::string& text) { C10_THROW_ERROR(DistError, text); }
+
+JobState::JobState(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Milliseconds timeout)
+    : store_(std::move(store)),
+      rank_(rank),
+      size_(size),
+      timeout_(timeout),
+      listener_board_(store_, rank),
+      board_(store_, rank),
+      devices_(timeout, {[this](const Activity& activity, absl::Span<const int64_t> members, const std::string& error,
+                                bool overdue) { fail_activity(activity, members, error, overdue); },
+                         [this](const Activity& activity, absl::Span<const int64_t> members) {
+                           return any_gone(activity, members);
+                         },
+                         [this](const std::string& error) { post_failure(rank_, error); }}) {}
+
+void JobState::start_listening() {
+  listener_ = std::thread([this] { listen(); });
+}
+
+void JobState::stop_listening() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  stopping_.notify_all();
+  listener_.join();
+}
+
+JobState::Waiting::Waiting(JobState& state, const Activity& activity) : state_(state) {
+  std::lock_guard lock(state_.mutex_);
+  position_ = state_.waiting_.insert(state_.waiting_.end(), activity);
+}
+
+JobState::Waiting::~Waiting() {
+  std::lock_guard lock(state_.mutex_);
+  state_.waiting_.erase(position_);
+}
+
+void JobState::set_failure(std::string text) {
+  {
+    std::lock_guard lock(mutex_);
+    if (failed_.load()) return;
+    failure_ = std::move(text);
+    failed_.store(true, std::memory_order_release);
+  }
+  devices_.job_failed();
+  dump_flight_recorder_on_failure(rank_);
+}
+
+std::string JobState::failure_text() {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+std::string JobState::post_failure(int64_t culprit, const std::string& message) {
+  std::string text = absl::StrCat("rank ", culprit, " failed: ", message);
+  try {
+    text = board_.post_failure(text);
+  } catch (const std::exception&) {
+    // The store is gone, and with it the way to tell the others; they will notice that themselves.
+  }
+  set_failure(text);
+  return failure_text();
+}
+
+RankStatus JobState::status() const {
+  const auto on_device = devices_.waits_for();
+  std::lock_guard lock(mutex_);
+  RankStatus now = begun_;
+  const Activity* current = !waiting_.empty() ? &waiting_.back() : on_device ? &*on_device : nullptr;
+  if (current != nullptr) {
+    now.active = true;
+    now.what = current->what;
+    now.group = current->group;
+  }
+  return now;
+}
+
+void JobState::listen_once() {
+  if (!failed_.load()) {
+    if (auto text = listener_board_.failure()) set_failure(*std::move(text));
+  }
+  if (const int64_t question = listener_board_.last_question(); question > answered_) {
+    listener_board_.answer(question, status());
+    answered_ = question;
+  }
+}
+
+void JobState::listen() {
+  for (int failures = 0; failures < 5;) {
+    {
+      std::unique_lock lock(mutex_);
+      if (stopping_.wait_for(lock, kListen, [&] { return stop_; })) return;
+    }
+    try {
+      listen_once();
+      failures = 0;
+    } catch (const std::exception&) {
+      ++failures;  // the store is gone, as at the end of a job whose first rank served it
+    }
+  }
+}
+
+std::vector<int64_t> JobState::others(absl::Span<const int64_t> members) const {
+  std::vector<int64_t> others(members.begin(), members.end());
+  others.erase(std::remove(others.begin(), others.end(), rank_), others.end());
+  return others;
+}
+
+std::string JobState::fail_activity(const Activity& activity, absl::Span<const int64_t> members,
+                                    const std::string& error, bool overdue) {
+  // The one who failed knows best why.
+  for (const auto until = Clock::now() + kGrace; !failed_.load() && Clock::now() < until;) {
+    std::this_thread::sleep_for(Milliseconds(10));
+  }
+  if (failed_.load()) return failure_text();
+  for (int64_t other : others(members)) {
+    if (const std::string fault = find_fault(board_, other, activity, /*only_final=*/false); !fault.empty()) {
+      return post_failure(other, absl::StrCat(fault, ", while rank ", rank_, " waited in ", activity.what));
+    }
+  }
+  if (overdue) {
+    if (const auto missing = find_missing(board_, others(members), activity, timeout_)) {
+      return post_failure(missing->first, missing->second);
+    }
+  }
+  return post_failure(rank_, absl::StrCat(activity.what, ": ", error));
+}
+
+void JobState::record_begin(const Activity& activity) {
+  std::lock_guard lock(mutex_);
+  begun_.begun[activity.group] = activity.sequence;
+  begun_.last[activity.group] = activity.what;
+}
+
+bool JobState::any_gone(const Activity& activity, absl::Span<const int64_t> members) {
+  const auto those = others(members);
+  return std::any_of(those.begin(), those.end(),
+                     [&](int64_t other) { return !find_fault(board_, other, activity, /*only_final=*/true).empty(); });
+}
+
+}  // namespace dtensor

@@ -1,0 +1,96 @@
+// What one rank of a job knows: what it is doing, and whether the job has failed. Internal to Job. Thread-safe.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "processes/job/activity.h"
+#include "processes/job/device_watch.h"
+#include "processes/job/job_board.h"
+
+namespace dtensor {
+
+// Error (c10::DistError) with `text`.
+[[noreturn]] void throw_failure(const std::string& text);
+
+class JobState {
+ public:
+  JobState(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::chrono::milliseconds timeout);
+
+  // Starts and ends the thread that learns of the others' failures and answers their questions.
+  void start_listening();
+  void stop_listening();
+
+  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  std::string failure_text();
+  // Tells all ranks that `culprit` failed. The first failure counts: returns the text of that.
+  std::string post_failure(int64_t culprit, const std::string& message);
+  // Fails the job for an error in `activity`, which needs `members`, and blames the rank whose fault it is. Returns the
+  // failure's text. `overdue`: the error is that it took too long.
+  std::string fail_activity(const Activity& activity, absl::Span<const int64_t> members, const std::string& error,
+                            bool overdue);
+  [[noreturn]] void throw_activity_failure(const Activity& activity, absl::Span<const int64_t> members,
+                                           const std::string& error, bool overdue) {
+    throw_failure(fail_activity(activity, members, error, overdue));
+  }
+  // Whether a member will certainly not come to `activity`.
+  bool any_gone(const Activity& activity, absl::Span<const int64_t> members);
+
+  void record_begin(const Activity& activity);  // this rank has come to it
+  RankStatus status() const;
+
+  // While this exists, its thread waits in `activity`; the others are told so when they ask.
+  class Waiting {
+   public:
+    Waiting(JobState& state, const Activity& activity);
+    ~Waiting();
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    JobState& state_;
+    std::list<Activity>::iterator position_;
+  };
+
+  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+  int64_t rank() const { return rank_; }
+  int64_t size() const { return size_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  JobBoard& board() { return board_; }
+  DeviceWatch& devices() { return devices_; }
+
+ private:
+  void listen();
+  void listen_once();
+  void set_failure(std::string text);
+  std::vector<int64_t> others(absl::Span<const int64_t> members) const;
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const int64_t rank_, size_;
+  const std::chrono::milliseconds timeout_;
+  JobBoard listener_board_;  // of the listening thread, so that it never waits for the others
+  JobBoard board_;           // of all other threads
+
+  std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;  // of all below, but for `listener_` and `devices_`
+  std::condition_variable stopping_;
+  bool stop_ = false;
+  std::string failure_;
+  std::list<Activity> waiting_;  // what threads wait in
+  RankStatus begun_;             // what has begun; `active` and `what` are those of `waiting_`
+  int64_t answered_ = 0;         // the last question
+  std::thread listener_;
+  DeviceWatch devices_;
+};
+
+}  // namespace dtensor

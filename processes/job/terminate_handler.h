@@ -1,0 +1,22 @@
+// What the other ranks learn when an uncaught exception ends this process.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <string>
+
+namespace dtensor {
+
+// Installs a std::terminate handler, once: it calls the callbacks below with the exception's text, writes
+// TORCHELASTIC_ERROR_FILE, and goes on with the handler before it. A Job does so itself.
+void install_terminate_handler();
+
+// `callback` may be called until remove_terminate_callback() of the same `owner`, which must come before the end of
+// what it refers to. Thread-safe.
+void add_terminate_callback(const void* owner, std::function<void(const std::string& message)> callback);
+void remove_terminate_callback(const void* owner);
+
+// The text of an exception, without the backtrace that LibTorch adds.
+std::string message_of(const std::exception& e);
+
+}  // namespace dtensor
