@@ -50,8 +50,10 @@ at::Tensor distribute(const at::Tensor& tensor, int64_t mesh, std::string_view p
 
 at::Tensor full_tensor_op(const at::Tensor& tensor) { return full_tensor(tensor); }
 
-at::Tensor redistribute_op(const at::Tensor& tensor, std::string_view placements) {
-  return redistribute(tensor, parse(placements, "redistribute"));
+at::Tensor redistribute_op(const at::Tensor& tensor, std::string_view placements, std::optional<int64_t> max_bytes) {
+  RedistributeOptions options;
+  if (max_bytes) options.max_bytes = *max_bytes;
+  return redistribute(tensor, parse(placements, "redistribute"), options);
 }
 
 std::string placements_op(const at::Tensor& tensor) {
@@ -107,7 +109,7 @@ TORCH_LIBRARY(dtensor, m) {
   m.def("init_local_mesh(int[] shape, str[] dim_names, *, Device? device=None) -> int", &init_local_mesh);
   m.def("distribute(Tensor tensor, int mesh, str placements) -> Tensor", &dtensor::distribute);
   m.def("full_tensor(Tensor tensor) -> Tensor", &full_tensor_op);
-  m.def("redistribute(Tensor tensor, str placements) -> Tensor", &redistribute_op);
+  m.def("redistribute(Tensor tensor, str placements, *, int? max_bytes=None) -> Tensor", &redistribute_op);
   m.def("placements(Tensor tensor) -> str", &placements_op);
   m.def("is_dtensor(Tensor tensor) -> bool", &is_dtensor_op);
   m.def("local_tensors(Tensor tensor) -> Tensor[]", &local_tensors);

@@ -2,7 +2,7 @@
 // was possible, and how the tensor lies before and after. Needs no devices, so that any number of ranks will do.
 //
 //   ./bazelw run //tools:plan -- --mesh dp=4,tp=8 --shape 4096,4096 --dtype bf16 --from "S(0)R" --to "RS(1)"
-//   ./bazelw run //tools:plan -- --mesh dp=16 --from "S(0)" --to_mesh ep=8 --to_ranks 8-15 --to "S(1)" --peak_limit 16MiB
+//   ./bazelw run //tools:plan -- --mesh dp=16 --from "S(0)" --to_mesh ep=8 --to_ranks 8-15 --to "S(1)" --max_bytes 16MiB
 
 #include <c10/util/Exception.h>
 
@@ -25,7 +25,7 @@ ABSL_FLAG(std::string, shape, "4096,4096", "sizes of the whole tensor");
 ABSL_FLAG(std::string, dtype, "bf16", "f32, bf16, i64, ...");
 ABSL_FLAG(std::string, from, "S(0)R", "layout before, one placement per mesh dim: R, S(dim), _S(dim, factor), P(sum)");
 ABSL_FLAG(std::string, to, "RS(1)", "layout after, on --to_mesh if there is one");
-ABSL_FLAG(std::string, peak_limit, "", "the most memory that a rank may need meanwhile, such as 2GiB");
+ABSL_FLAG(std::string, max_bytes, "", "the most memory that a rank may need meanwhile, such as 2GiB");
 ABSL_FLAG(std::string, cost_model, "",
           "file that //tools:calibrate wrote; by default DTENSOR_COST_MODEL's, else built-in numbers");
 ABSL_FLAG(int64_t, ranks_per_node, 0, "consecutive ranks that share a node; by default as in the cost model");
@@ -97,15 +97,15 @@ int run() {
 
   set_cost_model(world, model_of(world));
   PlanOptions options;
-  const std::string limit = absl::GetFlag(FLAGS_peak_limit);
-  if (!limit.empty()) options.limits.peak_bytes = parse_bytes("peak_limit", limit);
+  const std::string limit = absl::GetFlag(FLAGS_max_bytes);
+  if (!limit.empty()) options.limits.peak_bytes = parse_bytes("max_bytes", limit);
   RedistributePlan plan;
   try {
     plan = from_mesh == to_mesh ? plan_redistribution(from_mesh, meta, from, to, options)
                                 : plan_transfer(meta, Layout(from_mesh, from), Layout(to_mesh, to), options);
   } catch (const c10::Error& e) {
     if (limit.empty()) throw;
-    throw UsageError(absl::StrCat("--peak_limit ", limit, ": ", first_line(e.what_without_backtrace())));
+    throw UsageError(absl::StrCat("--max_bytes ", limit, ": ", first_line(e.what_without_backtrace())));
   }
 
   const SpecPtr before = Spec::get(from_mesh, from, meta), after = Spec::get(to_mesh, to, meta);

@@ -113,6 +113,44 @@ TEST_CASE("up to three mesh dims, every combination is looked at") {
   }
 }
 
+// Under a limit the decision keeps it, or nothing can: then the error names one that something keeps.
+TEST_CASE("a limit of memory chooses among strategies") {
+  int kept = 0, refused = 0, others = 0;
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{4}, {2, 2}, {2, 2, 2, 2}}) {
+    const DeviceMesh mesh = mesh_of(shape);
+    RandomCalls random(mesh);
+    for (int round = 0; round < 8; ++round) {
+      for (const Case& c : cases()) {
+        OpCall call = random.call(c);
+        INFO(call.to_string());
+        const auto needed = [](const Decision& decision) {
+          int64_t most = 0;
+          for (const auto& plan : decision.input_plans) most = std::max(most, plan ? plan->peak_bytes : 0);
+          return most;
+        };
+        const auto usual = propagate(call);
+        if (needed(*usual) == 0) continue;
+        call.max_bytes = needed(*usual);
+        CHECK(propagate(call)->explain(call) == usual->explain(call));
+        call.max_bytes = needed(*usual) - 1;
+        try {
+          const auto decision = propagate(call);
+          CHECK(needed(*decision) <= call.max_bytes);
+          ++kept;
+          if (decision->computed != usual->computed) ++others;
+        } catch (const c10::ValueError& e) {
+          const std::string text = e.what_without_backtrace();
+          CHECK(text.find("max_bytes is " + std::to_string(call.max_bytes)) != std::string::npos);
+          ++refused;
+        }
+      }
+    }
+  }
+  CHECK(kept > 0);
+  CHECK(others > 0);
+  CHECK(refused > 0);
+}
+
 // Where not all are looked at, what is found takes hardly longer: on average 1%, at worst a quarter.
 TEST_CASE("a search that does not look at everything is near the best") {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{2, 2, 2}, {2, 3, 2}, {2, 2, 2, 2}}) {

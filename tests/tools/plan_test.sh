@@ -44,9 +44,9 @@ check "ranks of its own" prints '0:4 │ 1 '
 tight=(--mesh tp=8 --shape 4096,4096 --dtype f32 --from "S(0)" --to "S(1)")
 run "${tight[@]}"
 check "in one round without a limit" lacks 'rounds'
-run "${tight[@]}" --peak_limit 18MiB
+run "${tight[@]}" --max_bytes 18MiB
 check "in several rounds under a limit" prints 'in [0-9]+ rounds'
-check "a limit that nothing keeps" refuses '--peak_limit 1MiB: .*no route needs less than [0-9]+ bytes' "${tight[@]}" --peak_limit 1MiB
+check "a limit that nothing keeps" refuses '--max_bytes 1MiB: .*no route needs less than [0-9]+ bytes' "${tight[@]}" --max_bytes 1MiB
 
 wide=(--mesh dp=2,tp=4 --from "P(sum)R" --to RR --json)
 run "${wide[@]}" --ranks_per_node 8
@@ -73,7 +73,7 @@ check "ranks that do not fit" refuses '--ranks 0-3: 4 ranks, but --mesh needs 32
 check "ranks that are none" refuses "--ranks 3-1: '3-1' is neither a rank nor a range" --ranks 3-1
 check "a rank twice" refuses '--ranks 0,0: rank 0 occurs twice' --mesh a=2 --from R --to R --ranks 0,0
 check "ranks of no mesh" refuses '--to_ranks 0-3: there is no --to_mesh' --to_ranks 0-3
-check "bytes that are none" refuses '--peak_limit much: not a number of bytes; give one such as 2GiB' --peak_limit much
+check "bytes that are none" refuses '--max_bytes much: not a number of bytes; give one such as 2GiB' --max_bytes much
 check "a cost model that is not there" refuses '--cost_model nothing: cannot read' --cost_model nothing
 echo '{"lateny": 1}' >"$work/bad.json"
 check "a cost model with a wrong field" refuses 'unknown field `lateny`' --cost_model "$work/bad.json"
