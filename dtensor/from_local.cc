@@ -158,7 +158,7 @@ Shape agreed_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh
                    const FromLocalOptions& options) {
   std::string error;
   for (size_t i = 0; i < locals.size() && error.empty(); ++i)
-    error = what_ails_part(locals[i], mesh.local_ranks()[i], mesh);
+    error = error_of_part(locals[i], mesh.local_ranks()[i], mesh);
   Placements normal;
   if (error.empty()) {
     const int64_t ndim = options.shape ? static_cast<int64_t>(options.shape->size()) : locals[0].dim();
@@ -186,7 +186,7 @@ at::Tensor from_parts(const std::vector<at::Tensor>& locals, const DeviceMesh& m
   std::optional<Shape> shape;
   if (options.run_check && !locals.empty()) shape = agreed_shape(locals, mesh, placements, options);
   for (size_t i = 0; i < locals.size(); ++i) {
-    const std::string error = what_ails_part(locals[i], ranks[i], mesh);
+    const std::string error = error_of_part(locals[i], ranks[i], mesh);
     TORCH_CHECK_TYPE(error.empty(), "[from_local] ", error);
   }
   check_alike(locals, ranks);

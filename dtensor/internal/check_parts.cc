@@ -196,7 +196,7 @@ Shape scaled_up(Shape part, const DeviceMesh& mesh, const Placements& placements
   return part;
 }
 
-std::string what_ails_part(const at::Tensor& t, int64_t rank, const DeviceMesh& mesh) {
+std::string error_of_part(const at::Tensor& t, int64_t rank, const DeviceMesh& mesh) {
   if (!t.defined()) return absl::StrCat("the local tensor of rank ", rank, " is undefined");
   if (is_dtensor(t))
     return absl::StrCat("the local tensor of rank ", rank, " is distributed already; use redistribute");

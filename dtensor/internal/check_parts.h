@@ -24,7 +24,7 @@ Shape add_up(const std::vector<Shape>& sizes, absl::Span<const int64_t> ranks, c
 Shape scaled_up(Shape part, const DeviceMesh& mesh, const Placements& placements);
 
 // What is wrong with the local tensor of a rank by itself, "" if nothing is.
-std::string what_ails_part(const at::Tensor& local, int64_t rank, const DeviceMesh& mesh);
+std::string error_of_part(const at::Tensor& local, int64_t rank, const DeviceMesh& mesh);
 
 // What one process passes to from_local.
 struct PassedParts {

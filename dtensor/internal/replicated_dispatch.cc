@@ -1,13 +1,10 @@
 #include "dtensor/internal/replicated_dispatch.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <mutex>
 #include <string_view>
 
 #include "absl/algorithm/container.h"
@@ -18,6 +15,7 @@
 #include "dtensor/extend/view_origin.h"
 #include "dtensor/extend/view_window.h"
 #include "dtensor/internal/missing_rule.h"
+#include "dtensor/internal/same_draws.h"
 
 namespace dtensor {
 namespace {
@@ -146,7 +144,7 @@ class ReplicatedCall {
     if (info_.device_arg >= 0 && stack[info_.device_arg].isDevice()) set_device(stack[info_.device_arg], r);
     const auto before = written_shapes(r);
     if (info_.op.hasTag(at::Tag::nondeterministic_seeded)) {
-      draw_alike(r, stack);
+      draws_.run(info_.op, device(r), stack, [&] { call(stack); });
     } else {
       call(stack);
     }
@@ -163,6 +161,10 @@ class ReplicatedCall {
     }
   }
 
+  c10::Device device(size_t r) const {
+    return has_data() ? in_.mesh.world().device(in_.mesh.local_ranks()[r]) : c10::Device(c10::DeviceType::CPU);
+  }
+
   void call(Stack& stack) {
     if (has_data()) return info_.op.callBoxed(stack);
     try {
@@ -173,47 +175,6 @@ class ReplicatedCall {
           ", so it has no data to run it on (an abstract world has none); its meta kernel says: ",
           e.what_without_backtrace());
     }
-  }
-
-  // Generators are the process's, and each rank in turn would draw on. A generator of its own is given to those that
-  // take one; for the others the default one is set back, which other threads that draw meanwhile would notice.
-  void draw_alike(size_t r, Stack& stack) {
-    for (size_t a = 0; a < args_.size(); ++a) {
-      const auto& type = info_.op.schema().arguments()[a].type();
-      if (type->str().find("Generator") == std::string::npos) continue;
-      if (!drawn_.defined()) drawn_ = new_generator(args_[a]);
-      stack[a] = drawn_.clone();
-      return call(stack);
-    }
-    at::Generator generator = default_generator(device(r));
-    std::unique_lock lock(generator.mutex());
-    if (!drawn_.defined()) {
-      drawn_ = generator.clone();
-    } else {
-      generator.set_state(drawn_.get_state());
-    }
-    lock.unlock();
-    call(stack);
-  }
-
-  c10::Device device(size_t r) const {
-    return has_data() ? in_.mesh.world().device(in_.mesh.local_ranks()[r]) : c10::Device(c10::DeviceType::CPU);
-  }
-
-  static at::Generator default_generator(c10::Device device) { return at::globalContext().defaultGenerator(device); }
-
-  // Seeded with what the call's generator draws (by default that of the CPU, as everywhere: see ops/random.h).
-  at::Generator new_generator(const c10::IValue& given) const {
-    at::Generator source = given.isNone() ? default_generator(c10::DeviceType::CPU) : given.toGenerator();
-    if (source.device().type() != c10::DeviceType::CPU) return source.clone();
-    uint64_t seed = 0;
-    {
-      std::lock_guard lock(source.mutex());
-      seed = source.get<at::CPUGeneratorImpl>()->random64();
-    }
-    at::Generator result = default_generator(device(0)).clone();
-    result.set_current_seed(seed);
-    return result;
   }
 
   std::vector<TensorMeta> written_shapes(size_t r) const {
@@ -336,7 +297,7 @@ class ReplicatedCall {
   std::vector<RankTensors> locals_;  // per input, whole
   std::vector<bool> gathered_;       // per input: its whole is a copy
   std::vector<bool> written_;        // per input
-  at::Generator drawn_;              // as the first rank found it
+  SameDraws draws_;
 };
 
 }  // namespace
