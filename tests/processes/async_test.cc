@@ -184,6 +184,25 @@ TEST_CASE("what was begun in inference mode is read outside") {
   CHECK(at::equal(full_tensor(y), addends(10000)));
 }
 
+TEST_CASE("going to another mesh returns before the other rank has made the call") {
+  const DeviceMesh mesh = job_mesh();
+  const DeviceMesh reversed(mesh.world(), {2}, {"pt"}, std::vector<int64_t>{1, 0});
+  const DeviceMesh single(mesh.world(), {1}, {"one"}, std::vector<int64_t>{1});
+  const auto x = distribute_tensor(values(5), mesh, {Shard(0)});
+  Flag returned("mesh");
+  if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
+  const at::Tensor y = redistribute(x, reversed, {Shard(1)}, {.async_op = true});
+  if (is_rank(0)) returned.raise();
+  const at::Tensor z = redistribute(x, single, {Replicate()}, {.async_op = true});
+  CHECK(at::equal(full_tensor(y), values(5)));
+  if (is_rank(0)) {
+    CHECK(to_local(z).empty());
+  } else {
+    CHECK(at::equal(full_tensor(z), values(5)));
+  }
+  CHECK(at::equal(full_tensor(redistribute(z, mesh, {Replicate()})), values(5)));
+}
+
 // Last, as the job has ended then.
 TEST_CASE("reading says why nothing comes any more, every time") {
   const auto x = distribute_tensor(values(0), job_mesh(), {Shard(0)});
