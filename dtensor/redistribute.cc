@@ -20,9 +20,11 @@ void check_options(const RedistributeOptions& options, const char* function) {
 at::Tensor redistribute_checked(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
                                 const RedistributeOptions& options) {
   check_options(options, "redistribute");
-  const Layout to(mesh, checked_placements(placements, mesh, tensor.dim(), "redistribute"));
-  return redistribute_as(at::TensorList(&tensor, 1), c10::ArrayRef<Layout>(to), explicit_cause("redistribute"),
-                         options)[0];
+  Placements normal = checked_placements(placements, mesh, tensor.dim(), "redistribute");
+  const CommCause cause = explicit_cause("redistribute");
+  if (mesh == spec_of(tensor)->mesh()) return redistribute_as(tensor, normal, cause, options);
+  const Layout to(mesh, std::move(normal));
+  return redistribute_as(at::TensorList(&tensor, 1), c10::ArrayRef<Layout>(to), cause, options)[0];
 }
 
 }  // namespace
