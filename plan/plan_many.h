@@ -53,7 +53,4 @@ BatchPlan plan_many(c10::ArrayRef<Redistribution> tensors);
 // The same for plans made otherwise, all of one world; between meshes, too.
 BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans);
 
-// Bytes of the largest part that any rank has in a layout.
-int64_t largest_part_bytes(const TensorMeta& meta, const Layout& layout);
-
 }  // namespace dtensor

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "plan/layout_geometry.h"
+#include "plan/largest_part.h"
 #include "plan/mesh_steps.h"
 #include "plan/step_search.h"
 #include "plan/transfer.h"
@@ -30,7 +30,7 @@ RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& m
         mesh.to_string(), ": limits.peak_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ",
         least_mesh_peak(mesh, meta, from, to, *plan.cost, plan.limits.peak_bytes), " bytes on a rank; allow as many");
   }
-  if (plan.steps.empty()) plan.peak_bytes = LayoutGeometry(mesh.shape(), meta).part_bytes(layers_of(to));
+  if (plan.steps.empty()) plan.peak_bytes = largest_part_bytes(meta, plan.to);
   for (const RedistributeStep& step : plan.steps) {
     plan.bytes += step.bytes;
     plan.seconds += step.seconds;

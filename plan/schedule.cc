@@ -6,7 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "plan/plan_many.h"
+#include "plan/largest_part.h"
 #include "plan/transfer.h"
 
 namespace dtensor {
