@@ -105,6 +105,10 @@ at::Tensor from_carrier(const at::Tensor& reduced, const Reduction& r, at::Scala
   }
 }
 
+int64_t carrier_bytes(const Reduction& r) {  // all but a widened copy share memory with the result
+  return r.carrier == Carrier::kAsInt32 ? static_cast<int64_t>(sizeof(int32_t)) : 0;
+}
+
 absl::Span<const at::ScalarType> reducible_dtypes() {
   static const auto* dtypes = [] {
     auto* list = new std::vector<at::ScalarType>;

@@ -23,10 +23,6 @@ enum class CommBackend : uint8_t {
 inline constexpr std::array<CommBackend, 4> kCommBackends = {CommBackend::kGloo, CommBackend::kNccl,
                                                              CommBackend::kNcclLocal, CommBackend::kCopies};
 
-// Of an all_reduce that the backend does not do itself: so many bytes over all members, or fewer, go as one exchange of
-// everything; of more everybody reduces a part.
-inline constexpr int64_t kSmallAllReduceBytes = 128 << 10;
-
 // What carries the blocks of an exchange, of every dtype, even or uneven.
 enum class Transport : uint8_t {
   kAllToAll,     // one alltoall_base of packed bytes
@@ -58,6 +54,8 @@ Reduction reduction_by(CommBackend backend, Collective c, at::ScalarType dtype, 
 // REQUIRES: `r` is neither kInOrder nor kUndefined.
 at::Tensor to_carrier(const at::Tensor& t, const Reduction& r);
 at::Tensor from_carrier(const at::Tensor& reduced, const Reduction& r, at::ScalarType dtype);
+// Bytes that the two hold at once per element, besides what is reduced and what came of it.
+int64_t carrier_bytes(const Reduction& r);
 
 // The dtypes of the table, in its order.
 absl::Span<const at::ScalarType> reducible_dtypes();

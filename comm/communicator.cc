@@ -9,16 +9,12 @@
 #include "comm/call_recorder.h"
 #include "comm/comm_work.h"
 #include "comm/communicator_checks.h"
+#include "comm/packed_blocks.h"
+#include "comm/reduce_by_exchange.h"
 #include "comm/scope.h"
 
 namespace dtensor {
 namespace {
-
-int64_t bytes_of(const Message& m, const at::Tensor& end) {
-  int64_t bytes = static_cast<int64_t>(end.element_size());
-  for (int64_t size : m.block.sizes) bytes *= size;
-  return bytes;
-}
 
 // On the owned rank that receives most.
 int64_t exchanged_bytes(const CommCall& call, const RankSlots& slots, absl::Span<const Message> messages,
@@ -26,7 +22,7 @@ int64_t exchanged_bytes(const CommCall& call, const RankSlots& slots, absl::Span
   std::vector<int64_t> received(call.ranks.size());
   for (const Message& m : messages) {
     const int64_t slot = slots[m.receiver];
-    if (slot >= 0 && m.sender != m.receiver) received[slot] += bytes_of(m, outputs[slot][m.output]);
+    if (slot >= 0 && m.sender != m.receiver) received[slot] += packed_bytes(m, outputs[slot][m.output]);
   }
   return received.empty() ? -1 : *std::max_element(received.begin(), received.end());
 }
@@ -107,6 +103,11 @@ Communicator::Communicator(std::vector<c10::Device> devices)
 
 Communicator::~Communicator() = default;
 
+int64_t Communicator::scratch_bytes(Collective c, at::ScalarType dtype, ReduceOp op, int64_t bytes,
+                                    int64_t group_size) const {
+  return reduction_scratch_bytes(CommBackend::kNccl, c, dtype, op, bytes, group_size);
+}
+
 void Communicator::exchange(const CommCall& call, Collective c, absl::Span<const Message> messages,
                             const RankPieces& inputs, const RankPieces& outputs) {
   check_ranks(c, call, inputs.size());
@@ -139,7 +140,7 @@ void Communicator::reduce_scatter(const CommCall& call, absl::Span<const Message
     for (size_t i = 0; i < inputs.size(); ++i) addends[i].resize(inputs[i].size());
     for (const Message& m : messages) {
       const int64_t slot = slots[m.sender];
-      if (slot >= 0) addends[slot][m.input] += bytes_of(m, inputs[slot][m.input]);
+      if (slot >= 0) addends[slot][m.input] += packed_bytes(m, inputs[slot][m.input]);
     }
     int64_t most = -1;
     for (const auto& of_rank : addends) {

@@ -247,9 +247,12 @@ std::optional<SignedForm> signed_form(at::ScalarType dtype) {
   return std::nullopt;
 }
 
+bool is_min_or_max(ReduceOp op) { return op == ReduceOp::kMin || op == ReduceOp::kMax; }
+
+// What it allocates is what reduce_in_order_bytes() says.
 void reduce_by_aten(at::Tensor out, absl::Span<const at::Tensor> addends, ReduceOp op) {
   const auto form = signed_form(out.scalar_type());
-  const bool turned_over = form && (op == ReduceOp::kMin || op == ReduceOp::kMax);
+  const bool turned_over = form && is_min_or_max(op);
   const auto operand = [&](size_t i) {
     if (!form) return addends[i];
     const at::Tensor as_signed = addends[i].view(form->dtype);
@@ -281,6 +284,13 @@ void reduce_in_order(absl::Span<const at::Tensor> outputs, absl::Span<const at::
   }
   reduce_by_aten(outputs[0], addends, op);
   for (const at::Tensor& output : outputs.subspan(1)) output.copy_(outputs[0]);
+}
+
+int64_t reduce_in_order_bytes(at::ScalarType dtype, ReduceOp op) {
+  // The sum, and the next addend.
+  if (c10::isReducedFloatingType(dtype)) return 2 * static_cast<int64_t>(sizeof(float));
+  // The next addend, with its first bit turned over.
+  return signed_form(dtype) && is_min_or_max(op) ? static_cast<int64_t>(c10::elementSize(dtype)) : 0;
 }
 
 }  // namespace dtensor

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 #include "absl/types/span.h"
 #include "placement/placement.h"
 
@@ -14,5 +16,8 @@ namespace dtensor {
 // once is read never, and large tensors are shared out to ATen's threads.
 // REQUIRES: at least one addend, one shape and dtype; outputs share memory with nothing.
 void reduce_in_order(absl::Span<const at::Tensor> outputs, absl::Span<const at::Tensor> addends, ReduceOp op);
+
+// Bytes that it holds at once per element of an output, besides addends and outputs, if there are several addends.
+int64_t reduce_in_order_bytes(at::ScalarType dtype, ReduceOp op);
 
 }  // namespace dtensor

@@ -29,7 +29,7 @@ class NoImplicit final : public CommListener {
  public:
   void on_comm(const CommEvent& event, bool before) override {
     if (!before || !event.cause.implicit) return;
-    // A gradient goes to its parameter's layout, which nobody can do for it before.
+    // A gradient is brought to its parameter's layout within backward(), so it cannot be redistributed beforehand.
     const char* help =
         event.cause.op == "gradient"
             ? "Open a DelayGradientReduction scope around backward(), and call reduce_gradients() after it"
@@ -54,7 +54,7 @@ class CommBudget::Counter final : public CommListener {
                       " and max_bytes is ", limit_.max_bytes, "; a limit is at least 0");
   }
 
-  // Takes its share before it runs, so that threads cannot exceed the budget together.
+  // Counts a call before it runs, so that threads cannot exceed the budget together.
   void on_comm(const CommEvent& event, bool before) override {
     if (!before) return;
     std::lock_guard lock(mutex_);

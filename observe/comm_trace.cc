@@ -23,16 +23,17 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Kineto's: a quarter of a year, so that a double counts nanoseconds from its begin, and ranks have the same.
+// Times in the file count from the last multiple of this, a quarter of a year, as in Kineto's traces: a double holds so
+// many microseconds to the nanosecond, and all ranks count from the same moment.
 constexpr int64_t kBaseNs = 7889238 * int64_t{1000000000};
-constexpr int64_t kPlannedRow = 1 << 20;  // no thread's number
+constexpr int64_t kPlannedRow = 1 << 20;  // no thread has this number
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
 
-// c10d's names, which analysers know.
+// The name that c10d gives to a collective, which analysers of traces look for.
 std::string kineto_name(Collective c, bool split) {
   switch (c) {
     case Collective::kAllReduce:
@@ -129,7 +130,7 @@ class CommTrace::Writer final : public CommListener {
     file_.append(text);
   }
 
-  // What names a row, once.
+  // Names the row, and the process that its rank is shown as, when they are first used.
   void add_row(std::string& text, int64_t rank, int64_t row, const std::string& name) {
     const auto add = [&](const char* what, Json args) {
       add_event(text, {{"ph", "M"}, {"name", what}, {"pid", rank}, {"tid", row}, {"args", std::move(args)}});
@@ -209,7 +210,7 @@ class CommTrace::Writer final : public CommListener {
   double microseconds(int64_t ns) const { return static_cast<double>(ns - base_ns_) / 1e3; }
 
   double planned_seconds(const CommEvent& event, const Group& group) {
-    // Of the file that DTENSOR_COST_MODEL names, or built in.
+    // The model in the file that DTENSOR_COST_MODEL names, else the built-in one.
     if (!cost_) cost_ = cost_model(World::abstract(1));
     bool crosses_nodes = false;
     for (int64_t rank : group.members[0]) {

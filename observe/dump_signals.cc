@@ -14,16 +14,16 @@
 namespace dtensor {
 namespace {
 
-// The bytes are signal numbers. Both ends stay open for good.
+// The handler writes the signal's number to this pipe, and a thread reads it. Both ends stay open for good.
 std::atomic<int> signal_pipe{-1};
 std::atomic<int64_t> armed_process{0};
 
 extern "C" void dtensor_on_dump_signal(int signal) {
   const int saved = errno;
   const auto byte = static_cast<unsigned char>(signal);
-  // In a fork's child nobody reads, and the pipe is the parent's.
-  const bool told = armed_process.load() == ::getpid() && ::write(signal_pipe.load(), &byte, 1) == 1;
-  if (!told && signal == SIGTERM) ::raise(SIGTERM);  // by SA_RESETHAND the default action, once this handler is left
+  // A fork's child has no thread that reads, and the pipe is the parent's.
+  const bool is_sent = armed_process.load() == ::getpid() && ::write(signal_pipe.load(), &byte, 1) == 1;
+  if (!is_sent && signal == SIGTERM) ::raise(SIGTERM);  // by SA_RESETHAND the default action, once this handler is left
   errno = saved;
 }
 
@@ -47,7 +47,7 @@ void serve(int fd, void (*dump)()) {
 void install(int signal, int flags) {
   struct sigaction current = {};
   if (::sigaction(signal, nullptr, &current) != 0) return;
-  const bool ours = current.sa_handler == dtensor_on_dump_signal;  // of before a fork
+  const bool ours = current.sa_handler == dtensor_on_dump_signal;  // installed before a fork
   if (!ours && ((current.sa_flags & SA_SIGINFO) != 0 || current.sa_handler != SIG_DFL)) return;
   struct sigaction action = {};
   action.sa_handler = dtensor_on_dump_signal;
@@ -65,7 +65,7 @@ void dump_on_signals(void (*dump)()) noexcept {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return;
   ::fcntl(ends[1], F_SETFL, O_NONBLOCK);
-  // The thread takes no signals, so that they interrupt what they would have interrupted without it.
+  // The thread inherits a mask of all signals, so that they go to the program's own threads, as they would without it.
   sigset_t all, before;
   sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -75,7 +75,7 @@ void dump_on_signals(void (*dump)()) noexcept {
     armed_process.store(::getpid());
     install(SIGUSR1, 0);
     install(SIGTERM, SA_RESETHAND);
-  } catch (const std::exception&) {  // no thread to be had
+  } catch (const std::exception&) {  // the thread could not be started
     ::close(ends[0]);
     ::close(ends[1]);
   }

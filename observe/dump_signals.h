@@ -1,4 +1,4 @@
-// Signals that ask a process for what it knows. Internal.
+// Signals on which a process writes down its state. Internal.
 #pragma once
 
 namespace dtensor {

@@ -26,9 +26,10 @@ namespace {
 
 constexpr size_t kMostTensors = 16;  // of which an entry keeps the shapes
 constexpr int64_t kMostEntries = 1 << 24;
-constexpr size_t kMostAddresses = 4096;  // then they are forgotten, as most of them are of meshes that have ended
+// Of groups known by address. When there are more all are forgotten, as most of them are of meshes that have ended.
+constexpr size_t kMostAddresses = 4096;
 
-// A fifth of what a look at the clock costs; dumps turn it into time.
+// Ticks of the processor's counter, which takes a fifth of the time that a clock does; dumps convert them to time.
 int64_t ticks() { return static_cast<int64_t>(c10::getApproximateTime()); }
 
 int64_t thread_id() {
@@ -89,7 +90,8 @@ class FlightGroups final : public CallRecorder {
   std::shared_ptr<FlightGroup>& of(const CommCall& call);
   std::string name_of(const std::vector<int64_t>& members, bool several);
 
-  // By address first; a mesh may have ended since, and another group may lie there now.
+  // A group is looked up by address first, and its ranks are compared: the mesh may have ended, and another group may
+  // lie at its address.
   absl::flat_hash_map<const Group*, std::shared_ptr<FlightGroup>> by_address_;
   absl::flat_hash_map<std::vector<int64_t>, std::shared_ptr<FlightGroup>> by_ranks_;
   int64_t number_ = 0;  // among the communicators of its kind; 0: none yet
@@ -116,7 +118,8 @@ class FlightEntry final : public CallRecord {
 std::string FlightGroups::name_of(const std::vector<int64_t>& members, bool several) {
   Recorder& r = *recorder();
   if (number_ == 0) number_ = ++r.communicators[several];
-  // What other processes call a group must not depend on what this one does on its own.
+  // All processes must give a group the same name, however many in-process worlds one of them has made: these are
+  // counted on their own.
   std::string name = ranks_text(members);
   if (several) absl::StrAppend(&name, " in process");
   if (number_ > 1) absl::StrAppend(&name, " of world ", number_);
@@ -159,7 +162,7 @@ std::shared_ptr<CallRecord> FlightGroups::record(const CommView& view, bool back
   std::lock_guard lock(r->mutex);
   const std::shared_ptr<FlightGroup>& group = of(view.call);
   FlightRecord& entry = r->at(r->last + 1);
-  entry.id = 0;  // until all is there, should memory run out
+  entry.id = 0;  // the entry counts as empty until all fields are set, as an allocation may throw
   entry.group = group;
   entry.collective = view.collective;
   entry.created = now;
@@ -194,7 +197,7 @@ void FlightEntry::started() {
   const int64_t now = ticks();
   std::lock_guard lock(r.mutex);
   FlightRecord& entry = r.at(id_);
-  if (entry.id != id_) return;  // the ring has gone round
+  if (entry.id != id_) return;  // a later call has its place in the ring
   entry.started = now;
   entry.group->started = std::max(entry.group->started, entry.sequence);
 }
@@ -219,12 +222,12 @@ FlightEntry::~FlightEntry() {
   if (entry.id != id_) return;
   entry.retired = true;
   if (entry.started != 0) return;
-  // It never ran, so its number belongs to the next one.
+  // It never ran, so the next call of the group gets its number.
   entry.taken_back = true;
   if (entry.group->enqueued == entry.sequence) --entry.group->enqueued;
 }
 
-// Before main, as every communicator has one.
+// Set before main(), as a communicator asks for its recorder when it is made.
 [[maybe_unused]] const bool set =
     (set_call_recorder([] { return std::unique_ptr<CallRecorder>(std::make_unique<FlightGroups>()); }), true);
 

@@ -1,4 +1,4 @@
-// What the flight recorder holds, for those who write it down. Internal.
+// The entries of the flight recorder, as dumps read them. Internal.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct FlightRecord {
   bool backward = false, implicit = false;
   int64_t rank = 0, thread = 0, bytes = 0;
   c10::ScalarType dtype = c10::ScalarType::Float;
-  // Assigned to, so that the memory of the entry before is used again.
+  // These are assigned in place, so that an entry uses the memory of the one that it replaces.
   std::string op, argument, module_path, mesh_dims;
   std::vector<int64_t> sizes;  // of each tensor the number of dims, then the dims
   std::vector<c10::ScalarType> dtypes;

@@ -14,7 +14,7 @@
 namespace dtensor {
 namespace {
 
-constexpr char kEnd[] = "\n]}\n";
+constexpr char kEnd[] = "\n]}\n";  // closes the list and the document
 
 }  // namespace
 
@@ -36,7 +36,8 @@ void TraceFile::append(const std::string& text) {
   [[maybe_unused]] const ssize_t end = ::pwrite(fd_, kEnd, sizeof kEnd - 1, size_);
 }
 
-// Over the end of the file, and then the end again, in one call: there is no moment without it.
+// Overwrites kEnd at the end of the file with `text` and a new kEnd in one call, so that the file is valid JSON at any
+// moment.
 bool TraceFile::write(const std::string& text) {
   const std::string all = absl::StrCat(text, kEnd);
   for (size_t done = 0; done < all.size();) {

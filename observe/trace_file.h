@@ -17,8 +17,8 @@ class TraceFile {
   TraceFile& operator=(const TraceFile&) = delete;
 
   const std::string& path() const { return path_; }
-  // Elements, with the comma that belongs before them. Where no more can be written it says so on stderr, once, and the
-  // file ends before them. Not thread-safe.
+  // Appends elements of the list; `text` begins with the comma that separates them from those before. If the file
+  // cannot be written any more, a line on stderr says so, once, and the file stays valid without them. Not thread-safe.
   void append(const std::string& text);
 
  private:
@@ -26,7 +26,7 @@ class TraceFile {
 
   const std::string path_;
   const int fd_;
-  off_t size_ = 0;  // without the end
+  off_t size_ = 0;  // without the brackets that close the document
   bool failed_ = false;
 };
 

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "plan/layout_geometry.h"
+#include "plan/largest_part.h"
 
 namespace dtensor {
 namespace {
@@ -184,19 +184,6 @@ std::string group_name(const RedistributePlan& plan, size_t s) {
 }
 
 }  // namespace
-
-int64_t largest_part_bytes(const TensorMeta& meta, const Layout& layout) {
-  if (!layout.is_boxes()) return LayoutGeometry(layout.mesh().shape(), meta).part_bytes(layers_of(layout.placements()));
-  const auto item = static_cast<int64_t>(c10::elementSize(meta.dtype));
-  std::map<int64_t, int64_t> of_rank;
-  int64_t most = 0;
-  for (const RankBox& box : layout.boxes()) {
-    int64_t bytes = item;
-    for (int64_t n : box.sizes) bytes *= n;
-    most = std::max(most, of_rank[box.rank] += bytes);
-  }
-  return most;
-}
 
 BatchPlan plan_many(c10::ArrayRef<Redistribution> tensors) {
   std::vector<std::shared_ptr<const RedistributePlan>> plans;

@@ -54,7 +54,4 @@ BatchPlan plan_many(c10::ArrayRef<Redistribution> tensors);
 // together; those that exceed it wait for another round.
 BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans, const Limits& limits = {});
 
-// Bytes of the largest part that any rank has in a layout.
-int64_t largest_part_bytes(const TensorMeta& meta, const Layout& layout);
-
 }  // namespace dtensor

@@ -9,8 +9,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "placement/parse_placements.h"
+#include "plan/largest_part.h"
 #include "plan/mesh_steps.h"
-#include "plan/plan_many.h"
+#include "plan/redistribute_planner.h"
 #include "plan/step_pricer.h"
 #include "plan/transfer.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "plan/layout_geometry.h"
+#include "plan/largest_part.h"
 #include "plan/mesh_steps.h"
 #include "plan/step_search.h"
 #include "plan/transfer.h"
@@ -27,7 +27,7 @@ std::optional<RedistributePlan> plan_within(const DeviceMesh& mesh, const Tensor
   if (!find_mesh_steps(mesh, meta, from, to, *plan.cost, plan.limits, plan.steps, options.complete)) {
     return std::nullopt;
   }
-  if (plan.steps.empty()) plan.peak_bytes = LayoutGeometry(mesh.shape(), meta).part_bytes(layers_of(to));
+  if (plan.steps.empty()) plan.peak_bytes = largest_part_bytes(meta, plan.to);
   for (const RedistributeStep& step : plan.steps) {
     plan.bytes += step.bytes;
     plan.seconds += step.seconds;

@@ -6,8 +6,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "plan/largest_part.h"
 #include "plan/part_index.h"
-#include "plan/plan_many.h"
 #include "plan/transfer.h"
 
 namespace dtensor {

@@ -15,7 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "placement/parse_placements.h"
-#include "plan/layout_geometry.h"
+#include "plan/largest_part.h"
 
 namespace dtensor {
 
@@ -132,9 +132,7 @@ Shape Spec::local_shape(int64_t i) const {
   return dtensor::local_shape(meta_.sizes, mesh_.shape(), placements_, mesh_.local_coordinate(i));
 }
 
-int64_t Spec::max_local_bytes() const {
-  return LayoutGeometry(mesh_.shape(), meta_).part_bytes(layers_of(placements_));
-}
+int64_t Spec::max_local_bytes() const { return largest_part_bytes(meta_, mesh_.shape(), placements_); }
 
 std::string Spec::to_short_string() const {
   return absl::StrCat(dtensor::to_string(meta_), "(", dtensor::to_string(placements_), ")");

@@ -15,31 +15,6 @@ Collective collective_of(Kind kind) {
   return step.collective();
 }
 
-// What reduce_in_order() allocates per element of its result.
-int64_t reducing_bytes(c10::ScalarType dtype, ReduceOp op) {
-  if (c10::isReducedFloatingType(dtype))
-    return 2 * static_cast<int64_t>(sizeof(float));  // the sum, and the next addend
-  const bool is_wide_unsigned = dtype == at::kUInt16 || dtype == at::kUInt32 || dtype == at::kUInt64;
-  return is_wide_unsigned && (op == ReduceOp::kMin || op == ReduceOp::kMax)
-             ? static_cast<int64_t>(c10::elementSize(dtype))
-             : 0;
-}
-
-// What an all-reduce of `bytes` holds at once between processes (processes/c10d/reduce_by_exchange.cc).
-int64_t packed_all_reduce_bytes(CommBackend backend, const TensorMeta& meta, ReduceOp op, int64_t bytes,
-                                int64_t group) {
-  const auto item = static_cast<int64_t>(c10::elementSize(meta.dtype));
-  const Carrier carrier = reduction_by(backend, Collective::kAllReduce, meta.dtype, op).carrier;
-  if (carrier == Carrier::kAsInt32) return 2 * bytes + bytes / item * static_cast<int64_t>(sizeof(int32_t));
-  if (carrier != Carrier::kInOrder) return 2 * bytes;
-  const bool is_small = bytes * group <= kSmallAllReduceBytes;
-  // Of what a rank adds up: the addends of all, and the buffers of the exchanges around it.
-  const int64_t share = is_small ? bytes : (bytes / item + group - 1) / group * item;
-  const int64_t exchanged = is_small ? (group - 1) * 2 * bytes : (group - 1) * share + bytes;
-  const int64_t added_up = (is_small ? 0 : share) + share / item * reducing_bytes(meta.dtype, op);
-  return 2 * bytes + group * share + std::max(exchanged, added_up);
-}
-
 }  // namespace
 
 int64_t StepPricer::peak_with_buffers(const PricedStep& edge, const Layers& before, const Layers& after) const {
@@ -50,12 +25,16 @@ int64_t StepPricer::peak_with_buffers(const PricedStep& edge, const Layers& befo
     dims.push_back(m);
     group *= geometry.mesh_size(m);
   }
+  const auto scratch = [&](int64_t bytes) {
+    return communicator_.scratch_bytes(collective_of(edge.kind), meta_.dtype, edge.op, bytes, group);
+  };
   if (edge.kind == Kind::kAllReduce) {
-    return packed_all_reduce_bytes(backend_, meta_, edge.op, geometry.part_bytes(before), group);
+    const int64_t part = geometry.part_bytes(before);
+    return 2 * part + scratch(part);
   }
   const bool reduces = edge.kind == Kind::kReduceScatter;
-  return geometry.packed_bytes(before, after, dims, reduces, reduces ? reducing_bytes(meta_.dtype, edge.op) : 0,
-                               edge.chunks);
+  const int64_t reducing_element = reduces ? scratch(static_cast<int64_t>(c10::elementSize(meta_.dtype))) : 0;
+  return geometry.packed_bytes(before, after, dims, reduces, reducing_element, edge.chunks);
 }
 
 // What it moves and how long local copies take: kind, op, bytes and the copies' seconds. `in`, `out`: of the largest

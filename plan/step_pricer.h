@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "comm/backend_capabilities.h"
+#include "comm/communicator.h"
 #include "plan/cost_model.h"
 #include "plan/layout_geometry.h"
 #include "plan/redistribute_plan.h"
@@ -34,9 +34,7 @@ class StepPricer {
   StepPricer(const DeviceMesh& mesh, const TensorMeta& meta, const CostModel& cost, const Limits& limits)
       : geometry(mesh.shape(), meta),
         meta_(meta),
-        backend_(mesh.world().kind() == World::Kind::kProcesses && mesh.world().device_type() == c10::DeviceType::CPU
-                     ? CommBackend::kGloo
-                     : CommBackend::kNccl),
+        communicator_(mesh.world().communicator()),
         cost_(cost),
         limits_(limits),
         between_nodes_(mesh.dims_between_nodes(cost.ranks_per_node)) {}
@@ -69,7 +67,7 @@ class StepPricer {
   }
 
   const TensorMeta& meta_;
-  const CommBackend backend_;  // of processes; a world without any stands for one of GPUs
+  const Communicator& communicator_;  // of the mesh's world
   const CostModel& cost_;
   const Limits& limits_;
   const uint64_t between_nodes_;

@@ -18,13 +18,13 @@
 #include "absl/strings/str_cat.h"
 #include "comm/backend_capabilities.h"
 #include "comm/comm_work.h"
+#include "comm/reduce_by_exchange.h"
 #include "processes/c10d/call_order.h"
 #include "processes/c10d/calls_under_way.h"
 #include "processes/c10d/group_links.h"
 #include "processes/c10d/mismatch.h"
 #include "processes/c10d/nccl_backend.h"
 #include "processes/c10d/packed_exchange.h"
-#include "processes/c10d/reduce_by_exchange.h"
 
 namespace dtensor {
 namespace {
@@ -72,6 +72,11 @@ class C10dCommunicator final : public Communicator {
     } else if (device_.is_cuda()) {
       links_.close(kClose);
     }
+  }
+
+  int64_t scratch_bytes(Collective c, at::ScalarType dtype, ReduceOp op, int64_t bytes,
+                        int64_t group_size) const override {
+    return reduction_scratch_bytes(table_, c, dtype, op, bytes, group_size);
   }
 
  protected:

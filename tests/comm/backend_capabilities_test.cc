@@ -5,9 +5,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <memory>
 
 #include "comm/communicator_checks.h"
 #include "comm/reduce_in_order.h"
+#include "tests/testing/allocated_memory.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/test_ranks.h"
 
@@ -86,6 +90,20 @@ TEST_CASE("capabilities: a reduction in another form gives what the dtype itself
       CHECK((op == ReduceOp::kAvg ? at::allclose(got, expected)
                                   : at::equal(got, expected)));  // a quotient may round another way
     }
+  }
+}
+
+TEST_CASE("capabilities: other forms hold as much memory as they say", "[mesh][capabilities]") {
+  for (at::ScalarType dtype : reducible_dtypes()) {
+    const auto form = reduction_by(CommBackend::kNccl, Collective::kAllReduce, dtype, ReduceOp::kSum);
+    if (form.carrier == Carrier::kInOrder) continue;
+    CAPTURE(c10::toString(dtype));
+    const at::Tensor input = at::empty({1000}, dtype);
+    const auto memory = std::make_shared<testing::AllocatedMemory>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, memory);
+    const at::Tensor carrier = to_carrier(input, form);
+    const at::Tensor result = from_carrier(carrier, form, dtype);
+    CHECK(memory->peak() == static_cast<int64_t>(result.nbytes()) + 1000 * carrier_bytes(form));
   }
 }
 

@@ -10,9 +10,12 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/tensor.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <limits>
+#include <memory>
 
+#include "tests/testing/allocated_memory.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -141,6 +144,22 @@ TEST_CASE("reductions of large strided tensors", "[mesh][reduce]") {
       CHECK(at::equal(outputs[r], expected));
       CHECK((whole[r].narrow(1, 0, 1 + r) == -1).all().item<bool>());
       CHECK((whole[r].narrow(1, 1 + r + columns, 2 - r) == -1).all().item<bool>());
+    }
+  }
+}
+
+TEST_CASE("reductions hold as much memory as they say", "[mesh][reduce]") {
+  for (const auto dtype : {at::kFloat, at::kLong, at::kHalf, at::kBFloat16, at::kShort, at::kByte, at::kUInt16,
+                           at::kUInt32, at::kUInt64}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax}) {
+      CAPTURE(c10::toString(dtype), to_string(op));
+      std::vector<at::Tensor> addends;
+      for (int64_t r : {0, 1, 2}) addends.push_back(addend({1000}, at::kLong, r).to(dtype));
+      const auto out = at::empty_like(addends[0]);
+      const auto memory = std::make_shared<testing::AllocatedMemory>();
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, memory);
+      reduce_in_order({out}, addends, op);
+      CHECK(memory->peak() == 1000 * reduce_in_order_bytes(dtype, op));
     }
   }
 }

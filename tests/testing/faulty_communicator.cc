@@ -81,6 +81,11 @@ class FaultyCommunicator final : public Communicator {
         inner_(world_.communicator()),
         fault_(std::move(fault)) {}
 
+  int64_t scratch_bytes(Collective c, at::ScalarType dtype, ReduceOp op, int64_t bytes,
+                        int64_t group_size) const override {
+    return inner_.scratch_bytes(c, dtype, op, bytes, group_size);
+  }
+
  protected:
   void do_exchange(const CommCall& call, Collective c, absl::Span<const Message> messages, const RankPieces& inputs,
                    const RankPieces& outputs) override {

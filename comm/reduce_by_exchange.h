@@ -1,12 +1,13 @@
 // Reductions by exchanges: every addend goes to a tensor of its own, where they are reduced in the order of the group,
-// so that the result is that of one process bit for bit. Internal to the communicator.
+// so that the result is that of one process bit for bit. Internal to the communicators.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/backend_capabilities.h"
+#include "comm/comm_call.h"
 
 namespace dtensor {
 
@@ -21,8 +22,9 @@ struct ExchangeStep {
 ExchangeStep reduce_scatter_by_exchange(const Group& group, int64_t rank, absl::Span<const Message> messages,
                                         const RankPieces& inputs, const RankPieces& outputs, ReduceOp op);
 
-// Little data (kSmallAllReduceBytes) goes to everybody at once. Of more, everybody reduces one part (first step),
+// So many bytes over all members, or fewer, go to everybody at once. Of more, everybody reduces one part (first step),
 // and then all get all parts (second step, whose inputs the first step's `then` makes).
+inline constexpr int64_t kSmallAllReduceBytes = 128 << 10;
 struct AllReduceSteps {
   std::vector<at::Tensor> results;
   std::vector<ExchangeStep> steps;
@@ -30,5 +32,13 @@ struct AllReduceSteps {
 // Of the member at `position`.
 AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t position,
                                       const std::vector<at::Tensor>& inputs, ReduceOp op);
+// Bytes that this holds at once on the rank that needs most, besides inputs and results: the messages, packed, and what
+// is reduced. `bytes`: of the inputs of a rank.
+int64_t all_reduce_by_exchange_bytes(at::ScalarType dtype, ReduceOp op, int64_t bytes, int64_t group_size);
+
+// Communicator::scratch_bytes() of processes that reduce as backend_capabilities.h says of `backend`, and by exchanges
+// what it does not reduce.
+int64_t reduction_scratch_bytes(CommBackend backend, Collective c, at::ScalarType dtype, ReduceOp op, int64_t bytes,
+                                int64_t group_size);
 
 }  // namespace dtensor

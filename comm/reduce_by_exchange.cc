@@ -1,4 +1,4 @@
-#include "processes/c10d/reduce_by_exchange.h"
+#include "comm/reduce_by_exchange.h"
 
 #include <ATen/ops/empty.h>
 
@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "comm/backend_capabilities.h"
 #include "comm/block_copy.h"
 #include "comm/reduce_in_order.h"
 
@@ -105,6 +104,27 @@ AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t
   }
   plan.steps.push_back(std::move(second));
   return plan;
+}
+
+int64_t all_reduce_by_exchange_bytes(at::ScalarType dtype, ReduceOp op, int64_t bytes, int64_t group_size) {
+  const auto item = static_cast<int64_t>(c10::elementSize(dtype));
+  const bool small = bytes * group_size <= kSmallAllReduceBytes;
+  // Of what the first rank adds up, which has the largest part: the addends of all, and either the messages or what
+  // reduce_in_order() takes. The second exchange needs less, as the addends are gone.
+  const int64_t part = small ? bytes : chunk(bytes / item, group_size, 0).size * item;
+  const int64_t sum = small ? 0 : part;  // of little data the result itself
+  const int64_t sent = small ? (group_size - 1) * bytes : bytes - part, received = (group_size - 1) * part;
+  const int64_t reducing = part / item * reduce_in_order_bytes(dtype, op);
+  return group_size * part + sum + std::max(sent + received, reducing);
+}
+
+int64_t reduction_scratch_bytes(CommBackend backend, Collective c, at::ScalarType dtype, ReduceOp op, int64_t bytes,
+                                int64_t group_size) {
+  const int64_t numel = bytes / static_cast<int64_t>(c10::elementSize(dtype));
+  if (c == Collective::kReduceScatter) return numel * reduce_in_order_bytes(dtype, op);
+  const Reduction form = reduction_by(backend, c, dtype, op);
+  return form.carrier == Carrier::kInOrder ? all_reduce_by_exchange_bytes(dtype, op, bytes, group_size)
+                                           : numel * carrier_bytes(form);
 }
 
 }  // namespace dtensor
