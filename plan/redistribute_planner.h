@@ -54,9 +54,6 @@ RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& from, const
 std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const Placements& to);
 std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to);
 
-// Drops what cached_plan() remembers for `world`.
-void forget_plans(const World& world);
-
 // Complete routes to the same target, the cheapest first, one per way to arrive, the detour through Replicate among
 // them. Limits are left out of account. None where more than 15 mesh dims change. For explain() and tests.
 std::vector<Route> routes(const RedistributePlan& plan);
