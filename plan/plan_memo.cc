@@ -51,13 +51,13 @@ class PlanMemo {
     put(key, {std::move(from), std::move(plan)});
   }
 
-  void clear() {
+  // World::release_caches(): plans and specs hold meshes, which hold the world.
+  void release() {
     Map young, old;  // go after the lock
     std::lock_guard<std::mutex> lock(mutex_);
     young.swap(young_);
     old.swap(old_);
   }
-  void release() { clear(); }  // plans and specs hold meshes, which hold the world
 
  private:
   static constexpr size_t kGeneration = 2048;
@@ -136,7 +136,5 @@ std::shared_ptr<const RedistributePlan> cached_plan_within(const SpecPtr& from, 
     return plan ? std::make_shared<const RedistributePlan>(*std::move(plan)) : nullptr;
   });
 }
-
-void forget_plans(const World& world) { world.attachment<PlanMemo>().clear(); }
 
 }  // namespace dtensor

@@ -63,9 +63,6 @@ std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const D
 std::shared_ptr<const RedistributePlan> cached_plan_within(const SpecPtr& from, const Placements& to,
                                                            const Limits& limits);
 
-// Drops what cached_plan() remembers for `world`.
-void forget_plans(const World& world);
-
 // Complete routes to the same target, the cheapest first, one per way to arrive, the detour through Replicate among
 // them. Limits are left out of account. None where more than 15 mesh dims change. For explain() and tests.
 std::vector<Route> routes(const RedistributePlan& plan);

@@ -27,7 +27,6 @@ struct Decision {
   std::vector<SpecPtr> outputs;                                      // flattened; null: undefined
   std::vector<int> output_counts;                                    // as OutputMetas::counts
   std::vector<int64_t> output_offsets;                               // as OutputMetas::offsets
-  std::vector<int> aliases;  // per output: index of the input it writes to, or -1
   SpecPtr gradient_target;
   // No decision for these specs: an argument that is written to is Partial and must be reduced first. All else is
   // empty.

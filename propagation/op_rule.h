@@ -71,8 +71,6 @@ struct OpRule {
 
   // The strategies look at OpCall::gradient_target.
   bool uses_gradient_target = false;
-  // Draws random numbers: see ops/random.h.
-  bool random = false;
 };
 
 }  // namespace dtensor

@@ -104,7 +104,6 @@ std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<co
   plan->output_counts = metas.counts;
   plan->output_offsets = metas.offsets;
   for (size_t o = 0; o < metas.tensors.size(); ++o) {
-    plan->aliases.push_back(problem.fixed_outputs[o]);
     if (!metas.tensors[o]) {
       plan->outputs.push_back(nullptr);
       continue;

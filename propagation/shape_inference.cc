@@ -5,9 +5,7 @@
 #include <ATen/core/jit_type.h>
 
 #include <algorithm>
-#include <mutex>
 
-#include "absl/strings/match.h"
 #include "propagation/elementwise_strides.h"
 #include "propagation/functional_form.h"
 #include "propagation/trial_run.h"

@@ -6,7 +6,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <mutex>
 

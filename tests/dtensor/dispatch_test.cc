@@ -1,8 +1,7 @@
-// Autograd, in-place operators, views, errors: what a distributed tensor does wherever a plain one would.
+// In-place operators, views, modes, errors: what a distributed tensor does wherever a plain one would.
 
 #include <torch/autograd.h>
 #include <torch/nn.h>
-#include <torch/optim.h>
 
 #include "comm/scope.h"
 #include "dtensor/extend/representation.h"
@@ -36,44 +35,6 @@ bool same(const Tensor& distributed, const Tensor& plain) {
 }
 
 }  // namespace
-
-TEST_CASE("dispatch: in-place on views gives the gradients of one device") {
-  torch::manual_seed(0);
-  const auto mesh = mesh4();
-  const auto x0 = torch::randn({6, 4}, torch::kDouble);
-  const auto compute = [](const Tensor& x) {
-    auto y = x * 2;
-    y.view(24).slice(0, 2, 8).mul_(3);
-    y.select(1, 0).fill_(1.5);
-    y.t().slice(0, 1, 2).copy_(torch::zeros_like(y.t().slice(0, 1, 2)));
-    y.narrow(0, 1, 2).add_(y.narrow(0, 3, 2).clone().sin());
-    return (y * y).sum();
-  };
-  auto plain = x0.clone().requires_grad_();
-  compute(plain).backward();
-  auto x = leaf(x0, mesh, {Replicate()});
-  compute(x).backward();
-  CHECK(same(x.grad(), plain.grad()));
-  // Flattening a dim that is sharded unevenly moves data: the view is a copy, and writes through all the same.
-  for (const Placement& p : {Shard(0), Shard(1)}) {
-    auto y = leaf(x0, mesh, {p});
-    compute(y).backward();
-    CHECK(same(y.grad(), plain.grad()));
-  }
-  // A view that moves nothing writes through, whatever the layout.
-  auto z = leaf(x0, mesh, {Shard(0)});
-  auto zp = x0.clone().requires_grad_();
-  const auto columns = [](const Tensor& t) {
-    auto u = t * 2;
-    u.select(1, 0).fill_(1.5);
-    u.t().narrow(0, 2, 2).mul_(3);
-    u.unsqueeze(1).add_(1);
-    return (u * u).sum();
-  };
-  columns(z).backward();
-  columns(zp).backward();
-  CHECK(same(z.grad(), zp.grad()));
-}
 
 TEST_CASE("dispatch: in-place through a view changes the base, and what was reduced before counts no more") {
   const auto mesh = mesh4();
@@ -179,91 +140,6 @@ TEST_CASE("dispatch: the default dtype counts") {
   torch::set_default_dtype(before);
   CHECK(y.scalar_type() == torch::kDouble);
   CHECK(full_tensor(y).scalar_type() == torch::kDouble);
-}
-
-TEST_CASE("from_local: gradients of averages and maxima") {
-  const auto mesh = mesh4();
-  std::vector<Tensor> parts;
-  for (int i = 0; i < 4; ++i) parts.push_back(torch::full({2}, i, torch::kDouble).requires_grad_());
-  full_tensor(from_local(parts, mesh, {Partial(ReduceOp::kAvg)})).sum().backward();
-  for (const auto& t : parts) CHECK(torch::equal(t.grad(), torch::full({2}, 0.25, torch::kDouble)));
-  CHECK_THROWS_AS(from_local(parts, mesh, {Partial(ReduceOp::kMax)}), c10::NotImplementedError);
-}
-
-TEST_CASE("dispatch: double backward, hooks, accumulation, retain_grad, detach") {
-  torch::manual_seed(1);
-  const auto mesh = mesh4();
-  const auto x0 = torch::randn({5, 3}, torch::kDouble), w0 = torch::randn({3, 3}, torch::kDouble);
-  const auto compute = [](const Tensor& x, const Tensor& w) {
-    const auto y = torch::tanh(x.mm(w)).pow(3).sum();
-    const auto g = torch::autograd::grad({y}, {x}, {}, std::nullopt, /*create_graph=*/true)[0];
-    return (g * g).sum() + y;
-  };
-  auto xp = x0.clone().requires_grad_(), wp = w0.clone().requires_grad_();
-  compute(xp, wp).backward();
-  compute(xp, wp).backward();
-  for (const auto& [px, pw] : std::vector<std::pair<Placement, Placement>>{
-           {Replicate(), Replicate()}, {Shard(0), Replicate()}, {Replicate(), Shard(1)}, {Shard(1), Shard(0)}}) {
-    INFO(to_string(px) << " " << to_string(pw));
-    auto x = leaf(x0, mesh, {px}), w = leaf(w0, mesh, {pw});
-    int hook_calls = 0;
-    x.register_hook([&](const Tensor& g) {
-      ++hook_calls;
-      REQUIRE(is_dtensor(g));
-      return g;
-    });
-    compute(x, w).backward();
-    compute(x, w).backward();
-    CHECK(hook_calls >= 2);
-    CHECK(same(x.grad(), xp.grad()));
-    CHECK(same(w.grad(), wp.grad()));
-    CHECK(meta_of(x.grad()).spec->placements() == Placements{px});
-    CHECK(meta_of(w.grad()).spec->placements() == Placements{pw});
-    CHECK_FALSE(x.detach().requires_grad());
-    CHECK(is_dtensor(x.detach()));
-  }
-  auto x = leaf(x0, mesh, {Shard(0)});
-  auto mid = x * 3;
-  mid.retain_grad();
-  mid.sum().backward();
-  CHECK(same(mid.grad(), torch::ones({5, 3}, torch::kDouble)));
-}
-
-TEST_CASE("dispatch: gradients are reduced once, or when the user says so") {
-  const auto mesh = mesh4();
-  const auto w0 = torch::randn({3, 2}, torch::kDouble), x0 = torch::randn({8, 3}, torch::kDouble);
-  auto w = leaf(w0, mesh, {Replicate()});
-  const auto x = distribute_tensor(x0, mesh, {Shard(0)});
-  Counter counter;
-  ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
-  {
-    DelayGradientReduction delay;
-    x.mm(w).sum().backward();
-    x.mm(w).sum().backward();
-  }
-  CHECK(counter.events.empty());
-  CHECK(meta_of(w.grad()).spec->placements() == Placements{Partial()});
-  reduce_gradients({w});
-  CHECK(counter.events.size() == 1);
-  const auto expected = x0.t().mm(torch::ones({8, 2}, torch::kDouble)) * 2;
-  CHECK(same(w.grad(), expected));
-
-  auto v = leaf(w0, mesh, {Replicate()});
-  counter.events.clear();
-  x.mm(v).sum().backward();
-  REQUIRE(counter.events.size() == 1);
-  CHECK(counter.events[0].cause.op == "gradient");
-  CHECK(counter.events[0].backward);
-  CHECK(same(v.grad(), expected / 2));
-}
-
-TEST_CASE("dispatch: the version counter sees in-place changes of what backward needs") {
-  const auto mesh = mesh4();
-  auto x = leaf(torch::randn({4, 4}), mesh, {Shard(0)});
-  auto y = x * 1;
-  const auto z = (y * y).sum();
-  y.add_(1);
-  CHECK_THROWS_WITH(z.backward(), Catch::Contains("modified by an inplace operation"));
 }
 
 TEST_CASE("dispatch: inference mode, no-grad mode") {
@@ -485,30 +361,6 @@ TEST_CASE("dispatch: decisions outlive the tensors while a mesh is held") {
   const DeviceMesh mesh(World::local(2), {2}, {"x"});
   for (int i = 0; i < 3; ++i) distribute_tensor(torch::ones({4}), mesh, {Shard(0)}).add(1);
   CHECK(strategy_cache(mesh.world()).stats().misses == 1);
-}
-
-TEST_CASE("to_local, from_local, full_tensor are differentiable") {
-  torch::manual_seed(4);
-  const auto mesh = mesh4();
-  const auto x0 = torch::randn({5, 3}, torch::kDouble);
-  auto x = leaf(x0, mesh, {Shard(0)});
-  const auto parts = to_local(x);
-  REQUIRE(parts.size() == 4);
-  CHECK(parts[3].size(0) == 0);  // 5 rows over 4 ranks: 2, 2, 1, 0
-  FromLocalOptions options;
-  options.shape = {5, 3};
-  const auto back = from_local({parts[0] * 2, parts[1] * 3, parts[2] * 5, parts[3] * 7}, mesh, {Shard(0)}, options);
-  (full_tensor(back) * full_tensor(back)).sum().backward();
-  auto plain = x0.clone().requires_grad_();
-  const auto scale = torch::tensor({2, 2, 3, 3, 5}, torch::kDouble).view({5, 1});
-  (plain * scale * plain * scale).sum().backward();
-  CHECK(same(x.grad(), plain.grad()));
-
-  auto r = leaf(x0, mesh, {Shard(0)});
-  const auto moved = redistribute(redistribute(r, {Shard(1)}), {Replicate()});
-  (moved * moved).sum().backward();
-  CHECK(same(r.grad(), x0 * 2));
-  CHECK(meta_of(r.grad()).spec->placements() == Placements{Shard(0)});
 }
 
 TEST_CASE("distribute_tensor and from_local refuse what cannot be meant") {

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# install_test.sh INSTALL LIBRARY LIBTORCH_LIB: what //:install writes is enough for programs built by CMake and by g++.
+# install_test.sh INSTALL LIBRARY LIBTORCH_LIB: what //:install writes is enough for programs built by CMake,
+# by g++ and by Bazel in another workspace.
 set -uo pipefail
 install=("$1" "$2") torch_lib=$3
 . tests/tools/checks.sh
@@ -61,6 +62,36 @@ if command -v pkg-config > /dev/null; then
   check "and shards, too" prints '^S\(0\)R 0[.].* equal$'
 else
   echo "skipped: there is no pkg-config"
+fi
+
+# docs/install.md's own files: a block of its section on Bazel begins with the file's name.
+from_page() {  # from_page FILE
+  awk -v name="# $1" '/^## /{ here = $0 == "## Bazel" } /^```/{ inside = here && !inside; first = 1; writes = 0; next }
+    inside && first { writes = $0 == name; first = 0 } inside && writes' docs/install.md |
+    sed "s#/home/me/dtensor#$work/prefix#; s#/path/to/libtorch#$torch#" > "$work/workspace/$1"
+  [ -s "$work/workspace/$1" ]
+}
+# The test needs no network: what Bazel would download for itself is what this tree has of it, or Debian.
+with_bazel() {
+  local tree name options=()
+  tree=$(dirname "$(dirname "$(readlink -f docs/install.md)")")
+  for name in rules_cc="$tree/third_party/rules_cc" remote_coverage_tools="$tree/third_party/coverage_tools" \
+    rules_java=/usr/share/bazel/rules/java rules_proto=/usr/share/bazel/rules/proto \
+    platforms=/usr/share/bazel/tools/platforms bazel_skylib=/usr/share/bazel/tools/skylib; do
+    [ ! -d "${name#*=}" ] || options+=(--override_repository="$name")
+  done
+  (cd "$work/workspace" && run bazel --batch --nohome_rc --output_user_root="$work/bazel" build //:train --copt=-O0 \
+    --spawn_strategy=local --jobs=2 "${options[@]}")
+}
+if command -v bazel > /dev/null; then
+  mkdir "$work/workspace"
+  cp "$consumer/consumer.cc" "$work/workspace/train.cc"
+  for file in WORKSPACE BUILD.bazel .bazelrc; do check "docs/install.md has a $file" from_page $file; done
+  check "Bazel builds in another workspace" with_bazel
+  check "what Bazel built runs" run "$work/workspace/bazel-bin/train"
+  check "and shards as the others" prints '^S\(0\)R 0[.].* equal$'
+else
+  echo "skipped: there is no bazel"
 fi
 
 touch "$work/file"

@@ -225,7 +225,6 @@ TEST_CASE("outputs have the global metadata") {
   CHECK(plan->outputs[0]->to_short_string() == "f32[5, 2](S(0))");
   CHECK(plan->outputs[0]->strides() == Shape{2, 1});
   CHECK(plan->output_counts == std::vector<int>{-1});
-  CHECK(plan->aliases == std::vector<int>{-1});
   CHECK(plan->bytes() == 0);
   CHECK(plan->rule == RuleRegistry::instance().find(make("mm", {spec({4}, {1, 1}, "R"), nullptr}).op));
 
@@ -358,7 +357,6 @@ TEST_CASE("in-place operators keep the layout of what they write to") {
   const std::vector<int64_t> mesh = {4};
   auto plan = propagate(make("mul_", {spec(mesh, {8, 8}, "S(0)"), spec(mesh, {8, 8}, "R")}));
   CHECK(decision(*plan) == "S(0), S(0) -> S(0); 1: local");
-  CHECK(plan->aliases == std::vector<int>{0});
   CHECK(plan->outputs[0] == plan->given[0]);
   // The dear side moves if the cheap one is written to.
   CHECK(decision(*propagate(make("mul_", {spec(mesh, {8, 8}, "R"), spec(mesh, {8, 8}, "S(0)")}))) ==
@@ -414,7 +412,6 @@ TEST_CASE("out= operators bring the result to the layout of out") {
   auto x = [&](const char* layout) { return spec(mesh, {8, 8}, layout); };
   auto plan = propagate(make("mul.out", {x("S(0)"), x("S(0)"), x("S(0)")}));
   CHECK(decision(*plan) == "S(0), S(0), S(0) -> S(0)");
-  CHECK(plan->aliases == std::vector<int>{2});
   CHECK(plan->outputs[0] == plan->given[2]);
   CHECK(decision(*propagate(make("mul.out", {x("R"), x("R"), x("S(1)")}))) ==
         "S(1), S(1), S(1) -> S(1); 0: local; 1: local");

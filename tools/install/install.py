@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Installs the library for programs that are built without Bazel: ./bazelw run //:install -- --prefix PREFIX
+"""Installs the library for programs that are built outside of this tree: ./bazelw run //:install -- --prefix PREFIX
 
   PREFIX/include/dtensor/                     the public headers, and no others
   PREFIX/lib/libdtensor.so
   PREFIX/lib/cmake/dtensor/*.cmake            find_package(dtensor), after find_package(Torch)
   PREFIX/lib/pkgconfig/dtensor.pc             pkg-config dtensor
+  PREFIX/share/dtensor/bazel/                 a repository for Bazel's local_repository()
 
 Existing files of these names are replaced, each at once.
 """
@@ -72,6 +73,50 @@ Version: {version}
 Cflags: -std=c++20 -I${{prefix}}/include/dtensor
 Libs: -L${{prefix}}/lib -ldtensor
 """
+
+# PREFIX/share/dtensor/bazel. For Bazel 4.2 and later.
+BAZEL = {
+    "WORKSPACE": 'workspace(name = "dtensor_bazel")\n',
+    "BUILD.bazel": 'exports_files(["dtensor.BUILD"])\n',
+    "dtensor.BUILD": """# The folder that dtensor was installed to.
+cc_library(
+    name = "dtensor",
+    srcs = ["lib/libdtensor.so"],
+    hdrs = glob(["include/dtensor/**/*.h"]),
+    includes = ["include/dtensor"],
+    visibility = ["//visibility:public"],
+    deps = ["@libtorch"],
+)
+""",
+    "dtensor.bzl": """_LIBTORCH = \"\"\"
+cc_library(
+    name = "libtorch",
+    hdrs = ["include"],  # the folder is one input: there are 9,400 headers
+    includes = ["include", "include/torch/csrc/api/include"],
+    linkopts = ["-L%s/lib", "-Wl,-rpath,%s/lib", "-ltorch_cpu", "-lc10"],
+    visibility = ["//visibility:public"],
+)
+\"\"\"
+
+def dtensor_repositories(prefix, libtorch):
+    \"\"\"Makes @dtensor, the library for `deps`, and @libtorch, which it brings. Compile with -std=c++20.
+
+    Args:
+      prefix: the folder that dtensor was installed to.
+      libtorch: the folder of an unpacked LibTorch {torch}, the one that holds include/ and lib/.
+    \"\"\"
+    native.new_local_repository(
+        name = "dtensor",
+        build_file = "@dtensor_bazel//:dtensor.BUILD",
+        path = prefix,
+    )
+    native.new_local_repository(
+        name = "libtorch",
+        build_file_content = _LIBTORCH % (libtorch, libtorch),
+        path = libtorch,
+    )
+""",
+}
 
 
 def read(path):
@@ -149,8 +194,10 @@ def install(root, library, prefix):
     put_text(os.path.join(prefix, "lib/cmake/dtensor/dtensorConfig.cmake"), CONFIG.format(**names))
     put_text(os.path.join(prefix, "lib/cmake/dtensor/dtensorConfigVersion.cmake"), CONFIG_VERSION.format(**names))
     put_text(os.path.join(prefix, "lib/pkgconfig/dtensor.pc"), PKG_CONFIG.format(**names))
-    print(f"dtensor {names['version']}: {len(headers)} headers, lib/libdtensor.so, a CMake package and a pkg-config file "
-          f"are in {prefix}")
+    for name, text in BAZEL.items():
+        put_text(os.path.join(prefix, "share/dtensor/bazel", name), text.replace("{torch}", names["torch"]))
+    print(f"dtensor {names['version']}: {len(headers)} headers, lib/libdtensor.so, a CMake package, a pkg-config file and "
+          f"a repository for Bazel are in {prefix}")
 
 
 def main():
