@@ -154,6 +154,17 @@ TEST_CASE("fuzz: averages of a group are exact, whichever mesh dim is reduced fi
   }
 }
 
+TEST_CASE("fuzz: every dtype has addends of every kind that is allowed") {
+  for (const auto op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct}) {
+    for (const auto dtype : {c10::ScalarType::ComplexHalf, c10::ScalarType::Half, c10::ScalarType::ComplexDouble}) {
+      Leaf x = leaf(0, {2}, {Partial(op)});
+      x.dtype = dtype;
+      x.values.assign(c10::isComplexType(dtype) ? 4 : 2, 0.5);
+      CHECK(run(row(x, {{"aten::alias", {TensorRef{0}}, 1000, {}}})).kind == Kind::kPass);
+    }
+  }
+}
+
 TEST_CASE("fuzz: the sign of a zero that addends add up to, and of what comes of it, is no finding") {
   Leaf zeros = leaf(0, {2}, {Partial()});
   zeros.values = {0, 0};
