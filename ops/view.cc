@@ -2,6 +2,7 @@
 // dim of the output is one of the input, or new.
 #include <ATen/InferSize.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/reshape.h>
 #include <ATen/ops/squeeze.h>
 
@@ -118,6 +119,15 @@ FactorRule view_dtype(const OpCall& call) {
   return movement(call, dims, 1, Passing::kNone);
 }
 
+// In memory of its own. Without elements in the last dim the others would have steps of one, which is no whole number
+// of larger elements.
+at::Tensor dense_copy(const at::Tensor& part, int64_t ratio) {
+  if (part.size(-1) > 0) return part.clone(at::MemoryFormat::Contiguous);
+  std::vector<int64_t> strides(part.dim(), ratio);
+  strides.back() = 1;
+  return at::empty_strided(part.sizes(), strides, part.options());
+}
+
 // A part has memory of its own, in which neighbours in the last dim may not lie side by side though in the whole they
 // do: where it is so, what is looked at as larger or smaller elements is a copy.
 void dense_last_dim(const LocalCall& call, torch::jit::Stack& stack) {
@@ -127,7 +137,7 @@ void dense_last_dim(const LocalCall& call, torch::jit::Stack& stack) {
   if (from != to && part.dim() > 0) {
     bool fits = part.stride(-1) == 1 && part.storage_offset() * from % to == 0;
     for (int64_t d = 0; d < part.dim() - 1; ++d) fits = fits && part.stride(d) * from % to == 0;
-    if (!fits) stack[0] = part.clone(at::MemoryFormat::Contiguous);
+    if (!fits) stack[0] = dense_copy(part, std::max<int64_t>(to / from, 1));
   }
   call.op.callBoxed(stack);
 }

@@ -24,6 +24,13 @@ double smallest(c10::ScalarType dtype) {
   return c10::toRealValueType(dtype) == c10::ScalarType::Double ? 1e-150 : 1e-18;
 }
 
+// The numbers that the memory holds, where it is seen conjugated or negated.
+at::Tensor in_memory(const at::Tensor& seen) {
+  at::Tensor t = seen.variable_data();
+  if (t.is_conj()) t = t.conj();
+  return t.is_neg() ? t._neg_view() : t;
+}
+
 }  // namespace
 
 double last_digit(c10::ScalarType dtype) {
@@ -56,8 +63,9 @@ void write(const at::Tensor& t, const std::vector<double>& values) {
   }
 }
 
-void disturb(const at::Tensor& t, const Rounding& rounding, std::mt19937_64& random) {
-  if (!is_number(t) || t.numel() == 0 || t.is_conj() || t.is_neg()) return;
+void disturb(const at::Tensor& seen, const Rounding& rounding, std::mt19937_64& random) {
+  if (!is_number(seen) || seen.numel() == 0) return;
+  const at::Tensor t = in_memory(seen);
   const double scale = rounding.scale;
   const bool in_half = rounding.added_up && c10::isReducedFloatingType(t.scalar_type());
   auto values = numbers(t);

@@ -154,6 +154,17 @@ TEST_CASE("fuzz: averages of a group are exact, whichever mesh dim is reduced fi
   }
 }
 
+TEST_CASE("fuzz: every dtype has addends of every kind that is allowed") {
+  for (const auto op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct}) {
+    for (const auto dtype : {c10::ScalarType::ComplexHalf, c10::ScalarType::Half, c10::ScalarType::ComplexDouble}) {
+      Leaf x = leaf(0, {2}, {Partial(op)});
+      x.dtype = dtype;
+      x.values.assign(c10::isComplexType(dtype) ? 4 : 2, 0.5);
+      CHECK(run(row(x, {{"aten::alias", {TensorRef{0}}, 1000, {}}})).kind == Kind::kPass);
+    }
+  }
+}
+
 TEST_CASE("fuzz: the sign of a zero that addends add up to, and of what comes of it, is no finding") {
   Leaf zeros = leaf(0, {2}, {Partial()});
   zeros.values = {0, 0};
@@ -162,6 +173,13 @@ TEST_CASE("fuzz: the sign of a zero that addends add up to, and of what comes of
   CHECK(run(program).kind == Kind::kUnstable);
   program.leaves[0].placements = {Replicate()};
   CHECK(run(program).kind == Kind::kPass);
+  // Also where they are written through a conjugate, and seen as bits.
+  zeros.dtype = c10::ScalarType::ComplexDouble;
+  zeros.values = {1, 2, 3, 4};
+  program = row(zeros, {{"aten::conj", {TensorRef{0}}, 1000, {}},
+                        {"aten::view.dtype", {TensorRef{0}, c10::ScalarType::Long}, 1032, {}},
+                        {"aten::zero_", {TensorRef{1000}}, 1064, {}}});
+  CHECK(run(program).kind == Kind::kUnstable);
 }
 
 TEST_CASE("fuzz: addends that cancel may leave their own rounding, and no more") {
@@ -201,6 +219,21 @@ TEST_CASE("fuzz: what plain LibTorch leaves undefined is no step") {
   const Step bytes = {"aten::view.dtype", {TensorRef{0}, c10::ScalarType::Bool}, 1000, {}};
   CHECK(run(row(windows, {bytes})).kind == Kind::kInvalid);
   CHECK(run(row(windows, {{"aten::view.dtype", {TensorRef{0}, c10::ScalarType::Long}, 1000, {}}})).kind == Kind::kPass);
+}
+
+TEST_CASE("fuzz: an out= without elements takes no more than the form without out=") {
+  for (const auto dtype : {c10::ScalarType::Long, c10::ScalarType::Double}) {
+    for (const int64_t rows : {0, 1}) {
+      Leaf self = leaf(0, {rows, 2}, {Replicate()});
+      self.dtype = dtype;
+      auto program =
+          row(self, {{"aten::huber_loss.out", {TensorRef{0}, TensorRef{1}, int64_t{0}, 1., TensorRef{2}}, 1000, {}}});
+      program.leaves.push_back(leaf(1, {rows, 2}, {Replicate()}));
+      program.leaves.push_back(leaf(2, {rows, 2}, {Replicate()}));
+      const bool contradiction = rows == 0 && dtype == c10::ScalarType::Long;
+      CHECK(run(program).kind == (contradiction ? Kind::kInvalid : Kind::kPass));
+    }
+  }
 }
 
 TEST_CASE("fuzz: what depends on where an element lies in memory is no finding") {

@@ -98,6 +98,11 @@ std::vector<at::Tensor> of_bool(const at::Tensor& value, const PartialKind& kind
 std::vector<at::Tensor> make_addends(const at::Tensor& value, const PartialKind& kind, uint64_t seed) {
   std::mt19937_64 random(seed);
   if (value.scalar_type() == at::kBool) return of_bool(value, kind, random);
+  if (value.scalar_type() == at::kComplexHalf) {  // which LibTorch cannot divide
+    auto addends = make_addends(value.to(at::kComplexFloat), kind, seed);
+    for (at::Tensor& a : addends) a = a.to(at::kComplexHalf);
+    return addends;
+  }
   switch (kind.op) {
     case ReduceOp::kProduct:
       return products(value, kind, random);

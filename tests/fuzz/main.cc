@@ -17,7 +17,8 @@
 ABSL_FLAG(uint64_t, seed, 1, "where all chance comes from: equal seeds make equal programs");
 ABSL_FLAG(double, minutes, 1, "how long to go on");
 ABSL_FLAG(double, seconds, 0, "the same in seconds; 0: --minutes counts");
-ABSL_FLAG(int64_t, programs, -1, "stop after so many programs; -1: when the time is over");
+ABSL_FLAG(int64_t, first, 0, "begin with this program of the seed: for a crash that takes the programs before it");
+ABSL_FLAG(int64_t, programs, -1, "stop before the program of this number; -1: when the time is over");
 ABSL_FLAG(int64_t, replay, -1, "run this program of the seed alone");
 ABSL_FLAG(int64_t, steps, 6, "the most steps that a program has");
 ABSL_FLAG(double, shrink_seconds, 20, "how long to make a program that shows a finding smaller");
@@ -45,6 +46,7 @@ int fuzz() {
   options.seed = absl::GetFlag(FLAGS_seed);
   const double seconds = absl::GetFlag(FLAGS_seconds);
   options.seconds = seconds > 0 ? seconds : 60 * absl::GetFlag(FLAGS_minutes);
+  options.first = absl::GetFlag(FLAGS_first);
   options.programs = absl::GetFlag(FLAGS_programs);
   options.only = absl::GetFlag(FLAGS_replay);
   options.most_steps = absl::GetFlag(FLAGS_steps);

@@ -145,6 +145,13 @@ class Worker {
     report(options_, tally_, program, outcome, run_apart);
   }
 
+  // Memory that LibTorch has spoilt may hurt at any later time, also while the crash is looked into.
+  void crashes_again(int status) {
+    say(absl::StrCat("program ", tally_.index, " crashes, and so does looking into it (", name_of_end(status),
+                     "); the last operator tried is ", tally_.op, "\n"));
+    tally_.known(absl::StrCat("crash in program ", tally_.index, ", which cannot be looked into"));
+  }
+
  private:
   Program make(uint64_t index) const {
     GenerateOptions generate_options;
@@ -180,11 +187,12 @@ class Worker {
 void run_programs(const WorkerOptions& options, Tally& tally) {
   Worker worker(options, tally, Clock::now());
   tally.seed = options.seed;
-  if (options.only >= 0) tally.index = options.only;
+  tally.index = static_cast<uint64_t>(options.only >= 0 ? options.only : options.first);
   while (!worker.done()) {
     const int status = in_child([&] { worker.run_all(); });
     if (status == 0) return;
-    in_child([&] { worker.report_crash(status); });
+    const int reported = in_child([&] { worker.report_crash(status); });
+    if (reported != 0) worker.crashes_again(reported);
     ++tally.index;
   }
 }

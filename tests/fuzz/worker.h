@@ -12,7 +12,8 @@ namespace dtensor::fuzz {
 struct WorkerOptions {
   uint64_t seed = 1;
   double seconds = 60;         // of the whole run
-  int64_t programs = -1;       // at most so many; -1: until the time is over
+  int64_t first = 0;           // the program to begin with
+  int64_t programs = -1;       // those below this number; -1: until the time is over
   int64_t only = -1;           // this program and no other
   double shrink_seconds = 20;  // per finding
   int64_t most_steps = 6;

@@ -149,6 +149,17 @@ TEST_CASE("other elements in the same memory, whatever memory a part has", "[cor
   }
 }
 
+TEST_CASE("larger elements of a part that has none", "[corner]") {
+  const auto whole = numbers({1, 2});
+  for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+    const auto x = lay_out(whole, test_meshes()[1], {Partial(), p});
+    for (const int64_t begin : {0, 2}) {
+      const auto see = [&](const at::Tensor& t) { return t.slice(1, begin).view(at::kComplexDouble); };
+      CHECK(difference(see(x), see(whole)).value_or("") == "");
+    }
+  }
+}
+
 TEST_CASE("operators without a rule see contiguous memory where the whole is contiguous", "[corner]") {
   const auto full = numbers({2, 2});
   const auto turned = [](const at::Tensor& t) {
@@ -242,6 +253,23 @@ TEST_CASE("losses of one row where a rank has no class", "[corner]") {
   for (const int64_t reduction : {0, 1, 2}) {
     check({"aten::nll_loss_forward", {numbers({1}), at::zeros({1}, at::kLong), kNone, reduction, -100}});
     check({"aten::nll_loss_forward", {numbers({1}), at::zeros({}, at::kLong), kNone, reduction, -100}});
+  }
+}
+
+TEST_CASE("losses by class written to out=", "[corner]") {
+  const auto rows = at::tensor({2, 0, 1, -100}, at::kLong), images = rows.remainder(3).view({2, 2, 1});
+  for (const int64_t reduction : {1, 2}) {
+    for (const int64_t elements : {1, 0}) {  // without elements they grow
+      const auto out = [&](c10::ScalarType dtype) {
+        return elements == 0 ? at::zeros({0}, dtype) : at::zeros({}, dtype);
+      };
+      const auto loss = out(at::kDouble), total = out(at::kDouble);
+      check({"aten::nll_loss_forward.output", {numbers({3}), rows[0], kNone, reduction, -100, loss, total}});
+      check({"aten::nll_loss_forward.output", {numbers({4, 3}), rows, numbers({3}), reduction, -100, loss, total}});
+      check({"aten::nll_loss2d_forward.output", {numbers({2, 3, 2, 1}), images, kNone, reduction, 1, loss, total}});
+      check({"aten::nll_loss_forward.output",
+             {numbers({4, 3}, at::kHalf), rows, kNone, reduction, -100, out(at::kHalf), out(at::kHalf)}});
+    }
   }
 }
 
