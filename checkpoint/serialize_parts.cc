@@ -4,7 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include "comm/scope.h"
-#include "dtensor/extend/redistribute_as.h"
+#include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_origin.h"
 #include "dtensor/redistribute.h"

@@ -6,7 +6,7 @@
 
 #include "comm/block_copy.h"
 #include "comm/communicator.h"
-#include "dtensor/extend/redistribute_as.h"
+#include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/internal/executor.h"

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "comm/group.h"
-#include "dtensor/extend/redistribute_as.h"
+#include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/internal/check_parts.h"
 #include "dtensor/internal/memory_overlap.h"

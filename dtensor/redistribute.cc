@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "dtensor/extend/redistribute_as.h"
+#include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/internal/redistribute_arguments.h"

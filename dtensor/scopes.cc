@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "dtensor/extend/redistribute_as.h"
+#include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
 
 namespace dtensor {

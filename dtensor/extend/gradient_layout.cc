@@ -11,7 +11,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/extend/dispatch_scope.h"
-#include "dtensor/extend/redistribute_as.h"
+#include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
 
 namespace dtensor {

@@ -1,4 +1,4 @@
-#include "dtensor/extend/redistribute_as.h"
+#include "dtensor/extend/redistribute_autograd.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
