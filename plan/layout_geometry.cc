@@ -1,10 +1,5 @@
-// What one layout leaves each rank. What two have in common is in even_cuts.cc, received_bytes.cc, packed_bytes.cc.
+// What a rank has of one layout. part_bytes.cc, even_cuts.cc, received_bytes.cc and packed_bytes.cc hold the rest.
 #include "plan/layout_geometry.h"
-
-#include <algorithm>
-
-#include "plan/even_cuts.h"
-#include "plan/telling_ranks.h"
 
 namespace dtensor {
 namespace {
@@ -52,24 +47,6 @@ Part LayoutGeometry::part_of(const Layers& layout, absl::Span<const int64_t> coo
   Part part;
   for (int64_t d = 0; d < tensor_ndim(); ++d) part.dims.push_back(runs_of(layout, cutters(layout, d), d, coordinate));
   return part;
-}
-
-int64_t LayoutGeometry::part_bytes(const Layers& layout) const {
-  Shape sizes = sizes_;
-  bool even = true;
-  bool strided = false;
-  for (int64_t m = 0; m < ndim(); ++m) {
-    if (!layout[m]->is_sharded() || mesh_shape_[m] == 1) continue;
-    int64_t& size = sizes[layout[m]->dim()];
-    size = first_part(size, *layout[m], mesh_shape_[m], even);
-    strided |= layout[m]->is_strided_shard();
-  }
-  int64_t bytes = item_bytes_;
-  for (int64_t d = 0; d < tensor_ndim(); ++d) {
-    // Strides may cut a short part into fewer, larger pieces than a long one.
-    bytes *= even || !strided ? sizes[d] : longest_part(*this, layout, d);
-  }
-  return bytes;
 }
 
 }  // namespace dtensor

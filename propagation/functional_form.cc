@@ -7,6 +7,8 @@
 #include <mutex>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 
 namespace dtensor {
 namespace {
@@ -59,6 +61,36 @@ std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op
   const auto [entry, fresh] = found.try_emplace(op);
   if (fresh) entry->second = search(op);  // goes through all operators
   return entry->second;
+}
+
+std::string functional_name(const std::string& name) {
+  size_t base = name.find("::");
+  base = base == std::string::npos ? 0 : base + 2;
+  if (absl::EndsWith(name, "__")) {
+    static const auto* const kInplace =
+        new std::vector<std::string>{"__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"};
+    if (std::find(kInplace->begin(), kInplace->end(), name.substr(base)) == kInplace->end()) return "";
+    return absl::StrCat(name.substr(0, base), "__", name.substr(base + 3));
+  }
+  return absl::EndsWith(name, "_") && name.size() > base + 1 ? name.substr(0, name.size() - 1) : "";
+}
+
+bool is_functional_form(const c10::FunctionSchema& functional, const c10::FunctionSchema& out) {
+  size_t i = 0;
+  for (const auto& argument : out.arguments()) {
+    if (argument.is_out()) continue;
+    if (i == functional.arguments().size()) return false;
+    const auto& other = functional.arguments()[i++];
+    if (other.name() != argument.name() || other.is_out() || *other.type() != *argument.type()) return false;
+  }
+  return i == functional.arguments().size();
+}
+
+std::vector<std::string> usual_functional_overloads(const std::string& overload) {
+  std::vector<std::string> result = {"", "default"};
+  if (absl::EndsWith(overload, "_out")) result.push_back(overload.substr(0, overload.size() - 4));
+  for (const char* usual : {"Tensor", "Scalar", "dim", "self", "dim_IntList"}) result.push_back(usual);
+  return result;
 }
 
 }  // namespace dtensor

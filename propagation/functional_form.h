@@ -1,14 +1,24 @@
-// From an operator that writes to out= arguments to the one that returns new tensors. Internal.
+// From an operator that writes to its arguments to the one that returns new tensors. Internal.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace dtensor {
 
 // aten::index_add for aten::index_add.out, aten::sum.dim_IntList for aten::sum.IntList_out: arguments of the same names
 // and types, and any others have defaults. nullopt: there is no such form.
 std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op);
+
+// Of in-place operators, by name: "aten::add_" -> "aten::add", "aten::__iand__" -> "aten::__and__"; "" for others.
+std::string functional_name(const std::string& name);
+
+// The arguments of `functional` are those of `out` without the out= ones, and no others.
+bool is_functional_form(const c10::FunctionSchema& functional, const c10::FunctionSchema& out);
+// Where ATen keeps the functional form of an out= operator with this overload name: under one of these, most often.
+std::vector<std::string> usual_functional_overloads(const std::string& overload);
 
 }  // namespace dtensor

@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "propagation/functional_form.h"
 
 namespace dtensor {
 namespace {
@@ -18,41 +19,8 @@ std::string full_name(const std::string& name, const std::string& overload) {
   return overload.empty() ? name : absl::StrCat(name, ".", overload);
 }
 
-// "aten::add_" -> "aten::add", "aten::__iand__" -> "aten::__and__"; "" if the name is not that of an in-place operator.
-std::string functional_name(const std::string& name) {
-  size_t base = name.find("::");
-  base = base == std::string::npos ? 0 : base + 2;
-  if (absl::EndsWith(name, "__")) {
-    static const auto* const kInplace =
-        new std::vector<std::string>{"__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"};
-    if (std::find(kInplace->begin(), kInplace->end(), name.substr(base)) == kInplace->end()) return "";
-    return absl::StrCat(name.substr(0, base), "__", name.substr(base + 3));
-  }
-  return absl::EndsWith(name, "_") && name.size() > base + 1 ? name.substr(0, name.size() - 1) : "";
-}
-
 bool has_out(const c10::FunctionSchema& schema) {
   return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& a) { return a.is_out(); });
-}
-
-// The arguments of `functional` are those of `out` without the out= ones.
-bool is_functional_form(const c10::FunctionSchema& functional, const c10::FunctionSchema& out) {
-  size_t i = 0;
-  for (const auto& argument : out.arguments()) {
-    if (argument.is_out()) continue;
-    if (i == functional.arguments().size()) return false;
-    const auto& other = functional.arguments()[i++];
-    if (other.name() != argument.name() || other.is_out() || *other.type() != *argument.type()) return false;
-  }
-  return i == functional.arguments().size();
-}
-
-// Where ATen keeps the functional form of an out= operator: under one of these overload names, most often.
-std::vector<std::string> functional_overloads(const std::string& overload) {
-  std::vector<std::string> result = {"", "default"};
-  if (absl::EndsWith(overload, "_out")) result.push_back(overload.substr(0, overload.size() - 4));
-  for (const char* usual : {"Tensor", "Scalar", "dim", "self", "dim_IntList"}) result.push_back(usual);
-  return result;
 }
 
 // By name. Filled before main.
@@ -102,7 +70,7 @@ struct RuleRegistry::State {
     bool pointwise = is_pointwise(op);
     auto& dispatcher = c10::Dispatcher::singleton();
     if (has_out(op.schema())) {
-      std::vector<std::string> overloads = functional_overloads(overload);
+      std::vector<std::string> overloads = usual_functional_overloads(overload);
       const std::string prefix = name + ".";
       for (auto it = rules.lower_bound(prefix); it != rules.end() && absl::StartsWith(it->first, prefix); ++it) {
         overloads.push_back(it->first.substr(prefix.size()));
