@@ -8,13 +8,13 @@
 #include <utility>
 
 #include "comm/backend_capabilities.h"
+#include "comm/nccl.h"
 #include "processes/c10d/all_reduce_by_backend.h"
 #include "processes/c10d/async_all_reduce.h"
 #include "processes/c10d/call_comparison.h"
 #include "processes/c10d/calls_under_way.h"
 #include "processes/c10d/group_links.h"
 #include "processes/c10d/link_call.h"
-#include "processes/c10d/nccl_backend.h"
 #include "processes/c10d/reduce_by_exchange.h"
 
 namespace dtensor {
@@ -126,7 +126,7 @@ std::unique_ptr<Communicator> make_c10d_communicator(std::shared_ptr<Job> job, s
                                                      c10::intrusive_ptr<c10d::ProcessGroup> world_group) {
   TORCH_CHECK_VALUE(backend == "gloo" || backend == "nccl", "World: backend is \"", backend,
                     "\"; it must be gloo or nccl");
-  if (backend == "nccl") check_nccl_backend();
+  if (backend == "nccl") nccl_functions();  // throws where there is none
   return std::make_unique<C10dCommunicator>(std::move(job), std::move(backend), device, std::move(world_group));
 }
 
