@@ -27,7 +27,7 @@ class CallRecorder {
   virtual std::shared_ptr<CallRecord> record(const CommView& view, bool backward, bool runs) = 0;
 };
 
-// Makes the recorder of every communicator from now on. Static initialisation of whoever records calls it.
+// Makes the recorder of every communicator from now on. Called by the static initialisation of the recorder.
 using MakeCallRecorder = std::unique_ptr<CallRecorder> (*)();
 void set_call_recorder(MakeCallRecorder make);
 // Null where none was set.

@@ -30,10 +30,9 @@ struct CommCall {
   // results themselves: a rank cannot know the shapes of what another process sends. Unset: as large as what it passes
   // itself.
   std::vector<std::vector<Shape>> receive_shapes;
-  // Of exchange(), reduce_scatter() and all_reduce_many(): set if the caller need not have the results at once. A
-  // backend that can go on by itself then returns as soon as the inputs have been read, and leaves here what to wait
-  // for before the results are used. It goes on whether anybody waits or not: ranks may set this or not, each for
-  // itself.
+  // Of exchange(), reduce_scatter() and all_reduce_many(): set if the caller need not have the results at once. An
+  // asynchronous backend then returns as soon as the inputs have been read, and leaves here what to wait for before the
+  // results are used. The collective ends without that wait, too, so each rank may set this or not, as it likes.
   std::shared_ptr<CommWork>* work = nullptr;
 };
 

@@ -78,15 +78,15 @@ auto reported(CallRecorder* recorder, CommView view, Received received, Run run)
   Clock::time_point begin;
   const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   auto result = [&] {
-    size_t told = 0;
+    size_t notified = 0;
     try {
-      for (; told < listeners.size(); ++told) listeners[told].on_call(event, view, /*before=*/true);
+      for (; notified < listeners.size(); ++notified) listeners[notified].on_call(event, view, /*before=*/true);
       if (record) record->started();
       begin = Clock::now();
       return counted();
     } catch (...) {
       if (begin != Clock::time_point()) event.seconds = seconds();
-      for (size_t i = 0; i < told; ++i) listeners[i].on_failed(event, view);
+      for (size_t i = 0; i < notified; ++i) listeners[i].on_failed(event, view);
       throw;
     }
   }();

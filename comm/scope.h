@@ -24,7 +24,7 @@ inline const Scope& current_scope() { return ThreadScope<Scope>::current(); }
 // While autograd's engine runs on this thread.
 bool in_backward();
 
-// The listener of all threads, told after the scope's; null if there is none. `make` is called once, at the first
+// The listener of all threads, notified after the scope's; null if there is none. `make` is called once, at the first
 // collective. Internal: for what the environment asks for.
 CommListener* process_listener();
 void set_process_listener(CommListener* (*make)());

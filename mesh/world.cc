@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
-#include "comm/local_nccl.h"
+#include "comm/nccl.h"
 #include "mesh/memory_meter.h"
 
 namespace dtensor {
@@ -62,6 +62,13 @@ class Attachments {
 c10::Device normalized(c10::Device device) {
   if (device.is_cpu()) return c10::Device(c10::DeviceType::CPU);
   return device.has_index() ? device : c10::Device(device.type(), 0);
+}
+
+// Of World::local. Several GPUs talk by NCCL where the program has it, else by copies, as all else does.
+std::unique_ptr<Communicator> make_communicator(std::vector<c10::Device> devices, bool one_device) {
+  const NcclFunctions* nccl = find_nccl_functions();
+  if (!one_device && devices[0].is_cuda() && nccl != nullptr) return nccl->make_local_communicator(std::move(devices));
+  return make_local_communicator(std::move(devices));
 }
 
 std::vector<int64_t> iota(int64_t n) {
@@ -142,7 +149,7 @@ World World::local(std::vector<c10::Device> devices) {
   const auto n = static_cast<int64_t>(devices.size());
   const bool one = std::all_of(devices.begin(), devices.end(), [&](c10::Device d) { return d == devices[0]; });
   auto name = c10::str("local(", n, ", ", one ? devices[0] : c10::Device(devices[0].type()), ")");
-  auto communicator = make_communicator_for(devices);
+  auto communicator = make_communicator(devices, one);
   return World(std::make_shared<WorldState>(Kind::kLocal, std::move(name), std::move(devices), iota(n),
                                             std::move(communicator)))
       .in_use();

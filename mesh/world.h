@@ -31,7 +31,7 @@ namespace dtensor {
 
 class Communicator;
 class MemoryMeter;
-struct LaunchOptions;  // processes/launch/launch_env.h
+struct LaunchOptions;  // processes/launch/job_place.h
 struct WorldState;     // world.cc
 
 class World {
@@ -54,6 +54,8 @@ class World {
   // One rank in this process, the others in the processes that a launcher started beside it
   // (processes/launch/launch_env.h tells how they are found; alone if there is none). Waits for the others to come, no
   // longer than the deadline. Errors (c10::Error): a variable is missing or bad, the others do not come.
+  // The three are defined in processes/world_from_env.cc, as they need launchers, stores and c10d, which lie above
+  // meshes; users get every kind of world from this class all the same.
   static World from_env();
   static World from_env(const LaunchOptions& options);
   // The ranks of a process group that the program made itself; collectives over all ranks go through it.

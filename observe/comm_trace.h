@@ -18,8 +18,8 @@ namespace dtensor {
 
 class CommTrace {
  public:
-  // Writes to `path`, in which "%r" becomes the rank of this process. Where the ranks are processes and there is no
-  // "%r", the rank comes before the ending: "step.3.json". Error (c10::Error): it cannot be written.
+  // Writes to `path`, in which "%r" becomes the rank of this process in its job, 0 without a job. In a job, where there
+  // is no "%r", the rank comes before the ending: "step.3.json". Error (c10::Error): it cannot be written.
   explicit CommTrace(const std::string& path);
   ~CommTrace();
 
@@ -31,5 +31,9 @@ class CommTrace {
   std::unique_ptr<Writer> writer_;
   ScopeGuard guard_;
 };
+
+// Called when this process becomes rank `rank` of a job: traces that begin from now on are named after it. Internal: a
+// Job does so when it begins.
+void name_traces_by_rank(int64_t rank) noexcept;
 
 }  // namespace dtensor

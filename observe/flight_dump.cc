@@ -25,8 +25,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kVersion[] = "2.10";  // of PyTorch's format
 
-std::atomic<int64_t> told_rank{-1};
-std::atomic<int64_t> timeout_ms{600000};  // PyTorch's, until somebody says
+// By prepare_flight_recorder().
+std::atomic<int64_t> rank_in_job{-1};     // -1: this process is not one of a job
+std::atomic<int64_t> timeout_ms{600000};  // PyTorch's, until a job begins
 
 // PyTorch's readers know collectives by these names, and only with this prefix. What is uneven they would take for a
 // mistake; "coalesced" is what they only compare by name.
@@ -114,12 +115,13 @@ Json to_json(const FlightRecord& entry) {
   return json;
 }
 
-// `rank` becomes the process's if it is -1.
-std::string dump_text(int64_t& rank, bool patient) {
+// If `rank` is -1 it becomes this process's in its job, without one the first that it owned in the last collective.
+// `wait`: as of copy_flight_ring().
+std::string dump_text(int64_t& rank, bool wait) {
   std::vector<FlightRecord> entries;
   std::vector<FlightGroup> groups;
-  const bool all = copy_flight_ring(patient, entries, groups);
-  if (rank < 0) rank = told_rank.load();
+  const bool all = copy_flight_ring(wait, entries, groups);
+  if (rank < 0) rank = rank_in_job.load();
   if (rank < 0) rank = entries.empty() ? 0 : entries.back().rank;
   Json config = Json::object(), status = Json::object();
   for (const FlightGroup& group : groups) {
@@ -173,12 +175,12 @@ const char* file_prefix() {
 
 void dump_flight_recorder(std::ostream& os) {
   int64_t rank = -1;
-  os << dump_text(rank, /*patient=*/true);
+  os << dump_text(rank, /*wait=*/true);
 }
 
 void dump_flight_recorder(const std::string& path) {
   int64_t rank = -1;
-  const std::string error = write_whole(path, dump_text(rank, /*patient=*/true));
+  const std::string error = write_whole(path, dump_text(rank, /*wait=*/true));
   TORCH_CHECK_VALUE(error.empty(), "dump_flight_recorder: ", path, " cannot be written: ", error);
 }
 
@@ -186,7 +188,7 @@ void dump_flight_recorder_on_failure(int64_t rank) noexcept {
   try {
     const char* prefix = file_prefix();
     if (prefix == nullptr || !flight_recorder_is_on()) return;
-    const std::string text = dump_text(rank, /*patient=*/false);
+    const std::string text = dump_text(rank, /*wait=*/false);
     const std::string path = absl::StrCat(prefix, rank);
     const std::string error = write_whole(path, text);
     const std::string message =
@@ -202,10 +204,8 @@ void arm_flight_signals() noexcept {
   if (file_prefix() != nullptr) dump_on_signals([] { dump_flight_recorder_on_failure(-1); });
 }
 
-int64_t process_rank() { return told_rank.load(); }
-
 void prepare_flight_recorder(int64_t rank, std::chrono::milliseconds timeout) noexcept {
-  told_rank.store(rank);
+  rank_in_job.store(rank);
   if (timeout.count() > 0) timeout_ms.store(timeout.count());
   arm_flight_signals();
 }

@@ -26,12 +26,11 @@ void dump_flight_recorder(const std::string& path);
 // threads.
 void dump_flight_recorder_on_failure(int64_t rank) noexcept;
 
-// Tells which rank this process is, and how long its collectives may take. If DTENSOR_FLIGHT_FILE is set, SIGUSR1
-// writes the dump from now on, and SIGTERM does so before it ends the process; a program that handles one of them
-// itself keeps its handler. Does what is needed again in a fork's child. Without this call the first collective does
-// the same.
+// Called when this process becomes rank `rank` of a job whose collectives may take `timeout`: a dump has both, and its
+// file the rank in its name, before there is a collective whose ranks could tell. If DTENSOR_FLIGHT_FILE is set,
+// SIGUSR1 writes the dump from now on, and SIGTERM does so before it ends the process; a program that handles one of
+// them itself keeps its handler. Does what is needed again in a fork's child. Without this call the first collective
+// does the same.
 void prepare_flight_recorder(int64_t rank, std::chrono::milliseconds timeout = {}) noexcept;
-// The rank that prepare_flight_recorder() was told last; -1 if it was not called.
-int64_t process_rank();
 
 }  // namespace dtensor

@@ -13,9 +13,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "comm/communicator.h"
+#include "comm/nccl.h"
 #include "mesh/world.h"
 #include "processes/c10d/c10d_communicator.h"
-#include "processes/c10d/nccl_backend.h"
 #include "processes/job/error_file.h"
 #include "processes/job/job.h"
 #include "processes/job/terminate_handler.h"
@@ -86,7 +86,7 @@ World world_from_env(const LaunchOptions& options) {
   const JobPlace place = find_job_place(options);
   const DeviceChoice choice = choose_device(options, place, at::getNumGPUs());
   if (place.store.empty()) return World::local(1, choice.device);
-  if (choice.backend == "nccl") check_nccl_backend();
+  if (choice.backend == "nccl") nccl_functions();  // throws where there is none, before anybody waits for this rank
   install_terminate_handler();
   const StorePtr store = open_store(place);
   const std::string key = absl::StrCat("dtensor/", place.run_id, "/", place.restart_count);

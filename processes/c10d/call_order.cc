@@ -15,7 +15,7 @@ std::shared_ptr<CallOrder::Place> CallOrder::reserve() {
 void CallOrder::fill(const std::shared_ptr<Place>& place, std::function<Begun()> begin) {
   std::unique_lock lock(mutex_);
   place->begin_ = std::move(begin);
-  if (beginning_) return;  // whoever does comes to this, too
+  if (beginning_) return;  // the thread that is in the loop below comes to this place, too
   beginning_ = true;
   while (!waiting_.empty() && waiting_.front()->begin_) {
     const auto next = std::move(waiting_.front());

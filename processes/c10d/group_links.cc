@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "processes/c10d/nccl_backend.h"
+#include "comm/nccl.h"
 
 namespace dtensor {
 
@@ -80,7 +80,7 @@ c10::intrusive_ptr<c10d::Backend> GroupLinks::connect_nccl(const Activity& activ
   std::thread([promise = std::move(promise), store = store->clone(), position = static_cast<int>(link.position),
                size = static_cast<int>(link.members.size()), device = device_, timeout = job_->timeout()]() mutable {
     try {
-      promise.set_value(make_nccl_backend(store, position, size, device, timeout));
+      promise.set_value(nccl_functions().make_backend(store, position, size, device, timeout));
     } catch (...) {
       promise.set_exception(std::current_exception());
     }

@@ -74,9 +74,9 @@ void check_equal(Job& job, const Comparison& comparison, absl::Span<const int64_
   // Everybody sees the difference; now everybody says what it is.
   const std::string prefix = absl::StrCat("mismatch/", key, "/", comparison.call, "/");
   std::string error = absl::StrCat("ranks do not make the same calls over ", name, ":");
-  int64_t odd = n - 1;  // of those who are fewest; where all are as many, the last
+  int64_t culprit = n - 1;  // of those who are fewest; where all are as many, the last
   for (int64_t p = 0; p < n; ++p) {
-    if (std::count(values, values + n, values[p]) < std::count(values, values + n, values[odd])) odd = p;
+    if (std::count(values, values + n, values[p]) < std::count(values, values + n, values[culprit])) culprit = p;
   }
   try {
     job.store()->set(absl::StrCat(prefix, position), comparison.what);
@@ -88,7 +88,7 @@ void check_equal(Job& job, const Comparison& comparison, absl::Span<const int64_
   } catch (const std::exception&) {
     absl::StrAppend(&error, " rank ", job.rank(), " ", comparison.what, " (the others did not say)");
   }
-  job.fail_as(members[odd], error);
+  job.fail_as(members[culprit], error);
   job.check();
 }
 

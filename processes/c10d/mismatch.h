@@ -34,10 +34,10 @@ struct Comparison {
   int64_t call = 0;
   std::string what;  // this rank did
   at::Tensor values;
-  std::function<bool()> here;
+  std::function<bool()> arrived;  // without waiting
 };
 // Where the fingerprints differ, the members of group `key` tell each other through the store what they did, and all
-// get the same error, which fails the job and blames those who are fewest. REQUIRES: comparison.here().
+// get the same error, which fails the job and blames those who are fewest. REQUIRES: comparison.arrived().
 void check_equal(Job& job, const Comparison& comparison, absl::Span<const int64_t> members, int64_t position,
                  const std::string& key, const std::string& name);
 

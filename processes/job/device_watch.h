@@ -45,7 +45,7 @@ class DeviceWatch {
   DeviceWatch(std::chrono::milliseconds timeout, Owner owner) : timeout_(timeout), owner_(std::move(owner)) {}
 
   void add(Launched launched);
-  // The first one starts the thread, which keeps `alive`: whoever has this.
+  // The first one starts the thread, which keeps `alive`, the owner of this object.
   void add_group(Group group, std::shared_ptr<void> alive);
   std::optional<Activity> waits_for() const;  // the first that is not known to be done
 

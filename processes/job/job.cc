@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "observe/comm_trace.h"
 #include "observe/flight_recorder.h"
 #include "processes/job/find_culprit.h"
 #include "processes/job/host_process.h"
@@ -37,6 +38,7 @@ Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Mill
   post_place(*state_->store(), rank);
   install_terminate_handler();
   prepare_flight_recorder(rank, timeout);
+  name_traces_by_rank(rank);
   add_terminate_callback(this, [this](const std::string& message) { fail(message); });
   state_->start_listening();
 }

@@ -101,7 +101,7 @@ void GroupScatter::call(Clique::Part& part, const RankSlots& slots, const RankPi
   std::move(rows.begin(), rows.end(), std::back_inserter(keep));
 }
 
-void GroupScatter::land(const RankSlots& slots, const RankPieces& outputs) const {
+void GroupScatter::unpack(const RankSlots& slots, const RankPieces& outputs) const {
   for (size_t p = 0; p < received.size(); ++p) {
     if (counts[p] == 0) continue;
     const at::Tensor row = from_carrier(received[p], *reduction, dtype);

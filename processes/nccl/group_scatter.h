@@ -22,7 +22,7 @@ struct GroupScatter {
   // for each. REQUIRES: form().
   void call(Clique::Part& part, const RankSlots& slots, const RankPieces& inputs, RankTensors& keep);
   // After the calls: writes what came to its places. Does nothing without call().
-  void land(const RankSlots& slots, const RankPieces& outputs) const;
+  void unpack(const RankSlots& slots, const RankPieces& outputs) const;
 
  private:
   size_t size() const { return members->size(); }

@@ -17,11 +17,11 @@
 #include "comm/communicator.h"
 #include "comm/communicator_checks.h"
 #include "comm/local_collectives.h"
-#include "comm/local_nccl.h"
 #include "comm/packed_blocks.h"
 #include "comm/reduce_in_order.h"
 #include "processes/nccl/carriers.h"
 #include "processes/nccl/clique.h"
+#include "processes/nccl/functions.h"
 #include "processes/nccl/group_scatter.h"
 
 namespace dtensor {
@@ -46,11 +46,11 @@ class LocalNcclCommunicator final : public Communicator {
     check_both_ends(slots, messages);
     Launch launch{*this, call, c};
     std::vector<Message> copies;
-    struct Landing {
+    struct Arrival {
       absl::Span<const Message> run;
       at::Tensor buffer;
     };
-    std::vector<Landing> landings;
+    std::vector<Arrival> arrivals;
     for (size_t begin = 0; begin < messages.size();) {
       const auto run = run_at(messages, begin);
       begin += run.size();
@@ -82,7 +82,7 @@ class LocalNcclCommunicator final : public Communicator {
         source = sent.data_ptr();
         target = received.data_ptr();
         launch.keep.push_back(sent);
-        landings.push_back({run, received});
+        arrivals.push_back({run, received});
       } else {
         bytes = numel_of(first.block.sizes) * static_cast<int64_t>(from[first.input].element_size());
       }
@@ -100,11 +100,11 @@ class LocalNcclCommunicator final : public Communicator {
     }
     launch.go();
     exchange_by_copies(call, copies, inputs, outputs);
-    for (const Landing& landing : landings) {
+    for (const Arrival& arrival : arrivals) {
       int64_t offset = 0;
-      for (const Message& m : landing.run) {
+      for (const Message& m : arrival.run) {
         const at::Tensor& to = outputs[slots[m.receiver]][m.output];
-        unpack(m, landing.buffer, offset, to);
+        unpack(m, arrival.buffer, offset, to);
         offset += packed_bytes(m, to);
       }
     }
@@ -141,7 +141,7 @@ class LocalNcclCommunicator final : public Communicator {
       return std::tie(a.sender, a.receiver, a.input) < std::tie(b.sender, b.receiver, b.input);
     });
     reduce_scatter_by_copies(call, copies, inputs, outputs, op);
-    for (const auto& [first, group] : groups) group.land(slots, outputs);
+    for (const auto& [first, group] : groups) group.unpack(slots, outputs);
   }
 
   RankPieces do_all_reduce(const CommCall& call, const RankPieces& inputs, ReduceOp op) override {
@@ -149,13 +149,13 @@ class LocalNcclCommunicator final : public Communicator {
     check_whole_groups(call, slots);
     Launch launch{*this, call, Collective::kAllReduce};
     RankPieces results(call.ranks.size());
-    struct Landing {
+    struct Reduced {
       at::Tensor* result;
       at::Tensor carrier;
       Reduction form;
       at::ScalarType dtype;
     };
-    std::vector<Landing> landings;
+    std::vector<Reduced> all_reduced;
     for (size_t i = 0; i < results.size(); ++i) results[i].resize(inputs[i].size());
     for (size_t i = 0; i < results.size(); ++i) {
       const auto& members = members_of(call, call.ranks[i]);
@@ -181,15 +181,15 @@ class LocalNcclCommunicator final : public Communicator {
                                  .count = static_cast<size_t>(carrier.numel()),
                                  .dtype = nccl_dtype(form.dtype),
                                  .op = nccl_op(form.op)});
-          landings.push_back({&result, carrier, form, like.scalar_type()});
+          all_reduced.push_back({&result, carrier, form, like.scalar_type()});
         }
         if (!by_nccl) reduce_in_order(outputs, addends, op);
       }
     }
     // Tensor by tensor on every device, so that all make their calls in one order.
     launch.go();
-    for (const Landing& landing : landings)
-      *landing.result = from_carrier(landing.carrier, landing.form, landing.dtype);
+    for (const Reduced& reduced : all_reduced)
+      *reduced.result = from_carrier(reduced.carrier, reduced.form, reduced.dtype);
     return results;
   }
 
@@ -263,12 +263,10 @@ class LocalNcclCommunicator final : public Communicator {
       cliques_;  // by devices in the order of the group; guarded by mutex_
 };
 
-[[maybe_unused]] const bool registered = [] {
-  set_local_nccl_factory([](std::vector<c10::Device> devices) -> std::unique_ptr<Communicator> {
-    return std::make_unique<LocalNcclCommunicator>(std::move(devices));
-  });
-  return true;
-}();
-
 }  // namespace
+
+std::unique_ptr<Communicator> make_local_nccl_communicator(std::vector<c10::Device> devices) {
+  return std::make_unique<LocalNcclCommunicator>(std::move(devices));
+}
+
 }  // namespace dtensor

@@ -4,13 +4,12 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "processes/c10d/nccl_backend.h"
+#include "processes/nccl/functions.h"
 
 namespace dtensor {
-namespace {
 
-c10::intrusive_ptr<c10d::Backend> make_process_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                     c10::Device device, std::chrono::milliseconds timeout) {
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                                    c10::Device device, std::chrono::milliseconds timeout) {
   // c10d's watchdog would end the process when NCCL loses a connection. So set, it aborts the group and says so by
   // getError(), and the job tells all ranks why. What the user has set stays.
   c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", std::to_string(c10d::CleanUpOnly).c_str(),
@@ -26,10 +25,4 @@ c10::intrusive_ptr<c10d::Backend> make_process_group(const c10::intrusive_ptr<c1
   return group;
 }
 
-[[maybe_unused]] const bool registered = [] {
-  set_nccl_backend_factory(make_process_group);
-  return true;
-}();
-
-}  // namespace
 }  // namespace dtensor

@@ -1,5 +1,7 @@
 // World::from_env with NCCL, and World::local on several GPUs. Without GPUs: what a program with //:dtensor_nccl says
 // then.
+#include "comm/nccl.h"
+
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <c10/util/tempfile.h>
@@ -10,7 +12,6 @@
 
 #include "comm/communicator.h"
 #include "mesh/world.h"
-#include "processes/c10d/nccl_backend.h"
 #include "processes/launch/launch_env.h"
 #include "tests/cuda/collectives.h"
 
@@ -29,7 +30,7 @@ World job_of_one() {
   return World::from_env(options);
 }
 
-TEST_CASE("nccl: a program that links it has it") { CHECK_NOTHROW(check_nccl_backend()); }
+TEST_CASE("nccl: a program that links it has it") { CHECK_NOTHROW(nccl_functions()); }
 
 TEST_CASE("nccl: a job of one rank makes every collective, and comparisons do not wait for the device") {
   if (fewer_gpus_than(1)) return;

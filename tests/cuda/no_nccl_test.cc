@@ -5,9 +5,9 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "comm/nccl.h"
 #include "mesh/world.h"
 #include "processes/c10d/c10d_communicator.h"
-#include "processes/c10d/nccl_backend.h"
 #include "processes/job/job.h"
 #include "tests/testing/catch_torch.h"
 
@@ -19,9 +19,9 @@ namespace {
 constexpr char kAdvice[] = "link //:dtensor_nccl, built where a CUDA toolkit is, or use gloo with device cpu";
 
 TEST_CASE("no nccl: asking for it is an error that says what would work") {
-  CHECK_THROWS_WITH(check_nccl_backend(),
+  CHECK(find_nccl_functions() == nullptr);
+  CHECK_THROWS_WITH(nccl_functions(),
                     Contains("World: the backend is nccl, but this program has no NCCL") && Contains(kAdvice));
-  CHECK_THROWS_WITH(make_nccl_backend({}, 0, 1, c10::Device("cuda:0"), std::chrono::seconds(1)), Contains(kAdvice));
 }
 
 TEST_CASE("no nccl: a communicator is refused before anybody waits for it") {

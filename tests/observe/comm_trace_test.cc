@@ -17,7 +17,6 @@
 #include "dtensor/factories.h"
 #include "dtensor/scopes.h"
 #include "observe/comm_contracts.h"
-#include "observe/flight_recorder.h"
 #include "plan/cost_model.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/child.h"
@@ -258,7 +257,7 @@ TEST_CASE("child: communicates until its disk is full", "[.child]") {
 }
 
 TEST_CASE("child: communicates and is terminated", "[.child]") {
-  if (const char* rank = std::getenv("CHILD_RANK")) prepare_flight_recorder(std::atoi(rank));
+  if (const char* rank = std::getenv("CHILD_RANK")) name_traces_by_rank(std::atoi(rank));
   redistribute(full({8, 2}, 1.0, mesh(), {Replicate(), Partial()}), {Replicate(), Replicate()});
   std::thread([] {
     redistribute(full({8, 2}, 1.0, mesh(), {Replicate(), Partial()}), {Replicate(), Replicate()});

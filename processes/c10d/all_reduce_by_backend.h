@@ -1,0 +1,20 @@
+// What a backend reduces itself, by the table of comm/backend_capabilities.h. Internal to the communicator.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "comm/backend_capabilities.h"
+#include "processes/c10d/link_call.h"
+
+namespace dtensor {
+
+// Writes results[k] for every inputs[k] that `backend` reduces, in one call for all that it gets as one dtype. Returns
+// the indices of the others. REQUIRES: as many results as inputs.
+std::vector<size_t> all_reduce_by_backend(const LinkCall& call, CommBackend backend,
+                                          const std::vector<at::Tensor>& inputs, ReduceOp op,
+                                          std::vector<at::Tensor>& results);
+
+}  // namespace dtensor

@@ -1,0 +1,27 @@
+// Compares what the ranks of a group are about to do or have done, as DTENSOR_DEBUG asks for. Internal to the
+// communicator.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "processes/c10d/link_call.h"
+#include "processes/c10d/mismatch.h"
+
+namespace dtensor {
+
+class CallComparison {
+ public:
+  // Error (c10::Error): DTENSOR_DEBUG has a value that it does not know.
+  CallComparison() : level_(debug_level()) {}
+
+  // Before every call, which link.calls counts already. Errors: as of Job::run, and that the ranks differ.
+  void before(const LinkCall& call) const;
+  // Makes a barrier, which is a comparison of all calls until then. At every 64th call before() has made that already.
+  void at_barrier(const LinkCall& call) const;
+
+ private:
+  const DebugLevel level_;
+};
+
+}  // namespace dtensor

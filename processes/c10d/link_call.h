@@ -1,0 +1,66 @@
+// One collective of one group, from when this rank comes to it: how it is begun, and who waits for it. Internal to the
+// communicator.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "comm/comm_call.h"
+#include "processes/c10d/call_order.h"
+#include "processes/c10d/calls_under_way.h"
+#include "processes/c10d/group_links.h"
+#include "processes/c10d/packed_exchange.h"
+#include "processes/job/job.h"
+
+namespace dtensor {
+
+// Begins a collective of a backend. Owns what it uses: where the job fails, another thread may be about to call it.
+using StartWork = std::function<c10::intrusive_ptr<c10d::Work>()>;
+
+// Refers to its parts; lives as long as the communicator's call.
+struct LinkCall {
+  const std::shared_ptr<CallsUnderWay>& calls;
+  c10::Device device;  // of this rank's tensors
+  Link& link;
+  const CommCall& call;
+  Collective collective;
+
+  Job& job() const { return calls->job(); }
+  Activity activity() const;
+  // Whether the caller need not wait for the results. On a device nobody waits: its stream orders what follows.
+  bool is_async() const { return call.work != nullptr && !device.is_cuda() && link.members.size() > 1; }
+};
+
+// Calls `start` when no other thread is in this function. LibTorch's own recorder of collectives, one for all groups of
+// a process, enters a new one into a map before it takes its lock (FlightRecorder::recordWithResetEnabled in 2.11).
+c10::intrusive_ptr<c10d::Work> start_alone(const StartWork& start);
+
+// What begins a collective on CPU when its turn in the link's order has come, on whichever thread that is. `members`:
+// of its group.
+std::function<CallOrder::Begun()> when_its_turn(std::weak_ptr<CallsUnderWay> calls, const Activity& activity,
+                                                const std::vector<int64_t>& members, StartWork start);
+
+// Runs a collective. On CPU it is done when this returns. On a GPU the current stream waits for it: what follows on
+// that stream sees the result, and memory that is freed is used again only after it, so no tensor needs
+// record_stream().
+void run(const LinkCall& call, const StartWork& start);
+
+// Says, without waiting, whether the device has done all that is on its current stream now.
+std::function<bool()> current_stream_done(c10::Device device);
+
+// One alltoall_base of packed bytes; `then` is what is to be done with what has come, before the results are read. Does
+// not wait where call.is_async().
+void run_exchange(
+    const LinkCall& call, absl::Span<const Message> messages, const RankPieces& inputs, const RankPieces& outputs,
+    std::function<void()> then = [] {});
+
+// The backend outlives what is under way or is left open, hence the pointer: a backend must not end on one of its own
+// threads, which may be the last to have this.
+StartWork start_exchange(c10d::Backend* backend, std::shared_ptr<PackedExchange> packed);
+
+}  // namespace dtensor
