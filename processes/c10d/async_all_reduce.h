@@ -1,8 +1,8 @@
 // An all_reduce by two exchanges for which its caller does not wait. Internal to the communicator.
 #pragma once
 
-#include "processes/c10d/link_call.h"
 #include "comm/reduce_by_exchange.h"
+#include "processes/c10d/link_call.h"
 
 namespace dtensor {
 
