@@ -3,6 +3,7 @@
 #include <c10/core/TensorOptions.h>
 
 #include <algorithm>
+#include <functional>
 #include <tuple>
 #include <utility>
 
@@ -34,6 +35,39 @@ void check_source(Collective c, const CommCall& call, int64_t source, size_t cou
   check_position(c, call, "source", source);
 }
 
+// What says what a piece is like: the piece itself, where the sender is owned, else the receiver's tensor at
+// `like_index`. Null: nobody does.
+const at::Tensor* like_of(Collective c, const RankPieces& inputs, int64_t sender, int64_t sender_slot, int64_t input,
+                          int64_t receiver_slot, int64_t like_index) {
+  if (sender_slot >= 0) {
+    const auto& sent = inputs[sender_slot];
+    TORCH_CHECK(input < static_cast<int64_t>(sent.size()), to_string(c), ": rank ", sender, " passes ", sent.size(),
+                " pieces");
+    check_defined(c, sender, sent[input]);
+    return &sent[input];
+  }
+  const auto& own = inputs[receiver_slot];
+  return like_index < static_cast<int64_t>(own.size()) && own[like_index].defined() ? &own[like_index] : nullptr;
+}
+
+Shape shape_like(Collective c, int64_t receiver, const at::Tensor* like) {
+  TORCH_CHECK(like != nullptr, to_string(c), ": rank ", receiver,
+              " passes no tensor whose shape its result could have; fill in call.receive_shapes");
+  return Shape(like->sizes().begin(), like->sizes().end());
+}
+
+// `count_of`: how many pieces the rank at a position receives.
+void check_receive_shapes(Collective c, const CommCall& call, const std::function<size_t(int64_t position)>& count_of) {
+  if (call.receive_shapes.empty()) return;
+  TORCH_CHECK(call.receive_shapes.size() == call.ranks.size(), to_string(c), ": receive_shapes has ",
+              call.receive_shapes.size(), " entries for ", call.ranks.size(), " owned ranks; give one per rank");
+  for (size_t i = 0; i < call.ranks.size(); ++i) {
+    const size_t count = count_of(position(call, i));
+    TORCH_CHECK(call.receive_shapes[i].size() == count, to_string(c), ": receive_shapes of rank ", call.ranks[i],
+                " has ", call.receive_shapes[i].size(), " shapes; the rank receives ", count);
+  }
+}
+
 }  // namespace
 
 // One piece that a rank receives: input `input` of the rank at position `sender`. Where nobody says its shape it is as
@@ -47,16 +81,12 @@ RankPieces Communicator::exchange_whole(const CommCall& call, Collective c, cons
                                         const SourcesOf& sources_of) {
   const RankSlots slots(call);
   std::vector<Source> sources;
-  if (!call.receive_shapes.empty()) {
-    TORCH_CHECK(call.receive_shapes.size() == call.ranks.size(), to_string(c), ": receive_shapes has ",
-                call.receive_shapes.size(), " entries for ", call.ranks.size(), " owned ranks; give one per rank");
-    for (size_t i = 0; i < call.ranks.size(); ++i) {
-      sources.clear();
-      sources_of(position(call, i), sources);
-      TORCH_CHECK(call.receive_shapes[i].size() == sources.size(), to_string(c), ": receive_shapes of rank ",
-                  call.ranks[i], " has ", call.receive_shapes[i].size(), " shapes; the rank receives ", sources.size());
-    }
-  }
+  const auto find_sources = [&](int64_t position) {
+    sources.clear();
+    sources_of(position, sources);
+    return sources.size();
+  };
+  check_receive_shapes(c, call, find_sources);
 
   RankPieces outputs(call.ranks.size());
   std::vector<Message> messages;
@@ -66,25 +96,9 @@ RankPieces Communicator::exchange_whole(const CommCall& call, Collective c, cons
       const auto& [from, input, like_index] = sources[k];
       const int64_t sender = members[from];
       if (slot < 0 && slots[sender] < 0) continue;
-      const at::Tensor* like = nullptr;
-      if (slots[sender] >= 0) {
-        const auto& sent = inputs[slots[sender]];
-        TORCH_CHECK(input < static_cast<int64_t>(sent.size()), to_string(c), ": rank ", sender, " passes ", sent.size(),
-                    " pieces");
-        like = &sent[input];
-        check_defined(c, sender, *like);
-      } else if (like_index < static_cast<int64_t>(inputs[slot].size()) && inputs[slot][like_index].defined()) {
-        like = &inputs[slot][like_index];
-      }
-      Shape shape;
-      if (slots[sender] < 0 && !call.receive_shapes.empty()) {
-        shape = call.receive_shapes[slot][k];
-      } else {
-        TORCH_CHECK(like != nullptr, to_string(c), ": rank ", receiver,
-                    " passes no tensor whose shape its result could have; fill in "
-                    "call.receive_shapes");
-        shape.assign(like->sizes().begin(), like->sizes().end());
-      }
+      const at::Tensor* like = like_of(c, inputs, sender, slots[sender], input, slot, like_index);
+      const bool is_said = slots[sender] < 0 && !call.receive_shapes.empty();
+      Shape shape = is_said ? call.receive_shapes[slot][k] : shape_like(c, receiver, like);
       if (slot >= 0) {
         const auto dtype = like != nullptr ? like->scalar_type() : call.event.dtype;
         outputs[slot].push_back(
@@ -100,8 +114,7 @@ RankPieces Communicator::exchange_whole(const CommCall& call, Collective c, cons
     if (std::exchange(seen[group], 1)) continue;
     const auto& members = call.group->members[group];
     for (size_t p = 0; p < members.size(); ++p) {
-      sources.clear();
-      sources_of(static_cast<int64_t>(p), sources);
+      find_sources(static_cast<int64_t>(p));
       receive(members, members[p]);
     }
   }

@@ -46,57 +46,17 @@ class LocalNcclCommunicator final : public Communicator {
     check_both_ends(slots, messages);
     Launch launch{*this, call, c};
     std::vector<Message> copies;
-    struct Arrival {
-      absl::Span<const Message> run;
-      at::Tensor buffer;
-    };
     std::vector<Arrival> arrivals;
     for (size_t begin = 0; begin < messages.size();) {
       const auto run = run_at(messages, begin);
       begin += run.size();
-      const Message& first = run[0];
-      Clique::Part* part = first.sender == first.receiver ? nullptr : launch.part_of(first.sender);
+      const int64_t sender = run[0].sender, receiver = run[0].receiver;
+      Clique::Part* part = sender == receiver ? nullptr : launch.part_of(sender);
       if (part == nullptr) {
         copies.insert(copies.end(), run.begin(), run.end());
-        continue;
-      }
-      const RankTensors& from = inputs[slots[first.sender]];
-      const RankTensors& to = outputs[slots[first.receiver]];
-      int64_t bytes = 0;
-      for (const Message& m : run) bytes += packed_bytes(m, from[m.input]);
-      if (bytes == 0) continue;
-      void* source = nullptr;
-      void* target = nullptr;
-      if (run.size() == 1) {
-        source = row_of(from[first.input], first.block.from, first.block.sizes);
-        target = row_of(to[first.output], first.block.to, first.block.sizes);
-      }
-      if (source == nullptr || target == nullptr) {  // both ends send the same number of bytes: pack on both
-        const at::Tensor sent = at::empty({bytes}, from[first.input].options().dtype(at::kByte));
-        const at::Tensor received = at::empty({bytes}, to[first.output].options().dtype(at::kByte));
-        int64_t offset = 0;
-        for (const Message& m : run) {
-          pack(m, from[m.input], sent, offset);
-          offset += packed_bytes(m, from[m.input]);
-        }
-        source = sent.data_ptr();
-        target = received.data_ptr();
-        launch.keep.push_back(sent);
-        arrivals.push_back({run, received});
       } else {
-        bytes = numel_of(first.block.sizes) * static_cast<int64_t>(from[first.input].element_size());
+        send_and_receive(launch, *part, run, inputs[slots[sender]], outputs[slots[receiver]], arrivals);
       }
-      const int64_t sender = call.group->position_of[first.sender], receiver = call.group->position_of[first.receiver];
-      part->calls.push_back({.kind = Kind::kSend,
-                             .position = sender,
-                             .from = source,
-                             .count = static_cast<size_t>(bytes),
-                             .peer = static_cast<int>(receiver)});
-      part->calls.push_back({.kind = Kind::kReceive,
-                             .position = receiver,
-                             .to = target,
-                             .count = static_cast<size_t>(bytes),
-                             .peer = static_cast<int>(sender)});
     }
     launch.go();
     exchange_by_copies(call, copies, inputs, outputs);
@@ -240,6 +200,55 @@ class LocalNcclCommunicator final : public Communicator {
       if (!parts.empty()) Clique::launch(absl::MakeSpan(parts), [this] { return what(); });
     }
   };
+
+  // Messages of one sender to one receiver that arrive in a buffer, to be unpacked.
+  struct Arrival {
+    absl::Span<const Message> run;
+    at::Tensor buffer;
+  };
+
+  // Adds the calls that bring `run`, all messages of one sender to one receiver, from tensors of `from` to those of
+  // `to`.
+  static void send_and_receive(Launch& launch, Clique::Part& part, absl::Span<const Message> run,
+                               const RankTensors& from, const RankTensors& to, std::vector<Arrival>& arrivals) {
+    const Message& first = run[0];
+    int64_t bytes = 0;
+    for (const Message& m : run) bytes += packed_bytes(m, from[m.input]);
+    if (bytes == 0) return;
+    void* source = nullptr;
+    void* target = nullptr;
+    if (run.size() == 1) {
+      source = row_of(from[first.input], first.block.from, first.block.sizes);
+      target = row_of(to[first.output], first.block.to, first.block.sizes);
+    }
+    if (source == nullptr || target == nullptr) {  // both ends send the same number of bytes: pack on both
+      const at::Tensor sent = at::empty({bytes}, from[first.input].options().dtype(at::kByte));
+      const at::Tensor received = at::empty({bytes}, to[first.output].options().dtype(at::kByte));
+      int64_t offset = 0;
+      for (const Message& m : run) {
+        pack(m, from[m.input], sent, offset);
+        offset += packed_bytes(m, from[m.input]);
+      }
+      source = sent.data_ptr();
+      target = received.data_ptr();
+      launch.keep.push_back(sent);
+      arrivals.push_back({run, received});
+    } else {
+      bytes = numel_of(first.block.sizes) * static_cast<int64_t>(from[first.input].element_size());
+    }
+    const Group& group = *launch.call.group;
+    const int64_t sender = group.position_of[first.sender], receiver = group.position_of[first.receiver];
+    part.calls.push_back({.kind = Kind::kSend,
+                          .position = sender,
+                          .from = source,
+                          .count = static_cast<size_t>(bytes),
+                          .peer = static_cast<int>(receiver)});
+    part.calls.push_back({.kind = Kind::kReceive,
+                          .position = receiver,
+                          .to = target,
+                          .count = static_cast<size_t>(bytes),
+                          .peer = static_cast<int>(sender)});
+  }
 
   // Null if two members share a device, or there is only one.
   Clique* clique_of(const std::vector<int64_t>& members, const Launch& launch) {
