@@ -49,8 +49,8 @@ std::vector<size_t> all_reduce_by_backend(const LinkCall& call, CommBackend back
   for (Batch& batch : batches) {
     c10d::AllreduceCoalescedOptions options;
     options.reduceOp = c10d_op(batch.form.op);
-    run(call, [link = call.link.backend.get(), tensors = batch.tensors, options]() mutable {
-      return start_alone([&] { return link->allreduce_coalesced(tensors, options); });
+    run(call, [process_group = call.link.backend.get(), tensors = batch.tensors, options]() mutable {
+      return start_alone([&] { return process_group->allreduce_coalesced(tensors, options); });
     });
     for (size_t i = 0; i < batch.indices.size(); ++i) {
       const size_t k = batch.indices[i];
