@@ -68,8 +68,6 @@ RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements,
 
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const DTensorMeta& meta = checked_layout(tensor, "full_tensor");
-  TORCH_CHECK_NOT_IMPLEMENTED(!meta.locals.empty(), "[full_tensor] ", meta.spec->to_string(),
-                              " has no data in this process: its world is ", meta.spec->mesh().world().name());
   Placements back = without_partials(meta.spec->placements());
   if (grad_placements) back = checked_placements(*grad_placements, meta.spec->mesh(), tensor.dim(), "full_tensor");
   return gather_whole(tensor, back);

@@ -11,7 +11,8 @@ struct RedistributeOptions {
   bool async_op = false;
   // Bytes alive at once on a rank, no more: the source's part, the result's and what lies between, as
   // RedistributePlan::peak_bytes counts them. The planner takes another route, or sends in several rounds. Greater than
-  // 0; under a RedistributeMemoryLimit (scopes.h) the smaller one holds.
+  // 0, and the same on every rank, as it decides what is sent; under a RedistributeMemoryLimit (scopes.h) the smaller
+  // one holds. The gradient comes back within it, too.
   int64_t max_bytes = std::numeric_limits<int64_t>::max();
 };
 

@@ -61,9 +61,10 @@ class DelayGradientReduction {
 
 // No redistribution, asked for or inserted by the engine, keeps more than `max_bytes` alive at once on a rank: the part
 // it starts from, the one it makes, and what lies between, as RedistributePlan::peak_bytes counts them. It takes
-// another route, or sends in several rounds; an operator takes another strategy. Limits nest: the smallest holds.
-// Errors: max_bytes < 1 (ValueError); inside, before anything is sent, a redistribution that no route brings below it
-// (the text names the smallest that would do).
+// another route, or sends in several rounds; an operator takes another strategy, if it finds one. Limits nest: the
+// smallest holds. A limit must be the same on every rank, as it decides what is sent. Backward keeps it where
+// backward() is called inside. Errors: max_bytes < 1 (ValueError); inside, before anything is sent, a redistribution
+// that no route brings below it (the text names a limit that would do).
 class RedistributeMemoryLimit {
  public:
   explicit RedistributeMemoryLimit(int64_t max_bytes);

@@ -185,10 +185,10 @@ std::string group_name(const RedistributePlan& plan, size_t s) {
 
 }  // namespace
 
-BatchPlan plan_many(c10::ArrayRef<Redistribution> tensors) {
+BatchPlan plan_many(c10::ArrayRef<Redistribution> tensors, const Limits& limits) {
   std::vector<std::shared_ptr<const RedistributePlan>> plans;
-  for (const Redistribution& t : tensors) plans.push_back(cached_plan(t.from, t.to));
-  return batch_plans(std::move(plans));
+  for (const Redistribution& t : tensors) plans.push_back(cached_plan(t.from, t.to, limits));
+  return batch_plans(std::move(plans), limits);
 }
 
 BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans, const Limits& limits) {

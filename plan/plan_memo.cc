@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "placement/parse_placements.h"
+#include "plan/mesh_steps.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
@@ -46,9 +47,12 @@ class PlanMemo {
     return entry.plan;
   }
 
-  void insert(const KeyView& key, SpecPtr from, PlanPtr plan) {
+  // A candidate is only priced as yet, and may never be asked for again: it is old until it is.
+  void insert(const KeyView& key, SpecPtr from, PlanPtr plan, bool is_candidate) {
     std::lock_guard<std::mutex> lock(mutex_);
-    put(key, {std::move(from), std::move(plan)});
+    if (!is_candidate) return put(key, {std::move(from), std::move(plan)});
+    if (old_.size() >= 2 * kGeneration) old_.clear();
+    old_.insert_or_assign(Key{key.spec, key.mesh, key.to, key.max_bytes}, Entry{std::move(from), std::move(plan)});
   }
 
   // World::release_caches(): plans and specs hold meshes, which hold the world.
@@ -86,10 +90,10 @@ class PlanMemo {
   Map young_, old_;
 };
 
-// Finds it, or makes it by `make`, which gets the normalised target and may give null.
+// Finds it, or makes it by `make`, which gets the normalised target and may give null. `is_candidate`: as of insert().
 template <typename Make>
 PlanMemo::PlanPtr remembered(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to, const Limits& limits,
-                             const Make& make) {
+                             bool is_candidate, const Make& make) {
   PlanMemo& memo = from->mesh().world().attachment<PlanMemo>();
   const PlanMemo::KeyView asked{from->id(), mesh.identity(), to, limits.peak_bytes};
   if (auto plan = memo.find(asked)) return plan;
@@ -101,9 +105,9 @@ PlanMemo::PlanPtr remembered(const SpecPtr& from, const DeviceMesh& mesh, const 
   if (!plan) {
     plan = make(*target);
     if (!plan) return plan;
-    memo.insert(normal, from, plan);
+    memo.insert(normal, from, plan, is_candidate);
   }
-  if (*target != to) memo.insert(asked, from, plan);
+  if (*target != to) memo.insert(asked, from, plan, is_candidate);
   return plan;
 }
 
@@ -117,7 +121,7 @@ PlanOptions within(const Limits& limits) {
 
 std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to,
                                                     const Limits& limits) {
-  return remembered(from, mesh, to, limits, [&](const Placements& target) {
+  return remembered(from, mesh, to, limits, /*is_candidate=*/false, [&](const Placements& target) {
     return std::make_shared<const RedistributePlan>(
         mesh == from->mesh() ? plan_redistribution(mesh, from->meta(), from->placements(), target, within(limits))
                              : plan_transfer(from->meta(), Layout(from->mesh(), from->placements()),
@@ -129,12 +133,20 @@ std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const P
   return cached_plan(from, from->mesh(), to, limits);
 }
 
+int64_t least_peak_bytes(const SpecPtr& from, const Placements& to) {
+  const auto plan = cached_plan_within(from, to, {1});
+  if (plan) return plan->steps.empty() ? 0 : plan->peak_bytes;  // such as of a tensor without elements
+  const DeviceMesh& mesh = from->mesh();
+  return least_mesh_peak(mesh, from->meta(), from->placements(), to, *cost_model(mesh.world()), 1);
+}
+
 std::shared_ptr<const RedistributePlan> cached_plan_within(const SpecPtr& from, const Placements& to,
                                                            const Limits& limits) {
-  return remembered(from, from->mesh(), to, limits, [&](const Placements& target) -> PlanMemo::PlanPtr {
-    auto plan = plan_within(from->mesh(), from->meta(), from->placements(), target, within(limits));
-    return plan ? std::make_shared<const RedistributePlan>(*std::move(plan)) : nullptr;
-  });
+  return remembered(from, from->mesh(), to, limits, /*is_candidate=*/true,
+                    [&](const Placements& target) -> PlanMemo::PlanPtr {
+                      auto plan = plan_within(from->mesh(), from->meta(), from->placements(), target, within(limits));
+                      return plan ? std::make_shared<const RedistributePlan>(*std::move(plan)) : nullptr;
+                    });
 }
 
 }  // namespace dtensor

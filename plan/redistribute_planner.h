@@ -63,6 +63,9 @@ std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const D
 std::shared_ptr<const RedistributePlan> cached_plan_within(const SpecPtr& from, const Placements& to,
                                                            const Limits& limits);
 
+// The smallest limit within which there is a plan.
+int64_t least_peak_bytes(const SpecPtr& from, const Placements& to);
+
 // Complete routes to the same target, the cheapest first, one per way to arrive, the detour through Replicate among
 // them. Limits are left out of account. None where more than 15 mesh dims change. For explain() and tests.
 std::vector<Route> routes(const RedistributePlan& plan);

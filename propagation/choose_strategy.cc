@@ -176,8 +176,9 @@ Strategy choose_per_dim(const Problem& problem, const OpRule& rule, SearchEffort
     keep_unsharded(problem, d, fitting);
     options.push_back(std::move(fitting));
   }
-  auto best = best_combination(problem, options, effort);
-  if (!best && problem.is_limited()) best = best_combination(unlimited(problem), std::move(options), effort);
+  const bool is_limited = problem.is_limited();
+  auto best = best_combination(problem, is_limited ? options : std::move(options), effort);
+  if (!best && is_limited) best = best_combination(unlimited(problem), std::move(options), effort);
   if (!best) throw_none(problem, -1, {});
   return *std::move(best);
 }

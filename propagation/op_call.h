@@ -45,6 +45,7 @@ struct OpCall {
   // Of each output, once the engine knows: when it asks for strategies it does. Empty before.
   std::vector<std::optional<c10::ScalarType>> result_dtypes;
 
+  bool is_limited() const { return max_bytes != std::numeric_limits<int64_t>::max(); }
   const c10::FunctionSchema& schema() const { return op.schema(); }
   std::string name() const;  // "aten::sum.dim_IntList"
 

@@ -39,13 +39,34 @@ Placements normalized(const OpCall& call, const Placements& placements, int64_t 
   return *std::move(result);
 }
 
-std::shared_ptr<const RedistributePlan> plan_of_input(const OpCall& call, size_t i, const Placements& to) {
-  try {
-    return cached_plan(call.inputs[i], to, {call.max_bytes});
-  } catch (const c10::Error& e) {
-    TORCH_CHECK_VALUE(false, call.name(), ": argument '", call.input_name(static_cast<int>(i)),
-                      "': ", e.what_without_backtrace());
+// Throws what the input that needs most says: its limit would do for all.
+[[noreturn]] void throw_over_limit(const OpCall& call, const std::vector<SpecPtr>& computed) {
+  size_t worst = 0;
+  int64_t most = -1;
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    if (computed[i] == call.inputs[i]) continue;
+    const int64_t least = least_peak_bytes(call.inputs[i], computed[i]->placements());
+    if (least > most) {
+      worst = i;
+      most = least;
+    }
   }
+  TORCH_CHECK_VALUE(false, call.name(), ": argument '", call.input_name(static_cast<int>(worst)), "' has to go from ",
+                    to_string(call.inputs[worst]->placements()), " to ", to_string(computed[worst]->placements()),
+                    ", and max_bytes is ", call.max_bytes, ", but no route needs less than ", most,
+                    " bytes on a rank; allow as many. Call: ", call.to_string());
+}
+
+// The redistributions that bring the inputs to `computed`.
+std::vector<std::shared_ptr<const RedistributePlan>> plan_inputs(const OpCall& call,
+                                                                 const std::vector<SpecPtr>& computed) {
+  std::vector<std::shared_ptr<const RedistributePlan>> plans(call.inputs.size());
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    if (computed[i] == call.inputs[i]) continue;
+    plans[i] = cached_plan_within(call.inputs[i], computed[i]->placements(), {call.max_bytes});
+    if (!plans[i]) throw_over_limit(call, computed);
+  }
+  return plans;
 }
 
 }  // namespace
@@ -91,14 +112,13 @@ std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<co
   plan->rule = std::move(rule);
   plan->given = call.inputs;
   plan->computed = call.inputs;  // out= arguments: as they are
-  plan->input_plans.resize(call.inputs.size());
   plan->gradient_target = call.gradient_target;
   for (size_t i = 0; i < choice.inputs.size(); ++i) {
     const SpecPtr& spec = call.inputs[i];
     if (!spec || spec->placements() == choice.inputs[i]) continue;
     plan->computed[i] = spec->with_placements(choice.inputs[i]);
-    if (plan->computed[i] != spec) plan->input_plans[i] = plan_of_input(call, i, plan->computed[i]->placements());
   }
+  plan->input_plans = plan_inputs(call, plan->computed);
 
   const OutputMetas& metas = problem.metas;
   plan->output_counts = metas.counts;

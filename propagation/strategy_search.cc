@@ -225,7 +225,11 @@ void Search::descend(bool pairs) {
     }
     ends.push_back(std::move(at));
   }
-  if (pairs && !best.empty()) ends.push_back(change_pairs(std::move(best), best_score));
+  if (pairs && !best.empty()) {
+    ends.push_back(change_pairs(std::move(best), best_score));
+  } else if (pairs && problem_.is_limited()) {  // neither they nor what is next to them keep the limit
+    for (Choice& at : seeds()) ends.push_back(change_pairs(std::move(at), Score()));
+  }
   for (Choice& end : ends) {
     chosen_ = std::move(end);
     consider();

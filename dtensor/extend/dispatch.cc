@@ -225,6 +225,7 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
     plan = std::move(reduce_first);
   }
   std::string description = call.to_string();
+  if (call.is_limited()) description += c10::str(" within ", call.max_bytes, " bytes");
   cache.check_open(description);
   return {std::move(plan), true, std::move(key), std::move(description)};
 }

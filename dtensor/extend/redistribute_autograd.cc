@@ -138,6 +138,9 @@ at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placement
 }
 
 at::Tensor gather_whole(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  const DTensorMeta& meta = peek_meta(tensor);
+  TORCH_CHECK_NOT_IMPLEMENTED(!meta.locals.empty(), "[full_tensor] ", meta.spec->to_string(),
+                              " has no data in this process: its world is ", meta.spec->mesh().world().name());
   if (!grad_placements) grad_placements = without_partials(spec_of(tensor)->placements());
   return FullTensorFn::apply(tensor, *std::move(grad_placements));
 }

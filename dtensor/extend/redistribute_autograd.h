@@ -24,8 +24,8 @@ std::vector<at::Tensor> redistribute_as(at::TensorList tensors, c10::ArrayRef<La
 at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause,
                            const RedistributeOptions& options = {});
 
-// full_tensor() of a tensor with data, whose gradient gets normalised `grad_placements`; those of `tensor` by default,
-// Partial as Replicate.
+// full_tensor(), whose gradient gets normalised `grad_placements`; those of `tensor` by default, Partial as Replicate.
+// Error (NotImplementedError): this process has no part of it.
 at::Tensor gather_whole(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
 // A gradient of a distributed tensor. One that is plain, since the user gave it, counts as replicated; differentiable.

@@ -199,5 +199,14 @@ TEST_CASE("gradients: of replicas through to_local must agree") {
   CHECK(torch::equal(full_tensor(z.grad()), torch::tensor({1., 1., 0.}, torch::kDouble)));
 }
 
+TEST_CASE("gradients: a plain one through a world without data says so") {
+  const DeviceMesh mesh(World::abstract(2), {2}, {"x"});
+  const auto x = leaf(torch::empty({4}, torch::kMeta), mesh, {Shard(0)});
+  const auto y = redistribute(x, {Replicate()});
+  const auto plain = torch::empty({4}, torch::kMeta).requires_grad_();
+  const auto g = torch::autograd::grad({y}, {x}, {plain}, std::nullopt, /*create_graph=*/true)[0];
+  CHECK_THROWS_WITH(g.sum().backward(), Catch::Contains("[full_tensor]") && Catch::Contains("has no data"));
+}
+
 }  // namespace
 }  // namespace dtensor

@@ -2,6 +2,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -158,9 +159,22 @@ TEST_CASE("a scope limits what the engine inserts, and decisions made outside do
     const at::Tensor again = a + b;
     CHECK(comm.total() > 2);
     CHECK(plan_of(b, {Shard(0)}).peak_bytes < usual);
-    CHECK(at::equal(again.is_same(sum) ? at::Tensor() : again, sum));
+    CHECK(at::equal(full_tensor(again), full_tensor(sum)));
   }
   CHECK(collectives() == 1);
+}
+
+TEST_CASE("a limit that an operator's error names works for all its arguments") {
+  const DeviceMesh mesh(World::local(4), {4}, {"tp"});
+  const at::Tensor little = redistribute(distribute_tensor(numbers({1, 64}), mesh, {Replicate()}), {Partial()});
+  const at::Tensor much = redistribute(distribute_tensor(numbers({64, 64}), mesh, {Replicate()}), {Partial()});
+  const std::string error = [&] {
+    RedistributeMemoryLimit limit(100);
+    return error_of([&] { at::maximum(little, much); });
+  }();
+  CHECK_THAT(error, Contains("aten::maximum: argument 'other' has to go from P(sum) to"));
+  RedistributeMemoryLimit enough(smallest_named(error));
+  CHECK(at::equal(full_tensor(at::maximum(little, much)), at::maximum(numbers({1, 64}), numbers({64, 64}))));
 }
 
 TEST_CASE("an operation that no strategy brings below a limit says so before anything is sent") {
@@ -173,6 +187,10 @@ TEST_CASE("an operation that no strategy brings below a limit says so before any
     const std::string error = error_of([&] { at::Tensor sum = a + b; });
     CHECK_THAT(error, Contains("aten::add.Tensor: argument 'other'") || Contains("aten::add.Tensor: argument 'self'"));
     CHECK_THAT(error, Contains("max_bytes is 1000, but no route needs less than "));
+    {
+      RedistributeMemoryLimit nothing(1);
+      CHECK_THAT(error_of([&] { at::Tensor sum = a + b; }), Contains("max_bytes is 1,"));
+    }
     at::Tensor kept = a * 2;  // what moves nothing is as ever
   }
   CHECK(comm.total() == 0);

@@ -74,7 +74,7 @@ Cflags: -std=c++20 -I${{prefix}}/include/dtensor
 Libs: -L${{prefix}}/lib -ldtensor
 """
 
-# PREFIX/share/dtensor/bazel. For Bazel 4.2 and later.
+# PREFIX/share/dtensor/bazel. For Bazel 4.2 to 7.
 BAZEL = {
     "WORKSPACE": 'workspace(name = "dtensor_bazel")\n',
     "BUILD.bazel": 'exports_files(["dtensor.BUILD"])\n',
