@@ -249,6 +249,17 @@ TEST_CASE("fuzz: what depends on where an element lies in memory is no finding")
   CHECK(run(uneven).kind == Kind::kWrong);
 }
 
+TEST_CASE("fuzz: products that overflow on their way are no finding") {
+  Leaf x = leaf(0, {4}, {Shard(0)});
+  const Step product = {"aten::prod", {TensorRef{0}, std::monostate{}}, 1000, {}};
+  x.values = {1e200, 0, 1e200, 1e200};  // the second rank has an infinity
+  CHECK(run(row(x, {product})).kind == Kind::kUnstable);
+  const Step along = {"aten::prod.dim_int", {TensorRef{0}, int64_t{0}, true, std::monostate{}}, 1032, {}};
+  CHECK(run(row(x, {along})).kind == Kind::kUnstable);
+  x.values = {3, 0, 2, 5};
+  CHECK(run(row(x, {product, along})).kind == Kind::kPass);
+}
+
 TEST_CASE("fuzz: rounding within the formula of a gradient is no finding, a wrong one is") {
   Leaf zero = leaf(0, {1}, {Partial(), Partial()});
   zero.values = {0};

@@ -195,10 +195,10 @@ std::string first_line(const c10::Error& e) {
   return text.substr(0, text.find('\n'));
 }
 
-// Whether plain LibTorch contradicts itself about elementwise operators.
+// Whether plain LibTorch contradicts itself about elementwise operators and products.
 bool differs_in_other_loops(const Program& program, const Outcome& outcome, const std::vector<double>& exact,
                             double tolerance) {
-  for (const Loops loops : {Loops::kElements, Loops::kVectors}) {
+  for (const Loops loops : {Loops::kElements, Loops::kVectors, Loops::kSmallestFirst, Loops::kLargestFirst}) {
     const Interception guard(in_other_loops(loops));
     Execution plain;
     try {

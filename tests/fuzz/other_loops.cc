@@ -2,6 +2,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
 
 #include <exception>
 #include <optional>
@@ -114,10 +115,32 @@ void write(const torch::jit::Stack& results, const std::vector<at::Tensor>& valu
   }
 }
 
+AfterCall multiply_in_order(const torch::jit::Stack& arguments, bool smallest_first) {
+  const at::Tensor factors = arguments[0].toTensor().detach().clone();
+  const bool one_dim = arguments.size() > 1 && arguments[1].isInt() && arguments.size() > 3;  // and keepdim, dtype
+  const int64_t dim = one_dim ? arguments[1].toInt() : 0;
+  return [=](const torch::jit::Stack& results) {
+    const at::Tensor& result = results[0].toTensor();
+    if (!result.is_floating_point() && !result.is_complex()) return;  // which wrap
+    try {
+      at::Tensor all = (one_dim ? factors.movedim(dim, 0) : factors.reshape({-1})).to(result.scalar_type());
+      all = all.gather(0, all.abs().argsort(/*stable=*/true, 0, /*descending=*/!smallest_first));
+      at::Tensor product = at::ones(all.sizes().slice(1), all.options());
+      for (int64_t k = 0; k < all.size(0); ++k) product = product.mul(all.select(0, k));
+      result.variable_data().copy_(product.reshape(result.sizes()));
+    } catch (const std::exception&) {  // no kernel for a dtype
+    }
+  };
+}
+
 }  // namespace
 
 BeforeCall in_other_loops(Loops loops) {
   return [loops](const c10::OperatorHandle& op, const torch::jit::Stack& arguments) -> AfterCall {
+    if (loops == Loops::kSmallestFirst || loops == Loops::kLargestFirst) {
+      if (op.operator_name().name != "aten::prod") return nullptr;
+      return multiply_in_order(arguments, loops == Loops::kSmallestFirst);
+    }
     if (!is_elementwise(op)) return nullptr;
     try {
       auto rows = Rows::of(arguments);

@@ -1,6 +1,8 @@
-// Elementwise operators, computed in other loops. LibTorch's loops over whole vectors and over what is left of them do
-// not always agree (sinh close to where it overflows, hardshrink of NaN), so what it gives depends on where in memory
-// an element lies, and that is another place in a part than in the whole.
+// Elementwise operators and products, computed in other loops. LibTorch's loops over whole vectors and over what is
+// left of them do not always agree (sinh close to where it overflows, hardshrink of NaN), so what it gives depends on
+// where in memory an element lies, and that is another place in a part than in the whole. Products that overflow or
+// vanish on their way come to another end in another order, and ranks multiply in another one: 1e200 * 1e200 * 0 is
+// NaN, 1e200 * 0 * 1e200 is 0.
 #pragma once
 
 #include "tests/fuzz/intercept.h"
@@ -8,11 +10,13 @@
 namespace dtensor::fuzz {
 
 enum class Loops {
-  kElements,  // each element by a call of its own
-  kVectors,   // each element as one of a vector's worth of its like
+  kElements,       // each element by a call of its own
+  kVectors,        // each element as one of a vector's worth of its like
+  kSmallestFirst,  // prod(): one factor after another, by magnitude
+  kLargestFirst,
 };
 
-// For an Interception: all elementwise operators give what those loops do.
+// For an Interception: all elementwise operators, or all products, give what those loops do.
 BeforeCall in_other_loops(Loops loops);
 
 }  // namespace dtensor::fuzz
