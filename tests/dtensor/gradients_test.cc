@@ -203,7 +203,7 @@ TEST_CASE("gradients: a plain one through a world without data says so") {
   const DeviceMesh mesh(World::abstract(2), {2}, {"x"});
   const auto x = leaf(torch::empty({4}, torch::kMeta), mesh, {Shard(0)});
   const auto y = redistribute(x, {Replicate()});
-  const auto plain = torch::empty({4}, torch::kMeta).requires_grad_();
+  const auto plain = torch::ones({4}).requires_grad_();
   const auto g = torch::autograd::grad({y}, {x}, {plain}, std::nullopt, /*create_graph=*/true)[0];
   CHECK_THROWS_WITH(g.sum().backward(), Catch::Contains("[full_tensor]") && Catch::Contains("has no data"));
 }
