@@ -12,25 +12,25 @@
 namespace dtensor {
 namespace {
 
-at::Tensor wrapped(const at::Tensor& origin, const RedistributePlan& plan, const Layout& to, RankTensors locals,
-                   std::shared_ptr<CommWork> arriving = nullptr) {
+at::Tensor wrapped(const at::Tensor& origin, const RedistributePlan& plan, const DeviceMesh& mesh, const Placements& to,
+                   RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr) {
   if (plan.steps.empty()) {  // a new name for the same parts, as along a mesh dim of size 1: still a tensor of its own
     LocalGuard guard;
     for (at::Tensor& local : locals) local = local.clone();
   }
   const DTensorMeta& meta = peek_meta(origin);
-  return make_dtensor(Spec::get(to.mesh(), to.placements(), in_own_memory(meta.spec->meta())), std::move(locals),
-                      meta.name, std::move(arriving));
+  return make_dtensor(Spec::get(mesh, to, in_own_memory(meta.spec->meta())), std::move(locals), meta.name,
+                      std::move(arriving));
 }
 
-at::Tensor redistribute_one(const at::Tensor& t, const Layout& to, const CommCause& cause,
+at::Tensor redistribute_one(const at::Tensor& t, const DeviceMesh& mesh, const Placements& to, const CommCause& cause,
                             const RedistributeOptions& options) {
   const DTensorMeta& meta = meta_of(t);
-  const auto plan = cached_plan(meta.spec, to.mesh(), to.placements(), {allowed_bytes(options)});
+  const auto plan = cached_plan(meta.spec, mesh, to, {allowed_bytes(options)});
   std::shared_ptr<CommWork> arriving;
   RankTensors locals =
       options.async_op ? begin_plan(plan, meta.locals, cause, arriving) : run_plan(*plan, meta.locals, cause);
-  return wrapped(t, *plan, to, std::move(locals), std::move(arriving));
+  return wrapped(t, *plan, mesh, to, std::move(locals), std::move(arriving));
 }
 
 }  // namespace
@@ -42,12 +42,12 @@ int64_t allowed_bytes(const RedistributeOptions& options) {
 at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause,
                                        const RedistributeOptions& options) {
   const Spec& spec = *spec_of(t);
-  return spec.placements() == to ? t : redistribute_one(t, Layout(spec.mesh(), to), cause, options);
+  return spec.placements() == to ? t : redistribute_one(t, spec.mesh(), to, cause, options);
 }
 
 std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10::ArrayRef<Layout> to,
                                                     const CommCause& cause, const RedistributeOptions& options) {
-  if (tensors.size() == 1) return {redistribute_one(tensors[0], to[0], cause, options)};
+  if (tensors.size() == 1) return {redistribute_one(tensors[0], to[0].mesh(), to[0].placements(), cause, options)};
   const Limits limits{allowed_bytes(options)};
   std::vector<std::shared_ptr<const RedistributePlan>> plans;
   std::vector<RankTensors> locals;
@@ -59,7 +59,7 @@ std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10:
   std::vector<RankTensors> moved = run_plans(batch, std::move(locals), cause);
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    results.push_back(wrapped(tensors[i], *batch.plans[i], to[i], std::move(moved[i])));
+    results.push_back(wrapped(tensors[i], *batch.plans[i], to[i].mesh(), to[i].placements(), std::move(moved[i])));
   }
   return results;
 }
