@@ -69,6 +69,7 @@ class Call {
     check_class_weights();
     check_bytes_of_bool();
     check_unsafe_views();
+    check_gaps_of_conjugated();
     check_shared_memory();
     check_matrix_rank();
     check_inverse_hermitian();
@@ -215,6 +216,19 @@ class Call {
   static bool is_finite(const at::Tensor& t) {
     const auto values = numbers(t);
     return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
+  }
+
+  // Operators whose results have the gaps between the elements of their first argument. Of one that is conjugated or
+  // negated lazily LibTorch makes a tensor without gaps first, so the same values in the same layout lie otherwise only
+  // since a bit is set, which layouts do not have.
+  void check_gaps_of_conjugated() const {
+    static const auto* const cloning =
+        new Names{"copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"};
+    if (cloning->count(name_) == 0) return;
+    for (const at::Tensor& t : tensors_in(stack_[0])) {
+      refuse_if((t.is_conj() || t.is_neg()) && !t.is_non_overlapping_and_dense(),
+                "a clone with the gaps of what is conjugated");
+    }
   }
 
   // Which of the values written to one place stays depends on the order of loops; filling alone has no order.
