@@ -223,6 +223,7 @@ TEST_CASE("fuzz: what plain LibTorch leaves undefined is no step") {
 
 TEST_CASE("fuzz: a clone with the gaps of what is conjugated is no step, other clones are") {
   Leaf numbers = leaf(0, {4}, {Replicate()});
+  numbers.values.resize(8);  // real and imaginary parts
   numbers.dtype = c10::ScalarType::ComplexDouble;
   for (const char* bit : {"aten::conj", "aten::alias"}) {
     for (const int64_t step : {1, 2}) {
