@@ -221,6 +221,20 @@ TEST_CASE("fuzz: what plain LibTorch leaves undefined is no step") {
   CHECK(run(row(windows, {{"aten::view.dtype", {TensorRef{0}, c10::ScalarType::Long}, 1000, {}}})).kind == Kind::kPass);
 }
 
+TEST_CASE("fuzz: addends of wide unsigned integers can be made") {
+  for (const auto dtype : {c10::ScalarType::UInt16, c10::ScalarType::UInt32, c10::ScalarType::UInt64}) {
+    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum}) {
+      Leaf x = leaf(0, {3}, {Partial(op)});
+      x.dtype = dtype;
+      x.values = {0, 3, 7};
+      const Outcome outcome =
+          run(row(x, {{"aten::expand", {TensorRef{0}, std::vector<int64_t>{2, 3}, false}, 1000, {}}}));
+      INFO(c10::toString(dtype) << " " << to_string(Partial(op)) << ": " << outcome.message);
+      CHECK((outcome.kind == Kind::kPass || outcome.kind == Kind::kDocumented));
+    }
+  }
+}
+
 TEST_CASE("fuzz: a clone with the gaps of what is conjugated is no step, other clones are") {
   Leaf numbers = leaf(0, {4}, {Replicate()});
   numbers.values.resize(8);  // real and imaginary parts

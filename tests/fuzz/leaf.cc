@@ -95,12 +95,21 @@ std::vector<at::Tensor> of_bool(const at::Tensor& value, const PartialKind& kind
   return addends;
 }
 
+// LibTorch cannot divide ComplexHalf, and has hardly any arithmetic of the wide unsigned integers.
+at::ScalarType dtype_to_compute(at::ScalarType dtype) {
+  if (dtype == at::kComplexHalf) return at::kComplexFloat;
+  return dtype == at::kUInt16 || dtype == at::kUInt32 || dtype == at::kUInt64 ? at::kLong : dtype;
+}
+
 std::vector<at::Tensor> make_addends(const at::Tensor& value, const PartialKind& kind, uint64_t seed) {
   std::mt19937_64 random(seed);
   if (value.scalar_type() == at::kBool) return of_bool(value, kind, random);
-  if (value.scalar_type() == at::kComplexHalf) {  // which LibTorch cannot divide
-    auto addends = make_addends(value.to(at::kComplexFloat), kind, seed);
-    for (at::Tensor& a : addends) a = a.to(at::kComplexHalf);
+  if (const auto wide = dtype_to_compute(value.scalar_type()); wide != value.scalar_type()) {
+    auto addends = make_addends(value.to(wide), kind, seed);
+    for (at::Tensor& a : addends) {
+      if (kind.op == ReduceOp::kMax && wide == at::kLong) a = a.clamp_min(0);  // not wrapped to what is greater
+      a = a.to(value.scalar_type());
+    }
     return addends;
   }
   switch (kind.op) {
