@@ -178,6 +178,20 @@ std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
 
 Limits limits_here() { return {current_dispatch_scope().max_bytes}; }
 
+// Whether writing elements of `view` writes some bytes only of an element of `base` that ranks hold addends of.
+bool writes_into_addends(const Spec& view, const Spec& base) {
+  return base.has_partial() && c10::elementSize(view.dtype()) != c10::elementSize(base.dtype());
+}
+
+// The values on the first rank, in place of the addends: then every byte is one of a value.
+void put_values_in_place_of_addends(const DTensorMeta& base, const CommCause& cause) {
+  const SpecPtr whole = base.spec->with_placements(without_partials(base.spec->placements()));
+  RankTensors values = run_plan(*cached_plan(base.spec, whole->placements(), limits_here()), base.locals, cause);
+  values = run_plan(*cached_plan(whole, base.spec->placements(), limits_here()), std::move(values), cause);
+  LocalGuard guard;
+  for (size_t i = 0; i < base.locals.size(); ++i) copy_values(base.locals[i], values[i]);
+}
+
 }  // namespace
 
 void check_can_carry_back(const at::Tensor& t, std::string_view op) {
@@ -185,6 +199,15 @@ void check_can_carry_back(const at::Tensor& t, std::string_view op) {
   if (limits_here().peak_bytes != Limits().peak_bytes) {  // an error of the way back would come after the write
     const std::vector<SpecPtr> way = layouts_on_way_back(t);
     for (size_t k = 1; k < way.size(); ++k) cached_plan(way[k - 1], way[k]->placements(), limits_here());
+    for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
+      const DTensorMeta& base = peek_meta(origin->base);
+      if (writes_into_addends(*spec_of(t), *base.spec)) {
+        const SpecPtr whole = base.spec->with_placements(without_partials(base.spec->placements()));
+        cached_plan(base.spec, whole->placements(), limits_here());
+        cached_plan(whole, base.spec->placements(), limits_here());
+      }
+      origin = base.storage->origin.get();
+    }
   }
   const auto any_conjugated = [](const RankTensors& locals) {
     return std::any_of(locals.begin(), locals.end(), [](const at::Tensor& local) { return local.is_conj(); });
@@ -214,6 +237,7 @@ void carry_back(const at::Tensor& t, std::string_view op) {
     const SpecPtr& from = *layout++;
     const SpecPtr& spec = *layout;
     locals = run_plan(*cached_plan(from, spec->placements(), limits_here()), std::move(locals), cause);
+    if (writes_into_addends(*spec, *base.spec)) put_values_in_place_of_addends(base, cause);
     for (size_t i = 0; i < base.locals.size(); ++i) {
       LocalGuard guard;
       locals[i] = undo_operator(undo_bits(locals[i], memory_of(same_memory).locals[i], origin->locals[i]), origin->op);

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "dtensor/from_local.h"
 #include "tests/dtensor/view_pairs.h"
 #include "tests/testing/error_text.h"
 
@@ -253,6 +254,25 @@ TEST_CASE("view writes: shape changes in place leave a tensor what it is") {
     CHECK(same(whole.distributed, whole.plain));
     for (Tensor t : {x.plain, x.distributed}) t.unsqueeze_(0).mul_(2);
     CHECK(same(part.distributed, part.plain));
+  }
+}
+
+// The bytes beside those that are written are the sum's, not those of an addend.
+TEST_CASE("view writes: some bytes of the elements of a sum") {
+  const DeviceMesh mesh(World::local(2), {2}, {"x"});
+  const auto addend = [](double value) { return torch::full({2, 2}, value, torch::kDouble); };
+  const std::vector<std::function<void(torch::Tensor&)>> writes = {
+      [](torch::Tensor& bytes) { bytes.fill_diagonal_(7); },
+      [](torch::Tensor& bytes) { bytes.slice(1, 0, 4, 2).fill_(-1); },
+      [](torch::Tensor& bytes) { bytes.slice(0, 1, 2).mul_(3); }};
+  for (const auto& write : writes) {
+    auto whole = addend(1);
+    auto sum = from_local({addend(0.75), addend(0.25)}, mesh, {Partial()}).clone();
+    auto expected = whole.view(torch::kInt), bytes = sum.view(torch::kInt);
+    write(expected);
+    write(bytes);
+    CHECK(torch::equal(full_tensor(sum), whole));
+    CHECK(torch::equal(full_tensor(bytes), expected));
   }
 }
 
