@@ -9,6 +9,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "propagation/strategy_cache.h"
+#include "tests/dtensor/leaf_cases.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 
@@ -16,23 +17,6 @@ namespace dtensor {
 namespace {
 
 using torch::Tensor;
-
-DeviceMesh mesh4() { return DeviceMesh(World::local(4), {4}, {"x"}); }
-
-struct Counter : CommListener {
-  std::vector<CommEvent> events;
-  void on_comm(const CommEvent& e, bool before) override {
-    if (!before) events.push_back(e);
-  }
-};
-
-Tensor leaf(const Tensor& t, const DeviceMesh& mesh, const Placements& placements) {
-  return distribute_tensor(t.detach(), mesh, placements).requires_grad_();
-}
-
-bool same(const Tensor& distributed, const Tensor& plain) {
-  return torch::allclose(full_tensor(distributed), plain, 1e-10, 1e-12);
-}
 
 }  // namespace
 
