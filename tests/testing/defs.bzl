@@ -2,6 +2,7 @@
 
 load("@libtorch//:defs.bzl", "PYTHON_SITE")
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_test")
+load("//tools/precompiled:precompiled.bzl", "precompiled")
 
 # How long a test may take: ten times what it takes alone on two cores, since others may run beside it. A test that takes up to
 # 30 s alone is "small", up to 90 s "medium", and longer ones are "large". Bazel's words for 300, 900 and 3600 s:
@@ -31,7 +32,8 @@ def dtensor_test(name, srcs, deps = [], size = "small", **kwargs):
         size = size,
         timeout = _TIMEOUTS[size],
         srcs = srcs,
-        deps = ["//:dtensor", "//tests/testing:catch_main"] + deps,
+        copts = precompiled("tests"),
+        deps = ["//:dtensor", "//tests/testing:catch_main", "//tools/precompiled:tests"] + deps,
         **kwargs
     )
 
@@ -59,7 +61,8 @@ def dtensor_process_test(name, srcs, ranks = 4, deps = [], size = "small", env =
         name = name + "_program",
         testonly = True,
         srcs = srcs,
-        deps = ["//:dtensor", "//tests/testing:catch_main"] + deps,
+        copts = precompiled("tests"),
+        deps = ["//:dtensor", "//tests/testing:catch_main", "//tools/precompiled:tests"] + deps,
     )
     dtensor_script_test(
         name = name,
