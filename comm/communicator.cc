@@ -22,7 +22,7 @@ int64_t exchanged_bytes(const CommCall& call, const RankSlots& slots, absl::Span
   std::vector<int64_t> received(call.ranks.size());
   for (const Message& m : messages) {
     const int64_t slot = slots[m.receiver];
-    if (slot >= 0 && m.sender != m.receiver) received[slot] += packed_bytes(m, outputs[slot][m.output]);
+    if (slot >= 0 && m.sender != m.receiver) received[slot] += message_bytes(m, outputs[slot][m.output]);
   }
   return received.empty() ? -1 : *std::max_element(received.begin(), received.end());
 }
@@ -140,7 +140,7 @@ void Communicator::reduce_scatter(const CommCall& call, absl::Span<const Message
     for (size_t i = 0; i < inputs.size(); ++i) addends[i].resize(inputs[i].size());
     for (const Message& m : messages) {
       const int64_t slot = slots[m.sender];
-      if (slot >= 0) addends[slot][m.input] += packed_bytes(m, inputs[slot][m.input]);
+      if (slot >= 0) addends[slot][m.input] += message_bytes(m, inputs[slot][m.input]);
     }
     int64_t most = -1;
     for (const auto& of_rank : addends) {

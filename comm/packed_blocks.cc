@@ -16,13 +16,13 @@ at::Tensor slot(const at::Tensor& buffer, int64_t offset, int64_t bytes, const S
 
 }  // namespace
 
-int64_t packed_bytes(const Message& m, const at::Tensor& end) {
+int64_t message_bytes(const Message& m, const at::Tensor& end) {
   return numel_of(m.block.sizes) * static_cast<int64_t>(end.element_size());
 }
 
 void pack(const Message& m, const at::Tensor& from, const at::Tensor& buffer, int64_t offset) {
   const Block block{m.block.from, Shape(m.block.sizes.size(), 0), m.block.sizes};
-  const int64_t bytes = packed_bytes(m, from);
+  const int64_t bytes = message_bytes(m, from);
   at::Tensor to = slot(buffer, offset, bytes, m.block.sizes, from);
   if (to.defined()) return copy_block(from, to, block);
   to = at::empty(c10::IntArrayRef(m.block.sizes.data(), m.block.sizes.size()), from.options());
@@ -32,7 +32,7 @@ void pack(const Message& m, const at::Tensor& from, const at::Tensor& buffer, in
 
 void unpack(const Message& m, const at::Tensor& buffer, int64_t offset, const at::Tensor& to) {
   const Block block{Shape(m.block.sizes.size(), 0), m.block.to, m.block.sizes};
-  const int64_t bytes = packed_bytes(m, to);
+  const int64_t bytes = message_bytes(m, to);
   at::Tensor from = slot(buffer, offset, bytes, m.block.sizes, to);
   if (!from.defined()) {
     from = at::empty(c10::IntArrayRef(m.block.sizes.data(), m.block.sizes.size()), to.options());

@@ -63,7 +63,7 @@ RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements,
   const SpecPtr& spec = checked_layout(tensor, "plan_of").spec;
   check_options(options, "plan_of");
   return *cached_plan(spec, spec->mesh(), checked_placements(placements, spec->mesh(), tensor.dim(), "plan_of"),
-                      {allowed_bytes(options)});
+                      limits_of(options));
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements) {

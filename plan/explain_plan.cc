@@ -21,7 +21,7 @@ constexpr size_t kMaxShown = 5;  // routes not taken
 
 std::string why_not(const RedistributePlan& plan, const Route& route) {
   std::vector<std::string> reasons;
-  if (route.peak_bytes > plan.limits.peak_bytes) {
+  if (route.peak_bytes > plan.limits.max_bytes) {
     reasons.push_back(absl::StrCat("needs ", bytes_text(route.peak_bytes), ", more than the limit"));
   }
   if (route.bytes > plan.bytes) {

@@ -112,13 +112,13 @@ int64_t least_mesh_peak(const DeviceMesh& mesh, const TensorMeta& meta, const Pl
   std::vector<RedistributeStep> steps;
   int64_t works = std::numeric_limits<int64_t>::max();
   fails = std::max<int64_t>(0, fails);
-  for (Limits limits; works - fails > 1; limits.peak_bytes = fails + (works - fails) / 2) {
+  for (Limits limits; works - fails > 1; limits.max_bytes = fails + (works - fails) / 2) {
     int64_t refused = 0;
     if (find_steps(mesh, meta, start, to, cost, limits, /*complete=*/false, steps, refused)) {
       works = 0;
       for (const RedistributeStep& step : steps) works = std::max(works, step.peak_bytes);
     } else {
-      fails = std::max(limits.peak_bytes, std::min(refused, works) - 1);
+      fails = std::max(limits.max_bytes, std::min(refused, works) - 1);
     }
   }
   return works;

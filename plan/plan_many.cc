@@ -215,7 +215,7 @@ BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans
   while (!std::all_of(lines.begin(), lines.end(), [](const Line& line) { return line.done(); })) {
     const int key = next_key(lines);
     BatchPlan::Round& round = batch.rounds.emplace_back();
-    int64_t room = limits.peak_bytes;  // one step, which keeps the limits by itself, always fits
+    int64_t room = limits.max_bytes;  // one step, which keeps the limits by itself, always fits
     for (size_t p = 0; p < lines.size(); ++p) {
       if (!lines[p].is_at(key)) continue;
       const int s = lines[p].steps[lines[p].next];

@@ -95,12 +95,12 @@ template <typename Make>
 PlanMemo::PlanPtr remembered(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to, const Limits& limits,
                              bool is_candidate, const Make& make) {
   PlanMemo& memo = from->mesh().world().attachment<PlanMemo>();
-  const PlanMemo::KeyView asked{from->id(), mesh.identity(), to, limits.peak_bytes};
+  const PlanMemo::KeyView asked{from->id(), mesh.identity(), to, limits.max_bytes};
   if (auto plan = memo.find(asked)) return plan;
   auto target = normalize_placements(to, from->ndim());
   TORCH_CHECK_VALUE(target.ok(), "[redistribute] ", to_string(to), " does not fit ", from->to_string(), ": ",
                     std::string(target.status().message()));
-  const PlanMemo::KeyView normal{from->id(), mesh.identity(), *target, limits.peak_bytes};
+  const PlanMemo::KeyView normal{from->id(), mesh.identity(), *target, limits.max_bytes};
   auto plan = memo.find(normal);
   if (!plan) {
     plan = make(*target);

@@ -10,13 +10,13 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/comm_event.h"
 #include "plan/layout.h"
+#include "plan/limits.h"
 #include "plan/mesh_dims.h"
 #include "plan/spec.h"
 
@@ -60,11 +60,6 @@ struct RedistributeStep {
     return kind == Kind::kSlice || kind == Kind::kFill || (kind == Kind::kTransfer && bytes == 0);
   }
   Collective collective() const;  // REQUIRES: !is_local(). A transfer is an all_to_all
-};
-
-// What a plan must not exceed.
-struct Limits {
-  int64_t peak_bytes = std::numeric_limits<int64_t>::max();  // of RedistributePlan::peak_bytes
 };
 
 struct RedistributePlan {

@@ -42,8 +42,8 @@ RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& m
   if (plan) return *std::move(plan);
   const auto cost = options.cost ? options.cost : cost_model(mesh.world());
   TORCH_CHECK_VALUE(false, "[redistribute] ", to_string(from), " -> ", to_string(to), " of ", to_string(meta), " on ",
-                    mesh.to_string(), ": max_bytes is ", options.limits.peak_bytes, ", but no route needs less than ",
-                    least_mesh_peak(mesh, meta, from, to, *cost, options.limits.peak_bytes),
+                    mesh.to_string(), ": max_bytes is ", options.limits.max_bytes, ", but no route needs less than ",
+                    least_mesh_peak(mesh, meta, from, to, *cost, options.limits.max_bytes),
                     " bytes on a rank; allow as many");
 }
 

@@ -86,7 +86,7 @@ void StepPricer::split_into_rounds(const Layers& before, const Layers& after, in
   int64_t longest = 1;
   for (int64_t d = 0; d < geometry.tensor_ndim(); ++d) longest = std::max(longest, geometry.size(d));
   longest = std::min(longest, kMaxRounds);
-  for (int64_t chunks = 2; chunks < 2 * longest && edge.peak_bytes > limits_.peak_bytes; chunks *= 2) {
+  for (int64_t chunks = 2; chunks < 2 * longest && edge.peak_bytes > limits_.max_bytes; chunks *= 2) {
     is_allowed(edge.peak_bytes);
     edge.chunks = std::min(chunks, longest);
     edge.peak_bytes = peak_with_buffers(edge, before, after);
@@ -108,9 +108,9 @@ bool StepPricer::price(Kind kind, uint64_t dims, const Layers& before, const Lay
 
   edge.seconds += cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, edge.bytes);
   if (!cost_.packs || leaves_buffers_out()) return is_allowed(edge.peak_bytes);
-  if (std::max(in, out) >= limits_.peak_bytes) return is_allowed(std::max(in, out) + 1);  // something is sent as well
+  if (std::max(in, out) >= limits_.max_bytes) return is_allowed(std::max(in, out) + 1);  // something is sent as well
   edge.peak_bytes = peak_with_buffers(edge, before, after);
-  if (edge.peak_bytes > limits_.peak_bytes && kind != Kind::kAllReduce) split_into_rounds(before, after, group, edge);
+  if (edge.peak_bytes > limits_.max_bytes && kind != Kind::kAllReduce) split_into_rounds(before, after, group, edge);
   return is_allowed(edge.peak_bytes);
 }
 

@@ -44,7 +44,7 @@ class StepPricer {
 
   // Its peak with the buffers of messages. Not looked at without a limit: it takes as long as all the rest.
   int64_t peak_with_buffers(const PricedStep& edge, const Layers& before, const Layers& after) const;
-  bool leaves_buffers_out() const { return cost_.packs && limits_.peak_bytes == std::numeric_limits<int64_t>::max(); }
+  bool leaves_buffers_out() const { return cost_.packs && !limits_.any(); }
 
   // The smallest limit under which something would be priced that was refused. With less, the same is refused.
   int64_t least_refused() const { return least_refused_; }
@@ -61,7 +61,7 @@ class StepPricer {
   void split_into_rounds(const Layers& before, const Layers& after, int64_t group, PricedStep& edge);
   // Whether a step that needs `peak_bytes` at least may be taken.
   bool is_allowed(int64_t peak_bytes) {
-    if (peak_bytes <= limits_.peak_bytes) return true;
+    if (peak_bytes <= limits_.max_bytes) return true;
     least_refused_ = std::min(least_refused_, peak_bytes);
     return false;
   }

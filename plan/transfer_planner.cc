@@ -170,7 +170,7 @@ class TransferRoutes {
         if (!first.possible || !last.possible) continue;
         Route route{first.steps};
         int64_t least = 0;
-        if (!go_over(first, last, limits_.peak_bytes, limits_.peak_bytes, route.steps, least)) continue;
+        if (!go_over(first, last, limits_.max_bytes, limits_.max_bytes, route.steps, least)) continue;
         route.steps.insert(route.steps.end(), last.steps.begin(), last.steps.end());
         add_up(route);
         routes.push_back(std::move(route));
@@ -183,7 +183,7 @@ class TransferRoutes {
 
   // The peak of a route of all(), if that was not asked for within limits.
   void add_buffers(Route& route) const {
-    if (!cost_.packs || limits_.peak_bytes != std::numeric_limits<int64_t>::max()) return;
+    if (!cost_.packs || limits_.any()) return;
     for (RedistributeStep& step : route.steps) {
       if (step.kind != Kind::kTransfer) continue;
       const Layout before = from_.is_boxes() ? from_ : Layout(from_.mesh(), step.before);
@@ -227,8 +227,7 @@ class TransferRoutes {
     step.after = after.placements();
     step.bytes = t.received;
     step.peak_bytes = t.held;
-    const bool unlimited =
-        limit == std::numeric_limits<int64_t>::max();  // then add_buffers() does it, for those that count
+    const bool unlimited = limit == Limits::kNone;  // then add_buffers() does it, for those that count
     if (cost_.packs && !unlimited && t.held <= hopeless) step.peak_bytes = packed_bytes(meta_, before, after, t);
     step.seconds = cost_.copy(t.held);
     if (t.received > 0) {
@@ -238,7 +237,7 @@ class TransferRoutes {
   }
 
   int64_t least_peak(Leg& leg, const Layout& on, const Placements& from, const Placements& to) const {
-    if (leg.least_peak < 0) leg.least_peak = least_mesh_peak(on.mesh(), meta_, from, to, cost_, limits_.peak_bytes);
+    if (leg.least_peak < 0) leg.least_peak = least_mesh_peak(on.mesh(), meta_, from, to, cost_, limits_.max_bytes);
     return leg.least_peak;
   }
 
@@ -290,7 +289,7 @@ RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& given_from,
       break;
     }
     TORCH_CHECK_VALUE(!every, "[redistribute] ", from.to_string(), " -> ", to.to_string(), " of ", to_string(meta),
-                      ": max_bytes is ", plan.limits.peak_bytes, ", but no route needs less than ", search.least_peak(),
+                      ": max_bytes is ", plan.limits.max_bytes, ", but no route needs less than ", search.least_peak(),
                       " bytes on a rank; allow as many");
   }
   Route* chosen = &routes[0];

@@ -147,7 +147,7 @@ void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>&
 
 // Where no strategy keeps the limit, the best without one: its plan's error says what would do.
 Problem unlimited(Problem problem) {
-  problem.max_bytes = std::numeric_limits<int64_t>::max();
+  problem.limits = {};
   return problem;
 }
 
@@ -176,7 +176,7 @@ Strategy choose_per_dim(const Problem& problem, const OpRule& rule, SearchEffort
     keep_unsharded(problem, d, fitting);
     options.push_back(std::move(fitting));
   }
-  const bool is_limited = problem.is_limited();
+  const bool is_limited = problem.limits.any();
   auto best = best_combination(problem, is_limited ? options : std::move(options), effort);
   if (!best && is_limited) best = best_combination(unlimited(problem), std::move(options), effort);
   if (!best) throw_none(problem, -1, {});
@@ -241,7 +241,7 @@ const Strategy* cheapest(const Problem& problem, const std::vector<Strategy>& al
 Strategy choose_whole(const Problem& problem, const OpRule& rule, SearchEffort& effort) {
   const std::vector<Strategy> all = rule.whole(problem.functional);
   const Strategy* best = cheapest(problem, all, effort);
-  if (best == nullptr && problem.is_limited()) best = cheapest(unlimited(problem), all, effort);
+  if (best == nullptr && problem.limits.any()) best = cheapest(unlimited(problem), all, effort);
   if (best == nullptr) throw_none_of(problem, all);
   return *best;
 }

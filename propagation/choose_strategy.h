@@ -8,7 +8,7 @@
 namespace dtensor {
 
 // Errors: none fits (WrittenLayoutError if that is for a tensor that the operator writes to); a strategy of the rule
-// that is none of this operator (c10::Error). Where no strategy keeps problem.max_bytes, the best without that limit.
+// that is none of this operator (c10::Error). Where no strategy keeps problem.limits, the best without that limit.
 Strategy choose_strategy(const Problem& problem, const OpRule& rule, SearchEffort& effort);
 
 }  // namespace dtensor

@@ -8,12 +8,12 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "plan/limits.h"
 #include "plan/spec.h"
 
 namespace dtensor {
@@ -40,12 +40,10 @@ struct OpCall {
   std::vector<SpecPtr> inputs;
   // In backward, for operators that ask for it: the layout that the gradient they compute will be brought to.
   SpecPtr gradient_target;
-  // What bringing an input to another layout may need on a rank, as RedistributePlan::peak_bytes.
-  int64_t max_bytes = std::numeric_limits<int64_t>::max();
+  Limits limits;  // of what brings an input to another layout
   // Of each output, once the engine knows: when it asks for strategies it does. Empty before.
   std::vector<std::optional<c10::ScalarType>> result_dtypes;
 
-  bool is_limited() const { return max_bytes != std::numeric_limits<int64_t>::max(); }
   const c10::FunctionSchema& schema() const { return op.schema(); }
   std::string name() const;  // "aten::sum.dim_IntList"
 

@@ -53,7 +53,7 @@ Placements normalized(const OpCall& call, const Placements& placements, int64_t 
   }
   TORCH_CHECK_VALUE(false, call.name(), ": argument '", call.input_name(static_cast<int>(worst)), "' has to go from ",
                     to_string(call.inputs[worst]->placements()), " to ", to_string(computed[worst]->placements()),
-                    ", and max_bytes is ", call.max_bytes, ", but no route needs less than ", most,
+                    ", and max_bytes is ", call.limits.max_bytes, ", but no route needs less than ", most,
                     " bytes on a rank; allow as many. Call: ", call.to_string());
 }
 
@@ -63,7 +63,7 @@ std::vector<std::shared_ptr<const RedistributePlan>> plan_inputs(const OpCall& c
   std::vector<std::shared_ptr<const RedistributePlan>> plans(call.inputs.size());
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     if (computed[i] == call.inputs[i]) continue;
-    plans[i] = cached_plan_within(call.inputs[i], computed[i]->placements(), {call.max_bytes});
+    plans[i] = cached_plan_within(call.inputs[i], computed[i]->placements(), call.limits);
     if (!plans[i]) throw_over_limit(call, computed);
   }
   return plans;

@@ -25,7 +25,7 @@ std::vector<Pricer::Group> Pricer::all_inputs(const Problem& problem) {
 Pricer::Pricer(const Problem& problem) : Pricer(problem, all_inputs(problem)) {}
 
 std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool quick) {
-  quick = quick && !problem_.is_limited();  // a route that is there may need too much
+  quick = quick && !problem_.limits.any();  // a route that is there may need too much
   ++priced_;
   for (size_t o = 0; o < s.outputs.size(); ++o) {
     if (o < problem_.metas.tensors.size() && !problem_.metas.tensors[o]) continue;
@@ -69,7 +69,7 @@ void Pricer::bound(const Spec& spec, const Placements& to, Price& price) const {
 }
 
 void Pricer::plan(const SpecPtr& spec, const Placements& to, Price& price) {
-  const auto plan = cached_plan_within(spec, to, {problem_.max_bytes});
+  const auto plan = cached_plan_within(spec, to, problem_.limits);
   price.cost = plan ? picoseconds(plan->seconds) : kNever;
   price.planned = true;
   ++planned_;

@@ -25,9 +25,8 @@ struct Problem {
   std::vector<int> fixed_outputs;
   // Per input of `functional`: its layout must stay.
   std::vector<bool> fixed_inputs;
-  int64_t max_bytes = call.max_bytes;  // strategies whose redistributions need more are not possible
+  Limits limits = call.limits;  // strategies whose redistributions exceed them are not possible
 
-  bool is_limited() const { return max_bytes != std::numeric_limits<int64_t>::max(); }
   int64_t mesh_ndim() const { return call.mesh.ndim(); }
   const Placement& given(size_t input, int64_t d) const { return call.inputs[input]->placements()[d]; }
   std::shared_ptr<const CostModel> cost = cost_model(call.mesh.world());

@@ -227,7 +227,7 @@ void Search::descend(bool pairs) {
   }
   if (pairs && !best.empty()) {
     ends.push_back(change_pairs(std::move(best), best_score));
-  } else if (pairs && problem_.is_limited()) {  // neither they nor what is next to them keep the limit
+  } else if (pairs && problem_.limits.any()) {  // neither they nor what is next to them keep the limit
     for (Choice& at : seeds()) ends.push_back(change_pairs(std::move(at), Score()));
   }
   for (Choice& end : ends) {

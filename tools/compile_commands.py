@@ -16,6 +16,13 @@ def bazel(*args):
     return run.stdout
 
 
+def without_gcc_alone(arguments):
+    """What clang tools would stop at: a flag, and the precompiled header, which is in g++'s own form."""
+    kept = [a for a in arguments if a not in ("-fno-canonical-system-headers", "-Winvalid-pch")]
+    precompiled = [i for i, a in enumerate(kept) if a.endswith(".pch.h")]
+    return [a for i, a in enumerate(kept) if i not in precompiled and i + 1 not in precompiled]
+
+
 def main():
     options = sys.argv[1:]
     query = "mnemonic('CppCompile', //...)"
@@ -28,8 +35,7 @@ def main():
         if source.startswith(("external/", "bazel-out/")) or source in entries:
             continue
         path = os.path.join(ROOT, source)
-        # GCC's alone: clang tools stop at it.
-        arguments = [path if a == source else a for a in arguments if a != "-fno-canonical-system-headers"]
+        arguments = [path if a == source else a for a in without_gcc_alone(arguments)]
         # The execution root holds links to the sources and to external/.
         entries[source] = {"directory": execution_root, "file": path, "arguments": arguments}
     with open(os.path.join(ROOT, "compile_commands.json"), "w") as out:

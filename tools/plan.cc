@@ -98,7 +98,7 @@ int run() {
   set_cost_model(world, model_of(world));
   PlanOptions options;
   const std::string limit = absl::GetFlag(FLAGS_max_bytes);
-  if (!limit.empty()) options.limits.peak_bytes = parse_bytes("max_bytes", limit);
+  if (!limit.empty()) options.limits.max_bytes = parse_bytes("max_bytes", limit);
   RedistributePlan plan;
   try {
     plan = from_mesh == to_mesh ? plan_redistribution(from_mesh, meta, from, to, options)

@@ -40,7 +40,7 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
   key.push_back(
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
   key.push_back(gradient_target ? gradient_target->id() : 0);
-  key.push_back(static_cast<uint64_t>(current_dispatch_scope().max_bytes));
+  key.push_back(static_cast<uint64_t>(current_dispatch_scope().limits.max_bytes));
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSlot& slot = in.slots[i];
     if (slot.kind == ArgSlot::Kind::kStatic) {
@@ -58,7 +58,7 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
 
 OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args, SpecPtr gradient_target) {
   OpCall call(info.op);
-  call.max_bytes = current_dispatch_scope().max_bytes;
+  call.limits = current_dispatch_scope().limits;
   call.mesh = in.mesh;
   call.slots = in.slots;
   call.gradient_target = std::move(gradient_target);
@@ -225,7 +225,7 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
     plan = std::move(reduce_first);
   }
   std::string description = call.to_string();
-  if (call.is_limited()) description += c10::str(" within ", call.max_bytes, " bytes");
+  if (call.limits.any()) description += c10::str(" within ", call.limits.max_bytes, " bytes");
   cache.check_open(description);
   return {std::move(plan), true, std::move(key), std::move(description)};
 }

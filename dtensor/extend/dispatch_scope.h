@@ -1,11 +1,9 @@
 // What the guards of scopes.h ask of operators, on the current thread.
 #pragma once
 
-#include <cstdint>
-#include <limits>
-
 #include "comm/thread_scope.h"
 #include "mesh/device_mesh.h"
+#include "plan/limits.h"
 
 namespace dtensor {
 
@@ -16,8 +14,7 @@ struct DispatchScope {
   bool implicit_replication = false;      // plain tensors beside distributed ones count as replicated
   bool replicate_unsupported = false;     // operators without a rule run on replicated inputs
   bool delay_gradient_reduction = false;  // gradients keep the layout that backward gave them
-  // Of a redistribution, alive at once on a rank (RedistributeMemoryLimit).
-  int64_t max_bytes = std::numeric_limits<int64_t>::max();
+  Limits limits;                          // of a redistribution (RedistributeMemoryLimit)
 };
 
 using DispatchScopeGuard = ThreadScope<DispatchScope>::Guard;

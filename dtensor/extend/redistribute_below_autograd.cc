@@ -26,7 +26,7 @@ at::Tensor wrapped(const at::Tensor& origin, const RedistributePlan& plan, const
 at::Tensor redistribute_one(const at::Tensor& t, const DeviceMesh& mesh, const Placements& to, const CommCause& cause,
                             const RedistributeOptions& options) {
   const DTensorMeta& meta = meta_of(t);
-  const auto plan = cached_plan(meta.spec, mesh, to, {allowed_bytes(options)});
+  const auto plan = cached_plan(meta.spec, mesh, to, limits_of(options));
   std::shared_ptr<CommWork> arriving;
   RankTensors locals =
       options.async_op ? begin_plan(plan, meta.locals, cause, arriving) : run_plan(*plan, meta.locals, cause);
@@ -35,8 +35,8 @@ at::Tensor redistribute_one(const at::Tensor& t, const DeviceMesh& mesh, const P
 
 }  // namespace
 
-int64_t allowed_bytes(const RedistributeOptions& options) {
-  return std::min(options.max_bytes, current_dispatch_scope().max_bytes);
+Limits limits_of(const RedistributeOptions& options) {
+  return {std::min(options.max_bytes, current_dispatch_scope().limits.max_bytes)};
 }
 
 at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause,
@@ -48,7 +48,7 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
 std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10::ArrayRef<Layout> to,
                                                     const CommCause& cause, const RedistributeOptions& options) {
   if (tensors.size() == 1) return {redistribute_one(tensors[0], to[0].mesh(), to[0].placements(), cause, options)};
-  const Limits limits{allowed_bytes(options)};
+  const Limits limits = limits_of(options);
   std::vector<std::shared_ptr<const RedistributePlan>> plans;
   std::vector<RankTensors> locals;
   for (size_t i = 0; i < tensors.size(); ++i) {

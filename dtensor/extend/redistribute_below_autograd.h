@@ -12,6 +12,7 @@
 #include "comm/comm_event.h"
 #include "dtensor/redistribute_options.h"
 #include "plan/layout.h"
+#include "plan/limits.h"
 
 namespace dtensor {
 
@@ -25,6 +26,6 @@ std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10:
                                                     const CommCause& cause, const RedistributeOptions& options = {});
 
 // The smaller of what `options` allows and what the current thread's scope does.
-int64_t allowed_bytes(const RedistributeOptions& options);
+Limits limits_of(const RedistributeOptions& options);
 
 }  // namespace dtensor

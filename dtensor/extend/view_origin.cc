@@ -1,6 +1,8 @@
 #include "dtensor/extend/view_origin.h"
 
 #include <algorithm>
+#include <array>
+#include <memory>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -176,18 +178,21 @@ std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
   return way;
 }
 
-Limits limits_here() { return {current_dispatch_scope().max_bytes}; }
-
 // Whether writing elements of `view` writes some bytes only of an element of `base` that ranks hold addends of.
 bool writes_into_addends(const Spec& view, const Spec& base) {
   return base.has_partial() && c10::elementSize(view.dtype()) != c10::elementSize(base.dtype());
 }
 
-// The values on the first rank, in place of the addends: then every byte is one of a value.
-void put_values_in_place_of_addends(const DTensorMeta& base, const CommCause& cause) {
-  const SpecPtr whole = base.spec->with_placements(without_partials(base.spec->placements()));
-  RankTensors values = run_plan(*cached_plan(base.spec, whole->placements(), limits_here()), base.locals, cause);
-  values = run_plan(*cached_plan(whole, base.spec->placements(), limits_here()), std::move(values), cause);
+// The plans after which the values stand on the first rank, in place of the addends: then every byte is one of a value.
+std::array<std::shared_ptr<const RedistributePlan>, 2> plans_of_values_for_addends(const SpecPtr& base) {
+  const Limits& limits = current_dispatch_scope().limits;
+  const SpecPtr whole = base->with_placements(without_partials(base->placements()));
+  return {cached_plan(base, whole->placements(), limits), cached_plan(whole, base->placements(), limits)};
+}
+
+void put_values_for_addends(const DTensorMeta& base, const CommCause& cause) {
+  RankTensors values = base.locals;
+  for (const auto& plan : plans_of_values_for_addends(base.spec)) values = run_plan(*plan, std::move(values), cause);
   LocalGuard guard;
   for (size_t i = 0; i < base.locals.size(); ++i) copy_values(base.locals[i], values[i]);
 }
@@ -196,16 +201,13 @@ void put_values_in_place_of_addends(const DTensorMeta& base, const CommCause& ca
 
 void check_can_carry_back(const at::Tensor& t, std::string_view op) {
   if (t.numel() == 0) return;
-  if (limits_here().peak_bytes != Limits().peak_bytes) {  // an error of the way back would come after the write
+  const Limits& limits = current_dispatch_scope().limits;
+  if (limits.any()) {  // an error of the way back would come after the write
     const std::vector<SpecPtr> way = layouts_on_way_back(t);
-    for (size_t k = 1; k < way.size(); ++k) cached_plan(way[k - 1], way[k]->placements(), limits_here());
+    for (size_t k = 1; k < way.size(); ++k) cached_plan(way[k - 1], way[k]->placements(), limits);
     for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
       const DTensorMeta& base = peek_meta(origin->base);
-      if (writes_into_addends(*spec_of(t), *base.spec)) {
-        const SpecPtr whole = base.spec->with_placements(without_partials(base.spec->placements()));
-        cached_plan(base.spec, whole->placements(), limits_here());
-        cached_plan(whole, base.spec->placements(), limits_here());
-      }
+      if (writes_into_addends(*spec_of(t), *base.spec)) plans_of_values_for_addends(base.spec);
       origin = base.storage->origin.get();
     }
   }
@@ -236,8 +238,9 @@ void carry_back(const at::Tensor& t, std::string_view op) {
     const DTensorMeta& base = memory_of(origin->base);
     const SpecPtr& from = *layout++;
     const SpecPtr& spec = *layout;
-    locals = run_plan(*cached_plan(from, spec->placements(), limits_here()), std::move(locals), cause);
-    if (writes_into_addends(*spec, *base.spec)) put_values_in_place_of_addends(base, cause);
+    locals =
+        run_plan(*cached_plan(from, spec->placements(), current_dispatch_scope().limits), std::move(locals), cause);
+    if (writes_into_addends(*spec, *base.spec)) put_values_for_addends(base, cause);
     for (size_t i = 0; i < base.locals.size(); ++i) {
       LocalGuard guard;
       locals[i] = undo_operator(undo_bits(locals[i], memory_of(same_memory).locals[i], origin->locals[i]), origin->op);

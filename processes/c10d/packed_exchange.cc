@@ -16,12 +16,12 @@ PackedExchange::PackedExchange(const Group& group, int64_t rank, c10::Device dev
     if (m.sender == rank && m.receiver == rank) {
       copy_block(inputs[0][m.input], outputs[0][m.output], m.block);
     } else if (m.sender == rank) {
-      const int64_t p = group.position_of[m.receiver], bytes = packed_bytes(m, inputs[0][m.input]);
+      const int64_t p = group.position_of[m.receiver], bytes = message_bytes(m, inputs[0][m.input]);
       sends[p].push_back(&m);
       send_bytes[p] += bytes;
       send_total += bytes;
     } else if (m.receiver == rank) {
-      const int64_t p = group.position_of[m.sender], bytes = packed_bytes(m, outputs[0][m.output]);
+      const int64_t p = group.position_of[m.sender], bytes = message_bytes(m, outputs[0][m.output]);
       receives[p].push_back(&m);
       receive_bytes[p] += bytes;
       receive_total += bytes;
@@ -34,14 +34,14 @@ PackedExchange::PackedExchange(const Group& group, int64_t rank, c10::Device dev
   for (const auto& list : sends) {
     for (const Message* m : list) {
       pack(*m, inputs[0][m->input], send, offset);
-      offset += packed_bytes(*m, inputs[0][m->input]);
+      offset += message_bytes(*m, inputs[0][m->input]);
     }
   }
   offset = 0;
   for (const auto& list : receives) {
     for (const Message* m : list) {
       arriving_.push_back({*m, offset, outputs[0][m->output]});
-      offset += packed_bytes(*m, outputs[0][m->output]);
+      offset += message_bytes(*m, outputs[0][m->output]);
     }
   }
 }

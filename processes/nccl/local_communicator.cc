@@ -65,7 +65,7 @@ class LocalNcclCommunicator final : public Communicator {
       for (const Message& m : arrival.run) {
         const at::Tensor& to = outputs[slots[m.receiver]][m.output];
         unpack(m, arrival.buffer, offset, to);
-        offset += packed_bytes(m, to);
+        offset += message_bytes(m, to);
       }
     }
   }
@@ -213,7 +213,7 @@ class LocalNcclCommunicator final : public Communicator {
                                const RankTensors& from, const RankTensors& to, std::vector<Arrival>& arrivals) {
     const Message& first = run[0];
     int64_t bytes = 0;
-    for (const Message& m : run) bytes += packed_bytes(m, from[m.input]);
+    for (const Message& m : run) bytes += message_bytes(m, from[m.input]);
     if (bytes == 0) return;
     void* source = nullptr;
     void* target = nullptr;
@@ -227,7 +227,7 @@ class LocalNcclCommunicator final : public Communicator {
       int64_t offset = 0;
       for (const Message& m : run) {
         pack(m, from[m.input], sent, offset);
-        offset += packed_bytes(m, from[m.input]);
+        offset += message_bytes(m, from[m.input]);
       }
       source = sent.data_ptr();
       target = received.data_ptr();

@@ -39,7 +39,7 @@ TEST_CASE("a limit chooses another route") {
   EXPECT_PLAN(plan(511), "rs(b), ar(a)");
   CHECK(plan(511).peak_bytes == 256 + 128);
   CHECK(plan(511).seconds > plan(512).seconds);
-  CHECK(plan(511).limits.peak_bytes == 511);
+  CHECK(plan(511).limits.max_bytes == 511);
   EXPECT_PLAN(plan(384), "rs(b), ar(a)");
   CHECK(plan(383).peak_bytes == 256 + 64);
   CHECK_THROWS_AS(plan(319), c10::Error);

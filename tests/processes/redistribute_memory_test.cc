@@ -143,14 +143,14 @@ void check_step(const RedistributePlan& plan) {
 PlanOptions draw_limit(const TensorMeta& meta, const Layout& from, const Layout& to) {
   PlanOptions options;
   if (draw(0, 1) == 0) return options;
-  options.limits.peak_bytes = plan_transfer(meta, from, to).peak_bytes / 2;
+  options.limits.max_bytes = plan_transfer(meta, from, to).peak_bytes / 2;
   try {
     plan_transfer(meta, from, to, options);
   } catch (const c10::Error& e) {
     std::smatch match;
     const std::string text = e.what_without_backtrace();
     RC_ASSERT(std::regex_search(text, match, std::regex("less than ([0-9]+) bytes")));
-    options.limits.peak_bytes = std::stoll(match[1]);
+    options.limits.max_bytes = std::stoll(match[1]);
   }
   return options;
 }
@@ -166,7 +166,7 @@ TEST_CASE("random steps need the memory that they say") {
     RC_LOG() << "to " << to_string(to) << std::endl;
     const Layout target(from.mesh(), to);
     const RedistributePlan plan = plan_transfer(meta, from, target, draw_limit(meta, from, target));
-    RC_ASSERT(plan.steps.empty() || plan.peak_bytes <= plan.limits.peak_bytes);
+    RC_ASSERT(plan.steps.empty() || plan.peak_bytes <= plan.limits.max_bytes);
     for (const RedistributeStep& step : plan.steps) {  // each as a plan of its own
       RedistributePlan one = plan;
       one.from = Layout(from.mesh(), step.before);
@@ -192,7 +192,7 @@ TEST_CASE("random transfers need the memory that they say, and keep limits") {
     const Layout from = draw_layout(ndim), to = draw_layout(ndim);
     if (from.mesh() == to.mesh()) return;
     const RedistributePlan plan = plan_transfer(meta, from, to, draw_limit(meta, from, to));
-    RC_ASSERT(plan.steps.empty() || plan.peak_bytes <= plan.limits.peak_bytes);
+    RC_ASSERT(plan.steps.empty() || plan.peak_bytes <= plan.limits.max_bytes);
     if (plan.steps.size() != 1 || plan.steps[0].kind != Kind::kTransfer) return;  // other steps: above
     check_step(plan);
     ++seen;

@@ -1,0 +1,16 @@
+// What a redistribution may need meanwhile.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace dtensor {
+
+struct Limits {
+  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  int64_t max_bytes = kNone;  // on a rank, as RedistributePlan::peak_bytes
+
+  bool any() const { return max_bytes != kNone; }
+};
+
+}  // namespace dtensor
