@@ -291,6 +291,30 @@ TEST_CASE("fuzz: products that overflow on their way are no finding") {
   CHECK(run(row(x, {product, along})).kind == Kind::kPass);
 }
 
+TEST_CASE("fuzz: whether rounding cancels is no finding") {
+  Leaf x = leaf(0, {3}, {Shard(0)});
+  const Step correlation = {"aten::corrcoef", {TensorRef{0}}, 1000, {}};
+  for (const double number : {0.7, 0.3}) {  // the mean of three is another number in plain LibTorch, or in parts
+    x.values = {number, number, number};
+    CHECK(run(row(x, {correlation})).kind == Kind::kUnstable);
+  }
+  x.values = {0.1, 0.2, 0.4};
+  CHECK(run(row(x, {correlation})).kind == Kind::kPass);
+  // A wrong rule is found beside it.
+  plant_wrong_rule();
+  x.placements = {Partial()};
+  CHECK(run(row(x, {{"fuzz_test::square_of_sum", {TensorRef{0}}, 1000, {}}})).kind == Kind::kWrong);
+}
+
+TEST_CASE("fuzz: lists of tensors whose strides nobody looks at are no step") {
+  const auto joined = [](int64_t size) {
+    return run(
+        row(leaf(0, {3}, {Replicate()}), {{"aten::unfold", {TensorRef{0}, int64_t{0}, size, int64_t{1}}, 1000, {}},
+                                          {"aten::_stack", {TensorRefs{{1000, 1000}}, int64_t{0}}, 1032, {}}}));
+  };
+  CHECK(joined(3).kind == Kind::kInvalid);  // one row, with the stride of its elements
+}
+
 TEST_CASE("fuzz: rounding within the formula of a gradient is no finding, a wrong one is") {
   Leaf zero = leaf(0, {1}, {Partial(), Partial()});
   zero.values = {0};
