@@ -274,6 +274,13 @@ TEST_CASE("fuzz: what depends on where an element lies in memory is no finding")
   auto uneven = program;
   uneven.leaves[0] = leaf(0, {4, 3}, {Shard(0)});
   CHECK(run(uneven).kind == Kind::kUnstable);
+  // ATen's own: the sign of what softshrink() makes of -0.
+  Leaf zeros = leaf(0, {2, 67}, {Shard(0)});  // whose parts end off a vector where the whole does not
+  for (double& v : zeros.values) v = -0.;
+  auto shrunk = row(zeros, {{"aten::softshrink.out", {TensorRef{0}, 0.5, TensorRef{1}}, 1000, {}},
+                            {"aten::signbit", {TensorRef{1}}, 1032, {}}});
+  shrunk.leaves.push_back(leaf(1, {2, 67}, {Shard(0)}));
+  CHECK(run(shrunk).kind == Kind::kUnstable);
   // An elementwise operator whose rule is wrong is found beside it.
   uneven.leaves[0].placements = {Partial()};
   uneven.steps[0].op = "fuzz_test::square_of_sum";

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "propagation/functional_form.h"
 #include "tests/fuzz/disturb.h"
 
 namespace dtensor::fuzz {
@@ -19,7 +20,7 @@ namespace {
 
 constexpr int64_t kMostElements = 2000, kVector = 64;
 
-// ATen does not tag the operators that only backward calls.
+// ATen does not tag the operators that only backward calls, nor the out= forms of many others.
 bool is_elementwise(const c10::OperatorHandle& op) {
   static const auto* const untagged = new std::set<std::string>{"aten::hardshrink_backward",
                                                                 "aten::softshrink_backward",
@@ -37,6 +38,10 @@ bool is_elementwise(const c10::OperatorHandle& op) {
   if (op.hasTag(at::Tag::pointwise)) return true;
   auto [name, overload] = op.operator_name();
   if (untagged->count(name) > 0) return true;
+  if (const auto& arguments = op.schema().arguments(); !arguments.empty() && arguments.back().is_out()) {
+    const auto functional = functional_form(op);
+    return functional && is_elementwise(*functional);
+  }
   if (name.back() != '_') return false;
   name.pop_back();
   const auto functional = c10::Dispatcher::singleton().findSchema({name, overload});
