@@ -60,7 +60,7 @@ class Call {
   }
 
   void check() const {
-    check_polynomials();
+    check_loops();
     check_options();
     check_memory();
     check_bags();
@@ -97,12 +97,14 @@ class Call {
     return false;
   }
 
-  // One step of a loop per order.
-  void check_polynomials() const {
+  // One step of a loop per order; of zeta functions one per unit below zero.
+  void check_loops() const {
+    constexpr double kMost = 1e4;
+    const auto far_below = [](const at::Tensor& t) { return t.lt(-kMost).any().item<bool>(); };
+    refuse_if((base_ == "polygamma" || base_ == "special_zeta") && any_input(far_below), "a sum that takes minutes");
     if (!absl::StrContains(base_, "_polynomial_")) return;
     refuse_if(any_input(has_nan),
               "the recurrences of polynomials end at a NaN and return what they have not computed yet");
-    constexpr double kMost = 1e4;
     const c10::IValue& order = stack_[1];
     const double most = order.isTensor() ? largest(order.toTensor()) : std::abs(order.toScalar().toDouble());
     refuse_if(!(most < kMost), "a polynomial of an order that takes minutes, or is none");
