@@ -4,6 +4,7 @@
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 #include <cstring>
@@ -268,7 +269,12 @@ void reduce_by_aten(at::Tensor out, absl::Span<const at::Tensor> addends, Reduce
     out.copy_(operand(0));
   }
   for (size_t i = 1; i < addends.size(); ++i) reduce_next(sum, operand(i).to(out.device(), dtype), op);
-  if (op == ReduceOp::kAvg) sum.div_(static_cast<int64_t>(addends.size()));
+  if (op == ReduceOp::kAvg) {
+    // A complex divisor, which ATen makes of a number beside complex ones, would carry NaN and infinities of one part
+    // over to the other.
+    const at::Tensor parts = sum.is_complex() ? at::view_as_real(sum) : sum;
+    parts.div_(static_cast<int64_t>(addends.size()));
+  }
   if (half) out.copy_(sum);
   if (turned_over) out.bitwise_xor_(form->first_bit);
 }

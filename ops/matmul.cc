@@ -1,6 +1,13 @@
 // Products of matrices and vectors. All are sums of products of dims, linear in each factor, so that a split of the
 // inner dim leaves a Partial, and Partials pass through; the bias of addmm and its kin is a term of its own. linear(),
 // matmul(), outer() and einsum() are composed of these.
+#include <ATen/native/TypeProperties.h>
+#include <ATen/ops/addcmul.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <vector>
+
 #include "ops/arguments.h"
 #include "ops/meta_tensor.h"
 #include "propagation/factor_rule.h"
@@ -34,6 +41,26 @@ OutputMetas addbmm_metas(const OpCall& call) {
                        .new_empty({call.input("batch1")->sizes()[1], call.input("batch2")->sizes()[2]})});
 }
 
+// What ATen's kernels compute elementwise: the bias and a column times a row. Its meta kernel leaves the bias out where
+// beta is 0, and with it the result's dtype and strides.
+OutputMetas addr_metas(const OpCall& call) {
+  const at::Tensor bias = meta_tensor(*call.input("self"));
+  std::vector<at::Tensor> terms = {bias, meta_tensor(*call.input("vec1")), meta_tensor(*call.input("vec2"))};
+  for (size_t k : {1, 2})
+    TORCH_CHECK(terms[k].dim() == 1, "addr: Expected 1-D argument vec", k, ", but got ", terms[k].dim(), "-D");
+  terms[0] = bias.expand({terms[1].size(0), terms[2].size(0)});
+  terms[1] = terms[1].unsqueeze(1);
+  const auto common = at::native::result_type(terms);
+  // On a CPU what is of another dtype is converted first, to memory without gaps.
+  if (call.mesh.world().device_type() == c10::DeviceType::CPU) {
+    for (at::Tensor& t : terms) t = t.to(common);
+  }
+  const at::Tensor result = at::addcmul(terms[0], terms[1], terms[2]);
+  TORCH_CHECK(!call.written()[0] || c10::canCast(result.scalar_type(), bias.scalar_type()), "result type ",
+              result.scalar_type(), " can't be cast to the desired output type ", bias.scalar_type());
+  return metas_of({result});
+}
+
 // A rank may have nothing to multiply where the whole has. There ATen multiplies the bias with beta as it is, and
 // refuses 1.0 beside integers, which it converts elsewhere.
 void biased_local(const LocalCall& local, torch::jit::Stack& stack) {
@@ -61,6 +88,7 @@ const RuleFamily matmul_rules("matmul", [](RuleRegistry& registry) {
     rule.value_free = {"beta", "alpha"};
     const std::string op = product.op;
     if (op == "aten::dot" || op == "aten::vdot") rule.metas = dot_metas;
+    if (op == "aten::addr") rule.metas = addr_metas;
     if (op == "aten::addbmm") rule.metas = addbmm_metas;
     if (op == "aten::addmm" || op == "aten::addbmm" || op == "aten::baddbmm") rule.local = biased_local;
     if (op == "aten::addmv") rule.local = addmv_local;

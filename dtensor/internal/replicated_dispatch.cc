@@ -1,5 +1,7 @@
 #include "dtensor/internal/replicated_dispatch.h"
 
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
@@ -80,12 +82,18 @@ class ReplicatedCall {
   }
 
   // Memory of the parts' own may lie otherwise than the whole tensor's would, which kernels look at, or those who
-  // called them.
+  // called them. What is conjugated or negated lazily stays so where it was gathered, too: LibTorch resolves it to
+  // memory without gaps before it calls kernels that do not know of it.
   static void lay_as(const at::Tensor& t, RankTensors& locals) {
     LocalGuard guard;
+    const RankTensors& own = peek_meta(t).locals;
+    const bool conj = absl::c_any_of(own, [](const at::Tensor& part) { return part.is_conj(); });
+    const bool neg = absl::c_any_of(own, [](const at::Tensor& part) { return part.is_neg(); });
     for (at::Tensor& local : locals) {
-      if (local.strides() == t.strides()) continue;
-      const at::Tensor memory = at::empty_strided(t.sizes(), t.strides(), local.options());
+      if (local.strides() == t.strides() && local.is_conj() == conj && local.is_neg() == neg) continue;
+      at::Tensor memory = at::empty_strided(t.sizes(), t.strides(), local.options());
+      if (conj) memory = at::_conj(memory);
+      if (neg) memory = at::_neg_view(memory);
       copy_values(memory, local);
       local = memory;
     }

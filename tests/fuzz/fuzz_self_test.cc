@@ -274,6 +274,13 @@ TEST_CASE("fuzz: what depends on where an element lies in memory is no finding")
   auto uneven = program;
   uneven.leaves[0] = leaf(0, {4, 3}, {Shard(0)});
   CHECK(run(uneven).kind == Kind::kUnstable);
+  // ATen's own: the sign of what softshrink() makes of -0.
+  Leaf zeros = leaf(0, {2, 67}, {Shard(0)});  // whose parts end off a vector where the whole does not
+  for (double& v : zeros.values) v = -0.;
+  auto shrunk = row(zeros, {{"aten::softshrink.out", {TensorRef{0}, 0.5, TensorRef{1}}, 1000, {}},
+                            {"aten::signbit", {TensorRef{1}}, 1032, {}}});
+  shrunk.leaves.push_back(leaf(1, {2, 67}, {Shard(0)}));
+  CHECK(run(shrunk).kind == Kind::kUnstable);
   // An elementwise operator whose rule is wrong is found beside it.
   uneven.leaves[0].placements = {Partial()};
   uneven.steps[0].op = "fuzz_test::square_of_sum";
@@ -289,6 +296,30 @@ TEST_CASE("fuzz: products that overflow on their way are no finding") {
   CHECK(run(row(x, {along})).kind == Kind::kUnstable);
   x.values = {3, 0, 2, 5};
   CHECK(run(row(x, {product, along})).kind == Kind::kPass);
+}
+
+TEST_CASE("fuzz: whether rounding cancels is no finding") {
+  Leaf x = leaf(0, {3}, {Shard(0)});
+  const Step correlation = {"aten::corrcoef", {TensorRef{0}}, 1000, {}};
+  for (const double number : {0.7, 0.3}) {  // the mean of three is another number in plain LibTorch, or in parts
+    x.values = {number, number, number};
+    CHECK(run(row(x, {correlation})).kind == Kind::kUnstable);
+  }
+  x.values = {0.1, 0.2, 0.4};
+  CHECK(run(row(x, {correlation})).kind == Kind::kPass);
+  // A wrong rule is found beside it.
+  plant_wrong_rule();
+  x.placements = {Partial()};
+  CHECK(run(row(x, {{"fuzz_test::square_of_sum", {TensorRef{0}}, 1000, {}}})).kind == Kind::kWrong);
+}
+
+TEST_CASE("fuzz: lists of tensors whose strides nobody looks at are no step") {
+  const auto joined = [](int64_t size) {
+    return run(
+        row(leaf(0, {3}, {Replicate()}), {{"aten::unfold", {TensorRef{0}, int64_t{0}, size, int64_t{1}}, 1000, {}},
+                                          {"aten::_stack", {TensorRefs{{1000, 1000}}, int64_t{0}}, 1032, {}}}));
+  };
+  CHECK(joined(3).kind == Kind::kInvalid);  // one row, with the stride of its elements
 }
 
 TEST_CASE("fuzz: rounding within the formula of a gradient is no finding, a wrong one is") {

@@ -195,10 +195,11 @@ std::string first_line(const c10::Error& e) {
   return text.substr(0, text.find('\n'));
 }
 
-// Whether plain LibTorch contradicts itself about elementwise operators and products.
+// Whether plain LibTorch contradicts itself about elementwise operators, products and sums.
 bool differs_in_other_loops(const Program& program, const Outcome& outcome, const std::vector<double>& exact,
                             double tolerance) {
-  for (const Loops loops : {Loops::kElements, Loops::kVectors, Loops::kSmallestFirst, Loops::kLargestFirst}) {
+  for (const Loops loops :
+       {Loops::kElements, Loops::kVectors, Loops::kSmallestFirst, Loops::kLargestFirst, Loops::kCancelled}) {
     const Interception guard(in_other_loops(loops));
     Execution plain;
     try {

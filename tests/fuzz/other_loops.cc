@@ -4,18 +4,23 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
 
+#include <cmath>
 #include <exception>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "propagation/functional_form.h"
+#include "tests/fuzz/disturb.h"
+
 namespace dtensor::fuzz {
 namespace {
 
 constexpr int64_t kMostElements = 2000, kVector = 64;
 
-// ATen does not tag the operators that only backward calls.
+// ATen does not tag the operators that only backward calls, nor the out= forms of many others.
 bool is_elementwise(const c10::OperatorHandle& op) {
   static const auto* const untagged = new std::set<std::string>{"aten::hardshrink_backward",
                                                                 "aten::softshrink_backward",
@@ -33,6 +38,10 @@ bool is_elementwise(const c10::OperatorHandle& op) {
   if (op.hasTag(at::Tag::pointwise)) return true;
   auto [name, overload] = op.operator_name();
   if (untagged->count(name) > 0) return true;
+  if (const auto& arguments = op.schema().arguments(); !arguments.empty() && arguments.back().is_out()) {
+    const auto functional = functional_form(op);
+    return functional && is_elementwise(*functional);
+  }
   if (name.back() != '_') return false;
   name.pop_back();
   const auto functional = c10::Dispatcher::singleton().findSchema({name, overload});
@@ -133,6 +142,54 @@ AfterCall multiply_in_order(const torch::jit::Stack& arguments, bool smallest_fi
   };
 }
 
+// What operators that add up do to magnitudes tells how large the addends of each result are.
+bool adds_up(const std::string& op) {
+  static const auto* const sums = new std::set<std::string>{
+      "aten::add",     "aten::add_",   "aten::sub", "aten::sub_", "aten::rsub",  "aten::sum",
+      "aten::mean",    "aten::cumsum", "aten::mm",  "aten::bmm",  "aten::addmm", "aten::addmv",
+      "aten::baddbmm", "aten::mv",     "aten::dot", "aten::trace"};
+  return sums->count(op) > 0;
+}
+bool is_spread(const std::string& op) {
+  return op == "aten::var" || op == "aten::std" || op == "aten::var_mean" || op == "aten::std_mean";
+}
+
+// `sign`: of the result.
+c10::IValue magnitude(const c10::IValue& value, int sign) {
+  if (value.isTensor() && is_number(value.toTensor())) return value.toTensor().detach().abs().mul(sign);
+  return value.isDouble() ? c10::IValue(std::abs(value.toDouble()) * sign) : value;
+}
+
+// The largest addends of each result.
+at::Tensor addends(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+  const std::string& name = op.operator_name().name;
+  if (is_spread(name)) {
+    const at::Tensor largest = arguments[0].toTensor().detach().abs().max();
+    return absl::StartsWith(name, "aten::var") ? largest.square() : largest;
+  }
+  const size_t subtracted = absl::StartsWith(name, "aten::sub") ? 1 : name == "aten::rsub" ? 0 : arguments.size();
+  torch::jit::Stack magnitudes;
+  for (size_t a = 0; a < arguments.size(); ++a) magnitudes.push_back(magnitude(arguments[a], a == subtracted ? -1 : 1));
+  op.callBoxed(magnitudes);
+  return magnitudes[0].toTensor();
+}
+
+AfterCall cancel(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+  const bool squared = absl::StartsWith(op.operator_name().name, "aten::var");
+  return [=, from = addends(op, arguments)](const torch::jit::Stack& results) {
+    const at::Tensor& result = results[0].toTensor();
+    if (!is_number(result) || !from.defined()) return;
+    const double digit = last_digit(result.scalar_type());
+    const at::Tensor least = from.mul(squared ? digit * digit : digit);
+    const at::Tensor values = result.detach();
+    try {
+      const at::Tensor rounding = values.abs().le(least).logical_and(least.isfinite());
+      values.masked_fill_(rounding.logical_and(values.ne(0)), 0);
+    } catch (const std::exception&) {  // several elements in one place
+    }
+  };
+}
+
 }  // namespace
 
 BeforeCall in_other_loops(Loops loops) {
@@ -141,8 +198,11 @@ BeforeCall in_other_loops(Loops loops) {
       if (op.operator_name().name != "aten::prod") return nullptr;
       return multiply_in_order(arguments, loops == Loops::kSmallestFirst);
     }
-    if (!is_elementwise(op)) return nullptr;
+    const std::string& name = op.operator_name().name;
+    const bool sums = loops == Loops::kCancelled;
+    if (sums ? !adds_up(name) && !is_spread(name) : !is_elementwise(op)) return nullptr;
     try {
+      if (sums) return cancel(op, arguments);
       auto rows = Rows::of(arguments);
       if (!rows) return nullptr;
       return [op, loops, rows = *std::move(rows)](const torch::jit::Stack& results) {

@@ -2,7 +2,8 @@
 // left of them do not always agree (sinh close to where it overflows, hardshrink of NaN), so what it gives depends on
 // where in memory an element lies, and that is another place in a part than in the whole. Products that overflow or
 // vanish on their way come to another end in another order, and ranks multiply in another one: 1e200 * 1e200 * 0 is
-// NaN, 1e200 * 0 * 1e200 is 0.
+// NaN, 1e200 * 0 * 1e200 is 0. Sums of what cancels, of what is rounded, are zero in one order and a last digit in
+// another: of three equal numbers less their mean both is left, and corrcoef() divides it by itself.
 #pragma once
 
 #include "tests/fuzz/intercept.h"
@@ -14,9 +15,10 @@ enum class Loops {
   kVectors,        // each element as one of a vector's worth of its like
   kSmallestFirst,  // prod(): one factor after another, by magnitude
   kLargestFirst,
+  kCancelled,  // sums of which only rounding is left are zero, as are variances
 };
 
-// For an Interception: all elementwise operators, or all products, give what those loops do.
+// For an Interception: all elementwise operators, all products or all sums give what those loops do.
 BeforeCall in_other_loops(Loops loops);
 
 }  // namespace dtensor::fuzz

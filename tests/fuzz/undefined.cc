@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "plan/tensor_meta.h"
 #include "propagation/functional_form.h"
 #include "tests/fuzz/compare.h"
 
@@ -59,7 +60,7 @@ class Call {
   }
 
   void check() const {
-    check_polynomials();
+    check_loops();
     check_options();
     check_memory();
     check_bags();
@@ -96,12 +97,14 @@ class Call {
     return false;
   }
 
-  // One step of a loop per order.
-  void check_polynomials() const {
+  // One step of a loop per order; of zeta functions one per unit below zero.
+  void check_loops() const {
+    constexpr double kMost = 1e4;
+    const auto far_below = [](const at::Tensor& t) { return t.lt(-kMost).any().item<bool>(); };
+    refuse_if((base_ == "polygamma" || base_ == "special_zeta") && any_input(far_below), "a sum that takes minutes");
     if (!absl::StrContains(base_, "_polynomial_")) return;
     refuse_if(any_input(has_nan),
               "the recurrences of polynomials end at a NaN and return what they have not computed yet");
-    constexpr double kMost = 1e4;
     const c10::IValue& order = stack_[1];
     const double most = order.isTensor() ? largest(order.toTensor()) : std::abs(order.toScalar().toDouble());
     refuse_if(!(most < kMost), "a polynomial of an order that takes minutes, or is none");
@@ -122,7 +125,12 @@ class Call {
 
   // LibTorch reads or writes memory that is none of the tensors', and may crash, there or later.
   void check_memory() const {
-    refuse_if(base_ == "_stack" && any_input([](const at::Tensor& t) { return !t.is_contiguous(); }),
+    // The stride of a dim of size 1 counts, too: it takes that for the size of what follows.
+    const auto has_other_strides = [](const at::Tensor& t) {
+      return t.strides() != at::IntArrayRef(contiguous_strides(t.sizes()));
+    };
+    refuse_if(base_ == "_stack" && (any_input(has_other_strides) ||
+                                    (stack_.back().isTensor() && has_other_strides(stack_.back().toTensor()))),
               "it copies memory, whatever the strides");
     refuse_if(base_ == "_stack" && stack_[1].toInt() < 0, "a dim counted from the end is a place before the memory");
     const at::Tensor* input = stack_[0].isTensor() ? &stack_[0].toTensor() : nullptr;

@@ -123,6 +123,24 @@ TEST_CASE("numbers beside integers where a rank has nothing to multiply", "[corn
   check({"aten::floor_divide.Scalar", {at::zeros({0, 4}, at::kBool), 0}});
 }
 
+TEST_CASE("an outer product beside a bias that counts for nothing lies as the bias does", "[corner]") {
+  const auto bias = numbers({3, 4}), column = numbers({4}), row = numbers({3});
+  for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+    const auto x = lay_out(bias, test_meshes()[2], {p}), v = lay_out(column, test_meshes()[2], {Replicate()}),
+               w = lay_out(row, test_meshes()[2], {Replicate()});
+    for (const double beta : {0., 1.}) {
+      const auto product = [&](const at::Tensor& b, const at::Tensor& c, const at::Tensor& r) {
+        return call_op("aten::addr", {b.t(), c, r, beta})[0];
+      };
+      const auto expected = product(bias, column, row);
+      CHECK(product(x, v, w).strides() == expected.strides());
+      CHECK(difference(product(x, v, w), expected) == std::nullopt);
+      const auto of_float = product(x, v.to(at::kFloat), w.to(at::kFloat));
+      CHECK(difference(of_float, product(bias, column.to(at::kFloat), row.to(at::kFloat))) == std::nullopt);
+    }
+  }
+}
+
 TEST_CASE("channels change places in every layout", "[corner]") {
   for (const char* op : {"aten::native_channel_shuffle", "aten::channel_shuffle"}) {
     check({op, {numbers({2, 6, 3}), 3}});
@@ -283,6 +301,42 @@ TEST_CASE("results of whole tensors lie as those of plain ones", "[corner]") {
     const auto scores = [](const at::Tensor& t) { return call_op("aten::_softmax", {t.t(), 0, false})[0]; };
     CHECK(scores(x).strides() == scores(full).strides());
   }
+}
+
+TEST_CASE("what is conjugated stays so where it is gathered", "[corner]") {
+  const auto full = at::complex(numbers({1, 3, 1}), numbers({1, 3, 1}) - 2);
+  const ReplicateUnsupported scope;
+  for (const Placement& p : {Placement(Replicate()), Placement(Shard(1)), Placement(Partial())}) {
+    const auto x = lay_out(full, test_meshes()[2], {p});
+    // ATen makes a clone without gaps of what is conjugated before it calls the kernel, which looks at strides.
+    const auto of_whole = [](const at::Tensor& t) { return call_op("aten::fft_hfft", {t.expand({4, 3, 2})})[0]; };
+    CHECK(of_whole(x).strides() == of_whole(full).strides());
+    const auto other = [](const at::Tensor& t) { return call_op("aten::fft_irfft", {t.conj().expand({4, 3, 2})})[0]; };
+    CHECK(other(x).strides() == other(full).strides());
+    CHECK(difference(other(x), other(full)) == std::nullopt);
+  }
+}
+
+TEST_CASE("an average of complex numbers is one of each part", "[corner]") {
+  const auto one = [](double real, double imag) {
+    return at::complex(at::tensor({real}, at::kDouble), at::tensor({imag}, at::kDouble));
+  };
+  const DeviceMesh mesh(World::local(2), {2});
+  const auto average = [&](double real, double imag) {
+    const auto whole = full_tensor(from_local({one(real, imag), one(1, 3)}, mesh, {Partial(ReduceOp::kAvg)}));
+    return whole.item<c10::complex<double>>();
+  };
+  CHECK(average(NAN, 1).imag() == 2);
+  CHECK(average(INFINITY, 1) == c10::complex<double>(INFINITY, 2));
+  CHECK(average(3, INFINITY) == c10::complex<double>(2, INFINITY));
+}
+
+TEST_CASE("no powers of numbers are a tensor of their own", "[corner]") {
+  const auto x = lay_out(numbers({3}), test_meshes()[2], {Replicate()}).requires_grad_();
+  const auto pieces = call_op("aten::split.Tensor", {x, 3, 0});
+  const auto powers = call_op("aten::vander", {x, 0, true})[0];
+  powers.div_(2);
+  REQUIRE_NOTHROW(pieces[0].sum().backward());
 }
 
 TEST_CASE("gradients reach a leaf that only as_strided has seen", "[corner]") {
