@@ -1,11 +1,18 @@
 #include "ops/view_map.h"
 
 #include <catch2/catch.hpp>
+#include <ostream>
 #include <random>
 
 #include "placement/parse_placements.h"
 
 namespace dtensor {
+
+// For Catch2's messages.
+static std::ostream& operator<<(std::ostream& out, const DimGroup& g) {
+  return out << '[' << g.in_begin << ", " << g.in_end << ") -> [" << g.out_begin << ", " << g.out_end << ')';
+}
+
 namespace {
 
 using Flat = std::vector<int64_t>;
