@@ -65,10 +65,15 @@ class Communicator {
   // Position i gets the input of position sources[i].
   RankTensors permute(const CommCall& call, const RankTensors& inputs, absl::Span<const int64_t> sources);
 
-  // Bytes that a reduction holds at once on the rank that needs most, where messages are packed into buffers: for plans
-  // that keep a limit. kAllReduce: besides its input of `bytes` and its result. kReduceScatter: besides its input, its
-  // result of `bytes`, the messages and the addends that arrive, all of which depend on the layouts that plans know.
-  // A world whose ranks are not processes answers for the job that it stands for, on GPUs with NCCL.
+  // For plans that keep a limit.
+
+  // Whether what is sent and received lies in buffers of its own meanwhile, as with message passing. If not, ranks read
+  // each other's memory.
+  virtual bool packs() const { return true; }
+  // Bytes that a reduction holds at once on the rank that needs most, where messages are packed into buffers.
+  // kAllReduce: besides its input of `bytes` and its result. kReduceScatter: besides its input, its result of `bytes`,
+  // the messages and the addends that arrive, all of which depend on the layouts that plans know. A world whose ranks
+  // are not processes answers for the job that it stands for, on GPUs with NCCL.
   virtual int64_t scratch_bytes(Collective c, at::ScalarType dtype, ReduceOp op, int64_t bytes,
                                 int64_t group_size) const;
 

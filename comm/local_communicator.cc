@@ -14,6 +14,8 @@ class LocalCommunicator final : public Communicator {
  public:
   explicit LocalCommunicator(std::vector<c10::Device> devices) : Communicator(std::move(devices)) {}
 
+  bool packs() const override { return false; }
+
  protected:
   void do_exchange(const CommCall& call, Collective, absl::Span<const Message> messages, const RankPieces& inputs,
                    const RankPieces& outputs) override {

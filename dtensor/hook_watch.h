@@ -1,4 +1,4 @@
-// Hooks of a DistributedModule that never run. Internal.
+// Hooks of a DistributedModule that never run.
 //
 // Forward of most modules is not virtual: a call through a pointer to the original's class (a typed member such as
 // `torch::nn::Linear fc`) computes with the very same parameters, but passes by the hooks. Results would be wrong
@@ -36,16 +36,5 @@ using HookWatches = std::vector<std::shared_ptr<HookWatch>>;
 
 // Marks the distributed parameters and buffers of `module` and of those in it. Once more does no harm.
 void watch_hooks(const torch::nn::Module& module, const std::shared_ptr<HookWatch>& watch);
-
-// Gives `to` the marks of `from`, where it has none. REQUIRES: is_dtensor(to).
-void keep_hook_watches(const at::Tensor& from, const at::Tensor& to);
-
-struct OpInfo;
-struct Inputs;
-
-// Error (c10::Error): `info` computes with a marked tensor and another one, and the hooks have not run. Not in
-// backward. What looks at parameters alone, writes to them, works on lists of them, or is pointwise on tensors of one
-// shape (an optimizer, an average, a distance from former values) is no forward.
-void check_hooks_ran(const OpInfo& info, const Inputs& in);
 
 }  // namespace dtensor

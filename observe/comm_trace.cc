@@ -1,7 +1,6 @@
 #include "observe/comm_trace.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -15,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "comm/communicator.h"
+#include "observe/rank_in_job.h"
 #include "observe/trace_file.h"
 #include "plan/cost_model.h"
 
@@ -51,12 +51,9 @@ std::string placements_text(const LayoutChange& change, const LayoutChange::Side
   return change.on_one_mesh() ? to_string(*side.placements) : to_string(side);
 }
 
-// By name_traces_by_rank(), since a file has its name before there is a call whose ranks could tell; -1 without a job.
-std::atomic<int64_t> rank_in_job{-1};
-
 // What CommTrace says of its path.
 std::string path_of(std::string path) {
-  const int64_t rank = rank_in_job.load();
+  const int64_t rank = rank_in_job();
   const size_t place = path.find("%r");
   if (place != std::string::npos) return path.replace(place, 2, absl::StrCat(std::max<int64_t>(rank, 0)));
   if (rank < 0) return path;
@@ -101,7 +98,7 @@ class CommTrace::Writer final : public CommListener {
  private:
   std::string head() const {
     const Json json = {{"schemaVersion", 1},
-                       {"distributedInfo", {{"rank", std::max<int64_t>(rank_in_job.load(), 0)}}},
+                       {"distributedInfo", {{"rank", std::max<int64_t>(rank_in_job(), 0)}}},
                        {"displayTimeUnit", "ms"},
                        {"baseTimeNanoseconds", base_ns_}};
     std::string text = json.dump();
@@ -115,7 +112,7 @@ class CommTrace::Writer final : public CommListener {
     std::lock_guard lock(mutex_);
     std::string text;
     if (ranks.empty()) {
-      if (rank_in_job.load() >= 0) return;  // a mesh of other processes
+      if (rank_in_job() >= 0) return;  // a mesh of other processes
       const double seconds = planned_seconds(event, *view.call.group);
       const double begin = microseconds(begin_ns_) + planned_ * 1e6;
       planned_ += seconds;
@@ -239,8 +236,6 @@ CommTrace::CommTrace(const std::string& path)
 CommTrace::~CommTrace() = default;
 
 const std::string& CommTrace::path() const { return writer_->path(); }
-
-void name_traces_by_rank(int64_t rank) noexcept { rank_in_job.store(rank); }
 
 // What DTENSOR_TRACE asks for. Never destroyed: threads may communicate while the process exits.
 struct ProcessTrace {

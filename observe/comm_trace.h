@@ -32,8 +32,4 @@ class CommTrace {
   ScopeGuard guard_;
 };
 
-// Called when this process becomes rank `rank` of a job: traces that begin from now on are named after it. Internal: a
-// Job does so when it begins.
-void name_traces_by_rank(int64_t rank) noexcept;
-
 }  // namespace dtensor

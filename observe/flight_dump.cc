@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "observe/dump_signals.h"
 #include "observe/flight_ring.h"
+#include "observe/rank_in_job.h"
 
 namespace dtensor {
 namespace {
@@ -25,9 +26,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kVersion[] = "2.10";  // of PyTorch's format
 
-// By prepare_flight_recorder().
-std::atomic<int64_t> rank_in_job{-1};     // -1: this process is not one of a job
-std::atomic<int64_t> timeout_ms{600000};  // PyTorch's, until a job begins
+// By prepare_flight_recorder(); PyTorch's, until a job begins.
+std::atomic<int64_t> timeout_ms{600000};
 
 // PyTorch's readers know collectives by these names, and only with this prefix. What is uneven they would take for a
 // mistake; "coalesced" is what they only compare by name.
@@ -121,7 +121,7 @@ std::string dump_text(int64_t& rank, bool wait) {
   std::vector<FlightRecord> entries;
   std::vector<FlightGroup> groups;
   const bool all = copy_flight_ring(wait, entries, groups);
-  if (rank < 0) rank = rank_in_job.load();
+  if (rank < 0) rank = rank_in_job();
   if (rank < 0) rank = entries.empty() ? 0 : entries.back().rank;
   Json config = Json::object(), status = Json::object();
   for (const FlightGroup& group : groups) {
@@ -204,8 +204,7 @@ void arm_flight_signals() noexcept {
   if (file_prefix() != nullptr) dump_on_signals([] { dump_flight_recorder_on_failure(-1); });
 }
 
-void prepare_flight_recorder(int64_t rank, std::chrono::milliseconds timeout) noexcept {
-  rank_in_job.store(rank);
+void prepare_flight_recorder(std::chrono::milliseconds timeout) noexcept {
   if (timeout.count() > 0) timeout_ms.store(timeout.count());
   arm_flight_signals();
 }

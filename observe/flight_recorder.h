@@ -26,11 +26,10 @@ void dump_flight_recorder(const std::string& path);
 // threads.
 void dump_flight_recorder_on_failure(int64_t rank) noexcept;
 
-// Called when this process becomes rank `rank` of a job whose collectives may take `timeout`: a dump has both, and its
-// file the rank in its name, before there is a collective whose ranks could tell. If DTENSOR_FLIGHT_FILE is set,
-// SIGUSR1 writes the dump from now on, and SIGTERM does so before it ends the process; a program that handles one of
-// them itself keeps its handler. Does what is needed again in a fork's child. Without this call the first collective
-// does the same.
-void prepare_flight_recorder(int64_t rank, std::chrono::milliseconds timeout = {}) noexcept;
+// Called when this process becomes one of a job whose collectives may take `timeout`, which dumps say; 0: not known. If
+// DTENSOR_FLIGHT_FILE is set, SIGUSR1 writes the dump from now on, and SIGTERM does so before it ends the process; a
+// program that handles one of them itself keeps its handler. Does what is needed again in a fork's child. Without this
+// call the first collective does the same.
+void prepare_flight_recorder(std::chrono::milliseconds timeout = {}) noexcept;
 
 }  // namespace dtensor

@@ -180,7 +180,7 @@ std::string CostModel::to_json() const {
 std::shared_ptr<const CostModel> cost_model(const World& world) {
   ModelSlot& slot = world.attachment<ModelSlot>();
   std::lock_guard<std::mutex> lock(slot.mutex);
-  if (!slot.model) slot.model = built_in(/*packs=*/world.kind() != World::Kind::kLocal);
+  if (!slot.model) slot.model = built_in(world.communicator().packs());
   return slot.model;
 }
 

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -21,6 +22,7 @@ namespace dtensor {
 
 // Times that are added up and compared are whole numbers: their sums do not depend on the order.
 using Picoseconds = int64_t;
+inline Picoseconds picoseconds(double seconds) { return std::llround(seconds * 1e12); }
 
 struct LinkCost {
   double latency = 6.6e-6;      // seconds per collective
@@ -37,9 +39,7 @@ struct CostModel {
   Level within_node;
   Level between_nodes;
   double copy_bandwidth = 1.0e12;  // bytes per second of a local copy or fill
-  // Whether what is sent and received lies in buffers of its own meanwhile, as with message passing. If not, ranks read
-  // each other's memory.
-  bool packs = true;
+  bool packs = true;               // as Communicator::packs(), which the built-in models ask
 
   // `bytes`: received per rank. A group of one costs nothing.
   double collective(Collective kind, int64_t group_size, bool crosses_nodes, int64_t bytes) const;

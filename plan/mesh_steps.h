@@ -25,7 +25,7 @@ double least_seconds(const DeviceMesh& mesh, const TensorMeta& meta, const Place
 double plain_seconds(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
                      const CostModel& cost);
 
-// The smallest Limits::peak_bytes that leaves a route. REQUIRES: `fails` leaves none.
+// The smallest Limits::max_bytes that leaves a route. REQUIRES: `fails` leaves none.
 int64_t least_mesh_peak(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
                         const CostModel& cost, int64_t fails);
 

@@ -1,7 +1,6 @@
 #include "plan/step_search.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 namespace dtensor {
@@ -127,7 +126,7 @@ Picoseconds StepSearch::remaining(State state) {
   if (reducing == 1 && lacking <= 0) return 0;
   double bytes = static_cast<double>(lacking);
   if (reducing > 1) bytes = std::max(bytes, least_part_ * (reducing - 2) + target_average_ - kRounding);
-  return std::llround(cost_.least(std::max<int64_t>(reducing > 1 ? 0 : 1, static_cast<int64_t>(bytes))) * 1e12) - 1;
+  return picoseconds(cost_.least(std::max<int64_t>(reducing > 1 ? 0 : 1, static_cast<int64_t>(bytes)))) - 1;
 }
 
 // What the steps take that plain_step() gives, one after the other.
@@ -142,7 +141,7 @@ Picoseconds StepSearch::plain_way(State state) {
     work_ += step_work_;
     if (!pricer_.price(kind, dims, before_layers, layers(after), edge))
       return std::numeric_limits<Picoseconds>::max() / 4;
-    total += std::llround(edge.seconds * 1e12);
+    total += picoseconds(edge.seconds);
   }
   return total;
 }
@@ -165,7 +164,7 @@ void StepSearch::relax(int node, Kind kind, uint64_t dims, State after) {
   if (!pricer_.price(kind, dims, before_layers, layers(after), edge)) return;
   Node next;
   next.state = after;
-  next.distance = nodes_[node].distance + std::llround(edge.seconds * 1e12);
+  next.distance = nodes_[node].distance + picoseconds(edge.seconds);
   next.collectives = nodes_[node].collectives + (edge.is_local() ? 0 : 1);
   next.steps = nodes_[node].steps + 1;
   next.previous = node;

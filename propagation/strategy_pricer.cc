@@ -1,18 +1,12 @@
 #include "propagation/strategy_pricer.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "placement/parse_placements.h"
 #include "plan/mesh_steps.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
-namespace {
-
-Picoseconds picoseconds(double seconds) { return std::llround(seconds * 1e12); }
-
-}  // namespace
 
 std::vector<Pricer::Group> Pricer::all_inputs(const Problem& problem) {
   std::vector<Pricer::Group> groups;

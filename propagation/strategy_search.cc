@@ -1,7 +1,6 @@
 #include "propagation/strategy_search.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace dtensor {
 namespace {
@@ -10,8 +9,6 @@ constexpr int64_t kEvery = 64;            // combinations up to which all are lo
 constexpr int64_t kEveryOfThree = 16384;  // on meshes of up to three dims
 constexpr int64_t kMaxPriced = 2048;      // of others
 constexpr size_t kMaxSeeds = 8;           // inputs whose layout is followed
-
-Picoseconds picoseconds(double seconds) { return std::llround(seconds * 1e12); }
 
 class Search {
  public:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks how the source tree is built: python3 tools/check_source.py [--format] [ROOT]
 
-  direction   a folder includes those before it alone (LAYERS), and nobody includes another folder's internal/
+  direction   a folder includes those before it alone (LAYERS), and nobody includes another folder's internal/; PROGRAMS
+              include public headers alone. Tests may include anything.
   cycles      within a folder, no file includes in a circle (x.h and x.cc count as one)
   root        no more than MAX_FOLDERS folders at the top
   --format    clang-format-14 would change nothing; skipped, saying so, where that is not installed
@@ -19,6 +20,7 @@ import sys
 # From the bottom up.
 LAYERS = ["placement", "comm", "mesh", "plan", "observe", "processes", "propagation", "dtensor", "ops", "checkpoint",
           "python"]
+PROGRAMS = ["benchmarks", "examples", "tools"]
 # What programs include is above all.
 UMBRELLA = "dtensor/dtensor.h"
 MAX_FOLDERS = 18
@@ -51,9 +53,14 @@ def direction_faults(includes):
             here, there = folder_of(path), folder_of(target)
             if there not in LAYERS or there == here:
                 continue
+            inner = target.split("/")[1:-1]
+            if here in PROGRAMS:
+                if "internal" in inner or "extend" in inner:
+                    faults.append(f"{path}: includes {target}, which is not for programs")
+                continue
             if LAYERS.index(there) > LAYERS.index(here) and path != UMBRELLA:
                 faults.append(f"{path}: includes {target}, of a folder above {here}/")
-            if "internal" in target.split("/")[1:-1]:
+            if "internal" in inner:
                 faults.append(f"{path}: includes {target}, which is internal to {there}/")
             if target == UMBRELLA:
                 faults.append(f"{path}: includes {UMBRELLA}, which is for programs")
@@ -119,11 +126,11 @@ def main(arguments):
     formats = "--format" in arguments
     roots = [a for a in arguments if not a.startswith("--")]
     root = os.path.realpath(roots[0] if roots else os.path.join(os.path.dirname(os.path.realpath(__file__)), ".."))
-    includes = {path: INCLUDE.findall(read(root, path)) for path in sources(root, LAYERS)}
+    includes = {path: INCLUDE.findall(read(root, path)) for path in sources(root, LAYERS + PROGRAMS)}
     faults = direction_faults(includes) + cycle_faults(includes) + root_faults(root)
     if formats:
-        faults += format_faults(root, list(sources(root, LAYERS + ["benchmarks", "examples", "tests", "tools"])))
-    print("\n".join(faults) if faults else f"{len(includes)} files of {len(LAYERS)} folders: no fault")
+        faults += format_faults(root, list(sources(root, LAYERS + PROGRAMS + ["tests"])))
+    print("\n".join(faults) if faults else f"{len(includes)} files of {len(LAYERS + PROGRAMS)} folders: no fault")
     return 1 if faults else 0
 
 

@@ -9,7 +9,6 @@
 #include <torch/library.h>
 
 #include "comm/scope.h"
-#include "dtensor/extend/call_inputs.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/op_info.h"
@@ -18,6 +17,7 @@
 #include "dtensor/extend/view_origin.h"
 #include "dtensor/hook_watch.h"
 #include "dtensor/internal/cache_key.h"
+#include "dtensor/internal/call_inputs.h"
 #include "dtensor/internal/executor.h"
 #include "dtensor/internal/partial_writes.h"
 #include "dtensor/internal/plain_dispatch.h"

@@ -1,4 +1,4 @@
-// Life of one operator call on distributed tensors. Internal.
+// Life of one operator call on distributed tensors. For the folders above.
 //
 //   look up the decision (or make it) -> redistribute inputs -> local operator per owned rank -> wrap results
 //

@@ -1,4 +1,4 @@
-// Gradients arrive at a leaf in the leaf's own layout. Internal.
+// Gradients arrive at a leaf in the leaf's own layout. For the folders above.
 //
 // Backward gives gradients in whatever layout was cheapest (a data-parallel weight's is Partial). When autograd hands
 // the sum of a backward pass to a leaf, one redistribution brings it to the leaf's placements, so that optimizers pay

@@ -1,4 +1,5 @@
-// LibTorch's own code that runs on behalf of a call with distributed tensors: that of composite operators. Internal.
+// LibTorch's own code that runs on behalf of a call with distributed tensors: that of composite operators. For the
+// folders above.
 //
 // A composite operator (one_hot, quantile, scaled_dot_product_attention, ...) is decomposed above autograd, so the
 // fallback below sees its pieces only, and among them plain tensors that the composite's code has made itself: masks,

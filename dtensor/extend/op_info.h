@@ -1,5 +1,5 @@
 // What the dispatcher knows of an operator before any call: its arguments by kind, what it writes to, its rule or
-// handler. Computed once per operator. Internal.
+// handler. Computed once per operator. For the folders above.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,4 +1,4 @@
-// Tensors given as out=. Internal.
+// Tensors given as out=. For the folders above.
 #pragma once
 
 #include <ATen/core/Tensor.h>

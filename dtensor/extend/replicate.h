@@ -1,4 +1,4 @@
-// Plain tensors as distributed ones that every rank holds. Internal.
+// Plain tensors as distributed ones that every rank holds. For the folders above.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// How a distributed tensor is stored in an at::Tensor. Internal.
+// How a distributed tensor is stored in an at::Tensor. For the folders above.
 //
 // The TensorImpl has the global sizes and strides, the real device, no storage, and one more dispatch key; everything
 // else is in an immutable BackendMeta. Shallow copies (detach, variable_data, set_data) share it, so

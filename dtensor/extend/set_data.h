@@ -1,4 +1,4 @@
-// A plain tensor in the place of a distributed one. Internal.
+// A plain tensor in the place of a distributed one. For the folders above.
 #pragma once
 
 #include <ATen/core/Tensor.h>

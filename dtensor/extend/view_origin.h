@@ -1,4 +1,4 @@
-// Views whose parts had to move: copies that know what they are views of. Internal.
+// Views whose parts had to move: copies that know what they are views of. For the folders above.
 //
 // `x[2:5]` of a tensor sharded on that dim cannot share the memory of x. The copy keeps a ViewOrigin with its
 // LocalStorage, so that tensors that share the copy's memory have it too. With it

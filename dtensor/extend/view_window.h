@@ -1,4 +1,4 @@
-// Writing through a view: which elements of a tensor the elements of its view are, rank by rank. Internal.
+// Writing through a view: which elements of a tensor the elements of its view are, rank by rank. For the folders above.
 //
 // A view is what it is in ATen: sizes, strides and an offset within the memory of the tensor that it is of, here the
 // memory that one device would hold. So one function serves all view operators and chains of them.

@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "dtensor/extend/above_autograd_key.h"
-#include "dtensor/extend/call_inputs.h"
 #include "dtensor/extend/library_code.h"
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/out_tensor.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
+#include "dtensor/internal/call_inputs.h"
 
 namespace dtensor {
 namespace {

@@ -1,7 +1,7 @@
 // The error of an operator that has no sharding rule and gets tensors that are not whole on every rank. Internal.
 #pragma once
 
-#include "dtensor/extend/call_inputs.h"
+#include "dtensor/internal/call_inputs.h"
 
 namespace dtensor {
 

@@ -6,7 +6,7 @@
 // an error, since there the layout may be meant.
 #pragma once
 
-#include "dtensor/extend/call_inputs.h"
+#include "dtensor/internal/call_inputs.h"
 
 namespace dtensor {
 

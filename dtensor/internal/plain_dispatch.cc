@@ -3,13 +3,13 @@
 #include <c10/util/Exception.h>
 
 #include "comm/scope.h"
-#include "dtensor/extend/call_inputs.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/library_code.h"
 #include "dtensor/extend/plain_beside_distributed.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
+#include "dtensor/internal/call_inputs.h"
 
 namespace dtensor {
 namespace {

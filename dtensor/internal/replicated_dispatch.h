@@ -14,7 +14,7 @@
 
 #include <ATen/core/stack.h>
 
-#include "dtensor/extend/call_inputs.h"
+#include "dtensor/internal/call_inputs.h"
 
 namespace dtensor {
 

@@ -11,8 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "observe/comm_trace.h"
 #include "observe/flight_recorder.h"
+#include "observe/rank_in_job.h"
 #include "processes/job/find_culprit.h"
 #include "processes/job/host_process.h"
 #include "processes/job/job_state.h"
@@ -37,8 +37,8 @@ Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Mill
   ignore_broken_pipes();
   post_place(*state_->store(), rank);
   install_terminate_handler();
-  prepare_flight_recorder(rank, timeout);
-  name_traces_by_rank(rank);
+  set_rank_in_job(rank);
+  prepare_flight_recorder(timeout);
   add_terminate_callback(this, [this](const std::string& message) { fail(message); });
   state_->start_listening();
 }

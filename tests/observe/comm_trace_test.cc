@@ -17,6 +17,7 @@
 #include "dtensor/factories.h"
 #include "dtensor/scopes.h"
 #include "observe/comm_contracts.h"
+#include "observe/rank_in_job.h"
 #include "plan/cost_model.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/child.h"
@@ -257,7 +258,7 @@ TEST_CASE("child: communicates until its disk is full", "[.child]") {
 }
 
 TEST_CASE("child: communicates and is terminated", "[.child]") {
-  if (const char* rank = std::getenv("CHILD_RANK")) name_traces_by_rank(std::atoi(rank));
+  if (const char* rank = std::getenv("CHILD_RANK")) set_rank_in_job(std::atoi(rank));
   redistribute(full({8, 2}, 1.0, mesh(), {Replicate(), Partial()}), {Replicate(), Replicate()});
   std::thread([] {
     redistribute(full({8, 2}, 1.0, mesh(), {Replicate(), Partial()}), {Replicate(), Replicate()});

@@ -14,6 +14,7 @@
 #include "comm/communicator.h"
 #include "comm/scope.h"
 #include "mesh/device_mesh.h"
+#include "observe/rank_in_job.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/child.h"
 #include "tests/testing/test_ranks.h"
@@ -325,7 +326,8 @@ TEST_CASE("child: five barriers and a long sleep", "[.child]") {
 }
 
 TEST_CASE("child: five barriers and a failure", "[.child]") {
-  prepare_flight_recorder(7, std::chrono::milliseconds(1500));
+  set_rank_in_job(7);
+  prepare_flight_recorder(std::chrono::milliseconds(1500));
   const DeviceMesh mesh(World::fake(4, 3), {4}, {"tp"});
   for (int i = 0; i < 5; ++i) mesh.world().communicator().barrier(call_with(mesh, "tp", {"step", "", "", false}, i));
   dump_flight_recorder_on_failure(7);
@@ -333,7 +335,8 @@ TEST_CASE("child: five barriers and a failure", "[.child]") {
 
 TEST_CASE("child: forks a child of its own", "[.child]") {
   ::signal(SIGTERM, SIG_DFL);
-  prepare_flight_recorder(1);
+  set_rank_in_job(1);
+  prepare_flight_recorder();
 #ifdef __SANITIZE_THREAD__
   return;  // which calls no handlers in the child of a process with threads
 #endif
@@ -351,7 +354,8 @@ TEST_CASE("child: forks a child of its own", "[.child]") {
 TEST_CASE("child: handles SIGTERM itself", "[.child]") {
   static volatile sig_atomic_t seen = 0;
   ::signal(SIGTERM, [](int) { seen = 1; });
-  prepare_flight_recorder(1);
+  set_rank_in_job(1);
+  prepare_flight_recorder();
   ::raise(SIGTERM);
   CHECK(seen == 1);
 }

@@ -1,4 +1,4 @@
-#include "dtensor/extend/call_inputs.h"
+#include "dtensor/internal/call_inputs.h"
 
 #include <c10/util/Exception.h>
 
