@@ -6,6 +6,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/complex.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/movedim.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/tensor.h>
@@ -137,6 +138,18 @@ TEST_CASE("an outer product beside a bias that counts for nothing lies as the bi
       CHECK(difference(product(x, v, w), expected) == std::nullopt);
       const auto of_float = product(x, v.to(at::kFloat), w.to(at::kFloat));
       CHECK(difference(of_float, product(bias, column.to(at::kFloat), row.to(at::kFloat))) == std::nullopt);
+    }
+  }
+}
+
+TEST_CASE("rolled tensors keep their channels last where both parts have them so", "[corner]") {
+  const auto full = numbers({2, 3, 2, 4});
+  for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+    const auto x = lay_out(full, test_meshes()[2], {p});
+    for (const int64_t shift : {1, 2}) {
+      const auto rolled = [&](const at::Tensor& t) { return at::movedim(t, -1, 1).roll({shift, 1}, {0, 2}); };
+      CHECK(rolled(x).strides() == rolled(full).strides());
+      CHECK(difference(rolled(x), rolled(full)) == std::nullopt);
     }
   }
 }
