@@ -142,6 +142,23 @@ TEST_CASE("an outer product beside a bias that counts for nothing lies as the bi
   }
 }
 
+TEST_CASE("writes by an index of nothing give row-major tensors", "[corner]") {
+  const auto full = numbers({3, 2}), nothing = at::zeros({2, 0}, at::kDouble);
+  const auto index = at::zeros({0}, at::kLong);
+  const DeviceMesh& mesh = test_meshes()[2];
+  const auto x = lay_out(full, mesh, {Shard(1)}), i = lay_out(index, mesh, {Replicate()}),
+             none = lay_out(nothing, mesh, {Replicate()});
+  for (const char* op : {"aten::index_add", "aten::index_copy"})
+    CHECK(call_op(op, {x.t(), 1, i, none})[0].strides() == call_op(op, {full.t(), 1, index, nothing})[0].strides());
+  CHECK(call_op("aten::index_fill.int_Scalar", {x.t(), 1, i, 2.})[0].strides() == full.t().strides());
+}
+
+TEST_CASE("as_strided of a view that is a copy sees no more than the copy has", "[corner]") {
+  const auto x = lay_out(numbers({4, 1}), test_meshes()[2], {Replicate()});
+  const auto pairs = call_op("aten::view_as_complex", {x.as_strided({1, 3}, {3, 1}).reshape({-1}).unfold(0, 2, 3)})[0];
+  CHECK_THROWS_WITH(pairs.as_strided({1, 2}, {4, 1}), Catch::Contains("reach beyond the tensor"));
+}
+
 TEST_CASE("rolled tensors keep their channels last where both parts have them so", "[corner]") {
   const auto full = numbers({2, 3, 2, 4});
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
