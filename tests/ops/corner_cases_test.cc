@@ -159,6 +159,21 @@ TEST_CASE("as_strided of a view that is a copy sees no more than the copy has", 
   CHECK_THROWS_WITH(pairs.as_strided({1, 2}, {4, 1}), Catch::Contains("reach beyond the tensor"));
 }
 
+TEST_CASE("zeros lie as what they are of, gradients of losses row by row", "[corner]") {
+  const auto full = numbers({2, 3});
+  const auto x = lay_out(full, test_meshes()[2], {Shard(1)});
+  CHECK(call_op("aten::zero", {x.t()})[0].strides() == full.t().strides());
+  for (const char* op : {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"}) {
+    const auto gradient = [&](const at::Tensor& t) {
+      std::vector<c10::IValue> args = {t.t(), t.t(), t.t() * 2, 1};
+      if (std::string_view(op) != "aten::mse_loss_backward") args.emplace_back(0.5);
+      return call_op(op, args)[0];
+    };
+    CHECK(gradient(x).strides() == gradient(full).strides());
+    CHECK(difference(gradient(x), gradient(full)) == std::nullopt);
+  }
+}
+
 TEST_CASE("rolled tensors keep their channels last where both parts have them so", "[corner]") {
   const auto full = numbers({2, 3, 2, 4});
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
