@@ -190,10 +190,13 @@ void scatter_local(const LocalCall& call, Stack& stack) {
   write_with_spare_rows(call, stack, {dim});
 }
 
-// ATen's meta kernel of index_add stumbles over an empty index, and an empty tensor.
+// ATen's meta kernel of index_add stumbles over an empty index, and an empty tensor. But for index_fill(), which
+// clones, the results are row-major.
 OutputMetas index_rows_metas(const OpCall& call) {
   if (call.inputs[1]->meta().numel() > 0 && call.inputs[0]->meta().numel() > 0) return infer_outputs(call, OpRule());
-  return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))});
+  const at::Tensor self = meta_tensor(*call.inputs[0]);
+  if (absl::StrContains(call.name(), "index_fill")) return metas_of({at::empty_like(self)});
+  return contiguous_metas(self.sizes(), {self.scalar_type()});
 }
 
 OpRule rule_of(FactorRule (*factors)(const OpCall&), void (*local)(const LocalCall&, Stack&)) {

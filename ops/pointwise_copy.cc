@@ -1,6 +1,8 @@
 // Copies, aliases, casts and fills: any Partial passes unchanged, unless a cast or a constant comes between.
 #include <ATen/core/stack.h>
+#include <ATen/ops/empty_like.h>
 
+#include "ops/meta_tensor.h"
 #include "ops/movement.h"
 #include "ops/pointwise.h"
 #include "propagation/rule_registry.h"
@@ -74,7 +76,9 @@ const RuleFamily pointwise_copy_rules("pointwise_copy", [](RuleRegistry& registr
                identity());
   registry.add("aten::_to_copy", to_copy());
   registry.add(Names{"aten::copy", "aten::copy_", "aten::fill.Tensor"}, copy_into());
-  registry.add("aten::zero", identity());
+  OpRule zero = identity();
+  zero.metas = [](const OpCall& call) { return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))}); };
+  registry.add("aten::zero", zero);
   registry.add("aten::fill.Scalar", fill_scalar());
 });
 

@@ -169,13 +169,21 @@ OpRule triangle() {
 
 OutputMetas like_input(const OpCall& call) { return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))}); }
 
-// As a part of a dim and the rest of it are put side by side.
+// On a CPU the two parts of one dim after the other are put side by side, which keeps channels last where both parts
+// have them so. Kernels for GPUs write row by row.
 OutputMetas roll_metas(const OpCall& call) {
-  const at::Tensor self = meta_tensor(*call.inputs[0]);
+  at::Tensor rolled = meta_tensor(*call.inputs[0]);
+  const std::vector<int64_t> shifts = *call.get_ints("shifts");
   const std::vector<int64_t> dims = call.get_ints("dims").value_or(std::vector<int64_t>{});
-  if (self.numel() == 0) return metas_of({at::empty_like(self)});
-  if (dims.empty()) return contiguous_metas(self.sizes(), {call.inputs[0]->dtype()});
-  return metas_of({at::cat({self, self.narrow(wrap_dim(dims[0], ndim(call)), 0, 0)}, dims[0])});
+  if (rolled.numel() == 0) return metas_of({at::empty_like(rolled)});
+  if (dims.empty() || call.mesh.world().device_type() != c10::DeviceType::CPU)
+    return contiguous_metas(rolled.sizes(), {call.inputs[0]->dtype()});
+  for (size_t k = 0; k < std::min(dims.size(), shifts.size()); ++k) {
+    const int64_t dim = wrap_dim(dims[k], ndim(call)), size = rolled.size(dim);
+    const int64_t start = ((size - shifts[k]) % size + size) % size;
+    rolled = at::cat({rolled.narrow(dim, start, size - start), rolled.narrow(dim, 0, start)}, dim);
+  }
+  return metas_of({rolled});
 }
 
 // Flipped and transposed in memory.

@@ -155,8 +155,8 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   }
   const auto [base, flips] = owner_of(self);
   const SpecPtr& spec = spec_of(base);
-  // Memory around what has no elements may be a part's.
-  const bool moved = !lies_as_global(base) || base.numel() == 0;
+  // Memory around what has no elements may be a part's, and around a copy, which such a view may be of, lies nothing.
+  const bool moved = !lies_as_global(base) || base.numel() == 0 || peek_meta(base).storage->origin;
   const int64_t begin = offset - base.storage_offset();
   TORCH_CHECK(!moved || has_all_of(base, size, stride, begin), op.schema().name(), ": sizes ", size, ", strides ",
               stride, " and offset ", offset, " reach beyond the tensor laid out as ", to_string(spec->placements()),

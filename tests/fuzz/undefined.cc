@@ -97,11 +97,12 @@ class Call {
     return false;
   }
 
-  // One step of a loop per order; of zeta functions one per unit below zero.
+  // One step of a loop per order; of zeta functions, to which gradients of digamma() come, one per unit below zero.
   void check_loops() const {
     constexpr double kMost = 1e4;
     const auto far_below = [](const at::Tensor& t) { return t.lt(-kMost).any().item<bool>(); };
-    refuse_if((base_ == "polygamma" || base_ == "special_zeta") && any_input(far_below), "a sum that takes minutes");
+    for (const char* zeta : {"digamma", "special_psi", "polygamma", "special_zeta"})
+      refuse_if(absl::StrContains(base_, zeta) && any_input(far_below), "a sum that takes minutes");
     if (!absl::StrContains(base_, "_polynomial_")) return;
     refuse_if(any_input(has_nan),
               "the recurrences of polynomials end at a NaN and return what they have not computed yet");

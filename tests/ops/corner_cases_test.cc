@@ -6,6 +6,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/complex.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/movedim.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/tensor.h>
@@ -137,6 +138,50 @@ TEST_CASE("an outer product beside a bias that counts for nothing lies as the bi
       CHECK(difference(product(x, v, w), expected) == std::nullopt);
       const auto of_float = product(x, v.to(at::kFloat), w.to(at::kFloat));
       CHECK(difference(of_float, product(bias, column.to(at::kFloat), row.to(at::kFloat))) == std::nullopt);
+    }
+  }
+}
+
+TEST_CASE("writes by an index of nothing give row-major tensors", "[corner]") {
+  const auto full = numbers({3, 2}), nothing = at::zeros({2, 0}, at::kDouble);
+  const auto index = at::zeros({0}, at::kLong);
+  const DeviceMesh& mesh = test_meshes()[2];
+  const auto x = lay_out(full, mesh, {Shard(1)}), i = lay_out(index, mesh, {Replicate()}),
+             none = lay_out(nothing, mesh, {Replicate()});
+  for (const char* op : {"aten::index_add", "aten::index_copy"})
+    CHECK(call_op(op, {x.t(), 1, i, none})[0].strides() == call_op(op, {full.t(), 1, index, nothing})[0].strides());
+  CHECK(call_op("aten::index_fill.int_Scalar", {x.t(), 1, i, 2.})[0].strides() == full.t().strides());
+}
+
+TEST_CASE("as_strided of a view that is a copy sees no more than the copy has", "[corner]") {
+  const auto x = lay_out(numbers({4, 1}), test_meshes()[2], {Replicate()});
+  const auto pairs = call_op("aten::view_as_complex", {x.as_strided({1, 3}, {3, 1}).reshape({-1}).unfold(0, 2, 3)})[0];
+  CHECK_THROWS_WITH(pairs.as_strided({1, 2}, {4, 1}), Catch::Contains("reach beyond the tensor"));
+}
+
+TEST_CASE("zeros lie as what they are of, gradients of losses row by row", "[corner]") {
+  const auto full = numbers({2, 3});
+  const auto x = lay_out(full, test_meshes()[2], {Shard(1)});
+  CHECK(call_op("aten::zero", {x.t()})[0].strides() == full.t().strides());
+  for (const char* op : {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"}) {
+    const auto gradient = [&](const at::Tensor& t) {
+      std::vector<c10::IValue> args = {t.t(), t.t(), t.t() * 2, 1};
+      if (std::string_view(op) != "aten::mse_loss_backward") args.emplace_back(0.5);
+      return call_op(op, args)[0];
+    };
+    CHECK(gradient(x).strides() == gradient(full).strides());
+    CHECK(difference(gradient(x), gradient(full)) == std::nullopt);
+  }
+}
+
+TEST_CASE("rolled tensors keep their channels last where both parts have them so", "[corner]") {
+  const auto full = numbers({2, 3, 2, 4});
+  for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+    const auto x = lay_out(full, test_meshes()[2], {p});
+    for (const int64_t shift : {1, 2}) {
+      const auto rolled = [&](const at::Tensor& t) { return at::movedim(t, -1, 1).roll({shift, 1}, {0, 2}); };
+      CHECK(rolled(x).strides() == rolled(full).strides());
+      CHECK(difference(rolled(x), rolled(full)) == std::nullopt);
     }
   }
 }
