@@ -79,7 +79,8 @@ class CommListener {
   virtual void on_comm(const CommEvent& event, bool before) = 0;
   // The same for listeners that want to see the groups and tensors, too.
   virtual void on_call(const CommEvent& event, const CommView& /*view*/, bool before) { on_comm(event, before); }
-  // Instead of the call after it: a listener that was asked later prevented it, or it failed (seconds > 0).
+  // In place of the on_call() after it, where there is none: a listener that was asked after this one threw, so that
+  // nothing was sent, or the communication failed (seconds > 0).
   virtual void on_failed(const CommEvent& /*event*/, const CommView& /*view*/) noexcept {}
 };
 

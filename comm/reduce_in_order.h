@@ -12,8 +12,8 @@
 namespace dtensor {
 
 // Writes the reduction of `addends`, in this order, into every one of `outputs`; half types accumulate in float32. For
-// bool, sum is "or" and product is "and", as ATen's add and mul have it. Devices may differ. On CPU what is written
-// once is read never, and large tensors are shared out to ATen's threads.
+// bool, sum is "or" and product is "and", as ATen's add and mul have it. Devices may differ. On CPU no
+// partial sums pass through memory, and large tensors are shared out to ATen's threads.
 // REQUIRES: at least one addend, one shape and dtype; outputs share memory with nothing.
 void reduce_in_order(absl::Span<const at::Tensor> outputs, absl::Span<const at::Tensor> addends, ReduceOp op);
 

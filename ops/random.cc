@@ -6,7 +6,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/multinomial.h>
-#include <ATen/ops/ones_like.h>
 
 #include <cmath>
 #include <limits>

@@ -2,11 +2,8 @@
 // a vocabulary-parallel head), it stays so: the ranks exchange one maximum and one sum per row instead of the scores.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
-#include <ATen/ops/div.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/log.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
 
 #include "dtensor/extend/dispatch.h"

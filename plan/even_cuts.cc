@@ -3,7 +3,7 @@
 namespace dtensor {
 
 // What is left to cut is a list of stretches of digits, the most significant first.
-bool digits_of(const LayoutGeometry& geometry, const Layers& layout, int64_t d, Digits& digits) {
+bool digits_of(const LayoutGeometry& geometry, const PlacementPointers& layout, int64_t d, Digits& digits) {
   struct Stretch {
     int64_t stride, radix;
   };
@@ -35,7 +35,7 @@ bool digits_of(const LayoutGeometry& geometry, const Layers& layout, int64_t d, 
   return true;
 }
 
-bool LayoutGeometry::inside(const Layers& part, const Layers& whole, uint64_t dims) const {
+bool LayoutGeometry::inside(const PlacementPointers& part, const PlacementPointers& whole, uint64_t dims) const {
   if (innermost(part, dims)) return true;
   for (int64_t d = 0; d < tensor_ndim(); ++d) {
     Digits coarse, fine;
@@ -50,7 +50,7 @@ bool LayoutGeometry::inside(const Layers& part, const Layers& whole, uint64_t di
   return true;
 }
 
-bool LayoutGeometry::same_parts(const Layers& before, const Layers& after) const {
+bool LayoutGeometry::same_parts(const PlacementPointers& before, const PlacementPointers& after) const {
   for (int64_t d = 0; d < tensor_ndim(); ++d) {
     Digits digits[2];
     if (!digits_of(*this, before, d, digits[0]) || !digits_of(*this, after, d, digits[1])) return false;

@@ -33,16 +33,17 @@ struct Digit {
 };
 using Digits = absl::InlinedVector<Digit, 4>;
 
-// The digits of tensor dim d that `layout` cuts; false, perhaps after some, where the cuts are uneven.
-bool digits_of(const LayoutGeometry& geometry, const Layers& layout, int64_t d, Digits& digits);
+// The digits of tensor dim d that `layout` cuts. False where cuts are uneven: `digits` may then hold some of them.
+bool digits_of(const LayoutGeometry& geometry, const PlacementPointers& layout, int64_t d, Digits& digits);
 
 // A digit of a coordinate: mesh dim (-1: none) and place.
 using Place = std::pair<int64_t, int64_t>;
 
 // Of every digit of tensor dim d that both layouts cut alike or not at all: visit(radix, before's place, after's
-// place), which returns false to stop. False, perhaps after some, where the cuts are uneven.
+// place), which returns false to stop. False where cuts are uneven; some digits may have been visited by then.
 template <typename Visit>
-bool match_digits(const LayoutGeometry& geometry, const Layers& before, const Layers& after, int64_t d, Visit visit) {
+bool match_digits(const LayoutGeometry& geometry, const PlacementPointers& before, const PlacementPointers& after,
+                  int64_t d, Visit visit) {
   Digits digits[2];
   if (!digits_of(geometry, before, d, digits[0]) || !digits_of(geometry, after, d, digits[1])) return false;
   absl::InlinedVector<int64_t, 12> bounds = {1, geometry.size(d)};

@@ -9,7 +9,7 @@ namespace dtensor {
 
 int64_t largest_part_bytes(const TensorMeta& meta, const std::vector<int64_t>& mesh_shape,
                            const Placements& placements) {
-  return LayoutGeometry(mesh_shape, meta).part_bytes(layers_of(placements));
+  return LayoutGeometry(mesh_shape, meta).part_bytes(placement_pointers(placements));
 }
 
 int64_t largest_part_bytes(const TensorMeta& meta, const Layout& layout) {

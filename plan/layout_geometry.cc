@@ -8,16 +8,16 @@ bool has(uint64_t set, int64_t bit) { return (set >> bit & 1) != 0; }
 
 }  // namespace
 
-Layers layers_of(const Placements& placements) {
-  Layers layers;
-  for (const Placement& p : placements) layers.push_back(&p);
-  return layers;
+PlacementPointers placement_pointers(const Placements& placements) {
+  PlacementPointers pointers;
+  for (const Placement& p : placements) pointers.push_back(&p);
+  return pointers;
 }
 
 LayoutGeometry::LayoutGeometry(const std::vector<int64_t>& mesh_shape, const TensorMeta& meta)
     : mesh_shape_(mesh_shape), sizes_(meta.sizes), item_bytes_(static_cast<int64_t>(c10::elementSize(meta.dtype))) {}
 
-MeshDims LayoutGeometry::cutters(const Layers& layout, int64_t d) const {
+MeshDims LayoutGeometry::cutters(const PlacementPointers& layout, int64_t d) const {
   MeshDims dims;
   for (int64_t m = 0; m < ndim(); ++m) {
     if (cuts(layout, m, d)) dims.push_back(m);
@@ -25,7 +25,7 @@ MeshDims LayoutGeometry::cutters(const Layers& layout, int64_t d) const {
   return dims;
 }
 
-bool LayoutGeometry::innermost(const Layers& cut, uint64_t dims) const {
+bool LayoutGeometry::innermost(const PlacementPointers& cut, uint64_t dims) const {
   for (int64_t m = 0; m < ndim(); ++m) {
     if (!has(dims, m) || !cut[m]->is_sharded()) continue;
     for (int64_t later = m + 1; later < ndim(); ++later) {
@@ -35,7 +35,7 @@ bool LayoutGeometry::innermost(const Layers& cut, uint64_t dims) const {
   return true;
 }
 
-Runs LayoutGeometry::runs_of(const Layers& layout, const MeshDims& cutters, int64_t d,
+Runs LayoutGeometry::runs_of(const PlacementPointers& layout, const MeshDims& cutters, int64_t d,
                              absl::Span<const int64_t> coordinate) const {
   Runs runs;
   if (sizes_[d] > 0) runs.push_back({0, sizes_[d]});
@@ -43,7 +43,7 @@ Runs LayoutGeometry::runs_of(const Layers& layout, const MeshDims& cutters, int6
   return runs;
 }
 
-Part LayoutGeometry::part_of(const Layers& layout, absl::Span<const int64_t> coordinate) const {
+Part LayoutGeometry::part_of(const PlacementPointers& layout, absl::Span<const int64_t> coordinate) const {
   Part part;
   for (int64_t d = 0; d < tensor_ndim(); ++d) part.dims.push_back(runs_of(layout, cutters(layout, d), d, coordinate));
   return part;

@@ -5,16 +5,17 @@
 #include <cstdint>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
 #include "plan/mesh_dims.h"
 #include "plan/tensor_meta.h"
 
 namespace dtensor {
 
 // A layout as the planner's search holds it: one placement per mesh dim, owned by somebody else.
-using Layers = absl::InlinedVector<const Placement*, 4>;
-Layers layers_of(const Placements& placements);
+using PlacementPointers = absl::InlinedVector<const Placement*, 4>;
+PlacementPointers placement_pointers(const Placements& placements);
 
-// Layouts below have one placement per mesh dim, and what two of them are compared for is the same tensor.
+// Layouts below have one placement per mesh dim. Where there are two, they are those of one tensor, before and after.
 class LayoutGeometry {
  public:
   // Both must outlive this.
@@ -27,37 +28,38 @@ class LayoutGeometry {
   int64_t item_bytes() const { return item_bytes_; }
 
   // True if mesh dim m leaves ranks different parts of tensor dim d.
-  bool cuts(const Layers& layout, int64_t m, int64_t d) const {
+  bool cuts(const PlacementPointers& layout, int64_t m, int64_t d) const {
     return mesh_shape_[m] > 1 && layout[m]->is_sharded_on(d);
   }
   // The mesh dims that cut tensor dim d.
-  MeshDims cutters(const Layers& layout, int64_t d) const;
+  MeshDims cutters(const PlacementPointers& layout, int64_t d) const;
 
   // True if dropping the cuts on mesh dims `dims` (a bit each) of `cut` leaves every rank a superset of what it has
   // because no other mesh dim cuts the same tensor dim later.
-  bool innermost(const Layers& cut, uint64_t dims) const;
+  bool innermost(const PlacementPointers& cut, uint64_t dims) const;
   // True if every rank's part in `part` surely lies within its part in `whole`, which differs on `dims` only.
-  bool inside(const Layers& part, const Layers& whole, uint64_t dims) const;
+  bool inside(const PlacementPointers& part, const PlacementPointers& whole, uint64_t dims) const;
   // True if both cut the tensor into the same parts, so that only who has which changes. False where that is not plain.
-  bool same_parts(const Layers& before, const Layers& after) const;
+  bool same_parts(const PlacementPointers& before, const PlacementPointers& after) const;
 
   // What the rank at `coordinate` has of tensor dim d, if the mesh dims `cutters` alone cut it.
-  Runs runs_of(const Layers& layout, const MeshDims& cutters, int64_t d, absl::Span<const int64_t> coordinate) const;
-  Part part_of(const Layers& layout, absl::Span<const int64_t> coordinate) const;
+  Runs runs_of(const PlacementPointers& layout, const MeshDims& cutters, int64_t d,
+               absl::Span<const int64_t> coordinate) const;
+  Part part_of(const PlacementPointers& layout, absl::Span<const int64_t> coordinate) const;
 
   // The largest part any rank holds.
-  int64_t part_bytes(const Layers& layout) const;
+  int64_t part_bytes(const PlacementPointers& layout) const;
 
   // Every element of a rank's new part that is not in its old one is received exactly once: of the rank that receives
   // most. Exact, but in irregular layouts over more than 2^14 ranks, where it looks at some.
-  int64_t received_bytes(const Layers& before, const Layers& after) const;
+  int64_t received_bytes(const PlacementPointers& before, const PlacementPointers& after) const;
 
   // What an exchange along mesh dims `dims` in `chunks` rounds needs where messages are packed, on the rank that needs
   // most: its parts before and after, and in its largest round all that it sends and all that it receives. Of a
   // reduce-scatter every addend once more, its own too, and `reducing_bytes` per element of its result. Exact, but in
   // irregular layouts, or in several rounds, over more than 2^14 ranks or pairs of ranks, where it looks at some.
-  int64_t packed_bytes(const Layers& before, const Layers& after, const MeshDims& dims, bool reduces,
-                       int64_t reducing_bytes, int64_t chunks) const;
+  int64_t packed_bytes(const PlacementPointers& before, const PlacementPointers& after, const MeshDims& dims,
+                       bool reduces, int64_t reducing_bytes, int64_t chunks) const;
 
  private:
   const std::vector<int64_t>& mesh_shape_;

@@ -58,8 +58,8 @@ double least_seconds(const DeviceMesh& mesh, const TensorMeta& meta, const Place
   if (start == to || meta.numel() == 0) return 0;
   const LayoutGeometry geometry(mesh.shape(), meta);
   const Placement replicate;
-  const Layers before = layers_of(start);
-  Layers after = layers_of(to);
+  const PlacementPointers before = placement_pointers(start);
+  PlacementPointers after = placement_pointers(to);
   double reducing = 1, least_part = static_cast<double>(meta.bytes()), average = least_part;
   for (int64_t m = 0; m < mesh.ndim(); ++m) {
     const auto n = static_cast<double>(mesh.size(m));

@@ -16,8 +16,8 @@ using Equations = absl::InlinedVector<Equation, 4>;
 // What is asked for: the arguments of packed_bytes().
 struct Exchange {
   const LayoutGeometry& geometry;
-  const Layers& before;
-  const Layers& after;
+  const PlacementPointers& before;
+  const PlacementPointers& after;
   const MeshDims& dims;
   bool reduces;
   int64_t reducing_bytes;
@@ -251,8 +251,8 @@ int64_t packed_in_rounds(const Exchange& x, int64_t chunks) {
 
 }  // namespace
 
-int64_t LayoutGeometry::packed_bytes(const Layers& before, const Layers& after, const MeshDims& dims, bool reduces,
-                                     int64_t reducing_bytes, int64_t chunks) const {
+int64_t LayoutGeometry::packed_bytes(const PlacementPointers& before, const PlacementPointers& after,
+                                     const MeshDims& dims, bool reduces, int64_t reducing_bytes, int64_t chunks) const {
   Exchange exchange{*this, before, after, dims, reduces, reducing_bytes};
   for (int64_t m : dims) exchange.group *= mesh_shape_[m];
   if (chunks > 1) return packed_in_rounds(exchange, chunks);

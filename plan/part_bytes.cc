@@ -5,7 +5,7 @@
 
 namespace dtensor {
 
-int64_t LayoutGeometry::part_bytes(const Layers& layout) const {
+int64_t LayoutGeometry::part_bytes(const PlacementPointers& layout) const {
   Shape sizes = sizes_;
   bool even = true;
   bool strided = false;

@@ -10,7 +10,8 @@ namespace {
 
 // Of tensor dim d, what a rank's two parts share: on the rank where it is least. -1 where the cuts are uneven. Digits
 // that both layouts tie to one coordinate agree; those tied to two do not, on some rank; what no layout ties is free.
-int64_t least_overlap(const LayoutGeometry& geometry, const Layers& before, const Layers& after, int64_t d) {
+int64_t least_overlap(const LayoutGeometry& geometry, const PlacementPointers& before, const PlacementPointers& after,
+                      int64_t d) {
   int64_t shared = geometry.size(d);
   const bool even =
       match_digits(geometry, before, after, d, [&](int64_t radix, const Place& old_place, const Place& new_place) {
@@ -32,8 +33,8 @@ struct Received {
 };
 
 // False where only looking at ranks tells.
-bool received_of_dim(const LayoutGeometry& geometry, const Layers& before, const Layers& after, int64_t d,
-                     Received& received) {
+bool received_of_dim(const LayoutGeometry& geometry, const PlacementPointers& before, const PlacementPointers& after,
+                     int64_t d, Received& received) {
   const int64_t ndim = geometry.ndim();
   int64_t old_size = geometry.size(d);
   int64_t new_size = geometry.size(d);
@@ -77,7 +78,8 @@ bool received_of_dim(const LayoutGeometry& geometry, const Layers& before, const
 }
 
 // In elements.
-int64_t received_by_visiting(const LayoutGeometry& geometry, const Layers& before, const Layers& after) {
+int64_t received_by_visiting(const LayoutGeometry& geometry, const PlacementPointers& before,
+                             const PlacementPointers& after) {
   const int64_t ndim = geometry.tensor_ndim();
   absl::InlinedVector<MeshDims, 4> old_cutters, new_cutters;
   for (int64_t d = 0; d < ndim; ++d) {
@@ -104,7 +106,7 @@ int64_t received_by_visiting(const LayoutGeometry& geometry, const Layers& befor
 
 }  // namespace
 
-int64_t LayoutGeometry::received_bytes(const Layers& before, const Layers& after) const {
+int64_t LayoutGeometry::received_bytes(const PlacementPointers& before, const PlacementPointers& after) const {
   int64_t wanted = 1;
   int64_t kept = 1;
   for (int64_t d = 0; d < tensor_ndim(); ++d) {

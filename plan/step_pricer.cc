@@ -17,7 +17,8 @@ Collective collective_of(Kind kind) {
 
 }  // namespace
 
-int64_t StepPricer::peak_with_buffers(const PricedStep& edge, const Layers& before, const Layers& after) const {
+int64_t StepPricer::peak_with_buffers(const PricedStep& edge, const PlacementPointers& before,
+                                      const PlacementPointers& after) const {
   MeshDims dims;
   int64_t group = 1;
   for (int64_t m = 0; m < geometry.ndim(); ++m) {
@@ -39,8 +40,8 @@ int64_t StepPricer::peak_with_buffers(const PricedStep& edge, const Layers& befo
 
 // What it moves and how long local copies take: kind, op, bytes and the copies' seconds. `in`, `out`: of the largest
 // part.
-PricedStep StepPricer::moved(Kind kind, uint64_t dims, const Layers& before, const Layers& after, int64_t group,
-                             int64_t in, int64_t out) const {
+PricedStep StepPricer::moved(Kind kind, uint64_t dims, const PlacementPointers& before, const PlacementPointers& after,
+                             int64_t group, int64_t in, int64_t out) const {
   PricedStep edge;
   edge.kind = kind;
   edge.dims = dims;
@@ -82,7 +83,8 @@ PricedStep StepPricer::moved(Kind kind, uint64_t dims, const Layers& before, con
 }
 
 // In several rounds the buffers are smaller. No more rounds than anything is long.
-void StepPricer::split_into_rounds(const Layers& before, const Layers& after, int64_t group, PricedStep& edge) {
+void StepPricer::split_into_rounds(const PlacementPointers& before, const PlacementPointers& after, int64_t group,
+                                   PricedStep& edge) {
   int64_t longest = 1;
   for (int64_t d = 0; d < geometry.tensor_ndim(); ++d) longest = std::max(longest, geometry.size(d));
   longest = std::min(longest, kMaxRounds);
@@ -95,7 +97,8 @@ void StepPricer::split_into_rounds(const Layers& before, const Layers& after, in
   edge.seconds += static_cast<double>(edge.chunks - 1) * latency;
 }
 
-bool StepPricer::price(Kind kind, uint64_t dims, const Layers& before, const Layers& after, PricedStep& edge) {
+bool StepPricer::price(Kind kind, uint64_t dims, const PlacementPointers& before, const PlacementPointers& after,
+                       PricedStep& edge) {
   int64_t group = 1;
   for (int64_t m = 0; m < geometry.ndim(); ++m) {
     if ((dims >> m & 1) != 0) group *= geometry.mesh_size(m);
@@ -108,7 +111,7 @@ bool StepPricer::price(Kind kind, uint64_t dims, const Layers& before, const Lay
 
   edge.seconds += cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, edge.bytes);
   if (!cost_.packs || leaves_buffers_out()) return is_allowed(edge.peak_bytes);
-  if (std::max(in, out) >= limits_.max_bytes) return is_allowed(std::max(in, out) + 1);  // something is sent as well
+  if (std::max(in, out) >= limits_.max_bytes) return is_allowed(std::max(in, out) + 1);  // and a byte at least is sent
   edge.peak_bytes = peak_with_buffers(edge, before, after);
   if (edge.peak_bytes > limits_.max_bytes && kind != Kind::kAllReduce) split_into_rounds(before, after, group, edge);
   return is_allowed(edge.peak_bytes);

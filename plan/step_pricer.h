@@ -40,10 +40,12 @@ class StepPricer {
         between_nodes_(mesh.dims_between_nodes(cost.ranks_per_node)) {}
 
   // False if it cannot be kept within the limits.
-  bool price(RedistributeStep::Kind kind, uint64_t dims, const Layers& before, const Layers& after, PricedStep& edge);
+  bool price(RedistributeStep::Kind kind, uint64_t dims, const PlacementPointers& before,
+             const PlacementPointers& after, PricedStep& edge);
 
   // Its peak with the buffers of messages. Not looked at without a limit: it takes as long as all the rest.
-  int64_t peak_with_buffers(const PricedStep& edge, const Layers& before, const Layers& after) const;
+  int64_t peak_with_buffers(const PricedStep& edge, const PlacementPointers& before,
+                            const PlacementPointers& after) const;
   bool leaves_buffers_out() const { return cost_.packs && !limits_.any(); }
 
   // The smallest limit under which something would be priced that was refused. With less, the same is refused.
@@ -56,9 +58,10 @@ class StepPricer {
   const LayoutGeometry geometry;
 
  private:
-  PricedStep moved(RedistributeStep::Kind kind, uint64_t dims, const Layers& before, const Layers& after, int64_t group,
-                   int64_t in, int64_t out) const;
-  void split_into_rounds(const Layers& before, const Layers& after, int64_t group, PricedStep& edge);
+  PricedStep moved(RedistributeStep::Kind kind, uint64_t dims, const PlacementPointers& before,
+                   const PlacementPointers& after, int64_t group, int64_t in, int64_t out) const;
+  void split_into_rounds(const PlacementPointers& before, const PlacementPointers& after, int64_t group,
+                         PricedStep& edge);
   // Whether a step that needs `peak_bytes` at least may be taken.
   bool is_allowed(int64_t peak_bytes) {
     if (peak_bytes <= limits_.max_bytes) return true;

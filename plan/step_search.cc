@@ -53,7 +53,7 @@ void StepSearch::add_landings(const DeviceMesh& mesh, const Placements& from, co
 
 StepSearch::StepSearch(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
                        const CostModel& cost, const Limits& limits, bool helpers, bool complete)
-    : pricer_(mesh, meta, cost, limits), geometry_(pricer_.geometry), cost_(cost), fixed_(layers_of(from)) {
+    : pricer_(mesh, meta, cost, limits), geometry_(pricer_.geometry), cost_(cost), fixed_(placement_pointers(from)) {
   bool reduces = false;
   int64_t changing = 0;
   for (size_t m = 0; m < from.size(); ++m) {
@@ -88,7 +88,7 @@ StepSearch::StepSearch(const DeviceMesh& mesh, const TensorMeta& meta, const Pla
   // Where parts are irregular, pricing visits ranks.
   const auto irregular = [&](int64_t size) { return size % mesh.size() != 0; };
   if (std::any_of(meta.sizes.begin(), meta.sizes.end(), irregular)) step_work_ += mesh.size() / 16;
-  const Layers& target = layers(reduced_target_);
+  const PlacementPointers& target = layout_of(reduced_target_);
   target_bytes_ = geometry_.part_bytes(target);
   least_part_ = target_average_ = static_cast<double>(meta.bytes());
   for (int64_t m = 0; m < geometry_.ndim(); ++m) {
@@ -97,7 +97,7 @@ StepSearch::StepSearch(const DeviceMesh& mesh, const TensorMeta& meta, const Pla
   }
 }
 
-const Layers& StepSearch::layers(State state) {
+const PlacementPointers& StepSearch::layout_of(State state) {
   scratch_ = fixed_;
   for (size_t i = 0; i < changing_.size(); ++i) {
     scratch_[changing_[i].mesh_dim] = changing_[i].choices[choice(state, static_cast<int>(i))];
@@ -107,7 +107,7 @@ const Layers& StepSearch::layers(State state) {
 
 Placements StepSearch::placements(State state) {
   Placements list;
-  for (const Placement* p : layers(state)) list.push_back(*p);
+  for (const Placement* p : layout_of(state)) list.push_back(*p);
   return list;
 }
 
@@ -122,7 +122,7 @@ Picoseconds StepSearch::remaining(State state) {
       reducing *= static_cast<double>(geometry_.mesh_size(c.mesh_dim));
     }
   }
-  const int64_t lacking = target_bytes_ - geometry_.part_bytes(layers(state));
+  const int64_t lacking = target_bytes_ - geometry_.part_bytes(layout_of(state));
   if (reducing == 1 && lacking <= 0) return 0;
   double bytes = static_cast<double>(lacking);
   if (reducing > 1) bytes = std::max(bytes, least_part_ * (reducing - 2) + target_average_ - kRounding);
@@ -137,9 +137,9 @@ Picoseconds StepSearch::plain_way(State state) {
   PricedStep edge;
   for (State after; state != target_; state = after) {
     if (!plain_step(state, kind, dims, after)) break;
-    const Layers before_layers = layers(state);
+    const PlacementPointers before_layout = layout_of(state);
     work_ += step_work_;
-    if (!pricer_.price(kind, dims, before_layers, layers(after), edge))
+    if (!pricer_.price(kind, dims, before_layout, layout_of(after), edge))
       return std::numeric_limits<Picoseconds>::max() / 4;
     total += picoseconds(edge.seconds);
   }
@@ -158,10 +158,10 @@ void StepSearch::relax(int node, Kind kind, uint64_t dims, State after) {
   const auto known = index_.find(after);
   if (complete_ && known != index_.end() && nodes_[known->second].done && !(keep_arrivals_ && after == target_)) return;
 
-  const Layers before_layers = layers(nodes_[node].state);
+  const PlacementPointers before_layout = layout_of(nodes_[node].state);
   PricedStep edge;
   work_ += step_work_;
-  if (!pricer_.price(kind, dims, before_layers, layers(after), edge)) return;
+  if (!pricer_.price(kind, dims, before_layout, layout_of(after), edge)) return;
   Node next;
   next.state = after;
   next.distance = nodes_[node].distance + picoseconds(edge.seconds);
@@ -268,7 +268,8 @@ std::vector<RedistributeStep> StepSearch::path_to(int node, const PricedStep* la
     at = placements(state);
     step.after = at;
     if (pricer_.leaves_buffers_out() && !edge->is_local()) {
-      step.peak_bytes = pricer_.peak_with_buffers(*edge, layers_of(step.before), layers_of(step.after));
+      step.peak_bytes =
+          pricer_.peak_with_buffers(*edge, placement_pointers(step.before), placement_pointers(step.after));
     }
   }
   return steps;

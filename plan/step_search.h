@@ -25,7 +25,7 @@ class StepSearch {
 
   // The steps of the shortest path; false if the limits leave none.
   bool run(std::vector<RedistributeStep>& steps);
-  // What the first route that comes to mind takes. REQUIRES: not complete.
+  // What the plain way takes: all Partials of one reduction at once, then dim by dim. REQUIRES: not complete.
   Picoseconds plain_length();
   // Complete paths, one for each last step into the target, the shortest first.
   std::vector<Route> all_arrivals();
@@ -72,7 +72,7 @@ class StepSearch {
   MeshDims landing_dims_of(const DeviceMesh& mesh, const Placements& from, const Placements& to) const;
   void add_landings(const DeviceMesh& mesh, const Placements& from, const Placements& to, Changing& c,
                     const MeshDims& landing_dims);
-  const Layers& layers(State state);
+  const PlacementPointers& layout_of(State state);
   uint64_t bits(const Subset& subset) const {
     uint64_t dims = 0;
     for (int i : subset) dims |= uint64_t{1} << changing_[i].mesh_dim;
@@ -112,8 +112,8 @@ class StepSearch {
   const Placement replicate_;
   std::vector<Placement> landings_;  // that choices point to
   absl::InlinedVector<Changing, 4> changing_;
-  Layers fixed_;
-  Layers scratch_;
+  PlacementPointers fixed_;
+  PlacementPointers scratch_;
   State target_ = 0;
   State reduced_target_ = 0;          // the target before fills
   bool leaves_nodes_ = false;         // shards on a mesh dim between nodes change

@@ -27,10 +27,10 @@ void StepSearch::add_subsets(Kind kind, int node, const Subset& candidates, Beco
     if (!possible) continue;
     const uint64_t dims = bits(chosen);
     if (kind == Kind::kAllGather) {
-      possible = geometry_.innermost(layers(state), dims);
+      possible = geometry_.innermost(layout_of(state), dims);
     } else if (kind != Kind::kAllReduce) {
-      const Layers whole = layers(state);
-      possible = geometry_.inside(layers(after), whole, dims);
+      const PlacementPointers whole = layout_of(state);
+      possible = geometry_.inside(layout_of(after), whole, dims);
     }
     if (possible) relax(node, kind, dims, after);
   }
@@ -49,22 +49,22 @@ bool StepSearch::overlay(State state, uint64_t may_change, State& after, uint64_
     after = with(after, k, choice(reduced_target_, k));
   }
   if (after == state) return false;
-  const Layers old_layers = layers(state);
-  const Layers& new_layers = layers(after);
+  const PlacementPointers old_layout = layout_of(state);
+  const PlacementPointers& new_layout = layout_of(after);
   uint64_t concerned = 0;
   dims = 0;
   for (int64_t m = 0; m < geometry_.ndim(); ++m) {
-    bool is_concerned = *new_layers[m] != *old_layers[m];
+    bool is_concerned = *new_layout[m] != *old_layout[m];
     for (int64_t earlier = 0; earlier < m && !is_concerned; ++earlier) {
-      if ((concerned >> earlier & 1) == 0 || *old_layers[earlier] == *new_layers[earlier]) continue;
-      for (const Placement* cut : {old_layers[earlier], new_layers[earlier]}) {
+      if ((concerned >> earlier & 1) == 0 || *old_layout[earlier] == *new_layout[earlier]) continue;
+      for (const Placement* cut : {old_layout[earlier], new_layout[earlier]}) {
         is_concerned |= cut->is_sharded() &&
-                        (geometry_.cuts(old_layers, m, cut->dim()) || geometry_.cuts(new_layers, m, cut->dim()));
+                        (geometry_.cuts(old_layout, m, cut->dim()) || geometry_.cuts(new_layout, m, cut->dim()));
       }
     }
     if (!is_concerned) continue;
     concerned |= uint64_t{1} << m;
-    if (old_layers[m]->is_sharded()) dims |= uint64_t{1} << m;
+    if (old_layout[m]->is_sharded()) dims |= uint64_t{1} << m;
   }
   return true;
 }
@@ -82,7 +82,7 @@ void StepSearch::add_overlay(int node, uint64_t may_change) {
     }
   }
   const bool gathers_only =
-      dims != 0 && gathered == dims && changed(state, after) == dims && geometry_.innermost(layers(state), dims);
+      dims != 0 && gathered == dims && changed(state, after) == dims && geometry_.innermost(layout_of(state), dims);
   relax(node, dims == 0 ? Kind::kSlice : gathers_only ? Kind::kAllGather : Kind::kAllToAll, dims, after);
 }
 
@@ -129,7 +129,7 @@ void StepSearch::expand(int node) {
   if (pricer_.has_two_levels() && n > 1) {  // what stays within a node, apart
     for (const Changing& c : changing_) add_overlay(node, uint64_t{1} << c.mesh_dim);
   }
-  const Layers now = layers(state);
+  const PlacementPointers now = layout_of(state);
   const auto landing = [&](int i, int64_t d) {
     const Changing& c = changing_[i];
     int64_t inner = 1;  // parts that later mesh dims cut this one's into
@@ -184,8 +184,8 @@ bool StepSearch::plain_step(State state, Kind& kind, uint64_t& dims, State& afte
       if (!changing_[i].choices[kTo]->is_sharded()) return true;
       scattered = with(scattered, i, kTo);
     }
-    const Layers whole = layers(state);
-    if (geometry_.inside(layers(scattered), whole, dims)) {
+    const PlacementPointers whole = layout_of(state);
+    if (geometry_.inside(layout_of(scattered), whole, dims)) {
       kind = Kind::kReduceScatter;
       after = scattered;
     }

@@ -12,7 +12,7 @@ void sort_unique(Coordinates& list) {
 
 // Along each mesh dim that cuts tensor dim d the size of a part is constant between a few coordinates: adds them to
 // `visit`, and returns every size that a part has.
-Coordinates add_breakpoints(const LayoutGeometry& geometry, const Layers& layout, int64_t d,
+Coordinates add_breakpoints(const LayoutGeometry& geometry, const PlacementPointers& layout, int64_t d,
                             std::vector<Coordinates>& visit) {
   Coordinates sizes = {geometry.size(d)};  // every size that the mesh dims so far leave
   for (int64_t m : geometry.cutters(layout, d)) {
@@ -55,7 +55,7 @@ Coordinates some_of(const Coordinates& list) {
 
 }  // namespace
 
-int64_t longest_part(const LayoutGeometry& geometry, const Layers& layout, int64_t d) {
+int64_t longest_part(const LayoutGeometry& geometry, const PlacementPointers& layout, int64_t d) {
   std::vector<Coordinates> unused(geometry.ndim());
   const Coordinates sizes = add_breakpoints(geometry, layout, d, unused);
   return sizes.empty() ? 0 : *std::max_element(sizes.begin(), sizes.end());
@@ -63,7 +63,8 @@ int64_t longest_part(const LayoutGeometry& geometry, const Layers& layout, int64
 
 // Mesh dims whose cuts do not change are largest at coordinate 0; where a tensor dim is only cut further or less far,
 // the numbers change at breakpoints only; elsewhere every coordinate is visited.
-TellingRanks telling_ranks(const LayoutGeometry& geometry, const Layers& before, const Layers& after) {
+TellingRanks telling_ranks(const LayoutGeometry& geometry, const PlacementPointers& before,
+                           const PlacementPointers& after) {
   TellingRanks ranks{std::vector<Coordinates>(geometry.ndim(), {0})};
   for (int64_t d = 0; d < geometry.tensor_ndim(); ++d) {
     const MeshDims old_dims = geometry.cutters(before, d);

@@ -13,13 +13,14 @@ inline constexpr int64_t kMaxRanksVisited = int64_t{1} << 14;
 
 using Coordinates = absl::InlinedVector<int64_t, 8>;  // some positions along one mesh dim
 
-// Ranks that differ wherever ranks can: those with the most of everything are among them. All coordinates that have one
-// of these along every mesh dim.
+// Every rank has as much as one of these: whichever rank has, receives or keeps the most is among them, or has a like
+// among them. They are all coordinates that can be made of the positions listed per mesh dim.
 struct TellingRanks {
   std::vector<Coordinates> along;  // per mesh dim, ascending
   bool all = true;                 // false if they were more than kMaxRanksVisited, and these are some of them
 };
-TellingRanks telling_ranks(const LayoutGeometry& geometry, const Layers& before, const Layers& after);
+TellingRanks telling_ranks(const LayoutGeometry& geometry, const PlacementPointers& before,
+                           const PlacementPointers& after);
 
 // visit(coordinate) of every one of them.
 template <typename Visit>
@@ -42,6 +43,6 @@ void for_each_rank(const TellingRanks& ranks, Visit visit) {
 }
 
 // Elements of tensor dim d in the longest part of it that any rank holds.
-int64_t longest_part(const LayoutGeometry& geometry, const Layers& layout, int64_t d);
+int64_t longest_part(const LayoutGeometry& geometry, const PlacementPointers& layout, int64_t d);
 
 }  // namespace dtensor

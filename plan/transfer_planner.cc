@@ -227,7 +227,7 @@ class TransferRoutes {
     step.after = after.placements();
     step.bytes = t.received;
     step.peak_bytes = t.held;
-    const bool unlimited = limit == Limits::kNone;  // then add_buffers() does it, for those that count
+    const bool unlimited = limit == Limits::kNone;  // then add_buffers() does, for the routes that are kept
     if (cost_.packs && !unlimited && t.held <= hopeless) step.peak_bytes = packed_bytes(meta_, before, after, t);
     step.seconds = cost_.copy(t.held);
     if (t.received > 0) {

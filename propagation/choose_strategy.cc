@@ -134,7 +134,7 @@ void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>&
     if (problem.given(i, d).is_sharded()) return;
     replicated = replicated && problem.given(i, d).is_replicate();
   }
-  // Nor to make a Partial of what every rank has whole.
+  // It does not begin to make Partials of replicated inputs, either.
   const auto begins = [&](const DimStrategy& s) {
     for (size_t i = 0; i < num_inputs; ++i) {
       if (present(i) && (s.inputs[i].is_sharded() || (replicated && s.inputs[i].is_partial()))) return true;

@@ -21,12 +21,13 @@ struct WrittenLayoutError : c10::Error {
 // For one operator on given specs. No tensors, no values.
 struct Decision {
   std::shared_ptr<const OpRule> rule;
-  std::vector<SpecPtr> given;                                        // specs of the inputs as they came
   std::vector<SpecPtr> computed;                                     // specs that the local kernels see
   std::vector<std::shared_ptr<const RedistributePlan>> input_plans;  // null: input taken as it is
   std::vector<SpecPtr> outputs;                                      // flattened; null: undefined
   std::vector<int> output_counts;                                    // as OutputMetas::counts
   std::vector<int64_t> output_offsets;                               // as OutputMetas::offsets
+  // What the cache's key names by numbers: they must live as long, since specs made anew would have others.
+  std::vector<SpecPtr> given;  // of the inputs, as they came
   SpecPtr gradient_target;
   // No decision for these specs: an argument that is written to is Partial and must be reduced first. All else is
   // empty.

@@ -3,6 +3,7 @@
 #include <ATen/core/jit_type.h>
 #include <c10/core/WrapDimMinimal.h>
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 

@@ -108,30 +108,30 @@ std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<co
   SearchEffort usual;
   const Strategy choice = choose_strategy(problem, *rule, effort != nullptr ? *effort : usual);
 
-  auto plan = std::make_shared<Decision>();
-  plan->rule = std::move(rule);
-  plan->given = call.inputs;
-  plan->computed = call.inputs;  // out= arguments: as they are
-  plan->gradient_target = call.gradient_target;
+  auto decision = std::make_shared<Decision>();
+  decision->rule = std::move(rule);
+  decision->given = call.inputs;
+  decision->computed = call.inputs;  // out= arguments: as they are
+  decision->gradient_target = call.gradient_target;
   for (size_t i = 0; i < choice.inputs.size(); ++i) {
     const SpecPtr& spec = call.inputs[i];
     if (!spec || spec->placements() == choice.inputs[i]) continue;
-    plan->computed[i] = spec->with_placements(choice.inputs[i]);
+    decision->computed[i] = spec->with_placements(choice.inputs[i]);
   }
-  plan->input_plans = plan_inputs(call, plan->computed);
+  decision->input_plans = plan_inputs(call, decision->computed);
 
   const OutputMetas& metas = problem.metas;
-  plan->output_counts = metas.counts;
-  plan->output_offsets = metas.offsets;
+  decision->output_counts = metas.counts;
+  decision->output_offsets = metas.offsets;
   for (size_t o = 0; o < metas.tensors.size(); ++o) {
     if (!metas.tensors[o]) {
-      plan->outputs.push_back(nullptr);
+      decision->outputs.push_back(nullptr);
       continue;
     }
     const int64_t ndim = static_cast<int64_t>(metas.tensors[o]->sizes.size());
-    plan->outputs.push_back(Spec::get(call.mesh, normalized(call, choice.outputs[o], ndim), *metas.tensors[o]));
+    decision->outputs.push_back(Spec::get(call.mesh, normalized(call, choice.outputs[o], ndim), *metas.tensors[o]));
   }
-  return plan;
+  return decision;
 }
 
 }  // namespace dtensor

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <list>
+#include <mutex>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"

@@ -60,7 +60,7 @@ Search::Search(const Problem& problem, std::vector<std::vector<DimStrategy>> opt
   }
 }
 
-// Of a hundred tensors of one layout, as in lists, one is priced.
+// Lists may hold a hundred tensors of one layout: inputs that are alike are priced once, and counted.
 std::vector<Pricer::Group> Search::group_inputs() const {
   std::vector<Pricer::Group> groups;
   absl::flat_hash_map<std::pair<const Spec*, Placements>, size_t> known;  // by layout, and what all options make of it

@@ -1,6 +1,5 @@
 #include "dtensor/extend/dispatch.h"
 
-#include <ATen/ops/empty_like.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/InferenceMode.h>
@@ -105,18 +104,18 @@ void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, 
 }
 
 // Runs the local operator once per owned rank; outputs[k][i] is output k on local rank i.
-std::vector<RankTensors> run_local(const OpInfo& info, const Decision& plan, const Inputs& in,
+std::vector<RankTensors> run_local(const OpInfo& info, const Decision& decision, const Inputs& in,
                                    c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals,
                                    bool check) {
   const size_t ranks = in.mesh.local_ranks().size();
-  std::vector<RankTensors> outputs(plan.outputs.size());
+  std::vector<RankTensors> outputs(decision.outputs.size());
   for (auto& o : outputs) o.reserve(ranks);
   LocalGuard guard;
   Stack stack;
   for (size_t r = 0; r < ranks; ++r) {
     fill_local_stack(stack, in, args, locals, r);
-    if (plan.rule->local) {
-      plan.rule->local({info.op, plan.computed, plan.outputs, static_cast<int64_t>(r), in.mesh}, stack);
+    if (decision.rule->local) {
+      decision.rule->local({info.op, decision.computed, decision.outputs, static_cast<int64_t>(r), in.mesh}, stack);
     } else {
       info.op.callBoxed(stack);
     }
@@ -128,11 +127,11 @@ std::vector<RankTensors> run_local(const OpInfo& info, const Decision& plan, con
         for (const auto& x : result.toListRef()) outputs.at(k++).push_back(x.toTensor());
       }
     }
-    TORCH_CHECK(k == plan.outputs.size(), info.name, ": the local operator gave ", k, " tensors where ",
-                plan.outputs.size(), " were expected.");
+    TORCH_CHECK(k == decision.outputs.size(), info.name, ": the local operator gave ", k, " tensors where ",
+                decision.outputs.size(), " were expected.");
     if (check) {
       for (size_t o = 0; o < outputs.size(); ++o) {
-        if (plan.outputs[o]) check_local(info, *plan.outputs[o], outputs[o][r], static_cast<int64_t>(r));
+        if (decision.outputs[o]) check_local(info, *decision.outputs[o], outputs[o][r], static_cast<int64_t>(r));
       }
     }
   }
@@ -147,29 +146,30 @@ size_t first_tensor(const Inputs& in) {
 }
 
 // Results as the schema wants them: tensors, or lists of tensors; written arguments are returned as themselves.
-void push_results(const OpInfo& info, const Decision& plan, const Inputs& in, std::vector<RankTensors> outputs,
+void push_results(const OpInfo& info, const Decision& decision, const Inputs& in, std::vector<RankTensors> outputs,
                   c10::ArrayRef<c10::IValue> args, Stack& results) {
   const auto wrap = [&](size_t k) -> at::Tensor {
-    if (!plan.outputs[k]) return at::Tensor();
+    if (!decision.outputs[k]) return at::Tensor();
     if (info.is_view) {
       const size_t base_arg = first_tensor(in);
       const int i = in.slots[base_arg].first;
-      const bool moved = plan.input_plans[i] && !plan.input_plans[i]->steps.empty();
-      return make_view_of({info.op, args, base_arg, k, plan.computed[i]->placements()}, plan.outputs[k],
-                          std::move(outputs[k]), plan.output_offsets.empty() ? 0 : plan.output_offsets[k], moved);
+      const bool moved = decision.input_plans[i] && !decision.input_plans[i]->steps.empty();
+      return make_view_of({info.op, args, base_arg, k, decision.computed[i]->placements()}, decision.outputs[k],
+                          std::move(outputs[k]), decision.output_offsets.empty() ? 0 : decision.output_offsets[k],
+                          moved);
     }
-    return make_dtensor(plan.outputs[k], std::move(outputs[k]));
+    return make_dtensor(decision.outputs[k], std::move(outputs[k]));
   };
   size_t k = 0;
-  for (size_t r = 0; r < plan.output_counts.size(); ++r) {
+  for (size_t r = 0; r < decision.output_counts.size(); ++r) {
     if (info.written_inputs[r] >= 0) {
       results.push_back(args[info.written_inputs[r]]);
-      k += plan.output_counts[r] < 0 ? 1 : plan.output_counts[r];
-    } else if (plan.output_counts[r] < 0) {
+      k += decision.output_counts[r] < 0 ? 1 : decision.output_counts[r];
+    } else if (decision.output_counts[r] < 0) {
       results.emplace_back(wrap(k++));
     } else {
       c10::List<at::Tensor> list;
-      for (int j = 0; j < plan.output_counts[r]; ++j) list.push_back(wrap(k++));
+      for (int j = 0; j < decision.output_counts[r]; ++j) list.push_back(wrap(k++));
       results.emplace_back(std::move(list));
     }
   }
@@ -196,15 +196,15 @@ void run_one_by_one(const OpInfo& info, Stack& stack) {
 
 // What was decided of a call. Made now, it is kept once the check of its first results has not refuted it.
 struct Decided {
-  std::shared_ptr<const Decision> plan;
+  std::shared_ptr<const Decision> decision;
   bool made_now = false;
   CacheKey key;             // of one made now
   std::string description;  // of one made now
 };
 
-void keep(const Inputs& in, Decided& decision) {
-  if (!decision.made_now) return;
-  strategy_cache(in.mesh.world()).insert(decision.key, std::move(decision.plan), std::move(decision.description));
+void keep(const Inputs& in, Decided& decided) {
+  if (!decided.made_now) return;
+  strategy_cache(in.mesh.world()).insert(decided.key, std::move(decided.decision), std::move(decided.description));
 }
 
 // From the cache, or made now.
@@ -212,22 +212,23 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
                const SpecPtr& target) {
   StrategyCache& cache = strategy_cache(in.mesh.world());
   CacheKey key = make_key(info, resolved, in, args, target.get());
-  auto plan = cache.find(key);
-  if (plan && (!plan->reduces_written || may_reduce_written(info, in))) return {std::move(plan), false, {}, {}};
+  auto decision = cache.find(key);
+  if (decision && (!decision->reduces_written || may_reduce_written(info, in)))
+    return {std::move(decision), false, {}, {}};
   const OpCall call = make_call(info, in, args, target);
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   try {
-    plan = propagate(call, resolved.rule);
+    decision = propagate(call, resolved.rule);
   } catch (const WrittenLayoutError&) {
     if (!may_reduce_written(info, in)) throw;
     auto reduce_first = std::make_shared<Decision>();
     reduce_first->reduces_written = true;
-    plan = std::move(reduce_first);
+    decision = std::move(reduce_first);
   }
   std::string description = call.to_string();
   if (call.limits.any()) description += c10::str(" within ", call.limits.max_bytes, " bytes");
   cache.check_open(description);
-  return {std::move(plan), true, std::move(key), std::move(description)};
+  return {std::move(decision), true, std::move(key), std::move(description)};
 }
 
 // Can what will be written to views whose parts had to move be taken to what they are views of?
@@ -253,37 +254,37 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
   SpecPtr target;
   if (resolved.rule && resolved.rule->uses_gradient_target && in_backward()) target = gradient_target();
 
-  Decided decision = decide(info, resolved, in, args, target);
-  if (decision.plan->reduces_written) {
-    keep(in, decision);
+  Decided decided = decide(info, resolved, in, args, target);
+  if (decided.decision->reduces_written) {
+    keep(in, decided);
     reduce_written(info, in);
-    decision = decide(info, resolved, in, args, target);
+    decided = decide(info, resolved, in, args, target);
   }
 
-  const std::shared_ptr<const Decision> plan = decision.plan;
+  const std::shared_ptr<const Decision> decision = decided.decision;
   std::vector<RankTensors> locals(in.tensors.size());
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     if (!in.tensors[k].defined()) continue;
-    if (!plan->input_plans[k]) {
+    if (!decision->input_plans[k]) {
       const bool reads = !info.is_view && !info.args[in.args[k]].overwritten;
       locals[k] = (reads ? meta_of(in.tensors[k]) : memory_of(in.tensors[k])).locals;
       continue;
     }
     CommCause cause;
-    if (!plan->input_plans[k]->is_local()) {
+    if (!decision->input_plans[k]->is_local()) {
       cause = {info.name, arg_name(info, in, static_cast<int>(k)), module_path(in), /*implicit=*/true};
     }
-    locals[k] = run_remembered(in.tensors[k], *plan->input_plans[k], cause);
+    locals[k] = run_remembered(in.tensors[k], *decision->input_plans[k], cause);
   }
 
   std::vector<RankTensors> outputs;
   try {
-    outputs = run_local(info, *plan, in, args, locals, decision.made_now);
+    outputs = run_local(info, *decision, in, args, locals, decided.made_now);
   } catch (...) {
     note_failed_write(info, in);
     throw;
   }
-  keep(in, decision);
+  keep(in, decided);
   for (size_t a = 0; a < args.size(); ++a) {
     if (!info.args[a].written) continue;
     for (int k = in.slots[a].first; k < in.slots[a].first + in.slots[a].count; ++k) {
@@ -293,7 +294,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
   if (info.is_view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
 
   Stack results;
-  push_results(info, *plan, in, std::move(outputs), args, results);
+  push_results(info, *decision, in, std::move(outputs), args, results);
   torch::jit::drop(stack, info.args.size());
   for (auto& r : results) stack.push_back(std::move(r));
 }

@@ -13,26 +13,26 @@
 namespace dtensor {
 namespace {
 
-void run_step(PlanRun& job, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr) {
-  const int64_t bytes = job.step_bytes();
-  if (job.step().is_local()) {
-    job.run_local();
+void run_step(PlanRun& run, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr) {
+  const int64_t bytes = run.step_bytes();
+  if (run.step().is_local()) {
+    run.run_local();
   } else {
-    PlanRun* jobs[] = {&job};
-    run_collective(jobs, cause, work);
+    PlanRun* runs[] = {&run};
+    run_collective(runs, cause, work);
   }
-  job.plan().from.world().memory().touch(bytes);
+  run.plan().from.world().memory().touch(bytes);
 }
 
-RankPieces run_all(PlanRun job, const CommCause& cause) {
-  while (!job.done()) run_step(job, cause);
-  return job.take_result();
+RankPieces run_all(PlanRun run, const CommCause& cause) {
+  while (!run.done()) run_step(run, cause);
+  return run.take_result();
 }
 
 // From the next step on nothing is sent.
-bool only_local_steps_after(const PlanRun& job) {
-  const auto& steps = job.plan().steps;
-  return std::all_of(steps.begin() + static_cast<std::ptrdiff_t>(job.next()) + 1, steps.end(),
+bool only_local_steps_after(const PlanRun& run) {
+  const auto& steps = run.plan().steps;
+  return std::all_of(steps.begin() + static_cast<std::ptrdiff_t>(run.next()) + 1, steps.end(),
                      [](const RedistributeStep& step) { return step.is_local(); });
 }
 
@@ -92,16 +92,16 @@ RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors
   if (plan->is_local()) return run_plan(*plan, std::move(locals), cause);
   check_count(*plan, locals.size(), owned_ranks(plan->from).size());
   LocalGuard guard;
-  PlanRun job(*plan, as_pieces(std::move(locals)));
-  while (!job.done() && work == nullptr) {
-    const bool may_go_on = !job.step().is_local() && only_local_steps_after(job);
-    run_step(job, cause, may_go_on ? &work : nullptr);
+  PlanRun run(*plan, as_pieces(std::move(locals)));
+  while (!run.done() && work == nullptr) {
+    const bool may_go_on = !run.step().is_local() && only_local_steps_after(run);
+    run_step(run, cause, may_go_on ? &work : nullptr);
   }
-  if (job.done()) return wrapped(*plan, as_tensors(job.take_result()));
-  RankTensors results = wrapped(*plan, as_tensors(job.reserve_result()));
-  work = std::make_shared<CommWork>([begun = std::move(work), plan, job = std::move(job)]() mutable {
+  if (run.done()) return wrapped(*plan, as_tensors(run.take_result()));
+  RankTensors results = wrapped(*plan, as_tensors(run.reserve_result()));
+  work = std::make_shared<CommWork>([begun = std::move(work), plan, run = std::move(run)]() mutable {
     begun->wait();
-    while (!job.done()) run_step(job, {});
+    while (!run.done()) run_step(run, {});
   });
   return results;
 }
@@ -126,45 +126,45 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
               " tensor(s) for ", batch.plans.size(), " plan(s)");
   if (batch.plans.empty()) return {};
   LocalGuard guard;
-  std::vector<PlanRun> jobs;
+  std::vector<PlanRun> runs;
   for (size_t p = 0; p < locals.size(); ++p) {
     const RedistributePlan& plan = *batch.plans[p];
     check_count(plan, locals[p].size(), owned_ranks(plan.from).size());
-    jobs.emplace_back(plan, as_pieces(std::move(locals[p])));
+    runs.emplace_back(plan, as_pieces(std::move(locals[p])));
   }
   MemoryMeter& memory = batch.plans[0]->from.world().memory();
-  int64_t held = 0;  // of all jobs between their steps
-  // `run` runs the next step of every one of `running`.
-  const auto step = [&](absl::Span<PlanRun* const> running, const auto& run) {
+  int64_t held = 0;  // of all runs between their steps
+  // `execute` does the next step of every one of `running`.
+  const auto step = [&](absl::Span<PlanRun* const> running, const auto& execute) {
     int64_t bytes = held;
-    for (PlanRun* job : running) {
-      bytes += job->step_bytes() - job->held_bytes();
-      held -= job->held_bytes();
+    for (PlanRun* run : running) {
+      bytes += run->step_bytes() - run->held_bytes();
+      held -= run->held_bytes();
     }
-    run();
+    execute();
     memory.touch(bytes);
-    for (PlanRun* job : running) held += job->held_bytes();
+    for (PlanRun* run : running) held += run->held_bytes();
   };
-  const auto run_local_steps = [&](PlanRun& job) {
-    while (!job.done() && job.step().is_local()) {
-      PlanRun* one[] = {&job};
-      step(one, [&] { job.run_local(); });
+  const auto run_local_steps = [&](PlanRun& run) {
+    while (!run.done() && run.step().is_local()) {
+      PlanRun* one[] = {&run};
+      step(one, [&] { run.run_local(); });
     }
   };
   for (const BatchPlan::Round& round : batch.rounds) {
     std::vector<PlanRun*> running;
     for (const auto& [p, s] : round.steps) {
-      run_local_steps(jobs[p]);
-      TORCH_INTERNAL_ASSERT(static_cast<int>(jobs[p].next()) == s);
-      running.push_back(&jobs[p]);
+      run_local_steps(runs[p]);
+      TORCH_INTERNAL_ASSERT(static_cast<int>(runs[p].next()) == s);
+      running.push_back(&runs[p]);
     }
     step(running, [&] { run_collective(running, cause); });
   }
   std::vector<RankTensors> results;
-  for (size_t p = 0; p < jobs.size(); ++p) {
-    run_local_steps(jobs[p]);
-    TORCH_INTERNAL_ASSERT(jobs[p].done());
-    results.push_back(wrapped(*batch.plans[p], as_tensors(jobs[p].take_result())));
+  for (size_t p = 0; p < runs.size(); ++p) {
+    run_local_steps(runs[p]);
+    TORCH_INTERNAL_ASSERT(runs[p].done());
+    results.push_back(wrapped(*batch.plans[p], as_tensors(runs[p].take_result())));
   }
   return results;
 }

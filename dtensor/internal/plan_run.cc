@@ -128,12 +128,12 @@ void check_alike(const PlanRun& a, const PlanRun& b) {
       a.plan().to_string(), " and ", b.plan().to_string(), " cannot be one collective");
 }
 
-// The messages of one round of all jobs: the only tensor that a rank has of the k-th job is the k-th that it has of
+// The messages of one round of all runs: the only tensor that a rank has of the k-th run is the k-th that it has of
 // all.
-std::vector<Message> joined_messages(absl::Span<PlanRun* const> jobs, size_t c) {
+std::vector<Message> joined_messages(absl::Span<PlanRun* const> runs, size_t c) {
   std::vector<Message> all;
-  for (size_t k = 0; k < jobs.size(); ++k) {
-    for (const Message& m : round_of(jobs[k]->scheduled(), c)) {
+  for (size_t k = 0; k < runs.size(); ++k) {
+    for (const Message& m : round_of(runs[k]->scheduled(), c)) {
       Message& message = all.emplace_back(m);
       message.input = message.output = static_cast<int64_t>(k);
     }
@@ -144,15 +144,15 @@ std::vector<Message> joined_messages(absl::Span<PlanRun* const> jobs, size_t c) 
   return all;
 }
 
-Communicator& communicator_of(const PlanRun& job) { return job.plan().from.world().communicator(); }
+Communicator& communicator_of(const PlanRun& run) { return run.plan().from.world().communicator(); }
 
-// What the jobs' next steps are together.
+// What the runs' next steps are together.
 struct JoinedStep {
   Collective collective;  // all_to_all if they differ
   int64_t bytes = 0;
 };
 
-// Of several jobs what one collective works on; of a single one what it has.
+// Of several runs what one collective works on; of a single one what it has.
 class Joined {
  public:
   explicit Joined(const std::vector<const RankPieces*>& parts) : parts_(parts) {
@@ -165,49 +165,49 @@ class Joined {
   RankPieces all_;
 };
 
-// What each job gets.
-std::vector<RankPieces> all_reduce(absl::Span<PlanRun* const> jobs, const CommCall& call, const RankPieces& inputs) {
-  RankPieces sums = communicator_of(*jobs[0]).all_reduce_many(call, inputs, jobs[0]->step().op);
-  std::vector<RankPieces> outputs(jobs.size());
-  for (size_t k = 0; k < jobs.size(); ++k) {
+// What each run gets.
+std::vector<RankPieces> all_reduce(absl::Span<PlanRun* const> runs, const CommCall& call, const RankPieces& inputs) {
+  RankPieces sums = communicator_of(*runs[0]).all_reduce_many(call, inputs, runs[0]->step().op);
+  std::vector<RankPieces> outputs(runs.size());
+  for (size_t k = 0; k < runs.size(); ++k) {
     for (auto& of_rank : sums) outputs[k].push_back({std::move(of_rank[k])});
   }
   return outputs;
 }
 
 // A step that moves blocks, in its rounds.
-void exchange(absl::Span<PlanRun* const> jobs, CommCall& call, const JoinedStep& step, const RankPieces& inputs,
+void exchange(absl::Span<PlanRun* const> runs, CommCall& call, const JoinedStep& step, const RankPieces& inputs,
               const std::vector<RankPieces>& outputs, std::shared_ptr<CommWork>* work) {
   std::vector<const RankPieces*> parts;
   for (const RankPieces& of_job : outputs) parts.push_back(&of_job);
   const Joined all_outputs(parts);
-  const StepSchedule& s = jobs[0]->scheduled();
+  const StepSchedule& s = runs[0]->scheduled();
   const auto rounds = static_cast<int64_t>(s.rounds.size());
   if (rounds == 1) call.work = work;
   for (int64_t c = 0; c < rounds; ++c) {
-    const std::vector<Message> of_all = jobs.size() == 1 ? std::vector<Message>() : joined_messages(jobs, c);
-    const absl::Span<const Message> messages = jobs.size() == 1 ? round_of(s, c) : of_all;
+    const std::vector<Message> of_all = runs.size() == 1 ? std::vector<Message>() : joined_messages(runs, c);
+    const absl::Span<const Message> messages = runs.size() == 1 ? round_of(s, c) : of_all;
     call.event.bytes = step.bytes * (c + 1) / rounds - step.bytes * c / rounds;
-    if (jobs[0]->step().kind == Kind::kReduceScatter) {
-      communicator_of(*jobs[0]).reduce_scatter(call, messages, inputs, *all_outputs, jobs[0]->step().op);
+    if (runs[0]->step().kind == Kind::kReduceScatter) {
+      communicator_of(*runs[0]).reduce_scatter(call, messages, inputs, *all_outputs, runs[0]->step().op);
     } else {
-      communicator_of(*jobs[0]).exchange(call, step.collective, messages, inputs, *all_outputs);
+      communicator_of(*runs[0]).exchange(call, step.collective, messages, inputs, *all_outputs);
     }
   }
 }
 
 }  // namespace
 
-void run_collective(absl::Span<PlanRun* const> jobs, const CommCause& cause, std::shared_ptr<CommWork>* work) {
-  const PlanRun& first = *jobs[0];
+void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std::shared_ptr<CommWork>* work) {
+  const PlanRun& first = *runs[0];
   JoinedStep joined_step{first.step().collective()};
   std::vector<const RankPieces*> inputs;
-  for (PlanRun* job : jobs) {
-    check_alike(first, *job);
-    job->prepare();
-    joined_step.bytes += job->step().bytes;
-    if (job->step().collective() != joined_step.collective) joined_step.collective = Collective::kAllToAll;
-    inputs.push_back(&job->pieces_);
+  for (PlanRun* run : runs) {
+    check_alike(first, *run);
+    run->prepare();
+    joined_step.bytes += run->step().bytes;
+    if (run->step().collective() != joined_step.collective) joined_step.collective = Collective::kAllToAll;
+    inputs.push_back(&run->pieces_);
   }
   CommCall call;
   call.group = first.scheduled().group;
@@ -217,16 +217,16 @@ void run_collective(absl::Span<PlanRun* const> jobs, const CommCause& cause, std
   call.event.dtype = first.plan().tensor.dtype;
   const bool is_read = first.plan().from.world().has_data() || !current_scope().listeners.empty();
   if (is_read) call.event.layout_change = layout_change_of(first.plan());
-  call.event.more_tensors = static_cast<int>(jobs.size()) - 1;
+  call.event.more_tensors = static_cast<int>(runs.size()) - 1;
   std::vector<RankPieces> outputs;
   if (first.step().kind == Kind::kAllReduce) {
     call.work = work;
-    outputs = all_reduce(jobs, call, *Joined(inputs));
+    outputs = all_reduce(runs, call, *Joined(inputs));
   } else {
-    for (PlanRun* job : jobs) outputs.push_back(job->new_outputs(job->next()));
-    exchange(jobs, call, joined_step, *Joined(inputs), outputs, work);
+    for (PlanRun* run : runs) outputs.push_back(run->new_outputs(run->next()));
+    exchange(runs, call, joined_step, *Joined(inputs), outputs, work);
   }
-  for (size_t k = 0; k < jobs.size(); ++k) jobs[k]->finish(std::move(outputs[k]));
+  for (size_t k = 0; k < runs.size(); ++k) runs[k]->finish(std::move(outputs[k]));
 }
 
 }  // namespace dtensor

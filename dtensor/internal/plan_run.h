@@ -38,7 +38,7 @@ class PlanRun {
   int64_t held_bytes() const { return next_ == 0 ? 0 : schedule_->steps[next_ - 1].output_bytes; }
 
  private:
-  friend void run_collective(absl::Span<PlanRun* const> jobs, const CommCause& cause, std::shared_ptr<CommWork>* work);
+  friend void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std::shared_ptr<CommWork>* work);
   // Brings the tensors into the order of the next step's ranks. Once per step.
   void prepare();
   RankPieces new_outputs(size_t step) const;
@@ -54,8 +54,8 @@ class PlanRun {
   size_t next_ = 0;
 };
 
-// Runs the next steps of all jobs as one collective (of every round of theirs).
+// Runs the next steps of all runs as one collective (of every round of theirs).
 // REQUIRES: they may meet (plan_many.h). `work`: as CommCall::work, and stays empty where the results are there.
-void run_collective(absl::Span<PlanRun* const> jobs, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr);
+void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr);
 
 }  // namespace dtensor

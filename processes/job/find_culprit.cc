@@ -1,6 +1,7 @@
 #include "processes/job/find_culprit.h"
 
 #include <exception>
+#include <memory>
 #include <thread>
 
 #include "absl/strings/str_cat.h"

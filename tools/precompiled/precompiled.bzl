@@ -5,7 +5,8 @@ fraction of that:
 
     cc_library(name = "...", copts = precompiled("library"), deps = ["//tools/precompiled:library"], ...)
 
-It is g++'s own form, so with another compiler the header is empty; sources include what they use all the same.
+It is g++'s own form, so with another compiler, or --define=precompiled=off, the header is empty; sources include what
+they use all the same.
 """
 
 load("@bazel_tools//tools/build_defs/cc:action_names.bzl", "CPP_COMPILE_ACTION_NAME")
@@ -21,7 +22,7 @@ def _precompiled_header_impl(ctx):
     included = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps])
     context = included.compilation_context
     outputs = [header]
-    if toolchain.compiler not in ["gcc", "compiler"]:
+    if toolchain.compiler not in ["gcc", "compiler"] or ctx.var.get("precompiled") == "off":
         ctx.actions.write(header, "")
     else:
         ctx.actions.symlink(output = header, target_file = ctx.file.header)
@@ -69,7 +70,7 @@ def _precompiled_header_impl(ctx):
     ]
 
 precompiled_header = rule(
-    doc = "Compiles `header`, which includes headers of others alone: no change of the project's own is to cost a rebuild.",
+    doc = "Compiles `header`. It includes nothing that changes often: whatever is compiled with it would be anew.",
     implementation = _precompiled_header_impl,
     attrs = {
         "header": attr.label(allow_single_file = [".h"], mandatory = True),
