@@ -174,14 +174,12 @@ const Case kCases[] = {
      }},
 };
 
-int run() {
-  const std::string& rank_of = absl::GetFlag(FLAGS_rank_of);
-  at::set_num_threads(1);
-  if (rank_of == "gloo") return run_gloo_rank();
-  if (rank_of == "ours") return run_ours_rank();
-  if (rank_of == "mpi") return run_mpi_rank();
-  if (!rank_of.empty()) throw tools::UsageError(absl::StrCat("--rank_of ", rank_of, ": give gloo, ours or mpi"));
+// Calls of the same size between processes, in seconds by bytes. Empty where a job could not run.
+struct Jobs {
+  Times gloo, ours_over_gloo, mpi;
+};
 
+Jobs run_jobs() {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   const std::string launch = absl::GetFlag(FLAGS_launch);
   if (!std::filesystem::exists(launch)) {
@@ -191,14 +189,61 @@ int run() {
   std::string folder = (std::filesystem::temp_directory_path() / "collectives.XXXXXX").string();
   TORCH_CHECK(::mkdtemp(folder.data()) != nullptr, "cannot make a folder like ", folder);
   const std::string job = absl::StrCat(launch, " -n ", kRanks, " --timeout 120 -- ");
-  const Times gloo =
+  Jobs jobs;
+  jobs.gloo =
       times_of_job("Gloo", absl::StrCat("DTENSOR_BENCHMARK_STORE=", folder, "/store ", job, self, " --rank_of gloo"));
-  const Times processes = times_of_job("ours over Gloo", absl::StrCat(job, self, " --rank_of ours"));
-  const Times mpi = times_of_job(
-      "Open MPI", absl::StrCat("OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-                               "timeout 120 mpirun --oversubscribe -n ",
-                               kRanks, " ", self, " --rank_of mpi"));
+  jobs.ours_over_gloo = times_of_job("ours over Gloo", absl::StrCat(job, self, " --rank_of ours"));
+  jobs.mpi = times_of_job("Open MPI",
+                          absl::StrCat("OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+                                       "timeout 120 mpirun --oversubscribe -n ",
+                                       kRanks, " ", self, " --rank_of mpi"));
   std::filesystem::remove_all(folder);
+  return jobs;
+}
+
+// What the documentation promises of a case's calls on `bytes`, which took `ours` and `hand` seconds in this process.
+// `jobs`: null where these do not do the case.
+void check_promises(const Case& c, int64_t bytes, double ours, double hand, const Jobs* jobs, Gates& gates) {
+  if (bytes >= 1 << 20) gates.at_most(absl::StrCat(c.name, " of ", bytes, " bytes / by hand"), ours / hand, 1.3);
+  if (jobs == nullptr) return;
+  if (!jobs->gloo.empty()) {
+    gates.at_least(absl::StrCat("Gloo / ours, ", bytes, " bytes"), jobs->gloo.at(bytes) / ours,
+                   bytes <= 4 << 10 ? 50 : 4);
+  }
+  // Open MPI's buffers are there before. A call of ours makes its results, which alone takes as long for small ones.
+  if (!jobs->mpi.empty() && bytes >= 64 << 10) {
+    gates.at_least(absl::StrCat("Open MPI / ours, ", bytes, " bytes"), jobs->mpi.at(bytes) / ours, 1);
+  }
+}
+
+// A line of the table.
+void measure(const Case& c, int64_t bytes, Communicator& communicator, const CommCall& call, const Jobs* jobs,
+             Gates& gates) {
+  const RankTensors inputs = {at::rand({bytes / 4}), at::rand({bytes / 4})};
+  // By turns, so that a slow moment hits both.
+  double ours = 1, hand = 1;
+  for (int turn = 0; turn < 3; ++turn) {
+    ours = std::min(ours, time_of([&] { c.ours(communicator, call, inputs); }));
+    hand = std::min(hand, time_of([&] { c.by_hand(inputs); }));
+  }
+  const auto column = [&](Times Jobs::*job) {
+    return jobs != nullptr && !(jobs->*job).empty() ? absl::StrFormat("%.1f", (jobs->*job).at(bytes) * 1e6)
+                                                    : std::string("-");
+  };
+  std::printf("%-14s %10lld %12.1f %10.1f %8.2f %12s %14s %10s\n", c.name, static_cast<long long>(bytes), ours * 1e6,
+              hand * 1e6, ours / hand, column(&Jobs::gloo).c_str(), column(&Jobs::ours_over_gloo).c_str(),
+              column(&Jobs::mpi).c_str());
+  check_promises(c, bytes, ours, hand, jobs, gates);
+}
+
+int run() {
+  const std::string& rank_of = absl::GetFlag(FLAGS_rank_of);
+  at::set_num_threads(1);
+  if (rank_of == "gloo") return run_gloo_rank();
+  if (rank_of == "ours") return run_ours_rank();
+  if (rank_of == "mpi") return run_mpi_rank();
+  if (!rank_of.empty()) throw tools::UsageError(absl::StrCat("--rank_of ", rank_of, ": give gloo, ours or mpi"));
+  const Jobs jobs = run_jobs();
 
   static auto* const memory = new ReusedMemory();
   c10::SetCPUAllocator(memory, /*priority=*/1);
@@ -214,31 +259,10 @@ int run() {
               "ours over Gloo", "Open MPI");
   Gates gates;
   for (const Case& c : kCases) {
+    const bool in_jobs = &c == kCases;  // the jobs do all_reduce alone
     for (int64_t bytes : sizes_in_bytes()) {
-      if (bytes == 4 && &c != kCases) continue;  // has no halves
-      const RankTensors inputs = {at::rand({bytes / 4}), at::rand({bytes / 4})};
-      // By turns, so that a slow moment hits both.
-      double ours = 1, hand = 1;
-      for (int turn = 0; turn < 3; ++turn) {
-        ours = std::min(ours, time_of([&] { c.ours(communicator, call, inputs); }));
-        hand = std::min(hand, time_of([&] { c.by_hand(inputs); }));
-      }
-      const auto column = [&](const Times& times) {
-        return &c == kCases && !times.empty() ? absl::StrFormat("%.1f", times.at(bytes) * 1e6) : std::string("-");
-      };
-      std::printf("%-14s %10lld %12.1f %10.1f %8.2f %12s %14s %10s\n", c.name, static_cast<long long>(bytes),
-                  ours * 1e6, hand * 1e6, ours / hand, column(gloo).c_str(), column(processes).c_str(),
-                  column(mpi).c_str());
-      if (bytes >= 1 << 20) gates.at_most(absl::StrCat(c.name, " of ", bytes, " bytes / by hand"), ours / hand, 1.3);
-      if (&c != kCases) continue;
-      if (!gloo.empty()) {
-        gates.at_least(absl::StrCat("Gloo / ours, ", bytes, " bytes"), gloo.at(bytes) / ours,
-                       bytes <= 4 << 10 ? 50 : 4);
-      }
-      // Open MPI's buffers are there before. A call of ours makes its results, which alone takes as long for small
-      // ones.
-      if (!mpi.empty() && bytes >= 64 << 10)
-        gates.at_least(absl::StrCat("Open MPI / ours, ", bytes, " bytes"), mpi.at(bytes) / ours, 1);
+      if (bytes == 4 && !in_jobs) continue;  // has no halves
+      measure(c, bytes, communicator, call, in_jobs ? &jobs : nullptr, gates);
     }
   }
   return gates.close();

@@ -34,8 +34,9 @@ at::Tensor full(const std::vector<int64_t>& sizes, const c10::Scalar& value, con
 at::Tensor empty(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements = {},
                  const FactoryOptions& options = {});
 
-// Uniform in [0, 1) and standard normal. What is drawn depends on the world's seed state and the sizes, not on mesh or
-// placements: replicas agree, shards are different parts of one whole (ops/random.h).
+// Uniform in [0, 1) and standard normal. What is drawn depends on the seed (torch::manual_seed, alike in every process)
+// and on an element's place in the whole tensor, not on mesh or placements: replicas agree, and shards are different
+// parts of one whole.
 at::Tensor rand(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements = {},
                 const FactoryOptions& options = {});
 at::Tensor randn(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements = {},

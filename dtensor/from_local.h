@@ -1,6 +1,11 @@
 // Local parts as a distributed tensor, and back. Differentiable.
 //
 // A process may own several ranks of a mesh, so local parts come as a list, one per mesh.local_ranks().
+//
+//   std::vector<at::Tensor> rows;
+//   for (size_t i = 0; i < mesh.local_ranks().size(); ++i) rows.push_back(at::rand({2, 8}));
+//   at::Tensor x = from_local(rows, mesh, {Shard(0)});  // [8, 8] on a mesh of 4 ranks
+//   at::Tensor mine = to_local(x)[0];                   // the first of rows
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -2,6 +2,11 @@
 //
 // A DTensor is an at::Tensor; these functions take and give at::Tensor. A process may own several ranks of a mesh, so
 // local parts come as a list, one per mesh.local_ranks().
+//
+//   DeviceMesh mesh(World::local(4), {4}, {"tp"});
+//   at::Tensor x = distribute_tensor(at::rand({8, 8}), mesh, {Shard(0)});  // two rows a rank
+//   at::Tensor y = redistribute(x, {Shard(1)});                            // two columns a rank: one all_to_all
+//   at::Tensor whole = full_tensor(y);                                     // plain again
 #pragma once
 
 #include <ATen/core/Tensor.h>

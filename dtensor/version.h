@@ -1,8 +1,11 @@
+// Which release of the library a program runs with: that of the shared library, whatever headers it was compiled with.
+//
+//   std::cout << "dtensor " << version() << "\n";
 #pragma once
 
 namespace dtensor {
 
-// The library's release, "major.minor.patch".
+// "major.minor.patch". Static, and never null.
 const char* version();
 
 }  // namespace dtensor

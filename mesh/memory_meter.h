@@ -1,5 +1,9 @@
 // Counts the bytes of distributed tensors that are alive on one rank (the rank with the largest shards), so that peak
 // memory can be told for any world, an abstract one included. Views share their base's bytes. Thread-safe.
+//
+//   world.memory().reset_peak();
+//   train_step();
+//   std::cout << world.memory().peak_bytes() << " bytes at most\n";
 #pragma once
 
 #include <atomic>

@@ -5,8 +5,8 @@
 // 0 over tp. The same names and meanings as torch.distributed.tensor.
 //
 //   Placements p = {Shard(0), Partial()};
-//   to_string(p);                              // "S(0)P(sum)"
-//   parse_placements("S(0)P(sum)").value();    // the same list
+//   to_string(p);                                        // "S(0)P(sum)"
+//   p == Placements{Shard(0), Partial(ReduceOp::kSum)};  // true
 //
 // No tensors, no meshes. Thread-safe as values are.
 #pragma once

@@ -1,3 +1,4 @@
+// A set of mesh dims, for steps that work along several at once.
 #pragma once
 
 #include <c10/util/SmallVector.h>

@@ -3,6 +3,11 @@
 // The key holds every non-tensor argument, lists element by element, except those whose value the rule declares
 // irrelevant (their type counts). Entries hold specs, never tensors. Least recently used entries go first. One cache
 // per world, as a World attachment; thread-safe.
+//
+//   StrategyCache& cache = strategy_cache(world);
+//   serve(warm_up_request);
+//   cache.freeze();  // from now on a call that is not remembered is an error which names it
+//   std::cout << cache.stats().hits << " hits, " << cache.stats().misses << " misses\n" << cache.dump();
 #pragma once
 
 #include <c10/util/SmallVector.h>

@@ -1,4 +1,9 @@
 // What a program says of its place in a job, and what is found out.
+//
+//   LaunchOptions options;  // what stays unset comes from the launcher's variables
+//   options.device = "cpu";
+//   options.timeout = std::chrono::seconds(30);
+//   World world = World::from_env(options);
 #pragma once
 
 #include <chrono>
@@ -39,7 +44,9 @@ struct JobPlace {
   std::chrono::milliseconds timeout{0};
 };
 
-// An empty variable counts as missing.
+// The value of the variable `name`. An empty one counts as missing.
 using Variables = std::function<std::optional<std::string>(const char* name)>;
+// Those of this process.
+Variables process_environment();
 
 }  // namespace dtensor

@@ -2,13 +2,17 @@
 //
 // Explicit options come first, then torchrun, Open MPI, MPICH (and Intel MPI), Slurm; without any of them the process
 // is alone. Pure: reads variables through a function, opens nothing. docs/worlds.md has the table of variables.
+//
+//   if (find_launcher() == Launcher::kNone) std::cout << "nobody started several processes\n";
+//   LaunchOptions options;
+//   options.device = "cpu";
+//   std::cout << "rank " << find_job_place(options).rank << "\n";  // waits for nobody; World::from_env(options) does
 #pragma once
 
 #include <chrono>
 #include <string>
 
 #include "processes/launch/job_place.h"
-#include "processes/launch/launch_variables.h"
 
 namespace dtensor {
 

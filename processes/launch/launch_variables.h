@@ -9,10 +9,8 @@
 
 namespace dtensor {
 
-// This process's environment, and kLauncherProcess.
-Variables process_environment();
-// Not a variable: "PID START" of the nearest process above this one that is not a rank itself. MPICH tells its ranks
-// nothing else that is the same for all of them and for no other job.
+// process_environment() has it beside the variables: "PID START" of the nearest process above this one that is not a
+// rank itself. MPICH tells its ranks nothing else that is the same for all of them and for no other job.
 inline constexpr char kLauncherProcess[] = "launcher process";
 
 class LaunchVariables {

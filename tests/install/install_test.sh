@@ -19,6 +19,18 @@ check "the public headers need no Abseil" lacks_in_headers 'absl/|absl::'
 check "nothing internal is public" lacks_in_headers '#include "[^"]*/internal/'
 check "no other folder's headers" [ -z "$(find "$include" -name '*internal*' -o -name '*_test*')" ]
 check "nothing but headers" [ -z "$(find "$include" -type f ! -name '*.h')" ]
+# These two are for people who change the library: what they include need not be installed.
+pages_for_users() { ls README.md docs/*.md | grep -vx -e docs/design.md -e docs/testing.md; }
+includes_installed_headers() {  # of PAGE...
+  local page header missing=
+  while IFS=: read -r page header; do
+    [ -f "$include/$header" ] || missing+="$page includes $header, which is not installed"$'\n'
+  done < <(grep -H '^ *#include "' "$@" | sed 's/#include "\([^"]*\)".*/\1/; s/: */:/')
+  printf %s "$missing" > "$work/out"
+  [ -z "$missing" ]
+}
+check "there are pages for users" [ "$(pages_for_users | wc -l)" -ge 10 ]
+check "what they include is installed" includes_installed_headers $(pages_for_users)
 check "no half written files" [ -z "$(find "$work/prefix" -name '.part.*')" ]
 
 # LibTorch's own CMake package wants all of LibTorch and CUDA to be installed; where it is not there, what it says of this one.

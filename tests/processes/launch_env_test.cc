@@ -11,6 +11,7 @@
 
 #include "processes/job/error_file.h"
 #include "processes/launch/choose_device.h"
+#include "processes/launch/launch_variables.h"
 #include "tests/testing/catch_torch.h"
 
 using Catch::Contains;

@@ -6,8 +6,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "placement/geometry.h"
 #include "plan/plan_text.h"
+#include "tests/testing/peer_parts.h"
 
 namespace dtensor::testing {
 namespace {
@@ -20,6 +20,22 @@ bool can_reduce_together(const Placement& a, const Placement& b) {
   return a.is_partial() && b.is_partial() && a.reduce_op() == b.reduce_op();
 }
 
+// Visits every assignment of `choices`, from number `first` on, to the mesh dims in `dims`; the others stay as in
+// `state`.
+template <typename Visit>
+void for_each_assignment(const std::vector<Placements>& choices, const Placements& state,
+                         const std::vector<size_t>& dims, size_t first, const Visit& visit) {
+  Placements next = state;
+  std::vector<size_t> index(dims.size(), first);
+  for (;;) {
+    for (size_t i = 0; i < dims.size(); ++i) next[dims[i]] = choices[dims[i]][index[i]];
+    visit(next);
+    size_t i = dims.size();
+    while (i > 0 && ++index[i - 1] == choices[dims[i - 1]].size()) index[--i] = first;
+    if (i == 0) return;
+  }
+}
+
 }  // namespace
 
 std::string PeerPlan::to_string() const {
@@ -29,93 +45,6 @@ std::string PeerPlan::to_string() const {
   }
   return text;
 }
-
-// Layouts by number, and what every rank has of each. The elements that two parts share are a product over tensor dims,
-// and a tensor dim knows few ways to be cut, so those are compared once.
-struct PlanPeers::Parts {
-  Parts(const std::vector<int64_t>& mesh_shape, const Shape& sizes)
-      : mesh_shape(mesh_shape), sizes(sizes), cuts(sizes.size()) {
-    coordinates.emplace_back();
-    for (int64_t n : mesh_shape) {
-      std::vector<Shape> longer;
-      for (const Shape& prefix : coordinates) {
-        for (int64_t i = 0; i < n; ++i) {
-          longer.push_back(prefix);
-          longer.back().push_back(i);
-        }
-      }
-      coordinates = std::move(longer);
-    }
-  }
-
-  struct Layout {
-    std::vector<size_t> cut;     // by tensor dim, into cuts
-    std::vector<int64_t> numel;  // by rank
-    int64_t largest = 0;
-  };
-  struct Cut {
-    std::vector<Runs> runs;                                       // by rank
-    absl::flat_hash_map<size_t, std::vector<int64_t>> in_common;  // other cut -> by rank
-  };
-  struct DimCuts {
-    absl::flat_hash_map<Placements, size_t> ids;
-    std::vector<Cut> cuts;
-  };
-
-  size_t id(const Placements& placements) {
-    auto [it, is_new] = ids.try_emplace(placements, layouts.size());
-    if (!is_new) return it->second;
-    Layout layout;
-    layout.numel.assign(coordinates.size(), 1);
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      Placements of_dim = placements;
-      for (Placement& p : of_dim) {
-        if (!p.is_sharded_on(static_cast<int64_t>(d))) p = Replicate();
-      }
-      auto [cut, is_new_cut] = cuts[d].ids.try_emplace(of_dim, cuts[d].cuts.size());
-      if (is_new_cut) {
-        Cut& made = cuts[d].cuts.emplace_back();
-        for (const Shape& at : coordinates) made.runs.push_back(local_layout(sizes, mesh_shape, of_dim, at).dims[d]);
-      }
-      layout.cut.push_back(cut->second);
-      for (size_t r = 0; r < coordinates.size(); ++r) layout.numel[r] *= total_size(cuts[d].cuts[cut->second].runs[r]);
-    }
-    layout.largest = *std::max_element(layout.numel.begin(), layout.numel.end());
-    layouts.push_back(std::move(layout));
-    return it->second;
-  }
-
-  const std::vector<int64_t>& in_common(size_t d, size_t a, size_t b) {
-    std::vector<int64_t>& by_rank = cuts[d].cuts[a].in_common[b];
-    if (by_rank.empty()) {
-      for (size_t r = 0; r < coordinates.size(); ++r) {
-        by_rank.push_back(overlap_numel(Part{{cuts[d].cuts[a].runs[r]}, {}}, Part{{cuts[d].cuts[b].runs[r]}, {}}));
-      }
-    }
-    return by_rank;
-  }
-
-  // Elements.
-  int64_t received(size_t before, size_t after) {
-    auto [it, is_new] = received_memo.try_emplace(std::make_pair(before, after), 0);
-    if (!is_new) return it->second;
-    std::vector<int64_t> held(coordinates.size(), 1);
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      const std::vector<int64_t>& shared = in_common(d, layouts[before].cut[d], layouts[after].cut[d]);
-      for (size_t r = 0; r < held.size(); ++r) held[r] *= shared[r];
-    }
-    for (size_t r = 0; r < held.size(); ++r) it->second = std::max(it->second, layouts[after].numel[r] - held[r]);
-    return it->second;
-  }
-
-  std::vector<int64_t> mesh_shape;
-  Shape sizes;
-  std::vector<Shape> coordinates;  // of all ranks
-  std::vector<DimCuts> cuts;       // by tensor dim
-  std::vector<Layout> layouts;
-  absl::flat_hash_map<Placements, size_t> ids;
-  absl::flat_hash_map<std::pair<size_t, size_t>, int64_t> received_memo;
-};
 
 // Everything that can be reached from one layout.
 struct PlanPeers::Search {
@@ -131,7 +60,9 @@ struct PlanPeers::Search {
 };
 
 PlanPeers::PlanPeers(const DeviceMesh& mesh, TensorMeta meta)
-    : mesh_shape_(mesh.shape()), meta_(std::move(meta)), parts_(std::make_unique<Parts>(mesh_shape_, meta_.sizes)) {}
+    : mesh_shape_(mesh.shape()),
+      meta_(std::move(meta)),
+      parts_(std::make_unique<PeerParts>(mesh_shape_, meta_.sizes)) {}
 
 PlanPeers::~PlanPeers() = default;
 
@@ -200,10 +131,10 @@ PeerPlan PlanPeers::greedy(const Placements& from, const Placements& to, bool al
   return plan;
 }
 
-const PlanPeers::Search& PlanPeers::search(const Placements& from, const Placements& to) {
+// What may become of each mesh dim on the way from `from` to `to`; Replicate stands first.
+std::vector<Placements> PlanPeers::choices(const Placements& from, const Placements& to) const {
   const size_t mesh_ndim = from.size();
   std::vector<Placements> choices(mesh_ndim, {Replicate()});
-  std::string key = dtensor::to_string(from);
   for (size_t m = 0; m < mesh_ndim; ++m) {
     for (size_t d = 0; d < meta_.sizes.size(); ++d) choices[m].push_back(Shard(static_cast<int64_t>(d)));
     // Cut further what later mesh dims cut: each of the pieces that they make.
@@ -216,29 +147,62 @@ const PlanPeers::Search& PlanPeers::search(const Placements& from, const Placeme
     }
     for (const Placement& p : {from[m], to[m]}) {
       if (p.is_strided_shard()) choices[m].push_back(p);
-      // What depends on `to`.
+    }
+  }
+  return choices;
+}
+
+// Searches from one layout share their result where `to` makes no difference to them.
+std::string PlanPeers::search_key(const Placements& from, const Placements& to) const {
+  std::string key = dtensor::to_string(from);
+  for (size_t m = 0; m < from.size(); ++m) {
+    for (const Placement& p : {from[m], to[m]}) {
       if (p.is_strided_shard() || (p.is_shard() && meta_.sizes[p.dim()] < mesh_shape_[m])) {
         absl::StrAppend(&key, " ", m, dtensor::to_string({p}));
       }
     }
   }
-  std::unique_ptr<Search>& memo = searches_[key];
+  return key;
+}
+
+// One step further from `state`, in every way that is allowed: visit(kind, layout after it).
+template <typename Visit>
+void PlanPeers::visit_steps(const Placements& state, const Placements& to, const std::vector<Placements>& choices,
+                            bool after_exchange, const Visit& visit) {
+  std::vector<size_t> partial, rest;
+  for (size_t m = 0; m < state.size(); ++m) (state[m].is_partial() ? partial : rest).push_back(m);
+  // Two exchanges in a row are never better than one.
+  if (!after_exchange) {
+    for_each_assignment(choices, state, rest, 0, [&](const Placements& after) {
+      if (after != state) visit(Kind::kAllToAll, after);
+    });
+  }
+  for (size_t set = 1; set < size_t{1} << partial.size(); ++set) {
+    std::vector<size_t> dims;
+    Placements reduced = state;
+    for (size_t i = 0; i < partial.size(); ++i) {
+      if ((set >> i & 1) == 0) continue;
+      dims.push_back(partial[i]);
+      reduced[partial[i]] = Replicate();
+    }
+    const auto with_first = [&](size_t m) { return can_reduce_together(state[m], state[dims[0]]); };
+    if (!std::all_of(dims.begin(), dims.end(), with_first)) continue;
+    visit(Kind::kAllReduce, reduced);
+    if (choices[dims[0]].size() == 1) continue;  // a scalar
+    for_each_assignment(choices, state, dims, 1, [&](const Placements& after) {
+      for (size_t m : dims) {
+        if (after[m] != to[m] && meta_.sizes[after[m].dim()] < mesh_shape_[m]) return;
+      }
+      if (received_bytes(state, after) == 0) visit(Kind::kReduceScatter, after);
+    });
+  }
+}
+
+const PlanPeers::Search& PlanPeers::search(const Placements& from, const Placements& to) {
+  std::unique_ptr<Search>& memo = searches_[search_key(from, to)];
   if (memo) return *memo;
   memo = std::make_unique<Search>();
-
-  // Every assignment of `choices` to the mesh dims in `dims`; the others stay.
-  const auto for_each = [&](const Placements& state, const std::vector<size_t>& dims, size_t skip, auto&& visit) {
-    Placements next = state;
-    std::vector<size_t> index(dims.size(), skip);
-    for (;;) {
-      for (size_t i = 0; i < dims.size(); ++i) next[dims[i]] = choices[dims[i]][index[i]];
-      visit(next);
-      size_t i = dims.size();
-      while (i > 0 && ++index[i - 1] == choices[dims[i - 1]].size()) index[--i] = skip;
-      if (i == 0) return;
-    }
-  };
-
+  const std::vector<Placements> choices = this->choices(from, to);
   auto& reached = memo->reached;
   reached[from] = {0, largest_part(from), {}};
   std::vector<Placements> frontier = {from};
@@ -246,7 +210,8 @@ const PlanPeers::Search& PlanPeers::search(const Placements& from, const Placeme
     absl::flat_hash_map<Placements, Search::Reach> better;
     for (const Placements& state : frontier) {
       const Search::Reach at = reached[state];
-      const auto relax = [&](Kind kind, const Placements& after) {
+      const bool after_exchange = !at.steps.empty() && at.steps.back().kind == Kind::kAllToAll;
+      visit_steps(state, to, choices, after_exchange, [&](Kind kind, const Placements& after) {
         PeerPlan plan;
         plan.largest_part = at.largest_part;
         add_step(plan, kind, after, state);
@@ -257,36 +222,7 @@ const PlanPeers::Search& PlanPeers::search(const Placements& from, const Placeme
         best = reach;
         best.steps = at.steps;
         best.steps.push_back(plan.steps[0]);
-      };
-      std::vector<size_t> partial, rest;
-      for (size_t m = 0; m < mesh_ndim; ++m) (state[m].is_partial() ? partial : rest).push_back(m);
-      // Two exchanges in a row are never better than one.
-      if (at.steps.empty() || at.steps.back().kind != Kind::kAllToAll) {
-        for_each(state, rest, 0, [&](const Placements& after) {
-          if (after != state) relax(Kind::kAllToAll, after);
-        });
-      }
-      for (size_t set = 1; set < size_t{1} << partial.size(); ++set) {
-        std::vector<size_t> dims;
-        Placements reduced = state;
-        for (size_t i = 0; i < partial.size(); ++i) {
-          if ((set >> i & 1) == 0) continue;
-          dims.push_back(partial[i]);
-          reduced[partial[i]] = Replicate();
-        }
-        if (!std::all_of(dims.begin(), dims.end(),
-                         [&](size_t m) { return can_reduce_together(state[m], state[dims[0]]); })) {
-          continue;
-        }
-        relax(Kind::kAllReduce, reduced);
-        if (choices[dims[0]].size() == 1) continue;  // a scalar
-        for_each(state, dims, 1, [&](const Placements& after) {
-          for (size_t m : dims) {
-            if (after[m] != to[m] && meta_.sizes[after[m].dim()] < mesh_shape_[m]) return;
-          }
-          if (received_bytes(state, after) == 0) relax(Kind::kReduceScatter, after);
-        });
-      }
+      });
     }
     frontier.clear();
     for (auto& [state, reach] : better) {

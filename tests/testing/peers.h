@@ -20,6 +20,8 @@
 
 namespace dtensor::testing {
 
+struct PeerParts;
+
 struct PeerStep {
   RedistributeStep::Kind kind = RedistributeStep::Kind::kSlice;
   Placements before, after;
@@ -58,14 +60,18 @@ class PlanPeers {
   int64_t largest_part(const Placements& placements);
 
  private:
-  struct Parts;
   struct Search;
   void add_step(PeerPlan& plan, RedistributeStep::Kind kind, Placements after, const Placements& from);
+  std::vector<Placements> choices(const Placements& from, const Placements& to) const;
+  std::string search_key(const Placements& from, const Placements& to) const;
+  template <typename Visit>
+  void visit_steps(const Placements& state, const Placements& to, const std::vector<Placements>& choices,
+                   bool after_exchange, const Visit& visit);
   const Search& search(const Placements& from, const Placements& to);
 
   std::vector<int64_t> mesh_shape_;
   TensorMeta meta_;
-  std::unique_ptr<Parts> parts_;
+  std::unique_ptr<PeerParts> parts_;
   std::map<std::string, std::unique_ptr<Search>> searches_;
 };
 

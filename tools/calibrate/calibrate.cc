@@ -55,6 +55,15 @@ struct Trial {
   double seconds = 0;
 };
 
+// The arguments of one call, and what they move.
+struct Arguments {
+  CommCall call;
+  RankTensors whole;
+  RankPieces pieces;
+  std::vector<int64_t> neighbours;  // to each position its next
+  int64_t bytes = 0;                // received per rank
+};
+
 class Calibration {
  public:
   Calibration(World world, int64_t ranks_per_node, int64_t max_bytes, bool quick)
@@ -69,6 +78,7 @@ class Calibration {
   std::vector<int64_t> byte_counts() const;
   double time(const std::function<void()>& call) const;
   void wait() const;
+  Arguments arguments(Collective c, const Groups& groups, int64_t bytes) const;
   Trial measure(Collective c, const Groups& groups, int64_t bytes) const;
   void fit_level(const std::vector<Trial>& trials, bool crosses_nodes, CostModel& model);
 
@@ -130,9 +140,41 @@ double Calibration::time(const std::function<void()>& call) const {
   return seconds[seconds.size() / 2];
 }
 
-Trial Calibration::measure(Collective c, const Groups& groups, int64_t bytes) const {
+void run_collective(Communicator& comm, Collective c, const Arguments& a) {
+  switch (c) {
+    case Collective::kAllReduce:
+      comm.all_reduce(a.call, a.whole, ReduceOp::kSum);
+      break;
+    case Collective::kAllGather:
+      comm.all_gather(a.call, a.whole);
+      break;
+    case Collective::kReduceScatter:
+      comm.reduce_scatter(a.call, a.pieces, ReduceOp::kSum);
+      break;
+    case Collective::kAllToAll:
+      comm.all_to_all(a.call, a.pieces);
+      break;
+    case Collective::kBroadcast:
+      comm.broadcast(a.call, a.whole, 0);
+      break;
+    case Collective::kScatter:
+      comm.scatter(a.call, a.pieces, 0);
+      break;
+    case Collective::kGather:
+      comm.gather(a.call, a.whole, 0);
+      break;
+    case Collective::kPermute:
+      comm.permute(a.call, a.whole, a.neighbours);
+      break;
+    case Collective::kBarrier:
+      comm.barrier(a.call);
+      break;
+  }
+}
+
+// For a call in which every rank receives about `bytes`.
+Arguments Calibration::arguments(Collective c, const Groups& groups, int64_t bytes) const {
   const Group& group = groups.group();
-  Communicator& comm = world_.communicator();
   // Pieces that a rank receives, and how many of them: an all-reduce is a reduce-scatter and an all-gather.
   const int64_t others = group.size - 1;
   int64_t received = 1;
@@ -142,57 +184,28 @@ Trial Calibration::measure(Collective c, const Groups& groups, int64_t bytes) co
   }
   int64_t piece = std::max<int64_t>(1, bytes / (4 * received));
   if (c == Collective::kAllReduce) piece = std::max<int64_t>(1, bytes * group.size / (8 * others));
-  Trial trial{c, groups, c == Collective::kBarrier ? 0 : 4 * piece * received, 0};
-  if (c == Collective::kAllReduce) trial.bytes = 8 * piece * others / group.size;
+  Arguments a;
+  a.bytes = c == Collective::kBarrier ? 0 : 4 * piece * received;
+  if (c == Collective::kAllReduce) a.bytes = 8 * piece * others / group.size;
 
-  RankTensors whole;
-  RankPieces pieces;
-  CommCall call;
-  call.group = &group;
-  call.ranks = groups.mesh.local_ranks();
-  call.event.cause.op = "calibrate";
-  call.event.cause.implicit = false;
-  call.event.bytes = trial.bytes;
-  for (int64_t rank : call.ranks) {
-    whole.push_back(at::ones({piece}, on(world_.device(rank))));
-    auto& list = pieces.emplace_back();
+  a.call.group = &group;
+  a.call.ranks = groups.mesh.local_ranks();
+  a.call.event.cause.op = "calibrate";
+  a.call.event.cause.implicit = false;
+  a.call.event.bytes = a.bytes;
+  for (int64_t rank : a.call.ranks) {
+    a.whole.push_back(at::ones({piece}, on(world_.device(rank))));
+    auto& list = a.pieces.emplace_back();
     for (int64_t p = 0; p < group.size; ++p) list.push_back(at::ones({piece}, on(world_.device(rank))));
   }
-  std::vector<int64_t> neighbours(static_cast<size_t>(group.size));
-  for (int64_t p = 0; p < group.size; ++p) neighbours[p] = (p + 1) % group.size;
+  for (int64_t p = 0; p < group.size; ++p) a.neighbours.push_back((p + 1) % group.size);
+  return a;
+}
 
-  trial.seconds = time([&] {
-    switch (c) {
-      case Collective::kAllReduce:
-        comm.all_reduce(call, whole, ReduceOp::kSum);
-        break;
-      case Collective::kAllGather:
-        comm.all_gather(call, whole);
-        break;
-      case Collective::kReduceScatter:
-        comm.reduce_scatter(call, pieces, ReduceOp::kSum);
-        break;
-      case Collective::kAllToAll:
-        comm.all_to_all(call, pieces);
-        break;
-      case Collective::kBroadcast:
-        comm.broadcast(call, whole, 0);
-        break;
-      case Collective::kScatter:
-        comm.scatter(call, pieces, 0);
-        break;
-      case Collective::kGather:
-        comm.gather(call, whole, 0);
-        break;
-      case Collective::kPermute:
-        comm.permute(call, whole, neighbours);
-        break;
-      case Collective::kBarrier:
-        comm.barrier(call);
-        break;
-    }
-  });
-  return trial;
+Trial Calibration::measure(Collective c, const Groups& groups, int64_t bytes) const {
+  const Arguments a = arguments(c, groups, bytes);
+  Communicator& comm = world_.communicator();
+  return {c, groups, a.bytes, time([&] { run_collective(comm, c, a); })};
 }
 
 void Calibration::fit_level(const std::vector<Trial>& trials, bool crosses_nodes, CostModel& model) {

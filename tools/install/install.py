@@ -26,8 +26,9 @@ ROOTS = [
     "observe/flight_recorder.h",
     "plan/plan_many.h",
     "plan/redistribute_planner.h",
-    "processes/launch/job_place.h",
+    "processes/launch/launch_env.h",
     "propagation/factor_rule.h",
+    "propagation/propagate.h",
     "propagation/rule_registry.h",
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
