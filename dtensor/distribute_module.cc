@@ -9,6 +9,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/hook_watch.h"
+#include "dtensor/internal/check_hooks.h"
 #include "dtensor/redistribute.h"
 
 namespace dtensor {

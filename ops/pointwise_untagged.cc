@@ -1,6 +1,12 @@
-// Elementwise operators that ATen does not tag as such. Where ATen has no meta kernel either, their results are said
-// here.
+// Elementwise operators that ATen does not tag as such, or whose results are not where those of others are. Where ATen
+// has no meta kernel either, their results are said here.
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/sum.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <algorithm>
 
 #include "ops/meta_tensor.h"
 #include "ops/pointwise.h"
@@ -42,6 +48,15 @@ OutputMetas angle_metas(const OpCall& call) {
   return metas;
 }
 
+// A sum over one dim more, of p gammas. ATen composes it, after a look at the values that meta tensors cannot have.
+OutputMetas mvlgamma_metas(const OpCall& call) {
+  const at::Tensor self = meta_tensor(*call.input("self"));
+  const bool integers = c10::isIntegralType(self.scalar_type(), /*includeBool=*/true);
+  const auto dtype = integers ? c10::get_default_dtype_as_scalartype() : self.scalar_type();
+  const at::Tensor steps = at::empty({std::max<int64_t>(call.get_int("p"), 0)}, self.options().dtype(dtype));
+  return metas_of({at::sum(at::add(steps, self.unsqueeze(-1)), -1)});
+}
+
 OpRule with_metas(OpRule rule, std::function<OutputMetas(const OpCall&)> metas) {
   rule.metas = std::move(metas);
   return rule;
@@ -78,6 +93,7 @@ const RuleFamily pointwise_untagged_rules("pointwise_untagged", [](RuleRegistry&
   registry.add("aten::rsub.Tensor", with_metas(pointwise_op({{{"self"}, {"other"}}, Maths::kRing}), rsub_metas));
   registry.add("aten::angle", with_metas(pointwise_op(), angle_metas));
   registry.add("aten::floor_divide", with_metas(pointwise_op(), infer_elementwise));
+  registry.add("aten::mvlgamma", with_metas(pointwise_op(), mvlgamma_metas));
 });
 
 }  // namespace dtensor

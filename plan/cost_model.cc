@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "comm/communicator.h"
+
 namespace dtensor {
 namespace {
 
