@@ -384,6 +384,15 @@ TEST_CASE("no powers of numbers are a tensor of their own", "[corner]") {
   REQUIRE_NOTHROW(pieces[0].sum().backward());
 }
 
+TEST_CASE("mvlgamma lies in memory as the sum that it is", "[corner]") {
+  const auto full = numbers({5}) + 2;
+  const auto x = lay_out(full, test_meshes()[0], {Replicate()});
+  for (const at::Tensor& t : {full, x}) {
+    const auto overlapping = t.as_strided({3, 2}, {1, 2});
+    CHECK(call_op("aten::mvlgamma", {overlapping, 1})[0].strides() == at::IntArrayRef({2, 1}));
+  }
+}
+
 TEST_CASE("gradients reach a leaf that only as_strided has seen", "[corner]") {
   const auto full = numbers({2, 2});
   const auto x = lay_out(full, test_meshes()[2], {Replicate()}).requires_grad_(), plain = full.clone().requires_grad_();
