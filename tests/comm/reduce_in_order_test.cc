@@ -10,6 +10,8 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <limits>
@@ -42,7 +44,11 @@ at::Tensor expected_of(const std::vector<at::Tensor>& addends, ReduceOp op) {
   const auto dtype = addends[0].scalar_type();
   at::Tensor sum = c10::isReducedFloatingType(dtype) ? addends[0].to(at::kFloat) : addends[0];
   for (size_t i = 1; i < addends.size(); ++i) sum = next(sum, addends[i].to(sum.scalar_type()), op);
-  if (op == ReduceOp::kAvg) sum = sum / static_cast<int64_t>(addends.size());
+  if (op ==
+      ReduceOp::kAvg) {  // part by part: a complex divisor would round otherwise, and carry NaN from one to another
+    const auto n = static_cast<int64_t>(addends.size());
+    sum = sum.is_complex() ? at::view_as_complex(at::view_as_real(sum) / n) : sum / n;
+  }
   return sum.to(dtype);
 }
 
