@@ -15,7 +15,7 @@ def dtensor_script_test(name, size = "small", **kwargs):
     """A shell script as a test; `size` as the other rules have it."""
     native.sh_test(name = name, size = size, timeout = _TIMEOUTS[size], **kwargs)
 
-def dtensor_test(name, srcs, deps = [], size = "small", **kwargs):
+def dtensor_test(name, srcs, deps = [], size = "small", copts = [], **kwargs):
     """A Catch2 test of the library; no target at all while `srcs` is empty, so that it can be a glob.
 
     Args:
@@ -23,6 +23,7 @@ def dtensor_test(name, srcs, deps = [], size = "small", **kwargs):
       srcs: sources and private headers.
       deps: besides the library, Catch2 and RapidCheck.
       size: how long it takes alone, see _TIMEOUTS.
+      copts: besides those of .bazelrc.
       **kwargs: go to cc_test.
     """
     if not srcs:
@@ -32,7 +33,7 @@ def dtensor_test(name, srcs, deps = [], size = "small", **kwargs):
         size = size,
         timeout = _TIMEOUTS[size],
         srcs = srcs,
-        copts = precompiled("tests"),
+        copts = precompiled("tests") + copts,
         deps = ["//:dtensor", "//tests/testing:catch_main", "//tools/precompiled:tests"] + deps,
         **kwargs
     )
