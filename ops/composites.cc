@@ -47,8 +47,7 @@ void vander(const c10::OperatorHandle& op, Stack& stack) {
   torch::jit::drop(stack, op.schema().arguments().size());
   const auto dtype = c10::isIntegralType(x.scalar_type(), /*includeBool=*/true) ? at::kLong : x.scalar_type();
   const at::Tensor column = x.to(dtype).unsqueeze(1);
-  at::Tensor result = at::ones_like(column.detach().slice(1, 0, 0));
-  if (n > 0) result = at::ones_like(column);
+  at::Tensor result = at::ones_like(n > 0 ? column : column.detach().slice(1, 0, 0));
   if (n > 1) result = at::cat({result, column.expand({x.size(0), n - 1}).cumprod(1)}, 1);
   stack.emplace_back(increasing ? result : result.flip({1}));
 }

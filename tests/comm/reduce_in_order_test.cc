@@ -44,8 +44,8 @@ at::Tensor expected_of(const std::vector<at::Tensor>& addends, ReduceOp op) {
   const auto dtype = addends[0].scalar_type();
   at::Tensor sum = c10::isReducedFloatingType(dtype) ? addends[0].to(at::kFloat) : addends[0];
   for (size_t i = 1; i < addends.size(); ++i) sum = next(sum, addends[i].to(sum.scalar_type()), op);
-  if (op ==
-      ReduceOp::kAvg) {  // part by part: a complex divisor would round otherwise, and carry NaN from one to another
+  if (op == ReduceOp::kAvg) {
+    // Part by part: a complex divisor would round otherwise, and carry NaN from one to another.
     const auto n = static_cast<int64_t>(addends.size());
     sum = sum.is_complex() ? at::view_as_complex(at::view_as_real(sum) / n) : sum / n;
   }
