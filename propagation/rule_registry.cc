@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
@@ -23,9 +24,14 @@ bool has_out(const c10::FunctionSchema& schema) {
   return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& a) { return a.is_out(); });
 }
 
+struct Family {
+  std::string name, file;
+  void (*add)(RuleRegistry&);
+};
+
 // By name. Filled before main.
-std::map<std::string, void (*)(RuleRegistry&)>& families() {
-  static auto* const all = new std::map<std::string, void (*)(RuleRegistry&)>;
+std::map<std::string, Family>& families() {
+  static auto* const all = new std::map<std::string, Family>;
   return *all;
 }
 
@@ -39,19 +45,20 @@ struct RuleRegistry::State {
   mutable std::mutex mutex;
   std::map<std::string, std::shared_ptr<const OpRule>> rules;
   absl::flat_hash_map<std::string, Handler> handlers;
-  std::string family;                                   // whose rules are being added; "" if none are
-  absl::flat_hash_map<std::string, std::string> owner;  // of what a family added
+  const Family* family = nullptr;  // whose rules are being added; null: the program adds its own
+  std::map<std::pair<std::string, Entry::Kind>, const Family*> owners;
   std::shared_ptr<const OpRule> default_pointwise;
   std::atomic<uint64_t> generation{1};
   // What find() answered since the last change, by full operator name.
   mutable absl::flat_hash_map<std::string, std::shared_ptr<const OpRule>> found;
 
-  // Which of two families came last would be seen by nobody. `kind`: "rule" or "handler".
-  void check_owner(const std::string& kind, const std::string& op) {
-    if (family.empty()) return;
-    const auto [it, is_new] = owner.emplace(absl::StrCat(kind, " ", op), family);
-    TORCH_CHECK(is_new || it->second == family, "the ", kind, " of ", op, " is added by ", it->second, " and by ",
-                family);
+  // Which of two families came last would be seen by nobody.
+  void own(const std::string& op, Entry::Kind kind) {
+    const auto [it, is_new] = owners.try_emplace({op, kind}, family);
+    if (is_new || it->second == family) return;
+    TORCH_CHECK(family == nullptr, "the ", kind == Entry::Kind::kRule ? "rule" : "handler", " of ", op, " is added by ",
+                it->second->name, " and by ", family->name);
+    it->second = nullptr;
   }
 
   void changed() {
@@ -98,18 +105,18 @@ RuleRegistry::RuleRegistry() : state_(std::make_shared<State>()) {}
 RuleRegistry& RuleRegistry::instance() {
   static RuleRegistry* const registry = [] {
     auto* const made = new RuleRegistry();
-    for (const auto& [name, add] : families()) {
-      made->state_->family = name;
-      add(*made);
+    for (const auto& [name, family] : families()) {
+      made->state_->family = &family;
+      family.add(*made);
     }
-    made->state_->family.clear();
+    made->state_->family = nullptr;
     return made;
   }();
   return *registry;
 }
 
-RuleFamily::RuleFamily(const char* name, void (*add)(RuleRegistry&)) {
-  TORCH_CHECK(families().emplace(name, add).second, "two families of rules are called ", name);
+RuleFamily::RuleFamily(const char* name, void (*add)(RuleRegistry&), const char* file) {
+  TORCH_CHECK(families().emplace(name, Family{name, file, add}).second, "two families of rules are called ", name);
 }
 
 void RuleRegistry::add(const std::string& op, OpRule rule) { add(std::vector<std::string>{op}, rule); }
@@ -124,7 +131,7 @@ void RuleRegistry::add(const std::vector<std::string>& ops, const OpRule& rule) 
   auto shared = std::make_shared<const OpRule>(rule);
   std::lock_guard<std::mutex> lock(state_->mutex);
   for (const std::string& op : ops) {
-    state_->check_owner("rule", op);
+    state_->own(op, Entry::Kind::kRule);
     state_->rules[op] = shared;
   }
   state_->changed();
@@ -149,7 +156,7 @@ std::shared_ptr<const OpRule> RuleRegistry::find(const c10::OperatorHandle& op) 
 
 void RuleRegistry::add_handler(const std::string& op, Handler handler) {
   std::lock_guard<std::mutex> lock(state_->mutex);
-  state_->check_owner("handler", op);
+  state_->own(op, Entry::Kind::kHandler);
   state_->handlers[op] = handler;
 }
 
@@ -163,10 +170,12 @@ Handler RuleRegistry::find_handler(const c10::OperatorHandle& op) const {
 
 uint64_t RuleRegistry::generation() const { return state_->generation.load(std::memory_order_acquire); }
 
-std::vector<std::string> RuleRegistry::names() const {
+std::vector<RuleRegistry::Entry> RuleRegistry::entries() const {
   std::lock_guard<std::mutex> lock(state_->mutex);
-  std::vector<std::string> result;
-  for (const auto& [name, rule] : state_->rules) result.push_back(name);
+  std::vector<Entry> result;
+  for (const auto& [what, family] : state_->owners) {
+    result.push_back({what.first, what.second, family == nullptr ? "" : family->file});
+  }
   return result;
 }
 

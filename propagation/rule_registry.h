@@ -35,7 +35,14 @@ class RuleRegistry {
   std::shared_ptr<const OpRule> find(const c10::OperatorHandle& op) const;  // null: none
   // Changes whenever a rule is added; cached decisions of an older generation are dropped.
   uint64_t generation() const;
-  std::vector<std::string> names() const;  // of operators with rules, sorted
+
+  // A rule or a handler, and where it was added.
+  struct Entry {
+    std::string op;  // as it was given to add()
+    enum class Kind { kRule, kHandler } kind = Kind::kRule;
+    std::string file;  // "ops/softmax.cc": where its RuleFamily stands; empty: the program added it
+  };
+  std::vector<Entry> entries() const;  // by `op`, a rule before a handler. docs/operators.md lists the library's
 
   // Names as for add(). An operator with a handler may have a rule, too, for the handler's own use. To be added before
   // the operator is first called.
@@ -56,7 +63,7 @@ class RuleRegistry {
 // the second is an error then.
 class RuleFamily {
  public:
-  RuleFamily(const char* name, void (*add)(RuleRegistry& registry));
+  RuleFamily(const char* name, void (*add)(RuleRegistry& registry), const char* file = __builtin_FILE());
 };
 
 }  // namespace dtensor

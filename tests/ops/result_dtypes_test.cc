@@ -82,7 +82,9 @@ bool functional(const c10::FunctionSchema& schema) {
 // Elementwise operators and reductions, by ATen's tags or for being among the library's own rules.
 std::vector<c10::OperatorHandle> operators() {
   std::set<std::string> names;
-  for (const std::string& name : RuleRegistry::instance().names()) names.insert(name.substr(0, name.find('.')));
+  for (const RuleRegistry::Entry& entry : RuleRegistry::instance().entries()) {
+    if (entry.kind == RuleRegistry::Entry::Kind::kRule) names.insert(entry.op.substr(0, entry.op.find('.')));
+  }
   std::vector<c10::OperatorHandle> result;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
