@@ -1,20 +1,17 @@
 #include "dtensor/extend/dispatch.h"
 
 #include <c10/core/AutogradState.h>
-#include <c10/core/DefaultDtype.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "comm/scope.h"
-#include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/out_tensor.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_origin.h"
-#include "dtensor/internal/cache_key.h"
 #include "dtensor/internal/call_inputs.h"
 #include "dtensor/internal/check_hooks.h"
 #include "dtensor/internal/executor.h"
@@ -30,43 +27,6 @@ namespace {
 
 using torch::jit::Stack;
 using Tensors = absl::InlinedVector<at::Tensor, 6>;
-
-CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                  c10::ArrayRef<c10::IValue> args, const Spec* gradient_target) {
-  CacheKey key;
-  key.push_back(reinterpret_cast<uintptr_t>(&info));
-  key.push_back(resolved.generation);
-  key.push_back(
-      static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
-  key.push_back(gradient_target ? gradient_target->id() : 0);
-  key.push_back(static_cast<uint64_t>(current_dispatch_scope().limits.max_bytes));
-  for (size_t i = 0; i < args.size(); ++i) {
-    const ArgSlot& slot = in.slots[i];
-    if (slot.kind == ArgSlot::Kind::kStatic) {
-      append_static(key, args[i], resolved.value_free[i]);
-      if (resolved.value_free[i]) append_class(key, args[i], resolved.divisor[i]);
-      continue;
-    }
-    if (slot.kind == ArgSlot::Kind::kTensorList) key.push_back(slot.count);
-    for (int k = slot.first; k < slot.first + slot.count; ++k) {
-      key.push_back(in.tensors[k].defined() ? spec_of(in.tensors[k])->id() : 0);
-    }
-  }
-  return key;
-}
-
-OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args, SpecPtr gradient_target) {
-  OpCall call(info.op);
-  call.limits = current_dispatch_scope().limits;
-  call.mesh = in.mesh;
-  call.slots = in.slots;
-  call.gradient_target = std::move(gradient_target);
-  for (size_t i = 0; i < args.size(); ++i) {
-    call.args.push_back(in.slots[i].kind == ArgSlot::Kind::kStatic ? args[i] : c10::IValue());
-  }
-  for (const auto& t : in.tensors) call.inputs.push_back(t.defined() ? spec_of(t) : nullptr);
-  return call;
-}
 
 // For operators, which read the result and let go of it. See ReducedForm.
 RankTensors run_remembered(const at::Tensor& t, const RedistributePlan& plan, const CommCause& cause) {

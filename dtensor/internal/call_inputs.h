@@ -1,4 +1,5 @@
-// The tensor arguments of one operator call, as the fallback handles them. Internal.
+// The arguments of one operator call: gathered from the stack, as a key of the strategy cache, as what rules see, and
+// as the stack of a local operator. Internal.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -10,6 +11,7 @@
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/representation.h"
 #include "propagation/op_call.h"
+#include "propagation/strategy_cache.h"
 
 namespace dtensor {
 
@@ -33,6 +35,12 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 std::string arg_name(const OpInfo& info, const Inputs& in, int input);
 // Path of the module whose parameter is among the inputs; else that of the scope.
 std::string module_path(const Inputs& in);
+// The call as the strategy cache knows it: specs, and what of the other arguments decisions depend on.
+// `gradient_target`: null if there is none.
+CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+                  c10::ArrayRef<c10::IValue> args, const Spec* gradient_target);
+// The call as rules see it.
+OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args, SpecPtr gradient_target);
 // The arguments of the local operator on local rank r; locals[k] are the parts of in.tensors[k].
 void fill_local_stack(torch::jit::Stack& stack, const Inputs& in, c10::ArrayRef<c10::IValue> args,
                       const std::vector<RankTensors>& locals, size_t r);
