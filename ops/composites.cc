@@ -52,13 +52,10 @@ void vander(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(increasing ? result : result.flip({1}));
 }
 
-// A distributed tensor does not say that it is conjugated, its parts do; what they see of one another's memory is
-// known.
+// What the parts see of one another's memory is known.
 void real_or_imag(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor self = torch::jit::peek(stack, 0, 1).toTensor();
-  const RankTensors& locals = peek_meta(self).locals;
-  const bool conjugated =
-      !locals.empty() && std::all_of(locals.begin(), locals.end(), [](const at::Tensor& t) { return t.is_conj(); });
+  const bool conjugated = lazy_bits(peek_meta(self).locals).conj;
   if (conjugated) torch::jit::peek(stack, 0, 1) = at::_conj(self);
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   if (conjugated && op.schema().name() == "aten::imag") stack.back() = at::_neg_view(stack.back().toTensor());
@@ -68,9 +65,8 @@ void real_or_imag(const c10::OperatorHandle& op, Stack& stack) {
 void resolve(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   const bool conj = op.schema().name() == "aten::resolve_conj";
-  const RankTensors& locals = peek_meta(self).locals;
-  const bool lazy =
-      std::any_of(locals.begin(), locals.end(), [&](const at::Tensor& t) { return conj ? t.is_conj() : t.is_neg(); });
+  const LazyBits bits = lazy_bits(peek_meta(self).locals);
+  const bool lazy = conj ? bits.conj : bits.neg;
   stack.emplace_back(lazy ? at::clone(self) : self);
 }
 

@@ -2,6 +2,7 @@
 // dim of the output is one of the input, or new.
 #include <ATen/InferSize.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/reshape.h>
 #include <ATen/ops/squeeze.h>
@@ -166,7 +167,7 @@ OutputDims channel_shuffle(const OpCall& call) {
 
 OutputMetas channel_shuffle_metas(const OpCall& call) {
   const at::Tensor self = meta_tensor(*call.inputs[0]);
-  return metas_of({self.new_empty(self.sizes()).contiguous(self.suggest_memory_format())});
+  return metas_of({at::empty(self.sizes(), self.options(), self.suggest_memory_format())});
 }
 
 OutputDims transpose(const OpCall& call) {

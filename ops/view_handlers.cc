@@ -1,7 +1,5 @@
 // Operators that change a tensor's own metadata, and as_strided, which looks through the tensor at its memory.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_conj.h>
-#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
@@ -44,36 +42,23 @@ void change_self(const c10::OperatorHandle& op, Stack& stack) {
 
 void return_self(const c10::OperatorHandle&, Stack&) {}
 
-// What lies between the values of two tensors that see one memory.
-struct Flips {
-  bool conj = false, neg = false;
-};
-
-void count_bits(Flips& flips, const RankTensors& a, const RankTensors& b) {
-  if (a.empty()) return;  // an abstract world
-  size_t i = 0;
-  while (i + 1 < a.size() && a[i].numel() == 0) ++i;  // a part of nothing may have lost its bits
-  flips.conj ^= a[i].is_conj() != b[i].is_conj();
-  flips.neg ^= a[i].is_neg() != b[i].is_neg();
-}
-
 struct Owner {
   at::Tensor tensor;
-  Flips flips;
+  LazyBits flips;  // between its values and those of the view
 };
 
 // The tensor in whose memory `t` lies on every rank, or what it is a copied view of. (Not of what some ranks alone had
 // to copy: what moves is the same on all.)
 Owner owner_of(const at::Tensor& t) {
   Owner owner{t, {}};
-  Flips flips;
+  LazyBits flips;
   at::Tensor same_memory = t;
   for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;
        origin = peek_meta(origin->base).storage->origin.get()) {
     if (origin->base.scalar_type() != t.scalar_type()) break;
-    count_bits(flips, peek_meta(same_memory).locals, origin->locals);
-    flips.conj ^= origin->op.schema().name() == "aten::_conj";
-    flips.neg ^= origin->op.schema().name() == "aten::_neg_view";
+    const std::string& op = origin->op.schema().name();
+    flips = flips ^ lazy_bits(peek_meta(same_memory).locals) ^ lazy_bits(origin->locals) ^
+            LazyBits { op == "aten::_conj", op == "aten::_neg_view" };
     same_memory = origin->base;
     if (origin->moved) owner = {origin->base, flips};
   }
@@ -174,11 +159,9 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   const Placements placements(spec->placements().size(), Replicate());
   args[0] = base;
   args[3] = offset;
-  at::Tensor view = make_view_of({op, args, 0, 0, placements}, Spec::get(spec->mesh(), placements, result),
-                                 std::move(locals), begin, moved);
-  if (flips.conj) view = at::_conj(view);
-  if (flips.neg) view = at::_neg_view(view);
-  stack.emplace_back(view);
+  const at::Tensor view = make_view_of({op, args, 0, 0, placements}, Spec::get(spec->mesh(), placements, result),
+                                       std::move(locals), begin, moved);
+  stack.emplace_back(seen_with(view, flips));
 }
 
 // From a slice (the first argument) back to what it is one of, which has the second one's sizes and strides.

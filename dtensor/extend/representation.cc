@@ -1,5 +1,10 @@
 #include "dtensor/extend/representation.h"
 
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
+
+#include <algorithm>
+
 #include "dtensor/extend/above_autograd_key.h"
 
 namespace dtensor {
@@ -130,6 +135,21 @@ void set_name(const at::Tensor& t, std::string name) {
   t.unsafeGetTensorImpl()->set_backend_meta(
       make_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name))));
   explain_access(*t.unsafeGetTensorImpl());
+}
+
+LazyBits lazy_bits(const at::Tensor& plain) { return {plain.is_conj(), plain.is_neg()}; }
+
+LazyBits lazy_bits(const RankTensors& locals) {
+  if (locals.empty()) return {};  // an abstract world
+  const auto has_elements = [](const at::Tensor& local) { return local.numel() > 0; };
+  const auto asked = std::find_if(locals.begin(), locals.end(), has_elements);
+  return lazy_bits(asked == locals.end() ? locals.front() : *asked);
+}
+
+at::Tensor seen_with(at::Tensor t, LazyBits bits) {
+  if (bits.conj) t = at::_conj(t);
+  if (bits.neg) t = at::_neg_view(t);
+  return t;
 }
 
 std::string module_of(const DTensorMeta& meta) {

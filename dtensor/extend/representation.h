@@ -102,6 +102,19 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage = nullptr);
 
+// That memory is seen conjugated, or negated. A distributed tensor does not say so itself, its parts do.
+struct LazyBits {
+  bool conj = false, neg = false;
+
+  friend bool operator==(const LazyBits&, const LazyBits&) = default;
+  friend LazyBits operator^(LazyBits a, LazyBits b) { return {a.conj != b.conj, a.neg != b.neg}; }  // between the two
+};
+LazyBits lazy_bits(const at::Tensor& plain);
+// Of the parts of one tensor. One of nothing may have lost them, and is asked only if there is no other.
+LazyBits lazy_bits(const RankTensors& locals);
+// `t`, distributed or not, seen so: a view that conjugates and negates what `t` is.
+at::Tensor seen_with(at::Tensor t, LazyBits bits);
+
 // Gives `t` (distributed or not) another layout, other locals and other sizes in place; its identity and autograd
 // history stay.
 void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals,

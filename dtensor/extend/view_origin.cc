@@ -76,13 +76,6 @@ void check_can_store(const Spec& view, const Spec& base, std::string_view op) {
 
 Window window_of(const Spec& spec, int64_t offset) { return {spec.sizes(), spec.strides(), offset}; }
 
-// Conjugation and negation that lie between two tensors that share memory.
-at::Tensor undo_bits(at::Tensor value, const at::Tensor& has, const at::Tensor& other) {
-  if (has.is_conj() != other.is_conj()) value = value.conj();
-  if (has.is_neg() != other.is_neg()) value = value._neg_view();
-  return value;
-}
-
 // What the view operator does to the values, undone: where it could not share memory its result is a copy that has it.
 at::Tensor undo_operator(const at::Tensor& value, const c10::OperatorHandle& op) {
   const std::string& name = op.schema().name();
@@ -211,18 +204,19 @@ void check_can_carry_back(const at::Tensor& t, std::string_view op) {
       origin = base.storage->origin.get();
     }
   }
-  const auto any_conjugated = [](const RankTensors& locals) {
-    return std::any_of(locals.begin(), locals.end(), [](const at::Tensor& local) { return local.is_conj(); });
-  };
   const Spec& spec = *spec_of(t);
-  bool conjugated = any_conjugated(peek_meta(t).locals);
   for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
     const DTensorMeta& base = peek_meta(origin->base);
     check_can_store(spec, *base.spec, op);
-    conjugated = conjugated || any_conjugated(origin->locals) || any_conjugated(base.locals);
+    // A conjugate is taken back as a whole number only.
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        c10::isComplexType(spec.dtype()) || !(lazy_bits(origin->locals).conj || lazy_bits(base.locals).conj),
+        std::string(op),
+        ": writing to the real or imaginary parts of a conjugated distributed tensor is not supported; "
+        "call resolve_conj() on it first");
     const std::string error =
         why_not_storable(window_of(spec, t.storage_offset()), spec.dtype(),
-                         window_of(*base.spec, origin->base.storage_offset()), base.spec->dtype(), conjugated);
+                         window_of(*base.spec, origin->base.storage_offset()), base.spec->dtype());
     TORCH_CHECK_NOT_IMPLEMENTED(error.empty(), std::string(op), ": ", error);
     origin = base.storage->origin.get();
   }
@@ -243,7 +237,8 @@ void carry_back(const at::Tensor& t, std::string_view op) {
     if (writes_into_addends(*spec, *base.spec)) put_values_for_addends(base, cause);
     for (size_t i = 0; i < base.locals.size(); ++i) {
       LocalGuard guard;
-      locals[i] = undo_operator(undo_bits(locals[i], memory_of(same_memory).locals[i], origin->locals[i]), origin->op);
+      const LazyBits between = lazy_bits(memory_of(same_memory).locals[i]) ^ lazy_bits(origin->locals[i]);
+      locals[i] = undo_operator(seen_with(locals[i], between), origin->op);
       const auto rank = static_cast<int64_t>(i);
       store_through(
           {window_of(*spec, t.storage_offset()), spec->local_layout(rank), locals[i]},

@@ -209,12 +209,7 @@ void store_elements(const WindowPart& view, const WindowPart& base) {
 
 }  // namespace
 
-std::string why_not_storable(Window view, c10::ScalarType view_dtype, Window base, c10::ScalarType base_dtype,
-                             bool conjugated) {
-  if (view_dtype != base_dtype && conjugated) {
-    return "writing to the real or imaginary parts of a conjugated distributed tensor is not supported; call "
-           "resolve_conj() on it first";
-  }
+std::string why_not_storable(Window view, c10::ScalarType view_dtype, Window base, c10::ScalarType base_dtype) {
   const auto a = static_cast<int64_t>(c10::elementSize(view_dtype)),
              b = static_cast<int64_t>(c10::elementSize(base_dtype));
   split_window(view, std::max<int64_t>(a / b, 1));
@@ -240,6 +235,7 @@ void copy_values(at::Tensor dest, at::Tensor src) {
 
 void store_through(WindowPart view, WindowPart base) {
   if (view.part.numel() == 0 || base.part.numel() == 0) return;
+  if (view.part.scalar_type() != base.part.scalar_type()) view.part = view.part.resolve_conj().resolve_neg();
   make_one_dtype(view, base);
   if (const auto map = map_dims(view.window, base.window)) return store_blocks(view, base, *map);
   for (size_t d = 0; d < base.window.sizes.size(); ++d)

@@ -32,9 +32,8 @@ struct WindowPart {
 void store_through(WindowPart view, WindowPart base);
 
 // Why store_through() cannot take elements of `view_dtype` through `view` to those of `base`, on any rank; "" if it
-// can. `conjugated`: parts of them are, lazily.
-std::string why_not_storable(Window view, c10::ScalarType view_dtype, Window base, c10::ScalarType base_dtype,
-                             bool conjugated);
+// can.
+std::string why_not_storable(Window view, c10::ScalarType view_dtype, Window base, c10::ScalarType base_dtype);
 
 // dest.copy_(src), also where dims of `dest` are expanded: their elements are one and the same.
 void copy_values(at::Tensor dest, at::Tensor src);

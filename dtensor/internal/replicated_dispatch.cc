@@ -1,7 +1,5 @@
 #include "dtensor/internal/replicated_dispatch.h"
 
-#include <ATen/ops/_conj.h>
-#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
@@ -86,14 +84,10 @@ class ReplicatedCall {
   // memory without gaps before it calls kernels that do not know of it.
   static void lay_as(const at::Tensor& t, RankTensors& locals) {
     LocalGuard guard;
-    const RankTensors& own = peek_meta(t).locals;
-    const bool conj = absl::c_any_of(own, [](const at::Tensor& part) { return part.is_conj(); });
-    const bool neg = absl::c_any_of(own, [](const at::Tensor& part) { return part.is_neg(); });
+    const LazyBits bits = lazy_bits(peek_meta(t).locals);
     for (at::Tensor& local : locals) {
-      if (local.strides() == t.strides() && local.is_conj() == conj && local.is_neg() == neg) continue;
-      at::Tensor memory = at::empty_strided(t.sizes(), t.strides(), local.options());
-      if (conj) memory = at::_conj(memory);
-      if (neg) memory = at::_neg_view(memory);
+      if (local.strides() == t.strides() && lazy_bits(local) == bits) continue;
+      const at::Tensor memory = seen_with(at::empty_strided(t.sizes(), t.strides(), local.options()), bits);
       copy_values(memory, local);
       local = memory;
     }

@@ -299,6 +299,18 @@ TEST_CASE("writing to the real and imaginary parts of a conjugate", "[corner]") 
   }
 }
 
+TEST_CASE("writing to the conjugate of real memory that is seen as complex numbers", "[corner]") {
+  const auto full = numbers({6}), value = at::complex(numbers({1}) + 0.25, numbers({1}) - 2).to(at::kComplexFloat);
+  for (const Placement& p : {Placement(Replicate()), Placement(Shard(0))}) {
+    const auto x = lay_out(full, test_meshes()[2], {p}), plain = full.clone();
+    for (const at::Tensor& t : {plain, x}) {
+      const auto moved = call_op("aten::_unsafe_view", {t, std::vector<int64_t>{3, 1, 2}})[0];
+      moved.view(at::kComplexFloat).conj().copy_(value);
+    }
+    CHECK(difference(x, plain) == std::nullopt);
+  }
+}
+
 TEST_CASE("what is resolved is a copy of what is conjugated or negated, and itself of what is not", "[corner]") {
   const auto full = at::complex(numbers({4, 3}), numbers({4, 3}) - 5);
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
