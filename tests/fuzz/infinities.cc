@@ -50,6 +50,12 @@ bool has_infinity(const at::Tensor& t) {
   return std::any_of(values.begin(), values.end(), [](double v) { return std::isinf(v); });
 }
 
+bool has_nan(const at::Tensor& t) {
+  if (!t.defined() || !(t.is_floating_point() || t.is_complex())) return false;
+  const auto values = numbers(t);
+  return std::any_of(values.begin(), values.end(), [](double v) { return std::isnan(v); });
+}
+
 bool meets_infinities(const Program& program, size_t steps, int order) {
   met = false;
   Execution plain;

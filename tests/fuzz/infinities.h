@@ -8,6 +8,7 @@
 namespace dtensor::fuzz {
 
 bool has_infinity(const at::Tensor& t);
+bool has_nan(const at::Tensor& t);
 
 // Whether plain LibTorch meets an infinity, or makes one by a division by zero or a logarithm, anywhere on its way to
 // the results of the first `steps` steps, or to the gradients of that order. Zeros without memory (what sgn() has for a

@@ -13,6 +13,7 @@ const std::vector<Refusal>& refusals() {
       {"a product of another dtype that is not reduced yet", "bits of a product are no bits of its factors"},
       {"writing through a view that regroups the dims of an expanded tensor",
        "docs/dispatch.md: what cannot be taken back"},
+      {"writing to the real or imaginary parts of a conjugated", "docs/dispatch.md: what cannot be taken back"},
       {"gives a tensor of layout Sparse", "sparse tensors have no layout on a mesh"},
       {"cannot be cast to that of the out= argument", "as most of ATen's operators refuse"},
       {"iter.ninputs() == traits::arity INTERNAL ASSERT",

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/scopes.h"
+#include "tests/fuzz/catalog.h"
 #include "tests/fuzz/compare.h"
 #include "tests/fuzz/execution.h"
 #include "tests/fuzz/infinities.h"
@@ -92,7 +93,8 @@ class Comparison {
 
   // Whether addends are about: there are differences that are documented for them.
   bool has_partials() const {
-    if (outcome_.order > 0) return true;  // the backward of a broadcast leaves some
+    // The backward of a broadcast leaves some, and so does a sum within what ATen composes.
+    if (outcome_.order > 0 || is_composite(outcome_.op)) return true;
     for (const auto& [id, t] : distributed_.tensors()) {
       if (is_dtensor(t) && spec_of(t)->has_partial()) return true;
     }

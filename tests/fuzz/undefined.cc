@@ -14,6 +14,7 @@
 #include "plan/tensor_meta.h"
 #include "propagation/functional_form.h"
 #include "tests/fuzz/compare.h"
+#include "tests/fuzz/infinities.h"
 
 namespace dtensor::fuzz {
 namespace {
@@ -24,12 +25,6 @@ std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
   if (value.isTensor()) return {value.toTensor()};
   if (value.isTensorList()) return value.toTensorVector();
   return {};
-}
-
-bool has_nan(const at::Tensor& t) {
-  if (!t.defined() || !(t.is_floating_point() || t.is_complex())) return false;
-  const auto values = numbers(t);
-  return std::any_of(values.begin(), values.end(), [](double v) { return std::isnan(v); });
 }
 
 double largest(const at::Tensor& t) {
@@ -147,6 +142,8 @@ class Call {
           "batch_norm and its gradient trust the sizes of the other arguments, and read them as contiguous memory");
     }
     const auto training = schema_.argumentIndexWithName("training");
+    refuse_if(training && stack_[*training].toBool() && schema_.arguments().back().is_out(),
+              "it normalizes by what save_mean and save_invstd held before");
     refuse_if(base_ == "native_batch_norm" && training && !stack_[*training].toBool() &&
                   !(stack_[3].isTensor() && stack_[4].isTensor()),
               "it reads the running statistics, whether there are any or not");
