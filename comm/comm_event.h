@@ -1,7 +1,14 @@
 // One record per collective: what was communicated, how much, and why.
 //
 // Communicators report every call as a CommEvent to the listeners of the current thread's scope (scope.h).
-// CommDebugMode, contracts and traces are listeners of this one stream.
+// CommDebugMode, contracts and traces are listeners of this one stream, and so is, for the time of a scope,
+//
+//   struct Printer : CommListener {
+//     void on_comm(const CommEvent& e, bool before) override {
+//       if (!before) std::cout << to_string(e.collective) << " of " << e.bytes << " bytes for " << e.cause.op << "\n";
+//     }
+//   } printer;
+//   ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&printer); });
 #pragma once
 
 #include <c10/core/ScalarType.h>

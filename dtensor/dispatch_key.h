@@ -4,6 +4,8 @@
 // fallback registered there sees every operator that gets a distributed tensor, composite ones included, while autograd
 // above works unchanged. If a later LibTorch claims the key, the second registration fails at start-up and this line is
 // what changes.
+//
+//   if (is_dtensor(t)) std::cout << DTensor(t).placements();
 #pragma once
 
 #include <ATen/core/TensorBase.h>

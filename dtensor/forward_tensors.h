@@ -17,6 +17,10 @@ namespace dtensor {
 
 // Gets the tensors among the arguments (or results) of forward, in order, those in lists, tuples and optionals one by
 // one, and replaces what it likes; undefined ones keep their place.
+//
+//   TensorsFn shard_batch = [](std::vector<at::Tensor>& tensors, const DeviceMesh& mesh) {
+//     for (at::Tensor& t : tensors) t = distribute_tensor(t, mesh, {Shard(0)});
+//   };
 using TensorsFn = std::function<void(std::vector<at::Tensor>& tensors, const DeviceMesh& mesh)>;
 
 namespace internal {

@@ -1,4 +1,6 @@
 // How a redistribution is done, beside what it gives.
+//
+//   redistribute(t, {Replicate()}, {.max_bytes = 64 << 20});  // in rounds, if it must be
 #pragma once
 
 #include <cstdint>

@@ -2,6 +2,10 @@
 //
 // Tensor arguments are flattened to `inputs` in schema order, the elements of list arguments one by one; an absent
 // optional tensor is a null entry. No data is reachable from here, so rules cannot depend on any.
+//
+//   FactorRule along_dim(const OpCall& call) {  // of a rule: dim `dim` of `self` is computed whole
+//     const int64_t dim = wrap_dim(call.get_int("dim"), call.input("self")->ndim());
+//     ...
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,4 +1,7 @@
 // From a call to a decision: which strategy, which redistributions first, what comes out.
+//
+//   const OpCall call = OpCall::make("aten::mm", {a, b});  // specs: nothing is computed or sent
+//   std::cout << propagate(call)->explain(call) << "\n";
 #pragma once
 
 #include <cstdint>
