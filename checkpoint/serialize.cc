@@ -91,7 +91,7 @@ void save(const at::Tensor& tensor, const std::string& path) {
   const at::Tensor whole = whole_value(tensor);
   torch::serialize::OutputArchive archive;
   archive.write("0", whole);
-  write_atomically(path, [&](const std::string& p) { archive.save_to(p); });
+  write_archive(path, [&](const auto& sink) { archive.save_to(sink); });
 }
 
 void save(const NamedTensors& tensors, const std::string& path) {
@@ -103,7 +103,7 @@ void save(const NamedTensors& tensors, const std::string& path) {
     if (!value.defined()) value = whole_value(t);
     whole.emplace(name, value);
   }
-  write_atomically(path, [&](const std::string& p) { write_pickle(whole, p); });
+  write_pickle(whole, path);
 }
 
 void save(const torch::nn::Module& module, const std::string& path) {
@@ -111,7 +111,7 @@ void save(const torch::nn::Module& module, const std::string& path) {
   plain.gather();
   torch::serialize::OutputArchive archive;
   module.save(archive);
-  write_atomically(path, [&](const std::string& p) { archive.save_to(p); });
+  write_archive(path, [&](const auto& sink) { archive.save_to(sink); });
 }
 
 void load(at::Tensor& tensor, const std::string& path) {

@@ -115,7 +115,7 @@ void save(const Optimizer& optimizer, const std::string& path) {
   }
   torch::serialize::OutputArchive archive;
   optimizer.save(archive);
-  write_atomically(path, [&](const std::string& p) { archive.save_to(p); });
+  write_archive(path, [&](const auto& sink) { archive.save_to(sink); });
 }
 
 void load(Optimizer& optimizer, const std::string& path) try {

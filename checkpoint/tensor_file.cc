@@ -5,9 +5,10 @@
 #include <torch/csrc/jit/serialization/import.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 
-#include <cstdio>
+#include <exception>
 #include <fstream>
 
+#include "checkpoint/atomic_file.h"
 #include "checkpoint/pickle_reader.h"
 
 namespace dtensor {
@@ -26,6 +27,23 @@ FileFormat file_format(const std::string& path) {
   return open_zip(path).hasRecord("constants.pkl") ? FileFormat::kArchive : FileFormat::kPickle;
 }
 
+void write_archive(const std::string& path, const ArchiveWriter& write) {
+  AtomicFile file(path);
+  // LibTorch's writers finish the archive in their destructors, where an error of the sink would end the process. So
+  // they never see one.
+  std::exception_ptr error;
+  write([&](const void* bytes, size_t n) {
+    try {
+      if (!error) file.write(bytes, n);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    return n;
+  });
+  if (error) std::rethrow_exception(error);
+  file.commit();
+}
+
 void write_pickle(const std::map<std::string, at::Tensor>& tensors, const std::string& path) {
   c10::Dict<std::string, at::Tensor> dict;
   for (const auto& [name, tensor] : tensors) dict.insert(name, tensor);
@@ -37,14 +55,16 @@ void write_pickle(const std::map<std::string, at::Tensor>& tensors, const std::s
   pickler.protocol();
   pickler.pushIValue(dict);
   pickler.stop();
-  caffe2::serialize::PyTorchStreamWriter writer(path);
-  writer.writeRecord("data.pkl", data.data(), data.size());
-  size_t i = 0;
-  for (const at::Tensor& t : pickler.tensorData()) {
-    const auto bytes = torch::jit::getWriteableTensorData(t);
-    writer.writeRecord("data/" + std::to_string(i++), bytes.data(), bytes.sizeInBytes());
-  }
-  writer.writeEndOfFile();
+  write_archive(path, [&](const auto& sink) {
+    caffe2::serialize::PyTorchStreamWriter writer(sink);
+    writer.writeRecord("data.pkl", data.data(), data.size());
+    size_t i = 0;
+    for (const at::Tensor& t : pickler.tensorData()) {
+      const auto bytes = torch::jit::getWriteableTensorData(t);
+      writer.writeRecord("data/" + std::to_string(i++), bytes.data(), bytes.sizeInBytes());
+    }
+    writer.writeEndOfFile();
+  });
 }
 
 std::map<std::string, at::Tensor> read_tensors(const std::string& path) {
@@ -62,18 +82,6 @@ std::map<std::string, at::Tensor> read_tensors(const std::string& path) {
   } catch (const c10::Error& e) {
     TORCH_CHECK(false, "[load] '", path, "': ", e.what_without_backtrace());
   }
-}
-
-void write_atomically(const std::string& path, const std::function<void(const std::string& path)>& write) {
-  const std::string unfinished = path + ".unfinished";
-  TORCH_CHECK(std::ofstream(unfinished).good(), "[save] '", path, "' cannot be written");
-  try {
-    write(unfinished);
-  } catch (...) {
-    std::remove(unfinished.c_str());
-    throw;
-  }
-  TORCH_CHECK(std::rename(unfinished.c_str(), path.c_str()) == 0, "[save] '", path, "' cannot be written");
 }
 
 }  // namespace dtensor

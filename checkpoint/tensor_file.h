@@ -14,6 +14,11 @@ enum class FileFormat { kArchive, kPickle };  // what C++ torch::save writes; wh
 // Error (c10::Error): no such file, or not one of torch's; the text has the path.
 FileFormat file_format(const std::string& path);
 
+// What writes an archive of LibTorch: it calls `sink` with bytes, which gives back how many it took.
+using ArchiveWriter = std::function<void(const std::function<size_t(const void* bytes, size_t n)>& sink)>;
+// Makes the file of what `write` gives, whole or not at all (atomic_file.h).
+void write_archive(const std::string& path, const ArchiveWriter& write);
+
 // Pickle format: a dict that Python's torch.load reads with weights_only, as it does by default.
 void write_pickle(const std::map<std::string, at::Tensor>& tensors, const std::string& path);
 
@@ -22,8 +27,5 @@ void write_pickle(const std::map<std::string, at::Tensor>& tensors, const std::s
 // are known. What is no tensor is left out.
 // Error (c10::Error): the file is damaged, or holds objects of other classes; the text names them.
 std::map<std::string, at::Tensor> read_tensors(const std::string& path);
-
-// Lets `write` make a file beside `path` and moves it there, so that a failure leaves an older file as it was.
-void write_atomically(const std::string& path, const std::function<void(const std::string& path)>& write);
 
 }  // namespace dtensor
