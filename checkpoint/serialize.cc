@@ -6,8 +6,10 @@
 #include <torch/serialize/archive.h>
 
 #include "absl/container/flat_hash_map.h"
+#include "checkpoint/one_writer.h"
 #include "checkpoint/serialize_parts.h"
 #include "checkpoint/tensor_file.h"
+#include "checkpoint/torch_file.h"
 #include "dtensor/extend/representation.h"
 
 namespace dtensor {
@@ -42,6 +44,7 @@ class PlainForNow {
 
   // The whole values.
   void gather() {
+    for (const Part& p : parts_) check_can_be_stored(p.original, p.name);
     for (const Part& p : parts_) {
       if (!is_dtensor(p.original)) continue;
       const at::Tensor whole = whole_value(p.original);
@@ -58,6 +61,11 @@ class PlainForNow {
     for (const Part& p : parts_) p.tensor.set_data(p.original);
   }
   const std::vector<Part>& parts() const { return parts_; }
+  std::vector<at::Tensor> originals() const {
+    std::vector<at::Tensor> tensors;
+    for (const Part& p : parts_) tensors.push_back(p.original);
+    return tensors;
+  }
 
  private:
   c10::AutoGradMode no_grad_{false};
@@ -69,33 +77,39 @@ void check_shape(const std::string& name, const at::Tensor& value, const at::Ten
                     ", but the file holds ", value.sizes());
 }
 
-void load_archive(torch::nn::Module& module, const std::string& path) try {
-  torch::serialize::InputArchive archive;
-  archive.load_from(path, at::Device(at::kCPU));
-  std::vector<at::Tensor> values;
-  PlainForNow plain(module);
-  plain.stand_in();
-  module.load(archive);
-  for (const Part& p : plain.parts()) values.push_back(p.tensor.variable_data());
-  plain.restore();
-  for (size_t i = 0; i < values.size(); ++i) check_shape(plain.parts()[i].name, values[i], plain.parts()[i].tensor);
-  for (size_t i = 0; i < values.size(); ++i) copy_into(plain.parts()[i].tensor, values[i]);
-} catch (c10::Error& e) {
-  e.add_context("while loading '" + path + "'");
-  throw;
+void load_archive(torch::nn::Module& module, const TorchFile& file, const std::string& path) {
+  with_path(path, [&] {
+    torch::serialize::InputArchive archive = file.archive();
+    std::vector<at::Tensor> values;
+    PlainForNow plain(module);
+    plain.stand_in();
+    module.load(archive);
+    for (const Part& p : plain.parts()) values.push_back(p.tensor.variable_data());
+    plain.restore();
+    for (size_t i = 0; i < values.size(); ++i) check_shape(plain.parts()[i].name, values[i], plain.parts()[i].tensor);
+    for (size_t i = 0; i < values.size(); ++i) copy_into(plain.parts()[i].tensor, values[i]);
+  });
 }
 
 }  // namespace
 
 void save(const at::Tensor& tensor, const std::string& path) {
+  check_can_be_stored(tensor, "");
   const at::Tensor whole = whole_value(tensor);
   torch::serialize::OutputArchive archive;
-  archive.write("0", whole);
-  write_archive(path, [&](const auto& sink) { archive.save_to(sink); });
+  write_once(
+      {tensor}, path, [&] { archive.write("0", whole); },
+      [&] { write_archive(path, [&](const auto& sink) { archive.save_to(sink); }); });
 }
 
 void save(const NamedTensors& tensors, const std::string& path) {
   NamedTensors whole;
+  std::vector<at::Tensor> all;
+  for (const auto& [name, t] : tensors) {
+    if (!t.defined()) continue;
+    check_can_be_stored(t, name);
+    all.push_back(t);
+  }
   absl::flat_hash_map<const c10::TensorImpl*, at::Tensor> done;  // tied ones stay one
   for (const auto& [name, t] : tensors) {
     if (!t.defined()) continue;
@@ -103,19 +117,21 @@ void save(const NamedTensors& tensors, const std::string& path) {
     if (!value.defined()) value = whole_value(t);
     whole.emplace(name, value);
   }
-  write_pickle(whole, path);
+  write_once(
+      all, path, [] {}, [&] { write_pickle(whole, path); });
 }
 
 void save(const torch::nn::Module& module, const std::string& path) {
   PlainForNow plain(module);
   plain.gather();
   torch::serialize::OutputArchive archive;
-  module.save(archive);
-  write_archive(path, [&](const auto& sink) { archive.save_to(sink); });
+  write_once(
+      plain.originals(), path, [&] { module.save(archive); },
+      [&] { write_archive(path, [&](const auto& sink) { archive.save_to(sink); }); });
 }
 
 void load(at::Tensor& tensor, const std::string& path) {
-  const NamedTensors values = read_tensors(path);
+  const NamedTensors values = load_tensors(path);
   TORCH_CHECK_VALUE(values.size() == 1, "[load] '", path, "' holds ", values.size(),
                     " tensors, not one: use load_tensors()");
   const auto& [name, value] = *values.begin();
@@ -123,21 +139,19 @@ void load(at::Tensor& tensor, const std::string& path) {
     tensor = value;
     return;
   }
-  check_shape(name, value, tensor);
-  copy_into(tensor, value);
+  with_path(path, [&, &name = name, &value = value] {
+    check_shape(name, value, tensor);
+    copy_into(tensor, value);
+  });
 }
 
 void load(torch::nn::Module& module, const std::string& path) {
-  if (file_format(path) == FileFormat::kArchive) return load_archive(module, path);
-  try {
-    load_state_dict(module, read_tensors(path));
-  } catch (c10::Error& e) {
-    e.add_context("while loading '" + path + "'");
-    throw;
-  }
+  const TorchFile file(path);
+  if (file.is_archive()) return load_archive(module, file, path);
+  with_path(path, [&] { load_state_dict(module, file.tensors()); });
 }
 
-NamedTensors load_tensors(const std::string& path) { return read_tensors(path); }
+NamedTensors load_tensors(const std::string& path) { return TorchFile(path).tensors(); }
 
 NamedTensors state_dict(const torch::nn::Module& module) {
   NamedTensors result;

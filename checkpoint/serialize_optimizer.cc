@@ -8,9 +8,12 @@
 
 #include <algorithm>
 
+#include "absl/container/flat_hash_set.h"
+#include "checkpoint/one_writer.h"
 #include "checkpoint/serialize.h"
 #include "checkpoint/serialize_parts.h"
 #include "checkpoint/tensor_file.h"
+#include "checkpoint/torch_file.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
 
@@ -47,6 +50,40 @@ bool any_distributed(const Optimizer& optimizer) {
       return true;
   }
   return false;
+}
+
+// In the order in which every process of a job has the parameters: the map of states is ordered by addresses, which
+// differ. Error (NotImplementedError): an optimizer that is not known. Error (ValueError): state of a parameter that
+// the optimizer no longer has, whose place in the order nobody knows.
+std::vector<at::Tensor*> distributed_state(const Optimizer& optimizer) {
+  std::vector<at::Tensor*> result;
+  absl::flat_hash_set<const void*> in_groups;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& p : group.params()) {
+      const auto it = optimizer.state().find(p.unsafeGetTensorImpl());
+      if (it != optimizer.state().end() && in_groups.insert(it->first).second) {
+        const auto tensors = state_tensors(*it->second);
+        TORCH_CHECK_NOT_IMPLEMENTED(
+            tensors || !any_distributed(optimizer),
+            "[save] distributed state of this optimizer is not known; SGD, Adam, AdamW, Adagrad and RMSprop are");
+        if (tensors) {
+          for (const auto& [name, place] : *tensors) {
+            if (is_dtensor(*place)) result.push_back(place);
+          }
+        }
+      }
+    }
+  }
+  for (const auto& [key, state] : optimizer.state()) {
+    if (in_groups.contains(key)) continue;
+    const auto tensors = state_tensors(*state);
+    const bool distributed = tensors && std::any_of(tensors->begin(), tensors->end(),
+                                                    [](const auto& named) { return is_dtensor(*named.second); });
+    TORCH_CHECK_VALUE(!distributed,
+                      "[save] the optimizer has state of a parameter that is in none of its param_groups; "
+                      "erase it from state()");
+  }
+  return result;
 }
 
 // Puts the old state and options back unless told that all went well.
@@ -92,59 +129,54 @@ void lay_out(at::Tensor& t, const char* state_name, const at::Tensor& p, size_t 
   t = distribute_tensor(t.detach(), spec.mesh(), spec.placements(), std::nullopt);
 }
 
+void lay_out(OptimizerParamState& state, const at::Tensor& p, size_t index) {
+  const auto tensors = state_tensors(state);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      tensors || !is_dtensor(p),
+      "[load] distributed state of this optimizer is not known; SGD, Adam, AdamW, Adagrad and RMSprop are");
+  if (!tensors) return;
+  for (const auto& [name, place] : *tensors) lay_out(*place, name, p, index);
+}
+
 }  // namespace
 
 void save(const Optimizer& optimizer, const std::string& path) {
+  const std::vector<at::Tensor*> distributed = distributed_state(optimizer);
   struct Swapped {
     std::vector<std::pair<at::Tensor*, at::Tensor>> originals;
     ~Swapped() {
       for (auto& [place, t] : originals) *place = std::move(t);
     }
   } swapped;
-  for (const auto& item : optimizer.state()) {
-    const auto tensors = state_tensors(*item.second);
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        tensors || !any_distributed(optimizer),
-        "[save] distributed state of this optimizer is not known; SGD, Adam, AdamW, Adagrad and RMSprop are");
-    if (!tensors) continue;
-    for (const auto& [name, place] : *tensors) {
-      if (!is_dtensor(*place)) continue;
-      at::Tensor whole = whole_value(*place);
-      swapped.originals.emplace_back(place, std::exchange(*place, std::move(whole)));
-    }
+  std::vector<at::Tensor> tensors;
+  for (at::Tensor* place : distributed) {
+    tensors.push_back(*place);
+    at::Tensor whole = whole_value(*place);
+    swapped.originals.emplace_back(place, std::exchange(*place, std::move(whole)));
   }
   torch::serialize::OutputArchive archive;
-  optimizer.save(archive);
-  write_archive(path, [&](const auto& sink) { archive.save_to(sink); });
+  write_once(
+      tensors, path, [&] { optimizer.save(archive); },
+      [&] { write_archive(path, [&](const auto& sink) { archive.save_to(sink); }); });
 }
 
-void load(Optimizer& optimizer, const std::string& path) try {
-  TORCH_CHECK_VALUE(file_format(path) == FileFormat::kArchive,
-                    "[load] it holds named tensors, not the state of a C++ optimizer");
-  torch::serialize::InputArchive archive;
-  archive.load_from(path, at::Device(at::kCPU));
-  Undo undo(optimizer);
-  optimizer.load(archive);
-  size_t index = 0;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& p : group.params()) {
-      const auto it = optimizer.state().find(p.unsafeGetTensorImpl());
-      if (it != optimizer.state().end()) {
-        const auto tensors = state_tensors(*it->second);
-        TORCH_CHECK_NOT_IMPLEMENTED(
-            tensors || !is_dtensor(p),
-            "[load] distributed state of this optimizer is not known; SGD, Adam, AdamW, Adagrad and RMSprop are");
-        if (tensors) {
-          for (const auto& [name, place] : *tensors) lay_out(*place, name, p, index);
-        }
+void load(Optimizer& optimizer, const std::string& path) {
+  with_path(path, [&] {
+    const TorchFile file(path);
+    TORCH_CHECK_VALUE(file.is_archive(), "[load] it holds named tensors, not the state of a C++ optimizer");
+    torch::serialize::InputArchive archive = file.archive();
+    Undo undo(optimizer);
+    optimizer.load(archive);
+    size_t index = 0;
+    for (const auto& group : optimizer.param_groups()) {
+      for (const at::Tensor& p : group.params()) {
+        const auto it = optimizer.state().find(p.unsafeGetTensorImpl());
+        if (it != optimizer.state().end()) lay_out(*it->second, p, index);
+        ++index;
       }
-      ++index;
     }
-  }
-  undo.all_went_well();
-} catch (c10::Error& e) {
-  e.add_context("while loading '" + path + "'");
-  throw;
+    undo.all_went_well();
+  });
 }
 
 }  // namespace dtensor

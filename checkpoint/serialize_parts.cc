@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include "checkpoint/stored_dtypes.h"
 #include "comm/scope.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
@@ -11,13 +12,21 @@
 
 namespace dtensor {
 
+void check_can_be_stored(const at::Tensor& t, const std::string& name) {
+  TORCH_CHECK_TYPE(
+      can_be_stored(t.scalar_type()) && t.layout() == at::kStrided, "[save] ", name.empty() ? "" : "'", name,
+      name.empty() ? "a tensor" : "'", " of dtype ", t.scalar_type(), " and layout ", t.layout(),
+      " cannot be stored in a file that is read again; convert it before, for instance with to(torch::kInt)"
+      " or to_dense()");
+}
+
 at::Tensor whole_value(const at::Tensor& t) {
   c10::AutoGradMode no_grad(false);
   at::Tensor value = t;
   if (is_dtensor(t)) {
     const DTensorMeta& meta = meta_of(t);
     const World& world = meta.spec->mesh().world();
-    TORCH_CHECK_NOT_IMPLEMENTED(world.has_data() && world.kind() != World::Kind::kFake, "[save] ",
+    TORCH_CHECK_NOT_IMPLEMENTED(!meta.locals.empty() && world.kind() != World::Kind::kFake, "[save] ",
                                 meta.spec->to_string(), " cannot be stored: this process lacks values, its world is ",
                                 world.name());
     const CommCause cause{"save", meta.name ? *meta.name : "", current_scope().module_path, /*implicit=*/false};

@@ -1,0 +1,25 @@
+// What torch's pickles call dtypes. Internal.
+//
+// Old dtypes are told by the class of their storage, "torch.FloatStorage". New ones (float8, unsigned, complex32) have
+// a storage without a type and are told by name, "torch.float8_e5m2", by Python; LibTorch's C++ calls them
+// "torch.Float8_e5m2Storage".
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <string_view>
+
+namespace dtensor {
+
+// "FloatStorage", or "Float8_e5m2Storage". nullopt: no such dtype, or one that is not stored (quantized, below a byte).
+std::optional<c10::ScalarType> dtype_of_storage(std::string_view class_name);
+// "float8_e5m2": of Python's names those of new dtypes.
+std::optional<c10::ScalarType> new_dtype(std::string_view python_name);
+
+// What Python calls a dtype that is told by name; "" for one that is told by its storage.
+std::string_view new_dtype_name(c10::ScalarType dtype);
+// Whether files can hold tensors of a dtype, ours as well as what torch reads.
+bool can_be_stored(c10::ScalarType dtype);
+
+}  // namespace dtensor
