@@ -11,11 +11,15 @@
 //   named tensors      pickle in a zip        Python torch.load; C++ torch::pickle_load
 //
 // Saving gathers every distributed tensor, one after the other (explicit collectives by the name "save"); the whole
-// model is in this process's memory until the file is written. While a module is being saved or loaded its parameters
-// are plain: no other thread may use it.
-// Errors: NotImplementedError where this process lacks values (abstract and fake worlds); a file that cannot be read or
-// written, by path; a missing or unexpected key, or a shape that does not fit, by key and shapes. After an error what
-// was to be loaded is as it was.
+// model is in this process's memory until the file is written. In a job all processes that have a part call save(), and
+// the lowest of their ranks writes; all of them return when the file is there, or throw what went wrong. Without
+// distributed tensors nothing is communicated, and whoever calls it writes. While a module is being saved or loaded its
+// parameters are plain: no other thread may use it.
+// A file is there whole or not at all, and replaces nothing but a regular file. Loading runs nothing that a file says.
+// Errors (c10::Error): NotImplementedError where this process lacks values (abstract and fake worlds, a mesh without
+// this rank); TypeError for quantized and sparse tensors; a file that cannot be read or written, is damaged, or holds
+// other objects than tensors, by path; a missing or unexpected key, or a shape that does not fit, by key and shapes.
+// After an error what was to be loaded is as it was, and an older file, too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +41,8 @@ using NamedTensors = std::map<std::string, at::Tensor>;
 void save(const at::Tensor& tensor, const std::string& path);
 void save(const NamedTensors& tensors, const std::string& path);
 void save(const torch::nn::Module& module, const std::string& path);
-// SGD, Adam, AdamW, Adagrad, RMSprop. Error (NotImplementedError): another optimizer with distributed state.
+// SGD, Adam, AdamW, Adagrad, RMSprop; states are gathered in the order of param_groups. Error: another optimizer with
+// distributed state (NotImplementedError), or such state of a parameter that is in no group (ValueError).
 void save(const torch::optim::Optimizer& optimizer, const std::string& path);
 
 // A distributed `tensor` keeps layout and dtype and takes the values; an undefined one becomes what the file holds.
