@@ -75,6 +75,8 @@ Report report_of(const std::function<void()>& work) {
     return {State::kFailed, e.what_without_backtrace()};
   } catch (const std::exception& e) {
     return {State::kFailed, e.what()};
+  } catch (...) {
+    return {State::kFailed, "it threw what is no std::exception"};
   }
 }
 
@@ -91,8 +93,9 @@ void write_once(const std::vector<at::Tensor>& tensors, const std::string& path,
   Report mine = report_of(prepare);
   std::future<Report> writing;
   if (mine.state == State::kDone && mesh.local_ranks()[0] == mesh.ranks()[0]) {
-    mine.state = State::kWorking;
-    writing = std::async(std::launch::async, [&write] { return report_of(write); });
+    // An error here is that the system has no thread left.
+    mine = report_of([&] { writing = std::async(std::launch::async, [&write] { return report_of(write); }); });
+    if (mine.state == State::kDone) mine.state = State::kWorking;
   }
   for (;;) {
     if (mine.state == State::kWorking && writing.wait_for(kPatience) == std::future_status::ready) mine = writing.get();

@@ -171,7 +171,10 @@ void load(Optimizer& optimizer, const std::string& path) {
     for (const auto& group : optimizer.param_groups()) {
       for (const at::Tensor& p : group.params()) {
         const auto it = optimizer.state().find(p.unsafeGetTensorImpl());
-        if (it != optimizer.state().end()) lay_out(*it->second, p, index);
+        if (it != optimizer.state().end()) {
+          TORCH_CHECK(it->second != nullptr, "[load] damaged: two parameters have one state");
+          lay_out(*it->second, p, index);
+        }
         ++index;
       }
     }
