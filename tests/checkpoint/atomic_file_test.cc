@@ -198,7 +198,9 @@ TEST_CASE("child: a disk that is full at every byte of a save", "[.child]") {
     const std::string old = read_file(path);
     REQUIRE(old.size() < 20'000);
     size_t wrong = 0;
-    for (size_t bytes = 0; bytes < old.size(); bytes += 1) {
+    // Archives have some kilobytes of code: there every 11th byte.
+    const size_t step = old.size() < 4000 ? 1 : 11;
+    for (size_t bytes = 0; bytes < old.size(); bytes += step) {
       limit_files(bytes);
       const std::string text = error_text([&, &write = write] { write(path); });
       limit_files(RLIM_INFINITY);
