@@ -124,7 +124,7 @@ TEST_CASE("atomic_file: what is no regular file stays what it is") {
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
   const auto before = names_in(folder / "");
   const auto text = [&](const std::string& name) {
-    const std::string path = name[0] == '/' ? name : folder / name;
+    const std::string path = folder / name;
     const std::string text = error_text([&] { save(NamedTensors{{"a", torch::ones({1})}}, path); });
     CHECK_THAT(text, Catch::Contains("'" + path + "'"));
     return text;
@@ -135,7 +135,6 @@ TEST_CASE("atomic_file: what is no regular file stays what it is") {
   CHECK_THAT(text("folder/"), Catch::Contains("names no file"));
   CHECK_THAT(text("folder/.."), Catch::Contains("names no file"));
   CHECK_THAT(text("pipe"), Catch::Contains("is a pipe"));
-  CHECK_THAT(text("/dev/null"), Catch::Contains("is a device") || Catch::Contains("cannot be written"));
   CHECK_THAT(text("none/file"), Catch::Contains("No such file or directory"));
   CHECK_THAT(text("target/file"), Catch::Contains("Not a directory"));
   CHECK_THAT(text(std::string(256, 'x')), Catch::Contains("File name too long"));
