@@ -1,0 +1,41 @@
+// A file's bytes as memory, read from the disk when they are looked at.
+//
+//   const MappedFile file("weights.safetensors");
+//   uint64_t n = 0;
+//   if (file.size() >= 8) std::memcpy(&n, file.data(), 8);
+//
+// The memory is private to the process: writing to it changes neither the file nor what other processes see. The file
+// may be removed or replaced by another one of its name meanwhile, as our own writers do it; a program that shortens
+// the file itself ends with SIGBUS whoever reads what was cut off, and one that writes into it may change what is read.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace dtensor {
+
+// Movable; the memory goes with the object. Any number of threads may read at once.
+class MappedFile {
+ public:
+  // Errors (c10::Error), with the path and the system's words: there is none, it cannot be read, it is no regular file
+  // (a pipe or a device is refused, not waited for).
+  explicit MappedFile(std::string path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  char* data() const { return data_; }   // nullptr where the file is empty
+  size_t size() const { return size_; }  // bytes
+  // Asks the system to read `bytes` bytes from `begin` on, soon and in large pieces; a hint, cut to the file's size.
+  void read_ahead(size_t begin, size_t bytes) const noexcept;
+
+ private:
+  std::string path_;
+  char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace dtensor
