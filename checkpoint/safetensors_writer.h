@@ -1,0 +1,41 @@
+// How the values of a program come into safetensors files. Internal; save_safetensors() and save_hugging_face() use it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/atomic_file.h"
+#include "checkpoint/safetensors_header.h"
+#include "checkpoint/serialize.h"
+
+namespace dtensor {
+
+// Names, dtypes and global shapes of all defined tensors, each as if it were the only one.
+// Error (TypeError), with the name: a dtype that the format does not have, sparse and meta tensors.
+std::vector<SafetensorsEntry> safetensors_entries(const NamedTensors& tensors);
+
+// Whole values, gathered when they are asked for; that of a tied tensor is kept until its last name was asked for.
+class WholeValues {
+ public:
+  explicit WholeValues(const NamedTensors& tensors);  // outlives this object
+  // Each name once. A collective call where the tensor is distributed. Errors: those of whole_value().
+  at::Tensor take(const std::string& name);
+
+ private:
+  struct Shared {
+    int64_t names = 0;  // that were not asked for yet
+    at::Tensor value;
+  };
+  const NamedTensors& tensors_;
+  std::unordered_map<const c10::TensorImpl*, Shared> shared_;
+};
+
+// Appends header and data of `entries`, which lie in this order. Errors: of the values, and of the file.
+void write_safetensors(AtomicFile& file, const std::vector<SafetensorsEntry>& entries,
+                       const std::map<std::string, std::string>& metadata, WholeValues& values);
+
+}  // namespace dtensor
