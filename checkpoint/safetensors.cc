@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/safetensors_writer.h"
@@ -70,9 +71,10 @@ void save_safetensors(const NamedTensors& tensors, const std::string& path,
   std::vector<SafetensorsEntry> entries = safetensors_entries(tensors);
   lay_out_safetensors(entries);
   WholeValues values(tensors);
-  AtomicFile file(path);
-  write_safetensors(file, entries, metadata, values);
-  file.commit();
+  const OnWriter on_writer(tensors, path);
+  std::optional<AtomicFile> file;  // in the process that writes
+  write_safetensors([&]() -> AtomicFile& { return file.emplace(path); }, entries, metadata, values, on_writer);
+  on_writer([&] { file->commit(); });
 }
 
 NamedTensors load_safetensors(const std::string& path) {

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "checkpoint/mapped_file.h"
+#include "checkpoint/named_tensors.h"
 #include "checkpoint/safetensors_header.h"
-#include "checkpoint/serialize.h"
 
 namespace dtensor {
 

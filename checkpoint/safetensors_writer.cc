@@ -2,6 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <optional>
+#include <utility>
+
+#include "checkpoint/one_writer.h"
 #include "checkpoint/safetensors_dtypes.h"
 #include "checkpoint/serialize_parts.h"
 
@@ -40,13 +44,29 @@ at::Tensor WholeValues::take(const std::string& name) {
   return value;
 }
 
-void write_safetensors(AtomicFile& file, const std::vector<SafetensorsEntry>& entries,
-                       const std::map<std::string, std::string>& metadata, WholeValues& values) {
+OnWriter::OnWriter(const NamedTensors& tensors, std::string path) : path_(std::move(path)) {
+  for (const auto& [name, t] : tensors) {
+    if (t.defined()) tensors_.push_back(t);
+  }
+}
+
+void OnWriter::operator()(const std::function<void()>& work) const {
+  write_once(
+      tensors_, path_, [] {}, work);
+}
+
+void write_safetensors(const std::function<AtomicFile&()>& open, const std::vector<SafetensorsEntry>& entries,
+                       const std::map<std::string, std::string>& metadata, WholeValues& values,
+                       const OnWriter& on_writer) {
   const std::string header = safetensors_header_text(entries, metadata);
-  file.write(header.data(), header.size());
+  AtomicFile* file = nullptr;
+  on_writer([&] {
+    file = &open();
+    file->write(header.data(), header.size());
+  });
   for (const SafetensorsEntry& e : entries) {
     const at::Tensor value = values.take(e.name);
-    file.write(value.const_data_ptr(), value.nbytes());
+    on_writer([&] { file->write(value.const_data_ptr(), value.nbytes()); });
   }
 }
 

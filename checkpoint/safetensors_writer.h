@@ -3,14 +3,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "checkpoint/atomic_file.h"
+#include "checkpoint/named_tensors.h"
 #include "checkpoint/safetensors_header.h"
-#include "checkpoint/serialize.h"
 
 namespace dtensor {
 
@@ -34,8 +35,21 @@ class WholeValues {
   std::unordered_map<const c10::TensorImpl*, Shared> shared_;
 };
 
-// Appends header and data of `entries`, which lie in this order. Errors: of the values, and of the file.
-void write_safetensors(AtomicFile& file, const std::vector<SafetensorsEntry>& entries,
-                       const std::map<std::string, std::string>& metadata, WholeValues& values);
+// Runs work that concerns files in the process that writes, as write_once() does; a collective call.
+class OnWriter {
+ public:
+  OnWriter(const NamedTensors& tensors, std::string path);
+  void operator()(const std::function<void()>& work) const;
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  std::string path_;
+};
+
+// Writes header and data of `entries`, which lie in this order, to the file that `open` gives the process that writes,
+// as far as commit(). A collective call. Errors, on all ranks: of the values, and of the file.
+void write_safetensors(const std::function<AtomicFile&()>& open, const std::vector<SafetensorsEntry>& entries,
+                       const std::map<std::string, std::string>& metadata, WholeValues& values,
+                       const OnWriter& on_writer);
 
 }  // namespace dtensor

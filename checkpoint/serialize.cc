@@ -6,6 +6,8 @@
 #include <torch/serialize/archive.h>
 
 #include "absl/container/flat_hash_map.h"
+#include "checkpoint/hugging_face.h"
+#include "checkpoint/load_safetensors.h"
 #include "checkpoint/one_writer.h"
 #include "checkpoint/serialize_parts.h"
 #include "checkpoint/tensor_file.h"
@@ -146,12 +148,20 @@ void load(at::Tensor& tensor, const std::string& path) {
 }
 
 void load(torch::nn::Module& module, const std::string& path) {
+  if (holds_safetensors(path))
+    return with_path(path, [&] { load_state_dict(module, safetensors_values(path, state_dict(module))); });
   const TorchFile file(path);
   if (file.is_archive()) return load_archive(module, file, path);
   with_path(path, [&] { load_state_dict(module, file.tensors()); });
 }
 
-NamedTensors load_tensors(const std::string& path) { return TorchFile(path).tensors(); }
+NamedTensors load_tensors(const std::string& path) {
+  if (!holds_safetensors(path)) return TorchFile(path).tensors();
+  NamedTensors values = safetensors_values(path, {});
+  LocalGuard guard;
+  for (auto& [name, t] : values) t = t.clone();  // views of files until here
+  return values;
+}
 
 NamedTensors state_dict(const torch::nn::Module& module) {
   NamedTensors result;

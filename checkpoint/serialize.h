@@ -3,12 +3,13 @@
 //
 //   save(*model, "model.pt");                   // plain torch::load(model, "model.pt") reads it, and the other way round
 //   save(state_dict(*model), "weights.pt");     // Python: model.load_state_dict(torch.load("weights.pt"))
-//   load(*other_model, "weights.pt");           // either format; parameters keep their layout
+//   load(*other_model, "weights.pt");           // any of these formats; parameters keep their layout
 //
 //   what is saved      format                 read by
 //   tensor, module,    torch::save's archive  C++ torch::load; Python torch.jit.load
 //   optimizer
 //   named tensors      pickle in a zip        Python torch.load; C++ torch::pickle_load
+// Safetensors files and folders in Hugging Face's layout (checkpoint/hugging_face.h) are loaded, too.
 //
 // Saving gathers every distributed tensor, one after the other (explicit collectives by the name "save"); the whole
 // model is in this process's memory until the file is written. In a job all processes that have a part call save(), and
@@ -24,8 +25,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <map>
 #include <string>
+
+#include "checkpoint/named_tensors.h"
 
 namespace torch::nn {
 class Module;
@@ -35,8 +37,6 @@ class Optimizer;
 }
 
 namespace dtensor {
-
-using NamedTensors = std::map<std::string, at::Tensor>;
 
 void save(const at::Tensor& tensor, const std::string& path);
 void save(const NamedTensors& tensors, const std::string& path);

@@ -4,6 +4,7 @@
 
 #include <torch/nn.h>
 
+#include <cstdlib>
 #include <cstring>
 
 #include "dtensor/dtensor_handle.h"
@@ -191,6 +192,33 @@ TEST_CASE("safetensors: what is loaded is plain, also inside a MeshScope") {
   }
 }
 
+TEST_CASE("safetensors: files that Python reads and writes") {
+  const TempFolder folder;
+  const NamedTensors tensors{{"w", torch::randn({3, 2})},
+                             {"half \u00fc\"", torch::randn({5}).to(torch::kBFloat16)},
+                             {"mask", torch::ones({1}, torch::kBool)},
+                             {"none", torch::ones({0, 2}, torch::kDouble)},
+                             {"scalar", torch::tensor(7)}};
+  save_safetensors(tensors, folder / "ours", {{"format", "pt"}, {"note", "1\n2"}});
+  if (std::system("python3 -c 'import json, struct'") != 0) {
+    WARN("skipped: there is no python3");
+    return;
+  }
+  const std::string command = "python3 tests/checkpoint/safetensors_by_hand.py " + (folder / "ours") + " " +
+                              (folder / "theirs") + " > " + (folder / "output") + " 2>&1";
+  const int status = std::system(command.c_str());
+  INFO(read_file(folder / "output"));
+  REQUIRE(status == 0);
+  const SafetensorsFile theirs(folder / "theirs");
+  CHECK(theirs.header().metadata == std::map<std::string, std::string>{{"format", "pt"}, {"note", "1\n2"}});
+  REQUIRE(theirs.header().entries.size() == tensors.size());
+  CHECK(read_file(folder / "theirs") != read_file(folder / "ours"));
+  for (const auto& [name, t] : tensors) {
+    CAPTURE(name);
+    check_same(theirs.tensor(name), t);
+  }
+}
+
 TEST_CASE("safetensors: errors leave the older file, and name the tensor") {
   const TempFolder folder;
   const std::string path = folder / "t";
@@ -203,8 +231,7 @@ TEST_CASE("safetensors: errors leave the older file, and name the tensor") {
   const DeviceMesh nobody(World::abstract(4), {4}, {"tp"});
   const Tensor sharded = distribute_tensor(torch::ones({4}), mesh(), {Shard(0), Replicate()});
   CommDebugMode comm;
-  fails({{"a", sharded},
-         {"z", torch::ones({1}, torch::kDouble).to(torch::kComplexDouble)}},
+  fails({{"a", sharded}, {"z", torch::ones({1}, torch::kDouble).to(torch::kComplexDouble)}},
         "'z': safetensors files have no ComplexDouble");
   fails({{"z", torch::ones({1}, torch::kFloat).to_sparse()}}, "'z' is sparse");
   fails({{"z", torch::ones({1}, torch::kMeta)}}, "'z' is a meta tensor");

@@ -21,6 +21,7 @@ import tempfile
 # Public are these and what they include.
 ROOTS = [
     "dtensor/dtensor.h",
+    "checkpoint/hugging_face.h",
     "dtensor/distributed_module.h",
     "mesh/memory_meter.h",
     "observe/flight_recorder.h",

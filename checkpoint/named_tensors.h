@@ -1,0 +1,13 @@
+// What files hold: tensors by name.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+
+namespace dtensor {
+
+using NamedTensors = std::map<std::string, at::Tensor>;
+
+}  // namespace dtensor
