@@ -7,7 +7,6 @@
 #include <map>
 #include <mutex>
 #include <thread>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "absl/strings/ascii.h"
@@ -16,6 +15,7 @@
 #include "comm/nccl.h"
 #include "mesh/world.h"
 #include "processes/c10d/c10d_communicator.h"
+#include "processes/job/bounded_store.h"
 #include "processes/job/error_file.h"
 #include "processes/job/job.h"
 #include "processes/job/terminate_handler.h"
@@ -23,25 +23,28 @@
 #include "processes/launch/launch_env.h"
 #include "processes/launch/launch_store.h"
 #include "processes/launch/open_store.h"
+#include "processes/launch/store_file.h"
 
 namespace dtensor {
 namespace {
 
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
 constexpr std::chrono::seconds kLinger(30);
+constexpr std::chrono::seconds kAnswer(2);  // of the store, when a world ends
 
 // The part of a store that one world uses. Where this process serves the store, the end of the world waits for the
 // other ranks: they may still need it, and the process may end next.
-class WorldStore final : public c10d::PrefixStore {
+class WorldStore final : public BoundedStore {
  public:
-  WorldStore(std::string prefix, StorePtr store, int64_t size, bool serves)
-      : PrefixStore(std::move(prefix), std::move(store)), size_(size), serves_(serves) {}
+  // `file`: where the ranks meet there; may be null.
+  WorldStore(const std::string& prefix, const BoundedStore& store, int64_t size, bool serves,
+             const std::shared_ptr<StoreFile>& file)
+      : BoundedStore(store.unbounded(), store.getTimeout(), check_of(file), prefix), size_(size), serves_(serves) {}
 
   ~WorldStore() override {
     try {
-      add("gone", 1);
       const auto until = std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(kLinger, getTimeout());
+      setTimeout(std::min<std::chrono::milliseconds>(kAnswer, getTimeout()));
+      add("gone", 1);
       while (serves_ && add("gone", 0) < size_ && !check({"failed/record"}) &&
              std::chrono::steady_clock::now() < until) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -52,6 +55,10 @@ class WorldStore final : public c10d::PrefixStore {
   }
 
  private:
+  static Check check_of(const std::shared_ptr<StoreFile>& file) {
+    return file == nullptr ? Check() : [file] { file->check(); };
+  }
+
   const int64_t size_;
   const bool serves_;
 };
@@ -59,7 +66,7 @@ class WorldStore final : public c10d::PrefixStore {
 // How often this rank has come to what `key` names, this time included; equal on all ranks, as all make their worlds in
 // the same order.
 // Error: more often than this process did, so another process has the same rank, or the store is an old one.
-int64_t count_visit(const StorePtr& store, const std::string& key, int64_t rank, const std::string& name, bool file) {
+int64_t count_visit(BoundedStore& store, const std::string& key, int64_t rank, const std::string& name, bool file) {
   static std::mutex mutex;
   static auto* visits = new std::map<std::string, int64_t>;  // by this process
   int64_t mine = 0;
@@ -67,7 +74,7 @@ int64_t count_visit(const StorePtr& store, const std::string& key, int64_t rank,
     std::lock_guard lock(mutex);
     mine = ++(*visits)[absl::StrCat(name, " ", key)];
   }
-  const int64_t all = store->add(absl::StrCat(key, "/came/", rank), 1);
+  const int64_t all = store.add(absl::StrCat(key, "/came/", rank), 1);
   TORCH_CHECK(all <= mine, "World::from_env: a rank ", rank, " has been at the store ", name,
               " before: two processes have the same rank",
               file ? ", or the file is left from an earlier run: remove it" : "");
@@ -88,20 +95,23 @@ World world_from_env(const LaunchOptions& options) {
   if (place.store.empty()) return World::local(1, choice.device);
   if (choice.backend == "nccl") nccl_functions();  // throws where there is none, before anybody waits for this rank
   install_terminate_handler();
-  const StorePtr store = open_store(place);
+  const auto store = make_bounded_store(open_store(place), place.timeout);
   const std::string key = absl::StrCat("dtensor/", place.run_id, "/", place.restart_count);
-  const bool file = !parse_store(place.store, "").path.empty();
-  const int64_t nth = count_visit(store, key, place.rank, place.store, file);
-  const bool serves = !file && place.rank == 0 && !place.store_exists;
-  auto own = c10::make_intrusive<WorldStore>(absl::StrCat(key, "/", nth), store, place.world_size, serves);
-  return make_world(std::make_shared<Job>(std::move(own), place.rank, place.world_size, place.timeout), choice, {});
+  const std::string path = parse_store(place.store, "").path;
+  const auto file = path.empty() ? nullptr : std::make_shared<StoreFile>(path);
+  const int64_t nth = count_visit(*store, key, place.rank, place.store, file != nullptr);
+  const bool serves = file == nullptr && place.rank == 0 && !place.store_exists;
+  auto own = c10::make_intrusive<WorldStore>(absl::StrCat(key, "/", nth), *store, place.world_size, serves, file);
+  World world =
+      make_world(std::make_shared<Job>(std::move(own), place.rank, place.world_size, place.timeout), choice, {});
+  if (file) file->remember();
+  return world;
 }
 
 World world_from_group(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device device) {
   constexpr char kWho[] = "World::from_process_group: ";
   TORCH_CHECK(group, kWho, "`group` is null");
-  const StorePtr store = group->getStore();
-  TORCH_CHECK(store, kWho,
+  TORCH_CHECK(group->getStore(), kWho,
               "`group` was made without a store; make it with ProcessGroup(store, rank, size), as the ranks also ",
               "meet there to tell each other of failures");
   const auto types = group->getDeviceTypes();
@@ -112,10 +122,11 @@ World world_from_group(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device
               backend, "; supported are gloo for cpu and nccl for cuda");
   const int64_t rank = group->getRank();
   // Groups share no store, or have each a prefix of their own in it; how often each came is counted there alone.
+  const auto store = make_bounded_store(group->getStore(), find_timeout({}));
   const int64_t nth = store->add(absl::StrCat("dtensor/group/came/", rank), 1);
-  auto own =
-      c10::make_intrusive<WorldStore>(absl::StrCat("dtensor/group/", nth), store, group->getSize(), /*serves=*/false);
-  auto job = std::make_shared<Job>(std::move(own), rank, group->getSize(), find_timeout({}));
+  auto own = c10::make_intrusive<WorldStore>(absl::StrCat("dtensor/group/", nth), *store, group->getSize(),
+                                             /*serves=*/false, nullptr);
+  auto job = std::make_shared<Job>(std::move(own), rank, group->getSize(), store->getTimeout());
   return make_world(std::move(job), {backend, device}, std::move(group));
 }
 

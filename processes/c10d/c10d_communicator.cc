@@ -11,11 +11,11 @@
 #include "comm/nccl.h"
 #include "comm/reduce_by_exchange.h"
 #include "processes/c10d/all_reduce_by_backend.h"
-#include "processes/c10d/async_all_reduce.h"
 #include "processes/c10d/call_comparison.h"
 #include "processes/c10d/calls_under_way.h"
 #include "processes/c10d/group_links.h"
 #include "processes/c10d/link_call.h"
+#include "processes/c10d/run_exchange.h"
 
 namespace dtensor {
 namespace {
@@ -77,14 +77,7 @@ class C10dCommunicator final : public Communicator {
     for (size_t k : rest) tensors.push_back(inputs[0][k]);
     AllReduceSteps plan = all_reduce_by_exchange(link.members, link.position, tensors, op);
     for (size_t i = 0; i < rest.size(); ++i) results[0][rest[i]] = plan.results[i];
-    if (plan.steps.size() > 1 && link_call.is_async()) {
-      run_all_reduce_async(link_call, std::move(plan));
-      return results;
-    }
-    for (ExchangeStep& step : plan.steps) {
-      run_exchange(link_call, step.messages, step.inputs, step.outputs, step.then);
-      step = {};  // its addends are not needed any more
-    }
+    run_all_reduce(link_call, std::move(plan));
     return results;
   }
 
@@ -100,9 +93,9 @@ class C10dCommunicator final : public Communicator {
     Link* link = nullptr;
     under_way_->guarded([&] { link = &links_.of(*call.group); });
     ++link->calls;
-    const LinkCall link_call{under_way_, device_, *link, call, c};
-    comparison_.before(link_call);
-    return link_call;
+    const LinkCall link_call{under_way_, device_, *link, call, c, {}};
+    const auto fingerprint = comparison_.before(link_call);
+    return {under_way_, device_, *link, call, c, fingerprint};
   }
 
   // Until all that was begun here is done, at most kClose: other ranks still need this rank's part of calls whose

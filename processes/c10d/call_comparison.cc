@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "processes/c10d/run_exchange.h"
 
 namespace dtensor {
 namespace {
 
-constexpr int64_t kCompareEvery = 64;  // calls of a group, at level info
+constexpr int64_t kCompareEvery = 64;  // calls of a group on a device, at level info
 
 // Checks those whose values have come from the device. Errors: the ranks differ.
 void check_arrived(const LinkCall& call) {
@@ -20,15 +21,18 @@ void check_arrived(const LinkCall& call) {
   while (!link.comparisons.empty() && link.comparisons.front().arrived()) {
     const Comparison comparison = std::move(link.comparisons.front());
     link.comparisons.pop_front();
-    call.calls->guarded(
-        [&] { check_equal(call.job(), comparison, link.members, link.position, link.key, call.call.group->name); });
+    const int64_t* values = comparison.values.const_data_ptr<int64_t>();
+    call.calls->guarded([&] {
+      check_equal(call.job(), {values, link.members.size()}, comparison.call, comparison.what, link.members,
+                  link.position, link.key, call.call.group->name);
+    });
   }
 }
 
-// Every member gets everybody's `value`. Error on all of them if they differ; `verb`: what this rank says of its call
-// then. Unless `now`, what is on a device is checked by a later call, as the host would have to wait for the device to
-// catch up.
-void compare(const LinkCall& call, uint64_t value, const char* verb, bool now = true) {
+// On a device: every member gets everybody's `value`. Error on all of them if they differ; `verb`: what this rank says
+// of its call then. Unless `now`, it is checked by a later call, as the host would have to wait for the device to catch
+// up.
+void compare_on_device(const LinkCall& call, uint64_t value, const char* verb, bool now) {
   Link& link = call.link;
   const auto n = static_cast<int64_t>(link.members.size());
   if (n == 1) return;
@@ -39,39 +43,51 @@ void compare(const LinkCall& call, uint64_t value, const char* verb, bool now = 
     std::vector<int64_t> even;
     return start_alone([&] { return backend->alltoall_base(all, mine, even, even); });
   });
-  Comparison comparison{link.calls, absl::StrCat(verb, describe_call(link.calls, call.collective, call.call)), all,
-                        [] { return true; }};
-  if (call.device.is_cuda()) {
-    comparison.values = at::empty({n}, at::TensorOptions().dtype(at::kLong).pinned_memory(true));
-    comparison.values.copy_(all, /*non_blocking=*/true);
-    comparison.arrived = current_stream_done(call.device);
-  }
+  Comparison comparison{link.calls, absl::StrCat(verb, describe_call(link.calls, call.collective, call.call)), {}, {}};
+  comparison.values = at::empty({n}, at::TensorOptions().dtype(at::kLong).pinned_memory(true));
+  comparison.values.copy_(all, /*non_blocking=*/true);
+  comparison.arrived = current_stream_done(call.device);
   link.comparisons.push_back(std::move(comparison));
-  if (now && call.device.is_cuda()) {
+  if (now) {
     const Activity activity = call.activity();
     call.calls->guarded([&] { call.job().wait_until(activity, link.members, link.comparisons.back().arrived); });
   }
   check_arrived(call);
 }
 
+// On CPU: an exchange of nothing, with which the ranks compare their calls.
+void compare_on_cpu(const LinkCall& call, uint64_t value) {
+  CommCall waits = call.call;
+  waits.work = nullptr;
+  run_exchange({call.calls, call.device, call.link, waits, call.collective, value}, {}, RankPieces(1), RankPieces(1));
+}
+
 }  // namespace
 
-void CallComparison::before(const LinkCall& call) const {
-  if (level_ == DebugLevel::kOff) return;
+std::optional<uint64_t> CallComparison::before(const LinkCall& call) const {
+  if (level_ == DebugLevel::kOff) return std::nullopt;
   Link& link = call.link;
-  check_arrived(call);
-  if (level_ == DebugLevel::kDetail) {
-    compare(call, fingerprint(0, link.calls, call.collective, call.call), "is about to make ");
+  const uint64_t own = fingerprint(0, link.calls, call.collective, call.call);
+  if (!call.device.is_cuda()) {
+    if (level_ == DebugLevel::kDetail) compare_on_cpu(call, own);
+    return own;
   }
+  check_arrived(call);
+  if (level_ == DebugLevel::kDetail) compare_on_device(call, own, "is about to make ", /*now=*/true);
   link.history = fingerprint(link.history, link.calls, call.collective, call.call);
   if (level_ == DebugLevel::kInfo && link.calls % kCompareEvery == 0) {
-    compare(call, link.history, "has made other calls than its group; its last is ",
-            /*now=*/call.collective == Collective::kBarrier);
+    compare_on_device(call, link.history, "has made other calls than its group; its last is ",
+                      /*now=*/call.collective == Collective::kBarrier);
   }
+  return std::nullopt;
 }
 
 void CallComparison::at_barrier(const LinkCall& call) const {
-  if (level_ == DebugLevel::kOff || call.link.calls % kCompareEvery != 0) compare(call, call.link.history, "");
+  if (!call.device.is_cuda()) {
+    compare_on_cpu(call, fingerprint(0, call.link.calls, call.collective, call.call));
+  } else if (level_ == DebugLevel::kOff || call.link.calls % kCompareEvery != 0) {
+    compare_on_device(call, call.link.history, "", /*now=*/true);
+  }
 }
 
 }  // namespace dtensor

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "processes/c10d/link_call.h"
 #include "processes/c10d/mismatch.h"
@@ -15,9 +16,10 @@ class CallComparison {
   // Error (c10::Error): DTENSOR_DEBUG has a value that it does not know.
   CallComparison() : level_(debug_level()) {}
 
-  // Before every call, which link.calls counts already. Errors: as of Job::run, and that the ranks differ.
-  void before(const LinkCall& call) const;
-  // Makes a barrier, which is a comparison of all calls until then. At every 64th call before() has made that already.
+  // Before every call, which link.calls counts already. Returns the fingerprint that is to be compared with its data;
+  // nullopt: none is. Errors: as of Job::run, and that the ranks differ.
+  std::optional<uint64_t> before(const LinkCall& call) const;
+  // Makes a barrier, which is a comparison.
   void at_barrier(const LinkCall& call) const;
 
  private:

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "comm/nccl.h"
+#include "processes/job/bounded_store.h"
 
 namespace dtensor {
 
@@ -21,44 +22,90 @@ GroupLinks::GroupLinks(std::shared_ptr<Job> job, std::string backend, c10::Devic
 Link& GroupLinks::of(const Group& group) {
   const int64_t rank = job_->rank();
   const auto& members = group.members[group.group_of[rank]];
-  std::lock_guard lock(mutex_);
-  auto& link = links_[members];
-  if (link != nullptr && link->backend) return *link;
-  link = std::make_unique<Link>();
-  link->members = members;
-  link->position = group.position_of[rank];
-  link->key = absl::StrJoin(members, ",");
-  connect(*link);
-  watch(*link);
-  return *link;
+  std::unique_lock lock(mutex_);
+  auto& entry = links_[{group.name, members}];
+  if (entry == nullptr) {
+    // Members that have the group in another order meet at the same place, where they see that.
+    std::vector<int64_t> set = members;
+    std::sort(set.begin(), set.end());
+    const std::string place = absl::StrCat("group/", group.name, "/", absl::StrJoin(set, ","));
+    entry = std::make_unique<Link>();
+    entry->members = members;
+    entry->position = group.position_of[rank];
+    entry->key = absl::StrCat(group.name, "/", absl::StrJoin(members, ","));
+    entry->place = absl::StrCat(place, "/", ++made_[place]);
+  }
+  Link& link = *entry;
+  lock.unlock();
+  // Threads make their groups in an order of their own, so none may wait for another's.
+  std::lock_guard making(link.making);
+  if (link.backend) return link;
+  connect(link, group.name);
+  watch(link);
+  return link;
 }
 
-void GroupLinks::connect(Link& link) {
-  const bool all = static_cast<int64_t>(link.members.size()) == job_->size() &&
-                   std::is_sorted(link.members.begin(), link.members.end());
-  if (all && world_group_) {
+void GroupLinks::connect(Link& link, const std::string& name) {
+  const bool sorted = std::is_sorted(link.members.begin(), link.members.end());
+  if (static_cast<int64_t>(link.members.size()) == job_->size() && sorted && world_group_) {
     link.backend = world_group_->getBackend(device_.type());
     return;
   }
-  auto store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("group/", link.key), job_->store());
-  const Activity activity{"making group " + link.key, 1, absl::StrCat("the making of the group of ranks ", link.key)};
-  // A backend's constructor waits for all members and cannot be interrupted: see first that they are here.
-  store->set(absl::StrCat("here/", link.position), std::string("1"));
-  job_->wait_until(activity, link.members, [&] {
-    for (size_t p = 0; p < link.members.size(); ++p) {
-      if (!store->check({absl::StrCat("here/", p)})) return false;
+  auto store = c10::make_intrusive<c10d::PrefixStore>(link.place, job_->store());
+  const Activity activity{
+      "making " + link.key, 1,
+      absl::StrCat("the making of the group ", name, " of ranks ", absl::StrJoin(link.members, ","))};
+  job_->come_to(activity);
+  meet(activity, link, *store, name);
+  // A backend's constructor waits for all members in calls that cannot be interrupted, and may do so several times as
+  // long as its deadline. So it runs on a thread that can be left behind.
+  std::promise<c10::intrusive_ptr<c10d::Backend>> promise;
+  auto made = promise.get_future();
+  std::thread([promise = std::move(promise),
+               make = backend_ == "nccl" ? nccl(link, store) : gloo(link, store)]() mutable {
+    try {
+      promise.set_value(make());
+    } catch (...) {
+      promise.set_exception(std::current_exception());
     }
+  }).detach();
+  job_->wait_until(activity, link.members, [&] {
+    if (made.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return false;
+    link.backend = made.get();  // or throws why not
     return true;
-  });
-  job_->run(activity, link.members, [&]() -> c10::intrusive_ptr<c10d::Work> {
-    link.backend = backend_ == "nccl" ? connect_nccl(activity, link, store) : connect_gloo(link, store);
-    return {};
   });
   link.own = true;
 }
 
-c10::intrusive_ptr<c10d::Backend> GroupLinks::connect_gloo(const Link& link,
-                                                           const c10::intrusive_ptr<c10d::Store>& store) {
+void GroupLinks::meet(const Activity& activity, const Link& link, c10d::Store& store, const std::string& name) {
+  const auto n = static_cast<int64_t>(link.members.size());
+  bool here = false;
+  std::vector<std::string> orders;  // of the members, as each has them, by rank
+  std::vector<int64_t> set = link.members;
+  std::sort(set.begin(), set.end());
+  job_->wait_until(activity, link.members, [&] {
+    if (!here) store.set(absl::StrCat("here/", job_->rank()), absl::StrJoin(link.members, ","));
+    here = true;
+    for (auto p = static_cast<int64_t>(orders.size()); p < n; ++p) {
+      const std::string key = absl::StrCat("here/", set[p]);
+      if (!store.check({key})) return false;
+      orders.push_back(store.get_to_str(key));
+    }
+    return true;
+  });
+  int64_t culprit = n - 1;  // of those who are fewest; where all are as many, the last
+  const auto same = [&](int64_t p) { return std::count(orders.begin(), orders.end(), orders[p]); };
+  if (same(0) == n) return;
+  std::string error = absl::StrCat("ranks do not have the same mesh. The group ", name, " is, in order,");
+  for (int64_t p = 0; p < n; ++p) {
+    if (same(p) < same(culprit)) culprit = p;
+    absl::StrAppend(&error, p > 0 ? ";" : "", " ranks ", orders[p], " on rank ", set[p]);
+  }
+  job_->fail_as(set[culprit], error);
+  job_->check();
+}
+
+GroupLinks::Make GroupLinks::gloo(const Link& link, const c10::intrusive_ptr<c10d::Store>& store) {
   auto options = c10d::ProcessGroupGloo::Options::create(job_->timeout());
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   if (interface != nullptr && *interface != '\0') {
@@ -68,26 +115,15 @@ c10::intrusive_ptr<c10d::Backend> GroupLinks::connect_gloo(const Link& link,
   } else {
     options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
   }
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, static_cast<int>(link.position),
-                                                     static_cast<int>(link.members.size()), options);
+  return [=, position = static_cast<int>(link.position), size = static_cast<int>(link.members.size())] {
+    return c10::intrusive_ptr<c10d::Backend>(
+        c10::make_intrusive<c10d::ProcessGroupGloo>(store, position, size, options));
+  };
 }
 
-// NCCL connects the ranks in a call that cannot be interrupted, so it is made on a thread that may be left behind.
-c10::intrusive_ptr<c10d::Backend> GroupLinks::connect_nccl(const Activity& activity, const Link& link,
-                                                           const c10::intrusive_ptr<c10d::Store>& store) {
-  std::promise<c10::intrusive_ptr<c10d::Backend>> promise;
-  auto made = promise.get_future();
-  std::thread([promise = std::move(promise), store = store->clone(), position = static_cast<int>(link.position),
-               size = static_cast<int>(link.members.size()), device = device_, timeout = job_->timeout()]() mutable {
-    try {
-      promise.set_value(nccl_functions().make_backend(store, position, size, device, timeout));
-    } catch (...) {
-      promise.set_exception(std::current_exception());
-    }
-  }).detach();
-  job_->wait_until(activity, link.members,
-                   [&] { return made.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
-  return made.get();
+GroupLinks::Make GroupLinks::nccl(const Link& link, const c10::intrusive_ptr<c10d::Store>& store) {
+  return [=, position = static_cast<int>(link.position), size = static_cast<int>(link.members.size()), device = device_,
+          timeout = job_->timeout()] { return nccl_functions().make_backend(store, position, size, device, timeout); };
 }
 
 // On a GPU a failure of the job aborts the group: nothing else ends a collective for which a rank is missing.
@@ -105,23 +141,23 @@ void GroupLinks::watch(const Link& link) {
 }
 
 void GroupLinks::abandon() {
-  for (auto& [members, link] : links_) link->backend.release();
+  for (auto& [key, link] : links_) link->backend.release();
   world_group_.release();
 }
 
 // In an order that is the same on all ranks, as closing one waits for its members. On a thread that may be left behind:
 // they may come late, and a destructor must not wait for them.
 void GroupLinks::close(std::chrono::seconds at_most) {
-  std::vector<std::pair<std::vector<int64_t>, c10::intrusive_ptr<c10d::Backend>>> backends;
-  for (auto& [members, link] : links_) {
-    if (link->own) backends.emplace_back(members, link->backend);
+  std::vector<std::pair<std::pair<std::string, std::vector<int64_t>>, c10::intrusive_ptr<c10d::Backend>>> backends;
+  for (auto& [key, link] : links_) {
+    if (link->own) backends.emplace_back(key, link->backend);
   }
   std::sort(backends.begin(), backends.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   try {
     std::promise<void> promise;
     const auto closed = promise.get_future();
     std::thread([promise = std::move(promise), backends = std::move(backends)]() mutable {
-      for (auto& [members, backend] : backends) {
+      for (auto& [key, backend] : backends) {
         try {
           backend->shutdown();
         } catch (const std::exception&) {
@@ -133,7 +169,7 @@ void GroupLinks::close(std::chrono::seconds at_most) {
     if (closed.wait_for(at_most) == std::future_status::ready) return;
   } catch (const std::exception&) {  // no thread to be had
   }
-  for (auto& [members, link] : links_) link->backend.release();
+  for (auto& [key, link] : links_) link->backend.release();
 }
 
 }  // namespace dtensor

@@ -2,36 +2,48 @@
 // the communicator.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "mesh/device_mesh.h"
 #include "processes/c10d/call_order.h"
-#include "processes/c10d/mismatch.h"
 #include "processes/job/job.h"
 
 namespace dtensor {
 
+// The histories of all members at one call, on their way from the device.
+struct Comparison {
+  int64_t call = 0;
+  std::string what;  // this rank says of its own
+  at::Tensor values;
+  std::function<bool()> arrived;  // without waiting
+};
+
 struct Link {
   std::vector<int64_t> members;
   int64_t position = 0;  // of this rank
-  std::string key;       // names the group in the store, equal on all members
+  std::string key;       // names the group, equal on all members
+  std::string place;     // where they meet in the store
   c10::intrusive_ptr<c10d::Backend> backend;
   int64_t calls = 0;
-  uint64_t history = 0;  // fingerprint of all calls
+  uint64_t history = 0;  // fingerprint of all calls; on a device
   std::shared_ptr<CallOrder> order = std::make_shared<CallOrder>();
   std::deque<Comparison> comparisons;  // whose values have not been looked at
   bool own = false;                    // made here, not by the user
+  std::mutex making;                   // held while `backend` is made
 };
 
 class GroupLinks {
@@ -40,8 +52,9 @@ class GroupLinks {
   GroupLinks(std::shared_ptr<Job> job, std::string backend, c10::Device device,
              c10::intrusive_ptr<c10d::ProcessGroup> world_group);
 
-  // The one of this rank, in which all members must ask for it. Valid as long as this.
-  // Errors: as of Job::run. Thread-safe.
+  // The one of this rank, in which all members must ask for it. Groups with other members, another order of them or
+  // another name have links of their own, so that meshes do not get each other's data. Valid as long as this.
+  // Errors: as of Job::run, and at once that members have the group in another order. Thread-safe.
   Link& of(const Group& group);
 
   // Before the end, which waits for what is under way.
@@ -50,10 +63,14 @@ class GroupLinks {
       std::chrono::seconds at_most);  // shuts down those that were made here; abandons them if others do not come
 
  private:
-  void connect(Link& link);
-  c10::intrusive_ptr<c10d::Backend> connect_gloo(const Link& link, const c10::intrusive_ptr<c10d::Store>& store);
-  c10::intrusive_ptr<c10d::Backend> connect_nccl(const Activity& activity, const Link& link,
-                                                 const c10::intrusive_ptr<c10d::Store>& store);
+  using Make = std::function<c10::intrusive_ptr<c10d::Backend>()>;
+
+  void connect(Link& link, const std::string& name);
+  // Until all members are at the making of the group.
+  void meet(const Activity& activity, const Link& link, c10d::Store& store, const std::string& name);
+  // What makes the backend of a link once all are there. Owns what it uses.
+  Make gloo(const Link& link, const c10::intrusive_ptr<c10d::Store>& store);
+  Make nccl(const Link& link, const c10::intrusive_ptr<c10d::Store>& store);
   void watch(const Link& link);
 
   const std::shared_ptr<Job> job_;
@@ -61,7 +78,8 @@ class GroupLinks {
   const c10::Device device_;
   c10::intrusive_ptr<c10d::ProcessGroup> world_group_;
   std::mutex mutex_;
-  absl::flat_hash_map<std::vector<int64_t>, std::unique_ptr<Link>> links_;  // guarded by mutex_
+  absl::flat_hash_map<std::pair<std::string, std::vector<int64_t>>, std::unique_ptr<Link>> links_;  // guarded by mutex_
+  absl::flat_hash_map<std::string, int64_t> made_;  // by name and set of members. Guarded by mutex_
 };
 
 }  // namespace dtensor

@@ -8,11 +8,16 @@
 #include <mutex>
 #include <utility>
 
-#include "comm/comm_work.h"
+#include "processes/c10d/mismatch.h"
 
 namespace dtensor {
 
 Activity LinkCall::activity() const { return {link.key, link.calls, describe_call(link.calls, collective, call)}; }
+
+CallMark LinkCall::mark() const {
+  return {link.members, link.position, link.key, call.group->name, describe_call(link.calls, collective, call),
+          link.calls,   *fingerprint};
+}
 
 c10::intrusive_ptr<c10d::Work> start_alone(const StartWork& start) {
   static auto* mutex = new std::mutex;  // outlives threads that end after main
@@ -51,41 +56,6 @@ std::function<bool()> current_stream_done(c10::Device device) {
   auto event = std::make_shared<c10::Event>(device.type());
   event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   return [event] { return event->query(); };
-}
-
-void run_exchange(const LinkCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
-                  const RankPieces& outputs, std::function<void()> then) {
-  Link& link = call.link;
-  const auto packed =
-      std::make_shared<PackedExchange>(*call.call.group, call.job().rank(), call.device, messages, inputs, outputs);
-  if (link.members.size() == 1) return then();
-  if (!call.is_async()) {
-    run(call, start_exchange(link.backend.get(), packed));
-    packed->unpack();
-    return then();
-  }
-  const Activity activity = call.activity();
-  const auto place = link.order->reserve();
-  call.calls->add(place);
-  link.order->fill(place,
-                   when_its_turn(call.calls, activity, link.members, start_exchange(link.backend.get(), packed)));
-  if (place->has_begun()) place->begun().get();  // an error now is the call's
-  *call.call.work = std::make_shared<CommWork>(
-      [calls = call.calls, activity, members = link.members, place, packed, then = std::move(then)] {
-        calls->finish(activity, members, place);
-        packed->unpack();
-        then();
-      });
-}
-
-StartWork start_exchange(c10d::Backend* backend, std::shared_ptr<PackedExchange> packed) {
-  return [backend, packed = std::move(packed)] {
-    auto work = start_alone([&] {
-      return backend->alltoall_base(packed->receive, packed->send, packed->receive_bytes, packed->send_bytes);
-    });
-    if (packed->send.is_cpu()) packed->send = at::Tensor();  // the work has it
-    return work;
-  };
 }
 
 }  // namespace dtensor

@@ -5,16 +5,18 @@
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "comm/comm_call.h"
 #include "processes/c10d/call_order.h"
+#include "processes/c10d/call_slots.h"
 #include "processes/c10d/calls_under_way.h"
 #include "processes/c10d/group_links.h"
-#include "processes/c10d/packed_exchange.h"
 #include "processes/job/job.h"
 
 namespace dtensor {
@@ -29,9 +31,11 @@ struct LinkCall {
   Link& link;
   const CommCall& call;
   Collective collective;
+  std::optional<uint64_t> fingerprint;  // of the call, which the ranks compare with the data; unset: they do not
 
   Job& job() const { return calls->job(); }
   Activity activity() const;
+  CallMark mark() const;  // REQUIRES: fingerprint
   // Whether the caller need not wait for the results. On a device nobody waits: its stream orders what follows.
   bool is_async() const { return call.work != nullptr && !device.is_cuda() && link.members.size() > 1; }
 };
@@ -52,15 +56,5 @@ void run(const LinkCall& call, const StartWork& start);
 
 // Says, without waiting, whether the device has done all that is on its current stream now.
 std::function<bool()> current_stream_done(c10::Device device);
-
-// One alltoall_base of packed bytes; `then` is what is to be done with what has come, before the results are read. Does
-// not wait where call.is_async().
-void run_exchange(
-    const LinkCall& call, absl::Span<const Message> messages, const RankPieces& inputs, const RankPieces& outputs,
-    std::function<void()> then = [] {});
-
-// The backend outlives what is under way or is left open, hence the pointer: a backend must not end on one of its own
-// threads, which may be the last to have this.
-StartWork start_exchange(c10d::Backend* backend, std::shared_ptr<PackedExchange> packed);
 
 }  // namespace dtensor

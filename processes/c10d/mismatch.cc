@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "processes/job/bounded_store.h"
 
 namespace dtensor {
 namespace {
@@ -66,27 +66,27 @@ uint64_t fingerprint(uint64_t before, int64_t sequence, Collective c, const Comm
   return hash.value();
 }
 
-void check_equal(Job& job, const Comparison& comparison, absl::Span<const int64_t> members, int64_t position,
-                 const std::string& key, const std::string& name) {
+void check_equal(Job& job, absl::Span<const int64_t> fingerprints, int64_t sequence, const std::string& what,
+                 absl::Span<const int64_t> members, int64_t position, const std::string& key, const std::string& name) {
   const auto n = static_cast<int64_t>(members.size());
-  const int64_t* values = comparison.values.const_data_ptr<int64_t>();
-  if (std::all_of(values, values + n, [&](int64_t v) { return v == values[0]; })) return;
+  const auto begin = fingerprints.begin(), end = fingerprints.end();
+  if (std::all_of(begin, end, [&](int64_t v) { return v == *begin; })) return;
   // Everybody sees the difference; now everybody says what it is.
-  const std::string prefix = absl::StrCat("mismatch/", key, "/", comparison.call, "/");
+  const std::string prefix = absl::StrCat("mismatch/", key, "/", sequence, "/");
   std::string error = absl::StrCat("ranks do not make the same calls over ", name, ":");
   int64_t culprit = n - 1;  // of those who are fewest; where all are as many, the last
   for (int64_t p = 0; p < n; ++p) {
-    if (std::count(values, values + n, values[p]) < std::count(values, values + n, values[culprit])) culprit = p;
+    if (std::count(begin, end, fingerprints[p]) < std::count(begin, end, fingerprints[culprit])) culprit = p;
   }
   try {
-    job.store()->set(absl::StrCat(prefix, position), comparison.what);
+    job.store()->set(absl::StrCat(prefix, position), what);
     for (int64_t p = 0; p < n; ++p) {
       job.store()->wait({absl::StrCat(prefix, p)}, std::chrono::seconds(2));
       absl::StrAppend(&error, p > 0 ? "; " : " ", "rank ", members[p], " ",
                       job.store()->get_to_str(absl::StrCat(prefix, p)));
     }
   } catch (const std::exception&) {
-    absl::StrAppend(&error, " rank ", job.rank(), " ", comparison.what, " (the others did not say)");
+    absl::StrAppend(&error, " rank ", job.rank(), " ", what, " (the others did not say)");
   }
   job.fail_as(members[culprit], error);
   job.check();

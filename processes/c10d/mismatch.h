@@ -1,14 +1,12 @@
 // Finds out that ranks do not call the same collectives, before they exchange data that does not fit.
 //
 // DTENSOR_DEBUG=detail: before each collective the ranks of its group compare what they are about to do. info (the
-// default): a running hash of all calls, compared at every 64th call of a group and at barriers, so that a mismatch
-// that went by unnoticed still becomes an error. off: nothing is compared.
+// default): on CPU they compare that with the first message of each collective (call_slots.h); on GPUs a running hash
+// of all calls, at every 64th call of a group and at barriers, so that a mismatch that went by unnoticed still becomes
+// an error. off: nothing is compared.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "absl/types/span.h"
@@ -29,16 +27,10 @@ std::string describe_call(int64_t sequence, Collective c, const CommCall& call);
 // value for another `before`, the fingerprint of the call before.
 uint64_t fingerprint(uint64_t before, int64_t sequence, Collective c, const CommCall& call);
 
-// The fingerprints of all members at one call, on their way to the host.
-struct Comparison {
-  int64_t call = 0;
-  std::string what;  // this rank did
-  at::Tensor values;
-  std::function<bool()> arrived;  // without waiting
-};
-// Where the fingerprints differ, the members of group `key` tell each other through the store what they did, and all
-// get the same error, which fails the job and blames those who are fewest. REQUIRES: comparison.arrived().
-void check_equal(Job& job, const Comparison& comparison, absl::Span<const int64_t> members, int64_t position,
-                 const std::string& key, const std::string& name);
+// Where the `fingerprints` of the members differ, by position, they tell each other through the store what they did,
+// and all get the same error, which fails the job and blames those who are fewest. `sequence`: of the call at which
+// they are compared; `what`: this rank says it does; `key`: names the group in the store; `name`: for people.
+void check_equal(Job& job, absl::Span<const int64_t> fingerprints, int64_t sequence, const std::string& what,
+                 absl::Span<const int64_t> members, int64_t position, const std::string& key, const std::string& name);
 
 }  // namespace dtensor

@@ -6,7 +6,6 @@
 #include <exception>
 #include <optional>
 #include <thread>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -57,7 +56,7 @@ Job::~Job() {
 int64_t Job::rank() const { return state_->rank(); }
 int64_t Job::size() const { return state_->size(); }
 Milliseconds Job::timeout() const { return state_->timeout(); }
-const c10::intrusive_ptr<c10d::Store>& Job::store() const { return state_->store(); }
+const c10::intrusive_ptr<BoundedStore>& Job::store() const { return state_->store(); }
 
 bool Job::one_host() const {
   const auto deadline = Clock::now() + timeout();

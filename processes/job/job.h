@@ -26,7 +26,8 @@ class Work;
 
 namespace dtensor {
 
-class JobState;  // job_state.h
+class BoundedStore;  // bounded_store.h
+class JobState;      // job_state.h
 
 class Job {
  public:
@@ -42,7 +43,7 @@ class Job {
   int64_t rank() const;
   int64_t size() const;
   std::chrono::milliseconds timeout() const;
-  const c10::intrusive_ptr<c10d::Store>& store() const;
+  const c10::intrusive_ptr<BoundedStore>& store() const;  // no call waits longer than timeout()
   bool one_host() const;  // all ranks are on this host. Waits for them to say where they are. Errors: deadline, naming
                           // who is missing
 
@@ -77,6 +78,8 @@ class Job {
   // ranks which will not come. `error`, asked many times a second on that thread, says what is wrong with the group, ""
   // for nothing: that fails the job. Both are kept as long as the Job.
   void watch_group(std::vector<int64_t> members, std::function<std::string()> error, std::function<void()> abort);
+  // Says that this rank has come to `activity`, for those who wait for it there.
+  void come_to(const Activity& activity);
   // Waits until `ready()` is true, asking again and again. Errors: as of run().
   void wait_until(const Activity& activity, absl::Span<const int64_t> members, const std::function<bool()>& ready);
 

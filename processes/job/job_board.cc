@@ -2,8 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "processes/job/host_process.h"
@@ -38,8 +38,8 @@ void post_place(c10d::Store& store, int64_t rank) {
   store.set(absl::StrCat("place/", rank), place.dump());
 }
 
-JobBoard::JobBoard(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank) : rank_(rank), store_(store->clone()) {
-  store_->setTimeout(kStoreTimeout);
+JobBoard::JobBoard(const BoundedStore& store, int64_t rank) : rank_(rank), store_(store.under("")) {
+  store_->setTimeout(std::min(kStoreTimeout, store.getTimeout()));
 }
 
 std::optional<std::string> JobBoard::read(const std::string& key) {

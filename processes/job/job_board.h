@@ -1,7 +1,8 @@
 // What the ranks of a job tell each other through its store: where they run, that one has failed, what they are doing,
 // that they have left. Internal to Job.
 //
-// Errors (std::exception): the store is gone, or does not answer within two seconds. Thread-safe.
+// Errors (std::exception): the store is gone, or does not answer within two seconds, which is known at once the next
+// time. Thread-safe.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -12,9 +13,7 @@
 #include <optional>
 #include <string>
 
-namespace c10d {
-class Store;
-}
+#include "processes/job/bounded_store.h"
 
 namespace dtensor {
 
@@ -38,8 +37,8 @@ class JobBoard {
     int64_t pid = 0;
   };
 
-  // Of rank `rank`. Over a clone of `store`: a store serves one call at a time, and a call may wait.
-  JobBoard(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank);
+  // Of rank `rank`. Has a thread of its own to call the store on, so that it never waits for others' calls.
+  JobBoard(const BoundedStore& store, int64_t rank);
 
   // nullopt: that rank has not come yet.
   std::optional<Place> place(int64_t rank);
@@ -62,8 +61,8 @@ class JobBoard {
 
   const int64_t rank_;
   std::mutex mutex_;
-  const c10::intrusive_ptr<c10d::Store> store_;  // guarded by mutex_
-  std::map<int64_t, Place> places_;              // guarded by mutex_
+  const c10::intrusive_ptr<BoundedStore> store_;  // guarded by mutex_
+  std::map<int64_t, Place> places_;               // guarded by mutex_
 };
 
 // Tells the others where this rank runs.

@@ -42,12 +42,20 @@ class WithoutScope {
 
 void Job::wait_until(const Activity& activity, absl::Span<const int64_t> members, const std::function<bool()>& ready) {
   const auto begin = Clock::now();
+  auto look_again = begin + kCheckMembers;
   auto pause = std::chrono::microseconds(200);
+  const JobState::Waiting waiting(*state_, activity);
   try {
     while (!ready()) {
       check();
       if (Clock::now() - begin >= timeout()) {
         state_->throw_activity_failure(activity, members, overdue_text(timeout()), /*overdue=*/true);
+      }
+      if (Clock::now() >= look_again) {
+        look_again = Clock::now() + kCheckMembers;
+        if (state_->any_gone(activity, members)) {
+          state_->throw_activity_failure(activity, members, "another rank is gone", /*overdue=*/false);
+        }
       }
       std::this_thread::sleep_for(pause);
       pause = std::min(2 * pause, std::chrono::microseconds(20000));
@@ -58,6 +66,8 @@ void Job::wait_until(const Activity& activity, absl::Span<const int64_t> members
     state_->throw_activity_failure(activity, members, message_of(e), /*overdue=*/false);
   }
 }
+
+void Job::come_to(const Activity& activity) { state_->record_begin(activity); }
 
 struct Job::Begun {
   Activity activity;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,20 +16,22 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kListen{100};  // how soon a rank notices that another failed
-constexpr Milliseconds kGrace{600};   // how long the one who noticed lets the one who failed speak first
+constexpr Milliseconds kListen{100};         // how soon a rank notices that another failed
+constexpr Milliseconds kListenSlowly{1000};  // while the store does not answer
+constexpr Milliseconds kGrace{600};          // how long the one who noticed lets the one who failed speak first
 
 }  // namespace
 
 void throw_failure(const std::string& text) { C10_THROW_ERROR(DistError, text); }
 
 JobState::JobState(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Milliseconds timeout)
-    : store_(std::move(store)),
+    : world_store_(make_bounded_store(std::move(store), timeout)),
+      store_(world_store_->under("", [failed = failed_] { TORCH_CHECK(!*failed, "the job has failed"); })),
       rank_(rank),
       size_(size),
       timeout_(timeout),
-      listener_board_(store_, rank),
-      board_(store_, rank),
+      listener_board_(*world_store_, rank),
+      board_(*world_store_, rank),
       devices_(timeout, {[this](const Activity& activity, absl::Span<const int64_t> members, const std::string& error,
                                 bool overdue) { fail_activity(activity, members, error, overdue); },
                          [this](const Activity& activity, absl::Span<const int64_t> members) {
@@ -64,9 +65,9 @@ JobState::Waiting::~Waiting() {
 void JobState::set_failure(std::string text) {
   {
     std::lock_guard lock(mutex_);
-    if (failed_.load()) return;
+    if (failed_->load()) return;
     failure_ = std::move(text);
-    failed_.store(true, std::memory_order_release);
+    failed_->store(true, std::memory_order_release);
   }
   devices_.job_failed();
   dump_flight_recorder_on_failure(rank_);
@@ -102,7 +103,7 @@ RankStatus JobState::status() const {
 }
 
 void JobState::listen_once() {
-  if (!failed_.load()) {
+  if (!failed_->load()) {
     if (auto text = listener_board_.failure()) set_failure(*std::move(text));
   }
   if (const int64_t question = listener_board_.last_question(); question > answered_) {
@@ -112,16 +113,17 @@ void JobState::listen_once() {
 }
 
 void JobState::listen() {
-  for (int failures = 0; failures < 5;) {
+  for (Milliseconds pause = kListen;;) {
     {
       std::unique_lock lock(mutex_);
-      if (stopping_.wait_for(lock, kListen, [&] { return stop_; })) return;
+      if (stopping_.wait_for(lock, pause, [&] { return stop_; })) return;
     }
     try {
       listen_once();
-      failures = 0;
+      pause = kListen;
     } catch (const std::exception&) {
-      ++failures;  // the store is gone, as at the end of a job whose first rank served it
+      // The store is gone, as at the end of a job whose first rank served it, or it will answer again.
+      pause = std::min(2 * pause, kListenSlowly);
     }
   }
 }
@@ -135,10 +137,10 @@ std::vector<int64_t> JobState::others(absl::Span<const int64_t> members) const {
 std::string JobState::fail_activity(const Activity& activity, absl::Span<const int64_t> members,
                                     const std::string& error, bool overdue) {
   // The one who failed knows best why.
-  for (const auto until = Clock::now() + kGrace; !failed_.load() && Clock::now() < until;) {
+  for (const auto until = Clock::now() + kGrace; !failed_->load() && Clock::now() < until;) {
     std::this_thread::sleep_for(Milliseconds(10));
   }
-  if (failed_.load()) return failure_text();
+  if (failed_->load()) return failure_text();
   for (int64_t other : others(members)) {
     if (const std::string fault = find_fault(board_, other, activity, /*only_final=*/false); !fault.empty()) {
       return post_failure(other, absl::StrCat(fault, ", while rank ", rank_, " waited in ", activity.what));

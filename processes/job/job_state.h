@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@
 
 #include "absl/types/span.h"
 #include "processes/job/activity.h"
+#include "processes/job/bounded_store.h"
 #include "processes/job/device_watch.h"
 #include "processes/job/job_board.h"
 
@@ -31,7 +33,7 @@ class JobState {
   void start_listening();
   void stop_listening();
 
-  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  bool failed() const noexcept { return failed_->load(std::memory_order_acquire); }
   std::string failure_text();
   // Tells all ranks that `culprit` failed. The first failure counts: returns the text of that.
   std::string post_failure(int64_t culprit, const std::string& message);
@@ -62,7 +64,7 @@ class JobState {
     std::list<Activity>::iterator position_;
   };
 
-  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+  const c10::intrusive_ptr<BoundedStore>& store() const { return store_; }
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
@@ -75,13 +77,15 @@ class JobState {
   void set_failure(std::string text);
   std::vector<int64_t> others(absl::Span<const int64_t> members) const;
 
-  const c10::intrusive_ptr<c10d::Store> store_;
+  // Whether the job has failed. Shared with `store_`, which backends may keep.
+  const std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
+  const c10::intrusive_ptr<BoundedStore> world_store_;  // also serves the others until this ends
+  const c10::intrusive_ptr<BoundedStore> store_;        // the same; no wait there goes on when the job has failed
   const int64_t rank_, size_;
   const std::chrono::milliseconds timeout_;
   JobBoard listener_board_;  // of the listening thread, so that it never waits for the others
   JobBoard board_;           // of all other threads
 
-  std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;  // of all below, but for `listener_` and `devices_`
   std::condition_variable stopping_;
   bool stop_ = false;

@@ -2,10 +2,12 @@
 // CALL (5) of STEPS (8); what the others report is what faults_test.sh looks at. Every rank ends with 0 only if nothing
 // went wrong. Words besides those of fault_kind(): "late", slow, but within the deadline; "stuck", slower than anybody
 // waits; "leave", the rank's program ends as if it were done. "fault_program listen" is another program that listens at
-// a port, and says nothing to who comes.
+// a port, and says nothing to who comes. FAULT_STORE=remove or lock: the rank also does that to the store's file.
 #include <arpa/inet.h>
 #include <c10/util/Exception.h>
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -38,10 +40,25 @@ int listen_at_a_port() {
   return 0;
 }
 
+// What FAULT_STORE says is done to the file at which the ranks meet, when the fault fires: "remove" it, or "lock" it
+// until this process ends.
+void spoil_store() {
+  const char* how = std::getenv("FAULT_STORE");
+  const char* store = std::getenv("DTENSOR_STORE");
+  if (how == nullptr || store == nullptr) return;
+  const std::string path = std::string(store).substr(std::string("file://").size());
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const bool done = how == std::string("remove") ? ::unlink(path.c_str()) == 0 : ::flock(fd, LOCK_EX) == 0;
+  std::fprintf(stderr, "%s: the store\'s file: %s\n", done ? "done" : "NOT DONE", how);
+}
+
 int run(const std::string& word, int64_t faulty_rank, int64_t call, int64_t steps) {
   const World job = World::from_env();
   const bool faulty = job.owned_ranks()[0] == faulty_rank;
-  const auto say = [&] { std::fprintf(stderr, "fault fires: %s\n", word.c_str()); };
+  const auto say = [&] {
+    spoil_store();
+    std::fprintf(stderr, "fault fires: %s\n", word.c_str());
+  };
   Fault fault;
   fault.call = call;
   fault.on_fire = say;

@@ -4,7 +4,7 @@
 # at every collective: faulty_communicator_test.cc.
 set -u
 launch=$1 program=$2
-passed=0 failed=0 culprit=-
+passed=0 failed=0 culprit=- with=()
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export DTENSOR_TIMEOUT=3 OMP_NUM_THREADS=1
@@ -49,7 +49,7 @@ fault() {
   local words=($1 1) name=$1 seconds=$2 pattern=$3
   culprit=${words[1]}
   shift 3
-  run "$program" $name $(for ((i = $(wc -w <<<"$name"); i < 4; ++i)); do echo "${defaults[i]}"; done)
+  run "${with[@]}" "$program" $name $(for ((i = $(wc -w <<<"$name"); i < 4; ++i)); do echo "${defaults[i]}"; done)
   check "$name: the fault fires" prints "^\[rank $culprit\] fault fires: ${words[0]}"
   check "$name: ranks $* blame rank $culprit" all_say "rank $culprit failed: $pattern" "$@"
   ended "$name" "$seconds"
@@ -62,19 +62,19 @@ run "$program" late 1 5 8
 check "late: the fault fires" prints '^\[rank 1\] fault fires: late'
 check "a rank that is slow within the deadline is none" all_fine
 
-export DTENSOR_DEBUG=detail
 differ='ranks do not make the same calls over tp: '
-fault shape 15 "$differ.*rank 1 is about to make call 5: all_reduce .*f32\[8\].*rank 2 .*f32\[4\]" 0 1 2 3
-fault dtype 15 "$differ.*rank 1 is about to make call 5: all_reduce .*i32\[4\].*rank 2 .*: f32\[4\]" 0 1 2 3
-fault collective 15 "$differ.*rank 0 is about to make call 5: all_reduce.*rank 1 is about to make call 5: all_gather" 0 1 2 3
-fault missing 15 "$differ.*rank 0 is about to make call 5: all_reduce.*rank 1 is about to make call 5: all_gather" 0 1 2 3
-fault "shape 2 7" 15 "$differ.*rank 2 is about to make call 7: reduce_scatter .*f32\[16\]" 0 1 2 3
-fault "dtype 0 6" 15 "$differ.*rank 0 is about to make call 6: all_gather .*i32\[2\]" 0 1 2 3
-fault "collective 3 8" 15 "$differ.*rank 3 is about to make call 8: all_reduce" 0 1 2 3
+for level in info detail; do
+  export DTENSOR_DEBUG=$level
+  fault shape 15 "$differ.*rank 1 is about to make call 5: all_reduce .*f32\[8\].*rank 2 .*f32\[4\]" 0 1 2 3
+  fault dtype 15 "$differ.*rank 1 is about to make call 5: all_reduce .*i32\[4\].*rank 2 .*: f32\[4\]" 0 1 2 3
+  fault collective 15 "$differ.*rank 0 is about to make call 5: all_reduce.*rank 1 is about to make call 5: all_gather" 0 1 2 3
+  fault missing 15 "$differ.*rank 0 is about to make call 5: all_reduce.*rank 1 is about to make call 5: all_gather" 0 1 2 3
+  fault "shape 2 7" 15 "$differ.*rank 2 is about to make call 7: reduce_scatter .*f32\[16\]" 0 1 2 3
+  fault "dtype 0 6" 15 "$differ.*rank 0 is about to make call 6: all_gather .*i32\[2\]" 0 1 2 3
+  fault "collective 3 8" 15 "$differ.*rank 3 is about to make call 8: all_reduce" 0 1 2 3
+done
 
 export DTENSOR_DEBUG=
-# The bytes fit, so nobody notices before the 64th call.
-fault "dtype 1 5 70" 15 "$differ.*rank 0 has made other calls than its group; its last is call 64" 0 1 2 3
 fault "missing 1 8" 15 'it has left: .*while rank . waited in call 8: all_to_all' 0 2 3
 fault stuck 20 'it has not come to call 5: all_reduce.*its last one there was call 4: all_to_all' 0 2 3
 fault slow 20 'it has not come to call 5: all_reduce' 0 1 2 3
@@ -86,6 +86,28 @@ fault "kill 0 3" 15 'its process [0-9]+ is gone.*waited in call 3: reduce_scatte
 fault stop 20 'its process [0-9]+ is stopped' 0 2 3
 fault exit 15 'its process [0-9]+ is gone' 0 2 3
 fault leave 15 'it has left' 0 2 3
+
+# The place where the ranks meet is frozen, removed or locked in the middle of a job.
+for ((port = 20000 + RANDOM % 10000; ; ++port)); do (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break; done
+unset_store=(env -u DTENSOR_STORE MASTER_ADDR=127.0.0.1 "MASTER_PORT=$port")
+fault_at() {  # fault_at "VARIABLES..." "NAME..." SECONDS PATTERN RANKS...: as fault, with other variables
+  local words=$1
+  shift
+  with=($words)
+  fault "$@"
+  with=()
+}
+fault_at "${unset_store[*]}" "stop 0" 25 'its process [0-9]+ is stopped' 1 2 3
+fault_at "${unset_store[*]}" "kill 0" 20 'its process [0-9]+ is gone' 1 2 3
+for how in remove lock; do
+  fault_at "env FAULT_STORE=$how" "stop 1" 25 'its process [0-9]+ is stopped' 0 2 3
+  check "$how and stop: the store is spoiled" prints "^\[rank 1\] done: the store's file: $how"
+  fault_at "env FAULT_STORE=$how" "slow 1" 25 'it has not come to call 5|call 5: all_reduce.*not done' 0 2 3
+  run env "FAULT_STORE=$how" "$program" late 1 5 8
+  check "$how: the store is spoiled" prints "^\[rank 1\] done: the store's file: $how"
+  check "$how: a job that needs it no more ends well" all_fine
+  check "$how: in time" in_time 20
+done
 
 # Where the ranks meet.
 culprit=-

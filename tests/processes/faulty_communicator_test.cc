@@ -83,6 +83,15 @@ Outcome run_job(int64_t faulty_rank, Fault fault, const std::function<bool(const
   return outcome;
 }
 
+// The sum over all ranks of what each passes.
+double all_sum(const DeviceMesh& mesh, double own = 1) {
+  const CommCall call{&mesh.get_group(0), mesh.local_ranks(), {}, {}};
+  return mesh.world()
+      .communicator()
+      .all_reduce(call, {at::full({}, own, at::kDouble)}, ReduceOp::kSum)[0]
+      .item<double>();
+}
+
 bool all_steps(const World& world, int64_t steps) {
   const FaultSteps job(world);
   bool right = true;
@@ -106,11 +115,11 @@ TEST_CASE("faults: none, and one that never comes") {
 }
 
 TEST_CASE("faults: another shape, dtype, collective or none, at every collective and rank, is found at once") {
-  const DebugLevelOf detail("detail");
+  const DebugLevelOf level(GENERATE("info", "detail"));
   for (const char* word : {"shape", "dtype", "collective", "missing"}) {
     for (int64_t call = 5; call <= 8; ++call) {
       const int64_t culprit = call % kRanks;
-      CAPTURE(word, call, culprit);
+      CAPTURE(std::getenv("DTENSOR_DEBUG"), word, call, culprit);
       const Outcome o =
           run_job(culprit, {*fault_kind(word), call}, [](const World& world) { return all_steps(world, 9); });
       CHECK(o.fired == 1);
@@ -135,7 +144,7 @@ TEST_CASE("faults: another shape, dtype, collective or none, at every collective
 }
 
 TEST_CASE("faults: at a barrier, and with tensors that have no rows") {
-  const DebugLevelOf detail("detail");
+  const DebugLevelOf level(GENERATE("info", "detail"));
   // Calls 1 to 3: several tensors in one all_reduce, one of them a scalar; a barrier; a scalar that one rank sends to
   // all.
   const auto body = [](const World& world) {
@@ -178,13 +187,85 @@ TEST_CASE("faults: at a barrier, and with tensors that have no rows") {
   }
 }
 
-TEST_CASE("faults: what nobody compares is found at the 64th call") {
-  const DebugLevelOf info("info");
-  const Outcome o = run_job(2, {Fault::Kind::kDtype, 5}, [](const World& world) { return all_steps(world, 70); });
-  CHECK(o.fired == 1);
+// Large parts travel behind the comparison, small ones with it.
+TEST_CASE("faults: parts that do not fit, of tensors of one layout, are found before they travel") {
+  for (const int64_t rows : {1, 5000}) {
+    for (const int64_t culprit : {int64_t{0}, kRanks - 1}) {
+      CAPTURE(rows, culprit);
+      const Outcome o = run_job(-1, {}, [&](const World& world) {
+        const DeviceMesh mesh(world, {kRanks}, {"tp"});
+        const int64_t rank = world.owned_ranks()[0];
+        FromLocalOptions options;  // all claim the same layout, of which one has another idea
+        options.shape = {kRanks * rows, 4};
+        const auto x = from_local({at::full({rows, 4}, 1.0)}, mesh, {Shard(0)}, options);
+        full_tensor(x);
+        const CommCall call{&mesh.get_group("tp"), mesh.local_ranks(), {}, {}};
+        CommCall own = call;
+        own.receive_shapes = {{{rows}, {rows}, {rows}}};
+        world.communicator().all_gather(own, {at::full({rank == culprit ? 2 * rows : rows}, 1.0)});
+        return true;
+      });
+      CHECK(o.took < kTimeout + kLimit);
+      for (int64_t rank = 0; rank < kRanks; ++rank) {
+        const std::string& error = o.errors[rank];
+        if (rank == culprit && rows == 1 && error.empty()) continue;  // it got all that it expects, and may have left
+        CHECK_THAT(error, Contains(absl::StrCat("rank ", culprit, " failed: ")) &&
+                              Contains(absl::StrCat("rank ", culprit, " has ", 8 * rows, " B for rank ")) &&
+                              Contains(absl::StrCat("which expects ", 4 * rows, " B, in call 2: all_gather over tp")));
+      }
+    }
+  }
+}
+
+TEST_CASE("faults: members that have a group in another order learn so at once") {
+  const Outcome o = run_job(-1, {}, [](const World& world) {
+    const int64_t rank = world.owned_ranks()[0];
+    const DeviceMesh mesh(world, {kRanks}, {"tp"},
+                          rank == 1 ? std::vector<int64_t>{0, 2, 1} : std::vector<int64_t>{0, 1, 2});
+    return all_sum(mesh) == 3;
+  });
+  CHECK(o.took < milliseconds(2500));
   for (const auto& error : o.errors) {
-    CHECK_THAT(error, Contains("rank 2 failed: ranks do not make the same calls") &&
-                          Contains("has made other calls than its group; its last is call 64: all_to_all"));
+    CHECK(error ==
+          "rank 1 failed: ranks do not have the same mesh. The group tp is, in order, ranks 0,1,2 on rank 0; ranks "
+          "0,2,1 on rank 1; ranks 0,1,2 on rank 2");
+  }
+}
+
+// Two threads of each rank, which take turns in another order on every rank.
+TEST_CASE("meshes over the same ranks do not get each other's data") {
+  const Outcome o = run_job(-1, {}, [](const World& world) {
+    const int64_t rank = world.owned_ranks()[0];
+    std::atomic<bool> right{true};
+    const auto sums = [&](const char* name, double own, int64_t pause) {
+      try {
+        const DeviceMesh mesh(world, {kRanks}, {name});
+        for (int k = 0; k < 20; ++k) {
+          std::this_thread::sleep_for(milliseconds(pause));
+          if (all_sum(mesh, own) != kRanks * own) right = false;
+        }
+      } catch (const std::exception&) {
+        right = false;
+      }
+    };
+    std::thread other([&] { sums("a", 1, rank); });
+    sums("b", 10, 2 - rank);
+    other.join();
+    return right.load();
+  });
+  CHECK(o.errors == std::vector<std::string>(kRanks));
+  CHECK(o.right == std::vector<bool>(kRanks, true));
+}
+
+TEST_CASE("faults: a rank that is gone while a group is made is not waited for until the deadline") {
+  const Outcome o = run_job(-1, {}, [](const World& world) {
+    if (world.owned_ranks()[0] == 1) return true;  // leaves
+    return all_sum(DeviceMesh(world, {kRanks}, {"tp"})) == 3;
+  });
+  CHECK(o.took < milliseconds(2800));  // kTimeout is 3000
+  for (int64_t rank : {0, 2}) {
+    CHECK_THAT(o.errors[rank], Contains("rank 1 failed: it has left") &&
+                                   Contains("waited in the making of the group tp of ranks 0,1,2"));
   }
 }
 

@@ -1,0 +1,91 @@
+#include "processes/c10d/call_slots.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "processes/c10d/mismatch.h"
+
+namespace dtensor {
+namespace {
+
+// A part of up to 1000 bytes costs one message, as it does without slots.
+constexpr int64_t kSlot = 1024;
+
+struct Header {
+  uint64_t fingerprint;
+  int64_t bytes;  // from this sender to this receiver
+  int64_t large;  // 1: some part of the sender's does not fit a slot
+};
+constexpr int64_t kRoom = kSlot - static_cast<int64_t>(sizeof(Header));
+
+Header header_at(const at::Tensor& slots, int64_t position) {
+  Header header;
+  std::memcpy(&header, slots.const_data_ptr<uint8_t>() + position * kSlot, sizeof header);
+  return header;
+}
+
+bool fits(const std::vector<int64_t>& bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](int64_t b) { return b <= kRoom; });
+}
+
+}  // namespace
+
+CallSlots::CallSlots(const CallMark& mark, const PackedExchange& packed) {
+  const auto n = static_cast<int64_t>(mark.members.size());
+  send = at::empty({n * kSlot}, at::kByte);
+  receive = at::empty({n * kSlot}, at::kByte);
+  const bool all = fits(packed.send_bytes) && fits(packed.receive_bytes);
+  uint8_t* slot = send.mutable_data_ptr<uint8_t>();
+  const uint8_t* data = packed.send.const_data_ptr<uint8_t>();
+  for (int64_t p = 0; p < n; ++p, slot += kSlot) {
+    const Header header{mark.fingerprint, packed.send_bytes[p], all ? 0 : 1};
+    std::memcpy(slot, &header, sizeof header);
+    const int64_t bytes = all ? packed.send_bytes[p] : 0;
+    if (bytes > 0) std::memcpy(slot + sizeof header, data, bytes);
+    std::memset(slot + sizeof header + bytes, 0, kRoom - bytes);  // no memory of this process leaves it by chance
+    data += bytes;
+  }
+}
+
+void CallSlots::check(Job& job, const CallMark& mark, const PackedExchange& packed) const {
+  const auto n = static_cast<int64_t>(mark.members.size());
+  std::vector<int64_t> fingerprints(n);
+  for (int64_t p = 0; p < n; ++p) fingerprints[p] = static_cast<int64_t>(header_at(receive, p).fingerprint);
+  check_equal(job, fingerprints, mark.sequence, absl::StrCat("is about to make ", mark.what), mark.members,
+              mark.position, mark.group_key, mark.group);
+  // The same call of the same tensors, but parts that do not fit. Only this rank and the other know.
+  std::vector<int64_t> misfits;
+  for (int64_t p = 0; p < n; ++p) {
+    if (header_at(receive, p).bytes != packed.receive_bytes[p]) misfits.push_back(p);
+  }
+  if (misfits.empty()) return;
+  const int64_t p = misfits[0];
+  const bool mine = static_cast<int64_t>(misfits.size()) * 2 > n - 1 && n > 2;
+  job.fail_as(mine ? job.rank() : mark.members[p],
+              absl::StrCat("rank ", mark.members[p], " has ", header_at(receive, p).bytes, " B for rank ", job.rank(),
+                           ", which expects ", packed.receive_bytes[p], " B, in ", mark.what,
+                           ": a rank's part has another size than its layout says; from_local() with run_check = true ",
+                           "finds out which"));
+  job.check();
+}
+
+bool CallSlots::hold_all() const {
+  for (int64_t p = 0; p < receive.numel() / kSlot; ++p) {
+    if (header_at(receive, p).large != 0) return false;
+  }
+  return true;
+}
+
+void CallSlots::copy_to(PackedExchange& packed) const {
+  uint8_t* to = packed.receive.mutable_data_ptr<uint8_t>();
+  for (size_t p = 0; p < packed.receive_bytes.size(); ++p) {
+    const int64_t bytes = packed.receive_bytes[p];
+    if (bytes > 0) std::memcpy(to, receive.const_data_ptr<uint8_t>() + p * kSlot + sizeof(Header), bytes);
+    to += bytes;
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,116 @@
+#include "processes/c10d/run_exchange.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "processes/c10d/call_slots.h"
+#include "processes/c10d/packed_exchange.h"
+#include "processes/c10d/staged_call.h"
+
+namespace dtensor {
+namespace {
+
+// What the stages of one exchange share. The backend outlives what is under way or is left open, hence the pointer: a
+// backend must not end on one of its own threads, which may be the last to have this.
+struct Exchange {
+  c10d::Backend* backend;
+  std::weak_ptr<CallsUnderWay> calls;
+  std::optional<CallMark> mark;
+  std::shared_ptr<PackedExchange> packed;
+  std::optional<CallSlots> slots;
+};
+using ExchangePtr = std::shared_ptr<Exchange>;
+
+c10::intrusive_ptr<c10d::Work> start_packed(const ExchangePtr& exchange) {
+  PackedExchange& packed = *exchange->packed;
+  auto work = start_alone([&] {
+    return exchange->backend->alltoall_base(packed.receive, packed.send, packed.receive_bytes, packed.send_bytes);
+  });
+  if (packed.send.is_cpu()) packed.send = at::Tensor();  // the work has it
+  return work;
+}
+
+c10::intrusive_ptr<c10d::Work> start_slots(const ExchangePtr& exchange) {
+  CallSlots& slots = exchange->slots.emplace(*exchange->mark, *exchange->packed);
+  std::vector<int64_t> even;
+  return start_alone([&] { return exchange->backend->alltoall_base(slots.receive, slots.send, even, even); });
+}
+
+// Null where the slots held all.
+c10::intrusive_ptr<c10d::Work> start_rest(const ExchangePtr& exchange) {
+  const auto calls = exchange->calls.lock();
+  TORCH_CHECK(calls != nullptr, "the world has ended");
+  PackedExchange& packed = *exchange->packed;
+  exchange->slots->check(calls->job(), *exchange->mark, packed);
+  const bool all = exchange->slots->hold_all();
+  if (all) exchange->slots->copy_to(packed);
+  exchange->slots.reset();
+  if (!all) return start_packed(exchange);
+  packed.send = at::Tensor();
+  return {};
+}
+
+ExchangePtr make_exchange(const LinkCall& call) {
+  auto exchange = std::make_shared<Exchange>();
+  exchange->backend = call.link.backend.get();
+  exchange->calls = call.calls;
+  if (call.fingerprint) exchange->mark = call.mark();
+  return exchange;
+}
+
+// `before`: what makes exchange->packed.
+void add_stages(
+    std::vector<StartWork>& stages, const ExchangePtr& exchange, std::function<void()> before = [] {}) {
+  const bool checked = exchange->mark.has_value();
+  stages.push_back([exchange, checked, before = std::move(before)] {
+    before();
+    return checked ? start_slots(exchange) : start_packed(exchange);
+  });
+  if (checked) stages.push_back([exchange] { return start_rest(exchange); });
+}
+
+}  // namespace
+
+void run_exchange(const LinkCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
+                  const RankPieces& outputs, std::function<void()> then) {
+  const ExchangePtr exchange = make_exchange(call);
+  exchange->packed =
+      std::make_shared<PackedExchange>(*call.call.group, call.job().rank(), call.device, messages, inputs, outputs);
+  if (call.link.members.size() == 1) return then();
+  std::vector<StartWork> stages;
+  add_stages(stages, exchange);
+  run_stages(call, std::move(stages), [exchange, then = std::move(then)] {
+    exchange->packed->unpack();
+    then();
+  });
+}
+
+void run_all_reduce(const LinkCall& call, AllReduceSteps plan) {
+  if (plan.steps.size() == 1 || call.link.members.size() == 1) {
+    for (ExchangeStep& step : plan.steps) run_exchange(call, step.messages, step.inputs, step.outputs, step.then);
+    return;
+  }
+  const auto steps = std::make_shared<std::vector<ExchangeStep>>(std::move(plan.steps));
+  const auto pack = [group = *call.call.group, rank = call.job().rank(), device = call.device](const ExchangeStep& s) {
+    return std::make_shared<PackedExchange>(group, rank, device, s.messages, s.inputs, s.outputs);
+  };
+  const ExchangePtr first = make_exchange(call), second = make_exchange(call);
+  first->packed = pack((*steps)[0]);
+  std::vector<StartWork> stages;
+  add_stages(stages, first);
+  add_stages(stages, second, [first, second, steps, pack] {
+    first->packed->unpack();
+    (*steps)[0].then();
+    first->packed.reset();
+    (*steps)[0] = {};  // its addends are not needed any more
+    second->packed = pack((*steps)[1]);
+  });
+  run_stages(call, std::move(stages), [second, steps] {
+    second->packed->unpack();
+    (*steps)[1].then();
+  });
+}
+
+}  // namespace dtensor

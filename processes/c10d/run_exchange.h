@@ -1,0 +1,22 @@
+// Exchanges between the processes of a group, and what is made of them. Internal to the communicator.
+#pragma once
+
+#include <functional>
+
+#include "absl/types/span.h"
+#include "comm/reduce_by_exchange.h"
+#include "processes/c10d/link_call.h"
+
+namespace dtensor {
+
+// One alltoall_base of packed bytes; `then` is what is to be done with what has come, before the results are read. Does
+// not wait where call.is_async(). Where call.fingerprint is set, the ranks compare it and their numbers of bytes before
+// (call_slots.h); small parts travel with it, large ones in a second alltoall_base.
+void run_exchange(
+    const LinkCall& call, absl::Span<const Message> messages, const RankPieces& inputs, const RankPieces& outputs,
+    std::function<void()> then = [] {});
+
+// An all_reduce by one exchange or two. The inputs of the second are packed when the first has come.
+void run_all_reduce(const LinkCall& call, AllReduceSteps plan);
+
+}  // namespace dtensor

@@ -1,0 +1,28 @@
+// The file at which the ranks of a job meet, and whether it is still the one. Internal.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace dtensor {
+
+// FileStore would make a removed file anew, and find in it neither the job's places nor its failures, or those of
+// another job. Thread-safe.
+class StoreFile {
+ public:
+  explicit StoreFile(std::string path) : path_(std::move(path)) {}
+
+  // That the ranks have met there: from now on it must stay.
+  void remember();
+  // Error (c10::DistStoreError): the file was removed, or another one is there now.
+  void check() const;
+
+ private:
+  uint64_t inode() const;  // 0: there is none
+
+  const std::string path_;
+  std::atomic<uint64_t> remembered_{0};  // 0: nothing yet
+};
+
+}  // namespace dtensor

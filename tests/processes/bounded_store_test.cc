@@ -1,0 +1,184 @@
+// What becomes of calls of a store that does not answer, and of a job that meets at one.
+#include "processes/job/bounded_store.h"
+
+#include <c10/util/Exception.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <vector>
+
+#include "processes/job/job.h"
+#include "tests/testing/catch_torch.h"
+
+using Catch::Contains;
+
+namespace dtensor {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kTimeout{300};
+
+// One for all, whose calls do not come back while it is frozen.
+class FreezingStore final : public c10d::PrefixStore {
+ public:
+  FreezingStore() : PrefixStore("p", c10::make_intrusive<c10d::HashStore>()) {}
+  std::atomic<bool> frozen{false};
+
+  c10::intrusive_ptr<c10d::Store> clone() override { return c10::intrusive_ptr<FreezingStore>::reclaim_copy(this); }
+  using Store::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    thaw();
+    PrefixStore::set(key, value);
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    thaw();
+    return PrefixStore::add(key, value);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    thaw();
+    return PrefixStore::check(keys);
+  }
+
+ private:
+  void thaw() const {
+    while (frozen) std::this_thread::sleep_for(milliseconds(2));
+  }
+};
+
+milliseconds since(Clock::time_point begin) { return std::chrono::duration_cast<milliseconds>(Clock::now() - begin); }
+
+TEST_CASE("bounded store: keys and values are those of the store", "[processes][job]") {
+  const auto inner = c10::make_intrusive<FreezingStore>();
+  const auto store = make_bounded_store(inner, kTimeout);
+  CHECK(make_bounded_store(store, milliseconds(1)) == store);
+  store->set("a", std::string("1"));
+  CHECK(store->get_to_str("a") == "1");
+  CHECK(store->add("n", 3) == 3);
+  CHECK(store->add("n", 4) == 7);
+  CHECK(store->check({"a", "n"}));
+  CHECK_FALSE(store->check({"a", "b"}));
+  CHECK(store->compareSet("c", std::string(), std::string("first")) == "first");
+  CHECK(store->compareSet("c", std::string(), std::string("second")) == "first");
+  CHECK(store->deleteKey("a"));
+  CHECK_FALSE(store->check({"a"}));
+  store->under("x/")->set("b", std::string("2"));
+  CHECK(inner->get_to_str("x//b") == "2");
+}
+
+TEST_CASE("bounded store: get and wait wait for their keys, no longer than the deadline", "[processes][job]") {
+  const auto store = make_bounded_store(c10::make_intrusive<FreezingStore>(), kTimeout);
+  std::thread later([other = store->under("")] {
+    std::this_thread::sleep_for(milliseconds(100));
+    other->set("late", std::string("here"));
+  });
+  CHECK(store->get_to_str("late") == "here");
+  later.join();
+  const auto begin = Clock::now();
+  CHECK_THROWS_WITH(store->get("never"), Contains("nobody has set never at the store within 0.3 s"));
+  CHECK_THROWS_WITH(store->wait({"never"}, milliseconds(50)), Contains("nobody has set never"));
+  CHECK(since(begin) >= kTimeout);
+  CHECK(since(begin) < 5 * kTimeout);
+}
+
+TEST_CASE("bounded store: a call that does not come back is an error, the next ones at once, until it does",
+          "[processes][job]") {
+  const auto inner = c10::make_intrusive<FreezingStore>();
+  const auto store = make_bounded_store(inner, kTimeout);
+  inner->frozen = true;
+  auto begin = Clock::now();
+  CHECK_THROWS_WITH(store->add("n", 1), Contains("has not answered within 0.3 s"));
+  CHECK(since(begin) >= kTimeout);
+  begin = Clock::now();
+  for (int i = 0; i < 100; ++i) CHECK_THROWS_WITH(store->check({"n"}), Contains("has not answered"));
+  CHECK(since(begin) < kTimeout);
+  inner->frozen = false;
+  std::this_thread::sleep_for(milliseconds(100));
+  CHECK(store->add("n", 1) == 2);  // the first was made, too
+  inner->frozen = true;
+  CHECK_THROWS_WITH(store->set("k", std::string("v")), Contains("has not answered"));
+  begin = Clock::now();
+  const auto end = make_bounded_store(inner, kTimeout);  // ends while the thread of `store` is in a call
+  CHECK(since(begin) < kTimeout);
+  inner->frozen = false;
+}
+
+TEST_CASE("bounded store: what it is told to check fails its calls, also those that wait", "[processes][job]") {
+  std::atomic<bool> good{true};
+  const auto store = make_bounded_store(c10::make_intrusive<FreezingStore>(), milliseconds(20000))->under("", [&] {
+    TORCH_CHECK(good, "the file was removed");
+  });
+  CHECK(store->add("n", 1) == 1);
+  std::thread later([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    good = false;
+  });
+  const auto begin = Clock::now();
+  CHECK_THROWS_WITH(store->get("never"), Contains("the file was removed"));
+  CHECK(since(begin) < milliseconds(5000));
+  later.join();
+}
+
+TEST_CASE("bounded store: in a fork its calls fail and its end does not wait", "[processes][job]") {
+  auto store = make_bounded_store(c10::make_intrusive<FreezingStore>(), milliseconds(20000));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(5);
+    bool threw = false;
+    try {
+      store->add("n", 1);
+    } catch (const c10::Error&) {
+      threw = true;
+    }
+    store.reset();
+    ::_exit(threw ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK(status == 0);
+}
+
+TEST_CASE("job: with a frozen store waits end at the deadline, and so does the job's end", "[processes][job]") {
+  const auto inner = c10::make_intrusive<FreezingStore>();
+  constexpr milliseconds kDeadline{1000};
+  auto first = std::make_unique<Job>(inner, 0, 2, kDeadline), second = std::make_unique<Job>(inner, 1, 2, kDeadline);
+  CHECK(first->one_host());
+  CHECK(second->one_host());
+  inner->frozen = true;
+  auto begin = Clock::now();
+  CHECK_THROWS_WITH(first->wait_until({"0,1", 1, "a call"}, {0, 1}, [] { return false; }),
+                    Contains("a call: not done within 1 s"));
+  CHECK(since(begin) < milliseconds(5000));
+  begin = Clock::now();
+  CHECK_THROWS_WITH(second->store()->get("key"), Contains("has not answered within 1 s"));
+  CHECK(since(begin) < milliseconds(2000));
+  begin = Clock::now();
+  second.reset();
+  first.reset();
+  CHECK(since(begin) < milliseconds(5000));
+  inner->frozen = false;
+}
+
+// A rank listens as long as it lives: what fails once, or often, may answer again.
+TEST_CASE("job: after a frozen store has thawed, failures are learnt of", "[processes][job]") {
+  const auto inner = c10::make_intrusive<FreezingStore>();
+  Job first(inner, 0, 2, milliseconds(200)), second(inner, 1, 2, milliseconds(200));
+  inner->frozen = true;
+  std::this_thread::sleep_for(milliseconds(4000));  // more than five attempts
+  inner->frozen = false;
+  first.fail("it has had enough");
+  const auto until = Clock::now() + milliseconds(5000);
+  while (!second.failed() && Clock::now() < until) std::this_thread::sleep_for(milliseconds(5));
+  CHECK_THROWS_WITH(second.check(), Contains("rank 0 failed: it has had enough"));
+}
+
+}  // namespace
+}  // namespace dtensor
