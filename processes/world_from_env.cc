@@ -1,4 +1,5 @@
 #include <ATen/Context.h>
+#include <ATen/core/Generator.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "processes/job/bounded_store.h"
 #include "processes/job/error_file.h"
 #include "processes/job/job.h"
+#include "processes/job/job_board.h"
 #include "processes/job/terminate_handler.h"
 #include "processes/launch/choose_device.h"
 #include "processes/launch/launch_env.h"
@@ -65,8 +67,10 @@ class WorldStore final : public BoundedStore {
 
 // How often this rank has come to what `key` names, this time included; equal on all ranks, as all make their worlds in
 // the same order.
-// Error: more often than this process did, so another process has the same rank, or the store is an old one.
-int64_t count_visit(BoundedStore& store, const std::string& key, int64_t rank, const std::string& name, bool file) {
+// Error: more often than this process did, so another process has the same rank, or the store is an old one. Where the
+// others still wait for a rank to come they learn of it, too; a job that is complete is left alone.
+int64_t count_visit(BoundedStore& store, const std::string& key, int64_t rank, int64_t size, const std::string& name,
+                    bool file) {
   static std::mutex mutex;
   static auto* visits = new std::map<std::string, int64_t>;  // by this process
   int64_t mine = 0;
@@ -75,14 +79,42 @@ int64_t count_visit(BoundedStore& store, const std::string& key, int64_t rank, c
     mine = ++(*visits)[absl::StrCat(name, " ", key)];
   }
   const int64_t all = store.add(absl::StrCat(key, "/came/", rank), 1);
-  TORCH_CHECK(all <= mine, "World::from_env: a rank ", rank, " has been at the store ", name,
-              " before: two processes have the same rank",
-              file ? ", or the file is left from an earlier run: remove it" : "");
-  return mine;
+  if (all <= mine) return mine;
+  const std::string error =
+      absl::StrCat("a rank ", rank, " has been at the store ", name, " before: two processes have the same rank",
+                   file ? ", or the file is left from an earlier run: remove it" : "");
+  JobBoard board(*store.under(absl::StrCat(key, "/", mine)), rank);
+  for (int64_t r = 0; r < size; ++r) {
+    if (board.place(r)) continue;
+    board.post_failure(absl::StrCat("rank ", rank, " failed: ", error));
+    break;
+  }
+  TORCH_CHECK(false, "World::from_env: ", error);
+}
+
+// All ranks draw on from where the random numbers of rank 0 are: what is to be the same everywhere would differ where
+// programs, or their parts, were seeded differently.
+void share_random_state(Job& job) {
+  const Activity activity{"random state", 1, "the random state of rank 0"};
+  at::Generator generator = at::globalContext().defaultGenerator(c10::DeviceType::CPU);
+  std::lock_guard lock(generator.mutex());
+  const at::Tensor state = generator.get_state();
+  const auto bytes = static_cast<size_t>(state.numel());
+  if (job.rank() == 0) {
+    const uint8_t* data = state.const_data_ptr<uint8_t>();
+    return job.store()->set("random", std::vector<uint8_t>(data, data + bytes));
+  }
+  job.wait_until(activity, {0}, [&] { return job.store()->check({"random"}); });
+  const std::vector<uint8_t> first = job.store()->get("random");
+  TORCH_CHECK(first.size() == bytes, "World: rank 0 has a random state of ", first.size(), " bytes, rank ", job.rank(),
+              " one of ", bytes, "; start all ranks with the same LibTorch");
+  std::copy(first.begin(), first.end(), state.mutable_data_ptr<uint8_t>());
+  generator.set_state(state);
 }
 
 World make_world(std::shared_ptr<Job> job, const DeviceChoice& choice, c10::intrusive_ptr<c10d::ProcessGroup> group) {
   job->one_host();  // waits for all
+  share_random_state(*job);
   const int64_t rank = job->rank(), size = job->size();
   std::string name = c10::str("processes(", size, ", rank ", rank, ", ", choice.backend, ", ", choice.device, ")");
   auto communicator = make_c10d_communicator(std::move(job), choice.backend, choice.device, std::move(group));
@@ -99,7 +131,7 @@ World world_from_env(const LaunchOptions& options) {
   const std::string key = absl::StrCat("dtensor/", place.run_id, "/", place.restart_count);
   const std::string path = parse_store(place.store, "").path;
   const auto file = path.empty() ? nullptr : std::make_shared<StoreFile>(path);
-  const int64_t nth = count_visit(*store, key, place.rank, place.store, file != nullptr);
+  const int64_t nth = count_visit(*store, key, place.rank, place.world_size, place.store, file != nullptr);
   const bool serves = file == nullptr && place.rank == 0 && !place.store_exists;
   auto own = c10::make_intrusive<WorldStore>(absl::StrCat(key, "/", nth), *store, place.world_size, serves, file);
   World world =

@@ -98,6 +98,9 @@ void run_all_reduce(const LinkCall& call, AllReduceSteps plan) {
   };
   const ExchangePtr first = make_exchange(call), second = make_exchange(call);
   first->packed = pack((*steps)[0]);
+  // The first has compared the call and the size of every part. Who sends a part in the second got one of that size
+  // from each receiver in the first.
+  second->mark.reset();
   std::vector<StartWork> stages;
   add_stages(stages, first);
   add_stages(stages, second, [first, second, steps, pack] {

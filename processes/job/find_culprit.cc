@@ -34,10 +34,10 @@ std::string find_fault(JobBoard& board, int64_t other, const Activity& mine, boo
     }
   } catch (const std::exception&) {
   }
-  static const std::string here = host_name();
-  if (where->host != here) return "";
+  static const std::string here = host_name(), numbers = pid_namespace();
+  if (where->host != here || where->pid_namespace != numbers) return "";
   const std::string state = process_state(where->pid);
-  if (state.empty() || state == "Z" || state == "X") {
+  if (state.empty() || state == "Z" || state == "X" || process_start(where->pid) != where->start) {
     return absl::StrCat("its process ", where->pid, " is gone: it was killed, crashed or ended without notice");
   }
   if (!only_final && state == "T")

@@ -1,8 +1,10 @@
 #include "processes/job/job.h"
 
 #include <signal.h>
+#include <torch/version.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <optional>
 #include <thread>
@@ -23,10 +25,34 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
+// Of what ranks write to the store and to one another. Raised when that changes.
+constexpr int kMessages = 2;
+
 // Gloo writes to sockets whose other end may have died; the signal for that would end the process instead of the call.
 void ignore_broken_pipes() {
   struct sigaction now = {};
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
+// Error: the ranks were not started alike.
+void check_setup(JobState& state) {
+  const char* debug = std::getenv("DTENSOR_DEBUG");
+  const JobBoard::Setup mine{state.rank(), state.size(), debug == nullptr || *debug == '\0' ? "info" : debug,
+                             absl::StrCat(kMessages, " with LibTorch ", TORCH_VERSION)};
+  JobBoard::Setup first;
+  try {
+    first = state.board().first_setup(mine);
+  } catch (const std::exception& e) {
+    throw_failure(state.post_failure(mine.rank, message_of(e)));
+  }
+  const auto differ = [&](const std::string& what, const std::string& own, const std::string& other) {
+    if (own == other) return;
+    throw_failure(state.post_failure(mine.rank, absl::StrCat(what, " is ", own, " there, and ", other, " on rank ",
+                                                             first.rank, "; start all ranks alike")));
+  };
+  differ("the number of ranks (WORLD_SIZE)", absl::StrCat(mine.size), absl::StrCat(first.size));
+  differ("DTENSOR_DEBUG", mine.debug, first.debug);
+  differ("the library's version", mine.version, first.version);
 }
 
 }  // namespace
@@ -59,6 +85,7 @@ Milliseconds Job::timeout() const { return state_->timeout(); }
 const c10::intrusive_ptr<BoundedStore>& Job::store() const { return state_->store(); }
 
 bool Job::one_host() const {
+  check_setup(*state_);
   const auto deadline = Clock::now() + timeout();
   const std::string here = host_name();
   const auto place_of = [&](int64_t rank) -> std::optional<JobBoard::Place> {

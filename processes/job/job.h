@@ -44,8 +44,10 @@ class Job {
   int64_t size() const;
   std::chrono::milliseconds timeout() const;
   const c10::intrusive_ptr<BoundedStore>& store() const;  // no call waits longer than timeout()
-  bool one_host() const;  // all ranks are on this host. Waits for them to say where they are. Errors: deadline, naming
-                          // who is missing
+  // Whether all ranks are on this host. Waits for them to say where they are. Errors: the deadline, naming who is
+  // missing; at once, that this rank was started with another world size, DTENSOR_DEBUG or version than the first to
+  // come.
+  bool one_host() const;
 
   // Error (c10::DistError) "rank 2 failed: ..." if some rank has failed, this one included. Costs an atomic load.
   void check() const;

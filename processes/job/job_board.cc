@@ -34,7 +34,10 @@ RankStatus status_from(const std::string& text) {
 }  // namespace
 
 void post_place(c10d::Store& store, int64_t rank) {
-  const Json place = {{"host", host_name()}, {"pid", ::getpid()}};
+  const Json place = {{"host", host_name()},
+                      {"pid", ::getpid()},
+                      {"pid_namespace", pid_namespace()},
+                      {"start", process_start(::getpid())}};
   store.set(absl::StrCat("place/", rank), place.dump());
 }
 
@@ -53,7 +56,16 @@ std::optional<JobBoard::Place> JobBoard::place(int64_t rank) {
   const auto text = read(absl::StrCat("place/", rank));
   if (!text) return std::nullopt;
   const Json json = Json::parse(*text);
-  return places_[rank] = {json.at("host").get<std::string>(), json.at("pid").get<int64_t>()};
+  return places_[rank] = {json.at("host").get<std::string>(), json.at("pid").get<int64_t>(),
+                          json.at("pid_namespace").get<std::string>(), json.at("start").get<std::string>()};
+}
+
+JobBoard::Setup JobBoard::first_setup(const Setup& mine) {
+  std::lock_guard lock(mutex_);
+  const Json own = {{"rank", mine.rank}, {"size", mine.size}, {"debug", mine.debug}, {"version", mine.version}};
+  const Json first = Json::parse(store_->compareSet("setup", std::string(), own.dump()));
+  return {first.at("rank").get<int64_t>(), first.at("size").get<int64_t>(), first.at("debug").get<std::string>(),
+          first.at("version").get<std::string>()};
 }
 
 std::string JobBoard::post_failure(const std::string& text) {

@@ -35,6 +35,14 @@ class JobBoard {
   struct Place {
     std::string host;  // host_name()
     int64_t pid = 0;
+    std::string pid_namespace;  // pid_namespace(): `pid` means nothing in another one
+    std::string start;          // process_start(): what has the number later is another process
+  };
+  // What must be equal on all ranks. The first rank that comes says what it is.
+  struct Setup {
+    int64_t rank = 0;  // whose
+    int64_t size = 0;  // ranks of the world
+    std::string debug, version;
   };
 
   // Of rank `rank`. Has a thread of its own to call the store on, so that it never waits for others' calls.
@@ -42,6 +50,9 @@ class JobBoard {
 
   // nullopt: that rank has not come yet.
   std::optional<Place> place(int64_t rank);
+
+  // The one of the first rank that came, `mine` if that is this one.
+  Setup first_setup(const Setup& mine);
 
   // The first failure that is posted counts: returns its text where it is known already, else `text`.
   std::string post_failure(const std::string& text);

@@ -97,16 +97,16 @@ fault_at() {  # fault_at "VARIABLES..." "NAME..." SECONDS PATTERN RANKS...: as f
   fault "$@"
   with=()
 }
-fault_at "${unset_store[*]}" "stop 0" 25 'its process [0-9]+ is stopped' 1 2 3
+fault_at "${unset_store[*]}" "stop 0" 35 'its process [0-9]+ is stopped' 1 2 3
 fault_at "${unset_store[*]}" "kill 0" 20 'its process [0-9]+ is gone' 1 2 3
 for how in remove lock; do
-  fault_at "env FAULT_STORE=$how" "stop 1" 25 'its process [0-9]+ is stopped' 0 2 3
+  fault_at "env FAULT_STORE=$how" "stop 1" 35 'its process [0-9]+ is stopped' 0 2 3
   check "$how and stop: the store is spoiled" prints "^\[rank 1\] done: the store's file: $how"
-  fault_at "env FAULT_STORE=$how" "slow 1" 25 'it has not come to call 5|call 5: all_reduce.*not done' 0 2 3
+  fault_at "env FAULT_STORE=$how" "slow 1" 35 'it has not come to call 5|call 5: all_reduce.*not done' 0 2 3
   run env "FAULT_STORE=$how" "$program" late 1 5 8
   check "$how: the store is spoiled" prints "^\[rank 1\] done: the store's file: $how"
   check "$how: a job that needs it no more ends well" all_fine
-  check "$how: in time" in_time 20
+  check "$how: in time" in_time 30
 done
 
 # Where the ranks meet.
@@ -150,6 +150,21 @@ run env -u DTENSOR_STORE MASTER_ADDR=127.0.0.1 \
 ended "one rank has another port" 15
 check "one rank has another port: it says so" all_say "nobody answered rank 1 at the store tcp://127.0.0.1:$other .*Rank 0 listens there" 1
 check "one rank has another port: the others miss it" all_say 'of 4 ranks, rank 1 did not come within 3 s' 0 2 3
+
+# Ranks that were not started alike.
+differs() {  # differs NAME ASSIGNMENT PATTERN: rank 1, or as it says, runs with another variable
+  DTENSOR_TIMEOUT=10 run bash -c "$2; exec \"\$@\"" bash "$program" none 1 5 8
+  ended "$1" 15
+  check "$1: at once" lacks 'did not come within|has not come to'
+  check "$1: all say so" all_say "$3" 0 1 2 3
+}
+differs "another world size" '[ $RANK != 1 ] || { export WORLD_SIZE=3; unset LOCAL_WORLD_SIZE; }' 'the number of ranks \(WORLD_SIZE\) is [34] there, and [34] on rank [0-3]'
+differs "a larger world size" '[ $RANK != 3 ] || export WORLD_SIZE=5' 'the number of ranks \(WORLD_SIZE\) is [45] there, and [45] on rank [0-3]'
+differs "another DTENSOR_DEBUG" '[ $RANK != 2 ] || export DTENSOR_DEBUG=detail' 'DTENSOR_DEBUG is (info|detail) there, and (info|detail) on rank [0-3]'
+DTENSOR_TIMEOUT=10 run bash -c '[ $RANK != 3 ] || export RANK=1; exec "$@"' bash "$program" none 1 5 8
+ended "a rank twice" 15
+check "a rank twice: at once" lacks 'did not come within'
+check "a rank twice: all say so" all_say 'a rank 1 has been at the store .* before: two processes have the same rank' 0 1 2 3
 
 echo "[dtensor] $passed passed, $failed failed, 0 skipped"
 [ "$failed" = 0 ]

@@ -6,10 +6,12 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/tempfile.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -23,6 +25,9 @@
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/scopes.h"
 #include "mesh/device_mesh.h"
+#include "processes/job/bounded_store.h"
+#include "processes/job/find_culprit.h"
+#include "processes/job/host_process.h"
 #include "tests/testing/catch_torch.h"
 
 using Catch::Contains;
@@ -195,6 +200,38 @@ TEST_CASE("job: what a backend starts does not hold the scope it was started in"
   CHECK(c10::ThreadLocalDebugInfo::current() == outside);
   CHECK_THROWS_WITH(job.run({"0", 2, "a call"}, {0}, start(true)), Contains("rank 0 failed: a call: no route"));
   CHECK(current_dispatch_scope().mesh == mesh);
+}
+
+// What a rank that says it is process `place` of this host is blamed for.
+std::string fault_of(const nlohmann::json& place) {
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  store->set("place/1", std::string(place.dump()));
+  JobBoard board(*make_bounded_store(store, milliseconds(5000)), 0);
+  return find_fault(board, 1, {"0,1", 1, "a call"}, /*only_final=*/true);
+}
+
+TEST_CASE("job: a process is gone if its number is free or another's, where numbers mean the same",
+          "[processes][job]") {
+  const int64_t own = ::getpid(), nobody = 1 << 30;
+  const nlohmann::json here = {
+      {"host", host_name()}, {"pid", own}, {"pid_namespace", pid_namespace()}, {"start", process_start(own)}};
+  CHECK(pid_namespace() != "");
+  CHECK(process_start(own) != "");
+  CHECK(process_start(nobody) == "");
+  CHECK(fault_of(here) == "");
+  const auto with = [&](const char* key, const nlohmann::json& value) {
+    nlohmann::json other = here;
+    other[key] = value;
+    return other;
+  };
+  CHECK_THAT(fault_of(with("pid", nobody)), Contains("its process 1073741824 is gone"));
+  CHECK_THAT(fault_of(with("start", "1")), Contains("is gone"));
+  nlohmann::json elsewhere = with("pid", nobody);
+  elsewhere["pid_namespace"] = "pid:[1]";
+  CHECK(fault_of(elsewhere) == "");
+  elsewhere["pid_namespace"] = pid_namespace();
+  elsewhere["host"] = "another host";
+  CHECK(fault_of(elsewhere) == "");
 }
 
 // Gloo writes to ranks that have just died.
