@@ -93,7 +93,7 @@ void save_hugging_face(const NamedTensors& tensors, const std::string& folder, i
   const std::vector<Entries> parts = split(safetensors_entries(tensors), max_file_bytes);
   for (const Entries& part : parts) safetensors_header_text(part, metadata);  // before anything is gathered
   WholeValues values(tensors);
-  const OnWriter on_writer(tensors, folder);
+  const OnWriter on_writer(tensors);
   std::deque<AtomicFile> files;  // in the process that writes
   on_writer([&] { make_folder(folder); });
   for (size_t i = 0; i < parts.size(); ++i) {

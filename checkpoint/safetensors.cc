@@ -71,7 +71,7 @@ void save_safetensors(const NamedTensors& tensors, const std::string& path,
   std::vector<SafetensorsEntry> entries = safetensors_entries(tensors);
   lay_out_safetensors(entries);
   WholeValues values(tensors);
-  const OnWriter on_writer(tensors, path);
+  const OnWriter on_writer(tensors);
   std::optional<AtomicFile> file;  // in the process that writes
   write_safetensors([&]() -> AtomicFile& { return file.emplace(path); }, entries, metadata, values, on_writer);
   on_writer([&] { file->commit(); });

@@ -44,16 +44,13 @@ at::Tensor WholeValues::take(const std::string& name) {
   return value;
 }
 
-OnWriter::OnWriter(const NamedTensors& tensors, std::string path) : path_(std::move(path)) {
+OnWriter::OnWriter(const NamedTensors& tensors) {
   for (const auto& [name, t] : tensors) {
     if (t.defined()) tensors_.push_back(t);
   }
 }
 
-void OnWriter::operator()(const std::function<void()>& work) const {
-  write_once(
-      tensors_, path_, [] {}, work);
-}
+void OnWriter::operator()(const std::function<void()>& work) const { write_once(tensors_, nullptr, work); }
 
 void write_safetensors(const std::function<AtomicFile&()>& open, const std::vector<SafetensorsEntry>& entries,
                        const std::map<std::string, std::string>& metadata, WholeValues& values,

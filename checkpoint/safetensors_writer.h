@@ -38,12 +38,11 @@ class WholeValues {
 // Runs work that concerns files in the process that writes, as write_once() does; a collective call.
 class OnWriter {
  public:
-  OnWriter(const NamedTensors& tensors, std::string path);
+  explicit OnWriter(const NamedTensors& tensors);
   void operator()(const std::function<void()>& work) const;
 
  private:
   std::vector<at::Tensor> tensors_;
-  std::string path_;
 };
 
 // Writes header and data of `entries`, which lie in this order, to the file that `open` gives the process that writes,

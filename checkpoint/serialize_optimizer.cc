@@ -1,15 +1,12 @@
 #include <c10/util/Exception.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
+#include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
 #include "checkpoint/one_writer.h"
+#include "checkpoint/optimizer_state.h"
 #include "checkpoint/serialize.h"
 #include "checkpoint/serialize_parts.h"
 #include "checkpoint/tensor_file.h"
@@ -22,27 +19,6 @@ namespace {
 
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamState;
-
-// The tensors of a parameter's state, with their names; nullopt for an optimizer that is not known here.
-std::optional<std::vector<std::pair<const char*, at::Tensor*>>> state_tensors(OptimizerParamState& state) {
-  using Tensors = std::vector<std::pair<const char*, at::Tensor*>>;
-  if (auto* s = dynamic_cast<torch::optim::SGDParamState*>(&state))
-    return Tensors{{"momentum_buffer", &s->momentum_buffer()}};
-  if (auto* s = dynamic_cast<torch::optim::AdamParamState*>(&state)) {
-    return Tensors{
-        {"exp_avg", &s->exp_avg()}, {"exp_avg_sq", &s->exp_avg_sq()}, {"max_exp_avg_sq", &s->max_exp_avg_sq()}};
-  }
-  if (auto* s = dynamic_cast<torch::optim::AdamWParamState*>(&state)) {
-    return Tensors{
-        {"exp_avg", &s->exp_avg()}, {"exp_avg_sq", &s->exp_avg_sq()}, {"max_exp_avg_sq", &s->max_exp_avg_sq()}};
-  }
-  if (auto* s = dynamic_cast<torch::optim::AdagradParamState*>(&state)) return Tensors{{"sum", &s->sum()}};
-  if (auto* s = dynamic_cast<torch::optim::RMSpropParamState*>(&state)) {
-    return Tensors{
-        {"square_avg", &s->square_avg()}, {"momentum_buffer", &s->momentum_buffer()}, {"grad_avg", &s->grad_avg()}};
-  }
-  return std::nullopt;
-}
 
 bool any_distributed(const Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
@@ -62,12 +38,12 @@ std::vector<at::Tensor*> distributed_state(const Optimizer& optimizer) {
     for (const at::Tensor& p : group.params()) {
       const auto it = optimizer.state().find(p.unsafeGetTensorImpl());
       if (it != optimizer.state().end() && in_groups.insert(it->first).second) {
-        const auto tensors = state_tensors(*it->second);
+        const auto fields = fields_of(*it->second);
         TORCH_CHECK_NOT_IMPLEMENTED(
-            tensors || !any_distributed(optimizer),
+            fields || !any_distributed(optimizer),
             "[save] distributed state of this optimizer is not known; SGD, Adam, AdamW, Adagrad and RMSprop are");
-        if (tensors) {
-          for (const auto& [name, place] : *tensors) {
+        if (fields) {
+          for (const auto& [name, place] : fields->tensors) {
             if (is_dtensor(*place)) result.push_back(place);
           }
         }
@@ -76,9 +52,9 @@ std::vector<at::Tensor*> distributed_state(const Optimizer& optimizer) {
   }
   for (const auto& [key, state] : optimizer.state()) {
     if (in_groups.contains(key)) continue;
-    const auto tensors = state_tensors(*state);
-    const bool distributed = tensors && std::any_of(tensors->begin(), tensors->end(),
-                                                    [](const auto& named) { return is_dtensor(*named.second); });
+    const auto fields = fields_of(*state);
+    const bool distributed = fields && std::any_of(fields->tensors.begin(), fields->tensors.end(),
+                                                   [](const auto& named) { return is_dtensor(*named.second); });
     TORCH_CHECK_VALUE(!distributed,
                       "[save] the optimizer has state of a parameter that is in none of its param_groups; "
                       "erase it from state()");
@@ -117,7 +93,7 @@ std::string name_of(const at::Tensor& p, size_t index) {
 }
 
 // State that came from a file, laid out like its parameter.
-void lay_out(at::Tensor& t, const char* state_name, const at::Tensor& p, size_t index) {
+void lay_out(at::Tensor& t, const std::string& state_name, const at::Tensor& p, size_t index) {
   if (!t.defined()) return;
   TORCH_CHECK_VALUE(t.sizes() == p.sizes(), "[load] ", state_name, " of ", name_of(p, index), " has shape ", t.sizes(),
                     " in the file, but the parameter has ", p.sizes());
@@ -130,12 +106,12 @@ void lay_out(at::Tensor& t, const char* state_name, const at::Tensor& p, size_t 
 }
 
 void lay_out(OptimizerParamState& state, const at::Tensor& p, size_t index) {
-  const auto tensors = state_tensors(state);
+  const auto fields = fields_of(state);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      tensors || !is_dtensor(p),
+      fields || !is_dtensor(p),
       "[load] distributed state of this optimizer is not known; SGD, Adam, AdamW, Adagrad and RMSprop are");
-  if (!tensors) return;
-  for (const auto& [name, place] : *tensors) lay_out(*place, name, p, index);
+  if (!fields) return;
+  for (const auto& [name, place] : fields->tensors) lay_out(*place, name, p, index);
 }
 
 }  // namespace
@@ -156,7 +132,7 @@ void save(const Optimizer& optimizer, const std::string& path) {
   }
   torch::serialize::OutputArchive archive;
   write_once(
-      tensors, path, [&] { optimizer.save(archive); },
+      tensors, [&] { optimizer.save(archive); },
       [&] { write_archive(path, [&](const auto& sink) { archive.save_to(sink); }); });
 }
 
