@@ -9,6 +9,7 @@
 // dtensor/distributed_module.h (templates over torch::nn, so apart) has the modules with input and output hooks.
 #pragma once
 
+#include "checkpoint/checkpoint_series.h"
 #include "checkpoint/serialize.h"
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor_handle.h"
