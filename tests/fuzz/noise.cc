@@ -183,7 +183,7 @@ class DisturbedRun {
 
 // A norm of order 0 counts what is not zero, which an eps that is added before sees to; but not where it is lost in the
 // digits of addends, of which only some inputs may be.
-bool counts_lost_eps(const Step& step, const std::map<int, Addends>& known) {
+bool counts_lost_eps(const Step& step, const std::map<int, Addends>& known, double digit) {
   double order = 1, eps = 0, scale = 0;
   const auto& arguments = step.op == kRedistribute ? std::vector<c10::Argument>() : schema_of(step).arguments();
   for (size_t a = 0; a < arguments.size(); ++a) {
@@ -194,7 +194,7 @@ bool counts_lost_eps(const Step& step, const std::map<int, Addends>& known) {
   for (int id : inputs_of(step)) {
     if (const auto found = known.find(id); found != known.end()) scale = std::max(scale, found->second.scale);
   }
-  return order == 0 && eps > 0 && eps < last_digit(c10::ScalarType::BFloat16) * scale;
+  return order == 0 && eps > 0 && eps < digit * scale;
 }
 
 bool any_differs(const std::vector<double>& disturbed, const std::vector<double>& exact, double tolerance) {
@@ -250,7 +250,9 @@ bool unstable(const Program& whole, const Outcome& outcome) {
   }
   const bool refused = outcome.kind == Kind::kRefused;
   for (size_t k = 0; !refused && k < std::min(program.steps.size(), addends.size()); ++k) {
-    if (counts_lost_eps(program.steps[k], addends[k])) return true;
+    const bool half = tolerance > 1e-2;
+    const double digit = last_digit(half ? c10::ScalarType::BFloat16 : c10::ScalarType::Float);
+    if (counts_lost_eps(program.steps[k], addends[k], digit)) return true;
   }
   if (!refused && differs_in_other_loops(program, outcome, exact, tolerance / 4)) return true;
   std::mt19937_64 random(1);

@@ -93,10 +93,11 @@ class Comparison {
 
   // Whether addends are about: there are differences that are documented for them.
   bool has_partials() const {
-    // The backward of a broadcast leaves some, and so does a sum within what ATen composes.
-    if (outcome_.order > 0 || is_composite(outcome_.op)) return true;
+    if (outcome_.order > 0) return true;  // the backward of a broadcast leaves some
+    // So may a sum within what ATen composes, of a dim that is split.
+    const bool composite = is_composite(outcome_.op);
     for (const auto& [id, t] : distributed_.tensors()) {
-      if (is_dtensor(t) && spec_of(t)->has_partial()) return true;
+      if (is_dtensor(t) && (spec_of(t)->has_partial() || (composite && !spec_of(t)->is_replicated()))) return true;
     }
     return false;
   }
