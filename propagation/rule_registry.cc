@@ -116,7 +116,10 @@ RuleRegistry& RuleRegistry::instance() {
 }
 
 RuleFamily::RuleFamily(const char* name, void (*add)(RuleRegistry&), const char* file) {
-  TORCH_CHECK(families().emplace(name, Family{name, file, add}).second, "two families of rules are called ", name);
+  std::string source = file;
+  if (absl::StartsWith(source, "external/")) source.erase(0, source.find('/', sizeof "external/" - 1) + 1);
+  TORCH_CHECK(families().emplace(name, Family{name, std::move(source), add}).second,
+              "two families of rules are called ", name);
 }
 
 void RuleRegistry::add(const std::string& op, OpRule rule) { add(std::vector<std::string>{op}, rule); }
