@@ -33,7 +33,7 @@ DeviceMesh writers_mesh(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-void write_once(const std::vector<at::Tensor>& tensors, const std::function<void()>& prepare,
+void write_once(const std::vector<at::Tensor>& tensors, const std::string& path, const std::function<void()>& prepare,
                 const std::function<void()>& write) {
   const DeviceMesh ranks = writers_mesh(tensors);
   if (!ranks.defined()) {
@@ -47,6 +47,7 @@ void write_once(const std::vector<at::Tensor>& tensors, const std::function<void
       prepare();
     } catch (const std::exception& e) {
       error = text_of(e);
+      if (error.find(path) == std::string::npos) error = "[save] '" + path + "': " + error;
     }
     agree_that_all_is_well(ranks, error, "save");
   }

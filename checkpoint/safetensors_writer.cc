@@ -50,7 +50,7 @@ OnWriter::OnWriter(const NamedTensors& tensors) {
   }
 }
 
-void OnWriter::operator()(const std::function<void()>& work) const { write_once(tensors_, nullptr, work); }
+void OnWriter::operator()(const std::function<void()>& work) const { write_once(tensors_, /*path=*/"", nullptr, work); }
 
 void write_safetensors(const std::function<AtomicFile&()>& open, const std::vector<SafetensorsEntry>& entries,
                        const std::map<std::string, std::string>& metadata, WholeValues& values,

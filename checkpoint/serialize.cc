@@ -100,7 +100,7 @@ void save(const at::Tensor& tensor, const std::string& path) {
   const at::Tensor whole = whole_value(tensor);
   torch::serialize::OutputArchive archive;
   write_once(
-      {tensor}, [&] { archive.write("0", whole); },
+      {tensor}, path, [&] { archive.write("0", whole); },
       [&] { write_archive(path, [&](const auto& sink) { archive.save_to(sink); }); });
 }
 
@@ -119,7 +119,7 @@ void save(const NamedTensors& tensors, const std::string& path) {
     if (!value.defined()) value = whole_value(t);
     whole.emplace(name, value);
   }
-  write_once(all, nullptr, [&] { write_pickle(whole, path); });
+  write_once(all, path, nullptr, [&] { write_pickle(whole, path); });
 }
 
 void save(const torch::nn::Module& module, const std::string& path) {
@@ -127,7 +127,7 @@ void save(const torch::nn::Module& module, const std::string& path) {
   plain.gather();
   torch::serialize::OutputArchive archive;
   write_once(
-      plain.originals(), [&] { module.save(archive); },
+      plain.originals(), path, [&] { module.save(archive); },
       [&] { write_archive(path, [&](const auto& sink) { archive.save_to(sink); }); });
 }
 

@@ -132,7 +132,7 @@ void save(const Optimizer& optimizer, const std::string& path) {
   }
   torch::serialize::OutputArchive archive;
   write_once(
-      tensors, [&] { optimizer.save(archive); },
+      tensors, path, [&] { optimizer.save(archive); },
       [&] { write_archive(path, [&](const auto& sink) { archive.save_to(sink); }); });
 }
 

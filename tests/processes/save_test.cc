@@ -87,7 +87,7 @@ TEST_CASE("save: by all ranks, one file each, and all load it") {
     step(b, ob);
     CHECK(torch::equal(full_tensor(b->weight), full_tensor(a->weight)));
     write_once(
-        {a->weight}, [] {}, [] {});  // nobody saves anew while others read
+        {a->weight}, "", [] {}, [] {});  // nobody saves anew while others read
   }
   CHECK(names_in(dir) == std::vector<std::string>{"m.pt", "n.pt", "o.pt", "t.pt"});
 }
@@ -132,7 +132,7 @@ TEST_CASE("save: a writer that takes longer than the deadline of a wait") {
   const auto start = std::chrono::steady_clock::now();
   int writes = 0;
   write_once(
-      {make_linear(1)->weight}, [] {},
+      {make_linear(1)->weight}, "slow", [] {},
       [&] {
         ++writes;
         std::this_thread::sleep_for(std::chrono::duration<double>(deadline + 2));
