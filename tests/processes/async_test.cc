@@ -189,6 +189,8 @@ TEST_CASE("going to another mesh returns before the other rank has made the call
   const DeviceMesh reversed(mesh.world(), {2}, {"pt"}, std::vector<int64_t>{1, 0});
   const DeviceMesh single(mesh.world(), {1}, {"one"}, std::vector<int64_t>{1});
   const auto x = distribute_tensor(values(5), mesh, {Shard(0)});
+  redistribute(x, reversed,
+               {Shard(1)});  // the first call between two meshes makes a link, for which ranks have to meet
   Flag returned("mesh");
   if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
   const at::Tensor y = redistribute(x, reversed, {Shard(1)}, {.async_op = true});
