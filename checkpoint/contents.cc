@@ -52,13 +52,22 @@ const std::string& name_of(const ParamNames& names, const at::Tensor& p, const s
   return it->second;
 }
 
-std::string group_prefix(const std::string& optimizer, size_t group) {
-  return absl::StrCat(optimizer, ".param_groups.", group, ".");
-}
-
 [[noreturn]] void throw_unknown(const std::string& optimizer) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "the state of optimizer '", optimizer,
                               "' is not known; that of SGD, Adam, AdamW, Adagrad and RMSprop is");
+}
+
+// Visits every option of a group with the name of its setting and its place: a bool* or a double*.
+template <typename Visit>
+void for_each_option(const std::string& optimizer, size_t number, torch::optim::OptimizerParamGroup& group,
+                     const Visit& visit) {
+  if (!group.has_options()) return;
+  const auto fields = fields_of(group.options());
+  if (fields.empty()) throw_unknown(optimizer);
+  for (const auto& [field, place] : fields) {
+    const std::string setting = absl::StrCat(optimizer, ".param_groups.", number, ".", field);
+    std::visit([&](auto* v) { visit(setting, v); }, place);
+  }
 }
 
 // In what follows a LocalGuard makes plain tensors, also inside a MeshScope.
@@ -86,12 +95,7 @@ void add_optimizer(NamedState& state, const std::string& name, torch::optim::Opt
                    const ParamNames& names) {
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     auto& group = optimizer.param_groups()[g];
-    if (group.has_options()) {
-      const auto fields = fields_of(group.options());
-      if (fields.empty()) throw_unknown(name);
-      for (const auto& [field, place] : fields)
-        std::visit([&, f = &field](auto* v) { state.settings[group_prefix(name, g) + *f] = *v; }, place);
-    }
+    for_each_option(name, g, group, [&](const std::string& setting, auto* place) { state.settings[setting] = *place; });
     for (size_t i = 0; i < group.params().size(); ++i) {
       const at::Tensor& p = group.params()[i];
       const std::string prefix = absl::StrCat(name, ".", name_of(names, p, name, g, i), ".");
@@ -229,12 +233,7 @@ void LoadTargets::add_optimizer(const std::string& name, torch::optim::Optimizer
   const bool known = next != manifest_.settings.end() && absl::StartsWith(next->first, name + ".");
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     auto& group = optimizer.param_groups()[g];
-    if (group.has_options()) {
-      const auto fields = fields_of(group.options());
-      if (fields.empty()) throw_unknown(name);
-      for (const auto& [field, place] : fields)
-        std::visit([&, f = &field](auto* v) { add_setting(group_prefix(name, g) + *f, v); }, place);
-    }
+    for_each_option(name, g, group, [&](const std::string& setting, auto* place) { add_setting(setting, place); });
     for (size_t i = 0; known && i < group.params().size(); ++i) {
       const at::Tensor& p = group.params()[i];
       add_state(absl::StrCat(name, ".", name_of(names, p, name, g, i), "."), optimizer, p);
