@@ -39,15 +39,17 @@ void max_pool1d(const c10::OperatorHandle& op, Stack& stack) {
 // The powers of each element, from N - 1 or from 0.
 void vander(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
-  const at::Tensor x = args.tensor("x");
+  at::Tensor x = args.tensor("x");
   TORCH_CHECK(x.dim() == 1, "x must be a one-dimensional tensor.");
   const int64_t n = args["N"].isNone() ? x.size(0) : args["N"].toInt();
   TORCH_CHECK(n >= 0, "N must be non-negative.");
   const bool increasing = args["increasing"].toBool();
   torch::jit::drop(stack, op.schema().arguments().size());
+  // Ones alone do not depend on x, so that autograd is not asked about it, as with ATen.
+  if (n <= 1) x = x.detach();
   const auto dtype = c10::isIntegralType(x.scalar_type(), /*includeBool=*/true) ? at::kLong : x.scalar_type();
   const at::Tensor column = x.to(dtype).unsqueeze(1);
-  at::Tensor result = at::ones_like(n > 0 ? column : column.detach().slice(1, 0, 0));
+  at::Tensor result = at::ones_like(n > 0 ? column : column.slice(1, 0, 0));
   if (n > 1) result = at::cat({result, column.expand({x.size(0), n - 1}).cumprod(1)}, 1);
   stack.emplace_back(increasing ? result : result.flip({1}));
 }

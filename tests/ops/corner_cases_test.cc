@@ -396,6 +396,17 @@ TEST_CASE("no powers of numbers are a tensor of their own", "[corner]") {
   REQUIRE_NOTHROW(pieces[0].sum().backward());
 }
 
+TEST_CASE("a power of zero does not ask autograd about its base", "[corner]") {
+  // A piece of what was written to since has no gradient, and says so when it is asked for one.
+  for (const Placement& placement : {Placement(Replicate()), Placement(Shard(1))}) {
+    const auto x = lay_out(numbers({1, 3}), test_meshes()[2], {placement});
+    const auto pieces = call_op("aten::unbind.int", {x, 1});
+    x.copy_(lay_out(numbers({1, 3}), test_meshes()[2], {Replicate()}).requires_grad_());
+    REQUIRE_THROWS(pieces[2].clone());
+    CHECK(full_tensor(call_op("aten::vander", {pieces[2], 1, false})[0]).equal(at::ones({1, 1}, at::kDouble)));
+  }
+}
+
 TEST_CASE("mvlgamma lies in memory as the sum that it is", "[corner]") {
   const auto full = numbers({5}) + 2;
   const auto x = lay_out(full, test_meshes()[0], {Replicate()});
