@@ -9,6 +9,7 @@
 #include <future>
 #include <optional>
 
+#include "checkpoint/formats/error_text.h"
 #include "comm/communicator.h"
 #include "dtensor/extend/representation.h"
 
@@ -97,11 +98,6 @@ std::string run_on_all(const DeviceMesh& ranks, const std::function<void()>& wor
     const std::vector<std::string> all = gather_texts(ranks, error ? *error : kWorking, op);
     if (std::find(all.begin(), all.end(), kWorking) == all.end()) return first_of(ranks, all);
   }
-}
-
-std::string text_of(const std::exception& error) {
-  const auto* ours = dynamic_cast<const c10::Error*>(&error);
-  return ours == nullptr ? error.what() : ours->what_without_backtrace();
 }
 
 }  // namespace dtensor

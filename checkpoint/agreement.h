@@ -1,7 +1,6 @@
 // Processes that save or load together: what each has to say, before all of them go on or none does. Internal.
 #pragma once
 
-#include <exception>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -30,8 +29,5 @@ void agree_that_all_is_well(const DeviceMesh& ranks, const std::string& error, s
 // there are others it runs on a thread of its own. Returns how it went, the same on every process: "", or the first
 // error as above. Throws only where the processes cannot talk any more, so that nobody knows.
 [[nodiscard]] std::string run_on_all(const DeviceMesh& ranks, const std::function<void()>& work, std::string_view op);
-
-// What an error says, without where it came from: what is told to others.
-std::string text_of(const std::exception& error);
 
 }  // namespace dtensor

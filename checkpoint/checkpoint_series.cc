@@ -11,9 +11,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "checkpoint/contents.h"
-#include "checkpoint/folder.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/contents.h"
+#include "checkpoint/sharded/folder.h"
+#include "checkpoint/sharded/manifest.h"
 
 namespace dtensor {
 namespace {

@@ -5,59 +5,19 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
-#include "checkpoint/hugging_face_names.h"
-#include "checkpoint/strict_json.h"
+#include "checkpoint/formats/hugging_face_index.h"
 
 namespace dtensor {
 namespace {
 
-using Json = nlohmann::json;
-
 bool exists(const std::string& path, mode_t type) {
   struct stat status;
   return ::stat(path.c_str(), &status) == 0 && (status.st_mode & S_IFMT) == type;
-}
-
-// Names of files that nobody has checked.
-std::string shown(const std::string& name) { return "'" + absl::Utf8SafeCEscape(name.substr(0, 200)) + "'"; }
-
-struct Index {
-  std::map<std::string, std::string> weight_map;  // tensor -> file
-  std::optional<int64_t> total_size;
-};
-
-Index read_index(const std::string& path) {
-  const MappedFile file(path);
-  const Json json = parse_strict_json({file.data(), file.size()}, path);
-  const auto check = [&](bool ok, const std::string& what) {
-    TORCH_CHECK(ok, "[load] '", path, "' is no index of safetensors files: ", what);
-  };
-  Index index;
-  check(json.is_object() && json.contains("weight_map") && json["weight_map"].is_object(), "it has no weight_map");
-  for (const auto& [name, value] : json["weight_map"].items()) {
-    check(value.is_string(), "weight_map has no file for " + shown(name));
-    const std::string& target = value.get_ref<const std::string&>();
-    // A file of another folder could be anything that this process may read.
-    check(!target.empty() && target != "." && target != ".." &&
-              target.find_first_of(std::string_view("/\0", 2)) == target.npos,
-          "weight_map has for " + shown(name) + " " + shown(target) + ", which is no name of a file beside the index");
-    index.weight_map.emplace(name, target);
-  }
-  const auto metadata = json.find("metadata");
-  if (metadata == json.end()) return index;
-  check(metadata->is_object(), "its metadata is no object");
-  const auto size = metadata->find("total_size");
-  if (size == metadata->end()) return index;
-  check(size->is_number_unsigned() && size->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX),
-        "metadata.total_size is no number of bytes");
-  index.total_size = size->get<int64_t>();
-  return index;
 }
 
 // A safetensors file has zeros in the first 8 bytes, its header's length, which JSON has not.
@@ -100,29 +60,29 @@ HuggingFaceFolder::HuggingFaceFolder(const std::string& path) : path_(weights_of
     for (const SafetensorsEntry& e : files_[0].header().entries) file_of_.emplace(e.name, 0);
     return;
   }
-  const Index index = read_index(path_);
+  const HuggingFaceIndex index = read_hugging_face_index(path_);
   const size_t slash = path_.rfind('/');
   const std::string folder = slash == path_.npos ? "" : path_.substr(0, slash + 1);
   std::map<std::string, size_t> files;
   for (const auto& [name, file] : index.weight_map) {
     const auto [it, fresh] = files.emplace(file, files_.size());
     if (fresh) {
-      TORCH_CHECK(exists(folder + file, S_IFREG), "[load] '", path_, "' says that tensor ", shown(name), " is in '",
-                  folder, file, "', but there is no such file");
+      TORCH_CHECK(exists(folder + file, S_IFREG), "[load] '", path_, "' says that tensor ", shown_name(name),
+                  " is in '", folder, file, "', but there is no such file");
       files_.emplace_back(folder + file);
     }
-    TORCH_CHECK(files_[it->second].contains(name), "[load] '", path_, "' says that tensor ", shown(name), " is in '",
-                folder, file, "', which does not hold it");
+    TORCH_CHECK(files_[it->second].contains(name), "[load] '", path_, "' says that tensor ", shown_name(name),
+                " is in '", folder, file, "', which does not hold it");
     file_of_.emplace(name, it->second);
   }
   int64_t bytes = 0;
   for (size_t i = 0; i < files_.size(); ++i) {
     for (const SafetensorsEntry& e : files_[i].header().entries) {
       const auto it = file_of_.find(e.name);
-      TORCH_CHECK(it != file_of_.end(), "[load] '", files_[i].path(), "' holds tensor ", shown(e.name), ", which '",
-                  path_, "' does not name");
-      TORCH_CHECK(it->second == i, "[load] '", files_[i].path(), "' holds tensor ", shown(e.name), ", which '", path_,
-                  "' says is in '", files_[it->second].path(), "'");
+      TORCH_CHECK(it != file_of_.end(), "[load] '", files_[i].path(), "' holds tensor ", shown_name(e.name),
+                  ", which '", path_, "' does not name");
+      TORCH_CHECK(it->second == i, "[load] '", files_[i].path(), "' holds tensor ", shown_name(e.name), ", which '",
+                  path_, "' says is in '", files_[it->second].path(), "'");
       bytes += e.bytes();
     }
   }

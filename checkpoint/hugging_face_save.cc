@@ -11,9 +11,9 @@
 #include <set>
 
 #include "absl/cleanup/cleanup.h"
-#include "checkpoint/atomic_file.h"
+#include "checkpoint/formats/atomic_file.h"
+#include "checkpoint/formats/hugging_face_index.h"
 #include "checkpoint/hugging_face.h"
-#include "checkpoint/hugging_face_names.h"
 #include "checkpoint/safetensors_writer.h"
 
 namespace dtensor {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "checkpoint/agreement.h"
+#include "checkpoint/formats/error_text.h"
 #include "dtensor/extend/representation.h"
 #include "mesh/device_mesh.h"
 

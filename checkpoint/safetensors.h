@@ -17,9 +17,9 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/mapped_file.h"
+#include "checkpoint/formats/mapped_file.h"
+#include "checkpoint/formats/safetensors_header.h"
 #include "checkpoint/named_tensors.h"
-#include "checkpoint/safetensors_header.h"
 
 namespace dtensor {
 

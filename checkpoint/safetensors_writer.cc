@@ -5,8 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/formats/safetensors_dtypes.h"
 #include "checkpoint/one_writer.h"
-#include "checkpoint/safetensors_dtypes.h"
 #include "checkpoint/serialize_parts.h"
 
 namespace dtensor {

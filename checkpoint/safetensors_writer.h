@@ -9,9 +9,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "checkpoint/atomic_file.h"
+#include "checkpoint/formats/atomic_file.h"
+#include "checkpoint/formats/safetensors_header.h"
 #include "checkpoint/named_tensors.h"
-#include "checkpoint/safetensors_header.h"
 
 namespace dtensor {
 

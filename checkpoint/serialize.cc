@@ -6,12 +6,12 @@
 #include <torch/serialize/archive.h>
 
 #include "absl/container/flat_hash_map.h"
+#include "checkpoint/formats/tensor_file.h"
+#include "checkpoint/formats/torch_file.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/load_safetensors.h"
 #include "checkpoint/one_writer.h"
 #include "checkpoint/serialize_parts.h"
-#include "checkpoint/tensor_file.h"
-#include "checkpoint/torch_file.h"
 #include "dtensor/extend/representation.h"
 
 namespace dtensor {

@@ -5,12 +5,12 @@
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
+#include "checkpoint/formats/tensor_file.h"
+#include "checkpoint/formats/torch_file.h"
 #include "checkpoint/one_writer.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/serialize.h"
 #include "checkpoint/serialize_parts.h"
-#include "checkpoint/tensor_file.h"
-#include "checkpoint/torch_file.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
 

@@ -3,7 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include "checkpoint/stored_dtypes.h"
+#include "checkpoint/formats/stored_dtypes.h"
 #include "comm/scope.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"

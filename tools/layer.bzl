@@ -7,7 +7,7 @@ static registrations must run once, so only the root package sees it.
 load("@rules_cc//cc:defs.bzl", "cc_library")
 load("//tools/precompiled:precompiled.bzl", "precompiled")
 
-def dtensor_layer(name, header_deps = [], deps = [], exclude = [], sees_tensors = False):
+def dtensor_layer(name, header_deps = [], deps = [], exclude = [], sees_tensors = False, visibility = ["//:__pkg__"]):
     """Makes `headers` of the folder's *.h and the library `name` of its *.cc, subfolders without a BUILD file included.
 
     Args:
@@ -15,6 +15,7 @@ def dtensor_layer(name, header_deps = [], deps = [], exclude = [], sees_tensors 
       header_deps: what the headers include (the `headers` of the folders below).
       deps: what only the .cc files include.
       exclude: headers that other targets have.
+      visibility: of the library.
       sees_tensors: most sources include LibTorch's tensors, so that they compile faster with its headers precompiled.
     """
     cc_library(
@@ -28,7 +29,7 @@ def dtensor_layer(name, header_deps = [], deps = [], exclude = [], sees_tensors 
         srcs = native.glob(["**/*.cc"]),
         copts = precompiled("library") if sees_tensors else [],
         linkstatic = True,
-        visibility = ["//:__pkg__"],
+        visibility = visibility,
         deps = [":headers"] + deps + (["//tools/precompiled:library"] if sees_tensors else []),
         alwayslink = True,
     )

@@ -1,5 +1,5 @@
 // A file is whole or not there, whatever fails; and what is no regular file stays what it is.
-#include "checkpoint/atomic_file.h"
+#include "checkpoint/formats/atomic_file.h"
 
 #include <dirent.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "checkpoint/mapped_file.h"
+#include "checkpoint/formats/mapped_file.h"
 
 #include <sys/stat.h>
 

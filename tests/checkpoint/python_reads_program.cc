@@ -5,8 +5,8 @@
 
 #include <cstdio>
 
+#include "checkpoint/formats/stored_dtypes.h"
 #include "checkpoint/serialize.h"
-#include "checkpoint/stored_dtypes.h"
 #include "dtensor/distribute_module.h"
 #include "dtensor/redistribute.h"
 

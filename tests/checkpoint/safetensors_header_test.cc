@@ -1,9 +1,9 @@
 // Headers: what is read, byte by byte, and everything that is refused.
-#include "checkpoint/safetensors_header.h"
+#include "checkpoint/formats/safetensors_header.h"
 
 #include <limits>
 
-#include "checkpoint/safetensors_dtypes.h"
+#include "checkpoint/formats/safetensors_dtypes.h"
 #include "tests/checkpoint/safetensors_files.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/child.h"

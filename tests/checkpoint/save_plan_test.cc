@@ -1,4 +1,4 @@
-#include "checkpoint/save_plan.h"
+#include "checkpoint/sharded/save_plan.h"
 
 #include <algorithm>
 #include <numeric>

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/sharded/manifest.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
 #include "observe/comm_debug_mode.h"

@@ -11,8 +11,8 @@
 #include <random>
 
 #include "checkpoint/checkpoint_series.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/part_file.h"
+#include "checkpoint/sharded/manifest.h"
+#include "checkpoint/sharded/part_file.h"
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"

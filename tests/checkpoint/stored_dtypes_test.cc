@@ -1,5 +1,5 @@
 // Every dtype that can be saved can be loaded again, by us and by torch; the others are refused by name.
-#include "checkpoint/stored_dtypes.h"
+#include "checkpoint/formats/stored_dtypes.h"
 
 #include <ATen/ops/_empty_affine_quantized.h>
 #include <torch/nn.h>

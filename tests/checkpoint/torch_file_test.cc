@@ -1,5 +1,5 @@
 // Files that somebody made to do harm, or that were damaged: an error, quickly, and nothing of the file runs.
-#include "checkpoint/torch_file.h"
+#include "checkpoint/formats/torch_file.h"
 
 #include <sys/stat.h>
 #include <torch/nn.h>

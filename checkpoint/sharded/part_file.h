@@ -1,0 +1,64 @@
+// One file of a checkpoint: the parts of tensors that one rank wrote, with checksums. A safetensors file, which other
+// programs read, too: PyTorch's distributed checkpoints (HuggingFaceStorageReader) by its DCP_SHARDING_INFO. Internal.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/formats/mapped_file.h"
+#include "checkpoint/formats/safetensors_header.h"
+#include "checkpoint/sharded/boxes.h"
+#include "checkpoint/sharded/manifest.h"
+
+namespace dtensor {
+
+// A part of a tensor, as it lies in this process.
+struct TensorPart {
+  std::string name;
+  Box box;
+  at::Tensor values;  // of box.sizes; any strides and device
+};
+
+// "0123456789abcdef-rank-00003.safetensors"; those after a rank's first, with `index` > 0: "...-rank-00003-1...".
+std::string part_file_name(const std::string& id, int64_t rank, int64_t index);
+// Whether a file of that name is a checkpoint's, or the unfinished one of a process that was killed.
+bool is_part_file_name(const std::string& name);
+
+// Writes the file, whole or not at all. `written`: is told how many bytes were, now and then. Names are distinct.
+// Errors: those of AtomicFile and safetensors_header_text().
+ManifestFile write_part_file(const std::string& path, const std::vector<TensorPart>& parts,
+                             const std::function<void(int64_t bytes)>& written);
+
+// Reads parts of one. Errors (c10::Error) have the path, and the tensor where it is one.
+class PartFile {
+ public:
+  // Error: the file is not the one that the manifest speaks of.
+  PartFile(const std::string& path, const ManifestFile& expected);
+
+  // The part of the tensor that the file has, of `box.sizes`: a view of the file, valid as long as this object; not to
+  // be written to. Error: it has none, or one of another shape or dtype.
+  at::Tensor part(const std::string& name, const Box& box, c10::ScalarType dtype) const;
+  // Asks the disk for a block of the part (offsets and sizes in it); does not wait.
+  void read_ahead(const std::string& name, const Shape& offsets, const Shape& sizes) const;
+  // Verifies the checksums of the data that a block of the part (offsets and sizes in it) lies in; what was verified
+  // before is not again. Error: they differ.
+  void verify(const std::string& name, const Shape& offsets, const Shape& sizes);
+
+ private:
+  const SafetensorsEntry& entry(const std::string& name) const;
+  std::pair<int64_t, int64_t> bytes_of(const std::string& name, const Shape& offsets, const Shape& sizes) const;
+
+  MappedFile file_;
+  SafetensorsHeader header_;
+  std::map<std::string, size_t> index_;  // into header_.entries
+  std::vector<uint64_t> sums_;
+  std::vector<bool> verified_;  // per chunk
+};
+
+}  // namespace dtensor

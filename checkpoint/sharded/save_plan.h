@@ -1,0 +1,36 @@
+// Which rank writes which part of a tensor into a checkpoint. From layouts alone, so that every process comes to the
+// same answer. Internal.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "checkpoint/sharded/boxes.h"
+#include "plan/layout.h"
+#include "plan/spec.h"
+
+namespace dtensor {
+
+// Hands out what is to be written, tensor by tensor: what several ranks hold is written by the one of them that has
+// least to write so far, in pieces if it is large. The boxes of one tensor are disjoint and together all of it.
+class SavePlanner {
+ public:
+  explicit SavePlanner(int64_t world_size) : bytes_(world_size) {}
+
+  // REQUIRES: no Partial; a spec of the planner's world.
+  std::vector<RankBox> add(const Spec& spec);
+  // A tensor that all ranks hold.
+  std::vector<RankBox> add_replicated(const TensorMeta& meta);
+
+  // What each rank is to write so far, in bytes.
+  const std::vector<int64_t>& bytes() const { return bytes_; }
+
+ private:
+  // `ranks`: that hold the box; empty: all.
+  void assign(const Box& box, const std::vector<int64_t>& ranks, int64_t element_size, std::vector<RankBox>& boxes);
+  int64_t least_loaded(const std::vector<int64_t>& ranks) const;
+
+  std::vector<int64_t> bytes_;
+};
+
+}  // namespace dtensor
