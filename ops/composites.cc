@@ -1,5 +1,6 @@
 // Composite operators whose code in ATen reads or fills memory by itself, which distributed tensors do not have: the
 // same from other operators. These run above autograd, see add_handler().
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/cat.h>
@@ -28,8 +29,10 @@ void tensor_split(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
 }
 
-// ATen has a kernel of its own for where no gradient is wanted.
+// ATen has a kernel of its own for where no gradient is wanted on the CPU, whose result is row-major.
 void max_pool1d(const c10::OperatorHandle& op, Stack& stack) {
+  at::Tensor& self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
+  if (self.is_cpu() && !(self.requires_grad() && at::GradMode::is_enabled())) self = self.contiguous();
   const auto with_indices = c10::Dispatcher::singleton().findSchemaOrThrow("aten::max_pool1d_with_indices", "");
   TORCH_INTERNAL_ASSERT(with_indices.schema().arguments().size() == op.schema().arguments().size());
   with_indices.callBoxed(stack);

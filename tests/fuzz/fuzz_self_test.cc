@@ -313,6 +313,25 @@ TEST_CASE("fuzz: whether rounding cancels is no finding") {
   CHECK(run(row(x, {{"fuzz_test::square_of_sum", {TensorRef{0}}, 1000, {}}})).kind == Kind::kWrong);
 }
 
+TEST_CASE("fuzz: which half of an infinite complex number is NaN is no finding") {
+  Leaf x = leaf(0, {2}, {Replicate()}), weight = leaf(1, {4, 2}, {Replicate()}), bias = leaf(2, {4}, {Shard(0)});
+  for (Leaf* l : {&x, &weight, &bias}) {
+    l->dtype = c10::ScalarType::ComplexDouble;
+    l->values.resize(2 * l->values.size(), 0.5);
+  }
+  weight.values.back() = INFINITY;
+  auto program = row(x, {{"aten::linear", {TensorRef{0}, TensorRef{1}, TensorRef{2}}, 1000, {}},
+                         {"aten::view_as_real", {TensorRef{1000}}, 1032, {}}});
+  program.leaves.insert(program.leaves.end(), {weight, bias});
+  CHECK(run(program).kind != Kind::kWrong);
+  // What is wrong among finite ones is found.
+  plant_wrong_rule();
+  x.placements = {Partial()};
+  CHECK(run(row(x, {{"fuzz_test::square_of_sum", {TensorRef{0}}, 1000, {}},
+                    {"aten::view_as_real", {TensorRef{1000}}, 1032, {}}}))
+            .kind == Kind::kWrong);
+}
+
 TEST_CASE("fuzz: lists of tensors whose strides nobody looks at are no step") {
   const auto joined = [](int64_t size) {
     return run(

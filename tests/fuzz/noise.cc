@@ -211,11 +211,11 @@ std::string first_line(const c10::Error& e) {
   return text.substr(0, text.find('\n'));
 }
 
-// Whether plain LibTorch contradicts itself about elementwise operators, products and sums.
+// Whether plain LibTorch contradicts itself about elementwise operators, products, sums and infinite complex numbers.
 bool differs_in_other_loops(const Program& program, const Outcome& outcome, const std::vector<double>& exact,
                             double tolerance) {
-  for (const Loops loops :
-       {Loops::kElements, Loops::kVectors, Loops::kSmallestFirst, Loops::kLargestFirst, Loops::kCancelled}) {
+  for (const Loops loops : {Loops::kElements, Loops::kVectors, Loops::kSmallestFirst, Loops::kLargestFirst,
+                            Loops::kCancelled, Loops::kNaNHalves, Loops::kInfiniteHalves}) {
     const Interception guard(in_other_loops(loops));
     Execution plain;
     try {

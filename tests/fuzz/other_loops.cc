@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
 
+#include <algorithm>
 #include <cmath>
 #include <exception>
 #include <optional>
@@ -190,6 +191,26 @@ AfterCall cancel(const c10::OperatorHandle& op, const torch::jit::Stack& argumen
   };
 }
 
+// Views have not computed what they show.
+bool computes(const c10::OperatorHandle& op) {
+  const auto& returns = op.schema().returns();
+  return std::all_of(returns.begin(), returns.end(),
+                     [](const c10::Argument& r) { return r.alias_info() == nullptr || r.alias_info()->isWrite(); });
+}
+
+// Complex results that are not finite have `half` in both halves.
+void set_halves(const torch::jit::Stack& results, double half) {
+  for (const c10::IValue& result : results) {
+    if (!result.isTensor() || !result.toTensor().defined() || !result.toTensor().is_complex()) continue;
+    if (result.toTensor()._is_zerotensor() || result.toTensor().layout() != at::kStrided) continue;
+    try {
+      const at::Tensor values = result.toTensor().variable_data();
+      values.masked_fill_(values.isfinite().logical_not(), c10::complex<double>(half, half));
+    } catch (const std::exception&) {  // several elements in one place
+    }
+  }
+}
+
 }  // namespace
 
 BeforeCall in_other_loops(Loops loops) {
@@ -197,6 +218,11 @@ BeforeCall in_other_loops(Loops loops) {
     if (loops == Loops::kSmallestFirst || loops == Loops::kLargestFirst) {
       if (op.operator_name().name != "aten::prod") return nullptr;
       return multiply_in_order(arguments, loops == Loops::kSmallestFirst);
+    }
+    if (loops == Loops::kNaNHalves || loops == Loops::kInfiniteHalves) {
+      if (!computes(op)) return nullptr;
+      const double half = loops == Loops::kNaNHalves ? NAN : INFINITY;
+      return [half](const torch::jit::Stack& results) { set_halves(results, half); };
     }
     const std::string& name = op.operator_name().name;
     const bool sums = loops == Loops::kCancelled;

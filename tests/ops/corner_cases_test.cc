@@ -407,6 +407,19 @@ TEST_CASE("a power of zero does not ask autograd about its base", "[corner]") {
   }
 }
 
+TEST_CASE("max_pool1d lies in memory as plain, with and without a gradient", "[corner]") {
+  for (const bool wants_gradient : {false, true}) {
+    const auto full = numbers({1, 4, 2}).requires_grad_(wants_gradient);
+    const auto x = lay_out(full.detach(), test_meshes()[0], {Replicate()}).requires_grad_(wants_gradient);
+    const auto pooled = [](const at::Tensor& t) {
+      const c10::List<int64_t> two({2}), none, zero({0});
+      return call_op("aten::max_pool1d", {t.movedim(1, 2), two, none, zero, two, true})[0];
+    };
+    CHECK(pooled(x).strides() == pooled(full).strides());
+    CHECK(full_tensor(pooled(x)).equal(pooled(full)));
+  }
+}
+
 TEST_CASE("mvlgamma lies in memory as the sum that it is", "[corner]") {
   const auto full = numbers({5}) + 2;
   const auto x = lay_out(full, test_meshes()[0], {Replicate()});
