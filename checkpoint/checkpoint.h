@@ -50,7 +50,7 @@ struct CheckpointContents {
 
 struct CheckpointProgress {
   int64_t bytes_done = 0;
-  int64_t bytes_total = 0;  // of this process
+  int64_t bytes_total = 0;  // that this process writes, or reads: files are verified by the MiB
 };
 
 struct SaveCheckpointOptions {

@@ -44,35 +44,38 @@ class Loader {
   // What is to be read. Errors: a target that cannot take it.
   void plan(const NamedTensors& targets) {
     for (const auto& [name, t] : targets) plan_tensor(name, t);
-    for (const Read& read : reads_) progress_.bytes_total += bytes_of(read);
   }
 
   // Opens the files, and verifies what is to be read of them. Changes nothing.
   void prepare() {
-    ask_for(0);
-    for (size_t k = 0; k < reads_.size(); ++k) {
-      const Read& read = reads_[k];
-      ask_for(k + 1);  // the disk works on the next one meanwhile
+    for (const Read& read : reads_) {
       PartFile& file = open(read.source->file);
       file.part(*read.name, read.source->box, read.tensor->dtype);  // throws where the file has another one
-      if (!options_.verify) continue;
-      file.verify(*read.name, read.block.from, read.block.sizes);
-      note(read);
+      file.want(*read.name, read.block.from, read.block.sizes);
+      if (!options_.verify) progress_.bytes_total += bytes_of(read);
     }
+    if (!options_.verify) return;
+    std::vector<const PartFile*> files;
+    for (const auto& [name, file] : files_) files.push_back(file.get());
+    const WantedChunks chunks(files);
+    progress_.bytes_total = chunks.bytes();
+    chunks.verify([&](int64_t bytes) { note(bytes); });
   }
 
   // REQUIRES: prepare().
   void read() {
     c10::AutoGradMode no_grad(false);
     LocalGuard guard;
-    for (const Read& read : reads_) {
+    for (size_t k = 0; k < reads_.size(); ++k) {
+      const Read& read = reads_[k];
+      if (!options_.verify && k + 1 < reads_.size()) ask_for(reads_[k + 1]);  // what is verified is in memory
       at::Tensor from = open(read.source->file).part(*read.name, read.source->box, read.tensor->dtype), to = read.part;
       for (size_t d = 0; d < read.block.sizes.size(); ++d) {
         from = from.narrow(d, read.block.from[d], read.block.sizes[d]);
         to = to.narrow(d, read.block.to[d], read.block.sizes[d]);
       }
       to.copy_(from);
-      if (!options_.verify) note(read);
+      if (!options_.verify) note(bytes_of(read));
     }
     for (const Read& read : reads_) wait_for_device(read.part);
   }
@@ -89,14 +92,11 @@ class Loader {
     return bytes;
   }
 
-  void ask_for(size_t k) {
-    if (k >= reads_.size()) return;
-    open(reads_[k].source->file).read_ahead(*reads_[k].name, reads_[k].block.from, reads_[k].block.sizes);
-  }
+  void ask_for(const Read& read) { open(read.source->file).read_ahead(*read.name, read.block.from, read.block.sizes); }
 
   // When the disk is asked for it for the first time: that is what takes long.
-  void note(const Read& read) {
-    progress_.bytes_done += bytes_of(read);
+  void note(int64_t bytes) {
+    progress_.bytes_done += bytes;
     try {
       if (options_.progress && !thrown_) options_.progress(progress_);
     } catch (...) {

@@ -44,6 +44,8 @@ class SafetensorsFile {
   std::string_view bytes(const std::string& name) const;
   // Says that a tensor is read soon and whole.
   void read_ahead(const std::string& name) const;
+  // All of it, the header as well; lives as long as this object or a copy of it.
+  const MappedFile& mapped() const { return *file_; }
 
  private:
   std::shared_ptr<const MappedFile> file_;

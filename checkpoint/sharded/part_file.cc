@@ -1,6 +1,6 @@
 #include "checkpoint/sharded/part_file.h"
 
-#include <ATen/ops/from_blob.h>
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "checkpoint/formats/atomic_file.h"
 #include "checkpoint/formats/checksums.h"
 #include "dtensor/extend/representation.h"
@@ -23,7 +24,8 @@ namespace {
 
 constexpr char kChecksums[] = "dtensor_xxh3_64_of_1048576";
 constexpr int64_t kSlabBytes = int64_t{64} << 20;  // copied at once, where a part must be copied
-constexpr size_t kIdDigits = 16;
+constexpr size_t kIdDigits = 16, kMostNames = 5;
+constexpr size_t kBatch = 64;  // chunks that the disk is asked for at once
 
 // Its values row by row, in pieces that are contiguous on the CPU: no more than a slab is copied.
 void for_each_slab(const at::Tensor& values, const std::function<void(const void* data, int64_t bytes)>& use) {
@@ -61,6 +63,21 @@ std::string sharding_info(const std::vector<TensorPart>& parts) {
   for (const TensorPart& p : parts)
     info[p.name] = {{"saved_offsets", std::vector<int64_t>(p.box.offsets.begin(), p.box.offsets.end())}};
   return info.dump();
+}
+
+// The bytes, in the data of the file, from a block's first element to its last one; what lies between is read by chunks
+// anyway.
+std::pair<int64_t, int64_t> bytes_of(const SafetensorsEntry& e, const Shape& offsets, const Shape& sizes) {
+  const auto element = static_cast<int64_t>(c10::elementSize(e.dtype));
+  int64_t first = 0, last = 0, stride = element;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    TORCH_INTERNAL_ASSERT(offsets[d] + sizes[d] <= e.shape[d]);  // part() has compared the shape with the box
+    if (sizes[d] == 0) return {e.begin, e.begin};
+    first += offsets[d] * stride;
+    last += (offsets[d] + sizes[d] - 1) * stride;
+    stride *= e.shape[d];
+  }
+  return {e.begin + first, e.begin + last + element};
 }
 
 void overwrite_start(const AtomicFile& file, const std::string& text) {
@@ -120,74 +137,90 @@ ManifestFile write_part_file(const std::string& path, const std::vector<TensorPa
 }
 
 PartFile::PartFile(const std::string& path, const ManifestFile& expected) : file_(path) {
-  TORCH_CHECK(static_cast<int64_t>(file_.size()) == expected.bytes, "'", path, "' has ", file_.size(),
+  const SafetensorsHeader& header = file_.header();
+  const MappedFile& all = file_.mapped();
+  TORCH_CHECK(static_cast<int64_t>(all.size()) == expected.bytes, "'", path, "' has ", all.size(),
               " bytes, it was written with ", expected.bytes);
-  header_ = read_safetensors_header(file_);
-  TORCH_CHECK(checksum(file_.data(), header_.data_begin) == expected.header_sum, "'", path,
+  TORCH_CHECK(checksum(all.data(), header.data_begin) == expected.header_sum, "'", path,
               "' is damaged: the checksum of its header is not the manifest's");
-  for (size_t i = 0; i < header_.entries.size(); ++i) index_[header_.entries[i].name] = i;
-  const auto sums = header_.metadata.find(kChecksums);
-  TORCH_CHECK(sums != header_.metadata.end(), "'", path, "' has no checksums");
-  sums_ = parse_sums(sums->second, num_chunks(expected.bytes - header_.data_begin));
-  verified_.resize(sums_.size());
-}
-
-const SafetensorsEntry& PartFile::entry(const std::string& name) const {
-  const auto it = index_.find(name);
-  TORCH_CHECK(it != index_.end(), "'", file_.path(), "' has no part of '", name, "'");
-  return header_.entries[it->second];
+  const auto sums = header.metadata.find(kChecksums);
+  TORCH_CHECK(sums != header.metadata.end(), "'", path, "' has no checksums");
+  sums_ = parse_sums(sums->second, num_chunks(expected.bytes - header.data_begin));
+  wanted_.resize(sums_.size());
 }
 
 at::Tensor PartFile::part(const std::string& name, const Box& box, c10::ScalarType dtype) const {
-  const SafetensorsEntry& e = entry(name);
+  const SafetensorsEntry& e = file_.entry(name);
   const at::IntArrayRef sizes(box.sizes.data(), box.sizes.size());
   TORCH_CHECK(e.dtype == dtype && at::IntArrayRef(e.shape) == sizes, "'", file_.path(), "' has ", e.dtype,
               at::IntArrayRef(e.shape), " of '", name, "', the manifest says ", dtype, sizes);
-  char* data = file_.data() + header_.data_begin + e.begin;
-  TORCH_CHECK(reinterpret_cast<uintptr_t>(data) % c10::elementSize(dtype) == 0, "'", file_.path(), "': '", name,
-              "' begins at a byte that is no multiple of its elements' size");
-  const auto is_bool = [](char byte) { return byte == 0 || byte == 1; };
-  TORCH_CHECK(dtype != at::kBool || std::all_of(data, data + e.bytes(), is_bool), "'", file_.path(), "' is damaged: '",
-              name, "' has a bool that is neither 0 nor 1");
-  return at::from_blob(data, sizes, at::TensorOptions(dtype));
+  return file_.tensor(name);
 }
 
-// From its first element to its last one: what lies between is read by chunks anyway.
-std::pair<int64_t, int64_t> PartFile::bytes_of(const std::string& name, const Shape& offsets,
-                                               const Shape& sizes) const {
-  const SafetensorsEntry& e = entry(name);
-  TORCH_CHECK(e.shape.size() == sizes.size(), "'", file_.path(), "' has ", at::IntArrayRef(e.shape), " of '", name,
-              "', the manifest says ", sizes.size(), " dims");
-  const auto element = static_cast<int64_t>(c10::elementSize(e.dtype));
-  int64_t first = 0, last = 0, stride = element;
-  for (size_t d = sizes.size(); d-- > 0;) {
-    TORCH_CHECK(offsets[d] + sizes[d] <= e.shape[d], "'", file_.path(), "' has ", at::IntArrayRef(e.shape), " of '",
-                name, "', of which the manifest has a larger box");
-    if (sizes[d] == 0) return {e.begin, e.begin};
-    first += offsets[d] * stride;
-    last += (offsets[d] + sizes[d] - 1) * stride;
-    stride *= e.shape[d];
-  }
-  return {e.begin + first, e.begin + last + element};
+void PartFile::want(const std::string& name, const Shape& offsets, const Shape& sizes) {
+  const auto [first, last] = bytes_of(file_.entry(name), offsets, sizes);
+  for (int64_t c = first / ChunkSums::kChunk; c * ChunkSums::kChunk < last; ++c) wanted_[c] = true;
 }
 
 void PartFile::read_ahead(const std::string& name, const Shape& offsets, const Shape& sizes) const {
-  const auto [begin, end] = bytes_of(name, offsets, sizes);
-  file_.read_ahead(header_.data_begin + begin, end - begin);
+  const auto [first, last] = bytes_of(file_.entry(name), offsets, sizes);
+  file_.mapped().read_ahead(file_.header().data_begin + first, last - first);
 }
 
-void PartFile::verify(const std::string& name, const Shape& offsets, const Shape& sizes) {
-  const auto [first, last] = bytes_of(name, offsets, sizes);
-  const char* data = file_.data() + header_.data_begin;
-  const int64_t bytes = static_cast<int64_t>(file_.size()) - header_.data_begin;
-  for (int64_t c = first / ChunkSums::kChunk; c * ChunkSums::kChunk < last; ++c) {
-    if (verified_[c]) continue;
-    const int64_t begin = c * ChunkSums::kChunk, n = std::min(ChunkSums::kChunk, bytes - begin);
-    TORCH_CHECK(checksum(data + begin, n) == sums_[c], "'", file_.path(), "' is damaged: bytes ",
-                header_.data_begin + begin, " to ", header_.data_begin + begin + n - 1, ", which hold some of '", name,
-                "', have another checksum than was written");
-    verified_[c] = true;
+WantedChunks::WantedChunks(const std::vector<const PartFile*>& files) {
+  for (const PartFile* file : files) {
+    const int64_t data = file->file_.header().data_begin, end = static_cast<int64_t>(file->file_.mapped().size());
+    for (size_t c = 0; c < file->wanted_.size(); ++c) {
+      if (!file->wanted_[c]) continue;
+      const int64_t begin = data + static_cast<int64_t>(c) * ChunkSums::kChunk;
+      chunks_.push_back({file, static_cast<int64_t>(c), begin, std::min(ChunkSums::kChunk, end - begin)});
+      bytes_ += chunks_.back().bytes;
+    }
   }
+}
+
+// Those that follow one another at once.
+void WantedChunks::read_ahead(size_t begin, size_t end) const {
+  for (size_t k = begin; k < end;) {
+    const Chunk& first = chunks_[k];
+    int64_t to = first.begin;
+    for (; k < end && chunks_[k].file == first.file && chunks_[k].begin == to; ++k) to += chunks_[k].bytes;
+    first.file->file_.mapped().read_ahead(first.begin, to - first.begin);
+  }
+}
+
+void WantedChunks::verify(const std::function<void(int64_t bytes)>& verified) const {
+  const auto end_of_batch = [this](size_t begin) { return std::min(begin + kBatch, chunks_.size()); };
+  read_ahead(0, end_of_batch(0));
+  for (size_t begin = 0; begin < chunks_.size(); begin = end_of_batch(begin)) {
+    const size_t end = end_of_batch(begin);
+    read_ahead(end, end_of_batch(end));
+    at::parallel_for(static_cast<int64_t>(begin), static_cast<int64_t>(end), 1, [&](int64_t first, int64_t last) {
+      for (int64_t k = first; k < last; ++k) check(chunks_[k]);
+    });
+    int64_t bytes = 0;
+    for (size_t k = begin; k < end; ++k) bytes += chunks_[k].bytes;
+    verified(bytes);
+  }
+}
+
+void WantedChunks::check(const Chunk& chunk) {
+  const SafetensorsFile& file = chunk.file->file_;
+  TORCH_CHECK(checksum(file.mapped().data() + chunk.begin, chunk.bytes) == chunk.file->sums_[chunk.index], "'",
+              file.path(), "' is damaged: bytes ", chunk.begin, " to ", chunk.begin + chunk.bytes - 1,
+              ", which hold some of ", tensors_in(chunk), ", have another checksum than was written");
+}
+
+std::string WantedChunks::tensors_in(const Chunk& chunk) {
+  std::vector<std::string> names;
+  const SafetensorsHeader& header = chunk.file->file_.header();
+  const int64_t begin = chunk.begin - header.data_begin;
+  for (const SafetensorsEntry& e : header.entries) {
+    if (e.begin < begin + chunk.bytes && e.end > begin) names.push_back(absl::StrCat("'", e.name, "'"));
+  }
+  const size_t n = names.size();
+  if (n > kMostNames) names.resize(kMostNames);
+  return absl::StrCat(absl::StrJoin(names, ", "), n > kMostNames ? absl::StrCat(" and ", n - kMostNames, " more") : "");
 }
 
 }  // namespace dtensor

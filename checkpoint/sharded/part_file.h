@@ -8,11 +8,9 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "checkpoint/formats/mapped_file.h"
-#include "checkpoint/formats/safetensors_header.h"
+#include "checkpoint/safetensors.h"
 #include "checkpoint/sharded/boxes.h"
 #include "checkpoint/sharded/manifest.h"
 
@@ -44,21 +42,41 @@ class PartFile {
   // The part of the tensor that the file has, of `box.sizes`: a view of the file, valid as long as this object; not to
   // be written to. Error: it has none, or one of another shape or dtype.
   at::Tensor part(const std::string& name, const Box& box, c10::ScalarType dtype) const;
-  // Asks the disk for a block of the part (offsets and sizes in it); does not wait.
+  // Says that a block of the part (offsets and sizes in it) will be read.
+  void want(const std::string& name, const Shape& offsets, const Shape& sizes);
+  // Asks the disk for it; does not wait.
   void read_ahead(const std::string& name, const Shape& offsets, const Shape& sizes) const;
-  // Verifies the checksums of the data that a block of the part (offsets and sizes in it) lies in; what was verified
-  // before is not again. Error: they differ.
-  void verify(const std::string& name, const Shape& offsets, const Shape& sizes);
 
  private:
-  const SafetensorsEntry& entry(const std::string& name) const;
-  std::pair<int64_t, int64_t> bytes_of(const std::string& name, const Shape& offsets, const Shape& sizes) const;
+  friend class WantedChunks;
 
-  MappedFile file_;
-  SafetensorsHeader header_;
-  std::map<std::string, size_t> index_;  // into header_.entries
-  std::vector<uint64_t> sums_;
-  std::vector<bool> verified_;  // per chunk
+  SafetensorsFile file_;
+  std::vector<uint64_t> sums_;  // per chunk, as is
+  std::vector<bool> wanted_;
+};
+
+// The chunks, with a checksum each, that hold what is wanted of some files, in the order of the files and of their
+// data.
+class WantedChunks {
+ public:
+  explicit WantedChunks(const std::vector<const PartFile*>& files);
+
+  int64_t bytes() const { return bytes_; }
+  // Verifies them, on as many threads as ATen has, while the disk reads ahead. `verified`: is told now and then how
+  // many bytes were. Error: one is damaged; the text names the file and the tensors.
+  void verify(const std::function<void(int64_t bytes)>& verified) const;
+
+ private:
+  struct Chunk {
+    const PartFile* file;
+    int64_t index, begin, bytes;  // begin: from the beginning of the file
+  };
+  void read_ahead(size_t begin, size_t end) const;
+  static void check(const Chunk& chunk);
+  static std::string tensors_in(const Chunk& chunk);
+
+  std::vector<Chunk> chunks_;
+  int64_t bytes_ = 0;
 };
 
 }  // namespace dtensor

@@ -74,7 +74,7 @@ PlannedSave plan_files(const NamedTensors& tensors, const World& world) {
   for (const auto& [name, t] : tensors) {
     ManifestTensor& tensor = save.tensors[name] = described(name, t);
     const auto boxes =
-        is_dtensor(t) ? planner.add(*spec_of(t)) : planner.add_replicated({tensor.shape, {}, tensor.dtype});
+        is_dtensor(t) ? planner.add(spec_of(t)) : planner.add_replicated({tensor.shape, {}, tensor.dtype});
     std::map<int64_t, int64_t> so_far;  // boxes by rank: a file has one of each name
     for (const RankBox& b : boxes) {
       const std::string file = part_file_name("", b.rank, so_far[b.rank]++);

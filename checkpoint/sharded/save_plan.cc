@@ -10,13 +10,10 @@ namespace {
 // Replicas are cut into pieces of about as much, so that their holders share the work.
 constexpr int64_t kPieceBytes = int64_t{16} << 20;
 
-struct Held {
-  Box box;
-  std::vector<int64_t> ranks;  // ascending
-};
+}  // namespace
 
 // Every part once, with the ranks that hold it.
-std::vector<Held> held_boxes(const Spec& spec) {
+std::vector<SavePlanner::Held> SavePlanner::held_boxes(const Spec& spec) {
   std::map<std::pair<std::vector<int64_t>, std::vector<int64_t>>, Held> all;
   for (const int64_t rank : spec.mesh().ranks()) {
     for (Box& box : boxes_of(spec.layout_of_rank(rank))) {
@@ -32,8 +29,6 @@ std::vector<Held> held_boxes(const Spec& spec) {
   }
   return result;
 }
-
-}  // namespace
 
 int64_t SavePlanner::least_loaded(const std::vector<int64_t>& ranks) const {
   if (ranks.empty()) return std::min_element(bytes_.begin(), bytes_.end()) - bytes_.begin();
@@ -51,12 +46,14 @@ void SavePlanner::assign(const Box& box, const std::vector<int64_t>& ranks, int6
   }
 }
 
-std::vector<RankBox> SavePlanner::add(const Spec& spec) {
+std::vector<RankBox> SavePlanner::add(const SpecPtr& spec) {
   std::vector<RankBox> boxes;
-  const auto element_size = static_cast<int64_t>(c10::elementSize(spec.dtype()));
-  for (const Held& held : held_boxes(spec)) assign(held.box, held.ranks, element_size, boxes);
+  const auto element_size = static_cast<int64_t>(c10::elementSize(spec->dtype()));
+  const auto [known, fresh] = held_.try_emplace(spec);
+  if (fresh) known->second = held_boxes(*spec);
+  for (const Held& held : known->second) assign(held.box, held.ranks, element_size, boxes);
   // Nobody has a part of a tensor without elements; its name and shape are kept all the same.
-  if (boxes.empty()) boxes.push_back({least_loaded({}), Shape(spec.sizes().size(), 0), spec.sizes()});
+  if (boxes.empty()) boxes.push_back({least_loaded({}), Shape(spec->sizes().size(), 0), spec->sizes()});
   return boxes;
 }
 

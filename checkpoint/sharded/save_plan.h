@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "checkpoint/sharded/boxes.h"
@@ -18,7 +19,7 @@ class SavePlanner {
   explicit SavePlanner(int64_t world_size) : bytes_(world_size) {}
 
   // REQUIRES: no Partial; a spec of the planner's world.
-  std::vector<RankBox> add(const Spec& spec);
+  std::vector<RankBox> add(const SpecPtr& spec);
   // A tensor that all ranks hold.
   std::vector<RankBox> add_replicated(const TensorMeta& meta);
 
@@ -26,11 +27,17 @@ class SavePlanner {
   const std::vector<int64_t>& bytes() const { return bytes_; }
 
  private:
+  struct Held {
+    Box box;
+    std::vector<int64_t> ranks;  // ascending
+  };
+  static std::vector<Held> held_boxes(const Spec& spec);
   // `ranks`: that hold the box; empty: all.
   void assign(const Box& box, const std::vector<int64_t>& ranks, int64_t element_size, std::vector<RankBox>& boxes);
   int64_t least_loaded(const std::vector<int64_t>& ranks) const;
 
   std::vector<int64_t> bytes_;
+  std::map<SpecPtr, std::vector<Held>> held_;  // the layers of a model are laid out alike
 };
 
 }  // namespace dtensor

@@ -44,7 +44,7 @@ TEST_CASE("what is saved of a tensor is all of it, once, by ranks that have it",
       placements.push_back(random_placement(random, static_cast<int64_t>(sizes.size())));
     const SpecPtr spec = Spec::get(mesh, placements, sizes, at::kFloat);
     SavePlanner planner(mesh.world().size());
-    const std::vector<RankBox> boxes = planner.add(*spec);
+    const std::vector<RankBox> boxes = planner.add(spec);
     INFO(spec->to_string());
     CHECK(why_no_tiling(spec->sizes(), boxes_of(boxes)).empty());
     for (const RankBox& box : boxes) {
@@ -59,9 +59,9 @@ TEST_CASE("what many ranks hold is spread over them", "[checkpoint]") {
   SavePlanner planner(8);
   const auto most = [&] { return *std::max_element(planner.bytes().begin(), planner.bytes().end()); };
   const auto total = [&] { return std::accumulate(planner.bytes().begin(), planner.bytes().end(), int64_t{0}); };
-  for (int k = 0; k < 40; ++k) planner.add(*Spec::get(mesh, {Replicate(), Shard(0)}, {1024, 256}, at::kFloat));
+  for (int k = 0; k < 40; ++k) planner.add(Spec::get(mesh, {Replicate(), Shard(0)}, {1024, 256}, at::kFloat));
   CHECK(most() * 8 == total());
-  planner.add(*Spec::get(mesh, {Replicate(), Replicate()}, {8192, 8192}, at::kFloat));  // one of 256 MiB
+  planner.add(Spec::get(mesh, {Replicate(), Replicate()}, {8192, 8192}, at::kFloat));  // one of 256 MiB
   planner.add_replicated({{8192, 8192}, {}, at::kFloat});
   CHECK(static_cast<double>(most()) * 8 < 1.05 * static_cast<double>(total()));
 }

@@ -1,0 +1,45 @@
+"""Four processes that torchrun has started save a checkpoint; as many, fewer, and one without torchrun load it."""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = os.path.abspath("tests/checkpoint/torchrun_program")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--local-addr", "127.0.0.1",
+            "--nproc_per_node"]
+
+
+def job(processes, *arguments):
+    launcher = TORCHRUN + [str(processes)] if processes else []
+    return subprocess.run(launcher + [PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=120)
+
+
+passed = 0
+
+
+def check(what, ok, ended):
+    global passed
+    if not ok:
+        sys.exit(f"{what}:\n{ended.stdout}\n[dtensor] {passed} passed, 1 failed, 0 skipped")
+    passed += 1
+
+
+with tempfile.TemporaryDirectory() as base:
+    folder = os.path.join(base, "checkpoint")
+    ended = job(4, "save", folder)
+    check("four processes save", ended.returncode == 0, ended)
+    check("each rank wrote a file", sum("-rank-" in name for name in os.listdir(folder)) == 4, ended)
+    for processes in (4, 3, 1, 0):
+        ended = job(processes, "load", folder)
+        check(f"{processes or 'none'} of torchrun's load", ended.returncode == 0, ended)
+    before = sorted(os.listdir(folder))
+    ended = job(4, "save", folder, "2")
+    check("a rank that saves something else", ended.returncode != 0 and "of its own" in ended.stdout and
+          "rank 2" in ended.stdout, ended)
+    check("the checkpoint before is left", sorted(os.listdir(folder)) == before, ended)
+    ended = job(2, "load", folder)
+    check("and loads", ended.returncode == 0, ended)
+
+print(f"[dtensor] {passed} passed, 0 failed, 0 skipped")
