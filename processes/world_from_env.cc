@@ -21,6 +21,7 @@
 #include "processes/job/job.h"
 #include "processes/job/job_board.h"
 #include "processes/job/terminate_handler.h"
+#include "processes/job/world_job.h"
 #include "processes/launch/choose_device.h"
 #include "processes/launch/launch_env.h"
 #include "processes/launch/launch_store.h"
@@ -117,8 +118,10 @@ World make_world(std::shared_ptr<Job> job, const DeviceChoice& choice, c10::intr
   share_random_state(*job);
   const int64_t rank = job->rank(), size = job->size();
   std::string name = c10::str("processes(", size, ", rank ", rank, ", ", choice.backend, ", ", choice.device, ")");
-  auto communicator = make_c10d_communicator(std::move(job), choice.backend, choice.device, std::move(group));
-  return World::of_process(size, rank, choice.device, std::move(name), std::move(communicator));
+  auto communicator = make_c10d_communicator(job, choice.backend, choice.device, std::move(group));
+  World world = World::of_process(size, rank, choice.device, std::move(name), std::move(communicator));
+  world.attachment<WorldJob>().job = job;
+  return world;
 }
 
 World world_from_env(const LaunchOptions& options) {

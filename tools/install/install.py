@@ -28,6 +28,7 @@ ROOTS = [
     "plan/plan_many.h",
     "plan/redistribute_planner.h",
     "processes/launch/launch_env.h",
+    "processes/monitored_barrier.h",
     "propagation/factor_rule.h",
     "propagation/propagate.h",
     "propagation/rule_registry.h",

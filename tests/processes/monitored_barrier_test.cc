@@ -1,0 +1,102 @@
+// Ranks that come to a monitored barrier, late or not at all: every rank gets the same error, and the job goes on.
+#include "processes/monitored_barrier.h"
+
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "dtensor/from_local.h"
+#include "dtensor/redistribute.h"
+#include "tests/processes/job_world.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+using Catch::Contains;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+int64_t own_rank() { return job_world().owned_ranks()[0]; }
+
+// "" if it passes.
+std::string error_of_barrier(const DeviceMesh& mesh, milliseconds timeout) {
+  try {
+    monitored_barrier(mesh, timeout);
+  } catch (const c10::DistError& e) {
+    return e.what_without_backtrace();
+  }
+  return "";
+}
+
+// Whether the ranks of the mesh can still communicate, with the right result.
+bool communicates(const DeviceMesh& mesh) {
+  const auto x = from_local({at::full({4}, static_cast<double>(own_rank() + 1))}, mesh, {Partial()});
+  return to_local(redistribute(x, {Replicate()}))[0][0].item<double>() == 10;
+}
+
+TEST_CASE("monitored barrier: nobody passes it before all have come", "[processes][barrier]") {
+  const DeviceMesh mesh(job_world(), {4}, {"tp"});
+  monitored_barrier(mesh);
+  const auto begin = Clock::now();
+  if (own_rank() == 2) std::this_thread::sleep_for(milliseconds(500));
+  monitored_barrier(mesh, milliseconds(15000));
+  const auto took = Clock::now() - begin;
+  CHECK(took >= milliseconds(400));
+  CHECK(took < milliseconds(5000));
+}
+
+TEST_CASE("monitored barrier: all who are missing are named, on all ranks, and the job goes on",
+          "[processes][barrier]") {
+  const DeviceMesh mesh(job_world(), {2, 2}, {"dp", "tp"});
+  const bool late = own_rank() == 1 || own_rank() == 3;
+  if (late) std::this_thread::sleep_for(milliseconds(2500));
+  const auto begin = Clock::now();
+  const std::string error = error_of_barrier(mesh, milliseconds(1000));
+  const auto took = Clock::now() - begin;
+  CHECK_THAT(error, Contains("of ranks 0-3: ranks 1,3 have not come within 1 s"));
+  CHECK(took < milliseconds(late ? 800 : 2000));
+  // The next one passes, and collectives do what they did.
+  CHECK(error_of_barrier(mesh, milliseconds(15000)).empty());
+  CHECK(communicates(DeviceMesh(job_world(), {4}, {"tp"})));
+}
+
+TEST_CASE("monitored barrier: one rank that is missing, again and again", "[processes][barrier]") {
+  const DeviceMesh mesh(job_world(), {4}, {"tp"});
+  for (int64_t missing : {0, 3}) {
+    monitored_barrier(mesh);
+    if (own_rank() == missing) std::this_thread::sleep_for(milliseconds(1500));
+    const std::string error = error_of_barrier(mesh, milliseconds(500));
+    CHECK_THAT(error, Contains("ranks 0-3: rank " + std::to_string(missing) + " has not come within 0.5 s"));
+  }
+  CHECK(error_of_barrier(mesh, milliseconds(15000)).empty());
+}
+
+TEST_CASE("monitored barrier: of some ranks", "[processes][barrier]") {
+  const DeviceMesh some(job_world(), {2}, {"tp"}, {2, 0});
+  monitored_barrier(DeviceMesh(job_world(), {4}, {"tp"}));
+  if (own_rank() == 0) std::this_thread::sleep_for(milliseconds(1200));
+  const std::string error = error_of_barrier(some, milliseconds(500));
+  if (own_rank() % 2 == 1) {
+    CHECK(error.empty());  // it is none of this one's
+  } else {
+    CHECK_THAT(error, Contains("monitored_barrier 1 of ranks 0,2: rank 0 has not come within 0.5 s"));
+  }
+  monitored_barrier(DeviceMesh(job_world(), {4}, {"tp"}));
+}
+
+TEST_CASE("monitored barrier: what it refuses, and where it does nothing", "[processes][barrier]") {
+  const DeviceMesh mesh(job_world(), {4}, {"tp"});
+  CHECK_THROWS_WITH(monitored_barrier(mesh, milliseconds(-1)), Contains("`timeout` is -1 ms; it must be 0"));
+  CHECK_THROWS_WITH(monitored_barrier(mesh, milliseconds(20001)), Contains("or up to that, 20000 ms"));
+  CHECK_THROWS_WITH(monitored_barrier(DeviceMesh()), Contains("`mesh` is not defined"));
+  monitored_barrier(DeviceMesh(World::local(4), {4}), milliseconds(-1));
+  monitored_barrier(DeviceMesh(World::abstract(4), {4}));
+  monitored_barrier(mesh);
+}
+
+}  // namespace
+}  // namespace dtensor
