@@ -91,7 +91,7 @@ class C10dCommunicator final : public Communicator {
   LinkCall begin(const CommCall& call, Collective c) {
     job_->check();
     Link* link = nullptr;
-    under_way_->guarded([&] { link = &links_.of(*call.group); });
+    under_way_->guarded([&] { link = &links_.of(call); });
     ++link->calls;
     const LinkCall link_call{under_way_, device_, *link, call, c, {}};
     const auto fingerprint = comparison_.before(link_call);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <future>
+#include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -12,14 +13,21 @@
 #include "absl/strings/str_join.h"
 #include "comm/nccl.h"
 #include "processes/job/bounded_store.h"
+#include "processes/job/terminate_handler.h"
 
 namespace dtensor {
+namespace {
+
+constexpr std::chrono::milliseconds kAlmost{300};  // before the deadline: what fails then has waited too long
+
+}  // namespace
 
 GroupLinks::GroupLinks(std::shared_ptr<Job> job, std::string backend, c10::Device device,
                        c10::intrusive_ptr<c10d::ProcessGroup> world_group)
     : job_(std::move(job)), backend_(std::move(backend)), device_(device), world_group_(std::move(world_group)) {}
 
-Link& GroupLinks::of(const Group& group) {
+Link& GroupLinks::of(const CommCall& call) {
+  const Group& group = *call.group;
   const int64_t rank = job_->rank();
   const auto& members = group.members[group.group_of[rank]];
   std::unique_lock lock(mutex_);
@@ -40,23 +48,25 @@ Link& GroupLinks::of(const Group& group) {
   // Threads make their groups in an order of their own, so none may wait for another's.
   std::lock_guard making(link.making);
   if (link.backend) return link;
-  connect(link, group.name);
+  connect(link, call);
   watch(link);
   return link;
 }
 
-void GroupLinks::connect(Link& link, const std::string& name) {
+void GroupLinks::connect(Link& link, const CommCall& call) {
   const bool sorted = std::is_sorted(link.members.begin(), link.members.end());
   if (static_cast<int64_t>(link.members.size()) == job_->size() && sorted && world_group_) {
     link.backend = world_group_->getBackend(device_.type());
     return;
   }
-  auto store = c10::make_intrusive<c10d::PrefixStore>(link.place, job_->store());
+  const std::string& name = call.group->name;
   const Activity activity{
       "making " + link.key, 1,
       absl::StrCat("the making of the group ", name, " of ranks ", absl::StrJoin(link.members, ","))};
   job_->come_to(activity);
-  meet(activity, link, *store, name);
+  const auto& change = call.event.layout_change;
+  meet(*job_, activity, {link.place, name, change ? change->to().where : "", link.members}, places_);
+  auto store = c10::make_intrusive<c10d::PrefixStore>(link.place, job_->store());
   // A backend's constructor waits for all members in calls that cannot be interrupted, and may do so several times as
   // long as its deadline. So it runs on a thread that can be left behind.
   std::promise<c10::intrusive_ptr<c10d::Backend>> promise;
@@ -69,40 +79,23 @@ void GroupLinks::connect(Link& link, const std::string& name) {
       promise.set_exception(std::current_exception());
     }
   }).detach();
+  const auto until = std::chrono::steady_clock::now() + job_->timeout() - kAlmost;
+  std::string error;
   job_->wait_until(activity, link.members, [&] {
-    if (made.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return false;
-    link.backend = made.get();  // or throws why not
-    return true;
+    if (error.empty()) {
+      if (made.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return false;
+      try {
+        link.backend = made.get();
+        return true;
+      } catch (const std::exception& e) {
+        error = message_of(e);
+      }
+    }
+    // The backend has the same deadline, but does not know who is to blame.
+    if (std::chrono::steady_clock::now() >= until) return false;
+    throw std::runtime_error(error);
   });
   link.own = true;
-}
-
-void GroupLinks::meet(const Activity& activity, const Link& link, c10d::Store& store, const std::string& name) {
-  const auto n = static_cast<int64_t>(link.members.size());
-  bool here = false;
-  std::vector<std::string> orders;  // of the members, as each has them, by rank
-  std::vector<int64_t> set = link.members;
-  std::sort(set.begin(), set.end());
-  job_->wait_until(activity, link.members, [&] {
-    if (!here) store.set(absl::StrCat("here/", job_->rank()), absl::StrJoin(link.members, ","));
-    here = true;
-    for (auto p = static_cast<int64_t>(orders.size()); p < n; ++p) {
-      const std::string key = absl::StrCat("here/", set[p]);
-      if (!store.check({key})) return false;
-      orders.push_back(store.get_to_str(key));
-    }
-    return true;
-  });
-  int64_t culprit = n - 1;  // of those who are fewest; where all are as many, the last
-  const auto same = [&](int64_t p) { return std::count(orders.begin(), orders.end(), orders[p]); };
-  if (same(0) == n) return;
-  std::string error = absl::StrCat("ranks do not have the same mesh. The group ", name, " is, in order,");
-  for (int64_t p = 0; p < n; ++p) {
-    if (same(p) < same(culprit)) culprit = p;
-    absl::StrAppend(&error, p > 0 ? ";" : "", " ranks ", orders[p], " on rank ", set[p]);
-  }
-  job_->fail_as(set[culprit], error);
-  job_->check();
 }
 
 GroupLinks::Make GroupLinks::gloo(const Link& link, const c10::intrusive_ptr<c10d::Store>& store) {

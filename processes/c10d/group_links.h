@@ -18,8 +18,9 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "mesh/device_mesh.h"
+#include "comm/comm_call.h"
 #include "processes/c10d/call_order.h"
+#include "processes/c10d/group_meeting.h"
 #include "processes/job/job.h"
 
 namespace dtensor {
@@ -36,7 +37,7 @@ struct Link {
   std::vector<int64_t> members;
   int64_t position = 0;  // of this rank
   std::string key;       // names the group, equal on all members
-  std::string place;     // where they meet in the store
+  std::string place;     // where they meet in the store, equal on all of them
   c10::intrusive_ptr<c10d::Backend> backend;
   int64_t calls = 0;
   uint64_t history = 0;  // fingerprint of all calls; on a device
@@ -52,10 +53,11 @@ class GroupLinks {
   GroupLinks(std::shared_ptr<Job> job, std::string backend, c10::Device device,
              c10::intrusive_ptr<c10d::ProcessGroup> world_group);
 
-  // The one of this rank, in which all members must ask for it. Groups with other members, another order of them or
-  // another name have links of their own, so that meshes do not get each other's data. Valid as long as this.
-  // Errors: as of Job::run, and at once that members have the group in another order. Thread-safe.
-  Link& of(const Group& group);
+  // That of the call's group in which this rank is; all members must ask for it. Groups with other members, another
+  // order of them or another name have links of their own, so that meshes do not get each other's data. Valid as long
+  // as this. Errors: as of Job::run; at once that members have the group in another order; after two seconds that they
+  // make one of another mesh instead. Thread-safe.
+  Link& of(const CommCall& call);
 
   // Before the end, which waits for what is under way.
   void abandon();  // leaves all backends open, for ever
@@ -65,9 +67,7 @@ class GroupLinks {
  private:
   using Make = std::function<c10::intrusive_ptr<c10d::Backend>()>;
 
-  void connect(Link& link, const std::string& name);
-  // Until all members are at the making of the group.
-  void meet(const Activity& activity, const Link& link, c10d::Store& store, const std::string& name);
+  void connect(Link& link, const CommCall& call);
   // What makes the backend of a link once all are there. Owns what it uses.
   Make gloo(const Link& link, const c10::intrusive_ptr<c10d::Store>& store);
   Make nccl(const Link& link, const c10::intrusive_ptr<c10d::Store>& store);
@@ -80,6 +80,7 @@ class GroupLinks {
   std::mutex mutex_;
   absl::flat_hash_map<std::pair<std::string, std::vector<int64_t>>, std::unique_ptr<Link>> links_;  // guarded by mutex_
   absl::flat_hash_map<std::string, int64_t> made_;  // by name and set of members. Guarded by mutex_
+  MeetingPlaces places_;
 };
 
 }  // namespace dtensor

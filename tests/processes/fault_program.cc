@@ -1,12 +1,17 @@
 // A job that goes wrong: fault_program FAULT [RANK [CALL [STEPS]]]. RANK (1) does what FAULT says at its collective
 // CALL (5) of STEPS (8); what the others report is what faults_test.sh looks at. Every rank ends with 0 only if nothing
 // went wrong. Words besides those of fault_kind(): "late", slow, but within the deadline; "stuck", slower than anybody
-// waits; "leave", the rank's program ends as if it were done. "fault_program listen" is another program that listens at
-// a port, and says nothing to who comes. FAULT_STORE=remove or lock: the rank also does that to the store's file.
+// waits; "leave", the rank's program ends as if it were done; "sleep" and "busy", it does something of its own for two
+// minutes; "connect_kill" and "connect_stop", it is killed or stopped while the ranks connect for their first call;
+// "mesh_shape" and "mesh_name", all its calls are over another mesh of the same ranks; "barrier_kill", it is killed
+// while the others wait for it in a monitored barrier. "fault_program listen" is another program that listens at a
+// port, and says nothing to who comes. FAULT_STORE=remove or lock: the rank also does that to the store's file.
+#include <ATen/ops/ones.h>
 #include <arpa/inet.h>
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -14,9 +19,15 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <string>
+#include <thread>
 
+#include "dtensor/from_local.h"
+#include "dtensor/redistribute.h"
 #include "processes/launch/launch_env.h"
+#include "processes/monitored_barrier.h"
 #include "tests/processes/fault_steps.h"
 #include "tests/testing/faulty_communicator.h"
 
@@ -52,6 +63,47 @@ void spoil_store() {
   std::fprintf(stderr, "%s: the store\'s file: %s\n", done ? "done" : "NOT DONE", how);
 }
 
+// When all ranks have met to make their first group, and before they can connect, `signal` is sent to this process,
+// from a thread that holds the lock of the store's file until then.
+void end_while_connecting(int signal, int64_t ranks) {
+  std::thread([=] {
+    const std::string path = std::string(std::getenv("DTENSOR_STORE")).substr(std::string("file://").size());
+    const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    for (;; ::usleep(100)) {
+      if (::flock(fd, LOCK_EX) != 0) std::abort();
+      std::ifstream file(path, std::ios::binary);
+      const std::string text(std::istreambuf_iterator<char>(file), {});
+      int64_t here = 0;
+      for (int64_t r = 0; r < ranks; ++r) {
+        here += text.find("group/tp/0,1,2,3/1/here/" + std::to_string(r)) != std::string::npos ? 1 : 0;
+      }
+      if (here == ranks) {
+        std::fprintf(stderr, "fault fires: %s\n", signal == SIGKILL ? "connect_kill" : "connect_stop");
+        if (signal == SIGKILL) ::kill(::getpid(), SIGKILL);
+        // A child stops this process, and then gives the lock back, which both hold.
+        if (::fork() == 0) {
+          ::kill(::getppid(), SIGSTOP);
+          ::usleep(100000);
+          ::flock(fd, LOCK_UN);
+          ::_exit(0);
+        }
+        ::pause();
+      }
+      ::flock(fd, LOCK_UN);
+    }
+  }).detach();
+}
+
+// The mesh is 2 x 2, or its dim has another name.
+int use_other_mesh(const World& job, bool shape) {
+  std::fprintf(stderr, "fault fires: %s\n", shape ? "mesh_shape" : "mesh_name");
+  const DeviceMesh mesh = shape ? DeviceMesh(job, {2, 2}, {"dp", "tp"}) : DeviceMesh(job, {4}, {"dp"});
+  const Placements from(static_cast<size_t>(mesh.ndim()), Partial());
+  const Placements to(static_cast<size_t>(mesh.ndim()), Replicate());
+  redistribute(from_local({at::ones({4})}, mesh, from), to);
+  return 0;
+}
+
 int run(const std::string& word, int64_t faulty_rank, int64_t call, int64_t steps) {
   const World job = World::from_env();
   const bool faulty = job.owned_ranks()[0] == faulty_rank;
@@ -62,10 +114,14 @@ int run(const std::string& word, int64_t faulty_rank, int64_t call, int64_t step
   Fault fault;
   fault.call = call;
   fault.on_fire = say;
+  const bool own = word == "leave" || word == "sleep" || word == "busy" || word == "barrier_kill";
+  if (faulty && word == "connect_kill") end_while_connecting(SIGKILL, job.size());
+  if (faulty && word == "connect_stop") end_while_connecting(SIGSTOP, job.size());
+  if (faulty && (word == "mesh_shape" || word == "mesh_name")) return use_other_mesh(job, word == "mesh_shape");
   if (word == "late" || word == "stuck" || word == "slow") {
     fault.kind = Fault::Kind::kSlow;
     fault.delay = std::chrono::seconds(word == "late" ? 1 : word == "slow" ? 8 : 60);
-  } else if (word != "leave") {
+  } else if (!own && word.find("connect_") != 0 && word.find("mesh_") != 0) {
     const auto kind = fault_kind(word);
     TORCH_CHECK_VALUE(kind, "fault_program: FAULT is '", word,
                       "'; expected a word of fault_kind(), late, stuck or leave");
@@ -74,10 +130,18 @@ int run(const std::string& word, int64_t faulty_rank, int64_t call, int64_t step
   const FaultSteps job_steps(faulty ? faulty_world(job, fault) : job);
   bool right = true;
   for (int64_t k = 1; k <= steps; ++k) {
-    if (word == "leave" && faulty && k == call) {
+    if (own && faulty && k == call) {
       say();
-      return 0;
+      if (word == "leave") return 0;
+      const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+      while (word == "busy" && std::chrono::steady_clock::now() < until) continue;
+      if (word == "barrier_kill") {
+        ::sleep(1);  // the others are there now
+        ::kill(::getpid(), SIGKILL);
+      }
+      std::this_thread::sleep_until(until);
     }
+    if (word == "barrier_kill" && k == call) monitored_barrier(DeviceMesh(job, {job.size()}));
     right &= job_steps.run(k);
   }
   // A result that is wrong is the worst that can happen: nobody would know.
