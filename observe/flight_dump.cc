@@ -121,6 +121,7 @@ std::string dump_text(int64_t& rank, bool wait) {
   std::vector<FlightRecord> entries;
   std::vector<FlightGroup> groups;
   const bool all = copy_flight_ring(wait, entries, groups);
+  const int64_t now = c10::getTime();  // the texts below take some time
   if (rank < 0) rank = rank_in_job();
   if (rank < 0) rank = entries.empty() ? 0 : entries.back().rank;
   Json config = Json::object(), status = Json::object();
@@ -140,7 +141,7 @@ std::string dump_text(int64_t& rank, bool wait) {
                {"comm_lib_version", "dtensor"},
                {"rank", rank},
                {"process", ::getpid()},
-               {"time_ns", c10::getTime()},
+               {"time_ns", now},
                {"pg_config", std::move(config)},
                {"pg_status", std::move(status)},
                {"entries", std::move(list)}};
@@ -199,6 +200,8 @@ void dump_flight_recorder_on_failure(int64_t rank) noexcept {
   } catch (...) {
   }
 }
+
+std::string flight_dump_text(int64_t rank) { return dump_text(rank, /*wait=*/false); }
 
 void arm_flight_signals() noexcept {
   if (file_prefix() != nullptr) dump_on_signals([] { dump_flight_recorder_on_failure(-1); });

@@ -45,6 +45,8 @@ struct FlightRecord {
 // false: then a second is waited, not more.
 bool copy_flight_ring(bool wait, std::vector<FlightRecord>& records, std::vector<FlightGroup>& groups);
 bool flight_recorder_is_on();
+// A dump, as of dump_flight_recorder(), of this process as rank `rank` of its job. Waits a second at most.
+std::string flight_dump_text(int64_t rank);
 // If DTENSOR_FLIGHT_FILE is set.
 void arm_flight_signals() noexcept;
 

@@ -39,10 +39,9 @@ void DeviceWatch::add_group(Group group, std::shared_ptr<void> alive) {
   });
 }
 
-std::optional<Activity> DeviceWatch::waits_for() const {
+std::shared_ptr<const DeviceWatch::Launched> DeviceWatch::waits_for() const {
   std::lock_guard lock(mutex_);
-  if (launched_.empty()) return std::nullopt;
-  return launched_.front()->activity;
+  return launched_.empty() ? nullptr : launched_.front();
 }
 
 void DeviceWatch::job_failed() {

@@ -9,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -47,7 +46,7 @@ class DeviceWatch {
   void add(Launched launched);
   // The first one starts the thread, which keeps `alive`, the owner of this object.
   void add_group(Group group, std::shared_ptr<void> alive);
-  std::optional<Activity> waits_for() const;  // the first that is not known to be done
+  std::shared_ptr<const Launched> waits_for() const;  // the first that is not known to be done; null: none
 
   void job_failed();  // aborts all groups, on the thread
   // Ends the thread. Aborts that are under way get 5 s, and then end with the process.

@@ -36,13 +36,7 @@ std::string find_fault(JobBoard& board, int64_t other, const Activity& mine, boo
   }
   static const std::string here = host_name(), numbers = pid_namespace();
   if (where->host != here || where->pid_namespace != numbers) return "";
-  const std::string state = process_state(where->pid);
-  if (state.empty() || state == "Z" || state == "X" || process_start(where->pid) != where->start) {
-    return absl::StrCat("its process ", where->pid, " is gone: it was killed, crashed or ended without notice");
-  }
-  if (!only_final && state == "T")
-    return absl::StrCat("its process ", where->pid, " is stopped (SIGSTOP, or a debugger)");
-  return "";
+  return process_fault(where->pid, where->start, only_final);
 }
 
 std::optional<std::pair<int64_t, std::string>> find_missing(JobBoard& board, absl::Span<const int64_t> others,

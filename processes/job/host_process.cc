@@ -5,6 +5,7 @@
 #include <fstream>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
@@ -43,6 +44,22 @@ std::string process_start(int64_t pid) {
 std::string process_state(int64_t pid) {
   const auto fields = stat_fields(pid);
   return fields.empty() ? "" : fields[0];
+}
+
+int64_t parent_process(int64_t pid) {
+  const auto fields = stat_fields(pid);
+  int64_t parent = 0;
+  return fields.size() > 1 && absl::SimpleAtoi(fields[1], &parent) ? parent : 0;
+}
+
+std::string process_fault(int64_t pid, const std::string& start, bool only_final) {
+  const std::string state = process_state(pid);
+  const bool another = !start.empty() && process_start(pid) != start;
+  if (state.empty() || state == "Z" || state == "X" || another) {
+    return absl::StrCat("its process ", pid, " is gone: it was killed, crashed or ended without notice");
+  }
+  if (!only_final && state == "T") return absl::StrCat("its process ", pid, " is stopped (SIGSTOP, or a debugger)");
+  return "";
 }
 
 }  // namespace dtensor

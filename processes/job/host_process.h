@@ -19,4 +19,12 @@ std::string process_start(int64_t pid);
 // "R", "S", "T" (stopped), "Z" (dead, not waited for), ...; "" if there is no such process.
 std::string process_state(int64_t pid);
 
+// The process that started it, or has taken it over; 0 if there is no such process.
+int64_t parent_process(int64_t pid);
+
+// What is wrong with process `pid`, as the end of "rank 2 failed: ": it is gone, also where `start`, its
+// process_start() of before, is not "" and another process has the number now; unless `only_final`, that it is stopped.
+// "": nothing.
+std::string process_fault(int64_t pid, const std::string& start, bool only_final);
+
 }  // namespace dtensor

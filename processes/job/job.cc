@@ -17,6 +17,7 @@
 #include "processes/job/find_culprit.h"
 #include "processes/job/host_process.h"
 #include "processes/job/job_state.h"
+#include "processes/job/status_text.h"
 #include "processes/job/terminate_handler.h"
 
 namespace dtensor {
@@ -61,11 +62,12 @@ Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Mill
     : state_(std::make_shared<JobState>(std::move(store), rank, size, timeout)) {
   ignore_broken_pipes();
   post_place(*state_->store(), rank);
+  const std::string id = agree_on_id(*state_->store());
   install_terminate_handler();
   set_rank_in_job(rank);
   prepare_flight_recorder(timeout);
   add_terminate_callback(this, [this](const std::string& message) { fail(message); });
-  state_->start_listening();
+  state_->start_listening(id, [state = state_.get()] { return status_text(*state); });
 }
 
 Job::~Job() {

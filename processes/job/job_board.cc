@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <random>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "processes/job/host_process.h"
@@ -39,6 +41,14 @@ void post_place(c10d::Store& store, int64_t rank) {
                       {"pid_namespace", pid_namespace()},
                       {"start", process_start(::getpid())}};
   store.set(absl::StrCat("place/", rank), place.dump());
+}
+
+std::string agree_on_id(c10d::Store& store) {
+  std::random_device random;
+  std::string mine;
+  for (int i = 0; i < 2; ++i) absl::StrAppend(&mine, absl::Hex(random(), absl::kZeroPad8));
+  const std::vector<uint8_t> first = store.compareSet("id", std::vector<uint8_t>(), {mine.begin(), mine.end()});
+  return {first.begin(), first.end()};
 }
 
 JobBoard::JobBoard(const BoundedStore& store, int64_t rank) : rank_(rank), store_(store.under("")) {

@@ -7,6 +7,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -21,6 +22,7 @@ namespace dtensor {
 struct RankStatus {
   bool active = false;  // it waits in `what`, a call of `group`
   std::string what, group;
+  std::chrono::milliseconds waited{0};      // so far; not told to other ranks
   std::map<std::string, int64_t> begun;     // by group, the last call
   std::map<std::string, std::string> last;  // what that was
 
@@ -78,5 +80,8 @@ class JobBoard {
 
 // Tells the others where this rank runs.
 void post_place(c10d::Store& store, int64_t rank);
+
+// A name for the job that no other has: hexadecimal digits, equal on all ranks.
+std::string agree_on_id(c10d::Store& store);
 
 }  // namespace dtensor

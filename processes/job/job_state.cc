@@ -1,9 +1,11 @@
 #include "processes/job/job_state.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -39,8 +41,9 @@ JobState::JobState(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t 
                          },
                          [this](const std::string& error) { post_failure(rank_, error); }}) {}
 
-void JobState::start_listening() {
+void JobState::start_listening(const std::string& id, std::function<std::string()> answer) {
   listener_ = std::thread([this] { listen(); });
+  status_server_ = std::make_unique<StatusServer>(RankAddress{id, rank_, size_, ::getpid()}, std::move(answer));
 }
 
 void JobState::stop_listening() {
@@ -49,12 +52,13 @@ void JobState::stop_listening() {
     stop_ = true;
   }
   stopping_.notify_all();
+  status_server_.reset();
   listener_.join();
 }
 
 JobState::Waiting::Waiting(JobState& state, const Activity& activity) : state_(state) {
   std::lock_guard lock(state_.mutex_);
-  position_ = state_.waiting_.insert(state_.waiting_.end(), activity);
+  position_ = state_.waiting_.insert(state_.waiting_.end(), {activity, Clock::now()});
 }
 
 JobState::Waiting::~Waiting() {
@@ -93,11 +97,16 @@ RankStatus JobState::status() const {
   const auto on_device = devices_.waits_for();
   std::lock_guard lock(mutex_);
   RankStatus now = begun_;
-  const Activity* current = !waiting_.empty() ? &waiting_.back() : on_device ? &*on_device : nullptr;
-  if (current != nullptr) {
+  const auto waits_in = [&](const Activity& activity, Clock::time_point since) {
     now.active = true;
-    now.what = current->what;
-    now.group = current->group;
+    now.what = activity.what;
+    now.group = activity.group;
+    now.waited = std::chrono::duration_cast<Milliseconds>(Clock::now() - since);
+  };
+  if (!waiting_.empty()) {
+    waits_in(waiting_.back().first, waiting_.back().second);
+  } else if (on_device) {
+    waits_in(on_device->activity, on_device->begin);
   }
   return now;
 }

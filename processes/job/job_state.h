@@ -7,11 +7,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -19,6 +21,7 @@
 #include "processes/job/bounded_store.h"
 #include "processes/job/device_watch.h"
 #include "processes/job/job_board.h"
+#include "processes/job/status_server.h"
 
 namespace dtensor {
 
@@ -29,8 +32,9 @@ class JobState {
  public:
   JobState(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::chrono::milliseconds timeout);
 
-  // Starts and ends the thread that learns of the others' failures and answers their questions.
-  void start_listening();
+  // Starts and ends the threads that learn of the others' failures and answer their questions, and those of this user's
+  // tools. `id`: of the job, as agree_on_id() gives it; `answer`: what the tools are told.
+  void start_listening(const std::string& id, std::function<std::string()> answer);
   void stop_listening();
 
   bool failed() const noexcept { return failed_->load(std::memory_order_acquire); }
@@ -61,7 +65,7 @@ class JobState {
 
    private:
     JobState& state_;
-    std::list<Activity>::iterator position_;
+    std::list<std::pair<Activity, std::chrono::steady_clock::time_point>>::iterator position_;
   };
 
   const c10::intrusive_ptr<BoundedStore>& store() const { return store_; }
@@ -90,11 +94,12 @@ class JobState {
   std::condition_variable stopping_;
   bool stop_ = false;
   std::string failure_;
-  std::list<Activity> waiting_;  // what threads wait in
-  RankStatus begun_;             // what has begun; `active` and `what` are those of `waiting_`
-  int64_t answered_ = 0;         // the last question
+  std::list<std::pair<Activity, std::chrono::steady_clock::time_point>> waiting_;  // what threads wait in, since when
+  RankStatus begun_;      // what has begun; `active` and `what` are those of `waiting_`
+  int64_t answered_ = 0;  // the last question
   std::thread listener_;
   DeviceWatch devices_;
+  std::unique_ptr<StatusServer> status_server_;
 };
 
 }  // namespace dtensor

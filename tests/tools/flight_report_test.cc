@@ -66,7 +66,7 @@ class Dump {
 FlightReport compare(const std::vector<Dump>& dumps, int64_t last = 10) {
   std::vector<FlightDump> parsed;
   for (const Dump& dump : dumps) parsed.push_back(dump.parsed());
-  return compare_flights(parsed, last);
+  return compare_flights(parsed, {.last = last});
 }
 
 const std::vector<int64_t> kAll = {0, 1, 2, 3};
@@ -220,8 +220,8 @@ TEST_CASE("flight report: PyTorch's own dumps") {
   };
   const auto first = parse_flight_dump("nccl_trace_rank_0", dump("[[4]]"));
   CHECK(first.rank == 0);
-  CHECK_FALSE(compare_flights({first, parse_flight_dump("nccl_trace_rank_1", dump("[[4]]"))}, 10).diverged);
-  const FlightReport report = compare_flights({first, parse_flight_dump("nccl_trace_rank_1", dump("[[5]]"))}, 10);
+  CHECK_FALSE(compare_flights({first, parse_flight_dump("nccl_trace_rank_1", dump("[[4]]"))}, {}).diverged);
+  const FlightReport report = compare_flights({first, parse_flight_dump("nccl_trace_rank_1", dump("[[5]]"))}, {});
   CHECK_THAT(report.text,
              Contains("rank 0 made nccl:all_reduce [[4]] [\"Float\"], while rank 1 made nccl:all_reduce [[5]]"));
   CHECK_THROWS_WITH(parse_flight_dump("trace", dump("[[4]]")),

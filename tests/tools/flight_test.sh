@@ -40,7 +40,7 @@ check "where they do" prints '^First divergence: rank 0 made all_reduce .* as ca
 
 check "nothing" refuses '^flight: give the dumps of the ranks'
 check "no such file" refuses '^flight: .*/none: cannot be read: No such file' "$work/none"
-check "unknown flag" refuses '^flight: unknown flag --lost; there is --last N' --lost
+check "unknown flag" refuses '^flight: unknown flag --lost; there are --last N and --attach PID' --lost
 check "bad number of calls" refuses '^flight: --last 0: give a number of calls' --last 0 "$work/dump_0"
 check "one rank twice" refuses '^flight: .*dump_0 and .*dump_0 are both of rank 0' "$work/dump_0" "$work/dump_0"
 echo '{"version": "2.10"}' >"$work/poor"

@@ -126,6 +126,7 @@ FlightDump parse_flight_dump(const std::string& file, const std::string& text) {
     throw UsageError(absl::StrCat(file, ": has version ", version, " of the format; 2.x can be read"));
   }
   dump.rank = rank_of(file, root);
+  if (root.has("time_ns")) dump.time_ns = root["time_ns"].number();
   std::map<std::string, size_t> index;
   const Field config = root["pg_config"];
   if (!config.json().is_object()) config.refuse("is not an object");
@@ -150,6 +151,10 @@ FlightDump parse_flight_dump(const std::string& file, const std::string& text) {
     call.state = entry["state"].text();
     if (call.state != "completed" && entry.has("retired") && entry["retired"].json() == true) call.state = "failed";
     call.created_ns = entry["time_created_ns"].number();
+    if (entry.has("time_discovered_completed_ns")) {
+      const Json& completed = entry["time_discovered_completed_ns"].json();
+      if (completed.is_number_integer()) call.completed_ns = completed.get<int64_t>();  // PyTorch's may be null
+    }
     auto& group = dump.groups[call.group];
     group.last = std::max({group.last, call.sequence, last_call(root, entry["pg_id"])});
     dump.calls.push_back(std::move(call));

@@ -15,7 +15,7 @@ struct FlightCall {
   int64_t sequence = 0;  // from 1
   std::string what;      // "all_reduce over tp for aten::mm, 384 B": equal where the calls fit together
   std::string state;     // "scheduled", "started", "completed", "failed"
-  int64_t created_ns = 0;
+  int64_t created_ns = 0, completed_ns = 0;  // since 1970; 0: not known, or not yet
 };
 
 struct FlightDump {
@@ -27,6 +27,7 @@ struct FlightDump {
   };
   std::string file;
   int64_t rank = 0;
+  int64_t time_ns = 0;  // when it was made, since 1970; 0: not known
   std::vector<Group> groups;
   std::vector<FlightCall> calls;
 };

@@ -175,8 +175,14 @@ std::string whereabouts(const std::vector<GroupView>& groups, int64_t rank, cons
   return text;
 }
 
-// "" if the ranks agree on the call.
-std::string divergence(const std::vector<GroupView>& groups, const GroupView& group, int64_t n, const Call& call) {
+struct Divergence {
+  std::string text;  // "": the ranks agree on the call
+  std::vector<int64_t> odd;
+};
+
+// `now_ns`: when the first of the dumps was made. What began later, that rank could not have reached.
+Divergence divergence(const std::vector<GroupView>& groups, const GroupView& group, int64_t n, const Call& call,
+                      const FlightOptions& options, int64_t now_ns) {
   const std::string where = absl::StrCat("call ", n, " over ", group.title());
   if (call.ways.size() > 1) {
     // The many are right.
@@ -184,27 +190,29 @@ std::string divergence(const std::vector<GroupView>& groups, const GroupView& gr
     for (const auto& way : call.ways) sides.push_back({all_of(way.second), way.first});
     std::stable_sort(sides.begin(), sides.end(),
                      [](const auto& a, const auto& b) { return a.first.size() < b.first.size(); });
-    return absl::StrCat(absl::StrJoin(sides, ", while ",
-                                      [&](std::string* out, const auto& side) {
-                                        absl::StrAppend(out, ranks_named(side.first), " made ", side.second);
-                                      }),
-                        ", as ", where);
+    const std::string text = absl::StrJoin(sides, ", while ", [&](std::string* out, const auto& side) {
+      absl::StrAppend(out, ranks_named(side.first), " made ", side.second);
+    });
+    return {absl::StrCat(text, ", as ", where), sides[0].first};
   }
+  if (options.late_after_ns > 0 && now_ns - call.begin_ns < options.late_after_ns) return {};
+  const std::string what = absl::StrCat(call.ways.begin()->first, " (", states_text(call.ways.begin()->second), ")");
   if (!call.unreached.empty()) {
-    return absl::StrCat(ranks_named(call.unreached), call.unreached.size() == 1 ? " has" : " have", " not reached ",
-                        where, ", ", call.ways.begin()->first, " (", states_text(call.ways.begin()->second), ")",
-                        whereabouts(groups, call.unreached[0], group));
+    return {absl::StrCat(ranks_named(call.unreached), call.unreached.size() == 1 ? " has" : " have", " not reached ",
+                         where, ", ", what, whereabouts(groups, call.unreached[0], group)),
+            call.unreached};
   }
   if (!group.missing.empty() && call.waits()) {
-    return absl::StrCat(ranks_named(group.missing), " left no dump, and the others are in ", where, ", ",
-                        call.ways.begin()->first, " (", states_text(call.ways.begin()->second), ")");
+    return {
+        absl::StrCat(ranks_named(group.missing), " ", options.no_dump, ", and the others are in ", where, ", ", what),
+        group.missing};
   }
-  return "";
+  return {};
 }
 
 }  // namespace
 
-FlightReport compare_flights(const std::vector<FlightDump>& dumps, int64_t last) {
+FlightReport compare_flights(const std::vector<FlightDump>& dumps, const FlightOptions& options) {
   std::map<int64_t, const FlightDump*> of_rank;
   std::vector<int64_t> ranks;
   for (const FlightDump& dump : dumps) {
@@ -217,26 +225,27 @@ FlightReport compare_flights(const std::vector<FlightDump>& dumps, int64_t last)
 
   std::ostringstream out;
   out << dumps.size() << (dumps.size() == 1 ? " dump, of " : " dumps, of ") << ranks_named(ranks) << "\n";
-  std::string first;
-  int64_t first_ns = std::numeric_limits<int64_t>::max();
+  Divergence first;
+  int64_t first_ns = std::numeric_limits<int64_t>::max(), now_ns = first_ns;
+  for (const FlightDump& dump : dumps) now_ns = std::min(now_ns, dump.time_ns);
   for (const GroupView& group : groups) {
-    print_table(out, group, last);
+    print_table(out, group, options.last);
     for (const auto& [n, call] : group.calls) {
-      const std::string text = divergence(groups, group, n, call);
-      if (text.empty()) continue;
-      if (first.empty() || call.begin_ns < first_ns) {
-        first = text;
+      Divergence found = divergence(groups, group, n, call, options, now_ns);
+      if (found.text.empty()) continue;
+      if (first.text.empty() || call.begin_ns < first_ns) {
+        first = std::move(found);
         first_ns = call.begin_ns;
       }
       break;
     }
   }
-  if (first.empty()) {
+  if (first.text.empty()) {
     out << "\nNo divergence: every call is the same on all ranks that remember it.\n";
   } else {
-    out << "\nFirst divergence: " << first << ".\n";
+    out << "\nFirst divergence: " << first.text << ".\n";
   }
-  return {out.str(), !first.empty()};
+  return {out.str(), !first.text.empty(), first.odd};
 }
 
 }  // namespace dtensor::tools

@@ -8,10 +8,19 @@ namespace dtensor::tools {
 struct FlightReport {
   std::string text;
   bool diverged = false;
+  std::vector<int64_t> odd;  // who is alone with what it does, at that call
 };
 
-// The `last` last calls of every group, a line for each way in which a call was made, and the first call, by time, at
-// which the ranks part. Error (UsageError): two dumps of one rank.
-FlightReport compare_flights(const std::vector<FlightDump>& dumps, int64_t last);
+struct FlightOptions {
+  int64_t last = 10;  // calls of each group to show
+  // Of ranks that still run, and were not asked at the same moment: how long the others must have been in a call that a
+  // rank has not reached.
+  int64_t late_after_ns = 0;
+  std::string no_dump = "left no dump";  // what is said of ranks without one
+};
+
+// The last calls of every group, a line for each way in which a call was made, and the first call, by time, at which
+// the ranks part. Error (UsageError): two dumps of one rank.
+FlightReport compare_flights(const std::vector<FlightDump>& dumps, const FlightOptions& options);
 
 }  // namespace dtensor::tools

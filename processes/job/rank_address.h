@@ -1,0 +1,23 @@
+// Where a rank can be asked what it is doing: the name of a Unix socket of its host. The name is abstract, so it leaves
+// no file behind and ends with the process, and it tells what a process that is stopped cannot say any more.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace dtensor {
+
+struct RankAddress {
+  std::string job;  // equal on all ranks of a job, and on no others: letters and digits
+  int64_t rank = 0, size = 0;
+  int64_t pid = 0;  // as the rank itself sees it
+};
+
+// Without the zero byte that abstract names begin with.
+std::string socket_name(const RankAddress& address);
+// nullopt: it is the name of something else.
+std::optional<RankAddress> parse_socket_name(std::string_view name);
+
+}  // namespace dtensor

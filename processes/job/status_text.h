@@ -1,0 +1,17 @@
+// What a rank of a running job answers when it is asked (status_server.h): one line of JSON with what the job knows,
+// then a dump of the flight recorder.
+//
+//   {"rank":1,"size":4,"waits_in":"call 5: all_reduce over tp, 24 B","waited_ms":1200,"last":["call 5: ..."],
+//    "failure":""}
+#pragma once
+
+#include <string>
+
+namespace dtensor {
+
+class JobState;
+
+// On any thread. Waits for other threads' locks a second at most.
+std::string status_text(JobState& state);
+
+}  // namespace dtensor
