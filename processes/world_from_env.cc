@@ -1,8 +1,10 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -20,6 +22,7 @@
 #include "processes/job/error_file.h"
 #include "processes/job/job.h"
 #include "processes/job/job_board.h"
+#include "processes/job/process_end.h"
 #include "processes/job/terminate_handler.h"
 #include "processes/job/world_job.h"
 #include "processes/launch/choose_device.h"
@@ -32,7 +35,8 @@ namespace dtensor {
 namespace {
 
 constexpr std::chrono::seconds kLinger(30);
-constexpr std::chrono::seconds kAnswer(2);  // of the store, when a world ends
+constexpr std::chrono::seconds kAnswer(2);        // of the store, when a world ends
+constexpr std::chrono::milliseconds kLearn(500);  // how long the others may take to look for a failure
 
 // The part of a store that one world uses. Where this process serves the store, the end of the world waits for the
 // other ranks: they may still need it, and the process may end next.
@@ -41,15 +45,28 @@ class WorldStore final : public BoundedStore {
   // `file`: where the ranks meet there; may be null.
   WorldStore(const std::string& prefix, const BoundedStore& store, int64_t size, bool serves,
              const std::shared_ptr<StoreFile>& file)
-      : BoundedStore(store.unbounded(), store.getTimeout(), check_of(file), prefix), size_(size), serves_(serves) {}
+      : BoundedStore(store.unbounded(), store.getTimeout(), check_of(file), prefix), size_(size), serves_(serves) {
+    add_end_callback(this, [this] { leave(); });
+  }
 
   ~WorldStore() override {
+    remove_end_callback(this);
+    leave();
+  }
+
+ private:
+  void leave() noexcept {
+    if (left_.exchange(true)) return;
     try {
-      const auto until = std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(kLinger, getTimeout());
+      auto until = std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(kLinger, getTimeout());
       setTimeout(std::min<std::chrono::milliseconds>(kAnswer, getTimeout()));
       add("gone", 1);
-      while (serves_ && add("gone", 0) < size_ && !check({"failed/record"}) &&
-             std::chrono::steady_clock::now() < until) {
+      bool failed = false;
+      while (serves_ && add("gone", 0) < size_ && std::chrono::steady_clock::now() < until) {
+        if (!failed && check({"failed/record"})) {
+          failed = true;
+          until = std::min(until, std::chrono::steady_clock::now() + kLearn);
+        }
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
     } catch (const std::exception&) {
@@ -57,13 +74,13 @@ class WorldStore final : public BoundedStore {
     }
   }
 
- private:
   static Check check_of(const std::shared_ptr<StoreFile>& file) {
     return file == nullptr ? Check() : [file] { file->check(); };
   }
 
   const int64_t size_;
   const bool serves_;
+  std::atomic<bool> left_{false};
 };
 
 // How often this rank has come to what `key` names, this time included; equal on all ranks, as all make their worlds in
@@ -72,12 +89,19 @@ class WorldStore final : public BoundedStore {
 // others still wait for a rank to come they learn of it, too; a job that is complete is left alone.
 int64_t count_visit(BoundedStore& store, const std::string& key, int64_t rank, int64_t size, const std::string& name,
                     bool file) {
+  struct Visits {
+    int64_t process = ::getpid(), count = 0;
+  };
   static std::mutex mutex;
-  static auto* visits = new std::map<std::string, int64_t>;  // by this process
+  static auto* visits = new std::map<std::string, Visits>;  // by this process, or by one that it was forked from
   int64_t mine = 0;
   {
     std::lock_guard lock(mutex);
-    mine = ++(*visits)[absl::StrCat(name, " ", key)];
+    Visits& own = (*visits)[absl::StrCat(name, " ", key)];
+    TORCH_CHECK(own.process == ::getpid(), "World::from_env: process ", ::getpid(), " was forked from process ",
+                own.process, ", which is rank ", rank, " of the job at the store ", name,
+                ". A forked process is no rank of its own: start one more, or let this one exec a program");
+    mine = ++own.count;
   }
   const int64_t all = store.add(absl::StrCat(key, "/came/", rank), 1);
   if (all <= mine) return mine;
@@ -129,7 +153,6 @@ World world_from_env(const LaunchOptions& options) {
   const DeviceChoice choice = choose_device(options, place, at::getNumGPUs());
   if (place.store.empty()) return World::local(1, choice.device);
   if (choice.backend == "nccl") nccl_functions();  // throws where there is none, before anybody waits for this rank
-  install_terminate_handler();
   const auto store = make_bounded_store(open_store(place), place.timeout);
   const std::string key = absl::StrCat("dtensor/", place.run_id, "/", place.restart_count);
   const std::string path = parse_store(place.store, "").path;
@@ -172,7 +195,7 @@ World with_error_file(Make make) {
   try {
     return make();
   } catch (const std::exception& e) {
-    if (const char* file = std::getenv("TORCHELASTIC_ERROR_FILE"); file != nullptr) {
+    if (const char* file = std::getenv("TORCHELASTIC_ERROR_FILE"); file != nullptr && !is_fork_of_rank()) {
       write_error_file(file, message_of(e));
     }
     throw;

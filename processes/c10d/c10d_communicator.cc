@@ -16,6 +16,7 @@
 #include "processes/c10d/group_links.h"
 #include "processes/c10d/link_call.h"
 #include "processes/c10d/run_exchange.h"
+#include "processes/job/process_end.h"
 
 namespace dtensor {
 namespace {
@@ -31,13 +32,20 @@ class C10dCommunicator final : public Communicator {
         device_(device),
         backend_(backend == "nccl" ? CommBackend::kNccl : CommBackend::kGloo),
         links_(job_, backend, device, std::move(world_group)),
-        under_way_(std::make_shared<CallsUnderWay>(job_)) {}
+        under_way_(std::make_shared<CallsUnderWay>(job_)) {
+    add_end_callback(this, [this] { finish_calls(); });
+  }
 
   ~C10dCommunicator() override {
-    const bool failed = under_way_->broken() || job_->failed() || std::uncaught_exceptions() > 0;
-    const bool all_done = failed ? under_way_->all_done() : wait_for_calls();
+    if (!job_->is_here()) {  // its threads and connections are those of another process
+      links_.abandon();
+      return;
+    }
+    remove_end_callback(this);
+    const bool was_failed = failed();
+    const bool all_done = finish_calls();
     // A backend's destructor waits for what is under way. After a failure that may never end, so it is left open.
-    const bool leave_open = under_way_->broken() || !all_done || (device_.is_cuda() && failed);
+    const bool leave_open = under_way_->broken() || !all_done || (device_.is_cuda() && was_failed);
     if (leave_open) {
       links_.abandon();
     } else if (device_.is_cuda()) {
@@ -98,16 +106,19 @@ class C10dCommunicator final : public Communicator {
     return {under_way_, device_, *link, call, c, fingerprint};
   }
 
-  // Until all that was begun here is done, at most kClose: other ranks still need this rank's part of calls whose
-  // results nobody here has read. False if something is not done.
-  bool wait_for_calls() const {
-    bool all_done = under_way_->all_done();
+  bool failed() const { return under_way_->broken() || job_->failed() || std::uncaught_exceptions() > 0; }
+
+  // Waits until all that was begun here is done, at most kClose: other ranks still need this rank's part of calls whose
+  // results nobody here has read. False if something is not done, which then is a failure of this rank.
+  bool finish_calls() const {
+    auto pending = under_way_->pending();
     for (const auto until = std::chrono::steady_clock::now() + kClose;
-         !all_done && std::chrono::steady_clock::now() < until;) {
+         pending && !failed() && std::chrono::steady_clock::now() < until;) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      all_done = under_way_->all_done();
+      pending = under_way_->pending();
     }
-    return all_done;
+    if (pending && !failed()) job_->fail("its program ended with work pending: " + *pending);
+    return !pending;
   }
 
   const std::shared_ptr<Job> job_;

@@ -11,15 +11,19 @@ constexpr std::chrono::milliseconds kLook(
 
 }  // namespace
 
-void CallsUnderWay::add(Place place) {
+void CallsUnderWay::add(Place place, const Activity& activity) {
   std::lock_guard lock(mutex_);
-  added_.erase(std::remove_if(added_.begin(), added_.end(), [&](const Place& p) { return is_done(p); }), added_.end());
-  added_.push_back(std::move(place));
+  added_.erase(std::remove_if(added_.begin(), added_.end(), [&](const auto& a) { return is_done(a.first); }),
+               added_.end());
+  added_.emplace_back(std::move(place), activity.what);
 }
 
-bool CallsUnderWay::all_done() {
+std::optional<std::string> CallsUnderWay::pending() {
   std::lock_guard lock(mutex_);
-  return std::all_of(added_.begin(), added_.end(), [&](const Place& p) { return is_done(p); });
+  for (const auto& [place, what] : added_) {
+    if (!is_done(place)) return what;
+  }
+  return std::nullopt;
 }
 
 void CallsUnderWay::finish(const Activity& activity, absl::Span<const int64_t> members, const Place& place) {
@@ -29,7 +33,8 @@ void CallsUnderWay::finish(const Activity& activity, absl::Span<const int64_t> m
     job_->finish(*place->begun().get());
   });
   std::lock_guard lock(mutex_);
-  added_.erase(std::remove(added_.begin(), added_.end(), place), added_.end());
+  added_.erase(std::remove_if(added_.begin(), added_.end(), [&](const auto& a) { return a.first == place; }),
+               added_.end());
 }
 
 bool CallsUnderWay::is_done(const Place& place) const {

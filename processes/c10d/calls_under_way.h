@@ -5,6 +5,9 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -33,10 +36,10 @@ class CallsUnderWay {
   }
   bool broken() const { return broken_; }
 
-  // One that its caller does not wait for.
-  void add(Place place);
-  // Are all that were added done, or will never begin?
-  bool all_done();
+  // One that is under way until finish(), which its caller may never call.
+  void add(Place place, const Activity& activity);
+  // Of those the first that is neither done nor will never begin: what it is.
+  std::optional<std::string> pending();
 
   // Waits until the turn of `place` comes and what begins then is done. Errors: as of Job::finish.
   void finish(const Activity& activity, absl::Span<const int64_t> members, const Place& place);
@@ -47,7 +50,7 @@ class CallsUnderWay {
   const std::shared_ptr<Job> job_;
   std::atomic<bool> broken_{false};
   std::mutex mutex_;
-  std::vector<Place> added_;  // guarded by mutex_
+  std::vector<std::pair<Place, std::string>> added_;  // with what each is. Guarded by mutex_
 };
 
 }  // namespace dtensor

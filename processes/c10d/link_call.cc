@@ -40,6 +40,7 @@ void run(const LinkCall& call, const StartWork& start) {
   Link& link = call.link;
   if (!call.device.is_cuda()) {
     const auto place = link.order->reserve();
+    call.calls->add(place, activity);
     link.order->fill(place, when_its_turn(call.calls, activity, link.members, start));
     return call.calls->finish(activity, link.members, place);
   }

@@ -30,7 +30,7 @@ class StagedCall : public std::enable_shared_from_this<StagedCall> {
   void begin(CallsUnderWay& calls) {
     for (size_t k = 0; k < stages_.size(); ++k) {
       places_.push_back(order_->reserve());
-      calls.add(places_.back());
+      calls.add(places_.back(), activity_);
     }
     fill(0);
     if (places_[0]->has_begun()) places_[0]->begun().get();  // an error now is the call's

@@ -1,7 +1,9 @@
 #include "processes/job/job.h"
 
+#include <c10/util/Exception.h>
 #include <signal.h>
 #include <torch/version.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -17,6 +19,7 @@
 #include "processes/job/find_culprit.h"
 #include "processes/job/host_process.h"
 #include "processes/job/job_state.h"
+#include "processes/job/process_end.h"
 #include "processes/job/status_text.h"
 #include "processes/job/terminate_handler.h"
 
@@ -59,7 +62,7 @@ void check_setup(JobState& state) {
 }  // namespace
 
 Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Milliseconds timeout)
-    : state_(std::make_shared<JobState>(std::move(store), rank, size, timeout)) {
+    : process_(::getpid()), state_(std::make_shared<JobState>(std::move(store), rank, size, timeout)) {
   ignore_broken_pipes();
   post_place(*state_->store(), rank);
   const std::string id = agree_on_id(*state_->store());
@@ -67,18 +70,42 @@ Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Mill
   set_rank_in_job(rank);
   prepare_flight_recorder(timeout);
   add_terminate_callback(this, [this](const std::string& message) { fail(message); });
+  add_end_callback(this, [this] {
+    leave();
+    state_->close("its process is ending: exit() was called");
+  });
   state_->start_listening(id, [state = state_.get()] { return status_text(*state); });
 }
 
 Job::~Job() {
+  if (!is_here()) {
+    // Threads that are not here may hold its locks, or be to be joined.
+    new std::shared_ptr<JobState>(std::move(state_));
+    return;
+  }
+  remove_end_callback(this);
   remove_terminate_callback(this);
   if (std::uncaught_exceptions() > 0) fail("an exception ended its program");
+  leave();
+}
+
+void Job::leave() noexcept {
+  if (left_.exchange(true)) return;
   try {
     state_->board().post_left(state_->status());
   } catch (const std::exception&) {
   }
   state_->stop_listening();
   state_->devices().stop();
+}
+
+bool Job::is_here() const noexcept { return ::getpid() == process_; }
+
+void Job::check_process() const {
+  TORCH_CHECK(is_here(), "World: process ", ::getpid(), " was forked from process ", process_, ", which is rank ",
+              rank(),
+              " of the job and alone communicates for it. Let a forked process work on plain tensors, or have "
+              "it exec a program");
 }
 
 int64_t Job::rank() const { return state_->rank(); }
@@ -122,6 +149,7 @@ bool Job::one_host() const {
 }
 
 void Job::check() const {
+  check_process();
   if (state_->failed()) throw_failure(state_->failure_text());
 }
 
@@ -129,7 +157,7 @@ bool Job::failed() const noexcept { return state_->failed(); }
 
 void Job::fail_as(int64_t culprit, const std::string& message) noexcept {
   try {
-    if (!state_->failed()) state_->post_failure(culprit, message);
+    if (is_here() && !state_->failed()) state_->post_failure(culprit, message);
   } catch (...) {
   }
 }

@@ -9,6 +9,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -35,7 +36,8 @@ class Job {
   // without waiting for them. Starts a thread that listens to them.
   Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::chrono::milliseconds timeout);
   // Says that this rank has left; while an exception unwinds, that it failed. Does not throw, and waits no longer than
-  // the threads need to notice; for calls of `abort` that are under way, a few seconds.
+  // the threads need to notice; for calls of `abort` that are under way, a few seconds. Where the process ends before
+  // that, the rank leaves as exit() begins, and check() throws from then on. In a fork's child nothing is done.
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -49,9 +51,11 @@ class Job {
   // come.
   bool one_host() const;
 
-  // Error (c10::DistError) "rank 2 failed: ..." if some rank has failed, this one included. Costs an atomic load.
+  // Error (c10::DistError) "rank 2 failed: ..." if some rank has failed, this one included. Error (c10::Error) in a
+  // process that was forked from the job's. Costs a system call that does not wait.
   void check() const;
   bool failed() const noexcept;
+  bool is_here() const noexcept;  // false in a process that was forked from the job's: it has none of its threads
   // Makes every other rank fail with `message`. The first to fail counts; what comes later changes nothing. `culprit`:
   // another rank whose fault it is.
   void fail(const std::string& message) noexcept { fail_as(rank(), message); }
@@ -86,6 +90,11 @@ class Job {
   void wait_until(const Activity& activity, absl::Span<const int64_t> members, const std::function<bool()>& ready);
 
  private:
+  void check_process() const;
+  void leave() noexcept;
+
+  const int64_t process_;
+  std::atomic<bool> left_{false};
   std::shared_ptr<JobState> state_;
 };
 

@@ -44,6 +44,7 @@ void Job::wait_until(const Activity& activity, absl::Span<const int64_t> members
   const auto begin = Clock::now();
   auto look_again = begin + kCheckMembers;
   auto pause = std::chrono::microseconds(200);
+  check_process();
   const JobState::Waiting waiting(*state_, activity);
   try {
     while (!ready()) {
@@ -99,6 +100,7 @@ bool Job::is_done(const Begun& begun) const { return !begun.work || begun.work->
 
 void Job::finish(const Begun& begun) {
   const c10::intrusive_ptr<c10d::Work>& work = begun.work;
+  check_process();
   if (!work) return;
   const JobState::Waiting waiting(*state_, begun.activity);
   const auto since = begun.since;

@@ -77,6 +77,13 @@ void JobState::set_failure(std::string text) {
   dump_flight_recorder_on_failure(rank_);
 }
 
+void JobState::close(const std::string& text) {
+  std::lock_guard lock(mutex_);
+  if (failed_->load()) return;
+  failure_ = absl::StrCat("rank ", rank_, " failed: ", text);
+  failed_->store(true, std::memory_order_release);
+}
+
 std::string JobState::failure_text() {
   std::lock_guard lock(mutex_);
   return failure_;

@@ -39,6 +39,7 @@ class JobState {
 
   bool failed() const noexcept { return failed_->load(std::memory_order_acquire); }
   std::string failure_text();
+  void close(const std::string& text);  // as if the job had failed so, for this process alone
   // Tells all ranks that `culprit` failed. The first failure counts: returns the text of that.
   std::string post_failure(int64_t culprit, const std::string& message);
   // Fails the job for an error in `activity`, which needs `members`, and blames the rank whose fault it is. Returns the

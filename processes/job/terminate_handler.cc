@@ -1,14 +1,17 @@
 #include "processes/job/terminate_handler.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "processes/job/error_file.h"
+#include "processes/job/process_end.h"
 
 namespace dtensor {
 namespace {
@@ -19,14 +22,35 @@ std::mutex& callbacks_mutex() {
   return *mutex;
 }
 using Callback = std::function<void(const std::string&)>;
-std::vector<std::pair<const void*, Callback>>& callbacks_by_owner() {
-  static auto* callbacks = new std::vector<std::pair<const void*, Callback>>;
-  return *callbacks;
+struct Entry {
+  const void* owner;
+  pid_t process;  // of the owner
+  Callback callback;
+};
+std::vector<Entry>& entries() {
+  static auto* entries = new std::vector<Entry>;
+  return *entries;
 }
 
 std::terminate_handler next_handler = nullptr;
 
+std::atomic<pid_t> process{0};  // that installed the handler
+
+void tell(const std::string& message) {
+  if (is_fork_of_rank()) return;
+  {
+    std::unique_lock lock(callbacks_mutex(), std::try_to_lock);
+    if (lock.owns_lock()) {
+      for (const Entry& e : entries()) {
+        if (e.process == ::getpid()) e.callback(message);
+      }
+    }
+  }
+  if (const char* file = std::getenv("TORCHELASTIC_ERROR_FILE"); file != nullptr) write_error_file(file, message);
+}
+
 void on_terminate() {
+  yield_to_exit();
   std::string message = "std::terminate was called";
   if (const auto current = std::current_exception()) {
     try {
@@ -37,13 +61,7 @@ void on_terminate() {
       message = "an exception of unknown type";
     }
   }
-  {
-    std::unique_lock lock(callbacks_mutex(), std::try_to_lock);
-    if (lock.owns_lock()) {
-      for (const auto& [owner, callback] : callbacks_by_owner()) callback(message);
-    }
-  }
-  if (const char* file = std::getenv("TORCHELASTIC_ERROR_FILE"); file != nullptr) write_error_file(file, message);
+  tell(message);
   if (next_handler != nullptr) next_handler();
   std::abort();
 }
@@ -58,18 +76,20 @@ std::string message_of(const std::exception& e) {
 void install_terminate_handler() {
   static std::once_flag once;
   std::call_once(once, [] { next_handler = std::set_terminate(on_terminate); });
+  process = ::getpid();
 }
+
+bool is_fork_of_rank() noexcept { return process != 0 && process != ::getpid(); }
 
 void add_terminate_callback(const void* owner, Callback callback) {
   std::lock_guard lock(callbacks_mutex());
-  callbacks_by_owner().emplace_back(owner, std::move(callback));
+  entries().push_back({owner, ::getpid(), std::move(callback)});
 }
 
 void remove_terminate_callback(const void* owner) {
   std::lock_guard lock(callbacks_mutex());
-  auto& callbacks = callbacks_by_owner();
-  callbacks.erase(std::remove_if(callbacks.begin(), callbacks.end(), [&](const auto& c) { return c.first == owner; }),
-                  callbacks.end());
+  auto& all = entries();
+  all.erase(std::remove_if(all.begin(), all.end(), [&](const Entry& e) { return e.owner == owner; }), all.end());
 }
 
 }  // namespace dtensor

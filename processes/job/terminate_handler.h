@@ -10,6 +10,9 @@ namespace dtensor {
 // Installs a std::terminate handler, once: it calls the callbacks below with the exception's text, writes
 // TORCHELASTIC_ERROR_FILE, and goes on with the handler before it. A Job does so itself.
 void install_terminate_handler();
+// Whether the handler was installed by a process that this one was forked from. What it throws is no failure of a rank:
+// nobody is told then.
+bool is_fork_of_rank() noexcept;
 
 // `callback` may be called until remove_terminate_callback() of the same `owner`, which must come before the end of
 // what it refers to. Thread-safe.

@@ -1,0 +1,85 @@
+#include "processes/job/process_end.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace dtensor {
+namespace {
+
+constexpr std::chrono::seconds kExit(10);  // how long exit() may take once a thread has failed
+
+// Of one process. Never destroyed: threads go on after main.
+struct Callbacks {
+  const pid_t process = ::getpid();
+  std::mutex mutex;
+  std::vector<std::pair<const void*, std::function<void()>>> list;  // guarded by mutex
+};
+
+// A fork's child gets new ones: those of its parent may be locked for ever.
+std::atomic<Callbacks*> callbacks{nullptr};
+Callbacks* callbacks_of_process() {
+  Callbacks* all = callbacks.load();
+  return all != nullptr && all->process == ::getpid() ? all : nullptr;
+}
+
+constexpr int kUnknown = -1;
+std::atomic<pid_t> ending_process{0};
+std::atomic<int> ending_status{kUnknown};
+std::atomic<std::thread::id> ending_thread;
+
+void on_end(int status) {
+  Callbacks* all = callbacks_of_process();
+  if (all == nullptr) return;
+  ending_status = status;
+  ending_thread = std::this_thread::get_id();
+  ending_process = ::getpid();
+  std::lock_guard lock(all->mutex);
+  while (!all->list.empty()) {
+    const auto callback = std::move(all->list.back().second);
+    all->list.pop_back();
+    callback();
+  }
+}
+
+}  // namespace
+
+void add_end_callback(const void* owner, std::function<void()> callback) {
+  static std::mutex mutex;
+  Callbacks* all = callbacks_of_process();
+  if (all == nullptr) {
+    std::lock_guard lock(mutex);
+    all = callbacks_of_process();
+    if (all == nullptr) callbacks = all = new Callbacks;
+    static const bool registered = [] {
+      ::at_quick_exit([] { on_end(kUnknown); });
+      return ::on_exit([](int status, void*) { on_end(status); }, nullptr) == 0;  // as atexit(), but with the status
+    }();
+    static_cast<void>(registered);
+  }
+  std::lock_guard lock(all->mutex);
+  all->list.emplace_back(owner, std::move(callback));
+}
+
+void remove_end_callback(const void* owner) {
+  Callbacks* all = callbacks_of_process();
+  if (all == nullptr) return;
+  std::lock_guard lock(all->mutex);
+  all->list.erase(std::remove_if(all->list.begin(), all->list.end(), [&](const auto& c) { return c.first == owner; }),
+                  all->list.end());
+}
+
+void yield_to_exit() {
+  if (ending_process.load() != ::getpid() || ending_thread.load() == std::this_thread::get_id()) return;
+  std::this_thread::sleep_for(kExit);
+  if (ending_status != kUnknown) ::_exit(ending_status);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,20 @@
+// What is done when this process ends by exit(), by a return from main or by std::quick_exit, while worlds are alive:
+// nobody calls their destructors then, or too late.
+#pragma once
+
+#include <functional>
+
+namespace dtensor {
+
+// `callback` is called once, before static objects that are older are destroyed; the last one added comes first. It
+// must not throw, and not take long. `owner`: of remove_end_callback(), which must come before the end of what the
+// callback refers to, and waits for it if it is running. A fork's child calls none that its parent added. Thread-safe.
+void add_end_callback(const void* owner, std::function<void()> callback);
+void remove_end_callback(const void* owner);
+
+// Of a thread that is about to end the process by std::terminate. If another one is in exit() already, an exception
+// that leaves this one is of no interest any more: does not return then; should exit() wait for this thread, the
+// process ends with the status that was asked for after some seconds.
+void yield_to_exit();
+
+}  // namespace dtensor

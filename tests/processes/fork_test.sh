@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# fork_test.sh LAUNCH FORK_PROGRAM: what a fork's child does in the middle of a job does no harm to it.
+set -uo pipefail
+launch=$1 program=$2
+passed=0 failed=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export DTENSOR_TIMEOUT=20 OMP_NUM_THREADS=1
+
+check() { # check NAME COMMAND...
+  local name=$1
+  shift
+  if "$@"; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    echo "FAILED: $name"
+    sed 's/^/  | /' "$work/out" | cut -c1-300 | tail -20
+  fi
+}
+prints() { grep -qE -- "$1" "$work/out"; }
+try() { # try NAME STATUS WORDS...: the job ends well, and its child with that status
+  local name=$1 status=$2
+  shift 2
+  rm -f "$work/error"
+  timeout -k 5 100 "$launch" -n 3 --timeout 80 -- env "${with[@]}" "TORCHELASTIC_ERROR_FILE=$work/error" "$program" "$@" \
+    > "$work/out" 2>&1
+  check "$name: the job goes on" test $? = 0
+  check "$name: all ranks are fine" test "$(grep -c ' fine$' "$work/out")" = 3
+  check "$name: its child" prints "^\[rank 1\] child $status$"
+  check "$name: nobody is told of a failure" test ! -e "$work/error"
+}
+owner='process [0-9]+ was forked from process [0-9]+, which is rank 1 of the job'
+with=()
+for holder in main static; do
+  try "returns from main ($holder)" 'exited 7' return $holder
+  try "calls exit ($holder)" 'exited 7' exit $holder
+done
+try "throws" 'signal 6' throw main
+for what in use read join; do
+  try $what 'exited 7' $what main
+  check "$what: says who owns the job" prints "child says: World.*: $owner"
+done
+try "lets an error leave main" 'signal 6' throw_use static
+
+port=$((20000 + RANDOM % 10000))
+while (: < "/dev/tcp/127.0.0.1/$port") 2> /dev/null; do port=$((port + 1)); done
+with=(-u DTENSOR_STORE MASTER_ADDR=127.0.0.1 "MASTER_PORT=$port")
+try "returns from main (an address)" 'exited 7' return main
+try "calls exit (an address)" 'exited 7' exit static
+echo "[dtensor] $passed passed, $failed failed, 0 skipped"
+[ "$failed" = 0 ]
