@@ -239,6 +239,10 @@ int64_t DeviceMesh::local_rank(int64_t rank, int64_t dim) const {
 
 uint64_t DeviceMesh::dims_between_nodes(int64_t ranks_per_node) const {
   MeshState& mesh = checked(state_);
+  TORCH_CHECK(ranks_per_node >= 1, "DeviceMesh::dims_between_nodes: ranks_per_node is ", ranks_per_node,
+              "; a node has at least 1 rank");
+  TORCH_CHECK(mesh.ndim() <= 64, "DeviceMesh::dims_between_nodes: the mesh has ", mesh.ndim(),
+              " dims, and the result has 64 bits; flatten() makes one dim of several");
   std::lock_guard<std::mutex> lock(mesh.nodes_mutex);
   auto [it, is_new] = mesh.between_nodes.try_emplace(ranks_per_node, 0);
   if (!is_new) return it->second;

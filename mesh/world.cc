@@ -71,6 +71,19 @@ std::unique_ptr<Communicator> make_communicator(std::vector<c10::Device> devices
   return make_local_communicator(std::move(devices));
 }
 
+// Of a world. Every rank takes some bytes in each mesh and group, also where it is but a number.
+constexpr int64_t kMostRanks = int64_t{1} << 24;
+
+void check_size(int64_t n, const char* who) {
+  TORCH_CHECK(n >= 1, who, ": n is ", n, "; a world needs at least 1 rank");
+  TORCH_CHECK(n <= kMostRanks, who, ": n is ", n, "; a world has at most ", kMostRanks, " ranks");
+}
+
+void check_rank(int64_t n, int64_t rank, const char* who) {
+  check_size(n, who);
+  TORCH_CHECK(rank >= 0 && rank < n, who, ": rank ", rank, " is outside the world's ranks 0..", n - 1);
+}
+
 std::vector<int64_t> iota(int64_t n) {
   std::vector<int64_t> ranks(n);
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -135,12 +148,13 @@ WorldState& checked(const std::shared_ptr<WorldState>& state) {
 }  // namespace
 
 World World::local(int64_t n, c10::Device device) {
-  TORCH_CHECK(n >= 1, "World::local: n is ", n, "; a world needs at least 1 rank");
+  check_size(n, "World::local");
   return local(std::vector<c10::Device>(n, device));
 }
 
 World World::local(std::vector<c10::Device> devices) {
   TORCH_CHECK(!devices.empty(), "World::local: devices is empty; a world needs at least 1 rank");
+  check_size(static_cast<int64_t>(devices.size()), "World::local");
   for (c10::Device& device : devices) {
     TORCH_CHECK(device.type() == devices[0].type(), "World::local: devices mix ", devices[0], " and ", device,
                 "; all ranks must use one type of device");
@@ -156,7 +170,7 @@ World World::local(std::vector<c10::Device> devices) {
 }
 
 World World::abstract(int64_t n, c10::DeviceType type) {
-  TORCH_CHECK(n >= 1, "World::abstract: n is ", n, "; a world needs at least 1 rank");
+  check_size(n, "World::abstract");
   const auto device = normalized(c10::Device(type));
   return World(std::make_shared<WorldState>(Kind::kAbstract, c10::str("abstract(", n, ", ", c10::Device(type), ")"),
                                             std::vector<c10::Device>(n, device), std::vector<int64_t>(),
@@ -165,8 +179,7 @@ World World::abstract(int64_t n, c10::DeviceType type) {
 }
 
 World World::fake(int64_t n, int64_t rank, c10::Device device) {
-  TORCH_CHECK(n >= 1, "World::fake: n is ", n, "; a world needs at least 1 rank");
-  TORCH_CHECK(rank >= 0 && rank < n, "World::fake: rank ", rank, " is outside the world's ranks 0..", n - 1);
+  check_rank(n, rank, "World::fake");
   device = normalized(device);
   return World(std::make_shared<WorldState>(Kind::kFake, c10::str("fake(", n, ", rank ", rank, ", ", device, ")"),
                                             std::vector<c10::Device>(n, device), std::vector<int64_t>{rank},
@@ -176,6 +189,8 @@ World World::fake(int64_t n, int64_t rank, c10::Device device) {
 
 World World::of_process(int64_t n, int64_t rank, c10::Device device, std::string name,
                         std::unique_ptr<Communicator> communicator) {
+  check_rank(n, rank, "World::of_process");
+  TORCH_CHECK(communicator != nullptr, "World::of_process: communicator is null");
   return World(std::make_shared<WorldState>(Kind::kProcesses, std::move(name),
                                             std::vector<c10::Device>(n, normalized(device)), std::vector<int64_t>{rank},
                                             std::move(communicator)))

@@ -20,6 +20,7 @@ namespace {
 
 constexpr char kWho[] = "World::from_env: ";
 constexpr int64_t kMaxRanks = std::numeric_limits<int32_t>::max();
+constexpr std::chrono::seconds kLongest(10000000);  // wait
 
 // What a launcher calls the four numbers; of those separated by '|' the first that is set counts.
 struct Names {
@@ -83,12 +84,15 @@ Launcher find_launcher(const LaunchOptions& options, const Variables& v) {
 std::chrono::milliseconds find_timeout(const LaunchOptions& options, const Variables& variables) {
   TORCH_CHECK(options.timeout.count() >= 0, kWho, "LaunchOptions::timeout is ", options.timeout.count(),
               " ms; expected a positive time, or 0 for the default");
+  TORCH_CHECK(options.timeout <= kLongest, kWho, "LaunchOptions::timeout is ", options.timeout.count(),
+              " ms; expected at most ", kLongest.count(), " s, as clocks have to be able to add it");
   if (options.timeout.count() > 0) return options.timeout;
   const LaunchVariables read(variables, Launcher::kNone);
   const auto text = read.text("DTENSOR_TIMEOUT");
   if (!text) return std::chrono::minutes(10);
   double seconds = 0;
-  if (!absl::SimpleAtod(*text, &seconds) || !std::isfinite(seconds) || seconds < 0.001 || seconds > 1e7) {
+  if (!absl::SimpleAtod(*text, &seconds) || !std::isfinite(seconds) || seconds < 0.001 ||
+      seconds > static_cast<double>(kLongest.count())) {
     read.bad("DTENSOR_TIMEOUT", *text, "seconds, such as 600 or 2.5, from 0.001 to 10000000");
   }
   return std::chrono::milliseconds(std::llround(seconds * 1000));
@@ -111,7 +115,7 @@ JobPlace find_job_place(const LaunchOptions& options, const Variables& variables
     place.rank = *options.rank;
     place.world_size = *options.world_size;
     TORCH_CHECK(place.world_size >= 1 && place.world_size <= kMaxRanks, kWho, "LaunchOptions::world_size is ",
-                place.world_size, "; expected at least 1");
+                place.world_size, "; expected from 1 to ", kMaxRanks);
     TORCH_CHECK(place.rank >= 0 && place.rank < place.world_size, kWho, "LaunchOptions::rank is ", place.rank,
                 "; expected a rank of the world, from 0 to ", place.world_size - 1);
     place.local_rank = read.number("LOCAL_RANK", 0, kMaxRanks, "the rank among those of this host").value_or(-1);

@@ -56,6 +56,8 @@ Variables process_environment() {
 }
 
 std::optional<std::string> LaunchVariables::text(const char* name) const {
+  TORCH_CHECK(variables_,
+              "World::from_env: `variables` is an empty function; process_environment() reads those of this process");
   auto value = variables_(name);
   return value && value->empty() ? std::nullopt : value;
 }

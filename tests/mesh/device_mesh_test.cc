@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <limits>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -101,6 +102,63 @@ TEST_CASE("questions that a mesh cannot answer", "[mesh][device_mesh]") {
   CHECK_THROWS_WITH(mesh.flatten({"dp", "tp"}), Contains("(dp, tp) must be neighbours in"));
   CHECK_THROWS_WITH(mesh.flatten({"cp", "dp"}), Contains("must be neighbours in"));
   CHECK_THROWS_WITH(mesh.flatten({"dp", "cp"}, "tp"), Contains("another dim named tp"));
+  CHECK_THROWS_WITH(mesh.flatten({"dp", "dp"}), Contains("must be neighbours in"));
+  CHECK_THROWS_WITH(mesh.flatten({""}), Contains("no dim is named  in"));
+  CHECK_THROWS_WITH(mesh[""], Contains("known names: dp, cp, tp"));
+  for (const int64_t n :
+       {int64_t{3}, int64_t{-1}, std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()}) {
+    CHECK_THROWS_WITH(mesh.size(n), Contains(c10::str("dim ", n, " is outside")));
+    CHECK_THROWS_WITH(mesh.get_group(n), Contains("must ascend within 0..2"));
+    CHECK_THROWS_WITH(mesh.local_rank(0, n), Contains(c10::str("dim ", n, " is outside")));
+    CHECK_THROWS_WITH(mesh.local_coordinate(n == 3 ? 4 : n), Contains("with 4 local ranks"));
+    const int64_t rank = n == 3 ? 4 : n;
+    CHECK_THROWS_WITH(mesh.coordinate(rank), Contains(c10::str("rank ", rank, " is not in mesh(dp=2, cp=1, tp=2)")));
+    CHECK_FALSE(mesh.contains(rank));
+  }
+}
+
+TEST_CASE("which dims lie between nodes of how many ranks", "[mesh][device_mesh]") {
+  const DeviceMesh mesh(World::local(8), {4, 2}, {"dp", "tp"});
+  CHECK(mesh.dims_between_nodes(1) == 3);
+  CHECK(mesh.dims_between_nodes(2) == 1);
+  CHECK(mesh.dims_between_nodes(8) == 0);
+  CHECK(mesh.dims_between_nodes(std::numeric_limits<int64_t>::max()) == 0);
+  for (const int64_t n : {int64_t{0}, int64_t{-1}, std::numeric_limits<int64_t>::min()}) {
+    for (int time = 0; time < 2; ++time) {  // what fails is not remembered as an answer
+      CHECK_THROWS_WITH(mesh.dims_between_nodes(n),
+                        Contains(c10::str("ranks_per_node is ", n, "; a node has at least 1")));
+    }
+  }
+  const DeviceMesh many(World::local(2), std::vector<int64_t>(65, 1));
+  CHECK_THROWS_WITH(many.dims_between_nodes(1), Contains("the mesh has 65 dims"));
+}
+
+TEST_CASE("a handle without a mesh answers nothing", "[mesh][device_mesh]") {
+  const DeviceMesh none;
+  const std::string error = "this handle has no mesh";
+  CHECK_THROWS_WITH(none.world(), Contains(error));
+  CHECK_THROWS_WITH(none.ndim(), Contains(error));
+  CHECK_THROWS_WITH(none.shape(), Contains(error));
+  CHECK_THROWS_WITH(none.size(), Contains(error));
+  CHECK_THROWS_WITH(none.size(0), Contains(error));
+  CHECK_THROWS_WITH(none.size("dp"), Contains(error));
+  CHECK_THROWS_WITH(none.names(), Contains(error));
+  CHECK_THROWS_WITH(none.dim("dp"), Contains(error));
+  CHECK_THROWS_WITH(none.ranks(), Contains(error));
+  CHECK_THROWS_WITH(none.num_copies(), Contains(error));
+  CHECK_THROWS_WITH(none.local_ranks(), Contains(error));
+  CHECK_THROWS_WITH(none.local_coordinate(0), Contains(error));
+  CHECK_THROWS_WITH(none.coordinate(0), Contains(error));
+  CHECK_THROWS_WITH(none.contains(0), Contains(error));
+  CHECK_THROWS_WITH(none.local_rank(0, 0), Contains(error));
+  CHECK_THROWS_WITH(none.group({0}), Contains(error));
+  CHECK_THROWS_WITH(none.get_group("dp"), Contains(error));
+  CHECK_THROWS_WITH(none.get_group(0), Contains(error));
+  CHECK_THROWS_WITH(none.dims_between_nodes(1), Contains(error));
+  CHECK_THROWS_WITH(none["dp"], Contains(error));
+  CHECK_THROWS_WITH(none.flatten(), Contains(error));
+  CHECK_FALSE(none.idle().defined());
+  CHECK(none.to_string() == "mesh(undefined)");
 }
 
 TEST_CASE("groups of a 3-d mesh", "[mesh][device_mesh]") {

@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <limits>
+#include <string>
 #include <thread>
 
 #include "comm/communicator.h"
@@ -86,9 +88,33 @@ TEST_CASE("worlds that cannot be", "[mesh][world]") {
                     Contains("devices mix cpu and cuda:1; all ranks must use one type"));
   CHECK_THROWS_WITH(World::abstract(-1), Contains("World::abstract: n is -1"));
   CHECK_THROWS_WITH(World::fake(4, 4), Contains("World::fake: rank 4 is outside the world's ranks 0..3"));
+  CHECK_THROWS_WITH(World::fake(0, 0), Contains("World::fake: n is 0; a world needs at least 1 rank"));
+  CHECK_THROWS_WITH(World::fake(4, -1), Contains("rank -1 is outside the world's ranks 0..3"));
+  for (const int64_t n : {int64_t{1} << 25, int64_t{1} << 40, std::numeric_limits<int64_t>::max()}) {
+    const std::string most = c10::str("n is ", n, "; a world has at most 16777216 ranks");
+    CHECK_THROWS_WITH(World::local(n), Contains("World::local: " + most));
+    CHECK_THROWS_WITH(World::abstract(n), Contains("World::abstract: " + most));
+    CHECK_THROWS_WITH(World::fake(n, 0), Contains("World::fake: " + most));
+    CHECK_THROWS_WITH(World::of_process(n, 0, c10::Device("cpu"), "a job", nullptr), Contains(most));
+  }
+  CHECK_THROWS_WITH(World::local(std::numeric_limits<int64_t>::min()), Contains("World::local: n is -"));
+  CHECK_THROWS_WITH(World::of_process(2, 2, c10::Device("cpu"), "a job", nullptr),
+                    Contains("World::of_process: rank 2 is outside the world's ranks 0..1"));
+  CHECK_THROWS_WITH(World::of_process(2, 1, c10::Device("cpu"), "a job", nullptr), Contains("communicator is null"));
+  CHECK_THROWS_WITH(World::local(2).device(-1), Contains("rank -1 is outside local(2, cpu)"));
   CHECK_THROWS_WITH(World::local(2).device(2), Contains("rank 2 is outside local(2, cpu), whose ranks are 0..1"));
   CHECK_FALSE(World().defined());
-  CHECK_THROWS_WITH(World().size(), Contains("this handle has no world"));
+  const World none;
+  CHECK_THROWS_WITH(none.size(), Contains("this handle has no world"));
+  CHECK_THROWS_WITH(none.owned_ranks(), Contains("this handle has no world"));
+  CHECK_THROWS_WITH(none.device(0), Contains("this handle has no world"));
+  CHECK_THROWS_WITH(none.name(), Contains("this handle has no world"));
+  CHECK_THROWS_WITH(none.communicator(), Contains("this handle has no world"));
+  CHECK_THROWS_WITH(none.memory(), Contains("this handle has no world"));
+  CHECK_THROWS_WITH(none.in_use(), Contains("this handle has no world"));
+  CHECK_THROWS_WITH(none.release_caches(), Contains("this handle has no world"));
+  CHECK_FALSE(none.idle().defined());
+  CHECK_THROWS_WITH(DeviceMesh(none, {1}), Contains("DeviceMesh: world is not defined"));
 }
 
 TEST_CASE("worlds are compared by identity", "[mesh][world]") {

@@ -297,6 +297,9 @@ TEST_CASE("launch_env: the deadline") {
   }
   options.timeout = milliseconds(-1);
   CHECK_THAT(error({}, options), Contains("LaunchOptions::timeout is -1 ms"));
+  options.timeout = milliseconds::max();  // now and that is a time long ago
+  CHECK_THAT(error({}, options), Contains("expected at most 10000000 s"));
+  CHECK_THROWS_WITH(find_job_place({}, Variables()), Contains("`variables` is an empty function"));
 }
 
 TEST_CASE("choose_device") {
