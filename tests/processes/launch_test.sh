@@ -31,8 +31,8 @@ run() { # run ARGUMENTS...: out, err, code and took; 20 s at most
   took=$(($(now) - begin))
 }
 background() { # the same, going on while the test does something; `finish` waits
-  # A shell's background jobs ignore SIGINT.
-  env --default-signal=INT "$launch" "$@" > "$work/out" 2> "$work/err" &
+  # A shell's background jobs ignore SIGINT and SIGQUIT.
+  env --default-signal=INT,QUIT "$launch" "$@" > "$work/out" 2> "$work/err" &
   job=$!
   begin=$(now)
 }
@@ -94,7 +94,7 @@ check "SIGPIPE is as usual" test ! -s "$work/err"
 run -n 2 -- sh -c 'echo "$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $OMP_NUM_THREADS"; echo "$DTENSOR_STORE"'
 threads=$(($(nproc) / 2))
 check "the variables of a rank" prints "\[rank 1\] 1 2 1 2 $((threads > 0 ? threads : 1))"
-check "a store in a private folder" prints "\[rank 0\] file://$TMPDIR/dtensor-launch-[A-Za-z0-9]{6}/store"
+check "a store in a private folder" prints "\[rank 0\] file://$TMPDIR/dtensor-launch-[A-Za-z0-9]{6}/store_0"
 check "one store for all" test "$(grep -o 'file://.*' "$work/out" | sort -u | wc -l)" = 1
 OMP_NUM_THREADS=7 RANK=9 MASTER_ADDR=a MASTER_PORT=1 TORCHELASTIC_RUN_ID=b TORCHELASTIC_ERROR_FILE=c OTHER=d \
   run -n 1 -- sh -c 'echo "$RANK-$MASTER_ADDR$MASTER_PORT$TORCHELASTIC_RUN_ID$TORCHELASTIC_ERROR_FILE-$OTHER-$OMP_NUM_THREADS"'
@@ -213,6 +213,122 @@ code=${PIPESTATUS[0]} took=$(($(now) - begin))
 check "a reader that stops ends the job" exits_with 141
 check "soon" faster_than 6000
 
+# A reader that stalls.
+
+mkfifo "$work/pipe"
+for to in out err both; do
+  rm -f "$work/pids"
+  sleep 60 3< "$work/pipe" & # has the pipe open, and reads nothing
+  reader=$!
+  begin=$(now)
+  case $to in
+    out) timeout -s KILL 20 "$launch" -n 2 --timeout 1.5 -- bash -c 'echo $$ >> '"$work"'/pids; yes' > "$work/pipe" 2> "$work/err" ;;
+    err) timeout -s KILL 20 "$launch" -n 2 --timeout 1.5 -- bash -c 'echo $$ >> '"$work"'/pids; yes >&2' > "$work/out" 2> "$work/pipe" ;;
+    both) timeout -s KILL 20 "$launch" -n 2 --timeout 1.5 -- bash -c 'echo $$ >> '"$work"'/pids; yes' > "$work/pipe" 2>&1 ;;
+  esac
+  code=$? took=$(($(now) - begin))
+  kill $reader
+  wait $reader 2> /dev/null
+  check "a stalled reader of $to: the timeout holds" exits_with 124
+  check "a stalled reader of $to: soon" faster_than 9000
+  check "a stalled reader of $to: the ranks are gone" all_gone
+  [ $to != out ] || check "a stalled reader of out: the report" says_only 'launch: ranks 0, 1 were still running after 1.5 s'
+done
+sleep 60 3< "$work/pipe" &
+reader=$!
+begin=$(now)
+timeout -s KILL 20 "$launch" -n 2 --timeout 1.5 -- sh -c 'head -c 60000 /dev/zero' > "$work/pipe" 2> "$work/err"
+code=$? took=$(($(now) - begin))
+check "a stalled reader of ranks that have ended" exits_with 124
+check "a stalled reader of ranks that have ended: soon" faster_than 6000
+kill $reader
+wait $reader 2> /dev/null
+begin=$(now)
+"$launch" -n 2 -- bash -c 'for ((i = 0; i < 3000; ++i)); do echo "$RANK $RANK $RANK $RANK $RANK $RANK $RANK $RANK"; done' 2> "$work/err" |
+  (sleep 1 && cat) > "$work/out"
+code=${PIPESTATUS[0]} took=$(($(now) - begin))
+check "a slow reader gets every line" test "$(grep -cxE '\[rank ([01])\]( \1){8}' "$work/out")" = 6000
+check "a slow reader is no failure" exits_with 0
+
+# The place where the ranks meet is removed whatever happens.
+
+meet='echo met > "${DTENSOR_STORE#file://}"; echo $$ >> '"$work"'/pids; '
+run -n 2 -- sh -c "$meet"
+check "no store is left after a good end" nothing_left
+run -n 2 --grace 0.1 -- sh -c "$meet"'[ $RANK = 0 ] || exit 1; sleep 100'
+check "no store is left after a failure" nothing_left
+run -n 2 --grace 0.1 -- sh -c "$meet"'[ $RANK = 0 ] || kill -9 $$; sleep 100'
+check "no store is left after a rank was killed" nothing_left
+run -n 2 --timeout 0.5 -- bash -c "$meet"'trap "" TERM; for ((;;)); do sleep 0.1; done'
+check "no store is left after a timeout" nothing_left
+run -n 2 --grace 0.1 --max-restarts 2 -- sh -c "$meet"'exit 1'
+check "no store is left after restarts" nothing_left
+for signal in INT TERM HUP QUIT; do
+  rm -f "$work/pids"
+  background -n 2 --max-restarts 2 -- bash -c "$meet"'exec sleep 100'
+  await pids_written 2
+  kill -$signal $job
+  finish
+  check "no store is left after SIG$signal" nothing_left
+  check "no rank is left after SIG$signal" all_gone
+done
+run -n 2 -- "$work/nothing"
+check "no store is left where there is no program" nothing_left
+
+# Starting again.
+
+count='echo "count $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS at ${DTENSOR_STORE##*/}"; '
+run -n 2 -- sh -c "$count"
+check "the first attempt has number 0" prints '\[rank 1\] count 0 of 0 at store_0'
+run -n 3 --grace 0.1 --max-restarts 3 -- sh -c "$count$meet"'[ $RANK != 2 ] || [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 3; '\
+'[ $TORCHELASTIC_RESTART_COUNT = 2 ] || sleep 100'
+check "restarts: the code is that of the last attempt" exits_with 0
+for k in 0 1 2; do check "restarts: all ranks begin again, rank $k" prints "\[rank $k, attempt 2\] count 2 of 3 at store_2"; done
+check "restarts: three attempts" test "$(grep -c ' count ' "$work/out")" = 9
+check "restarts: each is reported" says 'launch: attempt 1: rank 2 exited with code 3; ranks 0, 1 were stopped; restart 2 of 3'
+check "restarts: and nothing else" test "$(wc -l < "$work/err")" = 2
+check "restarts: no store is left" nothing_left
+run -n 2 --grace 0.1 --max-restarts=2 -- sh -c '[ $RANK = 0 ] || exit $((10 + TORCHELASTIC_RESTART_COUNT)); sleep 100'
+check "restarts in vain: the code of the last attempt" exits_with 12
+check "restarts in vain: the last report" says 'launch: attempt 2: rank 1 exited with code 12; rank 0 was stopped'
+rm -f "$work/pids"
+run -n 2 --grace 0.1 --max-restarts 1 -- bash -c "$descend"'; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || { [ $RANK = 1 ] && sleep 0.5 && exit 1; sleep 100; }
+  while read -r pid; do ! kill -0 $pid || echo "left: $pid"; done < <(head -6 '"$work"'/pids)'
+check "restarts: what the attempt before started is gone" test "$(grep -c 'left:' "$work/out")" = 0
+check "restarts: it had been there" test "$(wc -l < "$work/pids")" = 12
+run -n 1 --timeout 1 --grace 0.1 --max-restarts 1000 -- sh -c 'sleep 0.3; exit 1'
+check "the timeout is of all attempts together" exits_with 124
+check "soon after that" faster_than 5000
+rm -f "$work/pids"
+background -n 2 --max-restarts 5 -- bash -c 'echo $$ >> '"$work"'/pids; exec sleep 100'
+await pids_written 2
+kill -TERM $job
+finish
+check "who asks for the end gets no restart" exits_with 143
+check "who asks for the end: one attempt" test "$(wc -l < "$work/pids")" = 2
+run -n 2 --max-restarts 3 -- "$work/nothing"
+check "no such program is no reason to try again" says_only "launch: (attempt 0: )?cannot run $work/nothing: No such file or directory"
+
+# Logs.
+
+run -n 2 --grace 0.1 --max-restarts 1 --log-dir "$work/logs/new" -- sh -c 'echo "out $RANK"; printf err >&2; echo "$TORCHELASTIC_ERROR_FILE"; exit $((1 - TORCHELASTIC_RESTART_COUNT))'
+for attempt in 0 1; do
+  for k in 0 1; do
+    at=$work/logs/new/attempt_$attempt/$k
+    check "the log of $at" test "$(cat "$at/stdout.log")" = "out $k"$'\n'"$at/error.json"
+    check "of its errors, too" test "$(cat "$at/stderr.log")" = err
+  done
+done
+check "what is logged is also shown" prints '\[rank 1, attempt 1\] out 1'
+run -n 2 --log-dir "$work/logs/new" -- true
+check "older logs are kept" exits_with 1
+check "older logs: the reason" says "launch: cannot make the folder $work/logs/new/attempt_0/0 for logs: File exists"
+cd "$work" && run -n 1 --log-dir=here -- sh -c 'echo x'
+check "a log in the user's folder" test "$(cat "$work/here/attempt_0/0/stdout.log")" = x
+cd "$OLDPWD" || exit 1
+run -n 1 --log-dir /proc/none -- true
+check "a folder that cannot be made" says 'launch: cannot make the folder /proc/none/attempt_0/0 for logs: .*'
+
 # Bad usage.
 
 refuses() { # refuses PATTERN ARGUMENTS...
@@ -235,6 +351,10 @@ refuses '--timeout 0: expected seconds, such as 30 or 2.5' -n 1 --timeout 0 -- t
 refuses '--timeout soon: .*' -n 1 --timeout=soon -- true
 refuses '--timeout inf: .*' -n 1 --timeout inf -- true
 refuses '--grace -1: .*' -n 1 --grace -1 -- true
+refuses '--max-restarts -1: expected a number of restarts from 0 to 1000000' -n 1 --max-restarts -1 -- true
+refuses '--max-restarts many: .*' -n 1 --max-restarts many -- true
+refuses '--max-restarts needs a value' -n 1 --max-restarts
+refuses '--log-dir is empty: expected a folder' -n 1 --log-dir= -- true
 refuses 'unknown option --ranks' --ranks 2 -- true
 run -n 2 -- "$work/nothing"
 check "no such program: the code" exits_with 127

@@ -5,20 +5,14 @@
 #include <sys/types.h>
 
 #include <string>
-#include <vector>
+
+#include "tools/launch/options.h"
 
 namespace dtensor::launch {
 
-struct Options {
-  int ranks = 0;
-  double grace = 3, timeout = 0;  // seconds; timeout 0: none
-  std::vector<std::string> command;
-  std::string folder;  // private, for the store's file
-};
-
-// Runs the job in this process, whose children are the ranks, and returns the exit code. When `parent` is no longer
-// this process's parent, everything is stopped. `signals`: blocked, and forwarded to the ranks, which begin with
-// `rank_mask`.
+// Runs the job in this process, whose children are the ranks, in as many attempts as it needs and may have, and returns
+// the exit code of the last. When `parent` is no longer this process's parent, everything is stopped. `signals`:
+// blocked, and forwarded to the ranks, which begin with `rank_mask`.
 int run_job(const Options& options, pid_t parent, const sigset_t& signals, const sigset_t& rank_mask);
 
 // Kills and awaits this process's children, and their children where this process is a subreaper.

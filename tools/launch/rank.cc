@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,19 +12,25 @@
 #include <cstddef>
 #include <vector>
 
+#include "tools/launch/job.h"
+
 namespace dtensor::launch {
 namespace {
 
 constexpr int kNotFound = 127;
 
-std::vector<std::string> environment_of(const Options& options, int k) {
+std::vector<std::string> environment_of(const RankPlace& place) {
+  const Options& options = place.options;
   std::vector<std::string> variables;
   const auto set = [&](const std::string& name, const std::string& value) { variables.push_back(name + "=" + value); };
-  set("RANK", std::to_string(k));
+  set("RANK", std::to_string(place.rank));
   set("WORLD_SIZE", std::to_string(options.ranks));
-  set("LOCAL_RANK", std::to_string(k));
+  set("LOCAL_RANK", std::to_string(place.rank));
   set("LOCAL_WORLD_SIZE", std::to_string(options.ranks));
-  set("DTENSOR_STORE", "file://" + options.folder + "/store");
+  set("DTENSOR_STORE", "file://" + options.folder + "/store_" + std::to_string(place.attempt));
+  set("TORCHELASTIC_RESTART_COUNT", std::to_string(place.attempt));
+  set("TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts));
+  if (!options.log_folder.empty()) set("TORCHELASTIC_ERROR_FILE", log_folder(place) + "/error.json");
   if (getenv("OMP_NUM_THREADS") == nullptr) {
     cpu_set_t cores;
     const int n = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
@@ -42,21 +49,47 @@ std::vector<std::string> environment_of(const Options& options, int k) {
   return variables;
 }
 
+void make_folders(const std::string& path) {
+  for (size_t end = path.find('/', 1); end != std::string::npos; end = path.find('/', end + 1)) {
+    mkdir(path.substr(0, end).c_str(), 0777);
+  }
+  if (mkdir(path.c_str(), 0777) != 0) die("cannot make the folder " + path + " for logs");
+}
+
+// A new file, so that no other run's is lost. -1: there is to be none.
+int open_log(const std::string& path) {
+  if (path.empty()) return -1;
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0) die("cannot make the log " + path);
+  return fd;
+}
+
 }  // namespace
 
-Rank start_rank(const Options& options, int k, const RankSettings& settings, int exec_errors) {
+std::string log_folder(const RankPlace& place) {
+  return place.options.log_folder + "/attempt_" + std::to_string(place.attempt) + "/" + std::to_string(place.rank);
+}
+
+Rank start_rank(const RankPlace& place, const RankSettings& settings, int exec_errors, Output& to_out, Output& to_err) {
+  const std::string k = std::to_string(place.rank);
   Rank rank;
+  std::string out_log, err_log;
+  if (!place.options.log_folder.empty()) {
+    make_folders(log_folder(place));
+    out_log = log_folder(place) + "/stdout.log";
+    err_log = log_folder(place) + "/stderr.log";
+  }
   int out[2], err[2];
-  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) die("no pipe for rank " + std::to_string(k));
-  const std::vector<std::string> environment = environment_of(options, k);
+  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) die("no pipe for rank " + k);
+  const std::vector<std::string> environment = environment_of(place);
   std::vector<char*> arguments, variables;
-  for (const std::string& a : options.command) arguments.push_back(const_cast<char*>(a.c_str()));
+  for (const std::string& a : place.options.command) arguments.push_back(const_cast<char*>(a.c_str()));
   for (const std::string& v : environment) variables.push_back(const_cast<char*>(v.c_str()));
   arguments.push_back(nullptr);
   variables.push_back(nullptr);
   const pid_t self = getpid();
   rank.pid = fork();
-  if (rank.pid < 0) die("cannot start rank " + std::to_string(k));
+  if (rank.pid < 0) die("cannot start rank " + k);
   if (rank.pid == 0) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -77,9 +110,10 @@ Rank start_rank(const Options& options, int k, const RankSettings& settings, int
   close(out[1]);
   close(err[1]);
   for (int fd : {out[0], err[0]}) fcntl(fd, F_SETFL, O_NONBLOCK);
-  const std::string prefix = "[rank " + std::to_string(k) + "] ";
-  rank.out = LineStream(out[0], 1, prefix);
-  rank.err = LineStream(err[0], 2, prefix);
+  const std::string attempt = place.options.max_restarts > 0 ? ", attempt " + std::to_string(place.attempt) : "";
+  const std::string prefix = "[rank " + k + attempt + "] ";
+  rank.out = LineStream(out[0], to_out, prefix, open_log(out_log), out_log);
+  rank.err = LineStream(err[0], to_err, prefix, open_log(err_log), err_log);
   return rank;
 }
 

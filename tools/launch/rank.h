@@ -8,23 +8,33 @@
 #include <string>
 #include <utility>
 
-#include "tools/launch/job.h"
+#include "tools/launch/options.h"
+#include "tools/launch/output.h"
 
 namespace dtensor::launch {
 
-// What a rank writes to one of its outputs, passed on line by line. Lines have a prefix; none is cut by another one's.
+// What a rank writes to one of its outputs: passed on line by line, and as it is to a log. Lines have a prefix; none is
+// cut by another one's.
 class LineStream {
  public:
   LineStream() = default;
-  LineStream(int from, int to, std::string prefix) : from_(from), to_(to), prefix_(std::move(prefix)) {}
+  // `log`: a descriptor, which is closed with `from`; -1 for none.
+  LineStream(int from, Output& to, std::string prefix, int log, std::string log_path)
+      : from_(from), to_(&to), prefix_(std::move(prefix)), log_(log), log_path_(std::move(log_path)) {}
   int fd() const { return from_; }  // -1: it has ended
-  // Passes on what is there without waiting. `last`: nothing will follow. False if nobody reads what is written.
-  bool drain(bool last);
+  Output& output() const { return *to_; }
+  // Passes on what is there without waiting. `last`: nothing will follow.
+  void drain(bool last);
 
  private:
-  bool emit(size_t end);
-  int from_ = -1, to_ = -1;
+  void emit(size_t end);
+  void log(const char* data, size_t size);
+  void close_log();
+  int from_ = -1;
+  Output* to_ = nullptr;
   std::string prefix_, pending_;  // pending: the beginning of a line
+  int log_ = -1;
+  std::string log_path_;
 };
 
 struct Rank {
@@ -38,8 +48,16 @@ struct RankSettings {
   sigset_t signals;  // that are blocked
   rlimit files;
 };
-// Rank k of the job. If its program cannot be run, errno is written to `exec_errors`. Ends this process if there can be
-// no rank.
-Rank start_rank(const Options& options, int k, const RankSettings& settings, int exec_errors);
+// Which one is to be started.
+struct RankPlace {
+  const Options& options;
+  int attempt, rank;
+};
+// If its program cannot be run, errno is written to `exec_errors`. Ends this process if there can be no rank, or no
+// log.
+Rank start_rank(const RankPlace& place, const RankSettings& settings, int exec_errors, Output& out, Output& err);
+
+// Where a rank's logs are, as torchrun has them: "DIR/attempt_0/3".
+std::string log_folder(const RankPlace& place);
 
 }  // namespace dtensor::launch
