@@ -35,7 +35,11 @@ bool is_weights_file(const std::string& name) {
 
 HuggingFaceIndex read_hugging_face_index(const std::string& path) {
   const MappedFile file(path);
-  const nlohmann::json json = parse_strict_json({file.data(), file.size()}, path);
+  return parse_hugging_face_index({file.data(), file.size()}, path);
+}
+
+HuggingFaceIndex parse_hugging_face_index(std::string_view text, const std::string& path) {
+  const nlohmann::json json = parse_strict_json(text, path);
   const auto check = [&](bool ok, const std::string& what) {
     TORCH_CHECK(ok, "[load] '", path, "' is no index of safetensors files: ", what);
   };

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace dtensor {
 
@@ -25,6 +26,8 @@ struct HuggingFaceIndex {
 
 // Error (c10::Error), with the path: no JSON, no index, or a file that would not be beside the index.
 HuggingFaceIndex read_hugging_face_index(const std::string& path);
+// Of its text; `path` is for errors.
+HuggingFaceIndex parse_hugging_face_index(std::string_view text, const std::string& path);
 
 // A name that nobody has checked, for an error: in quotes, escaped, cut.
 std::string shown_name(const std::string& name);

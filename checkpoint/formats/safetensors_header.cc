@@ -8,7 +8,6 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <string_view>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
@@ -227,8 +226,12 @@ void place(std::vector<SafetensorsEntry>& entries) {
 }  // namespace
 
 SafetensorsHeader read_safetensors_header(const MappedFile& file) {
+  return read_safetensors_header({file.data(), file.size()}, file.path());
+}
+
+SafetensorsHeader read_safetensors_header(std::string_view file, const std::string& path) {
   SafetensorsHeader header;
-  HeaderReader reader(file.path(), header);
+  HeaderReader reader(path, header);
   uint64_t n = 0;
   if (file.size() < kLengthBytes) reader.fail("it has ", file.size(), " bytes, too few for a header");
   std::memcpy(&n, file.data(), kLengthBytes);

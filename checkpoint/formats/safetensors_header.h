@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/formats/mapped_file.h"
@@ -39,6 +40,8 @@ struct SafetensorsHeader {
 // off; holes, overlaps, names twice, unknown fields; a dtype that LibTorch does not have (F4, F6_E2M3, F6_E3M2), more
 // than 64 dims, sizes beyond 2^63.
 SafetensorsHeader read_safetensors_header(const MappedFile& file);
+// Of a file's bytes; `path` is for errors.
+SafetensorsHeader read_safetensors_header(std::string_view file, const std::string& path);
 
 // The bytes before the data: the header's length and the header, filled up with spaces to a multiple of 8 bytes. The
 // data follows in the order of `entries`, whose begin and end are not read: offsets come from dtypes and shapes.
