@@ -22,6 +22,8 @@ using torch::jit::Module;
 // Values with attributes, all of them Modules of one unit without any code.
 class ArchiveBuilder {
  public:
+  explicit ArchiveBuilder(const Pickle& pickle) : limit_(pickle) {}
+
   void fill(Module& module, const PickleObject& object) {
     const WalkLimit::Step step(limit_);
     const auto* state = std::get_if<PickleDict*>(&object.state);
@@ -122,8 +124,8 @@ class ArchiveBuilder {
 
 }  // namespace
 
-torch::serialize::InputArchive input_archive_of(const PickleValue& root) {
-  const PickleObject& object = *root.as<PickleObject*>("an object");
+torch::serialize::InputArchive input_archive_of(const Pickle& pickle) {
+  const PickleObject& object = *pickle.root().as<PickleObject*>("an object");
   // An InputArchive takes nothing but bytes. So it gets those of an archive with an empty one in it, made here, whose
   // object is then filled: no byte of the file goes through LibTorch's reader, which would run the file's code.
   std::stringstream bytes;
@@ -135,7 +137,7 @@ torch::serialize::InputArchive input_archive_of(const PickleValue& root) {
   IValue inner;
   archive.read("file", inner);
   Module module(inner.toObject());
-  ArchiveBuilder().fill(module, object);
+  ArchiveBuilder(pickle).fill(module, object);
   archive.read("file", result);
   return result;
 }

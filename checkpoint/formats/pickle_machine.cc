@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 
@@ -12,6 +13,8 @@ namespace dtensor {
 class PickleMachine {
  public:
   PickleMachine(Pickle& pickle, const Pickle::Hooks& hooks) : pickle_(pickle), text_(pickle.text_), hooks_(hooks) {}
+
+  size_t values() const { return values_; }
 
   PickleValue run() {
     for (;;) {
@@ -188,12 +191,17 @@ class PickleMachine {
 void PickleValue::wrong_kind(const char* what) { TORCH_CHECK(false, "damaged: ", what, " expected"); }
 
 Pickle::Pickle(std::string text, const Hooks& hooks) : text_(std::move(text)) {
-  root_ = PickleMachine(*this, hooks).run();
+  PickleMachine machine(*this, hooks);
+  root_ = machine.run();
+  values_ = machine.values();
 }
+
+WalkLimit::WalkLimit(const Pickle& pickle)
+    : most_steps_(std::min(kMostSteps, kSomeSteps + kStepsPerValue * pickle.values())) {}
 
 WalkLimit::Step::Step(WalkLimit& limit) : limit_(limit) {
   TORCH_CHECK(limit.depth_ < kDeepest, "its values contain one another more than ", kDeepest, " deep, or themselves");
-  TORCH_CHECK(++limit.steps_ <= kMostSteps, "it unfolds to more than ", kMostSteps, " values");
+  TORCH_CHECK(++limit.steps_ <= limit.most_steps_, "it unfolds to more than ", limit.most_steps_, " values");
   ++limit.depth_;
 }
 

@@ -77,6 +77,7 @@ class Pickle {
   Pickle& operator=(const Pickle&) = delete;
 
   const PickleValue& root() const { return root_; }
+  size_t values() const { return values_; }  // how many were made
   // For hooks.
   PickleDict* new_dict() { return &dicts_.emplace_back(); }
 
@@ -87,15 +88,22 @@ class Pickle {
   std::deque<PickleDict> dicts_;
   std::deque<PickleObject> objects_;
   PickleValue root_;
+  size_t values_ = 0;
 };
 
 // Ends a walk through a value that is deeper than any real one, or unfolds to more.
 //
+// Values that are shared are walked through again each time, and a few of them may share one another so that they
+// unfold to millions. So there are no more steps than some for each value that the pickle made.
+//
 //   void walk(const PickleValue& v, WalkLimit& limit) { WalkLimit::Step step(limit); ... walk(inner, limit); }
+//   WalkLimit limit(pickle);
+//   walk(pickle.root(), limit);
 class WalkLimit {
  public:
   static constexpr int kDeepest = 1000;
-  static constexpr size_t kMostSteps = 4'000'000;
+  static constexpr size_t kMostSteps = 4'000'000, kSomeSteps = 100'000, kStepsPerValue = 16;
+  explicit WalkLimit(const Pickle& pickle);
   class Step {
    public:
     explicit Step(WalkLimit& limit);  // Error (c10::Error): too deep, or too many
@@ -110,6 +118,7 @@ class WalkLimit {
  private:
   int depth_ = 0;
   size_t steps_ = 0;
+  const size_t most_steps_;
 };
 
 }  // namespace dtensor

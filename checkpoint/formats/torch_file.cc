@@ -38,6 +38,7 @@ PickleValue call(Pickle& pickle, const std::string& function, const PickleList& 
 
 class Flattener {
  public:
+  explicit Flattener(const Pickle& pickle) : limit_(pickle) {}
   std::map<std::string, at::Tensor> result;
 
   void walk(const PickleValue& value, const std::string& name) {
@@ -108,14 +109,15 @@ std::unique_ptr<Pickle> TorchFile::read() const {
 
 std::map<std::string, at::Tensor> TorchFile::tensors() const {
   return naming(path_, [&] {
-    Flattener flattener;
-    flattener.walk(read()->root(), "");
+    const auto pickle = read();
+    Flattener flattener(*pickle);
+    flattener.walk(pickle->root(), "");
     return std::move(flattener.result);
   });
 }
 
 torch::serialize::InputArchive TorchFile::archive() const {
-  return naming(path_, [&] { return input_archive_of(read()->root()); });
+  return naming(path_, [&] { return input_archive_of(*read()); });
 }
 
 }  // namespace dtensor
