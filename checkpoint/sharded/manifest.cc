@@ -36,10 +36,18 @@ Json value_json(const CheckpointValue& value) {
   return std::visit([](const auto& v) { return Json(v); }, value);
 }
 
+// nlohmann::json converts in silence what is no int64_t: 1.5, 1e300, 2^64 - 1.
+int64_t integer_of(const Json& json) {
+  const bool fits =
+      json.is_number_unsigned() ? json.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX) : json.is_number_integer();
+  TORCH_CHECK(fits, "is damaged: ", json.dump().substr(0, 200), " stands where a whole number of 64 bits must");
+  return json.get<int64_t>();
+}
+
 CheckpointValue value_of(const std::string& name, const Json& json) {
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_float()) return json.get<double>();
-  if (json.is_number_integer()) return json.get<int64_t>();
+  if (json.is_number_integer()) return integer_of(json);
   if (json.is_string()) return json.get<std::string>();
   const std::string text = json.is_object() ? json.value("double", "") : "";
   TORCH_CHECK(text == "nan" || text == "inf" || text == "-inf", "the value '", name, "' is no number, text or bool");
@@ -50,7 +58,9 @@ std::vector<int64_t> numbers(const Shape& shape) { return {shape.begin(), shape.
 
 // Not negative, and as many as `ndim` if that is not -1.
 Shape shape_of(const Json& json, int64_t ndim = -1) {
-  const auto all = json.get<std::vector<int64_t>>();
+  TORCH_CHECK(json.is_array(), "a shape is ", json.type_name(), ", not a list");
+  std::vector<int64_t> all;
+  for (const Json& n : json) all.push_back(integer_of(n));
   TORCH_CHECK(ndim < 0 || static_cast<int64_t>(all.size()) == ndim, "a box has ", all.size(), " dims, its tensor ",
               ndim);
   TORCH_CHECK(std::all_of(all.begin(), all.end(), [](int64_t n) { return n >= 0; }),
@@ -103,8 +113,9 @@ Manifest manifest_of(const Json& json) {
   manifest.id = json.at("id").get<std::string>();
   for (const auto& [name, file] : json.at("files").items()) {
     check_name(name);
-    manifest.files[name] = {file.at("bytes").get<int64_t>(),
-                            parse_sums(file.at("header_sum").get<std::string>(), 1)[0]};
+    const int64_t bytes = integer_of(file.at("bytes"));
+    TORCH_CHECK(bytes >= 0, "is damaged: file '", name, "' has ", bytes, " bytes");
+    manifest.files[name] = {bytes, parse_sums(file.at("header_sum").get<std::string>(), 1)[0]};
   }
   for (const auto& [name, tensor] : json.at("tensors").items()) {
     try {
@@ -146,7 +157,7 @@ Manifest parse_manifest(const std::string& text) try {
     return true;
   });
   TORCH_CHECK(whole.is_object() && whole.value("format", "") == kFormat, "is no checkpoint of this library");
-  const auto version = whole.at("version").get<int64_t>();
+  const auto version = integer_of(whole.at("version"));
   TORCH_CHECK(version == kVersion, "is of version ", version, "; this library reads version ", kVersion);
   const std::string inner = whole.at("checkpoint").dump();
   const std::string sum = checksum_text(checksum(inner.data(), inner.size()));
