@@ -50,6 +50,7 @@ int64_t tasks_on_node(const std::string& list, int64_t node) {
     int64_t tasks = 0, nodes = 1;
     if (!absl::SimpleAtoi(parts.first, &tasks) || tasks < 1) return -1;
     if (!parts.second.empty() && !absl::SimpleAtoi(parts.second.substr(0, parts.second.size() - 1), &nodes)) return -1;
+    if (nodes < 1) return -1;
     if (node < nodes) return tasks;
     node -= nodes;
   }

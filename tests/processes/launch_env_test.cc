@@ -114,6 +114,8 @@ TEST_CASE("launch_env: what each launcher says") {
   CHECK(found(kSlurm) == "Slurm 5/7 local 1/2 at tcp://node003:62016 run 123456.0");
   CHECK(found(with(kSlurm, {{"SLURM_NODEID", "3"}, {"SLURM_LOCALID", "0"}})) ==
         "Slurm 5/7 local 0/1 at tcp://node003:62016 run 123456.0");
+  CHECK_THAT(found(with(kSlurm, {{"SLURM_NODEID", "0"}, {"SLURM_STEP_TASKS_PER_NODE", "1(x-1),3(x2)"}})),
+             Contains("local 1/-1 "));  // no such list of hosts
   CHECK(found(with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "(unset)"}, {"SLURM_STEP_TASKS_PER_NODE", "many"}})) ==
         "Slurm 5/9 local 1/-1 at tcp://node003:62016 run 123456.0");
 }
