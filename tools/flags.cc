@@ -107,6 +107,9 @@ std::vector<int64_t> parse_ranks(const std::string& flag, const std::string& tex
     if (!good || first > last || last >= kMostRanks) {
       refuse(flag, text, absl::StrCat("'", part, "' is neither a rank nor a range, such as 0-7 or 0,2,8-11"));
     }
+    if (static_cast<int64_t>(ranks.size()) + last - first >= kMostRanks) {
+      refuse(flag, text, absl::StrCat("too many ranks; up to ", kMostRanks, " are possible"));
+    }
     for (int64_t rank = first; rank <= last; ++rank) ranks.push_back(rank);
   }
   std::vector<int64_t> sorted = ranks;
@@ -209,7 +212,8 @@ std::string human_bytes(int64_t bytes) {
   double value = static_cast<double>(bytes);
   int unit = 0;
   while (value >= 1024 && unit < 5) value /= 1024, ++unit;
-  return absl::StrFormat(unit == 0 || value == std::floor(value) ? "%.0f %s" : "%.1f %s", value, units[unit]);
+  const int digits = unit == 0 || value == std::floor(value) ? 0 : 1;
+  return absl::StrFormat("%.*f %s", digits, value, units[unit]);
 }
 
 }  // namespace dtensor::tools

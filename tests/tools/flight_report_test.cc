@@ -263,6 +263,13 @@ TEST_CASE("flight report: bad input is one line with the file and the place") {
           Contains("entries[0].process_group is not a name and a description"));
   refused(broken([](Json& j) { j["entries"][0].erase("cause"); }), Contains("entries[0] lacks 'cause'"));
   refused(broken([](Json& j) { j["entries"][0]["state"] = 1; }), Contains("entries[0].state is not a text"));
+  const std::string nested = std::string(30'000, '[') + std::string(30'000, ']');
+  refused(R"({"version": "2.10", "entries": )" + nested + "}", Contains("dump_1: is nested deeper than any dump"));
+  refused(broken([](Json& j) { j["rank"] = uint64_t{1} << 63; }),
+          Contains("the file.rank is not a whole number of 64 bits"));
+  refused(broken([](Json& j) { j["rank"] = INT64_MAX; }), Contains("the file.rank is not the number of a rank"));
+  refused(broken([](Json& j) { j["pg_config"]["0-3"]["ranks"] = "[0, 9223372036854775807]"; }),
+          Contains("pg_config['0-3'].ranks is not a list of ranks"));
   CHECK_THROWS_WITH(read_flight_dump("/no/such/file"), "/no/such/file: cannot be read: No such file or directory");
   CHECK_THROWS_WITH(compare({Dump(1), Dump(1)}), "dump_1 and dump_1 are both of rank 1");
 }

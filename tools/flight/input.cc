@@ -20,6 +20,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr int kMostNested = 32;              // of what is printed as it stands, by a recursion
+constexpr int64_t kLargestRank = INT32_MAX;  // so that its neighbours are numbers, too
+
 // One value of a file, and how errors call it.
 class Field {
  public:
@@ -52,7 +55,9 @@ class Field {
   int64_t number() const {
     int64_t value = 0;
     if (json_->is_string() && absl::SimpleAtoi(json_->get<std::string>(), &value)) return value;
-    if (!json_->is_number_integer()) refuse("is not a whole number");
+    const bool fits = json_->is_number_unsigned() ? json_->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX)
+                                                  : json_->is_number_integer();
+    if (!fits) refuse("is not a whole number of 64 bits");
     return json_->get<int64_t>();
   }
 
@@ -69,7 +74,7 @@ std::vector<int64_t> parse_rank_list(const Field& field) {
   text = text.substr(1, text.size() - 2);
   for (absl::string_view part : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
     int64_t rank = 0;
-    if (!absl::SimpleAtoi(part, &rank)) field.refuse("is not a list of ranks");
+    if (!absl::SimpleAtoi(part, &rank) || rank < 0 || rank > kLargestRank) field.refuse("is not a list of ranks");
     ranks.push_back(rank);
   }
   return ranks;
@@ -92,11 +97,15 @@ std::string what_of(const Field& entry) {
 }
 
 int64_t rank_of(const std::string& file, const Field& root) {
-  if (root.has("rank")) return root["rank"].number();
+  if (root.has("rank")) {
+    const int64_t rank = root["rank"].number();
+    if (rank < 0 || rank > kLargestRank) root["rank"].refuse("is not the number of a rank");
+    return rank;
+  }
   size_t digits = file.size();
   while (digits > 0 && std::isdigit(static_cast<unsigned char>(file[digits - 1]))) --digits;
   int64_t rank = 0;
-  if (!absl::SimpleAtoi(file.substr(digits), &rank)) {
+  if (!absl::SimpleAtoi(file.substr(digits), &rank) || rank > kLargestRank) {
     throw UsageError(absl::StrCat(file, ": does not say its rank; let the file's name end with it"));
   }
   return rank;
@@ -115,7 +124,10 @@ int64_t last_call(const Field& root, const Field& group_id) {
 FlightDump parse_flight_dump(const std::string& file, const std::string& text) {
   Json json;
   try {
-    json = Json::parse(text);
+    json = Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
+      if (depth > kMostNested) throw UsageError(absl::StrCat(file, ": is nested deeper than any dump"));
+      return true;
+    });
   } catch (const Json::exception& e) {
     throw UsageError(absl::StrCat(file, ": is not JSON: ", e.what()));
   }
