@@ -80,7 +80,8 @@ Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Mill
 Job::~Job() {
   if (!is_here()) {
     // Threads that are not here may hold its locks, or be to be joined.
-    new std::shared_ptr<JobState>(std::move(state_));
+    static auto* kept = new std::vector<std::shared_ptr<JobState>>;
+    kept->push_back(std::move(state_));
     return;
   }
   remove_end_callback(this);

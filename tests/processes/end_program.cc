@@ -1,13 +1,15 @@
-// A rank that ends in the middle of a job: end_program HOW PENDING HOLDER. Of three ranks rank 1 ends, by HOW:
-//   return       from main, with status 7
-//   exit         exit(7); quick_exit: std::quick_exit(7)
-//   throw        an exception leaves main
+// A rank that ends in the middle of a job: end_program HOW PENDING HOLDER FOLDER. Of three ranks the one that END_RANK
+// says (1) ends, by HOW:
+//   return           from main, with status 7
+//   exit             exit(7); quick_exit: std::quick_exit(7)
+//   throw            an exception leaves main
 // while PENDING is under way:
 //   nothing
-//   async        a redistribution that the others come to when it is too late
-//   late         one that they come to a second later
-//   checkpoint   an asynchronous checkpoint; save, and one whose writing takes longer than what is left of the process
-//   thread       a collective in another thread
+//   async            a redistribution that the others come to when it is too late
+//   late             one that they come to a second later
+//   checkpoint       an asynchronous checkpoint in FOLDER
+//   slow_checkpoint  one that is still being written
+//   thread           a collective in another thread
 // and HOLDER has the world: main (a variable there), static (made by a function's static variable), early (a global
 // variable, older than all that the library makes), leaked (nobody ends it).
 // The others say what becomes of their next collective. end_test.sh looks at that.
@@ -18,6 +20,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -37,6 +40,11 @@ struct Held {
 };
 Held early;
 
+int64_t end_rank() {
+  const char* rank = std::getenv("END_RANK");
+  return rank == nullptr ? 1 : std::atoll(rank);
+}
+
 void ends_at_exit() { std::fprintf(stderr, "exit handlers run\n"); }
 
 at::Tensor partial(const DeviceMesh& mesh) { return from_local({at::ones({4096, 16})}, mesh, {Partial()}); }
@@ -55,7 +63,7 @@ void begin(Held& held, const std::string& pending, const DeviceMesh& mesh, const
       options.progress = [](const CheckpointProgress&) { std::this_thread::sleep_for(std::chrono::milliseconds(700)); };
     }
     held.checkpoint.emplace(save_checkpoint_async(folder, {.tensors = {{"x", x}}}, options));
-  } else if (pending == "thread" && mesh.local_ranks()[0] == 1) {
+  } else if (pending == "thread") {
     std::thread([mesh] { sum(mesh); }).detach();  // what it throws when the process ends must do no harm
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
   }
@@ -65,9 +73,9 @@ int others(Held& held, const std::string& pending, const DeviceMesh& mesh) {
   if (pending == "late") {
     std::this_thread::sleep_for(std::chrono::seconds(1));
     sum(mesh);
-    std::printf("has rank 1's part\n");
+    std::printf("has its part\n");
   } else {
-    std::this_thread::sleep_for(std::chrono::seconds(pending == "async" || pending == "thread" ? 7 : 0));
+    std::this_thread::sleep_for(std::chrono::seconds(pending == "async" || pending == "thread" ? 10 : 0));
   }
   if (held.checkpoint) held.checkpoint->wait();
   sum(mesh);
@@ -79,11 +87,13 @@ int others(Held& held, const std::string& pending, const DeviceMesh& mesh) {
 int run(Held& held, const std::string& how, const std::string& pending, const std::string& folder) {
   held.world = World::from_env();
   const DeviceMesh mesh(held.world, {held.world.size()}, {"tp"});
-  const bool ends = held.world.owned_ranks()[0] == 1;
+  const bool ends = held.world.owned_ranks()[0] == end_rank();
   sum(mesh);
   if (ends || pending.find("checkpoint") != std::string::npos) begin(held, pending, mesh, folder);
   if (!ends) return others(held, pending, mesh);
-  std::fprintf(stderr, "ends: %s, %s\n", how.c_str(), pending.c_str());
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  std::fprintf(stderr, "ends: %s, %s, at %lld\n", how.c_str(), pending.c_str(),
+               static_cast<long long>(std::chrono::duration_cast<std::chrono::seconds>(now).count()));
   if (how == "exit") std::exit(7);
   if (how == "quick_exit") std::quick_exit(7);
   return 7;
@@ -107,7 +117,7 @@ int main(int argc, char** argv) {
   Held& held = holder == "static" ? static_held() : holder == "early" ? early : holder == "leaked" ? *new Held : local;
   const auto call = [&] { return run(held, how, word(2), word(4)); };
   int code = 1;
-  const bool ends = how == "throw" && std::getenv("RANK") == std::string("1");
+  const bool ends = how == "throw" && std::getenv("RANK") == std::to_string(end_rank());
   try {
     code = call();
   } catch (const c10::Error& e) {
