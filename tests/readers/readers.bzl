@@ -1,0 +1,36 @@
+"""reader_target: one fuzz target, as a test and as a program of libFuzzer."""
+
+load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_test")
+
+def reader_target(name, deps, srcs = []):
+    """Makes of NAME_fuzz.cc:
+
+      * NAME_test, with any compiler: every file of corpus/NAME goes through the target once.
+      * NAME_fuzz, with --config=fuzz alone: the program that makes files of its own.
+
+    Args:
+      name: of the reader.
+      deps: the reader, as a library of as few sources as it takes: all of them are compiled with the sanitizers.
+      srcs: headers besides.
+    """
+    sources = ["%s_fuzz.cc" % name, "reader_fuzz.h"] + srcs
+    corpus = native.glob(["corpus/%s/**" % name])
+    cc_test(
+        name = name + "_test",
+        size = "small",
+        timeout = "moderate",
+        srcs = sources,
+        args = ["$(location %s)" % f for f in corpus],
+        data = corpus,
+        linkstatic = True,
+        deps = deps + [":run_corpus"],
+    )
+    cc_binary(
+        name = name + "_fuzz",
+        testonly = True,
+        srcs = sources,
+        linkopts = ["-fsanitize=fuzzer"],
+        linkstatic = True,
+        tags = ["manual"],  # clang's
+        deps = deps,
+    )
