@@ -26,7 +26,7 @@ run() {
     > "$folder/log" 2>&1 || echo "exit code $?" > "$folder/failed"
   awk -v reader="$reader" '
     / cov: / { for (i = 1; i < NF; ++i) if ($i == "cov:") cov = $(i + 1) }
-    / INITED / { first = cov }
+    /INITED/ { first = cov }
     /number_of_executed_units/ { runs = $2 }
     /^(SUMMARY|does not hold)/ { found = $0 }
     END { if (!runs) found = "did not run, see its log"; printf "%-20s %10d runs  cov %5d, %5d at first  %s\n", reader, runs, cov, first, found == "" ? "clean" : found }
