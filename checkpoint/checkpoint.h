@@ -73,7 +73,9 @@ class PendingCheckpoint {
  public:
   PendingCheckpoint(PendingCheckpoint&&) noexcept;
   PendingCheckpoint& operator=(PendingCheckpoint&&) noexcept;
-  ~PendingCheckpoint();  // without wait(): what was written is removed, and the folder holds what it held before
+  // Without wait(): what was written is removed, and the folder holds what it held before. A forked process' copy does
+  // nothing to its parent's save.
+  ~PendingCheckpoint();
 
   // Whether this process has written its part, so that wait() would wait for the others alone.
   bool written() const;

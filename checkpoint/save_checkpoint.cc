@@ -40,6 +40,7 @@ std::string new_id() {
 
 // A save from its beginning, on all processes alike, to its end.
 struct PendingCheckpoint::State {
+  const pid_t process = ::getpid();
   std::string folder;
   World world;
   FolderLock lock;
@@ -55,6 +56,8 @@ struct PendingCheckpoint::State {
   ~State() {
     if (writer.joinable()) writer.join();
   }
+  // Not a child that was forked meanwhile.
+  bool is_here() const { return ::getpid() == process; }
   bool is_first() const { return !world.defined() || world.owned_ranks().front() == 0; }
   std::string path(const std::string& name) const { return absl::StrCat(folder, "/", name); }
 
@@ -252,13 +255,22 @@ PendingCheckpoint& PendingCheckpoint::operator=(PendingCheckpoint&& other) noexc
 }
 
 PendingCheckpoint::~PendingCheckpoint() {
-  if (!state_ || state_->over) return;
+  if (!state_) return;
+  if (!state_->is_here()) {
+    state_.release();  // the thread, the lock and the files are the parent's
+    return;
+  }
+  if (state_->over) return;
   if (state_->writer.joinable()) state_->writer.join();
   state_->remove_own();  // nobody has been told of them
 }
 
 bool PendingCheckpoint::written() const { return state_->written.load(); }
-void PendingCheckpoint::wait() { state_->finish(); }
+void PendingCheckpoint::wait() {
+  TORCH_CHECK(state_->is_here(), "[", kWho, "] '", state_->folder, "': the save is being written by process ",
+              state_->process, ", of which this one, ", ::getpid(), ", was forked");
+  state_->finish();
+}
 
 void save_checkpoint(const std::string& folder, const CheckpointContents& contents,
                      const SaveCheckpointOptions& options) {

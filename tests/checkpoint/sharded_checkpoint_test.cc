@@ -377,6 +377,26 @@ TEST_CASE("saving and loading inside a MeshScope", "[checkpoint]") {
   CHECK(optimizer.state().size() == 2);
 }
 
+TEST_CASE("a forked process leaves its parent's save alone", "[checkpoint]") {
+  const testing::TempFolder temporary;
+  const std::string folder = temporary / "checkpoint";
+  const DeviceMesh mesh(World::local(2), {2});
+  auto pending = std::make_unique<PendingCheckpoint>(save_checkpoint_async(folder, all_of(1, mesh)));
+  while (!pending->written()) std::this_thread::yield();
+  const size_t files = names_in(folder).size();
+  const pid_t pid = start([&] {
+    CHECK_THROWS_WITH(pending->wait(), Catch::Matchers::Contains("was forked"));
+    pending.reset();
+  });
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+  CHECK(names_in(folder).size() == files);
+  CHECK_THROWS_WITH(save_checkpoint(folder, all_of(2, mesh)), Catch::Matchers::Contains("under way"));
+  pending->wait();
+  CHECK(loaded_k(folder) == 1);
+}
+
 TEST_CASE("of a series the last ones are kept", "[checkpoint]") {
   const testing::TempFolder temporary;
   const CheckpointSeries series(temporary / "run", 2);
@@ -491,7 +511,7 @@ TEST_CASE("a disk that is full at any byte is an error, and the old checkpoint s
   int64_t largest = 0;
   for (const std::string& name : names_in(folder))
     largest = std::max<int64_t>(largest, testing::read_file(folder + "/" + name).size());
-  for (int64_t limit = 0; limit < largest + 20; limit += 3) {
+  for (int64_t limit = 0; limit < largest + 20; ++limit) {
     const pid_t pid = start([&] {
       ::signal(SIGXFSZ, SIG_IGN);
       const struct rlimit bytes = {static_cast<rlim_t>(limit), static_cast<rlim_t>(limit)};
