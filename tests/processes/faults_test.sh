@@ -94,14 +94,14 @@ fault leave 15 'it has left' 0 2 3
 fault barrier_kill 15 'its process [0-9]+ is gone.*waited in monitored_barrier 1 of ranks 0-3' 0 2 3
 
 # Before the ranks have made their first call: while they connect, and where their meshes are not the same.
-DTENSOR_TIMEOUT=40 fault connect_kill 20 'its process [0-9]+ is gone.*waited in the making of the group tp of ranks 0,1,2,3' 0 2 3
-DTENSOR_TIMEOUT=40 fault "connect_kill 0" 20 'its process [0-9]+ is gone.*waited in the making of the group tp' 1 2 3
+DTENSOR_TIMEOUT=60 fault connect_kill 30 'its process [0-9]+ is gone.*waited in the making of the group tp of ranks 0,1,2,3' 0 2 3
+DTENSOR_TIMEOUT=60 fault "connect_kill 0" 30 'its process [0-9]+ is gone.*waited in the making of the group tp' 1 2 3
 fault connect_stop 20 'its process [0-9]+ is stopped' 0 2 3
 fault "connect_stop 3" 20 'its process [0-9]+ is stopped' 0 1 2
 for other in shape name; do
   what=$([ $other = shape ] && echo 'of mesh\(dp=2, tp=2\)' || echo 'dp of ranks 0,1,2,3 of mesh\(dp=4\)')
-  DTENSOR_TIMEOUT=40 fault mesh_$other 20 "ranks do not have the same mesh: rank 0 makes the group tp of ranks 0,1,2,3 of mesh\(tp=4\), while rank 1 makes the group .*$what" 0 1 2 3
-  DTENSOR_TIMEOUT=40 fault "mesh_$other 0" 20 "ranks do not have the same mesh: rank 0 makes the group .*$what, while rank [1-3] makes the group tp of ranks 0,1,2,3 of mesh\(tp=4\)" 0 1 2 3
+  DTENSOR_TIMEOUT=60 fault mesh_$other 30 "ranks do not have the same mesh: rank 0 makes the group tp of ranks 0,1,2,3 of mesh\(tp=4\), while rank 1 makes the group .*$what" 0 1 2 3
+  DTENSOR_TIMEOUT=60 fault "mesh_$other 0" 30 "ranks do not have the same mesh: rank 0 makes the group .*$what, while rank [1-3] makes the group tp of ranks 0,1,2,3 of mesh\(tp=4\)" 0 1 2 3
 done
 
 # The place where the ranks meet is frozen, removed or locked in the middle of a job.
