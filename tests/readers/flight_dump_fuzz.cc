@@ -21,6 +21,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   read("dump0", text.substr(0, middle));
   if (middle < text.size()) read("dump1", text.substr(middle + 1));
   if (dumps.empty()) return 0;
-  read_or_refuse<UsageError>([&] { return tools::compare_flights(dumps, 5).text.size(); });
+  read_or_refuse<UsageError>([&] { return tools::compare_flights(dumps, {.last = 5}).text.size(); });
   return 0;
 }
