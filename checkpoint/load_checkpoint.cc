@@ -68,7 +68,8 @@ class Loader {
     LocalGuard guard;
     for (size_t k = 0; k < reads_.size(); ++k) {
       const Read& read = reads_[k];
-      if (!options_.verify && k + 1 < reads_.size()) ask_for(reads_[k + 1]);  // what is verified is in memory
+      // What was verified is in memory still, unless it is more than that holds.
+      if (k + 1 < reads_.size()) ask_for(reads_[k + 1]);
       at::Tensor from = open(read.source->file).part(*read.name, read.source->box, read.tensor->dtype), to = read.part;
       for (size_t d = 0; d < read.block.sizes.size(); ++d) {
         from = from.narrow(d, read.block.from[d], read.block.sizes[d]);

@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "observe/flight_recorder.h"
@@ -74,7 +75,12 @@ Job::Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Mill
     leave();
     state_->close("its process is ending: exit() was called");
   });
-  state_->start_listening(id, [state = state_.get()] { return status_text(*state); });
+  absl::Cleanup remove_callbacks = [this] {
+    remove_end_callback(this);
+    remove_terminate_callback(this);
+  };
+  state_->start_listening(id, [state = state_.get()] { return status_text(*state); });  // throws without threads
+  std::move(remove_callbacks).Cancel();
 }
 
 Job::~Job() {

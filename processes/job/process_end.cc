@@ -14,7 +14,8 @@
 namespace dtensor {
 namespace {
 
-constexpr std::chrono::seconds kExit(10);  // how long exit() may take once a thread has failed
+// How long exit() may take once a thread has failed: more than a rank lingers that serves the store.
+constexpr std::chrono::seconds kExit(60);
 
 // Of one process. Never destroyed: threads go on after main.
 struct Callbacks {
@@ -79,7 +80,7 @@ void remove_end_callback(const void* owner) {
 void yield_to_exit() {
   if (ending_process.load() != ::getpid() || ending_thread.load() == std::this_thread::get_id()) return;
   std::this_thread::sleep_for(kExit);
-  if (ending_status != kUnknown) ::_exit(ending_status);
+  ::_exit(ending_status != kUnknown ? ending_status.load() : 1);
 }
 
 }  // namespace dtensor

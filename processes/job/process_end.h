@@ -13,8 +13,9 @@ void add_end_callback(const void* owner, std::function<void()> callback);
 void remove_end_callback(const void* owner);
 
 // Of a thread that is about to end the process by std::terminate. If another one is in exit() already, an exception
-// that leaves this one is of no interest any more: does not return then; should exit() wait for this thread, the
-// process ends with the status that was asked for after some seconds.
+// that leaves this one is of no interest any more: does not return then. Should exit() wait for this thread, the
+// process ends after a minute, with the status that was asked for (1 where that was by quick_exit), and nothing more is
+// flushed.
 void yield_to_exit();
 
 }  // namespace dtensor

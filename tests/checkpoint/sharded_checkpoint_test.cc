@@ -377,26 +377,6 @@ TEST_CASE("saving and loading inside a MeshScope", "[checkpoint]") {
   CHECK(optimizer.state().size() == 2);
 }
 
-TEST_CASE("a forked process leaves its parent's save alone", "[checkpoint]") {
-  const testing::TempFolder temporary;
-  const std::string folder = temporary / "checkpoint";
-  const DeviceMesh mesh(World::local(2), {2});
-  auto pending = std::make_unique<PendingCheckpoint>(save_checkpoint_async(folder, all_of(1, mesh)));
-  while (!pending->written()) std::this_thread::yield();
-  const size_t files = names_in(folder).size();
-  const pid_t pid = start([&] {
-    CHECK_THROWS_WITH(pending->wait(), Catch::Matchers::Contains("was forked"));
-    pending.reset();
-  });
-  int status = 0;
-  ::waitpid(pid, &status, 0);
-  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
-  CHECK(names_in(folder).size() == files);
-  CHECK_THROWS_WITH(save_checkpoint(folder, all_of(2, mesh)), Catch::Matchers::Contains("under way"));
-  pending->wait();
-  CHECK(loaded_k(folder) == 1);
-}
-
 TEST_CASE("of a series the last ones are kept", "[checkpoint]") {
   const testing::TempFolder temporary;
   const CheckpointSeries series(temporary / "run", 2);
@@ -501,6 +481,26 @@ TEST_CASE("a process that is killed while it saves leaves the checkpoint before 
   CHECK(moved > 20);  // they were killed while they saved
   save_checkpoint(folder, all_of(-1, mesh));
   CHECK(names_in(folder).size() == 4);  // what they left is gone
+}
+
+TEST_CASE("a forked process leaves its parent's save alone", "[checkpoint]") {
+  const testing::TempFolder temporary;
+  const std::string folder = temporary / "checkpoint";
+  const DeviceMesh mesh(World::local(2), {2});
+  auto pending = std::make_unique<PendingCheckpoint>(save_checkpoint_async(folder, all_of(1, mesh)));
+  while (!pending->written()) std::this_thread::yield();
+  const size_t files = names_in(folder).size();
+  const pid_t pid = start([&] {
+    CHECK_THROWS_WITH(pending->wait(), Catch::Matchers::Contains("was forked"));
+    pending.reset();
+  });
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+  CHECK(names_in(folder).size() == files);
+  CHECK_THROWS_WITH(save_checkpoint(folder, all_of(2, mesh)), Catch::Matchers::Contains("under way"));
+  pending->wait();
+  CHECK(loaded_k(folder) == 1);
 }
 
 TEST_CASE("a disk that is full at any byte is an error, and the old checkpoint stays", "[checkpoint]") {
