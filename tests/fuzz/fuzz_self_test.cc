@@ -313,6 +313,16 @@ TEST_CASE("fuzz: whether rounding cancels is no finding") {
   CHECK(run(row(x, {{"fuzz_test::square_of_sum", {TensorRef{0}}, 1000, {}}})).kind == Kind::kWrong);
 }
 
+TEST_CASE("fuzz: counts of repetitions that are negative are no step") {
+  Leaf counts = leaf(0, {2}, {Replicate()});
+  counts.dtype = c10::ScalarType::Long;
+  counts.values = {500, -498};  // LibTorch writes 500 numbers to memory of two, and refuses then
+  const Step repeated = {"aten::repeat_interleave.Tensor", {TensorRef{0}, std::monostate{}}, 1000, {}};
+  CHECK(run(row(counts, {repeated})).kind == Kind::kInvalid);
+  counts.values = {2, 1};
+  CHECK(run(row(counts, {repeated})).kind == Kind::kPass);
+}
+
 TEST_CASE("fuzz: which half of an infinite complex number is NaN is no finding") {
   Leaf x = leaf(0, {2}, {Replicate()}), weight = leaf(1, {4, 2}, {Replicate()}), bias = leaf(2, {4}, {Shard(0)});
   for (Leaf* l : {&x, &weight, &bias}) {

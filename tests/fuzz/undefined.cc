@@ -129,6 +129,14 @@ class Call {
                                     (stack_.back().isTensor() && has_other_strides(stack_.back().toTensor()))),
               "it copies memory, whatever the strides");
     refuse_if(base_ == "_stack" && stack_[1].toInt() < 0, "a dim counted from the end is a place before the memory");
+    const auto has_negative = [](const at::Tensor& t) {
+      const auto values = numbers(t);
+      return std::any_of(values.begin(), values.end(), [](double v) { return v < 0; });
+    };
+    const auto repeats = schema_.argumentIndexWithName("repeats");
+    refuse_if(base_ == "repeat_interleave" && repeats && stack_[*repeats].isTensor() &&
+                  has_negative(stack_[*repeats].toTensor()),
+              "what stands before a negative count is written to memory of the sum before the count is refused");
     const at::Tensor* input = stack_[0].isTensor() ? &stack_[0].toTensor() : nullptr;
     if (input == nullptr || !input->defined()) return;
     refuse_if(base_ == "pdist" && input->requires_grad() && input->size(0) == 0,
