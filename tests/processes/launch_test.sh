@@ -299,6 +299,13 @@ check "restarts: it had been there" test "$(wc -l < "$work/pids")" = 12
 run -n 1 --timeout 1 --grace 0.1 --max-restarts 1000 -- sh -c 'sleep 0.3; exit 1'
 check "the timeout is of all attempts together" exits_with 124
 check "soon after that" faster_than 5000
+run -n 2 --timeout 1 --grace 3 --max-restarts 2 -- sh -c '[ $RANK$TORCHELASTIC_RESTART_COUNT != 00 ] || { sleep 0.5; exit 1; }; sleep 1000'
+check "the timeout holds when it passes after a failure" exits_with 124
+check "the timeout after a failure: both are reported" says_only \
+  'launch: attempt 0: rank 0 exited with code 1; rank 1 was still running after 1 s'
+check "the timeout after a failure: soon" faster_than 5000
+run -n 1 --timeout 10 --max-restarts 1 -- sh -c '[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 124'
+check "a rank's own code 124 is no timeout" exits_with 0
 rm -f "$work/pids"
 background -n 2 --max-restarts 5 -- bash -c 'echo $$ >> '"$work"'/pids; exec sleep 100'
 await pids_written 2

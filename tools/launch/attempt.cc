@@ -53,7 +53,7 @@ class Attempt {
       for (LineStream* s : {&rank.out, &rank.err}) s->drain(/*last=*/true);
     }
     if (not_started.code != 0) return not_started;
-    outcome_.can_start_again = outcome_.code != kTimedOut && !shared_.end_asked && !shared_.unread;
+    outcome_.can_start_again = !shared_.timed_out && !shared_.end_asked && !shared_.unread;
     return outcome_;
   }
 
@@ -63,6 +63,7 @@ class Attempt {
   Outcome start();
   void step();
   void look_at_the_clock();
+  void time_out();
   void on_signal();
   void reap();
   void write_to(Output& output);
@@ -125,7 +126,7 @@ void Attempt::step() {
     fds.push_back({o->fd(), POLLOUT, 0});
     outputs.push_back(o);
   }
-  if (poll(fds.data(), fds.size(), wait_ms({shared_.deadline, term_, kill_})) < 0 && errno != EINTR) die("poll");
+  if (poll(fds.data(), fds.size(), wait_ms({shared_.timed_out ? Time() : shared_.deadline, term_, kill_})) < 0 && errno != EINTR) die("poll");
   for (size_t i = 0; i < streams.size(); ++i) {
     if (fds[i + 1].revents != 0) streams[i]->drain(/*last=*/false);
   }
@@ -138,14 +139,11 @@ void Attempt::step() {
 
 void Attempt::look_at_the_clock() {
   const auto now = Clock::now();
-  if (shared_.deadline && now >= *shared_.deadline) {
-    shared_.deadline.reset();
-    fail(running_text() + " still running after " + seconds_text(options_.timeout), kTimedOut);
-    if (!kill_) term_ = now;
-  }
+  // An attempt whose ranks have all ended has its result; the next one, if any, finds that the time is over.
+  if (shared_.deadline && now >= *shared_.deadline && !shared_.timed_out && !running().empty()) time_out();
   if (term_ && now >= *term_) {
     term_.reset();
-    if (outcome_.code != kTimedOut) outcome_.report += "; " + running_text() + " stopped";
+    if (!shared_.timed_out) outcome_.report += "; " + running_text() + " stopped";
     signal_all(SIGTERM);
     kill_ = now + kTermToKill;
   }
@@ -153,6 +151,19 @@ void Attempt::look_at_the_clock() {
     kill_.reset();
     signal_all(SIGKILL);
   }
+}
+
+// Also after a failure, while the others have their grace.
+void Attempt::time_out() {
+  shared_.timed_out = true;
+  const std::string report = running_text() + " still running after " + seconds_text(options_.timeout);
+  if (outcome_.report.empty()) {
+    outcome_.report = report;
+  } else {
+    outcome_.report += "; " + report;
+  }
+  outcome_.code = kTimedOut;
+  if (!kill_) term_ = Clock::now();
 }
 
 void Attempt::on_signal() {

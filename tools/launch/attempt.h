@@ -30,7 +30,8 @@ struct Shared {
   const pid_t parent;  // when it is gone everything is stopped
   const int signals;   // a signalfd of what is for the ranks, and of SIGCHLD
   const RankSettings settings;
-  Time deadline;
+  Time deadline;           // of all attempts together
+  bool timed_out = false;  // ranks were running then
   Output out{1}, err{2};
   bool end_asked = false;  // by the user
   int interrupts = 0;      // SIGINT, SIGTERM and SIGHUP so far
