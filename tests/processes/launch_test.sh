@@ -243,6 +243,35 @@ check "a stalled reader of ranks that have ended" exits_with 124
 check "a stalled reader of ranks that have ended: soon" faster_than 6000
 kill $reader
 wait $reader 2> /dev/null
+stalls() { # stalls COMMAND...: the same without a timeout, as a background job
+  rm -f "$work/pids"
+  sleep 60 3< "$work/pipe" &
+  reader=$!
+  env --default-signal=INT,QUIT "$launch" -n 2 -- bash -c 'echo $$ >> '"$work/pids; $1" > "$work/pipe" 2> "$work/err" &
+  job=$!
+  await pids_written 2
+  sleep 0.5
+  inner=$(cat "/proc/$job/task/$job/children")
+}
+stalls 'exec yes'
+begin=$(now)
+kill -TERM $job
+finish
+kill $reader
+check "a stalled reader, no timeout: one SIGTERM is enough" exits_with 143
+check "a stalled reader, no timeout: soon after it" faster_than 5000
+stalls 'exec yes'
+kill -KILL $job
+await eval '! alive $inner'
+check "a stalled reader, no timeout: nothing is left when the launcher is killed" eval '! alive $inner'
+finish
+kill $reader
+stalls 'exec head -c 60000 /dev/zero'
+kill -INT $job
+finish
+kill $reader
+check "SIGINT while the output of a good job is written is no timeout" exits_with 130
+
 begin=$(now)
 "$launch" -n 2 -- bash -c 'for ((i = 0; i < 3000; ++i)); do echo "$RANK $RANK $RANK $RANK $RANK $RANK $RANK $RANK"; done' 2> "$work/err" |
   (sleep 1 && cat) > "$work/out"

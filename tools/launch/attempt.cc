@@ -19,7 +19,8 @@ namespace {
 
 constexpr int kNotExecutable = 126, kNotFound = 127;
 constexpr auto kTermToKill = std::chrono::seconds(2);
-constexpr auto kLastWords = std::chrono::seconds(1);  // how long a reader has for what is left after the deadline
+// How long a reader has for what is left after the deadline, or when somebody asked for the end.
+constexpr auto kLastWords = std::chrono::seconds(1);
 
 std::string seconds_text(double s) {
   char text[32];
@@ -53,7 +54,7 @@ class Attempt {
       for (LineStream* s : {&rank.out, &rank.err}) s->drain(/*last=*/true);
     }
     if (not_started.code != 0) return not_started;
-    outcome_.can_start_again = !shared_.timed_out && !shared_.end_asked && !shared_.unread;
+    outcome_.can_start_again = !shared_.timed_out && shared_.end_asked == 0 && !shared_.unread;
     return outcome_;
   }
 
@@ -138,9 +139,9 @@ void Attempt::step() {
 }
 
 void Attempt::look_at_the_clock() {
+  if (running().empty()) return;  // the attempt has its result; the next one, if any, finds that the time is over
   const auto now = Clock::now();
-  // An attempt whose ranks have all ended has its result; the next one, if any, finds that the time is over.
-  if (shared_.deadline && now >= *shared_.deadline && !shared_.timed_out && !running().empty()) time_out();
+  if (shared_.deadline && now >= *shared_.deadline && !shared_.timed_out) time_out();
   if (term_ && now >= *term_) {
     term_.reset();
     if (!shared_.timed_out) outcome_.report += "; " + running_text() + " stopped";
@@ -178,7 +179,7 @@ void Attempt::on_signal() {
     // Ranks may save their state on the first; whoever asks again means it.
     const bool ends = signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
     shared_.interrupts += ends ? 1 : 0;
-    shared_.end_asked |= ends || signal == SIGQUIT;
+    if (ends || signal == SIGQUIT) shared_.end_asked = signal;
     signal_all(getppid() != shared_.parent || (ends && shared_.interrupts > 1) ? SIGKILL : signal);
   }
   if (child) reap();
@@ -231,21 +232,24 @@ void Attempt::signal_all(int signal) {
 
 Outcome run_attempt(Shared& shared, int number) { return Attempt(shared, number).run(); }
 
-bool flush_outputs(Shared& shared) {
-  Time until = shared.deadline;
-  if (shared.options.timeout > 0) until = std::max(until.value_or(Clock::now()), Clock::now() + kLastWords);
+int flush_outputs(Shared& shared) {
+  const auto soon = Clock::now() + kLastWords;
+  Time until;
+  if (shared.deadline) until = std::max(*shared.deadline, soon);
+  if (shared.end_asked != 0 || getppid() != shared.parent) until = soon;
   while (!shared.out.empty() || !shared.err.empty()) {
+    if (until && Clock::now() >= *until) return shared.end_asked != 0 ? 128 + shared.end_asked : kTimedOut;
     std::vector<pollfd> fds = {{shared.signals, POLLIN, 0}};
     for (Output* o : {&shared.out, &shared.err}) fds.push_back({o->empty() ? -1 : o->fd(), POLLOUT, 0});
-    if (poll(fds.data(), fds.size(), wait_ms({until})) < 0 && errno != EINTR) return false;
+    if (poll(fds.data(), fds.size(), wait_ms({until})) < 0 && errno != EINTR) return 1;
     for (Output* o : {&shared.out, &shared.err}) o->write_some();
     signalfd_siginfo info;
     while (read(shared.signals, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
-      if (info.ssi_signo == SIGINT || info.ssi_signo == SIGTERM || info.ssi_signo == SIGHUP) return false;
+      const int signal = static_cast<int>(info.ssi_signo);
+      if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT) return 128 + signal;
     }
-    if (until && Clock::now() >= *until) return shared.out.empty() && shared.err.empty();
   }
-  return true;
+  return 0;
 }
 
 }  // namespace dtensor::launch

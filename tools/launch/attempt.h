@@ -33,7 +33,7 @@ struct Shared {
   Time deadline;           // of all attempts together
   bool timed_out = false;  // ranks were running then
   Output out{1}, err{2};
-  bool end_asked = false;  // by the user
+  int end_asked = 0;       // by the user: the last SIGINT, SIGTERM, SIGHUP or SIGQUIT; 0: not yet
   int interrupts = 0;      // SIGINT, SIGTERM and SIGHUP so far
   bool unread = false;     // nobody reads what the ranks write
 
@@ -49,8 +49,9 @@ struct Outcome {
 // Runs all ranks. What they started is gone when this returns, and what they wrote has been added to the outputs.
 Outcome run_attempt(Shared& shared, int number);
 
-// Waits until the outputs are written, the job's deadline has passed, or the user wants the end. False: not all was
-// written in time.
-bool flush_outputs(Shared& shared);
+// Waits until the outputs are written, the job's deadline has passed, or the user wants the end; not for long if that
+// was so before, or the parent is gone. 0, or the exit code of a job to which nothing worse happened: kTimedOut, or 128
+// + the user's signal.
+int flush_outputs(Shared& shared);
 
 }  // namespace dtensor::launch

@@ -60,7 +60,8 @@ int run_job(const Options& options, pid_t parent, const sigset_t& signals, const
   if (options.timeout > 0) shared.deadline = Clock::now() + seconds(options.timeout);
   const int code = run_attempts(shared);
   remove_folder(options.folder);
-  return flush_outputs(shared) || code != 0 ? code : kTimedOut;
+  const int unwritten = flush_outputs(shared);
+  return code != 0 ? code : unwritten;
 }
 
 void stop_children() {

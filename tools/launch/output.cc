@@ -30,7 +30,7 @@ bool Output::write_some() {
     done += static_cast<size_t>(n);
   }
   const int error = errno;
-  closed_ = !good;
+  closed_ |= !good;
   pending_.erase(0, good ? done : pending_.size());
   errno = error;
   return good;
