@@ -272,6 +272,31 @@ finish
 kill $reader
 check "SIGINT while the output of a good job is written is no timeout" exits_with 130
 
+terminal() { # terminal READS ARGUMENTS...: with a terminal for the outputs, read if READS is 1; its code
+  timeout -s KILL 20 python3 -c 'import os, pty, subprocess, sys, threading
+main, side = pty.openpty()
+job = subprocess.Popen(sys.argv[2:], stdout=side, stderr=side)
+os.close(side)
+def copy():
+    try:
+        while data := os.read(main, 4096): os.write(1, data)
+    except OSError: pass  # nobody has the other end
+reader = threading.Thread(target=copy)
+if sys.argv[1] == "1": reader.start()
+code = job.wait()
+if sys.argv[1] == "1": reader.join()
+sys.exit(code)' "$1" "$launch" "${@:2}"
+}
+begin=$(now)
+terminal 0 -n 2 --timeout 1.5 -- yes words
+code=$? took=$(($(now) - begin))
+check "a terminal that nobody reads: the timeout holds" exits_with 124
+check "a terminal that nobody reads: soon" faster_than 9000
+terminal 1 -n 2 -- seq 3000 > "$work/out" 2> "$work/err"
+code=$?
+check "a terminal: the code" exits_with 0
+check "a terminal gets every line" test "$(grep -cE '^\[rank [01]\] [0-9]+.$' "$work/out")" = 6000
+
 begin=$(now)
 "$launch" -n 2 -- bash -c 'for ((i = 0; i < 3000; ++i)); do echo "$RANK $RANK $RANK $RANK $RANK $RANK $RANK $RANK"; done' 2> "$work/err" |
   (sleep 1 && cat) > "$work/out"

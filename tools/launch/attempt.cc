@@ -127,7 +127,9 @@ void Attempt::step() {
     fds.push_back({o->fd(), POLLOUT, 0});
     outputs.push_back(o);
   }
-  if (poll(fds.data(), fds.size(), wait_ms({shared_.timed_out ? Time() : shared_.deadline, term_, kill_})) < 0 && errno != EINTR) die("poll");
+  if (poll(fds.data(), fds.size(), wait_ms({shared_.timed_out ? Time() : shared_.deadline, term_, kill_})) < 0 &&
+      errno != EINTR)
+    die("poll");
   for (size_t i = 0; i < streams.size(); ++i) {
     if (fds[i + 1].revents != 0) streams[i]->drain(/*last=*/false);
   }

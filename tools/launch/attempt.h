@@ -33,9 +33,9 @@ struct Shared {
   Time deadline;           // of all attempts together
   bool timed_out = false;  // ranks were running then
   Output out{1}, err{2};
-  int end_asked = 0;       // by the user: the last SIGINT, SIGTERM, SIGHUP or SIGQUIT; 0: not yet
-  int interrupts = 0;      // SIGINT, SIGTERM and SIGHUP so far
-  bool unread = false;     // nobody reads what the ranks write
+  int end_asked = 0;    // by the user: the last SIGINT, SIGTERM, SIGHUP or SIGQUIT; 0: not yet
+  int interrupts = 0;   // SIGINT, SIGTERM and SIGHUP so far
+  bool unread = false;  // nobody reads what the ranks write
 
   void say(const std::string& text) { err.add("launch: " + text + "\n"); }
 };

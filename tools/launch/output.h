@@ -8,7 +8,7 @@ namespace dtensor::launch {
 
 class Output {
  public:
-  explicit Output(int fd) : fd_(fd) {}
+  explicit Output(int fd);  // for the rest of the process's life
 
   int fd() const { return fd_; }
   void add(const std::string& text);
