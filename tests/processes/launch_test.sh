@@ -381,6 +381,14 @@ for attempt in 0 1; do
   done
 done
 check "what is logged is also shown" prints '\[rank 1, attempt 1\] out 1'
+(sleep 1 && cat) < "$work/pipe" > "$work/err" &
+timeout -s KILL 20 "$launch" -n 1 --max-restarts 1 --log-dir "$work/logs/second" -- \
+  sh -c 'head -c 200000 /dev/zero >&2; mkdir -p '"$work"'/logs/second/attempt_1/0; exit 3' 2> "$work/pipe"
+code=$?
+wait $!
+check "no logs in a later attempt: the code" exits_with 1
+check "no logs in a later attempt: what the ranks said before arrives" test "$(tr -cd '\0' < "$work/err" | wc -c)" = 200000
+check "no logs in a later attempt: the report" grep -qaE '^launch: attempt 1: cannot make the folder .*: File exists' "$work/err"
 run -n 2 --log-dir "$work/logs/new" -- true
 check "older logs are kept" exits_with 1
 check "older logs: the reason" says "launch: cannot make the folder $work/logs/new/attempt_0/0 for logs: File exists"

@@ -94,14 +94,19 @@ std::string Attempt::running_text() const {
   return text + (ranks.size() == 1 ? " was" : " were");
 }
 
-// What went wrong if the program cannot be run.
+// What went wrong if there can be no rank, or the program cannot be run.
 Outcome Attempt::start() {
   int exec_pipe[2];  // carries errno of a failed exec; successful ones close it
-  if (pipe2(exec_pipe, O_CLOEXEC) != 0) die("pipe");
-  for (int k = 0; k < options_.ranks; ++k) {
-    ranks_[k] = start_rank({options_, number_, k}, shared_.settings, exec_pipe[1], shared_.out, shared_.err);
+  if (pipe2(exec_pipe, O_CLOEXEC) != 0) return {std::string("pipe: ") + strerror(errno), 1, false};
+  std::string problem;
+  for (int k = 0; k < options_.ranks && problem.empty(); ++k) {
+    ranks_[k] = start_rank({options_, number_, k}, shared_.settings, exec_pipe[1], shared_.out, shared_.err, problem);
   }
   close(exec_pipe[1]);
+  if (!problem.empty()) {
+    close(exec_pipe[0]);
+    return {problem, 1, false};
+  }
   int error = 0;
   const bool failed = read(exec_pipe[0], &error, sizeof error) == static_cast<ssize_t>(sizeof error);
   close(exec_pipe[0]);

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,8 +12,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <vector>
-
-#include "tools/launch/job.h"
 
 namespace dtensor::launch {
 namespace {
@@ -49,18 +48,20 @@ std::vector<std::string> environment_of(const RankPlace& place) {
   return variables;
 }
 
-void make_folders(const std::string& path) {
+std::string why_not(const std::string& what) { return what + ": " + strerror(errno); }
+
+void make_folders(const std::string& path, std::string& problem) {
   for (size_t end = path.find('/', 1); end != std::string::npos; end = path.find('/', end + 1)) {
     mkdir(path.substr(0, end).c_str(), 0777);
   }
-  if (mkdir(path.c_str(), 0777) != 0) die("cannot make the folder " + path + " for logs");
+  if (mkdir(path.c_str(), 0777) != 0) problem = why_not("cannot make the folder " + path + " for logs");
 }
 
 // A new file, so that no other run's is lost. -1: there is to be none.
-int open_log(const std::string& path) {
-  if (path.empty()) return -1;
+int open_log(const std::string& path, std::string& problem) {
+  if (path.empty() || !problem.empty()) return -1;
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (fd < 0) die("cannot make the log " + path);
+  if (fd < 0) problem = why_not("cannot make the log " + path);
   return fd;
 }
 
@@ -70,17 +71,23 @@ std::string log_folder(const RankPlace& place) {
   return place.options.log_folder + "/attempt_" + std::to_string(place.attempt) + "/" + std::to_string(place.rank);
 }
 
-Rank start_rank(const RankPlace& place, const RankSettings& settings, int exec_errors, Output& to_out, Output& to_err) {
+Rank start_rank(const RankPlace& place, const RankSettings& settings, int exec_errors, Output& to_out, Output& to_err,
+                std::string& problem) {
   const std::string k = std::to_string(place.rank);
   Rank rank;
   std::string out_log, err_log;
   if (!place.options.log_folder.empty()) {
-    make_folders(log_folder(place));
+    make_folders(log_folder(place), problem);
     out_log = log_folder(place) + "/stdout.log";
     err_log = log_folder(place) + "/stderr.log";
   }
+  const int to_out_log = open_log(out_log, problem), to_err_log = open_log(err_log, problem);
   int out[2], err[2];
-  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) die("no pipe for rank " + k);
+  if (!problem.empty()) return rank;
+  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) {
+    problem = why_not("no pipe for rank " + k);
+    return rank;
+  }
   const std::vector<std::string> environment = environment_of(place);
   std::vector<char*> arguments, variables;
   for (const std::string& a : place.options.command) arguments.push_back(const_cast<char*>(a.c_str()));
@@ -89,7 +96,10 @@ Rank start_rank(const RankPlace& place, const RankSettings& settings, int exec_e
   variables.push_back(nullptr);
   const pid_t self = getpid();
   rank.pid = fork();
-  if (rank.pid < 0) die("cannot start rank " + k);
+  if (rank.pid < 0) {
+    problem = why_not("cannot start rank " + k);
+    return rank;
+  }
   if (rank.pid == 0) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -112,8 +122,8 @@ Rank start_rank(const RankPlace& place, const RankSettings& settings, int exec_e
   for (int fd : {out[0], err[0]}) fcntl(fd, F_SETFL, O_NONBLOCK);
   const std::string attempt = place.options.max_restarts > 0 ? ", attempt " + std::to_string(place.attempt) : "";
   const std::string prefix = "[rank " + k + attempt + "] ";
-  rank.out = LineStream(out[0], to_out, prefix, open_log(out_log), out_log);
-  rank.err = LineStream(err[0], to_err, prefix, open_log(err_log), err_log);
+  rank.out = LineStream(out[0], to_out, prefix, to_out_log, out_log);
+  rank.err = LineStream(err[0], to_err, prefix, to_err_log, err_log);
   return rank;
 }
 

@@ -53,9 +53,10 @@ struct RankPlace {
   const Options& options;
   int attempt, rank;
 };
-// If its program cannot be run, errno is written to `exec_errors`. Ends this process if there can be no rank, or no
-// log.
-Rank start_rank(const RankPlace& place, const RankSettings& settings, int exec_errors, Output& out, Output& err);
+// If its program cannot be run, errno is written to `exec_errors`. If there can be no rank, or no log, `problem` says
+// why, and the job is to end.
+Rank start_rank(const RankPlace& place, const RankSettings& settings, int exec_errors, Output& out, Output& err,
+                std::string& problem);
 
 // Where a rank's logs are, as torchrun has them: "DIR/attempt_0/3".
 std::string log_folder(const RankPlace& place);
