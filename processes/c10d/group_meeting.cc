@@ -1,6 +1,7 @@
 #include "processes/c10d/group_meeting.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -16,18 +17,28 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::json;
 
-constexpr std::chrono::milliseconds kLook{200};      // how often a rank that waits looks where the others are
-constexpr std::chrono::milliseconds kCertain{2000};  // how long they must be elsewhere
+// When a rank that waits first looks where the others are, and how often at last: every look asks the store for each
+// member that is missing.
+constexpr std::chrono::milliseconds kFirstLook{200}, kSlowLook{2000};
+constexpr std::chrono::milliseconds kCertain{2000};   // how long they must be elsewhere
+constexpr std::chrono::milliseconds kBeforeEnd{500};  // of the deadline, what is known is said
 
-// What a rank posts of the last group that it has come to make.
-std::string to_text(const Meeting& m) {
-  return Json{{"place", m.place}, {"group", m.group}, {"mesh", m.mesh}, {"members", m.members}}.dump();
+std::string to_text(const MeetingPost& post) {
+  Json meetings = Json::array();
+  for (const Meeting& m : post.meetings) {
+    meetings.push_back({{"place", m.place}, {"group", m.group}, {"mesh", m.mesh}, {"members", m.members}});
+  }
+  return Json{{"main_only", post.main_only}, {"meetings", std::move(meetings)}}.dump();
 }
 
-Meeting meeting_from(const std::string& text) {
+MeetingPost post_from(const std::string& text) {
   const Json json = Json::parse(text);
-  return {json.at("place").get<std::string>(), json.at("group").get<std::string>(), json.at("mesh").get<std::string>(),
-          json.at("members").get<std::vector<int64_t>>()};
+  MeetingPost post{json.at("main_only").get<bool>(), {}};
+  for (const Json& m : json.at("meetings")) {
+    post.meetings.push_back({m.at("place").get<std::string>(), m.at("group").get<std::string>(),
+                             m.at("mesh").get<std::string>(), m.at("members").get<std::vector<int64_t>>()});
+  }
+  return post;
 }
 
 std::string describe(const Meeting& m) {
@@ -37,16 +48,20 @@ std::string describe(const Meeting& m) {
 // One wait of one thread.
 class Wait {
  public:
-  Wait(Job& job, const Meeting& mine, const MeetingPlaces& places)
+  Wait(Job& job, const Meeting& mine, MeetingPlaces& places)
       : job_(job), mine_(mine), places_(places), ranks_(mine.members) {
     std::sort(ranks_.begin(), ranks_.end());
+    places_.come_to(mine_);
   }
+  ~Wait() { places_.leave(mine_.place); }
+  Wait(const Wait&) = delete;
+  Wait& operator=(const Wait&) = delete;
 
   // Says that this rank is here, and whether all are.
   bool all_here() {
     if (!said_) {
       store().set(here(mine_.place, job_.rank()), absl::StrJoin(mine_.members, ","));
-      store().set(absl::StrCat("making/", job_.rank()), to_text(mine_));
+      places_.post([&](const MeetingPost& post) { store().set(absl::StrCat("making/", job_.rank()), to_text(post)); });
     }
     said_ = true;
     while (orders_.size() < ranks_.size()) {
@@ -79,22 +94,32 @@ class Wait {
   c10d::Store& store() const { return *job_.store(); }
   static std::string here(const std::string& place, int64_t rank) { return absl::StrCat(place, "/here/", rank); }
 
+  struct Elsewhere {
+    Meeting meeting;
+    bool stays;  // no other thread of that rank comes here, as far as anybody can know
+  };
+
   // Of `rank`, if it waits elsewhere for this one, where no thread of this rank has been, to make another mesh's group.
   // It cannot come from there, nor this rank from here, unless other threads come to both.
-  std::optional<Meeting> elsewhere(int64_t rank) const {
+  std::optional<Elsewhere> elsewhere(int64_t rank) const {
     const std::string key = absl::StrCat("making/", rank);
     if (!store().check({key})) return std::nullopt;
-    Meeting other = meeting_from(store().get_to_str(key));
-    const bool for_me = std::count(other.members.begin(), other.members.end(), job_.rank()) > 0;
-    const bool differs = other.mesh != mine_.mesh && !other.mesh.empty() && !mine_.mesh.empty();
-    if (!differs || !for_me || places_.has_come_to(other.place)) return std::nullopt;
-    return other;
+    const MeetingPost post = post_from(store().get_to_str(key));
+    for (const Meeting& other : post.meetings) {
+      const bool for_me = std::count(other.members.begin(), other.members.end(), job_.rank()) > 0;
+      const bool differs = other.mesh != mine_.mesh && !other.mesh.empty() && !mine_.mesh.empty();
+      if (differs && for_me && !places_.has_come_to(other.place)) return Elsewhere{other, post.main_only};
+    }
+    return std::nullopt;
   }
 
   void look_elsewhere() {
     const auto now = Clock::now();
-    if (now < look_again_) return;
-    look_again_ = now + kLook;
+    const bool last = now >= last_look_;
+    if (now < look_again_ && !last) return;
+    pause_ = std::min(2 * pause_, kSlowLook);
+    look_again_ = now + pause_;
+    if (last) last_look_ = Clock::time_point::max();
     bool any = false;
     for (const int64_t rank : ranks_) {
       if (store().check({here(mine_.place, rank)})) continue;
@@ -102,7 +127,8 @@ class Wait {
       if (!other) continue;
       any = true;
       if (!since_) since_ = now;
-      if (now - *since_ >= kCertain) fail(rank, *other);
+      const bool certain = now - *since_ >= kCertain && other->stays && places_.main_only();
+      if (certain || last) fail(rank, other->meeting);
     }
     if (!any) since_.reset();
   }
@@ -129,18 +155,53 @@ class Wait {
 
   Job& job_;
   const Meeting& mine_;
-  const MeetingPlaces& places_;
+  MeetingPlaces& places_;
   std::vector<int64_t> ranks_;       // sorted
   std::vector<std::string> orders_;  // of the first of ranks_, the group as each has it
   bool said_ = false;
-  Clock::time_point look_again_ = Clock::now() + kLook;
+  std::chrono::milliseconds pause_ = kFirstLook;
+  Clock::time_point look_again_ = Clock::now() + kFirstLook;
+  Clock::time_point last_look_ = Clock::now() + job_.timeout() - std::min(kBeforeEnd, job_.timeout() / 10);
   std::optional<Clock::time_point> since_;  // when somebody was first seen elsewhere
 };
 
 }  // namespace
 
+void MeetingPlaces::come_to(const Meeting& meeting) {
+  std::lock_guard lock(mutex_);
+  come_.insert(meeting.place);
+  now_.main_only &= ::gettid() == ::getpid();
+  now_.meetings.push_back(meeting);
+}
+
+void MeetingPlaces::leave(const std::string& place) {
+  std::lock_guard lock(mutex_);
+  auto& meetings = now_.meetings;
+  const auto it = std::find_if(meetings.begin(), meetings.end(), [&](const Meeting& m) { return m.place == place; });
+  if (it != meetings.end()) meetings.erase(it);
+}
+
+bool MeetingPlaces::has_come_to(const std::string& place) const {
+  std::lock_guard lock(mutex_);
+  return come_.count(place) > 0;
+}
+
+bool MeetingPlaces::main_only() const {
+  std::lock_guard lock(mutex_);
+  return now_.main_only;
+}
+
+void MeetingPlaces::post(const std::function<void(const MeetingPost&)>& write) const {
+  std::lock_guard posting(posting_);
+  MeetingPost now;
+  {
+    std::lock_guard lock(mutex_);
+    now = now_;
+  }
+  write(now);
+}
+
 void meet(Job& job, const Activity& activity, const Meeting& meeting, MeetingPlaces& places) {
-  places.come_to(meeting.place);
   Wait wait(job, meeting, places);
   job.wait_until(activity, meeting.members, [&] { return wait.all_here(); });
   wait.check_orders();
