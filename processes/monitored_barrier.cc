@@ -21,26 +21,32 @@ using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
 constexpr char kPassed[] = "passed";
+constexpr Milliseconds kStoreTimeout{2000};  // of single calls of the store
+
+// A barrier that may wait as long as the job is decided before the job's own deadline, also by a rank that the system
+// lets wait a while.
+Milliseconds before_deadline(const Job& job) { return job.timeout() - std::min(job.timeout() / 10, kStoreTimeout); }
 
 // The n-th barrier of some ranks, at the store.
 class Barrier {
  public:
   Barrier(Job& job, std::vector<int64_t> ranks, int64_t n, Milliseconds timeout)
-      : job_(job), ranks_(std::move(ranks)), n_(n), timeout_(timeout) {}
+      : job_(job), ranks_(std::move(ranks)), n_(n), timeout_(timeout) {
+    // The job's own store waits as long as the job's deadline.
+    store_ = c10::make_intrusive<BoundedStore>(job.store(), kStoreTimeout);
+  }
 
   // Waits until it is decided. Returns kPassed or the error's text, the same on all ranks.
   std::string wait() {
     job_.come_to(activity());
-    store().set(here(n_, job_.rank()), "1");
     const auto until = Clock::now() + timeout_;
     std::string decision;
     job_.wait_until(activity(), ranks_, [&] {
-      if (store().check({key(n_, "decision")})) {
-        decision = store().get_to_str(key(n_, "decision"));
-      } else if (all_here()) {
-        decision = decide(kPassed);
-      } else if (Clock::now() >= until) {
-        decision = decide(missing_text());
+      try {
+        decision = look(Clock::now() >= until);
+      } catch (const c10::DistStoreError& e) {
+        // It may answer again. If not, wait_until() finds out whose fault it is, without the store, and fails the job.
+        TORCH_CHECK(Clock::now() < until, e.what_without_backtrace());
       }
       return !decision.empty();
     });
@@ -50,12 +56,15 @@ class Barrier {
   // Of the one before: all ranks have left that.
   void tidy() {
     if (n_ == 1) return;
-    store().deleteKey(here(n_ - 1, job_.rank()));
-    if (job_.rank() == ranks_[0]) store().deleteKey(key(n_ - 1, "decision"));
+    try {
+      store().deleteKey(here(n_ - 1, job_.rank()));
+      if (job_.rank() == ranks_[0]) store().deleteKey(key(n_ - 1, "decision"));
+    } catch (const c10::DistStoreError&) {  // it has passed all the same
+    }
   }
 
  private:
-  c10d::Store& store() const { return *job_.store(); }
+  c10d::Store& store() const { return *store_; }
   std::string name() const { return absl::StrCat("monitored_barrier/", absl::StrJoin(ranks_, ",")); }
   std::string what() const { return absl::StrCat("monitored_barrier ", n_, " of ranks ", ranks_text(ranks_)); }
   Activity activity() const { return {name(), n_, what()}; }
@@ -66,17 +75,28 @@ class Barrier {
     return store().compareSet(key(n_, "decision"), std::string(), text);
   }
 
+  // The decision, "" if there is none yet; one is made if `late`.
+  std::string look(bool late) {
+    if (!said_) store().set(here(n_, job_.rank()), "1");
+    said_ = true;
+    if (store().check({key(n_, "decision")})) return store().get_to_str(key(n_, "decision"));
+    if (all_here()) return decide(kPassed);
+    return late ? decide(missing_text()) : "";
+  }
+
   bool all_here() {
     while (came_ < ranks_.size() && store().check({here(n_, ranks_[came_])})) ++came_;
     return came_ == ranks_.size();
   }
 
+  // kPassed if the last has come just now.
   std::string missing_text() const {
     std::vector<int64_t> missing;
     for (int64_t rank : ranks_) {
       if (!store().check({here(n_, rank)})) missing.push_back(rank);
     }
-    JobBoard board(*job_.store(), job_.rank());
+    if (missing.empty()) return kPassed;
+    JobBoard board(*store_, job_.rank());
     std::vector<std::string> why;  // what is known of some
     for (int64_t rank : missing) {
       const std::string fault = find_fault(board, rank, activity(), /*only_final=*/false);
@@ -92,7 +112,9 @@ class Barrier {
   const std::vector<int64_t> ranks_;  // sorted
   const int64_t n_;
   const Milliseconds timeout_;
-  size_t came_ = 0;  // of ranks_, the first that have
+  c10::intrusive_ptr<BoundedStore> store_;
+  bool said_ = false;  // that this rank is here
+  size_t came_ = 0;    // of ranks_, the first that have
 };
 
 }  // namespace
@@ -113,7 +135,8 @@ void monitored_barrier(const DeviceMesh& mesh, Milliseconds timeout) {
     std::lock_guard lock(world.mutex);
     n = ++world.barriers[absl::StrJoin(ranks, ",")];
   }
-  Barrier barrier(*job, std::move(ranks), n, timeout.count() > 0 ? timeout : job->timeout());
+  Barrier barrier(*job, std::move(ranks), n,
+                  timeout.count() > 0 ? std::min(timeout, before_deadline(*job)) : before_deadline(*job));
   const std::string decision = barrier.wait();
   if (decision != kPassed) C10_THROW_ERROR(DistError, decision);
   barrier.tidy();
