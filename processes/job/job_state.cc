@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "observe/flight_recorder.h"
 #include "processes/job/find_culprit.h"
+#include "processes/job/host_process.h"
 
 namespace dtensor {
 namespace {
@@ -43,7 +44,8 @@ JobState::JobState(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t 
 
 void JobState::start_listening(const std::string& id, std::function<std::string()> answer) {
   listener_ = std::thread([this] { listen(); });
-  status_server_ = std::make_unique<StatusServer>(RankAddress{id, rank_, size_, ::getpid()}, std::move(answer));
+  status_server_ = std::make_unique<StatusServer>(RankAddress{id, rank_, size_, ::getpid(), process_start(::getpid())},
+                                                  std::move(answer));
 }
 
 void JobState::stop_listening() {

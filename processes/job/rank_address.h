@@ -1,5 +1,6 @@
 // Where a rank can be asked what it is doing: the name of a Unix socket of its host. The name is abstract, so it leaves
-// no file behind and ends with the process, and it tells what a process that is stopped cannot say any more.
+// no file behind, and it tells what a process that is stopped cannot say any more. It ends
+// with the process and those that it forked and that have not called exec: `start` tells whether the rank still is.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@ namespace dtensor {
 struct RankAddress {
   std::string job;  // equal on all ranks of a job, and on no others: letters and digits
   int64_t rank = 0, size = 0;
-  int64_t pid = 0;  // as the rank itself sees it
+  int64_t pid = 0;    // as the rank itself sees it
+  std::string start;  // process_start() of it: numbers are used again
 };
 
 // Without the zero byte that abstract names begin with.

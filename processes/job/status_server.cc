@@ -18,7 +18,7 @@
 namespace dtensor {
 namespace {
 
-constexpr int kSend_ms = 5000;  // how long who asks may take to read the answer
+constexpr int kSend_ms = 1000;  // how long who asks may take to read all of the answer, while others wait for theirs
 constexpr int kPause_ms = 100;  // before the next try where no connection can be accepted
 constexpr int kQuestions = 64;  // that wait for an answer
 
@@ -100,11 +100,13 @@ void StatusServer::serve() {
 void StatusServer::send_answer(int to) {
   try {
     const std::string text = answer_();
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(kSend_ms);
     for (size_t sent = 0; sent < text.size();) {
       const ssize_t n = ::send(to, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
       if (n > 0) sent += static_cast<size_t>(n);
       if (n < 0 && errno != EAGAIN && errno != EINTR) return;
-      if (n < 0 && !wait_for(to, POLLOUT, kSend_ms)) return;
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()).count();
+      if (sent < text.size() && (left <= 0 || !wait_for(to, POLLOUT, static_cast<int>(left)))) return;
     }
   } catch (const std::exception&) {  // nobody is told, as after any other end
   }

@@ -16,7 +16,8 @@ namespace dtensor {
 
 class StatusServer {
  public:
-  // Who connects gets what `answer` returns, and the end of the stream; nothing is read. `answer` is called on the
+  // Who connects gets what `answer` returns, and the end of the stream; nothing is read. Who takes
+  // longer than a second to read it gets only a part, as one is answered after the other. `answer` is called on the
   // thread, and must not wait for long. Does not throw: where there can be no socket or thread, nobody is answered.
   StatusServer(const RankAddress& address, std::function<std::string()> answer) noexcept;
   // Ends the thread; waits for an `answer` that is being made. In a fork's child it does nothing.

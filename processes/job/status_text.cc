@@ -18,7 +18,7 @@ std::string status_text(JobState& state) {
                      {"waited_ms", now.waited.count()},
                      {"last", std::move(last)},
                      {"failure", state.failure_text()}};
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n" + flight_dump_text(state.rank());
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n" + flight_dump_text(state.rank()) + kStatusEnd;
 }
 
 }  // namespace dtensor

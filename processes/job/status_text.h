@@ -1,5 +1,5 @@
 // What a rank of a running job answers when it is asked (status_server.h): one line of JSON with what the job knows,
-// then a dump of the flight recorder.
+// then a dump of the flight recorder, then kStatusEnd.
 //
 //   {"rank":1,"size":4,"waits_in":"call 5: all_reduce over tp, 24 B","waited_ms":1200,"last":["call 5: ..."],
 //    "failure":""}
@@ -10,6 +10,9 @@
 namespace dtensor {
 
 class JobState;
+
+// Without it, an answer was cut off.
+inline constexpr char kStatusEnd[] = "\nend of answer\n";
 
 // On any thread. Waits for other threads' locks a second at most.
 std::string status_text(JobState& state);

@@ -25,18 +25,24 @@ start() {  # start VARIABLES... -- FAULT RANK CALL STEPS: a job of 4 ranks in th
   done
   echo "the fault did not fire:"; cat "$work/job"
 }
-asks() {  # asks CODE [SECONDS_TO_WAIT]: what the job's ranks say, once they have waited a little
-  sleep "${2:-1.5}"
-  run --attach "$job"
-  local code=$?
-  [ $code = "$1" ] || { echo "exit code $code"; false; }
+asks() {  # asks CODE MARKED CONDITION...: what the job's ranks say; asked again, for 20 s, until it is so
+  local wanted=$1 odd=$2 code i
+  shift 2
+  for ((i = 0; i < 40; ++i)); do
+    run --attach "$job"
+    code=$?
+    [ $code = "$wanted" ] && marked "$odd" && "$@" && return
+    sleep 0.5
+  done
+  echo "exit code $code"
+  false
 }
 marked() { [ "$(grep -E '^> ' "$work/out" | awk '{print $2}' | tr '\n' ' ')" = "$1" ]; }
 waits() { for rank in "$@"; do grep -qE "^  +$rank +[0-9]+ .*waits for [0-9.]+ s in call 5: all_reduce over tp.*f32\[4\]\(P\(sum\)\) -> \(R\) @ mesh\(tp=4\)" "$work/out" || return 1; done; }
 stop() { kill -KILL "$job" 2>/dev/null; wait "$job" 2>/dev/null; for ((i = 0; i < 100; ++i)); do pgrep -f "$work/mark" >/dev/null || return; sleep 0.05; done; }
 
 start -- sleep 1 5 8
-check "a rank that sleeps: exit code" asks 1
+check "a rank that sleeps: exit code" asks 1 '1 ' waits 0 2 3
 check "a rank that sleeps: it is marked" marked '1 '
 check "a rank that sleeps: the others wait" waits 0 2 3
 check "a rank that sleeps: it is in no collective" prints '^> +1 +[0-9]+ +sleeping +[0-9]+ MiB +in no collective for [0-9.]+ s; its last was call 4: all_to_all over tp'
@@ -54,7 +60,7 @@ stop
 check "a job that has ended" refuses '^flight: --attach [0-9]+: no rank of a job is in this process or below it' --attach "$job"
 
 start -- busy 2 5 8
-check "a rank that computes: exit code" asks 1
+check "a rank that computes: exit code" asks 1 '2 ' waits 0 1 3
 check "a rank that computes: it is marked" marked '2 '
 check "a rank that computes: it runs" prints '^> +2 +[0-9]+ +running .*in no collective for [0-9.]+ s; its last was call 4: all_to_all'
 check "a rank that computes: the others wait" waits 0 1 3
@@ -63,7 +69,7 @@ stop
 # The rank that serves the place where they meet.
 for ((port = 20000 + RANDOM % 10000; ; ++port)); do (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break; done
 start -u DTENSOR_STORE MASTER_ADDR=127.0.0.1 "MASTER_PORT=$port" -- stop 0 5 8
-check "rank 0 is stopped: exit code" asks 1
+check "rank 0 is stopped: exit code" asks 1 '0 ' waits 1 2 3
 check "rank 0 is stopped: it is marked" marked '0 '
 check "rank 0 is stopped: it is said" prints '^> +0 +[0-9]+ +stopped +[0-9]+ MiB +does not answer: its process [0-9]+ is stopped \(SIGSTOP, or a debugger\)'
 check "rank 0 is stopped: the others answer" waits 1 2 3
@@ -71,13 +77,13 @@ check "rank 0 is stopped: at the end" prints '^Rank 0 does not answer: its proce
 stop
 
 start DTENSOR_FLIGHT_RECORDER=0 -- stop 3 5 8
-check "without a recorder: exit code" asks 1
+check "without a recorder: exit code" asks 1 '3 ' waits 0 1 2
 check "without a recorder: it is marked" marked '3 '
 check "without a recorder: the others say where they wait" waits 0 1 2
 stop
 
 start -- none 0 0 100000000
-check "a job that runs well: exit code" asks 0 1
+check "a job that runs well: exit code" asks 0 '' prints '^  +3 '
 check "a job that runs well: nobody is marked" marked ''
 check "a job that runs well: all answer" prints '^  +3 +[0-9]+ +(running|sleeping) .*(waits for|in no collective|begins)'
 check "a job that runs well: it goes on" kill -0 "$job"

@@ -21,7 +21,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "processes/job/host_process.h"
+#include "processes/job/status_text.h"
 
 namespace dtensor::tools {
 namespace {
@@ -36,7 +38,8 @@ std::vector<RankAddress> listening() {
   for (std::string line; std::getline(sockets, line);) {
     const size_t at = line.find('@');
     if (at == std::string::npos || !seen.insert(line.substr(at + 1)).second) continue;
-    if (const auto address = parse_socket_name(line.substr(at + 1))) found.push_back(*address);
+    const auto address = parse_socket_name(line.substr(at + 1));
+    if (address) found.push_back(*address);
   }
   return found;
 }
@@ -46,7 +49,6 @@ struct Question {
   LiveRank rank;
   int fd = -1;
   std::string text;
-  bool done = false;  // all has come
 };
 
 // Null if it is not there any more, or of another user. Does not wait: where the process is stopped, the system takes
@@ -70,7 +72,8 @@ std::optional<Question> ask(const RankAddress& address) {
   if (connected == 0 && ::getsockopt(question.fd, SOL_SOCKET, SO_PEERCRED, &other, &length) == 0 &&
       other.uid == ::geteuid()) {
     if (other.pid > 0) question.rank.pid = other.pid;
-    return question;
+    // Else the rank is gone, and a process that it forked keeps the name.
+    if (process_start(question.rank.pid) == address.start) return question;
   }
   ::close(question.fd);
   question.fd = -1;
@@ -85,7 +88,6 @@ bool read_more(Question& question) {
     if (n > 0) {
       question.text.append(buffer, static_cast<size_t>(n));
     } else if (n == 0) {
-      question.done = true;
       return false;
     } else if (errno != EINTR) {
       return errno == EAGAIN;
@@ -137,6 +139,18 @@ bool descends(int64_t pid, int64_t ancestor) {
   return false;
 }
 
+// What rank `question` said.
+void take_answer(const Question& question, LiveRank& rank) {
+  absl::string_view text = question.text;
+  if (text.empty()) return;
+  try {
+    if (!absl::ConsumeSuffix(&text, kStatusEnd)) throw UsageError("it is cut off");
+    rank.answer = parse_answer(absl::StrCat("rank ", rank.address.rank, ", process ", rank.pid), std::string(text));
+  } catch (const std::exception& e) {
+    rank.unreadable = e.what();
+  }
+}
+
 std::string processes_text(const LiveJob& job) {
   return absl::StrCat(
       "a job of ", job.size, job.size == 1 ? " rank" : " ranks", " in ",
@@ -171,17 +185,20 @@ std::vector<LiveJob> attach(const std::string& job, std::chrono::milliseconds pa
   for (const RankAddress& address : listening()) {
     if (auto question = ask(address)) questions.push_back(*std::move(question));
   }
+  std::set<std::string> wanted;
+  for (const Question& question : questions) {
+    if (descends(question.rank.pid, pid)) wanted.insert(question.rank.address.job);
+  }
+  for (Question& question : questions) {
+    if (wanted.count(question.rank.address.job) == 0 && question.fd >= 0) ::close(std::exchange(question.fd, -1));
+  }
   read_answers(questions, patience);
   std::map<std::string, LiveJob> jobs;
-  std::set<std::string> wanted;
   for (Question& question : questions) {
     LiveRank& rank = question.rank;
     rank.state = process_state(rank.pid);
     rank.resident_bytes = resident_bytes(rank.pid);
-    if (question.done && !question.text.empty()) {
-      rank.answer = parse_answer(absl::StrCat("rank ", rank.address.rank, ", process ", rank.pid), question.text);
-    }
-    if (descends(rank.pid, pid)) wanted.insert(rank.address.job);
+    take_answer(question, rank);
     LiveJob& all = jobs[rank.address.job];
     all.id = rank.address.job;
     all.size = rank.address.size;

@@ -26,7 +26,8 @@ struct LiveRank {
   int64_t pid = 0;                   // as this process sees it
   std::string state;                 // process_state(); "": there is no such process
   int64_t resident_bytes = -1;       // host memory; -1: not known
-  std::optional<LiveAnswer> answer;  // nullopt: none came in time
+  std::optional<LiveAnswer> answer;  // nullopt: none came in time, or not one that can be read
+  std::string unreadable;            // what is wrong with what came; "": nothing has come, or nothing is wrong
 };
 
 struct LiveJob {
@@ -36,7 +37,8 @@ struct LiveJob {
 };
 
 // The jobs of this user that have a rank in process `job` or in one that `job` started, directly or not: `job` is a
-// launcher or a rank. All their ranks on this host, of which none gets longer than `patience` to answer.
+// launcher or a rank. All their ranks on this host, of which none gets longer than `patience` to answer. Ranks of other
+// jobs are not asked: they are connected to, as that tells whose they are.
 // Error (UsageError): `job` is no number of a process, or has none; the text lists the jobs that there are.
 std::vector<LiveJob> attach(const std::string& job, std::chrono::milliseconds patience);
 

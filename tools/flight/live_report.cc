@@ -38,6 +38,7 @@ std::string state_text(const std::string& state) {
 
 // Why a rank may not answer.
 std::string silence(const LiveRank& rank) {
+  if (!rank.unreadable.empty()) return absl::StrCat("answered something that cannot be read: ", rank.unreadable);
   const std::string fault = process_fault(rank.pid, "", /*only_final=*/false);
   return absl::StrCat(
       "does not answer: ",
