@@ -9,8 +9,8 @@
 #include <future>
 #include <optional>
 
-#include "checkpoint/formats/error_text.h"
 #include "comm/communicator.h"
+#include "comm/error_message.h"
 #include "dtensor/extend/representation.h"
 
 namespace dtensor {
@@ -51,7 +51,7 @@ std::string error_of(const std::function<void()>& work) {
     work();
     return "";
   } catch (const std::exception& e) {
-    return text_of(e);
+    return message_of(e);
   } catch (...) {
     return "something was thrown that is no std::exception";
   }
@@ -91,7 +91,7 @@ std::string run_on_all(const DeviceMesh& ranks, const std::function<void()>& wor
   try {
     running = std::async(std::launch::async, [&work] { return error_of(work); });
   } catch (const std::exception& e) {  // no thread to be had
-    error = text_of(e);
+    error = message_of(e);
   }
   for (;;) {
     if (!error && running.wait_for(kPatience) == std::future_status::ready) error = running.get();

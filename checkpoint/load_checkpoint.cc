@@ -13,11 +13,11 @@
 #include "checkpoint/agreement.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/formats/checksums.h"
-#include "checkpoint/formats/error_text.h"
 #include "checkpoint/sharded/contents.h"
 #include "checkpoint/sharded/manifest.h"
 #include "checkpoint/sharded/part_file.h"
 #include "checkpoint/sharded/wait_for_device.h"
+#include "comm/error_message.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_origin.h"
 #include "plan/spec.h"
@@ -66,10 +66,8 @@ class Loader {
   void read() {
     c10::AutoGradMode no_grad(false);
     LocalGuard guard;
-    for (size_t k = 0; k < reads_.size(); ++k) {
-      const Read& read = reads_[k];
+    for (const Read& read : reads_) {
       // What was verified is in memory still, unless it is more than that holds.
-      if (k + 1 < reads_.size()) ask_for(reads_[k + 1]);
       at::Tensor from = open(read.source->file).part(*read.name, read.source->box, read.tensor->dtype), to = read.part;
       for (size_t d = 0; d < read.block.sizes.size(); ++d) {
         from = from.narrow(d, read.block.from[d], read.block.sizes[d]);
@@ -92,8 +90,6 @@ class Loader {
     for (const int64_t size : read.block.sizes) bytes *= size;
     return bytes;
   }
-
-  void ask_for(const Read& read) { open(read.source->file).read_ahead(*read.name, read.block.from, read.block.sizes); }
 
   // When the disk is asked for it for the first time: that is what takes long.
   void note(int64_t bytes) {
@@ -175,7 +171,7 @@ CheckpointMismatch load_checkpoint(const std::string& folder, CheckpointContents
   try {
     manifest = read_manifest(folder);
   } catch (const std::exception& e) {
-    error = text_of(e);
+    error = message_of(e);
   }
   const DeviceMesh ranks = ranks_of(world);
   check_same(ranks, folder, manifest, error);
@@ -191,7 +187,7 @@ CheckpointMismatch load_checkpoint(const std::string& folder, CheckpointContents
                       ". With strict = false what fits is loaded and the rest is returned");
     loader.plan(targets->tensors());
   } catch (const std::exception& e) {
-    error = absl::StrCat("[", kWho, "] ", text_of(e));
+    error = absl::StrCat("[", kWho, "] ", message_of(e));
   }
   agree_that_all_is_well(ranks, error, kWho);
   error = run_on_all(

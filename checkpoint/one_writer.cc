@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "checkpoint/agreement.h"
-#include "checkpoint/formats/error_text.h"
+#include "comm/error_message.h"
 #include "dtensor/extend/representation.h"
 #include "mesh/device_mesh.h"
 
@@ -47,7 +47,7 @@ void write_once(const std::vector<at::Tensor>& tensors, const std::string& path,
     try {
       prepare();
     } catch (const std::exception& e) {
-      error = text_of(e);
+      error = message_of(e);
       if (error.find(path) == std::string::npos) error = "[save] '" + path + "': " + error;
     }
     agree_that_all_is_well(ranks, error, "save");

@@ -14,13 +14,13 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/formats/atomic_file.h"
 #include "checkpoint/formats/checksums.h"
-#include "checkpoint/formats/error_text.h"
 #include "checkpoint/sharded/contents.h"
 #include "checkpoint/sharded/folder.h"
 #include "checkpoint/sharded/manifest.h"
 #include "checkpoint/sharded/part_file.h"
 #include "checkpoint/sharded/planned_files.h"
 #include "checkpoint/sharded/wait_for_device.h"
+#include "comm/error_message.h"
 #include "dtensor/extend/representation.h"
 
 namespace dtensor {
@@ -102,7 +102,7 @@ void PendingCheckpoint::State::begin(const CheckpointContents& contents, const S
       lock = FolderLock(folder);
     }
   } catch (const std::exception& e) {
-    mine["error"] = text_of(e);
+    mine["error"] = message_of(e);
   }
   agree(mine);
 }
@@ -152,7 +152,7 @@ void PendingCheckpoint::State::start(bool copy) noexcept {
     if (copy) snapshot();
     writer = std::thread([this] { write(); });
   } catch (const std::exception& e) {
-    error = text_of(e);
+    error = message_of(e);
     written.store(true);
   }
 }
@@ -168,7 +168,7 @@ void PendingCheckpoint::State::write() noexcept {
       file.parts.clear();
     }
   } catch (const std::exception& e) {
-    error = text_of(e);
+    error = message_of(e);
   } catch (...) {
     error = "the function that is told of the progress threw something that is no std::exception";
   }

@@ -15,6 +15,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "comm/communicator.h"
+#include "comm/error_message.h"
 #include "comm/nccl.h"
 #include "mesh/world.h"
 #include "processes/c10d/c10d_communicator.h"

@@ -13,11 +13,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/formats/checksums.h"
-#include "checkpoint/formats/error_text.h"
 #include "checkpoint/formats/mapped_file.h"
 #include "checkpoint/formats/safetensors_dtypes.h"
 #include "checkpoint/formats/safetensors_header.h"
 #include "checkpoint/sharded/boxes.h"
+#include "comm/error_message.h"
 
 namespace dtensor {
 namespace {
@@ -121,7 +121,7 @@ Manifest manifest_of(const Json& json) {
     try {
       manifest.tensors[name] = tensor_of(tensor, manifest.files);
     } catch (const std::exception& e) {
-      TORCH_CHECK(false, "tensor '", name, "': ", text_of(e));
+      TORCH_CHECK(false, "tensor '", name, "': ", message_of(e));
     }
   }
   for (const auto& [name, value] : json.at("settings").items()) manifest.settings[name] = value_of(name, value);

@@ -11,9 +11,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "comm/error_message.h"
 #include "comm/nccl.h"
 #include "processes/job/bounded_store.h"
-#include "processes/job/terminate_handler.h"
 
 namespace dtensor {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "comm/error_message.h"
 #include "processes/job/find_culprit.h"
-#include "processes/job/terminate_handler.h"
 
 namespace dtensor {
 namespace {

@@ -15,6 +15,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "comm/error_message.h"
 #include "observe/flight_recorder.h"
 #include "observe/rank_in_job.h"
 #include "processes/job/find_culprit.h"

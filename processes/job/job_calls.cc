@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "comm/error_message.h"
 #include "processes/job/find_culprit.h"
 #include "processes/job/job.h"
 #include "processes/job/job_state.h"
-#include "processes/job/terminate_handler.h"
 
 namespace dtensor {
 namespace {

@@ -1,15 +1,16 @@
 #include "processes/job/terminate_handler.h"
 
-#include <c10/util/Exception.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "comm/error_message.h"
 #include "processes/job/error_file.h"
 #include "processes/job/process_end.h"
 
@@ -67,11 +68,6 @@ void on_terminate() {
 }
 
 }  // namespace
-
-std::string message_of(const std::exception& e) {
-  const auto* error = dynamic_cast<const c10::Error*>(&e);
-  return error != nullptr ? error->what_without_backtrace() : e.what();
-}
 
 void install_terminate_handler() {
   static std::once_flag once;

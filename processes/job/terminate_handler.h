@@ -1,7 +1,6 @@
 // What the other ranks learn when an uncaught exception ends this process.
 #pragma once
 
-#include <exception>
 #include <functional>
 #include <string>
 
@@ -18,8 +17,5 @@ bool is_fork_of_rank() noexcept;
 // what it refers to. Thread-safe.
 void add_terminate_callback(const void* owner, std::function<void(const std::string& message)> callback);
 void remove_terminate_callback(const void* owner);
-
-// The text of an exception, without the backtrace that LibTorch adds.
-std::string message_of(const std::exception& e);
 
 }  // namespace dtensor

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "comm/error_message.h"
 #include "processes/launch/launch_store.h"
 
 namespace dtensor {
@@ -259,8 +260,7 @@ c10::intrusive_ptr<c10d::Store> open_tcp(const JobPlace& place, const StoreAddre
     if (serve) served->emplace(place.store, store);
     return store;
   } catch (const std::exception& e) {
-    const auto* error = dynamic_cast<const c10::Error*>(&e);
-    const std::string reason = first_line(error != nullptr ? error->what_without_backtrace() : e.what());
+    const std::string reason = first_line(message_of(e));
     C10_THROW_ERROR(DistStoreError,
                     absl::StrCat(kWho, "rank ", place.rank, " found something at ", name_of(place),
                                  " that does not answer as a store does: ", reason,

@@ -2,23 +2,9 @@
 # The main job: what train_lm prints for good input, and how it refuses bad input.
 set -uo pipefail
 program=$1
-passed=0 failed=0
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. tests/tools/checks.sh
 
-check() {  # check NAME CONDITION...
-  local name=$1
-  shift
-  if "$@"; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "FAILED: $name"
-    sed 's/^/  | /' "$work/out" "$work/err" | tail -60
-  fi
-}
 run() { "$program" "$@" >"$work/out" 2>"$work/err"; }
-prints() { grep -qE -- "$1" "$work/out"; }
 difference_below() {  # the "largest difference" line against a bound
   awk -v bound="$1" '/largest difference/ { for (i = 1; i < NF; ++i) if ($i == "difference") { found = 1; exit !($(i + 1) < bound) } } END { if (!found) exit 1 }' "$work/out"
 }
@@ -62,5 +48,4 @@ check "steps that are no number" refuses '--steps many' --steps many
 check "heads that do not divide" refuses 'must divide' --heads 5 --text "$work/text"
 check "an unknown device" refuses 'not a device' --device gpu7
 
-echo "[dtensor] $passed passed, $failed failed, 0 skipped"
-[ "$failed" = 0 ]
+finish

@@ -3,30 +3,15 @@
 # status that was asked for, in time, and the others learn of it.
 set -uo pipefail
 launch=$1 program=$2
-passed=0 failed=0
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. tests/tools/checks.sh
 export DTENSOR_TIMEOUT=30 OMP_NUM_THREADS=1
 
-check() { # check NAME COMMAND...: about the job in $out
-  local name=$1
-  shift
-  if "$@"; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "FAILED: $name"
-    sed 's/^/  | /' "$out" | cut -c1-300 | tail -20
-  fi
-}
-prints() { grep -qE -- "$1" "$out"; }
 seconds() { # seconds RANK: from where it ends to its status
   local begin end
   begin=$(sed -n "s/^\[rank $1\] ends: .* at //p" "$out")
   end=$(sed -n "s/^\[rank $1\] status .* at //p" "$out")
   echo $((${end:-1000} - ${begin:-0}))
 }
-lacks() { ! prints "$1"; }
 job() { # job HOW PENDING HOLDER [RANK]: in the background; its output goes to a file
   local name=$* place=()
   # Who serves the store has the others in mind, too.
@@ -72,5 +57,4 @@ for name in "${all[@]}"; do
   done
   check "$name: nobody goes on" lacks ' fine$'
 done
-echo "[dtensor] $passed passed, $failed failed, 0 skipped"
-[ "$failed" = 0 ]
+finish

@@ -2,23 +2,9 @@
 # fork_test.sh LAUNCH FORK_PROGRAM: what a fork's child does in the middle of a job does no harm to it.
 set -uo pipefail
 launch=$1 program=$2
-passed=0 failed=0
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. tests/tools/checks.sh
 export DTENSOR_TIMEOUT=20 OMP_NUM_THREADS=1
 
-check() { # check NAME COMMAND...
-  local name=$1
-  shift
-  if "$@"; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "FAILED: $name"
-    sed 's/^/  | /' "$work/out" | cut -c1-300 | tail -20
-  fi
-}
-prints() { grep -qE -- "$1" "$work/out"; }
 try() { # try NAME STATUS WORDS...: the job ends well, and its child with that status
   local name=$1 status=$2
   shift 2
@@ -48,5 +34,4 @@ while (: < "/dev/tcp/127.0.0.1/$port") 2> /dev/null; do port=$((port + 1)); done
 with=(-u DTENSOR_STORE MASTER_ADDR=127.0.0.1 "MASTER_PORT=$port")
 try "returns from main (an address)" 'exited 7' return main
 try "calls exit (an address)" 'exited 7' exit static
-echo "[dtensor] $passed passed, $failed failed, 0 skipped"
-[ "$failed" = 0 ]
+finish

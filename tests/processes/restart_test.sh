@@ -3,22 +3,9 @@
 # does that nothing happened to.
 set -uo pipefail
 launch=$1 program=$2
-passed=0 failed=0
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. tests/tools/checks.sh
 export DTENSOR_TIMEOUT=30 OMP_NUM_THREADS=1
 
-check() { # check NAME COMMAND...
-  local name=$1
-  shift
-  if "$@"; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "FAILED: $name (code $code)"
-    sed 's/^/  | /' "$work/out" | cut -c1-300 | tail -30
-  fi
-}
 run() { # run OPTIONS... -- ARGUMENTS...
   local options=()
   while [ "$1" != -- ]; do
@@ -55,5 +42,4 @@ check "no restarts: the job fails" test $code = 137
 run -- "$work/by hand" 9
 check "no restarts: the next run goes on" test "$(count '^\[rank [0-2]\] begins with step 4$')" = 3
 check "no restarts: with the same result" test "$(result)" = "$expected"
-echo "[dtensor] $passed passed, $failed failed, 0 skipped"
-[ "$failed" = 0 ]
+finish

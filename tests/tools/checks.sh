@@ -1,6 +1,8 @@
-# For tests of programs; source it. The last line must be `finish`.
+# For tests of programs; source it. The last line must be `finish`. What the last program said is in $out and $err, and $code is its
+# exit code, where a test keeps that.
 passed=0 failed=0
 work=$(mktemp -d)
+out=$work/out err=$work/err
 trap 'rm -rf "$work"' EXIT
 
 check() {  # check NAME CONDITION...
@@ -10,11 +12,11 @@ check() {  # check NAME CONDITION...
     passed=$((passed + 1))
   else
     failed=$((failed + 1))
-    echo "FAILED: $name"
-    sed 's/^/  | /' "$work/out" "$work/err" | tail -60
+    echo "FAILED: $name${code:+ (code $code)}${took:+, $took s}"
+    for said in "$out" "$err"; do [ ! -f "$said" ] || sed 's/^/  | /' "$said"; done | cut -c1-300 | tail -60
   fi
 }
-prints() { grep -qE -- "$1" "$work/out"; }  # the last `run`
+prints() { grep -qE -- "$1" "$out"; }
 lacks() { ! prints "$1"; }
 refuses() {  # refuses PATTERN ARGS...: exit code 2, nothing on stdout, one line on stderr with PATTERN
   local pattern=$1

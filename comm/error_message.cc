@@ -1,10 +1,10 @@
-#include "checkpoint/formats/error_text.h"
+#include "comm/error_message.h"
 
 #include <c10/util/Exception.h>
 
 namespace dtensor {
 
-std::string text_of(const std::exception& error) {
+std::string message_of(const std::exception& error) {
   const auto* ours = dynamic_cast<const c10::Error*>(&error);
   return ours == nullptr ? error.what() : ours->what_without_backtrace();
 }

@@ -1,0 +1,11 @@
+// What an error says, for another text or another process: without the backtrace that LibTorch adds. Internal.
+#pragma once
+
+#include <exception>
+#include <string>
+
+namespace dtensor {
+
+std::string message_of(const std::exception& error);
+
+}  // namespace dtensor
