@@ -3,9 +3,10 @@
 // went wrong. Words besides those of fault_kind(): "late", slow, but within the deadline; "stuck", slower than anybody
 // waits; "leave", the rank's program ends as if it were done; "sleep" and "busy", it does something of its own for two
 // minutes; "connect_kill" and "connect_stop", it is killed or stopped while the ranks connect for their first call;
-// "mesh_shape" and "mesh_name", all its calls are over another mesh of the same ranks; "barrier_kill", it is killed
-// while the others wait for it in a monitored barrier. "fault_program listen" is another program that listens at a
-// port, and says nothing to who comes. FAULT_STORE=remove or lock: the rank also does that to the store's file.
+// "mesh_shape" and "mesh_name", all its calls are over another mesh of the same ranks; "barrier_kill" and
+// "barrier_stop", it is killed or stopped while the others wait for it in a monitored barrier. "fault_program listen"
+// is another program that listens at a port, and says nothing to who comes. FAULT_STORE=remove or lock: the rank also
+// does that to the store's file.
 #include <ATen/ops/ones.h>
 #include <arpa/inet.h>
 #include <c10/util/Exception.h>
@@ -114,7 +115,8 @@ int run(const std::string& word, int64_t faulty_rank, int64_t call, int64_t step
   Fault fault;
   fault.call = call;
   fault.on_fire = say;
-  const bool own = word == "leave" || word == "sleep" || word == "busy" || word == "barrier_kill";
+  const bool barrier = word == "barrier_kill" || word == "barrier_stop";
+  const bool own = word == "leave" || word == "sleep" || word == "busy" || barrier;
   if (faulty && word == "connect_kill") end_while_connecting(SIGKILL, job.size());
   if (faulty && word == "connect_stop") end_while_connecting(SIGSTOP, job.size());
   if (faulty && (word == "mesh_shape" || word == "mesh_name")) return use_other_mesh(job, word == "mesh_shape");
@@ -135,13 +137,13 @@ int run(const std::string& word, int64_t faulty_rank, int64_t call, int64_t step
       if (word == "leave") return 0;
       const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(2);
       while (word == "busy" && std::chrono::steady_clock::now() < until) continue;
-      if (word == "barrier_kill") {
+      if (barrier) {
         ::sleep(1);  // the others are there now
-        ::kill(::getpid(), SIGKILL);
+        ::kill(::getpid(), word == "barrier_kill" ? SIGKILL : SIGSTOP);
       }
       std::this_thread::sleep_until(until);
     }
-    if (word == "barrier_kill" && k == call) monitored_barrier(DeviceMesh(job, {job.size()}));
+    if (barrier && k == call) monitored_barrier(DeviceMesh(job, {job.size()}));
     right &= job_steps.run(k);
   }
   // A result that is wrong is the worst that can happen: nobody would know.

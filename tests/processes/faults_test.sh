@@ -4,30 +4,16 @@
 # at every collective: faulty_communicator_test.cc.
 set -u
 launch=$1 program=$2
-passed=0 failed=0 culprit=- with=()
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. tests/tools/checks.sh
+culprit=- with=()
 export DTENSOR_TIMEOUT=3 OMP_NUM_THREADS=1
 
-check() {  # check NAME CONDITION...
-  local name=$1
-  shift
-  if "$@"; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "FAILED: $name (code $code, $took s)"
-    sed 's/^/  | /' "$work/out" | tail -40
-  fi
-}
 run() {  # run COMMAND...: as a job of 4 ranks; leaves $code and $took. The last word marks all of its processes for `gone`.
   local begin=$SECONDS
   timeout -k 5 60 "$launch" -n 4 --grace 6 --timeout 40 -- "$@" "$work/mark" >"$work/out" 2>&1
   code=$?
   took=$((SECONDS - begin))
 }
-prints() { grep -qE -- "$1" "$work/out"; }
-lacks() { ! prints "$1"; }
 in_time() { [ "$took" -le "$1" ]; }
 fails() { [ "$code" != 0 ] && [ "$code" != 124 ]; }
 gone() { ! pgrep -f -- "$work/mark" >/dev/null; }
@@ -116,6 +102,7 @@ fault_at() {  # fault_at "VARIABLES..." "NAME..." SECONDS PATTERN RANKS...: as f
   with=()
 }
 fault_at "${unset_store[*]}" "stop 0" 35 'its process [0-9]+ is stopped' 1 2 3
+fault_at "${unset_store[*]}" "barrier_stop 0" 35 'its process [0-9]+ is stopped.*waited in monitored_barrier 1 of ranks 0-3' 1 2 3
 fault_at "${unset_store[*]}" "kill 0" 20 'its process [0-9]+ is gone' 1 2 3
 for how in remove lock; do
   fault_at "env FAULT_STORE=$how" "stop 1" 35 'its process [0-9]+ is stopped' 0 2 3
@@ -188,5 +175,4 @@ ended "a rank twice" 15
 check "a rank twice: at once" lacks 'did not come within'
 check "a rank twice: all say so" all_say 'a rank 1 has been at the store .* before: two processes have the same rank' 0 1 2 3
 
-echo "[dtensor] $passed passed, $failed failed, 0 skipped"
-[ "$failed" = 0 ]
+finish
