@@ -2,7 +2,7 @@
 //
 //   ./bazelw run //benchmarks:checkpoint -- --folder /data --mib 2048
 //
-// Gates: at least 70 % of plain write() and fsync(), and of plain read(), the best of three turns each. Before a read
+// Gates: at least 70 % of plain write() and fsync(), and of plain read(), the best of seven turns each. Before a read
 // the system is asked to forget what it remembers of the file.
 #include "checkpoint/checkpoint.h"
 
@@ -33,7 +33,7 @@ namespace {
 using namespace dtensor;
 using namespace dtensor::tools;
 
-constexpr int kTurns = 3;
+constexpr int kTurns = 7;
 constexpr size_t kBlock = size_t{64} << 20;
 
 double seconds(const std::function<void()>& work) {

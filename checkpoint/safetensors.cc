@@ -22,9 +22,9 @@ void save_safetensors(const NamedTensors& tensors, const std::string& path,
 
 NamedTensors load_safetensors(const std::string& path) {
   const SafetensorsFile file(path);
+  file.mapped().read_in_order();
   NamedTensors result;
   for (const SafetensorsEntry& e : file.header().entries) {
-    file.read_ahead(e.name);
     const at::Tensor view = file.tensor(e.name);
     LocalGuard guard;
     result.emplace(e.name, view.clone());

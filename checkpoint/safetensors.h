@@ -42,8 +42,6 @@ class SafetensorsFile {
   at::Tensor tensor(const std::string& name) const;
   // The data as it stands in the file; lives as long as this object or a copy of it.
   std::string_view bytes(const std::string& name) const;
-  // Says that a tensor is read soon and whole.
-  void read_ahead(const std::string& name) const;
   // All of it, the header as well; lives as long as this object or a copy of it.
   const MappedFile& mapped() const { return *file_; }
 

@@ -43,11 +43,6 @@ std::string_view SafetensorsFile::bytes(const std::string& name) const {
   return {file_->data() + header_->data_begin + e.begin, static_cast<size_t>(e.bytes())};
 }
 
-void SafetensorsFile::read_ahead(const std::string& name) const {
-  const SafetensorsEntry& e = entry(name);
-  file_->read_ahead(static_cast<size_t>(header_->data_begin + e.begin), static_cast<size_t>(e.bytes()));
-}
-
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   const SafetensorsEntry& e = entry(name);
   if (e.dtype == at::kBool) check_bools(*this, name);

@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -54,11 +53,8 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
-void MappedFile::read_ahead(size_t begin, size_t bytes) const noexcept {
-  if (begin >= size_) return;
-  bytes = std::min(bytes, size_ - begin);
-  const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE)), slack = begin % page;
-  ::madvise(data_ + begin - slack, bytes + slack, MADV_WILLNEED);
+void MappedFile::read_in_order() const noexcept {
+  if (data_ != nullptr) ::madvise(data_, size_, MADV_SEQUENTIAL);
 }
 
 }  // namespace dtensor

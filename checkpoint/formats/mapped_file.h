@@ -29,8 +29,9 @@ class MappedFile {
   const std::string& path() const { return path_; }
   char* data() const { return data_; }   // nullptr where the file is empty
   size_t size() const { return size_; }  // bytes
-  // Asks the system to read `bytes` bytes from `begin` on, soon and in large pieces; a hint, cut to the file's size.
-  void read_ahead(size_t begin, size_t bytes) const noexcept;
+  // Says that the bytes will be looked at in their order, by one thread: the system then reads ahead of it in large
+  // pieces, as it does for read(). A hint.
+  void read_in_order() const noexcept;
 
  private:
   std::string path_;

@@ -1,6 +1,5 @@
 #include "checkpoint/sharded/part_file.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -25,7 +24,7 @@ namespace {
 constexpr char kChecksums[] = "dtensor_xxh3_64_of_1048576";
 constexpr int64_t kSlabBytes = int64_t{64} << 20;  // copied at once, where a part must be copied
 constexpr size_t kIdDigits = 16, kMostNames = 5;
-constexpr size_t kBatch = 64;  // chunks that the disk is asked for at once
+constexpr int64_t kReportBytes = int64_t{64} << 20;  // are verified between two reports
 
 // Its values row by row, in pieces that are contiguous on the CPU: no more than a slab is copied.
 void for_each_slab(const at::Tensor& values, const std::function<void(const void* data, int64_t bytes)>& use) {
@@ -147,6 +146,7 @@ PartFile::PartFile(const std::string& path, const ManifestFile& expected) : file
   TORCH_CHECK(sums != header.metadata.end(), "'", path, "' has no checksums");
   sums_ = parse_sums(sums->second, num_chunks(expected.bytes - header.data_begin));
   wanted_.resize(sums_.size());
+  all.read_in_order();
 }
 
 at::Tensor PartFile::part(const std::string& name, const Box& box, c10::ScalarType dtype) const {
@@ -162,11 +162,6 @@ void PartFile::want(const std::string& name, const Shape& offsets, const Shape& 
   for (int64_t c = first / ChunkSums::kChunk; c * ChunkSums::kChunk < last; ++c) wanted_[c] = true;
 }
 
-void PartFile::read_ahead(const std::string& name, const Shape& offsets, const Shape& sizes) const {
-  const auto [first, last] = bytes_of(file_.entry(name), offsets, sizes);
-  file_.mapped().read_ahead(file_.header().data_begin + first, last - first);
-}
-
 WantedChunks::WantedChunks(const std::vector<const PartFile*>& files) {
   for (const PartFile* file : files) {
     const int64_t data = file->file_.header().data_begin, end = static_cast<int64_t>(file->file_.mapped().size());
@@ -179,28 +174,12 @@ WantedChunks::WantedChunks(const std::vector<const PartFile*>& files) {
   }
 }
 
-// Those that follow one another at once.
-void WantedChunks::read_ahead(size_t begin, size_t end) const {
-  for (size_t k = begin; k < end;) {
-    const Chunk& first = chunks_[k];
-    int64_t to = first.begin;
-    for (; k < end && chunks_[k].file == first.file && chunks_[k].begin == to; ++k) to += chunks_[k].bytes;
-    first.file->file_.mapped().read_ahead(first.begin, to - first.begin);
-  }
-}
-
 void WantedChunks::verify(const std::function<void(int64_t bytes)>& verified) const {
-  const auto end_of_batch = [this](size_t begin) { return std::min(begin + kBatch, chunks_.size()); };
-  read_ahead(0, end_of_batch(0));
-  for (size_t begin = 0; begin < chunks_.size(); begin = end_of_batch(begin)) {
-    const size_t end = end_of_batch(begin);
-    read_ahead(end, end_of_batch(end));
-    at::parallel_for(static_cast<int64_t>(begin), static_cast<int64_t>(end), 1, [&](int64_t first, int64_t last) {
-      for (int64_t k = first; k < last; ++k) check(chunks_[k]);
-    });
-    int64_t bytes = 0;
-    for (size_t k = begin; k < end; ++k) bytes += chunks_[k].bytes;
-    verified(bytes);
+  int64_t bytes = 0;  // since `verified` was told
+  for (size_t k = 0; k < chunks_.size(); ++k) {
+    check(chunks_[k]);
+    bytes += chunks_[k].bytes;
+    if (bytes >= kReportBytes || k + 1 == chunks_.size()) verified(std::exchange(bytes, 0));
   }
 }
 

@@ -44,8 +44,6 @@ class PartFile {
   at::Tensor part(const std::string& name, const Box& box, c10::ScalarType dtype) const;
   // Says that a block of the part (offsets and sizes in it) will be read.
   void want(const std::string& name, const Shape& offsets, const Shape& sizes);
-  // Asks the disk for it; does not wait.
-  void read_ahead(const std::string& name, const Shape& offsets, const Shape& sizes) const;
 
  private:
   friend class WantedChunks;
@@ -62,8 +60,8 @@ class WantedChunks {
   explicit WantedChunks(const std::vector<const PartFile*>& files);
 
   int64_t bytes() const { return bytes_; }
-  // Verifies them, on as many threads as ATen has, while the disk reads ahead. `verified`: is told now and then how
-  // many bytes were. Error: one is damaged; the text names the file and the tensors.
+  // Verifies them, one after the other: so the disk gives what it can, and a sum takes a fraction of that. `verified`:
+  // is told now and then how many bytes were. Error: one is damaged; the text names the file and the tensors.
   void verify(const std::function<void(int64_t bytes)>& verified) const;
 
  private:
@@ -71,7 +69,6 @@ class WantedChunks {
     const PartFile* file;
     int64_t index, begin, bytes;  // begin: from the beginning of the file
   };
-  void read_ahead(size_t begin, size_t end) const;
   static void check(const Chunk& chunk);
   static std::string tensors_in(const Chunk& chunk);
 
