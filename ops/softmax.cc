@@ -11,6 +11,7 @@
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "ops/meta_tensor.h"
+#include "ops/rank_summaries.h"
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
@@ -39,18 +40,7 @@ OutputMetas safe_softmax_metas(const OpCall& call) {
 
 // ---- The dim is split ----
 
-// True if a mesh dim of several ranks cuts `dim` of `t`, and no Partial has to be resolved first.
-bool is_split(const at::Tensor& t, int64_t dim) {
-  if (!is_dtensor(t) || t.dim() == 0 || t.numel() == 0) return false;
-  const Spec& spec = *spec_of(t);
-  bool split = false;
-  for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
-    const Placement& p = spec.placements()[m];
-    if (p.is_partial()) return false;
-    split = split || (p.is_sharded_on(wrap_dim(dim, t.dim())) && spec.mesh().size(m) > 1);
-  }
-  return split;
-}
+bool is_split_along(const at::Tensor& t, int64_t dim) { return t.dim() > 0 && is_split(t, {wrap_dim(dim, t.dim())}); }
 
 // The ranks' results per row, reduced.
 at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what) {
@@ -67,7 +57,7 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   const at::Tensor self = args[0].toTensor();
   const int64_t dim = args[1].toInt();
-  if (op.schema().arguments().size() != 3 || !is_split(self, dim))
+  if (op.schema().arguments().size() != 3 || !is_split_along(self, dim))
     return dispatch_by_rule(op, stack);  // out=: by the rule
   const at::ScalarType dtype = args[2].toBool() ? at::kFloat : self.scalar_type();
   const at::Tensor x = (is_half(self.scalar_type()) ? self.to(at::kFloat) : self).contiguous();
@@ -84,7 +74,7 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   at::Tensor grad = args[0].toTensor(), output = args[1].toTensor();
   const int64_t dim = args[2].toInt();
-  if (op.schema().arguments().size() != 4 || !is_split(output, dim) || !is_dtensor(grad) ||
+  if (op.schema().arguments().size() != 4 || !is_split_along(output, dim) || !is_dtensor(grad) ||
       spec_of(grad)->has_partial())
     return dispatch_by_rule(op, stack);
   const at::ScalarType dtype = args[3].toScalarType();

@@ -1,0 +1,44 @@
+// What every rank says of its part of some dims, gathered in one exchange: where a reduction of split dims needs more
+// than one number a rank, but far less than the elements. Internal to ops/.
+//
+//   // Each rank's largest element; then the largest of these is the largest of all.
+//   const auto maxima = gather_summaries(t, {.dims = {1}, .count = [](const Part& p) { return p.empty() ? 0 : 1; }, ...});
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/comm_event.h"
+#include "placement/geometry.h"
+
+namespace dtensor {
+
+// Whether several ranks share the elements along `dims` (ascending, not empty), and all elements are values: nothing is
+// Partial.
+bool is_split(const at::Tensor& t, const std::vector<int64_t>& dims);
+
+struct SummaryRequest {
+  std::vector<int64_t> dims;  // ascending
+  // How many columns the rank that holds `part` has to say; 0 where it holds nothing.
+  std::function<int64_t(const Part& part)> count;
+  // These, of one rank's local tensor, in `width` columns: the dims have size 1, but the first of them `width`. What is
+  // in columns beyond count() does not matter.
+  std::function<std::vector<at::Tensor>(const at::Tensor& local, const Part& part, int64_t width)> summarize;
+  std::vector<c10::ScalarType> dtypes;  // of what it gives
+};
+
+struct Summaries {
+  // Distributed as the tensor is, but all columns of all ranks, one after the other, along the first of the dims.
+  std::vector<at::Tensor> tensors;
+  std::vector<Part> parts;  // of what each column is
+};
+
+// Columns that travel, padding included: ranks that share the dims times the widest summary.
+int64_t num_columns(const at::Tensor& t, const SummaryRequest& request);
+// REQUIRES: is_split(t, request.dims).
+Summaries gather_summaries(const at::Tensor& t, const SummaryRequest& request, const CommCause& cause);
+
+}  // namespace dtensor
