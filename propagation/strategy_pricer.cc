@@ -69,18 +69,23 @@ void Pricer::plan(const SpecPtr& spec, const Placements& to, Price& price) {
   ++planned_;
 }
 
-// Moving a sharded input to another dim so that the result is a Partial (the k-split of a matmul) puts off a reduction
-// that somebody has to pay for: it is part of the price.
+// A Partial result is a reduction that somebody has to pay for. It is part of the price where an input moves for it:
+//  * a sharded one to another dim (the k-split of a matmul);
+//  * a sharded one is gathered so that another, which is Partial, may stay so (a column-parallel weight, for the sake of
+//    what a row-parallel layer left).
 Picoseconds Pricer::made_partials(const Strategy& s) const {
   const DeviceMesh& mesh = problem_.call.mesh;
   Picoseconds total = 0;
   for (int64_t d = 0; d < mesh.ndim(); ++d) {
-    bool moved = false;
+    bool moved = false, kept = false, gathered = false;
     for (const Group& g : groups_) {
-      const Placement& given = problem_.given(g.input, d);
-      moved = moved || (given.is_sharded() && s.inputs[g.input][d].is_sharded() && given != s.inputs[g.input][d]);
+      const Placement &given = problem_.given(g.input, d), &taken = s.inputs[g.input][d];
+      moved = moved || (given.is_sharded() && taken.is_sharded() && given != taken);
+      kept = kept || (given.is_partial() && taken.is_partial());
+      gathered = gathered || (given.is_sharded() && taken.is_replicate());
     }
-    for (size_t o = 0; moved && o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
+    const bool puts_off = kept && gathered;
+    for (size_t o = 0; (moved || puts_off) && o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
       if (!problem_.metas.tensors[o] || !s.outputs[o][d].is_partial()) continue;
       int64_t bytes = static_cast<int64_t>(c10::elementSize(problem_.metas.tensors[o]->dtype));
       const Shape origin(s.outputs[o].size(), 0);

@@ -194,13 +194,14 @@ bool Search::is_better(Score& score) {
   return true;
 }
 
-// From each seed, one mesh dim after the other as is cheapest, until that changes nothing. What that gives is priced
-// well.
+// From each seed, one mesh dim after the other as is cheapest, until that changes nothing. The seeds and what that
+// gives are priced well.
 void Search::descend(bool pairs) {
   Choice best;
   Score best_score;
   std::vector<Choice> ends;
   for (Choice at : seeds()) {
+    ends.push_back(at);  // quick prices may lead away from what is best when it is priced well
     Score score;
     chosen_ = at;
     is_better(score);

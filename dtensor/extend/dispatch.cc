@@ -28,6 +28,14 @@ namespace {
 using torch::jit::Stack;
 using Tensors = absl::InlinedVector<at::Tensor, 6>;
 
+// What is remembered of a Partial tensor, unless somebody may have written to it since. REQUIRES: reduced_mutex is
+// locked.
+const ReducedForm* known_form(const DTensorMeta& meta) {
+  const bool valid = meta.reduced && !meta.storage->given_away &&
+                     meta.reduced->writes == meta.storage->writes.load(std::memory_order_relaxed);
+  return valid ? meta.reduced.get() : nullptr;
+}
+
 // For operators, which read the result and let go of it. See ReducedForm.
 RankTensors run_remembered(const at::Tensor& t, const RedistributePlan& plan, const CommCause& cause) {
   const DTensorMeta& meta = meta_of(t);
@@ -38,7 +46,8 @@ RankTensors run_remembered(const at::Tensor& t, const RedistributePlan& plan, co
   const uint64_t writes = meta.storage->writes.load(std::memory_order_relaxed);
   {
     std::lock_guard lock(meta.reduced_mutex);
-    if (meta.reduced && meta.reduced->writes == writes && meta.reduced->placements == to) return meta.reduced->locals;
+    const ReducedForm* form = known_form(meta);
+    if (form != nullptr && form->placements == to) return form->locals;
   }
   RankTensors result = run_plan(plan, meta.locals, cause);
   auto reduced = std::make_unique<ReducedForm>();
@@ -50,6 +59,29 @@ RankTensors run_remembered(const at::Tensor& t, const RedistributePlan& plan, co
   std::lock_guard lock(meta.reduced_mutex);
   meta.reduced = std::move(reduced);
   return result;
+}
+
+// Is `to` the layout `from`, reduced and no more?
+bool only_reduces(const Placements& from, const Placements& to) {
+  for (size_t m = 0; m < from.size(); ++m) {
+    if (from[m].is_partial() ? to[m].is_partial() : from[m] != to[m]) return false;
+  }
+  return true;
+}
+
+// Partial tensors that an operator has needed reduced are read in that form from then on: what is computed of them
+// needs no reduction of its own. Views and what is written to stay as they are.
+void read_reduced_forms(const OpInfo& info, Inputs& in) {
+  if (info.is_view) return;
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    at::Tensor& t = in.tensors[k];
+    if (!t.defined() || info.args[in.args[k]].written || !spec_of(t)->has_partial()) continue;
+    const DTensorMeta& meta = meta_of(t);
+    std::lock_guard lock(meta.reduced_mutex);
+    const ReducedForm* form = known_form(meta);
+    if (form == nullptr || !only_reduces(meta.spec->placements(), form->placements)) continue;
+    t = make_view(meta.spec->with_placements(form->placements), form->locals, t, /*offset=*/0, form->storage);
+  }
 }
 
 void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, int64_t rank_index) {
@@ -278,11 +310,12 @@ void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
   if (resolved->rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) &&
       run_functional_form(info, stack))
     return;
-  const Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
+  Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
   if (in.hooks_watched) check_hooks_ran(info, in);
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
   if (in.copied_views) check_writes(info, in);
   if (!resolved->rule) return run_without_rule(info, in, stack);
+  read_reduced_forms(info, in);
   run_rule(info, *resolved, in, stack);
 }
 

@@ -43,6 +43,41 @@ TEST_CASE("dispatch: a reduction is paid for once") {
   CHECK(full_tensor(b).size(0) == 2);
 }
 
+TEST_CASE("dispatch: what has been reduced is read so, until somebody writes to it") {
+  const auto mesh = mesh4();
+  const auto a = distribute_tensor(torch::ones({2, 4}), mesh, {Shard(1)}),
+             b = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
+  const auto p = a.mm(b), whole = torch::full({2, 3}, 4.0);
+  const auto layout = [](const Tensor& t) { return to_string(meta_of(t).spec->placements()); };
+  CHECK(layout(p * 2) == "P(sum)");
+  Counter counter;
+  ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
+  p.exp();
+  const auto twice = p * 2, squared = p * p;
+  CHECK(layout(twice) == "R");
+  CHECK(layout(squared) == "R");
+  CHECK(counter.events.size() == 1);
+  CHECK(torch::equal(to_local(squared)[3], whole * whole));
+  CHECK(layout(p.t()) == "P(sum)");  // a view of what p holds
+  p.t().mul_(3);                     // written to through it
+  CHECK(layout(p * 2) == "P(sum)");
+  CHECK(torch::equal(full_tensor(p * 2), whole * 6));
+  p.exp();
+  p.add_(p);  // what is written to stays as it is, beside its reduced form
+  CHECK(layout(p) == "P(sum)");
+  CHECK(torch::equal(full_tensor(p), whole * 6));
+}
+
+TEST_CASE("dispatch: what was also gathered to be reduced is not read so") {
+  const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
+  const auto p = distribute_tensor(torch::ones({2, 4}), mesh, {Shard(0), Shard(1)})
+                     .mm(distribute_tensor(torch::ones({4, 3}), mesh, {Replicate(), Shard(0)}));
+  const auto layout = [](const Tensor& t) { return to_string(meta_of(t).spec->placements()); };
+  REQUIRE(layout(p) == "S(0)P(sum)");
+  p.cumsum(0);  // along the sharded dim: needs it whole
+  CHECK(layout(p * 2) == "S(0)P(sum)");
+}
+
 TEST_CASE("dispatch: what is handed out is nobody else's memory") {
   const auto mesh = mesh4();
   const auto sum = [](const Tensor& t) { return full_tensor(t).sum().item<double>(); };

@@ -161,6 +161,12 @@ TEST_CASE("what is chosen") {
       {"mm", {4}, {square, square}, {"S(1)", "S(0)"}, "S(1), S(0) -> P(sum)"},
       {"mm", {4}, {square, square}, {"P", "R"}, "P(sum), R -> P(sum)"},
       {"mm", {4}, {square, square}, {"R", "P(avg)"}, "R, P(avg) -> P(avg)"},
+      {"mul", {4}, {square, square}, {"P", "R"}, "P(sum), R -> P(sum)"},
+      // Row-parallel, then column-parallel: the reduction has to come anyway, and no weight is gathered to put it off,
+      {"mm", {4}, {square, square}, {"P", "S(1)"}, "R, S(1) -> S(1); 0: 24576 B"},
+      {"mul", {4}, {square, row}, {"P", "S(0)"}, "S(1), S(0) -> S(1); 0: 12288 B"},
+      // unless what is left to reduce is so much smaller.
+      {"mm", {4}, {{4096, 256}, {256, 4}}, {"P", "S(0)"}, "P(sum), R -> P(sum); 1: 3072 B"},
       // A local slice is cheaper than any collective.
       {"mm", {4}, {square, square}, {"S(1)", "R"}, "S(1), S(0) -> P(sum); 1: local"},
       {"mm", {4}, {square, square}, {"R", "S(0)"}, "S(1), S(0) -> P(sum); 0: local"},
@@ -172,8 +178,6 @@ TEST_CASE("what is chosen") {
       // The smaller one moves.
       {"mm", {4}, {{640, 64}, square}, {"S(0)", "S(1)"}, "S(0), R -> S(0); 1: 12288 B"},
       {"mm", {4}, {square, {64, 640}}, {"S(0)", "S(1)"}, "R, S(1) -> S(1); 0: 12288 B"},
-      // One collective is cheaper than two.
-      {"mm", {4}, {square, square}, {"P", "S(1)"}, "P(sum), R -> P(sum); 1: 12288 B"},
       // Uneven and empty parts.
       {"mm", {4}, {{5, 3}, {3, 2}}, {"S(0)", "R"}, "S(0), R -> S(0)"},
       {"mm", {4}, {{5, 3}, {3, 2}}, {"S(1)", "S(0)"}, "S(1), S(0) -> P(sum)"},
@@ -191,7 +195,6 @@ TEST_CASE("what is chosen") {
        {"MaskP(sum, [9, 64], 0)", "R"},
        "MaskP(sum, [9, 64], 0), P(sum) -> P(sum); 1: local"},
       {"add", {4}, {square, square}, {"_S(0, 2)", "R"}, "_S(0, 2), _S(0, 2) -> _S(0, 2); 1: local"},
-      {"mul", {4}, {square, square}, {"P", "R"}, "P(sum), R -> P(sum)"},
 
       {"addmm", {4}, {row, square, square}, {"R", "S(0)", "R"}, "R, S(0), R -> S(0)"},
       {"addmm", {4}, {row, square, square}, {"S(0)", "R", "S(1)"}, "S(0), R, S(1) -> S(1)"},
@@ -255,22 +258,27 @@ bool begins_to_shard(const std::vector<SpecPtr>& specs, size_t d, const DimStrat
   return false;
 }
 
-// The later reduction of a Partial that an input was moved to another dim for.
+// The later reduction of a Partial that an input was moved to another dim for, or that something was gathered to put
+// off.
 double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, const Spec& result) {
   double seconds = 0;
   Placements out;
   for (const DimStrategy& o : chosen) out.push_back(o.outputs[0]);
   const double bytes = static_cast<double>(result.with_placements(out)->max_local_bytes());
   for (size_t d = 0; d < chosen.size(); ++d) {
-    bool moved = false;
+    bool moved = false, kept = false, gathered = false;
     for (size_t i = 0; i < specs.size(); ++i) {
       const Placement &from = specs[i]->placements()[d], &to = chosen[d].inputs[i];
       moved = moved || (from.is_sharded() && to.is_sharded() && from != to);
+      kept = kept || (from.is_partial() && to.is_partial());
+      gathered = gathered || (from.is_sharded() && to.is_replicate());
     }
-    const int64_t n = specs[0]->mesh().size(static_cast<int64_t>(d));
-    if (moved && out[d].is_partial()) {
+    const DeviceMesh& mesh = specs[0]->mesh();
+    const int64_t n = mesh.size(static_cast<int64_t>(d));
+    const bool crosses = (mesh.dims_between_nodes(CostModel().ranks_per_node) >> d & 1) != 0;
+    if ((moved || (kept && gathered)) && out[d].is_partial()) {
       seconds +=
-          CostModel().collective(Collective::kAllReduce, n, false, static_cast<int64_t>(bytes) * 2 * (n - 1) / n);
+          CostModel().collective(Collective::kAllReduce, n, crosses, static_cast<int64_t>(bytes) * 2 * (n - 1) / n);
     }
   }
   return seconds;
