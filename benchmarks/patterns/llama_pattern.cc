@@ -1,0 +1,99 @@
+#include <torch/nn.h>
+
+#include <memory>
+
+#include "benchmarks/patterns/pattern.h"
+#include "dtensor/dtensor.h"
+#include "examples/models/layouts.h"
+#include "examples/models/llama.h"
+
+namespace dtensor::benchmarks {
+namespace {
+
+constexpr int64_t kBatch = 4;  // of a data-parallel replica
+
+examples::LlamaConfig config(int64_t scale) {
+  examples::LlamaConfig c;
+  c.width *= scale;
+  c.hidden *= scale;
+  c.vocab *= scale;
+  return c;
+}
+
+// The embedding and both halves of each block, of activations of `bytes`.
+Traffic through_blocks(const examples::LlamaConfig& c, double bytes, int64_t n) {
+  return (1 + 2 * c.layers) * all_reduce(bytes, n);
+}
+
+}  // namespace
+
+Pattern llama_pattern(const DeviceMesh& mesh, int64_t scale) {
+  using examples::over;
+  const examples::LlamaConfig c = config(scale);
+  const int64_t m = mesh.size("dp"), n = mesh.size("tp"), batch = kBatch * m, length = 16 * scale;
+  struct State {
+    examples::Llama model{nullptr};
+    at::Tensor ids, targets, loss;
+  };
+  auto state = std::make_shared<State>();
+  state->model = examples::Llama(c);
+  distribute_module(*state->model, mesh, examples::shard_llama);
+  for (at::Tensor* t : {&state->ids, &state->targets}) {
+    *t = distribute_tensor(torch::randint(c.vocab, {batch, length}), mesh, over(mesh, "dp", Shard(0)));
+  }
+
+  const double tokens = static_cast<double>(batch / m * length), x = tokens * static_cast<double>(c.width) * 4;
+  double parameters = 0;
+  int64_t num_parameters = 0;
+  for (const auto& p : state->model->parameters()) {
+    parameters += static_cast<double>(DTensor(p).spec().max_local_bytes());
+    ++num_parameters;
+  }
+  Pattern pattern{"Llama", mesh, {}};
+  pattern.phases.push_back(
+      {"forward",
+       [=] {
+         const MeshScope scope(mesh);
+         const auto scores = state->model->forward(state->ids);
+         state->loss =
+             torch::nn::functional::cross_entropy(scores.view({-1, scores.size(-1)}), state->targets.view({-1}));
+       },
+       // Then maximum, sum and target scores; the mean.
+       through_blocks(c, x, n) + all_reduce(tokens * 4, n) + all_reduce(2 * tokens * 4, n) + all_reduce(4, m)});
+  Traffic gradients = all_reduce(parameters, m);
+  gradients.calls *= num_parameters;
+  pattern.phases.push_back({"backward", [=] { state->loss.backward(); }, through_blocks(c, x, n) + gradients});
+  return pattern;
+}
+
+Pattern llama_generation_pattern(const DeviceMesh& mesh, int64_t scale) {
+  using examples::over;
+  const examples::LlamaConfig c = config(scale);
+  const int64_t n = mesh.size("tp"), length = 16 * scale;
+  struct State {
+    examples::Llama model{nullptr};
+    at::Tensor ids;
+    std::vector<examples::KVCache> caches;
+  };
+  auto state = std::make_shared<State>();
+  state->model = examples::Llama(c);
+  state->caches.resize(static_cast<size_t>(c.layers));
+  distribute_module(*state->model, mesh, examples::shard_llama);
+  state->ids = distribute_tensor(torch::randint(c.vocab, {kBatch, length}), mesh);
+  // The cache's heads, its keys and values among them, stay where they are. Every rank names its best next id.
+  const auto next = [=] {
+    const at::NoGradGuard no_grad;
+    const MeshScope scope(mesh);
+    const auto scores = state->model->forward(state->ids, &state->caches);
+    state->ids = scores.select(1, -1).argmax(-1, /*keepdim=*/true);
+  };
+  const auto by_hand = [&](int64_t tokens) {
+    return through_blocks(c, static_cast<double>(kBatch * tokens * c.width * 4), n) +
+           all_gather(static_cast<double>(n * kBatch * (4 + 8)), n);
+  };
+  return {"Llama generation",
+          mesh,
+          {{"prompt", next, by_hand(length)}, {"a token", next, by_hand(1)}, {"the next", next, by_hand(1)}}};
+}
+
+}  // namespace dtensor::benchmarks

@@ -1,0 +1,151 @@
+// Llama in plain torch::nn: RMSNorm, rotary positions, grouped-query attention, SwiGLU. It knows nothing of meshes;
+// shard_llama() lays it out as Megatron does.
+//
+//   Llama model(LlamaConfig{.vocab = 32000});
+//   distribute_module(*model, mesh, examples::shard_llama);
+//
+// Source: Touvron et al., LLaMA: Open and Efficient Foundation Language Models, 2023; Shoeybi et al., Megatron-LM,
+// 2019.
+#pragma once
+
+#include <torch/nn.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "mesh/device_mesh.h"
+
+namespace examples {
+
+struct LlamaConfig {
+  int64_t vocab = 512;
+  int64_t width = 64;    // hidden size
+  int64_t heads = 8;     // of queries; must divide width
+  int64_t kv_heads = 4;  // of keys and values; must divide heads
+  int64_t hidden = 160;  // of the feed-forward layers
+  int64_t layers = 2;
+};
+
+class RMSNormImpl : public torch::nn::Module {
+ public:
+  explicit RMSNormImpl(int64_t width) : weight(register_parameter("weight", torch::ones({width}))) {}
+  torch::Tensor forward(const torch::Tensor& x) {
+    return x * torch::rsqrt(x.square().mean(-1, /*keepdim=*/true) + 1e-5) * weight;
+  }
+
+  torch::Tensor weight;
+};
+TORCH_MODULE(RMSNorm);
+
+// The keys and values of the positions so far, of one layer: [batch, kv_heads, length, width / heads].
+struct KVCache {
+  torch::Tensor keys, values;
+};
+
+class LlamaBlockImpl : public torch::nn::Module {
+ public:
+  explicit LlamaBlockImpl(const LlamaConfig& c)
+      : config_(c),
+        attention_norm(register_module("attention_norm", RMSNorm(c.width))),
+        wq(linear("wq", c.width, c.width)),
+        wk(linear("wk", c.width, c.width / c.heads * c.kv_heads)),
+        wv(linear("wv", c.width, c.width / c.heads * c.kv_heads)),
+        wo(linear("wo", c.width, c.width)),
+        feed_forward_norm(register_module("feed_forward_norm", RMSNorm(c.width))),
+        gate(linear("gate", c.width, c.hidden)),
+        up(linear("up", c.width, c.hidden)),
+        down(linear("down", c.hidden, c.width)) {}
+
+  // x: [batch, length, width]. `cosine`, `sine`: [length, width / heads / 2], of the positions. With a cache, the
+  // positions are those after the ones in it.
+  torch::Tensor forward(torch::Tensor x, const torch::Tensor& cosine, const torch::Tensor& sine,
+                        const torch::Tensor& mask, KVCache* cache) {
+    x = x + attention(attention_norm(x), cosine, sine, mask, cache);
+    const auto y = feed_forward_norm(x);
+    return x + down(torch::silu(gate(y)) * up(y));
+  }
+
+ private:
+  torch::nn::Linear linear(const char* name, int64_t from, int64_t to) {
+    return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(false)));
+  }
+
+  static torch::Tensor rotated(const torch::Tensor& x, const torch::Tensor& cosine, const torch::Tensor& sine) {
+    const auto halves = x.chunk(2, -1);
+    return torch::cat({halves[0] * cosine - halves[1] * sine, halves[0] * sine + halves[1] * cosine}, -1);
+  }
+
+  torch::Tensor attention(const torch::Tensor& x, const torch::Tensor& cosine, const torch::Tensor& sine,
+                          const torch::Tensor& mask, KVCache* cache) {
+    const int64_t size = config_.width / config_.heads;
+    const auto split = [&](const torch::Tensor& t) {  // [batch, heads, length, size]
+      return t.view({t.size(0), t.size(1), -1, size}).transpose(1, 2);
+    };
+    const auto q = rotated(split(wq(x)), cosine, sine);
+    auto k = rotated(split(wk(x)), cosine, sine), v = split(wv(x));
+    if (cache != nullptr) {
+      k = cache->keys = cache->keys.defined() ? torch::cat({cache->keys, k}, 2) : k;
+      v = cache->values = cache->values.defined() ? torch::cat({cache->values, v}, 2) : v;
+    }
+    const auto shared = [&](const torch::Tensor& t) {  // every head of keys and values serves several of queries
+      const int64_t group = config_.heads / config_.kv_heads;
+      return t.unsqueeze(2).expand({-1, -1, group, -1, -1}).reshape({t.size(0), config_.heads, t.size(2), size});
+    };
+    const auto scores = q.matmul(shared(k).transpose(-2, -1)) / std::sqrt(static_cast<double>(size));
+    const auto mixed = torch::softmax(mask.defined() ? scores + mask : scores, -1).matmul(shared(v));
+    return wo(mixed.transpose(1, 2).reshape({x.size(0), x.size(1), config_.width}));
+  }
+
+  LlamaConfig config_;
+
+ public:
+  RMSNorm attention_norm;
+  torch::nn::Linear wq, wk, wv, wo;
+  RMSNorm feed_forward_norm;
+  torch::nn::Linear gate, up, down;
+};
+TORCH_MODULE(LlamaBlock);
+
+class LlamaImpl : public torch::nn::Module {
+ public:
+  explicit LlamaImpl(const LlamaConfig& c)
+      : config(c),
+        tokens(register_module("tokens", torch::nn::Embedding(c.vocab, c.width))),
+        blocks(register_module("blocks", torch::nn::ModuleList())),
+        norm(register_module("norm", RMSNorm(c.width))),
+        head(register_module("head", torch::nn::Linear(torch::nn::LinearOptions(c.width, c.vocab).bias(false)))) {
+    for (int64_t i = 0; i < c.layers; ++i) blocks->push_back(LlamaBlock(c));
+  }
+
+  // ids: [batch, length] -> scores [batch, length, vocab]. `caches`: one per layer, or none; those of the positions
+  // before, to which these are added.
+  torch::Tensor forward(const torch::Tensor& ids, std::vector<KVCache>* caches = nullptr) {
+    const int64_t length = ids.size(1), half = config.width / config.heads / 2;
+    const int64_t before = caches != nullptr && (*caches)[0].keys.defined() ? (*caches)[0].keys.size(2) : 0;
+    const auto options = tokens->weight.options().requires_grad(false);
+    const auto frequencies = torch::pow(10000.0, torch::arange(half, options) / -static_cast<double>(half));
+    const auto angles = torch::outer(torch::arange(before, before + length, options), frequencies);
+    torch::Tensor mask;  // of one position nothing is hidden
+    if (length > 1) mask = torch::full({length, before + length}, -INFINITY, options).triu(before + 1);
+    auto x = tokens(ids);
+    const auto cosine = angles.cos(), sine = angles.sin();
+    for (size_t i = 0; i < blocks->size(); ++i) {
+      x = blocks[i]->as<LlamaBlock>()->forward(x, cosine, sine, mask, caches == nullptr ? nullptr : &(*caches)[i]);
+    }
+    return head(norm(x));
+  }
+
+  LlamaConfig config;
+  torch::nn::Embedding tokens;
+  torch::nn::ModuleList blocks;
+  RMSNorm norm;
+  torch::nn::Linear head;
+};
+TORCH_MODULE(Llama);
+
+// For distribute_module(): tables and column-parallel layers by rows of the weight over "tp", row-parallel ones by its
+// columns, everything else replicated.
+void shard_llama(const std::string& path, torch::nn::Module& module, const dtensor::DeviceMesh& mesh);
+
+}  // namespace examples

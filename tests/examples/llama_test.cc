@@ -1,0 +1,155 @@
+// A Llama that knows nothing of meshes: on a mesh it computes what it computes on one device, in training and in
+// generation, and communicates what Megatron's hand-written layers do.
+#include "examples/models/llama.h"
+
+#include <torch/optim.h>
+
+#include <string>
+#include <vector>
+
+#include "dtensor/dtensor.h"
+#include "examples/models/layouts.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+using examples::Llama;
+using examples::LlamaConfig;
+
+Llama make_model(const LlamaConfig& config) {
+  torch::manual_seed(3);
+  Llama model(config);
+  model->to(torch::kDouble);
+  return model;
+}
+
+struct Batch {
+  torch::Tensor ids, targets;
+};
+
+Batch make_batch(const LlamaConfig& config, int64_t batch, int64_t length) {
+  torch::manual_seed(5);
+  return {torch::randint(config.vocab, {batch, length}), torch::randint(config.vocab, {batch, length})};
+}
+
+Batch on_mesh(const Batch& batch, const DeviceMesh& mesh) {
+  const Placements placements = examples::over(mesh, "dp", Shard(0));
+  return {distribute_tensor(batch.ids, mesh, placements), distribute_tensor(batch.targets, mesh, placements)};
+}
+
+torch::Tensor loss_of(Llama& model, const Batch& batch) {
+  const auto scores = model->forward(batch.ids);
+  return torch::nn::functional::cross_entropy(scores.view({-1, scores.size(-1)}), batch.targets.view({-1}));
+}
+
+torch::Tensor whole(const torch::Tensor& t) { return is_dtensor(t) ? full_tensor(t) : t; }
+
+// Losses and gradients of some steps, on a mesh and on one device.
+void check_training(const LlamaConfig& config, const DeviceMesh& mesh, int64_t batch_size, int64_t length) {
+  CAPTURE(mesh.to_string(), config.vocab, config.heads);
+  Llama plain = make_model(config), distributed = make_model(config);
+  distribute_module(*distributed, mesh, examples::shard_llama);
+  torch::optim::AdamW plain_optimizer(plain->parameters(), 1e-2), optimizer(distributed->parameters(), 1e-2);
+  const Batch batch = make_batch(config, batch_size, length), spread = on_mesh(batch, mesh);
+  for (int step = 0; step < 3; ++step) {
+    plain_optimizer.zero_grad();
+    const auto expected = loss_of(plain, batch);
+    expected.backward();
+    optimizer.zero_grad();
+    torch::Tensor loss;
+    {
+      const MeshScope scope(mesh);
+      loss = loss_of(distributed, spread);
+    }
+    loss.backward();
+    CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-12));
+    const auto expected_parameters = plain->named_parameters();
+    for (const auto& p : distributed->named_parameters()) {
+      INFO("step " << step << ", gradient of " << p.key());
+      CHECK(torch::allclose(whole(p.value().grad()), expected_parameters[p.key()].grad(), 1e-9, 1e-11));
+    }
+    plain_optimizer.step();
+    optimizer.step();
+  }
+}
+
+TEST_CASE("llama: training on a mesh is training on one device", "[examples][llama]") {
+  LlamaConfig config;
+  config.vocab = 24;
+  config.width = 16;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.hidden = 20;
+  check_training(config, DeviceMesh(World::local(2), {2}, {"tp"}), 2, 5);
+  check_training(config, DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"}), 4, 6);
+  check_training(config, DeviceMesh(World::local(4), {4}, {"tp"}), 2, 5);  // fewer heads of keys than ranks
+  config.vocab = 23;                                                       // what divides by nothing
+  config.heads = 6;
+  config.kv_heads = 3;
+  config.width = 24;
+  config.hidden = 17;
+  check_training(config, DeviceMesh(World::local(4), {4}, {"tp"}), 3, 5);
+  check_training(config, DeviceMesh(World::local(6), {3, 2}, {"dp", "tp"}), 4, 5);
+}
+
+LlamaConfig even_config() {
+  LlamaConfig config;
+  config.vocab = 512;
+  return config;
+}
+
+TEST_CASE("llama: one reduction per half of a block, and no weight moves", "[examples][llama]") {
+  const LlamaConfig config = even_config();
+  for (const DeviceMesh& mesh :
+       {DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"}), DeviceMesh(World::abstract(1024), {256, 4}, {"dp", "tp"})}) {
+    CAPTURE(mesh.to_string());
+    Llama model = make_model(config);
+    distribute_module(*model, mesh, examples::shard_llama);
+    const int64_t dp = mesh.size("dp");
+    const Batch batch = on_mesh(make_batch(config, 4 * dp, 8), mesh);
+    const MeshScope scope(mesh);
+    CommDebugMode comm;
+    const auto loss = loss_of(model, batch);
+    // The embedding and two per block; maximum and sum of the scores; target scores and mean.
+    CHECK(comm.count(Collective::kAllReduce) == 1 + 2 * config.layers + 3);
+    CHECK(comm.total() == comm.count(Collective::kAllReduce));
+    comm.reset();
+    loss.backward();
+    // The embedding's, and for every row-parallel layer two, where one would do: the gradient is read through two
+    // views. The sums of the loss' gradients; one per parameter.
+    CHECK(comm.count(Collective::kAllReduce) == 1 + 2 * 2 * config.layers + 1 + 9 * config.layers + 3);
+    CHECK(comm.total() == comm.count(Collective::kAllReduce));
+  }
+}
+
+TEST_CASE("llama: generation keeps its cache where the heads are", "[examples][llama]") {
+  const LlamaConfig config = even_config();
+  const DeviceMesh mesh(World::local(4), {4}, {"tp"});
+  Llama plain = make_model(config), distributed = make_model(config);
+  distribute_module(*distributed, mesh, examples::shard_llama);
+  std::vector<examples::KVCache> plain_caches(2), caches(2);
+  const at::NoGradGuard no_grad;
+  torch::Tensor expected = make_batch(config, 3, 7).ids, ids = distribute_tensor(expected, mesh);
+  for (int token = 0; token < 5; ++token) {
+    expected = plain->forward(expected, &plain_caches).select(1, -1).argmax(-1, /*keepdim=*/true);
+    CommDebugMode comm;
+    {
+      const MeshScope scope(mesh);
+      ids = distributed->forward(ids, &caches).select(1, -1).argmax(-1, /*keepdim=*/true);
+    }
+    // The embedding, two per block, and the ranks' best ids.
+    CHECK(comm.count(Collective::kAllReduce) == 1 + 2 * config.layers);
+    CHECK(comm.count(Collective::kAllGather) == 1);
+    CHECK(comm.total() == 2 + 2 * config.layers);
+    CHECK(torch::equal(full_tensor(ids), expected));
+    for (size_t layer = 0; layer < caches.size(); ++layer) {
+      CHECK(DTensor(caches[layer].keys).placements() == Placements{Shard(1)});
+      CHECK(DTensor(caches[layer].values).placements() == Placements{Shard(1)});
+      CHECK(torch::allclose(full_tensor(caches[layer].values), plain_caches[layer].values, 1e-9, 1e-12));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
