@@ -17,7 +17,6 @@
 #include <utility>
 
 #include "dtensor/extend/dispatch.h"
-#include "dtensor/extend/out_tensor.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/rank_summaries.h"
@@ -124,7 +123,7 @@ std::optional<int64_t> valid_dim(const at::Tensor& self, const c10::IValue& dim)
   return dim.toInt() < 0 ? dim.toInt() + n : dim.toInt();
 }
 
-// max.dim, min.dim(self, dim, keepdim), and with out= tensors.
+// max.dim, min.dim(self, dim, keepdim).
 template <bool kLargest>
 void extreme_along(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
@@ -133,13 +132,9 @@ void extreme_along(const c10::OperatorHandle& op, Stack& stack) {
   std::optional<Best> best;
   if (dim) best = extreme_of_split(op, self, {*dim}, kLargest, args["keepdim"].toBool());
   if (!best) return dispatch_by_rule(op, stack);
-  const size_t num_args = op.schema().arguments().size();
-  at::Tensor outs[2];
-  if (num_args == 5)
-    outs[0] = torch::jit::peek(stack, 3, 5).toTensor(), outs[1] = torch::jit::peek(stack, 4, 5).toTensor();
-  torch::jit::drop(stack, num_args);
-  stack.emplace_back(write_out(outs[0], best->values, op));
-  stack.emplace_back(write_out(outs[1], best->indices, op));
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.emplace_back(best->values);
+  stack.emplace_back(best->indices);
 }
 
 // argmax, argmin(self, dim?, keepdim).
@@ -155,7 +150,8 @@ void arg_extreme(const c10::OperatorHandle& op, Stack& stack) {
     dims = {*dim};
   }
   std::optional<Best> best;
-  if (!dims.empty()) best = extreme_of_split(op, self, dims, kLargest, args["keepdim"].toBool());
+  const bool takes = !dims.empty() && self.scalar_type() != at::kBool;  // bools are refused
+  if (takes) best = extreme_of_split(op, self, dims, kLargest, args["keepdim"].toBool());
   if (!best) return dispatch_by_rule(op, stack);
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(best->indices);
@@ -191,8 +187,8 @@ void topk(const c10::OperatorHandle& op, Stack& stack) {
 }  // namespace
 
 const RuleFamily best_elements_handlers("best_elements", [](RuleRegistry& registry) {
-  for (const char* op : {"aten::max.dim", "aten::max.dim_max"}) registry.add_handler(op, extreme_along<true>);
-  for (const char* op : {"aten::min.dim", "aten::min.dim_min"}) registry.add_handler(op, extreme_along<false>);
+  registry.add_handler("aten::max.dim", extreme_along<true>);
+  registry.add_handler("aten::min.dim", extreme_along<false>);
   registry.add_handler("aten::argmax", arg_extreme<true>);
   registry.add_handler("aten::argmin", arg_extreme<false>);
   registry.add_handler("aten::topk", topk);

@@ -50,16 +50,18 @@ std::optional<std::vector<int64_t>> valid_dims(const at::Tensor& self, const c10
   return dims;
 }
 
-at::Tensor widened(const at::Tensor& t) { return c10::isReducedFloatingType(t.scalar_type()) ? t.to(at::kFloat) : t; }
+c10::ScalarType widened(c10::ScalarType dtype) { return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
 
-// One column of every rank that has elements, if that is less than the elements are.
+// One column of every rank that has elements, if these are fewer bytes than the elements.
 std::optional<Summaries> one_column_each(const c10::OperatorHandle& op, const at::Tensor& self,
                                          SummaryRequest request) {
   if (request.dims.empty() || !is_split(self, request.dims)) return std::nullopt;
   request.count = [dims = request.dims](const Part& part) { return num_elements(part, dims) > 0 ? 1 : 0; };
   int64_t elements = 1;
   for (const int64_t d : request.dims) elements *= self.size(d);
-  if (num_columns(self, request) * static_cast<int64_t>(request.dtypes.size()) >= elements) return std::nullopt;
+  int64_t column = 0;
+  for (const auto dtype : request.dtypes) column += static_cast<int64_t>(c10::elementSize(dtype));
+  if (num_columns(self, request) * column >= elements * static_cast<int64_t>(self.element_size())) return std::nullopt;
   return gather_summaries(self, request,
                           {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true});
 }
@@ -70,14 +72,14 @@ void logsumexp(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = args.tensor("self");
   const auto dims = valid_dims(self, args["dim"]);
   if (!dims || !self.is_floating_point()) return dispatch_by_rule(op, stack);
-  const at::Tensor x = widened(self);
+  const auto dtype = widened(self.scalar_type());
   SummaryRequest request;
   request.dims = *dims;
-  request.dtypes = {x.scalar_type()};
-  request.summarize = [dims = *dims](const at::Tensor& local, const Part&, int64_t) {
-    return std::vector<at::Tensor>{at::logsumexp(local, dims, /*keepdim=*/true)};
+  request.dtypes = {dtype};
+  request.summarize = [dtype, dims = *dims](const at::Tensor& local, const Part&, int64_t) {
+    return std::vector<at::Tensor>{at::logsumexp(local.to(dtype), dims, /*keepdim=*/true)};
   };
-  const auto all = one_column_each(op, x, std::move(request));
+  const auto all = one_column_each(op, self, std::move(request));
   if (!all) return dispatch_by_rule(op, stack);
   const bool keepdim = args["keepdim"].toBool();
   torch::jit::drop(stack, op.schema().arguments().size());
@@ -91,19 +93,21 @@ void variance(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = args.tensor("self");
   const auto dims = valid_dims(self, args["dim"]);
   if (!dims || !(self.is_floating_point() || self.is_complex())) return dispatch_by_rule(op, stack);
-  const at::Tensor x = widened(self);
+  const auto dtype = widened(self.scalar_type());
   SummaryRequest request;
   request.dims = *dims;
-  request.dtypes = {c10::toRealValueType(x.scalar_type()), x.scalar_type()};
-  request.summarize = [dims = *dims](const at::Tensor& local, const Part&, int64_t) {
-    auto [var, mean] = at::var_mean(local, dims, /*correction=*/0, /*keepdim=*/true);
+  request.dtypes = {c10::toRealValueType(dtype), dtype};
+  request.summarize = [dtype, dims = *dims](const at::Tensor& local, const Part&, int64_t) {
+    auto [var, mean] = at::var_mean(local.to(dtype), dims, /*correction=*/0, /*keepdim=*/true);
     return std::vector<at::Tensor>{var, mean};
   };
-  const auto all = one_column_each(op, x, request);
-  if (!all) return dispatch_by_rule(op, stack);
-
+  const double correction = args["correction"].isNone() ? 1 : args.number("correction");
   double n = 1;
   for (const int64_t d : *dims) n *= static_cast<double>(self.size(d));
+  if (n <= correction) return dispatch_by_rule(op, stack);  // LibTorch warns of it
+  const auto all = one_column_each(op, self, request);
+  if (!all) return dispatch_by_rule(op, stack);
+
   std::vector<double> shares;  // of the elements
   for (const Part& part : all->parts) shares.push_back(static_cast<double>(num_elements(part, *dims)) / n);
   at::Tensor weights;
@@ -114,12 +118,12 @@ void variance(const c10::OperatorHandle& op, Stack& stack) {
     weights = at::tensor(shares, at::TensorOptions(at::kDouble)).to(request.dtypes[0]).to(self.device()).view(sizes);
   }
   weights = replicate_plain(weights, peek_meta(self).spec->mesh());
+  // From the first column's mean on: where all are equal nothing is rounded, and the variance of a constant is 0.
   const at::Tensor &vars = all->tensors[0], &means = all->tensors[1];
-  const at::Tensor mean = (means * weights).sum(*dims, /*keepdim=*/true);
-  const double correction = args["correction"].isNone() ? 1 : args.number("correction");
+  const at::Tensor first = means.narrow((*dims)[0], 0, 1), shifted = means - first;
+  const at::Tensor shift = (shifted * weights).sum(*dims, /*keepdim=*/true), mean = first + shift;
   const bool keepdim = args["keepdim"].toBool();
-  at::Tensor var =
-      ((vars + at::abs(means - mean).square()) * weights).sum(*dims, keepdim) * (n / std::max(0.0, n - correction));
+  at::Tensor var = ((vars + at::abs(shifted - shift).square()) * weights).sum(*dims, keepdim) * (n / (n - correction));
   if (kRoot) var = at::sqrt(var);
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(var.to(c10::toRealValueType(self.scalar_type())));

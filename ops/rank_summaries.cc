@@ -91,7 +91,7 @@ Summaries gather_summaries(const at::Tensor& t, const SummaryRequest& request, c
     const auto coordinate = spec.mesh().local_coordinate(static_cast<int64_t>(i));
     const int64_t p = shares.position(spec, request.dims, coordinate);
     std::vector<at::Tensor> own;
-    if (shares.counts[p] > 0) {
+    if (shares.counts[p] > 0 && meta.locals[i].numel() > 0) {
       own = request.summarize(meta.locals[i], spec.local_layout(static_cast<int64_t>(i)), shares.width);
     } else {
       Shape empty = spec.local_shape(static_cast<int64_t>(i));

@@ -61,10 +61,10 @@ RankTensors run_remembered(const at::Tensor& t, const RedistributePlan& plan, co
   return result;
 }
 
-// Is `to` the layout `from`, reduced and no more?
+// Is `to` the layout `from`, reduced and no more? Not what was reduced to pieces: who needs it whole would gather it.
 bool only_reduces(const Placements& from, const Placements& to) {
   for (size_t m = 0; m < from.size(); ++m) {
-    if (from[m].is_partial() ? to[m].is_partial() : from[m] != to[m]) return false;
+    if (from[m].is_partial() ? !to[m].is_replicate() : from[m] != to[m]) return false;
   }
   return true;
 }

@@ -20,7 +20,7 @@ namespace examples {
 
 struct LlamaConfig {
   int64_t vocab = 512;
-  int64_t width = 64;    // hidden size
+  int64_t width = 64;    // hidden size; width / heads must be even
   int64_t heads = 8;     // of queries; must divide width
   int64_t kv_heads = 4;  // of keys and values; must divide heads
   int64_t hidden = 160;  // of the feed-forward layers
@@ -124,12 +124,14 @@ class LlamaImpl : public torch::nn::Module {
     const int64_t length = ids.size(1), half = config.width / config.heads / 2;
     const int64_t before = caches != nullptr && (*caches)[0].keys.defined() ? (*caches)[0].keys.size(2) : 0;
     const auto options = tokens->weight.options().requires_grad(false);
-    const auto frequencies = torch::pow(10000.0, torch::arange(half, options) / -static_cast<double>(half));
-    const auto angles = torch::outer(torch::arange(before, before + length, options), frequencies);
+    // Half-precision numbers cannot count positions.
+    const auto exact = options.dtype(tokens->weight.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat);
+    const auto frequencies = torch::pow(10000.0, torch::arange(half, exact) / -static_cast<double>(half));
+    const auto angles = torch::outer(torch::arange(before, before + length, exact), frequencies);
     torch::Tensor mask;  // of one position nothing is hidden
     if (length > 1) mask = torch::full({length, before + length}, -INFINITY, options).triu(before + 1);
     auto x = tokens(ids);
-    const auto cosine = angles.cos(), sine = angles.sin();
+    const auto cosine = angles.cos().to(options.dtype()), sine = angles.sin().to(options.dtype());
     for (size_t i = 0; i < blocks->size(); ++i) {
       x = blocks[i]->as<LlamaBlock>()->forward(x, cosine, sine, mask, caches == nullptr ? nullptr : &(*caches)[i]);
     }

@@ -68,6 +68,18 @@ TEST_CASE("dispatch: what has been reduced is read so, until somebody writes to 
   CHECK(torch::equal(full_tensor(p), whole * 6));
 }
 
+TEST_CASE("dispatch: what has been reduced to pieces is not read so") {
+  const auto mesh = mesh4();
+  const auto p = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(1)})
+                     .mm(distribute_tensor(torch::ones({4, 4}), mesh, {Shard(0)}));
+  const auto row = distribute_tensor(torch::ones({4}), mesh, {Shard(0)});
+  CHECK(to_string(meta_of(p * row).spec->placements()) == "S(1)");
+  Counter counter;
+  ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
+  p.cumsum(0), p.cumsum(1), p.exp(), p.cumsum(0), p.cumsum(1);
+  CHECK(counter.events.size() <= 2);
+}
+
 TEST_CASE("dispatch: what was also gathered to be reduced is not read so") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   const auto p = distribute_tensor(torch::ones({2, 4}), mesh, {Shard(0), Shard(1)})

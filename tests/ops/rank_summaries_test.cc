@@ -4,6 +4,7 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -137,6 +138,8 @@ TEST_CASE("rank summaries: ranks that hold little or nothing", "[ops][best_eleme
   CHECK(at::equal(full_tensor(split.argmax(0)), wide.argmax(0)));
   const at::Tensor bools = wide.gt(5);
   CHECK(at::equal(full_tensor(std::get<1>(lay_out(bools, mesh, {Shard(0)}).max(0))), std::get<1>(bools.max(0))));
+  const at::Tensor constant = at::full({2, 41}, 0.1, at::kFloat);  // 9, 9, 9, 9, 5
+  CHECK(full_tensor(lay_out(constant, mesh, {Shard(1)}).std(1)).eq(0).all().item<bool>());
   const at::Tensor few = at::randn({7, 20}, at::kDouble);
   CHECK(full_tensor(lay_out(few, mesh, {Shard(1)}).var(1, c10::Scalar(20))).isinf().all().item<bool>());
   CHECK(at::allclose(full_tensor(lay_out(few + 1e9, mesh, {Shard(1)}).var(1)), (few + 1e9).var(1), 1e-6));
