@@ -76,7 +76,8 @@ struct CommEvent {
   std::shared_ptr<const LayoutChange> layout_change;
 };
 
-struct CommView;  // comm_call.h
+struct CommView;   // comm_call.h
+struct WorkEvent;  // work_event.h
 
 class CommListener {
  public:
@@ -89,6 +90,8 @@ class CommListener {
   // In place of the on_call() after it, where there is none: a listener that was asked after this one threw, so that
   // nothing was sent, or the communication failed (seconds > 0).
   virtual void on_failed(const CommEvent& /*event*/, const CommView& /*view*/) noexcept {}
+  // An operator that multiplies matrices has run.
+  virtual void on_work(const WorkEvent& /*event*/) {}
 };
 
 }  // namespace dtensor

@@ -30,15 +30,41 @@ ModulePath::ModulePath(const std::string& name)
         s.module_path += name;
       }) {}
 
-void reduce_gradients(const std::vector<at::Tensor>& parameters) {
-  c10::AutoGradMode no_grad(false);
+namespace {
+
+// Those of one world at once.
+void reduce_together(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  std::vector<Layout> to;
   for (const at::Tensor& p : parameters) {
-    if (!is_dtensor(p) || !is_dtensor(p.grad())) continue;
-    const DTensorMeta& meta = peek_meta(p);
-    CommCause cause{"reduce_gradients", meta.name ? *meta.name : "", current_scope().module_path, /*implicit=*/false};
-    if (meta.name) cause.module_path = module_of(meta);
-    p.mutable_grad() = redistribute_as(p.grad(), meta.spec->placements(), cause);
+    gradients.push_back(p.grad());
+    to.emplace_back(spec_of(p)->mesh(), spec_of(p)->placements());
   }
+  const auto& name = peek_meta(parameters.front()).name;
+  const CommCause cause{
+      "reduce_gradients", name && parameters.size() == 1 ? *name : "",
+      name && parameters.size() == 1 ? module_of(peek_meta(parameters.front())) : current_scope().module_path,
+      /*implicit=*/false};
+  const std::vector<at::Tensor> reduced = redistribute_as(gradients, to, cause);
+  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = reduced[i];
+}
+
+}  // namespace
+
+void reduce_gradients(const std::vector<at::Tensor>& parameters) {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<std::vector<at::Tensor>> by_world;
+  for (const at::Tensor& p : parameters) {
+    if (!is_dtensor(p) || !is_dtensor(p.grad()) || spec_of(p)->placements() == spec_of(p.grad())->placements())
+      continue;
+    const auto same_world = [&](const std::vector<at::Tensor>& others) {
+      return spec_of(others.front())->mesh().world() == spec_of(p)->mesh().world();
+    };
+    auto at = std::find_if(by_world.begin(), by_world.end(), same_world);
+    if (at == by_world.end()) at = by_world.insert(at, std::vector<at::Tensor>());
+    at->push_back(p);
+  }
+  for (const auto& of_one : by_world) reduce_together(of_one);
 }
 
 }  // namespace dtensor

@@ -83,8 +83,8 @@ class ModulePath {
   ScopeGuard guard_;
 };
 
-// Brings every distributed gradient to its parameter's placements, in place of .grad: one collective for each that
-// differs, explicit, by the name "reduce_gradients". What is plain or has no gradient is left alone.
+// Brings every distributed gradient to its parameter's placements, in place of .grad: in as few collectives as
+// can be, explicit, by the name "reduce_gradients". What is plain or has no gradient is left alone.
 void reduce_gradients(const std::vector<at::Tensor>& parameters);
 
 }  // namespace dtensor

@@ -7,6 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include "comm/work_event.h"
+
 namespace dtensor {
 namespace {
 
@@ -60,10 +62,27 @@ class CommDebugMode::Recorder final : public CommListener {
     if (events_.size() < kMaxEvents) events_.push_back(event);
   }
 
+  void on_work(const WorkEvent& event) override {
+    std::lock_guard lock(mutex_);
+    flops_ += event.flops;
+    even_flops_ += event.whole_flops / static_cast<double>(event.ranks);
+  }
+
   void reset() {
     std::lock_guard lock(mutex_);
     rows_.clear();
     events_.clear();
+    flops_ = even_flops_ = 0;
+  }
+
+  double flops() const {
+    std::lock_guard lock(mutex_);
+    return flops_;
+  }
+
+  double work_share() const {
+    std::lock_guard lock(mutex_);
+    return even_flops_ > 0 ? flops_ / even_flops_ : 1;
   }
 
   std::vector<CommRow> rows() const {
@@ -96,6 +115,7 @@ class CommDebugMode::Recorder final : public CommListener {
   mutable std::mutex mutex_;
   std::vector<CommRow> rows_;  // sorted by order_of
   std::vector<CommEvent> events_;
+  double flops_ = 0, even_flops_ = 0;
 };
 
 CommDebugMode::CommDebugMode()
@@ -129,6 +149,10 @@ int64_t CommDebugMode::bytes(Collective collective) const {
 double CommDebugMode::seconds() const {
   return recorder_->sum<double>([](const CommRow& r) { return r.seconds; });
 }
+
+double CommDebugMode::flops() const { return recorder_->flops(); }
+
+double CommDebugMode::work_share() const { return recorder_->work_share(); }
 
 int64_t CommDebugMode::implicit_count() const {
   return recorder_->sum<int64_t>([](const CommRow& r) { return r.implicit ? r.count : 0; });

@@ -60,6 +60,12 @@ class CommDebugMode {
   int64_t bytes(Collective collective) const;
   double seconds() const;  // host time inside collectives
 
+  // Floating-point operations of matrix products, of one rank, the one that does most; and how often as many that is as
+  // if all were shared evenly by the ranks of each operator's mesh: 1 is what an expert wants, the number of ranks is
+  // everybody doing everything. 1 without any.
+  double flops() const;
+  double work_share() const;
+
   int64_t implicit_count() const;  // inserted by the engine
   int64_t explicit_count() const;  // asked for: redistribute(), full_tensor(), ...
   int64_t forward_count() const;
@@ -76,7 +82,7 @@ class CommDebugMode {
   // Starts counting anew.
   void reset();
 
-  // {"total", "bytes", "seconds", "counts": {name: n}, "rows": [{...}], "events": [{...}]}
+  // {"total", "bytes", "seconds", "flops", "work_share", "counts": {name: n}, "rows": [{...}], "events": [{...}]}
   std::string to_json() const;
   std::string to_string() const;
 
@@ -86,7 +92,7 @@ class CommDebugMode {
   std::unique_ptr<ScopeGuard> guard_;
 };
 
-// The tree.
+// The tree, and a last line on work that is shared unevenly.
 std::ostream& operator<<(std::ostream& os, const CommDebugMode& mode);
 
 // The collective of a name, ours or PyTorch's. Error (ValueError): unknown; the text lists the names.

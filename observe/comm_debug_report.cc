@@ -1,5 +1,6 @@
 // What CommDebugMode has counted, as text and as JSON.
 #include <array>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <sstream>
@@ -9,6 +10,8 @@
 
 namespace dtensor {
 namespace {
+
+constexpr double kUneven = 1.1;  // of an even share of work; the last parts of dims may be short
 
 std::string grouped(int64_t n) {  // 12,345
   std::string digits = std::to_string(n);
@@ -60,6 +63,8 @@ std::string CommDebugMode::to_json() const {
   j["total"] = total;
   j["bytes"] = bytes;
   j["seconds"] = seconds;
+  j["flops"] = flops();
+  j["work_share"] = work_share();
   j["counts"] = std::move(counts);
   j["rows"] = std::move(list);
   j["events"] = std::move(events);
@@ -122,6 +127,12 @@ std::ostream& operator<<(std::ostream& os, const CommDebugMode& mode) {
     if (!r.argument.empty()) os << ' ' << r.argument;
     os << ": " << to_string(r.collective) << '(' << r.mesh_dims << ") x" << r.count << ", " << grouped(r.bytes)
        << " bytes" << (r.implicit ? "" : ", explicit") << '\n';
+  }
+  if (const double share = mode.work_share(); share > kUneven) {
+    char line[96];
+    std::snprintf(line, sizeof(line), "a rank does %.2f times its share of the matrix products: %.3g FLOP\n", share,
+                  mode.flops());
+    os << line;
   }
   return os;
 }

@@ -42,6 +42,16 @@ enum Factor { kBatch, kHead, kTarget, kSource, kFeature, kValueFeature };
 
 const Spec& input_of(const Attention& a, const OpCall& call, char kind) { return *call.inputs[a.inputs.find(kind)]; }
 
+// Queries times keys, and that times values; backward goes through the first once more, and through each twice.
+double attention_flops(const Attention& a, const std::vector<Shape>& inputs) {
+  const Shape &q = inputs[a.inputs.find('q')], &k = inputs[a.inputs.find('k')], &v = inputs[a.inputs.find('v')];
+  const auto product = [&](int64_t features) {
+    return 2.0 * static_cast<double>(q[0] * q[1] * q[2] * k[2] * features);
+  };
+  const bool is_backward = a.inputs.front() == 'o';
+  return is_backward ? 3 * product(q[3]) + 2 * product(v[3]) : product(q[3]) + product(v[3]);
+}
+
 // Heads of key and value may be fewer than those of the query, each serving several: ranks get matching heads if all
 // cut evenly.
 bool heads_match(const Attention& a, const OpCall& call) {
@@ -235,6 +245,7 @@ const RuleFamily attention_rules("attention", [](RuleRegistry& registry) {
     rule.per_dim = [a](const OpCall& call, int64_t mesh_dim) { return attention_strategies(a, call, mesh_dim); };
     rule.metas = [a](const OpCall& call) { return attention_metas(a, call); };
     rule.local = [a](const LocalCall& local, torch::jit::Stack& stack) { attention_local(a, local, stack); };
+    rule.flops = [a](const OpCall&, const std::vector<Shape>& inputs) { return attention_flops(a, inputs); };
     rule.value_free = {"scale"};
     registry.add(a.op, std::move(rule));
   }

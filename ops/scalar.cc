@@ -86,7 +86,8 @@ bool are_one_tensor(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-// Compares parts in the layout of `self` (of `other` if self is Partial; replicated if both are). A tensor equals
+// Without data, as in an abstract world, two tensors are taken to differ: attention asks so whether its inputs are one.
+// Else compares parts in the layout of `self` (of `other` if self is Partial; replicated if both are). A tensor equals
 // itself unless it has a NaN somewhere: all ranks must know of it, which takes no communication where this process owns
 // them all.
 void equal(const c10::OperatorHandle& op, Stack& stack) {
@@ -97,9 +98,13 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
     stack.emplace_back(false);
     return;
   }
-  check_has_data(op, self);
   const DeviceMesh& mesh = spec_of(self)->mesh();
   const bool is_one = are_one_tensor(self, other);
+  if (!mesh.world().has_data()) {
+    stack.emplace_back(is_one);
+    return;
+  }
+  check_has_data(op, self);
   if (is_one && c10::isIntegralType(self.scalar_type(), /*includeBool=*/true)) {
     stack.emplace_back(true);
     return;

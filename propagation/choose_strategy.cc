@@ -69,12 +69,14 @@ bool input_allowed(const Problem& problem, size_t i, int64_t d, const Placement&
   return false;
 }
 
-// Do written tensors keep their layout along mesh dim d? `at(o)`, `in(i)`: the strategy's placements there.
+// Do written tensors keep their layout along mesh dim d? One that need not is written where it was brought to. `at(o)`,
+// `in(i)`: the strategy's placements there.
 template <typename Out, typename In>
 bool keeps_written(const Problem& problem, int64_t d, size_t num_outputs, const Out& out, const In& in) {
   for (size_t o = 0; o < num_outputs; ++o) {
     const int i = problem.fixed_outputs[o];
-    if (i >= 0 && problem.call.inputs[i] && out(o) != problem.given(i, d)) return false;
+    if (i < 0 || !problem.call.inputs[i]) continue;
+    if (out(o) != (problem.call.is_free(i) ? in(i) : problem.given(i, d))) return false;
   }
   for (size_t i = 0; i < problem.fixed_inputs.size(); ++i) {
     if (problem.fixed_inputs[i] && in(i) != problem.given(i, d)) return false;
@@ -151,7 +153,8 @@ Problem unlimited(Problem problem) {
   return problem;
 }
 
-Strategy choose_per_dim(const Problem& problem, const OpRule& rule, SearchEffort& effort) {
+// Per mesh dim, the strategies of the rule that the call may take.
+std::vector<std::vector<DimStrategy>> fitting_options(const Problem& problem, const OpRule& rule) {
   std::vector<std::vector<DimStrategy>> options;
   std::vector<DimStrategy> all;
   for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
@@ -176,6 +179,11 @@ Strategy choose_per_dim(const Problem& problem, const OpRule& rule, SearchEffort
     keep_unsharded(problem, d, fitting);
     options.push_back(std::move(fitting));
   }
+  return options;
+}
+
+Strategy choose_per_dim(const Problem& problem, const OpRule& rule, SearchEffort& effort) {
+  std::vector<std::vector<DimStrategy>> options = fitting_options(problem, rule);
   const bool is_limited = problem.limits.any();
   auto best = best_combination(problem, is_limited ? options : std::move(options), effort);
   if (!best && is_limited) best = best_combination(unlimited(problem), std::move(options), effort);
@@ -238,6 +246,27 @@ const Strategy* cheapest(const Problem& problem, const std::vector<Strategy>& al
   throw_none(problem, -1, {});
 }
 
+// The combinations of all mesh dims' options, the first kMostRanked of them.
+std::vector<Strategy> combinations(const Problem& problem, const std::vector<std::vector<DimStrategy>>& options) {
+  constexpr size_t kMostRanked = 4096;
+  std::vector<Strategy> all(1);
+  all[0].inputs.resize(problem.functional.inputs.size());
+  for (const auto& of_dim : options) {
+    std::vector<Strategy> longer;
+    for (const Strategy& begun : all) {
+      for (const DimStrategy& option : of_dim) {
+        if (longer.size() == kMostRanked) break;
+        Strategy& s = longer.emplace_back(begun);
+        s.outputs.resize(option.outputs.size());
+        for (size_t i = 0; i < s.inputs.size(); ++i) s.inputs[i].push_back(option.inputs[i]);
+        for (size_t o = 0; o < s.outputs.size(); ++o) s.outputs[o].push_back(option.outputs[o]);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
 Strategy choose_whole(const Problem& problem, const OpRule& rule, SearchEffort& effort) {
   const std::vector<Strategy> all = rule.whole(problem.functional);
   const Strategy* best = cheapest(problem, all, effort);
@@ -250,6 +279,21 @@ Strategy choose_whole(const Problem& problem, const OpRule& rule, SearchEffort& 
 
 Strategy choose_strategy(const Problem& problem, const OpRule& rule, SearchEffort& effort) {
   return rule.whole ? choose_whole(problem, rule, effort) : choose_per_dim(problem, rule, effort);
+}
+
+std::vector<std::pair<Strategy, Score>> ranked_strategies(const Problem& problem, const OpRule& rule, size_t most) {
+  const std::vector<Strategy> all =
+      rule.whole ? rule.whole(problem.functional) : combinations(problem, fitting_options(problem, rule));
+  Pricer pricer(problem);
+  std::vector<std::pair<Strategy, Score>> ranked;
+  for (const Strategy& s : all) {
+    if (rule.whole && !is_allowed(problem, s)) continue;
+    if (const auto score = pricer.price(s, std::numeric_limits<Picoseconds>::max())) ranked.emplace_back(s, *score);
+  }
+  const auto is_cheaper = [](const auto& a, const auto& b) { return a.second < b.second; };
+  std::stable_sort(ranked.begin(), ranked.end(), is_cheaper);
+  if (ranked.size() > most) ranked.resize(most);
+  return ranked;
 }
 
 }  // namespace dtensor

@@ -29,9 +29,6 @@ struct Decision {
   // What the cache's key names by numbers: they must live as long, since specs made anew would have others.
   std::vector<SpecPtr> given;  // of the inputs, as they came
   SpecPtr gradient_target;
-  // No decision for these specs: an argument that is written to is Partial and must be reduced first. All else is
-  // empty.
-  bool reduces_written = false;
 
   int64_t bytes() const;  // of all input redistributions
   // "aten::mm(S(0), R) -> S(0); input 1: S(0) -> R: all_gather(dp) 4096 B"

@@ -153,6 +153,10 @@ int OpCall::written_by_return(size_t r) const {
   return -1;
 }
 
+bool OpCall::is_free(size_t input) const {
+  return std::find(free_layouts.begin(), free_layouts.end(), static_cast<int>(input)) != free_layouts.end();
+}
+
 OpCall OpCall::without_outs() const {
   OpCall result = *this;
   size_t kept = inputs.size();

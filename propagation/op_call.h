@@ -42,6 +42,8 @@ struct OpCall {
   std::vector<c10::IValue> args;  // one per schema argument; None where the argument is a tensor
   std::vector<ArgSlot> slots;     // one per schema argument
   std::vector<SpecPtr> inputs;
+  // Inputs that are written to, and whose layout may change with that: nobody asked for it, and nobody shares them.
+  std::vector<int> free_layouts;
   // In backward, for operators that ask for it: the layout that the gradient they compute will be brought to.
   SpecPtr gradient_target;
   Limits limits;  // of what brings an input to another layout
@@ -62,6 +64,7 @@ struct OpCall {
 
   // Per input: whether the operator writes to it (in-place, out=).
   std::vector<bool> written() const;
+  bool is_free(size_t input) const;  // among free_layouts
   // Schema argument that a schema return is, as `self` of in-place operators is; -1: a result of its own, or a view.
   int written_by_return(size_t r) const;
   // The call as its functional form has it: out= arguments are no inputs. They are the last ones, so the others stay.

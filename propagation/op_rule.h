@@ -69,6 +69,10 @@ struct OpRule {
   std::vector<std::string> value_free;
   std::vector<std::string> divisors;
 
+  // Of operators that multiply matrices, as convolutions do: how many floating-point operations they take on inputs of
+  // these shapes, one per OpCall::inputs, be they whole or a rank's parts. Two per product that is added to a sum.
+  std::function<double(const OpCall&, const std::vector<Shape>& inputs)> flops;
+
   // The strategies look at OpCall::gradient_target.
   bool uses_gradient_target = false;
 };

@@ -88,8 +88,9 @@ std::shared_ptr<const Decision> propagate(const OpCall& call, SearchEffort& effo
   return propagate(call, RuleRegistry::instance().find(call.op), &effort);
 }
 
-std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<const OpRule> rule,
-                                          SearchEffort* effort) {
+namespace {
+
+Problem problem_of(const OpCall& call, const OpRule* rule) {
   TORCH_CHECK_NOT_IMPLEMENTED(rule, missing_rule_text(call.op));
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     TORCH_CHECK(!call.inputs[i] || call.inputs[i]->mesh() == call.mesh, call.name(), ": argument '",
@@ -103,11 +104,14 @@ std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<co
   problem.fixed_outputs = find_fixed_outputs(call, problem.metas);
   problem.fixed_inputs = problem.functional.written();
   for (size_t i = 0; i < problem.fixed_inputs.size(); ++i) {
-    problem.fixed_inputs[i] = problem.fixed_inputs[i] && call.inputs[i];
+    problem.fixed_inputs[i] = problem.fixed_inputs[i] && call.inputs[i] && !call.is_free(i);
   }
-  SearchEffort usual;
-  const Strategy choice = choose_strategy(problem, *rule, effort != nullptr ? *effort : usual);
+  return problem;
+}
 
+std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strategy& choice,
+                                            std::shared_ptr<const OpRule> rule) {
+  const OpCall& call = problem.call;
   auto decision = std::make_shared<Decision>();
   decision->rule = std::move(rule);
   decision->given = call.inputs;
@@ -132,6 +136,25 @@ std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<co
     decision->outputs.push_back(Spec::get(call.mesh, normalized(call, choice.outputs[o], ndim), *metas.tensors[o]));
   }
   return decision;
+}
+
+}  // namespace
+
+std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<const OpRule> rule,
+                                          SearchEffort* effort) {
+  const Problem problem = problem_of(call, rule.get());
+  SearchEffort usual;
+  const Strategy choice = choose_strategy(problem, *rule, effort != nullptr ? *effort : usual);
+  return decision_of(problem, choice, std::move(rule));
+}
+
+std::vector<PricedDecision> propagate_all(const OpCall& call, std::shared_ptr<const OpRule> rule, size_t most) {
+  const Problem problem = problem_of(call, rule.get());
+  std::vector<PricedDecision> all;
+  for (const auto& [strategy, score] : ranked_strategies(problem, *rule, most)) {
+    all.push_back({decision_of(problem, strategy, rule), static_cast<double>(score.cost) * 1e-12});
+  }
+  return all;
 }
 
 }  // namespace dtensor

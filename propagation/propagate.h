@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "propagation/decision.h"
 
@@ -22,6 +23,16 @@ std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<co
 // The same for tests and tools, by the rule that the registry has.
 std::shared_ptr<const Decision> propagate(const OpCall& call);
 std::shared_ptr<const Decision> propagate(const OpCall& call, SearchEffort& effort);
+
+// A way to compute a call, and what it is estimated to take: the redistributions of its inputs, and the reductions that
+// it puts off for them.
+struct PricedDecision {
+  std::shared_ptr<const Decision> decision;
+  double seconds = 0;
+};
+
+// The ways that the rule has, at most `most`, the cheapest first. Errors: as propagate(); empty where none fits.
+std::vector<PricedDecision> propagate_all(const OpCall& call, std::shared_ptr<const OpRule> rule, size_t most);
 
 // The text of the error of an operator without a rule: what to do about it.
 std::string missing_rule_text(const c10::OperatorHandle& op);

@@ -8,6 +8,14 @@
 
 namespace dtensor {
 
+bool returns_view(const c10::FunctionSchema& schema) {
+  const auto shares = [](const c10::Argument& result) {
+    const auto* alias = result.alias_info();
+    return alias != nullptr && !alias->isWrite();
+  };
+  return std::any_of(schema.returns().begin(), schema.returns().end(), shares);
+}
+
 std::vector<Pricer::Group> Pricer::all_inputs(const Problem& problem) {
   std::vector<Pricer::Group> groups;
   for (size_t i = 0; i < problem.functional.inputs.size(); ++i) {
@@ -69,31 +77,46 @@ void Pricer::plan(const SpecPtr& spec, const Placements& to, Price& price) {
   ++planned_;
 }
 
-// A Partial result is a reduction that somebody has to pay for. It is part of the price where an input moves for it:
-//  * a sharded one to another dim (the k-split of a matmul);
-//  * a sharded one is gathered so that another, which is Partial, may stay so (a column-parallel weight, for the sake of
-//    what a row-parallel layer left).
-Picoseconds Pricer::made_partials(const Strategy& s) const {
+// What reducing a tensor laid out so takes along mesh dim d; 0 if it is not Partial there.
+Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placements, int64_t d) const {
+  if (!placements[d].is_partial()) return 0;
   const DeviceMesh& mesh = problem_.call.mesh;
+  int64_t bytes = static_cast<int64_t>(c10::elementSize(meta.dtype));
+  for (const int64_t n : local_shape(meta.sizes, mesh.shape(), placements, Shape(placements.size(), 0))) bytes *= n;
+  const bool crosses = (mesh.dims_between_nodes(problem_.cost->ranks_per_node) >> d & 1) != 0;
+  return picoseconds(problem_.cost->collective(Collective::kAllReduce, mesh.size(d), crosses,
+                                               2 * bytes * (mesh.size(d) - 1) / mesh.size(d)));
+}
+
+// A Partial result is a reduction that somebody has to pay for. Along a mesh dim it is part of the price where
+//  * a sharded input moves for it: to another dim (the k-split of a matmul), or to all ranks (indices, for the sake of a
+//    table's rows, or a column-parallel weight for what a row-parallel layer left);
+//  * an input that came as Partial stays so, and that gains nothing: the result is dearer to reduce than what came (a
+//    product with a matrix that has more columns than rows), another input is gathered to be added to it, or is reduced
+//    in this call anyway, or both are single numbers, which are read more than once as a rule. Views are never worth
+//    that.
+Picoseconds Pricer::made_partials(const Strategy& s) const {
   Picoseconds total = 0;
-  for (int64_t d = 0; d < mesh.ndim(); ++d) {
-    bool moved = false, kept = false, gathered = false;
+  for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
+    Picoseconds later = 0;
+    for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
+      if (problem_.metas.tensors[o]) later += reduction(*problem_.metas.tensors[o], s.outputs[o], d);
+    }
+    if (later == 0) continue;
+    bool moves = false, fills = false, reduces = false, is_number = true, has_factor = false;
+    Picoseconds now = 0;  // to reduce what came as Partial and stays so
     for (const Group& g : groups_) {
+      const Spec& spec = *problem_.call.inputs[g.input];
       const Placement &given = problem_.given(g.input, d), &taken = s.inputs[g.input][d];
-      moved = moved || (given.is_sharded() && taken.is_sharded() && given != taken);
-      kept = kept || (given.is_partial() && taken.is_partial());
-      gathered = gathered || (given.is_sharded() && taken.is_replicate());
+      moves = moves || (given.is_sharded() && !taken.is_partial() && given != taken);
+      fills = fills || (given.is_sharded() && taken.is_partial());
+      reduces = reduces || (given.is_partial() && !taken.is_partial());
+      has_factor = has_factor || (!taken.is_partial() && !spec.meta().wrapped_number);
+      is_number = is_number && spec.meta().numel() == 1;
+      if (taken.is_partial()) now += g.count * reduction(spec.meta(), spec.placements(), d);
     }
-    const bool puts_off = kept && gathered;
-    for (size_t o = 0; (moved || puts_off) && o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
-      if (!problem_.metas.tensors[o] || !s.outputs[o][d].is_partial()) continue;
-      int64_t bytes = static_cast<int64_t>(c10::elementSize(problem_.metas.tensors[o]->dtype));
-      const Shape origin(s.outputs[o].size(), 0);
-      for (int64_t n : local_shape(problem_.metas.tensors[o]->sizes, mesh.shape(), s.outputs[o], origin)) bytes *= n;
-      const bool crosses = (mesh.dims_between_nodes(problem_.cost->ranks_per_node) >> d & 1) != 0;
-      total += picoseconds(problem_.cost->collective(Collective::kAllReduce, mesh.size(d), crosses,
-                                                     2 * bytes * (mesh.size(d) - 1) / mesh.size(d)));
-    }
+    const bool gains_nothing = later > now || fills || reduces || (is_number && has_factor);
+    if (moves || (now > 0 && gains_nothing && !problem_.is_view)) total += later + (later == now || reduces ? 1 : 0);
   }
   return total;
 }

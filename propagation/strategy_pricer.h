@@ -16,6 +16,9 @@
 
 namespace dtensor {
 
+// Whether results share memory with arguments that are not written to.
+bool returns_view(const c10::FunctionSchema& schema);
+
 // What is to be decided: the call as rules see it, what comes out, and which placements are not free.
 struct Problem {
   const OpCall& call;  // as called
@@ -30,6 +33,7 @@ struct Problem {
   int64_t mesh_ndim() const { return call.mesh.ndim(); }
   const Placement& given(size_t input, int64_t d) const { return call.inputs[input]->placements()[d]; }
   std::shared_ptr<const CostModel> cost = cost_model(call.mesh.world());
+  bool is_view = returns_view(call.schema());
 };
 
 struct Score {
@@ -71,6 +75,7 @@ class Pricer {
     Picoseconds quick = -1;
   };
 
+  Picoseconds reduction(const TensorMeta& meta, const Placements& placements, int64_t d) const;
   Picoseconds made_partials(const Strategy& s) const;
   void bound(const Spec& spec, const Placements& to, Price& price) const;
   void plan(const SpecPtr& spec, const Placements& to, Price& price);

@@ -126,7 +126,8 @@ std::optional<Strategy> Search::run(SearchEffort& effort) {
   return combine(best_chosen_, /*all=*/true);
 }
 
-// The first strategies that take every input as it is, if all mesh dims have one: nothing can be cheaper.
+// The first strategies that take every input as it is, if all mesh dims have one: nothing can be cheaper, unless they
+// put a reduction off that would be cheaper now.
 bool Search::run_unchanged() {
   for (size_t d = 0; d < options_.size(); ++d) {
     size_t k = 0;
@@ -135,7 +136,7 @@ bool Search::run_unchanged() {
     chosen_[d] = k;
   }
   consider();
-  return found_;
+  return found_ && best_.cost == 0;
 }
 
 // All combinations but those that cannot be better.

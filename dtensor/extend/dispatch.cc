@@ -1,23 +1,25 @@
 #include "dtensor/extend/dispatch.h"
 
 #include <c10/core/AutogradState.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "comm/scope.h"
+#include "dtensor/extend/call_sites.h"
+#include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/out_tensor.h"
+#include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_origin.h"
 #include "dtensor/internal/call_inputs.h"
 #include "dtensor/internal/check_hooks.h"
-#include "dtensor/internal/executor.h"
-#include "dtensor/internal/partial_writes.h"
+#include "dtensor/internal/input_moves.h"
 #include "dtensor/internal/plain_dispatch.h"
 #include "dtensor/internal/replicated_dispatch.h"
+#include "dtensor/internal/report_work.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/propagate.h"
 #include "propagation/strategy_cache.h"
@@ -28,59 +30,14 @@ namespace {
 using torch::jit::Stack;
 using Tensors = absl::InlinedVector<at::Tensor, 6>;
 
-// What is remembered of a Partial tensor, unless somebody may have written to it since. REQUIRES: reduced_mutex is
-// locked.
-const ReducedForm* known_form(const DTensorMeta& meta) {
-  const bool valid = meta.reduced && !meta.storage->given_away &&
-                     meta.reduced->writes == meta.storage->writes.load(std::memory_order_relaxed);
-  return valid ? meta.reduced.get() : nullptr;
-}
-
-// For operators, which read the result and let go of it. See ReducedForm.
-RankTensors run_remembered(const at::Tensor& t, const RedistributePlan& plan, const CommCause& cause) {
-  const DTensorMeta& meta = meta_of(t);
-  if (!meta.spec->has_partial() || plan.is_local() || meta.storage->given_away || c10::InferenceMode::is_enabled()) {
-    return run_plan(plan, meta.locals, cause);
-  }
-  const Placements& to = plan.to.placements();
-  const uint64_t writes = meta.storage->writes.load(std::memory_order_relaxed);
-  {
-    std::lock_guard lock(meta.reduced_mutex);
-    const ReducedForm* form = known_form(meta);
-    if (form != nullptr && form->placements == to) return form->locals;
-  }
-  RankTensors result = run_plan(plan, meta.locals, cause);
-  auto reduced = std::make_unique<ReducedForm>();
-  reduced->placements = to;
-  reduced->locals = result;
-  reduced->writes = writes;
-  reduced->storage =
-      std::make_shared<LocalStorage>(meta.spec->mesh().world(), meta.spec->with_placements(to)->max_local_bytes());
-  std::lock_guard lock(meta.reduced_mutex);
-  meta.reduced = std::move(reduced);
-  return result;
-}
-
-// Is `to` the layout `from`, reduced and no more? Not what was reduced to pieces: who needs it whole would gather it.
-bool only_reduces(const Placements& from, const Placements& to) {
-  for (size_t m = 0; m < from.size(); ++m) {
-    if (from[m].is_partial() ? !to[m].is_replicate() : from[m] != to[m]) return false;
-  }
-  return true;
-}
-
 // Partial tensors that an operator has needed reduced are read in that form from then on: what is computed of them
-// needs no reduction of its own. Views and what is written to stay as they are.
+// needs no reduction of its own. Views of them are taken as they are, since they share that, and so is what is written.
 void read_reduced_forms(const OpInfo& info, Inputs& in) {
   if (info.is_view) return;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     at::Tensor& t = in.tensors[k];
     if (!t.defined() || info.args[in.args[k]].written || !spec_of(t)->has_partial()) continue;
-    const DTensorMeta& meta = meta_of(t);
-    std::lock_guard lock(meta.reduced_mutex);
-    const ReducedForm* form = known_form(meta);
-    if (form == nullptr || !only_reduces(meta.spec->placements(), form->placements)) continue;
-    t = make_view(meta.spec->with_placements(form->placements), form->locals, t, /*offset=*/0, form->storage);
+    if (at::Tensor reduced = reduced_before(t); reduced.defined()) t = std::move(reduced);
   }
 }
 
@@ -150,7 +107,7 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
                           std::move(outputs[k]), decision.output_offsets.empty() ? 0 : decision.output_offsets[k],
                           moved);
     }
-    return make_dtensor(decision.outputs[k], std::move(outputs[k]));
+    return make_result(decision.outputs[k], std::move(outputs[k]));
   };
   size_t k = 0;
   for (size_t r = 0; r < decision.output_counts.size(); ++r) {
@@ -186,6 +143,19 @@ void run_one_by_one(const OpInfo& info, Stack& stack) {
   info.op.callBoxedForDispatchKey(kSlow, stack);
 }
 
+// Calls of operators on this thread that are being dispatched, each for the one before.
+thread_local int calls_within = 0;
+
+struct CallWithin {
+  CallWithin() {
+    if (calls_within++ > 0) return;
+    if (CallSites* sites = current_dispatch_scope().call_sites) sites->next();
+  }
+  ~CallWithin() { --calls_within; }
+  CallWithin(const CallWithin&) = delete;
+  CallWithin& operator=(const CallWithin&) = delete;
+};
+
 // What was decided of a call. Made now, it is kept once the check of its first results has not refuted it.
 struct Decided {
   std::shared_ptr<const Decision> decision;
@@ -194,9 +164,9 @@ struct Decided {
   std::string description;  // of one made now
 };
 
-void keep(const Inputs& in, Decided& decided) {
+void keep(const Inputs& in, const Decided& decided) {
   if (!decided.made_now) return;
-  strategy_cache(in.mesh.world()).insert(decided.key, std::move(decided.decision), std::move(decided.description));
+  strategy_cache(in.mesh.world()).insert(decided.key, decided.decision, decided.description);
 }
 
 // From the cache, or made now.
@@ -205,22 +175,27 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
   StrategyCache& cache = strategy_cache(in.mesh.world());
   CacheKey key = make_key(info, resolved, in, args, target.get());
   auto decision = cache.find(key);
-  if (decision && (!decision->reduces_written || may_reduce_written(info, in)))
-    return {std::move(decision), false, {}, {}};
+  if (decision) return {std::move(decision), false, {}, {}};
   const OpCall call = make_call(info, in, args, target);
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
-  try {
-    decision = propagate(call, resolved.rule);
-  } catch (const WrittenLayoutError&) {
-    if (!may_reduce_written(info, in)) throw;
-    auto reduce_first = std::make_shared<Decision>();
-    reduce_first->reduces_written = true;
-    decision = std::move(reduce_first);
-  }
+  decision = propagate(call, resolved.rule);
   std::string description = call.to_string();
   if (call.limits.any()) description += c10::str(" within ", call.limits.max_bytes, " bytes");
   cache.check_open(description);
   return {std::move(decision), true, std::move(key), std::move(description)};
+}
+
+// The same, unless somebody decides the program's calls one by one.
+Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+                    c10::ArrayRef<c10::IValue> args, const SpecPtr& target) {
+  CallSites* sites = calls_within == 1 ? current_dispatch_scope().call_sites : nullptr;
+  if (sites == nullptr) return decide(info, resolved, in, args, target);
+  Decided usual;
+  auto decision = sites->decide(make_call(info, in, args, target), resolved.rule, [&] {
+    usual = decide(info, resolved, in, args, target);
+    return usual.decision;
+  });
+  return decision == usual.decision ? std::move(usual) : Decided{std::move(decision), false, {}, {}};
 }
 
 // Can what will be written to views whose parts had to move be taken to what they are views of?
@@ -246,28 +221,9 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
   SpecPtr target;
   if (resolved.rule && resolved.rule->uses_gradient_target && in_backward()) target = gradient_target();
 
-  Decided decided = decide(info, resolved, in, args, target);
-  if (decided.decision->reduces_written) {
-    keep(in, decided);
-    reduce_written(info, in);
-    decided = decide(info, resolved, in, args, target);
-  }
-
+  const Decided decided = decide_call(info, resolved, in, args, target);
   const std::shared_ptr<const Decision> decision = decided.decision;
-  std::vector<RankTensors> locals(in.tensors.size());
-  for (size_t k = 0; k < in.tensors.size(); ++k) {
-    if (!in.tensors[k].defined()) continue;
-    if (!decision->input_plans[k]) {
-      const bool reads = !info.is_view && !info.args[in.args[k]].overwritten;
-      locals[k] = (reads ? meta_of(in.tensors[k]) : memory_of(in.tensors[k])).locals;
-      continue;
-    }
-    CommCause cause;
-    if (!decision->input_plans[k]->is_local()) {
-      cause = {info.name, arg_name(info, in, static_cast<int>(k)), module_path(in), /*implicit=*/true};
-    }
-    locals[k] = run_remembered(in.tensors[k], *decision->input_plans[k], cause);
-  }
+  const std::vector<RankTensors> locals = move_inputs(info, *decision, in);
 
   std::vector<RankTensors> outputs;
   try {
@@ -277,6 +233,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
     throw;
   }
   keep(in, decided);
+  report_work(info, *decision, in, args);
   for (size_t a = 0; a < args.size(); ++a) {
     if (!info.args[a].written) continue;
     for (int k = in.slots[a].first; k < in.slots[a].first + in.slots[a].count; ++k) {
@@ -297,6 +254,7 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = op_info(op);
   const auto args = torch::jit::last(*stack, info.args.size());
   if (!has_dtensor(info, args)) return dispatch_plain(info, *stack);
+  const CallWithin within;
   if (info.handler != nullptr) return info.handler(op, *stack);
   dispatch_by_rule(op, *stack);
 }

@@ -7,6 +7,8 @@
 
 namespace dtensor {
 
+class CallSites;  // call_sites.h
+
 struct DispatchScope {
   static constexpr auto kKind = c10::DebugInfoKind::TEST_INFO;
 
@@ -15,6 +17,7 @@ struct DispatchScope {
   bool replicate_unsupported = false;     // operators without a rule run on replicated inputs
   bool delay_gradient_reduction = false;  // gradients keep the layout that backward gave them
   Limits limits;                          // of a redistribution (RedistributeMemoryLimit)
+  CallSites* call_sites = nullptr;        // who decides calls one by one (PinnedLayouts)
 };
 
 using DispatchScopeGuard = ThreadScope<DispatchScope>::Guard;

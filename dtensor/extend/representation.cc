@@ -38,6 +38,18 @@ class DTensorImpl final : public c10::TensorImpl {
     set_version_counter(c10::VariableVersion(0));
   }
 
+  // Another handle, which no operator hears of: Tensor::data(), and what autograd saves.
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                              bool allow_change) const override {
+    note_shared();
+    return c10::TensorImpl::shallow_copy_and_detach(version, allow_change);
+  }
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                              bool allow_change) const override {
+    note_shared();
+    return c10::TensorImpl::shallow_copy_and_detach(std::move(version), allow_change);
+  }
+
   // Asked before the data is accessed: early enough for the text, which would cost every tensor too much.
   bool has_storage() const override {
     if (!explained_.load(std::memory_order_acquire)) {
@@ -55,6 +67,11 @@ class DTensorImpl final : public c10::TensorImpl {
   const char* tensorimpl_type_name() const override { return kNoStorage; }
 
  private:
+  void note_shared() const {
+    const auto meta = get_backend_meta_intrusive_ptr();
+    if (meta) static_cast<const DTensorMeta&>(*meta).storage->shared.store(true, std::memory_order_relaxed);
+  }
+
   mutable std::atomic<bool> explained_{false};
 };
 
@@ -109,6 +126,12 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
   return at::Tensor(make_impl(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving)));
 }
 
+at::Tensor make_result(SpecPtr spec, RankTensors locals) {
+  auto impl = make_impl(std::move(spec), std::move(locals), nullptr, nullptr);
+  static_cast<DTensorMeta*>(impl->get_backend_meta())->laid_out_by_engine = true;
+  return at::Tensor(std::move(impl));
+}
+
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage) {
   if (!storage) {
@@ -127,7 +150,9 @@ void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std
                               c10::IntArrayRef(spec->strides().data(), spec->strides().size()));
   if (!storage) impl->set_storage_offset(0);
   auto name = peek_meta(t).name;  // what is arriving is not wanted any more
-  impl->set_backend_meta(make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name)));
+  auto meta = make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name));
+  meta->laid_out_by_engine = peek_meta(t).laid_out_by_engine;
+  impl->set_backend_meta(std::move(meta));
 }
 
 void set_name(const at::Tensor& t, std::string name) {

@@ -26,8 +26,9 @@
 
 namespace dtensor {
 
-struct ViewOrigin;  // view_origin.h
-class HookWatch;    // hook_watch.h
+struct ViewOrigin;   // view_origin.h
+struct ReducedForm;  // reduced_forms.h
+class HookWatch;     // hook_watch.h
 
 // What tensors that share memory share: the bytes they keep alive, and how often they were written to.
 struct LocalStorage {
@@ -45,15 +46,9 @@ struct LocalStorage {
   std::shared_ptr<const std::vector<std::shared_ptr<HookWatch>>> hook_watches;
   // The user holds the local tensors and can write to them unseen: nothing derived from them may be remembered.
   std::atomic<bool> given_away{false};
-};
-
-// The reduced form of a Partial tensor, kept so that a second operator that reads it does not pay for the same
-// reduction. Valid while nobody has written to the tensor; never handed out.
-struct ReducedForm {
-  Placements placements;
-  RankTensors locals;
-  uint64_t writes = 0;
-  std::shared_ptr<LocalStorage> storage;
+  // What of it was reduced, guarded by reduced_mutex; null: nothing yet. See reduced_forms.h.
+  std::mutex reduced_mutex;
+  std::shared_ptr<std::vector<ReducedForm>> reduced;
 };
 
 struct DTensorMeta final : c10::BackendMeta {
@@ -64,8 +59,8 @@ struct DTensorMeta final : c10::BackendMeta {
   std::shared_ptr<CommWork> arriving;       // what fills in the locals, or null
   bool may_be_late = false;                 // the locals are arriving, or a copied view's
 
-  mutable std::mutex reduced_mutex;
-  mutable std::unique_ptr<ReducedForm> reduced;  // guarded by reduced_mutex
+  // An operator's result, in the layout that was cheapest: nobody asked for it.
+  bool laid_out_by_engine = false;
 };
 
 // Waits for what is arriving, as the call that began it would have: below autograd, on plain tensors.
@@ -96,6 +91,8 @@ inline const DTensorMeta& memory_of(const at::TensorBase& t) {
 // there yet.
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr,
                         std::shared_ptr<CommWork> arriving = nullptr);
+// The same of an operator's result, whose layout the engine chose.
+at::Tensor make_result(SpecPtr spec, RankTensors locals);
 // The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the
 // locals share the memory of the base's. `offset`: where a plain tensor would begin in its storage. See make_view_of()
 // in view_origin.h.
@@ -116,7 +113,7 @@ LazyBits lazy_bits(const RankTensors& locals);
 at::Tensor seen_with(at::Tensor t, LazyBits bits);
 
 // Gives `t` (distributed or not) another layout, other locals and other sizes in place; its identity and autograd
-// history stay.
+// history stay, and whose choice its layout was.
 void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals,
                       std::shared_ptr<LocalStorage> storage = nullptr);
 

@@ -27,6 +27,8 @@ bool has_compatible_type(c10::DispatchKeySet keys, const at::Tensor& self, const
   if (is_dtensor(self) && !is_dtensor(from) && !c10::impl::tls_is_dispatch_key_excluded(kDTensorKey)) {
     throw_plain_in_place_of("set_data", self, from);
   }
+  if (is_dtensor(from))
+    peek_meta(from).storage->shared.store(true, std::memory_order_relaxed);  // by `self`, from now on
   return at::_ops::_has_compatible_shallow_copy_type::redispatch(keys & kBelowThatKey, self, from);
 }
 

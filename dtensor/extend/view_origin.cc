@@ -9,6 +9,7 @@
 #include "comm/scope.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/view_window.h"
 #include "dtensor/internal/executor.h"
 #include "plan/redistribute_planner.h"
@@ -86,7 +87,8 @@ at::Tensor undo_operator(const at::Tensor& value, const c10::OperatorHandle& op)
 
 // The view that the call gives now.
 at::Tensor take_again(const ViewOrigin& origin) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const DispatchScopeGuard no_call_of_the_program([](DispatchScope& s) { s.call_sites = nullptr; });
   Stack stack(origin.args.begin(), origin.args.end());
   stack[origin.base_arg] = origin.base;
   origin.op.callBoxedForDispatchKey(kDTensorKey, stack);
@@ -123,7 +125,11 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
   const auto base_size = static_cast<int64_t>(c10::elementSize(meta.spec->dtype())),
              size = static_cast<int64_t>(c10::elementSize(spec->dtype()));
   offset += base.storage_offset() * base_size / size;
-  if (!moved && shares_memory(locals, meta.locals)) return make_view(std::move(spec), std::move(locals), base, offset);
+  if (!moved && shares_memory(locals, meta.locals)) {
+    const std::string& name = call.op.schema().name();
+    note_view_of(base, name == "aten::_neg_view" || name == "aten::_conj");
+    return make_view(std::move(spec), std::move(locals), base, offset);
+  }
 
   auto origin = std::make_shared<ViewOrigin>(call, spec, locals, moved);
   // Of a copied view that is out of date this one is, too.

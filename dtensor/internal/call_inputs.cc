@@ -82,6 +82,14 @@ void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
   key.push_back(static_cast<uint64_t>(number));
 }
 
+// May an operator that writes to `t` lay it out anew? Known of tensors that an operator made and that no view or other
+// handle ever shared: on all ranks alike.
+bool has_free_layout(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  const LocalStorage& storage = *meta.storage;
+  return meta.laid_out_by_engine && !storage.shared && !storage.given_away && !storage.origin && !is_leaf_parameter(t);
+}
+
 }  // namespace
 
 bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
@@ -120,6 +128,9 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     if (storage.origin) in.copied_views = true;
     if (storage.hook_watches) in.hooks_watched = true;
     if (is_leaf_parameter(t)) keep_gradient_layout(t);
+    if (info.args[arg].written && !info.args[arg].out && has_free_layout(t)) {
+      in.free_layouts.push_back(static_cast<int>(in.tensors.size()) - 1);
+    }
   };
   for (size_t i = 0; i < args.size(); ++i) {
     ArgSlot& slot = in.slots[i];
@@ -143,6 +154,13 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
       }
     }
   }
+  // One that occurs twice would be laid out anew in two memories.
+  const auto occurs_again = [&](int k) {
+    return std::count_if(in.tensors.begin(), in.tensors.end(),
+                         [&](const at::Tensor& t) { return t.is_same(in.tensors[k]); }) > 1;
+  };
+  in.free_layouts.erase(std::remove_if(in.free_layouts.begin(), in.free_layouts.end(), occurs_again),
+                        in.free_layouts.end());
   if (any_plain && !in.writes_plain) {
     const bool allowed = plain_is_replicated();
     for (size_t i = 0; i < args.size(); ++i) {
@@ -185,6 +203,8 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
   key.push_back(gradient_target ? gradient_target->id() : 0);
   key.push_back(static_cast<uint64_t>(current_dispatch_scope().limits.max_bytes));
+  key.push_back(in.free_layouts.size());
+  for (const int k : in.free_layouts) key.push_back(static_cast<uint64_t>(k));
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSlot& slot = in.slots[i];
     if (slot.kind == ArgSlot::Kind::kStatic) {
@@ -205,6 +225,7 @@ OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue
   call.limits = current_dispatch_scope().limits;
   call.mesh = in.mesh;
   call.slots = in.slots;
+  call.free_layouts.assign(in.free_layouts.begin(), in.free_layouts.end());
   call.gradient_target = std::move(gradient_target);
   for (size_t i = 0; i < args.size(); ++i) {
     call.args.push_back(in.slots[i].kind == ArgSlot::Kind::kStatic ? args[i] : c10::IValue());

@@ -20,6 +20,7 @@ struct Inputs {
   absl::InlinedVector<at::Tensor, 6> tensors;  // undefined: absent
   absl::InlinedVector<uint16_t, 6> args;       // the schema argument of each
   std::vector<ArgSlot> slots;                  // per schema argument
+  absl::InlinedVector<int, 2> free_layouts;    // as OpCall::free_layouts
   DeviceMesh mesh;
   bool writes_plain = false;   // an argument that the operator writes to is a plain tensor
   bool copied_views = false;   // there are views that had to be copies

@@ -41,7 +41,7 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   }
   TensorMeta meta{Shape(first.sizes().begin(), first.sizes().end()),
                   Shape(first.strides().begin(), first.strides().end()), first.scalar_type()};
-  stack.emplace_back(make_dtensor(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals)));
+  stack.emplace_back(make_result(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals)));
 }
 
 // Nobody else sees its memory.

@@ -116,9 +116,8 @@ TEST_CASE("llama: one reduction per half of a block, and no weight moves", "[exa
     CHECK(comm.total() == comm.count(Collective::kAllReduce));
     comm.reset();
     loss.backward();
-    // The embedding's, and for every row-parallel layer two, where one would do: the gradient is read through two
-    // views. The sums of the loss' gradients; one per parameter.
-    CHECK(comm.count(Collective::kAllReduce) == 1 + 2 * 2 * config.layers + 1 + 9 * config.layers + 3);
+    // The head's, and two per block; the sums of the loss' gradients; one per parameter.
+    CHECK(comm.count(Collective::kAllReduce) == 1 + 2 * config.layers + 1 + 9 * config.layers + 3);
     CHECK(comm.total() == comm.count(Collective::kAllReduce));
   }
 }

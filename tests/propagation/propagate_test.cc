@@ -258,28 +258,31 @@ bool begins_to_shard(const std::vector<SpecPtr>& specs, size_t d, const DimStrat
   return false;
 }
 
-// The later reduction of a Partial that an input was moved to another dim for, or that something was gathered to put
-// off.
+// What reducing a tensor laid out so takes along mesh dim d.
+double reduction(const Spec& spec, size_t d) {
+  if (!spec.placements()[d].is_partial()) return 0;
+  const DeviceMesh& mesh = spec.mesh();
+  const int64_t n = mesh.size(static_cast<int64_t>(d));
+  const bool crosses = (mesh.dims_between_nodes(CostModel().ranks_per_node) >> d & 1) != 0;
+  return CostModel().collective(Collective::kAllReduce, n, crosses, spec.max_local_bytes() * 2 * (n - 1) / n);
+}
+
+// The later reduction of a Partial that an input moved for, or that is put off without a gain.
 double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, const Spec& result) {
-  double seconds = 0;
   Placements out;
   for (const DimStrategy& o : chosen) out.push_back(o.outputs[0]);
-  const double bytes = static_cast<double>(result.with_placements(out)->max_local_bytes());
+  double seconds = 0;
   for (size_t d = 0; d < chosen.size(); ++d) {
-    bool moved = false, kept = false, gathered = false;
+    const double later = reduction(*result.with_placements(out), d);
+    double now = 0;
+    bool moves = false, no_gain = false;
     for (size_t i = 0; i < specs.size(); ++i) {
       const Placement &from = specs[i]->placements()[d], &to = chosen[d].inputs[i];
-      moved = moved || (from.is_sharded() && to.is_sharded() && from != to);
-      kept = kept || (from.is_partial() && to.is_partial());
-      gathered = gathered || (from.is_sharded() && to.is_replicate());
+      moves = moves || (from.is_sharded() && !to.is_partial() && from != to);
+      no_gain = no_gain || (from.is_sharded() && to.is_partial()) || (from.is_partial() && !to.is_partial());
+      if (to.is_partial()) now += reduction(*specs[i], d);
     }
-    const DeviceMesh& mesh = specs[0]->mesh();
-    const int64_t n = mesh.size(static_cast<int64_t>(d));
-    const bool crosses = (mesh.dims_between_nodes(CostModel().ranks_per_node) >> d & 1) != 0;
-    if ((moved || (kept && gathered)) && out[d].is_partial()) {
-      seconds +=
-          CostModel().collective(Collective::kAllReduce, n, crosses, static_cast<int64_t>(bytes) * 2 * (n - 1) / n);
-    }
+    if (moves || (now > 0 && (no_gain || later > now))) seconds += later;
   }
   return seconds;
 }
@@ -353,9 +356,10 @@ TEST_CASE("partials that nobody brought are not made") {
 }
 
 TEST_CASE("the engine does not begin to shard along a mesh dim by itself") {
-  // A reduce-scatter would be half the price of the all-reduce, and leave the result sharded.
-  CHECK(decision(*propagate(make("mul", {spec({4}, {64, 64}, "P"), spec({4}, {64, 64}, "P")})))
-            .rfind("P(sum), R -> P(sum)", 0) == 0);
+  // A reduce-scatter would be half the price of the all-reduce, and leave the result sharded. Both are reduced, in one
+  // go: a product that stayed Partial would be reduced once more.
+  CHECK(decision(*propagate(make("mul", {spec({4}, {64, 64}, "P"), spec({4}, {64, 64}, "P")}))).rfind("R, R -> R", 0) ==
+        0);
   // Splitting k over the second mesh dim would halve what travels over the first.
   CHECK(decision(*propagate(make("mm", {spec({2, 2}, {64, 64}, "S(0)R"), spec({2, 2}, {64, 64}, "S(0)R")}))) ==
         "S(0)R, RR -> S(0)R; 1: 8192 B");

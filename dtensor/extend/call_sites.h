@@ -1,0 +1,24 @@
+// Who decides the calls of a step one by one, instead of the strategy cache: recordings, and pinned layouts. For the
+// folders above.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "propagation/decision.h"
+
+namespace dtensor {
+
+// Set for a thread, and for autograd's threads that work for it, by DispatchScope::call_sites.
+class CallSites {
+ public:
+  virtual ~CallSites() = default;
+  // The next call that the program or autograd makes begins; not those that operators make of each other. The same in
+  // every layout.
+  virtual void next() = 0;
+  // It is to be decided as the operator's rule has it. `usual`: what is done else.
+  virtual std::shared_ptr<const Decision> decide(const OpCall& call, const std::shared_ptr<const OpRule>& rule,
+                                                 const std::function<std::shared_ptr<const Decision>()>& usual) = 0;
+};
+
+}  // namespace dtensor

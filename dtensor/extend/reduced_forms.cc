@@ -1,0 +1,229 @@
+#include "dtensor/extend/reduced_forms.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "dtensor/extend/dispatch_scope.h"
+#include "plan/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+// Is `to` the layout `from`, reduced and no more?
+bool only_reduces(const Placements& from, const Placements& to) {
+  for (size_t m = 0; m < from.size(); ++m) {
+    if (from[m].is_partial() ? !to[m].is_replicate() : from[m] != to[m]) return false;
+  }
+  return true;
+}
+
+bool are_addends_alike(const Placements& a, const Placements& b) {
+  for (size_t m = 0; m < a.size(); ++m) {
+    if (a[m].is_partial() != b[m].is_partial()) return false;
+    if (a[m].is_partial() && a[m].reduce_op() != b[m].reduce_op()) return false;
+  }
+  return true;
+}
+
+// One past the last element of its memory.
+int64_t end_of(const Spec& spec, int64_t offset) {
+  int64_t last = offset;
+  for (int64_t d = 0; d < spec.ndim(); ++d) last += (spec.sizes()[d] - 1) * spec.strides()[d];
+  return last + 1;
+}
+
+bool is_whole(const Placements& placements) {
+  return std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_replicate(); });
+}
+
+// Where tensors are sought within others, they are so by elements in memory: numbers that are seen conjugated on some
+// ranks, which others do not know of, are left out.
+bool is_real(const Spec& spec) { return !c10::isComplexType(spec.dtype()); }
+
+bool is_same(const ReducedForm& form, const at::Tensor& t, const Spec& spec) {
+  return form.from.get() == &spec && form.offset == t.storage_offset();
+}
+
+bool lies_within(const ReducedForm& form, const at::Tensor& t, const Spec& spec) {
+  return form.is_dense && spec.meta().numel() > 0 && form.from->mesh() == spec.mesh() &&
+         form.from->dtype() == spec.dtype() && form.offset <= t.storage_offset() &&
+         end_of(spec, t.storage_offset()) <= end_of(*form.from, form.offset);
+}
+
+// Can a view of what has the layout `from` be taken of it in the layout `to`? Every rank takes it of its part; or of
+// the whole, of which it has all.
+enum class Taking { kNot, kOfParts, kOfWhole };
+
+Taking taking(const ReducedForm& form, const Placements& to, const Spec& view, const Placements& view_to) {
+  const Placements& from = form.from->placements();
+  if (only_reduces(from, to) && only_reduces(view.placements(), view_to) && are_addends_alike(from, view.placements()))
+    return Taking::kOfParts;
+  return is_whole(to) && is_whole(view_to) && is_real(view) ? Taking::kOfWhole : Taking::kNot;
+}
+
+// `t` in the strides `wanted`, made so for good.
+void lay(at::Tensor& t, c10::IntArrayRef strides) {
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    if (t.size(d) <= 1 || t.stride(d) == strides[d]) continue;
+    t = at::empty_strided(t.sizes(), strides, t.options()).copy_(t);
+    return;
+  }
+}
+
+// Of what was made on local rank i, what `part` is of the part there.
+at::Tensor view_of_part(ReducedForm& form, size_t i, const at::Tensor& part) {
+  const at::Tensor& own = form.parts[i];
+  at::Tensor& whole = form.locals[i];
+  if (part.numel() == 0) return at::empty(part.sizes(), whole.options());
+  lay(whole, own.strides());
+  return whole.as_strided(part.sizes(), part.strides(),
+                          whole.storage_offset() + part.storage_offset() - own.storage_offset());
+}
+
+at::Tensor view_of_whole(ReducedForm& form, size_t i, const Spec& spec, int64_t offset) {
+  at::Tensor& whole = form.locals[i];
+  lay(whole, form.from->strides());
+  return whole.as_strided(spec.sizes(), spec.strides(), whole.storage_offset() + offset - form.offset);
+}
+
+// The parts of `t` in the layout `to`. Conjugates lie where the numbers do.
+RankTensors parts_of(ReducedForm& form, const at::Tensor& t, const DTensorMeta& meta, const Placements& to) {
+  const Spec& spec = *meta.spec;
+  const bool same = is_same(form, t, spec);
+  const bool of_whole = !same && taking(form, form.plan->to.placements(), spec, to) == Taking::kOfWhole;
+  LocalGuard guard;
+  RankTensors parts;
+  for (size_t i = 0; i < meta.locals.size(); ++i) {
+    const at::Tensor& part = meta.locals[i];
+    if (of_whole) {
+      parts.push_back(view_of_whole(form, i, spec, t.storage_offset()));
+    } else {
+      parts.push_back(
+          seen_with(same ? form.locals[i] : view_of_part(form, i, part), lazy_bits(part) ^ lazy_bits(form.parts[i])));
+    }
+  }
+  return parts;
+}
+
+// Are some of the tensors there seen negated? Ranks that hold nothing of one cannot tell, so of what is gathered no
+// use is made.
+bool is_flipped(const LocalStorage& storage) {
+  return std::any_of(storage.reduced->begin(), storage.reduced->end(), [](const ReducedForm& f) { return !f.from; });
+}
+
+// That from which `t` is known in the layout `to`. Null: from none, or somebody may have written since. REQUIRES:
+// storage.reduced_mutex is locked.
+ReducedForm* find(LocalStorage& storage, const at::Tensor& t, const Spec& spec, const Placements& to) {
+  if (!storage.reduced) return nullptr;
+  const uint64_t writes = storage.writes.load(std::memory_order_relaxed);
+  const bool flips = is_flipped(storage);
+  for (ReducedForm& form : *storage.reduced) {
+    if (!form.plan || form.writes != writes) continue;
+    const Placements& known = form.plan->to.placements();
+    if (flips && !only_reduces(form.from->placements(), known)) continue;
+    if (is_same(form, t, spec) ? known == to
+                               : lies_within(form, t, spec) && taking(form, known, spec, to) != Taking::kNot)
+      return &form;
+  }
+  return nullptr;
+}
+
+// May what is made of the memory be remembered?
+bool may_remember(const LocalStorage& storage) { return !storage.given_away && !c10::InferenceMode::is_enabled(); }
+
+bool is_worth_remembering(const Spec& spec, const RedistributePlan& plan) {
+  if (plan.is_local()) return false;
+  const Placements& to = plan.to.placements();
+  return spec.has_partial() || (is_whole(to) && spec.with_placements(to)->max_local_bytes() <= kRememberedBytes);
+}
+
+// The tensor that `t` is a view of; null: it is not known. REQUIRES: storage.reduced_mutex is locked.
+const ReducedForm* base_of(const LocalStorage& storage, const at::Tensor& t, const Spec& spec) {
+  if (!storage.reduced || storage.reduced->front().plan || is_flipped(storage)) return nullptr;
+  const ReducedForm& base = storage.reduced->front();
+  return !is_same(base, t, spec) && lies_within(base, t, spec) ? &base : nullptr;
+}
+
+}  // namespace
+
+void note_view_of(const at::Tensor& t, bool flips) {
+  const DTensorMeta& meta = peek_meta(t);
+  LocalStorage& storage = *meta.storage;
+  std::lock_guard lock(storage.reduced_mutex);
+  if (is_whole(meta.spec->placements()) || (storage.reduced && !flips)) return;
+  if (!storage.reduced) {
+    storage.reduced = std::make_shared<std::vector<ReducedForm>>();
+    storage.reduced->push_back(
+        {meta.spec, t.storage_offset(), t.is_non_overlapping_and_dense(), meta.locals, nullptr, {}, 0, nullptr});
+  }
+  if (flips && !is_flipped(storage)) storage.reduced->emplace_back();
+}
+
+std::optional<RankTensors> find_known(const at::Tensor& t, const RedistributePlan& plan) {
+  const DTensorMeta& meta = meta_of(t);
+  if (!may_remember(*meta.storage)) return std::nullopt;
+  const Placements& to = plan.to.placements();
+  std::lock_guard lock(meta.storage->reduced_mutex);
+  ReducedForm* form = find(*meta.storage, t, *meta.spec, to);
+  return form == nullptr ? std::nullopt : std::optional(parts_of(*form, t, meta, to));
+}
+
+ReducedForm choose_move(const at::Tensor& t, std::shared_ptr<const RedistributePlan> plan) {
+  constexpr double kLittleLonger = 2;  // where the other views then have it, too
+  const DTensorMeta& meta = meta_of(t);
+  const Spec& spec = *meta.spec;
+  LocalStorage& storage = *meta.storage;
+  const uint64_t writes = storage.writes.load(std::memory_order_relaxed);
+  std::lock_guard lock(storage.reduced_mutex);
+  if (const ReducedForm* base = may_remember(storage) ? base_of(storage, t, spec) : nullptr) {
+    const Placements& to = plan->to.placements();
+    const Placements base_to = only_reduces(spec.placements(), to) ? without_partials(base->from->placements())
+                                                                   : Placements(to.size(), Replicate());
+    if (taking(*base, base_to, spec, to) != Taking::kNot) {
+      auto base_plan = cached_plan_within(base->from, base_to, current_dispatch_scope().limits);
+      const double limit =
+          base_plan && is_worth_remembering(*base->from, *base_plan) ? kLittleLonger * plan->seconds : plan->seconds;
+      if (base_plan && !base_plan->is_local() && base_plan->seconds <= limit) {
+        return {base->from, base->offset, base->is_dense, base->parts, std::move(base_plan), {}, writes, nullptr};
+      }
+    }
+  }
+  return {meta.spec, t.storage_offset(), t.is_non_overlapping_and_dense(), meta.locals, std::move(plan), {}, writes,
+          nullptr};
+}
+
+RankTensors finish_move(const at::Tensor& t, const Placements& to, ReducedForm moved) {
+  const DTensorMeta& meta = peek_meta(t);
+  RankTensors result = parts_of(moved, t, meta, to);
+  LocalStorage& storage = *meta.storage;
+  if (!may_remember(storage) || !is_worth_remembering(*moved.from, *moved.plan)) return result;
+  const int64_t bytes = moved.from->with_placements(moved.plan->to.placements())->max_local_bytes();
+  moved.storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(), bytes);
+  std::lock_guard lock(storage.reduced_mutex);
+  if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
+  auto& forms = *storage.reduced;
+  const auto is_stale = [&](const ReducedForm& f) { return f.plan && f.writes != moved.writes; };
+  forms.erase(std::remove_if(forms.begin(), forms.end(), is_stale), forms.end());
+  forms.push_back(std::move(moved));
+  return result;
+}
+
+at::Tensor reduced_before(const at::Tensor& t) {
+  const DTensorMeta& seen = peek_meta(t);
+  if (!seen.spec->has_partial() || !may_remember(*seen.storage)) return {};
+  const DTensorMeta& meta = meta_of(t);
+  const Placements to = without_partials(meta.spec->placements());
+  std::lock_guard lock(meta.storage->reduced_mutex);
+  ReducedForm* form = find(*meta.storage, t, *meta.spec, to);
+  if (form == nullptr) return {};
+  return make_view(meta.spec->with_placements(to), parts_of(*form, t, meta, to), t, t.storage_offset(), form->storage);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,51 @@
+// Layouts that a tensor is known in besides its own: what operators have reduced or gathered once is not moved again
+// for another operator, nor for a view of the tensor. For the folders above.
+//
+// Remembered with the memory that tensors share (LocalStorage), until somebody writes to it, and never handed out: the
+// tensors keep their placements to whoever asks. Reductions are always remembered, gathered wholes up to
+// kRememberedBytes a rank. Where no rank has data, as in abstract worlds, it is known that they would be. All is
+// decided by layouts, sizes and strides: the same on all ranks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "dtensor/extend/representation.h"
+#include "plan/redistribute_plan.h"
+
+namespace dtensor {
+
+inline constexpr int64_t kRememberedBytes = int64_t{4} << 20;
+
+// A tensor as it was moved. The first of a memory with `plan` null: the tensor that all others there are views of. One
+// without anything: some of them are seen negated, or conjugated.
+struct ReducedForm {
+  SpecPtr from;
+  int64_t offset = 0;     // where it begins in its memory, in elements
+  bool is_dense = false;  // it fills that memory: what views within it are can be taken of what it was brought to
+  RankTensors parts;      // as they are
+  std::shared_ptr<const RedistributePlan> plan;
+  RankTensors locals;   // after the plan
+  uint64_t writes = 0;  // LocalStorage::writes when it began
+  std::shared_ptr<LocalStorage> storage;
+};
+
+// A view of `t` is taken. `flips`: it is seen negated, or conjugated.
+void note_view_of(const at::Tensor& t, bool flips);
+
+// What `t` is after `plan`, if that is known: for operators, which read its parts and let go of them.
+std::optional<RankTensors> find_known(const at::Tensor& t, const RedistributePlan& plan);
+// What to move so that `t` is known as after `plan`, without `locals` yet: the tensor that it is a view of, where that
+// takes little longer, or `t` itself.
+ReducedForm choose_move(const at::Tensor& t, std::shared_ptr<const RedistributePlan> plan);
+// What `t` is in the layout `to` when that has moved, which is remembered where that is the rule.
+RankTensors finish_move(const at::Tensor& t, const Placements& to, ReducedForm moved);
+
+// `t` as it was reduced before, if it is Partial and was, and nothing but reduced: not what was reduced to pieces, as
+// who needs that whole would gather it. Else an undefined tensor.
+at::Tensor reduced_before(const at::Tensor& t);
+
+}  // namespace dtensor

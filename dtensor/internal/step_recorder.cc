@@ -1,0 +1,158 @@
+#include "dtensor/internal/step_recorder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <utility>
+
+#include "comm/comm_call.h"
+#include "comm/scope.h"
+#include "comm/work_event.h"
+#include "dtensor/extend/call_sites.h"
+#include "dtensor/extend/dispatch_scope.h"
+#include "mesh/memory_meter.h"
+#include "mesh/world.h"
+#include "plan/cost_model.h"
+#include "propagation/strategy_cache.h"
+
+namespace dtensor {
+namespace {
+
+bool crosses_nodes(const Group& group, int64_t ranks_per_node) {
+  return std::any_of(group.members.begin(), group.members.end(), [&](const std::vector<int64_t>& members) {
+    return members.front() / ranks_per_node != members.back() / ranks_per_node;
+  });
+}
+
+class Recorder final : public CallSites, public CommListener {
+ public:
+  Recorder(const Overrides& overrides, double flops_per_second)
+      : overrides_(overrides), flops_per_second_(flops_per_second) {}
+
+  void next() override {
+    std::lock_guard lock(mutex_);
+    ++index_;
+    current_ = nullptr;
+  }
+
+  std::shared_ptr<const Decision> decide(const OpCall& call, const std::shared_ptr<const OpRule>& rule,
+                                         const std::function<std::shared_ptr<const Decision>()>& usual) override {
+    std::shared_ptr<const Decision> decision;
+    const auto pin = overrides_.find(index_);
+    if (pin != overrides_.end()) {
+      decision = find_pinned(call, rule, pin->second);
+      missed_ += decision ? 0 : 1;
+    }
+    if (!decision) decision = usual();
+    std::lock_guard lock(mutex_);
+    note_world(call.mesh.world());
+    step_.calls.push_back({index_, call, rule, decision, current_scope().module_path});
+    current_ = &step_.calls.back();
+    return decision;
+  }
+
+  void on_comm(const CommEvent&, bool) override {}
+
+  void on_call(const CommEvent& event, const CommView& view, bool before) override {
+    if (before) return;
+    std::lock_guard lock(mutex_);
+    if (!cost_) return;
+    const bool crosses = view.call.group != nullptr && crosses_nodes(*view.call.group, cost_->ranks_per_node);
+    const double seconds = cost_->collective(event.collective, event.group_size, crosses, event.bytes);
+    step_.cost.seconds += seconds;
+    ++step_.cost.collectives;
+    step_.cost.bytes += event.bytes;
+    if (current_ != nullptr) current_->seconds += seconds;
+  }
+
+  void on_work(const WorkEvent& event) override {
+    std::lock_guard lock(mutex_);
+    step_.cost.flops += event.flops;
+    step_.cost.seconds += event.flops / flops_per_second_;
+  }
+
+  RecordedStep take() {
+    if (world_) step_.cost.peak_bytes = world_->memory().peak_bytes();
+    return std::move(step_);
+  }
+  int64_t missed() const {
+    return missed_ + static_cast<int64_t>(std::count_if(overrides_.begin(), overrides_.end(),
+                                                        [&](const auto& o) { return o.first > index_; }));
+  }
+
+ private:
+  void note_world(const World& world) {
+    if (cost_) return;
+    world_ = world;
+    world_->memory().reset_peak();
+    cost_ = cost_model(world);
+  }
+
+  const Overrides& overrides_;
+  const double flops_per_second_;
+  std::mutex mutex_;
+  RecordedStep step_;
+  RecordedCall* current_ = nullptr;  // the call whose collectives run
+  std::optional<World> world_;
+  std::shared_ptr<const CostModel> cost_;
+  int64_t index_ = -1;
+  int64_t missed_ = 0;
+};
+
+}  // namespace
+
+namespace {
+
+// Begins with 0, where the dispatcher's keys have the address of an operator.
+CacheKey key_of(const OpCall& call, const LayoutPin& pin) {
+  CacheKey key{0, static_cast<uint64_t>(call.limits.max_bytes), call.free_layouts.size()};
+  for (const int k : call.free_layouts) key.push_back(static_cast<uint64_t>(k));
+  for (const SpecPtr& input : call.inputs) key.push_back(input ? input->id() : 0);
+  const auto add_text = [&](const std::string& text) {
+    for (size_t i = 0; i < text.size(); i += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, text.data() + i, std::min<size_t>(8, text.size() - i));
+      key.push_back(word);
+    }
+  };
+  add_text(pin.as_called);
+  for (const Placements& placements : pin.inputs) add_text(to_string(placements) + ";");
+  return key;
+}
+
+}  // namespace
+
+std::vector<Placements> computed_placements(const Decision& decision) {
+  std::vector<Placements> placements;
+  for (const SpecPtr& spec : decision.computed) placements.push_back(spec ? spec->placements() : Placements());
+  return placements;
+}
+
+std::shared_ptr<const Decision> find_pinned(const OpCall& call, const std::shared_ptr<const OpRule>& rule,
+                                            const LayoutPin& pin) {
+  if (call.to_string() != pin.as_called) return nullptr;
+  StrategyCache& cache = strategy_cache(call.mesh.world());
+  const CacheKey key = key_of(call, pin);
+  if (auto known = cache.find(key)) return known;
+  for (PricedDecision& way : propagate_all(call, rule, std::numeric_limits<size_t>::max())) {
+    if (computed_placements(*way.decision) != pin.inputs) continue;
+    cache.insert(key, way.decision, "pinned: " + way.decision->explain(call));
+    return std::move(way.decision);
+  }
+  return nullptr;
+}
+
+RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides, double flops_per_second,
+                         int64_t* missed) {
+  Recorder recorder(overrides, flops_per_second);
+  {
+    const ScopeGuard listening([&](Scope& s) { s.listeners.push_back(&recorder); });
+    const DispatchScopeGuard deciding([&](DispatchScope& s) { s.call_sites = &recorder; });
+    step();
+  }
+  if (missed != nullptr) *missed = recorder.missed();
+  return recorder.take();
+}
+
+}  // namespace dtensor

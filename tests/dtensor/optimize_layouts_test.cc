@@ -1,0 +1,135 @@
+// Layouts chosen together: what they spare is what a run with them spares, in the world where they were found and in
+// one with data, and values stay.
+#include "dtensor/optimize_layouts.h"
+
+#include <torch/nn.h>
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/redistribute.h"
+#include "observe/comm_debug_mode.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
+
+namespace dtensor {
+namespace {
+
+using torch::Tensor;
+
+// A product whose sum over the ranks three operators need; each by itself does best to put that off.
+struct Step {
+  explicit Step(const World& world) : mesh(world, {4}, {"tp"}) {
+    torch::manual_seed(1);
+    a = torch::randn({64, 16}, torch::kDouble);
+    b = torch::randn({16, 8}, torch::kDouble);
+    c = torch::randn({8, 4}, torch::kDouble);
+    da = distribute_tensor(a, mesh, {Shard(1)});
+    db = distribute_tensor(b, mesh, {Shard(0)});
+    dc = distribute_tensor(c, mesh);
+  }
+
+  static Tensor compute(const Tensor& a, const Tensor& b, const Tensor& c) {
+    const Tensor p = a.mm(b);
+    return p.mm(c).exp().sum() + p.mm(c * 2).sin().sum() + p.square().sum();
+  }
+  void operator()() { result = compute(da, db, dc); }
+
+  DeviceMesh mesh;
+  Tensor a, b, c, da, db, dc, result;
+};
+
+TEST_CASE("optimize_layouts: finds that one reduction does, and a pinned step does with it",
+          "[dtensor][optimize_layouts]") {
+  Step abstract(World::abstract(4));
+  int64_t told = 0;
+  OptimizeLayoutsOptions options;
+  options.progress = [&](int64_t, double) { ++told; };
+  const LayoutPlan plan = optimize_layouts([&] { abstract(); }, options);
+  CAPTURE(plan.explain());
+  CHECK(plan.before.collectives == 3);
+  CHECK(plan.after.collectives == 1);
+  CHECK(plan.after.seconds < plan.before.seconds);
+  CHECK(plan.pins.size() == 1);
+  CHECK(told == plan.trials - 1);
+
+  Step real(World::local(4));
+  CommDebugMode comm;
+  {
+    const PinnedLayouts pinned(plan);
+    real();
+    CHECK(pinned.missed() == 0);
+  }
+  CHECK(comm.total() == 1);
+  CHECK(full_tensor(real.result).item<double>() ==
+        Approx(Step::compute(real.a, real.b, real.c).item<double>()).epsilon(1e-12));
+  comm.reset();
+  real();  // no longer pinned
+  CHECK(comm.total() == 3);
+}
+
+TEST_CASE("optimize_layouts: says so where nothing is better", "[dtensor][optimize_layouts]") {
+  Step s(World::abstract(4));
+  const LayoutPlan plan = optimize_layouts([&] { s.da.mm(s.db).exp(); });
+  CHECK(plan.pins.empty());
+  CHECK(plan.before.collectives == plan.after.collectives);
+  CHECK_THAT(plan.explain(), Catch::Contains("nothing better"));
+}
+
+TEST_CASE("optimize_layouts: keeps to memory and to the number of trials", "[dtensor][optimize_layouts]") {
+  Step s(World::abstract(4));
+  OptimizeLayoutsOptions options;
+  options.max_trials = 3;
+  CHECK(optimize_layouts([&] { s(); }, options).trials <= 3);
+  options.max_trials = 1000;
+  options.max_bytes = 1;
+  CHECK(optimize_layouts([&] { s(); }, options).pins.empty());
+}
+
+TEST_CASE("optimize_layouts: plans are files", "[dtensor][optimize_layouts]") {
+  Step s(World::abstract(4));
+  const LayoutPlan plan = optimize_layouts([&] { s(); });
+  const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/plan.json";
+  plan.save(path);
+  const LayoutPlan loaded = LayoutPlan::load(path);
+  CHECK(loaded.explain() == plan.explain());
+  {
+    const PinnedLayouts pinned(loaded);
+    s();
+    CHECK(pinned.missed() == 0);
+  }
+  CHECK_THAT(testing::error_text([&] { LayoutPlan::load(path + ".none"); }), Catch::Contains("cannot read"));
+  for (const char* text : {"", "[]", "{\"format\": 1}", "{\"format\": \"dtensor layout plan\", \"version\": 1}",
+                           "{\"format\": \"dtensor layout plan\", \"version\": 9, \"pins\": []}"}) {
+    std::ofstream(path) << text;
+    CHECK_THAT(testing::error_text([&] { LayoutPlan::load(path); }),
+               Catch::Contains("is no layout plan") && Catch::Contains(path));
+  }
+  CHECK_THAT(testing::error_text([&] { plan.save("/nowhere/plan.json"); }), Catch::Contains("cannot write"));
+}
+
+TEST_CASE("optimize_layouts: another step misses its pins, and is computed as usual", "[dtensor][optimize_layouts]") {
+  Step s(World::abstract(4));
+  const LayoutPlan plan = optimize_layouts([&] { s(); });
+  const PinnedLayouts pinned(plan);
+  s.dc.exp();
+  s.da.mm(s.db).exp();
+  CHECK(pinned.missed() == 1);
+  CHECK_THAT(testing::error_text([] { optimize_layouts([] { torch::ones({2}).exp(); }); }),
+             Catch::Contains("[optimize_layouts] the step computes nothing with distributed tensors"));
+}
+
+TEST_CASE("advise: names what is dearest, why, and what else there is", "[dtensor][optimize_layouts]") {
+  Step s(World::abstract(4));
+  const std::string text = advise([&] { s(); }, 2);
+  CAPTURE(text);
+  CHECK_THAT(text, Catch::Contains("3 collectives"));
+  CHECK_THAT(text, Catch::Contains("aten::pow.Tensor_Scalar(R) -> R; input 0: P(sum) -> R: all_reduce(tp)"));
+  CHECK_THAT(text, Catch::Contains("next best"));
+  CHECK(std::count(text.begin(), text.end(), '\n') == 5);
+}
+
+}  // namespace
+}  // namespace dtensor
