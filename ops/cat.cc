@@ -1,4 +1,5 @@
-// cat and stack: the joined dim is whole, the others follow.
+// cat and stack: the joined dim is whole, or made of blocks; the others follow.
+#include "ops/blocks.h"
 #include "ops/movement.h"
 #include "propagation/rule_registry.h"
 
@@ -43,7 +44,9 @@ FactorRule stack(const OpCall& call) {
 }  // namespace
 
 const RuleFamily cat_rules("cat", [](RuleRegistry& registry) {
-  registry.add("aten::cat", factor_op(cat));
+  OpRule joined = factor_op(cat);
+  cat_at_borders(joined);
+  registry.add("aten::cat", joined);
   registry.add("aten::stack", factor_op(stack));
 });
 

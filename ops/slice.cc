@@ -1,11 +1,13 @@
 // Parts of dims: select, slice, split, diagonals, padding, rolling, triangles, and what takes their gradients back. A
-// dim of which a part is taken is computed whole; the others follow.
+// dim of which a part is taken is computed whole, unless it is taken at the borders of its blocks (blocks.h); the
+// others follow.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 
+#include "ops/blocks.h"
 #include "ops/meta_tensor.h"
 #include "ops/movement.h"
 #include "propagation/rule_registry.h"
@@ -206,6 +208,7 @@ struct Movement {
   const char* sizes_arg = nullptr;  // to be replaced by local sizes
   OutputMetas (*metas)(const OpCall&) = nullptr;
   Passing passing = Passing::kAll;
+  void (*at_borders)(OpRule&) = nullptr;
 };
 
 }  // namespace
@@ -214,8 +217,8 @@ const RuleFamily slice_rules("slice", [](RuleRegistry& registry) {
   const Movement table[] = {
       {{"aten::select.int", "aten::select_copy.int"}, select},
       {{"aten::select_backward"}, select_backward, "input_sizes"},
-      {{"aten::slice.Tensor", "aten::slice_copy.Tensor"}, slice},
-      {{"aten::slice_backward"}, slice_backward, "input_sizes"},
+      {{"aten::slice.Tensor", "aten::slice_copy.Tensor"}, slice, nullptr, nullptr, Passing::kAll, slice_at_borders},
+      {{"aten::slice_backward"}, slice_backward, "input_sizes", nullptr, Passing::kAll, slice_backward_at_borders},
       {{"aten::narrow_copy"}, whole_dim},
       {{"aten::unfold", "aten::unfold_copy"}, unfold},
       {{"aten::unfold_backward"}, unfold_backward, "input_sizes", input_sizes_metas, Passing::kLinear},
@@ -231,11 +234,14 @@ const RuleFamily slice_rules("slice", [](RuleRegistry& registry) {
         [dims = m.dims, passing = m.passing](const OpCall& call) { return movement(call, dims(call), 1, passing); });
     if (m.sizes_arg != nullptr) rule.local = with_local_sizes(m.sizes_arg);
     if (m.metas != nullptr) rule.metas = m.metas;
+    if (m.at_borders != nullptr) m.at_borders(rule);
     registry.add(m.ops, rule);
   }
+  OpRule pieces = factor_op(split);
+  split_at_borders(pieces);
   registry.add({"aten::split.Tensor", "aten::split_with_sizes", "aten::unsafe_split.Tensor",
                 "aten::unsafe_split_with_sizes", "aten::split_copy.Tensor", "aten::split_with_sizes_copy"},
-               factor_op(split));
+               pieces);
   for (const char* op : {"aten::unbind.int", "aten::unbind_copy.int"}) registry.add(op, factor_op(unbind));
   registry.add("aten::select_scatter", factor_op(select_scatter));
   registry.add("aten::slice_scatter", factor_op(slice_scatter));
