@@ -1,9 +1,13 @@
-// Layer, RMS and group normalization. The dims that are normalised are computed whole; gradients of weight and bias are
+// Layer, RMS and group normalization. The dims that are normalised are computed whole, but groups of channels that lie
+// on a rank; gradients of weight and bias are
 // sums over the other dims, so splitting those leaves them Partial.
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
 #include <string_view>
+#include <utility>
 
+#include "ops/core_dims.h"
 #include "ops/meta_tensor.h"
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
@@ -112,13 +116,29 @@ OutputMetas group_metas(const Normalization& norm, const OpCall& call) {
                     {call.get_int("N"), call.get_int("group")}, {call.get_int("C")});
 }
 
-// `N` is the global batch size; a rank has its own.
-void group_norm_local(const LocalCall& local, torch::jit::Stack& stack) {
-  const auto& schema = local.op.schema();
-  const size_t base = stack.size() - schema.arguments().size();
-  const at::Tensor& input = stack[base + *schema.argumentIndexWithName("input")].toTensor();
-  stack[base + *schema.argumentIndexWithName("N")] = input.size(0);
-  local.op.callBoxed(stack);
+// Channels may be split where every rank has whole groups.
+CoreDims group_dims(const Normalization& norm, const OpCall& call) {
+  FactorRule rule = rule_of(norm, call, 1, 2, 1);
+  const int64_t groups = call.get_int("group");
+  if (groups % call.mesh.size() == 0 || groups == call.get_int("C")) {
+    std::erase(rule.blocked, 1);
+    for (size_t i = 0; i < norm.inputs.size(); ++i) {
+      if (norm.inputs[i] == 's') rule.inputs[i][1] = 1;
+    }
+    for (size_t o = 0; o < norm.outputs.size(); ++o) {
+      if (norm.outputs[o] == 's') rule.outputs[o][1] = 1;
+    }
+  }
+  return {std::move(rule), {}};
+}
+
+// Batch size, channels and groups are those of the whole input; a rank has its own.
+void local_groups(const LocalCall&, Arguments& args) {
+  const at::Tensor input = args.tensor("input");
+  const int64_t groups = args["group"].toInt() * input.size(1) / std::max<int64_t>(1, args["C"].toInt());
+  args.set("N", input.size(0));
+  args.set("C", input.size(1));
+  args.set("group", std::max<int64_t>(1, groups));
 }
 
 }  // namespace
@@ -134,9 +154,8 @@ const RuleFamily normalization_rules("normalization", [](RuleRegistry& registry)
     registry.add(norm.op, std::move(rule));
   }
   for (const Normalization& norm : kOverGroups) {
-    OpRule rule = factor_op([norm](const OpCall& call) { return rule_of(norm, call, 1, 2, 1); });
-    rule.metas = [norm](const OpCall& call) { return group_metas(norm, call); };
-    rule.local = group_norm_local;
+    OpRule rule = core_dims_rule([norm](const OpCall& call) { return group_dims(norm, call); },
+                                 [norm](const OpCall& call) { return group_metas(norm, call); }, local_groups);
     rule.value_free = {"eps"};
     registry.add(norm.op, std::move(rule));
   }

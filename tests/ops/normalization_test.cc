@@ -76,6 +76,14 @@ TEST_CASE("group norm matches ATen in every layout") {
   };
   check_op(c);
   check_op({"without weights", [](auto& t) { return Tensors{at::group_norm(t[0], 2)}; }, {{3, 4, 2, 2}}});
+  OpCase whole_groups{"groups that ranks have whole",
+                      [](auto& t) { return Tensors{at::group_norm(t[0], 12, t[1], t[2])}; },
+                      {{3, 24, 2}, {24}, {24}}};
+  whole_groups.silent = [](const std::vector<Placement>& p) {
+    const bool split = p[0] == Shard(0) || p[0] == Shard(1);
+    return split && p[1] == Replicate() && p[2] == Replicate();
+  };
+  check_op(whole_groups, 40);
   OpCase stats{"native_group_norm",
                [](auto& t) { return tensors(at::native_group_norm(t[0], {}, {}, 5, 4, 6, 2, 1e-5)); },
                {{5, 4, 3, 2}}};

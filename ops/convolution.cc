@@ -1,0 +1,150 @@
+// Convolutions of any number of dims, transposed, dilated, grouped, depthwise. The batch may be split, and so may
+// channels in (which leaves addends) and channels out; of a grouped one whole groups. Space is whole.
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "ops/core_dims.h"
+#include "ops/meta_tensor.h"
+#include "propagation/trial_run.h"
+
+namespace dtensor {
+namespace {
+
+enum Factor { kBatch, kIn, kOut, kFirstSpace };
+
+struct Sizes {
+  int64_t groups, in, out;
+};
+
+Sizes channels_of(const OpCall& call) {
+  const Spec &input = *call.input("input"), &weight = *call.input("weight");
+  TORCH_CHECK(input.ndim() >= 3 && input.ndim() == weight.ndim(), call.name(),
+              ": input and weight must have as many dims as each other, 3 or more, in ", call.to_string());
+  const int64_t groups = call.get_int("groups");
+  const bool transposed = call.get_bool("transposed");
+  return {groups, input.sizes()[1], transposed ? weight.sizes()[1] * groups : weight.sizes()[0]};
+}
+
+// Do the ranks' channels in and out belong to the same groups, however the ranks of the mesh share them?
+bool splits_groups(const OpCall& call, const Sizes& sizes) {
+  return sizes.groups % call.mesh.size() == 0 || (sizes.in == sizes.groups && sizes.out == sizes.groups);
+}
+
+// Factors of the input, the result, the weight and the bias.
+struct Dims {
+  std::vector<int> input, output, weight, bias;
+  std::vector<int> blocked;
+};
+
+Dims dims_of(const OpCall& call) {
+  const Sizes sizes = channels_of(call);
+  const auto ndim = static_cast<int>(call.input("input")->ndim());
+  Dims dims;
+  if (sizes.groups > 1) {  // channels in and out are of one factor, the groups
+    const int group = kIn, within = kOut;
+    dims = {{kBatch, group}, {kBatch, group}, {group, within}, {group}, {within}};
+    if (!splits_groups(call, sizes)) dims.blocked.push_back(group);
+  } else {
+    dims = {{kBatch, kIn}, {kBatch, kOut}, {kOut, kIn}, {kOut}, {}};
+    if (call.get_bool("transposed")) dims.weight = {kIn, kOut};
+  }
+  for (int d = 2; d < ndim; ++d) {
+    dims.input.push_back(kFirstSpace + 2 * d);
+    dims.weight.push_back(kFirstSpace + 2 * d + 1);
+    dims.output.push_back(kNoFactor);
+    dims.blocked.push_back(dims.input.back());
+    dims.blocked.push_back(dims.weight.back());
+  }
+  return dims;
+}
+
+CoreDims forward_dims(const OpCall& call) {
+  const Dims dims = dims_of(call);
+  CoreDims result;
+  FactorRule& rule = result.rule;
+  rule.inputs = {dims.input, dims.weight, call.input("bias") != nullptr ? dims.bias : std::vector<int>()};
+  rule.outputs = {dims.output};
+  rule.blocked = dims.blocked;
+  if (call.get_int("groups") == 1) rule.contractions = {{kIn, ReduceOp::kSum}};
+  rule.terms = {{0, 1}, {2}};
+  return result;
+}
+
+CoreDims backward_dims(const OpCall& call) {
+  const Dims dims = dims_of(call);
+  CoreDims result;
+  FactorRule& rule = result.rule;
+  rule.inputs = {dims.output, dims.input, dims.weight};
+  rule.outputs = {dims.input, dims.weight, dims.bias};
+  rule.blocked = dims.blocked;
+  rule.contractions = {{kBatch, ReduceOp::kSum}};
+  if (call.get_int("groups") == 1) {
+    rule.contractions.push_back({kOut, ReduceOp::kSum});
+    result.aside = {kIn};  // of which the bias' gradient knows nothing
+  }
+  rule.terms = {{0}};
+  return result;
+}
+
+int64_t along(const std::vector<int64_t>& list, int64_t d) { return list.size() == 1 ? list[0] : list.at(d); }
+
+// Rows of images first in memory, or channels, as the input or the weight has it.
+at::MemoryFormat format_of(const OpCall& call) {
+  const at::Tensor input = meta_tensor(*call.input("input")), weight = meta_tensor(*call.input("weight"));
+  const auto format = input.suggest_memory_format();
+  return format == at::MemoryFormat::Contiguous ? weight.suggest_memory_format() : format;
+}
+
+OutputMetas forward_metas(const OpCall& call) {
+  // ATen looks at the sizes before it says that it cannot compute without data.
+  if (auto metas = run_meta(call)) return *std::move(metas);
+  const Spec &input = *call.input("input"), &weight = *call.input("weight");
+  const auto stride = *call.get_ints("stride"), padding = *call.get_ints("padding"),
+             dilation = *call.get_ints("dilation"), more = *call.get_ints("output_padding");
+  std::vector<int64_t> sizes = {input.sizes()[0], channels_of(call).out};
+  for (int64_t d = 0; d + 2 < input.ndim(); ++d) {
+    const int64_t size = input.sizes()[d + 2], reach = along(dilation, d) * (weight.sizes()[d + 2] - 1) + 1;
+    const int64_t step = along(stride, d), pad = along(padding, d);
+    if (call.get_bool("transposed")) {
+      sizes.push_back((size - 1) * step - 2 * pad + reach + along(more, d));
+    } else {
+      sizes.push_back((size + 2 * pad - reach) / step + 1);
+    }
+  }
+  return metas_of({meta_tensor(input).new_empty(sizes).contiguous(format_of(call))});
+}
+
+OutputMetas backward_metas(const OpCall& call) {
+  const at::Tensor grad = meta_tensor(*call.input("grad_output")), input = meta_tensor(*call.input("input")),
+                   weight = meta_tensor(*call.input("weight"));
+  const auto format = format_of(call);
+  std::vector<at::Tensor> outputs = {input.contiguous(format), weight.contiguous(format),
+                                     grad.new_empty({channels_of(call).out})};
+  const auto mask = call.arg("output_mask").toBoolList();
+  for (size_t o = 0; o < outputs.size(); ++o) {
+    if (!mask.get(o)) outputs[o] = at::Tensor();
+  }
+  return metas_of(outputs);
+}
+
+// A rank has as many groups as channels, in proportion.
+void local_channels(const LocalCall& local, Arguments& args) {
+  const bool backward = local.op.schema().argumentIndexWithName("grad_output").has_value();
+  const int64_t own = args.tensor("input").size(1), all = local.inputs[backward ? 1 : 0]->sizes()[1];
+  const int64_t groups = args["groups"].toInt();
+  if (own != all && groups > 1) args.set("groups", std::max<int64_t>(1, groups * own / all));
+  if (args["bias_sizes"].isIntList()) args.set("bias_sizes", std::vector<int64_t>{args.tensor("grad_output").size(1)});
+}
+
+}  // namespace
+
+const RuleFamily convolution_rules("convolution", [](RuleRegistry& registry) {
+  const OpRule forward = core_dims_rule(forward_dims, forward_metas, local_channels);
+  for (const char* op : {"aten::convolution", "aten::_convolution"}) registry.add(op, forward);
+  registry.add("aten::convolution_backward", core_dims_rule(backward_dims, backward_metas, local_channels));
+  add_core_dims(registry, {"aten::conv_tbc", "Tbc,Kco,o->Ubo", "self weight+bias"});
+});
+
+}  // namespace dtensor

@@ -1,0 +1,12 @@
+// Circular padding made of slices side by side: for what no halos are exchanged for. Internal to ops/.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace dtensor {
+
+// aten::_pad_circular(self, pad), above autograd.
+void pad_circular_by_pieces(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+}  // namespace dtensor

@@ -1,0 +1,242 @@
+// Recurrent networks: lstm, gru, rnn_tanh and rnn_relu, made of products and elementwise operators, so that a split
+// batch stays split, forward and backward. ATen's own code hands whole layers to fused kernels that know of no parts.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tanh.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "ops/arguments.h"
+#include "ops/core_dims.h"
+#include "ops/meta_tensor.h"
+#include "ops/plain_numbers.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+using Tensors = std::vector<at::Tensor>;
+
+struct Weights {
+  at::Tensor input, hidden, input_bias, hidden_bias, projection;
+};
+
+// The state of a layer: h, and of an lstm c.
+struct State {
+  at::Tensor h, c;
+
+  template <typename Fn>
+  State map(const Fn& fn) const {
+    return {fn(h), c.defined() ? fn(c) : c};
+  }
+};
+
+// From what the input and the hidden state give, and the state, to the next state.
+using Cell = State (*)(const at::Tensor& from_input, const at::Tensor& from_hidden, const State& state);
+
+State lstm_cell(const at::Tensor& from_input, const at::Tensor& from_hidden, const State& state) {
+  const Tensors gates = (from_input + from_hidden).chunk(4, -1);
+  const at::Tensor c = gates[1].sigmoid() * state.c + gates[0].sigmoid() * gates[2].tanh();
+  return {gates[3].sigmoid() * c.tanh(), c};
+}
+
+State gru_cell(const at::Tensor& from_input, const at::Tensor& from_hidden, const State& state) {
+  const Tensors i = from_input.chunk(3, -1), h = from_hidden.chunk(3, -1);
+  const at::Tensor reset = (i[0] + h[0]).sigmoid(), update = (i[1] + h[1]).sigmoid(),
+                   fresh = (i[2] + reset * h[2]).tanh();
+  return {(state.h - fresh) * update + fresh, {}};
+}
+
+template <at::Tensor (*kActivation)(const at::Tensor&)>
+State simple_cell(const at::Tensor& from_input, const at::Tensor& from_hidden, const State&) {
+  return {kActivation(from_input + from_hidden), {}};
+}
+
+State step(Cell cell, const Weights& w, const at::Tensor& from_input, const State& state) {
+  State next = cell(from_input, at::linear(state.h, w.hidden, w.hidden_bias), state);
+  if (w.projection.defined()) next.h = at::linear(next.h, w.projection);
+  return next;
+}
+
+// What one direction of a layer gives: the outputs, in the order of the input, and the last state.
+struct LayerResult {
+  at::Tensor output;
+  State last;
+};
+
+// `input`: [length, batch, features].
+LayerResult run_padded(Cell cell, const Weights& w, const at::Tensor& input, State state, bool reverse) {
+  Tensors inputs = at::linear(input, w.input, w.input_bias).unbind(0), outputs;
+  if (reverse) std::reverse(inputs.begin(), inputs.end());
+  for (const at::Tensor& x : inputs) {
+    state = step(cell, w, x, state);
+    outputs.push_back(state.h);
+  }
+  if (reverse) std::reverse(outputs.begin(), outputs.end());
+  return {at::stack(outputs, 0), state};
+}
+
+// `data`: the first steps of all sequences, then the second ones, ...; `sizes`: how many of each. Longer sequences
+// first, so that states are taken away from the end, or in reverse added there.
+LayerResult run_packed(Cell cell, const Weights& w, const at::Tensor& data, const std::vector<int64_t>& sizes,
+                       const State& first, bool reverse) {
+  Tensors inputs = at::linear(data, w.input, w.input_bias).split_with_sizes(sizes, 0), outputs(sizes.size());
+  const auto rows = [](int64_t begin, int64_t count) {
+    return [=](const at::Tensor& t) { return t.narrow(0, begin, count); };
+  };
+  std::vector<State> ended;
+  int64_t batch = reverse ? sizes.back() : sizes.front();
+  State state = first.map(rows(0, batch));
+  for (size_t k = 0; k < sizes.size(); ++k) {
+    const size_t t = reverse ? sizes.size() - 1 - k : k;
+    if (sizes[t] < batch) {
+      ended.push_back(state.map(rows(sizes[t], batch - sizes[t])));
+      state = state.map(rows(0, sizes[t]));
+    } else if (sizes[t] > batch) {
+      const State more = first.map(rows(batch, sizes[t] - batch));
+      state = {at::cat({state.h, more.h}), state.c.defined() ? at::cat({state.c, more.c}) : state.c};
+    }
+    batch = sizes[t];
+    state = step(cell, w, inputs[t], state);
+    outputs[t] = state.h;
+  }
+  ended.push_back(state);
+  std::reverse(ended.begin(), ended.end());
+  Tensors h, c;
+  for (const State& s : ended) {
+    h.push_back(s.h);
+    c.push_back(s.c);
+  }
+  return {at::cat(outputs), {at::cat(h), state.c.defined() ? at::cat(c) : state.c}};
+}
+
+// ------------------------------------------------------------ a call
+
+struct Network {
+  Cell cell;
+  bool lstm = false;
+};
+
+Network network_of(const c10::OperatorHandle& op) {
+  const std::string_view name = op.schema().name();
+  if (name == "aten::lstm") return {lstm_cell, true};
+  if (name == "aten::gru") return {gru_cell};
+  return {name == "aten::rnn_tanh" ? simple_cell<at::tanh> : simple_cell<at::relu>};
+}
+
+std::vector<Weights> weights_of(const Tensors& params, bool has_biases, bool projects, int64_t count,
+                                const std::string& name) {
+  const size_t each = (has_biases ? 4 : 2) + (projects ? 1 : 0);
+  TORCH_CHECK(static_cast<int64_t>(params.size()) == count * static_cast<int64_t>(each), name, ": Expected ",
+              count * static_cast<int64_t>(each), " elements in params, ", each, " for each of ", count,
+              " layers and directions, but found ", params.size());
+  std::vector<Weights> result;
+  for (size_t p = 0; p < params.size(); p += each) {
+    Weights w{params[p], params[p + 1], {}, {}, {}};
+    if (has_biases) w.input_bias = params[p + 2], w.hidden_bias = params[p + 3];
+    if (projects) w.projection = params[p + each - 1];
+    result.push_back(std::move(w));
+  }
+  return result;
+}
+
+// lstm, gru, rnn_tanh, rnn_relu .input(input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
+// batch_first) and .data(data, batch_sizes, hx, params, ...).
+void recurrent(const c10::OperatorHandle& op, Stack& stack) {
+  const Arguments args(op, stack);
+  const Network network = network_of(op);
+  const std::string name = c10::toString(op.operator_name());
+  const bool packed = !args["data"].isNone(), batch_first = !packed && args["batch_first"].toBool();
+  const bool train = args["train"].toBool();
+  const double dropout = args["dropout"].toDouble();
+  const int64_t layers = args["num_layers"].toInt(), directions = args["bidirectional"].toBool() ? 2 : 1;
+  at::Tensor x = args.tensor(packed ? "data" : "input");
+  std::vector<int64_t> sizes;
+  if (packed) {
+    const at::Tensor numbers = plain_numbers(args.tensor("batch_sizes"), op, "batch_sizes");
+    sizes.assign(numbers.data_ptr<int64_t>(), numbers.data_ptr<int64_t>() + numbers.numel());
+  }
+  const Tensors hx = args["hx"].isTensor() ? Tensors{args.tensor("hx")} : args["hx"].toTensorVector();
+  TORCH_CHECK(hx.size() == (network.lstm ? 2 : 1), name, ": expects ",
+              network.lstm ? "two hidden states" : "one hidden state", ", but got ", hx.size());
+  for (const at::Tensor& h : hx) {
+    TORCH_CHECK(h.dim() == 3 && h.size(0) == layers * directions, name, ": the hidden state must be [",
+                layers * directions, ", batch, hidden size], but has shape ", h.sizes());
+  }
+  const bool projects = network.lstm && hx[0].size(2) != hx[1].size(2);
+  const auto weights =
+      weights_of(args["params"].toTensorVector(), args["has_biases"].toBool(), projects, layers * directions, name);
+  torch::jit::drop(stack, op.schema().arguments().size());
+
+  const Tensors h = hx[0].unbind(0), c = network.lstm ? hx[1].unbind(0) : Tensors(h.size());
+  Tensors last_h, last_c;
+  if (batch_first) x = x.transpose(0, 1);
+  TORCH_CHECK(packed ? x.dim() == 2 && !sizes.empty() : x.dim() == 3 && x.size(0) > 0, name,
+              ": Expected sequence length to be larger than 0, and an input of ", packed ? 2 : 3,
+              " dims, but got one of shape ", x.sizes());
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    Tensors outputs;
+    for (int64_t direction = 0; direction < directions; ++direction) {
+      const auto k = static_cast<size_t>(layer * directions + direction);
+      const State first{h[k], c[k]};
+      const LayerResult r = packed ? run_packed(network.cell, weights[k], x, sizes, first, direction == 1)
+                                   : run_padded(network.cell, weights[k], x, first, direction == 1);
+      outputs.push_back(r.output);
+      last_h.push_back(r.last.h);
+      last_c.push_back(r.last.c);
+    }
+    x = directions == 1 ? outputs[0] : at::cat(outputs, -1);
+    if (dropout != 0 && train && layer + 1 < layers) x = at::dropout(x, dropout, /*train=*/true);
+  }
+  stack.emplace_back(batch_first ? x.transpose(0, 1) : x);
+  stack.emplace_back(at::stack(last_h, 0));
+  if (network.lstm) stack.emplace_back(at::stack(last_c, 0));
+}
+
+// ------------------------------------------------------------ CUDA's cells
+
+OutputMetas cell_metas(const OpCall& call) {
+  const bool lstm = call.has_arg("cx");
+  const at::Tensor state = meta_tensor(*call.input(lstm ? "cx" : "hx")).contiguous();
+  const int64_t n = state.size(0), hidden = state.size(1);
+  if (lstm) return metas_of({state, state, state.new_empty({n, 4 * hidden})});
+  return metas_of({state, state.new_empty({n, 5 * hidden})});
+}
+
+OutputMetas cell_backward_metas(const OpCall& call) {
+  const at::Tensor workspace = meta_tensor(*call.input("workspace"));
+  const bool lstm = call.has_arg("cx"), has_bias = call.get_bool("has_bias");
+  const int64_t n = workspace.size(0), hidden = workspace.size(1) / (lstm ? 4 : 5);
+  const at::Tensor gates = workspace.new_empty({n, (lstm ? 4 : 3) * hidden}), state = workspace.new_empty({n, hidden});
+  const at::Tensor bias = has_bias ? workspace.new_empty({gates.size(1)}) : at::Tensor();
+  return lstm ? metas_of({gates, state, bias}) : metas_of({gates, gates, state, bias, bias});
+}
+
+const CoreDimsOp kCells[] = {
+    {.op = "aten::_thnn_fused_lstm_cell", .equation = "nG,nG,nH,G,G->nH,nH,nG", .metas = cell_metas},
+    {.op = "aten::_thnn_fused_lstm_cell_backward_impl",
+     .equation = "nH,nH,nH,nH,nG->nG,nH,G",
+     .metas = cell_backward_metas},
+    {.op = "aten::_thnn_fused_gru_cell", .equation = "nG,nG,nH,G,G->nH,nW", .metas = cell_metas},
+    {.op = "aten::_thnn_fused_gru_cell_backward", .equation = "nH,nW->nG,nG,nH,G,G", .metas = cell_backward_metas},
+};
+
+}  // namespace
+
+const RuleFamily recurrent_rules("recurrent", [](RuleRegistry& registry) {
+  for (const char* op : {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}) {
+    for (const char* overload : {".input", ".data"}) registry.add_handler(std::string(op) + overload, recurrent);
+  }
+  for (const CoreDimsOp& op : kCells) add_core_dims(registry, op);
+});
+
+}  // namespace dtensor

@@ -1,0 +1,131 @@
+// Fused optimizers and gradient scalers: on lists of tensors of several layouts and meshes, what plain ATen gives.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/zeros.h>
+
+#include <limits>
+
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/redistribute.h"
+#include "observe/comm_debug_mode.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
+
+namespace dtensor::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// Three parameters: rows over ranks, some of which have none; columns on another mesh; and one that is plain.
+struct Parameters {
+  std::vector<DeviceMesh> meshes = {test_meshes()[0], test_meshes()[1]};
+
+  at::Tensor lay(const at::Tensor& t, size_t i, bool gradient) const {
+    if (i == 0) return lay_out(t, meshes[0], {gradient ? Partial() : Shard(0)});
+    if (i == 1) return lay_out(t, meshes[1], {Replicate(), gradient ? Shard(0) : Shard(1)});
+    return t.clone();
+  }
+  Tensors make(double from) const {
+    Tensors result;
+    for (const auto& shape : std::vector<std::vector<int64_t>>{{9, 2}, {3, 4}, {5}})
+      result.push_back(at::rand(shape, at::kDouble) + from);
+    return result;
+  }
+  Tensors laid_out(const Tensors& all, bool gradient = false) const {
+    Tensors result;
+    for (size_t i = 0; i < all.size(); ++i) result.push_back(lay(all[i], i, gradient));
+    return result;
+  }
+};
+
+at::Tensor full(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t) : t; }
+
+// `lists`: parameters, gradients, states. Calls the operator on plain and on distributed copies; all written lists must
+// agree, and keep their layouts.
+void check(const std::string& op, const std::vector<Tensors>& lists, std::vector<c10::IValue> numbers, bool steps) {
+  const Parameters parameters;
+  std::vector<Tensors> plain(lists.size()), distributed;
+  for (size_t l = 0; l < lists.size(); ++l) {
+    for (const at::Tensor& t : lists[l]) plain[l].push_back(t.clone());
+    distributed.push_back(parameters.laid_out(lists[l], /*gradient=*/l == 1));
+  }
+  const auto call = [&](const std::vector<Tensors>& of) {
+    std::vector<c10::IValue> args(of.begin(), of.end());
+    if (steps) args.emplace_back(Tensors(3, at::ones({}, at::kFloat) * 3));
+    args.insert(args.end(), numbers.begin(), numbers.end());
+    call_op(op, args);
+  };
+  call(plain);
+  call(distributed);
+  for (size_t l = 0; l < lists.size(); ++l) {
+    for (size_t i = 0; i < lists[l].size(); ++i) {
+      INFO(op << ", list " << l << ", tensor " << i);
+      CHECK(full(distributed[l][i]).allclose(plain[l][i], 1e-12, 1e-12));
+      if (l != 1 && i == 0) CHECK(DTensor(distributed[l][i]).placements() == Placements{Shard(0)});
+    }
+  }
+}
+
+TEST_CASE("fused optimizers match ATen on lists over several meshes", "[ops][fused_optimizers]") {
+  const Parameters p;
+  const Tensors params = p.make(-0.5), grads = p.make(-0.5), first = p.make(0), second = p.make(0), most = p.make(0);
+  for (const char* op : {"aten::_fused_adam_", "aten::_fused_adamw_"}) {
+    check(op, {params, grads, first, second, {}}, {0.1, 0.9, 0.99, 0.01, 1e-8, false, false}, true);
+    check(op, {params, grads, first, second, most}, {0.1, 0.9, 0.99, 0.01, 1e-8, true, true}, true);
+    check(std::string(op) + ".tensor_lr", {params, grads, first, second, {}},
+          {at::ones({}, at::kDouble) * 0.1, 0.9, 0.99, 0.01, 1e-8, false, false}, true);
+  }
+  check("aten::_fused_sgd_", {params, grads, first}, {0.01, 0.9, 0.1, 0.2, false, false, false}, false);
+  check("aten::_fused_sgd_", {params, grads, {}}, {0.01, 0., 0.1, 0., false, true, true}, false);
+  check("aten::_fused_adagrad_", {params, grads, first}, {0.1, 0.01, 0.01, 1e-8, false}, true);
+}
+
+TEST_CASE("fused optimizers scale gradients, and skip a step that has infinities", "[ops][fused_optimizers]") {
+  const Parameters p;
+  const Tensors params = p.make(-0.5), grads = p.make(-0.5), first = p.make(0), second = p.make(0);
+  for (const double found : {0., 1.}) {
+    check("aten::_fused_adam_", {params, grads, first, second, {}},
+          {0.1, 0.9, 0.99, 0.01, 1e-8, false, false, at::ones({}, at::kFloat) * 4, at::ones({}, at::kFloat) * found},
+          true);
+  }
+}
+
+TEST_CASE("an infinity that one rank has is found on all", "[ops][fused_optimizers]") {
+  const Parameters p;
+  for (const bool bad : {false, true}) {
+    Tensors grads = p.make(0);
+    if (bad) grads[0][8][1] = std::numeric_limits<double>::infinity();
+    Tensors distributed = {distribute_tensor(grads[0], p.meshes[0], {Shard(0)}),
+                           distribute_tensor(grads[1], p.meshes[1], {Replicate(), Shard(0)}), grads[2].clone()};
+    for (const bool of_mesh : {true, false}) {
+      const at::Tensor zero = at::zeros({1}, at::kFloat), half = at::ones({1}, at::kFloat) * 0.5;
+      const at::Tensor found = of_mesh ? distribute_tensor(zero, p.meshes[0], {Replicate()}) : zero;
+      call_op("aten::_amp_foreach_non_finite_check_and_unscale_", {distributed, found, half});
+      CHECK(full(found).item<float>() == (bad ? 1.f : 0.f));
+    }
+    CHECK(full(distributed[1]).allclose(grads[1] * 0.25));
+    CHECK(full(distributed[2]).allclose(grads[2] * 0.25));
+  }
+}
+
+TEST_CASE("fused optimizers say what does not fit, before anything is written", "[ops][fused_optimizers]") {
+  const auto& mesh = test_meshes()[0];
+  const auto lay = [&](std::vector<int64_t> shape, Placement p) {
+    return lay_out(at::rand(shape, at::kDouble), mesh, {p});
+  };
+  const auto sgd = [](const Tensors& params, const Tensors& grads) {
+    call_op("aten::_fused_sgd_", {params, grads, Tensors{}, 0., 0., 0.1, 0., false, false, true});
+  };
+  const at::Tensor w = lay({4, 2}, Shard(0)), before = full_tensor(w).clone();
+  CHECK_THROWS_WITH(sgd({w}, {}), !Catch::Contains("internal"));
+  CHECK_THROWS_WITH(sgd({w, w}, {w}), Catch::Contains("'grads' lists 1 tensors"));
+  CHECK_THROWS_WITH(sgd({w}, {lay({3, 2}, Shard(0))}), Catch::Contains("does not fit its parameter"));
+  CHECK_THROWS_WITH(sgd({w}, {at::rand({4, 2}, at::kDouble)}), Catch::Contains("'grads[0]' is a plain tensor"));
+  CHECK_THROWS_WITH(sgd({lay({4, 2}, Partial())}, {w}), Catch::Contains("'self[0]' is Partial"));
+  CHECK(at::equal(full_tensor(w), before));
+}
+
+}  // namespace
+}  // namespace dtensor::testing

@@ -1,0 +1,202 @@
+// Recurrent networks: a split batch stays split, forward and backward, and nothing is exchanged.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/gru.h>
+#include <ATen/ops/lstm.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/rnn_relu.h>
+#include <ATen/ops/rnn_tanh.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <functional>
+#include <tuple>
+#include <utility>
+
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/redistribute.h"
+#include "observe/comm_debug_mode.h"
+#include "propagation/rule_registry.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
+
+namespace dtensor::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Shapes = std::vector<std::vector<int64_t>>;
+
+template <typename Tuple>
+Tensors tensors(const Tuple& t) {
+  return std::apply([](auto&... x) { return Tensors{x...}; }, t);
+}
+
+Tensors from(const Tensors& t, size_t first) { return {t.begin() + static_cast<std::ptrdiff_t>(first), t.end()}; }
+
+// [3 steps, 5 sequences, 2 features], states of 3.
+Shapes shapes(size_t states, int64_t gates, int64_t layers = 1, bool biases = true) {
+  Shapes result = {{3, 5, 2}};
+  for (size_t s = 0; s < states; ++s) result.push_back({layers, 5, 3});
+  for (int64_t l = 0; l < layers; ++l) {
+    result.push_back({gates * 3, l == 0 ? 2 : 3});
+    result.push_back({gates * 3, 3});
+    if (biases) result.insert(result.end(), 2, {gates * 3});
+  }
+  return result;
+}
+
+using Fn = std::function<Tensors(const Tensors&)>;
+using LayoutOf = std::function<Placement(size_t input, int64_t ndim)>;
+
+struct Run {
+  Tensors outputs, grads;
+  int64_t forward = 0, backward = 0;  // collectives
+};
+
+// `lay`: makes input i of its values.
+Run run(const Tensors& values, const Fn& fn, const std::function<at::Tensor(size_t, const at::Tensor&)>& lay) {
+  Tensors leaves;
+  for (size_t i = 0; i < values.size(); ++i) leaves.push_back(lay(i, values[i]).detach().requires_grad_());
+  Run r;
+  {
+    CommDebugMode comm;
+    r.outputs = fn(leaves);
+    r.forward = comm.total();
+  }
+  at::Tensor loss;
+  for (const at::Tensor& o : r.outputs) {
+    const at::Tensor part = (o * o).sum();
+    loss = loss.defined() ? loss + part : part;
+  }
+  loss.backward();
+  for (const at::Tensor& l : leaves) r.grads.push_back(l.grad());
+  return r;
+}
+
+// Compares with plain ATen in some layouts: batch split (dim `batch` of the input, 1 of the states), weights split by
+// rows, the input by features, by steps, and as addends. The first must not exchange anything in forward.
+void check(const std::string& name, const Shapes& shapes, size_t states, const Fn& fn, int64_t batch = 1,
+           double tolerance = 1e-9, c10::ScalarType dtype = at::kDouble) {
+  Tensors values;
+  for (const auto& s : shapes) values.push_back((at::rand(s, at::TensorOptions(dtype)) - 0.5));
+  const Run expected = run(values, fn, [](size_t, const at::Tensor& t) { return t.clone(); });
+  const auto state = [&](size_t i) { return i > 0 && i <= states; };
+  const std::pair<const char*, LayoutOf> layouts[] = {
+      {"batch", [&](size_t i, int64_t) { return i == 0     ? Shard(batch)
+                                                : state(i) ? Shard(1)
+                                                           : Replicate(); }},
+      {"rows of weights", [&](size_t i, int64_t) { return i == 0 || state(i) ? Replicate() : Shard(0); }},
+      {"features", [&](size_t i, int64_t ndim) { return i == 0 || state(i) ? Shard(ndim - 1) : Replicate(); }},
+      {"steps", [&](size_t i, int64_t) { return i == 0 ? Shard(0) : Replicate(); }},
+      {"addends", [&](size_t i, int64_t) { return i == 0 ? Partial() : Replicate(); }},
+  };
+  for (const DeviceMesh& mesh : test_meshes()) {
+    for (const auto& [layout, of] : layouts) {
+      INFO(name << ", " << layout << " on " << mesh.to_string());
+      const Run actual = run(values, fn, [&, f = of](size_t i, const at::Tensor& t) {
+        Placements placements(mesh.ndim(), Replicate());
+        placements[0] = f(i, t.dim());
+        return lay_out(t, mesh, placements);
+      });
+      REQUIRE(actual.outputs.size() == expected.outputs.size());
+      for (size_t k = 0; k < expected.outputs.size(); ++k)
+        CHECK(difference(actual.outputs[k], expected.outputs[k], tolerance).value_or("") == "");
+      for (size_t k = 0; k < expected.grads.size(); ++k)
+        CHECK(difference(actual.grads[k], expected.grads[k], tolerance).value_or("") == "");
+      if (std::string(layout) == "batch") CHECK(actual.forward == 0);
+    }
+  }
+}
+
+TEST_CASE("recurrent networks keep the batch", "[ops][recurrent]") {
+  const auto lstm = [](int64_t layers, bool biases) -> Fn {
+    return [=](const Tensors& t) {
+      return tensors(at::lstm(t[0], {t[1], t[2]}, from(t, 3), biases, layers, 0., true, false, false));
+    };
+  };
+  check("lstm", shapes(2, 4), 2, lstm(1, true));
+  check("lstm of two layers", shapes(2, 4, 2), 2, lstm(2, true));
+  check("lstm without biases", shapes(2, 4, 1, false), 2, lstm(1, false));
+  check("gru", shapes(1, 3), 1,
+        [](const Tensors& t) { return tensors(at::gru(t[0], t[1], from(t, 2), true, 1, 0., true, false, false)); });
+  check("rnn_tanh", shapes(1, 1), 1, [](const Tensors& t) {
+    return tensors(at::rnn_tanh(t[0], t[1], from(t, 2), true, 1, 0., true, false, false));
+  });
+  check("rnn_relu", shapes(1, 1), 1, [](const Tensors& t) {
+    return tensors(at::rnn_relu(t[0], t[1], from(t, 2), true, 1, 0., true, false, false));
+  });
+  check("batch first", shapes(2, 4), 2, [](const Tensors& t) {
+    return tensors(at::lstm(t[0].transpose(0, 1), {t[1], t[2]}, from(t, 3), true, 1, 0., false, false, true));
+  });
+  // Plain ATen has a fused layer for these (mkldnn_rnn_layer).
+  check("lstm of floats", shapes(2, 4), 2, lstm(1, true), 1, 1e-4, at::kFloat);
+}
+
+TEST_CASE("both directions, and a projection", "[ops][recurrent]") {
+  Shapes both = {{3, 5, 2}, {2, 5, 3}, {2, 5, 3}};
+  for (int direction = 0; direction < 2; ++direction) both.insert(both.end(), {{12, 2}, {12, 3}, {12}, {12}});
+  check("bidirectional", both, 2, [](const Tensors& t) {
+    return tensors(at::lstm(t[0], {t[1], t[2]}, from(t, 3), true, 1, 0., true, true, false));
+  });
+  const Shapes projected = {{3, 5, 2}, {1, 5, 2}, {1, 5, 3}, {12, 2}, {12, 2}, {12}, {12}, {2, 3}};
+  check("projection", projected, 2, [](const Tensors& t) {
+    return tensors(at::lstm(t[0], {t[1], t[2]}, from(t, 3), true, 1, 0., true, false, false));
+  });
+}
+
+TEST_CASE("packed sequences", "[ops][recurrent]") {
+  const auto sizes = at::tensor(std::vector<int64_t>{4, 3, 3, 1});
+  Shapes packed = {{11, 2}, {2, 4, 3}, {2, 4, 3}};
+  for (int direction = 0; direction < 2; ++direction) packed.insert(packed.end(), {{12, 2}, {12, 3}, {12}, {12}});
+  Tensors values;
+  for (const auto& s : packed) values.push_back(at::rand(s, at::kDouble));
+  const Fn lstm = [&](const Tensors& t) {
+    return tensors(at::lstm(t[0], sizes, {t[1], t[2]}, from(t, 3), true, 1, 0., true, true));
+  };
+  const Run expected = run(values, lstm, [](size_t, const at::Tensor& t) { return t.clone(); });
+  for (const DeviceMesh& mesh : test_meshes()) {
+    for (const Placement& p : {Replicate(), Shard(0), Shard(1)}) {
+      const Run actual = run(values, lstm, [&](size_t i, const at::Tensor& t) {
+        return lay_out(t, mesh, Placements(mesh.ndim(), i == 0 ? p : Replicate()));
+      });
+      for (size_t k = 0; k < expected.outputs.size(); ++k)
+        CHECK(difference(actual.outputs[k], expected.outputs[k]).value_or("") == "");
+      for (size_t k = 0; k < expected.grads.size(); ++k)
+        CHECK(difference(actual.grads[k], expected.grads[k]).value_or("") == "");
+    }
+  }
+}
+
+TEST_CASE("recurrent networks say what is wrong", "[ops][recurrent]") {
+  const auto& mesh = test_meshes()[0];
+  const auto whole = [&](std::vector<int64_t> s) { return distribute_tensor(at::rand(s), mesh, {Replicate()}); };
+  const auto x = whole({3, 5, 2}), h = whole({1, 5, 3});
+  CHECK_THROWS_WITH(at::gru(x, h, {whole({9, 2})}, true, 1, 0., false, false, false),
+                    Catch::Contains("elements in params"));
+  CHECK_THROWS_WITH(at::gru(x, whole({2, 5, 3}), {}, true, 1, 0., false, false, false),
+                    Catch::Contains("the hidden state must be [1, batch"));
+}
+
+// CUDA has kernels of its own for these; their layouts are asked for here.
+TEST_CASE("fused cells split the batch, and gradients of biases are sums", "[ops][recurrent]") {
+  const DeviceMesh& mesh = test_meshes()[0];
+  const auto spec = [&](::dtensor::Shape sizes) { return Spec::get(mesh, {Replicate()}, sizes, at::kFloat); };
+  const auto state = spec({6, 3}), gates = spec({6, 12}), bias = spec({12});
+  const auto all = [](const OpCall& call) { return RuleRegistry::instance().find(call.op)->per_dim(call, 0); };
+  const auto has = [](const std::vector<DimStrategy>& list, const Placements& outputs, const Placements& inputs) {
+    return std::any_of(list.begin(), list.end(),
+                       [&](const auto& s) { return s.outputs == outputs && s.inputs == inputs; });
+  };
+  const Placement r = Replicate(), s = Shard(0), p = Partial();
+  CHECK(has(all(OpCall::make("aten::_thnn_fused_lstm_cell", {gates, gates, state, bias, bias})), {s, s, s},
+            {s, s, s, r, r}));
+  CHECK(has(all(OpCall::make("aten::_thnn_fused_lstm_cell_backward_impl", {state, state, state, state, gates}, {true})),
+            {s, s, p}, {s, s, s, s, s}));
+  const auto workspace = spec({6, 15});
+  CHECK(has(all(OpCall::make("aten::_thnn_fused_gru_cell", {spec({6, 9}), spec({6, 9}), state, spec({9}), spec({9})})),
+            {s, s}, {s, s, s, r, r}));
+  CHECK(has(all(OpCall::make("aten::_thnn_fused_gru_cell_backward", {state, workspace}, {true})), {s, s, s, p, p},
+            {s, s}));
+}
+
+}  // namespace
+}  // namespace dtensor::testing
