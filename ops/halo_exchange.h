@@ -1,0 +1,24 @@
+// Runs halo plans on the local tensors of the owned ranks: below autograd, on plain tensors. Internal to ops/.
+//
+// Either is one call of the world's communicator, none where no rank lacks anything, also where no rank is owned.
+#pragma once
+
+#include <ATen/core/Scalar.h>
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "comm/comm_event.h"
+#include "ops/halo_plan.h"
+
+namespace dtensor {
+
+// What every rank wants, fresh and contiguous. `fill` stands where nothing is shown.
+RankTensors fetch_halos(const HaloPlan& plan, const RankTensors& locals, const at::Scalar& fill,
+                        const CommCause& cause);
+
+// The other way round: every element gets the sum of what ranks have at the places that show it, `pieces` being of the
+// sizes that fetch_halos() gives. The backward of fetch_halos(). Fresh, contiguous, laid out as plan.source.
+RankTensors add_back_halos(const HaloPlan& plan, const RankTensors& pieces, const CommCause& cause);
+
+}  // namespace dtensor

@@ -1,0 +1,180 @@
+// Operators that move elements along split dims: the values of plain ATen, the layout of what goes in, and no more
+// moved than what ranks lack.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/flip.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/reflection_pad1d.h>
+#include <ATen/ops/reflection_pad2d.h>
+#include <ATen/ops/reflection_pad3d.h>
+#include <ATen/ops/replication_pad1d.h>
+#include <ATen/ops/replication_pad2d.h>
+#include <ATen/ops/replication_pad3d.h>
+#include <ATen/ops/roll.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/redistribute.h"
+#include "observe/comm_debug_mode.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
+#include "tests/testing/property.h"
+
+namespace dtensor::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Ints = std::vector<int64_t>;
+
+void check(const char* name, std::vector<Ints> shapes, std::function<Tensors(const Tensors&)> fn) {
+  OpCase c{name, std::move(fn), std::move(shapes)};
+  c.strided_inputs = true;
+  check_op(c, /*max_2d=*/60);
+}
+
+TEST_CASE("halo: roll and flip are those of plain ATen", "[ops][halo]") {
+  check("roll", {{7, 5}}, [](auto& t) { return Tensors{t[0].roll({1}, {0})}; });
+  check("roll back", {{7, 5}}, [](auto& t) { return Tensors{t[0].roll({-2}, {1})}; });
+  check("roll of two dims", {{9, 6}}, [](auto& t) { return Tensors{t[0].roll({3, -1}, {0, 1})}; });
+  check("roll of one dim twice", {{9, 2}}, [](auto& t) { return Tensors{t[0].roll({3, 2}, {0, -2})}; });
+  check("roll beyond the size", {{5, 4}}, [](auto& t) { return Tensors{t[0].roll({13, -9}, {0, 1})}; });
+  check("roll of a list", {{11}}, [](auto& t) { return Tensors{t[0].roll({4})}; });
+  check("flip", {{7, 5}}, [](auto& t) { return Tensors{t[0].flip({0})}; });
+  check("flip of two dims", {{9, 6}}, [](auto& t) { return Tensors{t[0].flip({0, 1})}; });
+}
+
+TEST_CASE("halo: padding is that of plain ATen", "[ops][halo]") {
+  check("pad", {{7, 5}}, [](auto& t) { return Tensors{at::constant_pad_nd(t[0], {1, 2, 3, 1})}; });
+  check("pad with a number", {{7, 5}}, [](auto& t) { return Tensors{at::constant_pad_nd(t[0], {1, 2}, 0.5)}; });
+  check("pad by more than the parts", {{4, 3}}, [](auto& t) {
+    return Tensors{at::constant_pad_nd(t[0], {0, 0, 9, 0})};
+  });
+  check("crop", {{9, 6}}, [](auto& t) { return Tensors{at::constant_pad_nd(t[0], {-1, -2, -2, 1})}; });
+}
+
+// Where there are no rules for what is not split, only what is.
+void check_split(const char* name, const Ints& shape, const Placements& placements, const DeviceMesh& mesh,
+                 const std::function<at::Tensor(const at::Tensor&)>& fn) {
+  CAPTURE(name, to_string(placements));
+  const at::Tensor plain = at::randn(shape, at::kDouble).requires_grad_();
+  at::Tensor split = lay_out(plain, mesh, placements).requires_grad_();
+  const at::Tensor expected = fn(plain), actual = fn(split);
+  CHECK(difference(actual.detach(), expected.detach()) == std::nullopt);
+  CHECK(DTensor(actual).placements() == placements);
+  const at::Tensor seed = at::randn(expected.sizes(), at::kDouble);
+  expected.backward(seed);
+  actual.backward(lay_out(seed, mesh, placements));
+  CHECK(difference(split.grad(), plain.grad()) == std::nullopt);
+}
+
+TEST_CASE("halo: reflection and replication", "[ops][halo]") {
+  const DeviceMesh line(World::local(4), {4}, {"x"}), grid(World::local(6), {2, 3}, {"y", "x"});
+  for (const auto& [mesh, placements] :
+       {std::pair(line, Placements{Shard(1)}), std::pair(line, Placements{Shard(2)}),
+        std::pair(grid, Placements{Shard(1), Shard(2)}), std::pair(grid, Placements{Shard(2), Shard(2)}),
+        std::pair(grid, Placements{Shard(0), Shard(2)}), std::pair(grid, Placements{Replicate(), Shard(1)}),
+        std::pair(line, Placements{StridedShard(2, 2)})}) {
+    const auto run = [&, m = mesh, p = placements](const char* name, const auto& fn) {
+      check_split(name, {3, 7, 9}, p, m, fn);
+    };
+    run("reflection_pad2d", [](const at::Tensor& t) { return at::reflection_pad2d(t, {3, 1, 2, 4}); });
+    run("reflection_pad2d wide", [](const at::Tensor& t) { return at::reflection_pad2d(t, {8, 8, 6, 6}); });
+    run("replication_pad2d", [](const at::Tensor& t) { return at::replication_pad2d(t, {3, 1, 2, 4}); });
+    run("replication_pad2d wide", [](const at::Tensor& t) { return at::replication_pad2d(t, {11, 0, 0, 12}); });
+  }
+  check_split("reflection_pad1d", {2, 13}, {Shard(1)}, line, [](auto& t) { return at::reflection_pad1d(t, {5, 2}); });
+  check_split("replication_pad1d", {2, 13}, {Shard(1)}, line, [](auto& t) { return at::replication_pad1d(t, {5, 2}); });
+  const Placements volume = {Shard(1), Shard(3)};
+  check_split("reflection_pad3d", {2, 5, 4, 7}, volume, grid, [](auto& t) {
+    return at::reflection_pad3d(t, {2, 1, 3, 0, 1, 4});
+  });
+  check_split("replication_pad3d", {2, 5, 4, 7}, volume, grid, [](auto& t) {
+    return at::replication_pad3d(t, {2, 1, 3, 0, 1, 4});
+  });
+}
+
+at::Tensor pad_circular(const at::Tensor& t, const Ints& pad) { return call_op("aten::_pad_circular", {t, pad})[0]; }
+
+TEST_CASE("halo: circular padding", "[ops][halo]") {
+  check("circular", {{2, 1, 7}}, [](auto& t) { return Tensors{pad_circular(t[0], {3, 2})}; });
+  check("circular whole", {{1, 2, 5}}, [](auto& t) { return Tensors{pad_circular(t[0], {5, 5})}; });
+  const DeviceMesh grid(World::local(6), {2, 3}, {"y", "x"});
+  const Placements tiles = {Shard(2), Shard(3)};
+  check_split("two dims", {1, 2, 7, 9}, tiles, grid, [](auto& t) { return pad_circular(t, {4, 9, 1, 2}); });
+  // The gradient of the gradient.
+  const at::Tensor plain = at::randn({1, 2, 7, 9}, at::kDouble).requires_grad_();
+  at::Tensor split = lay_out(plain, grid, tiles).requires_grad_();
+  for (const at::Tensor& t : {plain, split}) {
+    const at::Tensor y = pad_circular(t, {2, 1, 3, 0}).pow(3).sum();
+    const at::Tensor g = torch::autograd::grad({y}, {t}, {}, true, /*create_graph=*/true)[0];
+    g.square().sum().backward();
+  }
+  CHECK(difference(split.grad(), plain.grad()).value_or("") == "");
+}
+
+// The bytes that one rank receives, and how often.
+struct Traffic {
+  int64_t calls = 0, bytes = 0;
+  friend bool operator==(const Traffic&, const Traffic&) = default;
+};
+std::ostream& operator<<(std::ostream& os, const Traffic& t) { return os << t.calls << " calls, " << t.bytes << " B"; }
+
+template <typename F>
+Traffic traffic(const F& f) {
+  CommDebugMode comm;
+  f();
+  return {comm.total(), comm.bytes()};
+}
+
+at::Tensor grid_of(const DeviceMesh& mesh, Ints sizes, const Placements& placements) {
+  return distribute_tensor(at::empty(sizes, at::TensorOptions(at::kMeta).dtype(at::kFloat)), mesh, placements);
+}
+
+at::Tensor rolled_stencil(const at::Tensor& u) {
+  return u.roll({1}, {0}) + u.roll({-1}, {0}) + u.roll({1}, {1}) + u.roll({-1}, {1}) - 4 * u;
+}
+
+TEST_CASE("halo: a stencil of rolls moves the edges of tiles, by the formula", "[ops][halo]") {
+  const DeviceMesh mesh(World::abstract(16), {4, 4}, {"y", "x"});
+  const at::Tensor u = grid_of(mesh, {16384, 16384}, {Shard(0), Shard(1)});
+  at::Tensor next;
+  const int64_t tile = 16384 / 4, width = 1;
+  CHECK(traffic([&] { next = rolled_stencil(u); }) == Traffic{4, 2 * width * (tile + tile) * 4});
+  CHECK(DTensor(next).placements() == Placements{Shard(0), Shard(1)});
+  // Step after step.
+  CHECK(traffic([&] { next = rolled_stencil(rolled_stencil(next)); }) == Traffic{8, 4 * width * (tile + tile) * 4});
+  CHECK(DTensor(next).placements() == Placements{Shard(0), Shard(1)});
+  // By padding and two slices per neighbour, nine exchanges: a row more makes every part begin elsewhere, and a row
+  // less takes them back, so that one or two rows move each time. No more than five times the edges.
+  const auto padded_stencil = [](const at::Tensor& v) {
+    const at::Tensor p = at::constant_pad_nd(v, {1, 1, 1, 1});
+    return p.slice(0, 2).slice(1, 1, -1) + p.slice(0, 0, -2).slice(1, 1, -1) + p.slice(1, 2).slice(0, 1, -1) +
+           p.slice(1, 0, -2).slice(0, 1, -1) - 4 * v;
+  };
+  const Traffic by_pad = traffic([&] { next = padded_stencil(u); });
+  CHECK(by_pad.calls == 9);
+  CHECK(by_pad.bytes <= 5 * 2 * width * (tile + 1 + tile + 1) * 4);
+  CHECK(DTensor(next).placements() == Placements{Shard(0), Shard(1)});
+  // Both axes at once, corners included: one exchange.
+  CHECK(traffic([&] { next = u.roll({3, 2}, {0, 1}); }) == Traffic{1, (3 * tile + 2 * tile - 3 * 2) * 4});
+}
+
+TEST_CASE("halo: a stencil on tiles has the values of one device", "[ops][halo]") {
+  const DeviceMesh mesh(World::local(16), {4, 4}, {"y", "x"});
+  const at::Tensor plain = at::randn({64, 48}, at::kFloat).requires_grad_();
+  at::Tensor tiles = lay_out(plain, mesh, {Shard(0), Shard(1)}).requires_grad_();
+  at::Tensor actual;
+  CHECK(traffic([&] { actual = rolled_stencil(tiles); }) == Traffic{4, 2 * (16 + 12) * 4});
+  const at::Tensor expected = rolled_stencil(plain);
+  CHECK(difference(actual.detach(), expected.detach(), 1e-5) == std::nullopt);
+  CHECK(DTensor(actual).placements() == Placements{Shard(0), Shard(1)});
+  const at::Tensor seed = at::randn({64, 48}, at::kFloat);
+  expected.backward(seed);
+  CHECK(traffic([&] { actual.backward(lay_out(seed, mesh, {Shard(0), Shard(1)})); }) == Traffic{4, 2 * (16 + 12) * 4});
+  CHECK(difference(tiles.grad(), plain.grad(), 1e-5) == std::nullopt);
+}
+
+}  // namespace
+}  // namespace dtensor::testing

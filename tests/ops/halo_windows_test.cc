@@ -1,0 +1,197 @@
+// Convolution and pooling over split dims: the values of plain ATen, forward and backward, the layout of what goes in,
+// and no more moved than what windows reach.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/avg_pool2d.h>
+#include <ATen/ops/avg_pool3d.h>
+#include <ATen/ops/conv1d.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/conv3d.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/max_pool2d_with_indices.h>
+#include <ATen/ops/max_pool3d_with_indices.h>
+#include <ATen/ops/randn.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <limits>
+
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/redistribute.h"
+#include "observe/comm_debug_mode.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
+
+namespace dtensor::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Ints = std::vector<int64_t>;
+using Fn = std::function<Tensors(const Tensors&)>;
+
+const DeviceMesh& line() {
+  static const auto* mesh = new DeviceMesh(World::local(4), {4}, {"x"});
+  return *mesh;
+}
+const DeviceMesh& grid() {
+  static const auto* mesh = new DeviceMesh(World::local(6), {2, 3}, {"y", "x"});
+  return *mesh;
+}
+
+// The first input is laid out as `first`, the others as `others`.
+void compare(const char* name, const DeviceMesh& mesh, const Placements& first, const Placements& others,
+             const std::vector<Ints>& shapes, const Fn& fn, bool keeps = true) {
+  CAPTURE(name, to_string(first), to_string(others));
+  Tensors plain, split;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    plain.push_back(at::randn(shapes[i], at::kDouble).requires_grad_());
+    split.push_back(lay_out(plain[i], mesh, i == 0 ? first : others).requires_grad_());
+  }
+  const Tensors expected = fn(plain), actual = fn(split);
+  std::vector<at::Tensor> roots, seeds, split_roots, split_seeds;
+  for (size_t k = 0; k < expected.size(); ++k) {
+    const auto wrong = difference(actual[k].detach(), expected[k].detach());
+    CHECK(wrong.value_or("") == "");
+    // A weight that is split, too, may be followed instead.
+    const bool is_asked = keeps && others == Placements(others.size(), Replicate());
+    if (is_asked) CHECK(DTensor(actual[k]).placements() == first);
+    if (!expected[k].is_floating_point()) continue;
+    roots.push_back(expected[k]);
+    seeds.push_back(at::randn(expected[k].sizes(), at::kDouble));
+    split_roots.push_back(actual[k]);
+    split_seeds.push_back(
+        lay_out(seeds.back(), mesh, keeps ? first : without_partials(DTensor(actual[k]).placements())));
+  }
+  torch::autograd::backward(roots, seeds);
+  torch::autograd::backward(split_roots, split_seeds);
+  for (size_t i = 0; i < plain.size(); ++i) {
+    const auto wrong = difference(split[i].grad(), plain[i].grad());
+    CAPTURE(i);
+    CHECK(wrong.value_or("") == "");
+  }
+}
+
+struct Split {
+  DeviceMesh mesh;
+  Placements first, others;
+};
+
+// Layouts of [batch, channels, height, width].
+std::vector<Split> splits() {
+  const Placements whole = {Replicate(), Replicate()};
+  return {
+      {line(), {Shard(2)}, {Replicate()}},
+      {line(), {Shard(3)}, {Replicate()}},
+      {grid(), {Shard(2), Shard(3)}, whole},
+      {grid(), {Shard(3), Shard(3)}, whole},
+      {grid(), {Shard(0), Shard(2)}, whole},
+      {grid(), {Shard(3), Replicate()}, whole},
+      {grid(), {Shard(2), Shard(3)}, {Shard(0), Replicate()}},  // weights come to where they are needed
+  };
+}
+
+TEST_CASE("halo: convolutions are those of plain ATen", "[ops][halo]") {
+  for (const Split& s : splits()) {
+    const auto run = [&](const char* name, const std::vector<Ints>& shapes, const Fn& fn) {
+      compare(name, s.mesh, s.first, s.others, shapes, fn);
+    };
+    const std::vector<Ints> shapes = {{2, 4, 13, 11}, {6, 4, 3, 3}, {6}};
+    run("conv2d", shapes, [](auto& t) { return Tensors{at::conv2d(t[0], t[1], t[2])}; });
+    run("conv2d same", shapes, [](auto& t) { return Tensors{at::conv2d(t[0], t[1], t[2], 1, 1)}; });
+    run("conv2d without bias", {shapes[0], shapes[1]},
+        [](auto& t) { return Tensors{at::conv2d(t[0], t[1], {}, 1, 2)}; });
+    run("conv2d stride", shapes, [](auto& t) { return Tensors{at::conv2d(t[0], t[1], t[2], {2, 3}, {1, 0})}; });
+    run("conv2d dilation", shapes, [](auto& t) { return Tensors{at::conv2d(t[0], t[1], t[2], 1, 3, {2, 3})}; });
+    run("conv2d groups", {{2, 4, 13, 11}, {6, 2, 3, 3}, {6}},
+        [](auto& t) { return Tensors{at::conv2d(t[0], t[1], t[2], 1, 1, 1, 2)}; });
+    run("conv2d depthwise", {{2, 4, 13, 11}, {4, 1, 3, 3}},
+        [](auto& t) { return Tensors{at::conv2d(t[0], t[1], {}, 1, 1, 1, 4)}; });
+    run("conv2d wide", {{2, 3, 9, 10}, {2, 3, 7, 8}}, [](auto& t) {
+      return Tensors{at::conv2d(t[0], t[1], {}, 1, {3, 4})};
+    });
+  }
+  compare("conv1d", line(), {Shard(2)}, {Replicate()}, {{2, 3, 17}, {5, 3, 4}, {5}},
+          [](auto& t) { return Tensors{at::conv1d(t[0], t[1], t[2], 2, 3)}; });
+  compare("conv3d", grid(), {Shard(2), Shard(4)}, {Replicate(), Replicate()}, {{1, 2, 7, 5, 8}, {3, 2, 3, 2, 3}, {3}},
+          [](auto& t) {
+            return Tensors{at::conv3d(t[0], t[1], t[2], 1, {1, 0, 1})};
+          });
+}
+
+TEST_CASE("halo: convolutions whose channels other mesh dims split", "[ops][halo]") {
+  const std::vector<Ints> shapes = {{2, 4, 13, 11}, {6, 4, 3, 3}, {6}};
+  const Fn conv = [](const Tensors& t) { return Tensors{at::conv2d(t[0], t[1], t[2], 1, 1)}; };
+  // Channels that are added up, and channels that come out.
+  compare("in", grid(), {Shard(1), Shard(2)}, {Replicate(), Replicate()}, shapes, conv, /*keeps=*/false);
+  compare("out", grid(), {Replicate(), Shard(3)}, {Shard(0), Replicate()}, shapes, conv, /*keeps=*/false);
+  compare("fewer channels than ranks", grid(), {Shard(2), Shard(1)}, {Replicate(), Replicate()},
+          {{2, 2, 13, 11}, {6, 2, 3, 3}, {6}}, conv, /*keeps=*/false);
+}
+
+TEST_CASE("halo: pooling is that of plain ATen", "[ops][halo]") {
+  for (const Split& s : splits()) {
+    const auto run = [&](const char* name, const Fn& fn) {
+      compare(name, s.mesh, s.first, s.others, {{2, 4, 13, 11}}, fn);
+    };
+    const auto max = [](const std::tuple<at::Tensor, at::Tensor>& both) {
+      return Tensors{std::get<0>(both), std::get<1>(both)};
+    };
+    run("max", [&](auto& t) { return max(at::max_pool2d_with_indices(t[0], 2)); });
+    run("max padded", [&](auto& t) { return max(at::max_pool2d_with_indices(t[0], 3, 2, 1)); });
+    run("max dilated", [&](auto& t) { return max(at::max_pool2d_with_indices(t[0], {3, 2}, 1, {1, 0}, {2, 3})); });
+    run("max ceil", [&](auto& t) { return max(at::max_pool2d_with_indices(t[0], 3, 3, 1, 1, true)); });
+    run("avg", [](auto& t) { return Tensors{at::avg_pool2d(t[0], 3, 1)}; });
+    run("avg padded", [](auto& t) { return Tensors{at::avg_pool2d(t[0], {3, 4}, 2, {1, 2})}; });
+    run("avg without padding", [](auto& t) { return Tensors{at::avg_pool2d(t[0], 3, 2, 1, false, false)}; });
+    run("avg ceil", [](auto& t) { return Tensors{at::avg_pool2d(t[0], 3, 2, 1, true, true)}; });
+    run("avg ceil without padding", [](auto& t) { return Tensors{at::avg_pool2d(t[0], 3, 2, 1, true, false)}; });
+    run("avg divisor", [](auto& t) { return Tensors{at::avg_pool2d(t[0], 3, 2, 1, false, true, 7)}; });
+  }
+  const std::vector<Ints> volume = {{2, 3, 7, 5, 8}};
+  compare("max3d", grid(), {Shard(2), Shard(4)}, {}, volume, [](auto& t) {
+    auto [values, indices] = at::max_pool3d_with_indices(t[0], 3, 2, 1);
+    return Tensors{values, indices};
+  });
+  compare("avg3d", grid(), {Shard(2), Shard(4)}, {}, volume,
+          [](auto& t) { return Tensors{at::avg_pool3d(t[0], 3, 2, 1, false, false)}; });
+}
+
+TEST_CASE("halo: the largest of nothing but lowest numbers is one of them", "[ops][halo]") {
+  const at::Tensor lowest = at::full({1, 1, 9, 9}, -std::numeric_limits<double>::infinity(), at::kDouble);
+  auto [value, index] = at::max_pool2d_with_indices(lowest, 3, 2, 1);
+  auto [split_value, split_index] = at::max_pool2d_with_indices(lay_out(lowest, grid(), {Shard(2), Shard(3)}), 3, 2, 1);
+  CHECK(full_tensor(split_value).equal(value));
+  CHECK(full_tensor(split_index).equal(index));
+}
+
+TEST_CASE("halo: a convolution moves what its windows reach, once each way", "[ops][halo]") {
+  const DeviceMesh mesh(World::abstract(16), {4, 4}, {"y", "x"});
+  const auto meta = [](const Ints& sizes) { return at::empty(sizes, at::TensorOptions(at::kMeta).dtype(at::kFloat)); };
+  at::Tensor image = distribute_tensor(meta({1, 8, 1024, 2048}), mesh, {Shard(2), Shard(3)}).requires_grad_();
+  at::Tensor weight = distribute_tensor(meta({8, 8, 5, 5}), mesh, {Replicate(), Replicate()});
+  const int64_t a = 1024 / 4, b = 2048 / 4, w = 2, channels = 8;
+  const int64_t halo = (2 * w * (a + b) + 4 * w * w) * channels * 4;  // edges and corners of a tile
+  const at::Tensor seed = distribute_tensor(meta({1, 8, 1024, 2048}), mesh, {Shard(2), Shard(3)});
+  at::Tensor result;
+  CommDebugMode comm;
+  result = at::conv2d(image, weight, {}, 1, w);
+  CHECK(comm.total() == 1);
+  CHECK(comm.bytes() == halo);
+  CHECK(DTensor(result).placements() == Placements{Shard(2), Shard(3)});
+  comm.reset();
+  result.backward(seed);
+  CHECK(comm.total() == 1);  // of the image alone: the weight needs no gradient
+  CHECK(comm.bytes() == halo);
+  CHECK(DTensor(image.grad()).placements() == Placements{Shard(2), Shard(3)});
+
+  // For the weight's gradient windows are read again, and ranks add up theirs.
+  weight.requires_grad_();
+  result = at::conv2d(image.detach(), weight, {}, 1, w);
+  comm.reset();
+  result.backward(seed);
+  CHECK(comm.count("all_to_all") == 1);
+  CHECK(comm.count("all_reduce") == 1);
+  CHECK(comm.total() == 2);
+}
+
+}  // namespace
+}  // namespace dtensor::testing
