@@ -19,7 +19,7 @@ import sys
 
 # From the bottom up.
 LAYERS = ["placement", "comm", "mesh", "plan", "observe", "processes", "propagation", "dtensor", "ops", "checkpoint",
-          "python"]
+          "sharded", "python"]
 PROGRAMS = ["benchmarks", "examples", "tools"]
 # What programs include is above all.
 UMBRELLA = "dtensor/dtensor.h"

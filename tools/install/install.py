@@ -32,6 +32,7 @@ ROOTS = [
     "propagation/factor_rule.h",
     "propagation/propagate.h",
     "propagation/rule_registry.h",
+    "sharded/sharded.h",
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 

@@ -1,0 +1,149 @@
+#include "dtensor/redistribute_parts.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "dtensor/dispatch_key.h"
+#include "dtensor/extend/redistribute_autograd.h"
+#include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/from_local.h"
+#include "dtensor/internal/executor.h"
+#include "plan/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+struct Move : torch::CustomClassHolder {
+  std::vector<int64_t> sizes;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  Layout from, to;
+  RedistributePartsOptions options;
+  std::vector<size_t> counts;  // of tensors per rank, of what goes in
+};
+using MovePtr = c10::intrusive_ptr<Move>;
+
+variable_list flat(const RankPieces& pieces) {
+  variable_list tensors;
+  for (const auto& of_rank : pieces) tensors.insert(tensors.end(), of_rank.begin(), of_rank.end());
+  return tensors;
+}
+
+std::vector<size_t> counts_of(const RankPieces& pieces) {
+  std::vector<size_t> counts;
+  for (const auto& of_rank : pieces) counts.push_back(of_rank.size());
+  return counts;
+}
+
+RankPieces grouped(at::TensorList tensors, const std::vector<size_t>& counts) {
+  RankPieces pieces;
+  size_t at = 0;
+  for (size_t count : counts) {
+    pieces.emplace_back(tensors.begin() + at, tensors.begin() + at + count);
+    at += count;
+  }
+  return pieces;
+}
+
+RankPieces run(const Move& move, RankPieces parts) {
+  const Shape sizes(move.sizes.begin(), move.sizes.end());
+  const TensorMeta meta{sizes, contiguous_strides(move.sizes), move.dtype};
+  PlanOptions plan_options;
+  plan_options.limits = limits_of(move.options.redistribute);
+  const RedistributePlan plan = plan_transfer(meta, move.from, move.to, plan_options);
+  return run_transfer(plan, std::move(parts), explicit_cause(move.options.function));
+}
+
+struct RedistributePartsFn : Function<RedistributePartsFn> {
+  // The last of `tensors` has no elements: where a rank has no parts, autograd would forget that there is a backward.
+  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, MovePtr move) {
+    RankPieces results = run(*move, grouped(tensors, move->counts));
+    auto back = c10::make_intrusive<Move>(*move);
+    std::swap(back->from, back->to);
+    if (!back->to.is_boxes()) back->to = Layout(back->to.mesh(), without_partials(back->to.placements()));
+    back->counts = counts_of(results);
+    ctx->saved_data["dtensor"] = c10::IValue::make_capsule(std::move(back));
+    return flat(results);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto move = c10::static_intrusive_pointer_cast<Move>(ctx->saved_data.at("dtensor").toCapsule());
+    RedistributePartsOptions options = move->options;
+    options.requires_grad = c10::GradMode::is_enabled();
+    variable_list result =
+        flat(redistribute_parts(grouped(grads, move->counts), move->sizes, move->dtype, move->from, move->to, options));
+    result.resize(result.size() + 2);
+    return result;
+  }
+};
+
+void check_options(const RedistributePartsOptions& options) {
+  TORCH_CHECK_VALUE(!options.redistribute.async_op, "[", options.function,
+                    "] async_op: parts are there when the call returns; redistribute() a DTensor for that");
+}
+
+}  // namespace
+
+RankPieces redistribute_parts(const RankPieces& parts, c10::IntArrayRef sizes, c10::ScalarType dtype,
+                              const Layout& from, const Layout& to, const RedistributePartsOptions& options) {
+  check_options(options);
+  auto move = c10::make_intrusive<Move>();
+  move->sizes = sizes.vec();
+  move->dtype = dtype;
+  move->from = from;
+  move->to = to;
+  move->options = options;
+  move->counts = counts_of(parts);
+  variable_list tensors = flat(parts);
+  const bool requires_grad =
+      c10::GradMode::is_enabled() &&
+      (options.requires_grad || std::any_of(tensors.begin(), tensors.end(), [](auto& t) { return t.requires_grad(); }));
+  if (!requires_grad) return run(*move, parts);
+  tensors.push_back(at::empty({0}, at::TensorOptions().dtype(dtype)).set_requires_grad(true));
+  std::vector<size_t> counts;
+  for (int64_t rank : to.world().owned_ranks()) counts.push_back(to.parts(sizes, rank).size());
+  return grouped(RedistributePartsFn::apply(at::TensorList(tensors), std::move(move)), counts);
+}
+
+at::Tensor from_parts(const RankPieces& parts, c10::IntArrayRef sizes, c10::ScalarType dtype, const Layout& from,
+                      const DeviceMesh& mesh, const Placements& placements, const RedistributePartsOptions& options) {
+  TORCH_CHECK_VALUE(mesh.defined(), "[", options.function, "] no mesh: give a DeviceMesh(world, shape)");
+  const RankPieces moved = redistribute_parts(parts, sizes, dtype, from, Layout(mesh, placements), options);
+  std::vector<at::Tensor> locals;
+  const auto& owned = mesh.world().owned_ranks();
+  for (int64_t rank : mesh.local_ranks())
+    locals.push_back(moved[std::find(owned.begin(), owned.end(), rank) - owned.begin()].at(0));
+  const Shape shape(sizes.begin(), sizes.end());
+  if (locals.empty()) {
+    LocalGuard guard;
+    return make_dtensor(Spec::get(mesh, placements, {shape, contiguous_strides(sizes), dtype}), {});
+  }
+  FromLocalOptions from_local_options;
+  from_local_options.shape = sizes.vec();
+  return from_local(locals, mesh, placements, from_local_options);
+}
+
+RankPieces to_parts(const at::Tensor& tensor, const Layout& to, const RedistributePartsOptions& options) {
+  TORCH_CHECK_TYPE(is_dtensor(tensor), "[", options.function, "] the tensor is not distributed");
+  const Spec& spec = *spec_of(tensor);
+  RedistributePartsOptions with_grad = options;
+  with_grad.requires_grad |= tensor.requires_grad();
+  const auto& owned = spec.mesh().world().owned_ranks();
+  RankPieces parts(owned.size());
+  const std::vector<at::Tensor> locals = to_local(tensor);
+  for (size_t i = 0; i < locals.size(); ++i)
+    parts[std::find(owned.begin(), owned.end(), spec.mesh().local_ranks()[i]) - owned.begin()] = {locals[i]};
+  return redistribute_parts(parts, tensor.sizes(), tensor.scalar_type(), Layout(spec.mesh(), spec.placements()), to,
+                            with_grad);
+}
+
+}  // namespace dtensor

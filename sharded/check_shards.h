@@ -1,0 +1,26 @@
+// What is checked of the shards of one rank. Internal.
+#pragma once
+
+#include <vector>
+
+#include "sharded/process_group.h"
+#include "sharded/shard.h"
+#include "sharded/sharded_tensor_metadata.h"
+
+namespace dtensor::sharded {
+
+// The metadata and common properties of a rank's shards, without a size. Errors (ValueError): see
+// init_from_local_shards(). REQUIRES: !shards.empty().
+ShardedTensorMetadata metadata_of_local_shards(const std::vector<Shard>& shards, int64_t rank,
+                                               const ProcessGroup& group);
+// Errors: see init_from_local_shards_and_global_metadata().
+void check_against_metadata(const std::vector<Shard>& shards, const ShardedTensorMetadata& metadata, int64_t rank,
+                            const ProcessGroup& group);
+// The shards one below the other, in their order: their offsets, and the size of all.
+// Errors (ValueError): another number of dims than the first one's.
+void lay_below_each_other(ShardedTensorMetadata& metadata);
+// The shards of `rank` in the order in which the metadata lists them, with what it says of them. Error (ValueError): it
+// has no such shard.
+void put_in_order(std::vector<Shard>& shards, const ShardedTensorMetadata& metadata, int64_t rank, const World& world);
+
+}  // namespace dtensor::sharded

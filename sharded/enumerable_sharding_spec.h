@@ -1,0 +1,46 @@
+// A list of shards of any size, anywhere; and what is checked of such lists.
+//
+//   EnumerableShardingSpec halves({ShardMetadata({0, 0}, {5, 5}, "rank:0/cpu"), ShardMetadata({5, 0}, {5, 5}, "rank:1/cpu")});
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sharded/sharding_spec.h"
+
+namespace dtensor::sharded {
+
+class EnumerableShardingSpec : public ShardingSpec {
+ public:
+  // Errors (ValueError): "Empty shard list provided: []", "Found inconsistent ranks for shards: 2 and 3" (numbers of
+  // dims), shards that overlap.
+  explicit EnumerableShardingSpec(std::vector<ShardMetadata> shards);
+
+  const std::vector<ShardMetadata>& shards() const { return shards_; }
+
+  // The list as it is, after check_tensor().
+  ShardedTensorMetadata build_metadata(c10::IntArrayRef sizes, const TensorProperties& properties) const override;
+  std::string name() const override { return "EnumerableShardingSpec"; }
+  std::string to_string() const override;
+  friend bool operator==(const EnumerableShardingSpec& a, const EnumerableShardingSpec& b) {
+    return a.shards_ == b.shards_;
+  }
+
+ private:
+  std::vector<ShardMetadata> shards_;
+};
+
+// Error (ValueError): "Shards a and b overlap". Shards without elements overlap nothing, wherever they are. For n
+// shards O(n log n) steps along the dim where they are cut most, and what lies side by side there.
+void validate_non_overlapping(const std::vector<ShardMetadata>& shards);
+// Errors (ValueError): "Rank of tensor is 3, but shards rank is 2", "Shard offset ... and length ... exceeds tensor
+// dim:
+// ...", "Total volume of shards: 91 does not match tensor volume: 100, ...". An empty shard may begin anywhere.
+// Together with validate_non_overlapping(): every element lies in exactly one shard.
+void check_tensor(const std::vector<ShardMetadata>& shards, c10::IntArrayRef sizes);
+
+// A ChunkShardingSpec if the shards are the chunks of one dim, in any order, with unclamped offsets; else an
+// EnumerableShardingSpec. Errors: those of the latter.
+AnyShardingSpec infer_sharding_spec(const std::vector<ShardMetadata>& shards);
+
+}  // namespace dtensor::sharded
