@@ -4,12 +4,18 @@
 // reduce-scatter from N bytes N (n - 1) / n, an all-to-all of N local bytes N (n - 1) / n.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "mesh/device_mesh.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace dtensor::benchmarks {
 
@@ -28,6 +34,14 @@ Traffic all_gather(double bytes, int64_t ranks);
 Traffic reduce_scatter(double bytes, int64_t ranks);
 Traffic all_to_all(double local_bytes, int64_t ranks);
 
+// The size of a mesh dim; 1 if the mesh has none of this name.
+int64_t size_of(const DeviceMesh& mesh, const std::string& name);
+
+// One all-reduce over `ranks` of every parameter's gradient, of the part that a rank holds.
+Traffic gradients(const torch::nn::Module& module, int64_t ranks);
+// Bytes of all parameters, each of them whole.
+double bytes_of(const torch::nn::Module& module);
+
 // A part of a step: "forward".
 struct Phase {
   std::string name;
@@ -37,14 +51,15 @@ struct Phase {
 
 // A model on a mesh.
 struct Pattern {
-  std::string name;
   DeviceMesh mesh;
   std::vector<Phase> phases;              // run in order
   double calls_gate = 1, bytes_gate = 1;  // of what is done by hand
 };
 
-// Each makes its model on `mesh`, whose world may be an abstract one. `scale`: 1 for sizes of tests.
-Pattern llama_pattern(const DeviceMesh& mesh, int64_t scale);
-Pattern llama_generation_pattern(const DeviceMesh& mesh, int64_t scale);
+// The phases "forward" and "backward" of a model whose loss `loss` computes, inside a MeshScope.
+Pattern training(const DeviceMesh& mesh, std::function<at::Tensor()> loss, const Traffic& forward,
+                 const Traffic& backward);
+// A loop: its first two rounds, of which the second has what the first left behind.
+Pattern loop(const DeviceMesh& mesh, std::function<void()> round, const Traffic& by_hand);
 
 }  // namespace dtensor::benchmarks

@@ -2,8 +2,11 @@
 //
 //   ./bazelw run //benchmarks/patterns
 //   ./bazelw run //benchmarks/patterns -- --only Llama --tree
+//   ./bazelw run //benchmarks/patterns -- --scale 1 --budgets   # lines for tests/patterns/budgets.cc
 //
-// Counts and bytes are those of one rank, the one that receives most, and hold on abstract worlds, too.
+// Counts and bytes are those of one rank, the one that receives most, and hold on abstract worlds, too. The peak is of
+// all distributed tensors of that rank, what stays among them.
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <string>
@@ -11,12 +14,15 @@
 
 #include "absl/flags/flag.h"
 #include "benchmarks/gates.h"
-#include "benchmarks/patterns/pattern.h"
+#include "benchmarks/patterns/cases.h"
 #include "dtensor/dtensor.h"
+#include "mesh/memory_meter.h"
 #include "tools/flags.h"
 
 ABSL_FLAG(std::string, only, "", "the patterns whose names begin so");
 ABSL_FLAG(bool, tree, false, "print every collective with its cause");
+ABSL_FLAG(bool, budgets, false,
+          "print what is communicated as lines of the tests' table, and not beside those by hand");
 ABSL_FLAG(int64_t, scale, 8, "of the models' sizes; 1: those of tests");
 
 namespace {
@@ -24,44 +30,68 @@ namespace {
 using namespace dtensor;
 using namespace dtensor::benchmarks;
 
-void measure(const Pattern& pattern, Gates& gates) {
+double ratio(double ours, double by_hand) {
+  if (by_hand > 0) return ours / by_hand;
+  return ours > 0 ? INFINITY : 0;
+}
+
+// What is to be at most `limit`; checked after the table.
+struct Figure {
+  std::string what;
+  double value, limit;
+};
+
+void print_budgets(const PatternCase& c) {
+  const DeviceMesh mesh = mesh_of(c);
+  for (const Phase& phase : c.make(mesh, absl::GetFlag(FLAGS_scale)).phases) {
+    const CommBudget budget({});
+    phase.run();
+    std::printf("      {\"%s\", \"%s\", \"%s\", %lld, %lld},\n", c.name.c_str(), mesh.to_string().c_str(),
+                phase.name.c_str(), static_cast<long long>(budget.calls()), static_cast<long long>(budget.bytes()));
+  }
+}
+
+void measure(const PatternCase& c, std::vector<Figure>& figures) {
+  const DeviceMesh mesh = mesh_of(c);
+  const Pattern pattern = c.make(mesh, absl::GetFlag(FLAGS_scale));
   for (const Phase& phase : pattern.phases) {
+    MemoryMeter& memory = mesh.world().memory();
+    memory.reset_peak();
     CommDebugMode comm;
     phase.run();
-    const auto calls = comm.total();
-    const auto bytes = static_cast<double>(comm.bytes());
-    const std::string what = pattern.name + " on " + pattern.mesh.to_string() + ", " + phase.name;
-    std::printf("%-48s %5lld calls, by hand %4lld %10.3f MB, by hand %10.3f\n", what.c_str(),
-                static_cast<long long>(calls), static_cast<long long>(phase.by_hand.calls), bytes * 1e-6,
-                phase.by_hand.bytes * 1e-6);
+    const auto calls = static_cast<double>(comm.total()), bytes = static_cast<double>(comm.bytes());
+    const std::string what = c.name + " on " + mesh.to_string() + ", " + phase.name;
+    const double calls_ratio = ratio(calls, static_cast<double>(phase.by_hand.calls));
+    const double bytes_ratio = ratio(bytes, phase.by_hand.bytes);
+    std::printf("| %-20s | %-28s | %-14s | %4.0f | %4lld | %5.2f | %11.4f | %11.4f | %7.2f | %9.3f |\n", c.name.c_str(),
+                mesh.to_string().c_str(), phase.name.c_str(), calls, static_cast<long long>(phase.by_hand.calls),
+                calls_ratio, bytes * 1e-6, phase.by_hand.bytes * 1e-6, bytes_ratio,
+                static_cast<double>(memory.peak_bytes()) * 1e-6);
     if (absl::GetFlag(FLAGS_tree)) std::cout << comm << "\n";
-    gates.at_most(what + ": calls / by hand", static_cast<double>(calls) / static_cast<double>(phase.by_hand.calls),
-                  pattern.calls_gate);
-    gates.at_most(what + ": bytes / by hand", bytes / phase.by_hand.bytes, pattern.bytes_gate);
+    figures.push_back({what + ": calls / by hand", calls_ratio, pattern.calls_gate});
+    figures.push_back({what + ": bytes / by hand", bytes_ratio, pattern.bytes_gate});
   }
 }
 
 int run() {
-  const int64_t scale = absl::GetFlag(FLAGS_scale);
   const std::string only = absl::GetFlag(FLAGS_only);
-  Gates gates;
-  struct Case {
-    const char* name;
-    Pattern (*make)(const DeviceMesh& mesh, int64_t scale);
-    std::vector<int64_t> shape;
-    std::vector<std::string> names;
-  };
-  const std::vector<Case> cases = {
-      {"Llama", llama_pattern, {2, 4}, {"dp", "tp"}},
-      {"Llama", llama_pattern, {256, 4}, {"dp", "tp"}},
-      {"Llama generation", llama_generation_pattern, {4}, {"tp"}},
-  };
-  for (const Case& c : cases) {
-    if (std::string(c.name).find(only) != 0) continue;
-    int64_t ranks = 1;
-    for (const int64_t n : c.shape) ranks *= n;
-    measure(c.make(DeviceMesh(World::abstract(ranks), c.shape, c.names), scale), gates);
+  const bool budgets = absl::GetFlag(FLAGS_budgets);
+  std::vector<Figure> figures;
+  if (!budgets) {
+    std::printf("| model | mesh | | calls | by hand | ratio | MB | by hand | ratio | peak, MB |\n");
+    std::printf("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
   }
+  for (const PatternCase& c : pattern_cases()) {
+    if (c.name.find(only) != 0) continue;
+    try {
+      budgets ? print_budgets(c) : measure(c, figures);
+    } catch (const c10::Error& error) {
+      figures.push_back(
+          {c.name + " on " + mesh_of(c).to_string() + ": " + error.what_without_backtrace(), INFINITY, 1});
+    }
+  }
+  Gates gates;
+  for (const Figure& f : figures) gates.at_most(f.what, f.value, f.limit);
   return gates.close();
 }
 

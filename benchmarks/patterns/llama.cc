@@ -1,11 +1,12 @@
+#include "examples/models/llama.h"
+
 #include <torch/nn.h>
 
 #include <memory>
 
-#include "benchmarks/patterns/pattern.h"
+#include "benchmarks/patterns/families.h"
 #include "dtensor/dtensor.h"
 #include "examples/models/layouts.h"
-#include "examples/models/llama.h"
 
 namespace dtensor::benchmarks {
 namespace {
@@ -27,46 +28,28 @@ Traffic through_blocks(const examples::LlamaConfig& c, double bytes, int64_t n) 
 
 }  // namespace
 
-Pattern llama_pattern(const DeviceMesh& mesh, int64_t scale) {
+Pattern llama(const DeviceMesh& mesh, int64_t scale) {
   using examples::over;
   const examples::LlamaConfig c = config(scale);
   const int64_t m = mesh.size("dp"), n = mesh.size("tp"), batch = kBatch * m, length = 16 * scale;
-  struct State {
-    examples::Llama model{nullptr};
-    at::Tensor ids, targets, loss;
+  examples::Llama model(c);
+  distribute_module(*model, mesh, examples::shard_llama);
+  const auto ids = [&] {
+    return distribute_tensor(torch::randint(c.vocab, {batch, length}), mesh, over(mesh, "dp", Shard(0)));
   };
-  auto state = std::make_shared<State>();
-  state->model = examples::Llama(c);
-  distribute_module(*state->model, mesh, examples::shard_llama);
-  for (at::Tensor* t : {&state->ids, &state->targets}) {
-    *t = distribute_tensor(torch::randint(c.vocab, {batch, length}), mesh, over(mesh, "dp", Shard(0)));
-  }
-
-  const double tokens = static_cast<double>(batch / m * length), x = tokens * static_cast<double>(c.width) * 4;
-  double parameters = 0;
-  int64_t num_parameters = 0;
-  for (const auto& p : state->model->parameters()) {
-    parameters += static_cast<double>(DTensor(p).spec().max_local_bytes());
-    ++num_parameters;
-  }
-  Pattern pattern{"Llama", mesh, {}};
-  pattern.phases.push_back(
-      {"forward",
-       [=] {
-         const MeshScope scope(mesh);
-         const auto scores = state->model->forward(state->ids);
-         state->loss =
-             torch::nn::functional::cross_entropy(scores.view({-1, scores.size(-1)}), state->targets.view({-1}));
-       },
-       // Then maximum, sum and target scores; the mean.
-       through_blocks(c, x, n) + all_reduce(tokens * 4, n) + all_reduce(2 * tokens * 4, n) + all_reduce(4, m)});
-  Traffic gradients = all_reduce(parameters, m);
-  gradients.calls *= num_parameters;
-  pattern.phases.push_back({"backward", [=] { state->loss.backward(); }, through_blocks(c, x, n) + gradients});
-  return pattern;
+  const double tokens = static_cast<double>(kBatch * length), x = tokens * static_cast<double>(c.width) * 4;
+  return training(
+      mesh,
+      [model, ids = ids(), targets = ids()]() mutable {
+        const auto scores = model->forward(ids);
+        return torch::nn::functional::cross_entropy(scores.view({-1, scores.size(-1)}), targets.view({-1}));
+      },
+      // Then maximum, sum and target scores; the mean.
+      through_blocks(c, x, n) + all_reduce(tokens * 4, n) + all_reduce(2 * tokens * 4, n) + all_reduce(4, m),
+      through_blocks(c, x, n) + gradients(*model, m));
 }
 
-Pattern llama_generation_pattern(const DeviceMesh& mesh, int64_t scale) {
+Pattern llama_generation(const DeviceMesh& mesh, int64_t scale) {
   using examples::over;
   const examples::LlamaConfig c = config(scale);
   const int64_t n = mesh.size("tp"), length = 16 * scale;
@@ -91,9 +74,7 @@ Pattern llama_generation_pattern(const DeviceMesh& mesh, int64_t scale) {
     return through_blocks(c, static_cast<double>(kBatch * tokens * c.width * 4), n) +
            all_gather(static_cast<double>(n * kBatch * (4 + 8)), n);
   };
-  return {"Llama generation",
-          mesh,
-          {{"prompt", next, by_hand(length)}, {"a token", next, by_hand(1)}, {"the next", next, by_hand(1)}}};
+  return {mesh, {{"prompt", next, by_hand(length)}, {"a token", next, by_hand(1)}, {"the next", next, by_hand(1)}}};
 }
 
 }  // namespace dtensor::benchmarks

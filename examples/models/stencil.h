@@ -1,0 +1,13 @@
+// A step of the heat equation on a grid [height, width], by its four neighbours, in plain ATen.
+#pragma once
+
+#include <torch/types.h>
+
+namespace examples {
+
+// The grid's borders meet.
+torch::Tensor heat_by_roll(const torch::Tensor& grid, double rate);
+// Beyond the borders it is cold.
+torch::Tensor heat_by_pad(const torch::Tensor& grid, double rate);
+
+}  // namespace examples
