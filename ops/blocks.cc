@@ -191,6 +191,20 @@ std::optional<DimStrategy> cat_strategy(const OpCall& call, int64_t mesh_dim) {
   return strategy;
 }
 
+// ------------------------------------------------------------ halves
+
+// glu(self, dim) and glu_backward(grad_output, self, dim): self in two blocks, its result or gradient likewise.
+std::optional<DimStrategy> halves_strategy(const OpCall& call, int64_t mesh_dim) {
+  const Spec& self = *call.input("self");
+  const int64_t dim = wrap_dim(call.get_int("dim"), self.ndim());
+  for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
+    if (m != mesh_dim && self.placements()[m].is_sharded_on(dim)) return std::nullopt;
+  }
+  const Placement halves = StridedShard(dim, 2), half = Shard(dim);
+  if (!call.has_arg("grad_output")) return DimStrategy{{half}, {halves}};
+  return DimStrategy{{halves}, {half, halves}};
+}
+
 }  // namespace
 
 void slice_at_borders(OpRule& rule) {
@@ -213,5 +227,7 @@ void split_at_borders(OpRule& rule) {
 }
 
 void cat_at_borders(OpRule& rule) { add_strategy(rule, cat_strategy); }
+
+void halves_beside_each_other(OpRule& rule) { add_strategy(rule, halves_strategy); }
 
 }  // namespace dtensor

@@ -15,5 +15,7 @@ void slice_at_borders(OpRule& rule);
 void slice_backward_at_borders(OpRule& rule);
 void split_at_borders(OpRule& rule);
 void cat_at_borders(OpRule& rule);
+// What reads the halves of a dim of `self` beside each other, as glu() does: every rank its part of both halves.
+void halves_beside_each_other(OpRule& rule);
 
 }  // namespace dtensor

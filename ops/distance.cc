@@ -1,5 +1,6 @@
 // Distances between rows, and rows made to have a norm: features whole; rows and batch may be split.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
 
 #include "ops/core_dims.h"
 #include "ops/meta_tensor.h"
@@ -50,11 +51,11 @@ CoreDims weight_norm_dims(const OpCall& call) {
 OutputMetas weight_norm_metas(const OpCall& call) {
   const bool backward = call.has_arg("grad_w");
   const at::Tensor v = meta_tensor(*call.inputs[backward ? 1 : 0]).contiguous(),
-                   g = meta_tensor(*call.inputs[backward ? 2 : 1]).contiguous();
-  const bool on_cpu = call.mesh.world().device_type() == c10::DeviceType::CPU;
-  const auto dtype = g.scalar_type();
-  const bool widens = dtype == at::kBFloat16 || (dtype == at::kHalf && !on_cpu);
-  return metas_of({v, backward || !widens ? g : g.to(at::kFloat)});
+                   g = meta_tensor(*call.inputs[backward ? 2 : 1]);
+  if (backward) return metas_of({v, g.contiguous()});
+  // The norms lie as g does, and are not cut to half precision.
+  const bool widens = at::isReducedFloatingType(g.scalar_type());
+  return metas_of({v, at::empty_strided(g.sizes(), g.strides(), widens ? g.options().dtype(at::kFloat) : g.options())});
 }
 
 }  // namespace

@@ -99,11 +99,11 @@ class HaloMemo {
 
 // What the rule's way takes: to bring the inputs where it computes, and the result to the layout that halos would leave
 // it in. Without the latter a result that has gone to another layout would look as good, and all that is computed of it
-// and of the input would have to move.
+// and of the input would have to move. What moves nothing is the best there is.
 double rule_seconds(const Decision& rule, const SpecPtr& result) {
   double seconds = 0;
   for (const auto& plan : rule.input_plans) seconds += plan ? plan->seconds : 0;
-  if (rule.outputs[0] == nullptr) return seconds;
+  if (seconds == 0 || rule.outputs[0] == nullptr) return seconds;
   return seconds + cached_plan(rule.outputs[0], result->placements())->seconds;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ops/blocks.h"
 #include "ops/meta_tensor.h"
 #include "ops/reduction.h"
 #include "propagation/rule_registry.h"
@@ -57,6 +58,11 @@ c10::ScalarType real_dtype(const OpCall& call) { return c10::toRealValueType(cal
 
 OutputMetas as_input(const OpCall& call) { return reduction_metas(call, {call.inputs[0]->dtype()}); }
 OutputMetas value_and_index(const OpCall& call) { return reduction_metas(call, {call.inputs[0]->dtype(), at::kLong}); }
+OpRule in_halves(OpRule rule) {
+  halves_beside_each_other(rule);
+  return rule;
+}
+
 OutputMetas as_self(const OpCall& call) { return metas_of({meta_tensor(*call.input("self"))}); }
 OutputMetas floating(const OpCall& call) {
   const auto own = call.inputs[0]->dtype();
@@ -97,8 +103,9 @@ const RuleFamily reduction_order_rules("reduction_order", [](RuleRegistry& regis
       {{"aten::cumprod", "aten::sort", "aten::sort.stable"}, along_dim(), nullptr},
       {{"aten::logcumsumexp"}, along_dim(), same_shape},
       {{"aten::cummax", "aten::cummin"}, along_dim(), same_shape_and_index},
-      {{"aten::topk", "aten::glu"}, resize_dim(), nullptr},
-      {{"aten::glu_backward"}, along_dim(/*linear=*/true), as_self},
+      {{"aten::topk"}, resize_dim(), nullptr},
+      {{"aten::glu"}, in_halves(resize_dim()), nullptr},
+      {{"aten::glu_backward"}, in_halves(along_dim(/*linear=*/true)), as_self},
   };
   for (const auto& entry : table) {
     OpRule rule = entry.rule;

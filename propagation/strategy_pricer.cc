@@ -91,10 +91,14 @@ Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placemen
 // A Partial result is a reduction that somebody has to pay for. Along a mesh dim it is part of the price where
 //  * a sharded input moves for it: to another dim (the k-split of a matmul), or to all ranks (indices, for the sake of a
 //    table's rows, or a column-parallel weight for what a row-parallel layer left);
-//  * an input that came as Partial stays so, and that gains nothing: the result is dearer to reduce than what came (a
-//    product with a matrix that has more columns than rows), another input is gathered to be added to it, or is reduced
-//    in this call anyway, or both are single numbers, which are read more than once as a rule. Views are never worth
-//    that.
+//  * an input that came as Partial stays so, and that gains nothing: another input is gathered to be added to it, or is
+//    reduced in this call anyway; a number is scaled by another, which both are read more than once as a rule; or it is
+//    multiplied by a tensor, and the product is no cheaper to reduce than what came: now is when hand-written code
+//    reduces, and whoever reads the same tensor next finds it reduced. Views are never worth that.
+// Where nothing is multiplied, the result may be as much dearer to reduce as a part is of a whole that it is put into,
+// or padded to: often the other parts follow, and one reduction does for all (query, key and value of one gradient).
+constexpr Picoseconds kWholeToPart = 3;
+
 Picoseconds Pricer::made_partials(const Strategy& s) const {
   Picoseconds total = 0;
   for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
@@ -103,7 +107,7 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
       if (problem_.metas.tensors[o]) later += reduction(*problem_.metas.tensors[o], s.outputs[o], d);
     }
     if (later == 0) continue;
-    bool moves = false, fills = false, reduces = false, is_number = true, has_factor = false;
+    bool moves = false, fills = false, reduces = false, is_number = true, scaled = false, multiplied = false;
     Picoseconds now = 0;  // to reduce what came as Partial and stays so
     for (const Group& g : groups_) {
       const Spec& spec = *problem_.call.inputs[g.input];
@@ -111,11 +115,13 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
       moves = moves || (given.is_sharded() && !taken.is_partial() && given != taken);
       fills = fills || (given.is_sharded() && taken.is_partial());
       reduces = reduces || (given.is_partial() && !taken.is_partial());
-      has_factor = has_factor || (!taken.is_partial() && !spec.meta().wrapped_number);
+      scaled = scaled || (taken.is_replicate() && !spec.meta().wrapped_number);
+      multiplied = multiplied || (taken.is_replicate() && spec.meta().numel() > 1);
       is_number = is_number && spec.meta().numel() == 1;
       if (taken.is_partial()) now += g.count * reduction(spec.meta(), spec.placements(), d);
     }
-    const bool gains_nothing = later > now || fills || reduces || (is_number && has_factor);
+    const bool dearer = multiplied ? later >= now : later > kWholeToPart * now;
+    const bool gains_nothing = dearer || fills || reduces || (is_number && scaled);
     if (moves || (now > 0 && gains_nothing && !problem_.is_view)) total += later + (later == now || reduces ? 1 : 0);
   }
   return total;

@@ -33,7 +33,8 @@ struct Step {
 
   static Tensor compute(const Tensor& a, const Tensor& b, const Tensor& c) {
     const Tensor p = a.mm(b);
-    return p.mm(c).exp().sum() + p.mm(c * 2).sin().sum() + p.square().sum();
+    const Tensor first = p.mm(c).exp().sum(), second = p.mm(c * 2).sin().sum();  // in this order
+    return first + second + p.square().sum();
   }
   void operator()() { result = compute(da, db, dc); }
 

@@ -29,7 +29,7 @@ const auto kWhole = [](const Placement& p) { return p == Replicate(); };
 // Batch split, or channels out, or channels in of both input and weight.
 bool is_silent(const std::vector<Placement>& p) {
   const bool bias_fits = p.size() < 3 || kWhole(p[2]);
-  if (p[0] == Shard(0) || p[0] == Partial()) return kWhole(p[1]) && bias_fits;
+  if (p[0] == Shard(0)) return kWhole(p[1]) && bias_fits;
   if (kWhole(p[0])) return (kWhole(p[1]) || p[1] == Shard(0)) && bias_fits;
   return p[0] == Shard(1) && p[1] == Shard(1) && bias_fits;
 }
@@ -78,7 +78,7 @@ TEST_CASE("transposed convolutions match ATen in every layout", "[ops][convoluti
   // Channels in come first in the weight.
   c.silent = [](const std::vector<Placement>& p) {
     if (!kWhole(p[2])) return false;
-    if (p[0] == Shard(0) || p[0] == Partial()) return kWhole(p[1]);
+    if (p[0] == Shard(0)) return kWhole(p[1]);
     return (kWhole(p[0]) && p[1] == Shard(1)) || (p[0] == Shard(1) && p[1] == Shard(0));
   };
   check_op(c, 20);

@@ -136,7 +136,7 @@ std::vector<c10::OperatorHandle> operators() {
     for (const auto& a : op->schema().arguments()) fresh = fresh && a.alias_info() == nullptr;
     // Random numbers; memory that is as it was; what believes any sizes, or trusts its arguments.
     for (const char* other : {"empty", "rand", "_reshape_alias_copy", "batch_norm", "_efficient", "_flash",
-                              "group_norm", "backward", "_foreach", "_fused", "_thnn", "mkldnn"}) {
+                              "group_norm", "backward", "_foreach", "_fused", "_thnn", "mkldnn", "_pdist"}) {
       fresh = fresh && name.name.find(other) == std::string::npos;
     }
     if (!fresh || op->hasTag(at::Tag::nondeterministic_seeded)) continue;

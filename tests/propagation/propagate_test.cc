@@ -275,14 +275,16 @@ double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStra
   for (size_t d = 0; d < chosen.size(); ++d) {
     const double later = reduction(*result.with_placements(out), d);
     double now = 0;
-    bool moves = false, no_gain = false;
+    bool moves = false, no_gain = false, multiplied = false;
     for (size_t i = 0; i < specs.size(); ++i) {
       const Placement &from = specs[i]->placements()[d], &to = chosen[d].inputs[i];
       moves = moves || (from.is_sharded() && !to.is_partial() && from != to);
       no_gain = no_gain || (from.is_sharded() && to.is_partial()) || (from.is_partial() && !to.is_partial());
+      multiplied = multiplied || to.is_replicate();
       if (to.is_partial()) now += reduction(*specs[i], d);
     }
-    if (moves || (now > 0 && (no_gain || later > now))) seconds += later;
+    const bool dearer = multiplied ? later >= now : later > 3 * now;
+    if (moves || (now > 0 && (no_gain || dearer))) seconds += later;
   }
   return seconds;
 }
