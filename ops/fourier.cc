@@ -2,9 +2,12 @@
 // exchange parts (an all-to-all) rather than gather the tensor.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/resolve_conj.h>
 
 #include <algorithm>
 
+#include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/representation.h"
 #include "ops/core_dims.h"
 #include "ops/meta_tensor.h"
 #include "propagation/trial_run.h"
@@ -59,11 +62,20 @@ OutputMetas transform_metas(const OpCall& call) {
   return metas;
 }
 
+// ATen makes a copy without gaps of what is conjugated before it calls the kernel, which looks at strides.
+void resolve_conj_first(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  c10::IValue& self = torch::jit::peek(stack, 0, op.schema().arguments().size());
+  if (lazy_bits(peek_meta(self.toTensor()).locals).conj) self = at::resolve_conj(self.toTensor());
+  dispatch_by_rule(op, stack);
+}
+
 }  // namespace
 
 const RuleFamily fourier_rules("fourier", [](RuleRegistry& registry) {
-  for (const char* op : {"aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r"})
+  for (const char* op : {"aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r"}) {
     registry.add(op, core_dims_rule(transform_dims, transform_metas));
+    registry.add_handler(op, resolve_conj_first);
+  }
 });
 
 }  // namespace dtensor

@@ -99,12 +99,17 @@ class HaloMemo {
 
 // What the rule's way takes: to bring the inputs where it computes, and the result to the layout that halos would leave
 // it in. Without the latter a result that has gone to another layout would look as good, and all that is computed of it
-// and of the input would have to move. What moves nothing is the best there is.
+// and of the input would have to move.
 double rule_seconds(const Decision& rule, const SpecPtr& result) {
   double seconds = 0;
   for (const auto& plan : rule.input_plans) seconds += plan ? plan->seconds : 0;
-  if (seconds == 0 || rule.outputs[0] == nullptr) return seconds;
+  if (rule.outputs[0] == nullptr) return seconds;
   return seconds + cached_plan(rule.outputs[0], result->placements())->seconds;
+}
+
+bool moves_nothing(const Decision& rule) {
+  return std::all_of(rule.input_plans.begin(), rule.input_plans.end(),
+                     [](const auto& plan) { return !plan || plan->is_local(); });
 }
 
 DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
@@ -114,7 +119,8 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
   if (const auto choice = choose(by_rule.get())) {
     auto plan = make_halo_plan(choice->request);
     const bool fits = plan && plan->peak_bytes <= call.limits.max_bytes;
-    if (fits && (!by_rule || plan->seconds + choice->more_seconds <= rule_seconds(*by_rule, choice->result))) {
+    if (fits && !(by_rule && moves_nothing(*by_rule)) &&
+        (!by_rule || plan->seconds + choice->more_seconds <= rule_seconds(*by_rule, choice->result))) {
       decision->plan = std::move(plan);
       decision->result = choice->result;
     }

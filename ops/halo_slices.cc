@@ -116,6 +116,10 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
     if (kSelect) {
       for (Placement& p : placements) {
         if (!p.is_sharded() || p.dim() < taken->dim) continue;
+        if (p.dim() == taken->dim) {  // by one rank alone
+          p = Replicate();
+          continue;
+        }
         p = p.is_shard() ? Shard(p.dim() - 1) : StridedShard(p.dim() - 1, p.split_factor());
       }
     }

@@ -3,6 +3,7 @@
 // divides by the weights of all targets that count, so both sums travel in one all-reduce.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "comm/scope.h"
@@ -10,10 +11,12 @@
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/out_tensor.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/loss.h"
 #include "ops/meta_tensor.h"
+#include "ops/rank_summaries.h"
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
@@ -189,6 +192,24 @@ void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   stack.emplace_back(make_dtensor(scalar, std::move(totals)));
 }
 
+// nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight). A row of the gradient is
+// one number, at the target. Where classes are split, which rank has it does not matter to their sum.
+void nll_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const std::vector<c10::IValue> args = torch::jit::last(stack, op.schema().arguments().size()).vec();
+  dispatch_by_rule(op, stack);
+  const at::Tensor grad = stack.back().toTensor();
+  if (args.size() != 7 || (args[3].isTensor() && args[3].toTensor().defined()) || grad.dim() < 2 ||
+      !is_split(grad, {1}))
+    return;
+  for (const size_t a : {0, 2, 6}) {
+    if (!is_dtensor(args[a].toTensor()) || spec_of(args[a].toTensor())->has_partial()) return;
+  }
+  const at::Tensor target = args[2].toTensor();
+  at::Tensor of_row = -args[0].toTensor();
+  if (args[4].toInt() == at::Reduction::Mean) of_row = of_row / args[6].toTensor();
+  note_sums(grad, 1, at::where(target.ne(args[5].toInt()), of_row, at::zeros_like(of_row)).unsqueeze(1));
+}
+
 }  // namespace
 
 const RuleFamily nll_loss_rules("nll_loss", [](RuleRegistry& registry) {
@@ -203,6 +224,8 @@ const RuleFamily nll_loss_rules("nll_loss", [](RuleRegistry& registry) {
   registry.add("aten::nll_loss2d_backward", nll);
   registry.add_handler("aten::nll_loss_forward", nll_forward);
   registry.add_handler("aten::nll_loss2d_forward", nll_forward);
+  registry.add_handler("aten::nll_loss_backward", nll_backward);
+  registry.add_handler("aten::nll_loss2d_backward", nll_backward);
 });
 
 }  // namespace dtensor

@@ -9,6 +9,7 @@
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
 #include "ops/meta_tensor.h"
 #include "ops/rank_summaries.h"
@@ -78,10 +79,11 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
       spec_of(grad)->has_partial())
     return dispatch_by_rule(op, stack);
   const at::ScalarType dtype = args[3].toScalarType();
+  at::Tensor sums = kLog ? known_sums(grad, wrap_dim(dim, grad.dim())) : at::Tensor();
   if (is_half(output.scalar_type())) grad = grad.to(at::kFloat), output = output.to(at::kFloat);
   torch::jit::drop(stack, 4);
   const at::Tensor weighted = kLog ? grad : grad * output;
-  const at::Tensor sums = reduced(weighted.sum({dim}, true), op, "sum");
+  if (!sums.defined()) sums = reduced(weighted.sum({dim}, true), op, "sum");
   stack.emplace_back((kLog ? grad - output.exp() * sums : weighted - output * sums).to(dtype));
 }
 

@@ -44,6 +44,7 @@ struct OpCall {
   std::vector<SpecPtr> inputs;
   // Inputs that are written to, and whose layout may change with that: nobody asked for it, and nobody shares them.
   std::vector<int> free_layouts;
+  bool in_backward = false;  // it computes gradients
   // In backward, for operators that ask for it: the layout that the gradient they compute will be brought to.
   SpecPtr gradient_target;
   Limits limits;  // of what brings an input to another layout

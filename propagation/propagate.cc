@@ -9,6 +9,7 @@
 #include "propagation/choose_strategy.h"
 #include "propagation/rule_registry.h"
 #include "propagation/shape_inference.h"
+#include "propagation/strategy_pricer.h"
 
 namespace dtensor {
 namespace {
@@ -63,7 +64,8 @@ std::vector<std::shared_ptr<const RedistributePlan>> plan_inputs(const OpCall& c
   std::vector<std::shared_ptr<const RedistributePlan>> plans(call.inputs.size());
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     if (computed[i] == call.inputs[i]) continue;
-    plans[i] = cached_plan_within(call.inputs[i], computed[i]->placements(), call.limits);
+    const Placements& to = computed[i]->placements();
+    plans[i] = cached_plan_within(moved_of(call, i, to), to, call.limits);
     if (!plans[i]) throw_over_limit(call, computed);
   }
   return plans;

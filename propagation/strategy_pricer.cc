@@ -16,6 +16,24 @@ bool returns_view(const c10::FunctionSchema& schema) {
   return std::any_of(schema.returns().begin(), schema.returns().end(), shares);
 }
 
+SpecPtr moved_of(const OpCall& call, size_t input, const Placements& to) {
+  const SpecPtr& spec = call.inputs[input];
+  const auto is_copies = [&](int64_t d) {
+    const auto cuts = [&](const Placement& p) { return p.is_sharded_on(d) || p.is_mask_partial(); };
+    return spec->sizes()[d] > 1 && spec->strides()[d] == 0 &&
+           std::none_of(spec->placements().begin(), spec->placements().end(), cuts) &&
+           std::none_of(to.begin(), to.end(), cuts);
+  };
+  bool has_copies = false;
+  for (int64_t d = 0; d < spec->ndim(); ++d) has_copies = has_copies || is_copies(d);
+  if (!has_copies || call.written()[input] || returns_view(call.schema())) return spec;
+  TensorMeta meta = spec->meta();
+  for (int64_t d = 0; d < spec->ndim(); ++d) {
+    if (is_copies(d)) meta.sizes[d] = 1;
+  }
+  return Spec::get(spec->mesh(), spec->placements(), meta);
+}
+
 std::vector<Pricer::Group> Pricer::all_inputs(const Problem& problem) {
   std::vector<Pricer::Group> groups;
   for (size_t i = 0; i < problem.functional.inputs.size(); ++i) {
@@ -34,17 +52,19 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
     if (!normalize_placements(s.outputs[o], std::numeric_limits<int32_t>::max()).ok()) return std::nullopt;
   }
   // First with lower bounds in place of what is not planned yet.
-  Score score{made_partials(s), 0};
+  Score score{way_back(s), 0};
+  if (score.cost == kNever) return std::nullopt;
   changes_.clear();
   for (const Group& g : groups_) {
     const Spec& spec = *problem_.call.inputs[g.input];
     const Placements& to = s.inputs[g.input];
     if (spec.placements() == to) continue;
     Price& price = prices_.try_emplace({&spec, to}, Price{}).first->second;
-    if (price.cost < 0) bound(spec, to, price);
+    if (price.cost < 0) bound(g.input, to, price);
     if (price.cost == kNever) return std::nullopt;
     if (quick && !price.planned && price.quick < 0) {
-      price.quick = picoseconds(plain_seconds(spec.mesh(), spec.meta(), spec.placements(), to, *problem_.cost));
+      const SpecPtr moved = moved_of(problem_.call, g.input, to);
+      price.quick = picoseconds(plain_seconds(moved->mesh(), moved->meta(), moved->placements(), to, *problem_.cost));
     }
     score.cost += (quick && !price.planned ? price.quick : price.cost) * g.count;
     score.changed += g.count;
@@ -52,29 +72,43 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
   }
   for (const Group& g : changes_) {
     if (score.cost > limit) return std::nullopt;
-    const SpecPtr& spec = problem_.call.inputs[g.input];
-    Price& price = prices_.find(std::make_pair(spec.get(), s.inputs[g.input]))->second;
+    const Spec* spec = problem_.call.inputs[g.input].get();
+    Price& price = prices_.find(std::make_pair(spec, s.inputs[g.input]))->second;
     if (price.planned) continue;
     score.cost -= price.cost * g.count;
-    plan(spec, s.inputs[g.input], price);
+    plan(g.input, s.inputs[g.input], price);
     if (price.cost == kNever) return std::nullopt;
     score.cost += price.cost * g.count;
   }
   return score.cost > limit ? std::nullopt : std::optional(score);
 }
 
-void Pricer::bound(const Spec& spec, const Placements& to, Price& price) const {
+void Pricer::bound(size_t input, const Placements& to, Price& price) const {
   price.cost = kNever;
-  if (!normalize_placements(to, spec.ndim()).ok()) return;
-  const double least = least_seconds(spec.mesh(), spec.meta(), spec.placements(), to, *problem_.cost);
+  if (!normalize_placements(to, problem_.call.inputs[input]->ndim()).ok()) return;
+  const SpecPtr moved = moved_of(problem_.call, input, to);
+  const double least = least_seconds(moved->mesh(), moved->meta(), moved->placements(), to, *problem_.cost);
   price.cost = std::max<Picoseconds>(0, picoseconds(least) - 1);
 }
 
-void Pricer::plan(const SpecPtr& spec, const Placements& to, Price& price) {
-  const auto plan = cached_plan_within(spec, to, problem_.limits);
+void Pricer::plan(size_t input, const Placements& to, Price& price) {
+  const auto plan = cached_plan_within(moved_of(problem_.call, input, to), to, problem_.limits);
   price.cost = plan ? picoseconds(plan->seconds) : kNever;
   price.planned = true;
   ++planned_;
+}
+
+// What it takes to bring the result to where it has to be in the end, if that is known: a gradient to the layout of its
+// parameter, which may be a reduction of a whole table.
+Picoseconds Pricer::way_back(const Strategy& s) {
+  const SpecPtr& target = problem_.call.gradient_target;
+  if (!target || s.outputs.size() != 1 || !problem_.metas.tensors[0] || target->mesh() != problem_.call.mesh ||
+      target->sizes() != problem_.metas.tensors[0]->sizes)
+    return made_partials(s);
+  const SpecPtr made = Spec::get(target->mesh(), s.outputs[0], *problem_.metas.tensors[0]);
+  if (made->placements() == target->placements()) return 0;
+  const auto plan = cached_plan_within(made, target->placements(), problem_.limits);
+  return plan ? picoseconds(plan->seconds) : kNever;
 }
 
 // What reducing a tensor laid out so takes along mesh dim d; 0 if it is not Partial there.
@@ -93,8 +127,9 @@ Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placemen
 //    table's rows, or a column-parallel weight for what a row-parallel layer left);
 //  * an input that came as Partial stays so, and that gains nothing: another input is gathered to be added to it, or is
 //    reduced in this call anyway; a number is scaled by another, which both are read more than once as a rule; or it is
-//    multiplied by a tensor, and the product is no cheaper to reduce than what came: now is when hand-written code
-//    reduces, and whoever reads the same tensor next finds it reduced. Views are never worth that.
+//    multiplied by a tensor, and the product is dearer to reduce than what came. In backward, where most gradients are
+//    read more than once and nothing but sums ends their being Partial, as dear is enough: whoever reads the same one
+//    next finds it reduced. Views are never worth that.
 // Where nothing is multiplied, the result may be as much dearer to reduce as a part is of a whole that it is put into,
 // or padded to: often the other parts follow, and one reduction does for all (query, key and value of one gradient).
 constexpr Picoseconds kWholeToPart = 3;
@@ -120,7 +155,8 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
       is_number = is_number && spec.meta().numel() == 1;
       if (taken.is_partial()) now += g.count * reduction(spec.meta(), spec.placements(), d);
     }
-    const bool dearer = multiplied ? later >= now : later > kWholeToPart * now;
+    const bool product_waits = problem_.call.in_backward ? later < now : later <= now;
+    const bool dearer = multiplied ? !product_waits : later > kWholeToPart * now;
     const bool gains_nothing = dearer || fills || reduces || (is_number && scaled);
     if (moves || (now > 0 && gains_nothing && !problem_.is_view)) total += later + (later == now || reduces ? 1 : 0);
   }

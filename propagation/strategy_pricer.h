@@ -19,6 +19,10 @@ namespace dtensor {
 // Whether results share memory with arguments that are not written to.
 bool returns_view(const c10::FunctionSchema& schema);
 
+// What travels where an input goes to the layout `to`: itself, or where it was expanded along dims that neither layout
+// cuts, the tensor of which that was, in which those dims have size 1. Every rank makes the copies for itself.
+SpecPtr moved_of(const OpCall& call, size_t input, const Placements& to);
+
 // What is to be decided: the call as rules see it, what comes out, and which placements are not free.
 struct Problem {
   const OpCall& call;  // as called
@@ -77,8 +81,9 @@ class Pricer {
 
   Picoseconds reduction(const TensorMeta& meta, const Placements& placements, int64_t d) const;
   Picoseconds made_partials(const Strategy& s) const;
-  void bound(const Spec& spec, const Placements& to, Price& price) const;
-  void plan(const SpecPtr& spec, const Placements& to, Price& price);
+  Picoseconds way_back(const Strategy& s);
+  void bound(size_t input, const Placements& to, Price& price) const;
+  void plan(size_t input, const Placements& to, Price& price);
 
   const Problem& problem_;
   std::vector<Group> groups_;

@@ -146,8 +146,9 @@ bool is_worth_remembering(const Spec& spec, const RedistributePlan& plan) {
 
 // The tensor that `t` is a view of; null: it is not known. REQUIRES: storage.reduced_mutex is locked.
 const ReducedForm* base_of(const LocalStorage& storage, const at::Tensor& t, const Spec& spec) {
-  if (!storage.reduced || storage.reduced->front().plan || is_flipped(storage)) return nullptr;
+  if (!storage.reduced || is_flipped(storage)) return nullptr;
   const ReducedForm& base = storage.reduced->front();
+  if (base.plan || base.sums.defined()) return nullptr;
   return !is_same(base, t, spec) && lies_within(base, t, spec) ? &base : nullptr;
 }
 
@@ -209,7 +210,7 @@ RankTensors finish_move(const at::Tensor& t, const Placements& to, ReducedForm m
   std::lock_guard lock(storage.reduced_mutex);
   if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
   auto& forms = *storage.reduced;
-  const auto is_stale = [&](const ReducedForm& f) { return f.plan && f.writes != moved.writes; };
+  const auto is_stale = [&](const ReducedForm& f) { return (f.plan || f.sums.defined()) && f.writes != moved.writes; };
   forms.erase(std::remove_if(forms.begin(), forms.end(), is_stale), forms.end());
   forms.push_back(std::move(moved));
   return result;
@@ -224,6 +225,34 @@ at::Tensor reduced_before(const at::Tensor& t) {
   ReducedForm* form = find(*meta.storage, t, *meta.spec, to);
   if (form == nullptr) return {};
   return make_view(meta.spec->with_placements(to), parts_of(*form, t, meta, to), t, t.storage_offset(), form->storage);
+}
+
+void note_sums(const at::Tensor& t, int64_t dim, at::Tensor sums) {
+  const DTensorMeta& meta = peek_meta(t);
+  LocalStorage& storage = *meta.storage;
+  if (!may_remember(storage)) return;
+  std::lock_guard lock(storage.reduced_mutex);
+  if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
+  ReducedForm& form = storage.reduced->emplace_back();
+  form.from = meta.spec;
+  form.offset = t.storage_offset();
+  form.writes = storage.writes.load(std::memory_order_relaxed);
+  form.sums = std::move(sums);
+  form.summed_dim = dim;
+}
+
+at::Tensor known_sums(const at::Tensor& t, int64_t dim) {
+  const DTensorMeta& meta = peek_meta(t);
+  LocalStorage& storage = *meta.storage;
+  if (!may_remember(storage)) return {};
+  std::lock_guard lock(storage.reduced_mutex);
+  if (!storage.reduced) return {};
+  const uint64_t writes = storage.writes.load(std::memory_order_relaxed);
+  for (const ReducedForm& form : *storage.reduced) {
+    const bool is_it = form.sums.defined() && form.summed_dim == dim && is_same(form, t, *meta.spec);
+    if (is_it && form.writes == writes) return form.sums;
+  }
+  return {};
 }
 
 }  // namespace dtensor

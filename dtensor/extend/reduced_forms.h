@@ -31,6 +31,8 @@ struct ReducedForm {
   RankTensors locals;   // after the plan
   uint64_t writes = 0;  // LocalStorage::writes when it began
   std::shared_ptr<LocalStorage> storage;
+  at::Tensor sums;  // of one without a plan: see note_sums()
+  int64_t summed_dim = -1;
 };
 
 // A view of `t` is taken. `flips`: it is seen negated, or conjugated.
@@ -47,5 +49,11 @@ RankTensors finish_move(const at::Tensor& t, const Placements& to, ReducedForm m
 // `t` as it was reduced before, if it is Partial and was, and nothing but reduced: not what was reduced to pieces, as
 // who needs that whole would gather it. Else an undefined tensor.
 at::Tensor reduced_before(const at::Tensor& t);
+
+// The sums of `t` along `dim`, which becomes 1, are `sums`: who made `t` knows that without communication, as the
+// gradient of a row's loss by its scores is one number and zeros.
+void note_sums(const at::Tensor& t, int64_t dim, at::Tensor sums);
+// Those; an undefined tensor if they are not known.
+at::Tensor known_sums(const at::Tensor& t, int64_t dim);
 
 }  // namespace dtensor

@@ -202,6 +202,7 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
   key.push_back(
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
   key.push_back(gradient_target ? gradient_target->id() : 0);
+  key.push_back(in_backward());
   key.push_back(static_cast<uint64_t>(current_dispatch_scope().limits.max_bytes));
   key.push_back(in.free_layouts.size());
   for (const int k : in.free_layouts) key.push_back(static_cast<uint64_t>(k));
@@ -226,6 +227,7 @@ OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue
   call.mesh = in.mesh;
   call.slots = in.slots;
   call.free_layouts.assign(in.free_layouts.begin(), in.free_layouts.end());
+  call.in_backward = in_backward();
   call.gradient_target = std::move(gradient_target);
   for (size_t i = 0; i < args.size(); ++i) {
     call.args.push_back(in.slots[i].kind == ArgSlot::Kind::kStatic ? args[i] : c10::IValue());

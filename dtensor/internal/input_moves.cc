@@ -56,15 +56,46 @@ RankTensors copies(RankTensors locals) {
   return locals;
 }
 
+// What travels of `t` by the plan: it, or what it was expanded from.
+at::Tensor travelling(const at::Tensor& t, const RedistributePlan& plan) {
+  const Shape& sizes = plan.tensor.sizes;
+  const DTensorMeta& meta = meta_of(t);
+  if (sizes == meta.spec->sizes()) return t;
+  RankTensors parts = meta.locals;
+  LocalGuard guard;
+  for (at::Tensor& part : parts) {
+    for (int64_t d = 0; d < part.dim(); ++d) {
+      if (sizes[d] != meta.spec->sizes()[d]) part = part.narrow(d, 0, 1);
+    }
+  }
+  return make_view(Spec::get(meta.spec->mesh(), meta.spec->placements(), plan.tensor), std::move(parts), t,
+                   t.storage_offset());
+}
+
+// Expanded as `spec` is.
+void expand_as(const Spec& spec, const RedistributePlan& plan, RankTensors& locals) {
+  const Shape& sizes = plan.tensor.sizes;
+  if (sizes == spec.sizes()) return;
+  LocalGuard guard;
+  for (at::Tensor& local : locals) {
+    std::vector<int64_t> whole = local.sizes().vec();
+    for (size_t d = 0; d < whole.size(); ++d) {
+      if (sizes[d] != spec.sizes()[d]) whole[d] = spec.sizes()[d];
+    }
+    local = local.expand(whole);
+  }
+}
+
 // What communicates, in one go; but what may be known by what another one becomes waits for that.
-void run_communicating(const OpInfo& info, const Decision& decision, const Inputs& in, std::vector<size_t> waiting,
+void run_communicating(const OpInfo& info, const Decision& decision, const Inputs& in,
+                       const std::vector<at::Tensor>& tensors, std::vector<size_t> waiting,
                        std::vector<RankTensors>& locals) {
   while (!waiting.empty()) {
     std::vector<Moving> moving;
     std::vector<size_t> next;
     std::vector<std::pair<size_t, size_t>> alike;  // an input, and the one that it is once more
     for (const size_t k : waiting) {
-      const at::Tensor& t = in.tensors[k];
+      const at::Tensor& t = tensors[k];
       const auto& plan = decision.input_plans[k];
       if (std::optional<RankTensors> known = find_known(t, *plan)) {
         // Views keep them, and whoever writes to them does not mean what is remembered.
@@ -73,11 +104,11 @@ void run_communicating(const OpInfo& info, const Decision& decision, const Input
       }
       const DTensorMeta& meta = meta_of(t);
       const auto tells = [&](const Moving& m) {  // what this is, too
-        const DTensorMeta& other = peek_meta(in.tensors[m.input]);
+        const DTensorMeta& other = peek_meta(tensors[m.input]);
         return other.storage == meta.storage && (meta.spec->has_partial() || m.form.from != other.spec);
       };
       const auto is_alike = [&](const Moving& m) {
-        return &peek_meta(in.tensors[m.input]) == &meta && decision.input_plans[m.input] == plan &&
+        return in.tensors[m.input].is_same(in.tensors[k]) && decision.input_plans[m.input] == plan &&
                !is_written(info, in, m.input);
       };
       const auto same = std::find_if(moving.begin(), moving.end(), is_alike);
@@ -96,7 +127,7 @@ void run_communicating(const OpInfo& info, const Decision& decision, const Input
         locals[k] = std::move(m.form.locals);
         continue;
       }
-      locals[k] = finish_move(in.tensors[k], decision.input_plans[k]->to.placements(), std::move(m.form));
+      locals[k] = finish_move(tensors[k], decision.input_plans[k]->to.placements(), std::move(m.form));
       if (info.is_view) locals[k] = copies(std::move(locals[k]));
     }
     for (const auto& [k, m] : alike) locals[k] = locals[m];
@@ -109,6 +140,7 @@ void run_communicating(const OpInfo& info, const Decision& decision, const Input
 std::vector<RankTensors> move_inputs(const OpInfo& info, const Decision& decision, const Inputs& in) {
   std::vector<RankTensors> locals(in.tensors.size());
   std::vector<size_t> communicating;
+  std::vector<at::Tensor> tensors(in.tensors.size());
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
     if (!t.defined()) continue;
@@ -116,13 +148,19 @@ std::vector<RankTensors> move_inputs(const OpInfo& info, const Decision& decisio
     if (!plan) {
       const bool reads = !info.is_view && !info.args[in.args[k]].overwritten;
       locals[k] = (reads ? meta_of(t) : memory_of(t)).locals;
-    } else if (plan->is_local()) {
-      locals[k] = run_plan(*plan, meta_of(t).locals, {});
+      continue;
+    }
+    tensors[k] = travelling(t, *plan);
+    if (plan->is_local()) {
+      locals[k] = run_plan(*plan, meta_of(tensors[k]).locals, {});
     } else {
       communicating.push_back(k);
     }
   }
-  if (!communicating.empty()) run_communicating(info, decision, in, std::move(communicating), locals);
+  if (!communicating.empty()) run_communicating(info, decision, in, tensors, std::move(communicating), locals);
+  for (size_t k = 0; k < locals.size(); ++k) {
+    if (tensors[k].defined()) expand_as(*decision.computed[k], *decision.input_plans[k], locals[k]);
+  }
   for (const int k : in.free_layouts) {
     if (decision.input_plans[k]) replace_contents(in.tensors[k], decision.computed[k], locals[k]);
   }

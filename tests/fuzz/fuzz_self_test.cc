@@ -194,7 +194,7 @@ TEST_CASE("fuzz: addends that cancel may leave their own rounding, and no more")
 }
 
 TEST_CASE("fuzz: NaN of addends beside an infinity is documented, another NaN is not") {
-  Leaf infinite = leaf(1, {5, 4}, {Replicate()});
+  Leaf infinite = leaf(1, {1}, {Replicate()});  // a product with more numbers would reduce the addends first
   for (double& v : infinite.values) v = INFINITY;
   auto program = row(leaf(0, {5, 4}, {Partial()}), {{"aten::mul.Tensor", {TensorRef{0}, TensorRef{1}}, 1000, {}}});
   program.leaves.push_back(infinite);
@@ -262,7 +262,9 @@ TEST_CASE("fuzz: an out= without elements takes no more than the form without ou
       program.leaves.push_back(leaf(1, {rows, 2}, {Replicate()}));
       program.leaves.push_back(leaf(2, {rows, 2}, {Replicate()}));
       const bool contradiction = rows == 0 && dtype == c10::ScalarType::Long;
-      CHECK(run(program).kind == (contradiction ? Kind::kInvalid : Kind::kPass));
+      const Outcome outcome = run(program);
+      INFO(dtype << ", " << rows << " rows: " << outcome.message);
+      CHECK(outcome.kind == (contradiction ? Kind::kInvalid : Kind::kPass));
     }
   }
 }

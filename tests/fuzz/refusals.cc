@@ -20,6 +20,7 @@ const std::vector<Refusal>& refusals() {
        "LibTorch's index_reduce of half-precision slices of one element"},
       {"some elements of the input tensor and the written-to tensor refer to a single memory location",
        "one memory seen with other strides along dims of one element, which a part may have where the whole has none"},
+      {"elements, one a channel, but has shape", "batch norm with as many weights, but not in a list"},
       {"not implemented for 'ComplexHalf'", "no kernel for what plain LibTorch does without one"},
       {"draws random numbers, so replicated runs of it would not agree", "random operator without a rule"},
   };

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "dtensor/distribute_module.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
@@ -118,14 +119,12 @@ TEST_CASE("blocks: self-attention by heads communicates once forward", "[ops][bl
   attention->to(torch::kDouble);
   const Tensor x = torch::rand({5, 2, 32}, torch::kDouble);
   const Tensor expected = std::get<0>(attention->forward(x, x, x, {}, /*need_weights=*/false));
-  const auto shard = [&](const char* name, const Placement& p) {
-    Tensor& t = attention->named_parameters()[name];
-    t.set_data(distribute_tensor(t.detach(), mesh, {p}));
-  };
-  shard("in_proj_weight", StridedShard(0, 3));
-  shard("in_proj_bias", StridedShard(0, 3));
-  shard("out_proj.weight", Shard(1));
-  shard("out_proj.bias", Replicate());
+  distribute_module(*attention, mesh, [](const std::string& path, torch::nn::Module& module, const DeviceMesh& on) {
+    if (!path.empty()) return;
+    for (const char* fused : {"in_proj_weight", "in_proj_bias"})
+      shard_parameter(module, fused, on, {StridedShard(0, 3)});
+    shard_parameter(module, "out_proj.weight", on, {Shard(1)});
+  });
   const Tensor spread = distribute_tensor(x, mesh);
   CommDebugMode comm;
   const MeshScope scope(mesh);

@@ -283,10 +283,37 @@ double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStra
       multiplied = multiplied || to.is_replicate();
       if (to.is_partial()) now += reduction(*specs[i], d);
     }
-    const bool dearer = multiplied ? later >= now : later > 3 * now;
+    const bool dearer = multiplied ? later > now : later > 3 * now;
     if (moves || (now > 0 && (no_gain || dearer))) seconds += later;
   }
   return seconds;
+}
+
+TEST_CASE("in backward addends are reduced for a product that is as large, as their next reader will want them") {
+  const auto chosen = [](const char* op, Shape a, Shape b, bool in_backward) {
+    OpCall call = make(op, {spec({4}, a, "P"), spec({4}, b, "R")});
+    call.in_backward = in_backward;
+    return decision(*propagate(call));
+  };
+  const Shape square = {64, 64};
+  for (const char* op : {"mm", "mul"}) {
+    CHECK(chosen(op, square, square, false) == "P(sum), R -> P(sum)");
+    CHECK(chosen(op, square, square, true) == "R, R -> R; 0: 24576 B");
+  }
+  CHECK(chosen("mm", square, {64, 32}, true) == "P(sum), R -> P(sum)");
+  CHECK(chosen("mul", square, {1}, true) == "P(sum), R -> P(sum)");
+}
+
+TEST_CASE("what was expanded travels as it was before") {
+  const Shape sizes = {64, 16, 8};
+  const DeviceMesh mesh = spec({4}, sizes, "R")->mesh();
+  const TensorMeta copies{sizes, {8, 0, 1}, at::kFloat};
+  const auto chosen = [&](const char* layout, const char* other) {
+    const SpecPtr expanded = Spec::get(mesh, parse_placements(layout).value(), copies);
+    return decision(*propagate(make("mul", {expanded, spec({4}, sizes, other)})));
+  };
+  CHECK(chosen("S(0)", "S(2)") == "S(2), S(2) -> S(2); 0: 384 B");   // three quarters of 16 rows of 8 numbers
+  CHECK(chosen("S(0)", "S(1)") == "S(0), S(0) -> S(0); 1: 6144 B");  // copies that a layout cuts are rows like others
 }
 
 // The cost of the choice against that of every combination.
