@@ -288,9 +288,9 @@ OpRule core_dims_rule(const CoreDimsOp& op) {
     }
     args.set(op.sizes, sizes);
   };
-  return core_dims_rule(
-      [op, only_metas](const OpCall& call) { return fitted(op, call, infer_outputs(call, only_metas)); },
-      only_metas.metas, adjust);
+  // Of an out= call without its out=, which nobody can run: what the form without out= gives.
+  const auto metas = [only_metas](const OpCall& call) { return infer_outputs(call, only_metas); };
+  return core_dims_rule([op, metas](const OpCall& call) { return fitted(op, call, metas(call)); }, metas, adjust);
 }
 
 void add_core_dims(RuleRegistry& registry, const CoreDimsOp& op) { registry.add(op.op, core_dims_rule(op)); }

@@ -144,13 +144,12 @@ OutputMetas infer_written(const OpCall& call, const OpRule& rule) {
   }
 
   // What the operator would give.
-  const size_t num_functional = call.without_outs().inputs.size();
+  const OpCall functional = call.without_outs();
+  const size_t num_functional = functional.inputs.size();
   const bool has_outs = num_functional != call.inputs.size();
   std::optional<OutputMetas> own;
   if (rule.metas) {
-    // Which may run the operator.
-    const std::optional<OpCall> functional = has_outs ? as_functional(call) : std::nullopt;
-    own = rule.metas(functional ? *functional : call.without_outs());
+    own = rule.metas(functional);
   } else if (has_outs) {
     own = infer_of_outs(call, num_functional);
   } else if (!is_random(call.op)) {

@@ -98,25 +98,39 @@ void Pricer::plan(size_t input, const Placements& to, Price& price) {
   ++planned_;
 }
 
+// On the first rank.
+int64_t Pricer::local_bytes(const TensorMeta& meta, const Placements& placements) const {
+  int64_t bytes = static_cast<int64_t>(c10::elementSize(meta.dtype));
+  const Shape first(placements.size(), 0);
+  for (const int64_t n : local_shape(meta.sizes, problem_.call.mesh.shape(), placements, first)) bytes *= n;
+  return bytes;
+}
+
 // What it takes to bring the result to where it has to be in the end, if that is known: a gradient to the layout of its
-// parameter, which may be a reduction of a whole table.
+// parameter, which may be a reduction of a whole table. Beside that, what reading the inputs takes: to spare a
+// reduction each rank could else do the work of all.
 Picoseconds Pricer::way_back(const Strategy& s) {
   const SpecPtr& target = problem_.call.gradient_target;
   if (!target || s.outputs.size() != 1 || !problem_.metas.tensors[0] || target->mesh() != problem_.call.mesh ||
       target->sizes() != problem_.metas.tensors[0]->sizes)
     return made_partials(s);
   const SpecPtr made = Spec::get(target->mesh(), s.outputs[0], *problem_.metas.tensors[0]);
-  if (made->placements() == target->placements()) return 0;
-  const auto plan = cached_plan_within(made, target->placements(), problem_.limits);
-  return plan ? picoseconds(plan->seconds) : kNever;
+  double seconds = 0;
+  for (const Group& g : groups_)
+    seconds += g.count * problem_.cost->copy(local_bytes(problem_.call.inputs[g.input]->meta(), s.inputs[g.input]));
+  if (made->placements() != target->placements()) {
+    const auto plan = cached_plan_within(made, target->placements(), problem_.limits);
+    if (!plan) return kNever;
+    seconds += plan->seconds;
+  }
+  return picoseconds(seconds);
 }
 
 // What reducing a tensor laid out so takes along mesh dim d; 0 if it is not Partial there.
 Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placements, int64_t d) const {
   if (!placements[d].is_partial()) return 0;
   const DeviceMesh& mesh = problem_.call.mesh;
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(meta.dtype));
-  for (const int64_t n : local_shape(meta.sizes, mesh.shape(), placements, Shape(placements.size(), 0))) bytes *= n;
+  const int64_t bytes = local_bytes(meta, placements);
   const bool crosses = (mesh.dims_between_nodes(problem_.cost->ranks_per_node) >> d & 1) != 0;
   return picoseconds(problem_.cost->collective(Collective::kAllReduce, mesh.size(d), crosses,
                                                2 * bytes * (mesh.size(d) - 1) / mesh.size(d)));

@@ -81,6 +81,7 @@ class Pricer {
 
   Picoseconds reduction(const TensorMeta& meta, const Placements& placements, int64_t d) const;
   Picoseconds made_partials(const Strategy& s) const;
+  int64_t local_bytes(const TensorMeta& meta, const Placements& placements) const;
   Picoseconds way_back(const Strategy& s);
   void bound(size_t input, const Placements& to, Price& price) const;
   void plan(size_t input, const Placements& to, Price& price);

@@ -125,16 +125,17 @@ TEST_CASE("optimize_layouts: another step misses its pins, and is computed as us
 TEST_CASE("advise: names what is dearest, why, and what else there is", "[dtensor][optimize_layouts]") {
   Step s(World::abstract(4));
   const Tensor rows = distribute_tensor(s.a, s.mesh, {Shard(0)});
-  const std::string text = advise(
-      [&] {
-        s();
-        rows.mm(s.db);
-      },
-      2);
+  const auto step = [&] {
+    s();
+    rows.mm(s.db);
+  };
+  const std::string text = advise(step, 9);
   CAPTURE(text);
   CHECK_THAT(text, Catch::Contains("4 collectives"));
   CHECK_THAT(text, Catch::Contains("aten::pow.Tensor_Scalar(R) -> R; input 0: P(sum) -> R: all_reduce(tp)"));
+  CHECK_THAT(text, Catch::Contains("aten::mm(S(0), R) -> S(0)"));
   CHECK_THAT(text, Catch::Contains("next best"));
+  CHECK_THAT(advise([&] { s(); }, 1), !Catch::Contains("aten::exp"));
 }
 
 }  // namespace

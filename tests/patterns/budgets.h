@@ -15,12 +15,4 @@ struct PatternBudget {
 
 const std::vector<PatternBudget>& pattern_budgets();
 
-// A pattern that needs an operator without a rule.
-struct MissingRule {
-  std::string name;
-  std::string op;
-};
-
-const std::vector<MissingRule>& missing_rules();
-
 }  // namespace dtensor

@@ -19,14 +19,7 @@ const PatternBudget* budget_of(const std::string& name, const std::string& mesh,
   return nullptr;
 }
 
-const MissingRule* missing_rule_of(const PatternCase& c) {
-  for (const MissingRule& m : missing_rules()) {
-    if (m.name == c.name) return &m;
-  }
-  return nullptr;
-}
-
-void check_phases(const PatternCase& c) {
+void check(const PatternCase& c) {
   const DeviceMesh mesh = benchmarks::mesh_of(c);
   for (const Phase& phase : c.make(mesh, /*scale=*/1).phases) {
     INFO(phase.name << ": by hand " << phase.by_hand.calls << " calls, " << phase.by_hand.bytes << " bytes");
@@ -38,17 +31,6 @@ void check_phases(const PatternCase& c) {
     } catch (const c10::Error& error) {
       FAIL(error.what_without_backtrace());
     }
-  }
-}
-
-void check(const PatternCase& c) {
-  const MissingRule* missing = missing_rule_of(c);
-  if (missing == nullptr) return check_phases(c);
-  try {
-    for (const Phase& phase : c.make(benchmarks::mesh_of(c), /*scale=*/1).phases) phase.run();
-    WARN(c.name << " needed a rule for " << missing->op << ", and runs now: its budget belongs into budgets.cc");
-  } catch (const c10::Error& error) {
-    CHECK_THAT(error.what_without_backtrace(), Catch::Contains("Operator " + missing->op));
   }
 }
 
