@@ -70,6 +70,8 @@ void check_pieces(Collective c, const CommCall& call, const RankPieces& inputs, 
 
 void check_reduce_op(Collective c, ReduceOp op, const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
+  TORCH_CHECK(op != ReduceOp::kNorm2, to_string(c), ": no backend knows ", to_string(op),
+              "; plans add up squares and take roots");
   TORCH_CHECK(op != ReduceOp::kAvg || c10::isFloatingType(dtype) || c10::isComplexType(dtype), to_string(c),
               ": avg of dtype ", dtype, " is no ", dtype, "; use sum, or convert to a floating dtype first");
   TORCH_CHECK((op != ReduceOp::kMin && op != ReduceOp::kMax) || !c10::isComplexType(dtype), to_string(c), ": ",

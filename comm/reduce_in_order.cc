@@ -161,6 +161,8 @@ Reduce reduce_of(ReduceOp op) {
       return reduce_elements<T, Min>;
     case ReduceOp::kMax:
       return reduce_elements<T, Max>;
+    case ReduceOp::kNorm2:  // plans add up squares
+      break;
   }
   return nullptr;
 }
@@ -232,6 +234,8 @@ void reduce_next(at::Tensor out, const at::Tensor& addend, ReduceOp op) {
       break;
     case ReduceOp::kMax:
       at::maximum_out(out, out, addend);
+      break;
+    case ReduceOp::kNorm2:  // plans add up squares
       break;
   }
 }

@@ -1,5 +1,6 @@
-// Vector norms: every rank adds up powers of its part, one all-reduce of the sums follows, then the root. The tensor
-// itself is never gathered, so clip_grad_norm_ costs one collective of one number per sharded gradient.
+// Vector norms: every rank adds up powers of its part, then the ranks add up the sums and take the root. The tensor
+// itself is never gathered.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
@@ -11,10 +12,12 @@
 #include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/out_tensor.h"
+#include "dtensor/extend/representation.h"
 #include "ops/reduction.h"
 #include "propagation/rule_registry.h"
 
@@ -32,6 +35,40 @@ bool reduces_nothing(const at::Tensor& t, at::OptionalIntArrayRef dims) {
     if (t.size(d) == 0) return true;
   }
   return false;
+}
+
+// ---- Norms of parts, Partial(kNorm2): roots whose squares are yet to be added up. So a norm of norms, as in
+// clip_grad_norm_, costs one collective, however many they are.
+
+Placements with_op(Placements placements, ReduceOp from, ReduceOp to) {
+  for (Placement& p : placements) {
+    if (p.is_partial() && p.reduce_op() == from) p = Partial(to);
+  }
+  return placements;
+}
+
+bool is_norm_of_parts(const at::Tensor& t) {
+  const Placements& placements = spec_of(t)->placements();
+  return std::any_of(placements.begin(), placements.end(),
+                     [](const Placement& p) { return p.is_partial() && p.reduce_op() == ReduceOp::kNorm2; });
+}
+
+// `t` with other numbers, whose reduction is another.
+at::Tensor mapped(const at::Tensor& t, ReduceOp from, ReduceOp to, at::Tensor (*map)(const at::Tensor&)) {
+  const DTensorMeta& meta = meta_of(t);
+  RankTensors locals = meta.locals;
+  LocalGuard guard;
+  for (at::Tensor& local : locals) local = map(local);
+  return make_result(meta.spec->with_placements(with_op(meta.spec->placements(), from, to)), std::move(locals));
+}
+
+at::Tensor squares_of_addends(const at::Tensor& t) {
+  return mapped(t, ReduceOp::kNorm2, ReduceOp::kSum, [](const at::Tensor& x) { return x * x; });
+}
+
+// The roots of sums of squares.
+at::Tensor norms_of_parts(const at::Tensor& sums) {
+  return spec_of(sums)->has_partial() ? mapped(sums, ReduceOp::kSum, ReduceOp::kNorm2, at::sqrt) : at::sqrt(sums);
 }
 
 at::Tensor vector_norm(const at::Tensor& given, double p, at::OptionalIntArrayRef dims, bool keepdim,
@@ -54,9 +91,11 @@ at::Tensor vector_norm(const at::Tensor& given, double p, at::OptionalIntArrayRe
   if (p == 0) {
     result = at::sum(self.ne(0), dims, keepdim, accumulate);
   } else {
-    result = at::linalg__powsum(half ? self.to(widened) : self, p, dims, keepdim);
+    const at::Tensor x = half ? self.to(widened) : self;
+    result = p == 2 && is_norm_of_parts(x) ? at::sum(squares_of_addends(x), dims, keepdim)
+                                           : at::linalg__powsum(x, p, dims, keepdim);
     if (p == 2) {
-      result = at::sqrt(result);
+      result = half ? at::sqrt(result) : norms_of_parts(result);
     } else if (p != 1) {
       result = at::pow(result, 1 / p);
     }

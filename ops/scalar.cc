@@ -13,6 +13,7 @@
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/plain_beside_distributed.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_origin.h"
@@ -55,8 +56,9 @@ void item(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
   check_has_data(op, self);
-  const at::Tensor whole =
-      redistribute_below_autograd(self, Placements(spec_of(self)->mesh().ndim(), Replicate()), cause_of(op, "self"));
+  const at::Tensor known = reduced_before(self);
+  const at::Tensor whole = redistribute_below_autograd(
+      known.defined() ? known : self, Placements(spec_of(self)->mesh().ndim(), Replicate()), cause_of(op, "self"));
   LocalGuard guard;
   stack.emplace_back(meta_of(whole).locals.front().item());
 }

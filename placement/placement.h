@@ -22,10 +22,12 @@
 
 namespace dtensor {
 
-// How the addends that ranks hold combine into the value. kAvg: the sum divided by the number of ranks.
-enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax };
+// How the addends that ranks hold combine into the value. kAvg: the sum divided by the number of ranks. kNorm2: the
+// root of the sum of squares, as norms of parts become the norm of the whole; addends of one number have one sign,
+// which the value has, too. Of real floating-point numbers only.
+enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kNorm2 };
 
-std::string_view to_string(ReduceOp op);  // "sum", "avg", "product", "min", "max"
+std::string_view to_string(ReduceOp op);  // "sum", "avg", "product", "min", "max", "norm2"
 
 using Shape = c10::SmallVector<int64_t, 4>;
 

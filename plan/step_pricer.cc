@@ -27,7 +27,8 @@ int64_t StepPricer::peak_with_buffers(const PricedStep& edge, const PlacementPoi
     group *= geometry.mesh_size(m);
   }
   const auto scratch = [&](int64_t bytes) {
-    return communicator_.scratch_bytes(collective_of(edge.kind), meta_.dtype, edge.op, bytes, group);
+    return communicator_.scratch_bytes(collective_of(edge.kind), meta_.dtype,
+                                       edge.op == ReduceOp::kNorm2 ? ReduceOp::kSum : edge.op, bytes, group);
   };
   if (edge.kind == Kind::kAllReduce) {
     const int64_t part = geometry.part_bytes(before);

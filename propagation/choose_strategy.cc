@@ -63,6 +63,7 @@ bool input_allowed(const Problem& problem, size_t i, int64_t d, const Placement&
   if (wanted.reduce_op() == ReduceOp::kAvg && !c10::isFloatingType(spec.dtype()) && !c10::isComplexType(spec.dtype())) {
     return false;
   }
+  if (wanted.reduce_op() == ReduceOp::kNorm2 && !c10::isFloatingType(spec.dtype())) return false;
   for (size_t other = 0; other < problem.functional.inputs.size(); ++other) {
     if (other != i && problem.functional.inputs[other] && problem.given(other, d) == wanted) return true;
   }

@@ -79,6 +79,8 @@ bool can_leave(const Placement& out, c10::ScalarType to) {
     case ReduceOp::kSum:
     case ReduceOp::kProduct:
       return to != c10::kBool;
+    case ReduceOp::kNorm2:
+      return c10::isFloatingType(to);
   }
   return false;
 }

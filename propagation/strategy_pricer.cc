@@ -140,7 +140,8 @@ Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placemen
 //  * a sharded input moves for it: to another dim (the k-split of a matmul), or to all ranks (indices, for the sake of a
 //    table's rows, or a column-parallel weight for what a row-parallel layer left);
 //  * an input that came as Partial stays so, and that gains nothing: another input is gathered to be added to it, or is
-//    reduced in this call anyway; a number is scaled by another, which both are read more than once as a rule; or it is
+//    reduced in this call anyway; a number is scaled by another, or an extreme one shifted, as these are read more than
+//    once as a rule (a sum may still meet other sums, as of losses); or it is
 //    multiplied by a tensor, and the product is dearer to reduce than what came. In backward, where most gradients are
 //    read more than once and nothing but sums ends their being Partial, as dear is enough: whoever reads the same one
 //    next finds it reduced. Views are never worth that.
@@ -157,6 +158,7 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
     }
     if (later == 0) continue;
     bool moves = false, fills = false, reduces = false, is_number = true, scaled = false, multiplied = false;
+    bool is_extreme = false;
     Picoseconds now = 0;  // to reduce what came as Partial and stays so
     for (const Group& g : groups_) {
       const Spec& spec = *problem_.call.inputs[g.input];
@@ -167,11 +169,13 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
       scaled = scaled || (taken.is_replicate() && !spec.meta().wrapped_number);
       multiplied = multiplied || (taken.is_replicate() && spec.meta().numel() > 1);
       is_number = is_number && spec.meta().numel() == 1;
+      is_extreme = taken.is_partial() && (taken.reduce_op() == ReduceOp::kMin || taken.reduce_op() == ReduceOp::kMax);
       if (taken.is_partial()) now += g.count * reduction(spec.meta(), spec.placements(), d);
     }
     const bool product_waits = problem_.call.in_backward ? later < now : later <= now;
     const bool dearer = multiplied ? !product_waits : later > kWholeToPart * now;
-    const bool gains_nothing = dearer || fills || reduces || (is_number && scaled);
+    const bool one_extreme = is_extreme && groups_.size() == 1 && groups_[0].count == 1;
+    const bool gains_nothing = dearer || fills || reduces || (is_number && (scaled || one_extreme));
     if (moves || (now > 0 && gains_nothing && !problem_.is_view)) total += later + (later == now || reduces ? 1 : 0);
   }
   return total;

@@ -1,5 +1,6 @@
 #include "dtensor/internal/plan_run.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
@@ -50,7 +51,7 @@ void fill(const StepSchedule& s, ReduceOp op, const RankPieces& inputs, const Ra
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool first = s.group->position_of[s.ranks[i]] == 0;
     const at::Tensor& out = outputs[i][0];
-    if (!first && op == ReduceOp::kSum) {
+    if (!first && (op == ReduceOp::kSum || op == ReduceOp::kNorm2)) {
       out.zero_();
     } else if (!first && op == ReduceOp::kProduct) {
       out.fill_(1);
@@ -165,9 +166,29 @@ class Joined {
   RankPieces all_;
 };
 
+// Backends know no norms: squares are added up, each with its number's sign.
+ReduceOp op_of_backend(ReduceOp op) { return op == ReduceOp::kNorm2 ? ReduceOp::kSum : op; }
+
+RankPieces addends(const RankPieces& inputs, ReduceOp op) {
+  if (op != ReduceOp::kNorm2) return inputs;
+  RankPieces squares = inputs;
+  for (auto& of_rank : squares) {
+    for (at::Tensor& t : of_rank) t = t * t.abs();
+  }
+  return squares;
+}
+
+void take_roots(RankPieces& sums) {
+  for (auto& of_rank : sums) {
+    for (at::Tensor& t : of_rank) t.copy_(t.sgn() * t.abs().sqrt());
+  }
+}
+
 // What each run gets.
 std::vector<RankPieces> all_reduce(absl::Span<PlanRun* const> runs, const CommCall& call, const RankPieces& inputs) {
-  RankPieces sums = communicator_of(*runs[0]).all_reduce_many(call, inputs, runs[0]->step().op);
+  const ReduceOp op = runs[0]->step().op;
+  RankPieces sums = communicator_of(*runs[0]).all_reduce_many(call, addends(inputs, op), op_of_backend(op));
+  if (op == ReduceOp::kNorm2) take_roots(sums);
   std::vector<RankPieces> outputs(runs.size());
   for (size_t k = 0; k < runs.size(); ++k) {
     for (auto& of_rank : sums) outputs[k].push_back({std::move(of_rank[k])});
@@ -177,10 +198,13 @@ std::vector<RankPieces> all_reduce(absl::Span<PlanRun* const> runs, const CommCa
 
 // A step that moves blocks, in its rounds.
 void exchange(absl::Span<PlanRun* const> runs, CommCall& call, const JoinedStep& step, const RankPieces& inputs,
-              const std::vector<RankPieces>& outputs, std::shared_ptr<CommWork>* work) {
+              std::vector<RankPieces>& outputs, std::shared_ptr<CommWork>* work) {
   std::vector<const RankPieces*> parts;
   for (const RankPieces& of_job : outputs) parts.push_back(&of_job);
   const Joined all_outputs(parts);
+  const bool reduces = runs[0]->step().kind == Kind::kReduceScatter;
+  const ReduceOp op = runs[0]->step().op;
+  const RankPieces sent = reduces ? addends(inputs, op) : inputs;
   const StepSchedule& s = runs[0]->scheduled();
   const auto rounds = static_cast<int64_t>(s.rounds.size());
   if (rounds == 1) call.work = work;
@@ -188,11 +212,14 @@ void exchange(absl::Span<PlanRun* const> runs, CommCall& call, const JoinedStep&
     const std::vector<Message> of_all = runs.size() == 1 ? std::vector<Message>() : joined_messages(runs, c);
     const absl::Span<const Message> messages = runs.size() == 1 ? round_of(s, c) : of_all;
     call.event.bytes = step.bytes * (c + 1) / rounds - step.bytes * c / rounds;
-    if (runs[0]->step().kind == Kind::kReduceScatter) {
-      communicator_of(*runs[0]).reduce_scatter(call, messages, inputs, *all_outputs, runs[0]->step().op);
+    if (reduces) {
+      communicator_of(*runs[0]).reduce_scatter(call, messages, sent, *all_outputs, op_of_backend(op));
     } else {
-      communicator_of(*runs[0]).exchange(call, step.collective, messages, inputs, *all_outputs);
+      communicator_of(*runs[0]).exchange(call, step.collective, messages, sent, *all_outputs);
     }
+  }
+  if (reduces && op == ReduceOp::kNorm2) {
+    for (RankPieces& of_run : outputs) take_roots(of_run);
   }
 }
 
@@ -219,6 +246,8 @@ void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std
   if (is_read) call.event.layout_change = layout_change_of(first.plan());
   call.event.more_tensors = static_cast<int>(runs.size()) - 1;
   std::vector<RankPieces> outputs;
+  const bool takes_roots = first.step().op == ReduceOp::kNorm2;  // of what must have arrived
+  if (takes_roots) work = nullptr;
   if (first.step().kind == Kind::kAllReduce) {
     call.work = work;
     outputs = all_reduce(runs, call, *Joined(inputs));

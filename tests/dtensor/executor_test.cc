@@ -172,7 +172,7 @@ const std::vector<Placement> kChoices = {
 TEST_CASE("every pair of layouts on one mesh dim") {
   std::vector<Placement> choices = kChoices;
   choices.insert(choices.end(), {StridedShard(1, 3), StridedShard(0, 1), Partial(ReduceOp::kMin),
-                                 Partial(ReduceOp::kProduct), MaskPartial({10, 5}, 0)});
+                                 Partial(ReduceOp::kProduct), Partial(ReduceOp::kNorm2), MaskPartial({10, 5}, 0)});
   for (const Mesh& mesh : {Mesh{4}, Mesh{3}, Mesh{1}}) {
     for (const auto& sizes : {std::vector<int64_t>{7, 5}, {4, 6}, {1, 3}, {0, 3}, {8, 12}}) {
       CHECK(check_pairs(mesh, sizes, choices) == choices.size() * choices.size());

@@ -47,6 +47,8 @@ inline at::Tensor addend_of(const at::Tensor& t, ReduceOp op, int64_t n, int64_t
       return at::where((t + i).remainder(n) == 0, t, t + (1 + i));
     case ReduceOp::kProduct:
       return n == 1 ? t : i == 0 ? t * 4 : at::full_like(t, i == 1 ? 0.25 : 1.0);
+    case ReduceOp::kNorm2:
+      return i == 0 ? t : t * 0;
   }
   return t;
 }
@@ -67,6 +69,9 @@ inline at::Tensor reduce(const std::vector<at::Tensor>& addends, ReduceOp op) {
         break;
       case ReduceOp::kProduct:
         r = r * addends[i];
+        break;
+      case ReduceOp::kNorm2:
+        r = r + addends[i];  // one of them is not zero
         break;
     }
   }

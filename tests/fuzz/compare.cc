@@ -40,6 +40,8 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
       return at::minimum(a, b);
     case ReduceOp::kMax:
       return at::maximum(a, b);
+    case ReduceOp::kNorm2:
+      return (a.sgn() + (a == 0) * b.sgn()) * a.hypot(b);
     default:
       return a + b;
   }

@@ -105,7 +105,7 @@ const std::vector<PatternBudget>& pattern_budgets() {
       {"Statistics", "mesh(rows=8)", "standardised", 2, 1008},
       {"Statistics", "mesh(rows=8)", "layer norm", 1, 14336},
       {"Statistics", "mesh(rows=8)", "group norm", 0, 0},
-      {"Clipping", "mesh(dp=2, tp=4)", "clip_grad_norm_", 16, 96},
+      {"Clipping", "mesh(dp=2, tp=4)", "clip_grad_norm_", 1, 6},
   };
   // clang-format on
   return budgets;

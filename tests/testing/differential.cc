@@ -68,6 +68,8 @@ std::vector<at::Tensor> make_addends(const at::Tensor& full, const PartialKind& 
       rest = rest / addends[a];
     }
     addends[0] = rest;
+  } else if (kind.op == ReduceOp::kNorm2) {
+    for (at::Tensor& a : addends) a = full / std::sqrt(static_cast<double>(kind.addends));
   } else {
     // Some rank, another one for each element, holds the extreme value.
     const at::Tensor owner = at::randint(kind.addends, full.sizes(), generator(), full.options().dtype(at::kLong));
@@ -95,6 +97,9 @@ at::Tensor reduce(const std::vector<at::Tensor>& addends, const PartialKind& kin
         break;
       case ReduceOp::kMax:
         value = value.maximum(addends[a]);
+        break;
+      case ReduceOp::kNorm2:
+        value = at::where(value == 0, addends[a], value.sgn() * value.hypot(addends[a]));
         break;
     }
   }
