@@ -46,8 +46,13 @@ bool is_vector(const OpCall& call) {
 const char* solve_equation(const OpCall& call) {
   return is_vector(call) ? "...MN,...K->...K,...MN,...M,..." : "...MN,...PQ->...PQ,...MN,...M,...";
 }
+// With "gels", which takes the rank to be full, there is none among the results.
 const char* least_squares_equation(const OpCall& call) {
-  return is_vector(call) ? "...MN,...M->...N,...R,...,...S" : "...MN,...MK->...NK,...R,...,...S";
+  const auto& driver = call.arg("driver");
+  const bool ranked =
+      driver.isNone() ? call.mesh.world().device_type() == c10::DeviceType::CPU : driver.toStringRef() != "gels";
+  if (is_vector(call)) return ranked ? "...MN,...M->...N,...R,...,...S" : "...MN,...M->...N,...R,...T,...S";
+  return ranked ? "...MN,...MK->...NK,...R,...,...S" : "...MN,...MK->...NK,...R,...T,...S";
 }
 
 const CoreDimsOp kSystems[] = {

@@ -20,7 +20,7 @@ namespace dtensor {
 uint64_t draw_random_key(const std::optional<at::Generator>& generator);
 
 // Fills the local parts of a distributed tensor of any real dtype; `stream` tells apart several values per element.
-// Errors: a Partial tensor, whose addends a random value says nothing about.
+// Of a Partial, one rank holds what is drawn, and the others what leaves it as it is.
 void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key, uint64_t stream = 0);
 
 // 1 with the probability that `probability` (distributed, broadcasting to `tensor`) holds for each element, else 0.

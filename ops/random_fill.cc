@@ -26,9 +26,16 @@ cpu::GlobalOffsets global_offsets(const Spec& spec, int64_t i) {
   return offsets;
 }
 
-void check_not_partial(const Spec& spec) {
-  TORCH_CHECK(!spec.has_partial(), "random operators cannot fill ", spec.to_string(),
-              ": a random value says nothing about its addends. Redistribute it first.");
+// What the first of the ranks that share an addend holds stands for the value; the others hold what adds nothing to it.
+// Of averages, minima and maxima, all hold the value.
+void neutralize(const Spec& spec, int64_t i, const at::Tensor& part) {
+  const auto coordinate = spec.mesh().local_coordinate(i);
+  for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
+    const Placement& p = spec.placements()[m];
+    if (!p.is_partial() || coordinate[m] == 0) continue;
+    if (p.reduce_op() == ReduceOp::kSum) part.zero_();
+    if (p.reduce_op() == ReduceOp::kProduct) part.fill_(1);
+  }
 }
 
 }  // namespace
@@ -46,7 +53,6 @@ uint64_t draw_random_key(const std::optional<at::Generator>& given) {
 
 void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key, uint64_t stream) {
   const DTensorMeta& meta = memory_of(tensor);
-  check_not_partial(*meta.spec);
   check_can_carry_back(tensor, "random fill");
   LocalGuard guard;
   for (size_t i = 0; i < meta.locals.size(); ++i) {
@@ -58,17 +64,18 @@ void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key,
     } else {
       philox_fill_part(part, offsets, draw, key, stream);
     }
+    neutralize(*meta.spec, static_cast<int64_t>(i), part);
   }
   note_write(tensor, "random fill");
 }
 
 void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uint64_t key) {
   const DTensorMeta& meta = memory_of(tensor);
-  check_not_partial(*meta.spec);
   check_can_carry_back(tensor, "aten::bernoulli_");
   const at::Tensor given = is_dtensor(probability) ? probability : replicate_plain(probability, meta.spec->mesh());
   const CommCause cause{"aten::bernoulli_", "p", current_scope().module_path, /*implicit=*/true};
-  const at::Tensor p = redistribute_below_autograd(given.expand(tensor.sizes()), meta.spec->placements(), cause);
+  const at::Tensor p =
+      redistribute_below_autograd(given.expand(tensor.sizes()), without_partials(meta.spec->placements()), cause);
   LocalGuard guard;
   for (size_t i = 0; i < meta.locals.size(); ++i) {
     const at::Tensor probabilities = meta_of(p).locals[i].to(at::kDouble).contiguous();
@@ -78,6 +85,7 @@ void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uin
                 high);
     const auto offsets = global_offsets(*meta.spec, static_cast<int64_t>(i));
     philox_fill_part(meta.locals[i], offsets, {RandomKind::kBernoulli}, key, 0, probabilities);
+    neutralize(*meta.spec, static_cast<int64_t>(i), meta.locals[i]);
   }
   note_write(tensor, "aten::bernoulli_");
 }

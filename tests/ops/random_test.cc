@@ -294,8 +294,6 @@ TEST_CASE("A CUDA device draws what the CPU draws", "[random][cuda]") {
 }
 
 TEST_CASE("What random operators refuse, and what they leave alone", "[random]") {
-  auto partial = lay_out(at::rand({5, 3}, at::kDouble), meshes()[1], {Partial()});
-  CHECK_THROWS_WITH(partial.uniform_(), Catch::Contains("addends"));
   auto x = sharded_zeros({5, 3});
   CHECK_THROWS_WITH(x.uniform_(2, 1), Catch::Contains("from=2 > to=1"));
   CHECK_THROWS_WITH(x.normal_(0, -1), Catch::Contains("std >= 0"));

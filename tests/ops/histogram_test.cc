@@ -1,0 +1,78 @@
+// Histograms: each rank counts its own.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/histogram.h>
+#include <ATen/ops/histogramdd.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/tensor.h>
+
+#include "dtensor/extend/representation.h"
+#include "observe/comm_debug_mode.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
+
+namespace dtensor::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// One dim of edges ascends.
+at::Tensor make(size_t, const std::vector<int64_t>& shape) {
+  return shape == std::vector<int64_t>{4} ? at::tensor(std::vector<double>{0, 0.2, 0.7, 1})
+                                          : at::rand(shape, at::kDouble);
+}
+
+void check(const std::string& name, const std::vector<std::vector<int64_t>>& shapes,
+           const std::function<Tensors(const Tensors&)>& fn, bool silent = false) {
+  OpCase c{name, fn, shapes, make};
+  c.grad.assign(shapes.size(), false);
+  if (silent) c.silent = [](const std::vector<Placement>& p) { return !p[0].is_partial() && p.size() == 1; };
+  check_op(c, 30);
+}
+
+Tensors pair(const std::tuple<at::Tensor, at::Tensor>& t) { return {std::get<0>(t), std::get<1>(t)}; }
+Tensors all(const std::tuple<at::Tensor, Tensors>& t) {
+  Tensors result = std::get<1>(t);
+  result.insert(result.begin(), std::get<0>(t));
+  return result;
+}
+
+TEST_CASE("Histograms of one coordinate", "[ops][histogram]") {
+  const std::vector<double> range = {0.1, 0.9};
+  for (const bool density : {false, true}) {
+    check(
+        "range", {{5, 3}}, [=](auto& t) { return pair(at::histogram(t[0], 4, range, {}, density)); }, !density);
+    check("range of the data", {{5, 3}}, [=](auto& t) { return pair(at::histogram(t[0], 4, {}, {}, density)); });
+    check("weights", {{5, 3}, {5, 3}}, [=](auto& t) { return pair(at::histogram(t[0], 3, range, t[1], density)); });
+    check("edges", {{5, 3}, {4}}, [=](auto& t) { return pair(at::histogram(t[0], t[1], {}, density)); });
+    check("edges and weights", {{5}, {4}, {5}},
+          [=](auto& t) { return pair(at::histogram(t[0], t[1], t[2], density)); });
+  }
+  check("fewer elements than ranks", {{2}}, [](auto& t) { return pair(at::histogram(t[0], 3)); });
+  check("one element", {{}}, [](auto& t) { return pair(at::histogram(t[0], 3)); });
+}
+
+TEST_CASE("Histograms of many coordinates", "[ops][histogram]") {
+  const std::vector<double> range = {0.1, 0.9, 0, 1};
+  const std::vector<int64_t> bins = {3, 2};
+  for (const bool density : {false, true}) {
+    check("range", {{5, 2}}, [=](auto& t) { return all(at::histogramdd(t[0], bins, range, {}, density)); });
+    check("range of the data", {{5, 3, 2}}, [=](auto& t) { return all(at::histogramdd(t[0], bins, {}, {}, density)); });
+    check("weights", {{5, 2}, {5}}, [=](auto& t) { return all(at::histogramdd(t[0], bins, {}, t[1], density)); });
+    check("edges", {{5, 2}, {4}}, [=](auto& t) {
+      return all(at::histogramdd(t[0], at::TensorList({t[1], t[1]}), {}, {}, density));
+    });
+  }
+}
+
+TEST_CASE("Counts are addends, edges are whole", "[ops][histogram]") {
+  const auto x = lay_out(at::rand({8, 3}, at::kDouble), test_meshes()[0], {Shard(0)});
+  CommDebugMode comm;
+  const auto [counts, edges] = at::histogram(x, 4, std::vector<double>{0, 1});
+  CHECK(comm.total() == 0);
+  CHECK(spec_of(counts)->placements()[0] == Partial());
+  CHECK(spec_of(edges)->placements()[0] == Replicate());
+  CHECK_THROWS_WITH(at::histogram(x, 0), Catch::Contains("bins must be > 0"));
+}
+
+}  // namespace
+}  // namespace dtensor::testing
