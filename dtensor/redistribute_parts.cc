@@ -91,6 +91,19 @@ void check_options(const RedistributePartsOptions& options) {
                     "] async_op: parts are there when the call returns; redistribute() a DTensor for that");
 }
 
+// In backward every process calls what it got parts of. One that only gave some would never send their gradients for.
+void check_all_can_go_back(const Layout& from, const Layout& to, const RedistributePartsOptions& options) {
+  const World& world = from.world();
+  if (static_cast<int64_t>(world.owned_ranks().size()) == world.size()) return;  // one process does it for all
+  const std::vector<int64_t> receivers = to.ranks();
+  for (const int64_t rank : from.ranks()) {
+    TORCH_CHECK_VALUE(std::binary_search(receivers.begin(), receivers.end(), rank), "[", options.function, "] rank ",
+                      rank,
+                      " holds parts that require grad and gets none, so it could not call backward, which all "
+                      "ranks have to; give it a part, or move the values within a NoGradGuard");
+  }
+}
+
 }  // namespace
 
 RankPieces redistribute_parts(const RankPieces& parts, c10::IntArrayRef sizes, c10::ScalarType dtype,
@@ -108,6 +121,7 @@ RankPieces redistribute_parts(const RankPieces& parts, c10::IntArrayRef sizes, c
       c10::GradMode::is_enabled() &&
       (options.requires_grad || std::any_of(tensors.begin(), tensors.end(), [](auto& t) { return t.requires_grad(); }));
   if (!requires_grad) return run(*move, parts);
+  check_all_can_go_back(from, to, options);
   tensors.push_back(at::empty({0}, at::TensorOptions().dtype(dtype)).set_requires_grad(true));
   std::vector<size_t> counts;
   for (int64_t rank : to.world().owned_ranks()) counts.push_back(to.parts(sizes, rank).size());

@@ -8,7 +8,8 @@
 // Parts are one list per world.owned_ranks(): in a layout of boxes the rank's boxes in their order, in one on a mesh
 // its part. All three are collective over the ranks of both layouts, one plan (plan_transfer()), and differentiable:
 // gradients come back to where the values were. Errors (c10::Error), before anything is sent: those of plan_transfer(),
-// parts of another number, shape or dtype than the layout says. In backward (ValueError): boxes of `to` that overlap,
+// parts of another number, shape or dtype than the layout says; with gradients over several processes also a rank that
+// has parts and gets none, as it could not call backward. In backward (ValueError): boxes of `to` that overlap,
 // since it is not said how their gradients add up.
 #pragma once
 

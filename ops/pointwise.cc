@@ -66,10 +66,11 @@ Share share_of_constant(const LocalCall& local, int partial, int whole) {
   const Placements& placements = local.inputs[partial]->placements();
   for (int64_t d = 0; d < local.mesh.ndim(); ++d) {
     const Placement& p = placements[d];
-    if (!p.is_partial() || (p.reduce_op() != ReduceOp::kSum && p.reduce_op() != ReduceOp::kProduct)) continue;
+    const ReduceOp op = p.reduce_op();
+    if (!p.is_partial() || (op != ReduceOp::kSum && op != ReduceOp::kProduct && op != ReduceOp::kNorm2)) continue;
     if (whole >= 0 && local.inputs[whole]->placements()[d].is_partial()) continue;
     if (local.mesh.local_coordinate(local.i)[d] == 0) continue;
-    return p.reduce_op() == ReduceOp::kSum ? Share::kZero : Share::kOne;
+    return op == ReduceOp::kProduct ? Share::kOne : Share::kZero;
   }
   return Share::kAll;
 }

@@ -33,7 +33,7 @@ void neutralize(const Spec& spec, int64_t i, const at::Tensor& part) {
   for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
     const Placement& p = spec.placements()[m];
     if (!p.is_partial() || coordinate[m] == 0) continue;
-    if (p.reduce_op() == ReduceOp::kSum) part.zero_();
+    if (p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kNorm2) part.zero_();
     if (p.reduce_op() == ReduceOp::kProduct) part.fill_(1);
   }
 }

@@ -37,5 +37,11 @@ const ShardedTensor& kaiming_uniform_(const ShardedTensor& st, double a = 0, Fan
 // "Both arguments to torch.equal need to be of type ShardedTensor".
 bool equal(const at::Tensor& a, const at::Tensor& b);
 bool allclose(const at::Tensor& a, const at::Tensor& b, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false);
+// These fit better than those of ATen, beside which they may be called by their bare names.
+inline bool equal(const ShardedTensor& a, const ShardedTensor& b) { return sharded::equal(a.tensor(), b.tensor()); }
+inline bool allclose(const ShardedTensor& a, const ShardedTensor& b, double rtol = 1e-5, double atol = 1e-8,
+                     bool equal_nan = false) {
+  return sharded::allclose(a.tensor(), b.tensor(), rtol, atol, equal_nan);
+}
 
 }  // namespace dtensor::sharded

@@ -98,6 +98,14 @@ TEST_CASE("norms of parts: pass what moves elements, and nothing else", "[ops][n
   CHECK(close(norms.to(torch::kFloat), p.to(torch::kFloat)));
   CHECK(close(norms.norm(1), p.norm(1)));
   CHECK(close(norms.amax(), p.amax()));
+  Tensor written = torch::linalg_vector_norm(x, 2, {0});
+  written.select(0, 1).fill_(-3);
+  CHECK(layout(written) == Placements{Partial(kNorm2)});
+  written.uniform_(2, 2 + 1e-13);
+  CHECK(close(written, torch::full({3}, 2., torch::kDouble)));
+  written = torch::linalg_vector_norm(x, 2, {0});
+  written.select(0, 1).fill_(-3);
+  CHECK(close(written, torch::where(torch::arange(3) == 1, torch::full({}, -3., torch::kDouble), p)));
   CHECK(norms.select(0, 1).item<double>() == Approx(p.select(0, 1).item<double>()));
 }
 

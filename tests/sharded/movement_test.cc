@@ -1,4 +1,6 @@
 // gather, reshard, the bridge to DTensors, and moves to other dtypes and devices.
+#include <ATen/core/grad_mode.h>
+
 #include <numeric>
 
 #include "dtensor/dtensor_handle.h"
@@ -218,6 +220,32 @@ TEST_CASE("RS-5 dtypes stay, and gradients come back") {
       CHECK(at::equal(leaf.tensor.grad(), window(weights, leaf.metadata)));
     }
   }
+}
+
+TEST_CASE("RS-5 a process that gives shards and gets none could not call backward, and is told so") {
+  const at::Tensor weights = counted({12, 3});
+  const auto give = [&](const std::vector<int64_t>& to) {
+    const ShardedTensor st = of(at::rand({12, 3}).set_requires_grad(true), chunks(0));
+    const ShardedTensor moved = st.resharded(chunks(0, to));
+    at::Tensor loss;
+    for (int64_t rank : test_world().owned_ranks()) {
+      for (const Shard& shard : moved.local_shards(rank)) {
+        const at::Tensor part = (shard.tensor * window(weights, shard.metadata)).sum();
+        loss = loss.defined() ? loss + part : part;
+      }
+    }
+    loss.backward();
+    for (int64_t rank : test_world().owned_ranks()) {
+      for (const Shard& leaf : st.local_shards(rank))
+        CHECK(at::equal(leaf.tensor.grad(), window(weights, leaf.metadata)));
+    }
+  };
+  if (!in_job()) return give({0, 2});
+  CHECK_ERROR(c10::ValueError, "rank 1 holds parts that require grad and gets none", give({0, 2}));
+  give({3, 2, 1, 0});
+  const at::NoGradGuard no_grad;
+  const ShardedTensor values = of(at::rand({12, 3}), chunks(0));
+  CHECK(values.resharded(chunks(0, {0, 2})).sharding_spec().defined());
 }
 
 TEST_CASE("RS-5 gradients through ranks without shards and to several shards") {

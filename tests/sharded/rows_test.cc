@@ -29,6 +29,11 @@ std::string names_in(const std::string& source) {
   return names;
 }
 
+TEST_CASE("T21: the page says that upstream deprecates this layer, and how to go over to DTensor") {
+  const std::string page = read("docs/sharded_tensor.md");
+  CHECK_THAT(page, Catch::Contains("deprecat") && Catch::Contains("distribute_tensor(") && Catch::Contains("| T21 |"));
+}
+
 TEST_CASE("every row has a test of its name, where the documentation says") {
   const std::map<std::string, int> areas = {
       {"RD", 4}, {"SM", 3}, {"TP", 4}, {"CS", 5}, {"ES", 4},   {"IS", 2}, {"US", 1}, {"SH", 2},  {"ST", 19},

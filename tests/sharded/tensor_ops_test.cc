@@ -7,8 +7,22 @@
 #include "tests/sharded/test_world.h"
 #include "tests/testing/catch_torch.h"
 
+// As in a program that is of no namespace of the library's, and uses ATen's.
+namespace bare_names {
+using namespace at;
+
+void compare() {
+  const auto a = dtensor::sharded::ones(dtensor::sharded::chunks(0), {10, 10}, dtensor::sharded::test_world());
+  CHECK(equal(a, clone(a)));
+  CHECK(allclose(a, clone(a)));
+  CHECK(at::equal(a, clone(a)));
+}
+}  // namespace bare_names
+
 namespace dtensor::sharded {
 namespace {
+
+TEST_CASE("comparisons by their bare names, beside those of ATen") { bare_names::compare(); }
 
 ShardedTensor some(int64_t seed = 1, const ShardedTensorOptions& options = {}) {
   at::manual_seed(static_cast<uint64_t>(seed));
