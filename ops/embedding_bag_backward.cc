@@ -50,10 +50,11 @@ bool wants_own_rows(const OpCall& call, int64_t mesh_dim) {
 std::vector<DimStrategy> table_strategies(const OpCall& call, int64_t mesh_dim) {
   const int64_t mode = call.get_int("mode");
   const Placement s = Shard(0);
-  if (mode != kBagMax && wants_own_rows(call, mesh_dim)) return {strategy(call, s, {})};
-  std::vector<DimStrategy> result = {strategy(call, Replicate(), {})};
-  // How often an id occurs is asked of the whole batch.
+  // How often an id occurs is asked of the whole batch; ATen's kernel looks the number up by where the id stands among
+  // all.
   const bool splits = !call.get_bool("scale_grad_by_freq");
+  if (splits && mode != kBagMax && wants_own_rows(call, mesh_dim)) return {strategy(call, s, {})};
+  std::vector<DimStrategy> result = {strategy(call, Replicate(), {})};
   if (splits && split(call, "indices", mesh_dim) && split(call, "offset2bag", mesh_dim)) {
     if (split(call, "bag_size", mesh_dim))  // whole bags
       result.push_back(strategy(call, Partial(),
@@ -85,7 +86,7 @@ void keep_own_rows(Arguments& args, const Run& rows) {
   const OwnIds own = own_ids(args.tensor("indices"), rows, args["num_weights"].toInt(), args["padding_idx"].toInt());
   args.set("indices", own.ids);
   args.set("offset2bag", args.tensor("offset2bag").index_select(0, own.places));
-  if (args["per_sample_weights"].isTensor())
+  if (args["per_sample_weights"].isTensor() && args.tensor("per_sample_weights").defined())
     args.set("per_sample_weights", args.tensor("per_sample_weights").index_select(0, own.places));
   args.set("num_weights", rows.size);
   args.set("padding_idx", -1);

@@ -26,8 +26,12 @@ void check(const std::string& name, const std::vector<std::vector<int64_t>>& sha
 
 TEST_CASE("ATen's own code of operators made of others", "[ops][decomposed]") {
   check("block_diag", {{5, 2}, {3}, {1, 4}}, [](auto& t) { return Tensors{at::block_diag(t)}; });
-  check("_chunk_cat", {{5, 2}, {7, 2}}, [](auto& t) { return call_op("aten::_chunk_cat", {t, 0, 3}); });
-  check("_stack", {{5, 2}, {5, 2}}, [](auto& t) { return call_op("aten::_stack", {t, 1}); });
+  check("_chunk_cat", {{5, 2}, {7, 2}}, [](auto& t) {
+    return call_op("aten::_chunk_cat", {Tensors{t[0].detach(), t[1].detach()}, 0, 3});
+  });
+  check("_stack", {{5, 2}, {5, 2}}, [](auto& t) {
+    return call_op("aten::_stack", {Tensors{t[0].detach(), t[1].detach()}, 1});
+  });
   check("as_strided_copy", {{5, 3}}, [](auto& t) {
     return call_op("aten::as_strided_copy", {t[0], std::vector<int64_t>{2, 4}, std::vector<int64_t>{5, 2}, 1});
   });

@@ -89,7 +89,7 @@ TEST_CASE("Means and variances are those of the distribution", "[random]") {
           full_tensor(d.draw(lay_out(at::full({kCount, 3}, x, at::kDouble), test_meshes()[0], {Shard(0)})));
       const double mean = d.mean(x), variance = d.variance(x), n = 3.0 * kCount;
       CHECK(std::abs(sample.mean().item<double>() - mean) < 5 * std::sqrt(variance / n) + 1e-9);
-      CHECK(sample.var().item<double>() / variance == Catch::Approx(1).margin(0.15));
+      CHECK(std::abs(sample.var().item<double>() / variance - 1) < 0.15);
     }
   }
 }
@@ -99,7 +99,7 @@ TEST_CASE("Noise of rrelu is what its gradient is made of", "[random]") {
     CAPTURE(p);
     const at::Tensor value = at::rand({6, 5}, at::kDouble).sub(0.5);
     const at::Tensor x = lay_out(value, test_meshes()[0], {p}).requires_grad_();
-    const at::Tensor noise = at::zeros_like(x.detach());
+    at::Tensor noise = at::zeros_like(x.detach());
     const at::Tensor y = at::rrelu_with_noise(x, noise, 0.1, 0.4, /*training=*/true);
     y.sum().backward();
     const at::Tensor slope = full_tensor(noise);
