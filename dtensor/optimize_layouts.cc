@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "dtensor/extend/call_sites.h"
@@ -30,22 +32,37 @@ RecordedStep first_run(const std::function<void()>& step, double flops_per_secon
   return recorded;
 }
 
+bool is_same_call(const RecordedCall& a, const RecordedCall& b) {
+  return a.call.to_string() == b.call.to_string() &&
+         computed_placements(*a.decision) == computed_placements(*b.decision);
+}
+
+LayoutPin pin_of(const RecordedCall& call, const Decision& decision) {
+  return {call.index, call.call.to_string(), computed_placements(decision)};
+}
+
 // Runs a step with other decisions than usual, and keeps what is better.
 class Optimizer {
  public:
   Optimizer(const std::function<void()>& step, const OptimizeLayoutsOptions& options)
       : step_(step), options_(options) {}
 
+  // First what repeats, since a model's layers gain or lose alike; then one call at a time; where none gains by itself,
+  // one together with another that it makes dearer, or that this moves the result of. Whatever is found may open ways
+  // for what is tried first.
   LayoutPlan run() {
     present_ = first_run(step_, options_.flops_per_second, "optimize_layouts");
     plan_.trials = 1;
     plan_.before = plan_.after = present_.cost;
-    while (!is_exhausted() && improve()) {
+    while (!is_exhausted() && (improve(Change::kAllAlike) || improve(Change::kOne) || improve(Change::kTwo))) {
     }
     return std::move(plan_);
   }
 
  private:
+  enum class Change { kAllAlike, kOne, kTwo };
+  static constexpr size_t kMostFollowers = 2;
+
   bool is_exhausted() const { return plan_.trials >= options_.max_trials; }
 
   // Calls whose collectives take longest first; the others may leave them something else to do.
@@ -58,48 +75,136 @@ class Optimizer {
   }
 
   // One look at every call. False: nothing was better.
-  bool improve() {
+  bool improve(Change change) {
     bool improved = false;
+    absl::flat_hash_set<std::string> seen;  // kinds of calls
     for (const size_t i : order()) {
       if (is_exhausted() || i >= present_.calls.size()) break;
-      improved = try_call(i) || improved;
+      if (change == Change::kAllAlike && !seen.insert(present_.calls[i].call.to_string()).second) continue;
+      improved = try_call(i, change) || improved;
     }
     return improved;
   }
 
-  bool try_call(size_t i) {
-    const RecordedCall call = present_.calls[i];
+  // The other ways to compute a call, the cheapest first.
+  std::vector<LayoutPin> other_ways(const RecordedCall& call) const {
     const std::vector<Placements> present = computed_placements(*call.decision);
-    bool improved = false;
+    std::vector<LayoutPin> ways;
     for (const PricedDecision& way : propagate_all(call.call, call.rule, kMostWays)) {
-      std::vector<Placements> inputs = computed_placements(*way.decision);
-      if (inputs == present || way.seconds > plan_.after.seconds || is_exhausted()) continue;
-      improved = try_pin({call.index, call.call.to_string(), std::move(inputs)}) || improved;
+      LayoutPin pin = pin_of(call, *way.decision);
+      if (pin.inputs != present && way.seconds <= plan_.after.seconds) ways.push_back(std::move(pin));
+    }
+    return ways;
+  }
+
+  bool try_call(size_t i, Change change) {
+    std::vector<int64_t> alike;
+    for (const RecordedCall& other : present_.calls) {
+      if (is_same_call(other, present_.calls[i])) alike.push_back(other.index);
+    }
+    if (change == Change::kAllAlike && alike.size() < 2) return false;
+    bool improved = false;
+    for (const LayoutPin& way : other_ways(present_.calls[i])) {
+      std::vector<LayoutPin> pins = {way};
+      if (change == Change::kAllAlike) {
+        pins.assign(alike.size(), way);
+        for (size_t k = 0; k < alike.size(); ++k) pins[k].call = alike[k];
+      }
+      std::optional<RecordedStep> step = trial(pins);
+      if (!step) continue;
+      const bool follow = change == Change::kTwo && !is_better(*step);
+      improved = (follow ? try_followers(pins, *step) : keep_if_better(pins, std::move(*step))) || improved;
     }
     return improved;
   }
 
-  bool try_pin(LayoutPin pin) {
-    std::vector<LayoutPin> pins = plan_.pins;
-    const auto is_other = [&](const LayoutPin& p) { return p.call != pin.call; };
-    pins.erase(std::partition(pins.begin(), pins.end(), is_other), pins.end());
-    pins.push_back(std::move(pin));
+  // The calls that became dearest by the change of call `changed`, each after those that made what it moves.
+  std::vector<size_t> followers(int64_t changed, const RecordedStep& step) const {
+    if (step.calls.size() != present_.calls.size()) return {};
+    const auto dearer = [&](size_t k) { return step.calls[k].seconds - present_.calls[k].seconds; };
+    std::vector<size_t> dearest;
+    for (size_t k = 0; k < step.calls.size(); ++k) {
+      if (step.calls[k].index != changed && dearer(k) > 0) dearest.push_back(k);
+    }
+    std::stable_sort(dearest.begin(), dearest.end(), [&](size_t a, size_t b) { return dearer(a) > dearer(b); });
+    if (dearest.size() > kMostFollowers) dearest.resize(kMostFollowers);
+    std::vector<size_t> result;
+    for (const size_t k : dearest) {
+      for (const size_t maker : makers(k, step)) {
+        if (step.calls[maker].index != changed) result.push_back(maker);
+      }
+      result.push_back(k);
+    }
+    return result;
+  }
+
+  // The last calls before `k` with results laid out as its inputs that move.
+  static std::vector<size_t> makers(size_t k, const RecordedStep& step) {
+    const RecordedCall& call = step.calls[k];
+    std::vector<size_t> result;
+    for (size_t i = 0; i < call.call.inputs.size(); ++i) {
+      if (call.decision->input_plans[i] == nullptr) continue;
+      for (size_t before = k; before-- > 0;) {
+        const auto& outputs = step.calls[before].decision->outputs;
+        if (std::find(outputs.begin(), outputs.end(), call.call.inputs[i]) == outputs.end()) continue;
+        result.push_back(before);
+        break;
+      }
+    }
+    return result;
+  }
+
+  // `pins` together with another call in another way.
+  bool try_followers(const std::vector<LayoutPin>& pins, const RecordedStep& step) {
+    for (const size_t k : followers(pins[0].call, step)) {
+      for (const LayoutPin& way : other_ways(step.calls[k])) {
+        std::vector<LayoutPin> both = pins;
+        both.push_back(way);
+        auto together = trial(both);
+        if (together && keep_if_better(both, std::move(*together))) return true;
+      }
+    }
+    return false;
+  }
+
+  // The plan's pins, with `pins` in place of those of the same calls.
+  std::vector<LayoutPin> with(const std::vector<LayoutPin>& pins) const {
+    std::vector<LayoutPin> all;
+    for (const LayoutPin& old : plan_.pins) {
+      const auto replaces = [&](const LayoutPin& pin) { return pin.call == old.call; };
+      if (std::none_of(pins.begin(), pins.end(), replaces)) all.push_back(old);
+    }
+    all.insert(all.end(), pins.begin(), pins.end());
+    return all;
+  }
+
+  // The step with `pins`, too; nullopt: it cannot be computed so, takes too much memory, or there were trials enough.
+  std::optional<RecordedStep> trial(const std::vector<LayoutPin>& pins) {
+    if (is_exhausted()) return std::nullopt;
     ++plan_.trials;
     int64_t missed = 0;
-    RecordedStep recorded;
+    std::optional<RecordedStep> step;
     try {
-      recorded = record_step(step_, overrides_of(pins), options_.flops_per_second, &missed);
+      step = record_step(step_, overrides_of(with(pins)), options_.flops_per_second, &missed);
     } catch (const c10::Error&) {
-      return false;
+      return std::nullopt;
     }
-    if (options_.progress) options_.progress(plan_.trials, std::min(recorded.cost.seconds, plan_.after.seconds));
-    const bool fits = recorded.cost.peak_bytes <= options_.max_bytes;
-    const double gain = plan_.after.seconds - recorded.cost.seconds;
-    if (missed > 0 || !fits || gain < kLeastGain * plan_.before.seconds) return false;
-    pins.back().seconds = gain;
-    plan_.pins = std::move(pins);
-    plan_.after = recorded.cost;
-    present_ = std::move(recorded);
+    if (options_.progress) options_.progress(plan_.trials, std::min(step->cost.seconds, plan_.after.seconds));
+    if (missed > 0 || step->cost.peak_bytes > options_.max_bytes) return std::nullopt;
+    return step;
+  }
+
+  bool is_better(const RecordedStep& step) const {
+    return plan_.after.seconds - step.cost.seconds >= kLeastGain * plan_.before.seconds;
+  }
+
+  bool keep_if_better(std::vector<LayoutPin> pins, RecordedStep step) {
+    if (!is_better(step)) return false;
+    for (LayoutPin& pin : pins)
+      pin.seconds = (plan_.after.seconds - step.cost.seconds) / static_cast<double>(pins.size());
+    plan_.pins = with(pins);
+    plan_.after = step.cost;
+    present_ = std::move(step);
     return true;
   }
 

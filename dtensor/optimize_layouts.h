@@ -9,8 +9,9 @@
 //   step();
 //
 // The engine decides every operator by what its inputs cost to bring there. What an operator leaves to those after it,
-// it cannot know. Here the step is run with one operator's decision changed at a time, all others deciding as they
-// would then; what takes less time in all is kept. Two changes that gain only together are not found.
+// it cannot know. Here the step is run with other decisions, all that are not changed deciding as they would then, and
+// what takes less time in all is kept: those of all calls that are alike (a model's layers), of one call, or of one and
+// of another that it makes dearer or moves the result of. Three changes that gain only together are not found.
 //
 // Estimated, not measured: time is that of the cost model for all collectives, and of the matrix products of one rank.
 #pragma once

@@ -2,6 +2,7 @@
 // folders above.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -19,6 +20,9 @@ class CallSites {
   // It is to be decided as the operator's rule has it. `usual`: what is done else.
   virtual std::shared_ptr<const Decision> decide(const OpCall& call, const std::shared_ptr<const OpRule>& rule,
                                                  const std::function<std::shared_ptr<const Decision>()>& usual) = 0;
+  // Not 0: what was moved before or beside this recording does not count as moved, so that one of a step is like
+  // another. A number of its own.
+  virtual uint64_t recording() const { return 0; }
 };
 
 }  // namespace dtensor

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "dtensor/extend/call_sites.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "plan/redistribute_planner.h"
 
@@ -118,14 +119,20 @@ bool is_flipped(const LocalStorage& storage) {
   return std::any_of(storage.reduced->begin(), storage.reduced->end(), [](const ReducedForm& f) { return !f.from; });
 }
 
+uint64_t current_recording() {
+  const CallSites* sites = current_dispatch_scope().call_sites;
+  return sites == nullptr ? 0 : sites->recording();
+}
+
 // That from which `t` is known in the layout `to`. Null: from none, or somebody may have written since. REQUIRES:
 // storage.reduced_mutex is locked.
 ReducedForm* find(LocalStorage& storage, const at::Tensor& t, const Spec& spec, const Placements& to) {
   if (!storage.reduced) return nullptr;
   const uint64_t writes = storage.writes.load(std::memory_order_relaxed);
   const bool flips = is_flipped(storage);
+  const uint64_t recording = current_recording();
   for (ReducedForm& form : *storage.reduced) {
-    if (!form.plan || form.writes != writes) continue;
+    if (!form.plan || form.writes != writes || (recording != 0 && form.recording != recording)) continue;
     const Placements& known = form.plan->to.placements();
     if (flips && !only_reduces(form.from->placements(), known)) continue;
     if (is_same(form, t, spec) ? known == to
@@ -207,10 +214,14 @@ RankTensors finish_move(const at::Tensor& t, const Placements& to, ReducedForm m
   if (!may_remember(storage) || !is_worth_remembering(*moved.from, *moved.plan)) return result;
   const int64_t bytes = moved.from->with_placements(moved.plan->to.placements())->max_local_bytes();
   moved.storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(), bytes);
+  moved.recording = current_recording();
   std::lock_guard lock(storage.reduced_mutex);
   if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
   auto& forms = *storage.reduced;
-  const auto is_stale = [&](const ReducedForm& f) { return (f.plan || f.sums.defined()) && f.writes != moved.writes; };
+  const auto is_stale = [&](const ReducedForm& f) {
+    const bool is_of_other = f.recording != 0 && f.recording != moved.recording;
+    return (f.plan || f.sums.defined()) && (is_of_other || f.writes != moved.writes);
+  };
   forms.erase(std::remove_if(forms.begin(), forms.end(), is_stale), forms.end());
   forms.push_back(std::move(moved));
   return result;

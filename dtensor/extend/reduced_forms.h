@@ -31,8 +31,9 @@ struct ReducedForm {
   RankTensors locals;   // after the plan
   uint64_t writes = 0;  // LocalStorage::writes when it began
   std::shared_ptr<LocalStorage> storage;
-  at::Tensor sums;  // of one without a plan: see note_sums()
+  at::Tensor sums = {};  // of one without a plan: see note_sums()
   int64_t summed_dim = -1;
+  uint64_t recording = 0;  // CallSites::recording() when it moved
 };
 
 // A view of `t` is taken. `flips`: it is seen negated, or conjugated.

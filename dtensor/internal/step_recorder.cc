@@ -1,6 +1,7 @@
 #include "dtensor/internal/step_recorder.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -29,6 +30,8 @@ class Recorder final : public CallSites, public CommListener {
  public:
   Recorder(const Overrides& overrides, double flops_per_second)
       : overrides_(overrides), flops_per_second_(flops_per_second) {}
+
+  uint64_t recording() const override { return recording_; }
 
   void next() override {
     std::lock_guard lock(mutex_);
@@ -89,8 +92,14 @@ class Recorder final : public CallSites, public CommListener {
     cost_ = cost_model(world);
   }
 
+  static uint64_t next_recording() {
+    static std::atomic<uint64_t> last{0};
+    return ++last;
+  }
+
   const Overrides& overrides_;
   const double flops_per_second_;
+  const uint64_t recording_ = next_recording();
   std::mutex mutex_;
   RecordedStep step_;
   RecordedCall* current_ = nullptr;  // the call whose collectives run

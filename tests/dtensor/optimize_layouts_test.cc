@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
@@ -69,6 +70,41 @@ TEST_CASE("optimize_layouts: finds that one reduction does, and a pinned step do
   comm.reset();
   real();  // no longer pinned
   CHECK(comm.total() == 3);
+}
+
+// Every layer's product is needed by three operators behind smaller ones: what is better for one is so for all.
+TEST_CASE("optimize_layouts: what repeats is changed at once", "[dtensor][optimize_layouts]") {
+  constexpr int kLayers = 12;
+  const World world = World::abstract(4);
+  std::vector<Step> layers;  // each has its own weights
+  for (int i = 0; i < kLayers; ++i) layers.emplace_back(world);
+  const auto step = [&] {
+    for (Step& layer : layers) layer();
+  };
+  OptimizeLayoutsOptions few;
+  few.max_trials = 12;  // fewer than there are decisions
+  const LayoutPlan plan = optimize_layouts(step, few);
+  CAPTURE(plan.explain());
+  CHECK(plan.before.collectives == 3 * kLayers);
+  CHECK(plan.after.collectives == kLayers);
+  CHECK(plan.pins.size() == kLayers);
+}
+
+// Each product does best to move its smaller factor. Then the larger sums have to meet what lies otherwise; to spare
+// that both products must move the larger one.
+TEST_CASE("optimize_layouts: two changes that gain only together are found", "[dtensor][optimize_layouts]") {
+  const DeviceMesh mesh(World::abstract(4), {4}, {"tp"});
+  const auto make = [&](c10::ScalarType dtype, int64_t dim) {
+    return distribute_tensor(torch::empty({4096, 4096}, torch::TensorOptions(torch::kMeta).dtype(dtype)), mesh,
+                             {Shard(dim)});
+  };
+  const Tensor x = make(torch::kFloat, 1), y = make(torch::kHalf, 0), w = make(torch::kDouble, 0);
+  const auto step = [&] { ((x * y).to(torch::kDouble) + (x + y).to(torch::kDouble)).mul(w).exp(); };
+  const LayoutPlan plan = optimize_layouts(step);
+  CAPTURE(plan.explain());
+  CHECK(plan.before.collectives == 3);
+  CHECK(plan.after.bytes < plan.before.bytes);
+  CHECK(plan.pins.size() == 2);
 }
 
 TEST_CASE("optimize_layouts: says so where nothing is better", "[dtensor][optimize_layouts]") {
