@@ -11,6 +11,7 @@
 #include <torch/nn.h>
 
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,9 @@ struct LlamaConfig {
   int64_t kv_heads = 4;  // of keys and values; must divide heads
   int64_t hidden = 160;  // of the feed-forward layers
   int64_t layers = 2;
+  // What is done to the embeddings and to what both halves of a block give, before it is added. Unset: nothing, which
+  // is all that a model needs; for comparison with code that says itself where to communicate.
+  std::function<torch::Tensor(const torch::Tensor&)> settle;
 };
 
 class RMSNormImpl : public torch::nn::Module {
@@ -61,12 +65,14 @@ class LlamaBlockImpl : public torch::nn::Module {
   // positions are those after the ones in it.
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& cosine, const torch::Tensor& sine,
                         const torch::Tensor& mask, KVCache* cache) {
-    x = x + attention(attention_norm(x), cosine, sine, mask, cache);
+    x = x + settled(attention(attention_norm(x), cosine, sine, mask, cache));
     const auto y = feed_forward_norm(x);
-    return x + down(torch::silu(gate(y)) * up(y));
+    return x + settled(down(torch::silu(gate(y)) * up(y)));
   }
 
  private:
+  torch::Tensor settled(const torch::Tensor& x) const { return config_.settle ? config_.settle(x) : x; }
+
   torch::nn::Linear linear(const char* name, int64_t from, int64_t to) {
     return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(false)));
   }
@@ -130,7 +136,7 @@ class LlamaImpl : public torch::nn::Module {
     const auto angles = torch::outer(torch::arange(before, before + length, exact), frequencies);
     torch::Tensor mask;  // of one position nothing is hidden
     if (length > 1) mask = torch::full({length, before + length}, -INFINITY, options).triu(before + 1);
-    auto x = tokens(ids);
+    auto x = config.settle ? config.settle(tokens(ids)) : tokens(ids);
     const auto cosine = angles.cos().to(options.dtype()), sine = angles.sin().to(options.dtype());
     for (size_t i = 0; i < blocks->size(); ++i) {
       x = blocks[i]->as<LlamaBlock>()->forward(x, cosine, sine, mask, caches == nullptr ? nullptr : &(*caches)[i]);
