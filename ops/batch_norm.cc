@@ -19,8 +19,6 @@
 #include <utility>
 
 #include "dtensor/extend/dispatch.h"
-#include "dtensor/extend/op_info.h"
-#include "dtensor/extend/out_tensor.h"
 #include "dtensor/extend/plain_beside_distributed.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/replicate.h"
@@ -189,8 +187,6 @@ Normalized train(const c10::OperatorHandle& op, Call call) {
 
 // All forms return output, mean and inverse standard deviation; then some a reserve, functional ones new statistics.
 void batch_norm(const c10::OperatorHandle& op, Stack& stack) {
-  const OpInfo& info = op_info(op);
-  if (info.has_outs && run_functional_form(info, stack)) return;
   const Call call = read(op, stack);
   const bool functional = op.schema().name().ends_with("_functional");
   const size_t results = op.schema().returns().size() - (functional ? 2 : 0);
@@ -257,8 +253,6 @@ Gradients gradients(const c10::OperatorHandle& op, const Backward& b) {
 
 // native_batch_norm_backward, batch_norm_backward, cudnn_batch_norm_backward, miopen_batch_norm_backward.
 void batch_norm_backward(const c10::OperatorHandle& op, Stack& stack) {
-  const OpInfo& info = op_info(op);
-  if (info.has_outs && run_functional_form(info, stack)) return;
   const Arguments args(op, stack);
   const auto first = [&](const char* a, const char* b) {
     return optional_tensor(args[a].isNone() ? args[b] : args[a]);
@@ -305,7 +299,8 @@ void instance_norm(const c10::OperatorHandle& op, Stack& stack) {
     stack.emplace_back(at::batch_norm(x, weight, bias, running_mean, running_var, false, momentum, eps, cudnn));
     return;
   }
-  at::Tensor y = at::group_norm(x, x.size(1), weight, bias, eps, cudnn);
+  // ATen saves a copy of the weight for backward: it may be written to meanwhile.
+  at::Tensor y = at::group_norm(x, x.size(1), weight.defined() ? weight.clone() : weight, bias, eps, cudnn);
   if (has_stats) {
     at::NoGradGuard no_grad;
     std::vector<int64_t> space(static_cast<size_t>(x.dim() - 2));

@@ -11,8 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "dtensor/extend/op_info.h"
-#include "dtensor/extend/out_tensor.h"
 #include "ops/core_dims.h"
 #include "ops/meta_tensor.h"
 #include "ops/plain_numbers.h"
@@ -118,7 +116,6 @@ std::vector<int64_t> lengths_of(const c10::OperatorHandle& op, const Arguments& 
 
 // The overload that takes them as lists.
 void with_lists(const c10::OperatorHandle& op, Stack& stack) {
-  if (op_info(op).has_outs && run_functional_form(op_info(op), stack)) return;
   Arguments args(op, stack);
   for (const char* name : {"input_lengths", "target_lengths"}) args.set(name, lengths_of(op, args, name));
   const std::string& name = op.schema().name();

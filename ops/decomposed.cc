@@ -4,8 +4,6 @@
 #include <ATen/ops/clone.h>
 
 #include "dtensor/extend/library_code.h"
-#include "dtensor/extend/op_info.h"
-#include "dtensor/extend/out_tensor.h"
 #include "ops/arguments.h"
 #include "propagation/rule_registry.h"
 
@@ -15,8 +13,6 @@ namespace {
 using torch::jit::Stack;
 
 void run_pieces(const c10::OperatorHandle& op, Stack& stack) {
-  const OpInfo& info = op_info(op);
-  if (info.has_outs && run_functional_form(info, stack)) return;
   const LibraryCode inside(op, torch::jit::last(stack, op.schema().arguments().size()));
   const auto key = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)
                        ? c10::DispatchKey::CompositeExplicitAutograd
@@ -26,7 +22,6 @@ void run_pieces(const c10::OperatorHandle& op, Stack& stack) {
 
 // ATen copies the memory of `self`, which no rank may have.
 void as_strided_scatter(const c10::OperatorHandle& op, Stack& stack) {
-  if (run_functional_form(op_info(op), stack)) return;
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self"), src = args.tensor("src");
   const at::Tensor result = at::clone(self);
@@ -44,7 +39,7 @@ const RuleFamily decomposed_handlers("decomposed", [](RuleRegistry& registry) {
        {"aten::_chunk_cat", "aten::_conj_copy", "aten::_neg_view_copy", "aten::_stack", "aten::_unsafe_masked_index",
         "aten::_unsafe_masked_index_put_accumulate", "aten::as_strided_copy", "aten::block_diag",
         "aten::linspace.Scalar_Tensor", "aten::linspace.Tensor_Scalar", "aten::linspace.Tensor_Tensor",
-        "aten::logspace.Scalar_Tensor", "aten::logspace.Tensor_Scalar", "aten::logspace.Tensor_Tensor"})
+        "aten::logspace.Scalar_Tensor", "aten::logspace.Tensor_Scalar", "aten::logspace.Tensor_Tensor", "aten::rot90"})
     registry.add_handler(op, run_pieces);
   registry.add_handler("aten::as_strided_scatter", as_strided_scatter);
 });

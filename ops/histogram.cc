@@ -11,8 +11,6 @@
 #include <utility>
 
 #include "dtensor/extend/dispatch.h"
-#include "dtensor/extend/op_info.h"
-#include "dtensor/extend/out_tensor.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/meta_tensor.h"
@@ -147,7 +145,6 @@ at::Tensor density_of(at::Tensor hist, const std::vector<at::Tensor>& edges) {
 
 // histogram(self, bins or their edges, *, range, weight, density).
 void histogram(const c10::OperatorHandle& op, Stack& stack) {
-  if (run_functional_form(op_info(op), stack)) return;
   Arguments args(op, stack);
   const bool density = args["density"].toBool();
   set_range(op, args, 0);
@@ -178,7 +175,6 @@ std::vector<at::Tensor> edges_of(const c10::OperatorHandle& op, const Arguments&
 
 // _histogramdd_from_bin_cts, _histogramdd_from_bin_tensors(self, bins, *, range, weight, density).
 void dd_counts(const c10::OperatorHandle& op, Stack& stack) {
-  if (run_functional_form(op_info(op), stack)) return;
   Arguments args(op, stack);
   set_range(op, args, 1);
   const bool density = args["density"].toBool();

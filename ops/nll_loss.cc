@@ -8,8 +8,6 @@
 
 #include "comm/scope.h"
 #include "dtensor/extend/dispatch.h"
-#include "dtensor/extend/op_info.h"
-#include "dtensor/extend/out_tensor.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
@@ -155,7 +153,6 @@ void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   {
     Arguments args(op, stack);
     if (args["reduction"].toInt() != at::Reduction::Mean) return dispatch_by_rule(op, stack);
-    if (run_functional_form(op_info(op), stack)) return;
     // Written to plain tensors: by LibTorch, or by an error that says why not.
     if (op.schema().argumentIndexWithName("output")) return dispatch_by_rule(op, stack);
     const bool half = c10::isReducedFloatingType(args["self"].toTensor().scalar_type());

@@ -255,8 +255,13 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const auto args = torch::jit::last(*stack, info.args.size());
   if (!has_dtensor(info, args)) return dispatch_plain(info, *stack);
   const CallWithin within;
-  if (info.handler != nullptr) return info.handler(op, *stack);
-  dispatch_by_rule(op, *stack);
+  if (info.handler == nullptr) return dispatch_by_rule(op, *stack);
+  if (info.has_outs) {  // handlers give results of their own
+    if (run_functional_form(info, *stack)) return;
+    const Inputs in = gather_inputs(info, args);
+    if (in.writes_plain) return write_to_plain(info, in.mesh, *stack);
+  }
+  info.handler(op, *stack);
 }
 
 void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {

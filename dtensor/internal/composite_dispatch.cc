@@ -36,11 +36,13 @@ void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   const OpInfo& info = op_info(op);
   const auto args = torch::jit::last(*stack, info.args.size());
   const LibraryCode inside(op, args);
-  if (has_dtensor(info, args)) {
-    if (info.handler != nullptr) return info.handler(op, *stack);
-    if (info.has_outs && run_functional_form(info, *stack)) return;
+  const bool is_ours = has_dtensor(info, args);
+  if (is_ours && info.has_outs && run_functional_form(info, *stack)) return;
+  if (is_ours && info.handler != nullptr) {
+    info.handler(op, *stack);
+  } else {
+    op.redispatchBoxed(keys & kBelowThatKey, stack);
   }
-  op.redispatchBoxed(keys & kBelowThatKey, stack);
   if (inside.is_outermost() && inside.makes_plain() && !schema.is_mutable())
     distribute_results(inside, schema.returns().size(), *stack);
 }

@@ -105,9 +105,9 @@ std::vector<Row> reductions_and_moves() {
       {"aten::dist.out", {x, y, 2}},
       {"aten::dist.out", {x, y, 1.5}},
       {"aten::sum.IntList_out", {x, rows, true, c10::IValue()}, at::kDouble, true},
-      {"aten::cumsum.out", {x, 0, c10::IValue()}, at::kDouble, true},
-      {"aten::roll.out", {x, one, rows}, at::kDouble, true},
-      {"aten::flip.out", {x, rows}, at::kDouble, true},
+      {"aten::cumsum.out", {x, 0, c10::IValue()}},
+      {"aten::roll.out", {x, one, rows}},
+      {"aten::flip.out", {x, rows}},
       {"aten::repeat.out", {x, twice}, at::kDouble, true},
   };
 }
@@ -185,6 +185,32 @@ TEST_CASE("out= elementwise", "[out]") {
 
 TEST_CASE("out= of reductions and moves", "[out]") {
   for (const Row& row : reductions_and_moves()) check(row);
+}
+
+// What ranks share is reduced by handlers, which give results of their own.
+TEST_CASE("out= of reductions along split dims is written", "[out]") {
+  const at::Tensor x = at::rand({3, 7}, at::kDouble);
+  for (const DeviceMesh& mesh : test_meshes()) {
+    const auto split = lay_out(x, mesh, Placements(mesh.ndim(), Shard(1)));
+    const auto out = [&](c10::ScalarType dtype) {
+      return lay_out(at::zeros({3}, dtype), mesh, Placements(mesh.ndim(), Replicate()));
+    };
+    for (const std::string op : {"aten::argmax.out", "aten::argmin.out"}) {
+      CAPTURE(op, mesh.to_string());
+      const auto index = out(at::kLong);
+      call_op(op, {split, 1, false, index});
+      CHECK(difference(index, call_op(op, {x, 1, false, at::zeros({3}, at::kLong)}).at(0)) == std::nullopt);
+    }
+    const auto sums = out(at::kDouble), values = out(at::kDouble), indices = out(at::kLong);
+    call_op("aten::logsumexp.out", {split, std::vector<int64_t>{1}, false, sums});
+    CHECK(difference(sums, x.logsumexp(std::vector<int64_t>{1})) == std::nullopt);
+    call_op("aten::max.dim_max", {split, 1, false, values, indices});
+    CHECK(difference(values, x.amax(1)) == std::nullopt);
+    CHECK(difference(indices, x.argmax(1)) == std::nullopt);
+    // A plain tensor is told of as elsewhere.
+    CHECK_THROWS_WITH(call_op("aten::argmax.out", {split, 1, false, at::zeros({3}, at::kLong)}),
+                      Catch::Contains("writes to a plain tensor"));
+  }
 }
 
 TEST_CASE("out= of composites", "[out]") {
