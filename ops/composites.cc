@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/ones_like.h>
@@ -11,6 +12,7 @@
 #include <algorithm>
 
 #include "dtensor/extend/op_info.h"
+#include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/plain_numbers.h"
@@ -75,6 +77,28 @@ void resolve(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(lazy ? at::clone(self) : self);
 }
 
+// Above a given number of classes each rank looks at its own indices, as where rows of a table are looked up; ATen's
+// code asks for the least and the greatest of all.
+void one_hot(const c10::OperatorHandle& op, Stack& stack) {
+  const Arguments args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  const int64_t classes = args["num_classes"].toInt();
+  if (classes <= 0 || self.scalar_type() != at::kLong || spec_of(self)->has_partial())
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  at::Tensor numbers;
+  {
+    LocalGuard guard;
+    numbers = at::arange(classes, self.options());
+    for (const at::Tensor& part : peek_meta(self).locals) {
+      if (!part.is_cpu() || part.numel() == 0) continue;  // on a GPU ATen does not look, either: it would have to wait
+      TORCH_CHECK(part.min().item<int64_t>() >= 0, "Class values must be non-negative.");
+      TORCH_CHECK(part.max().item<int64_t>() < classes, "Class values must be smaller than num_classes.");
+    }
+  }
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.emplace_back(self.unsqueeze(-1).eq(replicate_plain(numbers, spec_of(self)->mesh())).to(at::kLong));
+}
+
 // Gradients that are lists of rows.
 void refuse_sparse(const c10::OperatorHandle& op, Stack&) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(),
@@ -90,6 +114,7 @@ const RuleFamily composites_handlers("composites", [](RuleRegistry& registry) {
   registry.add_handler("aten::tensor_split.tensor_indices_or_sections", tensor_split);
   registry.add_handler("aten::max_pool1d", max_pool1d);
   registry.add_handler("aten::vander", vander);
+  registry.add_handler("aten::one_hot", one_hot);
   for (const char* op : {"aten::real", "aten::imag"}) registry.add_handler(op, real_or_imag);
   for (const char* op : {"aten::resolve_conj", "aten::resolve_neg"}) registry.add_handler(op, resolve);
 });

@@ -135,7 +135,10 @@ void local_channels(const LocalCall& local, Arguments& args) {
   const int64_t own = args.tensor("input").size(1), all = local.inputs[backward ? 1 : 0]->sizes()[1];
   const int64_t groups = args["groups"].toInt();
   if (own != all && groups > 1) args.set("groups", std::max<int64_t>(1, groups * own / all));
-  if (args["bias_sizes"].isIntList()) args.set("bias_sizes", std::vector<int64_t>{args.tensor("grad_output").size(1)});
+  // Where nothing is computed ATen's result may have no channels though there is a bias: what is not cut is left alone.
+  const bool is_cut = backward && args.tensor("grad_output").size(1) != local.inputs[0]->sizes()[1];
+  if (is_cut && args["bias_sizes"].isIntList())
+    args.set("bias_sizes", std::vector<int64_t>{args.tensor("grad_output").size(1)});
 }
 
 }  // namespace

@@ -144,12 +144,17 @@ std::string equation_for(const CoreDimsOp& op, const OpCall& call) {
   return all.back();
 }
 
+// None of integers: most of these divide, and round.
 std::vector<std::vector<int>> terms_of(const CoreDimsOp& op, const OpCall& call) {
   std::vector<std::vector<int>> terms;
   for (const absl::string_view term : absl::StrSplit(op.linear, '+', absl::SkipEmpty())) {
     std::vector<int>& inputs = terms.emplace_back();
-    for (const absl::string_view name : absl::StrSplit(term, ' ', absl::SkipEmpty()))
-      inputs.push_back(call.input_index(std::string(name)));
+    for (const absl::string_view name : absl::StrSplit(term, ' ', absl::SkipEmpty())) {
+      const int input = call.input_index(std::string(name));
+      const auto dtype = call.inputs[input] ? call.inputs[input]->dtype() : c10::ScalarType::Undefined;
+      if (c10::isIntegralType(dtype, /*includeBool=*/true)) return {};
+      inputs.push_back(input);
+    }
   }
   return terms;
 }
@@ -175,12 +180,30 @@ bool goes_along(const OpCall& call, int64_t in, int64_t out) {
   return in > 0 && out > 0 && in % pieces == 0 && out % pieces == 0 && (in % out == 0 || out % in == 0);
 }
 
+// The factor of a letter that stands in the last dims of some input; kNoFactor: of none here.
+int factor_of(const FactorRule& rule, const std::string& equation, char letter) {
+  const std::vector<std::string> inputs = absl::StrSplit(equation.substr(0, equation.find("->")), ',');
+  for (size_t i = 0; i < inputs.size() && i < rule.inputs.size(); ++i) {
+    const size_t at = inputs[i].rfind(letter);
+    if (at == inputs[i].npos) continue;
+    const size_t from_end = inputs[i].size() - at;
+    if (from_end <= rule.inputs[i].size()) return rule.inputs[i][rule.inputs[i].size() - from_end];
+  }
+  return kNoFactor;
+}
+
 // The results as the equation has them, brought to what they are.
 CoreDims fitted(const CoreDimsOp& op, const OpCall& call, const OutputMetas& metas) {
   const std::string equation = equation_for(op, call);
   CoreDims dims{einsum(call, equation), {}};
   FactorRule& rule = dims.rule;
   rule.terms = terms_of(op, call);
+  if (const int factor = op.aside ? factor_of(rule, equation, op.aside) : kNoFactor; factor != kNoFactor) {
+    dims.aside.push_back(factor);
+    const auto is_aside = [&](const auto& contraction) { return contraction.factor == factor; };
+    rule.contractions.erase(std::remove_if(rule.contractions.begin(), rule.contractions.end(), is_aside),
+                            rule.contractions.end());
+  }
   const std::vector<std::string> operands = absl::StrSplit(equation.substr(equation.find("->") + 2), ',');
   for (size_t o = 0; o < rule.outputs.size(); ++o) {
     if (o >= metas.tensors.size() || !metas.tensors[o]) continue;
@@ -199,6 +222,8 @@ CoreDims fitted(const CoreDimsOp& op, const OpCall& call, const OutputMetas& met
       const int64_t in = size_of(rule, call, factor), out = d < skipped ? -1 : sizes[d - skipped];
       if (in == out || (!of_ellipsis && goes_along(call, in, out))) {
         fit[d - skipped] = factor;
+      } else if (!of_ellipsis && contains(dims.aside, factor) && metas.tensors[o]->numel() == 0) {
+        continue;  // not computed in this case: there is nothing to split
       } else if (!of_ellipsis) {
         rule.blocked.push_back(factor);
       } else if (!contains(dims.aside, factor)) {
@@ -209,7 +234,7 @@ CoreDims fitted(const CoreDimsOp& op, const OpCall& call, const OutputMetas& met
   return dims;
 }
 
-// ATen has no meta kernel: what comes out of a batch of one on the CPU.
+// ATen has no meta kernel: what comes out of a batch of two on the CPU.
 OutputMetas try_small(const CoreDimsOp& op, const OpCall& call) {
   const FactorRule rule = einsum(call, equation_for(op, call));
   // A letter that no input has stands for a size that depends on those of the core dims.
@@ -217,8 +242,8 @@ OutputMetas try_small(const CoreDimsOp& op, const OpCall& call) {
   for (const Factors& output : rule.outputs) any_size = any_size && !contains(output, kNoFactor);
   const auto small = [&](int factor, int64_t size) {
     if (factor == kNoFactor) return size;
-    if (!contains(rule.blocked, factor)) return std::min<int64_t>(size, 1);
-    return any_size ? std::min<int64_t>(size, 2) : size;
+    // Not of one: its stride would not say where in memory the dim comes.
+    return any_size || !contains(rule.blocked, factor) ? std::min<int64_t>(size, 2) : size;
   };
   OutputMetas metas = read_metas(run_on(call, c10::DeviceType::CPU, [&](int i) {
     std::vector<int64_t> sizes;

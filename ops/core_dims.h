@@ -32,6 +32,7 @@ struct CoreDimsOp {
   std::function<OutputMetas(const OpCall&)> metas = {};  // of the results; unset: ATen's, or a trial on small tensors
   bool any_size = false;  // it works on core dims of any size, so that the trial takes a small one
   const char* (*choose)(const OpCall&) = nullptr;  // the equation, where it depends on more than a number of dims
+  char aside = 0;  // a small letter that results without it know nothing of, instead of being sums: right hand sides
 };
 
 OpRule core_dims_rule(const CoreDimsOp& op);

@@ -1,6 +1,7 @@
 // Operators that move elements along dims: roll, flip, padding and its backward. Where ranks share such a dim, the
 // layout stays: each gets from others what its part of the result shows and it does not hold.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/clone.h>
 
 #include <algorithm>
 #include <optional>
@@ -170,6 +171,12 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   if (args.out().defined()) return dispatch_by_rule(op, stack);
   const auto move = normalized(kDescribe(args, args.tensor("self").sizes()), args.tensor("self").sizes());
+  if ((kDescribe == roll || kDescribe == flip) && move && move->dims.empty()) {
+    const at::Tensor copy = at::clone(args.tensor("self"));
+    torch::jit::drop(stack, op.schema().arguments().size());
+    stack.emplace_back(copy);
+    return;
+  }
   if (!move || cutting_mesh_dims(*spec_of(args.tensor("self")), numbers_of(move->dims)).empty())
     return dispatch_by_rule(op, stack);
   const at::Tensor self = reduced_if_needed(op, args, "self", move->passing);

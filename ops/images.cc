@@ -1,5 +1,5 @@
 // Images and other signals: pooling, interpolation, sampling, padding, pixels to channels and back. Batch and channels
-// may be split; space is whole.
+// may be split, and where samples are taken; the space that they are of is whole.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 
@@ -82,14 +82,14 @@ const CoreDimsOp kPadding[] = {
 };
 
 const CoreDimsOp kSampling[] = {
-    {"aten::grid_sampler_2d", "ncHW,nPQT->ncPQ", "input"},
-    {"aten::_grid_sampler_2d_cpu_fallback", "ncHW,nPQT->ncPQ", "input"},
-    {"aten::grid_sampler_2d_backward", "ncPQ,ncHW,nPQT->ncHW,nPQT", "grad_output"},
-    {"aten::grid_sampler_3d", "ncDHW,nOPQT->ncOPQ", "input"},
-    {"aten::grid_sampler_3d_backward", "ncOPQ,ncDHW,nOPQT->ncDHW,nOPQT", "grad_output"},
-    {.op = "aten::cudnn_grid_sampler", .equation = "ncHW,nPQT->ncPQ", .linear = "self", .metas = cudnn_sampler_metas},
+    {"aten::grid_sampler_2d", "ncHW,npqT->ncpq", "input"},
+    {"aten::_grid_sampler_2d_cpu_fallback", "ncHW,npqT->ncpq", "input"},
+    {"aten::grid_sampler_2d_backward", "ncpq,ncHW,npqT->ncHW,npqT", "grad_output"},
+    {"aten::grid_sampler_3d", "ncDHW,nopqT->ncopq", "input"},
+    {"aten::grid_sampler_3d_backward", "ncopq,ncDHW,nopqT->ncDHW,nopqT", "grad_output"},
+    {.op = "aten::cudnn_grid_sampler", .equation = "ncHW,npqT->ncpq", .linear = "self", .metas = cudnn_sampler_metas},
     {.op = "aten::cudnn_grid_sampler_backward",
-     .equation = "ncHW,nPQT,ncPQ->ncHW,nPQT",
+     .equation = "ncHW,npqT,ncpq->ncHW,npqT",
      .linear = "grad_output",
      .metas = cudnn_sampler_metas},
     {.op = "aten::affine_grid_generator",

@@ -1,5 +1,5 @@
 // Decompositions, inverses, systems of equations and functions of matrices: every matrix whole, batches of them may be
-// split.
+// split, and so may the right hand sides of one system.
 #include <ATen/ops/_linalg_check_errors.h>
 
 #include <algorithm>
@@ -23,9 +23,8 @@ const CoreDimsOp kDecompositions[] = {
     {"aten::linalg_qr", "...MN->...AB,...CD"},
     {"aten::geqrf", "...MN->...MN,...K"},
     {"aten::linalg_householder_product", "...MN,...K->...MN"},
-    {"aten::ormqr", "...MN,...K,...PQ->...PQ", "input3"},
     {"aten::linalg_cholesky_ex", "...MN->...MN,..."},
-    {"aten::cholesky", "...MN->...MN"},
+    {"aten::cholesky", "K->K|...MN->...MN"},
     {"aten::linalg_lu", "...MN->...AB,...CD,...EF"},
     {"aten::linalg_lu_factor_ex", "...MN->...MN,...K,..."},
     {"aten::lu_unpack", "...MN,...K->...AB,...CD,...EF"},
@@ -44,7 +43,8 @@ bool is_vector(const OpCall& call) {
   return b.size() == 1 || (a.size() == b.size() + 1 && std::equal(b.begin(), b.end(), a.begin()));
 }
 const char* solve_equation(const OpCall& call) {
-  return is_vector(call) ? "...MN,...K->...K,...MN,...M,..." : "...MN,...PQ->...PQ,...MN,...M,...";
+  if (is_vector(call)) return "...MN,...K->...K,...MN,...M,...";
+  return call.get_bool("left") ? "...MN,...Pc->...Pc,...MN,...M,..." : "...MN,...cQ->...cQ,...MN,...M,...";
 }
 // With "gels", which takes the rank to be full, there is none among the results.
 const char* least_squares_equation(const OpCall& call) {
@@ -52,18 +52,30 @@ const char* least_squares_equation(const OpCall& call) {
   const bool ranked =
       driver.isNone() ? call.mesh.world().device_type() == c10::DeviceType::CPU : driver.toStringRef() != "gels";
   if (is_vector(call)) return ranked ? "...MN,...M->...N,...R,...,...S" : "...MN,...M->...N,...R,...T,...S";
-  return ranked ? "...MN,...MK->...NK,...R,...,...S" : "...MN,...MK->...NK,...R,...T,...S";
+  return ranked ? "...MN,...Mc->...Nc,...c,...,...S" : "...MN,...Mc->...Nc,...c,...T,...S";
+}
+
+// Right hand sides that stand beside each other, as columns, or, where the unknown is on the left, as rows.
+const char* lu_solve_equation(const OpCall& call) {
+  return call.get_bool("left") ? "...MN,...K,...Pc->...Pc" : "...MN,...K,...cQ->...cQ";
+}
+const char* triangular_equation(const OpCall& call) {
+  return call.get_bool("left") ? "...MN,...Pc->...Pc" : "...MN,...cQ->...cQ";
+}
+const char* ormqr_equation(const OpCall& call) {
+  return call.get_bool("left") ? "...MN,...K,...Pc->...Pc" : "...MN,...K,...cQ->...cQ";
 }
 
 const CoreDimsOp kSystems[] = {
-    {.op = "aten::_linalg_solve_ex", .equation = "", .linear = "", .choose = solve_equation},
-    {.op = "aten::linalg_lstsq", .equation = "", .linear = "", .choose = least_squares_equation},
-    {"aten::linalg_lu_solve", "...MN,...K,...PQ->...PQ", "B"},
-    {"aten::linalg_ldl_solve", "...MN,...K,...PQ->...PQ", "B"},
-    {"aten::linalg_solve_triangular", "...MN,...PQ->...PQ", "B"},
-    {"aten::triangular_solve", "...PQ,...MN->...PQ,...MN"},
-    {"aten::cholesky_solve", "...PQ,...MN->...PQ", "self"},
-    {"aten::_cholesky_solve_helper", "...PQ,...MN->...PQ", "self"},
+    {.op = "aten::_linalg_solve_ex", .equation = "", .choose = solve_equation, .aside = 'c'},
+    {.op = "aten::linalg_lstsq", .equation = "", .choose = least_squares_equation, .aside = 'c'},
+    {.op = "aten::linalg_lu_solve", .equation = "", .linear = "B", .choose = lu_solve_equation},
+    {"aten::linalg_ldl_solve", "...MN,...K,...Pc->...Pc", "B"},
+    {.op = "aten::linalg_solve_triangular", .equation = "", .linear = "B", .choose = triangular_equation},
+    {.op = "aten::triangular_solve", .equation = "...Pc,...MN->...Pc,...MN", .aside = 'c'},
+    {"aten::cholesky_solve", "...Pc,...MN->...Pc", "self"},
+    {"aten::_cholesky_solve_helper", "...Pc,...MN->...Pc", "self"},
+    {.op = "aten::ormqr", .equation = "", .linear = "input3", .choose = ormqr_equation},
 };
 
 // Bilinear in vectors of three.

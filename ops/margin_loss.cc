@@ -20,21 +20,24 @@ struct MarginLoss {
   const char* one_row;  // for one row alone, which has no batch
   const char* listed;   // the same, the target a list of one, and so the loss unless it is reduced
   const char* listed_reduced;
+  const char* number;  // of one class, without dims
 };
 
 // Of self and target, and of the backward operators first grad_output.
 constexpr MarginLoss kMarginLosses[] = {
-    {"aten::multi_margin_loss", "nC,n,C->n", "nC,n,C->", "C,,C->", "C,T,C->T", "C,T,C->"},
-    {"aten::multi_margin_loss_backward", "n,nC,n,C->nC", ",nC,n,C->nC", ",C,,C->C", "T,C,T,C->C", ",C,T,C->C"},
-    {"aten::multilabel_margin_loss_forward", "nC,nC->n,nC", "nC,nC->,nC", "C,C->,C", "C,C->,C", "C,C->,C"},
-    {"aten::multilabel_margin_loss_backward", "n,nC,nC,nC->nC", ",nC,nC,nC->nC", ",C,C,C->C", ",C,C,C->C", ",C,C,C->C"},
+    {"aten::multi_margin_loss", "nC,n,C->n", "nC,n,C->", "C,,C->", "C,T,C->T", "C,T,C->", ",,C->"},
+    {"aten::multi_margin_loss_backward", "n,nC,n,C->nC", ",nC,n,C->nC", ",C,,C->C", "T,C,T,C->C", ",C,T,C->C",
+     ",,,C->"},
+    {"aten::multilabel_margin_loss_forward", "nC,nC->n,nC", "nC,nC->,nC", "C,C->,C", "C,C->,C", "C,C->,C", ",->,"},
+    {"aten::multilabel_margin_loss_backward", "n,nC,nC,nC->nC", ",nC,nC,nC->nC", ",C,C,C->C", ",C,C,C->C", ",C,C,C->C",
+     ",,,->"},
 };
 
 template <size_t kIndex>
 const char* equation(const OpCall& call) {
   const MarginLoss& loss = kMarginLosses[kIndex];
   if (call.input("self")->ndim() <= 1) {
-    if (call.input("target")->ndim() == 0) return loss.one_row;
+    if (call.input("target")->ndim() == 0) return call.input("self")->ndim() == 0 ? loss.number : loss.one_row;
     return reduces(call) ? loss.listed_reduced : loss.listed;
   }
   return reduces(call) ? loss.reduced : loss.each;

@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "comm/scope.h"
-#include "dtensor/extend/op_info.h"
 #include "dtensor/extend/out_tensor.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/replicate.h"
@@ -145,7 +144,6 @@ void give(const c10::OperatorHandle& op, Stack& stack, const at::Tensor& result)
 // poisson(self), _standard_gamma(self).
 template <Sample kSample>
 void of_one(const c10::OperatorHandle& op, Stack& stack) {
-  if (op_info(op).has_outs && run_functional_form(op_info(op), stack)) return;
   const Arguments args(op, stack);
   check_floating(args.tensor("self"), op);
   give(op, stack, sample_all(op, kSample, args.tensor("self"), {}, args));
@@ -153,7 +151,6 @@ void of_one(const c10::OperatorHandle& op, Stack& stack) {
 
 // binomial(count, prob), which broadcast.
 void binomial(const c10::OperatorHandle& op, Stack& stack) {
-  if (op_info(op).has_outs && run_functional_form(op_info(op), stack)) return;
   const Arguments args(op, stack);
   at::Tensor count = args.tensor("count"), prob = args.tensor("prob");
   check_floating(count, op);
@@ -165,7 +162,6 @@ void binomial(const c10::OperatorHandle& op, Stack& stack) {
 
 // Gammas over their sum, by their logarithms: none of the sums is 0.
 void dirichlet(const c10::OperatorHandle& op, Stack& stack) {
-  if (op_info(op).has_outs && run_functional_form(op_info(op), stack)) return;
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
   check_floating(self, op);
@@ -224,6 +220,13 @@ void fused_dropout(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(mask);
 }
 
+// Results that are contiguous whatever the arguments' strides are.
+OutputMetas contiguous_elementwise(const OpCall& call) {
+  OutputMetas metas = infer_elementwise(call);
+  for (auto& meta : metas.tensors) meta->strides = contiguous_strides({meta->sizes.data(), meta->sizes.size()});
+  return metas;
+}
+
 }  // namespace
 
 const RuleFamily random_distributions_rules("random_distributions", [](RuleRegistry& registry) {
@@ -236,7 +239,7 @@ const RuleFamily random_distributions_rules("random_distributions", [](RuleRegis
   registry.add_handler("aten::rrelu_with_noise_functional", rrelu_functional);
   registry.add_handler("aten::_fused_dropout", fused_dropout);
   OpRule gradient = pointwise_op();
-  gradient.metas = infer_elementwise;
+  gradient.metas = contiguous_elementwise;
   for (const char* op : {"aten::_standard_gamma_grad", "aten::_dirichlet_grad"}) registry.add(op, gradient);
 });
 

@@ -188,16 +188,6 @@ OutputMetas roll_metas(const OpCall& call) {
   return metas_of({rolled});
 }
 
-// Flipped and transposed in memory.
-OutputMetas rot90_metas(const OpCall& call) {
-  const at::Tensor self = meta_tensor(*call.inputs[0]);
-  const int64_t k = (call.get_int("k") % 4 + 4) % 4;
-  if (k == 0) return contiguous_metas(self.sizes(), {call.inputs[0]->dtype()});
-  const at::Tensor flipped = at::empty_like(self);
-  const std::vector<int64_t> dims = *call.get_ints("dims");
-  return metas_of({k == 2 ? flipped : flipped.transpose(dims.at(0), dims.at(1))});
-}
-
 OutputMetas input_sizes_metas(const OpCall& call) {
   return contiguous_metas(*call.get_ints("input_sizes"), {call.inputs[0]->dtype()});
 }
@@ -227,7 +217,6 @@ const RuleFamily slice_rules("slice", [](RuleRegistry& registry) {
       {{"aten::diag_embed"}, to_diagonal},
       {{"aten::flip"}, whole_dims, nullptr, like_input},
       {{"aten::roll"}, whole_dims, nullptr, roll_metas},
-      {{"aten::rot90"}, whole_dims, nullptr, rot90_metas},
   };
   for (const Movement& m : table) {
     OpRule rule = factor_op(

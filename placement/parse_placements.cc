@@ -15,7 +15,8 @@
 namespace dtensor {
 namespace {
 
-constexpr std::string_view kReduceOpNames[] = {"sum", "avg", "product", "min", "max", "norm2"};  // in the order of ReduceOp
+constexpr std::string_view kReduceOpNames[] = {"sum", "avg", "product",
+                                               "min", "max", "norm2"};  // in the order of ReduceOp
 
 // Debian's Abseil has a string_view of its own.
 absl::string_view to_absl(std::string_view text) { return absl::string_view(text.data(), text.size()); }

@@ -15,7 +15,7 @@ TEST_CASE("a recommendation model, its tables by rows and by columns", "[example
     c.rows = rows;
     c.width = width;
     const DeviceMesh mesh(World::local(ranks), {ranks}, {"all"});
-    for (const PartitionFn& shard : {examples::shard_tables_by_rows, examples::shard_tables_by_columns}) {
+    for (const PartitionFn shard : {examples::shard_tables_by_rows, examples::shard_tables_by_columns}) {
       check_training<examples::DLRM>([=] { return examples::DLRM(c); }, shard, mesh,
                                      {{doubles({8, c.dense}), {Shard(0)}},
                                       {torch::randint(c.rows, {8, c.tables, 3}), {Shard(0)}},

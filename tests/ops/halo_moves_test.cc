@@ -2,8 +2,10 @@
 // moved than what ranks lack.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/flip.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/reflection_pad1d.h>
@@ -43,6 +45,18 @@ TEST_CASE("halo: roll and flip are those of plain ATen", "[ops][halo]") {
   check("roll of a list", {{11}}, [](auto& t) { return Tensors{t[0].roll({4})}; });
   check("flip", {{7, 5}}, [](auto& t) { return Tensors{t[0].flip({0})}; });
   check("flip of two dims", {{9, 6}}, [](auto& t) { return Tensors{t[0].flip({0, 1})}; });
+}
+
+TEST_CASE("halo: what moves nothing stays where it is", "[ops][halo]") {
+  const DeviceMesh mesh(World::local(3), {3});
+  const auto x = distribute_tensor(at::arange(10), mesh, {Shard(0)});
+  CommDebugMode comm;
+  for (const at::Tensor& y : {x.roll(0, 0), x.roll(20, 0), x.roll({3, -3}, {0, 0}), x.flip(at::IntArrayRef())}) {
+    CHECK(to_string(DTensor(y).placements()) == "S(0)");
+    CHECK(at::equal(full_tensor(y), at::arange(10)));
+    CHECK_FALSE(y.is_same(x));
+  }
+  CHECK(comm.total() == 4);  // full_tensor()
 }
 
 TEST_CASE("halo: padding is that of plain ATen", "[ops][halo]") {

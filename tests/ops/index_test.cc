@@ -2,9 +2,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_unique2.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/diagonal_scatter.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/index.h>
 #include <ATen/ops/index_select.h>
@@ -27,6 +29,7 @@
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -364,6 +367,26 @@ TEST_CASE("one_hot in a scope that makes distributed tensors") {
             .shapes = {{1}, {4, 3}},
             .make = with_indices(5),
             .grad = {false, false}});
+}
+
+// With a number of classes given, ranks look at their own indices only: without communication, in an abstract world,
+// too.
+TEST_CASE("one_hot of split indices stays split") {
+  for (const auto& mesh : test_meshes()) {
+    const auto ids = distribute_tensor(at::arange(5), mesh, Placements(mesh.ndim(), Shard(0)));
+    CommDebugMode comm;
+    const auto hot = at::one_hot(ids, 5);
+    CHECK(comm.total() == 0);
+    CHECK(hot.scalar_type() == at::kLong);
+    CHECK(spec_of(hot)->placements() == spec_of(ids)->placements());
+    CHECK(at::equal(full_tensor(hot), at::one_hot(at::arange(5), 5)));
+    CHECK_THROWS_WITH(at::one_hot(ids, 4), Catch::Contains("smaller than num_classes"));
+    CHECK_THROWS_WITH(at::one_hot(ids - 1, 5), Catch::Contains("non-negative"));
+    CHECK_THROWS_WITH(at::one_hot(ids, 0), Catch::Contains("num_classes"));
+  }
+  const DeviceMesh mesh(World::abstract(4), {4});
+  const auto ids = distribute_tensor(at::arange(8), mesh, {Shard(0)});
+  CHECK(spec_of(at::one_hot(ids, 3))->placements() == Placements{Shard(0)});
 }
 
 TEST_CASE("sorted lists are searched in every layout") {

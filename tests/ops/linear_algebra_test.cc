@@ -201,6 +201,57 @@ TEST_CASE("systems of equations keep the batch", "[ops][linear_algebra]") {
   check("cholesky_solve", kTwo, [](auto& t) { return Tensors{at::cholesky_solve(t[1], t[0].tril())}; });
 }
 
+// One matrix for all: each rank solves for its own right hand sides.
+TEST_CASE("right hand sides beside each other stay split", "[ops][linear_algebra]") {
+  const auto check_sides = [](const char* name, const Shapes& shapes, const Fn& fn, size_t sides, int64_t dim) {
+    OpCase c{name, fn, shapes};
+    c.make = [](size_t, const auto& shape) { return matrices(shape); };
+    c.tolerance = 1e-7;
+    c.silent = [=](const std::vector<Placement>& p) {
+      for (size_t i = 0; i < p.size(); ++i) {
+        if (i == sides ? p[i] != Shard(dim) && p[i] != Replicate() : p[i] != Replicate()) return false;
+      }
+      return true;
+    };
+    check_op(c, 15);
+  };
+  const Shapes columns = {{3, 3}, {3, 5}}, rows = {{3, 3}, {5, 3}}, batches = {{2, 3, 3}, {2, 3, 5}};
+  check_sides(
+      "solve_ex", columns, [](auto& t) { return tensors(at::linalg_solve_ex(t[0], t[1])); }, 1, 1);
+  check_sides(
+      "solve_ex from the right", rows, [](auto& t) { return tensors(at::linalg_solve_ex(t[0], t[1], false)); }, 1, 0);
+  check_sides(
+      "solve_triangular", batches,
+      [](auto& t) { return Tensors{at::linalg_solve_triangular(t[0].triu(), t[1], true)}; }, 1, 2);
+  check_sides(
+      "solve_triangular from the right", rows,
+      [](auto& t) { return Tensors{at::linalg_solve_triangular(t[0].triu(), t[1], true, false)}; }, 1, 0);
+  check_sides(
+      "triangular_solve", {{3, 5}, {3, 3}}, [](auto& t) { return tensors(at::triangular_solve(t[0], t[1])); }, 0, 1);
+  check_sides(
+      "cholesky_solve", {{3, 5}, {3, 3}}, [](auto& t) { return Tensors{at::cholesky_solve(t[0], t[1].tril())}; }, 0, 1);
+  check_sides(
+      "lstsq", {{4, 3}, {4, 5}},
+      [](auto& t) {
+        const auto [x, residuals, rank, values] = at::linalg_lstsq(t[0], t[1]);
+        return Tensors{x, rank};
+      },
+      1, 1);
+  check_sides(
+      "lstsq, more unknowns", {{3, 4}, {3, 5}},
+      [](auto& t) { return tensors(at::linalg_lstsq(t[0].detach(), t[1].detach(), std::nullopt, "gelsd")); }, 1, 1);
+  const auto [lu, pivots] = at::linalg_lu_factor(matrices({3, 3}));
+  check_sides(
+      "lu_solve", {{3, 5}},
+      [lu = lu, pivots = pivots](auto& t) {
+        const auto whole = [&](const at::Tensor& x) {
+          return is_dtensor(t[0]) ? distribute_tensor(x, DTensor(t[0]).mesh(), {}, std::nullopt) : x;
+        };
+        return Tensors{at::linalg_lu_solve(whole(lu), whole(pivots), t[0])};
+      },
+      0, 1);
+}
+
 // One matrix for a batch of right hand sides: its factorisation is no addend, also where a rank has no right hand side.
 TEST_CASE("batches that broadcast", "[ops][linear_algebra]") {
   const auto sides = [](const std::vector<Placement>& p) { return p[0] == Replicate() && p[1] == Shard(0); };

@@ -231,6 +231,8 @@ at::Tensor put_together(const std::vector<at::Tensor>& parts, const Placement& p
       return all.amin(0);
     case ReduceOp::kProduct:
       return all.prod(0);
+    case ReduceOp::kNorm2:
+      return all.square().sum(0).sqrt();
   }
   return {};
 }

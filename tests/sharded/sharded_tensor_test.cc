@@ -281,7 +281,7 @@ TEST_CASE("ST-17 lists of shards") {
   const ShardedTensor in_group = ones(halves(1, 3), {10, 5}, ProcessGroup(test_world(), {1, 2, 3}));
   for (int64_t rank : test_world().owned_ranks()) {
     CHECK(partial.local_shards(rank).size() == (rank < 2 ? 1 : 0));
-    CHECK(in_group.local_shards(rank).size() == (rank % 2));
+    CHECK(in_group.local_shards(rank).size() == static_cast<size_t>(rank % 2));
   }
   CHECK(holds(partial, at::ones({10, 5})));
   CHECK(holds(in_group, at::ones({10, 5})));
