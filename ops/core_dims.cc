@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_split.h"
 #include "ops/meta_tensor.h"
+#include "propagation/functional_form.h"
 #include "propagation/shape_inference.h"
 #include "propagation/trial_run.h"
 
@@ -103,13 +104,25 @@ at::Tensor kept_of(at::Tensor result, const Spec& spec, int64_t rank_index) {
   return result;
 }
 
+bool writes_outs(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& a) { return a.is_out(); });
+}
+
 // The operator where some of the inputs are stand-ins. `given`: the arguments as they were.
 void run_on_stand_ins(const LocalCall& local, const torch::jit::Stack& given, torch::jit::Stack& stack) {
   const auto& schema = local.op.schema();
-  for (size_t a = 0; a < given.size(); ++a) {
-    if (schema.arguments()[a].is_out()) stack[a] = given[a].toTensor().new_empty({0});
+  // The results of an out= form are written to what was given, once they are cut.
+  if (const auto functional = writes_outs(schema) ? functional_form(local.op) : std::nullopt) {
+    torch::jit::Stack arguments;
+    for (const auto& argument : functional->schema().arguments()) {
+      const auto a = schema.argumentIndexWithName(argument.name());
+      arguments.push_back(a ? stack[*a] : *argument.default_value());
+    }
+    functional->callBoxed(arguments);
+    stack = std::move(arguments);
+  } else {
+    local.op.callBoxed(stack);
   }
-  local.op.callBoxed(stack);
   size_t output = 0;
   for (size_t r = 0; r < schema.returns().size(); ++r) {
     if (!stack[r].isTensor()) continue;
