@@ -32,7 +32,9 @@ std::vector<Named> tensors_of(const torch::nn::Module& module) {
 void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placements& placements) try {
   c10::AutoGradMode no_grad(false);
   const at::Tensor& t = n.tensor;
-  TORCH_CHECK_VALUE(!t.is_meta(), "a meta tensor cannot become distributed in place: make the module on the CPU");
+  TORCH_CHECK_VALUE(!t.is_meta() || is_dtensor(t),
+                    "a plain tensor on the device \"meta\" cannot become distributed in place: make the module inside "
+                    "MeshScope(mesh.meta())");
   const at::Tensor grad = t.grad();
   const at::Tensor data = distribute_tensor(t.detach(), mesh, placements);
   keep_hook_watches(t, data);
@@ -89,10 +91,15 @@ void tie(const Named& n, const Ties& ties) {
   }
 }
 
+// Made inside a MeshScope of a meta mesh: nobody has said yet how it is laid out.
+bool is_shape_alone(const at::Tensor& t) {
+  return is_dtensor(t) && spec_of(t)->mesh().world().is_meta() && spec_of(t)->is_replicated();
+}
+
 void check_not_distributed(const std::vector<Named>& tensors) {
   const Named* first = nullptr;
   for (const Named& n : tensors) {
-    if (!is_dtensor(n.tensor)) return;
+    if (!is_dtensor(n.tensor) || is_shape_alone(n.tensor)) return;
     if (first == nullptr) first = &n;
   }
   TORCH_CHECK_VALUE(first == nullptr, "[distribute_module] the module is distributed already: '", first->name, "' is ",
@@ -133,9 +140,9 @@ void distribute_all(torch::nn::Module& module, const std::vector<Named>& tensors
     tie(n, ties);
     if (!is_dtensor(n.tensor)) distribute_in_place(n, mesh, Placements(mesh.ndim(), Replicate()));
     const Spec& spec = *spec_of(n.tensor);
-    TORCH_CHECK_VALUE(spec.mesh().world() == mesh.world(), "[distribute_module] '", n.name, "' is ", spec.to_string(),
-                      " of another world, ", spec.mesh().world().name(), "; this module goes to ", mesh.to_string(),
-                      " of ", mesh.world().name());
+    TORCH_CHECK_VALUE(spec.mesh().world().with_data() == mesh.world().with_data(), "[distribute_module] '", n.name,
+                      "' is ", spec.to_string(), " of another world, ", spec.mesh().world().name(),
+                      "; this module goes to ", mesh.to_string(), " of ", mesh.world().name());
   }
 }
 

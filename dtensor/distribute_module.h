@@ -29,7 +29,7 @@ using PartitionFn = std::function<void(const std::string& name, torch::nn::Modul
 // Distributes what `partition_fn` says, through shard_parameter(), and replicates the other parameters and all buffers.
 // Gradients that exist follow. Parameters that were one tensor, or shared their memory, before are still tied
 // afterwards. Parameters get their path as name, for reports. No communication but the spreading of each value from the
-// first rank.
+// first rank. What was made without data stays so: see meta_device.h.
 // Errors (ValueError): no mesh; the module is distributed already, every parameter of it; a parameter on a mesh of
 // another world; tied parameters that were given different layouts. After an error the module is as it was.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = nullptr);

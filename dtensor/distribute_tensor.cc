@@ -70,16 +70,30 @@ RankTensors spread(const Spec& spec, const RankTensors& locals, const Placements
   return parts;
 }
 
+// A replicated leaf without data of any mesh of the same world: a factory's, inside a MeshScope of a meta mesh.
+bool is_shape_alone(const at::Tensor& tensor, const DeviceMesh& mesh) {
+  const Spec& spec = *spec_of(tensor);
+  return mesh.world().is_meta() && spec.mesh() != mesh && spec.mesh().world() == mesh.world() && spec.is_replicated() &&
+         tensor.is_leaf();
+}
+
 }  // namespace
 
-at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
+at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& given_mesh, const Placements& placements,
                              std::optional<int64_t> source_rank) {
-  TORCH_CHECK_VALUE(mesh.defined(), "[distribute_tensor] no mesh");
+  TORCH_CHECK_VALUE(given_mesh.defined(), "[distribute_tensor] no mesh");
   TORCH_CHECK(tensor.defined(), "[distribute_tensor] the tensor is undefined");
+  // What has no data is laid out over the mesh, and still has none.
+  const DeviceMesh mesh = tensor.is_meta() && given_mesh.world().has_data() ? given_mesh.meta() : given_mesh;
   const auto to = checked_placements(placements.empty() ? all_replicate(mesh) : placements, mesh, tensor.dim(),
                                      "distribute_tensor");
   if (is_dtensor(tensor)) {
     const Spec& spec = *spec_of(tensor);
+    if (is_shape_alone(tensor, mesh)) {
+      at::Tensor laid_out = make_dtensor(Spec::get(mesh, to, spec.meta()), {});
+      laid_out.set_requires_grad(tensor.requires_grad());
+      return laid_out;
+    }
     if (spec.mesh() == mesh && spec.is_replicated() && tensor.is_leaf()) {  // a factory's, inside a MeshScope
       if (spec.placements() == to) return tensor;
       at::Tensor part = redistribute_below_autograd(tensor, to, explicit_cause("distribute_tensor"));
@@ -98,9 +112,6 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, c
                       *source_rank, " is not a position along mesh dim '", mesh.names()[m], "' of size ", mesh.size(m));
   }
   const SpecPtr spec = Spec::get(mesh, to, Shape(tensor.sizes().begin(), tensor.sizes().end()), tensor.scalar_type());
-  TORCH_CHECK_VALUE(!tensor.is_meta() || !mesh.world().has_data(),
-                    "[distribute_tensor] a meta tensor has no values to spread over ", mesh.world().name(),
-                    "; only an abstract world takes it");
 
   RankTensors locals;
   {

@@ -15,6 +15,7 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
+#include "dtensor/meta_device.h"
 #include "dtensor/optimize_layouts.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"

@@ -1,7 +1,9 @@
 #include "dtensor/from_local.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -142,12 +144,46 @@ Shape infer_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh,
   return scaled_up(sizes[0], mesh, placements);
 }
 
+// Strides of a tensor of these sizes without gaps, its dims in the order that other strides have.
+std::vector<int64_t> dense_in_order_of(c10::IntArrayRef strides, const Shape& sizes) {
+  return at::infer_dense_strides(c10::IntArrayRef(sizes.data(), sizes.size()), strides);
+}
+
+bool same_steps(const at::Tensor& t, const std::vector<int64_t>& strides) {
+  for (int64_t d = 0; d < t.dim() && t.numel() > 0; ++d) {
+    if (t.size(d) > 1 && t.stride(d) != strides[d]) return false;
+  }
+  return true;
+}
+
+// Those of the global tensor of which these are parts: its dims lie in memory in the order in which the parts' do, if
+// all parts agree in that; else row-major. Where dims of size 1 leave several orders open, another part may tell.
+// Other processes' parts are out of sight, and all must come to the same: then row-major.
+Shape common_strides(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Shape& shape) {
+  const Shape row_major = contiguous_strides(c10::IntArrayRef(shape.data(), shape.size()));
+  if (locals.size() != mesh.ranks().size()) return row_major;
+  const auto fit_all = [&](c10::IntArrayRef global) {
+    return std::all_of(locals.begin(), locals.end(), [&](const at::Tensor& t) {
+      return same_steps(t, dense_in_order_of(global, Shape(t.sizes().begin(), t.sizes().end())));
+    });
+  };
+  if (fit_all(c10::IntArrayRef(row_major.data(), row_major.size()))) return row_major;
+  for (const at::Tensor& candidate : locals) {
+    const auto global = dense_in_order_of(candidate.strides(), shape);
+    if (candidate.numel() > 0 && fit_all(global)) return Shape(global.begin(), global.end());
+  }
+  return row_major;
+}
+
 // Between the ranks of this process; FromLocalOptions::run_check is for the others.
 void check_alike(const std::vector<at::Tensor>& locals, const std::vector<int64_t>& ranks) {
   for (size_t i = 1; i < locals.size(); ++i) {
     TORCH_CHECK_VALUE(locals[i].scalar_type() == locals[0].scalar_type(),
                       "[from_local] local tensors must have one dtype: ", "rank ", ranks[0], " has ",
                       locals[0].scalar_type(), ", rank ", ranks[i], " has ", locals[i].scalar_type());
+    TORCH_CHECK_VALUE(locals[i].is_meta() == locals[0].is_meta(), "[from_local] rank ",
+                      ranks[locals[i].is_meta() ? i : 0], " has a local tensor on the device \"meta\", rank ",
+                      ranks[locals[i].is_meta() ? 0 : i], " one with data: all must have data, or none");
     TORCH_CHECK_VALUE(locals[i].dim() == locals[0].dim(), "[from_local] local tensors must have as many dims: rank ",
                       ranks[0], " has ", locals[0].sizes(), ", rank ", ranks[i], " has ", locals[i].sizes());
   }
@@ -195,7 +231,11 @@ at::Tensor from_parts(const std::vector<at::Tensor>& locals, const DeviceMesh& m
   if (!shape)
     shape = options.shape ? Shape(options.shape->begin(), options.shape->end()) : infer_shape(locals, mesh, normal);
   const auto dtype = locals.empty() ? c10::ScalarType::Float : locals[0].scalar_type();
-  const SpecPtr spec = Spec::get(mesh, normal, *shape, dtype);
+  Shape strides = common_strides(locals, mesh, *shape);
+  if (options.strides) strides.assign(options.strides->begin(), options.strides->end());
+  TORCH_CHECK_VALUE(strides.size() == shape->size(), "[from_local] ", strides.size(), " strides for a tensor of ",
+                    shape->size(), " dims");
+  const SpecPtr spec = Spec::get(mesh, normal, TensorMeta{*shape, strides, dtype});
   for (size_t i = 0; i < locals.size(); ++i) {
     const Shape expected = spec->local_shape(static_cast<int64_t>(i));
     TORCH_CHECK_VALUE(locals[i].sizes() == c10::IntArrayRef(expected.data(), expected.size()), "[from_local] ",
@@ -213,8 +253,27 @@ at::Tensor from_parts(const std::vector<at::Tensor>& locals, const DeviceMesh& m
   }
   Placements back = without_partials(normal);
   if (options.grad_placements) back = checked_placements(*options.grad_placements, mesh, ndim, "from_local");
+  if (!locals.empty() && locals[0].is_meta()) {
+    at::Tensor result = make_dtensor(Spec::get(mesh.meta(), normal, spec->meta()), {});
+    result.set_requires_grad(locals[0].requires_grad());
+    return result;
+  }
   return FromLocalFn::apply(at::TensorList(locals), spec, std::move(back),
                             fresh);  // autograd looks into a TensorList only
+}
+
+// Of what has no data, the shapes of this process's parts.
+std::vector<at::Tensor> parts_on_meta(const Spec& spec) {
+  const SpecPtr with_data = Spec::get(spec.mesh().with_data(), spec.placements(), spec.meta());
+  const LocalGuard guard;
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < with_data->mesh().local_ranks().size(); ++i) {
+    const Shape sizes = with_data->local_shape(static_cast<int64_t>(i));
+    parts.push_back(at::empty_strided(c10::IntArrayRef(sizes.data(), sizes.size()),
+                                      dense_in_order_of(spec.strides(), sizes),
+                                      at::TensorOptions(at::kMeta).dtype(spec.dtype())));
+  }
+  return parts;
 }
 
 }  // namespace
@@ -223,6 +282,7 @@ std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placeme
   const DTensorMeta& meta = checked_layout(tensor, "to_local");
   Placements back = without_partials(meta.spec->placements());
   if (grad_placements) back = checked_placements(*grad_placements, meta.spec->mesh(), tensor.dim(), "to_local");
+  if (meta.spec->mesh().world().is_meta()) return parts_on_meta(*meta.spec);
   if (meta.locals.empty()) return {};
   return ToLocalFn::apply(tensor, std::move(back));
 }

@@ -24,6 +24,9 @@ struct FromLocalOptions {
   // processes' parts are taken to be as large as this one's; so it is needed where they are uneven, and in an abstract
   // world.
   std::optional<std::vector<int64_t>> shape;
+  // Global strides. Unset: as the parts lie, if this process has all of them and they lie alike, as parts of a
+  // transposed tensor do; else row-major. Every process must give the same.
+  std::optional<std::vector<int64_t>> strides = std::nullopt;
   // Compare what all ranks pass, those of other processes by one all_gather of 4 KiB: placements and global shape are
   // the same, dtypes and numbers of dims are equal, every part has the shape that the chunk rule gives it, and replicas
   // are equal bit for bit (nothing is sent to make them so). Then the global shape is that of all parts, also where
@@ -33,11 +36,12 @@ struct FromLocalOptions {
   std::optional<Placements> grad_placements;
 };
 
-// Takes local parts as they are: one per mesh.local_ranks(). Plain in, distributed out. No copy, unless ranks of this
-// process would share elements (one tensor for all of them) or a part is expanded: then that rank's part is.
-// Errors: a number of locals other than that of the owned ranks, an empty list, locals of different dtype, ndim or
-// device type, a distributed local, and with run_check whatever it finds; each names the ranks and the values. What
-// run_check finds has the same text on all ranks, that which is wrong with one process's locals alone included.
+// Takes local parts as they are: one per mesh.local_ranks(). Plain in, distributed out; of parts on the device "meta"
+// the result is on mesh.meta(). No copy, unless ranks of this process would share elements (one tensor for all of them)
+// or a part is expanded: then that rank's part is. Errors: a number of locals other than that of the owned ranks, an
+// empty list, locals of different dtype, ndim or device type, a distributed local, and with run_check whatever it
+// finds; each names the ranks and the values. What run_check finds has the same text on all ranks, that which is wrong
+// with one process's locals alone included.
 at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options = {});
 

@@ -24,10 +24,9 @@ namespace dtensor {
 
 // Spreads a plain tensor over the mesh: pieces and copies of the value that `source_rank` holds (the position along
 // every mesh dim; torch: src_data_rank). nullopt: no communication, every rank takes its part of its own tensor. A
-// leaf, requiring grad if `tensor` does. A meta tensor is allowed in an abstract world, and a leaf that is replicated
-// on this mesh anywhere (what factories make inside a MeshScope). {} means Replicate on every dim.
-// Errors: `tensor` has autograd history or is distributed with another layout; placements of another number than mesh
-// dims.
+// leaf, requiring grad if `tensor` does. Of a meta tensor the result is on mesh.meta(). A leaf that is replicated on
+// this mesh is allowed, too (what factories make inside a MeshScope). {} means Replicate on every dim. Errors: `tensor`
+// has autograd history or is distributed with another layout; placements of another number than mesh dims.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements = {},
                              std::optional<int64_t> source_rank = 0);
 
@@ -56,7 +55,8 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
                                           const std::vector<Placements>& placements,
                                           const RedistributeOptions& options = {});
 
-// The whole value as a plain tensor, on the device of the first owned rank. Error in an abstract world.
+// The whole value as a plain tensor, on the device of the first owned rank. Error in an abstract world; of a
+// tensor on the device "meta" one there.
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
 // The plan that redistribute() would run, here and now: a RedistributeMemoryLimit counts.

@@ -187,6 +187,16 @@ DeviceMesh::DeviceMesh(World world, std::vector<int64_t> shape, std::vector<std:
   use_ = std::move(use);
 }
 
+DeviceMesh DeviceMesh::in(const World& world) const {
+  if (world == this->world()) return *this;
+  DeviceMesh mesh = intern(world, shape(), names(), ranks(), num_copies());
+  mesh.use_ = world.in_use().use_;
+  return mesh;
+}
+
+DeviceMesh DeviceMesh::meta() const { return in(world().meta()); }
+DeviceMesh DeviceMesh::with_data() const { return in(world().with_data()); }
+
 const World& DeviceMesh::world() const { return checked(state_).world; }
 int64_t DeviceMesh::ndim() const { return checked(state_).ndim(); }
 const std::vector<int64_t>& DeviceMesh::shape() const { return checked(state_).shape; }

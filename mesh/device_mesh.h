@@ -86,6 +86,10 @@ class DeviceMesh {
   // A mesh in which `names` (adjacent, in order; all dims by default) are one dim, called by the names joined with "_".
   DeviceMesh flatten(const std::vector<std::string>& names = {}, std::string flat_name = "") const;
 
+  // The same mesh of World::meta(), and back: of that mesh, the one whose tensors have data. Itself, where it is that.
+  DeviceMesh meta() const;
+  DeviceMesh with_data() const;
+
   std::string to_string() const;  // "mesh(dp=2, tp=2)"
 
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.state_ == b.state_; }
@@ -97,6 +101,7 @@ class DeviceMesh {
 
  private:
   explicit DeviceMesh(std::shared_ptr<MeshState> state) : state_(std::move(state)) {}
+  DeviceMesh in(const World& world) const;
   static DeviceMesh intern(World world, std::vector<int64_t> shape, std::vector<std::string> names,
                            std::vector<int64_t> ranks, int64_t num_copies);
   std::shared_ptr<MeshState> state_;

@@ -60,7 +60,7 @@ class Attachments {
 
 // Spelled as tensors report it, so that devices can be compared.
 c10::Device normalized(c10::Device device) {
-  if (device.is_cpu()) return c10::Device(c10::DeviceType::CPU);
+  if (device.is_cpu() || device.is_meta()) return c10::Device(device.type());
   return device.has_index() ? device : c10::Device(device.type(), 0);
 }
 
@@ -106,6 +106,7 @@ struct WorldState {
   std::string name;
   std::vector<c10::Device> devices;  // by rank
   std::vector<int64_t> owned;
+  std::shared_ptr<WorldState> data;  // of World::meta(): the world that it is of
   // Destroyed from the last to the first: attachments may use the communicator and hold bytes of the meter.
   MemoryMeter memory;
   std::unique_ptr<Communicator> communicator;
@@ -113,6 +114,7 @@ struct WorldState {
 
   std::mutex use_mutex;
   std::weak_ptr<Use> use;                       // guarded by use_mutex
+  std::weak_ptr<WorldState> meta;               // of World::meta(). Guarded by use_mutex
   std::vector<std::function<void()>> releases;  // guarded by use_mutex
 
   WorldState(World::Kind kind, std::string name, std::vector<c10::Device> devices, std::vector<int64_t> owned,
@@ -177,6 +179,28 @@ World World::abstract(int64_t n, c10::DeviceType type) {
                                             make_dry_communicator(device)))
       .in_use();
 }
+
+World World::meta() const {
+  WorldState& state = checked(state_);
+  if (is_meta()) return *this;
+  std::shared_ptr<WorldState> meta;
+  {
+    std::lock_guard lock(state.use_mutex);
+    meta = state.meta.lock();
+    if (!meta) {
+      const c10::Device device(c10::DeviceType::Meta);
+      meta = std::make_shared<WorldState>(Kind::kAbstract, "meta of " + state.name,
+                                          std::vector<c10::Device>(state.devices.size(), device),
+                                          std::vector<int64_t>(), make_dry_communicator(device));
+      meta->data = state_;
+      state.meta = meta;
+    }
+  }
+  return World(std::move(meta)).in_use();
+}
+
+bool World::is_meta() const { return checked(state_).data != nullptr; }
+World World::with_data() const { return is_meta() ? World(state_->data).in_use() : *this; }
 
 World World::fake(int64_t n, int64_t rank, c10::Device device) {
   check_rank(n, rank, "World::fake");

@@ -65,11 +65,19 @@ class World {
   static World of_process(int64_t n, int64_t rank, c10::Device device, std::string name,
                           std::unique_ptr<Communicator> communicator);
 
+  // The same ranks on the device "meta": tensors there have layouts, shapes and dtypes, and no data, whatever memory
+  // their parts would need. For models that are laid out before their ranks allocate anything (dtensor/meta_device.h).
+  // Of kind kAbstract, made once, and keeps this world alive. Of meta() it is itself.
+  World meta() const;
+  bool is_meta() const;
+  // Of meta(): the world that it is of. Else this one.
+  World with_data() const;
+
   bool defined() const { return state_ != nullptr; }
   Kind kind() const;
   int64_t size() const;
   const std::vector<int64_t>& owned_ranks() const;
-  // True if this process owns at least one rank.
+  // True if this process owns at least one rank; false of meta().
   bool has_data() const { return !owned_ranks().empty(); }
   c10::Device device(int64_t rank) const;
   c10::DeviceType device_type() const;

@@ -42,10 +42,17 @@ void zeros_with_meta_of(const c10::OperatorHandle&, Stack& stack) {
 void to_copy(const c10::OperatorHandle& op, Stack& stack) {
   const auto args = torch::jit::last(stack, 7);  // self, dtype, layout, device, ...
   const bool to_meta = args[3].isDevice() && args[3].toDevice().is_meta();
-  if (!to_meta || torch::autograd::ForwardADLevel::try_get_by_idx(0) == nullptr) return dispatch_by_rule(op, stack);
   const at::Tensor self = args[0].toTensor();
+  if (!to_meta || spec_of(self)->mesh().world().is_meta()) return dispatch_by_rule(op, stack);
   const auto dtype = args[1].isNone() ? self.scalar_type() : args[1].toScalarType();
   torch::jit::drop(stack, 7);
+  if (torch::autograd::ForwardADLevel::try_get_by_idx(0) == nullptr) {
+    const Spec& spec = *spec_of(self);
+    TensorMeta meta = in_own_memory(spec.meta());
+    meta.dtype = dtype;
+    stack.emplace_back(make_dtensor(Spec::get(spec.mesh().meta(), spec.placements(), meta), {}));
+    return;
+  }
   LocalGuard guard;
   stack.emplace_back(
       at::empty_strided(self.sizes(), self.strides(), at::TensorOptions().dtype(dtype).device(at::kMeta)));

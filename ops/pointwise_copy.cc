@@ -23,6 +23,9 @@ OpRule to_copy() {
     const auto own = call.mesh.world().device_type();
     const c10::IValue device = call.has_arg("device") ? call.arg("device") : c10::IValue();  // out= has none
     if (device.isDevice()) {
+      TORCH_CHECK_NOT_IMPLEMENTED(!call.mesh.world().is_meta() || device.toDevice().is_meta(), call.name(),
+                                  ": Cannot copy out of meta tensor; no data! Give the module memory with "
+                                  "dtensor::to_empty(module), and fill it.");
       TORCH_CHECK_NOT_IMPLEMENTED(
           device.toDevice().type() == own, call.name(), ": a distributed tensor on ", call.mesh.to_string(),
           " stays on the devices of its mesh (", c10::DeviceTypeName(own, true), "); it cannot be moved to ",

@@ -179,7 +179,8 @@ std::string CostModel::to_json() const {
   return json.dump(2) + "\n";
 }
 
-std::shared_ptr<const CostModel> cost_model(const World& world) {
+std::shared_ptr<const CostModel> cost_model(const World& given) {
+  const World world = given.with_data();  // what is decided on meta is what would be decided with data
   ModelSlot& slot = world.attachment<ModelSlot>();
   std::lock_guard<std::mutex> lock(slot.mutex);
   if (!slot.model) slot.model = built_in(world.communicator().packs());

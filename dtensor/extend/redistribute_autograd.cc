@@ -1,5 +1,6 @@
 #include "dtensor/extend/redistribute_autograd.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
@@ -139,6 +140,10 @@ at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placement
 
 at::Tensor gather_whole(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const DTensorMeta& meta = peek_meta(tensor);
+  if (meta.spec->mesh().world().is_meta()) {
+    const LocalGuard guard;
+    return at::empty_strided(tensor.sizes(), tensor.strides(), at::TensorOptions(at::kMeta).dtype(tensor.dtype()));
+  }
   TORCH_CHECK_NOT_IMPLEMENTED(!meta.locals.empty(), "[full_tensor] ", meta.spec->to_string(),
                               " has no data in this process: its world is ", meta.spec->mesh().world().name());
   if (!grad_placements) grad_placements = without_partials(spec_of(tensor)->placements());

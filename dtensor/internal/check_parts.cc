@@ -201,7 +201,7 @@ std::string error_of_part(const at::Tensor& t, int64_t rank, const DeviceMesh& m
   if (is_dtensor(t))
     return absl::StrCat("the local tensor of rank ", rank, " is distributed already; use redistribute");
   const c10::Device device = mesh.world().device(rank);
-  if (t.device() == device) return "";
+  if (t.device() == device || t.is_meta()) return "";
   return absl::StrCat("the local tensor of rank ", rank, " is on ", t.device().str(), ", but that rank's device is ",
                       device.str());
 }

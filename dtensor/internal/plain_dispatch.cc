@@ -26,7 +26,8 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   const bool has_data = !mesh.local_ranks().empty();
   if (info.device_arg >= 0) {
     auto& device = *(stack.end() - static_cast<std::ptrdiff_t>(info.args.size()) + info.device_arg);
-    if (device.isDevice() && device.toDevice().type() != world.device_type()) return run_plain(info, stack);
+    const auto is_of = [&](const World& w) { return device.toDevice().type() == w.device_type(); };
+    if (device.isDevice() && !is_of(world) && !is_of(world.with_data())) return run_plain(info, stack);
     device = has_data ? world.device(mesh.local_ranks().front()) : c10::Device(c10::DeviceType::Meta);
   }
   run_plain(info, stack);
@@ -124,7 +125,8 @@ void dispatch_plain(const OpInfo& info, Stack& stack) {
   const LibraryCode* code = LibraryCode::current();
   const DeviceMesh& mesh = code != nullptr ? code->mesh() : current_dispatch_scope().mesh;
   const std::string_view name = info.name;
-  const bool keeps_plain = name.rfind("aten::empty", 0) == 0 || name.rfind("aten::", 0) != 0;
+  const bool is_filled_by_hand = name.rfind("aten::empty", 0) == 0 && !(mesh.defined() && mesh.world().is_meta());
+  const bool keeps_plain = is_filled_by_hand || name.rfind("aten::", 0) != 0;
   if (!mesh.defined() || !info.makes_tensor || keeps_plain) return run_plain(info, stack);
   make_replicated(info, mesh, stack);
 }
