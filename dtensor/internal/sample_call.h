@@ -1,0 +1,49 @@
+// A call of an operator whose tensors can be put in others' places: what verify_rule() tries in many layouts. Internal.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "mesh/device_mesh.h"
+#include "placement/placement.h"
+
+namespace dtensor {
+
+class SampleCall {
+ public:
+  // Errors (ValueError): no such operator, arguments that do not fit its schema, a distributed tensor.
+  SampleCall(const std::string& op, std::vector<c10::IValue> args);
+
+  const c10::OperatorHandle& op() const { return op_; }
+  std::string name() const { return c10::toString(op_.operator_name()); }
+  // The tensors among the arguments, those of lists one by one.
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+  // All arguments, in schema order, with `tensors` in the places of tensors().
+  std::vector<c10::IValue> arguments(const std::vector<at::Tensor>& tensors) const;
+
+  struct Results {
+    std::vector<at::Tensor> tensors;   // lists one by one, undefined ones too
+    std::vector<c10::IValue> numbers;  // what is no tensor
+  };
+  // Errors: the operator's own.
+  Results run(const std::vector<at::Tensor>& tensors) const;
+  bool writes() const { return op_.schema().is_mutable(); }
+
+ private:
+  c10::OperatorHandle op_;
+  std::vector<c10::IValue> args_;  // with None in the places of tensors
+  std::vector<at::Tensor> tensors_;
+};
+
+// `full` in a layout. What ranks hold of a Partial are values of both signs that reduce to it, by `seed`.
+at::Tensor laid_out(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements, uint64_t seed);
+
+// What differs between a result, distributed or not, and what it should be; empty: nothing.
+std::string difference_of(const at::Tensor& actual, const at::Tensor& expected, double tolerance);
+
+}  // namespace dtensor

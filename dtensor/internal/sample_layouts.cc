@@ -1,0 +1,141 @@
+#include "dtensor/internal/sample_layouts.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/extend/representation.h"
+#include "placement/parse_placements.h"
+
+namespace dtensor {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// What the operator makes of the parts of a layout, rank by rank; nullopt: an error.
+std::optional<std::vector<Tensors>> of_parts(const SampleCall& call, const Tensors& inputs) {
+  std::vector<Tensors> results;
+  const LocalGuard plain;
+  const size_t ranks = inputs.empty() ? 0 : DTensor(inputs[0]).mesh().local_ranks().size();
+  for (size_t r = 0; r < ranks; ++r) {
+    Tensors parts;
+    for (const at::Tensor& t : inputs) parts.push_back(DTensor(t).local(static_cast<int64_t>(r)).clone());
+    try {
+      results.push_back(call.run(parts).tensors);
+    } catch (const std::exception&) {
+      return std::nullopt;
+    }
+  }
+  return results;
+}
+
+// The placement in which the ranks' results are the whole; nullopt: in none.
+std::optional<Placement> placement_of(const Tensors& parts, const at::Tensor& whole, double tolerance) {
+  const auto same = [&](const at::Tensor& t) {
+    return t.sizes() == whole.sizes() && t.scalar_type() == whole.scalar_type() &&
+           difference_of(t, whole, tolerance).empty();
+  };
+  if (std::all_of(parts.begin(), parts.end(), same)) return Replicate();
+  const auto n = static_cast<int64_t>(parts.size());
+  for (int64_t d = 0; d < whole.dim(); ++d) {
+    const int64_t chunk = (whole.size(d) + n - 1) / n;
+    bool fits = true;
+    for (int64_t r = 0; r < n && fits; ++r) {
+      const int64_t own = std::clamp<int64_t>(whole.size(d) - r * chunk, 0, chunk);
+      std::vector<int64_t> sizes = whole.sizes().vec();
+      sizes[d] = own;
+      fits = parts[r].sizes() == at::IntArrayRef(sizes);
+    }
+    if (fits && same(at::cat(parts, d))) return Shard(d);
+  }
+  const bool adds = whole.scalar_type() != at::kBool &&
+                    std::all_of(parts.begin(), parts.end(), [&](const auto& t) { return t.sizes() == whole.sizes(); });
+  if (adds && same(at::stack(parts).sum(0).to(whole.scalar_type()))) return Partial(ReduceOp::kSum);
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<Placement> placements_of(const at::Tensor& t, bool all_partials) {
+  std::vector<Placement> result = {Replicate()};
+  for (int64_t d = 0; d < t.dim(); ++d) result.push_back(Shard(d));
+  if (!t.is_floating_point() && !t.is_complex()) return result;
+  result.push_back(Partial(ReduceOp::kSum));
+  if (!all_partials) return result;
+  result.push_back(Partial(ReduceOp::kAvg));
+  if (!t.is_floating_point()) return result;
+  for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct}) result.push_back(Partial(op));
+  return result;
+}
+
+std::vector<Layouts> layouts_of(const Tensors& tensors, int64_t ndim, int64_t most, uint64_t seed, bool all_partials) {
+  std::vector<std::vector<Placement>> options;  // one per tensor and mesh dim
+  double count = 1;
+  for (const at::Tensor& t : tensors) {
+    for (int64_t m = 0; m < ndim; ++m) {
+      options.push_back(placements_of(t, all_partials));
+      count *= static_cast<double>(options.back().size());
+    }
+  }
+  std::mt19937_64 random(seed);
+  const bool sampled = count > static_cast<double>(most);
+  const int64_t tries = sampled ? most : static_cast<int64_t>(count);
+  std::vector<Layouts> result;
+  for (int64_t k = 0; k < tries; ++k) {
+    Layouts layouts(tensors.size());
+    int64_t number = k;
+    for (size_t o = 0; o < options.size(); ++o) {
+      const auto n = static_cast<int64_t>(options[o].size());
+      const int64_t choice = sampled ? static_cast<int64_t>(random() % static_cast<uint64_t>(n)) : number % n;
+      number /= n;
+      layouts[o / static_cast<size_t>(ndim)].push_back(options[o][choice]);
+    }
+    bool fits = true;  // not all kinds of Partial mix
+    for (size_t i = 0; i < layouts.size(); ++i) fits = fits && normalize_placements(layouts[i], tensors[i].dim()).ok();
+    if (fits) result.push_back(std::move(layouts));
+  }
+  return result;
+}
+
+std::string text_of(const Layouts& layouts) {
+  return absl::StrJoin(layouts, ", ",
+                       [](std::string* out, const Placements& p) { absl::StrAppend(out, to_string(p)); });
+}
+
+std::optional<Placements> free_layout(const SampleCall& call, const DeviceMesh& mesh, const Layouts& layouts,
+                                      double factor, double tolerance) {
+  Tensors inputs, plain;
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    const at::Tensor& t = call.tensors()[i];
+    plain.push_back(t.is_floating_point() || t.is_complex() ? t * factor : t.clone());
+    inputs.push_back(laid_out(plain.back(), mesh, layouts[i], 0));
+  }
+  const auto parts = of_parts(call, inputs);
+  if (!parts) return std::nullopt;
+  SampleCall::Results whole;
+  try {
+    whole = call.run(plain);
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  if (!whole.numbers.empty()) return std::nullopt;
+  Placements result;
+  for (size_t k = 0; k < whole.tensors.size(); ++k) {
+    if (!whole.tensors[k].defined()) continue;
+    Tensors of_rank;
+    for (const Tensors& r : *parts) of_rank.push_back(r.at(k));
+    const auto placement = placement_of(of_rank, whole.tensors[k], tolerance);
+    if (!placement) return std::nullopt;
+    result.push_back(*placement);
+  }
+  return result;
+}
+
+}  // namespace dtensor

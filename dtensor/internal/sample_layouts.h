@@ -1,0 +1,30 @@
+// Layouts for the tensors of a sample, and which of them need no communication. Internal to verify_rule().
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtensor/internal/sample_call.h"
+
+namespace dtensor {
+
+using Layouts = std::vector<Placements>;  // one per tensor
+
+// What a tensor may be along one mesh dim: Partials as sums, or of all kinds that its dtype allows.
+std::vector<Placement> placements_of(const at::Tensor& t, bool all_partials);
+
+// All layouts of some tensors on a mesh of `ndim` dims, or, of more than `most`, so many drawn at random.
+std::vector<Layouts> layouts_of(const std::vector<at::Tensor>& tensors, int64_t ndim, int64_t most, uint64_t seed,
+                                bool all_partials);
+
+// "S(0), R"
+std::string text_of(const Layouts& layouts);
+
+// The layout of the results if every rank runs the operator on its own parts, the floating ones scaled by `factor`;
+// nullopt: these do not make up the results. `mesh` has one dim.
+std::optional<Placements> free_layout(const SampleCall& call, const DeviceMesh& mesh, const Layouts& layouts,
+                                      double factor, double tolerance);
+
+}  // namespace dtensor

@@ -1,0 +1,331 @@
+#include "dtensor/verify_rule.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/extend/call_sites.h"
+#include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/internal/sample_call.h"
+#include "dtensor/internal/sample_layouts.h"
+#include "dtensor/internal/step_recorder.h"
+#include "dtensor/redistribute.h"
+#include "mesh/world.h"
+#include "observe/comm_debug_mode.h"
+#include "propagation/propagate.h"
+#include "propagation/rule_registry.h"
+
+namespace dtensor {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Kind = RuleFinding::Kind;
+
+// The results of a call on plain tensors, and a linear function of them whose gradients are compared.
+struct Expected {
+  SampleCall::Results results;
+  Tensors seeds;      // of each result; undefined: not differentiable
+  Tensors gradients;  // of each tensor; empty: not asked for
+};
+
+Tensors copies(const Tensors& tensors, bool gradients) {
+  Tensors result;
+  for (const at::Tensor& t : tensors) {
+    result.push_back(t.detach().clone());
+    if (gradients && (t.is_floating_point() || t.is_complex())) result.back().requires_grad_();
+  }
+  return result;
+}
+
+Tensors leaves_of(const Tensors& tensors) {
+  Tensors leaves;
+  for (const at::Tensor& t : tensors) {
+    if (t.requires_grad()) leaves.push_back(t);
+  }
+  return leaves;
+}
+
+Tensors gradients_of(const Tensors& results, const Tensors& seeds, const Tensors& inputs) {
+  Tensors roots, given;
+  for (size_t k = 0; k < results.size(); ++k) {
+    if (!seeds[k].defined()) continue;
+    roots.push_back(results[k]);
+    given.push_back(is_dtensor(results[k]) ? distribute_tensor(seeds[k], spec_of(results[k])->mesh()) : seeds[k]);
+  }
+  if (roots.empty()) return {};
+  return torch::autograd::grad(roots, leaves_of(inputs), given, /*retain_graph=*/std::nullopt, /*create_graph=*/false,
+                               /*allow_unused=*/true);
+}
+
+Expected expected_of(const SampleCall& call, const VerifyRuleOptions& options) {
+  Expected expected;
+  Tensors inputs = copies(call.tensors(), options.gradients && !call.writes());
+  at::Generator generator = at::detail::createCPUGenerator(options.seed);
+  try {
+    expected.results = call.run(inputs);
+  } catch (const std::exception& e) {
+    TORCH_CHECK_VALUE(false, "[verify_rule] plain LibTorch does not take the arguments of ", call.name(), ": ",
+                      e.what());
+  }
+  for (const at::Tensor& r : expected.results.tensors) {
+    const bool wants = r.defined() && r.requires_grad();
+    expected.seeds.push_back(wants ? at::randn(r.sizes(), generator, r.options().requires_grad(false)) : at::Tensor());
+  }
+  try {
+    expected.gradients = gradients_of(expected.results.tensors, expected.seeds, inputs);
+  } catch (const std::exception&) {
+    expected.gradients.clear();  // it has none
+  }
+  return expected;
+}
+
+// Decides one operator's calls as a strategy says.
+class Forced final : public CallSites {
+ public:
+  Forced(c10::OperatorName op, std::vector<Placements> inputs) : op_(std::move(op)), inputs_(std::move(inputs)) {}
+  void next() override {}
+  std::shared_ptr<const Decision> decide(const OpCall& call, const std::shared_ptr<const OpRule>& rule,
+                                         const std::function<std::shared_ptr<const Decision>()>& usual) override {
+    if (done_ || call.op.operator_name() != op_) return usual();
+    for (const PricedDecision& way : propagate_all(call, rule, std::numeric_limits<size_t>::max())) {
+      if (computed_placements(*way.decision) != inputs_) continue;
+      done_ = true;
+      return way.decision;
+    }
+    return usual();
+  }
+  bool done() const { return done_; }
+
+ private:
+  const c10::OperatorName op_;
+  const std::vector<Placements> inputs_;
+  bool done_ = false;
+};
+
+class Verifier {
+ public:
+  Verifier(const SampleCall& call, const VerifyRuleOptions& options)
+      : call_(call), options_(options), expected_(expected_of(call, options)) {}
+
+  RuleReport run() {
+    for (const auto& shape : options_.meshes) try_layouts(mesh_of(shape));
+    const OpInfo& info = op_info(call_.op());
+    const auto rule = RuleRegistry::instance().find(call_.op());
+    // What ATen composes of others is not decided by the rule of its name, an out= form by that of the functional one.
+    if (options_.strategies && rule && !info.composite_implicit && !info.has_outs) try_offered(*rule);
+    if (options_.missing) find_missing();
+    return std::move(report_);
+  }
+
+ private:
+  static DeviceMesh mesh_of(const std::vector<int64_t>& shape) {
+    int64_t ranks = 1;
+    for (const int64_t n : shape) ranks *= n;
+    return DeviceMesh(World::local(ranks), shape);
+  }
+
+  void note(Kind kind, const DeviceMesh& mesh, const Layouts& layouts, const std::string& what) {
+    report_.findings.push_back(
+        {kind, absl::StrCat(call_.name(), "(", text_of(layouts), ") on ", mesh.to_string(), ": ", what)});
+  }
+
+  Tensors distributed(const DeviceMesh& mesh, const Layouts& layouts, bool gradients) const {
+    Tensors inputs;
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      inputs.push_back(laid_out(call_.tensors()[i], mesh, layouts[i], options_.seed + i));
+      const at::Tensor& t = inputs.back();
+      if (gradients && (t.is_floating_point() || t.is_complex())) t.requires_grad_();
+    }
+    return inputs;
+  }
+
+  // What is wrong with the results; empty: nothing.
+  std::string wrong_result(const SampleCall::Results& actual) const {
+    const auto& expected = expected_.results;
+    if (actual.tensors.size() != expected.tensors.size())
+      return absl::StrCat(actual.tensors.size(), " tensors come out, not ", expected.tensors.size());
+    for (size_t k = 0; k < expected.tensors.size(); ++k) {
+      const std::string text = difference_of(actual.tensors[k], expected.tensors[k], options_.tolerance);
+      if (!text.empty()) return absl::StrCat("result ", k, " ", text);
+    }
+    for (size_t k = 0; k < expected.numbers.size(); ++k) {
+      const c10::IValue &a = actual.numbers.at(k), &b = expected.numbers[k];
+      const bool same = a.isDouble() && b.isDouble()
+                            ? std::abs(a.toDouble() - b.toDouble()) <= options_.tolerance * (1 + std::abs(b.toDouble()))
+                            : c10::str(a) == c10::str(b);
+      if (!same) return c10::str("gives ", a, ", should give ", b);
+    }
+    return "";
+  }
+
+  std::string wrong_gradient(const SampleCall::Results& actual, const Tensors& inputs) const {
+    if (expected_.gradients.empty()) return "";
+    const Tensors gradients = gradients_of(actual.tensors, expected_.seeds, inputs);
+    for (size_t k = 0; k < gradients.size(); ++k) {
+      const at::Tensor &a = gradients[k], &b = expected_.gradients[k];
+      if (a.defined() != b.defined()) continue;  // none, or zeros
+      const std::string text = difference_of(a, b, options_.tolerance);
+      if (!text.empty()) return absl::StrCat("gradient ", k, " ", text);
+    }
+    return "";
+  }
+
+  // Runs the call in `layouts`. False: it was refused, or something is wrong, which is noted.
+  bool try_one(const DeviceMesh& mesh, const Layouts& layouts, Kind wrong) {
+    try {
+      const Tensors inputs = distributed(mesh, layouts, !expected_.gradients.empty());
+      const auto actual = call_.run(inputs);
+      std::string text = wrong_result(actual);
+      if (text.empty()) text = wrong_gradient(actual, inputs);
+      if (text.empty()) return true;
+      note(wrong, mesh, layouts, text);
+    } catch (const c10::NotImplementedError&) {
+      ++report_.refused;
+    } catch (const WrittenLayoutError&) {
+      ++report_.refused;
+    } catch (const c10::Error& e) {
+      note(Kind::kError, mesh, layouts, absl::StrCat("throws: ", e.what_without_backtrace()));
+    } catch (const std::exception& e) {
+      note(Kind::kError, mesh, layouts, absl::StrCat("throws: ", e.what()));
+    }
+    return false;
+  }
+
+  void try_layouts(const DeviceMesh& mesh) {
+    for (const Layouts& layouts :
+         layouts_of(call_.tensors(), mesh.ndim(), options_.most_layouts, options_.seed, /*all_partials=*/true)) {
+      ++report_.layouts;
+      try_one(mesh, layouts, Kind::kWrongValue);
+    }
+  }
+
+  OpCall op_call(const Tensors& inputs) const {
+    std::vector<SpecPtr> specs;
+    for (const at::Tensor& t : inputs) specs.push_back(spec_of(t));
+    return OpCall::make(call_.name(), specs, call_.arguments(inputs));
+  }
+
+  // Each strategy for a mesh dim of 2, on inputs that lie as it wants them.
+  void try_offered(const OpRule& rule) {
+    if (call_.tensors().empty()) return;
+    const DeviceMesh mesh = mesh_of({2});
+    const Tensors whole = distributed(mesh, Layouts(call_.tensors().size(), Placements{Replicate()}), false);
+    std::vector<std::vector<Placements>> offered;
+    try {
+      const OpCall call = op_call(whole);
+      if (rule.whole) {
+        for (const Strategy& s : rule.whole(call)) offered.push_back(s.inputs);
+      } else {
+        for (const DimStrategy& s : rule.per_dim(call, 0)) {
+          auto& inputs = offered.emplace_back();
+          for (const Placement& p : s.inputs) inputs.push_back({p});
+        }
+      }
+    } catch (const c10::Error&) {
+      return;  // of what handlers bring to another form first
+    }
+    for (const auto& inputs : offered) {
+      if (inputs.size() != call_.tensors().size()) return;
+      bool can_be = true;
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        const auto options = placements_of(call_.tensors()[i], true);
+        can_be =
+            can_be && inputs[i].size() == 1 && std::find(options.begin(), options.end(), inputs[i][0]) != options.end();
+      }
+      if (!can_be) continue;
+      Forced forced(call_.op().operator_name(), inputs);
+      const DispatchScopeGuard deciding([&](DispatchScope& s) { s.call_sites = &forced; });
+      try_one(mesh, inputs, Kind::kWrongStrategy);
+      report_.strategies += forced.done() ? 1 : 0;
+    }
+  }
+
+  void find_missing() {
+    if (call_.tensors().empty() || call_.writes()) return;
+    const DeviceMesh two = mesh_of({2}), three = mesh_of({3});
+    for (const Layouts& layouts :
+         layouts_of(call_.tensors(), 1, options_.most_layouts, options_.seed, /*all_partials=*/false)) {
+      const auto is_cut = [](const Placements& p) { return p[0].is_shard(); };
+      const auto is_partial = [](const Placements& p) { return p[0].is_partial(); };
+      if (std::none_of(layouts.begin(), layouts.end(), is_cut) ||
+          std::any_of(layouts.begin(), layouts.end(), is_partial))
+        continue;
+      // Twice, with other values and another number of ranks: chance does not repeat.
+      const auto free = [&](const DeviceMesh& mesh, double factor) {
+        return free_layout(call_, mesh, layouts, factor, options_.tolerance);
+      };
+      const auto found = free(three, 1);
+      if (!found || free(two, 1) != found || free(three, 0.75) != found) continue;
+      CommDebugMode comm;
+      try {
+        const Tensors inputs = distributed(three, layouts, false);
+        comm.reset();
+        call_.run(inputs);
+      } catch (const std::exception&) {
+        continue;  // noted where layouts are tried
+      }
+      if (comm.total() == 0) continue;
+      note(Kind::kMissingStrategy, three, layouts,
+           absl::StrCat("gives ", to_string(*found), " without communication; the engine: ", comm.total(),
+                        " collectives, ", comm.bytes(), " bytes"));
+    }
+  }
+
+  const SampleCall& call_;
+  const VerifyRuleOptions& options_;
+  const Expected expected_;
+  RuleReport report_;
+};
+
+}  // namespace
+
+RuleReport verify_rule(const OpSample& sample, const VerifyRuleOptions& options) {
+  const SampleCall call(sample.op, sample.args);
+  const OpInfo& info = op_info(call.op());
+  TORCH_CHECK_VALUE(info.handler != nullptr || info.composite_implicit || RuleRegistry::instance().find(call.op()),
+                    "[verify_rule] ", missing_rule_text(call.op()));
+  return Verifier(call, options).run();
+}
+
+bool RuleReport::is_right() const {
+  return std::all_of(findings.begin(), findings.end(),
+                     [](const RuleFinding& f) { return f.kind == RuleFinding::Kind::kMissingStrategy; });
+}
+
+const char* to_string(RuleFinding::Kind kind) {
+  switch (kind) {
+    case RuleFinding::Kind::kError:
+      return "error";
+    case RuleFinding::Kind::kWrongValue:
+      return "wrong value";
+    case RuleFinding::Kind::kWrongStrategy:
+      return "wrong strategy";
+    case RuleFinding::Kind::kMissingStrategy:
+      return "missing strategy";
+  }
+  return "";
+}
+
+std::string RuleReport::to_string() const {
+  std::string text = absl::StrCat(is_right() ? "right" : "WRONG", " in ", layouts, " layouts (", refused,
+                                  " refused) and ", strategies, " strategies\n");
+  for (const RuleFinding& f : findings) absl::StrAppend(&text, "  ", dtensor::to_string(f.kind), ": ", f.text, "\n");
+  return text;
+}
+
+std::ostream& operator<<(std::ostream& os, const RuleReport& report) { return os << report.to_string(); }
+
+}  // namespace dtensor

@@ -1,0 +1,260 @@
+// Verifies the rules of ATen's operators on samples made at random (dtensor/verify_rule.h).
+//
+//   ./bazelw run //tools:verify_rules                    # a few samples of every operator, in a sample of layouts
+//   ./bazelw run //tools:verify_rules -- --full
+//   ./bazelw run //tools:verify_rules -- --op aten::mm
+//   ./bazelw run //tools:verify_rules -- --list          # which operators there are, and which have no sample
+//
+// Exit code 1: something is wrong. Missing strategies are printed, and are no failure.
+#include <ATen/Parallel.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
+#include "dtensor/verify_rule.h"
+#include "tests/fuzz/catalog.h"
+#include "tests/fuzz/execution.h"
+#include "tests/fuzz/generate.h"
+#include "tests/fuzz/refusals.h"
+#include "tools/flags.h"
+
+ABSL_FLAG(std::string, op, "", "the operators whose names begin so, \"aten::mm\"");
+ABSL_FLAG(bool, full, false, "more samples and all layouts, in hours");
+ABSL_FLAG(bool, list, false, "print the operators and how many samples there are of each, and verify nothing");
+ABSL_FLAG(int64_t, samples, 2, "of every operator");
+ABSL_FLAG(int64_t, layouts, 24, "of a sample on every mesh, at most");
+ABSL_FLAG(int64_t, seed, 1, "of samples and layouts");
+ABSL_FLAG(int64_t, every, 1, "only each so many-th operator");
+ABSL_FLAG(std::string, known, "", "a file of findings that are known, a line each: operator, kind, and why");
+
+namespace {
+
+using namespace dtensor;
+
+c10::IValue value_of(const fuzz::Argument& argument, const std::map<int, at::Tensor>& tensors,
+                     const c10::TypePtr& type) {
+  const auto tensor = [&](int id) { return id < 0 ? at::Tensor() : tensors.at(id); };
+  struct Visitor {
+    const decltype(tensor)& get;
+    const c10::TypePtr& type;
+    c10::IValue operator()(std::monostate) const { return {}; }
+    c10::IValue operator()(bool x) const { return x; }
+    c10::IValue operator()(int64_t x) const { return x; }
+    c10::IValue operator()(double x) const { return x; }
+    c10::IValue operator()(const std::string& x) const { return x; }
+    c10::IValue operator()(const std::vector<int64_t>& x) const { return x; }
+    c10::IValue operator()(const std::vector<double>& x) const { return x; }
+    c10::IValue operator()(const std::vector<bool>& x) const {
+      c10::List<bool> list;
+      for (const bool b : x) list.push_back(b);
+      return list;
+    }
+    c10::IValue operator()(c10::ScalarType x) const { return static_cast<int64_t>(x); }
+    c10::IValue operator()(c10::MemoryFormat x) const { return static_cast<int64_t>(x); }
+    c10::IValue operator()(const fuzz::TensorRef& x) const { return x.id < 0 ? c10::IValue() : get(x.id); }
+    c10::IValue operator()(const fuzz::TensorRefs& x) const {
+      if (type->str().find("Optional") != std::string::npos || type->str().find('?') != std::string::npos) {
+        c10::List<std::optional<at::Tensor>> list;
+        for (const int id : x.ids) list.push_back(id < 0 ? std::nullopt : std::optional(get(id)));
+        return list;
+      }
+      c10::List<at::Tensor> list;
+      for (const int id : x.ids) list.push_back(get(id));
+      return list;
+    }
+  };
+  return std::visit(Visitor{tensor, type}, argument);
+}
+
+// Calls that plain LibTorch takes, with a dim at least and elements.
+std::vector<OpSample> samples_of(const fuzz::Operator& op, int64_t count, uint64_t seed) {
+  std::vector<OpSample> samples;
+  std::set<std::string> seen;
+  fuzz::GenerateOptions options;
+  options.most_steps = 1;
+  options.only = [&](const fuzz::Operator& other) { return other.name == op.name; };
+  for (uint64_t k = 0; k < 24 && static_cast<int64_t>(samples.size()) < count; ++k) {
+    const fuzz::Program program = fuzz::generate(seed, k, options);
+    const fuzz::Step* step = nullptr;
+    for (const fuzz::Step& s : program.steps) {
+      if (s.op == op.name) step = &s;
+    }
+    if (step == nullptr || program.steps.size() != 1) continue;
+    std::map<int, at::Tensor> tensors;
+    bool is_good = false;
+    std::string shapes;
+    for (const fuzz::Leaf& leaf : program.leaves) {
+      tensors[leaf.id] = fuzz::value_of(leaf);
+      const bool narrow = c10::isReducedFloatingType(leaf.dtype);
+      is_good = (is_good || (tensors[leaf.id].dim() > 0 && tensors[leaf.id].numel() > 1)) && !narrow;
+      shapes += c10::str(leaf.sizes, leaf.dtype);
+    }
+    if (!is_good || !seen.insert(shapes).second) continue;
+    OpSample sample{op.name, {}};
+    const auto& arguments = op.handle.schema().arguments();
+    for (size_t a = 0; a < step->args.size(); ++a)
+      sample.args.push_back(value_of(step->args[a], tensors, arguments[a].type()));
+    samples.push_back(std::move(sample));
+  }
+  return samples;
+}
+
+std::map<std::string, std::string> read_known(const std::string& path) {
+  std::map<std::string, std::string> known;  // "aten::x wrong value" -> why
+  if (path.empty()) return known;
+  std::ifstream file(path);
+  TORCH_CHECK(file.good(), "cannot read '", path, "'");
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits("; ", 1));
+    TORCH_CHECK(parts.size() == 2, "'", path, "': a line is \"operator kind; why\", not \"", line, "\"");
+    known.emplace(parts[0], parts[1]);
+  }
+  return known;
+}
+
+// What came of one operator's samples, as text between processes: LibTorch's kernels may end theirs where they are
+// given parts that do not fit each other.
+struct Outcome {
+  int64_t samples = 0, layouts = 0, strategies = 0, refused = 0;
+  std::vector<std::pair<RuleFinding::Kind, std::string>> findings;
+
+  void write(std::FILE* file) const {
+    std::fprintf(file, "%lld %lld %lld %lld %zu\n", static_cast<long long>(samples), static_cast<long long>(layouts),
+                 static_cast<long long>(strategies), static_cast<long long>(refused), findings.size());
+    for (const auto& [kind, text] : findings) {
+      std::fprintf(file, "%d %zu\n", static_cast<int>(kind), text.size());
+      std::fwrite(text.data(), 1, text.size(), file);
+    }
+  }
+  static std::optional<Outcome> read(std::FILE* file) {
+    Outcome outcome;
+    long long n[4];
+    size_t count = 0, size = 0;
+    int kind = 0;
+    if (std::fscanf(file, "%lld %lld %lld %lld %zu", &n[0], &n[1], &n[2], &n[3], &count) != 5) return std::nullopt;
+    outcome.samples = n[0], outcome.layouts = n[1], outcome.strategies = n[2], outcome.refused = n[3];
+    for (size_t k = 0; k < count; ++k) {
+      if (std::fscanf(file, "%d %zu", &kind, &size) != 2 || std::fgetc(file) != '\n') return std::nullopt;
+      std::string text(size, ' ');
+      if (std::fread(text.data(), 1, size, file) != size) return std::nullopt;
+      outcome.findings.emplace_back(static_cast<RuleFinding::Kind>(kind), std::move(text));
+    }
+    return outcome;
+  }
+};
+
+Outcome verified(const std::vector<OpSample>& samples, const VerifyRuleOptions& options) {
+  Outcome outcome;
+  for (const OpSample& sample : samples) {
+    RuleReport report;
+    try {
+      report = verify_rule(sample, options);
+    } catch (const c10::Error&) {
+      continue;  // what LibTorch took once it may refuse now: nothing to compare with
+    }
+    ++outcome.samples;
+    outcome.layouts += report.layouts, outcome.strategies += report.strategies, outcome.refused += report.refused;
+    for (const RuleFinding& f : report.findings) {
+      if (f.kind == RuleFinding::Kind::kError && fuzz::reason_to_refuse(sample.op, f.text) != nullptr) continue;
+      outcome.findings.emplace_back(f.kind, f.text);
+    }
+  }
+  return outcome;
+}
+
+// In a process of its own; nullopt: that ended early.
+std::optional<Outcome> verified_apart(const std::vector<OpSample>& samples, const VerifyRuleOptions& options) {
+  std::FILE* const file = std::tmpfile();
+  TORCH_CHECK(file != nullptr, "cannot make a temporary file");
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  TORCH_CHECK(child >= 0, "cannot start a process");
+  if (child == 0) {
+    verified(samples, options).write(file);
+    std::fflush(file);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  std::rewind(file);
+  std::optional<Outcome> outcome;
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) outcome = Outcome::read(file);
+  std::fclose(file);
+  return outcome;
+}
+
+int run() {
+  at::set_num_threads(1);  // before processes are started
+  const bool full = absl::GetFlag(FLAGS_full);
+  const int64_t count = full ? 12 : absl::GetFlag(FLAGS_samples);
+  VerifyRuleOptions options;
+  options.most_layouts = full ? 4096 : absl::GetFlag(FLAGS_layouts);
+  options.seed = static_cast<uint64_t>(absl::GetFlag(FLAGS_seed));
+  options.tolerance = 1e-6;
+  const auto known = read_known(absl::GetFlag(FLAGS_known));
+  std::set<std::string> found;  // as known
+  Outcome all;
+  int64_t operators = 0, without = 0, number = 0;
+  int wrong = 0;
+  const auto note = [&](const std::string& op, const std::string& kind, const std::string& text) {
+    const std::string key = op + " " + kind;
+    if (!found.insert(key).second) return;
+    const bool is_known = known.count(key) > 0, is_missing = kind == to_string(RuleFinding::Kind::kMissingStrategy);
+    std::printf("%s%s\n  %s\n", key.c_str(), is_known ? " (known)" : "", text.c_str());
+    wrong += is_known || is_missing ? 0 : 1;
+  };
+  for (const fuzz::Operator& op : fuzz::catalog()) {
+    if (op.support != fuzz::Operator::Support::kRule || !absl::StartsWith(op.name, absl::GetFlag(FLAGS_op))) continue;
+    if (number++ % absl::GetFlag(FLAGS_every) != 0) continue;
+    ++operators;
+    const auto samples = samples_of(op, count, options.seed);
+    without += samples.empty() ? 1 : 0;
+    if (absl::GetFlag(FLAGS_list)) std::printf("%-50s %zu samples\n", op.name.c_str(), samples.size());
+    if (absl::GetFlag(FLAGS_list) || samples.empty()) continue;
+    auto outcome = verified_apart(samples, options);
+    if (!outcome) {
+      VerifyRuleOptions careful = options;
+      careful.missing = false;
+      outcome = verified_apart(samples, careful);
+    }
+    if (!outcome) {
+      note(op.name, "crash", "the process ended");
+      continue;
+    }
+    all.samples += outcome->samples, all.layouts += outcome->layouts;
+    all.strategies += outcome->strategies, all.refused += outcome->refused;
+    for (const auto& [kind, text] : outcome->findings) note(op.name, to_string(kind), text);
+    if (operators % 50 == 0) std::fprintf(stderr, "%lld operators\n", static_cast<long long>(operators));
+  }
+  std::printf(
+      "%lld operators, %lld of them without a sample; %lld samples in %lld layouts (%lld refused), %lld strategies\n",
+      static_cast<long long>(operators), static_cast<long long>(without), static_cast<long long>(all.samples),
+      static_cast<long long>(all.layouts), static_cast<long long>(all.refused), static_cast<long long>(all.strategies));
+  const bool is_part = !absl::GetFlag(FLAGS_op).empty() || absl::GetFlag(FLAGS_list) || absl::GetFlag(FLAGS_every) > 1;
+  for (const auto& [key, why] : known) {
+    if (found.count(key) > 0 || is_part) continue;
+    std::printf("%s does not occur any more: take its line away (%s)\n", key.c_str(), why.c_str());
+    ++wrong;
+  }
+  return wrong > 0 ? 1 : 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return dtensor::tools::run_program("verify_rules", "Verifies the sharding rules of operators by brute force.", argc,
+                                     argv, run);
+}
