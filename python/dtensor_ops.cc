@@ -9,6 +9,7 @@
 
 #include <array>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -18,7 +19,10 @@
 #include "comm/comm_event.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
+#include "dtensor/meta_device.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
+#include "mesh/world.h"
 #include "placement/parse_placements.h"
 #include "python/mesh_handles.h"
 
@@ -43,6 +47,52 @@ int64_t init_local_mesh(at::IntArrayRef shape, std::vector<std::string> dim_name
   const World world = World::local(ranks, device.value_or(at::Device(at::kCPU)));
   return add_mesh(DeviceMesh(world, shape.vec(), std::move(dim_names)));
 }
+
+// The world that a launcher started this process in; the same one for all meshes.
+int64_t init_process_mesh(at::IntArrayRef shape, std::vector<std::string> dim_names) {
+  static const World& world = *new World(World::from_env());
+  return add_mesh(DeviceMesh(world, shape.vec(), std::move(dim_names)));
+}
+
+int64_t meta_mesh(int64_t mesh) { return handle_of(mesh_of(mesh, "meta_mesh").meta()); }
+
+int64_t mesh_of_op(const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(is_dtensor(tensor), "[mesh_of] the tensor is not distributed");
+  return handle_of(spec_of(tensor)->mesh());
+}
+
+std::vector<int64_t> mesh_shape(int64_t mesh) { return mesh_of(mesh, "mesh_shape").shape(); }
+std::vector<std::string> mesh_dim_names(int64_t mesh) { return mesh_of(mesh, "mesh_dim_names").names(); }
+
+// The scopes that Python is in on a thread, the innermost last. Guards end in the opposite order.
+struct OpenScope {
+  std::string kind;
+  std::shared_ptr<void> guard;
+};
+std::vector<OpenScope>& open_scopes() {
+  static thread_local std::vector<OpenScope> scopes;
+  return scopes;
+}
+
+void enter_mesh_scope(int64_t mesh) {
+  open_scopes().push_back({"mesh_scope", std::make_shared<MeshScope>(mesh_of(mesh, "mesh_scope"))});
+}
+void enter_implicit_replication() {
+  open_scopes().push_back({"implicit_replication", std::make_shared<ImplicitReplication>()});
+}
+void enter_replicate_unsupported() {
+  open_scopes().push_back({"replicate_unsupported", std::make_shared<ReplicateUnsupported>()});
+}
+void leave_scope(const std::string& kind) {
+  auto& scopes = open_scopes();
+  TORCH_CHECK_VALUE(!scopes.empty() && scopes.back().kind == kind,
+                    "[leave_scope] the innermost scope of this thread is ",
+                    scopes.empty() ? "none" : scopes.back().kind, ", not ", kind,
+                    ": scopes end where they began, in the opposite order");
+  scopes.pop_back();
+}
+
+at::Tensor to_empty_op(const at::Tensor& tensor) { return to_empty(tensor); }
 
 at::Tensor distribute(const at::Tensor& tensor, int64_t mesh, std::string_view placements) {
   return distribute_tensor(tensor, mesh_of(mesh, "distribute"), parse(placements, "distribute"));
@@ -107,6 +157,20 @@ TORCH_LIBRARY(dtensor, m) {
   // A mesh over as many new ranks, all in this process, on one device (the CPU by default). Tensors on meshes of two
   // calls do not mix.
   m.def("init_local_mesh(int[] shape, str[] dim_names, *, Device? device=None) -> int", &init_local_mesh);
+  // A mesh of the processes that a launcher started (torchrun, mpirun, Slurm): one rank each.
+  m.def("init_process_mesh(int[] shape, str[] dim_names) -> int", &init_process_mesh);
+  // The same mesh for tensors without data (dtensor/meta_device.h).
+  m.def("meta_mesh(int mesh) -> int", &meta_mesh);
+  m.def("num_meshes() -> int", &num_meshes);  // their handles are 1 to that
+  m.def("mesh_of(Tensor tensor) -> int", &mesh_of_op);
+  m.def("mesh_shape(int mesh) -> int[]", &mesh_shape);
+  m.def("mesh_dim_names(int mesh) -> str[]", &mesh_dim_names);
+  // Of this thread; dtensor_torch.py has them as context managers.
+  m.def("enter_mesh_scope(int mesh) -> ()", &enter_mesh_scope);
+  m.def("enter_implicit_replication() -> ()", &enter_implicit_replication);
+  m.def("enter_replicate_unsupported() -> ()", &enter_replicate_unsupported);
+  m.def("leave_scope(str kind) -> ()", &leave_scope);
+  m.def("to_empty(Tensor tensor) -> Tensor", &to_empty_op);
   m.def("distribute(Tensor tensor, int mesh, str placements) -> Tensor", &dtensor::distribute);
   m.def("full_tensor(Tensor tensor) -> Tensor", &full_tensor_op);
   m.def("redistribute(Tensor tensor, str placements, *, int? max_bytes=None) -> Tensor", &redistribute_op);

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -26,6 +27,20 @@ int64_t add_mesh(DeviceMesh mesh) {
   std::lock_guard<std::mutex> lock(table().mutex);
   table().meshes.push_back(std::move(mesh));
   return static_cast<int64_t>(table().meshes.size());
+}
+
+int64_t num_meshes() {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  return static_cast<int64_t>(table().meshes.size());
+}
+
+int64_t handle_of(const DeviceMesh& mesh) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  auto& meshes = table().meshes;
+  const auto at = std::find(meshes.begin(), meshes.end(), mesh);
+  if (at != meshes.end()) return at - meshes.begin() + 1;
+  meshes.push_back(mesh);
+  return static_cast<int64_t>(meshes.size());
 }
 
 DeviceMesh mesh_of(int64_t handle, std::string_view caller) {

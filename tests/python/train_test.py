@@ -1,6 +1,7 @@
 """The Python door: torch.nn models on a mesh through torch.ops.dtensor, against the same run on plain tensors."""
 
 import copy
+import io
 import json
 import os
 import sys
@@ -14,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-torch.ops.load_library(os.environ["DTENSOR_LIBRARY"])
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
+import dtensor_torch
+
 dt = torch.ops.dtensor
 
 
@@ -408,16 +411,13 @@ class ErrorTest(unittest.TestCase):
             self.d + other
 
     def test_storage(self):
-        for call in (self.d.untyped_storage, self.d.data_ptr, self.d.tolist, lambda: repr(self.d)):
+        for call in (self.d.untyped_storage, self.d.data_ptr, self.d.tolist):
             with self.assertRaisesRegex(RuntimeError, "in the local tensors of its ranks: use dtensor::full_tensor"):
                 call()
 
 
 class PrintTest(unittest.TestCase):
     def test_repr(self):
-        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
-        import dtensor_torch  # noqa: F401
-
         mesh = dt.init_local_mesh([4], ["tp"])
         d = dt.distribute(torch.ones(8, 4), mesh, "S(0)")
         dt.comm_counts_reset()
@@ -429,6 +429,143 @@ class PrintTest(unittest.TestCase):
         self.assertIn("grad_fn=<MulBackward0>", repr(nn.Parameter(d) * 2))
         self.assertEqual(repr(torch.ones(2)), "tensor([1., 1.])")
         self.assertEqual(counts(), {})
+
+
+class HelperTest(unittest.TestCase):
+    """What dtensor_torch.py adds."""
+
+    def setUp(self):
+        self.mesh = dt.init_local_mesh([2, 2], ["dp", "tp"])
+        self.x = torch.arange(35, dtype=torch.double).reshape(7, 5)
+        self.d = dt.distribute(self.x, self.mesh, "S(0)S(1)")
+
+    def test_mesh_scope(self):
+        with dtensor_torch.mesh_scope(self.mesh):
+            made = torch.arange(5)
+            y = self.d * torch.ones(5, dtype=torch.double)
+            with self.assertRaises(ZeroDivisionError), dtensor_torch.mesh_scope(dt.init_local_mesh([2], ["tp"])):
+                1 / 0
+            self.assertEqual(dt.mesh_of(torch.zeros(3)), self.mesh)
+        self.assertEqual(dt.placements(made), "RR")
+        self.assertTrue(torch.equal(dt.full_tensor(y), self.x))
+        self.assertFalse(dt.is_dtensor(torch.arange(5)))
+        with self.assertRaisesRegex(ValueError, "does not exist"), dtensor_torch.mesh_scope(0):
+            pass
+        with self.assertRaisesRegex(ValueError, "innermost scope of this thread is none"):
+            dt.leave_scope("mesh_scope")
+
+    def test_scopes_of_threads(self):
+        seen = []
+        with dtensor_torch.mesh_scope(self.mesh):
+            thread = threading.Thread(target=lambda: seen.append(dt.is_dtensor(torch.zeros(2))))
+            thread.start()
+            thread.join()
+        self.assertEqual(seen, [False])
+
+    def test_implicit_replication(self):
+        plain = torch.ones(5, dtype=torch.double)
+        with self.assertRaisesRegex(RuntimeError, "is a plain tensor"):
+            self.d + plain
+        with dtensor_torch.implicit_replication():
+            y = self.d + plain
+            with self.assertRaisesRegex(ValueError, "not mesh_scope"):
+                dt.leave_scope("mesh_scope")
+        self.assertTrue(torch.equal(dt.full_tensor(y), self.x + 1))
+        with self.assertRaises(RuntimeError):
+            self.d + plain
+
+    def test_replicate_unsupported(self):
+        with self.assertRaises(NotImplementedError):
+            torch.hash_tensor(self.d)
+        with dtensor_torch.replicate_unsupported():
+            self.assertEqual(dt.full_tensor(torch.hash_tensor(self.d)).item(), torch.hash_tensor(self.x).item())
+
+    def test_deepcopy(self):
+        p = nn.Parameter(self.d)
+        p.grad = self.d * 2
+        for copied in (copy.deepcopy(p), copy.deepcopy({"p": [p]})["p"][0]):
+            self.assertIsNot(copied, p)
+            self.assertIsInstance(copied, nn.Parameter)
+            self.assertTrue(copied.requires_grad)
+            self.assertEqual(dt.placements(copied), "S(0)S(1)")
+            with torch.no_grad():
+                copied.add_(1)
+            self.assertTrue(torch.equal(dt.full_tensor(copied), self.x + 1))
+        self.assertTrue(torch.equal(dt.full_tensor(p), self.x))
+        grad = copy.deepcopy(self.d.detach().requires_grad_())
+        self.assertTrue(grad.requires_grad)
+        twice = [self.d, self.d]
+        again = copy.deepcopy(twice)
+        self.assertIs(again[0], again[1])
+        with self.assertRaisesRegex(RuntimeError, "detach"):
+            copy.deepcopy(p * 2)
+        model = shard_in_place(LanguageModel().double(), self.mesh, TENSOR_PARALLEL)
+        for p, q in zip(model.parameters(), copy.deepcopy(model).parameters()):
+            self.assertTrue(torch.equal(dt.full_tensor(p), dt.full_tensor(q)))
+            self.assertEqual(dt.placements(p), dt.placements(q))
+
+    def test_save_and_load(self):
+        model = shard_in_place(LanguageModel().double(), self.mesh, TENSOR_PARALLEL)
+        contents = {
+            "model": model.state_dict(),
+            "number": dt.distribute(torch.tensor(3.5), self.mesh, "RR"),
+            "addends": dt.from_local([torch.ones(3)] * 4, self.mesh, "RP(sum)", [3]),
+            "wants_grad": self.d.detach().requires_grad_(),
+            "parameter": nn.Parameter(self.d),
+            "plain": self.x,
+        }
+        for load in ({}, {"weights_only": False}):
+            file = io.BytesIO()
+            torch.save(contents, file)
+            file.seek(0)
+            loaded = torch.load(file, **load)
+            self.assertTrue(torch.equal(loaded["plain"], self.x))
+            self.assertEqual(loaded["number"].item(), 3.5)
+            self.assertEqual(dt.placements(loaded["addends"]), "RP(sum)")
+            self.assertEqual(dt.full_tensor(loaded["addends"]).tolist(), [2, 2, 2])
+            self.assertTrue(loaded["wants_grad"].requires_grad)
+            self.assertIsInstance(loaded["parameter"], nn.Parameter)
+            fresh = shard_in_place(LanguageModel().double(), self.mesh, TENSOR_PARALLEL)
+            fresh.load_state_dict(loaded["model"])
+            for p, q in zip(model.parameters(), fresh.parameters()):
+                self.assertTrue(torch.equal(dt.full_tensor(p), dt.full_tensor(q)))
+        file.seek(0)
+        other = dt.init_local_mesh([2, 2], ["dp", "tp"])
+        with dtensor_torch.load_on(other):
+            self.assertEqual(dt.mesh_of(torch.load(file)["number"]), other)
+        file.seek(0)
+        with self.assertRaisesRegex(ValueError, r"saved from a mesh of shape \[2, 2\]"):
+            with dtensor_torch.load_on(dt.init_local_mesh([4], ["tp"])):
+                torch.load(file)
+
+    def test_meta(self):
+        meta = dt.meta_mesh(self.mesh)
+        d = dt.distribute(torch.empty(6, 4, device="meta"), self.mesh, "S(0)R")
+        self.assertTrue(d.is_meta)
+        self.assertEqual(dt.mesh_of(d), meta)
+        self.assertEqual(repr(d), "dtensor(float32[6, 4], S(0)R, device='meta')")
+        self.assertEqual((d @ d.T).shape, (6, 6))
+        with dtensor_torch.mesh_scope(meta):
+            model = LanguageModel()
+        for name, p in list(model.named_parameters()):
+            self.assertTrue(p.is_meta)
+            p.data = dt.redistribute(p.data, TENSOR_PARALLEL.get(".".join(name.split(".")[-2:]), "RR"))
+            p.data = dt.to_empty(p.data)
+            self.assertFalse(p.is_meta)
+            self.assertEqual(dt.mesh_of(p), self.mesh)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(0.01)
+        ids = dt.distribute(torch.randint(VOCAB, (BATCH, LENGTH)), self.mesh, "S(0)R")
+        self.assertTrue(dt.full_tensor(model(ids)).isfinite().all())
+        with self.assertRaisesRegex(RuntimeError, "no data to save"):
+            torch.save(d, io.BytesIO())
+
+    def test_process_mesh(self):
+        mesh = dt.init_process_mesh([1], ["tp"])  # nobody started others
+        self.assertEqual(list(dt.mesh_shape(mesh)), [1])
+        d = dt.distribute(self.x, mesh, "S(0)")
+        self.assertTrue(torch.equal(dt.full_tensor(d + dt.distribute(self.x, dt.init_process_mesh([1], ["tp"]), "S(0)")), 2 * self.x))
 
 
 if __name__ == "__main__":
