@@ -15,6 +15,9 @@
 #include <string_view>
 #include <utility>
 
+#include "comm/scope.h"
+#include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/core_dims.h"
 #include "ops/meta_tensor.h"
@@ -73,10 +76,25 @@ struct LayerResult {
   State last;
 };
 
+// The state as the batch of the input is split: of zeros, or whatever all ranks know, each takes its part. Else the
+// first step would compute the whole batch on every rank. `dim`: of the input's batch; that of the state is dim 0.
+State with_batch_of(const at::Tensor& input, int64_t dim, const State& state) {
+  return state.map([&](const at::Tensor& t) {
+    const bool can_move = is_dtensor(input) && is_dtensor(t) && !t.requires_grad();
+    if (!can_move || spec_of(input)->mesh() != spec_of(t)->mesh()) return t;
+    Placements to = spec_of(t)->placements();
+    for (size_t m = 0; m < to.size(); ++m) {
+      if (to[m].is_replicate() && spec_of(input)->placements()[m] == Shard(dim)) to[m] = Shard(0);
+    }
+    return redistribute_below_autograd(t, to, {"recurrent", "hx", current_scope().module_path, /*implicit=*/true});
+  });
+}
+
 // `input`: [length, batch, features].
 LayerResult run_padded(Cell cell, const Weights& w, const at::Tensor& input, State state, bool reverse) {
   Tensors inputs = at::linear(input, w.input, w.input_bias).unbind(0), outputs;
   if (reverse) std::reverse(inputs.begin(), inputs.end());
+  state = with_batch_of(input, 1, state);
   for (const at::Tensor& x : inputs) {
     state = step(cell, w, x, state);
     outputs.push_back(state.h);

@@ -6,6 +6,7 @@
 #include <ATen/ops/rnn_relu.h>
 #include <ATen/ops/rnn_tanh.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <functional>
@@ -129,6 +130,29 @@ TEST_CASE("recurrent networks keep the batch", "[ops][recurrent]") {
   });
   // Plain ATen has a fused layer for these (mkldnn_rnn_layer).
   check("lstm of floats", shapes(2, 4), 2, lstm(1, true), 1, 1e-4, at::kFloat);
+}
+
+// A state of zeros that all ranks know is no reason to compute the first step of the whole batch on each.
+TEST_CASE("every rank computes its own part of the batch, from the first step on", "[ops][recurrent]") {
+  const DeviceMesh mesh(World::local(4), {4});
+  const auto whole = [&](const at::Tensor& t) { return distribute_tensor(t, mesh); };
+  const at::Tensor x = at::rand({3, 8, 5}, at::kDouble), h = at::zeros({2, 8, 6}, at::kDouble);
+  Tensors params;
+  for (const int64_t inputs : {5, 6}) {
+    params.push_back(at::rand({24, inputs}, at::kDouble) - 0.5);
+    params.push_back(at::rand({24, 6}, at::kDouble) - 0.5);
+  }
+  Tensors on_mesh;
+  for (const at::Tensor& p : params) on_mesh.push_back(whole(p));
+  const at::Tensor split = distribute_tensor(x, mesh, {Shard(1)});
+  const Tensors state = {whole(h), whole(h)};
+  CommDebugMode comm;
+  const auto [y, hy, cy] = at::lstm(split, state, on_mesh, false, 2, 0, false, false, false);
+  CHECK(comm.total() == 0);
+  CHECK(comm.work_share() == Approx(1));
+  CHECK(to_string(DTensor(y).placements()) == "S(1)");
+  const auto expected = std::get<0>(at::lstm(x, {h, h}, params, false, 2, 0, false, false, false));
+  CHECK(difference(y, expected) == std::nullopt);
 }
 
 TEST_CASE("both directions, and a projection", "[ops][recurrent]") {

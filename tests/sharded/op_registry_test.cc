@@ -62,6 +62,15 @@ TEST_CASE(
     CHECK(spec_op(st.sharding_spec(), "clone") != nullptr);
   }
   CHECK(sharded::equal(at::clone(st), st));
+  const at::Tensor ids = at::arange(3);
+  CHECK(at::embedding(st, ids).sizes() == c10::IntArrayRef({3, 10}));  // built in
+  {
+    ScopedOp of_spec(SpecClass(typeid(ChunkShardingSpec)), "embedding", gives(1));
+    CHECK(number(at::embedding(st, ids)) == 1);
+    ScopedOp of_user("embedding", gives(2));
+    CHECK(number(at::embedding(st, ids)) == 2);
+  }
+  CHECK(at::embedding(st, ids).sizes() == c10::IntArrayRef({3, 10}));
 }
 
 TEST_CASE("OP-1: T16: what is registered ends by itself, or on request, and what was before is back") {

@@ -238,6 +238,16 @@ TEST_CASE("SO-4: what a state dict holds, and what it refuses before anything is
   CHECK_THAT(refused("state.other.exp_avg", at::ones({2})), Contains("'state.other.exp_avg' is neither"));
   CHECK_THAT(refused("state.bias.exp_avg", at::ones({7})), Contains("has the shape [7], its parameter [6]"));
   CHECK_THAT(refused("state.table.exp_avg", at::ones({13, 6})), Contains("is plain, its parameter is not"));
+  // What is loaded is the optimizer's own from then on.
+  adam.load_state_dict(state);
+  const at::Tensor loaded = adam.state_dict().at("state.bias.exp_avg");
+  state.at("state.bias.exp_avg").fill_(9);
+  for (const int64_t rank : own_ranks()) {
+    const ShardedTensor table(state.at("state.table.exp_avg"));
+    for (const Shard& shard : table.local_shards(rank)) shard.tensor.detach().fill_(9);
+  }
+  CHECK(at::equal(adam.state_dict().at("state.bias.exp_avg"), loaded));
+  CHECK(shards_are(ShardedTensor(adam.state_dict().at("state.table.exp_avg")), p.whole.grad() * 0.1));
   // What is not said is forgotten.
   adam.load_state_dict({{"param_groups.0.lr", at::scalar_tensor(0.125)}});
   CHECK(adam.state().empty());

@@ -3,6 +3,8 @@
 #include <torch/enum.h>
 #include <torch/nn/init.h>
 
+#include <cmath>
+
 #include "sharded/sharded_tensor_state.h"
 #include "tests/sharded/test_world.h"
 #include "tests/testing/catch_torch.h"
@@ -40,6 +42,14 @@ TEST_CASE("OP-5 equal and allclose, the same answer on every rank") {
   CHECK_FALSE(sharded::equal(a, differs));
   CHECK_FALSE(sharded::allclose(a, differs));
   CHECK(sharded::allclose(a, differs, 0, 1e-2));
+  CHECK_FALSE(sharded::allclose(a, differs, 0, 1e-4));
+  const ShardedTensor large = full(chunks(0), {10, 10}, 100., test_world()), near = clone(large);
+  if (owns(1)) near.local_shards(1)[0].tensor.add_(1);
+  CHECK(sharded::allclose(large, near, 0.1, 0));
+  CHECK_FALSE(sharded::allclose(large, near, 1e-3, 0));
+  const ShardedTensor nans = full(chunks(0), {10, 10}, std::nan(""), test_world());
+  CHECK_FALSE(sharded::allclose(nans, clone(nans)));
+  CHECK(sharded::allclose(nans, clone(nans), 1e-5, 1e-8, /*equal_nan=*/true));
   CHECK_FALSE(sharded::allclose(some(1), some(2)));
   CHECK(sharded::allclose(some(1), some(2), 0, 1));
   CHECK_FALSE(sharded::equal(ones(chunks(0), {10, 10}, test_world()), ones(chunks(0), {10, 5}, test_world())));
@@ -56,6 +66,25 @@ TEST_CASE("OP-5 equal and allclose, the same answer on every rank") {
   CHECK_ERROR(c10::Error, "All distributed tensors should use the same ProcessGroup", sharded::equal(a, in_other));
   const ProcessGroup inner(test_world(), {1, 2});
   CHECK(sharded::equal(ones(chunks(0, {1, 2}), {4, 4}, inner), ones(chunks(0, {1, 2}), {4, 4}, inner)));
+}
+
+TEST_CASE("a deep copy is a leaf of its own, with its gradient") {
+  const ShardedTensor a = some(1, {.requires_grad = true});
+  for (const int64_t rank : test_world().owned_ranks()) {
+    const at::Tensor shard = a.local_tensor(rank);
+    shard.mutable_grad() = at::full_like(shard.detach(), 3);
+  }
+  const ShardedTensor copy = deepcopy(a);
+  CHECK(copy.requires_grad());
+  for (const int64_t rank : test_world().owned_ranks()) {
+    const at::Tensor shard = copy.local_tensor(rank);
+    CHECK(shard.requires_grad());
+    CHECK(shard.is_leaf());
+    CHECK(at::equal(shard.grad(), a.local_tensor(rank).grad()));
+    CHECK_FALSE(shard.grad().is_alias_of(a.local_tensor(rank).grad()));
+    CHECK_FALSE(shard.is_alias_of(a.local_tensor(rank)));
+  }
+  CHECK_FALSE(deepcopy(some()).local_tensor(test_world().owned_ranks()[0]).requires_grad());
 }
 
 // Each rank's shard gets what a plain tensor of its size would, in the order in which a process has its ranks.
