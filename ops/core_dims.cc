@@ -164,6 +164,7 @@ std::vector<std::vector<int>> terms_of(const CoreDimsOp& op, const OpCall& call)
     std::vector<int>& inputs = terms.emplace_back();
     for (const absl::string_view name : absl::StrSplit(term, ' ', absl::SkipEmpty())) {
       const int input = call.input_index(std::string(name));
+      if (input < 0) return {};  // another overload's argument
       const auto dtype = call.inputs[input] ? call.inputs[input]->dtype() : c10::ScalarType::Undefined;
       if (c10::isIntegralType(dtype, /*includeBool=*/true)) return {};
       inputs.push_back(input);
