@@ -157,8 +157,8 @@ bool same_steps(const at::Tensor& t, const std::vector<int64_t>& strides) {
 }
 
 // Those of the global tensor of which these are parts: its dims lie in memory in the order in which the parts' do, if
-// all parts agree in that; else row-major. Where dims of size 1 leave several orders open, another part may tell.
-// Other processes' parts are out of sight, and all must come to the same: then row-major.
+// all parts agree in that; else row-major. Where dims of size 1 leave several orders open, their strides or another
+// part may tell. Other processes' parts are out of sight, and all must come to the same: then row-major.
 Shape common_strides(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Shape& shape) {
   const Shape row_major = contiguous_strides(c10::IntArrayRef(shape.data(), shape.size()));
   if (locals.size() != mesh.ranks().size()) return row_major;
@@ -167,7 +167,11 @@ Shape common_strides(const std::vector<at::Tensor>& locals, const DeviceMesh& me
       return same_steps(t, dense_in_order_of(global, Shape(t.sizes().begin(), t.sizes().end())));
     });
   };
-  if (fit_all(c10::IntArrayRef(row_major.data(), row_major.size()))) return row_major;
+  const bool as_made = std::all_of(locals.begin(), locals.end(), [](const at::Tensor& t) {
+    const Shape strides = contiguous_strides(t.sizes());
+    return t.strides() == c10::IntArrayRef(strides.data(), strides.size());
+  });
+  if (as_made) return row_major;
   for (const at::Tensor& candidate : locals) {
     const auto global = dense_in_order_of(candidate.strides(), shape);
     if (candidate.numel() > 0 && fit_all(global)) return Shape(global.begin(), global.end());

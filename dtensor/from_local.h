@@ -24,9 +24,6 @@ struct FromLocalOptions {
   // processes' parts are taken to be as large as this one's; so it is needed where they are uneven, and in an abstract
   // world.
   std::optional<std::vector<int64_t>> shape;
-  // Global strides. Unset: as the parts lie, if this process has all of them and they lie alike, as parts of a
-  // transposed tensor do; else row-major. Every process must give the same.
-  std::optional<std::vector<int64_t>> strides = std::nullopt;
   // Compare what all ranks pass, those of other processes by one all_gather of 4 KiB: placements and global shape are
   // the same, dtypes and numbers of dims are equal, every part has the shape that the chunk rule gives it, and replicas
   // are equal bit for bit (nothing is sent to make them so). Then the global shape is that of all parts, also where
@@ -34,6 +31,9 @@ struct FromLocalOptions {
   bool run_check = false;
   // Layout in which the gradient comes back. Unset: the same, with Partial as Replicate.
   std::optional<Placements> grad_placements;
+  // Global strides. Unset: as the parts lie, if this process has all of them and they lie alike, as parts of a
+  // transposed tensor do; else row-major. Every process must give the same.
+  std::optional<std::vector<int64_t>> strides;
 };
 
 // Takes local parts as they are: one per mesh.local_ranks(). Plain in, distributed out; of parts on the device "meta"

@@ -5,6 +5,8 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <tuple>
+#include <vector>
 
 #include "dtensor/redistribute_parts.h"
 #include "sharded/dtensor_bridge.h"
@@ -86,20 +88,24 @@ NamedTensors state_dict(const torch::nn::Module& module) {
 
 void load_state_dict(torch::nn::Module& module, const NamedTensors& values) {
   c10::AutoGradMode no_grad(false);
+  std::vector<std::tuple<std::string, at::Tensor, at::Tensor>> found;  // name, the module's, its value
   for (const auto& [name, target] : state_dict(module)) {
-    const auto value = values.find(name);
-    if (value == values.end()) continue;
-    if (is_sharded(value->second)) {
+    const auto it = values.find(name);
+    if (it == values.end()) continue;
+    const at::Tensor& value = it->second;
+    TORCH_CHECK_VALUE(is_sharded(value) || !is_sharded(target), "[load_state_dict] '", name,
+                      "' is sharded, its value a plain tensor: shard_tensor() it, or use load_checkpoint()");
+    TORCH_CHECK_VALUE(is_sharded(value) || target.sizes() == value.sizes(), "[load_state_dict] '", name,
+                      "' is of sizes ", target.sizes(), ", its value of ", value.sizes());
+    found.emplace_back(name, target, value);
+  }
+  for (const auto& [name, target, value] : found) {
+    if (is_sharded(value)) {
       const auto [owner, leaf] = owner_of(module, name);
-      set_parameter(*owner, leaf, ShardedTensor(value->second));
-      continue;
+      set_parameter(*owner, leaf, ShardedTensor(value));
+    } else {
+      target.copy_(value);
     }
-    TORCH_CHECK_VALUE(!is_sharded(target), "[load_state_dict] '", name,
-                      "' is sharded, its value a plain tensor: "
-                      "shard_tensor() it, or use load_checkpoint()");
-    TORCH_CHECK_VALUE(target.sizes() == value->second.sizes(), "[load_state_dict] '", name, "' is of sizes ",
-                      target.sizes(), ", its value of ", value->second.sizes());
-    target.copy_(value->second);
   }
 }
 

@@ -18,7 +18,8 @@ namespace dtensor::sharded {
 // Parameters and buffers by path: the tensors themselves.
 NamedTensors state_dict(const torch::nn::Module& module);
 // Sharded values take the place of what is registered under their names, whatever it was (set_parameter()); plain ones
-// are copied. What is missing on either side is left alone (strict=False).
+// are copied. What is missing on either side is left alone (strict=False). Errors (c10::ValueError), before anything is
+// loaded: a plain value of other sizes, or for a sharded tensor.
 void load_state_dict(torch::nn::Module& module, const NamedTensors& values);
 
 // What each owned rank of `world` holds, with the place of the rank in world and groups; plain tensors as they are.

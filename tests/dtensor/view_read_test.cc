@@ -102,7 +102,7 @@ TEST_CASE("view reads: strides of local parts change no communication") {
       parts.push_back(strided ? values.t().contiguous().t() : values.clone());
     }
     const Tensor whole = torch::cat({parts[0], parts[1]});
-    const Tensor x = from_local(parts, mesh, {Shard(0)});
+    const Tensor x = from_local(parts, mesh, {Shard(0)}, {.strides = whole.strides().vec()});
     CommDebugMode comm;
     std::vector<int64_t> counts;
     const auto check = [&](const Tensor& t, const Tensor& expected) {

@@ -281,7 +281,7 @@ TEST_CASE("Casts resolve integer sums and keep floating ones", "[pointwise]") {
   const auto x = lay_out(at::rand({5, 3}, at::kDouble), mesh, {Partial()});
   CHECK(meta_of(x.to(at::kFloat)).spec->placements() == Placements{Partial()});
   CHECK_FALSE(meta_of(x.to(at::kLong)).spec->has_partial());
-  CHECK_THROWS_WITH(x.to(c10::DeviceType::CUDA), Catch::Contains("stays on the devices of its mesh"));
+  CHECK_THROWS_WITH(x.to(c10::Device("cuda:0")), Catch::Contains("stays on the devices of its mesh"));
 }
 
 TEST_CASE("Integer Partials are added only to their own kind", "[pointwise]") {

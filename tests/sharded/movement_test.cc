@@ -163,6 +163,10 @@ TEST_CASE("RS-2 resharding to the same spec does nothing") {
   CHECK(st.reshard(chunks(-2)).is_same(st));
   for (size_t i = 0; i < before.size(); ++i) CHECK(st.local_tensor(test_world().owned_ranks()[i]).is_same(before[i]));
   CHECK(comm.count(Collective::kAllToAll) == 0);
+  // A tensor of its own, also where nothing moves.
+  const ShardedTensor other = st.resharded(chunks(0));
+  for (int64_t rank : test_world().owned_ranks()) other.local_shards(rank)[0].tensor.fill_(-1);
+  CHECK(holds(st, counted({13, 21})));
 }
 
 TEST_CASE("trap T13: dims -1 and 1 are the same spec to reshard()") {
@@ -303,6 +307,9 @@ TEST_CASE("MV-3 to another dtype or group") {
     CHECK(half.sharding_spec() == st.sharding_spec());
     CHECK(holds(half, counted({10, 20}, at::kHalf)));
   }
+  const ShardedTensor trained = ones(chunks(0), {10, 20}, test_world(), {.requires_grad = true});
+  CHECK(trained.to({.dtype = at::kDouble}).requires_grad());
+  CHECK_FALSE(trained.to({.dtype = at::kLong}).requires_grad());  // integers have no gradients
   const ProcessGroup other(test_world(), {0, 1, 2, 3}, "other");
   const ShardedTensor in_other = st.to({.device = c10::Device("cpu"), .group = other});
   CHECK(in_other.process_group() == other);

@@ -61,7 +61,13 @@ TEST_CASE("RR-1 a remote shard is read when it is asked for") {
   const ShardedTensor st = with_rrefs(at::zeros({4, 2}), chunks(0), test_world());
   if (owns(3)) st.local_shards(3)[0].tensor.fill_(7);
   check_on_all_ranks(test_world(), "written", [](int64_t) {});
-  if (owns(0)) CHECK(at::equal(st.remote_shards(0).at(3)[0].to_here().tensor, at::full({1, 2}, 7)));
+  if (owns(0)) {
+    const RemoteShard there = st.remote_shards(0).at(3)[0];
+    const at::Tensor here = there.to_here().tensor;
+    CHECK(at::equal(here, at::full({1, 2}, 7)));
+    here.fill_(8);  // a copy
+    CHECK(at::equal(there.to_here().tensor, at::full({1, 2}, 7)));
+  }
   check_on_all_ranks(test_world(), "read", [](int64_t) {});
 }
 

@@ -101,6 +101,18 @@ TEST_CASE("SD-3 modules without sharded tensors") {
   CHECK(other->weight.requires_grad());
 }
 
+TEST_CASE("SD-3 values that do not fit are refused before any is loaded") {
+  torch::nn::Linear fc(3, 2);
+  const at::Tensor bias = fc->bias.detach().clone();
+  CHECK_ERROR(c10::ValueError, "'weight' is of sizes [2, 3], its value of [3]",
+              load_state_dict(*fc, {{"bias", at::ones({2})}, {"weight", at::ones({3})}}));
+  CHECK(at::equal(fc->bias, bias));
+  Outer model(random(chunks(0), test_world()).tensor(), at::zeros({1}));
+  CHECK_ERROR(c10::ValueError, "'sharded_tensor1' is sharded, its value a plain tensor: shard_tensor() it",
+              load_state_dict(model, {{"sharded_tensor1", at::zeros({10, 20})}}));
+  CHECK(is_sharded(model.tensor));
+}
+
 TEST_CASE("SD-4 loading where a rank has another place") {
   const ShardedTensor a = random(chunks(0), test_world());
   const std::vector<std::string> bytes = save_shards({{"a", a.tensor()}}, test_world());

@@ -23,6 +23,7 @@ ROOTS = [
     "dtensor/dtensor.h",
     "checkpoint/hugging_face.h",
     "dtensor/distributed_module.h",
+    "dtensor/verify_rule.h",
     "mesh/memory_meter.h",
     "observe/flight_recorder.h",
     "plan/plan_many.h",
