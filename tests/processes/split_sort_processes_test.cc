@@ -1,0 +1,13 @@
+// Sorting along a split dim between processes: each knows its own part alone.
+#include "tests/testing/split_sort_cases.h"
+#include "tests/processes/job_world.h"
+
+namespace dtensor::testing {
+namespace {
+
+TEST_CASE("a vector sorted between processes is that of one device", "[processes][split_sort]") {
+  check_split_sorts(DeviceMesh(job_world(), {job_world().size()}, {"x"}), {Shard(0)});
+}
+
+}  // namespace
+}  // namespace dtensor::testing
