@@ -35,23 +35,12 @@ void full_out(const c10::OperatorHandle& op, Stack& stack) {
   fill(op, stack, torch::jit::peek(stack, 1, 3).toScalar());
 }
 
-// LibTorch composes random factories of resize_() and a random fill.
-void resize_in_place(const c10::OperatorHandle& op, Stack& stack) {
-  const auto args = torch::jit::last(stack, 3);
-  if (args[2].isNone() && args[0].toTensor().sizes() == c10::IntArrayRef(args[1].toDimVector())) {
-    torch::jit::drop(stack, 2);
-    return;
-  }
-  dispatch_by_rule(op, stack);
-}
-
 }  // namespace
 
 const RuleFamily factory_out_handlers("factory_out", [](RuleRegistry& registry) {
   registry.add_handler("aten::zeros.out", zeros_out);
   registry.add_handler("aten::ones.out", ones_out);
   registry.add_handler("aten::full.out", full_out);
-  registry.add_handler("aten::resize_", resize_in_place);
 });
 
 }  // namespace dtensor

@@ -1,4 +1,5 @@
-// Operators that change a tensor's own metadata, and as_strided, which looks through the tensor at its memory.
+// Operators that change a tensor's own metadata, and those that look through the tensor at its memory: as_strided, and
+// views as another dtype.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/as_strided.h>
@@ -7,13 +8,14 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/AutogradState.h>
 
+#include <algorithm>
+
 #include "comm/scope.h"
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
-#include "dtensor/extend/set_data.h"
 #include "dtensor/extend/view_origin.h"
 #include "dtensor/extend/view_window.h"
 #include "ops/arguments.h"
@@ -172,11 +174,34 @@ void slice_inverse(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(at::as_strided(slice, whole.sizes(), whole.strides(), whole.storage_offset()));
 }
 
-// torch::load() reads into a tensor that is there by this.
-void set_from_tensor(const c10::OperatorHandle& op, Stack& stack) {
-  const at::Tensor self = torch::jit::peek(stack, 0, 2).toTensor(), source = torch::jit::peek(stack, 1, 2).toTensor();
-  if (is_dtensor(self) && !is_dtensor(source)) throw_plain_in_place_of("set_", self, source);
-  dispatch_by_rule(op, stack);
+bool is_cut_along(const at::Tensor& t, int64_t dim) {
+  const auto& placements = spec_of(t)->placements();
+  return std::any_of(placements.begin(), placements.end(),
+                     [&](const Placement& p) { return p.is_sharded() && p.dim() == dim; });
+}
+
+// view.dtype(self, dtype): where the last dim is split, and elements become smaller or larger ones, a dim of those that
+// one large element is made of is what changes.
+void view_dtype(const c10::OperatorHandle& op, Stack& stack) {
+  const Arguments args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  const auto dtype = args["dtype"].toScalarType();
+  const auto from = static_cast<int64_t>(self.element_size()), to = static_cast<int64_t>(c10::elementSize(dtype));
+  if (from == to || self.dim() == 0 || !self.is_contiguous() || !is_cut_along(self, self.dim() - 1) ||
+      self.size(-1) * from % to != 0)
+    return dispatch_by_rule(op, stack);
+  auto sizes = self.sizes().vec();
+  at::Tensor result;
+  if (to < from) {
+    sizes.back() *= from / to;
+    result = self.unsqueeze(-1).view(dtype).view(sizes);
+  } else {
+    sizes.back() = sizes.back() * from / to;
+    sizes.push_back(to / from);
+    result = self.view(sizes).view(dtype).squeeze(-1);
+  }
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.emplace_back(std::move(result));
 }
 
 }  // namespace
@@ -187,7 +212,7 @@ const RuleFamily view_handlers("view_handlers", [](RuleRegistry& registry) {
   registry.add_handler("aten::detach_", return_self);
   registry.add_handler("aten::as_strided", as_strided);
   registry.add_handler("aten::slice_inverse", slice_inverse);
-  registry.add_handler("aten::set_.source_Tensor", set_from_tensor);
+  registry.add_handler("aten::view.dtype", view_dtype);
 });
 
 }  // namespace dtensor

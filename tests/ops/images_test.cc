@@ -231,6 +231,14 @@ TEST_CASE("pixels to channels and back", "[ops][images]") {
   check("pixel_unshuffle", {3, 12, 4, 6}, 2, [](auto& x) { return at::pixel_unshuffle(x, 2); });
   check("uneven pixels", {3, 20, 2, 3}, 1, [](auto& x) { return at::pixel_shuffle(x, 2); });
   check("one pixel", {4, 2, 3}, 0, [](auto& x) { return at::pixel_shuffle(x, 2); });
+  // Space stays where every rank has whole pixels, as many as the others.
+  const auto check_space = [](const char* name, const Shape& shape, auto fn) {
+    OpCase c{name, [fn](auto& t) { return Tensors{fn(t[0])}; }, {shape}};
+    c.silent = [](const std::vector<Placement>& p) { return p[0] == Shard(2) || p[0] == Shard(3); };
+    check_op(c);
+  };
+  check_space("pixel_shuffle of space", {2, 8, 12, 12}, [](auto& x) { return at::pixel_shuffle(x, 2); });
+  check_space("pixel_unshuffle of space", {2, 3, 36, 36}, [](auto& x) { return at::pixel_unshuffle(x, 3); });
   check("channel_shuffle", {3, 6, 2, 3}, 1, [](auto& x) { return at::channel_shuffle(x, 2); });
   check("im2col", {3, 12, 4, 5}, 2, columns);
   check("im2col, uneven channels", {3, 5, 4, 5}, 1, columns);

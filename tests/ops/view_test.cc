@@ -88,7 +88,15 @@ TEST_CASE("view and reshape match ATen in every layout") {
        .fn = one([](auto& x) { return x.view(at::kLong).view(at::kInt); }),
        .shapes = {{4, 3}},
        .grad = {false},
-       .partial_inputs = false},
+       .partial_inputs = false,
+       .silent = [](const std::vector<Placement>& p) { return p[0] == Shard(0) || p[0] == Shard(1); }},
+      {.name = "view as larger elements",
+       .fn = one([](auto& x) { return x.view(at::kLong); }),
+       .shapes = {{2, 48}},
+       .make = [](size_t, const std::vector<int64_t>& s) { return at::rand(s).mul(1e6).to(at::kShort); },
+       .grad = {false},
+       .partial_inputs = false,
+       .silent = [](const std::vector<Placement>& p) { return p[0].is_sharded(); }},
   });
 }
 
