@@ -12,6 +12,7 @@
 #include <functional>
 #include <limits>
 #include <ostream>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/dtensor_handle.h"
@@ -127,6 +128,9 @@ class Verifier {
     // What ATen composes of others is not decided by the rule of its name, an out= form by that of the functional one.
     if (options_.strategies && rule && !info.composite_implicit && !info.has_outs) try_offered(*rule);
     if (options_.missing) find_missing();
+    report_.local.assign(local_.begin(), local_.end());
+    report_.has_gradients = std::any_of(expected_.gradients.begin(), expected_.gradients.end(),
+                                        [](const at::Tensor& t) { return t.defined(); });
     return std::move(report_);
   }
 
@@ -140,6 +144,18 @@ class Verifier {
   void note(Kind kind, const DeviceMesh& mesh, const Layouts& layouts, const std::string& what) {
     report_.findings.push_back(
         {kind, absl::StrCat(call_.name(), "(", text_of(layouts), ") on ", mesh.to_string(), ": ", what)});
+  }
+
+  void note_local(const DeviceMesh& mesh, const Layouts& layouts, const SampleCall::Results& results) {
+    const auto is = [&](bool (Placement::*kind)() const) {
+      return std::any_of(layouts.begin(), layouts.end(), [&](const Placements& p) { return (p[0].*kind)(); });
+    };
+    if (mesh.ndim() != 1 || mesh.size() != 2 || !is(&Placement::is_shard) || is(&Placement::is_partial)) return;
+    Layouts out;
+    for (const at::Tensor& t : results.tensors) {
+      if (t.defined() && is_dtensor(t)) out.push_back(spec_of(t)->placements());
+    }
+    local_.insert(absl::StrCat(text_of(layouts), " -> ", text_of(out)));
   }
 
   Tensors distributed(const DeviceMesh& mesh, const Layouts& layouts, bool gradients) const {
@@ -187,9 +203,12 @@ class Verifier {
   bool try_one(const DeviceMesh& mesh, const Layouts& layouts, Kind wrong) {
     try {
       const Tensors inputs = distributed(mesh, layouts, !expected_.gradients.empty());
+      CommDebugMode comm;
       const auto actual = call_.run(inputs);
+      const bool is_local = comm.total() == 0;
       std::string text = wrong_result(actual);
       if (text.empty()) text = wrong_gradient(actual, inputs);
+      if (text.empty() && is_local && wrong == Kind::kWrongValue) note_local(mesh, layouts, actual);
       if (text.empty()) return true;
       note(wrong, mesh, layouts, text);
     } catch (const c10::NotImplementedError&) {
@@ -288,6 +307,7 @@ class Verifier {
   const VerifyRuleOptions& options_;
   const Expected expected_;
   RuleReport report_;
+  std::set<std::string> local_;  // RuleReport::local
 };
 
 }  // namespace

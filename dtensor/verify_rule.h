@@ -61,6 +61,10 @@ struct RuleReport {
   int64_t layouts = 0;     // that were tried
   int64_t refused = 0;     // of them, by NotImplementedError, or since what is written to cannot change its layout
   int64_t strategies = 0;  // that were tried one by one
+  // Layouts with split inputs on two ranks for which nothing was communicated, and what came out: "S(0), R -> S(0)".
+  // Without a wrong result or gradient; sorted.
+  std::vector<std::string> local;
+  bool has_gradients = false;  // some input has one
 
   bool is_right() const;  // no findings but missing strategies
   std::string to_string() const;

@@ -4,12 +4,14 @@
 //   ./bazelw run //tools:verify_rules -- --full
 //   ./bazelw run //tools:verify_rules -- --op aten::mm
 //   ./bazelw run //tools:verify_rules -- --list          # which operators there are, and which have no sample
+//   ./bazelw run //tools:verify_rules -- --write         # the table of layouts in docs/operator_layouts.md
 //
 // Exit code 1: something is wrong. Missing strategies are printed, and are no failure.
 #include <ATen/Parallel.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -22,6 +24,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "dtensor/verify_rule.h"
 #include "tests/fuzz/catalog.h"
@@ -29,6 +32,7 @@
 #include "tests/fuzz/generate.h"
 #include "tests/fuzz/refusals.h"
 #include "tools/flags.h"
+#include "tools/tables/page_table.h"
 
 ABSL_FLAG(std::string, op, "", "the operators whose names begin so, \"aten::mm\"");
 ABSL_FLAG(bool, full, false, "more samples and all layouts, in hours");
@@ -130,12 +134,20 @@ std::map<std::string, std::string> read_known(const std::string& path) {
 struct Outcome {
   int64_t samples = 0, layouts = 0, strategies = 0, refused = 0;
   std::vector<std::pair<RuleFinding::Kind, std::string>> findings;
+  std::set<std::string> local;  // RuleReport::local
+  bool has_gradients = false;
+
+  static constexpr int kLocal = -1, kGradients = -2;  // in the place of a kind of finding
 
   void write(std::FILE* file) const {
+    std::vector<std::pair<int, std::string>> lines;
+    for (const auto& [kind, text] : findings) lines.emplace_back(static_cast<int>(kind), text);
+    for (const std::string& text : local) lines.emplace_back(kLocal, text);
+    if (has_gradients) lines.emplace_back(kGradients, "");
     std::fprintf(file, "%lld %lld %lld %lld %zu\n", static_cast<long long>(samples), static_cast<long long>(layouts),
-                 static_cast<long long>(strategies), static_cast<long long>(refused), findings.size());
-    for (const auto& [kind, text] : findings) {
-      std::fprintf(file, "%d %zu\n", static_cast<int>(kind), text.size());
+                 static_cast<long long>(strategies), static_cast<long long>(refused), lines.size());
+    for (const auto& [kind, text] : lines) {
+      std::fprintf(file, "%d %zu\n", kind, text.size());
       std::fwrite(text.data(), 1, text.size(), file);
     }
   }
@@ -150,7 +162,9 @@ struct Outcome {
       if (std::fscanf(file, "%d %zu", &kind, &size) != 2 || std::fgetc(file) != '\n') return std::nullopt;
       std::string text(size, ' ');
       if (std::fread(text.data(), 1, size, file) != size) return std::nullopt;
-      outcome.findings.emplace_back(static_cast<RuleFinding::Kind>(kind), std::move(text));
+      if (kind == kLocal) outcome.local.insert(std::move(text));
+      if (kind == kGradients) outcome.has_gradients = true;
+      if (kind >= 0) outcome.findings.emplace_back(static_cast<RuleFinding::Kind>(kind), std::move(text));
     }
     return outcome;
   }
@@ -167,6 +181,8 @@ Outcome verified(const std::vector<OpSample>& samples, const VerifyRuleOptions& 
     }
     ++outcome.samples;
     outcome.layouts += report.layouts, outcome.strategies += report.strategies, outcome.refused += report.refused;
+    outcome.local.insert(report.local.begin(), report.local.end());
+    outcome.has_gradients = outcome.has_gradients || report.has_gradients;
     for (const RuleFinding& f : report.findings) {
       if (f.kind == RuleFinding::Kind::kError && fuzz::reason_to_refuse(sample.op, f.text) != nullptr) continue;
       outcome.findings.emplace_back(f.kind, f.text);
@@ -196,6 +212,31 @@ std::optional<Outcome> verified_apart(const std::vector<OpSample>& samples, cons
   return outcome;
 }
 
+// A row of the table: in which layouts an operator, in any of its overloads, communicates nothing.
+struct Row {
+  std::set<std::string> local;
+  bool has_gradients = false;
+};
+
+std::string table_of(const std::map<std::string, Row>& rows) {
+  constexpr size_t kMost = 6;
+  std::string text = "| operator | inputs -> results, without communication | gradients |\n| --- | --- | --- |\n";
+  for (const auto& [op, row] : rows) {
+    // Those that say most come first: of few whole tensors.
+    std::vector<std::pair<int64_t, std::string>> local;
+    for (const std::string& layouts : row.local)
+      local.emplace_back(std::count(layouts.begin(), layouts.end(), 'R'), layouts);
+    std::sort(local.begin(), local.end());
+    const size_t shown = std::min(local.size(), kMost);
+    std::string cell;
+    for (size_t i = 0; i < shown; ++i) absl::StrAppend(&cell, i == 0 ? "`" : ", `", local[i].second, "`");
+    if (shown < local.size()) absl::StrAppend(&cell, " and ", local.size() - shown, " more");
+    absl::StrAppend(&text, "| `", op, "` | ", cell.empty() ? "none of those tried" : cell, " | ",
+                    row.has_gradients ? "yes" : "", " |\n");
+  }
+  return text;
+}
+
 int run() {
   at::set_num_threads(1);  // before processes are started
   const bool full = absl::GetFlag(FLAGS_full);
@@ -209,6 +250,7 @@ int run() {
   Outcome all;
   int64_t operators = 0, without = 0, number = 0;
   int wrong = 0;
+  std::map<std::string, Row> rows;  // by name; forms that write to a tensor are those that do not
   const auto note = [&](const std::string& op, const std::string& kind, const std::string& text) {
     const std::string key = op + " " + kind;
     if (!found.insert(key).second) return;
@@ -237,6 +279,12 @@ int run() {
     all.samples += outcome->samples, all.layouts += outcome->layouts;
     all.strategies += outcome->strategies, all.refused += outcome->refused;
     for (const auto& [kind, text] : outcome->findings) note(op.name, to_string(kind), text);
+    const auto& schema = op.handle.schema();
+    if (outcome->samples > 0 && !schema.is_mutable()) {
+      Row& row = rows[schema.name()];
+      row.local.merge(outcome->local);
+      row.has_gradients = row.has_gradients || outcome->has_gradients;
+    }
     if (operators % 50 == 0) std::fprintf(stderr, "%lld operators\n", static_cast<long long>(operators));
   }
   std::printf(
@@ -248,6 +296,10 @@ int run() {
     if (found.count(key) > 0 || is_part) continue;
     std::printf("%s does not occur any more: take its line away (%s)\n", key.c_str(), why.c_str());
     ++wrong;
+  }
+  if (!is_part) {
+    const tools::PageTable page = {"docs/operator_layouts.md", "table of layouts", "//tools:verify_rules"};
+    wrong += tools::make_page_table(page, table_of(rows));
   }
   return wrong > 0 ? 1 : 0;
 }
