@@ -33,7 +33,7 @@ struct FromLocalOptions {
   std::optional<Placements> grad_placements;
   // Global strides. Unset: as the parts lie, if this process has all of them and they lie alike, as parts of a
   // transposed tensor do; else row-major. Every process must give the same.
-  std::optional<std::vector<int64_t>> strides;
+  std::optional<std::vector<int64_t>> strides = std::nullopt;
 };
 
 // Takes local parts as they are: one per mesh.local_ranks(). Plain in, distributed out; of parts on the device "meta"

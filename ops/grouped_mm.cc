@@ -120,7 +120,7 @@ void local(const LocalCall& call, Stack& stack) {
   const Shape sizes = result_spec.local_shape(call.i);
   const at::Tensor result =
       at::zeros(c10::IntArrayRef(sizes.data(), sizes.size()), a.options().dtype(result_spec.dtype()));
-  add_groups(result, a, b, offs, bias, own);
+  if (!a.is_meta()) add_groups(result, a, b, offs, bias, own);
   torch::jit::drop(stack, call.op.schema().arguments().size());
   stack.emplace_back(result);
 }

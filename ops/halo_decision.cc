@@ -18,6 +18,9 @@
 namespace dtensor {
 namespace {
 
+// An exchange is worth that much of one that may not come.
+constexpr double kLittleLonger = 1.25;
+
 using Key = std::vector<int64_t>;
 using DecisionPtr = std::shared_ptr<const HaloDecision>;
 
@@ -121,6 +124,10 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
     const bool fits = plan && plan->peak_bytes <= call.limits.max_bytes;
     if (fits && !(by_rule && moves_nothing(*by_rule)) &&
         (!by_rule || plan->seconds + choice->more_seconds <= rule_seconds(*by_rule, choice->result))) {
+      if (choice->both) decision->both = make_halo_plan(*choice->both);
+      const bool pays = decision->both && decision->both->peak_bytes <= call.limits.max_bytes &&
+                        decision->both->seconds <= kLittleLonger * plan->seconds;
+      if (!pays) decision->both = nullptr;
       decision->plan = std::move(plan);
       decision->result = choice->result;
     }

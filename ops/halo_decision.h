@@ -22,6 +22,7 @@ namespace dtensor {
 struct HaloDecision {
   std::shared_ptr<const HaloPlan> plan;  // null: by the rule
   SpecPtr result;                        // of the operator's first result
+  std::shared_ptr<const HaloPlan> both;  // of HaloChoice::both; null: not worth it
 };
 
 // What would be exchanged; nullopt: that cannot be said of this call. `rule`: what the rule would do, null if there is
@@ -30,6 +31,9 @@ struct HaloChoice {
   HaloRequest request;
   SpecPtr result;           // of the operator's first result
   double more_seconds = 0;  // what else has to move for it
+  // What neighbours on the other side would have besides, and another call may ask for next. Fetched in the place of
+  // `request` where it takes little longer.
+  std::optional<HaloRequest> both = std::nullopt;
 };
 using HaloChooser = std::function<std::optional<HaloChoice>(const Decision* rule)>;
 

@@ -1,15 +1,18 @@
 // Operators that move elements along dims: roll, flip, padding and its backward. Where ranks share such a dim, the
 // layout stays: each gets from others what its part of the result shows and it does not hold.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <utility>
 
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/halo_decision.h"
@@ -165,6 +168,54 @@ void return_tensor(const c10::OperatorHandle& op, Stack& stack, const SpecPtr& s
   stack.emplace_back(make_dtensor(spec, std::move(locals)));
 }
 
+// ------------------------------------------------------------ shifts, one way and then the other
+
+// What a rank would have to know beside its part to shift the tensor along one dim by up to `width` elements either
+// way; nullopt: parts are shorter than that, or in pieces.
+std::optional<HaloRequest> margins_request(const SpecPtr& source, int64_t dim, int64_t width) {
+  const DeviceMesh& mesh = source->mesh();
+  for (const int64_t rank : mesh.ranks()) {
+    const Part part = local_layout(source->sizes(), mesh.shape(), source->placements(), mesh.coordinate(rank));
+    const Runs& runs = part.dims[dim];
+    if (!runs.empty() && (runs.size() > 1 || runs[0].size < width)) return std::nullopt;
+  }
+  HaloDim beside{dim, circular(source->sizes()[dim], width, width), [width](const Runs& own) {
+                   Runs places;
+                   for (const Run& run : own) {
+                     places.push_back({run.begin, width});
+                     places.push_back({run.begin + run.size + width, width});
+                   }
+                   return places;
+                 }};
+  return HaloRequest{source, source, {std::move(beside)}};
+}
+
+// By how many elements a roll shifts: at most half of the dim, in either direction.
+int64_t shift_of(const IndexMap& rolled) {
+  const int64_t shift = rolled.stretches.size() < 2 ? 0 : rolled.stretches[1].place;
+  return 2 * shift > rolled.size ? shift - rolled.size : shift;
+}
+
+// Every rank's part, shifted: what comes in at one end lies in the margins.
+RankTensors shifted(const RankTensors& locals, const Margins& margins, int64_t dim, int64_t shift) {
+  LocalGuard guard;
+  RankTensors result;
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const at::Tensor& own = locals[i];
+    const int64_t kept = own.size(dim) - std::abs(shift);
+    if (own.numel() == 0) {
+      result.push_back(at::clone(own));
+    } else if (shift > 0) {
+      result.push_back(
+          at::cat({margins.locals[i].narrow(dim, margins.width - shift, shift), own.narrow(dim, 0, kept)}, dim));
+    } else {
+      result.push_back(
+          at::cat({own.narrow(dim, -shift, kept), margins.locals[i].narrow(dim, margins.width, -shift)}, dim));
+    }
+  }
+  return result;
+}
+
 // From self to the result.
 template <Describe kDescribe>
 void move_elements(const c10::OperatorHandle& op, Stack& stack) {
@@ -185,10 +236,25 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
     Shape sizes = source->sizes();
     for (const HaloDim& d : move->dims) sizes[d.dim] = d.map.size;
     const SpecPtr result = result_of(source, rule, sizes);
-    return HaloChoice{{source, result, move->dims}, result};
+    HaloChoice choice{{source, result, move->dims}, result};
+    if (kDescribe == roll && move->dims.size() == 1)
+      choice.both = margins_request(source, move->dims[0].dim, std::abs(shift_of(move->dims[0].map)));
+    return choice;
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  RankTensors locals = fetch_halos(*decision->plan, meta_of(self).locals, move->fill, halo_cause(op, self, "self"));
+  const CommCause cause = halo_cause(op, self, "self");
+  RankTensors locals;
+  if (decision->both && may_remember(self)) {
+    const int64_t dim = move->dims[0].dim, shift = shift_of(move->dims[0].map), width = std::abs(shift);
+    auto margins = known_margins(self, dim, width);
+    if (!margins) {
+      margins = Margins{width, fetch_halos(*decision->both, meta_of(self).locals, 0, cause)};
+      note_margins(self, dim, width, margins->locals);
+    }
+    locals = shifted(meta_of(self).locals, *margins, dim, shift);
+  } else {
+    locals = fetch_halos(*decision->plan, meta_of(self).locals, move->fill, cause);
+  }
   return_tensor(op, stack, decision->result, std::move(locals));
 }
 

@@ -74,7 +74,12 @@ void resize(const c10::OperatorHandle& op, Stack& stack) {
 void resize_as(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
-  resize_to(op, self, args.tensor("the_template").sizes().vec());
+  const auto sizes = args.tensor("the_template").sizes().vec();
+  if (is_dtensor(self)) {
+    resize_to(op, self, sizes);
+  } else {
+    self.resize_(sizes);
+  }
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(self);
 }

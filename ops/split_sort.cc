@@ -158,7 +158,7 @@ std::vector<std::vector<int64_t>> cuts(const SplitSort& sort, bool equal_togethe
         for (int64_t b = 0; b + 1 < n; ++b) {  // of the equal ones, those of smaller indices
           const int64_t from = bound[b].item<int64_t>(), to = end[b].item<int64_t>();
           if (from == to || indices[static_cast<size_t>(b)] < 0) continue;
-          bound[b] += own.indices.narrow(0, from, to - from).lt(indices[static_cast<size_t>(b)]).sum();
+          bound[b] += own.indices.narrow(0, from, to - from).lt(indices[static_cast<size_t>(b)]).sum().item<int64_t>();
         }
         return std::vector<at::Tensor>{bound.to(own.keys.device())};
       })[0];

@@ -198,7 +198,9 @@ void view_dtype(const c10::OperatorHandle& op, Stack& stack) {
   } else {
     sizes.back() = sizes.back() * from / to;
     sizes.push_back(to / from);
-    result = self.view(sizes).view(dtype).squeeze(-1);
+    const at::Tensor groups = self.view(sizes);
+    if (is_cut_along(groups, groups.dim() - 1)) return dispatch_by_rule(op, stack);  // within an element
+    result = groups.view(dtype).squeeze(-1);
   }
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(std::move(result));

@@ -266,4 +266,40 @@ at::Tensor known_sums(const at::Tensor& t, int64_t dim) {
   return {};
 }
 
+void note_margins(const at::Tensor& t, int64_t dim, int64_t width, RankTensors margins) {
+  const DTensorMeta& meta = peek_meta(t);
+  LocalStorage& storage = *meta.storage;
+  if (!may_remember(storage) || !is_real(*meta.spec)) return;
+  std::lock_guard lock(storage.reduced_mutex);
+  if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
+  ReducedForm& form = storage.reduced->emplace_back();
+  form.from = meta.spec;
+  form.offset = t.storage_offset();
+  form.writes = storage.writes.load(std::memory_order_relaxed);
+  form.locals = std::move(margins);
+  form.margin_dim = dim;
+  form.margin = width;
+  form.recording = current_recording();
+}
+
+std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t width) {
+  const DTensorMeta& meta = peek_meta(t);
+  LocalStorage& storage = *meta.storage;
+  if (!may_remember(storage)) return std::nullopt;
+  std::lock_guard lock(storage.reduced_mutex);
+  if (!storage.reduced || is_flipped(storage)) return std::nullopt;
+  const uint64_t writes = storage.writes.load(std::memory_order_relaxed), recording = current_recording();
+  for (const ReducedForm& form : *storage.reduced) {
+    if (form.margin_dim != dim || form.margin < width || !is_same(form, t, *meta.spec)) continue;
+    if (form.writes == writes && (recording == 0 || form.recording == recording))
+      return Margins{form.margin, form.locals};
+  }
+  return std::nullopt;
+}
+
+bool may_remember(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  return may_remember(*meta.storage) && is_real(*meta.spec);
+}
+
 }  // namespace dtensor

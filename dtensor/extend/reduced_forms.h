@@ -33,7 +33,8 @@ struct ReducedForm {
   std::shared_ptr<LocalStorage> storage;
   at::Tensor sums = {};  // of one without a plan: see note_sums()
   int64_t summed_dim = -1;
-  uint64_t recording = 0;  // CallSites::recording() when it moved
+  int64_t margin_dim = -1, margin = 0;  // of one without a plan: `locals` are what note_margins() says
+  uint64_t recording = 0;               // CallSites::recording() when it moved
 };
 
 // A view of `t` is taken. `flips`: it is seen negated, or conjugated.
@@ -56,5 +57,17 @@ at::Tensor reduced_before(const at::Tensor& t);
 void note_sums(const at::Tensor& t, int64_t dim, at::Tensor sums);
 // Those; an undefined tensor if they are not known.
 at::Tensor known_sums(const at::Tensor& t, int64_t dim);
+
+// `margins` are what lies beside every rank's part of `t` along `dim`, the ends of the dim being neighbours: `width`
+// elements before the part, then as many after it. Nothing, of a part without elements.
+void note_margins(const at::Tensor& t, int64_t dim, int64_t width, RankTensors margins);
+// Those that are at least so wide, and how wide; nullopt if there are none.
+struct Margins {
+  int64_t width = 0;
+  RankTensors locals;
+};
+std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t width);
+// Is anything remembered of `t`? Not where the user could write to the parts unseen.
+bool may_remember(const at::Tensor& t);
 
 }  // namespace dtensor

@@ -7,6 +7,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/flip.h>
+#include <ATen/ops/imag.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/reflection_pad1d.h>
 #include <ATen/ops/reflection_pad2d.h>
@@ -18,6 +20,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
@@ -155,10 +158,10 @@ TEST_CASE("halo: a stencil of rolls moves the edges of tiles, by the formula", "
   const at::Tensor u = grid_of(mesh, {16384, 16384}, {Shard(0), Shard(1)});
   at::Tensor next;
   const int64_t tile = 16384 / 4, width = 1;
-  CHECK(traffic([&] { next = rolled_stencil(u); }) == Traffic{4, 2 * width * (tile + tile) * 4});
+  CHECK(traffic([&] { next = rolled_stencil(u); }) == Traffic{2, 2 * width * (tile + tile) * 4});
   CHECK(DTensor(next).placements() == Placements{Shard(0), Shard(1)});
   // Step after step.
-  CHECK(traffic([&] { next = rolled_stencil(rolled_stencil(next)); }) == Traffic{8, 4 * width * (tile + tile) * 4});
+  CHECK(traffic([&] { next = rolled_stencil(rolled_stencil(next)); }) == Traffic{4, 4 * width * (tile + tile) * 4});
   CHECK(DTensor(next).placements() == Placements{Shard(0), Shard(1)});
   // By padding and two slices per neighbour, nine exchanges: a row more makes every part begin elsewhere, and a row
   // less takes them back, so that one or two rows move each time. No more than five times the edges.
@@ -178,16 +181,67 @@ TEST_CASE("halo: a stencil of rolls moves the edges of tiles, by the formula", "
 TEST_CASE("halo: a stencil on tiles has the values of one device", "[ops][halo]") {
   const DeviceMesh mesh(World::local(16), {4, 4}, {"y", "x"});
   const at::Tensor plain = at::randn({64, 48}, at::kFloat).requires_grad_();
-  at::Tensor tiles = lay_out(plain, mesh, {Shard(0), Shard(1)}).requires_grad_();
+  at::Tensor tiles = distribute_tensor(plain.detach(), mesh, {Shard(0), Shard(1)}).requires_grad_();
   at::Tensor actual;
-  CHECK(traffic([&] { actual = rolled_stencil(tiles); }) == Traffic{4, 2 * (16 + 12) * 4});
+  CHECK(traffic([&] { actual = rolled_stencil(tiles); }) == Traffic{2, 2 * (16 + 12) * 4});
   const at::Tensor expected = rolled_stencil(plain);
   CHECK(difference(actual.detach(), expected.detach(), 1e-5) == std::nullopt);
   CHECK(DTensor(actual).placements() == Placements{Shard(0), Shard(1)});
   const at::Tensor seed = at::randn({64, 48}, at::kFloat);
   expected.backward(seed);
-  CHECK(traffic([&] { actual.backward(lay_out(seed, mesh, {Shard(0), Shard(1)})); }) == Traffic{4, 2 * (16 + 12) * 4});
+  const at::Tensor split_seed = distribute_tensor(seed, mesh, {Shard(0), Shard(1)});
+  CHECK(traffic([&] { actual.backward(split_seed); }) == Traffic{2, 2 * (16 + 12) * 4});
   CHECK(difference(tiles.grad(), plain.grad(), 1e-5) == std::nullopt);
+}
+
+TEST_CASE("halo: margins that are known serve shifts both ways, until somebody writes", "[ops][halo]") {
+  for (const auto& [sizes, placements] : std::vector<std::pair<Ints, Placements>>{
+           {{23, 6}, {Shard(0), Replicate()}}, {{23, 6}, {Shard(0), Shard(0)}}, {{6, 24}, {Shard(1), Shard(0)}}}) {
+    const DeviceMesh mesh(World::local(6), {3, 2}, {"y", "x"});
+    const int64_t dim = placements[0].dim();
+    CAPTURE(sizes, to_string(placements));
+    const at::Tensor plain = at::randn(sizes, at::kDouble);
+    const at::Tensor split = lay_out(plain, mesh, {Replicate(), Replicate()});
+    const at::Tensor x = (redistribute(split, placements) * 2);  // nobody has its parts
+    const at::Tensor expected = plain * 2;
+    const auto calls = [&](int64_t shift) {
+      CommDebugMode comm;
+      const at::Tensor actual = x.roll({shift}, {dim});
+      const int64_t n = comm.total();
+      CHECK(difference(actual, expected.roll({shift}, {dim})).value_or("") == "");
+      return n;
+    };
+    CHECK(calls(2) == 1);
+    CHECK(calls(-2) == 0);
+    CHECK(calls(1) == 0);  // less far
+    CHECK(calls(-1) == 0);
+    CHECK(calls(-3) == 1);
+    CHECK(calls(3) == 0);
+    x.add_(1), expected.add_(1);
+    CHECK(calls(1) == 1);
+    CHECK(calls(-1) == 0);
+    CHECK(difference((-x).roll({1}, {dim}), (-expected).roll({1}, {dim})).value_or("") == "");
+  }
+}
+
+TEST_CASE("halo: margins are not taken from what is seen otherwise", "[ops][halo]") {
+  const DeviceMesh mesh(World::local(3), {3}, {"x"});
+  const at::Tensor plain = at::randn({12, 2}, at::kComplexDouble), x = lay_out(plain, mesh, {Shard(0)}) * 1;
+  CHECK(difference(x.roll({1}, {0}), plain.roll({1}, {0})).value_or("") == "");
+  CHECK(difference(x.conj().roll({-1}, {0}), plain.conj().roll({-1}, {0})).value_or("") == "");
+  const at::Tensor imaginary = at::imag(x.conj());  // negated, lazily
+  CHECK(difference(at::imag(x).roll({1}, {0}), at::imag(plain).roll({1}, {0})).value_or("") == "");
+  CHECK(difference(imaginary.roll({-1}, {0}), at::imag(plain.conj()).roll({-1}, {0})).value_or("") == "");
+  // Parts that the user holds may be written to unseen.
+  std::vector<at::Tensor> parts = {at::ones({4}), at::ones({4}) * 2, at::ones({4}) * 3};
+  const at::Tensor given = from_local(parts, mesh, {Shard(0)});
+  const at::Tensor right = given.roll({1}, {0});
+  parts[0].fill_(7);
+  CHECK(full_tensor(given.roll({-1}, {0}))[11].item<float>() == 7);
+  // A shift by more than the smallest part, and by most of the dim.
+  const at::Tensor uneven = at::randn({7}, at::kDouble), y = lay_out(uneven, mesh, {Shard(0)}) * 1;  // 3, 3, 1
+  for (const int64_t shift : {2, -2, 5, -6, 1, -1})
+    CHECK(difference(y.roll({shift}, {0}), uneven.roll({shift}, {0})).value_or("") == "");
 }
 
 }  // namespace

@@ -67,11 +67,14 @@ TEST_CASE("halos between processes are those of one device", "[processes][halo]"
 
 TEST_CASE("what processes receive of halos is what was planned", "[processes][halo]") {
   const DeviceMesh mesh(job_world(), {2, job_world().size() / 2}, {"y", "x"});
-  const at::Tensor split = lay_out(numbers({24, 16}, 4), mesh, {Shard(0), Shard(1)});
+  const at::Tensor split = lay_out(numbers({24, 16}, 4), mesh, {Shard(0), Shard(1)}) * 1;  // nobody has its parts
   CommDebugMode comm;
   split.roll({1}, {0});
   CHECK(comm.total() == 1);
-  CHECK(comm.bytes() == 16 / mesh.size(1) * 8);
+  CHECK(comm.bytes() == 2 * 16 / mesh.size(1) * 8);  // for the other way, too
+  comm.reset();
+  CHECK(difference(split.roll({-1}, {0}), numbers({24, 16}, 4).roll({-1}, {0})).value_or("") == "");
+  CHECK(comm.total() == 0);
   comm.reset();
   split.roll({2, 1}, {0, 1});  // a tile is 12 rows high: two rows, one column, less the corner that is in both
   CHECK(comm.total() == 1);
