@@ -1,7 +1,7 @@
 // Sorting along split dims: plain ATen's order, nan, ties and gradients included, without any rank having all elements.
 #include "mesh/world.h"
-#include "tests/testing/split_sort_cases.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/split_sort_cases.h"
 
 namespace dtensor::testing {
 namespace {

@@ -1,6 +1,6 @@
 // Sorting along a split dim between processes: each knows its own part alone.
-#include "tests/testing/split_sort_cases.h"
 #include "tests/processes/job_world.h"
+#include "tests/testing/split_sort_cases.h"
 
 namespace dtensor::testing {
 namespace {
