@@ -34,7 +34,7 @@ TEST_CASE("The registry says where the library's rules and handlers stand, in or
   CHECK(std::is_sorted(entries.begin(), entries.end(),
                        [](const Entry& a, const Entry& b) { return std::tie(a.op, a.kind) < std::tie(b.op, b.kind); }));
   CHECK(file_of("aten::embedding", Entry::Kind::kRule) == "ops/embedding.cc");
-  CHECK(file_of("aten::resize_", Entry::Kind::kHandler) == "ops/factory_out.cc");
+  CHECK(file_of("aten::resize_", Entry::Kind::kHandler) == "ops/resize.cc");
   for (const Entry& entry : entries) {
     INFO(entry.op);
     CHECK((entry.file.empty() || entry.file.rfind("ops/", 0) == 0));  // other tests may have added some
