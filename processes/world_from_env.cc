@@ -11,7 +11,9 @@
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "comm/communicator.h"
@@ -154,16 +156,26 @@ World world_from_env(const LaunchOptions& options) {
   const DeviceChoice choice = choose_device(options, place, at::getNumGPUs());
   if (place.store.empty()) return World::local(1, choice.device);
   if (choice.backend == "nccl") nccl_functions();  // throws where there is none, before anybody waits for this rank
-  const auto store = make_bounded_store(open_store(place), place.timeout);
+  const auto opened = open_store(place);
+  const auto store = make_bounded_store(opened, place.timeout);
   const std::string key = absl::StrCat("dtensor/", place.run_id, "/", place.restart_count);
   const std::string path = parse_store(place.store, "").path;
   const auto file = path.empty() ? nullptr : std::make_shared<StoreFile>(path);
+  absl::Cleanup keep_file = [&] {
+    // FileStore removes the file with the last process that is there, even if others are still to come. They would wait
+    // at a new one for those who failed, so that this process is counted as there for ever.
+    static std::mutex mutex;
+    static auto* kept = new std::vector<c10::intrusive_ptr<c10d::Store>>;
+    std::lock_guard lock(mutex);
+    if (file) kept->push_back(opened);
+  };
   const int64_t nth = count_visit(*store, key, place.rank, place.world_size, place.store, file != nullptr);
   const bool serves = file == nullptr && place.rank == 0 && !place.store_exists;
   auto own = c10::make_intrusive<WorldStore>(absl::StrCat(key, "/", nth), *store, place.world_size, serves, file);
   World world =
       make_world(std::make_shared<Job>(std::move(own), place.rank, place.world_size, place.timeout), choice, {});
   if (file) file->remember();
+  std::move(keep_file).Cancel();
   return world;
 }
 

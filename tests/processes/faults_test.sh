@@ -174,5 +174,9 @@ DTENSOR_TIMEOUT=10 run bash -c '[ $RANK != 3 ] || export RANK=1; exec "$@"' bash
 ended "a rank twice" 15
 check "a rank twice: at once" lacks 'did not come within'
 check "a rank twice: all say so" all_say 'a rank 1 has been at the store .* before: two processes have the same rank' 0 1 2 3
+# Rank 0 comes when the others have left.
+DTENSOR_TIMEOUT=30 run bash -c 'case $RANK in 3) export RANK=1;; 0) sleep 3;; esac; exec "$@"' bash "$program" none 1 5 8
+ended "a rank twice, and one late" 15
+check "a rank twice, and one late: all say so" all_say 'a rank 1 has been at the store .* before: two processes' 0 1 2 3
 
 finish
