@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "dtensor/extend/redistribute_autograd.h"
+#include "dtensor/extend/gradient_bucket.h"
 #include "dtensor/extend/representation.h"
 
 namespace dtensor {
@@ -30,27 +30,6 @@ ModulePath::ModulePath(const std::string& name)
         s.module_path += name;
       }) {}
 
-namespace {
-
-// Those of one world at once.
-void reduce_together(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> gradients;
-  std::vector<Layout> to;
-  for (const at::Tensor& p : parameters) {
-    gradients.push_back(p.grad());
-    to.emplace_back(spec_of(p)->mesh(), spec_of(p)->placements());
-  }
-  const auto& name = peek_meta(parameters.front()).name;
-  const CommCause cause{
-      "reduce_gradients", name && parameters.size() == 1 ? *name : "",
-      name && parameters.size() == 1 ? module_of(peek_meta(parameters.front())) : current_scope().module_path,
-      /*implicit=*/false};
-  const std::vector<at::Tensor> reduced = redistribute_as(gradients, to, cause);
-  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = reduced[i];
-}
-
-}  // namespace
-
 void reduce_gradients(const std::vector<at::Tensor>& parameters) {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::vector<at::Tensor>> by_world;
@@ -64,7 +43,7 @@ void reduce_gradients(const std::vector<at::Tensor>& parameters) {
     if (at == by_world.end()) at = by_world.insert(at, std::vector<at::Tensor>());
     at->push_back(p);
   }
-  for (const auto& of_one : by_world) reduce_together(of_one);
+  for (const auto& of_one : by_world) reduce_together(of_one, "reduce_gradients", /*implicit=*/false);
 }
 
 }  // namespace dtensor

@@ -11,6 +11,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/extend/gradient_bucket.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
 
@@ -30,7 +31,7 @@ class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
     const DTensorMeta& meta = peek_meta(leaf);
     auto result = grads;
     result[0] = distributed_gradient(grads[0], meta.spec->mesh());
-    if (spec_of(result[0])->placements() == meta.spec->placements()) return result;
+    if (spec_of(result[0])->placements() == meta.spec->placements() || waits_in_bucket(leaf, result[0])) return result;
     CommCause cause;
     cause.op = "gradient";
     cause.argument = meta.name ? *meta.name : "";

@@ -1,8 +1,9 @@
 // Gradients arrive at a leaf in the leaf's own layout. For the folders above.
 //
 // Backward gives gradients in whatever layout was cheapest (a data-parallel weight's is Partial). When autograd hands
-// the sum of a backward pass to a leaf, one redistribution brings it to the leaf's placements, so that optimizers pay
-// for nothing. Inside a DelayGradientReduction scope it is left as it is.
+// the sum of a backward pass to a leaf, one redistribution brings it to the leaf's placements, or one brings those of
+// many leaves there (gradient_bucket.h), so that optimizers pay for nothing. Inside a DelayGradientReduction scope it
+// is left as it is.
 #pragma once
 
 #include <ATen/core/Tensor.h>
