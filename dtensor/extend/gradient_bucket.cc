@@ -16,7 +16,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "comm/scope.h"
-#include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "mesh/world.h"

@@ -5,6 +5,7 @@
 #include <torch/nn.h>
 
 #include <atomic>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -204,6 +205,75 @@ TEST_CASE("gradient bucket: backwards of several threads have one each") {
   }
   for (auto& t : threads) t.join();
   CHECK(good == 4);
+}
+
+TEST_CASE("gradient bucket: of several dtypes and meshes, tied, and under a memory limit") {
+  const World world = World::local(4);
+  const DeviceMesh mesh(world, {4}, {"dp"}), grid(world, {2, 2}, {"a", "b"});
+  const auto weight = [](const DeviceMesh& m, at::ScalarType dtype) {
+    const Placements placements(static_cast<size_t>(m.ndim()), Replicate());
+    return distribute_tensor(torch::arange(12, dtype).view({3, 4}).div(8), m, placements).requires_grad_();
+  };
+  const Tensor x0 = torch::arange(24, torch::kDouble).view({8, 3}).sub(11).div(16);
+  const Tensor single = weight(mesh, at::kFloat), whole = weight(mesh, at::kDouble), other = weight(grid, at::kDouble);
+  const auto on = [&](const DeviceMesh& m, at::ScalarType dtype, const Placements& placements) {
+    return distribute_tensor(x0.to(dtype), m, placements);
+  };
+  const auto compute = [&] {
+    const Tensor a = on(mesh, at::kFloat, {Shard(0)}).mm(single).tanh().to(at::kDouble);
+    const Tensor b = on(mesh, at::kDouble, {Shard(0)}).mm(whole).tanh().mm(whole.t());  // used twice
+    const Tensor c = on(grid, at::kDouble, {Shard(0), Shard(0)}).mm(other).tanh();
+    return full_tensor(a.sum()) + full_tensor(b.sum()) + full_tensor(c.sum());
+  };
+  Tensor p_single = full_tensor(single).detach().requires_grad_(),
+         p_whole = full_tensor(whole).detach().requires_grad_(), p_other = full_tensor(other).detach().requires_grad_();
+  (x0.to(at::kFloat).mm(p_single).tanh().to(at::kDouble).sum() + x0.mm(p_whole).tanh().mm(p_whole.t()).sum() +
+   x0.mm(p_other).tanh().sum())
+      .backward();
+  for (const int64_t limit : {std::numeric_limits<int64_t>::max(), int64_t{400}}) {
+    INFO("limit " << limit);
+    for (const Tensor& w : {single, whole, other}) w.mutable_grad() = Tensor();
+    RedistributeMemoryLimit bounded(limit);
+    compute().backward();
+    CHECK(at::allclose(full_tensor(single.grad()), p_single.grad()));
+    CHECK(at::allclose(full_tensor(whole.grad()), p_whole.grad()));
+    CHECK(at::allclose(full_tensor(other.grad()), p_other.grad()));
+    for (const Tensor& w : {single, whole, other}) {
+      CHECK(DTensor(w.grad()).placements() == DTensor(w).placements());
+      CHECK(w.grad().scalar_type() == w.scalar_type());
+    }
+  }
+}
+
+TEST_CASE("gradient bucket: a backward within a backward") {
+  struct Again : torch::autograd::Function<Again> {
+    static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& w) {
+      ctx->save_for_backward({x, w});
+      return x.mm(w.detach()).tanh();
+    }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                   torch::autograd::variable_list grads) {
+      const auto saved = ctx->get_saved_variables();  // as checkpointing does: forward once more, and its backward
+      const at::AutoGradMode grad(true);
+      const Tensor x = saved[0].detach().requires_grad_();
+      torch::autograd::backward({x.mm(saved[1]).tanh()}, {grads[0]});
+      return {x.grad(), Tensor()};
+    }
+  };
+  const DeviceMesh mesh(World::local(4), {4}, {"dp"});
+  const Tensor x0 = torch::arange(24, torch::kDouble).view({8, 3}).sin(),
+               w0 = torch::arange(9, torch::kDouble).view({3, 3}).cos();
+  const auto compute = [](const Tensor& x, const Tensor& w, const Tensor& v) {
+    return Again::apply(x.mm(v), w).mm(v).mm(w).sum();
+  };
+  Tensor wp = w0.clone().requires_grad_(), vp = (w0 * 2).requires_grad_();
+  compute(x0, wp, vp).backward();
+  Tensor w = leaf(w0, mesh, {Replicate()}), v = leaf(w0 * 2, mesh, {Replicate()});
+  compute(distribute_tensor(x0, mesh, {Shard(0)}), w, v).backward();
+  CHECK(same(w.grad(), wp.grad()));
+  CHECK(same(v.grad(), vp.grad()));
+  CHECK(DTensor(w.grad()).placements() == Placements{Replicate()});
+  CHECK(DTensor(v.grad()).placements() == Placements{Replicate()});
 }
 
 }  // namespace dtensor
