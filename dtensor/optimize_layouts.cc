@@ -25,8 +25,8 @@ Overrides overrides_of(const std::vector<LayoutPin>& pins) {
   return overrides;
 }
 
-RecordedStep first_run(const std::function<void()>& step, double flops_per_second, const char* function) {
-  RecordedStep recorded = record_step(step, {}, flops_per_second);
+RecordedStep first_run(const std::function<void()>& step, const char* function) {
+  RecordedStep recorded = record_step(step, {});
   TORCH_CHECK_VALUE(!recorded.calls.empty(), "[", function,
                     "] the step computes nothing with distributed tensors: distribute its model or its data first");
   return recorded;
@@ -51,7 +51,7 @@ class Optimizer {
   // one together with another that it makes dearer, or that this moves the result of. Whatever is found may open ways
   // for what is tried first.
   LayoutPlan run() {
-    present_ = first_run(step_, options_.flops_per_second, "optimize_layouts");
+    present_ = first_run(step_, "optimize_layouts");
     plan_.trials = 1;
     plan_.before = plan_.after = present_.cost;
     while (!is_exhausted() && (improve(Change::kAllAlike) || improve(Change::kOne) || improve(Change::kTwo))) {
@@ -185,7 +185,7 @@ class Optimizer {
     int64_t missed = 0;
     std::optional<RecordedStep> step;
     try {
-      step = record_step(step_, overrides_of(with(pins)), options_.flops_per_second, &missed);
+      step = record_step(step_, overrides_of(with(pins)), &missed);
     } catch (const c10::Error&) {
       return std::nullopt;
     }
@@ -221,7 +221,7 @@ LayoutPlan optimize_layouts(const std::function<void()>& step, const OptimizeLay
 }
 
 std::string advise(const std::function<void()>& step, int64_t most) {
-  RecordedStep recorded = first_run(step, OptimizeLayoutsOptions().flops_per_second, "advise");
+  RecordedStep recorded = first_run(step, "advise");
   std::stable_sort(recorded.calls.begin(), recorded.calls.end(),
                    [](const RecordedCall& a, const RecordedCall& b) { return a.seconds > b.seconds; });
   std::string text = absl::StrCat("the step: ", recorded.cost.to_string(), "\n");

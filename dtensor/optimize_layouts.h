@@ -30,7 +30,6 @@ namespace dtensor {
 struct OptimizeLayoutsOptions {
   int64_t max_trials = 1000;
   int64_t max_bytes = std::numeric_limits<int64_t>::max();  // alive at once on a rank, as World::memory() counts
-  double flops_per_second = 1e14;                           // of one rank
   // Told after every trial: how many there were, and the least seconds so far.
   std::function<void(int64_t trials, double seconds)> progress;
 };

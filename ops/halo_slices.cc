@@ -18,6 +18,7 @@
 #include "ops/halo_exchange.h"
 #include "ops/halo_windows.h"
 #include "ops/meta_tensor.h"
+#include "placement/with_dim.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {
@@ -120,7 +121,7 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
           p = Replicate();
           continue;
         }
-        p = p.is_shard() ? Shard(p.dim() - 1) : StridedShard(p.dim() - 1, p.split_factor());
+        p = with_dim(p, p.dim() - 1);
       }
     }
     return HaloChoice{request, rule->outputs[0]->with_placements(placements)};

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "placement/with_dim.h"
+
 namespace dtensor {
 namespace {
 
@@ -57,10 +59,6 @@ int64_t leading_size(const std::vector<Runs>& dims, size_t end) {
   int64_t size = 1;
   for (size_t d = 0; d < end; ++d) size *= total_size(dims[d]);
   return size;
-}
-
-Placement with_dim(const Placement& p, int64_t dim) {
-  return p.is_shard() ? Shard(dim) : StridedShard(dim, p.split_factor());
 }
 
 }  // namespace

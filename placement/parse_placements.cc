@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "placement/with_dim.h"
 
 namespace dtensor {
 namespace {
@@ -173,7 +174,7 @@ absl::StatusOr<Placements> normalize_placements(const Placements& placements, in
       if (p.is_strided_shard() && p.split_factor() < 1) {
         return normalize_error(placements, i, "the split factor must be at least 1");
       }
-      normalized[i] = p.is_shard() ? Shard(*dim) : StridedShard(*dim, p.split_factor());
+      normalized[i] = with_dim(p, *dim);
     }
     if (p.is_mask_partial()) {
       const int64_t table_ndim = p.offset_shape().size();

@@ -162,6 +162,7 @@ CostModel CostModel::from_json(const std::string& text, const std::string& name)
   Fields fields(json, "[cost model] " + name);
   fields.number("ranks_per_node", model.ranks_per_node);
   fields.number("copy_bandwidth", model.copy_bandwidth);
+  fields.number("flops_per_second", model.flops_per_second);
   fields.boolean("packs", model.packs);
   if (const Json* level = fields.find("within_node")) read_level(*level, fields.path("within_node"), model.within_node);
   if (const Json* level = fields.find("between_nodes"))
@@ -171,11 +172,9 @@ CostModel CostModel::from_json(const std::string& text, const std::string& name)
 }
 
 std::string CostModel::to_json() const {
-  const Json json = {{"ranks_per_node", ranks_per_node},
-                     {"copy_bandwidth", copy_bandwidth},
-                     {"packs", packs},
-                     {"within_node", write_level(within_node)},
-                     {"between_nodes", write_level(between_nodes)}};
+  const Json json = {{"ranks_per_node", ranks_per_node},        {"copy_bandwidth", copy_bandwidth},
+                     {"flops_per_second", flops_per_second},    {"packs", packs},
+                     {"within_node", write_level(within_node)}, {"between_nodes", write_level(between_nodes)}};
   return json.dump(2) + "\n";
 }
 

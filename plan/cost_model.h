@@ -1,4 +1,4 @@
-// Seconds that a collective or a local copy takes, on two levels: within a node and between nodes.
+// Seconds that a collective takes, on two levels: within a node and between nodes; and what a rank does by itself.
 //
 // Per level and collective: a latency, another one per doubling of the group (as in NCCL's trees, so that one
 // collective over several mesh dims is never slower than one per dim), and a bandwidth. Bytes are those of the ring
@@ -38,12 +38,15 @@ struct CostModel {
   int64_t ranks_per_node = 8;                           // consecutive ranks of a world
   Level within_node;
   Level between_nodes;
-  double copy_bandwidth = 1.0e12;  // bytes per second of a local copy or fill
+  double copy_bandwidth = 1.0e12;  // bytes per second of a local copy or fill, and that operators read and write
+  double flops_per_second = 1e14;  // of a rank's matrix products
   bool packs = true;               // as Communicator::packs(), which the built-in models ask
 
   // `bytes`: received per rank. A group of one costs nothing.
   double collective(Collective kind, int64_t group_size, bool crosses_nodes, int64_t bytes) const;
   double copy(int64_t bytes) const { return static_cast<double>(bytes) / copy_bandwidth; }
+  // `flops`: of the matrix products of a rank, `bytes`: all that it reads and writes for them.
+  double work(double flops, int64_t bytes) const { return flops / flops_per_second + copy(bytes); }
   // What no collective that moves `bytes` to a rank can beat.
   double least(int64_t bytes) const;
 

@@ -137,10 +137,13 @@ void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>&
     if (problem.given(i, d).is_sharded()) return;
     replicated = replicated && problem.given(i, d).is_replicate();
   }
-  // It does not begin to make Partials of replicated inputs, either.
+  // It does not begin to make Partials of replicated inputs, either. What is to be reduced before matrices are
+  // multiplied may become shards: the price says whether the work that this spares is worth what it takes.
+  const bool may_shard = !replicated && problem.flops;
   const auto begins = [&](const DimStrategy& s) {
     for (size_t i = 0; i < num_inputs; ++i) {
-      if (present(i) && (s.inputs[i].is_sharded() || (replicated && s.inputs[i].is_partial()))) return true;
+      if (!present(i)) continue;
+      if ((s.inputs[i].is_sharded() && !may_shard) || (s.inputs[i].is_partial() && replicated)) return true;
     }
     return false;
   };

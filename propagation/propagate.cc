@@ -103,6 +103,14 @@ Problem problem_of(const OpCall& call, const OpRule* rule) {
   for (const auto& meta : problem.metas.tensors) {
     problem.functional.result_dtypes.push_back(meta ? std::optional(meta->dtype) : std::nullopt);
   }
+  if (rule->flops) {
+    std::vector<Shape> whole(problem.functional.inputs.size());
+    for (size_t i = 0; i < whole.size(); ++i) {
+      if (const SpecPtr& spec = problem.functional.inputs[i])
+        whole[i] = Shape(spec->sizes().begin(), spec->sizes().end());
+    }
+    if (rule->flops(problem.functional, whole) > 0) problem.flops = rule->flops;
+  }
   problem.fixed_outputs = find_fixed_outputs(call, problem.metas);
   problem.fixed_inputs = problem.functional.written();
   for (size_t i = 0; i < problem.fixed_inputs.size(); ++i) {

@@ -54,6 +54,7 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
   // First with lower bounds in place of what is not planned yet.
   Score score{way_back(s), 0};
   if (score.cost == kNever) return std::nullopt;
+  score.cost += begun_shards(s) + work(s);
   changes_.clear();
   for (const Group& g : groups_) {
     const Spec& spec = *problem_.call.inputs[g.input];
@@ -98,12 +99,72 @@ void Pricer::plan(size_t input, const Placements& to, Price& price) {
   ++planned_;
 }
 
-// On the first rank.
+// Of the first rank, which has the largest part.
+Shape Pricer::local_sizes(const TensorMeta& meta, const Placements& placements) const {
+  return local_shape(meta.sizes, problem_.call.mesh.shape(), placements, Shape(placements.size(), 0));
+}
+
 int64_t Pricer::local_bytes(const TensorMeta& meta, const Placements& placements) const {
   int64_t bytes = static_cast<int64_t>(c10::elementSize(meta.dtype));
-  const Shape first(placements.size(), 0);
-  for (const int64_t n : local_shape(meta.sizes, problem_.call.mesh.shape(), placements, first)) bytes *= n;
+  for (const int64_t n : local_sizes(meta, placements)) bytes *= n;
   return bytes;
+}
+
+int64_t Pricer::bytes_read(const Strategy& s) const {
+  int64_t bytes = 0;
+  for (const Group& g : groups_) {
+    bytes += g.count * local_bytes(problem_.call.inputs[g.input]->meta(), s.inputs[g.input]);
+  }
+  return bytes;
+}
+
+// What a rank multiplies, and reads and writes for it: work that all ranks do alike costs each of them all of it. Of
+// operators that multiply no matrices nothing, as they take little, and all ways that move as much about as much of it.
+Picoseconds Pricer::work(const Strategy& s) const {
+  if (!problem_.flops) return 0;
+  int64_t bytes = bytes_read(s);
+  for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
+    if (problem_.metas.tensors[o]) bytes += local_bytes(*problem_.metas.tensors[o], s.outputs[o]);
+  }
+  std::vector<Shape> parts(problem_.functional.inputs.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (problem_.functional.inputs[i]) parts[i] = local_sizes(problem_.functional.inputs[i]->meta(), s.inputs[i]);
+  }
+  return picoseconds(problem_.cost->work(problem_.flops(problem_.functional, parts), bytes));
+}
+
+bool Pricer::begins_to_shard(const Strategy& s, int64_t d) const {
+  const auto came_sharded = [&](const Group& g) { return problem_.given(g.input, d).is_sharded(); };
+  const auto is_cut = [&](const Group& g) { return s.inputs[g.input][d].is_sharded(); };
+  return std::none_of(groups_.begin(), groups_.end(), came_sharded) &&
+         std::any_of(groups_.begin(), groups_.end(), is_cut);
+}
+
+// Where no input came sharded along a mesh dim, whoever asked for whole tensors will do so again: what is cut there for
+// this operator is gathered in the end. What came Partial could have waited, and been reduced then: that is spared.
+Picoseconds Pricer::begun_shards(const Strategy& s) const {
+  const DeviceMesh& mesh = problem_.call.mesh;
+  Picoseconds total = 0;
+  for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
+    if (!begins_to_shard(s, d)) continue;
+    Picoseconds now = 0, later = 0;
+    for (const Group& g : groups_) {
+      const Spec& spec = *problem_.call.inputs[g.input];
+      now += g.count * reduction(spec.meta(), spec.placements(), d);
+    }
+    for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
+      if (!problem_.metas.tensors[o] || !s.outputs[o][d].is_sharded()) continue;
+      Placements whole = s.outputs[o];
+      whole[d] = Partial();
+      const TensorMeta& meta = *problem_.metas.tensors[o];
+      later += reduction(meta, whole, d);
+      const int64_t bytes = local_bytes(meta, whole) * (mesh.size(d) - 1) / mesh.size(d);
+      const bool crosses = (mesh.dims_between_nodes(problem_.cost->ranks_per_node) >> d & 1) != 0;
+      total += picoseconds(problem_.cost->collective(Collective::kAllGather, mesh.size(d), crosses, bytes));
+    }
+    if (product_waits(now, later)) total -= later;
+  }
+  return total;
 }
 
 // What it takes to bring the result to where it has to be in the end, if that is known: a gradient to the layout of its
@@ -115,9 +176,7 @@ Picoseconds Pricer::way_back(const Strategy& s) {
       target->sizes() != problem_.metas.tensors[0]->sizes)
     return made_partials(s);
   const SpecPtr made = Spec::get(target->mesh(), s.outputs[0], *problem_.metas.tensors[0]);
-  double seconds = 0;
-  for (const Group& g : groups_)
-    seconds += g.count * problem_.cost->copy(local_bytes(problem_.call.inputs[g.input]->meta(), s.inputs[g.input]));
+  double seconds = problem_.flops ? 0 : problem_.cost->copy(bytes_read(s));
   if (made->placements() != target->placements()) {
     const auto plan = cached_plan_within(made, target->placements(), problem_.limits);
     if (!plan) return kNever;
@@ -138,7 +197,7 @@ Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placemen
 
 // A Partial result is a reduction that somebody has to pay for. Along a mesh dim it is part of the price where
 //  * a sharded input moves for it: to another dim (the k-split of a matmul), or to all ranks (indices, for the sake of a
-//    table's rows, or a column-parallel weight for what a row-parallel layer left);
+//    table's rows, or a column-parallel weight for what a row-parallel layer left), or is cut for it where none was;
 //  * an input that came as Partial stays so, and that gains nothing: another input is gathered to be added to it, or is
 //    reduced in this call anyway; a number is scaled by another, or an extreme one shifted, as these are read more than
 //    once as a rule (a sum may still meet other sums, as of losses); or it is
@@ -149,6 +208,10 @@ Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placemen
 // or padded to: often the other parts follow, and one reduction does for all (query, key and value of one gradient).
 constexpr Picoseconds kWholeToPart = 3;
 
+bool Pricer::product_waits(Picoseconds now, Picoseconds later) const {
+  return problem_.call.in_backward ? later < now : later <= now;
+}
+
 Picoseconds Pricer::made_partials(const Strategy& s) const {
   Picoseconds total = 0;
   for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
@@ -157,7 +220,8 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
       if (problem_.metas.tensors[o]) later += reduction(*problem_.metas.tensors[o], s.outputs[o], d);
     }
     if (later == 0) continue;
-    bool moves = false, fills = false, reduces = false, is_number = true, scaled = false, multiplied = false;
+    bool moves = begins_to_shard(s, d), fills = false, reduces = false, is_number = true, scaled = false,
+         multiplied = false;
     bool is_extreme = false;
     Picoseconds now = 0;  // to reduce what came as Partial and stays so
     for (const Group& g : groups_) {
@@ -172,8 +236,7 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
       is_extreme = taken.is_partial() && (taken.reduce_op() == ReduceOp::kMin || taken.reduce_op() == ReduceOp::kMax);
       if (taken.is_partial()) now += g.count * reduction(spec.meta(), spec.placements(), d);
     }
-    const bool product_waits = problem_.call.in_backward ? later < now : later <= now;
-    const bool dearer = multiplied ? !product_waits : later > kWholeToPart * now;
+    const bool dearer = multiplied ? !product_waits(now, later) : later > kWholeToPart * now;
     const bool one_extreme = is_extreme && groups_.size() == 1 && groups_[0].count == 1;
     const bool gains_nothing = dearer || fills || reduces || (is_number && (scaled || one_extreme));
     if (moves || (now > 0 && gains_nothing && !problem_.is_view)) total += later + (later == now || reduces ? 1 : 0);

@@ -1,8 +1,9 @@
-// What a strategy costs: the redistributions of the inputs, and the reductions that it leaves to be done. Internal to
-// propagate().
+// What a strategy takes: the redistributions of the inputs, what each rank computes then, and the reductions that it
+// leaves to be done. Internal to propagate().
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -38,6 +39,8 @@ struct Problem {
   const Placement& given(size_t input, int64_t d) const { return call.inputs[input]->placements()[d]; }
   std::shared_ptr<const CostModel> cost = cost_model(call.mesh.world());
   bool is_view = returns_view(call.schema());
+  // As OpRule::flops; unset for operators that multiply no matrices.
+  std::function<double(const OpCall&, const std::vector<Shape>& inputs)> flops = {};
 };
 
 struct Score {
@@ -81,6 +84,13 @@ class Pricer {
 
   Picoseconds reduction(const TensorMeta& meta, const Placements& placements, int64_t d) const;
   Picoseconds made_partials(const Strategy& s) const;
+  // Is a factor that takes `now` to be reduced, whose product takes `later`, left to that?
+  bool product_waits(Picoseconds now, Picoseconds later) const;
+  bool begins_to_shard(const Strategy& s, int64_t d) const;  // along mesh dim d
+  Picoseconds begun_shards(const Strategy& s) const;
+  Picoseconds work(const Strategy& s) const;
+  Shape local_sizes(const TensorMeta& meta, const Placements& placements) const;
+  int64_t bytes_read(const Strategy& s) const;
   int64_t local_bytes(const TensorMeta& meta, const Placements& placements) const;
   Picoseconds way_back(const Strategy& s);
   void bound(size_t input, const Placements& to, Price& price) const;

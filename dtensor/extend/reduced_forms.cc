@@ -12,6 +12,8 @@
 
 #include "dtensor/extend/call_sites.h"
 #include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/extend/view_window.h"
+#include "placement/with_dim.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
@@ -58,15 +60,43 @@ bool lies_within(const ReducedForm& form, const at::Tensor& t, const Spec& spec)
          end_of(spec, t.storage_offset()) <= end_of(*form.from, form.offset);
 }
 
-// Can a view of what has the layout `from` be taken of it in the layout `to`? Every rank takes it of its part; or of
-// the whole, of which it has all.
-enum class Taking { kNot, kOfParts, kOfWhole };
+// A view that lies within the tensor of `form`, dim by dim; nullopt where reshaping has joined or split dims.
+std::optional<DimMap> map_within(const ReducedForm& form, const Spec& view, int64_t offset) {
+  const auto window = [](const Spec& spec, int64_t begin) {
+    const auto copy = [](const auto& values) { return Shape(values.begin(), values.end()); };
+    return Window{copy(spec.sizes()), copy(spec.strides()), begin};
+  };
+  return map_dims(window(view, offset), window(*form.from, form.offset));
+}
 
-Taking taking(const ReducedForm& form, const Placements& to, const Spec& view, const Placements& view_to) {
+// A layout of the view as one of what it is a view of, where every dim that is cut is whole in both.
+std::optional<Placements> of_base(const Placements& placements, const Spec& view, const Spec& base, const DimMap& map) {
+  Placements result = placements;
+  for (Placement& p : result) {
+    if (p.is_mask_partial()) return std::nullopt;
+    if (!p.is_sharded()) continue;
+    const int d = map.base_dim[p.dim()];
+    if (d < 0 || view.sizes()[p.dim()] != base.sizes()[d]) return std::nullopt;
+    p = with_dim(p, d);
+  }
+  return result;
+}
+
+// Can a view of what has the layout `from` be taken of it in the layout `to`? Every rank takes it of its part; or of
+// the whole, of which it has all; or of its part again, as the dims that are cut before and after are whole in the
+// view.
+enum class Taking { kNot, kOfParts, kOfWhole, kAlike };
+
+Taking taking(const ReducedForm& form, const Placements& to, const Spec& view, int64_t offset,
+              const Placements& view_to) {
   const Placements& from = form.from->placements();
   if (only_reduces(from, to) && only_reduces(view.placements(), view_to) && are_addends_alike(from, view.placements()))
     return Taking::kOfParts;
-  return is_whole(to) && is_whole(view_to) && is_real(view) ? Taking::kOfWhole : Taking::kNot;
+  if (!is_real(view)) return Taking::kNot;
+  if (is_whole(to) && is_whole(view_to)) return Taking::kOfWhole;
+  const auto map = map_within(form, view, offset);
+  if (!map || of_base(view.placements(), view, *form.from, *map) != from) return Taking::kNot;
+  return of_base(view_to, view, *form.from, *map) == to ? Taking::kAlike : Taking::kNot;
 }
 
 // `t` in the strides `wanted`, made so for good.
@@ -94,17 +124,36 @@ at::Tensor view_of_whole(ReducedForm& form, size_t i, const Spec& spec, int64_t 
   return whole.as_strided(spec.sizes(), spec.strides(), whole.storage_offset() + offset - form.offset);
 }
 
+// REQUIRES: kAlike.
+at::Tensor view_alike(const ReducedForm& form, size_t i, const Spec& spec, const DimMap& map) {
+  const at::Tensor& part = form.locals[i];
+  Shape sizes(spec.sizes().begin(), spec.sizes().end()), strides(sizes.size(), 0);
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    const int base = map.base_dim[d];
+    if (base < 0) continue;
+    if (sizes[d] == form.from->sizes()[base]) sizes[d] = part.size(base);
+    strides[d] = map.step[d] * part.stride(base);
+  }
+  if (part.numel() == 0) return at::empty(sizes, part.options());
+  int64_t offset = part.storage_offset();
+  for (int64_t d = 0; d < part.dim(); ++d) offset += map.start[d] * part.stride(d);
+  return part.as_strided(sizes, strides, offset);
+}
+
 // The parts of `t` in the layout `to`. Conjugates lie where the numbers do.
 RankTensors parts_of(ReducedForm& form, const at::Tensor& t, const DTensorMeta& meta, const Placements& to) {
   const Spec& spec = *meta.spec;
   const bool same = is_same(form, t, spec);
-  const bool of_whole = !same && taking(form, form.plan->to.placements(), spec, to) == Taking::kOfWhole;
+  const Taking how = same ? Taking::kOfParts : taking(form, form.plan->to.placements(), spec, t.storage_offset(), to);
+  const auto map = how == Taking::kAlike ? map_within(form, spec, t.storage_offset()) : std::nullopt;
   LocalGuard guard;
   RankTensors parts;
   for (size_t i = 0; i < meta.locals.size(); ++i) {
     const at::Tensor& part = meta.locals[i];
-    if (of_whole) {
+    if (how == Taking::kOfWhole) {
       parts.push_back(view_of_whole(form, i, spec, t.storage_offset()));
+    } else if (map) {
+      parts.push_back(view_alike(form, i, spec, *map));
     } else {
       parts.push_back(
           seen_with(same ? form.locals[i] : view_of_part(form, i, part), lazy_bits(part) ^ lazy_bits(form.parts[i])));
@@ -124,6 +173,13 @@ uint64_t current_recording() {
   return sites == nullptr ? 0 : sites->recording();
 }
 
+// Does `form` say what `t` is in the layout `to`?
+bool tells(const ReducedForm& form, const at::Tensor& t, const Spec& spec, const Placements& to) {
+  const Placements& known = form.plan->to.placements();
+  if (is_same(form, t, spec)) return known == to;
+  return lies_within(form, t, spec) && taking(form, known, spec, t.storage_offset(), to) != Taking::kNot;
+}
+
 // That from which `t` is known in the layout `to`. Null: from none, or somebody may have written since. REQUIRES:
 // storage.reduced_mutex is locked.
 ReducedForm* find(LocalStorage& storage, const at::Tensor& t, const Spec& spec, const Placements& to) {
@@ -133,11 +189,8 @@ ReducedForm* find(LocalStorage& storage, const at::Tensor& t, const Spec& spec, 
   const uint64_t recording = current_recording();
   for (ReducedForm& form : *storage.reduced) {
     if (!form.plan || form.writes != writes || (recording != 0 && form.recording != recording)) continue;
-    const Placements& known = form.plan->to.placements();
-    if (flips && !only_reduces(form.from->placements(), known)) continue;
-    if (is_same(form, t, spec) ? known == to
-                               : lies_within(form, t, spec) && taking(form, known, spec, to) != Taking::kNot)
-      return &form;
+    if (flips && !only_reduces(form.from->placements(), form.plan->to.placements())) continue;
+    if (tells(form, t, spec, to)) return &form;
   }
   return nullptr;
 }
@@ -147,8 +200,7 @@ bool may_remember(const LocalStorage& storage) { return !storage.given_away && !
 
 bool is_worth_remembering(const Spec& spec, const RedistributePlan& plan) {
   if (plan.is_local()) return false;
-  const Placements& to = plan.to.placements();
-  return spec.has_partial() || (is_whole(to) && spec.with_placements(to)->max_local_bytes() <= kRememberedBytes);
+  return spec.has_partial() || spec.with_placements(plan.to.placements())->max_local_bytes() <= kRememberedBytes;
 }
 
 // The tensor that `t` is a view of; null: it is not known. REQUIRES: storage.reduced_mutex is locked.
@@ -157,6 +209,21 @@ const ReducedForm* base_of(const LocalStorage& storage, const at::Tensor& t, con
   const ReducedForm& base = storage.reduced->front();
   if (base.plan || base.sums.defined()) return nullptr;
   return !is_same(base, t, spec) && lies_within(base, t, spec) ? &base : nullptr;
+}
+
+// What to bring the tensor to so that its view is known in the layout `to`.
+std::optional<Placements> layout_of_base(const ReducedForm& base, const Spec& view, int64_t offset,
+                                         const Placements& to) {
+  Placements wanted(to.size(), Replicate());
+  if (only_reduces(view.placements(), to)) {
+    wanted = without_partials(base.from->placements());
+  } else if (!is_whole(to)) {
+    const auto map = map_within(base, view, offset);
+    const auto alike = map ? of_base(to, view, *base.from, *map) : std::nullopt;
+    if (!alike) return std::nullopt;
+    wanted = *alike;
+  }
+  return taking(base, wanted, view, offset, to) == Taking::kNot ? std::nullopt : std::optional(wanted);
 }
 
 }  // namespace
@@ -183,6 +250,17 @@ std::optional<RankTensors> find_known(const at::Tensor& t, const RedistributePla
   return form == nullptr ? std::nullopt : std::optional(parts_of(*form, t, meta, to));
 }
 
+bool will_tell(const ReducedForm& moving, const at::Tensor& of, const at::Tensor& t, const RedistributePlan& plan) {
+  const DTensorMeta& meta = peek_meta(t);
+  LocalStorage& storage = *meta.storage;
+  if (peek_meta(of).storage != meta.storage || !may_remember(storage)) return false;
+  if (!is_worth_remembering(*moving.from, *moving.plan)) return false;
+  std::lock_guard lock(storage.reduced_mutex);
+  if (storage.reduced && is_flipped(storage) && !only_reduces(moving.from->placements(), moving.plan->to.placements()))
+    return false;
+  return tells(moving, t, *meta.spec, plan.to.placements());
+}
+
 ReducedForm choose_move(const at::Tensor& t, std::shared_ptr<const RedistributePlan> plan) {
   constexpr double kLittleLonger = 2;  // where the other views then have it, too
   const DTensorMeta& meta = meta_of(t);
@@ -191,11 +269,9 @@ ReducedForm choose_move(const at::Tensor& t, std::shared_ptr<const RedistributeP
   const uint64_t writes = storage.writes.load(std::memory_order_relaxed);
   std::lock_guard lock(storage.reduced_mutex);
   if (const ReducedForm* base = may_remember(storage) ? base_of(storage, t, spec) : nullptr) {
-    const Placements& to = plan->to.placements();
-    const Placements base_to = only_reduces(spec.placements(), to) ? without_partials(base->from->placements())
-                                                                   : Placements(to.size(), Replicate());
-    if (taking(*base, base_to, spec, to) != Taking::kNot) {
-      auto base_plan = cached_plan_within(base->from, base_to, current_dispatch_scope().limits);
+    const auto base_to = layout_of_base(*base, spec, t.storage_offset(), plan->to.placements());
+    if (base_to) {
+      auto base_plan = cached_plan_within(base->from, *base_to, current_dispatch_scope().limits);
       const double limit =
           base_plan && is_worth_remembering(*base->from, *base_plan) ? kLittleLonger * plan->seconds : plan->seconds;
       if (base_plan && !base_plan->is_local() && base_plan->seconds <= limit) {

@@ -1,10 +1,10 @@
-// Layouts that a tensor is known in besides its own: what operators have reduced or gathered once is not moved again
-// for another operator, nor for a view of the tensor. For the folders above.
+// Layouts that a tensor is known in besides its own: what operators have brought to one is not moved again for another
+// operator, nor for a view of the tensor. For the folders above.
 //
 // Remembered with the memory that tensors share (LocalStorage), until somebody writes to it, and never handed out: the
-// tensors keep their placements to whoever asks. Reductions are always remembered, gathered wholes up to
-// kRememberedBytes a rank. Where no rank has data, as in abstract worlds, it is known that they would be. All is
-// decided by layouts, sizes and strides: the same on all ranks.
+// tensors keep their placements to whoever asks. Reductions are always remembered, other moves where a part is
+// kRememberedBytes at most afterwards. Where no rank has data, as in abstract worlds, it is known that they would be.
+// All is decided by layouts, sizes and strides: the same on all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,6 +45,8 @@ std::optional<RankTensors> find_known(const at::Tensor& t, const RedistributePla
 // What to move so that `t` is known as after `plan`, without `locals` yet: the tensor that it is a view of, where that
 // takes little longer, or `t` itself.
 ReducedForm choose_move(const at::Tensor& t, std::shared_ptr<const RedistributePlan> plan);
+// Will `t` after `plan` be known when `moving`, chosen for `of`, has moved?
+bool will_tell(const ReducedForm& moving, const at::Tensor& of, const at::Tensor& t, const RedistributePlan& plan);
 // What `t` is in the layout `to` when that has moved, which is remembered where that is the rule.
 RankTensors finish_move(const at::Tensor& t, const Placements& to, ReducedForm moved);
 

@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
-#include <vector>
 
 namespace dtensor {
 namespace {
@@ -60,12 +58,7 @@ void make_one_dtype(WindowPart& view, WindowPart& base) {
 
 // ------------------------------------------------------------ dim by dim
 
-// Every dim of the view steps along one dim of the base.
-struct DimMap {
-  std::vector<int> base_dim;  // per dim of the view; -1: has one element, or is expanded
-  Shape step;                 // per dim of the view
-  Shape start;                // per dim of the base: where the view begins
-};
+}  // namespace
 
 std::optional<DimMap> map_dims(const Window& view, const Window& base) {
   DimMap map{std::vector<int>(view.sizes.size(), -1), Shape(view.sizes.size(), 0), Shape(base.sizes.size(), 0)};
@@ -94,6 +87,8 @@ std::optional<DimMap> map_dims(const Window& view, const Window& base) {
   }
   return map;
 }
+
+namespace {
 
 // `count` places in a row in the view's part, every `base_step`-th in the base's.
 struct Stretch {

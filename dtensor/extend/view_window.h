@@ -1,4 +1,5 @@
-// Writing through a view: which elements of a tensor the elements of its view are, rank by rank. For the folders above.
+// Which elements of a tensor the elements of its view are, and writing through a view, rank by rank. For the folders
+// above.
 //
 // A view is what it is in ATen: sizes, strides and an offset within the memory of the tensor that it is of, here the
 // memory that one device would hold. So one function serves all view operators and chains of them.
@@ -8,7 +9,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "placement/geometry.h"
 
@@ -25,6 +28,17 @@ struct WindowPart {
   Part layout;
   at::Tensor part;  // of layout.sizes()
 };
+
+// A view that steps along dims of what it is a view of.
+struct DimMap {
+  std::vector<int> base_dim;  // per dim of the view; -1: has one element, or is expanded
+  Shape step;                 // per dim of the view, along that dim
+  Shape start;                // per dim of the base: where the view begins
+};
+
+// nullopt: some dim of `view` steps along more than one dim of `base`. REQUIRES: `view` lies within `base`, no two
+// elements of which share memory.
+std::optional<DimMap> map_dims(const Window& view, const Window& base);
 
 // Writes those elements of `view.part` that `base.part` holds to their places there. Offsets count elements of each
 // one's own dtype. Where one lies in several elements of the view, each of them holds the same. Below autograd, on

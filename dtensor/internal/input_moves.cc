@@ -102,11 +102,7 @@ void run_communicating(const OpInfo& info, const Decision& decision, const Input
         locals[k] = is_written(info, in, k) || info.is_view ? copies(*known) : *std::move(known);
         continue;
       }
-      const DTensorMeta& meta = meta_of(t);
-      const auto tells = [&](const Moving& m) {  // what this is, too
-        const DTensorMeta& other = peek_meta(tensors[m.input]);
-        return other.storage == meta.storage && (meta.spec->has_partial() || m.form.from != other.spec);
-      };
+      const auto tells = [&](const Moving& m) { return will_tell(m.form, tensors[m.input], t, *plan); };
       const auto is_alike = [&](const Moving& m) {
         return in.tensors[m.input].is_same(in.tensors[k]) && decision.input_plans[m.input] == plan &&
                !is_written(info, in, m.input);

@@ -28,8 +28,7 @@ bool crosses_nodes(const Group& group, int64_t ranks_per_node) {
 
 class Recorder final : public CallSites, public CommListener {
  public:
-  Recorder(const Overrides& overrides, double flops_per_second)
-      : overrides_(overrides), flops_per_second_(flops_per_second) {}
+  explicit Recorder(const Overrides& overrides) : overrides_(overrides) {}
 
   uint64_t recording() const override { return recording_; }
 
@@ -71,8 +70,9 @@ class Recorder final : public CallSites, public CommListener {
 
   void on_work(const WorkEvent& event) override {
     std::lock_guard lock(mutex_);
+    if (!cost_) return;
     step_.cost.flops += event.flops;
-    step_.cost.seconds += event.flops / flops_per_second_;
+    step_.cost.seconds += cost_->work(event.flops, 0);
   }
 
   RecordedStep take() {
@@ -98,7 +98,6 @@ class Recorder final : public CallSites, public CommListener {
   }
 
   const Overrides& overrides_;
-  const double flops_per_second_;
   const uint64_t recording_ = next_recording();
   std::mutex mutex_;
   RecordedStep step_;
@@ -152,9 +151,8 @@ std::shared_ptr<const Decision> find_pinned(const OpCall& call, const std::share
   return nullptr;
 }
 
-RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides, double flops_per_second,
-                         int64_t* missed) {
-  Recorder recorder(overrides, flops_per_second);
+RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides, int64_t* missed) {
+  Recorder recorder(overrides);
   {
     const ScopeGuard listening([&](Scope& s) { s.listeners.push_back(&recorder); });
     const DispatchScopeGuard deciding([&](DispatchScope& s) { s.call_sites = &recorder; });

@@ -41,7 +41,6 @@ std::shared_ptr<const Decision> find_pinned(const OpCall& call, const std::share
 std::vector<Placements> computed_placements(const Decision& decision);
 
 // Runs it. `missed`: how many overrides did not fit.
-RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides, double flops_per_second,
-                         int64_t* missed = nullptr);
+RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides, int64_t* missed = nullptr);
 
 }  // namespace dtensor

@@ -1,6 +1,8 @@
 // What has moved once is known: by views, by the tensors that they are of, and until somebody writes.
 #include <torch/nn.h>
 
+#include <functional>
+
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/factories.h"
@@ -127,6 +129,82 @@ TEST_CASE("known layouts: the inputs of an operator move together", "[dtensor][k
   comm.reset();
   CHECK(close(p.distributed / q.distributed, p.plain / q.plain));
   CHECK(comm.total() == 1);
+}
+
+// Matrices of which parts are sharded; an operator that wants them whole.
+Tensor matrices(Shape sizes) {
+  torch::manual_seed(5);
+  return torch::randn(sizes, torch::kDouble) / 4 + torch::eye(sizes.back(), torch::kDouble);
+}
+
+// How many collectives it takes to make what is `plain`.
+int64_t moves(const std::function<Tensor()>& make, const Tensor& plain) {
+  CommDebugMode comm;
+  const Tensor made = make();
+  const int64_t total = comm.total();
+  CHECK(close(made, plain));
+  return total;
+}
+
+int64_t moves_for_inverse(const Tensor& t, const Tensor& plain) {
+  return moves([&] { return std::get<0>(torch::linalg_inv_ex(t)); }, plain.inverse());
+}
+
+TEST_CASE("known layouts: what has moved to other parts is known there, and as the views of it",
+          "[dtensor][known_layouts]") {
+  const bool abstract = GENERATE(false, true);
+  const int64_t ranks = GENERATE(3, 4);
+  Tensor plain = matrices({5, 6, 6});
+  const Tensor x = distribute_tensor(plain, mesh_of(ranks, abstract), {Shard(1)});
+  CHECK(moves_for_inverse(x, plain) == 1);
+  CHECK(layout(x) == Placements{Shard(1)});
+  CHECK(moves_for_inverse(x.transpose(1, 2), plain.transpose(1, 2)) == 0);
+  CHECK(moves_for_inverse(x.unsqueeze(1).expand({5, 2, 6, 6}), plain.unsqueeze(1).expand({5, 2, 6, 6})) == 0);
+  CHECK(moves([&] { return x.matrix_exp(); }, plain.matrix_exp()) == 0);
+  // Of some matrices other ones lie on each rank.
+  CHECK(moves_for_inverse(x.slice(0, 1, 5), plain.slice(0, 1, 5)) == 1);
+  x.mul_(2);
+  plain = plain * 2;
+  CHECK(moves_for_inverse(x, plain) == 1);
+}
+
+TEST_CASE("known layouts: of views that move alike, what they are views of moves", "[dtensor][known_layouts]") {
+  const bool abstract = GENERATE(false, true);
+  const Tensor plain = matrices({5, 3, 6, 6});
+  const Tensor x = distribute_tensor(plain, mesh_of(4, abstract), {Shard(2)});
+  int64_t total = 0;
+  for (int64_t i = 0; i < 3; ++i) total += moves_for_inverse(x.select(1, i), plain.select(1, i));
+  CHECK(total == 1);
+  CHECK(moves_for_inverse(x.slice(1, 1, 3).mT(), plain.slice(1, 1, 3).mT()) == 0);
+  CHECK(moves_for_inverse(x.slice(1, 0, 3, 2).transpose(0, 1), plain.slice(1, 0, 3, 2).transpose(0, 1)) == 0);
+}
+
+TEST_CASE("known layouts: what the arguments of one operator are views of moves once", "[dtensor][known_layouts]") {
+  const DeviceMesh mesh = mesh_of(4);
+  const Tensor rows = torch::randn({8, 64, 512}, torch::kDouble), other = torch::randn({8, 512, 64}, torch::kDouble);
+  const Tensor x = distribute_tensor(rows, mesh, {Shard(1)}), y = distribute_tensor(other, mesh, {Shard(2)});
+  CommDebugMode comm;
+  const Tensor apart = x.bmm(y);
+  const int64_t two = comm.bytes();
+  comm.reset();
+  const Tensor z = distribute_tensor(rows, mesh, {Shard(1)});
+  const Tensor square = z.bmm(z.transpose(1, 2));
+  CHECK(comm.bytes() == two / 2);
+  CHECK(comm.total() == 1);
+  CHECK(close(square, rows.bmm(rows.transpose(1, 2))));
+  CHECK(close(apart, rows.bmm(other)));
+}
+
+TEST_CASE("known layouts: parts that are large are not kept a second time", "[dtensor][known_layouts]") {
+  const DeviceMesh mesh = mesh_of(4, /*abstract=*/true);
+  CommDebugMode comm;
+  for (const int64_t batch : {1 << 12, 1 << 15}) {  // of 16 x 16 float64: 2 MiB and 16 MiB a rank
+    const Tensor x = zeros({batch, 16, 16}, mesh, {Shard(1)}, {.dtype = torch::kDouble});
+    comm.reset();
+    x.matrix_exp();
+    x.mT().matrix_exp();
+    CHECK(comm.total() == (batch == 1 << 12 ? 1 : 2));
+  }
 }
 
 TEST_CASE("free layouts: what an operator made follows what is added to it", "[dtensor][free_layouts]") {

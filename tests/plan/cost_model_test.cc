@@ -72,6 +72,7 @@ TEST_CASE("a cost model's mistakes are named, with file and field", "[cost_model
       {R"({"within_node": {"permute": {"hop_latency": "fast"}}})", "within_node.permute: `hop_latency` is \"fast\""},
       {R"({"within_node": {"permute": {"bandwidth": 1e400}}})", "cluster.json"},
       {R"({"copy_bandwidth": -2.5})", "`copy_bandwidth` is -2.5"},
+      {R"({"flops_per_second": 0})", "`flops_per_second` is 0"},
       {R"({"ranks_per_node": 0})", "`ranks_per_node` is 0"},
       {R"({"ranks_per_node": 1.5})", "`ranks_per_node` is 1.5"},
       {R"({"packs": 1})", "`packs` is 1"},
@@ -113,6 +114,8 @@ TEST_CASE("what collectives cost", "[cost_model]") {
   CHECK(cost.collective(Collective::kAllGather, 2, false, 500) == 10 + 1 + 5);
   cost.copy_bandwidth = 4;
   CHECK(cost.copy(10) == 2.5);
+  cost.flops_per_second = 8;
+  CHECK(cost.work(20, 10) == 2.5 + 2.5);
   for (int c = 0; c < kNumCollectives; ++c) {
     for (bool crosses : {false, true}) {
       for (int64_t bytes : {0, 1, 1000000})

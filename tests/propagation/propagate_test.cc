@@ -245,17 +245,44 @@ TEST_CASE("a decision explains itself") {
   CHECK(plan->computed[0] == call.inputs[0]->with_placements({Shard(1)}));
 }
 
-// Does the option, on mesh dim d, shard (or make a Partial of) something although no input is sharded there?
+// Does the option, on mesh dim d, shard (or make a Partial of) something although all inputs are whole there?
 bool begins_to_shard(const std::vector<SpecPtr>& specs, size_t d, const DimStrategy& option) {
-  bool replicated = true;
-  for (const SpecPtr& s : specs) {
-    if (s->placements()[d].is_sharded()) return false;
-    replicated = replicated && s->placements()[d].is_replicate();
+  const auto is_whole = [&](const SpecPtr& s) { return s->placements()[d].is_replicate(); };
+  return std::all_of(specs.begin(), specs.end(), is_whole) &&
+         std::any_of(option.inputs.begin(), option.inputs.end(), [](const Placement& p) { return !p.is_replicate(); });
+}
+
+bool crosses_nodes(const DeviceMesh& mesh, size_t d) {
+  return (mesh.dims_between_nodes(CostModel().ranks_per_node) >> d & 1) != 0;
+}
+
+Placements placements_of(const std::vector<DimStrategy>& chosen, int input) {
+  Placements result;
+  for (const DimStrategy& o : chosen) result.push_back(input < 0 ? o.outputs[0] : o.inputs[input]);
+  return result;
+}
+
+// Is something cut along mesh dim d, where nothing came sharded?
+bool cuts(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, size_t d) {
+  const auto came = [&](const SpecPtr& s) { return s->placements()[d].is_sharded(); };
+  const auto is_cut = [](const Placement& p) { return p.is_sharded(); };
+  return std::none_of(specs.begin(), specs.end(), came) &&
+         std::any_of(chosen[d].inputs.begin(), chosen[d].inputs.end(), is_cut);
+}
+
+// What one rank of a product multiplies, reads and writes.
+double work(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, const Spec& result) {
+  int64_t bytes = result.with_placements(placements_of(chosen, -1))->max_local_bytes();
+  std::vector<Shape> parts;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const Spec& s = *specs[i];
+    const Placements to = placements_of(chosen, static_cast<int>(i));
+    bytes += s.with_placements(to)->max_local_bytes();
+    parts.push_back(local_shape(s.sizes(), s.mesh().shape(), to, Shape(to.size(), 0)));
   }
-  for (const Placement& p : option.inputs) {
-    if (p.is_sharded() || (replicated && p.is_partial())) return true;
-  }
-  return false;
+  const Shape &a = parts[parts.size() - 2], &b = parts.back();
+  const double flops = 2.0 * static_cast<double>(a[0] * a[1] * b[1]);
+  return flops / CostModel().flops_per_second + static_cast<double>(bytes) / CostModel().copy_bandwidth;
 }
 
 // What reducing a tensor laid out so takes along mesh dim d.
@@ -263,19 +290,37 @@ double reduction(const Spec& spec, size_t d) {
   if (!spec.placements()[d].is_partial()) return 0;
   const DeviceMesh& mesh = spec.mesh();
   const int64_t n = mesh.size(static_cast<int64_t>(d));
-  const bool crosses = (mesh.dims_between_nodes(CostModel().ranks_per_node) >> d & 1) != 0;
-  return CostModel().collective(Collective::kAllReduce, n, crosses, spec.max_local_bytes() * 2 * (n - 1) / n);
+  return CostModel().collective(Collective::kAllReduce, n, crosses_nodes(mesh, d),
+                                spec.max_local_bytes() * 2 * (n - 1) / n);
+}
+
+// Gathering it again; less the reduction of the product, where that could have waited.
+double begun_shards(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, const Spec& result) {
+  double seconds = 0;
+  const SpecPtr made = result.with_placements(placements_of(chosen, -1));
+  for (size_t d = 0; d < chosen.size(); ++d) {
+    if (!cuts(specs, chosen, d) || !made->placements()[d].is_sharded()) continue;
+    const int64_t n = made->mesh().size(static_cast<int64_t>(d));
+    Placements whole = made->placements();
+    whole[d] = Partial();
+    const SpecPtr addends = made->with_placements(whole);
+    seconds += CostModel().collective(Collective::kAllGather, n, crosses_nodes(made->mesh(), d),
+                                      addends->max_local_bytes() * (n - 1) / n);
+    double now = 0;
+    for (const SpecPtr& s : specs) now += reduction(*s, d);
+    if (reduction(*addends, d) <= now) seconds -= reduction(*addends, d);
+  }
+  return seconds;
 }
 
 // The later reduction of a Partial that an input moved for, or that is put off without a gain.
 double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, const Spec& result) {
-  Placements out;
-  for (const DimStrategy& o : chosen) out.push_back(o.outputs[0]);
+  const Placements out = placements_of(chosen, -1);
   double seconds = 0;
   for (size_t d = 0; d < chosen.size(); ++d) {
     const double later = reduction(*result.with_placements(out), d);
     double now = 0;
-    bool moves = false, no_gain = false, multiplied = false;
+    bool moves = cuts(specs, chosen, d), no_gain = false, multiplied = false;
     for (size_t i = 0; i < specs.size(); ++i) {
       const Placement &from = specs[i]->placements()[d], &to = chosen[d].inputs[i];
       moves = moves || (from.is_sharded() && !to.is_partial() && from != to);
@@ -340,7 +385,11 @@ TEST_CASE("no combination is cheaper than the chosen one") {
         option.outputs = {plan->outputs[0]->placements()[d]};
         for (const auto& s : plan->computed) option.inputs.push_back(s->placements()[d]);
       }
-      chosen += made_partial(specs, taken, *plan->outputs[0]);
+      const auto beside_moves = [&](const std::vector<DimStrategy>& way) {
+        return made_partial(specs, way, *plan->outputs[0]) + begun_shards(specs, way, *plan->outputs[0]) +
+               work(specs, way, *plan->outputs[0]);
+      };
+      chosen += beside_moves(taken);
 
       std::vector<DimStrategy> options;
       for (DimStrategy& s : plan->rule->per_dim(call, 0)) {
@@ -358,7 +407,7 @@ TEST_CASE("no combination is cheaper than the chosen one") {
           allowed = allowed && !begins_to_shard(specs, d, combination.back());
         }
         if (!allowed) continue;
-        double cost = made_partial(specs, combination, *plan->outputs[0]);
+        double cost = beside_moves(combination);
         for (size_t i = 0; i < specs.size(); ++i) {
           Placements to;
           for (size_t d = 0, rest = c; d < mesh.size(); ++d, rest /= options.size()) {
@@ -392,6 +441,30 @@ TEST_CASE("the engine does not begin to shard along a mesh dim by itself") {
   // Splitting k over the second mesh dim would halve what travels over the first.
   CHECK(decision(*propagate(make("mm", {spec({2, 2}, {64, 64}, "S(0)R"), spec({2, 2}, {64, 64}, "S(0)R")}))) ==
         "S(0)R, RR -> S(0)R; 1: 8192 B");
+}
+
+TEST_CASE("work that all ranks would do alike is part of the price") {
+  const auto chosen = [](const char* op, int64_t tokens, int64_t width) {
+    const SpecPtr addends = spec({8}, {tokens, width}, "P"), whole = spec({8}, {width, width}, "R");
+    return decision(*propagate(make(op, {addends, whole})));
+  };
+  // What a row-parallel layer left, times a matrix that every rank has: reduced to rows, of which each rank then
+  // multiplies its own, where the product takes longer than it takes to gather those again.
+  CHECK(chosen("mm", 64, 64) == "P(sum), R -> P(sum)");
+  CHECK(chosen("mm", 8192, 4096) == "S(0), R -> S(0); 0: 117440512 B");
+  // Nothing is multiplied that would be worth it.
+  CHECK(chosen("mul", 4096, 4096) == "P(sum), R -> P(sum)");
+  // Slow machines, fast links.
+  const DeviceMesh mesh(World::abstract(8), {8}, {"slow"});
+  CostModel slow;
+  slow.flops_per_second = 1e9;
+  set_cost_model(mesh.world(), slow);
+  const Shape sizes = {64, 64};
+  const auto on = [&](const char* layout) {
+    return Spec::get(mesh, parse_placements(layout).value(), sizes, at::kFloat);
+  };
+  CHECK(decision(*propagate(make("mm", {on("P"), on("R")}))) == "S(0), R -> S(0); 0: 14336 B");
+  CHECK(decision(*propagate(make("mm", {on("R"), on("R")}))) == "R, R -> R");
 }
 
 TEST_CASE("in-place operators keep the layout of what they write to") {

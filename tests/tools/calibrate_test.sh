@@ -13,8 +13,9 @@ for collective in all_reduce all_gather reduce_scatter all_to_all broadcast scat
   check "a line for $collective" prints "^$collective +within a node +2,4 +[0-9.]+ +[0-9.]+ .* % at [0-9]+"
 done
 check "a line for copies" prints '^copy: [0-9.]+ GB/s'
+check "a line for matrix products" prints '^matrix products: [0-9.]+ GFLOP/s'
 check "all numbers are there and positive" model \
-  'all(c[k] > 0 for l in ("within_node", "between_nodes") for c in d[l].values() for k in ("latency", "hop_latency", "bandwidth")) and len(d["within_node"]) == 9 and d["copy_bandwidth"] > 0'
+  'all(c[k] > 0 for l in ("within_node", "between_nodes") for c in d[l].values() for k in ("latency", "hop_latency", "bandwidth")) and len(d["within_node"]) == 9 and d["copy_bandwidth"] > 0 and 0 < d["flops_per_second"] != 1e14'
 check "ranks of one process read each other's memory" model 'not d["packs"] and d["ranks_per_node"] == 4'
 "$plan" --mesh tp=4 --shape 1024,1024 --dtype f32 --from "S(0)" --to "S(1)" --cost_model "$work/model.json" >"$work/out" 2>"$work/err"
 check "a plan with it" test $? = 0

@@ -1,4 +1,5 @@
-// Measures what collectives and copies cost on this machine, and writes it as a cost model for the planner.
+// Measures what collectives, copies and matrix products cost on this machine, and writes it as a cost model for the
+// planner.
 //
 //   ./bazelw run //tools:calibrate -- --ranks 4 --out cost_model.json
 //   DTENSOR_COST_MODEL=cost_model.json my_program
@@ -8,11 +9,13 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <iostream>
@@ -81,6 +84,8 @@ class Calibration {
   Arguments arguments(Collective c, const Groups& groups, int64_t bytes) const;
   Trial measure(Collective c, const Groups& groups, int64_t bytes) const;
   void fit_level(const std::vector<Trial>& trials, bool crosses_nodes, CostModel& model);
+  void measure_copies(CostModel& model);
+  void measure_products(CostModel& model);
 
   const World world_;
   const int64_t ranks_per_node_, max_bytes_;
@@ -263,7 +268,13 @@ CostModel Calibration::run() {
     table_ += "All ranks are on one node: the numbers between nodes are written as those within one.\n";
   }
 
-  // Every rank copies, as in a step of a plan.
+  measure_copies(model);
+  measure_products(model);
+  return model;
+}
+
+// Every rank copies, as in a step of a plan.
+void Calibration::measure_copies(CostModel& model) {
   std::vector<double> rates;
   for (int64_t bytes : byte_counts()) {
     if (bytes < 1 << 15) continue;
@@ -283,7 +294,26 @@ CostModel Calibration::run() {
     absl::StrAppendFormat(&table_, "copy: %.2f GB/s per rank (%.2f to %.2f)\n", model.copy_bandwidth / 1e9,
                           rates.front() / 1e9, rates.back() / 1e9);
   }
-  return model;
+}
+
+// Every rank multiplies square matrices, as large as those of a model's layers where there is time for it.
+void Calibration::measure_products(CostModel& model) {
+  std::vector<double> rates;
+  for (const int64_t n : quick_ ? std::vector<int64_t>{128, 256} : std::vector<int64_t>{512, 1024, 2048}) {
+    RankTensors factors, products;
+    for (int64_t rank : world_.owned_ranks()) {
+      factors.push_back(at::ones({n, n}, on(world_.device(rank))));
+      products.push_back(at::empty({n, n}, on(world_.device(rank))));
+    }
+    const double seconds = time([&] {
+      for (size_t i = 0; i < factors.size(); ++i) at::mm_out(products[i], factors[i], factors[i]);
+    });
+    rates.push_back(2 * std::pow(static_cast<double>(n), 3) / seconds);
+  }
+  std::sort(rates.begin(), rates.end());
+  model.flops_per_second = rates.back();
+  absl::StrAppendFormat(&table_, "matrix products: %.2f GFLOP/s per rank (from %.2f)\n", rates.back() / 1e9,
+                        rates.front() / 1e9);
 }
 
 int run() {
@@ -320,5 +350,6 @@ int run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program("calibrate", "Measures what collectives and copies cost here, for the planner.", argc, argv, run);
+  return run_program("calibrate", "Measures what collectives, copies and matrix products cost here, for the planner.",
+                     argc, argv, run);
 }
