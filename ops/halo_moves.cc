@@ -17,6 +17,7 @@
 #include "ops/arguments.h"
 #include "ops/halo_decision.h"
 #include "ops/halo_exchange.h"
+#include "ops/halo_surroundings.h"
 #include "ops/movement.h"
 #include "propagation/rule_registry.h"
 
@@ -216,8 +217,8 @@ RankTensors shifted(const RankTensors& locals, const Margins& margins, int64_t d
   return result;
 }
 
-// From self to the result.
-template <Describe kDescribe>
+// From self to the result. `kPads`: which is larger.
+template <Describe kDescribe, bool kPads = false>
 void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   if (args.out().defined()) return dispatch_by_rule(op, stack);
@@ -237,12 +238,21 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
     for (const HaloDim& d : move->dims) sizes[d.dim] = d.map.size;
     const SpecPtr result = result_of(source, rule, sizes);
     HaloChoice choice{{source, result, move->dims}, result};
+    if constexpr (kPads) choice.both = surroundings_request(source, result, move->dims);
     if (kDescribe == roll && move->dims.size() == 1)
       choice.both = margins_request(source, move->dims[0].dim, std::abs(shift_of(move->dims[0].map)));
     return choice;
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const CommCause cause = halo_cause(op, self, "self");
+  if (kPads && decision->both) {
+    const HaloRequest request = *surroundings_request(source, decision->result, move->dims);
+    Surroundings known =
+        surroundings_of(request, fetch_halos(*decision->both, meta_of(self).locals, move->fill, cause));
+    return_tensor(op, stack, decision->result, own_parts(known, *decision->result));
+    note_surroundings(torch::jit::peek(stack, 0, 1).toTensor(), std::move(known));
+    return;
+  }
   RankTensors locals;
   if (decision->both && may_remember(self)) {
     const int64_t dim = move->dims[0].dim, shift = shift_of(move->dims[0].map), width = std::abs(shift);
@@ -285,11 +295,11 @@ void move_back(const c10::OperatorHandle& op, Stack& stack) {
 const RuleFamily halo_moves_handlers("halo_moves", [](RuleRegistry& registry) {
   registry.add_handler("aten::roll", move_elements<roll>);
   registry.add_handler("aten::flip", move_elements<flip>);
-  registry.add_handler("aten::constant_pad_nd", move_elements<constant_pad>);
+  registry.add_handler("aten::constant_pad_nd", move_elements<constant_pad, /*kPads=*/true>);
   for (const char* op : {"aten::reflection_pad1d", "aten::reflection_pad2d", "aten::reflection_pad3d"})
-    registry.add_handler(op, move_elements<reflection_pad>);
+    registry.add_handler(op, move_elements<reflection_pad, /*kPads=*/true>);
   for (const char* op : {"aten::replication_pad1d", "aten::replication_pad2d", "aten::replication_pad3d"})
-    registry.add_handler(op, move_elements<replication_pad>);
+    registry.add_handler(op, move_elements<replication_pad, /*kPads=*/true>);
   for (const char* op :
        {"aten::reflection_pad1d_backward", "aten::reflection_pad2d_backward", "aten::reflection_pad3d_backward"})
     registry.add_handler(op, move_back<reflection_pad_backward>);

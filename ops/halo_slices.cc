@@ -16,6 +16,7 @@
 #include "ops/arguments.h"
 #include "ops/halo_decision.h"
 #include "ops/halo_exchange.h"
+#include "ops/halo_surroundings.h"
 #include "ops/halo_windows.h"
 #include "ops/meta_tensor.h"
 #include "placement/with_dim.h"
@@ -98,6 +99,18 @@ std::vector<int64_t> cutting_of(const at::Tensor& t, const std::optional<Taken>&
   return cutting_mesh_dims(*spec_of(t), {taken->dim});
 }
 
+// A slice of a dim that no rank shares with others: what is known around the parts is sliced, too.
+void slice_by_rule(const c10::OperatorHandle& op, Stack& stack, const at::Tensor& self,
+                   const std::optional<Taken>& taken) {
+  const auto around = is_dtensor(self) && taken && taken->step == 1 ? known_surroundings(self) : nullptr;
+  dispatch_by_rule(op, stack);
+  if (!around) return;
+  const at::Tensor& view = torch::jit::peek(stack, 0, 1).toTensor();
+  if (known_surroundings(view)) return;
+  if (auto known = sliced_surroundings(*around, *spec_of(view), taken->dim, taken->start))
+    note_surroundings(view, *std::move(known));
+}
+
 // slice.Tensor(self, dim, start, end, step), select.int(self, dim, index).
 template <bool kSelect>
 void take_part(const c10::OperatorHandle& op, Stack& stack) {
@@ -105,7 +118,7 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = args.tensor("self");
   const auto taken = kSelect ? taken_by_select(args, self.sizes()) : taken_by_slice(args, self.sizes());
   const std::vector<int64_t> cutting = cutting_of(self, taken, taken ? self.size(taken->dim) : 0);
-  if (cutting.empty()) return dispatch_by_rule(op, stack);
+  if (cutting.empty()) return kSelect ? dispatch_by_rule(op, stack) : slice_by_rule(op, stack, self, taken);
   if (is_leaf_parameter(self)) keep_gradient_layout(self);
   const SpecPtr& source = spec_of(self);
   const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
@@ -127,14 +140,21 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{request, rule->outputs[0]->with_placements(placements)};
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
+  const int64_t offset = taken->start * self.stride(taken->dim);
+  if (const auto around = kSelect || taken->step != 1 ? nullptr : known_surroundings(self)) {
+    if (auto known = sliced_surroundings(*around, *decision->result, taken->dim, taken->start)) {
+      const at::Tensor view =
+          moved_view(op, stack, cutting, decision->result, own_parts(*known, *decision->result), offset);
+      note_surroundings(view, *std::move(known));
+      return return_view(op, stack, view);
+    }
+  }
   RankTensors locals = fetch_halos(*decision->plan, meta_of(self).locals, 0, halo_cause(op, self, "self"));
   if (kSelect) {
     LocalGuard guard;
     for (at::Tensor& local : locals) local = local.squeeze(taken->dim);
   }
-  return_view(
-      op, stack,
-      moved_view(op, stack, cutting, decision->result, std::move(locals), taken->start * self.stride(taken->dim)));
+  return_view(op, stack, moved_view(op, stack, cutting, decision->result, std::move(locals), offset));
 }
 
 // slice_backward(grad_output, input_sizes, dim, start, end, step).

@@ -329,7 +329,7 @@ void note_sums(const at::Tensor& t, int64_t dim, at::Tensor sums) {
 }
 
 at::Tensor known_sums(const at::Tensor& t, int64_t dim) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_of(t);
   LocalStorage& storage = *meta.storage;
   if (!may_remember(storage)) return {};
   std::lock_guard lock(storage.reduced_mutex);
@@ -359,7 +359,7 @@ void note_margins(const at::Tensor& t, int64_t dim, int64_t width, RankTensors m
 }
 
 std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t width) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_of(t);
   LocalStorage& storage = *meta.storage;
   if (!may_remember(storage)) return std::nullopt;
   std::lock_guard lock(storage.reduced_mutex);
@@ -371,6 +371,42 @@ std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t w
       return Margins{form.margin, form.locals};
   }
   return std::nullopt;
+}
+
+void note_surroundings(const at::Tensor& t, Surroundings surroundings) {
+  const DTensorMeta& meta = peek_meta(t);
+  LocalStorage& storage = *meta.storage;
+  if (!may_remember(storage) || !is_real(*meta.spec)) return;
+  int64_t bytes = meta.spec->max_local_bytes();
+  for (size_t k = 0; k < surroundings.dims.size(); ++k) {
+    const auto wider = [](const Run& a, const Run& b) { return a.size < b.size; };
+    const auto& known = surroundings.known[k];
+    const int64_t own = meta.spec->layout_of_rank(meta.spec->mesh().ranks()[0]).sizes()[surroundings.dims[k]];
+    bytes = bytes / std::max<int64_t>(own, 1) * std::max_element(known.begin(), known.end(), wider)->size;
+  }
+  std::lock_guard lock(storage.reduced_mutex);
+  if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
+  ReducedForm& form = storage.reduced->emplace_back();
+  form.from = meta.spec;
+  form.offset = t.storage_offset();
+  form.writes = storage.writes.load(std::memory_order_relaxed);
+  form.surroundings = std::make_shared<const Surroundings>(std::move(surroundings));
+  form.storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(), bytes);
+  form.recording = current_recording();
+}
+
+std::shared_ptr<const Surroundings> known_surroundings(const at::Tensor& t) {
+  const DTensorMeta& meta = meta_of(t);
+  LocalStorage& storage = *meta.storage;
+  if (!may_remember(storage)) return nullptr;
+  std::lock_guard lock(storage.reduced_mutex);
+  if (!storage.reduced || is_flipped(storage)) return nullptr;
+  const uint64_t writes = storage.writes.load(std::memory_order_relaxed), recording = current_recording();
+  for (const ReducedForm& form : *storage.reduced) {
+    if (!form.surroundings || !is_same(form, t, *meta.spec) || form.writes != writes) continue;
+    if (recording == 0 || form.recording == recording) return form.surroundings;
+  }
+  return nullptr;
 }
 
 bool may_remember(const at::Tensor& t) {

@@ -12,11 +12,21 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "dtensor/extend/representation.h"
+#include "placement/geometry.h"
 #include "plan/redistribute_plan.h"
 
 namespace dtensor {
+
+// What every rank knows of a tensor: its part and what lies around it, one box.
+struct Surroundings {
+  std::vector<int64_t> dims;  // along which the boxes go beyond the parts, ascending
+  std::vector<std::vector<Run>>
+      known;           // per such dim: the indices, by where a rank stands along the mesh dims that cut it
+  RankTensors locals;  // the boxes
+};
 
 inline constexpr int64_t kRememberedBytes = int64_t{4} << 20;
 
@@ -33,8 +43,9 @@ struct ReducedForm {
   std::shared_ptr<LocalStorage> storage;
   at::Tensor sums = {};  // of one without a plan: see note_sums()
   int64_t summed_dim = -1;
-  int64_t margin_dim = -1, margin = 0;  // of one without a plan: `locals` are what note_margins() says
-  uint64_t recording = 0;               // CallSites::recording() when it moved
+  int64_t margin_dim = -1, margin = 0;               // of one without a plan: `locals` are what note_margins() says
+  std::shared_ptr<const Surroundings> surroundings;  // of one without a plan: see note_surroundings()
+  uint64_t recording = 0;                            // CallSites::recording() when it moved
 };
 
 // A view of `t` is taken. `flips`: it is seen negated, or conjugated.
@@ -69,6 +80,8 @@ struct Margins {
   RankTensors locals;
 };
 std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t width);
+void note_surroundings(const at::Tensor& t, Surroundings surroundings);
+std::shared_ptr<const Surroundings> known_surroundings(const at::Tensor& t);  // null: they are not
 // Is anything remembered of `t`? Not where the user could write to the parts unseen.
 bool may_remember(const at::Tensor& t);
 

@@ -163,16 +163,16 @@ TEST_CASE("halo: a stencil of rolls moves the edges of tiles, by the formula", "
   // Step after step.
   CHECK(traffic([&] { next = rolled_stencil(rolled_stencil(next)); }) == Traffic{4, 4 * width * (tile + tile) * 4});
   CHECK(DTensor(next).placements() == Placements{Shard(0), Shard(1)});
-  // By padding and two slices per neighbour, nine exchanges: a row more makes every part begin elsewhere, and a row
-  // less takes them back, so that one or two rows move each time. No more than five times the edges.
+  // By padding and two slices per neighbour, one exchange: a row more makes every part begin elsewhere, so that one or
+  // two rows move beside the edges.
   const auto padded_stencil = [](const at::Tensor& v) {
     const at::Tensor p = at::constant_pad_nd(v, {1, 1, 1, 1});
     return p.slice(0, 2).slice(1, 1, -1) + p.slice(0, 0, -2).slice(1, 1, -1) + p.slice(1, 2).slice(0, 1, -1) +
            p.slice(1, 0, -2).slice(0, 1, -1) - 4 * v;
   };
   const Traffic by_pad = traffic([&] { next = padded_stencil(u); });
-  CHECK(by_pad.calls == 9);
-  CHECK(by_pad.bytes <= 5 * 2 * width * (tile + 1 + tile + 1) * 4);
+  CHECK(by_pad.calls == 1);
+  CHECK(by_pad.bytes <= 3 * width * (tile + 3 + tile + 3) * 4);
   CHECK(DTensor(next).placements() == Placements{Shard(0), Shard(1)});
   // Both axes at once, corners included: one exchange.
   CHECK(traffic([&] { next = u.roll({3, 2}, {0, 1}); }) == Traffic{1, (3 * tile + 2 * tile - 3 * 2) * 4});
@@ -221,6 +221,84 @@ TEST_CASE("halo: margins that are known serve shifts both ways, until somebody w
     CHECK(calls(1) == 1);
     CHECK(calls(-1) == 0);
     CHECK(difference((-x).roll({1}, {dim}), (-expected).roll({1}, {dim})).value_or("") == "");
+  }
+}
+
+TEST_CASE("halo: margins of a view are those of what it is of by now", "[ops][halo]") {
+  const DeviceMesh mesh(World::local(3), {3}, {"x"});
+  const at::Tensor plain = at::randn({14, 2}, at::kDouble) * 2;
+  const at::Tensor base = redistribute(lay_out(plain / 2, mesh, {Replicate()}), {Shard(0)}) * 2;
+  const at::Tensor x = base.slice(0, 1, 13), expected = plain.slice(0, 1, 13);
+  CHECK(difference(x.roll({1}, {0}), expected.roll({1}, {0})).value_or("") == "");
+  base.add_(1), plain.add_(1);
+  CHECK(difference(x.roll({-1}, {0}), expected.roll({-1}, {0})).value_or("") == "");
+}
+
+// Shares of `sizes`, which the engine laid out, so that something may be remembered of them.
+at::Tensor made(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& placements) {
+  const Placements whole(placements.size(), Replicate());
+  return redistribute(lay_out(plain / 2, mesh, whole), placements) * 2;
+}
+
+int64_t calls_of(const std::function<at::Tensor()>& make, const at::Tensor& expected) {
+  CommDebugMode comm;
+  const at::Tensor actual = make();
+  const int64_t calls = comm.total();
+  CHECK(difference(actual, expected).value_or("") == "");
+  return calls;
+}
+
+TEST_CASE("halo: who pads gets what windows of the former size reach", "[ops][halo]") {
+  using Pad = std::function<at::Tensor(const at::Tensor&)>;
+  const std::vector<Pad> pads = {
+      [](const at::Tensor& t) { return at::constant_pad_nd(t, {1, 1, 1, 1}); },
+      [](const at::Tensor& t) { return at::constant_pad_nd(t, {2, 0, 0, 3}, 1.5); },
+      [](const at::Tensor& t) { return at::reflection_pad2d(t.unsqueeze(0), {1, 2, 2, 1}).squeeze(0); },
+      [](const at::Tensor& t) { return at::replication_pad2d(t.unsqueeze(0), {2, 1, 1, 1}).squeeze(0); },
+  };
+  for (const auto& [sizes, shape, placements] : std::vector<std::tuple<Ints, Ints, Placements>>{
+           {{24, 18}, {4, 3}, {Shard(0), Shard(1)}},
+           {{21, 19}, {3, 2}, {Shard(1), Shard(0)}},
+           {{30, 8}, {3, 2}, {Shard(0), Shard(0)}},
+           {{30, 8}, {4}, {Shard(0)}},
+           {{6, 33}, {5}, {Shard(1)}}}) {
+    int64_t ranks = 1;
+    for (const int64_t n : shape) ranks *= n;
+    const DeviceMesh mesh(World::local(ranks), shape);
+    const at::Tensor plain = at::randn(sizes, at::kDouble) * 2;
+    const at::Tensor x = made(plain, mesh, placements);
+    for (size_t k = 0; k < pads.size(); ++k) {
+      CAPTURE(sizes, shape, to_string(placements), k);
+      const at::Tensor expected = pads[k](plain);
+      at::Tensor padded;
+      const int64_t for_pad = calls_of([&] { return padded = pads[k](x); }, expected);
+      int64_t for_windows = 0;
+      for (int64_t i = 0; i + sizes[0] <= expected.size(0); ++i) {
+        for (int64_t j = 0; j + sizes[1] <= expected.size(1); ++j) {
+          const auto rows_first = [&, i = i, j = j, rows = sizes[0], columns = sizes[1]](const at::Tensor& t) {
+            return t.slice(0, i, i + rows).slice(1, j, j + columns);
+          };
+          const auto columns_first = [&, i = i, j = j, rows = sizes[0], columns = sizes[1]](const at::Tensor& t) {
+            return t.slice(1, j, j + columns).slice(0, i, i + rows);
+          };
+          for_windows += calls_of([&] { return rows_first(padded); }, rows_first(expected));
+          for_windows += calls_of([&] { return columns_first(padded); }, columns_first(expected));
+        }
+      }
+      CHECK(for_pad <= 1);
+      if (for_pad == 1 && k < 2) CHECK(for_windows == 0);
+      // Other windows, other operators, and what is written.
+      calls_of([&] { return padded.slice(0, 1, 4); }, expected.slice(0, 1, 4));
+      calls_of([&] { return padded.slice(1, 0, 7, 2); }, expected.slice(1, 0, 7, 2));
+      const at::Tensor window = padded.slice(0, 1, 1 + sizes[0]), of_plain = expected.slice(0, 1, 1 + sizes[0]);
+      padded.add_(1), expected.add_(1);
+      calls_of([&] { return window; }, of_plain);
+      calls_of([&] { return window.slice(1, 1, 1 + sizes[1]); }, of_plain.slice(1, 1, 1 + sizes[1]));
+      window.mul_(3), of_plain.mul_(3);
+      calls_of([&] { return padded.slice(0, 0, sizes[0]); }, expected.slice(0, 0, sizes[0]));
+      calls_of([&] { return window.slice(1, 0, sizes[1]); }, of_plain.slice(1, 0, sizes[1]));
+      calls_of([&] { return padded; }, expected);
+    }
   }
 }
 
