@@ -182,15 +182,14 @@ class Optimizer {
   std::optional<RecordedStep> trial(const std::vector<LayoutPin>& pins) {
     if (is_exhausted()) return std::nullopt;
     ++plan_.trials;
-    int64_t missed = 0;
     std::optional<RecordedStep> step;
     try {
-      step = record_step(step_, overrides_of(with(pins)), &missed);
+      step = record_step(step_, overrides_of(with(pins)));
     } catch (const c10::Error&) {
       return std::nullopt;
     }
     if (options_.progress) options_.progress(plan_.trials, std::min(step->cost.seconds, plan_.after.seconds));
-    if (missed > 0 || step->cost.peak_bytes > options_.max_bytes) return std::nullopt;
+    if (step->cost.peak_bytes > options_.max_bytes) return std::nullopt;
     return step;
   }
 
@@ -198,11 +197,17 @@ class Optimizer {
     return plan_.after.seconds - step.cost.seconds >= kLeastGain * plan_.before.seconds;
   }
 
+  // Pins that others have made superfluous are let go: the step is the same without them.
   bool keep_if_better(std::vector<LayoutPin> pins, RecordedStep step) {
     if (!is_better(step)) return false;
+    const auto is_missed = [&](const LayoutPin& pin) {
+      return std::find(step.missed.begin(), step.missed.end(), pin.call) != step.missed.end();
+    };
+    pins.erase(std::remove_if(pins.begin(), pins.end(), is_missed), pins.end());
     for (LayoutPin& pin : pins)
       pin.seconds = (plan_.after.seconds - step.cost.seconds) / static_cast<double>(pins.size());
     plan_.pins = with(pins);
+    plan_.pins.erase(std::remove_if(plan_.pins.begin(), plan_.pins.end(), is_missed), plan_.pins.end());
     plan_.after = step.cost;
     present_ = std::move(step);
     return true;

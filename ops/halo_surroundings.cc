@@ -79,7 +79,8 @@ Surroundings surroundings_of(const HaloRequest& request, RankTensors boxes) {
   for (const HaloDim& d : request.dims) {
     result.dims.push_back(d.dim);
     auto& known = result.known.emplace_back();
-    for (const Run& own : runs_along(*request.result, d.dim).value()) known.push_back(d.reach(Runs{own})[0]);
+    const std::vector<Run> parts = runs_along(*request.result, d.dim).value();
+    for (const Run& own : parts) known.push_back(d.reach(Runs{own})[0]);
   }
   result.locals = std::move(boxes);
   return result;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "comm/comm_call.h"
@@ -44,7 +45,7 @@ class Recorder final : public CallSites, public CommListener {
     const auto pin = overrides_.find(index_);
     if (pin != overrides_.end()) {
       decision = find_pinned(call, rule, pin->second);
-      missed_ += decision ? 0 : 1;
+      if (decision) taken_.insert(index_);
     }
     if (!decision) decision = usual();
     std::lock_guard lock(mutex_);
@@ -77,11 +78,10 @@ class Recorder final : public CallSites, public CommListener {
 
   RecordedStep take() {
     if (world_) step_.cost.peak_bytes = world_->memory().peak_bytes();
+    for (const auto& [call, pin] : overrides_) {
+      if (taken_.count(call) == 0) step_.missed.push_back(call);
+    }
     return std::move(step_);
-  }
-  int64_t missed() const {
-    return missed_ + static_cast<int64_t>(std::count_if(overrides_.begin(), overrides_.end(),
-                                                        [&](const auto& o) { return o.first > index_; }));
   }
 
  private:
@@ -105,7 +105,7 @@ class Recorder final : public CallSites, public CommListener {
   std::optional<World> world_;
   std::shared_ptr<const CostModel> cost_;
   int64_t index_ = -1;
-  int64_t missed_ = 0;
+  std::set<int64_t> taken_;  // calls whose override fitted
 };
 
 }  // namespace
@@ -151,14 +151,13 @@ std::shared_ptr<const Decision> find_pinned(const OpCall& call, const std::share
   return nullptr;
 }
 
-RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides, int64_t* missed) {
+RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides) {
   Recorder recorder(overrides);
   {
     const ScopeGuard listening([&](Scope& s) { s.listeners.push_back(&recorder); });
     const DispatchScopeGuard deciding([&](DispatchScope& s) { s.call_sites = &recorder; });
     step();
   }
-  if (missed != nullptr) *missed = recorder.missed();
   return recorder.take();
 }
 

@@ -28,6 +28,7 @@ struct RecordedCall {
 struct RecordedStep {
   std::vector<RecordedCall> calls;  // those that the engine decided by rules
   StepCost cost;
+  std::vector<int64_t> missed;  // calls with an override that did not fit: they were decided as usual
 };
 
 // Decisions other than usual, by call.
@@ -40,7 +41,6 @@ std::shared_ptr<const Decision> find_pinned(const OpCall& call, const std::share
 // Placements of the inputs that a decision computes on.
 std::vector<Placements> computed_placements(const Decision& decision);
 
-// Runs it. `missed`: how many overrides did not fit.
-RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides, int64_t* missed = nullptr);
+RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides);
 
 }  // namespace dtensor
