@@ -183,11 +183,11 @@ TEST_CASE("known layouts: what the arguments of one operator are views of moves 
   const DeviceMesh mesh = mesh_of(4);
   const Tensor rows = torch::randn({8, 64, 512}, torch::kDouble), other = torch::randn({8, 512, 64}, torch::kDouble);
   const Tensor x = distribute_tensor(rows, mesh, {Shard(1)}), y = distribute_tensor(other, mesh, {Shard(2)});
+  const Tensor z = distribute_tensor(rows, mesh, {Shard(1)});
   CommDebugMode comm;
   const Tensor apart = x.bmm(y);
   const int64_t two = comm.bytes();
   comm.reset();
-  const Tensor z = distribute_tensor(rows, mesh, {Shard(1)});
   const Tensor square = z.bmm(z.transpose(1, 2));
   CHECK(comm.bytes() == two / 2);
   CHECK(comm.total() == 1);

@@ -251,17 +251,25 @@ int64_t calls_of(const std::function<at::Tensor()>& make, const at::Tensor& expe
 TEST_CASE("halo: who pads gets what windows of the former size reach", "[ops][halo]") {
   using Pad = std::function<at::Tensor(const at::Tensor&)>;
   const std::vector<Pad> pads = {
-      [](const at::Tensor& t) { return at::constant_pad_nd(t, {1, 1, 1, 1}); },
-      [](const at::Tensor& t) { return at::constant_pad_nd(t, {2, 0, 0, 3}, 1.5); },
-      [](const at::Tensor& t) { return at::reflection_pad2d(t.unsqueeze(0), {1, 2, 2, 1}).squeeze(0); },
-      [](const at::Tensor& t) { return at::replication_pad2d(t.unsqueeze(0), {2, 1, 1, 1}).squeeze(0); },
+      [](const at::Tensor& t) {
+        return at::constant_pad_nd(t, {1, 1, 1, 1});
+      },
+      [](const at::Tensor& t) {
+        return at::constant_pad_nd(t, {2, 0, 0, 3}, 1.5);
+      },
+      [](const at::Tensor& t) {
+        return at::reflection_pad2d(t.unsqueeze(0), {1, 2, 2, 1}).squeeze(0);
+      },
+      [](const at::Tensor& t) {
+        return at::replication_pad2d(t.unsqueeze(0), {2, 1, 1, 1}).squeeze(0);
+      },
   };
-  for (const auto& [sizes, shape, placements] : std::vector<std::tuple<Ints, Ints, Placements>>{
-           {{24, 18}, {4, 3}, {Shard(0), Shard(1)}},
-           {{21, 19}, {3, 2}, {Shard(1), Shard(0)}},
-           {{30, 8}, {3, 2}, {Shard(0), Shard(0)}},
-           {{30, 8}, {4}, {Shard(0)}},
-           {{6, 33}, {5}, {Shard(1)}}}) {
+  for (const auto& [sizes, shape, placements] :
+       std::vector<std::tuple<Ints, Ints, Placements>>{{{24, 18}, {4, 3}, {Shard(0), Shard(1)}},
+                                                       {{21, 19}, {3, 2}, {Shard(1), Shard(0)}},
+                                                       {{30, 8}, {3, 2}, {Shard(0), Shard(0)}},
+                                                       {{30, 8}, {4}, {Shard(0)}},
+                                                       {{6, 33}, {5}, {Shard(1)}}}) {
     int64_t ranks = 1;
     for (const int64_t n : shape) ranks *= n;
     const DeviceMesh mesh(World::local(ranks), shape);
