@@ -85,11 +85,12 @@ void one_hot(const c10::OperatorHandle& op, Stack& stack) {
   const int64_t classes = args["num_classes"].toInt();
   if (classes <= 0 || self.scalar_type() != at::kLong || spec_of(self)->has_partial())
     return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  const RankTensors parts = meta_of(self).locals;
   at::Tensor numbers;
   {
     LocalGuard guard;
     numbers = at::arange(classes, self.options());
-    for (const at::Tensor& part : peek_meta(self).locals) {
+    for (const at::Tensor& part : parts) {
       if (!part.is_cpu() || part.numel() == 0) continue;  // on a GPU ATen does not look, either: it would have to wait
       TORCH_CHECK(part.min().item<int64_t>() >= 0, "Class values must be non-negative.");
       TORCH_CHECK(part.max().item<int64_t>() < classes, "Class values must be smaller than num_classes.");

@@ -128,6 +128,8 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
       const bool pays = decision->both && decision->both->peak_bytes <= call.limits.max_bytes &&
                         decision->both->seconds <= kLittleLonger * plan->seconds;
       if (!pays) decision->both = nullptr;
+      if (choice->later) decision->later = make_halo_plan(*choice->later);
+      if (decision->later && decision->later->peak_bytes > call.limits.max_bytes) decision->later = nullptr;
       decision->plan = std::move(plan);
       decision->result = choice->result;
     }

@@ -20,9 +20,10 @@
 namespace dtensor {
 
 struct HaloDecision {
-  std::shared_ptr<const HaloPlan> plan;  // null: by the rule
-  SpecPtr result;                        // of the operator's first result
-  std::shared_ptr<const HaloPlan> both;  // of HaloChoice::both; null: not worth it
+  std::shared_ptr<const HaloPlan> plan;   // null: by the rule
+  SpecPtr result;                         // of the operator's first result
+  std::shared_ptr<const HaloPlan> both;   // of HaloChoice::both; null: not worth it
+  std::shared_ptr<const HaloPlan> later;  // of HaloChoice::later; null: there is none
 };
 
 // What would be exchanged; nullopt: that cannot be said of this call. `rule`: what the rule would do, null if there is
@@ -34,6 +35,8 @@ struct HaloChoice {
   // What neighbours on the other side would have besides, and another call may ask for next. Fetched in the place of
   // `request` where it takes little longer.
   std::optional<HaloRequest> both = std::nullopt;
+  // What is likely to be asked for of the result, which is fetched then.
+  std::optional<HaloRequest> later = std::nullopt;
 };
 using HaloChooser = std::function<std::optional<HaloChoice>(const Decision* rule)>;
 

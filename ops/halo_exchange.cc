@@ -1,7 +1,6 @@
 #include "ops/halo_exchange.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -91,9 +90,25 @@ void exchange(const HaloPlan& plan, absl::Span<const Message> messages, const Ra
 
 RankTensors fetch_halos(const HaloPlan& plan, const RankTensors& locals, const at::Scalar& fill,
                         const CommCause& cause) {
+  const RankTensors result = empty_halos(plan, locals);
+  fetch_halos(plan, locals, fill, cause, result);
+  return result;
+}
+
+RankTensors empty_halos(const HaloPlan& plan, const RankTensors& locals) {
+  LocalGuard guard;
+  RankTensors result;
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const auto options = at::TensorOptions(locals[i].scalar_type()).device(locals[i].device());
+    result.push_back(at::empty(ref(plan.ranks[i].wanted), options));
+  }
+  return result;
+}
+
+void fetch_halos(const HaloPlan& plan, const RankTensors& locals, const at::Scalar& fill, const CommCause& cause,
+                 const RankTensors& result) {
   LocalGuard guard;
   RankPieces inputs(locals.size()), outputs(locals.size());
-  RankTensors result;
   for (size_t i = 0; i < locals.size(); ++i) {
     const HaloPlan::Rank& rank = plan.ranks[i];
     int64_t combinations = 1;
@@ -104,12 +119,10 @@ RankTensors fetch_halos(const HaloPlan& plan, const RankTensors& locals, const a
       for (size_t k = 0; k < segments.size(); ++k) part = taken(part, plan.dims[k], segments[k]);
       inputs[i].push_back(std::move(part));
     }
-    const auto options = at::TensorOptions(locals[i].scalar_type()).device(locals[i].device());
-    result.push_back(rank.filled ? at::empty(ref(rank.wanted), options) : at::full(ref(rank.wanted), fill, options));
-    outputs[i].push_back(result.back());
+    if (!rank.filled) result[i].fill_(fill);
+    outputs[i].push_back(result[i]);
   }
   exchange(plan, plan.messages, inputs, outputs, cause, /*back=*/false);
-  return result;
 }
 
 RankTensors add_back_halos(const HaloPlan& plan, const RankTensors& pieces, const CommCause& cause) {

@@ -16,6 +16,10 @@ namespace dtensor {
 // What every rank wants, fresh and contiguous. `fill` stands where nothing is shown.
 RankTensors fetch_halos(const HaloPlan& plan, const RankTensors& locals, const at::Scalar& fill,
                         const CommCause& cause);
+// The same in two steps: what is written to, and the exchange.
+RankTensors empty_halos(const HaloPlan& plan, const RankTensors& locals);
+void fetch_halos(const HaloPlan& plan, const RankTensors& locals, const at::Scalar& fill, const CommCause& cause,
+                 const RankTensors& result);
 
 // The other way round: every element gets the sum of what ranks have at the places that show it, `pieces` being of the
 // sizes that fetch_halos() gives. The backward of fetch_halos(). Fresh, contiguous, laid out as plan.source.

@@ -238,19 +238,17 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
     for (const HaloDim& d : move->dims) sizes[d.dim] = d.map.size;
     const SpecPtr result = result_of(source, rule, sizes);
     HaloChoice choice{{source, result, move->dims}, result};
-    if constexpr (kPads) choice.both = surroundings_request(source, result, move->dims);
+    if constexpr (kPads) choice.later = windows_request(source, move->dims);
     if (kDescribe == roll && move->dims.size() == 1)
       choice.both = margins_request(source, move->dims[0].dim, std::abs(shift_of(move->dims[0].map)));
     return choice;
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const CommCause cause = halo_cause(op, self, "self");
-  if (kPads && decision->both) {
-    const HaloRequest request = *surroundings_request(source, decision->result, move->dims);
-    Surroundings known =
-        surroundings_of(request, fetch_halos(*decision->both, meta_of(self).locals, move->fill, cause));
-    return_tensor(op, stack, decision->result, own_parts(known, *decision->result));
-    note_surroundings(torch::jit::peek(stack, 0, 1).toTensor(), std::move(known));
+  if (decision->later && may_remember_new(*decision->result)) {
+    const at::Tensor padded = pad_late(*decision, self, move->fill, cause);
+    torch::jit::drop(stack, op.schema().arguments().size());
+    stack.emplace_back(padded);
     return;
   }
   RankTensors locals;

@@ -6,9 +6,11 @@
 #include <c10/core/AutogradState.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
 
+#include "comm/comm_work.h"
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/representation.h"
@@ -77,13 +79,43 @@ SpecPtr resized(const SpecPtr& spec, const Placements& placements, int64_t dim, 
   return Spec::get(spec->mesh(), placements, at::IntArrayRef(sizes.data(), sizes.size()), spec->dtype());
 }
 
+// Its parts may be late, and are not asked for.
+std::shared_ptr<const Surroundings> surroundings_of(const at::Tensor& t) {
+  auto known = known_surroundings(t);
+  LocalStorage& storage = *peek_meta(t).storage;
+  if (!known || !storage.origin) return known;
+  read_anew(storage);
+  return known_surroundings(t);
+}
+
 // A view of self whose parts moved along `cutting`.
 at::Tensor moved_view(const c10::OperatorHandle& op, Stack& stack, const std::vector<int64_t>& cutting,
-                      const SpecPtr& result, RankTensors locals, int64_t offset) {
+                      const SpecPtr& result, RankTensors locals, int64_t offset,
+                      std::shared_ptr<CommWork> arriving = nullptr) {
   const std::vector<c10::IValue> args(torch::jit::last(stack, op.schema().arguments().size()).vec());
   const Placements computed = whole_along(spec_of(args[0].toTensor())->placements(), cutting);
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);  // as dispatch() does for every view
-  return make_view_of({op, args, 0, 0, computed}, result, std::move(locals), offset, /*moved=*/true);
+  return make_view_of({op, args, 0, 0, computed}, result, std::move(locals), offset, /*moved=*/true,
+                      std::move(arriving));
+}
+
+// The same where `known` are the view's surroundings. Parts that those do not hold come when somebody asks for them.
+at::Tensor surrounded_view(const c10::OperatorHandle& op, Stack& stack, const std::vector<int64_t>& cutting,
+                           const HaloDecision& decision, Surroundings known, int64_t offset, const CommCause& cause) {
+  std::optional<RankTensors> locals = own_parts(known, *decision.result);
+  std::shared_ptr<CommWork> arriving;
+  const auto base = std::make_shared<at::Tensor>();  // a handle of its own: the user's may be given other parts
+  if (!locals) {
+    const at::Tensor& self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
+    locals = empty_halos(*decision.plan, peek_meta(self).locals);
+    arriving = std::make_shared<CommWork>([base, plan = decision.plan, parts = *locals, cause] {
+      fetch_halos(*plan, meta_of(*base).locals, 0, cause, parts);
+    });
+  }
+  const at::Tensor view = moved_view(op, stack, cutting, decision.result, *std::move(locals), offset, arriving);
+  *base = peek_meta(view).storage->origin->base;
+  note_surroundings(view, std::move(known));
+  return view;
 }
 
 void return_view(const c10::OperatorHandle& op, Stack& stack, at::Tensor view) {
@@ -102,12 +134,12 @@ std::vector<int64_t> cutting_of(const at::Tensor& t, const std::optional<Taken>&
 // A slice of a dim that no rank shares with others: what is known around the parts is sliced, too.
 void slice_by_rule(const c10::OperatorHandle& op, Stack& stack, const at::Tensor& self,
                    const std::optional<Taken>& taken) {
-  const auto around = is_dtensor(self) && taken && taken->step == 1 ? known_surroundings(self) : nullptr;
+  const auto around = is_dtensor(self) && taken && taken->step == 1 ? surroundings_of(self) : nullptr;
   dispatch_by_rule(op, stack);
   if (!around) return;
   const at::Tensor& view = torch::jit::peek(stack, 0, 1).toTensor();
   if (known_surroundings(view)) return;
-  if (auto known = sliced_surroundings(*around, *spec_of(view), taken->dim, taken->start))
+  if (auto known = sliced_surroundings(*around, spec_of(view), taken->dim, taken->start))
     note_surroundings(view, *std::move(known));
 }
 
@@ -141,15 +173,12 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const int64_t offset = taken->start * self.stride(taken->dim);
-  if (const auto around = kSelect || taken->step != 1 ? nullptr : known_surroundings(self)) {
-    if (auto known = sliced_surroundings(*around, *decision->result, taken->dim, taken->start)) {
-      const at::Tensor view =
-          moved_view(op, stack, cutting, decision->result, own_parts(*known, *decision->result), offset);
-      note_surroundings(view, *std::move(known));
-      return return_view(op, stack, view);
-    }
+  const CommCause cause = halo_cause(op, self, "self");
+  if (const auto around = kSelect || taken->step != 1 ? nullptr : surroundings_of(self)) {
+    if (auto known = sliced_surroundings(*around, decision->result, taken->dim, taken->start))
+      return return_view(op, stack, surrounded_view(op, stack, cutting, *decision, *std::move(known), offset, cause));
   }
-  RankTensors locals = fetch_halos(*decision->plan, meta_of(self).locals, 0, halo_cause(op, self, "self"));
+  RankTensors locals = fetch_halos(*decision->plan, meta_of(self).locals, 0, cause);
   if (kSelect) {
     LocalGuard guard;
     for (at::Tensor& local : locals) local = local.squeeze(taken->dim);

@@ -3,31 +3,28 @@
 #include <ATen/ops/clone.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "comm/comm_work.h"
+#include "dtensor/extend/representation.h"
+#include "ops/halo_exchange.h"
+
 namespace dtensor {
 namespace {
-
-std::vector<int64_t> mesh_dims_that_cut(const Spec& spec, int64_t dim) {
-  std::vector<int64_t> mesh_dims;
-  for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
-    if (spec.placements()[m].is_sharded_on(dim)) mesh_dims.push_back(m);
-  }
-  return mesh_dims;
-}
 
 // Where a rank stands along the mesh dims that cut `dim`.
 int64_t place_of(const Spec& spec, int64_t dim, int64_t rank) {
   const auto coordinate = spec.mesh().coordinate(rank);
   int64_t place = 0;
-  for (const int64_t m : mesh_dims_that_cut(spec, dim)) place = place * spec.mesh().size(m) + coordinate[m];
+  for (const int64_t m : cutting_mesh_dims(spec, {dim})) place = place * spec.mesh().size(m) + coordinate[m];
   return place;
 }
 
 // The indices of a dim that ranks hold, by where they stand. Nullopt: some hold none, or several pieces.
 std::optional<std::vector<Run>> runs_along(const Spec& spec, int64_t dim) {
-  const std::vector<int64_t> mesh_dims = mesh_dims_that_cut(spec, dim);
+  const std::vector<int64_t> mesh_dims = cutting_mesh_dims(spec, {dim});
   Shape coordinate(spec.mesh().ndim(), 0);
   int64_t places = 1;
   for (const int64_t m : mesh_dims) places *= spec.mesh().size(m);
@@ -51,47 +48,102 @@ bool contains(const Run& outer, const Run& inner) {
   return outer.begin <= inner.begin && end_of(inner) <= end_of(outer);
 }
 
+// Of the largest box; of other dims than `around` a rank has its part of `spec`.
+int64_t box_bytes(const Spec& spec, const Surroundings& around) {
+  Shape sizes = spec.layout_of_rank(spec.mesh().ranks()[0]).sizes();
+  for (size_t k = 0; k < around.dims.size(); ++k) {
+    int64_t& size = sizes[around.dims[k]];
+    for (const Run& run : around.known[k]) size = std::max(size, run.size);
+  }
+  int64_t bytes = static_cast<int64_t>(c10::elementSize(spec.dtype()));
+  for (const int64_t n : sizes) bytes *= n;
+  return bytes;
+}
+
+// Is every rank's part of `spec` in its box?
+bool holds_parts(const Surroundings& known, const Spec& spec) {
+  for (size_t k = 0; k < known.dims.size(); ++k) {
+    const auto own = runs_along(spec, known.dims[k]);
+    if (!own || cutting_mesh_dims(spec, {known.dims[k]}) != known.cut_by[k] || own->size() != known.known[k].size() ||
+        !std::equal(own->begin(), own->end(), known.known[k].begin(),
+                    [](const Run& part, const Run& box) { return contains(box, part); }))
+      return false;
+  }
+  return true;
+}
+
+// What was padded, as it was then.
+struct Snapshot {
+  RankTensors parts;
+  std::shared_ptr<LocalStorage> storage;
+};
+
+std::shared_ptr<const Snapshot> snapshot_of(const at::Tensor& t) {
+  const DTensorMeta& meta = meta_of(t);
+  auto result = std::make_shared<Snapshot>();
+  result->storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(), meta.spec->max_local_bytes());
+  LocalGuard guard;
+  for (const at::Tensor& part : meta.locals) result->parts.push_back(at::clone(part));
+  return result;
+}
+
 }  // namespace
 
-std::optional<HaloRequest> surroundings_request(const SpecPtr& source, const SpecPtr& padded,
-                                                const std::vector<HaloDim>& pads) {
-  HaloRequest request{source, padded, pads};
+std::optional<HaloRequest> windows_request(const SpecPtr& source, const std::vector<HaloDim>& pads) {
+  HaloRequest request{source, source, pads};
   for (HaloDim& d : request.dims) {
-    const int64_t more = padded->sizes()[d.dim] - source->sizes()[d.dim];
-    const auto before = runs_along(*source, d.dim), after = runs_along(*padded, d.dim);
-    if (more < 0 || !before || !after) return std::nullopt;
-    std::vector<std::pair<Run, Run>> wanted;  // of those that hold the first
-    for (size_t i = 0; i < after->size(); ++i) {
-      const Run &was = (*before)[i], &own = (*after)[i];
-      const int64_t begin = std::min(was.begin, own.begin), end = std::max(end_of(was) + more, end_of(own));
-      wanted.emplace_back(own, Run{begin, end - begin});
-    }
-    d.reach = [wanted = std::move(wanted)](const Runs& own) {
-      const auto is_it = [&](const auto& w) { return own.size() == 1 && w.first == own[0]; };
-      return Runs{std::find_if(wanted.begin(), wanted.end(), is_it)->second};
+    const int64_t more = d.map.size - source->sizes()[d.dim];
+    const auto parts = runs_along(*source, d.dim);
+    const auto is_smaller = [&](const Run& run) { return run.size < more; };
+    if (more < 0 || !parts || std::any_of(parts->begin(), parts->end(), is_smaller)) return std::nullopt;
+    d.reach = [more](const Runs& own) {
+      Runs wanted = own;
+      for (Run& run : wanted) run.size += more;
+      return wanted;
     };
   }
   return request;
 }
 
-Surroundings surroundings_of(const HaloRequest& request, RankTensors boxes) {
-  Surroundings result;
-  for (const HaloDim& d : request.dims) {
-    result.dims.push_back(d.dim);
-    auto& known = result.known.emplace_back();
-    const std::vector<Run> parts = runs_along(*request.result, d.dim).value();
-    for (const Run& own : parts) known.push_back(d.reach(Runs{own})[0]);
+at::Tensor pad_late(const HaloDecision& decision, const at::Tensor& self, const at::Scalar& fill,
+                    const CommCause& cause) {
+  const auto snapshot = snapshot_of(self);
+  const SpecPtr& source = spec_of(self);
+  const World& world = source->mesh().world();
+  Surroundings around;
+  for (const int64_t dim : decision.later->dims) {
+    around.dims.push_back(dim);
+    around.cut_by.push_back(cutting_mesh_dims(*source, {dim}));
+    auto& known = around.known.emplace_back(runs_along(*source, dim).value());
+    const int64_t more = decision.result->sizes()[dim] - source->sizes()[dim];
+    for (Run& run : known) run.size += more;
   }
-  result.locals = std::move(boxes);
+  const int64_t bytes = box_bytes(*source, around);
+  around.boxes = std::make_shared<LateParts>([later = decision.later, snapshot, fill, cause, world, bytes] {
+    return std::optional(LateParts::Made{fetch_halos(*later, snapshot->parts, fill, cause),
+                                         std::make_shared<LocalStorage>(world, bytes)});
+  });
+
+  const RankTensors parts = empty_halos(*decision.plan, snapshot->parts);
+  const auto fetch = [plan = decision.plan, snapshot, fill, cause, parts, boxes = around.boxes] {
+    fetch_halos(*plan, snapshot->parts, fill, cause, parts);
+    boxes->forget();  // no second tensor is kept for windows that nobody has asked for
+  };
+  const at::Tensor result = make_dtensor(decision.result, parts, nullptr, std::make_shared<CommWork>(fetch));
+  note_surroundings(result, std::move(around));
   return result;
 }
 
-RankTensors own_parts(const Surroundings& known, const Spec& spec) {
+std::optional<RankTensors> own_parts(const Surroundings& known, const Spec& spec) {
+  if (!holds_parts(known, spec)) return std::nullopt;
+  const LateParts::Made* made = known.boxes->get();
+  if (made == nullptr) return std::nullopt;
+  const RankTensors& boxes = made->parts;
   LocalGuard guard;
   const auto ranks = spec.mesh().local_ranks();
   RankTensors parts;
-  for (size_t i = 0; i < known.locals.size(); ++i) {
-    at::Tensor part = known.locals[i];
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    at::Tensor part = boxes[i];
     for (size_t k = 0; k < known.dims.size(); ++k) {
       const int64_t dim = known.dims[k];
       const Run own = spec.layout_of_rank(ranks[i]).dims[dim][0];
@@ -102,27 +154,48 @@ RankTensors own_parts(const Surroundings& known, const Spec& spec) {
   return parts;
 }
 
-std::optional<Surroundings> sliced_surroundings(const Surroundings& known, const Spec& view, int64_t dim,
+std::optional<Surroundings> sliced_surroundings(const Surroundings& known, const SpecPtr& view, int64_t dim,
                                                 int64_t begin) {
-  const auto at = std::find(known.dims.begin(), known.dims.end(), dim) - known.dims.begin();
-  const auto own = runs_along(view, dim);
-  if (at == static_cast<int64_t>(known.dims.size()) || !own || own->size() != known.known[at].size())
-    return std::nullopt;
   Surroundings result = known;
+  const auto at = std::find(known.dims.begin(), known.dims.end(), dim) - known.dims.begin();
+  if (at == static_cast<int64_t>(known.dims.size())) {  // one that nothing was added to
+    if (!cutting_mesh_dims(*view, {dim}).empty()) return std::nullopt;
+    result.boxes = std::make_shared<LateParts>([whole = known.boxes, dim, begin, size = view->sizes()[dim]] {
+      const LateParts::Made* made = whole->get();
+      std::optional<LateParts::Made> boxes;
+      if (made == nullptr) return boxes;
+      boxes = *made;
+      LocalGuard guard;
+      for (at::Tensor& box : boxes->parts) box = box.narrow(dim, begin, size);
+      return boxes;
+    });
+    return result;
+  }
+  const auto own = runs_along(*view, dim);
+  if (!own || cutting_mesh_dims(*view, {dim}) != known.cut_by[at] || own->size() != known.known[at].size())
+    return std::nullopt;
   std::vector<int64_t> cut_off;
   for (size_t i = 0; i < own->size(); ++i) {
     Run& run = result.known[at][i];
-    const int64_t first = std::max(run.begin, begin), last = std::min(end_of(run), begin + view.sizes()[dim]);
+    const int64_t first = std::max(run.begin, begin), last = std::min(end_of(run), begin + view->sizes()[dim]);
     cut_off.push_back(first - run.begin);
     run = {first - begin, last - first};
     if (!contains(run, (*own)[i])) return std::nullopt;
   }
-  LocalGuard guard;
-  const auto ranks = view.mesh().local_ranks();
-  for (size_t i = 0; i < result.locals.size(); ++i) {
-    const int64_t place = place_of(view, dim, ranks[i]);
-    result.locals[i] = result.locals[i].narrow(dim, cut_off[place], result.known[at][place].size);
-  }
+  result.boxes = std::make_shared<LateParts>(
+      [whole = known.boxes, view, dim, cut_off = std::move(cut_off), runs = result.known[at]] {
+        const LateParts::Made* made = whole->get();
+        std::optional<LateParts::Made> boxes;
+        if (made == nullptr) return boxes;
+        boxes = *made;
+        LocalGuard guard;
+        const auto ranks = view->mesh().local_ranks();
+        for (size_t i = 0; i < boxes->parts.size(); ++i) {
+          const int64_t place = place_of(*view, dim, ranks[i]);
+          boxes->parts[i] = boxes->parts[i].narrow(dim, cut_off[place], runs[place].size);
+        }
+        return boxes;
+      });
   return result;
 }
 

@@ -143,7 +143,6 @@ bool Pricer::begins_to_shard(const Strategy& s, int64_t d) const {
 // Where no input came sharded along a mesh dim, whoever asked for whole tensors will do so again: what is cut there for
 // this operator is gathered in the end. What came Partial could have waited, and been reduced then: that is spared.
 Picoseconds Pricer::begun_shards(const Strategy& s) const {
-  const DeviceMesh& mesh = problem_.call.mesh;
   Picoseconds total = 0;
   for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
     if (!begins_to_shard(s, d)) continue;
@@ -158,9 +157,7 @@ Picoseconds Pricer::begun_shards(const Strategy& s) const {
       whole[d] = Partial();
       const TensorMeta& meta = *problem_.metas.tensors[o];
       later += reduction(meta, whole, d);
-      const int64_t bytes = local_bytes(meta, whole) * (mesh.size(d) - 1) / mesh.size(d);
-      const bool crosses = (mesh.dims_between_nodes(problem_.cost->ranks_per_node) >> d & 1) != 0;
-      total += picoseconds(problem_.cost->collective(Collective::kAllGather, mesh.size(d), crosses, bytes));
+      total += collective(Collective::kAllGather, d, local_bytes(meta, whole));
     }
     if (product_waits(now, later)) total -= later;
   }
@@ -185,14 +182,18 @@ Picoseconds Pricer::way_back(const Strategy& s) {
   return picoseconds(seconds);
 }
 
-// What reducing a tensor laid out so takes along mesh dim d; 0 if it is not Partial there.
-Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placements, int64_t d) const {
-  if (!placements[d].is_partial()) return 0;
+// What a collective over the ranks along mesh dim d takes; `bytes`: of the whole.
+Picoseconds Pricer::collective(Collective kind, int64_t d, int64_t bytes) const {
   const DeviceMesh& mesh = problem_.call.mesh;
-  const int64_t bytes = local_bytes(meta, placements);
+  const int64_t passes = kind == Collective::kAllReduce ? 2 : 1;
   const bool crosses = (mesh.dims_between_nodes(problem_.cost->ranks_per_node) >> d & 1) != 0;
-  return picoseconds(problem_.cost->collective(Collective::kAllReduce, mesh.size(d), crosses,
-                                               2 * bytes * (mesh.size(d) - 1) / mesh.size(d)));
+  return picoseconds(
+      problem_.cost->collective(kind, mesh.size(d), crosses, passes * bytes * (mesh.size(d) - 1) / mesh.size(d)));
+}
+
+// What reducing a tensor laid out so takes along mesh dim d, to all ranks or to shards; 0 if it is not Partial there.
+Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placements, int64_t d, Collective kind) const {
+  return placements[d].is_partial() ? collective(kind, d, local_bytes(meta, placements)) : 0;
 }
 
 // A Partial result is a reduction that somebody has to pay for. Along a mesh dim it is part of the price where
@@ -215,13 +216,14 @@ bool Pricer::product_waits(Picoseconds now, Picoseconds later) const {
 Picoseconds Pricer::made_partials(const Strategy& s) const {
   Picoseconds total = 0;
   for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
-    Picoseconds later = 0;
+    Picoseconds later = 0, to_shards = 0;
     for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
-      if (problem_.metas.tensors[o]) later += reduction(*problem_.metas.tensors[o], s.outputs[o], d);
+      if (!problem_.metas.tensors[o]) continue;
+      later += reduction(*problem_.metas.tensors[o], s.outputs[o], d);
+      to_shards += reduction(*problem_.metas.tensors[o], s.outputs[o], d, Collective::kReduceScatter);
     }
     if (later == 0) continue;
-    bool moves = begins_to_shard(s, d), fills = false, reduces = false, is_number = true, scaled = false,
-         multiplied = false;
+    bool moves = false, fills = false, reduces = false, is_number = true, scaled = false, multiplied = false;
     bool is_extreme = false;
     Picoseconds now = 0;  // to reduce what came as Partial and stays so
     for (const Group& g : groups_) {
@@ -239,7 +241,12 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
     const bool dearer = multiplied ? !product_waits(now, later) : later > kWholeToPart * now;
     const bool one_extreme = is_extreme && groups_.size() == 1 && groups_[0].count == 1;
     const bool gains_nothing = dearer || fills || reduces || (is_number && (scaled || one_extreme));
-    if (moves || (now > 0 && gains_nothing && !problem_.is_view)) total += later + (later == now || reduces ? 1 : 0);
+    const bool waits_in_vain = now > 0 && gains_nothing && !problem_.is_view;
+    if (moves && !waits_in_vain) {  // what came in shards is wanted in shards again
+      total += to_shards;
+    } else if (waits_in_vain || begins_to_shard(s, d)) {
+      total += later + (later == now || reduces ? 1 : 0);
+    }
   }
   return total;
 }

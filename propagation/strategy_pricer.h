@@ -82,7 +82,9 @@ class Pricer {
     Picoseconds quick = -1;
   };
 
-  Picoseconds reduction(const TensorMeta& meta, const Placements& placements, int64_t d) const;
+  Picoseconds collective(Collective kind, int64_t d, int64_t bytes) const;
+  Picoseconds reduction(const TensorMeta& meta, const Placements& placements, int64_t d,
+                        Collective kind = Collective::kAllReduce) const;
   Picoseconds made_partials(const Strategy& s) const;
   // Is a factor that takes `now` to be reduced, whose product takes `later`, left to that?
   bool product_waits(Picoseconds now, Picoseconds later) const;

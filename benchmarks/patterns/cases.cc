@@ -43,6 +43,7 @@ const std::vector<PatternCase>& pattern_cases() {
       {"FSDP perceptron", fully_sharded_perceptron, {8}, {"dp"}},
       {"DLRM by rows", dlrm_by_rows, {16}, {"all"}},
       {"DLRM by rows", dlrm_by_rows, {1024}, {"all"}},
+      {"DLRM, small tables", dlrm_of_small_tables, {16}, {"all"}},
       {"DLRM by columns", dlrm_by_columns, {16}, {"all"}},
       // Asks for the least and the largest index.
       {"Experts", experts, {8}, {"ep"}, kData},

@@ -32,6 +32,7 @@ Pattern fully_sharded_perceptron(const DeviceMesh& mesh, int64_t scale);
 
 // One dim: batch, and the tables' rows or columns.
 Pattern dlrm_by_rows(const DeviceMesh& mesh, int64_t scale);
+Pattern dlrm_of_small_tables(const DeviceMesh& mesh, int64_t scale);
 Pattern dlrm_by_columns(const DeviceMesh& mesh, int64_t scale);
 
 // "ep": groups of tokens, and experts.

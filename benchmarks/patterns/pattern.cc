@@ -53,13 +53,13 @@ Pattern training(const DeviceMesh& mesh, std::function<at::Tensor()> loss, const
   return {mesh, {{"forward", go_forward, forward}, {"backward", [=] { value->backward(); }, backward}}};
 }
 
-Pattern loop(const DeviceMesh& mesh, std::function<void()> round, const Traffic& by_hand) {
+Pattern loop(const DeviceMesh& mesh, std::function<void()> round, const Traffic& by_hand, const Traffic& start) {
   const auto run = [=, round = std::move(round)] {
     const at::NoGradGuard no_grad;
     const MeshScope scope(mesh);
     round();
   };
-  return {mesh, {{"a round", run, by_hand}, {"the next", run, by_hand}}};
+  return {mesh, {{"a round", run, start + by_hand}, {"the next", run, by_hand}}};
 }
 
 }  // namespace dtensor::benchmarks

@@ -47,6 +47,7 @@ struct Phase {
   std::string name;
   std::function<void()> run;
   Traffic by_hand;
+  double work_by_hand = 1;  // of the matrix products a rank does by hand, beside all / ranks
 };
 
 // A model on a mesh.
@@ -59,7 +60,8 @@ struct Pattern {
 // The phases "forward" and "backward" of a model whose loss `loss` computes, inside a MeshScope.
 Pattern training(const DeviceMesh& mesh, std::function<at::Tensor()> loss, const Traffic& forward,
                  const Traffic& backward);
-// A loop: its first two rounds, of which the second has what the first left behind.
-Pattern loop(const DeviceMesh& mesh, std::function<void()> round, const Traffic& by_hand);
+// A loop: its first two rounds, of which the second has what the first left behind. `start`: what by hand comes before
+// the first.
+Pattern loop(const DeviceMesh& mesh, std::function<void()> round, const Traffic& by_hand, const Traffic& start = {});
 
 }  // namespace dtensor::benchmarks

@@ -10,12 +10,12 @@ namespace {
 constexpr int64_t kIds = 4;  // of a sample in each table
 
 // `exchange`: of the pooled rows of all tables, of so many bytes over all ranks, forward and back.
-Pattern dlrm(const DeviceMesh& mesh, int64_t scale, const PartitionFn& shard,
+Pattern dlrm(const DeviceMesh& mesh, int64_t scale, int64_t rows, const PartitionFn& shard,
              const std::function<Traffic(double bytes, int64_t ranks)>& there,
              const std::function<Traffic(double bytes, int64_t ranks)>& back) {
   const int64_t n = mesh.size(), samples = 32 * scale;  // of a rank
   examples::DLRMConfig c;
-  c.rows = 4096 * scale;
+  c.rows = rows * scale;
   c.width *= scale;
   c.hidden *= scale;
   examples::DLRM model(c);
@@ -36,16 +36,23 @@ Pattern dlrm(const DeviceMesh& mesh, int64_t scale, const PartitionFn& shard,
   return pattern;
 }
 
+constexpr int64_t kRows = 1 << 17;  // of a table: 2^20 at the scale of the docs
+
 Traffic exchange(double bytes, int64_t ranks) { return all_to_all(bytes / static_cast<double>(ranks), ranks); }
 
 }  // namespace
 
 Pattern dlrm_by_rows(const DeviceMesh& mesh, int64_t scale) {
-  return dlrm(mesh, scale, examples::shard_tables_by_rows, reduce_scatter, all_gather);
+  return dlrm(mesh, scale, kRows, examples::shard_tables_by_rows, reduce_scatter, all_gather);
+}
+
+// Tables about as large as what is looked up in them.
+Pattern dlrm_of_small_tables(const DeviceMesh& mesh, int64_t scale) {
+  return dlrm(mesh, scale, kRows / 32, examples::shard_tables_by_rows, reduce_scatter, all_gather);
 }
 
 Pattern dlrm_by_columns(const DeviceMesh& mesh, int64_t scale) {
-  return dlrm(mesh, scale, examples::shard_tables_by_columns, exchange, exchange);
+  return dlrm(mesh, scale, kRows, examples::shard_tables_by_columns, exchange, exchange);
 }
 
 }  // namespace dtensor::benchmarks

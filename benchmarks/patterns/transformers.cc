@@ -50,9 +50,18 @@ Pattern vision_transformer(const DeviceMesh& mesh, int64_t scale) {
   const auto labels = zeros({batch * m}, mesh, over(mesh, "dp", Shard(0)), {.dtype = torch::kLong});
   const int64_t patches = 1 + (c.image / c.patch) * (c.image / c.patch);
   const Traffic through_blocks = 2 * c.layers * all_reduce(static_cast<double>(batch * patches * c.width * 4), n);
-  return training(
+  Pattern pattern = training(
       mesh, [model, images, labels]() mutable { return torch::nn::functional::cross_entropy(model(images), labels); },
-      through_blocks + all_reduce(4, m), through_blocks + gradients(*model, m));
+      through_blocks + all_reduce(8, m), through_blocks + gradients(*model, m));  // the loss: a sum and a count
+  // Products of one image. What comes before and after the blocks is small, and whole on every rank.
+  const int64_t blocks = c.layers * patches * (12 * c.width * c.width + 2 * patches * c.width);
+  const int64_t before = (patches - 1) * 3 * c.patch * c.patch * c.width, after = c.width * c.classes;
+  const auto share = [n](int64_t split, int64_t whole) {
+    return static_cast<double>(split + n * whole) / static_cast<double>(split + whole);
+  };
+  pattern.phases[0].work_by_hand = share(blocks, before + after);
+  pattern.phases[1].work_by_hand = share(2 * blocks, before + 2 * after);  // images need no gradient
+  return pattern;
 }
 
 }  // namespace dtensor::benchmarks

@@ -24,9 +24,11 @@
 namespace dtensor {
 namespace {
 
-// The leaves of one backward whose gradients wait. Used by the threads of that backward.
+// The leaves of one backward whose gradients wait, and the calls that make some. Used by the threads of that backward.
 class GradientBucket {
  public:
+  std::shared_ptr<LateGradients> late;  // null: nothing is
+
   bool holds(const at::Tensor& leaf) const {
     return std::any_of(leaves_.begin(), leaves_.end(), [&](const at::Tensor& l) { return l.is_same(leaf); });
   }
@@ -52,19 +54,34 @@ class GradientBucket {
   int64_t bytes_ = 0;
 };
 
-// That of the present backward; it ends with it, also with one that fails.
+struct Buckets {
+  std::mutex mutex;
+  std::map<int, std::weak_ptr<GradientBucket>>
+      by_backward;  // by its number; they end with it, also with one that fails
+};
+Buckets& buckets() {
+  static auto* all = new Buckets;
+  return *all;
+}
+
+// That of the present backward; null: nothing has waited yet. REQUIRES: the mutex is locked.
+std::shared_ptr<GradientBucket> find_bucket(const Buckets& all) {
+  const auto it = all.by_backward.find(torch::autograd::get_current_graph_task_id());
+  return it == all.by_backward.end() ? nullptr : it->second.lock();
+}
+
 GradientBucket& current_bucket() {
-  static std::mutex mutex;
-  static auto* buckets = new std::map<int, std::weak_ptr<GradientBucket>>;  // by the number of the backward
-  std::lock_guard lock(mutex);
-  const int number = torch::autograd::get_current_graph_task_id();
-  if (const auto it = buckets->find(number); it != buckets->end()) {
-    if (const auto bucket = it->second.lock()) return *bucket;
-  }
-  for (auto it = buckets->begin(); it != buckets->end();) it = it->second.expired() ? buckets->erase(it) : ++it;
+  Buckets& all = buckets();
+  std::lock_guard lock(all.mutex);
+  if (const auto bucket = find_bucket(all)) return *bucket;
+  auto& known = all.by_backward;
+  for (auto it = known.begin(); it != known.end();) it = it->second.expired() ? known.erase(it) : ++it;
   const auto bucket = std::make_shared<GradientBucket>();
-  (*buckets)[number] = bucket;
-  torch::autograd::Engine::get_default_engine().queue_callback([bucket] { bucket->reduce(); });  // and keeps it
+  known[torch::autograd::get_current_graph_task_id()] = bucket;
+  torch::autograd::Engine::get_default_engine().queue_callback([bucket] {  // and keeps it
+    if (bucket->late) bucket->late->compute_all();
+    bucket->reduce();
+  });
   return *bucket;
 }
 
@@ -92,11 +109,16 @@ bool has_other_hooks(const at::Tensor& leaf) {
 
 }  // namespace
 
-bool waits_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
+bool may_wait_in_bucket(const at::Tensor& leaf) {
   const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
-  if (chosen == nullptr || !chosen->empty() || c10::GradMode::is_enabled() || leaf.grad().defined()) return false;
+  return chosen != nullptr && chosen->empty() && !c10::GradMode::is_enabled() && !leaf.grad().defined() &&
+         !has_other_hooks(leaf);
+}
+
+bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
+  if (!may_wait_in_bucket(leaf)) return false;
   const Spec &from = *spec_of(gradient), &to = *spec_of(leaf);
-  if (!(from.mesh() == to.mesh()) || has_other_hooks(leaf)) return false;
+  if (!(from.mesh() == to.mesh())) return false;
   const Layout home(to.mesh(), to.placements());
   if (largest_part_bytes(from.meta(), Layout(from.mesh(), from.placements())) > largest_part_bytes(to.meta(), home)) {
     return false;
@@ -104,6 +126,16 @@ bool waits_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
   GradientBucket& bucket = current_bucket();
   if (!bucket.holds(leaf)) bucket.add(leaf);
   return true;
+}
+
+std::shared_ptr<LateGradients> late_gradients(const std::function<std::shared_ptr<LateGradients>()>& make) {
+  if (make) current_bucket();
+  Buckets& all = buckets();
+  std::lock_guard lock(all.mutex);
+  const auto bucket = find_bucket(all);
+  if (!bucket) return nullptr;
+  if (!bucket->late && make) bucket->late = make();
+  return bucket->late;
 }
 
 void reduce_together(const std::vector<at::Tensor>& leaves, const std::string& op, bool implicit) {

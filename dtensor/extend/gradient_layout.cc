@@ -31,7 +31,7 @@ class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
     const DTensorMeta& meta = peek_meta(leaf);
     auto result = grads;
     result[0] = distributed_gradient(grads[0], meta.spec->mesh());
-    if (spec_of(result[0])->placements() == meta.spec->placements() || waits_in_bucket(leaf, result[0])) return result;
+    if (spec_of(result[0])->placements() == meta.spec->placements() || put_in_bucket(leaf, result[0])) return result;
     CommCause cause;
     cause.op = "gradient";
     cause.argument = meta.name ? *meta.name : "";
@@ -70,15 +70,15 @@ void keep_gradient_layout(const at::Tensor& leaf) {
   }
 }
 
-SpecPtr gradient_target() {
+at::Tensor gradient_leaf() {
   const auto node = torch::autograd::get_current_node();
-  if (!node) return nullptr;
+  if (!node) return {};
   for (const auto& edge : node->next_edges()) {
     if (auto* sink = dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get())) {
-      if (is_dtensor(sink->variable)) return spec_of(sink->variable);
+      if (is_dtensor(sink->variable)) return sink->variable;
     }
   }
-  return nullptr;
+  return {};
 }
 
 }  // namespace dtensor

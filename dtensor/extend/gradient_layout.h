@@ -8,8 +8,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "plan/spec.h"
-
 namespace dtensor {
 
 // Makes sure that gradients of `leaf` (distributed, requires grad, no history) are brought to its layout. Cheap if done
@@ -19,8 +17,8 @@ void keep_gradient_layout(const at::Tensor& leaf);
 // True for a tensor to which keep_gradient_layout applies.
 bool is_leaf_parameter(const at::Tensor& t);
 
-// Inside backward: the layout that the gradient now being computed will be brought to, if it goes straight to a
-// distributed leaf; else null.
-SpecPtr gradient_target();
+// Inside backward: the distributed leaf that the gradient now being computed goes straight to, to whose layout it will
+// be brought; undefined if there is none.
+at::Tensor gradient_leaf();
 
 }  // namespace dtensor

@@ -17,6 +17,15 @@ bool is_unannotated_view(const std::string& name) {
   return names->contains(name);
 }
 
+// Views of which every rank's part is one of its part of what they are of, whatever its strides.
+bool always_shares_memory(const std::string& name) {
+  static const auto* const names = new absl::flat_hash_set<std::string>{
+      "aten::alias",     "aten::detach", "aten::diagonal", "aten::expand",           "aten::permute",
+      "aten::select",    "aten::slice",  "aten::split",    "aten::squeeze",          "aten::t",
+      "aten::transpose", "aten::unbind", "aten::unfold",   "aten::split_with_sizes", "aten::unsqueeze"};
+  return names->contains(name);
+}
+
 // In-place operators that do not read what they write to.
 bool overwrites_self(const std::string& name) {
   static const auto* const names = new absl::flat_hash_set<std::string>{"aten::fill_", "aten::zero_", "aten::copy_"};
@@ -64,6 +73,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
     written_inputs.push_back(written);
   }
   is_view = is_view || is_unannotated_view(schema.name());
+  always_shares = is_view && always_shares_memory(schema.name());
   composite_implicit = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   makes_tensor =
       !any_tensor && schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::TensorType;

@@ -29,6 +29,7 @@ struct OpInfo {
   std::vector<Arg> args;
   std::vector<int> written_inputs;  // per return: schema argument that it is, or -1
   bool is_view = false;             // a result may share memory with the first tensor argument, without writing to it
+  bool always_shares = false;       // such a view, and no rank's part of it is ever a copy
   bool composite_implicit = false;
   bool has_outs = false;
   bool makes_tensor = false;  // a factory: no tensor argument, returns one Tensor

@@ -173,6 +173,52 @@ uint64_t current_recording() {
   return sites == nullptr ? 0 : sites->recording();
 }
 
+uint64_t writes_of(const LocalStorage& storage) { return storage.writes.load(std::memory_order_relaxed); }
+
+// Has nobody written since, and does what is recorded now, if anything is, know of it?
+bool is_current(const ReducedForm& form, const LocalStorage& storage) {
+  const uint64_t recording = current_recording();
+  return form.writes == writes_of(storage) && (recording == 0 || form.recording == recording);
+}
+
+// Does `form` say nothing but what tensor it is?
+bool is_base(const ReducedForm& form) {
+  return form.from && !form.plan && !form.sums.defined() && form.margin_dim < 0 && !form.surroundings;
+}
+
+// `t` as it is, to be told of.
+ReducedForm form_of(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  ReducedForm form{meta.spec, t.storage_offset(), t.is_non_overlapping_and_dense(), meta.locals};
+  form.writes = writes_of(*meta.storage);
+  form.recording = current_recording();
+  return form;
+}
+
+// Lets go of what was known before somebody wrote, or by another recording.
+void remember(LocalStorage& storage, ReducedForm form) {
+  std::lock_guard lock(storage.reduced_mutex);
+  if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
+  auto& forms = *storage.reduced;
+  const auto is_stale = [&](const ReducedForm& f) {
+    const bool is_of_other = f.recording != 0 && f.recording != form.recording;
+    return f.from && !is_base(f) && (is_of_other || f.writes != form.writes);
+  };
+  forms.erase(std::remove_if(forms.begin(), forms.end(), is_stale), forms.end());
+  forms.push_back(std::move(form));
+}
+
+// What was noted of `t` itself and is so still; null: nothing that `says` it. REQUIRES: storage.reduced_mutex is
+// locked.
+template <typename Says>
+const ReducedForm* find_note(const LocalStorage& storage, const at::Tensor& t, const Spec& spec, Says says) {
+  if (!storage.reduced) return nullptr;
+  for (const ReducedForm& form : *storage.reduced) {
+    if (says(form) && is_same(form, t, spec) && is_current(form, storage)) return &form;
+  }
+  return nullptr;
+}
+
 // Does `form` say what `t` is in the layout `to`?
 bool tells(const ReducedForm& form, const at::Tensor& t, const Spec& spec, const Placements& to) {
   const Placements& known = form.plan->to.placements();
@@ -184,11 +230,9 @@ bool tells(const ReducedForm& form, const at::Tensor& t, const Spec& spec, const
 // storage.reduced_mutex is locked.
 ReducedForm* find(LocalStorage& storage, const at::Tensor& t, const Spec& spec, const Placements& to) {
   if (!storage.reduced) return nullptr;
-  const uint64_t writes = storage.writes.load(std::memory_order_relaxed);
   const bool flips = is_flipped(storage);
-  const uint64_t recording = current_recording();
   for (ReducedForm& form : *storage.reduced) {
-    if (!form.plan || form.writes != writes || (recording != 0 && form.recording != recording)) continue;
+    if (!form.plan || !is_current(form, storage)) continue;
     if (flips && !only_reduces(form.from->placements(), form.plan->to.placements())) continue;
     if (tells(form, t, spec, to)) return &form;
   }
@@ -207,8 +251,7 @@ bool is_worth_remembering(const Spec& spec, const RedistributePlan& plan) {
 const ReducedForm* base_of(const LocalStorage& storage, const at::Tensor& t, const Spec& spec) {
   if (!storage.reduced || is_flipped(storage)) return nullptr;
   const ReducedForm& base = storage.reduced->front();
-  if (base.plan || base.sums.defined()) return nullptr;
-  return !is_same(base, t, spec) && lies_within(base, t, spec) ? &base : nullptr;
+  return is_base(base) && !is_same(base, t, spec) && lies_within(base, t, spec) ? &base : nullptr;
 }
 
 // What to bring the tensor to so that its view is known in the layout `to`.
@@ -232,11 +275,13 @@ void note_view_of(const at::Tensor& t, bool flips) {
   const DTensorMeta& meta = peek_meta(t);
   LocalStorage& storage = *meta.storage;
   std::lock_guard lock(storage.reduced_mutex);
-  if (is_whole(meta.spec->placements()) || (storage.reduced && !flips)) return;
-  if (!storage.reduced) {
-    storage.reduced = std::make_shared<std::vector<ReducedForm>>();
-    storage.reduced->push_back(
-        {meta.spec, t.storage_offset(), t.is_non_overlapping_and_dense(), meta.locals, nullptr, {}, 0, nullptr});
+  if (is_whole(meta.spec->placements())) return;
+  if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
+  auto& forms = *storage.reduced;
+  if (forms.empty() || !is_base(forms.front())) {
+    ReducedForm base = form_of(t);
+    base.recording = 0;
+    forms.insert(forms.begin(), std::move(base));
   }
   if (flips && !is_flipped(storage)) storage.reduced->emplace_back();
 }
@@ -266,7 +311,7 @@ ReducedForm choose_move(const at::Tensor& t, std::shared_ptr<const RedistributeP
   const DTensorMeta& meta = meta_of(t);
   const Spec& spec = *meta.spec;
   LocalStorage& storage = *meta.storage;
-  const uint64_t writes = storage.writes.load(std::memory_order_relaxed);
+  ReducedForm moving = form_of(t);
   std::lock_guard lock(storage.reduced_mutex);
   if (const ReducedForm* base = may_remember(storage) ? base_of(storage, t, spec) : nullptr) {
     const auto base_to = layout_of_base(*base, spec, t.storage_offset(), plan->to.placements());
@@ -275,12 +320,16 @@ ReducedForm choose_move(const at::Tensor& t, std::shared_ptr<const RedistributeP
       const double limit =
           base_plan && is_worth_remembering(*base->from, *base_plan) ? kLittleLonger * plan->seconds : plan->seconds;
       if (base_plan && !base_plan->is_local() && base_plan->seconds <= limit) {
-        return {base->from, base->offset, base->is_dense, base->parts, std::move(base_plan), {}, writes, nullptr};
+        moving.from = base->from;
+        moving.offset = base->offset;
+        moving.is_dense = base->is_dense;
+        moving.parts = base->parts;
+        plan = std::move(base_plan);
       }
     }
   }
-  return {meta.spec, t.storage_offset(), t.is_non_overlapping_and_dense(), meta.locals, std::move(plan), {}, writes,
-          nullptr};
+  moving.plan = std::move(plan);
+  return moving;
 }
 
 RankTensors finish_move(const at::Tensor& t, const Placements& to, ReducedForm moved) {
@@ -290,16 +339,7 @@ RankTensors finish_move(const at::Tensor& t, const Placements& to, ReducedForm m
   if (!may_remember(storage) || !is_worth_remembering(*moved.from, *moved.plan)) return result;
   const int64_t bytes = moved.from->with_placements(moved.plan->to.placements())->max_local_bytes();
   moved.storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(), bytes);
-  moved.recording = current_recording();
-  std::lock_guard lock(storage.reduced_mutex);
-  if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
-  auto& forms = *storage.reduced;
-  const auto is_stale = [&](const ReducedForm& f) {
-    const bool is_of_other = f.recording != 0 && f.recording != moved.recording;
-    return (f.plan || f.sums.defined()) && (is_of_other || f.writes != moved.writes);
-  };
-  forms.erase(std::remove_if(forms.begin(), forms.end(), is_stale), forms.end());
-  forms.push_back(std::move(moved));
+  remember(storage, std::move(moved));
   return result;
 }
 
@@ -315,17 +355,12 @@ at::Tensor reduced_before(const at::Tensor& t) {
 }
 
 void note_sums(const at::Tensor& t, int64_t dim, at::Tensor sums) {
-  const DTensorMeta& meta = peek_meta(t);
-  LocalStorage& storage = *meta.storage;
+  LocalStorage& storage = *peek_meta(t).storage;
   if (!may_remember(storage)) return;
-  std::lock_guard lock(storage.reduced_mutex);
-  if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
-  ReducedForm& form = storage.reduced->emplace_back();
-  form.from = meta.spec;
-  form.offset = t.storage_offset();
-  form.writes = storage.writes.load(std::memory_order_relaxed);
+  ReducedForm form = form_of(t);
   form.sums = std::move(sums);
   form.summed_dim = dim;
+  remember(storage, std::move(form));
 }
 
 at::Tensor known_sums(const at::Tensor& t, int64_t dim) {
@@ -333,29 +368,18 @@ at::Tensor known_sums(const at::Tensor& t, int64_t dim) {
   LocalStorage& storage = *meta.storage;
   if (!may_remember(storage)) return {};
   std::lock_guard lock(storage.reduced_mutex);
-  if (!storage.reduced) return {};
-  const uint64_t writes = storage.writes.load(std::memory_order_relaxed);
-  for (const ReducedForm& form : *storage.reduced) {
-    const bool is_it = form.sums.defined() && form.summed_dim == dim && is_same(form, t, *meta.spec);
-    if (is_it && form.writes == writes) return form.sums;
-  }
-  return {};
+  const ReducedForm* form =
+      find_note(storage, t, *meta.spec, [&](const ReducedForm& f) { return f.sums.defined() && f.summed_dim == dim; });
+  return form == nullptr ? at::Tensor() : form->sums;
 }
 
 void note_margins(const at::Tensor& t, int64_t dim, int64_t width, RankTensors margins) {
-  const DTensorMeta& meta = peek_meta(t);
-  LocalStorage& storage = *meta.storage;
-  if (!may_remember(storage) || !is_real(*meta.spec)) return;
-  std::lock_guard lock(storage.reduced_mutex);
-  if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
-  ReducedForm& form = storage.reduced->emplace_back();
-  form.from = meta.spec;
-  form.offset = t.storage_offset();
-  form.writes = storage.writes.load(std::memory_order_relaxed);
+  if (!may_remember(t)) return;
+  ReducedForm form = form_of(t);
   form.locals = std::move(margins);
   form.margin_dim = dim;
   form.margin = width;
-  form.recording = current_recording();
+  remember(*peek_meta(t).storage, std::move(form));
 }
 
 std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t width) {
@@ -364,54 +388,59 @@ std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t w
   if (!may_remember(storage)) return std::nullopt;
   std::lock_guard lock(storage.reduced_mutex);
   if (!storage.reduced || is_flipped(storage)) return std::nullopt;
-  const uint64_t writes = storage.writes.load(std::memory_order_relaxed), recording = current_recording();
-  for (const ReducedForm& form : *storage.reduced) {
-    if (form.margin_dim != dim || form.margin < width || !is_same(form, t, *meta.spec)) continue;
-    if (form.writes == writes && (recording == 0 || form.recording == recording))
-      return Margins{form.margin, form.locals};
+  const ReducedForm* form =
+      find_note(storage, t, *meta.spec, [&](const ReducedForm& f) { return f.margin_dim == dim && f.margin >= width; });
+  return form == nullptr ? std::nullopt : std::optional(Margins{form->margin, form->locals});
+}
+
+const LateParts::Made* LateParts::get() {
+  std::lock_guard lock(mutex_);
+  if (make_) {
+    made_ = make_();
+    make_ = nullptr;
   }
-  return std::nullopt;
+  return made_ ? &*made_ : nullptr;
+}
+
+void LateParts::forget() {
+  std::lock_guard lock(mutex_);
+  make_ = nullptr;
+}
+
+bool LateParts::are_forgotten() {
+  std::lock_guard lock(mutex_);
+  return !make_ && !made_;
 }
 
 void note_surroundings(const at::Tensor& t, Surroundings surroundings) {
-  const DTensorMeta& meta = peek_meta(t);
-  LocalStorage& storage = *meta.storage;
-  if (!may_remember(storage) || !is_real(*meta.spec)) return;
-  int64_t bytes = meta.spec->max_local_bytes();
-  for (size_t k = 0; k < surroundings.dims.size(); ++k) {
-    const auto wider = [](const Run& a, const Run& b) { return a.size < b.size; };
-    const auto& known = surroundings.known[k];
-    const int64_t own = meta.spec->layout_of_rank(meta.spec->mesh().ranks()[0]).sizes()[surroundings.dims[k]];
-    bytes = bytes / std::max<int64_t>(own, 1) * std::max_element(known.begin(), known.end(), wider)->size;
+  if (!may_remember(t)) return;
+  LocalStorage& storage = *peek_meta(t).storage;
+  {
+    std::lock_guard lock(storage.reduced_mutex);
+    const auto is_one = [](const ReducedForm& f) { return f.surroundings != nullptr; };
+    if (storage.reduced && std::count_if(storage.reduced->begin(), storage.reduced->end(), is_one) >= kMostSurroundings)
+      return;
   }
-  std::lock_guard lock(storage.reduced_mutex);
-  if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
-  ReducedForm& form = storage.reduced->emplace_back();
-  form.from = meta.spec;
-  form.offset = t.storage_offset();
-  form.writes = storage.writes.load(std::memory_order_relaxed);
+  ReducedForm form = form_of(t);
   form.surroundings = std::make_shared<const Surroundings>(std::move(surroundings));
-  form.storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(), bytes);
-  form.recording = current_recording();
+  remember(storage, std::move(form));
 }
 
 std::shared_ptr<const Surroundings> known_surroundings(const at::Tensor& t) {
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = peek_meta(t);  // the parts may be late, and never be asked for
   LocalStorage& storage = *meta.storage;
-  if (!may_remember(storage)) return nullptr;
   std::lock_guard lock(storage.reduced_mutex);
-  if (!storage.reduced || is_flipped(storage)) return nullptr;
-  const uint64_t writes = storage.writes.load(std::memory_order_relaxed), recording = current_recording();
-  for (const ReducedForm& form : *storage.reduced) {
-    if (!form.surroundings || !is_same(form, t, *meta.spec) || form.writes != writes) continue;
-    if (recording == 0 || form.recording == recording) return form.surroundings;
-  }
-  return nullptr;
+  if (!may_remember(storage) || !storage.reduced || is_flipped(storage)) return nullptr;
+  const ReducedForm* form =
+      find_note(storage, t, *meta.spec, [](const ReducedForm& f) { return f.surroundings != nullptr; });
+  return form == nullptr || form->surroundings->boxes->are_forgotten() ? nullptr : form->surroundings;
 }
 
 bool may_remember(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
   return may_remember(*meta.storage) && is_real(*meta.spec);
 }
+
+bool may_remember_new(const Spec& spec) { return is_real(spec) && !c10::InferenceMode::is_enabled(); }
 
 }  // namespace dtensor

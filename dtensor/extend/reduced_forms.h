@@ -10,8 +10,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "dtensor/extend/representation.h"
@@ -20,32 +23,55 @@
 
 namespace dtensor {
 
-// What every rank knows of a tensor: its part and what lies around it, one box.
+// Parts that come when they are first asked for.
+class LateParts {
+ public:
+  struct Made {
+    RankTensors parts;
+    std::shared_ptr<LocalStorage> storage;  // counts their bytes
+  };
+  // `make` may communicate, and gives nothing where what it needs was forgotten; what it has captured is let go
+  // afterwards.
+  explicit LateParts(std::function<std::optional<Made>()> make) : make_(std::move(make)) {}
+
+  // Null: they were forgotten before. Thread-safe. Errors: those of `make`, which is tried again then.
+  const Made* get();
+  void forget();  // those that have not been made, and what they would be made of
+  bool are_forgotten();
+
+ private:
+  std::mutex mutex_;
+  std::function<std::optional<Made>()> make_;  // guarded by mutex_; empty: made_ is all that there will be
+  std::optional<Made> made_;                   // guarded by mutex_, and never changed after make_ has gone
+};
+
+// What every rank knows of a tensor, or gets when it first asks: its part and what lies around it, one box.
 struct Surroundings {
-  std::vector<int64_t> dims;  // along which the boxes go beyond the parts, ascending
+  std::vector<int64_t> dims;                 // along which the boxes go beyond the parts, ascending
+  std::vector<std::vector<int64_t>> cut_by;  // per such dim: the mesh dims that cut it
   std::vector<std::vector<Run>>
-      known;           // per such dim: the indices, by where a rank stands along the mesh dims that cut it
-  RankTensors locals;  // the boxes
+      known;  // per such dim: the indices, by where a rank stands along the mesh dims that cut it
+  std::shared_ptr<LateParts> boxes;
 };
 
 inline constexpr int64_t kRememberedBytes = int64_t{4} << 20;
 
-// A tensor as it was moved. The first of a memory with `plan` null: the tensor that all others there are views of. One
-// without anything: some of them are seen negated, or conjugated.
+// A tensor as it was moved. The front one of a memory, if it says nothing else: the tensor that all others there are
+// views of. One without anything: some of them are seen negated, or conjugated.
 struct ReducedForm {
   SpecPtr from;
   int64_t offset = 0;     // where it begins in its memory, in elements
   bool is_dense = false;  // it fills that memory: what views within it are can be taken of what it was brought to
   RankTensors parts;      // as they are
-  std::shared_ptr<const RedistributePlan> plan;
-  RankTensors locals;   // after the plan
-  uint64_t writes = 0;  // LocalStorage::writes when it began
-  std::shared_ptr<LocalStorage> storage;
+  std::shared_ptr<const RedistributePlan> plan = nullptr;
+  RankTensors locals = {};  // after the plan
+  uint64_t writes = 0;      // LocalStorage::writes when it began
+  std::shared_ptr<LocalStorage> storage = nullptr;
   at::Tensor sums = {};  // of one without a plan: see note_sums()
   int64_t summed_dim = -1;
-  int64_t margin_dim = -1, margin = 0;               // of one without a plan: `locals` are what note_margins() says
-  std::shared_ptr<const Surroundings> surroundings;  // of one without a plan: see note_surroundings()
-  uint64_t recording = 0;                            // CallSites::recording() when it moved
+  int64_t margin_dim = -1, margin = 0;  // of one without a plan: `locals` are what note_margins() says
+  std::shared_ptr<const Surroundings> surroundings = nullptr;  // of one without a plan: see note_surroundings()
+  uint64_t recording = 0;                                      // CallSites::recording() when it moved
 };
 
 // A view of `t` is taken. `flips`: it is seen negated, or conjugated.
@@ -81,8 +107,12 @@ struct Margins {
 };
 std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t width);
 void note_surroundings(const at::Tensor& t, Surroundings surroundings);
-std::shared_ptr<const Surroundings> known_surroundings(const at::Tensor& t);  // null: they are not
+inline constexpr int kMostSurroundings = 16;  // of one memory; more are not noted
+// Null: they are not known. Of a copied view they are those of what it last read: read_anew() comes first.
+std::shared_ptr<const Surroundings> known_surroundings(const at::Tensor& t);
 // Is anything remembered of `t`? Not where the user could write to the parts unseen.
 bool may_remember(const at::Tensor& t);
+// Would it be of a new tensor?
+bool may_remember_new(const Spec& spec);
 
 }  // namespace dtensor

@@ -126,19 +126,20 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
   return at::Tensor(make_impl(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving)));
 }
 
-at::Tensor make_result(SpecPtr spec, RankTensors locals) {
-  auto impl = make_impl(std::move(spec), std::move(locals), nullptr, nullptr);
+at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving) {
+  auto impl = make_impl(std::move(spec), std::move(locals), nullptr, nullptr, std::move(arriving));
   static_cast<DTensorMeta*>(impl->get_backend_meta())->laid_out_by_engine = true;
   return at::Tensor(std::move(impl));
 }
 
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
-                     std::shared_ptr<LocalStorage> storage) {
+                     std::shared_ptr<LocalStorage> storage, std::shared_ptr<CommWork> arriving) {
   if (!storage) {
     storage = peek_meta(base).storage;
     storage->shared.store(true, std::memory_order_relaxed);
+    if (peek_meta(base).arriving && !peek_meta(base).arriving->done()) arriving = peek_meta(base).arriving;
   }
-  auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr);
+  auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr, std::move(arriving));
   impl->set_storage_offset(offset);
   impl->match_inference_mode(base);
   return at::Tensor(std::move(impl));

@@ -92,12 +92,12 @@ inline const DTensorMeta& memory_of(const at::TensorBase& t) {
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr,
                         std::shared_ptr<CommWork> arriving = nullptr);
 // The same of an operator's result, whose layout the engine chose.
-at::Tensor make_result(SpecPtr spec, RankTensors locals);
+at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
 // The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the
-// locals share the memory of the base's. `offset`: where a plain tensor would begin in its storage. See make_view_of()
-// in view_origin.h.
+// locals share the memory of the base's, and are there when those are. `offset`: where a plain tensor would begin in
+// its storage. See make_view_of() in view_origin.h.
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
-                     std::shared_ptr<LocalStorage> storage = nullptr);
+                     std::shared_ptr<LocalStorage> storage = nullptr, std::shared_ptr<CommWork> arriving = nullptr);
 
 // That memory is seen conjugated, or negated. A distributed tensor does not say so itself, its parts do.
 struct LazyBits {

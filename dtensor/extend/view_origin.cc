@@ -23,7 +23,7 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 
 // Another tensor with the same contents, without autograd history: the user's may be given others.
 at::Tensor another_handle(const at::Tensor& t) {
-  const DTensorMeta& meta = memory_of(t);
+  const DTensorMeta& meta = peek_meta(t);
   at::Tensor handle = make_view(meta.spec, meta.locals, t, t.storage_offset());
   if (meta.name) set_name(handle, *meta.name);
   return handle;
@@ -118,7 +118,8 @@ ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors l
   for (size_t m = 0; m < placements.size(); ++m) follows.push_back(call.computed[m] == placements[m]);
 }
 
-at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved) {
+at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved,
+                        std::shared_ptr<CommWork> arriving) {
   const at::Tensor& base = call.args[call.base_arg].toTensor();
   const DTensorMeta& meta = peek_meta(base);
   // Offsets count elements of the tensor's own dtype.
@@ -138,13 +139,14 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
   origin->seen = meta.storage->writes.load(kRelaxed) - (late && !moved ? 1 : 0);
   auto storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
   storage->origin = std::move(origin);
-  return make_view(std::move(spec), std::move(locals), base, offset, std::move(storage));
+  return make_view(std::move(spec), std::move(locals), base, offset, std::move(storage), std::move(arriving));
 }
 
 void read_anew(LocalStorage& storage) {
   ViewOrigin& origin = *storage.origin;
   std::lock_guard lock(origin.mutex);
-  LocalStorage& base = *meta_of(origin.base).storage;
+  LocalStorage& base = *peek_meta(origin.base).storage;
+  if (base.origin) read_anew(base);
   const uint64_t writes = base.writes.load(kRelaxed);
   if (origin.seen.load(kRelaxed) == writes) return;
   at::Tensor now = take_again(origin);

@@ -53,7 +53,9 @@ struct ViewOrigin {
 
 // A view of the tensor in `call`. `offset`: where it begins in the memory of that tensor, in its own elements. It is a
 // copied view where `locals` do not lie in the base's memory, or `moved` says so (an abstract world has no locals).
-at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved);
+// `arriving`: what fills in the locals of such a one, if they are not there yet.
+at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved,
+                        std::shared_ptr<CommWork> arriving = nullptr);
 
 // Takes the view again if what it is of was written to. REQUIRES: storage.origin.
 void read_anew(LocalStorage& storage);

@@ -15,23 +15,43 @@
 namespace dtensor {
 namespace {
 
-// Why inputs `moving` move.
-CommCause cause_of(const OpInfo& info, const Inputs& in, const std::vector<size_t>& moving) {
-  std::string names;
-  for (const size_t k : moving)
-    absl::StrAppend(&names, names.empty() ? "" : ", ", arg_name(info, in, static_cast<int>(k)));
-  return {info.name, std::move(names), module_path(in), /*implicit=*/true};
-}
+// An input that has to move for a call.
+struct Input {
+  const InputsOfCall* call;
+  size_t number;
+  at::Tensor travelling;
+  RankTensors* result;
+
+  const at::Tensor& given() const { return call->in.tensors[number]; }
+  const std::shared_ptr<const RedistributePlan>& plan() const { return call->decision.input_plans[number]; }
+  bool is_written() const { return call->info.args[call->in.args[number]].written; }
+};
 
 struct Moving {
-  size_t input;
+  Input input;
   ReducedForm form;
 };
 
-void run_together(const OpInfo& info, const Inputs& in, std::vector<Moving>& moving) {
-  std::vector<size_t> inputs;
-  for (const Moving& m : moving) inputs.push_back(m.input);
-  const CommCause cause = cause_of(info, in, inputs);
+// Why they move. Of several calls one is named.
+CommCause cause_of(const std::vector<Moving>& moving) {
+  const InputsOfCall& first = *moving.front().input.call;
+  std::string names;
+  size_t others = 0;
+  for (const Moving& m : moving) {
+    if (m.input.call != &first) {
+      ++others;
+      continue;
+    }
+    absl::StrAppend(&names, names.empty() ? "" : ", ",
+                    arg_name(first.info, first.in, static_cast<int>(m.input.number)));
+  }
+  if (others > 0) absl::StrAppend(&names, " and ", others, " more");
+  return {first.info.name, std::move(names), others > 0 ? current_scope().module_path : module_path(first.in),
+          /*implicit=*/true};
+}
+
+void run_together(std::vector<Moving>& moving) {
+  const CommCause cause = cause_of(moving);
   if (moving.size() == 1) {
     ReducedForm& form = moving.front().form;
     form.locals = run_plan(*form.plan, form.parts, cause);
@@ -47,8 +67,6 @@ void run_together(const OpInfo& info, const Inputs& in, std::vector<Moving>& mov
       run_plans(batch_plans(std::move(plans), current_dispatch_scope().limits), std::move(locals), cause);
   for (size_t n = 0; n < moving.size(); ++n) moving[n].form.locals = std::move(moved[n]);
 }
-
-bool is_written(const OpInfo& info, const Inputs& in, size_t k) { return info.args[in.args[k]].written; }
 
 RankTensors copies(RankTensors locals) {
   LocalGuard guard;
@@ -87,80 +105,89 @@ void expand_as(const Spec& spec, const RedistributePlan& plan, RankTensors& loca
 }
 
 // What communicates, in one go; but what may be known by what another one becomes waits for that.
-void run_communicating(const OpInfo& info, const Decision& decision, const Inputs& in,
-                       const std::vector<at::Tensor>& tensors, std::vector<size_t> waiting,
-                       std::vector<RankTensors>& locals) {
+void run_communicating(std::vector<Input> waiting) {
   while (!waiting.empty()) {
     std::vector<Moving> moving;
-    std::vector<size_t> next;
-    std::vector<std::pair<size_t, size_t>> alike;  // an input, and the one that it is once more
-    for (const size_t k : waiting) {
-      const at::Tensor& t = tensors[k];
-      const auto& plan = decision.input_plans[k];
-      if (std::optional<RankTensors> known = find_known(t, *plan)) {
+    std::vector<Input> next;
+    std::vector<std::pair<Input, RankTensors*>> alike;  // an input, and where another one comes that is the same
+    for (Input& input : waiting) {
+      if (std::optional<RankTensors> known = find_known(input.travelling, *input.plan())) {
         // Views keep them, and whoever writes to them does not mean what is remembered.
-        locals[k] = is_written(info, in, k) || info.is_view ? copies(*known) : *std::move(known);
+        *input.result = input.is_written() || input.call->info.is_view ? copies(*known) : *std::move(known);
         continue;
       }
-      const auto tells = [&](const Moving& m) { return will_tell(m.form, tensors[m.input], t, *plan); };
+      const auto tells = [&](const Moving& m) {
+        return will_tell(m.form, m.input.travelling, input.travelling, *input.plan());
+      };
       const auto is_alike = [&](const Moving& m) {
-        return in.tensors[m.input].is_same(in.tensors[k]) && decision.input_plans[m.input] == plan &&
-               !is_written(info, in, m.input);
+        return m.input.given().is_same(input.given()) && m.input.plan() == input.plan() && !m.input.is_written();
       };
       const auto same = std::find_if(moving.begin(), moving.end(), is_alike);
-      if (same != moving.end() && !is_written(info, in, k)) {
-        alike.emplace_back(k, same->input);
+      if (same != moving.end() && !input.is_written()) {
+        alike.emplace_back(input, same->input.result);
       } else if (std::any_of(moving.begin(), moving.end(), tells)) {
-        next.push_back(k);
+        next.push_back(std::move(input));
       } else {
-        moving.push_back({k, choose_move(t, plan)});
+        ReducedForm form = choose_move(input.travelling, input.plan());
+        moving.push_back({std::move(input), std::move(form)});
       }
     }
-    if (!moving.empty()) run_together(info, in, moving);
+    if (!moving.empty()) run_together(moving);
     for (Moving& m : moving) {
-      const size_t k = m.input;
-      if (is_written(info, in, k)) {
-        locals[k] = std::move(m.form.locals);
+      if (m.input.is_written()) {
+        *m.input.result = std::move(m.form.locals);
         continue;
       }
-      locals[k] = finish_move(tensors[k], decision.input_plans[k]->to.placements(), std::move(m.form));
-      if (info.is_view) locals[k] = copies(std::move(locals[k]));
+      const Placements to = m.input.plan()->to.placements();
+      *m.input.result = finish_move(m.input.travelling, to, std::move(m.form));
+      if (m.input.call->info.is_view) *m.input.result = copies(std::move(*m.input.result));
     }
-    for (const auto& [k, m] : alike) locals[k] = locals[m];
+    for (const auto& [input, same] : alike) *input.result = *same;
     waiting = std::move(next);
   }
 }
 
 }  // namespace
 
+std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> calls) {
+  std::vector<std::vector<RankTensors>> result;
+  for (const InputsOfCall& call : calls) result.emplace_back(call.in.tensors.size());
+  std::vector<Input> communicating, moved;
+  for (size_t c = 0; c < calls.size(); ++c) {
+    const auto& [info, decision, in] = calls[c];
+    for (size_t k = 0; k < in.tensors.size(); ++k) {
+      const at::Tensor& t = in.tensors[k];
+      if (!t.defined()) continue;
+      const auto& plan = decision.input_plans[k];
+      if (!plan) {
+        const bool reads = !info.is_view && !info.args[in.args[k]].overwritten;
+        result[c][k] = (info.always_shares ? peek_meta(t) : reads ? meta_of(t) : memory_of(t)).locals;
+        continue;
+      }
+      const Input input{&calls[c], k, travelling(t, *plan), &result[c][k]};
+      moved.push_back(input);
+      if (plan->is_local()) {
+        result[c][k] = run_plan(*plan, meta_of(input.travelling).locals, {});
+      } else {
+        communicating.push_back(input);
+      }
+    }
+  }
+  if (!communicating.empty()) run_communicating(std::move(communicating));
+  for (const Input& input : moved) {
+    expand_as(*input.call->decision.computed[input.number], *input.plan(), *input.result);
+  }
+  for (size_t c = 0; c < calls.size(); ++c) {
+    for (const int k : calls[c].in.free_layouts) {
+      if (calls[c].decision.input_plans[k])
+        replace_contents(calls[c].in.tensors[k], calls[c].decision.computed[k], result[c][k]);
+    }
+  }
+  return result;
+}
+
 std::vector<RankTensors> move_inputs(const OpInfo& info, const Decision& decision, const Inputs& in) {
-  std::vector<RankTensors> locals(in.tensors.size());
-  std::vector<size_t> communicating;
-  std::vector<at::Tensor> tensors(in.tensors.size());
-  for (size_t k = 0; k < in.tensors.size(); ++k) {
-    const at::Tensor& t = in.tensors[k];
-    if (!t.defined()) continue;
-    const auto& plan = decision.input_plans[k];
-    if (!plan) {
-      const bool reads = !info.is_view && !info.args[in.args[k]].overwritten;
-      locals[k] = (reads ? meta_of(t) : memory_of(t)).locals;
-      continue;
-    }
-    tensors[k] = travelling(t, *plan);
-    if (plan->is_local()) {
-      locals[k] = run_plan(*plan, meta_of(tensors[k]).locals, {});
-    } else {
-      communicating.push_back(k);
-    }
-  }
-  if (!communicating.empty()) run_communicating(info, decision, in, tensors, std::move(communicating), locals);
-  for (size_t k = 0; k < locals.size(); ++k) {
-    if (tensors[k].defined()) expand_as(*decision.computed[k], *decision.input_plans[k], locals[k]);
-  }
-  for (const int k : in.free_layouts) {
-    if (decision.input_plans[k]) replace_contents(in.tensors[k], decision.computed[k], locals[k]);
-  }
-  return locals;
+  return std::move(move_inputs(InputsOfCall{info, decision, in}).front());
 }
 
 }  // namespace dtensor

@@ -4,11 +4,13 @@
 #include <functional>
 
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "mesh/memory_meter.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 
@@ -265,6 +267,35 @@ TEST_CASE("free layouts: gradients go through what changed its layout", "[dtenso
   CHECK(layout(y) == Placements{Shard(0)});
   y.sum().backward();
   CHECK(close(dw.grad(), w.grad()));
+}
+
+TEST_CASE("known layouts: what is known of a tensor before it has views does not hide it from them",
+          "[dtensor][known_layouts]") {
+  const bool abstract = GENERATE(false, true);
+  const auto [plain, p] = product(mesh_of(4, abstract), 8, 6);
+  CommDebugMode comm;
+  CHECK(close(p.exp(), plain.exp()));
+  const int64_t whole = comm.total();
+  p.mul_(2);  // out of date, and views come now
+  for (int64_t i = 0; i < 8; ++i) CHECK(close(p[i].exp(), (plain[i] * 2).exp()));
+  CHECK(comm.total() == whole + 1);
+}
+
+TEST_CASE("known layouts: what was known before a write is let go", "[dtensor][known_layouts]") {
+  const DeviceMesh mesh = mesh_of(3);
+  const Tensor x = distribute_tensor(torch::randn({12, 4}, torch::kDouble), mesh, {Shard(0)}) * 1;
+  MemoryMeter& memory = mesh.world().memory();
+  int64_t after_two = 0;
+  for (int round = 0; round < 8; ++round) {
+    x.mul_(1.5);
+    x.roll({1}, {0}), x.roll({-1}, {0});  // margins
+    x.slice(0, 0, 4).matrix_exp();        // moved whole
+    const auto& forms = peek_meta(x).storage->reduced;
+    REQUIRE(forms);
+    CHECK(forms->size() <= 6);
+    if (round == 1) after_two = memory.live_bytes();
+    if (round > 1) CHECK(memory.live_bytes() == after_two);
+  }
 }
 
 }  // namespace

@@ -277,6 +277,33 @@ TEST_CASE("DE-14: the strategy tables") {
         std::set<std::string>{"R <- R, R", "S(1) <- S(2), R", "P(sum) <- P(sum), R", "P(avg) <- P(avg), R"});
 }
 
+TEST_CASE("gradients of several tables: the batch comes once, and every rank has its rows") {
+  Tensors tables, sharded;
+  const int64_t rows = 9, width = 3;
+  for (int64_t i = 0; i < 3; ++i) {
+    tables.push_back(at::arange((rows + i) * width, at::kDouble).view({rows + i, width}).sin().requires_grad_());
+    sharded.push_back(distribute_tensor(tables[i].detach(), ranks_mesh(), {Shard(0)}).requires_grad_());
+  }
+  const at::Tensor ids = at::arange(36).remainder(rows).view({12, 3}),
+                   split = distribute_tensor(ids, ranks_mesh(), {Shard(0)});
+  const at::Tensor seed = at::arange(12 * width, at::kDouble).view({12, width}).cos();
+  const auto loss = [&](const Tensors& from, const at::Tensor& batch, const at::Tensor& weights) {
+    at::Tensor sum;
+    for (int64_t i = 0; i < 3; ++i) {
+      const at::Tensor one = (at::embedding(from[i], batch.select(1, i)).pow(2) * weights).sum();
+      sum = sum.defined() ? sum + one : one;
+    }
+    return sum;
+  };
+  loss(tables, ids, seed).backward();
+  const at::Tensor value = loss(sharded, split, distribute_tensor(seed, ranks_mesh(), {Shard(0)}));
+  CommDebugMode comm;
+  value.backward();
+  CAPTURE(comm.to_string());
+  CHECK(comm.count(Collective::kAllGather) <= 1);
+  for (int64_t i = 0; i < 3; ++i) CHECK(at::allclose(full_tensor(sharded[i].grad()), tables[i].grad(), 1e-12));
+}
+
 TEST_CASE("LT-3: local parts are checked, and uneven parts have their own sizes") {
   const auto part = at::rand({2, 3});
   const auto n = static_cast<int64_t>(ranks_mesh().local_ranks().size());

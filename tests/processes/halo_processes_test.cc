@@ -37,6 +37,16 @@ TEST_CASE("halos between processes are those of one device", "[processes][halo]"
        [](const at::Tensor& t) {
          return at::constant_pad_nd(t, {1, 2, 3, -1}, 0.5);
        }},
+      {"windows of what is padded",
+       [](const at::Tensor& t) {
+         const at::Tensor p = at::constant_pad_nd(t, {1, 1, 1, 1});
+         return p.slice(1, 0, 11).slice(2, 1, 14) * p.slice(2, 2, 15).slice(1, 2, 13) + t;
+       }},
+      {"what is padded, and windows of it",
+       [](const at::Tensor& t) {
+         const at::Tensor p = at::constant_pad_nd(t, {0, 0, 2, 1});
+         return p.slice(1, 1, 12) * p.select(1, 4).unsqueeze(1) + (p * 2).slice(1, 0, 11);
+       }},
       {"reflection",
        [](const at::Tensor& t) {
          return at::reflection_pad2d(t, {4, 1, 2, 5});

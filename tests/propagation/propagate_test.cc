@@ -286,12 +286,12 @@ double work(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& c
 }
 
 // What reducing a tensor laid out so takes along mesh dim d.
-double reduction(const Spec& spec, size_t d) {
+double reduction(const Spec& spec, size_t d, Collective kind = Collective::kAllReduce) {
   if (!spec.placements()[d].is_partial()) return 0;
   const DeviceMesh& mesh = spec.mesh();
   const int64_t n = mesh.size(static_cast<int64_t>(d));
-  return CostModel().collective(Collective::kAllReduce, n, crosses_nodes(mesh, d),
-                                spec.max_local_bytes() * 2 * (n - 1) / n);
+  const int64_t passes = kind == Collective::kAllReduce ? 2 : 1;
+  return CostModel().collective(kind, n, crosses_nodes(mesh, d), spec.max_local_bytes() * passes * (n - 1) / n);
 }
 
 // Gathering it again; less the reduction of the product, where that could have waited.
@@ -313,14 +313,15 @@ double begun_shards(const std::vector<SpecPtr>& specs, const std::vector<DimStra
   return seconds;
 }
 
-// The later reduction of a Partial that an input moved for, or that is put off without a gain.
+// The later reduction of a Partial that an input moved for, to shards again if it came so, or that is put off without a
+// gain.
 double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, const Spec& result) {
   const Placements out = placements_of(chosen, -1);
   double seconds = 0;
   for (size_t d = 0; d < chosen.size(); ++d) {
     const double later = reduction(*result.with_placements(out), d);
     double now = 0;
-    bool moves = cuts(specs, chosen, d), no_gain = false, multiplied = false;
+    bool moves = false, no_gain = false, multiplied = false;
     for (size_t i = 0; i < specs.size(); ++i) {
       const Placement &from = specs[i]->placements()[d], &to = chosen[d].inputs[i];
       moves = moves || (from.is_sharded() && !to.is_partial() && from != to);
@@ -329,7 +330,12 @@ double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStra
       if (to.is_partial()) now += reduction(*specs[i], d);
     }
     const bool dearer = multiplied ? later > now : later > 3 * now;
-    if (moves || (now > 0 && (no_gain || dearer))) seconds += later;
+    const bool in_vain = now > 0 && (no_gain || dearer);
+    if (moves && !in_vain) {
+      seconds += reduction(*result.with_placements(out), d, Collective::kReduceScatter);
+    } else if (in_vain || cuts(specs, chosen, d)) {
+      seconds += later;
+    }
   }
   return seconds;
 }
