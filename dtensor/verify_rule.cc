@@ -71,6 +71,13 @@ Tensors gradients_of(const Tensors& results, const Tensors& seeds, const Tensors
                                /*allow_unused=*/true);
 }
 
+// Has what results wait for come: it is the call's communication, though not done at the call.
+void read(const Tensors& results) {
+  for (const at::Tensor& t : results) {
+    if (is_dtensor(t)) meta_of(t);
+  }
+}
+
 Expected expected_of(const SampleCall& call, const VerifyRuleOptions& options) {
   Expected expected;
   Tensors inputs = copies(call.tensors(), options.gradients && !call.writes());
@@ -205,6 +212,7 @@ class Verifier {
       const Tensors inputs = distributed(mesh, layouts, !expected_.gradients.empty());
       CommDebugMode comm;
       const auto actual = call_.run(inputs);
+      read(actual.tensors);
       const bool is_local = comm.total() == 0;
       std::string text = wrong_result(actual);
       if (text.empty()) text = wrong_gradient(actual, inputs);
@@ -292,7 +300,7 @@ class Verifier {
       try {
         const Tensors inputs = distributed(three, layouts, false);
         comm.reset();
-        call_.run(inputs);
+        read(call_.run(inputs).tensors);
       } catch (const std::exception&) {
         continue;  // noted where layouts are tried
       }
