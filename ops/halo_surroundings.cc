@@ -1,8 +1,10 @@
 #include "ops/halo_surroundings.h"
 
 #include <ATen/ops/clone.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -55,9 +57,7 @@ int64_t box_bytes(const Spec& spec, const Surroundings& around) {
     int64_t& size = sizes[around.dims[k]];
     for (const Run& run : around.known[k]) size = std::max(size, run.size);
   }
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(spec.dtype()));
-  for (const int64_t n : sizes) bytes *= n;
-  return bytes;
+  return c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(spec.dtype()));
 }
 
 // Is every rank's part of `spec` in its box?
@@ -70,6 +70,23 @@ bool holds_parts(const Surroundings& known, const Spec& spec) {
       return false;
   }
   return true;
+}
+
+// Of every part of `whole` the indices kept_of(number of the part) along `dim`, when somebody asks for them.
+std::shared_ptr<LateParts> narrowed(std::shared_ptr<LateParts> whole, int64_t dim,
+                                    std::function<Run(size_t part)> kept_of) {
+  return std::make_shared<LateParts>(
+      [whole = std::move(whole), dim, kept_of = std::move(kept_of)]() -> std::optional<LateParts::Made> {
+        const LateParts::Made* made = whole->get();
+        if (made == nullptr) return std::nullopt;
+        LateParts::Made pieces = *made;
+        LocalGuard guard;
+        for (size_t i = 0; i < pieces.parts.size(); ++i) {
+          const Run kept = kept_of(i);
+          pieces.parts[i] = pieces.parts[i].narrow(dim, kept.begin, kept.size);
+        }
+        return pieces;
+      });
 }
 
 // What was padded, as it was then.
@@ -160,42 +177,23 @@ std::optional<Surroundings> sliced_surroundings(const Surroundings& known, const
   const auto at = std::find(known.dims.begin(), known.dims.end(), dim) - known.dims.begin();
   if (at == static_cast<int64_t>(known.dims.size())) {  // one that nothing was added to
     if (!cutting_mesh_dims(*view, {dim}).empty()) return std::nullopt;
-    result.boxes = std::make_shared<LateParts>([whole = known.boxes, dim, begin, size = view->sizes()[dim]] {
-      const LateParts::Made* made = whole->get();
-      std::optional<LateParts::Made> boxes;
-      if (made == nullptr) return boxes;
-      boxes = *made;
-      LocalGuard guard;
-      for (at::Tensor& box : boxes->parts) box = box.narrow(dim, begin, size);
-      return boxes;
-    });
+    result.boxes = narrowed(known.boxes, dim, [kept = Run{begin, view->sizes()[dim]}](size_t) { return kept; });
     return result;
   }
   const auto own = runs_along(*view, dim);
   if (!own || cutting_mesh_dims(*view, {dim}) != known.cut_by[at] || own->size() != known.known[at].size())
     return std::nullopt;
-  std::vector<int64_t> cut_off;
+  std::vector<Run> kept;  // of the boxes
   for (size_t i = 0; i < own->size(); ++i) {
     Run& run = result.known[at][i];
     const int64_t first = std::max(run.begin, begin), last = std::min(end_of(run), begin + view->sizes()[dim]);
-    cut_off.push_back(first - run.begin);
+    kept.push_back({first - run.begin, last - first});
     run = {first - begin, last - first};
     if (!contains(run, (*own)[i])) return std::nullopt;
   }
-  result.boxes = std::make_shared<LateParts>(
-      [whole = known.boxes, view, dim, cut_off = std::move(cut_off), runs = result.known[at]] {
-        const LateParts::Made* made = whole->get();
-        std::optional<LateParts::Made> boxes;
-        if (made == nullptr) return boxes;
-        boxes = *made;
-        LocalGuard guard;
-        const auto ranks = view->mesh().local_ranks();
-        for (size_t i = 0; i < boxes->parts.size(); ++i) {
-          const int64_t place = place_of(*view, dim, ranks[i]);
-          boxes->parts[i] = boxes->parts[i].narrow(dim, cut_off[place], runs[place].size);
-        }
-        return boxes;
-      });
+  result.boxes = narrowed(known.boxes, dim, [view, dim, kept = std::move(kept)](size_t i) {
+    return kept[place_of(*view, dim, view->mesh().local_ranks()[i])];
+  });
   return result;
 }
 
