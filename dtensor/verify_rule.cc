@@ -158,6 +158,8 @@ class Verifier {
       return std::any_of(layouts.begin(), layouts.end(), [&](const Placements& p) { return (p[0].*kind)(); });
     };
     if (mesh.ndim() != 1 || mesh.size() != 2 || !is(&Placement::is_shard) || is(&Placement::is_partial)) return;
+    const auto is_empty = [](const at::Tensor& t) { return t.numel() == 0; };  // it moves for nothing
+    if (std::any_of(call_.tensors().begin(), call_.tensors().end(), is_empty)) return;
     Layouts out;
     for (const at::Tensor& t : results.tensors) {
       if (t.defined() && is_dtensor(t)) out.push_back(spec_of(t)->placements());
