@@ -11,6 +11,7 @@ const std::vector<PatternCase>& pattern_cases() {
   const auto variant = [](const examples::DecoderConfig& config) {
     return [config](const DeviceMesh& mesh, int64_t scale) { return decoder(config, mesh, scale); };
   };
+  const auto split = [](const DeviceMesh& mesh, int64_t scale) { return sequence_parallel({}, mesh, scale); };
   static const std::vector<PatternCase> cases = {
       {"Llama", llama, {2, 4}, {"dp", "tp"}},
       {"Llama", llama, {256, 4}, {"dp", "tp"}},
@@ -24,6 +25,8 @@ const std::vector<PatternCase>& pattern_cases() {
       {"Decoder, q k v viewed", variant({.projection = Projection::kFusedAndViewed}), {8}, {"tp"}},
       {"Decoder, gated halves", variant({.feed_forward = FeedForward::kGatedHalves}), {8}, {"tp"}},
       {"Decoder, GLU", variant({.feed_forward = FeedForward::kGLU}), {8}, {"tp"}},
+      {"Decoder, tokens split", split, {8}, {"tp"}},
+      {"Decoder, tokens split", split, {2, 4}, {"dp", "tp"}},
       // Asks whether its inputs are equal.
       {"Transformer", transformer, {4}, {"dp"}, kData},
       {"Transformer", transformer, {4}, {"tp"}, kData},
