@@ -71,5 +71,8 @@ Pattern stencil_by_roll(const DeviceMesh& mesh, int64_t scale) {
 Pattern stencil_by_pad(const DeviceMesh& mesh, int64_t scale) {
   return stencil(mesh, scale, examples::heat_by_pad, true);
 }
+Pattern stencil_in_place(const DeviceMesh& mesh, int64_t scale) {
+  return stencil(mesh, scale, examples::heat_in_place, true);
+}
 
 }  // namespace dtensor::benchmarks

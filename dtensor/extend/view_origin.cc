@@ -10,6 +10,7 @@
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/reduced_forms.h"
+#include "dtensor/extend/view_store.h"
 #include "dtensor/extend/view_window.h"
 #include "dtensor/internal/executor.h"
 #include "plan/redistribute_planner.h"
@@ -157,7 +158,7 @@ void read_anew(LocalStorage& storage) {
     LocalGuard guard;
     for (size_t i = 0; i < origin.locals.size(); ++i) copy_values(origin.locals[i], meta_of(now).locals[i]);
   }
-  storage.writes.fetch_add(1, kRelaxed);
+  count_write(storage);
   origin.seen.store(writes, kRelaxed);
 }
 
@@ -177,6 +178,18 @@ std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
     origin = base.storage->origin.get();
   }
   return way;
+}
+
+// The exchange in place of that way, or null. Views that some ranks have by themselves move nothing and store what the
+// one that moved has: they do not count.
+std::shared_ptr<const StoreExchange> exchange_on_way_back(const at::Tensor& t, const std::vector<SpecPtr>& way) {
+  StoreRequest request{{way[0], t.storage_offset()}, {}, way};
+  for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
+    const DTensorMeta& base = peek_meta(origin->base);
+    if (origin->moved) request.bases.push_back({base.spec, origin->base.storage_offset()});
+    origin = base.storage->origin.get();
+  }
+  return cached_store_exchange(request, current_dispatch_scope().limits);
 }
 
 // Whether writing elements of `view` writes some bytes only of an element of `base` that ranks hold addends of.
@@ -205,7 +218,8 @@ void check_can_carry_back(const at::Tensor& t, std::string_view op) {
   const Limits& limits = current_dispatch_scope().limits;
   if (limits.any()) {  // an error of the way back would come after the write
     const std::vector<SpecPtr> way = layouts_on_way_back(t);
-    for (size_t k = 1; k < way.size(); ++k) cached_plan(way[k - 1], way[k]->placements(), limits);
+    const bool exchanges = exchange_on_way_back(t, way) != nullptr;  // within the limits
+    for (size_t k = 1; k < way.size() && !exchanges; ++k) cached_plan(way[k - 1], way[k]->placements(), limits);
     for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
       const DTensorMeta& base = peek_meta(origin->base);
       if (writes_into_addends(*spec_of(t), *base.spec)) plans_of_values_for_addends(base.spec);
@@ -233,27 +247,32 @@ void check_can_carry_back(const at::Tensor& t, std::string_view op) {
 void carry_back(const at::Tensor& t, std::string_view op) {
   const CommCause cause{std::string(op), "self", current_scope().module_path, /*implicit=*/true};
   const std::vector<SpecPtr> way = layouts_on_way_back(t);
-  RankTensors locals = memory_of(t).locals;
+  HeldPieces pieces = whole_parts(*way[0], memory_of(t).locals);
+  const auto exchange = exchange_on_way_back(t, way);
+  if (exchange) fetch_stored(*exchange, cause, pieces);
   at::Tensor same_memory = t;  // has the memory of the view whose origin is in hand
-  auto layout = way.begin();   // how `locals` lie
+  auto layout = way.begin();   // how `pieces` lie, if nothing was exchanged
   for (std::shared_ptr<ViewOrigin> origin = peek_meta(t).storage->origin; origin != nullptr;) {
     const DTensorMeta& base = memory_of(origin->base);
     const SpecPtr& from = *layout++;
     const SpecPtr& spec = *layout;
-    locals =
-        run_plan(*cached_plan(from, spec->placements(), current_dispatch_scope().limits), std::move(locals), cause);
+    if (!exchange && from != spec) {
+      const auto plan = cached_plan(from, spec->placements(), current_dispatch_scope().limits);
+      pieces = whole_parts(*spec, run_plan(*plan, as_locals(std::move(pieces)), cause));
+    }
     if (writes_into_addends(*spec, *base.spec)) put_values_for_addends(base, cause);
     for (size_t i = 0; i < base.locals.size(); ++i) {
       LocalGuard guard;
       const LazyBits between = lazy_bits(memory_of(same_memory).locals[i]) ^ lazy_bits(origin->locals[i]);
-      locals[i] = undo_operator(seen_with(locals[i], between), origin->op);
-      const auto rank = static_cast<int64_t>(i);
-      store_through(
-          {window_of(*spec, t.storage_offset()), spec->local_layout(rank), locals[i]},
-          {window_of(*base.spec, origin->base.storage_offset()), base.spec->local_layout(rank), base.locals[i]});
+      const WindowPart to{window_of(*base.spec, origin->base.storage_offset()),
+                          base.spec->local_layout(static_cast<int64_t>(i)), base.locals[i]};
+      for (HeldPiece& piece : pieces[i]) {
+        piece.values = undo_operator(seen_with(std::move(piece.values), between), origin->op);
+        store_through({window_of(*spec, t.storage_offset()), piece.layout, piece.values}, to);
+      }
     }
     // The view has what it had, and this; all of it, if it was written as a whole.
-    const uint64_t before = base.storage->writes.fetch_add(1, kRelaxed);
+    const uint64_t before = count_write(*base.storage);
     uint64_t expected = same_memory.is_same(t) && spec_of(t) == origin->spec ? origin->seen.load(kRelaxed) : before;
     origin->seen.compare_exchange_strong(expected, before + 1, kRelaxed);
     same_memory = origin->base;
@@ -287,7 +306,7 @@ void settle_locals(const DTensorMeta& meta) {
 
 void note_write(const at::Tensor& t, std::string_view op) {
   LocalStorage& storage = *peek_meta(t).storage;
-  storage.writes.fetch_add(1, std::memory_order_relaxed);
+  count_write(storage);
   if (storage.origin) carry_back(t, op);
 }
 

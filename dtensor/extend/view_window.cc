@@ -90,12 +90,53 @@ std::optional<DimMap> map_dims(const Window& view, const Window& base) {
 
 namespace {
 
+int64_t ceil_div(int64_t a, int64_t b) { return a <= 0 ? -(-a / b) : (a + b - 1) / b; }
+
+bool holds(const Runs& runs, int64_t index) {
+  return std::any_of(runs.begin(), runs.end(),
+                     [&](const Run& r) { return r.begin <= index && index < r.begin + r.size; });
+}
+
+}  // namespace
+
+std::optional<Part> stored_part(const Window& view, const Window& base, const DimMap& map, const Part& held) {
+  if (held.empty()) return std::nullopt;
+  std::vector<bool> stepped(base.sizes.size());
+  Part part;
+  for (size_t j = 0; j < view.sizes.size(); ++j) {
+    Runs runs;
+    if (map.base_dim[j] < 0) {
+      if (view.sizes[j] > 0) runs.push_back({0, 1});
+    } else {
+      const auto d = static_cast<size_t>(map.base_dim[j]);
+      stepped[d] = true;
+      for (const Run& run : held.dims[d]) {
+        const int64_t first = std::max<int64_t>(ceil_div(run.begin - map.start[d], map.step[j]), 0);
+        const int64_t last = std::min(ceil_div(run.begin + run.size - map.start[d], map.step[j]), view.sizes[j]);
+        if (first >= last) continue;
+        if (!runs.empty() && runs.back().begin + runs.back().size == first) {
+          runs.back().size += last - first;
+        } else {
+          runs.push_back({first, last - first});
+        }
+      }
+    }
+    if (runs.empty()) return std::nullopt;
+    part.offsets.push_back(runs[0].begin);
+    part.dims.push_back(std::move(runs));
+  }
+  for (size_t d = 0; d < base.sizes.size(); ++d) {
+    if (!stepped[d] && !is_expanded(base, d) && !holds(held.dims[d], map.start[d])) return std::nullopt;
+  }
+  return part;
+}
+
+namespace {
+
 // `count` places in a row in the view's part, every `base_step`-th in the base's.
 struct Stretch {
   int64_t view_begin, base_begin, base_step, count;
 };
-
-int64_t ceil_div(int64_t a, int64_t b) { return a <= 0 ? -(-a / b) : (a + b - 1) / b; }
 
 // The elements that both hold of a dim: index i of the view is index start + step * i of the base.
 std::vector<Stretch> shared(const Runs& view, const Runs& base, int64_t start, int64_t step) {

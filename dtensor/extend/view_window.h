@@ -40,6 +40,10 @@ struct DimMap {
 // elements of which share memory.
 std::optional<DimMap> map_dims(const Window& view, const Window& base);
 
+// The indices of the view, per dim of it, that store_through() writes to a rank's part `held` of the base; nullopt:
+// none. Where one element lies in several of the view, in the first of them. REQUIRES: map == map_dims(view, base).
+std::optional<Part> stored_part(const Window& view, const Window& base, const DimMap& map, const Part& held);
+
 // Writes those elements of `view.part` that `base.part` holds to their places there. Offsets count elements of each
 // one's own dtype. Where one lies in several elements of the view, each of them holds the same. Below autograd, on
 // plain tensors. REQUIRES: no two elements of `base` share memory, but for expanded dims; why_not_storable() is "".

@@ -52,7 +52,7 @@ TEST_CASE("k-means, power iteration and QR of a tall matrix by rows", "[examples
 }
 
 TEST_CASE("a five-point stencil on tiles of a grid", "[examples]") {
-  for (const auto& step : {examples::heat_by_roll, examples::heat_by_pad}) {
+  for (const auto& step : {examples::heat_by_roll, examples::heat_by_pad, examples::heat_in_place}) {
     for (const DeviceMesh& mesh : {DeviceMesh(World::local(16), {4, 4}, {"rows", "columns"}),
                                    DeviceMesh(World::local(6), {2, 3}, {"rows", "columns"})}) {
       for (const auto& sizes : {std::vector<int64_t>{12, 12}, {13, 10}, {5, 3}}) {

@@ -75,6 +75,30 @@ TEST_CASE("halos between processes are those of one device", "[processes][halo]"
   }
 }
 
+TEST_CASE("what is written to windows of a tensor goes to those who hold it", "[processes][halo]") {
+  const DeviceMesh mesh(job_world(), {2, job_world().size() / 2}, {"y", "x"});
+  using Write = std::function<void(const at::Tensor&)>;
+  const std::vector<std::pair<const char*, Write>> writes = {
+      {"inside", [](const at::Tensor& t) { t.narrow(1, 1, 22).narrow(2, 1, 14).mul_(2); }},
+      {"of another window", [](const at::Tensor& t) { t.slice(1, 2).copy_(t.slice(1, 0, -2) + 1); }},
+      {"steps", [](const at::Tensor& t) { t.slice(1, 1, 24, 2).slice(2, 3).mul_(2); }},
+      {"of a selection", [](const at::Tensor& t) { t.select(0, 1).slice(0, 3).slice(1, 0, 15).mul_(2); }},
+  };
+  for (const Placements& placements :
+       {Placements{Shard(1), Shard(2)}, Placements{Shard(2), Shard(2)}, Placements{Replicate(), Shard(1)}}) {
+    for (const auto& [name, write] : writes) {
+      CAPTURE(name, to_string(placements));
+      const at::Tensor plain = numbers({3, 24, 16}, 5), split = lay_out(plain.clone(), mesh, placements);
+      write(plain);
+      CommDebugMode comm;
+      write(split);
+      for (const CommEvent& e : comm.events()) CHECK(e.received_bytes <= e.bytes);
+      CHECK(comm.count(Collective::kAllGather) == 0);
+      CHECK(difference(split, plain).value_or("") == "");
+    }
+  }
+}
+
 TEST_CASE("what processes receive of halos is what was planned", "[processes][halo]") {
   const DeviceMesh mesh(job_world(), {2, job_world().size() / 2}, {"y", "x"});
   const at::Tensor split = lay_out(numbers({24, 16}, 4), mesh, {Shard(0), Shard(1)}) * 1;  // nobody has its parts
