@@ -19,6 +19,7 @@
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
+#include "ops/combine_summaries.h"
 #include "ops/rank_summaries.h"
 #include "propagation/op_call.h"
 #include "propagation/rule_registry.h"
@@ -27,10 +28,6 @@ namespace dtensor {
 namespace {
 
 using torch::jit::Stack;
-
-struct Best {
-  at::Tensor values, indices;
-};
 
 // Global indices along a dim of the elements at `local` ones of a part.
 at::Tensor to_global(const at::Tensor& local, const Runs& runs) {
@@ -74,15 +71,23 @@ CommCause cause_of(const c10::OperatorHandle& op, const at::Tensor& self) {
   return {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true};
 }
 
-// The first of the candidates that are the best of all: nan is, if it is there.
-Best first_best(const Best& candidates, const std::vector<int64_t>& dims, bool largest, bool keepdim,
-                int64_t elements) {
-  const at::Tensor& v = candidates.values;
-  const at::Tensor best = largest ? v.amax(dims, /*keepdim=*/true) : v.amin(dims, /*keepdim=*/true);
-  at::Tensor is_best = v.eq(best);
-  if (v.is_floating_point()) is_best = is_best.logical_or(v.isnan());
-  const at::Tensor index = at::where(is_best, candidates.indices, elements).amin(dims, keepdim);
-  return {keepdim ? best : best.view(index.sizes()), index};
+// The first of the candidates that are the best of all: nan is, if it is there. Its value, if that is wanted, and
+// index.
+Combination first_best(const at::Tensor& self, bool largest, bool keepdim, int64_t elements, bool wants_value) {
+  Combination combination;
+  if (wants_value) combination.dtypes.push_back(self.scalar_type());
+  combination.dtypes.push_back(at::kLong);
+  combination.keepdim = keepdim;
+  combination.combine = [=](const auto& columns, const auto&, const auto&) {
+    const at::Tensor &v = columns[0], &indices = columns[1];
+    const at::Tensor best = largest ? v.amax({0}, /*keepdim=*/true) : v.amin({0}, /*keepdim=*/true);
+    at::Tensor is_best = v.eq(best);
+    if (v.is_floating_point()) is_best = is_best.logical_or(v.isnan());
+    std::vector<at::Tensor> results = {at::where(is_best, indices, elements).amin({0})};
+    if (wants_value) results.insert(results.begin(), best.squeeze(0));
+    return results;
+  };
+  return combination;
 }
 
 // One candidate of every rank.
@@ -105,15 +110,16 @@ SummaryRequest one_each(const at::Tensor& self, std::vector<int64_t> dims, bool 
   return request;
 }
 
-std::optional<Best> extreme_of_split(const c10::OperatorHandle& op, const at::Tensor& self, std::vector<int64_t> dims,
-                                     bool largest, bool keepdim) {
+std::optional<std::vector<at::Tensor>> extreme_of_split(const c10::OperatorHandle& op, const at::Tensor& self,
+                                                        std::vector<int64_t> dims, bool largest, bool keepdim,
+                                                        bool wants_value) {
   if (self.is_complex() || !is_split(self, dims)) return std::nullopt;
   int64_t elements = 1;
   for (const int64_t d : dims) elements *= self.size(d);
   const SummaryRequest request = one_each(self, dims, largest);
   if (!saves(self, request)) return std::nullopt;
-  const Summaries all = gather_summaries(self, request, cause_of(op, self));
-  return first_best({all.tensors[0], all.tensors[1]}, dims, largest, keepdim, elements);
+  const Combination combination = first_best(self, largest, keepdim, elements, wants_value);
+  return combine_summaries(self, request, combination, cause_of(op, self));
 }
 
 // The dim argument, from 0; nullopt: an error that the operator itself tells.
@@ -129,12 +135,11 @@ void extreme_along(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
   const auto dim = valid_dim(self, args["dim"]);
-  std::optional<Best> best;
-  if (dim) best = extreme_of_split(op, self, {*dim}, kLargest, args["keepdim"].toBool());
+  std::optional<std::vector<at::Tensor>> best;
+  if (dim) best = extreme_of_split(op, self, {*dim}, kLargest, args["keepdim"].toBool(), /*wants_value=*/true);
   if (!best) return dispatch_by_rule(op, stack);
   torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(best->values);
-  stack.emplace_back(best->indices);
+  for (const at::Tensor& t : *best) stack.emplace_back(t);
 }
 
 // argmax, argmin(self, dim?, keepdim).
@@ -149,12 +154,12 @@ void arg_extreme(const c10::OperatorHandle& op, Stack& stack) {
   } else if (const auto dim = valid_dim(self, args["dim"])) {
     dims = {*dim};
   }
-  std::optional<Best> best;
+  std::optional<std::vector<at::Tensor>> best;
   const bool takes = !dims.empty() && self.scalar_type() != at::kBool;  // bools are refused
-  if (takes) best = extreme_of_split(op, self, dims, kLargest, args["keepdim"].toBool());
+  if (takes) best = extreme_of_split(op, self, dims, kLargest, args["keepdim"].toBool(), /*wants_value=*/false);
   if (!best) return dispatch_by_rule(op, stack);
   torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(best->indices);
+  stack.emplace_back(best->at(0));
 }
 
 // topk(self, k, dim, largest, sorted). A rank's candidates are its own k best.

@@ -1,6 +1,7 @@
 // Variance, mean, and the logarithm of a sum of exponentials along dims that are split over ranks: every rank gives
-// those of its part, and they are combined, without cancellation (Chan, Golub, LeVeque, Updating Formulae and a
-// Pairwise Algorithm for Computing Sample Variances, 1979).
+// those of its part, and they are combined.
+#include "ops/moments.h"
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/logsumexp.h>
@@ -9,27 +10,20 @@
 #include <ATen/ops/var_mean.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <utility>
 
 #include "dtensor/extend/dispatch.h"
-#include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
-#include "ops/rank_summaries.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {
 namespace {
 
 using torch::jit::Stack;
-
-int64_t num_elements(const Part& part, const std::vector<int64_t>& dims) {
-  int64_t n = 1;
-  for (const int64_t d : dims) n *= total_size(part.dims[d]);
-  return n;
-}
 
 // The `dim` argument, ascending and from 0: all dims if it is None or []. nullopt: an error that the operator itself
 // tells.
@@ -50,20 +44,25 @@ std::optional<std::vector<int64_t>> valid_dims(const at::Tensor& self, const c10
   return dims;
 }
 
-c10::ScalarType widened(c10::ScalarType dtype) { return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
-
-// One column of every rank that has elements, if these are fewer bytes than the elements.
-std::optional<Summaries> one_column_each(const c10::OperatorHandle& op, const at::Tensor& self,
-                                         SummaryRequest request) {
-  if (request.dims.empty() || !is_split(self, request.dims)) return std::nullopt;
-  request.count = [dims = request.dims](const Part& part) { return num_elements(part, dims) > 0 ? 1 : 0; };
+// The results, if the summaries are fewer bytes than the elements.
+std::optional<std::vector<at::Tensor>> of_split(const c10::OperatorHandle& op, const at::Tensor& self,
+                                                const SummaryRequest& request, const Combination& combination) {
   int64_t elements = 1;
   for (const int64_t d : request.dims) elements *= self.size(d);
   int64_t column = 0;
   for (const auto dtype : request.dtypes) column += static_cast<int64_t>(c10::elementSize(dtype));
   if (num_columns(self, request) * column >= elements * static_cast<int64_t>(self.element_size())) return std::nullopt;
-  return gather_summaries(self, request,
-                          {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true});
+  return combine_summaries(self, request, combination,
+                           {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true});
+}
+
+void replace(const c10::OperatorHandle& op, Stack& stack, const std::vector<at::Tensor>& results) {
+  torch::jit::drop(stack, op.schema().arguments().size());
+  for (const at::Tensor& t : results) stack.emplace_back(t);
+}
+
+std::function<int64_t(const Part&)> one_of_elements(const std::vector<int64_t>& dims) {
+  return [dims](const Part& part) { return num_elements(part, dims) > 0 ? 1 : 0; };
 }
 
 // logsumexp(self, dim, keepdim).
@@ -71,19 +70,24 @@ void logsumexp(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
   const auto dims = valid_dims(self, args["dim"]);
-  if (!dims || !self.is_floating_point()) return dispatch_by_rule(op, stack);
+  if (!dims || dims->empty() || !self.is_floating_point() || !is_split(self, *dims)) return dispatch_by_rule(op, stack);
   const auto dtype = widened(self.scalar_type());
   SummaryRequest request;
   request.dims = *dims;
   request.dtypes = {dtype};
+  request.count = one_of_elements(*dims);
   request.summarize = [dtype, dims = *dims](const at::Tensor& local, const Part&, int64_t) {
     return std::vector<at::Tensor>{at::logsumexp(local.to(dtype), dims, /*keepdim=*/true)};
   };
-  const auto all = one_column_each(op, self, std::move(request));
-  if (!all) return dispatch_by_rule(op, stack);
-  const bool keepdim = args["keepdim"].toBool();
-  torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(at::logsumexp(all->tensors[0], *dims, keepdim).to(self.scalar_type()));
+  Combination combination;
+  combination.dtypes = {self.scalar_type()};
+  combination.combine = [](const auto& columns, const auto&, const auto&) {
+    return std::vector<at::Tensor>{at::logsumexp(columns[0], 0)};
+  };
+  combination.keepdim = args["keepdim"].toBool();
+  const auto results = of_split(op, self, request, combination);
+  if (!results) return dispatch_by_rule(op, stack);
+  replace(op, stack, *results);
 }
 
 // var.correction, std.correction, var_mean.correction, std_mean.correction(self, dim?, *, correction?, keepdim).
@@ -92,45 +96,87 @@ void variance(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
   const auto dims = valid_dims(self, args["dim"]);
-  if (!dims || !(self.is_floating_point() || self.is_complex())) return dispatch_by_rule(op, stack);
-  const auto dtype = widened(self.scalar_type());
-  SummaryRequest request;
-  request.dims = *dims;
-  request.dtypes = {c10::toRealValueType(dtype), dtype};
-  request.summarize = [dtype, dims = *dims](const at::Tensor& local, const Part&, int64_t) {
-    auto [var, mean] = at::var_mean(local.to(dtype), dims, /*correction=*/0, /*keepdim=*/true);
-    return std::vector<at::Tensor>{var, mean};
-  };
+  const bool takes = dims && !dims->empty() && (self.is_floating_point() || self.is_complex());
+  if (!takes || !is_split(self, *dims)) return dispatch_by_rule(op, stack);
   const double correction = args["correction"].isNone() ? 1 : args.number("correction");
   double n = 1;
   for (const int64_t d : *dims) n *= static_cast<double>(self.size(d));
   if (n <= correction) return dispatch_by_rule(op, stack);  // LibTorch warns of it
-  const auto all = one_column_each(op, self, request);
-  if (!all) return dispatch_by_rule(op, stack);
 
-  std::vector<double> shares;  // of the elements
-  for (const Part& part : all->parts) shares.push_back(static_cast<double>(num_elements(part, *dims)) / n);
-  at::Tensor weights;
-  {
-    LocalGuard guard;
-    std::vector<int64_t> sizes(static_cast<size_t>(self.dim()), 1);
-    sizes[(*dims)[0]] = static_cast<int64_t>(shares.size());
-    weights = at::tensor(shares, at::TensorOptions(at::kDouble)).to(request.dtypes[0]).to(self.device()).view(sizes);
-  }
-  weights = replicate_plain(weights, peek_meta(self).spec->mesh());
-  // From the first column's mean on: where all are equal nothing is rounded, and the variance of a constant is 0.
-  const at::Tensor &vars = all->tensors[0], &means = all->tensors[1];
-  const at::Tensor first = means.narrow((*dims)[0], 0, 1), shifted = means - first;
-  const at::Tensor shift = (shifted * weights).sum(*dims, /*keepdim=*/true), mean = first + shift;
-  const bool keepdim = args["keepdim"].toBool();
-  at::Tensor var = ((vars + at::abs(shifted - shift).square()) * weights).sum(*dims, keepdim) * (n / (n - correction));
-  if (kRoot) var = at::sqrt(var);
-  torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(var.to(c10::toRealValueType(self.scalar_type())));
-  if (kMean) stack.emplace_back((keepdim ? mean : mean.view(var.sizes())).to(self.scalar_type()));
+  const SummaryRequest request = moments_request(*dims, widened(self.scalar_type()));
+  Combination combination = moments_combination(request);
+  combination.dtypes = {c10::toRealValueType(self.scalar_type())};
+  if (kMean) combination.dtypes.push_back(self.scalar_type());
+  combination.combine = [all = combination.combine, scale = n / (n - correction)](
+                            const auto& columns, const auto& parts, const auto& group) {
+    std::vector<at::Tensor> moments = all(columns, parts, group);
+    moments[0] = moments[0] * scale;
+    if (kRoot) moments[0] = at::sqrt(moments[0]);
+    if (!kMean) moments.pop_back();
+    return moments;
+  };
+  combination.keepdim = args["keepdim"].toBool();
+  const auto results = of_split(op, self, request, combination);
+  if (!results) return dispatch_by_rule(op, stack);
+  replace(op, stack, *results);
 }
 
 }  // namespace
+
+int64_t num_elements(const Part& part, const std::vector<int64_t>& dims) {
+  int64_t n = 1;
+  for (const int64_t d : dims) n *= total_size(part.dims[d]);
+  return n;
+}
+
+Moments combined(const Moments& columns, const at::Tensor& shares) {
+  // From a column's mean on: where all are equal nothing is rounded, and the variance of a constant is 0.
+  const at::Tensor largest = shares.argmax(0, /*keepdim=*/true).expand({1, columns.mean.size(1)});
+  const at::Tensor first = columns.mean.gather(0, largest);
+  const at::Tensor shifted = columns.mean - first;
+  const at::Tensor shift = (shifted * shares).sum(0);
+  return {((columns.var + at::abs(shifted - shift).square()) * shares).sum(0), first.squeeze(0) + shift};
+}
+
+Moments moments_of(const at::Tensor& plain, const std::vector<int64_t>& dims) {
+  if (!plain.is_cpu()) {
+    auto [var, mean] = at::var_mean(plain, dims, /*correction=*/0, /*keepdim=*/true);
+    return {var, mean};
+  }
+  at::Tensor first = plain;
+  for (const int64_t d : dims) first = first.narrow(d, 0, 1);
+  const at::Tensor shifted = plain - first;
+  const at::Tensor shift = shifted.mean(dims, /*keepdim=*/true);
+  return {shifted.sub_(shift).square_().mean(dims, /*keepdim=*/true), first + shift};
+}
+
+SummaryRequest moments_request(std::vector<int64_t> dims, c10::ScalarType dtype) {
+  SummaryRequest request;
+  request.dtypes = {c10::toRealValueType(dtype), dtype};
+  request.count = one_of_elements(dims);
+  request.summarize = [dtype, dims](const at::Tensor& local, const Part&, int64_t) {
+    auto [var, mean] = at::var_mean(local.to(dtype), dims, /*correction=*/0, /*keepdim=*/true);
+    return std::vector<at::Tensor>{var, mean};
+  };
+  request.dims = std::move(dims);
+  return request;
+}
+
+Combination moments_combination(const SummaryRequest& request) {
+  Combination combination;
+  combination.dtypes = request.dtypes;
+  combination.combine = [dims = request.dims](const auto& columns, const auto& parts, const auto&) {
+    std::vector<double> shares;
+    for (const Part& part : parts) shares.push_back(static_cast<double>(num_elements(part, dims)));
+    const double n = std::accumulate(shares.begin(), shares.end(), 0.0);
+    for (double& share : shares) share /= n;
+    const at::Tensor& var = columns[0];
+    const at::Tensor weights = at::tensor(shares, at::TensorOptions(at::kDouble)).to(var.options()).unsqueeze(1);
+    const Moments all = combined({var, columns[1]}, weights);
+    return std::vector<at::Tensor>{all.var, all.mean};
+  };
+  return combination;
+}
 
 const RuleFamily moments_handlers("moments", [](RuleRegistry& registry) {
   registry.add_handler("aten::logsumexp", logsumexp);

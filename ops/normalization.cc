@@ -1,6 +1,6 @@
 // Layer, RMS and group normalization. The dims that are normalised are computed whole, but groups of channels that lie
-// on a rank; gradients of weight and bias are
-// sums over the other dims, so splitting those leaves them Partial.
+// on a rank; gradients of weight and bias are sums over the other dims, so splitting those leaves them Partial. Where
+// ranks share what is normalised, split_normalization.cc and split_group_norm.cc come first.
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -116,11 +116,16 @@ OutputMetas group_metas(const Normalization& norm, const OpCall& call) {
                     {call.get_int("N"), call.get_int("group")}, {call.get_int("C")});
 }
 
-// Channels may be split where every rank has whole groups.
+// Channels may be split where every rank has whole groups: not in several blocks of them.
 CoreDims group_dims(const Normalization& norm, const OpCall& call) {
   FactorRule rule = rule_of(norm, call, 1, 2, 1);
   const int64_t groups = call.get_int("group");
-  if (groups % call.mesh.size() == 0 || groups == call.get_int("C")) {
+  bool in_blocks = false;
+  for (const auto& spec : call.inputs) {
+    if (!spec) continue;
+    for (const Placement& p : spec->placements()) in_blocks |= p.is_strided_shard() && p.dim() == (spec->ndim() > 1);
+  }
+  if ((groups % call.mesh.size() == 0 && !in_blocks) || groups == call.get_int("C")) {
     std::erase(rule.blocked, 1);
     for (size_t i = 0; i < norm.inputs.size(); ++i) {
       if (norm.inputs[i] == 's') rule.inputs[i][1] = 1;

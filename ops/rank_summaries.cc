@@ -3,55 +3,14 @@
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
+#include "ops/rank_shares.h"
 
 namespace dtensor {
-namespace {
-
-bool cuts(const Placement& p, const std::vector<int64_t>& dims) {
-  return p.is_sharded() && std::binary_search(dims.begin(), dims.end(), p.dim());
-}
-
-// The parts along the dims, one per coordinate of the mesh dims that cut them, row-major.
-struct Shares {
-  std::vector<Part> parts;
-  std::vector<int64_t> counts;  // columns of each
-  int64_t width = 0;            // of the widest
-
-  int64_t position(const Spec& spec, const std::vector<int64_t>& dims, c10::ArrayRef<int64_t> coordinate) const {
-    int64_t p = 0;
-    for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
-      if (cuts(spec.placements()[m], dims)) p = p * spec.mesh().size(m) + coordinate[m];
-    }
-    return p;
-  }
-};
-
-Shares shares_of(const Spec& spec, const SummaryRequest& request) {
-  const DeviceMesh& mesh = spec.mesh();
-  std::vector<int64_t> cutting;
-  for (int64_t m = 0; m < mesh.ndim(); ++m) {
-    if (cuts(spec.placements()[m], request.dims)) cutting.push_back(m);
-  }
-  Shares shares;
-  std::vector<int64_t> coordinate(static_cast<size_t>(mesh.ndim()), 0);
-  for (;;) {
-    Part part = local_layout(spec.sizes(), mesh.shape(), spec.placements(), coordinate);
-    shares.counts.push_back(request.count(part));
-    shares.width = std::max(shares.width, shares.counts.back());
-    shares.parts.push_back(std::move(part));
-    size_t i = cutting.size();
-    while (i > 0 && ++coordinate[cutting[i - 1]] == mesh.size(cutting[i - 1])) coordinate[cutting[--i]] = 0;
-    if (i == 0) return shares;
-  }
-}
-
-}  // namespace
 
 bool is_split(const at::Tensor& t, const std::vector<int64_t>& dims) {
   if (!is_dtensor(t) || t.numel() == 0) return false;
@@ -87,20 +46,7 @@ Summaries gather_summaries(const at::Tensor& t, const SummaryRequest& request, c
 
   std::vector<RankTensors> locals(request.dtypes.size());
   for (size_t i = 0; i < meta.locals.size(); ++i) {
-    LocalGuard guard;
-    const auto coordinate = spec.mesh().local_coordinate(static_cast<int64_t>(i));
-    const int64_t p = shares.position(spec, request.dims, coordinate);
-    std::vector<at::Tensor> own;
-    if (shares.counts[p] > 0 && meta.locals[i].numel() > 0) {
-      own = request.summarize(meta.locals[i], spec.local_layout(static_cast<int64_t>(i)), shares.width);
-    } else {
-      Shape empty = spec.local_shape(static_cast<int64_t>(i));
-      for (const int64_t d : request.dims) empty[d] = 1;
-      empty[column_dim] = shares.width;
-      for (const auto dtype : request.dtypes) {
-        own.push_back(meta.locals[i].new_zeros(at::IntArrayRef(empty), meta.locals[i].options().dtype(dtype)));
-      }
-    }
+    std::vector<at::Tensor> own = said_by(meta, i, shares, request);
     for (size_t k = 0; k < locals.size(); ++k) locals[k].push_back(own[k].contiguous());
   }
   std::vector<at::Tensor> tensors;

@@ -7,11 +7,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
-#include <string>
 #include <vector>
 
 #include "comm/comm_event.h"
+#include "ops/rank_shares.h"
 #include "placement/geometry.h"
 
 namespace dtensor {
@@ -19,16 +18,6 @@ namespace dtensor {
 // Whether several ranks share the elements along `dims` (ascending, not empty), and all elements are values: nothing is
 // Partial.
 bool is_split(const at::Tensor& t, const std::vector<int64_t>& dims);
-
-struct SummaryRequest {
-  std::vector<int64_t> dims;  // ascending
-  // How many columns the rank that holds `part` has to say; 0 where it holds nothing.
-  std::function<int64_t(const Part& part)> count;
-  // These, of one rank's local tensor, in `width` columns: the dims have size 1, but the first of them `width`. What is
-  // in columns beyond count() does not matter.
-  std::function<std::vector<at::Tensor>(const at::Tensor& local, const Part& part, int64_t width)> summarize;
-  std::vector<c10::ScalarType> dtypes;  // of what it gives
-};
 
 struct Summaries {
   // Distributed as the tensor is, but all columns of all ranks, one after the other, along the first of the dims.

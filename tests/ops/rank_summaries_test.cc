@@ -14,11 +14,14 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/cost_by_bytes.h"
 #include "tests/testing/differential.h"
 
 namespace dtensor::testing {
@@ -163,6 +166,80 @@ TEST_CASE("rank summaries: the same plans on an abstract world", "[ops][best_ele
   CHECK(comm.bytes() == 1023 * 8 * 4 * (4 + 8));
   CHECK(values.sizes() == at::IntArrayRef{8, 4});
   CHECK(indices.scalar_type() == at::kLong);
+}
+
+TEST_CASE("rank summaries: each rank combines a part of the rows, and all get the results", "[ops][moments]") {
+  const auto check = [](const at::Tensor& x, const at::Tensor& d) {
+    const auto same = [](const at::Tensor& ours, const at::Tensor& plain) {
+      const auto wrong = difference(ours, plain, 1e-12);
+      INFO(wrong.value_or(""));
+      CHECK_FALSE(wrong);
+    };
+    CommDebugMode comm;
+    const at::Tensor var = d.var(1);
+    CHECK(comm.count("all_to_all") == 1);
+    CHECK(comm.count("all_gather") == 1);
+    CHECK(comm.total() == 2);
+    same(var, x.var(1));
+    same(d.std(1, /*unbiased=*/false, /*keepdim=*/true), x.std(1, false, true));
+    same(d.logsumexp(1), x.logsumexp(1));
+    same(std::get<1>(at::var_mean(d, std::vector<int64_t>{1, 2}, c10::Scalar(0))), x.mean({1, 2}));
+    same(d.argmax(1), x.argmax(1));
+    same(std::get<0>(d.min(1, true)), std::get<0>(x.min(1, true)));
+  };
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{4}, {2, 3}, {5}}) {
+    const World world = World::local(shape.size() == 1 ? shape[0] : shape[0] * shape[1]);
+    const CostByBytes by_bytes(world);
+    const DeviceMesh mesh(world, shape);
+    for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{7, 41, 3}, {1, 26, 5}, {4, 31, 1}}) {
+      const at::Tensor x = at::randn(sizes, at::kDouble);
+      std::vector<Placements> all = {{Shard(1)}, {StridedShard(1, 2)}};
+      if (shape.size() == 2) {
+        all = {{Shard(1), Shard(1)},
+               {Shard(0), Shard(1)},
+               {Shard(1), Shard(2)},
+               {Replicate(), Shard(1)},
+               {StridedShard(0, 2), Shard(1)}};
+      }
+      for (const Placements& placements : all) {
+        CAPTURE(sizes, to_string(placements));
+        check(x, lay_out(x, mesh, placements));
+      }
+    }
+  }
+}
+
+TEST_CASE("rank summaries: nothing cancels where rows are combined by their ranks", "[ops][moments]") {
+  const DeviceMesh mesh(World::local(5), {5});
+  const CostByBytes by_bytes(mesh.world());
+  const at::Tensor constant = at::randn({64, 1}, at::kFloat).expand({64, 41});  // 9, 9, 9, 9, 5
+  CHECK(full_tensor(lay_out(constant, mesh, {Shard(1)}).std(1)).eq(0).all().item<bool>());
+  const at::Tensor far = at::randn({7, 41}, at::kDouble) + 1e9;
+  CHECK(at::allclose(full_tensor(lay_out(far, mesh, {Shard(1)}).var(1)), far.var(1), 1e-6));
+  const at::Tensor halves = at::randn({7, 41}, at::kDouble).to(at::kBFloat16);
+  const at::Tensor var = lay_out(halves, mesh, {Shard(1)}).var(1);
+  CHECK(var.scalar_type() == at::kBFloat16);
+  CHECK(at::allclose(full_tensor(var), halves.to(at::kFloat).var(1).to(at::kBFloat16), 0.01));
+}
+
+TEST_CASE("rank summaries: what travels does not grow with the ranks", "[ops][moments]") {
+  constexpr int64_t kRows = 8192, kNumber = 4 * kRows;
+  for (const int64_t ranks : {64, 1024}) {
+    const DeviceMesh mesh(World::abstract(ranks), {ranks}, {"dp"});
+    const at::Tensor x = distribute_tensor(
+        at::empty({32 * ranks, kRows}, at::TensorOptions(at::kMeta).dtype(at::kFloat)), mesh, {Shard(0)});
+    const auto bytes = [&](const auto& f) {
+      CommDebugMode comm;
+      f();
+      return comm.bytes();
+    };
+    CAPTURE(ranks);
+    CHECK(bytes([&] { x.var(0); }) <= 3 * kNumber);
+    CHECK(bytes([&] { x.std(0); }) <= 3 * kNumber);
+    CHECK(bytes([&] { at::var_mean(x, std::vector<int64_t>{0}); }) <= 4 * kNumber);
+    CHECK(bytes([&] { x.logsumexp(0); }) <= 2 * kNumber);
+    CHECK(bytes([&] { x.argmax(0); }) <= 5 * kNumber);
+  }
 }
 
 }  // namespace
