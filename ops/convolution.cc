@@ -97,9 +97,7 @@ at::MemoryFormat format_of(const OpCall& call) {
   return format == at::MemoryFormat::Contiguous ? weight.suggest_memory_format() : format;
 }
 
-OutputMetas forward_metas(const OpCall& call) {
-  // ATen looks at the sizes before it says that it cannot compute without data.
-  if (auto metas = run_meta(call)) return *std::move(metas);
+std::vector<int64_t> output_sizes(const OpCall& call) {
   const Spec &input = *call.input("input"), &weight = *call.input("weight");
   const auto stride = *call.get_ints("stride"), padding = *call.get_ints("padding"),
              dilation = *call.get_ints("dilation"), more = *call.get_ints("output_padding");
@@ -113,7 +111,13 @@ OutputMetas forward_metas(const OpCall& call) {
       sizes.push_back((size + 2 * pad - reach) / step + 1);
     }
   }
-  return metas_of({meta_tensor(input).new_empty(sizes).contiguous(format_of(call))});
+  return sizes;
+}
+
+OutputMetas forward_metas(const OpCall& call) {
+  // ATen looks at the sizes before it says that it cannot compute without data.
+  if (auto metas = run_meta(call)) return *std::move(metas);
+  return metas_of({meta_tensor(*call.input("input")).new_empty(output_sizes(call)).contiguous(format_of(call))});
 }
 
 OutputMetas backward_metas(const OpCall& call) {
@@ -141,13 +145,56 @@ void local_channels(const LocalCall& local, Arguments& args) {
     args.set("bias_sizes", std::vector<int64_t>{args.tensor("grad_output").size(1)});
 }
 
+double numel(const Shape& shape) {
+  double product = 1;
+  for (const int64_t n : shape) product *= static_cast<double>(n);
+  return product;
+}
+
+// The whole weight meets each image once per place: of the result, or of the input of a transposed one. Space is whole,
+// and of channels the weight has those of the rank.
+double flops_at(double places, const Shape& images, const Shape& weight) {
+  return images.empty() ? 0 : 2 * places * static_cast<double>(images[0]) * numel(weight);
+}
+
+Flops forward_flops(const OpCall& call) {
+  const Shape& input = call.input("input")->sizes();
+  const std::vector<int64_t> output = output_sizes(call);
+  const double places = call.get_bool("transposed") ? numel(Shape(input.begin() + 2, input.end()))
+                                                    : numel(Shape(output.begin() + 2, output.end()));
+  return [places](const std::vector<Shape>& inputs) { return flops_at(places, inputs[0], inputs[1]); };
+}
+
+Flops backward_flops(const OpCall& call) {
+  const Spec& windows = *call.input(call.get_bool("transposed") ? "input" : "grad_output");
+  const auto mask = call.arg("output_mask").toBoolList();
+  const int gradients = int{mask.get(0)} + int{mask.get(1)};
+  if (gradients == 0) return {};
+  const double places = gradients * numel(Shape(windows.sizes().begin() + 2, windows.sizes().end()));
+  return [places](const std::vector<Shape>& inputs) { return flops_at(places, inputs[0], inputs[2]); };
+}
+
+Flops flops_over_time(const OpCall& call) {
+  const int64_t steps = call.input("self")->sizes()[0] + 2 * call.get_int("pad") - call.input("weight")->sizes()[0] + 1;
+  return [steps](const std::vector<Shape>& inputs) {
+    return 2 * static_cast<double>(steps * inputs[0][1]) * numel(inputs[1]);
+  };
+}
+
+OpRule with_flops(OpRule rule, std::function<Flops(const OpCall&)> flops) {
+  rule.flops = std::move(flops);
+  return rule;
+}
+
 }  // namespace
 
 const RuleFamily convolution_rules("convolution", [](RuleRegistry& registry) {
-  const OpRule forward = core_dims_rule(forward_dims, forward_metas, local_channels);
+  const OpRule forward = with_flops(core_dims_rule(forward_dims, forward_metas, local_channels), forward_flops);
   for (const char* op : {"aten::convolution", "aten::_convolution"}) registry.add(op, forward);
-  registry.add("aten::convolution_backward", core_dims_rule(backward_dims, backward_metas, local_channels));
-  add_core_dims(registry, {"aten::conv_tbc", "Tbc,Kco,o->Ubo", "self weight+bias"});
+  registry.add("aten::convolution_backward",
+               with_flops(core_dims_rule(backward_dims, backward_metas, local_channels), backward_flops));
+  const CoreDimsOp over_time = {"aten::conv_tbc", "Tbc,Kco,o->Ubo", "self weight+bias"};
+  registry.add(over_time.op, with_flops(core_dims_rule(over_time), flops_over_time));
 });
 
 }  // namespace dtensor

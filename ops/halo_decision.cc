@@ -10,6 +10,7 @@
 #include "comm/scope.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/representation.h"
+#include "plan/largest_part.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/propagate.h"
 #include "propagation/rule_registry.h"
@@ -100,11 +101,23 @@ class HaloMemo {
   Map young_, old_;
 };
 
-// What the rule's way takes: to bring the inputs where it computes, and the result to the layout that halos would leave
-// it in. Without the latter a result that has gone to another layout would look as good, and all that is computed of it
-// and of the input would have to move.
-double rule_seconds(const Decision& rule, const SpecPtr& result) {
-  double seconds = 0;
+// What the matrix products of a rank take that has the parts that the decision says.
+double product_seconds(const OpCall& call, const Decision& decision, const CostModel& cost) {
+  const Flops flops = decision.rule->flops ? decision.rule->flops(call) : Flops();
+  if (!flops) return 0;
+  std::vector<Shape> parts(call.inputs.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (const SpecPtr& s = decision.computed[i])
+      parts[i] = largest_part(s->sizes(), s->mesh().shape(), s->placements());
+  }
+  return cost.work(flops(parts), 0);
+}
+
+// What the rule's way takes: to bring the inputs where it computes, to compute, and to bring the result to the layout
+// that halos would leave it in. Without the latter a result that has gone to another layout would look as good, and all
+// that is computed of it and of the input would have to move.
+double rule_seconds(const OpCall& call, const Decision& rule, const SpecPtr& result, const CostModel& cost) {
+  double seconds = product_seconds(call, rule, cost);
   for (const auto& plan : rule.input_plans) seconds += plan ? plan->seconds : 0;
   if (rule.outputs[0] == nullptr) return seconds;
   return seconds + cached_plan(rule.outputs[0], result->placements())->seconds;
@@ -122,12 +135,16 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
   if (const auto choice = choose(by_rule.get())) {
     auto plan = make_halo_plan(choice->request);
     const bool fits = plan && plan->peak_bytes <= call.limits.max_bytes;
-    if (fits && !(by_rule && moves_nothing(*by_rule)) &&
-        (!by_rule || plan->seconds + choice->more_seconds <= rule_seconds(*by_rule, choice->result))) {
+    const auto cost = cost_model(call.mesh.world());
+    const auto pays = [&] {
+      return plan->seconds + choice->more_seconds + cost->work(choice->flops, 0) <=
+             rule_seconds(call, *by_rule, choice->result, *cost);
+    };
+    if (fits && (!by_rule || (!moves_nothing(*by_rule) && pays()))) {
       if (choice->both) decision->both = make_halo_plan(*choice->both);
-      const bool pays = decision->both && decision->both->peak_bytes <= call.limits.max_bytes &&
+      const bool both = decision->both && decision->both->peak_bytes <= call.limits.max_bytes &&
                         decision->both->seconds <= kLittleLonger * plan->seconds;
-      if (!pays) decision->both = nullptr;
+      if (!both) decision->both = nullptr;
       if (choice->later) decision->later = make_halo_plan(*choice->later);
       if (decision->later && decision->later->peak_bytes > call.limits.max_bytes) decision->later = nullptr;
       decision->plan = std::move(plan);

@@ -1,5 +1,5 @@
-// Whether an operator that moves elements along dims exchanges halos or does what its rule says: whichever moves less,
-// by the cost model. Internal to ops/.
+// Whether an operator that moves elements along dims exchanges halos or does what its rule says: whichever takes less
+// time, by the cost model. Internal to ops/.
 //
 // The decision follows from specs and arguments alone, so it is the same on every rank, and is remembered per world
 // like those of rules.
@@ -32,6 +32,7 @@ struct HaloChoice {
   HaloRequest request;
   SpecPtr result;           // of the operator's first result
   double more_seconds = 0;  // what else has to move for it
+  double flops = 0;         // of a rank's matrix products
   // What neighbours on the other side would have besides, and another call may ask for next. Fetched in the place of
   // `request` where it takes little longer.
   std::optional<HaloRequest> both = std::nullopt;

@@ -1,5 +1,6 @@
 #include "ops/halo_exchange.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -86,6 +87,23 @@ void exchange(const HaloPlan& plan, absl::Span<const Message> messages, const Ra
   world.memory().touch(plan.peak_bytes);
 }
 
+// Of every owned rank its combinations of segments that are shown.
+RankPieces shown_pieces(const HaloPlan& plan, const RankTensors& locals) {
+  RankPieces pieces(locals.size());
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const HaloPlan::Rank& rank = plan.ranks[i];
+    int64_t combinations = 1;
+    for (const Segments& held : rank.held) combinations *= static_cast<int64_t>(held.size());
+    for (int64_t c = 0; c < combinations; ++c) {
+      at::Tensor part = locals[i];
+      const std::vector<Segment> segments = combination(rank, c);
+      for (size_t k = 0; k < segments.size(); ++k) part = taken(part, plan.dims[k], segments[k]);
+      pieces[i].push_back(std::move(part));
+    }
+  }
+  return pieces;
+}
+
 }  // namespace
 
 RankTensors fetch_halos(const HaloPlan& plan, const RankTensors& locals, const at::Scalar& fill,
@@ -108,21 +126,54 @@ RankTensors empty_halos(const HaloPlan& plan, const RankTensors& locals) {
 void fetch_halos(const HaloPlan& plan, const RankTensors& locals, const at::Scalar& fill, const CommCause& cause,
                  const RankTensors& result) {
   LocalGuard guard;
-  RankPieces inputs(locals.size()), outputs(locals.size());
+  RankPieces outputs;
   for (size_t i = 0; i < locals.size(); ++i) {
-    const HaloPlan::Rank& rank = plan.ranks[i];
-    int64_t combinations = 1;
-    for (const Segments& held : rank.held) combinations *= static_cast<int64_t>(held.size());
-    for (int64_t c = 0; c < combinations; ++c) {
-      at::Tensor part = locals[i];
-      const std::vector<Segment> segments = combination(rank, c);
-      for (size_t k = 0; k < segments.size(); ++k) part = taken(part, plan.dims[k], segments[k]);
-      inputs[i].push_back(std::move(part));
-    }
-    if (!rank.filled) result[i].fill_(fill);
-    outputs[i].push_back(result[i]);
+    if (!plan.ranks[i].filled) result[i].fill_(fill);
+    outputs.push_back({result[i]});
   }
-  exchange(plan, plan.messages, inputs, outputs, cause, /*back=*/false);
+  exchange(plan, plan.messages, shown_pieces(plan, locals), outputs, cause, /*back=*/false);
+}
+
+RankTensors received_halos(const HaloPlan& plan, const RankTensors& boxes) {
+  LocalGuard guard;
+  const DeviceMesh& mesh = plan.source->mesh();
+  const RankSlots slots(mesh.local_ranks(), mesh.world().size());
+  RankPieces pieces(boxes.size());
+  for (const Message& m : plan.messages) {
+    const int64_t slot = slots[m.receiver];
+    if (slot < 0 || m.sender == m.receiver) continue;
+    pieces[slot].push_back(block_view(boxes[slot], m.block.to, m.block.sizes).reshape({-1}));
+  }
+  RankTensors result;
+  for (size_t i = 0; i < boxes.size(); ++i)
+    result.push_back(pieces[i].empty() ? boxes[i].new_empty({0}) : at::cat(pieces[i]));
+  return result;
+}
+
+RankTensors boxes_again(const HaloPlan& plan, const RankTensors& locals, const at::Scalar& fill,
+                        const RankTensors& received) {
+  RankTensors result = empty_halos(plan, locals);
+  LocalGuard guard;
+  const DeviceMesh& mesh = plan.source->mesh();
+  const RankSlots slots(mesh.local_ranks(), mesh.world().size());
+  for (size_t i = 0; i < locals.size(); ++i) {
+    if (!plan.ranks[i].filled) result[i].fill_(fill);
+  }
+  const RankPieces inputs = shown_pieces(plan, locals);
+  std::vector<int64_t> taken(locals.size(), 0);  // of what was received
+  for (const Message& m : plan.messages) {
+    const int64_t slot = slots[m.receiver];
+    if (slot < 0) continue;
+    if (m.sender == m.receiver) {
+      copy_block(inputs[slot][m.input], result[slot], m.block);
+      continue;
+    }
+    const int64_t size = numel_of(m.block.sizes);
+    const at::Tensor piece = received[slot].narrow(0, taken[slot], size).view(ref(m.block.sizes));
+    copy_block(piece, result[slot], {Shape(m.block.sizes.size(), 0), m.block.to, m.block.sizes});
+    taken[slot] += size;
+  }
+  return result;
 }
 
 RankTensors add_back_halos(const HaloPlan& plan, const RankTensors& pieces, const CommCause& cause) {

@@ -37,11 +37,7 @@ struct Pooling {
     for (const WindowDim& w : windows) values.push_back(w.*field);
     return values;
   }
-  std::vector<HaloDim> halo_dims() const {
-    std::vector<HaloDim> dims;
-    for (const WindowDim& w : windows) dims.push_back(w.halo_dim());
-    return dims;
-  }
+  std::vector<HaloDim> halo_dims() const { return halo_dims_of(windows); }
 };
 
 int64_t along(const std::vector<int64_t>& list, size_t k) { return list.size() == 1 ? list[0] : list.at(k); }
@@ -75,7 +71,7 @@ std::optional<Pooling> pooling_of(const Arguments& args, at::IntArrayRef sizes, 
 bool is_shared(const at::Tensor& t, const std::optional<Pooling>& pooling) {
   return pooling && is_dtensor(t) && t.numel() > 0 &&
          !cutting_mesh_dims(*spec_of(t), pooling->list(&WindowDim::dim)).empty() &&
-         has_runs_of_windows(*spec_of(t), pooling->windows);
+         has_runs_along(*spec_of(t), pooling->list(&WindowDim::dim));
 }
 
 at::Tensor reduced(const c10::OperatorHandle& op, Arguments& args, const char* name, bool sums_pass) {

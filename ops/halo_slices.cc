@@ -222,7 +222,7 @@ void unfold(const c10::OperatorHandle& op, Stack& stack) {
   if (!windows || self.numel() == 0) return dispatch_by_rule(op, stack);
   const SpecPtr& source = spec_of(self);
   const std::vector<int64_t> cutting = cutting_mesh_dims(*source, {windows->dim});
-  if (cutting.empty() || !has_runs_of_windows(*source, {*windows})) return dispatch_by_rule(op, stack);
+  if (cutting.empty() || !has_runs_along(*source, {windows->dim})) return dispatch_by_rule(op, stack);
   if (is_leaf_parameter(self)) keep_gradient_layout(self);
   const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(source->placements()));
@@ -251,7 +251,7 @@ void unfold_backward(const c10::OperatorHandle& op, Stack& stack) {
   const SpecPtr& given = spec_of(grad);
   bool last_is_cut = false;  // the elements of a window
   for (const Placement& p : given->placements()) last_is_cut = last_is_cut || p.is_sharded_on(given->ndim() - 1);
-  if (cutting_mesh_dims(*given, {windows->dim}).empty() || !has_runs_of_windows(*given, {*windows}) || last_is_cut ||
+  if (cutting_mesh_dims(*given, {windows->dim}).empty() || !has_runs_along(*given, {windows->dim}) || last_is_cut ||
       has_nonlinear_partial(given->placements()))
     return dispatch_by_rule(op, stack);
   const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {

@@ -20,14 +20,26 @@ HaloDim WindowDim::halo_dim() const {
           }};
 }
 
-bool has_runs_of_windows(const Spec& spec, const std::vector<WindowDim>& windows) {
-  for (const Placement& p : spec.placements()) {
-    if (!p.is_strided_shard()) continue;
-    for (const WindowDim& w : windows) {
-      if (p.dim() == w.dim) return false;
-    }
-  }
-  return true;
+Run SpreadDim::reach(const Runs& places) const {
+  if (places.empty()) return {};
+  const int64_t begin = places[0].begin, last = begin + places[0].size - 1;
+  const int64_t before = std::max<int64_t>(begin - first - span + 1, 0);  // in places
+  const int64_t lowest = (before + stride - 1) / stride;
+  const int64_t beyond = last < first ? 0 : std::min(elements, (last - first) / stride + 1);
+  return lowest < beyond ? Run{lowest, beyond - lowest} : Run{};
+}
+
+HaloDim SpreadDim::halo_dim() const {
+  return {dim, IndexMap{elements, {{0, elements, 0, 1}}}, [s = *this](const Runs& places) {
+            const Run run = s.reach(places);
+            return run.size > 0 ? Runs{run} : Runs{};
+          }};
+}
+
+bool has_runs_along(const Spec& spec, const std::vector<int64_t>& dims) {
+  return std::none_of(spec.placements().begin(), spec.placements().end(), [&](const Placement& p) {
+    return p.is_strided_shard() && std::find(dims.begin(), dims.end(), p.dim()) != dims.end();
+  });
 }
 
 }  // namespace dtensor

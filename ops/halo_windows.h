@@ -1,5 +1,5 @@
-// Windows that slide along dims: convolution and pooling. Which elements, padding included, a rank's windows reach.
-// Internal to ops/.
+// Windows that slide along dims: convolution and pooling. Which elements, padding included, a rank's windows reach. And
+// the other way round, elements that are spread along dims: upsampling and transposed convolution. Internal to ops/.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,33 @@ struct WindowDim {
   HaloDim halo_dim() const;
 };
 
-// Can ranks compute with what their windows reach: has each one run of them, whichever it has?
-bool has_runs_of_windows(const Spec& spec, const std::vector<WindowDim>& windows);
+// Along one dim of `elements`, each of which counts for `span` places of a result of `count` places; element i for
+// those from i * stride + first on. Beyond the result they are cut off.
+struct SpreadDim {
+  int64_t dim = 0;  // of the tensor
+  int64_t elements = 0, count = 0;
+  int64_t stride = 1, first = 0, span = 1;
+
+  // The elements that count for any of `places`. Empty for none.
+  Run reach(const Runs& places) const;
+  // A rank that has some of the places of the result wants all elements that count for them.
+  HaloDim halo_dim() const;
+};
+
+template <typename Dim>
+std::vector<HaloDim> halo_dims_of(const std::vector<Dim>& dims) {
+  std::vector<HaloDim> result;
+  for (const Dim& d : dims) result.push_back(d.halo_dim());
+  return result;
+}
+template <typename Dim>
+std::vector<int64_t> numbers_of(const std::vector<Dim>& dims) {
+  std::vector<int64_t> result;
+  for (const Dim& d : dims) result.push_back(d.dim);
+  return result;
+}
+
+// Can ranks compute with what their part of the result reaches: has each one run of it along `dims`, whichever it has?
+bool has_runs_along(const Spec& spec, const std::vector<int64_t>& dims);
 
 }  // namespace dtensor

@@ -9,9 +9,14 @@
 #include <ATen/ops/conv_transpose2d.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/rand.h>
+#include <ATen/ops/zeros.h>
+
+#include <functional>
 
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/factories.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
@@ -137,6 +142,90 @@ TEST_CASE("channels last in memory, also where a part has nothing", "[ops][convo
     const auto expected = at::conv2d(x.contiguous(last), w);
     CHECK(y.strides() == expected.strides());
     CHECK(full_tensor(y).allclose(expected));
+  }
+}
+
+// Floating-point operations of `run` on one of four ranks, and how many times an even share that is.
+struct Work {
+  double flops, share;
+};
+
+Work work_of(const std::function<void()>& run) {
+  const CommDebugMode comm;
+  run();
+  return {comm.flops(), comm.work_share()};
+}
+
+TEST_CASE("the work of convolutions is counted", "[ops][convolution]") {
+  const DeviceMesh mesh(World::abstract(4), {4}, {"ranks"});
+  const auto make = [&](std::vector<int64_t> sizes, const Placement& p) {
+    return ones(sizes, mesh, {p}, {.requires_grad = true});
+  };
+  struct Row {
+    const char* what;
+    Placement input, weight;
+    std::vector<int64_t> sizes, weight_sizes;
+    std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> op;
+    double whole;      // of one device, forward
+    double share = 1;  // of a rank
+  };
+  const auto conv = [](const at::Tensor& x, const at::Tensor& w) {
+    return at::conv2d(x, w, {}, list({1, 1}), list({1, 1}));
+  };
+  const double usual = 2.0 * 8 * 8 * (16 * 12) * (4 * 3 * 3);  // images, channels out, places, weights of each
+  const Row rows[] = {
+      {"images", Shard(0), Replicate(), {8, 4, 16, 12}, {8, 4, 3, 3}, conv, usual},
+      {"channels out", Replicate(), Shard(0), {8, 4, 16, 12}, {8, 4, 3, 3}, conv, usual},
+      {"channels in", Shard(1), Shard(1), {8, 4, 16, 12}, {8, 4, 3, 3}, conv, usual},
+      {"rows of images", Shard(2), Replicate(), {8, 4, 16, 12}, {8, 4, 3, 3}, conv, usual},
+      {"nothing split", Replicate(), Replicate(), {8, 4, 16, 12}, {8, 4, 3, 3}, conv, usual, 4},
+      {"strides",
+       Shard(0),
+       Replicate(),
+       {8, 4, 16, 12},
+       {8, 4, 3, 3},
+       [](const at::Tensor& x, const at::Tensor& w) {
+         return at::conv2d(x, w, {}, list({2, 2}), list({1, 1}));
+       },
+       usual / 4},
+      {"groups",
+       Shard(1),
+       Shard(0),
+       {8, 4, 16, 12},
+       {8, 1, 3, 3},
+       [](const at::Tensor& x, const at::Tensor& w) {
+         return at::conv2d(x, w, {}, list({1, 1}), list({1, 1}), list({1, 1}), 4);
+       },
+       usual / 4},
+      {"transposed",
+       Shard(0),
+       Replicate(),
+       {8, 4, 16, 12},
+       {4, 8, 3, 3},
+       [](const at::Tensor& x, const at::Tensor& w) {
+         return at::conv_transpose2d(x, w, {}, list({2, 2}));
+       },
+       usual},
+      {"over time",
+       Shard(1),
+       Replicate(),
+       {10, 8, 4},
+       {3, 4, 6},
+       [](const at::Tensor& x, const at::Tensor& w) { return at::conv_tbc(x, w, at::zeros({6}, x.options()), 1); },
+       2.0 * 10 * 8 * 6 * (4 * 3)},
+  };
+  for (const Row& row : rows) {
+    INFO(row.what);
+    const MeshScope scope(mesh);
+    const at::Tensor x = make(row.sizes, row.input), w = make(row.weight_sizes, row.weight);
+    at::Tensor y;
+    const Work forward = work_of([&] { y = row.op(x, w); });
+    CHECK(forward.flops == Approx(row.share * row.whole / 4));
+    CHECK(forward.share == Approx(row.share));
+    if (y.sizes().size() != 4) continue;
+    const Work backward = work_of([&] { y.sum().backward(); });  // of both gradients
+    CHECK(backward.flops == Approx(2 * row.share * row.whole / 4));
+    CHECK(backward.share == Approx(row.share));
   }
 }
 

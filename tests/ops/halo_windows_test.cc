@@ -1,6 +1,7 @@
 // Convolution and pooling over split dims: the values of plain ATen, forward and backward, the layout of what goes in,
 // and no more moved than what windows reach.
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/avg_pool3d.h>
 #include <ATen/ops/conv1d.h>
@@ -10,84 +11,16 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool3d_with_indices.h>
-#include <ATen/ops/randn.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <limits>
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
 #include "observe/comm_debug_mode.h"
-#include "tests/testing/catch_torch.h"
-#include "tests/testing/differential.h"
+#include "tests/ops/halo_compare.h"
 
 namespace dtensor::testing {
 namespace {
-
-using Tensors = std::vector<at::Tensor>;
-using Ints = std::vector<int64_t>;
-using Fn = std::function<Tensors(const Tensors&)>;
-
-const DeviceMesh& line() {
-  static const auto* mesh = new DeviceMesh(World::local(4), {4}, {"x"});
-  return *mesh;
-}
-const DeviceMesh& grid() {
-  static const auto* mesh = new DeviceMesh(World::local(6), {2, 3}, {"y", "x"});
-  return *mesh;
-}
-
-// The first input is laid out as `first`, the others as `others`.
-void compare(const char* name, const DeviceMesh& mesh, const Placements& first, const Placements& others,
-             const std::vector<Ints>& shapes, const Fn& fn, bool keeps = true) {
-  CAPTURE(name, to_string(first), to_string(others));
-  Tensors plain, split;
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    plain.push_back(at::randn(shapes[i], at::kDouble).requires_grad_());
-    split.push_back(lay_out(plain[i], mesh, i == 0 ? first : others).requires_grad_());
-  }
-  const Tensors expected = fn(plain), actual = fn(split);
-  std::vector<at::Tensor> roots, seeds, split_roots, split_seeds;
-  for (size_t k = 0; k < expected.size(); ++k) {
-    const auto wrong = difference(actual[k].detach(), expected[k].detach());
-    CHECK(wrong.value_or("") == "");
-    // A weight that is split, too, may be followed instead.
-    const bool is_asked = keeps && others == Placements(others.size(), Replicate());
-    if (is_asked) CHECK(DTensor(actual[k]).placements() == first);
-    if (!expected[k].is_floating_point()) continue;
-    roots.push_back(expected[k]);
-    seeds.push_back(at::randn(expected[k].sizes(), at::kDouble));
-    split_roots.push_back(actual[k]);
-    split_seeds.push_back(
-        lay_out(seeds.back(), mesh, keeps ? first : without_partials(DTensor(actual[k]).placements())));
-  }
-  torch::autograd::backward(roots, seeds);
-  torch::autograd::backward(split_roots, split_seeds);
-  for (size_t i = 0; i < plain.size(); ++i) {
-    const auto wrong = difference(split[i].grad(), plain[i].grad());
-    CAPTURE(i);
-    CHECK(wrong.value_or("") == "");
-  }
-}
-
-struct Split {
-  DeviceMesh mesh;
-  Placements first, others;
-};
-
-// Layouts of [batch, channels, height, width].
-std::vector<Split> splits() {
-  const Placements whole = {Replicate(), Replicate()};
-  return {
-      {line(), {Shard(2)}, {Replicate()}},
-      {line(), {Shard(3)}, {Replicate()}},
-      {grid(), {Shard(2), Shard(3)}, whole},
-      {grid(), {Shard(3), Shard(3)}, whole},
-      {grid(), {Shard(0), Shard(2)}, whole},
-      {grid(), {Shard(3), Replicate()}, whole},
-      {grid(), {Shard(2), Shard(3)}, {Shard(0), Replicate()}},  // weights come to where they are needed
-  };
-}
 
 TEST_CASE("halo: convolutions are those of plain ATen", "[ops][halo]") {
   for (const Split& s : splits()) {
@@ -183,14 +116,42 @@ TEST_CASE("halo: a convolution moves what its windows reach, once each way", "[o
   CHECK(comm.bytes() == halo);
   CHECK(DTensor(image.grad()).placements() == Placements{Shard(2), Shard(3)});
 
-  // For the weight's gradient windows are read again, and ranks add up theirs.
+  // For the weight's gradient windows are read again, of which forward had all, and ranks add up theirs.
   weight.requires_grad_();
   result = at::conv2d(image.detach(), weight, {}, 1, w);
   comm.reset();
   result.backward(seed);
-  CHECK(comm.count("all_to_all") == 1);
   CHECK(comm.count("all_reduce") == 1);
-  CHECK(comm.total() == 2);
+  CHECK(comm.total() == 1);
+}
+
+TEST_CASE("halo: a convolution's windows are remembered until somebody writes", "[ops][halo]") {
+  const at::Tensor plain = at::randn({2, 3, 13, 11}, at::kDouble), weight = at::randn({4, 3, 3, 3}, at::kDouble);
+  const at::Tensor split = distribute_tensor(plain, grid(), {Shard(2), Shard(3)});
+  const at::Tensor other = at::randn({4, 3, 5, 5}, at::kDouble);
+  const auto whole = [](const at::Tensor& t) { return lay_out(t, grid(), {Replicate(), Replicate()}); };
+  const at::Tensor split_weight = whole(weight), split_other = whole(other);
+  const auto check = [&](int64_t exchanges, int64_t padding, bool wide) {
+    CommDebugMode comm;
+    const at::Tensor actual = at::conv2d(split, wide ? split_other : split_weight, {}, 1, padding);
+    CHECK(comm.total() == exchanges);
+    const at::Tensor expected = at::conv2d(plain, wide ? other : weight, {}, 1, padding);
+    CHECK(difference(actual, expected).value_or("") == "");
+  };
+  check(1, 1, false);
+  check(0, 1, false);
+  check(1, 2, true);  // other windows
+  check(0, 2, true);
+  check(0, 1, false);
+  check(1, 0, false);
+  plain.add_(1);
+  split.add_(1);
+  check(1, 1, false);
+  const at::NoGradGuard no_grad;  // nothing will be asked for again
+  plain.add_(1);
+  split.add_(1);
+  check(1, 1, false);
+  check(1, 1, false);
 }
 
 }  // namespace
