@@ -1,15 +1,27 @@
 // Fourier transforms: linear, the transformed dims whole. Where one of these is split and another dim is not, the ranks
-// exchange parts (an all-to-all) rather than gather the tensor.
+// exchange parts (an all-to-all) rather than gather the tensor. A transform of several dims is one of each dim after
+// the other, so no two of them have to be whole at once: see by_dim() below.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/resolve_conj.h>
 
 #include <algorithm>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
+#include "ops/arguments.h"
 #include "ops/core_dims.h"
 #include "ops/meta_tensor.h"
+#include "plan/redistribute_planner.h"
+#include "propagation/propagate.h"
 #include "propagation/trial_run.h"
 
 namespace dtensor {
@@ -62,11 +74,218 @@ OutputMetas transform_metas(const OpCall& call) {
   return metas;
 }
 
-// ATen makes a copy without gaps of what is conjugated before it calls the kernel, which looks at strides.
-void resolve_conj_first(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+// ------------------------------------------------------------ dim by dim
+
+using torch::jit::Stack;
+using Dims = std::vector<int64_t>;
+
+// A transform of some of the dims, and the layout that it is computed in.
+struct Stage {
+  c10::OperatorHandle op;
+  std::vector<c10::IValue> args;     // but the tensor
+  std::optional<Placements> layout;  // nullopt: as the tensor comes
+};
+
+struct Stages {
+  std::vector<Stage> stages;
+  Shape strides;  // of the result of the whole transform
+};
+
+bool cuts(const Spec& spec, size_t m, int64_t dim) {
+  return spec.placements()[m].is_sharded() && spec.placements()[m].dim() == dim &&
+         spec.mesh().size(static_cast<int64_t>(m)) > 1;
+}
+
+bool is_cut(const Spec& spec, int64_t dim) {
+  for (size_t m = 0; m < spec.placements().size(); ++m) {
+    if (cuts(spec, m, dim)) return true;
+  }
+  return false;
+}
+
+// The stages of a call, one after the other, on specs.
+class StagePlanner {
+ public:
+  StagePlanner(SpecPtr self, const Dims& dims) : at_(std::move(self)), pending_(at_->ndim(), false) {
+    for (const int64_t d : dims) pending_[d] = true;
+  }
+
+  // `args`: what follows the dims in the schema. REQUIRES: one dim, or dims that are whole.
+  void add(const char* op, const Dims& dims, const std::vector<c10::IValue>& args) {
+    std::optional<Placements> layout;
+    if (is_cut(*at_, dims[0])) layout = layout_with_whole(dims[0]);
+    if (layout) {
+      seconds_ += cached_plan(at_, *layout)->seconds;
+      at_ = at_->with_placements(*layout);
+    }
+    std::vector<c10::IValue> all{dims};
+    all.insert(all.end(), args.begin(), args.end());
+    const OpCall call = OpCall::make(op, {at_}, all);
+    const auto decision = propagate(call);
+    for (const auto& plan : decision->input_plans) seconds_ += plan ? plan->seconds : 0;
+    at_ = decision->outputs[0];
+    for (const int64_t d : dims) pending_[d] = false;
+    stages_.push_back({call.op, std::move(all), std::move(layout)});
+  }
+
+  // First all dims that are whole, at once; then the others.
+  void add_complex(const Dims& dims, int64_t normalization, bool forward) {
+    Dims whole, cut;
+    for (const int64_t d : dims) (is_cut(*at_, d) ? cut : whole).push_back(d);
+    if (!whole.empty()) add("aten::_fft_c2c", whole, {normalization, forward});
+    for (size_t i = cut.size(); i-- > 0;) add("aten::_fft_c2c", {cut[i]}, {normalization, forward});
+  }
+
+  double seconds() const { return seconds_; }
+  std::vector<Stage> stages() && { return std::move(stages_); }
+
+ private:
+  // What cuts `dim` cuts another dim instead, whichever takes the least time. One that is still to be transformed has
+  // to move once more. nullopt: there is no other dim.
+  std::optional<Placements> layout_with_whole(int64_t dim) const {
+    std::optional<Placements> best;
+    double least = std::numeric_limits<double>::infinity();
+    for (int64_t other = 0; other < at_->ndim(); ++other) {
+      if (other == dim) continue;
+      Placements layout = at_->placements();
+      for (size_t m = 0; m < layout.size(); ++m) {
+        if (cuts(*at_, m, dim)) layout[m] = Shard(other);
+      }
+      const double seconds = cached_plan(at_, layout)->seconds * (pending_[other] ? 2 : 1);
+      if (seconds >= least) continue;
+      least = seconds;
+      best = std::move(layout);
+    }
+    return best;
+  }
+
+  SpecPtr at_;  // of what the stages so far leave
+  std::vector<bool> pending_;
+  double seconds_ = 0;
+  std::vector<Stage> stages_;
+};
+
+// Dim by dim, if that moves less than what the rule does; else no stages.
+Stages plan_stages(const OpCall& call, const Dims& dims) {
+  const auto by_rule = propagate(call);
+  double rule_seconds = 0;
+  for (const auto& plan : by_rule->input_plans) rule_seconds += plan ? plan->seconds : 0;
+  if (rule_seconds == 0) return {};
+
+  // Factors of a normalisation multiply: every dim has its own.
+  const int64_t normalization = call.get_int("normalization");
+  const Dims last{dims.back()}, others(dims.begin(), dims.end() - 1);
+  StagePlanner planner(call.inputs[0], dims);
+  if (call.has_arg("onesided")) {
+    planner.add("aten::_fft_r2c", last, {normalization, call.get_bool("onesided")});
+    planner.add_complex(others, normalization, /*forward=*/true);
+  } else if (call.has_arg("last_dim_size")) {
+    planner.add_complex(others, normalization, /*forward=*/false);
+    planner.add("aten::_fft_c2r", last, {normalization, call.get_int("last_dim_size")});
+  } else {
+    planner.add_complex(dims, normalization, call.get_bool("forward"));
+  }
+  if (planner.seconds() >= rule_seconds) return {};
+  return {std::move(planner).stages(), by_rule->outputs[0]->strides()};
+}
+
+// What was planned, per world.
+class StagesMemo {
+ public:
+  using Key = std::vector<int64_t>;
+
+  std::shared_ptr<const Stages> find(const Key& key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = known_.find(key);
+    return it == known_.end() ? nullptr : it->second.first;
+  }
+  // `spec`: what the key names by a number must live as long.
+  void insert(Key key, std::shared_ptr<const Stages> stages, SpecPtr spec) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (known_.size() >= kMost) known_.clear();
+    known_.insert_or_assign(std::move(key), std::pair(std::move(stages), std::move(spec)));
+  }
+  // Specs hold meshes, which hold the world.
+  void release() {
+    Map known;  // goes after the lock
+    std::lock_guard<std::mutex> lock(mutex_);
+    known.swap(known_);
+  }
+
+ private:
+  static constexpr size_t kMost = 1024;
+  using Map = absl::flat_hash_map<Key, std::pair<std::shared_ptr<const Stages>, SpecPtr>>;
+  std::mutex mutex_;
+  Map known_;
+};
+
+// The dims from 0, where there are several and one of them is split. nullopt: what the rule does is best, or an error.
+std::optional<Dims> dims_to_part(const at::Tensor& self, const Arguments& args) {
+  Dims dims = args["dim"].toIntVector();
+  if (dims.size() < 2 || self.numel() == 0) return std::nullopt;
+  std::vector<bool> seen(static_cast<size_t>(self.dim()), false);
+  bool split = false;
+  for (int64_t& d : dims) {
+    d += d < 0 ? self.dim() : 0;
+    if (d < 0 || d >= self.dim() || seen[d]) return std::nullopt;
+    seen[d] = true;
+    split = split || is_cut(*spec_of(self), d);
+  }
+  return split ? std::optional(dims) : std::nullopt;
+}
+
+std::shared_ptr<const Stages> decide_stages(const c10::OperatorHandle& op, const Stack& stack, const at::Tensor& self,
+                                            const Dims& dims) {
+  const SpecPtr& spec = spec_of(self);
+  const auto args = torch::jit::last(stack, op.schema().arguments().size());
+  StagesMemo::Key key{static_cast<int64_t>(reinterpret_cast<intptr_t>(&op.schema())), static_cast<int64_t>(spec->id()),
+                      args[2].toInt(), args[3].isBool() ? args[3].toBool() : args[3].toInt()};
+  key.insert(key.end(), dims.begin(), dims.end());
+  auto& memo = spec->mesh().world().attachment<StagesMemo>();
+  if (auto known = memo.find(key)) return known;
+  LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
+  const OpCall call = OpCall::make(c10::toString(op.operator_name()), {spec}, args.vec());
+  auto stages = std::make_shared<const Stages>(plan_stages(call, dims));
+  memo.insert(std::move(key), stages, spec);
+  return stages;
+}
+
+// The same tensor, its elements in memory as `strides` of the whole say.
+at::Tensor with_strides(const at::Tensor& t, const Shape& strides) {
+  const Spec& spec = *spec_of(t);
+  if (spec.strides() == strides) return t;
+  RankTensors locals;
+  for (const at::Tensor& local : meta_of(t).locals) {
+    LocalGuard guard;
+    locals.push_back(at::empty_strided(local.sizes(), local_strides(local.sizes(), strides), local.options()));
+    locals.back().copy_(local);
+  }
+  return make_result(Spec::get(spec.mesh(), spec.placements(), TensorMeta{spec.sizes(), strides, spec.dtype()}),
+                     std::move(locals));
+}
+
+at::Tensor by_dim(const c10::OperatorHandle& op, at::Tensor t, const Stages& plan) {
+  const CommCause cause{c10::toString(op.operator_name()), "self", module_of(peek_meta(t)), /*implicit=*/true};
+  for (const Stage& stage : plan.stages) {
+    if (stage.layout) t = redistribute_below_autograd(t, *stage.layout, cause);
+    Stack stack{t};
+    stack.insert(stack.end(), stage.args.begin(), stage.args.end());
+    dispatch_by_rule(stage.op, stack);
+    t = stack.back().toTensor();
+  }
+  return with_strides(t, plan.strides);
+}
+
+void transform(const c10::OperatorHandle& op, Stack& stack) {
+  // ATen makes a copy without gaps of what is conjugated before it calls the kernel, which looks at strides.
   c10::IValue& self = torch::jit::peek(stack, 0, op.schema().arguments().size());
   if (lazy_bits(peek_meta(self.toTensor()).locals).conj) self = at::resolve_conj(self.toTensor());
-  dispatch_by_rule(op, stack);
+  const at::Tensor t = self.toTensor();
+  const auto dims = dims_to_part(t, Arguments(op, stack));
+  const auto plan = dims ? decide_stages(op, stack, t, *dims) : nullptr;
+  if (plan == nullptr || plan->stages.empty()) return dispatch_by_rule(op, stack);
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.emplace_back(by_dim(op, t, *plan));
 }
 
 }  // namespace
@@ -74,7 +293,7 @@ void resolve_conj_first(const c10::OperatorHandle& op, torch::jit::Stack& stack)
 const RuleFamily fourier_rules("fourier", [](RuleRegistry& registry) {
   for (const char* op : {"aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r"}) {
     registry.add(op, core_dims_rule(transform_dims, transform_metas));
-    registry.add_handler(op, resolve_conj_first);
+    registry.add_handler(op, transform);
   }
 });
 

@@ -74,6 +74,16 @@ OpRule monotone_in_both(std::optional<ReduceOp> own) {
   return pointwise_op(p);
 }
 
+// Of bools `and` is the minimum and `or` the maximum, which `own` says, and both are non-decreasing in each argument.
+// Of numbers nothing passes: whether one is 0 has nothing to do with their order.
+OpRule of_bools(ReduceOp own) {
+  PointwisePartials p{{}, Maths::kCopy, {{{"self", "other"}, own, own, Maths::kCopy}}};
+  for (const ReduceOp op : {kMin, kMax}) {
+    for (const char* argument : {"self", "other"}) p.passes.push_back({{argument}, op, op, Maths::kCopy});
+  }
+  return pointwise_op(p);
+}
+
 // Of self +- alpha * other, one is a sum and the other the same on all ranks, of any dtype: the first rank adds it.
 void add_once(const LocalCall& local, torch::jit::Stack& stack) {
   const bool tensor = takes_tensor(local, 1);
@@ -153,6 +163,8 @@ const RuleFamily pointwise_linear_rules("pointwise_linear", [](RuleRegistry& reg
   registry.add(Names{"aten::masked_fill.Scalar", "aten::masked_fill.Tensor"}, masked_fill());
   registry.add(Names{"aten::maximum", "aten::max.other"}, monotone_in_both(kMax));
   registry.add(Names{"aten::minimum", "aten::min.other"}, monotone_in_both(kMin));
+  registry.add("aten::logical_and", of_bools(kMin));
+  registry.add("aten::logical_or", of_bools(kMax));
   registry.add(Names{"aten::logaddexp", "aten::logaddexp2"}, monotone_in_both(std::nullopt));
   // Else these would be found as overloads of the reductions aten::max and aten::min.
   registry.add("aten::max.out", monotone_in_both(kMax));

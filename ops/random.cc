@@ -1,11 +1,9 @@
 #include "ops/random.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Dispatch.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/multinomial.h>
 
 #include <cmath>
 #include <limits>
@@ -207,38 +205,6 @@ void native_dropout(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(mask);
 }
 
-// Computed whole on every rank, from one seed.
-void multinomial(const c10::OperatorHandle& op, Stack& stack) {
-  const Arguments args(op, stack);
-  const at::Tensor self = args.tensor("self");
-  const int64_t samples = args["num_samples"].toInt();
-  const bool replacement = args["replacement"].toBool();
-  const DeviceMesh& mesh = spec_of(self)->mesh();
-  const Placements whole(mesh.ndim(), Replicate());
-  const at::Tensor p =
-      redistribute_below_autograd(self, whole, {"aten::multinomial", "self", current_scope().module_path, true});
-  Shape sizes(self.sizes().begin(), self.sizes().end());
-  TORCH_CHECK(self.dim() == 1 || self.dim() == 2, "prob_dist must be 1 or 2 dim");
-  TORCH_CHECK(samples > 0, "cannot sample n_sample <= 0 samples");
-  TORCH_CHECK(replacement || samples <= sizes.back(),
-              "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
-  sizes.back() = samples;
-  RankTensors locals;
-  if (has_data(self)) {
-    const uint64_t key = draw_random_key(args.generator());
-    LocalGuard guard;
-    for (const auto& local : meta_of(p).locals) {
-      const at::Generator generator = at::detail::createCPUGenerator(key);
-      locals.push_back(
-          at::multinomial(local.to(c10::DeviceType::CPU), samples, replacement, generator).to(local.device()));
-    }
-  }
-  at::Tensor result = make_dtensor(Spec::get(mesh, whole, sizes, at::kLong), std::move(locals));
-  result = write_out(args.out(), result, op);
-  torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(result);
-}
-
 }  // namespace
 
 const RuleFamily random_rules("random", [](RuleRegistry& registry) {
@@ -248,7 +214,6 @@ const RuleFamily random_rules("random", [](RuleRegistry& registry) {
   }
   registry.add_handler("aten::normal", normal_of_tensors);
   registry.add_handler("aten::native_dropout", native_dropout);
-  registry.add_handler("aten::multinomial", multinomial);
 });
 
 }  // namespace dtensor

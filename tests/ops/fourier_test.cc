@@ -1,22 +1,28 @@
 // Fourier transforms in every layout; a split dim that is transformed moves, it is not gathered.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/abs.h>
 #include <ATen/ops/fft_fft.h>
 #include <ATen/ops/fft_fft2.h>
 #include <ATen/ops/fft_fftn.h>
 #include <ATen/ops/fft_hfft.h>
 #include <ATen/ops/fft_ifft.h>
+#include <ATen/ops/fft_ifft2.h>
 #include <ATen/ops/fft_irfft.h>
 #include <ATen/ops/fft_irfft2.h>
 #include <ATen/ops/fft_rfft.h>
 #include <ATen/ops/fft_rfft2.h>
+#include <ATen/ops/fft_rfftn.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 #include <functional>
+#include <string>
+#include <utility>
 
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/factories.h"
 #include "dtensor/redistribute.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
@@ -77,6 +83,110 @@ TEST_CASE("a split dim that is transformed moves to another", "[ops][fourier]") 
   INFO(comm);
   CHECK(comm.total() == 1);
   CHECK(full_tensor(y).allclose(at::fft_fft(x, std::nullopt, 1)));
+}
+
+// On ranks that each hold some of it: what moves is counted without computing.
+struct Moved {
+  Placements layout;  // of the result
+  int64_t collectives = 0, all_gathers = 0, bytes = 0;
+};
+
+Moved moved(std::function<at::Tensor(const at::Tensor&)> fn, const DeviceMesh& mesh, const Placements& layout,
+            std::vector<int64_t> shape, c10::ScalarType dtype = at::kComplexDouble) {
+  const auto x = zeros(shape, mesh, layout, {.dtype = dtype});
+  CommDebugMode comm;
+  const auto y = fn(x);
+  return {DTensor(y).placements(), comm.total(), comm.count("all_gather"), comm.bytes()};
+}
+
+TEST_CASE("of several split dims that are transformed one after the other moves", "[ops][fourier]") {
+  const DeviceMesh line(World::abstract(8), {8}), grid(World::abstract(8), {4, 2});
+  const auto fft2 = [](auto& x) { return at::fft_fft2(x); };
+  const auto fftn = [](auto& x) { return at::fft_fftn(x); };
+  constexpr int64_t kBytes = 1024 * 1024 * 16;
+
+  // Rows: the columns' transform is local, then all to all. An eighth of the tensor, but for what stays.
+  const Moved rows = moved(fft2, line, {Shard(0)}, {1024, 1024});
+  CHECK(rows.layout == Placements{Shard(1)});
+  CHECK(rows.collectives == 1);
+  CHECK(rows.bytes == kBytes / 8 * 7 / 8);
+  const Moved columns = moved(fft2, line, {Shard(1)}, {1024, 1024});
+  CHECK(columns.layout == Placements{Shard(0)});
+  CHECK(columns.bytes == kBytes / 8 * 7 / 8);
+
+  // Both dims are split: each is whole once.
+  const Moved tiles = moved(fft2, grid, {Shard(0), Shard(1)}, {1024, 1024});
+  CHECK(tiles.all_gathers == 0);
+  CHECK(tiles.bytes < kBytes / 2);
+  // Pencils: one dim of three is whole at a time, two exchanges.
+  const Moved pencils = moved(fftn, grid, {Shard(0), Shard(1)}, {64, 64, 64});
+  CHECK(pencils.collectives == 2);
+  CHECK(pencils.all_gathers == 0);
+  CHECK(pencils.bytes < 64 * 64 * 64 * 16 / 4);
+
+  // The dim of which half is kept comes first, and last on the way back.
+  const Moved real = moved([](auto& x) { return at::fft_rfft2(x); }, line, {Shard(0)}, {1024, 1024}, at::kDouble);
+  CHECK(real.layout == Placements{Shard(1)});
+  CHECK(real.collectives == 1);
+  const Moved back = moved([](auto& x) { return at::fft_irfft2(x); }, line, {Shard(1)}, {1024, 513});
+  CHECK(back.layout == Placements{Shard(0)});
+  CHECK(back.collectives == 1);
+
+  // Images of a batch stay where they are; a batch that can be split takes all at once.
+  const Moved batch = moved(fft2, line, {Shard(0)}, {64, 32, 32});
+  CHECK(batch.collectives == 0);
+  CHECK(batch.layout == Placements{Shard(0)});
+  CHECK(moved(fft2, grid, {Shard(1), Shard(2)}, {64, 64, 64}).all_gathers == 0);
+  // A batch of fewer images than ranks does not leave ranks without work.
+  CHECK(moved(fft2, line, {Shard(1)}, {2, 512, 512}).layout == Placements{Shard(2)});
+}
+
+TEST_CASE("transforms of several split dims match ATen, and so do their gradients", "[ops][fourier]") {
+  // Large enough that dims are not gathered; uneven, and with parts of nothing.
+  const auto norms = {"backward", "ortho", "forward"};
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{62, 65}, {3, 43, 50}, {17, 2, 81}}) {
+    for (const char* norm : norms) {
+      const std::string name = c10::str(norm, " ", shape);
+      const std::vector<std::pair<bool, std::function<at::Tensor(const at::Tensor&)>>> transforms = {
+          {true, [=](auto& x) { return at::fft_fftn(x, std::nullopt, std::nullopt, norm); }},
+          {true,
+           [=](auto& x) {
+             return at::fft_ifft2(x, std::nullopt, {-2, -1}, norm);
+           }},
+          {false, [=](auto& x) { return at::fft_rfftn(x, std::nullopt, std::nullopt, norm); }},
+          {true,
+           [=](auto& x) {
+             return at::fft_irfft2(x, {{60, 71}}, {-2, -1}, norm);
+           }},
+          {true, [=](auto& x) {
+             return at::fft_fft2(x.conj(), std::nullopt, {-1, -2}, norm);
+           }}};
+      for (size_t i = 0; i < transforms.size(); ++i) {
+        OpCase c{c10::str("transform ", i, " ", name),
+                 [fn = transforms[i].second](auto& t) { return Tensors{fn(t[0])}; },
+                 {shape}};
+        c.make = [complex = transforms[i].first](size_t, const auto& sizes) {
+          return at::rand(sizes, at::TensorOptions(complex ? at::kComplexDouble : at::kDouble));
+        };
+        c.strided_inputs = true;
+        check_op(c, 6);
+      }
+    }
+  }
+}
+
+TEST_CASE("a transform's gradient moves as the transform does", "[ops][fourier]") {
+  const auto& mesh = test_meshes()[0];
+  const auto x = at::rand({64, 64}, at::kComplexDouble);
+  const auto split = distribute_tensor(x, mesh, {Shard(0)}).requires_grad_();
+  const auto whole = x.clone().requires_grad_();
+  CommDebugMode comm;
+  at::abs(at::fft_fft2(split)).sum().backward();
+  INFO(comm);
+  CHECK(comm.total() == 2);
+  CHECK(comm.count("all_to_all") == 2);
+  at::abs(at::fft_fft2(whole)).sum().backward();
+  CHECK(difference(split.grad(), whole.grad()) == std::nullopt);
 }
 
 }  // namespace

@@ -10,6 +10,10 @@
 #include <ATen/ops/div.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/isinf.h>
+#include <ATen/ops/logical_and.h>
+#include <ATen/ops/logical_or.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/mul.h>
@@ -29,6 +33,7 @@
 #include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -236,6 +241,10 @@ std::vector<Operation> binary() {
        }},
       {"maximum", [](auto& x, auto& o) { return at::maximum(x, o[0]); }},
       {"minimum", [](auto& x, auto& o) { return at::minimum(o[0], x); }},
+      {"logical_and", [](auto& x, auto& o) { return at::logical_and(x, o[0]); }},
+      {"logical_or", [](auto& x, auto& o) { return at::logical_or(o[0], x); }},
+      {"logical_and of it", [](auto& x, auto&) { return at::logical_and(x, x); }},
+      {"logical_or of it", [](auto& x, auto&) { return at::logical_or(x, x); }},
       {"maximum of it", [](auto& x, auto&) { return at::maximum(x, x); }},
       {"fmax",
        [](auto& x, auto& o) {
@@ -291,10 +300,7 @@ std::vector<Operation> binary() {
       {"index_put", [](auto& x, auto& o) { return o[0].index_put({o[3]}, x, true); }},
       {"index_put onto", [](auto& x, auto& o) { return x.index_put({o[3]}, o[0], true); }},
       {"index_add", [](auto& x, auto& o) { return x.index_add(0, o[3], o[0]); }},
-      {"scatter_add",
-       [](auto& x, auto& o) {
-         return x.scatter_add(0, o[3].unsqueeze(1).expand({2, 3}), o[0]);
-       }},
+      {"scatter_add", [](auto& x, auto& o) { return x.scatter_add(0, o[3].unsqueeze(1).expand({2, 3}), o[0]); }},
       {"index_select", [](auto& x, auto& o) { return x.index_select(0, o[3]); }},
       {"dropout", [](auto& x, auto& o) { return call_op("aten::native_dropout_backward", {x, o[2], 1.5})[0]; }},
       {"masked_scale",
@@ -517,6 +523,28 @@ TEST_CASE("Operators on addends beside numbers, finite and not", "[partial_dtype
         compare(operation, s, operands(s.type), c10::str(" ", number), log);
     }
   });
+}
+
+TEST_CASE("Whether all of many tensors are finite is one collective", "[partial_dtypes]") {
+  const DeviceMesh& mesh = mesh_of(3);
+  for (const bool broken : {false, true}) {
+    Tensors gradients;
+    for (int64_t i = 0; i < 4; ++i) {
+      at::Tensor g = at::full_like(at::tensor({1., 2., 3., 4., 5.}, at::kDouble), 1.0 + static_cast<double>(i));
+      if (broken && i == 2) g[4] = kInf;
+      gradients.push_back(lay_out(g, mesh, {Shard(0)}));
+    }
+    CommDebugMode comm;
+    at::Tensor all = at::isfinite(gradients[0]).all(), any = at::isinf(gradients[0]).any();
+    for (size_t i = 1; i < gradients.size(); ++i) {
+      all = all.logical_and(at::isfinite(gradients[i]).all());
+      any = any.logical_or(at::isinf(gradients[i]).any());
+    }
+    CHECK(comm.total() == 0);
+    CHECK(all.item<bool>() == !broken);
+    CHECK(any.item<bool>() == broken);
+    CHECK(comm.total() == 2);
+  }
 }
 
 TEST_CASE("A number of another type does not reduce, and works in place", "[partial_dtypes]") {

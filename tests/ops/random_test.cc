@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/bincount.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -11,6 +12,7 @@
 #include <ATen/ops/rand_like.h>
 #include <ATen/ops/randint_like.h>
 #include <ATen/ops/randn_like.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -19,6 +21,7 @@
 #include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -265,13 +268,83 @@ TEST_CASE("Dropout: the mask of forward is the mask of backward", "[random]") {
   CHECK(std::abs(y.mean().item<double>() - 1) < 0.15);
 }
 
-TEST_CASE("multinomial is the same on every rank", "[random]") {
+struct Sampling {
+  int64_t samples;
+  bool replacement;
+};
+constexpr Sampling kSamplings[] = {{1, false}, {1, true}, {4, false}, {9, true}};
+
+at::Tensor multinomial(const at::Tensor& weights, Sampling s) {
+  return call_op("aten::multinomial", {weights, s.samples, s.replacement})[0];
+}
+
+TEST_CASE("multinomial draws the same on every mesh, rows without communication", "[random]") {
   seed(4);
-  const auto weights = at::rand({3, 6}, at::kDouble);
-  const auto y = call_op("aten::multinomial", {lay_out(weights, meshes()[1], {Shard(1)}), 4, false})[0];
-  CHECK(difference(y, full_tensor(y)) == std::nullopt);
-  CHECK(y.sizes() == at::IntArrayRef({3, 4}));
-  CHECK(std::get<0>(full_tensor(y).sort(1)).diff(1, 1).gt(0).all().item<bool>());
+  for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{5, 6}, {2, 7}, {6}, {0, 6}}) {
+    for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      const auto weights = at::rand(shape, at::kDouble).to(dtype);
+      for (const auto& s : kSamplings) {
+        seed(11);
+        const auto expected = full_tensor(multinomial(lay_out(weights, meshes()[0], {Replicate()}), s));
+        auto sizes = shape;
+        sizes.back() = s.samples;
+        CHECK(expected.sizes() == at::IntArrayRef(sizes));
+        for (const auto& mesh : meshes()) {
+          for (const auto& placements : layouts(mesh, weights.dim())) {
+            CAPTURE(shape, dtype, s.samples, s.replacement, mesh.shape(), placements);
+            const auto given = lay_out(weights, mesh, placements);
+            const bool by_rows = std::none_of(placements.begin(), placements.end(),
+                                              [&](const Placement& p) { return p.is_sharded_on(weights.dim() - 1); });
+            seed(11);
+            CommDebugMode comm;
+            const auto y = multinomial(given, s);
+            if (by_rows) {
+              CHECK(comm.total() == 0);
+              CHECK(spec_of(y)->placements() == spec_of(given)->placements());
+            }
+            CHECK(difference(y, expected) == std::nullopt);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("multinomial draws categories as often as their weights say", "[random]") {
+  constexpr int64_t kRows = 4000;
+  const auto row = at::tensor({1.0, 0.0, 3.0, 4.0, 0.0, 2.0}), share = row / row.sum();
+  const auto weights = lay_out(row.expand({kRows, 6}).contiguous(), meshes()[1], {Shard(0)});
+  seed(3);
+  for (const Sampling s : {Sampling{1, false}, Sampling{6, true}}) {
+    const auto drawn = full_tensor(multinomial(weights, s)).view(-1);
+    const auto seen = at::bincount(drawn, {}, 6).to(at::kDouble) / drawn.numel();
+    CAPTURE(seen);
+    CHECK(seen.allclose(share, 0, 0.03));
+    CHECK(seen[1].item<double>() == 0);
+    CHECK(seen[4].item<double>() == 0);
+  }
+  const auto orders = full_tensor(multinomial(weights, {4, false}));
+  CHECK(std::get<0>(orders.sort(1)).eq(at::tensor({0, 2, 3, 5})).all().item<bool>());
+  // Of those after a 3, the others' weights are 1, 3, 2.
+  const auto second = orders.select(1, 1).masked_select(orders.select(1, 0).eq(3));
+  CHECK(std::abs(second.eq(2).to(at::kDouble).mean().item<double>() - 0.5) < 0.05);
+}
+
+TEST_CASE("multinomial refuses what is no distribution", "[random]") {
+  for (const auto& s : kSamplings) {
+    const auto draw = [&](double value, int64_t from) {
+      auto weights = at::ones({4, 9}, at::kDouble);
+      weights.select(0, 2).narrow(0, from, 9 - from).fill_(value);
+      multinomial(lay_out(weights, meshes()[1], {Shard(0)}), s);
+    };
+    CHECK_THROWS_WITH(draw(0, 0), Catch::Contains("sum of probabilities <= 0"));
+    CHECK_THROWS_WITH(draw(-1, 8), Catch::Contains("element < 0"));
+    CHECK_THROWS_WITH(draw(std::nan(""), 8), Catch::Contains("element < 0"));
+    CHECK_THROWS_WITH(draw(INFINITY, 8), Catch::Contains("element < 0"));
+    CHECK_NOTHROW(draw(0, 4));
+  }
+  CHECK_THROWS_WITH(multinomial(sharded_zeros({4, 3}), {4, false}), Catch::Contains("without replacement"));
+  CHECK_THROWS_WITH(multinomial(sharded_zeros({4, 3}, at::kLong), {1, false}), Catch::Contains("floating-point"));
 }
 
 TEST_CASE("A CUDA device draws what the CPU draws", "[random][cuda]") {
