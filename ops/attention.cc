@@ -245,7 +245,9 @@ const RuleFamily attention_rules("attention", [](RuleRegistry& registry) {
     rule.per_dim = [a](const OpCall& call, int64_t mesh_dim) { return attention_strategies(a, call, mesh_dim); };
     rule.metas = [a](const OpCall& call) { return attention_metas(a, call); };
     rule.local = [a](const LocalCall& local, torch::jit::Stack& stack) { attention_local(a, local, stack); };
-    rule.flops = [a](const OpCall&, const std::vector<Shape>& inputs) { return attention_flops(a, inputs); };
+    rule.flops = [a](const OpCall&) {
+      return [a](const std::vector<Shape>& inputs) { return attention_flops(a, inputs); };
+    };
     rule.value_free = {"scale"};
     registry.add(a.op, std::move(rule));
   }

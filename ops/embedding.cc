@@ -3,10 +3,11 @@
 // A row-wise lookup leaves a MaskPartial: at each position one rank at most holds the row, the others hold zeros, so
 // that any sum over ranks is right at once. Its gradient needs no communication: a rank adds up only the rows that it
 // owns. Ids and padding_idx always mean rows of the whole table.
-#include "ops/kernels/cpu/embedding.h"
+#include "ops/embedding.h"
 
 #include <ATen/ops/embedding_dense_backward.h>
 
+#include "ops/kernels/cpu/embedding.h"
 #include "ops/mask_buffer.h"
 #include "ops/meta_tensor.h"
 #include "propagation/factor_rule.h"
@@ -49,13 +50,6 @@ void embedding_local(const LocalCall& local, torch::jit::Stack& stack) {
   stack.emplace_back(std::move(result));
 }
 
-// True if the gradient is wanted in the rows that the ranks of this mesh dim own.
-bool wants_own_rows(const OpCall& call, int64_t mesh_dim) {
-  const Spec* target = call.gradient_target.get();
-  return target != nullptr && target->mesh() == call.mesh && target->ndim() == 2 &&
-         target->sizes()[0] == call.get_int("num_weights") && target->placements()[mesh_dim] == Shard(0);
-}
-
 std::vector<DimStrategy> embedding_backward_strategies(const OpCall& call, int64_t mesh_dim) {
   FactorRule rule = einsum(call, "...d,...->Vd");
   rule.terms = {{call.input_index("grad_output")}};
@@ -63,10 +57,15 @@ std::vector<DimStrategy> embedding_backward_strategies(const OpCall& call, int64
   if (call.get_bool("scale_grad_by_freq")) {
     for (const auto& c : rule.contractions) rule.blocked.push_back(c.factor);
   }
-  // A row-sharded table asks for its own rows alone: whatever else the gradient could be made of would be a whole
-  // table.
-  if (wants_own_rows(call, mesh_dim)) return {{{Shard(0)}, {Replicate(), Replicate()}}};
-  return strategies(rule, call, mesh_dim);
+  // A row-sharded table asks for its own rows alone, of the whole batch: whatever else the gradient could be made of
+  // would be a whole table. That is less than a batch of more rows.
+  std::vector<DimStrategy> all;
+  if (wants_own_rows(call, mesh_dim)) {
+    all.push_back({{Shard(0)}, {Replicate(), Replicate()}});
+    if (call.input("indices")->meta().numel() <= call.get_int("num_weights")) return all;
+  }
+  for (DimStrategy& s : strategies(rule, call, mesh_dim)) all.push_back(std::move(s));
+  return all;
 }
 
 OutputMetas embedding_backward_metas(const OpCall& call) {
@@ -93,6 +92,12 @@ void embedding_backward_local(const LocalCall& local, torch::jit::Stack& stack) 
 }
 
 }  // namespace
+
+bool wants_own_rows(const OpCall& call, int64_t mesh_dim) {
+  const Spec* target = call.gradient_target.get();
+  return target != nullptr && target->mesh() == call.mesh && target->ndim() == 2 &&
+         target->sizes()[0] == call.get_int("num_weights") && target->placements()[mesh_dim] == Shard(0);
+}
 
 const RuleFamily embedding_rules("embedding", [](RuleRegistry& registry) {
   OpRule forward;

@@ -12,6 +12,7 @@
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
+#include "ops/embedding.h"
 #include "ops/embedding_bag.h"
 #include "ops/meta_tensor.h"
 #include "propagation/factor_rule.h"
@@ -40,21 +41,19 @@ bool split(const OpCall& call, const char* name, int64_t mesh_dim) {
 
 // ------------------------------------------------------------ the table
 
-// True if the gradient is wanted in the rows that the ranks of this mesh dim own.
-bool wants_own_rows(const OpCall& call, int64_t mesh_dim) {
-  const Spec* target = call.gradient_target.get();
-  return target != nullptr && target->mesh() == call.mesh && target->ndim() == 2 &&
-         target->sizes()[0] == call.get_int("num_weights") && target->placements()[mesh_dim] == Shard(0);
-}
-
 std::vector<DimStrategy> table_strategies(const OpCall& call, int64_t mesh_dim) {
   const int64_t mode = call.get_int("mode");
   const Placement s = Shard(0);
   // How often an id occurs is asked of the whole batch; ATen's kernel looks the number up by where the id stands among
   // all.
   const bool splits = !call.get_bool("scale_grad_by_freq");
-  if (splits && mode != kBagMax && wants_own_rows(call, mesh_dim)) return {strategy(call, s, {})};
-  std::vector<DimStrategy> result = {strategy(call, Replicate(), {})};
+  std::vector<DimStrategy> result;
+  // A row-sharded table asks for its own rows alone, unless the batch has more.
+  if (splits && mode != kBagMax && wants_own_rows(call, mesh_dim)) {
+    result.push_back(strategy(call, s, {}));
+    if (call.input("indices")->meta().numel() <= call.get_int("num_weights")) return result;
+  }
+  result.push_back(strategy(call, Replicate(), {}));
   if (splits && split(call, "indices", mesh_dim) && split(call, "offset2bag", mesh_dim)) {
     if (split(call, "bag_size", mesh_dim))  // whole bags
       result.push_back(strategy(call, Partial(),

@@ -217,7 +217,7 @@ RankTensors shifted(const RankTensors& locals, const Margins& margins, int64_t d
   return result;
 }
 
-// From self to the result. `kPads`: which is larger.
+// From self to the result. `kPads`: which is larger, and comes late (pad_late()) where windows of it can come first.
 template <Describe kDescribe, bool kPads = false>
 void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);

@@ -7,6 +7,10 @@
 
 namespace dtensor {
 
+Shape largest_part(const Shape& sizes, const std::vector<int64_t>& mesh_shape, const Placements& placements) {
+  return local_shape(sizes, mesh_shape, placements, Shape(placements.size(), 0));
+}
+
 int64_t largest_part_bytes(const TensorMeta& meta, const std::vector<int64_t>& mesh_shape,
                            const Placements& placements) {
   return LayoutGeometry(mesh_shape, meta).part_bytes(placement_pointers(placements));

@@ -142,6 +142,9 @@ void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>&
   const bool may_shard = !replicated && problem.flops;
   const auto begins = [&](const DimStrategy& s) {
     for (size_t i = 0; i < num_inputs; ++i) {
+      if (present(i) && problem.goes_home(i, d, s.inputs[i])) return false;
+    }
+    for (size_t i = 0; i < num_inputs; ++i) {
       if (!present(i)) continue;
       if ((s.inputs[i].is_sharded() && !may_shard) || (s.inputs[i].is_partial() && replicated)) return true;
     }

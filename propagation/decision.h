@@ -29,6 +29,9 @@ struct Decision {
   // What the cache's key names by numbers: they must live as long, since specs made anew would have others.
   std::vector<SpecPtr> given;  // of the inputs, as they came
   SpecPtr gradient_target;
+  std::vector<SpecPtr> given_homes;
+
+  std::vector<SpecPtr> output_homes;  // as OpCall::homes, of the outputs; empty: none
 
   int64_t bytes() const;  // of all input redistributions
   // "aten::mm(S(0), R) -> S(0); input 1: S(0) -> R: all_gather(dp) 4096 B"

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/container/inlined_vector.h"
+
 namespace dtensor {
 namespace {
 
@@ -299,31 +301,33 @@ FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& 
   return rule;
 }
 
-double flops(const FactorRule& rule, const std::vector<Shape>& inputs) {
+Flops flops(const FactorRule& rule) {
   // Factors that a product sums over.
   const auto is_product = [&](const FactorRule::Contraction& c) {
     return std::any_of(rule.terms.begin(), rule.terms.end(), [&](const std::vector<int>& term) {
       return std::count_if(term.begin(), term.end(), [&](int i) { return dim_of(rule.inputs[i], c.factor) >= 0; }) > 1;
     });
   };
-  if (std::none_of(rule.contractions.begin(), rule.contractions.end(), is_product)) return 0;
-  std::vector<int64_t> sizes;
-  for (size_t i = 0; i < rule.inputs.size(); ++i) {
-    for (size_t d = 0; d < inputs[i].size(); ++d) {
-      const int factor = rule.inputs[i][d];
-      if (factor < 0) continue;
-      if (factor >= static_cast<int>(sizes.size())) sizes.resize(factor + 1, 1);
-      sizes[factor] = inputs[i][d];
+  if (std::none_of(rule.contractions.begin(), rule.contractions.end(), is_product)) return {};
+  return [factors = rule.inputs](const std::vector<Shape>& inputs) {
+    absl::InlinedVector<int64_t, 8> sizes;  // by factor
+    for (size_t i = 0; i < factors.size(); ++i) {
+      for (size_t d = 0; d < inputs[i].size(); ++d) {
+        const int factor = factors[i][d];
+        if (factor < 0) continue;
+        if (factor >= static_cast<int>(sizes.size())) sizes.resize(static_cast<size_t>(factor) + 1, 1);
+        sizes[factor] = inputs[i][d];
+      }
     }
-  }
-  double product = 2;
-  for (const int64_t size : sizes) product *= static_cast<double>(size);
-  return product;
+    double product = 2;
+    for (const int64_t size : sizes) product *= static_cast<double>(size);
+    return product;
+  };
 }
 
 OpRule factor_op(std::function<FactorRule(const OpCall&)> rule) {
   OpRule result;
-  result.flops = [rule](const OpCall& call, const std::vector<Shape>& inputs) { return flops(rule(call), inputs); };
+  result.flops = [rule](const OpCall& call) { return flops(rule(call)); };
   result.per_dim = [rule = std::move(rule)](const OpCall& call, int64_t mesh_dim) {
     return strategies(rule(call), call, mesh_dim);
   };

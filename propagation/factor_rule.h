@@ -83,9 +83,8 @@ FactorRule pointwise(const OpCall& call, int num_outputs = 1);
 FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& dims, bool keepdim,
                      std::optional<ReduceOp> op, int num_outputs = 1);
 
-// Floating-point operations of a rule whose terms are summed products, on inputs of these shapes: OpRule::flops. 0 for
-// others.
-double flops(const FactorRule& rule, const std::vector<Shape>& inputs);
+// Floating-point operations of a rule whose terms are summed products: OpRule::flops. Empty for others.
+Flops flops(const FactorRule& rule);
 
 // A rule made of nothing but a FactorRule.
 OpRule factor_op(std::function<FactorRule(const OpCall&)> rule);

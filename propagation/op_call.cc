@@ -157,6 +157,16 @@ bool OpCall::is_free(size_t input) const {
   return std::find(free_layouts.begin(), free_layouts.end(), static_cast<int>(input)) != free_layouts.end();
 }
 
+bool OpCall::is_parameter(size_t input) const {
+  return std::find(parameters.begin(), parameters.end(), static_cast<int>(input)) != parameters.end();
+}
+
+const Placement* OpCall::home(size_t input, int64_t mesh_dim) const {
+  if (input >= homes.size() || !homes[input] || !inputs[input]->placements()[mesh_dim].is_partial()) return nullptr;
+  const Placement& p = homes[input]->placements()[mesh_dim];
+  return p.is_shard() ? &p : nullptr;
+}
+
 OpCall OpCall::without_outs() const {
   OpCall result = *this;
   size_t kept = inputs.size();

@@ -44,7 +44,14 @@ struct OpCall {
   std::vector<SpecPtr> inputs;
   // Inputs that are written to, and whose layout may change with that: nobody asked for it, and nobody shares them.
   std::vector<int> free_layouts;
-  bool in_backward = false;  // it computes gradients
+  // Inputs that are parameters, or views of them, whose gradients will come back to the layout that they are in: where
+  // one moves for the operator, its gradient has to move, too.
+  std::vector<int> parameters;
+  // Whatever is Partial and multiplied will be read once more, as most gradients are in backward.
+  bool reads_factors_again = false;
+  // Empty, or per input: of a Partial one the layout that its elements had before they became addends (of rows that
+  // were looked up for a split batch, the split of the batch), to which it is best reduced. Null: that is not known.
+  std::vector<SpecPtr> homes;
   // In backward, for operators that ask for it: the layout that the gradient they compute will be brought to.
   SpecPtr gradient_target;
   Limits limits;  // of what brings an input to another layout
@@ -65,7 +72,10 @@ struct OpCall {
 
   // Per input: whether the operator writes to it (in-place, out=).
   std::vector<bool> written() const;
-  bool is_free(size_t input) const;  // among free_layouts
+  bool is_free(size_t input) const;       // among free_layouts
+  bool is_parameter(size_t input) const;  // among parameters
+  // Where a Partial input is at home along a mesh dim: a Shard. Null: it is not known.
+  const Placement* home(size_t input, int64_t mesh_dim) const;
   // Schema argument that a schema return is, as `self` of in-place operators is; -1: a result of its own, or a view.
   int written_by_return(size_t r) const;
   // The call as its functional form has it: out= arguments are no inputs. They are the last ones, so the others stay.

@@ -51,6 +51,10 @@ struct OutputMetas {
   std::vector<int64_t> offsets;
 };
 
+// How many floating-point operations a call takes on inputs of these shapes, one per OpCall::inputs, be they whole or a
+// rank's parts. Two per product that is added to a sum.
+using Flops = std::function<double(const std::vector<Shape>& inputs)>;
+
 struct OpRule {
   // Strategies along one mesh dim, best first where costs are equal. All mesh dims combine freely.
   std::function<std::vector<DimStrategy>(const OpCall&, int64_t mesh_dim)> per_dim;
@@ -69,9 +73,8 @@ struct OpRule {
   std::vector<std::string> value_free;
   std::vector<std::string> divisors;
 
-  // Of operators that multiply matrices, as convolutions do: how many floating-point operations they take on inputs of
-  // these shapes, one per OpCall::inputs, be they whole or a rank's parts. Two per product that is added to a sum.
-  std::function<double(const OpCall&, const std::vector<Shape>& inputs)> flops;
+  // Of operators that multiply matrices, as convolutions do. Empty: the call multiplies none.
+  std::function<Flops(const OpCall&)> flops;
 
   // The strategies look at OpCall::gradient_target.
   bool uses_gradient_target = false;

@@ -7,6 +7,7 @@
 #include "placement/parse_placements.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/choose_strategy.h"
+#include "propagation/homes.h"
 #include "propagation/rule_registry.h"
 #include "propagation/shape_inference.h"
 #include "propagation/strategy_pricer.h"
@@ -103,14 +104,7 @@ Problem problem_of(const OpCall& call, const OpRule* rule) {
   for (const auto& meta : problem.metas.tensors) {
     problem.functional.result_dtypes.push_back(meta ? std::optional(meta->dtype) : std::nullopt);
   }
-  if (rule->flops) {
-    std::vector<Shape> whole(problem.functional.inputs.size());
-    for (size_t i = 0; i < whole.size(); ++i) {
-      if (const SpecPtr& spec = problem.functional.inputs[i])
-        whole[i] = Shape(spec->sizes().begin(), spec->sizes().end());
-    }
-    if (rule->flops(problem.functional, whole) > 0) problem.flops = rule->flops;
-  }
+  if (rule->flops) problem.flops = rule->flops(problem.functional);
   problem.fixed_outputs = find_fixed_outputs(call, problem.metas);
   problem.fixed_inputs = problem.functional.written();
   for (size_t i = 0; i < problem.fixed_inputs.size(); ++i) {
@@ -133,6 +127,7 @@ std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strate
     decision->computed[i] = spec->with_placements(choice.inputs[i]);
   }
   decision->input_plans = plan_inputs(call, decision->computed);
+  decision->given_homes = call.homes;
 
   const OutputMetas& metas = problem.metas;
   decision->output_counts = metas.counts;
@@ -145,6 +140,7 @@ std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strate
     const int64_t ndim = static_cast<int64_t>(metas.tensors[o]->sizes.size());
     decision->outputs.push_back(Spec::get(call.mesh, normalized(call, choice.outputs[o], ndim), *metas.tensors[o]));
   }
+  decision->output_homes = find_homes(problem, choice, *decision->rule, decision->outputs);
   return decision;
 }
 

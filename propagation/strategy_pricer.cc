@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "placement/parse_placements.h"
+#include "plan/largest_part.h"
 #include "plan/mesh_steps.h"
 #include "plan/redistribute_planner.h"
 
@@ -67,7 +68,7 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
       const SpecPtr moved = moved_of(problem_.call, g.input, to);
       price.quick = picoseconds(plain_seconds(moved->mesh(), moved->meta(), moved->placements(), to, *problem_.cost));
     }
-    score.cost += (quick && !price.planned ? price.quick : price.cost) * g.count;
+    score.cost += (quick && !price.planned ? price.quick : price.cost) * ways(g);
     score.changed += g.count;
     if (!quick) changes_.push_back(g);
   }
@@ -76,12 +77,27 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
     const Spec* spec = problem_.call.inputs[g.input].get();
     Price& price = prices_.find(std::make_pair(spec, s.inputs[g.input]))->second;
     if (price.planned) continue;
-    score.cost -= price.cost * g.count;
+    score.cost -= price.cost * ways(g);
     plan(g.input, s.inputs[g.input], price);
     if (price.cost == kNever) return std::nullopt;
-    score.cost += price.cost * g.count;
+    score.cost += price.cost * ways(g);
   }
   return score.cost > limit ? std::nullopt : std::optional(score);
+}
+
+// Whole samples are never mixed: weights come to them, as in fully sharded models. Tokens that ranks share within each
+// sample are: there what is gathered is read by others, too (keys and values, where this are queries), while a
+// parameter's gradient has to come back to where the parameter is: what one gathers the other scatters.
+bool Pricer::shares_samples() const {
+  return std::any_of(groups_.begin(), groups_.end(), [&](const Group& g) {
+    const Placements& given = problem_.call.inputs[g.input]->placements();
+    return !problem_.call.is_parameter(g.input) &&
+           std::any_of(given.begin(), given.end(), [](const Placement& p) { return p.is_strided_shard(); });
+  });
+}
+
+int Pricer::ways(const Group& g) const {
+  return shares_samples_ && problem_.call.is_parameter(g.input) ? 2 * g.count : g.count;
 }
 
 void Pricer::bound(size_t input, const Placements& to, Price& price) const {
@@ -99,14 +115,9 @@ void Pricer::plan(size_t input, const Placements& to, Price& price) {
   ++planned_;
 }
 
-// Of the first rank, which has the largest part.
-Shape Pricer::local_sizes(const TensorMeta& meta, const Placements& placements) const {
-  return local_shape(meta.sizes, problem_.call.mesh.shape(), placements, Shape(placements.size(), 0));
-}
-
 int64_t Pricer::local_bytes(const TensorMeta& meta, const Placements& placements) const {
   int64_t bytes = static_cast<int64_t>(c10::elementSize(meta.dtype));
-  for (const int64_t n : local_sizes(meta, placements)) bytes *= n;
+  for (const int64_t n : largest_part(meta.sizes, problem_.call.mesh.shape(), placements)) bytes *= n;
   return bytes;
 }
 
@@ -128,13 +139,16 @@ Picoseconds Pricer::work(const Strategy& s) const {
   }
   std::vector<Shape> parts(problem_.functional.inputs.size());
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (problem_.functional.inputs[i]) parts[i] = local_sizes(problem_.functional.inputs[i]->meta(), s.inputs[i]);
+    if (const SpecPtr& input = problem_.functional.inputs[i])
+      parts[i] = largest_part(input->sizes(), problem_.call.mesh.shape(), s.inputs[i]);
   }
-  return picoseconds(problem_.cost->work(problem_.flops(problem_.functional, parts), bytes));
+  return picoseconds(problem_.cost->work(problem_.flops(parts), bytes));
 }
 
 bool Pricer::begins_to_shard(const Strategy& s, int64_t d) const {
-  const auto came_sharded = [&](const Group& g) { return problem_.given(g.input, d).is_sharded(); };
+  const auto came_sharded = [&](const Group& g) {
+    return problem_.given(g.input, d).is_sharded() || problem_.goes_home(g.input, d, s.inputs[g.input][d]);
+  };
   const auto is_cut = [&](const Group& g) { return s.inputs[g.input][d].is_sharded(); };
   return std::none_of(groups_.begin(), groups_.end(), came_sharded) &&
          std::any_of(groups_.begin(), groups_.end(), is_cut);
@@ -171,7 +185,7 @@ Picoseconds Pricer::way_back(const Strategy& s) {
   const SpecPtr& target = problem_.call.gradient_target;
   if (!target || s.outputs.size() != 1 || !problem_.metas.tensors[0] || target->mesh() != problem_.call.mesh ||
       target->sizes() != problem_.metas.tensors[0]->sizes)
-    return made_partials(s);
+    return made_partials(s) + strayed(s);
   const SpecPtr made = Spec::get(target->mesh(), s.outputs[0], *problem_.metas.tensors[0]);
   double seconds = problem_.flops ? 0 : problem_.cost->copy(bytes_read(s));
   if (made->placements() != target->placements()) {
@@ -196,21 +210,24 @@ Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placemen
   return placements[d].is_partial() ? collective(kind, d, local_bytes(meta, placements)) : 0;
 }
 
-// A Partial result is a reduction that somebody has to pay for. Along a mesh dim it is part of the price where
-//  * a sharded input moves for it: to another dim (the k-split of a matmul), or to all ranks (indices, for the sake of a
-//    table's rows, or a column-parallel weight for what a row-parallel layer left), or is cut for it where none was;
-//  * an input that came as Partial stays so, and that gains nothing: another input is gathered to be added to it, or is
-//    reduced in this call anyway; a number is scaled by another, or an extreme one shifted, as these are read more than
-//    once as a rule (a sum may still meet other sums, as of losses); or it is
-//    multiplied by a tensor, and the product is dearer to reduce than what came. In backward, where most gradients are
-//    read more than once and nothing but sums ends their being Partial, as dear is enough: whoever reads the same one
-//    next finds it reduced. Views are never worth that.
+// A Partial result is a reduction that somebody has to pay for. Along a mesh dim it is part of the price
+//  * as a reduce-scatter, where a sharded input moves for it: to another dim (the k-split of a matmul), or to all ranks
+//    (indices, for the sake of a table's rows, or a column-parallel weight for what a row-parallel layer left): what
+//    came in shards is wanted in shards again;
+//  * as an all-reduce, where an input is cut for it where none was;
+//  * likewise where an input that came as Partial stays so, and that gains nothing: another input is gathered to be
+//    added to it, or is reduced in this call anyway; a number is scaled by another, or an extreme one shifted, as these
+//    are read more than once as a rule (a sum may still meet other sums, as of losses); or it is multiplied by a
+//    tensor, and the product is dearer to reduce than what came. Where factors are read again, as dear is enough:
+//    whoever reads the same one next finds it reduced. Views are never worth that.
 // Where nothing is multiplied, the result may be as much dearer to reduce as a part is of a whole that it is put into,
 // or padded to: often the other parts follow, and one reduction does for all (query, key and value of one gradient).
 constexpr Picoseconds kWholeToPart = 3;
+// What has as many elements may be that much dearer: in a dtype of twice the size, if it is small.
+constexpr double kAlike = 1.1;
 
 bool Pricer::product_waits(Picoseconds now, Picoseconds later) const {
-  return problem_.call.in_backward ? later < now : later <= now;
+  return problem_.call.reads_factors_again ? later < now : later <= now;
 }
 
 Picoseconds Pricer::made_partials(const Strategy& s) const {
@@ -225,7 +242,8 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
     if (later == 0) continue;
     bool moves = false, fills = false, reduces = false, is_number = true, scaled = false, multiplied = false;
     bool is_extreme = false;
-    Picoseconds now = 0;  // to reduce what came as Partial and stays so
+    int64_t elements = 0;  // of the largest one that came as Partial and stays so
+    Picoseconds now = 0;   // to reduce what did
     for (const Group& g : groups_) {
       const Spec& spec = *problem_.call.inputs[g.input];
       const Placement &given = problem_.given(g.input, d), &taken = s.inputs[g.input][d];
@@ -236,9 +254,14 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
       multiplied = multiplied || (taken.is_replicate() && spec.meta().numel() > 1);
       is_number = is_number && spec.meta().numel() == 1;
       is_extreme = taken.is_partial() && (taken.reduce_op() == ReduceOp::kMin || taken.reduce_op() == ReduceOp::kMax);
-      if (taken.is_partial()) now += g.count * reduction(spec.meta(), spec.placements(), d);
+      if (!taken.is_partial()) continue;
+      now += g.count * reduction(spec.meta(), spec.placements(), d);
+      elements = std::max(elements, spec.meta().numel());
     }
-    const bool dearer = multiplied ? !product_waits(now, later) : later > kWholeToPart * now;
+    const auto grows = [&](const auto& meta) { return meta && meta->numel() > elements; };
+    const bool is_whole = std::any_of(problem_.metas.tensors.begin(), problem_.metas.tensors.end(), grows);
+    const double at_most = (is_whole ? kWholeToPart : kAlike) * static_cast<double>(now);
+    const bool dearer = multiplied ? !product_waits(now, later) : static_cast<double>(later) > at_most;
     const bool one_extreme = is_extreme && groups_.size() == 1 && groups_[0].count == 1;
     const bool gains_nothing = dearer || fills || reduces || (is_number && (scaled || one_extreme));
     const bool waits_in_vain = now > 0 && gains_nothing && !problem_.is_view;
@@ -246,6 +269,27 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
       total += to_shards;
     } else if (waits_in_vain || begins_to_shard(s, d)) {
       total += later + (later == now || reduces ? 1 : 0);
+    }
+  }
+  return total;
+}
+
+// Where a parameter moves to another dim and the others give up their shards for that, the result lies where nobody
+// wanted it: rows that were looked up in a table's columns go back to the batch.
+Picoseconds Pricer::strayed(const Strategy& s) const {
+  Picoseconds total = 0;
+  for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
+    bool parameter_moves = false, given_up = false;
+    for (const Group& g : groups_) {
+      const Placement &given = problem_.given(g.input, d), &taken = s.inputs[g.input][d];
+      const bool is_parameter = problem_.call.is_parameter(g.input);
+      parameter_moves = parameter_moves || (is_parameter && given.is_sharded() && taken.is_sharded() && given != taken);
+      given_up = given_up || (!is_parameter && given.is_sharded() && taken.is_replicate());
+    }
+    if (!parameter_moves || !given_up) continue;
+    for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
+      if (!problem_.metas.tensors[o] || !s.outputs[o][d].is_sharded()) continue;
+      total += collective(Collective::kAllToAll, d, local_bytes(*problem_.metas.tensors[o], s.outputs[o]));
     }
   }
   return total;

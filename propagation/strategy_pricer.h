@@ -37,10 +37,14 @@ struct Problem {
 
   int64_t mesh_ndim() const { return call.mesh.ndim(); }
   const Placement& given(size_t input, int64_t d) const { return call.inputs[input]->placements()[d]; }
+  // Is a Partial input reduced to where it is at home?
+  bool goes_home(size_t input, int64_t d, const Placement& taken) const {
+    const Placement* home = call.home(input, d);
+    return home != nullptr && *home == taken;
+  }
   std::shared_ptr<const CostModel> cost = cost_model(call.mesh.world());
   bool is_view = returns_view(call.schema());
-  // As OpRule::flops; unset for operators that multiply no matrices.
-  std::function<double(const OpCall&, const std::vector<Shape>& inputs)> flops = {};
+  Flops flops = {};  // empty: the call multiplies no matrices
 };
 
 struct Score {
@@ -64,7 +68,8 @@ class Pricer {
   static std::vector<Group> all_inputs(const Problem& problem);
   // All inputs, or only some that stand for others.
   explicit Pricer(const Problem& problem);
-  Pricer(const Problem& problem, std::vector<Group> groups) : problem_(problem), groups_(std::move(groups)) {}
+  Pricer(const Problem& problem, std::vector<Group> groups)
+      : problem_(problem), groups_(std::move(groups)), shares_samples_(shares_samples()) {}
 
   // nullopt: not possible, or dearer than `limit`. `quick`: by routes that are there, without looking for the best;
   // where memory is limited, by the best all the same.
@@ -82,16 +87,18 @@ class Pricer {
     Picoseconds quick = -1;
   };
 
+  bool shares_samples() const;
+  int ways(const Group& g) const;  // how often what moves for it goes the way of its inputs
   Picoseconds collective(Collective kind, int64_t d, int64_t bytes) const;
   Picoseconds reduction(const TensorMeta& meta, const Placements& placements, int64_t d,
                         Collective kind = Collective::kAllReduce) const;
   Picoseconds made_partials(const Strategy& s) const;
+  Picoseconds strayed(const Strategy& s) const;
   // Is a factor that takes `now` to be reduced, whose product takes `later`, left to that?
   bool product_waits(Picoseconds now, Picoseconds later) const;
   bool begins_to_shard(const Strategy& s, int64_t d) const;  // along mesh dim d
   Picoseconds begun_shards(const Strategy& s) const;
   Picoseconds work(const Strategy& s) const;
-  Shape local_sizes(const TensorMeta& meta, const Placements& placements) const;
   int64_t bytes_read(const Strategy& s) const;
   int64_t local_bytes(const TensorMeta& meta, const Placements& placements) const;
   Picoseconds way_back(const Strategy& s);
@@ -100,6 +107,7 @@ class Pricer {
 
   const Problem& problem_;
   std::vector<Group> groups_;
+  const bool shares_samples_;
   absl::flat_hash_map<std::pair<const Spec*, Placements>, Price> prices_;
   std::vector<Group> changes_;
   int64_t priced_ = 0, planned_ = 0;

@@ -1,6 +1,7 @@
 #include "propagation/strategy_search.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace dtensor {
 namespace {
@@ -63,14 +64,17 @@ Search::Search(const Problem& problem, std::vector<std::vector<DimStrategy>> opt
 // Lists may hold a hundred tensors of one layout: inputs that are alike are priced once, and counted.
 std::vector<Pricer::Group> Search::group_inputs() const {
   std::vector<Pricer::Group> groups;
-  absl::flat_hash_map<std::pair<const Spec*, Placements>, size_t> known;  // by layout, and what all options make of it
+  // By layout, what all options make of it, and how it is priced.
+  absl::flat_hash_map<std::tuple<const Spec*, Placements, bool, const Spec*>, size_t> known;
   for (const Pricer::Group& input : Pricer::all_inputs(problem_)) {
     Placements wanted;
     for (const auto& options : options_) {
       for (const DimStrategy& option : options) wanted.push_back(option.inputs[input.input]);
     }
-    const auto [it, is_new] =
-        known.try_emplace({problem_.call.inputs[input.input].get(), std::move(wanted)}, groups.size());
+    const OpCall& call = problem_.call;
+    const Spec* home = input.input < call.homes.size() ? call.homes[input.input].get() : nullptr;
+    const auto [it, is_new] = known.try_emplace(
+        {call.inputs[input.input].get(), std::move(wanted), call.is_parameter(input.input), home}, groups.size());
     if (is_new) {
       groups.push_back(input);
     } else {

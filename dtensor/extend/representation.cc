@@ -132,6 +132,10 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
   return at::Tensor(std::move(impl));
 }
 
+void set_home(const at::Tensor& t, SpecPtr home) {
+  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->home = std::move(home);
+}
+
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage, std::shared_ptr<CommWork> arriving) {
   if (!storage) {

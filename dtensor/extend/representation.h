@@ -42,6 +42,8 @@ struct LocalStorage {
   // Views or other handles share it, or did: giving one of them other contents would part them. (The same on all ranks,
   // as a count of present users is not.)
   std::atomic<bool> shared{false};
+  // Of a parameter: a leaf that wants a gradient, which comes back in its layout.
+  std::atomic<bool> is_parameter{false};
   // Hooks of modules that should run before anyone computes with this; null without such.
   std::shared_ptr<const std::vector<std::shared_ptr<HookWatch>>> hook_watches;
   // The user holds the local tensors and can write to them unseen: nothing derived from them may be remembered.
@@ -61,6 +63,8 @@ struct DTensorMeta final : c10::BackendMeta {
 
   // An operator's result, in the layout that was cheapest: nobody asked for it.
   bool laid_out_by_engine = false;
+  // Of a Partial tensor: as OpCall::homes. Null: it is not known.
+  SpecPtr home = nullptr;
 };
 
 // Waits for what is arriving, as the call that began it would have: below autograd, on plain tensors.
@@ -93,6 +97,8 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
                         std::shared_ptr<CommWork> arriving = nullptr);
 // The same of an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
+// Says where a tensor that was just made is at home: DTensorMeta::home.
+void set_home(const at::Tensor& t, SpecPtr home);
 // The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the
 // locals share the memory of the base's, and are there when those are. `offset`: where a plain tensor would begin in
 // its storage. See make_view_of() in view_origin.h.

@@ -1,6 +1,7 @@
 #include "dtensor/internal/call_inputs.h"
 
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -83,7 +84,7 @@ void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
 }
 
 // May an operator that writes to `t` lay it out anew? Known of tensors that an operator made and that no view or other
-// handle ever shared: on all ranks alike.
+// handle ever shared, and whose parts the user never got: on all ranks alike, as they share and ask for parts alike.
 bool has_free_layout(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
   const LocalStorage& storage = *meta.storage;
@@ -91,6 +92,29 @@ bool has_free_layout(const at::Tensor& t) {
 }
 
 }  // namespace
+
+namespace {
+
+// Its gradient will come back to its layout.
+void note_parameter(const at::Tensor& t) {
+  if (!is_leaf_parameter(t)) return;
+  keep_gradient_layout(t);
+  peek_meta(t).storage->is_parameter.store(true, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i].isTensor()) {
+      if (is_dtensor(args[i].toTensor())) note_parameter(args[i].toTensor());
+    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && args[i].isList()) {
+      for (const auto& x : args[i].toListRef()) {
+        if (x.isTensor() && is_dtensor(x.toTensor())) note_parameter(x.toTensor());
+      }
+    }
+  }
+}
 
 bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   for (size_t i = 0; i < args.size(); ++i) {
@@ -127,7 +151,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     const LocalStorage& storage = *peek_meta(t).storage;
     if (storage.origin) in.copied_views = true;
     if (storage.hook_watches) in.hooks_watched = true;
-    if (is_leaf_parameter(t)) keep_gradient_layout(t);
+    note_parameter(t);
     if (info.args[arg].written && !info.args[arg].out && has_free_layout(t)) {
       in.free_layouts.push_back(static_cast<int>(in.tensors.size()) - 1);
     }
@@ -176,6 +200,34 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   return in;
 }
 
+namespace {
+
+// Gradients are read more than once, as a rule. But where backward multiplies one, which comes first, elementwise by
+// what was saved, the product is the gradient of a factor, and summed up if that was the smaller one.
+bool reads_factors_again(const OpInfo& info, const Inputs& in) {
+  if (!in_backward()) return false;
+  const at::Tensor& first = in.tensors.front();
+  return !info.op.hasTag(at::Tag::pointwise) || !first.defined() || spec_of(first)->has_partial();
+}
+
+}  // namespace
+
+void note_context(const OpInfo& info, Inputs& in) {
+  const bool wants_gradients = c10::GradMode::is_enabled();
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    const at::Tensor& t = in.tensors[k];
+    if (!t.defined()) continue;
+    const DTensorMeta& meta = peek_meta(t);
+    if (meta.home && meta.spec->has_partial()) {
+      in.homes.resize(in.tensors.size());
+      in.homes[k] = meta.home;
+    }
+    const bool is_parameter = wants_gradients && meta.storage->is_parameter.load(std::memory_order_relaxed);
+    if (is_parameter && !meta.spec->is_replicated()) in.parameters.push_back(static_cast<int>(k));
+  }
+  in.reads_factors_again = reads_factors_again(info, in);
+}
+
 std::string module_path(const Inputs& in) {
   for (const auto& t : in.tensors) {
     if (!t.defined()) continue;
@@ -202,10 +254,14 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
   key.push_back(
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
   key.push_back(gradient_target ? gradient_target->id() : 0);
-  key.push_back(in_backward());
+  key.push_back(in.reads_factors_again);
   key.push_back(static_cast<uint64_t>(current_dispatch_scope().limits.max_bytes));
   key.push_back(in.free_layouts.size());
   for (const int k : in.free_layouts) key.push_back(static_cast<uint64_t>(k));
+  key.push_back(in.parameters.size());
+  for (const int k : in.parameters) key.push_back(static_cast<uint64_t>(k));
+  key.push_back(in.homes.size());
+  for (const SpecPtr& home : in.homes) key.push_back(home ? home->id() : 0);
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSlot& slot = in.slots[i];
     if (slot.kind == ArgSlot::Kind::kStatic) {
@@ -227,7 +283,9 @@ OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue
   call.mesh = in.mesh;
   call.slots = in.slots;
   call.free_layouts.assign(in.free_layouts.begin(), in.free_layouts.end());
-  call.in_backward = in_backward();
+  call.parameters.assign(in.parameters.begin(), in.parameters.end());
+  call.reads_factors_again = in.reads_factors_again;
+  call.homes.assign(in.homes.begin(), in.homes.end());
   call.gradient_target = std::move(gradient_target);
   for (size_t i = 0; i < args.size(); ++i) {
     call.args.push_back(in.slots[i].kind == ArgSlot::Kind::kStatic ? args[i] : c10::IValue());

@@ -21,17 +21,24 @@ struct Inputs {
   absl::InlinedVector<uint16_t, 6> args;       // the schema argument of each
   std::vector<ArgSlot> slots;                  // per schema argument
   absl::InlinedVector<int, 2> free_layouts;    // as OpCall::free_layouts
+  absl::InlinedVector<int, 2> parameters;      // as OpCall::parameters
+  absl::InlinedVector<SpecPtr, 1> homes;       // as OpCall::homes
   DeviceMesh mesh;
-  bool writes_plain = false;   // an argument that the operator writes to is a plain tensor
-  bool copied_views = false;   // there are views that had to be copies
-  bool hooks_watched = false;  // there are parameters of modules with hooks
+  bool reads_factors_again = false;  // as OpCall::reads_factors_again
+  bool writes_plain = false;         // an argument that the operator writes to is a plain tensor
+  bool copied_views = false;         // there are views that had to be copies
+  bool hooks_watched = false;        // there are parameters of modules with hooks
 };
 
+// For operators that gather no inputs: gradients of parameters among the arguments will come back to their layout.
+void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // Is any argument distributed?
 bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // Plain tensors beside distributed ones become replicated where that is allowed, and are an error elsewhere.
 // REQUIRES: has_dtensor().
 Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+// What matters to the price beside the inputs' layouts: `parameters`, `homes` and `reads_factors_again`.
+void note_context(const OpInfo& info, Inputs& in);
 // "weight", or "tensors[1]" in a list.
 std::string arg_name(const OpInfo& info, const Inputs& in, int input);
 // Path of the module whose parameter is among the inputs; else that of the scope.

@@ -4,34 +4,23 @@
 #include <vector>
 
 #include "comm/scope.h"
-#include "comm/work_event.h"
+#include "dtensor/extend/report_flops.h"
+#include "plan/largest_part.h"
 
 namespace dtensor {
-namespace {
-
-// Of the first rank, which holds the largest part.
-Shape largest_part(const Spec& spec) {
-  return local_shape(spec.sizes(), spec.mesh().shape(), spec.placements(), Shape(spec.placements().size(), 0));
-}
-
-}  // namespace
 
 void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
-  const auto& listeners = current_scope().listeners;
-  if (listeners.empty() || !decision.rule->flops) return;
+  if (current_scope().listeners.empty() || !decision.rule->flops) return;
   const OpCall call = make_call(info, in, args, nullptr).without_outs();
+  const Flops flops = decision.rule->flops(call);
+  if (!flops) return;
   std::vector<Shape> whole(call.inputs.size()), parts(call.inputs.size());
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     if (!call.inputs[i]) continue;
     whole[i] = Shape(call.inputs[i]->sizes().begin(), call.inputs[i]->sizes().end());
-    parts[i] = largest_part(*decision.computed[i]);
+    parts[i] = largest_part(call.inputs[i]->sizes(), in.mesh.shape(), decision.computed[i]->placements());
   }
-  WorkEvent event{info.name, module_path(in), in_backward()};
-  event.whole_flops = decision.rule->flops(call, whole);
-  if (event.whole_flops == 0) return;
-  event.flops = decision.rule->flops(call, parts);
-  for (const int64_t n : in.mesh.shape()) event.ranks *= n;
-  for (CommListener* listener : listeners) listener->on_work(event);
+  report_flops(info.name, module_path(in), in.mesh, flops(parts), flops(whole));
 }
 
 }  // namespace dtensor

@@ -343,7 +343,7 @@ double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStra
 TEST_CASE("in backward addends are reduced for a product that is as large, as their next reader will want them") {
   const auto chosen = [](const char* op, Shape a, Shape b, bool in_backward) {
     OpCall call = make(op, {spec({4}, a, "P"), spec({4}, b, "R")});
-    call.in_backward = in_backward;
+    call.reads_factors_again = in_backward;
     return decision(*propagate(call));
   };
   const Shape square = {64, 64};
@@ -353,6 +353,20 @@ TEST_CASE("in backward addends are reduced for a product that is as large, as th
   }
   CHECK(chosen("mm", square, {64, 32}, true) == "P(sum), R -> P(sum)");
   CHECK(chosen("mul", square, {1}, true) == "P(sum), R -> P(sum)");
+}
+
+TEST_CASE("a parameter that moves for tokens of each sample pays for its gradient's way back") {
+  const auto chosen = [](const char* rows, int64_t count, std::vector<int> parameters) {
+    OpCall call = make("mm", {spec({4}, {count, 256}, rows), spec({4}, {256, 512}, "S(1)")});
+    call.parameters = std::move(parameters);
+    return decision(*propagate(call));
+  };
+  const std::string columns_come = "1: 393216 B";
+  CHECK_THAT(chosen("_S(0, 4)", 256, {}), Contains("0: 196608 B"));
+  CHECK_THAT(chosen("_S(0, 4)", 768, {}), Contains(columns_come));
+  CHECK_THAT(chosen("_S(0, 4)", 768, {1}), Contains("0: 589824 B"));
+  CHECK_THAT(chosen("_S(0, 4)", 2048, {1}), Contains(columns_come));  // it is still less
+  CHECK_THAT(chosen("S(0)", 768, {1}), Contains(columns_come));
 }
 
 TEST_CASE("what was expanded travels as it was before") {

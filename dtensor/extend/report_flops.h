@@ -1,0 +1,15 @@
+// What matrix products take, told to who listens to the scope. For the folders above.
+#pragma once
+
+#include <string>
+
+#include "mesh/device_mesh.h"
+
+namespace dtensor {
+
+// `of_rank`: floating-point operations of the rank that does most, `of_one`: of one device that would do all. Nothing
+// is reported where there were none. `op`: "aten::mm".
+void report_flops(const std::string& op, const std::string& module_path, const DeviceMesh& mesh, double of_rank,
+                  double of_one);
+
+}  // namespace dtensor

@@ -1,0 +1,82 @@
+// What was looked up for a split batch comes back to the batch, whoever reads it first.
+#include <torch/nn.h>
+
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/factories.h"
+#include "dtensor/redistribute.h"
+#include "observe/comm_debug_mode.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+using torch::Tensor;
+
+struct Lookup {
+  DeviceMesh mesh;
+  Tensor plain, distributed;  // of a table by rows: [12, 3, 8]
+};
+
+Lookup look_up(const World& world) {
+  DeviceMesh mesh(world, {4}, {"all"});
+  torch::manual_seed(5);
+  const Tensor table = torch::randn({100000, 8}, torch::kDouble), ids = torch::randint(100000, {12, 3});
+  const auto put = [&](const Tensor& t) { return distribute_tensor(t, mesh, {Shard(0)}); };
+  return {mesh, torch::embedding(table, ids), torch::embedding(put(table), put(ids))};
+}
+
+void check_split(const Tensor& t, const Tensor& plain) {
+  CHECK(to_string(spec_of(t)->placements()) == "S(0)");
+  CHECK(torch::allclose(full_tensor(t), plain, 1e-12, 1e-12));
+}
+
+TEST_CASE("looked up rows are reduced to where the batch is", "[dtensor][homes]") {
+  const Lookup rows = look_up(World::local(4));
+  REQUIRE(spec_of(rows.distributed)->has_partial());
+  torch::manual_seed(6);
+  const Tensor weight = torch::randn({8, 16}, torch::kDouble);
+  const Tensor dweight = distribute_tensor(weight, rows.mesh);
+  SECTION("at once") { check_split(rows.distributed.exp(), rows.plain.exp()); }
+  SECTION("behind a sum") { check_split(rows.distributed.sum(1).tanh(), rows.plain.sum(1).tanh()); }
+  SECTION("behind views") {
+    check_split(rows.distributed.flatten(1).unsqueeze(1).square(), rows.plain.flatten(1).unsqueeze(1).square());
+  }
+  SECTION("for a product, whose work they share") {
+    CommDebugMode comm;
+    check_split(rows.distributed.mean(1).mm(dweight), rows.plain.mean(1).mm(weight));
+    CHECK(comm.work_share() == Approx(1));
+    CHECK(comm.counts().at("reduce_scatter") == 1);
+  }
+  SECTION("where the batch is another dim") {
+    const Tensor t = rows.distributed.transpose(0, 1).exp();
+    CHECK(to_string(spec_of(t)->placements()) == "S(1)");
+    CHECK(torch::allclose(full_tensor(t), rows.plain.transpose(0, 1).exp(), 1e-12, 1e-12));
+  }
+}
+
+TEST_CASE("a batch on all ranks stays there", "[dtensor][homes]") {
+  const DeviceMesh mesh(World::local(4), {4}, {"all"});
+  const Tensor table = distribute_tensor(torch::randn({100, 8}), mesh, {Shard(0)});
+  const Tensor rows = torch::embedding(table, distribute_tensor(torch::randint(100, {12, 3}), mesh));
+  CHECK(to_string(spec_of(rows.exp())->placements()) == "R");
+}
+
+TEST_CASE("the gradient of a table that is small beside its batch is made of parts", "[dtensor][homes]") {
+  const auto calls = [](int64_t table_rows) {
+    const DeviceMesh mesh(World::abstract(4), {4}, {"all"});
+    const Tensor table = ones({table_rows, 64}, mesh, {Shard(0)}, {.requires_grad = true});
+    const Tensor ids = zeros({4096}, mesh, {Shard(0)}, {.dtype = torch::kLong});
+    const Tensor loss = torch::embedding(table, ids).square().sum();
+    CommDebugMode comm;
+    loss.backward();
+    CHECK(to_string(spec_of(table.grad())->placements()) == "S(0)");
+    return comm.counts();
+  };
+  CHECK(calls(64).count("all_gather") == 0);
+  CHECK(calls(64).at("reduce_scatter") == 1);
+  CHECK(calls(1 << 20).at("all_gather") == 1);
+}
+
+}  // namespace
+}  // namespace dtensor
