@@ -11,6 +11,7 @@
 
 #include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
+#include "dtensor/internal/late_results.h"
 #include "observe/layout_grid.h"
 #include "observe/layout_text.h"
 
@@ -118,7 +119,11 @@ DTensor::DTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
 
 const Spec& DTensor::spec() const { return *spec_of(tensor_); }
 
-std::vector<at::Tensor> DTensor::locals() const { return meta_of(tensor_).locals; }
+std::vector<at::Tensor> DTensor::locals() const {
+  const DTensorMeta& meta = meta_of(tensor_);
+  give_away(tensor_);
+  return meta.locals;
+}
 
 std::string DTensor::name() const {
   const auto& name = peek_meta(tensor_).name;
@@ -129,7 +134,7 @@ at::Tensor DTensor::local(int64_t i) const {
   const DTensorMeta& meta = meta_of(tensor_);
   TORCH_CHECK_INDEX(i >= 0 && i < static_cast<int64_t>(meta.locals.size()), "[DTensor] local(", i,
                     "): this process has ", meta.locals.size(), " local parts of ", meta.spec->to_string());
-  meta.storage->given_away = true;
+  give_away(tensor_);
   return meta.locals[i];
 }
 

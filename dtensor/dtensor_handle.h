@@ -39,7 +39,8 @@ class DTensor {
   std::string name() const;
 
   // The parts of this process's ranks, in the order of mesh().local_ranks(): the very tensors, outside autograd. None
-  // in an abstract world. Of a view that is out of date this is a collective call, as to_local().
+  // in an abstract world. Of a view that is out of date this is a collective call, as to_local(); and as with that, all
+  // ranks ask for parts, or none: those who write to them do so unseen.
   // Error (IndexError): no such local rank.
   at::Tensor local(int64_t i = 0) const;
   std::vector<at::Tensor> locals() const;

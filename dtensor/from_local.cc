@@ -18,6 +18,7 @@
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/internal/check_parts.h"
+#include "dtensor/internal/late_results.h"
 #include "dtensor/internal/memory_overlap.h"
 #include "dtensor/internal/redistribute_arguments.h"
 #include "dtensor/internal/saved_layout.h"
@@ -75,7 +76,7 @@ struct ToLocalFn : Function<ToLocalFn> {
     ctx->set_materialize_grads(false);  // which parts were used matters
     LocalGuard guard;
     variable_list locals;
-    meta.storage->given_away = true;
+    give_away(t);
     for (const auto& local : meta.locals) locals.push_back(local.detach());
     return locals;
   }

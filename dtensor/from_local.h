@@ -46,8 +46,10 @@ at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& m
                       const FromLocalOptions& options = {});
 
 // The local parts, one per owned rank. Of a view that is out of date (see docs/dispatch.md) this is a collective call:
-// all ranks make it. The gradient of a Partial tensor comes back as Replicate unless said otherwise. Error in backward:
-// the gradients of parts that are the same values differ, or only some of those parts were used.
+// all ranks make it. You may write to them unseen, so nothing is remembered of that tensor any more (docs/dispatch.md):
+// in a job of several processes all ranks call it, or none. The gradient of a Partial tensor comes back as Replicate
+// unless said otherwise. Error in backward: the gradients of parts that are the same values differ, or only some of
+// those parts were used.
 std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
 }  // namespace dtensor

@@ -34,8 +34,7 @@ void reduce_gradients(const std::vector<at::Tensor>& parameters) {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::vector<at::Tensor>> by_world;
   for (const at::Tensor& p : parameters) {
-    if (!is_dtensor(p) || !is_dtensor(p.grad()) || spec_of(p)->placements() == spec_of(p.grad())->placements())
-      continue;
+    if (!is_dtensor(p) || !is_dtensor(p.grad())) continue;
     const auto same_world = [&](const std::vector<at::Tensor>& others) {
       return spec_of(others.front())->mesh().world() == spec_of(p)->mesh().world();
     };

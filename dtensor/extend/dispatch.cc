@@ -1,16 +1,13 @@
 #include "dtensor/extend/dispatch.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "comm/comm_work.h"
 #include "comm/scope.h"
 #include "dtensor/extend/call_sites.h"
 #include "dtensor/extend/dispatch_scope.h"
-#include "dtensor/extend/gradient_bucket.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/out_tensor.h"
@@ -20,7 +17,7 @@
 #include "dtensor/internal/call_inputs.h"
 #include "dtensor/internal/check_hooks.h"
 #include "dtensor/internal/input_moves.h"
-#include "dtensor/internal/late_calls.h"
+#include "dtensor/internal/late_results.h"
 #include "dtensor/internal/plain_dispatch.h"
 #include "dtensor/internal/replicated_dispatch.h"
 #include "dtensor/internal/report_work.h"
@@ -101,8 +98,7 @@ size_t first_tensor(const Inputs& in) {
 // Results as the schema wants them: tensors, or lists of tensors; written arguments are returned as themselves.
 void push_results(const OpInfo& info, const Decision& decision, const Inputs& in, std::vector<RankTensors> outputs,
                   c10::ArrayRef<c10::IValue> args, Stack& results) {
-  const auto wrap = [&](size_t k) -> at::Tensor {
-    if (!decision.outputs[k]) return at::Tensor();
+  const auto make = [&](size_t k) -> at::Tensor {
     if (info.is_view) {
       const size_t base_arg = first_tensor(in);
       const int i = in.slots[base_arg].first;
@@ -112,6 +108,12 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
                           moved);
     }
     return make_result(decision.outputs[k], std::move(outputs[k]));
+  };
+  const auto wrap = [&](size_t k) {
+    if (!decision.outputs[k]) return at::Tensor();
+    at::Tensor t = make(k);
+    if (!decision.output_homes.empty() && decision.output_homes[k]) set_home(t, decision.output_homes[k]);
+    return t;
   };
   size_t k = 0;
   for (size_t r = 0; r < decision.output_counts.size(); ++r) {
@@ -215,79 +217,18 @@ void check_writes(const OpInfo& info, const Inputs& in) {
 void note_failed_write(const OpInfo& info, const Inputs& in) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     if (!info.args[in.args[k]].written || !in.tensors[k].defined()) continue;
-    peek_meta(in.tensors[k]).storage->writes.fetch_add(1, std::memory_order_relaxed);
+    count_write(*peek_meta(in.tensors[k]).storage);
   }
 }
 
-// May the result wait for others, as inputs have to move for it and nobody but the gradient of `leaf` wants it?
-bool may_come_late(const OpInfo& info, const Inputs& in, const Decision& decision, const at::Tensor& leaf) {
-  const auto moves = [](const auto& plan) { return plan && !plan->is_local(); };
-  return leaf.defined() && !info.is_view && !info.has_outs && in.free_layouts.empty() &&
-         decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
-         decision.outputs[0]->placements() == spec_of(leaf)->placements() &&
-         decision.outputs[0]->sizes() == spec_of(leaf)->sizes() &&
-         std::any_of(decision.input_plans.begin(), decision.input_plans.end(), moves) && may_wait_in_bucket(leaf);
-}
-
-// A contiguous tensor without memory, which it will take over.
-at::Tensor without_memory(const Shape& sizes, const at::TensorOptions& options) {
-  const at::Tensor t = at::empty({0}, options);
-  t.unsafeGetTensorImpl()->set_sizes_contiguous({sizes.data(), sizes.size()});
-  return t;
-}
-
-// Gives `to`, and what shares its storage, the memory of `from`, or of a copy where others have that.
-void take_over(const at::Tensor& to, at::Tensor from) {
-  const bool is_own = from.is_contiguous() && from.storage_offset() == 0 && from.storage().use_count() == 1;
-  if (!is_own) from = from.clone(at::MemoryFormat::Contiguous);
-  c10::StorageImpl *source = from.storage().unsafeGetStorageImpl(), *memory = to.storage().unsafeGetStorageImpl();
-  memory->set_nbytes(source->nbytes());
-  memory->set_data_ptr_noswap(source->set_data_ptr(at::DataPtr()));
-}
-
-at::Tensor make_late_result(const OpInfo& info, const Inputs& in, const Decided& decided,
-                            c10::ArrayRef<c10::IValue> args) {
-  const SpecPtr& spec = decided.decision->outputs[0];
-  RankTensors parts;
-  for (const at::Tensor& t : in.tensors) {
-    if (t.defined()) meta_of(t);  // as it is now
-  }
-  LocalGuard guard;
-  const auto ranks = in.mesh.local_ranks();
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    const Shape sizes = spec->local_shape(static_cast<int64_t>(r));
-    const auto options = at::TensorOptions(spec->dtype()).device(in.mesh.world().device(ranks[r]));
-    parts.push_back(without_memory(sizes, options));
-  }
-  auto call = std::make_shared<LateCall>(LateCall{info, in, decided.decision, {}});
-  call->compute = [decided, parts, kept = args.vec()](const LateCall& c, const std::vector<RankTensors>& inputs) {
-    const auto outputs = run_local(c.info, *decided.decision, c.in, kept, inputs, decided.made_now);
-    keep(c.in, decided);
-    report_work(c.info, *decided.decision, c.in, kept);
-    LocalGuard below;
-    for (size_t r = 0; r < parts.size(); ++r) take_over(parts[r], outputs[0][r]);
+at::Tensor compute_late(const OpInfo& info, const Inputs& in, const Decided& decided, c10::ArrayRef<c10::IValue> args) {
+  const auto run = [decided](const LateCall& call, const std::vector<RankTensors>& inputs) {
+    auto outputs = run_local(call.info, *decided.decision, call.in, call.args, inputs, decided.made_now);
+    keep(call.in, decided);
+    report_work(call.info, *decided.decision, call.in, call.args);
+    return outputs;
   };
-  const auto calls = LateCalls::of_backward();
-  calls->add(call);
-  return make_result(spec, parts, std::make_shared<CommWork>([calls, call] { calls->compute(*call); }));
-}
-
-// What waits to be computed of tensors that the call writes to is, before.
-void compute_before_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  const auto is_written = [](const OpInfo::Arg& arg) { return arg.written; };
-  if (std::none_of(info.args.begin(), info.args.end(), is_written)) return;
-  const auto late = LateCalls::find();
-  if (!late) return;
-  for (size_t a = 0; a < args.size(); ++a) {
-    if (!info.args[a].written) continue;
-    if (args[a].isTensor()) {
-      if (is_dtensor(args[a].toTensor())) late->compute_before_write(args[a].toTensor());
-    } else if (args[a].isTensorList()) {
-      for (const at::Tensor& t : args[a].toTensorVector()) {
-        if (is_dtensor(t)) late->compute_before_write(t);
-      }
-    }
-  }
+  return make_late_result(info, in, args, decided.decision, run);
 }
 
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, Stack& stack) {
@@ -299,7 +240,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
   const Decided decided = decide_call(info, resolved, in, args, leaf.defined() ? spec_of(leaf) : nullptr);
   const std::shared_ptr<const Decision> decision = decided.decision;
   if (may_come_late(info, in, *decision, leaf)) {
-    const at::Tensor result = make_late_result(info, in, decided, args);
+    const at::Tensor result = compute_late(info, in, decided, args);
     torch::jit::drop(stack, info.args.size());
     return stack.push_back(result);
   }
@@ -335,8 +276,9 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const auto args = torch::jit::last(*stack, info.args.size());
   if (!has_dtensor(info, args)) return dispatch_plain(info, *stack);
   const CallWithin within;
-  if (in_backward()) compute_before_writes(info, args);
+  settle_before_writes(info, args);
   if (info.handler == nullptr) return dispatch_by_rule(op, *stack);
+  note_parameters(info, args);
   if (info.has_outs) {  // handlers give results of their own
     if (run_functional_form(info, *stack)) return;
     const Inputs in = gather_inputs(info, args);
@@ -360,6 +302,7 @@ void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
   if (in.copied_views) check_writes(info, in);
   if (!resolved->rule) return run_without_rule(info, in, stack);
   read_reduced_forms(info, in);
+  note_context(info, in);
   run_rule(info, *resolved, in, stack);
 }
 

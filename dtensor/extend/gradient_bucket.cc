@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "comm/scope.h"
+#include "dtensor/extend/gradient_hook.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "mesh/world.h"
@@ -27,7 +28,7 @@ namespace {
 // The leaves of one backward whose gradients wait, and the calls that make some. Used by the threads of that backward.
 class GradientBucket {
  public:
-  std::shared_ptr<LateGradients> late;  // null: nothing is
+  std::shared_ptr<LateGradients> late;  // null: nothing is; guarded by Buckets::mutex
 
   bool holds(const at::Tensor& leaf) const {
     return std::any_of(leaves_.begin(), leaves_.end(), [&](const at::Tensor& l) { return l.is_same(leaf); });
@@ -64,17 +65,14 @@ Buckets& buckets() {
   return *all;
 }
 
-// That of the present backward; null: nothing has waited yet. REQUIRES: the mutex is locked.
-std::shared_ptr<GradientBucket> find_bucket(const Buckets& all) {
-  const auto it = all.by_backward.find(torch::autograd::get_current_graph_task_id());
-  return it == all.by_backward.end() ? nullptr : it->second.lock();
-}
-
 GradientBucket& current_bucket() {
   Buckets& all = buckets();
   std::lock_guard lock(all.mutex);
-  if (const auto bucket = find_bucket(all)) return *bucket;
   auto& known = all.by_backward;
+  const auto present = known.find(torch::autograd::get_current_graph_task_id());
+  if (present != known.end()) {
+    if (const auto bucket = present->second.lock()) return *bucket;
+  }
   for (auto it = known.begin(); it != known.end();) it = it->second.expired() ? known.erase(it) : ++it;
   const auto bucket = std::make_shared<GradientBucket>();
   known[torch::autograd::get_current_graph_task_id()] = bucket;
@@ -100,11 +98,14 @@ std::string common_module(const std::vector<at::Tensor>& leaves) {
   return common.value_or("");
 }
 
-bool has_other_hooks(const at::Tensor& leaf) {
-  const auto& hooks = torch::autograd::impl::hooks(leaf);
-  if (hooks.size() > 1 || torch::autograd::impl::post_acc_grad_hooks(leaf) != nullptr) return true;
+// The user's, who registers them when he likes: the first one takes the place of ours.
+bool has_hooks_of_others(const at::Tensor& leaf) {
+  const auto is_other = [](const auto& hook) { return !GradientHook::is_one(*hook); };
+  const auto any_other = [&](const auto& hooks) { return std::any_of(hooks.begin(), hooks.end(), is_other); };
+  if (any_other(torch::autograd::impl::hooks(leaf)) || torch::autograd::impl::post_acc_grad_hooks(leaf) != nullptr)
+    return true;
   const auto sink = torch::autograd::impl::try_get_grad_accumulator(leaf);
-  return sink != nullptr && (sink->pre_hooks().size() > 1 || !sink->post_hooks().empty());
+  return sink != nullptr && (any_other(sink->pre_hooks()) || !sink->post_hooks().empty());
 }
 
 }  // namespace
@@ -112,7 +113,7 @@ bool has_other_hooks(const at::Tensor& leaf) {
 bool may_wait_in_bucket(const at::Tensor& leaf) {
   const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
   return chosen != nullptr && chosen->empty() && !c10::GradMode::is_enabled() && !leaf.grad().defined() &&
-         !has_other_hooks(leaf);
+         !has_hooks_of_others(leaf);
 }
 
 bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
@@ -129,17 +130,20 @@ bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
 }
 
 std::shared_ptr<LateGradients> late_gradients(const std::function<std::shared_ptr<LateGradients>()>& make) {
-  if (make) current_bucket();
-  Buckets& all = buckets();
-  std::lock_guard lock(all.mutex);
-  const auto bucket = find_bucket(all);
-  if (!bucket) return nullptr;
-  if (!bucket->late && make) bucket->late = make();
-  return bucket->late;
+  GradientBucket& bucket = current_bucket();
+  std::lock_guard lock(buckets().mutex);
+  if (!bucket.late) bucket.late = make();
+  return bucket.late;
 }
 
-void reduce_together(const std::vector<at::Tensor>& leaves, const std::string& op, bool implicit) {
+void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit) {
   const c10::AutoGradMode no_grad(false);
+  const auto is_ready = [](const at::Tensor& leaf) {  // or somebody has taken it away
+    const at::Tensor& g = leaf.grad();
+    return !is_dtensor(leaf) || !is_dtensor(g) || spec_of(g)->placements() == spec_of(leaf)->placements();
+  };
+  leaves.erase(std::remove_if(leaves.begin(), leaves.end(), is_ready), leaves.end());
+  if (leaves.empty()) return;
   std::vector<at::Tensor> gradients;
   std::vector<Layout> to;
   for (const at::Tensor& leaf : leaves) {

@@ -12,13 +12,14 @@
 #include "comm/scope.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/gradient_bucket.h"
+#include "dtensor/extend/gradient_hook.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
 
 namespace dtensor {
 namespace {
 
-class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
+class GradientLayoutHook final : public GradientHook {
  public:
   explicit GradientLayoutHook(const at::Tensor& leaf) : leaf_(leaf.getIntrusivePtr()) {}
 
@@ -57,7 +58,7 @@ void keep_gradient_layout(const at::Tensor& leaf) {
   static std::mutex mutex;  // several threads may meet a parameter for the first time at once
   std::lock_guard lock(mutex);
   using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
-  const auto is_ours = [](const auto& hook) { return dynamic_cast<GradientLayoutHook*>(hook.get()) != nullptr; };
+  const auto is_ours = [](const auto& hook) { return GradientHook::is_one(*hook); };
   // Before the user's hooks, so that they see the leaf's layout. (add_hook is for a tensor that has none.)
   Hooks& hooks = torch::autograd::impl::hooks(leaf);
   if (std::none_of(hooks.begin(), hooks.end(), is_ours)) {

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -195,17 +196,29 @@ ReducedForm form_of(const at::Tensor& t) {
   return form;
 }
 
-// Lets go of what was known before somebody wrote, or by another recording.
+// Takes out those of which `is_stale`, to be let go of when the mutex is open again; never what says how tensors there
+// lie, or are seen. REQUIRES: storage.reduced_mutex is locked.
+template <typename IsStale>
+std::vector<ReducedForm> take_stale(LocalStorage& storage, IsStale is_stale) {
+  std::vector<ReducedForm> stale;
+  if (!storage.reduced) return stale;
+  auto& forms = *storage.reduced;
+  const auto stays = [&](const ReducedForm& f) { return !f.from || is_base(f) || !is_stale(f); };
+  const auto first = std::stable_partition(forms.begin(), forms.end(), stays);
+  stale.assign(std::make_move_iterator(first), std::make_move_iterator(forms.end()));
+  forms.erase(first, forms.end());
+  return stale;
+}
+
+// Lets go of what was known by another recording.
 void remember(LocalStorage& storage, ReducedForm form) {
+  std::vector<ReducedForm> stale;
   std::lock_guard lock(storage.reduced_mutex);
   if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
-  auto& forms = *storage.reduced;
-  const auto is_stale = [&](const ReducedForm& f) {
-    const bool is_of_other = f.recording != 0 && f.recording != form.recording;
-    return f.from && !is_base(f) && (is_of_other || f.writes != form.writes);
-  };
-  forms.erase(std::remove_if(forms.begin(), forms.end(), is_stale), forms.end());
-  forms.push_back(std::move(form));
+  stale = take_stale(storage, [&](const ReducedForm& f) {
+    return f.writes != form.writes || (f.recording != 0 && f.recording != form.recording);
+  });
+  storage.reduced->push_back(std::move(form));
 }
 
 // What was noted of `t` itself and is so still; null: nothing that `says` it. REQUIRES: storage.reduced_mutex is
@@ -269,7 +282,23 @@ std::optional<Placements> layout_of_base(const ReducedForm& base, const Spec& vi
   return taking(base, wanted, view, offset, to) == Taking::kNot ? std::nullopt : std::optional(wanted);
 }
 
+constexpr int kMostSurroundings = 16;  // of one memory; more are not noted
+
 }  // namespace
+
+uint64_t count_write(LocalStorage& storage) {
+  const uint64_t before = storage.writes.fetch_add(1, std::memory_order_relaxed);
+  std::vector<ReducedForm> stale;
+  std::lock_guard lock(storage.reduced_mutex);
+  stale = take_stale(storage, [&](const ReducedForm& f) { return f.writes <= before; });
+  return before;
+}
+
+void forget_known(LocalStorage& storage) {
+  std::vector<ReducedForm> stale;
+  std::lock_guard lock(storage.reduced_mutex);
+  stale = take_stale(storage, [](const ReducedForm&) { return true; });
+}
 
 void note_view_of(const at::Tensor& t, bool flips) {
   const DTensorMeta& meta = peek_meta(t);
@@ -417,7 +446,7 @@ void note_surroundings(const at::Tensor& t, Surroundings surroundings) {
   LocalStorage& storage = *peek_meta(t).storage;
   {
     std::lock_guard lock(storage.reduced_mutex);
-    const auto is_one = [](const ReducedForm& f) { return f.surroundings != nullptr; };
+    const auto is_one = [&](const ReducedForm& f) { return f.surroundings != nullptr && is_current(f, storage); };
     if (storage.reduced && std::count_if(storage.reduced->begin(), storage.reduced->end(), is_one) >= kMostSurroundings)
       return;
   }

@@ -4,7 +4,8 @@
 // Remembered with the memory that tensors share (LocalStorage), until somebody writes to it, and never handed out: the
 // tensors keep their placements to whoever asks. Reductions are always remembered, other moves where a part is
 // kRememberedBytes at most afterwards. Where no rank has data, as in abstract worlds, it is known that they would be.
-// All is decided by layouts, sizes and strides: the same on all ranks.
+// All is decided by layouts, sizes and strides, the same on all ranks, and by whether the user got the parts of a
+// tensor (LocalStorage::given_away), of which nothing is remembered: so all ranks must get them alike.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -74,6 +75,11 @@ struct ReducedForm {
   uint64_t recording = 0;                                      // CallSites::recording() when it moved
 };
 
+// Somebody has written to that memory: what was known of it before is let go. How often it was written to before.
+uint64_t count_write(LocalStorage& storage);
+// The user may write to that memory unseen: what was known of it is let go.
+void forget_known(LocalStorage& storage);
+
 // A view of `t` is taken. `flips`: it is seen negated, or conjugated.
 void note_view_of(const at::Tensor& t, bool flips);
 
@@ -106,8 +112,8 @@ struct Margins {
   RankTensors locals;
 };
 std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t width);
+// No more than a few of one memory.
 void note_surroundings(const at::Tensor& t, Surroundings surroundings);
-inline constexpr int kMostSurroundings = 16;  // of one memory; more are not noted
 // Null: they are not known. Of a copied view they are those of what it last read: read_anew() comes first.
 std::shared_ptr<const Surroundings> known_surroundings(const at::Tensor& t);
 // Is anything remembered of `t`? Not where the user could write to the parts unseen.

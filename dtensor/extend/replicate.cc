@@ -35,7 +35,10 @@ at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
       locals.push_back(t.device() == device ? t.detach() : t.to(device));
     }
   }
-  return make_dtensor(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
+  const at::Tensor result =
+      make_dtensor(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
+  peek_meta(result).storage->given_away = true;  // the user may have `t`
+  return result;
 }
 
 at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh) {

@@ -120,7 +120,8 @@ void run_communicating(std::vector<Input> waiting) {
         return will_tell(m.form, m.input.travelling, input.travelling, *input.plan());
       };
       const auto is_alike = [&](const Moving& m) {
-        return m.input.given().is_same(input.given()) && m.input.plan() == input.plan() && !m.input.is_written();
+        const bool are_same = &peek_meta(m.input.given()) == &peek_meta(input.given());  // or handles of the same
+        return are_same && m.input.plan() == input.plan() && !m.input.is_written();
       };
       const auto same = std::find_if(moving.begin(), moving.end(), is_alike);
       if (same != moving.end() && !input.is_written()) {

@@ -1,89 +1,241 @@
 #include "dtensor/internal/late_calls.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
+#include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/extend/reduced_forms.h"
+#include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_origin.h"
 #include "dtensor/internal/input_moves.h"
-#include "plan/largest_part.h"
 
 namespace dtensor {
 namespace {
 
-// What the inputs hold, and take once they have moved: of the largest parts.
-int64_t bytes_of(const LateCall& call) {
-  int64_t bytes = 0;
-  for (size_t k = 0; k < call.in.tensors.size(); ++k) {
-    if (!call.in.tensors[k].defined()) continue;
-    if (const auto& plan = call.decision->input_plans[k]) {
-      bytes += largest_part_bytes(plan->tensor, plan->from) + largest_part_bytes(plan->tensor, plan->to);
-    } else {
-      bytes += spec_of(call.in.tensors[k])->max_local_bytes();
-    }
-  }
-  return bytes;
+std::atomic<int64_t> num_late{0};
+
+struct Everywhere {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<LateCalls>> calls;
+};
+Everywhere& everywhere_known() {
+  static auto* all = new Everywhere;
+  return *all;
 }
+
+std::shared_ptr<LateCalls> make_late_calls() {
+  const auto calls = std::make_shared<LateCalls>();
+  Everywhere& all = everywhere_known();
+  std::lock_guard lock(all.mutex);
+  const auto is_gone = [](const std::weak_ptr<LateCalls>& other) { return other.expired(); };
+  all.calls.erase(std::remove_if(all.calls.begin(), all.calls.end(), is_gone), all.calls.end());
+  all.calls.push_back(calls);
+  return calls;
+}
+
+bool reads(const LateCall& call, const LocalStorage* memory) {
+  return std::any_of(call.in.tensors.begin(), call.in.tensors.end(),
+                     [&](const at::Tensor& in) { return in.defined() && memory_viewed_by(in) == memory; });
+}
+
+bool any_reads(const std::vector<std::shared_ptr<LateCall>>& calls, const LocalStorage* memory) {
+  return std::any_of(calls.begin(), calls.end(), [&](const auto& call) { return reads(*call, memory); });
+}
+
+at::Tensor copy_of(const at::Tensor& t) {
+  const DTensorMeta& meta = meta_of(t);
+  RankTensors parts = meta.locals;
+  LocalGuard guard;
+  for (at::Tensor& part : parts) part = part.clone();
+  return make_dtensor(meta.spec, std::move(parts), meta.name);
+}
+
+// `t` as it is, whatever becomes of that handle and of parts that the user has.
+at::Tensor kept(const at::Tensor& t) {
+  const DTensorMeta& meta = meta_of(t);
+  return meta.storage->given_away && !meta.spec->meta().wrapped_number ? copy_of(t) : t.variable_data();
+}
+
+// Gives `to`, and what shares its storage, the memory of `from`, or of a copy where others have that.
+void take_over(const at::Tensor& to, at::Tensor from) {
+  const bool is_own = from.is_contiguous() && from.storage_offset() == 0 && from.storage().use_count() == 1;
+  if (!is_own) from = from.clone(at::MemoryFormat::Contiguous);
+  c10::StorageImpl *source = from.storage().unsafeGetStorageImpl(), *memory = to.storage().unsafeGetStorageImpl();
+  memory->set_nbytes(source->nbytes());
+  memory->set_data_ptr_noswap(source->set_data_ptr(at::DataPtr()));
+}
+
+// While calls that were recorded are computed, the recording is told whose collectives run: of several, by their bytes.
+class ChargedMeanwhile {
+ public:
+  explicit ChargedMeanwhile(const std::vector<std::shared_ptr<LateCall>>& calls)
+      : sites_(current_dispatch_scope().call_sites) {
+    if (sites_ == nullptr) return;
+    double bytes = 0;
+    for (const auto& call : calls) bytes += static_cast<double>(call->bytes);
+    CallSites::Shares shares;
+    for (const auto& call : calls) {
+      if (call->recording != sites_->recording() || call->bytes == 0) continue;
+      for (const auto& [number, share] : call->charged)
+        shares.push_back({number, share * static_cast<double>(call->bytes) / bytes});
+    }
+    before_ = sites_->charged();
+    sites_->charge(std::move(shares));
+  }
+  ~ChargedMeanwhile() {
+    if (sites_ != nullptr) sites_->charge(std::move(before_));
+  }
+  ChargedMeanwhile(const ChargedMeanwhile&) = delete;
+  ChargedMeanwhile& operator=(const ChargedMeanwhile&) = delete;
+
+ private:
+  CallSites* const sites_;
+  CallSites::Shares before_;
+};
 
 }  // namespace
 
-std::shared_ptr<LateCalls> LateCalls::of_backward() {
-  return std::static_pointer_cast<LateCalls>(late_gradients([] { return std::make_shared<LateCalls>(); }));
+LateCall::Late::Late() { num_late.fetch_add(1, std::memory_order_relaxed); }
+LateCall::Late::~Late() { num_late.fetch_sub(1, std::memory_order_relaxed); }
+
+void LateCall::end(std::exception_ptr why_not) {
+  computed = why_not == nullptr;
+  error = std::move(why_not);
+  in = {};
+  args.clear();
+  run = nullptr;
+  if (!computed) return;
+  parts.clear();
+  late = nullptr;
 }
 
-std::shared_ptr<LateCalls> LateCalls::find() { return std::static_pointer_cast<LateCalls>(late_gradients({})); }
+at::Tensor without_memory(const Shape& sizes, const at::TensorOptions& options) {
+  LocalGuard guard;
+  const at::Tensor t = at::empty({0}, options);
+  t.unsafeGetTensorImpl()->set_sizes_contiguous({sizes.data(), sizes.size()});
+  t.storage().unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(t.numel()) * t.element_size());
+  return t;
+}
+
+bool any_late_calls() { return num_late.load(std::memory_order_relaxed) > 0; }
+
+std::shared_ptr<LateCalls> LateCalls::of_backward() {
+  return std::static_pointer_cast<LateCalls>(late_gradients(make_late_calls));
+}
+
+std::vector<std::shared_ptr<LateCalls>> LateCalls::everywhere() {
+  Everywhere& all = everywhere_known();
+  std::lock_guard lock(all.mutex);
+  std::vector<std::shared_ptr<LateCalls>> result;
+  for (const auto& known : all.calls) {
+    if (auto calls = known.lock()) result.push_back(std::move(calls));
+  }
+  return result;
+}
 
 void LateCalls::add(std::shared_ptr<LateCall> call) {
-  std::lock_guard lock(mutex_);
-  const int64_t bytes = bytes_of(*call);
-  const bool fits = bytes_ + bytes <= kGradientBucketBytes;
-  if (!fits || (!waiting_.empty() && !(waiting_.front()->in.mesh.world() == call->in.mesh.world()))) compute_waiting();
-  bytes_ += bytes;
-  waiting_.push_back(std::move(call));
-  if (bytes_ > kGradientBucketBytes) compute_waiting();
+  for (at::Tensor& t : call->in.tensors) {
+    if (t.defined()) t = kept(t);
+  }
+  const auto has_room = [&] {
+    std::lock_guard lock(mutex_);
+    return waiting_.empty() ||
+           (bytes_ + call->bytes <= kGradientBucketBytes && waiting_.front()->in.mesh.world() == call->in.mesh.world());
+  };
+  const bool is_large = call->bytes > kGradientBucketBytes;
+  if (!has_room()) compute_all();
+  {
+    std::lock_guard lock(mutex_);
+    bytes_ += call->bytes;
+    waiting_.push_back(std::move(call));
+  }
+  if (is_large) compute_all();
 }
 
 void LateCalls::compute_before_write(const at::Tensor& t) {
-  std::lock_guard lock(mutex_);
   const LocalStorage* written = memory_viewed_by(t);
-  const auto reads_it = [&](const std::shared_ptr<LateCall>& call) {
-    return std::any_of(call->in.tensors.begin(), call->in.tensors.end(),
-                       [&](const at::Tensor& in) { return in.defined() && memory_viewed_by(in) == written; });
-  };
-  if (std::any_of(waiting_.begin(), waiting_.end(), reads_it)) compute_waiting();
+  {
+    std::lock_guard lock(mutex_);
+    if (!any_reads(waiting_, written) && !any_reads(in_hand_, written)) return;
+  }
+  compute_all();
+}
+
+void LateCalls::copy_before_unseen_writes(const LocalStorage& memory) {
+  std::lock_guard lock(mutex_);
+  for (const auto& call : waiting_) {
+    for (at::Tensor& in : call->in.tensors) {
+      if (in.defined() && peek_meta(in).storage.get() == &memory) in = copy_of(in);
+    }
+  }
 }
 
 void LateCalls::compute(const LateCall& call) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(computing_);
   if (!call.computed && call.error == nullptr) compute_waiting();
   if (call.error != nullptr) std::rethrow_exception(call.error);
 }
 
 void LateCalls::compute_all() {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(computing_);
   compute_waiting();
 }
 
+void LateCalls::drop(LateCall& call) {
+  std::lock_guard computing(computing_);
+  if (call.computed) return;
+  {
+    std::lock_guard lock(mutex_);
+    const auto is_it = [&](const auto& other) { return other.get() == &call; };
+    if (call.error == nullptr) bytes_ -= call.bytes;
+    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_it), waiting_.end());
+  }
+  LocalGuard guard;
+  for (const at::Tensor& part : call.parts) take_over(part, at::zeros(part.sizes(), part.options()));
+  call.end(nullptr);
+}
+
 void LateCalls::compute_waiting() {
-  const auto calls = std::exchange(waiting_, {});
-  bytes_ = 0;
+  std::vector<std::shared_ptr<LateCall>> calls;
+  {
+    std::lock_guard lock(mutex_);
+    in_hand_ = std::exchange(waiting_, {});
+    calls = in_hand_;
+    bytes_ = 0;
+  }
   if (calls.empty()) return;
+  const auto end = [&](LateCall& call, std::exception_ptr why_not) {
+    std::lock_guard lock(mutex_);
+    call.end(std::move(why_not));
+  };
+  std::exception_ptr error;
+  const ChargedMeanwhile charged(calls);
   try {
     std::vector<InputsOfCall> inputs;
     for (const auto& call : calls) inputs.push_back({call->info, *call->decision, call->in});
     std::vector<std::vector<RankTensors>> moved = move_inputs(inputs);
     for (size_t c = 0; c < calls.size(); ++c) {
-      calls[c]->compute(*calls[c], moved[c]);
-      calls[c]->computed = true;
-      calls[c]->compute = nullptr;  // what it holds is let go, call by call
-      calls[c]->in = {};
+      const std::vector<RankTensors> outputs = calls[c]->run(*calls[c], moved[c]);
+      LocalGuard guard;
+      for (size_t r = 0; r < outputs[0].size(); ++r) take_over(calls[c]->parts[r], outputs[0][r]);
+      end(*calls[c], nullptr);  // what it holds is let go, call by call
       moved[c].clear();
     }
   } catch (...) {
-    for (const auto& call : calls) {
-      if (!call->computed) call->error = std::current_exception();
-    }
-    throw;
+    error = std::current_exception();
   }
+  for (const auto& call : calls) {
+    if (!call->computed) end(*call, error);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    in_hand_.clear();
+  }
+  if (error != nullptr) std::rethrow_exception(error);
 }
 
 }  // namespace dtensor

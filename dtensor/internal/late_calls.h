@@ -2,6 +2,10 @@
 // together, as eight tables' gradients do that all want the whole batch. Internal.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/TensorOptions.h>
+
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -9,6 +13,7 @@
 #include <mutex>
 #include <vector>
 
+#include "dtensor/extend/call_sites.h"
 #include "dtensor/extend/gradient_bucket.h"
 #include "dtensor/internal/call_inputs.h"
 #include "propagation/decision.h"
@@ -17,36 +22,67 @@ namespace dtensor {
 
 struct LateCall {
   const OpInfo& info;
-  Inputs in;
+  Inputs in;  // handles of its own: the user's may become something else
+  std::vector<c10::IValue> args;
   std::shared_ptr<const Decision> decision;
-  // Of the parts of the inputs, where the decision wants them.
-  std::function<void(const LateCall& call, const std::vector<RankTensors>& inputs)> compute;
+  // The results of the call, of the parts of the inputs where the decision wants them.
+  std::function<std::vector<RankTensors>(const LateCall& call, const std::vector<RankTensors>& inputs)> run;
+  RankTensors parts;  // of its result, without memory until it is computed
+  int64_t bytes = 0;  // what it holds and gathers
+  // Of a recorded step: which one, and which call.
+  uint64_t recording = 0;
+  CallSites::Shares charged = {};
   bool computed = false;
   std::exception_ptr error = nullptr;  // why it was not
+
+  // Counts those that are not computed, in all of the process.
+  struct Late {
+    Late();
+    ~Late();
+    Late(const Late&) = delete;
+    Late& operator=(const Late&) = delete;
+  };
+  std::unique_ptr<Late> late = std::make_unique<Late>();
+
+  // Lets go of what it would be computed of, for good. `why_not`: null if it was computed.
+  void end(std::exception_ptr why_not);
 };
+
+// A contiguous tensor whose memory is null until its call is computed. Views of it can be taken before.
+at::Tensor without_memory(const Shape& sizes, const at::TensorOptions& options);
+
+// Is anything late, anywhere? Cheap.
+bool any_late_calls();
 
 // Those of one backward. Thread-safe. They are computed in collective calls.
 // Errors: those of the communicator and of the operators; a call that was not computed for one gives it again.
 class LateCalls final : public LateGradients {
  public:
   static std::shared_ptr<LateCalls> of_backward();
-  static std::shared_ptr<LateCalls> find();  // null: none have waited in this backward
+  // All that are there.
+  static std::vector<std::shared_ptr<LateCalls>> everywhere();
 
   // Those that wait hold and gather no more than kGradientBucketBytes, and are of one world: else they are computed,
-  // and so is what is larger than that. REQUIRES: the inputs are there.
+  // and so is what is larger than that. Keeps the inputs as they are now, whatever becomes of those handles, and of
+  // parts that the user has.
   void add(std::shared_ptr<LateCall> call);
   // Somebody is about to write to `t`: calls that read it, or what it is a view of, are computed before.
   void compute_before_write(const at::Tensor& t);
+  // Somebody gets parts of that memory, and may write to them at any time.
+  void copy_before_unseen_writes(const LocalStorage& memory);
   // All that wait, `call` among them unless it was computed before.
   void compute(const LateCall& call);
   void compute_all() override;
+  // Its result becomes zeros, as somebody overwrites it.
+  void drop(LateCall& call);
 
  private:
-  void compute_waiting();  // REQUIRES: mutex_ is locked
+  void compute_waiting();  // REQUIRES: computing_ is locked
 
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<LateCall>> waiting_;
-  int64_t bytes_ = 0;
+  std::mutex computing_;  // held while calls are computed; before mutex_
+  std::mutex mutex_;      // guards the rest, and the inputs of calls
+  std::vector<std::shared_ptr<LateCall>> waiting_, in_hand_;
+  int64_t bytes_ = 0;  // of those that wait
 };
 
 }  // namespace dtensor

@@ -36,7 +36,16 @@ class Recorder final : public CallSites, public CommListener {
   void next() override {
     std::lock_guard lock(mutex_);
     ++index_;
-    current_ = nullptr;
+    charged_.clear();
+  }
+
+  Shares charged() const override {
+    std::lock_guard lock(mutex_);
+    return charged_;
+  }
+  void charge(Shares shares) override {
+    std::lock_guard lock(mutex_);
+    charged_ = std::move(shares);
   }
 
   std::shared_ptr<const Decision> decide(const OpCall& call, const std::shared_ptr<const OpRule>& rule,
@@ -51,7 +60,7 @@ class Recorder final : public CallSites, public CommListener {
     std::lock_guard lock(mutex_);
     note_world(call.mesh.world());
     step_.calls.push_back({index_, call, rule, decision, current_scope().module_path});
-    current_ = &step_.calls.back();
+    charged_ = {{step_.calls.size() - 1, 1}};
     return decision;
   }
 
@@ -66,7 +75,7 @@ class Recorder final : public CallSites, public CommListener {
     step_.cost.seconds += seconds;
     ++step_.cost.collectives;
     step_.cost.bytes += event.bytes;
-    if (current_ != nullptr) current_->seconds += seconds;
+    for (const auto& [call, share] : charged_) step_.calls[call].seconds += seconds * share;
   }
 
   void on_work(const WorkEvent& event) override {
@@ -99,9 +108,9 @@ class Recorder final : public CallSites, public CommListener {
 
   const Overrides& overrides_;
   const uint64_t recording_ = next_recording();
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   RecordedStep step_;
-  RecordedCall* current_ = nullptr;  // the call whose collectives run
+  Shares charged_;
   std::optional<World> world_;
   std::shared_ptr<const CostModel> cost_;
   int64_t index_ = -1;

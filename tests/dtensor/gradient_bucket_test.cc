@@ -2,6 +2,7 @@
 #include "dtensor/extend/gradient_bucket.h"
 
 #include <torch/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/nn.h>
 
 #include <atomic>
@@ -44,11 +45,6 @@ void check_gradients(torch::nn::Sequential& model, double times = 1) {
     CHECK(DTensor(parameters[i].grad()).placements() == DTensor(parameters[i]).placements());
     CHECK(at::allclose(full_tensor(parameters[i].grad()), expected[i].grad() * times));
   }
-}
-
-Tensor replicate_as(const Tensor& plain, const Tensor& t) {
-  const DeviceMesh& mesh = DTensor(t).mesh();
-  return distribute_tensor(plain, mesh, Placements(static_cast<size_t>(mesh.ndim()), Replicate()));
 }
 
 struct Step {
@@ -150,6 +146,46 @@ TEST_CASE("gradient bucket: a backward that fails leaves nothing to the next one
   for (const Tensor& p : step.model->parameters()) p.mutable_grad() = Tensor();
   CHECK(step.backward().size() == 1);
   check_gradients(step.model);
+}
+
+TEST_CASE("gradient bucket: gradients that somebody took away meanwhile are not waited for") {
+  Step step;
+  const auto parameters = step.model->parameters();
+  const Tensor y = step.model->forward(step.x);
+  SECTION("by what another one does at the end of the backward") {
+    std::vector<Tensor> seen;
+    y.register_hook([&](const Tensor& g) {
+      torch::autograd::Engine::get_default_engine().queue_callback([&] {
+        for (const Tensor& p : parameters) {
+          seen.push_back(p.grad());
+          p.mutable_grad() = Tensor();
+        }
+      });
+      return g;
+    });
+    CommDebugMode comm;
+    y.pow(2).mean().backward();
+    CHECK(comm.total() == 0);
+    CHECK(seen.size() == parameters.size());
+    for (const Tensor& p : parameters) CHECK_FALSE(p.grad().defined());
+  }
+  SECTION("by a hook of another parameter, which puts others in their places") {
+    parameters[0].register_hook([&](const Tensor& g) {
+      parameters[1].mutable_grad() = torch::ones({7}, torch::kDouble);
+      parameters[2].mutable_grad() = Tensor();
+      parameters[3].mutable_grad() = torch::ones_like(parameters[3]);
+      return g;
+    });
+    y.pow(2).mean().backward();
+    CHECK_FALSE(is_dtensor(parameters[1].grad()));
+    CHECK_FALSE(parameters[2].grad().defined());
+    CHECK(torch::equal(full_tensor(parameters[3].grad()), torch::ones({3}, torch::kDouble)));
+  }
+  for (const Tensor& p : parameters) p.mutable_grad() = Tensor();
+  CHECK(step.backward().size() >= 1);
+  if (!parameters[2].grad().defined()) return;
+  step.backward();
+  for (const Tensor& p : parameters) CHECK(DTensor(p.grad()).placements() == Placements{Replicate()});
 }
 
 TEST_CASE("gradient bucket: contracts hold at the end of the backward, too") {
@@ -279,206 +315,6 @@ TEST_CASE("gradient bucket: a backward within a backward") {
   CHECK(same(v.grad(), vp.grad()));
   CHECK(DTensor(w.grad()).placements() == Placements{Replicate()});
   CHECK(DTensor(v.grad()).placements() == Placements{Replicate()});
-}
-
-// Tables split by rows, whose gradients want the rows of the whole batch.
-struct Tables {
-  static constexpr int64_t kRows = 10, kWidth = 3;
-  DeviceMesh mesh{World::local(4), {4}, {"all"}};
-  std::vector<Tensor> plain, tables;
-  Tensor ids0, ids;
-
-  explicit Tables(int64_t count = 3) {
-    torch::manual_seed(8);
-    for (int64_t i = 0; i < count; ++i) {
-      plain.push_back(torch::randn({kRows + i, kWidth}, torch::kDouble).requires_grad_());
-      tables.push_back(leaf(plain.back(), mesh, {Shard(0)}));
-    }
-    ids0 = torch::randint(kRows, {8, count, 2});
-    ids = distribute_tensor(ids0, mesh, {Shard(0)});
-  }
-
-  static Tensor loss(const std::vector<Tensor>& tables, const Tensor& ids) {
-    Tensor sum;
-    for (size_t i = 0; i < tables.size(); ++i) {
-      const Tensor rows = torch::embedding(tables[i], ids.select(1, static_cast<int64_t>(i)));
-      const Tensor loss = (rows.sum(1).pow(3) * ids.sum(2).narrow(1, 0, 1).sin()).sum();
-      sum = sum.defined() ? sum + loss : loss;
-    }
-    return sum;
-  }
-  // Collectives of backward that are not of the loss.
-  std::vector<CommEvent> backward() {
-    const Tensor value = loss(tables, ids);
-    CommDebugMode comm;
-    value.backward();
-    return comm.events();
-  }
-  void check(double times = 1) {
-    for (auto& t : plain) t.mutable_grad() = Tensor();
-    loss(plain, ids0).backward();
-    for (size_t i = 0; i < plain.size(); ++i) {
-      INFO("table " << i);
-      CHECK(DTensor(tables[i].grad()).placements() == Placements{Shard(0)});
-      CHECK(same(tables[i].grad(), plain[i].grad() * times));
-    }
-  }
-};
-
-TEST_CASE("gradient bucket: all tables want the batch, which comes once") {
-  Tables step;
-  for (int round = 0; round < 2; ++round) {  // decided now, and before
-    const auto events = step.backward();
-    REQUIRE(events.size() == 1);
-    CHECK(events[0].collective == Collective::kAllGather);
-    CHECK(events[0].backward);
-    CHECK(events[0].cause.op == "aten::embedding_dense_backward");
-    CHECK_THAT(events[0].cause.argument, Catch::StartsWith("grad_output") && Catch::EndsWith(" more"));
-    step.check();
-    for (const Tensor& t : step.tables) t.mutable_grad() = Tensor();
-  }
-}
-
-TEST_CASE("gradient bucket: a table's gradient that somebody reads before is there") {
-  Tables step;
-  SECTION("in a hook, and is replaced") {
-    step.tables[1].register_hook([&](const Tensor& g) { return g * 2; });
-    step.plain[1].register_hook([](const Tensor& g) { return g * 2; });
-    CHECK(step.backward().size() == 2);
-    step.check();
-  }
-  SECTION("since it is added to one that is there") {
-    step.backward();
-    CHECK(step.backward().size() == 3);
-    step.check(2);
-  }
-  SECTION("by another table's hook: of the tables whose turn has come") {
-    int64_t seen = 0;
-    step.tables[0].register_hook([&](const Tensor& g) {
-      for (size_t i = 1; i < 3; ++i) {
-        if (step.tables[i].grad().defined()) seen += full_tensor(step.tables[i].grad()).count_nonzero().item<int64_t>();
-      }
-      return g;
-    });
-    step.backward();
-    step.check();
-    CHECK(seen > 0);
-  }
-  SECTION("chosen, or to be differentiated") {
-    const auto chosen = torch::autograd::grad({step.loss(step.tables, step.ids)}, step.tables);
-    Tables again;
-    again.loss(again.tables, again.ids).backward({}, true, /*create_graph=*/true);
-    again.check();
-    for (size_t i = 0; i < 3; ++i) CHECK(same(chosen[i], again.plain[i].grad()));
-  }
-  SECTION("of a table that is used twice, and after a backward that failed") {
-    const Tensor x = torch::embedding(step.tables[0], step.ids.select(1, 0));
-    const Tensor y = x + torch::embedding(step.tables[0], step.ids.select(1, 1)) +
-                     torch::embedding(step.tables[1], step.ids.select(1, 2));
-    y.pow(3).sum().backward();
-    const Tensor x0 = torch::embedding(step.plain[0], step.ids0.select(1, 0));
-    const Tensor y0 = x0 + torch::embedding(step.plain[0], step.ids0.select(1, 1)) +
-                      torch::embedding(step.plain[1], step.ids0.select(1, 2));
-    y0.pow(3).sum().backward();
-    CHECK(same(step.tables[0].grad(), step.plain[0].grad()));
-    CHECK(same(step.tables[1].grad(), step.plain[1].grad()));
-
-    Tables failing;
-    const Tensor first = torch::embedding(failing.tables[0], failing.ids.select(1, 0));
-    first.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("no further"); });
-    const Tensor second = torch::embedding(failing.tables[1], failing.ids.select(1, 1));  // its turn is first
-    CHECK_THROWS_WITH((first * second).sum().backward(), Catch::Contains("no further"));
-    const Tensor f0 = failing.plain[0].detach(), s0 = failing.plain[1];
-    (torch::embedding(f0, failing.ids0.select(1, 0)) * torch::embedding(s0, failing.ids0.select(1, 1)))
-        .sum()
-        .backward();
-    if (failing.tables[1].grad().defined()) CHECK(same(failing.tables[1].grad(), s0.grad()));
-    for (const Tensor& t : failing.tables) t.mutable_grad() = Tensor();
-    CHECK(failing.backward().size() == 1);
-    failing.check();
-  }
-}
-
-TEST_CASE("gradient bucket: a table's gradient is of what was there when its turn came") {
-  const DeviceMesh mesh(World::local(4), {4}, {"all"});
-  const auto run = [](const Tensor& table, const Tensor& ids, const Tensor& x) {
-    const Tensor h = x * 2, y = h + torch::embedding(table, ids);
-    h.register_hook([](Tensor g) { g.zero_(); });  // the gradient that both have, after the table's turn
-    (y * y).sum().backward();
-  };
-  torch::manual_seed(9);
-  const Tensor table = torch::randn({10, 3}, torch::kDouble), ids = torch::randint(10, {8}),
-               x = torch::randn({8, 3}, torch::kDouble);
-  const Tensor plain = table.clone().requires_grad_(), x_plain = x.clone().requires_grad_();
-  run(plain, ids, x_plain);
-  const Tensor split = leaf(table, mesh, {Shard(0)}), x_split = leaf(x, mesh, {Shard(0)});
-  run(split, distribute_tensor(ids, mesh, {Shard(0)}), x_split);
-  CHECK(same(split.grad(), plain.grad()));
-  CHECK(same(x_split.grad(), x_plain.grad()));
-}
-
-TEST_CASE("gradient bucket: tables of two worlds, and one whose rows are looked up") {
-  Tables a, b(2);
-  torch::autograd::backward({a.loss(a.tables, a.ids), b.loss(b.tables, b.ids)}, {});
-  a.check();
-  b.check();
-
-  // The rows of one table are looked up in, with weights that want a gradient, too.
-  const DeviceMesh mesh(World::local(4), {4}, {"all"});
-  torch::manual_seed(10);
-  const Tensor table = torch::randn({9, 2}, torch::kDouble), of_table = torch::randint(9, {8}),
-               ids = torch::randint(8, {12}), weights = torch::randn({12}, torch::kDouble);
-  const auto run = [&](const Tensor& t, const Tensor& rows, const Tensor& i, const Tensor& w, const Tensor& offsets) {
-    std::get<0>(torch::embedding_bag(torch::embedding(t, rows), i, offsets, false, 0, false, w))
-        .pow(2)
-        .sum()
-        .backward();
-  };
-  const Tensor offsets = torch::arange(0, 12, 3);
-  const Tensor t0 = table.clone().requires_grad_(), w0 = weights.clone().requires_grad_();
-  run(t0, of_table, ids, w0, offsets);
-  const Tensor t1 = leaf(table, mesh, {Shard(0)}), w1 = leaf(weights, mesh, {Replicate()});
-  run(t1, distribute_tensor(of_table, mesh, {Shard(0)}), distribute_tensor(ids, mesh, {Replicate()}), w1,
-      distribute_tensor(offsets, mesh, {Replicate()}));
-  CHECK(same(t1.grad(), t0.grad()));
-  CHECK(same(w1.grad(), w0.grad()));
-}
-
-TEST_CASE("gradient bucket: of tables as much of the batch at once as a bucket holds") {
-  const DeviceMesh mesh(World::abstract(16), {16}, {"all"});
-  const int64_t samples = 16 << 10, width = 160;  // 10 MiB of rows for each table, and ids
-  std::vector<Tensor> tables;
-  for (int i = 0; i < 5; ++i) tables.push_back(zeros({1 << 22, width}, mesh, {Shard(0)}, {.requires_grad = true}));
-  const Tensor ids = zeros({samples, 5}, mesh, {Shard(0)}, {.dtype = torch::kLong});
-  const Tensor weights = zeros({samples, width}, mesh, {Shard(0)});
-  Tensor loss;
-  for (int64_t i = 0; i < 5; ++i) {
-    const Tensor one = (torch::embedding(tables[i], ids.select(1, i)) * weights).sum();
-    loss = loss.defined() ? loss + one : one;
-  }
-  CommDebugMode comm;
-  loss.backward();
-  CAPTURE(comm.to_string());
-  CHECK(comm.count(Collective::kAllGather) == 3);
-  for (const Tensor& t : tables) CHECK(DTensor(t.grad()).placements() == Placements{Shard(0)});
-}
-
-TEST_CASE("gradient bucket: bags of tables, too") {
-  Tables step;
-  const auto loss = [](const std::vector<Tensor>& tables, const Tensor& ids) {
-    Tensor sum;
-    for (size_t i = 0; i < tables.size(); ++i) {
-      const Tensor flat = ids.select(1, static_cast<int64_t>(i)).reshape({-1});
-      const Tensor bags = torch::arange(0, flat.numel(), 2);
-      const Tensor pooled =
-          std::get<0>(torch::embedding_bag(tables[i], flat, is_dtensor(flat) ? replicate_as(bags, flat) : bags));
-      sum = sum.defined() ? sum + pooled : pooled;
-    }
-    return sum.pow(3).sum();
-  };
-  loss(step.tables, step.ids).backward();
-  loss(step.plain, step.ids0).backward();
-  for (size_t i = 0; i < 3; ++i) CHECK(same(step.tables[i].grad(), step.plain[i].grad()));
 }
 
 }  // namespace dtensor

@@ -298,5 +298,30 @@ TEST_CASE("known layouts: what was known before a write is let go", "[dtensor][k
   }
 }
 
+TEST_CASE("known layouts: what was known is let go when somebody writes", "[dtensor][known_layouts]") {
+  const DeviceMesh mesh = mesh_of(4, /*abstract=*/true);
+  MemoryMeter& memory = mesh.world().memory();
+  const auto p = product(mesh, 64, 32).distributed;
+  const int64_t before = memory.live_bytes();
+  SECTION("to it") {
+    p.exp();
+    CHECK(memory.live_bytes() > before);
+    p.mul_(2);
+  }
+  SECTION("to a view") {
+    p.exp();
+    p.t().mul_(2);
+  }
+  SECTION("to a view that is a copy") {
+    const Tensor x = zeros({8, 16, 16}, mesh, {Shard(1)}, {.dtype = torch::kDouble}) * 1;
+    const int64_t with_x = memory.live_bytes();
+    x.matrix_exp();
+    CHECK(memory.live_bytes() > with_x);
+    x.slice(1, 3, 9).add_(1);
+    CHECK(memory.live_bytes() == with_x);
+  }
+  CHECK(memory.live_bytes() == before);
+}
+
 }  // namespace
 }  // namespace dtensor

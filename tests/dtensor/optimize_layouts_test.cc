@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/factories.h"
 #include "dtensor/redistribute.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
@@ -172,6 +173,26 @@ TEST_CASE("advise: names what is dearest, why, and what else there is", "[dtenso
   CHECK_THAT(text, Catch::Contains("aten::mm(S(0), R) -> S(0)"));
   CHECK_THAT(text, Catch::Contains("next best"));
   CHECK_THAT(advise([&] { s(); }, 1), !Catch::Contains("aten::exp"));
+}
+
+TEST_CASE("advise: what is computed later counts for the calls that wanted it", "[dtensor][optimize_layouts]") {
+  const DeviceMesh mesh(World::abstract(4), {4}, {"all"});
+  const Tensor ids = zeros({64, 2}, mesh, {Shard(0)}, {.dtype = torch::kLong});
+  const Tensor weights = zeros({64, 8}, mesh, {Shard(0)});
+  std::vector<Tensor> tables;
+  for (int64_t i = 0; i < 2; ++i) tables.push_back(zeros({100 + i, 8}, mesh, {Shard(0)}, {.requires_grad = true}));
+  const auto step = [&] {
+    for (const Tensor& t : tables) t.mutable_grad() = Tensor();
+    Tensor sum = weights;
+    for (int64_t i = 0; i < 2; ++i) sum = sum + torch::embedding(tables[i], ids.select(1, i)).mul(weights);
+    sum.sum().backward();
+  };
+  const std::string text = advise(step, 20);
+  CAPTURE(text);
+  size_t gradients = 0;
+  for (size_t at = 0; (at = text.find(": aten::embedding_dense_backward(", at)) != std::string::npos; ++at) ++gradients;
+  CHECK(gradients == 2);
+  CHECK_THAT(text, !Catch::Contains("mul.Tensor"));
 }
 
 }  // namespace

@@ -391,6 +391,7 @@ TEST_CASE("halo: of what was padded no more is kept than the parts, and boxes on
   }();
   CHECK(with_window == part + (part + row) + (part + 2 * row) + part);
   padded.add_(1);  // the boxes are out of date
+  CHECK(memory.live_bytes() - before == part + row);
   padded.slice(0, 0, 4096);
   padded = at::Tensor();
   CHECK(memory.live_bytes() == before);
@@ -410,6 +411,12 @@ TEST_CASE("halo: margins are not taken from what is seen otherwise", "[ops][halo
   const at::Tensor right = given.roll({1}, {0});
   parts[0].fill_(7);
   CHECK(full_tensor(given.roll({-1}, {0}))[11].item<float>() == 7);
+  for (const bool all : {false, true}) {
+    const at::Tensor ones = at::ones({12}), made_here = lay_out(ones, mesh, {Shard(0)}) * 1;
+    CHECK(difference(made_here.roll({1}, {0}), ones).value_or("") == "");
+    (all ? DTensor(made_here).locals()[0] : DTensor(made_here).local(0)).zero_();
+    CHECK(full_tensor(made_here.roll({-1}, {0}))[11].item<float>() == 0);
+  }
   // A shift by more than the smallest part, and by most of the dim.
   const at::Tensor uneven = at::randn({7}, at::kDouble), y = lay_out(uneven, mesh, {Shard(0)}) * 1;  // 3, 3, 1
   for (const int64_t shift : {2, -2, 5, -6, 1, -1})

@@ -1,0 +1,140 @@
+#include "dtensor/internal/late_results.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "comm/comm_work.h"
+#include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/extend/reduced_forms.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/extend/view_origin.h"
+#include "plan/largest_part.h"
+
+namespace dtensor {
+namespace {
+
+// What the inputs hold, and take once they have moved: of the largest parts.
+int64_t bytes_of(const Inputs& in, const Decision& decision) {
+  int64_t bytes = 0;
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    if (!in.tensors[k].defined()) continue;
+    if (const auto& plan = decision.input_plans[k]) {
+      bytes += largest_part_bytes(plan->tensor, plan->from) + largest_part_bytes(plan->tensor, plan->to);
+    } else {
+      bytes += spec_of(in.tensors[k])->max_local_bytes();
+    }
+  }
+  return bytes;
+}
+
+// Deletes the work that a late result waits for, and tells, of a tensor that waits for it, which call that is.
+struct LateWork {
+  std::shared_ptr<LateCalls> calls;
+  std::shared_ptr<LateCall> call;
+  void operator()(CommWork* work) const { delete work; }
+};
+
+// Null: `t` is not late, or not the whole result of a call.
+const LateWork* late_work(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  if (!meta.arriving || meta.arriving->done()) return nullptr;
+  const auto* work = std::get_deleter<LateWork>(meta.arriving);
+  return work != nullptr && meta.spec == work->call->decision->outputs[0] && t.storage_offset() == 0 ? work : nullptr;
+}
+
+// What `t` would be is not wanted any more: it is zeros from now on.
+void drop_late_result(const at::Tensor& t) {
+  const LateWork* found = late_work(t);
+  if (found == nullptr) return;
+  const LateWork work = *found;
+  work.calls->drop(*work.call);
+  // Who has waited in vain would again, and not ask.
+  auto& meta = *static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta());
+  meta.arriving = nullptr;
+  meta.may_be_late = false;
+}
+
+// Calls `f` with each distributed tensor of an argument.
+template <typename F>
+void for_tensors(const c10::IValue& arg, const F& f) {
+  if (arg.isTensor()) {
+    if (is_dtensor(arg.toTensor())) f(arg.toTensor());
+  } else if (arg.isTensorList()) {
+    for (const at::Tensor& t : arg.toTensorVector()) {
+      if (is_dtensor(t)) f(t);
+    }
+  }
+}
+
+// Does the call write to all of argument `a`, whatever is in it now? Not where it may be refused: by other sizes, say.
+bool overwrites(const OpInfo& info, c10::ArrayRef<c10::IValue> args, size_t a) {
+  if (!info.args[a].overwritten || info.args[a].out || !args[a].isTensor()) return false;
+  const at::Tensor& t = args[a].toTensor();
+  for (size_t b = 0; b < args.size(); ++b) {
+    if (b == a || !args[b].isTensor() || !args[b].toTensor().defined()) continue;
+    const at::Tensor& from = args[b].toTensor();
+    if (!is_dtensor(from) || from.sizes() != t.sizes() || !(spec_of(from)->mesh() == spec_of(t)->mesh()) ||
+        memory_viewed_by(from) == memory_viewed_by(t))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool may_come_late(const OpInfo& info, const Inputs& in, const Decision& decision, const at::Tensor& leaf) {
+  const auto moves = [](const auto& plan) { return plan && !plan->is_local(); };
+  return leaf.defined() && !info.is_view && !info.has_outs && in.free_layouts.empty() &&
+         decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
+         decision.outputs[0]->placements() == spec_of(leaf)->placements() &&
+         decision.outputs[0]->sizes() == spec_of(leaf)->sizes() &&
+         std::any_of(decision.input_plans.begin(), decision.input_plans.end(), moves) && may_wait_in_bucket(leaf);
+}
+
+at::Tensor make_late_result(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+                            std::shared_ptr<const Decision> decision, decltype(LateCall::run) run) {
+  const SpecPtr spec = decision->outputs[0];
+  RankTensors parts;
+  const auto ranks = in.mesh.local_ranks();
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const auto options = at::TensorOptions(spec->dtype()).device(in.mesh.world().device(ranks[r]));
+    parts.push_back(without_memory(spec->local_shape(static_cast<int64_t>(r)), options));
+  }
+  const int64_t bytes = bytes_of(in, *decision);
+  auto call =
+      std::make_shared<LateCall>(LateCall{info, in, args.vec(), std::move(decision), std::move(run), parts, bytes});
+  if (const CallSites* sites = current_dispatch_scope().call_sites) {
+    call->recording = sites->recording();
+    call->charged = sites->charged();
+  }
+  for (c10::IValue& arg : call->args) {
+    if (arg.isTensor() && arg.toTensor().defined()) arg = at::Tensor();  // the inputs stand for it
+  }
+  const auto calls = LateCalls::of_backward();
+  calls->add(call);
+  const std::shared_ptr<CommWork> work(new CommWork([calls, call] { calls->compute(*call); }), LateWork{calls, call});
+  return make_result(spec, std::move(parts), work);
+}
+
+void settle_before_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  if (!any_late_calls()) return;
+  const auto all = LateCalls::everywhere();
+  for (size_t a = 0; a < args.size(); ++a) {
+    if (!info.args[a].written) continue;
+    for_tensors(args[a], [&](const at::Tensor& t) {
+      if (overwrites(info, args, a)) drop_late_result(t);
+      for (const auto& calls : all) calls->compute_before_write(t);
+    });
+  }
+}
+
+void give_away(const at::Tensor& t) {
+  LocalStorage& storage = *peek_meta(t).storage;
+  storage.given_away = true;
+  forget_known(storage);
+  if (!any_late_calls()) return;
+  for (const auto& calls : LateCalls::everywhere()) calls->copy_before_unseen_writes(storage);
+}
+
+}  // namespace dtensor

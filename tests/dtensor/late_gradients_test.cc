@@ -1,0 +1,424 @@
+// Gradients of tables come late, all at once, and nobody can tell but by the number of collectives.
+#include <torch/autograd.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <functional>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "dtensor/dtensor.h"
+#include "mesh/memory_meter.h"
+#include "observe/comm_contracts.h"
+#include "observe/comm_debug_mode.h"
+#include "tests/dtensor/leaf_cases.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+using torch::Tensor;
+
+Tensor replicate_as(const Tensor& plain, const Tensor& t) {
+  const DeviceMesh& mesh = DTensor(t).mesh();
+  return distribute_tensor(plain, mesh, Placements(static_cast<size_t>(mesh.ndim()), Replicate()));
+}
+
+// Tables split by rows, whose gradients want the rows of the whole batch.
+struct Tables {
+  static constexpr int64_t kRows = 20, kWidth = 3;
+  DeviceMesh mesh{World::local(4), {4}, {"all"}};
+  std::vector<Tensor> plain, tables;
+  Tensor ids0, ids;
+
+  explicit Tables(int64_t count = 3) {
+    torch::manual_seed(8);
+    for (int64_t i = 0; i < count; ++i) {
+      plain.push_back(torch::randn({kRows + i, kWidth}, torch::kDouble).requires_grad_());
+      tables.push_back(leaf(plain.back(), mesh, {Shard(0)}));
+    }
+    ids0 = torch::randint(kRows, {8, count, 2});
+    ids = distribute_tensor(ids0, mesh, {Shard(0)});
+  }
+
+  static Tensor loss(const std::vector<Tensor>& tables, const Tensor& ids) {
+    Tensor sum;
+    for (size_t i = 0; i < tables.size(); ++i) {
+      const Tensor rows = torch::embedding(tables[i], ids.select(1, static_cast<int64_t>(i)));
+      const Tensor loss = (rows.sum(1).pow(3) * ids.sum(2).narrow(1, 0, 1).sin()).sum();
+      sum = sum.defined() ? sum + loss : loss;
+    }
+    return sum;
+  }
+  // Collectives of backward that are not of the loss.
+  std::vector<CommEvent> backward() {
+    const Tensor value = loss(tables, ids);
+    CommDebugMode comm;
+    value.backward();
+    return comm.events();
+  }
+  void check(double times = 1) {
+    for (auto& t : plain) t.mutable_grad() = Tensor();
+    loss(plain, ids0).backward();
+    for (size_t i = 0; i < plain.size(); ++i) {
+      INFO("table " << i);
+      CHECK(DTensor(tables[i].grad()).placements() == Placements{Shard(0)});
+      CHECK(same(tables[i].grad(), plain[i].grad() * times));
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("late gradients: all tables want the batch, which comes once") {
+  Tables step;
+  for (int round = 0; round < 2; ++round) {  // decided now, and before
+    const auto events = step.backward();
+    REQUIRE(events.size() == 1);
+    CHECK(events[0].collective == Collective::kAllGather);
+    CHECK(events[0].backward);
+    CHECK(events[0].cause.op == "aten::embedding_dense_backward");
+    CHECK_THAT(events[0].cause.argument, Catch::StartsWith("grad_output") && Catch::EndsWith(" more"));
+    step.check();
+    for (const Tensor& t : step.tables) t.mutable_grad() = Tensor();
+  }
+}
+
+TEST_CASE("late gradients: a table's gradient that somebody reads before is there") {
+  Tables step;
+  SECTION("in a hook, and is replaced") {
+    step.tables[1].register_hook([&](const Tensor& g) { return g * 2; });
+    step.plain[1].register_hook([](const Tensor& g) { return g * 2; });
+    CHECK(step.backward().size() == 2);
+    step.check();
+  }
+  SECTION("since it is added to one that is there") {
+    step.backward();
+    CHECK(step.backward().size() == 3);
+    step.check(2);
+  }
+  SECTION("by another table's hook: of the tables whose turn has come") {
+    int64_t seen = 0;
+    step.tables[0].register_hook([&](const Tensor& g) {
+      for (size_t i = 1; i < 3; ++i) {
+        if (step.tables[i].grad().defined()) seen += full_tensor(step.tables[i].grad()).count_nonzero().item<int64_t>();
+      }
+      return g;
+    });
+    step.backward();
+    step.check();
+    CHECK(seen > 0);
+  }
+  SECTION("chosen, or to be differentiated") {
+    const auto chosen = torch::autograd::grad({step.loss(step.tables, step.ids)}, step.tables);
+    Tables again;
+    again.loss(again.tables, again.ids).backward({}, true, /*create_graph=*/true);
+    again.check();
+    for (size_t i = 0; i < 3; ++i) CHECK(same(chosen[i], again.plain[i].grad()));
+  }
+  SECTION("of a table that is used twice, and after a backward that failed") {
+    const Tensor x = torch::embedding(step.tables[0], step.ids.select(1, 0));
+    const Tensor y = x + torch::embedding(step.tables[0], step.ids.select(1, 1)) +
+                     torch::embedding(step.tables[1], step.ids.select(1, 2));
+    y.pow(3).sum().backward();
+    const Tensor x0 = torch::embedding(step.plain[0], step.ids0.select(1, 0));
+    const Tensor y0 = x0 + torch::embedding(step.plain[0], step.ids0.select(1, 1)) +
+                      torch::embedding(step.plain[1], step.ids0.select(1, 2));
+    y0.pow(3).sum().backward();
+    CHECK(same(step.tables[0].grad(), step.plain[0].grad()));
+    CHECK(same(step.tables[1].grad(), step.plain[1].grad()));
+
+    Tables failing;
+    const Tensor first = torch::embedding(failing.tables[0], failing.ids.select(1, 0));
+    first.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("no further"); });
+    const Tensor second = torch::embedding(failing.tables[1], failing.ids.select(1, 1));  // its turn is first
+    CHECK_THROWS_WITH((first * second).sum().backward(), Catch::Contains("no further"));
+    const Tensor f0 = failing.plain[0].detach(), s0 = failing.plain[1];
+    (torch::embedding(f0, failing.ids0.select(1, 0)) * torch::embedding(s0, failing.ids0.select(1, 1)))
+        .sum()
+        .backward();
+    if (failing.tables[1].grad().defined()) CHECK(same(failing.tables[1].grad(), s0.grad()));
+    for (const Tensor& t : failing.tables) t.mutable_grad() = Tensor();
+    CHECK(failing.backward().size() == 1);
+    failing.check();
+  }
+}
+
+TEST_CASE("late gradients: a table's gradient is of what was there when its turn came") {
+  const DeviceMesh mesh(World::local(4), {4}, {"all"});
+  const auto run = [](const Tensor& table, const Tensor& ids, const Tensor& x) {
+    const Tensor h = x * 2, y = h + torch::embedding(table, ids);
+    h.register_hook([](Tensor g) { g.zero_(); });  // the gradient that both have, after the table's turn
+    (y * y).sum().backward();
+  };
+  torch::manual_seed(9);
+  const Tensor table = torch::randn({10, 3}, torch::kDouble), ids = torch::randint(10, {8}),
+               x = torch::randn({8, 3}, torch::kDouble);
+  const Tensor plain = table.clone().requires_grad_(), x_plain = x.clone().requires_grad_();
+  run(plain, ids, x_plain);
+  const Tensor split = leaf(table, mesh, {Shard(0)}), x_split = leaf(x, mesh, {Shard(0)});
+  run(split, distribute_tensor(ids, mesh, {Shard(0)}), x_split);
+  CHECK(same(split.grad(), plain.grad()));
+  CHECK(same(x_split.grad(), x_plain.grad()));
+}
+
+TEST_CASE("late gradients: tables of two worlds, and one whose rows are looked up") {
+  Tables a, b(2);
+  torch::autograd::backward({a.loss(a.tables, a.ids), b.loss(b.tables, b.ids)}, {});
+  a.check();
+  b.check();
+
+  // The rows of one table are looked up in, with weights that want a gradient, too.
+  const DeviceMesh mesh(World::local(4), {4}, {"all"});
+  torch::manual_seed(10);
+  const Tensor table = torch::randn({9, 2}, torch::kDouble), of_table = torch::randint(9, {8}),
+               ids = torch::randint(8, {12}), weights = torch::randn({12}, torch::kDouble);
+  const auto run = [&](const Tensor& t, const Tensor& rows, const Tensor& i, const Tensor& w, const Tensor& offsets) {
+    std::get<0>(torch::embedding_bag(torch::embedding(t, rows), i, offsets, false, 0, false, w))
+        .pow(2)
+        .sum()
+        .backward();
+  };
+  const Tensor offsets = torch::arange(0, 12, 3);
+  const Tensor t0 = table.clone().requires_grad_(), w0 = weights.clone().requires_grad_();
+  run(t0, of_table, ids, w0, offsets);
+  const Tensor t1 = leaf(table, mesh, {Shard(0)}), w1 = leaf(weights, mesh, {Replicate()});
+  run(t1, distribute_tensor(of_table, mesh, {Shard(0)}), distribute_tensor(ids, mesh, {Replicate()}), w1,
+      distribute_tensor(offsets, mesh, {Replicate()}));
+  CHECK(same(t1.grad(), t0.grad()));
+  CHECK(same(w1.grad(), w0.grad()));
+}
+
+TEST_CASE("late gradients: of tables as much of the batch at once as a bucket holds") {
+  const DeviceMesh mesh(World::abstract(16), {16}, {"all"});
+  const int64_t samples = 16 << 10, width = 160;  // 10 MiB of rows for each table, and ids
+  std::vector<Tensor> tables;
+  for (int i = 0; i < 5; ++i) tables.push_back(zeros({1 << 22, width}, mesh, {Shard(0)}, {.requires_grad = true}));
+  const Tensor ids = zeros({samples, 5}, mesh, {Shard(0)}, {.dtype = torch::kLong});
+  const Tensor weights = zeros({samples, width}, mesh, {Shard(0)});
+  Tensor loss;
+  for (int64_t i = 0; i < 5; ++i) {
+    const Tensor one = (torch::embedding(tables[i], ids.select(1, i)) * weights).sum();
+    loss = loss.defined() ? loss + one : one;
+  }
+  CommDebugMode comm;
+  loss.backward();
+  CAPTURE(comm.to_string());
+  CHECK(comm.count(Collective::kAllGather) == 3);
+  for (const Tensor& t : tables) CHECK(DTensor(t.grad()).placements() == Placements{Shard(0)});
+}
+
+TEST_CASE("late gradients: bags of tables, too") {
+  Tables step;
+  const auto loss = [](const std::vector<Tensor>& tables, const Tensor& ids) {
+    Tensor sum;
+    for (size_t i = 0; i < tables.size(); ++i) {
+      const Tensor flat = ids.select(1, static_cast<int64_t>(i)).reshape({-1});
+      const Tensor bags = torch::arange(0, flat.numel(), 2);
+      const Tensor pooled =
+          std::get<0>(torch::embedding_bag(tables[i], flat, is_dtensor(flat) ? replicate_as(bags, flat) : bags));
+      sum = sum.defined() ? sum + pooled : pooled;
+    }
+    return sum.pow(3).sum();
+  };
+  loss(step.tables, step.ids).backward();
+  loss(step.plain, step.ids0).backward();
+  for (size_t i = 0; i < 3; ++i) CHECK(same(step.tables[i].grad(), step.plain[i].grad()));
+}
+
+TEST_CASE("late gradients: views of one that is not there yet") {
+  using View = std::function<Tensor(const Tensor&)>;
+  const std::vector<View> views = {
+      [](const Tensor& t) { return t.select(1, 0); },
+      [](const Tensor& t) { return t.slice(1, 1, 3); },
+      [](const Tensor& t) { return t.t(); },
+      [](const Tensor& t) {
+        return t.permute({1, 0}).slice(0, 0, 2);
+      },
+      [](const Tensor& t) {
+        return t.unsqueeze(0).expand({2, t.size(0), t.size(1)});
+      },
+      [](const Tensor& t) { return t.unbind(1)[2]; },
+      [](const Tensor& t) { return t.split(1, 1)[1].squeeze(1); },
+      [](const Tensor& t) { return t.unfold(1, 2, 1); },
+      [](const Tensor& t) { return t.detach(); },
+  };
+  for (size_t k = 0; k < views.size(); ++k) {
+    CAPTURE(k);
+    Tables step;
+    Tensor seen, read;
+    step.tables[0].register_hook([&](const Tensor& g) {
+      seen = views[k](step.tables[2].grad());
+      read = full_tensor(views[k](step.tables[1].grad()));
+      return g;
+    });
+    step.backward();
+    step.check();
+    CHECK(same(seen, views[k](step.plain[2].grad())));
+    CHECK(torch::allclose(read, views[k](step.plain[1].grad()), 1e-10, 1e-12));
+  }
+}
+
+TEST_CASE("late gradients: a hook that the table gets after forward sees its gradient") {
+  Tables step;
+  const Tensor loss = step.loss(step.tables, step.ids);
+  Tensor column;
+  step.tables[1].register_hook([&](const Tensor& g) {
+    column = full_tensor(g.select(1, 0));
+    return g * 2;
+  });
+  step.plain[1].register_hook([](const Tensor& g) { return g * 2; });
+  CommDebugMode comm;
+  loss.backward();
+  CHECK(comm.total() == 3);
+  step.check();
+  CHECK(torch::allclose(column * 2, step.plain[1].grad().select(1, 0), 1e-10, 1e-12));
+}
+
+// A table whose gradient has the same gradient as another tensor, whose turn comes afterwards: `then` is called with
+// it.
+struct Shared {
+  DeviceMesh mesh{World::local(4), {4}, {"all"}};
+  Tensor table0, ids0, x0;
+  Tensor table, ids, x;
+  Shared() {
+    torch::manual_seed(9);
+    table0 = torch::randn({10, 3}, torch::kDouble).requires_grad_();
+    ids0 = torch::randint(10, {8});
+    x0 = torch::randn({8, 3}, torch::kDouble).requires_grad_();
+    table = leaf(table0, mesh, {Shard(0)});
+    ids = distribute_tensor(ids0, mesh, {Shard(0)});
+    x = leaf(x0, mesh, {Shard(0)});
+    run(table0, ids0, x0, {});
+  }
+  using Then = std::function<void(Tensor)>;
+  static void run(const Tensor& table, const Tensor& ids, const Tensor& x, const Then& then) {
+    const Tensor h = x * 2, y = h + torch::embedding(table, ids);
+    if (then) h.register_hook([then](const Tensor& g) { then(g); });
+    (y * y).sum().backward();
+  }
+  void run(const Then& then) { run(table, ids, x, then); }
+  void fail() {
+    CHECK_THROWS_WITH(run([](const Tensor&) { throw std::runtime_error("no further"); }),
+                      Catch::Contains("no further"));
+    REQUIRE(table.grad().defined());
+  }
+  bool is_right() const { return same(table.grad(), table0.grad()); }
+};
+
+TEST_CASE("late gradients: what is written in a backward within the backward is seen") {
+  struct Again : torch::autograd::Function<Again> {
+    static Tensor forward(torch::autograd::AutogradContext*, const Tensor& h) { return h * 1; }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                   torch::autograd::variable_list grads) {
+      const at::AutoGradMode grad(true);
+      const Tensor inner = grads[0].detach().mul(2).requires_grad_();
+      inner.register_hook([g = grads[0]](const Tensor&) {
+        const at::AutoGradMode no_grad(false);
+        g.clamp_(-1, 1);
+      });
+      torch::autograd::backward({(inner * inner).sum()}, {});
+      return {grads[0]};
+    }
+  };
+  Shared s;
+  const auto run = [](const Tensor& table, const Tensor& ids, const Tensor& x) {
+    const Tensor h = Again::apply(x * 2), y = h + torch::embedding(table, ids);
+    (y * y).sum().backward();
+  };
+  for (Tensor* t : {&s.table0, &s.x0}) t->mutable_grad() = Tensor();
+  run(s.table0, s.ids0, s.x0);
+  run(s.table, s.ids, s.x);
+  CHECK(s.is_right());
+  CHECK(same(s.x.grad(), s.x0.grad()));
+}
+
+TEST_CASE("late gradients: what is written after a backward that failed is seen") {
+  Shared s;
+  s.fail();
+  SECTION("to what the gradient is computed of") { s.ids.copy_(torch::zeros_like(s.ids)); }
+  SECTION("by another thread, to a view of that") {
+    std::thread([&] { s.ids.slice(0, 1, 7).zero_(); }).join();
+  }
+  SECTION("to the gradient") {
+    s.table.grad().mul_(2);
+    s.table0.mutable_grad() = s.table0.grad() * 2;
+  }
+  CHECK(s.is_right());
+}
+
+TEST_CASE("late gradients: what the user's handles become is not computed of") {
+  Shared s;
+  SECTION("another gradient's data") {
+    s.run([&](Tensor g) { g.set_data(zeros({8, 3}, s.mesh, {Shard(0)}, {.dtype = torch::kDouble})); });
+  }
+  SECTION("other indices' data") {
+    s.run([&](const Tensor&) { s.ids.set_data(zeros({8}, s.mesh, {Shard(0)}, {.dtype = torch::kLong})); });
+  }
+  SECTION("parts that the user has") {
+    std::vector<Tensor> parts;
+    for (const Tensor& part : s.ids0.chunk(4)) parts.push_back(part.clone());
+    s.ids = from_local(parts, s.mesh, {Shard(0)});
+    s.run([&](const Tensor&) {
+      for (const Tensor& part : parts) part.zero_();
+    });
+  }
+  SECTION("parts that the user gets") {
+    s.run([&](const Tensor& g) {
+      for (const Tensor& part : to_local(g)) part.zero_();
+      for (const Tensor& part : DTensor(s.ids).locals()) part.zero_();
+    });
+  }
+  SECTION("plain indices") {
+    const ImplicitReplication alike;
+    const Tensor plain = s.ids0.clone();
+    Shared::run(s.table, plain, s.x, [&](const Tensor&) { plain.zero_(); });
+  }
+  CHECK(s.is_right());
+}
+
+TEST_CASE("late gradients: one that is set to zero is not computed") {
+  Shared s;
+  s.fail();
+  MemoryMeter& memory = s.mesh.world().memory();
+  const auto zero_grad = [&] { torch::optim::SGD({s.table}, 0.1).zero_grad(/*set_to_none=*/false); };
+  SECTION("before anybody asked for it") {
+    CommDebugMode comm;
+    SECTION("to zero") { zero_grad(); }
+    SECTION("to a number") { s.table.grad().fill_(0.); }
+    SECTION("to what another one is") { s.table.grad().copy_(torch::zeros_like(s.table)); }
+    CHECK(comm.total() == 0);
+  }
+  SECTION("when it could not be computed, and holds nothing any more") {
+    const int64_t before = memory.live_bytes();
+    {
+      ForbidImplicitCommunication none;
+      CHECK_THROWS_WITH(full_tensor(s.table.grad()), Catch::Contains("ForbidImplicitCommunication"));
+    }
+    CHECK(memory.live_bytes() < before);
+    CHECK_THROWS_WITH(full_tensor(s.table.grad()), Catch::Contains("ForbidImplicitCommunication"));
+    zero_grad();
+  }
+  CHECK(same(s.table.grad(), torch::zeros_like(s.table0)));
+  s.run({});
+  CHECK(s.is_right());
+}
+
+TEST_CASE("late gradients: what reads one is not lost when it is overwritten") {
+  Shared s;
+  s.fail();
+  const Tensor grad = s.table.grad();
+  grad.copy_(grad.select(1, 0).unsqueeze(1).expand_as(grad));
+  s.table0.mutable_grad() = s.table0.grad().select(1, 0).unsqueeze(1).expand_as(s.table0).clone();
+  CHECK(s.is_right());
+  s.table.mutable_grad() = Tensor();
+  s.fail();
+  s.table.grad().select(1, 1).zero_();
+  s.table0.mutable_grad() = Tensor();
+  Shared::run(s.table0, s.ids0, s.x0, {});
+  s.table0.grad().select(1, 1).zero_();
+  CHECK(s.is_right());
+}
+
+}  // namespace dtensor
