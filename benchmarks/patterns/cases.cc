@@ -2,6 +2,7 @@
 
 #include "benchmarks/patterns/families.h"
 #include "examples/models/decoder.h"
+#include "examples/models/unet.h"
 
 namespace dtensor::benchmarks {
 
@@ -12,6 +13,11 @@ const std::vector<PatternCase>& pattern_cases() {
     return [config](const DeviceMesh& mesh, int64_t scale) { return decoder(config, mesh, scale); };
   };
   const auto split = [](const DeviceMesh& mesh, int64_t scale) { return sequence_parallel({}, mesh, scale); };
+  const auto fields = [](examples::Upsampling upsampling) {
+    return [upsampling](const DeviceMesh& mesh, int64_t scale) {
+      return unet({.channels = 4, .upsampling = upsampling}, mesh, scale);
+    };
+  };
   static const std::vector<PatternCase> cases = {
       {"Llama", llama, {2, 4}, {"dp", "tp"}},
       {"Llama", llama, {256, 4}, {"dp", "tp"}},
@@ -36,6 +42,10 @@ const std::vector<PatternCase>& pattern_cases() {
       {"Vision transformer", vision_transformer, {2, 4}, {"dp", "tp"}},
       {"Vision transformer", vision_transformer, {256, 4}, {"dp", "tp"}},
       {"Convolutional net", convolutional_net, {8}, {"dp"}},
+      {"U-Net", fields(examples::Upsampling::kNearest), {8}, {"rows"}},
+      {"U-Net", fields(examples::Upsampling::kNearest), {256}, {"rows"}},
+      {"U-Net, bilinear", fields(examples::Upsampling::kBilinear), {8}, {"rows"}},
+      {"U-Net, transposed", fields(examples::Upsampling::kTransposed), {8}, {"rows"}},
       {"State space", state_space, {8}, {"tp"}},
       {"State space", state_space, {2, 4}, {"dp", "tp"}},
       {"LSTM", lstm, {8}, {"dp"}},
@@ -62,9 +72,11 @@ const std::vector<PatternCase>& pattern_cases() {
       {"Stencil by roll", stencil_by_roll, {4, 4}, {"rows", "columns"}},
       {"Stencil by pad", stencil_by_pad, {4, 4}, {"rows", "columns"}},
       {"Stencil by pad", stencil_by_pad, {32, 32}, {"rows", "columns"}},
+      {"Stencil in place", stencil_in_place, {4, 4}, {"rows", "columns"}},
       {"Sampling", sampling, {8}, {"vocab"}},
       {"Sampling", sampling, {1024}, {"vocab"}},
       {"Statistics", statistics, {8}, {"rows"}},
+      {"Statistics", statistics, {1024}, {"rows"}},
       // Returns a number.
       {"Clipping", clipping, {2, 4}, {"dp", "tp"}, kData},
   };

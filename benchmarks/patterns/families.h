@@ -6,7 +6,8 @@
 
 namespace examples {
 struct DecoderConfig;
-}
+struct UNetConfig;
+}  // namespace examples
 
 namespace dtensor::benchmarks {
 
@@ -22,6 +23,9 @@ Pattern decoder(const examples::DecoderConfig& config, const DeviceMesh& mesh, i
 // Whose tokens lie on the ranks of "tp" between the layers.
 Pattern sequence_parallel(const examples::DecoderConfig& config, const DeviceMesh& mesh, int64_t scale);
 Pattern state_space(const DeviceMesh& mesh, int64_t scale);
+
+// "rows": those of the images.
+Pattern unet(const examples::UNetConfig& config, const DeviceMesh& mesh, int64_t scale);
 
 // "dp": batch.
 Pattern lstm(const DeviceMesh& mesh, int64_t scale);
@@ -54,6 +58,7 @@ Pattern tall_qr(const DeviceMesh& mesh, int64_t scale);
 // Two dims: a grid's rows and columns.
 Pattern stencil_by_roll(const DeviceMesh& mesh, int64_t scale);
 Pattern stencil_by_pad(const DeviceMesh& mesh, int64_t scale);
+Pattern stencil_in_place(const DeviceMesh& mesh, int64_t scale);
 
 // One dim: the vocabulary; the rows.
 Pattern sampling(const DeviceMesh& mesh, int64_t scale);

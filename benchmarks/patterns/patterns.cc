@@ -1,4 +1,4 @@
-// What models communicate, beside what experts write by hand for them (docs/performance.md).
+// What models communicate, beside what experts write by hand for them (docs/patterns.md).
 //
 //   ./bazelw run //benchmarks/patterns
 //   ./bazelw run //benchmarks/patterns -- --only Llama --tree
