@@ -7,17 +7,10 @@
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "ops/moments.h"
+#include "ops/rank_shares.h"
 #include "plan/plan_many.h"
 
 namespace dtensor {
-namespace {
-
-bool cuts_row(const Placement& p, const std::vector<int64_t>& dims) {
-  return p.is_sharded() && std::binary_search(dims.begin(), dims.end(), p.dim());
-}
-
-}  // namespace
-
 int64_t SplitRows::size() const {
   int64_t n = 1;
   for (const int64_t d : dims) n *= input.size(d);
@@ -28,7 +21,7 @@ double SplitRows::seconds_to_add(int64_t numbers) const {
   const Spec& spec = *spec_of(input);
   Placements addends = spec.placements();
   for (Placement& p : addends) {
-    if (cuts_row(p, dims)) p = Partial();
+    if (cuts(p, dims)) p = Partial();
   }
   Shape sizes = spec.sizes();
   for (const int64_t d : dims) sizes[d] = 1;
@@ -77,7 +70,7 @@ bool pays_to_stay(const SplitRows& rows, double own, const std::vector<at::Tenso
   for (int64_t d = -1; d < static_cast<int64_t>(rows.others.size()); ++d) {
     Placements to = present;
     for (Placement& p : to) {
-      if (cuts_row(p, rows.dims)) p = d < 0 ? Replicate() : Shard(rows.others[d]);
+      if (cuts(p, rows.dims)) p = d < 0 ? Replicate() : Shard(rows.others[d]);
     }
     const SpecPtr there = spec_of(rows.input)->with_placements(to);
     least = std::min(least, seconds(to, everywhere) + cached_plan(there, present)->seconds);

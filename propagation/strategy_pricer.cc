@@ -89,6 +89,7 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
 // sample are: there what is gathered is read by others, too (keys and values, where this are queries), while a
 // parameter's gradient has to come back to where the parameter is: what one gathers the other scatters.
 bool Pricer::shares_samples() const {
+  if (problem_.call.parameters.empty()) return false;
   return std::any_of(groups_.begin(), groups_.end(), [&](const Group& g) {
     const Placements& given = problem_.call.inputs[g.input]->placements();
     return !problem_.call.is_parameter(g.input) &&
