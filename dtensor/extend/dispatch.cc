@@ -269,6 +269,17 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
   for (auto& r : results) stack.push_back(std::move(r));
 }
 
+void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stack& stack) {
+  const auto args = torch::jit::last(stack, info.args.size());
+  note_parameters(info, args);
+  if (info.has_outs) {  // handlers give results of their own
+    if (run_functional_form(info, stack)) return;
+    const Inputs in = gather_inputs(info, args);
+    if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
+  }
+  info.handler(op, stack);
+}
+
 }  // namespace
 
 void dispatch(const c10::OperatorHandle& op, Stack* stack) {
@@ -276,15 +287,13 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const auto args = torch::jit::last(*stack, info.args.size());
   if (!has_dtensor(info, args)) return dispatch_plain(info, *stack);
   const CallWithin within;
-  settle_before_writes(info, args);
-  if (info.handler == nullptr) return dispatch_by_rule(op, *stack);
-  note_parameters(info, args);
-  if (info.has_outs) {  // handlers give results of their own
-    if (run_functional_form(info, *stack)) return;
-    const Inputs in = gather_inputs(info, args);
-    if (in.writes_plain) return write_to_plain(info, in.mesh, *stack);
+  const auto overwritten = settle_before_writes(info, args);
+  if (info.handler == nullptr) {
+    dispatch_by_rule(op, *stack);
+  } else {
+    dispatch_to_handler(info, op, *stack);
   }
-  info.handler(op, *stack);
+  if (overwritten) overwritten->done();
 }
 
 void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {

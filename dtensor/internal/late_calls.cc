@@ -163,6 +163,12 @@ void LateCalls::compute_before_write(const at::Tensor& t) {
     if (!any_reads(waiting_, written) && !any_reads(in_hand_, written)) return;
   }
   compute_all();
+  std::lock_guard lock(mutex_);  // what is held back may have to be computed yet
+  for (const auto& call : waiting_) {
+    for (at::Tensor& in : call->in.tensors) {
+      if (in.defined() && memory_viewed_by(in) == written) in = copy_of(in);
+    }
+  }
 }
 
 void LateCalls::copy_before_unseen_writes(const LocalStorage& memory) {
@@ -176,38 +182,56 @@ void LateCalls::copy_before_unseen_writes(const LocalStorage& memory) {
 
 void LateCalls::compute(const LateCall& call) {
   std::lock_guard lock(computing_);
-  if (!call.computed && call.error == nullptr) compute_waiting();
+  while (!call.computed && call.error == nullptr && !call.held_back) compute_waiting();
   if (call.error != nullptr) std::rethrow_exception(call.error);
 }
 
 void LateCalls::compute_all() {
   std::lock_guard lock(computing_);
-  compute_waiting();
+  while (compute_waiting()) {
+  }
+}
+
+bool LateCalls::hold_back(LateCall& call) {
+  std::lock_guard computing(computing_);
+  if (call.computed) return false;
+  {
+    LocalGuard guard;
+    for (const at::Tensor& part : call.parts) take_over(part, at::zeros(part.sizes(), part.options()));
+  }
+  std::lock_guard lock(mutex_);
+  call.held_back = true;
+  return true;
+}
+
+void LateCalls::resume(LateCall& call) {
+  std::lock_guard computing(computing_);
+  std::lock_guard lock(mutex_);
+  call.held_back = false;
 }
 
 void LateCalls::drop(LateCall& call) {
   std::lock_guard computing(computing_);
-  if (call.computed) return;
-  {
-    std::lock_guard lock(mutex_);
-    const auto is_it = [&](const auto& other) { return other.get() == &call; };
-    if (call.error == nullptr) bytes_ -= call.bytes;
-    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_it), waiting_.end());
-  }
-  LocalGuard guard;
-  for (const at::Tensor& part : call.parts) take_over(part, at::zeros(part.sizes(), part.options()));
+  std::lock_guard lock(mutex_);
+  const auto is_it = [&](const auto& other) { return other.get() == &call; };
+  if (call.error == nullptr) bytes_ -= call.bytes;
+  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_it), waiting_.end());
+  call.held_back = false;
   call.end(nullptr);
 }
 
-void LateCalls::compute_waiting() {
+bool LateCalls::compute_waiting() {
   std::vector<std::shared_ptr<LateCall>> calls;
   {
     std::lock_guard lock(mutex_);
-    in_hand_ = std::exchange(waiting_, {});
-    calls = in_hand_;
-    bytes_ = 0;
+    for (auto& call : std::exchange(waiting_, {})) {
+      const bool is_next = !call->held_back && (calls.empty() || calls[0]->in.mesh.world() == call->in.mesh.world());
+      if (is_next) bytes_ -= call->bytes;
+      (is_next ? calls : waiting_).push_back(std::move(call));
+    }
+    in_hand_ = calls;
   }
-  if (calls.empty()) return;
+  if (calls.empty()) return false;
   const auto end = [&](LateCall& call, std::exception_ptr why_not) {
     std::lock_guard lock(mutex_);
     call.end(std::move(why_not));
@@ -236,6 +260,7 @@ void LateCalls::compute_waiting() {
     in_hand_.clear();
   }
   if (error != nullptr) std::rethrow_exception(error);
+  return true;
 }
 
 }  // namespace dtensor

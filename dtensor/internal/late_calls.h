@@ -33,6 +33,7 @@ struct LateCall {
   uint64_t recording = 0;
   CallSites::Shares charged = {};
   bool computed = false;
+  bool held_back = false;              // as somebody is overwriting its result
   std::exception_ptr error = nullptr;  // why it was not
 
   // Counts those that are not computed, in all of the process.
@@ -73,16 +74,20 @@ class LateCalls final : public LateGradients {
   // All that wait, `call` among them unless it was computed before.
   void compute(const LateCall& call);
   void compute_all() override;
-  // Its result becomes zeros, as somebody overwrites it.
-  void drop(LateCall& call);
+  // Somebody is about to overwrite its result, which is zeros from now on: it is not computed meanwhile, and read as it
+  // is. False: it was computed before.
+  bool hold_back(LateCall& call);
+  void resume(LateCall& call);  // that has failed: it waits again, or gives its error, as before
+  void drop(LateCall& call);    // that has been done
 
  private:
-  void compute_waiting();  // REQUIRES: computing_ is locked
+  // Those that wait, of one world. False: nobody waits. REQUIRES: computing_ is locked.
+  bool compute_waiting();
 
-  std::mutex computing_;  // held while calls are computed; before mutex_
-  std::mutex mutex_;      // guards the rest, and the inputs of calls
-  std::vector<std::shared_ptr<LateCall>> waiting_, in_hand_;
-  int64_t bytes_ = 0;  // of those that wait
+  std::mutex computing_;                                      // held while calls are computed; before mutex_
+  std::mutex mutex_;                                          // guards the rest, and the inputs of calls
+  std::vector<std::shared_ptr<LateCall>> waiting_, in_hand_;  // those that are held back wait, too
+  int64_t bytes_ = 0;                                         // of those that wait
 };
 
 }  // namespace dtensor

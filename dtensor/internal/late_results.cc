@@ -43,16 +43,12 @@ const LateWork* late_work(const at::Tensor& t) {
   return work != nullptr && meta.spec == work->call->decision->outputs[0] && t.storage_offset() == 0 ? work : nullptr;
 }
 
-// What `t` would be is not wanted any more: it is zeros from now on.
-void drop_late_result(const at::Tensor& t) {
-  const LateWork* found = late_work(t);
-  if (found == nullptr) return;
-  const LateWork work = *found;
-  work.calls->drop(*work.call);
-  // Who has waited in vain would again, and not ask.
-  auto& meta = *static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta());
-  meta.arriving = nullptr;
-  meta.may_be_late = false;
+// Those who have waited in vain would again, and not ask: while somebody overwrites `meta`'s locals, nobody waits for
+// them.
+void set_arriving(c10::BackendMeta& meta, std::shared_ptr<CommWork> work) {
+  auto& of_tensor = static_cast<DTensorMeta&>(meta);
+  of_tensor.may_be_late = work != nullptr;
+  of_tensor.arriving = std::move(work);
 }
 
 // Calls `f` with each distributed tensor of an argument.
@@ -117,16 +113,45 @@ at::Tensor make_late_result(const OpInfo& info, const Inputs& in, c10::ArrayRef<
   return make_result(spec, std::move(parts), work);
 }
 
-void settle_before_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  if (!any_late_calls()) return;
+std::unique_ptr<OverwrittenResult> OverwrittenResult::of(const at::Tensor& t) {
+  const LateWork* work = late_work(t);
+  if (work == nullptr || !work->calls->hold_back(*work->call)) return nullptr;
+  return std::unique_ptr<OverwrittenResult>(
+      new OverwrittenResult(t.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr(), work->calls, work->call));
+}
+
+OverwrittenResult::OverwrittenResult(c10::intrusive_ptr<c10::BackendMeta> meta, std::shared_ptr<LateCalls> calls,
+                                     std::shared_ptr<LateCall> call)
+    : meta_(std::move(meta)),
+      arriving_(static_cast<const DTensorMeta&>(*meta_).arriving),
+      calls_(std::move(calls)),
+      call_(std::move(call)) {
+  set_arriving(*meta_, nullptr);
+}
+
+OverwrittenResult::~OverwrittenResult() {
+  if (done_) return;
+  set_arriving(*meta_, std::move(arriving_));
+  calls_->resume(*call_);
+}
+
+void OverwrittenResult::done() {
+  calls_->drop(*call_);
+  done_ = true;
+}
+
+std::unique_ptr<OverwrittenResult> settle_before_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  if (!any_late_calls()) return nullptr;
+  std::unique_ptr<OverwrittenResult> overwritten;
   const auto all = LateCalls::everywhere();
   for (size_t a = 0; a < args.size(); ++a) {
     if (!info.args[a].written) continue;
     for_tensors(args[a], [&](const at::Tensor& t) {
-      if (overwrites(info, args, a)) drop_late_result(t);
+      if (overwrites(info, args, a)) overwritten = OverwrittenResult::of(t);
       for (const auto& calls : all) calls->compute_before_write(t);
     });
   }
+  return overwritten;
 }
 
 void give_away(const at::Tensor& t) {

@@ -405,6 +405,30 @@ TEST_CASE("late gradients: one that is set to zero is not computed") {
   CHECK(s.is_right());
 }
 
+TEST_CASE("late gradients: one is not lost to a write that fails") {
+  Shared s;
+  s.fail();
+  const Tensor grad = s.table.grad();
+  SECTION("for its value") { CHECK_THROWS(grad.fill_(c10::complex<double>(1, 2))); }
+  SECTION("for what it would communicate") {
+    const Tensor other = zeros({10, 3}, s.mesh, {Shard(1)}, {.dtype = torch::kDouble});
+    {
+      ForbidImplicitCommunication none;
+      CHECK_THROWS_WITH(grad.copy_(other), Catch::Contains("ForbidImplicitCommunication"));
+    }
+    SECTION("and one that succeeds") {
+      grad.copy_(other);
+      s.table0.mutable_grad() = torch::zeros_like(s.table0);
+    }
+    SECTION("and what it is computed of is written to") { s.ids.zero_(); }
+  }
+  SECTION("of its view") {
+    CHECK_THROWS(grad.detach().fill_(c10::complex<double>(1, 2)));
+    CHECK(same(grad.select(1, 1), s.table0.grad().select(1, 1)));
+  }
+  CHECK(s.is_right());
+}
+
 TEST_CASE("late gradients: what reads one is not lost when it is overwritten") {
   Shared s;
   s.fail();
