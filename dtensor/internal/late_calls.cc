@@ -37,17 +37,9 @@ std::shared_ptr<LateCalls> make_late_calls() {
   return calls;
 }
 
-bool reads(const LateCall& call, const LocalStorage* memory) {
-  return std::any_of(call.in.tensors.begin(), call.in.tensors.end(),
-                     [&](const at::Tensor& in) { return in.defined() && memory_viewed_by(in) == memory; });
-}
-
-bool any_reads(const std::vector<std::shared_ptr<LateCall>>& calls, const LocalStorage* memory) {
-  return std::any_of(calls.begin(), calls.end(), [&](const auto& call) { return reads(*call, memory); });
-}
-
+// Of the parts as they are. REQUIRES: they are there.
 at::Tensor copy_of(const at::Tensor& t) {
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = peek_meta(t);
   RankTensors parts = meta.locals;
   LocalGuard guard;
   for (at::Tensor& part : parts) part = part.clone();
@@ -157,25 +149,42 @@ void LateCalls::add(std::shared_ptr<LateCall> call) {
 }
 
 void LateCalls::compute_before_write(const at::Tensor& t) {
-  const LocalStorage* written = memory_viewed_by(t);
-  {
-    std::lock_guard lock(mutex_);
-    if (!any_reads(waiting_, written) && !any_reads(in_hand_, written)) return;
+  const auto reads = [memory = memory_viewed_by(t)](const at::Tensor& in) { return memory_viewed_by(in) == memory; };
+  if (!any_reads(reads)) return;
+  std::lock_guard lock(computing_);
+  while (compute_waiting()) {
   }
-  compute_all();
-  std::lock_guard lock(mutex_);  // what is held back may have to be computed yet
-  for (const auto& call : waiting_) {
-    for (at::Tensor& in : call->in.tensors) {
-      if (in.defined() && memory_viewed_by(in) == written) in = copy_of(in);
-    }
-  }
+  copy_inputs(reads);  // what is held back may have to be computed yet
 }
 
 void LateCalls::copy_before_unseen_writes(const LocalStorage& memory) {
+  const auto reads = [&](const at::Tensor& in) { return peek_meta(in).storage.get() == &memory; };
+  if (!any_reads(reads)) return;
+  std::lock_guard lock(computing_);
+  copy_inputs(reads);
+}
+
+bool LateCalls::any_reads(const ReadsMemory& reads) {
   std::lock_guard lock(mutex_);
-  for (const auto& call : waiting_) {
+  const auto does = [&](const std::shared_ptr<LateCall>& call) {
+    return std::any_of(call->in.tensors.begin(), call->in.tensors.end(),
+                       [&](const at::Tensor& in) { return in.defined() && reads(in); });
+  };
+  return std::any_of(waiting_.begin(), waiting_.end(), does) || std::any_of(in_hand_.begin(), in_hand_.end(), does);
+}
+
+void LateCalls::copy_inputs(const ReadsMemory& reads) {
+  std::vector<std::shared_ptr<LateCall>> calls;
+  {
+    std::lock_guard lock(mutex_);
+    calls = waiting_;
+  }
+  for (const auto& call : calls) {
     for (at::Tensor& in : call->in.tensors) {
-      if (in.defined() && peek_meta(in).storage.get() == &memory) in = copy_of(in);
+      if (!in.defined() || !reads(in)) continue;
+      at::Tensor other = copy_of(in);  // the parts are there since add()
+      std::lock_guard lock(mutex_);
+      std::swap(in, other);
     }
   }
 }

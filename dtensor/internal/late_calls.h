@@ -69,7 +69,7 @@ class LateCalls final : public LateGradients {
   void add(std::shared_ptr<LateCall> call);
   // Somebody is about to write to `t`: calls that read it, or what it is a view of, are computed before.
   void compute_before_write(const at::Tensor& t);
-  // Somebody gets parts of that memory, and may write to them at any time.
+  // Somebody gets parts of that memory, and may write to them at any time. Waits for calls that read them just now.
   void copy_before_unseen_writes(const LocalStorage& memory);
   // All that wait, `call` among them unless it was computed before.
   void compute(const LateCall& call);
@@ -81,11 +81,16 @@ class LateCalls final : public LateGradients {
   void drop(LateCall& call);    // that has been done
 
  private:
+  using ReadsMemory = std::function<bool(const at::Tensor& in)>;  // does who reads `in` read it?
+
+  bool any_reads(const ReadsMemory& reads);  // one that waits or is in hand
+  // Those that wait read copies of that memory from now on. REQUIRES: computing_ is locked.
+  void copy_inputs(const ReadsMemory& reads);
   // Those that wait, of one world. False: nobody waits. REQUIRES: computing_ is locked.
   bool compute_waiting();
 
-  std::mutex computing_;                                      // held while calls are computed; before mutex_
-  std::mutex mutex_;                                          // guards the rest, and the inputs of calls
+  std::mutex computing_;  // held while calls are computed, or their inputs replaced; before mutex_
+  std::mutex mutex_;      // guards the rest, and the inputs of calls. Nobody waits for anything who holds it
   std::vector<std::shared_ptr<LateCall>> waiting_, in_hand_;  // those that are held back wait, too
   int64_t bytes_ = 0;                                         // of those that wait
 };

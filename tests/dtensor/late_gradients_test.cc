@@ -3,11 +3,13 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
+#include <chrono>
 #include <functional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "comm/scope.h"
 #include "dtensor/dtensor.h"
 #include "mesh/memory_meter.h"
 #include "observe/comm_contracts.h"
@@ -376,6 +378,32 @@ TEST_CASE("late gradients: what the user's handles become is not computed of") {
     Shared::run(s.table, plain, s.x, [&](const Tensor&) { plain.zero_(); });
   }
   CHECK(s.is_right());
+}
+
+TEST_CASE("late gradients: who gets parts that a gradient is just computed of gets them afterwards") {
+  // The gradients' collective lets another thread ask for parts, and write to them if it gets them.
+  struct Asks : CommListener {
+    std::function<void()> ask;
+    std::thread asking;
+    void on_comm(const CommEvent&, bool before) override {
+      if (!before || asking.joinable()) return;
+      asking = std::thread(ask);
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  };
+  Shared s;
+  s.fail();
+  Asks asks;
+  asks.ask = [&] {
+    for (const Tensor& part : to_local(s.ids)) part.zero_();
+  };
+  {
+    const ScopeGuard listening([&](Scope& scope) { scope.listeners.push_back(&asks); });
+    CHECK(s.is_right());
+  }
+  REQUIRE(asks.asking.joinable());
+  asks.asking.join();
+  CHECK(same(s.ids, torch::zeros_like(s.ids0)));
 }
 
 TEST_CASE("late gradients: one that is set to zero is not computed") {
