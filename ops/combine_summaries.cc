@@ -5,13 +5,13 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <utility>
 
+#include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "ops/rank_shares.h"
+#include "plan/memo.h"
 #include "plan/plan_many.h"
 
 namespace dtensor {
@@ -57,35 +57,8 @@ struct Way {
   double seconds = 0;
 };
 
-// Ways that were priced, of one world.
-class Ways {
- public:
-  // `said`: the specs of the summaries, which tell all but the results' dtypes.
-  template <typename Price>
-  Way get(std::vector<SpecPtr> said, const std::vector<c10::ScalarType>& results, const Price& price) {
-    std::vector<int64_t> key;
-    for (const SpecPtr& spec : said) key.push_back(static_cast<int64_t>(spec->id()));
-    for (const auto dtype : results) key.push_back(-1 - static_cast<int64_t>(dtype));
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (const auto it = known_.find(key); it != known_.end()) return it->second.way;
-    if (known_.size() >= kMost) known_.clear();
-    return known_.insert_or_assign(std::move(key), Entry{price(), std::move(said)}).first->second.way;
-  }
-  void release() {
-    std::map<std::vector<int64_t>, Entry> known;  // goes after the lock
-    std::lock_guard<std::mutex> lock(mutex_);
-    known.swap(known_);
-  }
-
- private:
-  static constexpr size_t kMost = 1024;
-  struct Entry {
-    Way way;
-    std::vector<SpecPtr> said;  // what the key names by numbers must live as long
-  };
-  std::mutex mutex_;
-  std::map<std::vector<int64_t>, Entry> known_;
-};
+// By the specs of the summaries, which tell all but the results' dtypes, these, and limits.
+struct Ways : Memo<std::vector<int64_t>, Way, 512> {};
 
 Way cheaper_way(const DeviceMesh& mesh, const Rows& rows, const SummaryRequest& request,
                 const Combination& combination) {
@@ -94,17 +67,23 @@ Way cheaper_way(const DeviceMesh& mesh, const Rows& rows, const SummaryRequest& 
     for (const auto dtype : dtypes) all.push_back(rows.spec(mesh, placements, columns, dtype));
     return all;
   };
-  const auto seconds = [](const std::vector<SpecPtr>& all, const Placements& to) {
+  const Limits& limits = current_dispatch_scope().limits;
+  const auto seconds = [&](const std::vector<SpecPtr>& all, const Placements& to) {
     std::vector<Redistribution> moves;
     for (const SpecPtr& spec : all) moves.push_back({spec, to});
-    return plan_many(moves).seconds;
+    return seconds_to_move(moves, limits);
   };
   const auto said = specs(request.dtypes, rows.shares, rows.said);
-  return mesh.world().attachment<Ways>().get(said, combination.dtypes, [&] {
-    const double gathered = seconds(said, rows.whole);
-    const double dealt = seconds(said, rows.dealt) + seconds(specs(combination.dtypes, 1, rows.dealt), rows.whole);
-    return dealt < kLittleLonger * gathered ? Way{true, dealt} : Way{false, gathered};
-  });
+  std::vector<int64_t> key{limits.max_bytes};
+  for (const SpecPtr& spec : said) key.push_back(static_cast<int64_t>(spec->id()));
+  for (const auto dtype : combination.dtypes) key.push_back(-1 - static_cast<int64_t>(dtype));
+  auto& ways = mesh.world().attachment<Ways>();
+  if (const auto known = ways.find(key)) return *known;
+  const double gathered = seconds(said, rows.whole);
+  const double dealt = seconds(said, rows.dealt) + seconds(specs(combination.dtypes, 1, rows.dealt), rows.whole);
+  const Way way = dealt < kLittleLonger * gathered ? Way{true, dealt} : Way{false, gathered};
+  ways.insert(std::move(key), way, said);
+  return way;
 }
 
 std::vector<at::Tensor> moved(const std::vector<at::Tensor>& tensors, const Placements& to, const CommCause& cause) {

@@ -30,11 +30,11 @@ struct Combination {
 
 // The results, distributed as the tensor is but whole along the mesh dims that cut the dims. By the cheaper of two
 // ways: every rank gets all summaries and combines them; or each gets those of a part of the rows, and the results
-// travel, which is as many bytes on any number of ranks. REQUIRES: is_split(t, request.dims); request.count gives 1 at
-// most; keepdim, or one group.
+// travel, which is as many bytes on any number of ranks, and needs less memory. REQUIRES: is_split(t, request.dims);
+// request.count gives 1 at most; keepdim, or one group.
 std::vector<at::Tensor> combine_summaries(const at::Tensor& t, const SummaryRequest& request,
                                           const Combination& combination, const CommCause& cause);
-// What the exchanges for it take, by the cost model.
+// What the exchanges for it take, by the cost model; infinity where they would exceed the memory limit.
 double seconds_to_combine(const Spec& spec, const SummaryRequest& request, const Combination& combination);
 
 }  // namespace dtensor

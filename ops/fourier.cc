@@ -8,20 +8,21 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/core_dims.h"
 #include "ops/meta_tensor.h"
+#include "plan/memo.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/propagate.h"
+#include "propagation/rule_registry.h"
 #include "propagation/trial_run.h"
 
 namespace dtensor {
@@ -103,26 +104,40 @@ bool is_cut(const Spec& spec, int64_t dim) {
   return false;
 }
 
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+double moving_seconds(const Decision& decision) {
+  double seconds = 0;
+  for (const auto& plan : decision.input_plans) seconds += plan ? plan->seconds : 0;
+  return seconds;
+}
+
 // The stages of a call, one after the other, on specs.
 class StagePlanner {
  public:
-  StagePlanner(SpecPtr self, const Dims& dims) : at_(std::move(self)), pending_(at_->ndim(), false) {
+  StagePlanner(SpecPtr self, const Dims& dims, const Limits& limits)
+      : at_(std::move(self)), limits_(limits), pending_(at_->ndim(), false) {
     for (const int64_t d : dims) pending_[d] = true;
   }
 
   // `args`: what follows the dims in the schema. REQUIRES: one dim, or dims that are whole.
   void add(const char* op, const Dims& dims, const std::vector<c10::IValue>& args) {
+    if (seconds_ == kNever) return;
     std::optional<Placements> layout;
-    if (is_cut(*at_, dims[0])) layout = layout_with_whole(dims[0]);
-    if (layout) {
-      seconds_ += cached_plan(at_, *layout)->seconds;
+    if (is_cut(*at_, dims[0])) {
+      layout = layout_with_whole(dims[0]);
+      if (!layout) {
+        seconds_ = kNever;
+        return;
+      }
+      seconds_ += cached_plan(at_, *layout, limits_)->seconds;
       at_ = at_->with_placements(*layout);
     }
     std::vector<c10::IValue> all{dims};
     all.insert(all.end(), args.begin(), args.end());
     const OpCall call = OpCall::make(op, {at_}, all);
     const auto decision = propagate(call);
-    for (const auto& plan : decision->input_plans) seconds_ += plan ? plan->seconds : 0;
+    seconds_ += moving_seconds(*decision);
     at_ = decision->outputs[0];
     for (const int64_t d : dims) pending_[d] = false;
     stages_.push_back({call.op, std::move(all), std::move(layout)});
@@ -136,22 +151,23 @@ class StagePlanner {
     for (size_t i = cut.size(); i-- > 0;) add("aten::_fft_c2c", {cut[i]}, {normalization, forward});
   }
 
-  double seconds() const { return seconds_; }
+  double seconds() const { return seconds_; }  // kNever: they exceed the limits
   std::vector<Stage> stages() && { return std::move(stages_); }
 
  private:
   // What cuts `dim` cuts another dim instead, whichever takes the least time. One that is still to be transformed has
-  // to move once more. nullopt: there is no other dim.
+  // to move once more. nullopt: there is no other dim that keeps the limits.
   std::optional<Placements> layout_with_whole(int64_t dim) const {
     std::optional<Placements> best;
-    double least = std::numeric_limits<double>::infinity();
+    double least = kNever;
     for (int64_t other = 0; other < at_->ndim(); ++other) {
       if (other == dim) continue;
       Placements layout = at_->placements();
       for (size_t m = 0; m < layout.size(); ++m) {
         if (cuts(*at_, m, dim)) layout[m] = Shard(other);
       }
-      const double seconds = cached_plan(at_, layout)->seconds * (pending_[other] ? 2 : 1);
+      const auto plan = cached_plan_within(at_, layout, limits_);
+      const double seconds = plan ? plan->seconds * (pending_[other] ? 2 : 1) : kNever;
       if (seconds >= least) continue;
       least = seconds;
       best = std::move(layout);
@@ -160,22 +176,34 @@ class StagePlanner {
   }
 
   SpecPtr at_;  // of what the stages so far leave
+  const Limits limits_;
   std::vector<bool> pending_;
   double seconds_ = 0;
   std::vector<Stage> stages_;
 };
 
+// What the rule does; infinity where it exceeds the limits.
+double rule_seconds(const OpCall& call, const Decision& unlimited) {
+  if (!call.limits.any()) return moving_seconds(unlimited);
+  try {
+    return moving_seconds(*propagate(call));
+  } catch (const c10::ValueError&) {
+    return kNever;
+  }
+}
+
 // Dim by dim, if that moves less than what the rule does; else no stages.
-Stages plan_stages(const OpCall& call, const Dims& dims) {
-  const auto by_rule = propagate(call);
-  double rule_seconds = 0;
-  for (const auto& plan : by_rule->input_plans) rule_seconds += plan ? plan->seconds : 0;
-  if (rule_seconds == 0) return {};
+Stages plan_stages(OpCall call, const Dims& dims) {
+  const Limits limits = std::exchange(call.limits, {});
+  const auto by_rule = propagate(call);  // or why it is no call
+  call.limits = limits;
+  const double least = rule_seconds(call, *by_rule);
+  if (least == 0) return {};
 
   // Factors of a normalisation multiply: every dim has its own.
   const int64_t normalization = call.get_int("normalization");
   const Dims last{dims.back()}, others(dims.begin(), dims.end() - 1);
-  StagePlanner planner(call.inputs[0], dims);
+  StagePlanner planner(call.inputs[0], dims, limits);
   if (call.has_arg("onesided")) {
     planner.add("aten::_fft_r2c", last, {normalization, call.get_bool("onesided")});
     planner.add_complex(others, normalization, /*forward=*/true);
@@ -185,39 +213,12 @@ Stages plan_stages(const OpCall& call, const Dims& dims) {
   } else {
     planner.add_complex(dims, normalization, call.get_bool("forward"));
   }
-  if (planner.seconds() >= rule_seconds) return {};
+  if (planner.seconds() >= least) return {};
   return {std::move(planner).stages(), by_rule->outputs[0]->strides()};
 }
 
-// What was planned, per world.
-class StagesMemo {
- public:
-  using Key = std::vector<int64_t>;
-
-  std::shared_ptr<const Stages> find(const Key& key) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto it = known_.find(key);
-    return it == known_.end() ? nullptr : it->second.first;
-  }
-  // `spec`: what the key names by a number must live as long.
-  void insert(Key key, std::shared_ptr<const Stages> stages, SpecPtr spec) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (known_.size() >= kMost) known_.clear();
-    known_.insert_or_assign(std::move(key), std::pair(std::move(stages), std::move(spec)));
-  }
-  // Specs hold meshes, which hold the world.
-  void release() {
-    Map known;  // goes after the lock
-    std::lock_guard<std::mutex> lock(mutex_);
-    known.swap(known_);
-  }
-
- private:
-  static constexpr size_t kMost = 1024;
-  using Map = absl::flat_hash_map<Key, std::pair<std::shared_ptr<const Stages>, SpecPtr>>;
-  std::mutex mutex_;
-  Map known_;
-};
+// By operator, rules, spec, limits and arguments.
+struct KnownStages : Memo<std::vector<int64_t>, std::shared_ptr<const Stages>, 512> {};
 
 // The dims from 0, where there are several and one of them is split. nullopt: what the rule does is best, or an error.
 std::optional<Dims> dims_to_part(const at::Tensor& self, const Arguments& args) {
@@ -237,16 +238,22 @@ std::optional<Dims> dims_to_part(const at::Tensor& self, const Arguments& args) 
 std::shared_ptr<const Stages> decide_stages(const c10::OperatorHandle& op, const Stack& stack, const at::Tensor& self,
                                             const Dims& dims) {
   const SpecPtr& spec = spec_of(self);
+  const Limits& limits = current_dispatch_scope().limits;
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
-  StagesMemo::Key key{static_cast<int64_t>(reinterpret_cast<intptr_t>(&op.schema())), static_cast<int64_t>(spec->id()),
-                      args[2].toInt(), args[3].isBool() ? args[3].toBool() : args[3].toInt()};
+  std::vector<int64_t> key{static_cast<int64_t>(reinterpret_cast<intptr_t>(&op.schema())),
+                           static_cast<int64_t>(RuleRegistry::instance().generation()),
+                           static_cast<int64_t>(spec->id()),
+                           limits.max_bytes,
+                           args[2].toInt(),
+                           args[3].isBool() ? args[3].toBool() : args[3].toInt()};
   key.insert(key.end(), dims.begin(), dims.end());
-  auto& memo = spec->mesh().world().attachment<StagesMemo>();
-  if (auto known = memo.find(key)) return known;
+  auto& memo = spec->mesh().world().attachment<KnownStages>();
+  if (auto known = memo.find(key)) return *known;
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
-  const OpCall call = OpCall::make(c10::toString(op.operator_name()), {spec}, args.vec());
-  auto stages = std::make_shared<const Stages>(plan_stages(call, dims));
-  memo.insert(std::move(key), stages, spec);
+  OpCall call = OpCall::make(c10::toString(op.operator_name()), {spec}, args.vec());
+  call.limits = limits;
+  auto stages = std::make_shared<const Stages>(plan_stages(std::move(call), dims));
+  memo.insert(std::move(key), stages, {spec});
   return stages;
 }
 

@@ -4,13 +4,50 @@
 #include <limits>
 #include <utility>
 
+#include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "ops/moments.h"
 #include "ops/rank_shares.h"
+#include "plan/memo.h"
 #include "plan/plan_many.h"
 
 namespace dtensor {
+namespace {
+
+// What it takes to move what is beside the elements to them, and the rows to where they are whole, if not to exceed the
+// limits.
+struct Moves {
+  double weights = 0, rows = 0;
+};
+
+// By the specs of tensors, dims and limits, and where weights are beside the elements.
+struct KnownMoves : Memo<std::pair<std::vector<int64_t>, Placements>, Moves, 512> {};
+
+Moves price_moves(const SplitRows& rows, const std::vector<SpecPtr>& moving, const std::vector<SpecPtr>& weights,
+                  const Limits& limits) {
+  const Placements& present = spec_of(rows.input)->placements();
+  const Placements everywhere(present.size(), Replicate());
+  const auto seconds = [&](const Placements& to, const Placements& weights_to, const SpecPtr& back) {
+    std::vector<Redistribution> moves;
+    for (const SpecPtr& t : moving) moves.push_back({t, to});
+    for (const SpecPtr& t : weights) moves.push_back({t, weights_to});
+    return seconds_to_move(moves, limits) + (back ? seconds_to_move({{back, present}}, limits) : 0);
+  };
+  // Whole rows on all ranks, or each on some; the result comes back, as nobody asked for it elsewhere.
+  double least = std::numeric_limits<double>::infinity();
+  for (int64_t d = -1; d < static_cast<int64_t>(rows.others.size()); ++d) {
+    Placements to = present;
+    for (Placement& p : to) {
+      if (cuts(p, rows.dims)) p = d < 0 ? Replicate() : Shard(rows.others[d]);
+    }
+    least = std::min(least, seconds(to, everywhere, spec_of(rows.input)->with_placements(to)));
+  }
+  return {seconds(present, rows.weights, nullptr), least};
+}
+
+}  // namespace
+
 int64_t SplitRows::size() const {
   int64_t n = 1;
   for (const int64_t d : dims) n *= input.size(d);
@@ -27,7 +64,7 @@ double SplitRows::seconds_to_add(int64_t numbers) const {
   for (const int64_t d : dims) sizes[d] = 1;
   sizes[dims[0]] = numbers;
   const SpecPtr sums = Spec::get(spec.mesh(), addends, at::IntArrayRef(sizes), dtype);
-  return cached_plan(sums, without_partials(addends))->seconds;
+  return seconds_to_move({{sums, without_partials(addends)}}, current_dispatch_scope().limits);
 }
 
 std::optional<SplitRows> split_rows(const at::Tensor& input, std::vector<int64_t> dims, int64_t weight_dim,
@@ -55,27 +92,30 @@ std::optional<SplitRows> split_rows(const at::Tensor& input, std::vector<int64_t
 
 bool pays_to_stay(const SplitRows& rows, double own, const std::vector<at::Tensor>& moving,
                   const std::vector<at::Tensor>& weights) {
-  const Placements& present = spec_of(rows.input)->placements();
-  const Placements everywhere(present.size(), Replicate());
-  const auto seconds = [&](const Placements& to, const Placements& weights_to) {
-    std::vector<Redistribution> moves;
-    for (const at::Tensor& t : moving) moves.push_back({spec_of(t), to});
-    for (const at::Tensor& t : weights) {
-      if (t.defined()) moves.push_back({spec_of(t), weights_to});
+  const Limits& limits = current_dispatch_scope().limits;
+  std::vector<SpecPtr> all = {spec_of(rows.input)};
+  const auto specs = [&](const std::vector<at::Tensor>& tensors) {
+    std::vector<SpecPtr> result;
+    for (const at::Tensor& t : tensors) {
+      if (t.defined()) result.push_back(spec_of(t));
     }
-    return plan_many(moves).seconds;
+    all.insert(all.end(), result.begin(), result.end());
+    return result;
   };
-  // Whole rows on all ranks, or each on some; the result comes back, as nobody asked for it elsewhere.
-  double least = std::numeric_limits<double>::infinity();
-  for (int64_t d = -1; d < static_cast<int64_t>(rows.others.size()); ++d) {
-    Placements to = present;
-    for (Placement& p : to) {
-      if (cuts(p, rows.dims)) p = d < 0 ? Replicate() : Shard(rows.others[d]);
-    }
-    const SpecPtr there = spec_of(rows.input)->with_placements(to);
-    least = std::min(least, seconds(to, everywhere) + cached_plan(there, present)->seconds);
+  const auto of_moving = specs(moving), of_weights = specs(weights);
+  std::vector<int64_t> numbers{limits.max_bytes, static_cast<int64_t>(of_moving.size()),
+                               static_cast<int64_t>(rows.dims.size())};
+  numbers.insert(numbers.end(), rows.dims.begin(), rows.dims.end());
+  for (const SpecPtr& spec : all) numbers.push_back(static_cast<int64_t>(spec->id()));
+  for (const int64_t d : rows.others) numbers.push_back(-1 - d);
+  std::pair key(std::move(numbers), rows.weights);
+  auto& memo = all[0]->mesh().world().attachment<KnownMoves>();
+  auto moves = memo.find(key);
+  if (!moves) {
+    moves = price_moves(rows, of_moving, of_weights, limits);
+    memo.insert(std::move(key), *moves, std::move(all));
   }
-  return own + seconds(present, rows.weights) < least;
+  return own + moves->weights < moves->rows;
 }
 
 at::Tensor brought(const at::Tensor& t, const Placements& to, const c10::OperatorHandle& op, const char* what) {

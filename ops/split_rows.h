@@ -23,7 +23,8 @@ struct SplitRows {
   Placements weights;           // of weight and bias where each rank has those of its elements
 
   int64_t size() const;  // of a row
-  // What it takes to add up `numbers` of each row over the ranks that share it.
+  // What it takes to add up `numbers` of each row over the ranks that share it; infinity where it exceeds the memory
+  // limit.
   double seconds_to_add(int64_t numbers) const;
 };
 
@@ -32,8 +33,8 @@ struct SplitRows {
 std::optional<SplitRows> split_rows(const at::Tensor& input, std::vector<int64_t> dims, int64_t weight_dim,
                                     int64_t weight_ndim, const std::vector<at::Tensor>& tensors);
 
-// Does what stays in place take less time than to move the rows? `own`: what it exchanges; `moving`: like the input,
-// which is among them; `weights`: weight and bias.
+// Does what stays in place take less time than to move the rows, or do only these exceed the memory limit? `own`: what
+// it exchanges; `moving`: like the input, which is among them; `weights`: weight and bias.
 bool pays_to_stay(const SplitRows& rows, double own, const std::vector<at::Tensor>& moving,
                   const std::vector<at::Tensor>& weights);
 

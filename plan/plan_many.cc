@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <tuple>
 #include <unordered_set>
@@ -189,6 +190,15 @@ BatchPlan plan_many(c10::ArrayRef<Redistribution> tensors, const Limits& limits)
   std::vector<std::shared_ptr<const RedistributePlan>> plans;
   for (const Redistribution& t : tensors) plans.push_back(cached_plan(t.from, t.to, limits));
   return batch_plans(std::move(plans), limits);
+}
+
+double seconds_to_move(c10::ArrayRef<Redistribution> tensors, const Limits& limits) {
+  std::vector<std::shared_ptr<const RedistributePlan>> plans;
+  for (const Redistribution& t : tensors) {
+    plans.push_back(cached_plan_within(t.from, t.to, limits));
+    if (!plans.back()) return std::numeric_limits<double>::infinity();
+  }
+  return batch_plans(std::move(plans), limits).seconds;
 }
 
 BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans, const Limits& limits) {

@@ -50,6 +50,8 @@ struct BatchPlan {
 // Plans from cached_plan(), in as few rounds as waiting for each other and `limits` give: these bound each plan, and
 // what the steps of a round need together. Error (c10::Error): tensors of several worlds, and those of cached_plan().
 BatchPlan plan_many(c10::ArrayRef<Redistribution> tensors, const Limits& limits = {});
+// What they take, an estimate; infinity where no route keeps the limits.
+double seconds_to_move(c10::ArrayRef<Redistribution> tensors, const Limits& limits);
 // The same for plans made otherwise, all of one world; between meshes, too. `limits`: of what the steps of a round need
 // together; those that exceed it wait for another round.
 BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans, const Limits& limits = {});

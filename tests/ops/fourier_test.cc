@@ -24,6 +24,7 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
@@ -139,6 +140,25 @@ TEST_CASE("of several split dims that are transformed one after the other moves"
   CHECK(moved(fft2, grid, {Shard(1), Shard(2)}, {64, 64, 64}).all_gathers == 0);
   // A batch of fewer images than ranks does not leave ranks without work.
   CHECK(moved(fft2, line, {Shard(1)}, {2, 512, 512}).layout == Placements{Shard(2)});
+}
+
+TEST_CASE("split dims that are transformed move where the memory limit has room", "[ops][fourier]") {
+  const DeviceMesh grid(World::local(4), {2, 2});
+  const auto x = at::rand({8, 8, 3}, at::TensorOptions(at::kComplexDouble));
+  const auto split = distribute_tensor(x, grid, {Shard(0), Shard(1)});
+  // The last dim has been transformed, but is uneven.
+  const int64_t last = plan_of(split, {Shard(0), Shard(2)}).peak_bytes;
+  REQUIRE(plan_of(split, {Shard(0), Shard(0)}).peak_bytes < last);
+  const auto limits = {RedistributeOptions().max_bytes, last - 1};
+  for (const int64_t max_bytes : limits) {
+    const auto y = [&] {
+      const RedistributeMemoryLimit limit(max_bytes);
+      return at::fft_fftn(split);
+    }();
+    CHECK(full_tensor(y).allclose(at::fft_fftn(x)));
+  }
+  const RedistributeMemoryLimit none(64);
+  CHECK_THROWS_WITH(at::fft_fftn(split), Catch::Contains("max_bytes is 64, but no route needs less than"));
 }
 
 TEST_CASE("transforms of several split dims match ATen, and so do their gradients", "[ops][fourier]") {

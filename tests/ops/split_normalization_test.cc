@@ -1,5 +1,6 @@
 // Layer, RMS and group norm where ranks share what is normalised: the elements stay where they are.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/group_norm.h>
@@ -16,6 +17,7 @@
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/cost_by_bytes.h"
@@ -136,6 +138,26 @@ TEST_CASE("layer norm moves the rows where that is cheaper", "[ops][normalizatio
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const at::Tensor x = lay_out(at::randn({6, 5}, at::kFloat), mesh, {Shard(1)});  // 2, 2, 1, 0: fewer than two each
   CHECK(traffic([&] { at::layer_norm(x, {5}); }).bytes <= 6 * 5 * 4);
+}
+
+TEST_CASE("layer norm of rows in parts keeps a memory limit", "[ops][normalization]") {
+  const DeviceMesh mesh(World::local(4), {4}, {"tp"});
+  const at::Tensor plain = at::randn({64, 100}, at::kFloat), x = lay_out(plain, mesh, {Shard(1)});
+  const auto norm = [](const at::Tensor& t) { return at::layer_norm(t, {100}); };
+  const Traffic usual = traffic([&] { norm(x); });
+  CHECK(usual.calls == 1);
+  // All means on each rank and its own exceed it: each gets those of some rows, then the results.
+  at::Tensor y, var;
+  {
+    const RedistributeMemoryLimit limit(4 * 64 * 4);
+    CHECK(traffic([&] { y = norm(x); }).calls > 1);
+    var = x.var(1);
+  }
+  CHECK(at::allclose(full_tensor(y), norm(plain), 1e-4, 1e-5));
+  CHECK(at::allclose(full_tensor(var), plain.var(1)));
+  // Neither way does.
+  const RedistributeMemoryLimit none(64);
+  CHECK_THROWS_WITH(norm(x), Catch::Contains("max_bytes is 64, but no route needs less than"));
 }
 
 TEST_CASE("layer norm of rows in parts: constant rows are zeros, and what is wrong is said", "[ops][normalization]") {
