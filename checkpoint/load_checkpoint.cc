@@ -20,6 +20,7 @@
 #include "comm/error_message.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_origin.h"
+#include "dtensor/extend/write_parts.h"
 #include "plan/spec.h"
 
 namespace dtensor {
@@ -153,11 +154,10 @@ void check_same(const DeviceMesh& ranks, const std::string& folder, const Manife
   }
 }
 
-void note_writes(const NamedTensors& tensors) {
-  for (const auto& [name, t] : tensors) {
-    if (is_dtensor(t)) note_write(t, kWho);
-    if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
-  }
+std::vector<at::Tensor> values_of(const NamedTensors& tensors) {
+  std::vector<at::Tensor> values;
+  for (const auto& [name, t] : tensors) values.push_back(t);
+  return values;
 }
 
 }  // namespace
@@ -193,10 +193,11 @@ CheckpointMismatch load_checkpoint(const std::string& folder, CheckpointContents
   error = run_on_all(
       ranks, [&] { loader.prepare(); }, kWho);
   TORCH_CHECK(error.empty(), "[", kWho, "] ", error);
-  error = run_on_all(
-      ranks, [&] { loader.read(); }, kWho);
-  TORCH_CHECK(error.empty(), "[", kWho, "] the contents are now partly those of the checkpoint: ", error);
-  note_writes(targets->tensors());
+  write_parts(values_of(targets->tensors()), kWho, [&] {
+    error = run_on_all(
+        ranks, [&] { loader.read(); }, kWho);
+    TORCH_CHECK(error.empty(), "[", kWho, "] the contents are now partly those of the checkpoint: ", error);
+  });
   targets->commit();
   loader.rethrow();
   return targets->mismatch();

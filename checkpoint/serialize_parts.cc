@@ -8,6 +8,7 @@
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_origin.h"
+#include "dtensor/extend/write_parts.h"
 #include "dtensor/redistribute.h"
 
 namespace dtensor {
@@ -50,12 +51,10 @@ void copy_into(const at::Tensor& target, const at::Tensor& value) {
   const at::Tensor laid_out =
       is_dtensor(value) ? redistribute(value, meta.spec->placements())
                         : distribute_tensor(value.detach(), meta.spec->mesh(), meta.spec->placements(), std::nullopt);
-  {
+  write_parts(target, "load", [&] {
     LocalGuard guard;
     for (size_t i = 0; i < meta.locals.size(); ++i) meta.locals[i].copy_(meta_of(laid_out).locals[i]);
-  }
-  note_write(target, "load");
-  if (!target.is_inference()) target.unsafeGetTensorImpl()->bump_version();
+  });
 }
 
 }  // namespace dtensor

@@ -2,10 +2,12 @@
 #include <torch/nn.h>
 
 #include <functional>
+#include <stdexcept>
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
+#include "dtensor/extend/write_parts.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
@@ -66,6 +68,25 @@ TEST_CASE("known layouts: of many views the whole is reduced, of a small one of 
   comm.reset();
   CHECK(close(q[7].exp(), many[7].exp()));
   CHECK(comm.bytes() < 64 * 8 * 2);
+}
+
+TEST_CASE("known layouts: what others wrote to parts is reduced anew, also if it failed half way",
+          "[dtensor][known_layouts]") {
+  const auto [plain, p] = product(mesh_of(2), 6, 5);
+  const auto write = [p = p] {
+    for (const Tensor& part : memory_of(p).locals) part.zero_();
+  };
+  CHECK(close(p.exp(), plain.exp()));
+  SECTION("succeeded") { write_parts({p}, "test", write); }
+  SECTION("failed") {
+    CHECK_THROWS_WITH(write_parts({p}, "test",
+                                  [&] {
+                                    write();
+                                    throw std::runtime_error("no further");
+                                  }),
+                      Catch::Contains("no further"));
+  }
+  CHECK(close(p.exp(), torch::ones_like(plain)));
 }
 
 TEST_CASE("known layouts: what was written since is reduced anew", "[dtensor][known_layouts]") {
