@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <string>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "comm/scope.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/representation.h"
 #include "plan/largest_part.h"
+#include "plan/memo.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/propagate.h"
 #include "propagation/rule_registry.h"
@@ -58,48 +57,8 @@ void append(Key& key, const c10::IValue& value) {
   }
 }
 
-// Two generations: when the young one is full it becomes the old one; whatever is used meanwhile is young again.
-class HaloMemo {
- public:
-  DecisionPtr find(const Key& key) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (auto it = young_.find(key); it != young_.end()) return it->second.decision;
-    auto it = old_.find(key);
-    if (it == old_.end()) return nullptr;
-    Entry entry = it->second;
-    DecisionPtr decision = entry.decision;
-    put(key, std::move(entry));
-    return decision;
-  }
-  // `inputs`: what the key names by numbers must live as long.
-  void insert(Key key, DecisionPtr decision, std::vector<SpecPtr> inputs) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    put(std::move(key), {std::move(decision), std::move(inputs)});
-  }
-  // Specs hold meshes, which hold the world.
-  void release() {
-    Map young, old;  // go after the lock
-    std::lock_guard<std::mutex> lock(mutex_);
-    young.swap(young_);
-    old.swap(old_);
-  }
-
- private:
-  static constexpr size_t kGeneration = 1024;
-  struct Entry {
-    DecisionPtr decision;
-    std::vector<SpecPtr> inputs;
-  };
-  using Map = absl::flat_hash_map<Key, Entry>;
-
-  void put(Key key, Entry entry) {
-    if (young_.size() >= kGeneration) old_ = std::exchange(young_, Map());
-    young_.insert_or_assign(std::move(key), std::move(entry));
-  }
-
-  std::mutex mutex_;
-  Map young_, old_;
-};
+// By operator, rules, limits and arguments.
+struct HaloMemo : Memo<Key, DecisionPtr, 1024> {};
 
 // What the matrix products of a rank take that has the parts that the decision says.
 double product_seconds(const OpCall& call, const Decision& decision, const CostModel& cost) {
@@ -167,7 +126,7 @@ DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& 
   }
   const World& world = specs.at(0)->mesh().world();
   HaloMemo& memo = world.attachment<HaloMemo>();
-  if (auto known = memo.find(key)) return known;
+  if (auto known = memo.find(key)) return *known;
 
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   OpCall call = OpCall::make(c10::toString(op.operator_name()), specs, args.vec());

@@ -1,113 +1,77 @@
 // The plans of a world that were made already.
 #include <c10/util/Exception.h>
 
-#include <mutex>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/hash/hash.h"
 #include "placement/parse_placements.h"
+#include "plan/memo.h"
 #include "plan/mesh_steps.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
 namespace {
 
-// By what plans depend on. Two generations: when the young one is full it becomes the old one, and the old one goes;
-// whatever is used meanwhile is young again.
-//
-// An entry holds its spec. A tensor between two redistributions is often the only one of its layout and goes with every
-// training step; its spec would go, too, come back under another id, and its plan would be made anew each time.
-class PlanMemo {
- public:
-  using PlanPtr = std::shared_ptr<const RedistributePlan>;
-  struct Key {
-    uint64_t spec = 0;
-    const void* mesh = nullptr;  // of the target. The plan holds it, so nobody else has its address
-    Placements to;
-    int64_t max_bytes;
-  };
-  struct KeyView {
-    uint64_t spec;
-    const void* mesh;
-    const Placements& to;
-    int64_t max_bytes;
-  };
-  struct Entry {
-    SpecPtr from;
-    PlanPtr plan;
-  };
+using PlanPtr = std::shared_ptr<const RedistributePlan>;
 
-  PlanPtr find(const KeyView& key) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (auto it = young_.find(key); it != young_.end()) return it->second.plan;
-    auto it = old_.find(key);
-    if (it == old_.end()) return nullptr;
-    const Entry entry = it->second;
-    put(key, entry);
-    return entry.plan;
+// What plans depend on.
+struct Key {
+  uint64_t spec = 0;
+  const void* mesh = nullptr;  // of the target. The plan holds it, so nobody else has its address
+  Placements to;
+  int64_t max_bytes;
+};
+struct KeyView {
+  uint64_t spec;
+  const void* mesh;
+  const Placements& to;
+  int64_t max_bytes;
+  explicit operator Key() const { return {spec, mesh, to, max_bytes}; }
+};
+struct KeyHash {
+  using is_transparent = void;
+  template <typename K>
+  size_t operator()(const K& key) const {
+    return absl::HashOf(key.spec, key.mesh, key.to, key.max_bytes);
   }
-
-  // A candidate is only priced as yet, and may never be asked for again: it is old until it is.
-  void insert(const KeyView& key, SpecPtr from, PlanPtr plan, bool is_candidate) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!is_candidate) return put(key, {std::move(from), std::move(plan)});
-    if (old_.size() >= 2 * kGeneration) old_.clear();
-    old_.insert_or_assign(Key{key.spec, key.mesh, key.to, key.max_bytes}, Entry{std::move(from), std::move(plan)});
+};
+struct KeyEqual {
+  using is_transparent = void;
+  template <typename A, typename B>
+  bool operator()(const A& a, const B& b) const {
+    return a.spec == b.spec && a.mesh == b.mesh && a.to == b.to && a.max_bytes == b.max_bytes;
   }
-
-  // World::release_caches(): plans and specs hold meshes, which hold the world.
-  void release() {
-    Map young, old;  // go after the lock
-    std::lock_guard<std::mutex> lock(mutex_);
-    young.swap(young_);
-    old.swap(old_);
-  }
-
- private:
-  static constexpr size_t kGeneration = 2048;
-  struct Hash {
-    using is_transparent = void;
-    template <typename K>
-    size_t operator()(const K& key) const {
-      return absl::HashOf(key.spec, key.mesh, key.to, key.max_bytes);
-    }
-  };
-  struct Equal {
-    using is_transparent = void;
-    template <typename A, typename B>
-    bool operator()(const A& a, const B& b) const {
-      return a.spec == b.spec && a.mesh == b.mesh && a.to == b.to && a.max_bytes == b.max_bytes;
-    }
-  };
-  using Map = absl::flat_hash_map<Key, Entry, Hash, Equal>;
-
-  void put(const KeyView& key, Entry entry) {
-    if (young_.size() >= kGeneration) old_ = std::exchange(young_, Map());
-    young_.insert_or_assign(Key{key.spec, key.mesh, key.to, key.max_bytes}, std::move(entry));
-  }
-
-  std::mutex mutex_;
-  Map young_, old_;
 };
 
-// Finds it, or makes it by `make`, which gets the normalised target and may give null. `is_candidate`: as of insert().
+// An entry holds its spec. A tensor between two redistributions is often the only one of its layout and goes with every
+// training step; its spec would go, too, come back under another id, and its plan would be made anew each time.
+struct PlanMemo : Memo<Key, PlanPtr, 2048, KeyHash, KeyEqual> {
+  // A candidate is only priced as yet, and may never be asked for.
+  void remember(const KeyView& key, const SpecPtr& from, PlanPtr plan, bool is_candidate) {
+    if (is_candidate) return insert_old(Key(key), std::move(plan), {from});
+    insert(Key(key), std::move(plan), {from});
+  }
+};
+
+// Finds it, or makes it by `make`, which gets the normalised target and may give null. `is_candidate`: as of
+// remember().
 template <typename Make>
-PlanMemo::PlanPtr remembered(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to, const Limits& limits,
-                             bool is_candidate, const Make& make) {
+PlanPtr remembered(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to, const Limits& limits,
+                   bool is_candidate, const Make& make) {
   PlanMemo& memo = from->mesh().world().attachment<PlanMemo>();
-  const PlanMemo::KeyView asked{from->id(), mesh.identity(), to, limits.max_bytes};
-  if (auto plan = memo.find(asked)) return plan;
+  const KeyView asked{from->id(), mesh.identity(), to, limits.max_bytes};
+  if (auto plan = memo.find(asked)) return *plan;
   auto target = normalize_placements(to, from->ndim());
   TORCH_CHECK_VALUE(target.ok(), "[redistribute] ", to_string(to), " does not fit ", from->to_string(), ": ",
                     std::string(target.status().message()));
-  const PlanMemo::KeyView normal{from->id(), mesh.identity(), *target, limits.max_bytes};
-  auto plan = memo.find(normal);
+  const KeyView normal{from->id(), mesh.identity(), *target, limits.max_bytes};
+  PlanPtr plan = memo.find(normal).value_or(nullptr);
   if (!plan) {
     plan = make(*target);
     if (!plan) return plan;
-    memo.insert(normal, from, plan, is_candidate);
+    memo.remember(normal, from, plan, is_candidate);
   }
-  if (*target != to) memo.insert(asked, from, plan, is_candidate);
+  if (*target != to) memo.remember(asked, from, plan, is_candidate);
   return plan;
 }
 
@@ -142,11 +106,10 @@ int64_t least_peak_bytes(const SpecPtr& from, const Placements& to) {
 
 std::shared_ptr<const RedistributePlan> cached_plan_within(const SpecPtr& from, const Placements& to,
                                                            const Limits& limits) {
-  return remembered(from, from->mesh(), to, limits, /*is_candidate=*/true,
-                    [&](const Placements& target) -> PlanMemo::PlanPtr {
-                      auto plan = plan_within(from->mesh(), from->meta(), from->placements(), target, within(limits));
-                      return plan ? std::make_shared<const RedistributePlan>(*std::move(plan)) : nullptr;
-                    });
+  return remembered(from, from->mesh(), to, limits, /*is_candidate=*/true, [&](const Placements& target) -> PlanPtr {
+    auto plan = plan_within(from->mesh(), from->meta(), from->placements(), target, within(limits));
+    return plan ? std::make_shared<const RedistributePlan>(*std::move(plan)) : nullptr;
+  });
 }
 
 }  // namespace dtensor

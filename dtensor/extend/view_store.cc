@@ -3,17 +3,16 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <mutex>
 #include <optional>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "comm/communicator.h"
 #include "comm/scope.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_window.h"
 #include "mesh/memory_meter.h"
 #include "plan/cost_model.h"
+#include "plan/memo.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
@@ -230,48 +229,8 @@ ExchangePtr make_exchange(const StoreRequest& request, const Limits& limits) {
 
 // ------------------------------------------------------------ remembering
 
-// Two generations: when the young one is full it becomes the old one; whatever is used meanwhile is young again.
-class StoreMemo {
- public:
-  std::optional<ExchangePtr> find(const Key& key) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (auto it = young_.find(key); it != young_.end()) return it->second.exchange;
-    auto it = old_.find(key);
-    if (it == old_.end()) return std::nullopt;
-    Entry entry = it->second;
-    ExchangePtr exchange = entry.exchange;
-    put(key, std::move(entry));
-    return exchange;
-  }
-  // `specs`: what the key names by numbers must live as long.
-  void insert(Key key, ExchangePtr exchange, std::vector<SpecPtr> specs) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    put(std::move(key), {std::move(exchange), std::move(specs)});
-  }
-  // Specs hold meshes, which hold the world.
-  void release() {
-    Map young, old;  // go after the lock
-    std::lock_guard<std::mutex> lock(mutex_);
-    young.swap(young_);
-    old.swap(old_);
-  }
-
- private:
-  static constexpr size_t kGeneration = 512;
-  struct Entry {
-    ExchangePtr exchange;
-    std::vector<SpecPtr> specs;
-  };
-  using Map = absl::flat_hash_map<Key, Entry>;
-
-  void put(Key key, Entry entry) {
-    if (young_.size() >= kGeneration) old_ = std::exchange(young_, Map());
-    young_.insert_or_assign(std::move(key), std::move(entry));
-  }
-
-  std::mutex mutex_;
-  Map young_, old_;
-};
+// By the tensors' specs and offsets, and limits. Null: there is none.
+struct StoreMemo : Memo<Key, ExchangePtr, 512> {};
 
 }  // namespace
 
@@ -285,7 +244,7 @@ std::shared_ptr<const StoreExchange> cached_store_exchange(const StoreRequest& r
   append(request.written);
   for (const PlacedSpec& base : request.bases) append(base);
   StoreMemo& memo = request.written.spec->mesh().world().attachment<StoreMemo>();
-  if (auto known = memo.find(key)) return *std::move(known);
+  if (auto known = memo.find(key)) return *known;
   ExchangePtr exchange = make_exchange(request, limits);
   std::vector<SpecPtr> specs = {request.by_layouts.back(), request.written.spec};
   for (const PlacedSpec& base : request.bases) specs.push_back(base.spec);
