@@ -10,10 +10,10 @@
 #include <algorithm>
 #include <tuple>
 
+#include "ops/window_arguments.h"
+
 namespace dtensor {
 namespace {
-
-int64_t along(const std::vector<int64_t>& list, size_t k) { return list.size() == 1 ? list[0] : list.at(k); }
 
 // One dim, of whatever convolution it is.
 struct Sizes {

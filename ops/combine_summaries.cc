@@ -10,6 +10,7 @@
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
+#include "ops/price_margin.h"
 #include "ops/rank_shares.h"
 #include "plan/memo.h"
 #include "plan/plan_many.h"
@@ -48,10 +49,6 @@ Rows rows_of(const Spec& spec, const SummaryRequest& request) {
   return rows;
 }
 
-// Bytes that take as long on an idle network do not on one that others use meanwhile: for far fewer of them an exchange
-// may take that much longer.
-constexpr double kLittleLonger = 1.25;
-
 struct Way {
   bool dealt = false;
   double seconds = 0;
@@ -81,6 +78,7 @@ Way cheaper_way(const DeviceMesh& mesh, const Rows& rows, const SummaryRequest& 
   if (const auto known = ways.find(key)) return *known;
   const double gathered = seconds(said, rows.whole);
   const double dealt = seconds(said, rows.dealt) + seconds(specs(combination.dtypes, 1, rows.dealt), rows.whole);
+  // Each rank receives far fewer bytes where rows are dealt out.
   const Way way = dealt < kLittleLonger * gathered ? Way{true, dealt} : Way{false, gathered};
   ways.insert(std::move(key), way, said);
   return way;

@@ -7,6 +7,7 @@
 
 #include "ops/core_dims.h"
 #include "ops/meta_tensor.h"
+#include "ops/window_arguments.h"
 #include "propagation/trial_run.h"
 
 namespace dtensor {
@@ -87,8 +88,6 @@ CoreDims backward_dims(const OpCall& call) {
   rule.terms = {{0}};
   return result;
 }
-
-int64_t along(const std::vector<int64_t>& list, int64_t d) { return list.size() == 1 ? list[0] : list.at(d); }
 
 // Rows of images first in memory, or channels, as the input or the weight has it.
 at::MemoryFormat format_of(const OpCall& call) {

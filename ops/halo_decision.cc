@@ -8,6 +8,7 @@
 #include "comm/scope.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/representation.h"
+#include "ops/price_margin.h"
 #include "plan/largest_part.h"
 #include "plan/memo.h"
 #include "plan/redistribute_planner.h"
@@ -17,9 +18,6 @@
 
 namespace dtensor {
 namespace {
-
-// An exchange is worth that much of one that may not come.
-constexpr double kLittleLonger = 1.25;
 
 using Key = std::vector<int64_t>;
 using DecisionPtr = std::shared_ptr<const HaloDecision>;

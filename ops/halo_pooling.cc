@@ -22,6 +22,7 @@
 #include "ops/halo_decision.h"
 #include "ops/halo_exchange.h"
 #include "ops/halo_windows.h"
+#include "ops/window_arguments.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {
@@ -39,8 +40,6 @@ struct Pooling {
   }
   std::vector<HaloDim> halo_dims() const { return halo_dims_of(windows); }
 };
-
-int64_t along(const std::vector<int64_t>& list, size_t k) { return list.size() == 1 ? list[0] : list.at(k); }
 
 // nullopt: an error that the operator itself tells.
 std::optional<Pooling> pooling_of(const Arguments& args, at::IntArrayRef sizes, size_t n) {

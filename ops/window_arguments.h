@@ -1,0 +1,13 @@
+// Strides, paddings and the like of windows over images. Internal to ops/.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace dtensor {
+
+// Of the k-th dim that windows move along: `list` has a number for each, or one for all.
+inline int64_t along(const std::vector<int64_t>& list, size_t k) { return list.size() == 1 ? list[0] : list.at(k); }
+
+}  // namespace dtensor
