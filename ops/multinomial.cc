@@ -1,5 +1,8 @@
 // multinomial: categories drawn row by row, each rank for the rows that it holds. The numbers drawn are those of
 // random.h, so that the result depends on the seed and the row, not on mesh or layout.
+//
+// What is no distribution is an error on all ranks that share the row: they exchange first, so that none waits for one
+// that has found something. Ranks of other rows do not hear of it, as of an index out of range.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
@@ -25,6 +28,7 @@ namespace {
 
 using torch::jit::Stack;
 
+constexpr const char* kInvalid = "probability tensor contains either `inf`, `nan` or element < 0";
 constexpr const char* kNothingToDraw = "invalid multinomial distribution (sum of probabilities <= 0)";
 
 at::Tensor laid_out(const at::Tensor& t, const Placements& layout) {
@@ -32,14 +36,13 @@ at::Tensor laid_out(const at::Tensor& t, const Placements& layout) {
                                      {"aten::multinomial", "self", current_scope().module_path, /*implicit=*/true});
 }
 
-// On the rank that holds what is wrong.
-void check_probabilities(const at::Tensor& p) {
+// nan where a probability is none.
+void mark_invalid(const at::Tensor& speeds, const at::Tensor& p) {
+  const RankTensors &marked = meta_of(speeds).locals, &given = meta_of(p).locals;
   LocalGuard guard;
-  for (const at::Tensor& local : meta_of(p).locals) {
-    if (local.numel() == 0) continue;
-    const bool valid = local.min().item<double>() >= 0 &&
-                       local.max().item<double>() < std::numeric_limits<double>::infinity();  // false of nan
-    TORCH_CHECK(valid, "probability tensor contains either `inf`, `nan` or element < 0");
+  for (size_t i = 0; i < given.size(); ++i) {
+    const at::Tensor valid = given[i].ge(0).logical_and_(given[i].lt(std::numeric_limits<double>::infinity()));
+    marked[i].masked_fill_(valid.logical_not(), std::numeric_limits<double>::quiet_NaN());
   }
 }
 
@@ -51,10 +54,15 @@ at::Tensor race(const at::Tensor& p, int64_t samples, uint64_t key) {
   fill_random(times, {RandomKind::kExponential, /*a=*/1}, key);
   times.clamp_min_(std::numeric_limits<float>::min());  // 0 / 0 would be nan
   const at::Tensor speeds = p.to(dtype) / times;
+  mark_invalid(speeds, p);
   const auto [best, categories] = samples == 1 ? at::max(speeds, -1, /*keepdim=*/true) : at::topk(speeds, samples, -1);
   LocalGuard guard;
   for (const at::Tensor& local : meta_of(best).locals) {
-    if (local.numel() > 0) TORCH_CHECK(local.select(-1, 0).gt(0).all().item<bool>(), kNothingToDraw);
+    if (local.numel() == 0) continue;
+    const at::Tensor first = local.select(-1, 0);  // nan if there is one
+    if (first.gt(0).all().item<bool>()) continue;
+    TORCH_CHECK(!first.isnan().any().item<bool>(), kInvalid);
+    TORCH_CHECK(false, kNothingToDraw);
   }
   return categories;
 }
@@ -80,6 +88,11 @@ at::Tensor search(const at::Tensor& given, const Shape& sizes, uint64_t key) {
   fill_random(drawn, {RandomKind::kUniform, 0, 1}, key);
   for (size_t i = 0; i < locals.size(); ++i) {
     LocalGuard guard;
+    if (locals[i].numel() > 0) {
+      const bool valid = locals[i].min().item<double>() >= 0 &&
+                         locals[i].max().item<double>() < std::numeric_limits<double>::infinity();  // false of nan
+      TORCH_CHECK(valid, kInvalid);
+    }
     const at::Tensor sums = locals[i].to(at::kDouble).cumsum(-1), total = sums.narrow(-1, sums.size(-1) - 1, 1);
     TORCH_CHECK(total.gt(0).all().item<bool>(), kNothingToDraw);
     // Below the sum up to the category, not below the one before: none of probability 0 is found.
@@ -105,7 +118,6 @@ void multinomial(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor p = laid_out(self, without_partials(spec_of(self)->placements()));
   // Before the check, which may fail on some ranks alone: all ranks' generators stay in step.
   const uint64_t key = spec_of(p)->mesh().world().has_data() ? draw_random_key(args.generator()) : 0;
-  check_probabilities(p);
   sizes.back() = samples;
   at::Tensor result = replacement && samples > 1 ? search(p, sizes, key) : race(p, samples, key);
   result = write_out(args.out(), result, op);

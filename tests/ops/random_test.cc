@@ -342,6 +342,23 @@ TEST_CASE("multinomial refuses what is no distribution", "[random]") {
     CHECK_THROWS_WITH(draw(std::nan(""), 8), Catch::Contains("element < 0"));
     CHECK_THROWS_WITH(draw(INFINITY, 8), Catch::Contains("element < 0"));
     CHECK_NOTHROW(draw(0, 4));
+    // Ranks that share a row exchange as ever, and then all know.
+    const auto collectives = [&](double value) {
+      const auto weights = at::ones({4, 64}, at::kDouble);
+      weights.select(0, 2).fill_(value);
+      const auto shared = lay_out(weights, meshes()[1], {Shard(1)});
+      CommDebugMode comm;
+      if (value > 0 && value < INFINITY) {
+        multinomial(shared, s);
+      } else {
+        CHECK_THROWS_WITH(multinomial(shared, s), Catch::Contains(value == 0 ? "<= 0" : "element < 0"));
+      }
+      return comm.total();
+    };
+    const int64_t usual = collectives(1);
+    CHECK(usual > 0);
+    for (const double value : {0., -1., std::nan(""), static_cast<double>(INFINITY)})
+      CHECK(collectives(value) == usual);
   }
   CHECK_THROWS_WITH(multinomial(sharded_zeros({4, 3}), {4, false}), Catch::Contains("without replacement"));
   CHECK_THROWS_WITH(multinomial(sharded_zeros({4, 3}, at::kLong), {1, false}), Catch::Contains("floating-point"));
