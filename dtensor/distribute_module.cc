@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "dtensor/extend/representation.h"
+#include "dtensor/extend/sharers.h"
 #include "dtensor/hook_watch.h"
 #include "dtensor/internal/check_hooks.h"
 #include "dtensor/redistribute.h"
@@ -18,18 +19,21 @@ namespace {
 struct Named {
   std::string name;
   at::Tensor tensor;
+  bool is_buffer = false;
 };
 
 // Parameters, then buffers, with their paths.
 std::vector<Named> tensors_of(const torch::nn::Module& module) {
   std::vector<Named> result;
   for (const auto& p : module.named_parameters()) result.push_back({p.key(), p.value()});
-  for (const auto& b : module.named_buffers()) result.push_back({b.key(), b.value()});
+  for (const auto& b : module.named_buffers()) result.push_back({b.key(), b.value(), true});
   std::erase_if(result, [](const Named& n) { return !n.tensor.defined(); });
   return result;
 }
 
-void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placements& placements) try {
+// `is_asked_for`: somebody wants that layout. Else it may change with what is written.
+void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placements& placements,
+                         bool is_asked_for = true) try {
   c10::AutoGradMode no_grad(false);
   const at::Tensor& t = n.tensor;
   TORCH_CHECK_VALUE(!t.is_meta() || is_dtensor(t),
@@ -38,6 +42,7 @@ void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placement
   const at::Tensor grad = t.grad();
   const at::Tensor data = distribute_tensor(t.detach(), mesh, placements);
   keep_hook_watches(t, data);
+  if (!is_asked_for) open_layout(data);
   t.set_data(data);
   if (!grad.defined()) return;
   t.mutable_grad() =
@@ -138,7 +143,8 @@ void distribute_all(torch::nn::Module& module, const std::vector<Named>& tensors
   }
   for (const Named& n : tensors) {
     tie(n, ties);
-    if (!is_dtensor(n.tensor)) distribute_in_place(n, mesh, Placements(mesh.ndim(), Replicate()));
+    if (!is_dtensor(n.tensor))
+      distribute_in_place(n, mesh, Placements(mesh.ndim(), Replicate()), /*is_asked_for=*/!n.is_buffer);
     const Spec& spec = *spec_of(n.tensor);
     TORCH_CHECK_VALUE(spec.mesh().world().with_data() == mesh.world().with_data(), "[distribute_module] '", n.name,
                       "' is ", spec.to_string(), " of another world, ", spec.mesh().world().name(),

@@ -36,6 +36,10 @@ class MemoryHold {
   ~MemoryHold() { meter_.add(-bytes_); }
   MemoryHold(const MemoryHold&) = delete;
   MemoryHold& operator=(const MemoryHold&) = delete;
+  void resize(int64_t bytes) {
+    meter_.add(bytes - bytes_);
+    bytes_ = bytes;
+  }
 
  private:
   MemoryMeter& meter_;

@@ -57,6 +57,7 @@ bool input_allowed(const Problem& problem, size_t i, int64_t d, const Placement&
   const Placement& given = problem.given(i, d);
   if (wanted == given) return true;
   if (!valid_dim(wanted, spec.ndim()) || wanted.is_mask_partial()) return false;
+  if (!problem.call.may_become(i, given, wanted)) return false;
   if (!wanted.is_partial()) return true;
   if (wanted.reduce_op() == ReduceOp::kSum) return spec.dtype() != c10::ScalarType::Bool;
   // The identities of the others are no exact way to say a value that is there; only for the sake of a fellow input.
@@ -138,15 +139,16 @@ void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>&
     replicated = replicated && problem.given(i, d).is_replicate();
   }
   // It does not begin to make Partials of replicated inputs, either. What is to be reduced before matrices are
-  // multiplied may become shards: the price says whether the work that this spares is worth what it takes.
-  const bool may_shard = !replicated && problem.flops;
+  // multiplied may become shards: the price says whether the work that this spares is worth what it takes. So may the
+  // rows of what nobody has placed: a recurrence's first state is zeros on all ranks, and its others are not.
+  const auto may_shard = [&](size_t i) { return problem.flops && (!replicated || problem.call.is_unplaced(i)); };
   const auto begins = [&](const DimStrategy& s) {
     for (size_t i = 0; i < num_inputs; ++i) {
       if (present(i) && problem.goes_home(i, d, s.inputs[i])) return false;
     }
     for (size_t i = 0; i < num_inputs; ++i) {
       if (!present(i)) continue;
-      if ((s.inputs[i].is_sharded() && !may_shard) || (s.inputs[i].is_partial() && replicated)) return true;
+      if ((s.inputs[i].is_sharded() && !may_shard(i)) || (s.inputs[i].is_partial() && replicated)) return true;
     }
     return false;
   };

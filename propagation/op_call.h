@@ -29,6 +29,14 @@ struct ArgSlot {
   int count = 0;  // 1 for kTensor
 };
 
+// An input that is written to, and whose layout may change with that: nobody asked for it.
+struct FreeLayout {
+  int input = 0;  // among OpCall::inputs
+  // Nothing: it may become anything, as nobody shares it. Of one that is shared: a bit per dim that all who share it
+  // have whole, along which they may be split together where they are replicated.
+  std::optional<uint64_t> dims = std::nullopt;
+};
+
 struct OpCall {
   explicit OpCall(c10::OperatorHandle handle) : op(handle) {}
   // For tests and tools: the operator by name ("aten::mm", "aten::sum.dim_IntList"). Tensor arguments take `specs` in
@@ -42,11 +50,13 @@ struct OpCall {
   std::vector<c10::IValue> args;  // one per schema argument; None where the argument is a tensor
   std::vector<ArgSlot> slots;     // one per schema argument
   std::vector<SpecPtr> inputs;
-  // Inputs that are written to, and whose layout may change with that: nobody asked for it, and nobody shares them.
-  std::vector<int> free_layouts;
+  std::vector<FreeLayout> free_layouts;
   // Inputs that are parameters, or views of them, whose gradients will come back to the layout that they are in: where
   // one moves for the operator, its gradient has to move, too.
   std::vector<int> parameters;
+  // Inputs that no tensor was read for, as zeros and noise: that they are replicated does not say that all ranks should
+  // work on all of their rows.
+  std::vector<int> unplaced;
   // Whatever is Partial and multiplied will be read once more, as most gradients are in backward.
   bool reads_factors_again = false;
   // Empty, or per input: of a Partial one the layout that its elements had before they became addends (of rows that
@@ -72,8 +82,11 @@ struct OpCall {
 
   // Per input: whether the operator writes to it (in-place, out=).
   std::vector<bool> written() const;
-  bool is_free(size_t input) const;       // among free_layouts
+  bool is_free(size_t input) const;  // among free_layouts
+  // May a written input be brought from one placement to another, as far as whoever shares it is concerned?
+  bool may_become(size_t input, const Placement& from, const Placement& to) const;
   bool is_parameter(size_t input) const;  // among parameters
+  bool is_unplaced(size_t input) const;   // among unplaced
   // Where a Partial input is at home along a mesh dim: a Shard. Null: it is not known.
   const Placement* home(size_t input, int64_t mesh_dim) const;
   // Schema argument that a schema return is, as `self` of in-place operators is; -1: a result of its own, or a view.

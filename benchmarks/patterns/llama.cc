@@ -49,7 +49,10 @@ Pattern llama(const DeviceMesh& mesh, int64_t scale) {
       through_blocks(c, x, n) + gradients(*model, m));
 }
 
-Pattern llama_generation(const DeviceMesh& mesh, int64_t scale) {
+namespace {
+
+// `capacity`: of the cache, as examples::KVCache has it.
+Pattern generation(const DeviceMesh& mesh, int64_t scale, int64_t capacity) {
   using examples::over;
   const examples::LlamaConfig c = config(scale);
   const int64_t n = mesh.size("tp"), length = 16 * scale;
@@ -60,7 +63,7 @@ Pattern llama_generation(const DeviceMesh& mesh, int64_t scale) {
   };
   auto state = std::make_shared<State>();
   state->model = examples::Llama(c);
-  state->caches.resize(static_cast<size_t>(c.layers));
+  state->caches.resize(static_cast<size_t>(c.layers), examples::KVCache{.capacity = capacity});
   distribute_module(*state->model, mesh, examples::shard_llama);
   state->ids = distribute_tensor(torch::randint(c.vocab, {kBatch, length}), mesh);
   // The cache's heads, its keys and values among them, stay where they are. Every rank names its best next id.
@@ -76,5 +79,11 @@ Pattern llama_generation(const DeviceMesh& mesh, int64_t scale) {
   };
   return {mesh, {{"prompt", next, by_hand(length)}, {"a token", next, by_hand(1)}, {"the next", next, by_hand(1)}}};
 }
+
+}  // namespace
+
+Pattern llama_generation(const DeviceMesh& mesh, int64_t scale) { return generation(mesh, scale, 0); }
+
+Pattern llama_generation_in_place(const DeviceMesh& mesh, int64_t scale) { return generation(mesh, scale, 32 * scale); }
 
 }  // namespace dtensor::benchmarks

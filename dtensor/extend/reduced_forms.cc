@@ -13,6 +13,7 @@
 
 #include "dtensor/extend/call_sites.h"
 #include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/extend/sharers.h"
 #include "dtensor/extend/view_window.h"
 #include "placement/with_dim.h"
 #include "plan/redistribute_planner.h"
@@ -300,9 +301,18 @@ void forget_known(LocalStorage& storage) {
   stale = take_stale(storage, [](const ReducedForm&) { return true; });
 }
 
+void note_whole(LocalStorage& storage, SpecPtr spec, RankTensors parts) {
+  auto forms = std::make_shared<std::vector<ReducedForm>>();
+  ReducedForm& whole = forms->emplace_back(ReducedForm{std::move(spec), 0, /*is_dense=*/true, std::move(parts)});
+  whole.writes = writes_of(storage);
+  std::lock_guard lock(storage.reduced_mutex);
+  storage.reduced.swap(forms);  // what was there goes after the lock
+}
+
 void note_view_of(const at::Tensor& t, bool flips) {
   const DTensorMeta& meta = peek_meta(t);
   LocalStorage& storage = *meta.storage;
+  if (flips) keep_layout_of_sharers(storage);
   std::lock_guard lock(storage.reduced_mutex);
   if (is_whole(meta.spec->placements())) return;
   if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();

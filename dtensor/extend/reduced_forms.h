@@ -80,6 +80,8 @@ uint64_t count_write(LocalStorage& storage);
 // The user may write to that memory unseen: what was known of it is let go.
 void forget_known(LocalStorage& storage);
 
+// All tensors of that memory are views of one that is laid out as `spec` over `parts` now, and were of another layout.
+void note_whole(LocalStorage& storage, SpecPtr spec, RankTensors parts);
 // A view of `t` is taken. `flips`: it is seen negated, or conjugated.
 void note_view_of(const at::Tensor& t, bool flips);
 

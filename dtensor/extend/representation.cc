@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "dtensor/extend/above_autograd_key.h"
+#include "dtensor/extend/sharers.h"
 
 namespace dtensor {
 namespace {
@@ -115,6 +116,14 @@ c10::intrusive_ptr<DTensorImpl> make_impl(SpecPtr spec, RankTensors locals, std:
 
 }  // namespace
 
+LocalStorage::LocalStorage(const World& w, int64_t bytes) : world(w.in_use()), hold(w.memory(), bytes) {}
+
+LocalStorage::~LocalStorage() { delete sharers.load(std::memory_order_relaxed); }
+
+DTensorMeta::~DTensorMeta() {
+  if (storage) leave_sharers(*this);
+}
+
 void wait_for_locals(const DTensorMeta& meta) {
   if (!meta.arriving || meta.arriving->done()) return;
   LocalGuard guard;
@@ -132,21 +141,28 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
   return at::Tensor(std::move(impl));
 }
 
+void set_unplaced(const at::Tensor& t) {
+  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->is_unplaced = true;
+}
+
 void set_home(const at::Tensor& t, SpecPtr home) {
   static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->home = std::move(home);
 }
 
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage, std::shared_ptr<CommWork> arriving) {
-  if (!storage) {
+  const bool shares = storage == nullptr;
+  if (shares) {
     storage = peek_meta(base).storage;
-    storage->shared.store(true, std::memory_order_relaxed);
+    begin_sharing(base);
     if (peek_meta(base).arriving && !peek_meta(base).arriving->done()) arriving = peek_meta(base).arriving;
   }
   auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr, std::move(arriving));
   impl->set_storage_offset(offset);
   impl->match_inference_mode(base);
-  return at::Tensor(std::move(impl));
+  at::Tensor view(std::move(impl));
+  if (shares) join_sharers(view);
+  return view;
 }
 
 void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage) {
@@ -154,7 +170,8 @@ void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std
   impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes().data(), spec->sizes().size()),
                               c10::IntArrayRef(spec->strides().data(), spec->strides().size()));
   if (!storage) impl->set_storage_offset(0);
-  auto name = peek_meta(t).name;  // what is arriving is not wanted any more
+  if (storage) keep_layout_of_sharers(*storage);  // whatever `t` is of that memory
+  auto name = peek_meta(t).name;                  // what is arriving is not wanted any more
   auto meta = make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name));
   meta->laid_out_by_engine = peek_meta(t).laid_out_by_engine;
   impl->set_backend_meta(std::move(meta));
@@ -164,6 +181,7 @@ void set_name(const at::Tensor& t, std::string name) {
   const DTensorMeta& old = memory_of(t);
   t.unsafeGetTensorImpl()->set_backend_meta(
       make_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name))));
+  join_sharers(t);
   explain_access(*t.unsafeGetTensorImpl());
 }
 

@@ -1,9 +1,9 @@
 // How a distributed tensor is stored in an at::Tensor. For the folders above.
 //
 // The TensorImpl has the global sizes and strides, the real device, no storage, and one more dispatch key; everything
-// else is in an immutable BackendMeta. Shallow copies (detach, variable_data, set_data) share it, so
-// `param.set_data(dtensor)` turns a parameter into a distributed one in place. To change layout or locals, attach a new
-// DTensorMeta.
+// else is in a BackendMeta. Shallow copies (detach, variable_data, set_data) share it, so `param.set_data(dtensor)`
+// turns a parameter into a distributed one in place. To change layout or locals of one tensor, attach a new
+// DTensorMeta; only split_sharers() changes them where they are, for all who share the memory.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -27,12 +27,16 @@
 namespace dtensor {
 
 struct ViewOrigin;   // view_origin.h
+class Sharers;       // sharers.h
 struct ReducedForm;  // reduced_forms.h
 class HookWatch;     // hook_watch.h
 
 // What tensors that share memory share: the bytes they keep alive, and how often they were written to.
 struct LocalStorage {
-  LocalStorage(const World& w, int64_t bytes) : world(w.in_use()), hold(w.memory(), bytes) {}
+  LocalStorage(const World& w, int64_t bytes);
+  ~LocalStorage();
+  LocalStorage(const LocalStorage&) = delete;
+  LocalStorage& operator=(const LocalStorage&) = delete;
   World world;  // keeps the meter and the caches alive
   MemoryHold hold;
   std::atomic<uint64_t> writes{0};
@@ -42,6 +46,8 @@ struct LocalStorage {
   // Views or other handles share it, or did: giving one of them other contents would part them. (The same on all ranks,
   // as a count of present users is not.)
   std::atomic<bool> shared{false};
+  // Those, where they may still be laid out anew together; set once, owned. Null: they may not.
+  std::atomic<Sharers*> sharers{nullptr};
   // Of a parameter: a leaf that wants a gradient, which comes back in its layout.
   std::atomic<bool> is_parameter{false};
   // Hooks of modules that should run before anyone computes with this; null without such.
@@ -54,6 +60,8 @@ struct LocalStorage {
 };
 
 struct DTensorMeta final : c10::BackendMeta {
+  ~DTensorMeta() override;
+
   SpecPtr spec;
   RankTensors locals;  // one per spec->mesh().local_ranks()
   std::shared_ptr<LocalStorage> storage;
@@ -63,6 +71,8 @@ struct DTensorMeta final : c10::BackendMeta {
 
   // An operator's result, in the layout that was cheapest: nobody asked for it.
   bool laid_out_by_engine = false;
+  // No tensor was read for it: as OpCall::unplaced, until somebody writes to it.
+  bool is_unplaced = false;
   // Of a Partial tensor: as OpCall::homes. Null: it is not known.
   SpecPtr home = nullptr;
 };
@@ -97,6 +107,8 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
                         std::shared_ptr<CommWork> arriving = nullptr);
 // The same of an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
+// Says of a tensor that was just made: DTensorMeta::is_unplaced.
+void set_unplaced(const at::Tensor& t);
 // Says where a tensor that was just made is at home: DTensorMeta::home.
 void set_home(const at::Tensor& t, SpecPtr home);
 // The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the

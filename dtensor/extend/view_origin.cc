@@ -10,6 +10,7 @@
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/reduced_forms.h"
+#include "dtensor/extend/sharers.h"
 #include "dtensor/extend/view_store.h"
 #include "dtensor/extend/view_window.h"
 #include "dtensor/internal/executor.h"
@@ -115,6 +116,7 @@ ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors l
       spec(std::move(spec_of_view)),
       locals(std::move(locals_of_view)),
       moved(parts_moved) {
+  keep_layout_of_sharers(*peek_meta(base).storage);  // the copy knows how its parts follow from those of the base
   const Placements& placements = spec_of(base)->placements();
   for (size_t m = 0; m < placements.size(); ++m) follows.push_back(call.computed[m] == placements[m]);
 }

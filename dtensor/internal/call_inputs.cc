@@ -16,6 +16,7 @@
 #include "dtensor/extend/library_code.h"
 #include "dtensor/extend/plain_beside_distributed.h"
 #include "dtensor/extend/replicate.h"
+#include "dtensor/extend/sharers.h"
 
 namespace dtensor {
 namespace {
@@ -83,12 +84,18 @@ void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
   key.push_back(static_cast<uint64_t>(number));
 }
 
-// May an operator that writes to `t` lay it out anew? Known of tensors that an operator made and that no view or other
-// handle ever shared, and whose parts the user never got: on all ranks alike, as they share and ask for parts alike.
-bool has_free_layout(const at::Tensor& t) {
+// May an operator that writes to `t`, its input k, lay it out anew? Known of tensors that an operator made, or of those
+// that share the memory of one, and whose parts the user never got: on all ranks alike, as they share and ask for parts
+// alike.
+std::optional<FreeLayout> free_layout(const at::Tensor& t, int k) {
   const DTensorMeta& meta = peek_meta(t);
   const LocalStorage& storage = *meta.storage;
-  return meta.laid_out_by_engine && !storage.shared && !storage.given_away && !storage.origin && !is_leaf_parameter(t);
+  if (storage.given_away || storage.origin || is_leaf_parameter(t)) return std::nullopt;
+  if (!storage.shared) return meta.laid_out_by_engine ? std::optional(FreeLayout{k}) : std::nullopt;
+  const Sharers* sharers = storage.sharers.load(std::memory_order_acquire);
+  if (sharers == nullptr || storage.is_parameter.load(std::memory_order_relaxed)) return std::nullopt;
+  const uint64_t dims = sharers->splittable(meta);
+  return dims != 0 ? std::optional(FreeLayout{k, dims}) : std::nullopt;
 }
 
 }  // namespace
@@ -152,8 +159,8 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     if (storage.origin) in.copied_views = true;
     if (storage.hook_watches) in.hooks_watched = true;
     note_parameter(t);
-    if (info.args[arg].written && !info.args[arg].out && has_free_layout(t)) {
-      in.free_layouts.push_back(static_cast<int>(in.tensors.size()) - 1);
+    if (info.args[arg].written && !info.args[arg].out) {
+      if (const auto free = free_layout(t, static_cast<int>(in.tensors.size()) - 1)) in.free_layouts.push_back(*free);
     }
   };
   for (size_t i = 0; i < args.size(); ++i) {
@@ -178,10 +185,14 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
       }
     }
   }
-  // One that occurs twice would be laid out anew in two memories.
-  const auto occurs_again = [&](int k) {
-    return std::count_if(in.tensors.begin(), in.tensors.end(),
-                         [&](const at::Tensor& t) { return t.is_same(in.tensors[k]); }) > 1;
+  // What occurs twice, itself or another view of it, would be laid out anew for one and not for the other.
+  const auto memory_of_input = [](const at::Tensor& t) {
+    return t.defined() && is_dtensor(t) ? peek_meta(t).storage.get() : nullptr;
+  };
+  const auto occurs_again = [&](const FreeLayout& free) {
+    return std::count_if(in.tensors.begin(), in.tensors.end(), [&](const at::Tensor& t) {
+             return memory_of_input(t) == memory_of_input(in.tensors[free.input]);
+           }) > 1;
   };
   in.free_layouts.erase(std::remove_if(in.free_layouts.begin(), in.free_layouts.end(), occurs_again),
                         in.free_layouts.end());
@@ -222,6 +233,8 @@ void note_context(const OpInfo& info, Inputs& in) {
       in.homes.resize(in.tensors.size());
       in.homes[k] = meta.home;
     }
+    if (meta.is_unplaced && meta.spec->is_replicated() && meta.storage->writes.load(std::memory_order_relaxed) == 0)
+      in.unplaced.push_back(static_cast<int>(k));
     const bool is_parameter = wants_gradients && meta.storage->is_parameter.load(std::memory_order_relaxed);
     if (is_parameter && !meta.spec->is_replicated()) in.parameters.push_back(static_cast<int>(k));
   }
@@ -257,9 +270,14 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
   key.push_back(in.reads_factors_again);
   key.push_back(static_cast<uint64_t>(current_dispatch_scope().limits.max_bytes));
   key.push_back(in.free_layouts.size());
-  for (const int k : in.free_layouts) key.push_back(static_cast<uint64_t>(k));
+  for (const FreeLayout& free : in.free_layouts) {
+    key.push_back(static_cast<uint64_t>(free.input));
+    key.push_back(free.dims.value_or(~uint64_t{0}));
+  }
   key.push_back(in.parameters.size());
   for (const int k : in.parameters) key.push_back(static_cast<uint64_t>(k));
+  key.push_back(in.unplaced.size());
+  for (const int k : in.unplaced) key.push_back(static_cast<uint64_t>(k));
   key.push_back(in.homes.size());
   for (const SpecPtr& home : in.homes) key.push_back(home ? home->id() : 0);
   for (size_t i = 0; i < args.size(); ++i) {
@@ -284,6 +302,7 @@ OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue
   call.slots = in.slots;
   call.free_layouts.assign(in.free_layouts.begin(), in.free_layouts.end());
   call.parameters.assign(in.parameters.begin(), in.parameters.end());
+  call.unplaced.assign(in.unplaced.begin(), in.unplaced.end());
   call.reads_factors_again = in.reads_factors_again;
   call.homes.assign(in.homes.begin(), in.homes.end());
   call.gradient_target = std::move(gradient_target);

@@ -17,12 +17,13 @@ namespace dtensor {
 
 // Flattened in schema order (OpCall::inputs), all on one mesh.
 struct Inputs {
-  absl::InlinedVector<at::Tensor, 6> tensors;  // undefined: absent
-  absl::InlinedVector<uint16_t, 6> args;       // the schema argument of each
-  std::vector<ArgSlot> slots;                  // per schema argument
-  absl::InlinedVector<int, 2> free_layouts;    // as OpCall::free_layouts
-  absl::InlinedVector<int, 2> parameters;      // as OpCall::parameters
-  absl::InlinedVector<SpecPtr, 1> homes;       // as OpCall::homes
+  absl::InlinedVector<at::Tensor, 6> tensors;       // undefined: absent
+  absl::InlinedVector<uint16_t, 6> args;            // the schema argument of each
+  std::vector<ArgSlot> slots;                       // per schema argument
+  absl::InlinedVector<FreeLayout, 2> free_layouts;  // as OpCall::free_layouts
+  absl::InlinedVector<int, 2> parameters;           // as OpCall::parameters
+  absl::InlinedVector<SpecPtr, 1> homes;            // as OpCall::homes
+  absl::InlinedVector<int, 1> unplaced;             // as OpCall::unplaced
   DeviceMesh mesh;
   bool reads_factors_again = false;  // as OpCall::reads_factors_again
   bool writes_plain = false;         // an argument that the operator writes to is a plain tensor
@@ -37,7 +38,7 @@ bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // Plain tensors beside distributed ones become replicated where that is allowed, and are an error elsewhere.
 // REQUIRES: has_dtensor().
 Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
-// What matters to the price beside the inputs' layouts: `parameters`, `homes` and `reads_factors_again`.
+// What matters to the price beside the inputs' layouts: `parameters`, `unplaced`, `homes` and `reads_factors_again`.
 void note_context(const OpInfo& info, Inputs& in);
 // "weight", or "tensors[1]" in a list.
 std::string arg_name(const OpInfo& info, const Inputs& in, int input);

@@ -9,6 +9,7 @@
 #include "comm/scope.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/reduced_forms.h"
+#include "dtensor/extend/sharers.h"
 #include "dtensor/internal/executor.h"
 #include "plan/plan_many.h"
 
@@ -148,11 +149,26 @@ void run_communicating(std::vector<Input> waiting) {
   }
 }
 
+// Is input k split together with all that share its memory, rather than moved?
+bool splits_sharers(const InputsOfCall& call, size_t k) {
+  const auto is_shared = [&](const FreeLayout& free) { return free.input == static_cast<int>(k) && free.dims; };
+  return call.decision.input_plans[k] &&
+         std::any_of(call.in.free_layouts.begin(), call.in.free_layouts.end(), is_shared);
+}
+
+void split_sharers_of(const InputsOfCall& call) {
+  for (const FreeLayout& free : call.in.free_layouts) {
+    if (splits_sharers(call, free.input))
+      split_sharers(call.in.tensors[free.input], call.decision.computed[free.input]->placements());
+  }
+}
+
 }  // namespace
 
 std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> calls) {
   std::vector<std::vector<RankTensors>> result;
   for (const InputsOfCall& call : calls) result.emplace_back(call.in.tensors.size());
+  for (const InputsOfCall& call : calls) split_sharers_of(call);
   std::vector<Input> communicating, moved;
   for (size_t c = 0; c < calls.size(); ++c) {
     const auto& [info, decision, in] = calls[c];
@@ -160,7 +176,7 @@ std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> ca
       const at::Tensor& t = in.tensors[k];
       if (!t.defined()) continue;
       const auto& plan = decision.input_plans[k];
-      if (!plan) {
+      if (!plan || splits_sharers(calls[c], k)) {
         const bool reads = !info.is_view && !info.args[in.args[k]].overwritten;
         result[c][k] = (info.always_shares ? peek_meta(t) : reads ? meta_of(t) : memory_of(t)).locals;
         continue;
@@ -179,9 +195,10 @@ std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> ca
     expand_as(*input.call->decision.computed[input.number], *input.plan(), *input.result);
   }
   for (size_t c = 0; c < calls.size(); ++c) {
-    for (const int k : calls[c].in.free_layouts) {
-      if (calls[c].decision.input_plans[k])
-        replace_contents(calls[c].in.tensors[k], calls[c].decision.computed[k], result[c][k]);
+    for (const FreeLayout& free : calls[c].in.free_layouts) {
+      if (!free.dims && calls[c].decision.input_plans[free.input])
+        replace_contents(calls[c].in.tensors[free.input], calls[c].decision.computed[free.input],
+                         result[c][free.input]);
     }
   }
   return result;

@@ -42,7 +42,9 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   }
   TensorMeta meta{Shape(first.sizes().begin(), first.sizes().end()),
                   Shape(first.strides().begin(), first.strides().end()), first.scalar_type()};
-  stack.emplace_back(make_result(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals)));
+  at::Tensor result = make_result(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
+  set_unplaced(result);
+  stack.emplace_back(std::move(result));
 }
 
 // Nobody else sees its memory.

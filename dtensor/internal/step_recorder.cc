@@ -124,7 +124,10 @@ namespace {
 // Begins with 0, where the dispatcher's keys have the address of an operator.
 CacheKey key_of(const OpCall& call, const LayoutPin& pin) {
   CacheKey key{0, static_cast<uint64_t>(call.limits.max_bytes), call.free_layouts.size()};
-  for (const int k : call.free_layouts) key.push_back(static_cast<uint64_t>(k));
+  for (const FreeLayout& free : call.free_layouts) {
+    key.push_back(static_cast<uint64_t>(free.input));
+    key.push_back(free.dims.value_or(~uint64_t{0}));
+  }
   for (const SpecPtr& input : call.inputs) key.push_back(input ? input->id() : 0);
   const auto add_text = [&](const std::string& text) {
     for (size_t i = 0; i < text.size(); i += 8) {

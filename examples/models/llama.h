@@ -42,9 +42,30 @@ class RMSNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RMSNorm);
 
-// The keys and values of the positions so far, of one layer: [batch, kv_heads, length, width / heads].
+// The keys and values of the positions so far, of one layer.
 struct KVCache {
-  torch::Tensor keys, values;
+  int64_t capacity = 0;        // positions that there is room for; 0: it grows with each call
+  int64_t length = 0;          // positions so far
+  torch::Tensor keys, values;  // [batch, kv_heads, capacity, or length if that is 0, width / heads]
+
+  // Adds those of more positions; then `k` and `v` are those of all. Error (c10::Error): more than there is room for.
+  void add(torch::Tensor& k, torch::Tensor& v) {
+    const int64_t before = length;
+    length += k.size(2);
+    if (capacity == 0) {
+      k = keys = before > 0 ? torch::cat({keys, k}, 2) : k;
+      v = values = before > 0 ? torch::cat({values, v}, 2) : v;
+      return;
+    }
+    TORCH_CHECK(length <= capacity, "KVCache: ", length, " positions, but there is room for ", capacity);
+    const auto put = [&](torch::Tensor& kept, torch::Tensor& t) {
+      if (!kept.defined()) kept = torch::zeros({t.size(0), t.size(1), capacity, t.size(3)}, t.options());
+      kept.slice(2, before, length).copy_(t);
+      t = kept.slice(2, 0, length);
+    };
+    put(keys, k);
+    put(values, v);
+  }
 };
 
 class LlamaBlockImpl : public torch::nn::Module {
@@ -90,10 +111,7 @@ class LlamaBlockImpl : public torch::nn::Module {
     };
     const auto q = rotated(split(wq(x)), cosine, sine);
     auto k = rotated(split(wk(x)), cosine, sine), v = split(wv(x));
-    if (cache != nullptr) {
-      k = cache->keys = cache->keys.defined() ? torch::cat({cache->keys, k}, 2) : k;
-      v = cache->values = cache->values.defined() ? torch::cat({cache->values, v}, 2) : v;
-    }
+    if (cache != nullptr) cache->add(k, v);
     const auto shared = [&](const torch::Tensor& t) {  // every head of keys and values serves several of queries
       const int64_t group = config_.heads / config_.kv_heads;
       return t.unsqueeze(2).expand({-1, -1, group, -1, -1}).reshape({t.size(0), config_.heads, t.size(2), size});
@@ -128,7 +146,7 @@ class LlamaImpl : public torch::nn::Module {
   // before, to which these are added.
   torch::Tensor forward(const torch::Tensor& ids, std::vector<KVCache>* caches = nullptr) {
     const int64_t length = ids.size(1), half = config.width / config.heads / 2;
-    const int64_t before = caches != nullptr && (*caches)[0].keys.defined() ? (*caches)[0].keys.size(2) : 0;
+    const int64_t before = caches != nullptr ? (*caches)[0].length : 0;
     const auto options = tokens->weight.options().requires_grad(false);
     // Half-precision numbers cannot count positions.
     const auto exact = options.dtype(tokens->weight.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat);

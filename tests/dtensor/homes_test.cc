@@ -1,10 +1,11 @@
-// What was looked up for a split batch comes back to the batch, whoever reads it first.
+// Where rows belong: those looked up for a split batch, whoever reads them first, and those that nobody has placed.
 #include <torch/nn.h>
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/factories.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 
@@ -76,6 +77,30 @@ TEST_CASE("the gradient of a table that is small beside its batch is made of par
   CHECK(calls(64).count("all_gather") == 0);
   CHECK(calls(64).at("reduce_scatter") == 1);
   CHECK(calls(1 << 20).at("all_gather") == 1);
+}
+
+TEST_CASE("rows that nobody has placed are multiplied by one rank each", "[dtensor][homes]") {
+  const bool abstract = GENERATE(false, true);
+  const DeviceMesh mesh(abstract ? World::abstract(4) : World::local(4), {4}, {"dp"});
+  const Tensor weight = zeros({3, 8}, mesh, {}, {torch::kDouble}),
+               columns = zeros({3, 8}, mesh, {Shard(1)}, {torch::kDouble});
+  const auto made = [&](int64_t rows) {
+    const MeshScope scope(mesh);
+    return torch::zeros({rows, 3}, torch::kDouble);
+  };
+  const auto layout = [](const Tensor& t) { return to_string(spec_of(t)->placements()); };
+  CommDebugMode comm;
+  const Tensor state = made(8);
+  CHECK(layout(state.mm(weight)) == "S(0)");
+  CHECK(layout(torch::addmm(weight[0], state, weight)) == "S(0)");
+  CHECK(comm.work_share() == Approx(1));
+  CHECK(layout(state.mm(columns)) == "S(1)");
+  CHECK(layout(made(1).mm(weight)) == "R");  // there is nothing to share out
+  CHECK(layout(state + 1) == "R");           // nor is it worth anything
+  CHECK(layout((state + 1).mm(weight)) == "R");
+  state.add_(1);
+  CHECK(layout(state.mm(weight)) == "R");  // an operator has placed it
+  CHECK(comm.total() == 0);
 }
 
 }  // namespace

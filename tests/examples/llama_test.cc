@@ -127,7 +127,8 @@ TEST_CASE("llama: generation keeps its cache where the heads are", "[examples][l
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   Llama plain = make_model(config), distributed = make_model(config);
   distribute_module(*distributed, mesh, examples::shard_llama);
-  std::vector<examples::KVCache> plain_caches(2), caches(2);
+  const examples::KVCache empty{.capacity = GENERATE(0, 16)};  // one that grows, and one that is written in place
+  std::vector<examples::KVCache> plain_caches(2, empty), caches(2, empty);
   const at::NoGradGuard no_grad;
   torch::Tensor expected = make_batch(config, 3, 7).ids, ids = distribute_tensor(expected, mesh);
   for (int token = 0; token < 5; ++token) {

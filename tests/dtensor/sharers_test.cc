@@ -1,0 +1,187 @@
+// What is written slice by slice, and laid out by nobody, becomes what is written to it, with all that shares it.
+#include "dtensor/extend/sharers.h"
+
+#include <torch/nn.h>
+
+#include <functional>
+#include <vector>
+
+#include "dtensor/distribute_module.h"
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/factories.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
+#include "mesh/memory_meter.h"
+#include "observe/comm_debug_mode.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+using torch::Tensor;
+using torch::indexing::Slice;
+
+Placements layout(const Tensor& t) { return spec_of(t)->placements(); }
+
+DeviceMesh mesh_of(int64_t ranks, bool abstract = false) {
+  return DeviceMesh(abstract ? World::abstract(ranks) : World::local(ranks), {ranks}, {"tp"});
+}
+
+bool close(const Tensor& t, const Tensor& plain) {
+  return !spec_of(t)->mesh().world().has_data() || torch::equal(full_tensor(t), plain);
+}
+
+Tensor numbers(c10::IntArrayRef sizes) {
+  int64_t count = 1;
+  for (const int64_t n : sizes) count *= n;
+  return torch::arange(count, torch::kDouble).view(sizes) + 1;
+}
+
+// What the program makes of nothing: replicated, since nobody has said more.
+Tensor made(const DeviceMesh& mesh, c10::IntArrayRef sizes, c10::ScalarType dtype = torch::kDouble) {
+  const MeshScope scope(mesh);
+  return torch::zeros(sizes, dtype);
+}
+
+TEST_CASE("sharers: a list of results becomes what is written to it", "[dtensor][sharers]") {
+  const bool abstract = GENERATE(false, true);
+  const int64_t batch = GENERATE(8, 7, 3);  // 3: a rank has nothing
+  const DeviceMesh mesh = mesh_of(4, abstract);
+  const Tensor h = numbers({batch, 5}), x = distribute_tensor(h, mesh, {Shard(0)});
+  CommDebugMode comm;
+  Tensor out = made(mesh, {3, batch, 5});
+  const int64_t before = mesh.world().memory().live_bytes();
+  for (int64_t t = 0; t < 3; ++t) out.index_put_({t}, x * (t + 1));
+  CHECK(layout(out) == Placements{Shard(1)});
+  CHECK(mesh.world().memory().live_bytes() < before);
+  CHECK(layout(out.sum({0})) == Placements{Shard(0)});
+  CHECK(comm.total() == 0);
+  CHECK(close(out, torch::stack({h, h * 2, h * 3})));
+  CHECK(close(out.sum({0}), h * 6));
+}
+
+TEST_CASE("sharers: a cache over two mesh dims, and all views of it", "[dtensor][sharers]") {
+  const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
+  const Tensor keys = numbers({4, 6, 1, 3}), k = distribute_tensor(keys, mesh, {Shard(0), Shard(1)});
+  CommDebugMode comm;
+  Tensor cache = made(mesh, {4, 6, 5, 3}), expected = torch::zeros({4, 6, 5, 3}, torch::kDouble);
+  const Tensor turned = cache.transpose(1, 2), same = cache.detach(), data = cache.data(), last = cache.slice(2, 4, 5);
+  const auto step = [](const Tensor& cache, const Tensor& keys) {
+    cache.slice(2, 2, 3).copy_(keys);
+    cache.slice(2, 4, 5).copy_(keys * 2);
+    cache.transpose(1, 2).select(1, 0).copy_(keys.squeeze(2) * 3);
+    cache.slice(2, 1, 5, 2).mul_(keys);
+  };
+  step(expected, keys);
+  step(cache, k);
+  CHECK(layout(cache) == Placements{Shard(0), Shard(1)});
+  CHECK(layout(turned) == Placements{Shard(0), Shard(2)});
+  CHECK(layout(same) == Placements{Shard(0), Shard(1)});
+  CHECK(layout(last) == Placements{Shard(0), Shard(1)});
+  CHECK(comm.total() == 0);
+  CHECK(close(cache, expected));
+  CHECK(close(turned, expected.transpose(1, 2)));
+  CHECK(close(same, expected));
+  CHECK(close(data, expected));
+  CHECK(close(last, expected.slice(2, 4, 5)));
+}
+
+TEST_CASE("sharers: a dim that any view ever cut is not split", "[dtensor][sharers]") {
+  const DeviceMesh mesh = mesh_of(4);
+  const Tensor value = numbers({4, 1}), x = distribute_tensor(value, mesh, {Shard(0)});
+  const Tensor cut = made(mesh, {4, 1, 2}), whole = made(mesh, {4, 1, 2});
+  cut.select(0, 1);  // is not there any more, but was
+  const Tensor expected = torch::stack({torch::zeros_like(value), value}, 2);
+  for (const Tensor& t : {cut, whole}) t.select(2, 1).copy_(x);
+  CHECK(layout(cut) == Placements{Replicate()});
+  CHECK(layout(whole) == Placements{Shard(0)});
+  CHECK(close(cut, expected));
+  CHECK(close(whole, expected));
+}
+
+TEST_CASE("sharers: they stay as they are where somebody depends on it", "[dtensor][sharers]") {
+  const DeviceMesh mesh = mesh_of(4);
+  const Tensor value = numbers({8, 3}), x = distribute_tensor(value, mesh, {Shard(0)});
+  const auto stays = [&](const Tensor& t, const std::function<Tensor(const Tensor&)>& view) {
+    view(t).copy_(x);
+    CHECK(layout(t) == Placements(mesh.ndim(), Replicate()));
+    CHECK(close(view(t), value));
+  };
+  const auto first = [](const Tensor& t) { return t.select(0, 0); };
+  stays(zeros({2, 8, 3}, mesh, {}, {torch::kDouble}), first);  // somebody laid it out
+  const Tensor given = made(mesh, {2, 8, 3});
+  DTensor(given).locals();
+  stays(given, first);
+  const Tensor seen_as_numbers = made(mesh, {2, 8, 3}, torch::kComplexDouble);
+  stays(seen_as_numbers, [](const Tensor& t) { return torch::view_as_real(t).select(0, 0).select(2, 0); });
+  const Tensor turned = made(mesh, {2, 8, 3});
+  turned.transpose_(0, 1);
+  stays(turned, [](const Tensor& t) { return t.select(1, 0); });
+  const Tensor both = made(mesh, {2, 8, 3});  // one call reads what it writes to
+  both.select(0, 0).add_(both.select(0, 1)).add_(x);
+  CHECK(close(both.select(0, 0), value));
+}
+
+struct CachingImpl : torch::nn::Module {
+  CachingImpl()
+      : keys(register_module("keys", torch::nn::Linear(torch::nn::LinearOptions(4, 6).bias(false)))),
+        cache(register_buffer("cache", torch::zeros({2, 5, 6}, torch::kDouble))) {}
+
+  Tensor forward(const Tensor& x, int64_t at) {
+    cache.slice(1, at, at + 1).copy_(keys(x));
+    return cache.slice(1, 0, at + 1).sum(1);
+  }
+
+  torch::nn::Linear keys;
+  Tensor cache;
+};
+TORCH_MODULE(Caching);
+
+TEST_CASE("sharers: a module's buffer becomes what is written to it", "[dtensor][sharers]") {
+  const DeviceMesh mesh = mesh_of(2);
+  const torch::NoGradGuard no_grad;
+  Caching plain, model;
+  plain->to(torch::kDouble), model->to(torch::kDouble);
+  model->keys->weight.copy_(plain->keys->weight);
+  distribute_module(*model, mesh, [](const std::string& name, torch::nn::Module& m, const DeviceMesh& mesh) {
+    if (name == "keys") shard_parameter(m, "weight", mesh, {Shard(0)});
+  });
+  CHECK(layout(model->cache) == Placements{Replicate()});
+  for (int64_t at = 0; at < 5; ++at) {
+    const Tensor x = numbers({2, 1, 4}) * (at + 1), dx = distribute_tensor(x, mesh);
+    CommDebugMode comm;
+    const Tensor sum = model->forward(dx, at);
+    CHECK(comm.total() == 0);
+    CHECK(torch::allclose(full_tensor(sum), plain->forward(x, at), 1e-12, 1e-13));
+  }
+  CHECK(layout(model->cache) == Placements{Shard(2)});
+  CHECK(model->cache.is_same(model->named_buffers()["cache"]));
+}
+
+TEST_CASE("sharers: gradients go through a list of results", "[dtensor][sharers]") {
+  const DeviceMesh mesh = mesh_of(2);
+  torch::manual_seed(1);
+  const Tensor w = torch::randn({3, 3}, torch::kDouble).requires_grad_(), x = torch::randn({5, 4, 3}, torch::kDouble);
+  const Tensor dw = distribute_tensor(w.detach(), mesh).requires_grad_();
+  const auto loop = [](const Tensor& out, const Tensor& w, const Tensor& x) {
+    Tensor h = x[0];
+    for (int64_t t = 0; t < 5; ++t) {
+      h = torch::tanh(h.mm(w) + x[t]);
+      out[t] = h;
+    }
+    return out;
+  };
+  loop(torch::zeros({5, 4, 3}, torch::kDouble), w, x).square().sum().backward();
+  const Tensor dx = distribute_tensor(x, mesh, {Shard(1)});
+  CommDebugMode comm;
+  const Tensor out = loop(made(mesh, {5, 4, 3}), dw, dx);
+  CHECK(layout(out) == Placements{Shard(1)});
+  CHECK(comm.total() == 0);
+  out.square().sum().backward();
+  CHECK(comm.total() <= 2);  // of the loss, and of the gradient
+  CHECK(torch::allclose(full_tensor(dw.grad()), w.grad(), 1e-12, 1e-13));
+}
+
+}  // namespace
+}  // namespace dtensor
