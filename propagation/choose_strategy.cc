@@ -169,7 +169,8 @@ std::vector<std::vector<DimStrategy>> fitting_options(const Problem& problem, co
   for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
     all = rule.per_dim(problem.functional, d);
     std::vector<DimStrategy> fitting;
-    for (const DimStrategy& s : all) {
+    fitting.reserve(all.size());
+    for (DimStrategy& s : all) {
       check_shape(problem, s.inputs.size(), s.outputs.size());
       bool allowed =
           keeps_written(
@@ -182,9 +183,9 @@ std::vector<std::vector<DimStrategy>> fitting_options(const Problem& problem, co
       }
       if (!allowed) continue;
       for (size_t o = 0; o < s.outputs.size(); ++o) check_output(problem, o, s.outputs[o]);
-      fitting.push_back(s);
+      fitting.push_back(std::move(s));
     }
-    if (fitting.empty()) throw_none(problem, d, all);
+    if (fitting.empty()) throw_none(problem, d, all);  // where none fits, none was moved
     keep_unsharded(problem, d, fitting);
     options.push_back(std::move(fitting));
   }

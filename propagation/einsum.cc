@@ -1,46 +1,49 @@
 // Reads the equations of the rule language.
 #include <algorithm>
 #include <cctype>
-#include <map>
-#include <string>
-#include <tuple>
+#include <string_view>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "propagation/factor_rule.h"
 
 namespace dtensor {
 namespace {
 
 using Factors = std::vector<int>;
-// "b...mk": letters before and after the ellipsis.
+
+// "b...mk": what stands before and after the ellipsis, letters and spaces.
 struct Operand {
-  std::string before, after;
+  std::string_view before, after;
   bool ellipsis = false;
 
-  int64_t num_letters() const { return static_cast<int64_t>(before.size() + after.size()); }
+  int64_t num_letters() const {
+    const auto is_letter = [](char c) { return c != ' '; };
+    return std::count_if(before.begin(), before.end(), is_letter) +
+           std::count_if(after.begin(), after.end(), is_letter);
+  }
 };
 
+using Operands = absl::InlinedVector<Operand, 4>;
+
 Operand parse_operand(std::string_view text, std::string_view equation) {
-  Operand result;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (c == ' ') continue;
-    if (c == '.') {
-      TORCH_CHECK(text.substr(i, 3) == "..." && !result.ellipsis, "einsum rule \"", equation,
-                  "\": \"...\" expected at \"", text.substr(i), "\"");
-      result.ellipsis = true;
-      i += 2;
-      continue;
+  constexpr std::string_view kEllipsis = "...";
+  Operand result{text, {}, false};
+  if (const size_t at = text.find(kEllipsis); at != std::string_view::npos) {
+    result = {text.substr(0, at), text.substr(at + kEllipsis.size()), true};
+  }
+  for (const std::string_view part : {result.before, result.after}) {
+    for (const char c : part) {
+      TORCH_CHECK(c != '.', "einsum rule \"", equation, "\": one \"...\" expected in \"", text, "\"");
+      TORCH_CHECK(std::isalpha(static_cast<unsigned char>(c)) || c == '1' || c == ' ', "einsum rule \"", equation,
+                  "\": '", c, "' is not a letter");
     }
-    TORCH_CHECK(std::isalpha(static_cast<unsigned char>(c)) || c == '1', "einsum rule \"", equation, "\": '", c,
-                "' is not a letter");
-    (result.ellipsis ? result.after : result.before) += c;
   }
   return result;
 }
 
-std::vector<std::string_view> split_at(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
+absl::InlinedVector<std::string_view, 4> split_at(std::string_view text, char separator) {
+  absl::InlinedVector<std::string_view, 4> parts;
   for (size_t end; (end = text.find(separator)) != std::string_view::npos; text.remove_prefix(end + 1)) {
     parts.push_back(text.substr(0, end));
   }
@@ -48,8 +51,8 @@ std::vector<std::string_view> split_at(std::string_view text, char separator) {
   return parts;
 }
 
-std::vector<Operand> parse_operands(std::string_view text, std::string_view equation) {
-  std::vector<Operand> result;
+Operands parse_operands(std::string_view text, std::string_view equation) {
+  Operands result;
   for (std::string_view operand : split_at(text, ',')) result.push_back(parse_operand(operand, equation));
   return result;
 }
@@ -58,25 +61,30 @@ std::vector<Operand> parse_operands(std::string_view text, std::string_view equa
 struct Label {
   char letter;
   int64_t ellipsis;
-  bool operator<(const Label& o) const { return std::tie(letter, ellipsis) < std::tie(o.letter, o.ellipsis); }
+  bool operator==(const Label& o) const { return letter == o.letter && ellipsis == o.ellipsis; }
 };
 
-using Labels = std::vector<Label>;
+using Labels = absl::InlinedVector<Label, 8>;
 
 Labels labels(const Operand& operand, int64_t ellipsis_dims) {
   Labels result;
-  for (char c : operand.before) result.push_back({c, 0});
+  const auto append = [&](std::string_view letters) {
+    for (const char c : letters) {
+      if (c != ' ') result.push_back({c, 0});
+    }
+  };
+  append(operand.before);
   for (int64_t k = ellipsis_dims; operand.ellipsis && k > 0; --k) result.push_back({'.', k});
-  for (char c : operand.after) result.push_back({c, 0});
+  append(operand.after);
   return result;
 }
 
 // "mn+mk,kn->mn".
 struct Equation {
   std::string_view text;
-  std::vector<Operand> inputs, outputs;
+  Operands inputs, outputs;
   std::vector<std::vector<int>> terms;  // of inputs
-  std::vector<bool> alone;              // the only input of its term, of several: it broadcasts to the result
+  absl::InlinedVector<bool, 4> alone;   // the only input of its term, of several: it broadcasts to the result
 };
 
 Equation parse_equation(std::string_view text) {
@@ -84,7 +92,7 @@ Equation parse_equation(std::string_view text) {
   TORCH_CHECK(arrow != std::string_view::npos, "einsum rule \"", text, "\": no \"->\"");
   Equation equation;
   equation.text = text;
-  const std::vector<std::string_view> terms = split_at(text.substr(0, arrow), '+');
+  const auto terms = split_at(text.substr(0, arrow), '+');
   for (std::string_view term : terms) {
     std::vector<int>& indices = equation.terms.emplace_back();
     for (Operand& operand : parse_operands(term, text)) {
@@ -99,11 +107,11 @@ Equation parse_equation(std::string_view text) {
 
 // Of every input's dims, from the right where the input has fewer than letters. `ellipsis_dims`: that "..." stands for,
 // at most.
-std::vector<Labels> label_inputs(const OpCall& call, const Equation& equation, int64_t& ellipsis_dims) {
+absl::InlinedVector<Labels, 4> label_inputs(const OpCall& call, const Equation& equation, int64_t& ellipsis_dims) {
   TORCH_CHECK(equation.inputs.size() == call.inputs.size(), call.name(), ": the rule \"", equation.text, "\" has ",
               equation.inputs.size(), " inputs, the call ", call.inputs.size());
   ellipsis_dims = 0;
-  std::vector<Labels> result(equation.inputs.size());
+  absl::InlinedVector<Labels, 4> result(equation.inputs.size());
   for (size_t i = 0; i < equation.inputs.size(); ++i) {
     if (!call.inputs[i]) continue;
     const Operand& operand = equation.inputs[i];
@@ -121,8 +129,8 @@ std::vector<Labels> label_inputs(const OpCall& call, const Equation& equation, i
 
 // Broadcast dims are of no factor.
 void leave_out_broadcast(const OpCall& call, size_t num_factors, FactorRule& rule) {
-  std::vector<int64_t> sizes(num_factors, 1);
-  std::vector<bool> in_input(num_factors, false);
+  absl::InlinedVector<int64_t, 8> sizes(num_factors, 1);
+  absl::InlinedVector<bool, 8> in_input(num_factors, false);
   const auto each_dim = [&](auto&& visit) {
     for (size_t i = 0; i < rule.inputs.size(); ++i) {
       for (size_t d = 0; d < rule.inputs[i].size(); ++d) {
@@ -147,28 +155,35 @@ void leave_out_broadcast(const OpCall& call, size_t num_factors, FactorRule& rul
 }  // namespace
 
 FactorRule einsum(const OpCall& call, std::string_view text, bool linear) {
-  const Equation equation = parse_equation(text);
+  Equation equation = parse_equation(text);
   int64_t ellipsis_dims;
-  const std::vector<Labels> input_labels = label_inputs(call, equation, ellipsis_dims);
+  const auto input_labels = label_inputs(call, equation, ellipsis_dims);
   FactorRule rule;
-  if (linear) rule.terms = equation.terms;
+  if (linear) rule.terms = std::move(equation.terms);
 
-  // Numbers: the dims of the results first, so that among equals a split that leaves no Partial comes first.
-  std::map<Label, int> factors;
+  // Factors are numbered as they come, those of the results first, so that among equals a split that leaves no Partial
+  // comes first.
+  Labels factors;
+  const auto number = [&](const Label& label) {
+    if (label.letter == '1') return kNoFactor;
+    const auto it = std::find(factors.begin(), factors.end(), label);
+    const int factor = static_cast<int>(it - factors.begin());
+    if (it == factors.end()) factors.push_back(label);
+    return factor;
+  };
   const auto numbered = [&](const Labels& dims) {
-    Factors result;
-    for (const Label& label : dims) {
-      const bool none = label.letter == '1';
-      result.push_back(none ? kNoFactor : factors.emplace(label, static_cast<int>(factors.size())).first->second);
-    }
+    Factors result(dims.size());
+    std::transform(dims.begin(), dims.end(), result.begin(), number);
     return result;
   };
+  rule.outputs.reserve(equation.outputs.size());
+  rule.inputs.reserve(input_labels.size());
   for (const Operand& output : equation.outputs) rule.outputs.push_back(numbered(labels(output, ellipsis_dims)));
   for (const Labels& dims : input_labels) rule.inputs.push_back(numbered(dims));
   leave_out_broadcast(call, factors.size(), rule);
 
-  for (const auto& [label, factor] : factors) {
-    const bool blocked = std::isupper(static_cast<unsigned char>(label.letter));
+  for (int factor = 0; factor < static_cast<int>(factors.size()); ++factor) {
+    const bool blocked = std::isupper(static_cast<unsigned char>(factors[factor].letter));
     bool contracted = false;
     for (const Factors& dims : rule.outputs)
       contracted = contracted || std::find(dims.begin(), dims.end(), factor) == dims.end();

@@ -15,8 +15,11 @@ int dim_of(const Factors& factors, int factor) {
 }
 
 bool writes_to_inputs(const OpCall& call) {
-  const std::vector<bool> written = call.written();
-  return std::find(written.begin(), written.end(), true) != written.end();
+  for (size_t a = 0; a < call.slots.size(); ++a) {
+    const auto* alias = call.schema().arguments()[a].alias_info();
+    if (call.slots[a].count > 0 && alias != nullptr && alias->isWrite()) return true;
+  }
+  return false;
 }
 
 // Derives the strategies of one rule; see strategies().
@@ -27,7 +30,7 @@ class Deriver {
     TORCH_CHECK(rule.inputs.size() == call.inputs.size(), call.name(), ": the rule describes ", rule.inputs.size(),
                 " inputs, the call has ", call.inputs.size());
     for (const auto& term : rule.terms) {
-      std::vector<int> present;
+      Term present;
       for (int i : term) {
         if (call.inputs[i]) present.push_back(i);
       }
@@ -36,6 +39,7 @@ class Deriver {
   }
 
   std::vector<DimStrategy> run() {
+    result_.reserve(8);  // few rules have more
     add(replicated(), rule_.maths);
     int num_factors = 0;
     for (const auto* tensors : {&rule_.inputs, &rule_.outputs}) {
@@ -57,9 +61,9 @@ class Deriver {
   }
 
  private:
-  DimStrategy replicated() const {
-    return {Placements(rule_.outputs.size(), Replicate()), Placements(rule_.inputs.size(), Replicate())};
-  }
+  using Term = absl::InlinedVector<int, 4>;
+
+  DimStrategy replicated() const { return {Placements(rule_.outputs.size()), Placements(rule_.inputs.size())}; }
 
   const Placement* given(size_t input) const {
     return mesh_dim_ >= 0 && call_.inputs[input] ? &call_.inputs[input]->placements()[mesh_dim_] : nullptr;
@@ -110,33 +114,40 @@ class Deriver {
     return true;
   }
 
+  // The MaskPartial that input i came as, where `s` takes it as a sum; null if it came otherwise.
+  const Placement* summed_mask(const DimStrategy& s, size_t i) const {
+    const Placement* p = given(i);
+    const bool is_sum = p != nullptr && p->is_mask_partial() && p->reduce_op() == ReduceOp::kSum;
+    return is_sum && s.inputs[i] == Partial() ? p : nullptr;
+  }
+
   // Adds the strategy, if the dtypes allow it, and where it sums inputs that came as MaskPartial also one that takes
-  // those as they are. Written to, a MaskPartial stays one if at no element two ranks can have something: then it is
-  // given as a result.
+  // those as they are.
   void add(DimStrategy s, Maths maths) {
     if (!fits(s, maths)) return;
-    DimStrategy masked = s;
+    result_.push_back(std::move(s));
     bool any = false;
+    for (size_t i = 0; i < rule_.inputs.size(); ++i) any = any || summed_mask(result_.back(), i) != nullptr;
+    if (any) add_masked(result_.back(), maths);
+  }
+
+  // Written to, a MaskPartial stays one if at no element two ranks can have something: then it is given as a result.
+  void add_masked(DimStrategy s, Maths maths) {
     int64_t partial = 0;
     const Placement* mask = nullptr;
     bool one_mask = maths != Maths::kOnce;
     for (size_t i = 0; i < s.inputs.size(); ++i) {
-      partial += is_partial(s, i);
-      const Placement* p = given(i);
-      if (p == nullptr || !p->is_mask_partial() || p->reduce_op() != ReduceOp::kSum || s.inputs[i] != Partial())
-        continue;
-      masked.inputs[i] = *p;
+      const Placement* p = summed_mask(s, i);
+      partial += p == nullptr && is_partial(s, i);
+      if (p == nullptr) continue;
+      s.inputs[i] = *p;
       one_mask = one_mask && (mask == nullptr || (*mask == *p && maths == Maths::kCopy));
       mask = p;
-      any = true;
-      --partial;
     }
-    result_.push_back(std::move(s));
-    if (!any) return;
-    result_.push_back(masked);
+    result_.push_back(s);
     if (!one_mask || partial > 0 || !writes_) return;
-    std::fill(masked.outputs.begin(), masked.outputs.end(), *mask);
-    result_.push_back(std::move(masked));
+    std::fill(s.outputs.begin(), s.outputs.end(), *mask);
+    result_.push_back(std::move(s));
   }
 
   std::optional<ReduceOp> contraction(int factor) const {
@@ -189,7 +200,8 @@ class Deriver {
       if (first.is_sharded()) return std::nullopt;
       first = Partial(*op);
     }
-    return consistent(s, factor) ? std::optional(s) : std::nullopt;
+    if (!consistent(s, factor)) return std::nullopt;
+    return s;
   }
 
   // An input that is in several terms must not be an addend in one and whole in another.
@@ -219,17 +231,15 @@ class Deriver {
 
   void add_linear(ReduceOp op) {
     if (terms_.empty()) return;
-    std::vector<size_t> choice(terms_.size(), 0);
-    std::vector<DimStrategy> seen;
+    absl::InlinedVector<size_t, 4> choice(terms_.size(), 0);
+    const auto first = static_cast<std::ptrdiff_t>(result_.size());
     while (true) {
       DimStrategy s = replicated();
       for (size_t t = 0; t < terms_.size(); ++t) s.inputs[terms_[t][choice[t]]] = Partial(op);
       std::fill(s.outputs.begin(), s.outputs.end(), Partial(op));
       auto same = [&](const DimStrategy& other) { return other.inputs == s.inputs; };
-      if (consistent(s, kNoFactor - 1) && std::none_of(seen.begin(), seen.end(), same)) {
-        seen.push_back(s);
+      if (consistent(s, kNoFactor - 1) && std::none_of(result_.begin() + first, result_.end(), same))
         add(std::move(s), rule_.maths);
-      }
       size_t t = terms_.size();
       while (t > 0 && ++choice[t - 1] == terms_[t - 1].size()) choice[--t] = 0;
       if (t == 0) return;
@@ -239,8 +249,8 @@ class Deriver {
   const FactorRule& rule_;
   const OpCall& call_;
   const int64_t mesh_dim_;
-  std::vector<std::vector<int>> terms_;  // without absent inputs
-  const bool writes_;                    // in place
+  absl::InlinedVector<Term, 4> terms_;  // without absent inputs
+  const bool writes_;                   // in place
   std::vector<DimStrategy> result_;
 };
 
@@ -309,7 +319,9 @@ Flops flops(const FactorRule& rule) {
     });
   };
   if (std::none_of(rule.contractions.begin(), rule.contractions.end(), is_product)) return {};
-  return [factors = rule.inputs](const std::vector<Shape>& inputs) {
+  absl::InlinedVector<absl::InlinedVector<int, 4>, 4> factors;
+  for (const Factors& of_input : rule.inputs) factors.emplace_back(of_input.begin(), of_input.end());
+  return [factors = std::move(factors)](const std::vector<Shape>& inputs) {
     absl::InlinedVector<int64_t, 8> sizes;  // by factor
     for (size_t i = 0; i < factors.size(); ++i) {
       for (size_t d = 0; d < inputs[i].size(); ++d) {

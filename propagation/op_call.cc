@@ -239,7 +239,9 @@ std::optional<std::vector<int64_t>> OpCall::get_ints(std::string_view name) cons
 }
 
 std::string OpCall::to_string() const {
-  std::string text = absl::StrCat(name(), "(");
+  std::string text;
+  text.reserve(128);
+  absl::StrAppend(&text, name(), "(");
   const char* separator = "";
   auto append_input = [&](int i) { absl::StrAppend(&text, inputs[i] ? inputs[i]->to_short_string() : "None"); };
   for (size_t a = 0; a < slots.size(); ++a) {
@@ -263,7 +265,8 @@ std::string OpCall::to_string() const {
     }
     separator = ", ";
   }
-  return text + ")";
+  text += ')';
+  return text;
 }
 
 NumberClass number_class(const c10::IValue& value) {

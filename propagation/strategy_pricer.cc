@@ -8,6 +8,15 @@
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
+namespace {
+
+int64_t bytes_of(const Shape& sizes, c10::ScalarType dtype) {
+  int64_t bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  for (const int64_t n : sizes) bytes *= n;
+  return bytes;
+}
+
+}  // namespace
 
 bool returns_view(const c10::FunctionSchema& schema) {
   const auto shares = [](const c10::Argument& result) {
@@ -37,6 +46,7 @@ SpecPtr moved_of(const OpCall& call, size_t input, const Placements& to) {
 
 std::vector<Pricer::Group> Pricer::all_inputs(const Problem& problem) {
   std::vector<Pricer::Group> groups;
+  groups.reserve(problem.functional.inputs.size());
   for (size_t i = 0; i < problem.functional.inputs.size(); ++i) {
     if (problem.call.inputs[i]) groups.push_back({i, 1});
   }
@@ -53,9 +63,7 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
     if (!normalize_placements(s.outputs[o], std::numeric_limits<int32_t>::max()).ok()) return std::nullopt;
   }
   // First with lower bounds in place of what is not planned yet.
-  Score score{way_back(s), 0};
-  if (score.cost == kNever) return std::nullopt;
-  score.cost += begun_shards(s) + work(s);
+  Score score{begun_shards(s), 0};
   changes_.clear();
   for (const Group& g : groups_) {
     const Spec& spec = *problem_.call.inputs[g.input];
@@ -72,6 +80,13 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
     score.changed += g.count;
     if (!quick) changes_.push_back(g);
   }
+  // What follows is never negative: where the inputs' ways are too dear already, nobody looks at it.
+  if (score.cost > limit) return std::nullopt;
+  const Picoseconds after = way_back(s);
+  if (after == kNever) return std::nullopt;
+  score.cost += after;
+  if (score.cost > limit) return std::nullopt;
+  score.cost += work(s);
   for (const Group& g : changes_) {
     if (score.cost > limit) return std::nullopt;
     const Spec* spec = problem_.call.inputs[g.input].get();
@@ -117,9 +132,7 @@ void Pricer::plan(size_t input, const Placements& to, Price& price) {
 }
 
 int64_t Pricer::local_bytes(const TensorMeta& meta, const Placements& placements) const {
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(meta.dtype));
-  for (const int64_t n : largest_part(meta.sizes, problem_.call.mesh.shape(), placements)) bytes *= n;
-  return bytes;
+  return bytes_of(largest_part(meta.sizes, problem_.call.mesh.shape(), placements), meta.dtype);
 }
 
 int64_t Pricer::bytes_read(const Strategy& s) const {
@@ -134,14 +147,15 @@ int64_t Pricer::bytes_read(const Strategy& s) const {
 // operators that multiply no matrices nothing, as they take little, and all ways that move as much about as much of it.
 Picoseconds Pricer::work(const Strategy& s) const {
   if (!problem_.flops) return 0;
-  int64_t bytes = bytes_read(s);
-  for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
-    if (problem_.metas.tensors[o]) bytes += local_bytes(*problem_.metas.tensors[o], s.outputs[o]);
-  }
   std::vector<Shape> parts(problem_.functional.inputs.size());
   for (size_t i = 0; i < parts.size(); ++i) {
     if (const SpecPtr& input = problem_.functional.inputs[i])
       parts[i] = largest_part(input->sizes(), problem_.call.mesh.shape(), s.inputs[i]);
+  }
+  int64_t bytes = 0;
+  for (const Group& g : groups_) bytes += g.count * bytes_of(parts[g.input], problem_.call.inputs[g.input]->dtype());
+  for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
+    if (problem_.metas.tensors[o]) bytes += local_bytes(*problem_.metas.tensors[o], s.outputs[o]);
   }
   return picoseconds(problem_.cost->work(problem_.flops(parts), bytes));
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "absl/container/inlined_vector.h"
+
 namespace dtensor {
 namespace {
 
@@ -18,7 +20,7 @@ class Search {
   std::optional<Strategy> run(SearchEffort& effort);
 
  private:
-  using Choice = std::vector<size_t>;  // per mesh dim, which of its options
+  using Choice = absl::InlinedVector<size_t, 4>;  // per mesh dim, which of its options
 
   std::vector<Pricer::Group> group_inputs() const;
   int num_changed(const DimStrategy& option, int64_t d) const;
@@ -32,16 +34,18 @@ class Search {
   void descend(bool pairs);
   Choice change_pairs(Choice at, Score score);
   bool is_exhausted() const { return pricer_.priced() >= kMaxPriced; }
-  Strategy combine(const Choice& chosen, bool all) const;
+  void combine(const Choice& chosen, bool all, Strategy& s) const;
+  const Strategy& candidate();
 
   const Problem& problem_;
   const Picoseconds latency_ = picoseconds(problem_.cost->least(0)) - 1;
-  const std::vector<std::vector<DimStrategy>> options_;  // per mesh dim, best first
-  std::vector<std::vector<uint64_t>> traffic_;           // needs_traffic() of each
-  std::vector<std::vector<size_t>> order_;               // in which they are tried: few changes first
+  const std::vector<std::vector<DimStrategy>> options_;     // per mesh dim, best first
+  std::vector<absl::InlinedVector<uint64_t, 16>> traffic_;  // needs_traffic() of each
+  std::vector<absl::InlinedVector<size_t, 16>> order_;      // in which they are tried: few changes first
   const std::vector<Pricer::Group> groups_;
   Pricer pricer_;
   Choice chosen_, best_chosen_;
+  Strategy candidate_;  // what is priced; its memory is used again
   Score best_;
   bool found_ = false;
 };
@@ -51,34 +55,41 @@ Search::Search(const Problem& problem, std::vector<std::vector<DimStrategy>> opt
   traffic_.resize(options_.size());
   order_.resize(options_.size());
   for (size_t d = 0; d < options_.size(); ++d) {
-    std::vector<int> changed;
+    absl::InlinedVector<int, 16> changed;
     for (const DimStrategy& option : options_[d]) {
       traffic_[d].push_back(needs_traffic(option, d));
       changed.push_back(num_changed(option, d));
       order_[d].push_back(order_[d].size());
     }
-    std::stable_sort(order_[d].begin(), order_[d].end(), [&](size_t a, size_t b) { return changed[a] < changed[b]; });
+    const auto changes_less = [&](size_t a, size_t b) { return std::tie(changed[a], a) < std::tie(changed[b], b); };
+    std::sort(order_[d].begin(), order_[d].end(), changes_less);
   }
 }
 
 // Lists may hold a hundred tensors of one layout: inputs that are alike are priced once, and counted.
 std::vector<Pricer::Group> Search::group_inputs() const {
-  std::vector<Pricer::Group> groups;
-  // By layout, what all options make of it, and how it is priced.
-  absl::flat_hash_map<std::tuple<const Spec*, Placements, bool, const Spec*>, size_t> known;
-  for (const Pricer::Group& input : Pricer::all_inputs(problem_)) {
-    Placements wanted;
-    for (const auto& options : options_) {
-      for (const DimStrategy& option : options) wanted.push_back(option.inputs[input.input]);
+  const OpCall& call = problem_.call;
+  const auto home = [&](size_t i) { return i < call.homes.size() ? call.homes[i].get() : nullptr; };
+  // By layout, how they are priced, and what all options make of them.
+  const auto alike = [&](size_t a, size_t b) {
+    if (call.inputs[a] != call.inputs[b] || call.is_parameter(a) != call.is_parameter(b) || home(a) != home(b)) {
+      return false;
     }
-    const OpCall& call = problem_.call;
-    const Spec* home = input.input < call.homes.size() ? call.homes[input.input].get() : nullptr;
-    const auto [it, is_new] = known.try_emplace(
-        {call.inputs[input.input].get(), std::move(wanted), call.is_parameter(input.input), home}, groups.size());
-    if (is_new) {
+    const auto wants_same = [&](const DimStrategy& option) { return option.inputs[a] == option.inputs[b]; };
+    return std::all_of(options_.begin(), options_.end(), [&](const std::vector<DimStrategy>& options) {
+      return std::all_of(options.begin(), options.end(), wants_same);
+    });
+  };
+  const std::vector<Pricer::Group> inputs = Pricer::all_inputs(problem_);
+  std::vector<Pricer::Group> groups;
+  groups.reserve(inputs.size());
+  for (const Pricer::Group& input : inputs) {
+    const auto it = std::find_if(groups.begin(), groups.end(),
+                                 [&](const Pricer::Group& group) { return alike(group.input, input.input); });
+    if (it == groups.end()) {
       groups.push_back(input);
     } else {
-      ++groups[it->second].count;
+      ++it->count;
     }
   }
   return groups;
@@ -96,11 +107,15 @@ uint64_t Search::needs_traffic(const DimStrategy& option, int64_t d) const {
   uint64_t mask = 0;
   if (problem_.call.mesh.size(d) == 1) return mask;
   for (size_t g = 0; g < std::min<size_t>(groups_.size(), 64); ++g) {
-    const size_t i = groups_[g].input;
-    if (problem_.call.inputs[i]->meta().numel() == 0) continue;
-    const Placement& from = problem_.given(i, d);
-    const Placement& to = option.inputs[i];
-    if ((from.is_sharded() && to.is_replicate()) || (from.is_partial() && !to.is_partial())) mask |= uint64_t{1} << g;
+    const Spec& spec = *problem_.call.inputs[groups_[g].input];
+    if (spec.meta().numel() == 0) continue;
+    const Placement& from = problem_.given(groups_[g].input, d);
+    const Placement& to = option.inputs[groups_[g].input];
+    // Rows become columns, and no other mesh dim has a say: some rank lacks elements, unless both dims are of size 1.
+    const bool cut_anew = options_.size() == 1 && from.is_shard() && to.is_shard() && from != to &&
+                          (spec.sizes()[from.dim()] > 1 || spec.sizes()[to.dim()] > 1);
+    if (cut_anew || (from.is_sharded() && to.is_replicate()) || (from.is_partial() && !to.is_partial()))
+      mask |= uint64_t{1} << g;
   }
   return mask;
 }
@@ -127,7 +142,9 @@ std::optional<Strategy> Search::run(SearchEffort& effort) {
   effort.planned += pricer_.planned();
   if (!found_) return std::nullopt;
   effort.seconds = static_cast<double>(best_.cost) * 1e-12;
-  return combine(best_chosen_, /*all=*/true);
+  Strategy best;
+  combine(best_chosen_, /*all=*/true, best);
+  return best;
 }
 
 // The first strategies that take every input as it is, if all mesh dims have one: nothing can be cheaper, unless they
@@ -148,7 +165,7 @@ void Search::branch(size_t d, uint64_t traffic) {
   // Every redistribution with traffic pays the latency of one collective at least.
   if (found_ && __builtin_popcountll(traffic) * latency_ > best_.cost) return;
   if (d == options_.size()) {
-    consider();
+    if (!found_ || chosen_ != best_chosen_) consider();  // not once more what led here
     return;
   }
   for (size_t k : order_[d]) {
@@ -160,8 +177,7 @@ void Search::branch(size_t d, uint64_t traffic) {
 // Prices chosen_, and remembers the best, of equals the one that rules name first. nullopt: not possible, or not the
 // best.
 std::optional<Score> Search::consider() {
-  auto score =
-      pricer_.price(combine(chosen_, /*all=*/false), found_ ? best_.cost : std::numeric_limits<Picoseconds>::max());
+  const auto score = pricer_.price(candidate(), found_ ? best_.cost : std::numeric_limits<Picoseconds>::max());
   if (!score) return std::nullopt;
   if (found_ && (best_ < *score || (!(*score < best_) && best_chosen_ < chosen_))) return std::nullopt;
   found_ = true;
@@ -193,7 +209,7 @@ std::vector<Search::Choice> Search::seeds() const {
 
 // Whether chosen_ is cheaper than `score`, by quick prices; then that is the score.
 bool Search::is_better(Score& score) {
-  const auto other = pricer_.price(combine(chosen_, /*all=*/false), score.cost, /*quick=*/true);
+  const auto other = pricer_.price(candidate(), score.cost, /*quick=*/true);
   if (!other || !(*other < score)) return false;
   score = *other;
   return true;
@@ -262,10 +278,11 @@ Search::Choice Search::change_pairs(Choice at, Score score) {
   return at;
 }
 
-// The strategy that `chosen` is. Without `all`, only of the inputs that stand for others.
-Strategy Search::combine(const Choice& chosen, bool all) const {
-  Strategy s;
+// Makes `s` the strategy that `chosen` is. Without `all`, only of the inputs that stand for others.
+void Search::combine(const Choice& chosen, bool all, Strategy& s) const {
   s.inputs.resize(problem_.functional.inputs.size());
+  for (Placements& placements : s.inputs) placements.clear();
+  for (Placements& placements : s.outputs) placements.clear();
   for (size_t d = 0; d < options_.size(); ++d) {
     const DimStrategy& option = options_[d][chosen[d]];
     s.outputs.resize(option.outputs.size());
@@ -276,7 +293,11 @@ Strategy Search::combine(const Choice& chosen, bool all) const {
     }
     for (size_t o = 0; o < s.outputs.size(); ++o) s.outputs[o].push_back(option.outputs[o]);
   }
-  return s;
+}
+
+const Strategy& Search::candidate() {
+  combine(chosen_, /*all=*/false, candidate_);
+  return candidate_;
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones.h>
 
 #include <mutex>
@@ -44,7 +44,7 @@ class KeepGenerator {
 at::Tensor meta_tensor(const Spec& spec) {
   // A number is never on the meta device, and the meta kernels that Python adds ask for its value.
   if (spec.meta().wrapped_number) return one_element(spec);
-  return at::empty_strided(spec.sizes(), spec.strides(), at::TensorOptions(spec.dtype()).device(c10::DeviceType::Meta));
+  return at::Tensor(at::detail::empty_strided_meta(spec.sizes(), spec.strides(), spec.dtype()));
 }
 
 }  // namespace
@@ -152,14 +152,17 @@ std::optional<OutputMetas> run_meta(const OpCall& call) {
     return std::nullopt;
   }
   // Operators such as t_() change the shape of the very tensor; who holds the distributed one could not follow.
-  const std::vector<bool> written = call.without_outs().written();
-  for (size_t i = 0; i < written.size(); ++i) {
-    if (!written[i] || !stand_ins[i].defined()) continue;
-    const TensorMeta after = read_meta(stand_ins[i]);
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        after == call.inputs[i]->meta(), "Operator ", dotted_name(call.op),
-        ": in-place operations that change the shape of a distributed tensor are not supported; use ",
-        "the form that returns a new tensor");
+  const auto& arguments = call.schema().arguments();
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    const auto* alias = arguments[a].alias_info();
+    if (alias == nullptr || !alias->isWrite() || arguments[a].is_out()) continue;
+    for (int i = call.slots[a].first; i < call.slots[a].first + call.slots[a].count; ++i) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !stand_ins[i].defined() || read_meta(stand_ins[i]) == call.inputs[i]->meta(), "Operator ",
+          dotted_name(call.op),
+          ": in-place operations that change the shape of a distributed tensor are not supported; use ",
+          "the form that returns a new tensor");
+    }
   }
   return read_metas(stack);
 }
