@@ -10,7 +10,6 @@
 #include <optional>
 #include <utility>
 
-#include "comm/comm_work.h"
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/representation.h"
@@ -18,8 +17,8 @@
 #include "ops/arguments.h"
 #include "ops/halo_decision.h"
 #include "ops/halo_exchange.h"
-#include "ops/halo_surroundings.h"
 #include "ops/halo_windows.h"
+#include "ops/late_slices.h"
 #include "ops/meta_tensor.h"
 #include "placement/with_dim.h"
 #include "propagation/rule_registry.h"
@@ -79,43 +78,13 @@ SpecPtr resized(const SpecPtr& spec, const Placements& placements, int64_t dim, 
   return Spec::get(spec->mesh(), placements, at::IntArrayRef(sizes.data(), sizes.size()), spec->dtype());
 }
 
-// Its parts may be late, and are not asked for.
-std::shared_ptr<const Surroundings> surroundings_of(const at::Tensor& t) {
-  auto known = known_surroundings(t);
-  LocalStorage& storage = *peek_meta(t).storage;
-  if (!known || !storage.origin) return known;
-  read_anew(storage);
-  return known_surroundings(t);
-}
-
 // A view of self whose parts moved along `cutting`.
 at::Tensor moved_view(const c10::OperatorHandle& op, Stack& stack, const std::vector<int64_t>& cutting,
-                      const SpecPtr& result, RankTensors locals, int64_t offset,
-                      std::shared_ptr<CommWork> arriving = nullptr) {
+                      const SpecPtr& result, RankTensors locals) {
   const std::vector<c10::IValue> args(torch::jit::last(stack, op.schema().arguments().size()).vec());
   const Placements computed = whole_along(spec_of(args[0].toTensor())->placements(), cutting);
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);  // as dispatch() does for every view
-  return make_view_of({op, args, 0, 0, computed}, result, std::move(locals), offset, /*moved=*/true,
-                      std::move(arriving));
-}
-
-// The same where `known` are the view's surroundings. Parts that those do not hold come when somebody asks for them.
-at::Tensor surrounded_view(const c10::OperatorHandle& op, Stack& stack, const std::vector<int64_t>& cutting,
-                           const HaloDecision& decision, Surroundings known, int64_t offset, const CommCause& cause) {
-  std::optional<RankTensors> locals = own_parts(known, *decision.result);
-  std::shared_ptr<CommWork> arriving;
-  const auto base = std::make_shared<at::Tensor>();  // a handle of its own: the user's may be given other parts
-  if (!locals) {
-    const at::Tensor& self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
-    locals = empty_halos(*decision.plan, peek_meta(self).locals);
-    arriving = std::make_shared<CommWork>([base, plan = decision.plan, parts = *locals, cause] {
-      fetch_halos(*plan, meta_of(*base).locals, 0, cause, parts);
-    });
-  }
-  const at::Tensor view = moved_view(op, stack, cutting, decision.result, *std::move(locals), offset, arriving);
-  *base = peek_meta(view).storage->origin->base;
-  note_surroundings(view, std::move(known));
-  return view;
+  return make_view_of({op, args, 0, 0, computed}, result, std::move(locals), 0, /*moved=*/true);
 }
 
 void return_view(const c10::OperatorHandle& op, Stack& stack, at::Tensor view) {
@@ -131,18 +100,6 @@ std::vector<int64_t> cutting_of(const at::Tensor& t, const std::optional<Taken>&
   return cutting_mesh_dims(*spec_of(t), {taken->dim});
 }
 
-// A slice of a dim that no rank shares with others: what is known around the parts is sliced, too.
-void slice_by_rule(const c10::OperatorHandle& op, Stack& stack, const at::Tensor& self,
-                   const std::optional<Taken>& taken) {
-  const auto around = is_dtensor(self) && taken && taken->step == 1 ? surroundings_of(self) : nullptr;
-  dispatch_by_rule(op, stack);
-  if (!around) return;
-  const at::Tensor& view = torch::jit::peek(stack, 0, 1).toTensor();
-  if (known_surroundings(view)) return;
-  if (auto known = sliced_surroundings(*around, spec_of(view), taken->dim, taken->start))
-    note_surroundings(view, *std::move(known));
-}
-
 // slice.Tensor(self, dim, start, end, step), select.int(self, dim, index).
 template <bool kSelect>
 void take_part(const c10::OperatorHandle& op, Stack& stack) {
@@ -150,7 +107,7 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = args.tensor("self");
   const auto taken = kSelect ? taken_by_select(args, self.sizes()) : taken_by_slice(args, self.sizes());
   const std::vector<int64_t> cutting = cutting_of(self, taken, taken ? self.size(taken->dim) : 0);
-  if (cutting.empty()) return kSelect ? dispatch_by_rule(op, stack) : slice_by_rule(op, stack, self, taken);
+  if (cutting.empty()) return dispatch_by_rule(op, stack);
   if (is_leaf_parameter(self)) keep_gradient_layout(self);
   const SpecPtr& source = spec_of(self);
   const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
@@ -172,18 +129,9 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{request, rule->outputs[0]->with_placements(placements)};
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  const int64_t offset = taken->start * self.stride(taken->dim);
-  const CommCause cause = halo_cause(op, self, "self");
-  if (const auto around = kSelect || taken->step != 1 ? nullptr : surroundings_of(self)) {
-    if (auto known = sliced_surroundings(*around, decision->result, taken->dim, taken->start))
-      return return_view(op, stack, surrounded_view(op, stack, cutting, *decision, *std::move(known), offset, cause));
-  }
-  RankTensors locals = fetch_halos(*decision->plan, meta_of(self).locals, 0, cause);
-  if (kSelect) {
-    LocalGuard guard;
-    for (at::Tensor& local : locals) local = local.squeeze(taken->dim);
-  }
-  return_view(op, stack, moved_view(op, stack, cutting, decision->result, std::move(locals), offset));
+  at::Tensor view = make_late_slice({op, self, decision->result, taken->start * self.stride(taken->dim), cutting,
+                                     decision->plan, kSelect ? taken->dim : -1, halo_cause(op, self, "self")});
+  return_view(op, stack, std::move(view));
 }
 
 // slice_backward(grad_output, input_sizes, dim, start, end, step).
@@ -238,7 +186,7 @@ void unfold(const c10::OperatorHandle& op, Stack& stack) {
                                           : locals[i].new_empty(at::IntArrayRef(sizes.data(), sizes.size()));
     }
   }
-  return_view(op, stack, moved_view(op, stack, cutting, decision->result, std::move(locals), 0));
+  return_view(op, stack, moved_view(op, stack, cutting, decision->result, std::move(locals)));
 }
 
 // unfold_backward(grad_in, input_sizes, dim, size, step).

@@ -25,13 +25,4 @@ std::optional<HaloRequest> windows_request(const SpecPtr& source, const std::vec
 at::Tensor pad_late(const HaloDecision& decision, const at::Tensor& self, const at::Scalar& fill,
                     const CommCause& cause);
 
-// The surroundings of indices begin, begin + 1, ... of dim `dim`, of which `view` says whose they are; nullopt where
-// they do not hold every rank's part along that dim.
-std::optional<Surroundings> sliced_surroundings(const Surroundings& known, const SpecPtr& view, int64_t dim,
-                                                int64_t begin);
-
-// The parts of `spec`, of which `known` are the surroundings; fresh. nullopt: some rank's part goes beyond its box, or
-// the boxes were forgotten.
-std::optional<RankTensors> own_parts(const Surroundings& known, const Spec& spec);
-
 }  // namespace dtensor

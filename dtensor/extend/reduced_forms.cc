@@ -283,8 +283,6 @@ std::optional<Placements> layout_of_base(const ReducedForm& base, const Spec& vi
   return taking(base, wanted, view, offset, to) == Taking::kNot ? std::nullopt : std::optional(wanted);
 }
 
-constexpr int kMostSurroundings = 16;  // of one memory; more are not noted
-
 }  // namespace
 
 uint64_t count_write(LocalStorage& storage) {
@@ -323,6 +321,13 @@ void note_view_of(const at::Tensor& t, bool flips) {
     forms.insert(forms.begin(), std::move(base));
   }
   if (flips && !is_flipped(storage)) storage.reduced->emplace_back();
+}
+
+at::Tensor viewed_tensor(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  std::lock_guard lock(meta.storage->reduced_mutex);
+  const ReducedForm* base = base_of(*meta.storage, t, *meta.spec);
+  return base == nullptr ? at::Tensor() : make_view(base->from, base->parts, t, base->offset);
 }
 
 std::optional<RankTensors> find_known(const at::Tensor& t, const RedistributePlan& plan) {
@@ -432,37 +437,11 @@ std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t w
   return form == nullptr ? std::nullopt : std::optional(Margins{form->margin, form->locals});
 }
 
-const LateParts::Made* LateParts::get() {
-  std::lock_guard lock(mutex_);
-  if (make_) {
-    made_ = make_();
-    make_ = nullptr;
-  }
-  return made_ ? &*made_ : nullptr;
-}
-
-void LateParts::forget() {
-  std::lock_guard lock(mutex_);
-  make_ = nullptr;
-}
-
-bool LateParts::are_forgotten() {
-  std::lock_guard lock(mutex_);
-  return !make_ && !made_;
-}
-
 void note_surroundings(const at::Tensor& t, Surroundings surroundings) {
   if (!may_remember(t)) return;
-  LocalStorage& storage = *peek_meta(t).storage;
-  {
-    std::lock_guard lock(storage.reduced_mutex);
-    const auto is_one = [&](const ReducedForm& f) { return f.surroundings != nullptr && is_current(f, storage); };
-    if (storage.reduced && std::count_if(storage.reduced->begin(), storage.reduced->end(), is_one) >= kMostSurroundings)
-      return;
-  }
   ReducedForm form = form_of(t);
   form.surroundings = std::make_shared<const Surroundings>(std::move(surroundings));
-  remember(storage, std::move(form));
+  remember(*peek_meta(t).storage, std::move(form));
 }
 
 std::shared_ptr<const Surroundings> known_surroundings(const at::Tensor& t) {

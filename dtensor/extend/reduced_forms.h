@@ -11,49 +11,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "dtensor/extend/representation.h"
-#include "placement/geometry.h"
+#include "dtensor/extend/surroundings.h"
 #include "plan/redistribute_plan.h"
 
 namespace dtensor {
-
-// Parts that come when they are first asked for.
-class LateParts {
- public:
-  struct Made {
-    RankTensors parts;
-    std::shared_ptr<LocalStorage> storage;  // counts their bytes
-  };
-  // `make` may communicate, and gives nothing where what it needs was forgotten; what it has captured is let go
-  // afterwards.
-  explicit LateParts(std::function<std::optional<Made>()> make) : make_(std::move(make)) {}
-
-  // Null: they were forgotten before. Thread-safe. Errors: those of `make`, which is tried again then.
-  const Made* get();
-  void forget();  // those that have not been made, and what they would be made of
-  bool are_forgotten();
-
- private:
-  std::mutex mutex_;
-  std::function<std::optional<Made>()> make_;  // guarded by mutex_; empty: made_ is all that there will be
-  std::optional<Made> made_;                   // guarded by mutex_, and never changed after make_ has gone
-};
-
-// What every rank knows of a tensor, or gets when it first asks: its part and what lies around it, one box.
-struct Surroundings {
-  std::vector<int64_t> dims;                 // along which the boxes go beyond the parts, ascending
-  std::vector<std::vector<int64_t>> cut_by;  // per such dim: the mesh dims that cut it
-  std::vector<std::vector<Run>>
-      known;  // per such dim: the indices, by where a rank stands along the mesh dims that cut it
-  std::shared_ptr<LateParts> boxes;
-};
 
 inline constexpr int64_t kRememberedBytes = int64_t{4} << 20;
 
@@ -84,6 +51,9 @@ void forget_known(LocalStorage& storage);
 void note_whole(LocalStorage& storage, SpecPtr spec, RankTensors parts);
 // A view of `t` is taken. `flips`: it is seen negated, or conjugated.
 void note_view_of(const at::Tensor& t, bool flips);
+// The tensor that all others in the memory of `t` are views of, of which `t` is one, in a handle of its own. Undefined:
+// it is `t`, or not known.
+at::Tensor viewed_tensor(const at::Tensor& t);
 
 // What `t` is after `plan`, if that is known: for operators, which read its parts and let go of them.
 std::optional<RankTensors> find_known(const at::Tensor& t, const RedistributePlan& plan);
@@ -114,9 +84,10 @@ struct Margins {
   RankTensors locals;
 };
 std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t width);
-// No more than a few of one memory.
 void note_surroundings(const at::Tensor& t, Surroundings surroundings);
-// Null: they are not known. Of a copied view they are those of what it last read: read_anew() comes first.
+// Null: they are not known. Of a copied view they are those of what it last read: read_anew() comes first. Writing
+// through a copied view keeps them where what ranks lack of it comes in the same exchange as what they store, or they
+// lack nothing: carry_back() of view_origin.h.
 std::shared_ptr<const Surroundings> known_surroundings(const at::Tensor& t);
 // Is anything remembered of `t`? Not where the user could write to the parts unseen.
 bool may_remember(const at::Tensor& t);

@@ -1,5 +1,7 @@
 #include "dtensor/extend/view_origin.h"
 
+#include <ATen/ops/clone.h>
+
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -105,6 +107,15 @@ at::Tensor take_again(const ViewOrigin& origin) {
   TORCH_INTERNAL_ASSERT(false, origin.op.operator_name(), " gave fewer views than before");
 }
 
+void read_by_call(const ViewOrigin& origin) {
+  at::Tensor now = take_again(origin);
+  const CommCause cause{c10::toString(origin.op.operator_name()), "self", current_scope().module_path,
+                        /*implicit=*/true};
+  now = redistribute_below_autograd(now, origin.spec->placements(), cause);
+  LocalGuard guard;
+  for (size_t i = 0; i < origin.locals.size(); ++i) copy_values(origin.locals[i], meta_of(now).locals[i]);
+}
+
 }  // namespace
 
 ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view, bool parts_moved)
@@ -113,6 +124,7 @@ ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors l
       args(without_base(call)),
       base_arg(call.base_arg),
       result(call.result),
+      read(call.read),
       spec(std::move(spec_of_view)),
       locals(std::move(locals_of_view)),
       moved(parts_moved) {
@@ -121,8 +133,7 @@ ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors l
   for (size_t m = 0; m < placements.size(); ++m) follows.push_back(call.computed[m] == placements[m]);
 }
 
-at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved,
-                        std::shared_ptr<CommWork> arriving) {
+at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved) {
   const at::Tensor& base = call.args[call.base_arg].toTensor();
   const DTensorMeta& meta = peek_meta(base);
   // Offsets count elements of the tensor's own dtype.
@@ -136,13 +147,13 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
   }
 
   auto origin = std::make_shared<ViewOrigin>(call, spec, locals, moved);
-  // Of a copied view that is out of date this one is, too.
+  // Of a copied view that is out of date this one is, too; so is one that nobody has read yet.
   const auto& above = meta.storage->origin;
   const bool late = above && above->seen.load(kRelaxed) != peek_meta(above->base).storage->writes.load(kRelaxed);
-  origin->seen = meta.storage->writes.load(kRelaxed) - (late && !moved ? 1 : 0);
+  origin->seen = meta.storage->writes.load(kRelaxed) - (call.read || (late && !moved) ? 1 : 0);
   auto storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
   storage->origin = std::move(origin);
-  return make_view(std::move(spec), std::move(locals), base, offset, std::move(storage), std::move(arriving));
+  return make_view(std::move(spec), std::move(locals), base, offset, std::move(storage));
 }
 
 void read_anew(LocalStorage& storage) {
@@ -152,13 +163,10 @@ void read_anew(LocalStorage& storage) {
   if (base.origin) read_anew(base);
   const uint64_t writes = base.writes.load(kRelaxed);
   if (origin.seen.load(kRelaxed) == writes) return;
-  at::Tensor now = take_again(origin);
-  const CommCause cause{c10::toString(origin.op.operator_name()), "self", current_scope().module_path,
-                        /*implicit=*/true};
-  now = redistribute_below_autograd(now, origin.spec->placements(), cause);
-  {
-    LocalGuard guard;
-    for (size_t i = 0; i < origin.locals.size(); ++i) copy_values(origin.locals[i], meta_of(now).locals[i]);
+  if (origin.read) {
+    origin.read(origin.base, origin.locals);
+  } else {
+    read_by_call(origin);
   }
   count_write(storage);
   origin.seen.store(writes, kRelaxed);
@@ -182,16 +190,61 @@ std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
   return way;
 }
 
-// The exchange in place of that way, or null. Views that some ranks have by themselves move nothing and store what the
-// one that moved has: they do not count.
-std::shared_ptr<const StoreExchange> exchange_on_way_back(const at::Tensor& t, const std::vector<SpecPtr>& way) {
-  StoreRequest request{{way[0], t.storage_offset()}, {}, way};
+// Of a tensor that is about to be written to, what has come of what lies around the parts; null: nothing.
+std::shared_ptr<const Surroundings> surroundings_there(const at::Tensor& t) {
+  auto around = known_surroundings(t);
+  return around && around->boxes->if_made() != nullptr ? around : nullptr;
+}
+
+// The boxes as they are, for what is written now: clones of the tensor may know of the others.
+LateParts::Made boxes_to_write(const Surroundings& around, const Spec& spec) {
+  LateParts::Made boxes;
+  LocalGuard guard;
+  for (const at::Tensor& box : around.boxes->if_made()->parts) boxes.parts.push_back(at::clone(box));
+  boxes.storage = std::make_shared<LocalStorage>(spec.mesh().world(), box_bytes(around, spec));
+  return boxes;
+}
+
+// What is written to `t` on its way back.
+struct WayBack {
+  std::vector<SpecPtr> layouts;
+  std::shared_ptr<const StoreExchange> exchange;                // in place of that way, or null
+  std::vector<std::shared_ptr<const Surroundings>> kept_known;  // per tensor that it is a view of: null if not
+};
+
+// Does what lies around the parts come along, as that is no call more and takes little longer? Not if nobody has asked
+// for it since it last came so: then nobody is likely to.
+bool is_worth_it(const WayBack& way, const StoreExchange& both) {
+  constexpr double kLittleLonger = 2;
+  return way.exchange && way.exchange->bytes > 0 && both.seconds <= kLittleLonger * way.exchange->seconds &&
+         std::all_of(way.kept_known.begin(), way.kept_known.end(),
+                     [](const auto& k) { return !k || k->boxes->was_got(); });
+}
+
+// Views that some ranks have by themselves move nothing and store what the one that moved has: they do not count.
+WayBack way_back(const at::Tensor& t) {
+  WayBack way{layouts_on_way_back(t), nullptr, {}};
+  const Limits& limits = current_dispatch_scope().limits;
+  StoreRequest request{{way.layouts[0], t.storage_offset()}, {}, way.layouts};
+  StoreRequest keeping = request;
   for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
     const DTensorMeta& base = peek_meta(origin->base);
-    if (origin->moved) request.bases.push_back({base.spec, origin->base.storage_offset()});
+    way.kept_known.push_back(origin->moved ? surroundings_there(origin->base) : nullptr);
+    if (origin->moved) {
+      request.bases.push_back({base.spec, origin->base.storage_offset()});
+      keeping.bases.push_back({base.spec, origin->base.storage_offset(), way.kept_known.back()});
+    }
     origin = base.storage->origin.get();
   }
-  return cached_store_exchange(request, current_dispatch_scope().limits);
+  way.exchange = cached_store_exchange(request, limits);
+  const auto any_known = std::any_of(way.kept_known.begin(), way.kept_known.end(), [](const auto& k) { return k; });
+  const auto both = any_known ? cached_store_exchange(keeping, limits) : nullptr;
+  if (both && (both->bytes == 0 || is_worth_it(way, *both))) {
+    way.exchange = both;
+  } else {
+    std::fill(way.kept_known.begin(), way.kept_known.end(), nullptr);
+  }
+  return way;
 }
 
 // Whether writing elements of `view` writes some bytes only of an element of `base` that ranks hold addends of.
@@ -219,9 +272,10 @@ void check_can_carry_back(const at::Tensor& t, std::string_view op) {
   if (t.numel() == 0) return;
   const Limits& limits = current_dispatch_scope().limits;
   if (limits.any()) {  // an error of the way back would come after the write
-    const std::vector<SpecPtr> way = layouts_on_way_back(t);
-    const bool exchanges = exchange_on_way_back(t, way) != nullptr;  // within the limits
-    for (size_t k = 1; k < way.size() && !exchanges; ++k) cached_plan(way[k - 1], way[k]->placements(), limits);
+    const WayBack way = way_back(t);
+    const bool exchanges = way.exchange != nullptr;  // within the limits
+    for (size_t k = 1; k < way.layouts.size() && !exchanges; ++k)
+      cached_plan(way.layouts[k - 1], way.layouts[k]->placements(), limits);
     for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
       const DTensorMeta& base = peek_meta(origin->base);
       if (writes_into_addends(*spec_of(t), *base.spec)) plans_of_values_for_addends(base.spec);
@@ -248,12 +302,13 @@ void check_can_carry_back(const at::Tensor& t, std::string_view op) {
 
 void carry_back(const at::Tensor& t, std::string_view op) {
   const CommCause cause{std::string(op), "self", current_scope().module_path, /*implicit=*/true};
-  const std::vector<SpecPtr> way = layouts_on_way_back(t);
-  HeldPieces pieces = whole_parts(*way[0], memory_of(t).locals);
-  const auto exchange = exchange_on_way_back(t, way);
+  const WayBack way = way_back(t);
+  const auto& exchange = way.exchange;
+  HeldPieces pieces = whole_parts(*way.layouts[0], memory_of(t).locals);
   if (exchange) fetch_stored(*exchange, cause, pieces);
-  at::Tensor same_memory = t;  // has the memory of the view whose origin is in hand
-  auto layout = way.begin();   // how `pieces` lie, if nothing was exchanged
+  at::Tensor same_memory = t;         // has the memory of the view whose origin is in hand
+  auto layout = way.layouts.begin();  // how `pieces` lie, if nothing was exchanged
+  auto known = way.kept_known.begin();
   for (std::shared_ptr<ViewOrigin> origin = peek_meta(t).storage->origin; origin != nullptr;) {
     const DTensorMeta& base = memory_of(origin->base);
     const SpecPtr& from = *layout++;
@@ -263,6 +318,9 @@ void carry_back(const at::Tensor& t, std::string_view op) {
       pieces = whole_parts(*spec, run_plan(*plan, as_locals(std::move(pieces)), cause));
     }
     if (writes_into_addends(*spec, *base.spec)) put_values_for_addends(base, cause);
+    const auto around = *known++;
+    const LateParts::Made boxes = around ? boxes_to_write(*around, *base.spec) : LateParts::Made();
+    const auto ranks = base.spec->mesh().local_ranks();
     for (size_t i = 0; i < base.locals.size(); ++i) {
       LocalGuard guard;
       const LazyBits between = lazy_bits(memory_of(same_memory).locals[i]) ^ lazy_bits(origin->locals[i]);
@@ -270,13 +328,19 @@ void carry_back(const at::Tensor& t, std::string_view op) {
                           base.spec->local_layout(static_cast<int64_t>(i)), base.locals[i]};
       for (HeldPiece& piece : pieces[i]) {
         piece.values = undo_operator(seen_with(std::move(piece.values), between), origin->op);
-        store_through({window_of(*spec, t.storage_offset()), piece.layout, piece.values}, to);
+        const WindowPart from_view{window_of(*spec, t.storage_offset()), piece.layout, piece.values};
+        store_through(from_view, to);
+        if (around) store_through(from_view, {to.window, box_of_rank(*around, *base.spec, ranks[i]), boxes.parts[i]});
       }
     }
     // The view has what it had, and this; all of it, if it was written as a whole.
     const uint64_t before = count_write(*base.storage);
     uint64_t expected = same_memory.is_same(t) && spec_of(t) == origin->spec ? origin->seen.load(kRelaxed) : before;
     origin->seen.compare_exchange_strong(expected, before + 1, kRelaxed);
+    if (around) {
+      note_surroundings(origin->base,
+                        {around->dims, around->cut_by, around->known, std::make_shared<LateParts>(boxes)});
+    }
     same_memory = origin->base;
     origin = base.storage->origin;
   }

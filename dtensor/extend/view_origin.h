@@ -2,7 +2,8 @@
 //
 // `x[2:5]` of a tensor sharded on that dim cannot share the memory of x. The copy keeps a ViewOrigin with its
 // LocalStorage, so that tensors that share the copy's memory have it too. With it
-//   - reading the copy after x was written to takes the view again, into the same memory (meta_of() sees to that);
+//   - reading the copy after x was written to takes the view again, into the same memory (meta_of() sees to that). One
+//     that comes late is read so for the first time, too: what is only overwritten never is;
 //   - writing to the copy, or to what shares its memory, writes to x, and on to what x may itself be a copied view of
 //     (note_write() sees to that): each rank stores what it holds of x.
 #pragma once
@@ -11,6 +12,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <string_view>
 #include <vector>
@@ -26,6 +28,9 @@ struct ViewCall {
   size_t base_arg = 0;  // which of them is the tensor
   size_t result = 0;    // which of the tensors that the operator returns
   Placements computed;  // the layout of the base that it was computed in
+  // Writes what the view is now to its parts, which hold nothing before that; may communicate. Null: they are there,
+  // and the operator is called again.
+  std::function<void(const at::Tensor& base, const RankTensors& parts)> read = nullptr;
 };
 
 // Whether parts move is decided by the layouts: the same on all ranks. But a local view operator may also copy where
@@ -42,6 +47,7 @@ struct ViewOrigin {
   c10::OperatorHandle op;
   std::vector<c10::IValue> args;  // without the base
   size_t base_arg = 0, result = 0;
+  decltype(ViewCall::read) read;
   SpecPtr spec;  // of the view, and its parts
   RankTensors locals;
   bool moved = false;         // parts moved for it; else it is a copy since some local view operator made one
@@ -53,9 +59,7 @@ struct ViewOrigin {
 
 // A view of the tensor in `call`. `offset`: where it begins in the memory of that tensor, in its own elements. It is a
 // copied view where `locals` do not lie in the base's memory, or `moved` says so (an abstract world has no locals).
-// `arriving`: what fills in the locals of such a one, if they are not there yet.
-at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved,
-                        std::shared_ptr<CommWork> arriving = nullptr);
+at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved);
 
 // Takes the view again if what it is of was written to. REQUIRES: storage.origin.
 void read_anew(LocalStorage& storage);

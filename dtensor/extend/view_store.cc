@@ -120,8 +120,11 @@ class StorePlanner {
     for (const int64_t rank : mesh_.ranks()) {
       held_.push_back(spec_.layout_of_rank(rank));
       std::optional<Part>& wanted = wanted_.emplace_back();
-      for (size_t k = 0; k < bases.size(); ++k)
-        widen(wanted, stored_part(view, bases[k], maps[k], request_.bases[k].spec->layout_of_rank(rank)));
+      for (size_t k = 0; k < bases.size(); ++k) {
+        const auto& [spec, offset, around] = request_.bases[k];
+        widen(wanted, stored_part(view, bases[k], maps[k], spec->layout_of_rank(rank)));
+        if (around) widen(wanted, stored_part(view, bases[k], maps[k], box_of_rank(*around, *spec, rank)));
+      }
       if (wanted && num_boxes(*wanted) * num_boxes(held_.back()) > kMaxBlocks) return false;
     }
     return true;
@@ -209,6 +212,16 @@ std::optional<double> seconds_by_layouts(c10::ArrayRef<SpecPtr> way, const Limit
   return seconds;
 }
 
+// Do ranks keep something around their parts? `m`: along a dim that this mesh dim cuts.
+bool any_around(const StoreRequest& request, std::optional<int64_t> m = std::nullopt) {
+  const auto along = [&](const std::vector<int64_t>& cut_by) {
+    return !m || std::find(cut_by.begin(), cut_by.end(), *m) != cut_by.end();
+  };
+  return std::any_of(request.bases.begin(), request.bases.end(), [&](const PlacedSpec& base) {
+    return base.around && std::any_of(base.around->cut_by.begin(), base.around->cut_by.end(), along);
+  });
+}
+
 ExchangePtr make_exchange(const StoreRequest& request, const Limits& limits) {
   const Spec& written = *request.written.spec;
   if (written.has_partial()) return nullptr;
@@ -218,9 +231,15 @@ ExchangePtr make_exchange(const StoreRequest& request, const Limits& limits) {
   std::vector<int64_t> dims;
   const Placements& last = request.by_layouts.back()->placements();
   for (int64_t m = 0; m < written.mesh().ndim(); ++m) {
-    if (written.mesh().size(m) > 1 && written.placements()[m] != last[m]) dims.push_back(m);
+    const bool kept = written.placements()[m].is_sharded() && any_around(request, m);
+    if (written.mesh().size(m) > 1 && (kept || written.placements()[m] != last[m])) dims.push_back(m);
   }
-  if (dims.empty()) return nullptr;
+  if (dims.empty()) {
+    if (!any_around(request)) return nullptr;
+    auto nothing = std::make_shared<StoreExchange>();  // every rank has all of the view
+    nothing->written = request.written.spec;
+    return nothing;
+  }
   auto exchange = StorePlanner(request, std::move(dims)).make();
   if (!exchange || written.max_local_bytes() > limits.max_bytes - exchange->buffer_bytes) return nullptr;
   const auto other = seconds_by_layouts(request.by_layouts, limits);
@@ -235,11 +254,16 @@ struct StoreMemo : Memo<Key, ExchangePtr, 512> {};
 }  // namespace
 
 std::shared_ptr<const StoreExchange> cached_store_exchange(const StoreRequest& request, const Limits& limits) {
-  if (request.by_layouts.front() == request.by_layouts.back()) return nullptr;  // nothing moves
+  if (request.by_layouts.front() == request.by_layouts.back() && !any_around(request)) return nullptr;  // nothing moves
   Key key{limits.max_bytes, static_cast<int64_t>(request.by_layouts.back()->id())};
   const auto append = [&](const PlacedSpec& t) {
     key.push_back(static_cast<int64_t>(t.spec->id()));
     key.push_back(t.offset);
+    if (!t.around) return;
+    for (size_t k = 0; k < t.around->dims.size(); ++k) {
+      key.push_back(-1 - t.around->dims[k]);  // no id, offset or size
+      for (const Run& run : t.around->known[k]) key.insert(key.end(), {run.begin, run.size});
+    }
   };
   append(request.written);
   for (const PlacedSpec& base : request.bases) append(base);

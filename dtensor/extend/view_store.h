@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/comm_call.h"
+#include "dtensor/extend/surroundings.h"
 #include "plan/limits.h"
 #include "plan/spec.h"
 
@@ -22,6 +23,7 @@ namespace dtensor {
 struct PlacedSpec {
   SpecPtr spec;
   int64_t offset = 0;
+  std::shared_ptr<const Surroundings> around = nullptr;  // what ranks keep of it besides their parts, or null
 };
 
 struct StoreRequest {
@@ -34,7 +36,7 @@ struct StoreRequest {
 
 struct StoreExchange {
   SpecPtr written;
-  const Group* group = nullptr;             // valid as long as `written`
+  const Group* group = nullptr;             // valid as long as `written`; null where nothing comes
   std::vector<std::vector<Part>> received;  // of `written`, per owned rank: what comes, one tensor each
   std::vector<Message> messages;            // to those tensors
   int64_t bytes = 0;                        // received by the rank that receives most
@@ -43,7 +45,8 @@ struct StoreExchange {
 };
 
 // Null where the way by layouts is to be taken: nothing moves on it, or it is cheaper; a tensor is Partial, another
-// dtype, or no view dim by dim; `limits` would not be kept. Remembered per world. Pure: the same on all ranks.
+// dtype, or no view dim by dim; `limits` would not be kept. It does not bring what ranks keep around their parts.
+// Remembered per world. Pure: the same on all ranks.
 std::shared_ptr<const StoreExchange> cached_store_exchange(const StoreRequest& request, const Limits& limits);
 
 // Elements of a tensor that a rank has, and which those are.

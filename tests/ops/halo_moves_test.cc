@@ -240,7 +240,7 @@ at::Tensor made(const at::Tensor& plain, const DeviceMesh& mesh, const Placement
 
 int64_t calls_of(const std::function<at::Tensor()>& make, const at::Tensor& expected) {
   CommDebugMode comm;
-  const at::Tensor actual = make();
+  const at::Tensor actual = make() * 1;  // reads it
   const int64_t calls = comm.total();
   CHECK(difference(actual, expected).value_or("") == "");
   return calls;
@@ -387,12 +387,14 @@ TEST_CASE("halo: of what was padded no more is kept than the parts, and boxes on
   CHECK(memory.live_bytes() - before == part + (part + row));  // what was padded, and the parts
   const int64_t with_window = [&] {
     const at::Tensor window = padded.slice(0, 1, 4097);
+    CHECK(memory.live_bytes() - before == part + (part + row) + part);  // nobody has read it
+    window.exp();
     return memory.live_bytes() - before;
   }();
   CHECK(with_window == part + (part + row) + (part + 2 * row) + part);
   padded.add_(1);  // the boxes are out of date
   CHECK(memory.live_bytes() - before == part + row);
-  padded.slice(0, 0, 4096);
+  padded.slice(0, 0, 4096).exp();
   padded = at::Tensor();
   CHECK(memory.live_bytes() == before);
 }
