@@ -118,6 +118,13 @@ Talk talk_of(const RedistributePlan& plan, size_t s) {
   return talk;
 }
 
+// What step s takes without any bytes, called a `collective`.
+double latency(const RedistributePlan& plan, size_t s, Collective collective) {
+  const Talk talk = talk_of(plan, s);
+  return static_cast<double>(plan.steps[s].chunks) *
+         plan.cost->collective(collective, talk.group_size, talk.crosses_nodes, 0);
+}
+
 // Fills in what a round is and costs: that of its steps, called by one name, with one latency instead of one each.
 void price(const BatchPlan& batch, BatchPlan::Round& round) {
   const auto& [first_plan, first_step] = round.steps[0];
@@ -138,9 +145,8 @@ void price(const BatchPlan& batch, BatchPlan::Round& round) {
     if (step.collective() != round.collective)
       round.seconds += seconds(round.collective, step) - seconds(step.collective(), step);
   }
-  RedistributeStep nothing;
-  nothing.chunks = batch.plans[first_plan]->steps[first_step].chunks;
-  round.seconds -= static_cast<double>(round.steps.size() - 1) * seconds(round.collective, nothing);
+  round.seconds -= static_cast<double>(round.steps.size() - 1) *
+                   latency(*batch.plans[first_plan], static_cast<size_t>(first_step), round.collective);
 }
 
 int64_t peak_bytes(const BatchPlan& batch) {
@@ -241,6 +247,14 @@ BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans
   }
   batch.peak_bytes = peak_bytes(batch);
   return batch;
+}
+
+double latency_of(const RedistributePlan& plan) {
+  double seconds = 0;
+  for (size_t s = 0; s < plan.steps.size(); ++s) {
+    if (!plan.steps[s].is_local()) seconds += latency(plan, s, plan.steps[s].collective());
+  }
+  return seconds;
 }
 
 std::string BatchPlan::explain() const {

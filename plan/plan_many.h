@@ -56,4 +56,7 @@ double seconds_to_move(c10::ArrayRef<Redistribution> tensors, const Limits& limi
 // together; those that exceed it wait for another round.
 BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans, const Limits& limits = {});
 
+// Seconds that the plan's collectives take however few bytes they move: plans that are alike pay them once together.
+double latency_of(const RedistributePlan& plan);
+
 }  // namespace dtensor

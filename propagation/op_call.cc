@@ -180,9 +180,9 @@ bool OpCall::is_parameter(size_t input) const {
 }
 
 const Placement* OpCall::home(size_t input, int64_t mesh_dim) const {
-  if (input >= homes.size() || !homes[input] || !inputs[input]->placements()[mesh_dim].is_partial()) return nullptr;
+  if (input >= homes.size() || !homes[input]) return nullptr;
   const Placement& p = homes[input]->placements()[mesh_dim];
-  return p.is_shard() ? &p : nullptr;
+  return p.is_shard() && p != inputs[input]->placements()[mesh_dim] ? &p : nullptr;
 }
 
 OpCall OpCall::without_outs() const {

@@ -110,6 +110,7 @@ Problem problem_of(const OpCall& call, const OpRule* rule) {
   for (size_t i = 0; i < problem.fixed_inputs.size(); ++i) {
     problem.fixed_inputs[i] = problem.fixed_inputs[i] && call.inputs[i] && !call.is_free(i);
   }
+  problem.strayed = find_strayed(problem, *rule);
   return problem;
 }
 

@@ -5,6 +5,7 @@
 #include "placement/parse_placements.h"
 #include "plan/largest_part.h"
 #include "plan/mesh_steps.h"
+#include "plan/plan_many.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
@@ -76,9 +77,18 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
       const SpecPtr moved = moved_of(problem_.call, g.input, to);
       price.quick = picoseconds(plain_seconds(moved->mesh(), moved->meta(), moved->placements(), to, *problem_.cost));
     }
-    score.cost += (quick && !price.planned ? price.quick : price.cost) * ways(g);
+    const Picoseconds one = quick && !price.planned ? price.quick : price.cost;
     score.changed += g.count;
-    if (!quick) changes_.push_back(g);
+    if (price.strategy == priced_) {  // one more that is alike
+      score.cost -= price.of_all(one);
+      price.count += g.count;
+    } else {
+      price.strategy = priced_;
+      price.count = g.count;
+      price.ways = ways(g);
+      if (!quick) changes_.push_back(g);
+    }
+    score.cost += price.of_all(one);
   }
   // What follows is never negative: where the inputs' ways are too dear already, nobody looks at it.
   if (score.cost > limit) return std::nullopt;
@@ -92,10 +102,10 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
     const Spec* spec = problem_.call.inputs[g.input].get();
     Price& price = prices_.find(std::make_pair(spec, s.inputs[g.input]))->second;
     if (price.planned) continue;
-    score.cost -= price.cost * ways(g);
+    score.cost -= price.of_all(price.cost);
     plan(g.input, s.inputs[g.input], price);
     if (price.cost == kNever) return std::nullopt;
-    score.cost += price.cost * ways(g);
+    score.cost += price.of_all(price.cost);
   }
   return score.cost > limit ? std::nullopt : std::optional(score);
 }
@@ -112,9 +122,7 @@ bool Pricer::shares_samples() const {
   });
 }
 
-int Pricer::ways(const Group& g) const {
-  return shares_samples_ && problem_.call.is_parameter(g.input) ? 2 * g.count : g.count;
-}
+int Pricer::ways(const Group& g) const { return shares_samples_ && problem_.call.is_parameter(g.input) ? 2 : 1; }
 
 void Pricer::bound(size_t input, const Placements& to, Price& price) const {
   price.cost = kNever;
@@ -122,11 +130,13 @@ void Pricer::bound(size_t input, const Placements& to, Price& price) const {
   const SpecPtr moved = moved_of(problem_.call, input, to);
   const double least = least_seconds(moved->mesh(), moved->meta(), moved->placements(), to, *problem_.cost);
   price.cost = std::max<Picoseconds>(0, picoseconds(least) - 1);
+  price.latency = std::min(price.cost, picoseconds(problem_.cost->least(0)));
 }
 
 void Pricer::plan(size_t input, const Placements& to, Price& price) {
   const auto plan = cached_plan_within(moved_of(problem_.call, input, to), to, problem_.limits);
   price.cost = plan ? picoseconds(plan->seconds) : kNever;
+  price.latency = plan ? picoseconds(latency_of(*plan)) : 0;
   price.planned = true;
   ++planned_;
 }
@@ -290,18 +300,22 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
 }
 
 // Where a parameter moves to another dim and the others give up their shards for that, the result lies where nobody
-// wanted it: rows that were looked up in a table's columns go back to the batch.
+// wanted it: rows that were looked up in a table's columns go back to the batch. So does what is made of rows that have
+// strayed there before if others, which are where the batch is, follow them.
 Picoseconds Pricer::strayed(const Strategy& s) const {
   Picoseconds total = 0;
   for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
-    bool parameter_moves = false, given_up = false;
+    bool parameter_moves = false, given_up = false, strays = false, follows = false;
     for (const Group& g : groups_) {
       const Placement &given = problem_.given(g.input, d), &taken = s.inputs[g.input][d];
       const bool is_parameter = problem_.call.is_parameter(g.input);
       parameter_moves = parameter_moves || (is_parameter && given.is_sharded() && taken.is_sharded() && given != taken);
       given_up = given_up || (!is_parameter && given.is_sharded() && taken.is_replicate());
+      const bool has_strayed = problem_.has_strayed(g.input, d);
+      strays = strays || (has_strayed && given == taken);
+      follows = follows || (!has_strayed && !is_parameter && given.is_sharded() && given != taken);
     }
-    if (!parameter_moves || !given_up) continue;
+    if (!(parameter_moves && given_up) && !(strays && follows)) continue;
     for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
       if (!problem_.metas.tensors[o] || !s.outputs[o][d].is_sharded()) continue;
       total += collective(Collective::kAllToAll, d, local_bytes(*problem_.metas.tensors[o], s.outputs[o]));

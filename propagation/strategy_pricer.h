@@ -44,7 +44,9 @@ struct Problem {
   }
   std::shared_ptr<const CostModel> cost = cost_model(call.mesh.world());
   bool is_view = returns_view(call.schema());
-  Flops flops = {};  // empty: the call multiplies no matrices
+  Flops flops = {};                    // empty: the call multiplies no matrices
+  std::vector<uint64_t> strayed = {};  // as find_strayed()
+  bool has_strayed(size_t input, int64_t d) const { return input < strayed.size() && (strayed[input] >> d & 1) != 0; }
 };
 
 struct Score {
@@ -85,10 +87,17 @@ class Pricer {
     Picoseconds cost = -1;
     bool planned = false;  // else a lower bound
     Picoseconds quick = -1;
+    Picoseconds latency = 0;  // in `cost` and `quick`
+    // In the strategy of that number: how many inputs go this way, and how often.
+    int64_t strategy = 0, count = 0;
+    int ways = 1;
+
+    // Inputs that are alike move together: they pay one latency.
+    Picoseconds of_all(Picoseconds one) const { return ways * (one + (count - 1) * (one - latency)); }
   };
 
   bool shares_samples() const;
-  int ways(const Group& g) const;  // how often what moves for it goes the way of its inputs
+  int ways(const Group& g) const;  // how often each of its inputs goes the way that it moves
   Picoseconds collective(Collective kind, int64_t d, int64_t bytes) const;
   Picoseconds reduction(const TensorMeta& meta, const Placements& placements, int64_t d,
                         Collective kind = Collective::kAllReduce) const;
@@ -109,7 +118,7 @@ class Pricer {
   std::vector<Group> groups_;
   const bool shares_samples_;
   absl::flat_hash_map<std::pair<const Spec*, Placements>, Price> prices_;
-  std::vector<Group> changes_;
+  std::vector<Group> changes_;  // the first of those that are alike
   int64_t priced_ = 0, planned_ = 0;
 };
 

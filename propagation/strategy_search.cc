@@ -101,21 +101,23 @@ int Search::num_changed(const DimStrategy& option, int64_t d) const {
   return changed;
 }
 
-// The inputs (the first 64 groups) whose change along mesh dim d takes a collective, whatever happens on the other
-// dims.
+// The inputs (of the first 64 groups, one of those that are alike) whose change along mesh dim d takes a collective,
+// whatever happens on the other dims.
 uint64_t Search::needs_traffic(const DimStrategy& option, int64_t d) const {
   uint64_t mask = 0;
   if (problem_.call.mesh.size(d) == 1) return mask;
   for (size_t g = 0; g < std::min<size_t>(groups_.size(), 64); ++g) {
-    const Spec& spec = *problem_.call.inputs[groups_[g].input];
-    if (spec.meta().numel() == 0) continue;
+    const SpecPtr& spec = problem_.call.inputs[groups_[g].input];
+    if (spec->meta().numel() == 0) continue;
     const Placement& from = problem_.given(groups_[g].input, d);
     const Placement& to = option.inputs[groups_[g].input];
     // Rows become columns, and no other mesh dim has a say: some rank lacks elements, unless both dims are of size 1.
     const bool cut_anew = options_.size() == 1 && from.is_shard() && to.is_shard() && from != to &&
-                          (spec.sizes()[from.dim()] > 1 || spec.sizes()[to.dim()] > 1);
-    if (cut_anew || (from.is_sharded() && to.is_replicate()) || (from.is_partial() && !to.is_partial()))
-      mask |= uint64_t{1} << g;
+                          (spec->sizes()[from.dim()] > 1 || spec->sizes()[to.dim()] > 1);
+    if (!cut_anew && !(from.is_sharded() && to.is_replicate()) && !(from.is_partial() && !to.is_partial())) continue;
+    size_t first = 0;  // what is alike moves together
+    while (problem_.call.inputs[groups_[first].input] != spec) ++first;
+    mask |= uint64_t{1} << first;
   }
   return mask;
 }

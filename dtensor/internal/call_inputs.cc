@@ -229,7 +229,7 @@ void note_context(const OpInfo& info, Inputs& in) {
     const at::Tensor& t = in.tensors[k];
     if (!t.defined()) continue;
     const DTensorMeta& meta = peek_meta(t);
-    if (meta.home && meta.spec->has_partial()) {
+    if (meta.home) {
       in.homes.resize(in.tensors.size());
       in.homes[k] = meta.home;
     }

@@ -56,6 +56,38 @@ TEST_CASE("looked up rows are reduced to where the batch is", "[dtensor][homes]"
   }
 }
 
+struct Columns {
+  Tensor plain, distributed, beside, distributed_beside;  // looked up in a table by columns; others, of the batch
+};
+
+Columns look_up_columns(const DeviceMesh& mesh, int64_t width) {
+  torch::manual_seed(7);
+  const Tensor table = torch::randn({1000, 16}, torch::kDouble), ids = torch::randint(1000, {512});
+  const Tensor beside = torch::randn({512, width}, torch::kDouble);
+  const Tensor rows =
+      torch::embedding(distribute_tensor(table, mesh, {Shard(1)}), distribute_tensor(ids, mesh, {Shard(0)}));
+  REQUIRE(to_string(spec_of(rows)->placements()) == "S(1)");
+  return {torch::embedding(table, ids), rows, beside, distribute_tensor(beside, mesh, {Shard(0)})};
+}
+
+TEST_CASE("columns that were looked up go back to the batch where others are there", "[dtensor][homes]") {
+  const Columns t = look_up_columns(DeviceMesh(World::local(4), {4}, {"all"}), 16);
+  std::vector<Tensor> plain = {t.beside}, distributed = {t.distributed_beside};
+  for (int64_t i = 0; i < 4; ++i) {  // one moves fewer bytes than four
+    plain.push_back(t.plain + i);
+    distributed.push_back(t.distributed + i);
+  }
+  CommDebugMode comm;
+  check_split(torch::stack(distributed, 1), torch::stack(plain, 1));
+  CHECK(comm.counts().at("all_to_all") == 1);
+}
+
+TEST_CASE("what is added up over the batch is not at home there", "[dtensor][homes]") {
+  const Columns t = look_up_columns(DeviceMesh(World::local(4), {4}, {"all"}), 8);
+  const Tensor product = t.distributed.t().mm(t.distributed_beside);
+  check_split(product, t.plain.t().mm(t.beside));  // a part of the columns is multiplied by all of the others
+}
+
 TEST_CASE("a batch on all ranks stays there", "[dtensor][homes]") {
   const DeviceMesh mesh(World::local(4), {4}, {"all"});
   const Tensor table = distribute_tensor(torch::randn({100, 8}), mesh, {Shard(0)});

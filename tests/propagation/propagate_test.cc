@@ -11,10 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "placement/parse_placements.h"
+#include "plan/plan_many.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 #include "propagation/shape_inference.h"
+#include "propagation/strategy_search.h"
 #include "tests/testing/catch_torch.h"
 
 // Operators of this test's own, so that the library's rules neither help nor hinder it.
@@ -379,6 +381,20 @@ TEST_CASE("what was expanded travels as it was before") {
   };
   CHECK(chosen("S(0)", "S(2)") == "S(2), S(2) -> S(2); 0: 384 B");   // three quarters of 16 rows of 8 numbers
   CHECK(chosen("S(0)", "S(1)") == "S(0), S(0) -> S(0); 1: 6144 B");  // copies that a layout cuts are rows like others
+}
+
+TEST_CASE("inputs that are alike move together, and pay one latency") {
+  std::vector<SpecPtr> specs(8, spec({4}, {4, 64, 64}, "S(1)"));
+  specs.push_back(spec({4}, {512, 64, 64}, "S(2)"));
+  const OpCall call = OpCall::make("aten::cat", specs);
+  SearchEffort effort;
+  const auto chosen = propagate(call, effort);
+  CHECK(to_string(chosen->outputs[0]->placements()) == "S(2)");  // the eight are few bytes
+  auto moves = chosen->input_plans;
+  moves.pop_back();
+  CHECK(effort.seconds == Approx(batch_plans(moves).seconds));
+  const auto ranked = propagate_all(call, chosen->rule, 1);
+  CHECK(ranked.at(0).seconds == Approx(effort.seconds));
 }
 
 // The cost of the choice against that of every combination.
