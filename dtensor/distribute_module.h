@@ -27,7 +27,8 @@ namespace dtensor {
 using PartitionFn = std::function<void(const std::string& name, torch::nn::Module& module, const DeviceMesh& mesh)>;
 
 // Distributes what `partition_fn` says, through shard_parameter(), and replicates the other parameters and all buffers.
-// A buffer whose slices are written, as those of a cache are, is split by whoever first writes a sharded value to one.
+// A buffer may be split by whoever first writes a sharded value to a slice of it, as to a cache; whoever writes to all
+// of it leaves it replicated.
 // Gradients that exist follow. Parameters that were one tensor, or shared their memory, before are still tied
 // afterwards. Parameters get their path as name, for reports. No communication but the spreading of each value from the
 // first rank. What was made without data stays so: see meta_device.h.

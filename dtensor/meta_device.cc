@@ -13,6 +13,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "dtensor/extend/representation.h"
+#include "dtensor/extend/sharers.h"
 
 namespace dtensor {
 namespace {
@@ -50,11 +51,15 @@ void check(const std::string& name, const at::Tensor& t) {
                     "make the module inside MeshScope(mesh.meta())");
 }
 
-void allocate(const at::Tensor& t, Made& made) {
+// `is_buffer`: as distribute_module() has it, nobody has asked for its layout if that is Replicate.
+void allocate(const at::Tensor& t, Made& made, bool is_buffer) {
   if (!t.defined() || !is_dtensor(t) || !spec_of(t)->mesh().world().is_meta()) return;
   const DTensorMeta& meta = peek_meta(t);
   at::Tensor& data = made[{meta.storage, meta.spec}];
-  if (!data.defined()) data = allocated(with_mesh(meta.spec, meta.spec->mesh().with_data()));
+  if (!data.defined()) {
+    data = allocated(with_mesh(meta.spec, meta.spec->mesh().with_data()));
+    if (is_buffer) open_layout(data);
+  }
   const auto own_name = meta.name;
   t.mutable_grad() = at::Tensor();
   t.set_data(data);
@@ -68,8 +73,8 @@ void to_empty(torch::nn::Module& module) {
   Made made;
   for (const auto& p : module.named_parameters()) check(p.key(), p.value());
   for (const auto& b : module.named_buffers()) check(b.key(), b.value());
-  for (const at::Tensor& p : module.parameters()) allocate(p, made);
-  for (const at::Tensor& b : module.buffers()) allocate(b, made);
+  for (const at::Tensor& p : module.parameters()) allocate(p, made, /*is_buffer=*/false);
+  for (const at::Tensor& b : module.buffers()) allocate(b, made, /*is_buffer=*/true);
 }
 
 at::Tensor to_empty(const at::Tensor& tensor) {

@@ -11,6 +11,7 @@
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/representation.h"
 #include "ops/cut_runs.h"
+#include "ops/price_margin.h"
 
 namespace dtensor {
 namespace {
@@ -19,7 +20,6 @@ constexpr size_t kMostTensors = 4;   // that a kind looks back at
 constexpr size_t kMostWindows = 32;  // of a tensor; what else is read of it comes by itself
 constexpr size_t kMostKinds = 16;    // of a layout
 constexpr size_t kMostLayouts = 256;
-constexpr double kLittleLonger = 1.25;
 
 using Windows = std::vector<SliceWindowPtr>;
 // Per dim of SliceWindow::cut what ranks are to know, their own parts at least.

@@ -1,8 +1,6 @@
 #include "ops/slice_window.h"
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -10,6 +8,7 @@
 #include "dtensor/extend/representation.h"
 #include "ops/cut_runs.h"
 #include "ops/halo_decision.h"
+#include "plan/memo.h"
 
 namespace dtensor {
 namespace {
@@ -75,39 +74,18 @@ SliceWindowPtr make_window(const SpecPtr& root, const SpecPtr& view, int64_t off
   return window.plan ? std::make_shared<const SliceWindow>(std::move(window)) : nullptr;
 }
 
-class WindowMemo {
- public:
-  SliceWindowPtr get(const SpecPtr& root, const SpecPtr& view, int64_t offset) {
-    const Key key{root->id(), view->id(), offset};
-    {
-      std::lock_guard lock(mutex_);
-      if (auto it = windows_.find(key); it != windows_.end()) return it->second.window;
-    }
-    SliceWindowPtr window = make_window(root, view, offset);
-    std::lock_guard lock(mutex_);
-    if (windows_.size() >= kMostWindows) windows_.clear();
-    return windows_.try_emplace(key, Entry{root, view, std::move(window)}).first->second.window;
-  }
-  void release() {
-    std::lock_guard lock(mutex_);
-    windows_.clear();
-  }
-
- private:
-  static constexpr size_t kMostWindows = 4096;
-  using Key = std::tuple<uint64_t, uint64_t, int64_t>;
-  struct Entry {
-    SpecPtr root, view;  // what the key names by numbers must live as long
-    SliceWindowPtr window;
-  };
-  std::mutex mutex_;
-  std::map<Key, Entry> windows_;
-};
+// By the specs' numbers and the offset. Null: there is none.
+struct WindowMemo : Memo<std::tuple<uint64_t, uint64_t, int64_t>, SliceWindowPtr, 2048> {};
 
 }  // namespace
 
 SliceWindowPtr slice_window(const SpecPtr& root, const SpecPtr& view, int64_t offset) {
-  return root->mesh().world().attachment<WindowMemo>().get(root, view, offset);
+  WindowMemo& memo = root->mesh().world().attachment<WindowMemo>();
+  const std::tuple key{root->id(), view->id(), offset};
+  if (auto known = memo.find(key)) return *known;
+  SliceWindowPtr window = make_window(root, view, offset);
+  memo.insert(key, window, {root, view});
+  return window;
 }
 
 bool take_from(const Surroundings& around, const SliceWindow& window, const RankTensors& parts) {

@@ -70,7 +70,7 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
     const Spec& spec = *problem_.call.inputs[g.input];
     const Placements& to = s.inputs[g.input];
     if (spec.placements() == to) continue;
-    Price& price = prices_.try_emplace({&spec, to}, Price{}).first->second;
+    Price& price = prices_.try_emplace({&spec, ways(g), to}, Price{}).first->second;
     if (price.cost < 0) bound(g.input, to, price);
     if (price.cost == kNever) return std::nullopt;
     if (quick && !price.planned && price.quick < 0) {
@@ -100,7 +100,7 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
   for (const Group& g : changes_) {
     if (score.cost > limit) return std::nullopt;
     const Spec* spec = problem_.call.inputs[g.input].get();
-    Price& price = prices_.find(std::make_pair(spec, s.inputs[g.input]))->second;
+    Price& price = prices_.find(std::make_tuple(spec, ways(g), s.inputs[g.input]))->second;
     if (price.planned) continue;
     score.cost -= price.of_all(price.cost);
     plan(g.input, s.inputs[g.input], price);
@@ -171,10 +171,11 @@ Picoseconds Pricer::work(const Strategy& s) const {
 }
 
 bool Pricer::begins_to_shard(const Strategy& s, int64_t d) const {
-  const auto came_sharded = [&](const Group& g) {
-    return problem_.given(g.input, d).is_sharded() || problem_.goes_home(g.input, d, s.inputs[g.input][d]);
-  };
   const auto is_cut = [&](const Group& g) { return s.inputs[g.input][d].is_sharded(); };
+  const auto came_sharded = [&](const Group& g) {
+    return problem_.given(g.input, d).is_sharded() || problem_.goes_home(g.input, d, s.inputs[g.input][d]) ||
+           (problem_.call.is_unplaced(g.input) && is_cut(g));
+  };
   return std::none_of(groups_.begin(), groups_.end(), came_sharded) &&
          std::any_of(groups_.begin(), groups_.end(), is_cut);
 }

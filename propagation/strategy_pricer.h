@@ -37,7 +37,7 @@ struct Problem {
 
   int64_t mesh_ndim() const { return call.mesh.ndim(); }
   const Placement& given(size_t input, int64_t d) const { return call.inputs[input]->placements()[d]; }
-  // Is a Partial input reduced to where it is at home?
+  // Is an input brought to where it is at home?
   bool goes_home(size_t input, int64_t d, const Placement& taken) const {
     const Placement* home = call.home(input, d);
     return home != nullptr && *home == taken;
@@ -117,7 +117,8 @@ class Pricer {
   const Problem& problem_;
   std::vector<Group> groups_;
   const bool shares_samples_;
-  absl::flat_hash_map<std::pair<const Spec*, Placements>, Price> prices_;
+  absl::flat_hash_map<std::tuple<const Spec*, int, Placements>, Price>
+      prices_;                  // by layout, ways(), and what it becomes
   std::vector<Group> changes_;  // the first of those that are alike
   int64_t priced_ = 0, planned_ = 0;
 };

@@ -13,7 +13,6 @@
 
 #include "dtensor/extend/call_sites.h"
 #include "dtensor/extend/dispatch_scope.h"
-#include "dtensor/extend/sharers.h"
 #include "dtensor/extend/view_window.h"
 #include "placement/with_dim.h"
 #include "plan/redistribute_planner.h"
@@ -310,7 +309,6 @@ void note_whole(LocalStorage& storage, SpecPtr spec, RankTensors parts) {
 void note_view_of(const at::Tensor& t, bool flips) {
   const DTensorMeta& meta = peek_meta(t);
   LocalStorage& storage = *meta.storage;
-  if (flips) keep_layout_of_sharers(storage);
   std::lock_guard lock(storage.reduced_mutex);
   if (is_whole(meta.spec->placements())) return;
   if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();

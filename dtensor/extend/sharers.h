@@ -6,57 +6,58 @@
 //   cache.slice(2, at, at + 1).copy_(keys);                      // keys are S(1): from now on so is cache
 //
 // What may be split follows from the views that were taken, not from those that are alive: it is the same on all ranks.
-// For the folders above.
+// Whoever does it changes all of the tensors: another thread must not use one of them meanwhile, also not another
+// slice. For the folders above.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <mutex>
-#include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_window.h"
+#include "plan/limits.h"
 
 namespace dtensor {
 
 // Thread-safe.
 class Sharers {
  public:
-  explicit Sharers(const at::Tensor& whole);
+  // `by_slices`: who writes to all of it leaves it as it is.
+  Sharers(const at::Tensor& whole, bool by_slices);
 
   void add(DTensorMeta& meta, const Window& window);
-  void remove(const DTensorMeta& meta);
-  // A bit per dim of a tensor along which all may be split. 0: none, or it is not among them.
-  uint64_t splittable(const DTensorMeta& meta) const;
+  void remove(DTensorMeta& meta);
+  // A bit per dim of a tensor along which all may be split. 0: none, it is not among them, or they do not fit within
+  // `limits` before and after.
+  uint64_t splittable(const DTensorMeta& meta, const Limits& limits) const;
   // They stay as they are for good.
   void keep();
   // REQUIRES: `to` shards what is splittable(meta), and is Replicate elsewhere.
   void split(const DTensorMeta& meta, const Placements& to);
 
  private:
-  struct Sharer {
-    DTensorMeta* meta;
-    DimMap map;  // of the whole tensor
-  };
-  const Sharer* find(const DTensorMeta& meta) const;
-  RankTensors parts_of(const Sharer& sharer) const;
+  RankTensors parts_of(const DTensorMeta& meta, const DimMap& map) const;
+  void end();  // REQUIRES: mutex_ is locked
 
   mutable std::mutex mutex_;
   SpecPtr spec_;  // of the whole tensor
   RankTensors locals_;
-  uint64_t dims_ = 0;  // of the whole tensor: those along which all may be split
-  std::vector<Sharer> sharers_;
+  const bool by_slices_;
+  uint64_t dims_ = 0;                                  // of the whole tensor: those along which all may be split
+  absl::flat_hash_map<DTensorMeta*, DimMap> sharers_;  // and where they lie in the whole tensor
 };
 
-// Nobody has asked for the layout of `t`, which is new: as if an operator had made it.
+// Nobody has asked for the layout of `t`, which is new and replicated: who writes to slices of it may change that.
 void open_layout(const at::Tensor& t);
 // Somebody is about to share the memory of `t`.
 void begin_sharing(const at::Tensor& t);
 // `t` is new, and its memory is another one's.
 void join_sharers(const at::Tensor& t);
 // A tensor ends.
-void leave_sharers(const DTensorMeta& meta);
+void leave_sharers(DTensorMeta& meta);
 // Somebody depends on the layout that this memory has.
 void keep_layout_of_sharers(LocalStorage& storage);
 // Sharers::split() by what is written to `t`. REQUIRES: OpCall::free_layouts said that it may be.

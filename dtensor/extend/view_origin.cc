@@ -142,8 +142,11 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
   offset += base.storage_offset() * base_size / size;
   if (!moved && shares_memory(locals, meta.locals)) {
     const std::string& name = call.op.schema().name();
-    note_view_of(base, name == "aten::_neg_view" || name == "aten::_conj");
-    return make_view(std::move(spec), std::move(locals), base, offset);
+    const bool flips = name == "aten::_neg_view" || name == "aten::_conj";
+    note_view_of(base, flips);
+    at::Tensor view = make_view(std::move(spec), std::move(locals), base, offset);
+    if (flips) keep_layout_of_sharers(*meta.storage);  // that they are seen so would be lost
+    return view;
   }
 
   auto origin = std::make_shared<ViewOrigin>(call, spec, locals, moved);

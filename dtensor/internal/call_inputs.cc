@@ -94,7 +94,7 @@ std::optional<FreeLayout> free_layout(const at::Tensor& t, int k) {
   if (!storage.shared) return meta.laid_out_by_engine ? std::optional(FreeLayout{k}) : std::nullopt;
   const Sharers* sharers = storage.sharers.load(std::memory_order_acquire);
   if (sharers == nullptr || storage.is_parameter.load(std::memory_order_relaxed)) return std::nullopt;
-  const uint64_t dims = sharers->splittable(meta);
+  const uint64_t dims = sharers->splittable(meta, current_dispatch_scope().limits);
   return dims != 0 ? std::optional(FreeLayout{k, dims}) : std::nullopt;
 }
 
@@ -223,6 +223,28 @@ bool reads_factors_again(const OpInfo& info, const Inputs& in) {
 
 }  // namespace
 
+namespace {
+
+// What meets parameters alone, that is: the first state of a recurrence, or noise. Beside others it might be a weight.
+void note_unplaced(Inputs& in) {
+  const auto is_parameter = [](const at::Tensor& t) {
+    return peek_meta(t).storage->is_parameter.load(std::memory_order_relaxed);
+  };
+  const auto is_unplaced = [&](const at::Tensor& t) {
+    const DTensorMeta& meta = peek_meta(t);
+    return meta.is_unplaced && meta.spec->is_replicated() && !is_parameter(t) &&
+           meta.storage->writes.load(std::memory_order_relaxed) == 0;
+  };
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    const at::Tensor& t = in.tensors[k];
+    if (!t.defined() || is_parameter(t)) continue;
+    if (!is_unplaced(t)) return in.unplaced.clear();
+    in.unplaced.push_back(static_cast<int>(k));
+  }
+}
+
+}  // namespace
+
 void note_context(const OpInfo& info, Inputs& in) {
   const bool wants_gradients = c10::GradMode::is_enabled();
   for (size_t k = 0; k < in.tensors.size(); ++k) {
@@ -233,12 +255,11 @@ void note_context(const OpInfo& info, Inputs& in) {
       in.homes.resize(in.tensors.size());
       in.homes[k] = meta.home;
     }
-    if (meta.is_unplaced && meta.spec->is_replicated() && meta.storage->writes.load(std::memory_order_relaxed) == 0)
-      in.unplaced.push_back(static_cast<int>(k));
     const bool is_parameter = wants_gradients && meta.storage->is_parameter.load(std::memory_order_relaxed);
     if (is_parameter && !meta.spec->is_replicated()) in.parameters.push_back(static_cast<int>(k));
   }
   in.reads_factors_again = reads_factors_again(info, in);
+  note_unplaced(in);
 }
 
 std::string module_path(const Inputs& in) {

@@ -114,8 +114,10 @@ TEST_CASE("the gradient of a table that is small beside its batch is made of par
 TEST_CASE("rows that nobody has placed are multiplied by one rank each", "[dtensor][homes]") {
   const bool abstract = GENERATE(false, true);
   const DeviceMesh mesh(abstract ? World::abstract(4) : World::local(4), {4}, {"dp"});
-  const Tensor weight = zeros({3, 8}, mesh, {}, {torch::kDouble}),
-               columns = zeros({3, 8}, mesh, {Shard(1)}, {torch::kDouble});
+  const Tensor weight = zeros({3, 8}, mesh, {}, {torch::kDouble}).requires_grad_(),
+               bias = zeros({8}, mesh, {}, {torch::kDouble}).requires_grad_(),
+               columns = zeros({3, 8}, mesh, {Shard(1)}, {torch::kDouble}).requires_grad_(),
+               given = zeros({5, 8}, mesh, {}, {torch::kDouble});
   const auto made = [&](int64_t rows) {
     const MeshScope scope(mesh);
     return torch::zeros({rows, 3}, torch::kDouble);
@@ -124,12 +126,14 @@ TEST_CASE("rows that nobody has placed are multiplied by one rank each", "[dtens
   CommDebugMode comm;
   const Tensor state = made(8);
   CHECK(layout(state.mm(weight)) == "S(0)");
-  CHECK(layout(torch::addmm(weight[0], state, weight)) == "S(0)");
+  CHECK(layout(torch::addmm(bias, state, weight)) == "S(0)");
   CHECK(comm.work_share() == Approx(1));
   CHECK(layout(state.mm(columns)) == "S(1)");
   CHECK(layout(made(1).mm(weight)) == "R");  // there is nothing to share out
   CHECK(layout(state + 1) == "R");           // nor is it worth anything
   CHECK(layout((state + 1).mm(weight)) == "R");
+  CHECK(layout(given.mm(state)) == "R");  // which may be a weight
+  CHECK(layout(given.mm(made(8).requires_grad_())) == "R");
   state.add_(1);
   CHECK(layout(state.mm(weight)) == "R");  // an operator has placed it
   CHECK(comm.total() == 0);

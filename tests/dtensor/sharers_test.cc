@@ -115,6 +115,11 @@ TEST_CASE("sharers: they stay as they are where somebody depends on it", "[dtens
   stays(given, first);
   const Tensor seen_as_numbers = made(mesh, {2, 8, 3}, torch::kComplexDouble);
   stays(seen_as_numbers, [](const Tensor& t) { return torch::view_as_real(t).select(0, 0).select(2, 0); });
+  const Tensor conjugated = made(mesh, {2, 8, 3}, torch::kComplexDouble), seen = conjugated.conj();
+  const Tensor complex = torch::complex(value, value);
+  conjugated.select(0, 0).copy_(distribute_tensor(complex, mesh, {Shard(0)}));
+  CHECK(close(seen.select(0, 0).resolve_conj(), complex.conj().resolve_conj()));
+  CHECK(layout(conjugated) == Placements{Replicate()});
   const Tensor turned = made(mesh, {2, 8, 3});
   turned.transpose_(0, 1);
   stays(turned, [](const Tensor& t) { return t.select(1, 0); });
@@ -157,6 +162,32 @@ TEST_CASE("sharers: a module's buffer becomes what is written to it", "[dtensor]
   }
   CHECK(layout(model->cache) == Placements{Shard(2)});
   CHECK(model->cache.is_same(model->named_buffers()["cache"]));
+}
+
+TEST_CASE("sharers: a buffer that is written as a whole stays", "[dtensor][sharers]") {
+  const DeviceMesh mesh = mesh_of(2);
+  torch::nn::BatchNorm1d norm(4);
+  distribute_module(*norm, mesh);
+  const Tensor x = torch::randn({6, 4});
+  norm->forward(distribute_tensor(x, mesh, {Shard(1)}));
+  CHECK(layout(norm->running_mean) == Placements{Replicate()});
+  CHECK(torch::allclose(full_tensor(norm->running_mean), x.mean(0) * 0.1, 1e-5, 1e-6));
+  norm->running_var.copy_(distribute_tensor(torch::ones({4}), mesh, {Shard(0)}));
+  CHECK(layout(norm->running_var) == Placements{Replicate()});
+}
+
+TEST_CASE("sharers: a limit that they do not fit in leaves them as they are", "[dtensor][sharers]") {
+  const DeviceMesh mesh = mesh_of(4);
+  const Tensor value = numbers({8, 3}), x = distribute_tensor(value, mesh, {Shard(0)});
+  for (const int64_t max_bytes : {2 * 8 * 8 * 3 * 8, 8 * 8 * 3 * 8}) {
+    const Tensor cache = made(mesh, {8, 8, 3});
+    {
+      const RedistributeMemoryLimit limit(max_bytes);
+      cache.select(1, 2).copy_(x);
+    }
+    CHECK(layout(cache) == Placements{max_bytes == 8 * 8 * 3 * 8 ? Replicate() : Shard(0)});
+    CHECK(close(cache.select(1, 2), value));
+  }
 }
 
 TEST_CASE("sharers: gradients go through a list of results", "[dtensor][sharers]") {
