@@ -64,14 +64,15 @@ PlanPtr remembered(const SpecPtr& from, const DeviceMesh& mesh, const Placements
   auto target = normalize_placements(to, from->ndim());
   TORCH_CHECK_VALUE(target.ok(), "[redistribute] ", to_string(to), " does not fit ", from->to_string(), ": ",
                     std::string(target.status().message()));
+  const bool is_normal = *target == to;
   const KeyView normal{from->id(), mesh.identity(), *target, limits.max_bytes};
-  PlanPtr plan = memo.find(normal).value_or(nullptr);
+  PlanPtr plan = is_normal ? nullptr : memo.find(normal).value_or(nullptr);
   if (!plan) {
     plan = make(*target);
     if (!plan) return plan;
     memo.remember(normal, from, plan, is_candidate);
   }
-  if (*target != to) memo.remember(asked, from, plan, is_candidate);
+  if (!is_normal) memo.remember(asked, from, plan, is_candidate);
   return plan;
 }
 

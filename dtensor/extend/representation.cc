@@ -6,9 +6,14 @@
 #include <algorithm>
 
 #include "dtensor/extend/above_autograd_key.h"
-#include "dtensor/extend/sharers.h"
 
 namespace dtensor {
+
+// Of sharers.h, which builds on this file.
+void begin_sharing(const at::Tensor& t);
+void join_sharers(const at::Tensor& t);
+void keep_layout_of_sharers(LocalStorage& storage);
+
 namespace {
 
 constexpr char kNoStorage[] =
@@ -117,12 +122,6 @@ c10::intrusive_ptr<DTensorImpl> make_impl(SpecPtr spec, RankTensors locals, std:
 }  // namespace
 
 LocalStorage::LocalStorage(const World& w, int64_t bytes) : world(w.in_use()), hold(w.memory(), bytes) {}
-
-LocalStorage::~LocalStorage() { delete sharers.load(std::memory_order_relaxed); }
-
-DTensorMeta::~DTensorMeta() {
-  if (storage) leave_sharers(*this);
-}
 
 void wait_for_locals(const DTensorMeta& meta) {
   if (!meta.arriving || meta.arriving->done()) return;

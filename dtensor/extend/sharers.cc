@@ -168,10 +168,6 @@ void join_sharers(const at::Tensor& t) {
     sharers->add(mutable_meta(t), window_of(*spec_of(t), t.storage_offset()));
 }
 
-void leave_sharers(DTensorMeta& meta) {
-  if (Sharers* sharers = sharers_of(*meta.storage)) sharers->remove(meta);
-}
-
 void keep_layout_of_sharers(LocalStorage& storage) {
   if (Sharers* sharers = sharers_of(storage)) sharers->keep();
 }
@@ -179,6 +175,15 @@ void keep_layout_of_sharers(LocalStorage& storage) {
 void split_sharers(const at::Tensor& t, const Placements& to) {
   const DTensorMeta& meta = peek_meta(t);
   sharers_of(*meta.storage)->split(meta, to);
+}
+
+// Of representation.h.
+
+LocalStorage::~LocalStorage() { delete sharers_of(*this); }
+
+DTensorMeta::~DTensorMeta() {
+  Sharers* sharers = storage ? sharers_of(*storage) : nullptr;
+  if (sharers != nullptr) sharers->remove(*this);
 }
 
 }  // namespace dtensor

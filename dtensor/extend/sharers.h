@@ -56,8 +56,6 @@ void open_layout(const at::Tensor& t);
 void begin_sharing(const at::Tensor& t);
 // `t` is new, and its memory is another one's.
 void join_sharers(const at::Tensor& t);
-// A tensor ends.
-void leave_sharers(DTensorMeta& meta);
 // Somebody depends on the layout that this memory has.
 void keep_layout_of_sharers(LocalStorage& storage);
 // Sharers::split() by what is written to `t`. REQUIRES: OpCall::free_layouts said that it may be.
