@@ -59,8 +59,9 @@ struct OpCall {
   std::vector<int> unplaced;
   // Whatever is Partial and multiplied will be read once more, as most gradients are in backward.
   bool reads_factors_again = false;
-  // Empty, or per input: of a Partial one the layout that its elements had before they became addends (of rows that
-  // were looked up for a split batch, the split of the batch), to which it is best reduced. Null: that is not known.
+  // Empty, or per input: the layout that its elements would have had its operator's inputs stayed where they were (of
+  // rows that were looked up for a split batch, the split of the batch), to which it is best reduced where it is
+  // Partial now, and brought where it has strayed to other shards. Null: that is not known.
   std::vector<SpecPtr> homes;
   // In backward, for operators that ask for it: the layout that the gradient they compute will be brought to.
   SpecPtr gradient_target;
@@ -87,7 +88,7 @@ struct OpCall {
   bool may_become(size_t input, const Placement& from, const Placement& to) const;
   bool is_parameter(size_t input) const;  // among parameters
   bool is_unplaced(size_t input) const;   // among unplaced
-  // Where a Partial input is at home along a mesh dim: a Shard. Null: it is not known.
+  // Where an input is at home along a mesh dim: a Shard. Null: it is not known, or the input is there.
   const Placement* home(size_t input, int64_t mesh_dim) const;
   // Schema argument that a schema return is, as `self` of in-place operators is; -1: a result of its own, or a view.
   int written_by_return(size_t r) const;

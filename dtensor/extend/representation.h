@@ -73,7 +73,7 @@ struct DTensorMeta final : c10::BackendMeta {
   bool laid_out_by_engine = false;
   // No tensor was read for it: as OpCall::unplaced, until somebody writes to it.
   bool is_unplaced = false;
-  // Of a Partial tensor: as OpCall::homes. Null: it is not known.
+  // As OpCall::homes. Null: it is not known.
   SpecPtr home = nullptr;
 };
 
