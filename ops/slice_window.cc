@@ -13,8 +13,6 @@
 namespace dtensor {
 namespace {
 
-Window window_of(const Spec& spec, int64_t offset) { return {spec.sizes(), spec.strides(), offset}; }
-
 // Dim d of the view is of dim d of the root.
 bool is_dim_by_dim(const DimMap& map, const Spec& view) {
   for (int64_t d = 0; d < view.ndim(); ++d) {

@@ -70,7 +70,7 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
     const Spec& spec = *problem_.call.inputs[g.input];
     const Placements& to = s.inputs[g.input];
     if (spec.placements() == to) continue;
-    Price& price = prices_.try_emplace({&spec, ways(g), to}, Price{}).first->second;
+    Price& price = prices_.try_emplace({&spec, ways(g), to}, Price{.ways = ways(g)}).first->second;
     if (price.cost < 0) bound(g.input, to, price);
     if (price.cost == kNever) return std::nullopt;
     if (quick && !price.planned && price.quick < 0) {
@@ -85,7 +85,6 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
     } else {
       price.strategy = priced_;
       price.count = g.count;
-      price.ways = ways(g);
       if (!quick) changes_.push_back(g);
     }
     score.cost += price.of_all(one);

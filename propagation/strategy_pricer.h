@@ -87,10 +87,9 @@ class Pricer {
     Picoseconds cost = -1;
     bool planned = false;  // else a lower bound
     Picoseconds quick = -1;
-    Picoseconds latency = 0;  // in `cost` and `quick`
-    // In the strategy of that number: how many inputs go this way, and how often.
-    int64_t strategy = 0, count = 0;
-    int ways = 1;
+    Picoseconds latency = 0;          // in `cost` and `quick`
+    int ways = 1;                     // how often an input goes this way, as its key says
+    int64_t strategy = 0, count = 0;  // in the strategy of that number: how many inputs go this way
 
     // Inputs that are alike move together: they pay one latency.
     Picoseconds of_all(Picoseconds one) const { return ways * (one + (count - 1) * (one - latency)); }

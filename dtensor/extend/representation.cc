@@ -6,14 +6,9 @@
 #include <algorithm>
 
 #include "dtensor/extend/above_autograd_key.h"
+#include "dtensor/extend/sharing.h"
 
 namespace dtensor {
-
-// Of sharers.h, which builds on this file.
-void begin_sharing(const at::Tensor& t);
-void join_sharers(const at::Tensor& t);
-void keep_layout_of_sharers(LocalStorage& storage);
-
 namespace {
 
 constexpr char kNoStorage[] =

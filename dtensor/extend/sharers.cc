@@ -19,8 +19,6 @@ namespace {
 
 constexpr int64_t kMostDims = 63;  // that have a bit
 
-Window window_of(const Spec& spec, int64_t offset) { return {spec.sizes(), spec.strides(), offset}; }
-
 DTensorMeta& mutable_meta(const at::Tensor& t) { return const_cast<DTensorMeta&>(peek_meta(t)); }
 
 // Per dim of the view: the dim of the base that it has whole, index by index; -1: none.

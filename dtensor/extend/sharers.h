@@ -17,6 +17,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "dtensor/extend/representation.h"
+#include "dtensor/extend/sharing.h"
 #include "dtensor/extend/view_window.h"
 #include "plan/limits.h"
 
@@ -52,12 +53,6 @@ class Sharers {
 
 // Nobody has asked for the layout of `t`, which is new and replicated: who writes to slices of it may change that.
 void open_layout(const at::Tensor& t);
-// Somebody is about to share the memory of `t`.
-void begin_sharing(const at::Tensor& t);
-// `t` is new, and its memory is another one's.
-void join_sharers(const at::Tensor& t);
-// Somebody depends on the layout that this memory has.
-void keep_layout_of_sharers(LocalStorage& storage);
 // Sharers::split() by what is written to `t`. REQUIRES: OpCall::free_layouts said that it may be.
 void split_sharers(const at::Tensor& t, const Placements& to);
 

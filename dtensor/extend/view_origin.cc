@@ -79,8 +79,6 @@ void check_can_store(const Spec& view, const Spec& base, std::string_view op) {
   }
 }
 
-Window window_of(const Spec& spec, int64_t offset) { return {spec.sizes(), spec.strides(), offset}; }
-
 // What the view operator does to the values, undone: where it could not share memory its result is a copy that has it.
 at::Tensor undo_operator(const at::Tensor& value, const c10::OperatorHandle& op) {
   const std::string& name = op.schema().name();

@@ -81,7 +81,7 @@ Part block_of(const Part& part, const Shape& from, const Shape& sizes) {
   return block;
 }
 
-Window window_of(const PlacedSpec& t) { return {t.spec->sizes(), t.spec->strides(), t.offset}; }
+Window window_of(const PlacedSpec& t) { return window_of(*t.spec, t.offset); }
 
 // ------------------------------------------------------------ planning
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "placement/geometry.h"
+#include "plan/spec.h"
 
 namespace dtensor {
 
@@ -21,6 +22,9 @@ struct Window {
   Shape sizes, strides;
   int64_t offset = 0;
 };
+
+// Of a tensor that begins `offset` elements after the beginning of its memory.
+inline Window window_of(const Spec& spec, int64_t offset) { return {spec.sizes(), spec.strides(), offset}; }
 
 // A window on global memory, and the part of it that a rank holds.
 struct WindowPart {

@@ -5,21 +5,11 @@
 #include "dtensor/internal/late_calls.h"
 
 namespace dtensor {
-namespace {
-
-void compute_late_before(c10::ArrayRef<at::Tensor> tensors) {
-  if (!any_late_calls()) return;
-  for (const auto& calls : LateCalls::everywhere()) {
-    for (const at::Tensor& t : tensors) {
-      if (is_dtensor(t)) calls->compute_before_write(t);
-    }
-  }
-}
-
-}  // namespace
 
 void write_parts(c10::ArrayRef<at::Tensor> tensors, std::string_view op, const std::function<void()>& write) {
-  compute_late_before(tensors);
+  for (const at::Tensor& t : tensors) {
+    if (is_dtensor(t) && any_late_calls()) compute_late_before_write(t);
+  }
   try {
     write();
   } catch (...) {

@@ -272,4 +272,8 @@ bool LateCalls::compute_waiting() {
   return true;
 }
 
+void compute_late_before_write(const at::Tensor& t) {
+  for (const auto& calls : LateCalls::everywhere()) calls->compute_before_write(t);
+}
+
 }  // namespace dtensor

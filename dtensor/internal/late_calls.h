@@ -95,4 +95,7 @@ class LateCalls final : public LateGradients {
   int64_t bytes_ = 0;                                         // of those that wait
 };
 
+// LateCalls::compute_before_write() of all that are there.
+void compute_late_before_write(const at::Tensor& t);
+
 }  // namespace dtensor

@@ -143,12 +143,11 @@ void OverwrittenResult::done() {
 std::unique_ptr<OverwrittenResult> settle_before_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   if (!any_late_calls()) return nullptr;
   std::unique_ptr<OverwrittenResult> overwritten;
-  const auto all = LateCalls::everywhere();
   for (size_t a = 0; a < args.size(); ++a) {
     if (!info.args[a].written) continue;
     for_tensors(args[a], [&](const at::Tensor& t) {
       if (overwrites(info, args, a)) overwritten = OverwrittenResult::of(t);
-      for (const auto& calls : all) calls->compute_before_write(t);
+      compute_late_before_write(t);
     });
   }
   return overwritten;

@@ -344,25 +344,6 @@ TEST_CASE("late gradients: what is written after a backward that failed is seen"
   SECTION("to what the gradient is computed of") { s.ids.copy_(torch::zeros_like(s.ids)); }
   SECTION("by a load") {
     const testing::TempFolder folder;
-    const auto load_zeros = [&](const Tensor& into) {
-      SECTION("of a tensor") {
-        Tensor t = into;
-        save(torch::zeros_like(s.ids0), folder / "zeros.pt");
-        load(t, folder / "zeros.pt");
-      }
-      SECTION("of a checkpoint") {
-        CheckpointContents contents{.tensors = {{"ids", torch::zeros_like(s.ids0)}}, .random_state = false};
-        save_checkpoint(folder / "checkpoint", contents);
-        contents.tensors["ids"] = into;
-        load_checkpoint(folder / "checkpoint", contents);
-      }
-    };
-    SECTION("to that") { load_zeros(s.ids); }
-    SECTION("to a view of that") { load_zeros(s.ids.slice(0, 0, 8)); }
-    CHECK(full_tensor(s.ids).eq(0).all().item<bool>());
-  }
-  SECTION("by a load") {
-    const testing::TempFolder folder;
     const auto load_zeros = [&](Tensor into) {
       SECTION("of a tensor") {
         save(torch::zeros_like(s.ids0), folder / "zeros.pt");
