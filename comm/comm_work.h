@@ -1,9 +1,10 @@
-// A collective that was begun and may still be under way.
+// A collective that was begun and may still be under way, or one that the first wait() begins.
 #pragma once
 
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -13,6 +14,16 @@ class CommWork {
  public:
   // `finish` waits for the collective and puts the results where they belong.
   explicit CommWork(std::function<void()> finish) : finish_(std::move(finish)) {}
+  // The collective has not begun: `run` begins it. All ranks must then call wait() alike.
+  static std::shared_ptr<CommWork> deferred(std::function<void()> run) {
+    return std::shared_ptr<CommWork>(new_deferred(std::move(run)));
+  }
+  // The same, for a shared_ptr with a deleter of its own.
+  static CommWork* new_deferred(std::function<void()> run) {
+    auto* work = new CommWork(std::move(run));
+    work->is_deferred_ = true;
+    return work;
+  }
   CommWork(const CommWork&) = delete;
   CommWork& operator=(const CommWork&) = delete;
 
@@ -22,6 +33,7 @@ class CommWork {
     if (!done()) wait_slowly();
   }
   bool done() const { return done_.load(std::memory_order_acquire); }  // wait() has succeeded
+  bool needs_all_ranks() const { return is_deferred_ && !done(); }     // wait() would begin the collective
 
  private:
   void wait_slowly() {
@@ -41,6 +53,7 @@ class CommWork {
     std::rethrow_exception(error_);
   }
 
+  bool is_deferred_ = false;  // does not change once the work is shared
   std::mutex mutex_;
   std::function<void()> finish_;  // guarded by mutex_
   std::exception_ptr error_;      // guarded by mutex_

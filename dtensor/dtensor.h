@@ -18,6 +18,7 @@
 #include "dtensor/meta_device.h"
 #include "dtensor/optimize_layouts.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/remembered_layouts.h"
 #include "dtensor/scopes.h"
 #include "dtensor/version.h"
 #include "mesh/device_mesh.h"

@@ -9,9 +9,9 @@
 #include <iostream>
 #include <sstream>
 
+#include "dtensor/extend/read_parts.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
-#include "dtensor/internal/late_results.h"
 #include "observe/layout_grid.h"
 #include "observe/layout_text.h"
 
@@ -95,7 +95,12 @@ void write_values(std::ostream& os, const at::Tensor& local) {
   }
 }
 
-void write_locals(std::ostream& os, const DTensorMeta& meta) {
+void write_locals(std::ostream& os, const at::Tensor& t) {
+  if (!has_parts(t)) {
+    os << "  parts not fetched: fetch_parts(t) on all ranks brings them\n";
+    return;
+  }
+  const DTensorMeta& meta = meta_of(t);
   int64_t count = 0;
   for (const auto& local : meta.locals) count += local.numel();
   if (meta.locals.empty() || meta.locals.size() > kMaxRanksPrinted || count > kMaxValues) return;
@@ -119,11 +124,7 @@ DTensor::DTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
 
 const Spec& DTensor::spec() const { return *spec_of(tensor_); }
 
-std::vector<at::Tensor> DTensor::locals() const {
-  const DTensorMeta& meta = meta_of(tensor_);
-  give_away(tensor_);
-  return meta.locals;
-}
+std::vector<at::Tensor> DTensor::locals() const { return read_parts(tensor_, "DTensor::locals"); }
 
 std::string DTensor::name() const {
   const auto& name = peek_meta(tensor_).name;
@@ -131,11 +132,10 @@ std::string DTensor::name() const {
 }
 
 at::Tensor DTensor::local(int64_t i) const {
-  const DTensorMeta& meta = meta_of(tensor_);
-  TORCH_CHECK_INDEX(i >= 0 && i < static_cast<int64_t>(meta.locals.size()), "[DTensor] local(", i,
-                    "): this process has ", meta.locals.size(), " local parts of ", meta.spec->to_string());
-  give_away(tensor_);
-  return meta.locals[i];
+  const RankTensors& locals = read_parts(tensor_, "DTensor::local");
+  TORCH_CHECK_INDEX(i >= 0 && i < static_cast<int64_t>(locals.size()), "[DTensor] local(", i, "): this process has ",
+                    locals.size(), " local parts of ", spec().to_string());
+  return locals[i];
 }
 
 std::vector<int64_t> DTensor::local_shape(int64_t i) const {
@@ -174,7 +174,7 @@ std::string DTensor::to_string() const {
 std::ostream& operator<<(std::ostream& os, const DTensor& t) {
   os << first_line(t.spec()) << '\n';
   write_picture(os, t.spec());
-  write_locals(os, meta_of(t.tensor()));
+  write_locals(os, t.tensor());
   return os;
 }
 

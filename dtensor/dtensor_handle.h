@@ -6,7 +6,7 @@
 //   torch::relu(y);                            // converts to at::Tensor wherever one is wanted
 //
 // A handle like at::Tensor: copies refer to the same tensor. Nothing here but full_tensor() and redistribute()
-// communicates, and what reads the parts of a view that had to be a copy after the tensor it is of was written to.
+// communicates: the rest may be called on one rank alone, at any time.
 // Source: torch.distributed.tensor.DTensor.
 #pragma once
 
@@ -38,10 +38,9 @@ class DTensor {
   // Path of the parameter in its module ("layers.0.attn.weight"), "" for other tensors.
   std::string name() const;
 
-  // The parts of this process's ranks, in the order of mesh().local_ranks(): the very tensors, outside autograd. None
-  // in an abstract world. Of a view that is out of date this is a collective call, as to_local(); and as with that, all
-  // ranks ask for parts, or none: those who write to them do so unseen.
-  // Error (IndexError): no such local rank.
+  // The parts of this process's ranks, in the order of mesh().local_ranks(), to read: the very memory, outside
+  // autograd. Do not write to it: mutable_local_tensors() (from_local.h) is for that. None in an abstract world.
+  // Errors: no such local rank (IndexError); the parts are not there yet, see fetch_parts() (c10::Error).
   at::Tensor local(int64_t i = 0) const;
   std::vector<at::Tensor> locals() const;
   // Shape of the i-th local rank's part; of any rank's, also one that another process owns.
@@ -66,7 +65,7 @@ class DTensor {
 };
 
 // One line, "f32[10, 8](R S(0)) @ mesh(dp=2, tp=2)"; a picture of which rank holds what (copies: "0,2"; addends: "0+1")
-// where at most two dims are sharded; the parts' values where they are few. No communication.
+// where at most two dims are sharded; the parts' values where they are few and there. No communication.
 std::ostream& operator<<(std::ostream& os, const DTensor& t);
 
 // Writes any tensor to standard output: a distributed one as above, a plain one as ATen does.

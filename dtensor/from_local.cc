@@ -15,10 +15,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "comm/group.h"
+#include "dtensor/extend/read_parts.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
+#include "dtensor/extend/view_origin.h"
 #include "dtensor/internal/check_parts.h"
-#include "dtensor/internal/late_results.h"
 #include "dtensor/internal/memory_overlap.h"
 #include "dtensor/internal/redistribute_arguments.h"
 #include "dtensor/internal/saved_layout.h"
@@ -71,13 +72,11 @@ at::Tensor from_parts(const std::vector<at::Tensor>& locals, const DeviceMesh& m
 
 struct ToLocalFn : Function<ToLocalFn> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
-    const DTensorMeta& meta = meta_of(t);
-    save_layout(ctx, meta.spec, std::move(grad_placements));
+    save_layout(ctx, spec_of(t), std::move(grad_placements));
     ctx->set_materialize_grads(false);  // which parts were used matters
     LocalGuard guard;
     variable_list locals;
-    give_away(t);
-    for (const auto& local : meta.locals) locals.push_back(local.detach());
+    for (const auto& local : read_parts(t, "to_local")) locals.push_back(local.detach());
     return locals;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -111,7 +110,7 @@ struct FromLocalFn : Function<FromLocalFn> {
     RankTensors mine;
     for (size_t i = 0; i < locals.size(); ++i) mine.push_back(shared[i] ? locals[i].clone() : locals[i].detach());
     at::Tensor result = make_dtensor(spec, std::move(mine));
-    peek_meta(result).storage->given_away = true;
+    peek_meta(result).storage->user_may_write = true;
     return result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -290,6 +289,21 @@ std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placeme
   if (meta.spec->mesh().world().is_meta()) return parts_on_meta(*meta.spec);
   if (meta.locals.empty()) return {};
   return ToLocalFn::apply(tensor, std::move(back));
+}
+
+void fetch_parts(const at::Tensor& tensor) {
+  checked_layout(tensor, "fetch_parts");
+  meta_of(tensor);
+}
+
+std::vector<at::Tensor> mutable_local_tensors(const at::Tensor& tensor) {
+  const DTensorMeta& meta = checked_layout(tensor, "mutable_local_tensors");
+  const ViewOrigin* origin = meta.storage->origin.get();
+  TORCH_CHECK_VALUE(origin == nullptr || !origin->moved, "[mutable_local_tensors] ", meta.spec->to_string(),
+                    " is a view whose parts had to be copied from other ranks: writing to them would not reach the "
+                    "tensor that it is a view of. Write to the view with an operator, or to the parts of that tensor.");
+  allow_user_writes(tensor);
+  return meta.locals;
 }
 
 at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,

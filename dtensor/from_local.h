@@ -45,11 +45,22 @@ struct FromLocalOptions {
 at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options = {});
 
-// The local parts, one per owned rank. Of a view that is out of date (see docs/dispatch.md) this is a collective call:
-// all ranks make it. You may write to them unseen, so nothing is remembered of that tensor any more (docs/dispatch.md):
-// in a job of several processes all ranks call it, or none. The gradient of a Partial tensor comes back as Replicate
-// unless said otherwise. Error in backward: the gradients of parts that are the same values differ, or only some of
-// those parts were used.
+// The local parts, one per owned rank, to read: the very memory, so do not write to it (mutable_local_tensors() is for
+// that). Never communicates, and changes nothing that is decided later: one rank may call it and others not. The
+// gradient of a Partial tensor comes back as Replicate unless said otherwise.
+// Error (c10::Error): the parts are not there (see fetch_parts()). Error in backward: the gradients of parts that are
+// the same values differ, or only some of those parts were used.
 std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
+
+// The local parts, one per owned rank, outside autograd, to write to. All ranks of the mesh call it alike: from now on
+// nothing is remembered of the tensor, since the library does not see such writes, and operators move again what they
+// need of it. Error (ValueError): a view whose parts had to be copies, which do not reach the tensor it is a view of.
+std::vector<at::Tensor> mutable_local_tensors(const at::Tensor& tensor);
+
+// Collective: all ranks of the mesh call it. Brings the parts of a tensor that a rank does not have yet, so that
+// to_local() and DTensor::local() can read them: of a slice of a sharded dim or a padded tensor that no operator has
+// read, of a view with copied parts after the tensor it is a view of was written to, of a gradient inside backward that
+// is computed later. Does nothing where the parts are there.
+void fetch_parts(const at::Tensor& tensor);
 
 }  // namespace dtensor

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "dtensor/dispatch_key.h"
+#include "dtensor/extend/read_parts.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
@@ -153,6 +154,7 @@ RankPieces to_parts(const at::Tensor& tensor, const Layout& to, const Redistribu
   with_grad.requires_grad |= tensor.requires_grad();
   const auto& owned = spec.mesh().world().owned_ranks();
   RankPieces parts(owned.size());
+  allow_user_writes(tensor);  // the pieces may be the parts themselves
   const std::vector<at::Tensor> locals = to_local(tensor);
   for (size_t i = 0; i < locals.size(); ++i)
     parts[std::find(owned.begin(), owned.end(), spec.mesh().local_ranks()[i]) - owned.begin()] = {locals[i]};

@@ -40,13 +40,13 @@ RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const at::Scalar
 }
 
 RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const BoxKey& key, const CommCause& cause) {
-  if (plan.is_local() || plan.bytes > kRememberedBytes || !may_remember(t)) return boxes_of(plan, t, 0, cause);
+  if (plan.is_local() || !may_remember(t)) return boxes_of(plan, t, 0, cause);
   // Kept as what lies beside the parts along a dim that is none.
   const RankTensors& locals = meta_of(t).locals;
   const int64_t number = number_of(key);
   if (const auto known = known_margins(t, number, 0)) return boxes_again(plan, locals, 0, known->locals);
   RankTensors boxes = fetch_halos(plan, locals, 0, cause);
-  if (at::GradMode::is_enabled()) note_margins(t, number, 0, received_halos(plan, boxes));
+  if (at::GradMode::is_enabled()) note_margins(t, number, 0, received_halos(plan, boxes), plan.bytes);
   return boxes;
 }
 

@@ -18,9 +18,9 @@ RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const at::Scalar
 
 // Numbers that say, beside the layout of a tensor, what boxes of it are: of the windows that slide over it.
 using BoxKey = std::vector<int64_t>;
-// What boxes_of() gives, with zeros where nothing is shown. What came from other ranks is remembered with `t`, if a
-// rank gets kRememberedBytes at most, until somebody writes to it: who asks with the same key and an equal plan for
-// boxes of the same layout gets them without communication, as backward does that wants what forward had.
+// What boxes_of() gives, with zeros where nothing is shown. What came from other ranks is remembered with `t`
+// (remembered_layouts.h): a call with the same key and an equal plan for boxes of the same layout gets them without
+// communication, as backward does that wants what forward had.
 RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const BoxKey& key, const CommCause& cause);
 
 // What add_back_halos() gives; pieces that are the parts already come back as they are.

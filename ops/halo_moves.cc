@@ -257,7 +257,7 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
     auto margins = known_margins(self, dim, width);
     if (!margins) {
       margins = Margins{width, fetch_halos(*decision->both, meta_of(self).locals, 0, cause)};
-      note_margins(self, dim, width, margins->locals);
+      note_margins(self, dim, width, margins->locals, decision->both->bytes);
     }
     locals = shifted(meta_of(self).locals, *margins, dim, shift);
   } else {

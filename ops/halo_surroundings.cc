@@ -73,7 +73,7 @@ at::Tensor pad_late(const HaloDecision& decision, const at::Tensor& self, const 
     fetch_halos(*plan, snapshot->parts, fill, cause, parts);
     boxes->forget();  // no second tensor is kept for windows that nobody has asked for
   };
-  const at::Tensor result = make_dtensor(decision.result, parts, nullptr, std::make_shared<CommWork>(fetch));
+  const at::Tensor result = make_dtensor(decision.result, parts, nullptr, CommWork::deferred(fetch));
   note_surroundings(result, std::move(around));
   return result;
 }

@@ -22,13 +22,6 @@ namespace {
 
 using torch::jit::Stack;
 
-// `self` becomes another tensor: a view of it with its memory, or one with memory of its own.
-void become(const at::Tensor& self, const at::Tensor& other) {
-  const DTensorMeta& meta = memory_of(other);
-  replace_contents(self, meta.spec, meta.locals, meta.storage);
-  self.unsafeGetTensorImpl()->set_storage_offset(other.storage_offset());
-}
-
 // The layout of `self` where its dims are still there.
 Placements kept_placements(const at::Tensor& self, int64_t ndim) {
   Placements placements = spec_of(self)->placements();
@@ -49,12 +42,12 @@ void resize_to(const c10::OperatorHandle& op, const at::Tensor& self, const std:
   const int64_t before = self.numel(), after = c10::multiply_integers(sizes);
   at::Tensor flat =
       self.is_contiguous() ? self.view({before}) : at::as_strided(self, {before}, {1}, self.storage_offset());
-  if (after <= before) return become(self, flat.narrow(0, 0, after).view(sizes));
+  if (after <= before) return share_contents(self, flat.narrow(0, 0, after).view(sizes));
   // What was not there is zero.
   flat = at::cat({flat, zeros({after - before}, spec.mesh(), {}, {.dtype = self.scalar_type()})});
   const CommCause cause{c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true};
   const at::Tensor resized = flat.view(sizes);
-  become(self, redistribute_below_autograd(resized, kept_placements(self, resized.dim()), cause));
+  share_contents(self, redistribute_below_autograd(resized, kept_placements(self, resized.dim()), cause));
 }
 
 // resize_(self, size, memory_format). Memory that self shared stays with the others where it grows.
@@ -96,7 +89,7 @@ void set_from_tensor(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self"), source = args.tensor("source");
   check_source(op, self, source);
-  become(self, at::alias(source));
+  share_contents(self, at::alias(source));
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(self);
 }
@@ -112,7 +105,7 @@ void set_from_elements(const c10::OperatorHandle& op, Stack& stack) {
     const Shape row_major = contiguous_strides(sizes);
     strides.assign(row_major.begin(), row_major.end());
   }
-  become(self, at::as_strided(source, sizes, strides, args["storage_offset"].toInt()));
+  share_contents(self, at::as_strided(source, sizes, strides, args["storage_offset"].toInt()));
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(self);
 }
@@ -121,7 +114,7 @@ void set_from_elements(const c10::OperatorHandle& op, Stack& stack) {
 void set_to_nothing(const c10::OperatorHandle& op, Stack& stack) {
   if (!op.schema().overload_name().empty()) return dispatch_by_rule(op, stack);  // a storage, which no rank has
   const at::Tensor self = Arguments(op, stack).tensor("self");
-  become(self, zeros({0}, spec_of(self)->mesh(), {}, {.dtype = self.scalar_type()}));
+  share_contents(self, zeros({0}, spec_of(self)->mesh(), {}, {.dtype = self.scalar_type()}));
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(self);
 }

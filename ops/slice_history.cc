@@ -20,6 +20,7 @@ constexpr size_t kMostTensors = 4;   // that a kind looks back at
 constexpr size_t kMostWindows = 32;  // of a tensor; what else is read of it comes by itself
 constexpr size_t kMostKinds = 16;    // of a layout
 constexpr size_t kMostLayouts = 256;
+constexpr int64_t kMostGuessedBytes = int64_t{4} << 20;  // that the first window of its kind brings
 
 using Windows = std::vector<SliceWindowPtr>;
 // Per dim of SliceWindow::cut what ranks are to know, their own parts at least.
@@ -189,7 +190,7 @@ class SliceHistory {
     const bool steps = std::any_of(window.map.step.begin(), window.map.step.end(), [](int64_t s) { return s > 1; });
     if (!own || steps) return nullptr;
     const auto boxes = make_boxes(window, *own, reached_by_size(window, *own));
-    return pays(*boxes, window.plan->seconds) && boxes->plan->peak_bytes <= kRememberedBytes ? boxes : nullptr;
+    return pays(*boxes, window.plan->seconds) && boxes->plan->peak_bytes <= kMostGuessedBytes ? boxes : nullptr;
   }
 
   Kinds& kinds_of(const SliceWindow& window) {

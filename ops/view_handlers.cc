@@ -37,8 +37,7 @@ void change_self(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = torch::jit::peek(stack, 0, num_args).toTensor();
   view.callBoxed(stack);
   const at::Tensor viewed = torch::jit::pop(stack).toTensor();
-  const DTensorMeta& result = memory_of(viewed);
-  replace_contents(self, result.spec, result.locals, result.storage);
+  share_contents(self, viewed);
   stack.emplace_back(self);
 }
 

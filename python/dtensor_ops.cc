@@ -115,6 +115,10 @@ bool is_dtensor_op(const at::Tensor& tensor) { return is_dtensor(tensor); }
 
 std::vector<at::Tensor> local_tensors(const at::Tensor& tensor) { return to_local(tensor); }
 
+std::vector<at::Tensor> mutable_local_tensors_op(const at::Tensor& tensor) { return mutable_local_tensors(tensor); }
+
+void fetch_parts_op(const at::Tensor& tensor) { fetch_parts(tensor); }
+
 at::Tensor from_local_op(at::TensorList locals, int64_t mesh, std::string_view placements, at::IntArrayRef shape) {
   FromLocalOptions options;
   // [] beside locals that have dims cannot be the global shape: it asks to compute it.
@@ -177,6 +181,9 @@ TORCH_LIBRARY(dtensor, m) {
   m.def("placements(Tensor tensor) -> str", &placements_op);
   m.def("is_dtensor(Tensor tensor) -> bool", &is_dtensor_op);
   m.def("local_tensors(Tensor tensor) -> Tensor[]", &local_tensors);
+  // To write to; all ranks call it alike.
+  m.def("mutable_local_tensors(Tensor tensor) -> Tensor[]", &mutable_local_tensors_op);
+  m.def("fetch_parts(Tensor tensor) -> ()", &fetch_parts_op);  // collective
   m.def("from_local(Tensor[] locals, int mesh, str placements, int[] shape) -> Tensor", &from_local_op);
   // {"all_reduce": 2, ...}: what every thread has issued since the library was loaded or the counts were reset.
   m.def("comm_counts() -> str", &comm_counts);

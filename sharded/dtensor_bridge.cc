@@ -7,6 +7,7 @@
 #include <set>
 
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/extend/read_parts.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute_parts.h"
 #include "placement/geometry.h"
@@ -140,6 +141,7 @@ ShardedTensor from_dtensor(const at::Tensor& tensor) {
   const World& world = t.mesh().world();
   AnyShardingSpec spec = spec_of_parts(t);
   ShardedTensorMetadata metadata = spec->build_metadata(tensor.sizes(), properties_of(tensor));
+  allow_user_writes(tensor);  // the pieces may be the parts themselves
   const std::vector<at::Tensor> locals = to_local(tensor);
   RankPieces pieces(world.owned_ranks().size());
   for (size_t i = 0; i < locals.size(); ++i) {

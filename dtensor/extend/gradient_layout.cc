@@ -14,6 +14,7 @@
 #include "dtensor/extend/gradient_bucket.h"
 #include "dtensor/extend/gradient_hook.h"
 #include "dtensor/extend/redistribute_autograd.h"
+#include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
 
 namespace dtensor {
@@ -25,11 +26,12 @@ class GradientLayoutHook final : public GradientHook {
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     const auto impl = leaf_.lock();
-    if (!impl || grads.empty() || !grads[0].defined() || current_dispatch_scope().delay_gradient_reduction)
-      return grads;
+    if (!impl || grads.empty() || !grads[0].defined()) return grads;
     const at::Tensor leaf = at::Tensor::wrap_tensor_impl(impl);
     if (!is_dtensor(leaf)) return grads;
     const DTensorMeta& meta = peek_meta(leaf);
+    forget_after_backward(meta.spec->mesh());
+    if (current_dispatch_scope().delay_gradient_reduction) return grads;
     auto result = grads;
     result[0] = distributed_gradient(grads[0], meta.spec->mesh());
     if (spec_of(result[0])->placements() == meta.spec->placements() || put_in_bucket(leaf, result[0])) return result;

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <iterator>
@@ -47,8 +48,7 @@ bool is_whole(const Placements& placements) {
   return std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_replicate(); });
 }
 
-// Where tensors are sought within others, they are so by elements in memory: numbers that are seen conjugated on some
-// ranks, which others do not know of, are left out.
+// Where tensors are sought within others, they are so by elements in memory. Complex ones are left out.
 bool is_real(const Spec& spec) { return !c10::isComplexType(spec.dtype()); }
 
 bool is_same(const ReducedForm& form, const at::Tensor& t, const Spec& spec) {
@@ -147,26 +147,15 @@ RankTensors parts_of(ReducedForm& form, const at::Tensor& t, const DTensorMeta& 
   const bool same = is_same(form, t, spec);
   const Taking how = same ? Taking::kOfParts : taking(form, form.plan->to.placements(), spec, t.storage_offset(), to);
   const auto map = how == Taking::kAlike ? map_within(form, spec, t.storage_offset()) : std::nullopt;
+  const auto part_of = [&](size_t i) {
+    if (same) return form.locals[i];
+    if (how == Taking::kOfWhole) return view_of_whole(form, i, spec, t.storage_offset());
+    return map ? view_alike(form, i, spec, *map) : view_of_part(form, i, meta.locals[i]);
+  };
   LocalGuard guard;
   RankTensors parts;
-  for (size_t i = 0; i < meta.locals.size(); ++i) {
-    const at::Tensor& part = meta.locals[i];
-    if (how == Taking::kOfWhole) {
-      parts.push_back(view_of_whole(form, i, spec, t.storage_offset()));
-    } else if (map) {
-      parts.push_back(view_alike(form, i, spec, *map));
-    } else {
-      parts.push_back(
-          seen_with(same ? form.locals[i] : view_of_part(form, i, part), lazy_bits(part) ^ lazy_bits(form.parts[i])));
-    }
-  }
+  for (size_t i = 0; i < meta.locals.size(); ++i) parts.push_back(seen_with(part_of(i), meta.seen ^ form.seen));
   return parts;
-}
-
-// Are some of the tensors there seen negated? Ranks that hold nothing of one cannot tell, so of what is gathered no
-// use is made.
-bool is_flipped(const LocalStorage& storage) {
-  return std::any_of(storage.reduced->begin(), storage.reduced->end(), [](const ReducedForm& f) { return !f.from; });
 }
 
 uint64_t current_recording() {
@@ -190,35 +179,60 @@ bool is_base(const ReducedForm& form) {
 // `t` as it is, to be told of.
 ReducedForm form_of(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
-  ReducedForm form{meta.spec, t.storage_offset(), t.is_non_overlapping_and_dense(), meta.locals};
+  ReducedForm form{meta.spec, t.storage_offset(), t.is_non_overlapping_and_dense(), meta.seen, meta.locals};
   form.writes = writes_of(*meta.storage);
   form.recording = current_recording();
   return form;
 }
 
 // Takes out those of which `is_stale`, to be let go of when the mutex is open again; never what says how tensors there
-// lie, or are seen. REQUIRES: storage.reduced_mutex is locked.
+// lie. REQUIRES: storage.reduced_mutex is locked.
 template <typename IsStale>
 std::vector<ReducedForm> take_stale(LocalStorage& storage, IsStale is_stale) {
   std::vector<ReducedForm> stale;
   if (!storage.reduced) return stale;
   auto& forms = *storage.reduced;
-  const auto stays = [&](const ReducedForm& f) { return !f.from || is_base(f) || !is_stale(f); };
+  const auto stays = [&](const ReducedForm& f) { return is_base(f) || !is_stale(f); };
   const auto first = std::stable_partition(forms.begin(), forms.end(), stays);
   stale.assign(std::make_move_iterator(first), std::make_move_iterator(forms.end()));
   forms.erase(first, forms.end());
   return stale;
 }
 
-// Lets go of what was known by another recording.
-void remember(LocalStorage& storage, ReducedForm form) {
+// Their bytes count no more.
+void release(const std::vector<ReducedForm>& forms) {
+  for (const ReducedForm& form : forms) {
+    if (form.counted_in) form.counted_in->remove(form.id);
+  }
+}
+
+// Forgets what was known by another recording. `bytes`: of the rank on which it takes most. Not remembered: what is
+// larger than the limit.
+void remember(const std::shared_ptr<LocalStorage>& storage, ReducedForm form, int64_t bytes) {
+  std::vector<RememberedBytes::Entry> evicted;
+  form.counted_in = remembered_of(form.from->mesh());
+  form.id = form.counted_in->add(bytes, remembered_limit(form.from->mesh().world()), storage, evicted);
+  forget(evicted);
+  if (form.id == 0) return;
   std::vector<ReducedForm> stale;
-  std::lock_guard lock(storage.reduced_mutex);
-  if (!storage.reduced) storage.reduced = std::make_shared<std::vector<ReducedForm>>();
-  stale = take_stale(storage, [&](const ReducedForm& f) {
-    return f.writes != form.writes || (f.recording != 0 && f.recording != form.recording);
-  });
-  storage.reduced->push_back(std::move(form));
+  {
+    std::lock_guard lock(storage->reduced_mutex);
+    if (!storage->reduced) storage->reduced = std::make_shared<std::vector<ReducedForm>>();
+    stale = take_stale(*storage, [&](const ReducedForm& f) {
+      return f.writes != form.writes || (f.recording != 0 && f.recording != form.recording);
+    });
+    storage->reduced->push_back(std::move(form));
+  }
+  release(stale);
+}
+
+// What holds the bytes of it in the memory meter.
+std::shared_ptr<LocalStorage> hold_of(const Spec& spec, int64_t bytes) {
+  return std::make_shared<LocalStorage>(spec.mesh().world(), bytes);
+}
+
+int64_t moved_bytes(const Spec& from, const RedistributePlan& plan) {
+  return from.with_placements(plan.to.placements())->max_local_bytes();
 }
 
 // What was noted of `t` itself and is so still; null: nothing that `says` it. REQUIRES: storage.reduced_mutex is
@@ -227,7 +241,10 @@ template <typename Says>
 const ReducedForm* find_note(const LocalStorage& storage, const at::Tensor& t, const Spec& spec, Says says) {
   if (!storage.reduced) return nullptr;
   for (const ReducedForm& form : *storage.reduced) {
-    if (says(form) && is_same(form, t, spec) && is_current(form, storage)) return &form;
+    if (!says(form) || !is_same(form, t, spec) || !is_current(form, storage) || form.seen != peek_meta(t).seen)
+      continue;
+    if (form.counted_in) form.counted_in->use(form.id);
+    return &form;
   }
   return nullptr;
 }
@@ -243,28 +260,28 @@ bool tells(const ReducedForm& form, const at::Tensor& t, const Spec& spec, const
 // storage.reduced_mutex is locked.
 ReducedForm* find(LocalStorage& storage, const at::Tensor& t, const Spec& spec, const Placements& to) {
   if (!storage.reduced) return nullptr;
-  const bool flips = is_flipped(storage);
   for (ReducedForm& form : *storage.reduced) {
-    if (!form.plan || !is_current(form, storage)) continue;
-    if (flips && !only_reduces(form.from->placements(), form.plan->to.placements())) continue;
-    if (tells(form, t, spec, to)) return &form;
+    if (!form.plan || !is_current(form, storage) || !tells(form, t, spec, to)) continue;
+    if (form.counted_in) form.counted_in->use(form.id);
+    return &form;
   }
   return nullptr;
 }
 
 // May what is made of the memory be remembered?
-bool may_remember(const LocalStorage& storage) { return !storage.given_away && !c10::InferenceMode::is_enabled(); }
+bool may_remember(const LocalStorage& storage) { return !storage.user_may_write && !c10::InferenceMode::is_enabled(); }
 
 bool is_worth_remembering(const Spec& spec, const RedistributePlan& plan) {
-  if (plan.is_local()) return false;
-  return spec.has_partial() || spec.with_placements(plan.to.placements())->max_local_bytes() <= kRememberedBytes;
+  return !plan.is_local() && moved_bytes(spec, plan) <= remembered_limit(spec.mesh().world());
 }
 
-// The tensor that `t` is a view of; null: it is not known. REQUIRES: storage.reduced_mutex is locked.
+// The tensor that `t` is a view of; null: it is not known, or sees the numbers otherwise. REQUIRES:
+// storage.reduced_mutex is locked.
 const ReducedForm* base_of(const LocalStorage& storage, const at::Tensor& t, const Spec& spec) {
-  if (!storage.reduced || is_flipped(storage)) return nullptr;
+  if (!storage.reduced || storage.reduced->empty()) return nullptr;
   const ReducedForm& base = storage.reduced->front();
-  return is_base(base) && !is_same(base, t, spec) && lies_within(base, t, spec) ? &base : nullptr;
+  const bool is_view = is_base(base) && !is_same(base, t, spec) && lies_within(base, t, spec);
+  return is_view && base.seen == peek_meta(t).seen ? &base : nullptr;
 }
 
 // What to bring the tensor to so that its view is known in the layout `to`.
@@ -287,26 +304,44 @@ std::optional<Placements> layout_of_base(const ReducedForm& base, const Spec& vi
 uint64_t count_write(LocalStorage& storage) {
   const uint64_t before = storage.writes.fetch_add(1, std::memory_order_relaxed);
   std::vector<ReducedForm> stale;
-  std::lock_guard lock(storage.reduced_mutex);
-  stale = take_stale(storage, [&](const ReducedForm& f) { return f.writes <= before; });
+  {
+    std::lock_guard lock(storage.reduced_mutex);
+    stale = take_stale(storage, [&](const ReducedForm& f) { return f.writes <= before; });
+  }
+  release(stale);
   return before;
 }
 
-void forget_known(LocalStorage& storage) {
-  std::vector<ReducedForm> stale;
-  std::lock_guard lock(storage.reduced_mutex);
-  stale = take_stale(storage, [](const ReducedForm&) { return true; });
+void forget(const std::vector<RememberedBytes::Entry>& evicted) {
+  for (const RememberedBytes::Entry& entry : evicted) {
+    const auto storage = entry.of.lock();
+    if (!storage) continue;
+    std::vector<ReducedForm> stale;
+    std::lock_guard lock(storage->reduced_mutex);
+    stale = take_stale(*storage, [&](const ReducedForm& f) { return f.id == entry.id; });
+  }
+}
+
+void forget_after_backward(const DeviceMesh& mesh) {
+  const auto remembered = remembered_of(mesh);
+  if (!remembered->begins_backward(torch::autograd::get_current_graph_task_id())) return;
+  auto& engine = torch::autograd::Engine::get_default_engine();
+  // Behind the callbacks that backward itself has queued: those that reduce gradients use what is remembered.
+  engine.queue_callback([&engine, remembered] { engine.queue_callback([remembered] { forget(remembered->evict(0)); }); });
 }
 
 void note_whole(LocalStorage& storage, SpecPtr spec, RankTensors parts) {
   auto forms = std::make_shared<std::vector<ReducedForm>>();
-  ReducedForm& whole = forms->emplace_back(ReducedForm{std::move(spec), 0, /*is_dense=*/true, std::move(parts)});
+  ReducedForm& whole = forms->emplace_back(ReducedForm{std::move(spec), 0, /*is_dense=*/true, {}, std::move(parts)});
   whole.writes = writes_of(storage);
-  std::lock_guard lock(storage.reduced_mutex);
-  storage.reduced.swap(forms);  // what was there goes after the lock
+  {
+    std::lock_guard lock(storage.reduced_mutex);
+    storage.reduced.swap(forms);
+  }
+  if (forms) release(*forms);
 }
 
-void note_view_of(const at::Tensor& t, bool flips) {
+void note_view_of(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
   LocalStorage& storage = *meta.storage;
   std::lock_guard lock(storage.reduced_mutex);
@@ -318,14 +353,13 @@ void note_view_of(const at::Tensor& t, bool flips) {
     base.recording = 0;
     forms.insert(forms.begin(), std::move(base));
   }
-  if (flips && !is_flipped(storage)) storage.reduced->emplace_back();
 }
 
 at::Tensor viewed_tensor(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
   std::lock_guard lock(meta.storage->reduced_mutex);
   const ReducedForm* base = base_of(*meta.storage, t, *meta.spec);
-  return base == nullptr ? at::Tensor() : make_view(base->from, base->parts, t, base->offset);
+  return base == nullptr ? at::Tensor() : make_view(base->from, base->parts, t, base->offset);  // seen as `t` is
 }
 
 std::optional<RankTensors> find_known(const at::Tensor& t, const RedistributePlan& plan) {
@@ -342,9 +376,6 @@ bool will_tell(const ReducedForm& moving, const at::Tensor& of, const at::Tensor
   LocalStorage& storage = *meta.storage;
   if (peek_meta(of).storage != meta.storage || !may_remember(storage)) return false;
   if (!is_worth_remembering(*moving.from, *moving.plan)) return false;
-  std::lock_guard lock(storage.reduced_mutex);
-  if (storage.reduced && is_flipped(storage) && !only_reduces(moving.from->placements(), moving.plan->to.placements()))
-    return false;
   return tells(moving, t, *meta.spec, plan.to.placements());
 }
 
@@ -365,6 +396,7 @@ ReducedForm choose_move(const at::Tensor& t, std::shared_ptr<const RedistributeP
         moving.from = base->from;
         moving.offset = base->offset;
         moving.is_dense = base->is_dense;
+        moving.seen = base->seen;
         moving.parts = base->parts;
         plan = std::move(base_plan);
       }
@@ -377,11 +409,10 @@ ReducedForm choose_move(const at::Tensor& t, std::shared_ptr<const RedistributeP
 RankTensors finish_move(const at::Tensor& t, const Placements& to, ReducedForm moved) {
   const DTensorMeta& meta = peek_meta(t);
   RankTensors result = parts_of(moved, t, meta, to);
-  LocalStorage& storage = *meta.storage;
-  if (!may_remember(storage) || !is_worth_remembering(*moved.from, *moved.plan)) return result;
-  const int64_t bytes = moved.from->with_placements(moved.plan->to.placements())->max_local_bytes();
-  moved.storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(), bytes);
-  remember(storage, std::move(moved));
+  if (!may_remember(*meta.storage) || !is_worth_remembering(*moved.from, *moved.plan)) return result;
+  const int64_t bytes = moved_bytes(*moved.from, *moved.plan);
+  moved.storage = hold_of(*meta.spec, bytes);
+  remember(meta.storage, std::move(moved), bytes);
   return result;
 }
 
@@ -397,12 +428,13 @@ at::Tensor reduced_before(const at::Tensor& t) {
 }
 
 void note_sums(const at::Tensor& t, int64_t dim, at::Tensor sums) {
-  LocalStorage& storage = *peek_meta(t).storage;
-  if (!may_remember(storage)) return;
+  const auto& storage = peek_meta(t).storage;
+  if (!may_remember(*storage)) return;
   ReducedForm form = form_of(t);
+  const int64_t bytes = spec_of(sums)->max_local_bytes();  // the meter counts them as a tensor
   form.sums = std::move(sums);
   form.summed_dim = dim;
-  remember(storage, std::move(form));
+  remember(storage, std::move(form), bytes);
 }
 
 at::Tensor known_sums(const at::Tensor& t, int64_t dim) {
@@ -415,13 +447,14 @@ at::Tensor known_sums(const at::Tensor& t, int64_t dim) {
   return form == nullptr ? at::Tensor() : form->sums;
 }
 
-void note_margins(const at::Tensor& t, int64_t dim, int64_t width, RankTensors margins) {
+void note_margins(const at::Tensor& t, int64_t dim, int64_t width, RankTensors margins, int64_t bytes) {
   if (!may_remember(t)) return;
   ReducedForm form = form_of(t);
   form.locals = std::move(margins);
   form.margin_dim = dim;
   form.margin = width;
-  remember(*peek_meta(t).storage, std::move(form));
+  form.storage = hold_of(*spec_of(t), bytes);
+  remember(peek_meta(t).storage, std::move(form), bytes);
 }
 
 std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t width) {
@@ -429,7 +462,6 @@ std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t w
   LocalStorage& storage = *meta.storage;
   if (!may_remember(storage)) return std::nullopt;
   std::lock_guard lock(storage.reduced_mutex);
-  if (!storage.reduced || is_flipped(storage)) return std::nullopt;
   const ReducedForm* form =
       find_note(storage, t, *meta.spec, [&](const ReducedForm& f) { return f.margin_dim == dim && f.margin >= width; });
   return form == nullptr ? std::nullopt : std::optional(Margins{form->margin, form->locals});
@@ -438,15 +470,16 @@ std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t w
 void note_surroundings(const at::Tensor& t, Surroundings surroundings) {
   if (!may_remember(t)) return;
   ReducedForm form = form_of(t);
+  const int64_t bytes = box_bytes(surroundings, *spec_of(t));  // the meter counts them with the boxes
   form.surroundings = std::make_shared<const Surroundings>(std::move(surroundings));
-  remember(*peek_meta(t).storage, std::move(form));
+  remember(peek_meta(t).storage, std::move(form), bytes);
 }
 
 std::shared_ptr<const Surroundings> known_surroundings(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);  // the parts may be late, and never be asked for
   LocalStorage& storage = *meta.storage;
   std::lock_guard lock(storage.reduced_mutex);
-  if (!may_remember(storage) || !storage.reduced || is_flipped(storage)) return nullptr;
+  if (!may_remember(storage)) return nullptr;
   const ReducedForm* form =
       find_note(storage, t, *meta.spec, [](const ReducedForm& f) { return f.surroundings != nullptr; });
   return form == nullptr || form->surroundings->boxes->are_forgotten() ? nullptr : form->surroundings;

@@ -1,11 +1,11 @@
 // Layouts that a tensor is known in besides its own: what operators have brought to one is not moved again for another
 // operator, nor for a view of the tensor. For the folders above.
 //
-// Remembered with the memory that tensors share (LocalStorage), until somebody writes to it, and never handed out: the
-// tensors keep their placements to whoever asks. Reductions are always remembered, other moves where a part is
-// kRememberedBytes at most afterwards. Where no rank has data, as in abstract worlds, it is known that they would be.
-// All is decided by layouts, sizes and strides, the same on all ranks, and by whether the user got the parts of a
-// tensor (LocalStorage::given_away), of which nothing is remembered: so all ranks must get them alike.
+// Remembered with the memory that tensors share (LocalStorage), until it is written to, and never given to the user:
+// the tensors keep their placements. How much is remembered, and what goes first: remembered_layouts.h. Where no rank
+// has data, as in abstract worlds, it is known that a layout would be there. All is decided by layouts, sizes, strides
+// and the order of operators, the same on all ranks; that a rank reads parts changes nothing. Of tensors whose parts
+// the user may write to (LocalStorage::user_may_write) nothing is remembered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,20 +16,20 @@
 #include <utility>
 #include <vector>
 
+#include "dtensor/extend/remembered_bytes.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/surroundings.h"
 #include "plan/redistribute_plan.h"
 
 namespace dtensor {
 
-inline constexpr int64_t kRememberedBytes = int64_t{4} << 20;
-
 // A tensor as it was moved. The front one of a memory, if it says nothing else: the tensor that all others there are
-// views of. One without anything: some of them are seen negated, or conjugated.
+// views of.
 struct ReducedForm {
   SpecPtr from;
   int64_t offset = 0;     // where it begins in its memory, in elements
   bool is_dense = false;  // it fills that memory: what views within it are can be taken of what it was brought to
+  LazyBits seen;          // DTensorMeta::seen
   RankTensors parts;      // as they are
   std::shared_ptr<const RedistributePlan> plan = nullptr;
   RankTensors locals = {};  // after the plan
@@ -40,17 +40,21 @@ struct ReducedForm {
   int64_t margin_dim = -1, margin = 0;  // of one without a plan: `locals` are what note_margins() says
   std::shared_ptr<const Surroundings> surroundings = nullptr;  // of one without a plan: see note_surroundings()
   uint64_t recording = 0;                                      // CallSites::recording() when it moved
+  std::shared_ptr<RememberedBytes> counted_in = nullptr;       // what its bytes count in, by that id; null: no bytes
+  uint64_t id = 0;
 };
 
-// Somebody has written to that memory: what was known of it before is let go. How often it was written to before.
+// That memory was written to: what was known of it before is forgotten. How often it was written to before.
 uint64_t count_write(LocalStorage& storage);
-// The user may write to that memory unseen: what was known of it is let go.
-void forget_known(LocalStorage& storage);
+// Forgets what was evicted.
+void forget(const std::vector<RememberedBytes::Entry>& evicted);
+// Inside backward: everything that is remembered of tensors on `mesh` is forgotten when this backward() ends.
+void forget_after_backward(const DeviceMesh& mesh);
 
 // All tensors of that memory are views of one that is laid out as `spec` over `parts` now, and were of another layout.
 void note_whole(LocalStorage& storage, SpecPtr spec, RankTensors parts);
-// A view of `t` is taken. `flips`: it is seen negated, or conjugated.
-void note_view_of(const at::Tensor& t, bool flips);
+// A view of `t` is taken.
+void note_view_of(const at::Tensor& t);
 // The tensor that all others in the memory of `t` are views of, of which `t` is one, in a handle of its own. Undefined:
 // it is `t`, or not known.
 at::Tensor viewed_tensor(const at::Tensor& t);
@@ -76,8 +80,9 @@ void note_sums(const at::Tensor& t, int64_t dim, at::Tensor sums);
 at::Tensor known_sums(const at::Tensor& t, int64_t dim);
 
 // `margins` are what lies beside every rank's part of `t` along `dim`, the ends of the dim being neighbours: `width`
-// elements before the part, then as many after it. Nothing, of a part without elements.
-void note_margins(const at::Tensor& t, int64_t dim, int64_t width, RankTensors margins);
+// elements before the part, then as many after it. Nothing, of a part without elements. `bytes`: of the rank that has
+// most.
+void note_margins(const at::Tensor& t, int64_t dim, int64_t width, RankTensors margins, int64_t bytes);
 // Those that are at least so wide, and how wide; nullopt if there are none.
 struct Margins {
   int64_t width = 0;

@@ -37,7 +37,7 @@ at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
   }
   const at::Tensor result =
       make_dtensor(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
-  peek_meta(result).storage->given_away = true;  // the user may have `t`
+  peek_meta(result).storage->user_may_write = true;  // the user may have `t`
   return result;
 }
 

@@ -155,26 +155,48 @@ at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, i
   impl->set_storage_offset(offset);
   impl->match_inference_mode(base);
   at::Tensor view(std::move(impl));
+  static_cast<DTensorMeta*>(view.unsafeGetTensorImpl()->get_backend_meta())->seen = peek_meta(base).seen;
   if (shares) join_sharers(view);
   return view;
 }
 
-void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage) {
+void set_flipped(const at::Tensor& view, LazyBits flips) {
+  auto* meta = static_cast<DTensorMeta*>(view.unsafeGetTensorImpl()->get_backend_meta());
+  meta->seen = meta->seen ^ flips;
+}
+
+namespace {
+
+void set_contents(const at::Tensor& t, c10::intrusive_ptr<DTensorMeta> meta, int64_t offset) {
+  const Spec& spec = *meta->spec;
   auto* impl = t.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes().data(), spec->sizes().size()),
-                              c10::IntArrayRef(spec->strides().data(), spec->strides().size()));
-  if (!storage) impl->set_storage_offset(0);
-  if (storage) keep_layout_of_sharers(*storage);  // whatever `t` is of that memory
-  auto name = peek_meta(t).name;                  // what is arriving is not wanted any more
-  auto meta = make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name));
+  impl->set_sizes_and_strides(c10::IntArrayRef(spec.sizes().data(), spec.sizes().size()),
+                              c10::IntArrayRef(spec.strides().data(), spec.strides().size()));
+  impl->set_storage_offset(offset);
   meta->laid_out_by_engine = peek_meta(t).laid_out_by_engine;
   impl->set_backend_meta(std::move(meta));
 }
 
+}  // namespace
+
+void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals) {
+  // What is arriving is not wanted any more.
+  set_contents(t, make_meta(std::move(spec), std::move(locals), nullptr, peek_meta(t).name), 0);
+}
+
+void share_contents(const at::Tensor& t, const at::Tensor& other) {
+  const DTensorMeta& source = memory_of(other);
+  keep_layout_of_sharers(*source.storage);  // whatever `t` is of that memory
+  auto meta = make_meta(source.spec, source.locals, source.storage, peek_meta(t).name);
+  meta->seen = source.seen;
+  set_contents(t, std::move(meta), other.storage_offset());
+}
+
 void set_name(const at::Tensor& t, std::string name) {
   const DTensorMeta& old = memory_of(t);
-  t.unsafeGetTensorImpl()->set_backend_meta(
-      make_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name))));
+  auto meta = make_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name)));
+  meta->seen = old.seen;
+  t.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
   join_sharers(t);
   explain_access(*t.unsafeGetTensorImpl());
 }

@@ -52,11 +52,20 @@ struct LocalStorage {
   std::atomic<bool> is_parameter{false};
   // Hooks of modules that should run before anyone computes with this; null without such.
   std::shared_ptr<const std::vector<std::shared_ptr<HookWatch>>> hook_watches;
-  // The user holds the local tensors and can write to them unseen: nothing derived from them may be remembered.
-  std::atomic<bool> given_away{false};
+  // The user may write to the local tensors, which the library cannot see: nothing derived from them is remembered. Set
+  // by from_local() and mutable_local_tensors(), which all ranks call alike; reading local tensors does not set it.
+  std::atomic<bool> user_may_write{false};
   // What of it was reduced, guarded by reduced_mutex; null: nothing yet. See reduced_forms.h.
   std::mutex reduced_mutex;
   std::shared_ptr<std::vector<ReducedForm>> reduced;
+};
+
+// That memory is seen conjugated, or negated. A distributed tensor does not say so itself, its parts do.
+struct LazyBits {
+  bool conj = false, neg = false;
+
+  friend bool operator==(const LazyBits&, const LazyBits&) = default;
+  friend LazyBits operator^(LazyBits a, LazyBits b) { return {a.conj != b.conj, a.neg != b.neg}; }  // between the two
 };
 
 struct DTensorMeta final : c10::BackendMeta {
@@ -75,6 +84,9 @@ struct DTensorMeta final : c10::BackendMeta {
   bool is_unplaced = false;
   // As OpCall::homes. Null: it is not known.
   SpecPtr home = nullptr;
+  // How this tensor sees its memory, beside how the first tensor of that memory does: what the view operators between
+  // the two say, so that ranks whose parts are empty know it, too.
+  LazyBits seen;
 };
 
 // Waits for what is arriving, as the call that began it would have: below autograd, on plain tensors.
@@ -116,24 +128,20 @@ void set_home(const at::Tensor& t, SpecPtr home);
 // its storage. See make_view_of() in view_origin.h.
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage = nullptr, std::shared_ptr<CommWork> arriving = nullptr);
+// Sets DTensorMeta::seen of a view that was just made: as its base, but for `flips`.
+void set_flipped(const at::Tensor& view, LazyBits flips);
 
-// That memory is seen conjugated, or negated. A distributed tensor does not say so itself, its parts do.
-struct LazyBits {
-  bool conj = false, neg = false;
-
-  friend bool operator==(const LazyBits&, const LazyBits&) = default;
-  friend LazyBits operator^(LazyBits a, LazyBits b) { return {a.conj != b.conj, a.neg != b.neg}; }  // between the two
-};
 LazyBits lazy_bits(const at::Tensor& plain);
 // Of the parts of one tensor. One of nothing may have lost them, and is asked only if there is no other.
 LazyBits lazy_bits(const RankTensors& locals);
 // `t`, distributed or not, seen so: a view that conjugates and negates what `t` is.
 at::Tensor seen_with(at::Tensor t, LazyBits bits);
 
-// Gives `t` (distributed or not) another layout, other locals and other sizes in place; its identity and autograd
-// history stay, and whose choice its layout was.
-void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals,
-                      std::shared_ptr<LocalStorage> storage = nullptr);
+// Gives `t`, which is distributed, another layout, other locals with memory of their own, and other sizes in place; its
+// identity and autograd history stay, and whose choice its layout was.
+void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals);
+// The same with the layout, the locals and the memory of `other`.
+void share_contents(const at::Tensor& t, const at::Tensor& other);
 
 // Gives a distributed tensor a name (a parameter's path); its layout, parts and memory stay.
 void set_name(const at::Tensor& t, std::string name);

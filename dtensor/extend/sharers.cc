@@ -41,7 +41,7 @@ uint64_t bits_of(const std::vector<int>& dims) {
 bool is_whole(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
   const Spec& spec = *meta.spec;
-  return spec.is_replicated() && !meta.arriving && !meta.storage->origin && !meta.storage->given_away &&
+  return spec.is_replicated() && !meta.arriving && !meta.storage->origin && !meta.storage->user_may_write &&
          spec.mesh().ranks().size() > 1 && spec.ndim() > 0 && spec.ndim() <= kMostDims && t.storage_offset() == 0 &&
          t.is_non_overlapping_and_dense();
 }

@@ -140,10 +140,11 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
   offset += base.storage_offset() * base_size / size;
   if (!moved && shares_memory(locals, meta.locals)) {
     const std::string& name = call.op.schema().name();
-    const bool flips = name == "aten::_neg_view" || name == "aten::_conj";
-    note_view_of(base, flips);
+    const LazyBits flips{name == "aten::_conj", name == "aten::_neg_view"};
+    note_view_of(base);
     at::Tensor view = make_view(std::move(spec), std::move(locals), base, offset);
-    if (flips) keep_layout_of_sharers(*meta.storage);  // that they are seen so would be lost
+    set_flipped(view, flips);
+    if (flips != LazyBits()) keep_layout_of_sharers(*meta.storage);  // that they are seen so would be lost
     return view;
   }
 

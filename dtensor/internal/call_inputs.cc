@@ -90,7 +90,7 @@ void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
 std::optional<FreeLayout> free_layout(const at::Tensor& t, int k) {
   const DTensorMeta& meta = peek_meta(t);
   const LocalStorage& storage = *meta.storage;
-  if (storage.given_away || storage.origin || is_leaf_parameter(t)) return std::nullopt;
+  if (storage.user_may_write || storage.origin || is_leaf_parameter(t)) return std::nullopt;
   if (!storage.shared) return meta.laid_out_by_engine ? std::optional(FreeLayout{k}) : std::nullopt;
   const Sharers* sharers = storage.sharers.load(std::memory_order_acquire);
   if (sharers == nullptr || storage.is_parameter.load(std::memory_order_relaxed)) return std::nullopt;

@@ -49,7 +49,7 @@ at::Tensor copy_of(const at::Tensor& t) {
 // `t` as it is, whatever becomes of that handle and of parts that the user has.
 at::Tensor kept(const at::Tensor& t) {
   const DTensorMeta& meta = meta_of(t);
-  return meta.storage->given_away && !meta.spec->meta().wrapped_number ? copy_of(t) : t.variable_data();
+  return meta.storage->user_may_write && !meta.spec->meta().wrapped_number ? copy_of(t) : t.variable_data();
 }
 
 // Gives `to`, and what shares its storage, the memory of `from`, or of a copy where others have that.

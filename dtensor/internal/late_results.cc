@@ -109,7 +109,8 @@ at::Tensor make_late_result(const OpInfo& info, const Inputs& in, c10::ArrayRef<
   }
   const auto calls = LateCalls::of_backward();
   calls->add(call);
-  const std::shared_ptr<CommWork> work(new CommWork([calls, call] { calls->compute(*call); }), LateWork{calls, call});
+  const std::shared_ptr<CommWork> work(CommWork::new_deferred([calls, call] { calls->compute(*call); }),
+                                       LateWork{calls, call});
   return make_result(spec, std::move(parts), work);
 }
 
@@ -151,14 +152,6 @@ std::unique_ptr<OverwrittenResult> settle_before_writes(const OpInfo& info, c10:
     });
   }
   return overwritten;
-}
-
-void give_away(const at::Tensor& t) {
-  LocalStorage& storage = *peek_meta(t).storage;
-  storage.given_away = true;
-  forget_known(storage);
-  if (!any_late_calls()) return;
-  for (const auto& calls : LateCalls::everywhere()) calls->copy_before_unseen_writes(storage);
 }
 
 }  // namespace dtensor

@@ -49,8 +49,5 @@ class OverwrittenResult {
 // A call is about to write to some of its arguments, if to any: what is late and is computed of them is computed
 // before, but not what it overwrites as a whole, if it does.
 std::unique_ptr<OverwrittenResult> settle_before_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
-// The user gets the parts of `t`, to write to them unseen: nothing that is derived from them is remembered from now on,
-// and nothing late is computed of them.
-void give_away(const at::Tensor& t);
 
 }  // namespace dtensor

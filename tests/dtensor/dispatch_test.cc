@@ -106,7 +106,7 @@ TEST_CASE("dispatch: what is handed out is nobody else's memory") {
   }
   full_tensor(p).add_(100);
   CHECK(sum(p) == 16);
-  to_local(p)[0].add_(100);  // the user's own doing, and seen
+  mutable_local_tensors(p)[0].add_(100);  // the user's own doing, and seen
   CHECK(sum(p.sqrt().square()) == Approx(416));
 
   // Gradients of two parameters that are one Partial.

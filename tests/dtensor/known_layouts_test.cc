@@ -218,18 +218,6 @@ TEST_CASE("known layouts: what the arguments of one operator are views of moves 
   CHECK(close(apart, rows.bmm(other)));
 }
 
-TEST_CASE("known layouts: parts that are large are not kept a second time", "[dtensor][known_layouts]") {
-  const DeviceMesh mesh = mesh_of(4, /*abstract=*/true);
-  CommDebugMode comm;
-  for (const int64_t batch : {1 << 12, 1 << 15}) {  // of 16 x 16 float64: 2 MiB and 16 MiB a rank
-    const Tensor x = zeros({batch, 16, 16}, mesh, {Shard(1)}, {.dtype = torch::kDouble});
-    comm.reset();
-    x.matrix_exp();
-    x.mT().matrix_exp();
-    CHECK(comm.total() == (batch == 1 << 12 ? 1 : 2));
-  }
-}
-
 TEST_CASE("free layouts: what an operator made follows what is added to it", "[dtensor][free_layouts]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor a = torch::randn({8, 3}, torch::kDouble), index = torch::tensor({1, 0, 5, 5, 2, 7, 1, 1});

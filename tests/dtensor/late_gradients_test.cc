@@ -388,8 +388,8 @@ TEST_CASE("late gradients: what the user's handles become is not computed of") {
   }
   SECTION("parts that the user gets") {
     s.run([&](const Tensor& g) {
-      for (const Tensor& part : to_local(g)) part.zero_();
-      for (const Tensor& part : DTensor(s.ids).locals()) part.zero_();
+      for (const Tensor& part : mutable_local_tensors(g)) part.zero_();
+      for (const Tensor& part : mutable_local_tensors(s.ids)) part.zero_();
     });
   }
   SECTION("plain indices") {
@@ -415,7 +415,7 @@ TEST_CASE("late gradients: who gets parts that a gradient is just computed of ge
   s.fail();
   Asks asks;
   asks.ask = [&] {
-    for (const Tensor& part : to_local(s.ids)) part.zero_();
+    for (const Tensor& part : mutable_local_tensors(s.ids)) part.zero_();
   };
   {
     const ScopeGuard listening([&](Scope& scope) { scope.listeners.push_back(&asks); });

@@ -111,7 +111,7 @@ TEST_CASE("sharers: they stay as they are where somebody depends on it", "[dtens
   const auto first = [](const Tensor& t) { return t.select(0, 0); };
   stays(zeros({2, 8, 3}, mesh, {}, {torch::kDouble}), first);  // somebody laid it out
   const Tensor given = made(mesh, {2, 8, 3});
-  DTensor(given).locals();
+  mutable_local_tensors(given);
   stays(given, first);
   const Tensor seen_as_numbers = made(mesh, {2, 8, 3}, torch::kComplexDouble);
   stays(seen_as_numbers, [](const Tensor& t) { return torch::view_as_real(t).select(0, 0).select(2, 0); });

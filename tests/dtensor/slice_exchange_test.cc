@@ -230,10 +230,10 @@ TEST_CASE("slices: what may be written to unseen is not remembered, nor what was
     for (const Tensor& t : {x.plain, x.distributed}) t.mul_(2);
   }
   CHECK(read());
-  DTensor(x.distributed).locals()[1].fill_(7);  // rows 8 to 15
+  mutable_local_tensors(x.distributed)[1].fill_(7);  // rows 8 to 15
   x.plain.narrow(0, 8, 8).fill_(7);
   CHECK(read());
-  DTensor(x.distributed).locals()[2].fill_(5);
+  mutable_local_tensors(x.distributed)[2].fill_(5);
   x.plain.narrow(0, 16, 8).fill_(5);
   CHECK(read());
 }

@@ -52,9 +52,15 @@ TEST_CASE("view reads: what answers with a number reads views anew") {
   CHECK(z.is_set_to(alike));
   CHECK_FALSE(z.is_set_to(x.slice(0, 3, 5)));
   x.fill_(4);
+  CHECK_THROWS_WITH(to_local(z), Catch::Contains("Call fetch_parts(t) on all ranks of mesh(x=2)"));
+  fetch_parts(z);
   CHECK(to_local(z)[1].sum().item<double>() == 8);
   x.fill_(5);
+  CHECK_THROWS_WITH(DTensor(z).local(1), Catch::Contains("[DTensor::local] the parts of f64[2](R)"));
+  CHECK_THAT(DTensor(z).to_string(), Catch::Contains("parts not fetched"));
+  fetch_parts(z);
   CHECK(DTensor(z).local(1).sum().item<double>() == 10);
+  CHECK_THROWS_WITH(mutable_local_tensors(z), Catch::Contains("is a view whose parts had to be copied"));
   x.fill_(6);
   CHECK(full_tensor(redistribute(z, {Shard(0)})).sum().item<double>() == 12);
 }

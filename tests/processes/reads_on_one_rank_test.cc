@@ -1,0 +1,387 @@
+// A job of several processes in which one rank reads more than the others: every rank communicates what it does without
+// the reads, and gets the same values.
+//
+// Each program below uses one mechanism that remembers or defers something, and offers tensors to be read at several
+// points. Each reader reads at one point, or at all of them, on one rank alone.
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <functional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/factories.h"
+#include "dtensor/from_local.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/remembered_layouts.h"
+#include "dtensor/scopes.h"
+#include "observe/comm_debug_mode.h"
+#include "tests/processes/job_world.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
+
+namespace dtensor::testing {
+namespace {
+
+using torch::Tensor;
+
+using Read = std::function<void(const Tensor&)>;
+
+// A program: its results, and the points at which it offers a tensor to be read.
+struct Program {
+  const char* name;
+  std::function<std::vector<Tensor>(const DeviceMesh& mesh, const Read& read)> run;
+};
+
+Tensor numbers(std::vector<int64_t> sizes, uint64_t seed) {
+  return torch::randn(sizes, at::detail::createCPUGenerator(seed), torch::TensorOptions(torch::kDouble));
+}
+
+Tensor laid_out(std::vector<int64_t> sizes, uint64_t seed, const DeviceMesh& mesh, Placement p) {
+  return distribute_tensor(numbers(std::move(sizes), seed), mesh, {p});
+}
+
+Tensor parameter(std::vector<int64_t> sizes, uint64_t seed, const DeviceMesh& mesh, Placement p) {
+  return laid_out(std::move(sizes), seed, mesh, p).requires_grad_();
+}
+
+std::vector<Tensor> reduced_sum(const DeviceMesh& mesh, const Read& read) {
+  const Tensor x = laid_out({8, 6}, 1, mesh, Shard(0));
+  const Tensor z = x.t().mm(x);
+  read(z);
+  const Tensor a = z.relu();
+  read(z);
+  const Tensor b = z.exp();
+  read(z);
+  return {a, b, z.t().sin() + z.select(0, 1)};
+}
+
+std::vector<Tensor> equal_calls_in_a_loop(const DeviceMesh& mesh, const Read& read) {
+  std::vector<Tensor> results;
+  for (uint64_t step = 0; step < 6; ++step) {
+    const Tensor s = from_local({numbers({4, 5}, step)}, mesh, {Shard(0)}).sum(0);
+    results.push_back(s.sin());
+    if (step == 2) read(s);
+    results.push_back(s.sin() * 2);
+  }
+  return results;
+}
+
+std::vector<Tensor> gathered_weight(const DeviceMesh& mesh, const Read& read) {
+  const Tensor w = parameter({6, 6}, 3, mesh, Shard(0));
+  Tensor x = laid_out({8, 6}, 4, mesh, Shard(0));
+  for (int step = 0; step < 3; ++step) {
+    x = x.mm(w).tanh();
+    read(w);
+  }
+  x.square().sum().backward();
+  read(w.grad());
+  return {x, w.grad()};
+}
+
+std::vector<Tensor> views_of_a_sum(const DeviceMesh& mesh, const Read& read) {
+  const Tensor x = laid_out({8, 6}, 5, mesh, Shard(0));
+  const Tensor z = x.t().mm(x);
+  const Tensor column = z.select(1, 2), flat = z.view({-1});
+  read(column);
+  const Tensor a = column.exp();
+  read(flat);
+  return {a, flat.sin(), z.t().tanh()};
+}
+
+std::vector<Tensor> conjugates(const DeviceMesh& mesh, const Read& read) {
+  const Tensor x = torch::complex(laid_out({8, 8}, 6, mesh, Shard(0)), laid_out({8, 8}, 7, mesh, Shard(0))) / 8;
+  const Tensor z = x.t().mm(x);
+  const Tensor c = z.conj();
+  read(c);
+  const Tensor a = z.exp();
+  read(z);
+  const Tensor gathered = x.conj().matrix_exp();
+  read(x);
+  return {a, c.sin(), gathered, x.matrix_exp(), torch::imag(c)};
+}
+
+std::vector<Tensor> stencil_in_place(const DeviceMesh& mesh, const Read& read) {
+  const Tensor u = laid_out({16, 6}, 8, mesh, Shard(0)) * 1;
+  for (int round = 0; round < 3; ++round) {
+    const Tensor up = u.slice(0, 0, 14), down = u.slice(0, 2, 16);
+    read(up);
+    const Tensor mean = (up + down) / 2;
+    read(u);
+    u.slice(0, 1, 15).copy_(mean);
+    read(down);
+  }
+  return {u};
+}
+
+std::vector<Tensor> padded_windows(const DeviceMesh& mesh, const Read& read) {
+  const Tensor u = laid_out({12, 4}, 9, mesh, Shard(0)) * 1;
+  const Tensor padded = torch::constant_pad_nd(u, {0, 0, 1, 1});
+  read(padded);
+  const Tensor a = padded.slice(0, 0, 12) + padded.slice(0, 2, 14);
+  read(padded);
+  return {a, padded * 2, u};
+}
+
+std::vector<Tensor> rolled_both_ways(const DeviceMesh& mesh, const Read& read) {
+  const Tensor u = laid_out({12, 4}, 10, mesh, Shard(0)) * 1;
+  const Tensor forward = u.roll({1}, {0});
+  read(u);
+  return {forward, u.roll({-1}, {0})};
+}
+
+std::vector<Tensor> view_of_a_tensor_that_is_written(const DeviceMesh& mesh, const Read& read) {
+  const Tensor x = laid_out({12, 4}, 11, mesh, Shard(0)) * 1;
+  const Tensor middle = x.slice(0, 3, 9), turned = middle.t();
+  const Tensor before = middle * 2;
+  read(middle);
+  x.mul_(3);
+  read(middle);
+  read(turned);
+  const Tensor after = turned + 1;
+  middle.add_(1);
+  read(x);
+  return {before, after, x};
+}
+
+std::vector<Tensor> results_written_one_by_one(const DeviceMesh& mesh, const Read& read) {
+  MeshScope scope(mesh);
+  const Tensor w = laid_out({6, 8}, 12, mesh, Shard(1));
+  const Tensor x = distribute_tensor(numbers({5, 6}, 13), mesh, {Replicate()});
+  const Tensor results = torch::zeros({4, 5, 8}, torch::kDouble);
+  for (int64_t step = 0; step < 4; ++step) {
+    read(results);
+    results.select(0, step).copy_(x.mm(w) * static_cast<double>(step));
+  }
+  read(results);
+  return {results, results.sum(0)};
+}
+
+std::vector<Tensor> temporary_laid_out_anew(const DeviceMesh& mesh, const Read& read) {
+  const Tensor x = distribute_tensor(numbers({8, 6}, 14), mesh, {Replicate()});
+  const Tensor sharded = laid_out({8, 6}, 15, mesh, Shard(0));
+  Tensor y = x * 2;
+  read(y);
+  y.add_(sharded);
+  read(y);
+  return {y, y.exp().sum(0)};
+}
+
+std::vector<Tensor> lookups(const DeviceMesh& mesh, const Read& read) {
+  const Tensor first = parameter({10, 4}, 16, mesh, Shard(0)), second = parameter({12, 4}, 17, mesh, Shard(0));
+  const Tensor ids = distribute_tensor(torch::arange(8), mesh, {Shard(0)});
+  const Tensor rows = torch::embedding(first, ids) * torch::embedding(second, ids);
+  read(rows);
+  read(ids);
+  rows.square().sum().backward();
+  read(first.grad());
+  first.mutable_grad().mul_(2);
+  return {first.grad(), second.grad(), rows};
+}
+
+std::vector<Tensor> loss_of_rows(const DeviceMesh& mesh, const Read& read) {
+  const Tensor w = parameter({6, 12}, 18, mesh, Shard(1));
+  const Tensor x = distribute_tensor(numbers({8, 6}, 19), mesh, {Replicate()});
+  const Tensor scores = x.mm(w);
+  read(scores);
+  const Tensor target = distribute_tensor(torch::arange(8), mesh, {Replicate()});
+  const Tensor loss = torch::nll_loss(torch::log_softmax(scores, 1), target);
+  read(loss);
+  loss.backward();
+  return {loss, w.grad()};
+}
+
+std::vector<Tensor> convolution_of_rows(const DeviceMesh& mesh, const Read& read) {
+  const Tensor x = parameter({2, 3, 16, 5}, 20, mesh, Shard(2));
+  const Tensor w = parameter({4, 3, 3, 3}, 21, mesh, Replicate());
+  const Tensor y = torch::conv2d(x, w, {}, 1, 1);
+  read(x);
+  read(y);
+  y.square().sum().backward();
+  read(x.grad());
+  return {y, x.grad(), w.grad()};
+}
+
+std::vector<Tensor> hooks_on_gradients(const DeviceMesh& mesh, const Read& read) {
+  const Tensor w = parameter({6, 5}, 22, mesh, Replicate()), b = parameter({5}, 23, mesh, Replicate());
+  const Tensor x = laid_out({8, 6}, 24, mesh, Shard(0));
+  const Tensor product = x.mm(w);
+  product.register_hook([&](const Tensor& g) { read(g); });
+  const Tensor y = (product + b).tanh();
+  y.square().sum().backward();
+  read(w.grad());
+  return {w.grad(), b.grad()};
+}
+
+std::vector<Tensor> two_steps_of_training(const DeviceMesh& mesh, const Read& read) {
+  const Tensor w = parameter({6, 6}, 25, mesh, Shard(0)), v = parameter({6, 6}, 26, mesh, Shard(1));
+  torch::optim::SGD optimizer({w, v}, 0.1);
+  const Tensor x = laid_out({8, 6}, 27, mesh, Shard(0));
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    const Tensor y = x.mm(w).relu().mm(v);
+    read(y);
+    y.square().sum().backward();
+    read(v.grad());
+    optimizer.step();
+    read(w);
+  }
+  return {w, v};
+}
+
+// So little is remembered that it matters which goes first.
+std::vector<Tensor> little_is_remembered(const DeviceMesh& mesh, const Read& read) {
+  limit_remembered_bytes(mesh.world(), 2 * 8 * 8 * 8);
+  std::vector<Tensor> results;
+  const Tensor kept = laid_out({8, 8}, 28, mesh, Shard(0)) / 8;
+  for (uint64_t step = 0; step < 5; ++step) {
+    const Tensor t = laid_out({8, 8}, 29 + step, mesh, Shard(0)) / 8;
+    results.push_back(t.matrix_exp());
+    read(t);
+    if (step % 2 == 0) results.push_back(kept.matrix_exp());
+    results.push_back(t.t().matrix_exp());
+  }
+  limit_remembered_bytes(mesh.world(), kDefaultRememberedBytes);
+  return results;
+}
+
+std::vector<Tensor> moments_by_hand(const DeviceMesh& mesh, const Read& read) {
+  const Tensor x = laid_out({8, 12}, 35, mesh, Shard(1));
+  const Tensor w = parameter({12, 6}, 36, mesh, Shard(0));
+  const Tensor h = x.mm(w);
+  read(h);
+  const Tensor mean = h.mean(-1, true);
+  read(mean);
+  const Tensor var = h.var(-1, false, true);
+  const Tensor y = (h - mean) / (var + 1e-5).sqrt();
+  read(h);
+  y.pow(3).sum().backward();
+  return {y, w.grad()};
+}
+
+std::vector<Program> programs() {
+  return {
+      {"a sum that is reduced once", reduced_sum},
+      {"equal calls in a loop", equal_calls_in_a_loop},
+      {"a weight that is gathered once", gathered_weight},
+      {"views of a sum", views_of_a_sum},
+      {"conjugates", conjugates},
+      {"a stencil in place", stencil_in_place},
+      {"windows of a padded tensor", padded_windows},
+      {"rolls both ways", rolled_both_ways},
+      {"a view of a tensor that is written to", view_of_a_tensor_that_is_written},
+      {"results written one by one", results_written_one_by_one},
+      {"a temporary that takes another layout in place", temporary_laid_out_anew},
+      {"gradients of lookups", lookups},
+      {"a loss of rows", loss_of_rows},
+      {"a convolution of rows", convolution_of_rows},
+      {"hooks on gradients", hooks_on_gradients},
+      {"two steps of training", two_steps_of_training},
+      {"little is remembered", little_is_remembered},
+      {"moments by hand", moments_by_hand},
+  };
+}
+
+// Reads parts on this rank; those that are not there are an error that says what brings them.
+void read_parts_of(const Tensor& t) {
+  try {
+    (DTensor(t).local(0) * 2).sum();
+    const torch::NoGradGuard no_grad;
+    to_local(t);
+  } catch (const c10::Error& e) {
+    CHECK_THAT(e.what_without_backtrace(), Catch::Contains("fetch_parts"));
+  }
+}
+
+void print_it(const Tensor& t) {
+  std::ostringstream text;
+  text << DTensor(t);
+  CHECK_FALSE(text.str().empty());
+}
+
+struct Reader {
+  const char* name;
+  std::function<void(const Tensor& t, std::vector<Tensor>& kept)> read;
+};
+
+std::vector<Reader> readers() {
+  return {
+      {"parts", [](const Tensor& t, std::vector<Tensor>&) { read_parts_of(t); }},
+      {"printing", [](const Tensor& t, std::vector<Tensor>&) { print_it(t); }},
+      {"layout and shape",
+       [](const Tensor& t, std::vector<Tensor>&) { CHECK(DTensor(t).local_shape().size() == t.sizes().size()); }},
+      {"in an exception handler",
+       [](const Tensor& t, std::vector<Tensor>&) {
+         try {
+           throw std::runtime_error("a bad batch");
+         } catch (const std::runtime_error&) {
+           read_parts_of(t);
+           print_it(t);
+         }
+       }},
+      {"handles and parts kept",
+       [](const Tensor& t, std::vector<Tensor>& kept) {
+         kept.push_back(t);
+         try {
+           kept.push_back(DTensor(t).local(0));
+         } catch (const c10::Error&) {
+           // Not there: other cases look at the error.
+         }
+       }},
+  };
+}
+
+// What this rank communicated.
+std::vector<std::string> calls_of(const CommDebugMode& comm) {
+  std::vector<std::string> calls;
+  for (const CommEvent& e : comm.events())
+    calls.push_back(std::string(to_string(e.collective)) + " " + std::to_string(e.bytes) + " " + e.cause.op);
+  return calls;
+}
+
+struct Outcome {
+  std::vector<std::string> calls;
+  std::vector<Tensor> values;
+  int points = 0;
+};
+
+Outcome run(const Program& program, const DeviceMesh& mesh, const std::function<void(const Tensor&, int point)>& read) {
+  Outcome outcome;
+  CommDebugMode comm;
+  const auto results = program.run(mesh, [&](const Tensor& t) { read(t, outcome.points++); });
+  outcome.calls = calls_of(comm);
+  for (const Tensor& t : results) outcome.values.push_back(full_tensor(t.detach()));
+  return outcome;
+}
+
+TEST_CASE("reads on one rank change neither what ranks communicate nor values", "[processes][reads]") {
+  const World& world = job_world();
+  const DeviceMesh mesh(world, {world.size()}, {"dp"});
+  for (const Program& program : programs()) {
+    CAPTURE(program.name);
+    run(program, mesh, [](const Tensor&, int) {});  // what programs remember of layouts is there for both
+    const Outcome without = run(program, mesh, [](const Tensor&, int) {});
+    for (const Reader& reader : readers()) {
+      for (int at = -1; at < without.points; ++at) {  // -1: everywhere
+        const int64_t rank = (at + 1) % world.size();
+        CAPTURE(reader.name, at, rank);
+        std::vector<Tensor> kept;
+        const Outcome with = run(program, mesh, [&](const Tensor& t, int point) {
+          if (world.owned_ranks().front() == rank && (at < 0 || at == point)) reader.read(t, kept);
+        });
+        CHECK(with.calls == without.calls);
+        REQUIRE(with.values.size() == without.values.size());
+        for (size_t i = 0; i < with.values.size(); ++i) {
+          CAPTURE(i);
+          CHECK(torch::equal(with.values[i], without.values[i]));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dtensor::testing
