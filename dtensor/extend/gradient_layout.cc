@@ -13,11 +13,19 @@
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/gradient_bucket.h"
 #include "dtensor/extend/gradient_hook.h"
+#include "dtensor/extend/open_gradient.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
 
 namespace dtensor {
 namespace {
+
+// Autograd copies a gradient to which others refer, such as a hook that keeps it. A copy of what is not computed yet
+// would be computed at once, on the ranks alone that have such a hook; so autograd gets a handle of its own.
+bool is_late(const at::Tensor& gradient) {
+  const DTensorMeta& meta = peek_meta(gradient);
+  return meta.arriving && !meta.arriving->done();
+}
 
 class GradientLayoutHook final : public GradientHook {
  public:
@@ -25,23 +33,38 @@ class GradientLayoutHook final : public GradientHook {
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     const auto impl = leaf_.lock();
-    if (!impl || grads.empty() || !grads[0].defined() || current_dispatch_scope().delay_gradient_reduction)
-      return grads;
+    if (!impl || grads.empty() || !grads[0].defined()) return grads;
     const at::Tensor leaf = at::Tensor::wrap_tensor_impl(impl);
     if (!is_dtensor(leaf)) return grads;
-    const DTensorMeta& meta = peek_meta(leaf);
     auto result = grads;
-    result[0] = distributed_gradient(grads[0], meta.spec->mesh());
-    if (spec_of(result[0])->placements() == meta.spec->placements() || put_in_bucket(leaf, result[0])) return result;
-    CommCause cause;
-    cause.op = "gradient";
-    cause.argument = meta.name ? *meta.name : "";
-    cause.module_path = meta.name ? module_of(meta) : current_scope().module_path;
-    result[0] = redistribute_as(result[0], meta.spec->placements(), cause);
+    result[0] = arrived(leaf, grads[0]);
     return result;
   }
 
  private:
+  static at::Tensor arrived(const at::Tensor& leaf, const at::Tensor& given) {
+    const DTensorMeta& meta = peek_meta(leaf);
+    if (current_dispatch_scope().delay_gradient_reduction) {
+      const bool is_alike = is_dtensor(given) && spec_of(given)->mesh() == meta.spec->mesh();
+      if (is_alike && may_wait_in_bucket()) open_gradient(leaf.grad(), spec_of(given)->placements());
+      return given;
+    }
+    const at::Tensor gradient = distributed_gradient(given, meta.spec->mesh());
+    const Layout home(meta.spec->mesh(), meta.spec->placements());
+    const Spec& spec = *spec_of(gradient);
+    const bool is_there = spec.mesh() == home.mesh() && spec.placements() == home.placements();
+    if (is_there && is_late(gradient) && may_wait_in_bucket()) {
+      part_in_the_end(leaf, gradient);
+      return gradient.variable_data();
+    }
+    if (is_there || put_in_bucket(leaf, gradient)) return gradient;
+    CommCause cause;
+    cause.op = "gradient";
+    cause.argument = meta.name ? *meta.name : "";
+    cause.module_path = meta.name ? module_of(meta) : current_scope().module_path;
+    return redistribute_as(at::TensorList(&gradient, 1), c10::ArrayRef<Layout>(home), cause)[0];
+  }
+
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> leaf_;
 };
 
@@ -59,12 +82,16 @@ void keep_gradient_layout(const at::Tensor& leaf) {
   std::lock_guard lock(mutex);
   using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
   const auto is_ours = [](const auto& hook) { return GradientHook::is_one(*hook); };
-  // Before the user's hooks, so that they see the leaf's layout. (add_hook is for a tensor that has none.)
+  // Before the user's hooks: what does not wait is brought to the leaf's layout. (add_hook is for a tensor that has
+  // none.)
   Hooks& hooks = torch::autograd::impl::hooks(leaf);
+  // The list that the first hook of the user would make, and throw away what is there.
+  if (hooks.empty()) torch::autograd::impl::create_cpp_hook(leaf);
   if (std::none_of(hooks.begin(), hooks.end(), is_ours)) {
     hooks.insert(hooks.begin(), std::make_unique<GradientLayoutHook>(leaf));
   }
-  // Once more behind them: the first hook that a user registers, even after forward, throws away those of the tensor.
+  // Once more behind them: they may change the gradient, and the first one that is registered in Python throws away
+  // those of the tensor.
   const auto sink = torch::autograd::impl::try_get_grad_accumulator(leaf);
   if (sink && std::none_of(sink->pre_hooks().begin(), sink->pre_hooks().end(), is_ours)) {
     sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf));
