@@ -14,6 +14,7 @@
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/library_code.h"
+#include "dtensor/extend/partial_parameter.h"
 #include "dtensor/extend/plain_beside_distributed.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/sharers.h"
@@ -103,8 +104,9 @@ std::optional<FreeLayout> free_layout(const at::Tensor& t, int k) {
 namespace {
 
 // Its gradient will come back to its layout.
-void note_parameter(const at::Tensor& t) {
+void note_parameter(const OpInfo& info, const at::Tensor& t) {
   if (!is_leaf_parameter(t)) return;
+  if (!info.always_shares) reduce_partial_parameter(t, info.name);
   keep_gradient_layout(t);
   peek_meta(t).storage->is_parameter.store(true, std::memory_order_relaxed);
 }
@@ -114,10 +116,10 @@ void note_parameter(const at::Tensor& t) {
 void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   for (size_t i = 0; i < args.size(); ++i) {
     if (args[i].isTensor()) {
-      if (is_dtensor(args[i].toTensor())) note_parameter(args[i].toTensor());
+      if (is_dtensor(args[i].toTensor())) note_parameter(info, args[i].toTensor());
     } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && args[i].isList()) {
       for (const auto& x : args[i].toListRef()) {
-        if (x.isTensor() && is_dtensor(x.toTensor())) note_parameter(x.toTensor());
+        if (x.isTensor() && is_dtensor(x.toTensor())) note_parameter(info, x.toTensor());
       }
     }
   }
@@ -155,10 +157,10 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
                 mesh.to_string(), " of world ", mesh.world().name(), " and another argument on ", in.mesh.to_string(),
                 " of world ", in.mesh.world().name(),
                 ". All distributed arguments of an operator must share one mesh: slice one mesh, or redistribute.");
+    note_parameter(info, t);
     const LocalStorage& storage = *peek_meta(t).storage;
     if (storage.origin) in.copied_views = true;
     if (storage.hook_watches) in.hooks_watched = true;
-    note_parameter(t);
     if (info.args[arg].written && !info.args[arg].out) {
       if (const auto free = free_layout(t, static_cast<int>(in.tensors.size()) - 1)) in.free_layouts.push_back(*free);
     }
