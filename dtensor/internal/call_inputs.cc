@@ -18,6 +18,7 @@
 #include "dtensor/extend/plain_beside_distributed.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/sharers.h"
+#include "dtensor/internal/numbers_of_meshes.h"
 
 namespace dtensor {
 namespace {
@@ -141,7 +142,7 @@ bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
 Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   Inputs in;
   in.slots.resize(args.size());
-  bool any_plain = false;
+  bool any_plain = false, several_meshes = false;
   const auto add = [&](const at::Tensor& t, size_t arg) {
     in.tensors.push_back(t);
     in.args.push_back(static_cast<uint16_t>(arg));
@@ -153,10 +154,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     }
     const DeviceMesh& mesh = spec_of(t)->mesh();
     if (!in.mesh.defined()) in.mesh = mesh;
-    TORCH_CHECK(in.mesh == mesh, info.name, ": argument '", info.op.schema().arguments()[arg].name(), "' is on ",
-                mesh.to_string(), " of world ", mesh.world().name(), " and another argument on ", in.mesh.to_string(),
-                " of world ", in.mesh.world().name(),
-                ". All distributed arguments of an operator must share one mesh: slice one mesh, or redistribute.");
+    several_meshes = several_meshes || !(in.mesh == mesh);
     note_parameter(info, t);
     const LocalStorage& storage = *peek_meta(t).storage;
     if (storage.origin) in.copied_views = true;
@@ -187,6 +185,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
       }
     }
   }
+  if (several_meshes) bring_to_one_mesh(info, in);
   // What occurs twice, itself or another view of it, would be laid out anew for one and not for the other.
   const auto memory_of_input = [](const at::Tensor& t) {
     return t.defined() && is_dtensor(t) ? peek_meta(t).storage.get() : nullptr;
