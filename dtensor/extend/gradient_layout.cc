@@ -1,5 +1,6 @@
 #include "dtensor/extend/gradient_layout.h"
 
+#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -27,9 +28,27 @@ bool is_late(const at::Tensor& gradient) {
   return meta.arriving && !meta.arriving->done();
 }
 
+bool has_hooks_of_user(const at::Tensor& leaf) {
+  const auto& hooks = torch::autograd::impl::hooks(leaf);
+  return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
+    const auto* list = dynamic_cast<const torch::autograd::CppFunctionTensorPreHook*>(hook.get());
+    return list != nullptr ? !list->hooks_->empty() : !GradientHook::is_one(*hook);
+  });
+}
+
+// What waits, for hooks to see. One may write to it in place, as `g.clamp_(-1, 1)`, which reduces it: no other handle
+// depends on the layout of this one.
+at::Tensor for_hooks(const at::Tensor& leaf, const at::Tensor& gradient) {
+  const DTensorMeta& meta = peek_meta(gradient);
+  if (!meta.spec->has_partial() || !meta.storage->shared || !has_hooks_of_user(leaf)) return gradient;
+  return make_result(meta.spec, meta_of(gradient).locals);
+}
+
 class GradientLayoutHook final : public GradientHook {
  public:
-  explicit GradientLayoutHook(const at::Tensor& leaf) : leaf_(leaf.getIntrusivePtr()) {}
+  // `before_hooks`: of the user, as the first of the leaf's hooks; else behind them, where the gradient is accumulated.
+  GradientLayoutHook(const at::Tensor& leaf, bool before_hooks)
+      : leaf_(leaf.getIntrusivePtr()), before_hooks_(before_hooks) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     const auto impl = leaf_.lock();
@@ -42,7 +61,7 @@ class GradientLayoutHook final : public GradientHook {
   }
 
  private:
-  static at::Tensor arrived(const at::Tensor& leaf, const at::Tensor& given) {
+  at::Tensor arrived(const at::Tensor& leaf, const at::Tensor& given) const {
     const DTensorMeta& meta = peek_meta(leaf);
     if (current_dispatch_scope().delay_gradient_reduction) {
       const bool is_alike = is_dtensor(given) && spec_of(given)->mesh() == meta.spec->mesh();
@@ -57,7 +76,8 @@ class GradientLayoutHook final : public GradientHook {
       part_in_the_end(leaf, gradient);
       return gradient.variable_data();
     }
-    if (is_there || put_in_bucket(leaf, gradient)) return gradient;
+    if (is_there) return gradient;
+    if (put_in_bucket(leaf, gradient)) return before_hooks_ ? for_hooks(leaf, gradient) : gradient;
     CommCause cause;
     cause.op = "gradient";
     cause.argument = meta.name ? *meta.name : "";
@@ -66,6 +86,7 @@ class GradientLayoutHook final : public GradientHook {
   }
 
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> leaf_;
+  const bool before_hooks_;
 };
 
 }  // namespace
@@ -88,13 +109,13 @@ void keep_gradient_layout(const at::Tensor& leaf) {
   // The list that the first hook of the user would make, and throw away what is there.
   if (hooks.empty()) torch::autograd::impl::create_cpp_hook(leaf);
   if (std::none_of(hooks.begin(), hooks.end(), is_ours)) {
-    hooks.insert(hooks.begin(), std::make_unique<GradientLayoutHook>(leaf));
+    hooks.insert(hooks.begin(), std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/true));
   }
   // Once more behind them: they may change the gradient, and the first one that is registered in Python throws away
   // those of the tensor.
   const auto sink = torch::autograd::impl::try_get_grad_accumulator(leaf);
   if (sink && std::none_of(sink->pre_hooks().begin(), sink->pre_hooks().end(), is_ours)) {
-    sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf));
+    sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/false));
   }
 }
 
