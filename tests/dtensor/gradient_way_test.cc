@@ -145,7 +145,7 @@ TEST_CASE("way of gradients: one that is small where it comes is reduced there")
 
 TEST_CASE("way of gradients: a parameter that a loop uses again has its gradients added before they are reduced") {
   const DeviceMesh mesh = mesh4();
-  const Tensor w0 = numbers({12, 12}), b0 = numbers({12}), x0 = numbers({8, 12});
+  const Tensor w0 = numbers({12, 12}), b0 = numbers({12}), x0 = numbers({256, 12});
   const auto run = [](Tensor x, const Tensor& w, const Tensor& b) {
     for (int step = 0; step < 28; ++step) x = torch::tanh(torch::linear(x, w, b));
     return x.pow(2).sum();
