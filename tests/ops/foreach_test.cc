@@ -26,7 +26,7 @@ struct Lists {
       Tensors parts;
       for (int r = 0; r < 4; ++r) parts.push_back(torch::randn({i % 5 + 1, 3}, torch::kDouble));
       whole.push_back(torch::stack(parts).sum(0));
-      partial.push_back(from_local(parts, mesh, {Partial()}) * 1);  // nobody holds the parts
+      partial.push_back(from_local(parts, mesh, {Partial()}) * 1);  // whose parts are not the user's
     }
   }
 };
