@@ -83,6 +83,9 @@ void enter_implicit_replication() {
 void enter_replicate_unsupported() {
   open_scopes().push_back({"replicate_unsupported", std::make_shared<ReplicateUnsupported>()});
 }
+void enter_delay_gradient_reduction() {
+  open_scopes().push_back({"delay_gradient_reduction", std::make_shared<DelayGradientReduction>()});
+}
 void leave_scope(const std::string& kind) {
   auto& scopes = open_scopes();
   TORCH_CHECK_VALUE(!scopes.empty() && scopes.back().kind == kind,
@@ -91,6 +94,8 @@ void leave_scope(const std::string& kind) {
                     ": scopes end where they began, in the opposite order");
   scopes.pop_back();
 }
+
+void reduce_gradients_op(at::TensorList parameters) { reduce_gradients(parameters.vec()); }
 
 at::Tensor to_empty_op(const at::Tensor& tensor) { return to_empty(tensor); }
 
@@ -173,7 +178,9 @@ TORCH_LIBRARY(dtensor, m) {
   m.def("enter_mesh_scope(int mesh) -> ()", &enter_mesh_scope);
   m.def("enter_implicit_replication() -> ()", &enter_implicit_replication);
   m.def("enter_replicate_unsupported() -> ()", &enter_replicate_unsupported);
+  m.def("enter_delay_gradient_reduction() -> ()", &enter_delay_gradient_reduction);
   m.def("leave_scope(str kind) -> ()", &leave_scope);
+  m.def("reduce_gradients(Tensor[] parameters) -> ()", &reduce_gradients_op);
   m.def("to_empty(Tensor tensor) -> Tensor", &to_empty_op);
   m.def("distribute(Tensor tensor, int mesh, str placements) -> Tensor", &dtensor::distribute);
   m.def("full_tensor(Tensor tensor) -> Tensor", &full_tensor_op);

@@ -55,6 +55,12 @@ def replicate_unsupported():
     return _scope("replicate_unsupported", _dt.enter_replicate_unsupported)
 
 
+def delay_gradient_reduction():
+    """backward() leaves gradients in the layout in which it computes them, Partial mostly, so that several backward passes add
+    up without communication. Call torch.ops.dtensor.reduce_gradients(parameters) before the optimizer's step."""
+    return _scope("delay_gradient_reduction", _dt.enter_delay_gradient_reduction)
+
+
 # ---- printing ---------------------------------------------------------------------------------------------------------
 
 _torch_repr = torch.Tensor.__repr__

@@ -16,6 +16,7 @@
 #include "dtensor/extend/view_origin.h"
 #include "dtensor/internal/call_inputs.h"
 #include "dtensor/internal/check_hooks.h"
+#include "dtensor/internal/gradient_way.h"
 #include "dtensor/internal/input_moves.h"
 #include "dtensor/internal/late_results.h"
 #include "dtensor/internal/plain_dispatch.h"
@@ -235,9 +236,13 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
   if (in.copied_views && writes_related(info, in)) return run_one_by_one(info, stack);
   const auto args = torch::jit::last(stack, info.args.size());
   at::Tensor leaf;
-  if (resolved.rule && resolved.rule->uses_gradient_target && in_backward()) leaf = gradient_leaf();
+  SpecPtr target;
+  if (resolved.rule && in_backward()) {
+    if (resolved.rule->uses_gradient_target) leaf = gradient_leaf();
+    target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
+  }
 
-  const Decided decided = decide_call(info, resolved, in, args, leaf.defined() ? spec_of(leaf) : nullptr);
+  const Decided decided = decide_call(info, resolved, in, args, target);
   const std::shared_ptr<const Decision> decision = decided.decision;
   if (may_come_late(info, in, *decision, leaf)) {
     const at::Tensor result = compute_late(info, in, decided, args);

@@ -1,10 +1,10 @@
 #include "dtensor/extend/gradient_bucket.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <map>
@@ -16,7 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "comm/scope.h"
-#include "dtensor/extend/gradient_hook.h"
+#include "dtensor/extend/open_gradient.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "mesh/world.h"
@@ -50,7 +50,20 @@ class GradientBucket {
     if (!leaves.empty()) reduce_together(leaves, "gradient", /*implicit=*/true);
   }
 
+  void part(const at::Tensor& leaf, const at::Tensor& gradient) {
+    passed_.emplace_back(leaf, gradient.getIntrusivePtr());
+  }
+  void part_kept() {
+    const c10::AutoGradMode no_grad(false);
+    for (const auto& [leaf, gradient] : std::exchange(passed_, {})) {
+      if (gradient.expired() || !leaf.grad().defined()) continue;
+      leaf.mutable_grad() = leaf.grad().clone();
+    }
+  }
+
  private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::vector<std::pair<at::Tensor, WeakTensor>> passed_;
   std::vector<at::Tensor> leaves_;
   int64_t bytes_ = 0;
 };
@@ -79,6 +92,7 @@ GradientBucket& current_bucket() {
   torch::autograd::Engine::get_default_engine().queue_callback([bucket] {  // and keeps it
     if (bucket->late) bucket->late->compute_all();
     bucket->reduce();
+    bucket->part_kept();
   });
   return *bucket;
 }
@@ -98,36 +112,31 @@ std::string common_module(const std::vector<at::Tensor>& leaves) {
   return common.value_or("");
 }
 
-// The user's, who registers them when he likes: the first one takes the place of ours.
-bool has_hooks_of_others(const at::Tensor& leaf) {
-  const auto is_other = [](const auto& hook) { return !GradientHook::is_one(*hook); };
-  const auto any_other = [&](const auto& hooks) { return std::any_of(hooks.begin(), hooks.end(), is_other); };
-  if (any_other(torch::autograd::impl::hooks(leaf)) || torch::autograd::impl::post_acc_grad_hooks(leaf) != nullptr)
-    return true;
-  const auto sink = torch::autograd::impl::try_get_grad_accumulator(leaf);
-  return sink != nullptr && (any_other(sink->pre_hooks()) || !sink->post_hooks().empty());
-}
-
 }  // namespace
 
-bool may_wait_in_bucket(const at::Tensor& leaf) {
+bool may_wait_in_bucket() {
   const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
-  return chosen != nullptr && chosen->empty() && !c10::GradMode::is_enabled() && !leaf.grad().defined() &&
-         !has_hooks_of_others(leaf);
+  return chosen != nullptr && chosen->empty() && !c10::GradMode::is_enabled();
+}
+
+bool fits_bucket(const Spec& gradient, const Spec& leaf) {
+  if (!(gradient.mesh() == leaf.mesh())) return false;
+  const auto part = [](const Spec& spec) {
+    return largest_part_bytes(spec.meta(), Layout(spec.mesh(), spec.placements()));
+  };
+  return part(gradient) <= part(leaf);
 }
 
 bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
-  if (!may_wait_in_bucket(leaf)) return false;
-  const Spec &from = *spec_of(gradient), &to = *spec_of(leaf);
-  if (!(from.mesh() == to.mesh())) return false;
-  const Layout home(to.mesh(), to.placements());
-  if (largest_part_bytes(from.meta(), Layout(from.mesh(), from.placements())) > largest_part_bytes(to.meta(), home)) {
-    return false;
-  }
+  const Spec& from = *spec_of(gradient);
+  if (!may_wait_in_bucket() || !fits_bucket(from, *spec_of(leaf))) return false;
+  if (leaf.grad().defined() && !open_gradient(leaf.grad(), from.placements())) return false;
   GradientBucket& bucket = current_bucket();
   if (!bucket.holds(leaf)) bucket.add(leaf);
   return true;
 }
+
+void part_in_the_end(const at::Tensor& leaf, const at::Tensor& gradient) { current_bucket().part(leaf, gradient); }
 
 std::shared_ptr<LateGradients> late_gradients(const std::function<std::shared_ptr<LateGradients>()>& make) {
   GradientBucket& bucket = current_bucket();
@@ -155,7 +164,9 @@ void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool
   if (name && leaves.size() > 1) absl::StrAppend(&argument, " and ", leaves.size() - 1, " more");
   const CommCause cause{op, argument, name ? common_module(leaves) : current_scope().module_path, implicit};
   const std::vector<at::Tensor> reduced = redistribute_as(gradients, to, cause);
-  for (size_t i = 0; i < leaves.size(); ++i) leaves[i].mutable_grad() = reduced[i];
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (!close_gradient(leaves[i].grad(), reduced[i])) leaves[i].mutable_grad() = reduced[i];
+  }
 }
 
 }  // namespace dtensor

@@ -19,19 +19,28 @@
 #include <string>
 #include <vector>
 
+#include "plan/spec.h"
+
 namespace dtensor {
 
 // Of the largest part of each tensor, so that all ranks begin at the same one.
 constexpr int64_t kGradientBucketBytes = 25 << 20;
 
-// Inside backward: may the gradient of `leaf` be finished when backward() returns? Not where somebody could see or need
-// it before: the user's hooks of the leaf or of its accumulator, a .grad that it is added to, gradients of gradients,
-// gradients of chosen tensors.
-bool may_wait_in_bucket(const at::Tensor& leaf);
+// Inside backward: may gradients be finished when backward() returns? Not gradients of gradients, and not those of
+// chosen tensors. Hooks make no difference: on one rank there may be some, and what is communicated is the same on all.
+bool may_wait_in_bucket();
 
-// Inside backward: lets `gradient` go on to `leaf`.grad as it is, if it may, and brings it to the leaf's layout before
-// backward() returns. False: it may not.
+// Does a gradient laid out so take no more memory than the parameter's own part?
+bool fits_bucket(const Spec& gradient, const Spec& leaf);
+
+// Inside backward: lets `gradient` go on to `leaf`.grad as it is, if it may, and brings that to the leaf's layout
+// before backward() returns. A .grad that is there is laid out like it meanwhile (open_gradient.h). False, and nothing
+// done: it may not.
 bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient);
+
+// Inside backward: `leaf`.grad will be another handle of the memory of `gradient`. Where a hook has kept `gradient`,
+// .grad gets memory of its own before backward() returns.
+void part_in_the_end(const at::Tensor& leaf, const at::Tensor& gradient);
 
 // What makes gradients that wait, all at once.
 class LateGradients {
@@ -43,8 +52,8 @@ class LateGradients {
 // returns.
 std::shared_ptr<LateGradients> late_gradients(const std::function<std::shared_ptr<LateGradients>()>& make);
 
-// Brings the gradients of `leaves`, of one world, to the leaves' layouts, in place of .grad; those that have none by
-// now, or a plain one, are left out. `op`: as CommCause::op.
+// Brings the gradients of `leaves`, of one world, to the leaves' layouts, in place of .grad, or in the memory of one
+// that was open; those that have none by now, or a plain one, are left out. `op`: as CommCause::op.
 void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit);
 
 }  // namespace dtensor

@@ -1,5 +1,6 @@
 #include "dtensor/extend/gradient_layout.h"
 
+#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -13,6 +14,7 @@
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/gradient_bucket.h"
 #include "dtensor/extend/gradient_hook.h"
+#include "dtensor/extend/open_gradient.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
@@ -20,31 +22,73 @@
 namespace dtensor {
 namespace {
 
+// Autograd copies a gradient to which others refer, such as a hook that keeps it. A copy of what is not computed yet
+// would be computed at once, on the ranks alone that have such a hook; so autograd gets a handle of its own.
+bool is_late(const at::Tensor& gradient) {
+  const DTensorMeta& meta = peek_meta(gradient);
+  return meta.arriving && !meta.arriving->done();
+}
+
+bool has_hooks_of_user(const at::Tensor& leaf) {
+  const auto& hooks = torch::autograd::impl::hooks(leaf);
+  return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
+    const auto* list = dynamic_cast<const torch::autograd::CppFunctionTensorPreHook*>(hook.get());
+    return list != nullptr ? !list->hooks_->empty() : !GradientHook::is_one(*hook);
+  });
+}
+
+// What waits, for hooks to see. One may write to it in place, as `g.clamp_(-1, 1)`, which reduces it: no other handle
+// depends on the layout of this one.
+at::Tensor for_hooks(const at::Tensor& leaf, const at::Tensor& gradient) {
+  const DTensorMeta& meta = peek_meta(gradient);
+  if (!meta.spec->has_partial() || !meta.storage->shared || !has_hooks_of_user(leaf)) return gradient;
+  return make_result(meta.spec, meta_of(gradient).locals);
+}
+
 class GradientLayoutHook final : public GradientHook {
  public:
-  explicit GradientLayoutHook(const at::Tensor& leaf) : leaf_(leaf.getIntrusivePtr()) {}
+  // `before_hooks`: of the user, as the first of the leaf's hooks; else behind them, where the gradient is accumulated.
+  GradientLayoutHook(const at::Tensor& leaf, bool before_hooks)
+      : leaf_(leaf.getIntrusivePtr()), before_hooks_(before_hooks) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     const auto impl = leaf_.lock();
     if (!impl || grads.empty() || !grads[0].defined()) return grads;
     const at::Tensor leaf = at::Tensor::wrap_tensor_impl(impl);
     if (!is_dtensor(leaf)) return grads;
-    const DTensorMeta& meta = peek_meta(leaf);
-    forget_after_backward(meta.spec->mesh());
-    if (current_dispatch_scope().delay_gradient_reduction) return grads;
+    forget_after_backward(spec_of(leaf)->mesh());
     auto result = grads;
-    result[0] = distributed_gradient(grads[0], meta.spec->mesh());
-    if (spec_of(result[0])->placements() == meta.spec->placements() || put_in_bucket(leaf, result[0])) return result;
-    CommCause cause;
-    cause.op = "gradient";
-    cause.argument = meta.name ? *meta.name : "";
-    cause.module_path = meta.name ? module_of(meta) : current_scope().module_path;
-    result[0] = redistribute_as(result[0], meta.spec->placements(), cause);
+    result[0] = arrived(leaf, grads[0]);
     return result;
   }
 
  private:
+  at::Tensor arrived(const at::Tensor& leaf, const at::Tensor& given) const {
+    const DTensorMeta& meta = peek_meta(leaf);
+    if (current_dispatch_scope().delay_gradient_reduction) {
+      const bool is_alike = is_dtensor(given) && spec_of(given)->mesh() == meta.spec->mesh();
+      if (is_alike && may_wait_in_bucket()) open_gradient(leaf.grad(), spec_of(given)->placements());
+      return given;
+    }
+    const at::Tensor gradient = distributed_gradient(given, meta.spec->mesh());
+    const Layout home(meta.spec->mesh(), meta.spec->placements());
+    const Spec& spec = *spec_of(gradient);
+    const bool is_there = spec.mesh() == home.mesh() && spec.placements() == home.placements();
+    if (is_there && is_late(gradient) && may_wait_in_bucket()) {
+      part_in_the_end(leaf, gradient);
+      return gradient.variable_data();
+    }
+    if (is_there) return gradient;
+    if (put_in_bucket(leaf, gradient)) return before_hooks_ ? for_hooks(leaf, gradient) : gradient;
+    CommCause cause;
+    cause.op = "gradient";
+    cause.argument = meta.name ? *meta.name : "";
+    cause.module_path = meta.name ? module_of(meta) : current_scope().module_path;
+    return redistribute_as(at::TensorList(&gradient, 1), c10::ArrayRef<Layout>(home), cause)[0];
+  }
+
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> leaf_;
+  const bool before_hooks_;
 };
 
 }  // namespace
@@ -61,15 +105,19 @@ void keep_gradient_layout(const at::Tensor& leaf) {
   std::lock_guard lock(mutex);
   using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
   const auto is_ours = [](const auto& hook) { return GradientHook::is_one(*hook); };
-  // Before the user's hooks, so that they see the leaf's layout. (add_hook is for a tensor that has none.)
+  // Before the user's hooks: what does not wait is brought to the leaf's layout. (add_hook is for a tensor that has
+  // none.)
   Hooks& hooks = torch::autograd::impl::hooks(leaf);
+  // The list that the first hook of the user would make, and throw away what is there.
+  if (hooks.empty()) torch::autograd::impl::create_cpp_hook(leaf);
   if (std::none_of(hooks.begin(), hooks.end(), is_ours)) {
-    hooks.insert(hooks.begin(), std::make_unique<GradientLayoutHook>(leaf));
+    hooks.insert(hooks.begin(), std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/true));
   }
-  // Once more behind them: the first hook that a user registers, even after forward, throws away those of the tensor.
+  // Once more behind them: they may change the gradient, and the first one that is registered in Python throws away
+  // those of the tensor.
   const auto sink = torch::autograd::impl::try_get_grad_accumulator(leaf);
   if (sink && std::none_of(sink->pre_hooks().begin(), sink->pre_hooks().end(), is_ours)) {
-    sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf));
+    sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/false));
   }
 }
 

@@ -154,6 +154,8 @@ at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, i
   auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr, std::move(arriving));
   impl->set_storage_offset(offset);
   impl->match_inference_mode(base);
+  if (shares)
+    static_cast<DTensorMeta*>(impl->get_backend_meta())->laid_out_by_engine = peek_meta(base).laid_out_by_engine;
   at::Tensor view(std::move(impl));
   static_cast<DTensorMeta*>(view.unsafeGetTensorImpl()->get_backend_meta())->seen = peek_meta(base).seen;
   if (shares) join_sharers(view);

@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "dtensor/extend/above_autograd_key.h"
+#include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/representation.h"
 
 namespace dtensor {
@@ -27,8 +28,13 @@ bool has_compatible_type(c10::DispatchKeySet keys, const at::Tensor& self, const
   if (is_dtensor(self) && !is_dtensor(from) && !c10::impl::tls_is_dispatch_key_excluded(kDTensorKey)) {
     throw_plain_in_place_of("set_data", self, from);
   }
-  if (is_dtensor(from))
+  if (is_dtensor(from)) {
     peek_meta(from).storage->shared.store(true, std::memory_order_relaxed);  // by `self`, from now on
+    // A parameter is not meant to be Partial, by whatever way its value came.
+    if (is_leaf_parameter(self) && peek_meta(from).spec->has_partial()) {
+      static_cast<DTensorMeta*>(from.unsafeGetTensorImpl()->get_backend_meta())->laid_out_by_engine = true;
+    }
+  }
   return at::_ops::_has_compatible_shallow_copy_type::redispatch(keys & kBelowThatKey, self, from);
 }
 

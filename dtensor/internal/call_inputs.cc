@@ -14,9 +14,11 @@
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/library_code.h"
+#include "dtensor/extend/partial_parameter.h"
 #include "dtensor/extend/plain_beside_distributed.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/sharers.h"
+#include "dtensor/internal/numbers_of_meshes.h"
 
 namespace dtensor {
 namespace {
@@ -103,8 +105,9 @@ std::optional<FreeLayout> free_layout(const at::Tensor& t, int k) {
 namespace {
 
 // Its gradient will come back to its layout.
-void note_parameter(const at::Tensor& t) {
+void note_parameter(const OpInfo& info, const at::Tensor& t) {
   if (!is_leaf_parameter(t)) return;
+  if (!info.always_shares) reduce_partial_parameter(t, info.name);
   keep_gradient_layout(t);
   peek_meta(t).storage->is_parameter.store(true, std::memory_order_relaxed);
 }
@@ -114,10 +117,10 @@ void note_parameter(const at::Tensor& t) {
 void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   for (size_t i = 0; i < args.size(); ++i) {
     if (args[i].isTensor()) {
-      if (is_dtensor(args[i].toTensor())) note_parameter(args[i].toTensor());
+      if (is_dtensor(args[i].toTensor())) note_parameter(info, args[i].toTensor());
     } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && args[i].isList()) {
       for (const auto& x : args[i].toListRef()) {
-        if (x.isTensor() && is_dtensor(x.toTensor())) note_parameter(x.toTensor());
+        if (x.isTensor() && is_dtensor(x.toTensor())) note_parameter(info, x.toTensor());
       }
     }
   }
@@ -139,7 +142,7 @@ bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
 Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   Inputs in;
   in.slots.resize(args.size());
-  bool any_plain = false;
+  bool any_plain = false, several_meshes = false;
   const auto add = [&](const at::Tensor& t, size_t arg) {
     in.tensors.push_back(t);
     in.args.push_back(static_cast<uint16_t>(arg));
@@ -151,14 +154,11 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     }
     const DeviceMesh& mesh = spec_of(t)->mesh();
     if (!in.mesh.defined()) in.mesh = mesh;
-    TORCH_CHECK(in.mesh == mesh, info.name, ": argument '", info.op.schema().arguments()[arg].name(), "' is on ",
-                mesh.to_string(), " of world ", mesh.world().name(), " and another argument on ", in.mesh.to_string(),
-                " of world ", in.mesh.world().name(),
-                ". All distributed arguments of an operator must share one mesh: slice one mesh, or redistribute.");
+    several_meshes = several_meshes || !(in.mesh == mesh);
+    note_parameter(info, t);
     const LocalStorage& storage = *peek_meta(t).storage;
     if (storage.origin) in.copied_views = true;
     if (storage.hook_watches) in.hooks_watched = true;
-    note_parameter(t);
     if (info.args[arg].written && !info.args[arg].out) {
       if (const auto free = free_layout(t, static_cast<int>(in.tensors.size()) - 1)) in.free_layouts.push_back(*free);
     }
@@ -185,6 +185,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
       }
     }
   }
+  if (several_meshes) bring_to_one_mesh(info, in);
   // What occurs twice, itself or another view of it, would be laid out anew for one and not for the other.
   const auto memory_of_input = [](const at::Tensor& t) {
     return t.defined() && is_dtensor(t) ? peek_meta(t).storage.get() : nullptr;

@@ -85,7 +85,8 @@ bool may_come_late(const OpInfo& info, const Inputs& in, const Decision& decisio
          decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
          decision.outputs[0]->placements() == spec_of(leaf)->placements() &&
          decision.outputs[0]->sizes() == spec_of(leaf)->sizes() &&
-         std::any_of(decision.input_plans.begin(), decision.input_plans.end(), moves) && may_wait_in_bucket(leaf);
+         std::any_of(decision.input_plans.begin(), decision.input_plans.end(), moves) && !leaf.grad().defined() &&
+         may_wait_in_bucket();
 }
 
 at::Tensor make_late_result(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args,

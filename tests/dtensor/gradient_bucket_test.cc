@@ -6,6 +6,7 @@
 #include <torch/nn.h>
 
 #include <atomic>
+#include <functional>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -99,25 +100,127 @@ TEST_CASE("gradient bucket: over the meshes of a two-dimensional job") {
   check_gradients(model);
 }
 
-TEST_CASE("gradient bucket: who could see a gradient before finds it in its layout") {
+TEST_CASE("gradient bucket: hooks change neither the collectives nor the values") {
   Step step;
   const auto parameters = step.model->parameters();
-  SECTION("a hook of one parameter") {
-    int calls = 0;
-    parameters[2].register_hook([&](const Tensor& g) {
-      ++calls;
-      CHECK(DTensor(g).placements() == Placements{Replicate()});
+  torch::nn::Sequential plain = make_model();
+  std::function<Tensor(const Tensor&)> hook;
+  SECTION("one that keeps the gradient, which it sees Partial") {
+    hook = [kept = std::vector<Tensor>()](const Tensor& g) mutable {
+      kept.push_back(g);
+      if (is_dtensor(g)) CHECK(DTensor(g).placements() == Placements{Partial()});
       return g;
-    });
-    CHECK(step.backward().size() == 2);
-    CHECK(calls == 1);
-    check_gradients(step.model);
+    };
   }
-  SECTION("a gradient that is there: it is added to") {
+  SECTION("one that scales the gradient") {
+    hook = [](const Tensor& g) { return g * 2; };
+  }
+  SECTION("one that scales the gradient in place") {
+    hook = [](const Tensor& g) {
+      const at::AutoGradMode no_grad(false);
+      return g.detach().mul_(3);
+    };
+  }
+  SECTION("one that limits each number of the gradient") {
+    hook = [](const Tensor& g) { return g.clamp(-0.01, 0.01); };
+  }
+  SECTION("one that limits each number of the gradient in place") {
+    hook = [](const Tensor& g) {
+      const at::AutoGradMode no_grad(false);
+      return Tensor(g).clamp_(-0.01, 0.01);
+    };
+  }
+  SECTION("one that divides the gradient by its norm") {
+    hook = [](const Tensor& g) { return g / g.norm(); };
+  }
+  const Tensor loss = loss_of(step.model, step.x);
+  for (const Tensor& p : parameters) p.register_hook(hook);
+  for (const Tensor& p : plain->parameters()) p.register_hook(hook);
+  for (int times = 0; times < 2; ++times) {
+    loss_of(step.model, step.x).backward();
+    loss_of(plain, batch()).backward();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      CHECK(DTensor(parameters[i].grad()).placements() == Placements{Replicate()});
+      CHECK(same(parameters[i].grad(), plain->parameters()[i].grad()));
+    }
+  }
+}
+
+TEST_CASE("gradient bucket: hooks that read make no collective more") {
+  Step step;
+  std::vector<Tensor> parts;
+  step.backward();
+  for (const Tensor& p : step.model->parameters()) {
+    p.register_hook([&](const Tensor& g) { parts.push_back(DTensor(g).local(0)); });
+    p.mutable_grad() = Tensor();
+  }
+  CHECK(step.backward().size() == 1);
+  CHECK(parts.size() == 4);
+  check_gradients(step.model);
+}
+
+TEST_CASE("gradient bucket: gradients are added to those that are there in one collective") {
+  Step step;
+  step.backward();
+  std::vector<Tensor> before;
+  for (const Tensor& p : step.model->parameters()) before.push_back(p.grad());
+  int times = 2;
+  SECTION("as they are") {}
+  SECTION("after they were set to zero, seen through handles of their memory") {
+    for (Tensor& g : before) {
+      g.zero_();
+      g = g.detach();
+    }
+    times = 1;
+  }
+  CHECK(step.backward().size() == 1);
+  check_gradients(step.model, times);
+  for (size_t i = 0; i < before.size(); ++i) {
+    const Tensor& grad = step.model->parameters()[i].grad();
+    if (times == 2) CHECK(before[i].is_same(grad));
+    CHECK(torch::equal(full_tensor(before[i]), full_tensor(grad)));
+    CHECK(DTensor(before[i]).placements() == Placements{Replicate()});
+  }
+}
+
+TEST_CASE("gradient bucket: gradients that are there and come delayed are added up without a collective") {
+  Step step;
+  step.backward();
+  CommDebugMode comm;
+  const auto parameters = step.model->parameters();
+  {
+    DelayGradientReduction delay;
     step.backward();
-    CHECK(step.backward().size() == 4);
-    check_gradients(step.model, 2);
+    step.backward();
   }
+  CHECK(comm.total() == 0);
+  reduce_gradients(parameters);
+  CHECK(comm.total() == 1);
+  check_gradients(step.model, 3);
+}
+
+TEST_CASE("gradient bucket: gradients that are there survive a backward that fails") {
+  Step step;
+  step.backward();
+  const Tensor y = step.model[0]->as<torch::nn::Linear>()->forward(step.x);
+  const Tensor loss = step.model[2]->as<torch::nn::Linear>()->forward(y.tanh()).pow(2).mean();
+  y.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("no further"); });
+  CHECK_THROWS_WITH(loss.backward(), Catch::Contains("no further"));
+  torch::nn::Sequential plain = make_model();
+  loss_of(plain, batch()).backward();
+  const auto parameters = step.model->parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    // The second layer's gradients came before the error.
+    CHECK(same(parameters[i].grad(), plain->parameters()[i].grad() * (i < 2 ? 1 : 2)));
+    parameters[i].grad().zero_();
+  }
+  CHECK(step.backward().size() == 1);
+  check_gradients(step.model);
+}
+
+TEST_CASE("gradient bucket: gradients of chosen tensors and of gradients are reduced at once") {
+  Step step;
+  const auto parameters = step.model->parameters();
   SECTION("gradients of chosen tensors") {
     const auto gradients = torch::autograd::grad({loss_of(step.model, step.x)}, parameters);
     for (size_t i = 0; i < parameters.size(); ++i) {

@@ -279,6 +279,23 @@ class LayoutTest(unittest.TestCase):
             torch.testing.assert_close(dt.full_tensor(seen[1]), 2 * want)
             torch.testing.assert_close(dt.full_tensor(p.grad), 2 * want)
 
+    def test_gradients_that_are_there_are_added_to_in_one_collective(self):
+        ps = [nn.Parameter(dt.distribute(self.x[:5] + i, self.mesh, "RR")) for i in range(3)]
+        x = dt.distribute(self.x, self.mesh, "S(0)S(0)")
+        grads = []
+        for p in ps:
+            p.register_post_accumulate_grad_hook(lambda p: grads.append(p.grad))
+        for times in (1, 2):
+            loss = sum((x @ p).sum() for p in ps)
+            dt.comm_counts_reset()
+            loss.backward()
+            self.assertEqual(sum(json.loads(dt.comm_counts()).values()), 1)
+            want = times * self.x.sum(0).unsqueeze(1).expand(5, 5)
+            for p in ps:
+                self.assertEqual(dt.placements(p.grad), "RR")
+                torch.testing.assert_close(dt.full_tensor(p.grad), want)
+        self.assertEqual(len(grads), 6)
+
     def test_dispatch_modes_see_the_local_operators(self):
         from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -479,6 +496,21 @@ class HelperTest(unittest.TestCase):
             torch.hash_tensor(self.d)
         with dtensor_torch.replicate_unsupported():
             self.assertEqual(dt.full_tensor(torch.hash_tensor(self.d)).item(), torch.hash_tensor(self.x).item())
+
+    def test_delay_gradient_reduction(self):
+        p = nn.Parameter(dt.distribute(self.x[:5], self.mesh, "RR"))
+        x = dt.distribute(self.x, self.mesh, "S(0)R")
+        dt.comm_counts_reset()
+        with dtensor_torch.delay_gradient_reduction():
+            for _ in range(2):
+                (x @ p).sum().backward()
+        self.assertEqual(dt.placements(p.grad), "P(sum)R")
+        self.assertEqual(sum(json.loads(dt.comm_counts()).values()), 0)
+        dt.reduce_gradients([p])
+        self.assertEqual(dt.placements(p.grad), "RR")
+        self.assertEqual(sum(json.loads(dt.comm_counts()).values()), 1)
+        want = 2 * self.x.sum(0).unsqueeze(1).expand(5, 5)
+        torch.testing.assert_close(dt.full_tensor(p.grad), want)
 
     def test_deepcopy(self):
         p = nn.Parameter(self.d)

@@ -1,0 +1,98 @@
+#include "dtensor/extend/reduce_lists.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/extend/reduced_forms.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/internal/call_inputs.h"
+#include "dtensor/internal/input_moves.h"
+#include "plan/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+// A tensor in one of the lists.
+struct Element {
+  size_t arg;
+  size_t number;
+  at::Tensor tensor;
+
+  const DeviceMesh& mesh() const { return spec_of(tensor)->mesh(); }
+};
+
+bool is_sum(const at::Tensor& t) {
+  const auto adds = [](const Placement& p) {
+    return p.is_partial() && (p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kAvg);
+  };
+  const Placements& placements = spec_of(t)->placements();
+  return std::any_of(placements.begin(), placements.end(), adds);
+}
+
+std::vector<Element> partial_elements(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  std::vector<Element> elements;
+  for (size_t a = 0; a < args.size(); ++a) {
+    if (info.args[a].written || !args[a].isTensorList()) continue;
+    const auto list = args[a].toTensorVector();
+    for (size_t k = 0; k < list.size(); ++k) {
+      if (is_dtensor(list[k]) && is_sum(list[k])) elements.push_back({a, k, list[k]});
+    }
+  }
+  return elements;
+}
+
+// Of one mesh.
+std::vector<at::Tensor> reduced_together(const OpInfo& info, c10::ArrayRef<Element> elements) {
+  Inputs in;
+  Decision decision;
+  in.mesh = elements.front().mesh();
+  in.slots.resize(info.args.size());
+  for (const Element& element : elements) {
+    ArgSlot& slot = in.slots[element.arg];
+    if (slot.count++ == 0) slot = {ArgSlot::Kind::kTensorList, static_cast<int>(in.tensors.size()), 1};
+    in.tensors.push_back(element.tensor);
+    in.args.push_back(static_cast<uint16_t>(element.arg));
+    const SpecPtr& spec = spec_of(element.tensor);
+    const Placements to = without_partials(spec->placements());
+    decision.input_plans.push_back(cached_plan(spec, to, current_dispatch_scope().limits));
+    decision.computed.push_back(spec->with_placements(to));
+  }
+  const std::vector<RankTensors> parts = move_inputs(info, decision, in);
+  std::vector<at::Tensor> result;
+  for (size_t k = 0; k < elements.size(); ++k) {
+    at::Tensor reduced = reduced_before(elements[k].tensor);
+    result.push_back(reduced.defined() ? std::move(reduced) : make_result(decision.computed[k], parts[k]));
+  }
+  return result;
+}
+
+}  // namespace
+
+void reduce_lists(const OpInfo& info, torch::jit::Stack& stack) {
+  const auto args = torch::jit::last(stack, info.args.size());
+  std::vector<Element> left = partial_elements(info, args);
+  if (left.size() < 2) return;
+  std::vector<std::vector<at::Tensor>> lists(args.size());
+  for (const Element& element : left) {
+    if (lists[element.arg].empty()) lists[element.arg] = args[element.arg].toTensorVector();
+  }
+  while (!left.empty()) {
+    const auto is_other = [&](const Element& e) { return !(e.mesh() == left.front().mesh()); };
+    const std::vector<Element> all = std::exchange(left, {});
+    left.push_back(all.front());
+    std::vector<Element> others;
+    std::partition_copy(all.begin() + 1, all.end(), std::back_inserter(others), std::back_inserter(left), is_other);
+    const std::vector<at::Tensor> reduced = reduced_together(info, left);
+    for (size_t k = 0; k < left.size(); ++k) lists[left[k].arg][left[k].number] = reduced[k];
+    left = std::move(others);
+  }
+  const size_t base = stack.size() - args.size();
+  for (size_t a = 0; a < lists.size(); ++a) {
+    if (!lists[a].empty()) stack[base + a] = std::move(lists[a]);
+  }
+}
+
+}  // namespace dtensor
