@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -100,10 +101,11 @@ class C10dCommunicator final : public Communicator {
     job_->check();
     Link* link = nullptr;
     under_way_->guarded([&] { link = &links_.of(call); });
-    ++link->calls;
-    const LinkCall link_call{under_way_, device_, *link, call, c, {}};
-    const auto fingerprint = comparison_.before(link_call);
-    return {under_way_, device_, *link, call, c, fingerprint};
+    std::unique_lock numbering(link->numbering);
+    const int64_t number = ++link->calls;
+    LinkCall link_call{under_way_, device_, *link, call, c, number, {}, std::move(numbering)};
+    link_call.fingerprint = comparison_.before(link_call);
+    return link_call;
   }
 
   bool failed() const { return under_way_->broken() || job_->failed() || std::uncaught_exceptions() > 0; }

@@ -39,12 +39,15 @@ struct Link {
   std::string key;       // names the group, equal on all members
   std::string place;     // where they meet in the store, equal on all of them
   c10::intrusive_ptr<c10d::Backend> backend;
-  int64_t calls = 0;
-  uint64_t history = 0;  // fingerprint of all calls; on a device
+  // Held by a thread from when its call gets its number until the call has its places in `order`, so that calls begin
+  // in the order of their numbers, whichever thread makes them.
+  std::mutex numbering;
+  int64_t calls = 0;                   // guarded by numbering
+  uint64_t history = 0;                // fingerprint of all calls; on a device. Guarded by numbering
+  std::deque<Comparison> comparisons;  // whose values have not been looked at. Guarded by numbering
   std::shared_ptr<CallOrder> order = std::make_shared<CallOrder>();
-  std::deque<Comparison> comparisons;  // whose values have not been looked at
-  bool own = false;                    // made here, not by the user
-  std::mutex making;                   // held while `backend` is made
+  bool own = false;   // made here, not by the user
+  std::mutex making;  // held while `backend` is made
 };
 
 class GroupLinks {
