@@ -12,11 +12,12 @@
 
 namespace dtensor {
 
-Activity LinkCall::activity() const { return {link.key, number, describe_call(number, collective, call)}; }
+std::string LinkCall::text() const { return describe_call(number, collective, call, moved_before); }
+
+Activity LinkCall::activity() const { return {link.key, number, text()}; }
 
 CallMark LinkCall::mark() const {
-  return {link.members, link.position, link.key,    call.group->name, describe_call(number, collective, call),
-          number,       *fingerprint};
+  return {link.members, link.position, link.key, call.group->name, text(), number, *fingerprint};
 }
 
 LinkCall::Places LinkCall::reserve(size_t count) const {

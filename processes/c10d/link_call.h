@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -35,10 +36,12 @@ struct LinkCall {
   const CommCall& call;
   Collective collective;
   int64_t number = 0;                   // of the call, among those of its link, from 1
+  int64_t moved_before = 0;             // the call that moved its tensor before; 0: none, or not known
   std::optional<uint64_t> fingerprint;  // of the call, which the ranks compare with the data; unset: they do not
   mutable std::unique_lock<std::mutex> numbering;  // link.numbering, until the call has its places
 
   Job& job() const { return calls->job(); }
+  std::string text() const;  // describe_call()
   Activity activity() const;
   CallMark mark() const;  // REQUIRES: fingerprint
   // Whether the caller need not wait for the results. On a device nobody waits: its stream orders what follows.
