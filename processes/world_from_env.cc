@@ -141,6 +141,7 @@ void share_random_state(Job& job) {
 }
 
 World make_world(std::shared_ptr<Job> job, const DeviceChoice& choice, c10::intrusive_ptr<c10d::ProcessGroup> group) {
+  job->decide_exit_status();
   job->one_host();  // waits for all
   share_random_state(*job);
   const int64_t rank = job->rank(), size = job->size();

@@ -2,10 +2,12 @@
 
 #include <c10/util/Exception.h>
 
+#include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
+#include <vector>
 
 #include "comm/backend_capabilities.h"
 #include "comm/nccl.h"
@@ -16,12 +18,22 @@
 #include "processes/c10d/group_links.h"
 #include "processes/c10d/link_call.h"
 #include "processes/c10d/run_exchange.h"
+#include "processes/job/job_end.h"
 #include "processes/job/process_end.h"
 
 namespace dtensor {
 namespace {
 
 constexpr std::chrono::seconds kClose(5);  // how long the end of a world waits for what is under way
+
+// This rank's part of what an operator moves of its arguments; of several the first. Undefined for all other calls:
+// where the program itself moves tensors, ranks may have other tensors for the same call.
+at::Tensor moved_by(const CommCall& call, const RankPieces& inputs) {
+  const CommCause& cause = call.event.cause;
+  const LayoutChange* change = call.event.layout_change.get();
+  const bool moves_argument = cause.implicit && !cause.argument.empty() && change && change->on_one_mesh();
+  return moves_argument && !inputs.empty() && !inputs[0].empty() ? inputs[0][0] : at::Tensor();
+}
 
 class C10dCommunicator final : public Communicator {
  public:
@@ -33,7 +45,7 @@ class C10dCommunicator final : public Communicator {
         backend_(backend == "nccl" ? CommBackend::kNccl : CommBackend::kGloo),
         links_(job_, backend, device, std::move(world_group)),
         under_way_(std::make_shared<CallsUnderWay>(job_)) {
-    add_end_callback(this, [this] { finish_calls(); });
+    add_end_callback(this, [this] { end_calls(); });
   }
 
   ~C10dCommunicator() override {
@@ -43,7 +55,7 @@ class C10dCommunicator final : public Communicator {
     }
     remove_end_callback(this);
     const bool was_failed = failed();
-    const bool all_done = finish_calls();
+    const bool all_done = end_calls();
     // A backend's destructor waits for what is under way. After a failure that may never end, so it is left open.
     const bool leave_open = under_way_->broken() || !all_done || (device_.is_cuda() && was_failed);
     if (leave_open) {
@@ -62,20 +74,20 @@ class C10dCommunicator final : public Communicator {
   void do_exchange(const CommCall& call, Collective c, absl::Span<const Message> messages, const RankPieces& inputs,
                    const RankPieces& outputs) override {
     if (call.ranks.empty()) return;
-    run_exchange(begin(call, c), messages, inputs, outputs);
+    run_exchange(begin(call, c, inputs), messages, inputs, outputs);
   }
 
   void do_reduce_scatter(const CommCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
                          const RankPieces& outputs, ReduceOp op) override {
     if (call.ranks.empty()) return;
-    const LinkCall link_call = begin(call, Collective::kReduceScatter);
+    const LinkCall link_call = begin(call, Collective::kReduceScatter, inputs);
     const ExchangeStep step = reduce_scatter_by_exchange(*call.group, job_->rank(), messages, inputs, outputs, op);
     run_exchange(link_call, step.messages, step.inputs, step.outputs, step.then);
   }
 
   RankPieces do_all_reduce(const CommCall& call, const RankPieces& inputs, ReduceOp op) override {
     if (call.ranks.empty()) return {};
-    const LinkCall link_call = begin(call, Collective::kAllReduce);
+    const LinkCall link_call = begin(call, Collective::kAllReduce, inputs);
     const Link& link = link_call.link;
     RankPieces results(1);
     results[0].resize(inputs[0].size());
@@ -91,19 +103,20 @@ class C10dCommunicator final : public Communicator {
 
   void do_barrier(const CommCall& call) override {
     if (call.ranks.empty()) return;
-    comparison_.at_barrier(begin(call, Collective::kBarrier));
+    comparison_.at_barrier(begin(call, Collective::kBarrier, {}));
   }
 
  private:
   // What comes before every call: the failures of others, this rank's group, and comparisons.
-  LinkCall begin(const CommCall& call, Collective c) {
+  LinkCall begin(const CommCall& call, Collective c, const RankPieces& inputs) {
     job_->check();
     Link* link = nullptr;
     under_way_->guarded([&] { link = &links_.of(call); });
-    ++link->calls;
-    const LinkCall link_call{under_way_, device_, *link, call, c, {}};
-    const auto fingerprint = comparison_.before(link_call);
-    return {under_way_, device_, *link, call, c, fingerprint};
+    std::unique_lock numbering(link->numbering);
+    const int64_t number = ++link->calls, before = link->moved.move(number, moved_by(call, inputs));
+    LinkCall link_call{under_way_, device_, *link, call, c, number, before, {}, std::move(numbering)};
+    link_call.fingerprint = comparison_.before(link_call);
+    return link_call;
   }
 
   bool failed() const { return under_way_->broken() || job_->failed() || std::uncaught_exceptions() > 0; }
@@ -119,6 +132,13 @@ class C10dCommunicator final : public Communicator {
     }
     if (pending && !failed()) job_->fail("its program ended with work pending: " + *pending);
     return !pending;
+  }
+
+  // The same, and waits for the ranks of its groups to end, too. If the job has failed, the process does not end well.
+  bool end_calls() {
+    const bool all_done = finish_calls();
+    if (std::uncaught_exceptions() == 0) job_->end(under_way_->broken() ? std::vector<GroupCalls>() : links_.calls());
+    return all_done;
   }
 
   const std::shared_ptr<Job> job_;

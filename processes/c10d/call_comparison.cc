@@ -43,7 +43,7 @@ void compare_on_device(const LinkCall& call, uint64_t value, const char* verb, b
     std::vector<int64_t> even;
     return start_alone([&] { return backend->alltoall_base(all, mine, even, even); });
   });
-  Comparison comparison{link.calls, absl::StrCat(verb, describe_call(link.calls, call.collective, call.call)), {}, {}};
+  Comparison comparison{call.number, absl::StrCat(verb, call.text()), {}, {}};
   comparison.values = at::empty({n}, at::TensorOptions().dtype(at::kLong).pinned_memory(true));
   comparison.values.copy_(all, /*non_blocking=*/true);
   comparison.arrived = current_stream_done(call.device);
@@ -59,7 +59,8 @@ void compare_on_device(const LinkCall& call, uint64_t value, const char* verb, b
 void compare_on_cpu(const LinkCall& call, uint64_t value) {
   CommCall waits = call.call;
   waits.work = nullptr;
-  run_exchange({call.calls, call.device, call.link, waits, call.collective, value}, {}, RankPieces(1), RankPieces(1));
+  run_exchange({call.calls, call.device, call.link, waits, call.collective, call.number, call.moved_before, value, {}},
+               {}, RankPieces(1), RankPieces(1));
 }
 
 }  // namespace
@@ -67,15 +68,15 @@ void compare_on_cpu(const LinkCall& call, uint64_t value) {
 std::optional<uint64_t> CallComparison::before(const LinkCall& call) const {
   if (level_ == DebugLevel::kOff) return std::nullopt;
   Link& link = call.link;
-  const uint64_t own = fingerprint(0, link.calls, call.collective, call.call);
+  const uint64_t own = fingerprint(0, call.number, call.collective, call.call, call.moved_before);
   if (!call.device.is_cuda()) {
     if (level_ == DebugLevel::kDetail) compare_on_cpu(call, own);
     return own;
   }
   check_arrived(call);
   if (level_ == DebugLevel::kDetail) compare_on_device(call, own, "is about to make ", /*now=*/true);
-  link.history = fingerprint(link.history, link.calls, call.collective, call.call);
-  if (level_ == DebugLevel::kInfo && link.calls % kCompareEvery == 0) {
+  link.history = fingerprint(link.history, call.number, call.collective, call.call, call.moved_before);
+  if (level_ == DebugLevel::kInfo && call.number % kCompareEvery == 0) {
     compare_on_device(call, link.history, "has made other calls than its group; its last is ",
                       /*now=*/call.collective == Collective::kBarrier);
   }
@@ -84,8 +85,8 @@ std::optional<uint64_t> CallComparison::before(const LinkCall& call) const {
 
 void CallComparison::at_barrier(const LinkCall& call) const {
   if (!call.device.is_cuda()) {
-    compare_on_cpu(call, fingerprint(0, call.link.calls, call.collective, call.call));
-  } else if (level_ == DebugLevel::kOff || call.link.calls % kCompareEvery != 0) {
+    compare_on_cpu(call, fingerprint(0, call.number, call.collective, call.call, call.moved_before));
+  } else if (level_ == DebugLevel::kOff || call.number % kCompareEvery != 0) {
     compare_on_device(call, call.link.history, "", /*now=*/true);
   }
 }

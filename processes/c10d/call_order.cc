@@ -5,11 +5,12 @@
 
 namespace dtensor {
 
-std::shared_ptr<CallOrder::Place> CallOrder::reserve() {
-  auto place = std::make_shared<Place>();
+std::vector<std::shared_ptr<CallOrder::Place>> CallOrder::reserve(size_t count) {
+  std::vector<std::shared_ptr<Place>> places(count);
+  for (auto& place : places) place = std::make_shared<Place>();
   std::lock_guard lock(mutex_);
-  waiting_.push_back(place);
-  return place;
+  waiting_.insert(waiting_.end(), places.begin(), places.end());
+  return places;
 }
 
 void CallOrder::fill(const std::shared_ptr<Place>& place, std::function<Begun()> begin) {

@@ -1,19 +1,21 @@
 // The order in which the collectives of one group begin: on every rank the same, that in which they took their places.
 // One whose data is still to come holds up those behind it, but not the thread that makes the calls.
 //
-//   auto place = order->reserve();
-//   order->fill(place, [] { return job->begin(...); });  // called now or, if it must wait for its turn, by a later fill()
-//   job->finish(*place->begun().get());
+//   auto places = order->reserve(2);
+//   order->fill(places[0], [] { return job->begin(...); });  // called now or, if it must wait for its turn, by a later
+//   job->finish(*places[0]->begun().get());                  // fill()
 //
 // Thread-safe.
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "processes/job/job.h"
 
@@ -36,8 +38,8 @@ class CallOrder {
     const std::shared_future<Begun> begun_ = promise_.get_future().share();
   };
 
-  // The last place.
-  std::shared_ptr<Place> reserve();
+  // The last `count` places, one after the other: no other thread gets a place between them.
+  std::vector<std::shared_ptr<Place>> reserve(size_t count);
   // Once per place. Calls one function at a time, without a lock, so that it may fill another place. This must stay
   // alive until it returns.
   void fill(const std::shared_ptr<Place>& place, std::function<Begun()> begin);

@@ -133,6 +133,16 @@ void GroupLinks::watch(const Link& link) {
       [backend = link.backend] { backend->abort(); });
 }
 
+std::vector<GroupCalls> GroupLinks::calls() {
+  std::vector<GroupCalls> all;
+  std::lock_guard lock(mutex_);
+  for (auto& [key, link] : links_) {
+    std::lock_guard numbering(link->numbering);
+    if (link->members.size() > 1 && link->calls > 0) all.push_back({link->key, key.first, link->members, link->calls});
+  }
+  return all;
+}
+
 void GroupLinks::abandon() {
   for (auto& [key, link] : links_) link->backend.release();
   world_group_.release();

@@ -21,7 +21,9 @@
 #include "comm/comm_call.h"
 #include "processes/c10d/call_order.h"
 #include "processes/c10d/group_meeting.h"
+#include "processes/c10d/moved_tensors.h"
 #include "processes/job/job.h"
+#include "processes/job/job_end.h"
 
 namespace dtensor {
 
@@ -39,12 +41,16 @@ struct Link {
   std::string key;       // names the group, equal on all members
   std::string place;     // where they meet in the store, equal on all of them
   c10::intrusive_ptr<c10d::Backend> backend;
-  int64_t calls = 0;
-  uint64_t history = 0;  // fingerprint of all calls; on a device
+  // Held by a thread from when its call gets its number until the call has its places in `order`, so that calls begin
+  // in the order of their numbers, whichever thread makes them.
+  std::mutex numbering;
+  MovedTensors moved;                  // guarded by numbering
+  int64_t calls = 0;                   // guarded by numbering
+  uint64_t history = 0;                // fingerprint of all calls; on a device. Guarded by numbering
+  std::deque<Comparison> comparisons;  // whose values have not been looked at. Guarded by numbering
   std::shared_ptr<CallOrder> order = std::make_shared<CallOrder>();
-  std::deque<Comparison> comparisons;  // whose values have not been looked at
-  bool own = false;                    // made here, not by the user
-  std::mutex making;                   // held while `backend` is made
+  bool own = false;   // made here, not by the user
+  std::mutex making;  // held while `backend` is made
 };
 
 class GroupLinks {
@@ -58,6 +64,9 @@ class GroupLinks {
   // as this. Errors: as of Job::run; at once that members have the group in another order; after two seconds that they
   // make one of another mesh instead. Thread-safe.
   Link& of(const CommCall& call);
+
+  // Of the groups of several ranks, how often each was called.
+  std::vector<GroupCalls> calls();
 
   // Before the end, which waits for what is under way.
   void abandon();  // leaves all backends open, for ever

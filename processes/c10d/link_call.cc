@@ -12,11 +12,20 @@
 
 namespace dtensor {
 
-Activity LinkCall::activity() const { return {link.key, link.calls, describe_call(link.calls, collective, call)}; }
+std::string LinkCall::text() const { return describe_call(number, collective, call, moved_before); }
+
+Activity LinkCall::activity() const { return {link.key, number, text()}; }
 
 CallMark LinkCall::mark() const {
-  return {link.members, link.position, link.key, call.group->name, describe_call(link.calls, collective, call),
-          link.calls,   *fingerprint};
+  return {link.members, link.position, link.key, call.group->name, text(), number, *fingerprint};
+}
+
+LinkCall::Places LinkCall::reserve(size_t count) const {
+  Places places = link.order->reserve(count);
+  const Activity mine = activity();
+  for (const auto& place : places) calls->add(place, mine);
+  if (numbering) numbering.unlock();
+  return places;
 }
 
 c10::intrusive_ptr<c10d::Work> start_alone(const StartWork& start) {
@@ -39,8 +48,7 @@ void run(const LinkCall& call, const StartWork& start) {
   const Activity activity = call.activity();
   Link& link = call.link;
   if (!call.device.is_cuda()) {
-    const auto place = link.order->reserve();
-    call.calls->add(place, activity);
+    const auto place = call.reserve(1)[0];
     link.order->fill(place, when_its_turn(call.calls, activity, link.members, start));
     return call.calls->finish(activity, link.members, place);
   }

@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -26,18 +28,26 @@ using StartWork = std::function<c10::intrusive_ptr<c10d::Work>()>;
 
 // Refers to its parts; lives as long as the communicator's call.
 struct LinkCall {
+  using Places = std::vector<std::shared_ptr<CallOrder::Place>>;
+
   const std::shared_ptr<CallsUnderWay>& calls;
   c10::Device device;  // of this rank's tensors
   Link& link;
   const CommCall& call;
   Collective collective;
+  int64_t number = 0;                   // of the call, among those of its link, from 1
+  int64_t moved_before = 0;             // the call that moved its tensor before; 0: none, or not known
   std::optional<uint64_t> fingerprint;  // of the call, which the ranks compare with the data; unset: they do not
+  mutable std::unique_lock<std::mutex> numbering;  // link.numbering, until the call has its places
 
   Job& job() const { return calls->job(); }
+  std::string text() const;  // describe_call()
   Activity activity() const;
   CallMark mark() const;  // REQUIRES: fingerprint
   // Whether the caller need not wait for the results. On a device nobody waits: its stream orders what follows.
   bool is_async() const { return call.work != nullptr && !device.is_cuda() && link.members.size() > 1; }
+  // All the places that this call takes in the link's order, known to `calls`. Then other threads may make calls. Once.
+  Places reserve(size_t count) const;
 };
 
 // Calls `start` when no other thread is in this function. LibTorch's own recorder of collectives, one for all groups of

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "processes/job/bounded_store.h"
+#include "processes/job/find_culprit.h"
 
 namespace dtensor {
 namespace {
@@ -43,7 +44,7 @@ DebugLevel debug_level() {
   return DebugLevel::kDetail;
 }
 
-std::string describe_call(int64_t sequence, Collective c, const CommCall& call) {
+std::string describe_call(int64_t sequence, Collective c, const CommCall& call, int64_t moved_before) {
   const CommEvent& event = call.event;
   std::string text = absl::StrCat("call ", sequence, ": ", std::string(to_string(c)), " over ", call.group->name);
   if (!event.cause.op.empty()) absl::StrAppend(&text, " for ", event.cause.op);
@@ -54,13 +55,20 @@ std::string describe_call(int64_t sequence, Collective c, const CommCall& call) 
   } else {
     absl::StrAppend(&text, ": ", c10::toString(event.dtype));
   }
-  return absl::StrCat(text, ", ", event.bytes, " B");
+  absl::StrAppend(&text, ", ", event.bytes, " B");
+  if (moved_before > 0) absl::StrAppend(&text, ", of a tensor that call ", moved_before, " moved before");
+  return text;
 }
 
-uint64_t fingerprint(uint64_t before, int64_t sequence, Collective c, const CommCall& call) {
+uint64_t fingerprint(uint64_t before, int64_t sequence, Collective c, const CommCall& call, int64_t moved_before) {
   const CommEvent& event = call.event;
   Hash hash(before);
-  hash.add(sequence).add(static_cast<int64_t>(c)).add(call.group->name).add(call.group->size).add(event.cause.op);
+  hash.add(sequence)
+      .add(moved_before)
+      .add(static_cast<int64_t>(c))
+      .add(call.group->name)
+      .add(call.group->size)
+      .add(event.cause.op);
   hash.add(event.cause.argument).add(static_cast<int64_t>(event.dtype)).add(event.bytes);
   if (event.layout_change) hash.add(event.layout_change->text()).add(event.more_tensors);
   return hash.value();
@@ -74,10 +82,6 @@ void check_equal(Job& job, absl::Span<const int64_t> fingerprints, int64_t seque
   // Everybody sees the difference; now everybody says what it is.
   const std::string prefix = absl::StrCat("mismatch/", key, "/", sequence, "/");
   std::string error = absl::StrCat("ranks do not make the same calls over ", name, ":");
-  int64_t culprit = n - 1;  // of those who are fewest; where all are as many, the last
-  for (int64_t p = 0; p < n; ++p) {
-    if (std::count(begin, end, fingerprints[p]) < std::count(begin, end, fingerprints[culprit])) culprit = p;
-  }
   try {
     job.store()->set(absl::StrCat(prefix, position), what);
     for (int64_t p = 0; p < n; ++p) {
@@ -88,7 +92,7 @@ void check_equal(Job& job, absl::Span<const int64_t> fingerprints, int64_t seque
   } catch (const std::exception&) {
     absl::StrAppend(&error, " rank ", job.rank(), " ", what, " (the others did not say)");
   }
-  job.fail_as(members[culprit], error);
+  job.fail_as(members[odd_one_out(fingerprints)], error);
   job.check();
 }
 

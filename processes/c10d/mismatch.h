@@ -20,12 +20,13 @@ enum class DebugLevel { kOff, kInfo, kDetail };
 // Of DTENSOR_DEBUG. Error (c10::Error): another value.
 DebugLevel debug_level();
 
-// "call 12: all_reduce over tp for aten::mm, argument self: f32[8, 8](P(sum)) -> (R) @ mesh(tp=4), 384 B".
-std::string describe_call(int64_t sequence, Collective c, const CommCall& call);
+// "call 12: all_reduce over tp for aten::mm, argument self: f32[8, 8](P(sum)) -> (R) @ mesh(tp=4), 384 B"; of a tensor
+// that call `moved_before` has moved before, "..., of a tensor that call 9 moved before".
+std::string describe_call(int64_t sequence, Collective c, const CommCall& call, int64_t moved_before = 0);
 
 // Equal on all ranks of the group if they make the same call. Of the same things that describe_call() tells; another
 // value for another `before`, the fingerprint of the call before.
-uint64_t fingerprint(uint64_t before, int64_t sequence, Collective c, const CommCall& call);
+uint64_t fingerprint(uint64_t before, int64_t sequence, Collective c, const CommCall& call, int64_t moved_before = 0);
 
 // Where the `fingerprints` of the members differ, by position, they tell each other through the store what they did,
 // and all get the same error, which fails the job and blames those who are fewest. `sequence`: of the call at which

@@ -13,8 +13,6 @@
 namespace dtensor {
 namespace {
 
-using Place = std::shared_ptr<CallOrder::Place>;
-
 // Belongs to the caller's CommWork, to the places until they begin, and to the backend's callbacks. The backend may
 // keep those after the world has ended, hence the weak pointer to the world's calls.
 class StagedCall : public std::enable_shared_from_this<StagedCall> {
@@ -24,21 +22,18 @@ class StagedCall : public std::enable_shared_from_this<StagedCall> {
         activity_(call.activity()),
         members_(call.link.members),
         order_(call.link.order),
+        places_(call.reserve(stages.size())),
         stages_(std::move(stages)),
         done_(std::move(done)) {}
 
-  void begin(CallsUnderWay& calls) {
-    for (size_t k = 0; k < stages_.size(); ++k) {
-      places_.push_back(order_->reserve());
-      calls.add(places_.back(), activity_);
-    }
+  void begin() {
     fill(0);
     if (places_[0]->has_begun()) places_[0]->begun().get();  // an error now is the call's
   }
 
   // Waits for all stages, and writes the results.
   void finish(CallsUnderWay& calls) {
-    for (const Place& place : places_) calls.finish(activity_, members_, place);
+    for (const auto& place : places_) calls.finish(activity_, members_, place);
     done_();
   }
 
@@ -54,9 +49,9 @@ class StagedCall : public std::enable_shared_from_this<StagedCall> {
   const Activity activity_;
   const std::vector<int64_t> members_;
   const std::shared_ptr<CallOrder> order_;
+  const LinkCall::Places places_;  // one per stage
   std::vector<StartWork> stages_;  // each empty when it has begun
   const std::function<void()> done_;
-  std::vector<Place> places_;
 };
 
 c10::intrusive_ptr<c10d::Work> StagedCall::start(size_t k) {
@@ -97,18 +92,38 @@ void StagedCall::fail_from(size_t k, std::exception_ptr error) {
   }
 }
 
+// The same where the caller waits: it begins each stage itself.
+void run_in_turn(const LinkCall& call, std::vector<StartWork> stages) {
+  const Activity activity = call.activity();
+  const std::vector<int64_t>& members = call.link.members;
+  const LinkCall::Places places = call.reserve(stages.size());
+  for (size_t k = 0; k < stages.size(); ++k) {
+    try {
+      call.link.order->fill(places[k], when_its_turn(call.calls, activity, members, std::exchange(stages[k], nullptr)));
+      call.calls->finish(activity, members, places[k]);
+    } catch (...) {
+      const std::exception_ptr error = std::current_exception();
+      while (++k < places.size()) {  // the calls behind must not wait for what never begins
+        call.link.order->fill(places[k], [error]() -> CallOrder::Begun { std::rethrow_exception(error); });
+      }
+      throw;
+    }
+  }
+}
+
 }  // namespace
 
 void run_stages(const LinkCall& call, std::vector<StartWork> stages, std::function<void()> done) {
   if (call.is_async()) {
     const auto staged = std::make_shared<StagedCall>(call, std::move(stages), std::move(done));
-    staged->begin(*call.calls);
+    staged->begin();
     *call.call.work = std::make_shared<CommWork>([calls = call.calls, staged] { staged->finish(*calls); });
     return;
   }
-  for (StartWork& stage : stages) {
-    run(call, stage);
-    stage = nullptr;  // and what it holds
+  if (call.device.is_cuda()) {  // the stream orders them
+    for (StartWork& stage : stages) run(call, std::exchange(stage, nullptr));
+  } else {
+    run_in_turn(call, std::move(stages));
   }
   done();
 }

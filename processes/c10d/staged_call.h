@@ -10,10 +10,10 @@
 namespace dtensor {
 
 // Runs `stages` one after the other, then `done`. A stage that has nothing to send returns null.
+// All take their places in the link's order at once: no call of another thread comes between them.
 // With call.is_async() it begins the first, or leaves it to the thread that its turn comes on, and sets
-// *call.call.work, which waits for all and calls `done`. The others take their places in the link's order behind the
-// first at once, and begin on the thread that has received what they need: neither they nor the calls behind them wait
-// until somebody reads the result.
+// *call.call.work, which waits for all and calls `done`. The others begin on the thread that has received what they
+// need: neither they nor the calls behind them wait until somebody reads the result.
 void run_stages(const LinkCall& call, std::vector<StartWork> stages, std::function<void()> done);
 
 }  // namespace dtensor

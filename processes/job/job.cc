@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <optional>
@@ -20,6 +21,7 @@
 #include "observe/rank_in_job.h"
 #include "processes/job/find_culprit.h"
 #include "processes/job/host_process.h"
+#include "processes/job/job_end.h"
 #include "processes/job/job_state.h"
 #include "processes/job/process_end.h"
 #include "processes/job/status_text.h"
@@ -107,6 +109,20 @@ void Job::leave() noexcept {
   state_->devices().stop();
 }
 
+void Job::end(const std::vector<GroupCalls>& groups) noexcept {
+  try {
+    if (!may_exit_with_0()) return;
+    end_calls(*state_, groups);
+    if (!decides_exit_status_ || !state_->failed() || state_->is_told()) return;
+    std::fprintf(stderr,
+                 "[dtensor] error: rank %d ends with status 1 where it would end with 0, as the job has failed: %s\n",
+                 static_cast<int>(rank()), state_->failure_text().c_str());
+    deny_exit_with_0();
+  } catch (const std::exception&) {
+    // The store is gone, and with it what the others say.
+  }
+}
+
 bool Job::is_here() const noexcept { return ::getpid() == process_; }
 
 void Job::check_process() const {
@@ -158,7 +174,7 @@ bool Job::one_host() const {
 
 void Job::check() const {
   check_process();
-  if (state_->failed()) throw_failure(state_->failure_text());
+  if (state_->failed()) state_->throw_known_failure();
 }
 
 bool Job::failed() const noexcept { return state_->failed(); }

@@ -29,6 +29,7 @@ namespace dtensor {
 
 class BoundedStore;  // bounded_store.h
 class JobState;      // job_state.h
+struct GroupCalls;   // job_end.h
 
 class Job {
  public:
@@ -88,13 +89,19 @@ class Job {
   void come_to(const Activity& activity);
   // Waits until `ready()` is true, asking again and again. Errors: as of run().
   void wait_until(const Activity& activity, absl::Span<const int64_t> members, const std::function<bool()>& ready);
+  // Says that this rank makes no more calls, and waits until the members of `groups` say so, too: see end_calls(). Does
+  // nothing where the process is ending with another status than 0. Does not throw.
+  void end(const std::vector<GroupCalls>& groups) noexcept;
+  // This process is this rank and no other one: where the job has failed by the end of end(), and no call has told the
+  // program so, the failure is written to stderr, and the process does not end with 0.
+  void decide_exit_status() noexcept { decides_exit_status_ = true; }
 
  private:
   void check_process() const;
   void leave() noexcept;
 
   const int64_t process_;
-  std::atomic<bool> left_{false};
+  std::atomic<bool> left_{false}, decides_exit_status_{false};
   std::shared_ptr<JobState> state_;
 };
 

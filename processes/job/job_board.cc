@@ -33,6 +33,8 @@ RankStatus status_from(const std::string& text) {
   return s;
 }
 
+std::string ended_key(const std::string& group, int64_t calls) { return absl::StrCat("ended/", group, "/", calls); }
+
 }  // namespace
 
 void post_place(c10d::Store& store, int64_t rank) {
@@ -118,6 +120,17 @@ std::optional<RankStatus> JobBoard::answer_of(int64_t question, int64_t rank) {
 void JobBoard::post_left(const RankStatus& mine) {
   std::lock_guard lock(mutex_);
   store_->set(absl::StrCat("left/", rank_), to_text(mine));
+}
+
+void JobBoard::post_ended(const std::string& group, int64_t calls) {
+  std::lock_guard lock(mutex_);
+  store_->add(ended_key(group, calls), 1);
+}
+
+int64_t JobBoard::ended(const std::string& group, int64_t calls) {
+  std::lock_guard lock(mutex_);
+  const auto text = read(ended_key(group, calls));
+  return text ? std::stoll(*text) : 0;
 }
 
 std::optional<RankStatus> JobBoard::left(int64_t rank) {

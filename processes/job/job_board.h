@@ -69,6 +69,10 @@ class JobBoard {
   void post_left(const RankStatus& mine);
   std::optional<RankStatus> left(int64_t rank);  // what it had done; nullopt: it has not left
 
+  // This rank has ended its use of `group` after so many calls. How many ranks have, after as many calls.
+  void post_ended(const std::string& group, int64_t calls);
+  int64_t ended(const std::string& group, int64_t calls);
+
  private:
   std::optional<std::string> read(const std::string& key);  // REQUIRES: mutex_ is held
 

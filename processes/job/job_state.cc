@@ -159,6 +159,9 @@ std::string JobState::fail_activity(const Activity& activity, absl::Span<const i
     std::this_thread::sleep_for(Milliseconds(10));
   }
   if (failed_->load()) return failure_text();
+  if (const auto blame = find_leaver(board_, members, rank_, activity)) {
+    return post_failure(blame->first, blame->second);
+  }
   for (int64_t other : others(members)) {
     if (const std::string fault = find_fault(board_, other, activity, /*only_final=*/false); !fault.empty()) {
       return post_failure(other, absl::StrCat(fault, ", while rank ", rank_, " waited in ", activity.what));

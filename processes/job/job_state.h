@@ -39,6 +39,12 @@ class JobState {
 
   bool failed() const noexcept { return failed_->load(std::memory_order_acquire); }
   std::string failure_text();
+  // Whether the program has got the failure as an error of a call.
+  bool is_told() const noexcept { return told_; }
+  [[noreturn]] void throw_known_failure() {  // REQUIRES: failed()
+    told_ = true;
+    throw_failure(failure_text());
+  }
   void close(const std::string& text);  // as if the job had failed so, for this process alone
   // Tells all ranks that `culprit` failed. The first failure counts: returns the text of that.
   std::string post_failure(int64_t culprit, const std::string& message);
@@ -48,7 +54,9 @@ class JobState {
                             bool overdue);
   [[noreturn]] void throw_activity_failure(const Activity& activity, absl::Span<const int64_t> members,
                                            const std::string& error, bool overdue) {
-    throw_failure(fail_activity(activity, members, error, overdue));
+    const std::string text = fail_activity(activity, members, error, overdue);
+    told_ = true;
+    throw_failure(text);
   }
   // Whether a member will certainly not come to `activity`.
   bool any_gone(const Activity& activity, absl::Span<const int64_t> members);
@@ -84,6 +92,7 @@ class JobState {
 
   // Whether the job has failed. Shared with `store_`, which backends may keep.
   const std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
+  std::atomic<bool> told_{false};
   const c10::intrusive_ptr<BoundedStore> world_store_;  // also serves the others until this ends
   const c10::intrusive_ptr<BoundedStore> store_;        // the same; no wait there goes on when the job has failed
   const int64_t rank_, size_;

@@ -35,6 +35,16 @@ constexpr int kUnknown = -1;
 std::atomic<pid_t> ending_process{0};
 std::atomic<int> ending_status{kUnknown};
 std::atomic<std::thread::id> ending_thread;
+std::atomic<bool> is_0_denied{false};
+
+void call_all(Callbacks& callbacks) {
+  std::lock_guard lock(callbacks.mutex);
+  while (!callbacks.list.empty()) {
+    const auto callback = std::move(callbacks.list.back().second);
+    callbacks.list.pop_back();
+    callback();
+  }
+}
 
 void on_end(int status) {
   Callbacks* all = callbacks_of_process();
@@ -42,12 +52,10 @@ void on_end(int status) {
   ending_status = status;
   ending_thread = std::this_thread::get_id();
   ending_process = ::getpid();
-  std::lock_guard lock(all->mutex);
-  while (!all->list.empty()) {
-    const auto callback = std::move(all->list.back().second);
-    all->list.pop_back();
-    callback();
-  }
+  call_all(*all);
+  if (status != 0 || !is_0_denied) return;
+  ending_status = 1;
+  ::exit(1);  // glibc goes on with the handlers that are left
 }
 
 }  // namespace
@@ -82,5 +90,9 @@ void yield_to_exit() {
   std::this_thread::sleep_for(kExit);
   ::_exit(ending_status != kUnknown ? ending_status.load() : 1);
 }
+
+bool may_exit_with_0() { return ending_process.load() != ::getpid() || ending_status == 0; }
+
+void deny_exit_with_0() { is_0_denied = true; }
 
 }  // namespace dtensor

@@ -18,4 +18,9 @@ void remove_end_callback(const void* owner);
 // flushed.
 void yield_to_exit();
 
+// False where the process is ending with another status than 0, or by quick_exit, whose status is not known.
+bool may_exit_with_0();
+// From now on the process ends with 1 where it would end with 0, by exit() or a return from main.
+void deny_exit_with_0();
+
 }  // namespace dtensor

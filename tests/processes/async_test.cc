@@ -4,13 +4,8 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/util/Exception.h>
 
 #include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <thread>
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/from_local.h"
@@ -18,29 +13,11 @@
 #include "observe/comm_debug_mode.h"
 #include "plan/cost_model.h"
 #include "tests/processes/job_world.h"
+#include "tests/processes/rank_flag.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
 namespace {
-
-namespace fs = std::filesystem;
-
-// What one process says to the other past the runtime.
-class Flag {
- public:
-  explicit Flag(const std::string& name) : path_(fs::path(std::getenv("TEST_TMPDIR")) / name) {}
-  void raise() { std::ofstream(path_) << "1"; }
-  bool wait(std::chrono::seconds most) const {
-    for (const auto end = std::chrono::steady_clock::now() + most; std::chrono::steady_clock::now() < end;) {
-      if (fs::exists(path_)) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    return false;
-  }
-
- private:
-  fs::path path_;
-};
 
 DeviceMesh job_mesh() { return DeviceMesh(job_world(), {job_world().size()}, {"tp"}); }
 bool is_rank(int64_t rank) { return job_world().owned_ranks().front() == rank; }
@@ -48,7 +25,7 @@ at::Tensor values(double from) { return at::arange(from, from + 12 * 10, at::kFl
 
 TEST_CASE("a call returns before the other rank has made it, and reading waits") {
   const auto x = distribute_tensor(values(0), job_mesh(), {Shard(0)});
-  Flag returned("returned");
+  RankFlag returned("returned");
   if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
   const at::Tensor y = redistribute(x, {Shard(1)}, {.async_op = true});
   CHECK(y.sizes() == x.sizes());
@@ -63,7 +40,7 @@ at::Tensor addends(int64_t rows) { return at::arange(rows * 10, at::kFloat).view
 // Rank 0's call returns before rank 1 makes it.
 void check_returns_first(const std::string& flag, const at::Tensor& x, const Placements& to, const char* collective) {
   const at::Tensor whole = full_tensor(x);
-  Flag returned(flag);
+  RankFlag returned(flag);
   if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
   CommDebugMode comm;
   const at::Tensor y = redistribute(x, to, {.async_op = true});
@@ -108,7 +85,7 @@ TEST_CASE("local steps after the last exchange do not hold it up") {
 
 TEST_CASE("an all-reduce of much ends without a rank that does not read it") {
   const auto x = redistribute(distribute_tensor(addends(10000), job_mesh(), {Replicate()}), {Partial()});
-  Flag read("read");
+  RankFlag read("read");
   const at::Tensor y = redistribute(x, {Replicate()}, {.async_op = true});
   if (is_rank(0)) {
     CHECK(at::equal(to_local(y)[0], addends(10000)));
@@ -123,7 +100,7 @@ TEST_CASE("calls behind an all-reduce of much return, too, and keep their order"
   const auto replicated = distribute_tensor(addends(10000), mesh, {Replicate()});
   const auto partial = redistribute(replicated, {Partial()});
   const auto sharded = redistribute(replicated, {Shard(0)});
-  Flag returned("all returned");
+  RankFlag returned("all returned");
   if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
   std::vector<at::Tensor> arriving;
   for (int i = 0; i < 3; ++i) {
@@ -191,7 +168,7 @@ TEST_CASE("going to another mesh returns before the other rank has made the call
   const auto x = distribute_tensor(values(5), mesh, {Shard(0)});
   redistribute(x, reversed,
                {Shard(1)});  // the first call between two meshes makes a link, for which ranks have to meet
-  Flag returned("mesh");
+  RankFlag returned("mesh");
   if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
   const at::Tensor y = redistribute(x, reversed, {Shard(1)}, {.async_op = true});
   if (is_rank(0)) returned.raise();
@@ -203,24 +180,6 @@ TEST_CASE("going to another mesh returns before the other rank has made the call
     CHECK(at::equal(full_tensor(z), values(5)));
   }
   CHECK(at::equal(full_tensor(redistribute(z, mesh, {Replicate()})), values(5)));
-}
-
-// Last, as the job has ended then.
-TEST_CASE("reading says why nothing comes any more, every time") {
-  const auto x = distribute_tensor(values(0), job_mesh(), {Shard(0)});
-  if (!is_rank(0)) return;  // leaves
-  const at::Tensor y = redistribute(x, {Shard(1)}, {.async_op = true});
-  for (int i = 0; i < 2; ++i) {
-    std::string error;
-    try {
-      to_local(y);
-    } catch (const c10::Error& e) {
-      error = e.what_without_backtrace();
-    }
-    INFO(error);
-    CHECK(error.find("rank 1") != std::string::npos);
-    CHECK(error.find("all_to_all over tp for redistribute") != std::string::npos);
-  }
 }
 
 }  // namespace

@@ -22,7 +22,8 @@ TEST_CASE("call order: places begin in turn, each when it is filled", "[processe
       return Begun();
     };
   };
-  const auto a = order.reserve(), b = order.reserve(), c = order.reserve(), d = order.reserve();
+  const auto places = order.reserve(4);
+  const auto &a = places[0], &b = places[1], &c = places[2], &d = places[3];
   order.fill(b, note('b'));
   order.fill(c, note('c'));
   CHECK(begun.empty());
@@ -38,7 +39,8 @@ TEST_CASE("call order: a function may fill the next place, and what it throws is
           "[processes][call_order]") {
   CallOrder order;
   std::string begun;
-  const auto a = order.reserve(), b = order.reserve(), c = order.reserve();
+  const auto places = order.reserve(3);
+  const auto &a = places[0], &b = places[1], &c = places[2];
   order.fill(c, [&] {
     begun += 'c';
     return Begun();
@@ -59,7 +61,8 @@ TEST_CASE("call order: a function may fill the next place, and what it throws is
 TEST_CASE("call order: who fills a place while another thread begins one does not wait", "[processes][call_order]") {
   CallOrder order;
   std::promise<void> inside, go_on;
-  const auto a = order.reserve(), b = order.reserve();
+  const auto places = order.reserve(2);
+  const auto &a = places[0], &b = places[1];
   std::thread first([&] {
     order.fill(a, [&] {
       inside.set_value();

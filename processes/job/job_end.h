@@ -1,0 +1,26 @@
+// The end of a rank's use of a job: whether the members of its groups have made as many calls as it. Internal to Job.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dtensor {
+
+class JobState;  // job_state.h
+
+// What this rank has called.
+struct GroupCalls {
+  std::string group;  // as Activity::group
+  std::string name;   // for people
+  std::vector<int64_t> members;
+  int64_t calls = 0;
+};
+
+// Says at the store that this rank makes no more calls, and waits until all members of `groups` have said so after as
+// many calls, ten seconds at most: other ranks may be about to find out that their calls do not fit this one's. Fails
+// the job if members of a group have ended after different numbers of calls, or the process of one is gone. Errors
+// (std::exception): those of the store.
+void end_calls(JobState& state, std::vector<GroupCalls> groups);
+
+}  // namespace dtensor
