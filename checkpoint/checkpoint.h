@@ -81,6 +81,12 @@ class PendingCheckpoint {
   bool written() const;
   // Collective, once. The checkpoint is there when it returns. Errors: those of save_checkpoint().
   void wait();
+  // For loops that poll: wait() if all processes have written their part, else false at once. Collective: every process
+  // calls it in the same step, and all get the same answer, by an exchange of a few bytes. True means that the
+  // checkpoint is there, also when it is called again. Errors: as wait().
+  //
+  //   if (pending && pending->try_commit()) pending.reset();
+  bool try_commit();
 
  private:
   struct State;

@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -52,6 +53,7 @@ struct PendingCheckpoint::State {
   std::thread writer;
   std::atomic<bool> written{false};
   bool over = false;
+  bool committed = false;
 
   ~State() {
     if (writer.joinable()) writer.join();
@@ -69,6 +71,8 @@ struct PendingCheckpoint::State {
   void start(bool copy) noexcept;
   void write() noexcept;
   void finish();
+  bool all_have_written() const;
+  void check_is_here() const;
   std::string collect_files(const DeviceMesh& ranks);
   void commit() const;
   bool is_there() const;
@@ -178,7 +182,7 @@ void PendingCheckpoint::State::write() noexcept {
 // Files are removed only after a failure that all have agreed on. Where the processes cannot talk any more nobody knows
 // whether the checkpoint is there: the next save removes what does not belong to it.
 void PendingCheckpoint::State::finish() {
-  TORCH_CHECK(!over, "[", kWho, "] '", folder, "': wait() was called before");
+  TORCH_CHECK(!over, "[", kWho, "] '", folder, "': the save has ended before, by wait() or try_commit()");
   over = true;
   const FolderLock held = std::move(lock);
   const DeviceMesh ranks = ranks_of(world);
@@ -196,7 +200,18 @@ void PendingCheckpoint::State::finish() {
     remove_own();
     TORCH_CHECK(false, "[", kWho, "] ", wrong);
   }
+  committed = true;
   if (is_first()) remove_other_part_files(folder, manifest);
+}
+
+bool PendingCheckpoint::State::all_have_written() const {
+  const auto all = gather_texts(ranks_of(world), written.load() ? "written" : "", kWho);
+  return std::none_of(all.begin(), all.end(), [](const std::string& text) { return text.empty(); });
+}
+
+void PendingCheckpoint::State::check_is_here() const {
+  TORCH_CHECK(is_here(), "[", kWho, "] '", folder, "': the save is being written by process ", process,
+              ", of which this one, ", ::getpid(), ", was forked");
 }
 
 // Every process learns of every other's files, and whether they are written. Returns the first error, "" if all are.
@@ -267,9 +282,15 @@ PendingCheckpoint::~PendingCheckpoint() {
 
 bool PendingCheckpoint::written() const { return state_->written.load(); }
 void PendingCheckpoint::wait() {
-  TORCH_CHECK(state_->is_here(), "[", kWho, "] '", state_->folder, "': the save is being written by process ",
-              state_->process, ", of which this one, ", ::getpid(), ", was forked");
+  state_->check_is_here();
   state_->finish();
+}
+bool PendingCheckpoint::try_commit() {
+  state_->check_is_here();
+  if (state_->committed) return true;
+  if (!state_->over && !state_->all_have_written()) return false;
+  state_->finish();
+  return true;
 }
 
 void save_checkpoint(const std::string& folder, const CheckpointContents& contents,

@@ -101,10 +101,15 @@ bool is_shape_alone(const at::Tensor& t) {
   return is_dtensor(t) && spec_of(t)->mesh().world().is_meta() && spec_of(t)->is_replicated();
 }
 
+// Made by a factory function inside a MeshScope: likewise.
+bool is_of_mesh_scope(const at::Tensor& t) {
+  return is_dtensor(t) && peek_meta(t).is_unplaced && spec_of(t)->is_replicated();
+}
+
 void check_not_distributed(const std::vector<Named>& tensors) {
   const Named* first = nullptr;
   for (const Named& n : tensors) {
-    if (!is_dtensor(n.tensor) || is_shape_alone(n.tensor)) return;
+    if (!is_dtensor(n.tensor) || is_shape_alone(n.tensor) || is_of_mesh_scope(n.tensor)) return;
     if (first == nullptr) first = &n;
   }
   TORCH_CHECK_VALUE(first == nullptr, "[distribute_module] the module is distributed already: '", first->name, "' is ",
@@ -143,7 +148,7 @@ void distribute_all(torch::nn::Module& module, const std::vector<Named>& tensors
   }
   for (const Named& n : tensors) {
     tie(n, ties);
-    if (!is_dtensor(n.tensor))
+    if (!is_dtensor(n.tensor) || (is_of_mesh_scope(n.tensor) && !n.is_buffer))
       distribute_in_place(n, mesh, Placements(mesh.ndim(), Replicate()), /*is_asked_for=*/!n.is_buffer);
     const Spec& spec = *spec_of(n.tensor);
     TORCH_CHECK_VALUE(spec.mesh().world().with_data() == mesh.world().with_data(), "[distribute_module] '", n.name,

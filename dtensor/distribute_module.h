@@ -9,6 +9,8 @@
 // distributed_module.h.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <functional>
 #include <string>
 #include <vector>
@@ -31,8 +33,8 @@ using PartitionFn = std::function<void(const std::string& name, torch::nn::Modul
 // of it leaves it replicated.
 // Gradients that exist follow. Parameters that were one tensor, or shared their memory, before are still tied
 // afterwards. Parameters get their path as name, for reports. No communication but the spreading of each value from the
-// first rank. What was made without data stays so: see meta_device.h.
-// Errors (ValueError): no mesh; the module is distributed already, every parameter of it; a parameter on a mesh of
+// first rank. What was made without data stays so: see meta_device.h. What was made in a MeshScope of `mesh` may be
+// cut. Errors (ValueError): no mesh; the module is distributed already, every parameter of it; a parameter on a mesh of
 // another world; tied parameters that were given different layouts. After an error the module is as it was.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = nullptr);
 
@@ -46,6 +48,21 @@ void shard_parameter(torch::nn::Module& module, const std::string& name, const D
 // Gives the distributed parameters and buffers their paths as names, after `prefix`. distribute_module() does so;
 // copies of parameters (clone(), to(dtype)) have none until this is called.
 void name_parameters(torch::nn::Module& module, const std::string& prefix = "");
+
+// Constants that a module keeps as plain members (rotary tables, diffusion schedules, anchors) are no parameters and no
+// buffers, so that distribute_module() cannot see them:
+//
+//   replicate_members(*model, {&model->freqs, &model->head->anchors});
+//
+// Puts a distributed tensor, Replicate on every mesh dim, in the place of each plain one. The values are those of the
+// first rank. Members that are one tensor still are one; other handles of a tensor stay plain. What is replicated on
+// the mesh already stays as it is. Errors (ValueError), before anything changes: no mesh; a null pointer, an undefined
+// tensor, one with autograd history, or a distributed one that is laid out otherwise, each by its position in the list.
+void replicate_members(const DeviceMesh& mesh, const std::vector<at::Tensor*>& members);
+
+// The same on the mesh of the module's distributed parameters and buffers. Errors (ValueError): it has none, or they
+// are on several meshes.
+void replicate_members(const torch::nn::Module& module, const std::vector<at::Tensor*>& members);
 
 // The layouts of a module's distributed parameters, for pictures and tables.
 std::vector<NamedSpec> parameter_layouts(const torch::nn::Module& module);

@@ -1,4 +1,5 @@
 #include <ATen/ops/empty.h>
+#include <c10/core/MemoryFormat.h>
 
 #include <algorithm>
 #include <tuple>
@@ -70,6 +71,18 @@ RankTensors spread(const Spec& spec, const RankTensors& locals, const Placements
   return parts;
 }
 
+// Channels-last if it lies so, else row-major. Parts lie as the whole does.
+TensorMeta meta_in_memory_format(const at::Tensor& t) {
+  Shape strides = contiguous_strides(t.sizes());
+  const at::MemoryFormat format = t.suggest_memory_format();
+  if (format != at::MemoryFormat::Contiguous) {
+    const auto last = format == at::MemoryFormat::ChannelsLast ? c10::get_channels_last_strides_2d(t.sizes())
+                                                               : c10::get_channels_last_strides_3d(t.sizes());
+    strides.assign(last.begin(), last.end());
+  }
+  return {Shape(t.sizes().begin(), t.sizes().end()), strides, t.scalar_type()};
+}
+
 // A replicated leaf without data of any mesh of the same world: a factory's, inside a MeshScope of a meta mesh.
 bool is_shape_alone(const at::Tensor& tensor, const DeviceMesh& mesh) {
   const Spec& spec = *spec_of(tensor);
@@ -111,7 +124,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& given_m
     TORCH_CHECK_VALUE(*source_rank >= 0 && *source_rank < mesh.size(m), "[distribute_tensor] source_rank ",
                       *source_rank, " is not a position along mesh dim '", mesh.names()[m], "' of size ", mesh.size(m));
   }
-  const SpecPtr spec = Spec::get(mesh, to, Shape(tensor.sizes().begin(), tensor.sizes().end()), tensor.scalar_type());
+  const SpecPtr spec = Spec::get(mesh, to, meta_in_memory_format(tensor));
 
   RankTensors locals;
   {
@@ -126,12 +139,13 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& given_m
     }
     // A rank's part must not share memory with the caller's tensor or another rank's.
     if (!source_rank && done == all_replicate(mesh)) {
-      for (auto& local : locals) local = local.clone();
+      for (auto& local : locals) local = local.clone(tensor.suggest_memory_format());
     }
     if (spec->has_partial()) {
       const auto plan = plan_redistribution(mesh, spec->meta(), done, to);
       locals = run_plan(plan, std::move(locals), explicit_cause("distribute_tensor"));
     }
+    for (auto& local : locals) local = local.contiguous(tensor.suggest_memory_format());
   }
   at::Tensor result = make_dtensor(spec, std::move(locals));
   (void)result.has_storage();  // a parameter that becomes it with set_data() then says so where its data is asked for

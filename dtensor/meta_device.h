@@ -29,6 +29,7 @@ namespace dtensor {
 void to_empty(torch::nn::Module& module);
 
 // The same of one tensor: a new one that has memory, requiring grad if `tensor` does. `tensor` itself, if it has.
+// torch::empty_like(tensor, device), with the device of the mesh, does so, too.
 at::Tensor to_empty(const at::Tensor& tensor);
 
 // The layout, shape and dtype of a distributed tensor, without its data: on mesh.meta(). No autograd.

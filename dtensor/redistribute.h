@@ -24,9 +24,10 @@ namespace dtensor {
 
 // Spreads a plain tensor over the mesh: pieces and copies of the value that `source_rank` holds (the position along
 // every mesh dim; torch: src_data_rank). nullopt: no communication, every rank takes its part of its own tensor. A
-// leaf, requiring grad if `tensor` does. Of a meta tensor the result is on mesh.meta(). A leaf that is replicated on
-// this mesh is allowed, too (what factories make inside a MeshScope). {} means Replicate on every dim. Errors: `tensor`
-// has autograd history or is distributed with another layout; placements of another number than mesh dims.
+// leaf, requiring grad if `tensor` does. Channels-last stays so (on all ranks or on none: each looks at its own
+// tensor); else strides are row-major. Of a meta tensor the result is on mesh.meta(). A leaf that is replicated on this
+// mesh is allowed, too (what factories make inside a MeshScope). {} means Replicate on every dim. Errors: `tensor` has
+// autograd history or is distributed with another layout; placements of another number than mesh dims.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements = {},
                              std::optional<int64_t> source_rank = 0);
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
@@ -123,7 +124,10 @@ RankPieces redistribute_parts(const RankPieces& parts, c10::IntArrayRef sizes, c
       (options.requires_grad || std::any_of(tensors.begin(), tensors.end(), [](auto& t) { return t.requires_grad(); }));
   if (!requires_grad) return run(*move, parts);
   check_all_can_go_back(from, to, options);
-  tensors.push_back(at::empty({0}, at::TensorOptions().dtype(dtype)).set_requires_grad(true));
+  {
+    const c10::impl::ExcludeDispatchKeyGuard plain(kDTensorKey);  // also inside a MeshScope
+    tensors.push_back(at::empty({0}, at::TensorOptions().dtype(dtype)).set_requires_grad(true));
+  }
   std::vector<size_t> counts;
   for (int64_t rank : to.world().owned_ranks()) counts.push_back(to.parts(sizes, rank).size());
   return grouped(RedistributePartsFn::apply(at::TensorList(tensors), std::move(move)), counts);

@@ -9,25 +9,43 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/scope.h"
 #include "dtensor/dispatch_key.h"
+#include "dtensor/extend/above_autograd_key.h"
 #include "dtensor/extend/dispatch_scope.h"
 
 namespace dtensor {
 
-// Factory functions (arange, zeros, full, rand, ...) make replicated tensors on `mesh`, so that model code which makes
-// positions or masks in forward needs no change; random ones draw the same values on all ranks. `torch::empty` and
-// `torch::tensor({...})` stay plain, since their callers fill them through a pointer. Error (ValueError): no mesh.
+struct RedistributePlan;  // plan/redistribute_plan.h
+
+// Factory functions (arange, zeros, empty, rand, ...) make replicated tensors on `mesh`, so that model code which makes
+// positions or masks in forward needs no change; random ones draw the same values on all ranks. torch::tensor({...})
+// stays plain, also after it is filled; so does at::empty() in inference mode, where torch::empty() does not. What
+// operators give of plain tensors alone is plain, too. Error (ValueError): no mesh.
 class MeshScope {
  public:
   explicit MeshScope(const DeviceMesh& mesh);
 
  private:
   DispatchScopeGuard guard_;
-  c10::impl::IncludeDispatchKeyGuard factories_reach_us_{kDTensorKey};
+  c10::impl::IncludeDispatchKeyGuard factories_reach_us_{c10::DispatchKeySet({kDTensorKey, kAboveAutogradKey})};
+};
+
+// Inside of a MeshScope: factory functions make plain tensors, for code that fills them through a pointer.
+//
+//   PlainFactories plain;
+//   auto image = torch::empty({3, 224, 224}, torch::kByte);
+//   decode(file, image.data_ptr<uint8_t>());   // distribute_tensor(image, mesh) comes next
+class PlainFactories {
+ public:
+  PlainFactories() = default;
+
+ private:
+  DispatchScopeGuard guard_{[](DispatchScope& s) { s.mesh = DeviceMesh(); }};
 };
 
 // A plain tensor beside a distributed one counts as a value that all ranks hold, instead of being an error. PyTorch:
@@ -71,6 +89,23 @@ class RedistributeMemoryLimit {
 
  private:
   DispatchScopeGuard guard_;
+};
+
+// No operator gathers a tensor of more than `max_bytes` to every rank by itself, as those do that need a matrix whole
+// (solve, Cholesky, eigh, inverse); what redistribute() and full_tensor() are asked for is not limited, nor is a
+// reduction. Limits nest: the smallest holds. Backward keeps it where backward() is called inside. Errors: max_bytes <
+// 0 (ValueError); inside, before anything is sent, a gather of more (the text names operator, argument and bytes).
+class ForbidWholeGather {
+ public:
+  explicit ForbidWholeGather(int64_t max_bytes = 0);
+
+  // Internal: the executor asks before it runs a plan.
+  static void check(const RedistributePlan& plan, const CommCause& cause);
+
+ private:
+  class Limit;
+  std::unique_ptr<CommListener> limit_;
+  ScopeGuard guard_;
 };
 
 // Names the module that runs, for reports: paths nest, "encoder" inside "model" is "model.encoder". An empty name adds

@@ -2,6 +2,12 @@
 // like the example (Replicate where that is Partial: nothing is known of addends); else every rank holds the whole.
 #include <ATen/core/stack.h>
 
+#include <string>
+#include <vector>
+
+#include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/representation.h"
+#include "dtensor/meta_device.h"
 #include "ops/meta_tensor.h"
 #include "propagation/op_rule.h"
 #include "propagation/rule_registry.h"
@@ -52,6 +58,22 @@ void make_part(const LocalCall& call, torch::jit::Stack& stack) {
   call.op.callBoxed(stack);
 }
 
+// On the device "meta" of an example with data, and the other way round: the same of the example's twin there.
+void like_twin(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const auto& schema = op.schema();
+  const auto args = torch::jit::last(stack, schema.arguments().size());
+  const at::Tensor example = args[0].toTensor();
+  const auto device = schema.argumentIndexWithName("device");
+  if (device && args[*device].isDevice() && is_dtensor(example)) {
+    const World& world = spec_of(example)->mesh().world();
+    const auto type = args[*device].toDevice().type();
+    auto& given = *(stack.end() - static_cast<std::ptrdiff_t>(schema.arguments().size()));
+    if (!world.is_meta() && type == c10::DeviceType::Meta) given = to_meta(example);
+    if (world.is_meta() && type == world.with_data().device_type()) given = to_empty(example);
+  }
+  dispatch_by_rule(op, stack);
+}
+
 }  // namespace
 
 const RuleFamily factory_rules("factory", [](RuleRegistry& registry) {
@@ -59,9 +81,11 @@ const RuleFamily factory_rules("factory", [](RuleRegistry& registry) {
   rule.per_dim = follow;
   rule.local = make_part;
   rule.value_free = {"fill_value"};
-  registry.add({"aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::empty_like", "aten::new_zeros",
-                "aten::new_ones", "aten::new_full", "aten::new_empty", "aten::new_empty_strided"},
-               rule);
+  const std::vector<std::string> operators = {
+      "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::empty_like",       "aten::new_zeros",
+      "aten::new_ones",   "aten::new_full",  "aten::new_empty", "aten::new_empty_strided"};
+  registry.add(operators, rule);
+  for (const std::string& op : operators) registry.add_handler(op, like_twin);
 });
 
 }  // namespace dtensor

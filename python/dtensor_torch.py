@@ -15,12 +15,13 @@ torch.ops.dtensor.full_tensor(t) or local_tensors(t).
 
 A file has the parts of the ranks that the process owns, and the mesh's shape and names: every process saves a file of its own,
 and loads it. torch.load() puts them on the mesh of that shape and these names that was made last, or on a new one of this
-process: `with dtensor_torch.load_on(mesh)` says which. A checkpoint that other numbers of ranks can load is
-dtensor::save_checkpoint() in C++.
+process: `with dtensor_torch.load_on(mesh)` says which. Checkpoints that other numbers of ranks and other layouts can load are
+those of torch.distributed.checkpoint, which works on distributed tensors, and of dtensor::save_checkpoint() in C++.
 """
 
 import contextlib
 import copy
+import functools
 import os
 import threading
 
@@ -127,7 +128,7 @@ def _mesh_for(shape, names):
         if list(_dt.mesh_shape(mesh)) != shape:
             raise ValueError(
                 f"[load_on] the tensor was saved from a mesh of shape {shape}, mesh {mesh} is of shape "
-                f"{list(_dt.mesh_shape(mesh))}: save full_tensor(t), or load a checkpoint of dtensor::save_checkpoint()"
+                f"{list(_dt.mesh_shape(mesh))}: save full_tensor(t), or use torch.distributed.checkpoint"
             )
         return mesh
     for known in range(_dt.num_meshes(), 0, -1):
@@ -160,3 +161,73 @@ def _reduce(self, protocol):
 
 
 torch.Tensor.__reduce_ex__ = _reduce
+
+# ---- torch.distributed.checkpoint -------------------------------------------------------------------------------------
+# Its protocol: who writes which box of the whole tensor, who wants which, and where that lies. Tensors of PyTorch's own
+# DTensor class have methods of these names; of ours a plain torch.Tensor must not have them.
+
+
+class _OfDistributedTensors:
+    def __init__(self, function):
+        self._function = function
+
+    def __get__(self, tensor, owner=None):
+        if tensor is None or not _dt.is_dtensor(tensor):
+            raise AttributeError(self._function.__name__)
+        return functools.partial(self._function, tensor)
+
+
+def _boxes(tensor):
+    """Of every box that this process holds: (position of its rank, offsets, sizes, offsets in the rank's part)."""
+    numbers, dims = _dt.part_boxes(tensor), tensor.dim()
+    size = 1 + 3 * dims
+    for i in range(0, len(numbers), size):
+        box = numbers[i : i + size]
+        yield box[0], tuple(box[1 : 1 + dims]), tuple(box[1 + dims : 1 + 2 * dims]), tuple(box[1 + 2 * dims :])
+
+
+def _chunk(offsets, sizes):
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    return ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+
+
+def _create_write_items(tensor, fqn, _):
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+    properties = TensorProperties(dtype=tensor.dtype, requires_grad=tensor.requires_grad)
+    once = {offsets: sizes for _, offsets, sizes, _ in _boxes(tensor)}
+    return [
+        WriteItem(
+            index=MetadataIndex(fqn, torch.Size(offsets)),
+            type=WriteItemType.SHARD,
+            tensor_data=TensorWriteData(chunk=_chunk(offsets, sizes), properties=properties, size=tensor.size()),
+        )
+        for offsets, sizes in once.items()
+    ]
+
+
+def _create_chunk_list(tensor):
+    _dt.note_load(tensor)
+    return [_chunk(offsets, sizes) for _, offsets, sizes, _ in _boxes(tensor)]
+
+
+def _get_tensor_shard(tensor, index):
+    boxes = list(_boxes(tensor))
+    # A load asks for each copy by its position in the list above. A save asks by offset, with a position of its own.
+    found = [box for box in boxes if box[1] == tuple(index.offset)]
+    if index.index is not None and index.index < len(boxes) and boxes[index.index] in found:
+        found = [boxes[index.index]]
+    if not found:
+        raise ValueError(f"[torch.distributed.checkpoint] no part of '{index.fqn}' here begins at {tuple(index.offset)}")
+    position, _, sizes, begins = found[0]
+    part = _dt.part_memory(tensor)[position]
+    for dim, (begin, size) in enumerate(zip(begins, sizes)):
+        part = part.narrow(dim, begin, size)
+    return part
+
+
+torch.Tensor.__create_write_items__ = _OfDistributedTensors(_create_write_items)
+torch.Tensor.__create_chunk_list__ = _OfDistributedTensors(_create_chunk_list)
+torch.Tensor.__get_tensor_shard__ = _OfDistributedTensors(_get_tensor_shard)

@@ -2,11 +2,13 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "dtensor/dispatch_key.h"
 #include "sharded/chunk_sharding_spec.h"
 #include "sharded/lookup_tables.h"
 #include "sharded/op_registry.h"
@@ -99,8 +101,14 @@ at::Tensor first_of(const std::vector<at::Tensor>& results, const OpName& name) 
   return results[0];
 }
 
+at::Tensor no_indices() {
+  const c10::impl::ExcludeDispatchKeyGuard plain(kDTensorKey);  // also inside a MeshScope
+  return at::empty({0}, at::TensorOptions().dtype(at::kLong));
+}
+
 // What a rank passes that asks for nothing.
 BagInput no_bags(const BagInput& like, bool include_last_offset) {
+  const c10::impl::ExcludeDispatchKeyGuard plain(kDTensorKey);
   const auto options = at::TensorOptions().dtype(at::kLong);
   BagInput none;
   none.input = at::empty({0}, options);
@@ -135,7 +143,7 @@ std::vector<at::Tensor> embedding(const std::vector<at::Tensor>& inputs, const S
 }
 
 at::Tensor embedding(const at::Tensor& input, const ShardedTensor& weight, const EmbeddingOptions& options) {
-  const at::Tensor nothing = at::empty({0}, at::TensorOptions().dtype(at::kLong));
+  const at::Tensor nothing = no_indices();
   return first_of(embedding(of_first_rank(weight.process_group(), input, nothing), weight, options), kEmbedding);
 }
 
@@ -205,7 +213,7 @@ c10::IValue run_embedding_bag(const OpTypes&, const OpArguments& args, const OpK
   options.include_last_offset = argument(args, 7, false);
   if (args.size() > 8 && !args[8].isNone()) options.padding_idx = args[8].toInt();
   const BagInput input{tensor_argument(args, 1), tensor_argument(args, 2), tensor_argument(args, 6)};
-  const at::Tensor none = at::empty({0}, at::TensorOptions().dtype(at::kLong));
+  const at::Tensor none = no_indices();
   return c10::ivalue::Tuple::create({embedding_bag(input, weight_of(args), options), none, none, none});
 }
 
@@ -215,8 +223,7 @@ c10::IValue run_embedding_renorm(const OpTypes&, const OpArguments& args, const 
   options.max_norm = args.at(2).toDouble();
   options.norm_type = args.at(3).toDouble();
   const TableRequest request = request_of(weight, options, Pooling::kNone, kEmbedding);
-  const auto inputs = of_first_rank(weight.process_group(), tensor_argument(args, 1),
-                                    at::empty({0}, at::TensorOptions().dtype(at::kLong)));
+  const auto inputs = of_first_rank(weight.process_group(), tensor_argument(args, 1), no_indices());
   renormalize_table(
       request,
       [&](size_t i) {

@@ -1,11 +1,13 @@
 #include "sharded/shard_bytes.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/safe_numerics.h>
 
 #include <cstring>
 
+#include "dtensor/dispatch_key.h"
 #include "sharded/sharded_tensor_metadata.h"
 
 namespace dtensor::sharded {
@@ -43,6 +45,7 @@ Read read(std::string_view bytes) {
                          c10::mul_overflows(numel, c10::elementSize(header.tensor_properties.dtype), &size);
   TORCH_CHECK(!overflows && size == bytes.size(), "a shard's bytes: damaged: ", bytes.size(), " bytes of a tensor of ",
               c10::IntArrayRef(header.size), " ", header.tensor_properties.dtype);
+  const c10::impl::ExcludeDispatchKeyGuard plain(kDTensorKey);  // also inside a MeshScope
   at::Tensor t = at::empty(header.size, at::TensorOptions().dtype(header.tensor_properties.dtype));
   if (size > 0) std::memcpy(t.mutable_data_ptr(), bytes.data(), size);
   t.set_requires_grad(header.tensor_properties.requires_grad);

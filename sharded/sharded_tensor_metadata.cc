@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <array>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "checkpoint/formats/strict_json.h"
+#include "dtensor/dispatch_key.h"
 
 namespace dtensor::sharded {
 namespace {
@@ -149,6 +151,7 @@ at::Tensor create_tensor_from_params(c10::IntArrayRef sizes, c10::Device device,
   const auto format = properties.memory_format == c10::MemoryFormat::Preserve
                           ? std::optional<c10::MemoryFormat>()
                           : std::optional<c10::MemoryFormat>(properties.memory_format);
+  const c10::impl::ExcludeDispatchKeyGuard plain(kDTensorKey);  // also inside a MeshScope
   at::Tensor t = at::empty(sizes,
                            at::TensorOptions()
                                .dtype(properties.dtype)

@@ -290,7 +290,7 @@ void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stac
 void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = op_info(op);
   const auto args = torch::jit::last(*stack, info.args.size());
-  if (!has_dtensor(info, args)) return dispatch_plain(info, *stack);
+  if (!has_dtensor(info, args)) return dispatch_plain(info, *stack, /*within_operator=*/calls_within > 0);
   const CallWithin within;
   const auto overwritten = settle_before_writes(info, args);
   if (info.handler == nullptr) {

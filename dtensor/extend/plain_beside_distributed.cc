@@ -23,13 +23,15 @@ void throw_plain_beside_distributed(std::string_view function, std::string_view 
   const LibraryCode* code = LibraryCode::current();  // which may have made `t` of what it was given
   const std::string called = code != nullptr ? code->called_operator() : std::string(function);
   const std::string caller = called != function ? " (called by " + called + ")" : "";
+  const std::string& path = current_scope().module_path;
   TORCH_CHECK(
       false, std::string(function), caller, ": argument '", std::string(argument), "' is a plain tensor of shape ",
-      t.sizes(), " next to a distributed one on ", mesh.to_string(),
-      ". Distribute it first: distribute_tensor(t, mesh, {Replicate(), ...}). If the model makes it in forward, call "
-      "the model in a MeshScope(mesh), where arange, full, zeros and other factories, but not torch::tensor and "
-      "torch::empty, make distributed tensors. Or open an ImplicitReplication scope if every rank is known to hold the "
-      "same values.",
+      t.sizes(), " next to a distributed one on ", mesh.to_string(), path.empty() ? "" : ", in module '" + path + "'",
+      ". If it is a constant that a module keeps as a plain member, call replicate_members(module, {&module.member}) "
+      "after distribute_module(). If it is a batch, distribute_tensor(t, mesh, {Replicate(), ...}). If the model makes "
+      "it in forward, call the model in a MeshScope(mesh), where arange, zeros, empty and other factories, but not "
+      "torch::tensor, make distributed tensors. If every rank is known to hold the same values, open an "
+      "ImplicitReplication scope.",
       loads ? " To load whole values into parameters, call dtensor::load_state_dict(module, values) or dtensor::load()."
             : "");
 }

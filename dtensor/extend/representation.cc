@@ -16,13 +16,19 @@ constexpr char kNoStorage[] =
     "value, dtensor::to_local(t) for the parts, std::cout << dtensor::DTensor(t) to print it, dtensor::save(t, path) "
     "to store it, or a module or optimizer that has such tensors";
 
+constexpr char kMadeInScope[] =
+    ". A factory function in a MeshScope made it: to fill it through a pointer, make it in a PlainFactories scope, where "
+    "it is plain, and distribute_tensor() it";
+
 // What data_ptr(), and with it accessor(), operator<< and torch::save, say from now on. (LibTorch asks
 // tensorimpl_type_name() for storage() only; a parameter that was made distributed in place is of LibTorch's class and
 // keeps this text.)
 void explain_access(c10::TensorImpl& impl) {
   static auto& mutex = *new std::mutex;
   std::lock_guard<std::mutex> lock(mutex);
-  impl.release_storage_and_set_meta_custom_data_ptr_error_msg_(c10::str("Cannot access the data of ", kNoStorage));
+  const auto* meta = static_cast<const DTensorMeta*>(impl.get_backend_meta());
+  impl.release_storage_and_set_meta_custom_data_ptr_error_msg_(
+      c10::str("Cannot access the data of ", kNoStorage, meta->is_unplaced ? kMadeInScope : ""));
 }
 
 // Adds nothing to TensorImpl but texts of errors.
@@ -53,6 +59,7 @@ class DTensorImpl final : public c10::TensorImpl {
 
   // Asked before the data is accessed: early enough for the text, which would cost every tensor too much.
   bool has_storage() const override {
+    if (!key_set().has(kDTensorKey)) return c10::TensorImpl::has_storage();  // has become plain
     if (!explained_.load(std::memory_order_acquire)) {
       static auto* mutex = new std::mutex;
       std::lock_guard lock(*mutex);

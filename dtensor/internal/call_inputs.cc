@@ -203,8 +203,10 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
       for (int k = in.slots[i].first; k < in.slots[i].first + in.slots[i].count; ++k) {
         at::Tensor& t = in.tensors[k];
         if (!t.defined() || is_dtensor(t)) continue;
-        if (!allowed && !counts_as_number(t))
+        if (!allowed && !counts_as_number(t)) {
+          const ScopeGuard running([&in](Scope& s) { s.module_path = module_path(in); });
           throw_plain_beside_distributed(info.name, info.op.schema().arguments()[i].name(), t, in.mesh);
+        }
         t = replicate_plain(t, in.mesh);
       }
     }
@@ -265,7 +267,7 @@ void note_context(const OpInfo& info, Inputs& in) {
 
 std::string module_path(const Inputs& in) {
   for (const auto& t : in.tensors) {
-    if (!t.defined()) continue;
+    if (!is_dtensor(t)) continue;
     if (peek_meta(t).name) return module_of(peek_meta(t));
   }
   return current_scope().module_path;

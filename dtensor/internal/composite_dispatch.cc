@@ -31,14 +31,22 @@ void distribute_results(const LibraryCode& code, size_t num_results, Stack& stac
   }
 }
 
+// In a MeshScope: what the operator's code makes on the way is plain, as its arguments are.
+void run_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  keys = keys & kBelowThatKey;
+  if (LibraryCode::current() != nullptr) return op.redispatchBoxed(keys, stack);
+  const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKeySet({kDTensorKey, kAboveAutogradKey}));
+  op.redispatchBoxed(keys.remove(kDTensorKey), stack);
+}
+
 void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto& schema = op.schema();
   const OpInfo& info = op_info(op);
   const auto args = torch::jit::last(*stack, info.args.size());
+  if (!has_dtensor(info, args)) return run_on_plain(op, keys, stack);
   const LibraryCode inside(op, args);
-  const bool is_ours = has_dtensor(info, args);
-  if (is_ours && info.has_outs && run_functional_form(info, *stack)) return;
-  if (is_ours && info.handler != nullptr) {
+  if (info.has_outs && run_functional_form(info, *stack)) return;
+  if (info.handler != nullptr) {
     info.handler(op, *stack);
   } else {
     op.redispatchBoxed(keys & kBelowThatKey, stack);

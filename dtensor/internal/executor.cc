@@ -8,6 +8,7 @@
 #include "comm/comm_work.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/internal/plan_run.h"
+#include "dtensor/scopes.h"
 #include "mesh/memory_meter.h"
 
 namespace dtensor {
@@ -83,6 +84,7 @@ RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const Com
               plan.to.to_string(), ": a rank may have several boxes or none; use run_transfer");
   check_count(plan, locals.size(), owned_ranks(plan.from).size());
   if (changes_nothing(plan)) return wrapped(plan, std::move(locals));
+  ForbidWholeGather::check(plan, cause);
   LocalGuard guard;
   return wrapped(plan, as_tensors(run_all(PlanRun(plan, as_pieces(std::move(locals))), cause)));
 }
@@ -91,6 +93,7 @@ RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors
                        std::shared_ptr<CommWork>& work) {
   if (plan->is_local()) return run_plan(*plan, std::move(locals), cause);
   check_count(*plan, locals.size(), owned_ranks(plan->from).size());
+  ForbidWholeGather::check(*plan, cause);
   LocalGuard guard;
   PlanRun run(*plan, as_pieces(std::move(locals)));
   while (!run.done() && work == nullptr) {
@@ -130,6 +133,7 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
   for (size_t p = 0; p < locals.size(); ++p) {
     const RedistributePlan& plan = *batch.plans[p];
     check_count(plan, locals[p].size(), owned_ranks(plan.from).size());
+    ForbidWholeGather::check(plan, cause);
     runs.emplace_back(plan, as_pieces(std::move(locals[p])));
   }
   MemoryMeter& memory = batch.plans[0]->from.world().memory();

@@ -32,6 +32,7 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   }
   run_plain(info, stack);
   const at::Tensor first = torch::jit::pop(stack).toTensor();
+  if (first.layout() != c10::kStrided || first.is_quantized()) return stack.push_back(first);
   RankTensors locals;
   {
     LocalGuard guard;
@@ -45,6 +46,12 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   at::Tensor result = make_result(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
   set_unplaced(result);
   stack.emplace_back(std::move(result));
+}
+
+// torch::tensor() calls at::empty() without autograd's keys, but with the key of views; torch::empty() without either.
+bool is_in_torch_tensor() {
+  const c10::DispatchKeySet excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
+  return excluded.has_any(c10::autograd_dispatch_keyset) && !excluded.has(c10::DispatchKey::ADInplaceOrView);
 }
 
 // Nobody else sees its memory.
@@ -123,13 +130,14 @@ void write_to_both(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
 
 }  // namespace
 
-void dispatch_plain(const OpInfo& info, Stack& stack) {
+void dispatch_plain(const OpInfo& info, Stack& stack, bool within_operator) {
   const LibraryCode* code = LibraryCode::current();
   const DeviceMesh& mesh = code != nullptr ? code->mesh() : current_dispatch_scope().mesh;
   const std::string_view name = info.name;
-  const bool is_filled_by_hand = name.rfind("aten::empty", 0) == 0 && !(mesh.defined() && mesh.world().is_meta());
-  const bool keeps_plain = is_filled_by_hand || name.rfind("aten::", 0) != 0;
-  if (!mesh.defined() || !info.makes_tensor || keeps_plain) return run_plain(info, stack);
+  if (!mesh.defined() || !info.makes_tensor || name.rfind("aten::", 0) != 0) return run_plain(info, stack);
+  const bool may_be_filled_by_pointer = code != nullptr || within_operator || in_backward() || is_in_torch_tensor();
+  if (name.rfind("aten::empty", 0) == 0 && may_be_filled_by_pointer && !mesh.world().is_meta())
+    return run_plain(info, stack);
   make_replicated(info, mesh, stack);
 }
 

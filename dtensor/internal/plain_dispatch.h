@@ -10,9 +10,10 @@ namespace dtensor {
 
 // No argument is distributed. Inside a MeshScope, or in the code of a composite operator with distributed arguments
 // (library_code.h), a factory makes a replicated tensor on the scope's (the arguments') mesh (random ones draw once, so
-// that all ranks agree); everything else runs as if this library were not there. `empty` stays plain: code that fills
-// it through data_ptr (torch::tensor({...})) must go on working.
-void dispatch_plain(const OpInfo& info, torch::jit::Stack& stack);
+// that all ranks agree); everything else runs as if this library were not there. `empty` makes a distributed tensor for
+// the user alone, not for torch::tensor({...}) and not for the code of operators (`within_operator`: of this
+// library's), which fill it through a pointer.
+void dispatch_plain(const OpInfo& info, torch::jit::Stack& stack, bool within_operator);
 
 // Writes to a plain tensor with distributed arguments, which are gathered. Autograd's formulas and composite operators
 // do that to tensors that they have just made from options (zeros(...).scatter_(...)): those become distributed,

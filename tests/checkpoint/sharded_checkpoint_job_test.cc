@@ -3,11 +3,16 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <stdexcept>
+#include <thread>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/sharded/manifest.h"
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/processes/job_world.h"
@@ -130,6 +135,36 @@ TEST_CASE("an asynchronous save of a job") {
   CHECK(full_tensor(tensors.at("rows"))[0][0].item<double>() == 2);
   pending.wait();
   check_holds(path, 1);
+}
+
+TEST_CASE("a job that polls: all processes get the same answer in the same step, also where one writes slowly") {
+  const std::string path = folder("polled");
+  SaveCheckpointOptions options;
+  std::atomic<bool> may_go_on = rank() != last();
+  options.progress = [&](const CheckpointProgress&) {
+    while (!may_go_on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  PendingCheckpoint pending = save_checkpoint_async(path, contents_of(laid_out(3)), options);
+  for (int step = 0; step < 5; ++step) CHECK_FALSE(pending.try_commit());
+  may_go_on = true;
+  int64_t steps = 0;
+  while (!pending.try_commit()) ++steps;
+  CHECK(pending.try_commit());
+  check_holds(path, 3);
+  const auto counts = at::full({1}, static_cast<double>(steps));
+  CHECK(at::equal(full_tensor(from_local({counts}, mesh(), {Shard(0)})), counts.expand({job_world().size()})));
+}
+
+TEST_CASE("a job that polls: a process that cannot write is an error of all") {
+  const std::string path = folder("polled_fails");
+  SaveCheckpointOptions options;
+  if (rank() == last()) options.progress = [](const CheckpointProgress&) { throw std::runtime_error("no more disk"); };
+  PendingCheckpoint pending = save_checkpoint_async(path, contents_of(laid_out(3)), options);
+  const auto poll = [&] {
+    while (!pending.try_commit()) continue;
+  };
+  CHECK_THROWS_WITH(poll(), Contains("rank " + std::to_string(last()) + ": no more disk"));
+  CHECK_THROWS_WITH(pending.try_commit(), Contains("has ended before"));
 }
 
 }  // namespace dtensor

@@ -309,6 +309,15 @@ TEST_CASE("an asynchronous save is of the moment it began, and there once it was
     CHECK(saved() == 2);
     CHECK_THROWS_WITH(pending.wait(), Contains("before"));
   }
+  {
+    PendingCheckpoint polled = save_checkpoint_async(folder, contents_of({{"t", t}}));
+    while (!polled.try_commit()) CHECK(saved() == 2);
+    CHECK(saved() == 7);
+    CHECK(polled.try_commit());
+    CHECK_THROWS_WITH(polled.wait(), Contains("has ended before"));
+    t.sub_(5);
+    save_checkpoint(folder, contents_of({{"t", t}}));
+  }
   { const PendingCheckpoint dropped = save_checkpoint_async(folder, contents_of({{"t", t}})); }
   CHECK(saved() == 2);
   CHECK(names_in(folder).size() == 3);  // the manifest and a file of each rank: nothing is left of others
