@@ -34,7 +34,7 @@ bool open_gradient(const at::Tensor& grad, const Placements& placements) {
   const std::shared_ptr<LocalStorage> storage(
       new LocalStorage(meta.spec->mesh().world(), opened.spec->max_local_bytes()),
       Opened{grad.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr()});
-  replace_contents(grad, opened.spec, opened.locals, storage);
+  share_contents(grad, make_view(opened.spec, opened.locals, addends, 0, storage));
   return true;
 }
 

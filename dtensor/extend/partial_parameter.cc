@@ -11,9 +11,7 @@ void reduce_partial_parameter(const at::Tensor& leaf, const std::string& op) {
   if (!meta.laid_out_by_engine || !meta.spec->has_partial()) return;
   const CommCause cause{op, meta.name ? *meta.name : "parameter",
                         meta.name ? module_of(meta) : current_scope().module_path, /*implicit=*/true};
-  const at::Tensor reduced = redistribute_below_autograd(leaf, without_partials(meta.spec->placements()), cause);
-  const DTensorMeta& whole = peek_meta(reduced);
-  replace_contents(leaf, whole.spec, whole.locals, whole.storage);
+  share_contents(leaf, redistribute_below_autograd(leaf, without_partials(meta.spec->placements()), cause));
 }
 
 }  // namespace dtensor
