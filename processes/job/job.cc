@@ -114,8 +114,7 @@ void Job::end(const std::vector<GroupCalls>& groups) noexcept {
     if (!may_exit_with_0()) return;
     end_calls(*state_, groups);
     if (!decides_exit_status_ || !state_->failed() || state_->is_told()) return;
-    std::fprintf(stderr,
-                 "[dtensor] error: rank %d ends with status 1 where it would end with 0, as the job has failed: %s\n",
+    std::fprintf(stderr, "[dtensor] error: rank %d must not end with status 0, as the job has failed: %s\n",
                  static_cast<int>(rank()), state_->failure_text().c_str());
     deny_exit_with_0();
   } catch (const std::exception&) {
