@@ -7,6 +7,7 @@
 
 #include "comm/block_copy.h"
 #include "comm/communicator.h"
+#include "dtensor/extend/plain_beside_distributed.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
@@ -96,6 +97,8 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& given_m
                              std::optional<int64_t> source_rank) {
   TORCH_CHECK_VALUE(given_mesh.defined(), "[distribute_tensor] no mesh");
   TORCH_CHECK(tensor.defined(), "[distribute_tensor] the tensor is undefined");
+  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_nested(), "[distribute_tensor] a nested tensor cannot be distributed. ",
+                              kInPlaceOfNested);
   // What has no data is laid out over the mesh, and still has none.
   const DeviceMesh mesh = tensor.is_meta() && given_mesh.world().has_data() ? given_mesh.meta() : given_mesh;
   const auto to = checked_placements(placements.empty() ? all_replicate(mesh) : placements, mesh, tensor.dim(),

@@ -163,13 +163,16 @@ void split_locally(const LocalCall& call, torch::jit::Stack& stack) {
 
 // ------------------------------------------------------------ cat
 
-// All inputs in blocks of the size that the first sharded one has.
+// All inputs in blocks of the size that the first sharded one has. Those that cat() skips are whole.
 std::optional<DimStrategy> cat_strategy(const OpCall& call, int64_t mesh_dim) {
-  const Spec& first = *call.inputs[0];
-  const int64_t dim = wrap_dim(call.get_int("dim"), first.ndim());
+  const auto first =
+      std::find_if(call.inputs.begin(), call.inputs.end(), [](auto& s) { return !is_skipped_by_cat(*s); });
+  if (first == call.inputs.end()) return std::nullopt;
+  const int64_t dim = wrap_dim(call.get_int("dim"), (*first)->ndim());
   std::optional<Blocks> blocks;
   for (const SpecPtr& input : call.inputs) {
-    if (input->ndim() != first.ndim()) return std::nullopt;  // of nothing, as cat() allows
+    if (is_skipped_by_cat(*input)) continue;
+    if (input->ndim() != (*first)->ndim()) return std::nullopt;
     for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
       if (m != mesh_dim && input->placements()[m].is_sharded_on(dim)) return std::nullopt;
     }
@@ -182,6 +185,10 @@ std::optional<DimStrategy> cat_strategy(const OpCall& call, int64_t mesh_dim) {
   DimStrategy strategy;
   int64_t count = 0;
   for (const SpecPtr& input : call.inputs) {
+    if (is_skipped_by_cat(*input)) {
+      strategy.inputs.push_back(Replicate());
+      continue;
+    }
     const int64_t size = input->sizes()[dim];
     if (size == 0 || size % blocks->size != 0) return std::nullopt;
     strategy.inputs.push_back(in_blocks(dim, size / blocks->size));
@@ -225,6 +232,8 @@ void split_at_borders(OpRule& rule) {
   add_strategy(rule, split_strategy);
   rule.local = split_locally;
 }
+
+bool is_skipped_by_cat(const Spec& input) { return input.ndim() == 1 && input.sizes()[0] == 0; }
 
 void cat_at_borders(OpRule& rule) { add_strategy(rule, cat_strategy); }
 

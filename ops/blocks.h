@@ -15,6 +15,8 @@ void slice_at_borders(OpRule& rule);
 void slice_backward_at_borders(OpRule& rule);
 void split_at_borders(OpRule& rule);
 void cat_at_borders(OpRule& rule);
+// An empty list of numbers: cat() joins it with tensors of any shape, and it counts for nothing.
+bool is_skipped_by_cat(const Spec& input);
 // What reads the halves of a dim of `self` beside each other, as glu() does: every rank its part of both halves.
 void halves_beside_each_other(OpRule& rule);
 

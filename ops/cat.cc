@@ -13,18 +13,17 @@ void pass_together(FactorRule& rule) {
   pass_all_partials(rule, all);
 }
 
-// An empty list of numbers joins tensors of any shape, and counts for nothing.
-bool is_skipped(const Spec& s) { return s.ndim() == 1 && s.sizes()[0] == 0; }
-
 FactorRule cat(const OpCall& call) {
-  int64_t ndim = 1;
+  int64_t ndim = 1, joined = 0;
   for (const SpecPtr& s : call.inputs) {
-    if (!is_skipped(*s)) ndim = s->ndim();
+    if (is_skipped_by_cat(*s)) continue;
+    ndim = s->ndim();
+    ++joined;
   }
   OutputDims dims = same_dims(ndim);
-  dims.at(wrap_dim(call.get_int("dim"), ndim)) = kNoFactor;
+  if (joined > 1) dims.at(wrap_dim(call.get_int("dim"), ndim)) = kNoFactor;  // one alone is copied
   FactorRule rule;
-  for (const SpecPtr& s : call.inputs) rule.inputs.push_back(is_skipped(*s) ? OutputDims{kNoFactor} : dims);
+  for (const SpecPtr& s : call.inputs) rule.inputs.push_back(is_skipped_by_cat(*s) ? OutputDims{kNoFactor} : dims);
   rule.outputs = {dims};
   pass_together(rule);
   return rule;

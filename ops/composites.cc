@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "dtensor/extend/op_info.h"
+#include "dtensor/extend/plain_beside_distributed.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
@@ -107,11 +108,22 @@ void refuse_sparse(const c10::OperatorHandle& op, Stack&) {
                               "sparse = false, and gather() with sparse_grad = false.");
 }
 
+// Lists of tensors of unequal sizes.
+void refuse_nested(const c10::OperatorHandle& op, Stack&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(), ": works on nested tensors, which cannot be distributed. ",
+                              kInPlaceOfNested);
+}
+
 }  // namespace
 
 const RuleFamily composites_handlers("composites", [](RuleRegistry& registry) {
   for (const char* op : {"aten::embedding_sparse_backward", "aten::_gather_sparse_backward"})
     registry.add_handler(op, refuse_sparse);
+  for (const char* op : {"aten::_nested_tensor_from_tensor_list", "aten::_nested_tensor_from_mask",
+                         "aten::_nested_tensor_from_mask_left_aligned", "aten::_nested_from_padded",
+                         "aten::_nested_from_padded_and_nested_example", "aten::_nested_view_from_buffer",
+                         "aten::_nested_view_from_jagged"})
+    registry.add_handler(op, refuse_nested);
   registry.add_handler("aten::tensor_split.tensor_indices_or_sections", tensor_split);
   registry.add_handler("aten::max_pool1d", max_pool1d);
   registry.add_handler("aten::vander", vander);

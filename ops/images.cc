@@ -116,6 +116,14 @@ constexpr Interpolation kInterpolations[] = {
 };
 constexpr const char* kInterpolated[] = {"ncW->ncQ", "ncHW->ncPQ", "ncDHW->ncOPQ"};
 
+// ATen's meta kernels refuse some batches of nothing, which its kernels take.
+OutputMetas interpolated_metas(const OpCall& call) {
+  const at::Tensor self = meta_tensor(*call.input("self"));
+  std::vector<int64_t> sizes = self.sizes().slice(0, 2).vec();
+  for (const int64_t size : *call.get_ints("output_size")) sizes.push_back(size);
+  return metas_of({self.new_empty(sizes).contiguous(self.suggest_memory_format())});
+}
+
 }  // namespace
 
 // _pad_circular(self, pad), above autograd: ATen's own code fills memory piece by piece. The last dim's padding comes
@@ -153,7 +161,7 @@ const RuleFamily image_rules("images", [](RuleRegistry& registry) {
   for (const Interpolation& op : kInterpolations) {
     const std::string name = std::string("aten::") + op.op;
     const char* equation = kInterpolated[op.dims - 1];
-    add_core_dims(registry, {name, equation, "self"});
+    add_core_dims(registry, {.op = name, .equation = equation, .linear = "self", .metas = interpolated_metas});
     add_core_dims(registry, {name + "_backward", equation, "grad_output", "input_size"});
   }
 });

@@ -32,6 +32,12 @@ bool is_mask(const c10::IValue& v) {
   return dtype == c10::ScalarType::Bool || dtype == c10::ScalarType::Byte;
 }
 
+// As LibTorch warns of them.
+void warn_of_bytes(const at::Tensor& mask) {
+  if (mask.scalar_type() != c10::ScalarType::Byte) return;
+  TORCH_WARN("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.");
+}
+
 // One index list per dim of each mask.
 c10::List<std::optional<at::Tensor>> without_masks(const at::Tensor& self, at::ArrayRef<c10::IValue> indices) {
   c10::List<std::optional<at::Tensor>> result;
@@ -41,6 +47,7 @@ c10::List<std::optional<at::Tensor>> without_masks(const at::Tensor& self, at::A
       continue;
     }
     const at::Tensor mask = value.toTensor();
+    warn_of_bytes(mask);
     for (int64_t d = 0; d < mask.dim(); ++d) {
       const int64_t at = static_cast<int64_t>(result.size()) + d;
       TORCH_CHECK_INDEX(at < self.dim() && mask.size(d) == self.size(at), "The shape of the mask ", mask.sizes(),
@@ -109,6 +116,18 @@ void write_through(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(self);
 }
 
+// where(condition, self, other), whose condition may be of bytes.
+void where(const c10::OperatorHandle& op, Stack& stack) {
+  Arguments args(op, stack);
+  if (const at::Tensor condition = args.tensor("condition"); condition.scalar_type() == c10::ScalarType::Byte) {
+    TORCH_WARN_ONCE(
+        "where received a uint8 condition tensor. This behavior is deprecated and will be removed in a future version of "
+        "PyTorch. Use a boolean condition instead.");
+    args.set("condition", condition.to(at::kBool));
+  }
+  dispatch_by_rule(op, stack);
+}
+
 }  // namespace
 
 const RuleFamily index_rules("index", [](RuleRegistry& registry) {
@@ -118,6 +137,7 @@ const RuleFamily index_rules("index", [](RuleRegistry& registry) {
   for (const char* op : {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"}) {
     registry.add_handler(op, index_put);
   }
+  registry.add_handler("aten::where.self", where);
   for (const char* op : {"aten::put_", "aten::masked_scatter_"}) registry.add_handler(op, write_through);
   for (const char* op :
        {"aten::nonzero", "aten::nonzero_static", "aten::masked_select", "aten::masked_scatter_backward",

@@ -1,11 +1,15 @@
 // Decompositions, inverses, systems of equations and functions of matrices: every matrix whole, batches of them may be
 // split, and so may the right hand sides of one system.
 #include <ATen/ops/_linalg_check_errors.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/amax.h>
 
 #include <algorithm>
 #include <string>
 
+#include "comm/scope.h"
 #include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/core_dims.h"
@@ -87,11 +91,19 @@ CoreDims cross_dims(const OpCall& call) {
   return dims;
 }
 
-// Says of which matrix of a batch a computation failed: all ranks must come to the same, so all look at all of them.
+// Says of which matrix of a batch a computation failed, on all ranks alike, so that a program may catch it: whether any
+// matrix failed is one number, which is reduced where ranks share the batch. Only then are the codes gathered.
 void check_errors(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   Arguments args(op, stack);
   const at::Tensor info = args.tensor("info");
-  if (peek_meta(info).locals.empty()) return torch::jit::drop(stack, op.schema().arguments().size());  // no values here
+  if (info.numel() == 0) return torch::jit::drop(stack, op.schema().arguments().size());
+  const at::Tensor worst = at::amax(info.abs());
+  const at::Tensor code = redistribute_below_autograd(
+      worst, Placements(spec_of(worst)->mesh().ndim(), Replicate()),
+      {c10::toString(op.operator_name()), "info", current_scope().module_path, /*implicit=*/true});
+  const bool has_data = !peek_meta(info).locals.empty();
+  if (!has_data || plain_numbers(code, op, "info").item<int64_t>() == 0)
+    return torch::jit::drop(stack, op.schema().arguments().size());
   args.set("info", plain_numbers(info, op, "info"));
   LocalGuard guard;
   op.callBoxed(stack);

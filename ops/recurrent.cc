@@ -1,6 +1,7 @@
 // Recurrent networks: lstm, gru, rnn_tanh and rnn_relu, made of products and elementwise operators, so that a split
 // batch stays split, forward and backward. ATen's own code hands whole layers to fused kernels that know of no parts.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/linear.h>
@@ -9,6 +10,7 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tanh.h>
+#include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -17,10 +19,13 @@
 
 #include "comm/scope.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/core_dims.h"
 #include "ops/meta_tensor.h"
+#include "ops/packed_rows.h"
+#include "ops/packed_sequences.h"
 #include "ops/plain_numbers.h"
 
 namespace dtensor {
@@ -90,16 +95,34 @@ State with_batch_of(const at::Tensor& input, int64_t dim, const State& state) {
   });
 }
 
-// `input`: [length, batch, features].
-LayerResult run_padded(Cell cell, const Weights& w, const at::Tensor& input, State state, bool reverse) {
-  Tensors inputs = at::linear(input, w.input, w.input_bias).unbind(0), outputs;
-  if (reverse) std::reverse(inputs.begin(), inputs.end());
-  state = with_batch_of(input, 1, state);
-  for (const at::Tensor& x : inputs) {
-    state = step(cell, w, x, state);
-    outputs.push_back(state.h);
+// Per step, which sequences have one, as [batch, 1]; undefined: all. Nothing: all, always.
+Tensors sequences_running(const std::vector<int64_t>& sizes, const at::Tensor& input) {
+  Tensors result(sizes.size());
+  const DeviceMesh& mesh = spec_of(input)->mesh();
+  LocalGuard guard;
+  const at::Tensor sequences = at::arange(sizes.front(), input.options().dtype(at::kLong)).unsqueeze(1);
+  for (size_t t = 0; t < sizes.size(); ++t) {
+    if (sizes[t] < sizes.front()) result[t] = replicate_plain(sequences.lt(sizes[t]), mesh);
   }
-  if (reverse) std::reverse(outputs.begin(), outputs.end());
+  return result;
+}
+
+// `input`: [length, batch, features]. The state of a sequence that is not `running` stays.
+LayerResult run_padded(Cell cell, const Weights& w, const at::Tensor& input, State state, bool reverse,
+                       const Tensors& running = {}) {
+  const Tensors inputs = at::linear(input, w.input, w.input_bias).unbind(0);
+  Tensors outputs(inputs.size());
+  state = with_batch_of(input, 1, state);
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    const size_t t = reverse ? inputs.size() - 1 - k : k;
+    State next = step(cell, w, inputs[t], state);
+    if (!running.empty() && running[t].defined()) {
+      next.h = at::where(running[t], next.h, state.h);
+      if (next.c.defined()) next.c = at::where(running[t], next.c, state.c);
+    }
+    state = std::move(next);
+    outputs[t] = state.h;
+  }
   return {at::stack(outputs, 0), state};
 }
 
@@ -179,9 +202,10 @@ void recurrent(const c10::OperatorHandle& op, Stack& stack) {
   const int64_t layers = args["num_layers"].toInt(), directions = args["bidirectional"].toBool() ? 2 : 1;
   at::Tensor x = args.tensor(packed ? "data" : "input");
   std::vector<int64_t> sizes;
+  at::Tensor batch_sizes;
   if (packed) {
-    const at::Tensor numbers = plain_numbers(args.tensor("batch_sizes"), op, "batch_sizes");
-    sizes.assign(numbers.data_ptr<int64_t>(), numbers.data_ptr<int64_t>() + numbers.numel());
+    batch_sizes = plain_numbers(args.tensor("batch_sizes"), op, "batch_sizes");
+    sizes = numbers_of_rows(batch_sizes);
   }
   const Tensors hx = args["hx"].isTensor() ? Tensors{args.tensor("hx")} : args["hx"].toTensorVector();
   TORCH_CHECK(hx.size() == (network.lstm ? 2 : 1), name, ": expects ",
@@ -201,13 +225,21 @@ void recurrent(const c10::OperatorHandle& op, Stack& stack) {
   TORCH_CHECK(packed ? x.dim() == 2 && !sizes.empty() : x.dim() == 3 && x.size(0) > 0, name,
               ": Expected sequence length to be larger than 0, and an input of ", packed ? 2 : 3,
               " dims, but got one of shape ", x.sizes());
+  // Sequences that ranks share out are computed side by side: rows of the packed form mix those of all ranks.
+  const bool side_by_side = packed && splits_batch(x, batch_sizes);
+  Tensors running;
+  if (side_by_side) {
+    x = pad_packed(x, batch_sizes, static_cast<int64_t>(sizes.size()), 0);
+    running = sequences_running(sizes, x);
+  }
   for (int64_t layer = 0; layer < layers; ++layer) {
     Tensors outputs;
     for (int64_t direction = 0; direction < directions; ++direction) {
       const auto k = static_cast<size_t>(layer * directions + direction);
       const State first{h[k], c[k]};
-      const LayerResult r = packed ? run_packed(network.cell, weights[k], x, sizes, first, direction == 1)
-                                   : run_padded(network.cell, weights[k], x, first, direction == 1);
+      const LayerResult r = packed && !side_by_side
+                                ? run_packed(network.cell, weights[k], x, sizes, first, direction == 1)
+                                : run_padded(network.cell, weights[k], x, first, direction == 1, running);
       outputs.push_back(r.output);
       last_h.push_back(r.last.h);
       last_c.push_back(r.last.c);
@@ -215,6 +247,7 @@ void recurrent(const c10::OperatorHandle& op, Stack& stack) {
     x = directions == 1 ? outputs[0] : at::cat(outputs, -1);
     if (dropout != 0 && train && layer + 1 < layers) x = at::dropout(x, dropout, /*train=*/true);
   }
+  if (side_by_side) x = pack_padded(x, batch_sizes);
   stack.emplace_back(batch_first ? x.transpose(0, 1) : x);
   stack.emplace_back(at::stack(last_h, 0));
   if (network.lstm) stack.emplace_back(at::stack(last_c, 0));

@@ -14,6 +14,7 @@
 #include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_origin.h"
+#include "dtensor/extend/written_results.h"
 #include "dtensor/internal/call_inputs.h"
 #include "dtensor/internal/check_hooks.h"
 #include "dtensor/internal/gradient_way.h"
@@ -66,7 +67,9 @@ std::vector<RankTensors> run_local(const OpInfo& info, const Decision& decision,
   for (size_t r = 0; r < ranks; ++r) {
     fill_local_stack(stack, in, args, locals, r);
     if (decision.rule->local) {
+      const WrittenResults written(info, stack);
       decision.rule->local({info.op, decision.computed, decision.outputs, static_cast<int64_t>(r), in.mesh}, stack);
+      written.settle(stack);
     } else {
       info.op.callBoxed(stack);
     }
@@ -277,12 +280,14 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
 void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stack& stack) {
   const auto args = torch::jit::last(stack, info.args.size());
   note_parameters(info, args);
-  if (info.has_outs) {  // handlers give results of their own
+  if (info.has_outs) {
     if (run_functional_form(info, stack)) return;
     const Inputs in = gather_inputs(info, args);
     if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
   }
+  const WrittenResults written(info, stack);
   info.handler(op, stack);
+  written.settle(stack);
 }
 
 }  // namespace

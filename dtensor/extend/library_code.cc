@@ -76,7 +76,9 @@ bool is_expanded_number(const at::Tensor& t) {
 }  // namespace
 
 bool counts_as_number(const at::Tensor& t) {
-  return t.dim() == 0 || (t.numel() == 1 && t.device().is_cpu()) || is_expanded_number(t);
+  if (t.is_nested()) return false;
+  return t.dim() == 0 || (t.dim() == 1 && t.numel() == 0) || (t.numel() == 1 && t.device().is_cpu()) ||
+         is_expanded_number(t);
 }
 
 }  // namespace dtensor

@@ -51,7 +51,7 @@ class LibraryCode {
   std::optional<c10::impl::IncludeDispatchKeyGuard> factories_reach_us_;
 };
 
-// A plain tensor that means the same on every rank wherever it comes from: a number.
+// A plain tensor that means the same on every rank wherever it comes from: a number, or an empty list of numbers.
 bool counts_as_number(const at::Tensor& t);
 
 }  // namespace dtensor

@@ -14,8 +14,11 @@ bool may_grow(const at::Tensor& out);
 
 // Writes `result`, which `op` gave, to an out= tensor, distributed or not, and gives that. One that grows is then laid
 // out like the result; it keeps its dtype. Gives `result` itself where `out` is undefined, as for the other forms of an
-// operator. Errors: another size; a dtype that the result cannot be cast to; Partial, as for copy_().
+// operator. Errors: those of check_fits(); Partial, as for copy_().
 at::Tensor write_out(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op);
+
+// Errors: another size than that of the result, unless it may grow; a dtype that the result cannot be cast to.
+void check_fits(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op);
 
 // Runs an operator with out= tensors as its functional form, whose results are then written to them. False, and nothing
 // done: there is no such form, nothing to compute from, or an out= tensor is plain.

@@ -36,13 +36,18 @@ class DTensorImpl final : public c10::TensorImpl {
  public:
   using c10::TensorImpl::TensorImpl;
 
-  // TensorImpl's constructor makes an inference tensor inside inference mode; a view of a normal tensor must stay
-  // normal.
+  // TensorImpl's constructor makes an inference tensor inside inference mode, and a normal one outside of it; a view is
+  // what its base is.
   void match_inference_mode(const at::Tensor& base) {
-    if (!is_inference() || base.is_inference()) return;
-    key_set_ = key_set_ | (base.key_set() &
-                           (c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView)));
-    set_version_counter(c10::VariableVersion(0));
+    if (is_inference() == base.is_inference()) return;
+    const auto of_normal = c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
+    if (is_inference()) {
+      key_set_ = key_set_ | (base.key_set() & of_normal);
+      set_version_counter(c10::VariableVersion(0));
+    } else {
+      key_set_ = key_set_ - of_normal;
+      set_version_counter(c10::VariableVersion(c10::VariableVersion::DISABLED));
+    }
   }
 
   // Another handle, which no operator hears of: Tensor::data(), and what autograd saves.

@@ -10,6 +10,7 @@
 #include "dtensor/extend/out_tensor.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
+#include "dtensor/extend/written_results.h"
 #include "dtensor/internal/call_inputs.h"
 
 namespace dtensor {
@@ -47,7 +48,9 @@ void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   const LibraryCode inside(op, args);
   if (info.has_outs && run_functional_form(info, *stack)) return;
   if (info.handler != nullptr) {
+    const WrittenResults written(info, *stack);
     info.handler(op, *stack);
+    written.settle(*stack);
   } else {
     op.redispatchBoxed(keys & kBelowThatKey, stack);
   }

@@ -1,5 +1,8 @@
 // Recurrent networks: a split batch stays split, forward and backward, and nothing is exchanged.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_pack_padded_sequence.h>
+#include <ATen/ops/_pad_packed_sequence.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/gru.h>
 #include <ATen/ops/lstm.h>
 #include <ATen/ops/rand.h>
@@ -188,6 +191,55 @@ TEST_CASE("packed sequences", "[ops][recurrent]") {
         CHECK(difference(actual.grads[k], expected.grads[k]).value_or("") == "");
     }
   }
+}
+
+// [3 steps, 5 sequences, 2 features], of which these are read.
+at::Tensor lengths() { return at::tensor(std::vector<int64_t>{3, 3, 2, 1, 1}); }
+
+TEST_CASE("packing a split batch, a recurrent network on it, and padding communicate nothing", "[ops][recurrent]") {
+  const auto packed = [](bool batch_first, const std::function<Tensors(const at::Tensor&, const at::Tensor&)>& run) {
+    return [=](const Tensors& t) {
+      const at::Tensor x = batch_first ? t[0].transpose(0, 1) : t[0];
+      const auto [data, sizes] = at::_pack_padded_sequence(x, lengths(), batch_first);
+      Tensors results = run(data, sizes);
+      const auto [y, n] = at::_pad_packed_sequence(results[0], sizes, batch_first, 0.5, 4);
+      CHECK(at::equal(n, lengths()));
+      results[0] = y;
+      return results;
+    };
+  };
+  for (const bool batch_first : {false, true}) {
+    check("lstm", shapes(2, 4, 2), 2, [=](const Tensors& t) {
+      return packed(batch_first, [&](const at::Tensor& data, const at::Tensor& sizes) {
+        return tensors(at::lstm(data, sizes, {t[1], t[2]}, from(t, 3), true, 2, 0., true, false));
+      })(t);
+    });
+  }
+  Shapes both = {{3, 5, 2}, {2, 5, 3}};
+  for (int direction = 0; direction < 2; ++direction) both.insert(both.end(), {{9, 2}, {9, 3}, {9}, {9}});
+  check("gru in both directions", both, 1, [=](const Tensors& t) {
+    return packed(true, [&](const at::Tensor& data, const at::Tensor& sizes) {
+      return tensors(at::gru(data, sizes, t[1], from(t, 2), true, 1, 0., true, true));
+    })(t);
+  });
+}
+
+// What lies behind the end of a sequence is read by nobody.
+TEST_CASE("packed sequences whose padding is nan have finite results and gradients", "[ops][recurrent]") {
+  const DeviceMesh& mesh = test_meshes()[0];
+  at::Tensor values = at::rand({3, 5, 2}, at::kDouble);
+  values.select(0, 2).narrow(0, 3, 2).fill_(NAN);
+  const auto x = distribute_tensor(values, mesh, {Shard(1)}).requires_grad_();
+  const auto h = distribute_tensor(at::zeros({1, 5, 3}, at::kDouble), mesh);
+  Tensors params;
+  for (const auto& s : Shapes{{3, 2}, {3, 3}}) {
+    params.push_back(distribute_tensor(at::rand(s, at::kDouble), mesh).requires_grad_());
+  }
+  const auto [data, sizes] = at::_pack_padded_sequence(x, lengths(), false);
+  const auto [y, hy] = at::rnn_tanh(data, sizes, h, params, false, 1, 0., true, false);
+  (y.sum() + hy.sum()).backward();
+  for (const at::Tensor& t : {y, hy, x.grad(), params[0].grad(), params[1].grad()})
+    CHECK(full_tensor(t).isfinite().all().item<bool>());
 }
 
 TEST_CASE("recurrent networks say what is wrong", "[ops][recurrent]") {
