@@ -10,6 +10,7 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/factories.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "mesh/memory_meter.h"
