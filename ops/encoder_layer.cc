@@ -12,6 +12,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "dtensor/extend/library_code.h"
 #include "ops/arguments.h"
@@ -73,8 +74,8 @@ Attention attend(const std::array<at::Tensor, 3>& qkv, const at::Tensor& hidden,
     result.weights = scores.softmax(-1);
     result.context = result.weights.matmul(v);
   } else {
-    result.context =
-        at::scaled_dot_product_attention(q, k, v, hidden.defined() ? hidden.logical_not() : hidden, /*dropout_p=*/0.);
+    const auto seen = hidden.defined() ? std::optional(hidden.logical_not()) : std::nullopt;
+    result.context = at::scaled_dot_product_attention(q, k, v, seen, /*dropout_p=*/0.);
   }
   result.context = result.context.transpose(1, 2).flatten(2);
   return result;
