@@ -36,23 +36,6 @@ OpRule reduce_op(ReduceOp op, bool commutes = true) {
   });
 }
 
-// A mean over the last dim that keeps it is what its tensor is normalised with, most often beside other such numbers. A
-// Partial tensor is reduced for it, as it is for a variance: else the mean, taken before the variance, would be reduced
-// apart. In backward such means are parts of gradients, which wait.
-bool is_statistic(const OpCall& call) {
-  const int64_t last = call.inputs[0]->ndim() - 1;
-  return last >= 0 && keeps_dims(call) && reduced_dims(call) == std::vector<int64_t>{last} && !call.reads_factors_again;
-}
-
-FactorRule mean(const OpCall& call) {
-  FactorRule rule = reduction(call, 0, reduced_dims(call), keeps_dims(call), ReduceOp::kSum);
-  if (is_statistic(call)) {
-    rule.terms.clear();
-    rule.passthroughs.clear();
-  }
-  return rule;
-}
-
 int64_t numel(const Shape& shape) {
   int64_t n = 1;
   for (int64_t s : shape) n *= s;
@@ -197,7 +180,7 @@ const RuleFamily reduction_rules("reduction", [](RuleRegistry& registry) {
     registry.add(ops, rule);
   };
   add(Names{"aten::sum", "aten::sum.dim_IntList"}, reduce_op(ReduceOp::kSum));
-  add(Names{"aten::mean", "aten::mean.dim"}, factor_op(mean), nullptr, local_mean);
+  add(Names{"aten::mean", "aten::mean.dim"}, reduce_op(ReduceOp::kSum), nullptr, local_mean);
   add({"aten::nansum"}, reduce_op(ReduceOp::kSum, /*commutes=*/false), as_accumulated);
   add(Names{"aten::prod", "aten::prod.dim_int"}, reduce_op(ReduceOp::kProduct), as_accumulated);
   add(Names{"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduce_op(ReduceOp::kSum, /*commutes=*/false),
