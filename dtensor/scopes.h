@@ -24,8 +24,8 @@ struct RedistributePlan;  // plan/redistribute_plan.h
 
 // Factory functions (arange, zeros, empty, rand, ...) make replicated tensors on `mesh`, so that model code which makes
 // positions or masks in forward needs no change; random ones draw the same values on all ranks. torch::tensor({...})
-// stays plain, also after it is filled; so does at::empty() in inference mode, where torch::empty() does not. What
-// operators give of plain tensors alone is plain, too. Error (ValueError): no mesh.
+// stays plain, also after it is filled, and so does at::empty(), which LibTorch's own code fills through a pointer;
+// torch::empty() does not. What operators give of plain tensors alone is plain, too. Error (ValueError): no mesh.
 class MeshScope {
  public:
   explicit MeshScope(const DeviceMesh& mesh);

@@ -4,7 +4,6 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -78,20 +77,6 @@ void resize_as(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(self);
 }
 
-// A factory's tensor without elements has no values yet, so it may become a plain one: LibTorch's readers of files make
-// one by at::empty({0}), also inside a MeshScope, and give it the memory that they have read.
-bool becomes_plain(const at::Tensor& self) {
-  return is_dtensor(self) && peek_meta(self).is_unplaced && self.numel() == 0 && !self.requires_grad();
-}
-
-void run_on_plain(const c10::OperatorHandle& op, Stack& stack) {
-  const LocalGuard guard;
-  at::Tensor self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
-  const at::Tensor plain = at::empty({0}, self.options());
-  self.unsafeGetTensorImpl()->shallow_copy_from(plain.getIntrusivePtr());
-  op.callBoxed(stack);
-}
-
 void check_source(const c10::OperatorHandle& op, const at::Tensor& self, const at::Tensor& source) {
   if (!is_dtensor(source)) throw_plain_in_place_of("set_", self, source);
   TORCH_CHECK(is_dtensor(self), op.operator_name(), ": a plain tensor cannot share the memory of a distributed one");
@@ -103,7 +88,6 @@ void check_source(const c10::OperatorHandle& op, const at::Tensor& self, const a
 void set_from_tensor(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self"), source = args.tensor("source");
-  if (!is_dtensor(source) && becomes_plain(self)) return run_on_plain(op, stack);
   check_source(op, self, source);
   share_contents(self, at::alias(source));
   torch::jit::drop(stack, op.schema().arguments().size());
@@ -114,7 +98,6 @@ void set_from_tensor(const c10::OperatorHandle& op, Stack& stack) {
 void set_from_elements(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self"), source = args.tensor("source");
-  if (!is_dtensor(source) && becomes_plain(self)) return run_on_plain(op, stack);
   check_source(op, self, source);
   const auto sizes = args["size"].toIntVector();
   auto strides = args["stride"].toIntVector();
@@ -129,10 +112,8 @@ void set_from_elements(const c10::OperatorHandle& op, Stack& stack) {
 
 // set_(self): no elements any more.
 void set_to_nothing(const c10::OperatorHandle& op, Stack& stack) {
+  if (!op.schema().overload_name().empty()) return dispatch_by_rule(op, stack);  // a storage, which no rank has
   const at::Tensor self = Arguments(op, stack).tensor("self");
-  if (!op.schema().overload_name().empty()) {                                            // a storage
-    return becomes_plain(self) ? run_on_plain(op, stack) : dispatch_by_rule(op, stack);  // which no rank has
-  }
   share_contents(self, zeros({0}, spec_of(self)->mesh(), {}, {.dtype = self.scalar_type()}));
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(self);

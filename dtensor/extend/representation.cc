@@ -64,7 +64,6 @@ class DTensorImpl final : public c10::TensorImpl {
 
   // Asked before the data is accessed: early enough for the text, which would cost every tensor too much.
   bool has_storage() const override {
-    if (!key_set().has(kDTensorKey)) return c10::TensorImpl::has_storage();  // has become plain
     if (!explained_.load(std::memory_order_acquire)) {
       static auto* mutex = new std::mutex;
       std::lock_guard lock(*mutex);

@@ -48,10 +48,11 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   stack.emplace_back(std::move(result));
 }
 
-// torch::tensor() calls at::empty() without autograd's keys, but with the key of views; torch::empty() without either.
-bool is_in_torch_tensor() {
+// torch::empty() calls at::empty() without autograd's key and that of views. LibTorch's own code, which fills memory
+// through a pointer (torch::tensor(), readers of files), calls at::empty() with one of them.
+bool is_in_torch_empty() {
   const c10::DispatchKeySet excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
-  return excluded.has_any(c10::autograd_dispatch_keyset) && !excluded.has(c10::DispatchKey::ADInplaceOrView);
+  return excluded.has_any(c10::autograd_dispatch_keyset) && excluded.has(c10::DispatchKey::ADInplaceOrView);
 }
 
 // Nobody else sees its memory.
@@ -135,7 +136,7 @@ void dispatch_plain(const OpInfo& info, Stack& stack, bool within_operator) {
   const DeviceMesh& mesh = code != nullptr ? code->mesh() : current_dispatch_scope().mesh;
   const std::string_view name = info.name;
   if (!mesh.defined() || !info.makes_tensor || name.rfind("aten::", 0) != 0) return run_plain(info, stack);
-  const bool may_be_filled_by_pointer = code != nullptr || within_operator || in_backward() || is_in_torch_tensor();
+  const bool may_be_filled_by_pointer = code != nullptr || within_operator || in_backward() || !is_in_torch_empty();
   if (name.rfind("aten::empty", 0) == 0 && may_be_filled_by_pointer && !mesh.world().is_meta())
     return run_plain(info, stack);
   make_replicated(info, mesh, stack);
