@@ -14,6 +14,7 @@
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
+#include "dtensor/forbid_whole_gather.h"
 #include "dtensor/from_local.h"
 #include "dtensor/meta_device.h"
 #include "dtensor/optimize_layouts.h"

@@ -1,6 +1,7 @@
+#include "dtensor/forbid_whole_gather.h"
+
 #include <c10/util/Exception.h>
 
-#include "dtensor/scopes.h"
 #include "plan/redistribute_plan.h"
 #include "plan/schedule.h"
 

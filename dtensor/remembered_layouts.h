@@ -14,10 +14,8 @@
 
 namespace dtensor {
 
-constexpr int64_t kDefaultRememberedBytes = int64_t{64} << 20;
-
-// The limit per rank. 0: nothing is remembered. All ranks set the same, at the same place of the program, as it decides
-// what is communicated. Error (ValueError): a negative number.
+// The limit per rank, 64 MiB unless it is set. 0: nothing is remembered. All ranks set the same, at the same place of
+// the program, as it decides what is communicated. Error (ValueError): a negative number.
 void limit_remembered_bytes(const World& world, int64_t bytes);
 // The bytes of a rank that are in use of the limit. Of several sets of ranks: of that which uses most.
 int64_t remembered_bytes(const World& world);

@@ -9,7 +9,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,8 +18,6 @@
 #include "dtensor/extend/dispatch_scope.h"
 
 namespace dtensor {
-
-struct RedistributePlan;  // plan/redistribute_plan.h
 
 // Factory functions (arange, zeros, empty, rand, ...) make replicated tensors on `mesh`, so that model code which makes
 // positions or masks in forward needs no change; random ones draw the same values on all ranks. torch::tensor({...})
@@ -89,23 +86,6 @@ class RedistributeMemoryLimit {
 
  private:
   DispatchScopeGuard guard_;
-};
-
-// No operator gathers a tensor of more than `max_bytes` to every rank by itself, as those do that need a matrix whole
-// (solve, Cholesky, eigh, inverse); what redistribute() and full_tensor() are asked for is not limited, nor is a
-// reduction. Limits nest: the smallest holds. Backward keeps it where backward() is called inside. Errors: max_bytes <
-// 0 (ValueError); inside, before anything is sent, a gather of more (the text names operator, argument and bytes).
-class ForbidWholeGather {
- public:
-  explicit ForbidWholeGather(int64_t max_bytes = 0);
-
-  // Internal: the executor asks before it runs a plan.
-  static void check(const RedistributePlan& plan, const CommCause& cause);
-
- private:
-  class Limit;
-  std::unique_ptr<CommListener> limit_;
-  ScopeGuard guard_;
 };
 
 // Names the module that runs, for reports: paths nest, "encoder" inside "model" is "model.encoder". An empty name adds

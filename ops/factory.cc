@@ -81,9 +81,9 @@ const RuleFamily factory_rules("factory", [](RuleRegistry& registry) {
   rule.per_dim = follow;
   rule.local = make_part;
   rule.value_free = {"fill_value"};
-  const std::vector<std::string> operators = {
-      "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::empty_like",       "aten::new_zeros",
-      "aten::new_ones",   "aten::new_full",  "aten::new_empty", "aten::new_empty_strided"};
+  const std::vector<std::string> operators = {"aten::zeros_like", "aten::ones_like", "aten::full_like",
+                                              "aten::empty_like", "aten::new_zeros", "aten::new_ones",
+                                              "aten::new_full",   "aten::new_empty", "aten::new_empty_strided"};
   registry.add(operators, rule);
   for (const std::string& op : operators) registry.add_handler(op, like_twin);
 });

@@ -1,6 +1,5 @@
 #include "dtensor/extend/gradient_layout.h"
 
-#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -31,10 +30,10 @@ bool is_late(const at::Tensor& gradient) {
 
 bool has_hooks_of_user(const at::Tensor& leaf) {
   const auto& hooks = torch::autograd::impl::hooks(leaf);
-  return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
-    const auto* list = dynamic_cast<const torch::autograd::CppFunctionTensorPreHook*>(hook.get());
-    return list != nullptr ? !list->hooks_->empty() : !GradientHook::is_one(*hook);
-  });
+  const auto others =
+      std::count_if(hooks.begin(), hooks.end(), [](const auto& hook) { return !GradientHook::is_one(*hook); });
+  const auto& list = torch::autograd::impl::get_autograd_meta(leaf)->cpp_hooks_list_;  // one hook calls all of C++
+  return list == nullptr ? others > 0 : others > 1 || !list->empty();
 }
 
 // What waits, for hooks to see. One may write to it in place, as `g.clamp_(-1, 1)`, which reduces it: no other handle

@@ -327,7 +327,8 @@ void forget_after_backward(const DeviceMesh& mesh) {
   if (!remembered->begins_backward(torch::autograd::get_current_graph_task_id())) return;
   auto& engine = torch::autograd::Engine::get_default_engine();
   // Behind the callbacks that backward itself has queued: those that reduce gradients use what is remembered.
-  engine.queue_callback([&engine, remembered] { engine.queue_callback([remembered] { forget(remembered->evict(0)); }); });
+  engine.queue_callback(
+      [&engine, remembered] { engine.queue_callback([remembered] { forget(remembered->evict(0)); }); });
 }
 
 void note_whole(LocalStorage& storage, SpecPtr spec, RankTensors parts) {

@@ -4,8 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "dtensor/remembered_layouts.h"
-
 namespace dtensor {
 namespace {
 

@@ -19,6 +19,8 @@ namespace dtensor {
 
 struct LocalStorage;  // representation.h
 
+constexpr int64_t kDefaultRememberedBytes = int64_t{64} << 20;
+
 // Of the meshes with one set of ranks. Thread-safe.
 class RememberedBytes {
  public:

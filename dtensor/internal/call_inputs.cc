@@ -185,7 +185,10 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
       }
     }
   }
-  if (several_meshes) bring_to_one_mesh(info, in);
+  if (several_meshes) {
+    in.mesh = bring_to_one_mesh(
+        {info, absl::MakeSpan(in.tensors), in.args, [&](size_t k) { return arg_name(info, in, static_cast<int>(k)); }});
+  }
   // What occurs twice, itself or another view of it, would be laid out anew for one and not for the other.
   const auto memory_of_input = [](const at::Tensor& t) {
     return t.defined() && is_dtensor(t) ? peek_meta(t).storage.get() : nullptr;

@@ -7,8 +7,8 @@
 
 #include "comm/comm_work.h"
 #include "dtensor/extend/representation.h"
+#include "dtensor/forbid_whole_gather.h"
 #include "dtensor/internal/plan_run.h"
-#include "dtensor/scopes.h"
 #include "mesh/memory_meter.h"
 
 namespace dtensor {

@@ -22,22 +22,21 @@ bool contains_all(const DeviceMesh& mesh, const DeviceMesh& other) {
 }
 
 // May `t` be taken to any mesh of its world? A gradient of what was taken there comes back with dims.
-bool is_movable(const OpInfo& info, const Inputs& in, size_t k) {
+bool is_movable(const InputsOfMeshes& in, size_t k) {
   const at::Tensor& t = in.tensors[k];
-  return !info.args[in.args[k]].written && (t.dim() == 0 || (in_backward() && spec_of(t)->is_replicated()));
+  return !in.info.args[in.args[k]].written && (t.dim() == 0 || (in_backward() && spec_of(t)->is_replicated()));
 }
 
 // The mesh to use, as far as the inputs say.
-DeviceMesh mesh_of_call(const OpInfo& info, const Inputs& in) {
+DeviceMesh mesh_of_call(const InputsOfMeshes& in) {
   std::optional<size_t> first;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
-    if (!t.defined() || !is_dtensor(t) || is_movable(info, in, k)) continue;
+    if (!t.defined() || !is_dtensor(t) || is_movable(in, k)) continue;
     if (!first) first = k;
     const DeviceMesh &mesh = spec_of(t)->mesh(), &other = spec_of(in.tensors[*first])->mesh();
-    TORCH_CHECK(mesh == other, info.name, ": argument '", arg_name(info, in, static_cast<int>(k)), "' is on ",
-                with_ranks(mesh), " and argument '", arg_name(info, in, static_cast<int>(*first)), "' on ",
-                with_ranks(other),
+    TORCH_CHECK(mesh == other, in.info.name, ": argument '", in.name_of(k), "' is on ", with_ranks(mesh),
+                " and argument '", in.name_of(*first), "' on ", with_ranks(other),
                 ". All distributed arguments of an operator that have dims must share one mesh: slice one mesh, or "
                 "redistribute.");
   }
@@ -52,7 +51,7 @@ DeviceMesh mesh_of_call(const OpInfo& info, const Inputs& in) {
 }
 
 // The one of their meshes that has all of the ranks, or a new one.
-DeviceMesh mesh_over_all(const Inputs& in) {
+DeviceMesh mesh_over_all(const InputsOfMeshes& in, const World& world) {
   std::vector<int64_t> ranks;
   for (const at::Tensor& t : in.tensors) {
     if (!t.defined() || !is_dtensor(t)) continue;
@@ -65,27 +64,29 @@ DeviceMesh mesh_over_all(const Inputs& in) {
     if (t.defined() && is_dtensor(t) && spec_of(t)->mesh().ranks().size() == ranks.size()) return spec_of(t)->mesh();
   }
   const auto size = static_cast<int64_t>(ranks.size());
-  return DeviceMesh(in.mesh.world(), {size}, {"all"}, std::move(ranks));
+  return DeviceMesh(world, {size}, {"all"}, std::move(ranks));
 }
 
 }  // namespace
 
-void bring_to_one_mesh(const OpInfo& info, Inputs& in) {
-  DeviceMesh mesh = mesh_of_call(info, in);
+DeviceMesh bring_to_one_mesh(const InputsOfMeshes& in) {
+  const auto first = std::find_if(in.tensors.begin(), in.tensors.end(),
+                                  [](const at::Tensor& t) { return t.defined() && is_dtensor(t); });
+  const DeviceMesh given = spec_of(*first)->mesh();
+  DeviceMesh mesh = mesh_of_call(in);
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
     if (!t.defined() || !is_dtensor(t)) continue;
-    TORCH_CHECK(spec_of(t)->mesh().world() == in.mesh.world(), info.name, ": argument '",
-                arg_name(info, in, static_cast<int>(k)), "' is on ", with_ranks(spec_of(t)->mesh()),
-                " and another argument on ", with_ranks(in.mesh),
+    TORCH_CHECK(spec_of(t)->mesh().world() == given.world(), in.info.name, ": argument '", in.name_of(k), "' is on ",
+                with_ranks(spec_of(t)->mesh()), " and another argument on ", with_ranks(given),
                 ". Tensors of different worlds cannot be used together: make both meshes of one World.");
   }
-  if (!mesh.defined()) mesh = mesh_over_all(in);
+  if (!mesh.defined()) mesh = mesh_over_all(in, given.world());
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
     if (!t.defined() || !is_dtensor(t) || t.dim() == 0 || contains_all(spec_of(t)->mesh(), mesh)) continue;
-    TORCH_CHECK(false, info.name, ": argument '", arg_name(info, in, static_cast<int>(k)), "' is on ",
-                with_ranks(spec_of(t)->mesh()), " and another argument on ", with_ranks(mesh),
+    TORCH_CHECK(false, in.info.name, ": argument '", in.name_of(k), "' is on ", with_ranks(spec_of(t)->mesh()),
+                " and another argument on ", with_ranks(mesh),
                 ". A gradient can be taken to another mesh only if its ranks have it: redistribute it before.");
   }
   std::vector<at::Tensor> moving;
@@ -97,11 +98,11 @@ void bring_to_one_mesh(const OpInfo& info, Inputs& in) {
     numbers.push_back(k);
   }
   const std::vector<Layout> to(moving.size(), Layout(mesh, Placements(mesh.ndim(), Replicate())));
-  const CommCause cause{info.name, arg_name(info, in, static_cast<int>(numbers.front())), current_scope().module_path,
+  const CommCause cause{in.info.name, in.name_of(numbers.front()), current_scope().module_path,
                         /*implicit=*/true};
   const std::vector<at::Tensor> moved = redistribute_below_autograd(moving, to, cause);
   for (size_t n = 0; n < numbers.size(); ++n) in.tensors[numbers[n]] = moved[n];
-  in.mesh = mesh;
+  return mesh;
 }
 
 }  // namespace dtensor

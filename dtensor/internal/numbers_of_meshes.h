@@ -2,16 +2,31 @@
 // pipeline whose stages have meshes of their own. Internal.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/types/span.h"
 #include "dtensor/extend/op_info.h"
-#include "dtensor/internal/call_inputs.h"
+#include "mesh/device_mesh.h"
 
 namespace dtensor {
 
-// Brings the inputs to one mesh: that of those which have dims or are written to, or, if there is none, one over all of
-// their ranks. What comes from another mesh is replicated, in as few collectives as can be, none where its ranks have
-// it. In backward so is what has dims and is replicated on more ranks: the gradient of what was taken to them. Sets
-// `in.mesh`. Errors (c10::Error): inputs with dims on several meshes, or inputs of several worlds; the text names the
+// The inputs of a call, as Inputs of call_inputs.h.
+struct InputsOfMeshes {
+  const OpInfo& info;
+  absl::Span<at::Tensor> tensors;
+  absl::Span<const uint16_t> args;
+  std::function<std::string(size_t)> name_of;  // of the argument that input k is
+};
+
+// Brings the inputs to one mesh, and returns it: that of those which have dims or are written to, or, if there is none,
+// one over all of their ranks. What comes from another mesh is replicated, in as few collectives as can be, none where
+// its ranks have it. In backward so is what has dims and is replicated on more ranks: the gradient of what was taken to
+// them. Errors (c10::Error): inputs with dims on several meshes, or inputs of several worlds; the text names the
 // arguments, the meshes and their ranks.
-void bring_to_one_mesh(const OpInfo& info, Inputs& in);
+DeviceMesh bring_to_one_mesh(const InputsOfMeshes& in);
 
 }  // namespace dtensor

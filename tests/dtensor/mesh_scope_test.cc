@@ -9,6 +9,7 @@
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/extend/representation.h"
+#include "dtensor/forbid_whole_gather.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "observe/comm_debug_mode.h"

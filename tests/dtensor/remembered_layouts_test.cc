@@ -9,6 +9,7 @@
 
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/extend/remembered_bytes.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"

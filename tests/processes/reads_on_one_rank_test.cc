@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/extend/remembered_bytes.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
