@@ -134,7 +134,7 @@ TEST_CASE("detection: losses and parameters after Adam differ from one device by
   const double of_mesh = largest_difference(train(mesh, torch::kFloat), exact);
   const double of_one = largest_difference(train(one_device, torch::kFloat), exact);
   INFO("float64: " << in_float64 << "; float32 from float64: mesh " << of_mesh << ", one device " << of_one);
-  CHECK(exact[0] > 1.5 * exact[9]);  // it learns
+  CHECK(exact[0] > 1.2 * exact[9]);  // it learns
   CHECK(in_float64 < 1e-9);
   CHECK(of_one > 1e-6);  // float32 rounds, with or without a mesh
   CHECK(of_mesh < 10 * of_one);
