@@ -120,7 +120,8 @@ constexpr const char* kInterpolated[] = {"ncW->ncQ", "ncHW->ncPQ", "ncDHW->ncOPQ
 OutputMetas interpolated_metas(const OpCall& call) {
   const at::Tensor self = meta_tensor(*call.input("self"));
   std::vector<int64_t> sizes = self.sizes().slice(0, 2).vec();
-  for (const int64_t size : *call.get_ints("output_size")) sizes.push_back(size);
+  const std::vector<int64_t> output = *call.get_ints("output_size");
+  sizes.insert(sizes.end(), output.begin(), output.end());
   return metas_of({self.new_empty(sizes).contiguous(self.suggest_memory_format())});
 }
 

@@ -165,8 +165,8 @@ TEST_CASE("halo: a stencil of rolls moves the edges of tiles, by the formula", "
   // Step after step.
   CHECK(traffic([&] { next = rolled_stencil(rolled_stencil(next)); }) == Traffic{4, 4 * width * (tile + tile) * 4});
   CHECK(DTensor(next).placements() == Placements{Shard(0), Shard(1)});
-  // By padding and two slices per neighbour, in whichever order, one exchange with corners. It is remembered with a tile,
-  // which has 64 MiB.
+  // By padding and two slices per neighbour, in whichever order, one exchange with corners. It is remembered with a
+  // tile, which has 64 MiB.
   limit_remembered_bytes(mesh.world(), int64_t{128} << 20);
   const auto padded_stencil = [](const at::Tensor& v) {
     const at::Tensor p = at::constant_pad_nd(v, {1, 1, 1, 1});
