@@ -103,7 +103,8 @@ TEST_CASE("a fused encoder layer in every layout gives what ATen's kernel gives"
         const auto run = [&](const Tensors& t, const at::Tensor& mask) {
           return at::_transformer_encoder_layer_fwd(t[0], kFeatures, kHeads, t[1], t[2], t[3], t[4], use_gelu,
                                                     norm_first, 1e-5, t[5], t[6], t[7], t[8], t[9], t[10], t[11], t[12],
-                                                    mask, mask.defined() ? std::optional<int64_t>(1) : std::nullopt);
+                                                    mask.defined() ? std::optional(mask) : std::nullopt,
+                                                    mask.defined() ? std::optional<int64_t>(1) : std::nullopt);
         };
         // The batch; rows of the first matrix and columns of the second, as tensor parallelism has them.
         for (const bool splits_batch : {true, false}) {

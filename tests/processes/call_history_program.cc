@@ -25,8 +25,8 @@
 #include <string>
 #include <thread>
 
-#include "dtensor/extend/reduced_forms.h"
 #include "dtensor/from_local.h"
+#include "dtensor/remembered_layouts.h"
 
 namespace dtensor {
 namespace {
@@ -39,7 +39,7 @@ at::Tensor sum_of_ranks(const DeviceMesh& mesh, int64_t step) {
 bool take_step(const DeviceMesh& mesh, int64_t step, bool forgets) {
   const at::Tensor sum = sum_of_ranks(mesh, step);
   at::sin(sum);
-  if (forgets) forget_known(*peek_meta(sum).storage);
+  if (forgets) forget_remembered(mesh.world());
   const at::Tensor result = to_local(at::sin(sum) * 2)[0];
   const int64_t n = mesh.size();
   const auto whole = static_cast<double>(2 * (n * (n - 1) / 2 + n * step));
