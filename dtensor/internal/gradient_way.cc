@@ -57,6 +57,13 @@ int64_t numel(c10::IntArrayRef sizes) {
   return n;
 }
 
+// Those that travel where it is reduced: what is expanded travels as it was before.
+int64_t elements_to_reduce(const Spec& gradient) {
+  int64_t n = 1;
+  for (int64_t d = 0; d < gradient.ndim(); ++d) n *= gradient.strides()[d] == 0 ? 1 : gradient.sizes()[d];
+  return n;
+}
+
 // As those of an elementwise operator's inputs and result are, or of a view's.
 bool are_alike(c10::IntArrayRef a, c10::IntArrayRef b) {
   if (numel(a) == numel(b)) return true;
@@ -102,7 +109,7 @@ bool goes_to_parameters(const Node& from, const Spec& gradient) {
       }
     }
   }
-  return any && static_cast<double>(elements) <= kLittleMore * static_cast<double>(gradient.meta().numel());
+  return any && static_cast<double>(elements) <= kLittleMore * static_cast<double>(elements_to_reduce(gradient));
 }
 
 bool is_added_to_others(const Node& node) {

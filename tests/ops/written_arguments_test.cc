@@ -143,9 +143,6 @@ std::vector<Row> of_images() {
 std::vector<Row> of_sequences_and_losses() {
   const auto table = floats({7, 3}), scores = floats({6, 5}).log(), images = floats({2, 5, 3, 3}).log();
   const auto ids = at::tensor({1, 4, 6, 0, 2, 3}, at::kLong), offsets = at::tensor({0, 2, 4}, at::kLong);
-  const auto probabilities = floats({6, 2, 4}).log_softmax(-1),
-             targets = at::tensor({1, 2, 3, 1}, at::kLong).view({2, 2});
-  const auto lengths = at::tensor({6, 5}, at::kLong), two = at::tensor({2, 2}, at::kLong);
   const auto observed = at::rand({3, 4}, at::kFloat);
   return {
       {"aten::_embedding_bag.out", {table, ids, offsets, false, 0, false, kNone, false, -1}},
