@@ -159,12 +159,12 @@ std::vector<Row> of_sequences_and_losses() {
       {"aten::_amp_update_scale_", {at::full({1}, 8.f), at::zeros({1}, at::kInt), at::zeros({1}), 2., 0.5, int64_t{1}}},
       {"aten::_amp_foreach_non_finite_check_and_unscale_",
        {c10::List<at::Tensor>({at::full({3}, 4.f)}), at::zeros({1}), at::full({1}, 0.5f)}},
-      {"aten::_pack_padded_sequence.out", {floats({3, 2, 4}), at::tensor({3, 1}, at::kLong), false}},
   };
 }
 
 // Not called here, by the beginning of their names.
 const std::pair<const char*, const char*> kElsewhere[] = {
+    {"aten::_pack_padded_sequence", "batch sizes are plain metadata: packed_sequences_test"},
     {"aten::_ctc_loss", "what its kernels leave unwritten differs; loss_test"},
     {"aten::_amp_update_scale.out", "its functional form gives two tensors for one out="},
     {"aten::_aminmax", "deprecated; refused by name, as their out= forms have no meta kernel"},
