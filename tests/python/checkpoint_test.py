@@ -43,7 +43,8 @@ def job(folder, names):
     import torch.distributed as dist
 
     mesh = dt.init_process_mesh([int(os.environ["WORLD_SIZE"])], ["x"])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store")
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     state = {"t": dt.distribute(WHOLE, mesh, names[0]), "r": dt.distribute(WHOLE + 1, mesh, "R"), "plain": WHOLE + 2}
     dcp.save(state, checkpoint_id=f"{folder}/checkpoint")
     again = {
@@ -153,7 +154,7 @@ class Checkpoints(unittest.TestCase):
 
     def test_a_partial_tensor_is_refused_in_one_line(self):
         t = dt.distribute(WHOLE, dt.init_local_mesh([2], ["x"]), "P(sum)")
-        with self.assertRaises(Exception) as caught:
+        with self.assertRaises(BaseException) as caught:  # torch's CheckpointException is no Exception
             save({"t": t}, self.folder)
         self.assertIn("a tensor laid out as P(sum) has addends, not values", str(caught.exception))
 
