@@ -1,5 +1,6 @@
 """torch.distributed.checkpoint of distributed tensors: saved and loaded on other meshes, in other numbers of processes."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -163,6 +164,7 @@ class Checkpoints(unittest.TestCase):
             self.assertFalse(hasattr(WHOLE, name))
             self.assertTrue(hasattr(dt.distribute(WHOLE, dt.init_local_mesh([2], ["x"]), "R"), name))
 
+    @unittest.skipUnless(importlib.util.find_spec("numpy"), "torch sends objects between processes by numpy")
     def test_a_job_of_three_processes_saves_and_one_process_loads(self):
         self.assertEqual(run_job(3, self.folder, ["S(0)", "S(1)"]), [0, 0, 0])
         t = dt.distribute(torch.zeros_like(WHOLE), dt.init_local_mesh([4], ["x"]), "S(0)")
