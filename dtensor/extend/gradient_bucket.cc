@@ -30,6 +30,9 @@ class GradientBucket {
  public:
   std::shared_ptr<LateGradients> late;  // null: nothing is; guarded by Buckets::mutex
 
+  // Of a backward that fails. What waits is then added to no gradient.
+  ~GradientBucket() { undo(); }
+
   bool holds(const at::Tensor& leaf) const {
     return std::any_of(leaves_.begin(), leaves_.end(), [&](const at::Tensor& l) { return l.is_same(leaf); });
   }
@@ -45,9 +48,18 @@ class GradientBucket {
   }
 
   void reduce() {
+    if (!leaves_.empty()) reduce_together(leaves_, "gradient", /*implicit=*/true);
+    leaves_.clear();
     bytes_ = 0;
-    const std::vector<at::Tensor> leaves = std::exchange(leaves_, {});
-    if (!leaves.empty()) reduce_together(leaves, "gradient", /*implicit=*/true);
+  }
+
+  // The gradients that wait are as they were before this backward. Communicates nothing.
+  void undo() {
+    for (const at::Tensor& leaf : std::exchange(leaves_, {})) {
+      const at::Tensor& gradient = leaf.grad();
+      if (!is_dtensor(leaf) || !is_dtensor(gradient) || forget_addends(gradient)) continue;
+      if (spec_of(gradient)->placements() != spec_of(leaf)->placements()) leaf.mutable_grad() = at::Tensor();
+    }
   }
 
   void part(const at::Tensor& leaf, const at::Tensor& gradient) {
@@ -90,8 +102,13 @@ GradientBucket& current_bucket() {
   const auto bucket = std::make_shared<GradientBucket>();
   known[torch::autograd::get_current_graph_task_id()] = bucket;
   torch::autograd::Engine::get_default_engine().queue_callback([bucket] {  // and keeps it
-    if (bucket->late) bucket->late->compute_all();
-    bucket->reduce();
+    try {
+      if (bucket->late) bucket->late->compute_all();
+      bucket->reduce();
+    } catch (...) {
+      bucket->undo();
+      throw;
+    }
     bucket->part_kept();
   });
   return *bucket;

@@ -20,6 +20,17 @@ struct Opened {
 
 bool is_masked(const Placement& p) { return p.is_mask_partial(); }
 
+// What `grad` was before it was opened; null: it is not open.
+const Opened* opened_of(const at::Tensor& grad) { return std::get_deleter<Opened>(peek_meta(grad).storage); }
+
+void give_back(const at::Tensor& grad, const c10::intrusive_ptr<c10::BackendMeta>& before) {
+  const Spec& spec = *static_cast<const DTensorMeta&>(*before).spec;
+  auto* impl = grad.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides({spec.sizes().data(), spec.sizes().size()},
+                              {spec.strides().data(), spec.strides().size()});
+  impl->set_backend_meta(before);
+}
+
 }  // namespace
 
 bool open_gradient(const at::Tensor& grad, const Placements& placements) {
@@ -39,7 +50,7 @@ bool open_gradient(const at::Tensor& grad, const Placements& placements) {
 }
 
 bool close_gradient(const at::Tensor& grad, const at::Tensor& sum) {
-  const auto* opened = std::get_deleter<Opened>(peek_meta(grad).storage);
+  const Opened* opened = opened_of(grad);
   if (opened == nullptr) return false;
   const auto before = opened->before;
   const auto& was = static_cast<const DTensorMeta&>(*before);
@@ -52,11 +63,15 @@ bool close_gradient(const at::Tensor& grad, const at::Tensor& sum) {
     const LocalGuard guard;
     for (size_t r = 0; r < parts.size(); ++r) was.locals[r].copy_(parts[r]);
   }
-  auto* impl = grad.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides({wanted.sizes().data(), wanted.sizes().size()},
-                              {wanted.strides().data(), wanted.strides().size()});
-  impl->set_backend_meta(before);
+  give_back(grad, before);
   note_write(grad, "gradient");
+  return true;
+}
+
+bool forget_addends(const at::Tensor& grad) {
+  const Opened* opened = opened_of(grad);
+  if (opened == nullptr) return false;
+  give_back(grad, c10::intrusive_ptr<c10::BackendMeta>(opened->before));
   return true;
 }
 

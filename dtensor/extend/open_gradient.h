@@ -18,4 +18,8 @@ bool open_gradient(const at::Tensor& grad, const Placements& placements);
 // open, or had another layout.
 bool close_gradient(const at::Tensor& grad, const at::Tensor& sum);
 
+// Gives `grad` its memory back, with the sum that was there before it was opened. False, and nothing done: `grad` is
+// not open.
+bool forget_addends(const at::Tensor& grad);
+
 }  // namespace dtensor
