@@ -6,7 +6,7 @@
 #include <string>
 
 #include "dtensor/extend/op_info.h"
-#include "dtensor/extend/reduce_lists.h"
+#include "dtensor/extend/reduce_first.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/plain_numbers.h"

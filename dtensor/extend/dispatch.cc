@@ -11,6 +11,7 @@
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/out_tensor.h"
+#include "dtensor/extend/reduce_first.h"
 #include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_origin.h"
@@ -35,12 +36,14 @@ using Tensors = absl::InlinedVector<at::Tensor, 6>;
 
 // Partial tensors that an operator has needed reduced are read in that form from then on: what is computed of them
 // needs no reduction of its own. Views of them are taken as they are, since they share that, and so is what is written.
-void read_reduced_forms(const OpInfo& info, Inputs& in) {
+void read_reduced_forms(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inputs& in) {
   if (info.is_view) return;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     at::Tensor& t = in.tensors[k];
     if (!t.defined() || info.args[in.args[k]].written || !spec_of(t)->has_partial()) continue;
-    if (at::Tensor reduced = reduced_before(t); reduced.defined()) t = std::move(reduced);
+    at::Tensor reduced = reduced_before(t);
+    if (!reduced.defined() && is_used_beside(info, args, t)) reduced = reduce_first(info, in.args[k], t);
+    if (reduced.defined()) t = std::move(reduced);
   }
 }
 
@@ -320,7 +323,7 @@ void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
   if (in.copied_views) check_writes(info, in);
   if (!resolved->rule) return run_without_rule(info, in, stack);
-  read_reduced_forms(info, in);
+  read_reduced_forms(info, torch::jit::last(stack, info.args.size()), in);
   note_context(info, in);
   run_rule(info, *resolved, in, stack);
 }

@@ -1,10 +1,12 @@
-#include "dtensor/extend/reduce_lists.h"
+#include "dtensor/extend/reduce_first.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "comm/scope.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
@@ -52,7 +54,9 @@ std::vector<at::Tensor> reduced_together(const OpInfo& info, c10::ArrayRef<Eleme
   in.slots.resize(info.args.size());
   for (const Element& element : elements) {
     ArgSlot& slot = in.slots[element.arg];
-    if (slot.count++ == 0) slot = {ArgSlot::Kind::kTensorList, static_cast<int>(in.tensors.size()), 1};
+    const bool is_list = info.args[element.arg].kind == OpInfo::Arg::Kind::kTensorList;
+    const auto kind = is_list ? ArgSlot::Kind::kTensorList : ArgSlot::Kind::kTensor;
+    if (slot.count++ == 0) slot = {kind, static_cast<int>(in.tensors.size()), 1};
     in.tensors.push_back(element.tensor);
     in.args.push_back(static_cast<uint16_t>(element.arg));
     const SpecPtr& spec = spec_of(element.tensor);
@@ -93,6 +97,20 @@ void reduce_lists(const OpInfo& info, torch::jit::Stack& stack) {
   for (size_t a = 0; a < lists.size(); ++a) {
     if (!lists[a].empty()) stack[base + a] = std::move(lists[a]);
   }
+}
+
+bool is_used_beside(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const at::Tensor& t) {
+  if (in_backward() || !is_sum(t)) return false;
+  const auto keepdim = info.op.schema().argumentIndexWithName("keepdim");
+  return keepdim && args[*keepdim].isBool() && args[*keepdim].toBool();
+}
+
+at::Tensor reduce_first(const OpInfo& info, size_t arg, const at::Tensor& t) {
+  const SpecPtr& spec = spec_of(t);
+  const auto plan =
+      cached_plan_within(spec, without_partials(spec->placements()), current_dispatch_scope().limits);
+  if (!plan || !will_remember(t, *plan)) return {};
+  return reduced_together(info, Element{arg, 0, t}).front();
 }
 
 }  // namespace dtensor

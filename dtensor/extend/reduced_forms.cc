@@ -407,6 +407,11 @@ ReducedForm choose_move(const at::Tensor& t, std::shared_ptr<const RedistributeP
   return moving;
 }
 
+bool will_remember(const at::Tensor& t, const RedistributePlan& plan) {
+  const DTensorMeta& meta = peek_meta(t);
+  return may_remember(*meta.storage) && is_worth_remembering(*meta.spec, plan);
+}
+
 RankTensors finish_move(const at::Tensor& t, const Placements& to, ReducedForm moved) {
   const DTensorMeta& meta = peek_meta(t);
   RankTensors result = parts_of(moved, t, meta, to);

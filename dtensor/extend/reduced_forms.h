@@ -66,6 +66,8 @@ std::optional<RankTensors> find_known(const at::Tensor& t, const RedistributePla
 ReducedForm choose_move(const at::Tensor& t, std::shared_ptr<const RedistributePlan> plan);
 // Will `t` after `plan` be known when `moving`, chosen for `of`, has moved?
 bool will_tell(const ReducedForm& moving, const at::Tensor& of, const at::Tensor& t, const RedistributePlan& plan);
+// Will `t` after `plan` be remembered?
+bool will_remember(const at::Tensor& t, const RedistributePlan& plan);
 // What `t` is in the layout `to` when that has moved, which is remembered where that is the rule.
 RankTensors finish_move(const at::Tensor& t, const Placements& to, ReducedForm moved);
 

@@ -160,7 +160,7 @@ std::optional<Shape> broadcast_sizes(const Inputs& in, const Spec& gradient) {
 
 SpecPtr layout_to_wait_in(const OpInfo& info, const Inputs& in) {
   const bool casts = info.name == "aten::_to_copy";
-  if ((!casts && !info.op.hasTag(at::Tag::pointwise)) || !may_wait_in_bucket()) return nullptr;
+  if (info.is_view || !may_wait_in_bucket()) return nullptr;
   const Spec* gradient = partial_gradient(info, in);
   const auto node = torch::autograd::get_current_node();
   if (gradient == nullptr || !node) return nullptr;
