@@ -17,6 +17,10 @@ int64_t bytes_of(const Shape& sizes, c10::ScalarType dtype) {
   return bytes;
 }
 
+bool shards(const Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_sharded(); });
+}
+
 }  // namespace
 
 bool returns_view(const c10::FunctionSchema& schema) {
@@ -208,12 +212,16 @@ Picoseconds Pricer::begun_shards(const Strategy& s) const {
 // reduction each rank could else do the work of all.
 Picoseconds Pricer::way_back(const Strategy& s) {
   const SpecPtr& target = problem_.call.gradient_target;
-  if (!target || s.outputs.size() != 1 || !problem_.metas.tensors[0] || target->mesh() != problem_.call.mesh ||
-      target->sizes() != problem_.metas.tensors[0]->sizes)
-    return made_partials(s) + strayed(s);
-  const SpecPtr made = Spec::get(target->mesh(), s.outputs[0], *problem_.metas.tensors[0]);
+  if (!target || target->mesh() != problem_.call.mesh) return made_partials(s) + strayed(s);
   double seconds = problem_.flops ? 0 : problem_.cost->copy(bytes_read(s));
-  if (made->placements() != target->placements()) {
+  for (size_t o = 0; o < s.outputs.size(); ++o) {
+    const auto& meta = problem_.metas.tensors[o];
+    if (!meta) continue;
+    // The target is a layout of one of several gradients, and of the others, too, if it shards nothing.
+    const bool can_be = target->sizes() == meta->sizes || (s.outputs.size() > 1 && !shards(target->placements()));
+    if (!can_be) return made_partials(s) + strayed(s);
+    const SpecPtr made = Spec::get(target->mesh(), s.outputs[o], *meta);
+    if (made->placements() == target->placements()) continue;
     const auto plan = cached_plan_within(made, target->placements(), problem_.limits);
     if (!plan) return kNever;
     seconds += plan->seconds;

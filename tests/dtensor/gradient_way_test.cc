@@ -101,6 +101,10 @@ TEST_CASE("way of gradients: weights made of parameters are reduced at the param
       {"exponential", [](const Tensor& v, const Tensor&) { return v.exp(); }},
       {"mask", [](const Tensor& v, const Tensor&) { return v * torch::ones_like(v).tril(); }},
       {"scale", [](const Tensor& v, const Tensor& g) { return v * g.exp(); }},
+      {"positive", [](const Tensor& v, const Tensor&) { return torch::softplus(v); }},
+      {"fused weight norm", [](const Tensor& v, const Tensor& g) { return at::_weight_norm(v, g, 0); }},
+      {"triangles", [](const Tensor& v, const Tensor& g) { return v.tril() + torch::diag_embed(g.squeeze(1).exp()); }},
+      {"probabilities", [](const Tensor& v, const Tensor& g) { return v.softmax(1) * g.sigmoid(); }},
   };
   for (const auto& [name, make] : makes) {
     CAPTURE(name);
