@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "comm/scope.h"
+#include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
@@ -93,6 +94,33 @@ State with_batch_of(const at::Tensor& input, int64_t dim, const State& state) {
     }
     return redistribute_below_autograd(t, to, {"recurrent", "hx", current_scope().module_path, /*implicit=*/true});
   });
+}
+
+// Every step uses the weights of its layer. Those that are split along a mesh dim that also splits the batch are
+// brought together once, in one collective; else every step would move its state to where the weights are.
+void gather_weights(c10::ArrayRef<Weights*> layer, const at::Tensor& input, int64_t batch_dim) {
+  if (!is_dtensor(input)) return;
+  std::vector<at::Tensor*> split;
+  std::vector<Layout> whole;
+  const Spec& spec = *spec_of(input);
+  for (Weights* w : layer) {
+    for (at::Tensor* t : {&w->input, &w->hidden, &w->input_bias, &w->hidden_bias, &w->projection}) {
+      if (!t->defined() || !is_dtensor(*t) || !(spec_of(*t)->mesh() == spec.mesh())) continue;
+      Placements to = spec_of(*t)->placements();
+      for (size_t m = 0; m < to.size(); ++m) {
+        if (to[m].is_sharded() && spec.placements()[m].is_sharded_on(batch_dim)) to[m] = Replicate();
+      }
+      if (to == spec_of(*t)->placements()) continue;
+      split.push_back(t);
+      whole.emplace_back(spec.mesh(), std::move(to));
+    }
+  }
+  if (split.empty()) return;
+  Tensors weights;
+  for (const at::Tensor* t : split) weights.push_back(*t);
+  const CommCause cause{"recurrent", "weights", current_scope().module_path, /*implicit=*/true};
+  const Tensors gathered = redistribute_as(weights, whole, cause);
+  for (size_t k = 0; k < split.size(); ++k) *split[k] = gathered[k];
 }
 
 // Per step, which sequences have one, as [batch, 1]; undefined: all. Nothing: all, always.
@@ -215,7 +243,7 @@ void recurrent(const c10::OperatorHandle& op, Stack& stack) {
                 layers * directions, ", batch, hidden size], but has shape ", h.sizes());
   }
   const bool projects = network.lstm && hx[0].size(2) != hx[1].size(2);
-  const auto weights =
+  auto weights =
       weights_of(args["params"].toTensorVector(), args["has_biases"].toBool(), projects, layers * directions, name);
   torch::jit::drop(stack, op.schema().arguments().size());
 
@@ -234,6 +262,9 @@ void recurrent(const c10::OperatorHandle& op, Stack& stack) {
   }
   for (int64_t layer = 0; layer < layers; ++layer) {
     Tensors outputs;
+    std::vector<Weights*> of_layer;
+    for (int64_t d = 0; d < directions; ++d) of_layer.push_back(&weights[static_cast<size_t>(layer * directions + d)]);
+    if (!packed || side_by_side) gather_weights(of_layer, x, /*batch_dim=*/1);
     for (int64_t direction = 0; direction < directions; ++direction) {
       const auto k = static_cast<size_t>(layer * directions + direction);
       const State first{h[k], c[k]};

@@ -158,6 +158,44 @@ TEST_CASE("every rank computes its own part of the batch, from the first step on
   CHECK(difference(y, expected) == std::nullopt);
 }
 
+// Fully sharded: each step would move its state otherwise, as that is smaller than the weights.
+TEST_CASE("split weights come together once for all steps of a split batch", "[ops][recurrent]") {
+  const DeviceMesh mesh(World::local(4), {4});
+  constexpr int64_t kSteps = 28, kLayers = 2, kHidden = 6;
+  const bool both_ways = GENERATE(false, true);
+  const int64_t directions = both_ways ? 2 : 1;
+  const at::Tensor x = at::rand({kSteps, 9, 5}, at::kDouble),
+                   h = at::zeros({kLayers * directions, 9, kHidden}, at::kDouble);
+  Tensors plain, split;
+  for (int64_t k = 0; k < kLayers * directions; ++k) {
+    const int64_t inputs = k < directions ? 5 : kHidden * directions;
+    for (const std::vector<int64_t>& sizes : std::vector<std::vector<int64_t>>{
+             {4 * kHidden, inputs}, {4 * kHidden, kHidden}, {4 * kHidden}, {4 * kHidden}}) {
+      const at::Tensor w = at::rand(sizes, at::kDouble) - 0.5;
+      split.push_back(distribute_tensor(w, mesh, {Shard(0)}).requires_grad_());
+      plain.push_back(w.clone().requires_grad_());
+    }
+  }
+  const auto run = [&](const at::Tensor& input, const at::Tensor& state, const Tensors& weights) {
+    return std::get<0>(at::lstm(input, {state, state}, weights, true, kLayers, 0, true, both_ways, false));
+  };
+  const at::Tensor batch = distribute_tensor(x, mesh, {Shard(1)}), state = distribute_tensor(h, mesh);
+  CommDebugMode comm;
+  const at::Tensor y = run(batch, state, split);
+  CHECK(comm.total() == kLayers);
+  CHECK(to_string(DTensor(y).placements()) == "S(1)");
+  comm.reset();
+  y.pow(2).sum().backward();
+  CHECK(comm.total() == kLayers);
+  const at::Tensor expected = run(x, h, plain);
+  CHECK(difference(y, expected) == std::nullopt);
+  expected.pow(2).sum().backward();
+  for (size_t k = 0; k < plain.size(); ++k) {
+    CHECK(to_string(DTensor(split[k].grad()).placements()) == "S(0)");
+    CHECK(difference(split[k].grad(), plain[k].grad()) == std::nullopt);
+  }
+}
+
 TEST_CASE("both directions, and a projection", "[ops][recurrent]") {
   Shapes both = {{3, 5, 2}, {2, 5, 3}, {2, 5, 3}};
   for (int direction = 0; direction < 2; ++direction) both.insert(both.end(), {{12, 2}, {12, 3}, {12}, {12}});
