@@ -48,12 +48,12 @@ class GradientLayoutHook final : public GradientHook {
  public:
   // `before_hooks`: of the user, as the first of the leaf's hooks; else behind them, where the gradient is accumulated.
   GradientLayoutHook(const at::Tensor& leaf, bool before_hooks)
-      : leaf_(leaf.getIntrusivePtr()), before_hooks_(before_hooks) {}
+      : leaf_(leaf.unsafeGetTensorImpl()), before_hooks_(before_hooks) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
-    const auto impl = leaf_.lock();
-    if (!impl || grads.empty() || !grads[0].defined()) return grads;
-    const at::Tensor leaf = at::Tensor::wrap_tensor_impl(impl);
+    if (grads.empty() || !grads[0].defined()) return grads;
+    using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+    const at::Tensor leaf = at::Tensor::wrap_tensor_impl(Impl::unsafe_reclaim_from_nonowning(leaf_));
     if (!is_dtensor(leaf)) return grads;
     forget_after_backward(spec_of(leaf)->mesh());
     auto result = grads;
@@ -86,7 +86,9 @@ class GradientLayoutHook final : public GradientHook {
     return redistribute_as(at::TensorList(&gradient, 1), c10::ArrayRef<Layout>(home), cause)[0];
   }
 
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> leaf_;
+  // The hook is the leaf's own, or of the node that holds it. A weak pointer would keep Python from swapping the leaf
+  // with another tensor (torch.utils.swap_tensors).
+  c10::TensorImpl* leaf_;
   const bool before_hooks_;
 };
 

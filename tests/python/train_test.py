@@ -593,6 +593,27 @@ class HelperTest(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "no data to save"):
             torch.save(d, io.BytesIO())
 
+    def test_swap_tensors(self):
+        linear = nn.Linear(6, 4)
+        torch.utils.swap_tensors(linear.weight, nn.Parameter(dt.distribute(linear.weight.data, self.mesh, "S(0)R")))
+        linear.bias.data = dt.distribute(linear.bias.data, self.mesh, "RR")
+        x = dt.distribute(torch.randn(4, 6), self.mesh, "S(0)R")
+        weight = linear.weight
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        self.addCleanup(torch.__future__.set_swap_module_params_on_conversion, False)
+        linear(x).sum().backward()
+        before = dt.full_tensor(linear.weight.detach())
+        linear.to(torch.float64)  # swaps parameters that have been trained
+        self.assertIs(linear.weight, weight)
+        self.assertEqual(dt.placements(weight), "S(0)R")
+        self.assertTrue(torch.equal(dt.full_tensor(weight.detach()), before.double()))
+        linear.load_state_dict({name: t.clone() for name, t in linear.state_dict().items()})
+        linear.zero_grad()
+        linear(x.double()).sum().backward()
+        self.assertEqual(dt.placements(weight.grad), "S(0)R")
+        expected = dt.full_tensor(x).double().sum(0).expand(4, 6)
+        self.assertTrue(torch.allclose(dt.full_tensor(weight.grad), expected))
+
     def test_process_mesh(self):
         mesh = dt.init_process_mesh([1], ["tp"])  # nobody started others
         self.assertEqual(list(dt.mesh_shape(mesh)), [1])
