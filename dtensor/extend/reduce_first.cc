@@ -107,8 +107,7 @@ bool is_used_beside(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const a
 
 at::Tensor reduce_first(const OpInfo& info, size_t arg, const at::Tensor& t) {
   const SpecPtr& spec = spec_of(t);
-  const auto plan =
-      cached_plan_within(spec, without_partials(spec->placements()), current_dispatch_scope().limits);
+  const auto plan = cached_plan_within(spec, without_partials(spec->placements()), current_dispatch_scope().limits);
   if (!plan || !will_remember(t, *plan)) return {};
   return reduced_together(info, Element{arg, 0, t}).front();
 }
