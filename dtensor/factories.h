@@ -42,4 +42,10 @@ at::Tensor rand(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const
 at::Tensor randn(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements = {},
                  const FactoryOptions& options = {});
 
+// All ranks of the mesh take over the states of the default generators of its first rank: that of the CPU, from which
+// distributed tensors draw on every device, and that of the ranks' own device. What one rank alone has seeded or drawn
+// before counts no more. A world does the same when it is made. All ranks call it alike; it communicates as
+// distribute_tensor() of some kilobytes does. Nothing happens in an abstract world. Error (ValueError): no mesh.
+void share_random_state(const DeviceMesh& mesh);
+
 }  // namespace dtensor

@@ -3,7 +3,6 @@
 // split. Of no more indices than ranks every rank gets all.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/unfold_backward.h>
-#include <c10/core/AutogradState.h>
 
 #include <algorithm>
 #include <memory>
@@ -83,7 +82,6 @@ at::Tensor moved_view(const c10::OperatorHandle& op, Stack& stack, const std::ve
                       const SpecPtr& result, RankTensors locals) {
   const std::vector<c10::IValue> args(torch::jit::last(stack, op.schema().arguments().size()).vec());
   const Placements computed = whole_along(spec_of(args[0].toTensor())->placements(), cutting);
-  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);  // as dispatch() does for every view
   return make_view_of({op, args, 0, 0, computed}, result, std::move(locals), 0, /*moved=*/true);
 }
 

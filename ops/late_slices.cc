@@ -1,7 +1,5 @@
 #include "ops/late_slices.h"
 
-#include <c10/core/AutogradState.h>
-
 #include <utility>
 
 #include "dtensor/extend/dispatch_scope.h"
@@ -103,7 +101,6 @@ at::Tensor make_late_slice(LateSlice slice) {
     if (window && take_from_surroundings(base, window, cause, into)) return;
     fetch_slice(*plan, base, selected_dim, cause, into);
   };
-  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);  // as dispatch() does for every view
   const std::vector<c10::IValue> args{root.tensor};
   return make_view_of({slice.op, args, 0, 0, std::move(computed), read}, slice.view, std::move(parts), offset,
                       /*moved=*/true);

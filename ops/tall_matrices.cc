@@ -18,10 +18,13 @@
 #include <utility>
 #include <vector>
 
+#include "comm/scope.h"
 #include "dtensor/extend/dispatch.h"
+#include "dtensor/extend/report_flops.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/rank_summaries.h"
+#include "plan/largest_part.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {
@@ -72,6 +75,27 @@ at::Tensor column_major_of(const DeviceMesh& mesh, const Placements& placements,
   int64_t stride = strides[n] * std::max<int64_t>(sizes[n], 1);
   for (size_t d = m; d-- > 0; stride *= std::max<int64_t>(sizes[d], 1)) strides[d] = stride;
   return make_dtensor(Spec::get(mesh, placements, TensorMeta{sizes, strides, dtype}), std::move(locals));
+}
+
+double householder_and_q(int64_t m, int64_t n) {
+  const auto rows = static_cast<double>(m), columns = static_cast<double>(n);
+  return 4 * columns * columns * (rows - columns / 3);
+}
+
+// Each rank decomposes its rows and the triangles of all, and multiplies the one Q by its part of the other.
+void report_work(const c10::OperatorHandle& op, const Spec& spec, int64_t ranks) {
+  const Shape part = largest_part(spec.sizes(), spec.mesh().shape(), spec.placements());
+  const int64_t m = spec.sizes()[part.size() - 2], n = part.back(), own = part[part.size() - 2];
+  const double products = 2. * static_cast<double>(own) * static_cast<double>(n) * static_cast<double>(n);
+  const double of_rank =
+      householder_and_q(std::max(own, n), n) + householder_and_q(std::max(ranks * std::min(own, n), n), n) + products;
+  double own_batch = 1, batch = 1;
+  for (size_t d = 0; d + 2 < part.size(); ++d) {
+    own_batch *= static_cast<double>(part[d]);
+    batch *= static_cast<double>(spec.sizes()[d]);
+  }
+  report_flops(c10::toString(op.operator_name()), current_scope().module_path, spec.mesh(), own_batch * of_rank,
+               batch * householder_and_q(m, n));
 }
 
 struct QR {
@@ -143,6 +167,7 @@ std::optional<QR> tall_qr(const c10::OperatorHandle& op, const at::Tensor& self)
                            : column_major(at::matmul(
                                  it->second, inner.narrow(-2, own_place, it->second.size(-1)) * signs.unsqueeze(-2)));
   }
+  report_work(op, spec, ranks);
   Shape square = spec.sizes();
   square[static_cast<size_t>(rows)] = n;
   return QR{column_major_of(spec.mesh(), spec.placements(), spec.sizes(), self.scalar_type(), std::move(q)),

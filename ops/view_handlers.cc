@@ -6,7 +6,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/AutogradState.h>
 
 #include <algorithm>
 
@@ -131,7 +130,6 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
     stack.emplace_back(at::alias(self));
     return;
   }
-  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);  // as dispatch() does for every view
   if (self.sizes() == size && offset == self.storage_offset() && same_steps(size, self.strides(), stride)) {
     const DTensorMeta& meta = memory_of(self);
     const TensorMeta named{Shape(size.begin(), size.end()), Shape(stride.begin(), stride.end()), self.scalar_type()};

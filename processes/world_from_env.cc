@@ -120,20 +120,20 @@ int64_t count_visit(BoundedStore& store, const std::string& key, int64_t rank, i
   TORCH_CHECK(false, "World::from_env: ", error);
 }
 
-// All ranks draw on from where the random numbers of rank 0 are: what is to be the same everywhere would differ where
-// programs, or their parts, were seeded differently.
-void share_random_state(Job& job) {
+// All ranks draw on from where the random numbers of rank 0 are, on the CPU and on their own device: what is to be the
+// same everywhere would differ where programs, or their parts, were seeded differently.
+void share_random_state(Job& job, c10::Device device, const std::string& key) {
   const Activity activity{"random state", 1, "the random state of rank 0"};
-  at::Generator generator = at::globalContext().defaultGenerator(c10::DeviceType::CPU);
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   std::lock_guard lock(generator.mutex());
   const at::Tensor state = generator.get_state();
   const auto bytes = static_cast<size_t>(state.numel());
   if (job.rank() == 0) {
     const uint8_t* data = state.const_data_ptr<uint8_t>();
-    return job.store()->set("random", std::vector<uint8_t>(data, data + bytes));
+    return job.store()->set(key, std::vector<uint8_t>(data, data + bytes));
   }
-  job.wait_until(activity, {0}, [&] { return job.store()->check({"random"}); });
-  const std::vector<uint8_t> first = job.store()->get("random");
+  job.wait_until(activity, {0}, [&] { return job.store()->check({key}); });
+  const std::vector<uint8_t> first = job.store()->get(key);
   TORCH_CHECK(first.size() == bytes, "World: rank 0 has a random state of ", first.size(), " bytes, rank ", job.rank(),
               " one of ", bytes, "; start all ranks with the same LibTorch");
   std::copy(first.begin(), first.end(), state.mutable_data_ptr<uint8_t>());
@@ -143,7 +143,8 @@ void share_random_state(Job& job) {
 World make_world(std::shared_ptr<Job> job, const DeviceChoice& choice, c10::intrusive_ptr<c10d::ProcessGroup> group) {
   job->decide_exit_status();
   job->one_host();  // waits for all
-  share_random_state(*job);
+  share_random_state(*job, c10::DeviceType::CPU, "random");
+  if (!choice.device.is_cpu()) share_random_state(*job, choice.device, "random/device");
   const int64_t rank = job->rank(), size = job->size();
   std::string name = c10::str("processes(", size, ", rank ", rank, ", ", choice.backend, ", ", choice.device, ")");
   auto communicator = make_c10d_communicator(job, choice.backend, choice.device, std::move(group));

@@ -1,6 +1,5 @@
 #include "dtensor/extend/dispatch.h"
 
-#include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -272,7 +271,6 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs
       if (in.tensors[k].defined()) note_write(in.tensors[k], info.name);
     }
   }
-  if (info.is_view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
 
   Stack results;
   push_results(info, *decision, in, std::move(outputs), args, results);

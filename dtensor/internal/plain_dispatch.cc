@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "comm/scope.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/library_code.h"
@@ -93,6 +95,19 @@ void check_no_written_list(const OpInfo& info, c10::ArrayRef<c10::IValue> args) 
   }
 }
 
+// Is all that is distributed here what a factory made in a MeshScope, and nobody has written to since?
+bool from_factories_alone(c10::ArrayRef<c10::IValue> args) {
+  const auto fits = [](const c10::IValue& x) {
+    return !x.isTensor() || !is_dtensor(x.toTensor()) ||
+           (peek_meta(x.toTensor()).is_unplaced && spec_of(x.toTensor())->is_replicated());
+  };
+  return std::all_of(args.begin(), args.end(), [&](const c10::IValue& arg) {
+    if (!arg.isList()) return fits(arg);
+    const auto list = arg.toListRef();
+    return std::all_of(list.begin(), list.end(), fits);
+  });
+}
+
 // What `standing_in` holds is what was written to `t`.
 void take_over(const at::Tensor& t, const at::Tensor& standing_in, const OpInfo& info) {
   if (is_library_made(t)) {
@@ -144,8 +159,8 @@ void dispatch_plain(const OpInfo& info, Stack& stack, bool within_operator) {
 
 void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   TORCH_CHECK(
-      plain_is_replicated(), info.name, ": writes to a plain tensor, but other arguments are distributed on ",
-      mesh.to_string(),
+      plain_is_replicated() || from_factories_alone(torch::jit::last(stack, info.args.size())), info.name,
+      ": writes to a plain tensor, but other arguments are distributed on ", mesh.to_string(),
       ". Distribute the tensor that is written to, or gather the others with full_tensor(). The state of an optimizer "
       "is such a tensor if it was made before distribute_module(), by a step or by the constructor of Adagrad: make "
       "the optimizer after distribute_module(), and carry its state over with dtensor::save() and dtensor::load().");

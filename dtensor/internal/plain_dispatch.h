@@ -17,8 +17,9 @@ void dispatch_plain(const OpInfo& info, torch::jit::Stack& stack, bool within_op
 
 // Writes to a plain tensor with distributed arguments, which are gathered. Autograd's formulas and composite operators
 // do that to tensors that they have just made from options (zeros(...).scatter_(...)): those become distributed,
-// replicated, so that what is computed from them is. In an ImplicitReplication scope the tensor stays plain. Elsewhere
-// an error.
+// replicated, so that what is computed from them is. In an ImplicitReplication scope the tensor stays plain, and so it
+// does where it is given constants alone that factories made in a MeshScope (LibTorch's code for packed sequences
+// inverts a plain permutation by scatter_(0, permutation, arange(n))). Elsewhere an error.
 void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, torch::jit::Stack& stack);
 
 }  // namespace dtensor

@@ -1,7 +1,6 @@
 #include "dtensor/internal/replicated_dispatch.h"
 
 #include <ATen/ops/empty_strided.h>
-#include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -51,7 +50,6 @@ class ReplicatedCall {
       for (size_t r = 0; r < results.size(); ++r) run_on(r, results[r]);
     }
     bring_back();
-    if (info_.is_view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
     return global_results(results);
   }
 

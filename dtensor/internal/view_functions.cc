@@ -1,0 +1,186 @@
+// View operators, above autograd: gives each view of a distributed tensor the function that takes it again.
+//
+// Where a view or its base is written to, LibTorch's autograd takes the view of the base again, for its grad_fn: by
+// strides, which mean nothing for sharded parts, unless the view has a function of its own. LibTorch makes such
+// functions where view replay is on (c10::AutogradState), but then for plain tensors, too, and it copies the functions
+// of a whole chain of views for each view that is added to it. A function made here shares those of the view that its
+// view was taken of.
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dtensor/dispatch_key.h"
+#include "dtensor/extend/above_autograd_key.h"
+
+namespace dtensor {
+namespace {
+
+using torch::autograd::ViewFunc;
+using torch::autograd::ViewInfo;
+using torch::jit::Stack;
+
+// A view operator as it was called, and what it was called for.
+struct TakenView {
+  TakenView(std::shared_ptr<TakenView> of_view, const c10::OperatorHandle& op_called,
+            std::vector<c10::IValue> arguments, size_t index)
+      : of(std::move(of_view)), op(op_called), args(std::move(arguments)), result(index) {}
+  // One by one: a destructor that called the next one's would need a stack as long as the chain.
+  ~TakenView() {
+    std::shared_ptr<TakenView> last = std::move(of);
+    while (last && last.use_count() == 1) {
+      std::shared_ptr<TakenView> next = std::move(last->of);
+      last = std::move(next);
+    }
+  }
+  TakenView(const TakenView&) = delete;
+  TakenView& operator=(const TakenView&) = delete;
+
+  at::Tensor take(const at::Tensor& t) const {
+    Stack stack = args;
+    stack[0] = t;
+    op.callBoxed(stack);
+    return stack[0].isTensorList() ? stack[0].toTensorList().get(result) : stack[0].toTensor();
+  }
+
+  std::shared_ptr<TakenView> of;  // null: of the base
+  c10::OperatorHandle op;
+  std::vector<c10::IValue> args;  // without the tensor, the first
+  size_t result = 0;              // which of the views that the operator returns
+};
+
+class TakeAgain : public ViewFunc {
+ public:
+  explicit TakeAgain(std::shared_ptr<TakenView> view) : view_(std::move(view)) {}
+
+  at::Tensor operator()(const at::Tensor& base) const override {
+    std::vector<const TakenView*> chain;
+    for (const TakenView* v = view_.get(); v != nullptr; v = v->of.get()) chain.push_back(v);
+    at::Tensor t = base;
+    for (auto v = chain.rbegin(); v != chain.rend(); ++v) t = (*v)->take(t);
+    return t;
+  }
+
+  std::unique_ptr<ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>>,
+                                          std::optional<std::vector<at::Tensor>>) const override {
+    return std::make_unique<TakeAgain>(view_);
+  }
+
+  const std::shared_ptr<TakenView>& view() const { return view_; }
+
+ private:
+  std::shared_ptr<TakenView> view_;
+};
+
+at::Tensor refuse_to_undo(const at::Tensor& view) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "Views of distributed tensors have no function that makes the base of a view of shape ",
+                              view.sizes(), ". The base is tensor._base().");
+}
+
+// `t`, a view of something, by its strides.
+std::shared_ptr<TakenView> by_strides(const at::Tensor& t) {
+  static const auto as_strided = c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
+  return std::make_shared<TakenView>(
+      nullptr, as_strided,
+      std::vector<c10::IValue>{c10::IValue(), t.sizes().vec(), t.strides().vec(), t.storage_offset()}, 0);
+}
+
+// How `t` was taken of its base; null: it is a base. `info_of`: for backward, or for forward mode.
+template <typename InfoOf>
+std::shared_ptr<TakenView> taken(const at::Tensor& t, InfoOf info_of) {
+  const ViewInfo* info = info_of(t);
+  if (info == nullptr) return nullptr;
+  const auto* function = info->has_view_fn() ? dynamic_cast<const TakeAgain*>(&info->view_fn()) : nullptr;
+  return function != nullptr ? function->view() : by_strides(t);
+}
+
+const ViewInfo* backward_info(const at::Tensor& t) {
+  const auto* meta = torch::autograd::impl::get_view_autograd_meta(t);
+  return meta != nullptr && meta->has_bw_view() ? &meta->get_backward_view() : nullptr;
+}
+
+// Null also where it is the one for backward.
+const ViewInfo* own_forward_info(const at::Tensor& t) {
+  const auto* meta = torch::autograd::impl::get_view_autograd_meta(t);
+  return meta != nullptr && meta->has_fw_view() && !meta->shared_view_info() ? &meta->get_forward_view() : nullptr;
+}
+
+const ViewInfo* forward_info(const at::Tensor& t) {
+  const auto* meta = torch::autograd::impl::get_view_autograd_meta(t);
+  return meta != nullptr && meta->has_fw_view() ? &meta->get_forward_view() : nullptr;
+}
+
+// Autograd has no function that changes those of a view that is there. Nobody else has this one yet.
+void set_function(const ViewInfo& info, std::shared_ptr<TakenView> view) {
+  auto& changed = const_cast<ViewInfo&>(info);
+  changed.view_fn_ = std::make_unique<TakeAgain>(std::move(view));
+  changed.rev_view_fn_ = refuse_to_undo;
+}
+
+void give_function(const at::Tensor& view, size_t index, const c10::OperatorHandle& op,
+                   const std::vector<c10::IValue>& args, const at::Tensor& self) {
+  const auto take = [&](std::shared_ptr<TakenView> of) {
+    return std::make_shared<TakenView>(std::move(of), op, args, index);
+  };
+  if (const ViewInfo* info = backward_info(view)) set_function(*info, take(taken(self, backward_info)));
+  if (const ViewInfo* info = own_forward_info(view)) set_function(*info, take(taken(self, forward_info)));
+}
+
+void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  keys = keys & kBelowThatKey;
+  const size_t count = op.schema().arguments().size(), begin = stack->size() - count;
+  const at::Tensor self = (*stack)[begin].toTensor();
+  // Below autograd views are no views to it.
+  if (!is_dtensor(self) || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView))
+    return op.redispatchBoxed(keys, stack);
+  const auto given = torch::jit::last(*stack, count);
+  std::vector<c10::IValue> args(given.begin(), given.end());
+  args[0] = c10::IValue();
+  op.redispatchBoxed(keys, stack);
+  const c10::IValue& result = stack->back();
+  if (result.isTensor()) return give_function(result.toTensor(), 0, op, args, self);
+  const auto views = result.toTensorList();
+  for (size_t i = 0; i < views.size(); ++i) give_function(views.get(i), i, op, args, self);
+}
+
+// Of one tensor, and of it alone: a dual number is no view of its primal in backward.
+bool is_view_to_autograd(const c10::OperatorHandle& op) {
+  static constexpr std::array<std::string_view, 3> kOthers{"aten::detach", "aten::_make_dual", "aten::_fw_primal"};
+  const auto& schema = op.schema();
+  if (schema.arguments().empty() || schema.arguments()[0].type()->kind() != c10::TypeKind::TensorType) return false;
+  if (schema.returns().size() != 1) return false;
+  const auto* alias = schema.returns()[0].alias_info();
+  return alias != nullptr && !alias->isWrite() && op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         std::find(kOthers.begin(), kOthers.end(), schema.name()) == kOthers.end();
+}
+
+// For all of ATen's view operators, when the library is loaded.
+bool register_views() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto* registered = new std::vector<c10::RegistrationHandleRAII>;  // for the life of the process
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !is_view_to_autograd(*op)) continue;
+    registered->push_back(dispatcher.registerImpl(name, kAboveAutogradKey,
+                                                  c10::KernelFunction::makeFromBoxedFunction<&run_view>(), std::nullopt,
+                                                  nullptr, "dtensor: how views are taken again"));
+  }
+  return true;
+}
+
+const bool views_registered = register_views();
+
+}  // namespace
+}  // namespace dtensor

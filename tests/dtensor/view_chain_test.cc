@@ -1,0 +1,99 @@
+// Views of views of ... of a distributed tensor: what a chain costs, and what is written through its last.
+#include <c10/core/AutogradState.h>
+#include <torch/autograd.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include "tests/dtensor/view_pairs.h"
+
+namespace dtensor::testing {
+namespace {
+
+Tensor sliced(Tensor t, int64_t times) {
+  for (int64_t i = 0; i < times; ++i) t = t.slice(0, 1);
+  return t;
+}
+
+// Of the processor, the least of three: others may run beside it.
+double seconds_to_slice(const Tensor& t, int64_t times) {
+  double least = 0;
+  for (int run = 0; run < 3; ++run) {
+    const std::clock_t begin = std::clock();
+    sliced(t, times);
+    const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    least = run == 0 ? seconds : std::min(least, seconds);
+  }
+  return least;
+}
+
+bool has_function(const Tensor& view) {
+  return torch::autograd::impl::get_view_autograd_meta(view)->get_backward_view().has_view_fn();
+}
+
+TEST_CASE("a chain of four times as many views takes less than eight times as long") {
+  for (const Placements& placements : {Placements{Shard(0)}, Placements{Replicate()}}) {
+    for (const bool requires_grad : {false, true}) {
+      const Tensor t = distribute_tensor(torch::ones({9000}), mesh_of(2), placements).set_requires_grad(requires_grad);
+      sliced(t, 8000);  // plans
+      const double few = seconds_to_slice(t, 2000), many = seconds_to_slice(t, 8000);
+      INFO(to_string(placements) << (requires_grad ? ", requires grad: " : ": ") << few << " s, " << many << " s");
+      CHECK(many < 8 * few);
+    }
+  }
+}
+
+TEST_CASE("what is written through the last view of a long chain is seen by autograd as on one device") {
+  for (const DeviceMesh& mesh : view_meshes()) {
+    for (const Placements& placements : layouts(mesh, 1)) {
+      const auto run = [&](const Tensor& leaf, const Tensor& factor) {
+        const Tensor base = leaf * 2, before = sliced(base, 7), view = sliced(base, 40);
+        view.mul_(factor);
+        const Tensor after = sliced(base, 39);
+        (base.square().sum() + before.sum() + after.exp().sum() + view.sin().sum()).backward();
+        return std::vector<Tensor>{base.detach(), leaf.grad(), factor.grad()};
+      };
+      const Tensor values = numbers({43}) / 20, factor = torch::full({}, 1.5, torch::kDouble);
+      const auto plain = run(values.clone().requires_grad_(), factor.clone().requires_grad_());
+      const auto distributed =
+          run(distribute_tensor(values, mesh, placements).requires_grad_(),
+              distribute_tensor(factor, mesh, Placements(mesh.ndim(), Replicate())).requires_grad_());
+      INFO(mesh.to_string() << " " << to_string(placements));
+      for (size_t i = 0; i < plain.size(); ++i) CHECK(same(distributed[i], plain[i]));
+    }
+  }
+}
+
+TEST_CASE("a chain of thousands of views is written to and freed") {
+  const Tensor leaf = distribute_tensor(torch::ones({20005}), mesh_of(2)).requires_grad_();
+  Tensor base = leaf * 1;
+  Tensor view = sliced(base, 20000);
+  view.mul_(3);
+  base.sum().backward();
+  CHECK(full_tensor(leaf.grad()).sum().item<double>() == 20000 + 5 * 3);
+}
+
+TEST_CASE("plain views are what LibTorch makes them, also beside distributed ones") {
+  const Tensor distributed = distribute_tensor(torch::ones({6, 4}), mesh_of(2), {Shard(0)});
+  CHECK(has_function(distributed.slice(0, 1)));
+  CHECK(has_function(distributed.slice(1, 1)));
+  CHECK(has_function(distributed.slice(1, 1).t()));
+  CHECK(has_function(distributed.unbind(0)[3]));
+  const Tensor plain = torch::ones({6, 4});
+  CHECK_FALSE(c10::AutogradState::get_tls_state().get_view_replay_enabled());
+  CHECK_FALSE(has_function(plain.slice(0, 1)));
+  CHECK_FALSE(has_function(plain.slice(0, 1).t()));
+}
+
+// Views that split() and others return know which of them they are.
+TEST_CASE("one of several views is taken again as that one") {
+  const Pair t = make({6, 4}, mesh_of(2), {Shard(0)});
+  const auto view_again = [](const Tensor& x) {
+    const Tensor view = x.split(2, 0)[2].unbind(1)[1];
+    return torch::autograd::impl::get_view_autograd_meta(view)->get_backward_view().view_fn()(x);
+  };
+  CHECK(same(view_again(t.distributed), t.plain.split(2, 0)[2].unbind(1)[1]));
+}
+
+}  // namespace
+}  // namespace dtensor::testing
