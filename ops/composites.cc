@@ -17,6 +17,7 @@
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/plain_numbers.h"
+#include "ops/split_rows.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {
@@ -78,21 +79,33 @@ void resolve(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(lazy ? at::clone(self) : self);
 }
 
-// Above a given number of classes each rank looks at its own indices, as where rows of a table are looked up; ATen's
-// code asks for the least and the greatest of all.
+// Each rank looks at its own indices, as where rows of a table are looked up; ATen's code asks for the least and the
+// greatest of all. Where no number of classes is given, all ranks learn both in one exchange.
 void one_hot(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
-  const at::Tensor self = args.tensor("self");
-  const int64_t classes = args["num_classes"].toInt();
-  if (classes <= 0 || self.scalar_type() != at::kLong || spec_of(self)->has_partial())
+  at::Tensor self = args.tensor("self");
+  int64_t classes = args["num_classes"].toInt();
+  const bool counts = classes == -1 && self.numel() > 0;
+  if ((classes <= 0 && !counts) || self.scalar_type() != at::kLong)
     return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  at::Tensor range;
+  if (counts) {
+    range = plain_range(self, 0, op);
+  } else if (spec_of(self)->has_partial()) {
+    self = reduced(self, op, "self");
+  }
   const RankTensors parts = meta_of(self).locals;
   at::Tensor numbers;
   {
     LocalGuard guard;
+    if (counts) {
+      TORCH_CHECK(range[0][0].item<int64_t>() >= 0, "Class values must be non-negative.");
+      classes = range[0][1].item<int64_t>() + 1;
+    }
     numbers = at::arange(classes, self.options());
     for (const at::Tensor& part : parts) {
-      if (!part.is_cpu() || part.numel() == 0) continue;  // on a GPU ATen does not look, either: it would have to wait
+      // On a GPU ATen does not look, either: it would have to wait.
+      if (counts || !part.is_cpu() || part.numel() == 0) continue;
       TORCH_CHECK(part.min().item<int64_t>() >= 0, "Class values must be non-negative.");
       TORCH_CHECK(part.max().item<int64_t>() < classes, "Class values must be smaller than num_classes.");
     }

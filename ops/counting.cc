@@ -1,9 +1,6 @@
 // Sums over elements that land in bins or on a diagonal, whoever holds them: each rank counts its own, and the counts
 // are addends. And membership in a set.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/max.h>
-#include <ATen/ops/min.h>
-#include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -43,21 +40,16 @@ void count_local(const LocalCall& local, Stack& stack) {
 
 // ------------------------------------------------------------ histc, bincount
 
-// The smallest and largest element, on every rank.
-at::Tensor range_of(const c10::OperatorHandle& op, const at::Tensor& self) {
-  const at::Tensor least = plain_numbers(at::min(self), op, "self"), most = plain_numbers(at::max(self), op, "self");
-  LocalGuard guard;
-  return at::stack({least, most});
-}
-
 // histc(self, bins, min, max): the elements' own range where min and max are the same.
 void histc(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
-  const at::Tensor self = args.tensor("self");
+  at::Tensor self = args.tensor("self");
   if (self.numel() > 0 && self.is_floating_point() && args.number("min") == args.number("max")) {
-    const at::Tensor range = range_of(op, self);
-    args.set("min", range[0].item());
-    args.set("max", range[1].item());
+    const at::Tensor range = plain_range(self, 0, op);
+    LocalGuard guard;
+    args.set("min", range[0][0].item());
+    args.set("max", range[0][1].item());
+    args.set("self", self);
   }
   dispatch_by_rule(op, stack);
 }
@@ -69,15 +61,17 @@ OutputMetas histc_metas(const OpCall& call) {
 // bincount(self, weights?, minlength): the largest element says how many bins there are.
 void bincount(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
-  const at::Tensor self = args.tensor("self");
+  at::Tensor self = args.tensor("self");
   TORCH_CHECK(self.dim() == 1 && c10::isIntegralType(self.scalar_type(), /*includeBool=*/false),
               "bincount only supports 1-d non-negative integral inputs.");
   const int64_t least = args["minlength"].toInt();
   TORCH_CHECK(least >= 0, "minlength should be >= 0");
   if (self.numel() > 0) {
-    const at::Tensor range = range_of(op, self);
-    TORCH_CHECK(range[0].item<int64_t>() >= 0, "bincount only supports 1-d non-negative integral inputs.");
-    args.set("minlength", std::max(least, range[1].item<int64_t>() + 1));
+    const at::Tensor range = plain_range(self, 0, op);
+    LocalGuard guard;
+    TORCH_CHECK(range[0][0].item<int64_t>() >= 0, "bincount only supports 1-d non-negative integral inputs.");
+    args.set("minlength", std::max(least, range[0][1].item<int64_t>() + 1));
+    args.set("self", self);
   }
   dispatch_by_rule(op, stack);
 }

@@ -116,20 +116,19 @@ void count_local(const LocalCall& local, Stack& stack) {
 
 // ------------------------------------------------------------ handlers
 
-// The smallest and largest of each coordinate, one after the other.
-std::vector<double> range_of(const c10::OperatorHandle& op, const at::Tensor& self, int64_t coordinate_dims) {
-  const at::Tensor rows = coordinate_dims == 0 ? self.reshape({-1, 1}) : self.flatten(0, -2);
-  const at::Tensor least = plain_numbers(rows.amin(0), op, "self"), most = plain_numbers(rows.amax(0), op, "self");
-  LocalGuard guard;
-  const at::Tensor range = at::stack({least, most}, 1).to(at::kDouble).contiguous();
-  return {range.const_data_ptr<double>(), range.const_data_ptr<double>() + range.numel()};
-}
-
+// Where the range is not given, it is what the elements span: the smallest and largest of each coordinate, one after
+// the other.
 void set_range(const c10::OperatorHandle& op, Arguments& args, int64_t coordinate_dims) {
   const auto at = op.schema().argumentIndexWithName("range");
-  const at::Tensor self = args.tensor("self");
+  at::Tensor self = args.tensor("self");
   const bool counts = self.dim() >= coordinate_dims && self.numel() > 0;
-  if (at && args["range"].isNone() && counts) args.set("range", range_of(op, self, coordinate_dims));
+  if (!at || !args["range"].isNone() || !counts) return;
+  at::Tensor range = plain_range(self, coordinate_dims, op);
+  LocalGuard guard;
+  range = range.to(at::kDouble).contiguous();
+  args.set("self", self);
+  args.set("range",
+           std::vector<double>(range.const_data_ptr<double>(), range.const_data_ptr<double>() + range.numel()));
 }
 
 // Counts per unit of volume, of all that was counted.

@@ -69,6 +69,7 @@ Share share_of_constant(const LocalCall& local, int partial, int whole) {
     const ReduceOp op = p.reduce_op();
     if (!p.is_partial() || (op != ReduceOp::kSum && op != ReduceOp::kProduct && op != ReduceOp::kNorm2)) continue;
     if (whole >= 0 && local.inputs[whole]->placements()[d].is_partial()) continue;
+    if (!local.outputs[0]->placements()[d].is_partial()) continue;  // overwritten, not added to
     if (local.mesh.local_coordinate(local.i)[d] == 0) continue;
     return op == ReduceOp::kProduct ? Share::kOne : Share::kZero;
   }

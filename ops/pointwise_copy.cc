@@ -64,8 +64,25 @@ OpRule copy_into() {
   return rule;
 }
 
+// What is overwritten with the same on all ranks may have been of any kind, and be whole then.
+std::vector<DimStrategy> whole_of_partial(const OpCall& call, int64_t mesh_dim) {
+  if (mesh_dim < 0 || !call.inputs[0]->placements()[mesh_dim].is_partial()) return {};
+  DimStrategy s{{Replicate()}, Placements(call.inputs.size())};
+  s.inputs[0] = call.inputs[0]->placements()[mesh_dim];
+  return {s};
+}
+
+OpRule overwriting(OpRule rule) {
+  rule.per_dim = [per_dim = rule.per_dim](const OpCall& call, int64_t mesh_dim) {
+    std::vector<DimStrategy> result = whole_of_partial(call, mesh_dim), others = per_dim(call, mesh_dim);
+    result.insert(result.end(), others.begin(), others.end());
+    return result;
+  };
+  return rule;
+}
+
 OpRule fill_scalar() {
-  OpRule rule = identity();
+  OpRule rule = overwriting(identity());
   rule.value_free = value_free_scalars();
   rule.local = write_once;
   return rule;
@@ -78,8 +95,9 @@ const RuleFamily pointwise_copy_rules("pointwise_copy", [](RuleRegistry& registr
                      "aten::detach_copy", "aten::alias_copy", "aten::lift_fresh_copy", "aten::_fw_primal"},
                identity());
   registry.add("aten::_to_copy", to_copy());
-  registry.add(Names{"aten::copy", "aten::copy_", "aten::fill.Tensor"}, copy_into());
-  OpRule zero = identity();
+  registry.add(Names{"aten::copy", "aten::copy_"}, copy_into());
+  registry.add("aten::fill.Tensor", overwriting(copy_into()));
+  OpRule zero = overwriting(identity());
   zero.metas = [](const OpCall& call) { return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))}); };
   registry.add("aten::zero", zero);
   registry.add("aten::fill.Scalar", fill_scalar());

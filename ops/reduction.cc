@@ -36,6 +36,18 @@ OpRule reduce_op(ReduceOp op, bool commutes = true) {
   });
 }
 
+// A sum of what is no nan. Addends may be nan where their sum is, which then counts for nothing as a whole, so only
+// integers pass.
+OpRule nansum() {
+  OpRule of_numbers = reduce_op(ReduceOp::kSum, /*commutes=*/false), of_integers = reduce_op(ReduceOp::kSum);
+  OpRule rule = of_numbers;
+  rule.per_dim = [of_numbers, of_integers](const OpCall& call, int64_t mesh_dim) {
+    const bool integers = c10::isIntegralType(call.inputs[0]->dtype(), /*includeBool=*/true);
+    return (integers ? of_integers : of_numbers).per_dim(call, mesh_dim);
+  };
+  return rule;
+}
+
 int64_t numel(const Shape& shape) {
   int64_t n = 1;
   for (int64_t s : shape) n *= s;
@@ -95,6 +107,32 @@ void local_extreme(const LocalCall& call, torch::jit::Stack& stack) {
   if (result.numel() > 0) result.fill_(neutral(self.scalar_type(), kOfMax));
   stack.clear();
   stack.emplace_back(std::move(result));
+}
+
+// Smallest and largest elements: of a split dim minima and maxima that are yet to be compared.
+std::vector<DimStrategy> aminmax_strategies(const OpCall& call, int64_t mesh_dim) {
+  FactorRule rule = reduction(call, 0, reduced_dims(call), keeps_dims(call), ReduceOp::kMin, /*num_outputs=*/2);
+  rule.passthroughs.clear();
+  auto result = strategies(rule, call, mesh_dim);
+  for (DimStrategy& s : result) {
+    if (s.outputs[1].is_partial()) s.outputs[1] = Partial(ReduceOp::kMax);
+  }
+  return result;
+}
+
+void local_aminmax(const LocalCall& call, torch::jit::Stack& stack) {
+  const at::Tensor self = stack[0].toTensor();
+  const bool of_nothing = call.inputs[0]->meta().numel() == 0;
+  if (self.numel() > 0 || of_nothing) return call.op.callBoxed(stack);
+  const size_t outs = call.op.schema().arguments().back().is_out() ? stack.size() - 2 : 0;
+  at::Tensor results[2];
+  for (size_t k : {0, 1}) {
+    const auto sizes = call.outputs[k]->local_shape(call.i);
+    results[k] = outs > 0 ? stack[outs + k].toTensor() : at::empty(at::IntArrayRef(sizes), self.options());
+    if (results[k].numel() > 0) results[k].fill_(neutral(self.scalar_type(), /*of_max=*/k == 1));
+  }
+  stack.clear();
+  for (at::Tensor& t : results) stack.emplace_back(std::move(t));
 }
 
 // ATen's own kernel makes |x|^p first; the norm is one pass without temporaries. Negative norms of nothing have no
@@ -181,7 +219,7 @@ const RuleFamily reduction_rules("reduction", [](RuleRegistry& registry) {
   };
   add(Names{"aten::sum", "aten::sum.dim_IntList"}, reduce_op(ReduceOp::kSum));
   add(Names{"aten::mean", "aten::mean.dim"}, reduce_op(ReduceOp::kSum), nullptr, local_mean);
-  add({"aten::nansum"}, reduce_op(ReduceOp::kSum, /*commutes=*/false), as_accumulated);
+  add({"aten::nansum"}, nansum(), as_accumulated);
   add(Names{"aten::prod", "aten::prod.dim_int"}, reduce_op(ReduceOp::kProduct), as_accumulated);
   add(Names{"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduce_op(ReduceOp::kSum, /*commutes=*/false),
       as_count);
@@ -191,6 +229,10 @@ const RuleFamily reduction_rules("reduction", [](RuleRegistry& registry) {
   add({"aten::max"}, extreme<true>(), as_input);
   add({"aten::min"}, extreme<false>(), as_input);
   add({"aten::amax"}, extreme<true>());
+  OpRule both;
+  both.per_dim = aminmax_strategies;
+  both.local = local_aminmax;
+  add(Names{"aten::aminmax", "aten::_aminmax"}, std::move(both));
   add({"aten::amin"}, extreme<false>());
 });
 

@@ -90,7 +90,7 @@ const RuleFamily reduction_order_rules("reduction_order", [](RuleRegistry& regis
   };
   const Entry table[] = {
       {{"aten::max.dim", "aten::max.dim_max", "aten::min.dim", "aten::min.dim_min"}, reduce_whole(), value_and_index},
-      {{"aten::argmax", "aten::argmin", "aten::aminmax", "aten::_aminmax"}, reduce_whole(), nullptr},
+      {{"aten::argmax", "aten::argmin"}, reduce_whole(), nullptr},
       {{"aten::logsumexp"}, reduce_whole(), floating},
       {{"aten::median", "aten::nanmedian"}, reduce_whole(), as_input},
       {{"aten::median.dim", "aten::median.dim_values", "aten::nanmedian.dim", "aten::nanmedian.dim_values",

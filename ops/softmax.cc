@@ -1,17 +1,25 @@
 // Softmax along one dim. All other dims may be split freely. Where the dim itself is split over ranks (class scores of
-// a vocabulary-parallel head), it stays so: the ranks exchange one maximum and one sum per row instead of the scores.
+// a vocabulary-parallel head), it stays so: the ranks exchange one maximum and one sum per row instead of the scores,
+// in one collective.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
+#include <ATen/ops/eq.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/log.h>
+#include <ATen/ops/masked_fill.h>
 #include <ATen/ops/sum.h>
+
+#include <limits>
+#include <vector>
 
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
+#include "ops/combine_summaries.h"
 #include "ops/meta_tensor.h"
+#include "ops/moments.h"
 #include "ops/rank_summaries.h"
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
@@ -52,21 +60,53 @@ at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const cha
 
 bool is_half(c10::ScalarType t) { return t == at::kHalf || t == at::kBFloat16; }
 
+// What a rank says of its elements of a row: the largest, and the sum of the exponentials of what each is below it. A
+// part whose elements are all -inf has a sum of 0.
+SummaryRequest exponentials(int64_t dim, c10::ScalarType dtype) {
+  SummaryRequest request;
+  request.dims = {dim};
+  request.dtypes = {dtype, dtype};
+  request.count = [dim](const Part& part) { return num_elements(part, {dim}) > 0 ? 1 : 0; };
+  request.summarize = [dim](const at::Tensor& local, const Part&, int64_t) {
+    const at::Tensor largest = local.amax({dim}, true);
+    const at::Tensor base = largest.masked_fill(largest == -std::numeric_limits<double>::infinity(), 0);
+    return std::vector<at::Tensor>{largest, (local - base).exp_().sum({dim}, true)};
+  };
+  return request;
+}
+
+// The largest element of the whole row, and the sum for it.
+Combination combined_exponentials(c10::ScalarType dtype) {
+  Combination combination;
+  combination.dtypes = {dtype, dtype};
+  combination.combine = [](const auto& columns, const auto&, const auto&) {
+    const at::Tensor largest = columns[0].amax(0);
+    return std::vector<at::Tensor>{largest, ((columns[0] - largest).exp_() * columns[1]).sum(0)};
+  };
+  return combination;
+}
+
 // _softmax, _log_softmax(self, dim, half_to_float).
 template <bool kLog>
 void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   const at::Tensor self = args[0].toTensor();
-  const int64_t dim = args[1].toInt();
-  if (op.schema().arguments().size() != 3 || !is_split_along(self, dim))
+  if (op.schema().arguments().size() != 3 || !is_split_along(self, args[1].toInt()))
     return dispatch_by_rule(op, stack);  // out=: by the rule
+  const int64_t dim = wrap_dim(args[1].toInt(), self.dim());
   const at::ScalarType dtype = args[2].toBool() ? at::kFloat : self.scalar_type();
+  const SummaryRequest request = exponentials(dim, widened(self.scalar_type()));
+  // Where the parts are so short that their elements are fewer bytes, these move.
+  const auto said = 2 * static_cast<int64_t>(c10::elementSize(request.dtypes[0]));
+  if (num_columns(self, request) * said >= self.size(dim) * static_cast<int64_t>(self.element_size()))
+    return dispatch_by_rule(op, stack);
   const at::Tensor x = (is_half(self.scalar_type()) ? self.to(at::kFloat) : self).contiguous();
-  const at::Tensor shifted = x - reduced(x.amax({dim}, true), op, "max");
-  const at::Tensor powers = shifted.exp();
-  const at::Tensor sums = reduced(powers.sum({dim}, true), op, "sum");
+  const auto row =
+      combine_summaries(x, request, combined_exponentials(request.dtypes[0]),
+                        {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true});
+  const at::Tensor shifted = x - row[0];
   torch::jit::drop(stack, 3);
-  stack.emplace_back((kLog ? shifted - sums.log() : powers / sums).to(dtype));
+  stack.emplace_back((kLog ? shifted.sub_(row[1].log()) : shifted.exp_().div_(row[1])).to(dtype));
 }
 
 // _softmax_backward_data, _log_softmax_backward_data(grad_output, output, dim, input_dtype).

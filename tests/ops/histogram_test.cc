@@ -1,9 +1,17 @@
 // Histograms: each rank counts its own.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/histc.h>
 #include <ATen/ops/histogram.h>
 #include <ATen/ops/histogramdd.h>
 #include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "dtensor/extend/representation.h"
 #include "observe/comm_debug_mode.h"
@@ -72,6 +80,38 @@ TEST_CASE("Counts are addends, edges are whole", "[ops][histogram]") {
   CHECK(spec_of(counts)->placements()[0] == Partial());
   CHECK(spec_of(edges)->placements()[0] == Replicate());
   CHECK_THROWS_WITH(at::histogram(x, 0), Catch::Contains("bins must be > 0"));
+}
+
+TEST_CASE("The range of the data is one exchange of two numbers a rank, per coordinate", "[ops][histogram]") {
+  const DeviceMesh mesh(World::local(6), {2, 3}, {"dp", "tp"});
+  const at::Tensor whole = at::rand({20, 6}, at::kDouble), ids = at::randint(3, 9, {40}, at::kLong);
+  const auto exchanges = [](const auto& f, int64_t calls, int64_t bytes) {
+    CommDebugMode comm;
+    f();
+    CHECK(comm.total() == calls);
+    CHECK(comm.bytes() <= bytes);
+  };
+  for (const Placements& placements : {Placements{Shard(0), Replicate()}, Placements{Shard(0), Shard(0)}}) {
+    CAPTURE(to_string(placements));
+    const at::Tensor x = lay_out(whole, mesh, placements);
+    exchanges([&] { at::histogram(x, 4); }, 1, 5 * 16);
+    exchanges([&] { at::histc(x, 4); }, 1, 5 * 16);
+    exchanges([&] { at::histogramdd(x, std::vector<int64_t>(6, 2)); }, 2, 2 * 5 * 6 * 16);  // edges, then counts
+    exchanges([&] { at::bincount(lay_out(ids, mesh, placements)); }, 1, 5 * 16);
+    CHECK(difference(at::histc(x, 4), at::histc(whole, 4)) == std::nullopt);
+    CHECK(difference(at::bincount(lay_out(ids, mesh, placements)), at::bincount(ids)) == std::nullopt);
+  }
+  // Columns that are split, too, come together.
+  const at::Tensor tiles = lay_out(whole, mesh, {Shard(0), Shard(1)});
+  exchanges([&] { at::histc(tiles, 4); }, 1, 5 * 16);
+  CHECK(difference(at::histc(tiles, 4), at::histc(whole, 4)) == std::nullopt);
+  // Addends are reduced once, for the range and the counts.
+  const at::Tensor addends = lay_out(whole, mesh, {Partial(), Shard(0)});
+  exchanges([&] { at::histc(addends, 4); }, 2, 20 * 6 * 8);
+  CHECK(difference(at::histc(addends, 4), at::histc(whole, 4)) == std::nullopt);
+  at::Tensor with_nan = whole.clone();
+  with_nan[7][2] = std::nan("");
+  CHECK_THROWS_WITH(at::histc(lay_out(with_nan, mesh, {Shard(0), Shard(1)}), 4), Catch::Contains("is not finite"));
 }
 
 }  // namespace

@@ -369,6 +369,25 @@ TEST_CASE("one_hot in a scope that makes distributed tensors") {
             .grad = {false, false}});
 }
 
+TEST_CASE("one_hot of as many classes as there are learns that in one exchange") {
+  const DeviceMesh mesh(World::local(6), {2, 3}, {"dp", "tp"});
+  const at::Tensor ids = at::randint(9, {40, 2}, at::kLong);
+  for (const Placements& placements :
+       {Placements{Shard(0), Replicate()}, Placements{Shard(0), Shard(0)}, Placements{Shard(0), Shard(1)}}) {
+    CAPTURE(to_string(placements));
+    CommDebugMode comm;
+    const at::Tensor hot = at::one_hot(lay_out(ids, mesh, placements));
+    CHECK(comm.total() == 1);
+    CHECK(comm.bytes() <= 5 * 16);
+    CHECK(meta_of(hot).spec->placements() == placements);
+    CHECK(difference(hot, at::one_hot(ids)) == std::nullopt);
+  }
+  const at::Tensor addends = lay_out(ids, mesh, {Partial(), Shard(0)});
+  CHECK(difference(at::one_hot(addends), at::one_hot(ids)) == std::nullopt);
+  CHECK(difference(at::one_hot(addends, 9), at::one_hot(ids, 9)) == std::nullopt);
+  CHECK_THROWS_WITH(at::one_hot(lay_out(ids - 9, mesh, {Shard(0), Shard(1)})), Catch::Contains("non-negative"));
+}
+
 // With a number of classes given, ranks look at their own indices only: without communication, in an abstract world,
 // too.
 TEST_CASE("one_hot of split indices stays split") {

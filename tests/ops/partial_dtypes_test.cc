@@ -578,6 +578,17 @@ TEST_CASE("Filling a Partial over several mesh dims", "[partial_dtypes]") {
     const auto p = [&] { return lay_out(x, mesh, layout); };
     CHECK(difference(p().fill_(5), at::full_like(x, 5)) == std::nullopt);
     CHECK(difference(p().zero_(), at::zeros_like(x)) == std::nullopt);
+    // A new tensor of that value is whole where the old one was Partial: nobody has to add it up.
+    Placements whole = layout;
+    for (Placement& placement : whole) placement = placement.is_partial() ? Replicate() : placement;
+    const at::Tensor two = lay_out(at::scalar_tensor(2, at::kDouble), mesh, {Replicate(), Replicate()});
+    const at::Tensor filled = call_op("aten::fill.Scalar", {p(), 5})[0],
+                     by_tensor = call_op("aten::fill.Tensor", {p(), two})[0];
+    const at::Tensor zeroed = call_op("aten::zero", {p()})[0];
+    for (const at::Tensor& t : {filled, by_tensor, zeroed}) CHECK(meta_of(t).spec->placements() == whole);
+    CHECK(difference(filled, at::full_like(x, 5)) == std::nullopt);
+    CHECK(difference(by_tensor, at::full_like(x, 2)) == std::nullopt);
+    CHECK(difference(zeroed, at::zeros_like(x)) == std::nullopt);
     CHECK(difference(p().masked_fill_(lay_out(mask, mesh, {Replicate(), Replicate()}), 7), x.masked_fill(mask, 7)) ==
           std::nullopt);
     if (layout[0] == product) continue;

@@ -1,5 +1,6 @@
 // Reductions, scans, orders and norms against plain ATen, on uneven and empty shards; what they communicate.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -11,11 +12,13 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "comm/scope.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -149,6 +152,51 @@ TEST_CASE("Reductions of sharded dims communicate when their result is used, not
     CAPTURE(row.op);
     CHECK(meta_of(call_op(row.op, {x})[0]).spec->placements() == Placements{Partial(row.kind)});
   }
+  CommDebugMode comm;
+  const auto [least, most] = at::aminmax(x);
+  CHECK(comm.total() == 0);
+  CHECK(meta_of(least).spec->placements() == Placements{Partial(ReduceOp::kMin)});
+  CHECK(meta_of(most).spec->placements() == Placements{Partial(ReduceOp::kMax)});
+}
+
+TEST_CASE("aminmax along all dims and each, of empty parts and in half types", "[reduction]") {
+  for (const auto dtype : {at::kDouble, at::kHalf, at::kLong, at::kByte}) {
+    CAPTURE(dtype);
+    const auto full = at::randint(1, 9, {2, 7}, at::kLong).to(dtype);
+    for (const DeviceMesh& mesh : test_meshes()) {
+      for (const Placement& p :
+           {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate()), Placement(Partial())}) {
+        if (p.is_partial() && (dtype == at::kByte || dtype == at::kHalf)) continue;  // addends of those do not add up
+        CAPTURE(to_string(p));
+        Placements placements(mesh.ndim(), Replicate());
+        placements.back() = p;
+        const auto x = lay_out(full, mesh, placements);
+        for (const std::optional<int64_t> dim : {std::optional<int64_t>(), std::optional<int64_t>(0), {1}, {-1}}) {
+          for (const bool keepdim : {false, true}) {
+            const auto [least, most] = at::aminmax(x, dim, keepdim);
+            const auto [expected_least, expected_most] = at::aminmax(full, dim, keepdim);
+            CHECK(difference(least, expected_least) == std::nullopt);
+            CHECK(difference(most, expected_most) == std::nullopt);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("nansum: addends of integers pass, of numbers that may be nan they are added up first", "[reduction]") {
+  const auto mesh = test_meshes()[0];
+  const auto placements = [](const at::Tensor& t) { return meta_of(t).spec->placements(); };
+  const at::Tensor integers = at::randint(-9, 9, {5, 3}, at::kLong);
+  const at::Tensor sum = lay_out(integers, mesh, {Partial()}).nansum();
+  CHECK(placements(sum) == Placements{Partial()});
+  CHECK(difference(sum, integers.nansum()) == std::nullopt);
+  // The sum of an element is nan where an addend is, and then counts for nothing: so do its other addends.
+  at::Tensor numbers = at::rand({5, 3}, at::kDouble);
+  at::Tensor addends = lay_out(numbers, mesh, {Partial()});
+  mutable_local_tensors(addends)[1][2][1] = std::numeric_limits<double>::quiet_NaN();
+  numbers[2][1] = std::numeric_limits<double>::quiet_NaN();
+  CHECK(difference(addends.nansum(), numbers.nansum()) == std::nullopt);
 }
 
 TEST_CASE("Empty shards do not disturb extremes of any dtype", "[reduction]") {
