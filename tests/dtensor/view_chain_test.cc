@@ -15,10 +15,10 @@ Tensor sliced(Tensor t, int64_t times) {
   return t;
 }
 
-// Of the processor, the least of three: others may run beside it.
+// Of the processor, the lesser of two: others may run beside it.
 double seconds_to_slice(const Tensor& t, int64_t times) {
   double least = 0;
-  for (int run = 0; run < 3; ++run) {
+  for (int run = 0; run < 2; ++run) {
     const std::clock_t begin = std::clock();
     sliced(t, times);
     const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
@@ -35,7 +35,6 @@ TEST_CASE("a chain of four times as many views takes less than eight times as lo
   for (const Placements& placements : {Placements{Shard(0)}, Placements{Replicate()}}) {
     for (const bool requires_grad : {false, true}) {
       const Tensor t = distribute_tensor(torch::ones({9000}), mesh_of(2), placements).set_requires_grad(requires_grad);
-      sliced(t, 8000);  // plans
       const double few = seconds_to_slice(t, 2000), many = seconds_to_slice(t, 8000);
       INFO(to_string(placements) << (requires_grad ? ", requires grad: " : ": ") << few << " s, " << many << " s");
       CHECK(many < 8 * few);
