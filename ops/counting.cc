@@ -135,6 +135,20 @@ FactorRule isin_rule(const OpCall& call) {
   return rule;
 }
 
+// Of a set that ranks share, each looks at its own part: whether an element is in any of them, or in none, is the
+// maximum or minimum of what they find. That is left where it is no dearer to find than the set to gather.
+std::vector<DimStrategy> isin_strategies(const OpCall& call, int64_t mesh_dim) {
+  auto result = strategies(isin_rule(call), call, mesh_dim);
+  const int elements = call.input_index("elements"), set = call.input_index("test_elements");
+  if (mesh_dim < 0 || set < 0 || !call.inputs[set]->placements()[mesh_dim].is_sharded()) return result;
+  const int64_t found = elements < 0 ? 1 : call.inputs[elements]->meta().numel();
+  if (2 * found > call.inputs[set]->meta().bytes()) return result;
+  DimStrategy s{{Partial(call.get_bool("invert") ? ReduceOp::kMin : ReduceOp::kMax)}, Placements(call.inputs.size())};
+  s.inputs[set] = call.inputs[set]->placements()[mesh_dim];
+  result.push_back(std::move(s));
+  return result;
+}
+
 // ATen's meta kernel gives a list for one element.
 OutputMetas isin_metas(const OpCall& call) {
   const Spec* elements = call.input("elements");
@@ -155,7 +169,8 @@ const RuleFamily counting_rules("counting", [](RuleRegistry& registry) {
   registry.add("aten::bincount", counts);
   registry.add_handler("aten::bincount", bincount);
   registry.add("aten::trace", trace_rule());
-  OpRule membership = factor_op(isin_rule);
+  OpRule membership;
+  membership.per_dim = isin_strategies;
   membership.metas = isin_metas;
   registry.add("aten::isin", std::move(membership));
 });

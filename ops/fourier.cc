@@ -9,16 +9,19 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/core_dims.h"
 #include "ops/meta_tensor.h"
+#include "plan/cost_model.h"
 #include "plan/memo.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/propagate.h"
@@ -295,9 +298,115 @@ void transform(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(by_dim(op, t, *plan));
 }
 
+// ------------------------------------------------------------ composites
+
+// fft_fft(self, n?, dim, norm?), fft_fftn(self, s?, dim?, norm?) and their kin cut or pad the dims to the given sizes
+// first, and those of Hermitian signals transform in two steps. Where ranks share such a dim, each step would move the
+// tensor; brought to where the dims are whole once, it stays.
+
+// The dims that a composite transforms, from 0, and the sizes that they are cut or padded to. nullopt: an error that
+// the operator itself tells.
+struct Resized {
+  Dims dims, sizes;
+};
+
+std::optional<Resized> resized_dims(const at::Tensor& self, const c10::OperatorHandle& op, const Arguments& args) {
+  const bool one = op.schema().argumentIndexWithName("n").has_value();
+  const c10::IValue &dim = args["dim"], &size = args[one ? "n" : "s"];
+  Resized result;
+  if (one && !size.isNone()) result.sizes = {size.toInt()};
+  if (!one && !size.isNone()) result.sizes = size.toIntVector();
+  if (one) {
+    result.dims = {dim.toInt()};
+  } else if (!dim.isNone()) {
+    result.dims = dim.toIntVector();
+  } else {
+    const auto count = size.isNone() ? self.dim() : static_cast<int64_t>(result.sizes.size());
+    for (int64_t d = self.dim() - count; d < self.dim(); ++d) result.dims.push_back(d);
+  }
+  if (result.dims.empty() || (!size.isNone() && result.sizes.size() != result.dims.size())) return std::nullopt;
+  for (int64_t& d : result.dims) {
+    d += d < 0 ? self.dim() : 0;
+    if (d < 0 || d >= self.dim()) return std::nullopt;
+  }
+  const std::string& name = op.schema().name();
+  const bool to_real = name.find("_irfft") != std::string::npos || name.find("_hfft") != std::string::npos;
+  for (size_t i = 0; i < result.dims.size(); ++i) {
+    const int64_t own = self.size(result.dims[i]);
+    if (result.sizes.size() <= i)
+      result.sizes.push_back(own);
+    else if (result.sizes[i] == -1)
+      result.sizes[i] = own;
+    else if (to_real && i + 1 == result.dims.size())
+      result.sizes[i] = result.sizes[i] / 2 + 1;
+    if (result.sizes[i] < 1) return std::nullopt;
+  }
+  return result;
+}
+
+// The layout to bring `self` to first: what cuts one of those dims cuts instead a dim that is not transformed, or none
+// where no dim is but one. nullopt: no such dim is cut, or what it becomes is so much smaller that it moves later.
+std::optional<Placements> layout_for_steps(const at::Tensor& self, const Resized& resized, bool two_steps) {
+  const SpecPtr& spec = spec_of(self);
+  const auto is_transformed = [&](int64_t d) {
+    return std::find(resized.dims.begin(), resized.dims.end(), d) != resized.dims.end();
+  };
+  Shape sizes = spec->sizes();
+  bool moves = false;
+  for (size_t i = 0; i < resized.dims.size(); ++i) {
+    const int64_t d = resized.dims[i];
+    sizes[d] = resized.sizes[i];
+    moves = moves || (is_cut(*spec, d) && (two_steps || sizes[d] != spec->sizes()[d]));
+  }
+  if (!moves) return std::nullopt;
+  const SpecPtr later = Spec::get(spec->mesh(), spec->placements(), at::IntArrayRef(sizes), spec->dtype());
+  const Limits& limits = current_dispatch_scope().limits;
+  std::optional<Placements> best;
+  double least = kNever;
+  for (int64_t other = 0; other < spec->ndim(); ++other) {
+    if (is_transformed(other) && spec->ndim() > 1) continue;
+    Placements layout = spec->placements();
+    int64_t pieces = 1;
+    for (size_t m = 0; m < layout.size(); ++m) {
+      if (!layout[m].is_sharded()) continue;
+      if (is_transformed(layout[m].dim())) layout[m] = spec->ndim() > 1 ? Shard(other) : Replicate();
+      if (layout[m].is_sharded_on(other)) pieces *= spec->mesh().size(static_cast<int64_t>(m));
+    }
+    if (pieces > spec->sizes()[other]) continue;  // some ranks would have nothing to do
+    const auto plan = cached_plan_within(spec, layout, limits);
+    const auto plan_later = cached_plan_within(later, layout, limits);
+    if (!plan || plan->seconds >= least) continue;
+    // Else the steps take one exchange more.
+    const double one_more = cost_model(spec->mesh().world())->least(0);
+    if (plan_later && plan->seconds > plan_later->seconds + one_more) continue;
+    least = plan->seconds;
+    best = std::move(layout);
+  }
+  return best;
+}
+
+template <bool kTwoSteps>
+void in_steps(const c10::OperatorHandle& op, Stack& stack) {
+  Arguments args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  const auto resized = is_dtensor(self) && self.numel() > 0 ? resized_dims(self, op, args) : std::nullopt;
+  const auto layout = resized ? layout_for_steps(self, *resized, kTwoSteps && resized->dims.size() > 1) : std::nullopt;
+  if (layout) {
+    const CommCause cause{c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true};
+    args.set("self", redistribute_as(self, *layout, cause));
+  }
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+}
+
 }  // namespace
 
 const RuleFamily fourier_rules("fourier", [](RuleRegistry& registry) {
+  for (const char* op : {"aten::fft_fft", "aten::fft_ifft", "aten::fft_rfft", "aten::fft_irfft", "aten::fft_hfft",
+                         "aten::fft_ihfft", "aten::fft_fft2", "aten::fft_ifft2", "aten::fft_rfft2", "aten::fft_irfft2",
+                         "aten::fft_fftn", "aten::fft_ifftn", "aten::fft_rfftn", "aten::fft_irfftn"})
+    registry.add_handler(op, in_steps<false>);
+  for (const char* op : {"aten::fft_hfft2", "aten::fft_ihfft2", "aten::fft_hfftn", "aten::fft_ihfftn"})
+    registry.add_handler(op, in_steps<true>);
   for (const char* op : {"aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r"}) {
     registry.add(op, core_dims_rule(transform_dims, transform_metas));
     registry.add_handler(op, transform);

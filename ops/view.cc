@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "ops/arguments.h"
 #include "ops/meta_tensor.h"
 #include "ops/movement.h"
 #include "ops/view_map.h"
@@ -158,11 +159,20 @@ OutputDims permute(const OpCall& call) {
   return dims;
 }
 
-// Channels change places among themselves.
+// Channels change places among themselves, if there are several groups of several.
 OutputDims channel_shuffle(const OpCall& call) {
   OutputDims dims = same_dims(ndim(call));
-  if (dims.size() > 1) dims[1] = kNoFactor;
+  const int64_t groups = call.get_int("groups");
+  if (dims.size() > 1 && groups != 1 && groups != call.inputs[0]->sizes()[1]) dims[1] = kNoFactor;
   return dims;
+}
+
+// Groups of one channel each stay where they are, as one group does, which divides any part.
+void channel_shuffle_local(const LocalCall& local, torch::jit::Stack& stack) {
+  Arguments args(local.op, stack);
+  const Spec& self = *local.inputs[0];
+  if (self.ndim() > 1 && args["groups"].toInt() == self.sizes()[1]) args.set("groups", 1);
+  local.op.callBoxed(stack);
 }
 
 OutputMetas channel_shuffle_metas(const OpCall& call) {
@@ -289,6 +299,7 @@ const RuleFamily view_rules("view", [](RuleRegistry& registry) {
   }
   OpRule shuffle = factor_op([](const OpCall& call) { return movement(call, channel_shuffle(call)); });
   shuffle.metas = channel_shuffle_metas;
+  shuffle.local = channel_shuffle_local;
   for (const char* op : {"aten::native_channel_shuffle", "aten::channel_shuffle"}) registry.add(op, shuffle);
 });
 

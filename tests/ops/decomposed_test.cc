@@ -32,6 +32,13 @@ TEST_CASE("ATen's own code of operators made of others", "[ops][decomposed]") {
   check("_stack", {{5, 2}, {5, 2}}, [](auto& t) {
     return call_op("aten::_stack", {Tensors{t[0].detach(), t[1].detach()}, 1});
   });
+  {
+    const DeviceMesh& mesh = test_meshes()[0];
+    CommDebugMode comm;
+    const at::Tensor t = lay_out(at::rand({5, 2}, at::kDouble), mesh, {Shard(0)});
+    CHECK(spec_of(call_op("aten::_stack", {Tensors{t, t}, 1})[0])->placements() == Placements{Shard(0)});
+    CHECK(comm.total() == 0);
+  }
   check("as_strided_copy", {{5, 3}}, [](auto& t) {
     return call_op("aten::as_strided_copy", {t[0], std::vector<int64_t>{2, 4}, std::vector<int64_t>{5, 2}, 1});
   });

@@ -16,6 +16,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
@@ -119,6 +120,31 @@ TEST_CASE("membership in a set", "[ops][counting]") {
   c.grad = {false, false};
   c.silent = [](const std::vector<Placement>& p) { return p[1] == Replicate(); };
   check_op(c);
+}
+
+TEST_CASE("membership in a split set is found by each rank in its own part", "[ops][counting]") {
+  for (const DeviceMesh& mesh : test_meshes()) {
+    Placements split(mesh.ndim(), Shard(0));
+    const at::Tensor set = at::randint(0, 60, {30}, at::kLong), few = at::randint(0, 60, {3, 5}, at::kLong);
+    for (const bool invert : {false, true}) {
+      CommDebugMode comm;
+      const at::Tensor d = lay_out(set, mesh, split),
+                       elements = lay_out(few, mesh, Placements(mesh.ndim(), Replicate()));
+      const at::Tensor found = at::isin(elements, d, false, invert), one = at::isin(set[7].item(), d, false, invert);
+      CHECK(comm.total() == 0);
+      const Placements left(mesh.ndim(), Partial(invert ? ReduceOp::kMin : ReduceOp::kMax));
+      CHECK(DTensor(found).placements() == left);
+      CHECK(DTensor(one).placements() == left);
+      CHECK(difference(found, at::isin(few, set, false, invert)) == std::nullopt);
+      CHECK(difference(one, at::isin(set[7].item(), set, false, invert)) == std::nullopt);
+    }
+    // To compare what ranks find of many elements would take more than the set.
+    const at::Tensor many = at::randint(0, 60, {200}, at::kLong);
+    const at::Tensor found =
+        at::isin(lay_out(many, mesh, Placements(mesh.ndim(), Replicate())), lay_out(set, mesh, split));
+    CHECK_FALSE(spec_of(found)->has_partial());
+    CHECK(difference(found, at::isin(many, set)) == std::nullopt);
+  }
 }
 
 TEST_CASE("margin losses split rows", "[ops][margin_loss]") {

@@ -5,10 +5,16 @@
 #include <ATen/ops/fft_fft2.h>
 #include <ATen/ops/fft_fftn.h>
 #include <ATen/ops/fft_hfft.h>
+#include <ATen/ops/fft_hfft2.h>
+#include <ATen/ops/fft_hfftn.h>
 #include <ATen/ops/fft_ifft.h>
 #include <ATen/ops/fft_ifft2.h>
+#include <ATen/ops/fft_ihfft.h>
+#include <ATen/ops/fft_ihfft2.h>
+#include <ATen/ops/fft_ihfftn.h>
 #include <ATen/ops/fft_irfft.h>
 #include <ATen/ops/fft_irfft2.h>
+#include <ATen/ops/fft_irfftn.h>
 #include <ATen/ops/fft_rfft.h>
 #include <ATen/ops/fft_rfft2.h>
 #include <ATen/ops/fft_rfftn.h>
@@ -207,6 +213,67 @@ TEST_CASE("a transform's gradient moves as the transform does", "[ops][fourier]"
   CHECK(comm.count("all_to_all") == 2);
   at::abs(at::fft_fft2(whole)).sum().backward();
   CHECK(difference(split.grad(), whole.grad()) == std::nullopt);
+}
+
+TEST_CASE("A dim that is cut or padded, or transformed in two steps, moves once", "[ops][fourier]") {
+  const DeviceMesh mesh(World::local(4), {2, 2}, {"y", "x"});
+  const at::Tensor x = at::rand({8, 6, 10}, at::kDouble), z = at::rand({8, 6, 10}, at::kComplexDouble);
+  struct Row {
+    const char* name;
+    std::function<at::Tensor(const at::Tensor&)> f;
+    at::Tensor whole;
+  };
+  const std::vector<int64_t> s{9, 7}, dims{1, 2};
+  const Row table[] = {
+      {"fft, padded", [](auto& t) { return at::fft_fft(t, 13); }, x},
+      {"fft, cut", [](auto& t) { return at::fft_fft(t, 7); }, z},
+      {"ifft", [](auto& t) { return at::fft_ifft(t, 12); }, z},
+      {"rfft", [](auto& t) { return at::fft_rfft(t, 9); }, x},
+      {"irfft", [](auto& t) { return at::fft_irfft(t, 15); }, z},
+      {"hfft", [](auto& t) { return at::fft_hfft(t, 12); }, z},
+      {"ihfft", [](auto& t) { return at::fft_ihfft(t, 12); }, x},
+      {"fft2", [&](auto& t) { return at::fft_fft2(t, s); }, z},
+      {"ifft2", [&](auto& t) { return at::fft_ifft2(t, s); }, z},
+      {"rfft2", [&](auto& t) { return at::fft_rfft2(t, s, dims); }, x},
+      {"irfftn", [&](auto& t) { return at::fft_irfftn(t, s); }, z},
+      {"fftn",
+       [&](auto& t) {
+         return at::fft_fftn(t, std::vector<int64_t>{-1, 7}, dims);
+       },
+       z},
+      {"hfft2", [](auto& t) { return at::fft_hfft2(t); }, z},
+      {"hfftn", [&](auto& t) { return at::fft_hfftn(t, s, dims); }, z},
+      {"ihfft2", [](auto& t) { return at::fft_ihfft2(t); }, x},
+      {"ihfftn", [&](auto& t) { return at::fft_ihfftn(t, s); }, x},
+  };
+  for (const Row& row : table) {
+    for (const Placements& placements :
+         {Placements{Shard(2), Replicate()}, Placements{Replicate(), Shard(2)}, Placements{Shard(2), Shard(2)},
+          Placements{Shard(0), Shard(2)}, Placements{Shard(1), Shard(2)}}) {
+      if (placements[0] == Shard(1) && std::string(row.name).find('2') == std::string::npos) continue;
+      CAPTURE(row.name, to_string(placements));
+      const at::Tensor d = lay_out(row.whole, mesh, placements).requires_grad_();
+      CommDebugMode comm;
+      const at::Tensor y = row.f(d);
+      CHECK(comm.total() == 1);
+      CHECK(comm.implicit_count() == 1);
+      const at::Tensor plain = row.whole.detach().clone().requires_grad_(), expected = row.f(plain);
+      CHECK(difference(y.detach(), expected.detach()) == std::nullopt);
+      at::abs(y).sum().backward();
+      at::abs(expected).sum().backward();
+      CHECK(difference(d.grad(), plain.grad(), 1e-8) == std::nullopt);
+    }
+  }
+  // A vector is gathered before it is padded, and what becomes much smaller is cut before it moves.
+  CommDebugMode comm;
+  const at::Tensor v = at::rand({30}, at::kDouble);
+  CHECK(difference(at::fft_fft(lay_out(v, mesh, {Shard(0), Replicate()}), 50), at::fft_fft(v, 50)) == std::nullopt);
+  CHECK(comm.total() == 1);
+  comm.reset();
+  const at::Tensor large = at::rand({64, 1 << 16}, at::kDouble);
+  CHECK(difference(at::fft_fft(lay_out(large, mesh, {Shard(1), Replicate()}), 8), at::fft_fft(large, 8)) ==
+        std::nullopt);
+  CHECK(comm.bytes() <= 2 * 64 * 8 * 8);
 }
 
 }  // namespace

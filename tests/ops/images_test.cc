@@ -240,6 +240,8 @@ TEST_CASE("pixels to channels and back", "[ops][images]") {
   check_space("pixel_shuffle of space", {2, 8, 12, 12}, [](auto& x) { return at::pixel_shuffle(x, 2); });
   check_space("pixel_unshuffle of space", {2, 3, 36, 36}, [](auto& x) { return at::pixel_unshuffle(x, 3); });
   check("channel_shuffle", {3, 6, 2, 3}, 1, [](auto& x) { return at::channel_shuffle(x, 2); });
+  check("channel_shuffle of one group", {3, 6, 2, 3}, 2, [](auto& x) { return at::channel_shuffle(x, 1); });
+  check("channel_shuffle of single channels", {3, 6, 2, 3}, 2, [](auto& x) { return at::channel_shuffle(x, 6); });
   check("im2col", {3, 12, 4, 5}, 2, columns);
   check("im2col, uneven channels", {3, 5, 4, 5}, 1, columns);
   check("im2col of one image", {12, 4, 5}, 1, columns);
