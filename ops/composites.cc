@@ -111,7 +111,8 @@ void one_hot(const c10::OperatorHandle& op, Stack& stack) {
     }
   }
   torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(self.unsqueeze(-1).eq(replicate_plain(numbers, spec_of(self)->mesh())).to(at::kLong));
+  const at::Tensor hot = self.unsqueeze(-1).eq(replicate_plain(numbers, spec_of(self)->mesh()));
+  stack.emplace_back(hot.to(at::kLong).contiguous());
 }
 
 // Gradients that are lists of rows.

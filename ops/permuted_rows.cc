@@ -4,11 +4,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
+#include <c10/util/hash.h>
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/gradient_layout.h"
@@ -84,7 +86,10 @@ void index_select(const c10::OperatorHandle& op, Stack& stack) {
                                    at::IntArrayRef(sizes.data(), sizes.size()), source->dtype());
   const auto plan = make_halo_plan({source, result, {{dim, map_of(*order), {}}}});
   if (!plan || plan->peak_bytes > current_dispatch_scope().limits.max_bytes) return dispatch_by_rule(op, stack);
-  RankTensors locals = fetch_halos(*plan, meta_of(self).locals, 0, halo_cause(op, self, "self"));
+  CommCause cause = halo_cause(op, self, "self");
+  // Where ranks compare their calls, those that were given other orders are found.
+  absl::StrAppend(&cause.argument, " in order ", absl::Hex(c10::get_hash(*order) & 0xffff, absl::kZeroPad4));
+  RankTensors locals = fetch_halos(*plan, meta_of(self).locals, 0, cause);
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(make_dtensor(result, std::move(locals)));
 }

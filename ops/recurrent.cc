@@ -18,8 +18,10 @@
 #include <utility>
 
 #include "comm/scope.h"
+#include "dtensor/extend/op_info.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
+#include "dtensor/extend/reduce_first.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
@@ -96,23 +98,32 @@ State with_batch_of(const at::Tensor& input, int64_t dim, const State& state) {
   });
 }
 
+// `weight` whole along the mesh dims that split the batch of `input`, and as it is along the others.
+Placements whole_beside(const at::Tensor& weight, const at::Tensor& input, int64_t batch_dim) {
+  Placements to = spec_of(weight)->placements();
+  for (size_t m = 0; m < to.size(); ++m) {
+    if (to[m].is_sharded() && spec_of(input)->placements()[m].is_sharded_on(batch_dim)) to[m] = Replicate();
+  }
+  return to;
+}
+
+bool is_beside(const at::Tensor& weight, const at::Tensor& input) {
+  return weight.defined() && is_dtensor(weight) && is_dtensor(input) &&
+         spec_of(weight)->mesh() == spec_of(input)->mesh();
+}
+
 // Every step uses the weights of its layer. Those that are split along a mesh dim that also splits the batch are
 // brought together once, in one collective; else every step would move its state to where the weights are.
 void gather_weights(c10::ArrayRef<Weights*> layer, const at::Tensor& input, int64_t batch_dim) {
-  if (!is_dtensor(input)) return;
   std::vector<at::Tensor*> split;
   std::vector<Layout> whole;
-  const Spec& spec = *spec_of(input);
   for (Weights* w : layer) {
     for (at::Tensor* t : {&w->input, &w->hidden, &w->input_bias, &w->hidden_bias, &w->projection}) {
-      if (!t->defined() || !is_dtensor(*t) || !(spec_of(*t)->mesh() == spec.mesh())) continue;
-      Placements to = spec_of(*t)->placements();
-      for (size_t m = 0; m < to.size(); ++m) {
-        if (to[m].is_sharded() && spec.placements()[m].is_sharded_on(batch_dim)) to[m] = Replicate();
-      }
+      if (!is_beside(*t, input)) continue;
+      Placements to = whole_beside(*t, input, batch_dim);
       if (to == spec_of(*t)->placements()) continue;
       split.push_back(t);
-      whole.emplace_back(spec.mesh(), std::move(to));
+      whole.emplace_back(spec_of(input)->mesh(), std::move(to));
     }
   }
   if (split.empty()) return;
@@ -284,6 +295,34 @@ void recurrent(const c10::OperatorHandle& op, Stack& stack) {
   if (network.lstm) stack.emplace_back(at::stack(last_c, 0));
 }
 
+// ------------------------------------------------------------ one step, in a loop of the program
+
+// lstm_cell, gru_cell, rnn_tanh_cell, rnn_relu_cell(input, hx, w_ih, w_hh, b_ih, b_hh): as gather_weights(), for all
+// steps until the end of backward.
+void cell(const c10::OperatorHandle& op, Stack& stack) {
+  Arguments args(op, stack);
+  const at::Tensor input = args.tensor("input");
+  std::vector<const char*> names;
+  std::vector<size_t> positions;
+  Tensors weights;
+  std::vector<Placements> whole;
+  for (const char* name : {"w_ih", "w_hh", "b_ih", "b_hh"}) {
+    const at::Tensor w = args[name].isTensor() ? args.tensor(name) : at::Tensor();
+    if (input.dim() != 2 || !is_beside(w, input)) continue;
+    Placements to = whole_beside(w, input, /*batch_dim=*/0);
+    if (to == spec_of(w)->placements()) continue;
+    names.push_back(name);
+    positions.push_back(static_cast<size_t>(*op.schema().argumentIndexWithName(name)));
+    weights.push_back(w);
+    whole.push_back(std::move(to));
+  }
+  if (!weights.empty()) {
+    const Tensors gathered = gather_for_reuse(op_info(op), positions, weights, whole);
+    for (size_t k = 0; k < names.size(); ++k) args.set(names[k], gathered[k]);
+  }
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+}
+
 // ------------------------------------------------------------ CUDA's cells
 
 OutputMetas cell_metas(const OpCall& call) {
@@ -318,6 +357,8 @@ const RuleFamily recurrent_rules("recurrent", [](RuleRegistry& registry) {
   for (const char* op : {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}) {
     for (const char* overload : {".input", ".data"}) registry.add_handler(std::string(op) + overload, recurrent);
   }
+  for (const char* op : {"aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell"})
+    registry.add_handler(op, cell);
   for (const CoreDimsOp& op : kCells) add_core_dims(registry, op);
 });
 

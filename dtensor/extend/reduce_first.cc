@@ -1,5 +1,7 @@
 #include "dtensor/extend/reduce_first.h"
 
+#include <torch/csrc/autograd/custom_function.h>
+
 #include <algorithm>
 #include <iterator>
 #include <memory>
@@ -73,6 +75,44 @@ std::vector<at::Tensor> reduced_together(const OpInfo& info, c10::ArrayRef<Eleme
   return result;
 }
 
+std::vector<at::Tensor> move(const OpInfo& info, c10::ArrayRef<size_t> args, at::TensorList tensors,
+                             c10::ArrayRef<Placements> to) {
+  Inputs in;
+  Decision decision;
+  in.mesh = spec_of(tensors.front())->mesh();
+  in.slots.resize(info.args.size());
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    in.slots[args[k]] = {ArgSlot::Kind::kTensor, static_cast<int>(k), 1};
+    in.tensors.push_back(tensors[k]);
+    in.args.push_back(static_cast<uint16_t>(args[k]));
+    const SpecPtr& spec = spec_of(tensors[k]);
+    decision.input_plans.push_back(cached_plan(spec, to[k], current_dispatch_scope().limits));
+    decision.computed.push_back(spec->with_placements(to[k]));
+  }
+  const std::vector<RankTensors> parts = move_inputs(info, decision, in);
+  std::vector<at::Tensor> result;
+  for (size_t k = 0; k < tensors.size(); ++k) result.push_back(make_result(decision.computed[k], parts[k]));
+  return result;
+}
+
+struct GatherFn : torch::autograd::Function<GatherFn> {
+  static std::vector<at::Tensor> forward(torch::autograd::AutogradContext* ctx, at::TensorList tensors,
+                                         const OpInfo* info, c10::ArrayRef<size_t> args, c10::ArrayRef<Placements> to) {
+    std::vector<at::Tensor> result = move(*info, args, tensors, to), constant;
+    for (size_t k = 0; k < result.size(); ++k) {
+      if (!tensors[k].requires_grad()) constant.push_back(result[k]);
+    }
+    if (!constant.empty()) ctx->mark_non_differentiable(constant);
+    ctx->set_materialize_grads(false);
+    return result;
+  }
+
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*, std::vector<at::Tensor> grads) {
+    grads.resize(grads.size() + 3);
+    return grads;
+  }
+};
+
 }  // namespace
 
 void reduce_lists(const OpInfo& info, torch::jit::Stack& stack) {
@@ -110,6 +150,12 @@ at::Tensor reduce_first(const OpInfo& info, size_t arg, const at::Tensor& t) {
   const auto plan = cached_plan_within(spec, without_partials(spec->placements()), current_dispatch_scope().limits);
   if (!plan || !will_remember(t, *plan)) return {};
   return reduced_together(info, Element{arg, 0, t}).front();
+}
+
+std::vector<at::Tensor> gather_for_reuse(const OpInfo& info, c10::ArrayRef<size_t> args, at::TensorList tensors,
+                                         c10::ArrayRef<Placements> to) {
+  note_parameters(info, std::vector<c10::IValue>(tensors.begin(), tensors.end()));
+  return GatherFn::apply(tensors, &info, args, to);
 }
 
 }  // namespace dtensor

@@ -1,9 +1,15 @@
-// Partial tensors that are reduced before an operator on them is decided on. For the folders above.
+// Tensors that move before an operator on them is decided on: Partial ones that are reduced, and parameters that are
+// gathered for operators that are called again and again with them. For the folders above.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
+#include <c10/util/ArrayRef.h>
+
+#include <vector>
 
 #include "dtensor/extend/op_info.h"
+#include "placement/placement.h"
 
 namespace dtensor {
 
@@ -19,5 +25,11 @@ bool is_used_beside(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const a
 // `t`, which is Partial, reduced for that argument of the operator, and remembered so. Undefined, and nothing done: it
 // would not be remembered.
 at::Tensor reduce_first(const OpInfo& info, size_t arg, const at::Tensor& t);
+
+// Each of `tensors`, those arguments of the operator and on one mesh, in its layout of `to`. All come in one
+// collective, which is remembered, so that the next call has none. Differentiable: the gradients come back as they are,
+// so that those of many calls are added up before they are brought to a parameter's layout.
+std::vector<at::Tensor> gather_for_reuse(const OpInfo& info, c10::ArrayRef<size_t> args, at::TensorList tensors,
+                                         c10::ArrayRef<Placements> to);
 
 }  // namespace dtensor

@@ -4,10 +4,13 @@
 #include <ATen/ops/_pad_packed_sequence.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/gru.h>
+#include <ATen/ops/gru_cell.h>
 #include <ATen/ops/lstm.h>
+#include <ATen/ops/lstm_cell.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/rnn_relu.h>
 #include <ATen/ops/rnn_tanh.h>
+#include <ATen/ops/rnn_tanh_cell.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -193,6 +196,48 @@ TEST_CASE("split weights come together once for all steps of a split batch", "[o
   for (size_t k = 0; k < plain.size(); ++k) {
     CHECK(to_string(DTensor(split[k].grad()).placements()) == "S(0)");
     CHECK(difference(split[k].grad(), plain[k].grad()) == std::nullopt);
+  }
+}
+
+TEST_CASE("split weights of a cell come together once for all steps of a loop", "[ops][recurrent]") {
+  const DeviceMesh mesh(World::local(4), {4});
+  using Cell = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& h, const Tensors& w)>;
+  const std::vector<std::pair<int64_t, Cell>> cells{
+      {4,
+       [](const auto& x, const auto& h, const auto& w) {
+         return std::get<0>(at::lstm_cell(x, {h, h}, w[0], w[1], w[2], w[3]));
+       }},
+      {3, [](const auto& x, const auto& h, const auto& w) { return at::gru_cell(x, h, w[0], w[1], w[2], w[3]); }},
+      {1, [](const auto& x, const auto& h, const auto& w) { return at::rnn_tanh_cell(x, h, w[0], w[1], w[2], w[3]); }},
+  };
+  for (const auto& [gates, cell] : cells) {
+    CAPTURE(gates);
+    const at::Tensor x = at::rand({9, 5}, at::kDouble), h = at::zeros({9, 6}, at::kDouble);
+    Tensors plain, split;
+    for (const std::vector<int64_t>& sizes : Shapes{{gates * 6, 5}, {gates * 6, 6}, {gates * 6}, {gates * 6}}) {
+      const at::Tensor w = at::rand(sizes, at::kDouble) - 0.5;
+      split.push_back(distribute_tensor(w, mesh, {Shard(0)}).requires_grad_());
+      plain.push_back(w.clone().requires_grad_());
+    }
+    const auto run = [&, cell = cell](const at::Tensor& input, at::Tensor state, const Tensors& weights) {
+      for (int step = 0; step < 28; ++step) state = cell(input, state, weights);
+      return state;
+    };
+    const at::Tensor batch = distribute_tensor(x, mesh, {Shard(0)}), state = distribute_tensor(h, mesh, {Shard(0)});
+    CommDebugMode comm;
+    const at::Tensor y = run(batch, state, split);
+    CHECK(comm.total() == 1);
+    CHECK(to_string(DTensor(y).placements()) == "S(0)");
+    comm.reset();
+    y.pow(2).sum().backward();
+    CHECK(comm.total() == 4);  // one per parameter: a part of one is smaller than its gradient
+    const at::Tensor expected = run(x, h, plain);
+    CHECK(difference(y, expected) == std::nullopt);
+    expected.pow(2).sum().backward();
+    for (size_t k = 0; k < plain.size(); ++k) {
+      CHECK(to_string(DTensor(split[k].grad()).placements()) == "S(0)");
+      CHECK(difference(split[k].grad(), plain[k].grad()) == std::nullopt);
+    }
   }
 }
 
