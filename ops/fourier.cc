@@ -15,6 +15,7 @@
 
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/extend/library_code.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/representation.h"
@@ -344,8 +345,9 @@ std::optional<Resized> resized_dims(const at::Tensor& self, const c10::OperatorH
   return result;
 }
 
-// The layout to bring `self` to first: what cuts one of those dims cuts instead a dim that is not transformed, or none
-// where no dim is but one. nullopt: no such dim is cut, or what it becomes is so much smaller that it moves later.
+// The layout to bring `self` to first: what cuts one of those dims cuts a dim instead that is not transformed (a tensor
+// of one dim becomes Replicate). nullopt: no such dim is cut, or the resized tensor is so much smaller that to move it
+// later takes less time.
 std::optional<Placements> layout_for_steps(const at::Tensor& self, const Resized& resized, bool two_steps) {
   const SpecPtr& spec = spec_of(self);
   const auto is_transformed = [&](int64_t d) {
@@ -395,7 +397,7 @@ void in_steps(const c10::OperatorHandle& op, Stack& stack) {
     const CommCause cause{c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true};
     args.set("self", redistribute_as(self, *layout, cause));
   }
-  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  run_without_handler(op, stack);
 }
 
 }  // namespace

@@ -14,10 +14,13 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "comm/scope.h"
+#include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/extend/library_code.h"
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/redistribute_autograd.h"
 #include "dtensor/extend/redistribute_below_autograd.h"
@@ -30,6 +33,7 @@
 #include "ops/packed_rows.h"
 #include "ops/packed_sequences.h"
 #include "ops/plain_numbers.h"
+#include "plan/redistribute_planner.h"
 
 namespace dtensor {
 namespace {
@@ -98,18 +102,18 @@ State with_batch_of(const at::Tensor& input, int64_t dim, const State& state) {
   });
 }
 
-// `weight` whole along the mesh dims that split the batch of `input`, and as it is along the others.
-Placements whole_beside(const at::Tensor& weight, const at::Tensor& input, int64_t batch_dim) {
-  Placements to = spec_of(weight)->placements();
+// `weight` whole along the mesh dims that split the batch of `input`, and as it is along the others. nullopt: it is so
+// already, is no tensor on the mesh of `input`, or no way there keeps the memory limit.
+std::optional<Placements> gathered_layout(const at::Tensor& weight, const at::Tensor& input, int64_t batch_dim) {
+  if (!weight.defined() || !is_dtensor(weight) || !is_dtensor(input)) return std::nullopt;
+  const SpecPtr& spec = spec_of(weight);
+  if (spec->mesh() != spec_of(input)->mesh()) return std::nullopt;
+  Placements to = spec->placements();
   for (size_t m = 0; m < to.size(); ++m) {
     if (to[m].is_sharded() && spec_of(input)->placements()[m].is_sharded_on(batch_dim)) to[m] = Replicate();
   }
+  if (to == spec->placements() || !cached_plan_within(spec, to, current_dispatch_scope().limits)) return std::nullopt;
   return to;
-}
-
-bool is_beside(const at::Tensor& weight, const at::Tensor& input) {
-  return weight.defined() && is_dtensor(weight) && is_dtensor(input) &&
-         spec_of(weight)->mesh() == spec_of(input)->mesh();
 }
 
 // Every step uses the weights of its layer. Those that are split along a mesh dim that also splits the batch are
@@ -119,11 +123,10 @@ void gather_weights(c10::ArrayRef<Weights*> layer, const at::Tensor& input, int6
   std::vector<Layout> whole;
   for (Weights* w : layer) {
     for (at::Tensor* t : {&w->input, &w->hidden, &w->input_bias, &w->hidden_bias, &w->projection}) {
-      if (!is_beside(*t, input)) continue;
-      Placements to = whole_beside(*t, input, batch_dim);
-      if (to == spec_of(*t)->placements()) continue;
+      auto to = gathered_layout(*t, input, batch_dim);
+      if (!to) continue;
       split.push_back(t);
-      whole.emplace_back(spec_of(input)->mesh(), std::move(to));
+      whole.emplace_back(spec_of(input)->mesh(), *std::move(to));
     }
   }
   if (split.empty()) return;
@@ -308,19 +311,18 @@ void cell(const c10::OperatorHandle& op, Stack& stack) {
   std::vector<Placements> whole;
   for (const char* name : {"w_ih", "w_hh", "b_ih", "b_hh"}) {
     const at::Tensor w = args[name].isTensor() ? args.tensor(name) : at::Tensor();
-    if (input.dim() != 2 || !is_beside(w, input)) continue;
-    Placements to = whole_beside(w, input, /*batch_dim=*/0);
-    if (to == spec_of(w)->placements()) continue;
+    auto to = input.dim() == 2 ? gathered_layout(w, input, /*batch_dim=*/0) : std::nullopt;
+    if (!to) continue;
     names.push_back(name);
     positions.push_back(static_cast<size_t>(*op.schema().argumentIndexWithName(name)));
     weights.push_back(w);
-    whole.push_back(std::move(to));
+    whole.push_back(*std::move(to));
   }
   if (!weights.empty()) {
     const Tensors gathered = gather_for_reuse(op_info(op), positions, weights, whole);
     for (size_t k = 0; k < names.size(); ++k) args.set(names[k], gathered[k]);
   }
-  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  run_without_handler(op, stack);
 }
 
 // ------------------------------------------------------------ CUDA's cells

@@ -7,13 +7,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <optional>
 #include <vector>
 
-#include "dtensor/extend/above_autograd_key.h"
+#include "dtensor/extend/library_code.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "propagation/rule_registry.h"
@@ -24,28 +23,15 @@ namespace {
 using torch::jit::Stack;
 using Order = std::vector<int64_t>;
 
-// As if this library had no handler: autocast, which lies between, comes first.
-void run_as_usual(const c10::OperatorHandle& op, Stack& stack) {
-  c10::DispatchKeySet keys;
-  for (const c10::IValue& arg : torch::jit::last(stack, op.schema().arguments().size())) {
-    if (arg.isTensor() && arg.toTensor().defined()) keys = keys | arg.toTensor().key_set();
-  }
-  keys = c10::impl::computeDispatchKeySet(keys, c10::DispatchKeySet(c10::DispatchKeySet::FULL));
-  keys = keys & kBelowThatKey;
-  // Below autograd the next kernel would be this handler again.
-  if (keys.highestPriorityTypeId() == kDTensorKey)
-    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
-  op.redispatchBoxed(keys, &stack);
-}
-
 // Do ranks share dim `d` of `t` in parts of several sizes? What has one index is one rank's in any order.
 bool is_uneven(const at::Tensor& t, int64_t d) {
   if (!is_dtensor(t) || d < 0 || t.size(d) == 1) return false;
   const Spec& spec = *spec_of(t);
+  int64_t ranks = 1;
   for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
-    if (spec.placements()[m].is_sharded_on(d) && spec.sizes()[d] % spec.mesh().size(m) != 0) return true;
+    if (spec.placements()[m].is_sharded_on(d)) ranks *= spec.mesh().size(m);
   }
-  return false;
+  return spec.sizes()[d] % ranks != 0;
 }
 
 // The first `batch` dims in an order in which those that are uneven come last, then the others as they are. nullopt:
@@ -108,7 +94,7 @@ void linear(const c10::OperatorHandle& op, Stack& stack) {
   std::optional<Order> order;
   if (ndim > 2 && weight.dim() == 2 && input.size(-1) == weight.size(1) && input.numel() > 0)
     order = uneven_last(ndim - 1, ndim, input.sizes(), [&](int64_t d) { return is_uneven(input, d); });
-  if (!order) return run_as_usual(op, stack);
+  if (!order) return run_without_handler(op, stack);
   const at::Tensor result =
       at::linear(permuted(input, *order, /*contiguous=*/false), weight, args["bias"].toOptional<at::Tensor>());
   torch::jit::drop(stack, op.schema().arguments().size());
@@ -127,7 +113,7 @@ void matmul(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   at::Tensor a = args.tensor("self"), b = args.tensor("other");
   if (args.out().defined() || a.dim() < 3 || b.dim() == 0 || a.numel() == 0 || b.numel() == 0)
-    return run_as_usual(op, stack);
+    return run_without_handler(op, stack);
   const int64_t ndim = std::max(a.dim(), b.dim()), more_of_a = ndim - a.dim(), more_of_b = ndim - b.dim();
   const bool batches = b.dim() > 2;
   const auto size_at = [](const at::Tensor& t, int64_t d) { return d < 0 ? 1 : t.size(d); };
@@ -137,7 +123,7 @@ void matmul(const c10::OperatorHandle& op, Stack& stack) {
   const auto order = uneven_last(batches ? ndim - 2 : ndim - 1, ndim, sizes, [&](int64_t d) {
     return is_uneven(a, d - more_of_a) || (batches && is_uneven(b, d - more_of_b));
   });
-  if (!order) return run_as_usual(op, stack);
+  if (!order) return run_without_handler(op, stack);
   a = permuted(with_dims(a, ndim), *order, /*contiguous=*/false);
   if (batches) b = permuted(with_dims(b, ndim), *order, /*contiguous=*/false);
   const at::Tensor result = at::matmul(a, b);

@@ -214,7 +214,7 @@ Picoseconds Pricer::way_back(const Strategy& s) {
   const SpecPtr& target = problem_.call.gradient_target;
   if (!target || target->mesh() != problem_.call.mesh) return made_partials(s) + strayed(s);
   double seconds = problem_.flops ? 0 : problem_.cost->copy(bytes_read(s));
-  for (size_t o = 0; o < s.outputs.size(); ++o) {
+  for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
     const auto& meta = problem_.metas.tensors[o];
     if (!meta) continue;
     // The target is a layout of one of several gradients, and of the others, too, if it shards nothing.

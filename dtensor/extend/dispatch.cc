@@ -41,7 +41,7 @@ void read_reduced_forms(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inp
     at::Tensor& t = in.tensors[k];
     if (!t.defined() || info.args[in.args[k]].written || !spec_of(t)->has_partial()) continue;
     at::Tensor reduced = reduced_before(t);
-    if (!reduced.defined() && is_used_beside(info, args, t)) reduced = reduce_first(info, in.args[k], t);
+    if (!reduced.defined() && is_likely_used_beside(info, args, t)) reduced = reduce_first(info, in.args[k], t);
     if (reduced.defined()) t = std::move(reduced);
   }
 }

@@ -30,34 +30,39 @@ class GradientBucket {
  public:
   std::shared_ptr<LateGradients> late;  // null: nothing is; guarded by Buckets::mutex
 
-  // Of a backward that fails. What waits is then added to no gradient.
+  // After a backward that failed, gradients that wait become what they were before it.
   ~GradientBucket() { undo(); }
 
   bool holds(const at::Tensor& leaf) const {
-    return std::any_of(leaves_.begin(), leaves_.end(), [&](const at::Tensor& l) { return l.is_same(leaf); });
+    return std::any_of(waiting_.begin(), waiting_.end(), [&](const Waiting& w) { return w.leaf.is_same(leaf); });
   }
 
-  // Those that are there have gradients by now, but the last one.
-  void add(const at::Tensor& leaf) {
-    if (!leaves_.empty() && !(spec_of(leaves_.front())->mesh().world() == spec_of(leaf)->mesh().world())) reduce();
-    const Spec& spec = *spec_of(leaf);
-    const int64_t bytes = largest_part_bytes(spec.meta(), Layout(spec.mesh(), spec.placements()));
-    if (bytes_ + bytes > kGradientBucketBytes) reduce();
-    leaves_.push_back(leaf);
-    bytes_ += bytes;
+  // Reduces those that are there, which have gradients by now, if `leaf` cannot wait with them.
+  void make_room_for(const at::Tensor& leaf) {
+    if (waiting_.empty()) return;
+    const bool one_world = spec_of(waiting_.front().leaf)->mesh().world() == spec_of(leaf)->mesh().world();
+    if (!one_world || bytes_ + bytes_of(leaf) > kGradientBucketBytes) reduce();
+  }
+
+  void add(const at::Tensor& leaf, bool had_gradient) {
+    waiting_.push_back({leaf, had_gradient});
+    bytes_ += bytes_of(leaf);
   }
 
   void reduce() {
-    if (!leaves_.empty()) reduce_together(leaves_, "gradient", /*implicit=*/true);
-    leaves_.clear();
+    std::vector<at::Tensor> leaves;
+    for (const Waiting& w : waiting_) leaves.push_back(w.leaf);
+    if (!leaves.empty()) reduce_together(std::move(leaves), "gradient", /*implicit=*/true);
+    waiting_.clear();
     bytes_ = 0;
   }
 
-  // The gradients that wait are as they were before this backward. Communicates nothing.
+  // The gradients that wait are as they were before this backward; to one that was Partial already more may have been
+  // added. Communicates nothing.
   void undo() {
-    for (const at::Tensor& leaf : std::exchange(leaves_, {})) {
+    for (const auto& [leaf, had_gradient] : std::exchange(waiting_, {})) {
       const at::Tensor& gradient = leaf.grad();
-      if (!is_dtensor(leaf) || !is_dtensor(gradient) || forget_addends(gradient)) continue;
+      if (!is_dtensor(leaf) || !is_dtensor(gradient) || forget_addends(gradient) || had_gradient) continue;
       if (spec_of(gradient)->placements() != spec_of(leaf)->placements()) leaf.mutable_grad() = at::Tensor();
     }
   }
@@ -76,7 +81,16 @@ class GradientBucket {
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   std::vector<std::pair<at::Tensor, WeakTensor>> passed_;
-  std::vector<at::Tensor> leaves_;
+  struct Waiting {
+    at::Tensor leaf;
+    bool had_gradient;  // before this backward
+  };
+  static int64_t bytes_of(const at::Tensor& leaf) {
+    const Spec& spec = *spec_of(leaf);
+    return largest_part_bytes(spec.meta(), Layout(spec.mesh(), spec.placements()));
+  }
+
+  std::vector<Waiting> waiting_;
   int64_t bytes_ = 0;
 };
 
@@ -147,9 +161,11 @@ bool fits_bucket(const Spec& gradient, const Spec& leaf) {
 bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
   const Spec& from = *spec_of(gradient);
   if (!may_wait_in_bucket() || !fits_bucket(from, *spec_of(leaf))) return false;
-  if (leaf.grad().defined() && !open_gradient(leaf.grad(), from.placements())) return false;
   GradientBucket& bucket = current_bucket();
-  if (!bucket.holds(leaf)) bucket.add(leaf);
+  const bool is_first = !bucket.holds(leaf), has_gradient = leaf.grad().defined();
+  if (is_first) bucket.make_room_for(leaf);
+  if (has_gradient && !open_gradient(leaf.grad(), from.placements())) return false;
+  if (is_first) bucket.add(leaf, has_gradient);
   return true;
 }
 

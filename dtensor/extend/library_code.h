@@ -51,6 +51,10 @@ class LibraryCode {
   std::optional<c10::impl::IncludeDispatchKeyGuard> factories_reach_us_;
 };
 
+// For handlers of composite operators: runs the operator as if it had no handler, so that autocast, which lies between,
+// comes before the operator's own code.
+void run_without_handler(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
 // A plain tensor that means the same on every rank wherever it comes from: a number, or an empty list of numbers.
 bool counts_as_number(const at::Tensor& t);
 

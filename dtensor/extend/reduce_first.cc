@@ -139,7 +139,7 @@ void reduce_lists(const OpInfo& info, torch::jit::Stack& stack) {
   }
 }
 
-bool is_used_beside(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const at::Tensor& t) {
+bool is_likely_used_beside(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const at::Tensor& t) {
   if (in_backward() || !is_sum(t)) return false;
   const auto keepdim = info.op.schema().argumentIndexWithName("keepdim");
   return keepdim && args[*keepdim].isBool() && args[*keepdim].toBool();

@@ -18,15 +18,15 @@ namespace dtensor {
 // of operator and argument.
 void reduce_lists(const OpInfo& info, torch::jit::Stack& stack);
 
-// Is a sum or mean of `t` used beside `t` itself? So are those that keep their dims, in forward, as norms written by
-// hand do: x - x.mean(-1, true). Then the tensor is reduced instead of them, whatever the order of the statements.
-bool is_used_beside(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const at::Tensor& t);
+// Is this a call with keepdim = true in forward, on sums? Its result is most likely used beside `t`, as in a norm that
+// is written by hand: x - x.mean(-1, true). Then `t` is reduced instead of it, whatever the order of the statements.
+bool is_likely_used_beside(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const at::Tensor& t);
 
 // `t`, which is Partial, reduced for that argument of the operator, and remembered so. Undefined, and nothing done: it
 // would not be remembered.
 at::Tensor reduce_first(const OpInfo& info, size_t arg, const at::Tensor& t);
 
-// Each of `tensors`, those arguments of the operator and on one mesh, in its layout of `to`. All come in one
+// Brings tensors[k], the argument args[k] of the operator, to the layout to[k]; all are on one mesh. They come in one
 // collective, which is remembered, so that the next call has none. Differentiable: the gradients come back as they are,
 // so that those of many calls are added up before they are brought to a parameter's layout.
 std::vector<at::Tensor> gather_for_reuse(const OpInfo& info, c10::ArrayRef<size_t> args, at::TensorList tensors,

@@ -1,5 +1,6 @@
 // Composite operators, above autograd: notes that their code runs (library_code.h), and runs in its place what has a
 // handler or writes to out=.
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <vector>
@@ -86,6 +87,21 @@ bool register_composites() {
 const bool composites_registered = register_composites();
 
 }  // namespace
+
+void run_without_handler(const c10::OperatorHandle& op, Stack& stack) {
+  c10::DispatchKeySet keys;
+  for (const c10::IValue& arg : torch::jit::last(stack, op.schema().arguments().size())) {
+    if (arg.isTensor() && arg.toTensor().defined()) keys = keys | arg.toTensor().key_set();
+  }
+  keys = c10::impl::computeDispatchKeySet(keys, c10::DispatchKeySet(c10::DispatchKeySet::FULL));
+  // That key falls through, which is known to the dispatcher alone; tensors have it in inference mode, too.
+  keys = (keys & kBelowThatKey).remove(c10::DispatchKey::ADInplaceOrView);
+  // Below autograd the next kernel would be the handler again.
+  if (keys.highestPriorityTypeId() == kDTensorKey)
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  op.redispatchBoxed(keys, &stack);
+}
+
 }  // namespace dtensor
 
 TORCH_LIBRARY_IMPL(_, DeferredInit, m) {

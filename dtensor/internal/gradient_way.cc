@@ -136,7 +136,8 @@ const Spec* partial_gradient(const OpInfo& info, const Inputs& in) {
   return std::all_of(gradient->placements().begin(), gradient->placements().end(), waits) ? gradient : nullptr;
 }
 
-// Of the result of an elementwise operator. Nothing: the dims of `gradient` are others there.
+// Of the result, if the operator is elementwise; of others this may be wrong, which costs time and no values, as it
+// sets a price only. Nothing: the dims of `gradient` are others there.
 std::optional<Shape> broadcast_sizes(const Inputs& in, const Spec& gradient) {
   Shape sizes = gradient.sizes();
   for (const at::Tensor& t : in.tensors) {

@@ -98,8 +98,10 @@ void check_no_written_list(const OpInfo& info, c10::ArrayRef<c10::IValue> args) 
 // Is all that is distributed here what a factory made in a MeshScope, and nobody has written to since?
 bool from_factories_alone(c10::ArrayRef<c10::IValue> args) {
   const auto fits = [](const c10::IValue& x) {
-    return !x.isTensor() || !is_dtensor(x.toTensor()) ||
-           (peek_meta(x.toTensor()).is_unplaced && spec_of(x.toTensor())->is_replicated());
+    if (!x.isTensor() || !is_dtensor(x.toTensor())) return true;
+    const DTensorMeta& meta = peek_meta(x.toTensor());
+    const bool is_written = meta.storage->writes.load(std::memory_order_relaxed) > 0;
+    return meta.is_unplaced && meta.spec->is_replicated() && !is_written;
   };
   return std::all_of(args.begin(), args.end(), [&](const c10::IValue& arg) {
     if (!arg.isList()) return fits(arg);

@@ -219,6 +219,40 @@ TEST_CASE("gradient bucket: gradients that are there survive a backward that fai
   check_gradients(step.model);
 }
 
+TEST_CASE("gradient bucket: a backward that fails keeps what was delayed before it") {
+  Step step;
+  {
+    DelayGradientReduction delay;
+    step.backward();
+  }
+  const Tensor loss = loss_of(step.model, step.x);
+  {
+    ForbidImplicitCommunication forbid;
+    CHECK_THROWS(loss.backward());
+  }
+  for (const Tensor& p : step.model->parameters()) CHECK(p.grad().defined());
+}
+
+TEST_CASE("gradient bucket: a backward that fails when the bucket is full leaves gradients as they were") {
+  const DeviceMesh mesh = mesh4();
+  constexpr int64_t kSide = 1500;  // two gradients are more than a bucket holds
+  const auto parameter = [&] {
+    Tensor p = zeros({kSide, kSide}, mesh, {Replicate()}, {.dtype = torch::kDouble}).requires_grad_();
+    p.mutable_grad() = ones({kSide, kSide}, mesh, {Replicate()}, {.dtype = torch::kDouble});
+    return p;
+  };
+  const Tensor a = parameter(), b = parameter(), x = ones({4, kSide}, mesh, {Shard(0)}, {.dtype = torch::kDouble});
+  const Tensor loss = x.mm(a).mm(b).sum();
+  {
+    ForbidImplicitCommunication forbid;
+    CHECK_THROWS(loss.backward());
+  }
+  for (const Tensor& p : {a, b}) {
+    CHECK(DTensor(p.grad()).placements() == Placements{Replicate()});
+    CHECK(full_tensor(p.grad()).eq(1).all().item<bool>());
+  }
+}
+
 TEST_CASE("gradient bucket: a backward that fails leaves no gradient where there was none") {
   Step step;
   const Tensor loss = loss_of(step.model, step.x);

@@ -1,5 +1,6 @@
 // Fourier transforms in every layout; a split dim that is transformed moves, it is not gathered.
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/fft_fft.h>
 #include <ATen/ops/fft_fft2.h>
@@ -277,4 +278,15 @@ TEST_CASE("A dim that is cut or padded, or transformed in two steps, moves once"
 }
 
 }  // namespace
+TEST_CASE("a transform under autocast reads float, as ATen's does", "[ops][fourier]") {
+  const DeviceMesh mesh(World::local(4), {4});
+  const at::Tensor x = at::rand({4, 8}).to(at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor expected = at::fft_fft(x), split = at::fft_fft(distribute_tensor(x, mesh, {Shard(1)}));
+  at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  CHECK(split.scalar_type() == expected.scalar_type());
+  CHECK(difference(split, expected, 1e-4) == std::nullopt);
+}
+
 }  // namespace dtensor::testing

@@ -7,6 +7,7 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/softmax.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
@@ -63,6 +64,19 @@ TEST_CASE("linear and matmul of an uneven batch communicate nothing", "[ops][une
     check(
         "batch times fewer dims", {{batch, 2, 3, 4}, {2, 4, 2}},
         [](const Tensors& t) { return Tensors{at::matmul(t[0], t[1])}; }, batch_alone);
+  }
+}
+
+TEST_CASE("linear and matmul in inference mode take tensors that were made outside of it", "[ops][uneven_batch]") {
+  const DeviceMesh mesh(World::local(4), {4});
+  for (const int64_t batch : {4, 6}) {
+    const at::Tensor x = at::rand({batch, kLength, kFeatures}, at::kDouble),
+                     w = at::rand({kFeatures, kFeatures}, at::kDouble);
+    const at::Tensor split = distribute_tensor(x, mesh, {Shard(0)}),
+                     whole = distribute_tensor(w, mesh).requires_grad_();
+    const c10::InferenceMode mode;
+    CHECK(difference(at::linear(split, whole), at::linear(x, w)) == std::nullopt);
+    CHECK(difference(at::matmul(split, whole), at::matmul(x, w)) == std::nullopt);
   }
 }
 

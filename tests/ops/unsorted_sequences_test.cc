@@ -133,6 +133,9 @@ TEST_CASE("in a MeshScope factories' tensors are written to plain ones, others a
   CHECK(at::equal(inverse, longs({1, 2, 0})));
   CHECK_THROWS_WITH(inverse.copy_(distribute_tensor(longs({1, 2, 3}), mesh)),
                     Catch::Contains("writes to a plain tensor"));
+  at::Tensor written = at::arange(3);
+  written.copy_(distribute_tensor(longs({1, 2, 3}), mesh));
+  CHECK_THROWS_WITH(inverse.copy_(written), Catch::Contains("writes to a plain tensor"));
 }
 
 }  // namespace dtensor::testing
