@@ -1,6 +1,8 @@
 // Elementwise operators that let Partials through: linear ones, and monotone ones for maxima and minima.
 #include <ATen/core/stack.h>
 
+#include <algorithm>
+
 #include "ops/pointwise.h"
 #include "propagation/rule_registry.h"
 
@@ -75,13 +77,20 @@ OpRule monotone_in_both(std::optional<ReduceOp> own) {
 }
 
 // Of bools `and` is the minimum and `or` the maximum, which `own` says, and both are non-decreasing in each argument.
-// Of numbers nothing passes: whether one is 0 has nothing to do with their order.
+// Of numbers nothing passes, also where the result is written to numbers: whether one is 0 has nothing to do with their
+// order.
 OpRule of_bools(ReduceOp own) {
   PointwisePartials p{{}, Maths::kCopy, {{{"self", "other"}, own, own, Maths::kCopy}}};
   for (const ReduceOp op : {kMin, kMax}) {
     for (const char* argument : {"self", "other"}) p.passes.push_back({{argument}, op, op, Maths::kCopy});
   }
-  return pointwise_op(p);
+  OpRule rule = pointwise_op(p);
+  rule.per_dim = [bools = rule.per_dim, numbers = pointwise_op().per_dim](const OpCall& call, int64_t mesh_dim) {
+    const auto is_bool = [](const SpecPtr& input) { return !input || input->dtype() == at::kBool; };
+    const bool all = std::all_of(call.inputs.begin(), call.inputs.end(), is_bool);
+    return (all ? bools : numbers)(call, mesh_dim);
+  };
+  return rule;
 }
 
 // Of self +- alpha * other, one is a sum and the other the same on all ranks, of any dtype: the first rank adds it.

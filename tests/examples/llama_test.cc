@@ -111,9 +111,11 @@ TEST_CASE("llama: one reduction per half of a block, and no weight moves", "[exa
     const MeshScope scope(mesh);
     CommDebugMode comm;
     const auto loss = loss_of(model, batch);
-    // The embedding and two per block; maximum and sum of the scores; target scores and mean.
-    CHECK(comm.count(Collective::kAllReduce) == 1 + 2 * config.layers + 3);
-    CHECK(comm.total() == comm.count(Collective::kAllReduce));
+    // The embedding and two per block; target scores and mean.
+    CHECK(comm.count(Collective::kAllReduce) == 1 + 2 * config.layers + 1);
+    // Maximum and sum of the scores.
+    CHECK(comm.count(Collective::kAllGather) == 1);
+    CHECK(comm.total() == comm.count(Collective::kAllReduce) + 1);
     comm.reset();
     loss.backward();
     // The head's, and two per block; the gradients of all parameters.

@@ -186,9 +186,15 @@ at::Tensor Execution::seed(const at::Tensor& output, Program::Seeds seeds, int n
 
 std::vector<at::Tensor> Execution::gradients_of(const std::vector<at::Tensor>& roots,
                                                 const std::vector<at::Tensor>& leaves, Program::Seeds seeds) const {
-  std::vector<at::Tensor> weights;
-  for (const auto& root : roots) weights.push_back(seed(root, seeds, static_cast<int>(weights.size())));
-  return torch::autograd::grad(roots, leaves, weights, /*retain_graph=*/true, /*create_graph=*/true,
+  std::vector<at::Tensor> used, weights;
+  for (size_t k = 0; k < roots.size(); ++k) {
+    // A gradient that depends on nothing may need gradients of its own or not: the numbers of the others stay.
+    if (!roots[k].defined() || !roots[k].requires_grad()) continue;
+    used.push_back(roots[k]);
+    weights.push_back(seed(roots[k], seeds, static_cast<int>(k)));
+  }
+  if (used.empty()) return std::vector<at::Tensor>(leaves.size());
+  return torch::autograd::grad(used, leaves, weights, /*retain_graph=*/true, /*create_graph=*/true,
                                /*allow_unused=*/true);
 }
 
@@ -201,13 +207,8 @@ std::vector<at::Tensor> Execution::gradients(const Program& program, int order) 
     if (differentiable(t) && t.requires_grad() && !t.is_leaf()) roots.push_back(t);
   }
   if (roots.empty() || leaves.empty()) return {};
-  auto gradients = gradients_of(roots, leaves, program.seeds);
-  if (order == 1) return gradients;
-  roots.clear();
-  for (const auto& g : gradients) {
-    if (g.defined() && g.requires_grad()) roots.push_back(g);
-  }
-  return roots.empty() ? std::vector<at::Tensor>() : gradients_of(roots, leaves, program.seeds);
+  const auto gradients = gradients_of(roots, leaves, program.seeds);
+  return order == 1 ? gradients : gradients_of(gradients, leaves, program.seeds);
 }
 
 }  // namespace dtensor::fuzz

@@ -64,9 +64,14 @@ inline constexpr char kGradients[] = R"(at::Tensor weights(const at::Tensor& out
 }
 
 std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& leaves) {
-  std::vector<at::Tensor> seeds;
-  for (const at::Tensor& root : roots) seeds.push_back(weights(root, static_cast<int>(seeds.size())));
-  return torch::autograd::grad(roots, leaves, seeds, /*retain_graph=*/true, /*create_graph=*/true, /*allow_unused=*/true);
+  std::vector<at::Tensor> used, seeds;
+  for (size_t k = 0; k < roots.size(); ++k) {
+    if (!roots[k].defined() || !roots[k].requires_grad()) continue;
+    used.push_back(roots[k]);
+    seeds.push_back(weights(roots[k], static_cast<int>(k)));
+  }
+  if (used.empty()) return std::vector<at::Tensor>(leaves.size());
+  return torch::autograd::grad(used, leaves, seeds, /*retain_graph=*/true, /*create_graph=*/true, /*allow_unused=*/true);
 }
 
 // Of a fixed linear function of everything with respect to the leaves, and of such a function of those.
@@ -80,11 +85,9 @@ void add_gradients(Named& all, const std::vector<at::Tensor>& leaves) {
     if (differentiable && t.requires_grad() && !t.is_leaf()) roots.push_back(t);
   }
   for (int order = 1; order <= @ORDER@ && !roots.empty() && !targets.empty(); ++order) {
-    const auto result = gradients(roots, targets);
-    roots.clear();
-    for (size_t k = 0; k < result.size(); ++k) {
-      all.emplace_back("gradient " + std::to_string(k) + " of order " + std::to_string(order), result[k]);
-      if (result[k].defined() && result[k].requires_grad()) roots.push_back(result[k]);
+    roots = gradients(roots, targets);
+    for (size_t k = 0; k < roots.size(); ++k) {
+      all.emplace_back("gradient " + std::to_string(k) + " of order " + std::to_string(order), roots[k]);
     }
   }
 }

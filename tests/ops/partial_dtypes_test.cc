@@ -245,6 +245,12 @@ std::vector<Operation> binary() {
       {"logical_or", [](auto& x, auto& o) { return at::logical_or(o[0], x); }},
       {"logical_and of it", [](auto& x, auto&) { return at::logical_and(x, x); }},
       {"logical_or of it", [](auto& x, auto&) { return at::logical_or(x, x); }},
+      {"logical_or into it",
+       [](auto& x, auto&) {
+         const at::Tensor y = x.clone();
+         y.logical_or_(x);
+         return y;
+       }},
       {"maximum of it", [](auto& x, auto&) { return at::maximum(x, x); }},
       {"fmax",
        [](auto& x, auto& o) {
