@@ -47,11 +47,7 @@ std::optional<std::vector<int64_t>> valid_dims(const at::Tensor& self, const c10
 // The results, if the summaries are fewer bytes than the elements.
 std::optional<std::vector<at::Tensor>> of_split(const c10::OperatorHandle& op, const at::Tensor& self,
                                                 const SummaryRequest& request, const Combination& combination) {
-  int64_t elements = 1;
-  for (const int64_t d : request.dims) elements *= self.size(d);
-  int64_t column = 0;
-  for (const auto dtype : request.dtypes) column += static_cast<int64_t>(c10::elementSize(dtype));
-  if (num_columns(self, request) * column >= elements * static_cast<int64_t>(self.element_size())) return std::nullopt;
+  if (!are_fewer_bytes(self, request)) return std::nullopt;
   return combine_summaries(self, request, combination,
                            {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true});
 }
@@ -59,10 +55,6 @@ std::optional<std::vector<at::Tensor>> of_split(const c10::OperatorHandle& op, c
 void replace(const c10::OperatorHandle& op, Stack& stack, const std::vector<at::Tensor>& results) {
   torch::jit::drop(stack, op.schema().arguments().size());
   for (const at::Tensor& t : results) stack.emplace_back(t);
-}
-
-std::function<int64_t(const Part&)> one_of_elements(const std::vector<int64_t>& dims) {
-  return [dims](const Part& part) { return num_elements(part, dims) > 0 ? 1 : 0; };
 }
 
 // logsumexp(self, dim, keepdim).
@@ -127,6 +119,10 @@ int64_t num_elements(const Part& part, const std::vector<int64_t>& dims) {
   int64_t n = 1;
   for (const int64_t d : dims) n *= total_size(part.dims[d]);
   return n;
+}
+
+std::function<int64_t(const Part&)> one_of_elements(const std::vector<int64_t>& dims) {
+  return [dims](const Part& part) { return num_elements(part, dims) > 0 ? 1 : 0; };
 }
 
 Moments combined(const Moments& columns, const at::Tensor& shares) {

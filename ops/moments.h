@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "ops/combine_summaries.h"
@@ -31,5 +33,7 @@ SummaryRequest moments_request(std::vector<int64_t> dims, c10::ScalarType dtype)
 Combination moments_combination(const SummaryRequest& request);
 
 int64_t num_elements(const Part& part, const std::vector<int64_t>& dims);
+// SummaryRequest::count of ranks that each say one thing of their elements along `dims`: none of a part without any.
+std::function<int64_t(const Part&)> one_of_elements(const std::vector<int64_t>& dims);
 
 }  // namespace dtensor

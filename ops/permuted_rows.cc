@@ -2,8 +2,8 @@
 // a batch by its lengths, and the way back. Like the lengths it is plain numbers, which say the same on every rank.
 // Where ranks share the dim its layout stays, and each gets from the others the rows that it lacks.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/argsort.h>
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/tensor.h>
 #include <c10/util/hash.h>
 
 #include <cstdint>
@@ -45,12 +45,6 @@ std::optional<Order> permutation_of(const at::Tensor& index, int64_t n) {
     seen[i] = true;
   }
   return order;
-}
-
-Order inverse_of(const Order& order) {
-  Order inverse(order.size());
-  for (size_t place = 0; place < order.size(); ++place) inverse[order[place]] = static_cast<int64_t>(place);
-  return inverse;
 }
 
 IndexMap map_of(const Order& order) {
@@ -101,13 +95,12 @@ void index_select_backward(const c10::OperatorHandle& op, Stack& stack) {
   const auto sizes = args["self_sizes"].toIntVector();
   const auto ndim = static_cast<int64_t>(sizes.size()), given = args["dim"].toInt();
   const int64_t dim = given < 0 ? given + ndim : given;
-  std::optional<Order> order;
-  if (is_dtensor(grad) && dim >= 0 && dim < ndim) order = permutation_of(index, sizes[dim]);
-  if (!order) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  if (!is_dtensor(grad) || dim < 0 || dim >= ndim || !permutation_of(index, sizes[dim]))
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   at::Tensor back;
   {
     LocalGuard guard;
-    back = at::tensor(inverse_of(*order), at::kLong);
+    back = at::argsort(index.detach().to(at::kCPU));
   }
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(at::index_select(grad, dim, back));

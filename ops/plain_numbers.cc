@@ -41,7 +41,7 @@ at::Tensor plain_range(at::Tensor& self, int64_t coordinate_dims, const c10::Ope
     SummaryRequest request;
     request.dims = dims;
     request.dtypes = {self.scalar_type(), self.scalar_type()};
-    request.count = [dims](const Part& part) { return num_elements(part, dims) > 0 ? 1 : 0; };
+    request.count = one_of_elements(dims);
     request.summarize = [dims](const at::Tensor& local, const Part&, int64_t) {
       return std::vector<at::Tensor>{local.amin(dims, true), local.amax(dims, true)};
     };

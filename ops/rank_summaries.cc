@@ -29,6 +29,13 @@ int64_t num_columns(const at::Tensor& t, const SummaryRequest& request) {
   return shares.width * static_cast<int64_t>(shares.parts.size());
 }
 
+bool are_fewer_bytes(const at::Tensor& t, const SummaryRequest& request) {
+  int64_t elements = 1, column = 0;
+  for (const int64_t d : request.dims) elements *= t.size(d);
+  for (const auto dtype : request.dtypes) column += static_cast<int64_t>(c10::elementSize(dtype));
+  return num_columns(t, request) * column < elements * static_cast<int64_t>(t.element_size());
+}
+
 Summaries gather_summaries(const at::Tensor& t, const SummaryRequest& request, const CommCause& cause) {
   const DTensorMeta& meta = meta_of(t);
   const Spec& spec = *meta.spec;

@@ -27,6 +27,8 @@ struct Summaries {
 
 // Columns that travel, padding included: ranks that share the dims times the widest summary.
 int64_t num_columns(const at::Tensor& t, const SummaryRequest& request);
+// Are these columns fewer bytes than the elements that they stand for?
+bool are_fewer_bytes(const at::Tensor& t, const SummaryRequest& request);
 // REQUIRES: is_split(t, request.dims).
 Summaries gather_summaries(const at::Tensor& t, const SummaryRequest& request, const CommCause& cause);
 

@@ -14,13 +14,13 @@
 
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/op_info.h"
-#include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
 #include "ops/combine_summaries.h"
 #include "ops/meta_tensor.h"
 #include "ops/moments.h"
 #include "ops/rank_summaries.h"
+#include "ops/split_rows.h"
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
@@ -51,22 +51,13 @@ OutputMetas safe_softmax_metas(const OpCall& call) {
 
 bool is_split_along(const at::Tensor& t, int64_t dim) { return t.dim() > 0 && is_split(t, {wrap_dim(dim, t.dim())}); }
 
-// The ranks' results per row, reduced.
-at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what) {
-  return redistribute_below_autograd(
-      t, without_partials(spec_of(t)->placements()),
-      {c10::toString(op.operator_name()), what, module_of(peek_meta(t)), /*implicit=*/true});
-}
-
-bool is_half(c10::ScalarType t) { return t == at::kHalf || t == at::kBFloat16; }
-
 // What a rank says of its elements of a row: the largest, and the sum of the exponentials of what each is below it. A
 // part whose elements are all -inf has a sum of 0.
 SummaryRequest exponentials(int64_t dim, c10::ScalarType dtype) {
   SummaryRequest request;
   request.dims = {dim};
   request.dtypes = {dtype, dtype};
-  request.count = [dim](const Part& part) { return num_elements(part, {dim}) > 0 ? 1 : 0; };
+  request.count = one_of_elements({dim});
   request.summarize = [dim](const at::Tensor& local, const Part&, int64_t) {
     const at::Tensor largest = local.amax({dim}, true);
     const at::Tensor base = largest.masked_fill(largest == -std::numeric_limits<double>::infinity(), 0);
@@ -96,11 +87,8 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const int64_t dim = wrap_dim(args[1].toInt(), self.dim());
   const at::ScalarType dtype = args[2].toBool() ? at::kFloat : self.scalar_type();
   const SummaryRequest request = exponentials(dim, widened(self.scalar_type()));
-  // Where the parts are so short that their elements are fewer bytes, these move.
-  const auto said = 2 * static_cast<int64_t>(c10::elementSize(request.dtypes[0]));
-  if (num_columns(self, request) * said >= self.size(dim) * static_cast<int64_t>(self.element_size()))
-    return dispatch_by_rule(op, stack);
-  const at::Tensor x = (is_half(self.scalar_type()) ? self.to(at::kFloat) : self).contiguous();
+  if (!are_fewer_bytes(self, request)) return dispatch_by_rule(op, stack);  // short rows move as they are
+  const at::Tensor x = self.to(request.dtypes[0]).contiguous();
   const auto row =
       combine_summaries(x, request, combined_exponentials(request.dtypes[0]),
                         {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true});
@@ -120,7 +108,8 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     return dispatch_by_rule(op, stack);
   const at::ScalarType dtype = args[3].toScalarType();
   at::Tensor sums = kLog ? known_sums(grad, wrap_dim(dim, grad.dim())) : at::Tensor();
-  if (is_half(output.scalar_type())) grad = grad.to(at::kFloat), output = output.to(at::kFloat);
+  const at::ScalarType computed = widened(output.scalar_type());
+  if (computed != output.scalar_type()) grad = grad.to(computed), output = output.to(computed);
   torch::jit::drop(stack, 4);
   const at::Tensor weighted = kLog ? grad : grad * output;
   if (!sums.defined()) sums = reduced(weighted.sum({dim}, true), op, "sum");

@@ -48,58 +48,57 @@ std::vector<Element> partial_elements(const OpInfo& info, c10::ArrayRef<c10::IVa
   return elements;
 }
 
-// Of one mesh.
-std::vector<at::Tensor> reduced_together(const OpInfo& info, c10::ArrayRef<Element> elements) {
+struct Moved {
+  std::vector<SpecPtr> specs;
+  std::vector<RankTensors> parts;
+
+  at::Tensor result(size_t k) const { return make_result(specs[k], parts[k]); }
+};
+
+// Elements of one mesh, each in its layout of `to`, in one collective, which is remembered.
+Moved moved_together(const OpInfo& info, c10::ArrayRef<Element> elements, c10::ArrayRef<Placements> to) {
   Inputs in;
   Decision decision;
   in.mesh = elements.front().mesh();
   in.slots.resize(info.args.size());
-  for (const Element& element : elements) {
-    ArgSlot& slot = in.slots[element.arg];
-    const bool is_list = info.args[element.arg].kind == OpInfo::Arg::Kind::kTensorList;
+  for (size_t k = 0; k < elements.size(); ++k) {
+    const auto& [arg, number, tensor] = elements[k];
+    ArgSlot& slot = in.slots[arg];
+    const bool is_list = info.args[arg].kind == OpInfo::Arg::Kind::kTensorList;
     const auto kind = is_list ? ArgSlot::Kind::kTensorList : ArgSlot::Kind::kTensor;
     if (slot.count++ == 0) slot = {kind, static_cast<int>(in.tensors.size()), 1};
-    in.tensors.push_back(element.tensor);
-    in.args.push_back(static_cast<uint16_t>(element.arg));
-    const SpecPtr& spec = spec_of(element.tensor);
-    const Placements to = without_partials(spec->placements());
-    decision.input_plans.push_back(cached_plan(spec, to, current_dispatch_scope().limits));
-    decision.computed.push_back(spec->with_placements(to));
-  }
-  const std::vector<RankTensors> parts = move_inputs(info, decision, in);
-  std::vector<at::Tensor> result;
-  for (size_t k = 0; k < elements.size(); ++k) {
-    at::Tensor reduced = reduced_before(elements[k].tensor);
-    result.push_back(reduced.defined() ? std::move(reduced) : make_result(decision.computed[k], parts[k]));
-  }
-  return result;
-}
-
-std::vector<at::Tensor> move(const OpInfo& info, c10::ArrayRef<size_t> args, at::TensorList tensors,
-                             c10::ArrayRef<Placements> to) {
-  Inputs in;
-  Decision decision;
-  in.mesh = spec_of(tensors.front())->mesh();
-  in.slots.resize(info.args.size());
-  for (size_t k = 0; k < tensors.size(); ++k) {
-    in.slots[args[k]] = {ArgSlot::Kind::kTensor, static_cast<int>(k), 1};
-    in.tensors.push_back(tensors[k]);
-    in.args.push_back(static_cast<uint16_t>(args[k]));
-    const SpecPtr& spec = spec_of(tensors[k]);
+    in.tensors.push_back(tensor);
+    in.args.push_back(static_cast<uint16_t>(arg));
+    const SpecPtr& spec = spec_of(tensor);
     decision.input_plans.push_back(cached_plan(spec, to[k], current_dispatch_scope().limits));
     decision.computed.push_back(spec->with_placements(to[k]));
   }
-  const std::vector<RankTensors> parts = move_inputs(info, decision, in);
+  std::vector<RankTensors> parts = move_inputs(info, decision, in);
+  return {{decision.computed.begin(), decision.computed.end()}, std::move(parts)};
+}
+
+// Of one mesh.
+std::vector<at::Tensor> reduced_together(const OpInfo& info, c10::ArrayRef<Element> elements) {
+  std::vector<Placements> to;
+  for (const Element& element : elements) to.push_back(without_partials(spec_of(element.tensor)->placements()));
+  const Moved moved = moved_together(info, elements, to);
   std::vector<at::Tensor> result;
-  for (size_t k = 0; k < tensors.size(); ++k) result.push_back(make_result(decision.computed[k], parts[k]));
+  for (size_t k = 0; k < elements.size(); ++k) {
+    at::Tensor reduced = reduced_before(elements[k].tensor);
+    result.push_back(reduced.defined() ? std::move(reduced) : moved.result(k));
+  }
   return result;
 }
 
 struct GatherFn : torch::autograd::Function<GatherFn> {
   static std::vector<at::Tensor> forward(torch::autograd::AutogradContext* ctx, at::TensorList tensors,
                                          const OpInfo* info, c10::ArrayRef<size_t> args, c10::ArrayRef<Placements> to) {
-    std::vector<at::Tensor> result = move(*info, args, tensors, to), constant;
-    for (size_t k = 0; k < result.size(); ++k) {
+    std::vector<Element> elements;
+    for (size_t k = 0; k < tensors.size(); ++k) elements.push_back({args[k], 0, tensors[k]});
+    const Moved moved = moved_together(*info, elements, to);
+    std::vector<at::Tensor> result, constant;
+    for (size_t k = 0; k < tensors.size(); ++k) {
+      result.push_back(moved.result(k));
       if (!tensors[k].requires_grad()) constant.push_back(result[k]);
     }
     if (!constant.empty()) ctx->mark_non_differentiable(constant);

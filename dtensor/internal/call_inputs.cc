@@ -236,15 +236,10 @@ void note_unplaced(Inputs& in) {
   const auto is_parameter = [](const at::Tensor& t) {
     return peek_meta(t).storage->is_parameter.load(std::memory_order_relaxed);
   };
-  const auto is_unplaced = [&](const at::Tensor& t) {
-    const DTensorMeta& meta = peek_meta(t);
-    return meta.is_unplaced && meta.spec->is_replicated() && !is_parameter(t) &&
-           meta.storage->writes.load(std::memory_order_relaxed) == 0;
-  };
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
     if (!t.defined() || is_parameter(t)) continue;
-    if (!is_unplaced(t)) return in.unplaced.clear();
+    if (!is_unwritten_constant(t)) return in.unplaced.clear();
     in.unplaced.push_back(static_cast<int>(k));
   }
 }
@@ -266,6 +261,11 @@ void note_context(const OpInfo& info, Inputs& in) {
   }
   in.reads_factors_again = reads_factors_again(info, in);
   note_unplaced(in);
+}
+
+bool is_unwritten_constant(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  return meta.is_unplaced && meta.spec->is_replicated() && meta.storage->writes.load(std::memory_order_relaxed) == 0;
 }
 
 std::string module_path(const Inputs& in) {

@@ -40,6 +40,8 @@ bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // What matters to the price beside the inputs' layouts: `parameters`, `unplaced`, `homes` and `reads_factors_again`.
 void note_context(const OpInfo& info, Inputs& in);
+// Was `t` made for all ranks alike, from no tensor (DTensorMeta::is_unplaced), and not written to since?
+bool is_unwritten_constant(const at::Tensor& t);
 // "weight", or "tensors[1]" in a list.
 std::string arg_name(const OpInfo& info, const Inputs& in, int input);
 // Path of the module whose parameter is among the inputs; else that of the scope.

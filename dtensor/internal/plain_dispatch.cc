@@ -95,13 +95,10 @@ void check_no_written_list(const OpInfo& info, c10::ArrayRef<c10::IValue> args) 
   }
 }
 
-// Is all that is distributed here what a factory made in a MeshScope, and nobody has written to since?
+// Are all distributed tensors here constants that factories made in a MeshScope, and that were not written to since?
 bool from_factories_alone(c10::ArrayRef<c10::IValue> args) {
   const auto fits = [](const c10::IValue& x) {
-    if (!x.isTensor() || !is_dtensor(x.toTensor())) return true;
-    const DTensorMeta& meta = peek_meta(x.toTensor());
-    const bool is_written = meta.storage->writes.load(std::memory_order_relaxed) > 0;
-    return meta.is_unplaced && meta.spec->is_replicated() && !is_written;
+    return !x.isTensor() || !is_dtensor(x.toTensor()) || is_unwritten_constant(x.toTensor());
   };
   return std::all_of(args.begin(), args.end(), [&](const c10::IValue& arg) {
     if (!arg.isList()) return fits(arg);

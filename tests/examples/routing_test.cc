@@ -77,7 +77,7 @@ torch::Tensor loop_over_experts(const torch::Tensor& x, const torch::Tensor& cho
   return y;
 }
 
-// Tokens, choices, gates, and the two weights of each expert. The last expert is chosen by nobody.
+// Tokens, choices, gates, and the two weights of each expert. No token chooses the last expert.
 struct ExpertsByHand {
   ExpertsByHand(int64_t tokens, int64_t width, int64_t inner, int64_t experts)
       : x(doubles({tokens, width})), choice(torch::randint(experts - 1, {tokens})), gate(doubles({tokens})) {

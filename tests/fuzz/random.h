@@ -2,11 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <random>
 #include <utility>
 #include <vector>
 
 namespace dtensor::fuzz {
+
+// A seed or a number of programs that the variable `name` of the environment chooses; `otherwise` where it is not set.
+inline uint64_t number_from_env(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
 
 class Random {
  public:

@@ -6,7 +6,6 @@
 #include <torch/optim.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
 #include <map>
 #include <optional>
@@ -19,6 +18,7 @@
 
 #include "dtensor/dtensor.h"
 #include "observe/comm_debug_mode.h"
+#include "tests/fuzz/random.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor::fuzz {
@@ -26,11 +26,6 @@ namespace {
 
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
-
-uint64_t number_from_env(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
 
 // Makes the same tensors and choices each time from one seed, distributed or plain.
 class Pieces {

@@ -5,7 +5,6 @@
 #include <ATen/TensorOperators.h>
 #include <c10/util/Exception.h>
 
-#include <cstdlib>
 #include <map>
 #include <random>
 #include <sstream>
@@ -18,6 +17,7 @@
 #include "dtensor/scopes.h"
 #include "tests/fuzz/execution.h"
 #include "tests/fuzz/generate.h"
+#include "tests/fuzz/random.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor::fuzz {
@@ -26,11 +26,6 @@ namespace {
 const World& job_world() {
   static const World world = World::from_env();
   return world;
-}
-
-uint64_t number_from_env(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
 // Reads `t` in one of several ways. What is not there is an error, which other ranks do not hear of.

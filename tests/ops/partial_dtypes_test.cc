@@ -584,7 +584,7 @@ TEST_CASE("Filling a Partial over several mesh dims", "[partial_dtypes]") {
     const auto p = [&] { return lay_out(x, mesh, layout); };
     CHECK(difference(p().fill_(5), at::full_like(x, 5)) == std::nullopt);
     CHECK(difference(p().zero_(), at::zeros_like(x)) == std::nullopt);
-    // A new tensor of that value is whole where the old one was Partial: nobody has to add it up.
+    // A new tensor of that value is replicated where the old one was Partial: it needs no reduction.
     Placements whole = layout;
     for (Placement& placement : whole) placement = placement.is_partial() ? Replicate() : placement;
     const at::Tensor two = lay_out(at::scalar_tensor(2, at::kDouble), mesh, {Replicate(), Replicate()});

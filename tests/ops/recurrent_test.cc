@@ -161,6 +161,26 @@ TEST_CASE("every rank computes its own part of the batch, from the first step on
   CHECK(difference(y, expected) == std::nullopt);
 }
 
+// Parameters split over their rows, and the same values on one device.
+struct Parameters {
+  Tensors split, plain;
+
+  Parameters(const Shapes& shapes, const DeviceMesh& mesh) {
+    for (const std::vector<int64_t>& sizes : shapes) {
+      const at::Tensor w = at::rand(sizes, at::kDouble) - 0.5;
+      split.push_back(distribute_tensor(w, mesh, {Shard(0)}).requires_grad_());
+      plain.push_back(w.clone().requires_grad_());
+    }
+  }
+
+  void check_gradients() const {
+    for (size_t k = 0; k < plain.size(); ++k) {
+      CHECK(to_string(DTensor(split[k].grad()).placements()) == "S(0)");
+      CHECK(difference(split[k].grad(), plain[k].grad()) == std::nullopt);
+    }
+  }
+};
+
 // Fully sharded: each step would move its state otherwise, as that is smaller than the weights.
 TEST_CASE("split weights come together once for all steps of a split batch", "[ops][recurrent]") {
   const DeviceMesh mesh(World::local(4), {4});
@@ -169,34 +189,27 @@ TEST_CASE("split weights come together once for all steps of a split batch", "[o
   const int64_t directions = both_ways ? 2 : 1;
   const at::Tensor x = at::rand({kSteps, 9, 5}, at::kDouble),
                    h = at::zeros({kLayers * directions, 9, kHidden}, at::kDouble);
-  Tensors plain, split;
+  Shapes shapes;
   for (int64_t k = 0; k < kLayers * directions; ++k) {
     const int64_t inputs = k < directions ? 5 : kHidden * directions;
-    for (const std::vector<int64_t>& sizes : std::vector<std::vector<int64_t>>{
-             {4 * kHidden, inputs}, {4 * kHidden, kHidden}, {4 * kHidden}, {4 * kHidden}}) {
-      const at::Tensor w = at::rand(sizes, at::kDouble) - 0.5;
-      split.push_back(distribute_tensor(w, mesh, {Shard(0)}).requires_grad_());
-      plain.push_back(w.clone().requires_grad_());
-    }
+    shapes.insert(shapes.end(), {{4 * kHidden, inputs}, {4 * kHidden, kHidden}, {4 * kHidden}, {4 * kHidden}});
   }
+  const Parameters parameters(shapes, mesh);
   const auto run = [&](const at::Tensor& input, const at::Tensor& state, const Tensors& weights) {
     return std::get<0>(at::lstm(input, {state, state}, weights, true, kLayers, 0, true, both_ways, false));
   };
   const at::Tensor batch = distribute_tensor(x, mesh, {Shard(1)}), state = distribute_tensor(h, mesh);
   CommDebugMode comm;
-  const at::Tensor y = run(batch, state, split);
+  const at::Tensor y = run(batch, state, parameters.split);
   CHECK(comm.total() == kLayers);
   CHECK(to_string(DTensor(y).placements()) == "S(1)");
   comm.reset();
   y.pow(2).sum().backward();
   CHECK(comm.total() == kLayers);
-  const at::Tensor expected = run(x, h, plain);
+  const at::Tensor expected = run(x, h, parameters.plain);
   CHECK(difference(y, expected) == std::nullopt);
   expected.pow(2).sum().backward();
-  for (size_t k = 0; k < plain.size(); ++k) {
-    CHECK(to_string(DTensor(split[k].grad()).placements()) == "S(0)");
-    CHECK(difference(split[k].grad(), plain[k].grad()) == std::nullopt);
-  }
+  parameters.check_gradients();
 }
 
 TEST_CASE("split weights of a cell come together once for all steps of a loop", "[ops][recurrent]") {
@@ -213,31 +226,23 @@ TEST_CASE("split weights of a cell come together once for all steps of a loop", 
   for (const auto& [gates, cell] : cells) {
     CAPTURE(gates);
     const at::Tensor x = at::rand({9, 5}, at::kDouble), h = at::zeros({9, 6}, at::kDouble);
-    Tensors plain, split;
-    for (const std::vector<int64_t>& sizes : Shapes{{gates * 6, 5}, {gates * 6, 6}, {gates * 6}, {gates * 6}}) {
-      const at::Tensor w = at::rand(sizes, at::kDouble) - 0.5;
-      split.push_back(distribute_tensor(w, mesh, {Shard(0)}).requires_grad_());
-      plain.push_back(w.clone().requires_grad_());
-    }
+    const Parameters parameters({{gates * 6, 5}, {gates * 6, 6}, {gates * 6}, {gates * 6}}, mesh);
     const auto run = [&, cell = cell](const at::Tensor& input, at::Tensor state, const Tensors& weights) {
       for (int step = 0; step < 28; ++step) state = cell(input, state, weights);
       return state;
     };
     const at::Tensor batch = distribute_tensor(x, mesh, {Shard(0)}), state = distribute_tensor(h, mesh, {Shard(0)});
     CommDebugMode comm;
-    const at::Tensor y = run(batch, state, split);
+    const at::Tensor y = run(batch, state, parameters.split);
     CHECK(comm.total() == 1);
     CHECK(to_string(DTensor(y).placements()) == "S(0)");
     comm.reset();
     y.pow(2).sum().backward();
     CHECK(comm.total() == 4);  // one per parameter: a part of one is smaller than its gradient
-    const at::Tensor expected = run(x, h, plain);
+    const at::Tensor expected = run(x, h, parameters.plain);
     CHECK(difference(y, expected) == std::nullopt);
     expected.pow(2).sum().backward();
-    for (size_t k = 0; k < plain.size(); ++k) {
-      CHECK(to_string(DTensor(split[k].grad()).placements()) == "S(0)");
-      CHECK(difference(split[k].grad(), plain[k].grad()) == std::nullopt);
-    }
+    parameters.check_gradients();
   }
 }
 
