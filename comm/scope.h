@@ -12,7 +12,7 @@
 namespace dtensor {
 
 struct Scope {
-  static constexpr auto kKind = c10::DebugInfoKind::TEST_INFO_2;
+  static c10::DebugInfoKind kind() { return c10::DebugInfoKind::TEST_INFO_2; }
 
   std::vector<CommListener*> listeners;  // innermost last; each must outlive the scope it was added in
   std::string module_path;

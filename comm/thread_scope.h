@@ -1,7 +1,7 @@
 // A value of the current thread that nests and follows the work: autograd's engine threads see that of the thread that
 // called backward (it rides on c10::ThreadLocalDebugInfo, as ATen's own thread state does).
 //
-//   struct Depth { static constexpr auto kKind = c10::DebugInfoKind::TEST_INFO; int depth = 0; };
+//   struct Depth { static c10::DebugInfoKind kind() { return c10::DebugInfoKind::TEST_INFO; } int depth = 0; };
 //   ThreadScope<Depth>::Guard deeper([](Depth& d) { ++d.depth; });   // until the end of the block
 //   ThreadScope<Depth>::current().depth;                             // 1
 #pragma once
@@ -14,15 +14,15 @@
 
 namespace dtensor {
 
-// T::kKind names the slot. The kinds are a closed enum without one for libraries; TEST_INFO and TEST_INFO_2 are free,
-// as only ATen's own unit tests use them.
+// T::kind() names the slot: an enumerator up to LibTorch 2.12, an object since. There is none for libraries; TEST_INFO and
+// TEST_INFO_2 are free, as only ATen's own unit tests use them.
 template <typename T>
 class ThreadScope {
  public:
   // The innermost value of this thread; a default one if there is none.
   static const T& current() {
     static const T& none = *new T;  // leaked: other threads may look at it while the process exits
-    const auto* frame = static_cast<const Frame*>(c10::ThreadLocalDebugInfo::get(T::kKind));
+    const auto* frame = static_cast<const Frame*>(c10::ThreadLocalDebugInfo::get(T::kind()));
     return frame != nullptr ? frame->value : none;
   }
 
@@ -34,9 +34,9 @@ class ThreadScope {
       auto frame = std::make_shared<Frame>();
       frame->value = current();
       change(frame->value);
-      c10::ThreadLocalDebugInfo::_push(T::kKind, std::move(frame));
+      c10::ThreadLocalDebugInfo::_push(T::kind(), std::move(frame));
     }
-    ~Guard() { c10::ThreadLocalDebugInfo::_pop(T::kKind); }
+    ~Guard() { c10::ThreadLocalDebugInfo::_pop(T::kind()); }
     Guard(const Guard&) = delete;
     Guard& operator=(const Guard&) = delete;
   };

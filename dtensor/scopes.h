@@ -14,7 +14,6 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch_key.h"
-#include "dtensor/extend/above_autograd_key.h"
 #include "dtensor/extend/dispatch_scope.h"
 
 namespace dtensor {
@@ -29,7 +28,7 @@ class MeshScope {
 
  private:
   DispatchScopeGuard guard_;
-  c10::impl::IncludeDispatchKeyGuard factories_reach_us_{c10::DispatchKeySet({kDTensorKey, kAboveAutogradKey})};
+  c10::impl::IncludeDispatchKeyGuard factories_reach_us_{kBothDTensorKeys};
 };
 
 // Inside of a MeshScope: factory functions make plain tensors, for code that fills them through a pointer.

@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "dtensor/extend/above_autograd_key.h"
+#include "dtensor/dispatch_key.h"
 
 namespace dtensor {
 namespace {

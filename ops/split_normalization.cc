@@ -11,7 +11,7 @@
 #include <optional>
 #include <utility>
 
-#include "dtensor/extend/above_autograd_key.h"
+#include "dtensor/dispatch_key.h"
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/representation.h"
 #include "ops/moments.h"

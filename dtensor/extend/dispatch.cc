@@ -6,6 +6,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/extend/call_sites.h"
+#include "dtensor/extend/core_fallback.h"
 #include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/op_info.h"
@@ -326,9 +327,10 @@ void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
   run_rule(info, *resolved, in, stack);
 }
 
-}  // namespace dtensor
+namespace {
 
-TORCH_LIBRARY_IMPL(_, Fake, m) {
-  static_assert(dtensor::kDTensorKey == c10::DispatchKey::Fake, "register the fallback at kDTensorKey");
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&dtensor::dispatch>());
-}
+const bool registered = (register_fallback(&dispatch), true);
+
+}  // namespace
+
+}  // namespace dtensor

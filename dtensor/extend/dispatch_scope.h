@@ -10,7 +10,7 @@ namespace dtensor {
 class CallSites;  // call_sites.h
 
 struct DispatchScope {
-  static constexpr auto kKind = c10::DebugInfoKind::TEST_INFO;
+  static c10::DebugInfoKind kind() { return c10::DebugInfoKind::TEST_INFO; }
 
   DeviceMesh mesh;                        // factories make replicated tensors on it (MeshScope)
   bool implicit_replication = false;      // plain tensors beside distributed ones count as replicated

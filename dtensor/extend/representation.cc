@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "dtensor/extend/above_autograd_key.h"
+#include "dtensor/dispatch_key.h"
 #include "dtensor/extend/sharing.h"
 
 namespace dtensor {
@@ -89,7 +89,7 @@ class DTensorImpl final : public c10::TensorImpl {
 
 c10::DispatchKeySet key_set(c10::DeviceType device) {
   const auto backend = device == c10::DeviceType::CUDA ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
-  return c10::DispatchKeySet(backend) | c10::DispatchKeySet({kDTensorKey, kAboveAutogradKey});
+  return c10::DispatchKeySet(backend) | kBothDTensorKeys;
 }
 
 c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,

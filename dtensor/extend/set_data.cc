@@ -5,7 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include "dtensor/extend/above_autograd_key.h"
+#include "dtensor/dispatch_key.h"
 #include "dtensor/extend/gradient_layout.h"
 #include "dtensor/extend/representation.h"
 

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "dtensor/extend/above_autograd_key.h"
+#include "dtensor/dispatch_key.h"
 #include "dtensor/extend/library_code.h"
 #include "dtensor/extend/op_info.h"
 #include "dtensor/extend/out_tensor.h"
@@ -37,7 +37,7 @@ void distribute_results(const LibraryCode& code, size_t num_results, Stack& stac
 void run_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   keys = keys & kBelowThatKey;
   if (LibraryCode::current() != nullptr) return op.redispatchBoxed(keys, stack);
-  const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKeySet({kDTensorKey, kAboveAutogradKey}));
+  const c10::impl::ExcludeDispatchKeyGuard plain(kBothDTensorKeys);
   op.redispatchBoxed(keys.remove(kDTensorKey), stack);
 }
 

@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "dtensor/dispatch_key.h"
-#include "dtensor/extend/above_autograd_key.h"
 
 namespace dtensor {
 namespace {

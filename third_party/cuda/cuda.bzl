@@ -6,7 +6,7 @@ DTENSOR_CUDA=0 in the environment (`--config=cpu`) hides an installed toolkit.
 CUDA_ENV = ["CUDA_HOME", "CUDA_PATH", "DTENSOR_CUDA"]
 
 def cuda_home(ctx):
-    """The toolkit's folder, or None. LibTorch 2.11 is built for CUDA 13, so no other release will do."""
+    """The toolkit's folder, or None. LibTorch 2.11 to 2.15 are built for CUDA 13, so no other release will do."""
     env = ctx.os.environ
     if env.get("DTENSOR_CUDA", "") == "0":
         return None

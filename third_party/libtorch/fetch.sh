@@ -7,14 +7,20 @@
 set -euo pipefail
 cache=$1 cuda=$2
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-version=2.11.0
+version=2.15.0
 layout=1 # raise when what is unpacked changes
+
+# toolkit_has SONAME[:SYMBOL]
+toolkit_has() {
+  local library=$cuda/lib64/${1%%:*}
+  [ -e "$library" ] && { [[ $1 != *:* ]] || grep -qF -- "${1#*:}" "$library"; }
+}
 
 requirements= megabytes=0
 while read -r set soname mb requirement; do
   case $set in
     base) ;;
-    cuda) [ "$cuda" != none ] && [ ! -e "$cuda/lib64/$soname" ] || continue ;;
+    cuda) [ "$cuda" != none ] && ! toolkit_has "$soname" || continue ;;
     python) [ "$cuda" != none ] || continue ;;
     *) continue ;;
   esac

@@ -1,4 +1,4 @@
-"""@libtorch: LibTorch 2.11 from $LIBTORCH, else from torch's wheel, fetched once into the user's cache.
+"""@libtorch: LibTorch 2.11 to 2.15 from $LIBTORCH, else 2.15 from torch's wheel, fetched once into the user's cache.
 
   @libtorch//:headers     headers only
   @libtorch//:torch       libtorch_cpu and libc10
@@ -60,9 +60,20 @@ def _home(ctx, cuda):
     ctx.report_progress("LibTorch")
     done = ctx.execute(["bash", fetch, cache, cuda or "none"], timeout = 7200, quiet = False)
     if done.return_code:
-        fail("LibTorch could not be fetched (see above). Set LIBTORCH to the folder of an unpacked LibTorch 2.11, " +
-             "the one that holds include/ and lib/, to build without a download.")
+        fail("LibTorch could not be fetched (see above). Set LIBTORCH to the folder of an unpacked LibTorch 2.11 " +
+             "to 2.15, the one that holds include/ and lib/, to build without a download.")
     return done.stdout.strip().split("\n")[-1] + "/torch"
+
+def _check_release(ctx, home):
+    """The same releases as dtensor/libtorch_version.h."""
+    numbers = {}
+    for line in ctx.read(home + "/include/torch/headeronly/version.h").split("\n"):
+        words = line.split(" ")
+        if len(words) == 3 and words[0] == "#define" and words[1].startswith("TORCH_VERSION_M"):
+            numbers[words[1][len("TORCH_VERSION_"):]] = int(words[2])
+    if numbers["MAJOR"] != 2 or numbers["MINOR"] < 11 or numbers["MINOR"] > 15:
+        fail("LIBTORCH: %s holds LibTorch %d.%d; this library builds with LibTorch 2.11 to 2.15" %
+             (home, numbers["MAJOR"], numbers["MINOR"]))
 
 def _impl(ctx):
     cuda = cuda_home(ctx)
@@ -70,6 +81,7 @@ def _impl(ctx):
     for d in ["include", "lib"]:
         if not ctx.path(home + "/" + d).exists:
             fail("LIBTORCH: there is no %s/%s" % (home, d))
+    _check_release(ctx, home)
     ctx.symlink(home + "/include", "include")
     site = str(ctx.path(home).dirname)
     lib = home + "/lib"
