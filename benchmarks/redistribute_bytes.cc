@@ -49,7 +49,7 @@ Totals compare(const std::vector<int64_t>& mesh_shape, const Shape& sizes) {
   int64_t ranks = 1;
   for (int64_t n : mesh_shape) ranks *= n;
   const DeviceMesh mesh(World::abstract(ranks), mesh_shape);
-  const TensorMeta meta{sizes, contiguous_strides(sizes), at::kFloat};
+  const TensorMeta meta{sizes, row_major_strides(sizes), at::kFloat};
   testing::PlanPeers peers(mesh, meta);
   Totals totals;
   Worst bytes, peak;

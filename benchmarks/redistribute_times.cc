@@ -48,7 +48,7 @@ double machine_nanoseconds() {
 double plan_time(const std::vector<int64_t>& mesh_shape, int64_t ranks) {
   const DeviceMesh mesh(World::abstract(ranks), mesh_shape);
   const Shape sizes = {4096, 4096, 4096};
-  const TensorMeta meta{sizes, contiguous_strides(sizes), at::kFloat};
+  const TensorMeta meta{sizes, row_major_strides(sizes), at::kFloat};
   const std::vector<Placements> layouts = all_layouts(mesh.ndim());
   std::vector<double> best;
   const int sweeps =

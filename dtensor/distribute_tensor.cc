@@ -74,7 +74,7 @@ RankTensors spread(const Spec& spec, const RankTensors& locals, const Placements
 
 // Channels-last if it lies so, else row-major. Parts lie as the whole does.
 TensorMeta meta_in_memory_format(const at::Tensor& t) {
-  Shape strides = contiguous_strides(t.sizes());
+  Shape strides = row_major_strides(t.sizes());
   const at::MemoryFormat format = t.suggest_memory_format();
   if (format != at::MemoryFormat::Contiguous) {
     const auto last = format == at::MemoryFormat::ChannelsLast ? c10::get_channels_last_strides_2d(t.sizes())

@@ -160,7 +160,7 @@ bool same_steps(const at::Tensor& t, const std::vector<int64_t>& strides) {
 // all parts agree in that; else row-major. Where dims of size 1 leave several orders open, their strides or another
 // part may tell. Other processes' parts are out of sight, and all must come to the same: then row-major.
 Shape common_strides(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Shape& shape) {
-  const Shape row_major = contiguous_strides(c10::IntArrayRef(shape.data(), shape.size()));
+  const Shape row_major = row_major_strides(c10::IntArrayRef(shape.data(), shape.size()));
   if (locals.size() != mesh.ranks().size()) return row_major;
   const auto fit_all = [&](c10::IntArrayRef global) {
     return std::all_of(locals.begin(), locals.end(), [&](const at::Tensor& t) {
@@ -168,7 +168,7 @@ Shape common_strides(const std::vector<at::Tensor>& locals, const DeviceMesh& me
     });
   };
   const bool as_made = std::all_of(locals.begin(), locals.end(), [](const at::Tensor& t) {
-    const Shape strides = contiguous_strides(t.sizes());
+    const Shape strides = row_major_strides(t.sizes());
     return t.strides() == c10::IntArrayRef(strides.data(), strides.size());
   });
   if (as_made) return row_major;

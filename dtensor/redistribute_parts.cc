@@ -58,7 +58,7 @@ RankPieces grouped(at::TensorList tensors, const std::vector<size_t>& counts) {
 
 RankPieces run(const Move& move, RankPieces parts) {
   const Shape sizes(move.sizes.begin(), move.sizes.end());
-  const TensorMeta meta{sizes, contiguous_strides(move.sizes), move.dtype};
+  const TensorMeta meta{sizes, row_major_strides(move.sizes), move.dtype};
   PlanOptions plan_options;
   plan_options.limits = limits_of(move.options.redistribute);
   const RedistributePlan plan = plan_transfer(meta, move.from, move.to, plan_options);
@@ -144,7 +144,7 @@ at::Tensor from_parts(const RankPieces& parts, c10::IntArrayRef sizes, c10::Scal
   const Shape shape(sizes.begin(), sizes.end());
   if (locals.empty()) {
     LocalGuard guard;
-    return make_dtensor(Spec::get(mesh, placements, {shape, contiguous_strides(sizes), dtype}), {});
+    return make_dtensor(Spec::get(mesh, placements, {shape, row_major_strides(sizes), dtype}), {});
   }
   FromLocalOptions from_local_options;
   from_local_options.shape = sizes.vec();

@@ -92,7 +92,7 @@ class World {
   // the world would keep itself alive.
   template <typename T>
   T& attachment() const {
-    return *static_cast<T*>(attachment(typeid(T), [this] {
+    return *static_cast<T*>(attachment(typeid(T), [&] {
       auto value = std::make_shared<T>();
       if constexpr (requires(T & t) { t.release(); }) {
         when_unused([weak = std::weak_ptr<T>(value)] {

@@ -19,7 +19,7 @@ namespace {
 // May what is Partial stay so? Of sums of lists, that is, and of products of one list with what is whole.
 bool keeps_partials(const std::string& name, const Arguments& args) {
   static const auto* const linear = new std::set<std::string>{"add", "sub", "neg", "copy", "zero", "lerp", "clone"};
-  static const auto* const products = new std::set<std::string>{"mul", "div", "addcmul", "addcdiv"};
+  static const auto* const products = new std::set<std::string>{"mul", "div", "addcmul", "addcdiv", "mm"};
   std::string base = name.substr(std::string("aten::_foreach_").size());
   if (!base.empty() && base.back() == '_') base.pop_back();
   if (linear->count(base) > 0) return true;
@@ -32,7 +32,7 @@ bool keeps_partials(const std::string& name, const Arguments& args) {
                        [](const at::Tensor& t) { return is_dtensor(t) && spec_of(t)->has_partial(); });
   };
   if ((base == "div" && has_partial("other")) || (base == "addcdiv" && has_partial("tensor2"))) return false;
-  const auto factors = {"self", "other", "tensor1", "tensor2"};
+  const auto factors = {"self", "other", "mat2", "tensor1", "tensor2"};
   return std::count_if(factors.begin(), factors.end(), has_partial) < 2;
 }
 

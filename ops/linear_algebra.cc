@@ -42,6 +42,8 @@ const CoreDimsOp kDecompositions[] = {
     {"aten::cholesky_inverse", "...MN->...MN"},
     {"aten::linalg_pinv.atol_rtol_tensor", "...MN,...,...->...NM"},
     {"aten::linalg_matrix_exp", "...MN->...MN"},
+    {"aten::linalg_matrix_sqrth", "...MN->...MN"},
+    {"aten::linalg_polar", "...MN->...MN,...AB"},
 };
 
 // Is the right hand side of a system a vector, or a batch of them? As ATen decides it.
@@ -115,6 +117,8 @@ double singular_vectors(const Matrices& a) {
   return 6 * a.longer() * a.shorter() * a.shorter() + 20 * cube(a.shorter());
 }
 double pseudo_inverse(const Matrices& a) { return singular_vectors(a) + 2 * a.m * a.n * a.shorter(); }
+double symmetric_root(const Matrices& a) { return symmetric_eigenvectors(a) + 2 * cube(a.n); }
+double polar(const Matrices& a) { return singular_vectors(a) + 2 * a.m * a.n * a.shorter() + 2 * cube(a.n); }
 double exponential(const Matrices& a) { return 8 * 2 * cube(a.n); }  // eight products
 double one_triangle(const Matrices& a) { return a.n * a.n * a.sides; }
 double two_triangles(const Matrices& a) { return 2 * a.n * a.n * a.sides; }
@@ -155,6 +159,8 @@ const WorkOfOp kWork[] = {
     {"aten::cholesky_inverse", from_cholesky},
     {"aten::linalg_pinv.atol_rtol_tensor", pseudo_inverse},
     {"aten::linalg_matrix_exp", exponential},
+    {"aten::linalg_matrix_sqrth", symmetric_root},
+    {"aten::linalg_polar", polar},
     {.op = "aten::_linalg_solve_ex", .work = lu_and_two_triangles, .sides = 1},
     {.op = "aten::linalg_lstsq", .work = least_squares, .sides = 1},
     {.op = "aten::linalg_lu_solve", .work = two_triangles, .sides = 2},

@@ -73,12 +73,12 @@ OutputMetas elementwise_metas(const OpCall& call) {
   if (!call.has_arg("grad_output") && reduces(call))
     return metas_of({self.new_empty({}, elementwise.tensors[0]->dtype)});
   for (const char* op : {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"}) {
-    if (call.name() == op) elementwise.tensors[0]->strides = contiguous_strides(elementwise.tensors[0]->sizes);
+    if (call.name() == op) elementwise.tensors[0]->strides = row_major_strides(elementwise.tensors[0]->sizes);
   }
   if (drops_dims(call)) return metas_of({self.new_empty(self.sizes(), elementwise.tensors[0]->dtype)});
   const char* first = first_operand(call);
   if (first != nullptr && call.input(first)->sizes() != elementwise.tensors[0]->sizes) {  // its memory is too small
-    elementwise.tensors[0]->strides = contiguous_strides(elementwise.tensors[0]->sizes);
+    elementwise.tensors[0]->strides = row_major_strides(elementwise.tensors[0]->sizes);
   } else if (first != nullptr) {
     OpCall alone = call;
     for (size_t i = 0; i < alone.inputs.size(); ++i) {

@@ -27,7 +27,7 @@ OutputMetas prelu_metas(const OpCall& call) {
   OutputMetas metas = infer_elementwise(call);
   TensorMeta& result = *metas.tensors[0];
   const bool all = call.inputs[0]->sizes() == result.sizes;
-  result.strides = all ? in_own_memory(call.inputs[0]->meta()).strides : contiguous_strides(result.sizes);
+  result.strides = all ? in_own_memory(call.inputs[0]->meta()).strides : row_major_strides(result.sizes);
   return metas;
 }
 
@@ -44,7 +44,7 @@ OutputMetas rsub_metas(const OpCall& call) {
 OutputMetas angle_metas(const OpCall& call) {
   OutputMetas metas = infer_elementwise(call);
   if (c10::isComplexType(call.inputs[0]->dtype()))
-    metas.tensors[0]->strides = contiguous_strides(call.inputs[0]->sizes());
+    metas.tensors[0]->strides = row_major_strides(call.inputs[0]->sizes());
   return metas;
 }
 

@@ -223,7 +223,7 @@ void fused_dropout(const c10::OperatorHandle& op, Stack& stack) {
 // Results that are contiguous whatever the arguments' strides are.
 OutputMetas contiguous_elementwise(const OpCall& call) {
   OutputMetas metas = infer_elementwise(call);
-  for (auto& meta : metas.tensors) meta->strides = contiguous_strides({meta->sizes.data(), meta->sizes.size()});
+  for (auto& meta : metas.tensors) meta->strides = row_major_strides({meta->sizes.data(), meta->sizes.size()});
   return metas;
 }
 

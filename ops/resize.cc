@@ -102,7 +102,7 @@ void set_from_elements(const c10::OperatorHandle& op, Stack& stack) {
   const auto sizes = args["size"].toIntVector();
   auto strides = args["stride"].toIntVector();
   if (strides.empty()) {
-    const Shape row_major = contiguous_strides(sizes);
+    const Shape row_major = row_major_strides(sizes);
     strides.assign(row_major.begin(), row_major.end());
   }
   share_contents(self, at::as_strided(source, sizes, strides, args["storage_offset"].toInt()));

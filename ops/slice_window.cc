@@ -48,7 +48,7 @@ SliceWindowPtr make_window(const SpecPtr& root, const SpecPtr& view, int64_t off
     return nullptr;
   const auto map = map_dims(window_of(*view, offset), window_of(*root, 0));
   if (!map || !is_dim_by_dim(*map, *view)) return nullptr;
-  SliceWindow window{root, view, *map};
+  SliceWindow window{root, view, *map, {}, {}, {}, {}};
   HaloRequest request{root, view, {}};
   for (int64_t d = 0; d < root->ndim(); ++d) {
     const int64_t n = root->sizes()[d], step = step_along(*map, d);

@@ -1,7 +1,8 @@
 #include "placement/geometry.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
-#include <cassert>
 
 namespace dtensor {
 namespace {
@@ -97,7 +98,7 @@ int64_t total_size(const Runs& runs) {
 }
 
 Run chunk(int64_t size, int64_t n, int64_t i) {
-  assert(size >= 0 && 0 <= i && i < n);
+  TORCH_INTERNAL_ASSERT(size >= 0 && 0 <= i && i < n);
   const int64_t piece = size / n + (size % n != 0);
   const int64_t begin = std::min(piece * i, size);
   return {begin, std::min(piece, size - begin)};
@@ -134,7 +135,7 @@ bool Part::empty() const {
 
 Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
                   c10::ArrayRef<int64_t> coordinate) {
-  assert(placements.size() == mesh_shape.size() && placements.size() == coordinate.size());
+  TORCH_INTERNAL_ASSERT(placements.size() == mesh_shape.size() && placements.size() == coordinate.size());
   Part layout;
   for (int64_t size : shape) {
     Runs& runs = layout.dims.emplace_back();
@@ -142,7 +143,7 @@ Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shap
   }
   for (size_t i = 0; i < placements.size(); ++i) {
     if (!placements[i].is_sharded()) continue;
-    assert(0 <= placements[i].dim() && placements[i].dim() < static_cast<int64_t>(shape.size()));
+    TORCH_INTERNAL_ASSERT(0 <= placements[i].dim() && placements[i].dim() < static_cast<int64_t>(shape.size()));
     Runs& runs = layout.dims[placements[i].dim()];
     runs = shard_runs(runs, placements[i], mesh_shape[i], coordinate[i]);
   }
@@ -154,7 +155,7 @@ Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shap
 
 Shape local_shape(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
                   c10::ArrayRef<int64_t> coordinate) {
-  assert(placements.size() == mesh_shape.size() && placements.size() == coordinate.size());
+  TORCH_INTERNAL_ASSERT(placements.size() == mesh_shape.size() && placements.size() == coordinate.size());
   Shape sizes(shape.begin(), shape.end());
   for (size_t i = 0; i < placements.size(); ++i) {
     if (!placements[i].is_sharded()) continue;
@@ -165,7 +166,7 @@ Shape local_shape(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shap
 }
 
 std::vector<Block> overlap(const Part& source, const Part& target) {
-  assert(source.dims.size() == target.dims.size());
+  TORCH_INTERNAL_ASSERT(source.dims.size() == target.dims.size());
   const size_t ndim = target.dims.size();
   c10::SmallVector<Matches, 4> matches;
   size_t count = 1;
@@ -191,7 +192,7 @@ std::vector<Block> overlap(const Part& source, const Part& target) {
 }
 
 int64_t overlap_numel(const Part& source, const Part& target) {
-  assert(source.dims.size() == target.dims.size());
+  TORCH_INTERNAL_ASSERT(source.dims.size() == target.dims.size());
   int64_t numel = 1;
   for (size_t d = 0; d < target.dims.size() && numel > 0; ++d) {
     int64_t shared = 0;

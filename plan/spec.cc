@@ -101,7 +101,7 @@ SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, const Te
 
 SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, c10::ArrayRef<int64_t> sizes,
                   c10::ScalarType dtype) {
-  return get(mesh, placements, TensorMeta{Shape(sizes.begin(), sizes.end()), contiguous_strides(sizes), dtype});
+  return get(mesh, placements, TensorMeta{Shape(sizes.begin(), sizes.end()), row_major_strides(sizes), dtype});
 }
 
 SpecPtr Spec::with_placements(const Placements& placements) const { return get(mesh_, placements, meta_); }

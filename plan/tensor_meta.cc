@@ -15,14 +15,14 @@ int64_t TensorMeta::numel() const {
 
 int64_t TensorMeta::bytes() const { return numel() * static_cast<int64_t>(c10::elementSize(dtype)); }
 
-Shape contiguous_strides(c10::ArrayRef<int64_t> sizes) {
+Shape row_major_strides(c10::ArrayRef<int64_t> sizes) {
   Shape strides(sizes.size(), 1);
   for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
   return strides;
 }
 
 bool is_dense(const TensorMeta& meta) {
-  if (meta.strides == contiguous_strides(meta.sizes)) return true;  // most are
+  if (meta.strides == row_major_strides(meta.sizes)) return true;  // most are
   std::vector<size_t> order;
   for (size_t d = 0; d < meta.sizes.size(); ++d) {
     if (meta.sizes[d] != 1) order.push_back(d);

@@ -36,7 +36,7 @@ struct TensorMeta {
 std::string to_string(const TensorMeta& meta);  // "f32[8, 8]"
 
 // Row-major strides, as at::empty gives them.
-Shape contiguous_strides(c10::ArrayRef<int64_t> sizes);
+Shape row_major_strides(c10::ArrayRef<int64_t> sizes);
 
 // The dims are a permutation of a contiguous tensor's: its elements neither overlap nor leave gaps.
 bool is_dense(const TensorMeta& meta);

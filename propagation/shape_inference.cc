@@ -181,7 +181,7 @@ OutputMetas infer_elementwise(const OpCall& call) {
   if (std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); })) {
     // The dtypes are those of the out= arguments.
     const size_t n = call.schema().returns().size();
-    return {{n, TensorMeta{shape, contiguous_strides(shape)}}, std::vector<int>(n, -1), {}};
+    return {{n, TensorMeta{shape, row_major_strides(shape)}}, std::vector<int>(n, -1), {}};
   }
   const c10::Device cpu(c10::DeviceType::CPU);
   // Where nothing is computed nothing can be wrong with the numbers (ZeroDivisionError).

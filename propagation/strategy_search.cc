@@ -298,7 +298,8 @@ void Search::combine(const Choice& chosen, bool all, Strategy& s) const {
 }
 
 const Strategy& Search::candidate() {
-  combine(chosen_, /*all=*/false, candidate_);
+  // The work of a matrix product is counted from the parts of all inputs, of those that are alike, too.
+  combine(chosen_, /*all=*/static_cast<bool>(problem_.flops), candidate_);
   return candidate_;
 }
 

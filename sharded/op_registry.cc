@@ -51,7 +51,10 @@ Table& builtin_table() {
   return table;
 }
 
-SpecClass class_of(const AnyShardingSpec& spec) { return std::type_index(typeid(*spec)); }
+SpecClass class_of(const AnyShardingSpec& spec) {
+  const auto& value = *spec;
+  return std::type_index(typeid(value));
+}
 
 void collect(const c10::IValue& value, OpTypes& types) {
   if (value.isTensor()) {

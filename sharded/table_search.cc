@@ -183,7 +183,10 @@ class Climb {
 
   // One parameter at a time, and two that change their owners, as long as it helps.
   void improve() {
-    for (int sweep = 0; sweep < kMostSweeps && (change_one() | change_two()); ++sweep) {
+    bool changed = true;
+    for (int sweep = 0; sweep < kMostSweeps && changed; ++sweep) {
+      changed = change_one();
+      changed = change_two() || changed;
     }
   }
 

@@ -84,7 +84,7 @@ int run() {
   const std::vector<int64_t> sizes = parse_sizes("shape", absl::GetFlag(FLAGS_shape));
   TensorMeta meta;
   meta.sizes.assign(sizes.begin(), sizes.end());
-  meta.strides = contiguous_strides(sizes);
+  meta.strides = row_major_strides(sizes);
   meta.dtype = parse_dtype("dtype", absl::GetFlag(FLAGS_dtype));
 
   const auto last = [](const std::vector<int64_t>& ranks) { return *std::max_element(ranks.begin(), ranks.end()); };

@@ -52,7 +52,8 @@ bool any_tensor(c10::ArrayRef<c10::IValue> args, const Predicate& predicate) {
   });
 }
 
-// The call has the key from a fake tensor of LibTorch's or from LibTorch's own mode, and not from a scope of this library.
+// The call has the key from a fake tensor of LibTorch's or from LibTorch's own mode, and not from a scope of this
+// library.
 bool is_cores(const c10::OperatorHandle& op, const Stack& stack) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   if (any_tensor(args, [](const at::Tensor& t) { return is_dtensor(t); })) return false;
@@ -70,8 +71,9 @@ void run_at_key(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* 
 void register_fallback(Fallback* fallback) {
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto kernels = dispatcher.getRegistrationsForDispatchKey(kDTensorKey);
-  TORCH_CHECK(kernels.empty(), "LibTorch " TORCH_VERSION " has ", kernels.size(), " kernels of its own at DispatchKey::",
-              c10::toString(kDTensorKey), ", the first for ", kernels.empty() ? "" : c10::toString(kernels.front()),
+  TORCH_CHECK(kernels.empty(), "LibTorch " TORCH_VERSION " has ", kernels.size(),
+              " kernels of its own at DispatchKey::", c10::toString(kDTensorKey), ", the first for ",
+              kernels.empty() ? "" : c10::toString(kernels.front()),
               ". Distributed tensors need that key: use LibTorch 2.11 to 2.15.");
   own_fallback() = fallback;
   if (dispatcher.hasBackendFallbackForDispatchKey(kDTensorKey)) {

@@ -168,7 +168,7 @@ SpecPtr layout_to_wait_in(const OpInfo& info, const Inputs& in) {
   if (!goes_to_parameters(*node, *gradient) && !(casts && is_added_to_others(*node))) return nullptr;
   const auto sizes = broadcast_sizes(in, *gradient);
   if (!sizes) return nullptr;
-  const TensorMeta meta{*sizes, contiguous_strides({sizes->data(), sizes->size()}), gradient->dtype()};
+  const TensorMeta meta{*sizes, row_major_strides({sizes->data(), sizes->size()}), gradient->dtype()};
   return Spec::get(gradient->mesh(), gradient->placements(), meta);
 }
 

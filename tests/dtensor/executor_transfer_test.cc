@@ -26,7 +26,7 @@ const CommCause kCause{"aten::mm", "mat2", "layers.0", true};
 
 TensorMeta meta_of_sizes(at::IntArrayRef sizes, at::ScalarType dtype = at::kDouble) {
   const Shape shape(sizes.begin(), sizes.end());
-  return {shape, contiguous_strides(shape), dtype};
+  return {shape, row_major_strides(shape), dtype};
 }
 
 at::Tensor box_of(at::Tensor t, const RankBox& box) {

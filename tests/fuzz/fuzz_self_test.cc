@@ -65,7 +65,7 @@ void plant_wrong_rule() {
   RuleRegistry::instance().add("fuzz_test::sqrt_of_sum", rule);
   rule.metas = [](const OpCall& call) {
     TensorMeta meta = call.inputs[0]->meta();
-    meta.strides = contiguous_strides(meta.sizes);
+    meta.strides = row_major_strides(meta.sizes);
     return OutputMetas{{meta}, {-1}, {}};
   };
   RuleRegistry::instance().add("fuzz_test::in_other_memory", rule);

@@ -123,7 +123,7 @@ class Call {
   void check_memory() const {
     // The stride of a dim of size 1 counts, too: it takes that for the size of what follows.
     const auto has_other_strides = [](const at::Tensor& t) {
-      return t.strides() != at::IntArrayRef(contiguous_strides(t.sizes()));
+      return t.strides() != at::IntArrayRef(row_major_strides(t.sizes()));
     };
     refuse_if(base_ == "_stack" && (any_input(has_other_strides) ||
                                     (stack_.back().isTensor() && has_other_strides(stack_.back().toTensor()))),

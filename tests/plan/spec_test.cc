@@ -99,9 +99,9 @@ TEST_CASE("a spec knows the part of every rank") {
 }
 
 TEST_CASE("strides of a contiguous tensor") {
-  CHECK(contiguous_strides({}) == Shape{});
-  CHECK(contiguous_strides({2, 3, 4}) == Shape{12, 4, 1});
-  CHECK(contiguous_strides({2, 0, 4}) == Shape{4, 4, 1});  // as at::empty
+  CHECK(row_major_strides({}) == Shape{});
+  CHECK(row_major_strides({2, 3, 4}) == Shape{12, 4, 1});
+  CHECK(row_major_strides({2, 0, 4}) == Shape{4, 4, 1});  // as at::empty
 }
 
 TEST_CASE("a spec that cannot be says why") {

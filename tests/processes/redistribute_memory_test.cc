@@ -88,7 +88,7 @@ TensorMeta draw_meta() {
   Shape sizes;
   for (int64_t d = draw(0, 3); d > 0; --d) sizes.push_back(draw(1, 7) * (draw(0, 2) == 0 ? draw(2, 20) : 1));
   RC_LOG() << "[" << absl::StrJoin(sizes, ", ") << "]" << std::endl;
-  Shape strides = contiguous_strides(sizes);
+  Shape strides = row_major_strides(sizes);
   return {std::move(sizes), std::move(strides), at::kDouble};
 }
 

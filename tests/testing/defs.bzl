@@ -15,7 +15,7 @@ def dtensor_script_test(name, size = "small", **kwargs):
     """A shell script as a test; `size` as the other rules have it."""
     native.sh_test(name = name, size = size, timeout = _TIMEOUTS[size], **kwargs)
 
-def dtensor_test(name, srcs, deps = [], size = "small", copts = [], **kwargs):
+def dtensor_test(name, srcs, deps = [], size = "small", copts = [], headers = "tests", **kwargs):
     """A Catch2 test of the library; no target at all while `srcs` is empty, so that it can be a glob.
 
     Args:
@@ -24,6 +24,7 @@ def dtensor_test(name, srcs, deps = [], size = "small", copts = [], **kwargs):
       deps: besides the library, Catch2 and RapidCheck.
       size: how long it takes alone, see _TIMEOUTS.
       copts: besides those of .bazelrc.
+      headers: which of //tools/precompiled it is compiled with; "nn" where most sources include torch/nn.h.
       **kwargs: go to cc_test.
     """
     if not srcs:
@@ -33,8 +34,8 @@ def dtensor_test(name, srcs, deps = [], size = "small", copts = [], **kwargs):
         size = size,
         timeout = _TIMEOUTS[size],
         srcs = srcs,
-        copts = precompiled("tests") + copts,
-        deps = ["//:dtensor", "//tests/testing:catch_main", "//tools/precompiled:tests"] + deps,
+        copts = precompiled(headers) + copts,
+        deps = ["//:dtensor", "//tests/testing:catch_main", "//tools/precompiled:" + headers] + deps,
         **kwargs
     )
 
@@ -43,7 +44,7 @@ def dtensor_tests(srcs, **kwargs):
     for src in srcs:
         dtensor_test(name = src.rpartition(".")[0], srcs = [src], **kwargs)
 
-def dtensor_process_test(name, srcs, ranks = 4, deps = [], size = "small", env = {}, **kwargs):
+def dtensor_process_test(name, srcs, ranks = 4, deps = [], size = "small", env = {}, headers = "tests", **kwargs):
     """A Catch2 test whose every case runs in several processes at once, one rank each, started by //tools:launch.
 
     World::from_env() is the world of all of them. Cases run in the same order everywhere; a case that fails on one rank only
@@ -55,6 +56,7 @@ def dtensor_process_test(name, srcs, ranks = 4, deps = [], size = "small", env =
       ranks: how many processes.
       deps: besides the library, Catch2 and RapidCheck.
       size: how long it takes alone, see _TIMEOUTS.
+      headers: as of dtensor_test.
       env: variables; waits have a deadline of 20 s unless DTENSOR_TIMEOUT is there.
       **kwargs: go to the test.
     """
@@ -62,8 +64,8 @@ def dtensor_process_test(name, srcs, ranks = 4, deps = [], size = "small", env =
         name = name + "_program",
         testonly = True,
         srcs = srcs,
-        copts = precompiled("tests"),
-        deps = ["//:dtensor", "//tests/testing:catch_main", "//tools/precompiled:tests"] + deps,
+        copts = precompiled(headers),
+        deps = ["//:dtensor", "//tests/testing:catch_main", "//tools/precompiled:" + headers] + deps,
     )
     dtensor_script_test(
         name = name,

@@ -18,7 +18,7 @@ inline DeviceMesh mesh_of(std::vector<int64_t> shape, std::vector<std::string> n
 }
 
 inline TensorMeta meta_of(Shape sizes, c10::ScalarType dtype = at::kFloat) {
-  Shape strides = contiguous_strides(sizes);
+  Shape strides = row_major_strides(sizes);
   return {std::move(sizes), std::move(strides), dtype};
 }
 

@@ -86,6 +86,8 @@ const std::vector<Reason>& reasons() {
        {"set_", "::set", "resize", "_copy_from", "storage", "pin_memory", "is_pinned", "lazy_clone", "swap", "_data",
         "_make_dual", "_fw_primal", "_conj_physical_", "reinterpret", "record_stream", "_to_copy", "lift_fresh",
         "unsafe_view", "alias"}},
+      {"draws numbers from a key and an element's place in the whole tensor: draw the whole, and distribute it",
+       {"_philox"}},
       {"of dims with names", {"rename", "refine", "align", "names"}},
   };
   return *all;

@@ -251,7 +251,7 @@ Point plan_at(const Row& row, int64_t a, int64_t b, int64_t scale) {
   TensorMeta meta;
   meta.sizes = {side * scale, side};
   while (meta.sizes[1] < 4096) meta.sizes[1] *= 2;
-  meta.strides = contiguous_strides(meta.sizes);
+  meta.strides = row_major_strides(meta.sizes);
   Point point;
   point.sizes = {meta.bytes(), a, b};
   const auto parse = [](const std::string& text) { return parse_placements(text).value(); };

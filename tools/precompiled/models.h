@@ -1,0 +1,3 @@
+// What models include.
+#include <torch/nn.h>
+#include <torch/optim.h>
