@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randperm.h>
 #include <ATen/ops/stack.h>
 
@@ -145,9 +146,14 @@ std::vector<Tensors> other_values(const SampleCall& call) {
     }
     return reordered(at::cat(of_dtype), t);
   });
-  add([](const at::Tensor& t) {
-    return t.numel() == 0 ? t.clone() : t.flatten().narrow(0, 0, 1).expand(t.numel()).clone().view(t.sizes());
-  });
+  // One value everywhere, and then two, the first and the last.
+  for (const int64_t values : {1, 2}) {
+    add([&](const at::Tensor& t) {
+      if (t.numel() == 0) return t.clone();
+      const at::Tensor which = at::randint(values, {t.numel()}, generator, at::kLong) * (t.numel() - 1);
+      return t.flatten().index_select(0, which).view(t.sizes());
+    });
+  }
   return result;
 }
 

@@ -23,8 +23,8 @@ std::vector<Layouts> layouts_of(const std::vector<at::Tensor>& tensors, int64_t 
 std::string text_of(const Layouts& layouts);
 
 // The tensors of a call with other values, several times: scaled, in another order of their elements, with those of
-// other tensors of the dtype, and all alike, so that masks, indices and flags say something else. None that the
-// operator does not take.
+// other tensors of the dtype, all alike, and of two kinds, so that masks, indices and flags say something else. None
+// that the operator does not take.
 std::vector<std::vector<at::Tensor>> other_values(const SampleCall& call);
 
 // The layout of the results if every rank runs the operator on its own parts of `values`, tensors like the call's;
