@@ -282,22 +282,33 @@ class Verifier {
     }
   }
 
+  // Is a dim of one element cut? Then one rank has all, and computes all, if nothing moves: nobody shares the work.
+  bool is_on_one_rank(const Layouts& layouts) const {
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      if (layouts[i][0].is_shard() && call_.tensors()[i].size(layouts[i][0].dim()) == 1) return true;
+    }
+    return false;
+  }
+
   void find_missing() {
     if (call_.tensors().empty() || call_.writes()) return;
     const DeviceMesh two = mesh_of({2}), three = mesh_of({3});
+    const std::vector<Tensors> others = other_values(call_);
     for (const Layouts& layouts :
          layouts_of(call_.tensors(), 1, options_.most_layouts, options_.seed, /*all_partials=*/false)) {
       const auto is_cut = [](const Placements& p) { return p[0].is_shard(); };
       const auto is_partial = [](const Placements& p) { return p[0].is_partial(); };
       if (std::none_of(layouts.begin(), layouts.end(), is_cut) ||
-          std::any_of(layouts.begin(), layouts.end(), is_partial))
+          std::any_of(layouts.begin(), layouts.end(), is_partial) || is_on_one_rank(layouts))
         continue;
-      // Twice, with other values and another number of ranks: chance does not repeat.
-      const auto free = [&](const DeviceMesh& mesh, double factor) {
-        return free_layout(call_, mesh, layouts, factor, options_.tolerance);
+      // Again with another number of ranks and other values: chance does not repeat.
+      const auto free = [&](const DeviceMesh& mesh, const Tensors& values) {
+        return free_layout(call_, mesh, layouts, values, options_.tolerance);
       };
-      const auto found = free(three, 1);
-      if (!found || free(two, 1) != found || free(three, 0.75) != found) continue;
+      const auto found = free(three, call_.tensors());
+      if (!found || free(two, call_.tensors()) != found) continue;
+      if (!std::all_of(others.begin(), others.end(), [&](const Tensors& v) { return free(three, v) == found; }))
+        continue;
       CommDebugMode comm;
       try {
         const Tensors inputs = distributed(three, layouts, false);

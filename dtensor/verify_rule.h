@@ -10,7 +10,7 @@
 //    parts that are not contiguous) against the same on plain tensors, gradients too;
 //  * each strategy that the rule offers, on inputs that lie so already;
 //  * all layouts of the inputs without Partials, by running the operator on the parts alone: where these make up the
-//    result and the engine communicates all the same, the rule lacks a strategy.
+//    result, of other values too, and the engine communicates all the same, the rule lacks a strategy.
 // Where sums are infinite or nan by parts and plain tensors give infinity or nan, either counts as right, as
 // docs/propagation.md has it.
 // Operators with a handler in the place of a rule are tried in layouts only. `//tools:verify_rules` does so for those

@@ -164,7 +164,9 @@ struct Normalized {
   at::Tensor running_mean, running_var;  // what these become
 };
 
-Normalized train(const c10::OperatorHandle& op, Call call) {
+// Running statistics are written to, which keeps their layout: only what is added to them moves. Functional forms write
+// to copies.
+Normalized train(const c10::OperatorHandle& op, Call call, bool functional) {
   call.input = reduced(call.input, op, "input");
   const auto dtype = stats_type(call);
   const at::Tensor x = call.input.to(accumulated(call.input.scalar_type()));
@@ -177,8 +179,9 @@ Normalized train(const c10::OperatorHandle& op, Call call) {
                                                              var.to(dtype), /*training=*/false, 0, call.eps);
   result.output = output;
   const auto moved = [&](const at::Tensor& running, const at::Tensor& now) {
-    return running.defined() ? running * (1 - call.momentum) + (now * call.momentum).to(running.scalar_type())
-                             : running;
+    at::Tensor result = functional && running.defined() ? running.clone() : running;
+    return running.defined() ? result.mul_(1 - call.momentum).add_((now * call.momentum).to(running.scalar_type()))
+                             : result;
   };
   result.running_mean = moved(call.running_mean, mean);
   result.running_var = moved(call.running_var, var * (n / (n - 1)));
@@ -192,9 +195,7 @@ void batch_norm(const c10::OperatorHandle& op, Stack& stack) {
   const size_t results = op.schema().returns().size() - (functional ? 2 : 0);
   Normalized r;
   if (call.training) {
-    r = train(op, call);
-    if (!functional && call.running_mean.defined()) call.running_mean.copy_(r.running_mean);
-    if (!functional && call.running_var.defined()) call.running_var.copy_(r.running_var);
+    r = train(op, call, functional);
   } else {
     if (op.schema().name() == "aten::native_batch_norm") return dispatch_by_rule(op, stack);
     std::tie(r.output, r.mean, r.inverse_std) =

@@ -22,8 +22,9 @@ void pixels_as_dims(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   bool fits = n >= 3 && r > 0, split = false;
   for (int64_t d = n - 3; fits && d < n; ++d) {
     const bool is_space = d >= n - 2;
-    const int64_t unit = kShuffle == is_space ? 1 : is_space ? r : r * r;  // that must not be cut
-    fits = self.size(d) % unit == 0;
+    const int64_t factor = is_space ? r : r * r;  // by which the dim becomes longer, or shorter
+    const bool grows = kShuffle == is_space;
+    fits = grows || self.size(d) % factor == 0;
     int64_t parts = 1;
     for (size_t m = 0; m < spec_of(self)->placements().size(); ++m) {
       const Placement& p = spec_of(self)->placements()[m];
@@ -32,7 +33,9 @@ void pixels_as_dims(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
       split = split || is_space;
       fits = fits && p == Shard(d);
     }
-    fits = fits && self.size(d) / unit % parts == 0;
+    // Whole pixels stay together, and every rank has its share of them before and after.
+    const int64_t pixels = grows ? self.size(d) : self.size(d) / factor;
+    fits = fits && (pixels * factor + parts - 1) / parts == (pixels + parts - 1) / parts * factor;
   }
   if (!fits || !split) return dispatch_by_rule(op, stack);
   const int64_t c = self.size(-3), h = self.size(-2), w = self.size(-1);

@@ -178,7 +178,8 @@ bool is_cut_along(const at::Tensor& t, int64_t dim) {
 }
 
 // view.dtype(self, dtype): where the last dim is split, and elements become smaller or larger ones, a dim of those that
-// one large element is made of is what changes.
+// one large element is made of is what changes. view_copy.dtype copies that.
+template <bool kCopy>
 void view_dtype(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
@@ -200,7 +201,7 @@ void view_dtype(const c10::OperatorHandle& op, Stack& stack) {
     result = groups.view(dtype).squeeze(-1);
   }
   torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(std::move(result));
+  stack.emplace_back(kCopy ? result.clone(at::MemoryFormat::Contiguous) : std::move(result));
 }
 
 }  // namespace
@@ -211,7 +212,8 @@ const RuleFamily view_handlers("view_handlers", [](RuleRegistry& registry) {
   registry.add_handler("aten::detach_", return_self);
   registry.add_handler("aten::as_strided", as_strided);
   registry.add_handler("aten::slice_inverse", slice_inverse);
-  registry.add_handler("aten::view.dtype", view_dtype);
+  registry.add_handler("aten::view.dtype", view_dtype<false>);
+  registry.add_handler("aten::view_copy.dtype", view_dtype<true>);
 });
 
 }  // namespace dtensor

@@ -140,15 +140,20 @@ void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>&
   }
   // It does not begin to make Partials of replicated inputs, either. What is to be reduced before matrices are
   // multiplied may become shards: the price says whether the work that this spares is worth what it takes. So may the
-  // rows of what nobody has placed: a recurrence's first state is zeros on all ranks, and its others are not.
-  const auto may_shard = [&](size_t i) { return problem.flops && (!replicated || problem.call.is_unplaced(i)); };
+  // rows of what nobody has placed: a recurrence's first state is zeros on all ranks, and its others are not. Where
+  // there are fewer than ranks, some would have nothing to do.
+  const auto may_shard = [&](size_t i, int64_t dim) {
+    if (!problem.flops || (replicated && !problem.call.is_unplaced(i))) return false;
+    return problem.functional.inputs[i]->sizes().at(dim) >= problem.call.mesh.size(d);
+  };
   const auto begins = [&](const DimStrategy& s) {
     for (size_t i = 0; i < num_inputs; ++i) {
       if (present(i) && problem.goes_home(i, d, s.inputs[i])) return false;
     }
     for (size_t i = 0; i < num_inputs; ++i) {
       if (!present(i)) continue;
-      if ((s.inputs[i].is_sharded() && !may_shard(i)) || (s.inputs[i].is_partial() && replicated)) return true;
+      if (s.inputs[i].is_sharded() && !may_shard(i, s.inputs[i].dim())) return true;
+      if (s.inputs[i].is_partial() && replicated) return true;
     }
     return false;
   };

@@ -12,6 +12,7 @@
 #include "dtensor/extend/sharers.h"
 #include "dtensor/internal/executor.h"
 #include "plan/plan_many.h"
+#include "plan/redistribute_planner.h"
 
 namespace dtensor {
 namespace {
@@ -22,9 +23,10 @@ struct Input {
   size_t number;
   at::Tensor travelling;
   RankTensors* result;
+  std::shared_ptr<const RedistributePlan> plan;
+  std::shared_ptr<const RedistributePlan> then = nullptr;  // from where that ends; null: that is all
 
   const at::Tensor& given() const { return call->in.tensors[number]; }
-  const std::shared_ptr<const RedistributePlan>& plan() const { return call->decision.input_plans[number]; }
   bool is_written() const { return call->info.args[call->in.args[number]].written; }
 };
 
@@ -105,24 +107,71 @@ void expand_as(const Spec& spec, const RedistributePlan& plan, RankTensors& loca
   }
 }
 
+// The same input, by its reduced form; nullopt: that is no way, or would not be remembered.
+std::optional<Input> by_reduced_form(const Input& input) {
+  const at::Tensor& t = input.travelling;
+  if (!spec_of(t)->has_partial() || input.is_written() || input.call->info.is_view) return std::nullopt;
+  const SpecPtr reduced = spec_of(t)->with_placements(without_partials(spec_of(t)->placements()));
+  const auto& limits = current_dispatch_scope().limits;
+  Input result = input;
+  result.plan = cached_plan_within(spec_of(t), reduced->placements(), limits);
+  result.then = cached_plan_within(reduced, input.plan->to.placements(), limits);
+  return result.plan && result.then && will_remember(t, *result.plan) ? std::optional(result) : std::nullopt;
+}
+
+// Several views of one Partial tensor, as in x.mm(x.t()), are reduced once and go on from there, where that takes less
+// time than their own ways.
+void reduce_views_once(std::vector<Input>& inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].then) continue;
+    const auto first = by_reduced_form(inputs[i]);
+    if (!first) continue;
+    const Input& own = inputs[i];
+    const ReducedForm form = choose_move(own.travelling, first->plan), own_form = choose_move(own.travelling, own.plan);
+    double together = form.plan->seconds + first->then->seconds, apart = own_form.plan->seconds;
+    std::vector<std::pair<size_t, Input>> group = {{i, *first}};
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      const at::Tensor& t = inputs[k].travelling;
+      const auto other = k != i && !inputs[k].then ? by_reduced_form(inputs[k]) : std::nullopt;
+      if (!other || !will_tell(form, own.travelling, t, *other->plan)) continue;
+      together += other->then->seconds;
+      apart += will_tell(own_form, own.travelling, t, *inputs[k].plan) ? 0 : inputs[k].plan->seconds;
+      group.emplace_back(k, *other);
+    }
+    if (together >= apart) continue;
+    for (auto& [k, input] : group) inputs[k] = std::move(input);
+  }
+}
+
 // What communicates, in one go; but what may be known by what another one becomes waits for that.
 void run_communicating(std::vector<Input> waiting) {
+  reduce_views_once(waiting);
+  const auto go_on = [](Input input, RankTensors parts, std::vector<Input>& next) {
+    input.travelling = make_result(spec_of(input.travelling)->with_placements(input.plan->to.placements()), parts);
+    input.plan = std::exchange(input.then, nullptr);
+    if (!input.plan->is_local()) return next.push_back(std::move(input));
+    *input.result = run_plan(*input.plan, std::move(parts), {});
+  };
   while (!waiting.empty()) {
     std::vector<Moving> moving;
     std::vector<Input> next;
     std::vector<std::pair<Input, RankTensors*>> alike;  // an input, and where another one comes that is the same
     for (Input& input : waiting) {
-      if (std::optional<RankTensors> known = find_known(input.travelling, *input.plan())) {
+      if (std::optional<RankTensors> known = find_known(input.travelling, *input.plan)) {
+        if (input.then) {
+          go_on(std::move(input), *std::move(known), next);
+          continue;
+        }
         // Views keep them, and whoever writes to them does not mean what is remembered.
         *input.result = input.is_written() || input.call->info.is_view ? copies(*known) : *std::move(known);
         continue;
       }
       const auto tells = [&](const Moving& m) {
-        return will_tell(m.form, m.input.travelling, input.travelling, *input.plan());
+        return will_tell(m.form, m.input.travelling, input.travelling, *input.plan);
       };
       const auto is_alike = [&](const Moving& m) {
         const bool are_same = &peek_meta(m.input.given()) == &peek_meta(input.given());  // or handles of the same
-        return are_same && m.input.plan() == input.plan() && !m.input.is_written();
+        return are_same && m.input.plan == input.plan && !m.input.is_written() && !m.input.then && !input.then;
       };
       const auto same = std::find_if(moving.begin(), moving.end(), is_alike);
       if (same != moving.end() && !input.is_written()) {
@@ -130,7 +179,7 @@ void run_communicating(std::vector<Input> waiting) {
       } else if (std::any_of(moving.begin(), moving.end(), tells)) {
         next.push_back(std::move(input));
       } else {
-        ReducedForm form = choose_move(input.travelling, input.plan());
+        ReducedForm form = choose_move(input.travelling, input.plan);
         moving.push_back({std::move(input), std::move(form)});
       }
     }
@@ -140,8 +189,13 @@ void run_communicating(std::vector<Input> waiting) {
         *m.input.result = std::move(m.form.locals);
         continue;
       }
-      const Placements to = m.input.plan()->to.placements();
-      *m.input.result = finish_move(m.input.travelling, to, std::move(m.form));
+      const Placements to = m.input.plan->to.placements();
+      RankTensors parts = finish_move(m.input.travelling, to, std::move(m.form));
+      if (m.input.then) {
+        go_on(std::move(m.input), std::move(parts), next);
+        continue;
+      }
+      *m.input.result = std::move(parts);
       if (m.input.call->info.is_view) *m.input.result = copies(std::move(*m.input.result));
     }
     for (const auto& [input, same] : alike) *input.result = *same;
@@ -181,7 +235,7 @@ std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> ca
         result[c][k] = (info.always_shares ? peek_meta(t) : reads ? meta_of(t) : memory_of(t)).locals;
         continue;
       }
-      const Input input{&calls[c], k, travelling(t, *plan), &result[c][k]};
+      const Input input{&calls[c], k, travelling(t, *plan), &result[c][k], plan};
       moved.push_back(input);
       if (plan->is_local()) {
         result[c][k] = run_plan(*plan, meta_of(input.travelling).locals, {});
@@ -192,7 +246,7 @@ std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> ca
   }
   if (!communicating.empty()) run_communicating(std::move(communicating));
   for (const Input& input : moved) {
-    expand_as(*input.call->decision.computed[input.number], *input.plan(), *input.result);
+    expand_as(*input.call->decision.computed[input.number], *input.plan, *input.result);
   }
   for (size_t c = 0; c < calls.size(); ++c) {
     for (const FreeLayout& free : calls[c].in.free_layouts) {

@@ -1,7 +1,10 @@
 #include "dtensor/internal/sample_layouts.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randperm.h>
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
@@ -18,6 +21,12 @@ namespace dtensor {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
+
+Tensors copies_of(const Tensors& tensors) {
+  Tensors copies;
+  for (const at::Tensor& t : tensors) copies.push_back(t.clone());
+  return copies;
+}
 
 // What the operator makes of the parts of a layout, rank by rank; nullopt: an error.
 std::optional<std::vector<Tensors>> of_parts(const SampleCall& call, const Tensors& inputs) {
@@ -109,14 +118,50 @@ std::string text_of(const Layouts& layouts) {
                        [](std::string* out, const Placements& p) { absl::StrAppend(out, to_string(p)); });
 }
 
-std::optional<Placements> free_layout(const SampleCall& call, const DeviceMesh& mesh, const Layouts& layouts,
-                                      double factor, double tolerance) {
-  Tensors inputs, plain;
-  for (size_t i = 0; i < layouts.size(); ++i) {
-    const at::Tensor& t = call.tensors()[i];
-    plain.push_back(t.is_floating_point() || t.is_complex() ? t * factor : t.clone());
-    inputs.push_back(laid_out(plain.back(), mesh, layouts[i], 0));
+std::vector<Tensors> other_values(const SampleCall& call) {
+  std::vector<Tensors> result;
+  const auto add = [&](const auto& other) {
+    Tensors values;
+    for (const at::Tensor& t : call.tensors()) values.push_back(other(t));
+    try {
+      call.run(copies_of(values));
+    } catch (const std::exception&) {
+      return;
+    }
+    result.push_back(std::move(values));
+  };
+  for (const double factor : {0.75, 8.0})
+    add([&](const at::Tensor& t) { return t.is_floating_point() || t.is_complex() ? t * factor : t.clone(); });
+  at::Generator generator = at::detail::createCPUGenerator(1);
+  const auto reordered = [&](const at::Tensor& all, const at::Tensor& like) {
+    const at::Tensor order = at::randperm(all.numel(), generator, at::kLong, c10::kStrided, c10::kCPU, false);
+    return all.index_select(0, order.narrow(0, 0, like.numel())).view(like.sizes());
+  };
+  add([&](const at::Tensor& t) { return reordered(t.flatten(), t); });
+  add([&](const at::Tensor& t) { return reordered(t.scalar_type() == at::kBool ? ~t.flatten() : t.flatten(), t); });
+  add([&](const at::Tensor& t) {
+    Tensors of_dtype;
+    for (const at::Tensor& other : call.tensors()) {
+      if (other.scalar_type() == t.scalar_type()) of_dtype.push_back(other.flatten());
+    }
+    return reordered(at::cat(of_dtype), t);
+  });
+  // One value everywhere, and then two, the first and the last.
+  for (const int64_t values : {1, 2}) {
+    add([&](const at::Tensor& t) {
+      if (t.numel() == 0) return t.clone();
+      const at::Tensor which = at::randint(values, {t.numel()}, generator, at::kLong) * (t.numel() - 1);
+      return t.flatten().index_select(0, which).view(t.sizes());
+    });
   }
+  return result;
+}
+
+std::optional<Placements> free_layout(const SampleCall& call, const DeviceMesh& mesh, const Layouts& layouts,
+                                      const Tensors& values, double tolerance) {
+  Tensors inputs;
+  const Tensors plain = copies_of(values);
+  for (size_t i = 0; i < layouts.size(); ++i) inputs.push_back(laid_out(plain[i], mesh, layouts[i], 0));
   const auto parts = of_parts(call, inputs);
   if (!parts) return std::nullopt;
   SampleCall::Results whole;

@@ -22,9 +22,14 @@ std::vector<Layouts> layouts_of(const std::vector<at::Tensor>& tensors, int64_t 
 // "S(0), R"
 std::string text_of(const Layouts& layouts);
 
-// The layout of the results if every rank runs the operator on its own parts, the floating ones scaled by `factor`;
+// The tensors of a call with other values, several times: scaled, in another order of their elements, with those of
+// other tensors of the dtype, all alike, and of two kinds, so that masks, indices and flags say something else. None
+// that the operator does not take.
+std::vector<std::vector<at::Tensor>> other_values(const SampleCall& call);
+
+// The layout of the results if every rank runs the operator on its own parts of `values`, tensors like the call's;
 // nullopt: these do not make up the results. `mesh` has one dim.
 std::optional<Placements> free_layout(const SampleCall& call, const DeviceMesh& mesh, const Layouts& layouts,
-                                      double factor, double tolerance);
+                                      const std::vector<at::Tensor>& values, double tolerance);
 
 }  // namespace dtensor

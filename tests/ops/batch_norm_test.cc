@@ -6,6 +6,7 @@
 #include <ATen/ops/instance_norm.h>
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
 
@@ -166,6 +167,18 @@ TEST_CASE("what batch norm exchanges: two numbers a channel and rank, each way",
   y.sum().backward();
   CHECK(back.count("all_reduce") == back.total());
   CHECK(back.total() == 1);
+}
+
+TEST_CASE("running statistics stay where they are: what is added to them moves", "[ops][batch_norm]") {
+  const DeviceMesh mesh(World::local(4), {2, 2});
+  const Placement cut = Shard(0), sum = Partial();
+  const auto ones = [&](const Placements& p) { return distribute_tensor(at::ones({8}, at::kDouble), mesh, p); };
+  const at::Tensor x = distribute_tensor(at::rand({5, 8, 5}, at::kDouble), mesh, {Shard(1), Shard(1)});
+  const at::Tensor mean = ones({cut, sum}), var = ones({cut, sum}), weight = ones({cut, cut}), bias = ones({cut, cut});
+  CommDebugMode comm;
+  at::native_batch_norm(x, weight, bias, mean, var, /*training=*/true, 0.1, 1e-5);
+  CHECK(comm.total() == comm.count("all_gather"));
+  CHECK(comm.total() == 2);  // the new mean, and the new variance
 }
 
 TEST_CASE("batch norm says what is wrong, on all ranks, and changes nothing", "[ops][batch_norm]") {

@@ -239,6 +239,10 @@ TEST_CASE("pixels to channels and back", "[ops][images]") {
   };
   check_space("pixel_shuffle of space", {2, 8, 12, 12}, [](auto& x) { return at::pixel_shuffle(x, 2); });
   check_space("pixel_unshuffle of space", {2, 3, 36, 36}, [](auto& x) { return at::pixel_unshuffle(x, 3); });
+  // Uneven ones, too: 8 rows are 3, 3 and 2 on three ranks, and 16 are 6, 6 and 4.
+  check_space("pixel_shuffle of uneven space", {2, 8, 8, 8}, [](auto& x) { return at::pixel_shuffle(x, 2); });
+  check_space("pixel_unshuffle of uneven space", {2, 3, 16, 16}, [](auto& x) { return at::pixel_unshuffle(x, 2); });
+  check_space("pixel_shuffle by one", {2, 3, 5, 7}, [](auto& x) { return at::pixel_shuffle(x, 1); });
   check("channel_shuffle", {3, 6, 2, 3}, 1, [](auto& x) { return at::channel_shuffle(x, 2); });
   check("channel_shuffle of one group", {3, 6, 2, 3}, 2, [](auto& x) { return at::channel_shuffle(x, 1); });
   check("channel_shuffle of single channels", {3, 6, 2, 3}, 2, [](auto& x) { return at::channel_shuffle(x, 6); });

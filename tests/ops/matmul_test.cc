@@ -20,6 +20,8 @@
 
 #include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
+#include "mesh/world.h"
+#include "observe/comm_debug_mode.h"
 #include "propagation/strategy_cache.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
@@ -78,6 +80,42 @@ TEST_CASE("mm communicates only where the layouts do not fit") {
     return p[0] == Replicate() || p[1] == Replicate() || (p[0] == Shard(1) && p[1] == Shard(0));
   };
   check_op(c);
+}
+
+TEST_CASE("views of one Partial tensor are reduced once for the products of it with itself") {
+  struct Product {
+    const char* name;
+    at::Tensor (*fn)(const at::Tensor&);
+    std::vector<int64_t> shape;
+    Placements placements;
+    int64_t calls, bytes;  // received by a rank
+  };
+  const DeviceMesh mesh(World::local(4), {2, 2});
+  const Placement rows = Shard(0), whole = Replicate(), sum = Partial();
+  const auto with_transposed = [](const at::Tensor& x) { return x.mm(x.t()); };
+  const auto transposed_with = [](const at::Tensor& x) { return x.t().mm(x); };
+  for (const auto& [name, fn, shape, placements, calls, bytes] :
+       {Product{"x x^T", with_transposed, {4, 6}, {sum, whole}, 1, 4 * 6 * 8},
+        Product{"x x^T, all ranks", with_transposed, {4, 6}, {sum, sum}, 1, 4 * 6 * 8 * 3 / 2},
+        Product{"x^T x", transposed_with, {4, 6}, {sum, whole}, 1, 4 * 6 * 8},
+        Product{"x x^T of rows", with_transposed, {4, 6}, {sum, rows}, 2, 2 * (2 * 6 * 8)},
+        Product{"x^T x of columns", transposed_with, {4, 6}, {Shard(1), sum}, 2, 2 * (4 * 3 * 8)},
+        Product{
+            "batches", [](const at::Tensor& x) { return x.bmm(x.mT()); }, {4, 3, 6}, {sum, whole}, 1, 2 * 3 * 6 * 8},
+        Product{"elementwise",
+                [](const at::Tensor& x) { return x * x.t(); },
+                {4, 4},
+                {sum, rows},
+                2,
+                2 * (2 * 4 * 8) - 32}}) {
+    CAPTURE(name);
+    check_op({name, [&](auto& t) { return Tensors{fn(t[0])}; }, {shape}});
+    const at::Tensor x = distribute_tensor(at::rand(shape, at::kDouble), mesh, placements);
+    CommDebugMode comm;
+    fn(x);
+    CHECK(comm.total() == calls);
+    CHECK(comm.bytes() == bytes);
+  }
 }
 
 TEST_CASE("row-wise linear: the bias is an addend of the Partial result, without communication") {

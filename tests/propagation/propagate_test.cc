@@ -500,6 +500,12 @@ TEST_CASE("work that all ranks would do alike is part of the price") {
     return Spec::get(mesh, parse_placements(layout).value(), sizes, at::kFloat);
   };
   CHECK(decision(*propagate(make("mm", {on("P"), on("R")}))) == "S(0), R -> S(0); 0: 14336 B");
+  // Of fewer rows than ranks some would have none.
+  const SpecPtr few = Spec::get(mesh, {Partial()}, {4, 64}, at::kFloat),
+                one = Spec::get(mesh, {Partial()}, {1, 4}, at::kFloat);
+  CHECK_THAT(decision(*propagate(make("mm", {few, on("R")}))), !Catch::StartsWith("S(0)"));
+  const SpecPtr column = Spec::get(mesh, {Partial()}, {4, 1}, at::kFloat);
+  CHECK(decision(*propagate(make("mm", {one, column}))) == "P(sum), R -> P(sum); 1: 28 B");
   CHECK(decision(*propagate(make("mm", {on("R"), on("R")}))) == "R, R -> R");
 }
 
