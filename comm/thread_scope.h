@@ -14,8 +14,8 @@
 
 namespace dtensor {
 
-// T::kind() names the slot: an enumerator up to LibTorch 2.12, an object since. There is none for libraries; TEST_INFO and
-// TEST_INFO_2 are free, as only ATen's own unit tests use them.
+// T::kind() names the slot: an enumerator up to LibTorch 2.12, an object since. There is none for libraries; TEST_INFO
+// and TEST_INFO_2 are free, as only ATen's own unit tests use them.
 template <typename T>
 class ThreadScope {
  public:

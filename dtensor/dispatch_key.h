@@ -1,12 +1,13 @@
 // What makes a tensor distributed: two dispatch keys, which are named here and nowhere else.
 //
-// DispatchKey::Fake is a functionality key below autograd and above every backend: a fallback registered there sees every
-// operator that gets a distributed tensor, composite ones included, while autograd above works unchanged. LibTorch 2.11 to
-// 2.15 registers nothing at it. A release that does keeps its fallback for calls without distributed tensors
-// (extend/core_fallback.h), and describe_dispatch_key() says so.
+// DispatchKey::Fake is a functionality key below autograd and above every backend: a fallback registered there sees
+// every operator that gets a distributed tensor, composite ones included, while autograd above works unchanged.
+// LibTorch 2.11 to 2.15 registers nothing at it. A release that does keeps its fallback for calls without distributed
+// tensors (extend/core_fallback.h), and describe_dispatch_key() says so.
 //
-// DispatchKey::DeferredInit, above autograd, is there for libraries outside of LibTorch's core, which has no use for it.
-// It falls through for every operator that has no kernel at it, so it costs nothing but where this library registers one.
+// DispatchKey::DeferredInit, above autograd, is there for libraries outside of LibTorch's core, which has no use for
+// it. It falls through for every operator that has no kernel at it, so it costs nothing but where this library
+// registers one.
 //
 //   if (is_dtensor(t)) std::cout << DTensor(t).placements();
 #pragma once
@@ -29,7 +30,8 @@ inline constexpr c10::DispatchKeySet kBelowThatKey(c10::DispatchKeySet::FULL_AFT
 // LibTorch's own fake tensors (since 2.13) have the first key alone.
 inline bool is_dtensor(const at::TensorBase& t) { return t.defined() && t.key_set().has_all(kBothDTensorKeys); }
 
-// What LibTorch had registered at kDTensorKey when this library was loaded: "Fake: LibTorch 2.15.0 registers nothing there".
+// What LibTorch had registered at kDTensorKey when this library was loaded: "Fake: LibTorch 2.15.0 registers nothing
+// there".
 std::string describe_dispatch_key();
 
 }  // namespace dtensor

@@ -97,8 +97,8 @@ const bool registered = [] {
   add("type_as", [](const Arguments& a) { return wrapped(type_as(a.self(), a.tensor(1))); });
   add("equal", [](const Arguments& a) { return c10::IValue(sharded::equal(a.tensor(0), a.tensor(1))); });
   add("allclose", [](const Arguments& a) {
-    return c10::IValue(
-        sharded::allclose(a.tensor(0), a.tensor(1), a["rtol"].toDouble(), a["atol"].toDouble(), a["equal_nan"].toBool()));
+    return c10::IValue(sharded::allclose(a.tensor(0), a.tensor(1), a["rtol"].toDouble(), a["atol"].toDouble(),
+                                         a["equal_nan"].toBool()));
   });
   add("empty_like", [](const Arguments& a) { return wrapped(empty_like(a.self(), like_options(a))); });
   add("zeros_like", [](const Arguments& a) { return wrapped(zeros_like(a.self(), like_options(a))); });

@@ -89,7 +89,7 @@ std::vector<Row> of_matrices() {
       {"aten::linalg_lu_factor.out", {spd, true}},
       {"aten::linalg_lu_factor_ex.out", {spd, true, false}},
       {"aten::linalg_qr.out", {spd, "reduced"}},
-      {"aten::qr.Q", {spd, true}},        // up to LibTorch 2.12
+      {"aten::qr.Q", {spd, true}},        // up to LibTorch 2.13
       {"aten::linalg_polar.out", {spd}},  // since 2.15
       {"aten::lu_unpack.out", {lu[0], lu[1], true, true}},
       {"aten::triangular_solve.X", {b, spd, true, false, false}},

@@ -1,12 +1,11 @@
-// Of what the library's sources include, that which is parsed slowest and asked for most. clang reads of it what a source
-// uses.
+// Of what the library's sources include, that which is parsed slowest and asked for most. clang reads of it what a
+// source uses.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"

@@ -1,10 +1,9 @@
 // What tests of models include, and tests.h.
-#include <torch/nn.h>
-#include <torch/optim.h>
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
 
 #include <functional>
 #include <map>
