@@ -16,6 +16,13 @@ check "says what and where" prints "^dtensor 0[.].* for LibTorch $release: .* he
 check "the archive unpacks" run tar -xzf "$dist"/dtensor-*-libtorch-"$release".tar.gz -C "$work"
 mv "$work"/dtensor-0.*-libtorch-"$release" "$work/prefix"
 check "it has what is installed" run diff -r "$work/installed" "$work/prefix"
+same_each_time() {  # nothing in it says when, by whom or in which order it was made
+  local archive
+  archive=$(echo "$dist"/dtensor-*-libtorch-"$release".tar.gz)
+  tar -tzf "$archive" > "$out" && LC_ALL=C sort -c "$out" && [ "$(od -An -tu4 -j4 -N4 "$archive" | tr -d ' ')" = 0 ] &&
+    [ "$(TZ=UTC tar --numeric-owner --full-time -tvzf "$archive" | awk '{ print $2, $4, $5 }' | sort -u)" = "0/0 1970-01-01 00:00:00" ]
+}
+check "its bytes are the same each time" same_each_time
 prefix=$work/prefix include=$work/prefix/include/dtensor
 
 lacks_in_headers() { ! grep -rnE "$1" "$include" > "$work/out"; }
@@ -77,8 +84,10 @@ if command -v cmake > /dev/null; then
   # LibTorch's own CMake package, which the one that bazelw fetches is without.
   if [ -e "$torch/share/cmake/Torch/TorchConfig.cmake" ]; then
     rm -rf "$work/cmake/build"
+    export LDFLAGS="-Wl,-rpath-link,$(dirname "$torch")/nvidia/nccl/lib" # of which a toolkit may have an older one
     check "CMake builds with LibTorch's own package" does_as_page_says cmake CMake "# with find_package(Torch)"
     check "and that runs, too" run "$work/cmake/build/train"
+    unset LDFLAGS
   else
     echo "skipped: this LibTorch has no CMake package of its own"
   fi

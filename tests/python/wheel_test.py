@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 SITE, LIBRARY = os.environ["PYTHONPATH"], os.environ["DTENSOR_LIBRARY"]
 WHEEL = glob.glob("dist/dtensor_torch-*-linux_x86_64.whl")[0]
@@ -35,6 +36,11 @@ def python(code, *path, library=None):
         env["DTENSOR_LIBRARY"] = library
     return subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True, check=False)
 
+
+with zipfile.ZipFile(WHEEL) as archive:
+    entries = archive.infolist()
+    check("its bytes are the same each time", entries == sorted(entries, key=lambda entry: entry.filename) and
+          {entry.date_time[0] for entry in entries} == {1980}, entries)
 
 with tempfile.TemporaryDirectory() as work:
     target, other = os.path.join(work, "target"), os.path.join(work, "other")
