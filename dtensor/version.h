@@ -1,11 +1,16 @@
-// Which release of the library a program runs with: that of the shared library, whatever headers it was compiled with.
+// Which release of the library a program runs with, and which LibTorch it was built with: those of the shared library,
+// whatever headers the program was compiled with. A LibTorch of another release (major.minor) is another ABI: the
+// library then ends the program while it is loaded, with a line that names both.
 //
-//   std::cout << "dtensor " << version() << "\n";
+//   std::cout << "dtensor " << version() << ", LibTorch " << libtorch_version() << "\n";
 #pragma once
 
 namespace dtensor {
 
 // "major.minor.patch". Static, and never null.
 const char* version();
+
+// Of the LibTorch that the library was built with, likewise.
+const char* libtorch_version();
 
 }  // namespace dtensor

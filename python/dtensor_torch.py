@@ -1,6 +1,6 @@
 """Optional: loads the library, and teaches Python what it asks of tensors beside operators.
 
-    import dtensor_torch                       # DTENSOR_LIBRARY=/path/to/libdtensor.so, else the loader's search path
+    import dtensor_torch                       # see _find_library() for where the library is looked for
     torch.ops.dtensor.distribute(t, mesh, "RS(0)")
     # dtensor(float32[8, 4], RS(0), device='cpu')
 
@@ -23,11 +23,38 @@ import contextlib
 import copy
 import functools
 import os
+import re
 import threading
 
 import torch
 
-torch.ops.load_library(os.environ.get("DTENSOR_LIBRARY", "libdtensor.so"))
+# ---- loading ----------------------------------------------------------------------------------------------------------
+
+
+def _find_library():
+    """DTENSOR_LIBRARY; else the file beside this one (a wheel) or in lib/ of the prefix; else the loader's search path."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    beside = [os.path.join(here, "libdtensor.so"), os.path.normpath(os.path.join(here, "../../../lib/libdtensor.so"))]
+    return os.environ.get("DTENSOR_LIBRARY") or next(filter(os.path.isfile, beside), "libdtensor.so")
+
+
+def _check_release(library):
+    """Of another LibTorch the loader would say undefined symbols, or nothing at all. The file says which it was built with."""
+    if not os.path.isfile(library):
+        return  # the loader says so, or finds it elsewhere; then the library itself compares
+    with open(library, "rb") as f:
+        found = re.search(rb"dtensor built with LibTorch (\d+\.\d+)", f.read())
+    needed, running = found and found.group(1).decode(), ".".join(torch.__version__.split(".")[:2])
+    if found and needed != running:
+        raise ImportError(
+            f"{library} was built with LibTorch {needed}, and this is torch {torch.__version__}: "
+            f"pip install 'torch=={needed}.*', or build dtensor with LibTorch {running}"
+        )
+
+
+_library = _find_library()
+_check_release(_library)
+torch.ops.load_library(_library)
 
 _dt = torch.ops.dtensor
 

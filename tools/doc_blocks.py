@@ -227,4 +227,5 @@ def main():
         f.write("\n\n".join(cases) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,18 +1,29 @@
 #!/usr/bin/env bash
-# install_test.sh INSTALL LIBRARY LIBTORCH_LIB: what //:install writes is enough for programs built by CMake,
-# by g++ and by Bazel in another workspace.
+# install_test.sh INSTALL LIBRARY DIST LIBTORCH_LIB: what //:install writes and //:dist packs is enough for programs built by CMake,
+# by g++ and by Bazel in another workspace, with the lines of docs/install.md.
 set -uo pipefail
-install=("$1" "$2") torch_lib=$3
+install=("$1" "$2") dist=$3 torch_lib=$4
 . tests/tools/checks.sh
 run() { "$@" > "$work/out" 2> "$work/err"; }
 fails() { ! run "$@"; }
 torch=$(dirname "$torch_lib")
-consumer=$PWD/tests/install/consumer
+release=$(sed -n 's/^ *"\([0-9]*[.][0-9]*\).*/\1/p' "$torch/include/torch/headeronly/version.h")
+consumer=$PWD/tests/install/consumer/consumer.cc
 
-check "installs" run "${install[@]}" --prefix "$work/first"
-check "says what and where" prints "^dtensor 0[.].* headers, .* are in $work/first$"
-mv "$work/first" "$work/prefix" # nothing in it may know where it was
-include=$work/prefix/include/dtensor
+check "installs" run "${install[@]}" --prefix "$work/installed"
+check "says what and where" prints "^dtensor 0[.].* for LibTorch $release: .* headers, .* are in $work/installed$"
+# All that follows uses the archive, in another place than what it was made from: nothing in it may know where it was.
+check "the archive unpacks" run tar -xzf "$dist"/dtensor-*-libtorch-"$release".tar.gz -C "$work"
+mv "$work"/dtensor-0.*-libtorch-"$release" "$work/prefix"
+check "it has what is installed" run diff -r "$work/installed" "$work/prefix"
+same_each_time() {  # nothing in it says when, by whom or in which order it was made
+  local archive
+  archive=$(echo "$dist"/dtensor-*-libtorch-"$release".tar.gz)
+  tar -tzf "$archive" > "$out" && LC_ALL=C sort -c "$out" && [ "$(od -An -tu4 -j4 -N4 "$archive" | tr -d ' ')" = 0 ] &&
+    [ "$(TZ=UTC tar --numeric-owner --full-time -tvzf "$archive" | awk '{ print $2, $4, $5 }' | sort -u)" = "0/0 1970-01-01 00:00:00" ]
+}
+check "its bytes are the same each time" same_each_time
+prefix=$work/prefix include=$work/prefix/include/dtensor
 
 lacks_in_headers() { ! grep -rnE "$1" "$include" > "$work/out"; }
 check "the public headers need no Abseil" lacks_in_headers 'absl/|absl::'
@@ -31,58 +42,83 @@ includes_installed_headers() {  # of PAGE...
 }
 check "there are pages for users" [ "$(pages_for_users | wc -l)" -ge 10 ]
 check "what they include is installed" includes_installed_headers $(pages_for_users)
-check "no half written files" [ -z "$(find "$work/prefix" -name '.part.*')" ]
+check "no half written files" [ -z "$(find "$work/installed" -name '.part.*')" ]
 
-# LibTorch's own CMake package wants all of LibTorch and CUDA to be installed; where it is not there, what it says of this one.
-torch_package=$torch/share/cmake/Torch
-if [ ! -e "$torch_package/TorchConfig.cmake" ]; then
-  torch_package=$work/torch
-  mkdir -p "$torch_package"
-  cat > "$torch_package/TorchConfig.cmake" << END
-add_library(torch INTERFACE IMPORTED)
-set_target_properties(torch PROPERTIES
-  INTERFACE_INCLUDE_DIRECTORIES "$torch/include;$torch/include/torch/csrc/api/include"
-  INTERFACE_LINK_LIBRARIES "$torch_lib/libtorch_cpu.so;$torch_lib/libc10.so")
-END
-fi
-refuses_release() {
-  mkdir -p "$work/later"
-  sed 's/dtensor 0.1/dtensor 9.9/' "$consumer/CMakeLists.txt" > "$work/later/CMakeLists.txt"
-  fails cmake -S "$work/later" -B "$work/later/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DTorch_DIR="$torch_package" &&
-    grep -q 'requested version "9.9"' "$work/err"
+# What docs/install.md has: the block of a section that begins with a line.
+from_page() {  # from_page SECTION BEGIN
+  awk -v section="## $1" -v begin="$2" '/^## /{ here = $0 == section } /^```/{ inside = here && !inside; first = 1; writes = 0; next }
+    inside && first { writes = index($0, begin) == 1; first = 0 } inside && writes' docs/install.md |
+    sed "s#/home/me/dtensor#$prefix#; s#\$HOME/dtensor#$prefix#g; s#~/dtensor#$prefix#g; s#/path/to/libtorch#$torch#"
+}
+folder() {  # folder NAME: with the program as train.cc
+  mkdir -p "$work/$1" && cp "$consumer" "$work/$1/train.cc"
+}
+file_from_page() {  # file_from_page FOLDER SECTION FILE
+  from_page "$2" "# $3" > "$work/$1/$3"
+  [ -s "$work/$1/$3" ]
+}
+does_as_page_says() {  # does_as_page_says FOLDER SECTION BEGIN [LIBTORCH]
+  local lines torch=${4:-$torch}
+  lines=$(from_page "$2" "$3")
+  [ -n "$lines" ] && (cd "$work/$1" && CXXFLAGS=-O0 run bash -euc "$lines")
+}
+# A LibTorch of another release.
+other=$work/other
+mkdir -p "$other/lib" "$other/include/torch/headeronly"
+touch "$other/lib/libtorch_cpu.so" "$other/lib/libc10.so"
+sed 's/"[0-9.]*"/"2.14.3"/' "$torch/include/torch/headeronly/version.h" > "$other/include/torch/headeronly/version.h"
+
+refuses_by_cmake() {  # refuses_by_cmake REASON LIBTORCH
+  rm -rf "$work/cmake/build"
+  ! does_as_page_says cmake CMake "# with LIBTORCH" "$2" && tr -s ' \n' ' ' < "$work/err" | grep -q -- "$1"
 }
 if command -v cmake > /dev/null; then
-  check "CMake configures" run cmake -S "$consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" \
-    -DTorch_DIR="$torch_package" -DCMAKE_CXX_FLAGS=-O0
-  check "CMake builds" run cmake --build "$work/build"
-  check "what CMake built runs" run "$work/build/consumer"
-  check "and shards" prints '^S\(0\)R 0[.].* equal$'
-  check "another release is refused" refuses_release
+  folder cmake
+  check "docs/install.md has a CMakeLists.txt" file_from_page cmake CMake CMakeLists.txt
+  check "CMake refuses another LibTorch" refuses_by_cmake "built with LibTorch $release, and this is LibTorch 2.14.3" "$other"
+  check "CMake says that there is none" refuses_by_cmake "there is no /nowhere/include/.*: LIBTORCH must be" /nowhere
+  rm -rf "$work/cmake/build"
+  check "CMake builds with LIBTORCH" does_as_page_says cmake CMake "# with LIBTORCH"
+  check "what CMake built runs" run "$work/cmake/build/train"
+  check "and shards" prints "^S\(0\)R 0[.].* $release[.].* equal$"
+  # LibTorch's own CMake package, which the one that bazelw fetches is without.
+  if [ -e "$torch/share/cmake/Torch/TorchConfig.cmake" ]; then
+    rm -rf "$work/cmake/build"
+    export LDFLAGS="-Wl,-rpath-link,$(dirname "$torch")/nvidia/nccl/lib" # of which a toolkit may have an older one
+    check "CMake builds with LibTorch's own package" does_as_page_says cmake CMake "# with find_package(Torch)"
+    check "and that runs, too" run "$work/cmake/build/train"
+    unset LDFLAGS
+  else
+    echo "skipped: this LibTorch has no CMake package of its own"
+  fi
+  sed -i 's/dtensor 0[.][0-9]*/dtensor 9.9/' "$work/cmake/CMakeLists.txt"
+  check "CMake refuses another release" refuses_by_cmake 'requested version "9.9"' "$torch"
 else
   echo "skipped: there is no cmake"
 fi
 
-# As docs/install.md has it.
-by_hand() {
-  run g++ -O0 "$consumer/consumer.cc" -o "$work/by_hand" $(PKG_CONFIG_PATH=$work/prefix/lib/pkgconfig pkg-config --cflags --libs dtensor) \
-    -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include" -L"$torch_lib" -ltorch_cpu -lc10 \
-    -Wl,-rpath,"$work/prefix/lib",-rpath,"$torch_lib"
+one_line_at_load() {  # a program's LibTorch is another one
+  g++ -shared -fPIC -x c++ - -o "$work/other.so" <<< 'extern "C" unsigned long aoti_torch_abi_version() { return 2ul << 56 | 14ul << 48; }'
+  LD_PRELOAD=$work/other.so run "$work/by_hand/train"
+  [ $? = 1 ] && [ ! -s "$out" ] && [ "$(cat "$err")" = "$(sed -n "/^dtensor .* needs LibTorch/s/LibTorch 2.15/LibTorch $release/p" docs/install.md)" ]
+}
+libraries_of_its_own() {
+  run ldd "$work/by_hand/train"
+  prints "libabsl_.* => $prefix/lib/" && ! grep libabsl_ "$out" | grep -v " => $prefix/lib/"
 }
 if command -v pkg-config > /dev/null; then
-  check "g++ builds with pkg-config" by_hand
-  check "what g++ built runs" run "$work/by_hand"
-  check "and shards, too" prints '^S\(0\)R 0[.].* equal$'
+  folder by_hand
+  check "g++ builds with pkg-config" does_as_page_says by_hand g++ libtorch=
+  check "what g++ built runs" run "$work/by_hand/train"
+  check "and shards, too" prints "^S\(0\)R 0[.].* $release[.].* equal$"
+  check "it needs no Abseil of the system" libraries_of_its_own
+  check "it refuses another LibTorch" one_line_at_load
+  check "pkg-config knows LibTorch" run env PKG_CONFIG_PATH="$prefix/lib/pkgconfig" pkg-config --variable=libtorch_version dtensor
+  check "as it is" prints "^$release[.]"
 else
   echo "skipped: there is no pkg-config"
 fi
 
-# docs/install.md's own files: a block of its section on Bazel begins with the file's name.
-from_page() {  # from_page FILE
-  awk -v name="# $1" '/^## /{ here = $0 == "## Bazel" } /^```/{ inside = here && !inside; first = 1; writes = 0; next }
-    inside && first { writes = $0 == name; first = 0 } inside && writes' docs/install.md |
-    sed "s#/home/me/dtensor#$work/prefix#; s#/path/to/libtorch#$torch#" > "$work/workspace/$1"
-  [ -s "$work/workspace/$1" ]
-}
 # The test needs no network: what Bazel would download for itself is what this tree has of it, or Debian.
 with_bazel() {
   local tree name options=()
@@ -95,13 +131,20 @@ with_bazel() {
   (cd "$work/workspace" && run bazel --batch --nohome_rc --output_user_root="$work/bazel" build //:train --copt=-O0 \
     --spawn_strategy=local --jobs=2 "${options[@]}")
 }
+refuses_by_bazel() {
+  sed -i.right "s#$torch#$other#" "$work/workspace/WORKSPACE"
+  ! with_bazel && grep -q "dtensor was built with LibTorch $release, and $other holds LibTorch 2.14.3" "$work/err"
+  local refused=$?
+  mv "$work/workspace/WORKSPACE.right" "$work/workspace/WORKSPACE"
+  return $refused
+}
 if command -v bazel > /dev/null; then
-  mkdir "$work/workspace"
-  cp "$consumer/consumer.cc" "$work/workspace/train.cc"
-  for file in WORKSPACE BUILD.bazel .bazelrc; do check "docs/install.md has a $file" from_page $file; done
+  folder workspace
+  for file in WORKSPACE BUILD.bazel .bazelrc; do check "docs/install.md has a $file" file_from_page workspace Bazel $file; done
+  check "Bazel refuses another LibTorch" refuses_by_bazel
   check "Bazel builds in another workspace" with_bazel
   check "what Bazel built runs" run "$work/workspace/bazel-bin/train"
-  check "and shards as the others" prints '^S\(0\)R 0[.].* equal$'
+  check "and shards as the others" prints "^S\(0\)R 0[.].* $release[.].* equal$"
 else
   echo "skipped: there is no bazel"
 fi

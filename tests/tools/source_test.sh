@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# source_test.sh CHECK_SOURCE: the tree has no fault, and trees with faults are told so.
+# source_test.sh CHECK_SOURCE: the tree has no fault, and trees with faults are told so; what a project says of itself agrees.
 set -uo pipefail
 check=$(readlink -f "$1")
 tree=$(mktemp -d)
@@ -34,4 +34,20 @@ says "includes dtensor/dtensor.h, which is for programs"
 plant mesh/world.cc ''
 for n in $(seq 18); do mkdir -p "$tree/folder$n"; done
 says "20 folders at the root"
+
+# What people read first says the version that the library says; hooks and the workflow name what is there.
+root=$(dirname "$(dirname "$check")")
+version=$(sed -n 's/.*version() { return "\(.*\)"; }.*/\1/p' "$root/dtensor/version.cc")
+[ "$version" = "$(sed -n 's/^## //p' "$root/CHANGELOG.md" | head -1)" ] || fail "CHANGELOG.md does not begin with version $version"
+grep -q "dtensor-$version-libtorch-" "$root/docs/install.md" || fail "docs/install.md names an archive of another version than $version"
+grep -q "^| ${version%.*} | yes |" "$root/SECURITY.md" || fail "SECURITY.md does not say that ${version%.*} gets fixes"
+named=$(grep -oE '(tools|\.ci)/[a-z_/.]*[a-z]' "$root/.pre-commit-config.yaml" "$root/.github/workflows/ci.yml" | cut -d: -f2)
+[ "$(wc -w <<< "$named")" -ge 5 ] || fail "hooks and workflow name: $named"
+for file in $named; do [ -f "$root/$file" ] || fail "there is no $file, which hooks or the workflow name"; done
+
+subject() { python3 "$root/tools/check_subject.py" <(printf "$1") 2>&1; }
+[ -z "$(subject "Keep padding rows\n\nWhy.\n# a comment")" ] || fail "a good message is refused"
+for message in "" "$(printf 'x%.0s' {1..73})" "It ends." "One\ntwo"; do
+  [[ $(subject "$message") == "commit message: "* ]] || fail "not refused: $message"
+done
 echo "[dtensor] 1 passed, 0 failed, 0 skipped"

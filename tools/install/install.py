@@ -2,10 +2,10 @@
 """Installs the library for programs that are built outside of this tree: ./bazelw run //:install -- --prefix PREFIX
 
   PREFIX/include/dtensor/                     the public headers, and no others
-  PREFIX/lib/libdtensor.so
-  PREFIX/lib/cmake/dtensor/*.cmake            find_package(dtensor), after find_package(Torch)
-  PREFIX/lib/pkgconfig/dtensor.pc             pkg-config dtensor
-  PREFIX/share/dtensor/bazel/                 a repository for Bazel's local_repository()
+  PREFIX/lib/libdtensor.so                    and beside it those libraries of Abseil that it needs
+  PREFIX/share/dtensor/python/                dtensor_torch.py
+  PREFIX/share/doc/dtensor/                   licences and the changelog
+  what stands in tools/install/prefix/        for CMake, pkg-config and Bazel
 
 Existing files of these names are replaced, each at once.
 """
@@ -13,7 +13,6 @@ Existing files of these names are replaced, each at once.
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,96 +36,22 @@ ROOTS = [
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 
-CONFIG = """# find_package(dtensor): the target dtensor::dtensor. Needs LibTorch {torch}.
-include(CMakeFindDependencyMacro)
-if(NOT TARGET torch)
-  find_dependency(Torch)
-endif()
-get_filename_component(_dtensor_prefix "${{CMAKE_CURRENT_LIST_DIR}}/../../.." ABSOLUTE)
-if(NOT TARGET dtensor::dtensor)
-  add_library(dtensor::dtensor SHARED IMPORTED)
-  set_target_properties(dtensor::dtensor PROPERTIES
-    IMPORTED_LOCATION "${{_dtensor_prefix}}/lib/libdtensor.so"
-    IMPORTED_NO_SONAME TRUE
-    INTERFACE_INCLUDE_DIRECTORIES "${{_dtensor_prefix}}/include/dtensor"
-    INTERFACE_COMPILE_FEATURES cxx_std_20
-    INTERFACE_LINK_LIBRARIES torch)
-endif()
-unset(_dtensor_prefix)
-"""
-
-CONFIG_VERSION = """set(PACKAGE_VERSION "{version}")
-if(PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION)
-  set(PACKAGE_VERSION_COMPATIBLE FALSE)
-else()
-  string(REGEX MATCH "^[0-9]+[.][0-9]+" _dtensor_release "${{PACKAGE_VERSION}}")
-  string(REGEX MATCH "^[0-9]+[.][0-9]+" _dtensor_wanted "${{PACKAGE_FIND_VERSION}}")
-  string(COMPARE EQUAL "${{_dtensor_wanted}}" "${{_dtensor_release}}" PACKAGE_VERSION_COMPATIBLE)
-  if(PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
-    set(PACKAGE_VERSION_EXACT TRUE)
-  endif()
-  if(NOT PACKAGE_FIND_VERSION)
-    set(PACKAGE_VERSION_COMPATIBLE TRUE)
-  endif()
-endif()
-"""
-
-PKG_CONFIG = """prefix=${{pcfiledir}}/../..
-Name: dtensor
-Description: Distributed tensors for LibTorch {torch}
-Version: {version}
-Cflags: -std=c++20 -I${{prefix}}/include/dtensor
-Libs: -L${{prefix}}/lib -ldtensor
-"""
-
-# PREFIX/share/dtensor/bazel. For Bazel 4.2 to 7.
-BAZEL = {
-    "WORKSPACE": 'workspace(name = "dtensor_bazel")\n',
-    "BUILD.bazel": 'exports_files(["dtensor.BUILD"])\n',
-    "dtensor.BUILD": """# The folder that dtensor was installed to.
-cc_library(
-    name = "dtensor",
-    srcs = ["lib/libdtensor.so"],
-    hdrs = glob(["include/dtensor/**/*.h"]),
-    includes = ["include/dtensor"],
-    visibility = ["//visibility:public"],
-    deps = ["@libtorch"],
-)
-""",
-    "dtensor.bzl": """_LIBTORCH = \"\"\"
-cc_library(
-    name = "libtorch",
-    hdrs = ["include"],  # the folder is one input: there are 9,400 headers
-    includes = ["include", "include/torch/csrc/api/include"],
-    linkopts = ["-L%s/lib", "-Wl,-rpath,%s/lib", "-ltorch_cpu", "-lc10"],
-    visibility = ["//visibility:public"],
-)
-\"\"\"
-
-def dtensor_repositories(prefix, libtorch):
-    \"\"\"Makes @dtensor, the library for `deps`, and @libtorch, which it brings. Compile with -std=c++20.
-
-    Args:
-      prefix: the folder that dtensor was installed to.
-      libtorch: the folder of an unpacked LibTorch {torch}, the one that holds include/ and lib/.
-    \"\"\"
-    native.new_local_repository(
-        name = "dtensor",
-        build_file = "@dtensor_bazel//:dtensor.BUILD",
-        path = prefix,
-    )
-    native.new_local_repository(
-        name = "libtorch",
-        build_file_content = _LIBTORCH % (libtorch, libtorch),
-        path = libtorch,
-    )
-""",
+# What is copied as it is.
+FILES = {
+    "LICENSE": "share/doc/dtensor/LICENSE",
+    "CHANGELOG.md": "share/doc/dtensor/CHANGELOG.md",
+    "python/dtensor_torch.py": "share/dtensor/python/dtensor_torch.py",
 }
+TEMPLATES = "tools/install/prefix"
+
+
+def read_bytes(path):
+    with open(path, "rb") as f:
+        return f.read()
 
 
 def read(path):
-    with open(path, encoding="utf-8") as f:
-        return f.read()
+    return read_bytes(path).decode()
 
 
 def public_headers(root):
@@ -146,63 +71,79 @@ def one(pattern, path):
     return match.group(1)
 
 
-def put(target, write):
-    """Makes `target` with write(path), by a rename, so that nobody sees half of it."""
+def put(target, data):
+    """Makes `target` by a rename, so that nobody sees half of it."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     handle, part = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".part.")
-    os.close(handle)
     try:
-        write(part)
-        os.chmod(part, 0o755 if target.endswith(".so") else 0o644)
+        with os.fdopen(handle, "wb") as f:
+            f.write(data)
+        os.chmod(part, 0o755 if ".so" in os.path.basename(target) else 0o644)
         os.replace(part, target)
     except BaseException:
         os.unlink(part)
         raise
 
 
-def put_text(target, text):
-    def write(path):
-        with open(path, "w", encoding="utf-8") as f:
-            f.write(text)
-
-    put(target, write)
-
-
-def put_library(library, target):
-    """A copy that looks for LibTorch where the program has it, and not where it was when this one was linked."""
-    with open(library, "rb") as f:
-        data = f.read()
+def relocatable(library):
+    """The library's bytes, which look for libraries beside themselves, and for LibTorch where the program has it: not where it
+    was when they were linked."""
+    data = read_bytes(library)
     dynamic = subprocess.run(["readelf", "-dW", library], capture_output=True, check=True, text=True).stdout
     for path in re.findall(r"\((?:RUNPATH|RPATH)\)[^\[]*\[([^\]]*)\]", dynamic):
         old = path.encode() + b"\0"
         if len(path) < len("$ORIGIN") or data.count(old) != 1:
             sys.exit(f"install: {library}: cannot change its run path {path}")
         data = data.replace(old, b"$ORIGIN".ljust(len(old), b"\0"))
+    return data
 
-    def write(path):
-        with open(path, "wb") as f:
-            f.write(data)
 
-    put(target, write)
+def bundled(library):
+    """What goes beside the library and what licences that: Debian's Abseil, which no other system has in this release."""
+    found = subprocess.run(["ldd", library], capture_output=True, check=True, text=True).stdout
+    libraries = re.findall(r"(libabsl_\S+) => (/\S+)", found)
+    files = {f"lib/{name}": path for name, path in libraries}
+    if files:
+        package = "libabsl" + libraries[0][0].rpartition(".")[2]
+        files["share/doc/dtensor/abseil.copyright"] = f"/usr/share/doc/{package}/copyright"
+        files["share/doc/dtensor/Apache-2.0"] = "/usr/share/common-licenses/Apache-2.0"
+    return files
+
+
+def releases(root, library):
+    """What templates and file names have of versions."""
+    found = re.search(rb"dtensor built with LibTorch (\d+\.\d+)[.\d]*", read_bytes(library))
+    if not found:
+        sys.exit(f"install: {library} does not say which LibTorch it was built with")
+    return {
+        "VERSION": one(r'"(\d+\.\d+\.\d+)"', os.path.join(root, "dtensor/version.cc")),
+        "TORCH": found.group(1).decode(),
+        "TORCH_FULL": found.group(0).split()[-1].decode(),
+    }
+
+
+def templates(root):
+    """(file, where it goes) of each."""
+    for folder, _, names in os.walk(os.path.join(root, TEMPLATES)):
+        for name in sorted(names):
+            source = os.path.join(folder, name)
+            yield source, os.path.relpath(source, os.path.join(root, TEMPLATES))[:-len(".in")]
 
 
 def install(root, library, prefix):
-    names = {
-        "version": one(r'"(\d+\.\d+\.\d+)"', os.path.join(root, "dtensor/version.cc")),
-        "torch": one(r"torch==(\d+\.\d+)", os.path.join(root, "third_party/libtorch/wheels.txt")),
-    }
+    """Returns what releases() says, and how many headers there are."""
+    names = releases(root, library)
     headers = public_headers(root)
-    for header in headers:
-        put(os.path.join(prefix, "include/dtensor", header),
-            lambda path, source=os.path.join(root, header): shutil.copyfile(source, path))
-    put_library(library, os.path.join(prefix, "lib/libdtensor.so"))
-    put_text(os.path.join(prefix, "lib/cmake/dtensor/dtensorConfig.cmake"), CONFIG.format(**names))
-    put_text(os.path.join(prefix, "lib/cmake/dtensor/dtensorConfigVersion.cmake"), CONFIG_VERSION.format(**names))
-    put_text(os.path.join(prefix, "lib/pkgconfig/dtensor.pc"), PKG_CONFIG.format(**names))
-    for name, text in BAZEL.items():
-        put_text(os.path.join(prefix, "share/dtensor/bazel", name), text.replace("{torch}", names["torch"]))
-    print(f"dtensor {names['version']}: {len(headers)} headers, lib/libdtensor.so, a CMake package, a pkg-config file and "
-          f"a repository for Bazel are in {prefix}")
+    copies = {os.path.join(root, header): f"include/dtensor/{header}" for header in headers}
+    copies.update({os.path.join(root, source): target for source, target in FILES.items()})
+    copies.update({source: target for target, source in bundled(library).items()})
+    for source, target in copies.items():
+        put(os.path.join(prefix, target), read_bytes(source))
+    put(os.path.join(prefix, "lib/libdtensor.so"), relocatable(library))
+    for source, target in templates(root):
+        text = re.sub(r"@([A-Z_]+)@", lambda match: names[match.group(1)], read(source))
+        put(os.path.join(prefix, target), text.encode())
+    return names, len(headers)
 
 
 def main():
@@ -214,9 +155,11 @@ def main():
     root = os.environ.get("BUILD_WORKSPACE_DIRECTORY") or os.path.join(here, "../..")
     prefix = os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", os.getcwd()), os.path.expanduser(options.prefix))
     try:
-        install(root, options.library, os.path.normpath(prefix))
+        names, headers = install(root, options.library, os.path.normpath(prefix))
     except OSError as error:
         sys.exit(f"install: {error.filename or prefix}: {error.strerror}. Give a --prefix that can be written to.")
+    print(f"dtensor {names['VERSION']} for LibTorch {names['TORCH']}: {headers} headers, lib/libdtensor.so, a CMake package, a "
+          f"pkg-config file, a repository for Bazel and Python's dtensor_torch.py are in {prefix}")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ int main() {
   const bool same = torch::allclose(full_tensor(model->weight.grad()), plain->weight.grad(), 1e-5, 1e-6);
 
   RuleRegistry::instance().add("consumer::none", factor_op([](const OpCall& call) { return pointwise(call); }));
-  std::cout << DTensor(y).placements() << " " << version() << " " << (same ? "equal" : "different") << "\n";
+  std::cout << DTensor(y).placements() << " " << version() << " " << libtorch_version() << " "
+            << (same ? "equal" : "different") << "\n";
   return same ? 0 : 1;
 }
