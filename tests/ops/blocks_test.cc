@@ -25,8 +25,6 @@ Tensor numbers(torch::IntArrayRef sizes) {
   return torch::arange(c10::multiply_integers(sizes), torch::kDouble).view(sizes);
 }
 
-Placement in_blocks(int64_t dim, int64_t count) { return count > 1 ? StridedShard(dim, count) : Shard(dim); }
-
 TEST_CASE("blocks: a fused projection is taken apart and put together without communication", "[ops][blocks]") {
   for (const int64_t ranks : {2, 3, 4}) {
     for (const int64_t block : {12, 7, 2}) {  // even; uneven; fewer than ranks

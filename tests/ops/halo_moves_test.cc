@@ -301,13 +301,14 @@ TEST_CASE("halo: of a padded tensor the first window brings what all of the form
       // Other windows, other operators, and what is written.
       calls_of([&] { return padded.slice(0, 1, 4); }, expected.slice(0, 1, 4));
       calls_of([&] { return padded.slice(1, 0, 7, 2); }, expected.slice(1, 0, 7, 2));
-      const at::Tensor window = padded.slice(0, 1, 1 + sizes[0]), of_plain = expected.slice(0, 1, 1 + sizes[0]);
+      const int64_t rows = sizes[0], columns = sizes[1];
+      const at::Tensor window = padded.slice(0, 1, 1 + rows), of_plain = expected.slice(0, 1, 1 + rows);
       padded.add_(1), expected.add_(1);
       calls_of([&] { return window; }, of_plain);
-      calls_of([&] { return window.slice(1, 1, 1 + sizes[1]); }, of_plain.slice(1, 1, 1 + sizes[1]));
+      calls_of([&] { return window.slice(1, 1, 1 + columns); }, of_plain.slice(1, 1, 1 + columns));
       window.mul_(3), of_plain.mul_(3);
-      calls_of([&] { return padded.slice(0, 0, sizes[0]); }, expected.slice(0, 0, sizes[0]));
-      calls_of([&] { return window.slice(1, 0, sizes[1]); }, of_plain.slice(1, 0, sizes[1]));
+      calls_of([&] { return padded.slice(0, 0, rows); }, expected.slice(0, 0, rows));
+      calls_of([&] { return window.slice(1, 0, columns); }, of_plain.slice(1, 0, columns));
       calls_of([&] { return padded; }, expected);
     }
   }

@@ -109,7 +109,7 @@ TEST_CASE("views of one Partial tensor are reduced once for the products of it w
                 2,
                 2 * (2 * 4 * 8) - 32}}) {
     CAPTURE(name);
-    check_op({name, [&](auto& t) { return Tensors{fn(t[0])}; }, {shape}});
+    check_op({name, [fn = fn](auto& t) { return Tensors{fn(t[0])}; }, {shape}});
     const at::Tensor x = distribute_tensor(at::rand(shape, at::kDouble), mesh, placements);
     CommDebugMode comm;
     fn(x);

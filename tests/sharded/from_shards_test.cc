@@ -321,7 +321,7 @@ TEST_CASE("IT-1 a local tensor and a spec") {
       const ChunkShardingSpec spec = chunks(dim, order);
       const at::Tensor whole = counted(size);
       const auto expected = spec.build_metadata(size, {});
-      const auto locals = per_rank(test_world().owned_ranks(), [&](int64_t r) {
+      const auto locals = per_rank(test_world().owned_ranks(), [&, &order = order](int64_t r) {
         const auto at = std::find(order.begin(), order.end(), r) - order.begin();
         return window(whole, expected.shards_metadata[at]).contiguous();
       });

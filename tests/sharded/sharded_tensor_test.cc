@@ -263,7 +263,7 @@ TEST_CASE("ST-16 what cannot be sharded") {
   CHECK_ERROR(c10::Error, "not supported for ShardedTensor!", st.tensor().sum());
   CHECK_ERROR(c10::Error, "not supported for ShardedTensor!", at::cat({at::ones({10, 20}), st.tensor()}));
   CHECK_ERROR(c10::TypeError, "Expected a ShardedTensor", ShardedTensor(at::ones({2})));
-  CHECK_ERROR(c10::TypeError, "Expected a ShardedTensor", ShardedTensor(at::Tensor()));
+  CHECK_ERROR(c10::TypeError, "Expected a ShardedTensor", ShardedTensor{at::Tensor()});
 }
 
 TEST_CASE("ST-17 lists of shards") {

@@ -25,7 +25,7 @@ using namespace dtensor::tools;
 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax};
 
-std::string dtype_name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
+std::string dtype_name(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
 
 // "| native | - | native | native | native |"
 std::string cells(CommBackend backend, Collective c, at::ScalarType dtype) {
