@@ -122,7 +122,7 @@ std::vector<DimStrategy> aminmax_strategies(const OpCall& call, int64_t mesh_dim
 
 void local_aminmax(const LocalCall& call, torch::jit::Stack& stack) {
   const at::Tensor self = stack[0].toTensor();
-  const bool of_nothing = call.inputs[0]->meta().numel() == 0;
+  const bool of_nothing = call.inputs[0]->meta().numel() == 0 && call.outputs[0]->meta().numel() > 0;
   if (self.numel() > 0 || of_nothing) return call.op.callBoxed(stack);
   const size_t outs = call.op.schema().arguments().back().is_out() ? stack.size() - 2 : 0;
   at::Tensor results[2];

@@ -126,6 +126,7 @@ const RuleFamily resize_handlers("resize", [](RuleRegistry& registry) {
   registry.add_handler("aten::resize_as_", resize_as);
   registry.add_handler("aten::set_", set_to_nothing);
   registry.add_handler("aten::set_.source_Tensor", set_from_tensor);
+  registry.add_handler("aten::shallow_copy_data_", set_from_tensor);
   registry.add_handler("aten::set_.source_Tensor_storage_offset", set_from_elements);
 });
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -41,7 +42,8 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
     case ReduceOp::kMax:
       return at::maximum(a, b);
     case ReduceOp::kNorm2:
-      return (a.sgn() + (a == 0) * b.sgn()) * a.hypot(b);
+      return at::where(a.isnan() | b.isnan(), a + b,  // hypot() of infinity and nan is infinity
+                       (a.sgn() + (a == 0) * b.sgn()) * a.hypot(b));
     default:
       return a + b;
   }

@@ -99,7 +99,8 @@ at::Tensor reduce(const std::vector<at::Tensor>& addends, const PartialKind& kin
         value = value.maximum(addends[a]);
         break;
       case ReduceOp::kNorm2:
-        value = at::where(value == 0, addends[a], value.sgn() * value.hypot(addends[a]));
+        value = at::where(value.isnan() | addends[a].isnan(), value + addends[a],  // hypot(infinity, nan) is infinity
+                          at::where(value == 0, addends[a], value.sgn() * value.hypot(addends[a])));
         break;
     }
   }
