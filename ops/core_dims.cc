@@ -61,11 +61,11 @@ std::vector<DimStrategy> strategies_of(const CoreDims& dims, const OpCall& call,
 
 // ------------------------------------------------------------ on one rank
 
-// Zeros, with ones on the diagonals of matrices, as kernels may want them invertible. LAPACK's pivots, which are int32,
-// count from 1.
-at::Tensor stand_in(at::IntArrayRef sizes, const at::TensorOptions& options, bool invertible) {
+// Zeros, with ones on the diagonals of matrices, as kernels may want them invertible. LAPACK's pivots, which are int32
+// beside matrices of numbers, count from 1.
+at::Tensor stand_in(at::IntArrayRef sizes, const at::TensorOptions& options, bool invertible, bool may_be_pivots) {
   at::Tensor result = at::zeros(sizes, options);
-  if (result.scalar_type() == at::kInt) result.fill_(1);
+  if (may_be_pivots && result.scalar_type() == at::kInt) result.fill_(1);
   if (invertible && sizes.size() >= 2 && result.numel() > 0 && (result.is_floating_point() || result.is_complex()))
     result.diagonal(0, -2, -1).fill_(1);
   return result;
@@ -78,6 +78,9 @@ bool replace_empty(const LocalCall& local, torch::jit::Stack& stack, bool invert
   bool any = false;
   size_t input = 0;
   const size_t base = stack.size() - local.op.schema().arguments().size();
+  const bool may_have_pivots = std::any_of(local.inputs.begin(), local.inputs.end(), [](const SpecPtr& spec) {
+    return spec && (at::isFloatingType(spec->dtype()) || at::isComplexType(spec->dtype()));
+  });
   for (size_t a = base; a < stack.size(); ++a) {
     const auto& type = *local.op.schema().arguments()[a - base].type();
     if (type.str().find("Tensor") == std::string::npos) continue;
@@ -89,7 +92,7 @@ bool replace_empty(const LocalCall& local, torch::jit::Stack& stack, bool invert
     std::vector<int64_t> sizes = t.sizes().vec();
     for (size_t d = 0; d < sizes.size(); ++d) sizes[d] = stood_in(sizes[d], spec->sizes()[d]);
     if (t.sizes() == at::IntArrayRef(sizes)) continue;
-    stack[a] = stand_in(sizes, t.options(), invertible);
+    stack[a] = stand_in(sizes, t.options(), invertible, may_have_pivots);
     any = true;
   }
   return any;
@@ -263,7 +266,8 @@ OutputMetas try_small(const CoreDimsOp& op, const OpCall& call) {
     std::vector<int64_t> sizes;
     for (int64_t d = 0; d < call.inputs[i]->ndim(); ++d)
       sizes.push_back(small(rule.inputs[i][d], call.inputs[i]->sizes()[d]));
-    return stand_in(sizes, at::TensorOptions(call.inputs[i]->dtype()), /*invertible=*/true);
+    return stand_in(sizes, at::TensorOptions(call.inputs[i]->dtype()), /*invertible=*/true,
+                    /*may_be_pivots=*/true);
   }));
   for (size_t o = 0; o < rule.outputs.size(); ++o) {
     if (!metas.tensors[o]) continue;

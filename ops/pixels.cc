@@ -19,7 +19,7 @@ void pixels_as_dims(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
   const int64_t r = args[kShuffle ? "upscale_factor" : "downscale_factor"].toInt(), n = self.dim();
-  bool fits = n >= 3 && r > 0, split = false;
+  bool fits = n >= 3 && r > 1, split = false;  // by 1: a copy, and no view of it
   for (int64_t d = n - 3; fits && d < n; ++d) {
     const bool is_space = d >= n - 2;
     const int64_t factor = is_space ? r : r * r;  // by which the dim becomes longer, or shorter

@@ -8,6 +8,7 @@
 #include <ATen/ops/conv_transpose1d.h>
 #include <ATen/ops/conv_transpose2d.h>
 #include <ATen/ops/convolution.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
 
@@ -72,6 +73,14 @@ TEST_CASE("convolutions match ATen in every layout", "[ops][convolution]") {
   check_op(c, 20);
   c.name = "one image", c.shapes[0][0] = 1;
   check_op(c, 20);
+}
+
+TEST_CASE("a rank without channels adds nothing to a convolution of int32", "[ops][convolution]") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const at::Tensor x = at::zeros({1, 1}, at::kInt) - 3, w = at::zeros({1, 1, 1}, at::kInt) - 3;
+  const auto y =
+      at::conv1d(distribute_tensor(x, mesh, {Replicate()}), distribute_tensor(w, mesh, {Shard(1)}), {}, 1, 1);
+  CHECK(at::equal(full_tensor(y), at::conv1d(x, w, {}, 1, 1)));
 }
 
 TEST_CASE("transposed convolutions match ATen in every layout", "[ops][convolution]") {

@@ -253,5 +253,12 @@ TEST_CASE("pixels to channels and back", "[ops][images]") {
   check("col2im, uneven channels", {3, 20, 20}, 1, images);
 }
 
+TEST_CASE("pixel_unshuffle by 1 gives a copy, as ATen does", "[ops][images]") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const auto x = distribute_tensor(at::rand({1, 2, 4}, at::kDouble) + 1, mesh, {Shard(2)});
+  at::pixel_unshuffle(x, 1).zero_();
+  CHECK(full_tensor(x).ne(0).all().item<bool>());
+}
+
 }  // namespace
 }  // namespace dtensor::testing
