@@ -19,7 +19,7 @@ void pixels_as_dims(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
   const int64_t r = args[kShuffle ? "upscale_factor" : "downscale_factor"].toInt(), n = self.dim();
-  bool fits = n >= 3 && r > 1, split = false;  // by 1: a copy, and no view of it
+  bool fits = n >= 3 && r > 0, split = false;
   for (int64_t d = n - 3; fits && d < n; ++d) {
     const bool is_space = d >= n - 2;
     const int64_t factor = is_space ? r : r * r;  // by which the dim becomes longer, or shorter
@@ -49,9 +49,9 @@ void pixels_as_dims(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     sizes[n - 3] = c * r * r, sizes[n - 2] = h / r, sizes[n - 1] = w / r;
     t = self.reshape({batch, c, h / r, r, w / r, r}).permute({0, 1, 3, 5, 2, 4});
   }
-  t = t.reshape(sizes);
+  t = t.clone(at::MemoryFormat::Contiguous).view(sizes);  // ATen's result has memory of its own, whatever the sizes
   torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(t.is_contiguous() ? t : t.contiguous());
+  stack.emplace_back(std::move(t));
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ bool is_foreign(const std::string& base) {
                                              "set_",
                                              "data",
                                              "set_data",
-                                             "shallow_copy_data",
+                                             "shallow_copy_data_",
                                              "is_leaf",
                                              "output_nr",
                                              "record_stream",
