@@ -25,17 +25,16 @@ void pixels_as_dims(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     const int64_t factor = is_space ? r : r * r;  // by which the dim becomes longer, or shorter
     const bool grows = kShuffle == is_space;
     fits = grows || self.size(d) % factor == 0;
+    // Whole pixels stay together, and every rank has its share of them before and after, along each mesh dim.
+    const int64_t pixels = grows || !fits ? self.size(d) : self.size(d) / factor;
     int64_t parts = 1;
     for (size_t m = 0; m < spec_of(self)->placements().size(); ++m) {
       const Placement& p = spec_of(self)->placements()[m];
       if (!p.is_sharded() || p.dim() != d) continue;
       parts *= spec_of(self)->mesh().size(static_cast<int64_t>(m));
       split = split || is_space;
-      fits = fits && p == Shard(d);
+      fits = fits && p == Shard(d) && (pixels * factor + parts - 1) / parts == (pixels + parts - 1) / parts * factor;
     }
-    // Whole pixels stay together, and every rank has its share of them before and after.
-    const int64_t pixels = grows ? self.size(d) : self.size(d) / factor;
-    fits = fits && (pixels * factor + parts - 1) / parts == (pixels + parts - 1) / parts * factor;
   }
   if (!fits || !split) return dispatch_by_rule(op, stack);
   const int64_t c = self.size(-3), h = self.size(-2), w = self.size(-1);

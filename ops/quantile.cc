@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "dtensor/extend/representation.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {
@@ -34,6 +35,10 @@ struct Request {
 void check(const Request& r) {
   TORCH_CHECK(r.self.numel() > 0, r.name(), " input tensor must be non-empty");
   TORCH_CHECK(r.q.dim() <= 1, r.name(), " q must be a scalar or 1D tensor, not one of ", r.q.dim(), " dims");
+  // Of a q that ranks share nobody is asked: what is out of range is then an error of gather().
+  const bool readable = !is_dtensor(r.q) || (spec_of(r.q)->is_replicated() && spec_of(r.q)->mesh().world().has_data());
+  TORCH_CHECK_VALUE(!readable || ((r.q >= 0) & (r.q <= 1)).all().item<bool>(), r.name(),
+                    " q values must be in the range [0, 1]");
   TORCH_CHECK(r.self.scalar_type() == at::kFloat || r.self.scalar_type() == at::kDouble, r.name(),
               " input tensor must be either float or double dtype, not ", r.self.scalar_type());
   TORCH_CHECK(r.q.scalar_type() == r.self.scalar_type(), r.name(),

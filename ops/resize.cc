@@ -78,7 +78,8 @@ void resize_as(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 void check_source(const c10::OperatorHandle& op, const at::Tensor& self, const at::Tensor& source) {
-  if (!is_dtensor(source)) throw_plain_in_place_of("set_", self, source);
+  const bool is_set = op.schema().name() == "aten::set_";
+  if (!is_dtensor(source)) throw_plain_in_place_of(is_set ? "set_" : "shallow_copy_data_", self, source);
   TORCH_CHECK(is_dtensor(self), op.operator_name(), ": a plain tensor cannot share the memory of a distributed one");
   TORCH_CHECK(self.scalar_type() == source.scalar_type(), op.operator_name(), ": argument 'self' is of dtype ",
               self.scalar_type(), ", 'source' of ", source.scalar_type());

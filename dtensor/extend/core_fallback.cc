@@ -71,10 +71,9 @@ void run_at_key(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* 
 void register_fallback(Fallback* fallback) {
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto kernels = dispatcher.getRegistrationsForDispatchKey(kDTensorKey);
-  TORCH_CHECK(kernels.empty(), "LibTorch " TORCH_VERSION " has ", kernels.size(),
-              " kernels of its own at DispatchKey::", c10::toString(kDTensorKey), ", the first for ",
-              kernels.empty() ? "" : c10::toString(kernels.front()),
-              ". Distributed tensors need that key: use LibTorch 2.11 to 2.15.");
+  TORCH_CHECK(kernels.empty(), "LibTorch " TORCH_VERSION ", or a library that was loaded before, has kernels for ",
+              kernels.size(), " operators at DispatchKey::", c10::toString(kDTensorKey), ", the first for ",
+              c10::toString(kernels.front()), ". Distributed tensors need that key for themselves.");
   own_fallback() = fallback;
   if (dispatcher.hasBackendFallbackForDispatchKey(kDTensorKey)) {
     const int index = c10::getDispatchTableIndexForDispatchKey(kDTensorKey);

@@ -115,6 +115,12 @@ TEST_CASE("composites: a plain tensor that the user gives stays an error") {
                     Catch::Contains("is a plain tensor"));
   CHECK_THROWS_WITH(torch::scaled_dot_product_attention(x, torch::rand({4, 6}), x),
                     Catch::Contains("is a plain tensor"));
+  for (const double q : {-0.1, 1.1}) {
+    const auto outside = distribute_tensor(torch::full({1}, q), mesh, {Replicate()});
+    CHECK_THROWS_WITH(torch::quantile(x, outside, 1), Catch::Contains("in the range [0, 1]"));
+    CHECK_THROWS_WITH(torch::nanquantile(x, outside, 1), Catch::Contains("in the range [0, 1]"));
+    CHECK_THROWS_WITH(torch::quantile(x, q, 1), Catch::Contains("in the range [0, 1]"));
+  }
 }
 
 // ATen's own vander() has none for more than two columns.

@@ -42,7 +42,8 @@ IValue call(const char* name, torch::jit::Stack stack) {
 int64_t mesh() {
   static const int64_t handle = [] {
     void* library = dlopen("./libdtensor.so", RTLD_NOW | RTLD_GLOBAL);
-    INFO(dlerror());
+    const char* why = dlerror();
+    INFO((why != nullptr ? why : ""));
     REQUIRE(library != nullptr);
     return call("dtensor::init_local_mesh",
                 {c10::List<int64_t>({2}), c10::List<std::string>({"x"}), IValue(std::optional<c10::Device>())})

@@ -47,6 +47,20 @@ TEST_CASE("newer operators: polar decomposition and square root of matrices", "[
   }
 }
 
+TEST_CASE("newer operators: a tensor takes the data of another, and shares it", "[ops][newer]") {
+  if (!has("aten::shallow_copy_data_")) return;
+  for (const DeviceMesh& mesh : test_meshes()) {
+    const at::Tensor plain = at::rand({4, 3}, at::kDouble);
+    const at::Tensor x = lay_out(plain + 1, mesh, Placements(mesh.ndim(), Replicate()));
+    const at::Tensor source = lay_out(plain, mesh, Placements(mesh.ndim(), Shard(0)));
+    call("aten::shallow_copy_data_", {x, source});
+    CHECK(difference(x, plain) == std::nullopt);
+    source.zero_();
+    CHECK(difference(x, plain * 0) == std::nullopt);
+    CHECK_THROWS_WITH(call("aten::shallow_copy_data_", {x, plain}), Catch::Contains("shallow_copy_data_"));
+  }
+}
+
 TEST_CASE("newer operators: interpolation by Lanczos", "[ops][newer]") {
   if (!has("aten::_upsample_lanczos2d_aa")) return;
   check_op({"_upsample_lanczos2d_aa",

@@ -66,8 +66,11 @@ def _home(ctx, cuda):
 
 def _check_release(ctx, home):
     """The same releases as dtensor/libtorch_version.h."""
+    header = home + "/include/torch/headeronly/version.h"
+    if not ctx.path(header).exists:
+        fail("LIBTORCH: %s holds a release before LibTorch 2.11; this library builds with 2.11 to 2.15" % home)
     numbers = {}
-    for line in ctx.read(home + "/include/torch/headeronly/version.h").split("\n"):
+    for line in ctx.read(header).split("\n"):
         words = line.split(" ")
         if len(words) == 3 and words[0] == "#define" and words[1].startswith("TORCH_VERSION_M"):
             numbers[words[1][len("TORCH_VERSION_"):]] = int(words[2])
