@@ -282,7 +282,8 @@ class Verifier {
     }
   }
 
-  // Is a dim of one element cut? Then one rank has all, and computes all, if nothing moves: nobody shares the work.
+  // Is a dim of one element split? Then one rank holds it, and computes everything unless data moves, so that no work
+  // is shared.
   bool is_on_one_rank(const Layouts& layouts) const {
     for (size_t i = 0; i < layouts.size(); ++i) {
       if (layouts[i][0].is_shard() && call_.tensors()[i].size(layouts[i][0].dim()) == 1) return true;

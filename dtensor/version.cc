@@ -1,10 +1,10 @@
 #include "dtensor/version.h"
 
-#include <torch/headeronly/version.h>
-
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+
+#include "dtensor/libtorch_version.h"
 
 // LibTorch's own; weak, since very old releases have none.
 extern "C" __attribute__((weak)) uint64_t aoti_torch_abi_version();

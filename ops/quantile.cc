@@ -35,7 +35,8 @@ struct Request {
 void check(const Request& r) {
   TORCH_CHECK(r.self.numel() > 0, r.name(), " input tensor must be non-empty");
   TORCH_CHECK(r.q.dim() <= 1, r.name(), " q must be a scalar or 1D tensor, not one of ", r.q.dim(), " dims");
-  // Of a q that ranks share nobody is asked: what is out of range is then an error of gather().
+  // A q whose elements are split among ranks is not read, as that would communicate: gather() refuses what is out of
+  // range.
   const bool readable = !is_dtensor(r.q) || (spec_of(r.q)->is_replicated() && spec_of(r.q)->mesh().world().has_data());
   TORCH_CHECK_VALUE(!readable || ((r.q >= 0) & (r.q <= 1)).all().item<bool>(), r.name(),
                     " q values must be in the range [0, 1]");

@@ -140,8 +140,8 @@ void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>&
   }
   // It does not begin to make Partials of replicated inputs, either. What is to be reduced before matrices are
   // multiplied may become shards: the price says whether the work that this spares is worth what it takes. So may the
-  // rows of what nobody has placed: a recurrence's first state is zeros on all ranks, and its others are not. Where
-  // there are fewer than ranks, some would have nothing to do.
+  // rows of a tensor whose layout the program did not choose: a recurrence's first state is zeros on all ranks, and its
+  // later states are split. With fewer rows than ranks some ranks would have nothing to do.
   const auto may_shard = [&](size_t i, int64_t dim) {
     if (!problem.flops || (replicated && !problem.call.is_unplaced(i))) return false;
     return problem.functional.inputs[i]->sizes().at(dim) >= problem.call.mesh.size(d);

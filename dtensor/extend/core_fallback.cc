@@ -7,6 +7,8 @@
 
 #include "dtensor/dispatch_key.h"
 #include "dtensor/extend/library_code.h"
+#include "dtensor/extend/op_info.h"
+#include "dtensor/internal/call_inputs.h"
 #include "dtensor/libtorch_version.h"
 
 namespace dtensor {
@@ -40,15 +42,15 @@ Fallback*& own_fallback() {
   return fallback;
 }
 
-template <typename Predicate>
-bool any_tensor(c10::ArrayRef<c10::IValue> args, const Predicate& predicate) {
-  const auto fits = [&](const c10::IValue& x) {
-    return x.isTensor() && x.toTensor().defined() && predicate(x.toTensor());
+// Of arguments without distributed tensors.
+bool has_cores_fake(c10::ArrayRef<c10::IValue> args) {
+  const auto is_fake = [](const c10::IValue& x) {
+    return x.isTensor() && x.toTensor().defined() && x.toTensor().key_set().has(kDTensorKey);
   };
   return std::any_of(args.begin(), args.end(), [&](const c10::IValue& arg) {
-    if (!arg.isList()) return fits(arg);
+    if (!arg.isList()) return is_fake(arg);
     const auto list = arg.toListRef();
-    return std::any_of(list.begin(), list.end(), fits);
+    return std::any_of(list.begin(), list.end(), is_fake);
   });
 }
 
@@ -56,9 +58,9 @@ bool any_tensor(c10::ArrayRef<c10::IValue> args, const Predicate& predicate) {
 // library.
 bool is_cores(const c10::OperatorHandle& op, const Stack& stack) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
-  if (any_tensor(args, [](const at::Tensor& t) { return is_dtensor(t); })) return false;
-  if (any_tensor(args, [](const at::Tensor& t) { return t.key_set().has(kDTensorKey); })) return true;
-  return LibraryCode::current() == nullptr && !c10::impl::tls_is_dispatch_key_included(kAboveAutogradKey);
+  if (has_dtensor(op_info(op), args)) return false;
+  return has_cores_fake(args) ||
+         (LibraryCode::current() == nullptr && !c10::impl::tls_is_dispatch_key_included(kAboveAutogradKey));
 }
 
 void run_at_key(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {

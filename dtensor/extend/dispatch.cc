@@ -2,7 +2,6 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include "comm/scope.h"
 #include "dtensor/extend/call_sites.h"

@@ -29,7 +29,8 @@ void throw_failure(const std::string& text) { C10_THROW_ERROR(DistError, text); 
 
 JobState::JobState(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Milliseconds timeout)
     : world_store_(make_bounded_store(std::move(store), timeout)),
-      store_(world_store_->under("", [failed = failed_] { TORCH_CHECK(!*failed, "the job has failed"); })),
+      store_(world_store_->under(
+          "", [failure = failure_] { TORCH_CHECK(!failure->has.load(std::memory_order_acquire), failure->text); })),
       rank_(rank),
       size_(size),
       timeout_(timeout),
@@ -71,9 +72,9 @@ JobState::Waiting::~Waiting() {
 void JobState::set_failure(std::string text) {
   {
     std::lock_guard lock(mutex_);
-    if (failed_->load()) return;
-    failure_ = std::move(text);
-    failed_->store(true, std::memory_order_release);
+    if (failed()) return;
+    failure_->text = std::move(text);
+    failure_->has.store(true, std::memory_order_release);
   }
   devices_.job_failed();
   dump_flight_recorder_on_failure(rank_);
@@ -81,14 +82,9 @@ void JobState::set_failure(std::string text) {
 
 void JobState::close(const std::string& text) {
   std::lock_guard lock(mutex_);
-  if (failed_->load()) return;
-  failure_ = absl::StrCat("rank ", rank_, " failed: ", text);
-  failed_->store(true, std::memory_order_release);
-}
-
-std::string JobState::failure_text() {
-  std::lock_guard lock(mutex_);
-  return failure_;
+  if (failed()) return;
+  failure_->text = absl::StrCat("rank ", rank_, " failed: ", text);
+  failure_->has.store(true, std::memory_order_release);
 }
 
 std::string JobState::post_failure(int64_t culprit, const std::string& message) {
@@ -121,7 +117,7 @@ RankStatus JobState::status() const {
 }
 
 void JobState::listen_once() {
-  if (!failed_->load()) {
+  if (!failed()) {
     if (auto text = listener_board_.failure()) set_failure(*std::move(text));
   }
   if (const int64_t question = listener_board_.last_question(); question > answered_) {
@@ -155,10 +151,10 @@ std::vector<int64_t> JobState::others(absl::Span<const int64_t> members) const {
 std::string JobState::fail_activity(const Activity& activity, absl::Span<const int64_t> members,
                                     const std::string& error, bool overdue) {
   // The one who failed knows best why.
-  for (const auto until = Clock::now() + kGrace; !failed_->load() && Clock::now() < until;) {
+  for (const auto until = Clock::now() + kGrace; !failed() && Clock::now() < until;) {
     std::this_thread::sleep_for(Milliseconds(10));
   }
-  if (failed_->load()) return failure_text();
+  if (failed()) return failure_text();
   if (const auto blame = find_leaver(board_, members, rank_, activity)) {
     return post_failure(blame->first, blame->second);
   }

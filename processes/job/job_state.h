@@ -37,8 +37,8 @@ class JobState {
   void start_listening(const std::string& id, std::function<std::string()> answer);
   void stop_listening();
 
-  bool failed() const noexcept { return failed_->load(std::memory_order_acquire); }
-  std::string failure_text();
+  bool failed() const noexcept { return failure_->has.load(std::memory_order_acquire); }
+  std::string failure_text() const { return failed() ? failure_->text : ""; }
   // Whether the program has got the failure as an error of a call.
   bool is_told() const noexcept { return told_; }
   [[noreturn]] void throw_known_failure() {  // REQUIRES: failed()
@@ -90,8 +90,12 @@ class JobState {
   void set_failure(std::string text);
   std::vector<int64_t> others(absl::Span<const int64_t> members) const;
 
-  // Whether the job has failed. Shared with `store_`, which backends may keep.
-  const std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
+  struct Failure {
+    std::atomic<bool> has{false};
+    std::string text;  // written once, before `has`
+  };
+  // The job's. Shared with `store_`, which backends may keep.
+  const std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();
   std::atomic<bool> told_{false};
   const c10::intrusive_ptr<BoundedStore> world_store_;  // also serves the others until this ends
   const c10::intrusive_ptr<BoundedStore> store_;        // the same; no wait there goes on when the job has failed
@@ -103,7 +107,6 @@ class JobState {
   mutable std::mutex mutex_;  // of all below, but for `listener_` and `devices_`
   std::condition_variable stopping_;
   bool stop_ = false;
-  std::string failure_;
   std::list<std::pair<Activity, std::chrono::steady_clock::time_point>> waiting_;  // what threads wait in, since when
   RankStatus begun_;      // what has begun; `active` and `what` are those of `waiting_`
   int64_t answered_ = 0;  // the last question
