@@ -10,12 +10,10 @@
 #include "absl/types/span.h"
 #include "comm/comm_event.h"
 #include "comm/group.h"
+#include "comm/rank_tensors.h"
 #include "placement/geometry.h"
 
 namespace dtensor {
-
-using RankTensors = std::vector<at::Tensor>;              // one per owned rank
-using RankPieces = std::vector<std::vector<at::Tensor>>;  // per owned rank, any number
 
 class CommWork;  // comm_work.h
 

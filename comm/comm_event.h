@@ -13,34 +13,15 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "comm/collective.h"
 #include "comm/layout_change.h"
 
 namespace dtensor {
-
-enum class Collective : uint8_t {
-  kAllReduce,
-  kAllGather,
-  kReduceScatter,
-  kAllToAll,
-  kBroadcast,
-  kScatter,
-  kGather,
-  kPermute,
-  kBarrier,
-};
-inline constexpr int kNumCollectives = 9;
-
-// "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter", "gather", "permute", "barrier".
-std::string_view to_string(Collective c);
-
-// One number per Collective.
-using CollectiveCounts = std::array<int64_t, kNumCollectives>;
 
 // How many collectives this process has completed since it started, in all worlds and on all threads. Only grows:
 // whoever wants the count of a stretch subtracts. Thread-safe.

@@ -14,6 +14,7 @@
 #include "dtensor/from_local.h"
 #include "observe/layout_grid.h"
 #include "observe/layout_text.h"
+#include "plan/redistribute_plan.h"
 
 namespace dtensor {
 namespace {
@@ -123,6 +124,12 @@ DTensor::DTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
 }
 
 const Spec& DTensor::spec() const { return *spec_of(tensor_); }
+
+const DeviceMesh& DTensor::mesh() const { return spec().mesh(); }
+
+const Placements& DTensor::placements() const { return spec().placements(); }
+
+RedistributePlan DTensor::plan_to(const Placements& to) const { return plan_of(tensor_, to); }
 
 std::vector<at::Tensor> DTensor::locals() const { return read_parts(tensor_, "DTensor::locals"); }
 

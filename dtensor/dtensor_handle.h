@@ -19,10 +19,10 @@
 
 #include "dtensor/redistribute.h"
 #include "mesh/device_mesh.h"
-#include "plan/redistribute_plan.h"
-#include "plan/spec.h"
 
 namespace dtensor {
+
+class Spec;  // plan/spec.h
 
 class DTensor {
  public:
@@ -33,8 +33,8 @@ class DTensor {
   const at::Tensor& tensor() const { return tensor_; }
 
   const Spec& spec() const;
-  const DeviceMesh& mesh() const { return spec().mesh(); }
-  const Placements& placements() const { return spec().placements(); }
+  const DeviceMesh& mesh() const;
+  const Placements& placements() const;
   // Path of the parameter in its module ("layers.0.attn.weight"), "" for other tensors.
   std::string name() const;
 
@@ -52,7 +52,7 @@ class DTensor {
   at::Tensor full_tensor(std::optional<Placements> grad_placements = std::nullopt) const;
   DTensor redistribute(const Placements& to) const { return DTensor(dtensor::redistribute(tensor_, to)); }
   // What redistribute(to) would do, and what it would cost.
-  RedistributePlan plan_to(const Placements& to) const { return plan_of(tensor_, to); }
+  RedistributePlan plan_to(const Placements& to) const;
 
   // nullopt: no gradient. Error (TypeError): a gradient that is plain.
   std::optional<DTensor> grad() const;

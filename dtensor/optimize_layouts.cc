@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "dtensor/extend/call_sites.h"
 #include "dtensor/internal/step_recorder.h"
+#include "plan/redistribute_plan.h"
 
 namespace dtensor {
 namespace {

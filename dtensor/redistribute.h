@@ -18,9 +18,10 @@
 #include "dtensor/redistribute_options.h"
 #include "mesh/device_mesh.h"
 #include "placement/placement.h"
-#include "plan/redistribute_plan.h"
 
 namespace dtensor {
+
+struct RedistributePlan;  // plan/redistribute_plan.h
 
 // Spreads a plain tensor over the mesh: pieces and copies of the value that `source_rank` holds (the position along
 // every mesh dim; torch: src_data_rank). nullopt: no communication, every rank takes its part of its own tensor. A

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/comm_call.h"
+#include "comm/rank_tensors.h"
 #include "dtensor/redistribute_options.h"
 #include "mesh/device_mesh.h"
 #include "placement/placement.h"

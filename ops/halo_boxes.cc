@@ -9,6 +9,7 @@
 #include "dtensor/extend/reduced_forms.h"
 #include "dtensor/extend/representation.h"
 #include "ops/halo_exchange.h"
+#include "plan/redistribute_plan.h"
 
 namespace dtensor {
 namespace {

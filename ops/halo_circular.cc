@@ -14,6 +14,7 @@
 #include "ops/halo_decision.h"
 #include "ops/halo_exchange.h"
 #include "ops/pad_circular.h"
+#include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {

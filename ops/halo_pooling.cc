@@ -23,6 +23,7 @@
 #include "ops/halo_exchange.h"
 #include "ops/halo_windows.h"
 #include "ops/window_arguments.h"
+#include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {

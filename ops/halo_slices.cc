@@ -20,6 +20,7 @@
 #include "ops/late_slices.h"
 #include "ops/meta_tensor.h"
 #include "placement/with_dim.h"
+#include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {

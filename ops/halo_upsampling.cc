@@ -17,6 +17,7 @@
 #include "ops/halo_boxes.h"
 #include "ops/halo_decision.h"
 #include "ops/halo_windows.h"
+#include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {

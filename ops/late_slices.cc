@@ -9,6 +9,7 @@
 #include "ops/halo_exchange.h"
 #include "ops/slice_history.h"
 #include "ops/slice_window.h"
+#include "plan/redistribute_plan.h"
 
 namespace dtensor {
 namespace {

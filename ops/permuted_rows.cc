@@ -19,6 +19,7 @@
 #include "ops/arguments.h"
 #include "ops/halo_decision.h"
 #include "ops/halo_exchange.h"
+#include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {

@@ -12,6 +12,7 @@
 #include "dtensor/extend/representation.h"
 #include "ops/cut_runs.h"
 #include "ops/price_margin.h"
+#include "plan/redistribute_plan.h"
 
 namespace dtensor {
 namespace {

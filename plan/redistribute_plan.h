@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/comm_event.h"
+#include "comm/collective.h"
 #include "plan/layout.h"
 #include "plan/limits.h"
 #include "plan/mesh_dims.h"

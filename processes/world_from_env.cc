@@ -86,6 +86,15 @@ class WorldStore final : public BoundedStore {
   std::atomic<bool> left_{false};
 };
 
+// FileStore removes the file with the last store that is open, and not in one step with seeing that it is the last: another
+// rank may have opened the file for its next world meanwhile. So this process has it open until it ends.
+void keep_open_until_exit(const std::string& path, c10::intrusive_ptr<BoundedStore> store) {
+  static std::mutex mutex;
+  static std::map<std::string, c10::intrusive_ptr<BoundedStore>> open;
+  std::lock_guard lock(mutex);
+  open.emplace(path, std::move(store));
+}
+
 // How often this rank has come to what `key` names, this time included; equal on all ranks, as all make their worlds in
 // the same order.
 // Error: more often than this process did, so another process has the same rank, or the store is an old one. Where the
@@ -178,6 +187,7 @@ World world_from_env(const LaunchOptions& options) {
       make_world(std::make_shared<Job>(std::move(own), place.rank, place.world_size, place.timeout), choice, {});
   if (file) file->remember();
   std::move(keep_file).Cancel();
+  if (file) keep_open_until_exit(path, store);
   return world;
 }
 

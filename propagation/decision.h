@@ -8,10 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "plan/redistribute_plan.h"
 #include "propagation/op_rule.h"
 
 namespace dtensor {
+
+struct RedistributePlan;  // plan/redistribute_plan.h
 
 // An in-place or out= operator would have to change the layout of what it writes to.
 struct WrittenLayoutError : c10::Error {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/comm_call.h"
+#include "comm/rank_tensors.h"
 #include "mesh/device_mesh.h"
 
 namespace dtensor::sharded {

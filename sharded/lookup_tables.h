@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/comm_call.h"
+#include "comm/rank_tensors.h"
 #include "sharded/bag_batch.h"
 #include "sharded/table_lookup.h"
 

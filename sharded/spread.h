@@ -1,7 +1,7 @@
 // Shards on their way: between the tensors of shards and the parts that plans move. Internal.
 #pragma once
 
-#include "comm/comm_call.h"
+#include "comm/rank_tensors.h"
 #include "sharded/sharded_tensor.h"
 
 namespace dtensor::sharded {

@@ -222,6 +222,8 @@ def main():
     rest = sorted(set(includes) - set(first))
     with open(args.out, "w", encoding="utf-8") as f:
         f.write("// Made by tools/doc_blocks.py from the documentation.\n")
+        if not cases:
+            return
         f.write("\n".join(first + rest + ['#include "tests/docs/output.h"']) + "\n\n")
         f.write("namespace testing = dtensor::testing;\n\n")
         f.write("\n\n".join(cases) + "\n")

@@ -19,9 +19,10 @@
 #include "dtensor/extend/remembered_bytes.h"
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/surroundings.h"
-#include "plan/redistribute_plan.h"
 
 namespace dtensor {
+
+struct RedistributePlan;  // plan/redistribute_plan.h
 
 // A tensor as it was moved. The front one of a memory, if it says nothing else: the tensor that all others there are
 // views of.

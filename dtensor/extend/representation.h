@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/comm_call.h"
+#include "comm/rank_tensors.h"
 #include "comm/comm_work.h"
 #include "dtensor/dispatch_key.h"
 #include "mesh/memory_meter.h"

@@ -10,6 +10,7 @@
 #include "dtensor/extend/representation.h"
 #include "dtensor/extend/view_origin.h"
 #include "plan/largest_part.h"
+#include "plan/redistribute_plan.h"
 
 namespace dtensor {
 namespace {

@@ -14,6 +14,7 @@
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "mesh/device_mesh.h"
+#include "plan/redistribute_plan.h"
 #include "plan/spec.h"
 #include "tests/testing/catch_torch.h"
 

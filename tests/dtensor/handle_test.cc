@@ -10,6 +10,7 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/scopes.h"
+#include "plan/redistribute_plan.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {

@@ -16,6 +16,7 @@
 #include "mesh/memory_meter.h"
 #include "observe/comm_debug_mode.h"
 #include "plan/cost_model.h"
+#include "plan/redistribute_plan.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {

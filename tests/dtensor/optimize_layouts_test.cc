@@ -14,6 +14,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/remembered_layouts.h"
 #include "observe/comm_debug_mode.h"
+#include "plan/redistribute_plan.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 

@@ -13,6 +13,7 @@
 #include "dtensor/factories.h"
 #include "mesh/memory_meter.h"
 #include "observe/comm_debug_mode.h"
+#include "plan/layout.h"
 #include "tests/dtensor/view_pairs.h"
 
 namespace dtensor::testing {

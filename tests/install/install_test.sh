@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# install_test.sh INSTALL LIBRARY DIST LIBTORCH_LIB: what //:install writes and //:dist packs is enough for programs built by CMake,
+# install_test.sh INSTALL LIBRARY SHARDED_LIBRARY DIST LIBTORCH_LIB: what //:install writes and //:dist packs is enough for programs built by CMake,
 # by g++ and by Bazel in another workspace, with the lines of docs/install.md.
 set -uo pipefail
-install=("$1" "$2") dist=$3 torch_lib=$4
+install=("$1" "$2" "$3") dist=$4 torch_lib=$5
 . tests/tools/checks.sh
 run() { "$@" > "$work/out" 2> "$work/err"; }
 fails() { ! run "$@"; }
@@ -78,9 +78,13 @@ if command -v cmake > /dev/null; then
   check "CMake refuses another LibTorch" refuses_by_cmake "built with LibTorch $release, and this is LibTorch 2.14.3" "$other"
   check "CMake says that there is none" refuses_by_cmake "there is no /nowhere/include/.*: LIBTORCH must be" /nowhere
   rm -rf "$work/cmake/build"
+  cp "$(dirname "$consumer")/sharded.cc" "$work/cmake/"
+  printf '%s\n' 'add_executable(sharded sharded.cc)' 'target_link_libraries(sharded dtensor::sharded)' >> "$work/cmake/CMakeLists.txt"
   check "CMake builds with LIBTORCH" does_as_page_says cmake CMake "# with LIBTORCH"
   check "what CMake built runs" run "$work/cmake/build/train"
   check "and shards" prints "^S\(0\)R 0[.].* $release[.].* equal$"
+  check "a program with ShardedTensor runs" run "$work/cmake/build/sharded"
+  check "and splits" prints "^\[2, 2\] equal$"
   # LibTorch's own CMake package, which the one that bazelw fetches is without.
   if [ -e "$torch/share/cmake/Torch/TorchConfig.cmake" ]; then
     rm -rf "$work/cmake/build"
@@ -112,6 +116,9 @@ if command -v pkg-config > /dev/null; then
   check "what g++ built runs" run "$work/by_hand/train"
   check "and shards, too" prints "^S\(0\)R 0[.].* $release[.].* equal$"
   check "it needs no Abseil of the system" libraries_of_its_own
+  check "nor ShardedTensor" fails grep sharded "$out"
+  check "pkg-config knows ShardedTensor's library" run env PKG_CONFIG_PATH="$prefix/lib/pkgconfig" pkg-config --libs dtensor_sharded
+  check "beside the other" prints "-ldtensor_sharded .*-ldtensor"
   check "it refuses another LibTorch" one_line_at_load
   check "pkg-config knows LibTorch" run env PKG_CONFIG_PATH="$prefix/lib/pkgconfig" pkg-config --variable=libtorch_version dtensor
   check "as it is" prints "^$release[.]"

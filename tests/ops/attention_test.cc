@@ -3,6 +3,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "observe/comm_debug_mode.h"
+#include "plan/redistribute_plan.h"
 #include "propagation/propagate.h"
 #include "propagation/rule_registry.h"
 #include "tests/testing/catch_torch.h"

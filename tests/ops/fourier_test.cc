@@ -33,6 +33,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "observe/comm_debug_mode.h"
+#include "plan/redistribute_plan.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

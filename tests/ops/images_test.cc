@@ -35,6 +35,7 @@
 
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "placement/geometry.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

@@ -12,6 +12,7 @@
 #include "dtensor/redistribute.h"
 #include "observe/comm_debug_mode.h"
 #include "plan/cost_model.h"
+#include "plan/redistribute_plan.h"
 #include "tests/processes/job_world.h"
 #include "tests/processes/rank_flag.h"
 #include "tests/testing/catch_torch.h"

@@ -20,14 +20,15 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <vector>
 
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "processes/launch/launch_env.h"
+#include "processes/launch/open_store.h"
 #include "processes/monitored_barrier.h"
 #include "tests/processes/fault_steps.h"
 #include "tests/testing/faulty_communicator.h"
@@ -64,35 +65,19 @@ void spoil_store() {
   std::fprintf(stderr, "%s: the store\'s file: %s\n", done ? "done" : "NOT DONE", how);
 }
 
-// When all ranks have met to make their first group, and before they can connect, `signal` is sent to this process,
-// from a thread that holds the lock of the store's file until then.
-void end_while_connecting(int signal, int64_t ranks) {
-  std::thread([=] {
-    const std::string path = std::string(std::getenv("DTENSOR_STORE")).substr(std::string("file://").size());
-    const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    for (;; ::usleep(100)) {
-      if (::flock(fd, LOCK_EX) != 0) std::abort();
-      std::ifstream file(path, std::ios::binary);
-      const std::string text(std::istreambuf_iterator<char>(file), {});
-      int64_t here = 0;
-      for (int64_t r = 0; r < ranks; ++r) {
-        here += text.find("group/tp/0,1,2,3/1/here/" + std::to_string(r)) != std::string::npos ? 1 : 0;
-      }
-      if (here == ranks) {
-        std::fprintf(stderr, "fault fires: %s\n", signal == SIGKILL ? "connect_kill" : "connect_stop");
-        if (signal == SIGKILL) ::kill(::getpid(), SIGKILL);
-        // A child stops this process, and then gives the lock back, which both hold.
-        if (::fork() == 0) {
-          ::kill(::getppid(), SIGSTOP);
-          ::usleep(100000);
-          ::flock(fd, LOCK_UN);
-          ::_exit(0);
-        }
-        ::pause();
-      }
-      ::flock(fd, LOCK_UN);
-    }
-  }).detach();
+// Says at the store that this rank is there to make the ranks' first group, as the last of them, and sends itself
+// `signal` before anybody can connect to it.
+void end_while_connecting(int signal, int64_t rank, int64_t ranks) {
+  const JobPlace place = find_job_place({});
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(
+      "dtensor/" + place.run_id + "/" + std::to_string(place.restart_count) + "/1", open_store(place));
+  const auto here = [](int64_t r) { return "group/tp/0,1,2,3/1/here/" + std::to_string(r); };
+  for (int64_t r = 0; r < ranks; ++r) {
+    if (r != rank) store->wait({here(r)});
+  }
+  store->set(here(rank), std::vector<uint8_t>{'0', ',', '1', ',', '2', ',', '3'});
+  std::fprintf(stderr, "fault fires: %s\n", signal == SIGKILL ? "connect_kill" : "connect_stop");
+  ::kill(::getpid(), signal);
 }
 
 // The mesh is 2 x 2, or its dim has another name.
@@ -117,8 +102,8 @@ int run(const std::string& word, int64_t faulty_rank, int64_t call, int64_t step
   fault.on_fire = say;
   const bool barrier = word == "barrier_kill" || word == "barrier_stop";
   const bool own = word == "leave" || word == "sleep" || word == "busy" || barrier;
-  if (faulty && word == "connect_kill") end_while_connecting(SIGKILL, job.size());
-  if (faulty && word == "connect_stop") end_while_connecting(SIGSTOP, job.size());
+  if (faulty && word == "connect_kill") end_while_connecting(SIGKILL, faulty_rank, job.size());
+  if (faulty && word == "connect_stop") end_while_connecting(SIGSTOP, faulty_rank, job.size());
   if (faulty && (word == "mesh_shape" || word == "mesh_name")) return use_other_mesh(job, word == "mesh_shape");
   if (word == "late" || word == "stuck" || word == "slow") {
     fault.kind = Fault::Kind::kSlow;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -18,6 +19,7 @@
 #include "comm/communicator.h"
 #include "mesh/device_mesh.h"
 #include "processes/launch/launch_env.h"
+#include "processes/launch/launch_store.h"
 #include "processes/launch/open_store.h"
 #include "tests/testing/catch_torch.h"
 
@@ -74,6 +76,16 @@ TEST_CASE("world_from_env: one after the other, and two at once") {
   CHECK(a != b);
   CHECK(sum_of(b) == expected_sum());
   CHECK(sum_of(a) == expected_sum());
+}
+
+// Or a rank that is slower would open the file of the next world, and it would be removed by a rank that leaves this one.
+TEST_CASE("world_from_env: the file at which ranks meet stays after a world") {
+  LaunchOptions options = on_cpu();
+  const std::string path = parse_store(find_job_place({}).store, "").path + "-stays";
+  options.store = absl::StrCat("file://", path);
+  CHECK(sum_of(World::from_env(options)) == expected_sum());
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // the other ranks have left it, too
+  CHECK(std::filesystem::exists(path));
 }
 
 TEST_CASE("world_from_env: options say where the ranks meet") {

@@ -8,6 +8,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribute_parts.h"
 #include "observe/comm_debug_mode.h"
+#include "plan/spec.h"
 #include "tests/sharded/test_world.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/property.h"

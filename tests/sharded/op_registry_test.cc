@@ -1,4 +1,5 @@
 // Who says what an operator does with sharded tensors.
+#include "plan/spec.h"
 #include "sharded/op_registry.h"
 
 #include <ATen/ATen.h>

@@ -1,4 +1,6 @@
 // Plans for whole modules: parameters, Sharders that take a submodule's place, outputs.
+#include "plan/redistribute_plan.h"
+#include "plan/spec.h"
 #include "sharded/sharding_plan.h"
 
 #include <ATen/ATen.h>

@@ -2,6 +2,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "dtensor/redistribute.h"
+#include "plan/spec.h"
 #include "sharded/sharded_tensor_state.h"
 #include "tests/sharded/test_world.h"
 #include "tests/testing/catch_torch.h"

@@ -9,9 +9,10 @@ def _impl(ctx):
     ]
     ctx.actions.run_shell(
         outputs = [out],
-        inputs = headers + ctx.files.srcs + [ctx.file.library, ctx.file.script],
-        arguments = [ctx.file.script.path, ctx.file.library.path, out.path],
-        command = 'python3 -B "$1" --root . --library "$2" --out "$3"',
+        inputs = headers + ctx.files.srcs + ctx.files.libraries + [ctx.file.script],
+        arguments = [ctx.file.script.path, "--root", ".", "--out", out.path, "--libraries"] +
+                    [library.path for library in ctx.files.libraries],
+        command = 'python3 -B "$@"',
         mnemonic = "Dist",
         progress_message = "Making the archives of %s" % ctx.label,
     )
@@ -21,7 +22,7 @@ dist = rule(
     implementation = _impl,
     attrs = {
         "headers": attr.label(mandatory = True, providers = [CcInfo]),
-        "library": attr.label(mandatory = True, allow_single_file = True),
+        "libraries": attr.label_list(mandatory = True, allow_files = True),
         "script": attr.label(mandatory = True, allow_single_file = True),
         "srcs": attr.label_list(allow_files = True),
     },

@@ -58,7 +58,7 @@ def wheel(prefix, out, names):
     }
     for path in files_below(prefix):
         folder, name = os.path.split(path)
-        if folder == "lib":
+        if folder == "lib" and name != "libdtensor_sharded.so":
             files["dtensor_torch/" + name] = install.read_bytes(os.path.join(prefix, path))
         elif folder == "share/doc/dtensor" and name != "CHANGELOG.md":
             files[info + name] = install.read_bytes(os.path.join(prefix, path))
@@ -79,12 +79,13 @@ def wheel(prefix, out, names):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag in "--root", "--library", "--out":
+    for flag in "--root", "--out":
         parser.add_argument(flag, required=True)
+    parser.add_argument("--libraries", required=True, nargs="+")
     options = parser.parse_args()
     os.makedirs(options.out, exist_ok=True)
     with tempfile.TemporaryDirectory() as prefix:
-        names, _ = install.install(options.root, options.library, prefix)
+        names, _ = install.install(options.root, options.libraries, prefix)
         archive(prefix, options.out, names)
         wheel(prefix, options.out, names)
 

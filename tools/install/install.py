@@ -3,6 +3,7 @@
 
   PREFIX/include/dtensor/                     the public headers, and no others
   PREFIX/lib/libdtensor.so                    and beside it those libraries of Abseil that it needs
+  PREFIX/lib/libdtensor_sharded.so            ShardedTensor
   PREFIX/share/dtensor/python/                dtensor_torch.py
   PREFIX/share/doc/dtensor/                   licences and the changelog
   what stands in tools/install/prefix/        for CMake, pkg-config and Bazel
@@ -111,7 +112,7 @@ def bundled(library):
 
 
 def releases(root, library):
-    """What templates and file names have of versions."""
+    """What templates and file names have of versions. `library`: libdtensor.so."""
     found = re.search(rb"dtensor built with LibTorch (\d+\.\d+)[.\d]*", read_bytes(library))
     if not found:
         sys.exit(f"install: {library} does not say which LibTorch it was built with")
@@ -130,16 +131,18 @@ def templates(root):
             yield source, os.path.relpath(source, os.path.join(root, TEMPLATES))[:-len(".in")]
 
 
-def install(root, library, prefix):
-    """Returns what releases() says, and how many headers there are."""
-    names = releases(root, library)
+def install(root, libraries, prefix):
+    """Returns what releases() says, and how many headers there are. `libraries`: libdtensor.so, then those that need it."""
+    names = releases(root, libraries[0])
     headers = public_headers(root)
     copies = {os.path.join(root, header): f"include/dtensor/{header}" for header in headers}
     copies.update({os.path.join(root, source): target for source, target in FILES.items()})
-    copies.update({source: target for target, source in bundled(library).items()})
+    for library in libraries:
+        copies.update({source: target for target, source in bundled(library).items()})
     for source, target in copies.items():
         put(os.path.join(prefix, target), read_bytes(source))
-    put(os.path.join(prefix, "lib/libdtensor.so"), relocatable(library))
+    for library in libraries:
+        put(os.path.join(prefix, "lib", os.path.basename(library)), relocatable(library))
     for source, target in templates(root):
         text = re.sub(r"@([A-Z_]+)@", lambda match: names[match.group(1)], read(source))
         put(os.path.join(prefix, target), text.encode())
@@ -149,17 +152,17 @@ def install(root, library, prefix):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prefix", required=True, help="the folder to install to; made where it is missing")
-    parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--libraries", required=True, nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     here = os.path.dirname(os.path.realpath(__file__))
     root = os.environ.get("BUILD_WORKSPACE_DIRECTORY") or os.path.join(here, "../..")
     prefix = os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", os.getcwd()), os.path.expanduser(options.prefix))
     try:
-        names, headers = install(root, options.library, os.path.normpath(prefix))
+        names, headers = install(root, options.libraries, os.path.normpath(prefix))
     except OSError as error:
         sys.exit(f"install: {error.filename or prefix}: {error.strerror}. Give a --prefix that can be written to.")
-    print(f"dtensor {names['VERSION']} for LibTorch {names['TORCH']}: {headers} headers, lib/libdtensor.so, a CMake package, a "
-          f"pkg-config file, a repository for Bazel and Python's dtensor_torch.py are in {prefix}")
+    print(f"dtensor {names['VERSION']} for LibTorch {names['TORCH']}: {headers} headers, two libraries, a CMake package, "
+          f"pkg-config files, a repository for Bazel and Python's dtensor_torch.py are in {prefix}")
 
 
 if __name__ == "__main__":

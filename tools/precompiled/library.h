@@ -17,7 +17,10 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
