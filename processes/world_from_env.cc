@@ -86,8 +86,8 @@ class WorldStore final : public BoundedStore {
   std::atomic<bool> left_{false};
 };
 
-// FileStore removes the file with the last store that is open, and not in one step with seeing that it is the last: another
-// rank may have opened the file for its next world meanwhile. So this process has it open until it ends.
+// FileStore removes the file with the last store that is open, and not in one step with seeing that it is the last:
+// another rank may have opened the file for its next world meanwhile. So this process has it open until it ends.
 void keep_open_until_exit(const std::string& path, c10::intrusive_ptr<BoundedStore> store) {
   static std::mutex mutex;
   static std::map<std::string, c10::intrusive_ptr<BoundedStore>> open;

@@ -18,8 +18,8 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/rank_tensors.h"
 #include "comm/comm_work.h"
+#include "comm/rank_tensors.h"
 #include "dtensor/dispatch_key.h"
 #include "mesh/memory_meter.h"
 #include "plan/spec.h"

@@ -1,5 +1,4 @@
 // Who says what an operator does with sharded tensors.
-#include "plan/spec.h"
 #include "sharded/op_registry.h"
 
 #include <ATen/ATen.h>
@@ -9,6 +8,7 @@
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
+#include "plan/spec.h"
 #include "sharded/dtensor_bridge.h"
 #include "sharded/enumerable_sharding_spec.h"
 #include "sharded/errors.h"

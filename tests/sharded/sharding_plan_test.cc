@@ -1,6 +1,4 @@
 // Plans for whole modules: parameters, Sharders that take a submodule's place, outputs.
-#include "plan/redistribute_plan.h"
-#include "plan/spec.h"
 #include "sharded/sharding_plan.h"
 
 #include <ATen/ATen.h>
@@ -12,6 +10,8 @@
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
+#include "plan/redistribute_plan.h"
+#include "plan/spec.h"
 #include "sharded/dtensor_bridge.h"
 #include "sharded/factories.h"
 #include "sharded/op_registry.h"

@@ -6,7 +6,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <functional>
@@ -17,10 +20,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/nn/module.h>
-#include <torch/optim/optimizer.h>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"

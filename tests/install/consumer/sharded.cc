@@ -1,10 +1,11 @@
 // Splits a tensor by ShardedTensor's public header, and gathers it.
+#include "sharded/sharded.h"
+
 #include <torch/torch.h>
 
 #include <iostream>
 
 #include "dtensor/dtensor.h"
-#include "sharded/sharded.h"
 
 using namespace dtensor;
 
