@@ -22,7 +22,8 @@
 
 namespace dtensor {
 
-class Spec;  // plan/spec.h
+class Spec;               // plan/spec.h
+struct RedistributePlan;  // plan/redistribute_plan.h
 
 class DTensor {
  public:
@@ -51,7 +52,7 @@ class DTensor {
   std::vector<at::Tensor> to_local(std::optional<Placements> grad_placements = std::nullopt) const;
   at::Tensor full_tensor(std::optional<Placements> grad_placements = std::nullopt) const;
   DTensor redistribute(const Placements& to) const { return DTensor(dtensor::redistribute(tensor_, to)); }
-  // What redistribute(to) would do, and what it would cost.
+  // What redistribute(to) would do, and what it would cost; include plan/redistribute_plan.h to look at it.
   RedistributePlan plan_to(const Placements& to) const;
 
   // nullopt: no gradient. Error (TypeError): a gradient that is plain.

@@ -61,7 +61,8 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
 // tensor on the device "meta" one there.
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
-// The plan that redistribute() would run, here and now: a RedistributeMemoryLimit counts.
+// The plan that redistribute() would run, here and now: a RedistributeMemoryLimit counts. Include
+// plan/redistribute_plan.h to look at it.
 RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements,
                          const RedistributeOptions& options = {});
 

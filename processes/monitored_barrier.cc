@@ -59,7 +59,7 @@ class Barrier {
     try {
       store().deleteKey(here(n_ - 1, job_.rank()));
       if (job_.rank() == ranks_[0]) store().deleteKey(key(n_ - 1, "decision"));
-    } catch (const c10::DistStoreError&) {  // it has passed all the same
+    } catch (const c10::DistError&) {  // it has passed all the same
     }
   }
 

@@ -86,14 +86,52 @@ class WorldStore final : public BoundedStore {
   std::atomic<bool> left_{false};
 };
 
-// FileStore removes the file with the last store that is open, and not in one step with seeing that it is the last:
-// another rank may have opened the file for its next world meanwhile. So this process has it open until it ends.
-void keep_open_until_exit(const std::string& path, c10::intrusive_ptr<BoundedStore> store) {
-  static std::mutex mutex;
-  static std::map<std::string, c10::intrusive_ptr<BoundedStore>> open;
-  std::lock_guard lock(mutex);
-  open.emplace(path, std::move(store));
-}
+// The stores of files that this process holds besides those of its worlds.
+//
+// FileStore's destructor lowers a count in the file, and then removes the file if the count is 0. Between the two
+// another rank may open the file for its next world. So each process that has made a world there holds a store of the
+// file until it exits. They are BoundedStores: giving one up waits a second at most for a file that is locked.
+class HeldStores {
+ public:
+  // Never destroyed: other threads may go on while the process exits.
+  static HeldStores& instance() {
+    static auto* held = new HeldStores;
+    return *held;
+  }
+
+  void hold_until_exit(const StoreFile& file, c10::intrusive_ptr<BoundedStore> store) {
+    std::lock_guard lock(mutex_);
+    auto& known = until_exit_[file.path()];
+    if (known.inode == file.remembered()) return;
+    // The file was removed and made anew: the destructor of the old one's store would lower the count of the new one.
+    if (known.store) for_good_.push_back(std::move(known.store));
+    known = {file.remembered(), std::move(store)};
+  }
+
+  // This process stays counted in the file after its end.
+  void hold_for_good(c10::intrusive_ptr<BoundedStore> store) {
+    std::lock_guard lock(mutex_);
+    for_good_.push_back(std::move(store));
+  }
+
+ private:
+  struct OfFile {
+    uint64_t inode = 0;
+    c10::intrusive_ptr<BoundedStore> store;
+  };
+
+  HeldStores() {
+    add_end_callback(this, [this] {
+      std::map<std::string, OfFile> ending;
+      std::lock_guard lock(mutex_);
+      ending.swap(until_exit_);
+    });
+  }
+
+  std::mutex mutex_;  // of all below
+  std::map<std::string, OfFile> until_exit_;
+  std::vector<c10::intrusive_ptr<BoundedStore>> for_good_;
+};
 
 // How often this rank has come to what `key` names, this time included; equal on all ranks, as all make their worlds in
 // the same order.
@@ -167,18 +205,14 @@ World world_from_env(const LaunchOptions& options) {
   const DeviceChoice choice = choose_device(options, place, at::getNumGPUs());
   if (place.store.empty()) return World::local(1, choice.device);
   if (choice.backend == "nccl") nccl_functions();  // throws where there is none, before anybody waits for this rank
-  const auto opened = open_store(place);
-  const auto store = make_bounded_store(opened, place.timeout);
+  const auto store = make_bounded_store(open_store(place), place.timeout);
   const std::string key = absl::StrCat("dtensor/", place.run_id, "/", place.restart_count);
   const std::string path = parse_store(place.store, "").path;
   const auto file = path.empty() ? nullptr : std::make_shared<StoreFile>(path);
-  absl::Cleanup keep_file = [&] {
-    // FileStore removes the file with the last process that is there, even if others are still to come. They would wait
-    // at a new one for those who failed, so that this process is counted as there for ever.
-    static std::mutex mutex;
-    static auto* kept = new std::vector<c10::intrusive_ptr<c10d::Store>>;
-    std::lock_guard lock(mutex);
-    if (file) kept->push_back(opened);
+  // FileStore removes the file with the last process that is there, even if others are still to come. They would wait
+  // at a new one for those who failed.
+  absl::Cleanup hold_on_failure = [&] {
+    if (file) HeldStores::instance().hold_for_good(store);
   };
   const int64_t nth = count_visit(*store, key, place.rank, place.world_size, place.store, file != nullptr);
   const bool serves = file == nullptr && place.rank == 0 && !place.store_exists;
@@ -186,8 +220,8 @@ World world_from_env(const LaunchOptions& options) {
   World world =
       make_world(std::make_shared<Job>(std::move(own), place.rank, place.world_size, place.timeout), choice, {});
   if (file) file->remember();
-  std::move(keep_file).Cancel();
-  if (file) keep_open_until_exit(path, store);
+  if (file) HeldStores::instance().hold_until_exit(*file, store);
+  std::move(hold_on_failure).Cancel();
   return world;
 }
 

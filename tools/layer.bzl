@@ -1,6 +1,6 @@
 """dtensor_layer: the two targets of a source folder.
 
-`headers` is what other folders may depend on. The library itself goes into //:libdtensor.so and nowhere else: its
+`headers` is what other folders may depend on. The library itself goes into //:libdtensor.so (of sharded/ into //:libdtensor_sharded.so) and nowhere else: its
 static registrations must run once, so only the root package sees it.
 """
 

@@ -43,7 +43,7 @@ Fallback*& own_fallback() {
 }
 
 // Of arguments without distributed tensors.
-bool has_cores_fake(c10::ArrayRef<c10::IValue> args) {
+bool has_libtorch_fake(c10::ArrayRef<c10::IValue> args) {
   const auto is_fake = [](const c10::IValue& x) {
     return x.isTensor() && x.toTensor().defined() && x.toTensor().key_set().has(kDTensorKey);
   };
@@ -59,7 +59,7 @@ bool has_cores_fake(c10::ArrayRef<c10::IValue> args) {
 bool is_cores(const c10::OperatorHandle& op, const Stack& stack) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   if (has_dtensor(op_info(op), args)) return false;
-  return has_cores_fake(args) ||
+  return has_libtorch_fake(args) ||
          (LibraryCode::current() == nullptr && !c10::impl::tls_is_dispatch_key_included(kAboveAutogradKey));
 }
 

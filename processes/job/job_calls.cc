@@ -62,6 +62,7 @@ void Job::wait_until(const Activity& activity, absl::Span<const int64_t> members
       pause = std::min(2 * pause, std::chrono::microseconds(20000));
     }
   } catch (const c10::DistError&) {
+    if (state_->failed()) state_->throw_known_failure();
     throw;
   } catch (const std::exception& e) {
     state_->throw_activity_failure(activity, members, message_of(e), /*overdue=*/false);

@@ -29,8 +29,10 @@ void throw_failure(const std::string& text) { C10_THROW_ERROR(DistError, text); 
 
 JobState::JobState(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, Milliseconds timeout)
     : world_store_(make_bounded_store(std::move(store), timeout)),
-      store_(world_store_->under(
-          "", [failure = failure_] { TORCH_CHECK(!failure->has.load(std::memory_order_acquire), failure->text); })),
+      store_(world_store_->under("",
+                                 [failure = failure_] {
+                                   if (failure->is_set.load(std::memory_order_acquire)) throw_failure(failure->text);
+                                 })),
       rank_(rank),
       size_(size),
       timeout_(timeout),
@@ -69,23 +71,21 @@ JobState::Waiting::~Waiting() {
   state_.waiting_.erase(position_);
 }
 
+bool JobState::set_failure_text(std::string text) {
+  std::lock_guard lock(mutex_);
+  if (failed()) return false;
+  failure_->text = std::move(text);
+  failure_->is_set.store(true, std::memory_order_release);
+  return true;
+}
+
 void JobState::set_failure(std::string text) {
-  {
-    std::lock_guard lock(mutex_);
-    if (failed()) return;
-    failure_->text = std::move(text);
-    failure_->has.store(true, std::memory_order_release);
-  }
+  if (!set_failure_text(std::move(text))) return;
   devices_.job_failed();
   dump_flight_recorder_on_failure(rank_);
 }
 
-void JobState::close(const std::string& text) {
-  std::lock_guard lock(mutex_);
-  if (failed()) return;
-  failure_->text = absl::StrCat("rank ", rank_, " failed: ", text);
-  failure_->has.store(true, std::memory_order_release);
-}
+void JobState::close(const std::string& text) { set_failure_text(absl::StrCat("rank ", rank_, " failed: ", text)); }
 
 std::string JobState::post_failure(int64_t culprit, const std::string& message) {
   std::string text = absl::StrCat("rank ", culprit, " failed: ", message);

@@ -37,7 +37,7 @@ class JobState {
   void start_listening(const std::string& id, std::function<std::string()> answer);
   void stop_listening();
 
-  bool failed() const noexcept { return failure_->has.load(std::memory_order_acquire); }
+  bool failed() const noexcept { return failure_->is_set.load(std::memory_order_acquire); }
   std::string failure_text() const { return failed() ? failure_->text : ""; }
   // Whether the program has got the failure as an error of a call.
   bool is_told() const noexcept { return told_; }
@@ -87,12 +87,13 @@ class JobState {
  private:
   void listen();
   void listen_once();
+  bool set_failure_text(std::string text);  // false: the job has failed before
   void set_failure(std::string text);
   std::vector<int64_t> others(absl::Span<const int64_t> members) const;
 
   struct Failure {
-    std::atomic<bool> has{false};
-    std::string text;  // written once, before `has`
+    std::atomic<bool> is_set{false};
+    std::string text;  // written once, before `is_set`; `mutex_` orders those who would write
   };
   // The job's. Shared with `store_`, which backends may keep.
   const std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();

@@ -13,8 +13,10 @@ class StoreFile {
  public:
   explicit StoreFile(std::string path) : path_(std::move(path)) {}
 
+  const std::string& path() const { return path_; }
   // That the ranks have met there: from now on it must stay.
   void remember();
+  uint64_t remembered() const { return remembered_; }  // the file's inode then; 0: nothing yet
   // Error (c10::DistStoreError): the file was removed, or another one is there now.
   void check() const;
 

@@ -124,9 +124,10 @@ TEST_CASE("release_files: files that this release writes are read") {
   check_files(files);
 }
 
-// LibTorch itself reads the archives of other releases, too, in a program without distributed tensors.
-TEST_CASE("release_files: LibTorch itself reads them") {
-  for (const std::string& folder : folders()) {
+TEST_CASE("release_files: LibTorch's own torch::load reads them into plain tensors") {
+  const auto found = folders();
+  REQUIRE(found.size() >= 2);
+  for (const std::string& folder : found) {
     INFO(folder);
     Trained plain;
     torch::load(plain.model, folder + "/module.pt");

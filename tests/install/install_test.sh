@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# install_test.sh INSTALL LIBRARY SHARDED_LIBRARY DIST LIBTORCH_LIB: what //:install writes and //:dist packs is enough for programs built by CMake,
+# install_test.sh INSTALL LIBRARY SHARDED_LIBRARY DIST LIBTORCH_LIB:
+# what //:install writes and //:dist packs is enough for programs built by CMake,
 # by g++ and by Bazel in another workspace, with the lines of docs/install.md.
 set -uo pipefail
 install=("$1" "$2" "$3") dist=$4 torch_lib=$5
@@ -44,11 +45,12 @@ check "there are pages for users" [ "$(pages_for_users | wc -l)" -ge 10 ]
 check "what they include is installed" includes_installed_headers $(pages_for_users)
 check "no half written files" [ -z "$(find "$work/installed" -name '.part.*')" ]
 
-# What docs/install.md has: the block of a section that begins with a line.
+# What docs/install.md has: the block of a section that begins with a line, changed by sed's $edit.
+edit=
 from_page() {  # from_page SECTION BEGIN
   awk -v section="## $1" -v begin="$2" '/^## /{ here = $0 == section } /^```/{ inside = here && !inside; first = 1; writes = 0; next }
     inside && first { writes = index($0, begin) == 1; first = 0 } inside && writes' docs/install.md |
-    sed "s#/home/me/dtensor#$prefix#; s#\$HOME/dtensor#$prefix#g; s#~/dtensor#$prefix#g; s#/path/to/libtorch#$torch#"
+    sed "s#/home/me/dtensor#$prefix#; s#\$HOME/dtensor#$prefix#g; s#~/dtensor#$prefix#g; s#/path/to/libtorch#$torch#; $edit"
 }
 folder() {  # folder NAME: with the program as train.cc
   mkdir -p "$work/$1" && cp "$consumer" "$work/$1/train.cc"
@@ -106,8 +108,8 @@ one_line_at_load() {  # a program's LibTorch is another one
   LD_PRELOAD=$work/other.so run "$work/by_hand/train"
   [ $? = 1 ] && [ ! -s "$out" ] && [ "$(cat "$err")" = "$(sed -n "/^dtensor .* needs LibTorch/s/LibTorch 2.15/LibTorch $release/p" docs/install.md)" ]
 }
-libraries_of_its_own() {
-  run ldd "$work/by_hand/train"
+libraries_of_its_own() {  # libraries_of_its_own PROGRAM
+  run ldd "$work/by_hand/$1"
   prints "libabsl_.* => $prefix/lib/" && ! grep libabsl_ "$out" | grep -v " => $prefix/lib/"
 }
 if command -v pkg-config > /dev/null; then
@@ -115,10 +117,17 @@ if command -v pkg-config > /dev/null; then
   check "g++ builds with pkg-config" does_as_page_says by_hand g++ libtorch=
   check "what g++ built runs" run "$work/by_hand/train"
   check "and shards, too" prints "^S\(0\)R 0[.].* $release[.].* equal$"
-  check "it needs no Abseil of the system" libraries_of_its_own
-  check "nor ShardedTensor" fails grep sharded "$out"
-  check "pkg-config knows ShardedTensor's library" run env PKG_CONFIG_PATH="$prefix/lib/pkgconfig" pkg-config --libs dtensor_sharded
-  check "beside the other" prints "-ldtensor_sharded .*-ldtensor"
+  check "it needs no Abseil of the system" libraries_of_its_own train
+  check "nor ShardedTensor" lacks libdtensor_sharded
+  cp "$(dirname "$consumer")/sharded.cc" "$work/by_hand/train.cc"
+  mv "$work/by_hand/train" "$work/by_hand/plain"
+  edit='s/--libs dtensor/--libs dtensor_sharded/'
+  check "g++ builds a program with ShardedTensor" does_as_page_says by_hand g++ libtorch=
+  edit=
+  check "which runs" run "$work/by_hand/train"
+  check "and splits, too" prints "^\[2, 2\] equal$"
+  check "it needs no Abseil of the system either" libraries_of_its_own train
+  mv "$work/by_hand/plain" "$work/by_hand/train"
   check "it refuses another LibTorch" one_line_at_load
   check "pkg-config knows LibTorch" run env PKG_CONFIG_PATH="$prefix/lib/pkgconfig" pkg-config --variable=libtorch_version dtensor
   check "as it is" prints "^$release[.]"
@@ -135,7 +144,7 @@ with_bazel() {
     platforms=/usr/share/bazel/tools/platforms bazel_skylib=/usr/share/bazel/tools/skylib; do
     [ ! -d "${name#*=}" ] || options+=(--override_repository="$name")
   done
-  (cd "$work/workspace" && run bazel --batch --nohome_rc --output_user_root="$work/bazel" build //:train --copt=-O0 \
+  (cd "$work/workspace" && run bazel --batch --nohome_rc --output_user_root="$work/bazel" build //:all --copt=-O0 \
     --spawn_strategy=local --jobs=2 "${options[@]}")
 }
 refuses_by_bazel() {
@@ -148,8 +157,12 @@ refuses_by_bazel() {
 if command -v bazel > /dev/null; then
   folder workspace
   for file in WORKSPACE BUILD.bazel .bazelrc; do check "docs/install.md has a $file" file_from_page workspace Bazel $file; done
+  cp "$(dirname "$consumer")/sharded.cc" "$work/workspace/"
+  printf '%s\n' 'cc_binary(name = "sharded", srcs = ["sharded.cc"], deps = ["@dtensor//:sharded"])' >> "$work/workspace/BUILD.bazel"
   check "Bazel refuses another LibTorch" refuses_by_bazel
   check "Bazel builds in another workspace" with_bazel
+  check "a program with ShardedTensor runs" run "$work/workspace/bazel-bin/sharded"
+  check "and splits by Bazel's library" prints "^\[2, 2\] equal$"
   check "what Bazel built runs" run "$work/workspace/bazel-bin/train"
   check "and shards as the others" prints "^S\(0\)R 0[.].* $release[.].* equal$"
 else

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Jobs that go wrong: faults_test.sh LAUNCH FAULT_PROGRAM [long]. Whatever happens to one rank, all ranks end in time, those that can
+# Jobs that go wrong: faults_test.sh LAUNCH FAULT_PROGRAM [long].
+# Whatever happens to one rank, all ranks end in time, those that can
 # say why blame the right rank and call, the job fails, and no process is left. The same faults between threads of one process,
 # at every collective: faulty_communicator_test.cc.
-# "long": the same faults at other ranks and calls, too.
+# "long": the same faults at other ranks and calls, too, and a rank that comes after the deadline.
 set -u
 launch=$1 program=$2
 is_long() { [ "$size" = long ]; }
@@ -75,7 +76,7 @@ fault stuck 20 'it has not come to call 5: all_reduce.*its last one there was ca
 ! is_long || fault slow 20 'it has not come to call 5: all_reduce' 0 1 2 3
 fault throw 15 'an exception ended its program' 0 2 3
 check "throw: rank 1 says what it threw" all_say 'the disk is full' 1
-! is_long || fault terminate 15 'the disk is full' 0 2 3
+fault terminate 15 'the disk is full' 0 2 3
 fault kill 15 'its process [0-9]+ is gone' 0 2 3
 ! is_long || fault "kill 0 3" 15 'its process [0-9]+ is gone.*waited in call 3: reduce_scatter' 1 2 3
 fault stop 20 'its process [0-9]+ is stopped' 0 2 3

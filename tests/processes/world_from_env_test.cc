@@ -78,8 +78,7 @@ TEST_CASE("world_from_env: one after the other, and two at once") {
   CHECK(sum_of(a) == expected_sum());
 }
 
-// Or a rank that is slower would open the file of the next world, and it would be removed by a rank that leaves this
-// one.
+// If it were removed, a rank that leaves this world could remove what a slower one has opened for the next.
 TEST_CASE("world_from_env: the file at which ranks meet stays after a world") {
   LaunchOptions options = on_cpu();
   const std::string path = parse_store(find_job_place({}).store, "").path + "-stays";
