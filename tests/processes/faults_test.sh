@@ -39,6 +39,28 @@ ended() {  # ended NAME SECONDS
   check "$1: nobody has a wrong result" lacks "^\[rank [^$culprit]\] WRONG RESULT"
   check "$1: no process is left" gone
 }
+# Jobs mostly wait, so that some run beside each other; each has a folder of its own, and its checks are counted at the end.
+at_once=3 begun=0
+beside() {  # beside CHECKS...: runs a function that checks a job
+  while [ "$(jobs -rp | wc -l)" -ge $at_once ]; do wait -n; done
+  local folder=$work/beside_$((++begun))
+  mkdir "$folder"
+  (
+    work=$folder out=$folder/out err=$folder/err passed=0 failed=0
+    "$@"
+    echo "$passed $failed" > "$folder/counts"
+  ) > "$folder/said" 2>&1 &
+}
+count_beside() {
+  local folder counts
+  wait
+  for ((i = 1; i <= begun; ++i)); do
+    folder=$work/beside_$i
+    cat "$folder/said"
+    read -r -a counts < "$folder/counts" || counts=(0 1)
+    passed=$((passed + counts[0])) failed=$((failed + counts[1]))
+  done
+}
 # fault "NAME [RANK [CALL [STEPS]]]" SECONDS PATTERN RANKS...: these ranks' errors have PATTERN
 fault() {
   local words=($1 1) name=$1 seconds=$2 pattern=$3
@@ -60,40 +82,43 @@ check "a rank that is slow within the deadline is none" all_fine
 differ='ranks do not make the same calls over tp: '
 for level in info detail; do
   export DTENSOR_DEBUG=$level
-  fault shape 15 "$differ.*rank 1 is about to make call 5: all_reduce .*f32\[8\].*rank 2 .*f32\[4\]" 0 1 2 3
-  fault dtype 15 "$differ.*rank 1 is about to make call 5: all_reduce .*i32\[4\].*rank 2 .*: f32\[4\]" 0 1 2 3
-  fault collective 15 "$differ.*rank 0 is about to make call 5: all_reduce.*rank 1 is about to make call 5: all_gather" 0 1 2 3
-  fault missing 15 "$differ.*rank 0 is about to make call 5: all_reduce.*rank 1 is about to make call 5: all_gather" 0 1 2 3
+  beside fault shape 15 "$differ.*rank 1 is about to make call 5: all_reduce .*f32\[8\].*rank 2 .*f32\[4\]" 0 1 2 3
+  beside fault dtype 15 "$differ.*rank 1 is about to make call 5: all_reduce .*i32\[4\].*rank 2 .*: f32\[4\]" 0 1 2 3
+  beside fault collective 15 "$differ.*rank 0 is about to make call 5: all_reduce.*rank 1 is about to make call 5: all_gather" 0 1 2 3
+  beside fault missing 15 "$differ.*rank 0 is about to make call 5: all_reduce.*rank 1 is about to make call 5: all_gather" 0 1 2 3
   is_long || continue
-  fault "shape 2 7" 15 "$differ.*rank 2 is about to make call 7: reduce_scatter .*f32\[16\]" 0 1 2 3
-  fault "dtype 0 6" 15 "$differ.*rank 0 is about to make call 6: all_gather .*i32\[2\]" 0 1 2 3
-  fault "collective 3 8" 15 "$differ.*rank 3 is about to make call 8: all_reduce" 0 1 2 3
+  beside fault "shape 2 7" 15 "$differ.*rank 2 is about to make call 7: reduce_scatter .*f32\[16\]" 0 1 2 3
+  beside fault "dtype 0 6" 15 "$differ.*rank 0 is about to make call 6: all_gather .*i32\[2\]" 0 1 2 3
+  beside fault "collective 3 8" 15 "$differ.*rank 3 is about to make call 8: all_reduce" 0 1 2 3
 done
 
 export DTENSOR_DEBUG=
-fault "missing 1 8" 15 'it has left: .*while rank . waited in call 8: all_to_all' 0 2 3
-fault stuck 20 'it has not come to call 5: all_reduce.*its last one there was call 4: all_to_all' 0 2 3
-! is_long || fault slow 20 'it has not come to call 5: all_reduce' 0 1 2 3
-fault throw 15 'an exception ended its program' 0 2 3
-check "throw: rank 1 says what it threw" all_say 'the disk is full' 1
-fault terminate 15 'the disk is full' 0 2 3
-fault kill 15 'its process [0-9]+ is gone' 0 2 3
-! is_long || fault "kill 0 3" 15 'its process [0-9]+ is gone.*waited in call 3: reduce_scatter' 1 2 3
-fault stop 20 'its process [0-9]+ is stopped' 0 2 3
-fault exit 15 'its process [0-9]+ is gone' 0 2 3
-fault leave 15 'it has left' 0 2 3
-fault barrier_kill 15 'its process [0-9]+ is gone.*waited in monitored_barrier 1 of ranks 0-3' 0 2 3
+beside fault "missing 1 8" 15 'it has left: .*while rank . waited in call 8: all_to_all' 0 2 3
+beside fault stuck 20 'it has not come to call 5: all_reduce.*its last one there was call 4: all_to_all' 0 2 3
+! is_long || beside fault slow 20 'it has not come to call 5: all_reduce' 0 1 2 3
+throws() {
+  fault throw 15 'an exception ended its program' 0 2 3
+  check "throw: rank 1 says what it threw" all_say 'the disk is full' 1
+}
+beside throws
+beside fault terminate 15 'the disk is full' 0 2 3
+beside fault kill 15 'its process [0-9]+ is gone' 0 2 3
+! is_long || beside fault "kill 0 3" 15 'its process [0-9]+ is gone.*waited in call 3: reduce_scatter' 1 2 3
+beside fault stop 20 'its process [0-9]+ is stopped' 0 2 3
+beside fault exit 15 'its process [0-9]+ is gone' 0 2 3
+beside fault leave 15 'it has left' 0 2 3
+beside fault barrier_kill 15 'its process [0-9]+ is gone.*waited in monitored_barrier 1 of ranks 0-3' 0 2 3
 
 # Before the ranks have made their first call: while they connect, and where their meshes are not the same.
-DTENSOR_TIMEOUT=60 fault connect_kill 30 'its process [0-9]+ is gone.*waited in the making of the group tp of ranks 0,1,2,3' 0 2 3
-! is_long || DTENSOR_TIMEOUT=60 fault "connect_kill 0" 30 'its process [0-9]+ is gone.*waited in the making of the group tp' 1 2 3
-fault connect_stop 20 'its process [0-9]+ is stopped' 0 2 3
-! is_long || fault "connect_stop 3" 20 'its process [0-9]+ is stopped' 0 1 2
+DTENSOR_TIMEOUT=60 beside fault connect_kill 30 'its process [0-9]+ is gone.*waited in the making of the group tp of ranks 0,1,2,3' 0 2 3
+! is_long || DTENSOR_TIMEOUT=60 beside fault "connect_kill 0" 30 'its process [0-9]+ is gone.*waited in the making of the group tp' 1 2 3
+beside fault connect_stop 20 'its process [0-9]+ is stopped' 0 2 3
+! is_long || beside fault "connect_stop 3" 20 'its process [0-9]+ is stopped' 0 1 2
 for other in shape name; do
   what=$([ $other = shape ] && echo 'of mesh\(dp=2, tp=2\)' || echo 'dp of ranks 0,1,2,3 of mesh\(dp=4\)')
   tp='tp of ranks 0,1,2,3 of mesh\(tp=4\)'
-  DTENSOR_TIMEOUT=60 fault mesh_$other 30 "ranks do not have the same mesh: (rank 0 makes the group $tp, while rank 1 makes the group .*$what|rank 1 makes the group .*$what, while rank [23] makes the group $tp)" 0 1 2 3
-  ! is_long || DTENSOR_TIMEOUT=60 fault "mesh_$other 0" 30 "ranks do not have the same mesh: rank 0 makes the group .*$what, while rank [1-3] makes the group $tp" 0 1 2 3
+  DTENSOR_TIMEOUT=60 beside fault mesh_$other 30 "ranks do not have the same mesh: (rank 0 makes the group $tp, while rank 1 makes the group .*$what|rank 1 makes the group .*$what, while rank [23] makes the group $tp)" 0 1 2 3
+  ! is_long || DTENSOR_TIMEOUT=60 beside fault "mesh_$other 0" 30 "ranks do not have the same mesh: rank 0 makes the group .*$what, while rank [1-3] makes the group $tp" 0 1 2 3
 done
 
 # The place where the ranks meet is frozen, removed or locked in the middle of a job.
@@ -106,10 +131,14 @@ fault_at() {  # fault_at "VARIABLES..." "NAME..." SECONDS PATTERN RANKS...: as f
   fault "$@"
   with=()
 }
-fault_at "${unset_store[*]}" "stop 0" 35 'its process [0-9]+ is stopped' 1 2 3
-fault_at "${unset_store[*]}" "barrier_stop 0" 35 'its process [0-9]+ is stopped.*waited in monitored_barrier 1 of ranks 0-3' 1 2 3
-fault_at "${unset_store[*]}" "kill 0" 20 'its process [0-9]+ is gone' 1 2 3
-for how in remove lock; do
+frozen_store() {  # one after the other, as the port is the same
+  fault_at "${unset_store[*]}" "stop 0" 35 'its process [0-9]+ is stopped' 1 2 3
+  fault_at "${unset_store[*]}" "barrier_stop 0" 35 'its process [0-9]+ is stopped.*waited in monitored_barrier 1 of ranks 0-3' 1 2 3
+  fault_at "${unset_store[*]}" "kill 0" 20 'its process [0-9]+ is gone' 1 2 3
+}
+beside frozen_store
+spoiled() {  # spoiled HOW: the store's file is removed or locked
+  local how=$1
   fault_at "env FAULT_STORE=$how" "stop 1" 35 'its process [0-9]+ is stopped' 0 2 3
   check "$how and stop: the store is spoiled" prints "^\[rank 1\] done: the store's file: $how"
   # Without the store nobody can ask who is missing, but all end.
@@ -121,7 +150,10 @@ for how in remove lock; do
   check "$how: the store is spoiled" prints "^\[rank 1\] done: the store's file: $how"
   check "$how: a job that needs it no more ends well" all_fine
   check "$how: in time" in_time 30
-done
+}
+beside spoiled remove
+beside spoiled lock
+count_beside
 
 # Where the ranks meet.
 culprit=-
