@@ -219,8 +219,10 @@ World world_from_env(const LaunchOptions& options) {
   auto own = c10::make_intrusive<WorldStore>(absl::StrCat(key, "/", nth), *store, place.world_size, serves, file);
   World world =
       make_world(std::make_shared<Job>(std::move(own), place.rank, place.world_size, place.timeout), choice, {});
-  if (file) file->remember();
-  if (file) HeldStores::instance().hold_until_exit(*file, store);
+  if (file) {
+    file->remember();
+    HeldStores::instance().hold_until_exit(*file, store);
+  }
   std::move(hold_on_failure).Cancel();
   return world;
 }

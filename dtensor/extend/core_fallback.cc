@@ -42,7 +42,7 @@ Fallback*& own_fallback() {
   return fallback;
 }
 
-// Of arguments without distributed tensors.
+// REQUIRES: no argument is a distributed tensor.
 bool has_libtorch_fake(c10::ArrayRef<c10::IValue> args) {
   const auto is_fake = [](const c10::IValue& x) {
     return x.isTensor() && x.toTensor().defined() && x.toTensor().key_set().has(kDTensorKey);

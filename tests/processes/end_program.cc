@@ -12,8 +12,8 @@
 //   thread           a collective in another thread
 // and HOLDER has the world: main (a variable there), static (made by a function's static variable), early (a global
 // variable, older than all that the library makes), leaked (nobody ends it).
-// The others say what becomes of their next collective. end_test.sh looks at that. With the HOLDER nobody, all ranks
-// end their world, and then by HOW, with status 0.
+// The others say what becomes of their next collective. end_test.sh looks at that. If HOLDER is none,
+// every rank ends its world first, and then its process by HOW, with status 0.
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
 
@@ -114,7 +114,7 @@ int main(int argc, char** argv) {
   const std::string how = word(1), holder = word(3);
   std::atexit(ends_at_exit);
   std::at_quick_exit(ends_at_exit);
-  if (holder == "nobody") {
+  if (holder == "none") {
     sum(DeviceMesh(World::from_env(), {3}, {"tp"}));
     if (how == "quick_exit") std::quick_exit(0);
     return 0;

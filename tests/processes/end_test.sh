@@ -61,7 +61,7 @@ done
 # Between a world and its end a process keeps the file at which the ranks met.
 for how in return quick_exit; do
   out=$work/ended_$how
-  timeout 60 "$launch" -n 3 -- env "DTENSOR_STORE=file://$work/store_$how" "$program" $how nothing nobody > "$out" 2>&1
+  timeout 60 "$launch" -n 3 -- env "DTENSOR_STORE=file://$work/store_$how" "$program" $how nothing none > "$out" 2>&1
   check "$how after the world's end: the job ends well" test $? = 0
   check "$how after the world's end: the file at which the ranks met is gone" test ! -e "$work/store_$how"
 done
