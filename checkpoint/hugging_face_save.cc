@@ -53,7 +53,7 @@ std::string index_text(const std::vector<Entries>& files) {
   TORCH_CHECK(false, "[save] '", path, "' ", what, ": ", c10::utils::str_error(error));
 }
 
-void make_folder(const std::string& folder) {
+void make_single_folder(const std::string& folder) {
   if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) fail(folder, "cannot be made", errno);
 }
 
@@ -95,7 +95,7 @@ void save_hugging_face(const NamedTensors& tensors, const std::string& folder, i
   WholeValues values(tensors);
   const OnWriter on_writer(tensors);
   std::deque<AtomicFile> files;  // in the process that writes
-  on_writer([&] { make_folder(folder); });
+  on_writer([&] { make_single_folder(folder); });
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto open = [&]() -> AtomicFile& { return files.emplace_back(folder + "/" + weights_file(i, parts.size())); };
     write_safetensors(open, parts[i], metadata, values, on_writer);

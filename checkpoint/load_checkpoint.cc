@@ -26,7 +26,7 @@
 namespace dtensor {
 namespace {
 
-constexpr char kWho[] = "load_checkpoint";
+constexpr char kLoadCheckpoint[] = "load_checkpoint";
 
 // What a part of a tensor in this process needs of a file.
 struct Read {
@@ -108,7 +108,7 @@ class Loader {
     TORCH_CHECK_VALUE(tensor.dtype == t.scalar_type() || c10::canCast(tensor.dtype, t.scalar_type()), "'", name,
                       "' is of ", tensor.dtype, " in the checkpoint, which is not cast to ", t.scalar_type());
     if (!is_dtensor(t)) return plan_part(known, tensor, part_of({Shape(t.dim(), 0), tensor.shape}), t.variable_data());
-    check_can_carry_back(t, kWho);
+    check_can_carry_back(t, kLoadCheckpoint);
     const DTensorMeta& meta = memory_of(t);
     TORCH_CHECK_VALUE(!meta.spec->has_partial(), "'", name, "' is ", meta.spec->to_string(),
                       ", which holds addends and no values: redistribute it first");
@@ -145,12 +145,13 @@ class Loader {
 // All processes must see one checkpoint: folders of one name may be of different machines.
 void check_same(const DeviceMesh& ranks, const std::string& folder, const Manifest& manifest,
                 const std::string& error) {
-  agree_that_all_is_well(ranks, error, kWho);
+  agree_that_all_is_well(ranks, error, kLoadCheckpoint);
   const std::string text = to_text(manifest);
-  const auto sums = gather_texts(ranks, checksum_text(checksum(text.data(), text.size())), kWho);
+  const auto sums = gather_texts(ranks, checksum_text(checksum(text.data(), text.size())), kLoadCheckpoint);
   for (size_t rank = 1; rank < sums.size(); ++rank) {
-    TORCH_CHECK(sums[rank] == sums[0], "[", kWho, "] '", folder, "' is one checkpoint for rank 0 and another for rank ",
-                rank, "; the folder must be one that all processes share, and nobody may save to it meanwhile");
+    TORCH_CHECK(sums[rank] == sums[0], "[", kLoadCheckpoint, "] '", folder,
+                "' is one checkpoint for rank 0 and another for rank ", rank,
+                "; the folder must be one that all processes share, and nobody may save to it meanwhile");
   }
 }
 
@@ -187,16 +188,16 @@ CheckpointMismatch load_checkpoint(const std::string& folder, CheckpointContents
                       ". With strict = false what fits is loaded and the rest is returned");
     loader.plan(targets->tensors());
   } catch (const std::exception& e) {
-    error = absl::StrCat("[", kWho, "] ", message_of(e));
+    error = absl::StrCat("[", kLoadCheckpoint, "] ", message_of(e));
   }
-  agree_that_all_is_well(ranks, error, kWho);
+  agree_that_all_is_well(ranks, error, kLoadCheckpoint);
   error = run_on_all(
-      ranks, [&] { loader.prepare(); }, kWho);
-  TORCH_CHECK(error.empty(), "[", kWho, "] ", error);
-  write_parts(values_of(targets->tensors()), kWho, [&] {
+      ranks, [&] { loader.prepare(); }, kLoadCheckpoint);
+  TORCH_CHECK(error.empty(), "[", kLoadCheckpoint, "] ", error);
+  write_parts(values_of(targets->tensors()), kLoadCheckpoint, [&] {
     error = run_on_all(
-        ranks, [&] { loader.read(); }, kWho);
-    TORCH_CHECK(error.empty(), "[", kWho, "] the contents are now partly those of the checkpoint: ", error);
+        ranks, [&] { loader.read(); }, kLoadCheckpoint);
+    TORCH_CHECK(error.empty(), "[", kLoadCheckpoint, "] the contents are now partly those of the checkpoint: ", error);
   });
   targets->commit();
   loader.rethrow();

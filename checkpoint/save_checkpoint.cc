@@ -29,7 +29,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr char kWho[] = "save_checkpoint";
+constexpr char kSaveCheckpoint[] = "save_checkpoint";
 
 std::string new_id() {
   std::random_device device;
@@ -114,14 +114,15 @@ void PendingCheckpoint::State::begin(const CheckpointContents& contents, const S
 void PendingCheckpoint::State::agree(const Json& mine) {
   std::vector<Json> all;
   for (const std::string& text :
-       gather_texts(ranks_of(world), mine.dump(-1, ' ', false, Json::error_handler_t::replace), kWho))
+       gather_texts(ranks_of(world), mine.dump(-1, ' ', false, Json::error_handler_t::replace), kSaveCheckpoint))
     all.push_back(Json::parse(text));
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    TORCH_CHECK(!all[rank].contains("error"), "[", kWho, "] '", folder,
+    TORCH_CHECK(!all[rank].contains("error"), "[", kSaveCheckpoint, "] '", folder,
                 "': ", all.size() > 1 ? c10::str("rank ", rank, ": ") : "", all[rank]["error"].get<std::string>());
   }
   for (size_t rank = 1; rank < all.size(); ++rank) {
-    TORCH_CHECK_VALUE(all[rank]["fingerprint"] == all[0]["fingerprint"], "[", kWho, "] '", folder, "': rank ", rank,
+    TORCH_CHECK_VALUE(all[rank]["fingerprint"] == all[0]["fingerprint"], "[", kSaveCheckpoint, "] '", folder,
+                      "': rank ", rank,
                       " saves other tensors, layouts, settings or values than rank 0; all processes save the same");
   }
   name_files(all[0]["id"].get<std::string>());
@@ -182,7 +183,7 @@ void PendingCheckpoint::State::write() noexcept {
 // Files are removed only after a failure that all have agreed on. Where the processes cannot talk any more nobody knows
 // whether the checkpoint is there: the next save removes what does not belong to it.
 void PendingCheckpoint::State::finish() {
-  TORCH_CHECK(!over, "[", kWho, "] '", folder, "': the save has ended before, by wait() or try_commit()");
+  TORCH_CHECK(!over, "[", kSaveCheckpoint, "] '", folder, "': the save has ended before, by wait() or try_commit()");
   over = true;
   const FolderLock held = std::move(lock);
   const DeviceMesh ranks = ranks_of(world);
@@ -191,26 +192,26 @@ void PendingCheckpoint::State::finish() {
       [&] {
         if (writer.joinable()) writer.join();
       },
-      kWho);
+      kSaveCheckpoint);
   if (wrong.empty()) wrong = collect_files(ranks);
   if (wrong.empty())
     wrong = run_on_all(
-        ranks, [&] { return is_first() ? commit() : void(); }, kWho);
+        ranks, [&] { return is_first() ? commit() : void(); }, kSaveCheckpoint);
   if (!wrong.empty()) {
     remove_own();
-    TORCH_CHECK(false, "[", kWho, "] ", wrong);
+    TORCH_CHECK(false, "[", kSaveCheckpoint, "] ", wrong);
   }
   committed = true;
   if (is_first()) remove_other_part_files(folder, manifest);
 }
 
 bool PendingCheckpoint::State::all_have_written() const {
-  const auto all = gather_texts(ranks_of(world), written.load() ? "written" : "", kWho);
+  const auto all = gather_texts(ranks_of(world), written.load() ? "written" : "", kSaveCheckpoint);
   return std::none_of(all.begin(), all.end(), [](const std::string& text) { return text.empty(); });
 }
 
 void PendingCheckpoint::State::check_is_here() const {
-  TORCH_CHECK(is_here(), "[", kWho, "] '", folder, "': the save is being written by process ", process,
+  TORCH_CHECK(is_here(), "[", kSaveCheckpoint, "] '", folder, "': the save is being written by process ", process,
               ", of which this one, ", ::getpid(), ", was forked");
 }
 
@@ -219,7 +220,7 @@ std::string PendingCheckpoint::State::collect_files(const DeviceMesh& ranks) {
   Json mine = Json::object();
   for (const auto& [name, file] : manifest.files) mine["files"][name] = {file.bytes, checksum_text(file.header_sum)};
   if (!error.empty()) mine["error"] = error;
-  const auto all = gather_texts(ranks, mine.dump(-1, ' ', false, Json::error_handler_t::replace), kWho);
+  const auto all = gather_texts(ranks, mine.dump(-1, ' ', false, Json::error_handler_t::replace), kSaveCheckpoint);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const Json told = Json::parse(all[rank]);
     if (told.contains("error"))
@@ -246,7 +247,7 @@ void PendingCheckpoint::State::commit() const {
     out.commit();
   } catch (const c10::Error& e) {
     if (!is_there()) throw;
-    TORCH_WARN("[", kWho, "] ", e.what_without_backtrace());  // it may not survive a power failure
+    TORCH_WARN("[", kSaveCheckpoint, "] ", e.what_without_backtrace());  // it may not survive a power failure
   }
 }
 

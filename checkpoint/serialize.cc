@@ -17,14 +17,14 @@
 namespace dtensor {
 namespace {
 
-struct Part {
+struct ModulePart {
   std::string name;
   at::Tensor tensor;    // the parameter or buffer
   at::Tensor original;  // what it was
 };
 
-std::vector<Part> parts_of(const torch::nn::Module& module) {
-  std::vector<Part> parts;
+std::vector<ModulePart> parts_of(const torch::nn::Module& module) {
+  std::vector<ModulePart> parts;
   absl::flat_hash_map<const c10::TensorImpl*, bool> seen;  // tied parameters count once
   const auto add = [&](const std::string& name, const at::Tensor& t) {
     if (t.defined() && seen.emplace(t.unsafeGetTensorImpl(), true).second)
@@ -46,8 +46,8 @@ class PlainForNow {
 
   // The whole values.
   void gather() {
-    for (const Part& p : parts_) check_can_be_stored(p.original, p.name);
-    for (const Part& p : parts_) {
+    for (const ModulePart& p : parts_) check_can_be_stored(p.original, p.name);
+    for (const ModulePart& p : parts_) {
       if (!is_dtensor(p.original)) continue;
       const at::Tensor whole = whole_value(p.original);
       LocalGuard guard;  // plain in the place of a distributed one
@@ -57,21 +57,22 @@ class PlainForNow {
   // Tensors of the right shape and no memory.
   void stand_in() {
     LocalGuard guard;  // plain also inside a MeshScope
-    for (const Part& p : parts_) p.tensor.set_data(at::zeros({}, p.original.options()).expand(p.original.sizes()));
+    for (const ModulePart& p : parts_)
+      p.tensor.set_data(at::zeros({}, p.original.options()).expand(p.original.sizes()));
   }
   void restore() {
-    for (const Part& p : parts_) p.tensor.set_data(p.original);
+    for (const ModulePart& p : parts_) p.tensor.set_data(p.original);
   }
-  const std::vector<Part>& parts() const { return parts_; }
+  const std::vector<ModulePart>& parts() const { return parts_; }
   std::vector<at::Tensor> originals() const {
     std::vector<at::Tensor> tensors;
-    for (const Part& p : parts_) tensors.push_back(p.original);
+    for (const ModulePart& p : parts_) tensors.push_back(p.original);
     return tensors;
   }
 
  private:
   c10::AutoGradMode no_grad_{false};
-  std::vector<Part> parts_;
+  std::vector<ModulePart> parts_;
 };
 
 void check_shape(const std::string& name, const at::Tensor& value, const at::Tensor& target) {
@@ -86,7 +87,7 @@ void load_archive(torch::nn::Module& module, const TorchFile& file, const std::s
     PlainForNow plain(module);
     plain.stand_in();
     module.load(archive);
-    for (const Part& p : plain.parts()) values.push_back(p.tensor.variable_data());
+    for (const ModulePart& p : plain.parts()) values.push_back(p.tensor.variable_data());
     plain.restore();
     for (size_t i = 0; i < values.size(); ++i) check_shape(plain.parts()[i].name, values[i], plain.parts()[i].tensor);
     for (size_t i = 0; i < values.size(); ++i) copy_into(plain.parts()[i].tensor, values[i]);

@@ -14,7 +14,7 @@
 namespace dtensor {
 namespace {
 
-std::string text_of(const std::vector<Placements>& inputs) {
+std::string inputs_text(const std::vector<Placements>& inputs) {
   return absl::StrJoin(inputs, ", ", [](std::string* out, const Placements& placements) {
     absl::StrAppend(out, placements.empty() ? "None" : to_string(placements));
   });
@@ -73,7 +73,7 @@ std::string LayoutPlan::explain() const {
                                      trials, before.to_string(), after.to_string());
   for (const LayoutPin& pin : pins) {
     absl::StrAppendFormat(&text, "  call %d, %s: computed on %s, spares %.1f us\n", pin.call, pin.as_called,
-                          text_of(pin.inputs), pin.seconds * 1e6);
+                          inputs_text(pin.inputs), pin.seconds * 1e6);
   }
   return text;
 }

@@ -33,4 +33,6 @@ const char* version() { return "0.2.0"; }
 
 const char* libtorch_version() { return kBuiltWith + sizeof(DTENSOR_BUILT_WITH) - 1; }
 
+#undef DTENSOR_BUILT_WITH
+
 }  // namespace dtensor

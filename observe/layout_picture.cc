@@ -11,9 +11,9 @@
 namespace dtensor {
 namespace {
 
-constexpr double kGap = 16, kMargin = 24;
+constexpr double kCardGap = 16, kMargin = 24;
 constexpr int kCardsPerRow = 3;
-constexpr double kPageWidth = 2 * kMargin + kCardsPerRow * kCardWidth + (kCardsPerRow - 1) * kGap;
+constexpr double kPageWidth = 2 * kMargin + kCardsPerRow * kCardWidth + (kCardsPerRow - 1) * kCardGap;
 constexpr int64_t kMaxLegendRanks = 16;
 
 std::string swatch(double x, double y, int64_t rank, int64_t ranks) {
@@ -87,12 +87,12 @@ std::string layout_svg(const std::vector<NamedSpec>& tensors, const std::string&
     if (meshes.insert(c.spec->mesh().identity()).second) y += draw_legend(c.spec->mesh(), y, body);
   }
   for (size_t i = 0; i < cards.size(); ++i) {
-    const double x = kMargin + static_cast<double>(i % kCardsPerRow) * (kCardWidth + kGap);
-    const double top = y + static_cast<double>(i / kCardsPerRow) * (kCardHeight + kGap);
+    const double x = kMargin + static_cast<double>(i % kCardsPerRow) * (kCardWidth + kCardGap);
+    const double top = y + static_cast<double>(i / kCardsPerRow) * (kCardHeight + kCardGap);
     body += draw_card(cards[i], x, top);
   }
   const double rows = std::ceil(static_cast<double>(cards.size()) / kCardsPerRow);
-  const double height = y + rows * (kCardHeight + kGap) + kMargin;
+  const double height = y + rows * (kCardHeight + kCardGap) + kMargin;
   return absl::StrCat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", svg_number(kPageWidth), "\" height=\"",
                       svg_number(height), "\" viewBox=\"0 0 ", svg_number(kPageWidth), " ", svg_number(height), "\">\n",
                       R"(<style>

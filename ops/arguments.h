@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace dtensor {
 
@@ -42,5 +43,16 @@ class Arguments {
   const c10::FunctionSchema& schema_;
   c10::IValue* const values_;
 };
+
+// Undefined where an argument is None.
+inline at::Tensor optional_tensor(const c10::IValue& value) {
+  return value.isTensor() ? value.toTensor() : at::Tensor();
+}
+
+// Ends a call: takes its arguments off the stack, and leaves `results` there.
+inline void return_tensors(const c10::OperatorHandle& op, torch::jit::Stack& stack, std::vector<at::Tensor> results) {
+  torch::jit::drop(stack, op.schema().arguments().size());
+  for (at::Tensor& t : results) stack.emplace_back(std::move(t));
+}
 
 }  // namespace dtensor

@@ -20,12 +20,12 @@
 
 #include "dtensor/extend/dispatch.h"
 #include "dtensor/extend/plain_beside_distributed.h"
-#include "dtensor/extend/redistribute_below_autograd.h"
 #include "dtensor/extend/replicate.h"
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/core_dims.h"
 #include "ops/meta_tensor.h"
+#include "ops/split_rows.h"
 
 namespace dtensor {
 namespace {
@@ -72,7 +72,7 @@ CoreDims given_backward_dims(const OpCall& call) {
   return dims;
 }
 
-OutputMetas backward_metas(const OpCall& call) {
+OutputMetas given_backward_metas(const OpCall& call) {
   const at::Tensor input = meta_tensor(*call.input("input"));
   const Spec* weight = call.input("weight");
   const at::Tensor of_channels =
@@ -86,18 +86,16 @@ OutputMetas backward_metas(const OpCall& call) {
 }
 
 // A call, whatever its operator calls its arguments.
-struct Call {
+struct BatchNormCall {
   at::Tensor input, weight, bias, running_mean, running_var;
   bool training = false;
   double momentum = 0, eps = 0;
 };
 
-at::Tensor optional_tensor(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
-
-Call read(const c10::OperatorHandle& op, Stack& stack) {
+BatchNormCall read(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const auto first = [&](const char* a, const char* b) { return (args[a].isNone() ? args[b] : args[a]).toDouble(); };
-  Call call;
+  BatchNormCall call;
   call.input = args.tensor("input");
   call.weight = optional_tensor(args["weight"]);
   call.bias = optional_tensor(args["bias"]);
@@ -143,20 +141,13 @@ std::vector<int64_t> all_but_channels(const at::Tensor& input) {
 c10::ScalarType accumulated(c10::ScalarType dtype) { return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
 
 // What ATen keeps the statistics in.
-c10::ScalarType stats_type(const Call& call) {
+c10::ScalarType stats_type(const BatchNormCall& call) {
   const c10::ScalarType dtype = call.input.scalar_type();
   if (!call.input.is_cpu()) return accumulated(dtype);
   for (const at::Tensor& t : {call.weight, call.running_mean}) {
     if (t.defined()) return t.scalar_type();
   }
   return dtype;
-}
-
-at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what) {
-  if (!spec_of(t)->has_partial()) return t;
-  return redistribute_below_autograd(
-      t, without_partials(spec_of(t)->placements()),
-      {c10::toString(op.operator_name()), what, module_of(peek_meta(t)), /*implicit=*/true});
 }
 
 struct Normalized {
@@ -166,7 +157,7 @@ struct Normalized {
 
 // Running statistics are written to, which keeps their layout: only what is added to them moves. Functional forms write
 // to copies.
-Normalized train(const c10::OperatorHandle& op, Call call, bool functional) {
+Normalized train(const c10::OperatorHandle& op, BatchNormCall call, bool functional) {
   call.input = reduced(call.input, op, "input");
   const auto dtype = stats_type(call);
   const at::Tensor x = call.input.to(accumulated(call.input.scalar_type()));
@@ -190,7 +181,7 @@ Normalized train(const c10::OperatorHandle& op, Call call, bool functional) {
 
 // All forms return output, mean and inverse standard deviation; then some a reserve, functional ones new statistics.
 void batch_norm(const c10::OperatorHandle& op, Stack& stack) {
-  const Call call = read(op, stack);
+  const BatchNormCall call = read(op, stack);
   const bool functional = op.schema().name().ends_with("_functional");
   const size_t results = op.schema().returns().size() - (functional ? 2 : 0);
   Normalized r;
@@ -327,7 +318,7 @@ const RuleFamily batch_norm_rules("batch_norm", [](RuleRegistry& registry) {
   };
   given.value_free = {"momentum", "eps"};
   registry.add("aten::native_batch_norm", std::move(given));
-  OpRule backward = core_dims_rule(given_backward_dims, backward_metas);
+  OpRule backward = core_dims_rule(given_backward_dims, given_backward_metas);
   backward.value_free = {"eps"};
   registry.add("aten::native_batch_norm_backward", std::move(backward));
 

@@ -53,7 +53,7 @@ at::Tensor flat_to_global(at::Tensor local, const Part& part, const Shape& whole
   return global;
 }
 
-at::Tensor padded(const at::Tensor& t, int64_t dim, int64_t width) {
+at::Tensor padded_along(const at::Tensor& t, int64_t dim, int64_t width) {
   std::vector<int64_t> pad(static_cast<size_t>(2 * (t.dim() - dim)), 0);
   pad.back() = width - t.size(dim);
   return pad.back() == 0 ? t : at::constant_pad_nd(t, pad);
@@ -178,8 +178,8 @@ void topk(const c10::OperatorHandle& op, Stack& stack) {
   request.count = [=](const Part& part) { return std::min(k, total_size(part.dims[*dim])); };
   request.summarize = [=](const at::Tensor& local, const Part& part, int64_t width) {
     auto [values, places] = at::topk(local, std::min(k, local.size(*dim)), *dim, largest, sorted);
-    return std::vector<at::Tensor>{padded(values, *dim, width),
-                                   padded(to_global(places, part.dims[*dim]), *dim, width)};
+    return std::vector<at::Tensor>{padded_along(values, *dim, width),
+                                   padded_along(to_global(places, part.dims[*dim]), *dim, width)};
   };
   if (!saves(self, request)) return dispatch_by_rule(op, stack);
   const Summaries all = gather_summaries(self, request, cause_of(op, self));

@@ -56,7 +56,7 @@ bool has_positive(const std::vector<int64_t>& pads) {
   return std::any_of(pads.begin(), pads.end(), [](int64_t n) { return n > 0; });
 }
 
-at::Tensor padded(const at::Tensor& t, const std::vector<int64_t>& pads) {
+at::Tensor padded_by(const at::Tensor& t, const std::vector<int64_t>& pads) {
   const bool is_same = std::all_of(pads.begin(), pads.end(), [](int64_t n) { return n == 0; });
   return is_same ? t : at::constant_pad_nd(t, pads);
 }
@@ -79,7 +79,7 @@ at::Tensor spread_over(const Convolution& c, const Part& part, const at::Tensor&
                        const at::Tensor& bias) {
   const std::vector<int64_t> none(c.spread.size(), 0), pads = pads_to_part(c, part);
   const bool late_bias = bias.defined() && has_positive(pads);  // it counts where nothing else does, too
-  const at::Tensor result = padded(
+  const at::Tensor result = padded_by(
       at::convolution(box, weight, late_bias ? at::Tensor() : bias, c.stride, none, c.dilation, true, none, c.groups),
       pads);
   return late_bias ? result + per_channel(bias, result.dim()) : result;
@@ -155,8 +155,8 @@ std::array<at::Tensor, 3> gradients(const Convolution& c, const Part& part, cons
     for (int64_t& n : pads) n = -n;
     const std::vector<int64_t> none(c.stride.size(), 0), bias_sizes = {grad.size(1)};
     std::tie(result[0], result[1], result[2]) =
-        at::convolution_backward(padded(grad, pads), box, weight, at::OptionalIntArrayRef(bias_sizes), c.stride, none,
-                                 c.dilation, c.transposed, none, c.groups, {mask[0], mask[1], mask[2] && !aside});
+        at::convolution_backward(padded_by(grad, pads), box, weight, at::OptionalIntArrayRef(bias_sizes), c.stride,
+                                 none, c.dilation, c.transposed, none, c.groups, {mask[0], mask[1], mask[2] && !aside});
   } else {
     if (mask[0]) result[0] = at::zeros_like(box);
     if (mask[1]) result[1] = at::zeros_like(weight);

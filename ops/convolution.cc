@@ -13,13 +13,13 @@
 namespace dtensor {
 namespace {
 
-enum Factor { kBatch, kIn, kOut, kFirstSpace };
+enum ConvolutionFactor { kImage, kIn, kOut, kFirstSpace };
 
-struct Sizes {
+struct Channels {
   int64_t groups, in, out;
 };
 
-Sizes channels_of(const OpCall& call) {
+Channels channels_of(const OpCall& call) {
   const Spec &input = *call.input("input"), &weight = *call.input("weight");
   TORCH_CHECK(input.ndim() >= 3 && input.ndim() == weight.ndim(), call.name(),
               ": input and weight must have as many dims as each other, 3 or more, in ", call.to_string());
@@ -29,26 +29,26 @@ Sizes channels_of(const OpCall& call) {
 }
 
 // Do the ranks' channels in and out belong to the same groups, however the ranks of the mesh share them?
-bool splits_groups(const OpCall& call, const Sizes& sizes) {
-  return sizes.groups % call.mesh.size() == 0 || (sizes.in == sizes.groups && sizes.out == sizes.groups);
+bool splits_groups(const OpCall& call, const Channels& channels) {
+  return channels.groups % call.mesh.size() == 0 || (channels.in == channels.groups && channels.out == channels.groups);
 }
 
 // Factors of the input, the result, the weight and the bias.
-struct Dims {
+struct ConvolutionFactors {
   std::vector<int> input, output, weight, bias;
   std::vector<int> blocked;
 };
 
-Dims dims_of(const OpCall& call) {
-  const Sizes sizes = channels_of(call);
+ConvolutionFactors dims_of(const OpCall& call) {
+  const Channels channels = channels_of(call);
   const auto ndim = static_cast<int>(call.input("input")->ndim());
-  Dims dims;
-  if (sizes.groups > 1) {  // channels in and out are of one factor, the groups
+  ConvolutionFactors dims;
+  if (channels.groups > 1) {  // channels in and out are of one factor, the groups
     const int group = kIn, within = kOut;
-    dims = {{kBatch, group}, {kBatch, group}, {group, within}, {group}, {within}};
-    if (!splits_groups(call, sizes)) dims.blocked.push_back(group);
+    dims = {{kImage, group}, {kImage, group}, {group, within}, {group}, {within}};
+    if (!splits_groups(call, channels)) dims.blocked.push_back(group);
   } else {
-    dims = {{kBatch, kIn}, {kBatch, kOut}, {kOut, kIn}, {kOut}, {}};
+    dims = {{kImage, kIn}, {kImage, kOut}, {kOut, kIn}, {kOut}, {}};
     if (call.get_bool("transposed")) dims.weight = {kIn, kOut};
   }
   for (int d = 2; d < ndim; ++d) {
@@ -62,7 +62,7 @@ Dims dims_of(const OpCall& call) {
 }
 
 CoreDims forward_dims(const OpCall& call) {
-  const Dims dims = dims_of(call);
+  const ConvolutionFactors dims = dims_of(call);
   CoreDims result;
   FactorRule& rule = result.rule;
   rule.inputs = {dims.input, dims.weight, call.input("bias") != nullptr ? dims.bias : std::vector<int>()};
@@ -74,13 +74,13 @@ CoreDims forward_dims(const OpCall& call) {
 }
 
 CoreDims backward_dims(const OpCall& call) {
-  const Dims dims = dims_of(call);
+  const ConvolutionFactors dims = dims_of(call);
   CoreDims result;
   FactorRule& rule = result.rule;
   rule.inputs = {dims.output, dims.input, dims.weight};
   rule.outputs = {dims.input, dims.weight, dims.bias};
   rule.blocked = dims.blocked;
-  rule.contractions = {{kBatch, ReduceOp::kSum}};
+  rule.contractions = {{kImage, ReduceOp::kSum}};
   if (call.get_int("groups") == 1) {
     rule.contractions.push_back({kOut, ReduceOp::kSum});
     result.aside = {kIn};  // of which the bias' gradient knows nothing
@@ -144,7 +144,7 @@ void local_channels(const LocalCall& local, Arguments& args) {
     args.set("bias_sizes", std::vector<int64_t>{args.tensor("grad_output").size(1)});
 }
 
-double numel(const Shape& shape) {
+double numel_as_double(const Shape& shape) {
   double product = 1;
   for (const int64_t n : shape) product *= static_cast<double>(n);
   return product;
@@ -153,14 +153,14 @@ double numel(const Shape& shape) {
 // The whole weight meets each image once per place: of the result, or of the input of a transposed one. Space is whole,
 // and of channels the weight has those of the rank.
 double flops_at(double places, const Shape& images, const Shape& weight) {
-  return images.empty() ? 0 : 2 * places * static_cast<double>(images[0]) * numel(weight);
+  return images.empty() ? 0 : 2 * places * static_cast<double>(images[0]) * numel_as_double(weight);
 }
 
 Flops forward_flops(const OpCall& call) {
   const Shape& input = call.input("input")->sizes();
   const std::vector<int64_t> output = output_sizes(call);
-  const double places = call.get_bool("transposed") ? numel(Shape(input.begin() + 2, input.end()))
-                                                    : numel(Shape(output.begin() + 2, output.end()));
+  const double places = call.get_bool("transposed") ? numel_as_double(Shape(input.begin() + 2, input.end()))
+                                                    : numel_as_double(Shape(output.begin() + 2, output.end()));
   return [places](const std::vector<Shape>& inputs) { return flops_at(places, inputs[0], inputs[1]); };
 }
 
@@ -169,14 +169,14 @@ Flops backward_flops(const OpCall& call) {
   const auto mask = call.arg("output_mask").toBoolList();
   const int gradients = int{mask.get(0)} + int{mask.get(1)};
   if (gradients == 0) return {};
-  const double places = gradients * numel(Shape(windows.sizes().begin() + 2, windows.sizes().end()));
+  const double places = gradients * numel_as_double(Shape(windows.sizes().begin() + 2, windows.sizes().end()));
   return [places](const std::vector<Shape>& inputs) { return flops_at(places, inputs[0], inputs[2]); };
 }
 
 Flops flops_over_time(const OpCall& call) {
   const int64_t steps = call.input("self")->sizes()[0] + 2 * call.get_int("pad") - call.input("weight")->sizes()[0] + 1;
   return [steps](const std::vector<Shape>& inputs) {
-    return 2 * static_cast<double>(steps * inputs[0][1]) * numel(inputs[1]);
+    return 2 * static_cast<double>(steps * inputs[0][1]) * numel_as_double(inputs[1]);
   };
 }
 

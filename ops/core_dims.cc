@@ -20,7 +20,7 @@ namespace {
 
 using Factors = std::vector<int>;
 
-bool contains(const std::vector<int>& all, int x) { return std::find(all.begin(), all.end(), x) != all.end(); }
+bool has_factor(const std::vector<int>& all, int x) { return std::find(all.begin(), all.end(), x) != all.end(); }
 
 // ------------------------------------------------------------ strategies
 
@@ -34,14 +34,14 @@ std::vector<DimStrategy> strategies_of(const CoreDims& dims, const OpCall& call,
     for (const int factor : input) num_factors = std::max(num_factors, factor + 1);
   }
   for (const int aside : dims.aside) {
-    if (contains(dims.rule.blocked, aside)) continue;
+    if (has_factor(dims.rule.blocked, aside)) continue;
     FactorRule one = dims.rule;
     one.outputs.clear();
     one.terms.clear();
     one.passthroughs.clear();
     std::vector<size_t> whole;
     for (size_t o = 0; o < dims.rule.outputs.size(); ++o) {
-      if (contains(dims.rule.outputs[o], aside)) {
+      if (has_factor(dims.rule.outputs[o], aside)) {
         one.outputs.push_back(dims.rule.outputs[o]);
       } else {
         whole.push_back(o);
@@ -239,11 +239,11 @@ CoreDims fitted(const CoreDimsOp& op, const OpCall& call, const OutputMetas& met
       const int64_t in = size_of(rule, call, factor), out = d < skipped ? -1 : sizes[d - skipped];
       if (in == out || (!of_ellipsis && goes_along(call, in, out))) {
         fit[d - skipped] = factor;
-      } else if (!of_ellipsis && contains(dims.aside, factor) && metas.tensors[o]->numel() == 0) {
+      } else if (!of_ellipsis && has_factor(dims.aside, factor) && metas.tensors[o]->numel() == 0) {
         continue;  // not computed in this case: there is nothing to split
       } else if (!of_ellipsis) {
         rule.blocked.push_back(factor);
-      } else if (!contains(dims.aside, factor)) {
+      } else if (!has_factor(dims.aside, factor)) {
         dims.aside.push_back(factor);
       }
     }
@@ -256,11 +256,11 @@ OutputMetas try_small(const CoreDimsOp& op, const OpCall& call) {
   const FactorRule rule = einsum(call, equation_for(op, call));
   // A letter that no input has stands for a size that depends on those of the core dims.
   bool any_size = op.any_size;
-  for (const Factors& output : rule.outputs) any_size = any_size && !contains(output, kNoFactor);
+  for (const Factors& output : rule.outputs) any_size = any_size && !has_factor(output, kNoFactor);
   const auto small = [&](int factor, int64_t size) {
     if (factor == kNoFactor) return size;
     // Not of one: its stride would not say where in memory the dim comes.
-    return any_size || !contains(rule.blocked, factor) ? std::min<int64_t>(size, 2) : size;
+    return any_size || !has_factor(rule.blocked, factor) ? std::min<int64_t>(size, 2) : size;
   };
   OutputMetas metas = read_metas(run_on(call, c10::DeviceType::CPU, [&](int i) {
     std::vector<int64_t> sizes;

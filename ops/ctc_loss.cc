@@ -42,7 +42,7 @@ void check(const OpCall& call) {
 }
 
 // Log probabilities of each sequence, and of all its alignments: as wide as the longest target of all asks for.
-OutputMetas forward_metas(const OpCall& call) {
+OutputMetas ctc_loss_metas(const OpCall& call) {
   check(call);
   const Spec& log_probs = *call.input("log_probs");
   const int64_t time = log_probs.sizes()[0], batch = log_probs.sizes()[1];
@@ -53,17 +53,17 @@ OutputMetas forward_metas(const OpCall& call) {
   return metas;
 }
 
-OutputMetas backward_metas(const OpCall& call) {
+OutputMetas ctc_loss_backward_metas(const OpCall& call) {
   check(call);
   return contiguous_metas(call.input("log_probs")->sizes(), {call.input("log_probs")->dtype()});
 }
 
 bool concatenated(const OpCall& call) { return call.input("targets")->ndim() == 1; }
 
-CoreDims forward_dims(const OpCall& call) {
+CoreDims ctc_loss_dims(const OpCall& call) {
   return {einsum(call, concatenated(call) ? "TnC,S->n,nTA" : "TnC,nS->n,nTA", /*linear=*/false), {}};
 }
-CoreDims backward_dims(const OpCall& call) {
+CoreDims ctc_loss_backward_dims(const OpCall& call) {
   CoreDims dims{einsum(call, concatenated(call) ? "n,TnC,S,n,nTA->TnC" : "n,TnC,nS,n,nTA->TnC", false), {}};
   dims.rule.terms = {{call.input_index("grad")}};
   return dims;
@@ -107,7 +107,7 @@ void forward_local(const std::function<void(const LocalCall&, Stack&)>& run, con
 
 // ------------------------------------------------------------ lengths as tensors
 
-std::vector<int64_t> lengths_of(const c10::OperatorHandle& op, const Arguments& args, const char* name) {
+std::vector<int64_t> read_lengths(const c10::OperatorHandle& op, const Arguments& args, const char* name) {
   const at::Tensor t = args.tensor(name);
   TORCH_CHECK(c10::isIntegralType(t.scalar_type(), /*includeBool=*/false), name, " must be integral");
   const at::Tensor numbers = plain_numbers(t, op, name).to(at::kLong).contiguous();
@@ -117,7 +117,7 @@ std::vector<int64_t> lengths_of(const c10::OperatorHandle& op, const Arguments& 
 // The overload that takes them as lists.
 void with_lists(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
-  for (const char* name : {"input_lengths", "target_lengths"}) args.set(name, lengths_of(op, args, name));
+  for (const char* name : {"input_lengths", "target_lengths"}) args.set(name, read_lengths(op, args, name));
   const std::string& name = op.schema().name();
   c10::Dispatcher::singleton()
       .findSchemaOrThrow(name.c_str(), name == "aten::ctc_loss" ? "IntList" : "")
@@ -133,10 +133,10 @@ void not_by_vendor(const c10::OperatorHandle& op, Stack& stack) {
 }  // namespace
 
 const RuleFamily ctc_loss_rules("ctc_loss", [](RuleRegistry& registry) {
-  OpRule forward = core_dims_rule(forward_dims, forward_metas, take_own);
+  OpRule forward = core_dims_rule(ctc_loss_dims, ctc_loss_metas, take_own);
   forward.local = [run = forward.local](const LocalCall& local, Stack& stack) { forward_local(run, local, stack); };
   registry.add("aten::_ctc_loss", std::move(forward));
-  registry.add("aten::_ctc_loss_backward", core_dims_rule(backward_dims, backward_metas, take_own));
+  registry.add("aten::_ctc_loss_backward", core_dims_rule(ctc_loss_backward_dims, ctc_loss_backward_metas, take_own));
   for (const char* op : {"aten::ctc_loss.Tensor", "aten::_ctc_loss.Tensor", "aten::_ctc_loss_backward.Tensor"})
     registry.add_handler(op, with_lists);
   for (const char* op : {"aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss"})

@@ -15,7 +15,7 @@ OutputMetas pair_metas(const OpCall& call) {
   return contiguous_metas({n * (n - 1) / 2}, {self.dtype()});
 }
 
-OutputMetas as_self(const OpCall& call) { return metas_of({meta_tensor(*call.input("self")).contiguous()}); }
+OutputMetas contiguous_self(const OpCall& call) { return metas_of({meta_tensor(*call.input("self")).contiguous()}); }
 
 const CoreDimsOp kDistances[] = {
     {"aten::_cdist_forward", "...pM,...rM->...pr"},
@@ -23,7 +23,7 @@ const CoreDimsOp kDistances[] = {
     {"aten::_euclidean_dist", "...pM,...rM->...pr"},
     // Between all pairs of rows of one matrix.
     {.op = "aten::_pdist_forward", .equation = "NM->K", .metas = pair_metas},
-    {.op = "aten::_pdist_backward", .equation = "K,NM,K->NM", .linear = "grad", .metas = as_self},
+    {.op = "aten::_pdist_backward", .equation = "K,NM,K->NM", .linear = "grad", .metas = contiguous_self},
 };
 
 // Elementwise but for a norm over all dims except one.

@@ -65,7 +65,7 @@ bool names_no_bags(const OpCall& call) {
          weight.strides()[1] == 1 && call.get_int("padding_idx") < 0;
 }
 
-OutputMetas metas(const OpCall& call) {
+OutputMetas embedding_bag_metas(const OpCall& call) {
   const Spec &weight = *call.inputs[kWeight], &ids = *call.inputs[kIds], &offsets = *call.inputs[kOffsets];
   const int64_t mode = call.get_int("mode");
   TORCH_CHECK(weight.ndim() == 2 && ids.ndim() == 1 && offsets.ndim() == 1 && mode >= kBagSum && mode <= kBagMax,
@@ -91,7 +91,7 @@ OutputMetas metas(const OpCall& call) {
   return result;
 }
 
-std::vector<DimStrategy> strategies_of(const OpCall& call, int64_t mesh_dim) {
+std::vector<DimStrategy> embedding_bag_strategies(const OpCall& call, int64_t mesh_dim) {
   const int64_t mode = call.get_int("mode");
   const Placement r = Replicate();
   const Placements whole(call.inputs.size(), r);
@@ -160,7 +160,7 @@ at::Tensor fitted(const at::Tensor& t, const Spec& spec, int64_t i) {
   return fits ? t : t.new_zeros(sizes, t.options().dtype(spec.dtype()));
 }
 
-void local(const LocalCall& call, Stack& stack) {
+void embedding_bag_local(const LocalCall& call, Stack& stack) {
   const Arguments args(call.op, stack);
   const Spec& table = *call.inputs[kWeight];
   Bags b{args.tensor("weight"),
@@ -201,10 +201,6 @@ void local(const LocalCall& call, Stack& stack) {
 
 // ------------------------------------------------------------ handlers
 
-CommCause cause_of(const c10::OperatorHandle& op, const char* argument) {
-  return {c10::toString(op.operator_name()), argument, current_scope().module_path, /*implicit=*/true};
-}
-
 // Does every rank that gets ids by their layout, and bags likewise, get all ids of its bags?
 bool holds_whole_bags(const Spec& ids, const at::Tensor& offsets, const Placements& layout) {
   const int64_t bags = offsets.numel(), total = ids.sizes()[0];
@@ -238,7 +234,8 @@ at::Tensor lay_out_offsets(const c10::OperatorHandle& op, const at::Tensor& ids,
   if (split && (!all || !readable ||
                 !holds_whole_bags(spec, plain_numbers(offsets, op, "offsets").to(at::kLong).contiguous(), layout)))
     layout.assign(layout.size(), Replicate());
-  return redistribute_below_autograd(offsets, layout, cause_of(op, "offsets"));
+  return redistribute_below_autograd(
+      offsets, layout, {c10::toString(op.operator_name()), "offsets", current_scope().module_path, /*implicit=*/true});
 }
 
 // _embedding_bag, _embedding_bag_forward_only.
@@ -269,9 +266,9 @@ void composite(const c10::OperatorHandle& op, Stack& stack) {
 
 const RuleFamily embedding_bag_rules("embedding_bag", [](RuleRegistry& registry) {
   OpRule rule;
-  rule.per_dim = strategies_of;
-  rule.metas = metas;
-  rule.local = local;
+  rule.per_dim = embedding_bag_strategies;
+  rule.metas = embedding_bag_metas;
+  rule.local = embedding_bag_local;
   for (const char* op : {"aten::_embedding_bag", "aten::_embedding_bag_forward_only"}) {
     registry.add(op, rule);
     registry.add_handler(op, embedding_bag);

@@ -34,7 +34,7 @@ DimStrategy strategy(const OpCall& call, const Placement& output,
   return s;
 }
 
-bool split(const OpCall& call, const char* name, int64_t mesh_dim) {
+bool splits_first_dim(const OpCall& call, const char* name, int64_t mesh_dim) {
   const Spec* spec = call.input(name);
   return spec != nullptr && spec->ndim() > 0 && spec->placements()[mesh_dim] == Shard(0);
 }
@@ -54,8 +54,8 @@ std::vector<DimStrategy> table_strategies(const OpCall& call, int64_t mesh_dim) 
     if (call.input("indices")->meta().numel() <= call.get_int("num_weights")) return result;
   }
   result.push_back(strategy(call, Replicate(), {}));
-  if (splits && split(call, "indices", mesh_dim) && split(call, "offset2bag", mesh_dim)) {
-    if (split(call, "bag_size", mesh_dim))  // whole bags
+  if (splits && splits_first_dim(call, "indices", mesh_dim) && splits_first_dim(call, "offset2bag", mesh_dim)) {
+    if (splits_first_dim(call, "bag_size", mesh_dim))  // whole bags
       result.push_back(strategy(call, Partial(),
                                 {{"grad", s},
                                  {"indices", s},
@@ -114,7 +114,7 @@ void table_local(const LocalCall& call, Stack& stack) {
 
 std::vector<DimStrategy> weights_strategies(const OpCall& call, int64_t mesh_dim) {
   std::vector<DimStrategy> result = {strategy(call, Replicate(), {})};
-  if (split(call, "indices", mesh_dim))
+  if (splits_first_dim(call, "indices", mesh_dim))
     result.push_back(strategy(call, Shard(0), {{"indices", Shard(0)}, {"offset2bag", Shard(0)}}));
   result.push_back(strategy(call, Partial(), {{"grad", Shard(1)}, {"weight", Shard(1)}}));
   result.push_back(strategy(call, Partial(), {{"weight", Shard(0)}}));
@@ -172,7 +172,7 @@ at::Tensor bag_of_each_id(const c10::OperatorHandle& op, const Arguments& args) 
 }
 
 // _embedding_bag_backward(grad, indices, offsets, offset2bag, ...): the gradient of the table.
-void backward(const c10::OperatorHandle& op, Stack& stack) {
+void embedding_bag_backward(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   TORCH_CHECK_NOT_IMPLEMENTED(!args["sparse"].toBool(), op.operator_name(),
                               ": gives a tensor of layout Sparse, which cannot be distributed. Call embedding_bag() "
@@ -202,7 +202,7 @@ const RuleFamily embedding_bag_backward_rules("embedding_bag_backward", [](RuleR
   table.local = table_local;
   table.uses_gradient_target = true;
   registry.add("aten::_embedding_bag_dense_backward", std::move(table));
-  registry.add_handler("aten::_embedding_bag_backward", backward);
+  registry.add_handler("aten::_embedding_bag_backward", embedding_bag_backward);
 
   OpRule weights;
   weights.per_dim = weights_strategies;

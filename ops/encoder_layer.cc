@@ -23,8 +23,6 @@ namespace {
 
 using torch::jit::Stack;
 
-at::Tensor optional_tensor(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
-
 // [batch, length, n * features] to n tensors [batch, heads, length, features of a head].
 template <size_t n>
 std::array<at::Tensor, n> split_heads(const at::Tensor& projected, int64_t heads) {
@@ -60,14 +58,14 @@ at::Tensor broadcast_mask(const at::Tensor& mask, const c10::IValue& type) {
   return of_keys ? hidden.unsqueeze(1).unsqueeze(1) : hidden;
 }
 
-struct Attention {
+struct AttentionResult {
   at::Tensor context;  // [batch, length, features]
   at::Tensor weights;  // [batch, heads, length, length]; undefined if they are not asked for
 };
 
-Attention attend(const std::array<at::Tensor, 3>& qkv, const at::Tensor& hidden, bool need_weights) {
+AttentionResult attend(const std::array<at::Tensor, 3>& qkv, const at::Tensor& hidden, bool need_weights) {
   const auto& [q, k, v] = qkv;
-  Attention result;
+  AttentionResult result;
   if (need_weights) {
     at::Tensor scores = (q * (1 / std::sqrt(static_cast<double>(q.size(-1))))).matmul(k.transpose(-2, -1));
     if (hidden.defined()) scores = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity());
@@ -94,7 +92,7 @@ void multi_head_attention(const c10::OperatorHandle& op, Stack& stack) {
               heads, ", but has shape ", query.sizes());
   const auto qkv = project(
       {query, args.tensor("key"), args.tensor("value"), args.tensor("qkv_weight"), args.tensor("qkv_bias")}, heads);
-  Attention a = attend(qkv, broadcast_mask(mask, args["mask_type"]), need_weights);
+  AttentionResult a = attend(qkv, broadcast_mask(mask, args["mask_type"]), need_weights);
   const at::Tensor result = at::linear(a.context, args.tensor("proj_weight"), args.tensor("proj_bias"));
   if (need_weights && averages) a.weights = a.weights.mean(1);
   torch::jit::drop(stack, op.schema().arguments().size());

@@ -22,7 +22,7 @@ using torch::jit::Stack;
 // Indices of the tensors among OpCall::inputs.
 constexpr int kSelf = 0, kMat2 = 1, kOffs = 2, kBias = 3;
 
-OutputMetas metas(const OpCall& call) {
+OutputMetas grouped_mm_metas(const OpCall& call) {
   const Spec &a = *call.inputs[kSelf], &b = *call.inputs[kMat2];
   const bool has_offs = call.inputs[kOffs] != nullptr;
   TORCH_CHECK((a.ndim() == 2 || a.ndim() == 3) && (b.ndim() == 2 || b.ndim() == 3) &&
@@ -42,7 +42,7 @@ OutputMetas metas(const OpCall& call) {
   return contiguous_metas(sizes, {dtype.isNone() ? a.dtype() : dtype.toScalarType()});
 }
 
-std::vector<DimStrategy> strategies(const OpCall& call, int64_t) {
+std::vector<DimStrategy> grouped_mm_strategies(const OpCall& call, int64_t) {
   const int64_t a = call.inputs[kSelf]->ndim(), b = call.inputs[kMat2]->ndim();
   const int64_t rows = a - 2, columns = b - 1, out = a == b ? 3 : 2;
   const Placement r = Replicate();
@@ -105,7 +105,7 @@ void add_groups(at::Tensor result, const at::Tensor& a, const at::Tensor& b, con
   }
 }
 
-void local(const LocalCall& call, Stack& stack) {
+void grouped_mm_local(const LocalCall& call, Stack& stack) {
   const Arguments args(call.op, stack);
   const at::Tensor a = args.tensor("self"), b = args.tensor("mat2");
   const at::Tensor offs = args["offs"].isTensor() ? args.tensor("offs") : at::Tensor(),
@@ -126,7 +126,7 @@ void local(const LocalCall& call, Stack& stack) {
 }
 
 // Two operations per product that is added: rows of a group meet one matrix alone.
-double flops(const std::vector<Shape>& inputs) {
+double grouped_mm_flops(const std::vector<Shape>& inputs) {
   const Shape &a = inputs[kSelf], &b = inputs[kMat2];
   double n = 2.0 * static_cast<double>(a[a.size() - 2]) * static_cast<double>(a.back()) * static_cast<double>(b.back());
   if (a.size() == 3) n *= static_cast<double>(b.size() == 3 ? a[0] : 1);
@@ -137,10 +137,10 @@ double flops(const std::vector<Shape>& inputs) {
 
 const RuleFamily grouped_mm_rules("grouped_mm", [](RuleRegistry& registry) {
   OpRule rule;
-  rule.per_dim = strategies;
-  rule.metas = metas;
-  rule.local = local;
-  rule.flops = [](const OpCall&) { return flops; };
+  rule.per_dim = grouped_mm_strategies;
+  rule.metas = grouped_mm_metas;
+  rule.local = grouped_mm_local;
+  rule.flops = [](const OpCall&) { return grouped_mm_flops; };
   registry.add("aten::_grouped_mm", rule);
 });
 

@@ -63,13 +63,13 @@ Layouts layouts_of(const Spec& input, const Spec& weight, const Convolution& c) 
 }
 
 // The calls that halos are for, and what they are.
-struct Call {
+struct ConvolutionCall {
   Convolution convolution;
   Layouts layouts;
   SpecPtr source;  // the input as it is computed with
 };
 
-std::optional<Call> call_of(const Arguments& args) {
+std::optional<ConvolutionCall> call_of(const Arguments& args) {
   const at::Tensor input = args.tensor("input"), weight = args.tensor("weight");
   if (args.out().defined() || !is_dtensor(input) || !is_dtensor(weight) || input.numel() == 0) return std::nullopt;
   const Spec &in = *spec_of(input), &w = *spec_of(weight);
@@ -77,7 +77,7 @@ std::optional<Call> call_of(const Arguments& args) {
   if (in.mesh() != w.mesh() || !convolution || cutting_mesh_dims(in, convolution->dims()).empty() ||
       !has_runs_along(in, convolution->dims()))
     return std::nullopt;
-  Call call{*std::move(convolution), {}, nullptr};
+  ConvolutionCall call{*std::move(convolution), {}, nullptr};
   call.layouts = layouts_of(in, w, call.convolution);
   call.source = in.with_placements(call.layouts.input);
   return call;
@@ -94,7 +94,7 @@ double flops_of(const Shape& places, const Shape& weight, int gradients) {
 struct Work {
   double of_rank = 0, of_one = 0;
 };
-Work work_of(const Call& call, const Shape& weight, int gradients = 1) {
+Work work_of(const ConvolutionCall& call, const Shape& weight, int gradients = 1) {
   const Convolution& c = call.convolution;
   const Shape places = c.transposed ? call.source->sizes() : c.output_sizes(call.source->sizes());
   const auto& mesh_shape = call.source->mesh().shape();
@@ -119,12 +119,10 @@ void report(const c10::OperatorHandle& op, const at::Tensor& weight, const Work&
   report_flops(cause.op, cause.module_path, spec_of(weight)->mesh(), work.of_rank, work.of_one);
 }
 
-const at::Tensor& local_of(const at::Tensor& t, size_t i) {
+const at::Tensor& local_if_defined(const at::Tensor& t, size_t i) {
   static const at::Tensor none;
   return t.defined() ? meta_of(t).locals[i] : none;
 }
-
-at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
 
 void convolution(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
@@ -150,7 +148,7 @@ void convolution(const c10::OperatorHandle& op, Stack& stack) {
     LocalGuard guard;
     for (size_t i = 0; i < locals.size(); ++i) {
       const Part part = decision->result->local_layout(static_cast<int64_t>(i));
-      locals[i] = convolved(call->convolution, part, locals[i], local_of(weight, i), local_of(bias, i));
+      locals[i] = convolved(call->convolution, part, locals[i], local_if_defined(weight, i), local_if_defined(bias, i));
     }
   }
   report(op, weight_given, work);
@@ -190,14 +188,14 @@ void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
     boxes = boxes_of(plan, input, call->convolution.box_key(), halo_cause(op, weight_given, "input"));
   } else {
     LocalGuard guard;  // of which only the sizes matter
-    for (size_t i = 0; i < grads.size(); ++i) boxes.push_back(grads[i].new_zeros(ref(plan.ranks[i].wanted)));
+    for (size_t i = 0; i < grads.size(); ++i) boxes.push_back(grads[i].new_zeros(plan.ranks[i].wanted));
   }
   std::array<RankTensors, 3> locals;
   {
     LocalGuard guard;
     for (size_t i = 0; i < boxes.size(); ++i) {
       const Part part = spec_of(grad)->local_layout(static_cast<int64_t>(i));
-      const auto of_rank = gradients(call->convolution, part, grads[i], boxes[i], local_of(weight, i), mask);
+      const auto of_rank = gradients(call->convolution, part, grads[i], boxes[i], local_if_defined(weight, i), mask);
       for (size_t k = 0; k < 3; ++k) locals[k].push_back(of_rank[k]);
       boxes[i].reset();
     }

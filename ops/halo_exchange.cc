@@ -16,8 +16,6 @@
 namespace dtensor {
 namespace {
 
-at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
-
 // The segments, one per dim, that a message's combination is of.
 std::vector<Segment> combination(const HaloPlan::Rank& rank, int64_t number) {
   std::vector<Segment> segments(rank.held.size());
@@ -118,7 +116,7 @@ RankTensors empty_halos(const HaloPlan& plan, const RankTensors& locals) {
   RankTensors result;
   for (size_t i = 0; i < locals.size(); ++i) {
     const auto options = at::TensorOptions(locals[i].scalar_type()).device(locals[i].device());
-    result.push_back(at::empty(ref(plan.ranks[i].wanted), options));
+    result.push_back(at::empty(plan.ranks[i].wanted, options));
   }
   return result;
 }
@@ -169,7 +167,7 @@ RankTensors boxes_again(const HaloPlan& plan, const RankTensors& locals, const a
       continue;
     }
     const int64_t size = numel_of(m.block.sizes);
-    const at::Tensor piece = received[slot].narrow(0, taken[slot], size).view(ref(m.block.sizes));
+    const at::Tensor piece = received[slot].narrow(0, taken[slot], size).view(m.block.sizes);
     copy_block(piece, result[slot], {Shape(m.block.sizes.size(), 0), m.block.to, m.block.sizes});
     taken[slot] += size;
   }
@@ -202,7 +200,7 @@ RankTensors add_back_halos(const HaloPlan& plan, const RankTensors& pieces, cons
     if (slot < 0) continue;
     back.output = static_cast<int64_t>(outputs[slot].size());
     const auto options = at::TensorOptions(plan.source->dtype()).device(mesh.world().device(m.sender));
-    outputs[slot].push_back(at::empty(ref(m.block.sizes), options));
+    outputs[slot].push_back(at::empty(m.block.sizes, options));
     arrivals.push_back({slot, m.input, m.block.from, outputs[slot].back()});
   }
   std::stable_sort(messages.begin(), messages.end(), [](const Message& a, const Message& b) {
@@ -212,7 +210,7 @@ RankTensors add_back_halos(const HaloPlan& plan, const RankTensors& pieces, cons
 
   RankTensors result;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    result.push_back(at::zeros(ref(plan.source->local_shape(static_cast<int64_t>(i))),
+    result.push_back(at::zeros(plan.source->local_shape(static_cast<int64_t>(i)),
                                at::TensorOptions(pieces[i].scalar_type()).device(pieces[i].device())));
   }
   for (const Arrival& a : arrivals) {

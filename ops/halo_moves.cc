@@ -18,6 +18,7 @@
 #include "ops/halo_decision.h"
 #include "ops/halo_exchange.h"
 #include "ops/halo_surroundings.h"
+#include "ops/halo_windows.h"
 #include "ops/movement.h"
 #include "propagation/rule_registry.h"
 
@@ -49,12 +50,6 @@ std::optional<Move> normalized(std::optional<Move> move, at::IntArrayRef sizes) 
       dims.end());
   std::sort(dims.begin(), dims.end(), [](const HaloDim& a, const HaloDim& b) { return a.dim < b.dim; });
   return move;
-}
-
-std::vector<int64_t> numbers_of(const std::vector<HaloDim>& dims) {
-  std::vector<int64_t> numbers;
-  for (const HaloDim& d : dims) numbers.push_back(d.dim);
-  return numbers;
 }
 
 bool passes(const Placements& placements, Passing passing) {
@@ -164,11 +159,6 @@ SpecPtr result_of(const SpecPtr& given, const Decision* rule, const Shape& sizes
   return Spec::get(given->mesh(), placements, at::IntArrayRef(sizes.data(), sizes.size()), given->dtype());
 }
 
-void return_tensor(const c10::OperatorHandle& op, Stack& stack, const SpecPtr& spec, RankTensors locals) {
-  torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(make_dtensor(spec, std::move(locals)));
-}
-
 // ------------------------------------------------------------ shifts, one way and then the other
 
 // What a rank would have to know beside its part to shift the tensor along one dim by up to `width` elements either
@@ -263,7 +253,7 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   } else {
     locals = fetch_halos(*decision->plan, meta_of(self).locals, move->fill, cause);
   }
-  return_tensor(op, stack, decision->result, std::move(locals));
+  return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 
 // From the gradient of what move_elements() gives of self to that of self.
@@ -285,7 +275,7 @@ void move_back(const c10::OperatorHandle& op, Stack& stack) {
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
   RankTensors locals = add_back_halos(*decision->plan, meta_of(grad).locals, halo_cause(op, grad, "grad_output"));
-  return_tensor(op, stack, decision->result, std::move(locals));
+  return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 
 }  // namespace

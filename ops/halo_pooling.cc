@@ -22,6 +22,7 @@
 #include "ops/halo_decision.h"
 #include "ops/halo_exchange.h"
 #include "ops/halo_windows.h"
+#include "ops/moments.h"
 #include "ops/window_arguments.h"
 #include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
@@ -74,7 +75,7 @@ bool is_shared(const at::Tensor& t, const std::optional<Pooling>& pooling) {
          has_runs_along(*spec_of(t), pooling->list(&WindowDim::dim));
 }
 
-at::Tensor reduced(const c10::OperatorHandle& op, Arguments& args, const char* name, bool sums_pass) {
+at::Tensor reduced_argument(const c10::OperatorHandle& op, Arguments& args, const char* name, bool sums_pass) {
   at::Tensor t = args.tensor(name);
   if (is_leaf_parameter(t)) keep_gradient_layout(t);
   const Placements &given = spec_of(t)->placements(), values = without_partials(given);
@@ -112,13 +113,6 @@ std::shared_ptr<const HaloDecision> decide_backward(const c10::OperatorHandle& o
     return HaloChoice{{result, given, pooling.halo_dims()}, result};
   });
 }
-
-void return_tensors(const c10::OperatorHandle& op, Stack& stack, std::vector<at::Tensor> results) {
-  torch::jit::drop(stack, op.schema().arguments().size());
-  for (at::Tensor& t : results) stack.emplace_back(std::move(t));
-}
-
-at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
 
 // Kernels refuse what has nothing along a dim that they pool.
 bool has_windows(const Shape& result) { return std::find(result.begin(), result.end(), 0) == result.end(); }
@@ -173,7 +167,7 @@ void max_pool(const c10::OperatorHandle& op, Stack& stack) {
   const auto pooling = pooling_of(args, given.sizes(), kDims);
   if (args.out().defined() || !is_shared(given, pooling) || !given.is_floating_point())
     return dispatch_by_rule(op, stack);
-  const at::Tensor self = reduced(op, args, "self", /*sums_pass=*/false);
+  const at::Tensor self = reduced_argument(op, args, "self", /*sums_pass=*/false);
   const auto decision = decide_forward(op, stack, spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const double lowest = -std::numeric_limits<double>::infinity();
@@ -187,7 +181,7 @@ void max_pool(const c10::OperatorHandle& op, Stack& stack) {
     for (size_t i = 0; i < boxes.size(); ++i) {
       const Part part = decision->result->local_layout(static_cast<int64_t>(i));
       if (!has_windows(part.sizes())) {
-        values.push_back(boxes[i].new_empty(ref(part.sizes())));
+        values.push_back(boxes[i].new_empty(part.sizes()));
         indices.push_back(values.back().to(at::kLong));
         continue;
       }
@@ -214,7 +208,7 @@ void max_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor grad = args.tensor("grad_output"), indices = args.tensor("indices");
   if (args.out().defined() || !is_dtensor(self) || !is_dtensor(indices) || !is_shared(grad, pooling))
     return dispatch_by_rule(op, stack);
-  grad = reduced(op, args, "grad_output", /*sums_pass=*/true);
+  grad = reduced_argument(op, args, "grad_output", /*sums_pass=*/true);
   const auto decision = decide_backward(op, stack, spec_of(grad), *spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
   indices = redistribute_below_autograd(indices, without_partials(spec_of(grad)->placements()),
@@ -225,7 +219,7 @@ void max_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
     const RankTensors &grads = meta_of(grad).locals, &places = meta_of(indices).locals;
     for (size_t i = 0; i < grads.size(); ++i) {
       const Part part = spec_of(grad)->local_layout(static_cast<int64_t>(i));
-      at::Tensor piece = grads[i].new_zeros(ref(decision->plan->ranks[i].wanted));
+      at::Tensor piece = grads[i].new_zeros(decision->plan->ranks[i].wanted);
       if (grads[i].numel() > 0) {
         const int64_t first = grads[i].dim() - kDims;
         const at::Tensor flat = BoxOf{*pooling, part}.to_box(places[i]).flatten(first);
@@ -262,8 +256,6 @@ at::Tensor divided_by_counts(at::Tensor sums, const Pooling& pooling, const Part
   return sums.div(counts);
 }
 
-c10::ScalarType widened(c10::ScalarType dtype) { return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
-
 // avg_pool{2,3}d(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override).
 template <int kDims>
 void avg_pool(const c10::OperatorHandle& op, Stack& stack) {
@@ -272,7 +264,7 @@ void avg_pool(const c10::OperatorHandle& op, Stack& stack) {
   const auto pooling = pooling_of(args, given.sizes(), kDims);
   if (args.out().defined() || !is_shared(given, pooling) || !given.is_floating_point())
     return dispatch_by_rule(op, stack);
-  const at::Tensor self = reduced(op, args, "self", /*sums_pass=*/true);
+  const at::Tensor self = reduced_argument(op, args, "self", /*sums_pass=*/true);
   const auto decision = decide_forward(op, stack, spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
   RankTensors boxes = fetch_halos(*decision->plan, meta_of(self).locals, 0, halo_cause(op, self, "self"));
@@ -282,7 +274,7 @@ void avg_pool(const c10::OperatorHandle& op, Stack& stack) {
     for (size_t i = 0; i < boxes.size(); ++i) {
       const Part part = decision->result->local_layout(static_cast<int64_t>(i));
       if (!has_windows(part.sizes())) {
-        boxes[i] = boxes[i].new_empty(ref(part.sizes()));
+        boxes[i] = boxes[i].new_empty(part.sizes());
         continue;
       }
       const at::Tensor box = boxes[i].to(widened(self.scalar_type()));
@@ -302,7 +294,7 @@ void avg_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
   const auto pooling = pooling_of(args, self.sizes(), kDims);
   at::Tensor grad = args.tensor("grad_output");
   if (args.out().defined() || !is_dtensor(self) || !is_shared(grad, pooling)) return dispatch_by_rule(op, stack);
-  grad = reduced(op, args, "grad_output", /*sums_pass=*/true);
+  grad = reduced_argument(op, args, "grad_output", /*sums_pass=*/true);
   const auto decision = decide_backward(op, stack, spec_of(grad), *spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
   RankTensors pieces;
@@ -312,7 +304,7 @@ void avg_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
     const auto kernel = pooling->list(&WindowDim::size), stride = pooling->list(&WindowDim::stride);
     for (size_t i = 0; i < grads.size(); ++i) {
       const Part part = spec_of(grad)->local_layout(static_cast<int64_t>(i));
-      const at::Tensor box = grads[i].new_zeros(ref(decision->plan->ranks[i].wanted), widened(grad.scalar_type()));
+      const at::Tensor box = grads[i].new_zeros(decision->plan->ranks[i].wanted, widened(grad.scalar_type()));
       if (!has_windows(part.sizes())) {
         pieces.push_back(box.to(grad.scalar_type()));
         continue;

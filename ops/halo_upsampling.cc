@@ -25,8 +25,6 @@ namespace {
 
 using torch::jit::Stack;
 
-at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
-
 // The schemas' names of the factors along the last dims.
 const char* factor_name(size_t dims, size_t k) {
   constexpr std::array<const char*, 3> kNames = {"scales_d", "scales_h", "scales_w"};
@@ -65,7 +63,7 @@ std::optional<std::vector<SpreadDim>> shared_dims(const Arguments& args, const S
   return dims;
 }
 
-at::Tensor reduced(const c10::OperatorHandle& op, Arguments& args, const char* name) {
+at::Tensor without_nonlinear_partials(const c10::OperatorHandle& op, Arguments& args, const char* name) {
   at::Tensor t = args.tensor(name);
   if (is_leaf_parameter(t)) keep_gradient_layout(t);
   const Placements& given = spec_of(t)->placements();
@@ -121,11 +119,6 @@ at::Tensor call_on(const c10::OperatorHandle& op, const Stack& stack, const char
   return call.back().toTensor();
 }
 
-void return_tensor(const c10::OperatorHandle& op, Stack& stack, const SpecPtr& spec, RankTensors locals) {
-  torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(make_dtensor(spec, std::move(locals)));
-}
-
 bool is_of_floats(const at::Tensor& t) { return is_dtensor(t) && t.is_floating_point() && t.numel() > 0; }
 
 // upsample_*(self, output_size, ...).
@@ -139,7 +132,7 @@ void upsample(const c10::OperatorHandle& op, Stack& stack) {
     return dispatch_by_rule(op, stack);
   const auto dims = shared_dims(args, *spec_of(args.tensor("self")), args.tensor("self").sizes(), kReach);
   if (!dims) return dispatch_by_rule(op, stack);
-  const at::Tensor self = reduced(op, args, "self");
+  const at::Tensor self = without_nonlinear_partials(op, args, "self");
   const SpecPtr& source = spec_of(self);
   const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(source->placements()));
@@ -153,14 +146,14 @@ void upsample(const c10::OperatorHandle& op, Stack& stack) {
       const Part part = decision->result->local_layout(static_cast<int64_t>(i));
       const Shape own = part.sizes();
       if (c10::multiply_integers(own) == 0) {  // kernels refuse it
-        locals[i] = locals[i].new_empty(ref(own));
+        locals[i] = locals[i].new_empty(own);
         continue;
       }
       const Crop crop = crop_of(*dims, part);
       locals[i] = crop.of(call_on(op, stack, "self", locals[i], crop));
     }
   }
-  return_tensor(op, stack, decision->result, std::move(locals));
+  return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 
 // upsample_*_backward(grad_output, output_size, input_size, ...).
@@ -171,7 +164,7 @@ void upsample_backward(const c10::OperatorHandle& op, Stack& stack) {
   const std::vector<int64_t> input = args["input_size"].toIntVector();
   const auto dims = shared_dims(args, *spec_of(args.tensor("grad_output")), input, kReach);
   if (!dims) return dispatch_by_rule(op, stack);
-  const at::Tensor grad = reduced(op, args, "grad_output");
+  const at::Tensor grad = without_nonlinear_partials(op, args, "grad_output");
   const SpecPtr& given = spec_of(grad);
   const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(given->placements()));
@@ -186,7 +179,7 @@ void upsample_backward(const c10::OperatorHandle& op, Stack& stack) {
     for (size_t i = 0; i < grads.size(); ++i) {
       const Shape& wanted = plan.ranks[i].wanted;
       if (grads[i].numel() == 0) {
-        pieces.push_back(grads[i].new_zeros(ref(wanted)));
+        pieces.push_back(grads[i].new_zeros(wanted));
         continue;
       }
       const Crop crop = crop_of(*dims, given->local_layout(static_cast<int64_t>(i)));
@@ -194,11 +187,11 @@ void upsample_backward(const c10::OperatorHandle& op, Stack& stack) {
     }
   }
   RankTensors locals = back_from_boxes(plan, std::move(pieces), halo_cause(op, grad, "grad_output"));
-  return_tensor(op, stack, decision->result, std::move(locals));
+  return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 
 template <int kReach>
-void add(RuleRegistry& registry, const std::vector<std::string>& names) {
+void add_upsampling(RuleRegistry& registry, const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     registry.add_handler("aten::" + name, upsample<kReach>);
     registry.add_handler("aten::" + name + "_backward", upsample_backward<kReach>);
@@ -208,10 +201,10 @@ void add(RuleRegistry& registry, const std::vector<std::string>& names) {
 }  // namespace
 
 const RuleFamily halo_upsampling_handlers("halo_upsampling", [](RuleRegistry& registry) {
-  add<0>(registry, {"upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
-                    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"});
-  add<1>(registry, {"upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"});
-  add<2>(registry, {"upsample_bicubic2d"});
+  add_upsampling<0>(registry, {"upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+                               "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"});
+  add_upsampling<1>(registry, {"upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"});
+  add_upsampling<2>(registry, {"upsample_bicubic2d"});
 });
 
 }  // namespace dtensor

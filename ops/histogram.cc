@@ -101,7 +101,7 @@ std::vector<DimStrategy> dd_edges_strategies(const OpCall& call, int64_t mesh_di
 
 // A rank that holds nothing counts one element that weighs nothing.
 template <int kCoordinateDims>
-void count_local(const LocalCall& local, Stack& stack) {
+void count_bins_local(const LocalCall& local, Stack& stack) {
   Arguments args(local.op, stack);
   const at::Tensor self = args.tensor("self");
   if (self.numel() == 0 && c10::multiply_integers(local.inputs[0]->sizes()) > 0) {
@@ -189,13 +189,13 @@ const RuleFamily histogram_rules("histogram", [](RuleRegistry& registry) {
   OpRule one;
   one.per_dim = histogram_strategies;
   one.metas = histogram_metas;
-  one.local = count_local<0>;
+  one.local = count_bins_local<0>;
   registry.add("aten::histogram", std::move(one));
   registry.add_handler("aten::histogram", histogram);
 
   OpRule counts = factor_op([](const OpCall& call) { return counts_rule(call, 1, dd_counts_metas(call), true); });
   counts.metas = dd_counts_metas;
-  counts.local = count_local<1>;
+  counts.local = count_bins_local<1>;
   for (const char* op : {"aten::_histogramdd_from_bin_cts", "aten::_histogramdd_from_bin_tensors"}) {
     registry.add(op, counts);
     registry.add_handler(op, dd_counts);
@@ -203,7 +203,7 @@ const RuleFamily histogram_rules("histogram", [](RuleRegistry& registry) {
   OpRule edges;
   edges.per_dim = dd_edges_strategies;
   edges.metas = dd_edges_metas;
-  edges.local = count_local<1>;
+  edges.local = count_bins_local<1>;
   registry.add("aten::_histogramdd_bin_edges", std::move(edges));
   registry.add_handler("aten::_histogramdd_bin_edges", dd_edges);
 });

@@ -82,7 +82,7 @@ void by_columns(const LocalCall&, Arguments& args) {
   if (mat2.stride(0) != 1) args.set("mat2", mat2.t().contiguous().t());
 }
 
-const CoreDimsOp kProducts[] = {
+const CoreDimsOp kFusedProducts[] = {
     {"aten::_addmm_activation", "n,mK,Kn->mn"},
     {"aten::_weight_int8pack_mm", "mK,nK,n->mn"},
 };
@@ -95,7 +95,7 @@ const RuleFamily low_precision_rules("low_precision", [](RuleRegistry& registry)
   whole_numbers.local = int_mm_local;
   registry.add("aten::_int_mm", std::move(whole_numbers));
   registry.add("aten::_scaled_mm", core_dims_rule(scaled_mm_dims, scaled_mm_metas, by_columns));
-  for (const CoreDimsOp& op : kProducts) add_core_dims(registry, op);
+  for (const CoreDimsOp& op : kFusedProducts) add_core_dims(registry, op);
 });
 
 }  // namespace dtensor

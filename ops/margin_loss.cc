@@ -60,7 +60,7 @@ void local_share(const std::function<void(const LocalCall&, torch::jit::Stack&)>
 }
 
 template <size_t kIndex>
-void add(RuleRegistry& registry) {
+void add_margin_loss(RuleRegistry& registry) {
   CoreDimsOp line;
   line.op = kMarginLosses[kIndex].op;
   line.equation = "";
@@ -74,10 +74,10 @@ void add(RuleRegistry& registry) {
 }  // namespace
 
 const RuleFamily margin_loss_rules("margin_loss", [](RuleRegistry& registry) {
-  add<0>(registry);
-  add<1>(registry);
-  add<2>(registry);
-  add<3>(registry);
+  add_margin_loss<0>(registry);
+  add_margin_loss<1>(registry);
+  add_margin_loss<2>(registry);
+  add_margin_loss<3>(registry);
 });
 
 }  // namespace dtensor

@@ -52,11 +52,6 @@ std::optional<std::vector<at::Tensor>> of_split(const c10::OperatorHandle& op, c
                            {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true});
 }
 
-void replace(const c10::OperatorHandle& op, Stack& stack, const std::vector<at::Tensor>& results) {
-  torch::jit::drop(stack, op.schema().arguments().size());
-  for (const at::Tensor& t : results) stack.emplace_back(t);
-}
-
 // logsumexp(self, dim, keepdim).
 void logsumexp(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
@@ -79,7 +74,7 @@ void logsumexp(const c10::OperatorHandle& op, Stack& stack) {
   combination.keepdim = args["keepdim"].toBool();
   const auto results = of_split(op, self, request, combination);
   if (!results) return dispatch_by_rule(op, stack);
-  replace(op, stack, *results);
+  return_tensors(op, stack, *results);
 }
 
 // var.correction, std.correction, var_mean.correction, std_mean.correction(self, dim?, *, correction?, keepdim).
@@ -110,7 +105,7 @@ void variance(const c10::OperatorHandle& op, Stack& stack) {
   combination.keepdim = args["keepdim"].toBool();
   const auto results = of_split(op, self, request, combination);
   if (!results) return dispatch_by_rule(op, stack);
-  replace(op, stack, *results);
+  return_tensors(op, stack, *results);
 }
 
 }  // namespace

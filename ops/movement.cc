@@ -4,6 +4,12 @@
 
 namespace dtensor {
 
+int64_t ndim(const OpCall& call) { return call.inputs[0]->ndim(); }
+
+int64_t dim_arg(const OpCall& call, const char* name, int64_t extra) {
+  return wrap_dim(call.get_int(name), ndim(call) + extra);
+}
+
 OutputDims same_dims(int64_t n) {
   OutputDims dims(n);
   std::iota(dims.begin(), dims.end(), 0);

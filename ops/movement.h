@@ -24,6 +24,12 @@ FactorRule movement(const OpCall& call, const OutputDims& output, int num_output
 // Lets every kind of Partial through that `inputs` have in common.
 void pass_all_partials(FactorRule& rule, const std::vector<int>& inputs);
 
+// Of the first input.
+int64_t ndim(const OpCall& call);
+
+// The dim that argument `name` says, counted from the first one: of the first input with `extra` dims more.
+int64_t dim_arg(const OpCall& call, const char* name, int64_t extra = 0);
+
 // 0, 1, ..., n - 1.
 OutputDims same_dims(int64_t n);
 

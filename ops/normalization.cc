@@ -117,7 +117,7 @@ OutputMetas group_metas(const Normalization& norm, const OpCall& call) {
 }
 
 // Channels may be split where every rank has whole groups: not in several blocks of them.
-CoreDims group_dims(const Normalization& norm, const OpCall& call) {
+CoreDims group_norm_dims(const Normalization& norm, const OpCall& call) {
   FactorRule rule = rule_of(norm, call, 1, 2, 1);
   const int64_t groups = call.get_int("group");
   bool in_blocks = false;
@@ -159,7 +159,7 @@ const RuleFamily normalization_rules("normalization", [](RuleRegistry& registry)
     registry.add(norm.op, std::move(rule));
   }
   for (const Normalization& norm : kOverGroups) {
-    OpRule rule = core_dims_rule([norm](const OpCall& call) { return group_dims(norm, call); },
+    OpRule rule = core_dims_rule([norm](const OpCall& call) { return group_norm_dims(norm, call); },
                                  [norm](const OpCall& call) { return group_metas(norm, call); }, local_groups);
     rule.value_free = {"eps"};
     registry.add(norm.op, std::move(rule));

@@ -60,18 +60,18 @@ Ints first_rows(const Ints& sizes) {
   return result;
 }
 
-CommCause cause_of(const char* op, const char* argument) {
+CommCause implicit_cause(const char* op, const char* argument) {
   return {op, argument, current_scope().module_path, /*implicit=*/true};
 }
 
 // In which layout the rows of `t` are moved: ranks that share dims below `first` have rows of their own, and give
 // addends. What cannot be added up is gathered.
-struct Move {
+struct RowMove {
   at::Tensor t;
   Placements result;
 };
 
-Move prepare(const at::Tensor& t, int64_t first, int64_t dims_more, const CommCause& cause) {
+RowMove prepare(const at::Tensor& t, int64_t first, int64_t dims_more, const CommCause& cause) {
   Placements from = spec_of(t)->placements(), to = from;
   for (size_t m = 0; m < from.size(); ++m) {
     const Placement& p = from[m];
@@ -117,7 +117,7 @@ at::Tensor lengths_of(const Ints& sizes) {
 }
 
 at::Tensor pack_rows(const at::Tensor& padded, const Ints& sizes) {
-  const Move move = prepare(padded, 2, -1, cause_of("aten::_pack_padded_sequence", "input"));
+  const RowMove move = prepare(padded, 2, -1, implicit_cause("aten::_pack_padded_sequence", "input"));
   Ints shape = padded.sizes().slice(1).vec();
   shape[0] = total(sizes);
   const SpecPtr spec = Spec::get(spec_of(padded)->mesh(), move.result, shape, padded.scalar_type());
@@ -138,7 +138,7 @@ at::Tensor pack_rows(const at::Tensor& padded, const Ints& sizes) {
 }
 
 at::Tensor pad_rows(const at::Tensor& data, const Ints& sizes, int64_t steps, double padding) {
-  const Move move = prepare(data, 1, 1, cause_of("aten::_pad_packed_sequence", "data"));
+  const RowMove move = prepare(data, 1, 1, implicit_cause("aten::_pad_packed_sequence", "data"));
   Ints shape = data.sizes().vec();
   shape[0] = sizes.front();
   shape.insert(shape.begin(), steps);

@@ -14,7 +14,7 @@
 namespace dtensor {
 namespace {
 
-using Names = std::vector<std::string>;
+using OpNames = std::vector<std::string>;
 
 // The dtype that a sum or product comes out in.
 c10::ScalarType accumulated_dtype(const OpCall& call) {
@@ -56,11 +56,11 @@ int64_t numel(const Shape& shape) {
 
 // Elements of the input that one result is made of: of this rank's part, and in all. A rank without results has no
 // part.
-struct Share {
+struct ReducedShare {
   int64_t own = 0, all = 0;
 };
 
-Share share_of(const LocalCall& call) {
+ReducedShare share_of(const LocalCall& call) {
   const int64_t own_results = numel(call.outputs[0]->local_shape(call.i)), results = call.outputs[0]->meta().numel();
   if (results == 0) return {};
   const int64_t own = own_results == 0 ? 0 : numel(call.inputs[0]->local_shape(call.i)) / own_results;
@@ -70,7 +70,7 @@ Share share_of(const LocalCall& call) {
 // The local mean times the share of the elements that it stands for: an addend of the global mean, exact on uneven
 // shards, and no nearer to overflow than the mean itself.
 void local_mean(const LocalCall& call, torch::jit::Stack& stack) {
-  const Share share = share_of(call);
+  const ReducedShare share = share_of(call);
   call.op.callBoxed(stack);
   if (share.own == share.all) return;
   const at::Tensor mean = stack[0].toTensor();
@@ -163,7 +163,6 @@ OpRule extreme() {
 }
 
 OutputMetas as_accumulated(const OpCall& call) { return reduction_metas(call, {accumulated_dtype(call)}); }
-OutputMetas as_input(const OpCall& call) { return reduction_metas(call, {call.inputs[0]->dtype()}); }
 OutputMetas as_real(const OpCall& call) {
   return reduction_metas(call, {c10::toRealValueType(accumulated_dtype(call))});
 }
@@ -210,29 +209,31 @@ OutputMetas reduction_metas(const OpCall& call, const std::vector<c10::ScalarTyp
   return contiguous_metas(sizes, dtypes);
 }
 
+OutputMetas as_input(const OpCall& call) { return reduction_metas(call, {call.inputs[0]->dtype()}); }
+
 const RuleFamily reduction_rules("reduction", [](RuleRegistry& registry) {
-  const auto add = [&](const Names& ops, OpRule rule, OutputMetas (*metas)(const OpCall&) = nullptr,
+  const auto add = [&](const OpNames& ops, OpRule rule, OutputMetas (*metas)(const OpCall&) = nullptr,
                        void (*local)(const LocalCall&, torch::jit::Stack&) = nullptr) {
     if (metas) rule.metas = metas;
     if (local) rule.local = local;
     registry.add(ops, rule);
   };
-  add(Names{"aten::sum", "aten::sum.dim_IntList"}, reduce_op(ReduceOp::kSum));
-  add(Names{"aten::mean", "aten::mean.dim"}, reduce_op(ReduceOp::kSum), nullptr, local_mean);
+  add(OpNames{"aten::sum", "aten::sum.dim_IntList"}, reduce_op(ReduceOp::kSum));
+  add(OpNames{"aten::mean", "aten::mean.dim"}, reduce_op(ReduceOp::kSum), nullptr, local_mean);
   add({"aten::nansum"}, nansum(), as_accumulated);
-  add(Names{"aten::prod", "aten::prod.dim_int"}, reduce_op(ReduceOp::kProduct), as_accumulated);
-  add(Names{"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduce_op(ReduceOp::kSum, /*commutes=*/false),
+  add(OpNames{"aten::prod", "aten::prod.dim_int"}, reduce_op(ReduceOp::kProduct), as_accumulated);
+  add(OpNames{"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduce_op(ReduceOp::kSum, /*commutes=*/false),
       as_count);
   add({"aten::linalg__powsum"}, reduce_op(ReduceOp::kSum, /*commutes=*/false), as_real, local_powsum);
-  add(Names{"aten::all", "aten::all.dim", "aten::all.dims"}, reduce_op(ReduceOp::kMin));
-  add(Names{"aten::any", "aten::any.dim", "aten::any.dims"}, reduce_op(ReduceOp::kMax));
+  add(OpNames{"aten::all", "aten::all.dim", "aten::all.dims"}, reduce_op(ReduceOp::kMin));
+  add(OpNames{"aten::any", "aten::any.dim", "aten::any.dims"}, reduce_op(ReduceOp::kMax));
   add({"aten::max"}, extreme<true>(), as_input);
   add({"aten::min"}, extreme<false>(), as_input);
   add({"aten::amax"}, extreme<true>());
   OpRule both;
   both.per_dim = aminmax_strategies;
   both.local = local_aminmax;
-  add(Names{"aten::aminmax", "aten::_aminmax"}, std::move(both));
+  add(OpNames{"aten::aminmax", "aten::_aminmax"}, std::move(both));
   add({"aten::amin"}, extreme<false>());
 });
 

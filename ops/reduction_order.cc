@@ -56,7 +56,6 @@ void local_variance(const LocalCall& call, torch::jit::Stack& stack) {
 
 c10::ScalarType real_dtype(const OpCall& call) { return c10::toRealValueType(call.inputs[0]->dtype()); }
 
-OutputMetas as_input(const OpCall& call) { return reduction_metas(call, {call.inputs[0]->dtype()}); }
 OutputMetas value_and_index(const OpCall& call) { return reduction_metas(call, {call.inputs[0]->dtype(), at::kLong}); }
 OpRule in_halves(OpRule rule) {
   halves_beside_each_other(rule);
@@ -75,8 +74,8 @@ OutputMetas same_shape(const OpCall& call) {
 OutputMetas same_shape_and_index(const OpCall& call) {
   return contiguous_metas(call.inputs[0]->sizes(), {call.inputs[0]->dtype(), at::kLong});
 }
-OutputMetas variance(const OpCall& call) { return reduction_metas(call, {real_dtype(call)}); }
-OutputMetas variance_and_mean(const OpCall& call) {
+OutputMetas as_variance(const OpCall& call) { return reduction_metas(call, {real_dtype(call)}); }
+OutputMetas as_variance_and_mean(const OpCall& call) {
   return reduction_metas(call, {real_dtype(call), call.inputs[0]->dtype()});
 }
 
@@ -97,8 +96,8 @@ const RuleFamily reduction_order_rules("reduction_order", [](RuleRegistry& regis
         "aten::mode", "aten::kthvalue"},
        reduce_whole(),
        value_and_index},
-      {{"aten::std.correction", "aten::var.correction"}, reduce_whole(), variance},
-      {{"aten::std_mean.correction", "aten::var_mean.correction"}, reduce_whole(), variance_and_mean},
+      {{"aten::std.correction", "aten::var.correction"}, reduce_whole(), as_variance},
+      {{"aten::std_mean.correction", "aten::var_mean.correction"}, reduce_whole(), as_variance_and_mean},
       {{"aten::cumsum"}, along_dim(/*linear=*/true), nullptr},
       {{"aten::cumprod", "aten::sort", "aten::sort.stable"}, along_dim(), nullptr},
       {{"aten::logcumsumexp"}, along_dim(), same_shape},
@@ -110,7 +109,7 @@ const RuleFamily reduction_order_rules("reduction_order", [](RuleRegistry& regis
   for (const auto& entry : table) {
     OpRule rule = entry.rule;
     if (entry.metas) rule.metas = entry.metas;
-    if (entry.metas == variance || entry.metas == variance_and_mean) rule.local = local_variance;
+    if (entry.metas == as_variance || entry.metas == as_variance_and_mean) rule.local = local_variance;
     registry.add(entry.ops, rule);
   }
 });

@@ -124,11 +124,6 @@ std::optional<int64_t> split_dim(const c10::OperatorHandle& op, const at::Tensor
   return d;
 }
 
-void replace(const c10::OperatorHandle& op, Stack& stack, const Tensors& results) {
-  torch::jit::drop(stack, op.schema().arguments().size());
-  for (const at::Tensor& t : results) stack.emplace_back(t);
-}
-
 // cumsum, cumprod(self, dim, *, dtype?).
 template <bool kProduct>
 void running(const c10::OperatorHandle& op, Stack& stack) {
@@ -153,7 +148,7 @@ void running(const c10::OperatorHandle& op, Stack& stack) {
                          }};
   const auto results = scan_of_split(op, self, *dim, {dtype}, kind);
   if (!results) return dispatch_by_rule(op, stack);
-  replace(op, stack, *results);
+  return_tensors(op, stack, *results);
 }
 
 // logcumsumexp(self, dim).
@@ -169,7 +164,7 @@ void running_logsumexp(const c10::OperatorHandle& op, Stack& stack) {
                          }};
   const auto results = scan_of_split(op, self, *dim, {self.scalar_type()}, kind);
   if (!results) return dispatch_by_rule(op, stack);
-  replace(op, stack, *results);
+  return_tensors(op, stack, *results);
 }
 
 // cummax, cummin(self, dim). Of equal elements the last one counts, and nan is beyond all.
@@ -196,7 +191,7 @@ void running_extreme(const c10::OperatorHandle& op, Stack& stack) {
                          }};
   const auto results = scan_of_split(op, self, *dim, {self.scalar_type(), at::kLong}, kind);
   if (!results) return dispatch_by_rule(op, stack);
-  replace(op, stack, *results);
+  return_tensors(op, stack, *results);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace dtensor {
 namespace {
 
 // Sizes of the result: as many segments as there are lengths, or offsets but one.
-OutputMetas forward_metas(const OpCall& call) {
+OutputMetas segment_reduce_metas(const OpCall& call) {
   const Spec& data = *call.input("data");
   const Spec *lengths = call.input("lengths"), *offsets = call.input("offsets");
   TORCH_CHECK(lengths != nullptr || offsets != nullptr,
@@ -29,7 +29,7 @@ OutputMetas forward_metas(const OpCall& call) {
   return contiguous_metas(sizes, {data.dtype()});
 }
 
-OutputMetas backward_metas(const OpCall& call) {
+OutputMetas segment_reduce_backward_metas(const OpCall& call) {
   return contiguous_metas(call.input("data")->sizes(), {call.input("data")->dtype()});
 }
 
@@ -68,8 +68,8 @@ void trust_stand_ins(const LocalCall& local, Arguments& args) {
 }  // namespace
 
 const RuleFamily segment_reduce_rules("segment_reduce", [](RuleRegistry& registry) {
-  registry.add("aten::segment_reduce", core_dims_rule(dims, forward_metas, trust_stand_ins));
-  registry.add("aten::_segment_reduce_backward", core_dims_rule(dims, backward_metas));
+  registry.add("aten::segment_reduce", core_dims_rule(dims, segment_reduce_metas, trust_stand_ins));
+  registry.add("aten::_segment_reduce_backward", core_dims_rule(dims, segment_reduce_backward_metas));
 });
 
 }  // namespace dtensor

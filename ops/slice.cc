@@ -15,12 +15,6 @@
 namespace dtensor {
 namespace {
 
-int64_t ndim(const OpCall& call) { return call.inputs[0]->ndim(); }
-
-int64_t dim_arg(const OpCall& call, const char* name, int64_t extra = 0) {
-  return wrap_dim(call.get_int(name), ndim(call) + extra);
-}
-
 OutputDims without(OutputDims dims, int64_t dim) {
   dims.erase(dims.begin() + dim);
   return dims;
@@ -135,7 +129,7 @@ FactorRule diagonal_scatter(const OpCall& call) {
 
 // ------------------------------------------------------------ padding, triangles
 
-FactorRule constant_pad(const OpCall& call) {
+FactorRule constant_pad_nd(const OpCall& call) {
   OutputDims dims = same_dims(ndim(call));
   const std::vector<int64_t> pad = call.get_ints("pad").value_or(std::vector<int64_t>{});
   for (size_t k = 0; k < pad.size(); ++k) {
@@ -235,7 +229,7 @@ const RuleFamily slice_rules("slice", [](RuleRegistry& registry) {
   registry.add("aten::select_scatter", factor_op(select_scatter));
   registry.add("aten::slice_scatter", factor_op(slice_scatter));
   registry.add("aten::diagonal_scatter", factor_op(diagonal_scatter));
-  registry.add("aten::constant_pad_nd", factor_op(constant_pad));
+  registry.add("aten::constant_pad_nd", factor_op(constant_pad_nd));
   for (const char* op : {"aten::tril", "aten::triu"}) registry.add(op, triangle());
 });
 

@@ -76,7 +76,7 @@ struct Kind {
   }
 };
 
-std::vector<Run> widened(std::vector<Run> runs, const std::vector<Run>& reached) {
+std::vector<Run> hulls_of(std::vector<Run> runs, const std::vector<Run>& reached) {
   for (size_t i = 0; i < runs.size(); ++i) runs[i] = hull_of(runs[i], reached[i]);
   return runs;
 }
@@ -84,7 +84,7 @@ std::vector<Run> widened(std::vector<Run> runs, const std::vector<Run>& reached)
 Known reached_by(const Windows& windows, const Known& own) {
   Known known = own;
   for (const SliceWindowPtr& w : windows) {
-    for (size_t k = 0; k < known.size(); ++k) known[k] = widened(std::move(known[k]), w->reached[k]);
+    for (size_t k = 0; k < known.size(); ++k) known[k] = hulls_of(std::move(known[k]), w->reached[k]);
   }
   return known;
 }
@@ -96,7 +96,7 @@ Known reached_by_size(const SliceWindow& window, const Known& own) {
     const int64_t d = window.cut[k], left_out = window.root->sizes()[d] - window.view->sizes()[d];
     auto all = window.reached[k];
     for (Run& run : all) run = {run.begin - window.map.start[d], run.size + left_out};
-    known[k] = widened(std::move(known[k]), all);
+    known[k] = hulls_of(std::move(known[k]), all);
   }
   return known;
 }

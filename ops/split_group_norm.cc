@@ -42,8 +42,8 @@ struct Groups {
 };
 
 // A call, forward or backward.
-struct Call {
-  Call(const c10::OperatorHandle& op, Stack& stack)
+struct GroupNormCall {
+  GroupNormCall(const c10::OperatorHandle& op, Stack& stack)
       : op(op),
         args(op, stack),
         grad(optional_tensor(args["grad_out"])),
@@ -146,7 +146,7 @@ std::vector<at::Tensor> moments_of_groups(const at::Tensor& local, const Part& p
 }
 
 // What each rank says of all groups: of those that it has nothing of, what does not count.
-SummaryRequest group_request(const Call& call) {
+SummaryRequest group_request(const GroupNormCall& call) {
   SummaryRequest request = moments_request(call.rows->dims, call.rows->dtype);
   request.groups = call.groups.count;
   request.summarize = [groups = call.groups, dtype = call.rows->dtype](const at::Tensor& local, const Part& part,
@@ -185,7 +185,7 @@ Combination group_combination(const SummaryRequest& request, const Groups& group
 
 // native_group_norm(input, weight?, bias?, N, C, HxW, group, eps).
 void group_norm(const c10::OperatorHandle& op, Stack& stack) {
-  const Call call(op, stack);
+  const GroupNormCall call(op, stack);
   if (!call.rows) return dispatch_by_rule(op, stack);
   const at::Tensor& input = call.rows->input;
   const SummaryRequest request = group_request(call);
@@ -231,7 +231,7 @@ at::Tensor sums_of_groups(const at::Tensor& a, const at::Tensor& b, const Groups
                      std::move(locals));
 }
 
-std::array<at::Tensor, 3> gradients(const Call& call, const std::array<bool, 3>& mask) {
+std::array<at::Tensor, 3> gradients(const GroupNormCall& call, const std::array<bool, 3>& mask) {
   const SplitRows& rows = *call.rows;
   const at::Tensor g = brought(call.grad, spec_of(rows.input)->placements(), call.op, "grad_out").to(rows.dtype);
   const auto stats = [&](const at::Tensor& t, const char* what) {
@@ -269,7 +269,7 @@ std::array<at::Tensor, 3> gradients(const Call& call, const std::array<bool, 3>&
 
 // native_group_norm_backward(grad_out, input, mean, rstd, weight?, N, C, HxW, group, output_mask).
 void group_norm_backward(const c10::OperatorHandle& op, Stack& stack) {
-  const Call call(op, stack);
+  const GroupNormCall call(op, stack);
   if (!call.rows || !call.grad.defined()) return dispatch_by_rule(op, stack);
   const double own = call.rows->seconds_to_add(2 * call.groups.count);
   if (!call.pays(own, {call.rows->input, call.grad})) return dispatch_by_rule(op, stack);

@@ -24,8 +24,8 @@ namespace {
 using torch::jit::Stack;
 
 // A call, forward or backward.
-struct Call {
-  Call(const c10::OperatorHandle& op, Stack& stack)
+struct NormalizationCall {
+  NormalizationCall(const c10::OperatorHandle& op, Stack& stack)
       : op(op),
         args(op, stack),
         grad(optional_tensor(args["grad_out"])),
@@ -64,7 +64,7 @@ struct Call {
 };
 
 // `y` is overwritten.
-at::Tensor result_of(const Call& call, at::Tensor y) {
+at::Tensor result_of(const NormalizationCall& call, at::Tensor y) {
   if (call.weight.defined()) y.mul_(call.beside(call.weight, "weight"));
   if (call.bias.defined()) y.add_(call.beside(call.bias, "bias"));
   return y.to(call.rows->input.scalar_type()).contiguous();
@@ -72,7 +72,7 @@ at::Tensor result_of(const Call& call, at::Tensor y) {
 
 // native_layer_norm(input, normalized_shape, weight?, bias?, eps).
 void layer_norm(const c10::OperatorHandle& op, Stack& stack) {
-  const Call call(op, stack);
+  const NormalizationCall call(op, stack);
   if (!call.rows) return dispatch_by_rule(op, stack);
   const at::Tensor& input = call.rows->input;
   SummaryRequest request = moments_request(call.rows->dims, call.rows->dtype);
@@ -107,7 +107,7 @@ bool go_through_autograd(const c10::OperatorHandle& op, Stack& stack, const at::
 // _fused_rms_norm(input, normalized_shape, weight?, eps?).
 void rms_norm(const c10::OperatorHandle& op, Stack& stack) {
   if (go_through_autograd(op, stack, Arguments(op, stack).tensor("input"))) return;
-  const Call call(op, stack);
+  const NormalizationCall call(op, stack);
   if (!call.rows || !pays_to_stay(*call.rows, call.rows->seconds_to_add(1), {call.rows->input}, {call.weight}))
     return dispatch_by_rule(op, stack);
   const SplitRows& rows = *call.rows;
@@ -122,7 +122,7 @@ void rms_norm(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 // Of input, weight and bias; `of_mean`: the mean was subtracted.
-std::array<at::Tensor, 3> gradients(const Call& call, bool of_mean, const std::array<bool, 3>& mask) {
+std::array<at::Tensor, 3> gradients(const NormalizationCall& call, bool of_mean, const std::array<bool, 3>& mask) {
   const SplitRows& rows = *call.rows;
   const at::Tensor grad = call.beside_input(call.grad, "grad_out"), x = rows.input.to(rows.dtype);
   const at::Tensor rstd = reduced(call.rstd, call.op, "rstd").to(rows.dtype);
@@ -155,8 +155,8 @@ std::array<at::Tensor, 3> gradients(const Call& call, bool of_mean, const std::a
 // native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight?, bias?, output_mask),
 // _fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight?, output_mask).
 template <bool kMean>
-void backward(const c10::OperatorHandle& op, Stack& stack) {
-  const Call call(op, stack);
+void normalization_backward(const c10::OperatorHandle& op, Stack& stack) {
+  const NormalizationCall call(op, stack);
   if (!call.rows || !call.grad.defined() ||
       !pays_to_stay(*call.rows, call.rows->seconds_to_add(kMean ? 2 : 1), {call.rows->input, call.grad}, {call.weight}))
     return dispatch_by_rule(op, stack);
@@ -170,9 +170,9 @@ void backward(const c10::OperatorHandle& op, Stack& stack) {
 
 const RuleFamily split_normalization_handlers("split_normalization", [](RuleRegistry& registry) {
   registry.add_handler("aten::native_layer_norm", layer_norm);
-  registry.add_handler("aten::native_layer_norm_backward", backward<true>);
+  registry.add_handler("aten::native_layer_norm_backward", normalization_backward<true>);
   registry.add_handler("aten::_fused_rms_norm", rms_norm);
-  registry.add_handler("aten::_fused_rms_norm_backward", backward<false>);
+  registry.add_handler("aten::_fused_rms_norm_backward", normalization_backward<false>);
 });
 
 }  // namespace dtensor

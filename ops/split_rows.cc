@@ -125,7 +125,7 @@ at::Tensor brought(const at::Tensor& t, const Placements& to, const c10::Operato
 }
 
 at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what) {
-  return brought(t, without_partials(spec_of(t)->placements()), op, what);
+  return spec_of(t)->has_partial() ? brought(t, without_partials(spec_of(t)->placements()), op, what) : t;
 }
 
 c10::ScalarType stats_type(const SplitRows& rows, const std::vector<at::Tensor>& weights) {

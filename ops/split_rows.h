@@ -45,9 +45,6 @@ at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const cha
 // As the CPU's kernels of layer and group norm have it: statistics of half types are in float beside float weights
 // only.
 c10::ScalarType stats_type(const SplitRows& rows, const std::vector<at::Tensor>& weights);
-inline at::Tensor optional_tensor(const c10::IValue& value) {
-  return value.isTensor() ? value.toTensor() : at::Tensor();
-}
 // The weight's type, of addends: each rank casts its own, as the kernels do.
 at::Tensor cast_addends(const at::Tensor& t, c10::ScalarType dtype);
 

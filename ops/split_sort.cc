@@ -319,7 +319,7 @@ ValuesAndIndices mode_of_vector(const c10::OperatorHandle& op, const at::Tensor&
 
 // The rows of `self` along `dim`, vectors split over ranks, if dealing out whole rows, as the rule would, leaves ranks
 // without any, and the elements are many. nullopt: leave it to the rule.
-std::optional<std::vector<at::Tensor>> split_rows(const at::Tensor& self, int64_t dim) {
+std::optional<std::vector<at::Tensor>> rows_to_sort(const at::Tensor& self, int64_t dim) {
   if (self.dim() == 0 || dim < -self.dim() || dim >= self.dim() || self.is_complex()) return std::nullopt;
   if (dim < 0) dim += self.dim();
   if (self.is_meta() || !is_split(self, {dim}) || meta_of(self).locals.empty()) return std::nullopt;
@@ -383,7 +383,7 @@ void sort(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
   const int64_t dim = args["dim"].toInt();
-  const auto rows = split_rows(self, dim);
+  const auto rows = rows_to_sort(self, dim);
   if (!rows) return dispatch_by_rule(op, stack);
   const bool descending = args["descending"].toBool();
   push(op, stack, of_rows(self, *rows, dim, /*reduces=*/false, /*keepdim=*/false, [&](const at::Tensor& row) {
@@ -397,7 +397,7 @@ void element_in_order(const c10::OperatorHandle& op, Stack& stack, const Place& 
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
   const int64_t dim = args["dim"].toInt();
-  const auto rows = split_rows(self, dim);
+  const auto rows = rows_to_sort(self, dim);
   if (!rows) return dispatch_by_rule(op, stack);
   push(op, stack, of_rows(self, *rows, dim, /*reduces=*/true, args["keepdim"].toBool(), [&](const at::Tensor& row) {
          const ValuesAndIndices sorted = sorted_vector(op, row, /*descending=*/false);
@@ -437,7 +437,7 @@ void mode(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
   const int64_t dim = args["dim"].toInt();
-  const auto rows = split_rows(self, dim);
+  const auto rows = rows_to_sort(self, dim);
   if (!rows) return dispatch_by_rule(op, stack);
   push(op, stack, of_rows(self, *rows, dim, /*reduces=*/true, args["keepdim"].toBool(), [&](const at::Tensor& row) {
          return mode_of_vector(op, row);
@@ -449,7 +449,7 @@ template <bool kIgnoreNan>
 void median_of_all(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
-  if (self.dim() != 1 || !split_rows(self, 0)) return dispatch_by_rule(op, stack);
+  if (self.dim() != 1 || !rows_to_sort(self, 0)) return dispatch_by_rule(op, stack);
   const at::Tensor values = sorted_vector(op, self, /*descending=*/false).values;
   const at::Tensor median = values.index_select(0, middle<kIgnoreNan>(self)).squeeze(0);
   torch::jit::drop(stack, op.schema().arguments().size());

@@ -24,7 +24,7 @@ namespace {
 
 // ------------------------------------------------------------ view, reshape
 
-std::vector<int64_t> output_sizes(const OpCall& call) {
+std::vector<int64_t> inferred_sizes(const OpCall& call) {
   const std::vector<int64_t> sizes = call.get_ints("size").value_or(std::vector<int64_t>{});
   const auto inferred = at::infer_size(sizes, call.inputs[0]->meta().numel());
   return {inferred.begin(), inferred.end()};
@@ -39,7 +39,7 @@ class ViewSearch {
  public:
   explicit ViewSearch(const OpCall& call)
       : input_(*call.inputs[0]), mesh_shape_(call.mesh.shape()), cost_(cost_model(call.mesh.world())) {
-    ways_.push_back({ViewMap(input_.sizes(), output_sizes(call)), {}, {}});
+    ways_.push_back({ViewMap(input_.sizes(), inferred_sizes(call)), {}, {}});
     for (size_t m = 0; m < mesh_shape_.size(); ++m) {
       std::vector<Way> before = std::exchange(ways_, {});
       for (const Way& way : before) extend(way);
@@ -114,7 +114,7 @@ OpRule reshape_op() {
 
 // The bits as another dtype: nothing of a sum is left. Where the size of an element changes the last dim is no longer
 // itself.
-FactorRule view_dtype(const OpCall& call) {
+FactorRule view_dtype_rule(const OpCall& call) {
   OutputDims dims = same_dims(call.inputs[0]->ndim());
   const c10::ScalarType to = call.arg("dtype").toScalarType();
   if (c10::elementSize(call.inputs[0]->dtype()) != c10::elementSize(to) && !dims.empty()) dims.back() = kNoFactor;
@@ -145,12 +145,6 @@ void dense_last_dim(const LocalCall& call, torch::jit::Stack& stack) {
 }
 
 // ------------------------------------------------------------ dims come, go and change places
-
-int64_t ndim(const OpCall& call) { return call.inputs[0]->ndim(); }
-
-int64_t dim_arg(const OpCall& call, const char* name, int64_t extra = 0) {
-  return wrap_dim(call.get_int(name), ndim(call) + extra);
-}
 
 OutputDims permute(const OpCall& call) {
   OutputDims dims;
@@ -264,7 +258,7 @@ OutputDims view_as_real(const OpCall& call) {
 
 OutputDims view_as_complex(const OpCall& call) { return same_dims(std::max<int64_t>(ndim(call) - 1, 0)); }
 
-struct Movement {
+struct DimMovement {
   std::vector<std::string> ops;
   OutputDims (*dims)(const OpCall&);
   Passing passing = Passing::kAll;
@@ -277,10 +271,10 @@ const RuleFamily view_rules("view", [](RuleRegistry& registry) {
   registry.add({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::view_copy", "aten::_reshape_copy",
                 "aten::_reshape_alias_copy"},
                reshape_op());
-  OpRule as_dtype = factor_op(view_dtype);
+  OpRule as_dtype = factor_op(view_dtype_rule);
   as_dtype.local = dense_last_dim;
   for (const char* op : {"aten::view.dtype", "aten::view_copy.dtype"}) registry.add(op, as_dtype);
-  const Movement table[] = {
+  const DimMovement table[] = {
       {{"aten::permute", "aten::permute_copy"}, permute},
       {{"aten::transpose.int", "aten::transpose_copy.int"}, transpose},
       {{"aten::t", "aten::t_copy"}, t},
@@ -291,7 +285,7 @@ const RuleFamily view_rules("view", [](RuleRegistry& registry) {
       {{"aten::view_as_real", "aten::view_as_real_copy"}, view_as_real, Passing::kLinear, resolve_conj_first},
       {{"aten::view_as_complex", "aten::view_as_complex_copy"}, view_as_complex, Passing::kLinear, dense_last_dim},
   };
-  for (const Movement& m : table) {
+  for (const DimMovement& m : table) {
     OpRule rule = factor_op(
         [dims = m.dims, passing = m.passing](const OpCall& call) { return movement(call, dims(call), 1, passing); });
     rule.local = m.local;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <iterator>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -15,9 +14,6 @@
 
 namespace dtensor {
 namespace {
-
-constexpr std::string_view kReduceOpNames[] = {"sum", "avg", "product",
-                                               "min", "max", "norm2"};  // in the order of ReduceOp
 
 // Debian's Abseil has a string_view of its own.
 absl::string_view to_absl(std::string_view text) { return absl::string_view(text.data(), text.size()); }
@@ -88,8 +84,9 @@ class Parser {
   }
 
   ReduceOp reduce_op() {
-    for (size_t op = 0; op < std::size(kReduceOpNames); ++op) {
-      if (accept(kReduceOpNames[op])) return static_cast<ReduceOp>(op);
+    for (const ReduceOp op :
+         {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kNorm2}) {
+      if (accept(to_string(op))) return op;
     }
     fail("sum, avg, product, min or max");
     return ReduceOp::kSum;

@@ -12,9 +12,6 @@ namespace {
 constexpr std::string_view kReduceOpNames[] = {"sum", "avg", "product",
                                                "min", "max", "norm2"};  // in the order of ReduceOp
 
-// Debian's Abseil has a string_view of its own.
-absl::string_view to_absl(std::string_view text) { return absl::string_view(text.data(), text.size()); }
-
 }  // namespace
 
 std::string_view to_string(ReduceOp op) { return kReduceOpNames[static_cast<size_t>(op)]; }
@@ -53,7 +50,8 @@ Placement MaskPartial(Shape offset_shape, int64_t offset_dim, ReduceOp op) {
 }
 
 std::string to_string(const Placement& p) {
-  const absl::string_view op = to_absl(to_string(p.reduce_op()));
+  const std::string_view name = to_string(p.reduce_op());
+  const absl::string_view op(name.data(), name.size());  // Debian's Abseil has a string_view of its own
   switch (p.kind()) {
     case Placement::Kind::kReplicate:
       return "R";

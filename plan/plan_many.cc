@@ -19,7 +19,7 @@ namespace {
 using Kind = RedistributeStep::Kind;
 
 // Steps with equal keys can be one collective.
-struct Key {
+struct CollectiveKey {
   Kind kind = Kind::kAllToAll;  // kAllToAll stands for all exchanges on one mesh
   ReduceOp op = ReduceOp::kSum;
   const void* mesh = nullptr;
@@ -28,7 +28,7 @@ struct Key {
   int64_t chunks = 1;
   int plan = -1;  // of a step that can meet no other
 
-  friend bool operator<(const Key& a, const Key& b) {
+  friend bool operator<(const CollectiveKey& a, const CollectiveKey& b) {
     return std::tie(a.kind, a.op, a.mesh, a.target_mesh, a.dims, a.chunks, a.plan) <
            std::tie(b.kind, b.op, b.mesh, b.target_mesh, b.dims, b.chunks, b.plan);
   }
@@ -42,9 +42,9 @@ const DeviceMesh& mesh_of(const RedistributePlan& plan, size_t step) {
   return plan.from.mesh();
 }
 
-Key key_of(const RedistributePlan& plan, size_t s, int index) {
+CollectiveKey key_of(const RedistributePlan& plan, size_t s, int index) {
   const RedistributeStep& step = plan.steps[s];
-  Key key;
+  CollectiveKey key;
   key.chunks = step.chunks;
   if (step.kind == Kind::kTransfer) {
     key.kind = step.kind;
@@ -210,7 +210,7 @@ double seconds_to_move(c10::ArrayRef<Redistribution> tensors, const Limits& limi
 BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans, const Limits& limits) {
   BatchPlan batch;
   batch.plans = std::move(plans);
-  std::map<Key, int> numbers;
+  std::map<CollectiveKey, int> numbers;
   std::vector<Line> lines(batch.plans.size());
   for (size_t p = 0; p < batch.plans.size(); ++p) {
     const RedistributePlan& plan = *batch.plans[p];

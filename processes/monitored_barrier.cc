@@ -21,11 +21,13 @@ using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
 constexpr char kPassed[] = "passed";
-constexpr Milliseconds kStoreTimeout{2000};  // of single calls of the store
+constexpr Milliseconds kBarrierStoreTimeout{2000};  // of single calls of the store
 
 // A barrier that may wait as long as the job is decided before the job's own deadline, also by a rank that the system
 // lets wait a while.
-Milliseconds before_deadline(const Job& job) { return job.timeout() - std::min(job.timeout() / 10, kStoreTimeout); }
+Milliseconds before_deadline(const Job& job) {
+  return job.timeout() - std::min(job.timeout() / 10, kBarrierStoreTimeout);
+}
 
 // The n-th barrier of some ranks, at the store.
 class Barrier {
@@ -33,7 +35,7 @@ class Barrier {
   Barrier(Job& job, std::vector<int64_t> ranks, int64_t n, Milliseconds timeout)
       : job_(job), ranks_(std::move(ranks)), n_(n), timeout_(timeout) {
     // The job's own store waits as long as the job's deadline.
-    store_ = c10::make_intrusive<BoundedStore>(job.store(), kStoreTimeout);
+    store_ = c10::make_intrusive<BoundedStore>(job.store(), kBarrierStoreTimeout);
   }
 
   // Waits until it is decided. Returns kPassed or the error's text, the same on all ranks.

@@ -38,7 +38,7 @@ namespace dtensor {
 namespace {
 
 constexpr std::chrono::seconds kLinger(30);
-constexpr std::chrono::seconds kAnswer(2);        // of the store, when a world ends
+constexpr std::chrono::seconds kStoreAnswer(2);   // of the store, when a world ends
 constexpr std::chrono::milliseconds kLearn(500);  // how long the others may take to look for a failure
 
 // The part of a store that one world uses. Where this process serves the store, the end of the world waits for the
@@ -62,7 +62,7 @@ class WorldStore final : public BoundedStore {
     if (left_.exchange(true)) return;
     try {
       auto until = std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(kLinger, getTimeout());
-      setTimeout(std::min<std::chrono::milliseconds>(kAnswer, getTimeout()));
+      setTimeout(std::min<std::chrono::milliseconds>(kStoreAnswer, getTimeout()));
       add("gone", 1);
       bool failed = false;
       while (serves_ && add("gone", 0) < size_ && std::chrono::steady_clock::now() < until) {

@@ -81,7 +81,7 @@ void pass_below(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxed(stack);
 }
 
-const bool registered = [] {
+const bool builtin_operators_registered = [] {
   for (const char* function : {"_has_compatible_shallow_copy_type", "set_data", "is_leaf", "output_nr", "_version",
                                "retain_grad", "retains_grad", "is_floating_point", "is_complex", "size", "stride"})
     register_operator(function, &pass_below);

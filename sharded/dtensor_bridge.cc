@@ -19,7 +19,7 @@
 namespace dtensor::sharded {
 namespace {
 
-using Found = std::pair<DeviceMesh, Placements>;
+using MeshAndPlacements = std::pair<DeviceMesh, Placements>;
 
 // The boxes in row-major order of a grid of `counts` cells, or none if they are none.
 std::optional<std::vector<RankBox>> as_grid(std::vector<RankBox> boxes, c10::IntArrayRef sizes,
@@ -37,16 +37,17 @@ std::optional<std::vector<RankBox>> as_grid(std::vector<RankBox> boxes, c10::Int
 }
 
 // A chunk spec says the order of empty chunks, too, which boxes cannot.
-std::optional<Found> of_chunks(const ShardedTensor& st, const ChunkShardingSpec& spec) {
+std::optional<MeshAndPlacements> of_chunks(const ShardedTensor& st, const ChunkShardingSpec& spec) {
   const World& world = st.process_group().world();
   std::vector<int64_t> ranks;
   for (const RemoteDevice& p : spec.placements()) ranks.push_back(rank_of(p, world));
   if (std::set<int64_t>(ranks.begin(), ranks.end()).size() != ranks.size()) return std::nullopt;
   const auto n = static_cast<int64_t>(ranks.size());
-  return Found(DeviceMesh(world, {n}, {"shard"}, std::move(ranks)), {dtensor::Shard(spec.normalized_dim(st.dim()))});
+  return MeshAndPlacements(DeviceMesh(world, {n}, {"shard"}, std::move(ranks)),
+                           {dtensor::Shard(spec.normalized_dim(st.dim()))});
 }
 
-std::optional<Found> of_grid(const ShardedTensor& st) {
+std::optional<MeshAndPlacements> of_grid(const ShardedTensor& st) {
   const World& world = st.process_group().world();
   std::vector<RankBox> boxes = boxes_of(st.metadata(), st.process_group());
   std::vector<int64_t> counts, mesh_shape;
@@ -73,7 +74,7 @@ std::optional<Found> of_grid(const ShardedTensor& st) {
   }
   std::vector<int64_t> ranks;
   for (const RankBox& box : *grid) ranks.push_back(box.rank);
-  return Found(DeviceMesh(world, mesh_shape, {}, std::move(ranks)), std::move(placements));
+  return MeshAndPlacements(DeviceMesh(world, mesh_shape, {}, std::move(ranks)), std::move(placements));
 }
 
 TensorProperties properties_of(const at::Tensor& t) {
@@ -110,7 +111,7 @@ AnyShardingSpec spec_of_parts(const DTensor& t) {
 
 }  // namespace
 
-std::optional<Found> placements_of(const ShardedTensor& st) {
+std::optional<MeshAndPlacements> placements_of(const ShardedTensor& st) {
   if (const auto* chunks = st.sharding_spec().as<ChunkShardingSpec>()) return of_chunks(st, *chunks);
   return of_grid(st);
 }

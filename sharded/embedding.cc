@@ -234,7 +234,7 @@ c10::IValue run_embedding_renorm(const OpTypes&, const OpArguments& args, const 
   return args[0];
 }
 
-[[maybe_unused]] const bool registered = [] {
+[[maybe_unused]] const bool embedding_operators_registered = [] {
   register_builtin_op("embedding", run_embedding);
   register_builtin_op("embedding_bag", run_embedding_bag);
   register_builtin_op("embedding_renorm_", run_embedding_renorm);

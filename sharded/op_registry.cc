@@ -13,7 +13,7 @@ namespace dtensor::sharded {
 namespace {
 
 // Tables of one kind of handlers. Handlers are copied out, so that one may register others.
-class Table {
+class HandlerTable {
  public:
   OpHandler exchange(const std::string& name, OpHandler handler) {
     std::lock_guard lock(mutex_);
@@ -37,17 +37,17 @@ class Table {
 };
 
 // nullopt: the user's.
-Table& table_of(const SpecClass& spec) {
+HandlerTable& table_of(const SpecClass& spec) {
   static auto& mutex = *new std::mutex;
-  static auto& tables = *new std::map<SpecClass, std::unique_ptr<Table>>;
+  static auto& tables = *new std::map<SpecClass, std::unique_ptr<HandlerTable>>;
   std::lock_guard lock(mutex);
   auto& table = tables[spec];
-  if (!table) table = std::make_unique<Table>();
+  if (!table) table = std::make_unique<HandlerTable>();
   return *table;
 }
 
-Table& builtin_table() {
-  static auto& table = *new Table;
+HandlerTable& builtin_table() {
+  static auto& table = *new HandlerTable;
   return table;
 }
 

@@ -22,8 +22,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr char kFormat[] = "dtensor.shards";
-constexpr int64_t kVersion = 1;
+constexpr char kShardsFormat[] = "dtensor.shards";
+constexpr int64_t kShardsVersion = 1;
 
 thread_local ProcessGroup loading_group;
 
@@ -79,7 +79,8 @@ std::string save_rank(const NamedTensors& tensors, int64_t rank) {
     }
     entries.push_back({{"name", name}, {"sizes", std::move(sizes)}, {"tensor", std::move(what)}});
   }
-  return Json({{"format", kFormat}, {"version", kVersion}, {"entries", std::move(entries)}}).dump() + "\n" + blobs;
+  return Json({{"format", kShardsFormat}, {"version", kShardsVersion}, {"entries", std::move(entries)}}).dump() + "\n" +
+         blobs;
 }
 
 void check_place(const Json& json, const Place& now) {
@@ -149,9 +150,10 @@ std::vector<Entry> load_rank(std::string_view bytes, const ProcessGroup& group, 
   const size_t end = bytes.find('\n');
   TORCH_CHECK(end != bytes.npos, "damaged: no end of the header");
   const Json json = parse_strict_json(bytes.substr(0, end), "shards");
-  TORCH_CHECK(json.is_object() && json.value("format", Json()) == Json(kFormat), "no bytes of format ", kFormat);
-  TORCH_CHECK(json.value("version", Json()) == Json(kVersion), "version ", json.value("version", Json()).dump(),
-              ", but this library reads version ", kVersion);
+  TORCH_CHECK(json.is_object() && json.value("format", Json()) == Json(kShardsFormat), "no bytes of format ",
+              kShardsFormat);
+  TORCH_CHECK(json.value("version", Json()) == Json(kShardsVersion), "version ", json.value("version", Json()).dump(),
+              ", but this library reads version ", kShardsVersion);
   std::string_view blobs = bytes.substr(end + 1);
   std::vector<Entry> entries;
   for (const Json& entry : json.at("entries")) entries.push_back(entry_of(entry, blobs, group, rank));

@@ -17,8 +17,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr char kFormat[] = "dtensor.sharded_tensor_metadata";
-constexpr int64_t kVersion = 1;
+constexpr char kMetadataFormat[] = "dtensor.sharded_tensor_metadata";
+constexpr int64_t kMetadataVersion = 1;
 
 constexpr std::array kLayouts = {std::pair("strided", c10::kStrided),      std::pair("sparse_coo", c10::kSparse),
                                  std::pair("sparse_csr", c10::kSparseCsr), std::pair("sparse_csc", c10::kSparseCsc),
@@ -81,9 +81,10 @@ void check_integers(const Json& json) {
 }
 
 ShardedTensorMetadata metadata_of(const Json& json) {
-  TORCH_CHECK(json.is_object() && json.value("format", Json()) == Json(kFormat), "no text of format ", kFormat);
-  TORCH_CHECK(json.value("version", Json()) == Json(kVersion), "version ", json.value("version", Json()).dump(),
-              ", but this library reads version ", kVersion);
+  TORCH_CHECK(json.is_object() && json.value("format", Json()) == Json(kMetadataFormat), "no text of format ",
+              kMetadataFormat);
+  TORCH_CHECK(json.value("version", Json()) == Json(kMetadataVersion), "version ", json.value("version", Json()).dump(),
+              ", but this library reads version ", kMetadataVersion);
   check_integers(json);
   ShardedTensorMetadata metadata;
   for (const Json& shard : json.at("shards")) metadata.shards_metadata.push_back(shard_of(shard));
@@ -124,8 +125,8 @@ std::string serialize(const ShardedTensorMetadata& metadata) {
   const TensorProperties& properties = metadata.tensor_properties;
   Json shards = Json::array();
   for (const ShardMetadata& shard : metadata.shards_metadata) shards.push_back(json_of(shard));
-  const Json json = {{"format", kFormat},
-                     {"version", kVersion},
+  const Json json = {{"format", kMetadataFormat},
+                     {"version", kMetadataVersion},
                      {"shards", std::move(shards)},
                      {"size", metadata.size},
                      {"dtype", c10::toString(properties.dtype)},

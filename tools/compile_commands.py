@@ -24,7 +24,7 @@ def without_gcc_alone(arguments):
 
 
 def main():
-    options = sys.argv[1:]
+    options = ["--define=unity=off", *sys.argv[1:]]  # each source by itself, as an editor looks at it
     query = "mnemonic('CppCompile', //...)"
     found = json.loads(bazel("aquery", *options, "--output=jsonproto", "--include_artifacts=false", query))
     execution_root = bazel("info", *options, "execution_root").strip()

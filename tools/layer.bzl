@@ -5,6 +5,7 @@ static registrations must run once, so only the root package sees it.
 """
 
 load("@rules_cc//cc:defs.bzl", "cc_library")
+load("//tools:unity.bzl", "unity")
 load("//tools/precompiled:precompiled.bzl", "precompiled")
 
 def dtensor_layer(name, header_deps = [], deps = [], exclude = [], sees_tensors = False, visibility = ["//:__pkg__"]):
@@ -24,12 +25,13 @@ def dtensor_layer(name, header_deps = [], deps = [], exclude = [], sees_tensors 
         visibility = ["//:__subpackages__"],
         deps = header_deps,
     )
+    units = unity(name = name, srcs = native.glob(["**/*.cc"]))
     cc_library(
         name = name,
-        srcs = native.glob(["**/*.cc"]),
+        srcs = units.srcs,
         copts = precompiled("library") if sees_tensors else [],
         linkstatic = True,
         visibility = visibility,
-        deps = [":headers"] + deps + (["//tools/precompiled:library"] if sees_tensors else []),
+        deps = units.deps + [":headers"] + deps + (["//tools/precompiled:library"] if sees_tensors else []),
         alwayslink = True,
     )

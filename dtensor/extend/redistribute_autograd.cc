@@ -22,7 +22,7 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 // What the backward needs to know; autograd's contexts store IValues only.
-struct WayBack : torch::CustomClassHolder {
+struct SavedForBackward : torch::CustomClassHolder {
   std::vector<Layout> to;
   CommCause cause;
   RedistributeOptions options;
@@ -31,7 +31,7 @@ struct WayBack : torch::CustomClassHolder {
 struct RedistributeFn : Function<RedistributeFn> {
   static variable_list forward(AutogradContext* ctx, at::TensorList tensors, c10::ArrayRef<Layout> to, CommCause cause,
                                RedistributeOptions options) {
-    auto back = c10::make_intrusive<WayBack>();
+    auto back = c10::make_intrusive<SavedForBackward>();
     for (const at::Tensor& t : tensors) {
       const Spec& spec = *spec_of(t);
       back->to.emplace_back(spec.mesh(), without_partials(spec.placements()));
@@ -50,7 +50,7 @@ struct RedistributeFn : Function<RedistributeFn> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto back = c10::static_intrusive_pointer_cast<WayBack>(ctx->saved_data.at("dtensor").toCapsule());
+    const auto back = c10::static_intrusive_pointer_cast<SavedForBackward>(ctx->saved_data.at("dtensor").toCapsule());
     std::vector<size_t> index;
     std::vector<at::Tensor> defined;
     std::vector<Layout> to;

@@ -29,20 +29,20 @@ using torch::autograd::ViewInfo;
 using torch::jit::Stack;
 
 // A view operator as it was called, and what it was called for.
-struct ViewCall {
-  ViewCall(std::shared_ptr<ViewCall> of_view, const c10::OperatorHandle& op_called, std::vector<c10::IValue> arguments,
-           size_t index)
+struct RecordedView {
+  RecordedView(std::shared_ptr<RecordedView> of_view, const c10::OperatorHandle& op_called,
+               std::vector<c10::IValue> arguments, size_t index)
       : of(std::move(of_view)), op(op_called), args(std::move(arguments)), result(index) {}
   // One by one: a destructor that called the next one's would need a stack as long as the chain.
-  ~ViewCall() {
-    std::shared_ptr<ViewCall> last = std::move(of);
+  ~RecordedView() {
+    std::shared_ptr<RecordedView> last = std::move(of);
     while (last && last.use_count() == 1) {
-      std::shared_ptr<ViewCall> next = std::move(last->of);
+      std::shared_ptr<RecordedView> next = std::move(last->of);
       last = std::move(next);
     }
   }
-  ViewCall(const ViewCall&) = delete;
-  ViewCall& operator=(const ViewCall&) = delete;
+  RecordedView(const RecordedView&) = delete;
+  RecordedView& operator=(const RecordedView&) = delete;
 
   at::Tensor take(const at::Tensor& t) const {
     Stack stack = args;
@@ -51,7 +51,7 @@ struct ViewCall {
     return stack[0].isTensorList() ? stack[0].toTensorList().get(result) : stack[0].toTensor();
   }
 
-  std::shared_ptr<ViewCall> of;  // null: of the base
+  std::shared_ptr<RecordedView> of;  // null: of the base
   c10::OperatorHandle op;
   std::vector<c10::IValue> args;  // without the tensor, the first
   size_t result = 0;              // which of the views that the operator returns
@@ -59,11 +59,11 @@ struct ViewCall {
 
 class ReplayViews : public ViewFunc {
  public:
-  explicit ReplayViews(std::shared_ptr<ViewCall> view) : view_(std::move(view)) {}
+  explicit ReplayViews(std::shared_ptr<RecordedView> view) : view_(std::move(view)) {}
 
   at::Tensor operator()(const at::Tensor& base) const override {
-    std::vector<const ViewCall*> chain;
-    for (const ViewCall* v = view_.get(); v != nullptr; v = v->of.get()) chain.push_back(v);
+    std::vector<const RecordedView*> chain;
+    for (const RecordedView* v = view_.get(); v != nullptr; v = v->of.get()) chain.push_back(v);
     at::Tensor t = base;
     for (auto v = chain.rbegin(); v != chain.rend(); ++v) t = (*v)->take(t);
     return t;
@@ -74,10 +74,10 @@ class ReplayViews : public ViewFunc {
     return std::make_unique<ReplayViews>(view_);
   }
 
-  const std::shared_ptr<ViewCall>& view() const { return view_; }
+  const std::shared_ptr<RecordedView>& view() const { return view_; }
 
  private:
-  std::shared_ptr<ViewCall> view_;
+  std::shared_ptr<RecordedView> view_;
 };
 
 at::Tensor refuse_to_undo(const at::Tensor& view) {
@@ -87,16 +87,16 @@ at::Tensor refuse_to_undo(const at::Tensor& view) {
 }
 
 // `t`, a view of something, by its strides.
-std::shared_ptr<ViewCall> by_strides(const at::Tensor& t) {
+std::shared_ptr<RecordedView> by_strides(const at::Tensor& t) {
   static const auto as_strided = c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
-  return std::make_shared<ViewCall>(
+  return std::make_shared<RecordedView>(
       nullptr, as_strided,
       std::vector<c10::IValue>{c10::IValue(), t.sizes().vec(), t.strides().vec(), t.storage_offset()}, 0);
 }
 
 // How `t` was taken of its base; null: it is a base. `info_of`: for backward, or for forward mode.
 template <typename InfoOf>
-std::shared_ptr<ViewCall> view_call_of(const at::Tensor& t, InfoOf info_of) {
+std::shared_ptr<RecordedView> recorded_view_of(const at::Tensor& t, InfoOf info_of) {
   const ViewInfo* info = info_of(t);
   if (info == nullptr) return nullptr;
   const auto* function = info->has_view_fn() ? dynamic_cast<const ReplayViews*>(&info->view_fn()) : nullptr;
@@ -120,7 +120,7 @@ const ViewInfo* forward_info(const at::Tensor& t) {
 }
 
 // Autograd has no function that changes those of a view that is there. Nobody else has this one yet.
-void set_function(const ViewInfo& info, std::shared_ptr<ViewCall> view) {
+void set_function(const ViewInfo& info, std::shared_ptr<RecordedView> view) {
   auto& changed = const_cast<ViewInfo&>(info);
   changed.view_fn_ = std::make_unique<ReplayViews>(std::move(view));
   changed.rev_view_fn_ = refuse_to_undo;
@@ -128,11 +128,11 @@ void set_function(const ViewInfo& info, std::shared_ptr<ViewCall> view) {
 
 void give_function(const at::Tensor& view, size_t index, const c10::OperatorHandle& op,
                    const std::vector<c10::IValue>& args, const at::Tensor& self) {
-  const auto take = [&](std::shared_ptr<ViewCall> of) {
-    return std::make_shared<ViewCall>(std::move(of), op, args, index);
+  const auto take = [&](std::shared_ptr<RecordedView> of) {
+    return std::make_shared<RecordedView>(std::move(of), op, args, index);
   };
-  if (const ViewInfo* info = backward_info(view)) set_function(*info, take(view_call_of(self, backward_info)));
-  if (const ViewInfo* info = own_forward_info(view)) set_function(*info, take(view_call_of(self, forward_info)));
+  if (const ViewInfo* info = backward_info(view)) set_function(*info, take(recorded_view_of(self, backward_info)));
+  if (const ViewInfo* info = own_forward_info(view)) set_function(*info, take(recorded_view_of(self, forward_info)));
 }
 
 void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {

@@ -14,9 +14,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kIdle{100};    // how soon a broken group is noticed
-constexpr Milliseconds kPoll{20};     // how soon work on a device is known to be done
-constexpr Milliseconds kAbort{5000};  // how long the end of a job waits for groups to be aborted
+constexpr Milliseconds kIdle{100};       // how soon a broken group is noticed
+constexpr Milliseconds kDevicePoll{20};  // how soon work on a device is known to be done
+constexpr Milliseconds kAbort{5000};     // how long the end of a job waits for groups to be aborted
 
 }  // namespace
 
@@ -108,7 +108,7 @@ void DeviceWatch::watch() {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, launched_.empty() ? kIdle : kPoll, [&] { return stop_ || failed_; });
+      changed_.wait_for(lock, launched_.empty() ? kIdle : kDevicePoll, [&] { return stop_ || failed_; });
       if (failed_) break;
       if (stop_) return;
     }

@@ -15,8 +15,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kWait{10000};                  // for the other ranks
-constexpr Milliseconds kFirstLook{300}, kLook{1000};  // what keeps them
+constexpr Milliseconds kWait{10000};                                  // for the other ranks
+constexpr Milliseconds kFirstLookAtOthers{300}, kLookAtOthers{1000};  // what keeps them
 
 // Fails the job if it is certain that the members do not all end after as many calls.
 void check_members(JobState& state, const GroupCalls& mine) {
@@ -52,7 +52,7 @@ void end_calls(JobState& state, std::vector<GroupCalls> groups) {
   board.post_left(state.status());
   for (const GroupCalls& mine : groups) board.post_ended(mine.group, mine.calls);
   const auto begin = Clock::now(), until = begin + std::min(kWait, state.timeout());
-  auto look_again = begin + kFirstLook;
+  auto look_again = begin + kFirstLookAtOthers;
   for (auto pause = Milliseconds(1); !state.failed() && Clock::now() < until;
        pause = std::min(2 * pause, Milliseconds(50))) {
     const auto all_ended = [&](const GroupCalls& mine) {
@@ -61,7 +61,7 @@ void end_calls(JobState& state, std::vector<GroupCalls> groups) {
     groups.erase(std::remove_if(groups.begin(), groups.end(), all_ended), groups.end());
     if (groups.empty()) return;
     if (Clock::now() >= look_again) {
-      look_again = Clock::now() + kLook;
+      look_again = Clock::now() + kLookAtOthers;
       for (const GroupCalls& mine : groups) check_members(state, mine);
     }
     std::this_thread::sleep_for(pause);

@@ -18,7 +18,6 @@
 namespace dtensor {
 namespace {
 
-constexpr char kWho[] = "World::from_env: ";
 constexpr int64_t kMaxRanks = std::numeric_limits<int32_t>::max();
 constexpr std::chrono::seconds kLongest(10000000);  // wait
 
@@ -83,9 +82,9 @@ Launcher find_launcher(const LaunchOptions& options, const Variables& v) {
 }
 
 std::chrono::milliseconds find_timeout(const LaunchOptions& options, const Variables& variables) {
-  TORCH_CHECK(options.timeout.count() >= 0, kWho, "LaunchOptions::timeout is ", options.timeout.count(),
+  TORCH_CHECK(options.timeout.count() >= 0, kFromEnv, "LaunchOptions::timeout is ", options.timeout.count(),
               " ms; expected a positive time, or 0 for the default");
-  TORCH_CHECK(options.timeout <= kLongest, kWho, "LaunchOptions::timeout is ", options.timeout.count(),
+  TORCH_CHECK(options.timeout <= kLongest, kFromEnv, "LaunchOptions::timeout is ", options.timeout.count(),
               " ms; expected at most ", kLongest.count(), " s, as clocks have to be able to add it");
   if (options.timeout.count() > 0) return options.timeout;
   const LaunchVariables read(variables, Launcher::kNone);
@@ -109,15 +108,15 @@ JobPlace find_job_place(const LaunchOptions& options, const Variables& variables
   place.restart_count = restarts.value_or(0);
 
   if (place.launcher == Launcher::kOptions) {
-    TORCH_CHECK(options.rank && options.world_size, kWho, "LaunchOptions::", options.rank ? "rank" : "world_size",
+    TORCH_CHECK(options.rank && options.world_size, kFromEnv, "LaunchOptions::", options.rank ? "rank" : "world_size",
                 " is ", options.rank ? *options.rank : *options.world_size, ", but ",
                 options.rank ? "world_size" : "rank",
                 " is not given; give both, or neither to take them from the launcher");
     place.rank = *options.rank;
     place.world_size = *options.world_size;
-    TORCH_CHECK(place.world_size >= 1 && place.world_size <= kMaxRanks, kWho, "LaunchOptions::world_size is ",
+    TORCH_CHECK(place.world_size >= 1 && place.world_size <= kMaxRanks, kFromEnv, "LaunchOptions::world_size is ",
                 place.world_size, "; expected from 1 to ", kMaxRanks);
-    TORCH_CHECK(place.rank >= 0 && place.rank < place.world_size, kWho, "LaunchOptions::rank is ", place.rank,
+    TORCH_CHECK(place.rank >= 0 && place.rank < place.world_size, kFromEnv, "LaunchOptions::rank is ", place.rank,
                 "; expected a rank of the world, from 0 to ", place.world_size - 1);
     place.local_rank = read.number("LOCAL_RANK", 0, kMaxRanks, "the rank among those of this host").value_or(-1);
   }
@@ -142,7 +141,7 @@ JobPlace find_job_place(const LaunchOptions& options, const Variables& variables
     place.local_rank = read.number(names.local_rank, 0, most, "the rank among those of this host").value_or(-1);
   }
   if (options.local_rank) {
-    TORCH_CHECK(*options.local_rank >= 0, kWho, "LaunchOptions::local_rank is ", *options.local_rank,
+    TORCH_CHECK(*options.local_rank >= 0, kFromEnv, "LaunchOptions::local_rank is ", *options.local_rank,
                 "; expected at least 0");
     place.local_rank = *options.local_rank;
   }

@@ -13,6 +13,9 @@ namespace dtensor {
 // rank itself. MPICH tells its ranks nothing else that is the same for all of them and for no other job.
 inline constexpr char kLauncherProcess[] = "launcher process";
 
+// What the texts of errors begin with.
+inline constexpr char kFromEnv[] = "World::from_env: ";
+
 class LaunchVariables {
  public:
   // Refers to `variables`.

@@ -27,6 +27,7 @@
 #include "absl/strings/str_cat.h"
 #include "comm/error_message.h"
 #include "processes/launch/launch_store.h"
+#include "processes/launch/launch_variables.h"
 
 namespace dtensor {
 namespace {
@@ -34,10 +35,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr char kWho[] = "World::from_env: ";
 constexpr Milliseconds kRetry{50};
 
-std::string seconds_text(Milliseconds t) { return absl::StrCat(static_cast<double>(t.count()) / 1000, " s"); }
+std::string in_seconds(Milliseconds t) { return absl::StrCat(static_cast<double>(t.count()) / 1000, " s"); }
 std::string errno_text(int error) { return std::strerror(error); }
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
@@ -68,19 +68,19 @@ c10::intrusive_ptr<c10d::Store> open_file(const JobPlace& place, const std::stri
   if (place.store_derived) {
     const std::string folder = path.substr(0, path.rfind('/'));
     const bool made = ::mkdir(folder.c_str(), 0700) == 0;
-    TORCH_CHECK(made || errno == EEXIST, kWho, "cannot make the folder ", folder,
+    TORCH_CHECK(made || errno == EEXIST, kFromEnv, "cannot make the folder ", folder,
                 " for the file at which the ranks meet: ", errno_text(errno),
                 ". Set TMPDIR to a folder that can be written to");
     struct stat info = {};
     const bool seen = ::lstat(folder.c_str(), &info) == 0;
     TORCH_CHECK(
-        seen && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() && (info.st_mode & 077) == 0, kWho, "the folder ",
-        folder,
+        seen && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() && (info.st_mode & 077) == 0, kFromEnv,
+        "the folder ", folder,
         " for the file at which the ranks meet is not this user's alone: somebody else could write there. Remove "
         "it, or set TMPDIR to another folder");
   }
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  TORCH_CHECK(fd >= 0, kWho, name_of(place), " cannot be opened: ", errno_text(errno),
+  TORCH_CHECK(fd >= 0, kFromEnv, name_of(place), " cannot be opened: ", errno_text(errno),
               ". Its folder must exist, on a file system that all ranks share, and be writable");
   const auto deadline = Clock::now() + place.timeout;
   int error = 0;
@@ -92,9 +92,9 @@ c10::intrusive_ptr<c10d::Store> open_file(const JobPlace& place, const std::stri
   }
   const bool good = error == 0 && holds_records(fd);
   ::close(fd);  // and unlock
-  TORCH_CHECK(error == 0, kWho, name_of(place), " cannot be locked within ", seconds_text(place.timeout), ": ",
+  TORCH_CHECK(error == 0, kFromEnv, name_of(place), " cannot be locked within ", in_seconds(place.timeout), ": ",
               errno_text(error), ". Its file system must have locks (flock), and no other program may hold this one");
-  TORCH_CHECK(good, kWho, name_of(place),
+  TORCH_CHECK(good, kFromEnv, name_of(place),
               " is no store: the file holds something else. Choose a path at which nothing is");
   return c10::make_intrusive<c10d::FileStore>(path, static_cast<int>(place.world_size));
 }
@@ -126,7 +126,7 @@ std::vector<Address> resolve(const JobPlace& place, const StoreAddress& where, C
   do {
     error = ::getaddrinfo(where.host.c_str(), std::to_string(where.port).c_str(), &hints, &found);
   } while (error == EAI_AGAIN && Clock::now() < deadline && (std::this_thread::sleep_for(kRetry), true));
-  TORCH_CHECK(error == 0, kWho, name_of(place), ": there is no host '", where.host, "' (", ::gai_strerror(error),
+  TORCH_CHECK(error == 0, kFromEnv, name_of(place), ": there is no host '", where.host, "' (", ::gai_strerror(error),
               "). It must be a name or an address of the host on which rank 0 runs");
   std::vector<Address> addresses;
   for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
@@ -150,7 +150,7 @@ Listening listen_at(const JobPlace& place, const std::vector<Address>& addresses
   int error = EADDRNOTAVAIL;
   for (const Address& address : addresses) {
     TORCH_CHECK(
-        !address.is_loopback() || place.local_world_size < 0 || place.local_world_size == place.world_size, kWho,
+        !address.is_loopback() || place.local_world_size < 0 || place.local_world_size == place.world_size, kFromEnv,
         name_of(place), ": on rank 0's host that is the loopback address ", address.host(),
         ", which the ranks on other hosts cannot reach. Set MASTER_ADDR to an address of rank 0's host in the network");
     const int fd = ::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -173,7 +173,7 @@ Listening listen_at(const JobPlace& place, const std::vector<Address>& addresses
   if (error == EADDRNOTAVAIL)
     advice = "Rank 0 runs on another host: the address (MASTER_ADDR) must be one of rank 0's host";
   if (error == EACCES) advice = "Choose a port (MASTER_PORT) above 1023";
-  TORCH_CHECK(false, kWho, name_of(place), ": rank 0 cannot listen there: ", errno_text(error), ". ", advice);
+  TORCH_CHECK(false, kFromEnv, name_of(place), ": rank 0 cannot listen there: ", errno_text(error), ". ", advice);
 }
 
 // 0, or errno of one attempt.
@@ -206,8 +206,8 @@ std::string find_listener(const JobPlace& place, const std::vector<Address>& add
     }
     std::this_thread::sleep_for(kRetry);
   } while (Clock::now() < deadline);
-  TORCH_CHECK(false, kWho, "nobody answered rank ", place.rank, " at ", name_of(place), " within ",
-              seconds_text(place.timeout), ": ", errno_text(error), ". ",
+  TORCH_CHECK(false, kFromEnv, "nobody answered rank ", place.rank, " at ", name_of(place), " within ",
+              in_seconds(place.timeout), ": ", errno_text(error), ". ",
               place.store_exists ? "The launcher's agent" : "Rank 0", " listens there: see that it runs, that ",
               "all ranks have the same address, and that no firewall is between");
 }
@@ -226,7 +226,7 @@ c10::intrusive_ptr<c10d::Store> connect(const std::string& host, c10d::TCPStoreO
       promise.set_exception(std::current_exception());
     }
   }).detach();
-  TORCH_CHECK(made.wait_for(left) == std::future_status::ready, "no answer in ", seconds_text(left));
+  TORCH_CHECK(made.wait_for(left) == std::future_status::ready, "no answer in ", in_seconds(left));
   return made.get();
 }
 
@@ -262,7 +262,7 @@ c10::intrusive_ptr<c10d::Store> open_tcp(const JobPlace& place, const StoreAddre
   } catch (const std::exception& e) {
     const std::string reason = first_line(message_of(e));
     C10_THROW_ERROR(DistStoreError,
-                    absl::StrCat(kWho, "rank ", place.rank, " found something at ", name_of(place),
+                    absl::StrCat(kFromEnv, "rank ", place.rank, " found something at ", name_of(place),
                                  " that does not answer as a store does: ", reason,
                                  ". If another program listens there, choose another port (MASTER_PORT)"));
   }
@@ -271,7 +271,7 @@ c10::intrusive_ptr<c10d::Store> open_tcp(const JobPlace& place, const StoreAddre
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> open_store(const JobPlace& place) {
-  const StoreAddress where = parse_store(place.store, absl::StrCat(kWho, place.store_source));
+  const StoreAddress where = parse_store(place.store, absl::StrCat(kFromEnv, place.store_source));
   auto store = where.path.empty() ? open_tcp(place, where) : open_file(place, where.path);
   store->setTimeout(place.timeout);
   return store;

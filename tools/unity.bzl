@@ -1,0 +1,59 @@
+"""unity: sources of a folder, compiled several at a time.
+
+Half of the time in which one source compiles goes into what it shares with its neighbours: the headers of this tree, and
+LibTorch's inline functions, which are optimised anew for each. So a generated file includes a dozen of them:
+
+    units = unity(name = "ops", srcs = glob(["*.cc"]))
+    cc_library(name = "ops", srcs = units.srcs, deps = units.deps + [...])
+
+Names in anonymous namespaces are therefore different in all sources of a folder. --define=unity=off compiles each source by
+itself, which is faster for whoever changes one at a time.
+"""
+
+load("@rules_cc//cc:defs.bzl", "cc_library")
+
+# Sources in a unit, at most: of twice as many, the compiler takes hardly less for each, and a change in one takes twice the time.
+_UNIT = 12
+
+def _units(name, srcs):
+    """Names of units and their sources: the sources of each folder in their order, in parts of equal size."""
+    folders = {}
+    for src in sorted(srcs):
+        folders.setdefault(src.rpartition("/")[0], []).append(src)
+    units = []
+    for folder, members in folders.items():
+        count = (len(members) + _UNIT - 1) // _UNIT
+        for i in range(count):
+            part = members[len(members) * i // count:len(members) * (i + 1) // count]
+            stem = "_".join([name] + ([folder.replace("/", "_")] if folder else []) + ["unit", str(i + 1)])
+            units.append((stem, part))
+    return units
+
+def _unity_unit_impl(ctx):
+    out = ctx.actions.declare_file(ctx.label.name + ".cc")
+    ctx.actions.write(out, "".join(['#include "%s"\n' % src.short_path for src in ctx.files.srcs]))
+    return [DefaultInfo(files = depset([out]))]
+
+_unity_unit = rule(
+    doc = "A source that includes others.",
+    implementation = _unity_unit_impl,
+    attrs = {"srcs": attr.label_list(allow_files = [".cc"])},
+)
+
+def unity(name, srcs, testonly = False):
+    """Makes the units of `srcs`.
+
+    Returns:
+      What a target has of them: `srcs`, the units or with --define=unity=off each source, and `deps`, what the units include.
+    """
+    units = _units(name, srcs)
+    for unit, members in units:
+        _unity_unit(name = unit, testonly = testonly, srcs = members)
+    cc_library(name = name + "_sources", testonly = testonly, textual_hdrs = srcs)
+    return struct(
+        srcs = select({
+            "//tools:unity_off": srcs,
+            "//conditions:default": [":" + unit for unit, _ in units],
+        }),
+        deps = [":%s_sources" % name],
+    )
