@@ -11,7 +11,7 @@
 
 using namespace dtensor;
 using namespace dtensor::testing;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using Tensors = std::vector<at::Tensor>;
 
 namespace {

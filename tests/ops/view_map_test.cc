@@ -1,10 +1,10 @@
 #include "ops/view_map.h"
 
-#include <catch2/catch.hpp>
 #include <ostream>
 #include <random>
 
 #include "placement/parse_placements.h"
+#include "tests/testing/catch2.h"
 
 namespace dtensor {
 

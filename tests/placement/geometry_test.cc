@@ -1,9 +1,10 @@
 #include "placement/geometry.h"
 
 #include <algorithm>
-#include <catch2/catch.hpp>
 #include <map>
 #include <ostream>
+
+#include "tests/testing/catch2.h"
 
 namespace dtensor {
 

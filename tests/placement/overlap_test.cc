@@ -1,8 +1,8 @@
-#include <catch2/catch.hpp>
 #include <map>
 #include <set>
 
 #include "placement/geometry.h"
+#include "tests/testing/catch2.h"
 
 namespace dtensor {
 namespace {

@@ -1,11 +1,11 @@
 #include "placement/placement.h"
 
-#include <catch2/catch.hpp>
 #include <set>
 #include <sstream>
 
 #include "absl/hash/hash.h"
 #include "placement/parse_placements.h"
+#include "tests/testing/catch2.h"
 
 namespace dtensor {
 namespace {

@@ -13,7 +13,7 @@
 namespace dtensor {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 // Every number another one.
 CostModel unusual() {

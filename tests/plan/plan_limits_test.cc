@@ -14,7 +14,7 @@
 namespace dtensor {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 PlanOptions within(int64_t peak_bytes, bool packs) {
   CostModel cost;
@@ -68,7 +68,7 @@ TEST_CASE("a limit splits an exchange into rounds where messages are packed") {
     CHECK(p.bytes == 3072);
     CHECK(p.num_collectives() == 1);
     CHECK(p.seconds > seconds);  // every round has its latency
-    CHECK_THAT(p.short_form(), Catch::Matchers::StartsWith("a2a(tp)"));
+    CHECK_THAT(p.short_form(), Catch::StartsWith("a2a(tp)"));
     CHECK_THAT(p.explain(), Contains("rounds"));
     chunks = p.steps[0].chunks;
     seconds = p.seconds;

@@ -19,7 +19,7 @@
 namespace dtensor {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using Kind = RedistributeStep::Kind;
 using Elements = std::vector<int>;  // how often a rank holds each element of the tensor
 

@@ -16,8 +16,8 @@
 namespace dtensor {
 namespace {
 
-using Catch::Matchers::Contains;
-using Catch::Matchers::StartsWith;
+using Catch::Contains;
+using Catch::StartsWith;
 using Kind = RedistributeStep::Kind;
 
 struct Row {

@@ -11,7 +11,7 @@
 namespace dtensor {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 DeviceMesh mesh_2x2() { return DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"}); }
 

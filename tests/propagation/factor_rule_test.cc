@@ -12,7 +12,7 @@
 namespace dtensor {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 const DeviceMesh& mesh4() {
   static const DeviceMesh mesh(World::abstract(4), {4}, {"tp"});

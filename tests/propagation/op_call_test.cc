@@ -8,7 +8,7 @@
 namespace dtensor {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 SpecPtr spec(Shape sizes, const char* layout = "R") {
   static const DeviceMesh mesh(World::abstract(4), {4});

@@ -68,8 +68,8 @@ TORCH_LIBRARY_IMPL(propagate_test, CPU, m) {
 namespace dtensor {
 namespace {
 
-using Catch::Matchers::Contains;
-using Catch::Matchers::StartsWith;
+using Catch::Contains;
+using Catch::StartsWith;
 
 void add_rules() {
   static const bool once = [] {

@@ -3,12 +3,12 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <catch2/catch.hpp>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "propagation/factor_rule.h"
+#include "tests/testing/catch2.h"
 
 using namespace dtensor;
 

@@ -12,7 +12,7 @@
 namespace dtensor {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 CacheKey key(uint64_t a, uint64_t b = 0) { return {a, b, 7}; }
 

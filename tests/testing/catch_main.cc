@@ -2,11 +2,13 @@
 //   [dtensor] 3 passed, 0 failed, 1 skipped
 // Of several processes that run the same cases, rank 0 prints it.
 // Catch2 v2 has no SKIP: a test case skips by `WARN("SKIPPED: why"); return;`.
-#define CATCH_CONFIG_MAIN
-#include <catch2/catch.hpp>
+#define CATCH_CONFIG_RUNNER  // of Catch2 2.13: its own code goes into this source
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
+
+#include "tests/testing/catch2.h"
 
 namespace {
 
@@ -19,12 +21,13 @@ class ClosingLine : public Catch::TestEventListenerBase {
     skip_ = false;
   }
 
-  bool assertionEnded(const Catch::AssertionStats& stats) override {
+  // Of Catch2 2.13, where it returns whether messages were used up, and of 3.
+  decltype(std::declval<Catch::TestEventListenerBase&>().assertionEnded(std::declval<const Catch::AssertionStats&>()))
+  assertionEnded(const Catch::AssertionStats& stats) override {
     const auto& result = stats.assertionResult;
-    if (result.getResultType() == Catch::ResultWas::Warning && result.getMessage().rfind("SKIPPED", 0) == 0) {
-      skip_ = true;
-    }
-    return false;
+    const std::string message(result.getMessage());
+    if (result.getResultType() == Catch::ResultWas::Warning && message.rfind("SKIPPED", 0) == 0) skip_ = true;
+    return {};
   }
 
   void testCaseEnded(const Catch::TestCaseStats& stats) override {
@@ -40,7 +43,7 @@ class ClosingLine : public Catch::TestEventListenerBase {
 
   void testRunEnded(const Catch::TestRunStats&) override {
     // The reporter writes through std::cout: keep the order.
-    Catch::cout() << std::flush;
+    std::cout << std::flush;
     const char* rank = std::getenv("RANK");
     if (rank != nullptr && std::strcmp(rank, "0") != 0) return;
     std::printf("[dtensor] %d passed, %d failed, %d skipped\n", passed_, failed_, skipped_);
@@ -57,3 +60,5 @@ class ClosingLine : public Catch::TestEventListenerBase {
 CATCH_REGISTER_LISTENER(ClosingLine)
 
 }  // namespace
+
+int main(int argc, char** argv) { return Catch::Session().run(argc, argv); }

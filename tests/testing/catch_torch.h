@@ -15,4 +15,4 @@
 #undef INFO
 #undef WARN
 
-#include <catch2/catch.hpp>
+#include "tests/testing/catch2.h"
