@@ -68,7 +68,7 @@ TEST_CASE("what many ranks hold is spread over them", "[checkpoint]") {
 
 TEST_CASE("boxes that are no tiling are found", "[checkpoint]") {
   const auto why = [](const Shape& shape, const std::vector<Box>& boxes) { return why_no_tiling(shape, boxes); };
-  using Catch::Matchers::Contains;
+  using Catch::Contains;
   CHECK(why({4, 4}, {{{0, 0}, {2, 4}}, {{2, 0}, {2, 2}}, {{2, 2}, {2, 2}}}).empty());
   CHECK_THAT(why({4, 4}, {{{0, 0}, {2, 4}}, {{2, 0}, {2, 2}}}), Contains("12 elements, it has 16"));
   CHECK_THAT(why({4, 4}, {{{0, 0}, {3, 4}}, {{2, 0}, {1, 4}}}), Contains("overlap"));

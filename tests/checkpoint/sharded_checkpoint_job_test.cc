@@ -21,7 +21,7 @@
 namespace dtensor {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 int64_t rank() { return job_world().owned_ranks().front(); }
 int64_t last() { return job_world().size() - 1; }

@@ -1,6 +1,7 @@
 """reader_target: one fuzz target, as a test and as a program of libFuzzer."""
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_test")
+load("//tools/precompiled:precompiled.bzl", "precompiled")
 
 def reader_target(name, deps, srcs = []):
     """Makes of NAME_fuzz.cc:
@@ -21,9 +22,10 @@ def reader_target(name, deps, srcs = []):
         timeout = "moderate",
         srcs = sources,
         args = ["$(location %s)" % f for f in corpus],
+        copts = precompiled("tests"),
         data = corpus,
         linkstatic = True,
-        deps = deps + [":run_corpus"],
+        deps = deps + [":run_corpus", "//tools/precompiled:tests"],
     )
     cc_binary(
         name = name + "_fuzz",

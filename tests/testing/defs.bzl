@@ -1,7 +1,8 @@
 """Test rules."""
 
 load("@libtorch//:defs.bzl", "PYTHON_SITE")
-load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_test")
+load("@rules_cc//cc:defs.bzl", "cc_test")
+load("//tools:program.bzl", "dtensor_program")
 load("//tools/precompiled:precompiled.bzl", "precompiled")
 
 # How long a test may take: ten times what it takes alone on two cores, since others may run beside it. A test that takes up to
@@ -60,12 +61,12 @@ def dtensor_process_test(name, srcs, ranks = 4, deps = [], size = "small", env =
       env: variables; waits have a deadline of 20 s unless DTENSOR_TIMEOUT is there.
       **kwargs: go to the test.
     """
-    cc_binary(
+    dtensor_program(
         name = name + "_program",
         testonly = True,
+        headers = headers,
         srcs = srcs,
-        copts = precompiled(headers),
-        deps = ["//:dtensor", "//tests/testing:catch_main", "//tools/precompiled:" + headers] + deps,
+        deps = ["//tests/testing:catch_main"] + deps,
     )
     dtensor_script_test(
         name = name,

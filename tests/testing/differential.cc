@@ -26,6 +26,7 @@
 #include "placement/geometry.h"
 #include "placement/parse_placements.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/long_tests.h"
 #include "tests/testing/partial_kind.h"
 
 namespace dtensor::testing {
@@ -133,13 +134,13 @@ std::vector<Placement> options_of(const at::Tensor& t, const OpCase& c) {
 }
 
 // Every combination of layouts of the inputs on the mesh, or a sample of at most `limit`.
-std::vector<std::vector<Placements>> combinations(const std::vector<at::Tensor>& inputs, const OpCase& c, int64_t ndim,
-                                                  size_t limit) {
+std::vector<std::vector<Placements>> combinations(const std::vector<at::Tensor>& inputs, const OpCase& c,
+                                                  const DeviceMesh& mesh, size_t limit) {
   std::vector<std::vector<Placements>> layouts;  // per input
   size_t count = 1;
   for (const auto& t : inputs) {
     std::vector<Placements> all = {{}};
-    for (int64_t d = 0; d < ndim; ++d) {
+    for (int64_t d = 0; d < mesh.ndim(); ++d) {
       std::vector<Placements> longer;
       for (const auto& prefix : all) {
         for (const auto& p : options_of(t, c)) {
@@ -154,7 +155,7 @@ std::vector<std::vector<Placements>> combinations(const std::vector<at::Tensor>&
     layouts.push_back(std::move(all));
   }
   std::set<size_t> chosen;
-  std::mt19937_64 random(7);
+  std::mt19937_64 random(7 + mesh.size());  // other ones on each mesh
   if (count <= limit) {
     for (size_t k = 0; k < count; ++k) chosen.insert(k);
   } else {
@@ -380,9 +381,9 @@ void check_op(const OpCase& c, int max_2d) {
   const auto expected = run_plain(c);
   int failures = 0;
   for (const auto& mesh : test_meshes()) {
-    const size_t limit = mesh.ndim() == 1 ? SIZE_MAX : max_2d;
+    const size_t limit = mesh.ndim() > 1 ? max_2d : long_tests() ? SIZE_MAX : 64;
     size_t turn = 0;
-    for (const auto& layouts : combinations(expected.inputs, c, mesh.ndim(), limit)) {
+    for (const auto& layouts : combinations(expected.inputs, c, mesh, limit)) {
       const auto wrong = run_distributed(c, expected, mesh, layouts, turn++);
       if (!wrong) continue;
       std::ostringstream os;

@@ -3,7 +3,7 @@
 //   OpCase c{"mm", [](auto& t) { return std::vector{t[0].mm(t[1])}; }, {{5, 6}, {6, 3}}};
 //   check_op(c);
 //
-// runs the operator for every mesh of test_meshes() and every combination of placements of its inputs out of R, S(d)
+// runs the operator for every mesh of test_meshes() and combinations of placements of its inputs out of R, S(d)
 // for each dim, P(sum), and compares outputs and input gradients (of a random linear function of the outputs) with
 // plain ATen: on every rank, and sizes, strides and dtype too. Gradients of the outputs come in turn laid out like the
 // output, replicated, and as P(sum).
@@ -43,8 +43,9 @@ struct OpCase {
 // Meshes (4), (2,2), (3), (2,3) of World::local, made once.
 const std::vector<DeviceMesh>& test_meshes();
 
-// The full table on 1-d meshes; on 2-d meshes every combination while there are at most `max_2d`, else a fixed-seed
-// sample of that size. Fails the current Catch2 test with op, mesh, placements and the first differing element.
+// Every combination while there are at most 64 on a 1-d mesh (long form: however many) and `max_2d` on a 2-d mesh, else
+// a fixed-seed sample of that size. Fails the current Catch2 test with op, mesh, placements and the first differing
+// element.
 void check_op(const OpCase& c, int max_2d = 64);
 
 // `full` as the locals of `placements` (Partial: random addends that sum to it), made into a distributed tensor.

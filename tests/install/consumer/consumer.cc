@@ -1,5 +1,7 @@
 // Shards an unchanged module, trains it a step, and adds an operator's rule: all of it by public headers.
-#include <torch/torch.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <torch/nn/modules/linear.h>
 
 #include <iostream>
 
@@ -15,17 +17,17 @@ int main() {
   torch::nn::Linear model(8, 4);
   torch::nn::Linear plain(8, 4);
   {
-    const torch::NoGradGuard no_grad;
+    const at::NoGradGuard no_grad;
     plain->weight.copy_(model->weight);
     plain->bias.copy_(model->bias);
   }
-  const auto x = torch::arange(48, torch::kFloat).view({6, 8}).div(48);
+  const auto x = at::arange(48, at::kFloat).view({6, 8}).div(48);
   const auto shard = [](const std::string&, torch::nn::Module&, const DeviceMesh&) {};
   distribute_module(*model, mesh, shard);
   const auto y = model(distribute_tensor(x, mesh, {Shard(0), Replicate()}));
   y.square().sum().backward();
   plain(x).square().sum().backward();
-  const bool same = torch::allclose(full_tensor(model->weight.grad()), plain->weight.grad(), 1e-5, 1e-6);
+  const bool same = at::allclose(full_tensor(model->weight.grad()), plain->weight.grad(), 1e-5, 1e-6);
 
   RuleRegistry::instance().add("consumer::none", factor_op([](const OpCall& call) { return pointwise(call); }));
   std::cout << DTensor(y).placements() << " " << version() << " " << libtorch_version() << " "
