@@ -29,6 +29,7 @@
 #include "processes/job/terminate_handler.h"
 #include "processes/job/world_job.h"
 #include "processes/launch/choose_device.h"
+#include "processes/launch/held_stores.h"
 #include "processes/launch/launch_env.h"
 #include "processes/launch/launch_store.h"
 #include "processes/launch/open_store.h"
@@ -84,53 +85,6 @@ class WorldStore final : public BoundedStore {
   const int64_t size_;
   const bool serves_;
   std::atomic<bool> left_{false};
-};
-
-// The stores of files that this process holds besides those of its worlds.
-//
-// FileStore's destructor lowers a count in the file, and then removes the file if the count is 0. Between the two
-// another rank may open the file for its next world. So each process that has made a world there holds a store of the
-// file until it exits. They are BoundedStores: giving one up waits a second at most for a file that is locked.
-class HeldStores {
- public:
-  // Never destroyed: other threads may go on while the process exits.
-  static HeldStores& instance() {
-    static auto* held = new HeldStores;
-    return *held;
-  }
-
-  void hold_until_exit(const StoreFile& file, c10::intrusive_ptr<BoundedStore> store) {
-    std::lock_guard lock(mutex_);
-    auto& known = until_exit_[file.path()];
-    if (known.inode == file.remembered()) return;
-    // The file was removed and made anew: the destructor of the old one's store would lower the count of the new one.
-    if (known.store) for_good_.push_back(std::move(known.store));
-    known = {file.remembered(), std::move(store)};
-  }
-
-  // This process stays counted in the file after its end.
-  void hold_for_good(c10::intrusive_ptr<BoundedStore> store) {
-    std::lock_guard lock(mutex_);
-    for_good_.push_back(std::move(store));
-  }
-
- private:
-  struct OfFile {
-    uint64_t inode = 0;
-    c10::intrusive_ptr<BoundedStore> store;
-  };
-
-  HeldStores() {
-    add_end_callback(this, [this] {
-      std::map<std::string, OfFile> ending;
-      std::lock_guard lock(mutex_);
-      ending.swap(until_exit_);
-    });
-  }
-
-  std::mutex mutex_;  // of all below
-  std::map<std::string, OfFile> until_exit_;
-  std::vector<c10::intrusive_ptr<BoundedStore>> for_good_;
 };
 
 // How often this rank has come to what `key` names, this time included; equal on all ranks, as all make their worlds in
@@ -212,7 +166,7 @@ World world_from_env(const LaunchOptions& options) {
   // FileStore removes the file with the last process that is there, even if others are still to come. They would wait
   // at a new one for those who failed.
   absl::Cleanup hold_on_failure = [&] {
-    if (file) HeldStores::instance().hold_for_good(store);
+    if (file) hold_store_for_good(store);
   };
   const int64_t nth = count_visit(*store, key, place.rank, place.world_size, place.store, file != nullptr);
   const bool serves = file == nullptr && place.rank == 0 && !place.store_exists;
@@ -221,7 +175,7 @@ World world_from_env(const LaunchOptions& options) {
       make_world(std::make_shared<Job>(std::move(own), place.rank, place.world_size, place.timeout), choice, {});
   if (file) {
     file->remember();
-    HeldStores::instance().hold_until_exit(*file, store);
+    hold_store_until_exit(*file, store);
   }
   std::move(hold_on_failure).Cancel();
   return world;

@@ -40,8 +40,14 @@ _unity_unit = rule(
     attrs = {"srcs": attr.label_list(allow_files = [".cc"])},
 )
 
-def unity(name, srcs, testonly = False):
+def unity(name, srcs, testonly = False, visibility = None):
     """Makes the units of `srcs`.
+
+    Args:
+      name: of whatever they make up.
+      srcs: sources, no headers.
+      testonly: as in every rule.
+      visibility: of what the units include, for targets of other packages.
 
     Returns:
       What a target has of them: `srcs`, the units or with --define=unity=off each source, and `deps`, what the units include.
@@ -49,7 +55,7 @@ def unity(name, srcs, testonly = False):
     units = _units(name, srcs)
     for unit, members in units:
         _unity_unit(name = unit, testonly = testonly, srcs = members)
-    cc_library(name = name + "_sources", testonly = testonly, textual_hdrs = srcs)
+    cc_library(name = name + "_sources", testonly = testonly, textual_hdrs = srcs, visibility = visibility)
     return struct(
         srcs = select({
             "//tools:unity_off": srcs,
