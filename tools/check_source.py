@@ -4,6 +4,8 @@
   direction   a folder includes those before it alone (LAYERS), and nobody includes another folder's internal/; PROGRAMS
               include public headers alone. Tests may include anything.
   cycles      within a folder, no file includes in a circle (x.h and x.cc count as one)
+  names       types and constants of anonymous namespaces have other names in each .cc of a folder, which are compiled
+              together (unity.bzl)
   root        no more than MAX_FOLDERS folders at the top
   --format    clang-format-14 would change nothing; skipped, saying so, where that is not installed
 
@@ -25,6 +27,8 @@ PROGRAMS = ["benchmarks", "examples", "tools"]
 UMBRELLA = "dtensor/dtensor.h"
 MAX_FOLDERS = 18
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+ANONYMOUS = re.compile(r"^namespace \{$(.*?)^\}  // namespace$", re.M | re.S)
+NAME = re.compile(r"^(?:(?:struct|class|union|enum(?: class)?) (\w+)|(?:static |constexpr |const )[^=;(]*?\b(k[A-Z]\w*))", re.M)
 CLANG_FORMAT = "clang-format-14"
 
 
@@ -101,6 +105,17 @@ def cycle_faults(includes):
     return faults
 
 
+def name_faults(root, paths):
+    where = collections.defaultdict(list)
+    for path in paths:
+        if path.endswith(".cc"):
+            inside = "\n".join(ANONYMOUS.findall(read(root, path)))
+            for name in {kind or constant for kind, constant in NAME.findall(inside)}:
+                where[os.path.dirname(path), name].append(path)
+    return [f"{' and '.join(found)}: both have a {name} in an anonymous namespace, and are compiled together; rename one"
+            for (_, name), found in sorted(where.items()) if len(found) > 1]
+
+
 def root_faults(root):
     folders = sorted(d for d in os.listdir(root) if os.path.isdir(os.path.join(root, d)) and not d.startswith(".") and
                      not d.startswith("bazel-"))
@@ -127,7 +142,7 @@ def main(arguments):
     roots = [a for a in arguments if not a.startswith("--")]
     root = os.path.realpath(roots[0] if roots else os.path.join(os.path.dirname(os.path.realpath(__file__)), ".."))
     includes = {path: INCLUDE.findall(read(root, path)) for path in sources(root, LAYERS + PROGRAMS)}
-    faults = direction_faults(includes) + cycle_faults(includes) + root_faults(root)
+    faults = direction_faults(includes) + cycle_faults(includes) + name_faults(root, sources(root, LAYERS)) + root_faults(root)
     if formats:
         faults += format_faults(root, list(sources(root, LAYERS + PROGRAMS + ["tests"])))
     print("\n".join(faults) if faults else f"{len(includes)} files of {len(LAYERS + PROGRAMS)} folders: no fault")

@@ -29,7 +29,7 @@ def dtensor_layer(name, header_deps = [], deps = [], exclude = [], sees_tensors 
     cc_library(
         name = name,
         srcs = units.srcs,
-        copts = precompiled("library") if sees_tensors else [],
+        copts = units.copts + (precompiled("library") if sees_tensors else []),
         linkstatic = True,
         visibility = visibility,
         deps = units.deps + [":headers"] + deps + (["//tools/precompiled:library"] if sees_tensors else []),

@@ -50,7 +50,8 @@ def unity(name, srcs, testonly = False, visibility = None):
       visibility: of what the units include, for targets of other packages.
 
     Returns:
-      What a target has of them: `srcs`, the units or with --define=unity=off each source, and `deps`, what the units include.
+      What a target has of them: `srcs`, the units or with --define=unity=off each source; `deps`, what the units include; and
+      `copts`.
     """
     units = _units(name, srcs)
     for unit, members in units:
@@ -62,4 +63,5 @@ def unity(name, srcs, testonly = False, visibility = None):
             "//conditions:default": [":" + unit for unit, _ in units],
         }),
         deps = [":%s_sources" % name],
+        copts = ["-fmacro-prefix-map=./="],  # __FILE__ is ops/x.cc, not ./ops/x.cc
     )

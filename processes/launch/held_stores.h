@@ -1,8 +1,8 @@
 // The stores of files that this process holds besides those of its worlds. Internal.
 //
-// c10d's FileStore lowers a count in the file when it is destroyed, and then removes the file if the count is 0. Between
-// the two another rank may open the file for its next world. So each process that has made a world there holds a store of
-// the file until it exits.
+// c10d's FileStore lowers a count in the file when it is destroyed, and then removes the file if the count is 0.
+// Between the two another rank may open the file for its next world. So each process that has made a world there holds
+// a store of the file until it exits.
 #pragma once
 
 #include "processes/job/bounded_store.h"

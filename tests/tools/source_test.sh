@@ -31,6 +31,13 @@ plant mesh/mesh.h '#include "mesh/world.h"'
 says "include one another in a circle: mesh/mesh, mesh/world"
 plant mesh/world.cc '#include "dtensor/dtensor.h"'
 says "includes dtensor/dtensor.h, which is for programs"
+plant mesh/mesh.h '#pragma once'
+plant mesh/world.cc 'namespace {' 'struct Call {};' 'constexpr int64_t kMost = 3;' '}  // namespace'
+plant mesh/mesh.cc 'namespace {' 'constexpr double kMost = 3;' '}  // namespace'
+says "mesh/mesh.cc and mesh/world.cc: both have a kMost in an anonymous namespace"
+plant mesh/mesh.cc 'namespace {' 'struct Call {' '}  // namespace'
+says "mesh/mesh.cc and mesh/world.cc: both have a Call in an anonymous namespace"
+plant mesh/mesh.cc 'namespace {' 'struct Plan {' '}  // namespace'
 plant mesh/world.cc ''
 for n in $(seq 18); do mkdir -p "$tree/folder$n"; done
 says "20 folders at the root"
