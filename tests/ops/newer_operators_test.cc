@@ -31,7 +31,7 @@ Tensors call(const char* op, Stack stack) {
   return results;
 }
 
-at::Tensor positive(const at::Tensor& a) { return a.matmul(a.mT()) + 1; }
+at::Tensor positive_definite(const at::Tensor& a) { return a.matmul(a.mT()) + 1; }
 
 }  // namespace
 
@@ -42,7 +42,7 @@ TEST_CASE("newer operators: polar decomposition and square root of matrices", "[
   }
   if (has("aten::linalg_matrix_sqrth")) {
     check_op({"linalg_matrix_sqrth",
-              [](auto& t) { return call("aten::linalg_matrix_sqrth", {positive(t[0])}); },
+              [](auto& t) { return call("aten::linalg_matrix_sqrth", {positive_definite(t[0])}); },
               {{3, 4, 4}}});
   }
 }
