@@ -9,7 +9,7 @@
 namespace dtensor::benchmarks {
 namespace {
 
-constexpr int64_t kLayers = 2, kDegree = 8;
+constexpr int64_t kGraphLayers = 2, kDegree = 8;
 
 int64_t nodes_of(const DeviceMesh& mesh, int64_t scale) { return 128 * scale * mesh.size(); }
 
@@ -40,12 +40,12 @@ Pattern graph_of_edges(const DeviceMesh& mesh, int64_t scale) {
   const auto ends = zeros({nodes * kDegree}, mesh, {Shard(0)}, {.dtype = torch::kLong});
   const auto bytes = static_cast<double>(nodes * width * 4);
   // An edge may be with neither of its nodes: what is read is gathered, what is added goes to its rows.
-  const Traffic through = kLayers * (all_gather(bytes, n) + reduce_scatter(bytes, n));
+  const Traffic through = kGraphLayers * (all_gather(bytes, n) + reduce_scatter(bytes, n));
   return training(
       mesh,
       [=]() mutable {
         auto h = x;
-        for (int64_t i = 0; i < kLayers; ++i) h = model->along_edges(h, ends, ends);
+        for (int64_t i = 0; i < kGraphLayers; ++i) h = model->along_edges(h, ends, ends);
         return h.square().mean();
       },
       through + all_reduce(4, n), through + gradients(*model, n));
@@ -62,10 +62,11 @@ Pattern graph_of_neighbours(const DeviceMesh& mesh, int64_t scale) {
       mesh,
       [=]() mutable {
         auto h = x;
-        for (int64_t i = 0; i < kLayers; ++i) h = model->from_neighbours(h, neighbours);
+        for (int64_t i = 0; i < kGraphLayers; ++i) h = model->from_neighbours(h, neighbours);
         return h.square().mean();
       },
-      kLayers * all_gather(bytes, n) + all_reduce(4, n), kLayers * reduce_scatter(bytes, n) + gradients(*model, n));
+      kGraphLayers * all_gather(bytes, n) + all_reduce(4, n),
+      kGraphLayers * reduce_scatter(bytes, n) + gradients(*model, n));
 }
 
 }  // namespace dtensor::benchmarks

@@ -19,8 +19,6 @@ using testing::Child;
 using testing::read_file;
 using testing::TempFolder;
 
-void put(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
-
 // Some bytes changed, cut out, doubled, or taken from another file.
 std::string mutated(std::string s, const std::string& other, std::mt19937& random) {
   const auto below = [&](size_t n) { return n == 0 ? 0 : random() % n; };
@@ -96,7 +94,7 @@ TEST_CASE("child: mutations", "[.child]") {
   };
   for (int i = 0; i < 2000; ++i) {
     const std::string& original = files[i % files.size()];
-    put(path, mutated(original, files[random() % files.size()], random));
+    std::ofstream(path, std::ios::binary) << mutated(original, files[random() % files.size()], random);
     try_out([&] {
       for (const auto& [name, t] : load_tensors(path)) {
         if (t.numel() < 1'000'000) t.to(torch::kDouble).abs().sum().item<double>();  // reads all of it

@@ -27,11 +27,6 @@ using torch::Tensor;
 
 const char* const kIndex = "model.safetensors.index.json";
 
-const DeviceMesh& mesh() {
-  static const DeviceMesh m(World::local(4), {2, 2}, {"dp", "tp"});
-  return m;
-}
-
 bool exists(const std::string& path) { return std::ifstream(path).good(); }
 
 // Three files: a and b (8 bytes each), big (40), c and none (8 and 0).
@@ -247,7 +242,8 @@ TEST_CASE("hugging_face: modules keep their layouts and take their parts without
     return model;
   };
   auto model = make(), other = make();
-  distribute_module(*other, mesh(), [](const std::string& name, nn::Module& part, const DeviceMesh& mesh) {
+  const DeviceMesh grid(World::local(4), {2, 2}, {"dp", "tp"});
+  distribute_module(*other, grid, [](const std::string& name, nn::Module& part, const DeviceMesh& mesh) {
     if (name == "1") shard_parameter(part, "weight", mesh, {Shard(1), Shard(0)});
   });
   const Tensor weight = other->named_parameters()["1.weight"];

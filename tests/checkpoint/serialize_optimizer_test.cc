@@ -13,7 +13,7 @@ namespace {
 
 using testing::TempFolder;
 
-const DeviceMesh& mesh() {
+const DeviceMesh& two_ranks() {
   static const DeviceMesh m(World::local(2), {2}, {"x"});
   return m;
 }
@@ -23,8 +23,8 @@ std::vector<torch::optim::OptimizerParamGroup> parameter_groups(int n, int strid
   std::vector<torch::Tensor> parameters(n);
   for (int i = 0; i < n; ++i) {
     const int place = (i * stride) % n;
-    parameters[place] = full({2 * (place + 1)}, 1.0, mesh(), {Shard(0)}).requires_grad_();
-    parameters[place].mutable_grad() = full({2 * (place + 1)}, place + 1.0, mesh(), {Shard(0)});
+    parameters[place] = full({2 * (place + 1)}, 1.0, two_ranks(), {Shard(0)}).requires_grad_();
+    parameters[place].mutable_grad() = full({2 * (place + 1)}, place + 1.0, two_ranks(), {Shard(0)});
   }
   const auto middle = parameters.begin() + n / 2;
   return {{{parameters.begin(), middle}}, {{middle, parameters.end()}}};

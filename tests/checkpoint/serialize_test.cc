@@ -25,7 +25,7 @@ namespace {
 namespace nn = torch::nn;
 using torch::Tensor;
 
-const DeviceMesh& mesh() {
+const DeviceMesh& grid() {
   static const DeviceMesh m(World::local(4), {2, 2}, {"dp", "tp"});
   return m;
 }
@@ -63,7 +63,7 @@ nn::Sequential make_model() {
 }
 
 void distribute(nn::Module& m) {
-  distribute_module(m, mesh(), [](const std::string& name, nn::Module& part, const DeviceMesh& mesh) {
+  distribute_module(m, grid(), [](const std::string& name, nn::Module& part, const DeviceMesh& mesh) {
     if (name == "0") shard_parameter(part, "weight", mesh, {Shard(1), Shard(0)});
   });
 }
@@ -113,19 +113,19 @@ TEST_CASE("serialize: a module that we saved, read by plain torch, and the other
 TEST_CASE("serialize: a single tensor") {
   const Folder folder;
   const Tensor value = torch::randn({5, 3});
-  save(distribute_tensor(value, mesh(), {Shard(0), Shard(1)}), folder / "t.pt");
+  save(distribute_tensor(value, grid(), {Shard(0), Shard(1)}), folder / "t.pt");
   Tensor plain;
   torch::load(plain, folder / "t.pt");
   CHECK(torch::equal(plain, value));
-  Tensor fresh, mine = zeros({5, 3}, mesh(), {Shard(1), Replicate()}, {.dtype = torch::kDouble});
+  Tensor fresh, mine = zeros({5, 3}, grid(), {Shard(1), Replicate()}, {.dtype = torch::kDouble});
   load(fresh, folder / "t.pt");
   CHECK(torch::equal(fresh, value));
   load(mine, folder / "t.pt");
   CHECK(torch::equal(full_tensor(mine), value.to(torch::kDouble)));
   CHECK(DTensor(mine).placements() == Placements{Shard(1), Replicate()});
-  Tensor small = zeros({5, 2}, mesh());
+  Tensor small = zeros({5, 2}, grid());
   CHECK_THROWS_WITH(load(small, folder / "t.pt"), Catch::Contains("[5, 2]") && Catch::Contains("[5, 3]"));
-  save(full({4}, 3.0, mesh(), {Partial(), Replicate()}), folder / "p.pt");
+  save(full({4}, 3.0, grid(), {Partial(), Replicate()}), folder / "p.pt");
   Tensor sum;
   load(sum, folder / "p.pt");
   CHECK(torch::equal(sum, torch::full({4}, 3.0)));
@@ -163,7 +163,7 @@ TEST_CASE("serialize: named tensors, in the format of Python's torch.save") {
 TEST_CASE("serialize: what Python wrote") {
   const Folder folder;
   nn::Linear linear(3, 2);
-  distribute_module(*linear, mesh(), [](const std::string&, nn::Module& m, const DeviceMesh& mesh) {
+  distribute_module(*linear, grid(), [](const std::string&, nn::Module& m, const DeviceMesh& mesh) {
     shard_parameter(m, "weight", mesh, {Replicate(), Shard(1)});
   });
   load(*linear, folder.write("sd.pt", decoded(kStateDict)));
@@ -243,10 +243,10 @@ TEST_CASE("serialize: a module with its own save and load") {
   };
   const Folder folder;
   const auto a = std::make_shared<CountingImpl>(), b = std::make_shared<CountingImpl>();
-  distribute_module(*a, mesh());
-  distribute_module(*b, mesh());
+  distribute_module(*a, grid());
+  distribute_module(*b, grid());
   a->steps = 17;
-  MeshScope inside(mesh());  // must not matter
+  MeshScope inside(grid());  // must not matter
   save(*a, folder / "m.pt");
   load(*b, folder / "m.pt");
   CHECK(b->steps == 17);
@@ -268,12 +268,12 @@ TEST_CASE("serialize: optimizers, and training goes on as if nothing had happene
        }}};
   const auto step = [](nn::Linear& m, torch::optim::Optimizer& o) {
     o.zero_grad();
-    m(distribute_tensor(torch::ones({4, 5}), mesh(), {Shard(0), Replicate()})).pow(2).sum().backward();
+    m(distribute_tensor(torch::ones({4, 5}), grid(), {Shard(0), Replicate()})).pow(2).sum().backward();
     o.step();
   };
   const auto make_linear = [] {
     nn::Linear m(5, 3);
-    distribute_module(*m, mesh(), [](const std::string&, nn::Module& part, const DeviceMesh& mesh) {
+    distribute_module(*m, grid(), [](const std::string&, nn::Module& part, const DeviceMesh& mesh) {
       shard_parameter(part, "weight", mesh, {Replicate(), Shard(0)});
     });
     return m;

@@ -23,7 +23,7 @@ using testing::read_file;
 using testing::TempFolder;
 using testing::torch_zip;
 
-void put(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+void write_bytes(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 std::string little_endian(uint64_t v, int bytes) {
   std::string s;
@@ -52,7 +52,7 @@ std::string error_of(const std::string& pickle, bool archive = false) {
   const TempFolder folder;
   std::vector<testing::ZipRecord> records{{"data.pkl", "\x80\x02" + pickle + "."}, {"data/0", std::string(16, '\0')}};
   if (archive) records.push_back({"constants.pkl", "\x80\x02)."});
-  put(folder / "f.pt", torch_zip(records));
+  write_bytes(folder / "f.pt", torch_zip(records));
   const auto start = std::chrono::steady_clock::now();
   const std::string error = error_text([&] { load_tensors(folder / "f.pt"); });
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
@@ -122,9 +122,9 @@ TEST_CASE("torch_file: code in an archive does not run") {
   const TempFolder folder;
   // torch::jit::load would run it.
   const std::string path = folder / "evil.pt";
-  put(path, script_archive("def __getstate__(self):\n  return (self.w, 1)\n"
-                           "def __setstate__(self, state: Tuple[Tensor, int]):\n"
-                           "  assert False, 'code of the file runs'\n  self.w = state[0]\n"));
+  write_bytes(path, script_archive("def __getstate__(self):\n  return (self.w, 1)\n"
+                                   "def __setstate__(self, state: Tuple[Tensor, int]):\n"
+                                   "  assert False, 'code of the file runs'\n  self.w = state[0]\n"));
   CHECK_THAT(error_text([&] { torch::jit::load(path); }), Catch::Contains("code of the file runs"));
   CHECK(torch::equal(load_tensors(path).at("0"), torch::ones({2})));
   auto model = small_model();
@@ -133,7 +133,7 @@ TEST_CASE("torch_file: code in an archive does not run") {
   const auto optimizer = trained_optimizer(model);
   CHECK_THAT(error_text([&] { load(*optimizer, path); }), Catch::Contains("which is not run"));
   // Nor does its forward, which does not stand in the way.
-  put(path, script_archive("def forward(self, x: Tensor) -> Tensor:\n  return x + self.w\n"));
+  write_bytes(path, script_archive("def forward(self, x: Tensor) -> Tensor:\n  return x + self.w\n"));
   CHECK(torch::equal(load_tensors(path).at("w"), torch::ones({2})));
   // Of Python's functions none but those that make tensors.
   CHECK_THAT(error_of("cposix\nsystem\n(" + text("true") + "tR"), Catch::Contains("made by posix.system"));
@@ -206,11 +206,11 @@ TEST_CASE("torch_file: values in themselves, deep ones, and small ones that unfo
              Catch::Contains("two tensors 'a.b'"));
   // In archives an object that is its own attribute.
   const TempFolder folder;
-  put(folder / "m.pt", torch_zip({{"data.pkl",
-                                   "\x80\x02"
-                                   "c__torch__\nM\n)\x81q\x01}" +
-                                       text("a") + "h\x01sb."},
-                                  {"constants.pkl", "\x80\x02)."}}));
+  write_bytes(folder / "m.pt", torch_zip({{"data.pkl",
+                                           "\x80\x02"
+                                           "c__torch__\nM\n)\x81q\x01}" +
+                                               text("a") + "h\x01sb."},
+                                          {"constants.pkl", "\x80\x02)."}}));
   auto model = small_model();
   CHECK_THAT(error_text([&] { load(*model, folder / "m.pt"); }), Catch::Contains("contain") && Catch::Contains("m.pt"));
 }
@@ -233,7 +233,7 @@ TEST_CASE("torch_file: records that are compressed, missing, or overlap") {
   const TempFolder folder;
   const std::string path = folder / "f.pt", dict = "\x80\x02}" + text("a") + tensor(4, 0, {4}, {1}) + "s.";
   const auto error = [&](const std::string& bytes) {
-    put(path, bytes);
+    write_bytes(path, bytes);
     return error_text([&] { load_tensors(path); });
   };
   CHECK(error(torch_zip({{"data.pkl", dict}, {"data/0", std::string(16, 'x')}})).empty());

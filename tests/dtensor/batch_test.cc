@@ -19,9 +19,9 @@ namespace {
 using Catch::Contains;
 using Kind = RedistributeStep::Kind;
 
-const CommCause kCause{"test", "", "", false};
+const CommCause kBatchCause{"test", "", "", false};
 
-SpecPtr spec_of(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes,
+SpecPtr spec_on(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes,
                 at::ScalarType dtype = at::kDouble) {
   return Spec::get(mesh, placements, absl::MakeConstSpan(sizes.data(), sizes.size()), dtype);
 }
@@ -55,7 +55,7 @@ std::shared_ptr<const RedistributePlan> made_of(const DeviceMesh& mesh,
 
 TEST_CASE("steps along the same dims meet", "[batch]") {
   const DeviceMesh mesh(World::local(6), {2, 3}, {"dp", "tp"}), other(mesh.world(), {3, 2});
-  const auto s = [&](const DeviceMesh& on, const Placements& p) { return spec_of(on, p, {12, 18}); };
+  const auto s = [&](const DeviceMesh& on, const Placements& p) { return spec_on(on, p, {12, 18}); };
   const auto rounds = [](const std::vector<Redistribution>& wanted) { return rounds_of(plan_many(wanted)); };
   const Placements rr = {Replicate(), Replicate()};
 
@@ -100,7 +100,7 @@ TEST_CASE("plans wait for each other, but not for ever", "[batch]") {
 
 TEST_CASE("a round costs what its steps cost, with one latency", "[batch]") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"tp"});
-  const SpecPtr a = spec_of(mesh, {Shard(0)}, {64, 64}), b = spec_of(mesh, {Shard(0)}, {128, 64}, at::kFloat);
+  const SpecPtr a = spec_on(mesh, {Shard(0)}, {64, 64}), b = spec_on(mesh, {Shard(0)}, {128, 64}, at::kFloat);
   const auto gathers = plan_many(std::vector<Redistribution>{{a, {Replicate()}}, {b, {Replicate()}}});
   const auto& first = *gathers.plans[0];
   const auto& second = *gathers.plans[1];
@@ -116,8 +116,8 @@ TEST_CASE("a round costs what its steps cost, with one latency", "[batch]") {
 
   // A mesh dim after the other: while one is gathered, the other waits or is done.
   const DeviceMesh two(World::abstract(4), {2, 2});
-  const SpecPtr c = spec_of(two, {Shard(0), Replicate()}, {64, 64}),
-                d = spec_of(two, {Replicate(), Shard(0)}, {64, 64});
+  const SpecPtr c = spec_on(two, {Shard(0), Replicate()}, {64, 64}),
+                d = spec_on(two, {Replicate(), Shard(0)}, {64, 64});
   const auto separate =
       plan_many(std::vector<Redistribution>{{c, {Replicate(), Replicate()}}, {d, {Replicate(), Replicate()}}});
   REQUIRE(separate.num_collectives() == 2);
@@ -158,7 +158,7 @@ struct Batch {
       const std::vector<int64_t> sizes =
           even ? std::vector<int64_t>{12, 24} : std::vector<int64_t>{1 + draw(9), draw(9)};
       full.push_back(numbers(sizes, draw(2) == 0 ? at::kDouble : at::kLong));
-      wanted.push_back({spec_of(mesh, from, sizes, full.back().scalar_type()), to});
+      wanted.push_back({spec_on(mesh, from, sizes, full.back().scalar_type()), to});
       locals.push_back(locals_of(full.back(), mesh, from));
       for (at::Tensor& t : locals.back()) t = t.to(full.back().scalar_type()).clone();
     }
@@ -179,7 +179,7 @@ TEST_CASE("a batch has the values of its tensors one by one, in the planned roun
     std::vector<RankTensors> out;
     {
       ScopeGuard guard([&](Scope& scope) { scope.listeners.push_back(&log); });
-      out = run_plans(plan, batch.locals, kCause);
+      out = run_plans(plan, batch.locals, kBatchCause);
     }
     REQUIRE(static_cast<int64_t>(log.events.size()) == plan.num_collectives());
     for (size_t r = 0; r < log.events.size(); ++r) {
@@ -192,7 +192,7 @@ TEST_CASE("a batch has the values of its tensors one by one, in the planned roun
     REQUIRE(out.size() == batch.full.size());
     for (size_t i = 0; i < out.size(); ++i) {
       saved += plan.plans[i]->num_collectives();
-      const RankTensors alone = run_plan(*plan.plans[i], batch.locals[i], kCause);
+      const RankTensors alone = run_plan(*plan.plans[i], batch.locals[i], kBatchCause);
       REQUIRE(out[i].size() == alone.size());
       for (size_t rank = 0; rank < alone.size(); ++rank) {
         CHECK(at::equal(out[i][rank], alone[rank]));
@@ -209,14 +209,14 @@ TEST_CASE("what arrives is what was planned where all parts are even", "[batch]"
   const DeviceMesh mesh(World::local(4), {2, 2});
   std::mt19937 random(29);
   for (int k = 0; k < 20; ++k) {
-    const SpecPtr from = spec_of(mesh, {Shard(0), Replicate()}, {8, 8});
+    const SpecPtr from = spec_on(mesh, {Shard(0), Replicate()}, {8, 8});
     const BatchPlan plan =
         plan_many(std::vector<Redistribution>{{from, {Shard(1), Replicate()}}, {from, {Replicate(), Replicate()}}});
     EventLog log;
     {
       ScopeGuard guard([&](Scope& scope) { scope.listeners.push_back(&log); });
       const RankTensors locals = locals_of(numbers({8, 8}), mesh, from->placements());
-      run_plans(plan, {locals, locals}, kCause);
+      run_plans(plan, {locals, locals}, kBatchCause);
     }
     REQUIRE(log.events.size() == 1);
     CHECK(log.events[0].collective == Collective::kAllToAll);
@@ -231,11 +231,11 @@ TEST_CASE("transfers between the same two meshes are one", "[batch]") {
   const DeviceMesh a(world, {3}, {}, {1, 4, 0}), b(world, {2}, {}, {2, 4});
   const at::Tensor x = numbers({6, 2}), y = numbers({5}, at::kLong);
   const auto plan = [&](const at::Tensor& t) {
-    return cached_plan(spec_of(a, {Shard(0)}, t.sizes(), t.scalar_type()), b, {Shard(0)});
+    return cached_plan(spec_on(a, {Shard(0)}, t.sizes(), t.scalar_type()), b, {Shard(0)});
   };
   const BatchPlan batch = batch_plans({plan(x), plan(y)});
   CHECK(rounds_of(batch) == "all_to_all 0.0 1.0");
-  const auto out = run_plans(batch, {locals_of(x, a, {Shard(0)}), locals_of(y, a, {Shard(0)})}, kCause);
+  const auto out = run_plans(batch, {locals_of(x, a, {Shard(0)}), locals_of(y, a, {Shard(0)})}, kBatchCause);
   for (size_t i = 0; i < 2; ++i) {
     const RankTensors expected = locals_of(i == 0 ? x : y, b, {Shard(0)});
     REQUIRE(out[i].size() == 2);
@@ -255,19 +255,19 @@ TEST_CASE("a batch counts into the peak what of it is alive at once", "[batch]")
     MemoryMeter& memory = mesh.world().memory();
     const MemoryHold hold(memory, inputs);
     memory.reset_peak();
-    run_plans(plan, batch.locals, kCause);
+    run_plans(plan, batch.locals, kBatchCause);
     CAPTURE(plan.explain());
     CHECK(memory.live_bytes() == inputs);
     CHECK(memory.peak_bytes() >= plan.peak_bytes);
     CHECK(memory.peak_bytes() <= plan.peak_bytes + inputs);
   }
   // All gathered in one step: inputs and outputs, no more.
-  const SpecPtr from = spec_of(mesh, {Shard(0), Replicate()}, {8, 8});
+  const SpecPtr from = spec_on(mesh, {Shard(0), Replicate()}, {8, 8});
   const BatchPlan plan = plan_many(std::vector<Redistribution>(3, {from, {Replicate(), Replicate()}}));
   const RankTensors locals = locals_of(numbers({8, 8}), mesh, from->placements());
   const MemoryHold hold(mesh.world().memory(), 3 * from->max_local_bytes());
   mesh.world().memory().reset_peak();
-  run_plans(plan, {locals, locals, locals}, kCause);
+  run_plans(plan, {locals, locals, locals}, kBatchCause);
   CHECK(mesh.world().memory().peak_bytes() == plan.peak_bytes);
   CHECK(plan.peak_bytes == 3 * (256 + 512));
 }
@@ -275,11 +275,11 @@ TEST_CASE("a batch counts into the peak what of it is alive at once", "[batch]")
 TEST_CASE("a batch where nobody has data reports the same", "[batch]") {
   const auto events = [](const World& world, const RankTensors& locals) {
     const DeviceMesh mesh(world, {4}, {"tp"});
-    const SpecPtr from = spec_of(mesh, {Shard(0)}, {8, 4});
+    const SpecPtr from = spec_on(mesh, {Shard(0)}, {8, 4});
     const auto plan = plan_many(std::vector<Redistribution>{{from, {Shard(1)}}, {from, {Replicate()}}});
     EventLog log;
     ScopeGuard guard([&](Scope& scope) { scope.listeners.push_back(&log); });
-    const auto out = run_plans(plan, {locals, locals}, kCause);
+    const auto out = run_plans(plan, {locals, locals}, kBatchCause);
     for (const auto& of_tensor : out) CHECK(of_tensor.size() == mesh.local_ranks().size());
     return log;
   };
@@ -294,11 +294,13 @@ TEST_CASE("a batch where nobody has data reports the same", "[batch]") {
 
 TEST_CASE("errors of a batch", "[batch]") {
   const DeviceMesh mesh(World::local(2), {2});
-  const SpecPtr from = spec_of(mesh, {Shard(0)}, {4});
+  const SpecPtr from = spec_on(mesh, {Shard(0)}, {4});
   const auto plan = plan_many(std::vector<Redistribution>{{from, {Replicate()}}, {from, {Replicate()}}});
   const at::Tensor two = numbers({2});
-  CHECK_THROWS_WITH(run_plans(plan, {{two, two}}, kCause), Contains("the local tensors of 1 tensor(s) for 2 plan(s)"));
-  CHECK_THROWS_WITH(run_plans(plan, {{two, two}, {two}}, kCause), Contains("1 local tensor(s) for 2 owned rank(s)"));
+  CHECK_THROWS_WITH(run_plans(plan, {{two, two}}, kBatchCause),
+                    Contains("the local tensors of 1 tensor(s) for 2 plan(s)"));
+  CHECK_THROWS_WITH(run_plans(plan, {{two, two}, {two}}, kBatchCause),
+                    Contains("1 local tensor(s) for 2 owned rank(s)"));
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ namespace {
 
 using Catch::Contains;
 
-const CommCause kCause{"aten::mm", "mat2", "layers.0", true};
+const CommCause kTransferCause{"aten::mm", "mat2", "layers.0", true};
 
 TensorMeta meta_of_sizes(at::IntArrayRef sizes, at::ScalarType dtype = at::kDouble) {
   const Shape shape(sizes.begin(), sizes.end());
@@ -53,7 +53,7 @@ RankPieces pieces_of(const at::Tensor& full, const Layout& layout, bool addends)
 EventLog run_logged(const RedistributePlan& plan, RankPieces& pieces) {
   EventLog log;
   ScopeGuard guard([&](Scope& scope) { scope.listeners.push_back(&log); });
-  pieces = run_transfer(plan, std::move(pieces), kCause);
+  pieces = run_transfer(plan, std::move(pieces), kTransferCause);
   return log;
 }
 
@@ -210,7 +210,7 @@ TEST_CASE("locals come in the order of each mesh", "[executor]") {
   const DeviceMesh a(world, {2}, {}, {3, 1}), b(world, {3}, {}, {1, 2, 0});
   const at::Tensor full = numbers({6});
   const auto plan = plan_transfer(meta_of_sizes({6}), Layout(a, {Shard(0)}), Layout(b, {Shard(0)}));
-  const RankTensors out = run_plan(plan, locals_of(full, a, {Shard(0)}), kCause);
+  const RankTensors out = run_plan(plan, locals_of(full, a, {Shard(0)}), kTransferCause);
   const RankTensors expected = locals_of(full, b, {Shard(0)});
   REQUIRE(out.size() == 3);
   for (size_t i = 0; i < 3; ++i) CHECK(at::equal(out[i], expected[i]));
@@ -223,7 +223,7 @@ TEST_CASE("parts that only have another name are the very same tensors", "[execu
   const RankTensors locals = locals_of(full, a, {Shard(0)});
   const auto plan = plan_transfer(meta_of_sizes({8}), Layout(a, {Shard(0)}), Layout(b, {Shard(0), Shard(0)}));
   REQUIRE(plan.steps.empty());
-  const RankTensors same = run_plan(plan, locals, kCause);
+  const RankTensors same = run_plan(plan, locals, kTransferCause);
   for (size_t i = 0; i < 4; ++i) CHECK(same[i].is_same(locals[i]));
 }
 
@@ -275,10 +275,11 @@ TEST_CASE("a rank without a place passes nothing", "[executor]") {
   const DeviceMesh a(world, {2}), b(world, {1}, {}, {2});
   const auto plan = plan_transfer(meta_of_sizes({4}), Layout(a, {Shard(0)}), Layout(b, {Replicate()}));
   const at::Tensor two = numbers({2});
-  CHECK_THROWS_WITH(run_transfer(plan, {{two}, {two}, {two}}, kCause),
+  CHECK_THROWS_WITH(run_transfer(plan, {{two}, {two}, {two}}, kTransferCause),
                     Contains("1 tensor(s) of rank 2, which has no place in S(0) @ mesh(dim0=2)"));
-  CHECK_THROWS_WITH(run_transfer(plan, {{two}, {}, {}}, kCause), Contains("rank 1 passes {}, but S(0)"));
-  CHECK_THROWS_WITH(run_transfer(plan, {{two}, {two}}, kCause), Contains("2 local tensor(s) for 3 owned rank(s)"));
+  CHECK_THROWS_WITH(run_transfer(plan, {{two}, {}, {}}, kTransferCause), Contains("rank 1 passes {}, but S(0)"));
+  CHECK_THROWS_WITH(run_transfer(plan, {{two}, {two}}, kTransferCause),
+                    Contains("2 local tensor(s) for 3 owned rank(s)"));
 }
 
 // `plan` with its collectives in so many rounds.
@@ -365,7 +366,7 @@ TEST_CASE("in process a step allocates its outputs and nothing else", "[executor
   }
   for (const RedistributePlan& plan : plans) {
     CAPTURE(plan.to_string());
-    run_transfer(plan, pieces_of(full, plan.from, true), kCause);  // makes the schedule
+    run_transfer(plan, pieces_of(full, plan.from, true), kTransferCause);  // makes the schedule
     // Every rank has as much here, so that four times the plan's bytes are alive: besides the outputs a step's inputs,
     // those of the first step aside, which are the caller's.
     RankPieces locals = pieces_of(full, plan.from, true);
@@ -373,7 +374,7 @@ TEST_CASE("in process a step allocates its outputs and nothing else", "[executor
     for (size_t s = 0; s < plan.steps.size(); ++s) {
       expected = std::max(expected, 4 * plan.steps[s].peak_bytes - (s == 0 ? bytes_of(locals) : 0));
     }
-    CHECK(peak_of([&] { run_transfer(plan, locals, kCause); }) == expected);
+    CHECK(peak_of([&] { run_transfer(plan, locals, kTransferCause); }) == expected);
   }
 }
 
@@ -387,12 +388,12 @@ TEST_CASE("what a step read is let go when the step is done", "[executor]") {
   plan.schedule = make_schedule_slot();
   RankTensors locals = {full.narrow(0, 0, 32).clone(), full.narrow(0, 32, 32).clone()};
   constexpr int64_t kWhole = 64 * 64 * 8;
-  CHECK(peak_of([&] { run_plan(plan, locals, kCause); }) == 2 * kWhole);  // the caller keeps its own, besides
+  CHECK(peak_of([&] { run_plan(plan, locals, kTransferCause); }) == 2 * kWhole);  // the caller keeps its own, besides
 
   RankTensors out;
   const int64_t peak = peak_of([&] {
     RankTensors given_away = {locals[0].clone(), locals[1].clone()};
-    out = run_plan(plan, std::move(given_away), kCause);
+    out = run_plan(plan, std::move(given_away), kTransferCause);
   });
   CHECK(peak == 2 * kWhole);  // of the first step: later ones read what the plan made itself
   CHECK(at::equal(out[1], full.narrow(1, 32, 32)));

@@ -21,12 +21,12 @@ namespace {
 using testing::error_text;
 using torch::Tensor;
 
-const DeviceMesh& mesh() {
+const DeviceMesh& two_ranks() {
   static const DeviceMesh m(World::local(2), {2}, {"tp"});
   return m;
 }
 
-Tensor sharded(const Tensor& t) { return distribute_tensor(t, mesh(), {Shard(0)}); }
+Tensor sharded(const Tensor& t) { return distribute_tensor(t, two_ranks(), {Shard(0)}); }
 
 void check_says_distributed(const std::string& text) {
   INFO(text);
@@ -40,7 +40,7 @@ void check_says_distributed(const std::string& text) {
 
 TEST_CASE("first use: whatever reaches for the data is told that it is distributed") {
   torch::nn::Linear made(3, 4), given(3, 4);
-  distribute_module(*made, mesh());
+  distribute_module(*made, two_ranks());
   given->weight.set_data(sharded(given->weight.detach()));
   const Tensor result = sharded(torch::ones({4, 3})) + 1;
   const Tensor whole_numbers = sharded(torch::ones({4, 3}, torch::kLong)) * 2;
@@ -95,7 +95,7 @@ TEST_CASE("first use: LibTorch's own load into what is distributed") {
       std::string(std::getenv("TEST_TMPDIR") != nullptr ? std::getenv("TEST_TMPDIR") : "/tmp") + "/first_use_load.pt";
   torch::nn::Linear source(3, 4), target(3, 4);
   torch::save(source, path);
-  distribute_module(*target, mesh(), [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
+  distribute_module(*target, two_ranks(), [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
     shard_parameter(m, "weight", on, {Shard(0)});
   });
   const auto check = [&](const auto& call) {
@@ -111,7 +111,7 @@ TEST_CASE("first use: LibTorch's own load into what is distributed") {
   check([&] { target->weight.set_data(torch::ones({4, 3})); });
   check([&] {
     torch::NoGradGuard no_grad;
-    MeshScope inside(mesh());
+    MeshScope inside(two_ranks());
     torch::load(target, path);
   });
   const Tensor one = sharded(torch::zeros({4, 3}));
@@ -134,14 +134,14 @@ TEST_CASE("first use: LibTorch's own load into what is distributed") {
 TEST_CASE("first use: an optimizer from before the module was distributed") {
   const auto step = [](auto& optimizer, torch::nn::Linear& linear) {
     const Tensor w = linear->weight;
-    const Tensor x = is_dtensor(w) ? distribute_tensor(torch::ones({2, 3}), mesh()) : torch::ones({2, 3});
+    const Tensor x = is_dtensor(w) ? distribute_tensor(torch::ones({2, 3}), two_ranks()) : torch::ones({2, 3});
     optimizer.zero_grad();
     linear(x).sum().backward();
     optimizer.step();
   };
   const auto check = [&](auto optimizer, torch::nn::Linear linear, bool steps) {
     if (steps) step(optimizer, linear);
-    distribute_module(*linear, mesh());
+    distribute_module(*linear, two_ranks());
     const std::string text = error_text([&] { step(optimizer, linear); });
     INFO(text);
     CHECK_THAT(text, Catch::Contains("The state of an optimizer"));
@@ -154,13 +154,13 @@ TEST_CASE("first use: an optimizer from before the module was distributed") {
   // Without state there is nothing wrong.
   torch::optim::SGD plain(d->parameters(), 0.1);
   step(plain, d);
-  distribute_module(*d, mesh());
+  distribute_module(*d, two_ranks());
   CHECK(error_text([&] { step(plain, d); }) == "");
 }
 
 TEST_CASE("first use: plain values into distributed parameters") {
   torch::nn::Linear linear(3, 4), source(3, 4);
-  distribute_module(*linear, mesh(), [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
+  distribute_module(*linear, two_ranks(), [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
     shard_parameter(m, "weight", on, {Shard(0)});
   });
   load_state_dict(*linear, state_dict(*source));

@@ -33,7 +33,9 @@ DeviceMesh packing_mesh() {
   return DeviceMesh(world, {4}, {"tp"});
 }
 
-at::Tensor numbers(at::IntArrayRef shape) { return at::arange(c10::multiply_integers(shape), at::kFloat).view(shape); }
+at::Tensor float_numbers(at::IntArrayRef shape) {
+  return at::arange(c10::multiply_integers(shape), at::kFloat).view(shape);
+}
 
 template <typename Call>
 std::string error_of(const Call& call) {
@@ -54,7 +56,7 @@ int64_t smallest_named(const std::string& error) {
 
 TEST_CASE("max_bytes sends in rounds, in the backward, too") {
   const DeviceMesh mesh = packing_mesh();
-  const at::Tensor whole = numbers({64, 64});
+  const at::Tensor whole = float_numbers({64, 64});
   at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)});
   x.set_requires_grad(true);
   const RedistributeOptions limited{.max_bytes = plan_of(x, {Shard(1)}).peak_bytes - 1};
@@ -74,7 +76,7 @@ TEST_CASE("max_bytes sends in rounds, in the backward, too") {
 
 TEST_CASE("the smallest limit that an error names works, and nothing is sent before") {
   const DeviceMesh mesh = packing_mesh();
-  const at::Tensor x = distribute_tensor(numbers({64, 64}), mesh, {Shard(0)});
+  const at::Tensor x = distribute_tensor(float_numbers({64, 64}), mesh, {Shard(0)});
   CommDebugMode comm;
   const std::string error = error_of([&] { redistribute(x, {Shard(1)}, {.max_bytes = 100}); });
   CHECK_THAT(error, Contains("S(0) -> S(1)") && Contains("max_bytes is 100, but no route needs less than "));
@@ -99,18 +101,18 @@ TEST_CASE("a limit holds between meshes, too") {
   cost.packs = true;
   set_cost_model(world, cost);
   const DeviceMesh here(world, {4}, {"a"}), there(world, {2, 2}, {"b", "c"});
-  const at::Tensor x = distribute_tensor(numbers({64, 64}), here, {Shard(0)});
+  const at::Tensor x = distribute_tensor(float_numbers({64, 64}), here, {Shard(0)});
   const std::string error = error_of([&] { redistribute(x, there, {Shard(1), Replicate()}, {.max_bytes = 64}); });
   CHECK_THAT(error, Contains("max_bytes is 64, but no route needs less than "));
   const at::Tensor y = redistribute(x, there, {Shard(1), Replicate()}, {.max_bytes = smallest_named(error)});
-  CHECK(at::equal(full_tensor(y), numbers({64, 64})));
+  CHECK(at::equal(full_tensor(y), float_numbers({64, 64})));
 }
 
 TEST_CASE("what travels together keeps a limit together") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   std::vector<at::Tensor> tensors;
   for (int64_t i = 0; i < 5; ++i) {
-    tensors.push_back(distribute_tensor(numbers({8, 8 + i}), mesh, {Shard(0)}).set_requires_grad(i % 2 == 0));
+    tensors.push_back(distribute_tensor(float_numbers({8, 8 + i}), mesh, {Shard(0)}).set_requires_grad(i % 2 == 0));
   }
   const int64_t largest = plan_of(tensors[4], {Replicate()}).peak_bytes;
   const auto collectives = [&](int64_t max_bytes) {
@@ -120,7 +122,7 @@ TEST_CASE("what travels together keeps a limit together") {
     const int64_t forward = comm.total();
     at::Tensor sum = whole[0].sum();
     for (size_t i = 0; i < tensors.size(); ++i) {
-      CHECK(at::equal(full_tensor(whole[i]), numbers({8, 8 + static_cast<int64_t>(i)})));
+      CHECK(at::equal(full_tensor(whole[i]), float_numbers({8, 8 + static_cast<int64_t>(i)})));
       if (i > 0) sum = sum + whole[i].sum();
     }
     sum.backward();
@@ -137,9 +139,9 @@ TEST_CASE("what travels together keeps a limit together") {
 
 TEST_CASE("a scope limits what the engine inserts, and decisions made outside do not count inside") {
   const DeviceMesh mesh = packing_mesh();
-  const at::Tensor a = distribute_tensor(numbers({64, 64}), mesh, {Shard(0)});
-  const at::Tensor b = distribute_tensor(numbers({64, 64}), mesh, {Shard(1)});
-  const at::Tensor expected = numbers({64, 64}) * 2;
+  const at::Tensor a = distribute_tensor(float_numbers({64, 64}), mesh, {Shard(0)});
+  const at::Tensor b = distribute_tensor(float_numbers({64, 64}), mesh, {Shard(1)});
+  const at::Tensor expected = float_numbers({64, 64}) * 2;
   const auto collectives = [&] {
     b.mul_(1);  // else it is known how it lies as `a` does
     CommDebugMode comm;
@@ -169,21 +171,22 @@ TEST_CASE("a scope limits what the engine inserts, and decisions made outside do
 
 TEST_CASE("a limit that an operator's error names works for all its arguments") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
-  const at::Tensor little = redistribute(distribute_tensor(numbers({1, 64}), mesh, {Replicate()}), {Partial()});
-  const at::Tensor much = redistribute(distribute_tensor(numbers({64, 64}), mesh, {Replicate()}), {Partial()});
+  const at::Tensor little = redistribute(distribute_tensor(float_numbers({1, 64}), mesh, {Replicate()}), {Partial()});
+  const at::Tensor much = redistribute(distribute_tensor(float_numbers({64, 64}), mesh, {Replicate()}), {Partial()});
   const std::string error = [&] {
     RedistributeMemoryLimit limit(100);
     return error_of([&] { at::maximum(little, much); });
   }();
   CHECK_THAT(error, Contains("aten::maximum: argument 'other' has to go from P(sum) to"));
   RedistributeMemoryLimit enough(smallest_named(error));
-  CHECK(at::equal(full_tensor(at::maximum(little, much)), at::maximum(numbers({1, 64}), numbers({64, 64}))));
+  CHECK(
+      at::equal(full_tensor(at::maximum(little, much)), at::maximum(float_numbers({1, 64}), float_numbers({64, 64}))));
 }
 
 TEST_CASE("an operation that no strategy brings below a limit says so before anything is sent") {
   const DeviceMesh mesh = packing_mesh();
-  const at::Tensor a = distribute_tensor(numbers({64, 64}), mesh, {Shard(0)});
-  const at::Tensor b = distribute_tensor(numbers({64, 64}), mesh, {Shard(1)});
+  const at::Tensor a = distribute_tensor(float_numbers({64, 64}), mesh, {Shard(0)});
+  const at::Tensor b = distribute_tensor(float_numbers({64, 64}), mesh, {Shard(1)});
   CommDebugMode comm;
   {
     RedistributeMemoryLimit limit(1000);
@@ -197,12 +200,12 @@ TEST_CASE("an operation that no strategy brings below a limit says so before any
     at::Tensor kept = a * 2;  // what moves nothing is as ever
   }
   CHECK(comm.total() == 0);
-  CHECK(at::equal(full_tensor(a + b), numbers({64, 64}) * 2));
+  CHECK(at::equal(full_tensor(a + b), float_numbers({64, 64}) * 2));
 }
 
 TEST_CASE("writing to a copied view under a limit writes, or changes nothing") {
   const DeviceMesh mesh = packing_mesh();
-  const at::Tensor whole = numbers({16, 16});
+  const at::Tensor whole = float_numbers({16, 16});
   at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)});
   at::Tensor rows = x.slice(0, 2, 9);  // its parts had to move
   {

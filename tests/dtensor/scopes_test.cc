@@ -17,7 +17,7 @@
 namespace dtensor {
 namespace {
 
-const DeviceMesh& mesh() {
+const DeviceMesh& four_in_line() {
   static const DeviceMesh m(World::local(4), {4}, {"x"});
   return m;
 }
@@ -27,7 +27,7 @@ const DeviceMesh& mesh() {
 TEST_CASE("scopes: factories inside a MeshScope are replicated on its mesh; the innermost counts") {
   const DeviceMesh other(World::local(2), {2}, {"y"});
   {
-    MeshScope outer(mesh());
+    MeshScope outer(four_in_line());
     const auto positions = at::arange(5);
     REQUIRE(is_dtensor(positions));
     CHECK(DTensor(positions).placements() == Placements{Replicate()});
@@ -36,7 +36,7 @@ TEST_CASE("scopes: factories inside a MeshScope are replicated on its mesh; the 
       MeshScope inner(other);
       CHECK(DTensor(at::zeros({2})).mesh() == other);
     }
-    CHECK(DTensor(at::zeros({2})).mesh() == mesh());
+    CHECK(DTensor(at::zeros({2})).mesh() == four_in_line());
     const auto random = at::rand({16});
     for (int64_t i = 1; i < 4; ++i) CHECK(at::equal(DTensor(random).local(0), DTensor(random).local(i)));
   }
@@ -46,7 +46,7 @@ TEST_CASE("scopes: factories inside a MeshScope are replicated on its mesh; the 
 }
 
 TEST_CASE("scopes: ImplicitReplication lets plain tensors in") {
-  const auto d = ones({4, 2}, mesh(), {Shard(0)});
+  const auto d = ones({4, 2}, four_in_line(), {Shard(0)});
   const auto plain = at::ones({4, 2});
   CHECK_THROWS_WITH(d.add(plain), Catch::Contains("ImplicitReplication") && Catch::Contains("aten::add"));
   {
@@ -69,7 +69,7 @@ TEST_CASE("scopes: module paths nest") {
 
 TEST_CASE("scopes: an exception closes them") {
   try {
-    MeshScope a(mesh());
+    MeshScope a(four_in_line());
     ImplicitReplication b;
     ReplicateUnsupported c;
     DelayGradientReduction d;
@@ -82,9 +82,10 @@ TEST_CASE("scopes: an exception closes them") {
 }
 
 TEST_CASE("scopes: delayed gradients are reduced once, in place of .grad") {
-  const auto w = distribute_tensor(at::arange(6, at::kDouble).view({2, 3}), mesh(), {Replicate()}).requires_grad_();
-  const auto unused = zeros({2}, mesh(), {Replicate()}, {.requires_grad = true});
-  const auto x = distribute_tensor(at::arange(8, at::kDouble).view({4, 2}), mesh(), {Shard(0)});
+  const auto w =
+      distribute_tensor(at::arange(6, at::kDouble).view({2, 3}), four_in_line(), {Replicate()}).requires_grad_();
+  const auto unused = zeros({2}, four_in_line(), {Replicate()}, {.requires_grad = true});
+  const auto x = distribute_tensor(at::arange(8, at::kDouble).view({4, 2}), four_in_line(), {Shard(0)});
   const auto expected = at::arange(8, at::kDouble).view({4, 2}).t().mm(at::ones({4, 3}, at::kDouble)).mul(3);
   CommDebugMode comm;
   {

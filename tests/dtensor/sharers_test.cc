@@ -23,7 +23,7 @@ namespace {
 using torch::Tensor;
 using torch::indexing::Slice;
 
-Placements layout(const Tensor& t) { return spec_of(t)->placements(); }
+Placements layout_of(const Tensor& t) { return spec_of(t)->placements(); }
 
 DeviceMesh mesh_of(int64_t ranks, bool abstract = false) {
   return DeviceMesh(abstract ? World::abstract(ranks) : World::local(ranks), {ranks}, {"tp"});
@@ -33,7 +33,7 @@ bool close(const Tensor& t, const Tensor& plain) {
   return !spec_of(t)->mesh().world().has_data() || torch::equal(full_tensor(t), plain);
 }
 
-Tensor numbers(c10::IntArrayRef sizes) {
+Tensor numbers_from_one(c10::IntArrayRef sizes) {
   int64_t count = 1;
   for (const int64_t n : sizes) count *= n;
   return torch::arange(count, torch::kDouble).view(sizes) + 1;
@@ -49,14 +49,14 @@ TEST_CASE("sharers: a list of results becomes what is written to it", "[dtensor]
   const bool abstract = GENERATE(false, true);
   const int64_t batch = GENERATE(8, 7, 3);  // 3: a rank has nothing
   const DeviceMesh mesh = mesh_of(4, abstract);
-  const Tensor h = numbers({batch, 5}), x = distribute_tensor(h, mesh, {Shard(0)});
+  const Tensor h = numbers_from_one({batch, 5}), x = distribute_tensor(h, mesh, {Shard(0)});
   CommDebugMode comm;
   Tensor out = made(mesh, {3, batch, 5});
   const int64_t before = mesh.world().memory().live_bytes();
   for (int64_t t = 0; t < 3; ++t) out.index_put_({t}, x * (t + 1));
-  CHECK(layout(out) == Placements{Shard(1)});
+  CHECK(layout_of(out) == Placements{Shard(1)});
   CHECK(mesh.world().memory().live_bytes() < before);
-  CHECK(layout(out.sum({0})) == Placements{Shard(0)});
+  CHECK(layout_of(out.sum({0})) == Placements{Shard(0)});
   CHECK(comm.total() == 0);
   CHECK(close(out, torch::stack({h, h * 2, h * 3})));
   CHECK(close(out.sum({0}), h * 6));
@@ -64,7 +64,7 @@ TEST_CASE("sharers: a list of results becomes what is written to it", "[dtensor]
 
 TEST_CASE("sharers: a cache over two mesh dims, and all views of it", "[dtensor][sharers]") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
-  const Tensor keys = numbers({4, 6, 1, 3}), k = distribute_tensor(keys, mesh, {Shard(0), Shard(1)});
+  const Tensor keys = numbers_from_one({4, 6, 1, 3}), k = distribute_tensor(keys, mesh, {Shard(0), Shard(1)});
   CommDebugMode comm;
   Tensor cache = made(mesh, {4, 6, 5, 3}), expected = torch::zeros({4, 6, 5, 3}, torch::kDouble);
   const Tensor turned = cache.transpose(1, 2), same = cache.detach(), data = cache.data(), last = cache.slice(2, 4, 5);
@@ -76,10 +76,10 @@ TEST_CASE("sharers: a cache over two mesh dims, and all views of it", "[dtensor]
   };
   step(expected, keys);
   step(cache, k);
-  CHECK(layout(cache) == Placements{Shard(0), Shard(1)});
-  CHECK(layout(turned) == Placements{Shard(0), Shard(2)});
-  CHECK(layout(same) == Placements{Shard(0), Shard(1)});
-  CHECK(layout(last) == Placements{Shard(0), Shard(1)});
+  CHECK(layout_of(cache) == Placements{Shard(0), Shard(1)});
+  CHECK(layout_of(turned) == Placements{Shard(0), Shard(2)});
+  CHECK(layout_of(same) == Placements{Shard(0), Shard(1)});
+  CHECK(layout_of(last) == Placements{Shard(0), Shard(1)});
   CHECK(comm.total() == 0);
   CHECK(close(cache, expected));
   CHECK(close(turned, expected.transpose(1, 2)));
@@ -90,23 +90,23 @@ TEST_CASE("sharers: a cache over two mesh dims, and all views of it", "[dtensor]
 
 TEST_CASE("sharers: a dim that any view ever cut is not split", "[dtensor][sharers]") {
   const DeviceMesh mesh = mesh_of(4);
-  const Tensor value = numbers({4, 1}), x = distribute_tensor(value, mesh, {Shard(0)});
+  const Tensor value = numbers_from_one({4, 1}), x = distribute_tensor(value, mesh, {Shard(0)});
   const Tensor cut = made(mesh, {4, 1, 2}), whole = made(mesh, {4, 1, 2});
   cut.select(0, 1);  // is not there any more, but was
   const Tensor expected = torch::stack({torch::zeros_like(value), value}, 2);
   for (const Tensor& t : {cut, whole}) t.select(2, 1).copy_(x);
-  CHECK(layout(cut) == Placements{Replicate()});
-  CHECK(layout(whole) == Placements{Shard(0)});
+  CHECK(layout_of(cut) == Placements{Replicate()});
+  CHECK(layout_of(whole) == Placements{Shard(0)});
   CHECK(close(cut, expected));
   CHECK(close(whole, expected));
 }
 
 TEST_CASE("sharers: they stay as they are where somebody depends on it", "[dtensor][sharers]") {
   const DeviceMesh mesh = mesh_of(4);
-  const Tensor value = numbers({8, 3}), x = distribute_tensor(value, mesh, {Shard(0)});
+  const Tensor value = numbers_from_one({8, 3}), x = distribute_tensor(value, mesh, {Shard(0)});
   const auto stays = [&](const Tensor& t, const std::function<Tensor(const Tensor&)>& view) {
     view(t).copy_(x);
-    CHECK(layout(t) == Placements(mesh.ndim(), Replicate()));
+    CHECK(layout_of(t) == Placements(mesh.ndim(), Replicate()));
     CHECK(close(view(t), value));
   };
   const auto first = [](const Tensor& t) { return t.select(0, 0); };
@@ -120,7 +120,7 @@ TEST_CASE("sharers: they stay as they are where somebody depends on it", "[dtens
   const Tensor complex = torch::complex(value, value);
   conjugated.select(0, 0).copy_(distribute_tensor(complex, mesh, {Shard(0)}));
   CHECK(close(seen.select(0, 0).resolve_conj(), complex.conj().resolve_conj()));
-  CHECK(layout(conjugated) == Placements{Replicate()});
+  CHECK(layout_of(conjugated) == Placements{Replicate()});
   const Tensor turned = made(mesh, {2, 8, 3});
   turned.transpose_(0, 1);
   stays(turned, [](const Tensor& t) { return t.select(1, 0); });
@@ -153,15 +153,15 @@ TEST_CASE("sharers: a module's buffer becomes what is written to it", "[dtensor]
   distribute_module(*model, mesh, [](const std::string& name, torch::nn::Module& m, const DeviceMesh& mesh) {
     if (name == "keys") shard_parameter(m, "weight", mesh, {Shard(0)});
   });
-  CHECK(layout(model->cache) == Placements{Replicate()});
+  CHECK(layout_of(model->cache) == Placements{Replicate()});
   for (int64_t at = 0; at < 5; ++at) {
-    const Tensor x = numbers({2, 1, 4}) * (at + 1), dx = distribute_tensor(x, mesh);
+    const Tensor x = numbers_from_one({2, 1, 4}) * (at + 1), dx = distribute_tensor(x, mesh);
     CommDebugMode comm;
     const Tensor sum = model->forward(dx, at);
     CHECK(comm.total() == 0);
     CHECK(torch::allclose(full_tensor(sum), plain->forward(x, at), 1e-12, 1e-13));
   }
-  CHECK(layout(model->cache) == Placements{Shard(2)});
+  CHECK(layout_of(model->cache) == Placements{Shard(2)});
   CHECK(model->cache.is_same(model->named_buffers()["cache"]));
 }
 
@@ -171,22 +171,22 @@ TEST_CASE("sharers: a buffer that is written as a whole stays", "[dtensor][share
   distribute_module(*norm, mesh);
   const Tensor x = torch::randn({6, 4});
   norm->forward(distribute_tensor(x, mesh, {Shard(1)}));
-  CHECK(layout(norm->running_mean) == Placements{Replicate()});
+  CHECK(layout_of(norm->running_mean) == Placements{Replicate()});
   CHECK(torch::allclose(full_tensor(norm->running_mean), x.mean(0) * 0.1, 1e-5, 1e-6));
   norm->running_var.copy_(distribute_tensor(torch::ones({4}), mesh, {Shard(0)}));
-  CHECK(layout(norm->running_var) == Placements{Replicate()});
+  CHECK(layout_of(norm->running_var) == Placements{Replicate()});
 }
 
 TEST_CASE("sharers: a limit that they do not fit in leaves them as they are", "[dtensor][sharers]") {
   const DeviceMesh mesh = mesh_of(4);
-  const Tensor value = numbers({8, 3}), x = distribute_tensor(value, mesh, {Shard(0)});
+  const Tensor value = numbers_from_one({8, 3}), x = distribute_tensor(value, mesh, {Shard(0)});
   for (const int64_t max_bytes : {2 * 8 * 8 * 3 * 8, 8 * 8 * 3 * 8}) {
     const Tensor cache = made(mesh, {8, 8, 3});
     {
       const RedistributeMemoryLimit limit(max_bytes);
       cache.select(1, 2).copy_(x);
     }
-    CHECK(layout(cache) == Placements{max_bytes == 8 * 8 * 3 * 8 ? Replicate() : Shard(0)});
+    CHECK(layout_of(cache) == Placements{max_bytes == 8 * 8 * 3 * 8 ? Replicate() : Shard(0)});
     CHECK(close(cache.select(1, 2), value));
   }
 }
@@ -208,7 +208,7 @@ TEST_CASE("sharers: gradients go through a list of results", "[dtensor][sharers]
   const Tensor dx = distribute_tensor(x, mesh, {Shard(1)});
   CommDebugMode comm;
   const Tensor out = loop(made(mesh, {5, 4, 3}), dw, dx);
-  CHECK(layout(out) == Placements{Shard(1)});
+  CHECK(layout_of(out) == Placements{Shard(1)});
   CHECK(comm.total() == 0);
   out.square().sum().backward();
   CHECK(comm.total() <= 2);  // of the loss, and of the gradient

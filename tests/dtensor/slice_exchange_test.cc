@@ -21,11 +21,6 @@ namespace {
 
 using Grids = std::vector<Tensor>;
 
-Tensor window(Tensor t, const std::vector<int64_t>& starts) {
-  for (size_t d = 0; d < starts.size(); ++d) t = t.narrow(static_cast<int64_t>(d), starts[d], t.size(d) - 2);
-  return t;
-}
-
 Tensor inside(const Tensor& t) { return window(t, std::vector<int64_t>(t.dim(), 1)); }
 
 // What is inside, of the neighbours.
@@ -150,14 +145,14 @@ TEST_CASE("slices: a stencil exchanges borders once a round, and computes what o
   }
 }
 
-struct Moved {
+struct Traffic {
   int64_t calls = 0, bytes = 0;
-  friend bool operator==(const Moved&, const Moved&) = default;
+  friend bool operator==(const Traffic&, const Traffic&) = default;
 };
-std::ostream& operator<<(std::ostream& os, const Moved& m) { return os << m.calls << " calls, " << m.bytes << " B"; }
+std::ostream& operator<<(std::ostream& os, const Traffic& m) { return os << m.calls << " calls, " << m.bytes << " B"; }
 
 template <typename F>
-Moved moved_by(const F& f) {
+Traffic traffic_of(const F& f) {
   CommDebugMode comm;
   f();
   return {comm.total(), comm.bytes()};
@@ -167,14 +162,14 @@ TEST_CASE("slices: in the first round all windows of a size come with the first,
   const DeviceMesh mesh(World::abstract(16), {4, 4});
   Grids g = {zeros({64, 64}, mesh, {Shard(0), Shard(1)}), zeros({64, 64}, mesh, {Shard(0), Shard(1)})};
   const int64_t borders = (18 * 18 - 16 * 16) * 4;
-  CHECK(moved_by([&] { heat(g); }) == Moved{2, 2 * borders});
-  for (int round = 0; round < 3; ++round) CHECK(moved_by([&] { heat(g); }) == Moved{1, borders});
+  CHECK(traffic_of([&] { heat(g); }) == Traffic{2, 2 * borders});
+  for (int round = 0; round < 3; ++round) CHECK(traffic_of([&] { heat(g); }) == Traffic{1, borders});
   // In 3-D.
   const DeviceMesh cube(World::abstract(64), {4, 4, 4});
   Grids h = {zeros({64, 64, 64}, cube, {Shard(0), Shard(1), Shard(2)})};
   const int64_t faces = (18 * 18 * 18 - 16 * 16 * 16) * 4;
-  CHECK(moved_by([&] { heat(h); }) == Moved{2, 2 * faces});
-  for (int round = 0; round < 3; ++round) CHECK(moved_by([&] { heat(h); }) == Moved{1, faces});
+  CHECK(traffic_of([&] { heat(h); }) == Traffic{2, 2 * faces});
+  for (int round = 0; round < 3; ++round) CHECK(traffic_of([&] { heat(h); }) == Traffic{1, faces});
 }
 
 TEST_CASE("slices: what is only sliced or overwritten does not come") {
@@ -182,11 +177,11 @@ TEST_CASE("slices: what is only sliced or overwritten does not come") {
     const DeviceMesh mesh(world, {4});
     const Tensor x = zeros({40, 5}, mesh, {Shard(0)});
     Tensor part;
-    CHECK(moved_by([&] { part = x.slice(0, 1, 39).slice(0, 1, -1); }) == Moved{0, 0});
-    CHECK(moved_by([&] { part.fill_(3); }).calls == 1);  // what ranks store
-    CHECK(moved_by([&] { part * 1; }) == Moved{0, 0});
-    CHECK(moved_by([&] { x.select(0, 7).zero_(); }) == Moved{0, 0});
-    CHECK(moved_by([&] { x.slice(0, 1, 39).add_(1); }).calls == 2);
+    CHECK(traffic_of([&] { part = x.slice(0, 1, 39).slice(0, 1, -1); }) == Traffic{0, 0});
+    CHECK(traffic_of([&] { part.fill_(3); }).calls == 1);  // what ranks store
+    CHECK(traffic_of([&] { part * 1; }) == Traffic{0, 0});
+    CHECK(traffic_of([&] { x.select(0, 7).zero_(); }) == Traffic{0, 0});
+    CHECK(traffic_of([&] { x.slice(0, 1, 39).add_(1); }).calls == 2);
   }
   Pair x = make({40, 5}, mesh_of(4), {Shard(0)});
   for (const Tensor& t : {x.plain, x.distributed}) {
@@ -211,7 +206,7 @@ TEST_CASE("slices: of one that is read alone nothing is kept") {
   // Windows of as many time steps: of those that nobody reads nothing comes.
   const Tensor steps = zeros({9, 400}, mesh, {Shard(1)});
   for (int64_t k = 0; k < 8; ++k) {
-    const auto of_a_step = moved_by([&] {
+    const auto of_a_step = traffic_of([&] {
       const Tensor u = steps[k];
       steps[k + 1].narrow(0, 1, 398).copy_(u.narrow(0, 0, 398) + u.narrow(0, 2, 398));
     });

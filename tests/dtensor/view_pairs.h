@@ -48,6 +48,12 @@ inline Pair make(const std::vector<int64_t>& shape, const DeviceMesh& mesh, cons
   return {t.clone(), distribute_tensor(t, mesh, placements)};
 }
 
+// Two elements less along each dim, from `starts` on.
+inline Tensor window(Tensor t, const std::vector<int64_t>& starts) {
+  for (size_t d = 0; d < starts.size(); ++d) t = t.narrow(static_cast<int64_t>(d), starts[d], t.size(d) - 2);
+  return t;
+}
+
 // Every layout of Shards and Replicates for a tensor of ndim dims.
 inline std::vector<Placements> layouts(const DeviceMesh& mesh, int64_t ndim) {
   std::vector<Placements> all = {{}};

@@ -21,12 +21,6 @@ namespace {
 using at::indexing::Slice;
 using Change = std::function<void(const Tensor&)>;
 
-Tensor window(const Tensor& t, std::vector<int64_t> starts) {
-  Tensor w = t;
-  for (size_t d = 0; d < starts.size(); ++d) w = w.narrow(static_cast<int64_t>(d), starts[d], t.size(d) - 2);
-  return w;
-}
-
 // What is inside becomes the mean of its neighbours; the border stays.
 void smooth(const Tensor& from, const Tensor& to) {
   Tensor sum;

@@ -14,6 +14,12 @@
 #include "tests/fuzz/undefined.h"
 
 namespace dtensor::fuzz {
+
+bool is_written(const c10::Argument& argument) {
+  const auto* alias = argument.alias_info();
+  return alias != nullptr && alias->isWrite();
+}
+
 namespace {
 
 c10::IValue optional_tensors(const std::vector<at::Tensor>& tensors) {
@@ -75,11 +81,6 @@ void check_sizes(const Sizes& before) {
   for (const auto& [t, sizes] : before) {
     TORCH_CHECK(t.sizes() == sizes || (sizes.size() == 1 && sizes[0] == 0), "out= has other sizes than the result");
   }
-}
-
-bool is_written(const c10::Argument& argument) {
-  const auto* alias = argument.alias_info();
-  return alias != nullptr && alias->isWrite();
 }
 
 c10::OperatorHandle operator_of(const Step& step) {

@@ -14,6 +14,9 @@
 
 namespace dtensor::fuzz {
 
+// Does a call write to it, by the schema: an argument, or what is returned of one?
+bool is_written(const c10::Argument& argument);
+
 // The mesh of a shape, of a World::local; both are made once.
 const DeviceMesh& mesh_of(const std::vector<int64_t>& shape);
 

@@ -13,19 +13,19 @@
 namespace dtensor::fuzz {
 namespace {
 
-constexpr int64_t kMostElements = 2000;
+constexpr int64_t kMostWatchedElements = 2000;
 
 const c10::StorageImpl* memory_of(const at::Tensor& t) {
   return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
+std::vector<at::Tensor> watched_tensors_in(const c10::IValue& value) {
   std::vector<at::Tensor> all;
   if (value.isTensor()) all = {value.toTensor()};
   if (value.isTensorList()) all = value.toTensorVector();
   std::erase_if(all, [](const at::Tensor& t) {
     return !t.defined() || t._is_zerotensor() || t.layout() != at::kStrided || !is_number(t) ||
-           t.numel() > kMostElements;
+           t.numel() > kMostWatchedElements;
   });
   return all;
 }
@@ -72,13 +72,13 @@ AfterCall NoisyReads::read(const c10::OperatorHandle& op, const torch::jit::Stac
   for (size_t a = 0; a < arguments.size(); ++a) {
     const auto* alias = schema.arguments()[a].alias_info();
     if (alias == nullptr || !alias->isWrite()) continue;
-    for (const at::Tensor& t : tensors_in(arguments[a])) written.insert(memory_of(t));
+    for (const at::Tensor& t : watched_tensors_in(arguments[a])) written.insert(memory_of(t));
   }
   std::vector<Kept> kept;
   std::vector<at::Tensor> addends;
   double scale = 0;
   for (const c10::IValue& value : arguments) {
-    for (const at::Tensor& t : tensors_in(value)) {
+    for (const at::Tensor& t : watched_tensors_in(value)) {
       const double own = scale_of_addends(t);
       scale = std::max(scale, own);
       if (own > 0) addends.push_back(t);
@@ -98,7 +98,7 @@ AfterCall NoisyReads::read(const c10::OperatorHandle& op, const torch::jit::Stac
       }
     }
     for (const c10::IValue& value : results) {
-      for (const at::Tensor& t : tensors_in(value)) {
+      for (const at::Tensor& t : watched_tensors_in(value)) {
         // Addends are multiplied as their sum is.
         const double gain = before > 0 ? std::max(1., largest({t}) / before) : 1;
         if (scale > 0) mark(t, scale * gain);

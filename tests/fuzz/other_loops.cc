@@ -19,7 +19,7 @@
 namespace dtensor::fuzz {
 namespace {
 
-constexpr int64_t kMostElements = 2000, kVector = 64;
+constexpr int64_t kMostLoopElements = 2000, kVector = 64;
 
 // ATen does not tag the operators that only backward calls, nor the out= forms of many others.
 bool is_elementwise(const c10::OperatorHandle& op) {
@@ -62,7 +62,7 @@ class Rows {
       rows.sizes_ = at::infer_size(rows.sizes_, a.toTensor().sizes());
     }
     rows.count_ = c10::multiply_integers(rows.sizes_);
-    if (rows.sizes_.empty() || rows.count_ == 0 || rows.count_ > kMostElements) return std::nullopt;
+    if (rows.sizes_.empty() || rows.count_ == 0 || rows.count_ > kMostLoopElements) return std::nullopt;
     for (const c10::IValue& a : arguments) {
       if (!a.isTensor() || !a.toTensor().defined() || a.toTensor().dim() == 0) {
         rows.arguments_.push_back(a);

@@ -127,10 +127,6 @@ std::string argument(const Argument& value, const c10::Argument& schema) {
   return absl::StrCat(type.symbolic() ? "at::OptionalSymIntArrayRef(" : "at::OptionalIntArrayRef(", text, ")");
 }
 
-bool is_written(const c10::Argument& returned) {
-  return returned.alias_info() != nullptr && returned.alias_info()->isWrite();
-}
-
 // One step, and what names its results; `known` are the tensors that it makes.
 std::string statement(const Step& step, const std::map<int, at::Tensor>& known) {
   if (step.op == kRedistribute) {

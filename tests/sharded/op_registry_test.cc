@@ -24,8 +24,6 @@ namespace {
 using Catch::Contains;
 using testing::error_text;
 
-const std::vector<int64_t> kAll = {0, 1, 2, 3};
-
 ShardedTensor some() { return rand(chunks(0, kAll), {10, 10}, test_world()); }
 
 // A handler that gives a number.

@@ -23,8 +23,6 @@ using Catch::Contains;
 using testing::error_text;
 using namespace torch::optim;
 
-const std::vector<int64_t> kAll = {0, 1, 2, 3};
-
 // A plain parameter, and one that is sharded if there is a spec.
 struct Model : torch::nn::Module {
   explicit Model(const std::optional<ChunkShardingSpec>& spec) {

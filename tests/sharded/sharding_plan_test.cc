@@ -26,8 +26,6 @@ namespace {
 using Catch::Contains;
 using testing::error_text;
 
-const std::vector<int64_t> kAll = {0, 1, 2, 3};
-
 // What a parent calls, whichever module stands there.
 struct BagCollection : torch::nn::Module {
   using Module::Module;

@@ -40,6 +40,9 @@ inline const World& test_world() {
   return world;
 }
 
+// Its ranks.
+inline const std::vector<int64_t> kAll = {0, 1, 2, 3};
+
 // One entry per rank of a list, as group.owned_ranks().
 template <typename F>
 auto per_rank(const std::vector<int64_t>& ranks, F f) {
@@ -56,14 +59,14 @@ inline bool owns(int64_t rank) {
 inline std::string place(int64_t rank) { return "rank:" + std::to_string(rank) + "/cpu"; }
 
 // A chunk spec with these ranks in order.
-inline ChunkShardingSpec chunks(int64_t dim, const std::vector<int64_t>& ranks = {0, 1, 2, 3}) {
+inline ChunkShardingSpec chunks(int64_t dim, const std::vector<int64_t>& ranks = kAll) {
   std::vector<RemoteDevice> placements;
   for (int64_t rank : ranks) placements.emplace_back(place(rank));
   return ChunkShardingSpec(dim, std::move(placements));
 }
 
 // Four 5x5 shards of a 10x10 tensor.
-inline EnumerableShardingSpec grid(const std::vector<int64_t>& ranks = {0, 1, 2, 3}) {
+inline EnumerableShardingSpec grid(const std::vector<int64_t>& ranks = kAll) {
   std::vector<ShardMetadata> shards;
   for (int64_t i = 0; i < 4; ++i)
     shards.emplace_back(std::vector<int64_t>{i / 2 * 5, i % 2 * 5}, std::vector<int64_t>{5, 5}, place(ranks[i]));

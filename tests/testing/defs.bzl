@@ -3,6 +3,7 @@
 load("@libtorch//:defs.bzl", "PYTHON_SITE")
 load("@rules_cc//cc:defs.bzl", "cc_test")
 load("//tools:program.bzl", "dtensor_program")
+load("//tools:unity.bzl", "unity")
 load("//tools/precompiled:precompiled.bzl", "precompiled")
 
 # How long a test may take: ten times what it takes alone on two cores, since others may run beside it. A test that takes up to
@@ -16,7 +17,7 @@ def dtensor_script_test(name, size = "small", **kwargs):
     """A shell script as a test; `size` as the other rules have it."""
     native.sh_test(name = name, size = size, timeout = _TIMEOUTS[size], **kwargs)
 
-def dtensor_test(name, srcs, deps = [], size = "small", copts = [], headers = "tests", **kwargs):
+def dtensor_test(name, srcs, deps = [], size = "small", copts = [], headers = "tests", together = False, **kwargs):
     """A Catch2 test of the library; no target at all while `srcs` is empty, so that it can be a glob.
 
     Args:
@@ -26,10 +27,17 @@ def dtensor_test(name, srcs, deps = [], size = "small", copts = [], headers = "t
       size: how long it takes alone, see _TIMEOUTS.
       copts: besides those of .bazelrc.
       headers: which of //tools/precompiled it is compiled with; "nn" where most sources include torch/nn.h.
+      together: several sources are compiled at a time (//tools:unity.bzl).
       **kwargs: go to cc_test.
     """
     if not srcs:
         return
+    if together:
+        sources = [src for src in srcs if src.endswith(".cc")]
+        units = unity(name = name, srcs = sources, testonly = True)
+        srcs = units.srcs + [src for src in srcs if src not in sources]
+        deps = units.deps + deps
+        copts = units.copts + ["-O0", "-UNDEBUG"] + copts  # as .bazelrc has it for tests, but not for what is generated
     cc_test(
         name = name,
         size = size,
