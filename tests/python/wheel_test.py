@@ -59,11 +59,11 @@ with tempfile.TemporaryDirectory() as work:
 
     os.mkdir(other)
     with open(os.path.join(other, "torch.py"), "w", encoding="utf-8") as f:
-        f.write("__version__ = '2.14.1+cpu'\n")  # nothing else of it is needed to refuse it
+        f.write("__version__ = '2.10.1+cpu'\n")  # nothing else of it is needed to refuse it
     done = python("import dtensor_torch", target, other)
     last = done.stderr.splitlines()[-1]
     check("another torch is refused", done.returncode == 1 and last.startswith("ImportError: ") and
-          "was built with LibTorch 2." in last and "torch 2.14.1+cpu" in last and "pip install 'torch==2." in last, done)
+          "was built with LibTorch 2." in last and "torch 2.10.1+cpu" in last and "pip install 'torch==2." in last, done)
 
 print(f"[dtensor] {count[True]} passed, {count[False]} failed, 0 skipped")
 sys.exit(bool(count[False]))
