@@ -14,20 +14,21 @@ namespace {
 
 class ClosingLine : public Catch::TestEventListenerBase {
  public:
-  using TestEventListenerBase::TestEventListenerBase;
+  using Catch::TestEventListenerBase::TestEventListenerBase;
+  // Of assertionEnded(): whether messages were used up (2.13), or void (3).
+  using Handled = decltype(std::declval<Catch::TestEventListenerBase&>().assertionEnded(
+      std::declval<const Catch::AssertionStats&>()));
 
   void testCaseStarting(const Catch::TestCaseInfo& info) override {
-    TestEventListenerBase::testCaseStarting(info);
+    Catch::TestEventListenerBase::testCaseStarting(info);
     skip_ = false;
   }
 
-  // Of Catch2 2.13, where it returns whether messages were used up, and of 3.
-  decltype(std::declval<Catch::TestEventListenerBase&>().assertionEnded(std::declval<const Catch::AssertionStats&>()))
-  assertionEnded(const Catch::AssertionStats& stats) override {
+  Handled assertionEnded(const Catch::AssertionStats& stats) override {
     const auto& result = stats.assertionResult;
     const std::string message(result.getMessage());
     if (result.getResultType() == Catch::ResultWas::Warning && message.rfind("SKIPPED", 0) == 0) skip_ = true;
-    return {};
+    return Handled(false);
   }
 
   void testCaseEnded(const Catch::TestCaseStats& stats) override {

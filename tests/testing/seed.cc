@@ -8,9 +8,9 @@ namespace {
 
 class Seed : public Catch::TestEventListenerBase {
  public:
-  using TestEventListenerBase::TestEventListenerBase;
+  using Catch::TestEventListenerBase::TestEventListenerBase;
   void testCaseStarting(const Catch::TestCaseInfo& info) override {
-    TestEventListenerBase::testCaseStarting(info);
+    Catch::TestEventListenerBase::testCaseStarting(info);
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     std::lock_guard lock(generator.mutex());
     generator.set_current_seed(1);
