@@ -32,7 +32,7 @@ class ClosingLine : public Catch::TestEventListenerBase {
   }
 
   void testCaseEnded(const Catch::TestCaseStats& stats) override {
-    TestEventListenerBase::testCaseEnded(stats);
+    Catch::TestEventListenerBase::testCaseEnded(stats);
     if (!stats.totals.testCases.allOk()) {
       ++failed_;
     } else if (skip_) {

@@ -5,7 +5,7 @@ libraries in each release: those that are here are listed. Where Catch2 has a li
 """
 
 def _debian_libraries_impl(ctx):
-    found = ctx.execute(["sh", "-c", "ls /usr/lib/*-linux-gnu/libabsl_*.so /usr/lib/*-linux-gnu/libCatch2.a 2> /dev/null"])
+    found = ctx.execute(["sh", "-c", "ls /usr/lib/*-linux-gnu/libabsl_*.so /usr/lib/libCatch2.a /usr/lib/*-linux-gnu/libCatch2.a 2> /dev/null"])
     names = [path.rpartition("/lib")[2].rpartition(".")[0] for path in found.stdout.splitlines()]
     if not any([name.startswith("absl_") for name in names]):
         fail("There is no /usr/lib/*-linux-gnu/libabsl_*.so: apt-get install libabsl-dev")
