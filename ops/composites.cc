@@ -17,6 +17,7 @@
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/plain_numbers.h"
+#include "ops/plain_range.h"
 #include "ops/split_rows.h"
 #include "propagation/rule_registry.h"
 

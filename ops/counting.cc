@@ -11,7 +11,7 @@
 #include "dtensor/extend/representation.h"
 #include "ops/arguments.h"
 #include "ops/meta_tensor.h"
-#include "ops/plain_numbers.h"
+#include "ops/plain_range.h"
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
