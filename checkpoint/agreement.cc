@@ -11,7 +11,7 @@
 
 #include "comm/communicator.h"
 #include "comm/error_message.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 namespace {

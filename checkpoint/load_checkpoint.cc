@@ -18,9 +18,9 @@
 #include "checkpoint/sharded/part_file.h"
 #include "checkpoint/sharded/wait_for_device.h"
 #include "comm/error_message.h"
-#include "dtensor/extend/representation.h"
-#include "dtensor/extend/view_origin.h"
-#include "dtensor/extend/write_parts.h"
+#include "dtensor/dispatch/write_parts.h"
+#include "dtensor/tensor/representation.h"
+#include "dtensor/views/view_origin.h"
 #include "plan/spec.h"
 
 namespace dtensor {

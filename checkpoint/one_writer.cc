@@ -9,7 +9,7 @@
 
 #include "checkpoint/agreement.h"
 #include "comm/error_message.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 #include "mesh/device_mesh.h"
 
 namespace dtensor {

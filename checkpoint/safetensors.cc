@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "checkpoint/safetensors_writer.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 

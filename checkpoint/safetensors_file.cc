@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/safetensors.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 namespace {

@@ -22,7 +22,7 @@
 #include "checkpoint/sharded/planned_files.h"
 #include "checkpoint/sharded/wait_for_device.h"
 #include "comm/error_message.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 namespace {

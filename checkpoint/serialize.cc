@@ -12,7 +12,7 @@
 #include "checkpoint/load_safetensors.h"
 #include "checkpoint/one_writer.h"
 #include "checkpoint/serialize_parts.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 namespace {

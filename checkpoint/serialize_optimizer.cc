@@ -11,8 +11,8 @@
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/serialize.h"
 #include "checkpoint/serialize_parts.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 namespace {

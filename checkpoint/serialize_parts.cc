@@ -5,11 +5,11 @@
 
 #include "checkpoint/formats/stored_dtypes.h"
 #include "comm/scope.h"
-#include "dtensor/extend/redistribute_autograd.h"
-#include "dtensor/extend/representation.h"
-#include "dtensor/extend/view_origin.h"
-#include "dtensor/extend/write_parts.h"
+#include "dtensor/dispatch/write_parts.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/representation.h"
+#include "dtensor/views/view_origin.h"
 
 namespace dtensor {
 

@@ -3,7 +3,7 @@
 // DispatchKey::Fake is a functionality key below autograd and above every backend: a fallback registered there sees
 // every operator that gets a distributed tensor, composite ones included, while autograd above works unchanged.
 // LibTorch 2.11 to 2.15 registers nothing at it. A release that does keeps its fallback for calls without distributed
-// tensors (extend/core_fallback.h), and describe_dispatch_key() says so.
+// tensors (dispatch/core_fallback.h), and describe_dispatch_key() says so.
 //
 // DispatchKey::DeferredInit, above autograd, is there for libraries outside of LibTorch's core, which has no use for
 // it. It falls through for every operator that has no kernel at it, so it costs nothing but where this library

@@ -7,11 +7,11 @@
 #include <tuple>
 
 #include "absl/container/flat_hash_map.h"
-#include "dtensor/extend/representation.h"
-#include "dtensor/extend/sharers.h"
+#include "dtensor/dispatch/internal/check_hooks.h"
 #include "dtensor/hook_watch.h"
-#include "dtensor/internal/check_hooks.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
+#include "dtensor/views/alias_group.h"
 
 namespace dtensor {
 namespace {

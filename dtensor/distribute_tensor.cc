@@ -7,13 +7,13 @@
 
 #include "comm/block_copy.h"
 #include "comm/communicator.h"
-#include "dtensor/extend/plain_beside_distributed.h"
-#include "dtensor/extend/redistribute_autograd.h"
-#include "dtensor/extend/redistribute_below_autograd.h"
-#include "dtensor/extend/representation.h"
-#include "dtensor/internal/executor.h"
-#include "dtensor/internal/redistribute_arguments.h"
+#include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/redistribution/internal/executor.h"
+#include "dtensor/redistribution/internal/redistribute_arguments.h"
+#include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/representation.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {

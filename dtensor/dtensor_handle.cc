@@ -9,9 +9,9 @@
 #include <iostream>
 #include <sstream>
 
-#include "dtensor/extend/read_parts.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/dispatch/read_parts.h"
 #include "dtensor/from_local.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/layout_grid.h"
 #include "observe/layout_text.h"
 #include "plan/redistribute_plan.h"

@@ -8,9 +8,9 @@
 #include <functional>
 
 #include "comm/scope.h"
-#include "dtensor/extend/redistribute_below_autograd.h"
-#include "dtensor/extend/representation.h"
-#include "dtensor/internal/redistribute_arguments.h"
+#include "dtensor/redistribution/internal/redistribute_arguments.h"
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 namespace {

@@ -15,14 +15,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "comm/group.h"
-#include "dtensor/extend/read_parts.h"
-#include "dtensor/extend/redistribute_autograd.h"
-#include "dtensor/extend/representation.h"
-#include "dtensor/extend/view_origin.h"
-#include "dtensor/internal/check_parts.h"
-#include "dtensor/internal/memory_overlap.h"
-#include "dtensor/internal/redistribute_arguments.h"
-#include "dtensor/internal/saved_layout.h"
+#include "dtensor/dispatch/read_parts.h"
+#include "dtensor/redistribution/internal/check_parts.h"
+#include "dtensor/redistribution/internal/redistribute_arguments.h"
+#include "dtensor/redistribution/internal/saved_layout.h"
+#include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/memory_overlap.h"
+#include "dtensor/tensor/representation.h"
+#include "dtensor/views/view_origin.h"
 
 namespace dtensor {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 namespace {

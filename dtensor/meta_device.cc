@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "dtensor/extend/representation.h"
-#include "dtensor/extend/sharers.h"
+#include "dtensor/tensor/representation.h"
+#include "dtensor/views/alias_group.h"
 
 namespace dtensor {
 namespace {

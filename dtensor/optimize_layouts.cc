@@ -10,8 +10,8 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "dtensor/extend/call_sites.h"
-#include "dtensor/internal/step_recorder.h"
+#include "dtensor/analysis/step_recorder.h"
+#include "dtensor/tensor/call_sites.h"
 #include "plan/redistribute_plan.h"
 
 namespace dtensor {

@@ -22,8 +22,8 @@
 #include <memory>
 #include <string>
 
-#include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/layout_plan.h"
+#include "dtensor/tensor/dispatch_scope.h"
 
 namespace dtensor {
 

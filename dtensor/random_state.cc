@@ -5,9 +5,9 @@
 
 #include <mutex>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/factories.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <utility>
 
-#include "dtensor/extend/redistribute_autograd.h"
-#include "dtensor/extend/redistribute_below_autograd.h"
-#include "dtensor/extend/representation.h"
-#include "dtensor/internal/redistribute_arguments.h"
+#include "dtensor/redistribution/internal/redistribute_arguments.h"
+#include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/representation.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {

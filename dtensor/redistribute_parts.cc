@@ -9,13 +9,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "dtensor/dispatch/read_parts.h"
 #include "dtensor/dispatch_key.h"
-#include "dtensor/extend/read_parts.h"
-#include "dtensor/extend/redistribute_autograd.h"
-#include "dtensor/extend/redistribute_below_autograd.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
-#include "dtensor/internal/executor.h"
+#include "dtensor/redistribution/internal/executor.h"
+#include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/representation.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "dtensor/extend/reduced_forms.h"
-#include "dtensor/extend/remembered_bytes.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/remembered_bytes.h"
 
 namespace dtensor {
 

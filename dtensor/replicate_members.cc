@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "dtensor/distribute_module.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 namespace {

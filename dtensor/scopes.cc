@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "dtensor/extend/gradient_bucket.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/gradients/gradient_bucket.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 

@@ -14,7 +14,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch_key.h"
-#include "dtensor/extend/dispatch_scope.h"
+#include "dtensor/tensor/dispatch_scope.h"
 
 namespace dtensor {
 

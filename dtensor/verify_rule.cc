@@ -15,15 +15,15 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/analysis/sample_call.h"
+#include "dtensor/analysis/sample_layouts.h"
+#include "dtensor/analysis/step_recorder.h"
+#include "dtensor/dispatch/op_info.h"
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/extend/call_sites.h"
-#include "dtensor/extend/dispatch_scope.h"
-#include "dtensor/extend/op_info.h"
-#include "dtensor/extend/representation.h"
-#include "dtensor/internal/sample_call.h"
-#include "dtensor/internal/sample_layouts.h"
-#include "dtensor/internal/step_recorder.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/call_sites.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
 #include "mesh/world.h"
 #include "observe/comm_debug_mode.h"
 #include "propagation/propagate.h"
@@ -33,7 +33,6 @@ namespace dtensor {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-using Kind = RuleFinding::Kind;
 
 // The results of a call on plain tensors, and a linear function of them whose gradients are compared.
 struct Expected {
@@ -148,7 +147,7 @@ class Verifier {
     return DeviceMesh(World::local(ranks), shape);
   }
 
-  void note(Kind kind, const DeviceMesh& mesh, const Layouts& layouts, const std::string& what) {
+  void note(RuleFinding::Kind kind, const DeviceMesh& mesh, const Layouts& layouts, const std::string& what) {
     report_.findings.push_back(
         {kind, absl::StrCat(call_.name(), "(", text_of(layouts), ") on ", mesh.to_string(), ": ", what)});
   }
@@ -209,7 +208,7 @@ class Verifier {
   }
 
   // Runs the call in `layouts`. False: it was refused, or something is wrong, which is noted.
-  bool try_one(const DeviceMesh& mesh, const Layouts& layouts, Kind wrong) {
+  bool try_one(const DeviceMesh& mesh, const Layouts& layouts, RuleFinding::Kind wrong) {
     try {
       const Tensors inputs = distributed(mesh, layouts, !expected_.gradients.empty());
       CommDebugMode comm;
@@ -218,7 +217,7 @@ class Verifier {
       const bool is_local = comm.total() == 0;
       std::string text = wrong_result(actual);
       if (text.empty()) text = wrong_gradient(actual, inputs);
-      if (text.empty() && is_local && wrong == Kind::kWrongValue) note_local(mesh, layouts, actual);
+      if (text.empty() && is_local && wrong == RuleFinding::Kind::kWrongValue) note_local(mesh, layouts, actual);
       if (text.empty()) return true;
       note(wrong, mesh, layouts, text);
     } catch (const c10::NotImplementedError&) {
@@ -226,9 +225,9 @@ class Verifier {
     } catch (const WrittenLayoutError&) {
       ++report_.refused;
     } catch (const c10::Error& e) {
-      note(Kind::kError, mesh, layouts, absl::StrCat("throws: ", e.what_without_backtrace()));
+      note(RuleFinding::Kind::kError, mesh, layouts, absl::StrCat("throws: ", e.what_without_backtrace()));
     } catch (const std::exception& e) {
-      note(Kind::kError, mesh, layouts, absl::StrCat("throws: ", e.what()));
+      note(RuleFinding::Kind::kError, mesh, layouts, absl::StrCat("throws: ", e.what()));
     }
     return false;
   }
@@ -237,7 +236,7 @@ class Verifier {
     for (const Layouts& layouts :
          layouts_of(call_.tensors(), mesh.ndim(), options_.most_layouts, options_.seed, /*all_partials=*/true)) {
       ++report_.layouts;
-      try_one(mesh, layouts, Kind::kWrongValue);
+      try_one(mesh, layouts, RuleFinding::Kind::kWrongValue);
     }
   }
 
@@ -277,7 +276,7 @@ class Verifier {
       if (!can_be) continue;
       Forced forced(call_.op().operator_name(), inputs);
       const DispatchScopeGuard deciding([&](DispatchScope& s) { s.call_sites = &forced; });
-      try_one(mesh, inputs, Kind::kWrongStrategy);
+      try_one(mesh, inputs, RuleFinding::Kind::kWrongStrategy);
       report_.strategies += forced.done() ? 1 : 0;
     }
   }
@@ -319,7 +318,7 @@ class Verifier {
         continue;  // noted where layouts are tried
       }
       if (comm.total() == 0) continue;
-      note(Kind::kMissingStrategy, three, layouts,
+      note(RuleFinding::Kind::kMissingStrategy, three, layouts,
            absl::StrCat("gives ", to_string(*found), " without communication; the engine: ", comm.total(),
                         " collectives, ", comm.bytes(), " bytes"));
     }

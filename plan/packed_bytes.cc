@@ -5,7 +5,7 @@
 
 #include "plan/even_cuts.h"
 #include "plan/layout_geometry.h"
-#include "plan/telling_ranks.h"
+#include "plan/representative_ranks.h"
 
 namespace dtensor {
 namespace {

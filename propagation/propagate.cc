@@ -7,7 +7,7 @@
 #include "placement/parse_placements.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/choose_strategy.h"
-#include "propagation/homes.h"
+#include "propagation/preferred_layouts.h"
 #include "propagation/rule_registry.h"
 #include "propagation/shape_inference.h"
 #include "propagation/strategy_pricer.h"

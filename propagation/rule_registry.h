@@ -40,7 +40,7 @@ class RuleRegistry {
   struct Entry {
     std::string op;  // as it was given to add()
     enum class Kind { kRule, kHandler } kind = Kind::kRule;
-    std::string file;  // "ops/softmax.cc": where its RuleFamily stands; empty: the program added it
+    std::string file;  // "ops/reduction/softmax.cc": where its RuleFamily stands; empty: the program added it
   };
   std::vector<Entry> entries() const;  // by `op`, a rule before a handler. docs/operators.md lists the library's
 

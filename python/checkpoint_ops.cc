@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "checkpoint/sharded/boxes.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 namespace {

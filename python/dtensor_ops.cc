@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "comm/comm_event.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/meta_device.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
 #include "mesh/world.h"
 #include "placement/parse_placements.h"
 #include "python/mesh_handles.h"

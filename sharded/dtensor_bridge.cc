@@ -6,8 +6,8 @@
 #include <map>
 #include <set>
 
+#include "dtensor/dispatch/read_parts.h"
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/extend/read_parts.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute_parts.h"
 #include "placement/geometry.h"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Checks how the source tree is built: python3 tools/check_source.py [--format] [ROOT]
 
-  direction   a folder includes those before it alone (LAYERS), and nobody includes another folder's internal/; PROGRAMS
-              include public headers alone. Tests may include anything.
-  cycles      within a folder, no file includes in a circle (x.h and x.cc count as one)
-  names       types and constants of anonymous namespaces have other names in each .cc of a folder, which are compiled
+  direction   a folder includes those before it alone (LAYERS), and none includes another folder's internal/; PROGRAMS
+              include public headers alone, which are not those in the rooms of ROOMED. Tests may include anything.
+  cycles      within a folder, neither files (x.h and x.cc count as one) nor the rooms of ROOMED include in a circle
+  names       types and constants of anonymous namespaces have other names in each .cc of a package, which are compiled
               together (unity.bzl)
   root        no more than MAX_FOLDERS folders at the top
   --format    clang-format-14 would change nothing; skipped, saying so, where that is not installed
@@ -22,6 +22,8 @@ import sys
 # From the bottom up.
 LAYERS = ["placement", "comm", "mesh", "plan", "observe", "processes", "propagation", "dtensor", "ops", "checkpoint",
           "sharded", "python"]
+# Their subfolders are rooms: one idea each.
+ROOMED = ["dtensor", "ops"]
 PROGRAMS = ["benchmarks", "examples", "tools"]
 # What programs include is above all.
 UMBRELLA = "dtensor/dtensor.h"
@@ -59,7 +61,7 @@ def direction_faults(includes):
                 continue
             inner = target.split("/")[1:-1]
             if here in PROGRAMS:
-                if "internal" in inner or "extend" in inner:
+                if "internal" in inner or (there in ROOMED and inner):
                     faults.append(f"{path}: includes {target}, which is not for programs")
                 continue
             if LAYERS.index(there) > LAYERS.index(here) and path != UMBRELLA:
@@ -71,15 +73,25 @@ def direction_faults(includes):
     return faults
 
 
-def cycle_faults(includes):
-    """Strongly connected units, by Tarjan's algorithm."""
+def unit_of(path):
+    return os.path.splitext(path)[0]
+
+
+def room_of(path):
+    """The room that a file is in, if it is in one."""
+    parts = path.split("/")
+    return "/".join(parts[:2]) + "/" if parts[0] in ROOMED and len(parts) > 2 else None
+
+
+def cycle_faults(includes, part_of):
+    """Parts of the tree that include one another: strongly connected ones, by Tarjan's algorithm."""
     graph = collections.defaultdict(set)
     for path, targets in includes.items():
-        unit = os.path.splitext(path)[0]
+        here = part_of(path)
         for target in targets:
-            other = os.path.splitext(target)[0]
-            if path != UMBRELLA and folder_of(target) in LAYERS and other != unit:
-                graph[unit].add(other)
+            there = part_of(target)
+            if path != UMBRELLA and folder_of(target) in LAYERS and here and there and here != there:
+                graph[here].add(there)
     index, low, stack, faults = {}, {}, [], []
 
     def visit(unit):
@@ -105,13 +117,20 @@ def cycle_faults(includes):
     return faults
 
 
+def package_of(root, path):
+    folder = os.path.dirname(path)
+    while folder and not os.path.exists(os.path.join(root, folder, "BUILD.bazel")):
+        folder = os.path.dirname(folder)
+    return folder
+
+
 def name_faults(root, paths):
     where = collections.defaultdict(list)
     for path in paths:
         if path.endswith(".cc"):
             inside = "\n".join(ANONYMOUS.findall(read(root, path)))
             for name in {kind or constant for kind, constant in NAME.findall(inside)}:
-                where[os.path.dirname(path), name].append(path)
+                where[package_of(root, path), name].append(path)
     return [f"{' and '.join(found)}: both have a {name} in an anonymous namespace, and are compiled together; rename one"
             for (_, name), found in sorted(where.items()) if len(found) > 1]
 
@@ -142,7 +161,8 @@ def main(arguments):
     roots = [a for a in arguments if not a.startswith("--")]
     root = os.path.realpath(roots[0] if roots else os.path.join(os.path.dirname(os.path.realpath(__file__)), ".."))
     includes = {path: INCLUDE.findall(read(root, path)) for path in sources(root, LAYERS + PROGRAMS)}
-    faults = direction_faults(includes) + cycle_faults(includes) + name_faults(root, sources(root, LAYERS)) + root_faults(root)
+    faults = (direction_faults(includes) + cycle_faults(includes, unit_of) + cycle_faults(includes, room_of) +
+              name_faults(root, sources(root, LAYERS)) + root_faults(root))
     if formats:
         faults += format_faults(root, list(sources(root, LAYERS + PROGRAMS + ["tests"])))
     print("\n".join(faults) if faults else f"{len(includes)} files of {len(LAYERS + PROGRAMS)} folders: no fault")

@@ -6,7 +6,7 @@ LibTorch's inline functions, which are optimised anew for each. So a generated f
     units = unity(name = "ops", srcs = glob(["*.cc"]))
     cc_library(name = "ops", srcs = units.srcs, deps = units.deps + [...])
 
-Names in anonymous namespaces are therefore different in all sources of a folder. --define=unity=off compiles each source by
+Names in anonymous namespaces are therefore different in all sources of a package. --define=unity=off compiles each source by
 itself, which is faster for whoever changes one at a time.
 """
 
@@ -16,18 +16,13 @@ load("@rules_cc//cc:defs.bzl", "cc_library")
 _UNIT = 12
 
 def _units(name, srcs):
-    """Names of units and their sources: the sources of each folder in their order, in parts of equal size."""
-    folders = {}
-    for src in sorted(srcs):
-        folders.setdefault(src.rpartition("/")[0], []).append(src)
-    units = []
-    for folder, members in folders.items():
-        count = (len(members) + _UNIT - 1) // _UNIT
-        for i in range(count):
-            part = members[len(members) * i // count:len(members) * (i + 1) // count]
-            stem = "_".join([name] + ([folder.replace("/", "_")] if folder else []) + ["unit", str(i + 1)])
-            units.append((stem, part))
-    return units
+    """Names of units and their sources: all sources by folder and name, in parts of equal size."""
+    by_folder = sorted([(src.rpartition("/")[0], src) for src in srcs])
+    count = (len(srcs) + _UNIT - 1) // _UNIT
+    return [
+        ("%s_unit_%d" % (name, i + 1), [src for _, src in by_folder[len(srcs) * i // count:len(srcs) * (i + 1) // count]])
+        for i in range(count)
+    ]
 
 def _unity_unit_impl(ctx):
     out = ctx.actions.declare_file(ctx.label.name + ".cc")

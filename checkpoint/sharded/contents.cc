@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/optimizer_state.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/rank_in_job.h"
 
 namespace dtensor {

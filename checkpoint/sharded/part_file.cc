@@ -16,7 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "checkpoint/formats/atomic_file.h"
 #include "checkpoint/formats/checksums.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 namespace {

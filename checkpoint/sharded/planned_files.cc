@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/formats/safetensors_dtypes.h"
 #include "checkpoint/sharded/save_plan.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 #include "plan/spec.h"
 
 namespace dtensor {

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "comm/scope.h"
-#include "dtensor/internal/executor.h"
+#include "dtensor/redistribution/internal/executor.h"
 #include "mesh/memory_meter.h"
 #include "placement/parse_placements.h"
 #include "plan/plan_many.h"

@@ -2,8 +2,8 @@
 #include <torch/nn.h>
 #include <torch/torch.h>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 #include "tests/testing/error_text.h"

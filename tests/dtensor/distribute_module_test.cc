@@ -6,7 +6,7 @@
 
 #include "dtensor/distributed_module.h"
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"

@@ -1,4 +1,4 @@
-#include "dtensor/internal/executor.h"
+#include "dtensor/redistribution/internal/executor.h"
 
 #include <ATen/ops/zeros.h>
 

@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "comm/scope.h"
-#include "dtensor/extend/representation.h"
-#include "dtensor/internal/executor.h"
+#include "dtensor/redistribution/internal/executor.h"
+#include "dtensor/tensor/representation.h"
 #include "mesh/memory_meter.h"
 #include "placement/parse_placements.h"
 #include "plan/redistribute_planner.h"

@@ -1,5 +1,5 @@
 // Gradients of one backward are reduced together, and nobody can tell but by the number of collectives.
-#include "dtensor/extend/gradient_bucket.h"
+#include "dtensor/gradients/gradient_bucket.h"
 
 #include <torch/autograd.h>
 #include <torch/csrc/autograd/engine.h>

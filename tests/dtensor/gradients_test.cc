@@ -4,10 +4,10 @@
 #include <torch/utils.h>
 
 #include "comm/scope.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
 #include "tests/dtensor/leaf_cases.h"
 #include "tests/testing/catch_torch.h"
 

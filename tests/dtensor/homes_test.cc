@@ -2,10 +2,10 @@
 #include <torch/nn.h>
 
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/factories.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 

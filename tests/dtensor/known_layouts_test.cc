@@ -4,14 +4,14 @@
 #include <functional>
 #include <stdexcept>
 
+#include "dtensor/dispatch/write_parts.h"
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/extend/reduced_forms.h"
-#include "dtensor/extend/representation.h"
-#include "dtensor/extend/write_parts.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
+#include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
 #include "mesh/memory_meter.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"

@@ -9,9 +9,9 @@
 
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/extend/remembered_bytes.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
+#include "dtensor/layout_cache/remembered_bytes.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "examples/models/layouts.h"

@@ -9,8 +9,8 @@
 
 #include "comm/scope.h"
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/factories.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 

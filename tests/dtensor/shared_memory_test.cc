@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "dtensor/internal/memory_overlap.h"
+#include "dtensor/tensor/memory_overlap.h"
 #include "tests/dtensor/view_pairs.h"
 #include "tests/testing/property.h"
 

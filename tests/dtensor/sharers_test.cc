@@ -1,6 +1,4 @@
 // What is written slice by slice, and laid out by nobody, becomes what is written to it, with all that shares it.
-#include "dtensor/extend/sharers.h"
-
 #include <torch/nn.h>
 
 #include <functional>
@@ -8,11 +6,12 @@
 
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
+#include "dtensor/views/alias_group.h"
 #include "mesh/memory_meter.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"

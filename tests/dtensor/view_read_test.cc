@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/dtensor/view_pairs.h"
 

@@ -5,8 +5,8 @@
 #include <exception>
 #include <optional>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
 #include "tests/fuzz/compare.h"
 #include "tests/fuzz/execution.h"
 

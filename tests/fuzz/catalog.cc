@@ -5,7 +5,7 @@
 #include <set>
 
 #include "absl/strings/match.h"
-#include "dtensor/extend/op_info.h"
+#include "dtensor/dispatch/op_info.h"
 
 namespace dtensor::fuzz {
 namespace {

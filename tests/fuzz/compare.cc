@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 #include "placement/geometry.h"
 
 namespace dtensor::fuzz {

@@ -7,10 +7,10 @@
 #include <ATen/ops/complex.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
 #include "tests/fuzz/undefined.h"
 
 namespace dtensor::fuzz {

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
+#include "dtensor/tensor/representation.h"
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 #include "tests/fuzz/generate.h"

@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 #include "tests/fuzz/compare.h"
 #include "tests/fuzz/disturb.h"
 

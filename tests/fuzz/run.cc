@@ -14,8 +14,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
 #include "tests/fuzz/catalog.h"
 #include "tests/fuzz/compare.h"
 #include "tests/fuzz/execution.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <set>
 
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 #include "placement/parse_placements.h"
 #include "tests/fuzz/compare.h"
 #include "tests/fuzz/execution.h"

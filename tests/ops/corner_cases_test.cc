@@ -13,11 +13,11 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "dtensor/extend/dispatch.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/dispatch/dispatch.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

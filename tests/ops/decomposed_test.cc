@@ -8,8 +8,8 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"

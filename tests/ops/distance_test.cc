@@ -16,8 +16,8 @@
 #include <ATen/ops/zeros.h>
 
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"

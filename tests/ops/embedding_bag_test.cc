@@ -11,9 +11,9 @@
 #include <ATen/ops/tensor.h>
 #include <torch/nn/functional/embedding.h>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"

@@ -6,12 +6,12 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
+#include "ops/embedding/mask_buffer.h"
 #include "ops/kernels/cpu/embedding.h"
-#include "ops/mask_buffer.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

@@ -17,12 +17,12 @@
 #include <set>
 
 #include "absl/hash/hash.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
-#include "ops/mask_buffer.h"
+#include "ops/embedding/mask_buffer.h"
 #include "propagation/rule_registry.h"
 #include "propagation/strategy_cache.h"
 #include "tests/testing/catch_torch.h"

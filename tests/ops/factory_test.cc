@@ -23,8 +23,8 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "propagation/strategy_cache.h"
 #include "tests/testing/catch_torch.h"

@@ -5,8 +5,8 @@
 
 #include <functional>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"

@@ -17,8 +17,8 @@
 #include <ATen/ops/smooth_l1_loss.h>
 #include <ATen/ops/soft_margin_loss.h>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"

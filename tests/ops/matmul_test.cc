@@ -18,8 +18,8 @@
 
 #include <limits>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "mesh/world.h"
 #include "observe/comm_debug_mode.h"
 #include "propagation/strategy_cache.h"

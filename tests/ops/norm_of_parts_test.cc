@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "placement/parse_placements.h"
 #include "tests/testing/catch_torch.h"

@@ -30,9 +30,9 @@
 #include <set>
 #include <sstream>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"

@@ -6,9 +6,9 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 
-#include "dtensor/extend/op_info.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/dispatch/op_info.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "propagation/rule_registry.h"
 #include "propagation/strategy_cache.h"
 #include "tests/testing/catch_torch.h"

@@ -19,9 +19,9 @@
 #include <cmath>
 #include <functional>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

@@ -1,5 +1,5 @@
 // Random numbers: the same tensor on every mesh and in every layout, with the right statistics.
-#include "ops/random.h"
+#include "ops/random/random.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -18,9 +18,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"

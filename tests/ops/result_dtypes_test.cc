@@ -10,8 +10,8 @@
 
 #include <set>
 
-#include "dtensor/extend/op_info.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/dispatch/op_info.h"
+#include "dtensor/tensor/representation.h"
 #include "propagation/rule_registry.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"

@@ -9,8 +9,8 @@
 
 #include <set>
 
-#include "dtensor/extend/op_info.h"
-#include "dtensor/extend/representation.h"
+#include "dtensor/dispatch/op_info.h"
+#include "dtensor/tensor/representation.h"
 #include "propagation/op_rule.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"

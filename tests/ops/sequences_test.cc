@@ -8,7 +8,7 @@
 #include <ATen/ops/segment_reduce.h>
 #include <ATen/ops/tensor.h>
 
-#include "dtensor/extend/representation.h"
+#include "dtensor/tensor/representation.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

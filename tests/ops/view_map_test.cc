@@ -1,4 +1,4 @@
-#include "ops/view_map.h"
+#include "ops/views/view_map.h"
 
 #include <ostream>
 #include <random>

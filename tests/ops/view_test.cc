@@ -13,9 +13,9 @@
 #include <ATen/ops/view_copy.h>
 
 #include "comm/scope.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 

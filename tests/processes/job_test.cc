@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "comm/scope.h"
-#include "dtensor/extend/dispatch_scope.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/dispatch_scope.h"
 #include "mesh/device_mesh.h"
 #include "processes/job/bounded_store.h"
 #include "processes/job/find_culprit.h"

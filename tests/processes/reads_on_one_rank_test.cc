@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "dtensor/dtensor_handle.h"
-#include "dtensor/extend/remembered_bytes.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
+#include "dtensor/layout_cache/remembered_bytes.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/remembered_layouts.h"
 #include "dtensor/scopes.h"

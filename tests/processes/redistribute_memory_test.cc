@@ -12,7 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "comm/communicator.h"
 #include "comm/scope.h"
-#include "dtensor/internal/executor.h"
+#include "dtensor/redistribution/internal/executor.h"
 #include "placement/geometry.h"
 #include "plan/redistribute_planner.h"
 #include "tests/processes/job_world.h"

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "comm/comm_event.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/strategy_cache.h"
 #include "tests/processes/job_world.h"

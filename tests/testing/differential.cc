@@ -20,9 +20,9 @@
 #include <sstream>
 
 #include "comm/scope.h"
-#include "dtensor/extend/representation.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "placement/geometry.h"
 #include "placement/parse_placements.h"
 #include "tests/testing/catch_torch.h"

@@ -7,7 +7,7 @@ run() { "$program" "$@" >"$work/out" 2>"$work/err"; }
 
 run --check docs/operators.md
 check "the page has the table" test $? = 0
-sed 's|^\(.*`aten::mm`.*\)ops/matmul.cc\](|\1ops/linear.cc](|' docs/operators.md >"$work/page"
+sed 's|^\(.*`aten::mm`.*\)ops/matrix/matmul.cc\](|\1ops/linear.cc](|' docs/operators.md >"$work/page"
 check "the row is there" test "$(diff docs/operators.md "$work/page" | wc -l)" = 4
 run --check "$work/page"
 check "another file is noticed" test $? = 1

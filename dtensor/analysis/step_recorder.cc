@@ -1,0 +1,176 @@
+#include "dtensor/analysis/step_recorder.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "comm/comm_call.h"
+#include "comm/scope.h"
+#include "comm/work_event.h"
+#include "dtensor/tensor/call_sites.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "mesh/memory_meter.h"
+#include "mesh/world.h"
+#include "plan/cost_model.h"
+#include "propagation/strategy_cache.h"
+
+namespace dtensor {
+namespace {
+
+bool crosses_nodes(const Group& group, int64_t ranks_per_node) {
+  return std::any_of(group.members.begin(), group.members.end(), [&](const std::vector<int64_t>& members) {
+    return members.front() / ranks_per_node != members.back() / ranks_per_node;
+  });
+}
+
+class Recorder final : public CallSites, public CommListener {
+ public:
+  explicit Recorder(const Overrides& overrides) : overrides_(overrides) {}
+
+  uint64_t recording() const override { return recording_; }
+
+  void next() override {
+    std::lock_guard lock(mutex_);
+    ++index_;
+    charged_.clear();
+  }
+
+  Shares charged() const override {
+    std::lock_guard lock(mutex_);
+    return charged_;
+  }
+  void charge(Shares shares) override {
+    std::lock_guard lock(mutex_);
+    charged_ = std::move(shares);
+  }
+
+  std::shared_ptr<const Decision> decide(const OpCall& call, const std::shared_ptr<const OpRule>& rule,
+                                         const std::function<std::shared_ptr<const Decision>()>& usual) override {
+    std::shared_ptr<const Decision> decision;
+    const auto pin = overrides_.find(index_);
+    if (pin != overrides_.end()) {
+      decision = find_pinned(call, rule, pin->second);
+      if (decision) taken_.insert(index_);
+    }
+    if (!decision) decision = usual();
+    std::lock_guard lock(mutex_);
+    note_world(call.mesh.world());
+    step_.calls.push_back({index_, call, rule, decision, current_scope().module_path});
+    charged_ = {{step_.calls.size() - 1, 1}};
+    return decision;
+  }
+
+  void on_comm(const CommEvent&, bool) override {}
+
+  void on_call(const CommEvent& event, const CommView& view, bool before) override {
+    if (before) return;
+    std::lock_guard lock(mutex_);
+    if (!cost_) return;
+    const bool crosses = view.call.group != nullptr && crosses_nodes(*view.call.group, cost_->ranks_per_node);
+    const double seconds = cost_->collective(event.collective, event.group_size, crosses, event.bytes);
+    step_.cost.seconds += seconds;
+    ++step_.cost.collectives;
+    step_.cost.bytes += event.bytes;
+    for (const auto& [call, share] : charged_) step_.calls[call].seconds += seconds * share;
+  }
+
+  void on_work(const WorkEvent& event) override {
+    std::lock_guard lock(mutex_);
+    if (!cost_) return;
+    step_.cost.flops += event.flops;
+    step_.cost.seconds += cost_->work(event.flops, 0);
+  }
+
+  RecordedStep take() {
+    if (world_) step_.cost.peak_bytes = world_->memory().peak_bytes();
+    for (const auto& [call, pin] : overrides_) {
+      if (taken_.count(call) == 0) step_.missed.push_back(call);
+    }
+    return std::move(step_);
+  }
+
+ private:
+  void note_world(const World& world) {
+    if (cost_) return;
+    world_ = world;
+    world_->memory().reset_peak();
+    cost_ = cost_model(world);
+  }
+
+  static uint64_t next_recording() {
+    static std::atomic<uint64_t> last{0};
+    return ++last;
+  }
+
+  const Overrides& overrides_;
+  const uint64_t recording_ = next_recording();
+  mutable std::mutex mutex_;
+  RecordedStep step_;
+  Shares charged_;
+  std::optional<World> world_;
+  std::shared_ptr<const CostModel> cost_;
+  int64_t index_ = -1;
+  std::set<int64_t> taken_;  // calls whose override fitted
+};
+
+}  // namespace
+
+namespace {
+
+// Begins with 0, where the dispatcher's keys have the address of an operator.
+CacheKey key_of(const OpCall& call, const LayoutPin& pin) {
+  CacheKey key{0, static_cast<uint64_t>(call.limits.max_bytes), call.free_layouts.size()};
+  for (const FreeLayout& free : call.free_layouts) {
+    key.push_back(static_cast<uint64_t>(free.input));
+    key.push_back(free.dims.value_or(~uint64_t{0}));
+  }
+  for (const SpecPtr& input : call.inputs) key.push_back(input ? input->id() : 0);
+  const auto add_text = [&](const std::string& text) {
+    for (size_t i = 0; i < text.size(); i += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, text.data() + i, std::min<size_t>(8, text.size() - i));
+      key.push_back(word);
+    }
+  };
+  add_text(pin.as_called);
+  for (const Placements& placements : pin.inputs) add_text(to_string(placements) + ";");
+  return key;
+}
+
+}  // namespace
+
+std::vector<Placements> computed_placements(const Decision& decision) {
+  std::vector<Placements> placements;
+  for (const SpecPtr& spec : decision.computed) placements.push_back(spec ? spec->placements() : Placements());
+  return placements;
+}
+
+std::shared_ptr<const Decision> find_pinned(const OpCall& call, const std::shared_ptr<const OpRule>& rule,
+                                            const LayoutPin& pin) {
+  if (call.to_string() != pin.as_called) return nullptr;
+  StrategyCache& cache = strategy_cache(call.mesh.world());
+  const CacheKey key = key_of(call, pin);
+  if (auto known = cache.find(key)) return known;
+  for (PricedDecision& way : propagate_all(call, rule, std::numeric_limits<size_t>::max())) {
+    if (computed_placements(*way.decision) != pin.inputs) continue;
+    cache.insert(key, way.decision, "pinned: " + way.decision->explain(call));
+    return std::move(way.decision);
+  }
+  return nullptr;
+}
+
+RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides) {
+  Recorder recorder(overrides);
+  {
+    const ScopeGuard listening([&](Scope& s) { s.listeners.push_back(&recorder); });
+    const DispatchScopeGuard deciding([&](DispatchScope& s) { s.call_sites = &recorder; });
+    step();
+  }
+  return recorder.take();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,335 @@
+#include "dtensor/dispatch/dispatch.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include "comm/scope.h"
+#include "dtensor/dispatch/core_fallback.h"
+#include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/check_hooks.h"
+#include "dtensor/dispatch/internal/deferred_results.h"
+#include "dtensor/dispatch/internal/gradient_way.h"
+#include "dtensor/dispatch/internal/input_moves.h"
+#include "dtensor/dispatch/internal/plain_dispatch.h"
+#include "dtensor/dispatch/internal/replicated_dispatch.h"
+#include "dtensor/dispatch/internal/report_work.h"
+#include "dtensor/dispatch/op_info.h"
+#include "dtensor/dispatch/out_tensor.h"
+#include "dtensor/dispatch/reduce_first.h"
+#include "dtensor/dispatch/written_results.h"
+#include "dtensor/gradients/gradient_layout.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/tensor/call_sites.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
+#include "dtensor/views/view_origin.h"
+#include "plan/redistribute_planner.h"
+#include "propagation/propagate.h"
+#include "propagation/strategy_cache.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+using CallTensors = absl::InlinedVector<at::Tensor, 6>;
+
+// Partial tensors that an operator has needed reduced are read in that form from then on: what is computed of them
+// needs no reduction of its own. Views of them are taken as they are, since they share that, and so is what is written.
+void read_reduced_forms(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inputs& in) {
+  if (info.is_view) return;
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    at::Tensor& t = in.tensors[k];
+    if (!t.defined() || info.args[in.args[k]].written || !spec_of(t)->has_partial()) continue;
+    at::Tensor reduced = reduced_before(t);
+    if (!reduced.defined() && is_likely_used_beside(info, args, t)) reduced = reduce_first(info, in.args[k], t);
+    if (reduced.defined()) t = std::move(reduced);
+  }
+}
+
+void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, int64_t rank_index) {
+  const Shape expected = spec.local_shape(rank_index);
+  TORCH_CHECK(local.defined() && local.sizes() == c10::IntArrayRef(expected.data(), expected.size()) &&
+                  local.scalar_type() == spec.dtype(),
+              info.name, ": the sharding rule says that rank ", spec.mesh().local_ranks()[rank_index], " computes ",
+              spec.to_string(), " locally of shape ", c10::IntArrayRef(expected.data(), expected.size()),
+              ", but the local operator gave ",
+              local.defined() ? c10::str(local.sizes(), " ", local.scalar_type()) : std::string("nothing"),
+              ". The rule of this operator is wrong.");
+}
+
+// Runs the local operator once per owned rank; outputs[k][i] is output k on local rank i.
+std::vector<RankTensors> run_local(const OpInfo& info, const Decision& decision, const Inputs& in,
+                                   c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals,
+                                   bool check) {
+  const size_t ranks = in.mesh.local_ranks().size();
+  std::vector<RankTensors> outputs(decision.outputs.size());
+  for (auto& o : outputs) o.reserve(ranks);
+  LocalGuard guard;
+  Stack stack;
+  for (size_t r = 0; r < ranks; ++r) {
+    fill_local_stack(stack, in, args, locals, r);
+    if (decision.rule->local) {
+      const WrittenResults written(info, stack);
+      decision.rule->local({info.op, decision.computed, decision.outputs, static_cast<int64_t>(r), in.mesh}, stack);
+      written.settle(stack);
+    } else {
+      info.op.callBoxed(stack);
+    }
+    size_t k = 0;
+    for (auto& result : stack) {
+      if (result.isTensor()) {
+        outputs.at(k++).push_back(std::move(result).toTensor());
+      } else {
+        for (const auto& x : result.toListRef()) outputs.at(k++).push_back(x.toTensor());
+      }
+    }
+    TORCH_CHECK(k == decision.outputs.size(), info.name, ": the local operator gave ", k, " tensors where ",
+                decision.outputs.size(), " were expected.");
+    if (check) {
+      for (size_t o = 0; o < outputs.size(); ++o) {
+        if (decision.outputs[o]) check_local(info, *decision.outputs[o], outputs[o][r], static_cast<int64_t>(r));
+      }
+    }
+  }
+  return outputs;
+}
+
+// The schema argument that a view is of. REQUIRES: one is a tensor.
+size_t first_tensor(const Inputs& in) {
+  size_t a = 0;
+  while (in.slots[a].kind != ArgSlot::Kind::kTensor) ++a;
+  return a;
+}
+
+// Results as the schema wants them: tensors, or lists of tensors; written arguments are returned as themselves.
+void push_results(const OpInfo& info, const Decision& decision, const Inputs& in, std::vector<RankTensors> outputs,
+                  c10::ArrayRef<c10::IValue> args, Stack& results) {
+  const auto make = [&](size_t k) -> at::Tensor {
+    if (info.is_view) {
+      const size_t base_arg = first_tensor(in);
+      const int i = in.slots[base_arg].first;
+      const bool moved = decision.input_plans[i] && !decision.input_plans[i]->steps.empty();
+      return make_view_of({info.op, args, base_arg, k, decision.computed[i]->placements()}, decision.outputs[k],
+                          std::move(outputs[k]), decision.output_offsets.empty() ? 0 : decision.output_offsets[k],
+                          moved);
+    }
+    return make_result(decision.outputs[k], std::move(outputs[k]));
+  };
+  const auto wrap = [&](size_t k) {
+    if (!decision.outputs[k]) return at::Tensor();
+    at::Tensor t = make(k);
+    if (!decision.output_homes.empty() && decision.output_homes[k]) set_home(t, decision.output_homes[k]);
+    return t;
+  };
+  size_t k = 0;
+  for (size_t r = 0; r < decision.output_counts.size(); ++r) {
+    if (info.written_inputs[r] >= 0) {
+      results.push_back(args[info.written_inputs[r]]);
+      k += decision.output_counts[r] < 0 ? 1 : decision.output_counts[r];
+    } else if (decision.output_counts[r] < 0) {
+      results.emplace_back(wrap(k++));
+    } else {
+      c10::List<at::Tensor> list;
+      for (int j = 0; j < decision.output_counts[r]; ++j) list.push_back(wrap(k++));
+      results.emplace_back(std::move(list));
+    }
+  }
+}
+
+// Does an operator that writes to several tensors write to one that another one is a copied view of? What it computes
+// of the one would not be seen in the other.
+bool writes_related(const OpInfo& info, const Inputs& in) {
+  CallTensors written;
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    if (info.args[in.args[k]].written) written.push_back(in.tensors[k]);
+  }
+  return written.size() > 1 && any_related(written);
+}
+
+// As ATen does without kernels for lists.
+void run_one_by_one(const OpInfo& info, Stack& stack) {
+  constexpr auto kSlow = c10::DispatchKey::CompositeExplicitAutograd;
+  TORCH_CHECK_NOT_IMPLEMENTED(info.op.hasKernelForDispatchKey(kSlow), info.name,
+                              ": writes to several views of one distributed tensor "
+                              "whose parts had to move for them. Write to them one after another.");
+  info.op.callBoxedForDispatchKey(kSlow, stack);
+}
+
+// Calls of operators on this thread that are being dispatched, each for the one before.
+thread_local int calls_within = 0;
+
+struct CallWithin {
+  CallWithin() {
+    if (calls_within++ > 0) return;
+    if (CallSites* sites = current_dispatch_scope().call_sites) sites->next();
+  }
+  ~CallWithin() { --calls_within; }
+  CallWithin(const CallWithin&) = delete;
+  CallWithin& operator=(const CallWithin&) = delete;
+};
+
+// What was decided of a call. Made now, it is kept once the check of its first results has not refuted it.
+struct Decided {
+  std::shared_ptr<const Decision> decision;
+  bool made_now = false;
+  CacheKey key;             // of one made now
+  std::string description;  // of one made now
+};
+
+void keep(const Inputs& in, const Decided& decided) {
+  if (!decided.made_now) return;
+  strategy_cache(in.mesh.world()).insert(decided.key, decided.decision, decided.description);
+}
+
+// From the cache, or made now.
+Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+               const SpecPtr& target) {
+  StrategyCache& cache = strategy_cache(in.mesh.world());
+  CacheKey key = make_key(info, resolved, in, args, target.get());
+  auto decision = cache.find(key);
+  if (decision) return {std::move(decision), false, {}, {}};
+  const OpCall call = make_call(info, in, args, target);
+  LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
+  decision = propagate(call, resolved.rule);
+  std::string description = call.to_string();
+  if (call.limits.any()) description += c10::str(" within ", call.limits.max_bytes, " bytes");
+  cache.check_open(description);
+  return {std::move(decision), true, std::move(key), std::move(description)};
+}
+
+// The same, unless somebody decides the program's calls one by one.
+Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+                    c10::ArrayRef<c10::IValue> args, const SpecPtr& target) {
+  CallSites* sites = calls_within == 1 ? current_dispatch_scope().call_sites : nullptr;
+  if (sites == nullptr) return decide(info, resolved, in, args, target);
+  Decided usual;
+  auto decision = sites->decide(make_call(info, in, args, target), resolved.rule, [&] {
+    usual = decide(info, resolved, in, args, target);
+    return usual.decision;
+  });
+  return decision == usual.decision ? std::move(usual) : Decided{std::move(decision), false, {}, {}};
+}
+
+// Can what will be written to views whose parts had to move be taken to what they are views of?
+void check_writes(const OpInfo& info, const Inputs& in) {
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    const at::Tensor& t = in.tensors[k];
+    if (info.args[in.args[k]].written && t.defined() && peek_meta(t).storage->origin)
+      check_can_carry_back(t, info.name);
+  }
+}
+
+// Some ranks may have written: nothing that was derived from these tensors before holds any more.
+void note_failed_write(const OpInfo& info, const Inputs& in) {
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    if (!info.args[in.args[k]].written || !in.tensors[k].defined()) continue;
+    count_write(*peek_meta(in.tensors[k]).storage);
+  }
+}
+
+at::Tensor compute_late(const OpInfo& info, const Inputs& in, const Decided& decided, c10::ArrayRef<c10::IValue> args) {
+  const auto run = [decided](const LateCall& call, const std::vector<RankTensors>& inputs) {
+    auto outputs = run_local(call.info, *decided.decision, call.in, call.args, inputs, decided.made_now);
+    keep(call.in, decided);
+    report_work(call.info, *decided.decision, call.in, call.args);
+    return outputs;
+  };
+  return make_late_result(info, in, args, decided.decision, run);
+}
+
+void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, Stack& stack) {
+  if (in.copied_views && writes_related(info, in)) return run_one_by_one(info, stack);
+  const auto args = torch::jit::last(stack, info.args.size());
+  at::Tensor leaf;
+  SpecPtr target;
+  if (resolved.rule && in_backward()) {
+    if (resolved.rule->uses_gradient_target) leaf = gradient_leaf();
+    target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
+  }
+
+  const Decided decided = decide_call(info, resolved, in, args, target);
+  const std::shared_ptr<const Decision> decision = decided.decision;
+  if (may_come_late(info, in, *decision, leaf)) {
+    const at::Tensor result = compute_late(info, in, decided, args);
+    torch::jit::drop(stack, info.args.size());
+    return stack.push_back(result);
+  }
+  const std::vector<RankTensors> locals = move_inputs(info, *decision, in);
+
+  std::vector<RankTensors> outputs;
+  try {
+    outputs = run_local(info, *decision, in, args, locals, decided.made_now);
+  } catch (...) {
+    note_failed_write(info, in);
+    throw;
+  }
+  keep(in, decided);
+  report_work(info, *decision, in, args);
+  for (size_t a = 0; a < args.size(); ++a) {
+    if (!info.args[a].written) continue;
+    for (int k = in.slots[a].first; k < in.slots[a].first + in.slots[a].count; ++k) {
+      if (in.tensors[k].defined()) note_write(in.tensors[k], info.name);
+    }
+  }
+
+  Stack results;
+  push_results(info, *decision, in, std::move(outputs), args, results);
+  torch::jit::drop(stack, info.args.size());
+  for (auto& r : results) stack.push_back(std::move(r));
+}
+
+void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stack& stack) {
+  const auto args = torch::jit::last(stack, info.args.size());
+  note_parameters(info, args);
+  if (info.has_outs) {
+    if (run_functional_form(info, stack)) return;
+    const Inputs in = gather_inputs(info, args);
+    if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
+  }
+  const WrittenResults written(info, stack);
+  info.handler(op, stack);
+  written.settle(stack);
+}
+
+}  // namespace
+
+void dispatch(const c10::OperatorHandle& op, Stack* stack) {
+  const OpInfo& info = op_info(op);
+  const auto args = torch::jit::last(*stack, info.args.size());
+  if (!has_dtensor(info, args)) return dispatch_plain(info, *stack, /*within_operator=*/calls_within > 0);
+  const CallWithin within;
+  const auto overwritten = settle_before_writes(info, args);
+  if (info.handler == nullptr) {
+    dispatch_by_rule(op, *stack);
+  } else {
+    dispatch_to_handler(info, op, *stack);
+  }
+  if (overwritten) overwritten->done();
+}
+
+void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
+  const OpInfo& info = op_info(op);
+  const auto resolved = info.resolve();
+  if (!resolved->rule && info.composite_implicit) {
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  }
+  if (resolved->rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) &&
+      run_functional_form(info, stack))
+    return;
+  Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
+  if (in.hooks_watched) check_hooks_ran(info, in);
+  if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
+  if (in.copied_views) check_writes(info, in);
+  if (!resolved->rule) return run_without_rule(info, in, stack);
+  read_reduced_forms(info, torch::jit::last(stack, info.args.size()), in);
+  note_context(info, in);
+  run_rule(info, *resolved, in, stack);
+}
+
+namespace {
+
+const bool registered = (register_fallback(&dispatch), true);
+
+}  // namespace
+
+}  // namespace dtensor

@@ -1,0 +1,374 @@
+#include "dtensor/dispatch/internal/call_inputs.h"
+
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "comm/scope.h"
+#include "dtensor/dispatch/internal/numbers_of_meshes.h"
+#include "dtensor/dispatch/library_code.h"
+#include "dtensor/dispatch/plain_beside_distributed.h"
+#include "dtensor/gradients/gradient_layout.h"
+#include "dtensor/gradients/partial_parameter.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/replicate.h"
+#include "dtensor/views/alias_group.h"
+
+namespace dtensor {
+namespace {
+
+enum Tag : uint64_t { kNone = 1, kBool, kInt, kDouble, kComplex, kString, kDevice, kIntList, kList, kOther };
+
+void append_text(CacheKey& key, const std::string& s) {
+  key.push_back(s.size());
+  for (size_t i = 0; i < s.size(); i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, s.data() + i, std::min<size_t>(8, s.size() - i));
+    key.push_back(word);
+  }
+}
+
+// Appends the type of `v` and, unless `type_only`, its contents; lists element by element. Values of a kind that cannot
+// be written (generators, custom objects) count by their type.
+void append_static(CacheKey& key, const c10::IValue& v, bool type_only) {
+  if (v.isNone()) {
+    key.push_back(kNone);
+  } else if (v.isBool()) {
+    key.push_back(kBool);
+    if (!type_only) key.push_back(v.toBool());
+  } else if (v.isInt()) {
+    key.push_back(kInt);
+    if (!type_only) key.push_back(static_cast<uint64_t>(v.toInt()));
+  } else if (v.isDouble()) {
+    key.push_back(kDouble);
+    if (!type_only) key.push_back(std::bit_cast<uint64_t>(v.toDouble()));
+  } else if (v.isComplexDouble()) {
+    key.push_back(kComplex);
+    if (!type_only) {
+      key.push_back(std::bit_cast<uint64_t>(v.toComplexDouble().real()));
+      key.push_back(std::bit_cast<uint64_t>(v.toComplexDouble().imag()));
+    }
+  } else if (v.isString()) {
+    key.push_back(kString);
+    if (!type_only) append_text(key, v.toStringRef());
+  } else if (v.isDevice()) {
+    key.push_back(kDevice);
+    if (!type_only)
+      key.push_back(static_cast<uint64_t>(v.toDevice().type()) << 8 | static_cast<uint8_t>(v.toDevice().index()));
+  } else if (v.isIntList()) {
+    key.push_back(kIntList);
+    const auto list = v.toIntList();
+    key.push_back(list.size());
+    if (!type_only) {
+      for (int64_t x : list) key.push_back(static_cast<uint64_t>(x));
+    }
+  } else if (v.isList()) {
+    key.push_back(kList);
+    const auto list = v.toListRef();
+    key.push_back(list.size());
+    for (const auto& x : list) append_static(key, x, type_only);
+  } else {
+    key.push_back(kOther);
+  }
+}
+
+// Appends what strategies may know of a number whose value is irrelevant: whether it is finite, and of a divisor
+// whether it is 0.
+void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
+  NumberClass number = number_class(value);
+  if (number == NumberClass::kZero && !divisor) number = NumberClass::kOrdinary;
+  key.push_back(static_cast<uint64_t>(number));
+}
+
+// May an operator that writes to `t`, its input k, lay it out anew? Known of tensors that an operator made, or of those
+// that share the memory of one, and whose parts the user never got: on all ranks alike, as they share and ask for parts
+// alike.
+std::optional<FreeLayout> free_layout(const at::Tensor& t, int k) {
+  const DTensorMeta& meta = peek_meta(t);
+  const LocalStorage& storage = *meta.storage;
+  if (storage.user_may_write || storage.origin || is_leaf_parameter(t)) return std::nullopt;
+  if (!storage.shared) return meta.laid_out_by_engine ? std::optional(FreeLayout{k}) : std::nullopt;
+  const Sharers* sharers = storage.sharers.load(std::memory_order_acquire);
+  if (sharers == nullptr || storage.is_parameter.load(std::memory_order_relaxed)) return std::nullopt;
+  const uint64_t dims = sharers->splittable(meta, current_dispatch_scope().limits);
+  return dims != 0 ? std::optional(FreeLayout{k, dims}) : std::nullopt;
+}
+
+}  // namespace
+
+namespace {
+
+// Its gradient will come back to its layout.
+void note_parameter(const OpInfo& info, const at::Tensor& t) {
+  if (!is_leaf_parameter(t)) return;
+  if (!info.always_shares) reduce_partial_parameter(t, info.name);
+  keep_gradient_layout(t);
+  peek_meta(t).storage->is_parameter.store(true, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i].isTensor()) {
+      if (is_dtensor(args[i].toTensor())) note_parameter(info, args[i].toTensor());
+    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && args[i].isList()) {
+      for (const auto& x : args[i].toListRef()) {
+        if (x.isTensor() && is_dtensor(x.toTensor())) note_parameter(info, x.toTensor());
+      }
+    }
+  }
+}
+
+bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i].kind == OpInfo::Arg::Kind::kTensor) {
+      if (args[i].isTensor() && is_dtensor(args[i].toTensor())) return true;
+    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && args[i].isList()) {
+      for (const auto& x : args[i].toListRef()) {
+        if (x.isTensor() && is_dtensor(x.toTensor())) return true;
+      }
+    }
+  }
+  return false;
+}
+
+Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  Inputs in;
+  in.slots.resize(args.size());
+  bool any_plain = false, several_meshes = false;
+  const auto add = [&](const at::Tensor& t, size_t arg) {
+    in.tensors.push_back(t);
+    in.args.push_back(static_cast<uint16_t>(arg));
+    if (!t.defined()) return;
+    if (!is_dtensor(t)) {
+      any_plain = true;
+      if (info.args[arg].written) in.writes_plain = true;
+      return;
+    }
+    const DeviceMesh& mesh = spec_of(t)->mesh();
+    if (!in.mesh.defined()) in.mesh = mesh;
+    several_meshes = several_meshes || !(in.mesh == mesh);
+    note_parameter(info, t);
+    const LocalStorage& storage = *peek_meta(t).storage;
+    if (storage.origin) in.copied_views = true;
+    if (storage.hook_watches) in.hooks_watched = true;
+    if (info.args[arg].written && !info.args[arg].out) {
+      if (const auto free = free_layout(t, static_cast<int>(in.tensors.size()) - 1)) in.free_layouts.push_back(*free);
+    }
+  };
+  for (size_t i = 0; i < args.size(); ++i) {
+    ArgSlot& slot = in.slots[i];
+    const int first = static_cast<int>(in.tensors.size());
+    switch (info.args[i].kind) {
+      case OpInfo::Arg::Kind::kStatic:
+        continue;
+      case OpInfo::Arg::Kind::kTensor:
+        slot = {ArgSlot::Kind::kTensor, first, 1};
+        add(args[i].isTensor() ? args[i].toTensor() : at::Tensor(), i);
+        break;
+      case OpInfo::Arg::Kind::kTensorList: {
+        if (args[i].isNone()) {
+          slot = {ArgSlot::Kind::kTensorList, first, 0};
+          break;
+        }
+        const auto list = args[i].toListRef();
+        slot = {ArgSlot::Kind::kTensorList, first, static_cast<int>(list.size())};
+        for (const auto& x : list) add(x.isTensor() ? x.toTensor() : at::Tensor(), i);
+        break;
+      }
+    }
+  }
+  if (several_meshes) {
+    in.mesh = bring_to_one_mesh(
+        {info, absl::MakeSpan(in.tensors), in.args, [&](size_t k) { return arg_name(info, in, static_cast<int>(k)); }});
+  }
+  // What occurs twice, itself or another view of it, would be laid out anew for one and not for the other.
+  const auto memory_of_input = [](const at::Tensor& t) {
+    return t.defined() && is_dtensor(t) ? peek_meta(t).storage.get() : nullptr;
+  };
+  const auto occurs_again = [&](const FreeLayout& free) {
+    return std::count_if(in.tensors.begin(), in.tensors.end(), [&](const at::Tensor& t) {
+             return memory_of_input(t) == memory_of_input(in.tensors[free.input]);
+           }) > 1;
+  };
+  in.free_layouts.erase(std::remove_if(in.free_layouts.begin(), in.free_layouts.end(), occurs_again),
+                        in.free_layouts.end());
+  if (any_plain && !in.writes_plain) {
+    const bool allowed = plain_is_replicated();
+    for (size_t i = 0; i < args.size(); ++i) {
+      for (int k = in.slots[i].first; k < in.slots[i].first + in.slots[i].count; ++k) {
+        at::Tensor& t = in.tensors[k];
+        if (!t.defined() || is_dtensor(t)) continue;
+        if (!allowed && !counts_as_number(t)) {
+          const ScopeGuard running([&in](Scope& s) { s.module_path = module_path(in); });
+          throw_plain_beside_distributed(info.name, info.op.schema().arguments()[i].name(), t, in.mesh);
+        }
+        t = replicate_plain(t, in.mesh);
+      }
+    }
+  }
+  return in;
+}
+
+namespace {
+
+// Gradients are read more than once, as a rule. But where backward multiplies one, which comes first, elementwise by
+// what was saved, the product is the gradient of a factor, and summed up if that was the smaller one.
+bool reads_factors_again(const OpInfo& info, const Inputs& in) {
+  if (!in_backward()) return false;
+  const at::Tensor& first = in.tensors.front();
+  return !info.op.hasTag(at::Tag::pointwise) || !first.defined() || spec_of(first)->has_partial();
+}
+
+}  // namespace
+
+namespace {
+
+// What meets parameters alone, that is: the first state of a recurrence, or noise. Beside others it might be a weight.
+void note_unplaced(Inputs& in) {
+  const auto is_parameter = [](const at::Tensor& t) {
+    return peek_meta(t).storage->is_parameter.load(std::memory_order_relaxed);
+  };
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    const at::Tensor& t = in.tensors[k];
+    if (!t.defined() || is_parameter(t)) continue;
+    if (!is_unwritten_constant(t)) return in.unplaced.clear();
+    in.unplaced.push_back(static_cast<int>(k));
+  }
+}
+
+}  // namespace
+
+void note_context(const OpInfo& info, Inputs& in) {
+  const bool wants_gradients = c10::GradMode::is_enabled();
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    const at::Tensor& t = in.tensors[k];
+    if (!t.defined()) continue;
+    const DTensorMeta& meta = peek_meta(t);
+    if (meta.home) {
+      in.homes.resize(in.tensors.size());
+      in.homes[k] = meta.home;
+    }
+    const bool is_parameter = wants_gradients && meta.storage->is_parameter.load(std::memory_order_relaxed);
+    if (is_parameter && !meta.spec->is_replicated()) in.parameters.push_back(static_cast<int>(k));
+  }
+  in.reads_factors_again = reads_factors_again(info, in);
+  note_unplaced(in);
+}
+
+bool is_unwritten_constant(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  return meta.is_unplaced && meta.spec->is_replicated() && meta.storage->writes.load(std::memory_order_relaxed) == 0;
+}
+
+std::string module_path(const Inputs& in) {
+  for (const auto& t : in.tensors) {
+    if (!is_dtensor(t)) continue;
+    if (peek_meta(t).name) return module_of(peek_meta(t));
+  }
+  return current_scope().module_path;
+}
+
+std::string arg_name(const OpInfo& info, const Inputs& in, int input) {
+  for (size_t i = 0; i < in.slots.size(); ++i) {
+    const ArgSlot& s = in.slots[i];
+    if (input < s.first || input >= s.first + s.count || s.kind == ArgSlot::Kind::kStatic) continue;
+    const std::string& name = info.op.schema().arguments()[i].name();
+    return s.kind == ArgSlot::Kind::kTensorList ? c10::str(name, "[", input - s.first, "]") : name;
+  }
+  return "";
+}
+
+CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+                  c10::ArrayRef<c10::IValue> args, const Spec* gradient_target) {
+  CacheKey key;
+  key.push_back(reinterpret_cast<uintptr_t>(&info));
+  key.push_back(resolved.generation);
+  key.push_back(
+      static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
+  key.push_back(gradient_target ? gradient_target->id() : 0);
+  key.push_back(in.reads_factors_again);
+  key.push_back(static_cast<uint64_t>(current_dispatch_scope().limits.max_bytes));
+  key.push_back(in.free_layouts.size());
+  for (const FreeLayout& free : in.free_layouts) {
+    key.push_back(static_cast<uint64_t>(free.input));
+    key.push_back(free.dims.value_or(~uint64_t{0}));
+  }
+  key.push_back(in.parameters.size());
+  for (const int k : in.parameters) key.push_back(static_cast<uint64_t>(k));
+  key.push_back(in.unplaced.size());
+  for (const int k : in.unplaced) key.push_back(static_cast<uint64_t>(k));
+  key.push_back(in.homes.size());
+  for (const SpecPtr& home : in.homes) key.push_back(home ? home->id() : 0);
+  for (size_t i = 0; i < args.size(); ++i) {
+    const ArgSlot& slot = in.slots[i];
+    if (slot.kind == ArgSlot::Kind::kStatic) {
+      append_static(key, args[i], resolved.value_free[i]);
+      if (resolved.value_free[i]) append_class(key, args[i], resolved.divisor[i]);
+      continue;
+    }
+    if (slot.kind == ArgSlot::Kind::kTensorList) key.push_back(slot.count);
+    for (int k = slot.first; k < slot.first + slot.count; ++k) {
+      key.push_back(in.tensors[k].defined() ? spec_of(in.tensors[k])->id() : 0);
+    }
+  }
+  return key;
+}
+
+OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args, SpecPtr gradient_target) {
+  OpCall call(info.op);
+  call.limits = current_dispatch_scope().limits;
+  call.mesh = in.mesh;
+  call.slots = in.slots;
+  call.free_layouts.assign(in.free_layouts.begin(), in.free_layouts.end());
+  call.parameters.assign(in.parameters.begin(), in.parameters.end());
+  call.unplaced.assign(in.unplaced.begin(), in.unplaced.end());
+  call.reads_factors_again = in.reads_factors_again;
+  call.homes.assign(in.homes.begin(), in.homes.end());
+  call.gradient_target = std::move(gradient_target);
+  for (size_t i = 0; i < args.size(); ++i) {
+    call.args.push_back(in.slots[i].kind == ArgSlot::Kind::kStatic ? args[i] : c10::IValue());
+  }
+  for (const auto& t : in.tensors) call.inputs.push_back(t.defined() ? spec_of(t) : nullptr);
+  return call;
+}
+
+void fill_local_stack(torch::jit::Stack& stack, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+                      const std::vector<RankTensors>& locals, size_t r) {
+  stack.clear();
+  for (size_t a = 0; a < args.size(); ++a) {
+    const ArgSlot& slot = in.slots[a];
+    if (slot.kind == ArgSlot::Kind::kStatic) {
+      stack.push_back(args[a]);
+    } else if (slot.kind == ArgSlot::Kind::kTensor) {
+      if (in.tensors[slot.first].defined()) {
+        stack.emplace_back(locals[slot.first][r]);
+      } else {
+        stack.push_back(args[a]);
+      }
+    } else if (args[a].isNone()) {
+      stack.push_back(args[a]);
+    } else if (args[a].isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (int k = slot.first; k < slot.first + slot.count; ++k) {
+        list.push_back(in.tensors[k].defined() ? locals[k][r] : at::Tensor());
+      }
+      stack.emplace_back(std::move(list));
+    } else {
+      c10::List<std::optional<at::Tensor>> list;
+      for (int k = slot.first; k < slot.first + slot.count; ++k) {
+        list.push_back(in.tensors[k].defined() ? std::optional<at::Tensor>(locals[k][r]) : std::nullopt);
+      }
+      stack.emplace_back(std::move(list));
+    }
+  }
+}
+
+}  // namespace dtensor

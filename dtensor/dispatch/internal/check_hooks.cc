@@ -1,0 +1,72 @@
+#include "dtensor/dispatch/internal/check_hooks.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string>
+
+#include "comm/scope.h"
+#include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/hook_watch.h"
+#include "dtensor/tensor/representation.h"
+
+namespace dtensor {
+namespace {
+
+// The hooks that should have run before anyone computes with `t`.
+const HookWatch* open_watch(const at::Tensor& t) {
+  if (!t.defined() || !is_dtensor(t)) return nullptr;
+  const auto& watches = peek_meta(t).storage->hook_watches;
+  if (!watches) return nullptr;
+  const auto open = std::find_if(watches->begin(), watches->end(), [](const auto& w) { return !w->over(); });
+  return open == watches->end() ? nullptr : open->get();
+}
+
+// As optimizers and averages compute: element by element, on tensors of one shape.
+bool is_update(const OpInfo& info, const Inputs& in) {
+  if (!info.op.hasTag(at::Tag::pointwise) && info.op.schema().name() != "aten::copy_") return false;
+  const at::Tensor* first = nullptr;
+  for (const at::Tensor& t : in.tensors) {
+    if (!t.defined() || t.dim() == 0) continue;
+    if (first != nullptr && t.sizes() != first->sizes()) return false;
+    first = &t;
+  }
+  return true;
+}
+
+}  // namespace
+
+void keep_hook_watches(const at::Tensor& from, const at::Tensor& to) {
+  auto& present = peek_meta(to).storage->hook_watches;
+  if (is_dtensor(from) && !present) present = peek_meta(from).storage->hook_watches;
+}
+
+void check_hooks_ran(const OpInfo& info, const Inputs& in) {
+  if (in_backward()) return;
+  const HookWatch* hooks = nullptr;
+  std::string argument;
+  bool others = false;
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    const at::Tensor& t = in.tensors[k];
+    const auto& arg = info.args[in.args[k]];
+    const HookWatch* open = open_watch(t);
+    if (open == nullptr) {
+      others |= t.defined() && t.dim() > 0;
+    } else if (arg.written) {
+      return;
+    } else if (hooks == nullptr && arg.kind == OpInfo::Arg::Kind::kTensor) {
+      hooks = open;
+      argument = info.op.schema().arguments()[in.args[k]].name();
+      if (peek_meta(t).name) argument += " ('" + *peek_meta(t).name + "')";
+    }
+  }
+  if (hooks == nullptr || !others || is_update(info, in)) return;
+  TORCH_CHECK(false, info.name, ": argument ", argument, " is of ", hooks->module(),
+              ", whose hooks (input_fn, output_fn) never ran: forward() was called through a pointer to the class that "
+              "was distributed, such as a member `torch::nn::Linear fc`. Declare that member as "
+              "DistributedModule<torch::nn::LinearImpl> fc{nullptr}, as torch::nn::AnyModule, or put the module in a "
+              "torch::nn::Sequential. To compute with its parameters without the hooks on purpose, call "
+              "allow_without_hooks() of the distributed module before.");
+}
+
+}  // namespace dtensor

@@ -1,0 +1,111 @@
+// Composite operators, above autograd: notes that their code runs (library_code.h), and runs in its place what has a
+// handler or writes to out=.
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <vector>
+
+#include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/library_code.h"
+#include "dtensor/dispatch/op_info.h"
+#include "dtensor/dispatch/out_tensor.h"
+#include "dtensor/dispatch/written_results.h"
+#include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/replicate.h"
+#include "dtensor/tensor/representation.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+// A composite may give a tensor that it made and filled itself, without any operator on what is distributed: where
+// there are no elements to work on, say. Its results are distributed all the same.
+void distribute_results(const LibraryCode& code, size_t num_results, Stack& stack) {
+  const auto made_here = [&](const at::Tensor& t) {
+    if (t.defined() && t.is_meta() && code.mesh().world().has_data()) return false;  // no value, but a shape
+    return t.defined() && !is_dtensor(t) && !code.was_given(t) && !t.requires_grad() && t.layout() == c10::kStrided &&
+           t.unsafeGetTensorImpl()->storage().use_count() == 1;
+  };
+  for (size_t i = stack.size() - num_results; i < stack.size(); ++i) {
+    if (stack[i].isTensor() && made_here(stack[i].toTensor()))
+      stack[i] = replicate_copy(stack[i].toTensor(), code.mesh());
+  }
+}
+
+// In a MeshScope: what the operator's code makes on the way is plain, as its arguments are.
+void run_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  keys = keys & kBelowThatKey;
+  if (LibraryCode::current() != nullptr) return op.redispatchBoxed(keys, stack);
+  const c10::impl::ExcludeDispatchKeyGuard plain(kBothDTensorKeys);
+  op.redispatchBoxed(keys.remove(kDTensorKey), stack);
+}
+
+void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto& schema = op.schema();
+  const OpInfo& info = op_info(op);
+  const auto args = torch::jit::last(*stack, info.args.size());
+  if (!has_dtensor(info, args)) return run_on_plain(op, keys, stack);
+  const LibraryCode inside(op, args);
+  if (info.has_outs && run_functional_form(info, *stack)) return;
+  if (info.handler != nullptr) {
+    const WrittenResults written(info, *stack);
+    info.handler(op, *stack);
+    written.settle(*stack);
+  } else {
+    op.redispatchBoxed(keys & kBelowThatKey, stack);
+  }
+  if (inside.is_outermost() && inside.makes_plain() && !schema.is_mutable())
+    distribute_results(inside, schema.returns().size(), *stack);
+}
+
+bool has_tensor_argument(const c10::FunctionSchema& schema) {
+  for (const auto& argument : schema.arguments()) {
+    const std::string type = argument.type()->str();
+    if (type.find("Tensor") != std::string::npos) return true;
+  }
+  return false;
+}
+
+// For all of ATen's composite operators, when the library is loaded.
+bool register_composites() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto* registered = new std::vector<c10::RegistrationHandleRAII>;  // for the life of the process
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
+    if (!has_tensor_argument(op->schema()) || name.name == "aten::_has_compatible_shallow_copy_type")
+      continue;  // see set_data.cc
+    registered->push_back(
+        dispatcher.registerImpl(name, kAboveAutogradKey, c10::KernelFunction::makeFromBoxedFunction<&run_composite>(),
+                                std::nullopt, nullptr, "dtensor: notes that a composite operator runs"));
+  }
+  return true;
+}
+
+const bool composites_registered = register_composites();
+
+}  // namespace
+
+void run_without_handler(const c10::OperatorHandle& op, Stack& stack) {
+  c10::DispatchKeySet keys;
+  for (const c10::IValue& arg : torch::jit::last(stack, op.schema().arguments().size())) {
+    if (arg.isTensor() && arg.toTensor().defined()) keys = keys | arg.toTensor().key_set();
+  }
+  keys = c10::impl::computeDispatchKeySet(keys, c10::DispatchKeySet(c10::DispatchKeySet::FULL));
+  // That key falls through, which is known to the dispatcher alone; tensors have it in inference mode, too.
+  keys = (keys & kBelowThatKey).remove(c10::DispatchKey::ADInplaceOrView);
+  // Below autograd the next kernel would be the handler again.
+  if (keys.highestPriorityTypeId() == kDTensorKey)
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  op.redispatchBoxed(keys, &stack);
+}
+
+}  // namespace dtensor
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, m) {
+  static_assert(dtensor::kAboveAutogradKey == c10::DispatchKey::DeferredInit,
+                "register the fallthrough at kAboveAutogradKey");
+  m.fallback(torch::CppFunction::makeFallthrough());
+}

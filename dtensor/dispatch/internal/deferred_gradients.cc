@@ -1,0 +1,279 @@
+#include "dtensor/dispatch/internal/deferred_gradients.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "dtensor/dispatch/internal/input_moves.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
+#include "dtensor/views/view_origin.h"
+
+namespace dtensor {
+namespace {
+
+std::atomic<int64_t> num_late{0};
+
+struct Everywhere {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<LateCalls>> calls;
+};
+Everywhere& everywhere_known() {
+  static auto* all = new Everywhere;
+  return *all;
+}
+
+std::shared_ptr<LateCalls> make_late_calls() {
+  const auto calls = std::make_shared<LateCalls>();
+  Everywhere& all = everywhere_known();
+  std::lock_guard lock(all.mutex);
+  const auto is_gone = [](const std::weak_ptr<LateCalls>& other) { return other.expired(); };
+  all.calls.erase(std::remove_if(all.calls.begin(), all.calls.end(), is_gone), all.calls.end());
+  all.calls.push_back(calls);
+  return calls;
+}
+
+// Of the parts as they are. REQUIRES: they are there.
+at::Tensor copy_of(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  RankTensors parts = meta.locals;
+  LocalGuard guard;
+  for (at::Tensor& part : parts) part = part.clone();
+  return make_dtensor(meta.spec, std::move(parts), meta.name);
+}
+
+// `t` as it is, whatever becomes of that handle and of parts that the user has.
+at::Tensor kept(const at::Tensor& t) {
+  const DTensorMeta& meta = meta_of(t);
+  return meta.storage->user_may_write && !meta.spec->meta().wrapped_number ? copy_of(t) : t.variable_data();
+}
+
+// Gives `to`, and what shares its storage, the memory of `from`, or of a copy where others have that.
+void take_over(const at::Tensor& to, at::Tensor from) {
+  const bool is_own = from.is_contiguous() && from.storage_offset() == 0 && from.storage().use_count() == 1;
+  if (!is_own) from = from.clone(at::MemoryFormat::Contiguous);
+  c10::StorageImpl *source = from.storage().unsafeGetStorageImpl(), *memory = to.storage().unsafeGetStorageImpl();
+  memory->set_nbytes(source->nbytes());
+  memory->set_data_ptr_noswap(source->set_data_ptr(at::DataPtr()));
+}
+
+// While calls that were recorded are computed, the recording is told whose collectives run: of several, by their bytes.
+class ChargedMeanwhile {
+ public:
+  explicit ChargedMeanwhile(const std::vector<std::shared_ptr<LateCall>>& calls)
+      : sites_(current_dispatch_scope().call_sites) {
+    if (sites_ == nullptr) return;
+    double bytes = 0;
+    for (const auto& call : calls) bytes += static_cast<double>(call->bytes);
+    CallSites::Shares shares;
+    for (const auto& call : calls) {
+      if (call->recording != sites_->recording() || call->bytes == 0) continue;
+      for (const auto& [number, share] : call->charged)
+        shares.push_back({number, share * static_cast<double>(call->bytes) / bytes});
+    }
+    before_ = sites_->charged();
+    sites_->charge(std::move(shares));
+  }
+  ~ChargedMeanwhile() {
+    if (sites_ != nullptr) sites_->charge(std::move(before_));
+  }
+  ChargedMeanwhile(const ChargedMeanwhile&) = delete;
+  ChargedMeanwhile& operator=(const ChargedMeanwhile&) = delete;
+
+ private:
+  CallSites* const sites_;
+  CallSites::Shares before_;
+};
+
+}  // namespace
+
+LateCall::Late::Late() { num_late.fetch_add(1, std::memory_order_relaxed); }
+LateCall::Late::~Late() { num_late.fetch_sub(1, std::memory_order_relaxed); }
+
+void LateCall::end(std::exception_ptr why_not) {
+  computed = why_not == nullptr;
+  error = std::move(why_not);
+  in = {};
+  args.clear();
+  run = nullptr;
+  if (!computed) return;
+  parts.clear();
+  late = nullptr;
+}
+
+at::Tensor without_memory(const Shape& sizes, const at::TensorOptions& options) {
+  LocalGuard guard;
+  const at::Tensor t = at::empty({0}, options);
+  t.unsafeGetTensorImpl()->set_sizes_contiguous({sizes.data(), sizes.size()});
+  t.storage().unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(t.numel()) * t.element_size());
+  return t;
+}
+
+bool any_late_calls() { return num_late.load(std::memory_order_relaxed) > 0; }
+
+std::shared_ptr<LateCalls> LateCalls::of_backward() {
+  return std::static_pointer_cast<LateCalls>(late_gradients(make_late_calls));
+}
+
+std::vector<std::shared_ptr<LateCalls>> LateCalls::everywhere() {
+  Everywhere& all = everywhere_known();
+  std::lock_guard lock(all.mutex);
+  std::vector<std::shared_ptr<LateCalls>> result;
+  for (const auto& known : all.calls) {
+    if (auto calls = known.lock()) result.push_back(std::move(calls));
+  }
+  return result;
+}
+
+void LateCalls::add(std::shared_ptr<LateCall> call) {
+  for (at::Tensor& t : call->in.tensors) {
+    if (t.defined()) t = kept(t);
+  }
+  const auto has_room = [&] {
+    std::lock_guard lock(mutex_);
+    return waiting_.empty() ||
+           (bytes_ + call->bytes <= kGradientBucketBytes && waiting_.front()->in.mesh.world() == call->in.mesh.world());
+  };
+  const bool is_large = call->bytes > kGradientBucketBytes;
+  if (!has_room()) compute_all();
+  {
+    std::lock_guard lock(mutex_);
+    bytes_ += call->bytes;
+    waiting_.push_back(std::move(call));
+  }
+  if (is_large) compute_all();
+}
+
+void LateCalls::compute_before_write(const at::Tensor& t) {
+  const auto reads = [memory = memory_viewed_by(t)](const at::Tensor& in) { return memory_viewed_by(in) == memory; };
+  if (!any_reads(reads)) return;
+  std::lock_guard lock(computing_);
+  while (compute_waiting()) {
+  }
+  copy_inputs(reads);  // what is held back may have to be computed yet
+}
+
+void LateCalls::copy_before_unseen_writes(const LocalStorage& memory) {
+  const auto reads = [&](const at::Tensor& in) { return peek_meta(in).storage.get() == &memory; };
+  if (!any_reads(reads)) return;
+  std::lock_guard lock(computing_);
+  copy_inputs(reads);
+}
+
+bool LateCalls::any_reads(const ReadsMemory& reads) {
+  std::lock_guard lock(mutex_);
+  const auto does = [&](const std::shared_ptr<LateCall>& call) {
+    return std::any_of(call->in.tensors.begin(), call->in.tensors.end(),
+                       [&](const at::Tensor& in) { return in.defined() && reads(in); });
+  };
+  return std::any_of(waiting_.begin(), waiting_.end(), does) || std::any_of(in_hand_.begin(), in_hand_.end(), does);
+}
+
+void LateCalls::copy_inputs(const ReadsMemory& reads) {
+  std::vector<std::shared_ptr<LateCall>> calls;
+  {
+    std::lock_guard lock(mutex_);
+    calls = waiting_;
+  }
+  for (const auto& call : calls) {
+    for (at::Tensor& in : call->in.tensors) {
+      if (!in.defined() || !reads(in)) continue;
+      at::Tensor other = copy_of(in);  // the parts are there since add()
+      std::lock_guard lock(mutex_);
+      std::swap(in, other);
+    }
+  }
+}
+
+void LateCalls::compute(const LateCall& call) {
+  std::lock_guard lock(computing_);
+  while (!call.computed && call.error == nullptr && !call.held_back) compute_waiting();
+  if (call.error != nullptr) std::rethrow_exception(call.error);
+}
+
+void LateCalls::compute_all() {
+  std::lock_guard lock(computing_);
+  while (compute_waiting()) {
+  }
+}
+
+bool LateCalls::hold_back(LateCall& call) {
+  std::lock_guard computing(computing_);
+  if (call.computed) return false;
+  {
+    LocalGuard guard;
+    for (const at::Tensor& part : call.parts) take_over(part, at::zeros(part.sizes(), part.options()));
+  }
+  std::lock_guard lock(mutex_);
+  call.held_back = true;
+  return true;
+}
+
+void LateCalls::resume(LateCall& call) {
+  std::lock_guard computing(computing_);
+  std::lock_guard lock(mutex_);
+  call.held_back = false;
+}
+
+void LateCalls::drop(LateCall& call) {
+  std::lock_guard computing(computing_);
+  std::lock_guard lock(mutex_);
+  const auto is_it = [&](const auto& other) { return other.get() == &call; };
+  if (call.error == nullptr) bytes_ -= call.bytes;
+  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_it), waiting_.end());
+  call.held_back = false;
+  call.end(nullptr);
+}
+
+bool LateCalls::compute_waiting() {
+  std::vector<std::shared_ptr<LateCall>> calls;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& call : std::exchange(waiting_, {})) {
+      const bool is_next = !call->held_back && (calls.empty() || calls[0]->in.mesh.world() == call->in.mesh.world());
+      if (is_next) bytes_ -= call->bytes;
+      (is_next ? calls : waiting_).push_back(std::move(call));
+    }
+    in_hand_ = calls;
+  }
+  if (calls.empty()) return false;
+  const auto end = [&](LateCall& call, std::exception_ptr why_not) {
+    std::lock_guard lock(mutex_);
+    call.end(std::move(why_not));
+  };
+  std::exception_ptr error;
+  const ChargedMeanwhile charged(calls);
+  try {
+    std::vector<InputsOfCall> inputs;
+    for (const auto& call : calls) inputs.push_back({call->info, *call->decision, call->in});
+    std::vector<std::vector<RankTensors>> moved = move_inputs(inputs);
+    for (size_t c = 0; c < calls.size(); ++c) {
+      const std::vector<RankTensors> outputs = calls[c]->run(*calls[c], moved[c]);
+      LocalGuard guard;
+      for (size_t r = 0; r < outputs[0].size(); ++r) take_over(calls[c]->parts[r], outputs[0][r]);
+      end(*calls[c], nullptr);  // what it holds is let go, call by call
+      moved[c].clear();
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  for (const auto& call : calls) {
+    if (!call->computed) end(*call, error);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    in_hand_.clear();
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+  return true;
+}
+
+void compute_late_before_write(const at::Tensor& t) {
+  for (const auto& calls : LateCalls::everywhere()) calls->compute_before_write(t);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,159 @@
+#include "dtensor/dispatch/internal/deferred_results.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "comm/comm_work.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
+#include "dtensor/views/view_origin.h"
+#include "plan/largest_part.h"
+#include "plan/redistribute_plan.h"
+
+namespace dtensor {
+namespace {
+
+// What the inputs hold, and take once they have moved: of the largest parts.
+int64_t bytes_of(const Inputs& in, const Decision& decision) {
+  int64_t bytes = 0;
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    if (!in.tensors[k].defined()) continue;
+    if (const auto& plan = decision.input_plans[k]) {
+      bytes += largest_part_bytes(plan->tensor, plan->from) + largest_part_bytes(plan->tensor, plan->to);
+    } else {
+      bytes += spec_of(in.tensors[k])->max_local_bytes();
+    }
+  }
+  return bytes;
+}
+
+// Deletes the work that a late result waits for, and tells, of a tensor that waits for it, which call that is.
+struct LateWork {
+  std::shared_ptr<LateCalls> calls;
+  std::shared_ptr<LateCall> call;
+  void operator()(CommWork* work) const { delete work; }
+};
+
+// Null: `t` is not late, or not the whole result of a call.
+const LateWork* late_work(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  if (!meta.arriving || meta.arriving->done()) return nullptr;
+  const auto* work = std::get_deleter<LateWork>(meta.arriving);
+  return work != nullptr && meta.spec == work->call->decision->outputs[0] && t.storage_offset() == 0 ? work : nullptr;
+}
+
+// Those who have waited in vain would again, and not ask: while somebody overwrites `meta`'s locals, nobody waits for
+// them.
+void set_arriving(c10::BackendMeta& meta, std::shared_ptr<CommWork> work) {
+  auto& of_tensor = static_cast<DTensorMeta&>(meta);
+  of_tensor.may_be_late = work != nullptr;
+  of_tensor.arriving = std::move(work);
+}
+
+// Calls `f` with each distributed tensor of an argument.
+template <typename F>
+void for_tensors(const c10::IValue& arg, const F& f) {
+  if (arg.isTensor()) {
+    if (is_dtensor(arg.toTensor())) f(arg.toTensor());
+  } else if (arg.isTensorList()) {
+    for (const at::Tensor& t : arg.toTensorVector()) {
+      if (is_dtensor(t)) f(t);
+    }
+  }
+}
+
+// Does the call write to all of argument `a`, whatever is in it now? Not where it may be refused: by other sizes, say.
+bool overwrites(const OpInfo& info, c10::ArrayRef<c10::IValue> args, size_t a) {
+  if (!info.args[a].overwritten || info.args[a].out || !args[a].isTensor()) return false;
+  const at::Tensor& t = args[a].toTensor();
+  for (size_t b = 0; b < args.size(); ++b) {
+    if (b == a || !args[b].isTensor() || !args[b].toTensor().defined()) continue;
+    const at::Tensor& from = args[b].toTensor();
+    if (!is_dtensor(from) || from.sizes() != t.sizes() || !(spec_of(from)->mesh() == spec_of(t)->mesh()) ||
+        memory_viewed_by(from) == memory_viewed_by(t))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool may_come_late(const OpInfo& info, const Inputs& in, const Decision& decision, const at::Tensor& leaf) {
+  const auto moves = [](const auto& plan) { return plan && !plan->is_local(); };
+  return leaf.defined() && !info.is_view && !info.has_outs && in.free_layouts.empty() &&
+         decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
+         decision.outputs[0]->placements() == spec_of(leaf)->placements() &&
+         decision.outputs[0]->sizes() == spec_of(leaf)->sizes() &&
+         std::any_of(decision.input_plans.begin(), decision.input_plans.end(), moves) && !leaf.grad().defined() &&
+         may_wait_in_bucket();
+}
+
+at::Tensor make_late_result(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+                            std::shared_ptr<const Decision> decision, decltype(LateCall::run) run) {
+  const SpecPtr spec = decision->outputs[0];
+  RankTensors parts;
+  const auto ranks = in.mesh.local_ranks();
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const auto options = at::TensorOptions(spec->dtype()).device(in.mesh.world().device(ranks[r]));
+    parts.push_back(without_memory(spec->local_shape(static_cast<int64_t>(r)), options));
+  }
+  const int64_t bytes = bytes_of(in, *decision);
+  auto call =
+      std::make_shared<LateCall>(LateCall{info, in, args.vec(), std::move(decision), std::move(run), parts, bytes});
+  if (const CallSites* sites = current_dispatch_scope().call_sites) {
+    call->recording = sites->recording();
+    call->charged = sites->charged();
+  }
+  for (c10::IValue& arg : call->args) {
+    if (arg.isTensor() && arg.toTensor().defined()) arg = at::Tensor();  // the inputs stand for it
+  }
+  const auto calls = LateCalls::of_backward();
+  calls->add(call);
+  const std::shared_ptr<CommWork> work(CommWork::new_deferred([calls, call] { calls->compute(*call); }),
+                                       LateWork{calls, call});
+  return make_result(spec, std::move(parts), work);
+}
+
+std::unique_ptr<OverwrittenResult> OverwrittenResult::of(const at::Tensor& t) {
+  const LateWork* work = late_work(t);
+  if (work == nullptr || !work->calls->hold_back(*work->call)) return nullptr;
+  return std::unique_ptr<OverwrittenResult>(
+      new OverwrittenResult(t.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr(), work->calls, work->call));
+}
+
+OverwrittenResult::OverwrittenResult(c10::intrusive_ptr<c10::BackendMeta> meta, std::shared_ptr<LateCalls> calls,
+                                     std::shared_ptr<LateCall> call)
+    : meta_(std::move(meta)),
+      arriving_(static_cast<const DTensorMeta&>(*meta_).arriving),
+      calls_(std::move(calls)),
+      call_(std::move(call)) {
+  set_arriving(*meta_, nullptr);
+}
+
+OverwrittenResult::~OverwrittenResult() {
+  if (done_) return;
+  set_arriving(*meta_, std::move(arriving_));
+  calls_->resume(*call_);
+}
+
+void OverwrittenResult::done() {
+  calls_->drop(*call_);
+  done_ = true;
+}
+
+std::unique_ptr<OverwrittenResult> settle_before_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  if (!any_late_calls()) return nullptr;
+  std::unique_ptr<OverwrittenResult> overwritten;
+  for (size_t a = 0; a < args.size(); ++a) {
+    if (!info.args[a].written) continue;
+    for_tensors(args[a], [&](const at::Tensor& t) {
+      if (overwrites(info, args, a)) overwritten = OverwrittenResult::of(t);
+      compute_late_before_write(t);
+    });
+  }
+  return overwritten;
+}
+
+}  // namespace dtensor

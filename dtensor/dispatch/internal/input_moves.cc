@@ -1,0 +1,265 @@
+#include "dtensor/dispatch/internal/input_moves.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "comm/scope.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/redistribution/internal/executor.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/views/alias_group.h"
+#include "plan/plan_many.h"
+#include "plan/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+// An input that has to move for a call.
+struct Input {
+  const InputsOfCall* call;
+  size_t number;
+  at::Tensor travelling;
+  RankTensors* result;
+  std::shared_ptr<const RedistributePlan> plan;
+  std::shared_ptr<const RedistributePlan> then = nullptr;  // from where that ends; null: that is all
+
+  const at::Tensor& given() const { return call->in.tensors[number]; }
+  bool is_written() const { return call->info.args[call->in.args[number]].written; }
+};
+
+struct Moving {
+  Input input;
+  ReducedForm form;
+};
+
+// Why they move. Of several calls one is named.
+CommCause cause_of(const std::vector<Moving>& moving) {
+  const InputsOfCall& first = *moving.front().input.call;
+  std::string names;
+  size_t others = 0;
+  for (const Moving& m : moving) {
+    if (m.input.call != &first) {
+      ++others;
+      continue;
+    }
+    absl::StrAppend(&names, names.empty() ? "" : ", ",
+                    arg_name(first.info, first.in, static_cast<int>(m.input.number)));
+  }
+  if (others > 0) absl::StrAppend(&names, " and ", others, " more");
+  return {first.info.name, std::move(names), others > 0 ? current_scope().module_path : module_path(first.in),
+          /*implicit=*/true};
+}
+
+void run_together(std::vector<Moving>& moving) {
+  const CommCause cause = cause_of(moving);
+  if (moving.size() == 1) {
+    ReducedForm& form = moving.front().form;
+    form.locals = run_plan(*form.plan, form.parts, cause);
+    return;
+  }
+  std::vector<std::shared_ptr<const RedistributePlan>> plans;
+  std::vector<RankTensors> locals;
+  for (const Moving& m : moving) {
+    plans.push_back(m.form.plan);
+    locals.push_back(m.form.parts);
+  }
+  std::vector<RankTensors> moved =
+      run_plans(batch_plans(std::move(plans), current_dispatch_scope().limits), std::move(locals), cause);
+  for (size_t n = 0; n < moving.size(); ++n) moving[n].form.locals = std::move(moved[n]);
+}
+
+RankTensors copies(RankTensors locals) {
+  LocalGuard guard;
+  for (at::Tensor& local : locals) local = local.clone();
+  return locals;
+}
+
+// What travels of `t` by the plan: it, or what it was expanded from.
+at::Tensor travelling(const at::Tensor& t, const RedistributePlan& plan) {
+  const Shape& sizes = plan.tensor.sizes;
+  const DTensorMeta& meta = meta_of(t);
+  if (sizes == meta.spec->sizes()) return t;
+  RankTensors parts = meta.locals;
+  LocalGuard guard;
+  for (at::Tensor& part : parts) {
+    for (int64_t d = 0; d < part.dim(); ++d) {
+      if (sizes[d] != meta.spec->sizes()[d]) part = part.narrow(d, 0, 1);
+    }
+  }
+  return make_view(Spec::get(meta.spec->mesh(), meta.spec->placements(), plan.tensor), std::move(parts), t,
+                   t.storage_offset());
+}
+
+// Expanded as `spec` is.
+void expand_as(const Spec& spec, const RedistributePlan& plan, RankTensors& locals) {
+  const Shape& sizes = plan.tensor.sizes;
+  if (sizes == spec.sizes()) return;
+  LocalGuard guard;
+  for (at::Tensor& local : locals) {
+    std::vector<int64_t> whole = local.sizes().vec();
+    for (size_t d = 0; d < whole.size(); ++d) {
+      if (sizes[d] != spec.sizes()[d]) whole[d] = spec.sizes()[d];
+    }
+    local = local.expand(whole);
+  }
+}
+
+// The same input, by its reduced form; nullopt: that is no way, or would not be remembered.
+std::optional<Input> by_reduced_form(const Input& input) {
+  const at::Tensor& t = input.travelling;
+  if (!spec_of(t)->has_partial() || input.is_written() || input.call->info.is_view) return std::nullopt;
+  const SpecPtr reduced = spec_of(t)->with_placements(without_partials(spec_of(t)->placements()));
+  const auto& limits = current_dispatch_scope().limits;
+  Input result = input;
+  result.plan = cached_plan_within(spec_of(t), reduced->placements(), limits);
+  result.then = cached_plan_within(reduced, input.plan->to.placements(), limits);
+  return result.plan && result.then && will_remember(t, *result.plan) ? std::optional(result) : std::nullopt;
+}
+
+// Several views of one Partial tensor, as in x.mm(x.t()), are reduced once and go on from there, where that takes less
+// time than their own ways.
+void reduce_views_once(std::vector<Input>& inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].then) continue;
+    const auto first = by_reduced_form(inputs[i]);
+    if (!first) continue;
+    const Input& own = inputs[i];
+    const ReducedForm form = choose_move(own.travelling, first->plan), own_form = choose_move(own.travelling, own.plan);
+    double together = form.plan->seconds + first->then->seconds, apart = own_form.plan->seconds;
+    std::vector<std::pair<size_t, Input>> group = {{i, *first}};
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      const at::Tensor& t = inputs[k].travelling;
+      const auto other = k != i && !inputs[k].then ? by_reduced_form(inputs[k]) : std::nullopt;
+      if (!other || !will_tell(form, own.travelling, t, *other->plan)) continue;
+      together += other->then->seconds;
+      apart += will_tell(own_form, own.travelling, t, *inputs[k].plan) ? 0 : inputs[k].plan->seconds;
+      group.emplace_back(k, *other);
+    }
+    if (together >= apart) continue;
+    for (auto& [k, input] : group) inputs[k] = std::move(input);
+  }
+}
+
+// What communicates, in one go; but what may be known by what another one becomes waits for that.
+void run_communicating(std::vector<Input> waiting) {
+  reduce_views_once(waiting);
+  const auto go_on = [](Input input, RankTensors parts, std::vector<Input>& next) {
+    input.travelling = make_result(spec_of(input.travelling)->with_placements(input.plan->to.placements()), parts);
+    input.plan = std::exchange(input.then, nullptr);
+    if (!input.plan->is_local()) return next.push_back(std::move(input));
+    *input.result = run_plan(*input.plan, std::move(parts), {});
+  };
+  while (!waiting.empty()) {
+    std::vector<Moving> moving;
+    std::vector<Input> next;
+    std::vector<std::pair<Input, RankTensors*>> alike;  // an input, and where another one comes that is the same
+    for (Input& input : waiting) {
+      if (std::optional<RankTensors> known = find_known(input.travelling, *input.plan)) {
+        if (input.then) {
+          go_on(std::move(input), *std::move(known), next);
+          continue;
+        }
+        // Views keep them, and whoever writes to them does not mean what is remembered.
+        *input.result = input.is_written() || input.call->info.is_view ? copies(*known) : *std::move(known);
+        continue;
+      }
+      const auto tells = [&](const Moving& m) {
+        return will_tell(m.form, m.input.travelling, input.travelling, *input.plan);
+      };
+      const auto is_alike = [&](const Moving& m) {
+        const bool are_same = &peek_meta(m.input.given()) == &peek_meta(input.given());  // or handles of the same
+        return are_same && m.input.plan == input.plan && !m.input.is_written() && !m.input.then && !input.then;
+      };
+      const auto same = std::find_if(moving.begin(), moving.end(), is_alike);
+      if (same != moving.end() && !input.is_written()) {
+        alike.emplace_back(input, same->input.result);
+      } else if (std::any_of(moving.begin(), moving.end(), tells)) {
+        next.push_back(std::move(input));
+      } else {
+        ReducedForm form = choose_move(input.travelling, input.plan);
+        moving.push_back({std::move(input), std::move(form)});
+      }
+    }
+    if (!moving.empty()) run_together(moving);
+    for (Moving& m : moving) {
+      if (m.input.is_written()) {
+        *m.input.result = std::move(m.form.locals);
+        continue;
+      }
+      const Placements to = m.input.plan->to.placements();
+      RankTensors parts = finish_move(m.input.travelling, to, std::move(m.form));
+      if (m.input.then) {
+        go_on(std::move(m.input), std::move(parts), next);
+        continue;
+      }
+      *m.input.result = std::move(parts);
+      if (m.input.call->info.is_view) *m.input.result = copies(std::move(*m.input.result));
+    }
+    for (const auto& [input, same] : alike) *input.result = *same;
+    waiting = std::move(next);
+  }
+}
+
+// Is input k split together with all that share its memory, rather than moved?
+bool splits_sharers(const InputsOfCall& call, size_t k) {
+  const auto is_shared = [&](const FreeLayout& free) { return free.input == static_cast<int>(k) && free.dims; };
+  return call.decision.input_plans[k] &&
+         std::any_of(call.in.free_layouts.begin(), call.in.free_layouts.end(), is_shared);
+}
+
+void split_sharers_of(const InputsOfCall& call) {
+  for (const FreeLayout& free : call.in.free_layouts) {
+    if (splits_sharers(call, free.input))
+      split_sharers(call.in.tensors[free.input], call.decision.computed[free.input]->placements());
+  }
+}
+
+}  // namespace
+
+std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> calls) {
+  std::vector<std::vector<RankTensors>> result;
+  for (const InputsOfCall& call : calls) result.emplace_back(call.in.tensors.size());
+  for (const InputsOfCall& call : calls) split_sharers_of(call);
+  std::vector<Input> communicating, moved;
+  for (size_t c = 0; c < calls.size(); ++c) {
+    const auto& [info, decision, in] = calls[c];
+    for (size_t k = 0; k < in.tensors.size(); ++k) {
+      const at::Tensor& t = in.tensors[k];
+      if (!t.defined()) continue;
+      const auto& plan = decision.input_plans[k];
+      if (!plan || splits_sharers(calls[c], k)) {
+        const bool reads = !info.is_view && !info.args[in.args[k]].overwritten;
+        result[c][k] = (info.always_shares ? peek_meta(t) : reads ? meta_of(t) : memory_of(t)).locals;
+        continue;
+      }
+      const Input input{&calls[c], k, travelling(t, *plan), &result[c][k], plan};
+      moved.push_back(input);
+      if (plan->is_local()) {
+        result[c][k] = run_plan(*plan, meta_of(input.travelling).locals, {});
+      } else {
+        communicating.push_back(input);
+      }
+    }
+  }
+  if (!communicating.empty()) run_communicating(std::move(communicating));
+  for (const Input& input : moved) {
+    expand_as(*input.call->decision.computed[input.number], *input.plan, *input.result);
+  }
+  for (size_t c = 0; c < calls.size(); ++c) {
+    for (const FreeLayout& free : calls[c].in.free_layouts) {
+      if (!free.dims && calls[c].decision.input_plans[free.input])
+        replace_contents(calls[c].in.tensors[free.input], calls[c].decision.computed[free.input],
+                         result[c][free.input]);
+    }
+  }
+  return result;
+}
+
+std::vector<RankTensors> move_inputs(const OpInfo& info, const Decision& decision, const Inputs& in) {
+  return std::move(move_inputs(InputsOfCall{info, decision, in}).front());
+}
+
+}  // namespace dtensor

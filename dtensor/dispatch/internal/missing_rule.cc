@@ -1,0 +1,45 @@
+#include "dtensor/dispatch/internal/missing_rule.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "comm/scope.h"
+#include "dtensor/dispatch/library_code.h"
+#include "dtensor/tensor/representation.h"
+#include "propagation/op_call.h"
+#include "propagation/propagate.h"
+
+namespace dtensor {
+namespace {
+
+// ", by aten::quantile, in module 'encoder.0', in backward (SortBackward0)"; "" if nothing is known.
+std::string caller(const Inputs& in) {
+  std::string text;
+  if (const LibraryCode* code = LibraryCode::current()) absl::StrAppend(&text, ", by ", code->called_operator());
+  if (const std::string path = module_path(in); !path.empty()) absl::StrAppend(&text, ", in module '", path, "'");
+  if (in_backward()) {
+    const auto node = torch::autograd::get_current_node();
+    absl::StrAppend(&text, ", in backward", node ? absl::StrCat(" (", node->name(), ")") : "");
+  }
+  return text;
+}
+
+}  // namespace
+
+void throw_missing_rule(const OpInfo& info, const Inputs& in) {
+  const std::string layouts = absl::StrJoin(in.tensors, ", ", [](std::string* out, const at::Tensor& t) {
+    const std::string spec = t.defined() ? spec_of(t)->to_string() : "None";
+    absl::StrAppend(out, spec.substr(0, spec.find(" @ ")));  // the mesh is said once
+  });
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, missing_rule_text(info.op),
+      ". Without either it runs where every tensor is replicated: redistribute(t, {Replicate(), ...}). Called",
+      caller(in), " with ", layouts, " on ", in.mesh.to_string());
+}
+
+}  // namespace dtensor

@@ -1,0 +1,201 @@
+#include "dtensor/dispatch/internal/plain_dispatch.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "comm/scope.h"
+#include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/library_code.h"
+#include "dtensor/dispatch/plain_beside_distributed.h"
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/replicate.h"
+#include "dtensor/tensor/representation.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+void run_plain(const OpInfo& info, Stack& stack) {
+  c10::impl::ExcludeDispatchKeyGuard below_us{kDTensorKey};
+  info.op.callBoxed(stack);
+}
+
+void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
+  const World& world = mesh.world();
+  const bool has_data = !mesh.local_ranks().empty();
+  if (info.device_arg >= 0) {
+    auto& device = *(stack.end() - static_cast<std::ptrdiff_t>(info.args.size()) + info.device_arg);
+    const auto is_of = [&](const World& w) { return device.toDevice().type() == w.device_type(); };
+    if (device.isDevice() && !is_of(world) && !is_of(world.with_data())) return run_plain(info, stack);
+    device = has_data ? world.device(mesh.local_ranks().front()) : c10::Device(c10::DeviceType::Meta);
+  }
+  run_plain(info, stack);
+  const at::Tensor first = torch::jit::pop(stack).toTensor();
+  if (first.layout() != c10::kStrided || first.is_quantized()) return stack.push_back(first);
+  RankTensors locals;
+  {
+    LocalGuard guard;
+    for (size_t i = 0; i < mesh.local_ranks().size(); ++i) {
+      const c10::Device device = world.device(mesh.local_ranks()[i]);
+      locals.push_back(i == 0 ? first : first.to(device, first.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+    }
+  }
+  TensorMeta meta{Shape(first.sizes().begin(), first.sizes().end()),
+                  Shape(first.strides().begin(), first.strides().end()), first.scalar_type()};
+  at::Tensor result = make_result(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
+  set_unplaced(result);
+  stack.emplace_back(std::move(result));
+}
+
+// torch::empty() calls at::empty() without autograd's key and that of views. LibTorch's own code, which fills memory
+// through a pointer (torch::tensor(), readers of files), calls at::empty() with one of them.
+bool is_in_torch_empty() {
+  const c10::DispatchKeySet excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
+  return excluded.has_any(c10::autograd_dispatch_keyset) && excluded.has(c10::DispatchKey::ADInplaceOrView);
+}
+
+// Nobody else sees its memory.
+bool is_alone(const at::Tensor& t) { return t.defined() && t.has_storage() && t.storage().use_count() == 1; }
+
+// Made by autograd's or a composite operator's own code, not by the user.
+bool is_library_made(const at::Tensor& t) {
+  const LibraryCode* code = LibraryCode::current();
+  return is_alone(t) && (in_backward() || (code != nullptr && code->makes_plain() && !code->was_given(t)));
+}
+
+// As Tensor::set_data does it: the same tensor to autograd and to whoever holds it.
+void become_distributed(const at::Tensor& t, const DeviceMesh& mesh) {
+  t.unsafeGetTensorImpl()->shallow_copy_from(replicate_copy(t, mesh).getIntrusivePtr());
+}
+
+bool is_plain(const c10::IValue& arg) {
+  return arg.isTensor() && arg.toTensor().defined() && !is_dtensor(arg.toTensor());
+}
+
+bool writes_distributed(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i].written && args[i].isTensor() && is_dtensor(args[i].toTensor())) return true;
+  }
+  return false;
+}
+
+// Of the tensors in a list that is written, some would have to be written here and some there.
+void check_no_written_list(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (!info.args[i].written || info.args[i].kind != OpInfo::Arg::Kind::kTensorList || !args[i].isList()) continue;
+    for (const auto& x : args[i].toListRef()) {
+      TORCH_CHECK_NOT_IMPLEMENTED(!x.isTensor() || !is_dtensor(x.toTensor()), info.name,
+                                  ": writes to the distributed tensors of '", info.op.schema().arguments()[i].name(),
+                                  "' and to plain ones at once. Distribute the plain ones: "
+                                  "distribute_tensor(t, mesh, {Replicate(), ...}).");
+    }
+  }
+}
+
+// Are all distributed tensors here constants that factories made in a MeshScope, and that were not written to since?
+bool from_factories_alone(c10::ArrayRef<c10::IValue> args) {
+  const auto fits = [](const c10::IValue& x) {
+    return !x.isTensor() || !is_dtensor(x.toTensor()) || is_unwritten_constant(x.toTensor());
+  };
+  return std::all_of(args.begin(), args.end(), [&](const c10::IValue& arg) {
+    if (!arg.isList()) return fits(arg);
+    const auto list = arg.toListRef();
+    return std::all_of(list.begin(), list.end(), fits);
+  });
+}
+
+// What `standing_in` holds is what was written to `t`.
+void take_over(const at::Tensor& t, const at::Tensor& standing_in, const OpInfo& info) {
+  if (is_library_made(t)) {
+    t.unsafeGetTensorImpl()->shallow_copy_from(standing_in.getIntrusivePtr());
+    return;
+  }
+  const DeviceMesh& mesh = spec_of(standing_in)->mesh();
+  const CommCause cause{info.name, "", current_scope().module_path, true};
+  const at::Tensor whole = redistribute_below_autograd(standing_in, Placements(mesh.ndim(), Replicate()), cause);
+  TORCH_CHECK_NOT_IMPLEMENTED(!meta_of(whole).locals.empty(), info.name,
+                              ": writes to a plain tensor, which needs data; an abstract world has none.");
+  LocalGuard guard;
+  const at::Tensor& value = meta_of(whole).locals.front();
+  if (t.sizes() != value.sizes()) t.resize_(value.sizes());
+  t.copy_(value);
+}
+
+// Of several tensors to write to, some are distributed: the plain ones are written as replicated ones are.
+void write_to_both(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
+  const auto args = torch::jit::last(stack, info.args.size());
+  Stack own(args.begin(), args.end());
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (info.args[i].written && is_plain(own[i])) own[i] = replicate_copy(own[i].toTensor(), mesh);
+  }
+  const Stack written = own;
+  info.op.callBoxedForDispatchKey(kDTensorKey, own);
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i].written && is_plain(args[i])) take_over(args[i].toTensor(), written[i].toTensor(), info);
+  }
+  for (size_t r = 0; r < own.size(); ++r) {
+    if (info.written_inputs[r] >= 0) own[r] = args[info.written_inputs[r]];
+  }
+  torch::jit::drop(stack, info.args.size());
+  for (auto& result : own) stack.push_back(std::move(result));
+}
+
+}  // namespace
+
+void dispatch_plain(const OpInfo& info, Stack& stack, bool within_operator) {
+  const LibraryCode* code = LibraryCode::current();
+  const DeviceMesh& mesh = code != nullptr ? code->mesh() : current_dispatch_scope().mesh;
+  const std::string_view name = info.name;
+  if (!mesh.defined() || !info.makes_tensor || name.rfind("aten::", 0) != 0) return run_plain(info, stack);
+  const bool may_be_filled_by_pointer = code != nullptr || within_operator || in_backward() || !is_in_torch_empty();
+  if (name.rfind("aten::empty", 0) == 0 && may_be_filled_by_pointer && !mesh.world().is_meta())
+    return run_plain(info, stack);
+  make_replicated(info, mesh, stack);
+}
+
+void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
+  TORCH_CHECK(
+      plain_is_replicated() || from_factories_alone(torch::jit::last(stack, info.args.size())), info.name,
+      ": writes to a plain tensor, but other arguments are distributed on ", mesh.to_string(),
+      ". Distribute the tensor that is written to, or gather the others with full_tensor(). The state of an optimizer "
+      "is such a tensor if it was made before distribute_module(), by a step or by the constructor of Adagrad: make "
+      "the optimizer after distribute_module(), and carry its state over with dtensor::save() and dtensor::load().");
+  check_no_written_list(info, torch::jit::last(stack, info.args.size()));
+  if (writes_distributed(info, torch::jit::last(stack, info.args.size()))) return write_to_both(info, mesh, stack);
+  const Placements whole(mesh.ndim(), Replicate());
+  const CommCause cause{info.name, "", current_scope().module_path, true};
+  const auto plain = [&](const at::Tensor& t) {
+    if (!is_dtensor(t)) return t;
+    const at::Tensor r = redistribute_below_autograd(t, whole, cause);
+    TORCH_CHECK_NOT_IMPLEMENTED(!meta_of(r).locals.empty(), info.name,
+                                ": writes to a plain tensor, which needs data; an abstract world has none.");
+    return meta_of(r).locals.front();
+  };
+  const size_t base = stack.size() - info.args.size();
+  std::vector<at::Tensor> written;
+  for (size_t i = 0; i < info.args.size(); ++i) {
+    c10::IValue& arg = stack[base + i];
+    if (info.args[i].written && arg.isTensor() && !is_dtensor(arg.toTensor())) written.push_back(arg.toTensor());
+    if (info.args[i].kind == OpInfo::Arg::Kind::kTensor && arg.isTensor()) {
+      arg = plain(arg.toTensor());
+    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && arg.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const auto& x : arg.toListRef()) list.push_back(plain(x.toTensor()));
+      arg = list;
+    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && arg.isList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const auto& x : arg.toListRef())
+        list.push_back(x.isTensor() ? std::optional<at::Tensor>(plain(x.toTensor())) : std::nullopt);
+      arg = list;
+    }
+  }
+  run_plain(info, stack);
+  for (const at::Tensor& t : written) {
+    if (is_library_made(t)) become_distributed(t, mesh);
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,50 @@
+#include "dtensor/dispatch/internal/same_draws.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+
+#include <mutex>
+#include <string>
+
+namespace dtensor {
+namespace {
+
+at::Generator default_generator(c10::Device device) { return at::globalContext().defaultGenerator(device); }
+
+// Seeded with what the call's generator draws (by default that of the CPU, as everywhere: see ops/random/random.h).
+at::Generator new_generator(const c10::IValue& given, c10::Device device) {
+  at::Generator source = given.isNone() ? default_generator(c10::DeviceType::CPU) : given.toGenerator();
+  if (source.device().type() != c10::DeviceType::CPU) return source.clone();
+  uint64_t seed = 0;
+  {
+    std::lock_guard lock(source.mutex());
+    seed = source.get<at::CPUGeneratorImpl>()->random64();
+  }
+  at::Generator result = default_generator(device).clone();
+  result.set_current_seed(seed);
+  return result;
+}
+
+}  // namespace
+
+void SameDraws::run(const c10::OperatorHandle& op, c10::Device device, torch::jit::Stack& stack,
+                    const std::function<void()>& call) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    if (arguments[a].type()->str().find("Generator") == std::string::npos) continue;
+    if (!drawn_.defined()) drawn_ = new_generator(stack[a], device);
+    stack[a] = drawn_.clone();
+    return call();
+  }
+  at::Generator generator = default_generator(device);
+  std::unique_lock lock(generator.mutex());
+  if (!drawn_.defined()) {
+    drawn_ = generator.clone();
+  } else {
+    generator.set_state(drawn_.get_state());
+  }
+  lock.unlock();
+  call();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,84 @@
+#include "dtensor/dispatch/library_code.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+
+#include "dtensor/tensor/representation.h"
+
+namespace dtensor {
+namespace {
+
+thread_local const LibraryCode* innermost = nullptr;
+
+template <typename F>
+void for_each_tensor(c10::ArrayRef<c10::IValue> args, const F& f) {
+  for (const auto& arg : args) {
+    if (arg.isTensor()) {
+      f(arg.toTensor());
+    } else if (arg.isList()) {
+      for (const auto& element : arg.toListRef()) {
+        if (element.isNone()) continue;
+        if (!element.isTensor()) break;
+        f(element.toTensor());
+      }
+    }
+  }
+}
+
+}  // namespace
+
+LibraryCode::LibraryCode(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) : op_(op), around_(innermost) {
+  bool given_plain = false;
+  for_each_tensor(args, [&](const at::Tensor& t) {
+    if (!t.defined()) return;
+    if (!is_dtensor(t)) {
+      given_.push_back(t.unsafeGetTensorImpl());
+      given_plain = given_plain || !counts_as_number(t);
+    } else if (!mesh_.defined()) {
+      mesh_ = spec_of(t)->mesh();
+    }
+  });
+  // Inside of other library code what is given may have been made there.
+  makes_plain_ = around_ != nullptr ? around_->makes_plain_ : !given_plain;
+  if (around_ == nullptr) factories_reach_us_.emplace(kDTensorKey);
+  innermost = this;
+}
+
+LibraryCode::~LibraryCode() { innermost = around_; }
+
+const LibraryCode* LibraryCode::current() { return innermost; }
+
+bool LibraryCode::was_given(const at::Tensor& t) const {
+  const LibraryCode* outermost = this;
+  while (outermost->around_ != nullptr) outermost = outermost->around_;
+  const auto& given = outermost->given_;
+  return std::find(given.begin(), given.end(), t.unsafeGetTensorImpl()) != given.end();
+}
+
+std::string LibraryCode::called_operator() const {
+  const LibraryCode* outermost = this;
+  while (outermost->around_ != nullptr) outermost = outermost->around_;
+  return c10::toString(outermost->op_.operator_name());
+}
+
+namespace {
+
+// One number seen many times, as autograd makes gradients and tangents that are zero.
+bool is_expanded_number(const at::Tensor& t) {
+  if (t.layout() != c10::kStrided || t.numel() < 2 || !t.has_storage()) return false;
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    if (t.size(d) > 1 && t.stride(d) != 0) return false;
+  }
+  return static_cast<int64_t>(t.storage().nbytes()) == t.element_size();
+}
+
+}  // namespace
+
+bool counts_as_number(const at::Tensor& t) {
+  if (t.is_nested()) return false;
+  return t.dim() == 0 || (t.dim() == 1 && t.numel() == 0) || (t.numel() == 1 && t.device().is_cpu()) ||
+         is_expanded_number(t);
+}
+
+}  // namespace dtensor

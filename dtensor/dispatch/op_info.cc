@@ -1,0 +1,116 @@
+#include "dtensor/dispatch/op_info.h"
+
+#include <ATen/core/jit_type.h>
+
+#include <mutex>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+
+namespace dtensor {
+namespace {
+
+// Share memory with their first argument though their schemas do not say so.
+bool is_unannotated_view(const std::string& name) {
+  static const auto* const names = new absl::flat_hash_set<std::string>{
+      "aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk", "aten::lift"};
+  return names->contains(name);
+}
+
+// Views of which every rank's part is one of its part of what they are of, whatever its strides.
+bool always_shares_memory(const std::string& name) {
+  static const auto* const names = new absl::flat_hash_set<std::string>{
+      "aten::alias",     "aten::detach", "aten::diagonal", "aten::expand",           "aten::permute",
+      "aten::select",    "aten::slice",  "aten::split",    "aten::squeeze",          "aten::t",
+      "aten::transpose", "aten::unbind", "aten::unfold",   "aten::split_with_sizes", "aten::unsqueeze"};
+  return names->contains(name);
+}
+
+// In-place operators that do not read what they write to.
+bool overwrites_self(const std::string& name) {
+  static const auto* const names = new absl::flat_hash_set<std::string>{"aten::fill_", "aten::zero_", "aten::copy_"};
+  return names->contains(name);
+}
+
+OpInfo::Arg::Kind kind_of(const c10::Type& type) {
+  if (auto opt = type.cast<c10::OptionalType>()) return kind_of(*opt->getElementType());
+  if (type.kind() == c10::TypeKind::TensorType) return OpInfo::Arg::Kind::kTensor;
+  if (auto list = type.cast<c10::ListType>()) {
+    if (kind_of(*list->getElementType()) == OpInfo::Arg::Kind::kTensor) return OpInfo::Arg::Kind::kTensorList;
+  }
+  return OpInfo::Arg::Kind::kStatic;
+}
+
+}  // namespace
+
+OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toString(handle.operator_name())) {
+  const auto& schema = op.schema();
+  bool any_tensor = false;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& a = schema.arguments()[i];
+    Arg arg;
+    arg.kind = kind_of(*a.type());
+    arg.written = a.alias_info() != nullptr && a.alias_info()->isWrite();
+    arg.out = arg.written && a.is_out();
+    has_outs |= arg.out;
+    arg.overwritten = arg.out || (arg.written && overwrites_self(schema.name()));
+    any_tensor |= arg.kind != Arg::Kind::kStatic;
+    if (a.name() == "device" && arg.kind == Arg::Kind::kStatic) device_arg = static_cast<int>(i);
+    args.push_back(arg);
+  }
+  for (const auto& r : schema.returns()) {
+    int written = -1;
+    if (r.alias_info() && !r.alias_info()->beforeSets().empty()) {
+      for (size_t i = 0; i < schema.arguments().size(); ++i) {
+        const auto* alias = schema.arguments()[i].alias_info();
+        if (alias && args[i].written && alias->beforeSets() == r.alias_info()->beforeSets())
+          written = static_cast<int>(i);
+      }
+      if (written < 0) is_view = true;
+    } else if (r.alias_info()) {  // of a list, such as split()'s: Tensor(a)[]
+      for (const auto& element : r.alias_info()->containedTypes()) is_view |= !element.beforeSets().empty();
+    }
+    written_inputs.push_back(written);
+  }
+  is_view = is_view || is_unannotated_view(schema.name());
+  always_shares = is_view && always_shares_memory(schema.name());
+  composite_implicit = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  makes_tensor =
+      !any_tensor && schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::TensorType;
+  handler = RuleRegistry::instance().find_handler(op);
+}
+
+std::shared_ptr<const OpInfo::Resolved> OpInfo::resolve() const {
+  const uint64_t generation = RuleRegistry::instance().generation();
+  auto current = std::atomic_load(&resolved_);
+  if (current && current->generation == generation) return current;
+  auto fresh = std::make_shared<Resolved>();
+  fresh->generation = generation;
+  fresh->rule = RuleRegistry::instance().find(op);
+  fresh->value_free.resize(args.size());
+  fresh->divisor.resize(args.size());
+  if (fresh->rule) {
+    for (const auto& name : fresh->rule->value_free) {
+      if (auto i = op.schema().argumentIndexWithName(name)) fresh->value_free[*i] = true;
+    }
+    for (const auto& name : fresh->rule->divisors) {
+      if (auto i = op.schema().argumentIndexWithName(name)) fresh->divisor[*i] = true;
+    }
+  }
+  std::atomic_store(&resolved_, std::shared_ptr<const Resolved>(fresh));
+  return fresh;
+}
+
+const OpInfo& op_info(const c10::OperatorHandle& op) {
+  thread_local absl::flat_hash_map<c10::OperatorHandle, const OpInfo*, std::hash<c10::OperatorHandle>> mine;
+  if (auto it = mine.find(op); it != mine.end()) return *it->second;
+  static auto* mutex = new std::mutex;
+  static auto* all =
+      new absl::flat_hash_map<c10::OperatorHandle, std::unique_ptr<OpInfo>, std::hash<c10::OperatorHandle>>;
+  std::lock_guard lock(*mutex);
+  auto& info = (*all)[op];
+  if (!info) info = std::make_unique<OpInfo>(op);
+  return *(mine[op] = info.get());
+}
+
+}  // namespace dtensor

@@ -1,0 +1,42 @@
+#include "dtensor/dispatch/plain_beside_distributed.h"
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+#include "comm/scope.h"
+#include "dtensor/dispatch/library_code.h"
+#include "dtensor/tensor/dispatch_scope.h"
+
+namespace dtensor {
+
+bool plain_is_replicated() {
+  if (current_dispatch_scope().implicit_replication || in_backward()) return true;
+  const LibraryCode* code = LibraryCode::current();
+  return code != nullptr && code->makes_plain();
+}
+
+// No c10::TypeError: Python's operators (`a + b`) swallow a TypeError with its text and say "unsupported operand".
+void throw_plain_beside_distributed(std::string_view function, std::string_view argument, const at::Tensor& t,
+                                    const DeviceMesh& mesh) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!t.is_nested(), std::string(function), ": argument '", std::string(argument),
+                              "' is a nested tensor, which cannot be distributed, nor stand beside a distributed one. ",
+                              kInPlaceOfNested);
+  const bool loads = function == "aten::copy_";
+  const LibraryCode* code = LibraryCode::current();  // which may have made `t` of what it was given
+  const std::string called = code != nullptr ? code->called_operator() : std::string(function);
+  const std::string caller = called != function ? " (called by " + called + ")" : "";
+  const std::string& path = current_scope().module_path;
+  TORCH_CHECK(
+      false, std::string(function), caller, ": argument '", std::string(argument), "' is a plain tensor of shape ",
+      t.sizes(), " next to a distributed one on ", mesh.to_string(), path.empty() ? "" : ", in module '" + path + "'",
+      ". If it is a constant that a module keeps as a plain member, call replicate_members(module, {&module.member}) "
+      "after distribute_module(). If it is a batch, distribute_tensor(t, mesh, {Replicate(), ...}). If the model makes "
+      "it in forward, call the model in a MeshScope(mesh), where arange, zeros, empty and other factories, but not "
+      "torch::tensor, make distributed tensors. If every rank is known to hold the same values, open an "
+      "ImplicitReplication scope.",
+      loads ? " To load whole values into parameters, call dtensor::load_state_dict(module, values) or dtensor::load()."
+            : "");
+}
+
+}  // namespace dtensor

@@ -1,0 +1,50 @@
+#include "dtensor/dispatch/read_parts.h"
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+#include "dtensor/dispatch/internal/deferred_gradients.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/views/view_origin.h"
+
+namespace dtensor {
+namespace {
+
+// Must a collective bring what `storage`, of a copied view, holds? Views that a local operator copied on some ranks
+// alone are read anew from the rank's own part.
+bool is_out_of_date(const LocalStorage& storage) {
+  const ViewOrigin* origin = storage.origin.get();
+  if (origin == nullptr) return false;
+  const DTensorMeta& base = peek_meta(origin->base);
+  if (is_out_of_date(*base.storage)) return true;
+  const bool is_current =
+      origin->seen.load(std::memory_order_relaxed) == base.storage->writes.load(std::memory_order_relaxed);
+  return !is_current && (origin->moved || (base.arriving && base.arriving->needs_all_ranks()));
+}
+
+}  // namespace
+
+bool has_parts(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  if (!meta.may_be_late) return true;
+  return !(meta.arriving && meta.arriving->needs_all_ranks()) && !is_out_of_date(*meta.storage);
+}
+
+const RankTensors& read_parts(const at::Tensor& t, std::string_view function) {
+  TORCH_CHECK(has_parts(t), "[", std::string(function), "] the parts of ", spec_of(t)->to_string(),
+              " are not there yet: they are fetched from other ranks when an operator reads the tensor, and reading "
+              "parts never communicates. Call fetch_parts(t) on all ranks of ",
+              spec_of(t)->mesh().to_string(), " first.");
+  return meta_of(t).locals;
+}
+
+void allow_user_writes(const at::Tensor& t) {
+  LocalStorage& storage = *meta_of(t).storage;
+  storage.user_may_write = true;
+  count_write(storage);
+  if (!any_late_calls()) return;
+  for (const auto& calls : LateCalls::everywhere()) calls->copy_before_unseen_writes(storage);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,160 @@
+#include "dtensor/dispatch/reduce_first.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm/scope.h"
+#include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/input_moves.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
+#include "plan/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+// A tensor in one of the lists.
+struct Element {
+  size_t arg;
+  size_t number;
+  at::Tensor tensor;
+
+  const DeviceMesh& mesh() const { return spec_of(tensor)->mesh(); }
+};
+
+bool is_sum(const at::Tensor& t) {
+  const auto adds = [](const Placement& p) {
+    return p.is_partial() && (p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kAvg);
+  };
+  const Placements& placements = spec_of(t)->placements();
+  return std::any_of(placements.begin(), placements.end(), adds);
+}
+
+std::vector<Element> partial_elements(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  std::vector<Element> elements;
+  for (size_t a = 0; a < args.size(); ++a) {
+    if (info.args[a].written || !args[a].isTensorList()) continue;
+    const auto list = args[a].toTensorVector();
+    for (size_t k = 0; k < list.size(); ++k) {
+      if (is_dtensor(list[k]) && is_sum(list[k])) elements.push_back({a, k, list[k]});
+    }
+  }
+  return elements;
+}
+
+struct Moved {
+  std::vector<SpecPtr> specs;
+  std::vector<RankTensors> parts;
+
+  at::Tensor result(size_t k) const { return make_result(specs[k], parts[k]); }
+};
+
+// Elements of one mesh, each in its layout of `to`, in one collective, which is remembered.
+Moved moved_together(const OpInfo& info, c10::ArrayRef<Element> elements, c10::ArrayRef<Placements> to) {
+  Inputs in;
+  Decision decision;
+  in.mesh = elements.front().mesh();
+  in.slots.resize(info.args.size());
+  for (size_t k = 0; k < elements.size(); ++k) {
+    const auto& [arg, number, tensor] = elements[k];
+    ArgSlot& slot = in.slots[arg];
+    const bool is_list = info.args[arg].kind == OpInfo::Arg::Kind::kTensorList;
+    const auto kind = is_list ? ArgSlot::Kind::kTensorList : ArgSlot::Kind::kTensor;
+    if (slot.count++ == 0) slot = {kind, static_cast<int>(in.tensors.size()), 1};
+    in.tensors.push_back(tensor);
+    in.args.push_back(static_cast<uint16_t>(arg));
+    const SpecPtr& spec = spec_of(tensor);
+    decision.input_plans.push_back(cached_plan(spec, to[k], current_dispatch_scope().limits));
+    decision.computed.push_back(spec->with_placements(to[k]));
+  }
+  std::vector<RankTensors> parts = move_inputs(info, decision, in);
+  return {{decision.computed.begin(), decision.computed.end()}, std::move(parts)};
+}
+
+// Of one mesh.
+std::vector<at::Tensor> reduced_together(const OpInfo& info, c10::ArrayRef<Element> elements) {
+  std::vector<Placements> to;
+  for (const Element& element : elements) to.push_back(without_partials(spec_of(element.tensor)->placements()));
+  const Moved moved = moved_together(info, elements, to);
+  std::vector<at::Tensor> result;
+  for (size_t k = 0; k < elements.size(); ++k) {
+    at::Tensor reduced = reduced_before(elements[k].tensor);
+    result.push_back(reduced.defined() ? std::move(reduced) : moved.result(k));
+  }
+  return result;
+}
+
+struct GatherFn : torch::autograd::Function<GatherFn> {
+  static std::vector<at::Tensor> forward(torch::autograd::AutogradContext* ctx, at::TensorList tensors,
+                                         const OpInfo* info, c10::ArrayRef<size_t> args, c10::ArrayRef<Placements> to) {
+    std::vector<Element> elements;
+    for (size_t k = 0; k < tensors.size(); ++k) elements.push_back({args[k], 0, tensors[k]});
+    const Moved moved = moved_together(*info, elements, to);
+    std::vector<at::Tensor> result, constant;
+    for (size_t k = 0; k < tensors.size(); ++k) {
+      result.push_back(moved.result(k));
+      if (!tensors[k].requires_grad()) constant.push_back(result[k]);
+    }
+    if (!constant.empty()) ctx->mark_non_differentiable(constant);
+    ctx->set_materialize_grads(false);
+    return result;
+  }
+
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*, std::vector<at::Tensor> grads) {
+    grads.resize(grads.size() + 3);
+    return grads;
+  }
+};
+
+}  // namespace
+
+void reduce_lists(const OpInfo& info, torch::jit::Stack& stack) {
+  const auto args = torch::jit::last(stack, info.args.size());
+  std::vector<Element> left = partial_elements(info, args);
+  if (left.size() < 2) return;
+  std::vector<std::vector<at::Tensor>> lists(args.size());
+  for (const Element& element : left) {
+    if (lists[element.arg].empty()) lists[element.arg] = args[element.arg].toTensorVector();
+  }
+  while (!left.empty()) {
+    const auto is_other = [&](const Element& e) { return !(e.mesh() == left.front().mesh()); };
+    const std::vector<Element> all = std::exchange(left, {});
+    left.push_back(all.front());
+    std::vector<Element> others;
+    std::partition_copy(all.begin() + 1, all.end(), std::back_inserter(others), std::back_inserter(left), is_other);
+    const std::vector<at::Tensor> reduced = reduced_together(info, left);
+    for (size_t k = 0; k < left.size(); ++k) lists[left[k].arg][left[k].number] = reduced[k];
+    left = std::move(others);
+  }
+  const size_t base = stack.size() - args.size();
+  for (size_t a = 0; a < lists.size(); ++a) {
+    if (!lists[a].empty()) stack[base + a] = std::move(lists[a]);
+  }
+}
+
+bool is_likely_used_beside(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const at::Tensor& t) {
+  if (in_backward() || !is_sum(t)) return false;
+  const auto keepdim = info.op.schema().argumentIndexWithName("keepdim");
+  return keepdim && args[*keepdim].isBool() && args[*keepdim].toBool();
+}
+
+at::Tensor reduce_first(const OpInfo& info, size_t arg, const at::Tensor& t) {
+  const SpecPtr& spec = spec_of(t);
+  const auto plan = cached_plan_within(spec, without_partials(spec->placements()), current_dispatch_scope().limits);
+  if (!plan || !will_remember(t, *plan)) return {};
+  return reduced_together(info, Element{arg, 0, t}).front();
+}
+
+std::vector<at::Tensor> gather_for_reuse(const OpInfo& info, c10::ArrayRef<size_t> args, at::TensorList tensors,
+                                         c10::ArrayRef<Placements> to) {
+  note_parameters(info, std::vector<c10::IValue>(tensors.begin(), tensors.end()));
+  return GatherFn::apply(tensors, &info, args, to);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,46 @@
+#include "dtensor/dispatch/set_data.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_has_compatible_shallow_copy_type_ops.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "dtensor/dispatch_key.h"
+#include "dtensor/gradients/gradient_layout.h"
+#include "dtensor/tensor/representation.h"
+
+namespace dtensor {
+
+void throw_plain_in_place_of(std::string_view function, const at::Tensor& self, const at::Tensor& plain) {
+  const DTensorMeta& meta = peek_meta(self);
+  TORCH_CHECK(false, "[", std::string(function), "] a plain tensor of shape ", plain.sizes(),
+              " cannot take the place of ", meta.name ? "'" + *meta.name + "', " : "", "a distributed tensor ",
+              meta.spec->to_string(),
+              ". Instead of torch::load() call dtensor::load(module, path), which keeps the layouts, or "
+              "dtensor::load_state_dict(module, values) for plain values at hand; or distribute the tensor first: "
+              "distribute_tensor(t, mesh, placements).");
+}
+
+namespace {
+
+// What set_data() asks before. The library itself does so while it saves and loads: inside of a LocalGuard.
+bool has_compatible_type(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& from) {
+  if (is_dtensor(self) && !is_dtensor(from) && !c10::impl::tls_is_dispatch_key_excluded(kDTensorKey)) {
+    throw_plain_in_place_of("set_data", self, from);
+  }
+  if (is_dtensor(from)) {
+    peek_meta(from).storage->shared.store(true, std::memory_order_relaxed);  // by `self`, from now on
+    // A parameter is not meant to be Partial, by whatever way its value came.
+    if (is_leaf_parameter(self) && peek_meta(from).spec->has_partial()) {
+      static_cast<DTensorMeta*>(from.unsafeGetTensorImpl()->get_backend_meta())->laid_out_by_engine = true;
+    }
+  }
+  return at::_ops::_has_compatible_shallow_copy_type::redispatch(keys & kBelowThatKey, self, from);
+}
+
+}  // namespace
+}  // namespace dtensor
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+  m.impl("_has_compatible_shallow_copy_type", &dtensor::has_compatible_type);
+}

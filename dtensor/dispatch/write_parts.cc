@@ -1,0 +1,27 @@
+#include "dtensor/dispatch/write_parts.h"
+
+#include "dtensor/dispatch/internal/deferred_gradients.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/tensor/representation.h"
+
+namespace dtensor {
+
+void write_parts(c10::ArrayRef<at::Tensor> tensors, std::string_view op, const std::function<void()>& write) {
+  for (const at::Tensor& t : tensors) {
+    if (is_dtensor(t) && any_late_calls()) compute_late_before_write(t);
+  }
+  try {
+    write();
+  } catch (...) {
+    for (const at::Tensor& t : tensors) {
+      if (is_dtensor(t)) count_write(*peek_meta(t).storage);
+    }
+    throw;
+  }
+  for (const at::Tensor& t : tensors) {
+    if (is_dtensor(t)) note_write(t, op);
+    if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,205 @@
+#include "dtensor/gradients/gradient_bucket.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "comm/scope.h"
+#include "dtensor/gradients/open_gradient.h"
+#include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/representation.h"
+#include "mesh/world.h"
+#include "plan/largest_part.h"
+
+namespace dtensor {
+namespace {
+
+// The leaves of one backward whose gradients wait, and the calls that make some. Used by the threads of that backward.
+class GradientBucket {
+ public:
+  std::shared_ptr<LateGradients> late;  // null: nothing is; guarded by Buckets::mutex
+
+  // After a backward that failed, gradients that wait become what they were before it.
+  ~GradientBucket() { undo(); }
+
+  bool holds(const at::Tensor& leaf) const {
+    return std::any_of(waiting_.begin(), waiting_.end(), [&](const Waiting& w) { return w.leaf.is_same(leaf); });
+  }
+
+  // Reduces those that are there, which have gradients by now, if `leaf` cannot wait with them.
+  void make_room_for(const at::Tensor& leaf) {
+    if (waiting_.empty()) return;
+    const bool one_world = spec_of(waiting_.front().leaf)->mesh().world() == spec_of(leaf)->mesh().world();
+    if (!one_world || bytes_ + bytes_of(leaf) > kGradientBucketBytes) reduce();
+  }
+
+  void add(const at::Tensor& leaf, bool had_gradient) {
+    waiting_.push_back({leaf, had_gradient});
+    bytes_ += bytes_of(leaf);
+  }
+
+  void reduce() {
+    std::vector<at::Tensor> leaves;
+    for (const Waiting& w : waiting_) leaves.push_back(w.leaf);
+    if (!leaves.empty()) reduce_together(std::move(leaves), "gradient", /*implicit=*/true);
+    waiting_.clear();
+    bytes_ = 0;
+  }
+
+  // The gradients that wait are as they were before this backward; to one that was Partial already more may have been
+  // added. Communicates nothing.
+  void undo() {
+    for (const auto& [leaf, had_gradient] : std::exchange(waiting_, {})) {
+      const at::Tensor& gradient = leaf.grad();
+      if (!is_dtensor(leaf) || !is_dtensor(gradient) || forget_addends(gradient) || had_gradient) continue;
+      if (spec_of(gradient)->placements() != spec_of(leaf)->placements()) leaf.mutable_grad() = at::Tensor();
+    }
+  }
+
+  void part(const at::Tensor& leaf, const at::Tensor& gradient) {
+    passed_.emplace_back(leaf, gradient.getIntrusivePtr());
+  }
+  void part_kept() {
+    const c10::AutoGradMode no_grad(false);
+    for (const auto& [leaf, gradient] : std::exchange(passed_, {})) {
+      if (gradient.expired() || !leaf.grad().defined()) continue;
+      leaf.mutable_grad() = leaf.grad().clone();
+    }
+  }
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::vector<std::pair<at::Tensor, WeakTensor>> passed_;
+  struct Waiting {
+    at::Tensor leaf;
+    bool had_gradient;  // before this backward
+  };
+  static int64_t bytes_of(const at::Tensor& leaf) {
+    const Spec& spec = *spec_of(leaf);
+    return largest_part_bytes(spec.meta(), Layout(spec.mesh(), spec.placements()));
+  }
+
+  std::vector<Waiting> waiting_;
+  int64_t bytes_ = 0;
+};
+
+struct Buckets {
+  std::mutex mutex;
+  std::map<int, std::weak_ptr<GradientBucket>>
+      by_backward;  // by its number; they end with it, also with one that fails
+};
+Buckets& buckets() {
+  static auto* all = new Buckets;
+  return *all;
+}
+
+GradientBucket& current_bucket() {
+  Buckets& all = buckets();
+  std::lock_guard lock(all.mutex);
+  auto& known = all.by_backward;
+  const auto present = known.find(torch::autograd::get_current_graph_task_id());
+  if (present != known.end()) {
+    if (const auto bucket = present->second.lock()) return *bucket;
+  }
+  for (auto it = known.begin(); it != known.end();) it = it->second.expired() ? known.erase(it) : ++it;
+  const auto bucket = std::make_shared<GradientBucket>();
+  known[torch::autograd::get_current_graph_task_id()] = bucket;
+  torch::autograd::Engine::get_default_engine().queue_callback([bucket] {  // and keeps it
+    try {
+      if (bucket->late) bucket->late->compute_all();
+      bucket->reduce();
+    } catch (...) {
+      bucket->undo();
+      throw;
+    }
+    bucket->part_kept();
+  });
+  return *bucket;
+}
+
+// "layers.0" of "layers.0.weight" and "layers.0.norm.weight"; "" of none.
+std::string common_module(const std::vector<at::Tensor>& leaves) {
+  std::optional<std::string> common;
+  for (const at::Tensor& leaf : leaves) {
+    const DTensorMeta& meta = peek_meta(leaf);
+    const std::string module = meta.name ? module_of(meta) : "";
+    if (!common) common = module;
+    while (!absl::StartsWith(absl::StrCat(module, "."), absl::StrCat(*common, ".")) && !common->empty()) {
+      const size_t end = common->rfind('.');
+      common->resize(end == std::string::npos ? 0 : end);
+    }
+  }
+  return common.value_or("");
+}
+
+}  // namespace
+
+bool may_wait_in_bucket() {
+  const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+  return chosen != nullptr && chosen->empty() && !c10::GradMode::is_enabled();
+}
+
+bool fits_bucket(const Spec& gradient, const Spec& leaf) {
+  if (!(gradient.mesh() == leaf.mesh())) return false;
+  const auto part = [](const Spec& spec) {
+    return largest_part_bytes(spec.meta(), Layout(spec.mesh(), spec.placements()));
+  };
+  return part(gradient) <= part(leaf);
+}
+
+bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
+  const Spec& from = *spec_of(gradient);
+  if (!may_wait_in_bucket() || !fits_bucket(from, *spec_of(leaf))) return false;
+  GradientBucket& bucket = current_bucket();
+  const bool is_first = !bucket.holds(leaf), has_gradient = leaf.grad().defined();
+  if (is_first) bucket.make_room_for(leaf);
+  if (has_gradient && !open_gradient(leaf.grad(), from.placements())) return false;
+  if (is_first) bucket.add(leaf, has_gradient);
+  return true;
+}
+
+void part_in_the_end(const at::Tensor& leaf, const at::Tensor& gradient) { current_bucket().part(leaf, gradient); }
+
+std::shared_ptr<LateGradients> late_gradients(const std::function<std::shared_ptr<LateGradients>()>& make) {
+  GradientBucket& bucket = current_bucket();
+  std::lock_guard lock(buckets().mutex);
+  if (!bucket.late) bucket.late = make();
+  return bucket.late;
+}
+
+void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit) {
+  const c10::AutoGradMode no_grad(false);
+  const auto is_ready = [](const at::Tensor& leaf) {  // or somebody has taken it away
+    const at::Tensor& g = leaf.grad();
+    return !is_dtensor(leaf) || !is_dtensor(g) || spec_of(g)->placements() == spec_of(leaf)->placements();
+  };
+  leaves.erase(std::remove_if(leaves.begin(), leaves.end(), is_ready), leaves.end());
+  if (leaves.empty()) return;
+  std::vector<at::Tensor> gradients;
+  std::vector<Layout> to;
+  for (const at::Tensor& leaf : leaves) {
+    gradients.push_back(leaf.grad());
+    to.emplace_back(spec_of(leaf)->mesh(), spec_of(leaf)->placements());
+  }
+  const auto& name = peek_meta(leaves.front()).name;
+  std::string argument = name ? *name : "";
+  if (name && leaves.size() > 1) absl::StrAppend(&argument, " and ", leaves.size() - 1, " more");
+  const CommCause cause{op, argument, name ? common_module(leaves) : current_scope().module_path, implicit};
+  const std::vector<at::Tensor> reduced = redistribute_as(gradients, to, cause);
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (!close_gradient(leaves[i].grad(), reduced[i])) leaves[i].mutable_grad() = reduced[i];
+  }
+}
+
+}  // namespace dtensor

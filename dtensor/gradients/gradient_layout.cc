@@ -1,0 +1,136 @@
+#include "dtensor/gradients/gradient_layout.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/scope.h"
+#include "dtensor/gradients/gradient_bucket.h"
+#include "dtensor/gradients/gradient_hook.h"
+#include "dtensor/gradients/open_gradient.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
+
+namespace dtensor {
+namespace {
+
+// Autograd copies a gradient to which others refer, such as a hook that keeps it. A copy of what is not computed yet
+// would be computed at once, on the ranks alone that have such a hook; so autograd gets a handle of its own.
+bool is_late(const at::Tensor& gradient) {
+  const DTensorMeta& meta = peek_meta(gradient);
+  return meta.arriving && !meta.arriving->done();
+}
+
+bool has_hooks_of_user(const at::Tensor& leaf) {
+  const auto& hooks = torch::autograd::impl::hooks(leaf);
+  const auto others =
+      std::count_if(hooks.begin(), hooks.end(), [](const auto& hook) { return !GradientHook::is_one(*hook); });
+  const auto& list = torch::autograd::impl::get_autograd_meta(leaf)->cpp_hooks_list_;  // one hook calls all of C++
+  return list == nullptr ? others > 0 : others > 1 || !list->empty();
+}
+
+// What waits, for hooks to see. One may write to it in place, as `g.clamp_(-1, 1)`, which reduces it: no other handle
+// depends on the layout of this one.
+at::Tensor for_hooks(const at::Tensor& leaf, const at::Tensor& gradient) {
+  const DTensorMeta& meta = peek_meta(gradient);
+  if (!meta.spec->has_partial() || !meta.storage->shared || !has_hooks_of_user(leaf)) return gradient;
+  return make_result(meta.spec, meta_of(gradient).locals);
+}
+
+class GradientLayoutHook final : public GradientHook {
+ public:
+  // `before_hooks`: of the user, as the first of the leaf's hooks; else behind them, where the gradient is accumulated.
+  GradientLayoutHook(const at::Tensor& leaf, bool before_hooks)
+      : leaf_(leaf.unsafeGetTensorImpl()), before_hooks_(before_hooks) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    if (grads.empty() || !grads[0].defined()) return grads;
+    using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+    const at::Tensor leaf = at::Tensor::wrap_tensor_impl(Impl::unsafe_reclaim_from_nonowning(leaf_));
+    if (!is_dtensor(leaf)) return grads;
+    forget_after_backward(spec_of(leaf)->mesh());
+    auto result = grads;
+    result[0] = arrived(leaf, grads[0]);
+    return result;
+  }
+
+ private:
+  at::Tensor arrived(const at::Tensor& leaf, const at::Tensor& given) const {
+    const DTensorMeta& meta = peek_meta(leaf);
+    if (current_dispatch_scope().delay_gradient_reduction) {
+      const bool is_alike = is_dtensor(given) && spec_of(given)->mesh() == meta.spec->mesh();
+      if (is_alike && may_wait_in_bucket()) open_gradient(leaf.grad(), spec_of(given)->placements());
+      return given;
+    }
+    const at::Tensor gradient = distributed_gradient(given, meta.spec->mesh());
+    const Layout home(meta.spec->mesh(), meta.spec->placements());
+    const Spec& spec = *spec_of(gradient);
+    const bool is_there = spec.mesh() == home.mesh() && spec.placements() == home.placements();
+    if (is_there && is_late(gradient) && may_wait_in_bucket()) {
+      part_in_the_end(leaf, gradient);
+      return gradient.variable_data();
+    }
+    if (is_there) return gradient;
+    if (put_in_bucket(leaf, gradient)) return before_hooks_ ? for_hooks(leaf, gradient) : gradient;
+    CommCause cause;
+    cause.op = "gradient";
+    cause.argument = meta.name ? *meta.name : "";
+    cause.module_path = meta.name ? module_of(meta) : current_scope().module_path;
+    return redistribute_as(at::TensorList(&gradient, 1), c10::ArrayRef<Layout>(home), cause)[0];
+  }
+
+  // The hook is the leaf's own, or of the node that holds it. A weak pointer would keep Python from swapping the leaf
+  // with another tensor (torch.utils.swap_tensors).
+  c10::TensorImpl* leaf_;
+  const bool before_hooks_;
+};
+
+}  // namespace
+
+bool is_leaf_parameter(const at::Tensor& t) {
+  const auto* autograd = t.unsafeGetTensorImpl()->autograd_meta();
+  if (autograd == nullptr) return false;
+  const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(autograd);
+  return meta->requires_grad_ && meta->grad_fn_ == nullptr && !meta->is_view_;
+}
+
+void keep_gradient_layout(const at::Tensor& leaf) {
+  static std::mutex mutex;  // several threads may meet a parameter for the first time at once
+  std::lock_guard lock(mutex);
+  using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
+  const auto is_ours = [](const auto& hook) { return GradientHook::is_one(*hook); };
+  // Before the user's hooks: what does not wait is brought to the leaf's layout. (add_hook is for a tensor that has
+  // none.)
+  Hooks& hooks = torch::autograd::impl::hooks(leaf);
+  // The list that the first hook of the user would make, and throw away what is there.
+  if (hooks.empty()) torch::autograd::impl::create_cpp_hook(leaf);
+  if (std::none_of(hooks.begin(), hooks.end(), is_ours)) {
+    hooks.insert(hooks.begin(), std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/true));
+  }
+  // Once more behind them: they may change the gradient, and the first one that is registered in Python throws away
+  // those of the tensor.
+  const auto sink = torch::autograd::impl::try_get_grad_accumulator(leaf);
+  if (sink && std::none_of(sink->pre_hooks().begin(), sink->pre_hooks().end(), is_ours)) {
+    sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/false));
+  }
+}
+
+at::Tensor gradient_leaf() {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return {};
+  for (const auto& edge : node->next_edges()) {
+    if (auto* sink = dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get())) {
+      if (is_dtensor(sink->variable)) return sink->variable;
+    }
+  }
+  return {};
+}
+
+}  // namespace dtensor

@@ -1,0 +1,78 @@
+#include "dtensor/gradients/open_gradient.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
+#include "plan/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+// Deletes the memory of an open gradient, and tells of the gradient what it was before.
+struct Opened {
+  c10::intrusive_ptr<c10::BackendMeta> before;
+  void operator()(LocalStorage* storage) const { delete storage; }
+};
+
+bool is_masked(const Placement& p) { return p.is_mask_partial(); }
+
+// What `grad` was before it was opened; null: it is not open.
+const Opened* opened_of(const at::Tensor& grad) { return std::get_deleter<Opened>(peek_meta(grad).storage); }
+
+void give_back(const at::Tensor& grad, const c10::intrusive_ptr<c10::BackendMeta>& before) {
+  const Spec& spec = *static_cast<const DTensorMeta&>(*before).spec;
+  auto* impl = grad.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides({spec.sizes().data(), spec.sizes().size()},
+                              {spec.strides().data(), spec.strides().size()});
+  impl->set_backend_meta(before);
+}
+
+}  // namespace
+
+bool open_gradient(const at::Tensor& grad, const Placements& placements) {
+  if (!is_dtensor(grad) || grad.requires_grad()) return false;
+  const DTensorMeta& meta = peek_meta(grad);
+  if (meta.spec->placements() == placements) return true;
+  if (meta.storage->origin || std::any_of(placements.begin(), placements.end(), is_masked)) return false;
+  const auto plan = cached_plan_within(meta.spec, placements, current_dispatch_scope().limits);
+  if (!plan || !plan->is_local()) return false;
+  const at::Tensor addends = redistribute_below_autograd(grad, placements, {});
+  const DTensorMeta& opened = peek_meta(addends);
+  const std::shared_ptr<LocalStorage> storage(
+      new LocalStorage(meta.spec->mesh().world(), opened.spec->max_local_bytes()),
+      Opened{grad.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr()});
+  share_contents(grad, make_view(opened.spec, opened.locals, addends, 0, storage));
+  return true;
+}
+
+bool close_gradient(const at::Tensor& grad, const at::Tensor& sum) {
+  const Opened* opened = opened_of(grad);
+  if (opened == nullptr) return false;
+  const auto before = opened->before;
+  const auto& was = static_cast<const DTensorMeta&>(*before);
+  const Spec &wanted = *was.spec, &given = *spec_of(sum);
+  if (!(wanted.mesh() == given.mesh()) || wanted.placements() != given.placements() ||
+      wanted.sizes() != given.sizes() || grad.sizes() != sum.sizes() || wanted.dtype() != given.dtype())
+    return false;
+  const RankTensors& parts = meta_of(sum).locals;
+  {
+    const LocalGuard guard;
+    for (size_t r = 0; r < parts.size(); ++r) was.locals[r].copy_(parts[r]);
+  }
+  give_back(grad, before);
+  note_write(grad, "gradient");
+  return true;
+}
+
+bool forget_addends(const at::Tensor& grad) {
+  const Opened* opened = opened_of(grad);
+  if (opened == nullptr) return false;
+  give_back(grad, c10::intrusive_ptr<c10::BackendMeta>(opened->before));
+  return true;
+}
+
+}  // namespace dtensor

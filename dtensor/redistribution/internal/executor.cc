@@ -1,0 +1,176 @@
+#include "dtensor/redistribution/internal/executor.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/comm_work.h"
+#include "dtensor/forbid_whole_gather.h"
+#include "dtensor/redistribution/internal/plan_run.h"
+#include "dtensor/tensor/representation.h"
+#include "mesh/memory_meter.h"
+
+namespace dtensor {
+namespace {
+
+void run_step(PlanRun& run, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr) {
+  const int64_t bytes = run.step_bytes();
+  if (run.step().is_local()) {
+    run.run_local();
+  } else {
+    PlanRun* runs[] = {&run};
+    run_collective(runs, cause, work);
+  }
+  run.plan().from.world().memory().touch(bytes);
+}
+
+RankPieces run_all(PlanRun run, const CommCause& cause) {
+  while (!run.done()) run_step(run, cause);
+  return run.take_result();
+}
+
+// From the next step on nothing is sent.
+bool only_local_steps_after(const PlanRun& run) {
+  const auto& steps = run.plan().steps;
+  return std::all_of(steps.begin() + static_cast<std::ptrdiff_t>(run.next()) + 1, steps.end(),
+                     [](const RedistributeStep& step) { return step.is_local(); });
+}
+
+void check_count(const RedistributePlan& plan, size_t count, size_t owned) {
+  TORCH_CHECK(count == owned, "[redistribute] ", count, " local tensor(s) for ", owned, " owned rank(s) of ",
+              plan.from.to_string());
+}
+
+bool changes_nothing(const RedistributePlan& plan) {
+  return plan.steps.empty() && !plan.from.is_boxes() && !plan.to.is_boxes() && plan.from.mesh() == plan.to.mesh();
+}
+
+RankPieces as_pieces(RankTensors tensors) {
+  RankPieces pieces(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) pieces[i].push_back(std::move(tensors[i]));
+  return pieces;
+}
+
+RankTensors as_tensors(RankPieces pieces) {
+  RankTensors tensors;
+  for (auto& of_rank : pieces) tensors.push_back(std::move(of_rank.at(0)));
+  return tensors;
+}
+
+RankTensors wrapped(const RedistributePlan& plan, RankTensors locals) {
+  if (plan.tensor.wrapped_number) {
+    for (at::Tensor& local : locals) local.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return locals;
+}
+
+// Pieces in the order of `ranks` for those of `wanted`.
+RankPieces for_ranks(const std::vector<int64_t>& ranks, RankPieces pieces, const std::vector<int64_t>& wanted,
+                     int64_t world_size) {
+  if (ranks == wanted) return pieces;
+  const RankSlots slots(ranks, world_size);
+  RankPieces out(wanted.size());
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (const int64_t slot = slots[wanted[i]]; slot >= 0) out[i] = std::move(pieces[slot]);
+  }
+  return out;
+}
+
+}  // namespace
+
+RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause) {
+  TORCH_CHECK(!plan.from.is_boxes() && !plan.to.is_boxes(), "[redistribute] ", plan.from.to_string(), " -> ",
+              plan.to.to_string(), ": a rank may have several boxes or none; use run_transfer");
+  check_count(plan, locals.size(), owned_ranks(plan.from).size());
+  if (changes_nothing(plan)) return wrapped(plan, std::move(locals));
+  ForbidWholeGather::check(plan, cause);
+  LocalGuard guard;
+  return wrapped(plan, as_tensors(run_all(PlanRun(plan, as_pieces(std::move(locals))), cause)));
+}
+
+RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors locals, const CommCause& cause,
+                       std::shared_ptr<CommWork>& work) {
+  if (plan->is_local()) return run_plan(*plan, std::move(locals), cause);
+  check_count(*plan, locals.size(), owned_ranks(plan->from).size());
+  ForbidWholeGather::check(*plan, cause);
+  LocalGuard guard;
+  PlanRun run(*plan, as_pieces(std::move(locals)));
+  while (!run.done() && work == nullptr) {
+    const bool may_go_on = !run.step().is_local() && only_local_steps_after(run);
+    run_step(run, cause, may_go_on ? &work : nullptr);
+  }
+  if (run.done()) return wrapped(*plan, as_tensors(run.take_result()));
+  RankTensors results = wrapped(*plan, as_tensors(run.reserve_result()));
+  work = std::make_shared<CommWork>([begun = std::move(work), plan, run = std::move(run)]() mutable {
+    begun->wait();
+    while (!run.done()) run_step(run, {});
+  });
+  return results;
+}
+
+RankPieces run_transfer(const RedistributePlan& plan, RankPieces locals, const CommCause& cause) {
+  const World& world = plan.from.world();
+  const auto& owned = world.owned_ranks();
+  check_count(plan, locals.size(), owned.size());
+  const auto& first = owned_ranks(plan.from);
+  for (size_t i = 0; i < owned.size(); ++i) {
+    const bool has_place = plan.from.is_boxes() || plan.from.mesh().contains(owned[i]);
+    TORCH_CHECK_VALUE(has_place || locals[i].empty(), "[redistribute] ", locals[i].size(), " tensor(s) of rank ",
+                      owned[i], ", which has no place in ", plan.from.to_string());
+  }
+  LocalGuard guard;
+  RankPieces results = run_all(PlanRun(plan, for_ranks(owned, std::move(locals), first, world.size())), cause);
+  return for_ranks(owned_ranks(plan.to), std::move(results), owned, world.size());
+}
+
+std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTensors> locals, const CommCause& cause) {
+  TORCH_CHECK(locals.size() == batch.plans.size(), "[redistribute] the local tensors of ", locals.size(),
+              " tensor(s) for ", batch.plans.size(), " plan(s)");
+  if (batch.plans.empty()) return {};
+  LocalGuard guard;
+  std::vector<PlanRun> runs;
+  for (size_t p = 0; p < locals.size(); ++p) {
+    const RedistributePlan& plan = *batch.plans[p];
+    check_count(plan, locals[p].size(), owned_ranks(plan.from).size());
+    ForbidWholeGather::check(plan, cause);
+    runs.emplace_back(plan, as_pieces(std::move(locals[p])));
+  }
+  MemoryMeter& memory = batch.plans[0]->from.world().memory();
+  int64_t held = 0;  // of all runs between their steps
+  // `execute` does the next step of every one of `running`.
+  const auto step = [&](absl::Span<PlanRun* const> running, const auto& execute) {
+    int64_t bytes = held;
+    for (PlanRun* run : running) {
+      bytes += run->step_bytes() - run->held_bytes();
+      held -= run->held_bytes();
+    }
+    execute();
+    memory.touch(bytes);
+    for (PlanRun* run : running) held += run->held_bytes();
+  };
+  const auto run_local_steps = [&](PlanRun& run) {
+    while (!run.done() && run.step().is_local()) {
+      PlanRun* one[] = {&run};
+      step(one, [&] { run.run_local(); });
+    }
+  };
+  for (const BatchPlan::Round& round : batch.rounds) {
+    std::vector<PlanRun*> running;
+    for (const auto& [p, s] : round.steps) {
+      run_local_steps(runs[p]);
+      TORCH_INTERNAL_ASSERT(static_cast<int>(runs[p].next()) == s);
+      running.push_back(&runs[p]);
+    }
+    step(running, [&] { run_collective(running, cause); });
+  }
+  std::vector<RankTensors> results;
+  for (size_t p = 0; p < runs.size(); ++p) {
+    run_local_steps(runs[p]);
+    TORCH_INTERNAL_ASSERT(runs[p].done());
+    results.push_back(wrapped(*batch.plans[p], as_tensors(runs[p].take_result())));
+  }
+  return results;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,261 @@
+#include "dtensor/redistribution/internal/plan_run.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "comm/block_copy.h"
+#include "comm/communicator.h"
+#include "comm/scope.h"
+
+namespace dtensor {
+namespace {
+
+using Kind = RedistributeStep::Kind;
+
+at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
+
+// For each of `sources` the pieces at that index.
+RankPieces reordered(RankPieces pieces, const std::optional<std::vector<int64_t>>& sources) {
+  if (!sources) return pieces;
+  RankPieces out;
+  for (int64_t source : *sources) out.push_back(source < 0 ? std::vector<at::Tensor>() : std::move(pieces[source]));
+  return out;
+}
+
+void check_pieces(const RedistributePlan& plan, const PlanSchedule& schedule, const RankPieces& pieces) {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto& expected = schedule.inputs[i];
+    bool same = pieces[i].size() == expected.size();
+    for (size_t k = 0; same && k < expected.size(); ++k) {
+      const at::Tensor& t = pieces[i][k];
+      same = t.defined() && t.sizes() == ref(expected[k]) && t.scalar_type() == plan.tensor.dtype;
+    }
+    if (same) continue;
+    std::vector<std::string> got, wanted;
+    for (const at::Tensor& t : pieces[i]) {
+      got.push_back(t.defined() ? c10::str(short_name(t.scalar_type()), t.sizes()) : std::string("undefined"));
+    }
+    for (const Shape& sizes : expected) wanted.push_back(c10::str(short_name(plan.tensor.dtype), ref(sizes)));
+    TORCH_CHECK_VALUE(false, "[redistribute] rank ", schedule.ranks[i], " passes {", c10::Join(", ", got), "}, but ",
+                      plan.from.to_string(), " of ", to_string(plan.tensor), " puts {", c10::Join(", ", wanted),
+                      "} there");
+  }
+}
+
+void fill(const StepSchedule& s, ReduceOp op, const RankPieces& inputs, const RankPieces& outputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const bool first = s.group->position_of[s.ranks[i]] == 0;
+    const at::Tensor& out = outputs[i][0];
+    if (!first && (op == ReduceOp::kSum || op == ReduceOp::kNorm2)) {
+      out.zero_();
+    } else if (!first && op == ReduceOp::kProduct) {
+      out.fill_(1);
+    } else {
+      out.copy_(inputs[i][0]);
+    }
+  }
+}
+
+// What each rank has in all of `parts`, one after another.
+RankPieces joined(absl::Span<const RankPieces* const> parts) {
+  RankPieces all(parts[0]->size());
+  for (const RankPieces* part : parts) {
+    for (size_t i = 0; i < all.size(); ++i) all[i].insert(all[i].end(), (*part)[i].begin(), (*part)[i].end());
+  }
+  return all;
+}
+
+absl::Span<const Message> round_of(const StepSchedule& s, size_t c) {
+  const size_t begin = c == 0 ? 0 : s.rounds[c - 1];
+  return absl::MakeConstSpan(s.messages).subspan(begin, s.rounds[c] - begin);
+}
+
+}  // namespace
+
+PlanRun::PlanRun(const RedistributePlan& plan, RankPieces pieces)
+    : plan_(&plan), schedule_(schedule_of(plan)), pieces_(std::move(pieces)) {
+  check_pieces(plan, *schedule_, pieces_);
+}
+
+void PlanRun::prepare() { pieces_ = reordered(std::move(pieces_), scheduled().sources); }
+
+RankPieces PlanRun::take_result() { return reordered(std::move(pieces_), schedule_->result_sources); }
+
+RankPieces PlanRun::reserve_result() {
+  reserved_ = new_outputs(plan_->steps.size() - 1);
+  return reordered(reserved_, schedule_->result_sources);
+}
+
+RankPieces PlanRun::new_outputs(size_t step) const {
+  const StepSchedule& s = schedule_->steps[step];
+  RankPieces outputs(s.ranks.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const auto options = at::TensorOptions().dtype(plan_->tensor.dtype).device(plan_->from.world().device(s.ranks[i]));
+    for (const Shape& sizes : s.outputs[i]) outputs[i].push_back(at::empty(ref(sizes), options));
+  }
+  return outputs;
+}
+
+void PlanRun::run_local() {
+  prepare();
+  const StepSchedule& s = scheduled();
+  const bool is_last = next_ + 1 == plan_->steps.size();
+  RankPieces outputs = is_last && !reserved_.empty() ? std::move(reserved_) : new_outputs(next_);
+  if (step().kind == Kind::kFill) {
+    fill(s, step().op, pieces_, outputs);
+  } else {
+    const RankSlots slots(s.ranks, plan_->from.world().size());
+    for (const Message& m : s.messages) {
+      const int64_t i = slots[m.sender];  // the receiver, too
+      copy_block(pieces_[i][m.input], outputs[i][m.output], m.block);
+    }
+  }
+  finish(std::move(outputs));
+}
+
+namespace {
+
+void check_alike(const PlanRun& a, const PlanRun& b) {
+  const StepSchedule &s = a.scheduled(), &t = b.scheduled();
+  const bool one_group =
+      s.group == t.group || (s.transfer_group && t.transfer_group && s.group->members == t.group->members);
+  TORCH_INTERNAL_ASSERT(
+      one_group && s.ranks == t.ranks && s.rounds.size() == t.rounds.size() && a.step().op == b.step().op, "steps of ",
+      a.plan().to_string(), " and ", b.plan().to_string(), " cannot be one collective");
+}
+
+// The messages of one round of all runs: the only tensor that a rank has of the k-th run is the k-th that it has of
+// all.
+std::vector<Message> joined_messages(absl::Span<PlanRun* const> runs, size_t c) {
+  std::vector<Message> all;
+  for (size_t k = 0; k < runs.size(); ++k) {
+    for (const Message& m : round_of(runs[k]->scheduled(), c)) {
+      Message& message = all.emplace_back(m);
+      message.input = message.output = static_cast<int64_t>(k);
+    }
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Message& a, const Message& b) {
+    return std::tie(a.sender, a.receiver, a.input) < std::tie(b.sender, b.receiver, b.input);
+  });
+  return all;
+}
+
+Communicator& communicator_of(const PlanRun& run) { return run.plan().from.world().communicator(); }
+
+// What the runs' next steps are together.
+struct JoinedStep {
+  Collective collective;  // all_to_all if they differ
+  int64_t bytes = 0;
+};
+
+// Of several runs what one collective works on; of a single one what it has.
+class Joined {
+ public:
+  explicit Joined(const std::vector<const RankPieces*>& parts) : parts_(parts) {
+    if (parts.size() > 1) all_ = joined(parts);
+  }
+  const RankPieces& operator*() const { return parts_.size() == 1 ? *parts_[0] : all_; }
+
+ private:
+  const std::vector<const RankPieces*> parts_;
+  RankPieces all_;
+};
+
+// Backends know no norms: squares are added up, each with its number's sign.
+ReduceOp op_of_backend(ReduceOp op) { return op == ReduceOp::kNorm2 ? ReduceOp::kSum : op; }
+
+RankPieces addends(const RankPieces& inputs, ReduceOp op) {
+  if (op != ReduceOp::kNorm2) return inputs;
+  RankPieces squares = inputs;
+  for (auto& of_rank : squares) {
+    for (at::Tensor& t : of_rank) t = t * t.abs();
+  }
+  return squares;
+}
+
+void take_roots(RankPieces& sums) {
+  for (auto& of_rank : sums) {
+    for (at::Tensor& t : of_rank) t.copy_(t.sgn() * t.abs().sqrt());
+  }
+}
+
+// What each run gets.
+std::vector<RankPieces> all_reduce(absl::Span<PlanRun* const> runs, const CommCall& call, const RankPieces& inputs) {
+  const ReduceOp op = runs[0]->step().op;
+  RankPieces sums = communicator_of(*runs[0]).all_reduce_many(call, addends(inputs, op), op_of_backend(op));
+  if (op == ReduceOp::kNorm2) take_roots(sums);
+  std::vector<RankPieces> outputs(runs.size());
+  for (size_t k = 0; k < runs.size(); ++k) {
+    for (auto& of_rank : sums) outputs[k].push_back({std::move(of_rank[k])});
+  }
+  return outputs;
+}
+
+// A step that moves blocks, in its rounds.
+void exchange(absl::Span<PlanRun* const> runs, CommCall& call, const JoinedStep& step, const RankPieces& inputs,
+              std::vector<RankPieces>& outputs, std::shared_ptr<CommWork>* work) {
+  std::vector<const RankPieces*> parts;
+  for (const RankPieces& of_job : outputs) parts.push_back(&of_job);
+  const Joined all_outputs(parts);
+  const bool reduces = runs[0]->step().kind == Kind::kReduceScatter;
+  const ReduceOp op = runs[0]->step().op;
+  const RankPieces sent = reduces ? addends(inputs, op) : inputs;
+  const StepSchedule& s = runs[0]->scheduled();
+  const auto rounds = static_cast<int64_t>(s.rounds.size());
+  if (rounds == 1) call.work = work;
+  for (int64_t c = 0; c < rounds; ++c) {
+    const std::vector<Message> of_all = runs.size() == 1 ? std::vector<Message>() : joined_messages(runs, c);
+    const absl::Span<const Message> messages = runs.size() == 1 ? round_of(s, c) : of_all;
+    call.event.bytes = step.bytes * (c + 1) / rounds - step.bytes * c / rounds;
+    if (reduces) {
+      communicator_of(*runs[0]).reduce_scatter(call, messages, sent, *all_outputs, op_of_backend(op));
+    } else {
+      communicator_of(*runs[0]).exchange(call, step.collective, messages, sent, *all_outputs);
+    }
+  }
+  if (reduces && op == ReduceOp::kNorm2) {
+    for (RankPieces& of_run : outputs) take_roots(of_run);
+  }
+}
+
+}  // namespace
+
+void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std::shared_ptr<CommWork>* work) {
+  const PlanRun& first = *runs[0];
+  JoinedStep joined_step{first.step().collective()};
+  std::vector<const RankPieces*> inputs;
+  for (PlanRun* run : runs) {
+    check_alike(first, *run);
+    run->prepare();
+    joined_step.bytes += run->step().bytes;
+    if (run->step().collective() != joined_step.collective) joined_step.collective = Collective::kAllToAll;
+    inputs.push_back(&run->pieces_);
+  }
+  CommCall call;
+  call.group = first.scheduled().group;
+  call.ranks = first.scheduled().ranks;
+  call.event.cause = cause;
+  call.event.bytes = joined_step.bytes;
+  call.event.dtype = first.plan().tensor.dtype;
+  const bool is_read = first.plan().from.world().has_data() || !current_scope().listeners.empty();
+  if (is_read) call.event.layout_change = layout_change_of(first.plan());
+  call.event.more_tensors = static_cast<int>(runs.size()) - 1;
+  std::vector<RankPieces> outputs;
+  const bool takes_roots = first.step().op == ReduceOp::kNorm2;  // of what must have arrived
+  if (takes_roots) work = nullptr;
+  if (first.step().kind == Kind::kAllReduce) {
+    call.work = work;
+    outputs = all_reduce(runs, call, *Joined(inputs));
+  } else {
+    for (PlanRun* run : runs) outputs.push_back(run->new_outputs(run->next()));
+    exchange(runs, call, joined_step, *Joined(inputs), outputs, work);
+  }
+  for (size_t k = 0; k < runs.size(); ++k) runs[k]->finish(std::move(outputs[k]));
+}
+
+}  // namespace dtensor

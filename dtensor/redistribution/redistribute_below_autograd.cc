@@ -1,0 +1,67 @@
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "dtensor/redistribution/internal/executor.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
+#include "plan/plan_many.h"
+
+namespace dtensor {
+namespace {
+
+at::Tensor wrapped(const at::Tensor& origin, const RedistributePlan& plan, const DeviceMesh& mesh, const Placements& to,
+                   RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr) {
+  if (plan.steps.empty()) {  // a new name for the same parts, as along a mesh dim of size 1: still a tensor of its own
+    LocalGuard guard;
+    for (at::Tensor& local : locals) local = local.clone();
+  }
+  const DTensorMeta& meta = peek_meta(origin);
+  return make_dtensor(Spec::get(mesh, to, in_own_memory(meta.spec->meta())), std::move(locals), meta.name,
+                      std::move(arriving));
+}
+
+at::Tensor redistribute_one(const at::Tensor& t, const DeviceMesh& mesh, const Placements& to, const CommCause& cause,
+                            const RedistributeOptions& options) {
+  const DTensorMeta& meta = meta_of(t);
+  const auto plan = cached_plan(meta.spec, mesh, to, limits_of(options));
+  std::shared_ptr<CommWork> arriving;
+  RankTensors locals =
+      options.async_op ? begin_plan(plan, meta.locals, cause, arriving) : run_plan(*plan, meta.locals, cause);
+  return wrapped(t, *plan, mesh, to, std::move(locals), std::move(arriving));
+}
+
+}  // namespace
+
+Limits limits_of(const RedistributeOptions& options) {
+  return {std::min(options.max_bytes, current_dispatch_scope().limits.max_bytes)};
+}
+
+at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause,
+                                       const RedistributeOptions& options) {
+  const Spec& spec = *spec_of(t);
+  return spec.placements() == to ? t : redistribute_one(t, spec.mesh(), to, cause, options);
+}
+
+std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10::ArrayRef<Layout> to,
+                                                    const CommCause& cause, const RedistributeOptions& options) {
+  if (tensors.size() == 1) return {redistribute_one(tensors[0], to[0].mesh(), to[0].placements(), cause, options)};
+  const Limits limits = limits_of(options);
+  std::vector<std::shared_ptr<const RedistributePlan>> plans;
+  std::vector<RankTensors> locals;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    plans.push_back(cached_plan(spec_of(tensors[i]), to[i].mesh(), to[i].placements(), limits));
+    locals.push_back(meta_of(tensors[i]).locals);
+  }
+  const BatchPlan batch = batch_plans(std::move(plans), limits);
+  std::vector<RankTensors> moved = run_plans(batch, std::move(locals), cause);
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    results.push_back(wrapped(tensors[i], *batch.plans[i], to[i].mesh(), to[i].placements(), std::move(moved[i])));
+  }
+  return results;
+}
+
+}  // namespace dtensor

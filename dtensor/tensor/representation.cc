@@ -1,0 +1,237 @@
+#include "dtensor/tensor/representation.h"
+
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
+
+#include <algorithm>
+
+#include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/alias_hooks.h"
+
+namespace dtensor {
+namespace {
+
+constexpr char kNoStorage[] =
+    "a distributed tensor, whose data is in the local tensors of its ranks: use dtensor::full_tensor(t) for the whole "
+    "value, dtensor::to_local(t) for the parts, std::cout << dtensor::DTensor(t) to print it, dtensor::save(t, path) "
+    "to store it, or a module or optimizer that has such tensors";
+
+constexpr char kMadeInScope[] =
+    ". A factory function in a MeshScope made it: to fill it through a pointer, make it in a PlainFactories scope, where "
+    "it is plain, and distribute_tensor() it";
+
+// What data_ptr(), and with it accessor(), operator<< and torch::save, say from now on. (LibTorch asks
+// tensorimpl_type_name() for storage() only; a parameter that was made distributed in place is of LibTorch's class and
+// keeps this text.)
+void explain_access(c10::TensorImpl& impl) {
+  static auto& mutex = *new std::mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto* meta = static_cast<const DTensorMeta*>(impl.get_backend_meta());
+  impl.release_storage_and_set_meta_custom_data_ptr_error_msg_(
+      c10::str("Cannot access the data of ", kNoStorage, meta->is_unplaced ? kMadeInScope : ""));
+}
+
+// Adds nothing to TensorImpl but texts of errors.
+class DTensorImpl final : public c10::TensorImpl {
+ public:
+  using c10::TensorImpl::TensorImpl;
+
+  // TensorImpl's constructor makes an inference tensor inside inference mode, and a normal one outside of it; a view is
+  // what its base is.
+  void match_inference_mode(const at::Tensor& base) {
+    if (is_inference() == base.is_inference()) return;
+    const auto of_normal = c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
+    if (is_inference()) {
+      key_set_ = key_set_ | (base.key_set() & of_normal);
+      set_version_counter(c10::VariableVersion(0));
+    } else {
+      key_set_ = key_set_ - of_normal;
+      set_version_counter(c10::VariableVersion(c10::VariableVersion::DISABLED));
+    }
+  }
+
+  // Another handle, which no operator hears of: Tensor::data(), and what autograd saves.
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                              bool allow_change) const override {
+    note_shared();
+    return c10::TensorImpl::shallow_copy_and_detach(version, allow_change);
+  }
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                              bool allow_change) const override {
+    note_shared();
+    return c10::TensorImpl::shallow_copy_and_detach(std::move(version), allow_change);
+  }
+
+  // Asked before the data is accessed: early enough for the text, which would cost every tensor too much.
+  bool has_storage() const override {
+    if (!explained_.load(std::memory_order_acquire)) {
+      static auto* mutex = new std::mutex;
+      std::lock_guard lock(*mutex);
+      if (!explained_.load(std::memory_order_relaxed)) {
+        explain_access(*const_cast<DTensorImpl*>(this));
+        explained_.store(true, std::memory_order_release);
+      }
+    }
+    return false;
+  }
+
+ protected:
+  const char* tensorimpl_type_name() const override { return kNoStorage; }
+
+ private:
+  void note_shared() const {
+    const auto meta = get_backend_meta_intrusive_ptr();
+    if (meta) static_cast<const DTensorMeta&>(*meta).storage->shared.store(true, std::memory_order_relaxed);
+  }
+
+  mutable std::atomic<bool> explained_{false};
+};
+
+c10::DispatchKeySet key_set(c10::DeviceType device) {
+  const auto backend = device == c10::DeviceType::CUDA ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  return c10::DispatchKeySet(backend) | kBothDTensorKeys;
+}
+
+c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
+                                          std::shared_ptr<const std::string> name,
+                                          std::shared_ptr<CommWork> arriving = nullptr) {
+  auto meta = c10::make_intrusive<DTensorMeta>();
+  if (!storage) storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
+  meta->spec = std::move(spec);
+  meta->locals = std::move(locals);
+  meta->storage = std::move(storage);
+  meta->name = std::move(name);
+  meta->arriving = std::move(arriving);
+  meta->may_be_late = meta->arriving != nullptr || meta->storage->origin != nullptr;
+  return meta;
+}
+
+c10::Device device_of(const DeviceMesh& mesh) {
+  const auto& local = mesh.local_ranks();
+  return mesh.world().device(local.empty() ? mesh.ranks().front() : local.front());
+}
+
+c10::intrusive_ptr<DTensorImpl> make_impl(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
+                                          std::shared_ptr<const std::string> name,
+                                          std::shared_ptr<CommWork> arriving = nullptr) {
+  const c10::Device device = device_of(spec->mesh());
+  auto impl =
+      c10::make_intrusive<DTensorImpl>(key_set(device.type()), c10::scalarTypeToTypeMeta(spec->dtype()), device);
+  impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes().data(), spec->sizes().size()),
+                              c10::IntArrayRef(spec->strides().data(), spec->strides().size()));
+  impl->set_storage_access_should_throw();
+  impl->set_backend_meta(
+      make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name), std::move(arriving)));
+  return impl;
+}
+
+}  // namespace
+
+LocalStorage::LocalStorage(const World& w, int64_t bytes) : world(w.in_use()), hold(w.memory(), bytes) {}
+
+void wait_for_locals(const DTensorMeta& meta) {
+  if (!meta.arriving || meta.arriving->done()) return;
+  LocalGuard guard;
+  meta.arriving->wait();
+}
+
+at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name,
+                        std::shared_ptr<CommWork> arriving) {
+  return at::Tensor(make_impl(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving)));
+}
+
+at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving) {
+  auto impl = make_impl(std::move(spec), std::move(locals), nullptr, nullptr, std::move(arriving));
+  static_cast<DTensorMeta*>(impl->get_backend_meta())->laid_out_by_engine = true;
+  return at::Tensor(std::move(impl));
+}
+
+void set_unplaced(const at::Tensor& t) {
+  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->is_unplaced = true;
+}
+
+void set_home(const at::Tensor& t, SpecPtr home) {
+  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->home = std::move(home);
+}
+
+at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
+                     std::shared_ptr<LocalStorage> storage, std::shared_ptr<CommWork> arriving) {
+  const bool shares = storage == nullptr;
+  if (shares) {
+    storage = peek_meta(base).storage;
+    begin_sharing(base);
+    if (peek_meta(base).arriving && !peek_meta(base).arriving->done()) arriving = peek_meta(base).arriving;
+  }
+  auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr, std::move(arriving));
+  impl->set_storage_offset(offset);
+  impl->match_inference_mode(base);
+  if (shares)
+    static_cast<DTensorMeta*>(impl->get_backend_meta())->laid_out_by_engine = peek_meta(base).laid_out_by_engine;
+  at::Tensor view(std::move(impl));
+  static_cast<DTensorMeta*>(view.unsafeGetTensorImpl()->get_backend_meta())->seen = peek_meta(base).seen;
+  if (shares) join_sharers(view);
+  return view;
+}
+
+void set_flipped(const at::Tensor& view, LazyBits flips) {
+  auto* meta = static_cast<DTensorMeta*>(view.unsafeGetTensorImpl()->get_backend_meta());
+  meta->seen = meta->seen ^ flips;
+}
+
+namespace {
+
+void set_contents(const at::Tensor& t, c10::intrusive_ptr<DTensorMeta> meta, int64_t offset) {
+  const Spec& spec = *meta->spec;
+  auto* impl = t.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(c10::IntArrayRef(spec.sizes().data(), spec.sizes().size()),
+                              c10::IntArrayRef(spec.strides().data(), spec.strides().size()));
+  impl->set_storage_offset(offset);
+  meta->laid_out_by_engine = peek_meta(t).laid_out_by_engine;
+  impl->set_backend_meta(std::move(meta));
+}
+
+}  // namespace
+
+void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals) {
+  // What is arriving is not wanted any more.
+  set_contents(t, make_meta(std::move(spec), std::move(locals), nullptr, peek_meta(t).name), 0);
+}
+
+void share_contents(const at::Tensor& t, const at::Tensor& other) {
+  const DTensorMeta& source = memory_of(other);
+  keep_layout_of_sharers(*source.storage);  // whatever `t` is of that memory
+  auto meta = make_meta(source.spec, source.locals, source.storage, peek_meta(t).name);
+  meta->seen = source.seen;
+  set_contents(t, std::move(meta), other.storage_offset());
+}
+
+void set_name(const at::Tensor& t, std::string name) {
+  const DTensorMeta& old = memory_of(t);
+  auto meta = make_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name)));
+  meta->seen = old.seen;
+  t.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
+  join_sharers(t);
+  explain_access(*t.unsafeGetTensorImpl());
+}
+
+LazyBits lazy_bits(const at::Tensor& plain) { return {plain.is_conj(), plain.is_neg()}; }
+
+LazyBits lazy_bits(const RankTensors& locals) {
+  if (locals.empty()) return {};  // an abstract world
+  const auto has_elements = [](const at::Tensor& local) { return local.numel() > 0; };
+  const auto asked = std::find_if(locals.begin(), locals.end(), has_elements);
+  return lazy_bits(asked == locals.end() ? locals.front() : *asked);
+}
+
+at::Tensor seen_with(at::Tensor t, LazyBits bits) {
+  if (bits.conj) t = at::_conj(t);
+  if (bits.neg) t = at::_neg_view(t);
+  return t;
+}
+
+std::string module_of(const DTensorMeta& meta) {
+  const auto dot = meta.name ? meta.name->rfind('.') : std::string::npos;
+  return dot == std::string::npos ? std::string() : meta.name->substr(0, dot);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,187 @@
+#include "dtensor/views/alias_group.h"
+
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/clone.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/redistribution/internal/executor.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "plan/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int64_t kMostDims = 63;  // that have a bit
+
+DTensorMeta& mutable_meta(const at::Tensor& t) { return const_cast<DTensorMeta&>(peek_meta(t)); }
+
+// Per dim of the view: the dim of the base that it has whole, index by index; -1: none.
+std::vector<int> whole_dims(const DimMap& map, const Shape& view_sizes, const Shape& base_sizes) {
+  std::vector<int> whole(view_sizes.size(), -1);
+  for (size_t j = 0; j < view_sizes.size(); ++j) {
+    const int b = map.base_dim[j];
+    if (b >= 0 && map.step[j] == 1 && map.start[b] == 0 && view_sizes[j] == base_sizes[b]) whole[j] = b;
+  }
+  return whole;
+}
+
+uint64_t bits_of(const std::vector<int>& dims) {
+  uint64_t bits = 0;
+  for (const int d : dims) bits |= d < 0 ? 0 : uint64_t{1} << d;
+  return bits;
+}
+
+// Do all ranks have `t` whole, and is it its memory?
+bool is_replicated_base(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  const Spec& spec = *meta.spec;
+  return spec.is_replicated() && !meta.arriving && !meta.storage->origin && !meta.storage->user_may_write &&
+         spec.mesh().ranks().size() > 1 && spec.ndim() > 0 && spec.ndim() <= kMostDims && t.storage_offset() == 0 &&
+         t.is_non_overlapping_and_dense();
+}
+
+Sharers* sharers_of(const LocalStorage& storage) { return storage.sharers.load(std::memory_order_acquire); }
+
+void share(const at::Tensor& t, bool by_slices) {
+  LocalStorage& storage = *peek_meta(t).storage;
+  std::lock_guard lock(storage.reduced_mutex);
+  if (storage.shared.load(std::memory_order_relaxed)) return;
+  auto sharers = std::make_unique<Sharers>(t, by_slices);
+  sharers->add(mutable_meta(t), window_of(*spec_of(t), 0));
+  storage.sharers.store(sharers.release(), std::memory_order_release);
+  storage.shared.store(true, std::memory_order_release);  // who sees that sees who shares it
+}
+
+}  // namespace
+
+Sharers::Sharers(const at::Tensor& whole, bool by_slices)
+    : spec_(spec_of(whole)), locals_(peek_meta(whole).locals), by_slices_(by_slices) {
+  for (int64_t d = 0; d < spec_->ndim(); ++d) dims_ |= spec_->sizes()[d] > 1 ? uint64_t{1} << d : 0;
+}
+
+void Sharers::end() {
+  dims_ = 0;
+  sharers_.clear();
+  locals_.clear();
+}
+
+void Sharers::add(DTensorMeta& meta, const Window& window) {
+  std::lock_guard lock(mutex_);
+  if (dims_ == 0) return;
+  auto map = meta.spec->dtype() == spec_->dtype() ? map_dims(window, window_of(*spec_, 0)) : std::nullopt;
+  dims_ &= map ? bits_of(whole_dims(*map, window.sizes, spec_->sizes())) : 0;
+  if (dims_ == 0) return end();
+  sharers_.insert_or_assign(&meta, *std::move(map));
+}
+
+void Sharers::remove(DTensorMeta& meta) {
+  std::lock_guard lock(mutex_);
+  sharers_.erase(&meta);
+}
+
+uint64_t Sharers::splittable(const DTensorMeta& meta, const Limits& limits) const {
+  std::lock_guard lock(mutex_);
+  const auto it = sharers_.find(const_cast<DTensorMeta*>(&meta));
+  if (it == sharers_.end() || (by_slices_ && meta.spec->meta().numel() == spec_->meta().numel())) return 0;
+  if (limits.any() && 2 * spec_->max_local_bytes() > limits.max_bytes) return 0;
+  const std::vector<int> whole = whole_dims(it->second, meta.spec->sizes(), spec_->sizes());
+  uint64_t bits = 0;
+  for (size_t j = 0; j < whole.size(); ++j) {
+    if (whole[j] >= 0 && (dims_ >> whole[j] & 1) != 0) bits |= uint64_t{1} << j;
+  }
+  return bits;
+}
+
+void Sharers::keep() {
+  std::lock_guard lock(mutex_);
+  end();
+}
+
+RankTensors Sharers::parts_of(const DTensorMeta& meta, const DimMap& map) const {
+  RankTensors parts;
+  for (size_t r = 0; r < locals_.size(); ++r) {
+    const at::Tensor& whole = locals_[r];
+    int64_t offset = whole.storage_offset();
+    for (size_t b = 0; b < map.start.size(); ++b) offset += map.start[b] * whole.stride(static_cast<int64_t>(b));
+    std::vector<int64_t> strides;
+    for (size_t j = 0; j < map.base_dim.size(); ++j)
+      strides.push_back(map.base_dim[j] < 0 ? 0 : map.step[j] * whole.stride(map.base_dim[j]));
+    const Shape sizes = meta.spec->local_shape(static_cast<int64_t>(r));
+    parts.push_back(at::as_strided(whole, {sizes.data(), sizes.size()}, strides, offset));
+  }
+  return parts;
+}
+
+void Sharers::split(const DTensorMeta& by, const Placements& to) {
+  std::lock_guard lock(mutex_);
+  const auto it = sharers_.find(const_cast<DTensorMeta*>(&by));
+  TORCH_INTERNAL_ASSERT(it != sharers_.end(), "a tensor is to be split with others, and does not share their memory");
+  Placements all = to;  // of the whole tensor
+  const std::vector<int> split_dims = whole_dims(it->second, by.spec->sizes(), spec_->sizes());
+  for (Placement& p : all) {
+    if (p.is_shard()) p = Shard(split_dims[p.dim()]);
+  }
+  LocalGuard guard;
+  const auto plan = cached_plan(spec_, all, current_dispatch_scope().limits);
+  RankTensors parts = run_plan(*plan, locals_, {});
+  for (size_t r = 0; r < parts.size(); ++r) {
+    if (parts[r].is_alias_of(locals_[r])) parts[r] = parts[r].clone();  // to let go of the whole
+  }
+  locals_ = std::move(parts);
+  for (auto& [meta, map] : sharers_) {
+    const std::vector<int> dims = whole_dims(map, meta->spec->sizes(), spec_->sizes());
+    Placements placements = all;
+    for (Placement& p : placements) {
+      if (p.is_shard()) p = Shard(std::find(dims.begin(), dims.end(), p.dim()) - dims.begin());
+    }
+    meta->spec = meta->spec->with_placements(placements);
+    meta->locals = parts_of(*meta, map);
+  }
+  spec_ = spec_->with_placements(all);
+  LocalStorage& storage = *by.storage;
+  storage.hold.resize(spec_->max_local_bytes());
+  note_whole(storage, spec_, locals_);
+  end();
+}
+
+void open_layout(const at::Tensor& t) {
+  if (is_replicated_base(t)) share(t, /*by_slices=*/true);
+}
+
+void begin_sharing(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  if (meta.storage->shared.load(std::memory_order_acquire)) return;
+  if (meta.laid_out_by_engine && is_replicated_base(t)) return share(t, /*by_slices=*/false);
+  meta.storage->shared.store(true, std::memory_order_relaxed);
+}
+
+void join_sharers(const at::Tensor& t) {
+  if (Sharers* sharers = sharers_of(*peek_meta(t).storage))
+    sharers->add(mutable_meta(t), window_of(*spec_of(t), t.storage_offset()));
+}
+
+void keep_layout_of_sharers(LocalStorage& storage) {
+  if (Sharers* sharers = sharers_of(storage)) sharers->keep();
+}
+
+void split_sharers(const at::Tensor& t, const Placements& to) {
+  const DTensorMeta& meta = peek_meta(t);
+  sharers_of(*meta.storage)->split(meta, to);
+}
+
+// Of representation.h.
+
+LocalStorage::~LocalStorage() { delete sharers_of(*this); }
+
+DTensorMeta::~DTensorMeta() {
+  Sharers* sharers = storage ? sharers_of(*storage) : nullptr;
+  if (sharers != nullptr) sharers->remove(*this);
+}
+
+}  // namespace dtensor

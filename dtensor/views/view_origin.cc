@@ -1,0 +1,381 @@
+#include "dtensor/views/view_origin.h"
+
+#include <ATen/ops/clone.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "comm/scope.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/redistribution/internal/executor.h"
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/view_window.h"
+#include "dtensor/views/alias_group.h"
+#include "dtensor/views/view_store.h"
+#include "plan/redistribute_planner.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// Another tensor with the same contents, without autograd history: the user's may be given others.
+at::Tensor another_handle(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  at::Tensor handle = make_view(meta.spec, meta.locals, t, t.storage_offset());
+  if (meta.name) set_name(handle, *meta.name);
+  return handle;
+}
+
+bool shares_memory(const RankTensors& locals, const RankTensors& base) {
+  for (size_t i = 0; i < locals.size(); ++i) {
+    if (locals[i].numel() > 0 && !locals[i].is_alias_of(base[i])) return false;
+  }
+  return true;
+}
+
+// Placements of one tensor dim apply one after another: what a later one leaves is no part by itself once an earlier is
+// gone.
+void keep_whole_chains(std::vector<bool>& follows, const Placements& placements) {
+  for (size_t m = 0; m < follows.size(); ++m) {
+    for (size_t earlier = 0; earlier < m && follows[m]; ++earlier) {
+      const bool chained = placements[m].is_sharded() && placements[earlier].is_sharded_on(placements[m].dim());
+      if (chained && !follows[earlier]) follows[m] = false;
+    }
+  }
+}
+
+std::vector<c10::IValue> without_base(const ViewCall& call) {
+  std::vector<c10::IValue> args(call.args.begin(), call.args.end());
+  args[call.base_arg] = c10::IValue();
+  return args;
+}
+
+// The layout in which every rank has what it must store in its part of the base.
+Placements layout_to_store(const Spec& view, const Spec& base, const std::vector<bool>& follows) {
+  Placements to = view.placements();
+  for (size_t m = 0; m < to.size(); ++m) {
+    if (follows[m]) continue;
+    const Placement& p = base.placements()[m];
+    to[m] = p.is_partial() ? Partial(p.reduce_op()) : Replicate();
+  }
+  return to;
+}
+
+// The ranks that add nothing to a product hold ones, and a one of another dtype has other bytes.
+void check_can_store(const Spec& view, const Spec& base, std::string_view op) {
+  if (view.dtype() == base.dtype()) return;
+  for (const Placement& p : base.placements()) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!p.is_partial() || p.reduce_op() != ReduceOp::kProduct, std::string(op), ": writes ",
+                                view.to_string(), " through a view to ", base.to_string(),
+                                ", a product of another dtype that is not reduced yet. "
+                                "Redistribute that tensor to Replicate() before taking the view.");
+  }
+}
+
+// What the view operator does to the values, undone: where it could not share memory its result is a copy that has it.
+at::Tensor undo_operator(const at::Tensor& value, const c10::OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  if (name == "aten::_conj") return value.conj();
+  if (name == "aten::_neg_view") return value.neg();
+  return value;
+}
+
+// The view that the call gives now.
+at::Tensor take_again(const ViewOrigin& origin) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const DispatchScopeGuard no_call_of_the_program([](DispatchScope& s) { s.call_sites = nullptr; });
+  Stack stack(origin.args.begin(), origin.args.end());
+  stack[origin.base_arg] = origin.base;
+  origin.op.callBoxedForDispatchKey(kDTensorKey, stack);
+  size_t k = origin.result;
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor() && k-- == 0) return value.toTensor();
+    if (!value.isTensorList()) continue;
+    const auto list = value.toTensorVector();
+    if (k < list.size()) return list[k];
+    k -= list.size();
+  }
+  TORCH_INTERNAL_ASSERT(false, origin.op.operator_name(), " gave fewer views than before");
+}
+
+void read_by_call(const ViewOrigin& origin) {
+  at::Tensor now = take_again(origin);
+  const CommCause cause{c10::toString(origin.op.operator_name()), "self", current_scope().module_path,
+                        /*implicit=*/true};
+  now = redistribute_below_autograd(now, origin.spec->placements(), cause);
+  LocalGuard guard;
+  for (size_t i = 0; i < origin.locals.size(); ++i) copy_values(origin.locals[i], meta_of(now).locals[i]);
+}
+
+}  // namespace
+
+ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view, bool parts_moved)
+    : base(another_handle(call.args[call.base_arg].toTensor())),
+      op(call.op),
+      args(without_base(call)),
+      base_arg(call.base_arg),
+      result(call.result),
+      read(call.read),
+      spec(std::move(spec_of_view)),
+      locals(std::move(locals_of_view)),
+      moved(parts_moved) {
+  keep_layout_of_sharers(*peek_meta(base).storage);  // the copy knows how its parts follow from those of the base
+  const Placements& placements = spec_of(base)->placements();
+  for (size_t m = 0; m < placements.size(); ++m) follows.push_back(call.computed[m] == placements[m]);
+}
+
+at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved) {
+  const at::Tensor& base = call.args[call.base_arg].toTensor();
+  const DTensorMeta& meta = peek_meta(base);
+  // Offsets count elements of the tensor's own dtype.
+  const auto base_size = static_cast<int64_t>(c10::elementSize(meta.spec->dtype())),
+             size = static_cast<int64_t>(c10::elementSize(spec->dtype()));
+  offset += base.storage_offset() * base_size / size;
+  if (!moved && shares_memory(locals, meta.locals)) {
+    const std::string& name = call.op.schema().name();
+    const LazyBits flips{name == "aten::_conj", name == "aten::_neg_view"};
+    note_view_of(base);
+    at::Tensor view = make_view(std::move(spec), std::move(locals), base, offset);
+    set_flipped(view, flips);
+    if (flips != LazyBits()) keep_layout_of_sharers(*meta.storage);  // that they are seen so would be lost
+    return view;
+  }
+
+  auto origin = std::make_shared<ViewOrigin>(call, spec, locals, moved);
+  // Of a copied view that is out of date this one is, too; so is one that nobody has read yet.
+  const auto& above = meta.storage->origin;
+  const bool late = above && above->seen.load(kRelaxed) != peek_meta(above->base).storage->writes.load(kRelaxed);
+  origin->seen = meta.storage->writes.load(kRelaxed) - (call.read || (late && !moved) ? 1 : 0);
+  auto storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
+  storage->origin = std::move(origin);
+  return make_view(std::move(spec), std::move(locals), base, offset, std::move(storage));
+}
+
+void read_anew(LocalStorage& storage) {
+  ViewOrigin& origin = *storage.origin;
+  std::lock_guard lock(origin.mutex);
+  LocalStorage& base = *peek_meta(origin.base).storage;
+  if (base.origin) read_anew(base);
+  const uint64_t writes = base.writes.load(kRelaxed);
+  if (origin.seen.load(kRelaxed) == writes) return;
+  if (origin.read) {
+    origin.read(origin.base, origin.locals);
+  } else {
+    read_by_call(origin);
+  }
+  count_write(storage);
+  origin.seen.store(writes, kRelaxed);
+}
+
+namespace {
+
+// The layouts that what is written to `t` takes on its way: that of `t`, then, per tensor that it is a view of, the one
+// in which every rank has what it stores there.
+std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
+  std::vector<SpecPtr> way{spec_of(t)};
+  std::vector<bool> follows(way[0]->placements().size(), true);
+  for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
+    const DTensorMeta& base = peek_meta(origin->base);
+    for (size_t m = 0; m < follows.size(); ++m) follows[m] = follows[m] && origin->follows[m];
+    keep_whole_chains(follows, base.spec->placements());
+    keep_whole_chains(follows, spec_of(t)->placements());
+    way.push_back(way.back()->with_placements(layout_to_store(*way.back(), *base.spec, follows)));
+    origin = base.storage->origin.get();
+  }
+  return way;
+}
+
+// Of a tensor that is about to be written to, what has come of what lies around the parts; null: nothing.
+std::shared_ptr<const Surroundings> surroundings_there(const at::Tensor& t) {
+  auto around = known_surroundings(t);
+  return around && around->boxes->if_made() != nullptr ? around : nullptr;
+}
+
+// The boxes as they are, for what is written now: clones of the tensor may know of the others.
+LateParts::Made boxes_to_write(const Surroundings& around, const Spec& spec) {
+  LateParts::Made boxes;
+  LocalGuard guard;
+  for (const at::Tensor& box : around.boxes->if_made()->parts) boxes.parts.push_back(at::clone(box));
+  boxes.storage = std::make_shared<LocalStorage>(spec.mesh().world(), box_bytes(around, spec));
+  return boxes;
+}
+
+// What is written to `t` on its way back.
+struct WayBack {
+  std::vector<SpecPtr> layouts;
+  std::shared_ptr<const StoreExchange> exchange;                // in place of that way, or null
+  std::vector<std::shared_ptr<const Surroundings>> kept_known;  // per tensor that it is a view of: null if not
+};
+
+// Does what lies around the parts come along, as that is no call more and takes little longer? Not if nobody has asked
+// for it since it last came so: then nobody is likely to.
+bool is_worth_it(const WayBack& way, const StoreExchange& both) {
+  constexpr double kLittleLonger = 2;
+  return way.exchange && way.exchange->bytes > 0 && both.seconds <= kLittleLonger * way.exchange->seconds &&
+         std::all_of(way.kept_known.begin(), way.kept_known.end(),
+                     [](const auto& k) { return !k || k->boxes->was_got(); });
+}
+
+// Views that some ranks have by themselves move nothing and store what the one that moved has: they do not count.
+WayBack way_back(const at::Tensor& t) {
+  WayBack way{layouts_on_way_back(t), nullptr, {}};
+  const Limits& limits = current_dispatch_scope().limits;
+  StoreRequest request{{way.layouts[0], t.storage_offset()}, {}, way.layouts};
+  StoreRequest keeping = request;
+  for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
+    const DTensorMeta& base = peek_meta(origin->base);
+    way.kept_known.push_back(origin->moved ? surroundings_there(origin->base) : nullptr);
+    if (origin->moved) {
+      request.bases.push_back({base.spec, origin->base.storage_offset()});
+      keeping.bases.push_back({base.spec, origin->base.storage_offset(), way.kept_known.back()});
+    }
+    origin = base.storage->origin.get();
+  }
+  way.exchange = cached_store_exchange(request, limits);
+  const auto any_known = std::any_of(way.kept_known.begin(), way.kept_known.end(), [](const auto& k) { return k; });
+  const auto both = any_known ? cached_store_exchange(keeping, limits) : nullptr;
+  if (both && (both->bytes == 0 || is_worth_it(way, *both))) {
+    way.exchange = both;
+  } else {
+    std::fill(way.kept_known.begin(), way.kept_known.end(), nullptr);
+  }
+  return way;
+}
+
+// Whether writing elements of `view` writes some bytes only of an element of `base` that ranks hold addends of.
+bool writes_into_addends(const Spec& view, const Spec& base) {
+  return base.has_partial() && c10::elementSize(view.dtype()) != c10::elementSize(base.dtype());
+}
+
+// The plans after which the values stand on the first rank, in place of the addends: then every byte is one of a value.
+std::array<std::shared_ptr<const RedistributePlan>, 2> plans_of_values_for_addends(const SpecPtr& base) {
+  const Limits& limits = current_dispatch_scope().limits;
+  const SpecPtr whole = base->with_placements(without_partials(base->placements()));
+  return {cached_plan(base, whole->placements(), limits), cached_plan(whole, base->placements(), limits)};
+}
+
+void put_values_for_addends(const DTensorMeta& base, const CommCause& cause) {
+  RankTensors values = base.locals;
+  for (const auto& plan : plans_of_values_for_addends(base.spec)) values = run_plan(*plan, std::move(values), cause);
+  LocalGuard guard;
+  for (size_t i = 0; i < base.locals.size(); ++i) copy_values(base.locals[i], values[i]);
+}
+
+}  // namespace
+
+void check_can_carry_back(const at::Tensor& t, std::string_view op) {
+  if (t.numel() == 0) return;
+  const Limits& limits = current_dispatch_scope().limits;
+  if (limits.any()) {  // an error of the way back would come after the write
+    const WayBack way = way_back(t);
+    const bool exchanges = way.exchange != nullptr;  // within the limits
+    for (size_t k = 1; k < way.layouts.size() && !exchanges; ++k)
+      cached_plan(way.layouts[k - 1], way.layouts[k]->placements(), limits);
+    for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
+      const DTensorMeta& base = peek_meta(origin->base);
+      if (writes_into_addends(*spec_of(t), *base.spec)) plans_of_values_for_addends(base.spec);
+      origin = base.storage->origin.get();
+    }
+  }
+  const Spec& spec = *spec_of(t);
+  for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
+    const DTensorMeta& base = peek_meta(origin->base);
+    check_can_store(spec, *base.spec, op);
+    // A conjugate is taken back as a whole number only.
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        c10::isComplexType(spec.dtype()) || !(lazy_bits(origin->locals).conj || lazy_bits(base.locals).conj),
+        std::string(op),
+        ": writing to the real or imaginary parts of a conjugated distributed tensor is not supported; "
+        "call resolve_conj() on it first");
+    const std::string error =
+        why_not_storable(window_of(spec, t.storage_offset()), spec.dtype(),
+                         window_of(*base.spec, origin->base.storage_offset()), base.spec->dtype());
+    TORCH_CHECK_NOT_IMPLEMENTED(error.empty(), std::string(op), ": ", error);
+    origin = base.storage->origin.get();
+  }
+}
+
+void carry_back(const at::Tensor& t, std::string_view op) {
+  const CommCause cause{std::string(op), "self", current_scope().module_path, /*implicit=*/true};
+  const WayBack way = way_back(t);
+  const auto& exchange = way.exchange;
+  HeldPieces pieces = whole_parts(*way.layouts[0], memory_of(t).locals);
+  if (exchange) fetch_stored(*exchange, cause, pieces);
+  at::Tensor same_memory = t;         // has the memory of the view whose origin is in hand
+  auto layout = way.layouts.begin();  // how `pieces` lie, if nothing was exchanged
+  auto known = way.kept_known.begin();
+  for (std::shared_ptr<ViewOrigin> origin = peek_meta(t).storage->origin; origin != nullptr;) {
+    const DTensorMeta& base = memory_of(origin->base);
+    const SpecPtr& from = *layout++;
+    const SpecPtr& spec = *layout;
+    if (!exchange && from != spec) {
+      const auto plan = cached_plan(from, spec->placements(), current_dispatch_scope().limits);
+      pieces = whole_parts(*spec, run_plan(*plan, as_locals(std::move(pieces)), cause));
+    }
+    if (writes_into_addends(*spec, *base.spec)) put_values_for_addends(base, cause);
+    const auto around = *known++;
+    const LateParts::Made boxes = around ? boxes_to_write(*around, *base.spec) : LateParts::Made();
+    const auto ranks = base.spec->mesh().local_ranks();
+    for (size_t i = 0; i < base.locals.size(); ++i) {
+      LocalGuard guard;
+      const LazyBits between = lazy_bits(memory_of(same_memory).locals[i]) ^ lazy_bits(origin->locals[i]);
+      const WindowPart to{window_of(*base.spec, origin->base.storage_offset()),
+                          base.spec->local_layout(static_cast<int64_t>(i)), base.locals[i]};
+      for (HeldPiece& piece : pieces[i]) {
+        piece.values = undo_operator(seen_with(std::move(piece.values), between), origin->op);
+        const WindowPart from_view{window_of(*spec, t.storage_offset()), piece.layout, piece.values};
+        store_through(from_view, to);
+        if (around) store_through(from_view, {to.window, box_of_rank(*around, *base.spec, ranks[i]), boxes.parts[i]});
+      }
+    }
+    // The view has what it had, and this; all of it, if it was written as a whole.
+    const uint64_t before = count_write(*base.storage);
+    uint64_t expected = same_memory.is_same(t) && spec_of(t) == origin->spec ? origin->seen.load(kRelaxed) : before;
+    origin->seen.compare_exchange_strong(expected, before + 1, kRelaxed);
+    if (around) {
+      note_surroundings(origin->base,
+                        {around->dims, around->cut_by, around->known, std::make_shared<LateParts>(boxes)});
+    }
+    same_memory = origin->base;
+    origin = base.storage->origin;
+  }
+}
+
+const LocalStorage* memory_viewed_by(const at::Tensor& t) {
+  const LocalStorage* memory = peek_meta(t).storage.get();
+  while (memory->origin) memory = peek_meta(memory->origin->base).storage.get();
+  return memory;
+}
+
+bool any_related(c10::ArrayRef<at::Tensor> tensors) {
+  absl::flat_hash_map<const LocalStorage*, const LocalStorage*>
+      first;  // per tensor that is no view: memory that views it
+  for (const at::Tensor& t : tensors) {
+    if (!t.defined() || !is_dtensor(t)) continue;
+    const LocalStorage* own = peek_meta(t).storage.get();
+    if (first.try_emplace(memory_viewed_by(t), own).first->second != own) return true;
+  }
+  return false;
+}
+
+// Of representation.h: there it is said, here it is known.
+
+void settle_locals(const DTensorMeta& meta) {
+  wait_for_locals(meta);
+  if (meta.storage->origin) read_anew(*meta.storage);
+}
+
+void note_write(const at::Tensor& t, std::string_view op) {
+  LocalStorage& storage = *peek_meta(t).storage;
+  count_write(storage);
+  if (storage.origin) carry_back(t, op);
+}
+
+}  // namespace dtensor

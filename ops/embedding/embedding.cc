@@ -1,0 +1,118 @@
+// Embedding tables: replicated, column-wise (each rank some features) and row-wise (each rank some of the vocabulary).
+//
+// A row-wise lookup leaves a MaskPartial: at each position one rank at most holds the row, the others hold zeros, so
+// that any sum over ranks is right at once. Its gradient needs no communication: a rank adds up only the rows that it
+// owns. Ids and padding_idx always mean rows of the whole table.
+#include "ops/embedding/embedding.h"
+
+#include <ATen/ops/embedding_dense_backward.h>
+
+#include "ops/embedding/mask_buffer.h"
+#include "ops/kernels/cpu/embedding.h"
+#include "ops/support/meta_tensor.h"
+#include "propagation/factor_rule.h"
+#include "propagation/rule_registry.h"
+
+namespace dtensor {
+namespace {
+
+// Rows of a table that a rank holds. REQUIRES: they are one run, as strategies below split rows by Shard alone.
+Run rows_of(const Spec& table, int64_t i) {
+  const Runs runs = table.local_layout(i).dims[0];
+  return runs.empty() ? Run{} : runs.front();
+}
+
+std::vector<DimStrategy> embedding_strategies(const OpCall& call, int64_t mesh_dim) {
+  TORCH_CHECK(call.input("weight")->ndim() == 2, "'weight' must be 2-D");
+  auto result = strategies(einsum(call, "Vd,...->...d", /*linear=*/false), call, mesh_dim);
+  result.push_back({{MaskPartial(call.input("weight")->sizes(), 0)}, {Shard(0), Replicate()}});
+  return result;
+}
+
+OutputMetas embedding_metas(const OpCall& call) {
+  Shape sizes = call.input("indices")->sizes();
+  sizes.push_back(call.input("weight")->sizes().back());
+  return metas_of({meta_tensor(*call.input("weight")).new_empty(sizes)});
+}
+
+void embedding_local(const LocalCall& local, torch::jit::Stack& stack) {
+  const Spec& table = *local.inputs[0];
+  const Run rows = rows_of(table, local.i);
+  const int64_t num_rows = table.sizes()[0];
+  if (rows.size == num_rows) return local.op.callBoxed(stack);
+  const size_t num_args = local.op.schema().arguments().size();
+  const auto args = torch::jit::last(stack, num_args);
+  const at::Tensor part = args[0].toTensor(), ids = args[1].toTensor();
+  at::Tensor result = part.is_cpu() ? cpu::masked_embedding(part, ids, rows.begin, num_rows)
+                                    : masked_embedding(part, ids, rows.begin, num_rows);
+  if (args.back().isTensor()) result = args.back().toTensor().copy_(result);  // out=
+  torch::jit::drop(stack, num_args);
+  stack.emplace_back(std::move(result));
+}
+
+std::vector<DimStrategy> embedding_backward_strategies(const OpCall& call, int64_t mesh_dim) {
+  FactorRule rule = einsum(call, "...d,...->Vd");
+  rule.terms = {{call.input_index("grad_output")}};
+  // How often an id occurs is asked of the whole batch.
+  if (call.get_bool("scale_grad_by_freq")) {
+    for (const auto& c : rule.contractions) rule.blocked.push_back(c.factor);
+  }
+  // A row-sharded table asks for its own rows alone, of the whole batch: whatever else the gradient could be made of
+  // would be a whole table. That is less than a batch of more rows.
+  std::vector<DimStrategy> all;
+  if (wants_own_rows(call, mesh_dim)) {
+    all.push_back({{Shard(0)}, {Replicate(), Replicate()}});
+    if (call.input("indices")->meta().numel() <= call.get_int("num_weights")) return all;
+  }
+  for (DimStrategy& s : strategies(rule, call, mesh_dim)) all.push_back(std::move(s));
+  return all;
+}
+
+OutputMetas embedding_backward_metas(const OpCall& call) {
+  const Spec& grad = *call.input("grad_output");
+  return metas_of({meta_tensor(grad).new_empty({call.get_int("num_weights"), grad.sizes().back()})});
+}
+
+// Gradient of a rank's own rows: what belongs elsewhere goes to one row more, as padding, which ATen leaves out.
+void embedding_backward_local(const LocalCall& local, torch::jit::Stack& stack) {
+  const Run rows = rows_of(*local.outputs[0], local.i);
+  const size_t num_args = local.op.schema().arguments().size();
+  const auto args = torch::jit::last(stack, num_args);
+  const int64_t num_weights = args[2].toInt(), padding_idx = args[3].toInt();
+  if (rows.size == num_weights) return local.op.callBoxed(stack);
+  const at::Tensor ids = args[1].toTensor();
+  const at::Tensor elsewhere =
+      ids.lt(rows.begin).logical_or_(ids.ge(rows.begin + rows.size)).logical_or_(ids.eq(padding_idx));
+  const at::Tensor own = ids.sub(rows.begin).masked_fill_(elsewhere, rows.size);
+  at::Tensor result = at::embedding_dense_backward(args[0].toTensor(), own, rows.size + 1, rows.size, args[4].toBool())
+                          .narrow(0, 0, rows.size);
+  if (args.back().isTensor()) result = args.back().toTensor().copy_(result);  // out=
+  torch::jit::drop(stack, num_args);
+  stack.emplace_back(std::move(result));
+}
+
+}  // namespace
+
+bool wants_own_rows(const OpCall& call, int64_t mesh_dim) {
+  const Spec* target = call.gradient_target.get();
+  return target != nullptr && target->mesh() == call.mesh && target->ndim() == 2 &&
+         target->sizes()[0] == call.get_int("num_weights") && target->placements()[mesh_dim] == Shard(0);
+}
+
+const RuleFamily embedding_rules("embedding", [](RuleRegistry& registry) {
+  OpRule forward;
+  forward.per_dim = embedding_strategies;
+  forward.metas = embedding_metas;
+  forward.local = embedding_local;
+  forward.value_free = {"padding_idx"};
+  registry.add("aten::embedding", std::move(forward));
+
+  OpRule backward;
+  backward.per_dim = embedding_backward_strategies;
+  backward.metas = embedding_backward_metas;
+  backward.local = embedding_backward_local;
+  backward.uses_gradient_target = true;
+  registry.add("aten::embedding_dense_backward", std::move(backward));
+});
+
+}  // namespace dtensor

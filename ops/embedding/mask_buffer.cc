@@ -1,0 +1,54 @@
+#include "ops/embedding/mask_buffer.h"
+
+#include <ATen/ops/_assert_async.h>
+#include <ATen/ops/bitwise_or.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/equal.h>
+
+namespace dtensor {
+namespace {
+
+at::Tensor outside(const at::Tensor& ids, int64_t begin, int64_t end) {
+  return at::bitwise_or(ids.lt(begin), ids.ge(end));
+}
+
+}  // namespace
+
+at::Tensor MaskBuffer::materialize(const at::Tensor& ids, int64_t offset, int64_t size) {
+  const at::Tensor mask = outside(ids, offset, offset + size);
+  TORCH_CHECK(uses_ == 0 || at::equal(mask, mask_), "MaskBuffer has been materialized with conflicting data");
+  mask_ = mask;
+  ++uses_;
+  return ids.sub(offset).masked_fill_(mask, 0);
+}
+
+void MaskBuffer::apply_(const at::Tensor& output) const {
+  TORCH_CHECK(uses_ > 0, "MaskBuffer has not been materialized");
+  output.masked_fill_(output.dim() == mask_.dim() ? mask_ : mask_.unsqueeze(-1), 0);
+}
+
+void MaskBuffer::release() {
+  TORCH_CHECK(uses_ > 0, "MaskBuffer has not been materialized");
+  if (--uses_ == 0) mask_ = at::Tensor();
+}
+
+at::Tensor masked_embedding(const at::Tensor& part, const at::Tensor& ids, int64_t offset, int64_t num_rows) {
+  const at::Tensor wrong = outside(ids, 0, num_rows).any();
+  if (ids.is_cuda()) {
+    at::_assert_async(wrong.logical_not(), "index out of range in self");
+  } else {
+    TORCH_CHECK_INDEX(!wrong.item<bool>(), "index out of range in self");
+  }
+  if (part.size(0) == 0) {  // nothing to look up, not even for masked ids
+    std::vector<int64_t> sizes = ids.sizes().vec();
+    sizes.push_back(part.size(1));
+    return part.new_zeros(sizes);
+  }
+  MaskBuffer mask;
+  at::Tensor rows = at::embedding(part, mask.materialize(ids, offset, part.size(0)));
+  mask.apply_(rows);
+  mask.release();
+  return rows;
+}
+
+}  // namespace dtensor

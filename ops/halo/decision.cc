@@ -1,0 +1,157 @@
+#include "ops/halo/decision.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "comm/scope.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
+#include "ops/support/price_margin.h"
+#include "plan/largest_part.h"
+#include "plan/memo.h"
+#include "plan/redistribute_planner.h"
+#include "propagation/propagate.h"
+#include "propagation/rule_registry.h"
+#include "propagation/strategy_cache.h"
+
+namespace dtensor {
+namespace {
+
+using Key = std::vector<int64_t>;
+using DecisionPtr = std::shared_ptr<const HaloDecision>;
+
+int64_t bits_of(double x) {
+  int64_t bits = 0;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+
+// Every value begins with what it is, so that no two lists of values give one key.
+void append(Key& key, const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& t = value.toTensor();
+    const bool distributed = t.defined() && is_dtensor(t);
+    key.insert(key.end(), {1, distributed ? static_cast<int64_t>(spec_of(t)->id()) : -1});
+  } else if (value.isInt() || value.isBool()) {
+    key.insert(key.end(), {value.isInt() ? 2 : 3, value.isInt() ? value.toInt() : value.toBool()});
+  } else if (value.isDouble()) {
+    key.insert(key.end(), {4, bits_of(value.toDouble())});
+  } else if (value.isComplexDouble()) {
+    const auto z = value.toComplexDouble();
+    key.insert(key.end(), {5, bits_of(z.real()), bits_of(z.imag())});
+  } else if (value.isList()) {
+    const auto list = value.toListRef();
+    key.insert(key.end(), {6, static_cast<int64_t>(list.size())});
+    for (const c10::IValue& x : list) append(key, x);
+  } else if (value.isString()) {
+    const std::string& text = value.toStringRef();
+    key.insert(key.end(), {7, static_cast<int64_t>(text.size())});
+    key.insert(key.end(), text.begin(), text.end());
+  } else {
+    TORCH_INTERNAL_ASSERT(value.isNone(), "halo exchange: an argument of type ", value.tagKind());
+    key.push_back(8);
+  }
+}
+
+// By operator, rules, limits and arguments.
+struct HaloMemo : Memo<Key, DecisionPtr, 1024> {};
+
+// What the matrix products of a rank take that has the parts that the decision says.
+double product_seconds(const OpCall& call, const Decision& decision, const CostModel& cost) {
+  const Flops flops = decision.rule->flops ? decision.rule->flops(call) : Flops();
+  if (!flops) return 0;
+  std::vector<Shape> parts(call.inputs.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (const SpecPtr& s = decision.computed[i])
+      parts[i] = largest_part(s->sizes(), s->mesh().shape(), s->placements());
+  }
+  return cost.work(flops(parts), 0);
+}
+
+// What the rule's way takes: to bring the inputs where it computes, to compute, and to bring the result to the layout
+// that halos would leave it in. Without the latter a result that has gone to another layout would look as good, and all
+// that is computed of it and of the input would have to move.
+double rule_seconds(const OpCall& call, const Decision& rule, const SpecPtr& result, const CostModel& cost) {
+  double seconds = product_seconds(call, rule, cost);
+  for (const auto& plan : rule.input_plans) seconds += plan ? plan->seconds : 0;
+  if (rule.outputs[0] == nullptr) return seconds;
+  return seconds + cached_plan(rule.outputs[0], result->placements())->seconds;
+}
+
+bool moves_nothing(const Decision& rule) {
+  return std::all_of(rule.input_plans.begin(), rule.input_plans.end(),
+                     [](const auto& plan) { return !plan || plan->is_local(); });
+}
+
+DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
+  auto decision = std::make_shared<HaloDecision>();
+  const auto rule = RuleRegistry::instance().find(call.op);
+  const auto by_rule = rule ? propagate(call, rule) : nullptr;
+  if (const auto choice = choose(by_rule.get())) {
+    auto plan = make_halo_plan(choice->request);
+    const bool fits = plan && plan->peak_bytes <= call.limits.max_bytes;
+    const auto cost = cost_model(call.mesh.world());
+    const auto pays = [&] {
+      return plan->seconds + choice->more_seconds + cost->work(choice->flops, 0) <=
+             rule_seconds(call, *by_rule, choice->result, *cost);
+    };
+    if (fits && (!by_rule || (!moves_nothing(*by_rule) && pays()))) {
+      if (choice->both) decision->both = make_halo_plan(*choice->both);
+      const bool both = decision->both && decision->both->peak_bytes <= call.limits.max_bytes &&
+                        decision->both->seconds <= kLittleLonger * plan->seconds;
+      if (!both) decision->both = nullptr;
+      if (choice->later) decision->later = make_halo_plan(*choice->later);
+      if (decision->later && decision->later->peak_bytes > call.limits.max_bytes) decision->later = nullptr;
+      decision->plan = std::move(plan);
+      decision->result = choice->result;
+    }
+  }
+  return decision;
+}
+
+}  // namespace
+
+DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const HaloChooser& choose) {
+  const auto args = torch::jit::last(stack, op.schema().arguments().size());
+  std::vector<SpecPtr> specs;
+  Key key{static_cast<int64_t>(reinterpret_cast<intptr_t>(&op.schema())),
+          static_cast<int64_t>(RuleRegistry::instance().generation()), current_dispatch_scope().limits.max_bytes};
+  for (const c10::IValue& value : args) {
+    append(key, value);
+    if (value.isTensor() && value.toTensor().defined()) specs.push_back(spec_of(value.toTensor()));
+  }
+  const World& world = specs.at(0)->mesh().world();
+  HaloMemo& memo = world.attachment<HaloMemo>();
+  if (auto known = memo.find(key)) return *known;
+
+  LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
+  OpCall call = OpCall::make(c10::toString(op.operator_name()), specs, args.vec());
+  call.limits = current_dispatch_scope().limits;
+  auto decision = decide(call, choose);
+  if (decision->plan) strategy_cache(world).check_open(call.to_string());
+  memo.insert(std::move(key), decision, std::move(specs));
+  return decision;
+}
+
+Placements as_addends(Placements placements) {
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Partial(p.reduce_op());
+  }
+  return placements;
+}
+
+bool has_nonlinear_partial(const Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) {
+    return p.is_partial() && p.reduce_op() != ReduceOp::kSum && p.reduce_op() != ReduceOp::kAvg;
+  });
+}
+
+CommCause halo_cause(const c10::OperatorHandle& op, const at::Tensor& t, const char* argument) {
+  std::string module = module_of(peek_meta(t));
+  if (module.empty()) module = current_scope().module_path;
+  return {c10::toString(op.operator_name()), argument, std::move(module), /*implicit=*/true};
+}
+
+}  // namespace dtensor

@@ -1,0 +1,299 @@
+// Operators that move elements along dims: roll, flip, padding and its backward. Where ranks share such a dim, the
+// layout stays: each gets from others what its part of the result shows and it does not hold.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/clone.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <utility>
+
+#include "dtensor/dispatch/dispatch.h"
+#include "dtensor/gradients/gradient_layout.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/representation.h"
+#include "ops/halo/decision.h"
+#include "ops/halo/exchange.h"
+#include "ops/halo/pad_prefetch.h"
+#include "ops/halo/windows.h"
+#include "ops/support/arguments.h"
+#include "ops/support/movement.h"
+#include "propagation/rule_registry.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+// What a call does to the tensor that it is of.
+struct Move {
+  std::vector<HaloDim> dims;
+  at::Scalar fill = 0;
+  Passing passing = Passing::kAll;
+};
+// nullopt: nothing that can be said so, or an error that the operator itself tells. `sizes`: of what is moved.
+using Describe = std::optional<Move> (*)(const Arguments& args, at::IntArrayRef sizes);
+
+std::optional<int64_t> valid_dim(int64_t dim, int64_t ndim) {
+  if (dim < -ndim || dim >= ndim) return std::nullopt;
+  return dim < 0 ? dim + ndim : dim;
+}
+
+// Only the dims along which something moves, ascending.
+std::optional<Move> normalized(std::optional<Move> move, at::IntArrayRef sizes) {
+  if (!move) return move;
+  auto& dims = move->dims;
+  dims.erase(
+      std::remove_if(dims.begin(), dims.end(), [&](const HaloDim& d) { return d.map.is_identity(sizes[d.dim]); }),
+      dims.end());
+  std::sort(dims.begin(), dims.end(), [](const HaloDim& a, const HaloDim& b) { return a.dim < b.dim; });
+  return move;
+}
+
+bool passes(const Placements& placements, Passing passing) {
+  if (passing == Passing::kAll) return true;
+  if (passing == Passing::kLinear) return !has_nonlinear_partial(placements);
+  return placements == without_partials(placements);
+}
+
+// ------------------------------------------------------------ what the operators do
+
+std::optional<Move> roll(const Arguments& args, at::IntArrayRef sizes) {
+  const std::vector<int64_t> shifts = args["shifts"].toIntVector();
+  std::vector<int64_t> dims = args["dims"].toIntVector();
+  const auto ndim = static_cast<int64_t>(sizes.size());
+  if (dims.empty() && ndim == 1) dims = {0};  // else as one long list
+  if (dims.empty() || dims.size() != shifts.size()) return std::nullopt;
+  std::vector<int64_t> total(sizes.size(), 0);
+  for (size_t k = 0; k < dims.size(); ++k) {
+    const auto dim = valid_dim(dims[k], ndim);
+    if (!dim) return std::nullopt;
+    if (sizes[*dim] > 0) total[*dim] += shifts[k] % sizes[*dim];
+  }
+  Move move;
+  for (int64_t d = 0; d < ndim; ++d) move.dims.push_back({d, rolled(sizes[d], total[d]), {}});
+  return move;
+}
+
+std::optional<Move> flip(const Arguments& args, at::IntArrayRef sizes) {
+  Move move;
+  std::vector<bool> seen(sizes.size(), false);
+  for (const int64_t d : args["dims"].toIntVector()) {
+    const auto dim = valid_dim(d, static_cast<int64_t>(sizes.size()));
+    if (!dim || seen[*dim]) return std::nullopt;
+    seen[*dim] = true;
+    move.dims.push_back({*dim, flipped(sizes[*dim]), {}});
+  }
+  return move;
+}
+
+// Pairs of numbers, those of the last dim first.
+template <typename MakeMap>
+std::optional<Move> pads(const std::vector<int64_t>& pad, at::IntArrayRef sizes, MakeMap make) {
+  if (pad.size() % 2 != 0 || pad.size() / 2 > sizes.size()) return std::nullopt;
+  Move move;
+  for (size_t k = 0; k < pad.size() / 2; ++k) {
+    const auto d = static_cast<int64_t>(sizes.size() - 1 - k);
+    const int64_t n = sizes[d], before = pad[2 * k], after = pad[2 * k + 1];
+    if (n + std::min<int64_t>(0, before) + std::min<int64_t>(0, after) < 0) return std::nullopt;
+    const std::optional<IndexMap> map = make(n, before, after);
+    if (!map) return std::nullopt;
+    move.dims.push_back({d, *map, {}});
+  }
+  return move;
+}
+
+std::optional<Move> constant_pad(const Arguments& args, at::IntArrayRef sizes) {
+  auto move = pads(args["pad"].toIntVector(), sizes,
+                   [](int64_t n, int64_t before, int64_t after) { return std::optional(padded(n, before, after)); });
+  if (!move) return move;
+  move->fill = args["value"].toScalar();
+  if (!move->fill.equal(0)) move->passing = Passing::kNone;
+  return move;
+}
+
+std::optional<Move> reflection_pad(const Arguments& args, at::IntArrayRef sizes) {
+  return pads(args["padding"].toIntVector(), sizes, [](int64_t n, int64_t before, int64_t after) {
+    const bool valid = before >= 0 && after >= 0 && before < n && after < n;
+    return valid ? std::optional(reflected(n, before, after)) : std::nullopt;
+  });
+}
+
+std::optional<Move> replication_pad(const Arguments& args, at::IntArrayRef sizes) {
+  return pads(args["padding"].toIntVector(), sizes, [](int64_t n, int64_t before, int64_t after) {
+    const bool valid = before >= 0 && after >= 0 && n > 0;
+    return valid ? std::optional(replicated(n, before, after)) : std::nullopt;
+  });
+}
+
+std::optional<Move> linear(std::optional<Move> move) {
+  if (move) move->passing = Passing::kLinear;
+  return move;
+}
+std::optional<Move> reflection_pad_backward(const Arguments& args, at::IntArrayRef sizes) {
+  return linear(reflection_pad(args, sizes));
+}
+std::optional<Move> replication_pad_backward(const Arguments& args, at::IntArrayRef sizes) {
+  return linear(replication_pad(args, sizes));
+}
+
+// ------------------------------------------------------------ the handlers
+
+// Reduces the argument where its addends may not pass.
+at::Tensor reduced_if_needed(const c10::OperatorHandle& op, Arguments& args, const char* name, Passing passing) {
+  at::Tensor t = args.tensor(name);
+  if (is_leaf_parameter(t)) keep_gradient_layout(t);
+  const Placements& placements = spec_of(t)->placements();
+  if (passes(placements, passing)) return t;
+  t = redistribute_below_autograd(t, without_partials(placements), halo_cause(op, t, name));
+  args.set(name, t);
+  return t;
+}
+
+// What comes out, laid out as what goes in.
+SpecPtr result_of(const SpecPtr& given, const Decision* rule, const Shape& sizes) {
+  const Placements placements = as_addends(given->placements());
+  if (rule != nullptr) return rule->outputs[0]->with_placements(placements);
+  return Spec::get(given->mesh(), placements, at::IntArrayRef(sizes.data(), sizes.size()), given->dtype());
+}
+
+// ------------------------------------------------------------ shifts, one way and then the other
+
+// What a rank would have to know beside its part to shift the tensor along one dim by up to `width` elements either
+// way; nullopt: parts are shorter than that, or in pieces.
+std::optional<HaloRequest> margins_request(const SpecPtr& source, int64_t dim, int64_t width) {
+  const DeviceMesh& mesh = source->mesh();
+  for (const int64_t rank : mesh.ranks()) {
+    const Part part = local_layout(source->sizes(), mesh.shape(), source->placements(), mesh.coordinate(rank));
+    const Runs& runs = part.dims[dim];
+    if (!runs.empty() && (runs.size() > 1 || runs[0].size < width)) return std::nullopt;
+  }
+  HaloDim beside{dim, circular(source->sizes()[dim], width, width), [width](const Runs& own) {
+                   Runs places;
+                   for (const Run& run : own) {
+                     places.push_back({run.begin, width});
+                     places.push_back({run.begin + run.size + width, width});
+                   }
+                   return places;
+                 }};
+  return HaloRequest{source, source, {std::move(beside)}};
+}
+
+// By how many elements a roll shifts: at most half of the dim, in either direction.
+int64_t shift_of(const IndexMap& rolled) {
+  const int64_t shift = rolled.stretches.size() < 2 ? 0 : rolled.stretches[1].place;
+  return 2 * shift > rolled.size ? shift - rolled.size : shift;
+}
+
+// Every rank's part, shifted: what comes in at one end lies in the margins.
+RankTensors shifted(const RankTensors& locals, const Margins& margins, int64_t dim, int64_t shift) {
+  LocalGuard guard;
+  RankTensors result;
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const at::Tensor& own = locals[i];
+    const int64_t kept = own.size(dim) - std::abs(shift);
+    if (own.numel() == 0) {
+      result.push_back(at::clone(own));
+    } else if (shift > 0) {
+      result.push_back(
+          at::cat({margins.locals[i].narrow(dim, margins.width - shift, shift), own.narrow(dim, 0, kept)}, dim));
+    } else {
+      result.push_back(
+          at::cat({own.narrow(dim, -shift, kept), margins.locals[i].narrow(dim, margins.width, -shift)}, dim));
+    }
+  }
+  return result;
+}
+
+// From self to the result. `kPads`: which is larger, and comes late (pad_late()) where windows of it can come first.
+template <Describe kDescribe, bool kPads = false>
+void move_elements(const c10::OperatorHandle& op, Stack& stack) {
+  Arguments args(op, stack);
+  if (args.out().defined()) return dispatch_by_rule(op, stack);
+  const auto move = normalized(kDescribe(args, args.tensor("self").sizes()), args.tensor("self").sizes());
+  if ((kDescribe == roll || kDescribe == flip) && move && move->dims.empty()) {
+    const at::Tensor copy = at::clone(args.tensor("self"));
+    torch::jit::drop(stack, op.schema().arguments().size());
+    stack.emplace_back(copy);
+    return;
+  }
+  if (!move || cutting_mesh_dims(*spec_of(args.tensor("self")), numbers_of(move->dims)).empty())
+    return dispatch_by_rule(op, stack);
+  const at::Tensor self = reduced_if_needed(op, args, "self", move->passing);
+  const SpecPtr& source = spec_of(self);
+  const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
+    Shape sizes = source->sizes();
+    for (const HaloDim& d : move->dims) sizes[d.dim] = d.map.size;
+    const SpecPtr result = result_of(source, rule, sizes);
+    HaloChoice choice{{source, result, move->dims}, result};
+    if constexpr (kPads) choice.later = windows_request(source, move->dims);
+    if (kDescribe == roll && move->dims.size() == 1)
+      choice.both = margins_request(source, move->dims[0].dim, std::abs(shift_of(move->dims[0].map)));
+    return choice;
+  });
+  if (!decision->plan) return dispatch_by_rule(op, stack);
+  const CommCause cause = halo_cause(op, self, "self");
+  if (decision->later && may_remember_new(*decision->result)) {
+    const at::Tensor padded = pad_late(*decision, self, move->fill, cause);
+    torch::jit::drop(stack, op.schema().arguments().size());
+    stack.emplace_back(padded);
+    return;
+  }
+  RankTensors locals;
+  if (decision->both && may_remember(self)) {
+    const int64_t dim = move->dims[0].dim, shift = shift_of(move->dims[0].map), width = std::abs(shift);
+    auto margins = known_margins(self, dim, width);
+    if (!margins) {
+      margins = Margins{width, fetch_halos(*decision->both, meta_of(self).locals, 0, cause)};
+      note_margins(self, dim, width, margins->locals, decision->both->bytes);
+    }
+    locals = shifted(meta_of(self).locals, *margins, dim, shift);
+  } else {
+    locals = fetch_halos(*decision->plan, meta_of(self).locals, move->fill, cause);
+  }
+  return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
+}
+
+// From the gradient of what move_elements() gives of self to that of self.
+template <Describe kDescribe>
+void move_back(const c10::OperatorHandle& op, Stack& stack) {
+  Arguments args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  if (args.out().defined() || !is_dtensor(args.tensor("grad_output")) || !is_dtensor(self))
+    return dispatch_by_rule(op, stack);
+  const auto move = normalized(kDescribe(args, self.sizes()), self.sizes());
+  const SpecPtr given = spec_of(args.tensor("grad_output"));
+  if (!move || given->mesh() != spec_of(self)->mesh() || cutting_mesh_dims(*given, numbers_of(move->dims)).empty())
+    return dispatch_by_rule(op, stack);
+  const at::Tensor grad = reduced_if_needed(op, args, "grad_output", move->passing);
+  const SpecPtr& source = spec_of(grad);
+  const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
+    const SpecPtr result = result_of(source, rule, spec_of(self)->sizes());
+    return HaloChoice{{result, source, move->dims}, result};
+  });
+  if (!decision->plan) return dispatch_by_rule(op, stack);
+  RankTensors locals = add_back_halos(*decision->plan, meta_of(grad).locals, halo_cause(op, grad, "grad_output"));
+  return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
+}
+
+}  // namespace
+
+const RuleFamily halo_moves_handlers("halo_moves", [](RuleRegistry& registry) {
+  registry.add_handler("aten::roll", move_elements<roll>);
+  registry.add_handler("aten::flip", move_elements<flip>);
+  registry.add_handler("aten::constant_pad_nd", move_elements<constant_pad, /*kPads=*/true>);
+  for (const char* op : {"aten::reflection_pad1d", "aten::reflection_pad2d", "aten::reflection_pad3d"})
+    registry.add_handler(op, move_elements<reflection_pad, /*kPads=*/true>);
+  for (const char* op : {"aten::replication_pad1d", "aten::replication_pad2d", "aten::replication_pad3d"})
+    registry.add_handler(op, move_elements<replication_pad, /*kPads=*/true>);
+  for (const char* op :
+       {"aten::reflection_pad1d_backward", "aten::reflection_pad2d_backward", "aten::reflection_pad3d_backward"})
+    registry.add_handler(op, move_back<reflection_pad_backward>);
+  for (const char* op :
+       {"aten::replication_pad1d_backward", "aten::replication_pad2d_backward", "aten::replication_pad3d_backward"})
+    registry.add_handler(op, move_back<replication_pad_backward>);
+});
+
+}  // namespace dtensor

@@ -1,0 +1,81 @@
+#include "ops/halo/pad_prefetch.h"
+
+#include <ATen/ops/clone.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm/comm_work.h"
+#include "dtensor/tensor/representation.h"
+#include "ops/halo/cut_runs.h"
+#include "ops/halo/exchange.h"
+
+namespace dtensor {
+namespace {
+
+// What was padded, as it was then.
+struct Snapshot {
+  RankTensors parts;
+  std::shared_ptr<LocalStorage> storage;
+};
+
+std::shared_ptr<const Snapshot> snapshot_of(const at::Tensor& t) {
+  const DTensorMeta& meta = meta_of(t);
+  auto result = std::make_shared<Snapshot>();
+  result->storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(), meta.spec->max_local_bytes());
+  LocalGuard guard;
+  for (const at::Tensor& part : meta.locals) result->parts.push_back(at::clone(part));
+  return result;
+}
+
+}  // namespace
+
+std::optional<HaloRequest> windows_request(const SpecPtr& source, const std::vector<HaloDim>& pads) {
+  HaloRequest request{source, source, pads};
+  for (HaloDim& d : request.dims) {
+    const int64_t more = d.map.size - source->sizes()[d.dim];
+    const auto parts = runs_along(*source, d.dim);
+    const auto is_smaller = [&](const Run& run) { return run.size < more; };
+    if (more < 0 || !parts || std::any_of(parts->begin(), parts->end(), is_smaller)) return std::nullopt;
+    d.reach = [more](const Runs& own) {
+      Runs wanted = own;
+      for (Run& run : wanted) run.size += more;
+      return wanted;
+    };
+  }
+  return request;
+}
+
+at::Tensor pad_late(const HaloDecision& decision, const at::Tensor& self, const at::Scalar& fill,
+                    const CommCause& cause) {
+  const auto snapshot = snapshot_of(self);
+  const SpecPtr& source = spec_of(self);
+  const World& world = source->mesh().world();
+  Surroundings around;
+  for (const int64_t dim : decision.later->dims) {
+    around.dims.push_back(dim);
+    around.cut_by.push_back(cutting_mesh_dims(*source, {dim}));
+    auto& known = around.known.emplace_back(runs_along(*source, dim).value());
+    const int64_t more = decision.result->sizes()[dim] - source->sizes()[dim];
+    for (Run& run : known) run.size += more;
+  }
+  const int64_t bytes = box_bytes(around, *source);
+  around.boxes = std::make_shared<LateParts>([later = decision.later, snapshot, fill, cause, world, bytes] {
+    return std::optional(LateParts::Made{fetch_halos(*later, snapshot->parts, fill, cause),
+                                         std::make_shared<LocalStorage>(world, bytes)});
+  });
+
+  const RankTensors parts = empty_halos(*decision.plan, snapshot->parts);
+  const auto fetch = [plan = decision.plan, snapshot, fill, cause, parts, boxes = around.boxes] {
+    fetch_halos(*plan, snapshot->parts, fill, cause, parts);
+    boxes->forget();  // no second tensor is kept for windows that nobody has asked for
+  };
+  const at::Tensor result = make_dtensor(decision.result, parts, nullptr, CommWork::deferred(fetch));
+  note_surroundings(result, std::move(around));
+  return result;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,117 @@
+// index_select by a plain permutation: the order in which LibTorch's pack_padded_sequence(enforce_sorted = false) sorts
+// a batch by its lengths, and the way back. Like the lengths it is plain numbers, which say the same on every rank.
+// Where ranks share the dim its layout stays, and each gets from the others the rows that it lacks.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/argsort.h>
+#include <ATen/ops/index_select.h>
+#include <c10/util/hash.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/dispatch/dispatch.h"
+#include "dtensor/gradients/gradient_layout.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/replicate.h"
+#include "dtensor/tensor/representation.h"
+#include "ops/halo/decision.h"
+#include "ops/halo/exchange.h"
+#include "ops/support/arguments.h"
+#include "plan/redistribute_plan.h"
+#include "propagation/rule_registry.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+using Order = std::vector<int64_t>;
+
+bool is_plain_index(const at::Tensor& index) {
+  return !is_dtensor(index) && !index.is_meta() && index.dim() == 1 && index.layout() == c10::kStrided &&
+         (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt);
+}
+
+// nullopt: not every one of n indices stands in it once.
+std::optional<Order> permutation_of(const at::Tensor& index, int64_t n) {
+  if (!is_plain_index(index) || index.numel() != n) return std::nullopt;
+  LocalGuard guard;
+  const at::Tensor numbers = index.detach().to(at::kCPU, at::kLong).contiguous();
+  const int64_t* first = numbers.const_data_ptr<int64_t>();
+  Order order(first, first + n);
+  std::vector<bool> seen(order.size(), false);
+  for (const int64_t i : order) {
+    if (i < 0 || i >= n || seen[i]) return std::nullopt;
+    seen[i] = true;
+  }
+  return order;
+}
+
+IndexMap map_of(const Order& order) {
+  IndexMap map{static_cast<int64_t>(order.size()), {}};
+  for (size_t place = 0; place < order.size(); ++place) {
+    const bool goes_on =
+        !map.stretches.empty() && map.stretches.back().source + map.stretches.back().size == order[place];
+    if (goes_on) {
+      ++map.stretches.back().size;
+    } else {
+      map.stretches.push_back({static_cast<int64_t>(place), 1, order[place]});
+    }
+  }
+  return map;
+}
+
+// index_select(self, dim, index).
+void index_select(const c10::OperatorHandle& op, Stack& stack) {
+  Arguments args(op, stack);
+  const at::Tensor self = args.tensor("self"), index = args.tensor("index");
+  const int64_t ndim = self.dim(), given = args["dim"].toInt();
+  if (!is_dtensor(self) || is_dtensor(index) || given < -ndim || given >= ndim) return dispatch_by_rule(op, stack);
+  const int64_t dim = given < 0 ? given + ndim : given;
+  const auto order = permutation_of(index, self.size(dim));
+  if (!order) return dispatch_by_rule(op, stack);
+  const SpecPtr source = spec_of(self);
+  args.set("index", replicate_plain(index, source->mesh()));
+  if (args.out().defined() || self.numel() == 0 || cutting_mesh_dims(*source, {dim}).empty())
+    return dispatch_by_rule(op, stack);
+  if (is_leaf_parameter(self)) keep_gradient_layout(self);  // as dispatch_by_rule() does
+  const Shape& sizes = source->sizes();
+  const SpecPtr result = Spec::get(source->mesh(), as_addends(source->placements()),
+                                   at::IntArrayRef(sizes.data(), sizes.size()), source->dtype());
+  const auto plan = make_halo_plan({source, result, {{dim, map_of(*order), {}}}});
+  if (!plan || plan->peak_bytes > current_dispatch_scope().limits.max_bytes) return dispatch_by_rule(op, stack);
+  CommCause cause = halo_cause(op, self, "self");
+  // Where ranks compare their calls, those that were given other orders are found.
+  absl::StrAppend(&cause.argument, " in order ", absl::Hex(c10::get_hash(*order) & 0xffff, absl::kZeroPad4));
+  RankTensors locals = fetch_halos(*plan, meta_of(self).locals, 0, cause);
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.emplace_back(make_dtensor(result, std::move(locals)));
+}
+
+// index_select_backward(grad, self_sizes, dim, index), above autograd: of a permutation the way back is one, too.
+void index_select_backward(const c10::OperatorHandle& op, Stack& stack) {
+  const Arguments args(op, stack);
+  const at::Tensor grad = args.tensor("grad"), index = args.tensor("index");
+  const auto sizes = args["self_sizes"].toIntVector();
+  const auto ndim = static_cast<int64_t>(sizes.size()), given = args["dim"].toInt();
+  const int64_t dim = given < 0 ? given + ndim : given;
+  if (!is_dtensor(grad) || dim < 0 || dim >= ndim || !permutation_of(index, sizes[dim]))
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  at::Tensor back;
+  {
+    LocalGuard guard;
+    back = at::argsort(index.detach().to(at::kCPU));
+  }
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.emplace_back(at::index_select(grad, dim, back));
+}
+
+}  // namespace
+
+const RuleFamily permuted_rows_handlers("permuted_rows", [](RuleRegistry& registry) {
+  registry.add_handler("aten::index_select", index_select);
+  registry.add_handler("aten::index_select_backward", index_select_backward);
+});
+
+}  // namespace dtensor

@@ -1,0 +1,418 @@
+// Fourier transforms: linear, the transformed dims whole. Where one of these is split and another dim is not, the ranks
+// exchange parts (an all-to-all) rather than gather the tensor. A transform of several dims is one of each dim after
+// the other, so no two of them have to be whole at once: see by_dim() below.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/resolve_conj.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtensor/dispatch/dispatch.h"
+#include "dtensor/dispatch/library_code.h"
+#include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
+#include "ops/support/arguments.h"
+#include "ops/support/core_dims.h"
+#include "ops/support/meta_tensor.h"
+#include "plan/cost_model.h"
+#include "plan/memo.h"
+#include "plan/redistribute_planner.h"
+#include "propagation/propagate.h"
+#include "propagation/rule_registry.h"
+#include "propagation/trial_run.h"
+
+namespace dtensor {
+namespace {
+
+CoreDims transform_dims(const OpCall& call) {
+  CoreDims dims{pointwise(call), {}};
+  const auto transformed = *call.get_ints("dim");
+  for (const int64_t d : transformed)
+    dims.rule.blocked.push_back(static_cast<int>(wrap_dim(d, call.input("self")->ndim())));
+  dims.rule.terms = {{0}};
+  return dims;
+}
+
+// Of two elements along every dim, which lie in the order of those of `self`.
+at::Tensor small_like(const Spec& self) {
+  const std::vector<int64_t> sizes(self.ndim(), 2);
+  std::vector<int64_t> order, strides(self.ndim());
+  for (int64_t d = 0; d < self.ndim(); ++d) order.push_back(d);
+  // Of equal strides the last dim comes first.
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return self.strides()[a] != self.strides()[b] ? self.strides()[a] < self.strides()[b] : a > b;
+  });
+  int64_t stride = 1;
+  for (const int64_t d : order) {
+    strides[d] = stride;
+    stride *= 2;
+  }
+  return at::empty_strided(sizes, strides, at::TensorOptions(self.dtype())).zero_();
+}
+
+// In memory the transformed dims come last, in an order that is the kernel's affair: a transform of two elements along
+// every dim tells.
+OutputMetas transform_metas(const OpCall& call) {
+  const Spec& self = *call.input("self");
+  const auto dims = *call.get_ints("dim");
+  const bool to_real = call.has_arg("last_dim_size");
+  OpCall small = call;
+  if (to_real) small.args[call.arg_index("last_dim_size")] = 2;
+  OutputMetas metas = read_metas(run_on(small, c10::DeviceType::CPU, [&](int) { return small_like(self); }));
+  TensorMeta& result = metas.tensors.at(0).value();
+  result.sizes = self.sizes();
+  if (!dims.empty()) {
+    int64_t& last = result.sizes[wrap_dim(dims.back(), self.ndim())];
+    if (to_real) last = call.get_int("last_dim_size");
+    if (call.has_arg("onesided") && call.get_bool("onesided")) last = last / 2 + 1;
+  }
+  const auto strides = local_strides(result.sizes, result.strides);
+  result.strides.assign(strides.begin(), strides.end());
+  return metas;
+}
+
+// ------------------------------------------------------------ dim by dim
+
+using torch::jit::Stack;
+using Dims = std::vector<int64_t>;
+
+// A transform of some of the dims, and the layout that it is computed in.
+struct Stage {
+  c10::OperatorHandle op;
+  std::vector<c10::IValue> args;     // but the tensor
+  std::optional<Placements> layout;  // nullopt: as the tensor comes
+};
+
+struct Stages {
+  std::vector<Stage> stages;
+  Shape strides;  // of the result of the whole transform
+};
+
+bool cuts(const Spec& spec, size_t m, int64_t dim) {
+  return spec.placements()[m].is_sharded() && spec.placements()[m].dim() == dim &&
+         spec.mesh().size(static_cast<int64_t>(m)) > 1;
+}
+
+bool is_cut(const Spec& spec, int64_t dim) {
+  for (size_t m = 0; m < spec.placements().size(); ++m) {
+    if (cuts(spec, m, dim)) return true;
+  }
+  return false;
+}
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+double moving_seconds(const Decision& decision) {
+  double seconds = 0;
+  for (const auto& plan : decision.input_plans) seconds += plan ? plan->seconds : 0;
+  return seconds;
+}
+
+// The stages of a call, one after the other, on specs.
+class StagePlanner {
+ public:
+  StagePlanner(SpecPtr self, const Dims& dims, const Limits& limits)
+      : at_(std::move(self)), limits_(limits), pending_(at_->ndim(), false) {
+    for (const int64_t d : dims) pending_[d] = true;
+  }
+
+  // `args`: what follows the dims in the schema. REQUIRES: one dim, or dims that are whole.
+  void add(const char* op, const Dims& dims, const std::vector<c10::IValue>& args) {
+    if (seconds_ == kNever) return;
+    std::optional<Placements> layout;
+    if (is_cut(*at_, dims[0])) {
+      layout = layout_with_whole(dims[0]);
+      if (!layout) {
+        seconds_ = kNever;
+        return;
+      }
+      seconds_ += cached_plan(at_, *layout, limits_)->seconds;
+      at_ = at_->with_placements(*layout);
+    }
+    std::vector<c10::IValue> all{dims};
+    all.insert(all.end(), args.begin(), args.end());
+    const OpCall call = OpCall::make(op, {at_}, all);
+    const auto decision = propagate(call);
+    seconds_ += moving_seconds(*decision);
+    at_ = decision->outputs[0];
+    for (const int64_t d : dims) pending_[d] = false;
+    stages_.push_back({call.op, std::move(all), std::move(layout)});
+  }
+
+  // First all dims that are whole, at once; then the others.
+  void add_complex(const Dims& dims, int64_t normalization, bool forward) {
+    Dims whole, cut;
+    for (const int64_t d : dims) (is_cut(*at_, d) ? cut : whole).push_back(d);
+    if (!whole.empty()) add("aten::_fft_c2c", whole, {normalization, forward});
+    for (size_t i = cut.size(); i-- > 0;) add("aten::_fft_c2c", {cut[i]}, {normalization, forward});
+  }
+
+  double seconds() const { return seconds_; }  // kNever: they exceed the limits
+  std::vector<Stage> stages() && { return std::move(stages_); }
+
+ private:
+  // What cuts `dim` cuts another dim instead, whichever takes the least time. One that is still to be transformed has
+  // to move once more. nullopt: there is no other dim that keeps the limits.
+  std::optional<Placements> layout_with_whole(int64_t dim) const {
+    std::optional<Placements> best;
+    double least = kNever;
+    for (int64_t other = 0; other < at_->ndim(); ++other) {
+      if (other == dim) continue;
+      Placements layout = at_->placements();
+      for (size_t m = 0; m < layout.size(); ++m) {
+        if (cuts(*at_, m, dim)) layout[m] = Shard(other);
+      }
+      const auto plan = cached_plan_within(at_, layout, limits_);
+      const double seconds = plan ? plan->seconds * (pending_[other] ? 2 : 1) : kNever;
+      if (seconds >= least) continue;
+      least = seconds;
+      best = std::move(layout);
+    }
+    return best;
+  }
+
+  SpecPtr at_;  // of what the stages so far leave
+  const Limits limits_;
+  std::vector<bool> pending_;
+  double seconds_ = 0;
+  std::vector<Stage> stages_;
+};
+
+// What the rule does; infinity where it exceeds the limits.
+double rule_seconds(const OpCall& call, const Decision& unlimited) {
+  if (!call.limits.any()) return moving_seconds(unlimited);
+  try {
+    return moving_seconds(*propagate(call));
+  } catch (const c10::ValueError&) {
+    return kNever;
+  }
+}
+
+// Dim by dim, if that moves less than what the rule does; else no stages.
+Stages plan_stages(OpCall call, const Dims& dims) {
+  const Limits limits = std::exchange(call.limits, {});
+  const auto by_rule = propagate(call);  // or why it is no call
+  call.limits = limits;
+  const double least = rule_seconds(call, *by_rule);
+  if (least == 0) return {};
+
+  // Factors of a normalisation multiply: every dim has its own.
+  const int64_t normalization = call.get_int("normalization");
+  const Dims last{dims.back()}, others(dims.begin(), dims.end() - 1);
+  StagePlanner planner(call.inputs[0], dims, limits);
+  if (call.has_arg("onesided")) {
+    planner.add("aten::_fft_r2c", last, {normalization, call.get_bool("onesided")});
+    planner.add_complex(others, normalization, /*forward=*/true);
+  } else if (call.has_arg("last_dim_size")) {
+    planner.add_complex(others, normalization, /*forward=*/false);
+    planner.add("aten::_fft_c2r", last, {normalization, call.get_int("last_dim_size")});
+  } else {
+    planner.add_complex(dims, normalization, call.get_bool("forward"));
+  }
+  if (planner.seconds() >= least) return {};
+  return {std::move(planner).stages(), by_rule->outputs[0]->strides()};
+}
+
+// By operator, rules, spec, limits and arguments.
+struct KnownStages : Memo<std::vector<int64_t>, std::shared_ptr<const Stages>, 512> {};
+
+// The dims from 0, where there are several and one of them is split. nullopt: what the rule does is best, or an error.
+std::optional<Dims> dims_to_part(const at::Tensor& self, const Arguments& args) {
+  Dims dims = args["dim"].toIntVector();
+  if (dims.size() < 2 || self.numel() == 0) return std::nullopt;
+  std::vector<bool> seen(static_cast<size_t>(self.dim()), false);
+  bool split = false;
+  for (int64_t& d : dims) {
+    d += d < 0 ? self.dim() : 0;
+    if (d < 0 || d >= self.dim() || seen[d]) return std::nullopt;
+    seen[d] = true;
+    split = split || is_cut(*spec_of(self), d);
+  }
+  return split ? std::optional(dims) : std::nullopt;
+}
+
+std::shared_ptr<const Stages> decide_stages(const c10::OperatorHandle& op, const Stack& stack, const at::Tensor& self,
+                                            const Dims& dims) {
+  const SpecPtr& spec = spec_of(self);
+  const Limits& limits = current_dispatch_scope().limits;
+  const auto args = torch::jit::last(stack, op.schema().arguments().size());
+  std::vector<int64_t> key{static_cast<int64_t>(reinterpret_cast<intptr_t>(&op.schema())),
+                           static_cast<int64_t>(RuleRegistry::instance().generation()),
+                           static_cast<int64_t>(spec->id()),
+                           limits.max_bytes,
+                           args[2].toInt(),
+                           args[3].isBool() ? args[3].toBool() : args[3].toInt()};
+  key.insert(key.end(), dims.begin(), dims.end());
+  auto& memo = spec->mesh().world().attachment<KnownStages>();
+  if (auto known = memo.find(key)) return *known;
+  LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
+  OpCall call = OpCall::make(c10::toString(op.operator_name()), {spec}, args.vec());
+  call.limits = limits;
+  auto stages = std::make_shared<const Stages>(plan_stages(std::move(call), dims));
+  memo.insert(std::move(key), stages, {spec});
+  return stages;
+}
+
+// The same tensor, its elements in memory as `strides` of the whole say.
+at::Tensor with_strides(const at::Tensor& t, const Shape& strides) {
+  const Spec& spec = *spec_of(t);
+  if (spec.strides() == strides) return t;
+  RankTensors locals;
+  for (const at::Tensor& local : meta_of(t).locals) {
+    LocalGuard guard;
+    locals.push_back(at::empty_strided(local.sizes(), local_strides(local.sizes(), strides), local.options()));
+    locals.back().copy_(local);
+  }
+  return make_result(Spec::get(spec.mesh(), spec.placements(), TensorMeta{spec.sizes(), strides, spec.dtype()}),
+                     std::move(locals));
+}
+
+at::Tensor by_dim(const c10::OperatorHandle& op, at::Tensor t, const Stages& plan) {
+  const CommCause cause{c10::toString(op.operator_name()), "self", module_of(peek_meta(t)), /*implicit=*/true};
+  for (const Stage& stage : plan.stages) {
+    if (stage.layout) t = redistribute_below_autograd(t, *stage.layout, cause);
+    Stack stack{t};
+    stack.insert(stack.end(), stage.args.begin(), stage.args.end());
+    dispatch_by_rule(stage.op, stack);
+    t = stack.back().toTensor();
+  }
+  return with_strides(t, plan.strides);
+}
+
+void transform(const c10::OperatorHandle& op, Stack& stack) {
+  // ATen makes a copy without gaps of what is conjugated before it calls the kernel, which looks at strides.
+  c10::IValue& self = torch::jit::peek(stack, 0, op.schema().arguments().size());
+  if (lazy_bits(peek_meta(self.toTensor()).locals).conj) self = at::resolve_conj(self.toTensor());
+  const at::Tensor t = self.toTensor();
+  const auto dims = dims_to_part(t, Arguments(op, stack));
+  const auto plan = dims ? decide_stages(op, stack, t, *dims) : nullptr;
+  if (plan == nullptr || plan->stages.empty()) return dispatch_by_rule(op, stack);
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.emplace_back(by_dim(op, t, *plan));
+}
+
+// ------------------------------------------------------------ composites
+
+// fft_fft(self, n?, dim, norm?), fft_fftn(self, s?, dim?, norm?) and their kin cut or pad the dims to the given sizes
+// first, and those of Hermitian signals transform in two steps. Where ranks share such a dim, each step would move the
+// tensor; brought to where the dims are whole once, it stays.
+
+// The dims that a composite transforms, from 0, and the sizes that they are cut or padded to. nullopt: an error that
+// the operator itself tells.
+struct Resized {
+  Dims dims, sizes;
+};
+
+std::optional<Resized> resized_dims(const at::Tensor& self, const c10::OperatorHandle& op, const Arguments& args) {
+  const bool one = op.schema().argumentIndexWithName("n").has_value();
+  const c10::IValue &dim = args["dim"], &size = args[one ? "n" : "s"];
+  Resized result;
+  if (one && !size.isNone()) result.sizes = {size.toInt()};
+  if (!one && !size.isNone()) result.sizes = size.toIntVector();
+  if (one) {
+    result.dims = {dim.toInt()};
+  } else if (!dim.isNone()) {
+    result.dims = dim.toIntVector();
+  } else {
+    const auto count = size.isNone() ? self.dim() : static_cast<int64_t>(result.sizes.size());
+    for (int64_t d = self.dim() - count; d < self.dim(); ++d) result.dims.push_back(d);
+  }
+  if (result.dims.empty() || (!size.isNone() && result.sizes.size() != result.dims.size())) return std::nullopt;
+  for (int64_t& d : result.dims) {
+    d += d < 0 ? self.dim() : 0;
+    if (d < 0 || d >= self.dim()) return std::nullopt;
+  }
+  const std::string& name = op.schema().name();
+  const bool to_real = name.find("_irfft") != std::string::npos || name.find("_hfft") != std::string::npos;
+  for (size_t i = 0; i < result.dims.size(); ++i) {
+    const int64_t own = self.size(result.dims[i]);
+    if (result.sizes.size() <= i)
+      result.sizes.push_back(own);
+    else if (result.sizes[i] == -1)
+      result.sizes[i] = own;
+    else if (to_real && i + 1 == result.dims.size())
+      result.sizes[i] = result.sizes[i] / 2 + 1;
+    if (result.sizes[i] < 1) return std::nullopt;
+  }
+  return result;
+}
+
+// The layout to bring `self` to first: what cuts one of those dims cuts a dim instead that is not transformed (a tensor
+// of one dim becomes Replicate). nullopt: no such dim is cut, or the resized tensor is so much smaller that to move it
+// later takes less time.
+std::optional<Placements> layout_for_steps(const at::Tensor& self, const Resized& resized, bool two_steps) {
+  const SpecPtr& spec = spec_of(self);
+  const auto is_transformed = [&](int64_t d) {
+    return std::find(resized.dims.begin(), resized.dims.end(), d) != resized.dims.end();
+  };
+  Shape sizes = spec->sizes();
+  bool moves = false;
+  for (size_t i = 0; i < resized.dims.size(); ++i) {
+    const int64_t d = resized.dims[i];
+    sizes[d] = resized.sizes[i];
+    moves = moves || (is_cut(*spec, d) && (two_steps || sizes[d] != spec->sizes()[d]));
+  }
+  if (!moves) return std::nullopt;
+  const SpecPtr later = Spec::get(spec->mesh(), spec->placements(), at::IntArrayRef(sizes), spec->dtype());
+  const Limits& limits = current_dispatch_scope().limits;
+  std::optional<Placements> best;
+  double least = kNever;
+  for (int64_t other = 0; other < spec->ndim(); ++other) {
+    if (is_transformed(other) && spec->ndim() > 1) continue;
+    Placements layout = spec->placements();
+    int64_t pieces = 1;
+    for (size_t m = 0; m < layout.size(); ++m) {
+      if (!layout[m].is_sharded()) continue;
+      if (is_transformed(layout[m].dim())) layout[m] = spec->ndim() > 1 ? Shard(other) : Replicate();
+      if (layout[m].is_sharded_on(other)) pieces *= spec->mesh().size(static_cast<int64_t>(m));
+    }
+    if (pieces > spec->sizes()[other]) continue;  // some ranks would have nothing to do
+    const auto plan = cached_plan_within(spec, layout, limits);
+    const auto plan_later = cached_plan_within(later, layout, limits);
+    if (!plan || plan->seconds >= least) continue;
+    // Else the steps take one exchange more.
+    const double one_more = cost_model(spec->mesh().world())->least(0);
+    if (plan_later && plan->seconds > plan_later->seconds + one_more) continue;
+    least = plan->seconds;
+    best = std::move(layout);
+  }
+  return best;
+}
+
+template <bool kTwoSteps>
+void in_steps(const c10::OperatorHandle& op, Stack& stack) {
+  Arguments args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  const auto resized = is_dtensor(self) && self.numel() > 0 ? resized_dims(self, op, args) : std::nullopt;
+  const auto layout = resized ? layout_for_steps(self, *resized, kTwoSteps && resized->dims.size() > 1) : std::nullopt;
+  if (layout) {
+    const CommCause cause{c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true};
+    args.set("self", redistribute_as(self, *layout, cause));
+  }
+  run_without_handler(op, stack);
+}
+
+}  // namespace
+
+const RuleFamily fourier_rules("fourier", [](RuleRegistry& registry) {
+  for (const char* op : {"aten::fft_fft", "aten::fft_ifft", "aten::fft_rfft", "aten::fft_irfft", "aten::fft_hfft",
+                         "aten::fft_ihfft", "aten::fft_fft2", "aten::fft_ifft2", "aten::fft_rfft2", "aten::fft_irfft2",
+                         "aten::fft_fftn", "aten::fft_ifftn", "aten::fft_rfftn", "aten::fft_irfftn"})
+    registry.add_handler(op, in_steps<false>);
+  for (const char* op : {"aten::fft_hfft2", "aten::fft_ihfft2", "aten::fft_hfftn", "aten::fft_ihfftn"})
+    registry.add_handler(op, in_steps<true>);
+  for (const char* op : {"aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r"}) {
+    registry.add(op, core_dims_rule(transform_dims, transform_metas));
+    registry.add_handler(op, transform);
+  }
+});
+
+}  // namespace dtensor

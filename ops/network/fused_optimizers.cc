@@ -1,0 +1,221 @@
+// Optimizers and gradient scalers as one operator on lists: every rank runs it on its parts. Gradients and states come
+// to the layout of their parameter; parameters may lie on several meshes.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/maximum.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/replicate.h"
+#include "dtensor/tensor/representation.h"
+#include "ops/support/arguments.h"
+#include "propagation/rule_registry.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+using Tensors = std::vector<at::Tensor>;
+
+CommCause cause_of(const c10::OperatorHandle& op, const std::string& argument, const at::Tensor& t) {
+  return {c10::toString(op.operator_name()), argument, module_of(peek_meta(t)), /*implicit=*/true};
+}
+
+// One list of the call.
+struct List {
+  size_t argument;
+  std::string name;
+  bool written = false;
+  Tensors given, computed;  // by parameter; empty: not used in this call
+};
+
+// A number: how many steps were done, a scale. The same on every rank.
+at::Tensor whole(const c10::OperatorHandle& op, const std::string& argument, const at::Tensor& t) {
+  if (!t.defined() || !is_dtensor(t)) return t;
+  return redistribute_below_autograd(t, Placements(spec_of(t)->mesh().ndim(), Replicate()), cause_of(op, argument, t));
+}
+
+at::Tensor local_of(const at::Tensor& t, size_t rank) {
+  return t.defined() && is_dtensor(t) ? meta_of(t).locals.at(rank) : t;
+}
+
+// As `param` is laid out, to compute on.
+at::Tensor laid_out_as(const at::Tensor& param, const c10::OperatorHandle& op, const List& list, size_t i) {
+  const at::Tensor& t = list.given[i];
+  if (t.sizes() != param.sizes()) {
+    TORCH_CHECK(t.numel() == 1, op.operator_name(), ": argument '", list.name, "[", i, "]' of shape ", t.sizes(),
+                " does not fit its parameter, of shape ", param.sizes());
+    return whole(op, list.name, t);
+  }
+  if (!is_dtensor(param) && !is_dtensor(t)) return t;
+  TORCH_CHECK(is_dtensor(param) && is_dtensor(t), op.operator_name(), ": argument '",
+              is_dtensor(t) ? "self" : list.name, "[", i,
+              "]' is a plain tensor next to a distributed one. Distribute it first: distribute_tensor(t, mesh, ",
+              "{Replicate(), ...})");
+  const Spec &own = *spec_of(t), &of_param = *spec_of(param);
+  TORCH_CHECK(own.mesh() == of_param.mesh(), op.operator_name(), ": argument '", list.name, "[", i, "]' lies on ",
+              own.mesh().to_string(), ", its parameter on ", of_param.mesh().to_string());
+  return redistribute_below_autograd(t, of_param.placements(), cause_of(op, list.name, t));
+}
+
+std::vector<List> lists_of(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
+  std::vector<List> lists;
+  for (size_t a = 0; a < args.size(); ++a) {
+    const auto& argument = op.schema().arguments()[a];
+    if (!args[a].isTensorList()) continue;
+    const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    lists.push_back({a, argument.name(), written, args[a].toTensorVector(), {}});
+    const size_t n = lists.back().given.size();
+    TORCH_CHECK(n == 0 || n == lists[0].given.size(), op.operator_name(), ": argument '", argument.name(), "' lists ",
+                n, " tensors, '", lists[0].name, "' ", lists[0].given.size());
+  }
+  return lists;
+}
+
+// The operator on the parts of one rank of parameters `chosen`, which share a mesh or are plain.
+void run_on_rank(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args, const std::vector<List>& lists,
+                 const std::vector<size_t>& chosen, size_t rank) {
+  Stack stack(args.begin(), args.end());
+  for (c10::IValue& value : stack) {
+    if (value.isTensor()) value = local_of(value.toTensor(), rank);
+  }
+  bool any = false;
+  for (const List& list : lists) {
+    c10::List<at::Tensor> locals;
+    for (const size_t i : chosen) {
+      if (list.computed.empty() || local_of(lists[0].computed[i], rank).numel() == 0) continue;
+      locals.push_back(local_of(list.computed[i], rank));
+    }
+    any = any || !locals.empty();
+    stack[list.argument] = locals;
+  }
+  LocalGuard guard;
+  if (any) op.callBoxed(stack);
+}
+
+// Parameters that share a mesh, or are plain.
+std::vector<std::vector<size_t>> by_mesh(const Tensors& params) {
+  std::vector<std::vector<size_t>> groups;
+  std::vector<std::optional<DeviceMesh>> meshes;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto mesh = is_dtensor(params[i]) ? std::optional(spec_of(params[i])->mesh()) : std::nullopt;
+    const size_t g = static_cast<size_t>(std::find(meshes.begin(), meshes.end(), mesh) - meshes.begin());
+    if (g == groups.size()) {
+      meshes.push_back(mesh);
+      groups.emplace_back();
+    }
+    groups[g].push_back(i);
+  }
+  return groups;
+}
+
+// _fused_adam_, _fused_adamw_, _fused_sgd_, _fused_adagrad_(self, grads, states..., *, numbers, grad_scale?,
+// found_inf?).
+void optimize(const c10::OperatorHandle& op, Stack& stack) {
+  const size_t count = op.schema().arguments().size();
+  std::vector<c10::IValue> args(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+  std::vector<List> lists = lists_of(op, args);
+  const Tensors params = lists.at(0).given;
+  for (size_t i = 0; i < params.size(); ++i) {
+    TORCH_CHECK(!is_dtensor(params[i]) || !spec_of(params[i])->has_partial(), op.operator_name(), ": argument 'self[",
+                i, "]' is Partial, so it has no elements to update; redistribute it first");
+  }
+  for (size_t a = 0; a < count; ++a) {
+    if (args[a].isTensor()) args[a] = whole(op, op.schema().arguments()[a].name(), args[a].toTensor());
+  }
+  for (List& list : lists) {
+    for (size_t i = 0; i < list.given.size(); ++i) list.computed.push_back(laid_out_as(params[i], op, list, i));
+  }
+  for (const auto& group : by_mesh(params)) {
+    const at::Tensor& first = params[group.front()];
+    const size_t ranks = is_dtensor(first) ? meta_of(first).locals.size() : 1;
+    for (size_t r = 0; r < ranks; ++r) run_on_rank(op, args, lists, group, r);
+  }
+  const c10::IValue& scale = Arguments(op, stack)["grad_scale"];
+  const bool scales = scale.isTensor() && scale.toTensor().defined();  // gradients change, too
+  for (const List& list : lists) {
+    for (size_t i = 0; list.written && i < list.given.size(); ++i) {
+      at::Tensor given = list.given[i];
+      if (!is_dtensor(given)) continue;
+      if (given.is_same(list.computed[i])) {
+        note_write(given, op.schema().name());
+      } else if (list.name != "grads" || scales) {
+        given.copy_(list.computed[i]);
+      }
+    }
+  }
+  torch::jit::drop(stack, count);
+}
+
+// The largest of what the ranks of `of` found, on each of them.
+RankTensors largest_of_all(const c10::OperatorHandle& op, const at::Tensor& of, const at::Tensor& found,
+                           RankTensors of_ranks) {
+  const DeviceMesh& mesh = spec_of(of)->mesh();
+  const at::Tensor all = make_dtensor(
+      Spec::get(mesh, Placements(mesh.ndim(), Partial(ReduceOp::kMax)), found.sizes(), found.scalar_type()),
+      std::move(of_ranks));
+  return meta_of(whole(op, "found_inf", all)).locals;
+}
+
+// Writes what was found among gradients like `of` to `found`, which may be plain, or on another mesh.
+void tell(const c10::OperatorHandle& op, at::Tensor found, const RankTensors& of_ranks, const at::Tensor& of) {
+  if (!is_dtensor(found)) {
+    LocalGuard guard;
+    if (!of_ranks.empty()) found.copy_(at::maximum(found, of_ranks[0]));
+    return;
+  }
+  const DeviceMesh& mesh = spec_of(found)->mesh();
+  if (is_dtensor(of)) {
+    const DeviceMesh& knows = spec_of(of)->mesh();
+    for (const int64_t rank : mesh.ranks()) {
+      TORCH_CHECK_NOT_IMPLEMENTED(knows.contains(rank), op.operator_name(), ": argument 'found_inf' lies on ",
+                                  mesh.to_string(), ", whose rank ", rank, " has no part of gradients on ",
+                                  knows.to_string(), ". Give found_inf to that mesh, or call once per mesh.");
+    }
+  }
+  if (!of_ranks.empty()) found.copy_(at::maximum(found, replicate_plain(of_ranks[0], mesh)));
+}
+
+// _amp_foreach_non_finite_check_and_unscale_(self, found_inf, inv_scale): what one rank finds all know.
+void unscale(const c10::OperatorHandle& op, Stack& stack) {
+  const Arguments args(op, stack);
+  const Tensors gradients = args["self"].toTensorVector();
+  const at::Tensor found = args.tensor("found_inf");
+  const at::Tensor scale = whole(op, "inv_scale", args.tensor("inv_scale"));
+  for (const auto& group : by_mesh(gradients)) {
+    const at::Tensor& first = gradients[group.front()];
+    const bool distributed = is_dtensor(first);
+    const size_t ranks = distributed ? meta_of(first).locals.size() : 1;
+    RankTensors of_ranks;
+    for (size_t r = 0; r < ranks; ++r) {
+      LocalGuard guard;
+      c10::List<at::Tensor> locals;
+      for (const size_t i : group) {
+        if (local_of(gradients[i], r).numel() > 0) locals.push_back(local_of(gradients[i], r));
+      }
+      of_ranks.push_back(local_of(found, 0).new_zeros(found.sizes()));
+      Stack call = {locals, of_ranks.back(), local_of(scale, r)};
+      if (!locals.empty()) op.callBoxed(call);
+    }
+    if (distributed) {
+      for (const size_t i : group) note_write(gradients[i], op.schema().name());
+      of_ranks = largest_of_all(op, first, found, std::move(of_ranks));
+    }
+    tell(op, found, of_ranks, first);
+  }
+  torch::jit::drop(stack, op.schema().arguments().size());
+}
+
+}  // namespace
+
+const RuleFamily fused_optimizer_handlers("fused_optimizers", [](RuleRegistry& registry) {
+  for (const char* op : {"aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_"})
+    registry.add_handler(op, optimize);
+  registry.add_handler("aten::_amp_foreach_non_finite_check_and_unscale_", unscale);
+});
+
+}  // namespace dtensor

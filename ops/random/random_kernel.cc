@@ -1,0 +1,96 @@
+#include "ops/random/random_kernel.h"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#ifdef DTENSOR_HAVE_CUDA
+#include "ops/kernels/cuda/philox.h"
+#endif
+
+namespace dtensor {
+namespace {
+
+void fill_cpu(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const RandomDraw& draw, uint64_t key,
+              uint64_t stream, const at::Tensor& probabilities) {
+  if (probabilities.defined()) {
+    cpu::philox_bernoulli(part, probabilities, offsets, key);
+  } else {
+    cpu::philox_fill(part, offsets, draw, key, stream);
+  }
+}
+
+#ifdef DTENSOR_HAVE_CUDA
+cuda::PhiloxType type_of(c10::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBool:
+      return cuda::PhiloxType::kBool;
+    case at::kByte:
+      return cuda::PhiloxType::kByte;
+    case at::kChar:
+      return cuda::PhiloxType::kChar;
+    case at::kShort:
+      return cuda::PhiloxType::kShort;
+    case at::kInt:
+      return cuda::PhiloxType::kInt;
+    case at::kLong:
+      return cuda::PhiloxType::kLong;
+    case at::kHalf:
+      return cuda::PhiloxType::kHalf;
+    case at::kBFloat16:
+      return cuda::PhiloxType::kBFloat16;
+    case at::kFloat:
+      return cuda::PhiloxType::kFloat;
+    case at::kDouble:
+      return cuda::PhiloxType::kDouble;
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "random numbers are not implemented for '", dtype, "'");
+  }
+}
+
+void fill_cuda(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const RandomDraw& draw, uint64_t key,
+               uint64_t stream, const at::Tensor& probabilities) {
+  cuda::PhiloxPart p;
+  TORCH_CHECK_NOT_IMPLEMENTED(part.dim() <= cuda::kPhiloxMaxDims, "random numbers on CUDA: at most ",
+                              cuda::kPhiloxMaxDims, " dims, the tensor has ", part.dim());
+  std::vector<int64_t> flat;
+  for (size_t d = 0; d < offsets.size(); ++d) {
+    p.sizes[d] = static_cast<int64_t>(offsets[d].size());
+    flat.insert(flat.end(), offsets[d].begin(), offsets[d].end());
+  }
+  const at::Tensor table =
+      at::from_blob(flat.data(), {static_cast<int64_t>(flat.size())}, at::TensorOptions(at::kLong)).to(part.device());
+  p.data = part.mutable_data_ptr();
+  p.type = type_of(part.scalar_type());
+  p.numel = part.numel();
+  p.ndim = static_cast<int>(part.dim());
+  p.offsets = flat.empty() ? nullptr : table.const_data_ptr<int64_t>();
+  const c10::DeviceGuard device(part.device());
+  const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+  void* const cuda_stream = guard.getStreamNativeHandle(guard.getStream(part.device()));
+  const char* error = cuda::philox_fill(
+      p, draw, key, stream, probabilities.defined() ? probabilities.const_data_ptr<double>() : nullptr, cuda_stream);
+  TORCH_CHECK(error == nullptr, "philox_fill: ", error);
+}
+#endif
+
+}  // namespace
+
+void philox_fill_part(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const RandomDraw& draw, uint64_t key,
+                      uint64_t stream, const at::Tensor& probabilities) {
+  if (!part.is_contiguous()) {
+    const at::Tensor copy = at::empty_like(part, at::MemoryFormat::Contiguous);
+    philox_fill_part(copy, offsets, draw, key, stream, probabilities);
+    part.copy_(copy);
+    return;
+  }
+#ifdef DTENSOR_HAVE_CUDA
+  if (part.is_cuda()) return fill_cuda(part, offsets, draw, key, stream, probabilities);
+#endif
+  TORCH_CHECK_NOT_IMPLEMENTED(part.is_cpu(), "random numbers on ", part.device(),
+                              ": this library was built without the CUDA toolkit, so it has kernels for the CPU only");
+  fill_cpu(part, offsets, draw, key, stream, probabilities);
+}
+
+}  // namespace dtensor

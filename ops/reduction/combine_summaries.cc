@@ -1,0 +1,215 @@
+#include "ops/reduction/combine_summaries.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
+#include "ops/reduction/rank_shares.h"
+#include "ops/support/price_margin.h"
+#include "plan/memo.h"
+#include "plan/plan_many.h"
+
+namespace dtensor {
+namespace {
+
+// Summaries as tensors of their own, [others, shares, 1, rows], whatever the layout of what they are of: along mesh
+// dims that cut other dims every rank has one of the others, and its rows, as many as the most that a rank has.
+struct Rows {
+  int64_t others = 1, shares = 1, each = 1, all = 1;  // rows: of each group, of all
+  Placements said, dealt, whole;                      // by share; by rows; all on every rank of these mesh dims
+  SpecPtr spec(const DeviceMesh& mesh, const Placements& placements, int64_t columns, c10::ScalarType dtype) const {
+    return Spec::get(mesh, placements, {others, columns, 1, all}, dtype);
+  }
+};
+
+Rows rows_of(const Spec& spec, const SummaryRequest& request) {
+  Rows rows;
+  const DeviceMesh& mesh = spec.mesh();
+  for (int64_t m = 0; m < mesh.ndim(); ++m) {
+    const Placement& p = spec.placements()[m];
+    const bool cut = cuts(p, request.dims), other = p.is_sharded() && !cut;
+    if (cut) rows.shares *= mesh.size(m);
+    if (other) rows.others *= mesh.size(m);
+    rows.said.push_back(cut ? Shard(1) : other ? Shard(0) : Replicate());
+    rows.dealt.push_back(cut ? Shard(3) : rows.said.back());
+    rows.whole.push_back(cut ? Replicate() : rows.said.back());
+  }
+  const std::vector<int64_t> first(static_cast<size_t>(mesh.ndim()), 0);  // who holds most
+  const Shape most = local_shape(spec.sizes(), mesh.shape(), spec.placements(), first);
+  for (int64_t d = 0; d < spec.ndim(); ++d) {
+    if (!std::binary_search(request.dims.begin(), request.dims.end(), d)) rows.each *= most[d];
+  }
+  rows.all = rows.each * request.groups;
+  return rows;
+}
+
+struct Way {
+  bool dealt = false;
+  double seconds = 0;
+};
+
+// By the specs of the summaries, which tell all but the results' dtypes, these, and limits.
+struct Ways : Memo<std::vector<int64_t>, Way, 512> {};
+
+Way cheaper_way(const DeviceMesh& mesh, const Rows& rows, const SummaryRequest& request,
+                const Combination& combination) {
+  const auto specs = [&](const std::vector<c10::ScalarType>& dtypes, int64_t columns, const Placements& placements) {
+    std::vector<SpecPtr> all;
+    for (const auto dtype : dtypes) all.push_back(rows.spec(mesh, placements, columns, dtype));
+    return all;
+  };
+  const Limits& limits = current_dispatch_scope().limits;
+  const auto seconds = [&](const std::vector<SpecPtr>& all, const Placements& to) {
+    std::vector<Redistribution> moves;
+    for (const SpecPtr& spec : all) moves.push_back({spec, to});
+    return seconds_to_move(moves, limits);
+  };
+  const auto said = specs(request.dtypes, rows.shares, rows.said);
+  std::vector<int64_t> key{limits.max_bytes};
+  for (const SpecPtr& spec : said) key.push_back(static_cast<int64_t>(spec->id()));
+  for (const auto dtype : combination.dtypes) key.push_back(-1 - static_cast<int64_t>(dtype));
+  auto& ways = mesh.world().attachment<Ways>();
+  if (const auto known = ways.find(key)) return *known;
+  const double gathered = seconds(said, rows.whole);
+  const double dealt = seconds(said, rows.dealt) + seconds(specs(combination.dtypes, 1, rows.dealt), rows.whole);
+  // Each rank receives far fewer bytes where rows are dealt out.
+  const Way way = dealt < kLittleLonger * gathered ? Way{true, dealt} : Way{false, gathered};
+  ways.insert(std::move(key), way, said);
+  return way;
+}
+
+std::vector<at::Tensor> moved(const std::vector<at::Tensor>& tensors, const Placements& to, const CommCause& cause) {
+  const std::vector<Layout> layouts(tensors.size(), Layout(spec_of(tensors[0])->mesh(), to));
+  return redistribute_below_autograd(tensors, layouts, cause);
+}
+
+// What all local ranks say.
+std::vector<at::Tensor> said_rows(const DTensorMeta& meta, const Rows& rows, const Shares& shares,
+                                  const SummaryRequest& request) {
+  std::vector<RankTensors> locals(request.dtypes.size());
+  for (size_t i = 0; i < meta.locals.size(); ++i) {
+    const std::vector<at::Tensor> own = said_by(meta, i, shares, request);
+    LocalGuard guard;
+    for (size_t k = 0; k < locals.size(); ++k) {
+      const int64_t n = own[k].numel() / request.groups;
+      at::Tensor t = own[k].movedim(request.dims[0], 0).reshape({request.groups, n});
+      if (n < rows.each) t = at::constant_pad_nd(t, {0, rows.each - n});
+      locals[k].push_back(t.reshape({1, 1, 1, rows.all}));
+    }
+  }
+  std::vector<at::Tensor> tensors;
+  for (size_t k = 0; k < locals.size(); ++k) {
+    const SpecPtr spec = rows.spec(meta.spec->mesh(), rows.said, rows.shares, request.dtypes[k]);
+    tensors.push_back(make_dtensor(spec, std::move(locals[k])));
+  }
+  return tensors;
+}
+
+// The rows that each rank has all summaries of, combined.
+std::vector<at::Tensor> combined_rows(const std::vector<at::Tensor>& summaries, const Rows& rows, const Shares& shares,
+                                      const Combination& combination) {
+  const Spec& spec = *spec_of(summaries[0]);
+  std::vector<int64_t> columns;  // of ranks that have elements
+  std::vector<Part> parts;
+  for (size_t p = 0; p < shares.parts.size(); ++p) {
+    if (shares.counts[p] == 0) continue;
+    columns.push_back(static_cast<int64_t>(p));
+    parts.push_back(shares.parts[p]);
+  }
+  std::vector<RankTensors> locals(combination.dtypes.size());
+  for (size_t i = 0; i < meta_of(summaries[0]).locals.size(); ++i) {
+    LocalGuard guard;
+    const Part part = spec.local_layout(static_cast<int64_t>(i));
+    const int64_t n = total_size(part.dims[3]);
+    std::vector<at::Tensor> said;
+    for (const at::Tensor& t : summaries) {
+      said.push_back(meta_of(t).locals[i].reshape({rows.shares, n}));
+      if (columns.size() < shares.parts.size()) {
+        const at::Tensor index = at::tensor(columns, at::TensorOptions(at::kLong)).to(t.device());
+        said.back() = said.back().index_select(0, index);
+      }
+    }
+    at::Tensor group;
+    if (rows.all > rows.each) {
+      group =
+          at::arange(part.offsets[3], part.offsets[3] + n, said[0].options().dtype(at::kLong)).floor_divide(rows.each);
+    }
+    std::vector<at::Tensor> results;
+    if (n > 0) results = combination.combine(said, parts, group);
+    for (size_t k = 0; k < locals.size(); ++k) {
+      const at::Tensor result = n > 0 ? results[k].to(combination.dtypes[k])
+                                      : said[0].new_empty({0}, said[0].options().dtype(combination.dtypes[k]));
+      locals[k].push_back(result.reshape({1, 1, 1, n}));
+    }
+  }
+  std::vector<at::Tensor> tensors;
+  for (size_t k = 0; k < locals.size(); ++k) {
+    tensors.push_back(
+        make_dtensor(rows.spec(spec.mesh(), spec.placements(), 1, combination.dtypes[k]), std::move(locals[k])));
+  }
+  return tensors;
+}
+
+// Rows of results as a tensor that is distributed as the one that they are of.
+at::Tensor unrolled(const at::Tensor& combined, const Spec& spec, const Rows& rows, const SummaryRequest& request,
+                    bool keepdim) {
+  std::vector<int64_t> place(static_cast<size_t>(spec.ndim()), 0);  // of each dim, -1 where it goes
+  int64_t ndim = 0;
+  Shape sizes;
+  for (int64_t d = 0; d < spec.ndim(); ++d) {
+    const bool reduced = std::binary_search(request.dims.begin(), request.dims.end(), d);
+    place[d] = reduced && !keepdim ? -1 : ndim++;
+    if (place[d] >= 0) sizes.push_back(!reduced ? spec.sizes()[d] : d == request.dims[0] ? request.groups : 1);
+  }
+  Placements placements = spec.placements();
+  for (Placement& p : placements) {
+    if (!p.is_sharded()) continue;
+    const int64_t d = place[p.dim()];
+    p = cuts(p, request.dims) ? Replicate() : p.is_shard() ? Shard(d) : StridedShard(d, p.split_factor());
+  }
+  const SpecPtr result = Spec::get(spec.mesh(), placements, at::IntArrayRef(sizes), combined.scalar_type());
+  RankTensors locals;
+  const RankTensors& from = meta_of(combined).locals;
+  for (size_t i = 0; i < from.size(); ++i) {
+    LocalGuard guard;
+    Shape shape = result->local_shape(static_cast<int64_t>(i));
+    at::Tensor t = from[i].reshape({request.groups, rows.each});
+    int64_t n = 1;
+    for (const int64_t size : shape) n *= size;
+    t = t.narrow(1, 0, n / request.groups);
+    if (request.groups > 1) {  // in front, and now where it belongs
+      shape.erase(shape.begin() + request.dims[0]);
+      shape.insert(shape.begin(), request.groups);
+      t = t.reshape(at::IntArrayRef(shape)).movedim(0, request.dims[0]);
+    }
+    locals.push_back(t.reshape(at::IntArrayRef(result->local_shape(static_cast<int64_t>(i)))).contiguous());
+  }
+  return make_result(result, std::move(locals));
+}
+
+}  // namespace
+
+std::vector<at::Tensor> combine_summaries(const at::Tensor& t, const SummaryRequest& request,
+                                          const Combination& combination, const CommCause& cause) {
+  const DTensorMeta& meta = meta_of(t);
+  const Shares shares = shares_of(*meta.spec, request);
+  const Rows rows = rows_of(*meta.spec, request);
+  const bool dealt = cheaper_way(meta.spec->mesh(), rows, request, combination).dealt;
+  const auto all = moved(said_rows(meta, rows, shares, request), dealt ? rows.dealt : rows.whole, cause);
+  std::vector<at::Tensor> results = combined_rows(all, rows, shares, combination);
+  if (dealt) results = moved(results, rows.whole, cause);
+  for (at::Tensor& r : results) r = unrolled(r, *meta.spec, rows, request, combination.keepdim);
+  return results;
+}
+
+double seconds_to_combine(const Spec& spec, const SummaryRequest& request, const Combination& combination) {
+  return cheaper_way(spec.mesh(), rows_of(spec, request), request, combination).seconds;
+}
+
+}  // namespace dtensor

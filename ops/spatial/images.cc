@@ -1,0 +1,171 @@
+// Images and other signals: pooling, interpolation, sampling, padding, pixels to channels and back. Batch and channels
+// may be split, and where samples are taken; the space that they are of is whole.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "ops/spatial/pad_circular.h"
+#include "ops/support/core_dims.h"
+#include "ops/support/meta_tensor.h"
+
+namespace dtensor {
+namespace {
+
+// [batch,] channels * kernel, positions -> [batch,] channels, height, width.
+OutputMetas col2im_metas(const OpCall& call) {
+  const Spec& self = *call.input("self");
+  const auto size = *call.get_ints("output_size"), kernel = *call.get_ints("kernel_size");
+  TORCH_CHECK(self.ndim() == 2 || self.ndim() == 3, "col2im: Expected 2D or 3D (batch mode) tensor, but got ",
+              call.to_string());
+  TORCH_CHECK(size.size() == 2 && kernel.size() == 2 && kernel[0] > 0 && kernel[1] > 0 &&
+                  self.sizes()[self.ndim() - 2] % (kernel[0] * kernel[1]) == 0,
+              "col2im: output_size and kernel_size must be two numbers each, and the size of dim ", self.ndim() - 2,
+              " of the input divisible by the product of the kernel's, in ", call.to_string());
+  std::vector<int64_t> sizes(self.sizes().begin(), self.sizes().end() - 1);
+  sizes.back() /= kernel[0] * kernel[1];
+  sizes.insert(sizes.end(), size.begin(), size.end());
+  return contiguous_metas(sizes, {self.dtype()});
+}
+
+OutputMetas cudnn_sampler_metas(const OpCall& call) {
+  const Spec &self = *call.input("self"), &grid = *call.input("grid");
+  if (call.has_arg("grad_output")) return metas_of({meta_tensor(self).contiguous(), meta_tensor(grid).contiguous()});
+  TORCH_CHECK(self.ndim() == 4 && grid.ndim() == 4, "cudnn_grid_sampler: 4 dims expected, in ", call.to_string());
+  return contiguous_metas({self.sizes()[0], self.sizes()[1], grid.sizes()[1], grid.sizes()[2]}, {self.dtype()});
+}
+
+const char* affine_grid_equation(const OpCall& call) {
+  return call.get_ints("size")->size() == 5 ? "nAB->nOPQT" : "nAB->nPQT";
+}
+
+const CoreDimsOp kPooling[] = {
+    {"aten::avg_pool2d", "...HW->...PQ", "self"},
+    {"aten::avg_pool2d_backward", "...PQ,...HW->...HW", "grad_output"},
+    {"aten::avg_pool3d", "...DHW->...OPQ", "self"},
+    {"aten::avg_pool3d_backward", "...OPQ,...DHW->...DHW", "grad_output"},
+    {"aten::_adaptive_avg_pool2d", "...HW->...PQ", "self"},
+    {"aten::_adaptive_avg_pool2d_backward", "...PQ,...HW->...HW", "grad_output"},
+    {"aten::_adaptive_avg_pool3d", "...DHW->...OPQ", "self"},
+    {"aten::_adaptive_avg_pool3d_backward", "...OPQ,...DHW->...DHW", "grad_output"},
+    {"aten::adaptive_max_pool2d", "...HW->...PQ,...PQ"},
+    {"aten::adaptive_max_pool2d_backward", "...PQ,...HW,...PQ->...HW", "grad_output"},
+    {"aten::adaptive_max_pool3d", "...DHW->...OPQ,...OPQ"},
+    {"aten::adaptive_max_pool3d_backward", "...OPQ,...DHW,...OPQ->...DHW", "grad_output"},
+    {"aten::max_pool2d_with_indices", "...HW->...PQ,...PQ"},
+    {"aten::max_pool2d_with_indices_backward", "...PQ,...HW,...PQ->...HW", "grad_output"},
+    {"aten::max_pool3d_with_indices", "...DHW->...OPQ,...OPQ"},
+    {"aten::max_pool3d_with_indices_backward", "...OPQ,...DHW,...OPQ->...DHW", "grad_output"},
+    {"aten::fractional_max_pool2d", "ncHW,ncK->ncPQ,ncPQ|cHW,1cK->cPQ,cPQ"},
+    {"aten::fractional_max_pool2d_backward", "...PQ,...HW,...PQ->...HW", "grad_output"},
+    {"aten::fractional_max_pool3d", "ncDHW,ncK->ncOPQ,ncOPQ|cDHW,1cK->cOPQ,cOPQ"},
+    {"aten::fractional_max_pool3d_backward", "...OPQ,...DHW,...OPQ->...DHW", "grad_output"},
+    {"aten::max_unpool2d", "...HW,...HW->...PQ", "self"},
+    {"aten::max_unpool3d", "...DHW,...DHW->...OPQ", "self"},
+};
+
+const CoreDimsOp kPadding[] = {
+    {"aten::reflection_pad1d", "...W->...Q", "self"},
+    {"aten::reflection_pad1d_backward", "...Q,...W->...W", "grad_output"},
+    {"aten::reflection_pad2d", "...HW->...PQ", "self"},
+    {"aten::reflection_pad2d_backward", "...PQ,...HW->...HW", "grad_output"},
+    {"aten::reflection_pad3d", "...DHW->...OPQ", "self"},
+    {"aten::reflection_pad3d_backward", "...OPQ,...DHW->...DHW", "grad_output"},
+    {"aten::replication_pad1d", "...W->...Q", "self"},
+    {"aten::replication_pad1d_backward", "...Q,...W->...W", "grad_output"},
+    {"aten::replication_pad2d", "...HW->...PQ", "self"},
+    {"aten::replication_pad2d_backward", "...PQ,...HW->...HW", "grad_output"},
+    {"aten::replication_pad3d", "...DHW->...OPQ", "self"},
+    {"aten::replication_pad3d_backward", "...OPQ,...DHW->...DHW", "grad_output"},
+};
+
+const CoreDimsOp kSampling[] = {
+    {"aten::grid_sampler_2d", "ncHW,npqT->ncpq", "input"},
+    {"aten::_grid_sampler_2d_cpu_fallback", "ncHW,npqT->ncpq", "input"},
+    {"aten::grid_sampler_2d_backward", "ncpq,ncHW,npqT->ncHW,npqT", "grad_output"},
+    {"aten::grid_sampler_3d", "ncDHW,nopqT->ncopq", "input"},
+    {"aten::grid_sampler_3d_backward", "ncopq,ncDHW,nopqT->ncDHW,nopqT", "grad_output"},
+    {.op = "aten::cudnn_grid_sampler", .equation = "ncHW,npqT->ncpq", .linear = "self", .metas = cudnn_sampler_metas},
+    {.op = "aten::cudnn_grid_sampler_backward",
+     .equation = "ncHW,npqT,ncpq->ncHW,npqT",
+     .linear = "grad_output",
+     .metas = cudnn_sampler_metas},
+    {.op = "aten::affine_grid_generator",
+     .equation = "",
+     .linear = "theta",
+     .sizes = "size",
+     .choose = affine_grid_equation},
+    {"aten::pixel_shuffle", "...cHW->...cPQ", "self"},
+    {"aten::pixel_unshuffle", "...cHW->...cPQ", "self"},
+    {"aten::im2col", "ncHW->ncL|cHW->cL", "self"},
+    {.op = "aten::col2im", .equation = "ncL->ncHW|cL->cHW", .linear = "self", .metas = col2im_metas},
+};
+
+// Images that are interpolated, and their gradients.
+struct Interpolation {
+  const char* op;
+  int dims;
+};
+constexpr Interpolation kInterpolations[] = {
+    {"upsample_nearest1d", 1},     {"_upsample_nearest_exact1d", 1}, {"upsample_linear1d", 1},
+    {"upsample_nearest2d", 2},     {"_upsample_nearest_exact2d", 2}, {"upsample_bilinear2d", 2},
+    {"upsample_bicubic2d", 2},     {"_upsample_bilinear2d_aa", 2},   {"_upsample_bicubic2d_aa", 2},
+    {"_upsample_lanczos2d_aa", 2}, {"upsample_nearest3d", 3},        {"_upsample_nearest_exact3d", 3},
+    {"upsample_trilinear3d", 3},
+};
+constexpr const char* kInterpolated[] = {"ncW->ncQ", "ncHW->ncPQ", "ncDHW->ncOPQ"};
+
+// ATen's meta kernels refuse some batches of nothing, which its kernels take.
+OutputMetas interpolated_metas(const OpCall& call) {
+  const at::Tensor self = meta_tensor(*call.input("self"));
+  std::vector<int64_t> sizes = self.sizes().slice(0, 2).vec();
+  const std::vector<int64_t> output = *call.get_ints("output_size");
+  sizes.insert(sizes.end(), output.begin(), output.end());
+  return metas_of({self.new_empty(sizes).contiguous(self.suggest_memory_format())});
+}
+
+}  // namespace
+
+// _pad_circular(self, pad), above autograd: ATen's own code fills memory piece by piece. The last dim's padding comes
+// first; less than nothing is cut off.
+void pad_circular_by_pieces(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const Arguments args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  const auto pad = args["pad"].toIntVector();
+  const auto dims = static_cast<int64_t>(pad.size() / 2);
+  bool usual = pad.size() % 2 == 0 && dims <= self.dim();
+  for (int64_t k = 0; usual && k < dims; ++k) {
+    const int64_t size = self.size(self.dim() - 1 - k), left = pad[2 * k], right = pad[2 * k + 1];
+    const int64_t kept = size + std::min<int64_t>(left, 0) + std::min<int64_t>(right, 0);
+    usual = left <= kept && right <= kept && kept > 0;
+  }
+  if (!usual) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  torch::jit::drop(stack, op.schema().arguments().size());
+  at::Tensor x = self;
+  for (int64_t k = 0; k < dims; ++k) {
+    const int64_t d = self.dim() - 1 - k, left = pad[2 * k], right = pad[2 * k + 1];
+    if (left < 0 || right < 0) x = x.slice(d, std::max<int64_t>(-left, 0), x.size(d) + std::min<int64_t>(right, 0));
+    std::vector<at::Tensor> pieces;
+    if (left > 0) pieces.push_back(x.narrow(d, x.size(d) - left, left));
+    pieces.push_back(x);
+    if (right > 0) pieces.push_back(x.narrow(d, 0, right));
+    if (pieces.size() > 1) x = at::cat(pieces, d);
+  }
+  stack.emplace_back(x.is_same(self) ? x.clone() : x);
+}
+
+const RuleFamily image_rules("images", [](RuleRegistry& registry) {
+  for (const CoreDimsOp& op : kPooling) add_core_dims(registry, op);
+  for (const CoreDimsOp& op : kPadding) add_core_dims(registry, op);
+  for (const CoreDimsOp& op : kSampling) add_core_dims(registry, op);
+  for (const Interpolation& op : kInterpolations) {
+    const std::string name = std::string("aten::") + op.op;
+    const char* equation = kInterpolated[op.dims - 1];
+    add_core_dims(registry, {.op = name, .equation = equation, .linear = "self", .metas = interpolated_metas});
+    add_core_dims(registry, {name + "_backward", equation, "grad_output", "input_size"});
+  }
+});
+
+}  // namespace dtensor

@@ -1,0 +1,55 @@
+#include "ops/support/meta_tensor.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace dtensor {
+
+at::Tensor meta_tensor(const Spec& spec) {
+  at::Tensor result =
+      at::empty_strided(spec.sizes(), spec.strides(), at::TensorOptions(spec.dtype()).device(c10::DeviceType::Meta));
+  if (spec.meta().wrapped_number) result.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return result;
+}
+
+OutputMetas metas_of(const std::vector<at::Tensor>& tensors) {
+  OutputMetas metas;
+  for (const auto& t : tensors) {
+    metas.counts.push_back(-1);
+    if (t.defined()) {
+      metas.tensors.push_back(TensorMeta{Shape(t.sizes().begin(), t.sizes().end()),
+                                         Shape(t.strides().begin(), t.strides().end()), t.scalar_type()});
+    } else {
+      metas.tensors.push_back(std::nullopt);
+    }
+  }
+  return metas;
+}
+
+OutputMetas contiguous_metas(c10::IntArrayRef sizes, const std::vector<c10::ScalarType>& dtypes) {
+  std::vector<at::Tensor> outputs;
+  for (const auto dtype : dtypes)
+    outputs.push_back(at::empty(sizes, at::TensorOptions(dtype).device(c10::DeviceType::Meta)));
+  return metas_of(outputs);
+}
+
+std::vector<int64_t> local_strides(c10::IntArrayRef sizes, c10::IntArrayRef global_strides) {
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  // Innermost first; of equal strides the last dim, as in a row-major tensor with dims of size 1.
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return global_strides[a] != global_strides[b] ? global_strides[a] < global_strides[b] : a > b;
+  });
+  std::vector<int64_t> strides(sizes.size());
+  int64_t next = 1;
+  for (size_t d : order) {
+    strides[d] = next;
+    next *= std::max<int64_t>(sizes[d], 1);
+  }
+  return strides;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,58 @@
+#include "ops/support/movement.h"
+
+#include <numeric>
+
+namespace dtensor {
+
+int64_t ndim(const OpCall& call) { return call.inputs[0]->ndim(); }
+
+int64_t dim_arg(const OpCall& call, const char* name, int64_t extra) {
+  return wrap_dim(call.get_int(name), ndim(call) + extra);
+}
+
+OutputDims same_dims(int64_t n) {
+  OutputDims dims(n);
+  std::iota(dims.begin(), dims.end(), 0);
+  return dims;
+}
+
+void pass_all_partials(FactorRule& rule, const std::vector<int>& inputs) {
+  for (ReduceOp op :
+       {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kNorm2}) {
+    rule.passthroughs.push_back({inputs, op, op, Maths::kCopy});
+  }
+}
+
+FactorRule movement(const OpCall& call, const OutputDims& output, int num_outputs, Passing passing) {
+  FactorRule rule;
+  rule.inputs.resize(call.inputs.size());
+  rule.inputs[0] = same_dims(call.inputs[0]->ndim());
+  rule.outputs.assign(num_outputs, output);
+  if (passing == Passing::kAll) pass_all_partials(rule, {0});
+  if (passing == Passing::kLinear) rule.terms = {{0}};
+  return rule;
+}
+
+size_t stack_index(const LocalCall& call, const std::string& name) {
+  return static_cast<size_t>(call.op.schema().argumentIndexWithName(name).value());
+}
+
+std::function<void(const LocalCall&, torch::jit::Stack&)> with_local_sizes(const std::string& name) {
+  return [name](const LocalCall& call, torch::jit::Stack& stack) {
+    const Shape sizes = call.outputs[0]->local_shape(call.i);
+    stack[stack_index(call, name)] = c10::List<int64_t>(c10::IntArrayRef(sizes.data(), sizes.size()));
+    call.op.callBoxed(stack);
+  };
+}
+
+void leave_result(const LocalCall& call, torch::jit::Stack& stack, at::Tensor result) {
+  const auto& arguments = call.op.schema().arguments();
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    if (arguments[a].alias_info() == nullptr || !arguments[a].alias_info()->isWrite()) continue;
+    result = stack[a].toTensor().copy_(result);
+  }
+  stack.clear();
+  stack.emplace_back(std::move(result));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,236 @@
+// Parts of dims: select, slice, split, diagonals, padding, rolling, triangles, and what takes their gradients back. A
+// dim of which a part is taken is computed whole, unless it is taken at the borders of its blocks (blocks.h); the
+// others follow.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+
+#include "ops/support/meta_tensor.h"
+#include "ops/support/movement.h"
+#include "ops/views/blocks.h"
+#include "propagation/rule_registry.h"
+
+namespace dtensor {
+namespace {
+
+OutputDims without(OutputDims dims, int64_t dim) {
+  dims.erase(dims.begin() + dim);
+  return dims;
+}
+
+OutputDims with_new(OutputDims dims, int64_t dim) {
+  dims.insert(dims.begin() + dim, kNoFactor);
+  return dims;
+}
+
+OutputDims with_whole(OutputDims dims, const std::vector<int64_t>& whole) {
+  for (int64_t d : whole) {
+    if (d < static_cast<int64_t>(dims.size())) dims[d] = kNoFactor;
+  }
+  return dims;
+}
+
+OutputDims select(const OpCall& call) { return without(same_dims(ndim(call)), dim_arg(call, "dim")); }
+
+OutputDims select_backward(const OpCall& call) { return with_new(same_dims(ndim(call)), dim_arg(call, "dim", 1)); }
+
+// Does the slice take all of a dim of `size`? Then no rank needs more than it has.
+bool takes_all(const OpCall& call, int64_t size) {
+  int64_t start = call.get_optional_int("start").value_or(0);
+  int64_t end = call.get_optional_int("end").value_or(size);
+  if (start < 0) start += size;
+  if (end < 0) end += size;
+  return call.get_int("step") == 1 && start <= 0 && end >= size;
+}
+
+OutputDims slice(const OpCall& call) {
+  const int64_t dim = dim_arg(call, "dim");
+  const OutputDims dims = same_dims(ndim(call));
+  return takes_all(call, call.inputs[0]->sizes()[dim]) ? dims : with_whole(dims, {dim});
+}
+
+OutputDims slice_backward(const OpCall& call) {
+  const int64_t dim = dim_arg(call, "dim");
+  const OutputDims dims = same_dims(ndim(call));
+  return takes_all(call, call.get_ints("input_sizes")->at(dim)) ? dims : with_whole(dims, {dim});
+}
+
+OutputDims whole_dim(const OpCall& call) { return with_whole(same_dims(ndim(call)), {dim_arg(call, "dim")}); }
+
+OutputDims whole_dims(const OpCall& call) {
+  std::vector<int64_t> dims;
+  for (int64_t d : call.get_ints("dims").value_or(std::vector<int64_t>{})) dims.push_back(wrap_dim(d, ndim(call)));
+  // Rolled without dims, a tensor is rolled as one long list.
+  if (dims.empty() && call.has_arg("shifts")) return OutputDims(ndim(call), kNoFactor);
+  return with_whole(same_dims(ndim(call)), dims);
+}
+
+OutputDims unfold(const OpCall& call) {
+  const OutputDims dims = with_whole(same_dims(ndim(call)), {dim_arg(call, "dimension")});
+  return with_new(dims, static_cast<int64_t>(dims.size()));
+}
+
+OutputDims unfold_backward(const OpCall& call) {
+  const int64_t n = static_cast<int64_t>(call.get_ints("input_sizes").value_or(std::vector<int64_t>{}).size());
+  return with_whole(same_dims(n), {wrap_dim(call.get_int("dim"), n)});
+}
+
+OutputDims diagonal(const OpCall& call) {
+  const int64_t dim1 = dim_arg(call, "dim1"), dim2 = dim_arg(call, "dim2");
+  const OutputDims rest = without(without(same_dims(ndim(call)), std::max(dim1, dim2)), std::min(dim1, dim2));
+  return with_new(rest, static_cast<int64_t>(rest.size()));
+}
+
+// The inverse: the last dim becomes two.
+OutputDims to_diagonal(const OpCall& call) {
+  const int64_t dim1 = dim_arg(call, "dim1", 1), dim2 = dim_arg(call, "dim2", 1);
+  return with_new(with_new(same_dims(ndim(call) - 1), std::min(dim1, dim2)), std::max(dim1, dim2));
+}
+
+// ------------------------------------------------------------ several results
+
+FactorRule split(const OpCall& call) {
+  const int64_t dim = dim_arg(call, "dim");
+  const int64_t size = call.inputs[0]->sizes()[dim];
+  int64_t pieces = 1;
+  if (call.has_arg("split_sizes")) {
+    pieces = static_cast<int64_t>(call.get_ints("split_sizes").value_or(std::vector<int64_t>{}).size());
+  } else if (const int64_t piece = call.get_int("split_size"); piece > 0) {
+    pieces = std::max<int64_t>((size + piece - 1) / piece, 1);
+  }
+  return movement(call, whole_dim(call), static_cast<int>(pieces));
+}
+
+FactorRule unbind(const OpCall& call) {
+  return movement(call, select(call), static_cast<int>(call.inputs[0]->sizes()[dim_arg(call, "dim")]));
+}
+
+// ------------------------------------------------------------ a part replaced
+
+// self, and src in the place of what `part` takes from it: each element is one of either.
+FactorRule replace(const OpCall& call, OutputDims self, OutputDims part) {
+  FactorRule rule;
+  rule.inputs = {same_dims(ndim(call)), std::move(part)};
+  rule.outputs = {std::move(self)};
+  pass_all_partials(rule, {0, 1});
+  return rule;
+}
+
+FactorRule select_scatter(const OpCall& call) { return replace(call, whole_dim(call), select(call)); }
+
+FactorRule slice_scatter(const OpCall& call) { return replace(call, slice(call), slice(call)); }
+
+FactorRule diagonal_scatter(const OpCall& call) {
+  const OutputDims self = with_whole(same_dims(ndim(call)), {dim_arg(call, "dim1"), dim_arg(call, "dim2")});
+  return replace(call, self, diagonal(call));
+}
+
+// ------------------------------------------------------------ padding, triangles
+
+FactorRule constant_pad_nd(const OpCall& call) {
+  OutputDims dims = same_dims(ndim(call));
+  const std::vector<int64_t> pad = call.get_ints("pad").value_or(std::vector<int64_t>{});
+  for (size_t k = 0; k < pad.size(); ++k) {
+    if (pad[k] != 0) dims.at(dims.size() - 1 - k / 2) = kNoFactor;
+  }
+  return movement(call, dims, 1, call.arg("value").toScalar().equal(0) ? Passing::kAll : Passing::kNone);
+}
+
+// Rows and columns may both be cut: the diagonal moves with the part.
+OpRule triangle() {
+  OpRule rule;
+  rule.per_dim = [](const OpCall& call, int64_t mesh_dim) {
+    auto all = strategies(movement(call, same_dims(ndim(call))), call, mesh_dim);
+    // Runs of rows have no one diagonal.
+    all.erase(std::remove_if(all.begin(), all.end(),
+                             [&](const DimStrategy& s) {
+                               return s.inputs[0].is_strided_shard() && s.inputs[0].dim() >= ndim(call) - 2;
+                             }),
+              all.end());
+    return all;
+  };
+  rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
+    const Part layout = call.inputs[0]->local_layout(call.i);
+    const size_t n = layout.dims.size();
+    const size_t diagonal = stack_index(call, "diagonal");
+    stack[diagonal] = stack[diagonal].toInt() + layout.offsets[n - 2] - layout.offsets[n - 1];
+    call.op.callBoxed(stack);
+  };
+  return rule;
+}
+
+// ------------------------------------------------------------ shapes that ATen has no meta kernel for
+
+OutputMetas like_input(const OpCall& call) { return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))}); }
+
+// On a CPU the two parts of one dim after the other are put side by side, which keeps channels last where both parts
+// have them so. Kernels for GPUs write row by row.
+OutputMetas roll_metas(const OpCall& call) {
+  at::Tensor rolled = meta_tensor(*call.inputs[0]);
+  const std::vector<int64_t> shifts = *call.get_ints("shifts");
+  const std::vector<int64_t> dims = call.get_ints("dims").value_or(std::vector<int64_t>{});
+  if (rolled.numel() == 0) return metas_of({at::empty_like(rolled)});
+  if (dims.empty() || call.mesh.world().device_type() != c10::DeviceType::CPU)
+    return contiguous_metas(rolled.sizes(), {call.inputs[0]->dtype()});
+  for (size_t k = 0; k < std::min(dims.size(), shifts.size()); ++k) {
+    const int64_t dim = wrap_dim(dims[k], ndim(call)), size = rolled.size(dim);
+    const int64_t start = ((size - shifts[k]) % size + size) % size;
+    rolled = at::cat({rolled.narrow(dim, start, size - start), rolled.narrow(dim, 0, start)}, dim);
+  }
+  return metas_of({rolled});
+}
+
+OutputMetas input_sizes_metas(const OpCall& call) {
+  return contiguous_metas(*call.get_ints("input_sizes"), {call.inputs[0]->dtype()});
+}
+
+struct Movement {
+  std::vector<std::string> ops;
+  OutputDims (*dims)(const OpCall&);
+  const char* sizes_arg = nullptr;  // to be replaced by local sizes
+  OutputMetas (*metas)(const OpCall&) = nullptr;
+  Passing passing = Passing::kAll;
+  void (*at_borders)(OpRule&) = nullptr;
+};
+
+}  // namespace
+
+const RuleFamily slice_rules("slice", [](RuleRegistry& registry) {
+  const Movement table[] = {
+      {{"aten::select.int", "aten::select_copy.int"}, select},
+      {{"aten::select_backward"}, select_backward, "input_sizes"},
+      {{"aten::slice.Tensor", "aten::slice_copy.Tensor"}, slice, nullptr, nullptr, Passing::kAll, slice_at_borders},
+      {{"aten::slice_backward"}, slice_backward, "input_sizes", nullptr, Passing::kAll, slice_backward_at_borders},
+      {{"aten::narrow_copy"}, whole_dim},
+      {{"aten::unfold", "aten::unfold_copy"}, unfold},
+      {{"aten::unfold_backward"}, unfold_backward, "input_sizes", input_sizes_metas, Passing::kLinear},
+      {{"aten::diagonal", "aten::diagonal_copy"}, diagonal},
+      {{"aten::diagonal_backward"}, to_diagonal, "input_sizes"},
+      {{"aten::diag_embed"}, to_diagonal},
+      {{"aten::flip"}, whole_dims, nullptr, like_input},
+      {{"aten::roll"}, whole_dims, nullptr, roll_metas},
+  };
+  for (const Movement& m : table) {
+    OpRule rule = factor_op(
+        [dims = m.dims, passing = m.passing](const OpCall& call) { return movement(call, dims(call), 1, passing); });
+    if (m.sizes_arg != nullptr) rule.local = with_local_sizes(m.sizes_arg);
+    if (m.metas != nullptr) rule.metas = m.metas;
+    if (m.at_borders != nullptr) m.at_borders(rule);
+    registry.add(m.ops, rule);
+  }
+  OpRule pieces = factor_op(split);
+  split_at_borders(pieces);
+  registry.add({"aten::split.Tensor", "aten::split_with_sizes", "aten::unsafe_split.Tensor",
+                "aten::unsafe_split_with_sizes", "aten::split_copy.Tensor", "aten::split_with_sizes_copy"},
+               pieces);
+  for (const char* op : {"aten::unbind.int", "aten::unbind_copy.int"}) registry.add(op, factor_op(unbind));
+  registry.add("aten::select_scatter", factor_op(select_scatter));
+  registry.add("aten::slice_scatter", factor_op(slice_scatter));
+  registry.add("aten::diagonal_scatter", factor_op(diagonal_scatter));
+  registry.add("aten::constant_pad_nd", factor_op(constant_pad_nd));
+  for (const char* op : {"aten::tril", "aten::triu"}) registry.add(op, triangle());
+});
+
+}  // namespace dtensor
