@@ -19,6 +19,7 @@
 #include "dtensor/dispatch/written_results.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/call_sites.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
@@ -40,7 +41,7 @@ void read_reduced_forms(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inp
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     at::Tensor& t = in.tensors[k];
     if (!t.defined() || info.args[in.args[k]].written || !spec_of(t)->has_partial()) continue;
-    at::Tensor reduced = reduced_before(t);
+    at::Tensor reduced = find_reduced_copy(t);
     if (!reduced.defined() && is_likely_used_beside(info, args, t)) reduced = reduce_first(info, in.args[k], t);
     if (reduced.defined()) t = std::move(reduced);
   }
@@ -223,7 +224,7 @@ void check_writes(const OpInfo& info, const Inputs& in) {
 void note_failed_write(const OpInfo& info, const Inputs& in) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     if (!info.args[in.args[k]].written || !in.tensors[k].defined()) continue;
-    count_write(*peek_meta(in.tensors[k]).storage);
+    mark_written(*peek_meta(in.tensors[k]).storage);
   }
 }
 

@@ -84,7 +84,7 @@ std::vector<at::Tensor> reduced_together(const OpInfo& info, c10::ArrayRef<Eleme
   const Moved moved = moved_together(info, elements, to);
   std::vector<at::Tensor> result;
   for (size_t k = 0; k < elements.size(); ++k) {
-    at::Tensor reduced = reduced_before(elements[k].tensor);
+    at::Tensor reduced = find_reduced_copy(elements[k].tensor);
     result.push_back(reduced.defined() ? std::move(reduced) : moved.result(k));
   }
   return result;
@@ -147,7 +147,7 @@ bool is_likely_used_beside(const OpInfo& info, c10::ArrayRef<c10::IValue> args, 
 at::Tensor reduce_first(const OpInfo& info, size_t arg, const at::Tensor& t) {
   const SpecPtr& spec = spec_of(t);
   const auto plan = cached_plan_within(spec, without_partials(spec->placements()), current_dispatch_scope().limits);
-  if (!plan || !will_remember(t, *plan)) return {};
+  if (!plan || !will_be_cached(t, *plan)) return {};
   return reduced_together(info, Element{arg, 0, t}).front();
 }
 

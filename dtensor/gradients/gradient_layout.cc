@@ -13,7 +13,7 @@
 #include "dtensor/gradients/gradient_bucket.h"
 #include "dtensor/gradients/gradient_hook.h"
 #include "dtensor/gradients/open_gradient.h"
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
@@ -55,7 +55,7 @@ class GradientLayoutHook final : public GradientHook {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
     const at::Tensor leaf = at::Tensor::wrap_tensor_impl(Impl::unsafe_reclaim_from_nonowning(leaf_));
     if (!is_dtensor(leaf)) return grads;
-    forget_after_backward(spec_of(leaf)->mesh());
+    drop_after_backward(spec_of(leaf)->mesh());
     auto result = grads;
     result[0] = arrived(leaf, grads[0]);
     return result;

@@ -15,7 +15,7 @@
 namespace dtensor {
 
 // Parts that come when they are first asked for.
-class LateParts {
+class LazyParts {
  public:
   struct Made {
     RankTensors parts;
@@ -23,8 +23,8 @@ class LateParts {
   };
   // `make` may communicate, and gives nothing where what it needs was forgotten; what it has captured is let go
   // afterwards.
-  explicit LateParts(std::function<std::optional<Made>()> make) : make_(std::move(make)) {}
-  explicit LateParts(Made made) : made_(std::move(made)) {}  // those that are there
+  explicit LazyParts(std::function<std::optional<Made>()> make) : make_(std::move(make)) {}
+  explicit LazyParts(Made made) : made_(std::move(made)) {}  // those that are there
 
   // Null: they were forgotten before. Thread-safe. Errors: those of `make`, which is tried again then.
   const Made* get();
@@ -41,17 +41,17 @@ class LateParts {
 };
 
 // What every rank knows of a tensor, or gets when it first asks: its part and what lies around it, one box.
-struct Surroundings {
+struct GhostRegion {
   std::vector<int64_t> dims;                 // along which the boxes go beyond the parts, ascending
   std::vector<std::vector<int64_t>> cut_by;  // per such dim: the mesh dims that cut it
   std::vector<std::vector<Run>>
       known;  // per such dim: the indices, by where a rank stands along the mesh dims that cut it
-  std::shared_ptr<LateParts> boxes;
+  std::shared_ptr<LazyParts> boxes;
 };
 
 // The indices in the box of a rank. REQUIRES: they are the surroundings of a tensor of `spec`.
-Part box_of_rank(const Surroundings& around, const Spec& spec, int64_t rank);
+Part box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank);
 // The bytes of the largest box.
-int64_t box_bytes(const Surroundings& around, const Spec& spec);
+int64_t box_bytes(const GhostRegion& around, const Spec& spec);
 
 }  // namespace dtensor

@@ -26,10 +26,10 @@
 
 namespace dtensor {
 
-struct ViewOrigin;   // view_origin.h
-class Sharers;       // alias_group.h
-struct ReducedForm;  // cached_layouts.h
-class HookWatch;     // hook_watch.h
+struct ViewOrigin;    // view_origin.h
+class Sharers;        // alias_group.h
+struct StorageCache;  // layout_cache/storage_cache.h
+class HookWatch;      // hook_watch.h
 
 // What tensors that share memory share: the bytes they keep alive, and how often they were written to.
 struct LocalStorage {
@@ -55,9 +55,9 @@ struct LocalStorage {
   // The user may write to the local tensors, which the library cannot see: nothing derived from them is remembered. Set
   // by from_local() and mutable_local_tensors(), which all ranks call alike; reading local tensors does not set it.
   std::atomic<bool> user_may_write{false};
-  // What of it was reduced, guarded by reduced_mutex; null: nothing yet. See cached_layouts.h.
-  std::mutex reduced_mutex;
-  std::shared_ptr<std::vector<ReducedForm>> reduced;
+  // Copies of these tensors in other layouts, and other facts about them; guarded by cache_mutex. Null: none so far.
+  std::mutex cache_mutex;
+  std::shared_ptr<StorageCache> cache;
 };
 
 // That memory is seen conjugated, or negated. A distributed tensor does not say so itself, its parts do.

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/internal/executor.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "plan/redistribute_planner.h"
@@ -50,7 +50,7 @@ Sharers* sharers_of(const LocalStorage& storage) { return storage.sharers.load(s
 
 void share(const at::Tensor& t, bool by_slices) {
   LocalStorage& storage = *peek_meta(t).storage;
-  std::lock_guard lock(storage.reduced_mutex);
+  std::lock_guard lock(storage.cache_mutex);
   if (storage.shared.load(std::memory_order_relaxed)) return;
   auto sharers = std::make_unique<Sharers>(t, by_slices);
   sharers->add(mutable_meta(t), window_of(*spec_of(t), 0));
@@ -146,7 +146,7 @@ void Sharers::split(const DTensorMeta& by, const Placements& to) {
   spec_ = spec_->with_placements(all);
   LocalStorage& storage = *by.storage;
   storage.hold.resize(spec_->max_local_bytes());
-  note_whole(storage, spec_, locals_);
+  reset_cache(storage, {spec_, 0, /*is_dense=*/true, {}, locals_});
   end();
 }
 

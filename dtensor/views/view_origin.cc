@@ -9,7 +9,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "comm/scope.h"
+#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/internal/executor.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
@@ -141,7 +143,7 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
   if (!moved && shares_memory(locals, meta.locals)) {
     const std::string& name = call.op.schema().name();
     const LazyBits flips{name == "aten::_conj", name == "aten::_neg_view"};
-    note_view_of(base);
+    set_base_of_views(base);
     at::Tensor view = make_view(std::move(spec), std::move(locals), base, offset);
     set_flipped(view, flips);
     if (flips != LazyBits()) keep_layout_of_sharers(*meta.storage);  // that they are seen so would be lost
@@ -170,7 +172,7 @@ void read_anew(LocalStorage& storage) {
   } else {
     read_by_call(origin);
   }
-  count_write(storage);
+  mark_written(storage);
   origin.seen.store(writes, kRelaxed);
 }
 
@@ -193,14 +195,14 @@ std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
 }
 
 // Of a tensor that is about to be written to, what has come of what lies around the parts; null: nothing.
-std::shared_ptr<const Surroundings> surroundings_there(const at::Tensor& t) {
-  auto around = known_surroundings(t);
+std::shared_ptr<const GhostRegion> surroundings_there(const at::Tensor& t) {
+  auto around = cached_ghost_region(t);
   return around && around->boxes->if_made() != nullptr ? around : nullptr;
 }
 
 // The boxes as they are, for what is written now: clones of the tensor may know of the others.
-LateParts::Made boxes_to_write(const Surroundings& around, const Spec& spec) {
-  LateParts::Made boxes;
+LazyParts::Made boxes_to_write(const GhostRegion& around, const Spec& spec) {
+  LazyParts::Made boxes;
   LocalGuard guard;
   for (const at::Tensor& box : around.boxes->if_made()->parts) boxes.parts.push_back(at::clone(box));
   boxes.storage = std::make_shared<LocalStorage>(spec.mesh().world(), box_bytes(around, spec));
@@ -210,8 +212,8 @@ LateParts::Made boxes_to_write(const Surroundings& around, const Spec& spec) {
 // What is written to `t` on its way back.
 struct WayBack {
   std::vector<SpecPtr> layouts;
-  std::shared_ptr<const StoreExchange> exchange;                // in place of that way, or null
-  std::vector<std::shared_ptr<const Surroundings>> kept_known;  // per tensor that it is a view of: null if not
+  std::shared_ptr<const StoreExchange> exchange;               // in place of that way, or null
+  std::vector<std::shared_ptr<const GhostRegion>> kept_known;  // per tensor that it is a view of: null if not
 };
 
 // Does what lies around the parts come along, as that is no call more and takes little longer? Not if nobody has asked
@@ -321,7 +323,7 @@ void carry_back(const at::Tensor& t, std::string_view op) {
     }
     if (writes_into_addends(*spec, *base.spec)) put_values_for_addends(base, cause);
     const auto around = *known++;
-    const LateParts::Made boxes = around ? boxes_to_write(*around, *base.spec) : LateParts::Made();
+    const LazyParts::Made boxes = around ? boxes_to_write(*around, *base.spec) : LazyParts::Made();
     const auto ranks = base.spec->mesh().local_ranks();
     for (size_t i = 0; i < base.locals.size(); ++i) {
       LocalGuard guard;
@@ -336,12 +338,12 @@ void carry_back(const at::Tensor& t, std::string_view op) {
       }
     }
     // The view has what it had, and this; all of it, if it was written as a whole.
-    const uint64_t before = count_write(*base.storage);
+    const uint64_t before = mark_written(*base.storage);
     uint64_t expected = same_memory.is_same(t) && spec_of(t) == origin->spec ? origin->seen.load(kRelaxed) : before;
     origin->seen.compare_exchange_strong(expected, before + 1, kRelaxed);
     if (around) {
-      note_surroundings(origin->base,
-                        {around->dims, around->cut_by, around->known, std::make_shared<LateParts>(boxes)});
+      cache_ghost_region(origin->base,
+                         {around->dims, around->cut_by, around->known, std::make_shared<LazyParts>(boxes)});
     }
     same_memory = origin->base;
     origin = base.storage->origin;
@@ -374,7 +376,7 @@ void settle_locals(const DTensorMeta& meta) {
 
 void note_write(const at::Tensor& t, std::string_view op) {
   LocalStorage& storage = *peek_meta(t).storage;
-  count_write(storage);
+  mark_written(storage);
   if (storage.origin) carry_back(t, op);
 }
 

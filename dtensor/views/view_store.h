@@ -23,7 +23,7 @@ namespace dtensor {
 struct PlacedSpec {
   SpecPtr spec;
   int64_t offset = 0;
-  std::shared_ptr<const Surroundings> around = nullptr;  // what ranks keep of it besides their parts, or null
+  std::shared_ptr<const GhostRegion> around = nullptr;  // what ranks keep of it besides their parts, or null
 };
 
 struct StoreRequest {

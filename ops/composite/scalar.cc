@@ -56,7 +56,7 @@ void item(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
   check_has_data(op, self);
-  const at::Tensor known = reduced_before(self);
+  const at::Tensor known = find_reduced_copy(self);
   const at::Tensor whole = redistribute_below_autograd(
       known.defined() ? known : self, Placements(spec_of(self)->mesh().ndim(), Replicate()), cause_of(op, "self"));
   LocalGuard guard;

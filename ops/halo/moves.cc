@@ -11,7 +11,7 @@
 
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/gradients/gradient_layout.h"
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/decision.h"
@@ -188,7 +188,7 @@ int64_t shift_of(const IndexMap& rolled) {
 }
 
 // Every rank's part, shifted: what comes in at one end lies in the margins.
-RankTensors shifted(const RankTensors& locals, const Margins& margins, int64_t dim, int64_t shift) {
+RankTensors shifted(const RankTensors& locals, const CachedMargins& margins, int64_t dim, int64_t shift) {
   LocalGuard guard;
   RankTensors result;
   for (size_t i = 0; i < locals.size(); ++i) {
@@ -235,19 +235,19 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const CommCause cause = halo_cause(op, self, "self");
-  if (decision->later && may_remember_new(*decision->result)) {
+  if (decision->later && may_cache_facts_of_new(*decision->result)) {
     const at::Tensor padded = pad_late(*decision, self, move->fill, cause);
     torch::jit::drop(stack, op.schema().arguments().size());
     stack.emplace_back(padded);
     return;
   }
   RankTensors locals;
-  if (decision->both && may_remember(self)) {
+  if (decision->both && may_cache_facts(self)) {
     const int64_t dim = move->dims[0].dim, shift = shift_of(move->dims[0].map), width = std::abs(shift);
-    auto margins = known_margins(self, dim, width);
+    auto margins = cached_margins(self, dim, width);
     if (!margins) {
-      margins = Margins{width, fetch_halos(*decision->both, meta_of(self).locals, 0, cause)};
-      note_margins(self, dim, width, margins->locals, decision->both->bytes);
+      margins = CachedMargins{dim, width, fetch_halos(*decision->both, meta_of(self).locals, 0, cause), nullptr};
+      cache_margins(self, dim, width, margins->locals, decision->both->bytes);
     }
     locals = shifted(meta_of(self).locals, *margins, dim, shift);
   } else {

@@ -10,7 +10,6 @@
 #include <optional>
 #include <vector>
 
-#include "dtensor/layout_cache/cached_layouts.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/plan.h"
 

@@ -8,7 +8,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/loss/loss.h"
@@ -204,7 +204,7 @@ void nll_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const at::Tensor target = args[2].toTensor();
   at::Tensor of_row = -args[0].toTensor();
   if (args[4].toInt() == at::Reduction::Mean) of_row = of_row / args[6].toTensor();
-  note_sums(grad, 1, at::where(target.ne(args[5].toInt()), of_row, at::zeros_like(of_row)).unsqueeze(1));
+  cache_sums(grad, 1, at::where(target.ne(args[5].toInt()), of_row, at::zeros_like(of_row)).unsqueeze(1));
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/op_info.h"
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/combine_summaries.h"
 #include "ops/reduction/moments.h"
@@ -107,7 +107,7 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
       spec_of(grad)->has_partial())
     return dispatch_by_rule(op, stack);
   const at::ScalarType dtype = args[3].toScalarType();
-  at::Tensor sums = kLog ? known_sums(grad, wrap_dim(dim, grad.dim())) : at::Tensor();
+  at::Tensor sums = kLog ? cached_sums(grad, wrap_dim(dim, grad.dim())) : at::Tensor();
   const at::ScalarType computed = widened(output.scalar_type());
   if (computed != output.scalar_type()) grad = grad.to(computed), output = output.to(computed);
   torch::jit::drop(stack, 4);

@@ -19,7 +19,7 @@
 namespace dtensor {
 
 struct ExpectedBoxes {
-  std::vector<int64_t> dims;  // as Surroundings
+  std::vector<int64_t> dims;  // as GhostRegion
   std::vector<std::vector<Run>> known;
   std::shared_ptr<const HaloPlan> plan;  // from the tensor
 };

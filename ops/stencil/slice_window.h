@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/ghost_region.h"
 #include "dtensor/tensor/view_window.h"
 #include "ops/halo/plan.h"
 
@@ -38,6 +38,6 @@ SliceWindowPtr slice_window(const SpecPtr& root, const SpecPtr& view, int64_t of
 
 // Takes the window of the root's surroundings to `parts`, without communication. False: some rank's is not in its box,
 // or the boxes were forgotten.
-bool take_from(const Surroundings& around, const SliceWindow& window, const RankTensors& parts);
+bool take_from(const GhostRegion& around, const SliceWindow& window, const RankTensors& parts);
 
 }  // namespace dtensor

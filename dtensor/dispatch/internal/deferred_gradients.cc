@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "dtensor/dispatch/internal/input_moves.h"
-#include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/view_origin.h"

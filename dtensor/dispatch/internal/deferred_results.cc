@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "comm/comm_work.h"
-#include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/view_origin.h"
