@@ -57,7 +57,7 @@ bool input_allowed(const Problem& problem, size_t i, int64_t d, const Placement&
   const Placement& given = problem.given(i, d);
   if (wanted == given) return true;
   if (!valid_dim(wanted, spec.ndim()) || wanted.is_mask_partial()) return false;
-  if (!problem.call.may_become(i, given, wanted)) return false;
+  if (!problem.call.context.may_become(i, given, wanted)) return false;
   if (!wanted.is_partial()) return true;
   if (wanted.reduce_op() == ReduceOp::kSum) return spec.dtype() != c10::ScalarType::Bool;
   // The identities of the others are no exact way to say a value that is there; only for the sake of a fellow input.
@@ -78,7 +78,7 @@ bool keeps_written(const Problem& problem, int64_t d, size_t num_outputs, const 
   for (size_t o = 0; o < num_outputs; ++o) {
     const int i = problem.fixed_outputs[o];
     if (i < 0 || !problem.call.inputs[i]) continue;
-    if (out(o) != (problem.call.is_free(i) ? in(i) : problem.given(i, d))) return false;
+    if (out(o) != (problem.call.context.is_mutable(i) ? in(i) : problem.given(i, d))) return false;
   }
   for (size_t i = 0; i < problem.fixed_inputs.size(); ++i) {
     if (problem.fixed_inputs[i] && in(i) != problem.given(i, d)) return false;
@@ -143,12 +143,12 @@ void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>&
   // rows of a tensor whose layout the program did not choose: a recurrence's first state is zeros on all ranks, and its
   // later states are split. With fewer rows than ranks some ranks would have nothing to do.
   const auto may_shard = [&](size_t i, int64_t dim) {
-    if (!problem.flops || (replicated && !problem.call.is_unplaced(i))) return false;
+    if (!problem.flops || (replicated && !problem.call.context.is_constant_fill(i))) return false;
     return problem.functional.inputs[i]->sizes().at(dim) >= problem.call.mesh.size(d);
   };
   const auto begins = [&](const DimStrategy& s) {
     for (size_t i = 0; i < num_inputs; ++i) {
-      if (present(i) && problem.goes_home(i, d, s.inputs[i])) return false;
+      if (present(i) && problem.returns_to_preferred(i, d, s.inputs[i])) return false;
     }
     for (size_t i = 0; i < num_inputs; ++i) {
       if (!present(i)) continue;

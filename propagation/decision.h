@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "propagation/call_context.h"
 #include "propagation/op_rule.h"
 
 namespace dtensor {
@@ -27,12 +28,11 @@ struct Decision {
   std::vector<SpecPtr> outputs;                                      // flattened; null: undefined
   std::vector<int> output_counts;                                    // as OutputMetas::counts
   std::vector<int64_t> output_offsets;                               // as OutputMetas::offsets
-  // What the cache's key names by numbers: they must live as long, since specs made anew would have others.
-  std::vector<SpecPtr> given;  // of the inputs, as they came
-  SpecPtr gradient_target;
-  std::vector<SpecPtr> given_homes;
+  // The cache's key names specs by id. They live as long as the decision, since new ones would have other ids.
+  std::vector<SpecPtr> given;  // of the inputs, before they moved
+  CallContext context;
 
-  std::vector<SpecPtr> output_homes;  // as OpCall::homes, of the outputs; empty: none
+  std::vector<SpecPtr> preferred_outputs;  // as CallContext::preferred_layouts, of the outputs; empty: none known
 
   int64_t bytes() const;  // of all input redistributions
   // "aten::mm(S(0), R) -> S(0); input 1: S(0) -> R: all_gather(dp) 4096 B"

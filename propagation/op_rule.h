@@ -76,7 +76,7 @@ struct OpRule {
   // Of operators that multiply matrices, as convolutions do. Empty: the call multiplies none.
   std::function<Flops(const OpCall&)> flops;
 
-  // The strategies look at OpCall::gradient_target.
+  // The strategies look at CallContext::gradient_target.
   bool uses_gradient_target = false;
 };
 

@@ -17,7 +17,7 @@ struct SearchEffort;  // strategy_search.h
 
 // Decides by the operator's `rule`. Inputs that an operator writes to keep their layout.
 // Errors, before anything is communicated: NotImplementedError if there is no rule or the output shape cannot be known;
-// WrittenLayoutError; ValueError if no strategy keeps call.limits.
+// WrittenLayoutError; ValueError if no strategy keeps call.context.limits.
 std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<const OpRule> rule,
                                           SearchEffort* effort = nullptr);
 // The same for tests and tools, by the rule that the registry has.

@@ -117,15 +117,17 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
 // sample are: there what is gathered is read by others, too (keys and values, where this are queries), while a
 // parameter's gradient has to come back to where the parameter is: what one gathers the other scatters.
 bool Pricer::shares_samples() const {
-  if (problem_.call.parameters.empty()) return false;
+  if (problem_.call.context.parameters.empty()) return false;
   return std::any_of(groups_.begin(), groups_.end(), [&](const Group& g) {
     const Placements& given = problem_.call.inputs[g.input]->placements();
-    return !problem_.call.is_parameter(g.input) &&
+    return !problem_.call.context.is_parameter(g.input) &&
            std::any_of(given.begin(), given.end(), [](const Placement& p) { return p.is_strided_shard(); });
   });
 }
 
-int Pricer::ways(const Group& g) const { return shares_samples_ && problem_.call.is_parameter(g.input) ? 2 : 1; }
+int Pricer::ways(const Group& g) const {
+  return shares_samples_ && problem_.call.context.is_parameter(g.input) ? 2 : 1;
+}
 
 void Pricer::bound(size_t input, const Placements& to, Price& price) const {
   price.cost = kNever;
@@ -176,8 +178,8 @@ Picoseconds Pricer::work(const Strategy& s) const {
 bool Pricer::begins_to_shard(const Strategy& s, int64_t d) const {
   const auto is_cut = [&](const Group& g) { return s.inputs[g.input][d].is_sharded(); };
   const auto came_sharded = [&](const Group& g) {
-    return problem_.given(g.input, d).is_sharded() || problem_.goes_home(g.input, d, s.inputs[g.input][d]) ||
-           (problem_.call.is_unplaced(g.input) && is_cut(g));
+    return problem_.given(g.input, d).is_sharded() || problem_.returns_to_preferred(g.input, d, s.inputs[g.input][d]) ||
+           (problem_.call.context.is_constant_fill(g.input) && is_cut(g));
   };
   return std::none_of(groups_.begin(), groups_.end(), came_sharded) &&
          std::any_of(groups_.begin(), groups_.end(), is_cut);
@@ -211,15 +213,15 @@ Picoseconds Pricer::begun_shards(const Strategy& s) const {
 // parameter, which may be a reduction of a whole table. Beside that, what reading the inputs takes: to spare a
 // reduction each rank could else do the work of all.
 Picoseconds Pricer::way_back(const Strategy& s) {
-  const SpecPtr& target = problem_.call.gradient_target;
-  if (!target || target->mesh() != problem_.call.mesh) return made_partials(s) + strayed(s);
+  const SpecPtr& target = problem_.call.context.gradient_target;
+  if (!target || target->mesh() != problem_.call.mesh) return made_partials(s) + displaced(s);
   double seconds = problem_.flops ? 0 : problem_.cost->copy(bytes_read(s));
   for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
     const auto& meta = problem_.metas.tensors[o];
     if (!meta) continue;
     // The target is a layout of one of several gradients, and of the others, too, if it shards nothing.
     const bool can_be = target->sizes() == meta->sizes || (s.outputs.size() > 1 && !shards(target->placements()));
-    if (!can_be) return made_partials(s) + strayed(s);
+    if (!can_be) return made_partials(s) + displaced(s);
     const SpecPtr made = Spec::get(target->mesh(), s.outputs[o], *meta);
     if (made->placements() == target->placements()) continue;
     const auto plan = cached_plan_within(made, target->placements(), problem_.limits);
@@ -260,7 +262,7 @@ constexpr Picoseconds kWholeToPart = 3;
 constexpr double kAlike = 1.1;
 
 bool Pricer::product_waits(Picoseconds now, Picoseconds later) const {
-  return problem_.call.reads_factors_again ? later < now : later <= now;
+  return problem_.call.context.partial_inputs_reused ? later < now : later <= now;
 }
 
 Picoseconds Pricer::made_partials(const Strategy& s) const {
@@ -307,23 +309,23 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
   return total;
 }
 
-// Where a parameter moves to another dim and the others give up their shards for that, the result lies where nobody
-// wanted it: rows that were looked up in a table's columns go back to the batch. So does what is made of rows that have
-// strayed there before if others, which are where the batch is, follow them.
-Picoseconds Pricer::strayed(const Strategy& s) const {
+// Charges the all-to-all back to the batch sharding: where the other inputs give up their shards for a parameter that
+// is sharded along another dim (rows looked up in a table sharded by columns), and where inputs in the batch sharding
+// follow an input displaced in that way before.
+Picoseconds Pricer::displaced(const Strategy& s) const {
   Picoseconds total = 0;
   for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
-    bool parameter_moves = false, given_up = false, strays = false, follows = false;
+    bool parameter_moves = false, given_up = false, stays_displaced = false, follows = false;
     for (const Group& g : groups_) {
       const Placement &given = problem_.given(g.input, d), &taken = s.inputs[g.input][d];
-      const bool is_parameter = problem_.call.is_parameter(g.input);
+      const bool is_parameter = problem_.call.context.is_parameter(g.input);
       parameter_moves = parameter_moves || (is_parameter && given.is_sharded() && taken.is_sharded() && given != taken);
       given_up = given_up || (!is_parameter && given.is_sharded() && taken.is_replicate());
-      const bool has_strayed = problem_.has_strayed(g.input, d);
-      strays = strays || (has_strayed && given == taken);
-      follows = follows || (!has_strayed && !is_parameter && given.is_sharded() && given != taken);
+      const bool is_displaced = problem_.is_displaced(g.input, d);
+      stays_displaced = stays_displaced || (is_displaced && given == taken);
+      follows = follows || (!is_displaced && !is_parameter && given.is_sharded() && given != taken);
     }
-    if (!(parameter_moves && given_up) && !(strays && follows)) continue;
+    if (!(parameter_moves && given_up) && !(stays_displaced && follows)) continue;
     for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
       if (!problem_.metas.tensors[o] || !s.outputs[o][d].is_sharded()) continue;
       total += collective(Collective::kAllToAll, d, local_bytes(*problem_.metas.tensors[o], s.outputs[o]));

@@ -33,20 +33,22 @@ struct Problem {
   std::vector<int> fixed_outputs;
   // Per input of `functional`: its layout must stay.
   std::vector<bool> fixed_inputs;
-  Limits limits = call.limits;  // strategies whose redistributions exceed them are not possible
+  Limits limits = call.context.limits;  // strategies whose redistributions exceed them are not possible
 
   int64_t mesh_ndim() const { return call.mesh.ndim(); }
   const Placement& given(size_t input, int64_t d) const { return call.inputs[input]->placements()[d]; }
-  // Is an input brought to where it is at home?
-  bool goes_home(size_t input, int64_t d, const Placement& taken) const {
-    const Placement* home = call.home(input, d);
-    return home != nullptr && *home == taken;
+  // Does an input move to its preferred placement?
+  bool returns_to_preferred(size_t input, int64_t d, const Placement& taken) const {
+    const Placement* preferred = call.preferred_placement(input, d);
+    return preferred != nullptr && *preferred == taken;
   }
   std::shared_ptr<const CostModel> cost = cost_model(call.mesh.world());
   bool is_view = returns_view(call.schema());
-  Flops flops = {};                    // empty: the call multiplies no matrices
-  std::vector<uint64_t> strayed = {};  // as find_strayed()
-  bool has_strayed(size_t input, int64_t d) const { return input < strayed.size() && (strayed[input] >> d & 1) != 0; }
+  Flops flops = {};                      // empty: the call multiplies no matrices
+  std::vector<uint64_t> displaced = {};  // as find_displaced_inputs()
+  bool is_displaced(size_t input, int64_t d) const {
+    return input < displaced.size() && (displaced[input] >> d & 1) != 0;
+  }
 };
 
 struct Score {
@@ -101,7 +103,7 @@ class Pricer {
   Picoseconds reduction(const TensorMeta& meta, const Placements& placements, int64_t d,
                         Collective kind = Collective::kAllReduce) const;
   Picoseconds made_partials(const Strategy& s) const;
-  Picoseconds strayed(const Strategy& s) const;
+  Picoseconds displaced(const Strategy& s) const;
   // Is a factor that takes `now` to be reduced, whose product takes `later`, left to that?
   bool product_waits(Picoseconds now, Picoseconds later) const;
   bool begins_to_shard(const Strategy& s, int64_t d) const;  // along mesh dim d

@@ -69,10 +69,11 @@ Search::Search(const Problem& problem, std::vector<std::vector<DimStrategy>> opt
 // Lists may hold a hundred tensors of one layout: inputs that are alike are priced once, and counted.
 std::vector<Pricer::Group> Search::group_inputs() const {
   const OpCall& call = problem_.call;
-  const auto home = [&](size_t i) { return i < call.homes.size() ? call.homes[i].get() : nullptr; };
+  const CallContext& context = call.context;
   // By layout, how they are priced, and what all options make of them.
   const auto alike = [&](size_t a, size_t b) {
-    if (call.inputs[a] != call.inputs[b] || call.is_parameter(a) != call.is_parameter(b) || home(a) != home(b)) {
+    if (call.inputs[a] != call.inputs[b] || context.is_parameter(a) != context.is_parameter(b) ||
+        context.preferred_layout(a) != context.preferred_layout(b)) {
       return false;
     }
     const auto wants_same = [&](const DimStrategy& option) { return option.inputs[a] == option.inputs[b]; };

@@ -123,8 +123,8 @@ namespace {
 
 // Begins with 0, where the dispatcher's keys have the address of an operator.
 CacheKey key_of(const OpCall& call, const LayoutPin& pin) {
-  CacheKey key{0, static_cast<uint64_t>(call.limits.max_bytes), call.free_layouts.size()};
-  for (const FreeLayout& free : call.free_layouts) {
+  CacheKey key{0, static_cast<uint64_t>(call.context.limits.max_bytes), call.context.mutable_layouts.size()};
+  for (const MutableLayout& free : call.context.mutable_layouts) {
     key.push_back(static_cast<uint64_t>(free.input));
     key.push_back(free.dims.value_or(~uint64_t{0}));
   }

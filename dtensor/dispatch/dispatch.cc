@@ -119,7 +119,8 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
   const auto wrap = [&](size_t k) {
     if (!decision.outputs[k]) return at::Tensor();
     at::Tensor t = make(k);
-    if (!decision.output_homes.empty() && decision.output_homes[k]) set_home(t, decision.output_homes[k]);
+    if (!decision.preferred_outputs.empty() && decision.preferred_outputs[k])
+      set_preferred_layout(t, decision.preferred_outputs[k]);
     return t;
   };
   size_t k = 0;
@@ -183,29 +184,29 @@ void keep(const Inputs& in, const Decided& decided) {
 }
 
 // From the cache, or made now.
-Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, c10::ArrayRef<c10::IValue> args,
-               const SpecPtr& target) {
+Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+               c10::ArrayRef<c10::IValue> args) {
   StrategyCache& cache = strategy_cache(in.mesh.world());
-  CacheKey key = make_key(info, resolved, in, args, target.get());
+  CacheKey key = make_key(info, resolved, in, args);
   auto decision = cache.find(key);
   if (decision) return {std::move(decision), false, {}, {}};
-  const OpCall call = make_call(info, in, args, target);
+  const OpCall call = make_call(info, in, args);
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   decision = propagate(call, resolved.rule);
   std::string description = call.to_string();
-  if (call.limits.any()) description += c10::str(" within ", call.limits.max_bytes, " bytes");
+  if (call.context.limits.any()) description += c10::str(" within ", call.context.limits.max_bytes, " bytes");
   cache.check_open(description);
   return {std::move(decision), true, std::move(key), std::move(description)};
 }
 
 // The same, unless somebody decides the program's calls one by one.
 Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                    c10::ArrayRef<c10::IValue> args, const SpecPtr& target) {
+                    c10::ArrayRef<c10::IValue> args) {
   CallSites* sites = calls_within == 1 ? current_dispatch_scope().call_sites : nullptr;
-  if (sites == nullptr) return decide(info, resolved, in, args, target);
+  if (sites == nullptr) return decide(info, resolved, in, args);
   Decided usual;
-  auto decision = sites->decide(make_call(info, in, args, target), resolved.rule, [&] {
-    usual = decide(info, resolved, in, args, target);
+  auto decision = sites->decide(make_call(info, in, args), resolved.rule, [&] {
+    usual = decide(info, resolved, in, args);
     return usual.decision;
   });
   return decision == usual.decision ? std::move(usual) : Decided{std::move(decision), false, {}, {}};
@@ -238,17 +239,16 @@ at::Tensor compute_late(const OpInfo& info, const Inputs& in, const Decided& dec
   return make_late_result(info, in, args, decided.decision, run);
 }
 
-void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, Stack& stack) {
+void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, Stack& stack) {
   if (in.copied_views && writes_related(info, in)) return run_one_by_one(info, stack);
   const auto args = torch::jit::last(stack, info.args.size());
   at::Tensor leaf;
-  SpecPtr target;
   if (resolved.rule && in_backward()) {
     if (resolved.rule->uses_gradient_target) leaf = gradient_leaf();
-    target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
+    in.context.gradient_target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
   }
 
-  const Decided decided = decide_call(info, resolved, in, args, target);
+  const Decided decided = decide_call(info, resolved, in, args);
   const std::shared_ptr<const Decision> decision = decided.decision;
   if (may_come_late(info, in, *decision, leaf)) {
     const at::Tensor result = compute_late(info, in, decided, args);
@@ -324,7 +324,7 @@ void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
   if (!resolved->rule) return run_without_rule(info, in, stack);
   read_reduced_forms(info, torch::jit::last(stack, info.args.size()), in);
   note_context(info, in);
-  run_rule(info, *resolved, in, stack);
+  run_rule(info, *resolved, std::move(in), stack);
 }
 
 namespace {

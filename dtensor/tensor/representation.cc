@@ -28,7 +28,7 @@ void explain_access(c10::TensorImpl& impl) {
   std::lock_guard<std::mutex> lock(mutex);
   const auto* meta = static_cast<const DTensorMeta*>(impl.get_backend_meta());
   impl.release_storage_and_set_meta_custom_data_ptr_error_msg_(
-      c10::str("Cannot access the data of ", kNoStorage, meta->is_unplaced ? kMadeInScope : ""));
+      c10::str("Cannot access the data of ", kNoStorage, meta->is_constant_fill ? kMadeInScope : ""));
 }
 
 // Adds nothing to TensorImpl but texts of errors.
@@ -146,12 +146,13 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
   return at::Tensor(std::move(impl));
 }
 
-void set_unplaced(const at::Tensor& t) {
-  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->is_unplaced = true;
+void set_constant_fill(const at::Tensor& t) {
+  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->is_constant_fill = true;
 }
 
-void set_home(const at::Tensor& t, SpecPtr home) {
-  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->home = std::move(home);
+void set_preferred_layout(const at::Tensor& t, SpecPtr preferred_layout) {
+  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->preferred_layout =
+      std::move(preferred_layout);
 }
 
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,

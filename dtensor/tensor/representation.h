@@ -80,10 +80,10 @@ struct DTensorMeta final : c10::BackendMeta {
 
   // An operator's result, in the layout that was cheapest: nobody asked for it.
   bool laid_out_by_engine = false;
-  // No tensor was read for it: as OpCall::unplaced, until somebody writes to it.
-  bool is_unplaced = false;
-  // As OpCall::homes. Null: it is not known.
-  SpecPtr home = nullptr;
+  // As CallContext::constant_fills, until a write.
+  bool is_constant_fill = false;
+  // As CallContext::preferred_layouts. Null: not known.
+  SpecPtr preferred_layout = nullptr;
   // How this tensor sees its memory, beside how the first tensor of that memory does: what the view operators between
   // the two say, so that ranks whose parts are empty know it, too.
   LazyBits seen;
@@ -119,10 +119,10 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
                         std::shared_ptr<CommWork> arriving = nullptr);
 // The same of an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
-// Says of a tensor that was just made: DTensorMeta::is_unplaced.
-void set_unplaced(const at::Tensor& t);
-// Says where a tensor that was just made is at home: DTensorMeta::home.
-void set_home(const at::Tensor& t, SpecPtr home);
+// Sets DTensorMeta::is_constant_fill of a new tensor.
+void set_constant_fill(const at::Tensor& t);
+// Sets DTensorMeta::preferred_layout of a new tensor.
+void set_preferred_layout(const at::Tensor& t, SpecPtr preferred_layout);
 // The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the
 // locals share the memory of the base's, and are there when those are. `offset`: where a plain tensor would begin in
 // its storage. See make_view_of() in view_origin.h.

@@ -53,7 +53,7 @@ class Sharers {
 
 // Nobody has asked for the layout of `t`, which is new and replicated: who writes to slices of it may change that.
 void open_layout(const at::Tensor& t);
-// Sharers::split() by what is written to `t`. REQUIRES: OpCall::free_layouts said that it may be.
+// Sharers::split() by what is written to `t`. REQUIRES: CallContext::mutable_layouts has it.
 void split_sharers(const at::Tensor& t, const Placements& to);
 
 }  // namespace dtensor

@@ -94,7 +94,7 @@ void embedding_backward_local(const LocalCall& local, torch::jit::Stack& stack) 
 }  // namespace
 
 bool wants_own_rows(const OpCall& call, int64_t mesh_dim) {
-  const Spec* target = call.gradient_target.get();
+  const Spec* target = call.context.gradient_target.get();
   return target != nullptr && target->mesh() == call.mesh && target->ndim() == 2 &&
          target->sizes()[0] == call.get_int("num_weights") && target->placements()[mesh_dim] == Shard(0);
 }

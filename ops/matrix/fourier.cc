@@ -188,7 +188,7 @@ class StagePlanner {
 
 // What the rule does; infinity where it exceeds the limits.
 double rule_seconds(const OpCall& call, const Decision& unlimited) {
-  if (!call.limits.any()) return moving_seconds(unlimited);
+  if (!call.context.limits.any()) return moving_seconds(unlimited);
   try {
     return moving_seconds(*propagate(call));
   } catch (const c10::ValueError&) {
@@ -198,9 +198,9 @@ double rule_seconds(const OpCall& call, const Decision& unlimited) {
 
 // Dim by dim, if that moves less than what the rule does; else no stages.
 Stages plan_stages(OpCall call, const Dims& dims) {
-  const Limits limits = std::exchange(call.limits, {});
+  const Limits limits = std::exchange(call.context.limits, {});
   const auto by_rule = propagate(call);  // or why it is no call
-  call.limits = limits;
+  call.context.limits = limits;
   const double least = rule_seconds(call, *by_rule);
   if (least == 0) return {};
 
@@ -255,7 +255,7 @@ std::shared_ptr<const Stages> decide_stages(const c10::OperatorHandle& op, const
   if (auto known = memo.find(key)) return *known;
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   OpCall call = OpCall::make(c10::toString(op.operator_name()), {spec}, args.vec());
-  call.limits = limits;
+  call.context.limits = limits;
   auto stages = std::make_shared<const Stages>(plan_stages(std::move(call), dims));
   memo.insert(std::move(key), stages, {spec});
   return stages;

@@ -81,7 +81,7 @@ bool overwrites(const OpInfo& info, c10::ArrayRef<c10::IValue> args, size_t a) {
 
 bool may_come_late(const OpInfo& info, const Inputs& in, const Decision& decision, const at::Tensor& leaf) {
   const auto moves = [](const auto& plan) { return plan && !plan->is_local(); };
-  return leaf.defined() && !info.is_view && !info.has_outs && in.free_layouts.empty() &&
+  return leaf.defined() && !info.is_view && !info.has_outs && in.context.mutable_layouts.empty() &&
          decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
          decision.outputs[0]->placements() == spec_of(leaf)->placements() &&
          decision.outputs[0]->sizes() == spec_of(leaf)->sizes() &&

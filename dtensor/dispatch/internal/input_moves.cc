@@ -207,13 +207,13 @@ void run_communicating(std::vector<Input> waiting) {
 
 // Is input k split together with all that share its memory, rather than moved?
 bool splits_sharers(const InputsOfCall& call, size_t k) {
-  const auto is_shared = [&](const FreeLayout& free) { return free.input == static_cast<int>(k) && free.dims; };
+  const auto is_shared = [&](const MutableLayout& free) { return free.input == static_cast<int>(k) && free.dims; };
   return call.decision.input_plans[k] &&
-         std::any_of(call.in.free_layouts.begin(), call.in.free_layouts.end(), is_shared);
+         std::any_of(call.in.context.mutable_layouts.begin(), call.in.context.mutable_layouts.end(), is_shared);
 }
 
 void split_sharers_of(const InputsOfCall& call) {
-  for (const FreeLayout& free : call.in.free_layouts) {
+  for (const MutableLayout& free : call.in.context.mutable_layouts) {
     if (splits_sharers(call, free.input))
       split_sharers(call.in.tensors[free.input], call.decision.computed[free.input]->placements());
   }
@@ -251,7 +251,7 @@ std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> ca
     expand_as(*input.call->decision.computed[input.number], *input.plan, *input.result);
   }
   for (size_t c = 0; c < calls.size(); ++c) {
-    for (const FreeLayout& free : calls[c].in.free_layouts) {
+    for (const MutableLayout& free : calls[c].in.context.mutable_layouts) {
       if (!free.dims && calls[c].decision.input_plans[free.input])
         replace_contents(calls[c].in.tensors[free.input], calls[c].decision.computed[free.input],
                          result[c][free.input]);

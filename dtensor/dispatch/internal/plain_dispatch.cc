@@ -46,7 +46,7 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   TensorMeta meta{Shape(first.sizes().begin(), first.sizes().end()),
                   Shape(first.strides().begin(), first.strides().end()), first.scalar_type()};
   at::Tensor result = make_result(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
-  set_unplaced(result);
+  set_constant_fill(result);
   stack.emplace_back(std::move(result));
 }
 
