@@ -12,7 +12,7 @@
 //  * all layouts of the inputs without Partials, by running the operator on the parts alone: where these make up the
 //    result, of other values too, and the engine communicates all the same, the rule lacks a strategy.
 // Where sums are infinite or nan by parts and plain tensors give infinity or nan, either counts as right, as
-// docs/propagation.md has it.
+// docs/rules.md has it.
 // Operators with a handler in the place of a rule are tried in layouts only. `//tools:verify_rules` does so for those
 // of ATen.
 #pragma once

@@ -12,7 +12,7 @@
 #include "absl/container/inlined_vector.h"
 #include "plan/limits.h"
 #include "plan/spec.h"
-#include "propagation/strategy_cache.h"
+#include "propagation/cache_key.h"
 
 namespace dtensor {
 

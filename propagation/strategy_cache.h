@@ -10,19 +10,17 @@
 //   std::cout << cache.stats().hits << " hits, " << cache.stats().misses << " misses\n" << cache.dump();
 #pragma once
 
-#include <c10/util/SmallVector.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "propagation/cache_key.h"
+
 namespace dtensor {
 
 struct Decision;
 class World;
-
-using CacheKey = c10::SmallVector<uint64_t, 32>;
 
 struct CacheStats {
   uint64_t hits = 0;
