@@ -472,8 +472,8 @@ TEST_CASE("a process that is killed while it saves leaves the checkpoint before 
   std::mt19937 random(1);
   double last = 0;
   int moved = 0;
-  // The time limit follows the machine's speed: it grows after a round that saved nothing, and shrinks after the others,
-  // so that about half of the processes are killed in their first save.
+  // The time limit follows the machine's speed: it grows after a round that saved nothing, and shrinks after the
+  // others, so that about half of the processes are killed in their first save.
   double limit_us = 1000;
   for (int round = 0; round < 200; ++round) {
     const pid_t pid = start([&] {
