@@ -21,7 +21,7 @@
 namespace dtensor {
 namespace {
 
-// Is `to` the layout `from`, reduced and no more?
+// Whether `to` is the layout `from` with Partials replaced by Replicate and no other change.
 bool only_reduces(const Placements& from, const Placements& to) {
   for (size_t m = 0; m < from.size(); ++m) {
     if (from[m].is_partial() ? !to[m].is_replicate() : from[m] != to[m]) return false;
@@ -37,7 +37,7 @@ bool are_addends_alike(const Placements& a, const Placements& b) {
   return true;
 }
 
-// One past the last element of its memory.
+// The end of its last element in its memory.
 int64_t end_of(const Spec& spec, int64_t offset) {
   int64_t last = offset;
   for (int64_t d = 0; d < spec.ndim(); ++d) last += (spec.sizes()[d] - 1) * spec.strides()[d];
@@ -48,7 +48,7 @@ bool is_whole(const Placements& placements) {
   return std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_replicate(); });
 }
 
-// Where tensors are sought within others, they are so by elements in memory. Complex ones are left out.
+// Views are located within a base by elements in memory. Complex tensors are left out.
 bool is_real(const Spec& spec) { return !c10::isComplexType(spec.dtype()); }
 
 bool is_same(const ReducedForm& form, const at::Tensor& t, const Spec& spec) {
@@ -61,7 +61,7 @@ bool lies_within(const ReducedForm& form, const at::Tensor& t, const Spec& spec)
          end_of(spec, t.storage_offset()) <= end_of(*form.from, form.offset);
 }
 
-// A view that lies within the tensor of `form`, dim by dim; nullopt where reshaping has joined or split dims.
+// The map of a view within the tensor of `form`, dim by dim; nullopt if reshaping has joined or split dims.
 std::optional<DimMap> map_within(const ReducedForm& form, const Spec& view, int64_t offset) {
   const auto window = [](const Spec& spec, int64_t begin) {
     const auto copy = [](const auto& values) { return Shape(values.begin(), values.end()); };
@@ -70,7 +70,7 @@ std::optional<DimMap> map_within(const ReducedForm& form, const Spec& view, int6
   return map_dims(window(view, offset), window(*form.from, form.offset));
 }
 
-// A layout of the view as one of what it is a view of, where every dim that is cut is whole in both.
+// Converts a layout of the view to one of its base, if every sharded dim is whole in both.
 std::optional<Placements> of_base(const Placements& placements, const Spec& view, const Spec& base, const DimMap& map) {
   Placements result = placements;
   for (Placement& p : result) {
@@ -83,9 +83,9 @@ std::optional<Placements> of_base(const Placements& placements, const Spec& view
   return result;
 }
 
-// Can a view of what has the layout `from` be taken of it in the layout `to`? Every rank takes it of its part; or of
-// the whole, of which it has all; or of its part again, as the dims that are cut before and after are whole in the
-// view.
+// How to take a view of a tensor with layout `from` from its copy in the layout `to`: not at all; every rank from its
+// part; from the whole, which the rank has; or from its part in the other layout, if the dims sharded before and after
+// are whole in the view.
 enum class Taking { kNot, kOfParts, kOfWhole, kAlike };
 
 Taking taking(const ReducedForm& form, const Placements& to, const Spec& view, int64_t offset,
@@ -100,7 +100,7 @@ Taking taking(const ReducedForm& form, const Placements& to, const Spec& view, i
   return of_base(view_to, view, *form.from, *map) == to ? Taking::kAlike : Taking::kNot;
 }
 
-// `t` in the strides `wanted`, made so for good.
+// Copies `t` to the strides `wanted`, permanently.
 void lay(at::Tensor& t, c10::IntArrayRef strides) {
   for (int64_t d = 0; d < t.dim(); ++d) {
     if (t.size(d) <= 1 || t.stride(d) == strides[d]) continue;
@@ -109,7 +109,7 @@ void lay(at::Tensor& t, c10::IntArrayRef strides) {
   }
 }
 
-// Of what was made on local rank i, what `part` is of the part there.
+// The view of the cached local tensor i that corresponds to `part`, a view of the original one.
 at::Tensor view_of_part(ReducedForm& form, size_t i, const at::Tensor& part) {
   const at::Tensor& own = form.parts[i];
   at::Tensor& whole = form.locals[i];
@@ -141,7 +141,7 @@ at::Tensor view_alike(const ReducedForm& form, size_t i, const Spec& spec, const
   return part.as_strided(sizes, strides, offset);
 }
 
-// The parts of `t` in the layout `to`. Conjugates lie where the numbers do.
+// The local tensors of `t` in the layout `to`. Conjugated views share the numbers' memory.
 RankTensors parts_of(ReducedForm& form, const at::Tensor& t, const DTensorMeta& meta, const Placements& to) {
   const Spec& spec = *meta.spec;
   const bool same = is_same(form, t, spec);
@@ -165,18 +165,18 @@ uint64_t current_recording() {
 
 uint64_t writes_of(const LocalStorage& storage) { return storage.writes.load(std::memory_order_relaxed); }
 
-// Has nobody written since, and does what is recorded now, if anything is, know of it?
+// Whether the memory was not written since, and the entry belongs to the present recording, if there is one.
 bool is_current(const ReducedForm& form, const LocalStorage& storage) {
   const uint64_t recording = current_recording();
   return form.writes == writes_of(storage) && (recording == 0 || form.recording == recording);
 }
 
-// Does `form` say nothing but what tensor it is?
+// Whether `form` only marks the base.
 bool is_base(const ReducedForm& form) {
   return form.from && !form.plan && !form.sums.defined() && form.margin_dim < 0 && !form.surroundings;
 }
 
-// `t` as it is, to be told of.
+// A cache entry for `t` itself, without derived data.
 ReducedForm form_of(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
   ReducedForm form{meta.spec, t.storage_offset(), t.is_non_overlapping_and_dense(), meta.seen, meta.locals};
@@ -185,8 +185,8 @@ ReducedForm form_of(const at::Tensor& t) {
   return form;
 }
 
-// Takes out those of which `is_stale`, to be let go of when the mutex is open again; never what says how tensors there
-// lie. REQUIRES: storage.reduced_mutex is locked.
+// Removes the entries for which `is_stale`, to be released after the mutex is unlocked; never the entry of the base.
+// REQUIRES: storage.reduced_mutex is locked.
 template <typename IsStale>
 std::vector<ReducedForm> take_stale(LocalStorage& storage, IsStale is_stale) {
   std::vector<ReducedForm> stale;
@@ -199,15 +199,15 @@ std::vector<ReducedForm> take_stale(LocalStorage& storage, IsStale is_stale) {
   return stale;
 }
 
-// Their bytes count no more.
+// Removes their bytes from the accounting.
 void release(const std::vector<ReducedForm>& forms) {
   for (const ReducedForm& form : forms) {
     if (form.counted_in) form.counted_in->remove(form.id);
   }
 }
 
-// Forgets what was known by another recording. `bytes`: of the rank on which it takes most. Not remembered: what is
-// larger than the limit.
+// Adds an entry, and drops those of other recordings. `bytes`: on the rank that needs most. An entry larger than the
+// limit is not cached.
 void remember(const std::shared_ptr<LocalStorage>& storage, ReducedForm form, int64_t bytes) {
   std::vector<RememberedBytes::Entry> evicted;
   form.counted_in = remembered_of(form.from->mesh());
@@ -226,7 +226,7 @@ void remember(const std::shared_ptr<LocalStorage>& storage, ReducedForm form, in
   release(stale);
 }
 
-// What holds the bytes of it in the memory meter.
+// Accounts its bytes in the memory meter.
 std::shared_ptr<LocalStorage> hold_of(const Spec& spec, int64_t bytes) {
   return std::make_shared<LocalStorage>(spec.mesh().world(), bytes);
 }
@@ -235,7 +235,7 @@ int64_t moved_bytes(const Spec& from, const RedistributePlan& plan) {
   return from.with_placements(plan.to.placements())->max_local_bytes();
 }
 
-// What was noted of `t` itself and is so still; null: nothing that `says` it. REQUIRES: storage.reduced_mutex is
+// The current entry with data for `t` itself; null: none for which `says` holds. REQUIRES: storage.reduced_mutex is
 // locked.
 template <typename Says>
 const ReducedForm* find_note(const LocalStorage& storage, const at::Tensor& t, const Spec& spec, Says says) {
@@ -249,14 +249,14 @@ const ReducedForm* find_note(const LocalStorage& storage, const at::Tensor& t, c
   return nullptr;
 }
 
-// Does `form` say what `t` is in the layout `to`?
+// Whether `form` provides `t` in the layout `to`.
 bool tells(const ReducedForm& form, const at::Tensor& t, const Spec& spec, const Placements& to) {
   const Placements& known = form.plan->to.placements();
   if (is_same(form, t, spec)) return known == to;
   return lies_within(form, t, spec) && taking(form, known, spec, t.storage_offset(), to) != Taking::kNot;
 }
 
-// That from which `t` is known in the layout `to`. Null: from none, or somebody may have written since. REQUIRES:
+// The entry that provides `t` in the layout `to`. Null: none, or the user may have written since. REQUIRES:
 // storage.reduced_mutex is locked.
 ReducedForm* find(LocalStorage& storage, const at::Tensor& t, const Spec& spec, const Placements& to) {
   if (!storage.reduced) return nullptr;
@@ -268,15 +268,14 @@ ReducedForm* find(LocalStorage& storage, const at::Tensor& t, const Spec& spec, 
   return nullptr;
 }
 
-// May what is made of the memory be remembered?
+// Whether data derived from the memory may be cached.
 bool may_remember(const LocalStorage& storage) { return !storage.user_may_write && !c10::InferenceMode::is_enabled(); }
 
 bool is_worth_remembering(const Spec& spec, const RedistributePlan& plan) {
   return !plan.is_local() && moved_bytes(spec, plan) <= remembered_limit(spec.mesh().world());
 }
 
-// The tensor that `t` is a view of; null: it is not known, or sees the numbers otherwise. REQUIRES:
-// storage.reduced_mutex is locked.
+// The base of `t`; null: not known, or it differs in conjugation. REQUIRES: storage.reduced_mutex is locked.
 const ReducedForm* base_of(const LocalStorage& storage, const at::Tensor& t, const Spec& spec) {
   if (!storage.reduced || storage.reduced->empty()) return nullptr;
   const ReducedForm& base = storage.reduced->front();
@@ -284,7 +283,7 @@ const ReducedForm* base_of(const LocalStorage& storage, const at::Tensor& t, con
   return is_view && base.seen == peek_meta(t).seen ? &base : nullptr;
 }
 
-// What to bring the tensor to so that its view is known in the layout `to`.
+// The layout of the base that provides its view in the layout `to`.
 std::optional<Placements> layout_of_base(const ReducedForm& base, const Spec& view, int64_t offset,
                                          const Placements& to) {
   Placements wanted(to.size(), Replicate());
@@ -326,7 +325,7 @@ void forget_after_backward(const DeviceMesh& mesh) {
   const auto remembered = remembered_of(mesh);
   if (!remembered->begins_backward(torch::autograd::get_current_graph_task_id())) return;
   auto& engine = torch::autograd::Engine::get_default_engine();
-  // Behind the callbacks that backward itself has queued: those that reduce gradients use what is remembered.
+  // After the callbacks that backward itself has queued: those that reduce gradients use the cache.
   engine.queue_callback(
       [&engine, remembered] { engine.queue_callback([remembered] { forget(remembered->evict(0)); }); });
 }
@@ -360,7 +359,8 @@ at::Tensor viewed_tensor(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
   std::lock_guard lock(meta.storage->reduced_mutex);
   const ReducedForm* base = base_of(*meta.storage, t, *meta.spec);
-  return base == nullptr ? at::Tensor() : make_view(base->from, base->parts, t, base->offset);  // seen as `t` is
+  return base == nullptr ? at::Tensor()
+                         : make_view(base->from, base->parts, t, base->offset);  // conjugated and negated like `t`
 }
 
 std::optional<RankTensors> find_known(const at::Tensor& t, const RedistributePlan& plan) {
@@ -381,7 +381,7 @@ bool will_tell(const ReducedForm& moving, const at::Tensor& of, const at::Tensor
 }
 
 ReducedForm choose_move(const at::Tensor& t, std::shared_ptr<const RedistributePlan> plan) {
-  constexpr double kLittleLonger = 2;  // where the other views then have it, too
+  constexpr double kLittleLonger = 2;  // if then the other views have it, too
   const DTensorMeta& meta = meta_of(t);
   const Spec& spec = *meta.spec;
   LocalStorage& storage = *meta.storage;
@@ -476,13 +476,13 @@ std::optional<Margins> known_margins(const at::Tensor& t, int64_t dim, int64_t w
 void note_surroundings(const at::Tensor& t, Surroundings surroundings) {
   if (!may_remember(t)) return;
   ReducedForm form = form_of(t);
-  const int64_t bytes = box_bytes(surroundings, *spec_of(t));  // the meter counts them with the boxes
+  const int64_t bytes = box_bytes(surroundings, *spec_of(t));  // the meter counts them in the boxes
   form.surroundings = std::make_shared<const Surroundings>(std::move(surroundings));
   remember(peek_meta(t).storage, std::move(form), bytes);
 }
 
 std::shared_ptr<const Surroundings> known_surroundings(const at::Tensor& t) {
-  const DTensorMeta& meta = peek_meta(t);  // the parts may be late, and never be asked for
+  const DTensorMeta& meta = peek_meta(t);  // the parts may be deferred, and never be read
   LocalStorage& storage = *meta.storage;
   std::lock_guard lock(storage.reduced_mutex);
   if (!may_remember(storage)) return nullptr;
