@@ -1,6 +1,6 @@
-// Where results are at home: in which shards their elements would be had the inputs stayed where they were. Rows that
-// are looked up for a split batch are addends on all ranks of a table by rows, and in shards of columns if it is by
-// columns; they are wanted where the batch is. Internal to propagate().
+// Preferred layouts of results: the shards in which their elements would be if the inputs had not moved. Rows looked up
+// for a split batch are Partial with a table sharded by rows, and sharded by columns with a table sharded by columns;
+// their preferred layout is the split of the batch. Internal to propagate().
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,13 @@
 
 namespace dtensor {
 
-// Decision::output_homes of a call that is computed as `choice` says. Empty: nothing is known of any.
+// Decision::output_homes of a call computed by `choice`. Empty: no preferred layout is known.
 std::vector<SpecPtr> find_homes(const Problem& problem, const Strategy& choice, const OpRule& rule,
                                 const std::vector<SpecPtr>& outputs);
 
-// Per input, a bit per mesh dim along which it has strayed: it is in other shards than at home, and there the results
-// would be at home, too. (Not what is added up over the dim that is split there.) Empty: none has.
+// Per input, a bit per mesh dim along which it is displaced: it is sharded otherwise than in its preferred layout, and
+// that would determine the preferred layout of the results. (Not for inputs that are summed over the dim that is split
+// there.) Empty: none is.
 std::vector<uint64_t> find_strayed(const Problem& problem, const OpRule& rule);
 
 }  // namespace dtensor

@@ -29,20 +29,20 @@ struct ArgSlot {
   int count = 0;  // 1 for kTensor
 };
 
-// An input that is written to, and whose layout may change with that: nobody asked for it.
+// A written input whose layout may change with the write, since the engine chose it.
 struct FreeLayout {
   int input = 0;  // among OpCall::inputs
-  // Nothing: it may become anything, as nobody shares it. Of one that is shared: a bit per dim that all who share it
-  // have whole, along which they may be split together where they are replicated.
+  // nullopt: the layout may change to any, as the input has no aliases. With aliases: a bit per dim that all aliases
+  // have whole, along which they may be split together if they are replicated.
   std::optional<uint64_t> dims = std::nullopt;
 };
 
 struct OpCall {
   explicit OpCall(c10::OperatorHandle handle) : op(handle) {}
   // For tests and tools: the operator by name ("aten::mm", "aten::sum.dim_IntList"). Tensor arguments take `specs` in
-  // schema order (null: absent; a list takes what the others leave), the other arguments `args`; what is missing at the
-  // end of either is the default, or absent. `args` may also list all arguments: then those in the place of a tensor
-  // only say whether it is there (None and undefined tensors: absent, no spec taken).
+  // schema order (null: absent; a list takes the remaining ones), the other arguments `args`; missing ones at the end
+  // of either are the default, or absent. `args` may also list all arguments: then those in the place of a tensor only
+  // determine whether it is present (None and undefined tensors: absent, no spec taken).
   static OpCall make(const std::string& op_name, const std::vector<SpecPtr>& specs, std::vector<c10::IValue> args = {});
 
   c10::OperatorHandle op;
@@ -51,22 +51,22 @@ struct OpCall {
   std::vector<ArgSlot> slots;     // one per schema argument
   std::vector<SpecPtr> inputs;
   std::vector<FreeLayout> free_layouts;
-  // Inputs that are parameters, or views of them, whose gradients will come back to the layout that they are in: where
-  // one moves for the operator, its gradient has to move, too.
+  // Inputs that are parameters, or views of them, whose gradients will get the layout of the parameter: if one moves
+  // for the operator, its gradient has to move, too.
   std::vector<int> parameters;
-  // Inputs that no tensor was read for, as zeros and noise: that they are replicated does not say that all ranks should
-  // work on all of their rows.
+  // Inputs that were made from no tensor, such as zeros and noise. They are replicated by default, which does not mean
+  // that all ranks should work on all of their rows.
   std::vector<int> unplaced;
-  // Whatever is Partial and multiplied will be read once more, as most gradients are in backward.
+  // Partial inputs that are multiplied will be read again, as most gradients in backward are.
   bool reads_factors_again = false;
-  // Empty, or per input: the layout that its elements would have had its operator's inputs stayed where they were (of
-  // rows that were looked up for a split batch, the split of the batch), to which it is best reduced where it is
-  // Partial now, and brought where it has strayed to other shards. Null: that is not known.
+  // Empty, or per input its preferred layout: the layout that its elements would have if its operator's inputs had not
+  // moved (for rows looked up for a split batch, the split of the batch). A Partial input is best reduced to it, and a
+  // displaced one redistributed to it. Null: not known.
   std::vector<SpecPtr> homes;
-  // In backward, for operators that ask for it: the layout that the gradient they compute will be brought to.
+  // In backward, for operators that use it: the layout to which the computed gradient will be redistributed.
   SpecPtr gradient_target;
-  Limits limits;  // of what brings an input to another layout
-  // Of each output, once the engine knows: when it asks for strategies it does. Empty before.
+  Limits limits;  // for redistributions of the inputs
+  // Dtype of each output, known when the engine calls a rule for strategies. Empty before.
   std::vector<std::optional<c10::ScalarType>> result_dtypes;
 
   const c10::FunctionSchema& schema() const { return op.schema(); }
@@ -84,15 +84,16 @@ struct OpCall {
   // Per input: whether the operator writes to it (in-place, out=).
   std::vector<bool> written() const;
   bool is_free(size_t input) const;  // among free_layouts
-  // May a written input be brought from one placement to another, as far as whoever shares it is concerned?
+  // Whether a written input may change from one placement to another, as far as its aliases are concerned.
   bool may_become(size_t input, const Placement& from, const Placement& to) const;
   bool is_parameter(size_t input) const;  // among parameters
   bool is_unplaced(size_t input) const;   // among unplaced
-  // Where an input is at home along a mesh dim: a Shard. Null: it is not known, or the input is there.
+  // The Shard of an input's preferred layout along a mesh dim. Null: not known, or the input has it.
   const Placement* home(size_t input, int64_t mesh_dim) const;
-  // Schema argument that a schema return is, as `self` of in-place operators is; -1: a result of its own, or a view.
+  // The schema argument that a schema return aliases, such as `self` of in-place operators; -1: a new tensor, or a
+  // view.
   int written_by_return(size_t r) const;
-  // The call as its functional form has it: out= arguments are no inputs. They are the last ones, so the others stay.
+  // The call of the functional form: without the out= arguments, which are the last ones, so that other indices stay.
   OpCall without_outs() const;
 
   int64_t get_int(std::string_view name) const;
