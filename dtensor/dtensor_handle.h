@@ -2,7 +2,7 @@
 //
 //   DTensor y(torch::embedding(table, ids));   // any at::Tensor that is distributed
 //   y.placements();                            // [Replicate, MaskPartial]
-//   std::cout << y; // f32[8, 64, 512](R MaskP) @ mesh(dp=2, tp=2), and which rank holds what
+//   std::cout << y;                            // f32[8, 64, 512](R MaskP) @ mesh(dp=2, tp=2), and which rank holds what
 //   torch::relu(y);                            // converts to at::Tensor wherever one is wanted
 //
 // A handle like at::Tensor: copies refer to the same tensor. Only full_tensor() and redistribute() communicate: all

@@ -2,10 +2,10 @@
 //
 //   std::shared_ptr<Model> model;
 //   {
-//     MeshScope shapes(mesh.meta()); // tensors made here have no data, with torch::empty() too
+//     MeshScope shapes(mesh.meta());             // tensors made here have no data, with torch::empty() too
 //     model = std::make_shared<Model>(config);
 //   }
-//   distribute_module(*model, mesh, shard); // assigns the parts to ranks
+//   distribute_module(*model, mesh, shard);      // assigns the parts to ranks
 //   to_empty(*model);                            // every rank allocates its own part
 //   torch::nn::init::normal_(model->weight);     // and fills it: the values do not depend on the mesh
 //

@@ -1,8 +1,8 @@
 // Chooses the layouts of a step's operators together, instead of one after the other.
 //
-//   auto step = [&] { optimizer.zero_grad(); loss(model, batch).backward(); }; // the same at every call
+//   auto step = [&] { optimizer.zero_grad(); loss(model, batch).backward(); };  // the same at every call
 //   LayoutPlan plan = optimize_layouts(step);   // runs it many times: do so in an abstract world
-//   std::cout << plan.explain(); // the changes, with their expected gain
+//   std::cout << plan.explain();                // the changes, with their expected gain
 //   plan.save("layouts.json");
 //   ...
 //   PinnedLayouts pinned(plan);                 // until the end of the block

@@ -6,7 +6,7 @@
 //
 //   StrategyCache& cache = strategy_cache(world);
 //   serve(warm_up_request);
-//   cache.freeze(); // from now on a call that is not cached is an error that names the call
+//   cache.freeze();  // from now on a call that is not cached is an error that names the call
 //   std::cout << cache.stats().hits << " hits, " << cache.stats().misses << " misses\n" << cache.dump();
 #pragma once
 
