@@ -1,4 +1,4 @@
-// What is decided of an operator's call: the value that the strategy cache keeps.
+// The decision for an operator's call: the value in the strategy cache.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -15,16 +15,16 @@ namespace dtensor {
 
 struct RedistributePlan;  // plan/redistribute_plan.h
 
-// An in-place or out= operator would have to change the layout of what it writes to.
+// An in-place or out= operator would have to change the layout of a written argument.
 struct WrittenLayoutError : c10::Error {
   using c10::Error::Error;
 };
 
-// For one operator on given specs. No tensors, no values.
+// For one operator on given specs. Contains no tensors and no values.
 struct Decision {
   std::shared_ptr<const OpRule> rule;
   std::vector<SpecPtr> computed;                                     // specs that the local kernels see
-  std::vector<std::shared_ptr<const RedistributePlan>> input_plans;  // null: input taken as it is
+  std::vector<std::shared_ptr<const RedistributePlan>> input_plans;  // null: input used in its layout
   std::vector<SpecPtr> outputs;                                      // flattened; null: undefined
   std::vector<int> output_counts;                                    // as OutputMetas::counts
   std::vector<int64_t> output_offsets;                               // as OutputMetas::offsets

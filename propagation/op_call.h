@@ -32,9 +32,9 @@ struct ArgSlot {
 struct OpCall {
   explicit OpCall(c10::OperatorHandle handle) : op(handle) {}
   // For tests and tools: the operator by name ("aten::mm", "aten::sum.dim_IntList"). Tensor arguments take `specs` in
-  // schema order (null: absent; a list takes what the others leave), the other arguments `args`; what is missing at the
-  // end of either is the default, or absent. `args` may also list all arguments: then those in the place of a tensor
-  // only say whether it is there (None and undefined tensors: absent, no spec taken).
+  // schema order (null: absent; a list takes the remaining ones), the other arguments `args`; missing ones at the end
+  // of either are the default, or absent. `args` may also list all arguments: then those in the place of a tensor only
+  // determine whether it is present (None and undefined tensors: absent, no spec taken).
   static OpCall make(const std::string& op_name, const std::vector<SpecPtr>& specs, std::vector<c10::IValue> args = {});
 
   c10::OperatorHandle op;
@@ -43,7 +43,7 @@ struct OpCall {
   std::vector<ArgSlot> slots;     // one per schema argument
   std::vector<SpecPtr> inputs;
   CallContext context;
-  // Of each output, once the engine knows: when it asks for strategies it does. Empty before.
+  // Dtype of each output, known when the engine calls a rule for strategies. Empty before.
   std::vector<std::optional<c10::ScalarType>> result_dtypes;
 
   const c10::FunctionSchema& schema() const { return op.schema(); }
@@ -62,9 +62,10 @@ struct OpCall {
   std::vector<bool> written() const;
   // The placement that an input prefers along a mesh dim, a Shard. Null: not known, or the input has it.
   const Placement* preferred_placement(size_t input, int64_t mesh_dim) const;
-  // Schema argument that a schema return is, as `self` of in-place operators is; -1: a result of its own, or a view.
+  // The schema argument that a schema return aliases, such as `self` of in-place operators; -1: a new tensor, or a
+  // view.
   int written_by_return(size_t r) const;
-  // The call as its functional form has it: out= arguments are no inputs. They are the last ones, so the others stay.
+  // The call of the functional form: without the out= arguments, which are the last ones, so that other indices stay.
   OpCall without_outs() const;
 
   int64_t get_int(std::string_view name) const;

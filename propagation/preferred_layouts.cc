@@ -6,8 +6,8 @@
 namespace dtensor {
 namespace {
 
-// The shard of input i along mesh dim d that is given up by what was chosen, by this operator or by one before. Null:
-// there is none. Parameters are split for other reasons than rows are.
+// The shard of input i along mesh dim d that this operator or an earlier one gave up. Null: none. Parameters are
+// excluded, since they are split for other reasons than rows are.
 const Placement* given_up(const Problem& problem, const Strategy& choice, size_t i, int64_t d) {
   if (!problem.functional.inputs[i]) return nullptr;
   const Placement &given = problem.given(i, d), &taken = choice.inputs[i][d];
@@ -17,7 +17,7 @@ const Placement* given_up(const Problem& problem, const Strategy& choice, size_t
   return given.is_shard() && taken.is_replicate() && !problem.call.context.is_parameter(i) ? &given : nullptr;
 }
 
-// The shard of output o along mesh dim d had input i been `at` there. nullopt: none.
+// The shard of output o along mesh dim d if input i had placement `at` there. nullopt: none.
 std::optional<Placement> kept(const Problem& problem, const Strategy& choice, const OpRule& rule, size_t i, int64_t d,
                               const Placement& at, size_t o) {
   Placements there = choice.inputs[i];

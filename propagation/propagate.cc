@@ -15,7 +15,7 @@
 namespace dtensor {
 namespace {
 
-// Outputs of a strategy that are no tensors of their own but what the operator writes to.
+// Outputs of a strategy that are not new tensors but written arguments.
 std::vector<int> find_fixed_outputs(const OpCall& call, const OutputMetas& metas) {
   std::vector<int> result;
   const auto& returns = call.schema().returns();
@@ -41,7 +41,7 @@ Placements normalized(const OpCall& call, const Placements& placements, int64_t 
   return *std::move(result);
 }
 
-// Throws what the input that needs most says: its limit would do for all.
+// Throws the error for the input that needs most: its limit suffices for all.
 [[noreturn]] void throw_over_limit(const OpCall& call, const std::vector<SpecPtr>& computed) {
   size_t worst = 0;
   int64_t most = -1;

@@ -114,7 +114,7 @@ class Recorder final : public CallSites, public CommListener {
   std::optional<World> world_;
   std::shared_ptr<const CostModel> cost_;
   int64_t index_ = -1;
-  std::set<int64_t> taken_;  // calls whose override fitted
+  std::set<int64_t> taken_;  // calls whose override matched
 };
 
 }  // namespace

@@ -11,8 +11,8 @@
 namespace dtensor {
 namespace {
 
-// Must a collective bring what `storage`, of a copied view, holds? Views that a local operator copied on some ranks
-// alone are read anew from the rank's own part.
+// Whether updating `storage`, of a copied view, needs a collective. Views that a local operator copied on some ranks
+// only are read again from the rank's own part.
 bool is_out_of_date(const LocalStorage& storage) {
   const ViewOrigin* origin = storage.origin.get();
   if (origin == nullptr) return false;

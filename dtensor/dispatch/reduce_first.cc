@@ -55,7 +55,7 @@ struct Moved {
   at::Tensor result(size_t k) const { return make_result(specs[k], parts[k]); }
 };
 
-// Elements of one mesh, each in its layout of `to`, in one collective, which is remembered.
+// Redistributes elements of one mesh, each to its layout in `to`, in one collective, and caches the results.
 Moved moved_together(const OpInfo& info, c10::ArrayRef<Element> elements, c10::ArrayRef<Placements> to) {
   Inputs in;
   Decision decision;
@@ -77,7 +77,7 @@ Moved moved_together(const OpInfo& info, c10::ArrayRef<Element> elements, c10::A
   return {{decision.computed.begin(), decision.computed.end()}, std::move(parts)};
 }
 
-// Of one mesh.
+// Elements of one mesh, reduced.
 std::vector<at::Tensor> reduced_together(const OpInfo& info, c10::ArrayRef<Element> elements) {
   std::vector<Placements> to;
   for (const Element& element : elements) to.push_back(without_partials(spec_of(element.tensor)->placements()));

@@ -17,11 +17,11 @@
 namespace dtensor {
 namespace {
 
-constexpr int64_t kMostDims = 63;  // that have a bit
+constexpr int64_t kMostDims = 63;  // represented by a bit
 
 DTensorMeta& mutable_meta(const at::Tensor& t) { return const_cast<DTensorMeta&>(peek_meta(t)); }
 
-// Per dim of the view: the dim of the base that it has whole, index by index; -1: none.
+// Per dim of the view: the dim of the base that it covers whole, index by index; -1: none.
 std::vector<int> whole_dims(const DimMap& map, const Shape& view_sizes, const Shape& base_sizes) {
   std::vector<int> whole(view_sizes.size(), -1);
   for (size_t j = 0; j < view_sizes.size(); ++j) {
@@ -37,7 +37,7 @@ uint64_t bits_of(const std::vector<int>& dims) {
   return bits;
 }
 
-// Do all ranks have `t` whole, and is it its memory?
+// Whether all ranks have `t` whole, and it fills its memory.
 bool is_replicated_base(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
   const Spec& spec = *meta.spec;
@@ -55,7 +55,7 @@ void share(const at::Tensor& t, bool by_slices) {
   auto sharers = std::make_unique<Sharers>(t, by_slices);
   sharers->add(mutable_meta(t), window_of(*spec_of(t), 0));
   storage.sharers.store(sharers.release(), std::memory_order_release);
-  storage.shared.store(true, std::memory_order_release);  // who sees that sees who shares it
+  storage.shared.store(true, std::memory_order_release);  // a reader that sees the flag sees the aliases
 }
 
 }  // namespace
@@ -131,7 +131,7 @@ void Sharers::split(const DTensorMeta& by, const Placements& to) {
   const auto plan = cached_plan(spec_, all, current_dispatch_scope().limits);
   RankTensors parts = run_plan(*plan, locals_, {});
   for (size_t r = 0; r < parts.size(); ++r) {
-    if (parts[r].is_alias_of(locals_[r])) parts[r] = parts[r].clone();  // to let go of the whole
+    if (parts[r].is_alias_of(locals_[r])) parts[r] = parts[r].clone();  // to free the whole tensor
   }
   locals_ = std::move(parts);
   for (auto& [meta, map] : sharers_) {
@@ -175,7 +175,7 @@ void split_sharers(const at::Tensor& t, const Placements& to) {
   sharers_of(*meta.storage)->split(meta, to);
 }
 
-// Of representation.h.
+// Declared in representation.h.
 
 LocalStorage::~LocalStorage() { delete sharers_of(*this); }
 

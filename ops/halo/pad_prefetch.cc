@@ -17,7 +17,7 @@
 namespace dtensor {
 namespace {
 
-// What was padded, as it was then.
+// The padded tensor's input, as it was at that time.
 struct Snapshot {
   RankTensors parts;
   std::shared_ptr<LocalStorage> storage;
@@ -72,7 +72,7 @@ at::Tensor pad_late(const HaloDecision& decision, const at::Tensor& self, const 
   const RankTensors parts = empty_halos(*decision.plan, snapshot->parts);
   const auto fetch = [plan = decision.plan, snapshot, fill, cause, parts, boxes = around.boxes] {
     fetch_halos(*plan, snapshot->parts, fill, cause, parts);
-    boxes->forget();  // no second tensor is kept for windows that nobody has asked for
+    boxes->forget();  // windows that were not requested keep no second tensor alive
   };
   const at::Tensor result = make_dtensor(decision.result, parts, nullptr, CommWork::deferred(fetch));
   cache_ghost_region(result, std::move(around));

@@ -51,8 +51,8 @@ OutputMetas safe_softmax_metas(const OpCall& call) {
 
 bool is_split_along(const at::Tensor& t, int64_t dim) { return t.dim() > 0 && is_split(t, {wrap_dim(dim, t.dim())}); }
 
-// What a rank says of its elements of a row: the largest, and the sum of the exponentials of what each is below it. A
-// part whose elements are all -inf has a sum of 0.
+// A rank's summary of a row: its largest element, and the sum of exp(element - largest). A part whose elements are all
+// -inf has a sum of 0.
 SummaryRequest exponentials(int64_t dim, c10::ScalarType dtype) {
   SummaryRequest request;
   request.dims = {dim};
@@ -66,7 +66,7 @@ SummaryRequest exponentials(int64_t dim, c10::ScalarType dtype) {
   return request;
 }
 
-// The largest element of the whole row, and the sum for it.
+// The largest element of the whole row, and the sum relative to it.
 Combination combined_exponentials(c10::ScalarType dtype) {
   Combination combination;
   combination.dtypes = {dtype, dtype};
@@ -87,7 +87,7 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const int64_t dim = wrap_dim(args[1].toInt(), self.dim());
   const at::ScalarType dtype = args[2].toBool() ? at::kFloat : self.scalar_type();
   const SummaryRequest request = exponentials(dim, widened(self.scalar_type()));
-  if (!are_fewer_bytes(self, request)) return dispatch_by_rule(op, stack);  // short rows move as they are
+  if (!are_fewer_bytes(self, request)) return dispatch_by_rule(op, stack);  // short rows are moved themselves
   const at::Tensor x = self.to(request.dtypes[0]).contiguous();
   const auto row =
       combine_summaries(x, request, combined_exponentials(request.dtypes[0]),

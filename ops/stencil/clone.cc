@@ -1,5 +1,5 @@
-// What ranks know around their parts of a tensor they know of its clone, too: a stencil that writes its next step to a
-// clone of the grid has fetched the borders once.
+// A clone keeps the ghost regions of the tensor: a stencil that writes its next step to a clone of the grid fetches the
+// borders only once.
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/tensor/representation.h"

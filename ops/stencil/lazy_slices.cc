@@ -15,12 +15,12 @@
 namespace dtensor {
 namespace {
 
-// The tensor that `t` is a slice of, or a view that shares its memory. Undefined: it is not known.
+// The tensor that `t` is a slice of, or a view that shares its memory. Undefined: not known.
 at::Tensor one_up(const at::Tensor& t) {
   const at::Tensor viewed = base_of_view(t);
   if (viewed.defined()) return viewed;
   const ViewOrigin* origin = peek_meta(t).storage->origin.get();
-  // What some ranks had to copy and others did not is no slice.
+  // A view that some ranks had to copy and others not is not a slice.
   return origin != nullptr && (origin->read != nullptr || !origin->moved) ? origin->base : at::Tensor();
 }
 
@@ -29,7 +29,8 @@ struct Root {
   SliceWindowPtr window;
 };
 
-// The farthest up of which ranks have most of the slice, or what lies around. None of it: `self`, without a window.
+// The first of the chain's bases of which ranks have most of the slice, or its ghost region. If there is none: `self`,
+// without a window.
 Root root_of(const LateSlice& slice) {
   Root root{slice.self, nullptr};
   const int64_t begin = slice.self.storage_offset() + slice.offset;
@@ -42,7 +43,7 @@ Root root_of(const LateSlice& slice) {
   return root;
 }
 
-// `window` of `root` from its surroundings, which come first if others are expected to be read of them.
+// Takes `window` of `root` from the ghost region of root, which is fetched first if further windows are expected.
 bool take_from_surroundings(const at::Tensor& root, const SliceWindowPtr& window, const CommCause& cause,
                             const RankTensors& parts) {
   if (!may_cache_facts(root)) return false;

@@ -34,8 +34,8 @@ void append_text(CacheKey& key, const std::string& s) {
   }
 }
 
-// Appends the type of `v` and, unless `type_only`, its contents; lists element by element. Values of a kind that cannot
-// be written (generators, custom objects) count by their type.
+// Appends the type of `v` and, unless `type_only`, its contents; lists element by element. Of values that cannot be
+// encoded (generators, custom objects) only the type counts.
 void append_static(CacheKey& key, const c10::IValue& v, bool type_only) {
   if (v.isNone()) {
     key.push_back(kNone);
@@ -78,17 +78,16 @@ void append_static(CacheKey& key, const c10::IValue& v, bool type_only) {
   }
 }
 
-// Appends what strategies may know of a number whose value is irrelevant: whether it is finite, and of a divisor
-// whether it is 0.
+// Appends the class of a number whose value is otherwise irrelevant: whether it is finite, and for a divisor whether it
+// is 0.
 void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
   NumberClass number = number_class(value);
   if (number == NumberClass::kZero && !divisor) number = NumberClass::kOrdinary;
   key.push_back(static_cast<uint64_t>(number));
 }
 
-// May an operator that writes to `t`, its input k, lay it out anew? Known of tensors that an operator made, or of those
-// that share the memory of one, and whose parts the user never got: on all ranks alike, as they share and ask for parts
-// alike.
+// The layouts that an operator may give to its written input k. Only for results of operators and their aliases whose
+// parts were never exposed: the same on all ranks, as they alias and expose parts alike.
 std::optional<MutableLayout> mutable_layout(const at::Tensor& t, int k) {
   const DTensorMeta& meta = peek_meta(t);
   const LocalStorage& storage = *meta.storage;
@@ -104,7 +103,7 @@ std::optional<MutableLayout> mutable_layout(const at::Tensor& t, int k) {
 
 namespace {
 
-// Its gradient will come back to its layout.
+// Registers that its gradient gets its layout.
 void note_parameter(const OpInfo& info, const at::Tensor& t) {
   if (!is_leaf_parameter(t)) return;
   if (!info.always_shares) reduce_partial_parameter(t, info.name);
@@ -190,7 +189,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     in.mesh = bring_to_one_mesh(
         {info, absl::MakeSpan(in.tensors), in.args, [&](size_t k) { return arg_name(info, in, static_cast<int>(k)); }});
   }
-  // What occurs twice, itself or another view of it, would be laid out anew for one and not for the other.
+  // An input that occurs twice, itself or as another view, would change its layout in one place only.
   const auto memory_of_input = [](const at::Tensor& t) {
     return t.defined() && is_dtensor(t) ? peek_meta(t).storage.get() : nullptr;
   };
@@ -221,8 +220,8 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
 
 namespace {
 
-// Gradients are read more than once, as a rule. But where backward multiplies one, which comes first, elementwise by
-// what was saved, the product is the gradient of a factor, and summed up if that was the smaller one.
+// Gradients are usually read more than once. But if backward multiplies its first gradient elementwise by a saved
+// tensor, the product is the gradient of a factor, and is summed if that was the smaller one.
 bool reuses_partial_inputs(const OpInfo& info, const Inputs& in) {
   if (!in_backward()) return false;
   const at::Tensor& first = in.tensors.front();
@@ -233,7 +232,8 @@ bool reuses_partial_inputs(const OpInfo& info, const Inputs& in) {
 
 namespace {
 
-// What meets parameters alone, that is: the first state of a recurrence, or noise. Beside others it might be a weight.
+// Constants used together with parameters only: the initial state of a recurrence, or noise. With other inputs it might
+// be a weight.
 void note_constant_fills(Inputs& in) {
   const auto is_parameter = [](const at::Tensor& t) {
     return peek_meta(t).storage->is_parameter.load(std::memory_order_relaxed);

@@ -1,5 +1,5 @@
-// The arguments of one operator call: gathered from the stack, as a key of the strategy cache, as what rules see, and
-// as the stack of a local operator. Internal.
+// The arguments of one operator call: gathered from the stack, as a key of the strategy cache, as the OpCall for rules,
+// and as the stack of a local operator. Internal.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -27,17 +27,18 @@ struct Inputs {
   bool hooks_watched = false;  // there are parameters of modules with hooks
 };
 
-// For operators that gather no inputs: gradients of parameters among the arguments will come back to their layout.
+// For operators that gather no inputs: registers that gradients of parameters among the arguments get the parameter's
+// layout.
 void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
-// Is any argument distributed?
+// Whether any argument is distributed.
 bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
-// Plain tensors beside distributed ones become replicated where that is allowed, and are an error elsewhere.
-// REQUIRES: has_dtensor().
+// Plain tensors next to distributed ones become replicated where that is allowed, and are an error elsewhere. REQUIRES:
+// has_dtensor().
 Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // Fills in.context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and the
 // gradient target.
 void note_context(const OpInfo& info, Inputs& in);
-// Was `t` made for all ranks alike, from no tensor (DTensorMeta::is_constant_fill), and not written to since?
+// Whether `t` was made alike for all ranks, from no tensor (DTensorMeta::is_constant_fill), and not written to since.
 bool is_unwritten_constant(const at::Tensor& t);
 // "weight", or "tensors[1]" in a list.
 std::string arg_name(const OpInfo& info, const Inputs& in, int input);

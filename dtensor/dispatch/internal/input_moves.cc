@@ -17,14 +17,14 @@
 namespace dtensor {
 namespace {
 
-// An input that has to move for a call.
+// An input to redistribute for a call.
 struct Input {
   const InputsOfCall* call;
   size_t number;
   at::Tensor travelling;
   RankTensors* result;
   std::shared_ptr<const RedistributePlan> plan;
-  std::shared_ptr<const RedistributePlan> then = nullptr;  // from where that ends; null: that is all
+  std::shared_ptr<const RedistributePlan> then = nullptr;  // the following plan; null: none
 
   const at::Tensor& given() const { return call->in.tensors[number]; }
   bool is_written() const { return call->info.args[call->in.args[number]].written; }
@@ -36,7 +36,7 @@ struct Moving {
   RankTensors locals = {};  // after it
 };
 
-// Why they move. Of several calls one is named.
+// The cause of the redistribution. Of several calls one is named.
 CommCause cause_of(const std::vector<Moving>& moving) {
   const InputsOfCall& first = *moving.front().input.call;
   std::string names;
@@ -78,7 +78,7 @@ RankTensors copies(RankTensors locals) {
   return locals;
 }
 
-// What travels of `t` by the plan: it, or what it was expanded from.
+// The tensor that the plan moves: `t`, or its unexpanded base.
 at::Tensor travelling(const at::Tensor& t, const RedistributePlan& plan) {
   const Shape& sizes = plan.tensor.sizes;
   const DTensorMeta& meta = meta_of(t);
@@ -94,7 +94,7 @@ at::Tensor travelling(const at::Tensor& t, const RedistributePlan& plan) {
                    t.storage_offset());
 }
 
-// Expanded as `spec` is.
+// Expands to the sizes of `spec`.
 void expand_as(const Spec& spec, const RedistributePlan& plan, RankTensors& locals) {
   const Shape& sizes = plan.tensor.sizes;
   if (sizes == spec.sizes()) return;
@@ -121,8 +121,8 @@ std::optional<Input> by_reduced_copy(const Input& input) {
   return result.plan && result.then && will_be_cached(t, *result.plan) ? std::optional(result) : std::nullopt;
 }
 
-// Several views of one Partial tensor, as in x.mm(x.t()), are reduced once and go on from there, where that takes less
-// time than their own ways.
+// Several views of one Partial tensor, as in x.mm(x.t()), are reduced once and redistributed from there, if that takes
+// less time than separately.
 void reduce_views_once(std::vector<Input>& inputs) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].then) continue;
@@ -157,14 +157,14 @@ void run_communicating(std::vector<Input> waiting) {
   while (!waiting.empty()) {
     std::vector<Moving> moving;
     std::vector<Input> next;
-    std::vector<std::pair<Input, RankTensors*>> alike;  // an input, and where another one comes that is the same
+    std::vector<std::pair<Input, RankTensors*>> alike;  // an input, and the destination of an equal one
     for (Input& input : waiting) {
       if (std::optional<RankTensors> known = find_cached_layout(input.travelling, *input.plan)) {
         if (input.then) {
           go_on(std::move(input), *std::move(known), next);
           continue;
         }
-        // Views keep them, and whoever writes to them does not mean what is remembered.
+        // Views keep their parts, and a write must not change the cached tensor.
         *input.result = input.is_written() || input.call->info.is_view ? copies(*known) : *std::move(known);
         continue;
       }
@@ -172,7 +172,8 @@ void run_communicating(std::vector<Input> waiting) {
         return will_provide(m.move, m.input.travelling, input.travelling, *input.plan);
       };
       const auto is_alike = [&](const Moving& m) {
-        const bool are_same = &peek_meta(m.input.given()) == &peek_meta(input.given());  // or handles of the same
+        const bool are_same =
+            &peek_meta(m.input.given()) == &peek_meta(input.given());  // or handles of the same tensor
         return are_same && m.input.plan == input.plan && !m.input.is_written() && !m.input.then && !input.then;
       };
       const auto same = std::find_if(moving.begin(), moving.end(), is_alike);
@@ -205,7 +206,7 @@ void run_communicating(std::vector<Input> waiting) {
   }
 }
 
-// Is input k split together with all that share its memory, rather than moved?
+// Whether input k is split together with its aliases, instead of moved.
 bool splits_sharers(const InputsOfCall& call, size_t k) {
   const auto is_shared = [&](const MutableLayout& free) { return free.input == static_cast<int>(k) && free.dims; };
   return call.decision.input_plans[k] &&
