@@ -1,13 +1,12 @@
-// What makes a tensor distributed: two dispatch keys, which are named here and nowhere else.
+// The two dispatch keys that make a tensor distributed. They are named only here.
 //
 // DispatchKey::Fake is a functionality key below autograd and above every backend: a fallback registered there sees
 // every operator that gets a distributed tensor, composite ones included, while autograd above works unchanged.
 // LibTorch 2.11 to 2.15 registers nothing at it. A release that does keeps its fallback for calls without distributed
 // tensors (dispatch/core_fallback.h), and describe_dispatch_key() says so.
 //
-// DispatchKey::DeferredInit, above autograd, is there for libraries outside of LibTorch's core, which has no use for
-// it. It falls through for every operator that has no kernel at it, so it costs nothing but where this library
-// registers one.
+// DispatchKey::DeferredInit, above autograd, is meant for libraries outside of LibTorch's core, which does not use it.
+// It falls through for operators without a kernel at it, so it costs nothing for them.
 //
 //   if (is_dtensor(t)) std::cout << DTensor(t).placements();
 #pragma once
@@ -24,14 +23,14 @@ inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::Fake;
 inline constexpr c10::DispatchKey kAboveAutogradKey = c10::DispatchKey::DeferredInit;
 inline constexpr c10::DispatchKeySet kBothDTensorKeys{kDTensorKey, kAboveAutogradKey};
 
-// What a kernel at kAboveAutogradKey hands a call on to: `keys & kBelowThatKey`.
+// A kernel at kAboveAutogradKey redispatches to `keys & kBelowThatKey`.
 inline constexpr c10::DispatchKeySet kBelowThatKey(c10::DispatchKeySet::FULL_AFTER, kAboveAutogradKey);
 
-// LibTorch's own fake tensors (since 2.13) have the first key alone.
+// Tests both keys: LibTorch's own fake tensors (since 2.13) have only the first.
 inline bool is_dtensor(const at::TensorBase& t) { return t.defined() && t.key_set().has_all(kBothDTensorKeys); }
 
-// What LibTorch had registered at kDTensorKey when this library was loaded: "Fake: LibTorch 2.15.0 registers nothing
-// there".
+// The kernels that LibTorch had registered at kDTensorKey when this library was loaded: "Fake: LibTorch 2.15.0
+// registers nothing there".
 std::string describe_dispatch_key();
 
 }  // namespace dtensor

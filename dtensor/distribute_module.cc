@@ -31,7 +31,7 @@ std::vector<Named> tensors_of(const torch::nn::Module& module) {
   return result;
 }
 
-// `is_asked_for`: somebody wants that layout. Else it may change with what is written.
+// `is_asked_for`: the user requested that layout. Otherwise writes may change it.
 void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placements& placements,
                          bool is_asked_for = true) try {
   c10::AutoGradMode no_grad(false);
@@ -52,7 +52,7 @@ void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placement
   throw;
 }
 
-// Tensors that are one value: parameters that share all their memory before they are distributed.
+// Groups of tensors with one value: parameters that share all their memory before they are distributed.
 class Ties {
  public:
   explicit Ties(const std::vector<Named>& tensors) {
@@ -67,7 +67,7 @@ class Ties {
     }
   }
 
-  // Those tied to `t`, itself included.
+  // The tensors tied to `t`, itself included.
   const std::vector<Named>& of(const at::Tensor& t) const {
     static const auto& none = *new std::vector<Named>;
     const auto it = of_.find(t.unsafeGetTensorImpl());
@@ -79,7 +79,7 @@ class Ties {
   absl::flat_hash_map<const c10::TensorImpl*, std::vector<Named>*> of_;
 };
 
-// Makes the tied ones one again: the first that is distributed lends its parts to the others.
+// Ties the tensors of a group again: they share the parts of the first one that is distributed.
 void tie(const Named& n, const Ties& ties) {
   c10::AutoGradMode no_grad(false);
   for (const Named& other : ties.of(n.tensor)) {
@@ -96,14 +96,14 @@ void tie(const Named& n, const Ties& ties) {
   }
 }
 
-// Made inside a MeshScope of a meta mesh: nobody has said yet how it is laid out.
+// Made inside a MeshScope of a meta mesh: its layout is not decided yet.
 bool is_shape_alone(const at::Tensor& t) {
   return is_dtensor(t) && spec_of(t)->mesh().world().is_meta() && spec_of(t)->is_replicated();
 }
 
 // Made by a factory function inside a MeshScope: likewise.
 bool is_of_mesh_scope(const at::Tensor& t) {
-  return is_dtensor(t) && peek_meta(t).is_unplaced && spec_of(t)->is_replicated();
+  return is_dtensor(t) && peek_meta(t).is_constant_fill && spec_of(t)->is_replicated();
 }
 
 void check_not_distributed(const std::vector<Named>& tensors) {
@@ -117,7 +117,7 @@ void check_not_distributed(const std::vector<Named>& tensors) {
                     ". Say all layouts in one call, or redistribute the parameters.");
 }
 
-// What the tensors were, to go back to when something fails on the way.
+// The tensors' original contents, restored after an error.
 class Before {
  public:
   explicit Before(const std::vector<Named>& tensors) {
@@ -126,7 +126,7 @@ class Before {
   }
   void restore() const {
     c10::AutoGradMode no_grad(false);
-    LocalGuard guard;  // plain in the place of distributed ones
+    LocalGuard guard;  // plain tensors assigned to distributed ones
     for (const auto& [tensor, data, grad] : saved_) {
       tensor.set_data(data);
       tensor.mutable_grad() = grad;

@@ -28,25 +28,25 @@ namespace dtensor {
 // Called for the module itself (name "") and every submodule ("layers.0.attn").
 using PartitionFn = std::function<void(const std::string& name, torch::nn::Module& module, const DeviceMesh& mesh)>;
 
-// Distributes what `partition_fn` says, through shard_parameter(), and replicates the other parameters and all buffers.
-// A buffer may be split by whoever first writes a sharded value to a slice of it, as to a cache; whoever writes to all
-// of it leaves it replicated.
-// Gradients that exist follow. Parameters that were one tensor, or shared their memory, before are still tied
-// afterwards. Parameters get their path as name, for reports. No communication but the spreading of each value from the
-// first rank. What was made without data stays so: see meta_device.h. What was made in a MeshScope of `mesh` may be
-// cut. Errors (ValueError): no mesh; the module is distributed already, every parameter of it; a parameter on a mesh of
-// another world; tied parameters that were given different layouts. After an error the module is as it was.
+// Distributes the parameters that `partition_fn` passes to shard_parameter(), and replicates the other parameters and
+// all buffers. Writing a sharded value to a slice of a replicated buffer, such as a cache, may shard the buffer;
+// writing to all of it leaves it replicated.
+// Existing gradients follow. Parameters that were one tensor, or shared memory, are still tied afterwards. Parameters
+// get their path as name, for reports. Communicates only to send each value from the first rank. Tensors made without
+// data stay so: see meta_device.h. Tensors made in a MeshScope of `mesh` may be sharded. Errors (ValueError): no mesh;
+// every parameter of the module is distributed already; a parameter on a mesh of another world; tied parameters with
+// different layouts. After an error the module is unchanged.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = nullptr);
 
 // Distributes one parameter or buffer of `module`, "weight" or with a path, "attn.wq.weight". Does nothing if it has
 // this layout; one that is replicated on this mesh can still be sharded.
-// Errors (ValueError): no such parameter (the text lists those there are), it is distributed otherwise, placements do
-// not fit.
+// Errors (ValueError): no such parameter (the text lists the existing ones), it has another layout, placements do not
+// fit.
 void shard_parameter(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh,
                      const Placements& placements);
 
 // Gives the distributed parameters and buffers their paths as names, after `prefix`. distribute_module() does so;
-// copies of parameters (clone(), to(dtype)) have none until this is called.
+// copies of parameters (clone(), to(dtype)) have no names until this is called.
 void name_parameters(torch::nn::Module& module, const std::string& prefix = "");
 
 // Constants that a module keeps as plain members (rotary tables, diffusion schedules, anchors) are no parameters and no
@@ -54,10 +54,10 @@ void name_parameters(torch::nn::Module& module, const std::string& prefix = "");
 //
 //   replicate_members(*model, {&model->freqs, &model->head->anchors});
 //
-// Puts a distributed tensor, Replicate on every mesh dim, in the place of each plain one. The values are those of the
-// first rank. Members that are one tensor still are one; other handles of a tensor stay plain. What is replicated on
-// the mesh already stays as it is. Errors (ValueError), before anything changes: no mesh; a null pointer, an undefined
-// tensor, one with autograd history, or a distributed one that is laid out otherwise, each by its position in the list.
+// Replaces each plain tensor by a distributed one, Replicate on every mesh dim, with the values of the first rank.
+// Members that are one tensor stay one; other handles of a tensor stay plain. Tensors already replicated on the mesh
+// are unchanged. Errors (ValueError), before anything changes: no mesh; a null pointer, an undefined tensor, one with
+// autograd history, or a distributed one with another layout. The text names its position in the list.
 void replicate_members(const DeviceMesh& mesh, const std::vector<at::Tensor*>& members);
 
 // The same on the mesh of the module's distributed parameters and buffers. Errors (ValueError): it has none, or they

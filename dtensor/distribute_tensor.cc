@@ -21,8 +21,8 @@ namespace {
 
 Placements all_replicate(const DeviceMesh& mesh) { return Placements(mesh.ndim(), Replicate()); }
 
-// From layout `before`, Replicate on mesh dim m, to `after`, which cuts it there or not. Every rank's part comes from
-// the rank at position `source` of its group along m; nullopt: is cut out of its own tensor.
+// From layout `before`, Replicate on mesh dim m, to `after`, which may shard m. Every rank's part comes from the rank
+// at position `source` of its group along m; nullopt: from its own tensor.
 RankTensors spread(const Spec& spec, const RankTensors& locals, const Placements& before, const Placements& after,
                    int64_t m, std::optional<int64_t> source, const CommCause& cause) {
   const DeviceMesh& mesh = spec.mesh();
@@ -72,7 +72,7 @@ RankTensors spread(const Spec& spec, const RankTensors& locals, const Placements
   return parts;
 }
 
-// Channels-last if it lies so, else row-major. Parts lie as the whole does.
+// Channels-last if the tensor is, else row-major. Parts have the same order as the whole.
 TensorMeta meta_in_memory_format(const at::Tensor& t) {
   Shape strides = row_major_strides(t.sizes());
   const at::MemoryFormat format = t.suggest_memory_format();
@@ -84,7 +84,7 @@ TensorMeta meta_in_memory_format(const at::Tensor& t) {
   return {Shape(t.sizes().begin(), t.sizes().end()), strides, t.scalar_type()};
 }
 
-// A replicated leaf without data of any mesh of the same world: a factory's, inside a MeshScope of a meta mesh.
+// A replicated leaf without data on any mesh of the same world: made by a factory inside a MeshScope of a meta mesh.
 bool is_shape_alone(const at::Tensor& tensor, const DeviceMesh& mesh) {
   const Spec& spec = *spec_of(tensor);
   return mesh.world().is_meta() && spec.mesh() != mesh && spec.mesh().world() == mesh.world() && spec.is_replicated() &&
@@ -99,7 +99,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& given_m
   TORCH_CHECK(tensor.defined(), "[distribute_tensor] the tensor is undefined");
   TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_nested(), "[distribute_tensor] a nested tensor cannot be distributed. ",
                               kInPlaceOfNested);
-  // What has no data is laid out over the mesh, and still has none.
+  // A meta tensor is distributed over the meta mesh.
   const DeviceMesh mesh = tensor.is_meta() && given_mesh.world().has_data() ? given_mesh.meta() : given_mesh;
   const auto to = checked_placements(placements.empty() ? all_replicate(mesh) : placements, mesh, tensor.dim(),
                                      "distribute_tensor");
@@ -110,7 +110,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& given_m
       laid_out.set_requires_grad(tensor.requires_grad());
       return laid_out;
     }
-    if (spec.mesh() == mesh && spec.is_replicated() && tensor.is_leaf()) {  // a factory's, inside a MeshScope
+    if (spec.mesh() == mesh && spec.is_replicated() && tensor.is_leaf()) {  // made by a factory inside a MeshScope
       if (spec.placements() == to) return tensor;
       at::Tensor part = redistribute_below_autograd(tensor, to, explicit_cause("distribute_tensor"));
       part.set_requires_grad(tensor.requires_grad());
@@ -151,7 +151,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& given_m
     for (auto& local : locals) local = local.contiguous(tensor.suggest_memory_format());
   }
   at::Tensor result = make_dtensor(spec, std::move(locals));
-  (void)result.has_storage();  // a parameter that becomes it with set_data() then says so where its data is asked for
+  (void)result.has_storage();  // so that a parameter that becomes it by set_data() reports it when its data is accessed
   result.set_requires_grad(tensor.requires_grad());
   return result;
 }

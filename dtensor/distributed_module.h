@@ -1,16 +1,17 @@
-// A distributed module that stands wherever the original stood: in Sequential, in AnyModule, as a submodule, in a
-// variable of the original's type. (Templates over torch::nn: compiled with the program.)
+// A distributed module that replaces the original anywhere: in Sequential, in AnyModule, as a submodule, in a variable
+// of the original's type. (Templates over torch::nn: compiled with the program.)
 //
 //   auto model = distribute_module(Net(), mesh, partition,
-//       [](std::vector<at::Tensor>& in, const DeviceMesh& mesh) { in[0] = distribute_tensor(in[0], mesh, {Shard(0)}); },
+//       [](std::vector<at::Tensor>& in, const DeviceMesh& mesh) { in[0] = distribute_tensor(in[0], mesh, {Shard(0)});
+//       },
 //       [](std::vector<at::Tensor>& out, const DeviceMesh&) { out[0] = full_tensor(out[0]); });
 //   model(x);   // inside a MeshScope: arange and masks made in forward are distributed, too
 //
-// C++ modules have no forward hooks, so the hooks live in a class derived from the original's: it is a `Net` with the
-// very parameters, buffers and submodules of the original (not copies), under the same names, and adds to forward().
-// What the original kept in plain members (counters, flags) is copied. A call through a pointer to the original's class
-// cannot reach the hooks unless forward() is virtual; where they never ran, the first operator that computes with the
-// module's parameters and other tensors says so. (A module without parameters and buffers gives no sign.)
+// C++ modules have no forward hooks, so the hooks live in a class derived from the original's: it is a `Net` that
+// shares the parameters, buffers and submodules of the original under the same names, and extends forward(). Plain
+// members (counters, flags) are copied. A call through a pointer to the original's class cannot reach the hooks unless
+// forward() is virtual; if they never ran, the first operator that computes with the module's parameters and other
+// tensors throws an error. (Not detected for a module without parameters and buffers.)
 #pragma once
 
 #include <torch/nn/module.h>
@@ -44,7 +45,8 @@ struct SignatureOf<R (C::*)(Args...) const> {
   using type = R(Args...);
 };
 
-// A forward that is a template, as Sequential's, or overloaded has no one signature: taken to be Tensor -> Tensor.
+// A forward that is a template, as in Sequential, or overloaded has no single signature: assumed to be Tensor ->
+// Tensor.
 template <typename M, typename = void>
 struct ForwardSignature {
   using type = at::Tensor(at::Tensor);
@@ -67,10 +69,10 @@ class DistributedModuleImpl<M, R(Args...)> : public M {
                 "module's class must be copyable");
 
  public:
-  // `original` is distributed already. `path`: where it stands in a larger model, for reports.
+  // `original` is distributed already. `path`: its path in a larger model, for reports.
   DistributedModuleImpl(std::shared_ptr<M> original, DeviceMesh mesh, TensorsFn input_fn = nullptr,
                         TensorsFn output_fn = nullptr, std::string path = "")
-      : M((original->name(), std::as_const(*original))),  // name() settles the class name before it is copied
+      : M((original->name(), std::as_const(*original))),  // name() caches the class name before the copy
         original_(std::move(original)),
         mesh_(std::move(mesh)),
         input_fn_(std::move(input_fn)),
@@ -101,8 +103,8 @@ class DistributedModuleImpl<M, R(Args...)> : public M {
   // The module that was distributed; it shares parameters, buffers and submodules with this one.
   const std::shared_ptr<M>& original() const { return original_; }
   const DeviceMesh& mesh() const { return mesh_; }
-  // Operators may compute with the parameters although the hooks never ran: for other functions than forward, and for
-  // parameters that are used elsewhere first.
+  // Lets operators compute with the parameters although the hooks never ran: for member functions other than forward,
+  // and for parameters that are used elsewhere first.
   void allow_without_hooks() {
     if (hooks_) hooks_->end();
   }
@@ -131,7 +133,7 @@ class DistributedModuleImpl<M, R(Args...)> : public M {
   }
 
  private:
-  // Of new parameters, too.
+  // Includes new parameters.
   void name_parameters() {
     dtensor::name_parameters(*this, path_);
     if (!input_fn_ && !output_fn_) return;
@@ -161,7 +163,7 @@ class DistributedModule : public torch::nn::ModuleHolder<DistributedModuleImpl<M
   }
 };
 
-// Distributes `module` as the function of three arguments does, and gives the module that stands for it.
+// Distributes `module` as the function of three arguments does, and returns the module that replaces it.
 template <typename M, typename = std::enable_if_t<std::is_base_of_v<torch::nn::Module, M>>>
 DistributedModule<M> distribute_module(const std::shared_ptr<M>& module, const DeviceMesh& mesh,
                                        const PartitionFn& partition_fn, TensorsFn input_fn,

@@ -15,7 +15,7 @@
 namespace dtensor {
 namespace {
 
-// Allocates every rank's part, lets `fill` write to the distributed tensor, and brings it to `placements`.
+// Allocates every rank's part, lets `fill` write to the distributed tensor, and redistributes it to `placements`.
 at::Tensor make(const char* function, const std::vector<int64_t>& sizes, const DeviceMesh& mesh, Placements placements,
                 c10::ScalarType dtype, bool requires_grad, const std::function<void(const at::Tensor&)>& fill) {
   TORCH_CHECK_VALUE(mesh.defined(), "[", function, "] no mesh: give a DeviceMesh(world, shape)");
@@ -23,7 +23,7 @@ at::Tensor make(const char* function, const std::vector<int64_t>& sizes, const D
     TORCH_CHECK_VALUE(n >= 0, "[", function, "] sizes ", c10::IntArrayRef(sizes), " have a negative entry");
   if (placements.empty()) placements.assign(mesh.ndim(), Replicate());
   const Placements normal = checked_placements(placements, mesh, static_cast<int64_t>(sizes.size()), function);
-  // What is Partial in the end is filled from the whole value, locally.
+  // A Partial result is filled from the whole value, locally.
   const SpecPtr spec = Spec::get(mesh, without_partials(normal), sizes, dtype);
 
   c10::AutoGradMode no_grad(false);
@@ -54,7 +54,7 @@ c10::ScalarType dtype_of(const c10::Scalar& value) {
                            : c10::get_default_dtype_as_scalartype();
 }
 
-// The same number in every part: written to the parts themselves.
+// The same number in every part, written directly.
 std::function<void(const at::Tensor&)> constant(const c10::Scalar& value) {
   return [value](const at::Tensor& t) {
     LocalGuard guard;

@@ -2,8 +2,8 @@
 //
 //   auto w = rand({50257, 512}, mesh, {Replicate(), Shard(0)}, {.requires_grad = true});
 //
-// `placements` {} means Replicate on every mesh dim. A Partial placement is filled so that the reduced value is the one
-// asked for. In an abstract world there is no data, only the layout. Source: torch.distributed.tensor.{zeros, ones,
+// `placements` {} means Replicate on every mesh dim. A Partial placement is filled so that the reduced value is the
+// requested one. In an abstract world there is no data, only the layout. Source: torch.distributed.tensor.{zeros, ones,
 // ...}. Errors (ValueError): no mesh, a negative size, placements that do not fit mesh or sizes.
 #pragma once
 
@@ -34,18 +34,18 @@ at::Tensor full(const std::vector<int64_t>& sizes, const c10::Scalar& value, con
 at::Tensor empty(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements = {},
                  const FactoryOptions& options = {});
 
-// Uniform in [0, 1) and standard normal. What is drawn depends on the seed (torch::manual_seed, alike in every process)
-// and on an element's place in the whole tensor, not on mesh or placements: replicas agree, and shards are different
-// parts of one whole.
+// Uniform in [0, 1) and standard normal. Values depend on the seed (torch::manual_seed, alike in every process) and on
+// an element's index in the whole tensor, not on mesh or placements: replicas agree, and shards do not repeat each
+// other.
 at::Tensor rand(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements = {},
                 const FactoryOptions& options = {});
 at::Tensor randn(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements = {},
                  const FactoryOptions& options = {});
 
-// All ranks of the mesh take over the states of the default generators of its first rank: that of the CPU, from which
-// distributed tensors draw on every device, and that of the ranks' own device. What one rank alone has seeded or drawn
-// before counts no more. A world does the same when it is made. All ranks call it alike; it communicates as
-// distribute_tensor() of some kilobytes does. Nothing happens in an abstract world. Error (ValueError): no mesh.
+// Copies the states of the default generators of the mesh's first rank to all its ranks: that of the CPU, from which
+// distributed tensors draw on every device, and that of the ranks' own device. Earlier seeds and draws of a single rank
+// have no effect any more. A new world does the same. All ranks call it alike; it communicates like a
+// distribute_tensor() of some kilobytes. Does nothing in an abstract world. Error (ValueError): no mesh.
 void share_random_state(const DeviceMesh& mesh);
 
 }  // namespace dtensor

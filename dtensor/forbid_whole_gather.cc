@@ -8,7 +8,8 @@
 namespace dtensor {
 namespace {
 
-// Ranks hold parts before, and each the whole after. A reduction of a Partial is none: each rank held as much before.
+// Whether ranks hold parts before, and each rank the whole tensor after. Not so for reducing a Partial: each rank held
+// as much before.
 bool gathers_whole(const RedistributePlan& plan) {
   if (plan.from.is_boxes() || plan.to.is_boxes() || plan.is_local()) return false;
   const auto any = [](const Layout& layout, const auto& is) {
@@ -23,8 +24,8 @@ bool gathers_whole(const RedistributePlan& plan) {
 
 }  // namespace
 
-// Stands among the listeners of a scope, as contracts on communication do, and is asked of whole plans: of several
-// tensors that travel together an event names the first alone.
+// Registered among the listeners of a scope, as contracts on communication are, but called with whole plans: for
+// several tensors sent together, an event names only the first.
 class ForbidWholeGather::Limit final : public CommListener {
  public:
   explicit Limit(int64_t max_bytes) : max_bytes_(max_bytes) {}

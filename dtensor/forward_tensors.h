@@ -1,4 +1,4 @@
-// The tensors among what a module's forward takes or gives: in lists, tuples and optionals, too.
+// The tensors among the arguments or results of a module's forward, including those in lists, tuples and optionals.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 namespace dtensor {
 
 // Gets the tensors among the arguments (or results) of forward, in order, those in lists, tuples and optionals one by
-// one, and replaces what it likes; undefined ones keep their place.
+// one, and may replace them; undefined ones are included.
 //
 //   TensorsFn shard_batch = [](std::vector<at::Tensor>& tensors, const DeviceMesh& mesh) {
 //     for (at::Tensor& t : tensors) t = distribute_tensor(t, mesh, {Shard(0)});
@@ -33,7 +33,7 @@ void collect(std::vector<T>& values, std::vector<at::Tensor*>& out);
 template <typename... Ts>
 void collect(std::tuple<Ts...>& values, std::vector<at::Tensor*>& out);
 template <typename T, typename = std::enable_if_t<!std::is_convertible_v<T&, at::Tensor&>>>
-void collect(T&, std::vector<at::Tensor*>&) {}  // no tensors in here
+void collect(T&, std::vector<at::Tensor*>&) {}  // no tensors in this type
 
 template <typename T>
 void collect(std::optional<T>& value, std::vector<at::Tensor*>& out) {

@@ -31,7 +31,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// Equal, but for what another order of sums may change.
+// Equal up to the rounding of sums in another order.
 bool nearly_equal(const at::Tensor& a, const at::Tensor& b) {
   const auto real = c10::toRealValueType(a.scalar_type());
   const double tolerance = real == at::kBFloat16 ? 0.1 : c10::elementSize(real) <= 2 ? 0.02 : 1e-3;
@@ -40,7 +40,7 @@ bool nearly_equal(const at::Tensor& a, const at::Tensor& b) {
                       /*equal_nan=*/true);
 }
 
-// Ranks that hold the same values must give the same gradient, or it is that of no tensor with these values.
+// Replicas must give the same gradient; otherwise it is the gradient of no tensor with these values.
 void check_replicas(const Spec& spec, const variable_list& grads) {
   const DeviceMesh& mesh = spec.mesh();
   const auto& ranks = mesh.local_ranks();
@@ -66,14 +66,14 @@ void check_replicas(const Spec& spec, const variable_list& grads) {
   }
 }
 
-// from_local(); `fresh`: the caller knows that the parts share memory with nothing.
+// from_local(); `fresh`: the parts share memory with nothing.
 at::Tensor from_parts(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options, bool fresh);
 
 struct ToLocalFn : Function<ToLocalFn> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
     save_layout(ctx, spec_of(t), std::move(grad_placements));
-    ctx->set_materialize_grads(false);  // which parts were used matters
+    ctx->set_materialize_grads(false);  // to know which parts were used
     LocalGuard guard;
     variable_list locals;
     for (const auto& local : read_parts(t, "to_local")) locals.push_back(local.detach());
@@ -84,7 +84,7 @@ struct ToLocalFn : Function<ToLocalFn> {
     const auto expected = s->spec->with_placements(s->placements);
     check_replicas(*expected, grads);
     for (size_t i = 0; i < grads.size(); ++i) {
-      if (grads[i].defined()) {  // autograd hands one tensor to all that it is the gradient of
+      if (grads[i].defined()) {  // autograd passes one tensor to several inputs with the same gradient
         grads[i] = grads[i].clone();
         continue;
       }
@@ -105,7 +105,7 @@ struct FromLocalFn : Function<FromLocalFn> {
                             bool fresh) {
     save_layout(ctx, spec, std::move(grad_placements));
     LocalGuard guard;
-    // Ranks do not share memory: an operator in place would work on it several times.
+    // Ranks must not share memory: an in-place operator would be applied to it several times.
     const std::vector<bool> shared = fresh ? std::vector<bool>(locals.size()) : which_overlap(locals);
     RankTensors mine;
     for (size_t i = 0; i < locals.size(); ++i) mine.push_back(shared[i] ? locals[i].clone() : locals[i].detach());
@@ -120,7 +120,7 @@ struct FromLocalFn : Function<FromLocalFn> {
     if (!grads[0].defined()) return result;
     const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
     auto locals = to_local(redistribute_as(g, s->placements, explicit_cause("from_local")));
-    double share = 1;  // an average takes 1 / n of every addend
+    double share = 1;  // an average weighs every addend by 1 / n
     for (int64_t m = 0; m < s->spec->mesh().ndim(); ++m) {
       const Placement& p = s->spec->placements()[m];
       if (p.is_partial() && p.reduce_op() == ReduceOp::kAvg) share /= static_cast<double>(s->spec->mesh().size(m));
@@ -133,7 +133,7 @@ struct FromLocalFn : Function<FromLocalFn> {
   }
 };
 
-// Global shape of locals that follow the chunk rule. Other processes' parts are out of sight: they are taken to be as
+// Global shape of local tensors that follow the chunk rule. Other processes' parts are not available: assumed to be as
 // large.
 Shape infer_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements) {
   std::vector<Shape> sizes;
@@ -144,7 +144,7 @@ Shape infer_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh,
   return scaled_up(sizes[0], mesh, placements);
 }
 
-// Strides of a tensor of these sizes without gaps, its dims in the order that other strides have.
+// Dense strides of a tensor of these sizes, with its dims in the order of the given strides.
 std::vector<int64_t> dense_in_order_of(c10::IntArrayRef strides, const Shape& sizes) {
   return at::infer_dense_strides(c10::IntArrayRef(sizes.data(), sizes.size()), strides);
 }
@@ -156,9 +156,9 @@ bool same_steps(const at::Tensor& t, const std::vector<int64_t>& strides) {
   return true;
 }
 
-// Those of the global tensor of which these are parts: its dims lie in memory in the order in which the parts' do, if
-// all parts agree in that; else row-major. Where dims of size 1 leave several orders open, their strides or another
-// part may tell. Other processes' parts are out of sight, and all must come to the same: then row-major.
+// Global strides: the dims have the memory order of the parts, if all parts agree; else row-major. If dims of size 1
+// leave several orders possible, their strides or another part may decide. Other processes' parts are not available,
+// and all processes must get the same: then row-major.
 Shape common_strides(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Shape& shape) {
   const Shape row_major = row_major_strides(c10::IntArrayRef(shape.data(), shape.size()));
   if (locals.size() != mesh.ranks().size()) return row_major;
@@ -179,7 +179,7 @@ Shape common_strides(const std::vector<at::Tensor>& locals, const DeviceMesh& me
   return row_major;
 }
 
-// Between the ranks of this process; FromLocalOptions::run_check is for the others.
+// Among the ranks of this process; FromLocalOptions::run_check compares the others.
 void check_alike(const std::vector<at::Tensor>& locals, const std::vector<int64_t>& ranks) {
   for (size_t i = 1; i < locals.size(); ++i) {
     TORCH_CHECK_VALUE(locals[i].scalar_type() == locals[0].scalar_type(),
@@ -193,7 +193,7 @@ void check_alike(const std::vector<at::Tensor>& locals, const std::vector<int64_
   }
 }
 
-// By run_check. What is wrong with this process's parts is told to the others before it is thrown.
+// With run_check. Faults of this process's parts are sent to the others before they are thrown.
 Shape agreed_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
                    const FromLocalOptions& options) {
   std::string error;
@@ -263,10 +263,10 @@ at::Tensor from_parts(const std::vector<at::Tensor>& locals, const DeviceMesh& m
     return result;
   }
   return FromLocalFn::apply(at::TensorList(locals), spec, std::move(back),
-                            fresh);  // autograd looks into a TensorList only
+                            fresh);  // autograd only sees tensors in a TensorList
 }
 
-// Of what has no data, the shapes of this process's parts.
+// Meta tensors with the shapes of this process's parts.
 std::vector<at::Tensor> parts_on_meta(const Spec& spec) {
   const SpecPtr with_data = Spec::get(spec.mesh().with_data(), spec.placements(), spec.meta());
   const LocalGuard guard;

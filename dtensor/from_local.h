@@ -1,6 +1,6 @@
-// Local parts as a distributed tensor, and back. Differentiable.
+// Conversion between local tensors and distributed tensors. Differentiable.
 //
-// A process may own several ranks of a mesh, so local parts come as a list, one per mesh.local_ranks().
+// A process may own several ranks of a mesh, so local tensors come as a list, one per mesh.local_ranks().
 //
 //   std::vector<at::Tensor> rows;
 //   for (size_t i = 0; i < mesh.local_ranks().size(); ++i) rows.push_back(at::rand({2, 8}));
@@ -21,46 +21,45 @@ namespace dtensor {
 
 struct FromLocalOptions {
   // Global shape. Unset: computed from the local sizes, which must then follow the chunk rule. Without run_check other
-  // processes' parts are taken to be as large as this one's; so it is needed where they are uneven, and in an abstract
+  // processes' parts are assumed to be as large as this one's; so set it where they are uneven, and in an abstract
   // world.
   std::optional<std::vector<int64_t>> shape;
-  // Compare what all ranks pass, those of other processes by one all_gather of 4 KiB: placements and global shape are
-  // the same, dtypes and numbers of dims are equal, every part has the shape that the chunk rule gives it, and replicas
-  // are equal bit for bit (nothing is sent to make them so). Then the global shape is that of all parts, also where
-  // they are uneven. Every process must ask for it, or none.
+  // Compare the arguments of all ranks, those of other processes by one all_gather of 4 KiB: placements and global
+  // shape are the same, dtypes and numbers of dims are equal, every part has the shape that the chunk rule gives it,
+  // and replicas are equal bit for bit (nothing is sent to make them so). Then the global shape is that of all parts,
+  // also where they are uneven. All processes must set it, or none.
   bool run_check = false;
   // Layout in which the gradient comes back. Unset: the same, with Partial as Replicate.
   std::optional<Placements> grad_placements;
-  // Global strides. Unset: as the parts lie, if this process has all of them and they lie alike, as parts of a
-  // transposed tensor do; else row-major. Every process must give the same.
+  // Global strides. Unset: as in the local tensors, if this process has all of them and they agree, as parts of a
+  // transposed tensor do; else row-major. Every process must pass the same.
   std::optional<std::vector<int64_t>> strides = std::nullopt;
 };
 
-// Takes local parts as they are: one per mesh.local_ranks(). Plain in, distributed out; of parts on the device "meta"
-// the result is on mesh.meta(). No copy, unless ranks of this process would share elements (one tensor for all of them)
-// or a part is expanded: then that rank's part is. Errors: a number of locals other than that of the owned ranks, an
-// empty list, locals of different dtype, ndim or device type, a distributed local, and with run_check whatever it
-// finds; each names the ranks and the values. What run_check finds has the same text on all ranks, that which is wrong
-// with one process's locals alone included.
+// Makes a distributed tensor from plain local ones: one per mesh.local_ranks(); for parts on the device "meta" the
+// result is on mesh.meta(). A part is copied only if ranks of this process would share its elements (one tensor for all
+// of them) or if it is expanded. Errors: a number of locals other than that of the owned ranks, an empty list, locals
+// of different dtype, ndim or device type, a distributed local, and the faults that run_check finds; each names the
+// ranks and the values. Errors of run_check have the same text on all ranks, also if only one process's locals are
+// wrong.
 at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options = {});
 
-// The local parts, one per owned rank, to read: the very memory, so do not write to it (mutable_local_tensors() is for
-// that). Never communicates, and changes nothing that is decided later: one rank may call it and others not. The
-// gradient of a Partial tensor comes back as Replicate unless said otherwise.
-// Error (c10::Error): the parts are not there (see fetch_parts()). Error in backward: the gradients of parts that are
-// the same values differ, or only some of those parts were used.
+// The local tensors, one per owned rank, read-only: they share memory with `tensor`, so do not write to them (use
+// mutable_local_tensors()). Never communicates, and does not affect later decisions; one rank may call it and others
+// not. The gradient of a Partial tensor comes back as Replicate by default.
+// Error (c10::Error): the parts are not available (see fetch_parts()). Error in backward: the gradients of replicas
+// differ, or only some of the replicas were used.
 std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
-// The local parts, one per owned rank, outside autograd, to write to. All ranks of the mesh call it alike: from now on
-// nothing is remembered of the tensor, since the library does not see such writes, and operators move again what they
-// need of it. Error (ValueError): a view whose parts had to be copies, which do not reach the tensor it is a view of.
+// The local tensors, one per owned rank, outside autograd, to write to. All ranks of the mesh call it alike: the tensor
+// is no longer cached from now on, since the library does not see such writes, and operators redistribute it each time.
+// Error (ValueError): a copied view, since writes would not reach its base.
 std::vector<at::Tensor> mutable_local_tensors(const at::Tensor& tensor);
 
-// Collective: all ranks of the mesh call it. Brings the parts of a tensor that a rank does not have yet, so that
-// to_local() and DTensor::local() can read them: of a slice of a sharded dim or a padded tensor that no operator has
-// read, of a view with copied parts after the tensor it is a view of was written to, of a gradient inside backward that
-// is computed later. Does nothing where the parts are there.
+// Collective: all ranks of the mesh call it. Fetches local tensors that are not available yet, so that to_local() and
+// DTensor::local() can read them: of a slice of a sharded dim or a padded tensor that no operator has read, of a copied
+// view after its base was written to, of a deferred gradient inside backward. Does nothing if they are available.
 void fetch_parts(const at::Tensor& tensor);
 
 }  // namespace dtensor

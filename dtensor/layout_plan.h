@@ -1,4 +1,5 @@
-// Decisions of a step that differ from the engine's own, and what that spares: what optimize_layouts() finds. A value.
+// The result of optimize_layouts(): decisions of a step that differ from the engine's own, and the time they save. A
+// value.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +12,13 @@ namespace dtensor {
 
 // One decision that differs from the engine's own.
 struct LayoutPin {
-  int64_t call = 0;                // which of the step's calls of operators, from 0
-  std::string as_called;           // "aten::mm(f32[4, 6](S(0)), f32[6, 2](R))"; called otherwise, the engine decides
-  std::vector<Placements> inputs;  // what it is computed in; empty: an absent one
-  double seconds = 0;              // that the step takes less with it
+  int64_t call = 0;       // which of the step's calls of operators, from 0
+  std::string as_called;  // "aten::mm(f32[4, 6](S(0)), f32[6, 2](R))"; a call that differs is decided by the engine
+  std::vector<Placements> inputs;  // layouts to compute in; empty for an absent input
+  double seconds = 0;              // time that the pin saves
 };
 
-// What a step is estimated to take on the rank that has most to do.
+// The estimated cost of a step on the rank that has most to do.
 struct StepCost {
   double seconds = 0;
   int64_t collectives = 0;
@@ -30,14 +31,14 @@ struct StepCost {
 };
 
 struct LayoutPlan {
-  std::vector<LayoutPin> pins;  // none: the engine's own choices are as good as anything that was tried
+  std::vector<LayoutPin> pins;  // empty: no tried change improves on the engine's choices
   StepCost before, after;
   int64_t trials = 0;  // steps that were run
 
-  // A line on the whole, one per pin.
+  // One line for the whole plan, one per pin.
   std::string explain() const;
 
-  // As JSON. Errors (c10::Error): the file cannot be written or read, or is no such plan; the text names it.
+  // As JSON. Errors (c10::Error): the file cannot be written or read, or is not such a plan; the text names it.
   void save(const std::string& path) const;
   static LayoutPlan load(const std::string& path);
 };

@@ -22,13 +22,13 @@ SpecPtr with_mesh(const SpecPtr& spec, const DeviceMesh& mesh) {
   return Spec::get(mesh, spec->placements(), spec->meta());
 }
 
-// Of a part, in memory of its own.
+// Strides of a part in memory of its own.
 std::vector<int64_t> strides_in_order_of(const Spec& spec, const Shape& sizes) {
   return at::infer_dense_strides(c10::IntArrayRef(sizes.data(), sizes.size()),
                                  c10::IntArrayRef(spec.strides().data(), spec.strides().size()));
 }
 
-// Parts that nobody has written to.
+// Uninitialized parts.
 at::Tensor allocated(const SpecPtr& spec) {
   RankTensors locals;
   LocalGuard guard;
@@ -42,7 +42,7 @@ at::Tensor allocated(const SpecPtr& spec) {
   return make_dtensor(spec, std::move(locals));
 }
 
-// What was made of a tensor's memory and layout: tied tensors have both in common.
+// The new tensors by memory and layout of the old: tied tensors have both in common.
 using Made = absl::flat_hash_map<std::pair<std::shared_ptr<LocalStorage>, SpecPtr>, at::Tensor>;
 
 void check(const std::string& name, const at::Tensor& t) {
@@ -51,7 +51,7 @@ void check(const std::string& name, const at::Tensor& t) {
                     "make the module inside MeshScope(mesh.meta())");
 }
 
-// `is_buffer`: as distribute_module() has it, nobody has asked for its layout if that is Replicate.
+// `is_buffer`: as in distribute_module(), a replicated layout was not requested by the user.
 void allocate(const at::Tensor& t, Made& made, bool is_buffer) {
   if (!t.defined() || !is_dtensor(t) || !spec_of(t)->mesh().world().is_meta()) return;
   const DTensorMeta& meta = peek_meta(t);

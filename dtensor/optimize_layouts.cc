@@ -17,8 +17,8 @@
 namespace dtensor {
 namespace {
 
-constexpr size_t kMostWays = 6;      // to compute a call that are tried
-constexpr double kLeastGain = 1e-4;  // of a step that a pin must spare
+constexpr size_t kMostWays = 6;      // ways to compute a call that are tried
+constexpr double kLeastGain = 1e-4;  // fraction of the step's time that a pin must save
 
 Overrides overrides_of(const std::vector<LayoutPin>& pins) {
   Overrides overrides;
@@ -42,15 +42,15 @@ LayoutPin pin_of(const RecordedCall& call, const Decision& decision) {
   return {call.index, call.call.to_string(), computed_placements(decision)};
 }
 
-// Runs a step with other decisions than usual, and keeps what is better.
+// Runs a step with other than the usual decisions, and keeps improvements.
 class Optimizer {
  public:
   Optimizer(const std::function<void()>& step, const OptimizeLayoutsOptions& options)
       : step_(step), options_(options) {}
 
-  // First what repeats, since a model's layers gain or lose alike; then one call at a time; where none gains by itself,
-  // one together with another that it makes dearer, or that this moves the result of. Whatever is found may open ways
-  // for what is tried first.
+  // First calls that repeat, since a model's layers gain or lose alike; then single calls; if none improves the step,
+  // one call together with another that gets more expensive by it, or whose result it moves. An improvement may enable
+  // earlier changes, so the search restarts.
   LayoutPlan run() {
     present_ = first_run(step_, "optimize_layouts");
     plan_.trials = 1;
@@ -66,7 +66,7 @@ class Optimizer {
 
   bool is_exhausted() const { return plan_.trials >= options_.max_trials; }
 
-  // Calls whose collectives take longest first; the others may leave them something else to do.
+  // Calls with the longest collectives first.
   std::vector<size_t> order() const {
     std::vector<size_t> order(present_.calls.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -75,7 +75,7 @@ class Optimizer {
     return order;
   }
 
-  // One look at every call. False: nothing was better.
+  // Tries every call once. False: no improvement.
   bool improve(Change change) {
     bool improved = false;
     absl::flat_hash_set<std::string> seen;  // kinds of calls
@@ -87,7 +87,7 @@ class Optimizer {
     return improved;
   }
 
-  // The other ways to compute a call, the cheapest first.
+  // The other ways to compute a call, cheapest first.
   std::vector<LayoutPin> other_ways(const RecordedCall& call) const {
     const std::vector<Placements> present = computed_placements(*call.decision);
     std::vector<LayoutPin> ways;
@@ -119,7 +119,7 @@ class Optimizer {
     return improved;
   }
 
-  // The calls that became dearest by the change of call `changed`, each after those that made what it moves.
+  // The calls whose cost grew most after the change of call `changed`, each after those that made its moved inputs.
   std::vector<size_t> followers(int64_t changed, const RecordedStep& step) const {
     if (step.calls.size() != present_.calls.size()) return {};
     const auto dearer = [&](size_t k) { return step.calls[k].seconds - present_.calls[k].seconds; };
@@ -139,7 +139,7 @@ class Optimizer {
     return result;
   }
 
-  // The last calls before `k` with results laid out as its inputs that move.
+  // The last calls before `k` whose results have the layouts of its moved inputs.
   static std::vector<size_t> makers(size_t k, const RecordedStep& step) {
     const RecordedCall& call = step.calls[k];
     std::vector<size_t> result;
@@ -155,7 +155,7 @@ class Optimizer {
     return result;
   }
 
-  // `pins` together with another call in another way.
+  // Tries `pins` together with another call computed in another way.
   bool try_followers(const std::vector<LayoutPin>& pins, const RecordedStep& step) {
     for (const size_t k : followers(pins[0].call, step)) {
       for (const LayoutPin& way : other_ways(step.calls[k])) {
@@ -168,7 +168,7 @@ class Optimizer {
     return false;
   }
 
-  // The plan's pins, with `pins` in place of those of the same calls.
+  // The plan's pins, with those of the same calls replaced by `pins`.
   std::vector<LayoutPin> with(const std::vector<LayoutPin>& pins) const {
     std::vector<LayoutPin> all;
     for (const LayoutPin& old : plan_.pins) {
@@ -179,7 +179,8 @@ class Optimizer {
     return all;
   }
 
-  // The step with `pins`, too; nullopt: it cannot be computed so, takes too much memory, or there were trials enough.
+  // The step with `pins` added; nullopt: it cannot be computed so, takes too much memory, or the number of trials is
+  // exhausted.
   std::optional<RecordedStep> trial(const std::vector<LayoutPin>& pins) {
     if (is_exhausted()) return std::nullopt;
     ++plan_.trials;
@@ -198,7 +199,7 @@ class Optimizer {
     return plan_.after.seconds - step.cost.seconds >= kLeastGain * plan_.before.seconds;
   }
 
-  // Pins that others have made superfluous are let go: the step is the same without them.
+  // Drops pins that others have made superfluous: the step is the same without them.
   bool keep_if_better(std::vector<LayoutPin> pins, RecordedStep step) {
     if (!is_better(step)) return false;
     const auto is_missed = [&](const LayoutPin& pin) {

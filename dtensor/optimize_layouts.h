@@ -1,17 +1,18 @@
-// Layouts of a step's operators chosen together, instead of one after the other.
+// Chooses the layouts of a step's operators together, instead of one after the other.
 //
-//   auto step = [&] { optimizer.zero_grad(); loss(model, batch).backward(); };  // as often as it is called, the same
+//   auto step = [&] { optimizer.zero_grad(); loss(model, batch).backward(); };  // the same at every call
 //   LayoutPlan plan = optimize_layouts(step);   // runs it many times: do so in an abstract world
-//   std::cout << plan.explain();                // what it changed, and what that should gain
+//   std::cout << plan.explain();                // the changes, with their expected gain
 //   plan.save("layouts.json");
 //   ...
 //   PinnedLayouts pinned(plan);                 // until the end of the block
 //   step();
 //
-// The engine decides every operator by what its inputs cost to bring there. What an operator leaves to those after it,
-// it cannot know. Here the step is run with other decisions, all that are not changed deciding as they would then, and
-// what takes less time in all is kept: those of all calls that are alike (a model's layers), of one call, or of one and
-// of another that it makes dearer or moves the result of. Three changes that gain only together are not found.
+// The engine decides every operator by the cost of moving its inputs; it does not regard the cost for later operators.
+// optimize_layouts() runs the step with other decisions, while all other calls are decided as usual, and keeps those
+// that reduce the total time. It changes all calls that are alike (a model's layers), one call, or one call together
+// with another that gets more expensive by it or moves its result. It does not find three changes that gain only
+// together.
 //
 // Estimated, not measured: time is that of the cost model for all collectives, and of the matrix products of one rank.
 #pragma once
@@ -30,20 +31,20 @@ namespace dtensor {
 struct OptimizeLayoutsOptions {
   int64_t max_trials = 1000;
   int64_t max_bytes = std::numeric_limits<int64_t>::max();  // alive at once on a rank, as World::memory() counts
-  // Told after every trial: how many there were, and the least seconds so far.
+  // Called after every trial with the number of trials, and the least seconds so far.
   std::function<void(int64_t trials, double seconds)> progress;
 };
 
 // Errors: what `step` throws in its first run; a step without distributed tensors (ValueError). In later runs, whose
-// layouts it may not be made for, an error is a trial that failed. Runs on the calling thread.
+// layouts the step may not support, an error makes the trial fail. Runs on the calling thread.
 LayoutPlan optimize_layouts(const std::function<void()>& step, const OptimizeLayoutsOptions& options = {});
 
-// The `most` dearest decisions of a step, each with what it moved and why, what the next best would have taken, and the
-// step's total: text for people. Runs `step` once. Errors: as above.
+// The `most` costliest decisions of a step, each with its communication and the reason, the cost of the next best
+// choice, and the step's total: text for people. Runs `step` once. Errors: as above.
 std::string advise(const std::function<void()>& step, int64_t most = 3);
 
-// A scope in which the next call of the step that `plan` was made for is computed as it says. Make one per step. Must
-// be the same on every rank.
+// A scope in which the next run of the step that `plan` was made for follows the plan. Make one per run. Must be the
+// same on every rank.
 class PinnedLayouts {
  public:
   explicit PinnedLayouts(const LayoutPlan& plan);
@@ -51,7 +52,7 @@ class PinnedLayouts {
   PinnedLayouts(const PinnedLayouts&) = delete;
   PinnedLayouts& operator=(const PinnedLayouts&) = delete;
 
-  // Pins that were not taken so far, since the call was another.
+  // Pins not used so far, since the call differed.
   int64_t missed() const;
 
  private:

@@ -1,6 +1,6 @@
-// Between plain tensors and distributed ones, and from one layout to another. All differentiable.
+// Conversion between plain and distributed tensors, and from one layout to another. All differentiable.
 //
-// A DTensor is an at::Tensor; these functions take and give at::Tensor. A process may own several ranks of a mesh, so
+// A DTensor is an at::Tensor; these functions take and return at::Tensor. A process may own several ranks of a mesh, so
 // local parts come as a list, one per mesh.local_ranks().
 //
 //   DeviceMesh mesh(World::local(4), {4}, {"tp"});
@@ -23,24 +23,24 @@ namespace dtensor {
 
 struct RedistributePlan;  // plan/redistribute_plan.h
 
-// Spreads a plain tensor over the mesh: pieces and copies of the value that `source_rank` holds (the position along
-// every mesh dim; torch: src_data_rank). nullopt: no communication, every rank takes its part of its own tensor. A
-// leaf, requiring grad if `tensor` does. Channels-last stays so (on all ranks or on none: each looks at its own
-// tensor); else strides are row-major. Of a meta tensor the result is on mesh.meta(). A leaf that is replicated on this
-// mesh is allowed, too (what factories make inside a MeshScope). {} means Replicate on every dim. Errors: `tensor` has
-// autograd history or is distributed with another layout; placements of another number than mesh dims.
+// Distributes a plain tensor over the mesh: pieces and copies of the value of `source_rank` (the position along every
+// mesh dim; torch: src_data_rank). nullopt: no communication, every rank takes its part of its own tensor. A leaf,
+// requiring grad if `tensor` does. Channels-last strides are kept (each rank uses its own tensor's strides, so they
+// must agree); others become row-major. The result for a meta tensor is on mesh.meta(). Also accepts a leaf that is
+// replicated on this mesh (from a factory inside a MeshScope). {} means Replicate on every dim. Errors: `tensor` has
+// autograd history or is distributed with another layout; not one placement per mesh dim.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements = {},
                              std::optional<int64_t> source_rank = 0);
 
 // Another layout on the same mesh, as a new tensor (the same one if nothing changes). The gradient comes back in the
 // layout of `tensor`, with Partial as Replicate, under the same `max_bytes`.
-// Errors (ValueError, before anything is sent): `tensor` is plain; placements that do not fit it; no route keeps
-// options.max_bytes (the text names the smallest that would do).
+// Errors (ValueError, before anything is sent): `tensor` is plain; placements that do not fit it; no route stays within
+// options.max_bytes (the text names the smallest limit that suffices).
 //
-// options.async_op: returns while the last collective is under way, if the world's backend can go on by itself (Gloo
-// can; CUDA's streams always do); those before it are waited for. What first reads the result waits for it, does what
-// is left to do on this rank, and throws what went wrong; asking for its shape or layout does not wait. The ranks must
-// not make their other calls in different orders for that.
+// options.async_op: returns while the last collective is under way, if the world's backend runs asynchronously (Gloo
+// can; CUDA's streams always do); earlier collectives are waited for. The first read of the result waits for it, runs
+// the remaining local steps, and throws its errors; shape and layout are available without waiting. All ranks must
+// still make their other calls in the same order.
 at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
                         const RedistributeOptions& options = {});
 
@@ -49,20 +49,20 @@ at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
 at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
                         const RedistributeOptions& options = {});
 
-// redistribute() of many tensors of one world, in as few collectives as their layouts allow (plan/plan_many.h), in the
-// backward, too. `placements`: one list per tensor, or one for all. options.max_bytes bounds what all tensors that
-// travel together need while they do: then there may be more collectives.
-// Errors: as of redistribute(); another number of lists; tensors of several worlds; options.async_op.
+// redistribute() of many tensors of one world, in as few collectives as their layouts allow (plan/plan_many.h), also in
+// backward. `placements`: one list per tensor, or one for all. options.max_bytes bounds the total memory of tensors
+// that are sent together, which may take more collectives.
+// Errors: as of redistribute(); a wrong number of lists; tensors of several worlds; options.async_op.
 std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors,
                                           const std::vector<Placements>& placements,
                                           const RedistributeOptions& options = {});
 
-// The whole value as a plain tensor, on the device of the first owned rank. Error in an abstract world; of a
-// tensor on the device "meta" one there.
+// The whole value as a plain tensor, on the device of the first owned rank. Error in an abstract world, except that a
+// tensor on the device "meta" gives a meta tensor.
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
-// The plan that redistribute() would run, here and now: a RedistributeMemoryLimit counts. Include
-// plan/redistribute_plan.h to look at it.
+// The plan that redistribute() would run now, under the RedistributeMemoryLimit in effect. Include
+// plan/redistribute_plan.h to use it.
 RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements,
                          const RedistributeOptions& options = {});
 

@@ -1,4 +1,4 @@
-// How a redistribution is done, beside what it gives.
+// Options for how a redistribution is done.
 //
 //   redistribute(t, {Replicate()}, {.max_bytes = 64 << 20});  // in rounds, if it must be
 #pragma once
@@ -11,10 +11,10 @@ namespace dtensor {
 struct RedistributeOptions {
   // Return while the last collective is under way; see redistribute().
   bool async_op = false;
-  // Bytes alive at once on a rank, no more: the source's part, the result's and what lies between, as
-  // RedistributePlan::peak_bytes counts them. The planner takes another route, or sends in several rounds. Greater than
-  // 0, and the same on every rank, as it decides what is sent; under a RedistributeMemoryLimit (scopes.h) the smaller
-  // one holds. The gradient comes back within it, too.
+  // Limit for the bytes alive at once on a rank: the source's part, the result's and intermediate tensors, as
+  // RedistributePlan::peak_bytes counts them. The planner takes another route, or sends in several rounds. Must be
+  // greater than 0 and the same on every rank, as it decides what is sent; under a RedistributeMemoryLimit (scopes.h)
+  // the smaller one applies. Applies to the gradient, too.
   int64_t max_bytes = std::numeric_limits<int64_t>::max();
 };
 

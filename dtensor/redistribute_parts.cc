@@ -30,7 +30,7 @@ struct Move : torch::CustomClassHolder {
   c10::ScalarType dtype = c10::ScalarType::Float;
   Layout from, to;
   RedistributePartsOptions options;
-  std::vector<size_t> counts;  // of tensors per rank, of what goes in
+  std::vector<size_t> counts;  // number of source tensors per rank
 };
 using MovePtr = c10::intrusive_ptr<Move>;
 
@@ -66,7 +66,7 @@ RankPieces run(const Move& move, RankPieces parts) {
 }
 
 struct RedistributePartsFn : Function<RedistributePartsFn> {
-  // The last of `tensors` has no elements: where a rank has no parts, autograd would forget that there is a backward.
+  // The last of `tensors` is an empty one: on a rank without parts, autograd would otherwise skip the backward.
   static variable_list forward(AutogradContext* ctx, at::TensorList tensors, MovePtr move) {
     RankPieces results = run(*move, grouped(tensors, move->counts));
     auto back = c10::make_intrusive<Move>(*move);
@@ -93,10 +93,10 @@ void check_options(const RedistributePartsOptions& options) {
                     "] async_op: parts are there when the call returns; redistribute() a DTensor for that");
 }
 
-// In backward every process calls what it got parts of. One that only gave some would never send their gradients for.
+// In backward every process starts from the parts it got. A process that only sent parts would never call it.
 void check_all_can_go_back(const Layout& from, const Layout& to, const RedistributePartsOptions& options) {
   const World& world = from.world();
-  if (static_cast<int64_t>(world.owned_ranks().size()) == world.size()) return;  // one process does it for all
+  if (static_cast<int64_t>(world.owned_ranks().size()) == world.size()) return;  // one process does all
   const std::vector<int64_t> receivers = to.ranks();
   for (const int64_t rank : from.ranks()) {
     TORCH_CHECK_VALUE(std::binary_search(receivers.begin(), receivers.end(), rank), "[", options.function, "] rank ",

@@ -4,15 +4,15 @@
 
 #include <algorithm>
 
-#include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/remembered_bytes.h"
+#include "dtensor/layout_cache/storage_cache.h"
 
 namespace dtensor {
 
 void limit_remembered_bytes(const World& world, int64_t bytes) {
   TORCH_CHECK_VALUE(bytes >= 0, "[limit_remembered_bytes] ", bytes, " bytes: give a limit per rank, or 0 for nothing");
   remembered_limit(world) = bytes;
-  for (const auto& remembered : all_remembered(world)) forget(remembered->evict(bytes));
+  for (const auto& remembered : all_remembered(world)) drop_entries(remembered->evict(bytes));
 }
 
 int64_t remembered_bytes(const World& world) {
@@ -22,7 +22,7 @@ int64_t remembered_bytes(const World& world) {
 }
 
 void forget_remembered(const World& world) {
-  for (const auto& remembered : all_remembered(world)) forget(remembered->evict(0));
+  for (const auto& remembered : all_remembered(world)) drop_entries(remembered->evict(0));
 }
 
 }  // namespace dtensor

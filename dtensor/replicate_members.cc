@@ -27,7 +27,7 @@ void check_member(const at::Tensor* member, size_t position, const DeviceMesh& m
                     ", has autograd history, so it is no constant: detach() it, or compute it in forward");
 }
 
-// Of what is distributed in `module`.
+// The mesh of the distributed tensors in `module`.
 DeviceMesh mesh_of(const torch::nn::Module& module) {
   DeviceMesh mesh;
   const auto add = [&](const std::string& name, const at::Tensor& t) {
@@ -51,7 +51,8 @@ DeviceMesh mesh_of(const torch::nn::Module& module) {
 void replicate_members(const DeviceMesh& mesh, const std::vector<at::Tensor*>& members) {
   TORCH_CHECK_VALUE(mesh.defined(), "[replicate_members] no mesh: give a DeviceMesh(world, shape)");
   for (size_t i = 0; i < members.size(); ++i) check_member(members[i], i, mesh);
-  std::vector<std::pair<at::Tensor, at::Tensor>> made;  // of a plain tensor, which several members may be
+  std::vector<std::pair<at::Tensor, at::Tensor>>
+      made;  // a plain tensor and its replacement; several members may be one tensor
   for (at::Tensor* member : members) {
     if (is_dtensor(*member)) continue;
     const auto is_of_member = [&](const auto& m) { return m.first.is_same(*member); };

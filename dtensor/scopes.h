@@ -1,5 +1,5 @@
-// What code inside a block may rely on. Each is a guard: it holds until the end of the block, nests, and reaches
-// autograd's threads when backward is called inside. All are values of the current thread (comm/thread_scope.h).
+// Settings for the code inside a block. Each is a guard: it lasts until the end of the block, nests, and applies in
+// autograd's threads when backward is called inside. All belong to the current thread (comm/thread_scope.h).
 //
 //   MeshScope inside(mesh);
 //   auto positions = torch::arange(64);   // replicated on `mesh`, like every tensor that a factory makes here
@@ -21,7 +21,7 @@ namespace dtensor {
 // Factory functions (arange, zeros, empty, rand, ...) make replicated tensors on `mesh`, so that model code which makes
 // positions or masks in forward needs no change; random ones draw the same values on all ranks. torch::tensor({...})
 // stays plain, also after it is filled, and so does at::empty(), which LibTorch's own code fills through a pointer;
-// torch::empty() does not. What operators give of plain tensors alone is plain, too. Error (ValueError): no mesh.
+// torch::empty() does not. Results of operators on plain tensors alone are plain, too. Error (ValueError): no mesh.
 class MeshScope {
  public:
   explicit MeshScope(const DeviceMesh& mesh);
@@ -31,7 +31,7 @@ class MeshScope {
   c10::impl::IncludeDispatchKeyGuard factories_reach_us_{kBothDTensorKeys};
 };
 
-// Inside of a MeshScope: factory functions make plain tensors, for code that fills them through a pointer.
+// Inside a MeshScope: factory functions make plain tensors, for code that fills them through a pointer.
 //
 //   PlainFactories plain;
 //   auto image = torch::empty({3, 224, 224}, torch::kByte);
@@ -44,7 +44,7 @@ class PlainFactories {
   DispatchScopeGuard guard_{[](DispatchScope& s) { s.mesh = DeviceMesh(); }};
 };
 
-// A plain tensor beside a distributed one counts as a value that all ranks hold, instead of being an error. PyTorch:
+// A plain tensor next to a distributed one counts as a value that all ranks hold, instead of being an error. PyTorch:
 // implicit_replication(). Only right where every rank is known to hold the same values.
 class ImplicitReplication {
  public:
@@ -73,12 +73,12 @@ class DelayGradientReduction {
   DispatchScopeGuard guard_{[](DispatchScope& s) { s.delay_gradient_reduction = true; }};
 };
 
-// No redistribution, asked for or inserted by the engine, keeps more than `max_bytes` alive at once on a rank: the part
-// it starts from, the one it makes, and what lies between, as RedistributePlan::peak_bytes counts them. It takes
-// another route, or sends in several rounds; an operator takes another strategy, if it finds one. Limits nest: the
-// smallest holds. A limit must be the same on every rank, as it decides what is sent. Backward keeps it where
-// backward() is called inside. Errors: max_bytes < 1 (ValueError); inside, before anything is sent, a redistribution
-// that no route brings below it (the text names a limit that would do).
+// No redistribution, asked for or inserted by the engine, keeps more than `max_bytes` alive at once on a rank: its
+// source, its result and intermediate tensors, as RedistributePlan::peak_bytes counts them. It takes another route, or
+// sends in several rounds; an operator takes another strategy, if there is one. Limits nest: the smallest applies. A
+// limit must be the same on every rank, as it decides what is sent. It applies to backward if backward() is called
+// inside. Errors: max_bytes < 1 (ValueError); inside, before anything is sent, a redistribution for which no route
+// stays below it (the text names a limit that suffices).
 class RedistributeMemoryLimit {
  public:
   explicit RedistributeMemoryLimit(int64_t max_bytes);
@@ -87,7 +87,7 @@ class RedistributeMemoryLimit {
   DispatchScopeGuard guard_;
 };
 
-// Names the module that runs, for reports: paths nest, "encoder" inside "model" is "model.encoder". An empty name adds
+// Names the running module, for reports: paths nest, "encoder" inside "model" is "model.encoder". An empty name adds
 // nothing.
 class ModulePath {
  public:
@@ -97,8 +97,8 @@ class ModulePath {
   ScopeGuard guard_;
 };
 
-// Brings every distributed gradient to its parameter's placements, in place of .grad: in as few collectives as
-// can be, explicit, by the name "reduce_gradients". What is plain or has no gradient is left alone.
+// Redistributes every distributed gradient to its parameter's placements and replaces .grad: in as few collectives as
+// possible, explicit, by the name "reduce_gradients". Plain and missing gradients are skipped.
 void reduce_gradients(const std::vector<at::Tensor>& parameters);
 
 }  // namespace dtensor

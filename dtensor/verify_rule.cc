@@ -38,7 +38,7 @@ using Tensors = std::vector<at::Tensor>;
 struct Expected {
   SampleCall::Results results;
   Tensors seeds;      // of each result; undefined: not differentiable
-  Tensors gradients;  // of each tensor; empty: not asked for
+  Tensors gradients;  // of each tensor; empty: not requested
 };
 
 Tensors copies(const Tensors& tensors, bool gradients) {
@@ -70,7 +70,7 @@ Tensors gradients_of(const Tensors& results, const Tensors& seeds, const Tensors
                                /*allow_unused=*/true);
 }
 
-// Has what results wait for come: it is the call's communication, though not done at the call.
+// Waits for deferred results: their communication belongs to the call, though not done at the call.
 void read(const Tensors& results) {
   for (const at::Tensor& t : results) {
     if (is_dtensor(t)) meta_of(t);
@@ -99,7 +99,7 @@ Expected expected_of(const SampleCall& call, const VerifyRuleOptions& options) {
   return expected;
 }
 
-// Decides one operator's calls as a strategy says.
+// Decides one operator's calls by a given strategy.
 class Forced final : public CallSites {
  public:
   Forced(c10::OperatorName op, std::vector<Placements> inputs) : op_(std::move(op)), inputs_(std::move(inputs)) {}
@@ -131,7 +131,7 @@ class Verifier {
     for (const auto& shape : options_.meshes) try_layouts(mesh_of(shape));
     const OpInfo& info = op_info(call_.op());
     const auto rule = RuleRegistry::instance().find(call_.op());
-    // What ATen composes of others is not decided by the rule of its name, an out= form by that of the functional one.
+    // A composite operator is not decided by the rule of its name, and an out= form uses that of the functional one.
     if (options_.strategies && rule && !info.composite_implicit && !info.has_outs) try_offered(*rule);
     if (options_.missing) find_missing();
     report_.local.assign(local_.begin(), local_.end());
@@ -157,7 +157,7 @@ class Verifier {
       return std::any_of(layouts.begin(), layouts.end(), [&](const Placements& p) { return (p[0].*kind)(); });
     };
     if (mesh.ndim() != 1 || mesh.size() != 2 || !is(&Placement::is_shard) || is(&Placement::is_partial)) return;
-    const auto is_empty = [](const at::Tensor& t) { return t.numel() == 0; };  // it moves for nothing
+    const auto is_empty = [](const at::Tensor& t) { return t.numel() == 0; };  // it moves without cost
     if (std::any_of(call_.tensors().begin(), call_.tensors().end(), is_empty)) return;
     Layouts out;
     for (const at::Tensor& t : results.tensors) {
@@ -176,7 +176,7 @@ class Verifier {
     return inputs;
   }
 
-  // What is wrong with the results; empty: nothing.
+  // The fault of the results; empty: none.
   std::string wrong_result(const SampleCall::Results& actual) const {
     const auto& expected = expected_.results;
     if (actual.tensors.size() != expected.tensors.size())
@@ -200,14 +200,14 @@ class Verifier {
     const Tensors gradients = gradients_of(actual.tensors, expected_.seeds, inputs);
     for (size_t k = 0; k < gradients.size(); ++k) {
       const at::Tensor &a = gradients[k], &b = expected_.gradients[k];
-      if (a.defined() != b.defined()) continue;  // none, or zeros
+      if (a.defined() != b.defined()) continue;  // undefined, or zeros
       const std::string text = difference_of(a, b, options_.tolerance);
       if (!text.empty()) return absl::StrCat("gradient ", k, " ", text);
     }
     return "";
   }
 
-  // Runs the call in `layouts`. False: it was refused, or something is wrong, which is noted.
+  // Runs the call in `layouts`. False: it was refused, or had a fault, which is noted.
   bool try_one(const DeviceMesh& mesh, const Layouts& layouts, RuleFinding::Kind wrong) {
     try {
       const Tensors inputs = distributed(mesh, layouts, !expected_.gradients.empty());
@@ -246,7 +246,7 @@ class Verifier {
     return OpCall::make(call_.name(), specs, call_.arguments(inputs));
   }
 
-  // Each strategy for a mesh dim of 2, on inputs that lie as it wants them.
+  // Tries each strategy for a mesh dim of 2, on inputs in its layouts.
   void try_offered(const OpRule& rule) {
     if (call_.tensors().empty()) return;
     const DeviceMesh mesh = mesh_of({2});
@@ -263,7 +263,7 @@ class Verifier {
         }
       }
     } catch (const c10::Error&) {
-      return;  // of what handlers bring to another form first
+      return;  // calls whose handlers convert them first
     }
     for (const auto& inputs : offered) {
       if (inputs.size() != call_.tensors().size()) return;
@@ -281,8 +281,8 @@ class Verifier {
     }
   }
 
-  // Is a dim of one element split? Then one rank holds it, and computes everything unless data moves, so that no work
-  // is shared.
+  // Whether a dim of one element is split. Then one rank holds it, and computes everything unless data moves, so that
+  // no work is shared.
   bool is_on_one_rank(const Layouts& layouts) const {
     for (size_t i = 0; i < layouts.size(); ++i) {
       if (layouts[i][0].is_shard() && call_.tensors()[i].size(layouts[i][0].dim()) == 1) return true;
@@ -301,7 +301,7 @@ class Verifier {
       if (std::none_of(layouts.begin(), layouts.end(), is_cut) ||
           std::any_of(layouts.begin(), layouts.end(), is_partial) || is_on_one_rank(layouts))
         continue;
-      // Again with another number of ranks and other values: chance does not repeat.
+      // Again with another number of ranks and other values, to exclude chance.
       const auto free = [&](const DeviceMesh& mesh, const Tensors& values) {
         return free_layout(call_, mesh, layouts, values, options_.tolerance);
       };
@@ -315,7 +315,7 @@ class Verifier {
         comm.reset();
         read(call_.run(inputs).tensors);
       } catch (const std::exception&) {
-        continue;  // noted where layouts are tried
+        continue;  // noted when layouts are tried
       }
       if (comm.total() == 0) continue;
       note(RuleFinding::Kind::kMissingStrategy, three, layouts,

@@ -17,8 +17,8 @@ namespace {
 #define DTENSOR_BUILT_WITH "dtensor built with LibTorch "
 constexpr char kBuiltWith[] = DTENSOR_BUILT_WITH TORCH_VERSION;
 
-// The first of the library's initializers: those that register operators may not survive another ABI. An exception
-// could not leave dlopen(), so the program ends.
+// The first of the library's initializers: those that register operators may crash with another ABI. An exception could
+// not leave dlopen(), so the program ends.
 __attribute__((constructor(101))) void check_libtorch() {
   const uint64_t running = aoti_torch_abi_version == nullptr ? 0 : aoti_torch_abi_version();
   if (running >> 48 == TORCH_ABI_VERSION >> 48) return;

@@ -1,6 +1,6 @@
-// Which release of the library a program runs with, and which LibTorch it was built with: those of the shared library,
-// whatever headers the program was compiled with. A LibTorch of another release (major.minor) is another ABI: the
-// library then ends the program while it is loaded, with a line that names both.
+// The releases of the library that a program runs with and of the LibTorch it was built with: those of the shared
+// library, whatever headers the program was compiled with. A LibTorch of another release (major.minor) is another ABI:
+// the library then ends the program while it is loaded, with a line that names both.
 //
 //   std::cout << "dtensor " << version() << ", LibTorch " << libtorch_version() << "\n";
 #pragma once

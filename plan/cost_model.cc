@@ -23,7 +23,7 @@ int64_t ceil_log2(int64_t n) {
   return steps;
 }
 
-// Reads one JSON object, and complains about what it does not know.
+// Reads one JSON object, and rejects unknown fields.
 class Fields {
  public:
   Fields(const Json& json, std::string where) : json_(json), where_(std::move(where)) {
@@ -57,7 +57,7 @@ class Fields {
   }
   std::string path(const char* field) const { return where_ + "." + field; }
 
-  // Call after all fields were asked for.
+  // Call after all fields were read.
   void check_all_known() const {
     for (auto it = json_.begin(); it != json_.end(); ++it) {
       TORCH_CHECK_VALUE(std::find(known_.begin(), known_.end(), it.key()) != known_.end(), where_, ": unknown field `",
@@ -179,7 +179,7 @@ std::string CostModel::to_json() const {
 }
 
 std::shared_ptr<const CostModel> cost_model(const World& given) {
-  const World world = given.with_data();  // what is decided on meta is what would be decided with data
+  const World world = given.with_data();  // the decisions for meta tensors are those with data
   ModelSlot& slot = world.attachment<ModelSlot>();
   std::lock_guard<std::mutex> lock(slot.mutex);
   if (!slot.model) slot.model = built_in(world.communicator().packs());

@@ -1,4 +1,4 @@
-// Seconds that a collective takes, on two levels: within a node and between nodes; and what a rank does by itself.
+// Estimated time of a collective, on two levels: within a node and between nodes; and of a rank's local work.
 //
 // Per level and collective: a latency, another one per doubling of the group (as in NCCL's trees, so that one
 // collective over several mesh dims is never slower than one per dim), and a bandwidth. Bytes are those of the ring
@@ -20,7 +20,7 @@
 
 namespace dtensor {
 
-// Times that are added up and compared are whole numbers: their sums do not depend on the order.
+// Times that are added up and compared are integers: their sums do not depend on the order.
 using Picoseconds = int64_t;
 inline Picoseconds picoseconds(double seconds) { return std::llround(seconds * 1e12); }
 
@@ -38,20 +38,20 @@ struct CostModel {
   int64_t ranks_per_node = 8;                           // consecutive ranks of a world
   Level within_node;
   Level between_nodes;
-  double copy_bandwidth = 1.0e12;  // bytes per second of a local copy or fill, and that operators read and write
-  double flops_per_second = 1e14;  // of a rank's matrix products
-  bool packs = true;               // as Communicator::packs(), which the built-in models ask
+  double copy_bandwidth = 1.0e12;  // bytes per second of a local copy or fill, and of operators' reads and writes
+  double flops_per_second = 1e14;  // for a rank's matrix products
+  bool packs = true;               // as Communicator::packs(), used by the built-in models
 
   // `bytes`: received per rank. A group of one costs nothing.
   double collective(Collective kind, int64_t group_size, bool crosses_nodes, int64_t bytes) const;
   double copy(int64_t bytes) const { return static_cast<double>(bytes) / copy_bandwidth; }
-  // `flops`: of the matrix products of a rank, `bytes`: all that it reads and writes for them.
+  // `flops`: of a rank's matrix products, `bytes`: read and written for them.
   double work(double flops, int64_t bytes) const { return flops / flops_per_second + copy(bytes); }
-  // What no collective that moves `bytes` to a rank can beat.
+  // A lower bound for collectives that move `bytes` to a rank.
   double least(int64_t bytes) const;
 
-  // Reads and writes a JSON file; every field may be missing and then has its built-in value.
-  // Errors (c10::Error): the file cannot be read or is no JSON; an unknown field or collective; a number that is not
+  // Reads and writes a JSON file; a missing field has its built-in value.
+  // Errors (c10::Error): the file cannot be read or is not JSON; an unknown field or collective; a number that is not
   // positive. Each names file and field.
   static CostModel load(const std::string& path);
   static CostModel from_json(const std::string& text, const std::string& name = "cost model");
@@ -60,10 +60,10 @@ struct CostModel {
   friend bool operator==(const CostModel&, const CostModel&) = default;
 };
 
-// The model that a world's plans are made with. At first the file that DTENSOR_COST_MODEL names, else the built-in one,
-// in which the ranks of World::local read each other's memory.
+// The model for a world's plans. Initially the file that DTENSOR_COST_MODEL names, else the built-in one, in which the
+// ranks of World::local read each other's memory.
 std::shared_ptr<const CostModel> cost_model(const World& world);
-// Forgets the world's remembered plans and decisions. Not while other threads use the world.
+// Clears the world's cached plans and decisions. No other threads may use the world meanwhile.
 void set_cost_model(const World& world, const CostModel& model);
 
 }  // namespace dtensor

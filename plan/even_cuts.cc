@@ -2,7 +2,7 @@
 
 namespace dtensor {
 
-// What is left to cut is a list of stretches of digits, the most significant first.
+// The remaining index range is a list of stretches of digits, the most significant first.
 bool digits_of(const LayoutGeometry& geometry, const PlacementPointers& layout, int64_t d, Digits& digits) {
   struct Stretch {
     int64_t stride, radix;
@@ -20,7 +20,7 @@ bool digits_of(const LayoutGeometry& geometry, const PlacementPointers& layout, 
         if (s.radix % part != 0 || *wanted % part != 0) return false;
         const Stretch top{s.stride * (s.radix / part), part};
         if (wanted == &take) {
-          digits.push_back({m, top.stride, top.radix, take / part});  // what is left of it comes below
+          digits.push_back({m, top.stride, top.radix, take / part});  // the rest of it comes below
         } else {
           rest.push_back(top);
         }
@@ -54,7 +54,7 @@ bool LayoutGeometry::same_parts(const PlacementPointers& before, const Placement
   for (int64_t d = 0; d < tensor_ndim(); ++d) {
     Digits digits[2];
     if (!digits_of(*this, before, d, digits[0]) || !digits_of(*this, after, d, digits[1])) return false;
-    for (Digits& list : digits) {  // stretches of digits, neighbours as one
+    for (Digits& list : digits) {  // stretches of digits, neighbours merged
       std::sort(list.begin(), list.end(), [](const Digit& a, const Digit& b) { return a.stride < b.stride; });
       Digits merged;
       for (const Digit& digit : list) {

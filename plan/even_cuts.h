@@ -1,5 +1,5 @@
-// Cuts that leave all ranks as much, as digits of an index: whatever two such layouts have in common is then known
-// without looking at any rank. Internal to LayoutGeometry.
+// Even cuts (all ranks get as much) as digits of an index: the overlap of two such layouts can be computed without
+// visiting ranks. Internal to LayoutGeometry.
 //
 // An index into a tensor dim is a number of mixed radix. A dim of 12 over mesh dims of 2 and 3, both Shard, has the
 // digits "which half" (stride 6), tied to the first mesh dim, "which third of it" (stride 2), tied to the second, and a
@@ -39,8 +39,8 @@ bool digits_of(const LayoutGeometry& geometry, const PlacementPointers& layout, 
 // A digit of a coordinate: mesh dim (-1: none) and place.
 using Place = std::pair<int64_t, int64_t>;
 
-// Of every digit of tensor dim d that both layouts cut alike or not at all: visit(radix, before's place, after's
-// place), which returns false to stop. False where cuts are uneven; some digits may have been visited by then.
+// Calls visit(radix, before's place, after's place), which returns false to stop, for every digit of tensor dim d that
+// both layouts cut alike or not at all. False where cuts are uneven; some digits may have been visited by then.
 template <typename Visit>
 bool match_digits(const LayoutGeometry& geometry, const PlacementPointers& before, const PlacementPointers& after,
                   int64_t d, Visit visit) {

@@ -1,4 +1,4 @@
-// RedistributePlan::explain() and to_json(): the plan beside the routes that were not taken, which are planned for
+// RedistributePlan::explain() and to_json(): the plan next to the routes that were not taken, which are planned for
 // that.
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -37,7 +37,7 @@ std::string why_not(const RedistributePlan& plan, const Route& route) {
   return absl::StrJoin(reasons, ", ");
 }
 
-// One per list of steps, the best.
+// The best one per list of steps.
 std::vector<std::pair<std::string, Route>> routes_not_taken(const RedistributePlan& plan) {
   std::vector<std::pair<std::string, Route>> others;
   const std::string taken = steps_text(plan, plan.steps, /*abbreviated=*/false);

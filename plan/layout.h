@@ -3,7 +3,7 @@
 //   Layout a(mesh, {Shard(0)});                                    // rank i has the i-th piece of the rows
 //   Layout b(world, {{0, {0, 0}, {2, 8}}, {3, {2, 0}, {6, 8}}});   // rank 0 rows 0-1, rank 3 rows 2-7, others nothing
 //
-// Boxes are what ShardedTensor's metadata lists: any number per rank, of any size. A value; compared member by member.
+// Boxes as in ShardedTensor's metadata: any number per rank, of any size. A value; compared member by member.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -42,13 +42,13 @@ class Layout {
   const std::vector<RankBox>& boxes() const { return *boxes_; }  // REQUIRES: is_boxes()
   const World& world() const { return is_boxes() ? world_ : mesh_.world(); }
 
-  // The ranks that have a place in the layout, also those whose part is empty; ascending, each once.
+  // The ranks of the layout, including those with empty parts; ascending, without duplicates.
   std::vector<int64_t> ranks() const;
-  // What `rank` holds of a tensor of `sizes`, one entry per tensor: one for a rank of the mesh, none for others; one
+  // The parts of a tensor of `sizes` on `rank`, one entry per tensor: one for a rank of the mesh, none for others; one
   // per box.
   std::vector<Part> parts(c10::ArrayRef<int64_t> sizes, int64_t rank) const;
 
-  // The same layout as a handle that does not count as a use of its world (World::in_use()): for what caches hold.
+  // The same layout as a handle that does not count as a use of its world (World::in_use()): for caches.
   Layout idle() const;
 
   std::string to_string() const;  // "S(0)R @ mesh(dp=2, tp=2)", "3 boxes on ranks 0, 2"

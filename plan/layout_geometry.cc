@@ -1,4 +1,5 @@
-// What a rank has of one layout. part_bytes.cc, even_cuts.cc, received_bytes.cc and packed_bytes.cc hold the rest.
+// A rank's part in one layout. The other functions are in part_bytes.cc, even_cuts.cc, received_bytes.cc and
+// packed_bytes.cc.
 #include "plan/layout_geometry.h"
 
 namespace dtensor {

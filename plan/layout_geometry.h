@@ -1,5 +1,5 @@
-// What a step between two layouts of one tensor on one mesh moves, without visiting the ranks where their parts are
-// regular. Internal to the planner.
+// The data that a step between two layouts of one tensor on one mesh moves, without visiting the ranks where their
+// parts are regular. Internal to the planner.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace dtensor {
 
-// A layout as the planner's search holds it: one placement per mesh dim, owned by somebody else.
+// A layout in the planner's search: one placement per mesh dim, not owned.
 using PlacementPointers = absl::InlinedVector<const Placement*, 4>;
 PlacementPointers placement_pointers(const Placements& placements);
 
-// Layouts below have one placement per mesh dim. Where there are two, they are those of one tensor, before and after.
+// Each layout below has one placement per mesh dim. Two layouts are those of one tensor, before and after.
 class LayoutGeometry {
  public:
   // Both must outlive this.
@@ -37,12 +37,13 @@ class LayoutGeometry {
   // True if dropping the cuts on mesh dims `dims` (a bit each) of `cut` leaves every rank a superset of what it has
   // because no other mesh dim cuts the same tensor dim later.
   bool innermost(const PlacementPointers& cut, uint64_t dims) const;
-  // True if every rank's part in `part` surely lies within its part in `whole`, which differs on `dims` only.
+  // True if every rank's part in `part` is known to be within its part in `whole`, which differs on `dims` only.
   bool inside(const PlacementPointers& part, const PlacementPointers& whole, uint64_t dims) const;
-  // True if both cut the tensor into the same parts, so that only who has which changes. False where that is not plain.
+  // True if both cut the tensor into the same parts, and only their assignment to ranks changes. False where that is
+  // not obvious.
   bool same_parts(const PlacementPointers& before, const PlacementPointers& after) const;
 
-  // What the rank at `coordinate` has of tensor dim d, if the mesh dims `cutters` alone cut it.
+  // The indices of tensor dim d on the rank at `coordinate`, if only the mesh dims `cutters` cut it.
   Runs runs_of(const PlacementPointers& layout, const MeshDims& cutters, int64_t d,
                absl::Span<const int64_t> coordinate) const;
   Part part_of(const PlacementPointers& layout, absl::Span<const int64_t> coordinate) const;
@@ -50,14 +51,14 @@ class LayoutGeometry {
   // The largest part any rank holds.
   int64_t part_bytes(const PlacementPointers& layout) const;
 
-  // Every element of a rank's new part that is not in its old one is received exactly once: of the rank that receives
-  // most. Exact, but in irregular layouts over more than 2^14 ranks, where it looks at some.
+  // Bytes received by the rank that receives most: it receives every element of its new part that is not in its old one
+  // exactly once. Exact, except in irregular layouts over more than 2^14 ranks, where a sample is visited.
   int64_t received_bytes(const PlacementPointers& before, const PlacementPointers& after) const;
 
-  // What an exchange along mesh dims `dims` in `chunks` rounds needs where messages are packed, on the rank that needs
-  // most: its parts before and after, and in its largest round all that it sends and all that it receives. Of a
-  // reduce-scatter every addend once more, its own too, and `reducing_bytes` per element of its result. Exact, but in
-  // irregular layouts, or in several rounds, over more than 2^14 ranks or pairs of ranks, where it looks at some.
+  // Memory of an exchange along mesh dims `dims` in `chunks` rounds with packed messages, on the rank that needs most:
+  // its parts before and after, and all that it sends and receives in its largest round. For a reduce-scatter also a
+  // copy of every addend, including its own, and `reducing_bytes` per element of its result. Exact, except in irregular
+  // layouts, or in several rounds, over more than 2^14 ranks or pairs of ranks, where a sample is visited.
   int64_t packed_bytes(const PlacementPointers& before, const PlacementPointers& after, const MeshDims& dims,
                        bool reduces, int64_t reducing_bytes, int64_t chunks) const;
 

@@ -1,4 +1,4 @@
-// What a redistribution may need meanwhile.
+// Resource limits of a redistribution.
 #pragma once
 
 #include <cstdint>

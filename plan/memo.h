@@ -1,5 +1,5 @@
-// What was made already, by what it depends on. Bounded: of two generations, the young one becomes the old one when it
-// is full, and the old one goes; whatever is used meanwhile is young again. Thread-safe.
+// A bounded cache of computed values. It has two generations: when the young one is full, it replaces the old one; a
+// used entry becomes young again. Thread-safe.
 //
 //   struct Decisions : Memo<std::vector<int64_t>, std::shared_ptr<const Decided>, 1024> {};
 //   auto& memo = world.attachment<Decisions>();
@@ -18,7 +18,8 @@
 
 namespace dtensor {
 
-// `kGeneration`: entries of one. Keys may be sought by what `Hash` and `Equal` take and a Key can be made of.
+// `kGeneration`: entries per generation. Lookup accepts any type that `Hash` and `Equal` accept and a Key can be made
+// from.
 template <typename Key, typename Value, size_t kGeneration,
           typename Hash = typename absl::flat_hash_map<Key, int>::hasher,
           typename Equal = typename absl::flat_hash_map<Key, int>::key_equal>
@@ -36,13 +37,13 @@ class Memo {
     put(Key(key), std::move(entry));
     return value;
   }
-  // `specs`: what the key names by numbers. They are held: one that went would come back under another number, and the
-  // entry would never be found again.
+  // `specs`: the specs that the key contains by id. They are kept alive: a new spec would get another id, and the entry
+  // would never be found again.
   void insert(Key key, Value value, std::vector<SpecPtr> specs) {
     std::lock_guard<std::mutex> lock(mutex_);
     put(std::move(key), {std::move(value), std::move(specs)});
   }
-  // What may never be asked for: it is old until it is.
+  // For values that may never be looked up: the entry starts old.
   void insert_old(Key key, Value value, std::vector<SpecPtr> specs) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (old_.size() >= 2 * kGeneration) old_.clear();
@@ -50,7 +51,7 @@ class Memo {
   }
   // World::release_caches(): specs hold meshes, which hold the world.
   void release() {
-    Map young, old;  // go after the lock
+    Map young, old;  // destroyed outside the lock
     std::lock_guard<std::mutex> lock(mutex_);
     young.swap(young_);
     old.swap(old_);

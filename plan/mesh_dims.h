@@ -7,7 +7,7 @@
 
 namespace dtensor {
 
-// Some dims of a mesh, ascending: those along which ranks talk.
+// Some dims of a mesh, ascending: those along which ranks communicate.
 using MeshDims = c10::SmallVector<int64_t, 3>;
 
 }  // namespace dtensor

@@ -35,12 +35,12 @@ bool find_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements
     if (!found) refused = search.least_refused();
     return found;
   }
-  if (middle == start) {  // fills are left, of so many dims that they go one kind at a time
+  if (middle == start) {  // only fills remain, of so many dims that they are done one kind at a time
     for (size_t m = 0, filled = 0; m < to.size() && filled < kMaxChanging; ++m) {
       if (start[m] != to[m]) middle[m] = to[m], ++filled;
     }
   }
-  // More than a search can tell apart: some of them first.
+  // More mesh dims than a search can encode: changes some of them first.
   std::vector<RedistributeStep> rest;
   if (!find_steps(mesh, meta, start, middle, cost, limits, complete, steps, refused) ||
       !find_steps(mesh, meta, middle, to, cost, limits, complete, rest, refused)) {
@@ -64,7 +64,7 @@ double least_seconds(const DeviceMesh& mesh, const TensorMeta& meta, const Place
   for (int64_t m = 0; m < mesh.ndim(); ++m) {
     const auto n = static_cast<double>(mesh.size(m));
     if (start[m] != to[m] && start[m].is_partial()) reducing *= n;
-    if (start[m] != to[m] && to[m].is_partial()) after[m] = &replicate;  // filled, last
+    if (start[m] != to[m] && to[m].is_partial()) after[m] = &replicate;  // filled last
     if (after[m]->is_sharded()) average /= n;
     if (!after[m]->is_partial()) least_part /= n;
   }

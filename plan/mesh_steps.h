@@ -1,4 +1,4 @@
-// The steps of a plan on one mesh, for planners that put others before or after them. Internal to the planner.
+// The steps of a plan on one mesh, for planners that add others before or after them. Internal to the planner.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,23 @@
 
 namespace dtensor {
 
-// `from` after the changes that cost nothing.
+// `from` after the changes that are free.
 Placements relabelled(const DeviceMesh& mesh, Placements from, const Placements& to);
 
-// As plan_redistribution(), which tells more. None where nothing changes. False if the limits leave no route.
+// As plan_redistribution(), with fewer results. No steps if nothing changes. False if the limits leave no route.
 bool find_mesh_steps(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
                      const CostModel& cost, const Limits& limits, std::vector<RedistributeStep>& steps,
                      bool complete = false);
 
-// No route takes less time, whatever it goes through. Quick: for choosing what to plan.
+// A lower bound for all routes. Quick: for choosing targets to plan.
 double least_seconds(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
                      const CostModel& cost);
 
-// What some route takes, seldom much more than the best. Quick: for comparing many targets.
+// The time of some route, seldom much more than the best. Quick: for comparing many targets.
 double plain_seconds(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
                      const CostModel& cost);
 
-// The smallest Limits::max_bytes that leaves a route. REQUIRES: `fails` leaves none.
+// The smallest Limits::max_bytes that leaves a route. REQUIRES: there is none within `fails`.
 int64_t least_mesh_peak(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
                         const CostModel& cost, int64_t fails);
 

@@ -1,5 +1,5 @@
-// LayoutGeometry::packed_bytes(): from digits where cuts are even, else by looking at ranks, and of several rounds
-// block by block.
+// LayoutGeometry::packed_bytes(): from digits if cuts are even, else by visiting ranks, and for several rounds block by
+// block.
 #include <algorithm>
 #include <utility>
 
@@ -13,7 +13,7 @@ namespace {
 using Equation = std::pair<Place, Place>;
 using Equations = absl::InlinedVector<Equation, 4>;
 
-// What is asked for: the arguments of packed_bytes().
+// The arguments of packed_bytes().
 struct Exchange {
   const LayoutGeometry& geometry;
   const PlacementPointers& before;
@@ -21,10 +21,10 @@ struct Exchange {
   const MeshDims& dims;
   bool reduces;
   int64_t reducing_bytes;
-  int64_t group = 1;  // ranks that talk to one another
+  int64_t group = 1;  // ranks that communicate with each other
 
   bool is_along(int64_t m) const { return std::find(dims.begin(), dims.end(), m) != dims.end(); }
-  // Ranks of a group that want the same.
+  // Number of ranks in a group that need the same.
   int64_t copies() const {
     int64_t copies = 1;
     for (int64_t m : dims) copies *= after[m]->is_sharded() ? 1 : geometry.mesh_size(m);
@@ -32,11 +32,11 @@ struct Exchange {
   }
 };
 
-// What packed_bytes() adds up, in elements of one rank.
+// The terms of packed_bytes(), in elements of one rank.
 struct Needs {
   int64_t in = 1, out = 1;
-  int64_t kept = 1;    // of `out`, what it has
-  int64_t wanted = 1;  // of `in`, by all of its group, itself among them
+  int64_t kept = 1;    // of `out`, the elements that it already has
+  int64_t wanted = 1;  // of `in`, needed by all of its group, including itself
 };
 
 int64_t bytes_of(const Exchange& x, const Needs& n) {
@@ -46,12 +46,12 @@ int64_t bytes_of(const Exchange& x, const Needs& n) {
   return (n.in + n.out + sent + (x.group - 1) * n.out + x.group * n.out) * item_bytes + n.out * x.reducing_bytes;
 }
 
-// Multiplies in what the two layouts make of tensor dim d where all digits agree. What must be equal for that goes into
-// `of_wanted`, where it decides whether anybody wants what the rank has, and into `of_kept`. False where some cut is
-// uneven.
+// Multiplies in the factors of the two layouts for tensor dim d if all digits agree. The digits that must be equal for
+// that go into `of_wanted`, which decides whether any rank needs the rank's elements, and into `of_kept`. False if some
+// cut is uneven.
 bool add_dim_if_even(const Exchange& x, int64_t d, Needs& needs, Equations& of_wanted, Equations& of_kept) {
   const LayoutGeometry& g = x.geometry;
-  int64_t old_parts = 1, new_parts = 1, my_parts = 1;  // the last: of `after`, by mesh dims that are not of the group
+  int64_t old_parts = 1, new_parts = 1, my_parts = 1;  // the last: of `after`, by mesh dims outside the group
   bool is_plain = true;
   for (int64_t m = 0; m < g.ndim(); ++m) {
     if (g.cuts(x.before, m, d)) {
@@ -98,21 +98,21 @@ bool follows_from(const Equations& given, const Equation& equation) {
   return std::find(equal.begin(), equal.end(), equation.second) != equal.end();
 }
 
-// -1 where some cut is uneven. A rank's parts are given by digits of its coordinates (see digits_of), the same number
-// of elements on all. What it sends and keeps are the elements on which two sets of digits agree. Where they tie a
-// digit of an index to two coordinates, the ranks on which these are equal have them, and others have none.
+// -1 if some cut is uneven. A rank's parts are given by digits of its coordinates (see digits_of), with the same number
+// of elements on all ranks. The rank sends and keeps the elements on which two sets of digits agree. If a digit of an
+// index is tied to two coordinates, the ranks on which these are equal have such elements, and others have none.
 int64_t packed_if_even(const Exchange& x) {
-  Needs needs;  // where all digits agree; `wanted` by ranks of the group that differ in what cuts
+  Needs needs;  // if all digits agree; `wanted` by ranks of the group that differ in the cutting dims
   Equations of_wanted, of_kept;
   for (int64_t d = 0; d < x.geometry.tensor_ndim(); ++d) {
     if (!add_dim_if_even(x, d, needs, of_wanted, of_kept)) return -1;
   }
   needs.wanted *= x.copies();
   int64_t most = bytes_of(x, needs);
-  if (!of_wanted.empty()) {  // a rank of which nobody wants anything
+  if (!of_wanted.empty()) {  // a rank whose elements no rank needs
     most = std::max(most, bytes_of(x, {needs.in, needs.out, 0, 0}));
   }
-  // Whether some rank sends, and keeps nothing: its digits agree where `wanted` asks for it, but not all others.
+  // Whether some rank sends, and keeps nothing: its digits agree where `wanted` requires it, but not all others.
   const bool keeps_always =
       std::all_of(of_kept.begin(), of_kept.end(), [&](const Equation& e) { return follows_from(of_wanted, e); });
   if (!keeps_always) needs.kept = 0;
@@ -123,7 +123,7 @@ int64_t packed_if_even(const Exchange& x) {
 struct Cutters {
   using List = absl::InlinedVector<MeshDims, 4>;
   List before, after;
-  List along, others;  // of `after`, those of the exchange and the rest
+  List along, others;  // of `after`: along the exchange, and the others
 };
 
 Cutters cutters_of(const Exchange& x) {
@@ -138,7 +138,7 @@ Cutters cutters_of(const Exchange& x) {
   return cutters;
 }
 
-// Of tensor dim d, what the rank has and its group wants.
+// The elements of tensor dim d that the rank has and its group needs.
 int64_t wanted_by_group(const Exchange& x, const Runs& held, int64_t d, const Cutters& cutters,
                         const Shape& coordinate) {
   const MeshDims& along = cutters.along[d];
@@ -146,7 +146,7 @@ int64_t wanted_by_group(const Exchange& x, const Runs& held, int64_t d, const Cu
   Part source, target;
   source.dims.push_back(held);
   if (along.empty() || others.empty() || others.back() < along.front()) {
-    // What the other cuts leave, all of the group together want.
+    // The group as a whole needs all that the other cuts leave.
     if (others.empty()) return total_size(held);
     target.dims.push_back(x.geometry.runs_of(x.after, others, d, coordinate));
     return overlap_numel(source, target);
@@ -191,7 +191,7 @@ int64_t packed_by_visiting(const Exchange& x) {
   return most;
 }
 
-// Adds to each round what it takes of the elements that two parts share, in bytes of `item_bytes` per element.
+// Adds to each round its share of the elements that two parts have in common, with `item_bytes` per element.
 void add_rounds(const Part& source, const Part& target, int64_t item_bytes, std::vector<int64_t>& rounds) {
   const auto chunks = static_cast<int64_t>(rounds.size());
   for (const Block& block : overlap(source, target)) {
@@ -206,7 +206,7 @@ void add_rounds(const Part& source, const Part& target, int64_t item_bytes, std:
   }
 }
 
-// What the rank at `mine` needs in its largest round, with its parts.
+// The memory of the rank at `mine` in its largest round, with its parts.
 int64_t packed_in_rounds_at(const Exchange& x, const Shape& mine, std::vector<int64_t>& rounds) {
   const LayoutGeometry& g = x.geometry;
   const Part old_part = g.part_of(x.before, mine), new_part = g.part_of(x.after, mine);
@@ -221,7 +221,7 @@ int64_t packed_in_rounds_at(const Exchange& x, const Shape& mine, std::vector<in
     }
     if (other == mine) continue;
     add_rounds(old_part, g.part_of(x.after, other), g.item_bytes(), rounds);
-    // What arrives to be reduced is copied once more.
+    // A received addend is copied once more for the reduction.
     add_rounds(g.part_of(x.before, other), new_part, g.item_bytes() * (x.reduces ? 2 : 1), rounds);
   }
   int64_t parts = 0;

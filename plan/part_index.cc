@@ -24,7 +24,7 @@ const std::vector<Part>& PartsByRank::of(int64_t rank) {
 }
 
 PartIndex::PartIndex(std::vector<Entry> entries) : entries_(std::move(entries)) {
-  // Empty ones meet nobody.
+  // Empty parts overlap nothing.
   const auto is_empty = [](const Entry& e) { return e.part->empty(); };
   entries_.erase(std::remove_if(entries_.begin(), entries_.end(), is_empty), entries_.end());
   if (entries_.empty()) return;

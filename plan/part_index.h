@@ -1,4 +1,4 @@
-// The parts of a tensor that ranks hold: by rank, and by where they lie. Internal to the planner.
+// The parts of a tensor on its ranks: by rank, and by location. Internal to the planner.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@
 
 namespace dtensor {
 
-// Layout::parts() of every rank. Boxes are looked through once.
+// Caches Layout::parts() of every rank. Boxes are traversed once.
 class PartsByRank {
  public:
   // Both must outlive this.
   PartsByRank(const TensorMeta& meta, const Layout& layout);
-  const std::vector<Part>& of(int64_t rank);  // valid as long as this
+  const std::vector<Part>& of(int64_t rank);  // valid as long as this object
 
  private:
   const TensorMeta& meta_;
@@ -27,20 +27,20 @@ class PartsByRank {
   absl::node_hash_map<int64_t, std::vector<Part>> parts_;
 };
 
-// Parts of a tensor, in a tree of the boxes around them, each node cut in two where parts begin along the dim on which
-// they are spread most: finds those that may meet another one without looking at all.
+// Parts of a tensor, in a tree of their bounding boxes, each node cut in two where parts begin along the dim with the
+// largest spread: finds the parts that may overlap another one without visiting all.
 class PartIndex {
  public:
   struct Entry {
     int64_t rank = 0;
     int64_t number = 0;          // of the rank's parts
-    const Part* part = nullptr;  // owned by somebody else
+    const Part* part = nullptr;  // not owned
   };
 
   PartIndex() = default;
   explicit PartIndex(std::vector<Entry> entries);
 
-  // visit(entry) of every part whose box meets that of `part`; it returns false to stop. In an order of its own.
+  // visit(entry) for every part whose box overlaps that of `part`; it returns false to stop. In no particular order.
   template <typename Visit>
   void meet(const Part& part, Visit visit) const {
     if (nodes_.empty() || part.empty()) return;
@@ -96,8 +96,8 @@ class Sources {
 
   size_t num_copies() const { return copies_.size(); }
 
-  // Who has something of `part`, and which of its own: visit(entry), as PartIndex::meet(). `position`: of the receiver
-  // among those of the target.
+  // The ranks with elements of `part`, and which of their parts: visit(entry), as PartIndex::meet(). `position`: of the
+  // receiver among those of the target.
   template <typename Visit>
   void of(int64_t receiver, int64_t position, const Part& part, Visit visit) {
     index_for(receiver, position).meet(part, visit);
@@ -106,7 +106,7 @@ class Sources {
  private:
   struct Copy {
     std::vector<int64_t> ranks;
-    std::unique_ptr<PartIndex> index;  // made when it is needed
+    std::unique_ptr<PartIndex> index;  // made on first use
   };
   const PartIndex& index_for(int64_t receiver, int64_t position);
 

@@ -26,7 +26,7 @@ struct CollectiveKey {
   const void* target_mesh = nullptr;  // of a transfer
   MeshDims dims;
   int64_t chunks = 1;
-  int plan = -1;  // of a step that can meet no other
+  int plan = -1;  // of a step that cannot be combined
 
   friend bool operator<(const CollectiveKey& a, const CollectiveKey& b) {
     return std::tie(a.kind, a.op, a.mesh, a.target_mesh, a.dims, a.chunks, a.plan) <
@@ -34,7 +34,7 @@ struct CollectiveKey {
   }
 };
 
-// The mesh whose dims a step names.
+// The mesh that a step's dims belong to.
 const DeviceMesh& mesh_of(const RedistributePlan& plan, size_t step) {
   for (size_t s = 0; s < step; ++s) {
     if (plan.steps[s].kind == Kind::kTransfer) return plan.to.mesh();
@@ -74,11 +74,10 @@ struct Line {
   }
 };
 
-// The key to go on with: one that nobody reaches later only. Where they all wait for each other, the one that most are
-// at.
+// The key to process next: one that no line reaches later. If all lines wait for each other, the key with most lines.
 int next_key(const std::vector<Line>& lines) {
   std::map<int, int> heads;
-  std::vector<int> order;  // by the first line that is at it
+  std::vector<int> order;  // ordered by their first line
   for (const Line& line : lines) {
     if (!line.done() && heads[line.keys[line.next]]++ == 0) order.push_back(line.keys[line.next]);
   }
@@ -90,7 +89,7 @@ int next_key(const std::vector<Line>& lines) {
   return *std::max_element(order.begin(), order.end(), [&](int a, int b) { return heads[a] < heads[b]; });
 }
 
-// Who takes part, for the cost model.
+// The ranks that take part, for the cost model.
 struct Talk {
   int64_t group_size = 1;
   bool crosses_nodes = false;
@@ -118,14 +117,14 @@ Talk talk_of(const RedistributePlan& plan, size_t s) {
   return talk;
 }
 
-// What step s takes without any bytes, called a `collective`.
+// The latency of step s, as a `collective`.
 double latency(const RedistributePlan& plan, size_t s, Collective collective) {
   const Talk talk = talk_of(plan, s);
   return static_cast<double>(plan.steps[s].chunks) *
          plan.cost->collective(collective, talk.group_size, talk.crosses_nodes, 0);
 }
 
-// Fills in what a round is and costs: that of its steps, called by one name, with one latency instead of one each.
+// Fills in the properties and the cost of a round: those of its steps as one collective, with a single latency.
 void price(const BatchPlan& batch, BatchPlan::Round& round) {
   const auto& [first_plan, first_step] = round.steps[0];
   round.collective = batch.plans[first_plan]->steps[first_step].collective();
@@ -156,7 +155,7 @@ int64_t peak_bytes(const BatchPlan& batch) {
   int64_t total = 0;
   for (int64_t bytes : alive) total += bytes;
   int64_t peak = total;
-  const auto finish = [&](int p) {  // the step that is next
+  const auto finish = [&](int p) {  // the next step
     const RedistributePlan& plan = *batch.plans[p];
     const size_t s = next[p]++;
     const bool last = s + 1 == plan.steps.size();
@@ -231,7 +230,7 @@ BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans
   while (!std::all_of(lines.begin(), lines.end(), [](const Line& line) { return line.done(); })) {
     const int key = next_key(lines);
     BatchPlan::Round& round = batch.rounds.emplace_back();
-    int64_t room = limits.max_bytes;  // one step, which keeps the limits by itself, always fits
+    int64_t room = limits.max_bytes;  // a single step, which is within the limits by itself, always fits
     for (size_t p = 0; p < lines.size(); ++p) {
       if (!lines[p].is_at(key)) continue;
       const int s = lines[p].steps[lines[p].next];

@@ -1,4 +1,4 @@
-// The plans of a world that were made already.
+// The cached plans of a world.
 #include <c10/util/Exception.h>
 
 #include <utility>
@@ -14,10 +14,10 @@ namespace {
 
 using PlanPtr = std::shared_ptr<const RedistributePlan>;
 
-// What plans depend on.
+// The inputs of a plan.
 struct Key {
   uint64_t spec = 0;
-  const void* mesh = nullptr;  // of the target. The plan holds it, so nobody else has its address
+  const void* mesh = nullptr;  // of the target. The plan holds it, so that its address is unique
   Placements to;
   int64_t max_bytes;
 };
@@ -43,17 +43,18 @@ struct KeyEqual {
   }
 };
 
-// An entry holds its spec. A tensor between two redistributions is often the only one of its layout and goes with every
-// training step; its spec would go, too, come back under another id, and its plan would be made anew each time.
+// An entry keeps its spec alive. A tensor between two redistributions is often the only one of its layout, and is freed
+// in every training step; its spec would be freed, too, and get another id next time, so that its plan would not be
+// found.
 struct PlanMemo : Memo<Key, PlanPtr, 2048, KeyHash, KeyEqual> {
-  // A candidate is only priced as yet, and may never be asked for.
+  // `is_candidate`: the plan is only priced so far, and may never be used.
   void remember(const KeyView& key, const SpecPtr& from, PlanPtr plan, bool is_candidate) {
     if (is_candidate) return insert_old(Key(key), std::move(plan), {from});
     insert(Key(key), std::move(plan), {from});
   }
 };
 
-// Finds it, or makes it by `make`, which gets the normalised target and may give null. `is_candidate`: as of
+// Finds the plan, or makes it by `make`, which gets the normalised target and may return null. `is_candidate`: as in
 // remember().
 template <typename Make>
 PlanPtr remembered(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to, const Limits& limits,
@@ -100,7 +101,7 @@ std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const P
 
 int64_t least_peak_bytes(const SpecPtr& from, const Placements& to) {
   const auto plan = cached_plan_within(from, to, {1});
-  if (plan) return plan->steps.empty() ? 0 : plan->peak_bytes;  // such as of a tensor without elements
+  if (plan) return plan->steps.empty() ? 0 : plan->peak_bytes;  // for example of a tensor without elements
   const DeviceMesh& mesh = from->mesh();
   return least_mesh_peak(mesh, from->meta(), from->placements(), to, *cost_model(mesh.world()), 1);
 }

@@ -1,4 +1,4 @@
-// What plans are called in texts: the parts that RedistributePlan's own words and its explanation share. Internal.
+// Names and numbers in the texts of plans, shared by RedistributePlan::to_string() and explain(). Internal.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ const char* name_of(RedistributeStep::Kind kind);  // "all_to_all"
 // "S(0)R", "3 boxes on ranks 0, 2".
 std::string layout_text(const Layout& layout);
 
-// The mesh that a step's dims are of: it changes at a transfer.
+// The mesh that a step's dims belong to: it changes at a transfer.
 class Meshes {
  public:
   explicit Meshes(const RedistributePlan& plan) : plan_(plan) {}
 
   std::vector<std::string> dim_names(const RedistributeStep& step);
-  // Ranks that talk to each other, before dim_names().
+  // Number of ranks that communicate with each other; call before dim_names().
   int64_t group_size(const RedistributeStep& step) const;
 
  private:

@@ -1,4 +1,4 @@
-// LayoutGeometry::received_bytes(): dim by dim where cuts are even or nested, else by looking at ranks.
+// LayoutGeometry::received_bytes(): dim by dim if cuts are even or nested, else by visiting ranks.
 #include <algorithm>
 
 #include "plan/even_cuts.h"
@@ -8,8 +8,8 @@
 namespace dtensor {
 namespace {
 
-// Of tensor dim d, what a rank's two parts share: on the rank where it is least. -1 where the cuts are uneven. Digits
-// that both layouts tie to one coordinate agree; those tied to two do not, on some rank; what no layout ties is free.
+// The overlap of a rank's two parts in tensor dim d, on the rank with the least. -1 if the cuts are uneven. Digits that
+// both layouts tie to one coordinate agree; those tied to two differ on some rank; untied ones are free.
 int64_t least_overlap(const LayoutGeometry& geometry, const PlacementPointers& before, const PlacementPointers& after,
                       int64_t d) {
   int64_t shared = geometry.size(d);
@@ -26,20 +26,20 @@ int64_t least_overlap(const LayoutGeometry& geometry, const PlacementPointers& b
   return even ? shared : -1;
 }
 
-// Of one tensor dim.
+// The counts for one tensor dim.
 struct Received {
   int64_t wanted = 0;  // elements of a new part
-  int64_t kept = 0;    // of them, in the old part of the rank that keeps least
+  int64_t kept = 0;    // of them, those in the old part, on the rank that keeps least
 };
 
-// False where only looking at ranks tells.
+// False if ranks have to be visited.
 bool received_of_dim(const LayoutGeometry& geometry, const PlacementPointers& before, const PlacementPointers& after,
                      int64_t d, Received& received) {
   const int64_t ndim = geometry.ndim();
   int64_t old_size = geometry.size(d);
   int64_t new_size = geometry.size(d);
   bool even = true;
-  bool nested = true;     // one is the other and more cuts
+  bool nested = true;     // one layout is the other with further cuts
   bool disjoint = false;  // on some rank
   bool plain = true;
   int64_t a = 0;
@@ -101,7 +101,8 @@ int64_t received_by_visiting(const LayoutGeometry& geometry, const PlacementPoin
     for (int64_t d = 0; d < ndim; ++d) source.dims[d] = geometry.runs_of(before, old_cutters[d], d, coordinate);
     most = std::max(most, numel - overlap_numel(source, target));
   });
-  return ranks.all ? most : std::max<int64_t>(most, 1);  // nothing must be certain: then nobody sends
+  return ranks.all ? most
+                   : std::max<int64_t>(most, 1);  // being nonzero must be certain: otherwise there is no collective
 }
 
 }  // namespace

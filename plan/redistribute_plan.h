@@ -1,4 +1,4 @@
-// How to go from one layout to another: the steps, and what they cost.
+// The plan of a redistribution: its steps, and their cost.
 //
 // The plan is one object for everything: the executor runs its steps, strategy selection adds up its cost, events
 // report its bytes, explain() prints it. It holds no tensors, and every rank computes the same one.
@@ -26,36 +26,36 @@ struct CostModel;
 
 struct RedistributeStep {
   enum class Kind : uint8_t {
-    kSlice,      // local: keep the part that the new layout asks for
+    kSlice,      // local: keep the part that the new layout needs
     kFill,       // local: Replicate -> Partial. Sum: the first rank along the dims keeps the value, others hold zeros;
                  // product likewise with ones; average, min, max: every rank keeps the value
     kAllReduce,  // Partial -> Replicate
     kReduceScatter,  // Partial -> sharded, cutting every rank's own part further
-    kAllGather,      // every rank gets what its whole group holds
+    kAllGather,      // every rank gets all that its group holds
     kPermute,        // every rank's new part is one other rank's old one
     kAllToAll,       // the overlay of the two layouts: any change between sharded and replicated
     kTransfer,       // the overlay between two meshes, or to or from boxes
   };
   Kind kind = Kind::kSlice;
-  // The mesh dims whose ranks take part, ascending; no two ranks talk that differ elsewhere. Empty for kTransfer, in
-  // which all ranks of both layouts take part.
+  // The mesh dims whose ranks take part, ascending; only ranks that differ in no other dim communicate. Empty for
+  // kTransfer, in which all ranks of both layouts take part.
   MeshDims dims;
   ReduceOp op = ReduceOp::kSum;  // kFill, kAllReduce, kReduceScatter
   // On plan.from's mesh up to a transfer, on plan.to's after it; empty where the layout is boxes.
   Placements before, after;
-  // The exchange is done in so many rounds, to keep buffers small (Limits).
+  // Number of rounds of the exchange, to keep buffers small (Limits).
   int64_t chunks = 1;
   // Received per rank. Exactly, on the rank that receives most (in groups of more than 2^14 ranks whose parts are
   // irregular: of a sample). all_reduce of N bytes over W ranks: 2 N (W-1)/W; reduce_scatter: N (W-1)/W.
   int64_t bytes = 0;
-  // Alive at once on the rank that needs most: input, output and, where the cost model says that messages are packed,
-  // the buffers for all that it sends and receives; of a reduce_scatter every addend once more. An all_reduce needs
-  // what the world's backend does: Gloo, over processes on CPU, exchanges addends; elsewhere as NCCL, in place of the
-  // output. Exact as `bytes` is, and where tensors of one dtype travel and the input is contiguous.
+  // Alive at once on the rank that needs most: input, output and, if messages are packed by the cost model, the buffers
+  // for all that it sends and receives; for a reduce_scatter also a copy of every addend. An all_reduce depends on the
+  // world's backend: Gloo, over processes on CPU, exchanges addends; elsewhere as NCCL, in place of the output. As
+  // exact as `bytes`, if tensors of one dtype are sent and the input is contiguous.
   int64_t peak_bytes = 0;
   double seconds = 0;  // estimate
 
-  // No communication. A transfer is local if every rank has already what it needs.
+  // No communication. A transfer is local if every rank already has all that it needs.
   bool is_local() const {
     return kind == Kind::kSlice || kind == Kind::kFill || (kind == Kind::kTransfer && bytes == 0);
   }
@@ -65,18 +65,17 @@ struct RedistributeStep {
 struct RedistributePlan {
   TensorMeta tensor;
   Layout from, to;
-  // Empty if every rank's part is the same in both layouts. Mesh dims of size 1 stand as in `to` from the first step
-  // on.
+  // Empty if every rank's part is the same in both layouts. Mesh dims of size 1 are as in `to` from the first step on.
   std::vector<RedistributeStep> steps;
   int64_t bytes = 0;       // of all steps
   int64_t peak_bytes = 0;  // of the largest step; without steps the part itself
   double seconds = 0;      // estimate of all steps, local copies included
 
-  // What the plan was made with.
+  // The cost model used for the plan.
   std::shared_ptr<const CostModel> cost;
   Limits limits;
 
-  // Which blocks go where: filled in by the executor at the first run, shared by copies of the plan. Internal.
+  // The blocks to send: computed by the executor at the first run, shared by copies of the plan. Internal.
   struct Schedule;
   std::shared_ptr<Schedule> schedule;
 
@@ -88,13 +87,13 @@ struct RedistributePlan {
   // One line: "S(0)R -> RS(1): slice, all_gather(dp) 4096 B, 8.1 us".
   std::string to_string() const;
   // For people, several lines: every step with its groups, bytes per rank, peak and estimate, then the routes that were
-  // not taken, and why. Plans the alternatives anew.
+  // not taken, and why. Plans the alternatives again.
   std::string explain() const;
   // The same as a JSON document.
   std::string to_json() const;
 };
 
-// One way to go, whether a plan takes it or not.
+// One possible route, whether a plan takes it or not.
 struct Route {
   std::vector<RedistributeStep> steps;
   int64_t bytes = 0;
@@ -102,7 +101,7 @@ struct Route {
   double seconds = 0;
 };
 
-// An empty one. Beside the executor.
+// An empty schedule. Implemented next to the executor.
 std::shared_ptr<RedistributePlan::Schedule> make_schedule_slot();
 
 }  // namespace dtensor

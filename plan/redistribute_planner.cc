@@ -56,7 +56,7 @@ std::vector<Route> routes(const RedistributePlan& plan) {
   int64_t changing = 0;
   for (size_t m = 0; m < start.size(); ++m) changing += start[m] != plan.to.placements()[m] ? 1 : 0;
   if (changing > kMaxChanging) return {};
-  const Limits none;  // what a limit rules out is shown, too. Helpers would give variants of every route.
+  const Limits none;  // routes beyond the limit are shown, too. Helpers would give variants of every route.
   std::vector<Route> list = StepSearch(mesh, plan.tensor, start, plan.to.placements(), *plan.cost, none,
                                        /*helpers=*/false, changing <= static_cast<int64_t>(kMaxComplete))
                                 .all_arrivals();

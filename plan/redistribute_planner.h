@@ -2,20 +2,20 @@
 //
 //   plan_redistribution(mesh, {{8, 8}, {8, 1}, at::kFloat}, {Shard(0)}, {Shard(1)});  // one all_to_all
 //
-// A shortest path (Dijkstra, by estimated seconds; of equally long ones the one found first, in an order that is always
-// the same) over layouts in which every mesh dim is as in `from`, replicated, as in `to`, or, where it was Partial,
-// sharded anyhow. Edges, over one or several mesh dims:
+// A shortest path (Dijkstra, by estimated seconds; among equal ones the first found, in a fixed order) over layouts in
+// which every mesh dim is as in `from`, replicated, as in `to`, or, if it was Partial, sharded on any dim. Edges, over
+// one or several mesh dims:
 //
 //   slice           R -> sharded, where no later mesh dim that stays cuts the same tensor dim
 //   all_gather      sharded -> R, under the same condition
 //   reduce_scatter  Partial of one kind -> sharded, under the same condition
 //   all_reduce      Partial of one kind -> R
 //   fill            R -> Partial, last
-//   all_to_all      the overlay of the two layouts: always possible for what is not Partial. Called permute where it only
+//   all_to_all      the overlay of the two layouts: always possible if not Partial. Called permute where it only
 //                   exchanges whole parts, and all_gather where every rank gets all that its group has
 //
-// What costs nothing is no step: a change on a mesh dim of size 1, and MaskPartial -> Partial of the same kind, whose
-// locals are valid addends already. A plan whose changes are all such has no steps. Tensors without elements are never
+// Free changes are not steps: a change on a mesh dim of size 1, and MaskPartial -> Partial of the same kind, whose
+// locals are valid addends already. A plan with only such changes has no steps. Tensors without elements are never
 // sent.
 #pragma once
 
@@ -31,43 +31,43 @@ namespace dtensor {
 struct PlanOptions {
   std::shared_ptr<const CostModel> cost;  // null: cost_model(world)
   Limits limits;
-  // The cheapest route on any mesh, however long that takes. Else, where more than three mesh dims change, a fixed
-  // number of steps is looked at, those first that seem near the target, and the best route among them is taken.
+  // The cheapest route on any mesh, however long the search takes. Otherwise, if more than three mesh dims change, a
+  // fixed number of steps is priced, those nearest to the target first, and the best route among them is taken.
   bool complete = false;
 };
 
 // Plan from `from` to `to` for a tensor of global `meta` on `mesh`. Both lists normalised, of mesh.ndim() entries.
-// Every pair is possible. What comes out is a function of the arguments alone.
-// Errors (c10::Error): another number of entries; limits that no route keeps (the text names the smallest peak_bytes
-// that would do).
+// Every pair is possible. The result is a function of the arguments alone.
+// Errors (c10::Error): wrong number of entries; no route stays within the limits (the text names the smallest
+// sufficient peak_bytes).
 RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from,
                                      const Placements& to, const PlanOptions& options = {});
-// nullopt where no route keeps the limits.
+// nullopt if no route stays within the limits.
 std::optional<RedistributePlan> plan_within(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from,
                                             const Placements& to, const PlanOptions& options);
 
-// Between any two layouts of one world: two meshes over the same, some common or no common ranks, or boxes. What is
-// Partial is reduced on the mesh of `from` first. A rank gets from others only what it does not hold; of several ranks
-// that hold the same, each sends to some.
-// Errors: as above; different worlds; boxes outside the tensor, or of another number of dims; boxes of `from` that
-// overlap, or that together with each other leave a part out that `to` needs.
+// Between any two layouts of one world: two meshes over the same, some common or no common ranks, or boxes. Partials
+// are reduced on the mesh of `from` first. A rank receives only what it does not hold; several ranks that hold the same
+// share the sending.
+// Errors: as above; different worlds; boxes outside the tensor, or with a wrong number of dims; boxes of `from` that
+// overlap, or that together omit a part that `to` needs.
 RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& from, const Layout& to,
                                const PlanOptions& options = {});
 
-// The same, remembered per world (bounded, thread-safe). Normalises `to`.
+// The same, cached per world (bounded, thread-safe). Normalises `to`.
 std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const Placements& to,
                                                     const Limits& limits = {});
 std::shared_ptr<const RedistributePlan> cached_plan(const SpecPtr& from, const DeviceMesh& mesh, const Placements& to,
                                                     const Limits& limits = {});
-// On one mesh; null if no route keeps the limits.
+// On one mesh; null if no route stays within the limits.
 std::shared_ptr<const RedistributePlan> cached_plan_within(const SpecPtr& from, const Placements& to,
                                                            const Limits& limits);
 
 // The smallest limit within which there is a plan.
 int64_t least_peak_bytes(const SpecPtr& from, const Placements& to);
 
-// Complete routes to the same target, the cheapest first, one per way to arrive, the detour through Replicate among
-// them. Limits are left out of account. None where more than 15 mesh dims change. For explain() and tests.
+// Complete routes to the same target, the cheapest first, one per last step, including the detour through Replicate.
+// Limits are ignored. Empty if more than 15 mesh dims change. For explain() and tests.
 std::vector<Route> routes(const RedistributePlan& plan);
 
 }  // namespace dtensor

@@ -11,16 +11,16 @@ void sort_unique(Coordinates& list) {
 }
 
 // Along each mesh dim that cuts tensor dim d the size of a part is constant between a few coordinates: adds them to
-// `visit`, and returns every size that a part has.
+// `visit`, and returns all sizes of parts.
 Coordinates add_breakpoints(const LayoutGeometry& geometry, const PlacementPointers& layout, int64_t d,
                             std::vector<Coordinates>& visit) {
-  Coordinates sizes = {geometry.size(d)};  // every size that the mesh dims so far leave
+  Coordinates sizes = {geometry.size(d)};  // all sizes after the mesh dims so far
   for (int64_t m : geometry.cutters(layout, d)) {
     const Placement& p = *layout[m];
     const int64_t n = geometry.mesh_size(m);
     Coordinates next;
     for (int64_t size : sizes) {
-      // A StridedShard is a chunk of each of `pieces` pieces of equal size, and one of a shorter last piece.
+      // A StridedShard takes a chunk of each of `pieces` pieces of equal size, and one of a shorter last piece.
       const int64_t piece = p.is_strided_shard() ? chunk(size, p.split_factor(), 0).size : size;
       const int64_t pieces = piece > 0 ? size / piece : 0;
       const int64_t last = size - pieces * piece;
@@ -43,7 +43,7 @@ Coordinates add_breakpoints(const LayoutGeometry& geometry, const PlacementPoint
   return sizes;
 }
 
-// Some 16 of them, the last among them.
+// About 16 of them, including the last.
 Coordinates some_of(const Coordinates& list) {
   const size_t stride = list.size() / 16 + 1;
   Coordinates some;
@@ -61,8 +61,8 @@ int64_t longest_part(const LayoutGeometry& geometry, const PlacementPointers& la
   return sizes.empty() ? 0 : *std::max_element(sizes.begin(), sizes.end());
 }
 
-// Mesh dims whose cuts do not change are largest at coordinate 0; where a tensor dim is only cut further or less far,
-// the numbers change at breakpoints only; elsewhere every coordinate is visited.
+// Mesh dims whose cuts do not change have the largest parts at coordinate 0; if a tensor dim is only cut more or less
+// finely, the numbers change at breakpoints only; otherwise every coordinate is visited.
 TellingRanks telling_ranks(const LayoutGeometry& geometry, const PlacementPointers& before,
                            const PlacementPointers& after) {
   TellingRanks ranks{std::vector<Coordinates>(geometry.ndim(), {0})};

@@ -1,4 +1,5 @@
-// Where cuts are uneven, the few ranks of a mesh whose parts tell about all. Internal to LayoutGeometry.
+// For uneven cuts, a few representative ranks of a mesh whose parts determine the maximum over all. Internal to
+// LayoutGeometry.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +14,16 @@ inline constexpr int64_t kMaxRanksVisited = int64_t{1} << 14;
 
 using Coordinates = absl::InlinedVector<int64_t, 8>;  // some positions along one mesh dim
 
-// Every rank has as much as one of these: whichever rank has, receives or keeps the most is among them, or has a like
-// among them. They are all coordinates that can be made of the positions listed per mesh dim.
+// Every rank has an equivalent among these: the rank that has, receives or keeps the most is among them, or is like one
+// of them. The set is the product of the positions listed per mesh dim.
 struct TellingRanks {
   std::vector<Coordinates> along;  // per mesh dim, ascending
-  bool all = true;                 // false if they were more than kMaxRanksVisited, and these are some of them
+  bool all = true;                 // false if there were more than kMaxRanksVisited, and this is a sample
 };
 TellingRanks telling_ranks(const LayoutGeometry& geometry, const PlacementPointers& before,
                            const PlacementPointers& after);
 
-// visit(coordinate) of every one of them.
+// visit(coordinate) for every one of them.
 template <typename Visit>
 void for_each_rank(const TellingRanks& ranks, Visit visit) {
   const auto ndim = static_cast<int64_t>(ranks.along.size());

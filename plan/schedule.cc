@@ -22,10 +22,10 @@ namespace {
 
 using Kind = RedistributeStep::Kind;
 
-// Messages of one plan that are kept: some megabytes. The plans of a world are remembered by the thousand.
+// Messages of one plan that are kept: some megabytes. A world caches thousands of plans.
 constexpr size_t kMaxMessagesKept = size_t{1} << 14;
 
-// Where each of `ranks` stands in `before`; nullopt if the two are the same.
+// The position of each of `ranks` in `before`; nullopt if the two are the same.
 std::optional<std::vector<int64_t>> sources_of(const std::vector<int64_t>& before, const std::vector<int64_t>& ranks) {
   if (before == ranks) return std::nullopt;
   absl::flat_hash_map<int64_t, int64_t> index;
@@ -41,7 +41,7 @@ std::optional<std::vector<int64_t>> sources_of(const std::vector<int64_t>& befor
 std::vector<std::vector<Shape>> sizes_of(const TensorMeta& meta, const Layout& layout,
                                          const std::vector<int64_t>& ranks) {
   std::vector<std::vector<Shape>> sizes;
-  if (layout.is_boxes()) {  // which have no order: look through them once
+  if (layout.is_boxes()) {  // boxes have no order: traverse them once
     sizes.resize(ranks.size());
     absl::flat_hash_map<int64_t, size_t> index;
     for (size_t i = 0; i < ranks.size(); ++i) index[ranks[i]] = i;
@@ -57,8 +57,8 @@ std::vector<std::vector<Shape>> sizes_of(const TensorMeta& meta, const Layout& l
   return sizes;
 }
 
-// Everything that owned ranks send to or receive from their groups; the members of a group hold, before, disjoint parts
-// of all that they need after. Without a group what every rank keeps.
+// All messages between owned ranks and their groups; the members of a group hold, before, disjoint parts of all that
+// they need after. Without a group, the elements that every rank keeps.
 std::vector<Message> mesh_messages(const TensorMeta& meta, const Layout& before, const Layout& after,
                                    const Group* group) {
   const DeviceMesh& mesh = before.mesh();
@@ -128,7 +128,7 @@ std::unique_ptr<const Group> group_of_all(const Layout& before, const Layout& af
   return group;
 }
 
-// `before` and `after` with the meshes that the step's placements are on.
+// `before` and `after` on the meshes of the step's placements.
 StepSchedule make_step(const TensorMeta& meta, const RedistributeStep& step, const Layout& before,
                        const Layout& after) {
   StepSchedule schedule;

@@ -1,5 +1,5 @@
-// Which blocks the steps of a plan move, for the ranks that this process owns: worked out at the plan's first run, so
-// that later runs do no geometry. Internal to the executor.
+// The blocks that the steps of a plan move, for the ranks that this process owns: computed at the plan's first run, so
+// that later runs need no geometry. Internal to the executor.
 #pragma once
 
 #include <cstdint>
@@ -13,35 +13,35 @@
 namespace dtensor {
 
 struct StepSchedule {
-  // The owned ranks that take part, in the order in which their tensors stand.
+  // The owned ranks that take part, in the order of their tensors.
   std::vector<int64_t> ranks;
-  // For each of them, where its tensors stood before, -1 for a rank that had none. nullopt: in the same order.
+  // For each of them, the previous position of its tensors, -1 for a rank that had none. nullopt: in the same order.
   std::optional<std::vector<int64_t>> sources;
-  std::vector<std::vector<Shape>> outputs;  // per rank, the sizes of what it has after the step
+  std::vector<std::vector<Shape>> outputs;  // per rank, the sizes of its tensors after the step
   // Empty for kFill and kAllReduce. Round by round: round c ends at rounds[c].
   std::vector<Message> messages;
   std::vector<size_t> rounds;
   const Group* group = nullptr;  // valid as long as the plan; null for kSlice
   std::unique_ptr<const Group> transfer_group;
-  int64_t output_bytes = 0;  // of the largest part that any rank has after the step
+  int64_t output_bytes = 0;  // of the largest part on any rank after the step
 };
 
 struct PlanSchedule {
   std::vector<StepSchedule> steps;
-  std::vector<int64_t> ranks;                          // of what goes in
-  std::vector<std::vector<Shape>> inputs;              // per rank, the sizes of what goes in
-  std::vector<int64_t> result_ranks;                   // of what comes out
+  std::vector<int64_t> ranks;                          // of the source
+  std::vector<std::vector<Shape>> inputs;              // per rank, sizes of the source tensors
+  std::vector<int64_t> result_ranks;                   // of the result
   std::optional<std::vector<int64_t>> result_sources;  // as StepSchedule::sources
-  int64_t input_bytes = 0;                             // of the largest part that goes in
+  int64_t input_bytes = 0;                             // of the largest source part
 };
 
 // The owned ranks of a layout, in the order of their tensors: mesh.local_ranks(); of boxes, all that the process owns.
 const std::vector<int64_t>& owned_ranks(const Layout& layout);
 
-// Remembered with the plan, unless it is very long. Thread-safe.
+// Cached with the plan, unless it is very long. Thread-safe.
 std::shared_ptr<const PlanSchedule> schedule_of(const RedistributePlan& plan);
 
-// The whole plan's, for CommEvent::layout_change. Made when somebody asks, and remembered with the plan. Thread-safe.
+// For CommEvent::layout_change of the whole plan. Made on first use, and cached with the plan. Thread-safe.
 std::shared_ptr<const LayoutChange> layout_change_of(const RedistributePlan& plan);
 
 }  // namespace dtensor

@@ -20,9 +20,8 @@
 namespace dtensor {
 
 // The set of specs alive. An entry is removed by its spec's deleter, under the lock and before the memory goes, so
-// every entry may be read under the lock. Between the last reference's end and the deleter's turn a get can find an
-// entry whose spec is dying; it puts a new spec in its place, and the deleter leaves an entry that is not its own
-// alone.
+// every entry may be read under the lock. Between the release of the last reference and the deleter, get() can find an
+// entry whose spec is dying; it replaces it by a new spec, and the deleter does not touch an entry that is not its own.
 struct SpecInterner {
   struct Entry {
     const Spec* spec;

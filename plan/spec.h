@@ -1,7 +1,7 @@
-// What is known of a distributed tensor without its data: mesh, placements, global shape, strides, dtype.
+// The metadata of a distributed tensor: mesh, placements, global shape, strides, dtype.
 //
-// Specs are interned: two equal specs are one object while anyone holds it, so equality is a pointer comparison and a
-// cache key is a few pointers. Immutable; thread-safe.
+// Specs are interned: two equal specs are one object while it is alive, so equality is a pointer comparison and a cache
+// key is a few pointers. Immutable; thread-safe.
 //
 //   SpecPtr s = Spec::get(mesh, {Replicate(), Shard(0)}, {10, 8}, at::kFloat);
 //   s->to_string();            // "f32[10, 8](RS(0)) @ mesh(dp=2, tp=2)"
@@ -33,7 +33,7 @@ class Spec {
   static SpecPtr get(const DeviceMesh& mesh, const Placements& placements, const TensorMeta& meta);
   static SpecPtr get(const DeviceMesh& mesh, const Placements& placements, c10::ArrayRef<int64_t> sizes,
                      c10::ScalarType dtype);
-  // The same tensor, laid out otherwise.
+  // The same tensor in another layout.
   SpecPtr with_placements(const Placements& placements) const;
 
   const DeviceMesh& mesh() const { return mesh_; }
@@ -43,12 +43,12 @@ class Spec {
   const Shape& strides() const { return meta_.strides; }
   c10::ScalarType dtype() const { return meta_.dtype; }
   int64_t ndim() const { return static_cast<int64_t>(meta_.sizes.size()); }
-  uint64_t id() const { return id_; }  // never used again for another spec
+  uint64_t id() const { return id_; }  // never reused for another spec
 
   bool is_replicated() const;
   bool has_partial() const;
 
-  // The part held by the i-th of mesh().local_ranks(); by any rank of the mesh.
+  // The part of the i-th of mesh().local_ranks(); of any rank of the mesh.
   Part local_layout(int64_t i) const;
   Part layout_of_rank(int64_t rank) const;
   Shape local_shape(int64_t i) const;

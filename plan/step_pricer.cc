@@ -39,8 +39,7 @@ int64_t StepPricer::peak_with_buffers(const PricedStep& edge, const PlacementPoi
   return geometry.packed_bytes(before, after, dims, reduces, reducing_element, edge.chunks);
 }
 
-// What it moves and how long local copies take: kind, op, bytes and the copies' seconds. `in`, `out`: of the largest
-// part.
+// The step's kind, op, bytes and the seconds of local copies. `in`, `out`: bytes of the largest part.
 PricedStep StepPricer::moved(Kind kind, uint64_t dims, const PlacementPointers& before, const PlacementPointers& after,
                              int64_t group, int64_t in, int64_t out) const {
   PricedStep edge;
@@ -71,7 +70,7 @@ PricedStep StepPricer::moved(Kind kind, uint64_t dims, const PlacementPointers& 
     case Kind::kAllToAll:
     case Kind::kTransfer:
       edge.bytes = geometry.received_bytes(before, after);
-      if (edge.bytes == 0) {  // every rank has already what it needs
+      if (edge.bytes == 0) {  // every rank has already all that it needs
         edge.kind = Kind::kSlice;
         edge.seconds = cost_.copy(out);
         break;
@@ -83,7 +82,7 @@ PricedStep StepPricer::moved(Kind kind, uint64_t dims, const PlacementPointers& 
   return edge;
 }
 
-// In several rounds the buffers are smaller. No more rounds than anything is long.
+// Several rounds have smaller buffers. No more rounds than the longest dim.
 void StepPricer::split_into_rounds(const PlacementPointers& before, const PlacementPointers& after, int64_t group,
                                    PricedStep& edge) {
   int64_t longest = 1;
@@ -112,7 +111,8 @@ bool StepPricer::price(Kind kind, uint64_t dims, const PlacementPointers& before
 
   edge.seconds += cost_.collective(collective_of(edge.kind), group, (dims & between_nodes_) != 0, edge.bytes);
   if (!cost_.packs || leaves_buffers_out()) return is_allowed(edge.peak_bytes);
-  if (std::max(in, out) >= limits_.max_bytes) return is_allowed(std::max(in, out) + 1);  // and a byte at least is sent
+  if (std::max(in, out) >= limits_.max_bytes)
+    return is_allowed(std::max(in, out) + 1);  // and at least one byte is sent
   edge.peak_bytes = peak_with_buffers(edge, before, after);
   if (edge.peak_bytes > limits_.max_bytes && kind != Kind::kAllReduce) split_into_rounds(before, after, group, edge);
   return is_allowed(edge.peak_bytes);

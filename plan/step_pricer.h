@@ -1,4 +1,4 @@
-// What one step of a redistribution costs: bytes, memory, time, and the rounds that a limit asks for. Internal to the
+// Prices one step of a redistribution: bytes, memory, time, and the rounds that a limit requires. Internal to the
 // planner.
 #pragma once
 
@@ -28,7 +28,7 @@ struct PricedStep {
   bool is_local() const { return kind == RedistributeStep::Kind::kSlice || kind == RedistributeStep::Kind::kFill; }
 };
 
-// Of steps between two layouts on one mesh. What it is made of must outlive it.
+// For steps between two layouts on one mesh. Its arguments must outlive it.
 class StepPricer {
  public:
   StepPricer(const DeviceMesh& mesh, const TensorMeta& meta, const CostModel& cost, const Limits& limits)
@@ -39,20 +39,20 @@ class StepPricer {
         limits_(limits),
         between_nodes_(mesh.dims_between_nodes(cost.ranks_per_node)) {}
 
-  // False if it cannot be kept within the limits.
+  // False if it cannot stay within the limits.
   bool price(RedistributeStep::Kind kind, uint64_t dims, const PlacementPointers& before,
              const PlacementPointers& after, PricedStep& edge);
 
-  // Its peak with the buffers of messages. Not looked at without a limit: it takes as long as all the rest.
+  // Its peak with the buffers of messages. Skipped without a limit: it takes as long as everything else.
   int64_t peak_with_buffers(const PricedStep& edge, const PlacementPointers& before,
                             const PlacementPointers& after) const;
   bool leaves_buffers_out() const { return cost_.packs && !limits_.any(); }
 
-  // The smallest limit under which something would be priced that was refused. With less, the same is refused.
+  // The smallest limit under which a rejected step would be accepted. Below it, the same steps are rejected.
   int64_t least_refused() const { return least_refused_; }
 
   uint64_t between_nodes() const { return between_nodes_; }
-  // Whether some mesh dims lie within a node and others do not.
+  // Whether some mesh dims are within a node and others are not.
   bool has_two_levels() const { return between_nodes_ != 0 && between_nodes_ != (uint64_t{1} << geometry.ndim()) - 1; }
 
   const LayoutGeometry geometry;

@@ -6,14 +6,14 @@
 namespace dtensor {
 namespace {
 
-constexpr int64_t kMaxWithHelpers = 4;             // mesh dims, where some only help to reduce
-constexpr size_t kMaxArrivals = 2000;              // states visited for the routes that are only shown
-constexpr int64_t kMaxWork = 1000;                 // of other searches: steps priced, enough for nearly the same plans
-constexpr int64_t kMaxWorkWithin = 64 * kMaxWork;  // of those that have no route within the limits yet
+constexpr int64_t kMaxWithHelpers = 4;             // mesh dims, if some only help to reduce
+constexpr size_t kMaxArrivals = 2000;              // states visited for routes that are only shown
+constexpr int64_t kMaxWork = 1000;                 // for other searches: priced steps, enough for nearly the same plans
+constexpr int64_t kMaxWorkWithin = 64 * kMaxWork;  // while no route within the limits was found
 
 }  // namespace
 
-// The tensor dims to which a Partial may be scattered on the way: of those that are all alike only one.
+// The tensor dims to which a Partial may be scattered on the way: only one of several equivalent ones.
 MeshDims StepSearch::landing_dims_of(const DeviceMesh& mesh, const Placements& from, const Placements& to) const {
   MeshDims dims;
   bool has_free = false;
@@ -26,14 +26,14 @@ MeshDims StepSearch::landing_dims_of(const DeviceMesh& mesh, const Placements& f
   return dims;
 }
 
-// Adds the Shards, and StridedShards, to which a mesh dim may go on the way.
+// Adds the Shards, and StridedShards, that a mesh dim may have on the way.
 void StepSearch::add_landings(const DeviceMesh& mesh, const Placements& from, const Placements& to, Changing& c,
                               const MeshDims& landing_dims) {
   const auto m = static_cast<size_t>(c.mesh_dim);
   for (int64_t d : landing_dims) {
     if (geometry_.size(d) < mesh.shape()[m]) continue;
-    // Parts that later mesh dims cut this one's into: as they do in `from`, in `to`, or, where there is
-    // no other tensor dim to share the work along, all that can.
+    // Into how many parts later mesh dims cut this one's: as in `from`, as in `to`, or, if there is no other tensor dim
+    // to share the work along, as many as possible.
     const int ways = landing_dims.size() == 1 ? 3 : 2;
     int64_t inner[3] = {1, 1, 1};
     for (size_t later = m + 1; later < from.size(); ++later) {
@@ -68,8 +68,8 @@ StepSearch::StepSearch(const DeviceMesh& mesh, const TensorMeta& meta, const Pla
   if (reduces || leaves_nodes_) landing_dims = landing_dims_of(mesh, from, to);
   landings_.reserve(from.size() * landing_dims.size() * 3);
   for (size_t m = 0; m < from.size(); ++m) {
-    // While others reduce, ranks that hold copies can share the work, and shards may be elsewhere. So can those of a
-    // node that hold copies of what comes from other nodes.
+    // While others reduce, ranks with copies can share the work, and shards may be on other dims. The same holds for
+    // the ranks of a node with copies of data from other nodes.
     const bool shares = leaves_nodes_ && (between_nodes >> m & 1) == 0 && from[m].is_replicate();
     const bool helps = helpers && (reduces || shares) && !from[m].is_partial() && mesh.shape()[m] > 1;
     if (from[m] == to[m] && !(helps && changing < kMaxWithHelpers)) continue;
@@ -85,7 +85,7 @@ StepSearch::StepSearch(const DeviceMesh& mesh, const TensorMeta& meta, const Pla
       reduced_target_ = with(reduced_target_, static_cast<int>(i), kReplicate);
   }
   complete_ = complete || (helpers && changing_.size() <= kMaxComplete);
-  // Where parts are irregular, pricing visits ranks.
+  // For irregular parts, pricing visits ranks.
   const auto irregular = [&](int64_t size) { return size % mesh.size() != 0; };
   if (std::any_of(meta.sizes.begin(), meta.sizes.end(), irregular)) step_work_ += mesh.size() / 16;
   const PlacementPointers& target = layout_of(reduced_target_);
@@ -111,7 +111,7 @@ Placements StepSearch::placements(State state) {
   return list;
 }
 
-// A lower bound of the time from `state` to the target. What parts lack in size must be received. A reduction over n
+// A lower bound of the time from `state` to the target. Elements that parts lack must be received. A reduction over n
 // ranks, at best of parts that all other ranks W / n share, receives at least N / W * (n - 1) and leaves at least N /
 // W, on average.
 Picoseconds StepSearch::remaining(State state) {
@@ -129,7 +129,7 @@ Picoseconds StepSearch::remaining(State state) {
   return picoseconds(cost_.least(std::max<int64_t>(reducing > 1 ? 0 : 1, static_cast<int64_t>(bytes)))) - 1;
 }
 
-// What the steps take that plain_step() gives, one after the other.
+// The total time of the steps of plain_step(), one after the other.
 Picoseconds StepSearch::plain_way(State state) {
   Picoseconds total = 0;
   Kind kind = Kind::kSlice;
@@ -147,7 +147,7 @@ Picoseconds StepSearch::plain_way(State state) {
 }
 
 void StepSearch::relax(int node, Kind kind, uint64_t dims, State after) {
-  // Most can be dismissed before they are priced.
+  // Most edges can be rejected before they are priced.
   const bool to_end = keep_arrivals_ || after == target_;
   const auto goal = to_end ? index_.end() : index_.find(target_);
   const Picoseconds left = goal == index_.end() ? 0 : remaining(after);
@@ -191,7 +191,7 @@ StepSearch::State StepSearch::start_state() const {
 
 Picoseconds StepSearch::plain_length() { return plain_way(start_state()); }
 
-// The start, and a path that is nearly always there. Its length bounds the search.
+// The start, and a path that nearly always exists. Its length bounds the search.
 void StepSearch::seed() {
   nodes_.reserve(8);
   Node start;
@@ -210,8 +210,8 @@ void StepSearch::seed() {
   }
 }
 
-// Of the nodes that are not done, -1 if all are. Where only some are visited the target is none of them: ways to it may
-// become shorter to the end.
+// The nearest node that is not done, -1 if all are. In an incomplete search the target never counts: paths to it may
+// become shorter until the end.
 int StepSearch::nearest() const {
   int nearest = -1;
   for (size_t i = 0; i < nodes_.size(); ++i) {
@@ -243,7 +243,7 @@ bool StepSearch::run(std::vector<RedistributeStep>& steps) {
 }
 
 std::vector<RedistributeStep> StepSearch::path_to(int node, const PricedStep* last) {
-  std::vector<std::pair<const PricedStep*, State>> edges;  // and where they lead, the last one first
+  std::vector<std::pair<const PricedStep*, State>> edges;  // and their targets, the last one first
   if (last != nullptr) edges.emplace_back(last, target_);
   for (; nodes_[node].previous >= 0; node = nodes_[node].previous)
     edges.emplace_back(&nodes_[node].edge, nodes_[node].state);

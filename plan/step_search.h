@@ -1,5 +1,5 @@
-// The search for the cheapest steps between two layouts on one mesh: redistribute_planner.h says what it looks through.
-// Internal to the planner.
+// The search for the cheapest steps between two layouts on one mesh, over the graph described in
+// redistribute_planner.h. Internal to the planner.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace dtensor {
 
-inline constexpr int64_t kMaxChanging = 15;  // mesh dims that a search can tell apart: four bits each
-inline constexpr size_t kMaxComplete = 3;    // mesh dims that change, up to which a search always goes to its end
-inline constexpr double kRounding = 16;      // bytes that steps may round down, all in all
+inline constexpr int64_t kMaxChanging = 15;  // mesh dims that a state can encode: four bits each
+inline constexpr size_t kMaxComplete = 3;    // a search with no more changing mesh dims is always complete
+inline constexpr double kRounding = 16;      // bytes that all steps together may round down
 
 class StepSearch {
  public:
@@ -25,23 +25,23 @@ class StepSearch {
 
   // The steps of the shortest path; false if the limits leave none.
   bool run(std::vector<RedistributeStep>& steps);
-  // What the plain way takes: all Partials of one reduction at once, then dim by dim. REQUIRES: not complete.
+  // The time of the plain way: all Partials of one reduction at once, then dim by dim. REQUIRES: not complete.
   Picoseconds plain_length();
   // Complete paths, one for each last step into the target, the shortest first.
   std::vector<Route> all_arrivals();
-  // After run() found nothing: smaller limits than this leave nothing, either.
+  // After run() found nothing: smaller limits than this have no route, either.
   int64_t least_refused() const { return pricer_.least_refused(); }
 
  private:
   using Kind = RedistributeStep::Kind;
-  // A layout as a number: four bits per mesh dim that changes, which of its placements it has.
+  // A layout as a number: four bits per changing mesh dim, the index of its placement.
   using State = uint64_t;
   static constexpr uint64_t kAll = ~uint64_t{0};  // mesh dims
 
   struct Node {
     State state = 0;
     Picoseconds distance = 0;
-    // Where only some states are visited: what a plain way on would take, so that good ones come first.
+    // In an incomplete search: the time of a plain way on, so that good states come first.
     Picoseconds left = 0;
     int collectives = 0;
     int steps = 0;
@@ -55,7 +55,7 @@ class StepSearch {
       return steps < other.steps;
     }
   };
-  // The choices of a mesh dim that changes. Then come Shards that a Partial may be scattered to.
+  // The choices of a mesh dim that changes, followed by Shards that a Partial may be scattered to.
   static constexpr int kTo = 0, kFrom = 1, kReplicate = 2;
   struct Changing {
     int64_t mesh_dim = 0;
@@ -116,12 +116,12 @@ class StepSearch {
   PlacementPointers scratch_;
   State target_ = 0;
   State reduced_target_ = 0;          // the target before fills
-  bool leaves_nodes_ = false;         // shards on a mesh dim between nodes change
+  bool leaves_nodes_ = false;         // shards change on a mesh dim between nodes
   int64_t target_bytes_ = 0;          // of the largest part of it
   double target_average_ = 0;         // bytes of its parts
-  double least_part_ = 0;             // the average where all mesh dims cut that do not stay Partial
-  bool complete_ = true;              // to the end, however long that takes
-  int64_t work_ = 0, step_work_ = 1;  // in steps that are priced quickly
+  double least_part_ = 0;             // the average if all mesh dims cut except those that stay Partial
+  bool complete_ = true;              // search to the end, however long that takes
+  int64_t work_ = 0, step_work_ = 1;  // in units of quickly priced steps
   std::vector<Node> nodes_;
   absl::flat_hash_map<State, int> index_;
   bool keep_arrivals_ = false;

@@ -1,4 +1,4 @@
-// The edges of the search: where one step can lead from a layout.
+// The edges of the search: the single steps from a layout.
 #include <utility>
 
 #include "plan/step_search.h"
@@ -11,7 +11,7 @@ void StepSearch::add_subsets(Kind kind, int node, const Subset& candidates, Beco
   if (n == 0) return;
   const uint64_t all = (uint64_t{1} << n) - 1;
   for (uint64_t set = 1; set <= all; ++set) {
-    // On meshes of many dims only single ones and all at once.
+    // On meshes of many dims only single dims and all at once.
     if (n > 4 && set != all && (set & (set - 1)) != 0) continue;
     Subset chosen;
     const State state = nodes_[node].state;
@@ -36,10 +36,10 @@ void StepSearch::add_subsets(Kind kind, int node, const Subset& candidates, Beco
   }
 }
 
-// Everything on mesh dims `may_change` that can go at once without touching what is Partial, directly between the two
-// parts of each rank. Concerned are the mesh dims that change, and those that cut a tensor dim after one that changes
-// its cut. Where one of them was not cut before, every rank finds all it needs at its own coordinate, so ranks talk
-// along the others only.
+// All changes on mesh dims `may_change` that can be made at once without affecting Partials, directly between the two
+// parts of each rank. The mesh dims involved are those that change, and those that cut a tensor dim after one that
+// changes its cut. If one of them did not cut before, every rank finds all that it needs at its own coordinate, so that
+// ranks communicate only along the others.
 bool StepSearch::overlay(State state, uint64_t may_change, State& after, uint64_t& dims) {
   after = state;
   for (size_t i = 0; i < changing_.size(); ++i) {
@@ -74,7 +74,7 @@ void StepSearch::add_overlay(int node, uint64_t may_change) {
   State after;
   uint64_t dims;
   if (!overlay(state, may_change, after, dims)) return;
-  uint64_t gathered = 0;  // it may be the all-gather of what follows
+  uint64_t gathered = 0;  // it may be the all-gather for the following dims
   for (size_t k = 0; k < changing_.size(); ++k) {
     const int then = choice(after, static_cast<int>(k));
     if (then != choice(state, static_cast<int>(k)) && changing_[k].choices[then]->is_replicate()) {
@@ -86,7 +86,7 @@ void StepSearch::add_overlay(int node, uint64_t may_change) {
   relax(node, dims == 0 ? Kind::kSlice : gathers_only ? Kind::kAllGather : Kind::kAllToAll, dims, after);
 }
 
-// Where nothing but fills is left: those of one kind at once.
+// If only fills remain: those of one kind at once.
 bool StepSearch::fills(State state, uint64_t& dims, State& after) const {
   Subset chosen;
   after = state;
@@ -126,7 +126,7 @@ void StepSearch::expand(int node) {
   uint64_t filled_dims;
   if (fills(state, filled_dims, filled)) return relax(node, Kind::kFill, filled_dims, filled);
   add_overlay(node, kAll);
-  if (pricer_.has_two_levels() && n > 1) {  // what stays within a node, apart
+  if (pricer_.has_two_levels() && n > 1) {  // changes within a node, separately
     for (const Changing& c : changing_) add_overlay(node, uint64_t{1} << c.mesh_dim);
   }
   const PlacementPointers now = layout_of(state);
@@ -162,8 +162,8 @@ void StepSearch::expand(int node) {
   add_subsets(Kind::kSlice, node, slices, [](int) { return kTo; });
 }
 
-// One way on from any state but the target: what is Partial and does not stay so is reduced, by kind, then goes over,
-// then come fills.
+// One step from any state but the target: Partials that do not stay are reduced, by kind; then shards change; then
+// fills.
 bool StepSearch::plain_step(State state, Kind& kind, uint64_t& dims, State& after) {
   Subset same;
   after = state;

@@ -12,16 +12,16 @@
 
 namespace dtensor {
 
-// What a number does to a sum: one that is not finite, as a factor, and 0, as a divisor, give infinities of either sign
-// in the addends, and nan as their sum.
+// The effect of a number on a Partial sum: a factor that is not finite, or a divisor of 0, gives infinities of either
+// sign in the addends, and nan as their sum.
 enum class NumberClass : uint8_t { kOrdinary, kZero, kNonFinite };
 
-// Global shape, strides (of the tensor as one device would hold it) and dtype.
+// Global shape, strides (of the tensor on a single device) and dtype.
 struct TensorMeta {
   Shape sizes;
   Shape strides;
   c10::ScalarType dtype = c10::ScalarType::Float;
-  // Of dim 0, and made from a number (Python's `t + 0.5`): takes part in type promotion as the number would.
+  // A 0-dim tensor made from a number (Python's `t + 0.5`): takes part in type promotion like the number.
   bool wrapped_number = false;
   NumberClass number = NumberClass::kOrdinary;  // of a wrapped number
 
@@ -40,7 +40,7 @@ Shape row_major_strides(c10::ArrayRef<int64_t> sizes);
 
 // The dims are a permutation of a contiguous tensor's: its elements neither overlap nor leave gaps.
 bool is_dense(const TensorMeta& meta);
-// Of the same values in memory of their own: dense, as Tensor::clone() makes them.
+// The metadata of a copy in new memory: dense, as made by Tensor::clone().
 TensorMeta in_own_memory(TensorMeta meta);
 
 }  // namespace dtensor

@@ -26,7 +26,7 @@ int64_t numel_of(const Part& part) {
 
 int64_t item_bytes(const TensorMeta& meta) { return static_cast<int64_t>(c10::elementSize(meta.dtype)); }
 
-// `wanted(sender, receiver)`: whether to list that pair's messages. None if there are more than `most`.
+// `wanted(sender, receiver)`: whether to list that pair's messages. nullopt if there are more than `most`.
 template <typename Wanted>
 std::optional<std::vector<Message>> messages_between(const TensorMeta& meta, const Layout& before, const Layout& after,
                                                      size_t most, Wanted wanted) {
@@ -106,9 +106,9 @@ Traffic traffic_of(const TensorMeta& meta, const Layout& before, const Layout& a
 }
 
 int64_t packed_bytes(const TensorMeta& meta, const Layout& before, const Layout& after, const Traffic& t) {
-  absl::flat_hash_map<int64_t, int64_t> wanted;  // of each rank, by all, itself among them
+  absl::flat_hash_map<int64_t, int64_t> wanted;  // of each rank, by all, including itself
   Sources sources(meta, before);
-  if (sources.num_copies() == 1 && !after.is_boxes()) {  // the target takes the tensor so many times
+  if (sources.num_copies() == 1 && !after.is_boxes()) {  // the number of copies in the target
     int64_t times = 1;
     for (int64_t m = 0; m < after.mesh().ndim(); ++m)
       times *= after.placements()[m].is_sharded() ? 1 : after.mesh().size(m);

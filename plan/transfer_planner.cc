@@ -25,7 +25,7 @@ constexpr size_t kMaxLegs = 24;                  // on either mesh
 
 Layout normalized(const TensorMeta& meta, const Layout& layout, const char* name) {
   if (layout.is_boxes()) return layout;
-  Placements normal;  // one by one: kinds of Partial may mix, since all are reduced on the way
+  Placements normal;  // one by one: kinds of Partial may be mixed, since all are reduced on the way
   for (const Placement& p : layout.placements()) {
     const auto placement = normalize_placements({p}, static_cast<int64_t>(meta.sizes.size()));
     TORCH_CHECK_VALUE(placement.ok(), "[redistribute] `", name, "`: ", std::string(placement.status().message()));
@@ -39,18 +39,18 @@ struct Leg {
   Placements middle;     // of the transfer, at this end
   bool possible = true;  // within the limits
   std::vector<RedistributeStep> steps;
-  int64_t least_peak = -1;  // the smallest limit that leaves some; -1: nobody asked
+  int64_t least_peak = -1;  // the smallest limit with a route; -1: not computed
 };
 
-// What is Partial is reduced, or scattered along any dim. What every rank of the target wants may come in pieces that
-// they then gather, so that no sender sends it often. With `every`, each mesh dim for itself, and what is replicated
-// may be cut before the transfer, too: a rank then has less, where it is in both meshes.
+// Partials are reduced, or scattered along any dim. Elements that every rank of the target needs may be sent in pieces
+// that the target then gathers, so that no sender sends them often. With `every`, separately per mesh dim, and
+// replicated dims may be cut before the transfer, too: then a rank has less, if it is in both meshes.
 std::vector<Placements> middles(const TensorMeta& meta, const Layout& layout, bool is_first, bool every) {
   std::vector<Placements> list = {without_partials(layout.placements())};
   if (layout.is_boxes()) return list;
   const Placements& p = layout.placements();
   const std::vector<int64_t>& shape = layout.mesh().shape();
-  // Where mesh dim m may cut tensor dim d, and how; nullopt where parts would be too short.
+  // Whether and how mesh dim m may cut tensor dim d; nullopt if parts would be too short.
   const auto landing = [&](size_t m, int64_t d, bool strided) -> std::optional<Placement> {
     if (meta.sizes[d] < shape[m]) return std::nullopt;
     int64_t inner = 1;  // parts that later mesh dims cut this one's into
@@ -91,8 +91,8 @@ void add_up(Route& route) {
   }
 }
 
-// Spreads `step` over as many rounds as keep its buffers within `limit`. False if none do; `least` is then the smallest
-// limit that would do, if it is below `hopeless`.
+// Divides `step` into rounds whose buffers stay within `limit`. False if no number of rounds does; `least` is then the
+// smallest sufficient limit, if it is below `hopeless`.
 bool fit(const TensorMeta& meta, const Layout& before, const Layout& after, const Traffic& t, const CostModel& cost,
          int64_t limit, int64_t hopeless, RedistributeStep& step, int64_t& least) {
   least = step.peak_bytes;
@@ -132,10 +132,10 @@ bool fit(const TensorMeta& meta, const Layout& before, const Layout& after, cons
   return step.peak_bytes <= limit;
 }
 
-// Ways to go: some steps on the mesh of `from`, then over, then some on the mesh of `to`.
+// The possible routes: some steps on the mesh of `from`, the transfer, some steps on the mesh of `to`.
 class TransferRoutes {
  public:
-  // `every`: also those that only serve limits.
+  // `every`: also routes that only help with limits.
   TransferRoutes(const TensorMeta& meta, const Layout& from, const Layout& to, const CostModel& cost,
                  const Limits& limits, bool every)
       : meta_(meta), from_(from), to_(to), cost_(cost), limits_(limits) {
@@ -162,7 +162,7 @@ class TransferRoutes {
     }
   }
 
-  // All within the limits, the cheapest first.
+  // All within the limits, cheapest first.
   std::vector<Route> all() const {
     std::vector<Route> routes;
     for (const Leg& first : firsts_) {
@@ -181,7 +181,7 @@ class TransferRoutes {
     return routes;
   }
 
-  // The peak of a route of all(), if that was not asked for within limits.
+  // Adds the buffers to the peak of a route of all(), if it was planned without limits.
   void add_buffers(Route& route) const {
     if (!cost_.packs || limits_.any()) return;
     for (RedistributeStep& step : route.steps) {
@@ -193,7 +193,7 @@ class TransferRoutes {
     add_up(route);
   }
 
-  // The smallest limit that leaves a route. REQUIRES: all() is empty.
+  // The smallest limit with a route. REQUIRES: all() is empty.
   int64_t least_peak() {
     int64_t least = std::numeric_limits<int64_t>::max();
     for (Leg& first : firsts_) {
@@ -212,7 +212,7 @@ class TransferRoutes {
   }
 
  private:
-  // Adds the transfer, if there is one. False if `limit` forbids it; `least` and `hopeless` as fit().
+  // Adds the transfer, if one is needed. False if `limit` forbids it; `least` and `hopeless` as in fit().
   bool go_over(const Leg& first, const Leg& last, int64_t limit, int64_t hopeless, std::vector<RedistributeStep>& steps,
                int64_t& least) const {
     const Layout before = from_.is_boxes() ? from_ : Layout(from_.mesh(), first.middle);
@@ -227,7 +227,7 @@ class TransferRoutes {
     step.after = after.placements();
     step.bytes = t.received;
     step.peak_bytes = t.held;
-    const bool unlimited = limit == Limits::kNone;  // then add_buffers() does, for the routes that are kept
+    const bool unlimited = limit == Limits::kNone;  // later, by add_buffers(), for the routes that are kept
     if (cost_.packs && !unlimited && t.held <= hopeless) step.peak_bytes = packed_bytes(meta_, before, after, t);
     step.seconds = cost_.copy(t.held);
     if (t.received > 0) {

@@ -31,8 +31,8 @@ void check_output(const Problem& problem, size_t o, const Placement& p) {
               ", which has ", ndim, " dims");
 }
 
-// What factor rules see to by themselves, for strategies written by hand: no Partial comes or goes in a dtype that
-// cannot have it.
+// Checks for hand-written strategies, which factor rules make themselves: no Partial in a dtype that does not support
+// it.
 template <typename Out, typename In>
 bool dtypes_allow(const Problem& problem, size_t num_outputs, const Out& out, const In& in) {
   for (size_t o = 0; o < num_outputs && o < problem.metas.tensors.size(); ++o) {
@@ -51,16 +51,17 @@ bool dtypes_allow(const Problem& problem, size_t num_outputs, const Out& out, co
   return true;
 }
 
-// May input i be brought to `wanted` along mesh dim d?
+// Whether input i may be redistributed to `wanted` along mesh dim d.
 bool input_allowed(const Problem& problem, size_t i, int64_t d, const Placement& wanted) {
   const Spec& spec = *problem.call.inputs[i];
   const Placement& given = problem.given(i, d);
   if (wanted == given) return true;
   if (!valid_dim(wanted, spec.ndim()) || wanted.is_mask_partial()) return false;
-  if (!problem.call.may_become(i, given, wanted)) return false;
+  if (!problem.call.context.may_become(i, given, wanted)) return false;
   if (!wanted.is_partial()) return true;
   if (wanted.reduce_op() == ReduceOp::kSum) return spec.dtype() != c10::ScalarType::Bool;
-  // The identities of the others are no exact way to say a value that is there; only for the sake of a fellow input.
+  // Making a Partial with the neutral elements of other ranks is not exact for every value; only done for another
+  // input's sake.
   if (wanted.reduce_op() == ReduceOp::kAvg && !c10::isFloatingType(spec.dtype()) && !c10::isComplexType(spec.dtype())) {
     return false;
   }
@@ -71,14 +72,14 @@ bool input_allowed(const Problem& problem, size_t i, int64_t d, const Placement&
   return false;
 }
 
-// Do written tensors keep their layout along mesh dim d? One that need not is written where it was brought to. `at(o)`,
-// `in(i)`: the strategy's placements there.
+// Whether written tensors keep their layout along mesh dim d. One with a free layout is written in its new layout.
+// `at(o)`, `in(i)`: the strategy's placements there.
 template <typename Out, typename In>
 bool keeps_written(const Problem& problem, int64_t d, size_t num_outputs, const Out& out, const In& in) {
   for (size_t o = 0; o < num_outputs; ++o) {
     const int i = problem.fixed_outputs[o];
     if (i < 0 || !problem.call.inputs[i]) continue;
-    if (out(o) != (problem.call.is_free(i) ? in(i) : problem.given(i, d))) return false;
+    if (out(o) != (problem.call.context.is_mutable(i) ? in(i) : problem.given(i, d))) return false;
   }
   for (size_t i = 0; i < problem.fixed_inputs.size(); ++i) {
     if (problem.fixed_inputs[i] && in(i) != problem.given(i, d)) return false;
@@ -86,7 +87,7 @@ bool keeps_written(const Problem& problem, int64_t d, size_t num_outputs, const 
   return true;
 }
 
-// "S(0) or R": what the written input i might have been along mesh dim d.
+// "S(0) or R": the placements that the written input i may have along mesh dim d.
 std::string accepted(const Problem& problem, size_t input, int64_t d, const std::vector<DimStrategy>& options) {
   std::vector<std::string> texts;
   for (const DimStrategy& option : options) {
@@ -101,7 +102,7 @@ std::string accepted(const Problem& problem, size_t input, int64_t d, const std:
     }
     if (input < option.inputs.size()) ask(option.inputs[input]);
     if (!one || !wanted || !valid_dim(*wanted, problem.call.inputs[input]->ndim())) continue;
-    // Not a sum or the like unless that is what somebody brought.
+    // A Partial only if the input had it.
     if (wanted->is_partial() && problem.given(input, d) != *wanted) continue;
     std::string text = to_string(*wanted);
     if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(std::move(text));
@@ -126,9 +127,8 @@ std::string accepted(const Problem& problem, size_t input, int64_t d, const std:
 }
 
 // Along a mesh dim on which no input is sharded, the engine does not begin to shard by itself. A reduce-scatter is
-// cheaper than an all-reduce, and slicing may make a redistribution along another dim cheaper, but what is saved is
-// paid again by the operators that follow: they meet a layout that nobody asked for and gather weights to get along
-// with it.
+// cheaper than an all-reduce, and slicing may make a redistribution along another dim cheaper, but later operators pay
+// for that: they get an unexpected layout and gather weights for it.
 void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>& options) {
   const size_t num_inputs = problem.functional.inputs.size();
   const auto present = [&](size_t i) { return problem.functional.inputs[i] != nullptr; };
@@ -138,17 +138,17 @@ void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>&
     if (problem.given(i, d).is_sharded()) return;
     replicated = replicated && problem.given(i, d).is_replicate();
   }
-  // It does not begin to make Partials of replicated inputs, either. What is to be reduced before matrices are
-  // multiplied may become shards: the price says whether the work that this spares is worth what it takes. So may the
-  // rows of a tensor whose layout the program did not choose: a recurrence's first state is zeros on all ranks, and its
-  // later states are split. With fewer rows than ranks some ranks would have nothing to do.
+  // It does not make Partials of replicated inputs, either. A Partial that is reduced before a matrix product may
+  // become shards: the price decides whether the work saved is worth the communication. So may the rows of a constant:
+  // the initial state of a recurrence is zeros on all ranks, and its later states are split. With fewer rows than ranks
+  // some ranks would have nothing to do.
   const auto may_shard = [&](size_t i, int64_t dim) {
-    if (!problem.flops || (replicated && !problem.call.is_unplaced(i))) return false;
+    if (!problem.flops || (replicated && !problem.call.context.is_constant_fill(i))) return false;
     return problem.functional.inputs[i]->sizes().at(dim) >= problem.call.mesh.size(d);
   };
   const auto begins = [&](const DimStrategy& s) {
     for (size_t i = 0; i < num_inputs; ++i) {
-      if (present(i) && problem.goes_home(i, d, s.inputs[i])) return false;
+      if (present(i) && problem.returns_to_preferred(i, d, s.inputs[i])) return false;
     }
     for (size_t i = 0; i < num_inputs; ++i) {
       if (!present(i)) continue;
@@ -161,7 +161,7 @@ void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>&
   options.erase(std::remove_if(options.begin(), options.end(), begins), options.end());
 }
 
-// Where no strategy keeps the limit, the best without one: its plan's error says what would do.
+// If no strategy stays within the limit, the best without one: the error of its plan names a sufficient limit.
 Problem unlimited(Problem problem) {
   problem.limits = {};
   return problem;
@@ -206,7 +206,7 @@ Strategy choose_per_dim(const Problem& problem, const OpRule& rule, SearchEffort
   return *std::move(best);
 }
 
-// Whether a whole strategy leaves what is written where it is, and asks of no input what it cannot be.
+// Whether a whole strategy keeps the layout of written inputs, and requires only possible placements of the others.
 bool is_allowed(const Problem& problem, const Strategy& s) {
   for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
     const auto out = [&](size_t o) { return s.outputs[o][d]; };
@@ -243,7 +243,7 @@ const Strategy* cheapest(const Problem& problem, const std::vector<Strategy>& al
   return best;
 }
 
-// Says what the written inputs may be on the first mesh dim on which none of `all` fits.
+// Names the layouts that the written inputs may have on the first mesh dim on which none of `all` fits.
 [[noreturn]] void throw_none_of(const Problem& problem, const std::vector<Strategy>& all) {
   for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
     std::vector<DimStrategy> options;

@@ -1,5 +1,4 @@
-// Which of a rule's strategies a call is computed with: those that it may take, and the cheapest of them. Internal to
-// propagate().
+// Chooses the strategy of a rule for a call: the cheapest of those that the call may take. Internal to propagate().
 #pragma once
 
 #include <utility>
@@ -11,11 +10,12 @@
 namespace dtensor {
 
 // Errors: none fits (WrittenLayoutError if that is for a tensor that the operator writes to); a strategy of the rule
-// that is none of this operator (c10::Error). Where no strategy keeps problem.limits, the best without that limit.
+// that does not fit this operator (c10::Error). If no strategy stays within problem.limits, returns the best without
+// that limit.
 Strategy choose_strategy(const Problem& problem, const OpRule& rule, SearchEffort& effort);
 
-// All strategies that the call may take, at most `most`, the cheapest first. Of combinations of the mesh dims'
-// strategies the first 4096 are looked at.
+// All strategies that the call may take, at most `most`, cheapest first. Regards the first 4096 combinations of the
+// mesh dims' strategies.
 std::vector<std::pair<Strategy, Score>> ranked_strategies(const Problem& problem, const OpRule& rule, size_t most);
 
 }  // namespace dtensor

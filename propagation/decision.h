@@ -1,4 +1,4 @@
-// What is decided of an operator's call: the value that the strategy cache keeps.
+// The decision for an operator's call: the value in the strategy cache.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -8,31 +8,31 @@
 #include <string>
 #include <vector>
 
+#include "propagation/call_context.h"
 #include "propagation/op_rule.h"
 
 namespace dtensor {
 
 struct RedistributePlan;  // plan/redistribute_plan.h
 
-// An in-place or out= operator would have to change the layout of what it writes to.
+// An in-place or out= operator would have to change the layout of a written argument.
 struct WrittenLayoutError : c10::Error {
   using c10::Error::Error;
 };
 
-// For one operator on given specs. No tensors, no values.
+// For one operator on given specs. Contains no tensors and no values.
 struct Decision {
   std::shared_ptr<const OpRule> rule;
   std::vector<SpecPtr> computed;                                     // specs that the local kernels see
-  std::vector<std::shared_ptr<const RedistributePlan>> input_plans;  // null: input taken as it is
+  std::vector<std::shared_ptr<const RedistributePlan>> input_plans;  // null: input used in its layout
   std::vector<SpecPtr> outputs;                                      // flattened; null: undefined
   std::vector<int> output_counts;                                    // as OutputMetas::counts
   std::vector<int64_t> output_offsets;                               // as OutputMetas::offsets
-  // What the cache's key names by numbers: they must live as long, since specs made anew would have others.
-  std::vector<SpecPtr> given;  // of the inputs, as they came
-  SpecPtr gradient_target;
-  std::vector<SpecPtr> given_homes;
+  // The cache's key names specs by id. They live as long as the decision, since new ones would have other ids.
+  std::vector<SpecPtr> given;  // of the inputs, before they moved
+  CallContext context;
 
-  std::vector<SpecPtr> output_homes;  // as OpCall::homes, of the outputs; empty: none
+  std::vector<SpecPtr> preferred_outputs;  // as CallContext::preferred_layouts, of the outputs; empty: none known
 
   int64_t bytes() const;  // of all input redistributions
   // "aten::mm(S(0), R) -> S(0); input 1: S(0) -> R: all_gather(dp) 4096 B"

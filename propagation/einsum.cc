@@ -12,7 +12,7 @@ namespace {
 
 using Factors = std::vector<int>;
 
-// "b...mk": what stands before and after the ellipsis, letters and spaces.
+// "b...mk": the letters and spaces before and after the ellipsis.
 struct Operand {
   std::string_view before, after;
   bool ellipsis = false;
@@ -57,7 +57,7 @@ Operands parse_operands(std::string_view text, std::string_view equation) {
   return result;
 }
 
-// What one dim of an operand is called: a letter, the k-th ellipsis dim counted from the right, or '1'.
+// The label of a dim of an operand: a letter, the k-th ellipsis dim counted from the right, or '1'.
 struct Label {
   char letter;
   int64_t ellipsis;
@@ -84,7 +84,7 @@ struct Equation {
   std::string_view text;
   Operands inputs, outputs;
   std::vector<std::vector<int>> terms;  // of inputs
-  absl::InlinedVector<bool, 4> alone;   // the only input of its term, of several: it broadcasts to the result
+  absl::InlinedVector<bool, 4> alone;   // the only input of its term, among several terms: it broadcasts to the result
 };
 
 Equation parse_equation(std::string_view text) {
@@ -105,8 +105,8 @@ Equation parse_equation(std::string_view text) {
   return equation;
 }
 
-// Of every input's dims, from the right where the input has fewer than letters. `ellipsis_dims`: that "..." stands for,
-// at most.
+// Labels of every input's dims, aligned at the right if the input has fewer dims than letters. `ellipsis_dims`: the
+// maximum that "..." stands for.
 absl::InlinedVector<Labels, 4> label_inputs(const OpCall& call, const Equation& equation, int64_t& ellipsis_dims) {
   TORCH_CHECK(equation.inputs.size() == call.inputs.size(), call.name(), ": the rule \"", equation.text, "\" has ",
               equation.inputs.size(), " inputs, the call ", call.inputs.size());
@@ -127,7 +127,7 @@ absl::InlinedVector<Labels, 4> label_inputs(const OpCall& call, const Equation& 
   return result;
 }
 
-// Broadcast dims are of no factor.
+// Broadcast dims have no factor.
 void leave_out_broadcast(const OpCall& call, size_t num_factors, FactorRule& rule) {
   absl::InlinedVector<int64_t, 8> sizes(num_factors, 1);
   absl::InlinedVector<bool, 8> in_input(num_factors, false);
@@ -161,8 +161,8 @@ FactorRule einsum(const OpCall& call, std::string_view text, bool linear) {
   FactorRule rule;
   if (linear) rule.terms = std::move(equation.terms);
 
-  // Factors are numbered as they come, those of the results first, so that among equals a split that leaves no Partial
-  // comes first.
+  // Factors are numbered in order of appearance, those of the results first, so that among equals a split without a
+  // Partial result comes first.
   Labels factors;
   const auto number = [&](const Label& label) {
     if (label.letter == '1') return kNoFactor;

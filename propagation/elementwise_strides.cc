@@ -52,7 +52,7 @@ void take_strides_of_converted(const OpCall& call, OutputMetas& metas) {
   if (metas.tensors.empty() || !metas.tensors[0] || std::none_of(call.inputs.begin(), call.inputs.end(), sparse))
     return;
   if (call.mesh.world().device_type() != c10::DeviceType::CPU) return;
-  if (call.has_arg("mask") || call.has_arg("condition")) return;  // beside which the others are computed
+  if (call.has_arg("mask") || call.has_arg("condition")) return;  // the others are computed in their dtype
   const c10::ScalarType common = computed_dtype(call, metas.tensors[0]->dtype);
   OpCall converted = call;
   bool any = false;

@@ -73,8 +73,7 @@ class Deriver {
     return call_.inputs[input] && s.inputs[input].is_partial();
   }
 
-  // The dtype of output `o`; nullopt where nobody has asked for the results yet, or the rule is about some of them
-  // only.
+  // The dtype of output `o`; nullopt if the results are not known yet, or the rule covers some of them only.
   std::optional<c10::ScalarType> result_dtype(size_t o) const {
     return call_.result_dtypes.size() == rule_.outputs.size() ? call_.result_dtypes[o] : std::nullopt;
   }
@@ -96,7 +95,7 @@ class Deriver {
     return !leaves || !scales || (!any && terms_.empty()) || factors_are_finite(s);
   }
 
-  // The numbers beside the Partials; of tensors nothing is known, and they are taken to be finite.
+  // Whether the numbers multiplied with Partials are finite; tensors are assumed to be.
   bool factors_are_finite(const DimStrategy& s) const {
     const auto& arguments = call_.schema().arguments();
     for (size_t a = 0; a < arguments.size(); ++a) {
@@ -114,15 +113,14 @@ class Deriver {
     return true;
   }
 
-  // The MaskPartial that input i came as, where `s` takes it as a sum; null if it came otherwise.
+  // The MaskPartial that input i has, if `s` takes it as a sum; else null.
   const Placement* summed_mask(const DimStrategy& s, size_t i) const {
     const Placement* p = given(i);
     const bool is_sum = p != nullptr && p->is_mask_partial() && p->reduce_op() == ReduceOp::kSum;
     return is_sum && s.inputs[i] == Partial() ? p : nullptr;
   }
 
-  // Adds the strategy, if the dtypes allow it, and where it sums inputs that came as MaskPartial also one that takes
-  // those as they are.
+  // Adds the strategy, if the dtypes allow it, and if it sums inputs that have MaskPartial also one that keeps these.
   void add(DimStrategy s, Maths maths) {
     if (!fits(s, maths)) return;
     result_.push_back(std::move(s));
@@ -131,7 +129,7 @@ class Deriver {
     if (any) add_masked(result_.back(), maths);
   }
 
-  // Written to, a MaskPartial stays one if at no element two ranks can have something: then it is given as a result.
+  // A written MaskPartial stays one if no element has values on two ranks: then it is a result.
   void add_masked(DimStrategy s, Maths maths) {
     int64_t partial = 0;
     const Placement* mask = nullptr;
@@ -157,14 +155,13 @@ class Deriver {
     return std::nullopt;
   }
 
-  // Gives every tensor that has the factor the placement that `split` makes for the factor's dim; nothing if it is
-  // blocked.
+  // Gives every tensor with the factor the placement that `split` makes for the factor's dim; nothing if it is blocked.
   template <typename Split>
   std::optional<DimStrategy> split(int factor, const Split& split) const {
     if (std::find(rule_.blocked.begin(), rule_.blocked.end(), factor) != rule_.blocked.end()) return std::nullopt;
     for (const auto* tensors : {&rule_.inputs, &rule_.outputs}) {
       for (const Factors& factors : *tensors) {
-        // A diagonal: the ranks' blocks on it are not what they would be of.
+        // A diagonal: local blocks do not contain it.
         if (std::count(factors.begin(), factors.end(), factor) > 1) return std::nullopt;
       }
     }
@@ -191,7 +188,7 @@ class Deriver {
       }
     }
     if (!contracted) return s;
-    // Terms that are not split must be addends all the same.
+    // Terms that are not split must still be Partial.
     for (const auto& term : terms_) {
       bool has = std::any_of(term.begin(), term.end(), [&](int i) { return dim_of(rule_.inputs[i], factor) >= 0; });
       if (has) continue;
@@ -204,7 +201,7 @@ class Deriver {
     return s;
   }
 
-  // An input that is in several terms must not be an addend in one and whole in another.
+  // An input of several terms must not be Partial in one and replicated in another.
   bool consistent(const DimStrategy& s, int factor) const {
     for (const auto& term : terms_) {
       int64_t partial = std::count_if(term.begin(), term.end(), [&](int i) { return s.inputs[i].is_partial(); });

@@ -1,9 +1,9 @@
-// The rule language: which output dims come from which input dims, and in what the operator is linear.
+// The rule language: which output dims come from which input dims, and in which inputs the operator is linear.
 //
 // A factor is a dim that runs through the operator: "mk,kn->mn" has the factors m, k, n. Splitting a factor over ranks
 // shards every tensor that has it on that dim; tensors without it stay whole, and an output without it becomes Partial
-// (k above). Linearity says which inputs may be Partial. The engine derives every strategy from that, for any mesh,
-// uneven sizes too.
+// (k above). Linearity determines which inputs may be Partial. The engine derives every strategy from that, for any
+// mesh, uneven sizes too.
 //
 //   strategies(einsum(call, "mk,kn->mn"))        // R,R->R  S0,R->S0  R,S1->S1  S1,S0->P  P,R->P  R,P->P
 //   strategies(einsum(call, "mn+mk,kn->mn"))     // addmm: '+' separates the terms of a sum
@@ -20,7 +20,7 @@
 
 namespace dtensor {
 
-inline constexpr int kNoFactor = -1;  // a dim of its own: size 1 and broadcast, or new
+inline constexpr int kNoFactor = -1;  // not shared with other tensors: size 1 and broadcast, or new
 
 struct FactorRule {
   // Factor of each dim of each input (absent inputs: empty) and output. Factors are small integers from 0.
@@ -30,7 +30,7 @@ struct FactorRule {
   // Factors that must stay whole.
   std::vector<int> blocked;
 
-  // What an output without a split factor becomes. A factor that some output lacks and that has no entry here is
+  // The placement of an output without a split factor. A factor that some output lacks and that has no entry here is
   // blocked.
   struct Contraction {
     int factor;
@@ -42,12 +42,12 @@ struct FactorRule {
   // every term Partial(sum) and the rest whole, the outputs are Partial(sum); avg likewise. Inputs in no term are never
   // Partial.
   std::vector<std::vector<int>> terms;
-  // What the terms are computed with: kReal if there is a division, or a factor that is no integer.
+  // The arithmetic of the terms: kReal if there is a division, or a factor that is not an integer.
   Maths maths = Maths::kRing;
-  // Arguments, tensors or numbers, that the terms are divided by.
+  // Arguments, tensors or numbers, by which the terms are divided.
   std::vector<std::string> divisors;
 
-  // Further kinds of Partial that pass through: with the named inputs so and every other input Replicate.
+  // Further kinds of Partial that pass through: if the named inputs have it and all others are Replicate.
   struct Passthrough {
     std::vector<int> inputs;
     ReduceOp in;
@@ -57,12 +57,12 @@ struct FactorRule {
   std::vector<Passthrough> passthroughs;
 };
 
-// Which dtypes a Partial may have is no part of a rule: strategies() leaves out those that passes() of partial_dtypes.h
-// denies for the dtypes of the inputs and results at hand, and linear ones beside a number that is not finite or a
+// The dtypes that a Partial may have are not part of a rule: strategies() omits those that passes() of partial_dtypes.h
+// rejects for the dtypes of the present inputs and results, and linear ones next to a number that is not finite or a
 // divisor of 0.
 
 // All strategies of a rule along one mesh dim: everything replicated first, then a split of each factor, then the
-// Partials. StridedShards found among the inputs are tried as splits too. `mesh_dim` < 0 leaves those out.
+// Partials. StridedShards found among the inputs are tried as splits too. `mesh_dim` < 0 omits those.
 std::vector<DimStrategy> strategies(const FactorRule& rule, const OpCall& call, int64_t mesh_dim = -1);
 
 // From an equation: inputs in the order of OpCall::inputs, ',' for a product, '+' for a sum (each input is a term of
@@ -77,16 +77,16 @@ FactorRule einsum(const OpCall& call, std::string_view equation, bool linear = t
 FactorRule pointwise(const OpCall& call, int num_outputs = 1);
 
 // One input `input` reduced over `dims` (normalised): output dims follow; reduced factors contract with `op`, or are
-// blocked if nullopt. keepdim leaves dims of size 1. Sums and averages are taken to be linear in `input`, the other ops
-// to pass their kind of Partial through: clear `terms` (`passthroughs`) of the result where that is not so
-// (count_nonzero, norms).
+// blocked if nullopt. keepdim leaves dims of size 1. Sums and averages count as linear in `input`, and the other ops
+// pass their kind of Partial through: clear `terms` (`passthroughs`) of the result where that is wrong (count_nonzero,
+// norms).
 FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& dims, bool keepdim,
                      std::optional<ReduceOp> op, int num_outputs = 1);
 
 // Floating-point operations of a rule whose terms are summed products: OpRule::flops. Empty for others.
 Flops flops(const FactorRule& rule);
 
-// A rule made of nothing but a FactorRule.
+// A rule that consists of a FactorRule only.
 OpRule factor_op(std::function<FactorRule(const OpCall&)> rule);
 
 }  // namespace dtensor

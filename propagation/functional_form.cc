@@ -19,8 +19,8 @@ bool writes(const c10::FunctionSchema& schema) {
                      [](const auto& a) { return a.alias_info() != nullptr && a.alias_info()->isWrite(); });
 }
 
-// How many arguments `functional` has besides those of the out= form, all of them with a default; nullopt: not its
-// functional form.
+// The number of arguments that `functional` has in addition to those of the out= form, all with a default; nullopt: not
+// its functional form.
 std::optional<size_t> count_defaults(const c10::FunctionSchema& functional, const c10::FunctionSchema& out) {
   if (writes(functional)) return std::nullopt;
   size_t found = 0;

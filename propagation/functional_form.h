@@ -1,4 +1,4 @@
-// From an operator that writes to its arguments to the one that returns new tensors. Internal.
+// Finds the functional form of an operator that writes to its arguments. Internal.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -18,7 +18,7 @@ std::string functional_name(const std::string& name);
 
 // The arguments of `functional` are those of `out` without the out= ones, and no others.
 bool is_functional_form(const c10::FunctionSchema& functional, const c10::FunctionSchema& out);
-// Where ATen keeps the functional form of an out= operator with this overload name: under one of these, most often.
+// The usual overload names of the functional form of an out= operator with this overload name.
 std::vector<std::string> usual_functional_overloads(const std::string& overload);
 
 }  // namespace dtensor

@@ -153,35 +153,10 @@ int OpCall::written_by_return(size_t r) const {
   return -1;
 }
 
-namespace {
-
-const FreeLayout* find_free(const std::vector<FreeLayout>& free_layouts, size_t input) {
-  const auto it = std::find_if(free_layouts.begin(), free_layouts.end(),
-                               [&](const FreeLayout& f) { return f.input == static_cast<int>(input); });
-  return it == free_layouts.end() ? nullptr : &*it;
-}
-
-}  // namespace
-
-bool OpCall::is_free(size_t input) const { return find_free(free_layouts, input) != nullptr; }
-
-bool OpCall::may_become(size_t input, const Placement& from, const Placement& to) const {
-  const FreeLayout* free = find_free(free_layouts, input);
-  if (free == nullptr || !free->dims || from == to) return true;
-  return from.is_replicate() && to.is_shard() && (*free->dims >> to.dim() & 1) != 0;
-}
-
-bool OpCall::is_unplaced(size_t input) const {
-  return std::find(unplaced.begin(), unplaced.end(), static_cast<int>(input)) != unplaced.end();
-}
-
-bool OpCall::is_parameter(size_t input) const {
-  return std::find(parameters.begin(), parameters.end(), static_cast<int>(input)) != parameters.end();
-}
-
-const Placement* OpCall::home(size_t input, int64_t mesh_dim) const {
-  if (input >= homes.size() || !homes[input]) return nullptr;
-  const Placement& p = homes[input]->placements()[mesh_dim];
+const Placement* OpCall::preferred_placement(size_t input, int64_t mesh_dim) const {
+  const Spec* preferred = context.preferred_layout(input);
+  if (preferred == nullptr) return nullptr;
+  const Placement& p = preferred->placements()[mesh_dim];
   return p.is_shard() && p != inputs[input]->placements()[mesh_dim] ? &p : nullptr;
 }
 

@@ -1,7 +1,7 @@
-// What the engine must know of an operator: in which layouts it can be computed, and what comes out.
+// The rule of an operator: the layouts in which it can be computed, and the layouts of its results.
 //
-// A rule is a value. Most are written in the rule language of factor_rule.h; what cannot be said there is a small
-// function. Register one for your own operator (rule_registry.h):
+// A rule is a value. Most are written in the rule language of factor_rule.h; others are small functions. Register one
+// for your own operator (rule_registry.h):
 //
 //   OpRule rule;
 //   rule.per_dim = [](const OpCall& call, int64_t) { return strategies(einsum(call, "mk,kn->mn")); };
@@ -28,16 +28,16 @@ struct DimStrategy {
   Placements inputs;  // one per OpCall::inputs; the entries of absent inputs are ignored
 };
 
-// The same along all mesh dims.
+// The same for all mesh dims.
 struct Strategy {
   std::vector<Placements> outputs;
   std::vector<Placements> inputs;
 };
 
-// What a local kernel may know: the ranks' parts are what the specs say for local rank `i`.
+// Information for a local kernel: the specs, and the index `i` of the local rank whose parts it gets.
 struct LocalCall {
   const c10::OperatorHandle& op;
-  const std::vector<SpecPtr>& inputs;   // as computed on, after redistribution; flattened as in OpCall
+  const std::vector<SpecPtr>& inputs;   // after redistribution; flattened as in OpCall
   const std::vector<SpecPtr>& outputs;  // flattened; null for an undefined output
   int64_t i;                            // index into mesh.local_ranks()
   const DeviceMesh& mesh;
@@ -47,36 +47,37 @@ struct LocalCall {
 struct OutputMetas {
   std::vector<std::optional<TensorMeta>> tensors;
   std::vector<int> counts;  // per schema return: number of tensors; -1 for a single Tensor
-  // Of views: where they begin in the memory of the tensor they are of, in their own elements. Empty: there, too.
+  // For views: the start of each in the memory of its base, in its own elements. Empty: all 0.
   std::vector<int64_t> offsets;
 };
 
-// How many floating-point operations a call takes on inputs of these shapes, one per OpCall::inputs, be they whole or a
+// The number of floating-point operations of a call on inputs of these shapes, one per OpCall::inputs, whole or a
 // rank's parts. Two per product that is added to a sum.
 using Flops = std::function<double(const std::vector<Shape>& inputs)>;
 
 struct OpRule {
   // Strategies along one mesh dim, best first where costs are equal. All mesh dims combine freely.
   std::function<std::vector<DimStrategy>(const OpCall&, int64_t mesh_dim)> per_dim;
-  // Or, for operators whose dims of the mesh depend on one another (views): complete strategies. One of the two is set.
+  // Or complete strategies, for operators whose strategies on different mesh dims depend on one another (views). One of
+  // the two is set.
   std::function<std::vector<Strategy>(const OpCall&)> whole;
 
   // Global metadata of the outputs. Unset: ATen's meta kernel, and for pointwise operators a trial on one element.
   std::function<OutputMetas(const OpCall&)> metas;
 
-  // The computation on one rank: takes the arguments off the stack, leaves the results. Unset: the operator itself.
+  // The computation on one rank: pops the arguments from the stack, pushes the results. Unset: the operator itself.
   // Local tensors are plain; autograd is off.
   std::function<void(const LocalCall&, torch::jit::Stack&)> local;
 
-  // Arguments whose value matters neither to layout nor to shape: only their type takes part in the cache key, and
-  // whether they are finite; of those among `divisors` also whether they are 0.
+  // Arguments whose value affects neither layout nor shape: the cache key has only their type, and whether they are
+  // finite; for those among `divisors` also whether they are 0.
   std::vector<std::string> value_free;
   std::vector<std::string> divisors;
 
-  // Of operators that multiply matrices, as convolutions do. Empty: the call multiplies none.
+  // For operators that multiply matrices, such as convolutions. Empty: there are no matrix products.
   std::function<Flops(const OpCall&)> flops;
 
-  // The strategies look at OpCall::gradient_target.
+  // The strategies look at CallContext::gradient_target.
   bool uses_gradient_target = false;
 };
 

@@ -6,20 +6,20 @@ namespace {
 bool floating(c10::ScalarType t) { return c10::isFloatingType(t); }
 bool field(c10::ScalarType t) { return c10::isFloatingType(t) || c10::isComplexType(t); }
 
-// Beyond 65504 half precision is infinite, and the addends of a number may be so where the number is not.
+// Half precision overflows beyond 65504, and the addends of a number may overflow although the number does not.
 bool narrow(c10::ScalarType t) {
   const c10::ScalarType real = c10::isComplexType(t) ? c10::toRealValueType(t) : t;
   return real != c10::kBFloat16 && floating(real) && c10::elementSize(real) <= 2;
 }
 
-// The sum of the casts is the cast of the sum, but for rounding.
+// The sum of the casts equals the cast of the sum, up to rounding.
 bool cast_keeps_sums(c10::ScalarType from, c10::ScalarType to) {
   if (from == to) return true;
   if (to == c10::kComplexHalf) return false;  // hardly any kernels: an average of it could not be reduced
   return field(from) && field(to) && c10::elementSize(to) > 1 && (!narrow(to) || narrow(from));
 }
 
-// No number is cast to one that stands before that of a smaller one.
+// Whether the cast is monotone.
 bool cast_keeps_order(c10::ScalarType from, c10::ScalarType to) {
   if (from == to) return !c10::isComplexType(to);
   if (c10::isComplexType(from) || c10::isComplexType(to)) return false;
@@ -56,7 +56,7 @@ bool passes(Maths maths, const Placement& in, c10::ScalarType from, const Placem
   switch (maths) {
     case Maths::kCopy:
       if (same) return copies(op, from, to);
-      [[fallthrough]];  // another kind: nothing but the order can be meant
+      [[fallthrough]];  // another kind: only the order can be preserved
     case Maths::kMonotone:
       return is_order(op) && is_order(out.reduce_op()) && floating(from) && floating(to);
     case Maths::kShift:

@@ -15,7 +15,7 @@
 namespace dtensor {
 namespace {
 
-// Outputs of a strategy that are no tensors of their own but what the operator writes to.
+// Outputs of a strategy that are not new tensors but written arguments.
 std::vector<int> find_fixed_outputs(const OpCall& call, const OutputMetas& metas) {
   std::vector<int> result;
   const auto& returns = call.schema().returns();
@@ -41,7 +41,7 @@ Placements normalized(const OpCall& call, const Placements& placements, int64_t 
   return *std::move(result);
 }
 
-// Throws what the input that needs most says: its limit would do for all.
+// Throws the error for the input that needs most: its limit suffices for all.
 [[noreturn]] void throw_over_limit(const OpCall& call, const std::vector<SpecPtr>& computed) {
   size_t worst = 0;
   int64_t most = -1;
@@ -55,7 +55,7 @@ Placements normalized(const OpCall& call, const Placements& placements, int64_t 
   }
   TORCH_CHECK_VALUE(false, call.name(), ": argument '", call.input_name(static_cast<int>(worst)), "' has to go from ",
                     to_string(call.inputs[worst]->placements()), " to ", to_string(computed[worst]->placements()),
-                    ", and max_bytes is ", call.limits.max_bytes, ", but no route needs less than ", most,
+                    ", and max_bytes is ", call.context.limits.max_bytes, ", but no route needs less than ", most,
                     " bytes on a rank; allow as many. Call: ", call.to_string());
 }
 
@@ -66,7 +66,7 @@ std::vector<std::shared_ptr<const RedistributePlan>> plan_inputs(const OpCall& c
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     if (computed[i] == call.inputs[i]) continue;
     const Placements& to = computed[i]->placements();
-    plans[i] = cached_plan_within(moved_of(call, i, to), to, call.limits);
+    plans[i] = cached_plan_within(moved_of(call, i, to), to, call.context.limits);
     if (!plans[i]) throw_over_limit(call, computed);
   }
   return plans;
@@ -108,9 +108,9 @@ Problem problem_of(const OpCall& call, const OpRule* rule) {
   problem.fixed_outputs = find_fixed_outputs(call, problem.metas);
   problem.fixed_inputs = problem.functional.written();
   for (size_t i = 0; i < problem.fixed_inputs.size(); ++i) {
-    problem.fixed_inputs[i] = problem.fixed_inputs[i] && call.inputs[i] && !call.is_free(i);
+    problem.fixed_inputs[i] = problem.fixed_inputs[i] && call.inputs[i] && !call.context.is_mutable(i);
   }
-  problem.strayed = find_strayed(problem, *rule);
+  problem.displaced = find_displaced_inputs(problem, *rule);
   return problem;
 }
 
@@ -121,14 +121,13 @@ std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strate
   decision->rule = std::move(rule);
   decision->given = call.inputs;
   decision->computed = call.inputs;  // out= arguments: as they are
-  decision->gradient_target = call.gradient_target;
+  decision->context = call.context;
   for (size_t i = 0; i < choice.inputs.size(); ++i) {
     const SpecPtr& spec = call.inputs[i];
     if (!spec || spec->placements() == choice.inputs[i]) continue;
     decision->computed[i] = spec->with_placements(choice.inputs[i]);
   }
   decision->input_plans = plan_inputs(call, decision->computed);
-  decision->given_homes = call.homes;
 
   const OutputMetas& metas = problem.metas;
   decision->output_counts = metas.counts;
@@ -141,7 +140,7 @@ std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strate
     const int64_t ndim = static_cast<int64_t>(metas.tensors[o]->sizes.size());
     decision->outputs.push_back(Spec::get(call.mesh, normalized(call, choice.outputs[o], ndim), *metas.tensors[o]));
   }
-  decision->output_homes = find_homes(problem, choice, *decision->rule, decision->outputs);
+  decision->preferred_outputs = find_preferred_layouts(problem, choice, *decision->rule, decision->outputs);
   return decision;
 }
 

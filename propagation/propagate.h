@@ -1,4 +1,4 @@
-// From a call to a decision: which strategy, which redistributions first, what comes out.
+// Turns a call into a decision: the strategy, the redistributions of the inputs, and the results.
 //
 //   const OpCall call = OpCall::make("aten::mm", {a, b});  // specs: nothing is computed or sent
 //   std::cout << propagate(call)->explain(call) << "\n";
@@ -15,23 +15,23 @@ namespace dtensor {
 
 struct SearchEffort;  // strategy_search.h
 
-// Decides by the operator's `rule`. Inputs that an operator writes to keep their layout.
+// Decides by the operator's `rule`. Written inputs keep their layout.
 // Errors, before anything is communicated: NotImplementedError if there is no rule or the output shape cannot be known;
-// WrittenLayoutError; ValueError if no strategy keeps call.limits.
+// WrittenLayoutError; ValueError if no strategy keeps call.context.limits.
 std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<const OpRule> rule,
                                           SearchEffort* effort = nullptr);
-// The same for tests and tools, by the rule that the registry has.
+// The same for tests and tools, with the rule in the registry.
 std::shared_ptr<const Decision> propagate(const OpCall& call);
 std::shared_ptr<const Decision> propagate(const OpCall& call, SearchEffort& effort);
 
-// A way to compute a call, and what it is estimated to take: the redistributions of its inputs, and the reductions that
-// it puts off for them.
+// One way to compute a call, with its estimated time: the redistributions of its inputs, and the reductions that it
+// defers.
 struct PricedDecision {
   std::shared_ptr<const Decision> decision;
   double seconds = 0;
 };
 
-// The ways that the rule has, at most `most`, the cheapest first. Errors: as propagate(); empty where none fits.
+// The ways of the rule, at most `most`, cheapest first. Errors: as propagate(); empty if none fits.
 std::vector<PricedDecision> propagate_all(const OpCall& call, std::shared_ptr<const OpRule> rule, size_t most);
 
 // The text of the error of an operator without a rule: what to do about it.

@@ -45,14 +45,14 @@ struct RuleRegistry::State {
   mutable std::mutex mutex;
   std::map<std::string, std::shared_ptr<const OpRule>> rules;
   absl::flat_hash_map<std::string, Handler> handlers;
-  const Family* family = nullptr;  // whose rules are being added; null: the program adds its own
+  const Family* family = nullptr;  // the family that is being added; null: the program adds its own
   std::map<std::pair<std::string, Entry::Kind>, const Family*> owners;
   std::shared_ptr<const OpRule> default_pointwise;
   std::atomic<uint64_t> generation{1};
-  // What find() answered since the last change, by full operator name.
+  // Results of find() since the last change, by full operator name.
   mutable absl::flat_hash_map<std::string, std::shared_ptr<const OpRule>> found;
 
-  // Which of two families came last would be seen by nobody.
+  // If two families added the same operator, the order would decide silently.
   void own(const std::string& op, Entry::Kind kind) {
     const auto [it, is_new] = owners.try_emplace({op, kind}, family);
     if (is_new || it->second == family) return;

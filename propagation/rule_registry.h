@@ -1,6 +1,6 @@
-// Which rule or handler every operator has: the one place where they are looked up.
+// The registry of every operator's rule or handler.
 //
-// The library's own stand beside their code in ops/, one RuleFamily a file; a program adds its own to
+// The library's own are defined next to their code in ops/, one RuleFamily per file; a program adds its own to
 // RuleRegistry::instance().
 #pragma once
 
@@ -16,8 +16,8 @@
 namespace dtensor {
 
 // Replaces the whole treatment of an operator: gets the global arguments on the stack, leaves global results. For
-// operators that are no map of local tensors: item(), equal(), norms (composed of other operators), ... Runs below
-// autograd, but that of a composite operator above it, in the place of the composite's code.
+// operators that are not computed on local tensors independently: item(), equal(), norms (composed of other operators),
+// ... Runs below autograd, but the handler of a composite operator runs above it, instead of the composite's code.
 using Handler = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 // Operators -> rules. Look-up order: "ns::op.overload" (for an out= operator also the overload without out), "ns::op",
@@ -36,16 +36,16 @@ class RuleRegistry {
   // Changes whenever a rule is added; cached decisions of an older generation are dropped.
   uint64_t generation() const;
 
-  // A rule or a handler, and where it was added.
+  // A rule or a handler, and its origin.
   struct Entry {
     std::string op;  // as it was given to add()
     enum class Kind { kRule, kHandler } kind = Kind::kRule;
-    std::string file;  // "ops/reduction/softmax.cc": where its RuleFamily stands; empty: the program added it
+    std::string file;  // "ops/reduction/softmax.cc": the file of its RuleFamily; empty: the program added it
   };
   std::vector<Entry> entries() const;  // by `op`, a rule before a handler. docs/operators.md lists the library's
 
-  // Names as for add(). An operator with a handler may have a rule, too, for the handler's own use. To be added before
-  // the operator is first called.
+  // Names as for add(). An operator with a handler may have a rule, too, for the handler's own use. Add it before the
+  // operator is first called.
   void add_handler(const std::string& op, Handler handler);
   Handler find_handler(const c10::OperatorHandle& op) const;  // null: none
 
@@ -55,12 +55,12 @@ class RuleRegistry {
   std::shared_ptr<State> state_;
 };
 
-// The rules and handlers of one source file, as a static object beside their code:
+// The rules and handlers of one source file, as a static object next to their code:
 //
 //   const RuleFamily softmax_rules("softmax", [](RuleRegistry& registry) { registry.add("aten::_softmax", ...); });
 //
-// RuleRegistry::instance() adds all families when it is first asked, in the order of their names. No two add the same:
-// the second is an error then.
+// RuleRegistry::instance() adds all families on its first use, in the order of their names. Two families that add the
+// same are an error.
 class RuleFamily {
  public:
   RuleFamily(const char* name, void (*add)(RuleRegistry& registry), const char* file = __builtin_FILE());

@@ -37,8 +37,7 @@ bool is_pointwise(const OpCall& call) {
   return functional && functional->hasTag(at::Tag::pointwise);
 }
 
-// Python puts meta kernels of its own in the place of ATen's, and their type promotion is not the same (bool ** True,
-// ldexp).
+// Python replaces ATen's meta kernels by its own, whose type promotion differs (bool ** True, ldexp).
 void take_elementwise_dtypes(const OpCall& call, OutputMetas& metas) {
   OutputMetas trial;
   try {
@@ -51,9 +50,8 @@ void take_elementwise_dtypes(const OpCall& call, OutputMetas& metas) {
   }
 }
 
-// nullopt also where the meta kernel fails at a good call of an elementwise operator: some are composed of others and
-// ask them for what they cannot do without data (ldexp, addcdiv beside a number). What is wrong with a call shows on
-// one element, too.
+// nullopt also if the meta kernel fails at a valid call of an elementwise operator: some are composites that need data
+// (ldexp, addcdiv with a number). An invalid call fails on one element, too.
 std::optional<OutputMetas> try_meta(const OpCall& call) {
   try {
     return run_meta(call);
@@ -72,7 +70,7 @@ std::optional<OutputMetas> try_meta(const OpCall& call) {
   }
 }
 
-// Results of their own; nullopt: cannot be known.
+// New results; nullopt: not known.
 std::optional<OutputMetas> infer(const OpCall& call) {
   if (!is_pointwise(call)) return run_meta(call);
   auto metas = try_meta(call);
@@ -82,7 +80,7 @@ std::optional<OutputMetas> infer(const OpCall& call) {
   return metas;
 }
 
-// Is it an out= call whose out= arguments were taken away (OpCall::without_outs())? ATen cannot run such a call.
+// Whether this is an out= call without its out= arguments (OpCall::without_outs()). ATen cannot run such a call.
 bool lacks_outs(const OpCall& call) {
   const auto& arguments = call.schema().arguments();
   for (size_t a = 0; a < arguments.size(); ++a) {
@@ -91,8 +89,8 @@ bool lacks_outs(const OpCall& call) {
   return false;
 }
 
-// aten::index_add for aten::index_add.out, aten::sum.dim_IntList for aten::sum.IntList_out. What out= has no argument
-// for (the dtype and device of zeros_like) is the default. nullopt: there is no such form.
+// aten::index_add for aten::index_add.out, aten::sum.dim_IntList for aten::sum.IntList_out. Arguments that out= lacks
+// (the dtype and device of zeros_like) have their defaults. nullopt: there is no such form.
 std::optional<OpCall> as_functional(const OpCall& call) {
   const auto op = functional_form(call.op);
   if (!op) return std::nullopt;
@@ -113,7 +111,7 @@ std::optional<OpCall> as_functional(const OpCall& call) {
   return result;
 }
 
-// What the operator writes to out= arguments; nullopt: cannot be known.
+// The values written to out= arguments; nullopt: not known.
 std::optional<OutputMetas> infer_of_outs(const OpCall& call, size_t num_functional) {
   // ATen gives an empty out= tensor the shape of the result.
   OpCall fresh = call;
@@ -124,12 +122,12 @@ std::optional<OutputMetas> infer_of_outs(const OpCall& call, size_t num_function
   auto metas = is_pointwise(call) ? try_meta(fresh) : run_meta(fresh);
   if (metas) return metas;
   if (is_pointwise(call)) return infer_elementwise(call.without_outs());
-  // The out= form often has no meta kernel where the other one has, or is known to be elementwise.
+  // The out= form often has no meta kernel although the other one has, or is known to be elementwise.
   const auto functional = as_functional(call);
   return functional ? infer(*functional) : std::nullopt;
 }
 
-// An operator that writes to all it returns: its outputs are as what it writes to, if that fits.
+// An operator that writes to all its results: they have the metadata of the written arguments, if that fits.
 OutputMetas infer_written(const OpCall& call, const OpRule& rule) {
   const auto& returns = call.schema().returns();
   OutputMetas result;
@@ -143,7 +141,7 @@ OutputMetas infer_written(const OpCall& call, const OpRule& rule) {
     }
   }
 
-  // What the operator would give.
+  // The result of the operator's functional form.
   const OpCall functional = call.without_outs();
   const size_t num_functional = functional.inputs.size();
   const bool has_outs = num_functional != call.inputs.size();
@@ -184,7 +182,7 @@ OutputMetas infer_elementwise(const OpCall& call) {
     return {{n, TensorMeta{shape, row_major_strides(shape)}}, std::vector<int>(n, -1), {}};
   }
   const c10::Device cpu(c10::DeviceType::CPU);
-  // Where nothing is computed nothing can be wrong with the numbers (ZeroDivisionError).
+  // If nothing is computed the numbers cannot be invalid (ZeroDivisionError).
   const int64_t size = std::count(shape.begin(), shape.end(), 0) > 0 ? 0 : 1;
   OutputMetas result = read_metas(run_on(call, cpu, [&](int i) { return one_element(*call.inputs[i], size); }));
   const Shape strides = elementwise_strides(call);

@@ -22,7 +22,7 @@ struct Entry {
   uint64_t hits = 0;
 };
 
-// The index refers to the keys inside the entries: no second copy.
+// The index refers to the keys inside the entries, without a second copy.
 struct KeyHash {
   size_t operator()(const CacheKey* key) const { return absl::Hash<absl::Span<const uint64_t>>()(*key); }
 };
@@ -44,7 +44,7 @@ struct StrategyCache::State {
   uint64_t evictions = 0;
   bool frozen = false;
 
-  // Moves what exceeds the capacity to `evicted`, to be destroyed outside the lock.
+  // Moves entries beyond the capacity to `evicted`, to be destroyed outside the lock.
   void evict(Entries& evicted) {
     while (entries.size() > capacity) {
       index.erase(&entries.back().key);

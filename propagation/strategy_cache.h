@@ -1,28 +1,26 @@
-// Remembers decisions: operator + specs + static arguments -> Decision. Bounded, counted, inspectable.
+// Caches decisions: operator + specs + static arguments -> Decision. Bounded, counted, inspectable.
 //
 // The key holds every non-tensor argument, lists element by element, except those whose value the rule declares
-// irrelevant (their type counts). Entries hold specs, never tensors. Least recently used entries go first. One cache
-// per world, as a World attachment; thread-safe.
+// irrelevant (their type counts). Entries hold specs, never tensors. Least recently used entries are evicted first. One
+// cache per world, as a World attachment; thread-safe.
 //
 //   StrategyCache& cache = strategy_cache(world);
 //   serve(warm_up_request);
-//   cache.freeze();  // from now on a call that is not remembered is an error which names it
+//   cache.freeze();  // from now on a call that is not cached is an error that names the call
 //   std::cout << cache.stats().hits << " hits, " << cache.stats().misses << " misses\n" << cache.dump();
 #pragma once
-
-#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "propagation/cache_key.h"
+
 namespace dtensor {
 
 struct Decision;
 class World;
-
-using CacheKey = c10::SmallVector<uint64_t, 32>;
 
 struct CacheStats {
   uint64_t hits = 0;
@@ -43,10 +41,10 @@ class StrategyCache {
 
   // Null on a miss. Counts.
   std::shared_ptr<const Decision> find(const CacheKey& key);
-  // Error (c10::Error) while frozen: the text has `description`, so that a serving loop learns which call was new.
+  // Error (c10::Error) while frozen: the text has `description`, so that a serving loop can see which call was new.
   void insert(const CacheKey& key, std::shared_ptr<const Decision> plan, std::string description);
 
-  // The error that insert() would throw, before anything is run.
+  // Throws the error of insert(), before anything is run.
   void check_open(const std::string& description) const;
 
   // After freeze() a miss is an error. For loops that must not plan any more.
@@ -54,7 +52,7 @@ class StrategyCache {
   bool frozen() const;
   void set_capacity(size_t capacity);  // evicts at once if smaller
   void clear();                        // entries and counts
-  void release();                      // entries alone: World calls it when nobody uses the world any more
+  void release();                      // clears entries only: called when the world is not used any more
   void reset_counts();
   CacheStats stats() const;
   // One line per entry, most recently used first: hits and description.

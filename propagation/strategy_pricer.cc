@@ -61,13 +61,13 @@ std::vector<Pricer::Group> Pricer::all_inputs(const Problem& problem) {
 Pricer::Pricer(const Problem& problem) : Pricer(problem, all_inputs(problem)) {}
 
 std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool quick) {
-  quick = quick && !problem_.limits.any();  // a route that is there may need too much
+  quick = quick && !problem_.limits.any();  // an existing route may need too much memory
   ++priced_;
   for (size_t o = 0; o < s.outputs.size(); ++o) {
     if (o < problem_.metas.tensors.size() && !problem_.metas.tensors[o]) continue;
     if (!normalize_placements(s.outputs[o], std::numeric_limits<int32_t>::max()).ok()) return std::nullopt;
   }
-  // First with lower bounds in place of what is not planned yet.
+  // First with lower bounds for redistributions that are not planned yet.
   Score score{begun_shards(s), 0};
   changes_.clear();
   for (const Group& g : groups_) {
@@ -83,7 +83,7 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
     }
     const Picoseconds one = quick && !price.planned ? price.quick : price.cost;
     score.changed += g.count;
-    if (price.strategy == priced_) {  // one more that is alike
+    if (price.strategy == priced_) {  // another one of the same group
       score.cost -= price.of_all(one);
       price.count += g.count;
     } else {
@@ -93,7 +93,7 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
     }
     score.cost += price.of_all(one);
   }
-  // What follows is never negative: where the inputs' ways are too dear already, nobody looks at it.
+  // The following terms are not negative: skips them if redistributing the inputs is too expensive already.
   if (score.cost > limit) return std::nullopt;
   const Picoseconds after = way_back(s);
   if (after == kNever) return std::nullopt;
@@ -113,19 +113,22 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
   return score.cost > limit ? std::nullopt : std::optional(score);
 }
 
-// Whole samples are never mixed: weights come to them, as in fully sharded models. Tokens that ranks share within each
-// sample are: there what is gathered is read by others, too (keys and values, where this are queries), while a
-// parameter's gradient has to come back to where the parameter is: what one gathers the other scatters.
+// Whether the sequence is sharded within samples. Samples are never mixed: weights are gathered, as in fully sharded
+// models. Sharded tokens are mixed: gathered ones are reused by other operators (keys and values, if this computes
+// queries), while a parameter's gradient must return to the parameter's layout: a forward gather implies a backward
+// scatter.
 bool Pricer::shares_samples() const {
-  if (problem_.call.parameters.empty()) return false;
+  if (problem_.call.context.parameters.empty()) return false;
   return std::any_of(groups_.begin(), groups_.end(), [&](const Group& g) {
     const Placements& given = problem_.call.inputs[g.input]->placements();
-    return !problem_.call.is_parameter(g.input) &&
+    return !problem_.call.context.is_parameter(g.input) &&
            std::any_of(given.begin(), given.end(), [](const Placement& p) { return p.is_strided_shard(); });
   });
 }
 
-int Pricer::ways(const Group& g) const { return shares_samples_ && problem_.call.is_parameter(g.input) ? 2 : 1; }
+int Pricer::ways(const Group& g) const {
+  return shares_samples_ && problem_.call.context.is_parameter(g.input) ? 2 : 1;
+}
 
 void Pricer::bound(size_t input, const Placements& to, Price& price) const {
   price.cost = kNever;
@@ -156,8 +159,9 @@ int64_t Pricer::bytes_read(const Strategy& s) const {
   return bytes;
 }
 
-// What a rank multiplies, and reads and writes for it: work that all ranks do alike costs each of them all of it. Of
-// operators that multiply no matrices nothing, as they take little, and all ways that move as much about as much of it.
+// The FLOP of a rank, and the bytes read and written for them: work that all ranks do redundantly costs each of them
+// all of it. Operators without matrix products cost nothing, as they take little, and strategies with equal
+// communication read about as much.
 Picoseconds Pricer::work(const Strategy& s) const {
   if (!problem_.flops) return 0;
   std::vector<Shape> parts(problem_.functional.inputs.size());
@@ -176,15 +180,15 @@ Picoseconds Pricer::work(const Strategy& s) const {
 bool Pricer::begins_to_shard(const Strategy& s, int64_t d) const {
   const auto is_cut = [&](const Group& g) { return s.inputs[g.input][d].is_sharded(); };
   const auto came_sharded = [&](const Group& g) {
-    return problem_.given(g.input, d).is_sharded() || problem_.goes_home(g.input, d, s.inputs[g.input][d]) ||
-           (problem_.call.is_unplaced(g.input) && is_cut(g));
+    return problem_.given(g.input, d).is_sharded() || problem_.returns_to_preferred(g.input, d, s.inputs[g.input][d]) ||
+           (problem_.call.context.is_constant_fill(g.input) && is_cut(g));
   };
   return std::none_of(groups_.begin(), groups_.end(), came_sharded) &&
          std::any_of(groups_.begin(), groups_.end(), is_cut);
 }
 
-// Where no input came sharded along a mesh dim, whoever asked for whole tensors will do so again: what is cut there for
-// this operator is gathered in the end. What came Partial could have waited, and been reduced then: that is spared.
+// If no input was sharded along a mesh dim, the program works with whole tensors: a result that is sharded for this
+// operator will be gathered in the end. An input that was Partial could have been reduced later: that is saved.
 Picoseconds Pricer::begun_shards(const Strategy& s) const {
   Picoseconds total = 0;
   for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
@@ -207,19 +211,19 @@ Picoseconds Pricer::begun_shards(const Strategy& s) const {
   return total;
 }
 
-// What it takes to bring the result to where it has to be in the end, if that is known: a gradient to the layout of its
-// parameter, which may be a reduction of a whole table. Beside that, what reading the inputs takes: to spare a
-// reduction each rank could else do the work of all.
+// Time to bring the result to its final layout, if known: a gradient to the layout of its parameter, which may be a
+// reduction of a whole table. Also the time to read the inputs: otherwise each rank could do all the work to save a
+// reduction.
 Picoseconds Pricer::way_back(const Strategy& s) {
-  const SpecPtr& target = problem_.call.gradient_target;
-  if (!target || target->mesh() != problem_.call.mesh) return made_partials(s) + strayed(s);
+  const SpecPtr& target = problem_.call.context.gradient_target;
+  if (!target || target->mesh() != problem_.call.mesh) return made_partials(s) + displaced(s);
   double seconds = problem_.flops ? 0 : problem_.cost->copy(bytes_read(s));
   for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
     const auto& meta = problem_.metas.tensors[o];
     if (!meta) continue;
-    // The target is a layout of one of several gradients, and of the others, too, if it shards nothing.
+    // The target is the layout of one of several gradients, and of the others, too, if it shards nothing.
     const bool can_be = target->sizes() == meta->sizes || (s.outputs.size() > 1 && !shards(target->placements()));
-    if (!can_be) return made_partials(s) + strayed(s);
+    if (!can_be) return made_partials(s) + displaced(s);
     const SpecPtr made = Spec::get(target->mesh(), s.outputs[o], *meta);
     if (made->placements() == target->placements()) continue;
     const auto plan = cached_plan_within(made, target->placements(), problem_.limits);
@@ -229,7 +233,7 @@ Picoseconds Pricer::way_back(const Strategy& s) {
   return picoseconds(seconds);
 }
 
-// What a collective over the ranks along mesh dim d takes; `bytes`: of the whole.
+// Time of a collective over the ranks along mesh dim d; `bytes`: of the whole tensor.
 Picoseconds Pricer::collective(Collective kind, int64_t d, int64_t bytes) const {
   const DeviceMesh& mesh = problem_.call.mesh;
   const int64_t passes = kind == Collective::kAllReduce ? 2 : 1;
@@ -238,29 +242,30 @@ Picoseconds Pricer::collective(Collective kind, int64_t d, int64_t bytes) const 
       problem_.cost->collective(kind, mesh.size(d), crosses, passes * bytes * (mesh.size(d) - 1) / mesh.size(d)));
 }
 
-// What reducing a tensor laid out so takes along mesh dim d, to all ranks or to shards; 0 if it is not Partial there.
+// Time to reduce a tensor with these placements along mesh dim d, to all ranks or to shards; 0 if it is not Partial
+// there.
 Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placements, int64_t d, Collective kind) const {
   return placements[d].is_partial() ? collective(kind, d, local_bytes(meta, placements)) : 0;
 }
 
-// A Partial result is a reduction that somebody has to pay for. Along a mesh dim it is part of the price
-//  * as a reduce-scatter, where a sharded input moves for it: to another dim (the k-split of a matmul), or to all ranks
-//    (indices, for the sake of a table's rows, or a column-parallel weight for what a row-parallel layer left): what
-//    came in shards is wanted in shards again;
-//  * as an all-reduce, where an input is cut for it where none was;
-//  * likewise where an input that came as Partial stays so, and that gains nothing: another input is gathered to be
-//    added to it, or is reduced in this call anyway; a number is scaled by another, or an extreme one shifted, as these
-//    are read more than once as a rule (a sum may still meet other sums, as of losses); or it is multiplied by a
-//    tensor, and the product is dearer to reduce than what came. Where factors are read again, as dear is enough:
-//    whoever reads the same one next finds it reduced. Views are never worth that.
-// Where nothing is multiplied, the result may be as much dearer to reduce as a part is of a whole that it is put into,
-// or padded to: often the other parts follow, and one reduction does for all (query, key and value of one gradient).
+// A Partial result implies a later reduction. Along a mesh dim it is part of the price
+//   * as a reduce-scatter, if a sharded input moves for it: to another dim (the k-split of a matmul), or to all ranks
+//     (indices, for the rows of a table, or a column-parallel weight for the result of a row-parallel layer): inputs
+//     that were sharded are expected to give sharded results;
+//   * as an all-reduce, if an input is sharded for it that was not;
+//   * likewise if an input that was Partial stays so, and the deferral is useless: another input is gathered to be
+//     added to it, or is reduced in this call anyway; a number is scaled by another, or a minimum or maximum shifted,
+//     as these are usually read more than once (a sum may still be added to other sums, as of losses); or it is
+//     multiplied by a tensor, and the product costs more to reduce than the input. If factors are read again, an equal
+//     cost is enough: the next operator reads the same input reduced. For views no deferral is useless.
+// If nothing is multiplied, the result may cost more to reduce by the ratio of a whole to a part that is inserted into
+// it, or padded: often the other parts follow, and one reduction serves all (query, key and value of one gradient).
 constexpr Picoseconds kWholeToPart = 3;
-// What has as many elements may be that much dearer: in a dtype of twice the size, if it is small.
+// A result with as many elements may cost more by this ratio: in a dtype of twice the size, if it is small.
 constexpr double kAlike = 1.1;
 
 bool Pricer::product_waits(Picoseconds now, Picoseconds later) const {
-  return problem_.call.reads_factors_again ? later < now : later <= now;
+  return problem_.call.context.partial_inputs_reused ? later < now : later <= now;
 }
 
 Picoseconds Pricer::made_partials(const Strategy& s) const {
@@ -275,8 +280,8 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
     if (later == 0) continue;
     bool moves = false, fills = false, reduces = false, is_number = true, scaled = false, multiplied = false;
     bool is_extreme = false;
-    int64_t elements = 0;  // of the largest one that came as Partial and stays so
-    Picoseconds now = 0;   // to reduce what did
+    int64_t elements = 0;  // of the largest input that was Partial and stays so
+    Picoseconds now = 0;   // to reduce these inputs
     for (const Group& g : groups_) {
       const Spec& spec = *problem_.call.inputs[g.input];
       const Placement &given = problem_.given(g.input, d), &taken = s.inputs[g.input][d];
@@ -298,7 +303,7 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
     const bool one_extreme = is_extreme && groups_.size() == 1 && groups_[0].count == 1;
     const bool gains_nothing = dearer || fills || reduces || (is_number && (scaled || one_extreme));
     const bool waits_in_vain = now > 0 && gains_nothing && !problem_.is_view;
-    if (moves && !waits_in_vain) {  // what came in shards is wanted in shards again
+    if (moves && !waits_in_vain) {  // sharded inputs are expected to give sharded results
       total += to_shards;
     } else if (waits_in_vain || begins_to_shard(s, d)) {
       total += later + (later == now || reduces ? 1 : 0);
@@ -307,23 +312,23 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
   return total;
 }
 
-// Where a parameter moves to another dim and the others give up their shards for that, the result lies where nobody
-// wanted it: rows that were looked up in a table's columns go back to the batch. So does what is made of rows that have
-// strayed there before if others, which are where the batch is, follow them.
-Picoseconds Pricer::strayed(const Strategy& s) const {
+// Charges the all-to-all back to the batch sharding: where the other inputs give up their shards for a parameter that
+// is sharded along another dim (rows looked up in a table sharded by columns), and where inputs in the batch sharding
+// follow an input displaced in that way before.
+Picoseconds Pricer::displaced(const Strategy& s) const {
   Picoseconds total = 0;
   for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
-    bool parameter_moves = false, given_up = false, strays = false, follows = false;
+    bool parameter_moves = false, given_up = false, stays_displaced = false, follows = false;
     for (const Group& g : groups_) {
       const Placement &given = problem_.given(g.input, d), &taken = s.inputs[g.input][d];
-      const bool is_parameter = problem_.call.is_parameter(g.input);
+      const bool is_parameter = problem_.call.context.is_parameter(g.input);
       parameter_moves = parameter_moves || (is_parameter && given.is_sharded() && taken.is_sharded() && given != taken);
       given_up = given_up || (!is_parameter && given.is_sharded() && taken.is_replicate());
-      const bool has_strayed = problem_.has_strayed(g.input, d);
-      strays = strays || (has_strayed && given == taken);
-      follows = follows || (!has_strayed && !is_parameter && given.is_sharded() && given != taken);
+      const bool is_displaced = problem_.is_displaced(g.input, d);
+      stays_displaced = stays_displaced || (is_displaced && given == taken);
+      follows = follows || (!is_displaced && !is_parameter && given.is_sharded() && given != taken);
     }
-    if (!(parameter_moves && given_up) && !(strays && follows)) continue;
+    if (!(parameter_moves && given_up) && !(stays_displaced && follows)) continue;
     for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
       if (!problem_.metas.tensors[o] || !s.outputs[o][d].is_sharded()) continue;
       total += collective(Collective::kAllToAll, d, local_bytes(*problem_.metas.tensors[o], s.outputs[o]));

@@ -1,5 +1,5 @@
-// What a strategy takes: the redistributions of the inputs, what each rank computes then, and the reductions that it
-// leaves to be done. Internal to propagate().
+// Prices a strategy: the redistributions of the inputs, the work of each rank, and the reductions that are deferred.
+// Internal to propagate().
 #pragma once
 
 #include <cstdint>
@@ -20,33 +20,36 @@ namespace dtensor {
 // Whether results share memory with arguments that are not written to.
 bool returns_view(const c10::FunctionSchema& schema);
 
-// What travels where an input goes to the layout `to`: itself, or where it was expanded along dims that neither layout
-// cuts, the tensor of which that was, in which those dims have size 1. Every rank makes the copies for itself.
+// The spec of the tensor that is sent to bring an input to the layout `to`: the input itself, or if it was expanded
+// along dims that neither layout cuts, the unexpanded tensor, in which those dims have size 1. Every rank makes the
+// copies locally.
 SpecPtr moved_of(const OpCall& call, size_t input, const Placements& to);
 
-// What is to be decided: the call as rules see it, what comes out, and which placements are not free.
+// A decision to make: the call as rules get it, the results, and the placements that are fixed.
 struct Problem {
   const OpCall& call;  // as called
   OpCall functional;   // without out= arguments
   OutputMetas metas;
-  // Per output of a strategy: the input whose layout it must have since it is written there, or -1.
+  // Per output of a strategy: the input that it is written to and whose layout it must have, or -1.
   std::vector<int> fixed_outputs;
-  // Per input of `functional`: its layout must stay.
+  // Per input of `functional`: whether its layout must stay.
   std::vector<bool> fixed_inputs;
-  Limits limits = call.limits;  // strategies whose redistributions exceed them are not possible
+  Limits limits = call.context.limits;  // strategies whose redistributions exceed them are not possible
 
   int64_t mesh_ndim() const { return call.mesh.ndim(); }
   const Placement& given(size_t input, int64_t d) const { return call.inputs[input]->placements()[d]; }
-  // Is an input brought to where it is at home?
-  bool goes_home(size_t input, int64_t d, const Placement& taken) const {
-    const Placement* home = call.home(input, d);
-    return home != nullptr && *home == taken;
+  // Does an input move to its preferred placement?
+  bool returns_to_preferred(size_t input, int64_t d, const Placement& taken) const {
+    const Placement* preferred = call.preferred_placement(input, d);
+    return preferred != nullptr && *preferred == taken;
   }
   std::shared_ptr<const CostModel> cost = cost_model(call.mesh.world());
   bool is_view = returns_view(call.schema());
-  Flops flops = {};                    // empty: the call multiplies no matrices
-  std::vector<uint64_t> strayed = {};  // as find_strayed()
-  bool has_strayed(size_t input, int64_t d) const { return input < strayed.size() && (strayed[input] >> d & 1) != 0; }
+  Flops flops = {};                      // empty: the call multiplies no matrices
+  std::vector<uint64_t> displaced = {};  // as find_displaced_inputs()
+  bool is_displaced(size_t input, int64_t d) const {
+    return input < displaced.size() && (displaced[input] >> d & 1) != 0;
+  }
 };
 
 struct Score {
@@ -58,23 +61,23 @@ struct Score {
   }
 };
 
-// Cost of strategies. Each redistribution is planned once: what is planned here is what the decision runs.
+// Cost of strategies. Each redistribution is planned once: the decision runs the plans made here.
 class Pricer {
  public:
-  // Inputs that are alike in every strategy: one of them, and how many they are.
+  // Inputs with the same placements in every strategy: one of them, and their number.
   struct Group {
     size_t input = 0;
     int count = 1;
   };
 
   static std::vector<Group> all_inputs(const Problem& problem);
-  // All inputs, or only some that stand for others.
+  // Prices all inputs, or only one per group.
   explicit Pricer(const Problem& problem);
   Pricer(const Problem& problem, std::vector<Group> groups)
       : problem_(problem), groups_(std::move(groups)), shares_samples_(shares_samples()) {}
 
-  // nullopt: not possible, or dearer than `limit`. `quick`: by routes that are there, without looking for the best;
-  // where memory is limited, by the best all the same.
+  // nullopt: not possible, or costlier than `limit`. `quick`: by existing routes, without searching for the best; if
+  // memory is limited, by the best all the same.
   std::optional<Score> price(const Strategy& s, Picoseconds limit, bool quick = false);
 
   int64_t priced() const { return priced_; }
@@ -88,21 +91,21 @@ class Pricer {
     bool planned = false;  // else a lower bound
     Picoseconds quick = -1;
     Picoseconds latency = 0;          // in `cost` and `quick`
-    int ways = 1;                     // how often an input goes this way, as its key says
-    int64_t strategy = 0, count = 0;  // in the strategy of that number: how many inputs go this way
+    int ways = 1;                     // number of redistributions, as in the key
+    int64_t strategy = 0, count = 0;  // in the strategy with that number: how many inputs have this redistribution
 
-    // Inputs that are alike move together: they pay one latency.
+    // Inputs of a group move together: they pay one latency.
     Picoseconds of_all(Picoseconds one) const { return ways * (one + (count - 1) * (one - latency)); }
   };
 
   bool shares_samples() const;
-  int ways(const Group& g) const;  // how often each of its inputs goes the way that it moves
+  int ways(const Group& g) const;  // number of redistributions per input
   Picoseconds collective(Collective kind, int64_t d, int64_t bytes) const;
   Picoseconds reduction(const TensorMeta& meta, const Placements& placements, int64_t d,
                         Collective kind = Collective::kAllReduce) const;
   Picoseconds made_partials(const Strategy& s) const;
-  Picoseconds strayed(const Strategy& s) const;
-  // Is a factor that takes `now` to be reduced, whose product takes `later`, left to that?
+  Picoseconds displaced(const Strategy& s) const;
+  // Whether to defer the reduction of a factor, which takes `now`, to its product, where it takes `later`.
   bool product_waits(Picoseconds now, Picoseconds later) const;
   bool begins_to_shard(const Strategy& s, int64_t d) const;  // along mesh dim d
   Picoseconds begun_shards(const Strategy& s) const;
@@ -116,9 +119,8 @@ class Pricer {
   const Problem& problem_;
   std::vector<Group> groups_;
   const bool shares_samples_;
-  absl::flat_hash_map<std::tuple<const Spec*, int, Placements>, Price>
-      prices_;                  // by layout, ways(), and what it becomes
-  std::vector<Group> changes_;  // the first of those that are alike
+  absl::flat_hash_map<std::tuple<const Spec*, int, Placements>, Price> prices_;  // by layout, ways(), and target layout
+  std::vector<Group> changes_;                                                   // one input per group
   int64_t priced_ = 0, planned_ = 0;
 };
 

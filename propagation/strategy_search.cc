@@ -8,10 +8,10 @@
 namespace dtensor {
 namespace {
 
-constexpr int64_t kEvery = 64;            // combinations up to which all are looked at
+constexpr int64_t kEvery = 64;            // up to this many combinations, all are priced
 constexpr int64_t kEveryOfThree = 16384;  // on meshes of up to three dims
 constexpr int64_t kMaxPriced = 2048;      // of others
-constexpr size_t kMaxSeeds = 8;           // inputs whose layout is followed
+constexpr size_t kMaxSeeds = 8;           // inputs whose layout is a starting point
 
 class Search {
  public:
@@ -45,7 +45,7 @@ class Search {
   const std::vector<Pricer::Group> groups_;
   Pricer pricer_;
   Choice chosen_, best_chosen_;
-  Strategy candidate_;  // what is priced; its memory is used again
+  Strategy candidate_;  // the priced strategy; its memory is reused
   Score best_;
   bool found_ = false;
 };
@@ -66,13 +66,14 @@ Search::Search(const Problem& problem, std::vector<std::vector<DimStrategy>> opt
   }
 }
 
-// Lists may hold a hundred tensors of one layout: inputs that are alike are priced once, and counted.
+// Lists may hold a hundred tensors of one layout: inputs with the same placements are priced once, and counted.
 std::vector<Pricer::Group> Search::group_inputs() const {
   const OpCall& call = problem_.call;
-  const auto home = [&](size_t i) { return i < call.homes.size() ? call.homes[i].get() : nullptr; };
+  const CallContext& context = call.context;
   // By layout, how they are priced, and what all options make of them.
   const auto alike = [&](size_t a, size_t b) {
-    if (call.inputs[a] != call.inputs[b] || call.is_parameter(a) != call.is_parameter(b) || home(a) != home(b)) {
+    if (call.inputs[a] != call.inputs[b] || context.is_parameter(a) != context.is_parameter(b) ||
+        context.preferred_layout(a) != context.preferred_layout(b)) {
       return false;
     }
     const auto wants_same = [&](const DimStrategy& option) { return option.inputs[a] == option.inputs[b]; };
@@ -101,8 +102,8 @@ int Search::num_changed(const DimStrategy& option, int64_t d) const {
   return changed;
 }
 
-// The inputs (of the first 64 groups, one of those that are alike) whose change along mesh dim d takes a collective,
-// whatever happens on the other dims.
+// The inputs (of the first 64 groups, one per group) whose change along mesh dim d takes a collective, whatever happens
+// on the other dims.
 uint64_t Search::needs_traffic(const DimStrategy& option, int64_t d) const {
   uint64_t mask = 0;
   if (problem_.call.mesh.size(d) == 1) return mask;
@@ -111,11 +112,12 @@ uint64_t Search::needs_traffic(const DimStrategy& option, int64_t d) const {
     if (spec->meta().numel() == 0) continue;
     const Placement& from = problem_.given(groups_[g].input, d);
     const Placement& to = option.inputs[groups_[g].input];
-    // Rows become columns, and no other mesh dim has a say: some rank lacks elements, unless both dims are of size 1.
+    // A change of the sharded dim, and no other mesh dim shards: some rank lacks elements, unless both dims are of size
+    // 1.
     const bool cut_anew = options_.size() == 1 && from.is_shard() && to.is_shard() && from != to &&
                           (spec->sizes()[from.dim()] > 1 || spec->sizes()[to.dim()] > 1);
     if (!cut_anew && !(from.is_sharded() && to.is_replicate()) && !(from.is_partial() && !to.is_partial())) continue;
-    size_t first = 0;  // what is alike moves together
+    size_t first = 0;  // equal inputs move together
     while (problem_.call.inputs[groups_[first].input] != spec) ++first;
     mask |= uint64_t{1} << first;
   }
@@ -137,7 +139,7 @@ std::optional<Strategy> Search::run(SearchEffort& effort) {
     const int64_t usual = options_.size() <= 3 ? kEveryOfThree : kEvery;
     const bool every = num_combinations() <= (effort.every > 0 ? effort.every : usual);
     if (!every || options_.size() > 1)
-      descend(/*pairs=*/!every);  // also where all are looked at: what is dear is then seen at once
+      descend(/*pairs=*/!every);  // also if all are priced: gives a good upper bound at once
     if (every) branch(0, 0);
   }
   effort.priced += pricer_.priced();
@@ -149,8 +151,8 @@ std::optional<Strategy> Search::run(SearchEffort& effort) {
   return best;
 }
 
-// The first strategies that take every input as it is, if all mesh dims have one: nothing can be cheaper, unless they
-// put a reduction off that would be cheaper now.
+// The first strategies that use every input in its layout, if all mesh dims have one: nothing can be cheaper, unless
+// they defer a reduction that would be cheaper now.
 bool Search::run_unchanged() {
   for (size_t d = 0; d < options_.size(); ++d) {
     size_t k = 0;
@@ -162,12 +164,12 @@ bool Search::run_unchanged() {
   return found_ && best_.cost == 0;
 }
 
-// All combinations but those that cannot be better.
+// All combinations except those that cannot be better.
 void Search::branch(size_t d, uint64_t traffic) {
   // Every redistribution with traffic pays the latency of one collective at least.
   if (found_ && __builtin_popcountll(traffic) * latency_ > best_.cost) return;
   if (d == options_.size()) {
-    if (!found_ || chosen_ != best_chosen_) consider();  // not once more what led here
+    if (!found_ || chosen_ != best_chosen_) consider();  // not again the starting point
     return;
   }
   for (size_t k : order_[d]) {
@@ -176,8 +178,8 @@ void Search::branch(size_t d, uint64_t traffic) {
   }
 }
 
-// Prices chosen_, and remembers the best, of equals the one that rules name first. nullopt: not possible, or not the
-// best.
+// Prices chosen_, and records it if it is the best; among equals the one first in the rules' order. nullopt: not
+// possible, or not the best.
 std::optional<Score> Search::consider() {
   const auto score = pricer_.price(candidate(), found_ ? best_.cost : std::numeric_limits<Picoseconds>::max());
   if (!score) return std::nullopt;
@@ -191,10 +193,10 @@ std::optional<Score> Search::consider() {
 std::vector<Search::Choice> Search::seeds() const {
   std::vector<Choice> seeds(2);
   for (size_t d = 0; d < options_.size(); ++d) {
-    seeds[0].push_back(order_[d][0]);  // little changes
-    seeds[1].push_back(0);             // everything replicated, as rules begin
+    seeds[0].push_back(order_[d][0]);  // few changes
+    seeds[1].push_back(0);             // everything replicated, the first strategy of rules
   }
-  for (size_t g = 0; g < std::min(groups_.size(), kMaxSeeds); ++g) {  // what this input has
+  for (size_t g = 0; g < std::min(groups_.size(), kMaxSeeds); ++g) {  // the layout of this input
     const size_t i = groups_[g].input;
     Choice seed;
     for (size_t d = 0; d < options_.size(); ++d) {
@@ -217,14 +219,14 @@ bool Search::is_better(Score& score) {
   return true;
 }
 
-// From each seed, one mesh dim after the other as is cheapest, until that changes nothing. The seeds and what that
-// gives are priced well.
+// From each seed, improves one mesh dim after the other until that changes nothing. The seeds and the ends are priced
+// exactly.
 void Search::descend(bool pairs) {
   Choice best;
   Score best_score;
   std::vector<Choice> ends;
   for (Choice at : seeds()) {
-    ends.push_back(at);  // quick prices may lead away from what is best when it is priced well
+    ends.push_back(at);  // quick prices may miss the best by exact price
     Score score;
     chosen_ = at;
     is_better(score);
@@ -248,7 +250,7 @@ void Search::descend(bool pairs) {
   }
   if (pairs && !best.empty()) {
     ends.push_back(change_pairs(std::move(best), best_score));
-  } else if (pairs && problem_.limits.any()) {  // neither they nor what is next to them keep the limit
+  } else if (pairs && problem_.limits.any()) {  // neither they nor their neighbours stay within the limit
     for (Choice& at : seeds()) ends.push_back(change_pairs(std::move(at), Score()));
   }
   for (Choice& end : ends) {
@@ -257,7 +259,7 @@ void Search::descend(bool pairs) {
   }
 }
 
-// Two mesh dims at a time: what one begins to shard the other may have had.
+// Two mesh dims at a time: one may take over the sharding of the other.
 Search::Choice Search::change_pairs(Choice at, Score score) {
   for (bool changed = true; changed && !is_exhausted();) {
     changed = false;
@@ -280,7 +282,7 @@ Search::Choice Search::change_pairs(Choice at, Score score) {
   return at;
 }
 
-// Makes `s` the strategy that `chosen` is. Without `all`, only of the inputs that stand for others.
+// Sets `s` to the strategy of `chosen`. Without `all`, only for one input per group.
 void Search::combine(const Choice& chosen, bool all, Strategy& s) const {
   s.inputs.resize(problem_.functional.inputs.size());
   for (Placements& placements : s.inputs) placements.clear();
@@ -298,7 +300,7 @@ void Search::combine(const Choice& chosen, bool all, Strategy& s) const {
 }
 
 const Strategy& Search::candidate() {
-  // The work of a matrix product is counted from the parts of all inputs, of those that are alike, too.
+  // The work of a matrix product is counted from the parts of all inputs, not of one per group.
   combine(chosen_, /*all=*/static_cast<bool>(problem_.flops), candidate_);
   return candidate_;
 }

@@ -13,9 +13,9 @@
 namespace dtensor {
 namespace {
 
-// Random operators that compute something draw from the default generator even when nothing is kept of it. One trial
-// after the other: two at once would each put back what the other drew. (The generator's own lock is the operator's
-// meanwhile.)
+// Restores the generator: random operators draw from the default generator even on stand-ins. Trials run one after the
+// other: two at once would each restore a state that lacks the other's draws. (The operator takes the generator's own
+// lock meanwhile.)
 class KeepGenerator {
  public:
   explicit KeepGenerator(bool needed) {
@@ -42,7 +42,7 @@ class KeepGenerator {
 };
 
 at::Tensor meta_tensor(const Spec& spec) {
-  // A number is never on the meta device, and the meta kernels that Python adds ask for its value.
+  // A number is never on the meta device, and meta kernels defined in Python read its value.
   if (spec.meta().wrapped_number) return one_element(spec);
   return at::Tensor(at::detail::empty_strided_meta(spec.sizes(), spec.strides(), spec.dtype()));
 }
@@ -147,11 +147,11 @@ std::optional<OutputMetas> run_meta(const OpCall& call) {
   } catch (const c10::NotImplementedError&) {
     return std::nullopt;
   } catch (const c10::Error& e) {
-    // Kernels that look at a value: "Tensor.item() cannot be called on meta tensors".
+    // Kernels that read a value: "Tensor.item() cannot be called on meta tensors".
     if (!absl::StrContains(e.what_without_backtrace(), "meta tensor")) throw;
     return std::nullopt;
   }
-  // Operators such as t_() change the shape of the very tensor; who holds the distributed one could not follow.
+  // Operators such as t_() change the shape of the tensor itself; the handle of a distributed one could not follow.
   const auto& arguments = call.schema().arguments();
   for (size_t a = 0; a < arguments.size(); ++a) {
     const auto* alias = arguments[a].alias_info();

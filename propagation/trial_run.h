@@ -1,4 +1,4 @@
-// Runs operators on stand-ins for distributed tensors, to see what comes out. Internal to shape inference.
+// Runs operators on stand-ins for distributed tensors, to get the metadata of the results. Internal to shape inference.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -15,11 +15,11 @@
 
 namespace dtensor {
 
-// Draws random numbers.
+// Whether the operator draws random numbers.
 bool is_random(const c10::OperatorHandle& op);
 
-// While stand-ins are made and run: below autograd and below distributed tensors, and unseen by Python's dispatch modes
-// (a FLOP counter must not count them).
+// Active while stand-ins are made and run: below autograd and below distributed tensors, and hidden from Python's
+// dispatch modes (a FLOP counter must not count them).
 struct StandInGuard {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard unseen{
@@ -33,7 +33,7 @@ OutputMetas read_metas(const torch::jit::Stack& results);
 // A plain tensor of the spec's dims and dtype, of `size` along every dim.
 at::Tensor one_element(const Spec& spec, int64_t size = 1);
 
-// On meta tensors. nullopt: the operator has no kernel for them. What the kernel itself objects to is thrown.
+// On meta tensors. nullopt: the operator has no kernel for them. Errors of the kernel itself are thrown.
 std::optional<OutputMetas> run_meta(const OpCall& call);
 
 }  // namespace dtensor

@@ -33,7 +33,7 @@ c10::OperatorHandle find_operator(const std::string& text) {
   return *op;
 }
 
-// Takes the tensors out of a value, or puts others in their places.
+// Visits the tensors in a value, to collect or replace them.
 template <typename F>
 c10::IValue with_tensors(const c10::IValue& value, const F& each) {
   if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(each(value.toTensor())) : value;
@@ -51,12 +51,12 @@ c10::IValue with_tensors(const c10::IValue& value, const F& each) {
   return value;
 }
 
-// A tensor's values for one coordinate along a mesh dim on which it is Partial, out of its own.
+// The local value of a Partial for one coordinate along a mesh dim, derived from the tensor's values.
 at::Tensor addend(const at::Tensor& value, ReduceOp op, int64_t size, int64_t coordinate, uint64_t seed) {
   const auto noise = [&](int64_t of) {
     at::Generator generator = at::detail::createCPUGenerator(absl::HashOf(seed, of));
     const at::Tensor z = at::empty(value.sizes(), value.options().dtype(at::kDouble)).uniform_(-1, 1, generator);
-    return z.mul(8).round().div(8).to(value.scalar_type());  // few digits: what is equal stays equal in sums
+    return z.mul(8).round().div(8).to(value.scalar_type());  // few digits: equal values stay equal in sums
   };
   const int64_t holder = static_cast<int64_t>(seed % static_cast<uint64_t>(size));
   const bool holds = coordinate == holder;

@@ -1,4 +1,4 @@
-// A call of an operator whose tensors can be put in others' places: what verify_rule() tries in many layouts. Internal.
+// A call of an operator whose tensors can be replaced, to try it in many layouts. For verify_rule(). Internal.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +28,7 @@ class SampleCall {
 
   struct Results {
     std::vector<at::Tensor> tensors;   // lists one by one, undefined ones too
-    std::vector<c10::IValue> numbers;  // what is no tensor
+    std::vector<c10::IValue> numbers;  // values that are no tensors
   };
   // Errors: the operator's own.
   Results run(const std::vector<at::Tensor>& tensors) const;
@@ -36,14 +36,14 @@ class SampleCall {
 
  private:
   c10::OperatorHandle op_;
-  std::vector<c10::IValue> args_;  // with None in the places of tensors
+  std::vector<c10::IValue> args_;  // with None instead of tensors
   std::vector<at::Tensor> tensors_;
 };
 
-// `full` in a layout. What ranks hold of a Partial are values of both signs that reduce to it, by `seed`.
+// Distributes `full` to a layout. A Partial gets local values of both signs that reduce to it, drawn with `seed`.
 at::Tensor laid_out(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements, uint64_t seed);
 
-// What differs between a result, distributed or not, and what it should be; empty: nothing.
+// How a result, distributed or not, differs from the expected one; empty if it does not.
 std::string difference_of(const at::Tensor& actual, const at::Tensor& expected, double tolerance);
 
 }  // namespace dtensor

@@ -28,7 +28,7 @@ Tensors copies_of(const Tensors& tensors) {
   return copies;
 }
 
-// What the operator makes of the parts of a layout, rank by rank; nullopt: an error.
+// The operator's results on the parts of a layout, rank by rank; nullopt: an error.
 std::optional<std::vector<Tensors>> of_parts(const SampleCall& call, const Tensors& inputs) {
   std::vector<Tensors> results;
   const LocalGuard plain;
@@ -45,7 +45,7 @@ std::optional<std::vector<Tensors>> of_parts(const SampleCall& call, const Tenso
   return results;
 }
 
-// The placement in which the ranks' results are the whole; nullopt: in none.
+// The placement in which the ranks' results make up the whole; nullopt: none.
 std::optional<Placement> placement_of(const Tensors& parts, const at::Tensor& whole, double tolerance) {
   const auto same = [&](const at::Tensor& t) {
     return t.sizes() == whole.sizes() && t.scalar_type() == whole.scalar_type() &&
@@ -106,7 +106,7 @@ std::vector<Layouts> layouts_of(const Tensors& tensors, int64_t ndim, int64_t mo
       number /= n;
       layouts[o / static_cast<size_t>(ndim)].push_back(options[o][choice]);
     }
-    bool fits = true;  // not all kinds of Partial mix
+    bool fits = true;  // not all kinds of Partial can be mixed
     for (size_t i = 0; i < layouts.size(); ++i) fits = fits && normalize_placements(layouts[i], tensors[i].dim()).ok();
     if (fits) result.push_back(std::move(layouts));
   }

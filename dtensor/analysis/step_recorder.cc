@@ -114,7 +114,7 @@ class Recorder final : public CallSites, public CommListener {
   std::optional<World> world_;
   std::shared_ptr<const CostModel> cost_;
   int64_t index_ = -1;
-  std::set<int64_t> taken_;  // calls whose override fitted
+  std::set<int64_t> taken_;  // calls whose override matched
 };
 
 }  // namespace
@@ -123,8 +123,8 @@ namespace {
 
 // Begins with 0, where the dispatcher's keys have the address of an operator.
 CacheKey key_of(const OpCall& call, const LayoutPin& pin) {
-  CacheKey key{0, static_cast<uint64_t>(call.limits.max_bytes), call.free_layouts.size()};
-  for (const FreeLayout& free : call.free_layouts) {
+  CacheKey key{0, static_cast<uint64_t>(call.context.limits.max_bytes), call.context.mutable_layouts.size()};
+  for (const MutableLayout& free : call.context.mutable_layouts) {
     key.push_back(static_cast<uint64_t>(free.input));
     key.push_back(free.dims.value_or(~uint64_t{0}));
   }

@@ -1,5 +1,4 @@
-// One run of a step: what each call of an operator was decided to be, and what all took. Internal to
-// optimize_layouts().
+// Records one run of a step: the decision of each operator call, and the total cost. Internal to optimize_layouts().
 #pragma once
 
 #include <cstdint>
@@ -28,17 +27,17 @@ struct RecordedCall {
 struct RecordedStep {
   std::vector<RecordedCall> calls;  // those that the engine decided by rules
   StepCost cost;
-  std::vector<int64_t> missed;  // calls with an override that did not fit: they were decided as usual
+  std::vector<int64_t> missed;  // calls with an override that did not fit: decided as usual
 };
 
-// Decisions other than usual, by call.
+// Decisions that replace the usual ones, by call.
 using Overrides = std::map<int64_t, LayoutPin>;
 
-// Of all ways to compute `call`, the one in which the inputs lie as `pin` says; null: it has none.
+// The decision for `call` in which the inputs have the layouts of `pin`; null: there is none.
 std::shared_ptr<const Decision> find_pinned(const OpCall& call, const std::shared_ptr<const OpRule>& rule,
                                             const LayoutPin& pin);
 
-// Placements of the inputs that a decision computes on.
+// The placements of the inputs in which a decision computes.
 std::vector<Placements> computed_placements(const Decision& decision);
 
 RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides);

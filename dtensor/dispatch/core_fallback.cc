@@ -31,7 +31,7 @@ struct BackendFallbacks {
 };
 template struct PrivateMember<&c10::Dispatcher::backendFallbackKernels_, BackendFallbacks>;
 
-// Not valid where LibTorch has none.
+// Not valid if LibTorch has none.
 c10::KernelFunction& core_fallback() {
   static auto& kernel = *new c10::KernelFunction;  // leaked: operators may run while the process exits
   return kernel;
@@ -54,7 +54,7 @@ bool has_libtorch_fake(c10::ArrayRef<c10::IValue> args) {
   });
 }
 
-// The call has the key from a fake tensor of LibTorch's or from LibTorch's own mode, and not from a scope of this
+// Whether the call has the key because of LibTorch's own fake tensors or fake mode, not because of a scope of this
 // library.
 bool is_cores(const c10::OperatorHandle& op, const Stack& stack) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
@@ -82,7 +82,7 @@ void register_fallback(Fallback* fallback) {
     core_fallback() = (dispatcher.*member(BackendFallbacks{}))[index].kernel;
     (dispatcher.*member(DeregisterFallback{}))(kDTensorKey);
   }
-  new c10::RegistrationHandleRAII(dispatcher.registerFallback(  // for the life of the process
+  new c10::RegistrationHandleRAII(dispatcher.registerFallback(  // stays for the process' lifetime
       kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&run_at_key>(), "dtensor"));
 }
 

@@ -1,5 +1,5 @@
 // LibTorch's own fallback at kDTensorKey. No release up to 2.15 registers one, but one is announced, for fake tensors.
-// This library's fallback stands in its place then, and hands it every call without distributed tensors.
+// This library's fallback then replaces it, and passes every call without distributed tensors on to it.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -9,8 +9,8 @@ namespace dtensor {
 
 using Fallback = void(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// For the life of the process, once, before other threads run operators. Error (c10::Error): LibTorch has kernels of
-// its own at kDTensorKey for single operators, which would not reach the fallback.
+// Call once per process, before other threads run operators; stays registered. Error (c10::Error): LibTorch has kernels
+// of its own at kDTensorKey for single operators, which would not reach the fallback.
 void register_fallback(Fallback* fallback);
 
 }  // namespace dtensor

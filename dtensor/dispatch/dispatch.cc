@@ -19,6 +19,7 @@
 #include "dtensor/dispatch/written_results.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/call_sites.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
@@ -33,14 +34,14 @@ namespace {
 using torch::jit::Stack;
 using CallTensors = absl::InlinedVector<at::Tensor, 6>;
 
-// Partial tensors that an operator has needed reduced are read in that form from then on: what is computed of them
-// needs no reduction of its own. Views of them are taken as they are, since they share that, and so is what is written.
+// Replaces Partial tensors by their cached reduced tensors, so that results computed from them need no reduction of
+// their own. Not for view operators, since views share the cache, nor for written arguments.
 void read_reduced_forms(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inputs& in) {
   if (info.is_view) return;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     at::Tensor& t = in.tensors[k];
     if (!t.defined() || info.args[in.args[k]].written || !spec_of(t)->has_partial()) continue;
-    at::Tensor reduced = reduced_before(t);
+    at::Tensor reduced = find_reduced_copy(t);
     if (!reduced.defined() && is_likely_used_beside(info, args, t)) reduced = reduce_first(info, in.args[k], t);
     if (reduced.defined()) t = std::move(reduced);
   }
@@ -94,14 +95,15 @@ std::vector<RankTensors> run_local(const OpInfo& info, const Decision& decision,
   return outputs;
 }
 
-// The schema argument that a view is of. REQUIRES: one is a tensor.
+// The schema argument that a view is taken of. REQUIRES: one is a tensor.
 size_t first_tensor(const Inputs& in) {
   size_t a = 0;
   while (in.slots[a].kind != ArgSlot::Kind::kTensor) ++a;
   return a;
 }
 
-// Results as the schema wants them: tensors, or lists of tensors; written arguments are returned as themselves.
+// Results in the form that the schema requires: tensors, or lists of tensors; written arguments are returned
+// themselves.
 void push_results(const OpInfo& info, const Decision& decision, const Inputs& in, std::vector<RankTensors> outputs,
                   c10::ArrayRef<c10::IValue> args, Stack& results) {
   const auto make = [&](size_t k) -> at::Tensor {
@@ -118,7 +120,8 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
   const auto wrap = [&](size_t k) {
     if (!decision.outputs[k]) return at::Tensor();
     at::Tensor t = make(k);
-    if (!decision.output_homes.empty() && decision.output_homes[k]) set_home(t, decision.output_homes[k]);
+    if (!decision.preferred_outputs.empty() && decision.preferred_outputs[k])
+      set_preferred_layout(t, decision.preferred_outputs[k]);
     return t;
   };
   size_t k = 0;
@@ -136,8 +139,8 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
   }
 }
 
-// Does an operator that writes to several tensors write to one that another one is a copied view of? What it computes
-// of the one would not be seen in the other.
+// Whether an operator that writes to several tensors writes to a copied view and to its base. Its result for one would
+// not be visible in the other.
 bool writes_related(const OpInfo& info, const Inputs& in) {
   CallTensors written;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
@@ -146,7 +149,7 @@ bool writes_related(const OpInfo& info, const Inputs& in) {
   return written.size() > 1 && any_related(written);
 }
 
-// As ATen does without kernels for lists.
+// Like ATen's fallback for lists.
 void run_one_by_one(const OpInfo& info, Stack& stack) {
   constexpr auto kSlow = c10::DispatchKey::CompositeExplicitAutograd;
   TORCH_CHECK_NOT_IMPLEMENTED(info.op.hasKernelForDispatchKey(kSlow), info.name,
@@ -155,7 +158,7 @@ void run_one_by_one(const OpInfo& info, Stack& stack) {
   info.op.callBoxedForDispatchKey(kSlow, stack);
 }
 
-// Calls of operators on this thread that are being dispatched, each for the one before.
+// The nesting depth of operator calls being dispatched on this thread.
 thread_local int calls_within = 0;
 
 struct CallWithin {
@@ -168,12 +171,12 @@ struct CallWithin {
   CallWithin& operator=(const CallWithin&) = delete;
 };
 
-// What was decided of a call. Made now, it is kept once the check of its first results has not refuted it.
+// The decision for a call. A new one is cached only after the check of its first results has passed.
 struct Decided {
   std::shared_ptr<const Decision> decision;
   bool made_now = false;
-  CacheKey key;             // of one made now
-  std::string description;  // of one made now
+  CacheKey key;             // of a new decision
+  std::string description;  // of a new decision
 };
 
 void keep(const Inputs& in, const Decided& decided) {
@@ -181,36 +184,36 @@ void keep(const Inputs& in, const Decided& decided) {
   strategy_cache(in.mesh.world()).insert(decided.key, decided.decision, decided.description);
 }
 
-// From the cache, or made now.
-Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, c10::ArrayRef<c10::IValue> args,
-               const SpecPtr& target) {
+// From the cache, or new.
+Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+               c10::ArrayRef<c10::IValue> args) {
   StrategyCache& cache = strategy_cache(in.mesh.world());
-  CacheKey key = make_key(info, resolved, in, args, target.get());
+  CacheKey key = make_key(info, resolved, in, args);
   auto decision = cache.find(key);
   if (decision) return {std::move(decision), false, {}, {}};
-  const OpCall call = make_call(info, in, args, target);
+  const OpCall call = make_call(info, in, args);
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   decision = propagate(call, resolved.rule);
   std::string description = call.to_string();
-  if (call.limits.any()) description += c10::str(" within ", call.limits.max_bytes, " bytes");
+  if (call.context.limits.any()) description += c10::str(" within ", call.context.limits.max_bytes, " bytes");
   cache.check_open(description);
   return {std::move(decision), true, std::move(key), std::move(description)};
 }
 
-// The same, unless somebody decides the program's calls one by one.
+// The same, unless a CallSites decides the program's calls one by one.
 Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                    c10::ArrayRef<c10::IValue> args, const SpecPtr& target) {
+                    c10::ArrayRef<c10::IValue> args) {
   CallSites* sites = calls_within == 1 ? current_dispatch_scope().call_sites : nullptr;
-  if (sites == nullptr) return decide(info, resolved, in, args, target);
+  if (sites == nullptr) return decide(info, resolved, in, args);
   Decided usual;
-  auto decision = sites->decide(make_call(info, in, args, target), resolved.rule, [&] {
-    usual = decide(info, resolved, in, args, target);
+  auto decision = sites->decide(make_call(info, in, args), resolved.rule, [&] {
+    usual = decide(info, resolved, in, args);
     return usual.decision;
   });
   return decision == usual.decision ? std::move(usual) : Decided{std::move(decision), false, {}, {}};
 }
 
-// Can what will be written to views whose parts had to move be taken to what they are views of?
+// Checks that writes to copied views can be written back to their bases.
 void check_writes(const OpInfo& info, const Inputs& in) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
@@ -219,11 +222,11 @@ void check_writes(const OpInfo& info, const Inputs& in) {
   }
 }
 
-// Some ranks may have written: nothing that was derived from these tensors before holds any more.
+// Some ranks may have written: nothing derived from these tensors before is valid any more.
 void note_failed_write(const OpInfo& info, const Inputs& in) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     if (!info.args[in.args[k]].written || !in.tensors[k].defined()) continue;
-    count_write(*peek_meta(in.tensors[k]).storage);
+    mark_written(*peek_meta(in.tensors[k]).storage);
   }
 }
 
@@ -237,17 +240,16 @@ at::Tensor compute_late(const OpInfo& info, const Inputs& in, const Decided& dec
   return make_late_result(info, in, args, decided.decision, run);
 }
 
-void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in, Stack& stack) {
+void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, Stack& stack) {
   if (in.copied_views && writes_related(info, in)) return run_one_by_one(info, stack);
   const auto args = torch::jit::last(stack, info.args.size());
   at::Tensor leaf;
-  SpecPtr target;
   if (resolved.rule && in_backward()) {
     if (resolved.rule->uses_gradient_target) leaf = gradient_leaf();
-    target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
+    in.context.gradient_target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
   }
 
-  const Decided decided = decide_call(info, resolved, in, args, target);
+  const Decided decided = decide_call(info, resolved, in, args);
   const std::shared_ptr<const Decision> decision = decided.decision;
   if (may_come_late(info, in, *decision, leaf)) {
     const at::Tensor result = compute_late(info, in, decided, args);
@@ -323,7 +325,7 @@ void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
   if (!resolved->rule) return run_without_rule(info, in, stack);
   read_reduced_forms(info, torch::jit::last(stack, info.args.size()), in);
   note_context(info, in);
-  run_rule(info, *resolved, in, stack);
+  run_rule(info, *resolved, std::move(in), stack);
 }
 
 namespace {

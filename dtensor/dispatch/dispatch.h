@@ -1,4 +1,4 @@
-// Life of one operator call on distributed tensors. For the folders above.
+// Runs one operator call on distributed tensors. For the folders above.
 //
 //   look up the decision (or make it) -> redistribute inputs -> local operator per owned rank -> wrap results
 //
@@ -13,7 +13,7 @@ namespace dtensor {
 // The fallback kernel.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// The same, past the operator's handler: for handlers that add something to what the rule does.
+// The same, but skips the operator's handler: for handlers that extend the rule.
 void dispatch_by_rule(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 }  // namespace dtensor

@@ -39,7 +39,7 @@ LibraryCode::LibraryCode(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValu
       mesh_ = spec_of(t)->mesh();
     }
   });
-  // Inside of other library code what is given may have been made there.
+  // Inside other library code, plain arguments may have been made there.
   makes_plain_ = around_ != nullptr ? around_->makes_plain_ : !given_plain;
   if (around_ == nullptr) factories_reach_us_.emplace(kDTensorKey);
   innermost = this;
@@ -64,7 +64,7 @@ std::string LibraryCode::called_operator() const {
 
 namespace {
 
-// One number seen many times, as autograd makes gradients and tangents that are zero.
+// One number expanded, as autograd makes zero gradients and tangents.
 bool is_expanded_number(const at::Tensor& t) {
   if (t.layout() != c10::kStrided || t.numel() < 2 || !t.has_storage()) return false;
   for (int64_t d = 0; d < t.dim(); ++d) {

@@ -1,11 +1,11 @@
-// LibTorch's own code that runs on behalf of a call with distributed tensors: that of composite operators. For the
-// folders above.
+// Tracks LibTorch's own code that runs inside a composite operator called with distributed tensors. For the folders
+// above.
 //
 // A composite operator (one_hot, quantile, scaled_dot_product_attention, ...) is decomposed above autograd, so the
-// fallback below sees its pieces only, and among them plain tensors that the composite's code has made itself: masks,
-// positions, constants. Every rank makes the same ones, so they count as replicated, while a plain tensor of the user
-// beside a distributed one is an error. To tell the two apart, each of ATen's composite operators has a kernel at
-// kAboveAutogradKey, which notes that its code runs.
+// fallback below sees only its pieces, with plain tensors that the composite's code has made: masks, positions,
+// constants. Every rank makes the same ones, so they count as replicated, while a plain tensor of the user next to a
+// distributed one is an error. To distinguish them, each of ATen's composite operators has a kernel at
+// kAboveAutogradKey, which records that its code runs.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -29,17 +29,17 @@ class LibraryCode {
   LibraryCode(const LibraryCode&) = delete;
   LibraryCode& operator=(const LibraryCode&) = delete;
 
-  // What runs on this thread; null: no composite operator with distributed arguments.
+  // The composite operator that runs on this thread; null: none with distributed arguments.
   static const LibraryCode* current();
 
-  // Of the distributed arguments.
+  // The mesh of the distributed arguments.
   const DeviceMesh& mesh() const { return mesh_; }
-  // Plain tensors here were made by this code: the user gave none that could be one of several.
+  // Plain tensors in this scope were made by the composite's code: the user passed none, or only numbers.
   bool makes_plain() const { return makes_plain_; }
   bool is_outermost() const { return around_ == nullptr; }
-  // Is this one of the plain tensors that the user gave?
+  // Whether `t` is one of the plain tensors that the user passed.
   bool was_given(const at::Tensor& t) const;
-  // The operator that the user called, be it this one or one around it.
+  // The operator that the user called: this one or an enclosing one.
   std::string called_operator() const;
 
  private:
@@ -51,11 +51,11 @@ class LibraryCode {
   std::optional<c10::impl::IncludeDispatchKeyGuard> factories_reach_us_;
 };
 
-// For handlers of composite operators: runs the operator as if it had no handler, so that autocast, which lies between,
-// comes before the operator's own code.
+// For handlers of composite operators: runs the operator as if it had no handler, so that autocast, whose key lies
+// between, applies before the operator's own code.
 void run_without_handler(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-// A plain tensor that means the same on every rank wherever it comes from: a number, or an empty list of numbers.
+// Whether `t` has the same value on every rank whatever made it: a number, or an empty list of numbers.
 bool counts_as_number(const at::Tensor& t);
 
 }  // namespace dtensor

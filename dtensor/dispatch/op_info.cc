@@ -10,14 +10,14 @@
 namespace dtensor {
 namespace {
 
-// Share memory with their first argument though their schemas do not say so.
+// Operators that share memory with their first argument although their schemas do not declare it.
 bool is_unannotated_view(const std::string& name) {
   static const auto* const names = new absl::flat_hash_set<std::string>{
       "aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk", "aten::lift"};
   return names->contains(name);
 }
 
-// Views of which every rank's part is one of its part of what they are of, whatever its strides.
+// View operators whose local result is a view on every rank, whatever the strides of its part.
 bool always_shares_memory(const std::string& name) {
   static const auto* const names = new absl::flat_hash_set<std::string>{
       "aten::alias",     "aten::detach", "aten::diagonal", "aten::expand",           "aten::permute",
@@ -26,7 +26,7 @@ bool always_shares_memory(const std::string& name) {
   return names->contains(name);
 }
 
-// In-place operators that do not read what they write to.
+// In-place operators that do not read the written argument.
 bool overwrites_self(const std::string& name) {
   static const auto* const names = new absl::flat_hash_set<std::string>{"aten::fill_", "aten::zero_", "aten::copy_"};
   return names->contains(name);
@@ -67,7 +67,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
           written = static_cast<int>(i);
       }
       if (written < 0) is_view = true;
-    } else if (r.alias_info()) {  // of a list, such as split()'s: Tensor(a)[]
+    } else if (r.alias_info()) {  // for a list, such as the result of split(): Tensor(a)[]
       for (const auto& element : r.alias_info()->containedTypes()) is_view |= !element.beforeSets().empty();
     }
     written_inputs.push_back(written);

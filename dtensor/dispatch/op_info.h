@@ -1,5 +1,5 @@
-// What the dispatcher knows of an operator before any call: its arguments by kind, what it writes to, its rule or
-// handler. Computed once per operator. For the folders above.
+// The call-independent facts on an operator: its arguments by kind, the arguments it writes to, its rule or handler.
+// Computed once per operator. For the folders above.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -21,15 +21,15 @@ struct OpInfo {
     enum class Kind : uint8_t { kStatic, kTensor, kTensorList } kind = Kind::kStatic;
     bool written = false;
     bool out = false;          // an out= argument
-    bool overwritten = false;  // what it holds before does not matter
+    bool overwritten = false;  // its previous value is ignored
   };
 
   c10::OperatorHandle op;
   std::string name;  // "aten::mm", "aten::sum.dim_IntList"
   std::vector<Arg> args;
-  std::vector<int> written_inputs;  // per return: schema argument that it is, or -1
+  std::vector<int> written_inputs;  // per return: the schema argument it aliases and writes, or -1
   bool is_view = false;             // a result may share memory with the first tensor argument, without writing to it
-  bool always_shares = false;       // such a view, and no rank's part of it is ever a copy
+  bool always_shares = false;       // a view that shares memory on every rank, never a copy
   bool composite_implicit = false;
   bool has_outs = false;
   bool makes_tensor = false;  // a factory: no tensor argument, returns one Tensor
@@ -42,7 +42,7 @@ struct OpInfo {
     std::vector<bool> divisor;     // likewise
     uint64_t generation = 0;
   };
-  // The present rule; looked up again when rules were added.
+  // The present rule; looked up again after rules were added.
   std::shared_ptr<const Resolved> resolve() const;
 
  private:

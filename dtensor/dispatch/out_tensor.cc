@@ -17,7 +17,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// out= is for no_grad, as in LibTorch.
+// As in LibTorch, out= does not support gradients.
 void check_needs_no_gradient(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   if (!c10::GradMode::is_enabled()) return;
   const auto needs_gradient = [](const c10::IValue& v) {
@@ -32,8 +32,7 @@ void check_needs_no_gradient(const OpInfo& info, c10::ArrayRef<c10::IValue> args
   }
 }
 
-// Only out= tensors are written, they are distributed, and there is something to compute from. (Factories fill what
-// they are given.)
+// Only out= tensors are written, they are distributed, and there is a distributed input. (Factories only fill out=.)
 bool computes_for_distributed(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   bool any = false, reads = false;
   for (size_t a = 0; a < args.size(); ++a) {
@@ -62,7 +61,7 @@ void put(at::Tensor out, const at::Tensor& result, const c10::OperatorHandle& op
   out.copy_(result);
 }
 
-// ATen's reductions compute in the dtype of out= where none is given.
+// ATen's reductions compute in the dtype of out= if no dtype is given.
 bool computes_in_dtype_of_out(const OpInfo& info) {
   static constexpr std::string_view kOperators[] = {"aten::sum",  "aten::nansum", "aten::prod",
                                                     "aten::mean", "aten::cumsum", "aten::cumprod"};

@@ -1,4 +1,4 @@
-// Tensors given as out=. For the folders above.
+// Tensors passed as out=. For the folders above.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,23 +8,23 @@
 
 namespace dtensor {
 
-// As in LibTorch, an out= tensor without elements becomes as large as the result. Not so a copied view: what it is a
-// view of could not follow.
+// As in LibTorch, an out= tensor without elements is resized to the result. Not a copied view, since its base could not
+// follow.
 bool may_grow(const at::Tensor& out);
 
-// Writes `result`, which `op` gave, to an out= tensor, distributed or not, and gives that. One that grows is then laid
-// out like the result; it keeps its dtype. Gives `result` itself where `out` is undefined, as for the other forms of an
-// operator. Errors: those of check_fits(); Partial, as for copy_().
+// Writes `result` of `op` to an out= tensor, distributed or not, and returns that. A resized one takes the layout of
+// the result; it keeps its dtype. Returns `result` itself if `out` is undefined, as for the other forms of an operator.
+// Errors: those of check_fits(); Partial, as for copy_().
 at::Tensor write_out(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op);
 
 // Errors: another size than that of the result, unless it may grow; a dtype that the result cannot be cast to.
 void check_fits(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op);
 
-// Runs an operator with out= tensors as its functional form, whose results are then written to them. False, and nothing
-// done: there is no such form, nothing to compute from, or an out= tensor is plain.
+// Runs an operator with out= tensors as its functional form, then writes the results to them. Returns false, and does
+// nothing, if there is no such form, there is no distributed input, or an out= tensor is plain.
 bool run_functional_form(const OpInfo& info, torch::jit::Stack& stack);
 
-// Is there an out= tensor without elements, which may have to grow?
+// Whether there is an out= tensor without elements, which may have to be resized.
 inline bool has_empty_out(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   if (!info.has_outs) return false;
   for (size_t a = 0; a < args.size(); ++a) {

@@ -16,14 +16,14 @@ bool plain_is_replicated() {
   return code != nullptr && code->makes_plain();
 }
 
-// No c10::TypeError: Python's operators (`a + b`) swallow a TypeError with its text and say "unsupported operand".
+// Not a c10::TypeError: Python's operators (`a + b`) replace the text of a TypeError by "unsupported operand".
 void throw_plain_beside_distributed(std::string_view function, std::string_view argument, const at::Tensor& t,
                                     const DeviceMesh& mesh) {
   TORCH_CHECK_NOT_IMPLEMENTED(!t.is_nested(), std::string(function), ": argument '", std::string(argument),
                               "' is a nested tensor, which cannot be distributed, nor stand beside a distributed one. ",
                               kInPlaceOfNested);
   const bool loads = function == "aten::copy_";
-  const LibraryCode* code = LibraryCode::current();  // which may have made `t` of what it was given
+  const LibraryCode* code = LibraryCode::current();  // which may have made `t` from its arguments
   const std::string called = code != nullptr ? code->called_operator() : std::string(function);
   const std::string caller = called != function ? " (called by " + called + ")" : "";
   const std::string& path = current_scope().module_path;

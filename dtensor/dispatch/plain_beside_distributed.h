@@ -1,5 +1,4 @@
-// A plain tensor as an argument beside a distributed one: where it counts as replicated, and the error where it does
-// not.
+// A plain tensor as an argument next to a distributed one: where it counts as replicated, and the error elsewhere.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +9,15 @@
 
 namespace dtensor {
 
-// In backward, in an ImplicitReplication scope, or in the code of a composite operator that was given none by the user.
+// True in backward, in an ImplicitReplication scope, and in the code of a composite operator to which the user passed
+// no plain tensor.
 bool plain_is_replicated();
 
-// What a program that has nested tensors can do instead, as the end of an error's text.
+// The end of an error's text: the alternative to nested tensors.
 inline constexpr char kInPlaceOfNested[] =
     "Pad the sequences (torch::nn::utils::rnn::pad_sequence), or pack them, and distribute the result.";
 
-// The error, about argument `argument` of `function`.
+// Throws the error about argument `argument` of `function`.
 [[noreturn]] void throw_plain_beside_distributed(std::string_view function, std::string_view argument,
                                                  const at::Tensor& t, const DeviceMesh& mesh);
 

@@ -5,14 +5,14 @@
 #include <string>
 
 #include "dtensor/dispatch/internal/deferred_gradients.h"
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/views/view_origin.h"
 
 namespace dtensor {
 namespace {
 
-// Must a collective bring what `storage`, of a copied view, holds? Views that a local operator copied on some ranks
-// alone are read anew from the rank's own part.
+// Whether updating `storage`, of a copied view, needs a collective. Views that a local operator copied on some ranks
+// only are read again from the rank's own part.
 bool is_out_of_date(const LocalStorage& storage) {
   const ViewOrigin* origin = storage.origin.get();
   if (origin == nullptr) return false;
@@ -42,7 +42,7 @@ const RankTensors& read_parts(const at::Tensor& t, std::string_view function) {
 void allow_user_writes(const at::Tensor& t) {
   LocalStorage& storage = *meta_of(t).storage;
   storage.user_may_write = true;
-  count_write(storage);
+  mark_written(storage);
   if (!any_late_calls()) return;
   for (const auto& calls : LateCalls::everywhere()) calls->copy_before_unseen_writes(storage);
 }

@@ -55,7 +55,7 @@ struct Moved {
   at::Tensor result(size_t k) const { return make_result(specs[k], parts[k]); }
 };
 
-// Elements of one mesh, each in its layout of `to`, in one collective, which is remembered.
+// Redistributes elements of one mesh, each to its layout in `to`, in one collective, and caches the results.
 Moved moved_together(const OpInfo& info, c10::ArrayRef<Element> elements, c10::ArrayRef<Placements> to) {
   Inputs in;
   Decision decision;
@@ -77,14 +77,14 @@ Moved moved_together(const OpInfo& info, c10::ArrayRef<Element> elements, c10::A
   return {{decision.computed.begin(), decision.computed.end()}, std::move(parts)};
 }
 
-// Of one mesh.
+// Elements of one mesh, reduced.
 std::vector<at::Tensor> reduced_together(const OpInfo& info, c10::ArrayRef<Element> elements) {
   std::vector<Placements> to;
   for (const Element& element : elements) to.push_back(without_partials(spec_of(element.tensor)->placements()));
   const Moved moved = moved_together(info, elements, to);
   std::vector<at::Tensor> result;
   for (size_t k = 0; k < elements.size(); ++k) {
-    at::Tensor reduced = reduced_before(elements[k].tensor);
+    at::Tensor reduced = find_reduced_copy(elements[k].tensor);
     result.push_back(reduced.defined() ? std::move(reduced) : moved.result(k));
   }
   return result;
@@ -147,7 +147,7 @@ bool is_likely_used_beside(const OpInfo& info, c10::ArrayRef<c10::IValue> args, 
 at::Tensor reduce_first(const OpInfo& info, size_t arg, const at::Tensor& t) {
   const SpecPtr& spec = spec_of(t);
   const auto plan = cached_plan_within(spec, without_partials(spec->placements()), current_dispatch_scope().limits);
-  if (!plan || !will_remember(t, *plan)) return {};
+  if (!plan || !will_be_cached(t, *plan)) return {};
   return reduced_together(info, Element{arg, 0, t}).front();
 }
 

@@ -1,4 +1,4 @@
-// What matrix products take, told to who listens to the scope. For the folders above.
+// Reports the FLOP of matrix products to the listeners of the scope. For the folders above.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace dtensor {
 
-// `of_rank`: floating-point operations of the rank that does most, `of_one`: of one device that would do all. Nothing
-// is reported where there were none. `op`: "aten::mm".
+// `of_rank`: floating-point operations of the rank that does most, `of_one`: of a single device that does all. Nothing
+// is reported if there were none. `op`: "aten::mm".
 void report_flops(const std::string& op, const std::string& module_path, const DeviceMesh& mesh, double of_rank,
                   double of_one);
 

@@ -23,14 +23,14 @@ void throw_plain_in_place_of(std::string_view function, const at::Tensor& self, 
 
 namespace {
 
-// What set_data() asks before. The library itself does so while it saves and loads: inside of a LocalGuard.
+// set_data() calls it first. The library itself uses plain tensors while it saves and loads: inside a LocalGuard.
 bool has_compatible_type(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& from) {
   if (is_dtensor(self) && !is_dtensor(from) && !c10::impl::tls_is_dispatch_key_excluded(kDTensorKey)) {
     throw_plain_in_place_of("set_data", self, from);
   }
   if (is_dtensor(from)) {
-    peek_meta(from).storage->shared.store(true, std::memory_order_relaxed);  // by `self`, from now on
-    // A parameter is not meant to be Partial, by whatever way its value came.
+    peek_meta(from).storage->shared.store(true, std::memory_order_relaxed);  // now also by `self`
+    // A parameter must not be Partial, however its value was computed.
     if (is_leaf_parameter(self) && peek_meta(from).spec->has_partial()) {
       static_cast<DTensorMeta*>(from.unsafeGetTensorImpl()->get_backend_meta())->laid_out_by_engine = true;
     }

@@ -1,4 +1,4 @@
-// A plain tensor in the place of a distributed one. For the folders above.
+// Assigning a plain tensor to a distributed one. For the folders above.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace dtensor {
 
-// The error about it; it says what to call instead of torch::load(). REQUIRES: is_dtensor(self).
+// Throws the error about it; the text names what to call instead of torch::load(). REQUIRES: is_dtensor(self).
 [[noreturn]] void throw_plain_in_place_of(std::string_view function, const at::Tensor& self, const at::Tensor& plain);
 
 }  // namespace dtensor

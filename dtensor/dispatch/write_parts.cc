@@ -1,7 +1,7 @@
 #include "dtensor/dispatch/write_parts.h"
 
 #include "dtensor/dispatch/internal/deferred_gradients.h"
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
@@ -14,7 +14,7 @@ void write_parts(c10::ArrayRef<at::Tensor> tensors, std::string_view op, const s
     write();
   } catch (...) {
     for (const at::Tensor& t : tensors) {
-      if (is_dtensor(t)) count_write(*peek_meta(t).storage);
+      if (is_dtensor(t)) mark_written(*peek_meta(t).storage);
     }
     throw;
   }

@@ -1,5 +1,4 @@
-// Results that are arguments which the operator writes to (in-place, out=), whoever computes them. For the folders
-// above.
+// Results that alias written arguments (in-place, out=), for handlers and local kernels. For the folders above.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -9,14 +8,14 @@
 
 namespace dtensor {
 
-// Handlers and local kernels may give tensors of their own, whatever form of their operator is called. What the schema
-// says to be an argument is then written to that argument and given in the place of the result:
+// Handlers and local kernels may return new tensors, whatever form of their operator is called. A result that is an
+// argument by the schema is then copied to that argument, which is returned instead:
 //
 //   const WrittenResults written(info, stack);  // the arguments are on the stack
 //   info.handler(op, stack);                    // leaves the results there
 //   written.settle(stack);
 //
-// Of global tensors, and of one rank's plain ones alike. Errors: those of write_out(), before anything is written.
+// For global tensors and for one rank's plain ones. Errors: those of write_out(), before anything is written.
 class WrittenResults {
  public:
   WrittenResults(const OpInfo& info, const torch::jit::Stack& stack);
@@ -24,7 +23,8 @@ class WrittenResults {
 
  private:
   const OpInfo& info_;
-  // Per result: the argument that it is, an undefined tensor where it is none or is not one tensor. Empty: none is.
+  // Per result: the argument that it aliases, an undefined tensor if none, or not one tensor. Empty: no result aliases
+  // an argument.
   absl::InlinedVector<at::Tensor, 4> arguments_;
 };
 

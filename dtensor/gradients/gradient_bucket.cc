@@ -25,19 +25,20 @@
 namespace dtensor {
 namespace {
 
-// The leaves of one backward whose gradients wait, and the calls that make some. Used by the threads of that backward.
+// The leaves of one backward with gradients in the bucket, and its deferred calls. Used by the threads of that
+// backward.
 class GradientBucket {
  public:
-  std::shared_ptr<LateGradients> late;  // null: nothing is; guarded by Buckets::mutex
+  std::shared_ptr<LateGradients> late;  // null: no calls are deferred; guarded by Buckets::mutex
 
-  // After a backward that failed, gradients that wait become what they were before it.
+  // After a failed backward, gradients in the bucket are restored to their state before it.
   ~GradientBucket() { undo(); }
 
   bool holds(const at::Tensor& leaf) const {
     return std::any_of(waiting_.begin(), waiting_.end(), [&](const Waiting& w) { return w.leaf.is_same(leaf); });
   }
 
-  // Reduces those that are there, which have gradients by now, if `leaf` cannot wait with them.
+  // Reduces the gradients in the bucket that are complete, if `leaf` does not fit.
   void make_room_for(const at::Tensor& leaf) {
     if (waiting_.empty()) return;
     const bool one_world = spec_of(waiting_.front().leaf)->mesh().world() == spec_of(leaf)->mesh().world();
@@ -57,8 +58,8 @@ class GradientBucket {
     bytes_ = 0;
   }
 
-  // The gradients that wait are as they were before this backward; to one that was Partial already more may have been
-  // added. Communicates nothing.
+  // Restores the gradients in the bucket to their state before this backward; one that was Partial already may keep
+  // additions. Communicates nothing.
   void undo() {
     for (const auto& [leaf, had_gradient] : std::exchange(waiting_, {})) {
       const at::Tensor& gradient = leaf.grad();
@@ -96,8 +97,7 @@ class GradientBucket {
 
 struct Buckets {
   std::mutex mutex;
-  std::map<int, std::weak_ptr<GradientBucket>>
-      by_backward;  // by its number; they end with it, also with one that fails
+  std::map<int, std::weak_ptr<GradientBucket>> by_backward;  // by its number; removed at its end, also if it fails
 };
 Buckets& buckets() {
   static auto* all = new Buckets;
@@ -115,7 +115,7 @@ GradientBucket& current_bucket() {
   for (auto it = known.begin(); it != known.end();) it = it->second.expired() ? known.erase(it) : ++it;
   const auto bucket = std::make_shared<GradientBucket>();
   known[torch::autograd::get_current_graph_task_id()] = bucket;
-  torch::autograd::Engine::get_default_engine().queue_callback([bucket] {  // and keeps it
+  torch::autograd::Engine::get_default_engine().queue_callback([bucket] {  // and keeps it alive
     try {
       if (bucket->late) bucket->late->compute_all();
       bucket->reduce();
@@ -128,7 +128,7 @@ GradientBucket& current_bucket() {
   return *bucket;
 }
 
-// "layers.0" of "layers.0.weight" and "layers.0.norm.weight"; "" of none.
+// "layers.0" for "layers.0.weight" and "layers.0.norm.weight"; "" if they have none in common.
 std::string common_module(const std::vector<at::Tensor>& leaves) {
   std::optional<std::string> common;
   for (const at::Tensor& leaf : leaves) {
@@ -180,7 +180,7 @@ std::shared_ptr<LateGradients> late_gradients(const std::function<std::shared_pt
 
 void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit) {
   const c10::AutoGradMode no_grad(false);
-  const auto is_ready = [](const at::Tensor& leaf) {  // or somebody has taken it away
+  const auto is_ready = [](const at::Tensor& leaf) {  // or .grad was removed
     const at::Tensor& g = leaf.grad();
     return !is_dtensor(leaf) || !is_dtensor(g) || spec_of(g)->placements() == spec_of(leaf)->placements();
   };

@@ -1,12 +1,13 @@
-// Gradients of one backward that are reduced together.
+// Gradients of one backward that are reduced together in buckets.
 //
-// A data-parallel step would call one all-reduce for each parameter. The gradients of one backward() wait for each
-// other instead, Partial as they are, up to kGradientBucketBytes; then, and at the end of the backward, all that wait
-// are brought to their parameters' layouts in as few collectives as can be. Waiting takes no memory: what would be
-// larger than the parameter's own part (a gradient that is to be split, as fully sharded ones) is reduced at once.
+// A data-parallel step would call one all-reduce for each parameter. Instead, the gradients of one backward() stay
+// Partial in a bucket of up to kGradientBucketBytes. When it is full, and at the end of the backward, its gradients are
+// redistributed to their parameters' layouts in as few collectives as possible. The bucket takes no extra memory: a
+// gradient larger than the parameter's local tensor (of a sharded parameter, as in fully sharded training) is reduced
+// at once.
 //
-// Gradients of tables wait, too, that want the rows of the whole batch: those of all tables come in one collective.
-// Until then they keep what they are computed of, as much as a bucket holds.
+// Gradients of embedding tables that need the rows of the whole batch are deferred, too: the rows for all tables come
+// in one collective. Until then their inputs stay alive, up to the size of a bucket.
 //
 // Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020.
 #pragma once
@@ -23,37 +24,38 @@
 
 namespace dtensor {
 
-// Of the largest part of each tensor, so that all ranks begin at the same one.
+// Counts the largest local tensor of each gradient, so that all ranks close a bucket at the same one.
 constexpr int64_t kGradientBucketBytes = 25 << 20;
 
-// Inside backward: may gradients be finished when backward() returns? Not gradients of gradients, and not those of
-// chosen tensors. Hooks make no difference: on one rank there may be some, and what is communicated is the same on all.
+// Inside backward: whether gradients may be finished when backward() returns. False for gradients of gradients, and for
+// gradients of chosen tensors. Hooks do not matter: one rank may have some and others none, and all communicate the
+// same.
 bool may_wait_in_bucket();
 
-// Does a gradient laid out so take no more memory than the parameter's own part?
+// Whether a gradient in this layout takes no more memory than the parameter's own part.
 bool fits_bucket(const Spec& gradient, const Spec& leaf);
 
-// Inside backward: lets `gradient` go on to `leaf`.grad as it is, if it may, and brings that to the leaf's layout
-// before backward() returns. A .grad that is there is laid out like it meanwhile (open_gradient.h). False, and nothing
-// done: it may not.
+// Inside backward: lets `gradient` pass to `leaf`.grad in its layout, if possible, and redistributes .grad to the
+// leaf's layout before backward() returns. An existing .grad gets the gradient's layout meanwhile (open_gradient.h).
+// Returns false, and does nothing, if that is not possible.
 bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient);
 
-// Inside backward: `leaf`.grad will be another handle of the memory of `gradient`. Where a hook has kept `gradient`,
+// Inside backward, when `leaf`.grad will be another handle of the memory of `gradient`: if a hook has kept `gradient`,
 // .grad gets memory of its own before backward() returns.
 void part_in_the_end(const at::Tensor& leaf, const at::Tensor& gradient);
 
-// What makes gradients that wait, all at once.
+// Computes deferred gradients, all at once.
 class LateGradients {
  public:
   virtual ~LateGradients() = default;
   virtual void compute_all() = 0;
 };
-// Inside backward: that of this backward, made if there is none, which is asked to compute_all() before backward()
+// Inside backward: the one of this backward, made if there is none; its compute_all() is called before backward()
 // returns.
 std::shared_ptr<LateGradients> late_gradients(const std::function<std::shared_ptr<LateGradients>()>& make);
 
-// Brings the gradients of `leaves`, of one world, to the leaves' layouts, in place of .grad, or in the memory of one
-// that was open; those that have none by now, or a plain one, are left out. `op`: as CommCause::op.
+// Redistributes the gradients of `leaves`, of one world, to the leaves' layouts: replaces .grad, or writes to the
+// memory of an open one. Leaves without a gradient, or with a plain one, are skipped. `op`: as CommCause::op.
 void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit);
 
 }  // namespace dtensor

@@ -1,11 +1,12 @@
-// What the library registers with leaves, to tell it from the user's hooks. For the folders above.
+// The type of hook that the library registers on leaves, to distinguish it from the user's hooks. For the folders
+// above.
 #pragma once
 
 #include <torch/csrc/autograd/function_hook.h>
 
 namespace dtensor {
 
-// Brings gradients to their leaf's layout: gradient_layout.h.
+// Redistributes gradients to their leaf's layout: gradient_layout.h.
 class GradientHook : public torch::autograd::FunctionPreHook {
  public:
   static bool is_one(const torch::autograd::FunctionPreHook& hook) {

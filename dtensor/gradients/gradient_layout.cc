@@ -13,7 +13,7 @@
 #include "dtensor/gradients/gradient_bucket.h"
 #include "dtensor/gradients/gradient_hook.h"
 #include "dtensor/gradients/open_gradient.h"
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
@@ -21,8 +21,8 @@
 namespace dtensor {
 namespace {
 
-// Autograd copies a gradient to which others refer, such as a hook that keeps it. A copy of what is not computed yet
-// would be computed at once, on the ranks alone that have such a hook; so autograd gets a handle of its own.
+// Autograd copies a gradient that has other references, such as a hook that keeps it. Copying a deferred gradient would
+// compute it at once, only on the ranks that have such a hook; so autograd gets a handle of its own.
 bool is_late(const at::Tensor& gradient) {
   const DTensorMeta& meta = peek_meta(gradient);
   return meta.arriving && !meta.arriving->done();
@@ -32,12 +32,12 @@ bool has_hooks_of_user(const at::Tensor& leaf) {
   const auto& hooks = torch::autograd::impl::hooks(leaf);
   const auto others =
       std::count_if(hooks.begin(), hooks.end(), [](const auto& hook) { return !GradientHook::is_one(*hook); });
-  const auto& list = torch::autograd::impl::get_autograd_meta(leaf)->cpp_hooks_list_;  // one hook calls all of C++
+  const auto& list = torch::autograd::impl::get_autograd_meta(leaf)->cpp_hooks_list_;  // one hook calls all C++ hooks
   return list == nullptr ? others > 0 : others > 1 || !list->empty();
 }
 
-// What waits, for hooks to see. One may write to it in place, as `g.clamp_(-1, 1)`, which reduces it: no other handle
-// depends on the layout of this one.
+// The deferred gradient passed to hooks. A hook may write to it in place, as in `g.clamp_(-1, 1)`, which reduces it: no
+// other handle depends on the layout of this one.
 at::Tensor for_hooks(const at::Tensor& leaf, const at::Tensor& gradient) {
   const DTensorMeta& meta = peek_meta(gradient);
   if (!meta.spec->has_partial() || !meta.storage->shared || !has_hooks_of_user(leaf)) return gradient;
@@ -46,7 +46,8 @@ at::Tensor for_hooks(const at::Tensor& leaf, const at::Tensor& gradient) {
 
 class GradientLayoutHook final : public GradientHook {
  public:
-  // `before_hooks`: of the user, as the first of the leaf's hooks; else behind them, where the gradient is accumulated.
+  // `before_hooks`: as the first of the leaf's hooks; otherwise after the user's hooks, where the gradient is
+  // accumulated.
   GradientLayoutHook(const at::Tensor& leaf, bool before_hooks)
       : leaf_(leaf.unsafeGetTensorImpl()), before_hooks_(before_hooks) {}
 
@@ -55,7 +56,7 @@ class GradientLayoutHook final : public GradientHook {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
     const at::Tensor leaf = at::Tensor::wrap_tensor_impl(Impl::unsafe_reclaim_from_nonowning(leaf_));
     if (!is_dtensor(leaf)) return grads;
-    forget_after_backward(spec_of(leaf)->mesh());
+    drop_after_backward(spec_of(leaf)->mesh());
     auto result = grads;
     result[0] = arrived(leaf, grads[0]);
     return result;
@@ -86,7 +87,7 @@ class GradientLayoutHook final : public GradientHook {
     return redistribute_as(at::TensorList(&gradient, 1), c10::ArrayRef<Layout>(home), cause)[0];
   }
 
-  // The hook is the leaf's own, or of the node that holds it. A weak pointer would keep Python from swapping the leaf
+  // The hook belongs to the leaf, or to the node that holds it. A weak pointer would keep Python from swapping the leaf
   // with another tensor (torch.utils.swap_tensors).
   c10::TensorImpl* leaf_;
   const bool before_hooks_;
@@ -102,20 +103,20 @@ bool is_leaf_parameter(const at::Tensor& t) {
 }
 
 void keep_gradient_layout(const at::Tensor& leaf) {
-  static std::mutex mutex;  // several threads may meet a parameter for the first time at once
+  static std::mutex mutex;  // several threads may use a parameter for the first time at once
   std::lock_guard lock(mutex);
   using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
   const auto is_ours = [](const auto& hook) { return GradientHook::is_one(*hook); };
-  // Before the user's hooks: what does not wait is brought to the leaf's layout. (add_hook is for a tensor that has
-  // none.)
+  // Before the user's hooks: gradients that are not deferred are redistributed to the leaf's layout. (add_hook is for a
+  // tensor that has none.)
   Hooks& hooks = torch::autograd::impl::hooks(leaf);
-  // The list that the first hook of the user would make, and throw away what is there.
+  // Makes the list now: the first hook of the user would make it, and discard existing hooks.
   if (hooks.empty()) torch::autograd::impl::create_cpp_hook(leaf);
   if (std::none_of(hooks.begin(), hooks.end(), is_ours)) {
     hooks.insert(hooks.begin(), std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/true));
   }
-  // Once more behind them: they may change the gradient, and the first one that is registered in Python throws away
-  // those of the tensor.
+  // Again after them: they may change the gradient, and the first hook registered in Python discards those of the
+  // tensor.
   const auto sink = torch::autograd::impl::try_get_grad_accumulator(leaf);
   if (sink && std::none_of(sink->pre_hooks().begin(), sink->pre_hooks().end(), is_ours)) {
     sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/false));

@@ -12,7 +12,7 @@
 namespace dtensor {
 namespace {
 
-// Deletes the memory of an open gradient, and tells of the gradient what it was before.
+// Deleter of the memory of an open gradient; it also stores the gradient's state before it was opened.
 struct Opened {
   c10::intrusive_ptr<c10::BackendMeta> before;
   void operator()(LocalStorage* storage) const { delete storage; }
@@ -20,7 +20,7 @@ struct Opened {
 
 bool is_masked(const Placement& p) { return p.is_mask_partial(); }
 
-// What `grad` was before it was opened; null: it is not open.
+// The state of `grad` before it was opened; null: it is not open.
 const Opened* opened_of(const at::Tensor& grad) { return std::get_deleter<Opened>(peek_meta(grad).storage); }
 
 void give_back(const at::Tensor& grad, const c10::intrusive_ptr<c10::BackendMeta>& before) {

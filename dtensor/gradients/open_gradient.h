@@ -1,8 +1,8 @@
-// A .grad to which gradients are added before they are reduced. For the folders above.
+// Lets gradients be added to an existing .grad before they are reduced. For the folders above.
 //
-// While it is open it is laid out as what comes, mostly Partial, and is the sum all the same: what was there is one of
-// the addends. Closed, it is again the tensor that it was, in the memory that it had, which holds the sum: optimizers
-// and views that refer to either see it.
+// While .grad is open it has the layout of the new gradients, mostly Partial, with its previous value as one of the
+// addends. Closing it restores its layout and memory, with the sum in it, so that optimizers and views that refer to
+// either see the sum.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,14 +11,15 @@
 
 namespace dtensor {
 
-// Lays `grad` out as `placements`, without communication. False, and nothing done: that is not possible.
+// Changes the layout of `grad` to `placements`, without communication. Returns false, and does nothing, if that is not
+// possible.
 bool open_gradient(const at::Tensor& grad, const Placements& placements);
 
-// Gives `grad` its memory back, and puts `sum` there, in the layout that it had. False, and nothing done: `grad` is not
+// Restores the memory and layout of `grad` and writes `sum` there. Returns false, and does nothing, if `grad` is not
 // open, or had another layout.
 bool close_gradient(const at::Tensor& grad, const at::Tensor& sum);
 
-// Gives `grad` its memory back, with the sum that was there before it was opened. False, and nothing done: `grad` is
+// Restores the memory of `grad` with its sum from before it was opened. Returns false, and does nothing, if `grad` is
 // not open.
 bool forget_addends(const at::Tensor& grad);
 

@@ -6,7 +6,7 @@
 
 namespace dtensor {
 
-const LateParts::Made* LateParts::get() {
+const LazyParts::Made* LazyParts::get() {
   std::lock_guard lock(mutex_);
   if (make_) {
     made_ = make_();
@@ -16,27 +16,27 @@ const LateParts::Made* LateParts::get() {
   return made_ ? &*made_ : nullptr;
 }
 
-const LateParts::Made* LateParts::if_made() {
+const LazyParts::Made* LazyParts::if_made() {
   std::lock_guard lock(mutex_);
   return made_ ? &*made_ : nullptr;
 }
 
-bool LateParts::was_got() {
+bool LazyParts::was_got() {
   std::lock_guard lock(mutex_);
   return was_got_;
 }
 
-void LateParts::forget() {
+void LazyParts::forget() {
   std::lock_guard lock(mutex_);
   make_ = nullptr;
 }
 
-bool LateParts::are_forgotten() {
+bool LazyParts::are_forgotten() {
   std::lock_guard lock(mutex_);
   return !make_ && !made_;
 }
 
-Part box_of_rank(const Surroundings& around, const Spec& spec, int64_t rank) {
+Part box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank) {
   Part box = spec.layout_of_rank(rank);
   const auto coordinate = spec.mesh().coordinate(rank);
   for (size_t k = 0; k < around.dims.size(); ++k) {
@@ -49,7 +49,7 @@ Part box_of_rank(const Surroundings& around, const Spec& spec, int64_t rank) {
   return box;
 }
 
-int64_t box_bytes(const Surroundings& around, const Spec& spec) {
+int64_t box_bytes(const GhostRegion& around, const Spec& spec) {
   Shape sizes = spec.layout_of_rank(spec.mesh().ranks()[0]).sizes();
   for (size_t k = 0; k < around.dims.size(); ++k) {
     int64_t& size = sizes[around.dims[k]];

@@ -1,5 +1,5 @@
-// What ranks know of a tensor around their own parts of it: the borders of the next tiles of a grid, say. Remembered as
-// cached_layouts.h says. For the folders above.
+// Ghost regions: elements of a tensor around each rank's part, such as the borders of neighbouring tiles of a grid.
+// Cached as cached_layouts.h describes. For the folders above.
 #pragma once
 
 #include <cstdint>
@@ -14,44 +14,44 @@
 
 namespace dtensor {
 
-// Parts that come when they are first asked for.
-class LateParts {
+// Local tensors that are made when first requested.
+class LazyParts {
  public:
   struct Made {
     RankTensors parts;
     std::shared_ptr<LocalStorage> storage;  // counts their bytes
   };
-  // `make` may communicate, and gives nothing where what it needs was forgotten; what it has captured is let go
-  // afterwards.
-  explicit LateParts(std::function<std::optional<Made>()> make) : make_(std::move(make)) {}
-  explicit LateParts(Made made) : made_(std::move(made)) {}  // those that are there
+  // `make` may communicate, and returns nullopt if the data it needs was dropped; its captures are released afterwards.
+  explicit LazyParts(std::function<std::optional<Made>()> make) : make_(std::move(make)) {}
+  explicit LazyParts(Made made) : made_(std::move(made)) {}  // local tensors that are available now
 
-  // Null: they were forgotten before. Thread-safe. Errors: those of `make`, which is tried again then.
+  // Null: they were dropped before. Thread-safe. Errors: those of `make`, which is tried again then.
   const Made* get();
-  const Made* if_made();  // null: nobody has asked for them yet, or they were forgotten
-  bool was_got();         // has anybody asked?
-  void forget();          // those that have not been made, and what they would be made of
+  const Made* if_made();  // null: not requested yet, or dropped
+  bool was_got();         // whether get() was called
+  void forget();          // drops local tensors that have not been made, and what they would be made from
   bool are_forgotten();
 
  private:
   std::mutex mutex_;
-  std::function<std::optional<Made>()> make_;  // guarded by mutex_; empty: made_ is all that there will be
-  std::optional<Made> made_;                   // guarded by mutex_, and never changed after make_ has gone
+  std::function<std::optional<Made>()> make_;  // guarded by mutex_; empty: made_ is final
+  std::optional<Made> made_;                   // guarded by mutex_, and constant once make_ is empty
   bool was_got_ = false;                       // guarded by mutex_
 };
 
-// What every rank knows of a tensor, or gets when it first asks: its part and what lies around it, one box.
-struct Surroundings {
+// A tensor's ghost region: for every rank a box of its part and the elements around it, available now or on first
+// request.
+struct GhostRegion {
   std::vector<int64_t> dims;                 // along which the boxes go beyond the parts, ascending
   std::vector<std::vector<int64_t>> cut_by;  // per such dim: the mesh dims that cut it
   std::vector<std::vector<Run>>
       known;  // per such dim: the indices, by where a rank stands along the mesh dims that cut it
-  std::shared_ptr<LateParts> boxes;
+  std::shared_ptr<LazyParts> boxes;
 };
 
-// The indices in the box of a rank. REQUIRES: they are the surroundings of a tensor of `spec`.
-Part box_of_rank(const Surroundings& around, const Spec& spec, int64_t rank);
+// The indices in the box of a rank. REQUIRES: `around` belongs to a tensor of `spec`.
+Part box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank);
 // The bytes of the largest box.
-int64_t box_bytes(const Surroundings& around, const Spec& spec);
+int64_t box_bytes(const GhostRegion& around, const Spec& spec);
 
 }  // namespace dtensor

@@ -21,7 +21,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// What the backward needs to know; autograd's contexts store IValues only.
+// State for the backward, as an object, since autograd's contexts store only IValues.
 struct SavedForBackward : torch::CustomClassHolder {
   std::vector<Layout> to;
   CommCause cause;
@@ -45,7 +45,7 @@ struct RedistributeFn : Function<RedistributeFn> {
       if (!tensors[i].requires_grad()) constant.push_back(results[i]);
     }
     if (!constant.empty()) ctx->mark_non_differentiable(constant);
-    ctx->set_materialize_grads(false);  // zeros need not travel
+    ctx->set_materialize_grads(false);  // zeros need not be sent
     return results;
   }
 
@@ -57,7 +57,7 @@ struct RedistributeFn : Function<RedistributeFn> {
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) continue;
       index.push_back(i);
-      // A plain gradient is the same on every rank, those of the other mesh among them.
+      // A plain gradient is the same on every rank, also on those of the other mesh.
       defined.push_back(distributed_gradient(grads[i], back->to[i].mesh()));
       to.push_back(back->to[i]);
     }
@@ -80,7 +80,7 @@ at::Tensor FullTensorFn::forward(AutogradContext* ctx, const at::Tensor& t, Plac
       redistribute_below_autograd(t, Placements(meta.spec->mesh().ndim(), Replicate()), explicit_cause("full_tensor"));
   LocalGuard guard;
   const at::Tensor& local = meta_of(whole).locals.front();
-  // What is given away must not be a rank's own memory: writing to it would change one replica of several.
+  // The result must not share a rank's own memory: writing to it would change only one of several replicas.
   return whole.is_same(t) ? local.clone() : local.detach();
 }
 

@@ -1,5 +1,5 @@
-// Differentiable redistribution under the name of its cause: the one autograd function behind redistribute(),
-// redistribute_many(), and what the library redistributes where gradients flow.
+// Differentiable redistribution with a named cause: the one autograd function behind redistribute(),
+// redistribute_many(), and the library's own redistributions that need gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,12 +15,12 @@
 
 namespace dtensor {
 
-// Each tensor in its layout of `to`, by normalised placements on a mesh of its world; one that is there already is
-// given back itself. The gradients come back to where the tensors were, Partial as Replicate, also in as few
-// collectives as can be.
+// Redistributes each tensor to its layout in `to`: normalised placements on a mesh of its world; a tensor that has it
+// already is returned itself. The gradients return to the layouts of the tensors, with Partial as Replicate, also in as
+// few collectives as possible.
 std::vector<at::Tensor> redistribute_as(at::TensorList tensors, c10::ArrayRef<Layout> to, const CommCause& cause,
                                         const RedistributeOptions& options = {});
-// Of one tensor, on its mesh.
+// One tensor, on its mesh.
 at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause,
                            const RedistributeOptions& options = {});
 
@@ -28,10 +28,10 @@ at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placement
 // Error (NotImplementedError): this process has no part of it.
 at::Tensor gather_whole(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
-// A gradient of a distributed tensor. One that is plain, since the user gave it, counts as replicated; differentiable.
+// A gradient for a distributed tensor. A plain one, passed by the user, counts as replicated; differentiable.
 at::Tensor distributed_gradient(const at::Tensor& gradient, const DeviceMesh& mesh);
 
-// The user asked for it by calling `function`.
+// The cause of a redistribution that the user requested by calling `function`.
 CommCause explicit_cause(std::string function);
 
 }  // namespace dtensor

@@ -14,7 +14,7 @@ namespace {
 
 at::Tensor wrapped(const at::Tensor& origin, const RedistributePlan& plan, const DeviceMesh& mesh, const Placements& to,
                    RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr) {
-  if (plan.steps.empty()) {  // a new name for the same parts, as along a mesh dim of size 1: still a tensor of its own
+  if (plan.steps.empty()) {  // only the spec changes, as along a mesh dim of size 1: still a separate tensor
     LocalGuard guard;
     for (at::Tensor& local : locals) local = local.clone();
   }

@@ -1,7 +1,7 @@
-// Other layouts below autograd: what operators and their handlers do to what they are given.
+// Redistribution below autograd: for operators and handlers to change the layout of their arguments.
 //
-// All keep to the RedistributeMemoryLimit of the current thread, and to the smaller of it and options.max_bytes. Errors
-// (c10::Error, before anything is sent): no route keeps it.
+// All functions obey the RedistributeMemoryLimit of the current thread and options.max_bytes, whichever is smaller.
+// Errors (c10::Error, before anything is sent): no route stays within it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,11 +21,11 @@ at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to
                                        const RedistributeOptions& options = {});
 
 // The same for many tensors of one world, each to a layout by placements on a mesh of it, in as few collectives as
-// can be.
+// possible.
 std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10::ArrayRef<Layout> to,
                                                     const CommCause& cause, const RedistributeOptions& options = {});
 
-// The smaller of what `options` allows and what the current thread's scope does.
+// The smaller of `options` and the current thread's scope.
 Limits limits_of(const RedistributeOptions& options);
 
 }  // namespace dtensor

@@ -1,4 +1,5 @@
-// What representation.cc tells those who share memory of tensors: alias_group.h, which builds on it, knows what to do.
+// Events that representation.cc reports for tensors that share memory. Implemented by alias_group.h, which builds on
+// representation.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,11 +8,11 @@ namespace dtensor {
 
 struct LocalStorage;  // representation.h
 
-// Somebody is about to share the memory of `t`.
+// Called before a tensor begins to share the memory of `t`.
 void begin_sharing(const at::Tensor& t);
-// `t` is new, and its memory is another one's.
+// Called when `t` is new and shares the memory of another tensor.
 void join_sharers(const at::Tensor& t);
-// Somebody depends on the layout that this memory has.
+// Called when the layout of this memory must no longer change.
 void keep_layout_of_sharers(LocalStorage& storage);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// Who decides the calls of a step one by one, instead of the strategy cache: recordings, and pinned layouts. For the
+// Decides the calls of a step one by one, instead of the strategy cache: recordings, and pinned layouts. For the
 // folders above.
 #pragma once
 
@@ -12,18 +12,19 @@
 
 namespace dtensor {
 
-// Set for a thread, and for autograd's threads that work for it, by DispatchScope::call_sites.
+// Set for a thread, and for autograd threads that run its backward, by DispatchScope::call_sites.
 class CallSites {
  public:
   virtual ~CallSites() = default;
-  // The next call that the program or autograd makes begins; not those that operators make of each other. The same in
+  // Announces the next call by the program or autograd; calls that operators make internally do not count. The same in
   // every layout.
   virtual void next() = 0;
-  // It is to be decided as the operator's rule has it. `usual`: what is done else.
+  // Decides a call that follows its operator's rule. `usual`: the engine's own decision.
   virtual std::shared_ptr<const Decision> decide(const OpCall& call, const std::shared_ptr<const OpRule>& rule,
                                                  const std::function<std::shared_ptr<const Decision>()>& usual) = 0;
-  // Calls that were decided here, by number, and what each has to do with the collectives that run now: 1 in all. None:
-  // a call that was not decided here, or none at all. Who computes later what was decided before says so meanwhile.
+  // The calls decided here, by number, that the collectives now running belong to, each with its share of the cost;
+  // shares add up to 1. Empty: calls that were not decided here, or none. Code that runs a deferred call sets this for
+  // that time.
   struct Share {
     size_t call;
     double share;
@@ -31,8 +32,8 @@ class CallSites {
   using Shares = std::vector<Share>;
   virtual Shares charged() const { return {}; }
   virtual void charge(Shares) {}
-  // Not 0: what was moved before or beside this recording does not count as moved, so that one of a step is like
-  // another. A number of its own.
+  // Not 0: cached layouts from outside this recording are ignored, so that every recording of a step sees the same
+  // communication. Unique per recording.
   virtual uint64_t recording() const { return 0; }
 };
 

@@ -1,4 +1,4 @@
-// What the guards of scopes.h ask of operators, on the current thread.
+// The settings that the guards of scopes.h make for operators, on the current thread.
 #pragma once
 
 #include "comm/thread_scope.h"
@@ -13,11 +13,11 @@ struct DispatchScope {
   static c10::DebugInfoKind kind() { return c10::DebugInfoKind::TEST_INFO; }
 
   DeviceMesh mesh;                        // factories make replicated tensors on it (MeshScope)
-  bool implicit_replication = false;      // plain tensors beside distributed ones count as replicated
+  bool implicit_replication = false;      // plain tensors next to distributed ones count as replicated
   bool replicate_unsupported = false;     // operators without a rule run on replicated inputs
-  bool delay_gradient_reduction = false;  // gradients keep the layout that backward gave them
+  bool delay_gradient_reduction = false;  // gradients keep the layout in which backward computed them
   Limits limits;                          // of a redistribution (RedistributeMemoryLimit)
-  CallSites* call_sites = nullptr;        // who decides calls one by one (PinnedLayouts)
+  CallSites* call_sites = nullptr;        // decides calls one by one (PinnedLayouts)
 };
 
 using DispatchScopeGuard = ThreadScope<DispatchScope>::Guard;

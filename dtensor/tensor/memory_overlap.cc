@@ -6,18 +6,18 @@
 namespace dtensor {
 namespace {
 
-// Steps of `stride` elements, from `least` to `most` of them.
+// A stride of `stride` elements, taken from `least` to `most` times.
 struct Steps {
   int64_t stride, least, most;
 };
 
 int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
-// Do steps of every kind, the longest first, add up to `distance`? `budget`: attempts that are left.
+// Whether such steps, the longest first, add up to `distance`. `budget`: attempts left.
 bool reachable(const std::vector<Steps>& steps, size_t next, int64_t distance, int& budget) {
   if (--budget < 0) return true;
   if (next == steps.size()) return distance == 0;
-  int64_t least = 0, most = 0;  // what the others can add
+  int64_t least = 0, most = 0;  // sum of the other steps
   for (size_t k = next + 1; k < steps.size(); ++k) {
     least += steps[k].stride * steps[k].least;
     most += steps[k].stride * steps[k].most;
@@ -63,7 +63,7 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
 }
 
 std::vector<bool> which_overlap(c10::ArrayRef<at::Tensor> tensors) {
-  // Sorted by where they begin, those that may overlap are neighbours.
+  // Sorted by their start, tensors that may overlap are neighbours.
   struct Extent {
     uintptr_t begin, end;
     size_t index;

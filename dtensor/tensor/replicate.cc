@@ -11,7 +11,7 @@
 namespace dtensor {
 namespace {
 
-// Not t.item() alone: a TorchDispatchMode of Python, which gets a number in the place of `t`, could not call it.
+// Does not just call t.item(): a TorchDispatchMode of Python, which gets a number for `t`, could not call it.
 NumberClass class_of_wrapped(const at::Tensor& t) {
   const c10::impl::ExcludeDispatchKeyGuard without_modes(
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
@@ -30,14 +30,14 @@ at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
   for (int64_t rank : mesh.local_ranks()) {
     const c10::Device device = mesh.world().device(rank);
     if (meta.wrapped_number) {
-      locals.push_back(t);  // kernels take it from the CPU; a copy would be a tensor like any other
+      locals.push_back(t);  // kernels read it from the CPU; a copy would not count as a number
     } else {
       locals.push_back(t.device() == device ? t.detach() : t.to(device));
     }
   }
   const at::Tensor result =
       make_dtensor(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
-  peek_meta(result).storage->user_may_write = true;  // the user may have `t`
+  peek_meta(result).storage->user_may_write = true;  // the user may hold `t`
   return result;
 }
 

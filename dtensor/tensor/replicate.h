@@ -1,4 +1,4 @@
-// Plain tensors as distributed ones that every rank holds. For the folders above.
+// Plain tensors as replicated distributed ones. For the folders above.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,9 +7,9 @@
 
 namespace dtensor {
 
-// Shares the memory of `t`, between ranks too: to be read only.
+// Shares the memory of `t`, also between ranks: read-only.
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh);
-// The same with memory of its own on every rank: for what users get to see, gradients among them.
+// The same with memory of its own on every rank: for tensors that users can access, gradients among them.
 at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh);
 
 }  // namespace dtensor

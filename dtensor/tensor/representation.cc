@@ -20,24 +20,24 @@ constexpr char kMadeInScope[] =
     ". A factory function in a MeshScope made it: to fill it through a pointer, make it in a PlainFactories scope, where "
     "it is plain, and distribute_tensor() it";
 
-// What data_ptr(), and with it accessor(), operator<< and torch::save, say from now on. (LibTorch asks
-// tensorimpl_type_name() for storage() only; a parameter that was made distributed in place is of LibTorch's class and
+// The error text for data_ptr(), and so for accessor(), operator<< and torch::save. (LibTorch uses
+// tensorimpl_type_name() for storage() only; a parameter that was made distributed in place has LibTorch's class and
 // keeps this text.)
 void explain_access(c10::TensorImpl& impl) {
   static auto& mutex = *new std::mutex;
   std::lock_guard<std::mutex> lock(mutex);
   const auto* meta = static_cast<const DTensorMeta*>(impl.get_backend_meta());
   impl.release_storage_and_set_meta_custom_data_ptr_error_msg_(
-      c10::str("Cannot access the data of ", kNoStorage, meta->is_unplaced ? kMadeInScope : ""));
+      c10::str("Cannot access the data of ", kNoStorage, meta->is_constant_fill ? kMadeInScope : ""));
 }
 
-// Adds nothing to TensorImpl but texts of errors.
+// Adds only error texts to TensorImpl.
 class DTensorImpl final : public c10::TensorImpl {
  public:
   using c10::TensorImpl::TensorImpl;
 
-  // TensorImpl's constructor makes an inference tensor inside inference mode, and a normal one outside of it; a view is
-  // what its base is.
+  // TensorImpl's constructor makes an inference tensor inside inference mode, and a normal one outside of it; a view
+  // must match its base.
   void match_inference_mode(const at::Tensor& base) {
     if (is_inference() == base.is_inference()) return;
     const auto of_normal = c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
@@ -50,7 +50,7 @@ class DTensorImpl final : public c10::TensorImpl {
     }
   }
 
-  // Another handle, which no operator hears of: Tensor::data(), and what autograd saves.
+  // Another handle, made without calling an operator: for Tensor::data(), and for autograd's saved tensors.
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
                                                               bool allow_change) const override {
     note_shared();
@@ -62,7 +62,7 @@ class DTensorImpl final : public c10::TensorImpl {
     return c10::TensorImpl::shallow_copy_and_detach(std::move(version), allow_change);
   }
 
-  // Asked before the data is accessed: early enough for the text, which would cost every tensor too much.
+  // Called before the data is accessed: the text is set only then, as it would be too expensive for every tensor.
   bool has_storage() const override {
     if (!explained_.load(std::memory_order_acquire)) {
       static auto* mutex = new std::mutex;
@@ -146,12 +146,13 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
   return at::Tensor(std::move(impl));
 }
 
-void set_unplaced(const at::Tensor& t) {
-  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->is_unplaced = true;
+void set_constant_fill(const at::Tensor& t) {
+  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->is_constant_fill = true;
 }
 
-void set_home(const at::Tensor& t, SpecPtr home) {
-  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->home = std::move(home);
+void set_preferred_layout(const at::Tensor& t, SpecPtr preferred_layout) {
+  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->preferred_layout =
+      std::move(preferred_layout);
 }
 
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
@@ -193,13 +194,13 @@ void set_contents(const at::Tensor& t, c10::intrusive_ptr<DTensorMeta> meta, int
 }  // namespace
 
 void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals) {
-  // What is arriving is not wanted any more.
+  // A collective that is filling in the old contents is ignored.
   set_contents(t, make_meta(std::move(spec), std::move(locals), nullptr, peek_meta(t).name), 0);
 }
 
 void share_contents(const at::Tensor& t, const at::Tensor& other) {
   const DTensorMeta& source = memory_of(other);
-  keep_layout_of_sharers(*source.storage);  // whatever `t` is of that memory
+  keep_layout_of_sharers(*source.storage);  // even if `t` was only a part of that memory
   auto meta = make_meta(source.spec, source.locals, source.storage, peek_meta(t).name);
   meta->seen = source.seen;
   set_contents(t, std::move(meta), other.storage_offset());

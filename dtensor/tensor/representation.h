@@ -3,7 +3,7 @@
 // The TensorImpl has the global sizes and strides, the real device, no storage, and one more dispatch key; everything
 // else is in a BackendMeta. Shallow copies (detach, variable_data, set_data) share it, so `param.set_data(dtensor)`
 // turns a parameter into a distributed one in place. To change layout or locals of one tensor, attach a new
-// DTensorMeta; only split_sharers() changes them where they are, for all who share the memory.
+// DTensorMeta; only split_sharers() changes them in place, for all aliases.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -26,12 +26,12 @@
 
 namespace dtensor {
 
-struct ViewOrigin;   // view_origin.h
-class Sharers;       // alias_group.h
-struct ReducedForm;  // cached_layouts.h
-class HookWatch;     // hook_watch.h
+struct ViewOrigin;    // view_origin.h
+class Sharers;        // alias_group.h
+struct StorageCache;  // layout_cache/storage_cache.h
+class HookWatch;      // hook_watch.h
 
-// What tensors that share memory share: the bytes they keep alive, and how often they were written to.
+// State of the memory that aliases share: its bytes, and how often it was written to.
 struct LocalStorage {
   LocalStorage(const World& w, int64_t bytes);
   ~LocalStorage();
@@ -40,27 +40,27 @@ struct LocalStorage {
   World world;  // keeps the meter and the caches alive
   MemoryHold hold;
   std::atomic<uint64_t> writes{0};
-  // Of a view that could not share the memory of the tensor it is of, since parts had to move: what it is a view of.
-  // Else null.
+  // Of a copied view (it could not share its base's memory, since parts had to move): its base. Else null.
   std::shared_ptr<ViewOrigin> origin;
-  // Views or other handles share it, or did: giving one of them other contents would part them. (The same on all ranks,
-  // as a count of present users is not.)
+  // Views or other handles share the memory, or did: replacing the contents of one of them would separate them. (The
+  // same on all ranks, unlike a count of present users.)
   std::atomic<bool> shared{false};
-  // Those, where they may still be laid out anew together; set once, owned. Null: they may not.
+  // The aliases, where their layout may still be changed together; set once, owned. Null: it may not.
   std::atomic<Sharers*> sharers{nullptr};
-  // Of a parameter: a leaf that wants a gradient, which comes back in its layout.
+  // Of a parameter: a leaf that requires grad, and whose gradient gets its layout.
   std::atomic<bool> is_parameter{false};
-  // Hooks of modules that should run before anyone computes with this; null without such.
+  // Module hooks that should run before an operator computes with this tensor; null without such.
   std::shared_ptr<const std::vector<std::shared_ptr<HookWatch>>> hook_watches;
-  // The user may write to the local tensors, which the library cannot see: nothing derived from them is remembered. Set
-  // by from_local() and mutable_local_tensors(), which all ranks call alike; reading local tensors does not set it.
+  // The user may write to the local tensors unseen by the library: nothing derived from them is cached. Set by
+  // from_local() and mutable_local_tensors(), which all ranks call alike; reading local tensors does not set it.
   std::atomic<bool> user_may_write{false};
-  // What of it was reduced, guarded by reduced_mutex; null: nothing yet. See cached_layouts.h.
-  std::mutex reduced_mutex;
-  std::shared_ptr<std::vector<ReducedForm>> reduced;
+  // Copies of these tensors in other layouts, and other facts about them; guarded by cache_mutex. Null: none so far.
+  std::mutex cache_mutex;
+  std::shared_ptr<StorageCache> cache;
 };
 
-// That memory is seen conjugated, or negated. A distributed tensor does not say so itself, its parts do.
+// Whether memory is viewed conjugated, or negated. A distributed tensor has no such bits itself, its local tensors have
+// them.
 struct LazyBits {
   bool conj = false, neg = false;
 
@@ -75,70 +75,71 @@ struct DTensorMeta final : c10::BackendMeta {
   RankTensors locals;  // one per spec->mesh().local_ranks()
   std::shared_ptr<LocalStorage> storage;
   std::shared_ptr<const std::string> name;  // a parameter's path in its module, or null
-  std::shared_ptr<CommWork> arriving;       // what fills in the locals, or null
+  std::shared_ptr<CommWork> arriving;       // fills in the locals, or null
   bool may_be_late = false;                 // the locals are arriving, or a copied view's
 
-  // An operator's result, in the layout that was cheapest: nobody asked for it.
+  // An operator's result, in a layout that the engine chose, not the user.
   bool laid_out_by_engine = false;
-  // No tensor was read for it: as OpCall::unplaced, until somebody writes to it.
-  bool is_unplaced = false;
-  // As OpCall::homes. Null: it is not known.
-  SpecPtr home = nullptr;
-  // How this tensor sees its memory, beside how the first tensor of that memory does: what the view operators between
-  // the two say, so that ranks whose parts are empty know it, too.
+  // As CallContext::constant_fills, until a write.
+  bool is_constant_fill = false;
+  // As CallContext::preferred_layouts. Null: not known.
+  SpecPtr preferred_layout = nullptr;
+  // Conjugation and negation relative to the first tensor of that memory, by the view operators between the two.
+  // Recorded so that ranks with empty parts have it, too.
   LazyBits seen;
 };
 
-// Waits for what is arriving, as the call that began it would have: below autograd, on plain tensors.
+// Waits for a collective that is filling in the locals, as the call that began it would have: below autograd, on plain
+// tensors.
 void wait_for_locals(const DTensorMeta& meta);
-// The same, and reads a copied view anew if the tensor it is of was written to.
+// The same, and reads a copied view again if its base was written to.
 void settle_locals(const DTensorMeta& meta);
 
-// Neither waits nor reads anew: not to look at the locals. REQUIRES: is_dtensor(t).
+// For metadata only: neither waits nor reads again, so the locals may be out of date. REQUIRES: is_dtensor(t).
 inline const DTensorMeta& peek_meta(const at::TensorBase& t) {
   return *static_cast<const DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta());
 }
 inline const SpecPtr& spec_of(const at::TensorBase& t) { return peek_meta(t).spec; }
-// To read the locals: they hold what `t` holds. May communicate, see settle_locals().
+// To read the locals: they are up to date. May communicate, see settle_locals().
 // Errors: those of the collective that fills in the locals. REQUIRES: is_dtensor(t).
 inline const DTensorMeta& meta_of(const at::TensorBase& t) {
   const DTensorMeta& meta = peek_meta(t);
   if (meta.may_be_late) settle_locals(meta);
   return meta;
 }
-// To overwrite the locals or to share their memory: what they hold may be out of date. REQUIRES: is_dtensor(t).
+// To overwrite the locals or to share their memory: their values may be out of date. REQUIRES: is_dtensor(t).
 inline const DTensorMeta& memory_of(const at::TensorBase& t) {
   const DTensorMeta& meta = peek_meta(t);
   if (meta.may_be_late) wait_for_locals(meta);
   return meta;
 }
 
-// A new tensor of `spec` over `locals`, with memory of its own. `arriving`: what fills in the locals, if they are not
-// there yet.
+// A new tensor of `spec` over `locals`, with memory of its own. `arriving`: the work that fills in the locals, if they
+// are not available yet.
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr,
                         std::shared_ptr<CommWork> arriving = nullptr);
-// The same of an operator's result, whose layout the engine chose.
+// The same for an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
-// Says of a tensor that was just made: DTensorMeta::is_unplaced.
-void set_unplaced(const at::Tensor& t);
-// Says where a tensor that was just made is at home: DTensorMeta::home.
-void set_home(const at::Tensor& t, SpecPtr home);
+// Sets DTensorMeta::is_constant_fill of a new tensor.
+void set_constant_fill(const at::Tensor& t);
+// Sets DTensorMeta::preferred_layout of a new tensor.
+void set_preferred_layout(const at::Tensor& t, SpecPtr preferred_layout);
 // The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the
-// locals share the memory of the base's, and are there when those are. `offset`: where a plain tensor would begin in
-// its storage. See make_view_of() in view_origin.h.
+// locals share the memory of the base's, and are available when those are. `offset`: the storage offset that a plain
+// tensor would have. See make_view_of() in view_origin.h.
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage = nullptr, std::shared_ptr<CommWork> arriving = nullptr);
-// Sets DTensorMeta::seen of a view that was just made: as its base, but for `flips`.
+// Sets DTensorMeta::seen of a new view: that of its base, changed by `flips`.
 void set_flipped(const at::Tensor& view, LazyBits flips);
 
 LazyBits lazy_bits(const at::Tensor& plain);
-// Of the parts of one tensor. One of nothing may have lost them, and is asked only if there is no other.
+// Bits of the parts of one tensor. An empty part may have lost them, and is used only if there is no other.
 LazyBits lazy_bits(const RankTensors& locals);
-// `t`, distributed or not, seen so: a view that conjugates and negates what `t` is.
+// A view of `t`, distributed or not, that is conjugated and negated as `bits` say.
 at::Tensor seen_with(at::Tensor t, LazyBits bits);
 
-// Gives `t`, which is distributed, another layout, other locals with memory of their own, and other sizes in place; its
-// identity and autograd history stay, and whose choice its layout was.
+// Replaces layout, locals (with memory of their own) and sizes of the distributed tensor `t` in place; its identity,
+// its autograd history and laid_out_by_engine stay.
 void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals);
 // The same with the layout, the locals and the memory of `other`.
 void share_contents(const at::Tensor& t, const at::Tensor& other);
@@ -148,11 +149,11 @@ void set_name(const at::Tensor& t, std::string name);
 // "layers.0" of a tensor called "layers.0.weight"; "" without a name or a dot.
 std::string module_of(const DTensorMeta& meta);
 
-// Whoever wrote to `t`'s locals says so here: marks that its memory was written to, and takes what was written to the
-// tensor that a copied view is of, which may communicate. `op`: who did, for reports.
+// Call after writing to `t`'s locals: records the write, and writes back to the base of a copied view, which may
+// communicate. `op`: the writer, for reports.
 void note_write(const at::Tensor& t, std::string_view op);
 
-// Runs below autograd and below the distributed key: on local tensors.
+// Guard that runs operators below autograd and below the distributed key: on local tensors.
 struct LocalGuard {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard below_us{kDTensorKey};

@@ -13,7 +13,7 @@
 namespace dtensor {
 namespace {
 
-// Dims that tell elements apart, those of the largest steps first.
+// Dims of more than one element, largest stride first.
 std::vector<size_t> dims_by_stride(const Window& w) {
   std::vector<size_t> order;
   for (size_t d = 0; d < w.sizes.size(); ++d) {
@@ -27,7 +27,7 @@ bool is_expanded(const Window& w, size_t d) { return w.sizes[d] > 1 && w.strides
 
 // ------------------------------------------------------------ one dtype
 
-// Seen as elements of which `ratio` make one of its own: the last dim counts them.
+// Reinterprets each element as `ratio` smaller ones: the last dim counts them.
 void split_window(Window& w, int64_t ratio) {
   if (ratio == 1) return;
   for (int64_t& stride : w.strides) stride *= ratio;
@@ -36,7 +36,7 @@ void split_window(Window& w, int64_t ratio) {
   w.strides.push_back(1);
 }
 
-// Seen as elements of `dtype`, `ratio` of which make one of its own: the last dim counts them.
+// Reinterprets each element as `ratio` elements of `dtype`: the last dim counts them.
 void split_elements(WindowPart& w, c10::ScalarType dtype, int64_t ratio) {
   if (w.part.scalar_type() == dtype) return;
   split_window(w.window, ratio);
@@ -133,12 +133,12 @@ std::optional<Part> stored_part(const Window& view, const Window& base, const Di
 
 namespace {
 
-// `count` places in a row in the view's part, every `base_step`-th in the base's.
+// `count` consecutive places in the view's part, every `base_step`-th in the base's.
 struct Stretch {
   int64_t view_begin, base_begin, base_step, count;
 };
 
-// The elements that both hold of a dim: index i of the view is index start + step * i of the base.
+// The elements of a dim that both hold: index i of the view is index start + step * i of the base.
 std::vector<Stretch> shared(const Runs& view, const Runs& base, int64_t start, int64_t step) {
   std::vector<Stretch> result;
   int64_t view_place = 0;
@@ -158,7 +158,7 @@ std::vector<Stretch> shared(const Runs& view, const Runs& base, int64_t start, i
   return result;
 }
 
-// What is written is one strided block per choice of a stretch per dim.
+// The written elements: one strided block per choice of a stretch per dim.
 struct Blocks {
   at::Tensor from, to;
   std::vector<std::vector<Stretch>> stretches;
@@ -196,7 +196,7 @@ void store_blocks(const WindowPart& view, const WindowPart& base, const DimMap& 
   }
   for (size_t d = 0; d < base.window.sizes.size(); ++d) {
     if (stepped[d]) continue;
-    if (is_expanded(base.window, d)) {  // everywhere
+    if (is_expanded(base.window, d)) {  // on all ranks
       add({{0, 0, 1, base.part.size(d)}}, 0, base.part.stride(d));
     } else {
       add(shared({{0, 1}}, base.layout.dims[d], map.start[d], 1), 0, base.part.stride(d));
@@ -235,7 +235,7 @@ void store_elements(const WindowPart& view, const WindowPart& base) {
   held = held.logical_and(rest.eq(0));
   c10::List<std::optional<at::Tensor>> where;
   for (at::Tensor& place : places) {
-    // A dim of one element: whoever holds anything holds it.
+    // A dim of one element: a rank that holds any element holds it.
     where.push_back(place.defined() ? place.masked_select(held) : at::full({}, 0, options));
   }
   at::Tensor dest = base.part;

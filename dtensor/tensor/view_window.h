@@ -1,8 +1,7 @@
-// Which elements of a tensor the elements of its view are, and writing through a view, rank by rank. For the folders
-// above.
+// Maps the elements of a view to those of its base, and writes through a view, rank by rank. For the folders above.
 //
-// A view is what it is in ATen: sizes, strides and an offset within the memory of the tensor that it is of, here the
-// memory that one device would hold. So one function serves all view operators and chains of them.
+// A view is described as in ATen: sizes, strides and an offset within the memory of its base, here the memory that a
+// single device would hold. So one function serves all view operators and chains of them.
 //
 //   x of [5, 4], strides [4, 1];  x.slice(0, 1, 5, 2): sizes [2, 4], strides [8, 1], offset 4
 #pragma once
@@ -23,7 +22,7 @@ struct Window {
   int64_t offset = 0;
 };
 
-// Of a tensor that begins `offset` elements after the beginning of its memory.
+// The window of a tensor that begins `offset` elements after the beginning of its memory.
 inline Window window_of(const Spec& spec, int64_t offset) { return {spec.sizes(), spec.strides(), offset}; }
 
 // A window on global memory, and the part of it that a rank holds.
@@ -33,9 +32,9 @@ struct WindowPart {
   at::Tensor part;  // of layout.sizes()
 };
 
-// A view that steps along dims of what it is a view of.
+// A view that steps along dims of its base.
 struct DimMap {
-  std::vector<int> base_dim;  // per dim of the view; -1: has one element, or is expanded
+  std::vector<int> base_dim;  // per dim of the view; -1: it has one element, or is expanded
   Shape step;                 // per dim of the view, along that dim
   Shape start;                // per dim of the base: where the view begins
 };
@@ -45,19 +44,18 @@ struct DimMap {
 std::optional<DimMap> map_dims(const Window& view, const Window& base);
 
 // The indices of the view, per dim of it, that store_through() writes to a rank's part `held` of the base; nullopt:
-// none. Where one element lies in several of the view, in the first of them. REQUIRES: map == map_dims(view, base).
+// none. Of several view elements for one base element, the first. REQUIRES: map == map_dims(view, base).
 std::optional<Part> stored_part(const Window& view, const Window& base, const DimMap& map, const Part& held);
 
-// Writes those elements of `view.part` that `base.part` holds to their places there. Offsets count elements of each
-// one's own dtype. Where one lies in several elements of the view, each of them holds the same. Below autograd, on
-// plain tensors. REQUIRES: no two elements of `base` share memory, but for expanded dims; why_not_storable() is "".
+// Writes the elements of `view.part` that `base.part` holds to their places there. Offsets count elements of each one's
+// own dtype. Several view elements for one base element must be equal. Below autograd, on plain tensors. REQUIRES: no
+// two elements of `base` share memory, except in expanded dims; why_not_storable() is "".
 void store_through(WindowPart view, WindowPart base);
 
-// Why store_through() cannot take elements of `view_dtype` through `view` to those of `base`, on any rank; "" if it
-// can.
+// Why store_through() cannot write elements of `view_dtype` through `view` to `base`, on any rank; "" if it can.
 std::string why_not_storable(Window view, c10::ScalarType view_dtype, Window base, c10::ScalarType base_dtype);
 
-// dest.copy_(src), also where dims of `dest` are expanded: their elements are one and the same.
+// dest.copy_(src), also where dims of `dest` are expanded: their elements share memory.
 void copy_values(at::Tensor dest, at::Tensor src);
 
 }  // namespace dtensor

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/internal/executor.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "plan/redistribute_planner.h"
@@ -17,11 +17,11 @@
 namespace dtensor {
 namespace {
 
-constexpr int64_t kMostDims = 63;  // that have a bit
+constexpr int64_t kMostDims = 63;  // represented by a bit
 
 DTensorMeta& mutable_meta(const at::Tensor& t) { return const_cast<DTensorMeta&>(peek_meta(t)); }
 
-// Per dim of the view: the dim of the base that it has whole, index by index; -1: none.
+// Per dim of the view: the dim of the base that it covers whole, index by index; -1: none.
 std::vector<int> whole_dims(const DimMap& map, const Shape& view_sizes, const Shape& base_sizes) {
   std::vector<int> whole(view_sizes.size(), -1);
   for (size_t j = 0; j < view_sizes.size(); ++j) {
@@ -37,7 +37,7 @@ uint64_t bits_of(const std::vector<int>& dims) {
   return bits;
 }
 
-// Do all ranks have `t` whole, and is it its memory?
+// Whether all ranks have `t` whole, and it fills its memory.
 bool is_replicated_base(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
   const Spec& spec = *meta.spec;
@@ -50,12 +50,12 @@ Sharers* sharers_of(const LocalStorage& storage) { return storage.sharers.load(s
 
 void share(const at::Tensor& t, bool by_slices) {
   LocalStorage& storage = *peek_meta(t).storage;
-  std::lock_guard lock(storage.reduced_mutex);
+  std::lock_guard lock(storage.cache_mutex);
   if (storage.shared.load(std::memory_order_relaxed)) return;
   auto sharers = std::make_unique<Sharers>(t, by_slices);
   sharers->add(mutable_meta(t), window_of(*spec_of(t), 0));
   storage.sharers.store(sharers.release(), std::memory_order_release);
-  storage.shared.store(true, std::memory_order_release);  // who sees that sees who shares it
+  storage.shared.store(true, std::memory_order_release);  // a reader that sees the flag sees the aliases
 }
 
 }  // namespace
@@ -131,7 +131,7 @@ void Sharers::split(const DTensorMeta& by, const Placements& to) {
   const auto plan = cached_plan(spec_, all, current_dispatch_scope().limits);
   RankTensors parts = run_plan(*plan, locals_, {});
   for (size_t r = 0; r < parts.size(); ++r) {
-    if (parts[r].is_alias_of(locals_[r])) parts[r] = parts[r].clone();  // to let go of the whole
+    if (parts[r].is_alias_of(locals_[r])) parts[r] = parts[r].clone();  // to free the whole tensor
   }
   locals_ = std::move(parts);
   for (auto& [meta, map] : sharers_) {
@@ -146,7 +146,7 @@ void Sharers::split(const DTensorMeta& by, const Placements& to) {
   spec_ = spec_->with_placements(all);
   LocalStorage& storage = *by.storage;
   storage.hold.resize(spec_->max_local_bytes());
-  note_whole(storage, spec_, locals_);
+  reset_cache(storage, {spec_, 0, /*is_dense=*/true, {}, locals_});
   end();
 }
 
@@ -175,7 +175,7 @@ void split_sharers(const at::Tensor& t, const Placements& to) {
   sharers_of(*meta.storage)->split(meta, to);
 }
 
-// Of representation.h.
+// Declared in representation.h.
 
 LocalStorage::~LocalStorage() { delete sharers_of(*this); }
 

@@ -1,13 +1,13 @@
-// Tensors that share the memory of one that every rank has whole since an operator made it so: a cache, or the list of
-// a loop's results, which is written slice by slice. Nobody asked for that layout. Who writes a sharded value to one of
-// them may split all of them alike, which moves nothing, where the dim is whole in every view that was ever taken.
+// Aliases of a replicated tensor whose layout the engine chose: a cache, or the buffer of a loop's results, which is
+// written slice by slice. Writing a sharded value to one of the aliases may shard all of them alike, without
+// communication, if the dim is whole in every view that was ever taken.
 //
 //   Tensor cache = torch::zeros({batch, heads, length, width});  // in a MeshScope: replicated
-//   cache.slice(2, at, at + 1).copy_(keys);                      // keys are S(1): from now on so is cache
+//   cache.slice(2, at, at + 1).copy_(keys);                      // keys are S(1): cache becomes S(1)
 //
-// What may be split follows from the views that were taken, not from those that are alive: it is the same on all ranks.
-// Whoever does it changes all of the tensors: another thread must not use one of them meanwhile, also not another
-// slice. For the folders above.
+// Which dims may be split follows from the views that were ever taken, not from those alive, so it is the same on all
+// ranks. Splitting changes all aliases: no other thread may use one of them meanwhile, not even another slice. For the
+// folders above.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,17 +26,17 @@ namespace dtensor {
 // Thread-safe.
 class Sharers {
  public:
-  // `by_slices`: who writes to all of it leaves it as it is.
+  // `by_slices`: writing to all of it keeps its layout.
   Sharers(const at::Tensor& whole, bool by_slices);
 
   void add(DTensorMeta& meta, const Window& window);
   void remove(DTensorMeta& meta);
-  // A bit per dim of a tensor along which all may be split. 0: none, it is not among them, or they do not fit within
-  // `limits` before and after.
+  // A bit per dim of a tensor along which all aliases may be split. 0: none, it is not an alias, or they do not fit
+  // within `limits` before and after.
   uint64_t splittable(const DTensorMeta& meta, const Limits& limits) const;
-  // They stay as they are for good.
+  // Fixes the layout of all aliases permanently.
   void keep();
-  // REQUIRES: `to` shards what is splittable(meta), and is Replicate elsewhere.
+  // REQUIRES: `to` shards only dims of splittable(meta), and is Replicate elsewhere.
   void split(const DTensorMeta& meta, const Placements& to);
 
  private:
@@ -47,13 +47,13 @@ class Sharers {
   SpecPtr spec_;  // of the whole tensor
   RankTensors locals_;
   const bool by_slices_;
-  uint64_t dims_ = 0;                                  // of the whole tensor: those along which all may be split
-  absl::flat_hash_map<DTensorMeta*, DimMap> sharers_;  // and where they lie in the whole tensor
+  uint64_t dims_ = 0;                                  // of the whole tensor: dims along which all may be split
+  absl::flat_hash_map<DTensorMeta*, DimMap> sharers_;  // the aliases, with their windows of the whole tensor
 };
 
-// Nobody has asked for the layout of `t`, which is new and replicated: who writes to slices of it may change that.
+// Allows the layout of the new, replicated tensor `t` to change when slices of it are written.
 void open_layout(const at::Tensor& t);
-// Sharers::split() by what is written to `t`. REQUIRES: OpCall::free_layouts said that it may be.
+// Sharers::split() by what is written to `t`. REQUIRES: CallContext::mutable_layouts has it.
 void split_sharers(const at::Tensor& t, const Placements& to);
 
 }  // namespace dtensor

@@ -1,10 +1,10 @@
-// View operators, above autograd: gives each view of a distributed tensor the function that takes it again.
+// View operators, above autograd: gives each view of a distributed tensor a replay function.
 //
-// Where a view or its base is written to, LibTorch's autograd takes the view of the base again, for its grad_fn: by
-// strides, which mean nothing for sharded parts, unless the view has a function of its own. LibTorch makes such
+// When a view or its base is written to, LibTorch's autograd takes the view of the base again, for its grad_fn: by
+// strides, which have no meaning for sharded parts, unless the view has a replay function. LibTorch makes such
 // functions where view replay is on (c10::AutogradState), but then for plain tensors, too, and it copies the functions
-// of a whole chain of views for each view that is added to it. A function made here shares those of the view that its
-// view was taken of.
+// of a whole chain of views for each view that is added to it. A function made here shares the functions of the view it
+// was taken from.
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/variable.h>
@@ -28,12 +28,12 @@ using torch::autograd::ViewFunc;
 using torch::autograd::ViewInfo;
 using torch::jit::Stack;
 
-// A view operator as it was called, and what it was called for.
+// A view operator's call.
 struct RecordedView {
   RecordedView(std::shared_ptr<RecordedView> of_view, const c10::OperatorHandle& op_called,
                std::vector<c10::IValue> arguments, size_t index)
       : of(std::move(of_view)), op(op_called), args(std::move(arguments)), result(index) {}
-  // One by one: a destructor that called the next one's would need a stack as long as the chain.
+  // Iterative: a recursive destructor would need a stack as deep as the chain.
   ~RecordedView() {
     std::shared_ptr<RecordedView> last = std::move(of);
     while (last && last.use_count() == 1) {
@@ -51,7 +51,7 @@ struct RecordedView {
     return stack[0].isTensorList() ? stack[0].toTensorList().get(result) : stack[0].toTensor();
   }
 
-  std::shared_ptr<RecordedView> of;  // null: of the base
+  std::shared_ptr<RecordedView> of;  // null: taken of the base
   c10::OperatorHandle op;
   std::vector<c10::IValue> args;  // without the tensor, the first
   size_t result = 0;              // which of the views that the operator returns
@@ -86,7 +86,7 @@ at::Tensor refuse_to_undo(const at::Tensor& view) {
                               view.sizes(), ". The base is tensor._base().");
 }
 
-// `t`, a view of something, by its strides.
+// The view `t` of some tensor, by its strides.
 std::shared_ptr<RecordedView> by_strides(const at::Tensor& t) {
   static const auto as_strided = c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
   return std::make_shared<RecordedView>(
@@ -108,7 +108,7 @@ const ViewInfo* backward_info(const at::Tensor& t) {
   return meta != nullptr && meta->has_bw_view() ? &meta->get_backward_view() : nullptr;
 }
 
-// Null also where it is the one for backward.
+// Null also if it is the same as for backward.
 const ViewInfo* own_forward_info(const at::Tensor& t) {
   const auto* meta = torch::autograd::impl::get_view_autograd_meta(t);
   return meta != nullptr && meta->has_fw_view() && !meta->shared_view_info() ? &meta->get_forward_view() : nullptr;
@@ -119,7 +119,7 @@ const ViewInfo* forward_info(const at::Tensor& t) {
   return meta != nullptr && meta->has_fw_view() ? &meta->get_forward_view() : nullptr;
 }
 
-// Autograd has no function that changes those of a view that is there. Nobody else has this one yet.
+// Autograd has no function that changes the view info of an existing view. This one has no other reference yet.
 void set_function(const ViewInfo& info, std::shared_ptr<RecordedView> view) {
   auto& changed = const_cast<ViewInfo&>(info);
   changed.view_fn_ = std::make_unique<ReplayViews>(std::move(view));
@@ -139,7 +139,7 @@ void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   keys = keys & kBelowThatKey;
   const size_t count = op.schema().arguments().size(), begin = stack->size() - count;
   const at::Tensor self = (*stack)[begin].toTensor();
-  // Below autograd views are no views to it.
+  // Below autograd, autograd does not track views.
   if (!is_dtensor(self) || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView))
     return op.redispatchBoxed(keys, stack);
   const auto given = torch::jit::last(*stack, count);
@@ -152,7 +152,7 @@ void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   for (size_t i = 0; i < views.size(); ++i) give_function(views.get(i), i, op, args, self);
 }
 
-// Of one tensor, and of it alone: a dual number is no view of its primal in backward.
+// Of a single tensor only: a dual number is not a view of its primal in backward.
 bool is_view_to_autograd(const c10::OperatorHandle& op) {
   static constexpr std::array<std::string_view, 3> kOthers{"aten::detach", "aten::_make_dual", "aten::_fw_primal"};
   const auto& schema = op.schema();

@@ -9,7 +9,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "comm/scope.h"
+#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/internal/executor.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
@@ -25,7 +27,7 @@ using torch::jit::Stack;
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// Another tensor with the same contents, without autograd history: the user's may be given others.
+// Another tensor with the same contents, without autograd history: the user's own tensor may get other contents.
 at::Tensor another_handle(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
   at::Tensor handle = make_view(meta.spec, meta.locals, t, t.storage_offset());
@@ -40,8 +42,8 @@ bool shares_memory(const RankTensors& locals, const RankTensors& base) {
   return true;
 }
 
-// Placements of one tensor dim apply one after another: what a later one leaves is no part by itself once an earlier is
-// gone.
+// Placements of one tensor dim apply one after another: without an earlier one, the result of a later one is not a
+// part.
 void keep_whole_chains(std::vector<bool>& follows, const Placements& placements) {
   for (size_t m = 0; m < follows.size(); ++m) {
     for (size_t earlier = 0; earlier < m && follows[m]; ++earlier) {
@@ -57,7 +59,7 @@ std::vector<c10::IValue> without_base(const ViewCall& call) {
   return args;
 }
 
-// The layout in which every rank has what it must store in its part of the base.
+// The layout in which every rank has the elements that it must store in its part of the base.
 Placements layout_to_store(const Spec& view, const Spec& base, const std::vector<bool>& follows) {
   Placements to = view.placements();
   for (size_t m = 0; m < to.size(); ++m) {
@@ -68,7 +70,7 @@ Placements layout_to_store(const Spec& view, const Spec& base, const std::vector
   return to;
 }
 
-// The ranks that add nothing to a product hold ones, and a one of another dtype has other bytes.
+// For a product, ranks other than the first hold ones, and a one of another dtype has other bytes.
 void check_can_store(const Spec& view, const Spec& base, std::string_view op) {
   if (view.dtype() == base.dtype()) return;
   for (const Placement& p : base.placements()) {
@@ -79,7 +81,7 @@ void check_can_store(const Spec& view, const Spec& base, std::string_view op) {
   }
 }
 
-// What the view operator does to the values, undone: where it could not share memory its result is a copy that has it.
+// Undoes the view operator's effect on the values (conjugation, negation), for a result that is a copy.
 at::Tensor undo_operator(const at::Tensor& value, const c10::OperatorHandle& op) {
   const std::string& name = op.schema().name();
   if (name == "aten::_conj") return value.conj();
@@ -87,7 +89,7 @@ at::Tensor undo_operator(const at::Tensor& value, const c10::OperatorHandle& op)
   return value;
 }
 
-// The view that the call gives now.
+// The view that the call returns now.
 at::Tensor take_again(const ViewOrigin& origin) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const DispatchScopeGuard no_call_of_the_program([](DispatchScope& s) { s.call_sites = nullptr; });
@@ -126,7 +128,7 @@ ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors l
       spec(std::move(spec_of_view)),
       locals(std::move(locals_of_view)),
       moved(parts_moved) {
-  keep_layout_of_sharers(*peek_meta(base).storage);  // the copy knows how its parts follow from those of the base
+  keep_layout_of_sharers(*peek_meta(base).storage);  // the copy depends on the layout of the base
   const Placements& placements = spec_of(base)->placements();
   for (size_t m = 0; m < placements.size(); ++m) follows.push_back(call.computed[m] == placements[m]);
 }
@@ -141,15 +143,15 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
   if (!moved && shares_memory(locals, meta.locals)) {
     const std::string& name = call.op.schema().name();
     const LazyBits flips{name == "aten::_conj", name == "aten::_neg_view"};
-    note_view_of(base);
+    set_base_of_views(base);
     at::Tensor view = make_view(std::move(spec), std::move(locals), base, offset);
     set_flipped(view, flips);
-    if (flips != LazyBits()) keep_layout_of_sharers(*meta.storage);  // that they are seen so would be lost
+    if (flips != LazyBits()) keep_layout_of_sharers(*meta.storage);  // their conjugation or negation would be lost
     return view;
   }
 
   auto origin = std::make_shared<ViewOrigin>(call, spec, locals, moved);
-  // Of a copied view that is out of date this one is, too; so is one that nobody has read yet.
+  // If the base is an outdated copied view, this view is outdated, too; likewise if the base has not been read yet.
   const auto& above = meta.storage->origin;
   const bool late = above && above->seen.load(kRelaxed) != peek_meta(above->base).storage->writes.load(kRelaxed);
   origin->seen = meta.storage->writes.load(kRelaxed) - (call.read || (late && !moved) ? 1 : 0);
@@ -170,14 +172,14 @@ void read_anew(LocalStorage& storage) {
   } else {
     read_by_call(origin);
   }
-  count_write(storage);
+  mark_written(storage);
   origin.seen.store(writes, kRelaxed);
 }
 
 namespace {
 
-// The layouts that what is written to `t` takes on its way: that of `t`, then, per tensor that it is a view of, the one
-// in which every rank has what it stores there.
+// The layouts that a value written to `t` takes on its way back: that of `t`, then, per base in the chain, the one in
+// which every rank has the elements that it stores there.
 std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
   std::vector<SpecPtr> way{spec_of(t)};
   std::vector<bool> follows(way[0]->placements().size(), true);
@@ -192,30 +194,30 @@ std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
   return way;
 }
 
-// Of a tensor that is about to be written to, what has come of what lies around the parts; null: nothing.
-std::shared_ptr<const Surroundings> surroundings_there(const at::Tensor& t) {
-  auto around = known_surroundings(t);
+// The ghost region of a tensor about to be written that has been fetched; null: none.
+std::shared_ptr<const GhostRegion> surroundings_there(const at::Tensor& t) {
+  auto around = cached_ghost_region(t);
   return around && around->boxes->if_made() != nullptr ? around : nullptr;
 }
 
-// The boxes as they are, for what is written now: clones of the tensor may know of the others.
-LateParts::Made boxes_to_write(const Surroundings& around, const Spec& spec) {
-  LateParts::Made boxes;
+// The boxes to write to: copied if clones of the tensor share them.
+LazyParts::Made boxes_to_write(const GhostRegion& around, const Spec& spec) {
+  LazyParts::Made boxes;
   LocalGuard guard;
   for (const at::Tensor& box : around.boxes->if_made()->parts) boxes.parts.push_back(at::clone(box));
   boxes.storage = std::make_shared<LocalStorage>(spec.mesh().world(), box_bytes(around, spec));
   return boxes;
 }
 
-// What is written to `t` on its way back.
+// The way of written values back to the bases.
 struct WayBack {
   std::vector<SpecPtr> layouts;
-  std::shared_ptr<const StoreExchange> exchange;                // in place of that way, or null
-  std::vector<std::shared_ptr<const Surroundings>> kept_known;  // per tensor that it is a view of: null if not
+  std::shared_ptr<const StoreExchange> exchange;               // replaces redistribution by layouts, or null
+  std::vector<std::shared_ptr<const GhostRegion>> kept_known;  // per base: the ghost region to update, or null
 };
 
-// Does what lies around the parts come along, as that is no call more and takes little longer? Not if nobody has asked
-// for it since it last came so: then nobody is likely to.
+// Whether to update ghost regions, too, since that needs no further call and takes little longer. Not if they were not
+// used since their last update: then they probably will not be.
 bool is_worth_it(const WayBack& way, const StoreExchange& both) {
   constexpr double kLittleLonger = 2;
   return way.exchange && way.exchange->bytes > 0 && both.seconds <= kLittleLonger * way.exchange->seconds &&
@@ -223,7 +225,7 @@ bool is_worth_it(const WayBack& way, const StoreExchange& both) {
                      [](const auto& k) { return !k || k->boxes->was_got(); });
 }
 
-// Views that some ranks have by themselves move nothing and store what the one that moved has: they do not count.
+// Bases of views that only some ranks copied are skipped: they move nothing and share what the moved view stores.
 WayBack way_back(const at::Tensor& t) {
   WayBack way{layouts_on_way_back(t), nullptr, {}};
   const Limits& limits = current_dispatch_scope().limits;
@@ -249,12 +251,12 @@ WayBack way_back(const at::Tensor& t) {
   return way;
 }
 
-// Whether writing elements of `view` writes some bytes only of an element of `base` that ranks hold addends of.
+// Whether writing elements of `view` writes only some bytes of an element of a Partial `base`.
 bool writes_into_addends(const Spec& view, const Spec& base) {
   return base.has_partial() && c10::elementSize(view.dtype()) != c10::elementSize(base.dtype());
 }
 
-// The plans after which the values stand on the first rank, in place of the addends: then every byte is one of a value.
+// The plans that bring whole values to the first rank in place of addends: then every byte belongs to a value.
 std::array<std::shared_ptr<const RedistributePlan>, 2> plans_of_values_for_addends(const SpecPtr& base) {
   const Limits& limits = current_dispatch_scope().limits;
   const SpecPtr whole = base->with_placements(without_partials(base->placements()));
@@ -273,7 +275,7 @@ void put_values_for_addends(const DTensorMeta& base, const CommCause& cause) {
 void check_can_carry_back(const at::Tensor& t, std::string_view op) {
   if (t.numel() == 0) return;
   const Limits& limits = current_dispatch_scope().limits;
-  if (limits.any()) {  // an error of the way back would come after the write
+  if (limits.any()) {  // an error while writing back would come after the write
     const WayBack way = way_back(t);
     const bool exchanges = way.exchange != nullptr;  // within the limits
     for (size_t k = 1; k < way.layouts.size() && !exchanges; ++k)
@@ -288,7 +290,7 @@ void check_can_carry_back(const at::Tensor& t, std::string_view op) {
   for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
     const DTensorMeta& base = peek_meta(origin->base);
     check_can_store(spec, *base.spec, op);
-    // A conjugate is taken back as a whole number only.
+    // A conjugated view can be written back as a whole number only.
     TORCH_CHECK_NOT_IMPLEMENTED(
         c10::isComplexType(spec.dtype()) || !(lazy_bits(origin->locals).conj || lazy_bits(base.locals).conj),
         std::string(op),
@@ -308,8 +310,8 @@ void carry_back(const at::Tensor& t, std::string_view op) {
   const auto& exchange = way.exchange;
   HeldPieces pieces = whole_parts(*way.layouts[0], memory_of(t).locals);
   if (exchange) fetch_stored(*exchange, cause, pieces);
-  at::Tensor same_memory = t;         // has the memory of the view whose origin is in hand
-  auto layout = way.layouts.begin();  // how `pieces` lie, if nothing was exchanged
+  at::Tensor same_memory = t;         // shares the memory of the present view
+  auto layout = way.layouts.begin();  // the layout of `pieces`, if nothing was exchanged
   auto known = way.kept_known.begin();
   for (std::shared_ptr<ViewOrigin> origin = peek_meta(t).storage->origin; origin != nullptr;) {
     const DTensorMeta& base = memory_of(origin->base);
@@ -321,7 +323,7 @@ void carry_back(const at::Tensor& t, std::string_view op) {
     }
     if (writes_into_addends(*spec, *base.spec)) put_values_for_addends(base, cause);
     const auto around = *known++;
-    const LateParts::Made boxes = around ? boxes_to_write(*around, *base.spec) : LateParts::Made();
+    const LazyParts::Made boxes = around ? boxes_to_write(*around, *base.spec) : LazyParts::Made();
     const auto ranks = base.spec->mesh().local_ranks();
     for (size_t i = 0; i < base.locals.size(); ++i) {
       LocalGuard guard;
@@ -335,13 +337,13 @@ void carry_back(const at::Tensor& t, std::string_view op) {
         if (around) store_through(from_view, {to.window, box_of_rank(*around, *base.spec, ranks[i]), boxes.parts[i]});
       }
     }
-    // The view has what it had, and this; all of it, if it was written as a whole.
-    const uint64_t before = count_write(*base.storage);
+    // The view includes its previous value, and this write; all of it, if it was written as a whole.
+    const uint64_t before = mark_written(*base.storage);
     uint64_t expected = same_memory.is_same(t) && spec_of(t) == origin->spec ? origin->seen.load(kRelaxed) : before;
     origin->seen.compare_exchange_strong(expected, before + 1, kRelaxed);
     if (around) {
-      note_surroundings(origin->base,
-                        {around->dims, around->cut_by, around->known, std::make_shared<LateParts>(boxes)});
+      cache_ghost_region(origin->base,
+                         {around->dims, around->cut_by, around->known, std::make_shared<LazyParts>(boxes)});
     }
     same_memory = origin->base;
     origin = base.storage->origin;
@@ -355,8 +357,7 @@ const LocalStorage* memory_viewed_by(const at::Tensor& t) {
 }
 
 bool any_related(c10::ArrayRef<at::Tensor> tensors) {
-  absl::flat_hash_map<const LocalStorage*, const LocalStorage*>
-      first;  // per tensor that is no view: memory that views it
+  absl::flat_hash_map<const LocalStorage*, const LocalStorage*> first;  // per base: a memory that is a view of it
   for (const at::Tensor& t : tensors) {
     if (!t.defined() || !is_dtensor(t)) continue;
     const LocalStorage* own = peek_meta(t).storage.get();
@@ -365,7 +366,7 @@ bool any_related(c10::ArrayRef<at::Tensor> tensors) {
   return false;
 }
 
-// Of representation.h: there it is said, here it is known.
+// Declared in representation.h; defined here since they need ViewOrigin.
 
 void settle_locals(const DTensorMeta& meta) {
   wait_for_locals(meta);
@@ -374,7 +375,7 @@ void settle_locals(const DTensorMeta& meta) {
 
 void note_write(const at::Tensor& t, std::string_view op) {
   LocalStorage& storage = *peek_meta(t).storage;
-  count_write(storage);
+  mark_written(storage);
   if (storage.origin) carry_back(t, op);
 }
 

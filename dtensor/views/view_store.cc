@@ -21,8 +21,8 @@ namespace {
 using ExchangePtr = std::shared_ptr<const StoreExchange>;
 using Key = std::vector<int64_t>;
 
-constexpr int64_t kMaxBlocks = 512;              // that one rank's parts meet in
-constexpr int64_t kMaxPairs = int64_t{1} << 18;  // of ranks that are looked at for what each sends
+constexpr int64_t kMaxBlocks = 512;              // in one rank's part
+constexpr int64_t kMaxPairs = int64_t{1} << 18;  // of ranks whose messages are counted
 
 // ------------------------------------------------------------ parts
 
@@ -65,7 +65,7 @@ void widen(std::optional<Part>& part, std::optional<Part> more) {
   }
 }
 
-// What of `part` lies in a tensor of its sizes from `from` on.
+// The block of `part` that lies in a tensor of size `sizes` at `from`.
 Part block_of(const Part& part, const Shape& from, const Shape& sizes) {
   Part block;
   for (size_t d = 0; d < part.dims.size(); ++d) {
@@ -95,7 +95,7 @@ class StorePlanner {
         group_(mesh_.group(dims_)),
         slots_(mesh_.ranks(), mesh_.world().size()) {}
 
-  // Null where what is stored is no part of the view that is whole dim by dim, or is in too many pieces.
+  // Null if the stored elements are not a product over the view's dims, or consist of too many pieces.
   std::shared_ptr<const StoreExchange> make() {
     if (!find_parts()) return nullptr;
     auto exchange = std::make_shared<StoreExchange>();
@@ -132,7 +132,7 @@ class StorePlanner {
 
   const std::vector<int64_t>& peers(int64_t rank) const { return group_.members[group_.group_of[rank]]; }
 
-  // Elements of one rank's part that another one stores.
+  // Elements of one rank's part that the other one stores.
   int64_t sent(int64_t sender, int64_t receiver) const {
     const auto& wanted = wanted_[slots_[receiver]];
     return wanted && sender != receiver ? overlap_numel(held_[slots_[sender]], *wanted) : 0;
@@ -197,11 +197,11 @@ class StorePlanner {
   const std::vector<int64_t> dims_;
   const Group& group_;
   const RankSlots slots_;
-  std::vector<Part> held_;                   // of the view, by the place in mesh.ranks()
+  std::vector<Part> held_;                   // of the view, by position in mesh.ranks()
   std::vector<std::optional<Part>> wanted_;  // likewise
 };
 
-// nullopt where no route keeps the limits.
+// nullopt where no route stays within the limits.
 std::optional<double> seconds_by_layouts(c10::ArrayRef<SpecPtr> way, const Limits& limits) {
   double seconds = 0;
   for (size_t k = 1; k < way.size(); ++k) {
@@ -212,7 +212,7 @@ std::optional<double> seconds_by_layouts(c10::ArrayRef<SpecPtr> way, const Limit
   return seconds;
 }
 
-// Do ranks keep something around their parts? `m`: along a dim that this mesh dim cuts.
+// Whether ranks keep ghost regions. `m`: along a dim that this mesh dim cuts.
 bool any_around(const StoreRequest& request, std::optional<int64_t> m = std::nullopt) {
   const auto along = [&](const std::vector<int64_t>& cut_by) {
     return !m || std::find(cut_by.begin(), cut_by.end(), *m) != cut_by.end();
@@ -261,7 +261,7 @@ std::shared_ptr<const StoreExchange> cached_store_exchange(const StoreRequest& r
     key.push_back(t.offset);
     if (!t.around) return;
     for (size_t k = 0; k < t.around->dims.size(); ++k) {
-      key.push_back(-1 - t.around->dims[k]);  // no id, offset or size
+      key.push_back(-1 - t.around->dims[k]);  // distinct from ids, offsets and sizes
       for (const Run& run : t.around->known[k]) key.insert(key.end(), {run.begin, run.size});
     }
   };

@@ -1,9 +1,9 @@
-// What was written to a copied view comes to the ranks that store it: of each other's parts no more than that. For
+// Writes a copied view back to its bases: each rank receives just the written elements that it stores. For
 // view_origin.cc.
 //
 // Of x of [4096, 512], S(0) over 4 ranks, the parts of x.slice(0, 1, -1) begin a row or two elsewhere than those of x.
-// Who writes to the slice has a rank store its own part of it, but for a row or two, and those that it gets from its
-// neighbour. One exchange serves all tensors that a view of a view of a view is stored in.
+// After a write to the slice, a rank stores its own part of it, but for a row or two, and the rows that it receives
+// from its neighbour. One exchange serves all bases of a view of a view of a view.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,37 +19,37 @@
 
 namespace dtensor {
 
-// A tensor, and where it begins in its memory.
+// A tensor, and its offset in its memory.
 struct PlacedSpec {
   SpecPtr spec;
   int64_t offset = 0;
-  std::shared_ptr<const Surroundings> around = nullptr;  // what ranks keep of it besides their parts, or null
+  std::shared_ptr<const GhostRegion> around = nullptr;  // its ghost region, or null
 };
 
 struct StoreRequest {
   PlacedSpec written;
-  // What it is a view of, and what that is a view of, those for which parts moved.
+  // The bases to store in: that of the view, the base of that base, and so on, those for which parts moved.
   std::vector<PlacedSpec> bases;
-  // The other way: layouts from that of `written` on, in the last of which each rank has all that it stores.
+  // The alternative: layouts from that of `written` on, in the last of which each rank has all that it stores.
   c10::ArrayRef<SpecPtr> by_layouts;
 };
 
 struct StoreExchange {
   SpecPtr written;
-  const Group* group = nullptr;             // valid as long as `written`; null where nothing comes
-  std::vector<std::vector<Part>> received;  // of `written`, per owned rank: what comes, one tensor each
+  const Group* group = nullptr;             // valid as long as `written`; null where nothing is received
+  std::vector<std::vector<Part>> received;  // of `written`, per owned rank: received elements, one tensor each
   std::vector<Message> messages;            // to those tensors
   int64_t bytes = 0;                        // received by the rank that receives most
-  int64_t buffer_bytes = 0;                 // alive besides the part that was written
+  int64_t buffer_bytes = 0;                 // alive in addition to the part that was written
   double seconds = 0;                       // estimate
 };
 
-// Null where the way by layouts is to be taken: nothing moves on it, or it is cheaper; a tensor is Partial, another
-// dtype, or no view dim by dim; `limits` would not be kept. It does not bring what ranks keep around their parts.
-// Remembered per world. Pure: the same on all ranks.
+// Null where redistribution by layouts is to be used: it moves nothing, or is cheaper; a tensor is Partial, has another
+// dtype, or is no view dim by dim; `limits` would be exceeded. Redistribution does not update ghost regions. Cached per
+// world. Pure: the same on all ranks.
 std::shared_ptr<const StoreExchange> cached_store_exchange(const StoreRequest& request, const Limits& limits);
 
-// Elements of a tensor that a rank has, and which those are.
+// Elements of a tensor that a rank holds, with their indices.
 struct HeldPiece {
   Part layout;
   at::Tensor values;
@@ -57,10 +57,10 @@ struct HeldPiece {
 using HeldPieces = std::vector<std::vector<HeldPiece>>;  // per owned rank
 
 HeldPieces whole_parts(const Spec& spec, RankTensors locals);
-RankTensors as_locals(HeldPieces pieces);  // of whole_parts()
+RankTensors as_locals(HeldPieces pieces);  // for the result of whole_parts()
 
-// Adds what comes to `pieces`, which are whole_parts(). Below autograd, one call of the world's communicator, or none
-// where nobody lacks anything.
+// Adds the received elements to `pieces`, the result of whole_parts(). Below autograd, one call of the world's
+// communicator, or none where no rank lacks anything.
 void fetch_stored(const StoreExchange& exchange, const CommCause& cause, HeldPieces& pieces);
 
 }  // namespace dtensor

@@ -1,5 +1,5 @@
-// Composite operators whose code in ATen reads or fills memory by itself, which distributed tensors do not have: the
-// same from other operators. These run above autograd, see add_handler().
+// Replacements for composite operators whose ATen code accesses memory directly, which distributed tensors do not have.
+// They run above autograd, see add_handler().
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
@@ -26,7 +26,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// The sections are where a tensor's numbers say.
+// Splits at the indices, or into the number of sections, that a tensor holds.
 void tensor_split(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   args.set("tensor_indices_or_sections",
@@ -34,7 +34,7 @@ void tensor_split(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
 }
 
-// ATen has a kernel of its own for where no gradient is wanted on the CPU, whose result is row-major.
+// On the CPU without gradients, ATen uses another kernel, whose result is row-major.
 void max_pool1d(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor& self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
   if (self.is_cpu() && !(self.requires_grad() && at::GradMode::is_enabled())) self = self.contiguous();
@@ -53,7 +53,7 @@ void vander(const c10::OperatorHandle& op, Stack& stack) {
   TORCH_CHECK(n >= 0, "N must be non-negative.");
   const bool increasing = args["increasing"].toBool();
   torch::jit::drop(stack, op.schema().arguments().size());
-  // Ones alone do not depend on x, so that autograd is not asked about it, as with ATen.
+  // All ones do not depend on x, so that there is no gradient, as with ATen.
   if (n <= 1) x = x.detach();
   const auto dtype = c10::isIntegralType(x.scalar_type(), /*includeBool=*/true) ? at::kLong : x.scalar_type();
   const at::Tensor column = x.to(dtype).unsqueeze(1);
@@ -62,7 +62,7 @@ void vander(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(increasing ? result : result.flip({1}));
 }
 
-// What the parts see of one another's memory is known.
+// Aliasing of real and imaginary part is tracked.
 void real_or_imag(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor self = torch::jit::peek(stack, 0, 1).toTensor();
   const bool conjugated = lazy_bits(peek_meta(self).locals).conj;
@@ -71,7 +71,7 @@ void real_or_imag(const c10::OperatorHandle& op, Stack& stack) {
   if (conjugated && op.schema().name() == "aten::imag") stack.back() = at::_neg_view(stack.back().toTensor());
 }
 
-// A copy of what is conjugated or negated.
+// Copies a conjugated or negated tensor.
 void resolve(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   const bool conj = op.schema().name() == "aten::resolve_conj";
@@ -80,8 +80,8 @@ void resolve(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(lazy ? at::clone(self) : self);
 }
 
-// Each rank looks at its own indices, as where rows of a table are looked up; ATen's code asks for the least and the
-// greatest of all. Where no number of classes is given, all ranks learn both in one exchange.
+// Each rank checks its own indices, as in embedding lookups; ATen's code checks the global minimum and maximum. Without
+// a number of classes, all ranks get both in one exchange.
 void one_hot(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   at::Tensor self = args.tensor("self");
@@ -105,7 +105,7 @@ void one_hot(const c10::OperatorHandle& op, Stack& stack) {
     }
     numbers = at::arange(classes, self.options());
     for (const at::Tensor& part : parts) {
-      // On a GPU ATen does not look, either: it would have to wait.
+      // On a GPU ATen does not check, either: it would have to synchronize.
       if (counts || !part.is_cpu() || part.numel() == 0) continue;
       TORCH_CHECK(part.min().item<int64_t>() >= 0, "Class values must be non-negative.");
       TORCH_CHECK(part.max().item<int64_t>() < classes, "Class values must be smaller than num_classes.");
@@ -116,14 +116,14 @@ void one_hot(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(hot.to(at::kLong).contiguous());
 }
 
-// Gradients that are lists of rows.
+// Throws for gradients that are sparse.
 void refuse_sparse(const c10::OperatorHandle& op, Stack&) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(),
                               ": gives a tensor of layout Sparse, which cannot be distributed. Call embedding() with "
                               "sparse = false, and gather() with sparse_grad = false.");
 }
 
-// Lists of tensors of unequal sizes.
+// Throws for nested tensors.
 void refuse_nested(const c10::OperatorHandle& op, Stack&) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(), ": works on nested tensors, which cannot be distributed. ",
                               kInPlaceOfNested);

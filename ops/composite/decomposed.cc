@@ -1,4 +1,4 @@
-// Operators that ATen has one code for, made of others: that code runs on distributed tensors, and its pieces have
+// Operators that ATen implements by other operators: that code also runs on distributed tensors, whose pieces have
 // rules. ATen decomposes them below autograd, since their gradients have formulas of their own.
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/clone.h>
@@ -21,7 +21,7 @@ void run_pieces(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxedForDispatchKey(key, stack);
 }
 
-// ATen copies the memory of `self`, which no rank may have.
+// ATen copies the memory of `self`, which a rank may not have.
 void as_strided_scatter(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self"), src = args.tensor("src");
@@ -33,7 +33,7 @@ void as_strided_scatter(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(result);
 }
 
-// ATen's own code fills a result that it makes before anything is known of the layout.
+// ATen's own code allocates the result before its layout is known.
 void stack_tensors(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor result = at::stack(args["tensors"].toTensorVector(), args["dim"].toInt());

@@ -1,4 +1,4 @@
-// Forward-mode AD: what autograd asks of a tensor and its tangent. The formulas themselves are ordinary operators.
+// Forward-mode AD: autograd's checks on a tensor and its tangent. The formulas themselves are ordinary operators.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty_strided.h>
@@ -16,8 +16,8 @@ namespace {
 
 using torch::jit::Stack;
 
-// Whether the memory behind two tensors is of one size, so that a view of the one can be taken of the other.
-// Distributed tensors have the memory of their parts alone.
+// Whether the memory of two tensors has the same size, so that a view of one can be taken of the other. Distributed
+// tensors only have the memory of their parts.
 void has_same_storage_numel(const c10::OperatorHandle&, Stack& stack) {
   const at::Tensor other = torch::jit::pop(stack).toTensor();
   const at::Tensor self = torch::jit::pop(stack).toTensor();  // the tangent
@@ -29,7 +29,7 @@ void has_same_storage_numel(const c10::OperatorHandle&, Stack& stack) {
   stack.emplace_back(self.numel() == other.numel());
 }
 
-// Zeros of the dtype of `self` that lie as `other` does: a tangent that does not is copied into them.
+// Zeros of the dtype of `self` with the layout of `other`: a tangent with another layout is copied into them.
 void zeros_with_meta_of(const c10::OperatorHandle&, Stack& stack) {
   torch::jit::pop(stack);  // batch dims of vmap
   const at::Tensor other = torch::jit::pop(stack).toTensor();
@@ -38,7 +38,7 @@ void zeros_with_meta_of(const c10::OperatorHandle&, Stack& stack) {
       other.new_empty_strided(other.sizes(), other.strides(), other.options().dtype(self.scalar_type())).zero_());
 }
 
-// LibTorch looks for the shape of a product with a zero tangent among meta tensors.
+// LibTorch uses meta tensors to get the shape of a product with a zero tangent.
 void to_copy(const c10::OperatorHandle& op, Stack& stack) {
   const auto args = torch::jit::last(stack, 7);  // self, dtype, layout, device, ...
   const bool to_meta = args[3].isDevice() && args[3].toDevice().is_meta();

@@ -1,4 +1,4 @@
-// Operators whose result is no tensor, decided so that all ranks agree.
+// Operators whose result is a number or bool, decided so that all ranks agree.
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/all.h>
 #include <ATen/ops/any.h>
@@ -34,7 +34,7 @@ void check_has_data(const c10::OperatorHandle& op, const at::Tensor& t) {
       " is not known to this process, which owns no rank of the mesh (an abstract world has no data)");
 }
 
-// A number that the ranks have their own of, as of parts in `layout`: replicas have equal ones.
+// Whether a flag is true on all ranks; each rank has its own, one per part in `layout`: replicas have equal ones.
 bool all_true(const DeviceMesh& mesh, const Placements& layout, const std::vector<bool>& flags,
               const CommCause& cause) {
   RankTensors locals;
@@ -56,7 +56,7 @@ void item(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
   check_has_data(op, self);
-  const at::Tensor known = reduced_before(self);
+  const at::Tensor known = find_reduced_copy(self);
   const at::Tensor whole = redistribute_below_autograd(
       known.defined() ? known : self, Placements(spec_of(self)->mesh().ndim(), Replicate()), cause_of(op, "self"));
   LocalGuard guard;
@@ -88,10 +88,10 @@ bool are_one_tensor(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-// Without data, as in an abstract world, two tensors are taken to differ: attention asks so whether its inputs are one.
-// Else compares parts in the layout of `self` (of `other` if self is Partial; replicated if both are). A tensor equals
-// itself unless it has a NaN somewhere: all ranks must know of it, which takes no communication where this process owns
-// them all.
+// Without data, as in an abstract world, two different tensors count as unequal: attention tests in this way whether
+// its inputs are the same. Otherwise compares parts in the layout of `self` (of `other` if self is Partial; replicated
+// if both are). A tensor equals itself unless it has a NaN somewhere: all ranks must agree on that, which takes no
+// communication if this process owns them all.
 void equal(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor other = torch::jit::pop(stack).toTensor();
   at::Tensor self = torch::jit::pop(stack).toTensor();
@@ -144,7 +144,7 @@ void is_same_size(const c10::OperatorHandle&, Stack& stack) {
   stack.emplace_back(self.sizes() == other.sizes());
 }
 
-// The same memory seen in the same way, on every rank or as one device would have it.
+// Whether both are the same view of the same memory, on every rank or as a single device would have it.
 void is_set_to(const c10::OperatorHandle&, Stack& stack) {
   const at::Tensor other = torch::jit::pop(stack).toTensor();
   const at::Tensor self = torch::jit::pop(stack).toTensor();

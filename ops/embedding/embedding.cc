@@ -1,8 +1,8 @@
 // Embedding tables: replicated, column-wise (each rank some features) and row-wise (each rank some of the vocabulary).
 //
-// A row-wise lookup leaves a MaskPartial: at each position one rank at most holds the row, the others hold zeros, so
-// that any sum over ranks is right at once. Its gradient needs no communication: a rank adds up only the rows that it
-// owns. Ids and padding_idx always mean rows of the whole table.
+// A row-wise lookup gives a MaskPartial: at each position at most one rank holds the row, and the others hold zeros, so
+// that their sum is the result. Its gradient needs no communication: a rank adds up only the rows that it owns. Ids and
+// padding_idx always mean rows of the whole table.
 #include "ops/embedding/embedding.h"
 
 #include <ATen/ops/embedding_dense_backward.h>
@@ -16,7 +16,7 @@
 namespace dtensor {
 namespace {
 
-// Rows of a table that a rank holds. REQUIRES: they are one run, as strategies below split rows by Shard alone.
+// The rows of a table that a rank holds. REQUIRES: one run, as the strategies below split rows by Shard alone.
 Run rows_of(const Spec& table, int64_t i) {
   const Runs runs = table.local_layout(i).dims[0];
   return runs.empty() ? Run{} : runs.front();
@@ -53,12 +53,12 @@ void embedding_local(const LocalCall& local, torch::jit::Stack& stack) {
 std::vector<DimStrategy> embedding_backward_strategies(const OpCall& call, int64_t mesh_dim) {
   FactorRule rule = einsum(call, "...d,...->Vd");
   rule.terms = {{call.input_index("grad_output")}};
-  // How often an id occurs is asked of the whole batch.
+  // The frequency of an id depends on the whole batch.
   if (call.get_bool("scale_grad_by_freq")) {
     for (const auto& c : rule.contractions) rule.blocked.push_back(c.factor);
   }
-  // A row-sharded table asks for its own rows alone, of the whole batch: whatever else the gradient could be made of
-  // would be a whole table. That is less than a batch of more rows.
+  // A row-sharded table needs only its own rows' gradient, from the whole batch: any other layout would be a gradient
+  // of the whole table. Not if the batch has more rows than the table.
   std::vector<DimStrategy> all;
   if (wants_own_rows(call, mesh_dim)) {
     all.push_back({{Shard(0)}, {Replicate(), Replicate()}});
@@ -73,7 +73,7 @@ OutputMetas embedding_backward_metas(const OpCall& call) {
   return metas_of({meta_tensor(grad).new_empty({call.get_int("num_weights"), grad.sizes().back()})});
 }
 
-// Gradient of a rank's own rows: what belongs elsewhere goes to one row more, as padding, which ATen leaves out.
+// Gradient of a rank's own rows: ids of other ranks are mapped to one extra row, as padding, which ATen skips.
 void embedding_backward_local(const LocalCall& local, torch::jit::Stack& stack) {
   const Run rows = rows_of(*local.outputs[0], local.i);
   const size_t num_args = local.op.schema().arguments().size();
@@ -94,7 +94,7 @@ void embedding_backward_local(const LocalCall& local, torch::jit::Stack& stack) 
 }  // namespace
 
 bool wants_own_rows(const OpCall& call, int64_t mesh_dim) {
-  const Spec* target = call.gradient_target.get();
+  const Spec* target = call.context.gradient_target.get();
   return target != nullptr && target->mesh() == call.mesh && target->ndim() == 2 &&
          target->sizes()[0] == call.get_int("num_weights") && target->placements()[mesh_dim] == Shard(0);
 }

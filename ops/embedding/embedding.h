@@ -1,4 +1,4 @@
-// What the gradients of tables, looked up row by row or by bags, share. Internal to ops/.
+// Code shared by the gradients of embedding tables, for single rows and for bags. Internal to ops/.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace dtensor {
 
-// Does a backward operator, which says `num_weights`, want the gradient in the rows that the ranks of this mesh dim
-// own? Then a row-sharded table is to have it.
+// Whether a backward operator with argument `num_weights` prefers the gradient sharded into the rows that the ranks of
+// this mesh dim own. Used so that a row-sharded table gets a row-sharded gradient.
 bool wants_own_rows(const OpCall& call, int64_t mesh_dim);
 
 }  // namespace dtensor

@@ -57,7 +57,7 @@ bool has_sample_weights(const OpCall& call) {
   return call.inputs.size() > kSampleWeights && call.inputs[kSampleWeights];
 }
 
-// ATen's kernels for sums of float tables do not ask for the bag of each id.
+// ATen's kernels for sums of float tables do not need the bag of each id.
 bool names_no_bags(const OpCall& call) {
   const Spec& weight = *call.inputs[kWeight];
   const bool fast = weight.dtype() == at::kFloat || weight.dtype() == at::kHalf || weight.dtype() == at::kBFloat16;
@@ -130,7 +130,7 @@ std::vector<at::Tensor> run(const Bags& b) {
   return {result, bag_of_id, size, max_ids};
 }
 
-// All but the sums, of a table without memory: it has the right number of rows.
+// All results but the sums, from a table without memory that has the right number of rows.
 std::vector<at::Tensor> run_without_rows(const Bags& b, int64_t num_rows) {
   Bags none = b;
   none.weight = at::zeros({1, 1}, b.weight.options().dtype(at::kDouble)).expand({num_rows, 1});
@@ -145,7 +145,7 @@ at::Tensor sum_own_rows(const Bags& b, const Run& rows, int64_t num_rows) {
   if (own.ids.numel() == 0) return b.weight.new_zeros({bags, b.weight.size(1)});
   Bags some = b;
   some.ids = own.ids;
-  // A bag begins after as many own ids as stand before it.
+  // A bag begins after the own ids that precede it.
   some.offsets = at::searchsorted(own.places, b.offsets.to(at::kLong), /*out_int32=*/false).to(b.offsets.scalar_type());
   if (b.sample_weights.defined()) some.sample_weights = b.sample_weights.index_select(0, own.places);
   some.mode = kBagSum;
@@ -153,7 +153,7 @@ at::Tensor sum_own_rows(const Bags& b, const Run& rows, int64_t num_rows) {
   return run(some)[kResult];
 }
 
-// As the spec says: one kernel does not fill in what another one does.
+// Makes a result match its spec: some kernels leave it unfilled.
 at::Tensor fitted(const at::Tensor& t, const Spec& spec, int64_t i) {
   const Shape sizes = spec.local_shape(i);
   const bool fits = t.sizes() == at::IntArrayRef(sizes) && t.scalar_type() == spec.dtype();
@@ -201,7 +201,7 @@ void embedding_bag_local(const LocalCall& call, Stack& stack) {
 
 // ------------------------------------------------------------ handlers
 
-// Does every rank that gets ids by their layout, and bags likewise, get all ids of its bags?
+// Whether every rank, with ids in their layout and bags likewise, gets all ids of its bags.
 bool holds_whole_bags(const Spec& ids, const at::Tensor& offsets, const Placements& layout) {
   const int64_t bags = offsets.numel(), total = ids.sizes()[0];
   const int64_t* begins = offsets.const_data_ptr<int64_t>();
@@ -222,7 +222,7 @@ bool holds_whole_bags(const Spec& ids, const at::Tensor& offsets, const Placemen
   return true;
 }
 
-// Offsets in the layout of the ids where that cuts no bag, else whole.
+// Offsets in the layout of the ids if that cuts no bag, else replicated.
 at::Tensor lay_out_offsets(const c10::OperatorHandle& op, const at::Tensor& ids, const at::Tensor& offsets, bool all) {
   const Spec& spec = *spec_of(ids);
   Placements layout(spec.placements().size(), Replicate());
@@ -247,8 +247,7 @@ void embedding_bag(const c10::OperatorHandle& op, Stack& stack) {
   dispatch_by_rule(op, stack);
 }
 
-// The composite. Of ids in two dims, torch::nn makes plain offsets, which shapes alone say: they are the same on all
-// ranks.
+// The composite. For 2-d ids, torch::nn makes plain offsets from shapes alone: they are the same on all ranks.
 void composite(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   const at::Tensor ids = args.tensor("indices"), offsets = args.tensor("offsets");

@@ -44,11 +44,10 @@ bool splits_first_dim(const OpCall& call, const char* name, int64_t mesh_dim) {
 std::vector<DimStrategy> table_strategies(const OpCall& call, int64_t mesh_dim) {
   const int64_t mode = call.get_int("mode");
   const Placement s = Shard(0);
-  // How often an id occurs is asked of the whole batch; ATen's kernel looks the number up by where the id stands among
-  // all.
+  // The frequency of an id depends on the whole batch; ATen's kernel indexes it by the id's position in the batch.
   const bool splits = !call.get_bool("scale_grad_by_freq");
   std::vector<DimStrategy> result;
-  // A row-sharded table asks for its own rows alone, unless the batch has more.
+  // A row-sharded table needs only its own rows, unless the batch has more.
   if (splits && mode != kBagMax && wants_own_rows(call, mesh_dim)) {
     result.push_back(strategy(call, s, {}));
     if (call.input("indices")->meta().numel() <= call.get_int("num_weights")) return result;
@@ -80,7 +79,7 @@ OutputMetas table_metas(const OpCall& call) {
   return contiguous_metas({call.get_int("num_weights"), grad.sizes()[1]}, {grad.dtype()});
 }
 
-// What belongs to rows of other ranks is left out.
+// Drops ids that belong to rows of other ranks.
 void keep_own_rows(Arguments& args, const Run& rows) {
   const OwnIds own = own_ids(args.tensor("indices"), rows, args["num_weights"].toInt(), args["padding_idx"].toInt());
   args.set("indices", own.ids);
@@ -96,7 +95,7 @@ void table_local(const LocalCall& call, Stack& stack) {
   const Spec& result = *call.outputs[0];
   const Runs runs = result.local_layout(call.i).dims[0];
   if (total_size(runs) < result.sizes()[0]) keep_own_rows(args, runs.empty() ? Run{} : runs.front());
-  // Bags count from the first one that this rank has gradients of.
+  // Bags are counted from the first one that this rank has gradients of.
   const int64_t first_bag = first_of(*call.inputs[0], call.i);
   if (first_bag > 0) args.set("offset2bag", args.tensor("offset2bag") - first_bag);
   const at::Tensor grad = args.tensor("grad");
@@ -128,7 +127,7 @@ OutputMetas weights_metas(const OpCall& call) {
   return contiguous_metas(call.input("indices")->sizes(), {call.input("grad")->dtype()});
 }
 
-// Ids whose rows are elsewhere get 0 here.
+// Ids in rows of other ranks get 0 here.
 void weights_local(const LocalCall& call, Stack& stack) {
   const Arguments args(call.op, stack);
   const at::Tensor grad = args.tensor("grad"), weight = args.tensor("weight"), ids = args.tensor("indices");
@@ -148,7 +147,7 @@ void weights_local(const LocalCall& call, Stack& stack) {
 
 // ------------------------------------------------------------ handlers
 
-// The bag of each id where the forward kernel did not say it, laid out like the ids.
+// The bag of each id if the forward kernel did not return it, laid out like the ids.
 at::Tensor bag_of_each_id(const c10::OperatorHandle& op, const Arguments& args) {
   const at::Tensor ids = args.tensor("indices"), given = args.tensor("offset2bag");
   if (ids.numel() == 0 || given.numel() > 0) return given;

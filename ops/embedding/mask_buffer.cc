@@ -39,7 +39,7 @@ at::Tensor masked_embedding(const at::Tensor& part, const at::Tensor& ids, int64
   } else {
     TORCH_CHECK_INDEX(!wrong.item<bool>(), "index out of range in self");
   }
-  if (part.size(0) == 0) {  // nothing to look up, not even for masked ids
+  if (part.size(0) == 0) {  // no rows, not even for masked ids
     std::vector<int64_t> sizes = ids.sizes().vec();
     sizes.push_back(part.size(1));
     return part.new_zeros(sizes);

@@ -1,5 +1,5 @@
-// Which ids a rank does not find in its rows of a table (torch.distributed.tensor's MaskBuffer). One buffer belongs to
-// one looked-up value, never to a placement or a cached decision: two values of equal layout have different masks.
+// Marks the ids that are not among a rank's rows of a table (torch.distributed.tensor's MaskBuffer). One buffer belongs
+// to one looked-up value, never to a placement or a cached decision: two values of equal layout have different masks.
 //
 //   MaskBuffer mask;
 //   at::Tensor rows = at::embedding(part, mask.materialize(ids, /*offset=*/4, /*size=*/4));
@@ -13,15 +13,15 @@ namespace dtensor {
 
 class MaskBuffer {
  public:
-  // Ids counted from `offset`; those outside [offset, offset + size) are masked, and 0. Counts one use.
+  // Ids counted from `offset`; those outside [offset, offset + size) are masked and become 0. Starts one use.
   // Error (c10::Error): the buffer is in use with another mask.
   at::Tensor materialize(const at::Tensor& ids, int64_t offset, int64_t size);
 
-  // Zeroes what was masked: rows of `output`, which has a dim more than the ids, or elements if it has as many.
+  // Zeroes the masked entries: rows of `output` if it has one dim more than the ids, or elements if it has as many.
   // Error: nothing was materialized.
   void apply_(const at::Tensor& output) const;
 
-  // Ends one use; the mask goes with the last. Error: nothing was materialized.
+  // Ends one use; the last one frees the mask. Error: nothing was materialized.
   void release();
 
   bool materialized() const { return uses_ > 0; }
@@ -31,8 +31,8 @@ class MaskBuffer {
   int64_t uses_ = 0;
 };
 
-// Rows [offset, offset + part.size(0)) of a table of `num_rows`, looked up: zeros for ids of other rows. Of any device.
-// Error (IndexError): an id outside [0, num_rows); on CUDA a device assertion.
+// Rows [offset, offset + part.size(0)) of a table of `num_rows`, looked up: zeros for ids of other rows. For any
+// device. Error (IndexError): an id outside [0, num_rows); on CUDA a device assertion.
 at::Tensor masked_embedding(const at::Tensor& part, const at::Tensor& ids, int64_t offset, int64_t num_rows);
 
 }  // namespace dtensor

@@ -15,7 +15,7 @@
 namespace dtensor {
 namespace {
 
-// One dim, of whatever convolution it is.
+// One dim of a convolution of any kind.
 struct Sizes {
   int64_t dim, elements, kernel, stride, padding, dilation, output_padding;
 
@@ -39,8 +39,8 @@ bool add_spread(Convolution& c, const Sizes& s) {
 
 bool is_empty(const at::Tensor& t) { return t.numel() == 0; }
 
-// By how much what comes of the box of a transposed convolution goes beyond the part, or less than nothing: places that
-// no element counts for. As constant_pad_nd() takes it.
+// How far the result of a transposed convolution on the box extends beyond the part; negative where the part extends
+// further: places to which no element contributes. In the format of constant_pad_nd().
 std::vector<int64_t> pads_to_part(const Convolution& c, const Part& part) {
   std::vector<int64_t> pads;
   for (size_t k = c.spread.size(); k-- > 0;) {
@@ -78,7 +78,7 @@ at::Tensor sum_per_channel(const at::Tensor& grad) {
 at::Tensor spread_over(const Convolution& c, const Part& part, const at::Tensor& box, const at::Tensor& weight,
                        const at::Tensor& bias) {
   const std::vector<int64_t> none(c.spread.size(), 0), pads = pads_to_part(c, part);
-  const bool late_bias = bias.defined() && has_positive(pads);  // it counts where nothing else does, too
+  const bool late_bias = bias.defined() && has_positive(pads);  // it applies also where no element contributes
   const at::Tensor result = padded_by(
       at::convolution(box, weight, late_bias ? at::Tensor() : bias, c.stride, none, c.dilation, true, none, c.groups),
       pads);

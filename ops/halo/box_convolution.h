@@ -1,4 +1,4 @@
-// A convolution, transposed or not, on the box of its input that a rank has for its part of the result. Internal to
+// A convolution, transposed or not, on the box of the input that a rank needs for its part of the result. Internal to
 // ops/.
 #pragma once
 
@@ -17,8 +17,7 @@ namespace dtensor {
 
 struct Convolution {
   bool transposed = false;
-  // Per dim but batch and channels: the windows that slide along it, or of a transposed one what its elements are
-  // spread over.
+  // One entry per spatial dim: the sliding windows, or for a transposed convolution how its elements spread.
   std::vector<WindowDim> windows;
   std::vector<SpreadDim> spread;
   std::vector<int64_t> stride, dilation;
@@ -28,18 +27,19 @@ struct Convolution {
   std::vector<HaloDim> halo_dims() const { return transposed ? halo_dims_of(spread) : halo_dims_of(windows); }
   std::vector<int64_t> dims() const { return transposed ? numbers_of(spread) : numbers_of(windows); }
   Shape output_sizes(const Shape& input) const;
-  // Says which boxes the parts of a result want that lie as the input's do.
+  // Identifies the boxes that the parts of a result need if the result is laid out like the input.
   BoxKey box_key() const;
 };
 
-// Of convolution() and convolution_backward(). nullopt: an error that the operator itself tells.
+// For convolution() and convolution_backward(). nullopt: the arguments are invalid, and the operator itself reports the
+// error.
 std::optional<Convolution> convolution_of(const Arguments& args);
 
-// The part of the result. `bias` may be undefined. Of channels the box, the weight and the bias may have a rank's own.
+// This rank's part of the result. `bias` may be undefined. Box, weight and bias may hold only this rank's channels.
 at::Tensor convolved(const Convolution& c, const Part& part, const at::Tensor& box, const at::Tensor& weight,
                      const at::Tensor& bias);
 
-// Gradients of the box, the weight and the bias, of that of the part; undefined where nobody asks.
+// Gradients of the box, the weight and the bias, from the gradient of the part; undefined where not requested.
 std::array<at::Tensor, 3> gradients(const Convolution& c, const Part& part, const at::Tensor& grad,
                                     const at::Tensor& box, const at::Tensor& weight, const std::array<bool, 3>& mask);
 

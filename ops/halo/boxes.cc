@@ -6,7 +6,7 @@
 #include <mutex>
 #include <utility>
 
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/exchange.h"
 #include "plan/redistribute_plan.h"
@@ -14,7 +14,7 @@
 namespace dtensor {
 namespace {
 
-// Does every rank want just what it holds?
+// Whether every rank needs just what it holds.
 bool is_as_held(const HaloPlan& plan) {
   if (!plan.is_local()) return false;
   for (size_t i = 0; i < plan.ranks.size(); ++i) {
@@ -24,7 +24,7 @@ bool is_as_held(const HaloPlan& plan) {
   return true;
 }
 
-// Equal keys have one number, which no dim of a tensor has. Never forgotten: a program has few kinds of windows.
+// Equal keys get the same number, which is not a dim of any tensor. Never erased: a program has few kinds of windows.
 int64_t number_of(const BoxKey& key) {
   constexpr int64_t kBeyondDims = 1 << 16;
   static auto& mutex = *new std::mutex;
@@ -41,13 +41,13 @@ RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const at::Scalar
 }
 
 RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const BoxKey& key, const CommCause& cause) {
-  if (plan.is_local() || !may_remember(t)) return boxes_of(plan, t, 0, cause);
-  // Kept as what lies beside the parts along a dim that is none.
+  if (plan.is_local() || !may_cache_facts(t)) return boxes_of(plan, t, 0, cause);
+  // Cached as margins along a dim number that no tensor has.
   const RankTensors& locals = meta_of(t).locals;
   const int64_t number = number_of(key);
-  if (const auto known = known_margins(t, number, 0)) return boxes_again(plan, locals, 0, known->locals);
+  if (const auto known = cached_margins(t, number, 0)) return boxes_again(plan, locals, 0, known->locals);
   RankTensors boxes = fetch_halos(plan, locals, 0, cause);
-  if (at::GradMode::is_enabled()) note_margins(t, number, 0, received_halos(plan, boxes), plan.bytes);
+  if (at::GradMode::is_enabled()) cache_margins(t, number, 0, received_halos(plan, boxes), plan.bytes);
   return boxes;
 }
 

@@ -1,5 +1,5 @@
-// The box of a tensor that each rank computes with: its part of it and what lies around that. Below autograd. Internal
-// to ops/.
+// The box of a tensor that each rank computes with: its part and the elements around it. Below autograd. Internal to
+// ops/.
 #pragma once
 
 #include <ATen/core/Scalar.h>
@@ -13,17 +13,17 @@
 
 namespace dtensor {
 
-// What fetch_halos() gives of `t`, to be read only: a rank that wants just what it holds gets that itself.
+// The result of fetch_halos() for `t`, read-only: a rank that needs only what it holds gets its local tensor itself.
 RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const at::Scalar& fill, const CommCause& cause);
 
-// Numbers that say, beside the layout of a tensor, what boxes of it are: of the windows that slide over it.
+// Numbers that identify, together with the layout of a tensor, which boxes a set of sliding windows needs.
 using BoxKey = std::vector<int64_t>;
-// What boxes_of() gives, with zeros where nothing is shown. What came from other ranks is remembered with `t`
+// Like boxes_of(), with zeros where the plan shows no element. Elements from other ranks are cached with `t`
 // (remembered_layouts.h): a call with the same key and an equal plan for boxes of the same layout gets them without
-// communication, as backward does that wants what forward had.
+// communication, for example in backward after forward.
 RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const BoxKey& key, const CommCause& cause);
 
-// What add_back_halos() gives; pieces that are the parts already come back as they are.
+// The result of add_back_halos(); pieces that already equal the parts are returned as they are.
 RankTensors back_from_boxes(const HaloPlan& plan, RankTensors pieces, const CommCause& cause);
 
 }  // namespace dtensor

@@ -39,7 +39,7 @@ PaddingPtr saved(AutogradContext* ctx) {
   return c10::static_intrusive_pointer_cast<Padding>(ctx->saved_data.at("dtensor").toCapsule());
 }
 
-// Each is the other's backward.
+// Each direction is the backward of the other.
 struct Pad : Function<Pad> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, PaddingPtr padding) {
     const HaloDecision& decision = *padding->decision;
@@ -77,7 +77,7 @@ variable_list PadBack::backward(AutogradContext* ctx, variable_list grads) {
   return {Pad::apply(grad, padding), at::Tensor()};
 }
 
-// nullopt: an error that the operator itself tells, or nothing to be said of it here.
+// nullopt: invalid arguments, which the operator itself reports, or halos do not apply.
 std::optional<std::vector<HaloDim>> circular_dims(const std::vector<int64_t>& pad, at::IntArrayRef sizes) {
   if (pad.size() % 2 != 0 || pad.size() / 2 + 2 != sizes.size()) return std::nullopt;
   std::vector<HaloDim> dims;

@@ -1,6 +1,6 @@
-// Convolutions where ranks share the dims that windows slide along: each gets what its windows reach beyond its part,
-// and the layout stays. So do transposed ones, where each gets the elements that reach its part of the result. Batch
-// and channels may be split by other mesh dims meanwhile.
+// Convolutions where the spatial dims are sharded: each rank fetches the halo that its windows reach, and the layout
+// stays. A transposed one fetches the elements that reach the rank's part of the result. Batch and channels may be
+// split by other mesh dims at the same time.
 #include <ATen/core/Tensor.h>
 #include <c10/util/accumulate.h>
 
@@ -26,7 +26,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// What each rank computes with, and what it has then.
+// The layouts of the inputs and the result on each rank.
 struct Layouts {
   Placements input, weight, bias, output;
   Placements grad_input, grad_weight, grad_bias;
@@ -51,7 +51,7 @@ Layouts layouts_of(const Spec& input, const Spec& weight, const Convolution& c) 
     const Placement &in = input.placements()[m], &w = weight.placements()[m];
     if (in.is_sharded() && in.dim() != 1) {  // batch, or what windows slide along
       add(in, whole, whole, in, in, Partial(), Partial());
-    } else if (in.is_shard() && !is_grouped) {  // of the channels that are added up; the bias counts once
+    } else if (in.is_shard() && !is_grouped) {  // of the input channels, which are summed over; the bias is added once
       add(in, Shard(in_dim), Partial(), Partial(), in, Shard(in_dim), whole);
     } else if (w.is_shard() && w.dim() == out_dim && !is_grouped) {
       add(whole, Shard(out_dim), Shard(0), Shard(1), Partial(), Shard(out_dim), Shard(0));
@@ -62,11 +62,11 @@ Layouts layouts_of(const Spec& input, const Spec& weight, const Convolution& c) 
   return l;
 }
 
-// The calls that halos are for, and what they are.
+// A call that halos apply to.
 struct ConvolutionCall {
   Convolution convolution;
   Layouts layouts;
-  SpecPtr source;  // the input as it is computed with
+  SpecPtr source;  // the input in the layout of the computation
 };
 
 std::optional<ConvolutionCall> call_of(const Arguments& args) {
@@ -83,8 +83,8 @@ std::optional<ConvolutionCall> call_of(const Arguments& args) {
   return call;
 }
 
-// Of `gradients` convolutions (1: forward), where a rank has so many places at which it multiplies with so much of the
-// weight: windows, or elements that a transposed one spreads.
+// FLOP of `gradients` convolutions (1: forward) on a rank with `places` multiplications by its part of the weight:
+// windows, or elements that a transposed one spreads.
 double flops_of(const Shape& places, const Shape& weight, int gradients) {
   const auto numel = [](auto begin, auto end) { return static_cast<double>(c10::multiply_integers(begin, end)); };
   return 2.0 * gradients * static_cast<double>(places[0]) * numel(places.begin() + 2, places.end()) *
@@ -107,7 +107,7 @@ double seconds_to(const at::Tensor& t, const Placements& to) {
   return t.defined() && spec_of(t)->placements() != to ? cached_plan(spec_of(t), to)->seconds : 0;
 }
 
-// An argument as it is computed with.
+// Redistributes an argument to the layout of the computation.
 at::Tensor brought(const c10::OperatorHandle& op, const at::Tensor& t, const Placements& to, const char* name) {
   if (!t.defined()) return t;
   if (is_leaf_parameter(t)) keep_gradient_layout(t);
@@ -187,7 +187,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
     const at::Tensor input = brought(op, input_given, layouts.input, "input");
     boxes = boxes_of(plan, input, call->convolution.box_key(), halo_cause(op, weight_given, "input"));
   } else {
-    LocalGuard guard;  // of which only the sizes matter
+    LocalGuard guard;  // only its sizes matter
     for (size_t i = 0; i < grads.size(); ++i) boxes.push_back(grads[i].new_zeros(plan.ranks[i].wanted));
   }
   std::array<RankTensors, 3> locals;

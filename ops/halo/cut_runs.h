@@ -1,4 +1,5 @@
-// Which indices of a dim ranks hold, by where they stand along the mesh dims that cut it. Pure. Internal to ops/.
+// Which indices of a dim each rank holds, by the rank's position along the mesh dims that cut the dim. Pure. Internal
+// to ops/.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +11,17 @@
 
 namespace dtensor {
 
-// Where a rank stands along the mesh dims that cut `dim`: 0 if none does.
+// The rank's position along the mesh dims that cut `dim`: 0 if none does.
 int64_t place_of(const Spec& spec, int64_t dim, int64_t rank);
 
-// Of a rank at each place its indices of `dim`. Nullopt: some hold none, or several runs.
+// The indices of `dim` that the rank at each position holds. Nullopt: a rank holds none, or several runs.
 std::optional<std::vector<Run>> runs_along(const Spec& spec, int64_t dim);
 
 inline int64_t end_of(const Run& run) { return run.begin + run.size; }
 inline bool contains(const Run& outer, const Run& inner) {
   return outer.begin <= inner.begin && end_of(inner) <= end_of(outer);
 }
-bool contain(const std::vector<Run>& outer, const std::vector<Run>& inner);  // place by place
+bool contain(const std::vector<Run>& outer, const std::vector<Run>& inner);  // compared position by position
 Run hull_of(const Run& a, const Run& b);
 
 }  // namespace dtensor

@@ -28,7 +28,7 @@ int64_t bits_of(double x) {
   return bits;
 }
 
-// Every value begins with what it is, so that no two lists of values give one key.
+// Every value begins with its type, so that different lists of values never give the same key.
 void append(Key& key, const c10::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& t = value.toTensor();
@@ -58,7 +58,7 @@ void append(Key& key, const c10::IValue& value) {
 // By operator, rules, limits and arguments.
 struct HaloMemo : Memo<Key, DecisionPtr, 1024> {};
 
-// What the matrix products of a rank take that has the parts that the decision says.
+// Time of the matrix products on a rank, given the parts in the decision.
 double product_seconds(const OpCall& call, const Decision& decision, const CostModel& cost) {
   const Flops flops = decision.rule->flops ? decision.rule->flops(call) : Flops();
   if (!flops) return 0;
@@ -70,9 +70,9 @@ double product_seconds(const OpCall& call, const Decision& decision, const CostM
   return cost.work(flops(parts), 0);
 }
 
-// What the rule's way takes: to bring the inputs where it computes, to compute, and to bring the result to the layout
-// that halos would leave it in. Without the latter a result that has gone to another layout would look as good, and all
-// that is computed of it and of the input would have to move.
+// Time of the rule's way: to redistribute the inputs, to compute, and to redistribute the result to the layout that
+// halos would leave it in. Without the last part, a result in another layout would look as good, although all later
+// operators on it and on the input would have to move one of them.
 double rule_seconds(const OpCall& call, const Decision& rule, const SpecPtr& result, const CostModel& cost) {
   double seconds = product_seconds(call, rule, cost);
   for (const auto& plan : rule.input_plans) seconds += plan ? plan->seconds : 0;
@@ -91,7 +91,7 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
   const auto by_rule = rule ? propagate(call, rule) : nullptr;
   if (const auto choice = choose(by_rule.get())) {
     auto plan = make_halo_plan(choice->request);
-    const bool fits = plan && plan->peak_bytes <= call.limits.max_bytes;
+    const bool fits = plan && plan->peak_bytes <= call.context.limits.max_bytes;
     const auto cost = cost_model(call.mesh.world());
     const auto pays = [&] {
       return plan->seconds + choice->more_seconds + cost->work(choice->flops, 0) <=
@@ -99,11 +99,11 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
     };
     if (fits && (!by_rule || (!moves_nothing(*by_rule) && pays()))) {
       if (choice->both) decision->both = make_halo_plan(*choice->both);
-      const bool both = decision->both && decision->both->peak_bytes <= call.limits.max_bytes &&
+      const bool both = decision->both && decision->both->peak_bytes <= call.context.limits.max_bytes &&
                         decision->both->seconds <= kLittleLonger * plan->seconds;
       if (!both) decision->both = nullptr;
       if (choice->later) decision->later = make_halo_plan(*choice->later);
-      if (decision->later && decision->later->peak_bytes > call.limits.max_bytes) decision->later = nullptr;
+      if (decision->later && decision->later->peak_bytes > call.context.limits.max_bytes) decision->later = nullptr;
       decision->plan = std::move(plan);
       decision->result = choice->result;
     }
@@ -128,7 +128,7 @@ DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& 
 
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   OpCall call = OpCall::make(c10::toString(op.operator_name()), specs, args.vec());
-  call.limits = current_dispatch_scope().limits;
+  call.context.limits = current_dispatch_scope().limits;
   auto decision = decide(call, choose);
   if (decision->plan) strategy_cache(world).check_open(call.to_string());
   memo.insert(std::move(key), decision, std::move(specs));

@@ -1,8 +1,8 @@
-// Whether an operator that moves elements along dims exchanges halos or does what its rule says: whichever takes less
-// time, by the cost model. Internal to ops/.
+// Decides whether an operator that moves elements along dims exchanges halos or follows its rule: the one that takes
+// less time by the cost model. Internal to ops/.
 //
-// The decision follows from specs and arguments alone, so it is the same on every rank, and is remembered per world
-// like those of rules.
+// The decision follows from specs and arguments alone, so it is the same on every rank, and is cached per world like
+// the decisions of rules.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,35 +20,34 @@
 namespace dtensor {
 
 struct HaloDecision {
-  std::shared_ptr<const HaloPlan> plan;   // null: by the rule
+  std::shared_ptr<const HaloPlan> plan;   // null: follow the rule
   SpecPtr result;                         // of the operator's first result
-  std::shared_ptr<const HaloPlan> both;   // of HaloChoice::both; null: not worth it
-  std::shared_ptr<const HaloPlan> later;  // of HaloChoice::later; null: there is none
+  std::shared_ptr<const HaloPlan> both;   // plan for HaloChoice::both; null: not worth it
+  std::shared_ptr<const HaloPlan> later;  // plan for HaloChoice::later; null: none
 };
 
-// What would be exchanged; nullopt: that cannot be said of this call. `rule`: what the rule would do, null if there is
-// none.
+// The possible exchange; nullopt: halos cannot serve this call. `rule`: the rule's decision, null if there is none.
 struct HaloChoice {
   HaloRequest request;
   SpecPtr result;           // of the operator's first result
-  double more_seconds = 0;  // what else has to move for it
+  double more_seconds = 0;  // time to move other inputs for it
   double flops = 0;         // of a rank's matrix products
-  // What neighbours on the other side would have besides, and another call may ask for next. Fetched in the place of
-  // `request` where it takes little longer.
+  // A request that also covers the neighbours on the other side, for which another call is likely to ask next. Fetched
+  // instead of `request` where it takes little longer.
   std::optional<HaloRequest> both = std::nullopt;
-  // What is likely to be asked for of the result, which is fetched then.
+  // A likely later request for elements of the result, fetched at that time.
   std::optional<HaloRequest> later = std::nullopt;
 };
 using HaloChooser = std::function<std::optional<HaloChoice>(const Decision* rule)>;
 
-// `stack`: the call's arguments on top. `choose` is asked once per kind of call.
+// `stack`: the call's arguments on top. `choose` is called once per kind of call.
 // Errors: those of the rule, and of a frozen strategy cache.
 std::shared_ptr<const HaloDecision> decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
                                                 const HaloChooser& choose);
 
-// The layout of what is computed of addends: MaskPartials are Partials from then on.
+// The layout of a result computed from addends: MaskPartials become Partials.
 Placements as_addends(Placements placements);
-// Have any of the placements, which are not sharded there, addends of another kind than sums and averages?
+// Whether any of the placements is a Partial other than sum or average.
 bool has_nonlinear_partial(const Placements& placements);
 
 CommCause halo_cause(const c10::OperatorHandle& op, const at::Tensor& t, const char* argument);

@@ -16,7 +16,7 @@
 namespace dtensor {
 namespace {
 
-// The segments, one per dim, that a message's combination is of.
+// The segments, one per dim, of a message's combination.
 std::vector<Segment> combination(const HaloPlan::Rank& rank, int64_t number) {
   std::vector<Segment> segments(rank.held.size());
   for (size_t k = segments.size(); k-- > 0;) {
@@ -27,7 +27,7 @@ std::vector<Segment> combination(const HaloPlan::Rank& rank, int64_t number) {
   return segments;
 }
 
-// Elements of a segment of `t`, from element `begin` of it on. Backwards they are a copy.
+// The elements of a segment of `t`, from element `begin` on. A segment with negative step is copied.
 at::Tensor taken(const at::Tensor& t, int64_t dim, const Segment& s) {
   if (s.step == 0) {
     std::vector<int64_t> sizes(t.sizes().vec());
@@ -62,7 +62,7 @@ std::shared_ptr<const LayoutChange> layout_change(const Spec& spec, bool back) {
   return std::make_shared<const LayoutChange>(spec.dtype(), spec.sizes(), back ? halos : parts, back ? parts : halos);
 }
 
-// One collective; where nobody lacks anything, copies alone.
+// One collective; only copies if no rank lacks anything.
 void exchange(const HaloPlan& plan, absl::Span<const Message> messages, const RankPieces& inputs,
               const RankPieces& outputs, const CommCause& cause, bool back) {
   const DeviceMesh& mesh = plan.source->mesh();
@@ -85,7 +85,7 @@ void exchange(const HaloPlan& plan, absl::Span<const Message> messages, const Ra
   world.memory().touch(plan.peak_bytes);
 }
 
-// Of every owned rank its combinations of segments that are shown.
+// For every owned rank, the combinations of segments that are shown.
 RankPieces shown_pieces(const HaloPlan& plan, const RankTensors& locals) {
   RankPieces pieces(locals.size());
   for (size_t i = 0; i < locals.size(); ++i) {
@@ -158,7 +158,7 @@ RankTensors boxes_again(const HaloPlan& plan, const RankTensors& locals, const a
     if (!plan.ranks[i].filled) result[i].fill_(fill);
   }
   const RankPieces inputs = shown_pieces(plan, locals);
-  std::vector<int64_t> taken(locals.size(), 0);  // of what was received
+  std::vector<int64_t> taken(locals.size(), 0);  // of the received elements
   for (const Message& m : plan.messages) {
     const int64_t slot = slots[m.receiver];
     if (slot < 0) continue;
@@ -181,7 +181,7 @@ RankTensors add_back_halos(const HaloPlan& plan, const RankTensors& pieces, cons
   RankPieces inputs(pieces.size()), outputs(pieces.size());
   for (size_t i = 0; i < pieces.size(); ++i) inputs[i].push_back(pieces[i]);
 
-  // What comes back: of the owner's combinations which part.
+  // A received piece: its position in the owner's combinations.
   struct Arrival {
     int64_t slot, combination;
     Shape from;  // in the combination
@@ -191,7 +191,7 @@ RankTensors add_back_halos(const HaloPlan& plan, const RankTensors& pieces, cons
   std::vector<Message> messages;
   for (const Message& m : plan.messages) {
     const int64_t slot = slots[m.sender];
-    if (m.sender == m.receiver) {  // as it lies
+    if (m.sender == m.receiver) {  // not packed
       arrivals.push_back({slot, m.input, m.block.from, block_view(pieces[slot], m.block.to, m.block.sizes)});
       continue;
     }

@@ -1,5 +1,5 @@
-// Operators that move elements along dims: roll, flip, padding and its backward. Where ranks share such a dim, the
-// layout stays: each gets from others what its part of the result shows and it does not hold.
+// Operators that move elements along dims: roll, flip, padding and its backward. If such a dim is sharded, the layout
+// stays: each rank fetches the elements that its part of the result needs and it does not hold.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
@@ -11,7 +11,7 @@
 
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/gradients/gradient_layout.h"
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/decision.h"
@@ -27,13 +27,13 @@ namespace {
 
 using torch::jit::Stack;
 
-// What a call does to the tensor that it is of.
+// How a call moves the elements of its tensor.
 struct Move {
   std::vector<HaloDim> dims;
   at::Scalar fill = 0;
   Passing passing = Passing::kAll;
 };
-// nullopt: nothing that can be said so, or an error that the operator itself tells. `sizes`: of what is moved.
+// nullopt: no such description exists, or the operator itself reports an error. `sizes`: of the moved tensor.
 using Describe = std::optional<Move> (*)(const Arguments& args, at::IntArrayRef sizes);
 
 std::optional<int64_t> valid_dim(int64_t dim, int64_t ndim) {
@@ -41,7 +41,7 @@ std::optional<int64_t> valid_dim(int64_t dim, int64_t ndim) {
   return dim < 0 ? dim + ndim : dim;
 }
 
-// Only the dims along which something moves, ascending.
+// Only the dims along which elements move, ascending.
 std::optional<Move> normalized(std::optional<Move> move, at::IntArrayRef sizes) {
   if (!move) return move;
   auto& dims = move->dims;
@@ -64,7 +64,7 @@ std::optional<Move> roll(const Arguments& args, at::IntArrayRef sizes) {
   const std::vector<int64_t> shifts = args["shifts"].toIntVector();
   std::vector<int64_t> dims = args["dims"].toIntVector();
   const auto ndim = static_cast<int64_t>(sizes.size());
-  if (dims.empty() && ndim == 1) dims = {0};  // else as one long list
+  if (dims.empty() && ndim == 1) dims = {0};  // else as one flat list
   if (dims.empty() || dims.size() != shifts.size()) return std::nullopt;
   std::vector<int64_t> total(sizes.size(), 0);
   for (size_t k = 0; k < dims.size(); ++k) {
@@ -141,7 +141,7 @@ std::optional<Move> replication_pad_backward(const Arguments& args, at::IntArray
 
 // ------------------------------------------------------------ the handlers
 
-// Reduces the argument where its addends may not pass.
+// Reduces the argument where its kind of Partial may not pass.
 at::Tensor reduced_if_needed(const c10::OperatorHandle& op, Arguments& args, const char* name, Passing passing) {
   at::Tensor t = args.tensor(name);
   if (is_leaf_parameter(t)) keep_gradient_layout(t);
@@ -152,7 +152,7 @@ at::Tensor reduced_if_needed(const c10::OperatorHandle& op, Arguments& args, con
   return t;
 }
 
-// What comes out, laid out as what goes in.
+// The layout of the result, like that of the input.
 SpecPtr result_of(const SpecPtr& given, const Decision* rule, const Shape& sizes) {
   const Placements placements = as_addends(given->placements());
   if (rule != nullptr) return rule->outputs[0]->with_placements(placements);
@@ -161,8 +161,8 @@ SpecPtr result_of(const SpecPtr& given, const Decision* rule, const Shape& sizes
 
 // ------------------------------------------------------------ shifts, one way and then the other
 
-// What a rank would have to know beside its part to shift the tensor along one dim by up to `width` elements either
-// way; nullopt: parts are shorter than that, or in pieces.
+// The margins that a rank needs to shift the tensor along one dim by up to `width` elements either way; nullopt: parts
+// are shorter than that, or in pieces.
 std::optional<HaloRequest> margins_request(const SpecPtr& source, int64_t dim, int64_t width) {
   const DeviceMesh& mesh = source->mesh();
   for (const int64_t rank : mesh.ranks()) {
@@ -187,8 +187,8 @@ int64_t shift_of(const IndexMap& rolled) {
   return 2 * shift > rolled.size ? shift - rolled.size : shift;
 }
 
-// Every rank's part, shifted: what comes in at one end lies in the margins.
-RankTensors shifted(const RankTensors& locals, const Margins& margins, int64_t dim, int64_t shift) {
+// Every rank's part, shifted: elements that enter at one end come from the margins.
+RankTensors shifted(const RankTensors& locals, const CachedMargins& margins, int64_t dim, int64_t shift) {
   LocalGuard guard;
   RankTensors result;
   for (size_t i = 0; i < locals.size(); ++i) {
@@ -207,7 +207,8 @@ RankTensors shifted(const RankTensors& locals, const Margins& margins, int64_t d
   return result;
 }
 
-// From self to the result. `kPads`: which is larger, and comes late (pad_late()) where windows of it can come first.
+// From self to the result. `kPads`: for padding, whose result is larger; it is lazy (pad_late()) if windows of it may
+// be read first.
 template <Describe kDescribe, bool kPads = false>
 void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
@@ -235,19 +236,19 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const CommCause cause = halo_cause(op, self, "self");
-  if (decision->later && may_remember_new(*decision->result)) {
+  if (decision->later && may_cache_facts_of_new(*decision->result)) {
     const at::Tensor padded = pad_late(*decision, self, move->fill, cause);
     torch::jit::drop(stack, op.schema().arguments().size());
     stack.emplace_back(padded);
     return;
   }
   RankTensors locals;
-  if (decision->both && may_remember(self)) {
+  if (decision->both && may_cache_facts(self)) {
     const int64_t dim = move->dims[0].dim, shift = shift_of(move->dims[0].map), width = std::abs(shift);
-    auto margins = known_margins(self, dim, width);
+    auto margins = cached_margins(self, dim, width);
     if (!margins) {
-      margins = Margins{width, fetch_halos(*decision->both, meta_of(self).locals, 0, cause)};
-      note_margins(self, dim, width, margins->locals, decision->both->bytes);
+      margins = CachedMargins{dim, width, fetch_halos(*decision->both, meta_of(self).locals, 0, cause), nullptr};
+      cache_margins(self, dim, width, margins->locals, decision->both->bytes);
     }
     locals = shifted(meta_of(self).locals, *margins, dim, shift);
   } else {
@@ -256,7 +257,7 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 
-// From the gradient of what move_elements() gives of self to that of self.
+// From the gradient of the result of move_elements() to that of self.
 template <Describe kDescribe>
 void move_back(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);

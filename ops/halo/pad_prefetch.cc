@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/comm_work.h"
+#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/cut_runs.h"
 #include "ops/halo/exchange.h"
@@ -16,7 +17,7 @@
 namespace dtensor {
 namespace {
 
-// What was padded, as it was then.
+// The padded tensor's input, as it was at that time.
 struct Snapshot {
   RankTensors parts;
   std::shared_ptr<LocalStorage> storage;
@@ -54,7 +55,7 @@ at::Tensor pad_late(const HaloDecision& decision, const at::Tensor& self, const 
   const auto snapshot = snapshot_of(self);
   const SpecPtr& source = spec_of(self);
   const World& world = source->mesh().world();
-  Surroundings around;
+  GhostRegion around;
   for (const int64_t dim : decision.later->dims) {
     around.dims.push_back(dim);
     around.cut_by.push_back(cutting_mesh_dims(*source, {dim}));
@@ -63,18 +64,18 @@ at::Tensor pad_late(const HaloDecision& decision, const at::Tensor& self, const 
     for (Run& run : known) run.size += more;
   }
   const int64_t bytes = box_bytes(around, *source);
-  around.boxes = std::make_shared<LateParts>([later = decision.later, snapshot, fill, cause, world, bytes] {
-    return std::optional(LateParts::Made{fetch_halos(*later, snapshot->parts, fill, cause),
+  around.boxes = std::make_shared<LazyParts>([later = decision.later, snapshot, fill, cause, world, bytes] {
+    return std::optional(LazyParts::Made{fetch_halos(*later, snapshot->parts, fill, cause),
                                          std::make_shared<LocalStorage>(world, bytes)});
   });
 
   const RankTensors parts = empty_halos(*decision.plan, snapshot->parts);
   const auto fetch = [plan = decision.plan, snapshot, fill, cause, parts, boxes = around.boxes] {
     fetch_halos(*plan, snapshot->parts, fill, cause, parts);
-    boxes->forget();  // no second tensor is kept for windows that nobody has asked for
+    boxes->forget();  // windows that were not requested keep no second tensor alive
   };
   const at::Tensor result = make_dtensor(decision.result, parts, nullptr, CommWork::deferred(fetch));
-  note_surroundings(result, std::move(around));
+  cache_ghost_region(result, std::move(around));
   return result;
 }
 

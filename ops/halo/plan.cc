@@ -16,10 +16,10 @@ struct RankSegments {
   std::vector<Segments> held, wanted;  // per dim of the request
 };
 
-// Elements of the same place in both, along one dim.
+// Elements at the same place in both, along one dim.
 struct Shared {
   int64_t held = 0;          // which segment
-  int64_t from = 0, to = 0;  // in it; in what the receiver gets
+  int64_t from = 0, to = 0;  // in it; in the receiver's tensor
   int64_t size = 0;
 };
 
@@ -48,7 +48,7 @@ int64_t num_shared(const Segments& held, const Segments& wanted) {
   return n;
 }
 
-// All messages of a pair of ranks. `sizes`: of the dims that are not of the request.
+// All messages of a pair of ranks. `sizes`: of the dims outside the request.
 void add_messages(const HaloRequest& request, int64_t sender, int64_t receiver, const RankSegments& from,
                   const RankSegments& to, Shape sizes, std::vector<Message>& messages) {
   const size_t n = request.dims.size();
@@ -111,16 +111,16 @@ class HaloPlanner {
     return *slot;
   }
 
-  // The sizes that a rank's tensors have along dims that are not of the request.
+  // The sizes that a rank's tensors have along dims outside the request.
   Shape other_sizes(int64_t rank) const { return request_.source->layout_of_rank(rank).sizes(); }
 
-  // Elements along one dim, by where a rank stands along the mesh dims that cut it.
+  // Elements along one dim, by a rank's position along the mesh dims that cut it.
   struct Counts {
     int64_t held = 0, shown = 0, kept = 0, sent = 0;
   };
 
-  // For all coordinates along the mesh dims that cut the k-th dim of the request; the others are 0, where most is held
-  // of other dims.
+  // For all coordinates along the mesh dims that cut the k-th dim of the request; the other coordinates are 0, where a
+  // rank holds most of the other dims.
   std::vector<Counts> counts_along(size_t k, int64_t& pieces) const {
     const auto cutting = cutting_mesh_dims(*request_.source, {request_.dims[k].dim});
     std::vector<Segments> held, wanted;
@@ -147,7 +147,7 @@ class HaloPlanner {
     return group.members[group.group_of[mesh_.ranks()[0]]];
   }
 
-  // Every mesh dim cuts one dim, so what a rank holds, lacks and sends is a product over dims.
+  // Every mesh dim cuts one dim, so the elements that a rank holds, lacks and sends are a product over dims.
   bool price(const std::vector<int64_t>& cutting, HaloPlan& plan) const {
     int64_t item = static_cast<int64_t>(c10::elementSize(request_.source->dtype())), pieces = 1;
     const Shape sizes = other_sizes(mesh_.ranks()[0]);

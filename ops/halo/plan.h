@@ -1,12 +1,12 @@
-// Who sends what to whom when every rank wants a part of a tensor beyond what it holds: its neighbours' elements beside
-// its own, those that a shift brings, all that a window reaches. Pure: no data, the same on every rank, also where no
-// rank is owned. Internal to ops/.
+// Plans which rank sends which elements to which rank when every rank needs a part of a tensor beyond what it holds: a
+// halo of its neighbours' elements, shifted elements, all that a window reaches. Pure: no data, the same on every rank,
+// also where no rank is owned. Internal to ops/.
 //
-//   // x of [16, 16], S(0)S(1) on a mesh of 4 x 4; every rank wants its part of x.roll({1, 1}, {0, 1}).
+//   // x of [16, 16], S(0)S(1) on a mesh of 4 x 4; every rank needs its part of x.roll({1, 1}, {0, 1}).
 //   make_halo_plan({spec_of(x), result, {{.dim = 0, .map = rolled(16, 1)}, {.dim = 1, .map = rolled(16, 1)}}});
 //
-// Ranks talk along the mesh dims that cut one of these dims, and only those: what they get from there is what they
-// lack. However far that reaches, it is one exchange, corners included.
+// Ranks exchange only along the mesh dims that cut one of these dims, and receive only what they lack. It is one
+// exchange however far the halo reaches, corners included.
 #pragma once
 
 #include <cstdint>
@@ -20,40 +20,41 @@
 
 namespace dtensor {
 
-// Of one dim that the tensor and the result have in common.
+// One dim that the tensor and the result have in common.
 struct HaloDim {
   int64_t dim = 0;
   IndexMap map;
-  // The places that a rank wants which has these of the result. Null: the same.
+  // The places that a rank needs if it holds these places of the result. Null: the same ones.
   std::function<Runs(const Runs& of_result)> reach;
 };
 
 struct HaloRequest {
   SpecPtr source;
-  SpecPtr result;             // says which part of the result is whose
-  std::vector<HaloDim> dims;  // ascending. Along other dims a rank wants what it holds
+  SpecPtr result;             // distributes the result, and so what each rank needs
+  std::vector<HaloDim> dims;  // ascending. Along other dims a rank needs what it holds
 };
 
-// Of every element that a rank wants and that is shown at several places, as many copies travel.
+// An element that a rank needs at several places travels once per place.
 struct HaloPlan {
   SpecPtr source;
   const Group* group = nullptr;  // valid as long as `source`
   std::vector<int64_t> dims;     // of the request
 
-  // Of each owned rank:
+  // For each owned rank:
   struct Rank {
-    Shape wanted;         // sizes of what it gets
+    Shape wanted;         // sizes of the tensor it gets
     bool filled = false;  // every place of it shows an element
     // The parts of its own tensor that are shown: one segment per dim of the request, in all combinations, row-major.
     std::vector<Segments> held;
   };
   std::vector<Rank> ranks;
-  // From Rank::held (`input`: which combination) to what the receiver gets, also where both are one rank.
+  // From Rank::held (`input`: which combination) to the receiver's tensor, also where sender and receiver are the same
+  // rank.
   std::vector<Message> messages;
 
   int64_t bytes = 0;       // received by the rank that receives most
-  int64_t bytes_back = 0;  // the same where all goes back: sent by the rank that sends most
-  int64_t peak_bytes = 0;  // part, what is wanted, and buffers
+  int64_t bytes_back = 0;  // the same for add_back_halos(): sent by the rank that sends most
+  int64_t peak_bytes = 0;  // local tensor, result and buffers
   double seconds = 0;      // estimate of the exchange
 
   bool is_local() const { return bytes == 0; }
@@ -62,8 +63,9 @@ struct HaloPlan {
 // The mesh dims of more than one rank that cut one of `dims`.
 std::vector<int64_t> cutting_mesh_dims(const Spec& spec, const std::vector<int64_t>& dims);
 
-// Null where parts are cut into too many pieces (a StridedShard of many runs).
-// REQUIRES: cutting_mesh_dims() is not empty for the request's dims; nothing there is Partial. Other mesh dims may be.
+// Null where parts consist of too many pieces (a StridedShard of many runs).
+// REQUIRES: cutting_mesh_dims() is not empty for the request's dims; nothing is Partial along these mesh dims. It may
+// be along others.
 std::shared_ptr<const HaloPlan> make_halo_plan(const HaloRequest& request);
 
 }  // namespace dtensor

@@ -1,5 +1,4 @@
-// Pooling where ranks share the dims that windows slide along: each gets what its windows reach beyond its part, and
-// the layout stays.
+// Pooling where the spatial dims are sharded: each rank fetches the halo that its windows reach, and the layout stays.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/avg_pool2d.h>
@@ -43,7 +42,7 @@ struct Pooling {
   std::vector<HaloDim> halo_dims() const { return halo_dims_of(windows); }
 };
 
-// nullopt: an error that the operator itself tells.
+// nullopt: invalid arguments, and the operator itself reports the error.
 std::optional<Pooling> pooling_of(const Arguments& args, at::IntArrayRef sizes, size_t n) {
   const std::vector<int64_t> kernel = args["kernel_size"].toIntVector(), padding = args["padding"].toIntVector();
   std::vector<int64_t> stride = args["stride"].toIntVector(), dilation = {1};
@@ -68,7 +67,7 @@ std::optional<Pooling> pooling_of(const Arguments& args, at::IntArrayRef sizes, 
   return pooling;
 }
 
-// Whether ranks share what windows slide along, and each has a run of it.
+// Whether the pooled dims are sharded, and each rank has one run of them.
 bool is_shared(const at::Tensor& t, const std::optional<Pooling>& pooling) {
   return pooling && is_dtensor(t) && t.numel() > 0 &&
          !cutting_mesh_dims(*spec_of(t), pooling->list(&WindowDim::dim)).empty() &&
@@ -101,7 +100,7 @@ std::shared_ptr<const HaloDecision> decide_forward(const c10::OperatorHandle& op
   });
 }
 
-// Of self's gradient, which is laid out as `given`, that of the result.
+// For self's gradient, which gets the layout `given` of the result's.
 std::shared_ptr<const HaloDecision> decide_backward(const c10::OperatorHandle& op, const Stack& stack,
                                                     const SpecPtr& given, const Spec& self, const Pooling& pooling) {
   return decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
@@ -114,12 +113,12 @@ std::shared_ptr<const HaloDecision> decide_backward(const c10::OperatorHandle& o
   });
 }
 
-// Kernels refuse what has nothing along a dim that they pool.
+// Kernels reject tensors that are empty along a pooled dim.
 bool has_windows(const Shape& result) { return std::find(result.begin(), result.end(), 0) == result.end(); }
 
 // ------------------------------------------------------------ max
 
-// Flat indices into the last dims of the whole tensor, and into those of the box that a rank has of it.
+// Flat indices into the last dims of the whole tensor, and into the rank's box of it.
 struct BoxOf {
   const Pooling& pooling;
   const Part& result;  // the rank's windows
@@ -132,7 +131,7 @@ struct BoxOf {
     const WindowDim& w = pooling.windows[k];
     return w.reach(result.dims[w.dim]).size;
   }
-  // A window of nothing but the lowest number names its first element, which is no padding.
+  // A window in which all values are the lowest number returns the index of its first element that is not padding.
   at::Tensor to_whole(at::Tensor flat) const {
     at::Tensor whole;
     int64_t stride = 1;
@@ -234,7 +233,7 @@ void max_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
 
 // ------------------------------------------------------------ averages
 
-// By how much the sum of each of a rank's windows is divided, for what it is multiplied with.
+// Divides the sum of each of a rank's windows by its count.
 at::Tensor divided_by_counts(at::Tensor sums, const Pooling& pooling, const Part& result, const Arguments& args) {
   if (!args["divisor_override"].isNone()) return sums.div(args["divisor_override"].toInt());
   const bool with_padding = args["count_include_pad"].toBool();
@@ -286,7 +285,7 @@ void avg_pool(const c10::OperatorHandle& op, Stack& stack) {
   return_tensors(op, stack, {make_dtensor(decision->result, std::move(boxes))});
 }
 
-// avg_pool{2,3}d_backward(grad_output, self, ...), of which self only says how large the result is.
+// avg_pool{2,3}d_backward(grad_output, self, ...), where only the size of self matters.
 template <int kDims>
 void avg_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);

@@ -1,6 +1,6 @@
-// Upsampling where ranks share what is upsampled, by a whole factor along those dims: each gets the elements that its
-// part of the result shows or is interpolated of, and the layout stays. Where sizes divide, nearest neighbours move
-// nothing. Other factors, aligned corners and antialiasing go by the rule.
+// Upsampling of sharded dims by a whole factor: each rank fetches the elements from which its part of the result is
+// interpolated, and the layout stays. Where sizes divide, nearest neighbours move nothing. Other factors, aligned
+// corners and antialiasing follow the rule.
 #include <ATen/ops/constant_pad_nd.h>
 #include <c10/util/accumulate.h>
 
@@ -25,23 +25,23 @@ namespace {
 
 using torch::jit::Stack;
 
-// The schemas' names of the factors along the last dims.
+// Argument names of the scale factors along the last dims.
 const char* factor_name(size_t dims, size_t k) {
   constexpr std::array<const char*, 3> kNames = {"scales_d", "scales_h", "scales_w"};
   return dims == 1 ? "scales" : kNames.at(kNames.size() - dims + k);
 }
 
-// ATen finds the nearest element in single precision, which for some factors (41) and for millions of places is the
-// one before or after. What a rank finds in its part must be what ATen finds in the whole.
+// ATen finds the nearest element in single precision, which for some factors (41) and for millions of places gives the
+// one before or after. A rank must find the same element in its part as ATen in the whole.
 bool finds_nearest(int64_t factor, int64_t places) {
   constexpr int64_t kFew = int64_t{1} << 22;
   return factor <= 2 ||
          (static_cast<double>(1.0F / static_cast<float>(factor)) * static_cast<double>(factor) >= 1 && places < kFew);
 }
 
-// The dims along which ranks share `split`, which is the input or the result. `reach`: by how many elements more than
-// its own a place is interpolated of, on either side. nullopt: no such dims, or not by a whole factor, or an error that
-// the operator itself tells.
+// The sharded dims of `split`, which is the input or the result. `reach`: how many further elements on either side a
+// place is interpolated from. nullopt: no such dims, or not by a whole factor, or invalid arguments, which the operator
+// itself reports.
 std::optional<std::vector<SpreadDim>> shared_dims(const Arguments& args, const Spec& split, at::IntArrayRef input,
                                                   int64_t reach) {
   const std::vector<int64_t> output = args["output_size"].toIntVector();
@@ -73,10 +73,10 @@ at::Tensor without_nonlinear_partials(const c10::OperatorHandle& op, Arguments& 
   return t;
 }
 
-// A rank's part of the result within what comes of its box.
+// A rank's part of the result within the result of its box.
 struct Crop {
-  std::vector<int64_t> sizes;          // of what comes of the box, all dims
-  std::vector<int64_t> before, after;  // per dim: so many places of it are not the rank's
+  std::vector<int64_t> sizes;          // of the box's result, all dims
+  std::vector<int64_t> before, after;  // per dim: this many places of it do not belong to the rank
   bool is_all = true;
 
   at::Tensor of(at::Tensor t) const {
@@ -106,7 +106,7 @@ Crop crop_of(const std::vector<SpreadDim>& dims, const Part& part) {
   return crop;
 }
 
-// The call's operator on plain tensors: `t` in the place of its argument `name`.
+// Calls the operator on plain tensors, with `t` as its argument `name`.
 at::Tensor call_on(const c10::OperatorHandle& op, const Stack& stack, const char* name, const at::Tensor& t,
                    const Crop& crop, const std::optional<Shape>& box = std::nullopt) {
   const auto given = torch::jit::last(stack, op.schema().arguments().size());
@@ -124,7 +124,7 @@ bool is_of_floats(const at::Tensor& t) { return is_dtensor(t) && t.is_floating_p
 // upsample_*(self, output_size, ...).
 template <int kReach>
 void upsample(const c10::OperatorHandle& op, Stack& stack) {
-  // The form for lists of factors is made of the others, above autograd.
+  // The overload with a list of factors calls the others, above autograd.
   if (op.schema().overload_name() == "vec")
     return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   Arguments args(op, stack);
@@ -145,7 +145,7 @@ void upsample(const c10::OperatorHandle& op, Stack& stack) {
     for (size_t i = 0; i < locals.size(); ++i) {
       const Part part = decision->result->local_layout(static_cast<int64_t>(i));
       const Shape own = part.sizes();
-      if (c10::multiply_integers(own) == 0) {  // kernels refuse it
+      if (c10::multiply_integers(own) == 0) {  // kernels reject it
         locals[i] = locals[i].new_empty(own);
         continue;
       }

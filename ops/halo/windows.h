@@ -1,5 +1,5 @@
-// Windows that slide along dims: convolution and pooling. Which elements, padding included, a rank's windows reach. And
-// the other way round, elements that are spread along dims: upsampling and transposed convolution. Internal to ops/.
+// Windows that slide along dims: convolution and pooling. Computes which elements, padding included, a rank's windows
+// reach. Also the transpose, elements that spread along dims: upsampling and transposed convolution. Internal to ops/.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace dtensor {
 
-// Along one dim of `elements`, `count` windows of `size` elements that lie `dilation` apart; the first begins `padding`
+// Along one dim of `elements`, `count` windows of `size` elements spaced `dilation` apart; the first begins `padding`
 // before the first element, and each `stride` after the one before. Windows may end beyond the last element.
 struct WindowDim {
   int64_t dim = 0;  // of the tensor
@@ -17,23 +17,23 @@ struct WindowDim {
   int64_t size = 1, stride = 1, padding = 0, dilation = 1;
 
   int64_t span() const { return dilation * (size - 1) + 1; }
-  // From the first element, or padding, of the first of `windows` to the last of the last: places of halo_dim().map,
-  // which begin with the padding. Empty for none.
+  // The run from the first element, or padding, of the first of `windows` to the last element of the last one, as
+  // places of halo_dim().map, which begin with the padding. Empty for none.
   Run reach(const Runs& windows) const;
-  // A rank that has some of the windows of the result wants all that they reach.
+  // A rank that holds some windows of the result needs all that they reach.
   HaloDim halo_dim() const;
 };
 
-// Along one dim of `elements`, each of which counts for `span` places of a result of `count` places; element i for
-// those from i * stride + first on. Beyond the result they are cut off.
+// Along one dim of `elements`, each element contributes to `span` places of a result of `count` places; element i to
+// those from i * stride + first on. Places beyond the result are dropped.
 struct SpreadDim {
   int64_t dim = 0;  // of the tensor
   int64_t elements = 0, count = 0;
   int64_t stride = 1, first = 0, span = 1;
 
-  // The elements that count for any of `places`. Empty for none.
+  // The elements that contribute to any of `places`. Empty for none.
   Run reach(const Runs& places) const;
-  // A rank that has some of the places of the result wants all elements that count for them.
+  // A rank that holds some places of the result needs all elements that contribute to them.
   HaloDim halo_dim() const;
 };
 
@@ -50,7 +50,7 @@ std::vector<int64_t> numbers_of(const std::vector<Dim>& dims) {
   return result;
 }
 
-// Can ranks compute with what their part of the result reaches: has each one run of it along `dims`, whichever it has?
+// Whether every rank holds one run of the part along each of `dims`, so that it can compute with what its part reaches.
 bool has_runs_along(const Spec& spec, const std::vector<int64_t>& dims);
 
 }  // namespace dtensor

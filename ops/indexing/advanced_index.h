@@ -11,11 +11,11 @@
 
 namespace dtensor {
 
-// Of a call with `self` and `indices` (no masks among them). The index tensors are broadcast together; their dims stand
-// in the result where the indexed dims stood, if those are side by side, else in front.
+// Geometry of a call with `self` and `indices` (masks excluded). The index tensors are broadcast together; their dims
+// replace the indexed dims in the result if those are adjacent, else they come first.
 class AdvancedIndex {
  public:
-  // `ndim`: of self; `index_sizes`: per index, absent ones nullopt.
+  // `ndim`: rank of self; `index_sizes`: one entry per index, nullopt for an absent one.
   AdvancedIndex(int64_t ndim, std::vector<std::optional<Shape>> index_sizes);
   explicit AdvancedIndex(const OpCall& call);
 
@@ -24,7 +24,7 @@ class AdvancedIndex {
   // Where the broadcast dims begin in the result.
   int64_t position() const { return position_; }
 
-  // Factors: dim d of self is d, the k-th broadcast dim self's ndim + k.
+  // Factor d is dim d of self; factor ndim + k is the k-th broadcast dim.
   std::vector<OutputDims> input_factors() const;  // self and the indices
   OutputDims result_factors() const;
 
@@ -36,10 +36,10 @@ class AdvancedIndex {
   int64_t position_ = 0;
 };
 
-// The index tensors of a local call, brought to this rank's part of self.
+// The index tensors of a local call, localized to this rank's part of self.
 struct LocalIndices {
   c10::List<std::optional<at::Tensor>> indices;
-  // Which places of the broadcast index point into the part; undefined if the indexed dims are all held whole.
+  // Mask of the broadcast indices that point into the local part; undefined if all indexed dims are held whole.
   at::Tensor held;
   int64_t end = 0;                    // where the broadcast dims end in the result
   std::vector<int64_t> partial_dims;  // indexed dims of which this rank has a part only

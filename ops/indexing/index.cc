@@ -1,5 +1,6 @@
-// Indexing: registration, and what is no rule. Masks among indices become lists of indices first (their number depends
-// on the data), and so does everything else whose shape the data decide: it runs on whole tensors.
+// Indexing: registration, and everything that is not a rule. Masks among indices are converted to lists of indices
+// first (their number depends on the data). Other operators whose result shape depends on the data run on whole
+// tensors.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/nonzero.h>
@@ -20,7 +21,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// On replicated inputs, each rank by itself; the result has the shape that comes out. Not in an abstract world.
+// Runs on replicated inputs, locally on each rank; the data determine the result's shape. Not in an abstract world.
 void run_whole(const c10::OperatorHandle& op, Stack& stack) {
   DispatchScopeGuard guard([](DispatchScope& s) { s.replicate_unsupported = true; });
   dispatch_by_rule(op, stack);
@@ -32,7 +33,7 @@ bool is_mask(const c10::IValue& v) {
   return dtype == c10::ScalarType::Bool || dtype == c10::ScalarType::Byte;
 }
 
-// As LibTorch warns of them.
+// Like LibTorch's warning.
 void warn_of_bytes(const at::Tensor& mask) {
   if (mask.scalar_type() != c10::ScalarType::Byte) return;
   TORCH_WARN("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.");
@@ -56,7 +57,7 @@ c10::List<std::optional<at::Tensor>> without_masks(const at::Tensor& self, at::A
     }
     const at::Tensor places = at::nonzero(mask);
     for (int64_t d = 0; d < mask.dim(); ++d) result.push_back(places.select(1, d));
-    // A mask without dims chooses all or nothing, along a dim that is not there.
+    // A mask without dims selects all or nothing, along a new dim.
     TORCH_CHECK_NOT_IMPLEMENTED(mask.dim() > 0,
                                 "indexing a distributed tensor with a mask of no dims is not supported");
   }
@@ -103,7 +104,7 @@ void index_put(const c10::OperatorHandle& op, Stack& stack) {
   index(op, stack);
 }
 
-// Written where it is, from the functional form: any layout of self will do.
+// Writes in place by the functional form: self may have any layout.
 void write_through(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
   if (!is_dtensor(self)) return dispatch_by_rule(op, stack);

@@ -1,5 +1,5 @@
-// Look-ups: index_select, gather, advanced indexing. A tensor whose indexed dim is sharded is looked up on every rank:
-// each finds the indices that point into its part and gives zeros for the others, so the result is Partial(sum).
+// Look-ups: index_select, gather, advanced indexing. If the indexed dim is sharded, every rank looks up the indices
+// that point into its part and returns zeros for the others, so the result is Partial(sum).
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -17,7 +17,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// One rank in a sum has the value, the others zero; bools are not added.
+// One rank in a sum has the value, the others zero; bools are not added up.
 void allow_lookup(FactorRule& rule, const OpCall& call, int factor) {
   if (call.inputs[0]->dtype() != c10::ScalarType::Bool) rule.contractions.push_back({factor, ReduceOp::kSum});
 }
@@ -31,8 +31,8 @@ at::Tensor zeros_of_output(const LocalCall& call, const at::Tensor& self) {
   return at::zeros(c10::IntArrayRef(sizes.data(), sizes.size()), self.options());
 }
 
-// What `look_up` gives for the indices into this rank's part of `dim`, which is `runs` of it, and zeros for the others.
-// `along`: how the indices lie in the result, as sizes that broadcast to it.
+// The result of `look_up` for the indices into this rank's `runs` of `dim`, and zeros for the others. `along`: the
+// sizes of the indices, broadcastable to the result.
 template <typename LookUp>
 at::Tensor masked_lookup(const LocalCall& call, const at::Tensor& self, const at::Tensor& index, int64_t dim,
                          const Runs& runs, at::IntArrayRef along, const LookUp& look_up) {
@@ -85,7 +85,7 @@ void index_select_local(const LocalCall& call, Stack& stack) {
 
 // ------------------------------------------------------------ gather
 
-// Dims but `dim` may be cut if the index is as long as the tensor there; where it is shorter, only the index's.
+// Dims other than `dim` may be cut if the index is as long as the tensor there; where it is shorter, only the index's.
 FactorRule gather(const OpCall& call) {
   const Spec &self = *call.inputs[0], &index = *call.inputs[1];
   const int n = static_cast<int>(index.ndim());
@@ -145,7 +145,7 @@ void index_local(const LocalCall& call, Stack& stack) {
     stack[1] = parts.indices;
     call.op.callBoxed(stack);
     result = stack[0].toTensor();
-    // The mask lies over the last of the broadcast dims in the result.
+    // The mask broadcasts to the result, ending at the last of the broadcast dims.
     std::vector<int64_t> sizes(result.dim(), 1);
     std::copy(parts.held.sizes().begin(), parts.held.sizes().end(), sizes.begin() + parts.end - parts.held.dim());
     result.masked_fill_(parts.held.logical_not().view(sizes), 0);
@@ -155,7 +155,7 @@ void index_local(const LocalCall& call, Stack& stack) {
 
 // ------------------------------------------------------------ others
 
-// The tensor as a list of numbers: computed whole.
+// Indexes the flattened tensor: computed whole.
 FactorRule take(const OpCall& call) {
   FactorRule rule;
   const OutputDims dims = same_dims(call.inputs[1]->ndim());
@@ -170,7 +170,7 @@ OutputMetas take_metas(const OpCall& call) {
   return metas({sizes.begin(), sizes.end()}, call.inputs[0]->dtype());
 }
 
-// Places of values in sorted lists: the values follow, and the lists with them, except along themselves.
+// Positions of values in sorted lists: values may be split, and the lists with them, except along the sorted dim.
 FactorRule searchsorted(const OpCall& call) {
   const int sorted = call.input_index(call.has_arg("boundaries") ? "boundaries" : "sorted_sequence");
   const int values = call.input_index("self");  // -1: a number

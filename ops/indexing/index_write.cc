@@ -1,6 +1,6 @@
-// Writes by index: index_put, index_add, index_copy, index_fill, scatter and its kind. Where the indexed dim of the
-// tensor that is written is sharded, every rank writes what falls into its part; what does not goes to one more row,
-// which is then cut off. So a written tensor may have any layout, in place too, without communication for it.
+// Writes by index: index_put, index_add, index_copy, index_fill, scatter and the like. If the indexed dim of the
+// written tensor is sharded, every rank writes the values that fall into its part; the others go to one extra row,
+// which is then cut off. So the written tensor may have any layout, in place too, and is not communicated.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty_like.h>
@@ -21,8 +21,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// The operator that writes into its first argument: aten::scatter.src and aten::scatter.src_out have
-// aten::scatter_.src.
+// The operator that writes into its first argument: aten::scatter_.src for aten::scatter.src and aten::scatter.src_out.
 c10::OperatorHandle in_place_form(const c10::OperatorHandle& op) {
   std::string name = op.schema().name(), overload = op.schema().overload_name();
   if (!absl::EndsWith(name, "_")) name += "_";
@@ -32,14 +31,14 @@ c10::OperatorHandle in_place_form(const c10::OperatorHandle& op) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
 }
 
-// `self` with one more row on each of `dims`, to catch what belongs to others.
+// `self` with one extra row on each of `dims`, for values that belong to other ranks.
 at::Tensor with_spare_rows(const at::Tensor& self, const std::vector<int64_t>& dims) {
   std::vector<int64_t> pad(2 * self.dim(), 0);
   for (int64_t d : dims) pad[2 * (self.dim() - 1 - d) + 1] = 1;
   return at::constant_pad_nd(self, pad, 0);
 }
 
-// Runs the call on `self` with spare rows and puts the result where the call wants it. `stack`: the local arguments,
+// Runs the call on `self` with spare rows and stores the result as the call requires. `stack`: the local arguments,
 // with indices that count the spare rows.
 void write_with_spare_rows(const LocalCall& call, Stack& stack, const std::vector<int64_t>& dims) {
   const at::Tensor self = stack[0].toTensor();
@@ -61,7 +60,7 @@ FactorRule index_put(const OpCall& call) {
   FactorRule rule;
   rule.inputs = layout.input_factors();
   rule.outputs = {rule.inputs[0]};
-  // Values are broadcast to the shape of the result of reading.
+  // Values are broadcast to the shape of the indexed read.
   const OutputDims read = layout.result_factors();
   const Shape& sizes = call.inputs[values]->sizes();
   OutputDims dims(sizes.size(), kNoFactor);
@@ -70,7 +69,7 @@ FactorRule index_put(const OpCall& call) {
     if (missing + static_cast<int64_t>(j) >= 0 && sizes[j] != 1) dims[j] = read[missing + j];
   }
   rule.inputs.push_back(dims);
-  // A dim that the values are broadcast along: each rank would take them by itself, which a sharded self can.
+  // A dim along which the values are broadcast: each rank uses its own values, which a sharded self allows.
   if (call.get_bool("accumulate")) {
     rule.terms = {{0}, {values}};
     for (int factor : dims) {
@@ -89,7 +88,7 @@ void index_put_local(const LocalCall& call, Stack& stack) {
 
 // ------------------------------------------------------------ index_add, index_copy, index_fill, index_reduce
 
-// One index list along one dim; the source, if there is one, has the shape of self but for that dim.
+// One index list along one dim; the source, if there is one, has the shape of self except for that dim.
 FactorRule index_rows(const OpCall& call) {
   const Spec &self = *call.inputs[0], &index = *call.inputs[1];
   FactorRule rule;
@@ -113,8 +112,7 @@ FactorRule index_rows(const OpCall& call) {
 void index_rows_local(const LocalCall& call, Stack& stack) {
   const Spec& self = *call.inputs[0];
   if (self.ndim() == 0) return call.op.callBoxed(stack);
-  if (self.meta().numel() == 0)
-    return leave_result(call, stack, stack[0].toTensor().clone());  // whatever the indices are
+  if (self.meta().numel() == 0) return leave_result(call, stack, stack[0].toTensor().clone());  // for any indices
   const int64_t dim = wrap_dim(stack[1].toInt(), self.ndim()), size = self.sizes()[dim];
   const Runs runs = self.local_layout(call.i).dims[dim];
   if (holds_all(runs, size)) return call.op.callBoxed(stack);
@@ -128,7 +126,7 @@ void index_rows_local(const LocalCall& call, Stack& stack) {
 
 // ------------------------------------------------------------ scatter
 
-// Is dim d as long in all of self, index and src?
+// Whether dim d has the same length in self, index and src.
 bool aligned(const OpCall& call, int64_t d) {
   for (const SpecPtr& s : call.inputs) {
     if (s->ndim() != call.inputs[0]->ndim() || s->sizes()[d] != call.inputs[0]->sizes()[d]) return false;
@@ -153,7 +151,7 @@ FactorRule scatter(const OpCall& call) {
       if (d != dim && aligned(call, d)) rule.inputs[i][d] = d;
     }
   }
-  // Every rank adds its own part of a list: all of them together are the sum.
+  // Every rank adds its own part of a list: together they are the sum.
   if (is_scatter_add(call) && call.inputs[1]->ndim() == self.ndim() &&
       call.inputs[1]->sizes() == call.inputs[2]->sizes()) {
     const int rows = static_cast<int>(self.ndim());
@@ -169,7 +167,7 @@ void scatter_local(const LocalCall& call, Stack& stack) {
   if (self.ndim() == 0 || index.dim() != self.ndim()) return call.op.callBoxed(stack);
   const int64_t dim = wrap_dim(stack[1].toInt(), self.ndim()), size = self.sizes()[dim];
   const Part layout = self.local_layout(call.i);
-  // Dims that are cut in self alone: of the others, what lies beside this rank's part.
+  // Dims that are cut in self alone: for the other arguments, the range next to this rank's part.
   const bool has_source = stack[3].isTensor() && stack[3].toTensor().dim() == self.ndim();
   for (int64_t d = 0; d < self.ndim(); ++d) {
     if (d == dim || holds_all(layout.dims[d], self.sizes()[d])) continue;
@@ -190,8 +188,8 @@ void scatter_local(const LocalCall& call, Stack& stack) {
   write_with_spare_rows(call, stack, {dim});
 }
 
-// ATen's meta kernel of index_add stumbles over an empty index, and an empty tensor. But for index_fill(), which
-// clones, the results are row-major.
+// ATen's meta kernel of index_add fails on an empty index, and on an empty tensor. The results are row-major, except
+// for index_fill(), which clones.
 OutputMetas index_rows_metas(const OpCall& call) {
   if (call.inputs[1]->meta().numel() > 0 && call.inputs[0]->meta().numel() > 0) return infer_outputs(call, OpRule());
   const at::Tensor self = meta_tensor(*call.inputs[0]);
@@ -215,7 +213,7 @@ const RuleFamily index_write_rules("index_write", [](RuleRegistry& registry) {
   registry.add({"aten::index_add", "aten::index_copy", "aten::index_fill", "aten::index_reduce"}, rows);
   registry.add({"aten::scatter", "aten::scatter_add", "aten::scatter_reduce"}, rule_of(scatter, scatter_local));
   for (const char* op : {"aten::put", "aten::masked_scatter"}) {
-    registry.add(op, factor_op([](const OpCall& call) {  // runs through the tensor as a list: whole
+    registry.add(op, factor_op([](const OpCall& call) {  // treats the tensor as a flat list: whole
                    FactorRule rule;
                    for (const SpecPtr& s : call.inputs) rule.inputs.emplace_back(s->ndim(), kNoFactor);
                    rule.outputs = {OutputDims(call.inputs[0]->ndim(), kNoFactor)};

@@ -37,7 +37,7 @@ LocalIndex localize(const at::Tensor& index, const Runs& runs, int64_t otherwise
     }
     const auto options = at::TensorOptions(at::kLong);
     const auto table = [&](const std::vector<int64_t>& v) { return at::tensor(v, options).to(index.device()); };
-    // Of the runs that begin at or before the index, the last one.
+    // The last of the runs that begin at or before the index.
     const at::Tensor run = at::bucketize(index, table(begins), /*out_int32=*/false, /*right=*/true).sub_(1);
     const at::Tensor known = run.clamp_min(0);
     result.held = run.ge(0).logical_and_(index.lt(table(ends).take(known)));

@@ -1,4 +1,4 @@
-// Global indices on one rank: which of them point into its part, and where. Internal to ops/.
+// Global indices on one rank: which of them point into its part, and their local index. Internal to ops/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,22 +7,22 @@
 
 namespace dtensor {
 
-// Does a part of a dim that is `size` long hold all of it?
+// Whether a part holds all of a dim of size `size`.
 bool holds_all(const Runs& runs, int64_t size);
 
 struct LocalIndex {
-  at::Tensor index;  // into the local part; elsewhere `otherwise`
+  at::Tensor index;  // local index; `otherwise` where not held
   at::Tensor held;   // bool: which of the indices point into the local part
 };
 
 // `index`: global indices, each within the dim. Keeps the dtype of `index`.
 LocalIndex localize(const at::Tensor& index, const Runs& runs, int64_t otherwise);
 
-// Throws ATen's IndexError if an index is not in [low, size): the range is that of the whole dim, whatever part a rank
-// holds. On devices that run behind the host the check is an assertion there.
+// Throws ATen's IndexError if an index is not in [low, size): the range is that of the whole dim, not of the rank's
+// part. On devices that run behind the host the check is an assertion there.
 void check_range(const at::Tensor& index, int64_t low, int64_t size, int64_t dim);
 
-// The rows of `t` along `dim` that lie in `runs`, as far as there are so many; a view where it can be.
+// The rows of `t` along `dim` in `runs`, clipped to the size of `t`; a view where possible.
 at::Tensor take_runs(const at::Tensor& t, int64_t dim, const Runs& runs);
 
 }  // namespace dtensor

@@ -1,6 +1,6 @@
 // index_select by a plain permutation: the order in which LibTorch's pack_padded_sequence(enforce_sorted = false) sorts
-// a batch by its lengths, and the way back. Like the lengths it is plain numbers, which say the same on every rank.
-// Where ranks share the dim its layout stays, and each gets from the others the rows that it lacks.
+// a batch by its lengths, and the way back. Like the lengths it is a plain tensor with the same values on every rank.
+// If the dim is sharded, its layout stays, and each rank fetches the rows that it lacks.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/index_select.h>
@@ -33,7 +33,7 @@ bool is_plain_index(const at::Tensor& index) {
          (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt);
 }
 
-// nullopt: not every one of n indices stands in it once.
+// nullopt: not a permutation of n indices.
 std::optional<Order> permutation_of(const at::Tensor& index, int64_t n) {
   if (!is_plain_index(index) || index.numel() != n) return std::nullopt;
   LocalGuard guard;
@@ -82,14 +82,14 @@ void index_select(const c10::OperatorHandle& op, Stack& stack) {
   const auto plan = make_halo_plan({source, result, {{dim, map_of(*order), {}}}});
   if (!plan || plan->peak_bytes > current_dispatch_scope().limits.max_bytes) return dispatch_by_rule(op, stack);
   CommCause cause = halo_cause(op, self, "self");
-  // Where ranks compare their calls, those that were given other orders are found.
+  // If ranks compare their calls, different permutations are detected.
   absl::StrAppend(&cause.argument, " in order ", absl::Hex(c10::get_hash(*order) & 0xffff, absl::kZeroPad4));
   RankTensors locals = fetch_halos(*plan, meta_of(self).locals, 0, cause);
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(make_dtensor(result, std::move(locals)));
 }
 
-// index_select_backward(grad, self_sizes, dim, index), above autograd: of a permutation the way back is one, too.
+// index_select_backward(grad, self_sizes, dim, index), above autograd: the inverse of a permutation is one, too.
 void index_select_backward(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor grad = args.tensor("grad"), index = args.tensor("index");

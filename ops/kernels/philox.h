@@ -1,6 +1,6 @@
 // Counter-based random numbers (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the value at a
-// place is a function of a key and that place alone. So ranks draw the part of a tensor that they hold without drawing
-// the rest, replicas agree, and the result does not depend on how the tensor is laid out. For host and device code.
+// place is a function of the key and the place alone. So ranks draw only the part of a tensor that they hold, replicas
+// agree, and the result does not depend on how the tensor is laid out. For host and device code.
 #pragma once
 
 #include <cmath>
@@ -39,7 +39,7 @@ DTENSOR_HOST_DEVICE PhiloxWords philox4x32(uint64_t key, uint64_t counter, uint6
 enum class RandomKind : uint8_t {
   kUniform,      // [a, b)
   kNormal,       // mean a, standard deviation b
-  kLogNormal,    // exp of that
+  kLogNormal,    // exp of a normal value
   kBernoulli,    // 1 with probability a
   kExponential,  // rate a
   kGeometric,    // trials up to the first success of probability a: 1, 2, ...
@@ -91,7 +91,7 @@ DTENSOR_HOST_DEVICE double draw_real(const RandomDraw& draw, const PhiloxWords& 
   return 0;
 }
 
-// How values become elements of type T; types that static_cast does not know specialise it.
+// Converts a value to an element of type T; specialised for types that static_cast does not support.
 template <typename T>
 struct RandomCast {
   static DTENSOR_HOST_DEVICE T from(double value) { return static_cast<T>(value); }

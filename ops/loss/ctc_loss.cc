@@ -1,5 +1,5 @@
-// The loss of connectionist temporal classification: sequences of a batch stay where they are, time and classes are
-// whole. Lengths are numbers, one per sequence: a rank takes those of its own.
+// The loss of connectionist temporal classification: the batch may be split, time and classes are whole. Lengths are
+// one number per sequence: a rank takes those of its own sequences.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -41,7 +41,8 @@ void check(const OpCall& call) {
       "ctc_loss: expected targets of one row per sequence, with as many columns as the longest, in ", call.to_string());
 }
 
-// Log probabilities of each sequence, and of all its alignments: as wide as the longest target of all asks for.
+// The loss of each sequence, and the log probabilities of all its alignments, whose width is that of the longest target
+// of all.
 OutputMetas ctc_loss_metas(const OpCall& call) {
   check(call);
   const Spec& log_probs = *call.input("log_probs");
@@ -69,8 +70,8 @@ CoreDims ctc_loss_backward_dims(const OpCall& call) {
   return dims;
 }
 
-// The lengths of this rank's sequences, and where targets stand one after the other, their targets. In the place of no
-// sequence, one without targets.
+// The lengths of this rank's sequences and, where targets are concatenated, their targets. A rank without sequences
+// gets one without targets.
 void take_own(const LocalCall& local, Arguments& args) {
   const bool backward = !args["grad"].isNone();
   const Spec& log_probs = *local.inputs[backward ? 1 : 0];
@@ -96,7 +97,7 @@ void take_own(const LocalCall& local, Arguments& args) {
   if (all.dim() == 1) args.set("targets", pieces.empty() ? all.narrow(0, 0, 0) : at::cat(pieces));
 }
 
-// As wide as on every other rank.
+// Uses the same width as all other ranks.
 void forward_local(const std::function<void(const LocalCall&, Stack&)>& run, const LocalCall& local, Stack& stack) {
   run(local, stack);
   const at::Tensor alphas = torch::jit::peek(stack, 1, 2).toTensor();
@@ -114,7 +115,7 @@ std::vector<int64_t> read_lengths(const c10::OperatorHandle& op, const Arguments
   return {numbers.const_data_ptr<int64_t>(), numbers.const_data_ptr<int64_t>() + numbers.numel()};
 }
 
-// The overload that takes them as lists.
+// Calls the overload with lengths as lists.
 void with_lists(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   for (const char* name : {"input_lengths", "target_lengths"}) args.set(name, read_lengths(op, args, name));
@@ -124,7 +125,7 @@ void with_lists(const c10::OperatorHandle& op, Stack& stack) {
       .callBoxed(stack);
 }
 
-// Libraries of the vendors want a batch's lengths and memory as a whole.
+// Vendor libraries need the lengths and the memory of the whole batch.
 void not_by_vendor(const c10::OperatorHandle& op, Stack& stack) {
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(false);

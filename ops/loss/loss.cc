@@ -1,5 +1,5 @@
 // Losses: one number per element or row, or their sum or mean. A mean is a sum of the ranks' shares, each scaled by its
-// part of the global count, so that uneven and empty shards are exact, and so are gradients. The losses that are no
+// part of the global count, so that uneven and empty shards are exact, and so are gradients. Losses that are not
 // operators of their own (l1_loss, kl_div, cross_entropy_loss with probabilities or label smoothing, ...) are composed
 // of others.
 #include "ops/loss/loss.h"
@@ -28,8 +28,8 @@ constexpr const char* kElementwiseBackward[] = {"aten::mse_loss_backward", "aten
                                                 "aten::huber_loss_backward", "aten::binary_cross_entropy_backward",
                                                 "aten::soft_margin_loss_backward"};
 
-// Where the sizes differ, ATen's binary_cross_entropy drops dims of size 1 before it broadcasts, which a part may have
-// where the whole has none; the result has the shape of `self`.
+// Where the sizes differ, ATen's binary_cross_entropy drops dims of size 1 before it broadcasts, of which a part may
+// have some that the whole tensor has not; the result has the shape of `self`.
 bool drops_dims(const OpCall& call) {
   return absl::StartsWith(call.name(), "aten::binary_cross_entropy") &&
          !absl::StrContains(call.name(), "with_logits") && call.input("target")->sizes() != call.input("self")->sizes();
@@ -59,7 +59,7 @@ FactorRule elementwise_backward_rule(const OpCall& call) {
   return rule;
 }
 
-// What ATen's formula begins with, to go on in that result's memory. nullptr: with all of them.
+// The first operand of ATen's formula, whose result's memory is reused. nullptr: all of them.
 const char* first_operand(const OpCall& call) {
   if (call.has_arg("grad_output")) return nullptr;
   if (absl::StrContains(call.name(), "with_logits")) return "target";
@@ -103,7 +103,7 @@ void elementwise_local(const LocalCall& local, torch::jit::Stack& stack) {
   }
   local.op.callBoxed(stack);
   if (share == 1.0) return;
-  // The mean of no elements is nan, a share of zero of which is nothing.
+  // The mean of no elements is nan, but a share of zero of it must be 0.
   const at::Tensor mean = stack.back().toTensor();
   stack.back() = share == 0.0 ? mean.zero_() : mean.mul_(share);
 }
@@ -111,7 +111,7 @@ void elementwise_local(const LocalCall& local, torch::jit::Stack& stack) {
 void elementwise_backward_local(const LocalCall& local, torch::jit::Stack& stack) {
   Arguments args(local.op, stack);
   if (args["reduction"].toInt() == at::Reduction::Mean) {
-    // ATen divides by the elements of `self`, also where `target` has more.
+    // ATen divides by the number of elements of `self`, even if `target` has more.
     const double share = ratio(args["self"].toTensor().numel(), local.inputs[1]->meta().numel());
     if (share != 1.0) args.set("grad_output", args["grad_output"].toTensor().mul(share));
   }

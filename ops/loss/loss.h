@@ -1,4 +1,4 @@
-// What the loss families share.
+// Code shared by the loss families.
 #pragma once
 
 #include <ATen/core/Reduction.h>

@@ -1,5 +1,5 @@
-// Losses of rows of class scores against a margin: rows may be split, classes are whole. A mean is a sum of the ranks'
-// shares, each scaled by the global count.
+// Margin losses on rows of class scores: rows may be split, classes are whole. A mean is a sum of the ranks' shares,
+// each scaled by the global count.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
 
@@ -17,13 +17,13 @@ struct MarginLoss {
   const char* op;
   const char* each;     // the equation of a loss for every row
   const char* reduced;  // for one of all rows
-  const char* one_row;  // for one row alone, which has no batch
-  const char* listed;   // the same, the target a list of one, and so the loss unless it is reduced
+  const char* one_row;  // for a single row, without batch
+  const char* listed;   // the same, with a 1-d target, and so a 1-d loss unless it is reduced
   const char* listed_reduced;
   const char* number;  // of one class, without dims
 };
 
-// Of self and target, and of the backward operators first grad_output.
+// Of self and target; backward operators have grad_output first.
 constexpr MarginLoss kMarginLosses[] = {
     {"aten::multi_margin_loss", "nC,n,C->n", "nC,n,C->", "C,,C->", "C,T,C->T", "C,T,C->", ",,C->"},
     {"aten::multi_margin_loss_backward", "n,nC,n,C->nC", ",nC,n,C->nC", ",C,,C->C", "T,C,T,C->C", ",C,T,C->C",
@@ -43,7 +43,7 @@ const char* equation(const OpCall& call) {
   return reduces(call) ? loss.reduced : loss.each;
 }
 
-// One rank's share: the sum over its rows, of which there may be none, over the number of all rows.
+// One rank's share: the sum over its rows, possibly none, divided by the number of all rows.
 void local_share(const std::function<void(const LocalCall&, torch::jit::Stack&)>& run, const LocalCall& local,
                  torch::jit::Stack& stack) {
   Arguments args(local.op, stack);

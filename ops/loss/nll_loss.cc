@@ -1,6 +1,6 @@
-// Negative log likelihood, which cross entropy over class indices ends in. Rows may be split freely; where the classes
-// are split over ranks (a vocabulary-parallel head), each rank looks at the targets among its own classes. A mean
-// divides by the weights of all targets that count, so both sums travel in one all-reduce.
+// Negative log likelihood, which cross entropy over class indices ends in. Rows may be split freely; if the classes are
+// split over ranks (a vocabulary-parallel head), each rank handles the targets among its own classes. A mean divides by
+// the weights of all targets that are not ignored, so both sums are reduced in one all-reduce.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
@@ -8,7 +8,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/loss/loss.h"
@@ -49,11 +49,11 @@ FactorRule nll_rule(const OpCall& call) {
   return rule;
 }
 
-// The total weight is zero where there is a loss per row of several.
+// The total weight is zero if there is one loss per row and several rows.
 bool sums_weights(const OpCall& call) { return reduces(call) || call.input("self")->ndim() == 1; }
 
-// Every rank has some of the classes of every row: the loss is a sum over ranks, and the gradient is split as the
-// scores are.
+// Every rank has some of the classes of every row: the loss is a sum over ranks, and the gradient is split like the
+// scores.
 DimStrategy class_split(const OpCall& call, int self, int64_t class_dim) {
   DimStrategy s;
   s.inputs.assign(call.inputs.size(), Replicate());
@@ -71,7 +71,7 @@ std::vector<DimStrategy> nll_strategies(const OpCall& call, int64_t mesh_dim) {
   auto result = strategies(nll_rule(call), call, mesh_dim);
   for (DimStrategy& s : result) {
     if (call.has_arg("grad_output")) {
-      // Only a mean looks at the total weight.
+      // Only a mean uses the total weight.
       const int total = call.input_index("total_weight");
       if (call.get_int("reduction") != at::Reduction::Mean)
         s.inputs[total] = call.inputs[total]->placements()[mesh_dim];
@@ -93,7 +93,7 @@ Run local_classes(const Spec& self, int64_t i) {
   return {layout.offsets[dim], total_size(layout.dims[dim])};
 }
 
-// Where the classes are split, a rank looks at the targets among its own classes and ignores the others.
+// If the classes are split, a rank handles the targets among its own classes and ignores the others.
 void nll_local(const LocalCall& local, torch::jit::Stack& stack) {
   Arguments args(local.op, stack);
   const bool backward = local.op.schema().argumentIndexWithName("grad_output").has_value();
@@ -111,7 +111,7 @@ void nll_local(const LocalCall& local, torch::jit::Stack& stack) {
   }
   const at::Tensor outside =
       target.lt(mine.begin).logical_or(target.ge(mine.begin + mine.size)).logical_or(target.eq(ignore));
-  if (mine.size == 0) {  // ATen wants at least one class
+  if (mine.size == 0) {  // ATen needs at least one class
     const at::Tensor scores = args["self"].toTensor();
     const bool per_row = args["reduction"].toInt() == at::Reduction::None && self.ndim() > 1;
     const at::Tensor empty =
@@ -137,7 +137,7 @@ OutputMetas nll2d_backward_metas(const OpCall& call) {
   return metas_of({meta_tensor(*call.input("self")).contiguous()});
 }
 
-// A rank's sum of losses and its weight, from what the local operator gave: sums, or for half types, in which a sum may
+// A rank's sum of losses and its weight, from the local operator's result: a sum, or for half types, in which a sum may
 // overflow, a mean.
 at::Tensor sum_and_weight(at::Tensor loss, at::Tensor weight) {
   if (c10::isReducedFloatingType(loss.scalar_type())) {
@@ -147,13 +147,13 @@ at::Tensor sum_and_weight(at::Tensor loss, at::Tensor weight) {
   return at::stack({loss, weight});
 }
 
-// The mean divides by the weights of all targets that are not ignored, which no rank knows alone: both sums travel in
-// one all-reduce.
+// The mean divides by the weights of all targets that are not ignored, a sum over ranks: both sums are reduced in one
+// all-reduce.
 void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   {
     Arguments args(op, stack);
     if (args["reduction"].toInt() != at::Reduction::Mean) return dispatch_by_rule(op, stack);
-    // Written to plain tensors: by LibTorch, or by an error that says why not.
+    // For plain out tensors: LibTorch's error or operator.
     if (op.schema().argumentIndexWithName("output")) return dispatch_by_rule(op, stack);
     const bool half = c10::isReducedFloatingType(args["self"].toTensor().scalar_type());
     args.set("reduction", half ? at::Reduction::Mean : at::Reduction::Sum);
@@ -189,8 +189,8 @@ void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   stack.emplace_back(make_dtensor(scalar, std::move(totals)));
 }
 
-// nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight). A row of the gradient is
-// one number, at the target. Where classes are split, which rank has it does not matter to their sum.
+// nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight). A row of the gradient
+// has one non-zero, at the target. If classes are split, their sum does not depend on which rank has it.
 void nll_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const std::vector<c10::IValue> args = torch::jit::last(stack, op.schema().arguments().size()).vec();
   dispatch_by_rule(op, stack);
@@ -204,7 +204,7 @@ void nll_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const at::Tensor target = args[2].toTensor();
   at::Tensor of_row = -args[0].toTensor();
   if (args[4].toInt() == at::Reduction::Mean) of_row = of_row / args[6].toTensor();
-  note_sums(grad, 1, at::where(target.ne(args[5].toInt()), of_row, at::zeros_like(of_row)).unsqueeze(1));
+  cache_sums(grad, 1, at::where(target.ne(args[5].toInt()), of_row, at::zeros_like(of_row)).unsqueeze(1));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Distances between rows, and rows made to have a norm: features whole; rows and batch may be split.
+// Distances between rows, and renormalized rows: features are whole; rows and batch may be split.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
 
@@ -26,7 +26,7 @@ const CoreDimsOp kDistances[] = {
     {.op = "aten::_pdist_backward", .equation = "K,NM,K->NM", .linear = "grad", .metas = contiguous_self},
 };
 
-// Elementwise but for a norm over all dims except one.
+// Elementwise except for a norm over all dims but one.
 CoreDims slices(const OpCall& call, int num_outputs) {
   CoreDims dims{pointwise(call, num_outputs), {}};
   const auto ndim = static_cast<int64_t>(dims.rule.outputs[0].size());
@@ -40,7 +40,7 @@ CoreDims slices(const OpCall& call, int num_outputs) {
 CoreDims renorm_dims(const OpCall& call) { return slices(call, 1); }
 
 // _weight_norm_interface(v, g, dim) -> w, norms; its backward(grad_w, saved_v, saved_g, saved_norms, dim) -> v, g. g
-// and norms have size 1 but along the dim.
+// and norms have size 1 except along the dim.
 CoreDims weight_norm_dims(const OpCall& call) {
   CoreDims dims = slices(call, 2);
   dims.rule.outputs[1] = dims.rule.inputs[call.has_arg("g") ? 1 : 2];
@@ -53,7 +53,7 @@ OutputMetas weight_norm_metas(const OpCall& call) {
   const at::Tensor v = meta_tensor(*call.inputs[backward ? 1 : 0]).contiguous(),
                    g = meta_tensor(*call.inputs[backward ? 2 : 1]);
   if (backward) return metas_of({v, g.contiguous()});
-  // The norms lie as g does, and are not cut to half precision.
+  // The norms have the layout of g, and are not rounded to half precision.
   const bool widens = at::isReducedFloatingType(g.scalar_type());
   return metas_of({v, at::empty_strided(g.sizes(), g.strides(), widens ? g.options().dtype(at::kFloat) : g.options())});
 }

@@ -41,7 +41,7 @@ CoreDims transform_dims(const OpCall& call) {
   return dims;
 }
 
-// Of two elements along every dim, which lie in the order of those of `self`.
+// Two elements along every dim, with the memory order of `self`.
 at::Tensor small_like(const Spec& self) {
   const std::vector<int64_t> sizes(self.ndim(), 2);
   std::vector<int64_t> order, strides(self.ndim());
@@ -58,8 +58,8 @@ at::Tensor small_like(const Spec& self) {
   return at::empty_strided(sizes, strides, at::TensorOptions(self.dtype())).zero_();
 }
 
-// In memory the transformed dims come last, in an order that is the kernel's affair: a transform of two elements along
-// every dim tells.
+// In memory the transformed dims come last, in an order that depends on the kernel: a transform of two elements along
+// every dim shows it.
 OutputMetas transform_metas(const OpCall& call) {
   const Spec& self = *call.input("self");
   const auto dims = *call.get_ints("dim");
@@ -84,11 +84,11 @@ OutputMetas transform_metas(const OpCall& call) {
 using torch::jit::Stack;
 using Dims = std::vector<int64_t>;
 
-// A transform of some of the dims, and the layout that it is computed in.
+// A transform of some of the dims, and the layout in which it is computed.
 struct Stage {
   c10::OperatorHandle op;
-  std::vector<c10::IValue> args;     // but the tensor
-  std::optional<Placements> layout;  // nullopt: as the tensor comes
+  std::vector<c10::IValue> args;     // except the tensor
+  std::optional<Placements> layout;  // nullopt: the tensor's present layout
 };
 
 struct Stages {
@@ -124,7 +124,7 @@ class StagePlanner {
     for (const int64_t d : dims) pending_[d] = true;
   }
 
-  // `args`: what follows the dims in the schema. REQUIRES: one dim, or dims that are whole.
+  // `args`: the arguments after the dims in the schema. REQUIRES: one dim, or dims that are whole.
   void add(const char* op, const Dims& dims, const std::vector<c10::IValue>& args) {
     if (seconds_ == kNever) return;
     std::optional<Placements> layout;
@@ -159,8 +159,8 @@ class StagePlanner {
   std::vector<Stage> stages() && { return std::move(stages_); }
 
  private:
-  // What cuts `dim` cuts another dim instead, whichever takes the least time. One that is still to be transformed has
-  // to move once more. nullopt: there is no other dim that keeps the limits.
+  // Moves the sharding of `dim` to the dim for which that takes the least time. A dim that is still to be transformed
+  // has to move once more. nullopt: no other dim stays within the limits.
   std::optional<Placements> layout_with_whole(int64_t dim) const {
     std::optional<Placements> best;
     double least = kNever;
@@ -179,16 +179,16 @@ class StagePlanner {
     return best;
   }
 
-  SpecPtr at_;  // of what the stages so far leave
+  SpecPtr at_;  // layout after the stages so far
   const Limits limits_;
   std::vector<bool> pending_;
   double seconds_ = 0;
   std::vector<Stage> stages_;
 };
 
-// What the rule does; infinity where it exceeds the limits.
+// Time of the rule's way; infinity where it exceeds the limits.
 double rule_seconds(const OpCall& call, const Decision& unlimited) {
-  if (!call.limits.any()) return moving_seconds(unlimited);
+  if (!call.context.limits.any()) return moving_seconds(unlimited);
   try {
     return moving_seconds(*propagate(call));
   } catch (const c10::ValueError&) {
@@ -196,15 +196,15 @@ double rule_seconds(const OpCall& call, const Decision& unlimited) {
   }
 }
 
-// Dim by dim, if that moves less than what the rule does; else no stages.
+// Dim by dim, if that moves less than the rule's way; else no stages.
 Stages plan_stages(OpCall call, const Dims& dims) {
-  const Limits limits = std::exchange(call.limits, {});
+  const Limits limits = std::exchange(call.context.limits, {});
   const auto by_rule = propagate(call);  // or why it is no call
-  call.limits = limits;
+  call.context.limits = limits;
   const double least = rule_seconds(call, *by_rule);
   if (least == 0) return {};
 
-  // Factors of a normalisation multiply: every dim has its own.
+  // Normalisation factors multiply: every dim has its own.
   const int64_t normalization = call.get_int("normalization");
   const Dims last{dims.back()}, others(dims.begin(), dims.end() - 1);
   StagePlanner planner(call.inputs[0], dims, limits);
@@ -224,7 +224,8 @@ Stages plan_stages(OpCall call, const Dims& dims) {
 // By operator, rules, spec, limits and arguments.
 struct KnownStages : Memo<std::vector<int64_t>, std::shared_ptr<const Stages>, 512> {};
 
-// The dims from 0, where there are several and one of them is split. nullopt: what the rule does is best, or an error.
+// The dims from 0, if there are several and one of them is split. nullopt: the rule's way is best, or the arguments are
+// invalid.
 std::optional<Dims> dims_to_part(const at::Tensor& self, const Arguments& args) {
   Dims dims = args["dim"].toIntVector();
   if (dims.size() < 2 || self.numel() == 0) return std::nullopt;
@@ -255,13 +256,13 @@ std::shared_ptr<const Stages> decide_stages(const c10::OperatorHandle& op, const
   if (auto known = memo.find(key)) return *known;
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   OpCall call = OpCall::make(c10::toString(op.operator_name()), {spec}, args.vec());
-  call.limits = limits;
+  call.context.limits = limits;
   auto stages = std::make_shared<const Stages>(plan_stages(std::move(call), dims));
   memo.insert(std::move(key), stages, {spec});
   return stages;
 }
 
-// The same tensor, its elements in memory as `strides` of the whole say.
+// The same tensor with the memory order of the global `strides`.
 at::Tensor with_strides(const at::Tensor& t, const Shape& strides) {
   const Spec& spec = *spec_of(t);
   if (spec.strides() == strides) return t;
@@ -288,7 +289,7 @@ at::Tensor by_dim(const c10::OperatorHandle& op, at::Tensor t, const Stages& pla
 }
 
 void transform(const c10::OperatorHandle& op, Stack& stack) {
-  // ATen makes a copy without gaps of what is conjugated before it calls the kernel, which looks at strides.
+  // Before it calls the kernel, which depends on strides, ATen copies a conjugated tensor to dense memory.
   c10::IValue& self = torch::jit::peek(stack, 0, op.schema().arguments().size());
   if (lazy_bits(peek_meta(self.toTensor()).locals).conj) self = at::resolve_conj(self.toTensor());
   const at::Tensor t = self.toTensor();
@@ -301,12 +302,12 @@ void transform(const c10::OperatorHandle& op, Stack& stack) {
 
 // ------------------------------------------------------------ composites
 
-// fft_fft(self, n?, dim, norm?), fft_fftn(self, s?, dim?, norm?) and their kin cut or pad the dims to the given sizes
-// first, and those of Hermitian signals transform in two steps. Where ranks share such a dim, each step would move the
-// tensor; brought to where the dims are whole once, it stays.
+// fft_fft(self, n?, dim, norm?), fft_fftn(self, s?, dim?, norm?) and the like cut or pad the dims to the given sizes
+// first, and those of Hermitian signals transform in two steps. If such a dim is sharded, each step would move the
+// tensor; so it is redistributed once, to a layout with these dims whole.
 
-// The dims that a composite transforms, from 0, and the sizes that they are cut or padded to. nullopt: an error that
-// the operator itself tells.
+// The dims that a composite transforms, from 0, and the sizes that they are cut or padded to. nullopt: invalid
+// arguments, and the operator itself reports the error.
 struct Resized {
   Dims dims, sizes;
 };
@@ -345,8 +346,8 @@ std::optional<Resized> resized_dims(const at::Tensor& self, const c10::OperatorH
   return result;
 }
 
-// The layout to bring `self` to first: what cuts one of those dims cuts a dim instead that is not transformed (a tensor
-// of one dim becomes Replicate). nullopt: no such dim is cut, or the resized tensor is so much smaller that to move it
+// The layout for `self` before the steps: shardings of those dims move to dims that are not transformed (a tensor of
+// one dim becomes Replicate). nullopt: no such dim is sharded, or the resized tensor is so much smaller that moving it
 // later takes less time.
 std::optional<Placements> layout_for_steps(const at::Tensor& self, const Resized& resized, bool two_steps) {
   const SpecPtr& spec = spec_of(self);
@@ -374,11 +375,11 @@ std::optional<Placements> layout_for_steps(const at::Tensor& self, const Resized
       if (is_transformed(layout[m].dim())) layout[m] = spec->ndim() > 1 ? Shard(other) : Replicate();
       if (layout[m].is_sharded_on(other)) pieces *= spec->mesh().size(static_cast<int64_t>(m));
     }
-    if (pieces > spec->sizes()[other]) continue;  // some ranks would have nothing to do
+    if (pieces > spec->sizes()[other]) continue;  // some ranks would get nothing
     const auto plan = cached_plan_within(spec, layout, limits);
     const auto plan_later = cached_plan_within(later, layout, limits);
     if (!plan || plan->seconds >= least) continue;
-    // Else the steps take one exchange more.
+    // Else the steps take one more exchange.
     const double one_more = cost_model(spec->mesh().world())->least(0);
     if (plan_later && plan->seconds > plan_later->seconds + one_more) continue;
     least = plan->seconds;

@@ -1,6 +1,6 @@
-// Products of groups of matrices, as layers of experts make them (_grouped_mm). Where `offs` says at which rows, or
-// columns, or places of the inner dim each group ends, that dim is whole. Experts may lie on different ranks: each
-// computes the rows of its own, and leaves zeros in the others.
+// Products of groups of matrices, used by mixture-of-experts layers (_grouped_mm). The dim that `offs` divides into
+// groups (rows, columns, or the inner dim) is whole. Experts may be sharded: each rank computes the rows of its own
+// experts, and leaves zeros in the others.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/matmul.h>
@@ -58,7 +58,7 @@ std::vector<DimStrategy> grouped_mm_strategies(const OpCall& call, int64_t) {
   // Rows of the result, unless they are grouped; columns likewise.
   if (!(a == 2 && b == 3)) add(Shard(out - 2), Shard(rows), r, r);
   if (!(a == 3 && b == 2)) add(Shard(out - 1), r, Shard(columns), call.inputs[kBias] ? Shard(1) : r);
-  if (call.inputs[kBias]) return result;  // would be added more than once
+  if (call.inputs[kBias]) return result;  // would be added once per rank
   if (!(a == 2 && b == 2)) add(Partial(), Shard(a - 1), Shard(b - 2), r);
   if (a == 2 && b == 3) add(Partial(), r, Shard(0), r);  // the experts
   if (a == 3 && b == 2) add(Partial(), Shard(0), r, r);
@@ -69,7 +69,7 @@ std::vector<DimStrategy> grouped_mm_strategies(const OpCall& call, int64_t) {
   return result;
 }
 
-// Kernels take steps of 16 bytes.
+// Kernels need strides in multiples of 16 bytes.
 bool is_aligned(const at::Tensor& t) {
   if (t.numel() == 0) return false;
   const auto element = static_cast<int64_t>(t.element_size());
@@ -84,12 +84,12 @@ bool is_aligned(const at::Tensor& t) {
   return ones == 1;
 }
 
-// One product after the other, of the groups `own` that this rank has the matrices of.
+// Computes the products one after the other, for the groups `own` whose matrices this rank has.
 void add_groups(at::Tensor result, const at::Tensor& a, const at::Tensor& b, const at::Tensor& offs,
                 const at::Tensor& bias, const Runs& own) {
   const at::Tensor ends = offs.defined() ? offs.cpu().to(at::kLong) : at::Tensor();
   const auto matrix = [](const at::Tensor& t, int64_t i) { return t.dim() == 3 ? t[i] : t; };
-  int64_t i = 0;  // among the matrices here
+  int64_t i = 0;  // index among the local matrices
   for (const Run& run : own) {
     for (int64_t g = run.begin; g < run.begin + run.size; ++g, ++i) {
       at::Tensor x = matrix(a, i), y = matrix(b, i), z = matrix(result, i);
@@ -125,7 +125,7 @@ void grouped_mm_local(const LocalCall& call, Stack& stack) {
   stack.emplace_back(result);
 }
 
-// Two operations per product that is added: rows of a group meet one matrix alone.
+// Two operations per added product: each row of a group is multiplied by only one matrix.
 double grouped_mm_flops(const std::vector<Shape>& inputs) {
   const Shape &a = inputs[kSelf], &b = inputs[kMat2];
   double n = 2.0 * static_cast<double>(a[a.size() - 2]) * static_cast<double>(a.back()) * static_cast<double>(b.back());

@@ -1,4 +1,4 @@
-// Decompositions, inverses, systems of equations and functions of matrices: every matrix whole, batches of them may be
+// Decompositions, inverses, systems of equations and functions of matrices: every matrix is whole; batches may be
 // split, and so may the right hand sides of one system.
 #include <ATen/ops/_linalg_check_errors.h>
 #include <ATen/ops/abs.h>
@@ -46,7 +46,7 @@ const CoreDimsOp kDecompositions[] = {
     {"aten::linalg_polar", "...MN->...MN,...AB"},
 };
 
-// Is the right hand side of a system a vector, or a batch of them? As ATen decides it.
+// Whether the right hand side of a system is a vector or a batch of vectors, decided as in ATen.
 bool has_vectors_as_sides(const OpCall& call) {
   const Shape &a = call.inputs[0]->sizes(), &b = call.inputs[1]->sizes();
   return b.size() == 1 || (a.size() == b.size() + 1 && std::equal(b.begin(), b.end(), a.begin()));
@@ -56,7 +56,7 @@ const char* solve_equation(const OpCall& call) {
   if (has_vectors_as_sides(call)) return "...MN,...K->...K,...MN,...M,...";
   return call.get_bool("left") ? "...MN,...Pc->...Pc,...MN,...M,..." : "...MN,...cQ->...cQ,...MN,...M,...";
 }
-// With "gels", which takes the rank to be full, there is none among the results.
+// "gels" assumes full rank, and so does not return it.
 const char* least_squares_equation(const OpCall& call) {
   const auto& driver = call.arg("driver");
   const bool ranked =
@@ -65,7 +65,7 @@ const char* least_squares_equation(const OpCall& call) {
   return ranked ? "...MN,...Mc->...Nc,...c,...,...S" : "...MN,...Mc->...Nc,...c,...T,...S";
 }
 
-// Right hand sides that stand beside each other, as columns, or, where the unknown is on the left, as rows.
+// Right hand sides are columns, or rows if the unknown is on the left.
 const char* lu_solve_equation(const OpCall& call) {
   return call.get_bool("left") ? "...MN,...K,...Pc->...Pc" : "...MN,...K,...cQ->...cQ";
 }
@@ -100,8 +100,8 @@ struct Matrices {
 
 double cube(double n) { return n * n * n; }
 
-// Floating-point operations of LAPACK's algorithms, to the highest order (Golub and Van Loan, Matrix Computations).
-// Iterations take a number of steps that depends on the values; here it is the usual one.
+// Floating-point operations of LAPACK's algorithms, to the highest order (Golub and Van Loan, Matrix Computations). The
+// number of iterations depends on the values; a typical one is used.
 double cholesky(const Matrices& a) { return cube(a.n) / 3; }
 double from_cholesky(const Matrices& a) { return 2 * cube(a.n) / 3; }
 double lu(const Matrices& a) { return a.shorter() * a.shorter() * (a.longer() - a.shorter() / 3); }
@@ -131,10 +131,10 @@ using WorkOfOne = double (*)(const Matrices&);
 struct WorkOfOp {
   const char* op;
   WorkOfOne work;
-  // The call asks for less than all results, which takes `less`.
+  // The call requests only some of the results, which costs `less`.
   bool (*asks_for_less)(const OpCall& call) = nullptr;
   WorkOfOne less = nullptr;
-  // Of the arguments that are tensors: the matrices, and the right hand sides.
+  // Indices among the tensor arguments: the matrices, and the right hand sides.
   int matrices = 0, sides = -1;
 };
 
@@ -172,7 +172,7 @@ const WorkOfOp kWork[] = {
     {.op = "aten::ormqr", .work = reflections, .sides = 2},
 };
 
-// Of the batch dims of two tensors, which broadcast, so many matrices.
+// The number of matrices in the broadcast batch dims of two tensors.
 double batch_of(const Shape& a, size_t core_dims_of_a, const Shape& b, size_t core_dims_of_b) {
   const size_t dims_of_a = a.size() - core_dims_of_a, dims_of_b = b.size() - core_dims_of_b;
   double batch = 1;
@@ -203,7 +203,7 @@ Flops work_of(const WorkOfOp& op, const OpCall& call) {
   };
 }
 
-// Of "aten::linalg_inv_ex" and the like: of the matrices that a rank has. Empty: of other operators.
+// For "aten::linalg_inv_ex" and the like: FLOP for the matrices of a rank. Empty for other operators.
 std::function<Flops(const OpCall&)> matrix_work(const std::string& op) {
   const auto* const found =
       std::find_if(std::begin(kWork), std::end(kWork), [&](const WorkOfOp& w) { return w.op == op; });
@@ -222,8 +222,8 @@ CoreDims cross_dims(const OpCall& call) {
   return dims;
 }
 
-// Says of which matrix of a batch a computation failed, on all ranks alike, so that a program may catch it: whether any
-// matrix failed is one number, which is reduced where ranks share the batch. Only then are the codes gathered.
+// Reports which matrix of a batch failed, on all ranks alike, so that a program may catch the error: whether any matrix
+// failed is one number, which is reduced if the batch is sharded. Only then are the codes gathered.
 void check_errors(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   Arguments args(op, stack);
   const at::Tensor info = args.tensor("info");
@@ -240,8 +240,8 @@ void check_errors(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   op.callBoxed(stack);
 }
 
-// The forms that are asked to check for errors: after all ranks have computed, so that none is left behind. Their last
-// result says what went wrong.
+// The forms that check for errors: they check after all ranks have computed, so that no rank waits for another. Their
+// last result is the error code.
 void checked(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   Arguments args(op, stack);
   const bool checks = args["check_errors"].toBool();

@@ -1,5 +1,5 @@
-// Products of matrices in few bits. Rows and columns may be split; the inner dim is whole, since results are rounded,
-// but for whole numbers, which add up exactly.
+// Low-precision matrix products. Rows and columns may be split; the inner dim is whole, since results are rounded,
+// except for integers, which add up exactly.
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/accumulate.h>
@@ -24,7 +24,7 @@ OutputMetas int_mm_metas(const OpCall& call) {
   return contiguous_metas({a.sizes()[0], b.sizes()[1]}, {at::kInt});
 }
 
-// CUDA's kernel wants more than 16 rows, and multiples of 8 columns, which a part may lack; doubles hold sums of
+// CUDA's kernel needs more than 16 rows, and multiples of 8 columns, which a part may lack; doubles represent sums of
 // products of int8 exactly, up to inner dims of 2^38.
 void int_mm_local(const LocalCall& local, Stack& stack) {
   Arguments args(local.op, stack);
@@ -38,7 +38,7 @@ void int_mm_local(const LocalCall& local, Stack& stack) {
 
 // ------------------------------------------------------------ scaled
 
-// A scale of one number, or one per row of `self` ([m, 1]), or per column of `mat2` ([1, n]), goes along.
+// A scale of one number, or one per row of `self` ([m, 1]), or per column of `mat2` ([1, n]), is split with it.
 CoreDims scaled_mm_dims(const OpCall& call) {
   constexpr int kRow = 0, kInner = 1, kColumn = 2;
   const int a = call.input_index("self"), b = call.input_index("mat2"), bias = call.input_index("bias");
@@ -51,7 +51,7 @@ CoreDims scaled_mm_dims(const OpCall& call) {
   dims.rule.inputs[b] = {kInner, kColumn};
   dims.rule.outputs = {{kRow, kColumn}};
   dims.rule.blocked = {kInner};
-  // Kernels want columns in sixteens.
+  // Kernels need columns in multiples of 16.
   if (n % (16 * call.mesh.size()) != 0) dims.rule.blocked.push_back(kColumn);
   if (bias >= 0 && call.inputs[bias] && call.inputs[bias]->ndim() == 1) dims.rule.inputs[bias] = {kColumn};
   const auto scale = [&](const char* name, size_t dim, int factor, int64_t size) {
@@ -60,7 +60,7 @@ CoreDims scaled_mm_dims(const OpCall& call) {
     if (s.ndim() == 2 && s.sizes()[dim] == size && s.sizes()[1 - dim] == 1) {
       dims.rule.inputs[i][dim] = factor;
     } else if (c10::multiply_integers(s.sizes()) != 1) {
-      dims.rule.blocked = {kRow, kInner, kColumn};  // one per block: of the whole
+      dims.rule.blocked = {kRow, kInner, kColumn};  // one per block: all dims whole
     }
   };
   scale("scale_a", 0, kRow, m);
@@ -76,7 +76,7 @@ OutputMetas scaled_mm_metas(const OpCall& call) {
   return contiguous_metas({a.sizes()[0], b.sizes()[1]}, {dtype.isNone() ? a.dtype() : dtype.toScalarType()});
 }
 
-// CUDA's kernels want the second factor column by column.
+// CUDA's kernels need the second factor in column-major order.
 void by_columns(const LocalCall&, Arguments& args) {
   const at::Tensor mat2 = args.tensor("mat2");
   if (mat2.stride(0) != 1) args.set("mat2", mat2.t().contiguous().t());

@@ -1,6 +1,6 @@
-// Products of matrices and vectors. All are sums of products of dims, linear in each factor, so that a split of the
-// inner dim leaves a Partial, and Partials pass through; the bias of addmm and its kin is a term of its own. linear(),
-// matmul(), outer() and einsum() are composed of these.
+// Products of matrices and vectors. All are sums of products, linear in each factor, so that splitting the inner dim
+// gives a Partial, and Partials pass through; the bias of addmm and the like is a separate term. linear(), matmul(),
+// outer() and einsum() are composed of these.
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/addcmul.h>
 #include <c10/core/ScalarType.h>
@@ -41,8 +41,8 @@ OutputMetas addbmm_metas(const OpCall& call) {
                        .new_empty({call.input("batch1")->sizes()[1], call.input("batch2")->sizes()[2]})});
 }
 
-// What ATen's kernels compute elementwise: the bias and a column times a row. Its meta kernel leaves the bias out where
-// beta is 0, and with it the result's dtype and strides.
+// ATen computes it elementwise: the bias and a column times a row. Its meta kernel ignores the bias if beta is 0, and
+// with it the result's dtype and strides.
 OutputMetas addr_metas(const OpCall& call) {
   const at::Tensor bias = meta_tensor(*call.input("self"));
   std::vector<at::Tensor> terms = {bias, meta_tensor(*call.input("vec1")), meta_tensor(*call.input("vec2"))};
@@ -51,7 +51,7 @@ OutputMetas addr_metas(const OpCall& call) {
   terms[0] = bias.expand({terms[1].size(0), terms[2].size(0)});
   terms[1] = terms[1].unsqueeze(1);
   const auto common = at::native::result_type(terms);
-  // On a CPU what is of another dtype is converted first, to memory without gaps.
+  // On a CPU an input of another dtype is first converted to dense memory.
   if (call.mesh.world().device_type() == c10::DeviceType::CPU) {
     for (at::Tensor& t : terms) t = t.to(common);
   }
@@ -61,8 +61,8 @@ OutputMetas addr_metas(const OpCall& call) {
   return metas_of({result});
 }
 
-// A rank may have nothing to multiply where the whole has. There ATen multiplies the bias with beta as it is, and
-// refuses 1.0 beside integers, which it converts elsewhere.
+// A rank may have nothing to multiply although the whole tensor has. Then ATen multiplies the bias by the unconverted
+// beta, and rejects 1.0 with integers, which it converts otherwise.
 void biased_local(const LocalCall& local, torch::jit::Stack& stack) {
   const at::Tensor& bias = stack[stack.size() - local.op.schema().arguments().size()].toTensor();
   if (c10::isIntegralType(bias.scalar_type(), /*includeBool=*/false)) {
@@ -73,7 +73,7 @@ void biased_local(const LocalCall& local, torch::jit::Stack& stack) {
   local.op.callBoxed(stack);
 }
 
-// Without columns, ATen's addmv gives back a bias that is one number as it is.
+// Without columns, ATen's addmv returns a bias of one element unchanged.
 void addmv_local(const LocalCall& local, torch::jit::Stack& stack) {
   Arguments args(local.op, stack);
   args.set("self", args.tensor("self").expand({args.tensor("mat").size(0)}));

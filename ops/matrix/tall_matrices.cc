@@ -1,5 +1,5 @@
 // QR and singular values of tall matrices whose rows are split over ranks: every rank decomposes its rows, and only the
-// triangles travel (Demmel, Grigori, Hoemmen, Langou, Communication-optimal Parallel and Sequential QR and LU
+// triangles are sent (Demmel, Grigori, Hoemmen, Langou, Communication-optimal Parallel and Sequential QR and LU
 // Factorizations, 2012). Signs are those of one Householder QR of the whole matrix, found from its first rows (Ballard
 // et al., Reconstructing Householder Vectors from Tall-Skinny QR, 2014), so that all layouts give the same.
 #include <ATen/TensorOperators.h>
@@ -32,7 +32,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// What a rank says of its rows: the triangle of their QR, then as much of Q as lies in the first n rows of the whole.
+// A rank's summary of its rows: the triangle of their QR, then the part of Q in the first n rows of the whole.
 struct Said {
   int64_t triangle = 0, top = 0;  // rows
 };
@@ -45,8 +45,8 @@ Said said_of(const Part& part, int64_t n) {
 
 at::Tensor with_rows(const at::Tensor& t, int64_t rows) { return at::constant_pad_nd(t, {0, 0, 0, rows - t.size(-2)}); }
 
-// The diagonal of +1 and -1 by which R's rows and Q's columns differ from what Householder's reflections of the whole
-// matrix give, where `top` are the first n rows of Q: every reflection turns the sign of what it meets.
+// The signs (a diagonal of +1 and -1) by which R's rows and Q's columns differ from the result of Householder
+// reflections of the whole matrix, where `top` are the first n rows of Q: every reflection flips the sign.
 at::Tensor householder_signs(at::Tensor top) {
   top = top.clone();
   const int64_t n = top.size(-1);
@@ -64,7 +64,7 @@ at::Tensor householder_signs(at::Tensor top) {
   return at::stack(signs, -1);
 }
 
-// As LAPACK lays them out.
+// In LAPACK's memory order.
 at::Tensor column_major(const at::Tensor& t) { return t.mT().contiguous().mT(); }
 
 at::Tensor column_major_of(const DeviceMesh& mesh, const Placements& placements, const Shape& sizes,
@@ -82,7 +82,7 @@ double householder_and_q(int64_t m, int64_t n) {
   return 4 * columns * columns * (rows - columns / 3);
 }
 
-// Each rank decomposes its rows and the triangles of all, and multiplies the one Q by its part of the other.
+// Each rank decomposes its rows and all triangles, and multiplies one Q by its part of the other.
 void report_work(const c10::OperatorHandle& op, const Spec& spec, int64_t ranks) {
   const Shape part = largest_part(spec.sizes(), spec.mesh().shape(), spec.placements());
   const int64_t m = spec.sizes()[part.size() - 2], n = part.back(), own = part[part.size() - 2];
@@ -102,7 +102,7 @@ struct QR {
   at::Tensor q, r;
 };
 
-// nullopt: the rows are not split, or are not worth it.
+// nullopt: the rows are not split, or it does not pay.
 std::optional<QR> tall_qr(const c10::OperatorHandle& op, const at::Tensor& self) {
   const int64_t rows = self.dim() - 2;
   if (rows < 0 || self.numel() == 0 || !is_split(self, {rows})) return std::nullopt;
@@ -119,10 +119,10 @@ std::optional<QR> tall_qr(const c10::OperatorHandle& op, const at::Tensor& self)
   request.dims = {rows};
   request.dtypes = {self.scalar_type()};
   request.count = [n](const Part& part) { return said_of(part, n).triangle + said_of(part, n).top; };
-  // Instead, matrices of a batch could be dealt out whole: that moves each rank's part once.
+  // The alternative: whole matrices of a batch per rank, which moves each rank's part once.
   if (m < 2 * n || num_columns(self, request) * (batch >= ranks ? ranks : 1) >= m) return std::nullopt;
 
-  std::map<const c10::TensorImpl*, at::Tensor> own;  // Q of the rows of each rank of this process
+  std::map<const c10::TensorImpl*, at::Tensor> own;  // Q of the rows, for each rank of this process
   request.summarize = [&](const at::Tensor& local, const Part& part, int64_t width) {
     auto [q, r] = at::linalg_qr(local);
     own.emplace(local.unsafeGetTensorImpl(), q);
@@ -134,7 +134,7 @@ std::optional<QR> tall_qr(const c10::OperatorHandle& op, const at::Tensor& self)
                                          {c10::toString(op.operator_name()), "A", module_of(peek_meta(self)),
                                           /*implicit=*/true});
 
-  // All ranks decompose the triangles, one below the other.
+  // All ranks decompose the triangles, stacked.
   const RankTensors& said = meta_of(all.tensors[0]).locals;
   const RankTensors& locals = meta_of(self).locals;
   RankTensors q(locals.size()), r(locals.size());
@@ -185,7 +185,7 @@ void linalg_qr(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(std::move(found->r));
 }
 
-// _linalg_svd(A, full_matrices, compute_uv, driver): R's, with U from Q's columns.
+// _linalg_svd(A, full_matrices, compute_uv, driver): the SVD of R, with U multiplied by Q.
 void linalg_svd(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const bool compute_uv = args["compute_uv"].toBool();

@@ -1,5 +1,5 @@
-// _trilinear, which bilinear() is made of: the sum over some dims of the product of three tensors that lack dims of one
-// another.
+// _trilinear, from which bilinear() is composed: the sum over some dims of the product of three tensors that lack dims
+// of one another.
 #include <algorithm>
 
 #include "ops/support/core_dims.h"
@@ -7,7 +7,7 @@
 namespace dtensor {
 namespace {
 
-// A dim's factor is its place among the dims of all three; those in expand1 are what the first tensor lacks.
+// A dim's factor is its position among the dims of all three; those in expand1 are missing in the first tensor.
 CoreDims trilinear_dims(const OpCall& call) {
   CoreDims dims;
   FactorRule& rule = dims.rule;

@@ -1,9 +1,9 @@
-// linear and matmul where ranks share a batch unevenly.
+// linear and matmul where the batch is sharded unevenly.
 //
-// ATen's code folds the batch dims into one, [batch, length, features] into [batch * length, features]. Of three
-// batches two ranks have two and one, and no layout of the folded rows says so. Folded the other way round, as
-// [length, batch, features], each rank keeps its rows: the folded dim is then cut in blocks (StridedShard). So the
-// uneven dims go last here, and the result is brought back to its order, on each rank by itself.
+// ATen's code folds the batch dims into one, [batch, length, features] into [batch * length, features]. With three
+// samples, two ranks have two and one, and no layout of the folded rows expresses that. Folded as [length, batch,
+// features], each rank keeps its rows: the folded dim is then cut in blocks (StridedShard). So the uneven dims go last
+// here, and the result is permuted back, locally on each rank.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -23,7 +23,7 @@ namespace {
 using torch::jit::Stack;
 using Order = std::vector<int64_t>;
 
-// Do ranks share dim `d` of `t` in parts of several sizes? What has one index is one rank's in any order.
+// Whether dim `d` of `t` is sharded in parts of several sizes. A dim of size 1 is on one rank in any order.
 bool is_uneven(const at::Tensor& t, int64_t d) {
   if (!is_dtensor(t) || d < 0 || t.size(d) == 1) return false;
   const Spec& spec = *spec_of(t);
@@ -34,8 +34,8 @@ bool is_uneven(const at::Tensor& t, int64_t d) {
   return spec.sizes()[d] % ranks != 0;
 }
 
-// The first `batch` dims in an order in which those that are uneven come last, then the others as they are. nullopt:
-// they do, or there are no others, and what has one index does not count.
+// The first `batch` dims in an order in which the uneven ones come last, then the other dims. nullopt: they already do,
+// or there are no others; dims of size 1 do not count.
 template <typename IsUneven>
 std::optional<Order> uneven_last(int64_t batch, int64_t ndim, at::IntArrayRef sizes, IsUneven uneven) {
   Order order;
@@ -60,8 +60,7 @@ Order inverse_of(const Order& order) {
   return inverse;
 }
 
-// t.permute(order), apart from the strides of dims of one index: here they are as where nothing changes places, in the
-// gradient, too.
+// t.permute(order), except for the strides of dims of size 1: these are as without a permutation, in the gradient, too.
 at::Tensor permuted(const at::Tensor& t, const Order& order, bool contiguous) {
   Order ones, places(order.size(), 0), among_others;
   for (size_t d = 0, place = 0; d < order.size(); ++d) {
@@ -101,14 +100,14 @@ void linear(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(in_order_again(result, *order));
 }
 
-// With dims of one index before its own.
+// With dims of size 1 in front.
 at::Tensor with_dims(at::Tensor t, int64_t ndim) {
   while (t.dim() < ndim) t = t.unsqueeze(0);
   return t;
 }
 
-// matmul(self, other): of batches of matrices, each of their batch dims that is uneven in one of the two; of a batch
-// times one matrix or vector, those of the first.
+// matmul(self, other): for batches of matrices, each batch dim that is uneven in one of the two; for a batch times one
+// matrix or vector, those of the first.
 void matmul(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   at::Tensor a = args.tensor("self"), b = args.tensor("other");

@@ -16,7 +16,7 @@
 namespace dtensor {
 namespace {
 
-// What a tensor is, which tells its dims:
+// The kind of a tensor, which determines its dims:
 //   q: like the query [batch, heads, target length, features]; o: the result, with the value's features
 //   k, v: like key and value [batch, key heads, source length, features]
 //   l: logsumexp [batch, heads, ...]; m: mask, broadcast to [batch, heads, target length, source length]
@@ -52,15 +52,15 @@ double attention_flops(const Attention& a, const std::vector<Shape>& inputs) {
   return is_backward ? 3 * product(q[3]) + 2 * product(v[3]) : product(q[3]) + product(v[3]);
 }
 
-// Heads of key and value may be fewer than those of the query, each serving several: ranks get matching heads if all
-// cut evenly.
+// The key and value may have fewer heads than the query, each serving several: ranks get matching heads if all cut
+// evenly.
 bool heads_match(const Attention& a, const OpCall& call) {
   const int64_t heads = input_of(a, call, 'q').sizes()[1], key_heads = input_of(a, call, 'k').sizes()[1];
   const int64_t ranks = call.mesh.size();
   return heads == key_heads || (heads % ranks == 0 && key_heads % ranks == 0);
 }
 
-// Whether gradient `o` of a backward operator is asked for.
+// Whether gradient `o` of a backward operator is requested.
 bool wanted(const OpCall& call, size_t o) {
   return !call.has_arg("grad_input_mask") || call.arg("grad_input_mask").toBoolList().get(o);
 }
@@ -113,14 +113,14 @@ std::vector<DimStrategy> attention_strategies(const Attention& a, const OpCall& 
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     rule.inputs.push_back(call.inputs[i] ? factors_of(a, call, a.inputs[i], call.inputs[i].get()) : std::vector<int>());
   }
-  std::vector<size_t> whole;  // outputs that are the same on all ranks: no part of the rule
+  std::vector<size_t> whole;  // outputs that are the same on all ranks: not part of the rule
   for (size_t o = 0, k = 0; o < a.outputs.size(); ++o) {
     const char kind = a.outputs[o];
     if (kind == 'i') continue;
     if (kind == 'r' || kind == '0') {
       whole.push_back(k);
     } else {
-      // A gradient that is not asked for must not stand in the way.
+      // A gradient that is not requested must not restrict the strategies.
       rule.outputs.push_back(factors_of(a, call, wanted(call, o) ? kind : 'q', nullptr));
     }
     ++k;
@@ -203,7 +203,7 @@ OutputMetas attention_metas(const Attention& a, const OpCall& call) {
   return metas;
 }
 
-// Integers are no business of the ranks (see with_lengths), and the kernels divide by the number of heads.
+// Integers are handled in with_lengths, and the kernels divide by the number of heads.
 void attention_local(const Attention& a, const LocalCall& local, torch::jit::Stack& stack) {
   const size_t num_args = local.op.schema().arguments().size();
   const at::Tensor query = torch::jit::peek(stack, a.inputs.find('q'), num_args).toTensor();
@@ -221,7 +221,7 @@ void attention_local(const Attention& a, const LocalCall& local, torch::jit::Sta
               stack.end());
 }
 
-// CUDA's flash and cuDNN attention also return the lengths of the sequences, which are those of the whole tensors.
+// CUDA's flash and cuDNN attention also return the lengths of the sequences, of the whole tensors.
 void with_lengths(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   const int64_t target = args[0].toTensor().size(2), source = args[1].toTensor().size(2);
@@ -231,7 +231,7 @@ void with_lengths(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   stack[base + 5] = source;
 }
 
-// Looks at metadata alone, so the global tensors themselves will do, and all ranks choose alike.
+// The choice uses metadata only, so the global tensors are passed, and all ranks choose alike.
 void choose_backend(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   c10::impl::ExcludeDispatchKeyGuard below_us(kDTensorKey);
   op.callBoxed(stack);

@@ -1,5 +1,5 @@
-// The fused operators behind MultiheadAttention and TransformerEncoderLayer where no gradient is wanted, made of
-// ordinary ones: heads, batch and features may be split as those allow. ATen's kernels take whole layers.
+// The fused inference operators behind MultiheadAttention and TransformerEncoderLayer, composed of ordinary ones:
+// heads, batch and features may be split as those allow. ATen's kernels need whole layers.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
@@ -33,7 +33,7 @@ std::array<at::Tensor, n> split_heads(const at::Tensor& projected, int64_t heads
   return result;
 }
 
-// The packed weights, and what they are applied to: three times the same tensor most often.
+// The packed weights and their inputs, mostly three times the same tensor.
 struct Projection {
   at::Tensor query, key, value, weight, bias;
 };
@@ -48,7 +48,7 @@ std::array<at::Tensor, 3> project(const Projection& p, int64_t heads) {
   return result;
 }
 
-// True: not looked at. As it is broadcast to [batch, heads, length, length]. The types of mask are those of
+// A mask (True: ignored), broadcast to [batch, heads, length, length]. The types of mask are those of
 // torch.nn.MultiheadAttention.merge_masks(): 0 for [length, length], 1 for [batch, length], 2 for all four dims.
 at::Tensor broadcast_mask(const at::Tensor& mask, const c10::IValue& type) {
   if (!mask.defined()) return mask;
@@ -60,7 +60,7 @@ at::Tensor broadcast_mask(const at::Tensor& mask, const c10::IValue& type) {
 
 struct AttentionResult {
   at::Tensor context;  // [batch, length, features]
-  at::Tensor weights;  // [batch, heads, length, length]; undefined if they are not asked for
+  at::Tensor weights;  // [batch, heads, length, length]; undefined if not requested
 };
 
 AttentionResult attend(const std::array<at::Tensor, 3>& qkv, const at::Tensor& hidden, bool need_weights) {

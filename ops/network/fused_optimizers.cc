@@ -1,5 +1,5 @@
-// Optimizers and gradient scalers as one operator on lists: every rank runs it on its parts. Gradients and states come
-// to the layout of their parameter; parameters may lie on several meshes.
+// Optimizers and gradient scalers as one operator on lists: every rank runs it on its parts. Gradients and states are
+// redistributed to the layout of their parameter; parameters may lie on several meshes.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/maximum.h>
 #include <c10/util/Exception.h>
@@ -33,7 +33,7 @@ struct List {
   Tensors given, computed;  // by parameter; empty: not used in this call
 };
 
-// A number: how many steps were done, a scale. The same on every rank.
+// A number, such as a step count or a scale, replicated.
 at::Tensor whole(const c10::OperatorHandle& op, const std::string& argument, const at::Tensor& t) {
   if (!t.defined() || !is_dtensor(t)) return t;
   return redistribute_below_autograd(t, Placements(spec_of(t)->mesh().ndim(), Replicate()), cause_of(op, argument, t));
@@ -43,7 +43,7 @@ at::Tensor local_of(const at::Tensor& t, size_t rank) {
   return t.defined() && is_dtensor(t) ? meta_of(t).locals.at(rank) : t;
 }
 
-// As `param` is laid out, to compute on.
+// `t` in the layout of `param`, to compute on.
 at::Tensor laid_out_as(const at::Tensor& param, const c10::OperatorHandle& op, const List& list, size_t i) {
   const at::Tensor& t = list.given[i];
   if (t.sizes() != param.sizes()) {
@@ -151,7 +151,7 @@ void optimize(const c10::OperatorHandle& op, Stack& stack) {
   torch::jit::drop(stack, count);
 }
 
-// The largest of what the ranks of `of` found, on each of them.
+// The maximum of the ranks' `found_inf` over the ranks of `of`, on each of them.
 RankTensors largest_of_all(const c10::OperatorHandle& op, const at::Tensor& of, const at::Tensor& found,
                            RankTensors of_ranks) {
   const DeviceMesh& mesh = spec_of(of)->mesh();
@@ -161,7 +161,7 @@ RankTensors largest_of_all(const c10::OperatorHandle& op, const at::Tensor& of, 
   return meta_of(whole(op, "found_inf", all)).locals;
 }
 
-// Writes what was found among gradients like `of` to `found`, which may be plain, or on another mesh.
+// Writes the result for gradients like `of` to `found`, which may be plain, or on another mesh.
 void tell(const c10::OperatorHandle& op, at::Tensor found, const RankTensors& of_ranks, const at::Tensor& of) {
   if (!is_dtensor(found)) {
     LocalGuard guard;
@@ -180,7 +180,8 @@ void tell(const c10::OperatorHandle& op, at::Tensor found, const RankTensors& of
   if (!of_ranks.empty()) found.copy_(at::maximum(found, replicate_plain(of_ranks[0], mesh)));
 }
 
-// _amp_foreach_non_finite_check_and_unscale_(self, found_inf, inv_scale): what one rank finds all know.
+// _amp_foreach_non_finite_check_and_unscale_(self, found_inf, inv_scale): an infinity found on one rank is reported on
+// all.
 void unscale(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const Tensors gradients = args["self"].toTensorVector();

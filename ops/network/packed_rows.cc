@@ -25,11 +25,12 @@ Ints indices_of(const Runs& runs) {
   return result;
 }
 
-// Rows of one tensor that are rows of another.
+// Pairs of a source row and a destination row.
 struct RowMap {
   Ints from, to;
 
-  // Those rows of `source` in a new tensor of `rows`, which is 0 in the others of `used`, and `fill` elsewhere.
+  // Copies those rows of `source` to a new tensor of `rows` rows, which is 0 in the other rows of `used`, and `fill`
+  // elsewhere.
   at::Tensor apply(const at::Tensor& source, int64_t rows, double fill, const Ints& used = {}) const {
     Ints sizes = source.sizes().vec();
     sizes[0] = rows;
@@ -43,7 +44,7 @@ struct RowMap {
 
 int64_t total(const Ints& sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
 
-// For each of a rank's steps and sequences that there is: fn(row among the rank's, step, sequence).
+// For each existing pair of a rank's steps and sequences: fn(row among the rank's, step, sequence).
 template <typename Fn>
 void for_each_step(const Ints& sizes, const Ints& steps, const Ints& sequences, const Fn& fn) {
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -64,8 +65,8 @@ CommCause implicit_cause(const char* op, const char* argument) {
   return {op, argument, current_scope().module_path, /*implicit=*/true};
 }
 
-// In which layout the rows of `t` are moved: ranks that share dims below `first` have rows of their own, and give
-// addends. What cannot be added up is gathered.
+// The layout in which the rows of `t` are moved: ranks that share dims below `first` have different rows, and give
+// Partials. Kinds that cannot be added up are gathered.
 struct RowMove {
   at::Tensor t;
   Placements result;
@@ -88,7 +89,7 @@ RowMove prepare(const at::Tensor& t, int64_t first, int64_t dims_more, const Com
   return {redistribute_below_autograd(t, from, cause), to};
 }
 
-// Is the first rank along all mesh dims along which `placements` are sums: the one whose padding counts.
+// Whether this is the first rank along all mesh dims on which `placements` are sums: the rank whose padding counts.
 bool counts_padding(const Placements& placements, c10::ArrayRef<int64_t> coordinate) {
   for (size_t m = 0; m < placements.size(); ++m) {
     if (placements[m].is_partial() && placements[m].reduce_op() == ReduceOp::kSum && coordinate[m] != 0) return false;

@@ -1,5 +1,5 @@
-// The rows of packed sequences, and those of padded ones: what each rank has moves between the two, below autograd.
-// Internal to ops/; see packed_sequences.h.
+// Moves each rank's part between the rows of packed sequences and padded tensors, below autograd. Internal to ops/; see
+// packed_sequences.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,17 +9,20 @@
 
 namespace dtensor {
 
-// Of `batch_sizes`: how many rows each step has. Moves nothing: it is plain, or replicated. Errors: not on the CPU.
+// The values of `batch_sizes`: the number of rows of each step. Communicates nothing: it is plain, or replicated.
+// Errors: not on the CPU.
 std::vector<int64_t> numbers_of_rows(const at::Tensor& batch_sizes);
-// How long each sequence is, on the CPU.
+// The length of each sequence, on the CPU.
 at::Tensor lengths_of(const std::vector<int64_t>& sizes);
 
-// [steps, batch, ...] -> [rows, ...]. Where steps or batch are split, the result is Partial: zeros where others have
-// rows. What cannot be added up is gathered first.
+// [steps, batch, ...] -> [rows, ...]. Where steps or batch are split, the result is Partial: zeros for rows of other
+// ranks. Inputs that cannot be added up are gathered first.
 at::Tensor pack_rows(const at::Tensor& padded, const std::vector<int64_t>& sizes);
-// [rows, ...] -> [steps, batch, ...], with `padding` behind the end of each sequence. Likewise where rows are split.
+// [rows, ...] -> [steps, batch, ...], with `padding` behind the end of each sequence. Partial likewise where rows are
+// split.
 at::Tensor pad_rows(const at::Tensor& data, const std::vector<int64_t>& sizes, int64_t steps, double padding);
-// What is padded already, with so many steps and such padding, in its own layout. REQUIRES: every rank has all steps.
+// Pads a padded tensor again, for the given number of steps and padding value, in its own layout. REQUIRES: every rank
+// has all steps.
 at::Tensor pad_again(const at::Tensor& padded, const std::vector<int64_t>& sizes, int64_t steps, double padding);
 
 }  // namespace dtensor

@@ -29,12 +29,12 @@ using Ints = std::vector<int64_t>;
 
 uint64_t writes_of(const at::Tensor& t) { return peek_meta(t).storage->writes.load(std::memory_order_relaxed); }
 
-// Of the packed data that go with one batch_sizes: kept by that plain tensor and its copies.
+// The padded tensors of the packed data that belong to one batch_sizes: kept by that plain tensor and its copies.
 class PaddedForms final : public c10::BackendMeta {
  public:
   void add(const at::Tensor& data, const at::Tensor& padded) {
     const DTensorMeta& meta = peek_meta(padded);
-    // Another handle, without autograd's history, that counts as no other user of the memory.
+    // Another handle, without autograd's history, that does not count as a user of the memory.
     const at::Tensor handle =
         make_view(meta.spec, meta.locals, padded, padded.storage_offset(), meta.storage, meta.arriving);
     std::vector<Form> gone;

@@ -1,5 +1,5 @@
-// Recurrent networks: lstm, gru, rnn_tanh and rnn_relu, made of products and elementwise operators, so that a split
-// batch stays split, forward and backward. ATen's own code hands whole layers to fused kernels that know of no parts.
+// Recurrent networks: lstm, gru, rnn_tanh and rnn_relu, composed of products and elementwise operators, so that a split
+// batch stays split, forward and backward. ATen's own code passes whole layers to fused kernels.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -55,7 +55,7 @@ struct State {
   }
 };
 
-// From what the input and the hidden state give, and the state, to the next state.
+// Computes the next state from the projected input, the projected hidden state, and the state.
 using Cell = State (*)(const at::Tensor& from_input, const at::Tensor& from_hidden, const State& state);
 
 State lstm_cell(const at::Tensor& from_input, const at::Tensor& from_hidden, const State& state) {
@@ -82,14 +82,14 @@ State step(Cell cell, const Weights& w, const at::Tensor& from_input, const Stat
   return next;
 }
 
-// What one direction of a layer gives: the outputs, in the order of the input, and the last state.
+// The result of one direction of a layer: the outputs, in the order of the input, and the last state.
 struct LayerResult {
   at::Tensor output;
   State last;
 };
 
-// The state as the batch of the input is split: of zeros, or whatever all ranks know, each takes its part. Else the
-// first step would compute the whole batch on every rank. `dim`: of the input's batch; that of the state is dim 0.
+// The state in the split of the input's batch: from zeros or a replicated state, each rank takes its part. Otherwise
+// the first step would compute the whole batch on every rank. `dim`: of the input's batch; that of the state is dim 0.
 State with_batch_of(const at::Tensor& input, int64_t dim, const State& state) {
   return state.map([&](const at::Tensor& t) {
     const bool can_move = is_dtensor(input) && is_dtensor(t) && !t.requires_grad();
@@ -102,8 +102,9 @@ State with_batch_of(const at::Tensor& input, int64_t dim, const State& state) {
   });
 }
 
-// `weight` whole along the mesh dims that split the batch of `input`, and as it is along the others. nullopt: it is so
-// already, is no tensor on the mesh of `input`, or no way there keeps the memory limit.
+// A layout for `weight` that is replicated along the mesh dims that split the batch of `input`, and unchanged along the
+// others. nullopt: it has that layout already, is no tensor on the mesh of `input`, or no route stays within the memory
+// limit.
 std::optional<Placements> gathered_layout(const at::Tensor& weight, const at::Tensor& input, int64_t batch_dim) {
   if (!weight.defined() || !is_dtensor(weight) || !is_dtensor(input)) return std::nullopt;
   const SpecPtr& spec = spec_of(weight);
@@ -116,8 +117,8 @@ std::optional<Placements> gathered_layout(const at::Tensor& weight, const at::Te
   return to;
 }
 
-// Every step uses the weights of its layer. Those that are split along a mesh dim that also splits the batch are
-// brought together once, in one collective; else every step would move its state to where the weights are.
+// Every step uses the weights of its layer. Weights that are split along a mesh dim that also splits the batch are
+// gathered once, in one collective; otherwise every step would move its state to the weights.
 void gather_weights(c10::ArrayRef<Weights*> layer, const at::Tensor& input, int64_t batch_dim) {
   std::vector<at::Tensor*> split;
   std::vector<Layout> whole;
@@ -137,7 +138,7 @@ void gather_weights(c10::ArrayRef<Weights*> layer, const at::Tensor& input, int6
   for (size_t k = 0; k < split.size(); ++k) *split[k] = gathered[k];
 }
 
-// Per step, which sequences have one, as [batch, 1]; undefined: all. Nothing: all, always.
+// Per step, a mask [batch, 1] of the sequences that have it; undefined: all. An empty list: all, at every step.
 Tensors sequences_running(const std::vector<int64_t>& sizes, const at::Tensor& input) {
   Tensors result(sizes.size());
   const DeviceMesh& mesh = spec_of(input)->mesh();
@@ -149,7 +150,7 @@ Tensors sequences_running(const std::vector<int64_t>& sizes, const at::Tensor& i
   return result;
 }
 
-// `input`: [length, batch, features]. The state of a sequence that is not `running` stays.
+// `input`: [length, batch, features]. A sequence that is not `running` keeps its state.
 LayerResult run_padded(Cell cell, const Weights& w, const at::Tensor& input, State state, bool reverse,
                        const Tensors& running = {}) {
   const Tensors inputs = at::linear(input, w.input, w.input_bias).unbind(0);
@@ -168,8 +169,8 @@ LayerResult run_padded(Cell cell, const Weights& w, const at::Tensor& input, Sta
   return {at::stack(outputs, 0), state};
 }
 
-// `data`: the first steps of all sequences, then the second ones, ...; `sizes`: how many of each. Longer sequences
-// first, so that states are taken away from the end, or in reverse added there.
+// `data`: the first steps of all sequences, then the second ones, ...; `sizes`: how many of each. Longer sequences come
+// first, so that states are removed at the end, or in reverse added there.
 LayerResult run_packed(Cell cell, const Weights& w, const at::Tensor& data, const std::vector<int64_t>& sizes,
                        const State& first, bool reverse) {
   Tensors inputs = at::linear(data, w.input, w.input_bias).split_with_sizes(sizes, 0), outputs(sizes.size());
@@ -267,7 +268,7 @@ void recurrent(const c10::OperatorHandle& op, Stack& stack) {
   TORCH_CHECK(packed ? x.dim() == 2 && !sizes.empty() : x.dim() == 3 && x.size(0) > 0, name,
               ": Expected sequence length to be larger than 0, and an input of ", packed ? 2 : 3,
               " dims, but got one of shape ", x.sizes());
-  // Sequences that ranks share out are computed side by side: rows of the packed form mix those of all ranks.
+  // Sequences of a sharded batch are computed padded, since rows of the packed form mix those of all ranks.
   const bool side_by_side = packed && splits_batch(x, batch_sizes);
   Tensors running;
   if (side_by_side) {

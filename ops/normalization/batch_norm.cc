@@ -1,6 +1,5 @@
-// Batch and instance normalization. Statistics are those of the whole batch, however ranks share it: each gives the
-// mean and variance of its part, and these are combined. Then every rank normalises its part with ATen's own kernel, as
-// it would with given statistics.
+// Batch and instance normalization. Statistics are those of the whole batch: the mean and variance of every rank's part
+// are combined. Then every rank normalises its part with ATen's own kernel for given statistics.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/batch_norm.h>
@@ -85,7 +84,7 @@ OutputMetas given_backward_metas(const OpCall& call) {
   return metas_of(outputs);
 }
 
-// A call, whatever its operator calls its arguments.
+// The arguments of a call, independent of the operator's argument names.
 struct BatchNormCall {
   at::Tensor input, weight, bias, running_mean, running_var;
   bool training = false;
@@ -140,7 +139,7 @@ std::vector<int64_t> all_but_channels(const at::Tensor& input) {
 
 c10::ScalarType accumulated(c10::ScalarType dtype) { return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
 
-// What ATen keeps the statistics in.
+// The dtype in which ATen keeps the statistics.
 c10::ScalarType stats_type(const BatchNormCall& call) {
   const c10::ScalarType dtype = call.input.scalar_type();
   if (!call.input.is_cpu()) return accumulated(dtype);
@@ -152,11 +151,11 @@ c10::ScalarType stats_type(const BatchNormCall& call) {
 
 struct Normalized {
   at::Tensor output, mean, inverse_std;  // of the batch
-  at::Tensor running_mean, running_var;  // what these become
+  at::Tensor running_mean, running_var;  // new running statistics
 };
 
-// Running statistics are written to, which keeps their layout: only what is added to them moves. Functional forms write
-// to copies.
+// Running statistics are written in place and keep their layout: only their increments move. Functional forms write to
+// copies.
 Normalized train(const c10::OperatorHandle& op, BatchNormCall call, bool functional) {
   call.input = reduced(call.input, op, "input");
   const auto dtype = stats_type(call);
@@ -179,7 +178,7 @@ Normalized train(const c10::OperatorHandle& op, BatchNormCall call, bool functio
   return result;
 }
 
-// All forms return output, mean and inverse standard deviation; then some a reserve, functional ones new statistics.
+// All forms return output, mean and inverse standard deviation; some also a reserve, functional ones new statistics.
 void batch_norm(const c10::OperatorHandle& op, Stack& stack) {
   const BatchNormCall call = read(op, stack);
   const bool functional = op.schema().name().ends_with("_functional");
@@ -273,7 +272,7 @@ void batch_norm_backward(const c10::OperatorHandle& op, Stack& stack) {
 
 // ------------------------------------------------------------ instance norm, above autograd
 
-// Every image with statistics of its own: a group norm of one channel a group. Running statistics are the mean of
+// Every image has its own statistics: a group norm with one channel per group. Running statistics are the mean of
 // these.
 void instance_norm(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
@@ -291,7 +290,7 @@ void instance_norm(const c10::OperatorHandle& op, Stack& stack) {
     stack.emplace_back(at::batch_norm(x, weight, bias, running_mean, running_var, false, momentum, eps, cudnn));
     return;
   }
-  // ATen saves a copy of the weight for backward: it may be written to meanwhile.
+  // Like ATen, saves a copy of the weight for backward, since the weight may be written to meanwhile.
   at::Tensor y = at::group_norm(x, x.size(1), weight.defined() ? weight.clone() : weight, bias, eps, cudnn);
   if (has_stats) {
     at::NoGradGuard no_grad;

@@ -1,6 +1,6 @@
-// Layer, RMS and group normalization. The dims that are normalised are computed whole, but groups of channels that lie
-// on a rank; gradients of weight and bias are sums over the other dims, so splitting those leaves them Partial. Where
-// ranks share what is normalised, split_normalization.cc and split_group_norm.cc come first.
+// Layer, RMS and group normalization. The normalised dims are whole, except that channels may be split into whole
+// groups; gradients of weight and bias are sums over the other dims, so splitting those makes them Partial. If
+// normalised dims are sharded, split_normalization.cc and split_group_norm.cc come first.
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -55,8 +55,8 @@ FactorRule rule_of(const Normalization& norm, const OpCall& call, int batch, int
   for (char kind : norm.outputs) append(rule.outputs, kind);
   for (int d = batch; d < ndim; ++d) rule.blocked.push_back(d);
   for (int d = 0; d < batch; ++d) rule.contractions.push_back({d, ReduceOp::kSum});
-  // Linear in grad_out, yet no terms: the gradient goes on to weights and to the residual stream, each of which would
-  // pay for the reduction that is not done here.
+  // Linear in grad_out, but without terms: the gradient goes on to weights and to the residual stream, each of which
+  // would pay for the deferred reduction.
   return rule;
 }
 
@@ -72,8 +72,7 @@ c10::ScalarType accumulation_type(c10::ScalarType dtype) {
   return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype;
 }
 
-// RMS norm and CUDA keep statistics of half types in float; on CPU layer and group norm do so beside float weights
-// only.
+// RMS norm and CUDA keep statistics of half types in float; on CPU layer and group norm do so only with float weights.
 c10::ScalarType stats_type(const OpCall& call) {
   const Spec& input = *call.input("input");
   const bool on_cpu = call.mesh.world().device_type() == c10::DeviceType::CPU;
@@ -116,7 +115,7 @@ OutputMetas group_metas(const Normalization& norm, const OpCall& call) {
                     {call.get_int("N"), call.get_int("group")}, {call.get_int("C")});
 }
 
-// Channels may be split where every rank has whole groups: not in several blocks of them.
+// Channels may be split if every rank has whole groups: not into several blocks of them.
 CoreDims group_norm_dims(const Normalization& norm, const OpCall& call) {
   FactorRule rule = rule_of(norm, call, 1, 2, 1);
   const int64_t groups = call.get_int("group");
@@ -137,7 +136,7 @@ CoreDims group_norm_dims(const Normalization& norm, const OpCall& call) {
   return {std::move(rule), {}};
 }
 
-// Batch size, channels and groups are those of the whole input; a rank has its own.
+// Batch size, channels and groups in the call are global; a rank needs its own.
 void local_groups(const LocalCall&, Arguments& args) {
   const at::Tensor input = args.tensor("input");
   const int64_t groups = args["group"].toInt() * input.size(1) / std::max<int64_t>(1, args["C"].toInt());

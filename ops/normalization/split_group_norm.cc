@@ -1,5 +1,5 @@
-// Group normalization where ranks share the elements of a group, since they split images or a group's channels: the
-// elements stay where they are, and the ranks exchange two numbers a group and sample, each way.
+// Group normalization where the elements of a group are sharded, since images or a group's channels are split: the
+// elements do not move, and the ranks exchange two numbers per group and sample, in forward and in backward.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/rsqrt.h>
@@ -28,7 +28,7 @@ using torch::jit::Stack;
 struct Groups {
   int64_t count = 1, size = 1;
 
-  // Of the channels in `runs`.
+  // The groups of the channels in `runs`.
   std::vector<int64_t> of(const Runs& runs) const {
     std::vector<int64_t> groups;
     for (const Run& run : runs) {
@@ -62,7 +62,7 @@ struct GroupNormCall {
     std::iota(dims.begin(), dims.end(), 1);
     auto split = split_rows(input, dims, 1, 1, {grad, weight, bias, mean, rstd});
     if (!split) return;
-    // Ranks may have whole groups: see the rule.
+    // Ranks with whole groups follow the rule.
     const Spec& spec = *spec_of(input);
     may_split_channels = count % spec.mesh().size() == 0 || groups.size == 1;
     bool stays = true;
@@ -73,7 +73,7 @@ struct GroupNormCall {
     if (!stays) rows = std::move(split);
   }
 
-  // Does it pay to exchange what takes `own` seconds?
+  // Whether staying in place, with exchanges of `own` seconds, is cheaper.
   bool pays(double own, const std::vector<at::Tensor>& moving) const {
     SplitRows with_channels = *rows;
     if (may_split_channels) with_channels.others.push_back(1);
@@ -83,7 +83,7 @@ struct GroupNormCall {
     torch::jit::drop(stack, op.schema().arguments().size());
     for (const at::Tensor& t : results) stack.emplace_back(t);
   }
-  // [batch or 1, channels] beside the input.
+  // [batch or 1, channels], in the input's layout.
   at::Tensor of_channels(const at::Tensor& t) const {
     std::vector<int64_t> shape(static_cast<size_t>(rows->input.dim()), 1);
     shape[0] = t.dim() == 2 ? t.size(0) : 1;
@@ -93,7 +93,7 @@ struct GroupNormCall {
   at::Tensor beside(const at::Tensor& w, const char* name) const {
     return of_channels(brought(w, rows->weights, op, name).to(rows->dtype));
   }
-  // Of a number a group, along the last dim, that of each channel.
+  // Expands one number per group, along the last dim, to each channel.
   at::Tensor spread(const at::Tensor& t) const {
     at::Tensor index;
     {
@@ -112,14 +112,14 @@ struct GroupNormCall {
   const at::Tensor grad, weight, bias, mean, rstd;
   Groups groups;
   bool may_split_channels = false;
-  std::optional<SplitRows> rows;  // nullopt: by the rule
+  std::optional<SplitRows> rows;  // nullopt: use the rule
 };
 
-// Moments of each group of a rank's channels: those of the channels, combined.
+// Moments of each group of a rank's channels, combined from those of the channels.
 std::vector<at::Tensor> moments_of_groups(const at::Tensor& local, const Part& part, const Groups& groups) {
   std::vector<int64_t> space(static_cast<size_t>(local.dim() - 2));
   std::iota(space.begin(), space.end(), 2);
-  at::Tensor var = at::zeros_like(local), mean = local;  // without images each channel is one number
+  at::Tensor var = at::zeros_like(local), mean = local;  // without spatial dims each channel is one number
   if (!space.empty()) {
     const Moments channels = moments_of(local, space);
     const std::vector<int64_t> shape = {local.size(0), local.size(1)};
@@ -136,7 +136,7 @@ std::vector<at::Tensor> moments_of_groups(const at::Tensor& local, const Part& p
   const auto average = [&](const at::Tensor& t) {
     return t.new_zeros({t.size(0), groups.count}).index_add(1, index, t) * weights;
   };
-  // From one channel's mean on: of a constant nothing is rounded.
+  // Relative to one channel's mean: nothing is rounded for a constant.
   const at::Tensor shifted = mean - from.index_select(1, index), shift = average(shifted);
   var = average(var + (shifted - shift.index_select(1, index)).square());
   std::vector<int64_t> shape(static_cast<size_t>(local.dim()), 1);
@@ -145,7 +145,7 @@ std::vector<at::Tensor> moments_of_groups(const at::Tensor& local, const Part& p
   return {var.view(shape), (from + shift).view(shape)};
 }
 
-// What each rank says of all groups: of those that it has nothing of, what does not count.
+// Each rank's summary of all groups, with ignored values for groups that it has nothing of.
 SummaryRequest group_request(const GroupNormCall& call) {
   SummaryRequest request = moments_request(call.rows->dims, call.rows->dtype);
   request.groups = call.groups.count;
@@ -160,7 +160,7 @@ Combination group_combination(const SummaryRequest& request, const Groups& group
   Combination combination;
   combination.dtypes = request.dtypes;
   combination.combine = [groups, dims = request.dims](const auto& columns, const auto& parts, const auto& group) {
-    std::vector<double> shares;  // of a group's elements those of each part, [parts, groups]
+    std::vector<double> shares;  // the fraction of a group's elements in each part, [parts, groups]
     std::vector<double> all(static_cast<size_t>(groups.count), 0);
     for (const Part& part : parts) {
       const auto of = groups.of(part.dims[1]);
@@ -175,7 +175,7 @@ Combination group_combination(const SummaryRequest& request, const Groups& group
     at::Tensor weights = at::tensor(shares, at::TensorOptions(at::kDouble)).to(columns[0].options());
     weights = weights.view({static_cast<int64_t>(parts.size()), groups.count});
     if (group.defined()) weights = weights.index_select(1, group);
-    // Where a part has nothing of a group it tells of another one, whose nan is none of this group's.
+    // A part without elements of this group has the summary of another one, whose nan must not count here.
     const at::Tensor nothing = weights.eq(0);
     const Moments moments = combined({columns[0].masked_fill(nothing, 0), columns[1].masked_fill(nothing, 0)}, weights);
     return std::vector<at::Tensor>{moments.var, moments.mean};
@@ -207,8 +207,7 @@ void group_norm(const c10::OperatorHandle& op, Stack& stack) {
 
 // ------------------------------------------------------------ gradients
 
-// Two tensors [batch, channels] of one layout as the sums of groups, [2, batch, groups]: every rank adds up its
-// channels.
+// Sums over groups of two tensors [batch, channels] of one layout, [2, batch, groups]: every rank adds up its channels.
 at::Tensor sums_of_groups(const at::Tensor& a, const at::Tensor& b, const Groups& groups) {
   const DTensorMeta &first = meta_of(a), &second = meta_of(b);
   Placements placements = first.spec->placements();

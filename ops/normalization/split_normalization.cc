@@ -1,5 +1,5 @@
-// Layer and RMS normalization where ranks share the elements of a row (activations that a column-parallel layer left in
-// shards): the elements stay where they are, and the ranks exchange one or two numbers a row, each way.
+// Layer and RMS normalization where the elements of a row are sharded (activations after a column-parallel layer): the
+// elements do not move, and the ranks exchange one or two numbers per row, in forward and in backward.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/stack.h>
@@ -49,7 +49,7 @@ struct NormalizationCall {
     torch::jit::drop(stack, op.schema().arguments().size());
     for (const at::Tensor& t : results) stack.emplace_back(t);
   }
-  // Weight or bias where the elements are, in the type to compute in.
+  // Weight or bias in the layout of the elements, in the dtype to compute in.
   at::Tensor beside(const at::Tensor& w, const char* name) const {
     return brought(w, rows->weights, op, name).to(rows->dtype);
   }
@@ -60,7 +60,7 @@ struct NormalizationCall {
   const c10::OperatorHandle& op;
   const Arguments args;
   const at::Tensor grad, weight, bias, mean, rstd;
-  std::optional<SplitRows> rows;  // nullopt: by the rule
+  std::optional<SplitRows> rows;  // nullopt: use the rule
 };
 
 // `y` is overwritten.
@@ -92,7 +92,7 @@ void layer_norm(const c10::OperatorHandle& op, Stack& stack) {
   call.replace(stack, {y, mean.to(dtype), rstd.to(dtype)});
 }
 
-// Composed of others where a device has no kernel of its own for it: autograd or the composite comes first.
+// Composite on devices without a kernel of its own: autograd or the composite comes first.
 bool go_through_autograd(const c10::OperatorHandle& op, Stack& stack, const at::Tensor& input) {
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradOther)) return false;
   if (input.is_cpu()) {
@@ -121,7 +121,7 @@ void rms_norm(const c10::OperatorHandle& op, Stack& stack) {
   call.replace(stack, {result_of(call, x * rstd), rstd});
 }
 
-// Of input, weight and bias; `of_mean`: the mean was subtracted.
+// Gradients of input, weight and bias; `of_mean`: the mean was subtracted.
 std::array<at::Tensor, 3> gradients(const NormalizationCall& call, bool of_mean, const std::array<bool, 3>& mask) {
   const SplitRows& rows = *call.rows;
   const at::Tensor grad = call.beside_input(call.grad, "grad_out"), x = rows.input.to(rows.dtype);
@@ -142,7 +142,7 @@ std::array<at::Tensor, 3> gradients(const NormalizationCall& call, bool of_mean,
     }
     result[0] = centered.mul_(rstd).to(rows.input.scalar_type()).contiguous();
   }
-  // Addends on mesh dims that share rows out.
+  // Partial on mesh dims that shard rows.
   const auto over_rows = [&](const at::Tensor& t) {
     const at::Tensor sum = rows.others.empty() ? t.clone() : t.sum(rows.others);
     return cast_addends(sum.contiguous(), call.weight.defined() ? call.weight.scalar_type() : rows.input.scalar_type());

@@ -1,5 +1,5 @@
-// Tensors made from the example of another: zeros_like, new_full, ... Where shapes match, the new tensor is laid out
-// like the example (Replicate where that is Partial: nothing is known of addends); else every rank holds the whole.
+// Tensors made like another tensor, the example: zeros_like, new_full, ... If the shapes match, the new tensor has the
+// layout of the example (Replicate where that is Partial); else it is replicated.
 #include <ATen/core/stack.h>
 
 #include <string>
@@ -27,7 +27,7 @@ void check_device(const OpCall& call) {
 
 bool has_out(const c10::FunctionSchema& schema) { return schema.arguments().back().is_out(); }
 
-// One strategy: the example as it is. What is written to out= may have any layout: nothing is read of the example.
+// One strategy: the example in its own layout. An out= tensor may have any layout: the example's values are not read.
 std::vector<DimStrategy> follow(const OpCall& call, int64_t mesh_dim) {
   check_device(call);
   const Placement& given = call.inputs[0]->placements()[mesh_dim];
@@ -43,7 +43,7 @@ std::vector<DimStrategy> follow(const OpCall& call, int64_t mesh_dim) {
   return {{{same_shape && given.is_sharded() ? given : Replicate()}, {given}}};
 }
 
-// Sizes become those of the rank's part, the device the rank's own.
+// Sizes become those of the rank's part, the device becomes the rank's own.
 void make_part(const LocalCall& call, torch::jit::Stack& stack) {
   const auto& schema = call.op.schema();
   const auto sizes = call.outputs[0]->local_shape(call.i);
@@ -58,7 +58,8 @@ void make_part(const LocalCall& call, torch::jit::Stack& stack) {
   call.op.callBoxed(stack);
 }
 
-// On the device "meta" of an example with data, and the other way round: the same of the example's twin there.
+// With device "meta" for an example that has data, or the reverse: calls the operator on the example's counterpart
+// there.
 void like_twin(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto& schema = op.schema();
   const auto args = torch::jit::last(stack, schema.arguments().size());

@@ -1,5 +1,5 @@
-// Factories that write to a tensor which is there: zeros, ones and full with out= fill the parts where they are. The
-// others run without a rule: they read no tensor, so nothing moves.
+// Factories with out=: zeros, ones and full fill the local tensors in place. The others run without a rule: they read
+// no tensor, so nothing moves.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// `size` comes first, `out` last. Where that has no elements the operator itself gives it the size.
+// `size` comes first, `out` last. If that has no elements the operator itself resizes it.
 void fill(const c10::OperatorHandle& op, Stack& stack, const c10::Scalar& value) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   at::Tensor out = args.back().toTensor();

@@ -1,6 +1,5 @@
-// Operators on lists, as optimizers written in Python use them: one operator per tensor of the list, each with its own
-// layout. That is what ATen's kernels for "any backend" do. What they need reduced is reduced before, all of it at
-// once.
+// Operators on lists, as used by optimizers written in Python: one operator per tensor of the list, each with its own
+// layout, as in ATen's kernels for "any backend". Partial inputs that must be reduced are reduced together first.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -16,7 +15,7 @@
 namespace dtensor {
 namespace {
 
-// May what is Partial stay so? Of sums of lists, that is, and of products of one list with what is whole.
+// Whether Partial inputs may stay so: in sums of lists, and in products of one list with replicated tensors.
 bool keeps_partials(const std::string& name, const Arguments& args) {
   static const auto* const linear = new std::set<std::string>{"add", "sub", "neg", "copy", "zero", "lerp", "clone"};
   static const auto* const products = new std::set<std::string>{"mul", "div", "addcmul", "addcdiv", "mm"};
@@ -39,7 +38,7 @@ bool keeps_partials(const std::string& name, const Arguments& args) {
 void one_by_one(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   TORCH_CHECK_NOT_IMPLEMENTED(op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd), "Operator ",
                               op.operator_name(), " does not have a form for distributed tensors.");
-  // A tensor of numbers, one for each tensor of the list: ATen takes them out of it.
+  // A tensor of scalars, one per tensor of the list: ATen converts it to numbers.
   Arguments args(op, stack);
   if (args["scalars"].isTensor()) args.set("scalars", plain_numbers(args.tensor("scalars"), op, "scalars"));
   if (!keeps_partials(op.operator_name().name, args)) reduce_lists(op_info(op), stack);

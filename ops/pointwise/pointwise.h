@@ -1,4 +1,4 @@
-// Elementwise operators and the Partials that pass through them. Internal to ops/.
+// Elementwise operators and the kinds of Partial that pass through them. Internal to ops/.
 #pragma once
 
 #include <string>
@@ -30,19 +30,19 @@ struct PointwisePartials {
 
 OpRule pointwise_op(PointwisePartials partials = {});
 
-// Every kind of Partial, unchanged.
+// Passes every kind of Partial of these arguments unchanged.
 std::vector<PointwisePartials::Pass> copies(const Names& arguments);
 
-// Is argument `a` of the operator a tensor (or a number)?
+// Whether argument `a` of the operator is a tensor (or a number).
 bool takes_tensor(const LocalCall& local, size_t a);
 
-// What is the same on all ranks, but must count once where the ranks' results are added up (or multiplied): is this
-// rank the one for which it does? `partial`: the input whose Partial the result has; `whole`: the input that is the
-// same, -1 for a number.
+// A constant is the same on all ranks, but must count once where the ranks' results are added up (or multiplied). This
+// is the rank's share of it. `partial`: the input whose Partial the result has; `whole`: the constant input, -1 for a
+// number.
 enum class Share { kAll, kZero, kOne };
 Share share_of_constant(const LocalCall& local, int partial, int whole = -1);
 
-// Puts that share in the place of an argument on the stack: the tensor or number itself, zeros or ones of its dtype.
+// Replaces an argument on the stack by its share: the tensor or number itself, or zeros or ones of its dtype.
 void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argument, Share share);
 
 }  // namespace dtensor

@@ -45,8 +45,8 @@ OpRule to_copy() {
   return rule;
 }
 
-// self is overwritten, by a Partial of the same kind, or by what is the same on all ranks: an average, maximum or
-// minimum of that it is everywhere, a sum or product if the others have 0 or 1.
+// self is overwritten by a Partial of the same kind, or by a replicated value: for an average, maximum or minimum every
+// rank holds the value; for a sum or product one rank does, and the others 0 or 1.
 void write_once(const LocalCall& call, torch::jit::Stack& stack) {
   hold_constant(call, stack, 1, share_of_constant(call, 0, takes_tensor(call, 1) ? 1 : -1));
   call.op.callBoxed(stack);
@@ -64,7 +64,7 @@ OpRule copy_into() {
   return rule;
 }
 
-// What is overwritten with the same on all ranks may have been of any kind, and be whole then.
+// A tensor overwritten with a replicated value may have been Partial of any kind, and become replicated.
 std::vector<DimStrategy> whole_of_partial(const OpCall& call, int64_t mesh_dim) {
   if (mesh_dim < 0 || !call.inputs[0]->placements()[mesh_dim].is_partial()) return {};
   DimStrategy s{{Replicate()}, Placements(call.inputs.size())};

@@ -12,7 +12,7 @@ namespace {
 using Pass = PointwisePartials::Pass;
 constexpr ReduceOp kSum = ReduceOp::kSum, kAvg = ReduceOp::kAvg, kMin = ReduceOp::kMin, kMax = ReduceOp::kMax;
 
-// Linear in one argument, the others whole: grad_output of the backward of anything elementwise.
+// Linear in one argument, with the others replicated: grad_output in the backward of elementwise operators.
 const std::vector<std::pair<std::string, std::string>>& linear_in_one() {
   static const auto* const table = new std::vector<std::pair<std::string, std::string>>{
       {"aten::deg2rad", "self"},
@@ -67,8 +67,8 @@ PointwisePartials keeps_extremes(const Names& arguments) {
   return {{}, Maths::kMonotone, {{arguments, kMax, kMax, Maths::kMonotone}, {arguments, kMin, kMin, Maths::kMonotone}}};
 }
 
-// maximum(x, c) and the like: non-decreasing in each argument; `own` is what both may be at once. (Not fmax(): a nan on
-// one rank is lost to the others' numbers.)
+// maximum(x, c) and the like: non-decreasing in each argument; `own` is the kind of Partial that both may have at once.
+// (Not fmax(): a nan on one rank would be lost to the others' numbers.)
 OpRule monotone_in_both(std::optional<ReduceOp> own) {
   PointwisePartials p = keeps_extremes({"self"});
   for (const auto& pass : keeps_extremes({"other"}).passes) p.passes.push_back(pass);
@@ -76,9 +76,8 @@ OpRule monotone_in_both(std::optional<ReduceOp> own) {
   return pointwise_op(p);
 }
 
-// Of bools `and` is the minimum and `or` the maximum, which `own` says, and both are non-decreasing in each argument.
-// Of numbers nothing passes, also where the result is written to numbers: whether one is 0 has nothing to do with their
-// order.
+// For bools `and` is the minimum and `or` the maximum, given by `own`, and both are non-decreasing in each argument.
+// For numbers nothing passes, also if the result is written to numbers: being 0 is not monotone.
 OpRule of_bools(ReduceOp own) {
   PointwisePartials p{{}, Maths::kCopy, {{{"self", "other"}, own, own, Maths::kCopy}}};
   for (const ReduceOp op : {kMin, kMax}) {
@@ -93,13 +92,13 @@ OpRule of_bools(ReduceOp own) {
   return rule;
 }
 
-// Of self +- alpha * other, one is a sum and the other the same on all ranks, of any dtype: the first rank adds it.
+// In self +- alpha * other, one is a sum and the other replicated, of any dtype: only the first rank adds it.
 void add_once(const LocalCall& local, torch::jit::Stack& stack) {
   const bool tensor = takes_tensor(local, 1);
   const Share other = share_of_constant(local, 0, tensor ? 1 : -1);
   if (other == Share::kZero) {
     hold_constant(local, stack, 1, other);
-    // alpha: 0 times an infinite one is no zero.
+    // Sets alpha: 0 times an infinity is not zero.
     if (tensor) stack[stack.size() - local.op.schema().arguments().size() + 2] = 1;
   }
   if (tensor) hold_constant(local, stack, 0, share_of_constant(local, 1, 0));
@@ -131,7 +130,7 @@ OpRule add_scalar() {
   return rule;
 }
 
-// self, mask, value: elements of self or the value, which only one of the ranks whose results are added up has.
+// self, mask, value: elements of self or the value, which only one of the summed ranks adds.
 OpRule masked_fill() {
   PointwisePartials p{{}, Maths::kCopy, copies({"self", "value"})};
   for (const auto& pass : copies({"self"})) p.passes.push_back(pass);
@@ -153,7 +152,7 @@ const RuleFamily pointwise_linear_rules("pointwise_linear", [](RuleRegistry& reg
   registry.add(Names{"aten::div.Tensor", "aten::div.Scalar"}, division());
   registry.add(Names{"aten::deg2rad", "aten::rad2deg"},
                pointwise_op({{{"self"}}, Maths::kReal, keeps_extremes({"self"}).passes}));
-  // Bounds that are tensors could be Partial themselves; then nothing passes.
+  // Tensor bounds could be Partial themselves; then nothing passes.
   registry.add(Names{"aten::clamp.Tensor", "aten::clamp_min.Tensor", "aten::clamp_max.Tensor"},
                pointwise_op(keeps_extremes({"self"})));
   registry.add(Names{"aten::erfc", "aten::special_erfcx"},
@@ -175,7 +174,7 @@ const RuleFamily pointwise_linear_rules("pointwise_linear", [](RuleRegistry& reg
   registry.add("aten::logical_and", of_bools(kMin));
   registry.add("aten::logical_or", of_bools(kMax));
   registry.add(Names{"aten::logaddexp", "aten::logaddexp2"}, monotone_in_both(std::nullopt));
-  // Else these would be found as overloads of the reductions aten::max and aten::min.
+  // Without this, overloads of the reductions aten::max and aten::min would be found.
   registry.add("aten::max.out", monotone_in_both(kMax));
   registry.add("aten::min.out", monotone_in_both(kMin));
 });

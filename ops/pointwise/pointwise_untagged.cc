@@ -1,5 +1,5 @@
-// Elementwise operators that ATen does not tag as such, or whose results are not where those of others are. Where ATen
-// has no meta kernel either, their results are said here.
+// Elementwise operators that ATen does not tag as such, or whose results have other strides. Where ATen has no meta
+// kernel either, their metadata is computed here.
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -22,7 +22,7 @@ OutputMetas log_sigmoid_metas(const OpCall& call) {
   return contiguous_metas(call.inputs[0]->sizes(), {dtype, dtype});
 }
 
-// In memory like the first, if that has all elements, whatever it is multiplied by.
+// Memory order of the first input, if that has all elements.
 OutputMetas prelu_metas(const OpCall& call) {
   OutputMetas metas = infer_elementwise(call);
   TensorMeta& result = *metas.tensors[0];
@@ -40,7 +40,7 @@ OutputMetas rsub_metas(const OpCall& call) {
   return metas;
 }
 
-// The angles of complex numbers come as complex numbers, whose real parts are copied.
+// The angles of complex numbers are computed as complex numbers, whose real parts are copied.
 OutputMetas angle_metas(const OpCall& call) {
   OutputMetas metas = infer_elementwise(call);
   if (c10::isComplexType(call.inputs[0]->dtype()))
@@ -48,7 +48,7 @@ OutputMetas angle_metas(const OpCall& call) {
   return metas;
 }
 
-// A sum over one dim more, of p gammas. ATen composes it, after a look at the values that meta tensors cannot have.
+// A sum over an extra dim of p gammas. ATen's composite reads values, which meta tensors do not have.
 OutputMetas mvlgamma_metas(const OpCall& call) {
   const at::Tensor self = meta_tensor(*call.input("self"));
   const bool integers = c10::isIntegralType(self.scalar_type(), /*includeBool=*/true);
@@ -64,7 +64,8 @@ OpRule with_metas(OpRule rule, std::function<OutputMetas(const OpCall&)> metas) 
 
 OpRule log_sigmoid_forward() {
   OpRule rule = with_metas(pointwise_op(), log_sigmoid_metas);
-  // The second result is scratch space for backward; on CUDA it is empty, which no layout of the input describes.
+  // The second result is scratch space for backward; on CUDA it is empty, which no layout derived from the input
+  // describes.
   rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
     const at::Tensor self = stack[0].toTensor();
     call.op.callBoxed(stack);

@@ -1,6 +1,6 @@
 // The derivative of sgn() of real numbers, zero. ATen's formula gives it as a plain tensor without memory (a
-// ZeroTensor), which no operator takes beside a distributed one; abs() and norms of order one get there in their second
-// derivative.
+// ZeroTensor), which no operator accepts next to a distributed one; abs() and norms of order one need it in their
+// second derivative.
 #include <ATen/ops/sgn.h>
 #include <ATen/ops/sgn_ops.h>
 #include <ATen/ops/zeros_like.h>

@@ -1,8 +1,8 @@
-// multinomial: categories drawn row by row, each rank for the rows that it holds. The numbers drawn are those of
+// multinomial: categories drawn row by row, each rank for the rows that it holds. The random numbers are those of
 // random.h, so that the result depends on the seed and the row, not on mesh or layout.
 //
-// What is no distribution is an error on all ranks that share the row: they exchange first, so that none waits for one
-// that has found something. Ranks of other rows do not hear of it, as of an index out of range.
+// An invalid distribution is an error on all ranks that share the row: they exchange first, so that no rank waits for
+// one that has thrown. Ranks of other rows do not get the error, as with an index out of range.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
@@ -36,7 +36,7 @@ at::Tensor laid_out(const at::Tensor& t, const Placements& layout) {
                                      {"aten::multinomial", "self", current_scope().module_path, /*implicit=*/true});
 }
 
-// nan where a probability is none.
+// Sets nan where a probability is invalid.
 void mark_invalid(const at::Tensor& speeds, const at::Tensor& p) {
   const RankTensors &marked = meta_of(speeds).locals, &given = meta_of(p).locals;
   LocalGuard guard;
@@ -46,8 +46,9 @@ void mark_invalid(const at::Tensor& speeds, const at::Tensor& p) {
   }
 }
 
-// Categories race, the likelier the faster: who comes first is who would be drawn first, and so on without replacement
-// (as in LibTorch). Of categories that are split over ranks, only the best of each rank travel.
+// Exponential race: a category's arrival time has its probability as rate, and the first arrivals are the samples, in
+// order and without replacement (as in LibTorch). If categories are split over ranks, only the best of each rank are
+// sent.
 at::Tensor race(const at::Tensor& p, int64_t samples, uint64_t key) {
   const auto dtype = p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor times = at::empty_like(p, p.options().dtype(dtype), at::MemoryFormat::Contiguous);
@@ -67,7 +68,7 @@ at::Tensor race(const at::Tensor& p, int64_t samples, uint64_t key) {
   return categories;
 }
 
-// Where numbers drawn lie between the sums of the probabilities.
+// The positions of random numbers among the cumulated probabilities.
 at::Tensor search(const at::Tensor& given, const Shape& sizes, uint64_t key) {
   const int64_t last = given.dim() - 1;
   Placements layout = spec_of(given)->placements();
@@ -90,12 +91,12 @@ at::Tensor search(const at::Tensor& given, const Shape& sizes, uint64_t key) {
     LocalGuard guard;
     if (locals[i].numel() > 0) {
       const bool valid = locals[i].min().item<double>() >= 0 &&
-                         locals[i].max().item<double>() < std::numeric_limits<double>::infinity();  // false of nan
+                         locals[i].max().item<double>() < std::numeric_limits<double>::infinity();  // false for nan
       TORCH_CHECK(valid, kInvalid);
     }
     const at::Tensor sums = locals[i].to(at::kDouble).cumsum(-1), total = sums.narrow(-1, sums.size(-1) - 1, 1);
     TORCH_CHECK(total.gt(0).all().item<bool>(), kNothingToDraw);
-    // Below the sum up to the category, not below the one before: none of probability 0 is found.
+    // Below the cumulated sum of the category, not below the previous one: categories of probability 0 are never drawn.
     found.push_back(at::searchsorted(sums, meta_of(drawn).locals[i] * total, /*out_int32=*/false, /*right=*/true));
   }
   return make_dtensor(Spec::get(mesh, layout, sizes, at::kLong), std::move(found));
@@ -116,7 +117,7 @@ void multinomial(const c10::OperatorHandle& op, Stack& stack) {
               "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
   TORCH_CHECK(sizes.back() > 0, kNothingToDraw);
   const at::Tensor p = laid_out(self, without_partials(spec_of(self)->placements()));
-  // Before the check, which may fail on some ranks alone: all ranks' generators stay in step.
+  // Drawn before the check, which may fail on some ranks only, so that all ranks' generators stay in step.
   const uint64_t key = spec_of(p)->mesh().world().has_data() ? draw_random_key(args.generator()) : 0;
   sizes.back() = samples;
   at::Tensor result = replacement && samples > 1 ? search(p, sizes, key) : race(p, samples, key);

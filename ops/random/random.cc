@@ -41,7 +41,7 @@ RandomDraw normal(const Arguments& args, const at::Tensor& self) {
   const double mean = args["mean"].isNone() ? 0 : args.number("mean"),
                std = args["std"].isNone() ? 1 : args.number("std");
   TORCH_CHECK(std >= 0, "normal expects std >= 0.0, but found std ", std);
-  // The variance of a complex number is that of its parts together.
+  // The variance of a complex number is the sum of those of its parts.
   return {RandomKind::kNormal, mean, complex ? std / std::sqrt(2.0) : std};
 }
 
@@ -75,7 +75,7 @@ RandomDraw cauchy(const Arguments& args, const at::Tensor& self) {
   return {RandomKind::kCauchy, args.number("median"), args.number("sigma")};
 }
 
-// The largest integer up to which the dtype holds all.
+// The largest n such that the dtype represents all integers up to n.
 int64_t max_integer(c10::ScalarType dtype) {
   int64_t max = 1;
   if (dtype == at::kBool) return max;
@@ -127,7 +127,7 @@ const absl::flat_hash_map<std::string, Draw>& draws() {
   return *table;
 }
 
-// What the operator fills: self, out, or a new tensor like self.
+// The tensor that the operator fills: self, out, or a new tensor like self.
 at::Tensor target(const c10::OperatorHandle& op, const Arguments& args, const at::Tensor& like) {
   if (op.schema().name().back() == '_') return args.tensor("self");
   if (const at::Tensor out = args.out(); out.defined()) return out;

@@ -1,8 +1,8 @@
 // Random distributions whose parameters are tensors: poisson, binomial, gamma, dirichlet; and the noise of rrelu.
 //
-// The value at a place is made of its parameters and of a number drawn for it as random.h says, so that it depends on
-// the seed and the place, not on mesh or layout. That number is the key of a stream of its own, since these take as
-// many numbers as they need. On a GPU values are made on the host.
+// The value at a place depends on its parameters and on a random number drawn for it as in random.h, so on the seed and
+// the place, not on mesh or layout. That number is the key of a separate stream, since these distributions need a
+// varying count of numbers. For a GPU, values are computed on the host.
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/native/Distributions.h>
@@ -79,7 +79,7 @@ double sample_gamma(double alpha, double, KeyedStream& stream) {
   return ::sample_gamma<double, double, decltype(uniform), decltype(normal)>(alpha, uniform_sampler, normal_sampler);
 }
 
-// Of shapes so small that each of the gammas may be 0, where their quotients are not: the logarithm of one.
+// The logarithm of a gamma, for shapes so small that each of the gammas may be 0 although their quotients are not.
 double sample_log_gamma(double alpha, double, KeyedStream& stream) {
   if (alpha >= 1) return std::log(sample_gamma(alpha, 0, stream));
   const double boosted = std::log(sample_gamma(alpha + 1, 0, stream));
@@ -90,7 +90,7 @@ using Sample = double (*)(double a, double b, KeyedStream& stream);
 
 // ------------------------------------------------------------ a tensor
 
-// Of parts on the CPU; `keys` and parameters have the shape of the result.
+// Draws parts on the CPU; `keys` and parameters have the shape of the result.
 at::Tensor sample_part(Sample sample, const at::Tensor& a, const at::Tensor& b, const at::Tensor& keys) {
   const at::Tensor result = at::empty(a.sizes(), at::TensorOptions(at::kDouble));
   const double *pa = a.const_data_ptr<double>(), *pb = b.const_data_ptr<double>();
@@ -107,7 +107,7 @@ at::Tensor on_host(const at::Tensor& part, c10::ScalarType dtype) {
   return part.to(at::TensorOptions(at::kCPU).dtype(dtype)).contiguous();
 }
 
-// Values for parameters `a` and `b` of one shape, in the layout of `a`, or what it is once reduced.
+// Values for parameters `a` and `b` of one shape, in the layout of `a`, reduced if Partial.
 at::Tensor sample_all(const c10::OperatorHandle& op, Sample sample, const at::Tensor& given_a,
                       const at::Tensor& given_b, const Arguments& args) {
   const Placements layout = without_partials(spec_of(given_a)->placements());
@@ -160,7 +160,7 @@ void binomial(const c10::OperatorHandle& op, Stack& stack) {
   give(op, stack, sample_all(op, sample_binomial, count.expand(sizes), prob.expand(sizes), args));
 }
 
-// Gammas over their sum, by their logarithms: none of the sums is 0.
+// Gammas divided by their sum, by their logarithms: no sum is 0.
 void dirichlet(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
@@ -208,7 +208,7 @@ void rrelu_functional(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(r.noise.clone());
 }
 
-// _fused_dropout(self, p, generator): p is the probability to stay.
+// _fused_dropout(self, p, generator): p is the probability to keep an element.
 void fused_dropout(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
@@ -220,7 +220,7 @@ void fused_dropout(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(mask);
 }
 
-// Results that are contiguous whatever the arguments' strides are.
+// Results are contiguous for any strides of the arguments.
 OutputMetas contiguous_elementwise(const OpCall& call) {
   OutputMetas metas = infer_elementwise(call);
   for (auto& meta : metas.tensors) meta->strides = row_major_strides({meta->sizes.data(), meta->sizes.size()});

@@ -26,8 +26,8 @@ cpu::GlobalOffsets global_offsets(const Spec& spec, int64_t i) {
   return offsets;
 }
 
-// What the first of the ranks that share an addend holds stands for the value; the others hold what adds nothing to it.
-// Of averages, minima and maxima, all hold the value.
+// Of the ranks that share a Partial, the first holds the value, and the others the reduction's neutral element. For
+// averages, minima and maxima, all hold the value.
 void neutralize(const Spec& spec, int64_t i, const at::Tensor& part) {
   const auto coordinate = spec.mesh().local_coordinate(i);
   for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
@@ -44,7 +44,7 @@ uint64_t draw_random_key(const std::optional<at::Generator>& given) {
   at::Generator generator = given && given->defined() ? *given : at::detail::getDefaultCPUGenerator();
   std::lock_guard<std::mutex> lock(generator.mutex());
   if (generator.device().is_cpu()) return generator.get<at::CPUGeneratorImpl>()->random64();
-  // A CUDA generator is a seed and a position: step over the four words that ATen's kernels take at least.
+  // A CUDA generator has a seed and an offset: advance by the four words that ATen's kernels take at least.
   const uint64_t position = generator.get_offset();
   generator.set_offset(position + 4);
   const PhiloxWords x = philox4x32(generator.current_seed(), position);

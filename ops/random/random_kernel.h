@@ -1,4 +1,4 @@
-// The philox kernel for a rank's part, on the device where it is. Internal to ops/.
+// The philox kernel for a rank's part, on the part's device. Internal to ops/.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // The largest or smallest elements along a dim, and where they are. Where the dim is split over ranks (class scores of
-// a vocabulary-parallel head), every rank names its best ones, and only these travel: a value and an index each.
+// a vocabulary-parallel head), only the best elements of every rank are sent: a value and an index each.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
@@ -29,7 +29,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// Global indices along a dim of the elements at `local` ones of a part.
+// Global indices along a dim for local indices into a part.
 at::Tensor to_global(const at::Tensor& local, const Runs& runs) {
   if (runs.size() == 1) return local + runs[0].begin;
   std::vector<at::Tensor> global;
@@ -39,7 +39,7 @@ at::Tensor to_global(const at::Tensor& local, const Runs& runs) {
   return at::cat(global).take(local);
 }
 
-// Of indices into the elements of a part, row-major, those into the elements of the whole tensor.
+// Converts row-major indices into a part to row-major indices into the whole tensor.
 at::Tensor flat_to_global(at::Tensor local, const Part& part, const Shape& whole) {
   const Shape sizes = part.sizes();
   at::Tensor global;
@@ -59,7 +59,7 @@ at::Tensor padded_along(const at::Tensor& t, int64_t dim, int64_t width) {
   return pad.back() == 0 ? t : at::constant_pad_nd(t, pad);
 }
 
-// What travels if every element does, and if the candidates do.
+// Whether the candidates have fewer bytes than all elements.
 bool saves(const at::Tensor& self, const SummaryRequest& request) {
   int64_t elements = 1;
   for (const int64_t d : request.dims) elements *= self.size(d);
@@ -71,8 +71,7 @@ CommCause cause_of(const c10::OperatorHandle& op, const at::Tensor& self) {
   return {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true};
 }
 
-// The first of the candidates that are the best of all: nan is, if it is there. Its value, if that is wanted, and
-// index.
+// The first of the best candidates, with nan as the best of all. Its value, if requested, and its index.
 Combination first_best(const at::Tensor& self, bool largest, bool keepdim, int64_t elements, bool wants_value) {
   Combination combination;
   if (wants_value) combination.dtypes.push_back(self.scalar_type());
@@ -122,7 +121,7 @@ std::optional<std::vector<at::Tensor>> extreme_of_split(const c10::OperatorHandl
   return combine_summaries(self, request, combination, cause_of(op, self));
 }
 
-// The dim argument, from 0; nullopt: an error that the operator itself tells.
+// The dim argument, from 0; nullopt: invalid, and the operator itself reports the error.
 std::optional<int64_t> valid_dim(const at::Tensor& self, const c10::IValue& dim) {
   const int64_t n = self.dim();
   if (!dim.isInt() || dim.toInt() < -n || dim.toInt() >= n) return std::nullopt;
@@ -155,7 +154,7 @@ void arg_extreme(const c10::OperatorHandle& op, Stack& stack) {
     dims = {*dim};
   }
   std::optional<std::vector<at::Tensor>> best;
-  const bool takes = !dims.empty() && self.scalar_type() != at::kBool;  // bools are refused
+  const bool takes = !dims.empty() && self.scalar_type() != at::kBool;  // bools are rejected
   if (takes) best = extreme_of_split(op, self, dims, kLargest, args["keepdim"].toBool(), /*wants_value=*/false);
   if (!best) return dispatch_by_rule(op, stack);
   torch::jit::drop(stack, op.schema().arguments().size());

@@ -18,11 +18,11 @@
 namespace dtensor {
 namespace {
 
-// Summaries as tensors of their own, [others, shares, 1, rows], whatever the layout of what they are of: along mesh
-// dims that cut other dims every rank has one of the others, and its rows, as many as the most that a rank has.
+// Summaries as separate tensors [others, shares, 1, rows], independent of the layout of the summarized tensor: along
+// mesh dims that cut other dims, every rank has one index of `others`, padded to the largest number of rows on a rank.
 struct Rows {
-  int64_t others = 1, shares = 1, each = 1, all = 1;  // rows: of each group, of all
-  Placements said, dealt, whole;                      // by share; by rows; all on every rank of these mesh dims
+  int64_t others = 1, shares = 1, each = 1, all = 1;  // rows: of each group, in total
+  Placements said, dealt, whole;  // sharded by share; sharded by rows; replicated on these mesh dims
   SpecPtr spec(const DeviceMesh& mesh, const Placements& placements, int64_t columns, c10::ScalarType dtype) const {
     return Spec::get(mesh, placements, {others, columns, 1, all}, dtype);
   }
@@ -40,7 +40,7 @@ Rows rows_of(const Spec& spec, const SummaryRequest& request) {
     rows.dealt.push_back(cut ? Shard(3) : rows.said.back());
     rows.whole.push_back(cut ? Replicate() : rows.said.back());
   }
-  const std::vector<int64_t> first(static_cast<size_t>(mesh.ndim()), 0);  // who holds most
+  const std::vector<int64_t> first(static_cast<size_t>(mesh.ndim()), 0);  // the rank that holds most
   const Shape most = local_shape(spec.sizes(), mesh.shape(), spec.placements(), first);
   for (int64_t d = 0; d < spec.ndim(); ++d) {
     if (!std::binary_search(request.dims.begin(), request.dims.end(), d)) rows.each *= most[d];
@@ -54,7 +54,7 @@ struct Way {
   double seconds = 0;
 };
 
-// By the specs of the summaries, which tell all but the results' dtypes, these, and limits.
+// By the specs of the summaries, which determine all but the results' dtypes; the dtypes; and limits.
 struct Ways : Memo<std::vector<int64_t>, Way, 512> {};
 
 Way cheaper_way(const DeviceMesh& mesh, const Rows& rows, const SummaryRequest& request,
@@ -89,7 +89,7 @@ std::vector<at::Tensor> moved(const std::vector<at::Tensor>& tensors, const Plac
   return redistribute_below_autograd(tensors, layouts, cause);
 }
 
-// What all local ranks say.
+// The summaries of all local ranks.
 std::vector<at::Tensor> said_rows(const DTensorMeta& meta, const Rows& rows, const Shares& shares,
                                   const SummaryRequest& request) {
   std::vector<RankTensors> locals(request.dtypes.size());
@@ -111,11 +111,11 @@ std::vector<at::Tensor> said_rows(const DTensorMeta& meta, const Rows& rows, con
   return tensors;
 }
 
-// The rows that each rank has all summaries of, combined.
+// Combines the rows of which each rank has all summaries.
 std::vector<at::Tensor> combined_rows(const std::vector<at::Tensor>& summaries, const Rows& rows, const Shares& shares,
                                       const Combination& combination) {
   const Spec& spec = *spec_of(summaries[0]);
-  std::vector<int64_t> columns;  // of ranks that have elements
+  std::vector<int64_t> columns;  // of ranks with elements
   std::vector<Part> parts;
   for (size_t p = 0; p < shares.parts.size(); ++p) {
     if (shares.counts[p] == 0) continue;
@@ -156,10 +156,10 @@ std::vector<at::Tensor> combined_rows(const std::vector<at::Tensor>& summaries, 
   return tensors;
 }
 
-// Rows of results as a tensor that is distributed as the one that they are of.
+// Converts rows of results to a tensor distributed like the summarized one.
 at::Tensor unrolled(const at::Tensor& combined, const Spec& spec, const Rows& rows, const SummaryRequest& request,
                     bool keepdim) {
-  std::vector<int64_t> place(static_cast<size_t>(spec.ndim()), 0);  // of each dim, -1 where it goes
+  std::vector<int64_t> place(static_cast<size_t>(spec.ndim()), 0);  // position of each dim, -1 where it is removed
   int64_t ndim = 0;
   Shape sizes;
   for (int64_t d = 0; d < spec.ndim(); ++d) {
@@ -183,7 +183,7 @@ at::Tensor unrolled(const at::Tensor& combined, const Spec& spec, const Rows& ro
     int64_t n = 1;
     for (const int64_t size : shape) n *= size;
     t = t.narrow(1, 0, n / request.groups);
-    if (request.groups > 1) {  // in front, and now where it belongs
+    if (request.groups > 1) {  // moves the groups from the front to their dim
       shape.erase(shape.begin() + request.dims[0]);
       shape.insert(shape.begin(), request.groups);
       t = t.reshape(at::IntArrayRef(shape)).movedim(0, request.dims[0]);

@@ -1,7 +1,7 @@
-// What every rank says of its part of some dims, combined by the cheaper of two ways: where nobody needs what each rank
-// says. Internal to ops/.
+// Combines per-rank summaries of some dims in the cheaper of two ways, for callers that only need the combined result.
+// Internal to ops/.
 //
-//   // Each rank's largest element as in rank_summaries.h; of these the largest.
+//   // Each rank's largest element as in rank_summaries.h, then the maximum of these.
 //   const auto largest = combine_summaries(t, request, {.dtypes = {dtype}, .combine = [](const auto& maxima, ...) {
 //                                            return std::vector{maxima[0].amax(0)}; }}, cause);
 #pragma once
@@ -17,24 +17,26 @@
 
 namespace dtensor {
 
-// How the summaries of one row, which is what the other dims index, become its results.
+// How the summaries of one row (an index of the other dims) are combined to its results.
 struct Combination {
   std::vector<c10::ScalarType> dtypes;  // of the results
-  // Of the rows that a rank combines, column c of [columns, rows] being of parts[c]: [rows] each. Called where columns
-  // and rows are not empty. `group`, [rows]: which of request.groups a row is of; undefined if there is one.
+  // Gets the rows that a rank combines: column c of [columns, rows] comes from parts[c]. Returns [rows] per result.
+  // Called only with at least one column and one row. `group`, [rows]: the group of each row, out of request.groups;
+  // undefined if there is one group.
   std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& columns, const std::vector<Part>& parts,
                                         const at::Tensor& group)>
       combine;
-  bool keepdim = true;  // the dims have size 1 in the results, but the first of them request.groups; else they are gone
+  bool keepdim =
+      true;  // reduced dims have size 1 in the results, the first of them size request.groups; else they are removed
 };
 
-// The results, distributed as the tensor is but whole along the mesh dims that cut the dims. By the cheaper of two
-// ways: every rank gets all summaries and combines them; or each gets those of a part of the rows, and the results
-// travel, which is as many bytes on any number of ranks, and needs less memory. REQUIRES: is_split(t, request.dims);
-// request.count gives 1 at most; keepdim, or one group.
+// The results, distributed like the tensor but replicated along the mesh dims that cut the reduced dims. The cheaper of
+// two ways: every rank gathers all summaries and combines them; or each rank combines those of a part of the rows and
+// the results are gathered, whose bytes do not grow with the number of ranks and which needs less memory. REQUIRES:
+// is_split(t, request.dims); request.count returns at most 1; keepdim, or one group.
 std::vector<at::Tensor> combine_summaries(const at::Tensor& t, const SummaryRequest& request,
                                           const Combination& combination, const CommCause& cause);
-// What the exchanges for it take, by the cost model; infinity where they would exceed the memory limit.
+// Estimated time of its exchanges; infinity where they would exceed the memory limit.
 double seconds_to_combine(const Spec& spec, const SummaryRequest& request, const Combination& combination);
 
 }  // namespace dtensor

@@ -1,5 +1,5 @@
-// Sums over elements that land in bins or on a diagonal, whoever holds them: each rank counts its own, and the counts
-// are addends. And membership in a set.
+// Sums over elements by bin or on a diagonal: each rank counts its own elements, and the counts are Partial. And
+// membership in a set.
 #include <ATen/TensorOperators.h>
 #include <c10/util/Exception.h>
 
@@ -20,7 +20,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// The elements of the first input may lie anywhere; other inputs have one for each of them.
+// Every dim of the first input may be split; the other inputs are split alike.
 FactorRule count(const OpCall& call, int64_t output_dims) {
   FactorRule rule = pointwise(call);
   for (const int factor : rule.outputs[0]) rule.contractions.push_back({factor, ReduceOp::kSum});
@@ -28,7 +28,7 @@ FactorRule count(const OpCall& call, int64_t output_dims) {
   return rule;
 }
 
-// Nothing counted is zero; some kernels give another dtype then.
+// The count of an empty part is zero; some kernels give another dtype then.
 void count_local(const LocalCall& local, Stack& stack) {
   const size_t base = stack.size() - local.op.schema().arguments().size();
   const at::Tensor self = stack[base].toTensor();
@@ -40,7 +40,7 @@ void count_local(const LocalCall& local, Stack& stack) {
 
 // ------------------------------------------------------------ histc, bincount
 
-// histc(self, bins, min, max): the elements' own range where min and max are the same.
+// histc(self, bins, min, max): uses the range of the elements if min equals max.
 void histc(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   at::Tensor self = args.tensor("self");
@@ -58,7 +58,7 @@ OutputMetas histc_metas(const OpCall& call) {
   return contiguous_metas({call.get_int("bins")}, {call.input("self")->dtype()});
 }
 
-// bincount(self, weights?, minlength): the largest element says how many bins there are.
+// bincount(self, weights?, minlength): the largest element determines the number of bins.
 void bincount(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   at::Tensor self = args.tensor("self");
@@ -99,13 +99,13 @@ OpRule trace_rule() {
     TORCH_CHECK(call.input("self")->ndim() == 2, "trace: expected a matrix, but got ", call.to_string());
     FactorRule factors = count(call, 0);
     factors.terms = {{0}};
-    return strategies(factors, call);  // interleaved rows have no one diagonal
+    return strategies(factors, call);  // interleaved rows do not have a single diagonal
   };
   rule.metas = [](const OpCall& call) {
     const auto dtype = call.input("self")->dtype();
     return contiguous_metas({}, {c10::isIntegralType(dtype, /*includeBool=*/true) ? at::kLong : dtype});
   };
-  // Of a part that begins at row r and column c, the diagonal that is r - c beside its own.
+  // For a part that begins at row r and column c: its diagonal with offset r - c.
   rule.local = [](const LocalCall& local, Stack& stack) {
     const at::Tensor self = stack.front().toTensor();
     const Part part = local.inputs[0]->local_layout(local.i);
@@ -122,7 +122,7 @@ OpRule trace_rule() {
 
 // ------------------------------------------------------------ isin
 
-// The set whole, the elements anywhere.
+// The set is whole, the elements may be split.
 FactorRule isin_rule(const OpCall& call) {
   const int elements = call.input_index("elements");
   FactorRule rule;
@@ -135,8 +135,8 @@ FactorRule isin_rule(const OpCall& call) {
   return rule;
 }
 
-// Of a set that ranks share, each looks at its own part: whether an element is in any of them, or in none, is the
-// maximum or minimum of what they find. That is left where it is no dearer to find than the set to gather.
+// If the set is sharded, each rank tests its own part: whether an element is in any part, or in none, is the maximum or
+// minimum of the ranks' results. The result stays Partial if computing this costs no more than gathering the set.
 std::vector<DimStrategy> isin_strategies(const OpCall& call, int64_t mesh_dim) {
   auto result = strategies(isin_rule(call), call, mesh_dim);
   const int elements = call.input_index("elements"), set = call.input_index("test_elements");
@@ -149,7 +149,7 @@ std::vector<DimStrategy> isin_strategies(const OpCall& call, int64_t mesh_dim) {
   return result;
 }
 
-// ATen's meta kernel gives a list for one element.
+// ATen's meta kernel returns one dim for a scalar.
 OutputMetas isin_metas(const OpCall& call) {
   const Spec* elements = call.input("elements");
   return contiguous_metas(elements != nullptr ? at::IntArrayRef(elements->sizes()) : at::IntArrayRef(), {at::kBool});

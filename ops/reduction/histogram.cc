@@ -1,5 +1,5 @@
-// Histograms over one dim or many: every rank counts what it holds, and the counts are addends. Where the bins are to
-// span the data, all agree on the range first; a density is made of the counts.
+// Histograms over one dim or many: every rank counts its elements, and the counts are Partial. If the bins shall span
+// the data, the ranks find the common range first; a density is computed from the counts.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -25,7 +25,7 @@ using torch::jit::Stack;
 
 // ------------------------------------------------------------ rules
 
-// Each element, or row of coordinates, of `self` may lie anywhere, and its weight with it. The first of `num_outputs`
+// Each element, or row of coordinates, of `self` may be split, and its weight likewise. The first of `num_outputs`
 // results counts them, the others are edges.
 FactorRule counts_rule(const OpCall& call, int64_t num_coordinate_dims, const OutputMetas& metas, bool counts) {
   const int self = call.input_index("self"), weight = call.input_index("weight");
@@ -61,7 +61,7 @@ OutputMetas histogram_metas(const OpCall& call) {
   return metas;
 }
 
-// The counts are addends, the edges the same on all ranks.
+// The counts are Partial, the edges the same on all ranks.
 std::vector<DimStrategy> histogram_strategies(const OpCall& call, int64_t mesh_dim) {
   TORCH_CHECK(!call.has_arg("bins") || call.has_arg("range") || call.input("bins")->ndim() == 1,
               "torch.histogram(): bins tensor should have one dimension, but got ", call.to_string());
@@ -99,7 +99,7 @@ std::vector<DimStrategy> dd_edges_strategies(const OpCall& call, int64_t mesh_di
 
 // ------------------------------------------------------------ on one rank
 
-// A rank that holds nothing counts one element that weighs nothing.
+// A rank with an empty part counts one element of weight 0.
 template <int kCoordinateDims>
 void count_bins_local(const LocalCall& local, Stack& stack) {
   Arguments args(local.op, stack);
@@ -116,8 +116,7 @@ void count_bins_local(const LocalCall& local, Stack& stack) {
 
 // ------------------------------------------------------------ handlers
 
-// Where the range is not given, it is what the elements span: the smallest and largest of each coordinate, one after
-// the other.
+// Without a given range, it is that of the elements: the smallest and largest of each coordinate, one after the other.
 void set_range(const c10::OperatorHandle& op, Arguments& args, int64_t coordinate_dims) {
   const auto at = op.schema().argumentIndexWithName("range");
   at::Tensor self = args.tensor("self");
@@ -131,7 +130,7 @@ void set_range(const c10::OperatorHandle& op, Arguments& args, int64_t coordinat
            std::vector<double>(range.const_data_ptr<double>(), range.const_data_ptr<double>() + range.numel()));
 }
 
-// Counts per unit of volume, of all that was counted.
+// Counts per unit of volume, divided by the total count.
 at::Tensor density_of(at::Tensor hist, const std::vector<at::Tensor>& edges) {
   hist = hist / hist.sum();
   for (size_t d = 0; d < edges.size(); ++d) {
@@ -155,7 +154,7 @@ void histogram(const c10::OperatorHandle& op, Stack& stack) {
   torch::jit::peek(stack, 0, 2) = hist;
 }
 
-// The edges of histogramdd(), which depend on the data by its range alone.
+// The edges of histogramdd(), which depend only on the range of the data.
 void dd_edges(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   set_range(op, args, 1);

@@ -1,5 +1,5 @@
-// Variance, mean, and the logarithm of a sum of exponentials along dims that are split over ranks: every rank gives
-// those of its part, and they are combined.
+// Variance, mean, and the logarithm of a sum of exponentials along dims that are split over ranks: those of every
+// rank's part are combined.
 #include "ops/reduction/moments.h"
 
 #include <ATen/TensorOperators.h>
@@ -25,8 +25,8 @@ namespace {
 
 using torch::jit::Stack;
 
-// The `dim` argument, ascending and from 0: all dims if it is None or []. nullopt: an error that the operator itself
-// tells.
+// The `dim` argument, ascending and from 0: all dims if it is None or []. nullopt: invalid, and the operator itself
+// reports the error.
 std::optional<std::vector<int64_t>> valid_dims(const at::Tensor& self, const c10::IValue& dim) {
   std::vector<int64_t> dims;
   if (dim.isIntList()) dims = dim.toIntVector();
@@ -121,7 +121,7 @@ std::function<int64_t(const Part&)> one_of_elements(const std::vector<int64_t>& 
 }
 
 Moments combined(const Moments& columns, const at::Tensor& shares) {
-  // From a column's mean on: where all are equal nothing is rounded, and the variance of a constant is 0.
+  // Deviations from the mean of one column: if all are equal nothing is rounded, and the variance of a constant is 0.
   const at::Tensor largest = shares.argmax(0, /*keepdim=*/true).expand({1, columns.mean.size(1)});
   const at::Tensor first = columns.mean.gather(0, largest);
   const at::Tensor shifted = columns.mean - first;

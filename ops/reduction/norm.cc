@@ -28,7 +28,7 @@ c10::ScalarType norm_dtype(const at::Tensor& self, std::optional<c10::ScalarType
   return c10::toRealValueType(dtype.value_or(self.scalar_type()));
 }
 
-// Is each result made of no elements?
+// Whether each result is a norm of no elements.
 bool reduces_nothing(const at::Tensor& t, at::OptionalIntArrayRef dims) {
   if (!dims) return t.numel() == 0;
   for (int64_t d : *dims) {
@@ -37,7 +37,7 @@ bool reduces_nothing(const at::Tensor& t, at::OptionalIntArrayRef dims) {
   return false;
 }
 
-// ---- Norms of parts, Partial(kNorm2): roots whose squares are yet to be added up. So a norm of norms, as in
+// ---- Norms of parts, Partial(kNorm2): roots whose squares are added up in the reduction. So a norm of norms, as in
 // clip_grad_norm_, costs one collective, however many they are.
 
 Placements with_op(Placements placements, ReduceOp from, ReduceOp to) {
@@ -53,7 +53,7 @@ bool is_norm_of_parts(const at::Tensor& t) {
                      [](const Placement& p) { return p.is_partial() && p.reduce_op() == ReduceOp::kNorm2; });
 }
 
-// `t` with other numbers, whose reduction is another.
+// `t` with other local values and another kind of Partial.
 at::Tensor mapped(const at::Tensor& t, ReduceOp from, ReduceOp to, at::Tensor (*map)(const at::Tensor&)) {
   const DTensorMeta& meta = meta_of(t);
   RankTensors locals = meta.locals;
@@ -83,7 +83,7 @@ at::Tensor vector_norm(const at::Tensor& given, double p, at::OptionalIntArrayRe
   }
   TORCH_CHECK(p >= 0 || !reduces_nothing(given, dims), "linalg.vector_norm cannot compute the ", p,
               " norm on an empty tensor because the operation does not have an identity");
-  // Sums of half-precision powers overflow where the norm would not.
+  // Sums of half-precision powers may overflow although the norm does not.
   const bool half = result_dtype == at::kHalf || result_dtype == at::kBFloat16;
   const auto accumulate = half ? at::kFloat : result_dtype;
   const auto widened = at::isComplexType(self.scalar_type()) ? at::kComplexFloat : at::kFloat;
@@ -103,7 +103,7 @@ at::Tensor vector_norm(const at::Tensor& given, double p, at::OptionalIntArrayRe
   return half ? result.to(result_dtype) : result;
 }
 
-// All forms of norm and linalg_vector_norm, told apart by the names of their arguments.
+// All forms of norm and linalg_vector_norm, distinguished by the names of their arguments.
 void norm(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto& arguments = op.schema().arguments();
   const size_t base = stack.size() - arguments.size();

@@ -9,8 +9,8 @@
 namespace dtensor {
 
 // The smallest and largest element of `self`, or of each index of its last dim where `coordinate_dims` is 1: [1 or
-// columns, 2], a plain tensor on the CPU. One exchange of two numbers a rank and row, if ranks share the elements;
-// `self` becomes what it is reduced to, if it is Partial. REQUIRES: self.numel() > 0.
+// columns, 2], a plain tensor on the CPU. If the elements are sharded, exchanges two numbers per rank and row. If
+// `self` is Partial, it is replaced by its reduced tensor. REQUIRES: self.numel() > 0.
 // Errors: as plain_numbers().
 at::Tensor plain_range(at::Tensor& self, int64_t coordinate_dims, const c10::OperatorHandle& op);
 

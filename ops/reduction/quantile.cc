@@ -1,4 +1,4 @@
-// quantile and nanquantile by operators on tensors: LibTorch's own code reads memory on the way, since 2.15.
+// quantile and nanquantile by tensor operators: since 2.15, LibTorch's own code reads memory.
 #include <ATen/TensorOperators.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/Tensor.h>
@@ -35,8 +35,7 @@ struct Request {
 void check(const Request& r) {
   TORCH_CHECK(r.self.numel() > 0, r.name(), " input tensor must be non-empty");
   TORCH_CHECK(r.q.dim() <= 1, r.name(), " q must be a scalar or 1D tensor, not one of ", r.q.dim(), " dims");
-  // A q whose elements are split among ranks is not read, as that would communicate: gather() refuses what is out of
-  // range.
+  // A q whose elements are sharded is not read, as that would communicate: gather() rejects values out of range.
   const bool readable = !is_dtensor(r.q) || (spec_of(r.q)->is_replicated() && spec_of(r.q)->mesh().world().has_data());
   TORCH_CHECK_VALUE(!readable || ((r.q >= 0) & (r.q <= 1)).all().item<bool>(), r.name(),
                     " q values must be in the range [0, 1]");
@@ -51,8 +50,8 @@ void check(const Request& r) {
               r.interpolation);
 }
 
-// Where in its row each quantile lies, between two values as a rule. A nan in the row is the quantile, or is passed
-// over.
+// The position of each quantile in its row, usually between two values. A nan in the row is the quantile, or is
+// skipped.
 Tensor places(const Request& r, const Tensor& rows) {
   const int64_t last = rows.size(-1) - 1;
   if (r.skips_nan) {

@@ -1,5 +1,5 @@
-// Who shares some dims of a tensor, and what each is to say of its part: of rank_summaries.h and combine_summaries.h.
-// Internal to ops/.
+// Which ranks share some dims of a tensor, and each rank's summary of its part: for rank_summaries.h and
+// combine_summaries.h. Internal to ops/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,31 +17,31 @@ namespace dtensor {
 
 struct SummaryRequest {
   std::vector<int64_t> dims;  // ascending
-  // How many columns the rank that holds `part` has to say; 0 where it holds nothing.
+  // The number of summary columns of the rank that holds `part`; 0 for an empty part.
   std::function<int64_t(const Part& part)> count;
-  // These, of one rank's local tensor, in `width` columns: the dims have size 1, but the first of them `width`. What is
-  // in columns beyond count() does not matter.
+  // The summaries of one rank's local tensor, in `width` columns: the reduced dims have size 1, the first of them
+  // `width`. Columns beyond count() are ignored.
   std::function<std::vector<at::Tensor>(const at::Tensor& local, const Part& part, int64_t width)> summarize;
-  std::vector<c10::ScalarType> dtypes;  // of what it gives
-  // To combine: so many summaries of a part, one after the other along the first of the dims, are of groups of its
-  // elements, and groups are told apart like rows. `width` is then theirs together.
+  std::vector<c10::ScalarType> dtypes;  // of its results
+  // For combine_summaries(): each part has one summary per group of its elements, one after the other along the first
+  // of the dims. Groups are combined separately, like rows. `width` then counts all groups together.
   int64_t groups = 1;
 };
 
-// Does a mesh dim so placed cut one of the dims, which ascend?
+// Whether a mesh dim with placement `p` cuts one of the dims, which ascend.
 bool cuts(const Placement& p, const std::vector<int64_t>& dims);
 
 // The parts along the dims, one per coordinate of the mesh dims that cut them, row-major.
 struct Shares {
   std::vector<Part> parts;
   std::vector<int64_t> counts;  // columns of each
-  int64_t width = 0;            // of the widest
+  int64_t width = 0;            // of the part with most
 
   int64_t position(const Spec& spec, const std::vector<int64_t>& dims, c10::ArrayRef<int64_t> coordinate) const;
 };
 
 Shares shares_of(const Spec& spec, const SummaryRequest& request);
-// What the i-th local rank says.
+// The summary of the i-th local rank.
 std::vector<at::Tensor> said_by(const DTensorMeta& meta, size_t i, const Shares& shares, const SummaryRequest& request);
 
 }  // namespace dtensor

@@ -16,15 +16,15 @@ namespace {
 
 using OpNames = std::vector<std::string>;
 
-// The dtype that a sum or product comes out in.
+// The dtype of a sum's or product's result.
 c10::ScalarType accumulated_dtype(const OpCall& call) {
   if (call.has_arg("dtype") && !call.arg("dtype").isNone()) return call.arg("dtype").toScalarType();
   const auto own = call.inputs[0]->dtype();
   return at::isIntegralType(own, /*includeBool=*/true) ? at::kLong : own;
 }
 
-// Reduced dims that are sharded leave a Partial of `op`. Where the operator commutes with that reduction (a count of
-// non-zeros does not) a Partial input of that kind passes through.
+// Reducing sharded dims gives a Partial of `op`. If the operator commutes with that reduction (a count of non-zeros
+// does not) a Partial input of that kind passes through.
 OpRule reduce_op(ReduceOp op, bool commutes = true) {
   return factor_op([op, commutes](const OpCall& call) {
     FactorRule rule = reduction(call, 0, reduced_dims(call), keeps_dims(call), op);
@@ -36,8 +36,8 @@ OpRule reduce_op(ReduceOp op, bool commutes = true) {
   });
 }
 
-// A sum of what is no nan. Addends may be nan where their sum is, which then counts for nothing as a whole, so only
-// integers pass.
+// A sum of the elements that are not nan. Addends may be nan although their sum is one element, which is skipped as a
+// whole, so only integers pass.
 OpRule nansum() {
   OpRule of_numbers = reduce_op(ReduceOp::kSum, /*commutes=*/false), of_integers = reduce_op(ReduceOp::kSum);
   OpRule rule = of_numbers;
@@ -54,8 +54,7 @@ int64_t numel(const Shape& shape) {
   return n;
 }
 
-// Elements of the input that one result is made of: of this rank's part, and in all. A rank without results has no
-// part.
+// The number of input elements per result: of this rank's part, and in total. A rank without results has no part.
 struct ReducedShare {
   int64_t own = 0, all = 0;
 };
@@ -67,8 +66,8 @@ ReducedShare share_of(const LocalCall& call) {
   return {own, call.inputs[0]->meta().numel() / results};
 }
 
-// The local mean times the share of the elements that it stands for: an addend of the global mean, exact on uneven
-// shards, and no nearer to overflow than the mean itself.
+// The local mean times its share of the elements: an addend of the global mean, exact on uneven shards, and no closer
+// to overflow than the mean itself.
 void local_mean(const LocalCall& call, torch::jit::Stack& stack) {
   const ReducedShare share = share_of(call);
   call.op.callBoxed(stack);
@@ -81,7 +80,7 @@ void local_mean(const LocalCall& call, torch::jit::Stack& stack) {
   }
 }
 
-// What changes no maximum (`of_max`) or minimum of values of the dtype.
+// The neutral element of a maximum (`of_max`) or minimum for the dtype.
 c10::Scalar neutral(c10::ScalarType dtype, bool of_max) {
   if (at::isFloatingType(dtype)) {
     const double inf = std::numeric_limits<double>::infinity();
@@ -95,7 +94,7 @@ c10::Scalar neutral(c10::ScalarType dtype, bool of_max) {
   return value;
 }
 
-// ATen refuses to take the maximum of nothing; a rank whose part is empty gives what the others' maxima win against.
+// ATen rejects the maximum of an empty tensor; a rank with an empty part returns the neutral element.
 template <bool kOfMax>
 void local_extreme(const LocalCall& call, torch::jit::Stack& stack) {
   const at::Tensor self = stack[0].toTensor();
@@ -109,7 +108,7 @@ void local_extreme(const LocalCall& call, torch::jit::Stack& stack) {
   stack.emplace_back(std::move(result));
 }
 
-// Smallest and largest elements: of a split dim minima and maxima that are yet to be compared.
+// Smallest and largest elements: along a split dim, Partial minima and maxima.
 std::vector<DimStrategy> aminmax_strategies(const OpCall& call, int64_t mesh_dim) {
   FactorRule rule = reduction(call, 0, reduced_dims(call), keeps_dims(call), ReduceOp::kMin, /*num_outputs=*/2);
   rule.passthroughs.clear();
@@ -135,14 +134,14 @@ void local_aminmax(const LocalCall& call, torch::jit::Stack& stack) {
   for (at::Tensor& t : results) stack.emplace_back(std::move(t));
 }
 
-// ATen's own kernel makes |x|^p first; the norm is one pass without temporaries. Negative norms of nothing have no
-// value, the sums of no powers do.
+// ATen's own kernel computes |x|^p first; the norm is one pass without temporaries. Negative norms of nothing are
+// undefined, sums of no powers are 0.
 void local_powsum(const LocalCall& call, torch::jit::Stack& stack) {
   const auto dims = stack[2].isNone() ? std::nullopt : std::optional(stack[2].toIntVector());
   const c10::Scalar p = stack[1].toScalar();
   at::Tensor self = stack[0].toTensor();
   if (self.is_complex() && !stack[4].isNone() && at::isFloatingType(stack[4].toScalarType())) {
-    // ATen takes the absolute values of some complex numbers, and the real parts of others.
+    // ATen takes the absolute values of complex numbers for some orders, and the real parts for others.
     stack[0] = self = self.to(c10::toComplexType(stack[4].toScalarType()));
     stack[4] = c10::IValue();
   }
@@ -182,7 +181,7 @@ std::vector<int64_t> reduced_dims(const OpCall& call) {
       dims.push_back(wrap_dim(d, ndim));
     }
     const auto& name = call.op.operator_name();
-    // all(x, dim=[]) and any(x, dim=[]) reduce nothing; for every other operator no dims are all of them.
+    // all(x, dim=[]) and any(x, dim=[]) reduce nothing; for other operators an empty list means all dims.
     const bool none = dims.empty() && name.overload_name.rfind("dims", 0) == 0;
     if (!dims.empty() || none) {
       std::sort(dims.begin(), dims.end());

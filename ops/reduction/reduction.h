@@ -16,7 +16,7 @@ bool keeps_dims(const OpCall& call);
 
 // Global metadata of a reduction's result, contiguous.
 OutputMetas reduction_metas(const OpCall& call, const std::vector<c10::ScalarType>& dtypes);
-// Of the one result, in the input's dtype.
+// Metadata of a single result in the input's dtype.
 OutputMetas as_input(const OpCall& call);
 
 }  // namespace dtensor

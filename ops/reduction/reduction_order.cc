@@ -1,5 +1,5 @@
-// Reductions, scans and orders whose dim is computed whole: what a rank alone could say about its part is not enough.
-// Every other dim may be sharded.
+// Reductions, scans and sorts whose dim is computed whole, since the ranks' partial results do not suffice. Every other
+// dim may be sharded.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -14,14 +14,14 @@ namespace {
 
 int num_outputs(const OpCall& call) { return static_cast<int>(call.schema().returns().size()); }
 
-// median, argmax, var, ...: the reduced dims whole.
+// median, argmax, var, ...: the reduced dims are whole.
 OpRule reduce_whole() {
   return factor_op([](const OpCall& call) {
     return reduction(call, 0, reduced_dims(call), keeps_dims(call), std::nullopt, num_outputs(call));
   });
 }
 
-// cumsum, sort, ...: the dim whole, all others as they are. `linear`: in the first input.
+// cumsum, sort, ...: the dim is whole, all others may be split. `linear`: in the first input.
 OpRule along_dim(bool linear = false) {
   return factor_op([linear](const OpCall& call) {
     FactorRule rule = pointwise(call, num_outputs(call));
@@ -31,7 +31,7 @@ OpRule along_dim(bool linear = false) {
   });
 }
 
-// The dim comes out with another number of elements.
+// The dim changes its number of elements.
 OpRule resize_dim() {
   return factor_op([](const OpCall& call) {
     FactorRule rule = pointwise(call, num_outputs(call));
@@ -42,7 +42,7 @@ OpRule resize_dim() {
   });
 }
 
-// Nothing of the results is here: ATen would warn of the degrees of freedom of nothing.
+// This rank has no results: ATen would warn about the degrees of freedom.
 void local_variance(const LocalCall& call, torch::jit::Stack& stack) {
   const auto sizes = call.outputs[0]->local_shape(call.i);
   const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();

@@ -1,5 +1,5 @@
-// Running sums, products, maxima along a split dim: every rank scans its part, the ranks say what their parts come to,
-// and each adds what came before. The elements stay where they are.
+// Running sums, products, maxima along a split dim: every rank scans its part, the ranks exchange the totals of their
+// parts, and each continues from the total before it. The elements do not move.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cummax.h>
 #include <ATen/ops/cummin.h>
@@ -27,13 +27,13 @@ namespace dtensor {
 namespace {
 
 using torch::jit::Stack;
-using Tensors = std::vector<at::Tensor>;  // the results of a scan, or what a part comes to: its last elements
+using Tensors = std::vector<at::Tensor>;  // the results of a scan, or the total of a part: its last elements
 
 // Scans a part, which begins at `begin`, along a dim.
 using Scan = std::function<Tensors(const at::Tensor& part, int64_t dim, int64_t begin)>;
-// Of what several parts come to, one after the other along the dim: the same of all of them.
+// The total of several parts, one after the other along the dim.
 using Total = std::function<Tensors(const Tensors& parts, int64_t dim)>;
-// The scan of a part, given what came before it.
+// The scan of a part, continued from the total before it.
 using Continue = std::function<Tensors(const Tensors& before, const Tensors& scanned)>;
 
 struct ScanKind {
@@ -47,7 +47,7 @@ Tensors last_of(Tensors scanned, int64_t dim) {
   return scanned;
 }
 
-// Where every rank's part begins along the dim; nullopt: one has several runs of it.
+// The start of every rank's part along the dim; nullopt: a rank has several runs of it.
 std::optional<std::vector<int64_t>> beginnings(const std::vector<Part>& parts, int64_t dim) {
   std::vector<int64_t> result;
   for (const Part& part : parts) {
@@ -62,7 +62,7 @@ bool in_one_run(const Spec& spec, int64_t dim) {
                       [&](const Placement& p) { return p.is_strided_shard() && p.dim() == dim; });
 }
 
-// Scans `self`, which is split along `dim`. nullopt: what travels would be more than the elements.
+// Scans `self`, which is split along `dim`. nullopt: the totals would be more bytes than the elements.
 std::optional<Tensors> scan_of_split(const c10::OperatorHandle& op, const at::Tensor& self, int64_t dim,
                                      const std::vector<c10::ScalarType>& dtypes, const ScanKind& kind) {
   SummaryRequest request;
@@ -115,7 +115,7 @@ std::optional<Tensors> scan_of_split(const c10::OperatorHandle& op, const at::Te
   return results;
 }
 
-// The dim if ranks share it in order; nullopt: the rule does it, or tells what is wrong.
+// The dim if it is sharded in order; nullopt: left to the rule, which also reports errors.
 std::optional<int64_t> split_dim(const c10::OperatorHandle& op, const at::Tensor& self, const c10::IValue& dim) {
   const int64_t n = self.dim();
   if (op.schema().is_mutable() || !dim.isInt() || dim.toInt() < -n || dim.toInt() >= n) return std::nullopt;
@@ -167,7 +167,7 @@ void running_logsumexp(const c10::OperatorHandle& op, Stack& stack) {
   return_tensors(op, stack, *results);
 }
 
-// cummax, cummin(self, dim). Of equal elements the last one counts, and nan is beyond all.
+// cummax, cummin(self, dim). Among equal elements the last one counts, and nan exceeds all.
 template <bool kLargest>
 void running_extreme(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);

@@ -1,4 +1,4 @@
-// Sums, means, products and extremes of segments of a dim: that dim whole, all others may be split.
+// Sums, means, products and extremes of segments of a dim: that dim is whole, all others may be split.
 #include <ATen/core/Tensor.h>
 #include <c10/util/accumulate.h>
 
@@ -54,7 +54,7 @@ CoreDims dims(const OpCall& call) {
   return result;
 }
 
-// Lengths that stand in for those of no rows do not add up to anything.
+// The lengths of stand-ins for an empty part do not add up to the number of rows.
 void trust_stand_ins(const LocalCall& local, Arguments& args) {
   if (args["unsafe"].isNone()) return;
   for (const SpecPtr& input : local.inputs) {

@@ -14,7 +14,7 @@
 
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/op_info.h"
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/combine_summaries.h"
 #include "ops/reduction/moments.h"
@@ -51,8 +51,8 @@ OutputMetas safe_softmax_metas(const OpCall& call) {
 
 bool is_split_along(const at::Tensor& t, int64_t dim) { return t.dim() > 0 && is_split(t, {wrap_dim(dim, t.dim())}); }
 
-// What a rank says of its elements of a row: the largest, and the sum of the exponentials of what each is below it. A
-// part whose elements are all -inf has a sum of 0.
+// A rank's summary of a row: its largest element, and the sum of exp(element - largest). A part whose elements are all
+// -inf has a sum of 0.
 SummaryRequest exponentials(int64_t dim, c10::ScalarType dtype) {
   SummaryRequest request;
   request.dims = {dim};
@@ -66,7 +66,7 @@ SummaryRequest exponentials(int64_t dim, c10::ScalarType dtype) {
   return request;
 }
 
-// The largest element of the whole row, and the sum for it.
+// The largest element of the whole row, and the sum relative to it.
 Combination combined_exponentials(c10::ScalarType dtype) {
   Combination combination;
   combination.dtypes = {dtype, dtype};
@@ -87,7 +87,7 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const int64_t dim = wrap_dim(args[1].toInt(), self.dim());
   const at::ScalarType dtype = args[2].toBool() ? at::kFloat : self.scalar_type();
   const SummaryRequest request = exponentials(dim, widened(self.scalar_type()));
-  if (!are_fewer_bytes(self, request)) return dispatch_by_rule(op, stack);  // short rows move as they are
+  if (!are_fewer_bytes(self, request)) return dispatch_by_rule(op, stack);  // short rows are moved themselves
   const at::Tensor x = self.to(request.dtypes[0]).contiguous();
   const auto row =
       combine_summaries(x, request, combined_exponentials(request.dtypes[0]),
@@ -107,7 +107,7 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
       spec_of(grad)->has_partial())
     return dispatch_by_rule(op, stack);
   const at::ScalarType dtype = args[3].toScalarType();
-  at::Tensor sums = kLog ? known_sums(grad, wrap_dim(dim, grad.dim())) : at::Tensor();
+  at::Tensor sums = kLog ? cached_sums(grad, wrap_dim(dim, grad.dim())) : at::Tensor();
   const at::ScalarType computed = widened(output.scalar_type());
   if (computed != output.scalar_type()) grad = grad.to(computed), output = output.to(computed);
   torch::jit::drop(stack, 4);

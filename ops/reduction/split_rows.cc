@@ -15,13 +15,12 @@
 namespace dtensor {
 namespace {
 
-// What it takes to move what is beside the elements to them, and the rows to where they are whole, if not to exceed the
-// limits.
+// Time to move the other arguments to the layout of the elements, and to gather whole rows, if within the limits.
 struct Moves {
   double weights = 0, rows = 0;
 };
 
-// By the specs of tensors, dims and limits, and where weights are beside the elements.
+// By the specs of tensors, dims and limits, and the layout of the weights.
 struct KnownMoves : Memo<std::pair<std::vector<int64_t>, Placements>, Moves, 512> {};
 
 Moves price_moves(const SplitRows& rows, const std::vector<SpecPtr>& moving, const std::vector<SpecPtr>& weights,
@@ -34,7 +33,8 @@ Moves price_moves(const SplitRows& rows, const std::vector<SpecPtr>& moving, con
     for (const SpecPtr& t : weights) moves.push_back({t, weights_to});
     return seconds_to_move(moves, limits) + (back ? seconds_to_move({{back, present}}, limits) : 0);
   };
-  // Whole rows on all ranks, or each on some; the result comes back, as nobody asked for it elsewhere.
+  // Whole rows on all ranks, or each row on one; includes moving the result back, since its consumers expect the
+  // input's layout.
   double least = std::numeric_limits<double>::infinity();
   for (int64_t d = -1; d < static_cast<int64_t>(rows.others.size()); ++d) {
     Placements to = present;

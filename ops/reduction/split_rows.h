@@ -1,5 +1,5 @@
-// What normalizations of rows that ranks share have in common: the elements stay where they are if that is cheaper than
-// to bring whole rows to ranks. Internal to ops/.
+// Code shared by normalizations of rows that are sharded: the elements stay in place if that is cheaper than gathering
+// whole rows. Internal to ops/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,35 +17,34 @@ namespace dtensor {
 
 struct SplitRows {
   at::Tensor input;
-  std::vector<int64_t> dims;    // of a row, ascending: ranks share its elements along some
-  std::vector<int64_t> others;  // dims, ascending
-  c10::ScalarType dtype;        // to compute in
-  Placements weights;           // of weight and bias where each rank has those of its elements
+  std::vector<int64_t> dims;    // dims of a row, ascending; some are sharded
+  std::vector<int64_t> others;  // the other dims, ascending
+  c10::ScalarType dtype;        // dtype to compute in
+  Placements weights;           // layout of weight and bias in which each rank has those of its elements
 
-  int64_t size() const;  // of a row
-  // What it takes to add up `numbers` of each row over the ranks that share it; infinity where it exceeds the memory
-  // limit.
+  int64_t size() const;  // elements of a row
+  // Time to add up `numbers` values per row over the ranks that share it; infinity where it exceeds the memory limit.
   double seconds_to_add(int64_t numbers) const;
 };
 
-// nullopt: ranks have whole rows, or the rule tells what is wrong. `dims`: of a row; `weight_dim`: the dim of the input
-// that the first one of weight and bias is along; `tensors`: the other arguments, undefined ones among them.
+// nullopt: ranks have whole rows, or the arguments are wrong and the rule reports it. `dims`: of a row; `weight_dim`:
+// the dim of the input that the first dim of weight and bias corresponds to; `tensors`: the other arguments, undefined
+// ones among them.
 std::optional<SplitRows> split_rows(const at::Tensor& input, std::vector<int64_t> dims, int64_t weight_dim,
                                     int64_t weight_ndim, const std::vector<at::Tensor>& tensors);
 
-// Does what stays in place take less time than to move the rows, or do only these exceed the memory limit? `own`: what
-// it exchanges; `moving`: like the input, which is among them; `weights`: weight and bias.
+// Whether computing in place takes less time than moving the rows, or moving them exceeds the memory limit. `own`: time
+// of its own exchanges; `moving`: tensors laid out like the input, which is among them; `weights`: weight and bias.
 bool pays_to_stay(const SplitRows& rows, double own, const std::vector<at::Tensor>& moving,
                   const std::vector<at::Tensor>& weights);
 
-// An undefined tensor stays so. `what`: the argument's name.
+// Redistributes `t`; an undefined tensor stays undefined. `what`: the argument's name.
 at::Tensor brought(const at::Tensor& t, const Placements& to, const c10::OperatorHandle& op, const char* what);
-// Nothing of it is Partial.
+// Redistributes `t` so that nothing is Partial.
 at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what);
-// As the CPU's kernels of layer and group norm have it: statistics of half types are in float beside float weights
-// only.
+// As in the CPU kernels of layer and group norm: statistics of half types are in float only with float weights.
 c10::ScalarType stats_type(const SplitRows& rows, const std::vector<at::Tensor>& weights);
-// The weight's type, of addends: each rank casts its own, as the kernels do.
+// Casts addends to the weight's type: each rank casts its own, as the kernels do.
 at::Tensor cast_addends(const at::Tensor& t, c10::ScalarType dtype);
 
 }  // namespace dtensor

@@ -1,6 +1,6 @@
-// Sorting along a dim that is split over ranks, without any rank having all of it: a sample sort (Frazer, McKellar,
-// Samplesort, 1970). Every rank sorts its part; regular samples of all parts say where to cut; elements go to the rank
-// of their bucket, and from there, in order, to where the layout wants them. kthvalue, median and mode likewise.
+// Sorting along a dim that is split over ranks, without gathering it on any rank: a sample sort (Frazer, McKellar,
+// Samplesort, 1970). Every rank sorts its part; regular samples of all parts determine the cuts; elements go to the
+// rank of their bucket, and from there, in order, to their place in the layout. kthvalue, median and mode likewise.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_and.h>
@@ -39,7 +39,7 @@ using torch::jit::Stack;
 
 constexpr int64_t kSamples = 32;  // of each rank: buckets differ by some 1/32 of a part
 
-// Integers in the order of the values: nan last, as ATen has it, or first of all if `descending`; 0 and -0 are equal.
+// Integers in the order of the values: nan last, as in ATen, or first if `descending`; 0 and -0 are equal.
 at::Tensor order_keys(const at::Tensor& values, bool descending) {
   at::Tensor keys;
   if (values.is_floating_point()) {
@@ -63,7 +63,7 @@ Sorted in_order(const at::Tensor& values, const at::Tensor& indices, bool descen
   return {keys, values.index_select(0, places), indices.index_select(0, places)};
 }
 
-// The elements as rows of bytes, so that values and indices travel together; and back.
+// The elements as rows of bytes, so that values and indices are sent together; and back.
 at::Tensor packed(const Sorted& s) {
   return at::cat({s.values.contiguous().unsqueeze(1).view(at::kByte), s.indices.unsqueeze(1).view(at::kByte)}, 1);
 }
@@ -75,7 +75,7 @@ std::pair<at::Tensor, at::Tensor> unpacked(const at::Tensor& rows, c10::ScalarTy
   return {column(0, element, dtype), column(element, 8, at::kLong)};
 }
 
-// A vector that is split over ranks in chunks, and what is known of the sort so far.
+// A vector that is split over ranks in chunks, with the state of the sort.
 struct SplitSort {
   SplitSort(const c10::OperatorHandle& op, const at::Tensor& self, bool descending)
       : self(self),
@@ -94,7 +94,7 @@ struct SplitSort {
   int64_t row_bytes() const { return static_cast<int64_t>(self.element_size()) + 8; }
 };
 
-// Numbers that every part with elements has, one after the other, in this process's memory.
+// Concatenates the numbers of every part with elements, in this process's memory.
 std::vector<std::vector<int64_t>> gathered_numbers(const SplitSort& sort, int64_t tensors,
                                                    const std::function<int64_t(const Part&)>& count,
                                                    const std::function<std::vector<at::Tensor>(const Part&)>& numbers) {
@@ -125,7 +125,7 @@ const Sorted& sorted_of(const SplitSort& sort, const Part& part) {
 }
 
 // Where every part is cut: row r has, of part r, the number of elements before each bucket. `equal_together`: equal
-// elements go to one bucket; else they are told apart by their indices, so that buckets are even.
+// elements go to one bucket; else ties are broken by index, so that buckets are even.
 std::vector<std::vector<int64_t>> cuts(const SplitSort& sort, bool equal_together) {
   const auto n = static_cast<int64_t>(sort.begins.size());
   const auto samples = gathered_numbers(
@@ -155,7 +155,7 @@ std::vector<std::vector<int64_t>> cuts(const SplitSort& sort, bool equal_togethe
                          upper = at::searchsorted(own.keys, splitters, /*out_int32=*/false, /*right=*/true);
         at::Tensor bound = lower.cpu();
         const at::Tensor end = upper.cpu();
-        for (int64_t b = 0; b + 1 < n; ++b) {  // of the equal ones, those of smaller indices
+        for (int64_t b = 0; b + 1 < n; ++b) {  // among equal ones, those of smaller indices
           const int64_t from = bound[b].item<int64_t>(), to = end[b].item<int64_t>();
           if (from == to || indices[static_cast<size_t>(b)] < 0) continue;
           bound[b] += own.indices.narrow(0, from, to - from).lt(indices[static_cast<size_t>(b)]).sum().item<int64_t>();
@@ -172,9 +172,9 @@ std::vector<std::vector<int64_t>> cuts(const SplitSort& sort, bool equal_togethe
   return result;
 }
 
-// Where elements are that a rank has or gets: consecutive ones, in the order of some layout.
+// Consecutive elements that a rank has or gets, in the order of some layout.
 struct Place {
-  int64_t rank = 0, copy = 0;  // of the vector: mesh dims that do not cut it have one each
+  int64_t rank = 0, copy = 0;  // of the vector: there is one copy per index of the mesh dims that do not cut it
   int64_t begin = 0, count = 0;
 };
 
@@ -221,7 +221,7 @@ Buckets in_buckets(SplitSort& sort, bool equal_together) {
   const Spec& spec = sort.spec;
   const DeviceMesh& mesh = spec.mesh();
   Buckets result;
-  std::map<std::vector<int64_t>, int64_t> copies;  // by coordinates, but for the one that cuts
+  std::map<std::vector<int64_t>, int64_t> copies;  // by coordinates, except the one that cuts
   for (const int64_t rank : mesh.ranks()) {
     std::vector<int64_t> coordinate = mesh.coordinate(rank);
     const Part part = local_layout(spec.sizes(), mesh.shape(), spec.placements(), coordinate);
@@ -293,7 +293,7 @@ ValuesAndIndices sorted_vector(const c10::OperatorHandle& op, const at::Tensor& 
           make_dtensor(Spec::get(mesh, placements, self.sizes(), at::kLong), std::move(indices))};
 }
 
-// The value that is there most often, the smallest of several: every bucket names its own.
+// The most frequent value, the smallest of several: every bucket proposes its own.
 ValuesAndIndices mode_of_vector(const c10::OperatorHandle& op, const at::Tensor& self) {
   SplitSort sort(op, self, /*descending=*/false);
   const Buckets buckets = in_buckets(sort, /*equal_together=*/true);
@@ -312,13 +312,13 @@ ValuesAndIndices mode_of_vector(const c10::OperatorHandle& op, const at::Tensor&
     return std::vector<at::Tensor>{own.values.index_select(0, place.view({1})), own.keys.eq(key).sum().view({1}),
                                    own.indices.index_select(0, place.view({1}))};
   };
-  const Summaries all = gather_summaries(self, request, sort.cause);  // buckets in order: the first is the smallest
+  const Summaries all = gather_summaries(self, request, sort.cause);  // buckets ascend: the first is the smallest
   const at::Tensor best = std::get<1>(all.tensors[1].max(0, /*keepdim=*/true));
   return {all.tensors[0].gather(0, best).squeeze(0), all.tensors[2].gather(0, best).squeeze(0)};
 }
 
-// The rows of `self` along `dim`, vectors split over ranks, if dealing out whole rows, as the rule would, leaves ranks
-// without any, and the elements are many. nullopt: leave it to the rule.
+// The rows of `self` along `dim`, as vectors split over ranks, if there are many elements and the rule's way, whole
+// rows per rank, would leave ranks without any. nullopt: leave it to the rule.
 std::optional<std::vector<at::Tensor>> rows_to_sort(const at::Tensor& self, int64_t dim) {
   if (self.dim() == 0 || dim < -self.dim() || dim >= self.dim() || self.is_complex()) return std::nullopt;
   if (dim < 0) dim += self.dim();
@@ -423,7 +423,7 @@ void kthvalue(const c10::OperatorHandle& op, Stack& stack) {
   });
 }
 
-// The lower of the two in the middle; median is the first nan, where one is there, nanmedian leaves them out.
+// The lower of the two in the middle; median is the first nan, if there is one, nanmedian skips them.
 template <bool kIgnoreNan>
 at::Tensor middle(const at::Tensor& row) {
   const int64_t n = row.size(0);

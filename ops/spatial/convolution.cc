@@ -1,5 +1,6 @@
-// Convolutions of any number of dims, transposed, dilated, grouped, depthwise. The batch may be split, and so may
-// channels in (which leaves addends) and channels out; of a grouped one whole groups. Space is whole.
+// Convolutions of any number of dims, transposed, dilated, grouped, depthwise. The batch may be split, and so may input
+// channels (the result is Partial) and output channels; a grouped convolution only into whole groups. Spatial dims are
+// whole.
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
@@ -28,7 +29,7 @@ Channels channels_of(const OpCall& call) {
   return {groups, input.sizes()[1], transposed ? weight.sizes()[1] * groups : weight.sizes()[0]};
 }
 
-// Do the ranks' channels in and out belong to the same groups, however the ranks of the mesh share them?
+// Whether each rank's input and output channels belong to the same groups.
 bool splits_groups(const OpCall& call, const Channels& channels) {
   return channels.groups % call.mesh.size() == 0 || (channels.in == channels.groups && channels.out == channels.groups);
 }
@@ -43,7 +44,7 @@ ConvolutionFactors dims_of(const OpCall& call) {
   const Channels channels = channels_of(call);
   const auto ndim = static_cast<int>(call.input("input")->ndim());
   ConvolutionFactors dims;
-  if (channels.groups > 1) {  // channels in and out are of one factor, the groups
+  if (channels.groups > 1) {  // input and output channels share one factor, the groups
     const int group = kIn, within = kOut;
     dims = {{kImage, group}, {kImage, group}, {group, within}, {group}, {within}};
     if (!splits_groups(call, channels)) dims.blocked.push_back(group);
@@ -83,13 +84,13 @@ CoreDims backward_dims(const OpCall& call) {
   rule.contractions = {{kImage, ReduceOp::kSum}};
   if (call.get_int("groups") == 1) {
     rule.contractions.push_back({kOut, ReduceOp::kSum});
-    result.aside = {kIn};  // of which the bias' gradient knows nothing
+    result.aside = {kIn};  // the bias' gradient does not depend on it
   }
   rule.terms = {{0}};
   return result;
 }
 
-// Rows of images first in memory, or channels, as the input or the weight has it.
+// Channels-last or contiguous, as for the input or the weight.
 at::MemoryFormat format_of(const OpCall& call) {
   const at::Tensor input = meta_tensor(*call.input("input")), weight = meta_tensor(*call.input("weight"));
   const auto format = input.suggest_memory_format();
@@ -114,7 +115,7 @@ std::vector<int64_t> output_sizes(const OpCall& call) {
 }
 
 OutputMetas forward_metas(const OpCall& call) {
-  // ATen looks at the sizes before it says that it cannot compute without data.
+  // ATen checks the sizes before it reports that it cannot compute without data.
   if (auto metas = run_meta(call)) return *std::move(metas);
   return metas_of({meta_tensor(*call.input("input")).new_empty(output_sizes(call)).contiguous(format_of(call))});
 }
@@ -132,13 +133,13 @@ OutputMetas backward_metas(const OpCall& call) {
   return metas_of(outputs);
 }
 
-// A rank has as many groups as channels, in proportion.
+// A rank's number of groups is proportional to its channels.
 void local_channels(const LocalCall& local, Arguments& args) {
   const bool backward = local.op.schema().argumentIndexWithName("grad_output").has_value();
   const int64_t own = args.tensor("input").size(1), all = local.inputs[backward ? 1 : 0]->sizes()[1];
   const int64_t groups = args["groups"].toInt();
   if (own != all && groups > 1) args.set("groups", std::max<int64_t>(1, groups * own / all));
-  // Where nothing is computed ATen's result may have no channels though there is a bias: what is not cut is left alone.
+  // An empty result of ATen may have no channels although there is a bias: a dim that is not cut is left unchanged.
   const bool is_cut = backward && args.tensor("grad_output").size(1) != local.inputs[0]->sizes()[1];
   if (is_cut && args["bias_sizes"].isIntList())
     args.set("bias_sizes", std::vector<int64_t>{args.tensor("grad_output").size(1)});
@@ -150,8 +151,8 @@ double numel_as_double(const Shape& shape) {
   return product;
 }
 
-// The whole weight meets each image once per place: of the result, or of the input of a transposed one. Space is whole,
-// and of channels the weight has those of the rank.
+// FLOP if the whole weight is applied to each image once per place: of the result, or of the input of a transposed one.
+// Spatial dims are whole, and the weight has the rank's channels.
 double flops_at(double places, const Shape& images, const Shape& weight) {
   return images.empty() ? 0 : 2 * places * static_cast<double>(images[0]) * numel_as_double(weight);
 }

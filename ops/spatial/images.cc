@@ -1,5 +1,5 @@
 // Images and other signals: pooling, interpolation, sampling, padding, pixels to channels and back. Batch and channels
-// may be split, and where samples are taken; the space that they are of is whole.
+// may be split, and sampling positions; the sampled spatial dims are whole.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 
@@ -103,7 +103,7 @@ const CoreDimsOp kSampling[] = {
     {.op = "aten::col2im", .equation = "ncL->ncHW|cL->cHW", .linear = "self", .metas = col2im_metas},
 };
 
-// Images that are interpolated, and their gradients.
+// Interpolation of images, and its gradients.
 struct Interpolation {
   const char* op;
   int dims;
@@ -117,7 +117,7 @@ constexpr Interpolation kInterpolations[] = {
 };
 constexpr const char* kInterpolated[] = {"ncW->ncQ", "ncHW->ncPQ", "ncDHW->ncOPQ"};
 
-// ATen's meta kernels refuse some batches of nothing, which its kernels take.
+// ATen's meta kernels reject some empty batches, which its kernels accept.
 OutputMetas interpolated_metas(const OpCall& call) {
   const at::Tensor self = meta_tensor(*call.input("self"));
   std::vector<int64_t> sizes = self.sizes().slice(0, 2).vec();
@@ -129,7 +129,7 @@ OutputMetas interpolated_metas(const OpCall& call) {
 }  // namespace
 
 // _pad_circular(self, pad), above autograd: ATen's own code fills memory piece by piece. The last dim's padding comes
-// first; less than nothing is cut off.
+// first; negative padding cuts off.
 void pad_circular_by_pieces(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");

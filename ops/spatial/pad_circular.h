@@ -1,4 +1,4 @@
-// Circular padding made of slices side by side: for what no halos are exchanged for. Internal to ops/.
+// Circular padding by concatenating slices, for calls without a halo exchange. Internal to ops/.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

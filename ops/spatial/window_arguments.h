@@ -7,7 +7,7 @@
 
 namespace dtensor {
 
-// Of the k-th dim that windows move along: `list` has a number for each, or one for all.
+// The value for the k-th window dim: `list` has one number per dim, or one for all.
 inline int64_t along(const std::vector<int64_t>& list, size_t k) { return list.size() == 1 ? list[0] : list.at(k); }
 
 }  // namespace dtensor

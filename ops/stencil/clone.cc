@@ -1,7 +1,7 @@
-// What ranks know around their parts of a tensor they know of its clone, too: a stencil that writes its next step to a
-// clone of the grid has fetched the borders once.
+// A clone keeps the ghost regions of the tensor: a stencil that writes its next step to a clone of the grid fetches the
+// borders only once.
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/rule_registry.h"
 
@@ -11,10 +11,10 @@ namespace {
 void clone(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const at::Tensor self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
   dispatch_by_rule(op, stack);
-  const auto around = known_surroundings(self);
+  const auto around = cached_ghost_region(self);
   if (!around) return;
   const at::Tensor& copy = torch::jit::peek(stack, 0, 1).toTensor();
-  if (spec_of(copy)->placements() == spec_of(self)->placements()) note_surroundings(copy, *around);
+  if (spec_of(copy)->placements() == spec_of(self)->placements()) cache_ghost_region(copy, *around);
 }
 
 }  // namespace

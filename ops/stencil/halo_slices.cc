@@ -1,6 +1,6 @@
-// Views of a part of a split dim: slice, select, unfold, and what takes their gradients back. The view's parts have to
-// move, so it is a copied view (view_origin.h) as by the rules; but ranks get only what they lack, and the dim stays
-// split. Of no more indices than ranks every rank gets all.
+// Views of a part of a split dim: slice, select, unfold, and their backward. The view's parts have to move, so it is a
+// copied view (view_origin.h) as by the rules; but ranks fetch only what they lack, and the dim stays split. A slice
+// with no more indices than ranks is replicated.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/unfold_backward.h>
 
@@ -33,12 +33,12 @@ std::optional<int64_t> valid_dim(const c10::IValue& dim, int64_t ndim) {
   return dim.toInt() < 0 ? dim.toInt() + ndim : dim.toInt();
 }
 
-// Indices start, start + step, ... of a dim.
+// The indices start, start + step, ... of a dim.
 struct Taken {
   int64_t dim = 0, start = 0, count = 0, step = 1;
 };
 
-// Of slice.Tensor and slice_backward. nullopt: an error that the operator itself tells.
+// For slice.Tensor and slice_backward. nullopt: invalid arguments, and the operator itself reports the error.
 std::optional<Taken> taken_by_slice(const Arguments& args, at::IntArrayRef sizes) {
   const auto dim = valid_dim(args["dim"], static_cast<int64_t>(sizes.size()));
   const int64_t step = args["step"].toInt();
@@ -91,7 +91,7 @@ void return_view(const c10::OperatorHandle& op, Stack& stack, at::Tensor view) {
   stack.emplace_back(std::move(view));
 }
 
-// The dims of the mesh that cut what is taken; empty: no parts move, or none by halos.
+// The mesh dims that cut the sliced dim; empty: no parts move, or halos do not apply.
 std::vector<int64_t> cutting_of(const at::Tensor& t, const std::optional<Taken>& taken, int64_t size) {
   if (!is_dtensor(t) || !taken || taken->count == 0 ||
       sliced(size, taken->start, taken->count, taken->step).is_identity(size))
@@ -118,7 +118,7 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
     if (kSelect) {
       for (Placement& p : placements) {
         if (!p.is_sharded() || p.dim() < taken->dim) continue;
-        if (p.dim() == taken->dim) {  // by one rank alone
+        if (p.dim() == taken->dim) {  // by a single rank
           p = Replicate();
           continue;
         }

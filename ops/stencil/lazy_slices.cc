@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
@@ -14,12 +15,12 @@
 namespace dtensor {
 namespace {
 
-// The tensor that `t` is a slice of, or a view that shares its memory. Undefined: it is not known.
+// The tensor that `t` is a slice of, or a view that shares its memory. Undefined: not known.
 at::Tensor one_up(const at::Tensor& t) {
-  const at::Tensor viewed = viewed_tensor(t);
+  const at::Tensor viewed = base_of_view(t);
   if (viewed.defined()) return viewed;
   const ViewOrigin* origin = peek_meta(t).storage->origin.get();
-  // What some ranks had to copy and others did not is no slice.
+  // A view that some ranks had to copy and others not is not a slice.
   return origin != nullptr && (origin->read != nullptr || !origin->moved) ? origin->base : at::Tensor();
 }
 
@@ -28,7 +29,8 @@ struct Root {
   SliceWindowPtr window;
 };
 
-// The farthest up of which ranks have most of the slice, or what lies around. None of it: `self`, without a window.
+// The first of the chain's bases of which ranks have most of the slice, or its ghost region. If there is none: `self`,
+// without a window.
 Root root_of(const LateSlice& slice) {
   Root root{slice.self, nullptr};
   const int64_t begin = slice.self.storage_offset() + slice.offset;
@@ -36,17 +38,17 @@ Root root_of(const LateSlice& slice) {
     if (!(spec_of(t)->mesh() == slice.view->mesh()) || begin < t.storage_offset()) continue;
     auto window = slice_window(spec_of(t), slice.view, begin - t.storage_offset());
     if (!window || window->plan->peak_bytes > current_dispatch_scope().limits.max_bytes) continue;
-    if (window->is_near || known_surroundings(t)) root = {t, std::move(window)};
+    if (window->is_near || cached_ghost_region(t)) root = {t, std::move(window)};
   }
   return root;
 }
 
-// `window` of `root` from its surroundings, which come first if others are expected to be read of them.
+// Takes `window` of `root` from the ghost region of root, which is fetched first if further windows are expected.
 bool take_from_surroundings(const at::Tensor& root, const SliceWindowPtr& window, const CommCause& cause,
                             const RankTensors& parts) {
-  if (!may_remember(root)) return false;
+  if (!may_cache_facts(root)) return false;
   const bool lacks = !window->plan->is_local();
-  if (const auto around = known_surroundings(root); around && take_from(*around, *window, parts)) {
+  if (const auto around = cached_ghost_region(root); around && take_from(*around, *window, parts)) {
     if (lacks) note_read(root, window, true);
     return true;
   }
@@ -57,14 +59,14 @@ bool take_from_surroundings(const at::Tensor& root, const SliceWindowPtr& window
     return false;
   }
   const SpecPtr& spec = window->root;
-  Surroundings around{boxes->dims, {}, boxes->known, nullptr};
+  GhostRegion around{boxes->dims, {}, boxes->known, nullptr};
   for (const int64_t dim : around.dims) around.cut_by.push_back(cutting_mesh_dims(*spec, {dim}));
   RankTensors fetched = fetch_halos(*boxes->plan, meta_of(root).locals, 0, cause);
   auto storage = std::make_shared<LocalStorage>(spec->mesh().world(), box_bytes(around, *spec));
-  around.boxes = std::make_shared<LateParts>(LateParts::Made{std::move(fetched), std::move(storage)});
+  around.boxes = std::make_shared<LazyParts>(LazyParts::Made{std::move(fetched), std::move(storage)});
   const bool taken = take_from(around, *window, parts);
   TORCH_INTERNAL_ASSERT(taken, "a window is not in the boxes that were fetched for it");
-  note_surroundings(root, std::move(around));
+  cache_ghost_region(root, std::move(around));
   note_read(root, window, true);
   return true;
 }

@@ -1,5 +1,5 @@
-// Slices and selections of split dims, of which nothing moves before somebody reads them: what is only sliced again, or
-// overwritten as a whole, never does. Internal to ops/.
+// Lazy slices and selections of sharded dims: nothing is communicated before one is read. A slice that is only sliced
+// further, or overwritten as a whole, never communicates. Internal to ops/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,18 +16,18 @@ namespace dtensor {
 
 struct LateSlice {
   c10::OperatorHandle op;
-  at::Tensor self;                       // of which it is taken
-  SpecPtr view;                          // its layout
+  at::Tensor self;                       // the sliced tensor
+  SpecPtr view;                          // layout of the slice
   int64_t offset = 0;                    // where it begins in the memory of self
-  std::vector<int64_t> cutting;          // mesh dims that cut what is taken
+  std::vector<int64_t> cutting;          // mesh dims that cut the sliced dims
   std::shared_ptr<const HaloPlan> plan;  // from self
-  int64_t selected_dim = -1;             // of self: is gone in the view
+  int64_t selected_dim = -1;             // dim of self that the view drops
   CommCause cause;
 };
 
-// A copied view (view_origin.h) of the tensor that `self` is a slice of, where ranks have most of it there, or of self.
-// Who reads it has what ranks lack moved, in a collective call: by itself, or with what was read of other such tensors
-// (slice_history.h). What has come so lies around the parts, remembered (cached_layouts.h) until somebody writes.
+// A copied view (view_origin.h) of self; or, if `self` is itself a slice and ranks hold most of the view in its base,
+// of that base. Reading it fetches what ranks lack in a collective call: alone, or with other slices of the same tensor
+// (slice_history.h). Fetched elements are cached as ghost regions (cached_layouts.h) until the tensor is written.
 at::Tensor make_late_slice(LateSlice slice);
 
 }  // namespace dtensor

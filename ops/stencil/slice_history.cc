@@ -17,17 +17,17 @@
 namespace dtensor {
 namespace {
 
-constexpr size_t kMostTensors = 4;   // that a kind looks back at
-constexpr size_t kMostWindows = 32;  // of a tensor; what else is read of it comes by itself
+constexpr size_t kMostTensors = 4;   // that a kind remembers
+constexpr size_t kMostWindows = 32;  // of a tensor; further reads are fetched one by one
 constexpr size_t kMostKinds = 16;    // of a layout
 constexpr size_t kMostLayouts = 256;
-constexpr int64_t kMostGuessedBytes = int64_t{4} << 20;  // that the first window of its kind brings
+constexpr int64_t kMostGuessedBytes = int64_t{4} << 20;  // that are prefetched for the first window of its kind
 
 using Windows = std::vector<SliceWindowPtr>;
-// Per dim of SliceWindow::cut what ranks are to know, their own parts at least.
+// Per dim of SliceWindow::cut, the indices that ranks need, at least their own parts.
 using Known = std::vector<std::vector<Run>>;
 
-// Of equal windows there may be several, as those that are remembered may be forgotten.
+// There may be several equal windows, since those in the cache may be evicted.
 bool is_same(const SliceWindow& a, const SliceWindow& b) {
   return a.root == b.root && a.view == b.view && a.map.start == b.map.start && a.map.step == b.map.step;
 }
@@ -40,9 +40,9 @@ void add(Windows& windows, const SliceWindowPtr& window) {
   if (!is_among(windows, *window)) windows.push_back(window);
 }
 
-// A tensor between two writes.
+// The reads of a tensor between two writes.
 struct Life {
-  std::weak_ptr<const LocalStorage> storage;  // compared, never looked into: whether it lives may differ by rank
+  std::weak_ptr<const LocalStorage> storage;  // only compared, never locked: whether it is alive may differ by rank
   int64_t offset = 0;
   uint64_t writes = 0;
   Windows read;
@@ -66,10 +66,10 @@ Life life_of(const at::Tensor& t) {
 struct Kind {
   SliceWindowPtr first;
   std::deque<Life> lives;
-  Known known;  // that was expected last, and its boxes
+  Known known;  // the last prefetched indices, and their boxes
   std::shared_ptr<const ExpectedBoxes> boxes;
 
-  // Was `t` read before it was last written to? Then what lies around its parts can come when it is written again.
+  // Whether `t` was read before its last write. Then its ghost region can be updated in the exchange of the next write.
   bool was_read_before(const at::Tensor& t) const {
     return std::any_of(lives.begin(), lives.end(),
                        [&](const Life& life) { return life.is_in(peek_meta(t).storage) && !life.is_of(t); });
@@ -89,7 +89,7 @@ Known reached_by(const Windows& windows, const Known& own) {
   return known;
 }
 
-// By all windows of that size.
+// The indices that all windows of that size reach.
 Known reached_by_size(const SliceWindow& window, const Known& own) {
   Known known = own;
   for (size_t k = 0; k < known.size(); ++k) {
@@ -185,7 +185,7 @@ class SliceHistory {
            boxes.plan->peak_bytes <= current_dispatch_scope().limits.max_bytes;
   }
 
-  // The first window of its kind: who shifts one way shifts the other way next, as a rule.
+  // For the first window of its kind: code that shifts one way usually shifts the other way next.
   static std::shared_ptr<const ExpectedBoxes> guessed(const SliceWindow& window) {
     const auto own = own_parts(window);
     const bool steps = std::any_of(window.map.step.begin(), window.map.step.end(), [](int64_t s) { return s > 1; });
@@ -200,7 +200,7 @@ class SliceHistory {
     return layouts_[id];
   }
 
-  // The kind of a tensor that was read before, and that tensor; else the kind of which it would be, if that is known.
+  // The kind of a tensor that was read before, and that tensor; else the kind it would belong to, if known.
   static std::pair<Kind*, Life*> find(Kinds& kinds, const at::Tensor& root, const SliceWindowPtr& window) {
     Kind* found = nullptr;
     for (Kind& kind : kinds) {
@@ -225,7 +225,7 @@ std::shared_ptr<const ExpectedBoxes> expected_boxes(const at::Tensor& root, cons
 }
 
 void note_read(const at::Tensor& root, const SliceWindowPtr& window, bool with_others) {
-  // What a step does while it is recorded, again and again, must cost the same each time.
+  // A recorded step runs repeatedly, and must cost the same each time.
   const CallSites* sites = current_dispatch_scope().call_sites;
   if (sites == nullptr || sites->recording() == 0) history_of(root).note(root, window, with_others);
 }

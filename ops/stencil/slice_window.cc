@@ -13,7 +13,7 @@
 namespace dtensor {
 namespace {
 
-// Dim d of the view is of dim d of the root.
+// Whether each dim d of the view steps along dim d of the root only.
 bool is_dim_by_dim(const DimMap& map, const Spec& view) {
   for (int64_t d = 0; d < view.ndim(); ++d) {
     if (map.base_dim[d] != d && view.sizes()[d] != 1) return false;
@@ -23,7 +23,7 @@ bool is_dim_by_dim(const DimMap& map, const Spec& view) {
 
 int64_t step_along(const DimMap& map, int64_t dim) { return std::max<int64_t>(1, map.step[dim]); }
 
-// The indices of the root along `dim` from the first to the last that each rank has in the view.
+// The run of indices of the root along `dim`, from the first to the last that each rank needs for its part of the view.
 std::optional<std::vector<Run>> reached_along(const Spec& root, const Spec& view, const DimMap& map, int64_t dim) {
   if (cutting_mesh_dims(view, {dim}) != cutting_mesh_dims(root, {dim})) return std::nullopt;
   auto reached = runs_along(view, dim);
@@ -33,7 +33,7 @@ std::optional<std::vector<Run>> reached_along(const Spec& root, const Spec& view
   return reached;
 }
 
-// Is half of what each rank has reached its own?
+// Whether each rank holds half of the indices that it needs.
 bool is_mostly_own(const Spec& root, int64_t dim, const std::vector<Run>& reached) {
   const auto own = runs_along(root, dim);
   if (!own) return false;
@@ -72,7 +72,7 @@ SliceWindowPtr make_window(const SpecPtr& root, const SpecPtr& view, int64_t off
   return window.plan ? std::make_shared<const SliceWindow>(std::move(window)) : nullptr;
 }
 
-// By the specs' numbers and the offset. Null: there is none.
+// By the specs' numbers and the offset. Null: none.
 struct WindowMemo : Memo<std::tuple<uint64_t, uint64_t, int64_t>, SliceWindowPtr, 2048> {};
 
 }  // namespace
@@ -86,7 +86,7 @@ SliceWindowPtr slice_window(const SpecPtr& root, const SpecPtr& view, int64_t of
   return window;
 }
 
-bool take_from(const Surroundings& around, const SliceWindow& window, const RankTensors& parts) {
+bool take_from(const GhostRegion& around, const SliceWindow& window, const RankTensors& parts) {
   const Spec& root = *window.root;
   for (size_t k = 0; k < window.cut.size(); ++k) {
     const auto at = std::find(around.dims.begin(), around.dims.end(), window.cut[k]) - around.dims.begin();
@@ -95,7 +95,7 @@ bool take_from(const Surroundings& around, const SliceWindow& window, const Rank
     if (!box || !contain(*box, window.reached[k])) return false;
     if (beyond && around.cut_by[at] != cutting_mesh_dims(root, {window.cut[k]})) return false;
   }
-  const LateParts::Made* made = around.boxes->get();
+  const LazyParts::Made* made = around.boxes->get();
   if (made == nullptr) return false;
   LocalGuard guard;
   const auto ranks = root.mesh().local_ranks();

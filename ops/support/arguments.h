@@ -12,7 +12,7 @@
 
 namespace dtensor {
 
-// Valid as long as they are on the stack.
+// Valid while the arguments are on the stack.
 class Arguments {
  public:
   Arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack)
@@ -24,7 +24,7 @@ class Arguments {
     const auto i = schema_.argumentIndexWithName(name);
     return i ? values_[*i] : none;
   }
-  // On the stack. REQUIRES: there is such an argument.
+  // Replaces the argument on the stack. REQUIRES: there is such an argument.
   void set(const char* name, c10::IValue value) {
     const auto i = schema_.argumentIndexWithName(name);
     TORCH_INTERNAL_ASSERT(i, schema_.name(), " has no argument ", name);
@@ -49,7 +49,7 @@ inline at::Tensor optional_tensor(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
 
-// Ends a call: takes its arguments off the stack, and leaves `results` there.
+// Ends a call: pops its arguments from the stack and pushes `results`.
 inline void return_tensors(const c10::OperatorHandle& op, torch::jit::Stack& stack, std::vector<at::Tensor> results) {
   torch::jit::drop(stack, op.schema().arguments().size());
   for (at::Tensor& t : results) stack.emplace_back(std::move(t));

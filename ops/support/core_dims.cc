@@ -24,7 +24,7 @@ bool has_factor(const std::vector<int>& all, int x) { return std::find(all.begin
 
 // ------------------------------------------------------------ strategies
 
-// All of the rule but splits of what is `aside`, then these, of which some results know nothing.
+// All strategies of the rule except splits of the factors `aside`, then those, on which some results do not depend.
 std::vector<DimStrategy> strategies_of(const CoreDims& dims, const OpCall& call, int64_t mesh_dim) {
   FactorRule all = dims.rule;
   all.blocked.insert(all.blocked.end(), dims.aside.begin(), dims.aside.end());
@@ -61,8 +61,8 @@ std::vector<DimStrategy> strategies_of(const CoreDims& dims, const OpCall& call,
 
 // ------------------------------------------------------------ on one rank
 
-// Zeros, with ones on the diagonals of matrices, as kernels may want them invertible. LAPACK's pivots, which are int32
-// beside matrices of numbers, count from 1.
+// Zeros, with ones on the diagonals of matrices, as kernels may need invertible ones. LAPACK's pivots, int32 tensors
+// next to floating-point matrices, count from 1.
 at::Tensor stand_in(at::IntArrayRef sizes, const at::TensorOptions& options, bool invertible, bool may_be_pivots) {
   at::Tensor result = at::zeros(sizes, options);
   if (may_be_pivots && result.scalar_type() == at::kInt) result.fill_(1);
@@ -73,7 +73,7 @@ at::Tensor stand_in(at::IntArrayRef sizes, const at::TensorOptions& options, boo
 
 int64_t stood_in(int64_t local, int64_t global) { return local == 0 && global > 0 ? 1 : local; }
 
-// Puts stand-ins in the place of what is empty on this rank only; whether there is any.
+// Replaces tensors that are empty on this rank only by stand-ins. Returns whether there are any.
 bool replace_empty(const LocalCall& local, torch::jit::Stack& stack, bool invertible) {
   bool any = false;
   size_t input = 0;
@@ -98,7 +98,7 @@ bool replace_empty(const LocalCall& local, torch::jit::Stack& stack, bool invert
   return any;
 }
 
-// What of a result belongs to this rank: nothing of a stand-in's, all of what is whole.
+// The rank's part of a result: nothing of a stand-in's, all if replicated.
 at::Tensor kept_of(at::Tensor result, const Spec& spec, int64_t rank_index) {
   const Shape sizes = spec.local_shape(rank_index);
   for (int64_t d = 0; d < result.dim(); ++d) {
@@ -111,10 +111,10 @@ bool writes_outs(const c10::FunctionSchema& schema) {
   return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& a) { return a.is_out(); });
 }
 
-// The operator where some of the inputs are stand-ins. `given`: the arguments as they were.
+// Runs the operator with stand-ins for some of the inputs. `given`: the original arguments.
 void run_on_stand_ins(const LocalCall& local, const torch::jit::Stack& given, torch::jit::Stack& stack) {
   const auto& schema = local.op.schema();
-  // The results of an out= form are written to what was given, once they are cut.
+  // The results of an out= form are written to the original arguments, after cutting.
   if (const auto functional = writes_outs(schema) ? functional_form(local.op) : std::nullopt) {
     torch::jit::Stack arguments;
     for (const auto& argument : functional->schema().arguments()) {
@@ -147,7 +147,7 @@ void run_on_stand_ins(const LocalCall& local, const torch::jit::Stack& given, to
 
 // ------------------------------------------------------------ lines of tables
 
-// The equation for as many dims as the first input has.
+// The equation for the number of dims of the first input.
 std::string equation_for(const CoreDimsOp& op, const OpCall& call) {
   if (op.choose != nullptr) return op.choose(call);
   const std::vector<std::string> all = absl::StrSplit(op.equation, '|');
@@ -160,7 +160,7 @@ std::string equation_for(const CoreDimsOp& op, const OpCall& call) {
   return all.back();
 }
 
-// None of integers: most of these divide, and round.
+// Empty for integers: most of these operators divide, and round.
 std::vector<std::vector<int>> terms_of(const CoreDimsOp& op, const OpCall& call) {
   std::vector<std::vector<int>> terms;
   for (const absl::string_view term : absl::StrSplit(op.linear, '+', absl::SkipEmpty())) {
@@ -184,7 +184,7 @@ int64_t size_of(const FactorRule& rule, const OpCall& call, int factor) {
   return -1;
 }
 
-// Does a dim that comes out in another size go along in equal pieces, however the ranks of the mesh share it?
+// Whether a dim that changes its size can be split into equal pieces on all ranks, before and after.
 bool goes_along(const OpCall& call, int64_t in, int64_t out) {
   int64_t pieces = call.mesh.size(), interleaved = 1;
   for (const SpecPtr& input : call.inputs) {
@@ -197,7 +197,7 @@ bool goes_along(const OpCall& call, int64_t in, int64_t out) {
   return in > 0 && out > 0 && in % pieces == 0 && out % pieces == 0 && (in % out == 0 || out % in == 0);
 }
 
-// The factor of a letter that stands in the last dims of some input; kNoFactor: of none here.
+// The factor of a letter in the core dims of some input; kNoFactor: of none.
 int factor_of(const FactorRule& rule, const std::string& equation, char letter) {
   const std::vector<std::string> inputs = absl::StrSplit(equation.substr(0, equation.find("->")), ',');
   for (size_t i = 0; i < inputs.size() && i < rule.inputs.size(); ++i) {
@@ -209,7 +209,7 @@ int factor_of(const FactorRule& rule, const std::string& equation, char letter) 
   return kNoFactor;
 }
 
-// The results as the equation has them, brought to what they are.
+// Matches the results in the equation with the actual results.
 CoreDims fitted(const CoreDimsOp& op, const OpCall& call, const OutputMetas& metas) {
   const std::string equation = equation_for(op, call);
   CoreDims dims{einsum(call, equation), {}};
@@ -251,15 +251,15 @@ CoreDims fitted(const CoreDimsOp& op, const OpCall& call, const OutputMetas& met
   return dims;
 }
 
-// ATen has no meta kernel: what comes out of a batch of two on the CPU.
+// For operators without a meta kernel: the metadata of a run on a batch of two on the CPU.
 OutputMetas try_small(const CoreDimsOp& op, const OpCall& call) {
   const FactorRule rule = einsum(call, equation_for(op, call));
-  // A letter that no input has stands for a size that depends on those of the core dims.
+  // A letter that no input has is a size that depends on those of the core dims.
   bool any_size = op.any_size;
   for (const Factors& output : rule.outputs) any_size = any_size && !has_factor(output, kNoFactor);
   const auto small = [&](int factor, int64_t size) {
     if (factor == kNoFactor) return size;
-    // Not of one: its stride would not say where in memory the dim comes.
+    // Not size one: its stride would not show where in memory the dim comes.
     return any_size || !has_factor(rule.blocked, factor) ? std::min<int64_t>(size, 2) : size;
   };
   OutputMetas metas = read_metas(run_on(call, c10::DeviceType::CPU, [&](int i) {
@@ -290,7 +290,7 @@ OutputMetas metas_of_line(const CoreDimsOp& op, const OpCall& call) {
   try {
     if (auto metas = run_meta(call)) return *std::move(metas);
   } catch (const c10::Error&) {
-    if (has_meta) throw;  // else: composed of others that have none
+    if (has_meta) throw;  // else: composite of operators without one
   }
   return try_small(op, call);
 }
@@ -304,7 +304,7 @@ OpRule core_dims_rule(std::function<CoreDims(const OpCall&)> dims, std::function
   rule.metas = std::move(metas);
   rule.local = [adjust = std::move(adjust)](const LocalCall& local, torch::jit::Stack& stack) {
     const torch::jit::Stack given = stack;
-    // Addends that are computed of nothing must be nothing; they come of gradients of batches.
+    // Addends computed from an empty batch must be zero: they come from gradients over batches.
     bool addends = false;
     for (const SpecPtr& output : local.outputs) addends = addends || (output && output->has_partial());
     const bool stands_in = replace_empty(local, stack, /*invertible=*/!addends);
@@ -331,7 +331,7 @@ OpRule core_dims_rule(const CoreDimsOp& op) {
     }
     args.set(op.sizes, sizes);
   };
-  // Of an out= call without its out=, which nobody can run: what the form without out= gives.
+  // An out= call without its out= cannot run: uses the form without out=.
   const auto metas = [only_metas](const OpCall& call) { return infer_outputs(call, only_metas); };
   return core_dims_rule([op, metas](const OpCall& call) { return fitted(op, call, metas(call)); }, metas, adjust);
 }

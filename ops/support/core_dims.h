@@ -1,11 +1,11 @@
-// Operators with core dims: they work on some dims as a whole (images, matrices, signals) and do the same at every
-// index of the others, the batch. Ranks may split the batch; core dims are whole. Internal to ops/.
+// Operators with core dims: they need some dims whole (images, matrices, signals) and treat every index of the other
+// dims, the batch, alike. The batch may be sharded; core dims are not. Internal to ops/.
 //
 //   add_core_dims(registry, {"aten::linalg_qr", "...MN->...AB,...CD"});
 //   add_core_dims(registry, {"aten::avg_pool2d_backward", "...PQ,...HW->...HW", .linear = "grad_output"});
 //
-// A rank that has nothing of the batch runs the operator on one stand-in, since many kernels refuse nothing at all, and
-// keeps none of it.
+// A rank whose part of the batch is empty runs the operator on one dummy sample and discards the result, since many
+// kernels reject empty batches.
 #pragma once
 
 #include <functional>
@@ -21,30 +21,34 @@ namespace dtensor {
 // One line of a table.
 struct CoreDimsOp {
   std::string op;
-  // In the language of einsum(), with a meaning for capital letters: core dims. What a result has of the ellipsis or of
-  // a small letter it may also lack: those of the ellipsis are then no part of what it is computed of (the LU
-  // factorisation of one matrix for many right hand sides), a small letter is summed over. A small letter's dim may
-  // come out in another size, in equal pieces (channels of pixel_shuffle). '|' separates the equations for other
-  // numbers of dims: the first whose first operand fits holds.
+  // Notation of einsum(), where capital letters are core dims. A result may lack the ellipsis or a small letter:
+  // without the ellipsis it does not depend on the batch (the LU factorisation of one matrix for many right hand
+  // sides), a missing small letter is summed over. A small letter's dim may come out in another size, in equal pieces
+  // (channels of pixel_shuffle). '|' separates the equations for other numbers of dims: the first whose first operand
+  // fits holds.
   const char* equation;
-  const char* linear = "";  // arguments in which it is linear: "input weight" for a product, "+" before another term
-  const char* sizes = "";   // an int[] that says the sizes of the first result
-  std::function<OutputMetas(const OpCall&)> metas = {};  // of the results; unset: ATen's, or a trial on small tensors
-  bool any_size = false;  // it works on core dims of any size, so that the trial takes a small one
-  const char* (*choose)(const OpCall&) = nullptr;  // the equation, where it depends on more than a number of dims
-  char aside = 0;  // a small letter that results without it know nothing of, instead of being sums: right hand sides
+  const char* linear =
+      "";  // arguments in which the operator is linear: "input weight" for a product, "+" before another term
+  const char* sizes = "";  // name of an int[] argument that holds the sizes of the first result
+  std::function<OutputMetas(const OpCall&)> metas =
+      {};                 // metadata of the results; unset: from ATen, or from a trial on small tensors
+  bool any_size = false;  // core dims may have any size, so that the trial uses small ones
+  const char* (*choose)(const OpCall&) =
+      nullptr;  // chooses the equation where it depends on more than the number of dims
+  char aside =
+      0;  // a small letter of which results without it are independent, instead of sums over it: right hand sides
 };
 
 OpRule core_dims_rule(const CoreDimsOp& op);
 void add_core_dims(RuleRegistry& registry, const CoreDimsOp& op);
 
-// For what no equation says.
+// For operators that no equation describes.
 struct CoreDims {
   FactorRule rule;
-  // Factors that some results do not depend on: these come out whole, instead of as addends, where it is split.
+  // Factors on which some results do not depend: if one is split, these results are replicated, not Partial.
   std::vector<int> aside;
 };
-// `adjust` brings other arguments from the whole tensors to a rank's parts, which are on the stack already.
+// `adjust` changes further arguments, already on the stack, from global values to those of the rank's part.
 OpRule core_dims_rule(std::function<CoreDims(const OpCall&)> dims, std::function<OutputMetas(const OpCall&)> metas,
                       std::function<void(const LocalCall&, Arguments& args)> adjust = {});
 

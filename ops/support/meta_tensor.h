@@ -1,5 +1,5 @@
-// Output metadata by asking ATen about tensors on the meta device, for operators whose own meta kernel is missing.
-// Internal to ops/.
+// Computes output metadata by running ATen on meta tensors, for operators whose own meta kernel is missing. Internal to
+// ops/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,13 +13,13 @@ namespace dtensor {
 // A tensor of the spec's global sizes, strides and dtype, without data.
 at::Tensor meta_tensor(const Spec& spec);
 
-// What a rule returns whose outputs are as `tensors`, one per schema return.
+// The metadata that a rule returns for outputs like `tensors`, one per schema return.
 OutputMetas metas_of(const std::vector<at::Tensor>& tensors);
 
-// Row-major in memory: one output per dtype.
+// Row-major metadata: one output per dtype.
 OutputMetas contiguous_metas(c10::IntArrayRef sizes, const std::vector<c10::ScalarType>& dtypes);
 
-// Strides of a dense local part of `sizes` whose dims lie in memory in the order of `global_strides`.
+// Strides of a dense local part of `sizes` whose dims are ordered in memory as in `global_strides`.
 std::vector<int64_t> local_strides(c10::IntArrayRef sizes, c10::IntArrayRef global_strides);
 
 }  // namespace dtensor

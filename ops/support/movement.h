@@ -10,38 +10,38 @@
 
 namespace dtensor {
 
-// For every dim of the output: the input's dim that it is, element for element, or kNoFactor. Input dims that are
-// nowhere in the output are computed whole.
+// For every dim of the output: the input dim whose elements it has, or kNoFactor. Input dims that the output lacks are
+// needed whole.
 using OutputDims = std::vector<int>;
 
-// Which kinds of Partial pass: those of addends (elements are added up), or all (one of the output is one of the input,
-// or zero).
+// Which kinds of Partial pass: only sums and averages (elements are added up), or all (each output element is an input
+// element, or zero).
 enum class Passing { kNone, kLinear, kAll };
 
-// One tensor (the first; other inputs are not looked at) moved to `num_outputs` tensors with the same dims.
+// One tensor (the first; other inputs are ignored) moved to `num_outputs` tensors with the same dims.
 FactorRule movement(const OpCall& call, const OutputDims& output, int num_outputs = 1, Passing passing = Passing::kAll);
 
-// Lets every kind of Partial through that `inputs` have in common.
+// Passes every kind of Partial that `inputs` have in common.
 void pass_all_partials(FactorRule& rule, const std::vector<int>& inputs);
 
-// Of the first input.
+// Number of dims of the first input.
 int64_t ndim(const OpCall& call);
 
-// The dim that argument `name` says, counted from the first one: of the first input with `extra` dims more.
+// The dim in argument `name`, made non-negative for a tensor with `extra` dims more than the first input.
 int64_t dim_arg(const OpCall& call, const char* name, int64_t extra = 0);
 
 // 0, 1, ..., n - 1.
 OutputDims same_dims(int64_t n);
 
-// The operator itself, with the size argument `name` replaced by the local shape of the (first) output.
+// Calls the operator itself, with the size argument `name` replaced by the local shape of the (first) output.
 std::function<void(const LocalCall&, torch::jit::Stack&)> with_local_sizes(const std::string& name);
 
-// Index of an argument on the stack that OpRule::local gets.
+// Index on the stack of an argument, for OpRule::local.
 size_t stack_index(const LocalCall& call, const std::string& name);
 
-// Ends a local computation: leaves `result` on the stack, written to what the operator writes to, if it does.
+// Ends a local computation: leaves `result` on the stack, copied into the written argument if the operator has one.
 void leave_result(const LocalCall& call, torch::jit::Stack& stack, at::Tensor result);
 
-// Registration, by family.
+// Registration, one function per family.
 
 }  // namespace dtensor

@@ -1,10 +1,10 @@
-// What the ways that operators choose from may cost more than the cheapest. Internal to ops/.
+// How much an operator's chosen way may cost beyond the cheapest one. Internal to ops/.
 #pragma once
 
 namespace dtensor {
 
-// Prices are of an idle network, and of this call alone. A way that sends far fewer bytes, which others' messages slow
-// down less, or spares a later call an exchange, may take that much longer.
+// Prices assume an idle network and regard one call alone. A way that sends far fewer bytes, and so suffers less from
+// other messages, or that saves a later call an exchange, may take this much longer.
 inline constexpr double kLittleLonger = 1.25;
 
 }  // namespace dtensor

@@ -18,7 +18,7 @@ struct Blocks {
   int64_t size = 0;
 };
 
-// Along the mesh dim, which must be the only one that cuts `dim` into blocks of one size.
+// The blocks along the mesh dim, which must be the only one that cuts `dim` into blocks of one size.
 std::optional<Blocks> blocks_of(const Spec& spec, int64_t mesh_dim, int64_t dim) {
   if (mesh_dim < 0) return std::nullopt;
   const Placements& placements = spec.placements();
@@ -45,7 +45,7 @@ struct Range {
   int64_t begin = 0, end = 0;
 };
 
-// What slice() takes of a dim of `size`; nullopt: not one piece.
+// The range that slice() takes of a dim of `size`; nullopt: not contiguous.
 std::optional<Range> range_of(const OpCall& call, int64_t size) {
   if (call.get_int("step") != 1) return std::nullopt;
   const auto bound = [&](const char* name, int64_t otherwise) {
@@ -93,8 +93,8 @@ std::optional<DimStrategy> slice_backward_strategy(const OpCall& call, int64_t m
   return DimStrategy{{in_blocks(dim, size / blocks->size)}, {grad.placements()[mesh_dim]}};
 }
 
-// Of a slice that begins with the block `first` and has the size of `count` blocks, where a rank's part of a block has
-// `part` elements.
+// Sets the range of a slice that begins with the block `first` and has the size of `count` blocks, where a rank's part
+// of a block has `part` elements.
 void set_range(const LocalCall& call, torch::jit::Stack& stack, int64_t first, int64_t count, int64_t part) {
   stack[stack_index(call, "start")] = first * part;
   stack[stack_index(call, "end")] = (first + count) * part;
@@ -110,7 +110,7 @@ int64_t start_on(const torch::jit::Stack& stack, const LocalCall& call, int64_t 
   return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size);
 }
 
-// `whole`: the tensor that has all blocks; `piece`: what is taken of it, or put into it.
+// `whole`: the tensor that has all blocks; `piece`: the slice taken from it, or written to it.
 void slice_locally(const LocalCall& call, torch::jit::Stack& stack, const Spec& whole, const Spec& piece,
                    const Local& otherwise) {
   const int64_t dim = dim_on(stack, call, whole.ndim()), count = num_blocks(whole, dim);
@@ -123,7 +123,7 @@ void slice_locally(const LocalCall& call, torch::jit::Stack& stack, const Spec& 
 
 // ------------------------------------------------------------ split
 
-// Of the results, which are the call's pieces.
+// Sizes of the results.
 std::vector<int64_t> piece_sizes(const OpCall& call, int64_t size) {
   if (call.has_arg("split_sizes")) return call.get_ints("split_sizes").value_or(std::vector<int64_t>{});
   std::vector<int64_t> sizes;
@@ -145,7 +145,7 @@ std::optional<DimStrategy> split_strategy(const OpCall& call, int64_t mesh_dim) 
   return strategy.outputs.empty() ? std::nullopt : std::optional(std::move(strategy));
 }
 
-// By sizes: a rank may have nothing, of which split() by one size makes one piece only.
+// Splits by a list of sizes: split() by one size makes only one piece of an empty part.
 void split_locally(const LocalCall& call, torch::jit::Stack& stack) {
   const Spec& self = *call.inputs[0];
   const int64_t dim = dim_on(stack, call, self.ndim());
@@ -163,7 +163,7 @@ void split_locally(const LocalCall& call, torch::jit::Stack& stack) {
 
 // ------------------------------------------------------------ cat
 
-// All inputs in blocks of the size that the first sharded one has. Those that cat() skips are whole.
+// All inputs have blocks of the size that the first sharded one has. Inputs that cat() skips are replicated.
 std::optional<DimStrategy> cat_strategy(const OpCall& call, int64_t mesh_dim) {
   const auto first =
       std::find_if(call.inputs.begin(), call.inputs.end(), [](auto& s) { return !is_skipped_by_cat(*s); });

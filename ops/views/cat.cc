@@ -1,4 +1,4 @@
-// cat and stack: the joined dim is whole, or made of blocks; the others follow.
+// cat and stack: the joined dim is whole, or made of blocks; the others may be split.
 #include "ops/support/movement.h"
 #include "ops/views/blocks.h"
 #include "propagation/rule_registry.h"
@@ -6,7 +6,7 @@
 namespace dtensor {
 namespace {
 
-// Every element is one of an input's: all inputs may be Partials of one kind at once.
+// Every element comes from one input: all inputs may be Partials of one kind at once.
 void pass_together(FactorRule& rule) {
   std::vector<int> all;
   for (size_t i = 0; i < rule.inputs.size(); ++i) all.push_back(static_cast<int>(i));
@@ -21,7 +21,7 @@ FactorRule cat(const OpCall& call) {
     ++joined;
   }
   OutputDims dims = same_dims(ndim);
-  if (joined > 1) dims.at(wrap_dim(call.get_int("dim"), ndim)) = kNoFactor;  // one alone is copied
+  if (joined > 1) dims.at(wrap_dim(call.get_int("dim"), ndim)) = kNoFactor;  // a single tensor is copied
   FactorRule rule;
   for (const SpecPtr& s : call.inputs) rule.inputs.push_back(is_skipped_by_cat(*s) ? OutputDims{kNoFactor} : dims);
   rule.outputs = {dims};

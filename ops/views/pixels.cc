@@ -1,5 +1,4 @@
-// Pixels to channels and back, where space is split between whole pixels: dims that are taken apart, change places and
-// are joined.
+// Pixels to channels and back, where space is split between whole pixels: dims that are split, permuted and flattened.
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
@@ -12,8 +11,8 @@
 namespace dtensor {
 namespace {
 
-// pixel_shuffle(self, upscale_factor), pixel_unshuffle(self, downscale_factor). Else by the rule, which has the space
-// whole.
+// pixel_shuffle(self, upscale_factor), pixel_unshuffle(self, downscale_factor). Otherwise the rule, with whole spatial
+// dims.
 template <bool kShuffle>
 void pixels_as_dims(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const Arguments args(op, stack);
@@ -22,10 +21,10 @@ void pixels_as_dims(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   bool fits = n >= 3 && r > 0, split = false;
   for (int64_t d = n - 3; fits && d < n; ++d) {
     const bool is_space = d >= n - 2;
-    const int64_t factor = is_space ? r : r * r;  // by which the dim becomes longer, or shorter
+    const int64_t factor = is_space ? r : r * r;  // factor by which the dim grows or shrinks
     const bool grows = kShuffle == is_space;
     fits = grows || self.size(d) % factor == 0;
-    // Whole pixels stay together, and every rank has its share of them before and after, along each mesh dim.
+    // Whole pixels stay together, and are divided evenly among the ranks before and after, along each mesh dim.
     const int64_t pixels = grows || !fits ? self.size(d) : self.size(d) / factor;
     int64_t parts = 1;
     for (size_t m = 0; m < spec_of(self)->placements().size(); ++m) {
@@ -48,7 +47,7 @@ void pixels_as_dims(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     sizes[n - 3] = c * r * r, sizes[n - 2] = h / r, sizes[n - 1] = w / r;
     t = self.reshape({batch, c, h / r, r, w / r, r}).permute({0, 1, 3, 5, 2, 4});
   }
-  t = t.clone(at::MemoryFormat::Contiguous).view(sizes);  // ATen's result has memory of its own, whatever the sizes
+  t = t.clone(at::MemoryFormat::Contiguous).view(sizes);  // ATen's result never shares memory, whatever the sizes
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(std::move(t));
 }

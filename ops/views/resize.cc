@@ -1,5 +1,5 @@
-// Operators that give a tensor other sizes, or other memory: by what these mean on the tensor as a whole, whose
-// elements lie in the order of its strides.
+// Operators that change a tensor's sizes or memory, defined by their effect on the whole tensor, with its elements in
+// the order of its strides.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/as_strided.h>
@@ -22,7 +22,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// The layout of `self` where its dims are still there.
+// The layout of `self`, for the dims that still exist.
 Placements kept_placements(const at::Tensor& self, int64_t ndim) {
   Placements placements = spec_of(self)->placements();
   for (Placement& p : placements) {
@@ -43,14 +43,14 @@ void resize_to(const c10::OperatorHandle& op, const at::Tensor& self, const std:
   at::Tensor flat =
       self.is_contiguous() ? self.view({before}) : at::as_strided(self, {before}, {1}, self.storage_offset());
   if (after <= before) return share_contents(self, flat.narrow(0, 0, after).view(sizes));
-  // What was not there is zero.
+  // New elements are zero.
   flat = at::cat({flat, zeros({after - before}, spec.mesh(), {}, {.dtype = self.scalar_type()})});
   const CommCause cause{c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true};
   const at::Tensor resized = flat.view(sizes);
   share_contents(self, redistribute_below_autograd(resized, kept_placements(self, resized.dim()), cause));
 }
 
-// resize_(self, size, memory_format). Memory that self shared stays with the others where it grows.
+// resize_(self, size, memory_format). If self grows, it gets new memory, and its aliases keep the old.
 void resize(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
@@ -85,7 +85,7 @@ void check_source(const c10::OperatorHandle& op, const at::Tensor& self, const a
               self.scalar_type(), ", 'source' of ", source.scalar_type());
 }
 
-// set_(self, source): self shares the memory of source. torch::load() reads into a tensor that is there by this.
+// set_(self, source): self shares the memory of source. torch::load() uses it to read into an existing tensor.
 void set_from_tensor(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self"), source = args.tensor("source");
@@ -111,7 +111,7 @@ void set_from_elements(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(self);
 }
 
-// set_(self): no elements any more.
+// set_(self): self becomes empty.
 void set_to_nothing(const c10::OperatorHandle& op, Stack& stack) {
   if (!op.schema().overload_name().empty()) return dispatch_by_rule(op, stack);  // a storage, which no rank has
   const at::Tensor self = Arguments(op, stack).tensor("self");

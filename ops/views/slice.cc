@@ -1,6 +1,5 @@
-// Parts of dims: select, slice, split, diagonals, padding, rolling, triangles, and what takes their gradients back. A
-// dim of which a part is taken is computed whole, unless it is taken at the borders of its blocks (blocks.h); the
-// others follow.
+// Parts of dims: select, slice, split, diagonals, padding, rolling, triangles, and their backward. A sliced dim is
+// computed whole, unless it is sliced at the borders of its blocks (blocks.h); the others may be split.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
@@ -36,7 +35,7 @@ OutputDims select(const OpCall& call) { return without(same_dims(ndim(call)), di
 
 OutputDims select_backward(const OpCall& call) { return with_new(same_dims(ndim(call)), dim_arg(call, "dim", 1)); }
 
-// Does the slice take all of a dim of `size`? Then no rank needs more than it has.
+// Whether the slice takes all of a dim of `size`. Then no rank needs more than it has.
 bool takes_all(const OpCall& call, int64_t size) {
   int64_t start = call.get_optional_int("start").value_or(0);
   int64_t end = call.get_optional_int("end").value_or(size);
@@ -62,7 +61,7 @@ OutputDims whole_dim(const OpCall& call) { return with_whole(same_dims(ndim(call
 OutputDims whole_dims(const OpCall& call) {
   std::vector<int64_t> dims;
   for (int64_t d : call.get_ints("dims").value_or(std::vector<int64_t>{})) dims.push_back(wrap_dim(d, ndim(call)));
-  // Rolled without dims, a tensor is rolled as one long list.
+  // Without dims, a tensor is rolled as one flat list.
   if (dims.empty() && call.has_arg("shifts")) return OutputDims(ndim(call), kNoFactor);
   return with_whole(same_dims(ndim(call)), dims);
 }
@@ -109,7 +108,7 @@ FactorRule unbind(const OpCall& call) {
 
 // ------------------------------------------------------------ a part replaced
 
-// self, and src in the place of what `part` takes from it: each element is one of either.
+// self, with src in place of the slice that `part` takes: each element comes from one of them.
 FactorRule replace(const OpCall& call, OutputDims self, OutputDims part) {
   FactorRule rule;
   rule.inputs = {same_dims(ndim(call)), std::move(part)};
@@ -143,7 +142,7 @@ OpRule triangle() {
   OpRule rule;
   rule.per_dim = [](const OpCall& call, int64_t mesh_dim) {
     auto all = strategies(movement(call, same_dims(ndim(call))), call, mesh_dim);
-    // Runs of rows have no one diagonal.
+    // Interleaved runs of rows do not have a single diagonal.
     all.erase(std::remove_if(all.begin(), all.end(),
                              [&](const DimStrategy& s) {
                                return s.inputs[0].is_strided_shard() && s.inputs[0].dim() >= ndim(call) - 2;
@@ -165,8 +164,8 @@ OpRule triangle() {
 
 OutputMetas like_input(const OpCall& call) { return metas_of({at::empty_like(meta_tensor(*call.inputs[0]))}); }
 
-// On a CPU the two parts of one dim after the other are put side by side, which keeps channels last where both parts
-// have them so. Kernels for GPUs write row by row.
+// On a CPU the two parts of each dim are concatenated one dim after the other, which keeps channels-last where both
+// parts have it. GPU kernels write row-major.
 OutputMetas roll_metas(const OpCall& call) {
   at::Tensor rolled = meta_tensor(*call.inputs[0]);
   const std::vector<int64_t> shifts = *call.get_ints("shifts");

@@ -1,5 +1,5 @@
 // Views: the same elements under other dims. Those that split and flatten dims go through ViewMap; in the others every
-// dim of the output is one of the input, or new.
+// dim of the output is a dim of the input, or new.
 #include <ATen/InferSize.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -32,9 +32,9 @@ std::vector<int64_t> inferred_sizes(const OpCall& call) {
 
 constexpr size_t kMaxWays = 64;  // kept from one mesh dim to the next, on meshes of more than three dims
 
-// Complete strategies, from one mesh dim to the next. Where the layout that is there can be followed nothing else is
-// tried. Else that mesh dim is gathered, or moved to a dim that can be followed to a plain Shard, whichever is cheaper.
-// Of many ways those go on that are cheapest so far.
+// Complete strategies, built mesh dim by mesh dim. If the present layout can be followed nothing else is tried.
+// Otherwise that mesh dim is gathered, or moved to a dim that can be followed to a plain Shard, whichever is cheaper.
+// If there are many, the cheapest so far are continued.
 class ViewSearch {
  public:
   explicit ViewSearch(const OpCall& call)
@@ -74,7 +74,7 @@ class ViewSearch {
     return true;
   }
 
-  // By what getting there takes at least; of equals the first.
+  // By the lower bound of their cost; among equals the first.
   void keep_cheapest() {
     std::vector<std::pair<double, size_t>> order;
     for (const Way& way : ways_) {
@@ -112,8 +112,8 @@ OpRule reshape_op() {
   return rule;
 }
 
-// The bits as another dtype: nothing of a sum is left. Where the size of an element changes the last dim is no longer
-// itself.
+// Reinterprets the bits as another dtype: Partials do not pass. If the size of an element changes, the last dim is not
+// the same dim any more.
 FactorRule view_dtype_rule(const OpCall& call) {
   OutputDims dims = same_dims(call.inputs[0]->ndim());
   const c10::ScalarType to = call.arg("dtype").toScalarType();
@@ -121,8 +121,8 @@ FactorRule view_dtype_rule(const OpCall& call) {
   return movement(call, dims, 1, Passing::kNone);
 }
 
-// In memory of its own. Without elements in the last dim the others would have steps of one, which is no whole number
-// of larger elements.
+// A dense copy. Without elements in the last dim the other dims would have stride one, which is not a whole number of
+// larger elements.
 at::Tensor dense_copy(const at::Tensor& part, int64_t ratio) {
   if (part.size(-1) > 0) return part.clone(at::MemoryFormat::Contiguous);
   std::vector<int64_t> strides(part.dim(), ratio);
@@ -130,8 +130,8 @@ at::Tensor dense_copy(const at::Tensor& part, int64_t ratio) {
   return at::empty_strided(part.sizes(), strides, part.options());
 }
 
-// A part has memory of its own, in which neighbours in the last dim may not lie side by side though in the whole they
-// do: where it is so, what is looked at as larger or smaller elements is a copy.
+// Neighbours in the last dim may not be adjacent in a part's memory though they are in the whole: then the view as
+// larger or smaller elements is a copy.
 void dense_last_dim(const LocalCall& call, torch::jit::Stack& stack) {
   const at::Tensor part = stack[0].toTensor();
   const auto from = static_cast<int64_t>(part.element_size()),
@@ -153,7 +153,7 @@ OutputDims permute(const OpCall& call) {
   return dims;
 }
 
-// Channels change places among themselves, if there are several groups of several.
+// Permutes channels, if there are several groups of several.
 OutputDims channel_shuffle(const OpCall& call) {
   OutputDims dims = same_dims(ndim(call));
   const int64_t groups = call.get_int("groups");
@@ -161,7 +161,7 @@ OutputDims channel_shuffle(const OpCall& call) {
   return dims;
 }
 
-// Groups of one channel each stay where they are, as one group does, which divides any part.
+// Groups of one channel each stay unchanged, as a single group does, which divides any part.
 void channel_shuffle_local(const LocalCall& local, torch::jit::Stack& stack) {
   Arguments args(local.op, stack);
   const Spec& self = *local.inputs[0];
@@ -192,7 +192,7 @@ OutputDims unsqueeze(const OpCall& call) {
   return dims;
 }
 
-// The dims of size 1 among those that are named; all, if none is.
+// The named dims of size 1; all dims of size 1 if none is named.
 std::vector<int64_t> squeezed(const Spec& self, const std::optional<std::vector<int64_t>>& named) {
   std::vector<int64_t> dims;
   for (int64_t d = 0; d < self.ndim(); ++d) {
@@ -212,7 +212,7 @@ OutputDims squeeze(const OpCall& call) {
   return dims;
 }
 
-// A dim may have size 1 on one rank only: that one stays.
+// A dim may have size 1 on one rank only: that one is kept.
 void squeeze_local(const LocalCall& call, torch::jit::Stack& stack) {
   std::optional<std::vector<int64_t>> named;
   if (call.op.schema().argumentIndexWithName("dim"))
@@ -243,8 +243,8 @@ OutputDims repeat(const OpCall& call) {
   return dims;
 }
 
-// The parts of a conjugated tensor are conjugated lazily, while the tensor itself looks like any other: what ATen
-// refuses to see as real numbers is made real here. Then it is a copied view.
+// The parts of a conjugated tensor are lazily conjugated, but the distributed tensor has no conj bit: where ATen
+// refuses the parts (view_as_real), they are resolved here. Then the result is a copied view.
 void resolve_conj_first(const LocalCall& call, torch::jit::Stack& stack) {
   stack[0] = stack[0].toTensor().resolve_conj();
   call.op.callBoxed(stack);

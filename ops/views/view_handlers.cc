@@ -1,5 +1,5 @@
-// Operators that change a tensor's own metadata, and those that look through the tensor at its memory: as_strided, and
-// views as another dtype.
+// Operators that change a tensor's own metadata, and those that address its memory directly: as_strided, and views as
+// another dtype.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/as_strided.h>
@@ -47,8 +47,8 @@ struct Owner {
   LazyBits flips;  // between its values and those of the view
 };
 
-// The tensor in whose memory `t` lies on every rank, or what it is a copied view of. (Not of what some ranks alone had
-// to copy: what moves is the same on all.)
+// The tensor whose memory contains `t` on every rank, or the base of a copied view. (Copies on some ranks only do not
+// count: all ranks must move the same.)
 Owner owner_of(const at::Tensor& t) {
   Owner owner{t, {}};
   LazyBits flips;
@@ -65,7 +65,7 @@ Owner owner_of(const at::Tensor& t) {
   return owner;
 }
 
-// Every rank has all of it, in memory as one device would.
+// Whether every rank has all of it, in the memory layout of a single device.
 bool lies_as_global(const at::Tensor& t) {
   const DTensorMeta& meta = memory_of(t);
   bool same = meta.spec->is_replicated();
@@ -73,7 +73,7 @@ bool lies_as_global(const at::Tensor& t) {
   return same;
 }
 
-// Brings `t` to where it lies so. In an abstract world that is nowhere.
+// Gathers `t` to that layout. In an abstract world this is not possible.
 RankTensors gathered(const at::Tensor& t, const std::string& op) {
   const Placements whole(t.defined() ? spec_of(t)->placements().size() : 0, Replicate());
   const at::Tensor all =
@@ -87,7 +87,7 @@ RankTensors gathered(const at::Tensor& t, const std::string& op) {
   return locals;
 }
 
-// Elements from the first to the last in memory.
+// The number of elements in memory from the first to the last.
 int64_t extent(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   int64_t result = 1;
   for (size_t d = 0; d < sizes.size(); ++d) {
@@ -97,8 +97,8 @@ int64_t extent(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   return result;
 }
 
-// Are all that such strides see from `begin` on elements of `base`? Between elements that are not side by side lie
-// those of others.
+// Whether all elements that such strides address from `begin` on belong to `base`. Between elements that are not
+// adjacent lie those of other tensors.
 bool has_all_of(const at::Tensor& base, c10::IntArrayRef size, c10::IntArrayRef stride, int64_t begin) {
   const int64_t seen = extent(size, stride), there = extent(base.sizes(), base.strides());
   if (seen == 0) return true;
@@ -110,7 +110,7 @@ bool has_all_of(const at::Tensor& base, c10::IntArrayRef size, c10::IntArrayRef 
   return at::as_strided(held, size, stride, begin).all().item<bool>();
 }
 
-// Do strides differ at most where no step is taken?
+// Whether strides differ only in dims without a step.
 bool same_steps(c10::IntArrayRef size, c10::IntArrayRef a, c10::IntArrayRef b) {
   for (size_t d = 0; d < size.size(); ++d) {
     if (size[d] > 1 && a[d] != b[d]) return false;
@@ -118,7 +118,7 @@ bool same_steps(c10::IntArrayRef size, c10::IntArrayRef a, c10::IntArrayRef b) {
   return true;
 }
 
-// Strides over the memory that the tensor would have on one device. Where no rank has that memory it is gathered.
+// Strides address the memory that the tensor would have on one device. If no rank has that memory it is gathered.
 void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   std::vector<c10::IValue> args(torch::jit::last(stack, 4).vec());
   torch::jit::drop(stack, 4);
@@ -139,7 +139,8 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   }
   const auto [base, flips] = owner_of(self);
   const SpecPtr& spec = spec_of(base);
-  // Memory around what has no elements may be a part's, and around a copy, which such a view may be of, lies nothing.
+  // An empty tensor may be a part of larger memory, but a copy, of which such a view may be taken, has no memory around
+  // it.
   const bool moved = !lies_as_global(base) || base.numel() == 0 || peek_meta(base).storage->origin;
   const int64_t begin = offset - base.storage_offset();
   TORCH_CHECK(!moved || has_all_of(base, size, stride, begin), op.schema().name(), ": sizes ", size, ", strides ",
@@ -163,7 +164,7 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(seen_with(view, flips));
 }
 
-// From a slice (the first argument) back to what it is one of, which has the second one's sizes and strides.
+// From a slice (the first argument) back to its base, which has the second one's sizes and strides.
 void slice_inverse(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   const at::Tensor slice = args.tensor("self"), whole = args.tensor("src");
@@ -177,8 +178,8 @@ bool is_cut_along(const at::Tensor& t, int64_t dim) {
                      [&](const Placement& p) { return p.is_sharded() && p.dim() == dim; });
 }
 
-// view.dtype(self, dtype): where the last dim is split, and elements become smaller or larger ones, a dim of those that
-// one large element is made of is what changes. view_copy.dtype copies that.
+// view.dtype(self, dtype): if the last dim is split, and elements become smaller or larger, the view works on an extra
+// dim of the elements that make up one large element. view_copy.dtype copies the result.
 template <bool kCopy>
 void view_dtype(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);

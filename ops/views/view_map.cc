@@ -7,8 +7,7 @@
 namespace dtensor {
 namespace {
 
-// More runs than this are not compared: the parts are then taken to differ, which costs a redistribution but is never
-// wrong.
+// Parts with more runs are not compared and count as different, which may cost a redistribution but is never wrong.
 constexpr size_t kMaxRuns = size_t{1} << 20;
 
 void append(Runs& runs, const Run& run) {
@@ -27,7 +26,7 @@ bool any_empty(const std::vector<Runs>& dims) {
 std::optional<Runs> flatten(const std::vector<Runs>& dims, const std::vector<int64_t>& sizes) {
   if (any_empty(dims)) return Runs{};
   Runs flat = {{0, 1}};
-  int64_t stride = 1;  // elements of one index of the dim in hand
+  int64_t stride = 1;  // elements of one index of the current dim
   for (size_t d = dims.size(); d-- > 0;) {
     Runs longer;
     const bool whole = flat.size() == 1 && flat[0].size == stride;
@@ -47,7 +46,7 @@ std::optional<Runs> flatten(const std::vector<Runs>& dims, const std::vector<int
   return flat;
 }
 
-// Moves every set to start at 0. How later placements cut a part does not depend on where it lies.
+// Moves every set to start at 0. How later placements cut a part does not depend on its offset.
 void shift_to_origin(std::vector<Runs>& dims) {
   for (Runs& runs : dims) {
     const int64_t begin = runs.front().begin;
@@ -109,7 +108,7 @@ ViewMap::ViewMap(absl::Span<const int64_t> in, absl::Span<const int64_t> out) {
 
 std::optional<Placement> ViewMap::follow(const Placement& placement, int64_t n) {
   if (placement.is_partial()) return Partial(placement.reduce_op());
-  // Of nothing, everybody has all.
+  // If there are no elements, every rank has all.
   if (placement.is_replicate() || empty_) return Replicate();
   for (Group& group : groups_) {
     if (group.dims.in_begin <= placement.dim() && placement.dim() < group.dims.in_end)
@@ -124,10 +123,10 @@ std::optional<Placement> ViewMap::follow(Group& group, const Placement& placemen
   if (dims.in_end - dims.in_begin == 1 && dims.out_end - dims.out_begin == 1)
     return with_dim(placement, dims.out_begin);
   if (n == 1 && dims.out_begin == dims.out_end) return Replicate();
-  if (group.parts.empty()) return Replicate();  // cannot be: rank 0 has something of everything
+  if (group.parts.empty()) return Replicate();  // impossible: rank 0 has part of everything
 
-  // The input is cut into pieces of pieces: one cut for each index of the dims before, times the split factor. The
-  // output must be cut as often.
+  // The input is cut into nested pieces: one cut for each index of the dims before, times the split factor. The output
+  // must be cut as often.
   const Part& sample = group.parts.front();
   const int64_t pieces =
       leading_size(sample.in, in_dim) * (placement.is_strided_shard() ? placement.split_factor() : 1);

@@ -1,4 +1,4 @@
-// Which layout a reshaped tensor has if every rank keeps the elements it holds.
+// Computes the layout of a reshaped tensor if every rank keeps the elements it holds.
 //
 // Both shapes list the same elements in row-major order, and a rank's part of either is a product of ascending index
 // sets. So a rank may reshape its part by itself exactly if the two parts are the same set of flat indices. The dims
@@ -7,8 +7,8 @@
 // the leading dim follows to the leading dim where the cuts fall on whole rows, a later dim becomes StridedShard when
 // flattened, and back.
 //
-// Many ranks hold parts that differ only by a shift. One of each kind is tracked, so that the work does not grow with
-// the number of ranks but with that of the pieces along each mesh dim.
+// Many ranks hold parts that differ only by a shift. One of each kind is tracked, so that the work grows with the
+// number of pieces along each mesh dim, not with the number of ranks.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct DimGroup {
 };
 
 // The smallest groups of dims with equal products, in order. Dims of size 1 that have no partner are added to the group
-// after them, or stand in a last group that is empty on one side. REQUIRES: equal numbers of elements, not 0.
+// after them, or form a last group that is empty on one side. REQUIRES: equal numbers of elements, not 0.
 std::vector<DimGroup> group_dims(absl::Span<const int64_t> in, absl::Span<const int64_t> out);
 
 // Follows the placements of a tensor of shape `in` through a reshape to `out`. A value: copy it to try alternatives.
@@ -39,9 +39,9 @@ class ViewMap {
   // REQUIRES: equal numbers of elements.
   ViewMap(absl::Span<const int64_t> in, absl::Span<const int64_t> out);
 
-  // The next mesh dim, of n ranks, lays the input out as `placement`: the output's placement, or nullopt (and no
-  // change) if there is none with which every rank keeps its elements. Partials stay; a MaskPartial becomes the Partial
-  // it stands for.
+  // The next mesh dim, of n ranks, lays the input out as `placement`: Returns the output's placement, or nullopt (and
+  // changes nothing) if there is none with which every rank keeps its elements. Partials stay; a MaskPartial becomes
+  // the Partial it stands for.
   std::optional<Placement> follow(const Placement& placement, int64_t n);
 
  private:
@@ -62,7 +62,7 @@ class ViewMap {
   std::vector<Group> groups_;
 };
 
-// The whole list at once; nullopt where some rank would not keep its elements.
+// Follows the whole list at once; nullopt where some rank would not keep its elements.
 std::optional<Placements> follow_view(absl::Span<const int64_t> in, absl::Span<const int64_t> out,
                                       absl::Span<const int64_t> mesh_shape, const Placements& placements);
 

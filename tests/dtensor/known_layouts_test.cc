@@ -8,7 +8,6 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
-#include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "dtensor/tensor/representation.h"

@@ -265,17 +265,17 @@ TEST_CASE("DE-14: the strategy tables") {
   CHECK(table_of(backward) == anywhere);
 
   // The table's own rows, where the gradient is wanted so.
-  backward.gradient_target = weight;
+  backward.context.gradient_target = weight;
   CHECK(table_of(backward) == anywhere);
-  backward.gradient_target = weight->with_placements({Shard(1)});
+  backward.context.gradient_target = weight->with_placements({Shard(1)});
   CHECK(table_of(backward) == anywhere);
-  backward.gradient_target = weight->with_placements({Shard(0)});
+  backward.context.gradient_target = weight->with_placements({Shard(0)});
   std::set<std::string> more_than_the_table = anywhere;
   more_than_the_table.insert("S(0) <- R, R");
   CHECK(table_of(backward) == more_than_the_table);
   OpCall few = OpCall::make("aten::embedding_dense_backward", {spec({2, 5, 23}, at::kFloat), spec({2, 5}, at::kLong)},
                             {10, -1, false});
-  few.gradient_target = backward.gradient_target;
+  few.context.gradient_target = backward.context.gradient_target;
   CHECK(table_of(few) == std::set<std::string>{"S(0) <- R, R"});
 
   // Frequencies are those of the whole batch.

@@ -345,7 +345,7 @@ double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStra
 TEST_CASE("in backward addends are reduced for a product that is as large, as their next reader will want them") {
   const auto chosen = [](const char* op, Shape a, Shape b, bool in_backward) {
     OpCall call = make(op, {spec({4}, a, "P"), spec({4}, b, "R")});
-    call.reads_factors_again = in_backward;
+    call.context.partial_inputs_reused = in_backward;
     return decision(*propagate(call));
   };
   const Shape square = {64, 64};
@@ -360,7 +360,7 @@ TEST_CASE("in backward addends are reduced for a product that is as large, as th
 TEST_CASE("a parameter that moves for tokens of each sample pays for its gradient's way back") {
   const auto chosen = [](const char* rows, int64_t count, std::vector<int> parameters) {
     OpCall call = make("mm", {spec({4}, {count, 256}, rows), spec({4}, {256, 512}, "S(1)")});
-    call.parameters = std::move(parameters);
+    call.context.parameters.assign(parameters.begin(), parameters.end());
     return decision(*propagate(call));
   };
   const std::string columns_come = "1: 393216 B";

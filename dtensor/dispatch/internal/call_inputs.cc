@@ -34,8 +34,8 @@ void append_text(CacheKey& key, const std::string& s) {
   }
 }
 
-// Appends the type of `v` and, unless `type_only`, its contents; lists element by element. Values of a kind that cannot
-// be written (generators, custom objects) count by their type.
+// Appends the type of `v` and, unless `type_only`, its contents; lists element by element. Of values that cannot be
+// encoded (generators, custom objects) only the type counts.
 void append_static(CacheKey& key, const c10::IValue& v, bool type_only) {
   if (v.isNone()) {
     key.push_back(kNone);
@@ -78,33 +78,32 @@ void append_static(CacheKey& key, const c10::IValue& v, bool type_only) {
   }
 }
 
-// Appends what strategies may know of a number whose value is irrelevant: whether it is finite, and of a divisor
-// whether it is 0.
+// Appends the class of a number whose value is otherwise irrelevant: whether it is finite, and for a divisor whether it
+// is 0.
 void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
   NumberClass number = number_class(value);
   if (number == NumberClass::kZero && !divisor) number = NumberClass::kOrdinary;
   key.push_back(static_cast<uint64_t>(number));
 }
 
-// May an operator that writes to `t`, its input k, lay it out anew? Known of tensors that an operator made, or of those
-// that share the memory of one, and whose parts the user never got: on all ranks alike, as they share and ask for parts
-// alike.
-std::optional<FreeLayout> free_layout(const at::Tensor& t, int k) {
+// The layouts that an operator may give to its written input k. Only for results of operators and their aliases whose
+// parts were never exposed: the same on all ranks, as they alias and expose parts alike.
+std::optional<MutableLayout> mutable_layout(const at::Tensor& t, int k) {
   const DTensorMeta& meta = peek_meta(t);
   const LocalStorage& storage = *meta.storage;
   if (storage.user_may_write || storage.origin || is_leaf_parameter(t)) return std::nullopt;
-  if (!storage.shared) return meta.laid_out_by_engine ? std::optional(FreeLayout{k}) : std::nullopt;
+  if (!storage.shared) return meta.laid_out_by_engine ? std::optional(MutableLayout{k}) : std::nullopt;
   const Sharers* sharers = storage.sharers.load(std::memory_order_acquire);
   if (sharers == nullptr || storage.is_parameter.load(std::memory_order_relaxed)) return std::nullopt;
   const uint64_t dims = sharers->splittable(meta, current_dispatch_scope().limits);
-  return dims != 0 ? std::optional(FreeLayout{k, dims}) : std::nullopt;
+  return dims != 0 ? std::optional(MutableLayout{k, dims}) : std::nullopt;
 }
 
 }  // namespace
 
 namespace {
 
-// Its gradient will come back to its layout.
+// Registers that its gradient gets its layout.
 void note_parameter(const OpInfo& info, const at::Tensor& t) {
   if (!is_leaf_parameter(t)) return;
   if (!info.always_shares) reduce_partial_parameter(t, info.name);
@@ -160,7 +159,8 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     if (storage.origin) in.copied_views = true;
     if (storage.hook_watches) in.hooks_watched = true;
     if (info.args[arg].written && !info.args[arg].out) {
-      if (const auto free = free_layout(t, static_cast<int>(in.tensors.size()) - 1)) in.free_layouts.push_back(*free);
+      if (const auto free = mutable_layout(t, static_cast<int>(in.tensors.size()) - 1))
+        in.context.mutable_layouts.push_back(*free);
     }
   };
   for (size_t i = 0; i < args.size(); ++i) {
@@ -189,17 +189,18 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     in.mesh = bring_to_one_mesh(
         {info, absl::MakeSpan(in.tensors), in.args, [&](size_t k) { return arg_name(info, in, static_cast<int>(k)); }});
   }
-  // What occurs twice, itself or another view of it, would be laid out anew for one and not for the other.
+  // An input that occurs twice, itself or as another view, would change its layout in one place only.
   const auto memory_of_input = [](const at::Tensor& t) {
     return t.defined() && is_dtensor(t) ? peek_meta(t).storage.get() : nullptr;
   };
-  const auto occurs_again = [&](const FreeLayout& free) {
+  const auto occurs_again = [&](const MutableLayout& free) {
     return std::count_if(in.tensors.begin(), in.tensors.end(), [&](const at::Tensor& t) {
              return memory_of_input(t) == memory_of_input(in.tensors[free.input]);
            }) > 1;
   };
-  in.free_layouts.erase(std::remove_if(in.free_layouts.begin(), in.free_layouts.end(), occurs_again),
-                        in.free_layouts.end());
+  in.context.mutable_layouts.erase(
+      std::remove_if(in.context.mutable_layouts.begin(), in.context.mutable_layouts.end(), occurs_again),
+      in.context.mutable_layouts.end());
   if (any_plain && !in.writes_plain) {
     const bool allowed = plain_is_replicated();
     for (size_t i = 0; i < args.size(); ++i) {
@@ -219,9 +220,9 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
 
 namespace {
 
-// Gradients are read more than once, as a rule. But where backward multiplies one, which comes first, elementwise by
-// what was saved, the product is the gradient of a factor, and summed up if that was the smaller one.
-bool reads_factors_again(const OpInfo& info, const Inputs& in) {
+// Gradients are usually read more than once. But if backward multiplies its first gradient elementwise by a saved
+// tensor, the product is the gradient of a factor, and is summed if that was the smaller one.
+bool reuses_partial_inputs(const OpInfo& info, const Inputs& in) {
   if (!in_backward()) return false;
   const at::Tensor& first = in.tensors.front();
   return !info.op.hasTag(at::Tag::pointwise) || !first.defined() || spec_of(first)->has_partial();
@@ -231,16 +232,17 @@ bool reads_factors_again(const OpInfo& info, const Inputs& in) {
 
 namespace {
 
-// What meets parameters alone, that is: the first state of a recurrence, or noise. Beside others it might be a weight.
-void note_unplaced(Inputs& in) {
+// Constants used together with parameters only: the initial state of a recurrence, or noise. With other inputs it might
+// be a weight.
+void note_constant_fills(Inputs& in) {
   const auto is_parameter = [](const at::Tensor& t) {
     return peek_meta(t).storage->is_parameter.load(std::memory_order_relaxed);
   };
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
     if (!t.defined() || is_parameter(t)) continue;
-    if (!is_unwritten_constant(t)) return in.unplaced.clear();
-    in.unplaced.push_back(static_cast<int>(k));
+    if (!is_unwritten_constant(t)) return in.context.constant_fills.clear();
+    in.context.constant_fills.push_back(static_cast<int>(k));
   }
 }
 
@@ -252,20 +254,22 @@ void note_context(const OpInfo& info, Inputs& in) {
     const at::Tensor& t = in.tensors[k];
     if (!t.defined()) continue;
     const DTensorMeta& meta = peek_meta(t);
-    if (meta.home) {
-      in.homes.resize(in.tensors.size());
-      in.homes[k] = meta.home;
+    if (meta.preferred_layout) {
+      in.context.preferred_layouts.resize(in.tensors.size());
+      in.context.preferred_layouts[k] = meta.preferred_layout;
     }
     const bool is_parameter = wants_gradients && meta.storage->is_parameter.load(std::memory_order_relaxed);
-    if (is_parameter && !meta.spec->is_replicated()) in.parameters.push_back(static_cast<int>(k));
+    if (is_parameter && !meta.spec->is_replicated()) in.context.parameters.push_back(static_cast<int>(k));
   }
-  in.reads_factors_again = reads_factors_again(info, in);
-  note_unplaced(in);
+  in.context.partial_inputs_reused = reuses_partial_inputs(info, in);
+  in.context.limits = current_dispatch_scope().limits;
+  note_constant_fills(in);
 }
 
 bool is_unwritten_constant(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
-  return meta.is_unplaced && meta.spec->is_replicated() && meta.storage->writes.load(std::memory_order_relaxed) == 0;
+  return meta.is_constant_fill && meta.spec->is_replicated() &&
+         meta.storage->writes.load(std::memory_order_relaxed) == 0;
 }
 
 std::string module_path(const Inputs& in) {
@@ -287,26 +291,13 @@ std::string arg_name(const OpInfo& info, const Inputs& in, int input) {
 }
 
 CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                  c10::ArrayRef<c10::IValue> args, const Spec* gradient_target) {
+                  c10::ArrayRef<c10::IValue> args) {
   CacheKey key;
   key.push_back(reinterpret_cast<uintptr_t>(&info));
   key.push_back(resolved.generation);
   key.push_back(
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
-  key.push_back(gradient_target ? gradient_target->id() : 0);
-  key.push_back(in.reads_factors_again);
-  key.push_back(static_cast<uint64_t>(current_dispatch_scope().limits.max_bytes));
-  key.push_back(in.free_layouts.size());
-  for (const FreeLayout& free : in.free_layouts) {
-    key.push_back(static_cast<uint64_t>(free.input));
-    key.push_back(free.dims.value_or(~uint64_t{0}));
-  }
-  key.push_back(in.parameters.size());
-  for (const int k : in.parameters) key.push_back(static_cast<uint64_t>(k));
-  key.push_back(in.unplaced.size());
-  for (const int k : in.unplaced) key.push_back(static_cast<uint64_t>(k));
-  key.push_back(in.homes.size());
-  for (const SpecPtr& home : in.homes) key.push_back(home ? home->id() : 0);
+  in.context.append_to_key(key);
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSlot& slot = in.slots[i];
     if (slot.kind == ArgSlot::Kind::kStatic) {
@@ -322,17 +313,11 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
   return key;
 }
 
-OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args, SpecPtr gradient_target) {
+OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
   OpCall call(info.op);
-  call.limits = current_dispatch_scope().limits;
   call.mesh = in.mesh;
   call.slots = in.slots;
-  call.free_layouts.assign(in.free_layouts.begin(), in.free_layouts.end());
-  call.parameters.assign(in.parameters.begin(), in.parameters.end());
-  call.unplaced.assign(in.unplaced.begin(), in.unplaced.end());
-  call.reads_factors_again = in.reads_factors_again;
-  call.homes.assign(in.homes.begin(), in.homes.end());
-  call.gradient_target = std::move(gradient_target);
+  call.context = in.context;
   for (size_t i = 0; i < args.size(); ++i) {
     call.args.push_back(in.slots[i].kind == ArgSlot::Kind::kStatic ? args[i] : c10::IValue());
   }

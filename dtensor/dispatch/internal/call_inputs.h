@@ -1,5 +1,5 @@
-// The arguments of one operator call: gathered from the stack, as a key of the strategy cache, as what rules see, and
-// as the stack of a local operator. Internal.
+// The arguments of one operator call: gathered from the stack, as a key of the strategy cache, as the OpCall for rules,
+// and as the stack of a local operator. Internal.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -17,41 +17,39 @@ namespace dtensor {
 
 // Flattened in schema order (OpCall::inputs), all on one mesh.
 struct Inputs {
-  absl::InlinedVector<at::Tensor, 6> tensors;       // undefined: absent
-  absl::InlinedVector<uint16_t, 6> args;            // the schema argument of each
-  std::vector<ArgSlot> slots;                       // per schema argument
-  absl::InlinedVector<FreeLayout, 2> free_layouts;  // as OpCall::free_layouts
-  absl::InlinedVector<int, 2> parameters;           // as OpCall::parameters
-  absl::InlinedVector<SpecPtr, 1> homes;            // as OpCall::homes
-  absl::InlinedVector<int, 1> unplaced;             // as OpCall::unplaced
+  absl::InlinedVector<at::Tensor, 6> tensors;  // undefined: absent
+  absl::InlinedVector<uint16_t, 6> args;       // the schema argument of each
+  std::vector<ArgSlot> slots;                  // per schema argument
+  CallContext context;
   DeviceMesh mesh;
-  bool reads_factors_again = false;  // as OpCall::reads_factors_again
-  bool writes_plain = false;         // an argument that the operator writes to is a plain tensor
-  bool copied_views = false;         // there are views that had to be copies
-  bool hooks_watched = false;        // there are parameters of modules with hooks
+  bool writes_plain = false;   // an argument that the operator writes to is a plain tensor
+  bool copied_views = false;   // there are views that had to be copies
+  bool hooks_watched = false;  // there are parameters of modules with hooks
 };
 
-// For operators that gather no inputs: gradients of parameters among the arguments will come back to their layout.
+// For operators that gather no inputs: registers that gradients of parameters among the arguments get the parameter's
+// layout.
 void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
-// Is any argument distributed?
+// Whether any argument is distributed.
 bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
-// Plain tensors beside distributed ones become replicated where that is allowed, and are an error elsewhere.
-// REQUIRES: has_dtensor().
+// Plain tensors next to distributed ones become replicated where that is allowed, and are an error elsewhere. REQUIRES:
+// has_dtensor().
 Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
-// What matters to the price beside the inputs' layouts: `parameters`, `unplaced`, `homes` and `reads_factors_again`.
+// Fills in.context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and the
+// gradient target.
 void note_context(const OpInfo& info, Inputs& in);
-// Was `t` made for all ranks alike, from no tensor (DTensorMeta::is_unplaced), and not written to since?
+// Whether `t` was made alike for all ranks, from no tensor (DTensorMeta::is_constant_fill), and not written to since.
 bool is_unwritten_constant(const at::Tensor& t);
 // "weight", or "tensors[1]" in a list.
 std::string arg_name(const OpInfo& info, const Inputs& in, int input);
 // Path of the module whose parameter is among the inputs; else that of the scope.
 std::string module_path(const Inputs& in);
-// The call as the strategy cache knows it: specs, and what of the other arguments decisions depend on.
-// `gradient_target`: null if there is none.
+// The key of the call in the strategy cache: specs, context, and the other arguments as far as decisions depend on
+// them.
 CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                  c10::ArrayRef<c10::IValue> args, const Spec* gradient_target);
+                  c10::ArrayRef<c10::IValue> args);
 // The call as rules see it.
-OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args, SpecPtr gradient_target);
+OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args);
 // The arguments of the local operator on local rank r; locals[k] are the parts of in.tensors[k].
 void fill_local_stack(torch::jit::Stack& stack, const Inputs& in, c10::ArrayRef<c10::IValue> args,
                       const std::vector<RankTensors>& locals, size_t r);

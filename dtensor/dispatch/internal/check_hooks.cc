@@ -13,7 +13,7 @@
 namespace dtensor {
 namespace {
 
-// The hooks that should have run before anyone computes with `t`.
+// The hooks that should have run before an operator computes with `t`.
 const HookWatch* open_watch(const at::Tensor& t) {
   if (!t.defined() || !is_dtensor(t)) return nullptr;
   const auto& watches = peek_meta(t).storage->hook_watches;
@@ -22,7 +22,7 @@ const HookWatch* open_watch(const at::Tensor& t) {
   return open == watches->end() ? nullptr : open->get();
 }
 
-// As optimizers and averages compute: element by element, on tensors of one shape.
+// Whether the call is elementwise on tensors of one shape, as in optimizers and averages.
 bool is_update(const OpInfo& info, const Inputs& in) {
   if (!info.op.hasTag(at::Tag::pointwise) && info.op.schema().name() != "aten::copy_") return false;
   const at::Tensor* first = nullptr;

@@ -1,5 +1,5 @@
-// Composite operators, above autograd: notes that their code runs (library_code.h), and runs in its place what has a
-// handler or writes to out=.
+// Composite operators, above autograd: records that their code runs (library_code.h), and replaces it for operators
+// with a handler or with out=.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -19,11 +19,11 @@ namespace {
 
 using torch::jit::Stack;
 
-// A composite may give a tensor that it made and filled itself, without any operator on what is distributed: where
-// there are no elements to work on, say. Its results are distributed all the same.
+// A composite may return a plain tensor that it made itself without any operator on distributed ones, for example for
+// empty inputs. Its results become distributed.
 void distribute_results(const LibraryCode& code, size_t num_results, Stack& stack) {
   const auto made_here = [&](const at::Tensor& t) {
-    if (t.defined() && t.is_meta() && code.mesh().world().has_data()) return false;  // no value, but a shape
+    if (t.defined() && t.is_meta() && code.mesh().world().has_data()) return false;  // only a shape
     return t.defined() && !is_dtensor(t) && !code.was_given(t) && !t.requires_grad() && t.layout() == c10::kStrided &&
            t.unsafeGetTensorImpl()->storage().use_count() == 1;
   };
@@ -33,7 +33,7 @@ void distribute_results(const LibraryCode& code, size_t num_results, Stack& stac
   }
 }
 
-// In a MeshScope: what the operator's code makes on the way is plain, as its arguments are.
+// In a MeshScope with plain arguments: tensors made by the operator's code stay plain.
 void run_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   keys = keys & kBelowThatKey;
   if (LibraryCode::current() != nullptr) return op.redispatchBoxed(keys, stack);
@@ -70,7 +70,7 @@ bool has_tensor_argument(const c10::FunctionSchema& schema) {
 // For all of ATen's composite operators, when the library is loaded.
 bool register_composites() {
   auto& dispatcher = c10::Dispatcher::singleton();
-  auto* registered = new std::vector<c10::RegistrationHandleRAII>;  // for the life of the process
+  auto* registered = new std::vector<c10::RegistrationHandleRAII>;  // stays for the process' lifetime
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findSchema(name);
@@ -94,9 +94,9 @@ void run_without_handler(const c10::OperatorHandle& op, Stack& stack) {
     if (arg.isTensor() && arg.toTensor().defined()) keys = keys | arg.toTensor().key_set();
   }
   keys = c10::impl::computeDispatchKeySet(keys, c10::DispatchKeySet(c10::DispatchKeySet::FULL));
-  // That key falls through, which is known to the dispatcher alone; tensors have it in inference mode, too.
+  // That key's kernel is a fallthrough, which only the dispatcher knows; tensors have the key in inference mode, too.
   keys = (keys & kBelowThatKey).remove(c10::DispatchKey::ADInplaceOrView);
-  // Below autograd the next kernel would be the handler again.
+  // Below autograd the next kernel would be the handler itself.
   if (keys.highestPriorityTypeId() == kDTensorKey)
     return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   op.redispatchBoxed(keys, &stack);

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "dtensor/dispatch/internal/input_moves.h"
-#include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/view_origin.h"
@@ -37,7 +36,7 @@ std::shared_ptr<LateCalls> make_late_calls() {
   return calls;
 }
 
-// Of the parts as they are. REQUIRES: they are there.
+// A copy of the present parts. REQUIRES: they are available.
 at::Tensor copy_of(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
   RankTensors parts = meta.locals;
@@ -46,13 +45,13 @@ at::Tensor copy_of(const at::Tensor& t) {
   return make_dtensor(meta.spec, std::move(parts), meta.name);
 }
 
-// `t` as it is, whatever becomes of that handle and of parts that the user has.
+// A handle of `t` that is independent of later changes to it and to exposed parts.
 at::Tensor kept(const at::Tensor& t) {
   const DTensorMeta& meta = meta_of(t);
   return meta.storage->user_may_write && !meta.spec->meta().wrapped_number ? copy_of(t) : t.variable_data();
 }
 
-// Gives `to`, and what shares its storage, the memory of `from`, or of a copy where others have that.
+// Replaces the memory of `to`, and of its aliases, by that of `from`, or by a copy if that is shared.
 void take_over(const at::Tensor& to, at::Tensor from) {
   const bool is_own = from.is_contiguous() && from.storage_offset() == 0 && from.storage().use_count() == 1;
   if (!is_own) from = from.clone(at::MemoryFormat::Contiguous);
@@ -61,7 +60,7 @@ void take_over(const at::Tensor& to, at::Tensor from) {
   memory->set_data_ptr_noswap(source->set_data_ptr(at::DataPtr()));
 }
 
-// While calls that were recorded are computed, the recording is told whose collectives run: of several, by their bytes.
+// While calls of a recording are computed, charges their collectives to it: shared by bytes among several calls.
 class ChargedMeanwhile {
  public:
   explicit ChargedMeanwhile(const std::vector<std::shared_ptr<LateCall>>& calls)
@@ -154,7 +153,7 @@ void LateCalls::compute_before_write(const at::Tensor& t) {
   std::lock_guard lock(computing_);
   while (compute_waiting()) {
   }
-  copy_inputs(reads);  // what is held back may have to be computed yet
+  copy_inputs(reads);  // a suspended call may still have to be computed
 }
 
 void LateCalls::copy_before_unseen_writes(const LocalStorage& memory) {
@@ -182,7 +181,7 @@ void LateCalls::copy_inputs(const ReadsMemory& reads) {
   for (const auto& call : calls) {
     for (at::Tensor& in : call->in.tensors) {
       if (!in.defined() || !reads(in)) continue;
-      at::Tensor other = copy_of(in);  // the parts are there since add()
+      at::Tensor other = copy_of(in);  // the parts are available since add()
       std::lock_guard lock(mutex_);
       std::swap(in, other);
     }
@@ -255,7 +254,7 @@ bool LateCalls::compute_waiting() {
       const std::vector<RankTensors> outputs = calls[c]->run(*calls[c], moved[c]);
       LocalGuard guard;
       for (size_t r = 0; r < outputs[0].size(); ++r) take_over(calls[c]->parts[r], outputs[0][r]);
-      end(*calls[c], nullptr);  // what it holds is let go, call by call
+      end(*calls[c], nullptr);  // its inputs are released, call by call
       moved[c].clear();
     }
   } catch (...) {

@@ -1,5 +1,5 @@
-// Calls in backward whose results nobody needs before its end, as they are gradients of parameters: their inputs move
-// together, as eight tables' gradients do that all want the whole batch. Internal.
+// Backward operators that only produce a parameter's gradient are deferred, so that their inputs move in one
+// collective. Example: the gradients of eight tables that all need the whole batch. Internal.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,21 +22,21 @@ namespace dtensor {
 
 struct LateCall {
   const OpInfo& info;
-  Inputs in;  // handles of its own: the user's may become something else
+  Inputs in;  // handles of its own: the user may rebind theirs
   std::vector<c10::IValue> args;
   std::shared_ptr<const Decision> decision;
-  // The results of the call, of the parts of the inputs where the decision wants them.
+  // Computes the results of the call from local inputs in the layouts of the decision.
   std::function<std::vector<RankTensors>(const LateCall& call, const std::vector<RankTensors>& inputs)> run;
-  RankTensors parts;  // of its result, without memory until it is computed
-  int64_t bytes = 0;  // what it holds and gathers
-  // Of a recorded step: which one, and which call.
+  RankTensors parts;  // of its result, without memory until computed
+  int64_t bytes = 0;  // bytes it holds and gathers
+  // In a recorded step: which recording, and which call.
   uint64_t recording = 0;
   CallSites::Shares charged = {};
   bool computed = false;
-  bool held_back = false;              // as somebody is overwriting its result
-  std::exception_ptr error = nullptr;  // why it was not
+  bool held_back = false;              // its result is being overwritten
+  std::exception_ptr error = nullptr;  // why it was not computed
 
-  // Counts those that are not computed, in all of the process.
+  // Counts the calls not yet computed, in the whole process.
   struct Late {
     Late();
     ~Late();
@@ -45,57 +45,58 @@ struct LateCall {
   };
   std::unique_ptr<Late> late = std::make_unique<Late>();
 
-  // Lets go of what it would be computed of, for good. `why_not`: null if it was computed.
+  // Ends the call and releases its inputs. `why_not`: null if it was computed.
   void end(std::exception_ptr why_not);
 };
 
 // A contiguous tensor whose memory is null until its call is computed. Views of it can be taken before.
 at::Tensor without_memory(const Shape& sizes, const at::TensorOptions& options);
 
-// Is anything late, anywhere? Cheap.
+// Whether any call in the process is deferred. Cheap.
 bool any_late_calls();
 
-// Those of one backward. Thread-safe. They are computed in collective calls.
-// Errors: those of the communicator and of the operators; a call that was not computed for one gives it again.
+// The deferred calls of one backward. Thread-safe. They are computed in collective calls.
+// Errors: those of the communicator and of the operators; a call that failed throws its error again.
 class LateCalls final : public LateGradients {
  public:
   static std::shared_ptr<LateCalls> of_backward();
-  // All that are there.
+  // Those of all backwards in progress.
   static std::vector<std::shared_ptr<LateCalls>> everywhere();
 
-  // Those that wait hold and gather no more than kGradientBucketBytes, and are of one world: else they are computed,
-  // and so is what is larger than that. Keeps the inputs as they are now, whatever becomes of those handles, and of
-  // parts that the user has.
+  // Adds a call. Waiting calls hold and gather no more than kGradientBucketBytes, and are of one world: else they are
+  // computed, and so is a larger call. Keeps the inputs' present values, even if their handles are rebound or the user
+  // writes to their local tensors.
   void add(std::shared_ptr<LateCall> call);
-  // Somebody is about to write to `t`: calls that read it, or what it is a view of, are computed before.
+  // Called before `t` is written: computes calls that read it, or its base.
   void compute_before_write(const at::Tensor& t);
-  // Somebody gets parts of that memory, and may write to them at any time. Waits for calls that read them just now.
+  // Called before local tensors of that memory are exposed to the user, who may write to them at any time. Waits for
+  // running calls that read them.
   void copy_before_unseen_writes(const LocalStorage& memory);
-  // All that wait, `call` among them unless it was computed before.
+  // Computes all waiting calls, and `call` unless it was computed before.
   void compute(const LateCall& call);
   void compute_all() override;
-  // Somebody is about to overwrite its result, which is zeros from now on: it is not computed meanwhile, and read as it
-  // is. False: it was computed before.
+  // Suspends a call whose result is about to be overwritten, and is zeros from now on: it is not computed meanwhile,
+  // and its result is read as it is. False: it was computed before.
   bool hold_back(LateCall& call);
-  void resume(LateCall& call);  // that has failed: it waits again, or gives its error, as before
-  void drop(LateCall& call);    // that has been done
+  void resume(LateCall& call);  // the overwriting failed: the call waits again, or throws its error, as before
+  void drop(LateCall& call);    // the overwriting is done
 
  private:
-  using ReadsMemory = std::function<bool(const at::Tensor& in)>;  // does who reads `in` read it?
+  using ReadsMemory = std::function<bool(const at::Tensor& in)>;  // whether the caller's memory is read through `in`
 
-  bool any_reads(const ReadsMemory& reads);  // one that waits or is in hand
-  // Those that wait read copies of that memory from now on. REQUIRES: computing_ is locked.
+  bool any_reads(const ReadsMemory& reads);  // waiting or running calls
+  // Makes the waiting calls read copies of that memory from now on. REQUIRES: computing_ is locked.
   void copy_inputs(const ReadsMemory& reads);
-  // Those that wait, of one world. False: nobody waits. REQUIRES: computing_ is locked.
+  // Computes the waiting calls of one world. False: none waits. REQUIRES: computing_ is locked.
   bool compute_waiting();
 
-  std::mutex computing_;  // held while calls are computed, or their inputs replaced; before mutex_
-  std::mutex mutex_;      // guards the rest, and the inputs of calls. Nobody waits for anything who holds it
-  std::vector<std::shared_ptr<LateCall>> waiting_, in_hand_;  // those that are held back wait, too
-  int64_t bytes_ = 0;                                         // of those that wait
+  std::mutex computing_;  // held while calls are computed, or their inputs replaced; locked before mutex_
+  std::mutex mutex_;      // guards the other members, and the inputs of calls. A thread that holds it waits for nothing
+  std::vector<std::shared_ptr<LateCall>> waiting_, in_hand_;  // suspended calls wait, too
+  int64_t bytes_ = 0;                                         // of the waiting calls
 };
 
-// LateCalls::compute_before_write() of all that are there.
+// LateCalls::compute_before_write() for all backwards in progress.
 void compute_late_before_write(const at::Tensor& t);
 
 }  // namespace dtensor

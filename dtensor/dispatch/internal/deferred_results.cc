@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "comm/comm_work.h"
-#include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/view_origin.h"
@@ -15,7 +14,7 @@
 namespace dtensor {
 namespace {
 
-// What the inputs hold, and take once they have moved: of the largest parts.
+// Bytes that the inputs hold, and need after redistribution: of the largest parts.
 int64_t bytes_of(const Inputs& in, const Decision& decision) {
   int64_t bytes = 0;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
@@ -29,14 +28,14 @@ int64_t bytes_of(const Inputs& in, const Decision& decision) {
   return bytes;
 }
 
-// Deletes the work that a late result waits for, and tells, of a tensor that waits for it, which call that is.
+// The deleter of a deferred result's pending work; it also stores which call the result belongs to.
 struct LateWork {
   std::shared_ptr<LateCalls> calls;
   std::shared_ptr<LateCall> call;
   void operator()(CommWork* work) const { delete work; }
 };
 
-// Null: `t` is not late, or not the whole result of a call.
+// Null: `t` is not deferred, or not the whole result of a call.
 const LateWork* late_work(const at::Tensor& t) {
   const DTensorMeta& meta = peek_meta(t);
   if (!meta.arriving || meta.arriving->done()) return nullptr;
@@ -44,7 +43,7 @@ const LateWork* late_work(const at::Tensor& t) {
   return work != nullptr && meta.spec == work->call->decision->outputs[0] && t.storage_offset() == 0 ? work : nullptr;
 }
 
-// Those who have waited in vain would again, and not ask: while somebody overwrites `meta`'s locals, nobody waits for
+// Threads that wait for `meta` would otherwise wait again: while its locals are being overwritten, no thread waits for
 // them.
 void set_arriving(c10::BackendMeta& meta, std::shared_ptr<CommWork> work) {
   auto& of_tensor = static_cast<DTensorMeta&>(meta);
@@ -64,7 +63,8 @@ void for_tensors(const c10::IValue& arg, const F& f) {
   }
 }
 
-// Does the call write to all of argument `a`, whatever is in it now? Not where it may be refused: by other sizes, say.
+// Whether the call overwrites all of argument `a`, without reading it. Not if it may fail, for example because of
+// sizes.
 bool overwrites(const OpInfo& info, c10::ArrayRef<c10::IValue> args, size_t a) {
   if (!info.args[a].overwritten || info.args[a].out || !args[a].isTensor()) return false;
   const at::Tensor& t = args[a].toTensor();
@@ -82,7 +82,7 @@ bool overwrites(const OpInfo& info, c10::ArrayRef<c10::IValue> args, size_t a) {
 
 bool may_come_late(const OpInfo& info, const Inputs& in, const Decision& decision, const at::Tensor& leaf) {
   const auto moves = [](const auto& plan) { return plan && !plan->is_local(); };
-  return leaf.defined() && !info.is_view && !info.has_outs && in.free_layouts.empty() &&
+  return leaf.defined() && !info.is_view && !info.has_outs && in.context.mutable_layouts.empty() &&
          decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
          decision.outputs[0]->placements() == spec_of(leaf)->placements() &&
          decision.outputs[0]->sizes() == spec_of(leaf)->sizes() &&
@@ -107,7 +107,7 @@ at::Tensor make_late_result(const OpInfo& info, const Inputs& in, c10::ArrayRef<
     call->charged = sites->charged();
   }
   for (c10::IValue& arg : call->args) {
-    if (arg.isTensor() && arg.toTensor().defined()) arg = at::Tensor();  // the inputs stand for it
+    if (arg.isTensor() && arg.toTensor().defined()) arg = at::Tensor();  // replaced by the inputs
   }
   const auto calls = LateCalls::of_backward();
   calls->add(call);

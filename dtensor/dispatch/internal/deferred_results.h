@@ -1,8 +1,8 @@
-// Results of calls in backward that are computed later: deferred_gradients.h. Internal.
+// Results of deferred calls in backward: deferred_gradients.h. Internal.
 //
-// The result is there at once, without memory: who reads it (meta_of()) has it computed before, in a collective call,
-// and so has who writes to what it is computed of, wherever that is. What is written unseen is not waited for: of
-// tensors whose parts the user holds, or gets, copies are kept.
+// The result exists at once, without memory. Reading it (meta_of()) computes it first, in a collective call, and so
+// does writing to one of its inputs. Writes by the user to exposed local tensors are not seen: the deferred call keeps
+// copies of such inputs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,36 +18,36 @@
 
 namespace dtensor {
 
-// May the result of a call wait for others, as inputs have to move for it and nobody but the gradient of `leaf`, which
-// may be undefined, wants it?
+// Whether the result of a call may be deferred: inputs have to move for it, and only the gradient of `leaf`, which may
+// be undefined, needs it.
 bool may_come_late(const OpInfo& info, const Inputs& in, const Decision& decision, const at::Tensor& leaf);
-// That result. REQUIRES: may_come_late().
+// The deferred result. REQUIRES: may_come_late().
 at::Tensor make_late_result(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args,
                             std::shared_ptr<const Decision> decision, decltype(LateCall::run) run);
 
-// A late result that a call overwrites as a whole. It is computed after all if the call fails.
+// A deferred result that a call overwrites as a whole. It is computed after all if the call fails.
 class OverwrittenResult {
  public:
-  // Null: `t` is not late.
+  // Null: `t` is not deferred.
   static std::unique_ptr<OverwrittenResult> of(const at::Tensor& t);
   ~OverwrittenResult();
   OverwrittenResult(const OverwrittenResult&) = delete;
   OverwrittenResult& operator=(const OverwrittenResult&) = delete;
 
-  void done();  // the call has overwritten it
+  void done();  // call after it was overwritten
 
  private:
   OverwrittenResult(c10::intrusive_ptr<c10::BackendMeta> meta, std::shared_ptr<LateCalls> calls,
                     std::shared_ptr<LateCall> call);
   c10::intrusive_ptr<c10::BackendMeta> meta_;  // of the tensor
-  std::shared_ptr<CommWork> arriving_;         // what it waited for
+  std::shared_ptr<CommWork> arriving_;         // pending work of the result
   std::shared_ptr<LateCalls> calls_;
   std::shared_ptr<LateCall> call_;
   bool done_ = false;
 };
 
-// A call is about to write to some of its arguments, if to any: what is late and is computed of them is computed
-// before, but not what it overwrites as a whole, if it does.
+// Called before a call writes to arguments, if it does: computes deferred calls that read them. A deferred result that
+// the call overwrites as a whole is suspended instead.
 std::unique_ptr<OverwrittenResult> settle_before_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 }  // namespace dtensor

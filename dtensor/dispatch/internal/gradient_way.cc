@@ -22,8 +22,8 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using Target = std::pair<const Node*, uint32_t>;
 
-constexpr size_t kMostNodes = 64;     // of a way to parameters
-constexpr double kLittleMore = 1.25;  // of elements, to be reduced with others
+constexpr size_t kMostNodes = 64;     // on a path to parameters
+constexpr double kLittleMore = 1.25;  // elements allowed when reduced with others
 
 // How many gradients are added up at each input of the functions of the present backward.
 int gradients_added_at(const Edge& edge) {
@@ -57,14 +57,14 @@ int64_t numel(c10::IntArrayRef sizes) {
   return n;
 }
 
-// Those that travel where it is reduced: what is expanded travels as it was before.
+// Elements sent by its reduction: an expanded gradient is sent unexpanded.
 int64_t elements_to_reduce(const Spec& gradient) {
   int64_t n = 1;
   for (int64_t d = 0; d < gradient.ndim(); ++d) n *= gradient.strides()[d] == 0 ? 1 : gradient.sizes()[d];
   return n;
 }
 
-// As those of an elementwise operator's inputs and result are, or of a view's.
+// Shapes as for inputs and results of an elementwise operator or a view.
 bool are_alike(c10::IntArrayRef a, c10::IntArrayRef b) {
   if (numel(a) == numel(b)) return true;
   for (size_t d = 1; d <= std::min(a.size(), b.size()); ++d) {
@@ -74,7 +74,8 @@ bool are_alike(c10::IntArrayRef a, c10::IntArrayRef b) {
   return true;
 }
 
-// Is a gradient that is Partial as `spec` is brought to this parameter by a reduction alone, which can wait?
+// Whether the gradient, Partial as in `spec`, reaches this parameter's layout by a reduction alone, which can be
+// deferred.
 bool takes_partial(const at::Tensor& leaf, const Spec& spec) {
   if (!is_dtensor(leaf) || !(spec_of(leaf)->mesh() == spec.mesh())) return false;
   for (size_t d = 0; d < spec.placements().size(); ++d) {
@@ -86,7 +87,7 @@ bool takes_partial(const at::Tensor& leaf, const Spec& spec) {
 bool goes_to_parameters(const Node& from, const Spec& gradient) {
   std::set<const Node*> seen{&from};
   std::vector<const Node*> waiting{&from};
-  int64_t elements = 0;  // of parameters that no other gradient comes to
+  int64_t elements = 0;  // of parameters with this gradient only
   bool any = false;
   while (!waiting.empty()) {
     const Node& node = *waiting.back();
@@ -116,8 +117,8 @@ bool is_added_to_others(const Node& node) {
   return node.num_outputs() == 1 && node.next_edge(0).function && gradients_added_at(node.next_edge(0)) > 1;
 }
 
-// The largest input that is Partial as sums are, and is as large as the result along the dims that ranks share. Null:
-// there is none, or one is written to.
+// The largest input that is a Partial sum, and as large as the result along the sharded dims. Null: there is none, or
+// an input is written to.
 const Spec* partial_gradient(const OpInfo& info, const Inputs& in) {
   const Spec* gradient = nullptr;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
@@ -136,8 +137,8 @@ const Spec* partial_gradient(const OpInfo& info, const Inputs& in) {
   return std::all_of(gradient->placements().begin(), gradient->placements().end(), waits) ? gradient : nullptr;
 }
 
-// Of the result, if the operator is elementwise; of others this may be wrong, which costs time and no values, as it
-// sets a price only. Nothing: the dims of `gradient` are others there.
+// Sizes of the result, if the operator is elementwise; for others this may be wrong, which affects only a price.
+// nullopt: the dims of `gradient` differ there.
 std::optional<Shape> broadcast_sizes(const Inputs& in, const Spec& gradient) {
   Shape sizes = gradient.sizes();
   for (const at::Tensor& t : in.tensors) {

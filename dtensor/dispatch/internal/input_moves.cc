@@ -17,14 +17,14 @@
 namespace dtensor {
 namespace {
 
-// An input that has to move for a call.
+// An input to redistribute for a call.
 struct Input {
   const InputsOfCall* call;
   size_t number;
   at::Tensor travelling;
   RankTensors* result;
   std::shared_ptr<const RedistributePlan> plan;
-  std::shared_ptr<const RedistributePlan> then = nullptr;  // from where that ends; null: that is all
+  std::shared_ptr<const RedistributePlan> then = nullptr;  // the following plan; null: none
 
   const at::Tensor& given() const { return call->in.tensors[number]; }
   bool is_written() const { return call->info.args[call->in.args[number]].written; }
@@ -32,10 +32,11 @@ struct Input {
 
 struct Moving {
   Input input;
-  ReducedForm form;
+  PendingMove move;
+  RankTensors locals = {};  // after it
 };
 
-// Why they move. Of several calls one is named.
+// The cause of the redistribution. Of several calls one is named.
 CommCause cause_of(const std::vector<Moving>& moving) {
   const InputsOfCall& first = *moving.front().input.call;
   std::string names;
@@ -56,19 +57,19 @@ CommCause cause_of(const std::vector<Moving>& moving) {
 void run_together(std::vector<Moving>& moving) {
   const CommCause cause = cause_of(moving);
   if (moving.size() == 1) {
-    ReducedForm& form = moving.front().form;
-    form.locals = run_plan(*form.plan, form.parts, cause);
+    Moving& only = moving.front();
+    only.locals = run_plan(*only.move.plan, only.move.of.locals, cause);
     return;
   }
   std::vector<std::shared_ptr<const RedistributePlan>> plans;
   std::vector<RankTensors> locals;
   for (const Moving& m : moving) {
-    plans.push_back(m.form.plan);
-    locals.push_back(m.form.parts);
+    plans.push_back(m.move.plan);
+    locals.push_back(m.move.of.locals);
   }
   std::vector<RankTensors> moved =
       run_plans(batch_plans(std::move(plans), current_dispatch_scope().limits), std::move(locals), cause);
-  for (size_t n = 0; n < moving.size(); ++n) moving[n].form.locals = std::move(moved[n]);
+  for (size_t n = 0; n < moving.size(); ++n) moving[n].locals = std::move(moved[n]);
 }
 
 RankTensors copies(RankTensors locals) {
@@ -77,7 +78,7 @@ RankTensors copies(RankTensors locals) {
   return locals;
 }
 
-// What travels of `t` by the plan: it, or what it was expanded from.
+// The tensor that the plan moves: `t`, or its unexpanded base.
 at::Tensor travelling(const at::Tensor& t, const RedistributePlan& plan) {
   const Shape& sizes = plan.tensor.sizes;
   const DTensorMeta& meta = meta_of(t);
@@ -93,7 +94,7 @@ at::Tensor travelling(const at::Tensor& t, const RedistributePlan& plan) {
                    t.storage_offset());
 }
 
-// Expanded as `spec` is.
+// Expands to the sizes of `spec`.
 void expand_as(const Spec& spec, const RedistributePlan& plan, RankTensors& locals) {
   const Shape& sizes = plan.tensor.sizes;
   if (sizes == spec.sizes()) return;
@@ -107,8 +108,9 @@ void expand_as(const Spec& spec, const RedistributePlan& plan, RankTensors& loca
   }
 }
 
-// The same input, by its reduced form; nullopt: that is no way, or would not be remembered.
-std::optional<Input> by_reduced_form(const Input& input) {
+// The same input in two moves, of which the first only reduces it; nullopt: there is none, or its result would not be
+// cached.
+std::optional<Input> by_reduced_copy(const Input& input) {
   const at::Tensor& t = input.travelling;
   if (!spec_of(t)->has_partial() || input.is_written() || input.call->info.is_view) return std::nullopt;
   const SpecPtr reduced = spec_of(t)->with_placements(without_partials(spec_of(t)->placements()));
@@ -116,26 +118,26 @@ std::optional<Input> by_reduced_form(const Input& input) {
   Input result = input;
   result.plan = cached_plan_within(spec_of(t), reduced->placements(), limits);
   result.then = cached_plan_within(reduced, input.plan->to.placements(), limits);
-  return result.plan && result.then && will_remember(t, *result.plan) ? std::optional(result) : std::nullopt;
+  return result.plan && result.then && will_be_cached(t, *result.plan) ? std::optional(result) : std::nullopt;
 }
 
-// Several views of one Partial tensor, as in x.mm(x.t()), are reduced once and go on from there, where that takes less
-// time than their own ways.
+// Several views of one Partial tensor, as in x.mm(x.t()), are reduced once and redistributed from there, if that takes
+// less time than separately.
 void reduce_views_once(std::vector<Input>& inputs) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].then) continue;
-    const auto first = by_reduced_form(inputs[i]);
+    const auto first = by_reduced_copy(inputs[i]);
     if (!first) continue;
     const Input& own = inputs[i];
-    const ReducedForm form = choose_move(own.travelling, first->plan), own_form = choose_move(own.travelling, own.plan);
-    double together = form.plan->seconds + first->then->seconds, apart = own_form.plan->seconds;
+    const PendingMove move = choose_move(own.travelling, first->plan), own_move = choose_move(own.travelling, own.plan);
+    double together = move.plan->seconds + first->then->seconds, apart = own_move.plan->seconds;
     std::vector<std::pair<size_t, Input>> group = {{i, *first}};
     for (size_t k = 0; k < inputs.size(); ++k) {
       const at::Tensor& t = inputs[k].travelling;
-      const auto other = k != i && !inputs[k].then ? by_reduced_form(inputs[k]) : std::nullopt;
-      if (!other || !will_tell(form, own.travelling, t, *other->plan)) continue;
+      const auto other = k != i && !inputs[k].then ? by_reduced_copy(inputs[k]) : std::nullopt;
+      if (!other || !will_provide(move, own.travelling, t, *other->plan)) continue;
       together += other->then->seconds;
-      apart += will_tell(own_form, own.travelling, t, *inputs[k].plan) ? 0 : inputs[k].plan->seconds;
+      apart += will_provide(own_move, own.travelling, t, *inputs[k].plan) ? 0 : inputs[k].plan->seconds;
       group.emplace_back(k, *other);
     }
     if (together >= apart) continue;
@@ -143,7 +145,7 @@ void reduce_views_once(std::vector<Input>& inputs) {
   }
 }
 
-// What communicates, in one go; but what may be known by what another one becomes waits for that.
+// Batches all moves that communicate. An input that another move will provide is resolved in the next round.
 void run_communicating(std::vector<Input> waiting) {
   reduce_views_once(waiting);
   const auto go_on = [](Input input, RankTensors parts, std::vector<Input>& next) {
@@ -155,42 +157,43 @@ void run_communicating(std::vector<Input> waiting) {
   while (!waiting.empty()) {
     std::vector<Moving> moving;
     std::vector<Input> next;
-    std::vector<std::pair<Input, RankTensors*>> alike;  // an input, and where another one comes that is the same
+    std::vector<std::pair<Input, RankTensors*>> alike;  // an input, and the destination of an equal one
     for (Input& input : waiting) {
-      if (std::optional<RankTensors> known = find_known(input.travelling, *input.plan)) {
+      if (std::optional<RankTensors> known = find_cached_layout(input.travelling, *input.plan)) {
         if (input.then) {
           go_on(std::move(input), *std::move(known), next);
           continue;
         }
-        // Views keep them, and whoever writes to them does not mean what is remembered.
+        // Views keep their parts, and a write must not change the cached tensor.
         *input.result = input.is_written() || input.call->info.is_view ? copies(*known) : *std::move(known);
         continue;
       }
-      const auto tells = [&](const Moving& m) {
-        return will_tell(m.form, m.input.travelling, input.travelling, *input.plan);
+      const auto provides = [&](const Moving& m) {
+        return will_provide(m.move, m.input.travelling, input.travelling, *input.plan);
       };
       const auto is_alike = [&](const Moving& m) {
-        const bool are_same = &peek_meta(m.input.given()) == &peek_meta(input.given());  // or handles of the same
+        const bool are_same =
+            &peek_meta(m.input.given()) == &peek_meta(input.given());  // or handles of the same tensor
         return are_same && m.input.plan == input.plan && !m.input.is_written() && !m.input.then && !input.then;
       };
       const auto same = std::find_if(moving.begin(), moving.end(), is_alike);
       if (same != moving.end() && !input.is_written()) {
         alike.emplace_back(input, same->input.result);
-      } else if (std::any_of(moving.begin(), moving.end(), tells)) {
+      } else if (std::any_of(moving.begin(), moving.end(), provides)) {
         next.push_back(std::move(input));
       } else {
-        ReducedForm form = choose_move(input.travelling, input.plan);
-        moving.push_back({std::move(input), std::move(form)});
+        PendingMove move = choose_move(input.travelling, input.plan);
+        moving.push_back({std::move(input), std::move(move)});
       }
     }
     if (!moving.empty()) run_together(moving);
     for (Moving& m : moving) {
       if (m.input.is_written()) {
-        *m.input.result = std::move(m.form.locals);
+        *m.input.result = std::move(m.locals);
         continue;
       }
       const Placements to = m.input.plan->to.placements();
-      RankTensors parts = finish_move(m.input.travelling, to, std::move(m.form));
+      RankTensors parts = finish_move(m.input.travelling, to, std::move(m.move), std::move(m.locals));
       if (m.input.then) {
         go_on(std::move(m.input), std::move(parts), next);
         continue;
@@ -203,15 +206,15 @@ void run_communicating(std::vector<Input> waiting) {
   }
 }
 
-// Is input k split together with all that share its memory, rather than moved?
+// Whether input k is split together with its aliases, instead of moved.
 bool splits_sharers(const InputsOfCall& call, size_t k) {
-  const auto is_shared = [&](const FreeLayout& free) { return free.input == static_cast<int>(k) && free.dims; };
+  const auto is_shared = [&](const MutableLayout& free) { return free.input == static_cast<int>(k) && free.dims; };
   return call.decision.input_plans[k] &&
-         std::any_of(call.in.free_layouts.begin(), call.in.free_layouts.end(), is_shared);
+         std::any_of(call.in.context.mutable_layouts.begin(), call.in.context.mutable_layouts.end(), is_shared);
 }
 
 void split_sharers_of(const InputsOfCall& call) {
-  for (const FreeLayout& free : call.in.free_layouts) {
+  for (const MutableLayout& free : call.in.context.mutable_layouts) {
     if (splits_sharers(call, free.input))
       split_sharers(call.in.tensors[free.input], call.decision.computed[free.input]->placements());
   }
@@ -249,7 +252,7 @@ std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> ca
     expand_as(*input.call->decision.computed[input.number], *input.plan, *input.result);
   }
   for (size_t c = 0; c < calls.size(); ++c) {
-    for (const FreeLayout& free : calls[c].in.free_layouts) {
+    for (const MutableLayout& free : calls[c].in.context.mutable_layouts) {
       if (!free.dims && calls[c].decision.input_plans[free.input])
         replace_contents(calls[c].in.tensors[free.input], calls[c].decision.computed[free.input],
                          result[c][free.input]);

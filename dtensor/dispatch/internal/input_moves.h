@@ -1,4 +1,4 @@
-// The inputs of a call, in the layouts that it is computed in. Internal.
+// Redistributes the inputs of a call to the layouts in which it is computed. Internal.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -16,11 +16,11 @@ struct InputsOfCall {
   const Inputs& in;
 };
 
-// The parts of every input, after the plans of `decision`; empty for absent ones. What was reduced before is not again,
-// what has to move moves in as few collectives as can be, and free tensors that are written to change their layout with
-// that. Communicates; by name of operator and arguments.
+// The local tensors of every input, after the plans of `decision`; empty for absent ones. Uses cached layouts, and
+// moves the others in as few collectives as possible; written tensors whose layout is free change their layout as part
+// of it. Communicates; by name of operator and arguments.
 std::vector<RankTensors> move_inputs(const OpInfo& info, const Decision& decision, const Inputs& in);
-// Of many calls, as those of one.
+// The same for many calls at once.
 std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> calls);
 
 }  // namespace dtensor

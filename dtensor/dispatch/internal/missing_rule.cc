@@ -17,7 +17,7 @@
 namespace dtensor {
 namespace {
 
-// ", by aten::quantile, in module 'encoder.0', in backward (SortBackward0)"; "" if nothing is known.
+// ", by aten::quantile, in module 'encoder.0', in backward (SortBackward0)"; "" if not known.
 std::string caller(const Inputs& in) {
   std::string text;
   if (const LibraryCode* code = LibraryCode::current()) absl::StrAppend(&text, ", by ", code->called_operator());
@@ -34,7 +34,7 @@ std::string caller(const Inputs& in) {
 void throw_missing_rule(const OpInfo& info, const Inputs& in) {
   const std::string layouts = absl::StrJoin(in.tensors, ", ", [](std::string* out, const at::Tensor& t) {
     const std::string spec = t.defined() ? spec_of(t)->to_string() : "None";
-    absl::StrAppend(out, spec.substr(0, spec.find(" @ ")));  // the mesh is said once
+    absl::StrAppend(out, spec.substr(0, spec.find(" @ ")));  // the mesh is named once
   });
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, missing_rule_text(info.op),

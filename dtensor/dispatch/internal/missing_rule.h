@@ -1,11 +1,11 @@
-// The error of an operator that has no sharding rule and gets tensors that are not whole on every rank. Internal.
+// The error of an operator that has no sharding rule and gets tensors that are not replicated. Internal.
 #pragma once
 
 #include "dtensor/dispatch/internal/call_inputs.h"
 
 namespace dtensor {
 
-// NotImplementedError: says which call, from where (module, composite operator, formula of backward), and how to go on.
+// NotImplementedError: names the call, its origin (module, composite operator, formula of backward), and alternatives.
 [[noreturn]] void throw_missing_rule(const OpInfo& info, const Inputs& in);
 
 }  // namespace dtensor

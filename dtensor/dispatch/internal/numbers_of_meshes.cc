@@ -21,13 +21,13 @@ bool contains_all(const DeviceMesh& mesh, const DeviceMesh& other) {
   return std::all_of(other.ranks().begin(), other.ranks().end(), [&](int64_t rank) { return mesh.contains(rank); });
 }
 
-// May `t` be taken to any mesh of its world? A gradient of what was taken there comes back with dims.
+// Whether `t` may be moved to any mesh of its world. The gradient of a tensor that was moved comes back with dims.
 bool is_movable(const InputsOfMeshes& in, size_t k) {
   const at::Tensor& t = in.tensors[k];
   return !in.info.args[in.args[k]].written && (t.dim() == 0 || (in_backward() && spec_of(t)->is_replicated()));
 }
 
-// The mesh to use, as far as the inputs say.
+// The mesh determined by the inputs, if any.
 DeviceMesh mesh_of_call(const InputsOfMeshes& in) {
   std::optional<size_t> first;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
@@ -41,7 +41,7 @@ DeviceMesh mesh_of_call(const InputsOfMeshes& in) {
                 "redistribute.");
   }
   if (first) return spec_of(in.tensors[*first])->mesh();
-  // Of those with dims, in backward, the one whose ranks all others have.
+  // Of those with dims, in backward, the one whose ranks all others include.
   DeviceMesh least;
   for (const at::Tensor& t : in.tensors) {
     if (!t.defined() || !is_dtensor(t) || t.dim() == 0) continue;
@@ -50,7 +50,7 @@ DeviceMesh mesh_of_call(const InputsOfMeshes& in) {
   return least;
 }
 
-// The one of their meshes that has all of the ranks, or a new one.
+// The mesh that contains all of the ranks, or a new one.
 DeviceMesh mesh_over_all(const InputsOfMeshes& in, const World& world) {
   std::vector<int64_t> ranks;
   for (const at::Tensor& t : in.tensors) {

@@ -46,18 +46,18 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   TensorMeta meta{Shape(first.sizes().begin(), first.sizes().end()),
                   Shape(first.strides().begin(), first.strides().end()), first.scalar_type()};
   at::Tensor result = make_result(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
-  set_unplaced(result);
+  set_constant_fill(result);
   stack.emplace_back(std::move(result));
 }
 
-// torch::empty() calls at::empty() without autograd's key and that of views. LibTorch's own code, which fills memory
-// through a pointer (torch::tensor(), readers of files), calls at::empty() with one of them.
+// Detects torch::empty(), which calls at::empty() with autograd's key and that of views excluded. LibTorch's own code,
+// which fills memory through a pointer (torch::tensor(), readers of files), calls at::empty() with one of them.
 bool is_in_torch_empty() {
   const c10::DispatchKeySet excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
   return excluded.has_any(c10::autograd_dispatch_keyset) && excluded.has(c10::DispatchKey::ADInplaceOrView);
 }
 
-// Nobody else sees its memory.
+// Its memory is not shared.
 bool is_alone(const at::Tensor& t) { return t.defined() && t.has_storage() && t.storage().use_count() == 1; }
 
 // Made by autograd's or a composite operator's own code, not by the user.
@@ -66,7 +66,7 @@ bool is_library_made(const at::Tensor& t) {
   return is_alone(t) && (in_backward() || (code != nullptr && code->makes_plain() && !code->was_given(t)));
 }
 
-// As Tensor::set_data does it: the same tensor to autograd and to whoever holds it.
+// Like Tensor::set_data: autograd and all handles keep the same tensor.
 void become_distributed(const at::Tensor& t, const DeviceMesh& mesh) {
   t.unsafeGetTensorImpl()->shallow_copy_from(replicate_copy(t, mesh).getIntrusivePtr());
 }
@@ -82,7 +82,7 @@ bool writes_distributed(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   return false;
 }
 
-// Of the tensors in a list that is written, some would have to be written here and some there.
+// A written list could need some tensors written as plain and others as distributed.
 void check_no_written_list(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   for (size_t i = 0; i < args.size(); ++i) {
     if (!info.args[i].written || info.args[i].kind != OpInfo::Arg::Kind::kTensorList || !args[i].isList()) continue;
@@ -95,7 +95,7 @@ void check_no_written_list(const OpInfo& info, c10::ArrayRef<c10::IValue> args) 
   }
 }
 
-// Are all distributed tensors here constants that factories made in a MeshScope, and that were not written to since?
+// Whether all distributed arguments are constants from factories in a MeshScope, not written to since.
 bool from_factories_alone(c10::ArrayRef<c10::IValue> args) {
   const auto fits = [](const c10::IValue& x) {
     return !x.isTensor() || !is_dtensor(x.toTensor()) || is_unwritten_constant(x.toTensor());
@@ -107,7 +107,7 @@ bool from_factories_alone(c10::ArrayRef<c10::IValue> args) {
   });
 }
 
-// What `standing_in` holds is what was written to `t`.
+// Copies the value of `standing_in`, which was written in place of `t`, to `t`.
 void take_over(const at::Tensor& t, const at::Tensor& standing_in, const OpInfo& info) {
   if (is_library_made(t)) {
     t.unsafeGetTensorImpl()->shallow_copy_from(standing_in.getIntrusivePtr());
@@ -124,7 +124,7 @@ void take_over(const at::Tensor& t, const at::Tensor& standing_in, const OpInfo&
   t.copy_(value);
 }
 
-// Of several tensors to write to, some are distributed: the plain ones are written as replicated ones are.
+// If some of the written tensors are distributed, the plain ones are written as replicated ones.
 void write_to_both(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   const auto args = torch::jit::last(stack, info.args.size());
   Stack own(args.begin(), args.end());

@@ -1,4 +1,4 @@
-// Calls that reach the fallback without being an ordinary operator on distributed tensors. Internal.
+// Calls that reach the fallback but are not an ordinary operator on distributed tensors. Internal.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -10,15 +10,15 @@ namespace dtensor {
 
 // No argument is distributed. Inside a MeshScope, or in the code of a composite operator with distributed arguments
 // (library_code.h), a factory makes a replicated tensor on the scope's (the arguments') mesh (random ones draw once, so
-// that all ranks agree); everything else runs as if this library were not there. torch::empty() makes a distributed
-// tensor; at::empty() stays plain, as do both in the code of operators (`within_operator`: of this library's), which
-// fill memory through a pointer.
+// that all ranks agree); everything else runs as without this library. torch::empty() makes a distributed tensor;
+// at::empty() stays plain, as do both in the code of operators (`within_operator`: of this library's), which fill
+// memory through a pointer.
 void dispatch_plain(const OpInfo& info, torch::jit::Stack& stack, bool within_operator);
 
 // Writes to a plain tensor with distributed arguments, which are gathered. Autograd's formulas and composite operators
-// do that to tensors that they have just made from options (zeros(...).scatter_(...)): those become distributed,
-// replicated, so that what is computed from them is. In an ImplicitReplication scope the tensor stays plain, and so it
-// does where it is given constants alone that factories made in a MeshScope (LibTorch's code for packed sequences
+// do that to tensors that they have just made from options (zeros(...).scatter_(...)): these become distributed and
+// replicated, and so do the results computed from them. In an ImplicitReplication scope the tensor stays plain, and
+// also where only constants from factories in a MeshScope are written to it (LibTorch's code for packed sequences
 // inverts a plain permutation by scatter_(0, permutation, arange(n))). Elsewhere an error.
 void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, torch::jit::Stack& stack);
 

@@ -23,7 +23,7 @@ using torch::jit::Stack;
 
 Shape shape_of(c10::IntArrayRef sizes) { return Shape(sizes.begin(), sizes.end()); }
 
-// Whole on every rank: a part is the tensor itself.
+// Whether it is replicated: a part is the tensor itself.
 bool is_whole(const at::Tensor& t) {
   const Spec& spec = *spec_of(t);
   for (int64_t d = 0; d < spec.mesh().ndim(); ++d) {
@@ -32,7 +32,7 @@ bool is_whole(const at::Tensor& t) {
   return true;
 }
 
-// One call. Rank by rank, or once with meta tensors where there are no ranks.
+// One call. Runs rank by rank, or once with meta tensors if this process has no ranks.
 class ReplicatedCall {
  public:
   ReplicatedCall(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args)
@@ -77,9 +77,9 @@ class ReplicatedCall {
     }
   }
 
-  // Memory of the parts' own may lie otherwise than the whole tensor's would, which kernels look at, or those who
-  // called them. What is conjugated or negated lazily stays so where it was gathered, too: LibTorch resolves it to
-  // memory without gaps before it calls kernels that do not know of it.
+  // Local memory may have other strides than the whole tensor's, which kernels or their callers depend on. A conjugated
+  // or negated tensor keeps its lazy bit when gathered: LibTorch resolves it to dense memory before it calls kernels
+  // without support for it.
   static void lay_as(const at::Tensor& t, RankTensors& locals) {
     LocalGuard guard;
     const LazyBits bits = lazy_bits(peek_meta(t).locals);
@@ -91,8 +91,8 @@ class ReplicatedCall {
     }
   }
 
-  // For the whole of what is written without being read. Zero, so that ranks agree on what an operator leaves as it
-  // was.
+  // Memory for a whole argument that is written without being read. Zeros, so that ranks agree on elements that the
+  // operator leaves unchanged.
   RankTensors memory_for(const at::Tensor& t) const {
     LocalGuard guard;
     if (!has_data()) return {stand_in(t)};
@@ -107,8 +107,8 @@ class ReplicatedCall {
     return at::empty_strided(t.sizes(), t.strides(), t.options().device(c10::DeviceType::Meta));
   }
 
-  // The kernel gets tensors of its own over the same memory, so that one that changes an argument's size cannot harm
-  // it.
+  // The kernel gets separate tensors over the same memory, so that changing an argument's size in the kernel cannot
+  // corrupt it.
   void find_written() {
     written_.resize(in_.tensors.size());
     LocalGuard guard;
@@ -119,15 +119,14 @@ class ReplicatedCall {
         written_[k] = true;
         const bool own = gathered_[k] && info_.args[a].overwritten;  // see memory_for()
         for (auto& local : locals_[k]) local = own ? local : gathered_[k] ? local.clone() : local.detach();
-        // What is written by name dispatch() has looked at.
+        // Arguments that the schema declares as written are handled by dispatch().
         if (!info_.args[a].written && peek_meta(in_.tensors[k]).storage->origin)
           check_can_carry_back(in_.tensors[k], info_.name);
       }
     }
   }
 
-  // LibTorch's kernels of batch norm write to the running statistics in place, in training, which their schemas do not
-  // say.
+  // LibTorch's batch norm kernels write to the running statistics in training, which their schemas do not declare.
   bool writes_unsaid(size_t a) const {
     const std::string& argument = info_.op.schema().arguments()[a].name();
     if (argument != "running_mean" && argument != "running_var") return false;
@@ -205,12 +204,12 @@ class ReplicatedCall {
     }
   }
 
-  // As in LibTorch: an out= tensor without elements takes the size of the result.
+  // As in LibTorch: an out= tensor without elements is resized to the result.
   bool may_be_resized(size_t k) const {
     return info_.args[in_.args[k]].out && !gathered_[k] && may_grow(in_.tensors[k]);
   }
 
-  // What was written in a gathered copy is written to the tensor's own parts.
+  // Copies a written gathered copy back to the tensor's own parts.
   void bring_back() {
     for (size_t k = 0; k < written_.size(); ++k) {
       if (!written_[k]) continue;
@@ -295,7 +294,7 @@ class ReplicatedCall {
   const Inputs& in_;
   const c10::ArrayRef<c10::IValue> args_;
   std::vector<RankTensors> locals_;  // per input, whole
-  std::vector<bool> gathered_;       // per input: its whole is a copy
+  std::vector<bool> gathered_;       // per input: gathered to a copy
   std::vector<bool> written_;        // per input
   SameDraws draws_;
 };
@@ -303,7 +302,7 @@ class ReplicatedCall {
 }  // namespace
 
 void run_without_rule(const OpInfo& info, const Inputs& in, Stack& stack) {
-  bool whole = true;  // what it reads; out= gets its part of the result
+  bool whole = true;  // whether all its inputs are whole; out= gets its part of the result
   for (size_t k = 0; k < in.tensors.size() && whole; ++k) {
     whole = !in.tensors[k].defined() || is_whole(in.tensors[k]) || info.args[in.args[k]].out;
   }

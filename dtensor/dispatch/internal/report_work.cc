@@ -11,7 +11,7 @@ namespace dtensor {
 
 void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
   if (current_scope().listeners.empty() || !decision.rule->flops) return;
-  const OpCall call = make_call(info, in, args, nullptr).without_outs();
+  const OpCall call = make_call(info, in, args).without_outs();
   const Flops flops = decision.rule->flops(call);
   if (!flops) return;
   std::vector<Shape> whole(call.inputs.size()), parts(call.inputs.size());

@@ -1,4 +1,4 @@
-// What an operator's matrix products take, told to who listens. Internal.
+// Reports the FLOP of an operator's matrix products to listeners. Internal.
 #pragma once
 
 #include "dtensor/dispatch/internal/call_inputs.h"
@@ -6,7 +6,7 @@
 
 namespace dtensor {
 
-// REQUIRES: the operator has run as `decision` says. Cheap where nobody listens.
+// REQUIRES: the operator has run as `decision` says. Cheap without listeners.
 void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args);
 
 }  // namespace dtensor

@@ -11,7 +11,7 @@ namespace {
 
 at::Generator default_generator(c10::Device device) { return at::globalContext().defaultGenerator(device); }
 
-// Seeded with what the call's generator draws (by default that of the CPU, as everywhere: see ops/random/random.h).
+// Seeded with a draw from the call's generator (by default that of the CPU, as everywhere: see ops/random/random.h).
 at::Generator new_generator(const c10::IValue& given, c10::Device device) {
   at::Generator source = given.isNone() ? default_generator(c10::DeviceType::CPU) : given.toGenerator();
   if (source.device().type() != c10::DeviceType::CPU) return source.clone();

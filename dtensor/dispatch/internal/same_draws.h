@@ -1,4 +1,4 @@
-// Random operators that every rank runs by itself, and that must draw the same numbers on all.
+// Random operators that every rank runs locally, and that must draw the same numbers on all.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -9,17 +9,18 @@
 
 namespace dtensor {
 
-// Of one call. Generators are the process's, and each rank in turn would draw on.
+// For one call. Generators belong to the process, so that its ranks, run one after another, would draw different
+// numbers.
 class SameDraws {
  public:
   // Runs `call`, the operator `op` with the arguments on `stack` for a rank on `device`. An operator that takes a
-  // generator gets one of its own; for others the default one is set back to where the first rank found it, which other
-  // threads that draw meanwhile would notice.
+  // generator gets a copy; for others the default generator is reset to its state before the first rank, which affects
+  // other threads that draw meanwhile.
   void run(const c10::OperatorHandle& op, c10::Device device, torch::jit::Stack& stack,
            const std::function<void()>& call);
 
  private:
-  at::Generator drawn_;  // as the first rank found it
+  at::Generator drawn_;  // its state before the first rank
 };
 
 }  // namespace dtensor

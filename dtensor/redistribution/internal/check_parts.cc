@@ -21,21 +21,21 @@ namespace dtensor {
 namespace {
 
 constexpr char kWho[] = "[from_local] run_check: ";
-constexpr int64_t kRecordBytes = 4096;  // one message per rank, as nobody knows how long those of the others are
+constexpr int64_t kRecordBytes = 4096;  // a fixed size, as ranks do not know the others' sizes
 constexpr size_t kMostNamed = 8;        // ranks in one error
 
-// What a rank passes, in words that can be sent.
+// The arguments of a rank, in a form that can be sent.
 struct Record {
   int64_t rank = 0;
-  std::string dtype, placements, shape;  // shape: "none" where it is not given
+  std::string dtype, placements, shape;  // shape: "none" if not given
   Shape sizes;
-  uint64_t fingerprint = 0;  // of the values, where a mesh dim holds replicas
+  uint64_t fingerprint = 0;  // of the values, if a mesh dim holds replicas
   std::string error;
 };
 
 std::string text_of(const Shape& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
 
-// Equal bits give equal numbers in every process, and a change of one word always another number.
+// Equal bits give equal numbers in every process; a change of one word always changes the number.
 uint64_t fingerprint(const at::Tensor& t) {
   const at::Tensor whole = t.detach().cpu().contiguous();
   const auto* bytes = static_cast<const char*>(whole.const_data_ptr());
@@ -65,7 +65,7 @@ Record record_of(const PassedParts& passed, size_t i, int64_t rank) {
   return r;
 }
 
-// Fields in lines; the error comes last, as it may have lines itself.
+// One field per line; the error comes last, as it may have several lines.
 std::string encode(const Record& r) {
   const std::string head = absl::StrCat(r.dtype, "\n", r.placements, "\n", r.shape, "\n", absl::StrJoin(r.sizes, ","),
                                         "\n", r.fingerprint, "\n");
@@ -93,7 +93,7 @@ Record decode(int64_t rank, const char* bytes) {
   return r;
 }
 
-// Of all ranks in the order of mesh.ranks(); of several copies of a mesh in other processes, those of this one's.
+// Of all ranks in the order of mesh.ranks(); if other processes hold copies of a mesh, those of this process's copy.
 std::vector<Record> gather_records(const PassedParts& passed, const DeviceMesh& mesh) {
   LocalGuard guard;
   const auto& ranks = mesh.local_ranks();
@@ -224,7 +224,7 @@ Shape check_parts(const PassedParts& passed, const DeviceMesh& mesh) {
     std::vector<Shape> sizes;
     std::vector<int64_t> ranks;
     for (const Record& r : records) {
-      if (static_cast<int64_t>(ranks.size()) == mesh.size()) break;  // further copies of the mesh must have the same
+      if (static_cast<int64_t>(ranks.size()) == mesh.size()) break;  // further copies of the mesh must match
       sizes.push_back(r.sizes);
       ranks.push_back(r.rank);
     }

@@ -1,4 +1,4 @@
-// from_local's run_check: whether the parts that all ranks pass make one tensor. Internal.
+// from_local's run_check: whether the local tensors of all ranks make one tensor. Internal.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,29 +15,28 @@
 namespace dtensor {
 
 // Global shape of parts that follow the chunk rule: along each dim the sizes of the ranks that differ only in the mesh
-// dims sharding it add up. `ranks`: all of one copy of the mesh, `sizes`: of their parts. Whether they do follow it is
-// not checked.
+// dims sharding it add up. `ranks`: all of one copy of the mesh, `sizes`: of their parts. Does not check the rule.
 Shape add_up(const std::vector<Shape>& sizes, absl::Span<const int64_t> ranks, const DeviceMesh& mesh,
              const Placements& placements);
 
 // The same where all ranks have parts as large as `part`.
 Shape scaled_up(Shape part, const DeviceMesh& mesh, const Placements& placements);
 
-// What is wrong with the local tensor of a rank by itself, "" if nothing is.
+// The fault of a rank's local tensor by itself, "" if there is none.
 std::string error_of_part(const at::Tensor& local, int64_t rank, const DeviceMesh& mesh);
 
-// What one process passes to from_local.
+// The arguments that one process passes to from_local.
 struct PassedParts {
   const std::vector<at::Tensor>& locals;  // one per mesh.local_ranks(), at least one
   const Placements& placements;           // normalised
   const std::optional<std::vector<int64_t>>& shape;
-  std::string error;  // what is wrong with them already, naming the rank; the others are told
+  std::string error;  // a fault found already, naming the rank; reported to the others
 };
 
-// Compares what all ranks pass, other processes' by one all_gather, and returns the global shape. Error
+// Compares the arguments of all ranks, other processes' by one all_gather, and returns the global shape. Error
 // (c10::ValueError), equal on all ranks: one of them has an error, dtypes, numbers of dims, placements or global shapes
-// differ, parts do not follow the chunk rule, or replicas differ in some bit. In World::fake, this process's ranks
-// alone.
+// differ, parts do not follow the chunk rule, or replicas differ in some bit. In World::fake, compares this process's
+// ranks only.
 Shape check_parts(const PassedParts& passed, const DeviceMesh& mesh);
 
 }  // namespace dtensor

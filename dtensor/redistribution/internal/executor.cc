@@ -30,7 +30,7 @@ RankPieces run_all(PlanRun run, const CommCause& cause) {
   return run.take_result();
 }
 
-// From the next step on nothing is sent.
+// Whether all steps after the next one are local.
 bool only_local_steps_after(const PlanRun& run) {
   const auto& steps = run.plan().steps;
   return std::all_of(steps.begin() + static_cast<std::ptrdiff_t>(run.next()) + 1, steps.end(),
@@ -65,7 +65,7 @@ RankTensors wrapped(const RedistributePlan& plan, RankTensors locals) {
   return locals;
 }
 
-// Pieces in the order of `ranks` for those of `wanted`.
+// Reorders pieces from the order of `ranks` to that of `wanted`.
 RankPieces for_ranks(const std::vector<int64_t>& ranks, RankPieces pieces, const std::vector<int64_t>& wanted,
                      int64_t world_size) {
   if (ranks == wanted) return pieces;
@@ -137,8 +137,8 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
     runs.emplace_back(plan, as_pieces(std::move(locals[p])));
   }
   MemoryMeter& memory = batch.plans[0]->from.world().memory();
-  int64_t held = 0;  // of all runs between their steps
-  // `execute` does the next step of every one of `running`.
+  int64_t held = 0;  // of all runs between steps
+  // `execute` runs the next step of every one of `running`.
   const auto step = [&](absl::Span<PlanRun* const> running, const auto& execute) {
     int64_t bytes = held;
     for (PlanRun* run : running) {

@@ -1,8 +1,8 @@
 // Runs plans on the local tensors of the owned ranks.
 //
-// Tensors go in as the plan's `from` says and come out as its `to` says: the very same ones where the plan has no step,
-// else fresh and contiguous. Inputs are never changed. What a step read is let go as soon as the step is done, so that
-// no more than one step's inputs and outputs is alive, besides what the caller holds.
+// Tensors go in with the layout plan.from and come out with plan.to: the same tensors if the plan has no step, else
+// fresh and contiguous. Inputs are never changed. A step's inputs are released as soon as the step is done, so that at
+// most one step's inputs and outputs are alive, besides the caller's tensors.
 //
 // All this is below autograd, on plain tensors; DTensor's dispatch key must not be included in thread-local state.
 // Every collective is one call of the world's communicator, reported with the planned bytes and `cause`, also where no
@@ -22,9 +22,9 @@ namespace dtensor {
 
 // Between meshes: one tensor per from.mesh().local_ranks() in, one per to.mesh().local_ranks() out.
 RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause);
-// The same, but returns when the last communicating step has begun, if the backend can go on by itself. Then it leaves
-// in `work` what to wait for before the result is used, the local steps after it included; the last one's outputs are
-// made at once.
+// The same, but returns when the last communicating step has begun, if the backend can run asynchronously. Then it
+// leaves in `work` what to wait for before the result is used, including the local steps after it; the last local
+// step's outputs are allocated at once.
 RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors locals, const CommCause& cause,
                        std::shared_ptr<CommWork>& work);
 

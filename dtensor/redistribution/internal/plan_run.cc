@@ -19,7 +19,7 @@ using Kind = RedistributeStep::Kind;
 
 at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
 
-// For each of `sources` the pieces at that index.
+// Reorders `pieces` by the indices in `sources`.
 RankPieces reordered(RankPieces pieces, const std::optional<std::vector<int64_t>>& sources) {
   if (!sources) return pieces;
   RankPieces out;
@@ -61,7 +61,7 @@ void fill(const StepSchedule& s, ReduceOp op, const RankPieces& inputs, const Ra
   }
 }
 
-// What each rank has in all of `parts`, one after another.
+// Concatenates each rank's pieces of all `parts`.
 RankPieces joined(absl::Span<const RankPieces* const> parts) {
   RankPieces all(parts[0]->size());
   for (const RankPieces* part : parts) {
@@ -129,8 +129,7 @@ void check_alike(const PlanRun& a, const PlanRun& b) {
       a.plan().to_string(), " and ", b.plan().to_string(), " cannot be one collective");
 }
 
-// The messages of one round of all runs: the only tensor that a rank has of the k-th run is the k-th that it has of
-// all.
+// The messages of one round of all runs: a rank's single tensor in the k-th run is its k-th tensor in the joined call.
 std::vector<Message> joined_messages(absl::Span<PlanRun* const> runs, size_t c) {
   std::vector<Message> all;
   for (size_t k = 0; k < runs.size(); ++k) {
@@ -147,13 +146,13 @@ std::vector<Message> joined_messages(absl::Span<PlanRun* const> runs, size_t c) 
 
 Communicator& communicator_of(const PlanRun& run) { return run.plan().from.world().communicator(); }
 
-// What the runs' next steps are together.
+// The runs' next steps combined.
 struct JoinedStep {
   Collective collective;  // all_to_all if they differ
   int64_t bytes = 0;
 };
 
-// Of several runs what one collective works on; of a single one what it has.
+// The tensors of one collective for several runs, or of a single run.
 class Joined {
  public:
   explicit Joined(const std::vector<const RankPieces*>& parts) : parts_(parts) {
@@ -166,7 +165,7 @@ class Joined {
   RankPieces all_;
 };
 
-// Backends know no norms: squares are added up, each with its number's sign.
+// Backends do not have norms: squares are added up, each with its number's sign.
 ReduceOp op_of_backend(ReduceOp op) { return op == ReduceOp::kNorm2 ? ReduceOp::kSum : op; }
 
 RankPieces addends(const RankPieces& inputs, ReduceOp op) {
@@ -184,7 +183,7 @@ void take_roots(RankPieces& sums) {
   }
 }
 
-// What each run gets.
+// The result of each run.
 std::vector<RankPieces> all_reduce(absl::Span<PlanRun* const> runs, const CommCall& call, const RankPieces& inputs) {
   const ReduceOp op = runs[0]->step().op;
   RankPieces sums = communicator_of(*runs[0]).all_reduce_many(call, addends(inputs, op), op_of_backend(op));
@@ -246,7 +245,7 @@ void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std
   if (is_read) call.event.layout_change = layout_change_of(first.plan());
   call.event.more_tensors = static_cast<int>(runs.size()) - 1;
   std::vector<RankPieces> outputs;
-  const bool takes_roots = first.step().op == ReduceOp::kNorm2;  // of what must have arrived
+  const bool takes_roots = first.step().op == ReduceOp::kNorm2;  // on received data
   if (takes_roots) work = nullptr;
   if (first.step().kind == Kind::kAllReduce) {
     call.work = work;

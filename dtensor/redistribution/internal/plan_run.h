@@ -1,4 +1,4 @@
-// One tensor on its way through the steps of a plan. Internal to the executor.
+// The state of one tensor between the steps of a plan. Internal to the executor.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace dtensor {
 
 class PlanRun {
  public:
-  // `pieces` stand in the order of schedule().ranks. Error: they are not what plan.from says. `plan` must outlive this.
+  // `pieces` are in the order of schedule().ranks. Error: they do not have the layout plan.from. `plan` must outlive
+  // this.
   PlanRun(const RedistributePlan& plan, RankPieces pieces);
 
   const RedistributePlan& plan() const { return *plan_; }
@@ -24,12 +25,14 @@ class PlanRun {
 
   // Runs the next step, which is local.
   void run_local();
-  // What take_result() will give, before the last step has run, which is local and will write to it. Once.
+  // Allocates the tensors of take_result() before the last step has run, which must be local and will write to them.
+  // Call once.
   RankPieces reserve_result();
-  // What comes out, in the order of schedule().result_ranks. REQUIRES: done(); then nothing else.
+  // The results, in the order of schedule().result_ranks. REQUIRES: done(); then nothing else.
   RankPieces take_result();
 
-  // Bytes alive on a rank while the next step runs; before it. Those of the caller's tensors are counted elsewhere.
+  // Bytes alive on a rank while the next step runs; call before it. Those of the caller's tensors are counted
+  // elsewhere.
   int64_t step_bytes() const {
     const bool is_handed_out = !reserved_.empty() && next_ + 1 == plan_->steps.size();
     return step().peak_bytes - (next_ == 0 ? schedule_->input_bytes : 0) -
@@ -39,7 +42,7 @@ class PlanRun {
 
  private:
   friend void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std::shared_ptr<CommWork>* work);
-  // Brings the tensors into the order of the next step's ranks. Once per step.
+  // Sorts the tensors into the order of the next step's ranks. Once per step.
   void prepare();
   RankPieces new_outputs(size_t step) const;
   void finish(RankPieces outputs) {
@@ -54,8 +57,9 @@ class PlanRun {
   size_t next_ = 0;
 };
 
-// Runs the next steps of all runs as one collective (of every round of theirs).
-// REQUIRES: they may meet (plan_many.h). `work`: as CommCall::work, and stays empty where the results are there.
+// Runs the next steps of all runs as one collective (of all their rounds).
+// REQUIRES: they can be combined (plan_many.h). `work`: as CommCall::work, and stays empty where the results are
+// available.
 void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// The layout that the backward of a step between plain and distributed tensors needs to know, in autograd's context.
+// Saves a layout in autograd's context, for the backward of conversions between plain and distributed tensors.
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -10,7 +10,7 @@
 
 namespace dtensor {
 
-// Contexts store IValues only.
+// A holder, since contexts store only IValues.
 struct SavedLayout : torch::CustomClassHolder {
   SpecPtr spec;
   Placements placements;

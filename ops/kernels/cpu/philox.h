@@ -10,8 +10,8 @@
 
 namespace dtensor::cpu {
 
-// What each index of each dim of the part adds to an element's number in the row-major global tensor: the element at
-// local index (i, j) is global element offsets[0][i] + offsets[1][j].
+// What each index of each dim of the part contributes to an element's number in the row-major global tensor: the
+// element at local index (i, j) is global element offsets[0][i] + offsets[1][j].
 using GlobalOffsets = std::vector<std::vector<int64_t>>;
 
 // Element g of the global tensor gets the value drawn for (key, counter g, stream). `part` is contiguous.

@@ -12,7 +12,7 @@ enum class PhiloxType : uint8_t { kBool, kByte, kChar, kShort, kInt, kLong, kHal
 constexpr int kPhiloxMaxDims = 16;
 
 // A contiguous part of a tensor. offsets: device memory, dim after dim, sizes[d] numbers each: what an index of the dim
-// adds to an element's number in the row-major global tensor.
+// contributes to an element's number in the row-major global tensor.
 struct PhiloxPart {
   void* data = nullptr;
   PhiloxType type = PhiloxType::kFloat;

@@ -1,0 +1,109 @@
+#include "dtensor/layout_cache/storage_cache.h"
+
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "dtensor/tensor/call_sites.h"
+#include "dtensor/tensor/dispatch_scope.h"
+
+namespace dtensor {
+namespace {
+
+// Removes the entries for which `is_stale` holds. The caller destroys them after it has unlocked the mutex, since they
+// may own tensors of this memory. REQUIRES: storage.cache_mutex is locked.
+template <typename IsStale>
+std::vector<CacheEntry> take_stale(LocalStorage& storage, IsStale is_stale) {
+  std::vector<CacheEntry> stale;
+  if (!storage.cache) return stale;
+  auto& entries = storage.cache->entries;
+  const auto first =
+      std::stable_partition(entries.begin(), entries.end(), [&](const CacheEntry& e) { return !is_stale(e); });
+  stale.assign(std::make_move_iterator(first), std::make_move_iterator(entries.end()));
+  entries.erase(first, entries.end());
+  return stale;
+}
+
+void stop_counting(const std::vector<CacheEntry>& entries) {
+  for (const CacheEntry& entry : entries) entry.counted_in->remove(entry.id);
+}
+
+}  // namespace
+
+MemoryRange memory_range_of(const at::Tensor& t) {
+  const DTensorMeta& meta = peek_meta(t);
+  return {meta.spec, t.storage_offset(), t.is_non_overlapping_and_dense(), meta.seen, meta.locals};
+}
+
+bool may_cache(const LocalStorage& storage) { return !storage.user_may_write && !c10::InferenceMode::is_enabled(); }
+
+uint64_t writes_of(const LocalStorage& storage) { return storage.writes.load(std::memory_order_relaxed); }
+
+uint64_t current_recording() {
+  const CallSites* sites = current_dispatch_scope().call_sites;
+  return sites == nullptr ? 0 : sites->recording();
+}
+
+void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, decltype(CacheEntry::value) value,
+                  uint64_t writes, uint64_t recording, int64_t bytes) {
+  std::vector<RememberedBytes::Entry> evicted;
+  const DeviceMesh& mesh = of.spec->mesh();
+  const auto counted_in = remembered_of(mesh);
+  const uint64_t id = counted_in->add(bytes, remembered_limit(mesh.world()), storage, evicted);
+  drop_entries(evicted);
+  if (id == 0) return;
+  std::vector<CacheEntry> stale;
+  {
+    std::lock_guard lock(storage->cache_mutex);
+    if (!storage->cache) storage->cache = std::make_shared<StorageCache>();
+    stale = take_stale(*storage, [&](const CacheEntry& e) {
+      return e.writes != writes || (e.recording != 0 && e.recording != recording);
+    });
+    storage->cache->entries.push_back({std::move(of), std::move(value), writes, recording, counted_in, id});
+  }
+  stop_counting(stale);
+}
+
+void reset_cache(LocalStorage& storage, MemoryRange base) {
+  auto cache = std::make_shared<StorageCache>();
+  cache->base = std::move(base);
+  {
+    std::lock_guard lock(storage.cache_mutex);
+    storage.cache.swap(cache);
+  }
+  if (cache) stop_counting(cache->entries);
+}
+
+uint64_t mark_written(LocalStorage& storage) {
+  const uint64_t before = storage.writes.fetch_add(1, std::memory_order_relaxed);
+  std::vector<CacheEntry> stale;
+  {
+    std::lock_guard lock(storage.cache_mutex);
+    stale = take_stale(storage, [&](const CacheEntry& e) { return e.writes <= before; });
+  }
+  stop_counting(stale);
+  return before;
+}
+
+void drop_entries(const std::vector<RememberedBytes::Entry>& evicted) {
+  for (const RememberedBytes::Entry& entry : evicted) {
+    const auto storage = entry.of.lock();
+    if (!storage) continue;
+    std::vector<CacheEntry> stale;
+    std::lock_guard lock(storage->cache_mutex);
+    stale = take_stale(*storage, [&](const CacheEntry& e) { return e.id == entry.id; });
+  }
+}
+
+void drop_after_backward(const DeviceMesh& mesh) {
+  const auto remembered = remembered_of(mesh);
+  if (!remembered->begins_backward(torch::autograd::get_current_graph_task_id())) return;
+  auto& engine = torch::autograd::Engine::get_default_engine();
+  // Queued twice, to run after the callbacks that backward itself has queued: those reduce gradients and use the cache.
+  engine.queue_callback(
+      [&engine, remembered] { engine.queue_callback([remembered] { drop_entries(remembered->evict(0)); }); });
+}
+
+}  // namespace dtensor

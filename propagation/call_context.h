@@ -1,0 +1,57 @@
+// Hints that decide a call besides its arguments and their layouts: facts about the input tensors, and limits of the
+// scope. The same on all ranks, since they follow from the operators before and from scopes.
+//
+// A new hint is a field here with its line in append_to_key(), and the code that prices it; note_context()
+// (dtensor/dispatch/internal/call_inputs.h) reads it off the tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "absl/container/inlined_vector.h"
+#include "plan/limits.h"
+#include "plan/spec.h"
+#include "propagation/cache_key.h"
+
+namespace dtensor {
+
+// An input that the operator writes to and whose layout may change with the write: the engine chose it, not the user.
+struct MutableLayout {
+  int input = 0;  // index into OpCall::inputs
+  // nullopt: the input has no aliases and may take any layout. Else a bit per dim that is whole in all aliases: the
+  // input and its aliases may be sharded together along these, where they are replicated.
+  std::optional<uint64_t> dims = std::nullopt;
+};
+
+// Inputs are named by their index into OpCall::inputs.
+struct CallContext {
+  absl::InlinedVector<MutableLayout, 2> mutable_layouts;
+  // Inputs that are parameters, or views of them. Their gradients return to the layout that they have now: where one
+  // moves for the operator, its gradient moves, too.
+  absl::InlinedVector<int, 2> parameters;
+  // Replicated inputs that no tensor was read for, such as zeros and noise. Their layout does not keep an operator from
+  // sharding them.
+  absl::InlinedVector<int, 1> constant_fills;
+  // Empty, or per input: the layout that the input would have if its operator had left the inputs where they were. For
+  // rows looked up for a sharded batch: the batch sharding. A Partial is best reduce-scattered to it, and a displaced
+  // input best moved back to it. Null: not known.
+  absl::InlinedVector<SpecPtr, 1> preferred_layouts;
+  // Partial factors of a product are read by another operator later, as most gradients are in backward.
+  bool partial_inputs_reused = false;
+  // In backward, for rules with OpRule::uses_gradient_target: the layout that the gradient will be brought to.
+  SpecPtr gradient_target;
+  Limits limits;  // of redistributions of inputs
+
+  bool is_mutable(size_t input) const;
+  // May a written input go from one placement to another, as far as its aliases allow it?
+  bool may_become(size_t input, const Placement& from, const Placement& to) const;
+  bool is_parameter(size_t input) const;
+  bool is_constant_fill(size_t input) const;
+  const Spec* preferred_layout(size_t input) const;  // null: not known
+
+  // All of it, for the strategy cache. The cached decision keeps the context, so that ids of specs stay theirs.
+  void append_to_key(CacheKey& key) const;
+};
+
+}  // namespace dtensor
