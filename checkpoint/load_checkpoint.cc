@@ -20,7 +20,7 @@
 #include "comm/error_message.h"
 #include "dtensor/dispatch/write_parts.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/write_back.h"
 #include "plan/spec.h"
 
 namespace dtensor {
@@ -108,7 +108,7 @@ class Loader {
     TORCH_CHECK_VALUE(tensor.dtype == t.scalar_type() || c10::canCast(tensor.dtype, t.scalar_type()), "'", name,
                       "' is of ", tensor.dtype, " in the checkpoint, which is not cast to ", t.scalar_type());
     if (!is_dtensor(t)) return plan_part(known, tensor, part_of({Shape(t.dim(), 0), tensor.shape}), t.variable_data());
-    check_can_carry_back(t, kLoadCheckpoint);
+    check_can_write_back(t, kLoadCheckpoint);
     const DTensorMeta& meta = memory_of(t);
     TORCH_CHECK_VALUE(!meta.spec->has_partial(), "'", name, "' is ", meta.spec->to_string(),
                       ", which holds addends and no values: redistribute it first");

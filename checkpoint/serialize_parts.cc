@@ -9,7 +9,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/write_back.h"
 
 namespace dtensor {
 
@@ -46,7 +46,7 @@ void copy_into(const at::Tensor& target, const at::Tensor& value) {
     target.copy_(is_dtensor(value) ? full_tensor(value) : value);
     return;
   }
-  check_can_carry_back(target, "load");
+  check_can_write_back(target, "load");
   const DTensorMeta& meta = memory_of(target);
   const at::Tensor laid_out =
       is_dtensor(value) ? redistribute(value, meta.spec->placements())

@@ -24,6 +24,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/view_origin.h"
+#include "dtensor/views/write_back.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/propagate.h"
 #include "propagation/strategy_cache.h"
@@ -218,7 +219,7 @@ void check_writes(const OpInfo& info, const Inputs& in) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
     if (info.args[in.args[k]].written && t.defined() && peek_meta(t).storage->origin)
-      check_can_carry_back(t, info.name);
+      check_can_write_back(t, info.name);
   }
 }
 

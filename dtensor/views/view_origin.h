@@ -61,14 +61,7 @@ struct ViewOrigin {
 at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved);
 
 // Takes the view again if its base was written to. REQUIRES: storage.origin.
-void read_anew(LocalStorage& storage);
-
-// Call before `op` writes to `t`, whose memory is a copied view's.
-// Error (c10::NotImplementedError): carry_back() could not write to the base, and the two would diverge.
-void check_can_carry_back(const at::Tensor& t, std::string_view op);
-
-// Writes the contents of `t`, whose memory is a copied view's, back to the base. `op`: the writer.
-void carry_back(const at::Tensor& t, std::string_view op);
+void refresh_view(LocalStorage& storage);
 
 // The memory of `t`, or if it is a copied view's, that of the last base in the chain. REQUIRES: is_dtensor(t).
 const LocalStorage* memory_viewed_by(const at::Tensor& t);

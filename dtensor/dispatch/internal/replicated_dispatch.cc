@@ -15,6 +15,7 @@
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/view_window.h"
 #include "dtensor/views/view_origin.h"
+#include "dtensor/views/write_back.h"
 
 namespace dtensor {
 namespace {
@@ -121,7 +122,7 @@ class ReplicatedCall {
         for (auto& local : locals_[k]) local = own ? local : gathered_[k] ? local.clone() : local.detach();
         // Arguments that the schema declares as written are handled by dispatch().
         if (!info_.args[a].written && peek_meta(in_.tensors[k]).storage->origin)
-          check_can_carry_back(in_.tensors[k], info_.name);
+          check_can_write_back(in_.tensors[k], info_.name);
       }
     }
   }

@@ -1,0 +1,17 @@
+// Writes to copied views reach their bases: each rank stores the elements of a base that it holds.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+
+namespace dtensor {
+
+// Call before `op` writes to `t`, whose memory is a copied view's.
+// Error (c10::NotImplementedError): write_back() could not write to the base, and the two would diverge.
+void check_can_write_back(const at::Tensor& t, std::string_view op);
+
+// Writes the contents of `t`, whose memory is a copied view's, back to the base. `op`: the writer.
+void write_back(const at::Tensor& t, std::string_view op);
+
+}  // namespace dtensor
