@@ -6,7 +6,7 @@
 //   std::cout << planner.report().to_string();     // a line per parameter: choice, bytes, communication, reason
 //
 // Tables are the weights of torch::nn::Embedding and EmbeddingBag; all other parameters are dense, and replicated. What
-// a step costs is estimated with the formulas of table_search.h and the cost model of the world. The search is a
+// a step costs is estimated with the formulas of step_estimate.h and the cost model of the world. The search is a
 // heuristic: it does not promise the best of all plans.
 #pragma once
 

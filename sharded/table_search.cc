@@ -1,7 +1,6 @@
 #include "sharded/table_search.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <tuple>
 #include <vector>
@@ -9,129 +8,6 @@
 #include "sharded/chunk_sharding_spec.h"
 
 namespace dtensor::sharded {
-namespace {
-
-double volume(const Shape& sizes) {
-  double product = 1;
-  for (const int64_t size : sizes) product *= static_cast<double>(size);
-  return product;
-}
-
-// The sums that an estimate is made of. Parameters are added and taken away again.
-class TableSums {
- public:
-  TableSums(const TableSearch& search, const std::vector<ParameterFacts>& parameters)
-      : search_(search), parameters_(parameters), ranks_(search.ranks) {}
-
-  void add(size_t i, const ShardingChoice& c, double sign = 1) {
-    const ParameterFacts& p = parameters_[i];
-    if (c.kind == ShardingKind::kReplicated) {
-      all_reduced_ += sign * bytes_of(p);
-    } else if (p.is_table) {
-      ids_ += sign * search_.samples * p.ids * kIdBytes;
-      tables_ += sign > 0 ? 1 : -1;
-    } else {
-      gathered_ += sign * bytes_of(p);
-    }
-    for (int64_t r = 0; r < search_.ranks; ++r) {
-      Rank& rank = ranks_[r];
-      const double held = held_part(p, c, r);
-      rank.memory += static_cast<int64_t>(sign * std::ceil(search_.memory_factor * bytes_of(p) * held));
-      if (p.is_table) add_traffic(rank, p, c, held, sign);
-    }
-  }
-
-  StepEstimate estimate() const {
-    const double n = static_cast<double>(search_.ranks);
-    StepEstimate result;
-    double forward = 0, backward = 0, read = 0;
-    for (const Rank& r : ranks_) {
-      result.memory.push_back(r.memory);
-      forward = std::max(forward, r.forward);
-      backward = std::max(backward, r.backward);
-      read = std::max(read, r.read);
-    }
-    const auto pay = [&](Collective kind, double bytes, int times = 1) {
-      if (search_.ranks == 1 || bytes < 0.5) return;
-      result.received += bytes * times;
-      result.seconds +=
-          times * search_.cost.collective(kind, search_.ranks, search_.crosses_nodes, std::llround(bytes));
-    };
-    if (tables_ > 0) {
-      pay(Collective::kAllGather, ids_ * (n - 1));
-      pay(Collective::kAllToAll, forward);
-      pay(Collective::kAllToAll, backward);
-    }
-    pay(Collective::kAllReduce, 2 * all_reduced_ * (n - 1) / n);
-    pay(Collective::kAllGather, gathered_ * (n - 1) / n, 2);
-    pay(Collective::kReduceScatter, gathered_ * (n - 1) / n);
-    result.seconds += search_.cost.copy(std::llround(read));
-    return result;
-  }
-
-  int64_t memory(int64_t rank) const { return ranks_[rank].memory; }
-
- private:
-  static constexpr double kCacheLine = 64;  // bytes that reading a row takes at least
-  static constexpr double kIdBytes = 8;
-  struct Rank {
-    int64_t memory = 0;
-    double forward = 0, backward = 0, read = 0;  // bytes: received in either direction, and read
-  };
-
-  static double bytes_of(const ParameterFacts& p) { return volume(p.sizes) * static_cast<double>(p.element_bytes); }
-
-  // The fraction of the parameter that a rank has.
-  double held_part(const ParameterFacts& p, const ShardingChoice& c, int64_t rank) const {
-    const auto fraction = [&](size_t dim) {
-      const int64_t size = p.sizes[dim];
-      return size == 0 ? 0.0
-                       : static_cast<double>(get_chunked_dim_size(size, get_split_size(size, search_.ranks), rank)) /
-                             static_cast<double>(size);
-    };
-    switch (c.kind) {
-      case ShardingKind::kReplicated:
-        return 1;
-      case ShardingKind::kTableWise:
-        return rank == c.rank ? 1 : 0;
-      case ShardingKind::kRowWise:
-        return fraction(0);
-      case ShardingKind::kColumnWise:
-        return fraction(1);
-    }
-    return 1;
-  }
-
-  void add_traffic(Rank& rank, const ParameterFacts& p, const ShardingChoice& c, double held, double sign) const {
-    const double n = static_cast<double>(search_.ranks);
-    const double row = static_cast<double>(p.sizes.back() * p.element_bytes);
-    const double out = sign * search_.samples * p.rows, looked_up = sign * search_.samples * p.ids;
-    switch (c.kind) {
-      case ShardingKind::kReplicated:
-        rank.read += looked_up * std::max(row, kCacheLine);
-        break;
-      case ShardingKind::kRowWise:
-        rank.forward += (n - 1) * out * row;
-        rank.backward += (n - 1) * out * row;
-        rank.read += looked_up * n * held * std::max(row, kCacheLine);
-        break;
-      case ShardingKind::kTableWise:
-      case ShardingKind::kColumnWise:
-        rank.forward += out * row * (1 - held);
-        rank.backward += (n - 1) * out * row * held;
-        if (held > 0) rank.read += looked_up * n * std::max(row * held, kCacheLine);
-        break;
-    }
-  }
-
-  const TableSearch& search_;
-  const std::vector<ParameterFacts>& parameters_;
-  std::vector<Rank> ranks_;
-  double ids_ = 0, all_reduced_ = 0, gathered_ = 0;  // bytes; ids: of one rank
-  int tables_ = 0;
-};
-
-}  // namespace
 namespace {
 
 constexpr int kMostSweeps = 50;
@@ -144,7 +20,7 @@ using Score = std::tuple<double, Picoseconds, int64_t, double>;
 class Climb {
  public:
   Climb(const TableSearch& search, const std::vector<ParameterFacts>& parameters, bool memory_alone)
-      : search_(search), parameters_(parameters), memory_alone_(memory_alone), sums_(search, parameters) {}
+      : search_(search), parameters_(parameters), memory_alone_(memory_alone), sums_(search.setting()) {}
 
   // From nothing, the largest parameters first.
   void fill() {
@@ -155,13 +31,13 @@ class Climb {
         const Score score = score_with(i, c);
         if (!best || score < *best) best = score, choices_[i] = c;
       }
-      sums_.add(i, choices_[i]);
+      sums_.add(parameters_[i], choices_[i]);
     }
   }
 
   void start(std::vector<ShardingChoice> choices) {
     choices_ = std::move(choices);
-    for (size_t i = 0; i < choices_.size(); ++i) sums_.add(i, choices_[i]);
+    for (size_t i = 0; i < choices_.size(); ++i) sums_.add(parameters_[i], choices_[i]);
   }
 
   // Puts the `count` smallest of the tables that are cut on a rank each, the largest of them first on the rank that has
@@ -173,10 +49,10 @@ class Climb {
     }
     if (cut.size() < count) return false;
     cut.erase(cut.begin(), cut.end() - static_cast<int64_t>(count));
-    for (size_t i : cut) sums_.add(i, choices_[i], -1);
+    for (size_t i : cut) sums_.add(parameters_[i], choices_[i], -1);
     for (size_t i : cut) {
       choices_[i] = {ShardingKind::kTableWise, emptiest_rank()};
-      sums_.add(i, choices_[i]);
+      sums_.add(parameters_[i], choices_[i]);
     }
     return true;
   }
@@ -206,10 +82,8 @@ class Climb {
   std::vector<size_t> largest_first() const {
     std::vector<size_t> order(parameters_.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-      return volume(parameters_[a].sizes) * static_cast<double>(parameters_[a].element_bytes) >
-             volume(parameters_[b].sizes) * static_cast<double>(parameters_[b].element_bytes);
-    });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return parameters_[a].bytes() > parameters_[b].bytes(); });
     return order;
   }
 
@@ -236,9 +110,9 @@ class Climb {
   }
 
   Score score_with(size_t i, const ShardingChoice& c) {
-    sums_.add(i, c);
+    sums_.add(parameters_[i], c);
     const Score result = score();
-    sums_.add(i, c, -1);
+    sums_.add(parameters_[i], c, -1);
     return result;
   }
 
@@ -248,21 +122,21 @@ class Climb {
     for (size_t i : largest_first()) {
       Score best = score();
       const ShardingChoice before = choices_[i];
-      sums_.add(i, before, -1);
+      sums_.add(parameters_[i], before, -1);
       for (const ShardingChoice& c : candidates(i)) {
         const Score score = score_with(i, c);
         if (score < best) best = score, choices_[i] = c;
       }
-      sums_.add(i, choices_[i]);
+      sums_.add(parameters_[i], choices_[i]);
       changed |= choices_[i] != before;
     }
     return changed;
   }
 
   void set(size_t i, const ShardingChoice& c) {
-    sums_.add(i, choices_[i], -1);
+    sums_.add(parameters_[i], choices_[i], -1);
     choices_[i] = c;
-    sums_.add(i, c);
+    sums_.add(parameters_[i], c);
   }
 
   // Two parameters at once: they exchange what they are, or where they are.
@@ -296,27 +170,13 @@ class Climb {
   const TableSearch& search_;
   const std::vector<ParameterFacts>& parameters_;
   const bool memory_alone_;
-  TableSums sums_;
+  StepSums sums_;
   std::vector<ShardingChoice> choices_;
 };
 
 }  // namespace
 
-const char* to_string(ShardingKind kind) {
-  switch (kind) {
-    case ShardingKind::kReplicated:
-      return "replicated";
-    case ShardingKind::kTableWise:
-      return "table-wise";
-    case ShardingKind::kRowWise:
-      return "row-wise";
-    case ShardingKind::kColumnWise:
-      return "column-wise";
-  }
-  return "";
-}
-
-int64_t StepEstimate::largest() const { return memory.empty() ? 0 : *std::max_element(memory.begin(), memory.end()); }
+StepSetting TableSearch::setting() const { return {ranks, samples, memory_factor, crosses_nodes, cost}; }
 
 std::vector<ShardingChoice> TableSearch::possible(const ParameterFacts& p) const {
   std::vector<ShardingChoice> result = {{ShardingKind::kReplicated}};
@@ -333,8 +193,8 @@ std::vector<ShardingChoice> TableSearch::possible(const ParameterFacts& p) const
 
 StepEstimate TableSearch::estimate(const std::vector<ParameterFacts>& parameters,
                                    const std::vector<ShardingChoice>& choices) const {
-  TableSums sums(*this, parameters);
-  for (size_t i = 0; i < parameters.size(); ++i) sums.add(i, choices[i]);
+  StepSums sums(setting());
+  for (size_t i = 0; i < parameters.size(); ++i) sums.add(parameters[i], choices[i]);
   return sums.estimate();
 }
 
