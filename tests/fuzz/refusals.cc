@@ -6,7 +6,7 @@ const std::vector<Refusal>& refusals() {
   static const auto* const table = new std::vector<Refusal>{
       {"does not have a sharding strategy registered", "no rule, and the inputs are not replicated"},
       {"in-place operations that require placement changes", "what is written to keeps its layout"},
-      // docs/propagation.md, "Which Partials pass"; run.cc asks whether there is such a tensor
+      // docs/propagation.md, "Which Partials pass"; run.cc checks whether there is such a tensor
       {"is nan, should be", "addends beside a tensor that is infinite or a divisor of zero"},
       // docs/errors.md: strides over memory that no rank has
       {"reach beyond the tensor laid out as", "as_strided of a view, beside or between whose elements lie others"},
