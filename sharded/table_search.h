@@ -1,5 +1,6 @@
-// Where the parameters of a model go so that every rank keeps a memory budget and a step communicates little. Pure:
-// facts in, choices out, the same on every rank; embedding_sharding_planner.h makes the facts of a module.
+// Chooses where the parameters of a model are stored so that every rank stays within a memory budget and a step
+// communicates little. Pure: facts in, choices out, the same on every rank; embedding_sharding_planner.h collects the
+// facts of a module.
 //
 //   TableSearch search{.ranks = 4, .samples = 64, .budget = 1 << 20};
 //   auto choices = search.best({{"user", {100000, 16}, 4, true, 1, 1}, {"country", {200, 16}, 4, true, 1, 1}});
@@ -8,7 +9,8 @@
 // bytes, of which a sample takes p (one for a bag):
 //
 //   replicated   the gradient is added up: 2 N (n-1)/n, one all_reduce for all such parameters
-//   otherwise    every rank gets all ids, one all_gather of all tables; rows go back to who asked, one exchange of all
+//   otherwise    every rank gets all ids, one all_gather of all tables; rows are sent to the requesters, one exchange
+//   of all
 //                tables; their gradients come back, one exchange. A rank receives
 //     table-wise   b p D where it is not the owner; the owner (n-1) b p D of gradients
 //     row-wise     (n-1) b p D of addends; as much of gradients
@@ -46,7 +48,7 @@ struct ShardingChoice {
   friend bool operator==(const ShardingChoice&, const ShardingChoice&) = default;
 };
 
-// What choices for all parameters come to.
+// The estimate for the choices of all parameters.
 struct StepEstimate {
   std::vector<int64_t> memory;  // bytes of each rank
   double received = 0;          // bytes a step, on the rank that receives most of every collective
@@ -64,12 +66,12 @@ struct TableSearch {
   bool crosses_nodes = false;  // what the cost model asks
   CostModel cost;
 
-  // The choices found, in the order of `parameters`; nullopt where none that was tried keeps the budget. A parameter of
-  // another number of dims than 2 is cut by rows, or not at all if it has none.
+  // The choices found, in the order of `parameters`; nullopt if none that was tried stays within the budget. A
+  // parameter with other than 2 dims is split by rows, or not at all if it has none.
   std::optional<std::vector<ShardingChoice>> best(const std::vector<ParameterFacts>& parameters) const;
-  // Those that need the least memory on the rank that needs most.
+  // The choices that need the least memory on the rank that needs most.
   std::vector<ShardingChoice> smallest(const std::vector<ParameterFacts>& parameters) const;
-  // What a parameter may become, table-wise on every rank.
+  // The possible choices for a parameter, with table-wise on every rank.
   std::vector<ShardingChoice> possible(const ParameterFacts& parameter) const;
   StepEstimate estimate(const std::vector<ParameterFacts>& parameters,
                         const std::vector<ShardingChoice>& choices) const;
