@@ -73,17 +73,17 @@ class PendingCheckpoint {
  public:
   PendingCheckpoint(PendingCheckpoint&&) noexcept;
   PendingCheckpoint& operator=(PendingCheckpoint&&) noexcept;
-  // Without wait(): what was written is removed, and the folder holds what it held before. A forked process' copy does
-  // nothing to its parent's save.
+  // Without wait(): written files are removed, and the folder keeps its previous contents. A forked process' copy has
+  // no effect on its parent's save.
   ~PendingCheckpoint();
 
-  // Whether this process has written its part, so that wait() would wait for the others alone.
+  // Whether this process has written its part, so that wait() would only wait for the others.
   bool written() const;
   // Collective, once. The checkpoint is there when it returns. Errors: those of save_checkpoint().
   void wait();
   // For loops that poll: wait() if all processes have written their part, else false at once. Collective: every process
   // calls it in the same step, and all get the same answer, by an exchange of a few bytes. True means that the
-  // checkpoint is there, also when it is called again. Errors: as wait().
+  // checkpoint is complete, also in later calls. Errors: as wait().
   //
   //   if (pending && pending->try_commit()) pending.reset();
   bool try_commit();
@@ -97,14 +97,14 @@ class PendingCheckpoint {
   std::unique_ptr<State> state_;
 };
 
-// Copies what this process is to write, begins to write it, and returns; training may then go on. Collective.
+// Copies the data that this process writes, begins to write it, and returns; training may then continue. Collective.
 PendingCheckpoint save_checkpoint_async(const std::string& folder, const CheckpointContents& contents,
                                         const SaveCheckpointOptions& options = {});
 
-// What of the contents and of the checkpoint does not match.
+// Mismatches between the contents and the checkpoint.
 struct CheckpointMismatch {
-  std::vector<std::string> missing;     // asked for, and not there
-  std::vector<std::string> unexpected;  // there, and not asked for
+  std::vector<std::string> missing;     // in the contents, not in the checkpoint
+  std::vector<std::string> unexpected;  // in the checkpoint, not in the contents
   std::vector<std::string> reshaped;    // "model.0.weight: [4, 6] in the checkpoint, [4, 8] here"
 
   bool any() const { return !missing.empty() || !unexpected.empty() || !reshaped.empty(); }
@@ -113,17 +113,17 @@ struct CheckpointMismatch {
 
 struct LoadCheckpointOptions {
   World world = {};    // as of a save
-  bool strict = true;  // a mismatch is an error, else it is returned, and what matches is loaded
-  bool verify = true;  // checksums of what is read
-  // Called now and then, in a job from another thread.
+  bool strict = true;  // a mismatch is an error; else it is returned, and matching entries are loaded
+  bool verify = true;  // checksums of the data that is read
+  // Called from time to time, in a job from another thread.
   std::function<void(const CheckpointProgress&)> progress = {};
 };
 
 // Parameters, buffers and tensors keep layout, dtype and identity; states of optimizers become distributed like their
-// parameters. Errors (c10::Error), after which everything is as it was: no checkpoint there; a file that is missing,
-// cut off or damaged, by tensor, file and rank; processes that see different checkpoints; with `strict` any mismatch; a
-// target that cannot take the values. What fails after that, while verified values are copied (a device without
-// memory), leaves the contents undefined, and says so.
+// parameters. Errors (c10::Error), after which everything is unchanged: no checkpoint; a file that is missing, cut off
+// or damaged, by tensor, file and rank; processes that see different checkpoints; with `strict` any mismatch; a target
+// that cannot take the values. A later failure, while verified values are copied (a device without memory), leaves the
+// contents undefined; the error says so.
 CheckpointMismatch load_checkpoint(const std::string& folder, CheckpointContents& contents,
                                    const LoadCheckpointOptions& options = {});
 

@@ -1,4 +1,4 @@
-// How the values of a program come into safetensors files. Internal; save_safetensors() and save_hugging_face() use it.
+// Writes the tensors of a program to safetensors files. Internal; save_safetensors() and save_hugging_face() use it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ namespace dtensor {
 // Error (TypeError), with the name: a dtype that the format does not have, sparse and meta tensors.
 std::vector<SafetensorsEntry> safetensors_entries(const NamedTensors& tensors);
 
-// Whole values, gathered when they are asked for; that of a tied tensor is kept until its last name was asked for.
+// Whole values, gathered on request; the value of a tied tensor is kept until its last name was requested.
 class WholeValues {
  public:
   explicit WholeValues(const NamedTensors& tensors);  // outlives this object
@@ -28,14 +28,14 @@ class WholeValues {
 
  private:
   struct Shared {
-    int64_t names = 0;  // that were not asked for yet
+    int64_t names = 0;  // that were not requested yet
     at::Tensor value;
   };
   const NamedTensors& tensors_;
   std::unordered_map<const c10::TensorImpl*, Shared> shared_;
 };
 
-// Runs work that concerns files in the process that writes, as write_once() does; a collective call.
+// Runs file operations in the process that writes, as write_once() does; a collective call.
 class OnWriter {
  public:
   explicit OnWriter(const NamedTensors& tensors);

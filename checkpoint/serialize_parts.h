@@ -1,4 +1,4 @@
-// What saving and loading of modules and of optimizers share. Internal.
+// Code shared by saving and loading of modules and of optimizers. Internal.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,11 +11,11 @@
 
 namespace dtensor {
 
-// Error (TypeError): no file that torch writes holds tensors of this dtype or layout and is read again. The text has
-// `name`, if there is one.
+// Error (TypeError): tensors of this dtype or layout cannot be written by torch and read again. The text has `name`, if
+// there is one.
 void check_can_be_stored(const at::Tensor& t, const std::string& name);
 
-// The value of a tensor, distributed or plain, as a plain one on the CPU that owns just its memory. Error
+// The value of a tensor, distributed or plain, as a plain tensor on the CPU without unused memory. Error
 // (NotImplementedError): this process lacks values.
 at::Tensor whole_value(const at::Tensor& t);
 
@@ -23,8 +23,8 @@ at::Tensor whole_value(const at::Tensor& t);
 // dtype stay. Each rank takes its part of its own `value`: no communication for plain ones.
 void copy_into(const at::Tensor& target, const at::Tensor& value);
 
-// Runs what loads from the file at `path`. Its errors name the file and are c10::Errors, also those of LibTorch's own
-// loaders that meet a damaged file: numbers that are none, memory that is not there.
+// Runs a load from the file at `path`. Its errors name the file and are c10::Errors, also those of LibTorch's own
+// loaders for a damaged file: malformed numbers, failed allocations.
 template <typename F>
 void with_path(const std::string& path, const F& load) try {
   load();

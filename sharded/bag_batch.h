@@ -1,4 +1,4 @@
-// What is looked up: ids in bags, in one form for 2-D input and for 1-D input with offsets.
+// Lookup requests: ids in bags, in one form for 2-D input and for 1-D input with offsets.
 //
 //   BagInput a{ids};                       // [bags, ids of each]
 //   BagInput b{ids, offsets};              // 1-D; bag i begins at offsets[i]
@@ -25,11 +25,12 @@ struct BagInput {
 // How rows are looked up. Defaults are those of torch::nn::functional::embedding and embedding_bag.
 struct EmbeddingOptions {
   std::optional<int64_t> padding_idx = std::nullopt;  // negative: from the end
-  std::optional<double> max_norm = std::nullopt;      // rows that are looked up are shortened to it, in place
+  std::optional<double> max_norm = std::nullopt;      // looked up rows are scaled down to this norm, in place
   double norm_type = 2.0;
-  bool scale_grad_by_freq = false;  // refused, as is `sparse`
+  bool scale_grad_by_freq = false;  // rejected, as is `sparse`
   bool sparse = false;
-  // Every rank passes input of the same sizes (and no offsets): promised, so that the ranks need not tell each other.
+  // Promises that every rank passes input of the same sizes (and no offsets), so that the ranks need not exchange
+  // sizes.
   bool same_sizes = false;
 };
 struct EmbeddingBagOptions : EmbeddingOptions {
@@ -47,7 +48,8 @@ struct BagBatch {
   int64_t num_bags() const { return offsets.numel() - 1; }
 };
 
-// Errors: what torch::nn::functional refuses, in the words of ShardedTensor's operators (docs/sharded_tensor.md).
+// Errors: arguments that torch::nn::functional rejects, with the texts of ShardedTensor's operators
+// (docs/sharded_tensor.md).
 BagBatch as_bags(const BagInput& input, const EmbeddingBagOptions& options);
 // Every id a bag of its own. Error (ValueError): `input` is undefined or holds no integers.
 BagBatch as_single_rows(const at::Tensor& input);

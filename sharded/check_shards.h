@@ -1,4 +1,4 @@
-// What is checked of the shards of one rank. Internal.
+// Checks of the shards of one rank. Internal.
 #pragma once
 
 #include <vector>
@@ -16,11 +16,11 @@ ShardedTensorMetadata metadata_of_local_shards(const std::vector<Shard>& shards,
 // Errors: see init_from_local_shards_and_global_metadata().
 void check_against_metadata(const std::vector<Shard>& shards, const ShardedTensorMetadata& metadata, int64_t rank,
                             const ProcessGroup& group);
-// The shards one below the other, in their order: their offsets, and the size of all.
-// Errors (ValueError): another number of dims than the first one's.
+// Stacks the shards along dim 0, in their order: sets their offsets, and the total size.
+// Errors (ValueError): not the number of dims of the first one.
 void lay_below_each_other(ShardedTensorMetadata& metadata);
-// The shards of `rank` in the order in which the metadata lists them, with what it says of them. Error (ValueError): it
-// has no such shard.
+// Sorts the shards of `rank` into the order of the metadata, and sets theirs from it. Error (ValueError): it has no
+// such shard.
 void put_in_order(std::vector<Shard>& shards, const ShardedTensorMetadata& metadata, int64_t rank, const World& world);
 
 }  // namespace dtensor::sharded

@@ -2,7 +2,7 @@
 //
 //   ChunkShardingSpec rows(0, {"rank:0/cpu", "rank:1/cpu", "rank:2/cpu", "rank:3/cpu"});   // 10 rows: 3, 3, 3, 1
 //
-// A rank may have several chunks, or none. Equality compares what was said: dims -2 and 0 are different specs.
+// A rank may have several chunks, or none. Equality compares the arguments: dims -2 and 0 are different specs.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace dtensor::sharded {
 
 class ChunkShardingSpec : public ShardingSpec {
  public:
-  // The dim's range is checked when a tensor is there.
+  // The dim's range is checked later, with a tensor.
   ChunkShardingSpec(int64_t dim, std::vector<RemoteDevice> placements);
   // A dim that is a name. Error, always (NotImplementedError): "ChunkShardingSpec does not support named dimension
   // yet!".
@@ -29,8 +29,8 @@ class ChunkShardingSpec : public ShardingSpec {
   // Error (ValueError): "Invalid sharding dim: ..." for a tensor of `ndim` dims.
   int64_t normalized_dim(int64_t ndim) const;
 
-  // In the order of the placements. An empty chunk begins where it would if it were not: chunk i at split * i, which
-  // may lie beyond the tensor. Error: normalized_dim()'s.
+  // In the order of the placements. An empty chunk begins where a full one would: chunk i at split * i, which may be
+  // beyond the tensor. Error: normalized_dim()'s.
   ShardedTensorMetadata build_metadata(c10::IntArrayRef sizes, const TensorProperties& properties) const override;
   // One collective. Also for chunks that are empty, for several per rank, and for ranks that have none.
   ShardedTensor shard(const at::Tensor& tensor, int64_t src_rank, const ProcessGroup& group) const override;
@@ -45,9 +45,9 @@ class ChunkShardingSpec : public ShardingSpec {
   std::vector<RemoteDevice> placements_;
 };
 
-// Of a dim of `size` in `chunks`: ceil(size / chunks). REQUIRES: chunks > 0.
+// Size of the chunks of a dim of `size` in `chunks`: ceil(size / chunks). REQUIRES: chunks > 0.
 int64_t get_split_size(int64_t size, int64_t chunks);
-// What chunk i has of it.
+// The size of chunk i.
 int64_t get_chunked_dim_size(int64_t size, int64_t split_size, int64_t i);
 // First index and size of the first chunk of `rank`. Error (ValueError): the spec has no chunk on this rank.
 struct ChunkParams {

@@ -1,9 +1,10 @@
-// What an operator of LibTorch does with a sharded tensor among its arguments: torch::clone(st), st.detach(),
+// Dispatch of LibTorch's operators with sharded tensors among the arguments: torch::clone(st), st.detach(),
 // torch::linear(x, st).
 //
-// The fallback at kShardedKey asks the user's and the spec's handlers first (op_registry.h), then those registered here
-// by the operator's name without overload ("add" of aten::add.Tensor), then op_registry.h's built-in ones. An operator
-// that nobody knows is an error (c10::Error): "torch function 'add', with args: ... not supported for ShardedTensor!".
+// The fallback at kShardedKey tries the user's and the spec's handlers first (op_registry.h), then those registered
+// here by the operator's name without overload ("add" of aten::add.Tensor), then op_registry.h's built-in ones. An
+// operator without a handler is an error (c10::Error): "torch function 'add', with args: ... not supported for
+// ShardedTensor!".
 #pragma once
 
 #include <ATen/core/boxing/KernelFunction.h>
@@ -14,7 +15,7 @@
 
 namespace dtensor::sharded {
 
-// Takes the arguments off the stack, and pushes the results.
+// Pops the arguments from the stack, and pushes the results.
 using OperatorHandler = std::function<void(const c10::OperatorHandle& op, torch::jit::Stack& stack)>;
 
 // REQUIRES: called before main(), or while no other thread computes. The last one counts.

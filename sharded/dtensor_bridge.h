@@ -1,6 +1,6 @@
-// Sharded tensors as DTensors, and back. Differentiable: gradients come to the local shards.
+// Conversion between sharded tensors and DTensors. Differentiable: the local shards get gradients.
 //
-//   at::Tensor d = to_dtensor(st);                   // chunks of dim 0, one per rank: Shard(0), the very tensors
+//   at::Tensor d = to_dtensor(st);                   // chunks of dim 0, one per rank: Shard(0), without copies
 //   ShardedTensor st2 = from_dtensor(d);             // and back
 //   to_dtensor(st, mesh, {Replicate(), dtensor::Shard(1)});   // anything to anything: one exchange
 #pragma once
@@ -16,21 +16,21 @@
 
 namespace dtensor::sharded {
 
-// The mesh and placements that say the same as the metadata, every shard on its rank: of one chunk per rank, the ranks
-// in the order of the chunks and Shard(dim); of a grid of such, a mesh with a dim for each dim that is cut. nullopt:
-// there are none, since a rank has several shards or none, or they are cut otherwise than chunks are.
+// The mesh and placements equivalent to the metadata, with every shard on its rank: for one chunk per rank, the ranks
+// in the order of the chunks and Shard(dim); for a grid of chunks, a mesh with a dim for each sharded dim. nullopt:
+// there are none, since a rank has several shards or none, or they are not chunks.
 std::optional<std::pair<DeviceMesh, Placements>> placements_of(const ShardedTensor& st);
 
-// No communication and no copies. Error (ValueError): placements_of() has none; the text says what to call instead.
+// No communication and no copies. Error (ValueError): placements_of() has none; the text names the alternative call.
 at::Tensor to_dtensor(const ShardedTensor& st);
 // Any layout; collective.
 at::Tensor to_dtensor(const ShardedTensor& st, const DeviceMesh& mesh, const Placements& placements);
 
 // With the parts as shards, no copies: a chunk spec where one tensor dim is cut by a mesh of one dim, else a list of
-// boxes. Errors (ValueError): what several ranks hold, or is Partial, or in several pieces per rank: redistribute it,
-// or say a spec.
+// boxes. Errors (ValueError): a tensor that is replicated, or Partial, or in several pieces per rank: redistribute it,
+// or pass a spec.
 ShardedTensor from_dtensor(const at::Tensor& tensor);
-// Any spec; collective. The group is that of all ranks unless said.
+// Any spec; collective. The group is that of all ranks by default.
 ShardedTensor from_dtensor(const at::Tensor& tensor, const AnyShardingSpec& spec, const ProcessGroup& group = {});
 
 }  // namespace dtensor::sharded

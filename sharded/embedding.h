@@ -1,17 +1,18 @@
-// Embedding tables cut by rows or columns, looked up by every rank for itself.
+// Embedding tables sharded by rows or columns, with separate lookups on every rank.
 //
 //   std::vector<at::Tensor> rows = embedding(ids_of_each_rank, weight);          // one per owned rank, in and out
 //   at::Tensor mine = embedding(ids, weight);                                    // of a process with one rank
 //   auto pooled = embedding_bag({{ids0, offsets0}, {ids1, offsets1}}, weight, {.mode = "sum"});
 //
-// Input and result are ordinary tensors, other ones on each rank: what a plain embedding of the whole table gives for
-// that input. (Of a DTensor the input is one value, laid out over the ranks: torch::embedding.) The gradient of every
-// shard is that of its window of the whole table, summed over the ranks. The table is cut by a ChunkShardingSpec of
-// dim 0 or 1, in any order of placements; a rank may have no part, so one placement alone makes a table-wise one.
+// Input and result are ordinary tensors, different ones on each rank: the result of a plain embedding of the whole
+// table for that input. (Of a DTensor the input is one value, laid out over the ranks: torch::embedding.) The gradient
+// of every shard is that of its window of the whole table, summed over the ranks. The table is cut by a
+// ChunkShardingSpec of dim 0 or 1, in any order of placements; a rank may have no part, so one placement alone makes a
+// table-wise one.
 //
 // Collective. A call takes an all_gather of ids and one exchange of rows; its backward one exchange of their gradients;
 // see lookup_tables.h. torch::embedding, torch::embedding_bag and the modules of torch::nn do the same for a sharded
-// weight: the process's first rank asks then.
+// weight: then the lookup is that of the process's first rank.
 //
 // Errors, on all ranks where they come of one rank's input: ValueError "Index out of range in Input ...", "Weight needs
 // to have exactly 2 dims", "\"max_norm\" must be larger than zero!", "Input more than 2 dims not supported", "offsets
@@ -32,7 +33,7 @@ namespace dtensor::sharded {
 // inputs: one per weight.process_group().owned_ranks(); each of any shape. Results: [shape of the input..., columns].
 std::vector<at::Tensor> embedding(const std::vector<at::Tensor>& inputs, const ShardedTensor& weight,
                                   const EmbeddingOptions& options = {});
-// The first rank of this process asks, others that it owns ask for nothing.
+// Looks up for the first rank of this process; its other ranks look up nothing.
 at::Tensor embedding(const at::Tensor& input, const ShardedTensor& weight, const EmbeddingOptions& options = {});
 
 // Results: [bags, columns].

@@ -1,6 +1,4 @@
-// A list of shards of any size, anywhere; and what is checked of such lists.
-//
-//   EnumerableShardingSpec halves({ShardMetadata({0, 0}, {5, 5}, "rank:0/cpu"), ShardMetadata({5, 0}, {5, 5}, "rank:1/cpu")});
+// A list of shards of any size and position; and the checks of such lists.
 #pragma once
 
 #include <string>
@@ -18,7 +16,7 @@ class EnumerableShardingSpec : public ShardingSpec {
 
   const std::vector<ShardMetadata>& shards() const { return shards_; }
 
-  // The list as it is, after check_tensor().
+  // The list itself, after check_tensor().
   ShardedTensorMetadata build_metadata(c10::IntArrayRef sizes, const TensorProperties& properties) const override;
   std::string name() const override { return "EnumerableShardingSpec"; }
   std::string to_string() const override;
@@ -30,8 +28,8 @@ class EnumerableShardingSpec : public ShardingSpec {
   std::vector<ShardMetadata> shards_;
 };
 
-// Error (ValueError): "Shards a and b overlap". Shards without elements overlap nothing, wherever they are. For n
-// shards O(n log n) steps along the dim where they are cut most, and what lies side by side there.
+// Error (ValueError): "Shards a and b overlap". Shards without elements overlap nothing. Takes O(n log n) steps for n
+// shards along the dim with most cuts, plus the pairs that coincide there.
 void validate_non_overlapping(const std::vector<ShardMetadata>& shards);
 // Errors (ValueError): "Rank of tensor is 3, but shards rank is 2", "Shard offset ... and length ... exceeds tensor
 // dim:

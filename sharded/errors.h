@@ -16,7 +16,7 @@ class KeyError : public c10::Error {
   using Error::Error;
 };
 
-// Throws an E with what the arguments say.
+// Throws an E with the text made of the arguments.
 template <typename E, typename... Args>
 [[noreturn]] void raise(const Args&... args) {
   throw E({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, c10::str(args...));

@@ -1,4 +1,5 @@
-// Pieces from every rank to every rank, whose gradients travel back the same way: one all_to_all a direction. Internal.
+// Sends pieces from every rank to every rank, with gradients on the reverse way: one all_to_all per direction.
+// Internal.
 #pragma once
 
 #include <string>
@@ -10,14 +11,14 @@
 namespace dtensor::sharded {
 
 // How many elements go from the rank at a position of `ranks` to that at another: counts[sender][receiver]. The same on
-// all ranks, so that each knows what it will get.
+// all ranks, so that receivers know their sizes.
 struct PieceCounts {
   DeviceMesh ranks;  // of one dim
   std::vector<std::vector<int64_t>> counts;
 };
 
 // inputs[i][p] goes from the i-th of ranks.local_ranks() to position p; the result's [i][p] came from there. 1-D, of
-// one dtype. `op`: who asks, for reports. Differentiable; a gradient that is missing counts as zeros.
+// one dtype. `op`: the caller, for reports. Differentiable; a gradient that is missing counts as zeros.
 RankPieces exchange_pieces(const RankPieces& inputs, const PieceCounts& how, const std::string& op);
 
 // One tensor of every rank to every rank, sizes[position] elements each; not differentiable.

@@ -3,9 +3,9 @@
 //   ChunkShardingSpec rows(0, {"rank:0/cpu", "rank:1/cpu"});
 //   ShardedTensor st = ones(rows, {10, 20}, World::local(2), {.dtype = at::kDouble});
 //
-// Every rank fills its own shards with the ordinary operators, so that what is drawn is what a plain tensor of the
-// shard's size would get from the generator; the ranks of one process draw one after the other. (dtensor::rand draws
-// values that do not depend on the layout.) No communication, unless init_rrefs.
+// Every rank fills its own shards with the ordinary operators, so that random values are those of a plain tensor of the
+// shard's size; the ranks of one process draw one after the other. (dtensor::rand draws values that do not depend on
+// the layout.) No communication, unless init_rrefs.
 //
 // Errors, in this order: the spec's; ValueError "Only torch.strided layout is currently supported", "Only
 // torch.contiguous_format memory_format is currently supported"; of the placements validate_remote_device()'s.
@@ -21,7 +21,7 @@
 namespace dtensor::sharded {
 
 struct ShardedTensorOptions {
-  std::optional<c10::ScalarType> dtype = std::nullopt;  // the default dtype; full() does not ask its value
+  std::optional<c10::ScalarType> dtype = std::nullopt;  // the default dtype; full() ignores its value's type
   c10::Layout layout = c10::kStrided;
   bool requires_grad = false;
   bool pin_memory = false;
@@ -43,7 +43,7 @@ ShardedTensor rand(const AnyShardingSpec& spec, const std::vector<int64_t>& size
 ShardedTensor randn(const AnyShardingSpec& spec, const std::vector<int64_t>& sizes, const ProcessGroup& group,
                     const ShardedTensorOptions& options = {});
 
-// With spec, size and group of `st`; dtype and the rest from `options` alone.
+// With spec, size and group of `st`; dtype and the others from `options` only.
 ShardedTensor empty_like(const ShardedTensor& st, const ShardedTensorOptions& options = {});
 ShardedTensor zeros_like(const ShardedTensor& st, const ShardedTensorOptions& options = {});
 ShardedTensor ones_like(const ShardedTensor& st, const ShardedTensorOptions& options = {});

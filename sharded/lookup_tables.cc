@@ -21,12 +21,12 @@
 namespace dtensor::sharded {
 namespace {
 
-// Inside a MeshScope, too, what is made here is plain.
+// Tensors made here are plain, inside a MeshScope, too.
 struct PlainTensors {
   c10::impl::ExcludeDispatchKeyGuard below_dtensors{kDTensorKey};
 };
 
-// What a rank passes for one table.
+// The size of a rank's input for one table.
 struct InputSize {
   int64_t ids = 0, bags = 0;
   int64_t length = 0;  // of every bag; -1 where they differ

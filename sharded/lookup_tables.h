@@ -1,4 +1,4 @@
-// Lookups of every rank in tables that are cut over all of them, many tables at once. Internal.
+// Lookups of every rank in tables that are sharded over all of them, many tables at once. Internal.
 #pragma once
 
 #include <functional>
@@ -20,20 +20,20 @@ struct TableRequest {
   double norm_type = 2;
 };
 
-// What the i-th owned rank asks of every table. May throw: then every rank gets the error.
+// The request of the i-th owned rank to every table. May throw: then every rank gets the error.
 using BagsOfRank = std::function<std::vector<BagBatch>(size_t i)>;
 
-// What the tables say of each rank's own bags: the result's [t][i] are [bags, columns] of table t for the i-th owned
-// rank. All tables are over one group. Collectives: one all_gather of the ids of all tables, one exchange of rows of
-// all tables of a dtype, whose gradients take one exchange back; besides, one exchange where there are weights of
-// samples, one all_reduce per table that is cut by columns and has a max_norm. `same_sizes`: all ranks ask for as many
-// ids and bags, all bags of a table are as long; else the ranks tell each other, by small all_gathers more, and what is
-// wrong with one rank's input is an error of all. Errors: that; ids that a table has no row of (ValueError), the same
-// on all ranks, before any table is changed.
+// Looks up each rank's own bags: the result's [t][i] are [bags, columns] of table t for the i-th owned rank. All tables
+// are over one group. Collectives: one all_gather of the ids of all tables, one exchange of rows of all tables of a
+// dtype, whose gradients take one exchange back; besides, one exchange where there are weights of samples, one
+// all_reduce per table that is cut by columns and has a max_norm. `same_sizes`: all ranks request as many ids and bags,
+// and all bags of a table have the same length; otherwise the ranks exchange sizes by further small all_gathers, and a
+// fault of one rank's input is an error on all. Errors: such faults; ids without a row in the table (ValueError), the
+// same on all ranks, before any table is changed.
 std::vector<RankTensors> lookup_tables(const std::vector<TableRequest>& requests, const BagsOfRank& bags_of,
                                        bool same_sizes, const std::string& op);
 
-// The renormalisation that comes before it, alone: of the rows that any rank asks for.
+// Only the renormalisation that precedes the lookup: of the rows that any rank requests.
 void renormalize_table(const TableRequest& request, const BagsOfRank& bags_of, const std::string& op);
 
 }  // namespace dtensor::sharded

@@ -16,7 +16,7 @@ namespace {
 
 c10::Device current_cuda() { return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice(); }
 
-// Where a rank's shards go that are moved to `device`: of CUDA its own one.
+// The device of a rank's shards that are moved to `device`: for CUDA the rank's own.
 c10::Device target_of(c10::Device device, const World& world, int64_t rank) {
   if (!device.is_cuda()) return device;
   const c10::Device own = world.device(rank);
@@ -28,7 +28,7 @@ void check_format(c10::MemoryFormat format) {
               "Only `torch.contiguous_format` or `torch.preserve_format` is supported! Found ", format);
 }
 
-// The same spec, its shards where the metadata has them now.
+// The same spec with the shards' present devices from the metadata.
 AnyShardingSpec moved_spec(const AnyShardingSpec& spec, const ShardedTensorMetadata& metadata,
                            const std::function<RemoteDevice(const RemoteDevice&)>& move) {
   const auto* chunks = spec.as<ChunkShardingSpec>();
@@ -139,7 +139,7 @@ MoveOptions MoveOptions::from_values(const std::vector<c10::IValue>& arguments) 
     TORCH_INTERNAL_ASSERT(value.isInt());
     return c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(value.toInt()));
   };
-  // A ScalarType is an integer as an IValue: one alone is an index of a device, as two arguments' second it is a dtype.
+  // A ScalarType is an integer as an IValue: as a single argument it is a device index, as the second of two a dtype.
   MoveOptions options;
   const size_t n = arguments.size();
   if (n == 1 && arguments[0].isTensor()) return like(arguments[0].toTensor());

@@ -12,7 +12,7 @@
 namespace dtensor::sharded {
 namespace {
 
-// Tables of one kind of handlers. Handlers are copied out, so that one may register others.
+// Handlers of one kind. Handlers are copied out, so that one may register others.
 class HandlerTable {
  public:
   OpHandler exchange(const std::string& name, OpHandler handler) {
@@ -70,7 +70,7 @@ void collect(const c10::IValue& value, OpTypes& types) {
   }
 }
 
-// Without asking operators, which would come back here.
+// Without calling operators, which would recurse.
 std::string text_of(const c10::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& t = value.toTensor();

@@ -1,13 +1,13 @@
-// What happens to what a module's forward gives, on its way out. (Templates over torch::nn: compiled with the program.)
+// Hooks for the results of a module's forward. (Templates over torch::nn: compiled with the program.)
 //
-//   auto fc2 = with_output_hooks(torch::nn::Linear(8, 4));   // a Linear with the same parameters, wherever one may stand
-//   reshard_output(*fc2, ChunkShardingSpec(0, ranks));       // a sharded output is brought to this spec
+//   auto fc2 = with_output_hooks(torch::nn::Linear(8, 4));   // a Linear with the same parameters
+//   reshard_output(*fc2, ChunkShardingSpec(0, ranks));       // a sharded output is resharded to this spec
 //   collect_local_shard(*fc2);                               // and becomes its local shard
 //   fc2(x);
 //
 // C++ modules have no forward hooks, so these live in a class derived from the module's own, as in
-// dtensor/distributed_module.h: it is an M with the very parameters, buffers and submodules of the original, and adds
-// to forward(). A call through a pointer to M reaches the hooks only if M's forward is virtual.
+// dtensor/distributed_module.h: it is an M that shares the parameters, buffers and submodules of the original, and
+// extends forward(). A call through a pointer to M reaches the hooks only if M's forward is virtual.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +25,7 @@
 
 namespace dtensor::sharded {
 
-// Gets a tensor that forward gives, and says what is given instead.
+// Gets a tensor that forward returns, and returns its replacement.
 using OutputHook = std::function<at::Tensor(const at::Tensor& output)>;
 
 // The part of a module that runs its hooks, in the order in which they were added.
@@ -42,16 +42,17 @@ class OutputHooks {
   std::vector<OutputHook> hooks_;
 };
 
-// A sharded output is resharded, any other passes. The result is the module.
+// A sharded output is resharded, others are unchanged. Returns the module.
 OutputHooks& reshard_output(OutputHooks& module, const AnyShardingSpec& spec);
-// A sharded output becomes its local shard; of a chunk spec, where that has size 1 in the dim that is cut, without this
-// dim. Others pass. Error (ValueError): a process with several ranks; there, call local_shards_of() on the output.
+// A sharded output becomes its local shard; of a chunk spec, if that has size 1 in the sharded dim, without this dim.
+// Others are unchanged. Error (ValueError): a process with several ranks; there, call local_shards_of() on the output.
 OutputHooks& collect_local_shard(OutputHooks& module);
 
-// What collect_local_shard() gives, for every rank of the group that this process owns.
+// The results of collect_local_shard() for every rank of the group that this process owns.
 std::vector<at::Tensor> local_shards_of(const at::Tensor& output);
 
-// REQUIRES: M is copyable, as modules are by default, and its forward gives tensors (in lists, tuples, optionals, too).
+// REQUIRES: M is copyable, as modules are by default, and its forward returns tensors (in lists, tuples, optionals,
+// too).
 template <typename M>
 class OutputHookedImpl : public M, public OutputHooks {
   static_assert(std::is_copy_constructible_v<M>,

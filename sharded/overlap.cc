@@ -20,13 +20,13 @@ using Found = std::optional<Pair>;
 Pair ordered(size_t a, size_t b) { return {std::min(a, b), std::max(a, b)}; }
 
 int64_t begin_of(const ShardMetadata& shard, size_t d) { return shard.shard_offsets[d]; }
-// Saturates: such a shard leaves its tensor, which check_tensor() says.
+// Saturates: such a shard exceeds its tensor, which check_tensor() reports.
 int64_t end_of(const ShardMetadata& shard, size_t d) {
   const int64_t most = std::numeric_limits<int64_t>::max();
   return shard.shard_sizes[d] > most - shard.shard_offsets[d] ? most : shard.shard_offsets[d] + shard.shard_sizes[d];
 }
 
-// Along one dim neighbours alone can overlap first.
+// Along one dim only neighbours can overlap first.
 Found on_a_line(const std::vector<ShardMetadata>& shards, std::vector<size_t> live, size_t d) {
   std::stable_sort(live.begin(), live.end(),
                    [&](size_t a, size_t b) { return begin_of(shards[a], d) < begin_of(shards[b], d); });
@@ -36,8 +36,8 @@ Found on_a_line(const std::vector<ShardMetadata>& shards, std::vector<size_t> li
   return std::nullopt;
 }
 
-// A line sweeps along dim `d`; the shards that it cuts are disjoint intervals of dim `e`, so each new one is compared
-// with its two neighbours there.
+// A sweep line along dim `d`; the shards that it intersects are disjoint intervals of dim `e`, so each new one is
+// compared with its two neighbours there.
 Found in_a_plane(const std::vector<ShardMetadata>& shards, const std::vector<size_t>& live, size_t d, size_t e) {
   std::vector<std::tuple<int64_t, bool, size_t>> events;  // where, begins, shard; at one place ends come first
   for (size_t s : live) {

@@ -24,7 +24,7 @@ DeviceMesh some_ranks(const World& world, std::vector<int64_t> ranks, std::strin
   return DeviceMesh(world, {size}, {std::move(name)}, std::move(ranks));
 }
 
-// What a rank says: a letter for how it went, and its text or what went wrong.
+// A rank's message: a letter for its status, and its text or error.
 template <typename E>
 bool is_a(const std::exception& e) {
   return dynamic_cast<const E*>(&e) != nullptr;
@@ -62,7 +62,7 @@ std::string error_letter_and_text(const std::exception& e) {
 
 constexpr size_t kMostTexts = 8;
 
-// Of the first rank's class; what each rank says, equal texts once.
+// Throws with the first rank's class and each rank's error, equal texts once.
 void raise_errors(const ProcessGroup& group, std::string_view op, const std::vector<std::string>& said) {
   std::vector<std::pair<std::string, std::vector<int64_t>>> texts;
   char letter = kWell;

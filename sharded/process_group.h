@@ -1,4 +1,4 @@
-// The ranks that share a sharded tensor, and what they tell each other.
+// The ranks that share a sharded tensor, and their exchange of texts.
 //
 //   ProcessGroup all = world;                        // every rank of a world
 //   ProcessGroup some(world, {1, 2, 3});             // placements say ranks of the world: "rank:3/cpu"
@@ -46,13 +46,13 @@ class ProcessGroup {
   DeviceMesh mesh_;
 };
 
-// Collective over the group. text_of(rank) is called for every owned rank of it; what comes back are the texts of all
-// ranks, in the order of group.ranks(). Where it throws on some ranks, everybody gets what they threw, in one text and
-// of the first one's class: "[op] rank 2: ..."; so nobody waits for a rank that has given up. Processes outside the
-// group get empty texts and do not wait; so are, in worlds without data, those of ranks that nobody owns.
+// Collective over the group. Calls text_of(rank) for every owned rank of it; returns the texts of all ranks, in the
+// order of group.ranks(). If it throws on some ranks, all ranks throw one error with all their texts and the first
+// one's class: "[op] rank 2: ..."; so no rank waits for one that has failed. Processes outside the group get empty
+// texts and do not wait; in worlds without data, texts of ranks without a process are empty.
 std::vector<std::string> exchange_texts(const ProcessGroup& group, std::string_view op,
                                         const std::function<std::string(int64_t rank)>& text_of);
-// The same without texts: all ranks go on, or none.
+// The same without texts: all ranks continue, or all throw.
 void check_on_all_ranks(const ProcessGroup& group, std::string_view op, const std::function<void(int64_t rank)>& check);
 
 }  // namespace dtensor::sharded

@@ -1,13 +1,13 @@
-// Where a shard lies: a device, of a rank or of a named worker (torch.distributed.remote_device).
+// The location of a shard: a device, of a rank or of a named worker (torch.distributed.remote_device).
 //
 //   RemoteDevice("rank:1/cuda:1").rank();       // 1
 //   RemoteDevice("trainer0").worker_name();     // "trainer0", on the CPU
-//   RemoteDevice(c10::Device("cpu")).str();     // "cpu": of whoever asks
+//   RemoteDevice(c10::Device("cpu")).str();     // "cpu": of the calling process
 //
 //   text                          means
 //   <worker>/<device>, <worker>   a worker by its name (remote_shards.h), on the CPU by default
 //   rank:<n>/<device>, rank:<n>   rank n of the world
-//   <device>                      no worker said
+//   <device>                      no worker given
 //
 // A value: equal if all three parts are ("cuda" is not "cuda:0").
 #pragma once
@@ -26,7 +26,7 @@ namespace dtensor::sharded {
 class RemoteDevice {
  public:
   // Errors: ValueError "Could not parse remote_device: ..." for a text of another form; c10::Error, c10's own text, for
-  // a device that there is none of.
+  // a device that does not exist.
   RemoteDevice(std::string_view text);  // NOLINT: a placement is mostly written as its text
   RemoteDevice(const std::string& text) : RemoteDevice(std::string_view(text)) {}
   RemoteDevice(const char* text) : RemoteDevice(std::string_view(text)) {}
@@ -39,7 +39,7 @@ class RemoteDevice {
   // The same rank or worker, on another device.
   RemoteDevice on(c10::Device device) const;
 
-  std::string str() const;  // what the constructor reads
+  std::string str() const;  // in the format of the constructor
 
   friend bool operator==(const RemoteDevice& a, const RemoteDevice& b) {
     return a.worker_ == b.worker_ && a.rank_ == b.rank_ && a.device_ == b.device_;

@@ -4,8 +4,8 @@
 //   ShardedTensor st = rand(spec, {10, 20}, world, {.init_rrefs = true});
 //   st.remote_shards(0).at(1)[0].to_here();                 // what rank 1 holds now
 //
-// In one process the shards are read where they lie; between processes a thread of each answers through the store at
-// which the job met.
+// Within one process the shards are read directly; between processes a thread of each serves them through the job's
+// rendezvous store.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ namespace dtensor::sharded {
 
 struct ShardServiceState;  // remote_shard.cc
 
-// While it lives, tensors of its world may have remote shards, and placements may say workers' names. Collective, as is
-// its end; one per world at a time.
+// While it lives, tensors of its world may have remote shards, and placements may contain workers' names. Collective,
+// as is its end; one per world at a time.
 class ShardService {
  public:
   // `names`: of the ranks that this process owns; by default "worker0" of rank 0, and so on. `ids`: the workers'
@@ -56,9 +56,9 @@ class RemoteShard {
 // Rank of a placement: its own, or that of the worker it names. Errors: c10::Error "RPC framework needs to be
 // initialized for using worker names: ..." without a service, ValueError "Invalid worker name: ...".
 int64_t rank_of(const RemoteDevice& placement, const World& world);
-// Checks a placement from the point of view of `rank`. A rank outside the group does not look whether the placement's
-// is in it. Errors (ValueError): "remote device is None", "Global rank 5 does not exist in input process group: [0,
-// 1]"; and rank_of()'s.
+// Checks a placement on `rank`. A rank outside the group does not check whether the placement's rank is in it. Errors
+// (ValueError): "remote device is None", "Global rank 5 does not exist in input process group: [0, 1]"; and
+// rank_of()'s.
 struct RankAndDevice {
   int64_t rank = 0;
   c10::Device device;

@@ -11,7 +11,7 @@
 namespace dtensor::sharded {
 namespace {
 
-// The service of a world that is there now.
+// The present service of a world.
 struct CurrentService {
   std::mutex mutex;
   std::weak_ptr<ShardServiceState> state;  // guarded by mutex
@@ -85,7 +85,7 @@ ShardService::ShardService(const World& world, std::vector<std::string> names, s
 }
 
 ShardService::~ShardService() {
-  // The others may still ask this process for what it has.
+  // The others may still request shards from this process.
   if (state_->server != nullptr && std::uncaught_exceptions() == 0) {
     try {
       check_on_all_ranks(ProcessGroup(state_->world.in_use()), "~ShardService", [](int64_t) {});

@@ -26,7 +26,7 @@ Moved moved(const ShardedTensor& t, const AnyShardingSpec& spec, const char* fun
   RankPieces before = pieces_of(t);
   RankPieces after = redistribute_parts(before, t.sizes(), t.dtype(), from, to,
                                         {.function = function, .requires_grad = t.requires_grad()});
-  // What stays where it is must not be shared between two tensors.
+  // Unmoved tensors must not be shared between two sharded tensors.
   for (size_t i = 0; i < after.size(); ++i) {
     for (at::Tensor& tensor : after[i]) {
       const bool shared =

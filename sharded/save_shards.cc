@@ -1,6 +1,7 @@
 // save_shards() and load_shards(): what each rank holds, as bytes.
 //
-//   a line of JSON   {"format", "version", "entries": [{"name", "sizes": bytes of each shard, "tensor": what it is, or null
+//   a line of JSON   {"format", "version", "entries": [{"name", "sizes": bytes of each shard, "tensor": its metadata,
+//   or null
 //                    of a plain one}, ...]}
 //   the shards       one after the other, shard_bytes.h
 #include <c10/util/Exception.h>

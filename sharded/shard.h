@@ -1,5 +1,4 @@
-// A shard that this process holds: the tensor and what it is of the whole
-// (torch.distributed._shard.sharded_tensor.Shard).
+// A shard that this process holds: the tensor and its box in the whole (torch.distributed._shard.sharded_tensor.Shard).
 //
 //   Shard s(at::rand({5, 5}), ShardMetadata({5, 0}, {5, 5}, "rank:1/cpu"));
 //   Shard t = Shard::from_tensor_and_offsets(at::rand({5, 5}), {5, 0}, /*rank=*/1);
@@ -23,12 +22,12 @@ struct Shard {
   // Sizes and device of the tensor.
   static Shard from_tensor_and_offsets(at::Tensor tensor, std::vector<int64_t> offsets, int64_t rank);
 
-  // May be replaced by others later; then nothing is checked.
+  // May be replaced later, without checks.
   at::Tensor tensor;
   ShardMetadata metadata;
 };
 
-// The shards of several ranks: one list for each, in the order of group.owned_ranks(). One list in a job of processes,
+// The shards of several ranks: one list per rank, in the order of group.owned_ranks(). One list in a job of processes,
 // four in World::local(4), none in a process outside the group.
 using RankShards = std::vector<std::vector<Shard>>;
 

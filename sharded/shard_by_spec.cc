@@ -1,4 +1,4 @@
-// ShardingSpec::shard() of every spec. Here, since specs know nothing of the tensors that are made by them.
+// ShardingSpec::shard() of every spec. Separate, since specs do not depend on sharded tensors.
 #include <c10/util/Exception.h>
 
 #include "sharded/chunk_sharding_spec.h"

@@ -13,7 +13,7 @@
 namespace dtensor::sharded {
 namespace {
 
-// The tensor as the only shard of metadata that says its dtype and sizes.
+// The tensor as the only shard of metadata with its dtype and sizes.
 std::string with_header(const at::Tensor& tensor, const ShardMetadata& shard) {
   ShardedTensorMetadata header;
   header.shards_metadata = {shard};

@@ -1,4 +1,4 @@
-// One shard of a tensor: which box of it, and where that lies (torch.distributed._shard.metadata.ShardMetadata).
+// One shard of a tensor: its box, and its device (torch.distributed._shard.metadata.ShardMetadata).
 //
 //   ShardMetadata md({5, 0}, {5, 5}, "rank:1/cpu");   // rows 5-9, columns 0-4
 #pragma once

@@ -18,7 +18,7 @@ std::string key(const char* what, int64_t rank, int64_t number) { return c10::st
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
-// Often enough that a question takes little longer than the store does, and idle enough for a thread that waits.
+// Often enough that a request takes little longer than the store does, and rarely enough for an idle thread.
 constexpr std::chrono::milliseconds kShortest(1), kLongest(20);
 
 }  // namespace
@@ -57,7 +57,7 @@ void ShardServer::serve() {
       answering_->deleteKey(question);
       answering_->set(key("answer", rank_, next), bytes_of(answer({asked.begin(), asked.end()})));
       ++next;
-    } catch (const std::exception&) {  // the job has failed or ends, which all its processes learn by themselves
+    } catch (const std::exception&) {  // the job has failed or ends, which all its processes detect themselves
       std::this_thread::sleep_for(kLongest);
     }
   }

@@ -1,7 +1,7 @@
-// Answers other processes' questions for shards, through the store at which the job met. Internal.
+// Serves shards to other processes, through the job's rendezvous store. Internal.
 //
-// Who wants a shard takes a number at its owner's counter, leaves the question under that number and waits for the
-// answer there. The owner looks for the next number again and again, on a thread of its own.
+// A requester takes a number from the owner's counter, stores its request under that number and waits for the answer
+// there. The owner polls for the next number on a separate thread.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -28,7 +28,7 @@ class ShardServer {
   ShardServer(const World& world, int64_t rank, int64_t number, Read read);
   ~ShardServer();
 
-  // Errors (c10::Error): what reading it threw at the owner, the deadline, a rank that failed.
+  // Errors (c10::Error): the error of reading it on the owner, the deadline, a failed rank.
   Shard fetch(int64_t owner, int64_t id, int64_t index);
 
  private:

@@ -35,7 +35,7 @@ ShardedTensor shard_checked(const at::Tensor& tensor, const AnyShardingSpec& spe
   return spec->shard(tensor, src_rank, group);
 }
 
-// What is registered as `name`.
+// The parameter or buffer `name`.
 at::Tensor registered(torch::nn::Module& module, const std::string& name) {
   std::string known;
   for (const auto& list : {module.named_parameters(/*recurse=*/false), module.named_buffers(/*recurse=*/false)}) {

@@ -1,11 +1,11 @@
-// Spreads plain tensors and parameters.
+// Shards plain tensors and parameters.
 //
 //   ShardedTensor st = shard_tensor(at::rand({12, 12}), rows, world);
 //   shard_parameter(*linear, "weight", rows, world);      // linear->weight is a ShardedTensor now
 //
-// Collective: one exchange, after the ranks have compared what they ask for. The values are those of the rank at
-// position `src_rank` of the group; other ranks' must have the same size. Local shards are leaves and require grad if
-// the tensor does. A rank without a placement gets no shard.
+// Collective: one exchange, after the ranks have compared their arguments. The values are those of the rank at position
+// `src_rank` of the group; other ranks' must have the same size. Local shards are leaves and require grad if the tensor
+// does. A rank without a placement gets no shard.
 #pragma once
 
 #include <string>
@@ -24,14 +24,14 @@ namespace dtensor::sharded {
 ShardedTensor shard_tensor(const at::Tensor& tensor, const AnyShardingSpec& spec, const ProcessGroup& group,
                            int64_t src_rank = 0);
 
-// In place: whoever holds the parameter (the module's members, an optimizer) sees the sharded one. A buffer, too.
-// `name` has no dots. Errors as above, and AttributeError "Linear has no attribute `foo`", ValueError "Expected
-// Linear.bias to be a Tensor, but found ...", "param: bias is not a contiguous Tensor". After an error the module is as
-// it was.
+// In place: all handles of the parameter (the module's members, an optimizer) see the sharded one. Works for a buffer,
+// too. `name` has no dots. Errors as above, and AttributeError "Linear has no attribute `foo`", ValueError "Expected
+// Linear.bias to be a Tensor, but found ...", "param: bias is not a contiguous Tensor". After an error the module is
+// unchanged.
 void shard_parameter(torch::nn::Module& module, const std::string& name, const AnyShardingSpec& spec,
                      const ProcessGroup& group, int64_t src_rank = 0);
 
-// Puts a sharded tensor in the place of what is registered as `name`: the same at::Tensor is sharded then. Error
+// Replaces the parameter or buffer `name` by a sharded tensor in place: the same at::Tensor becomes sharded. Error
 // (AttributeError): as above; nothing that is defined is registered so.
 void set_parameter(torch::nn::Module& module, const std::string& name, const ShardedTensor& t);
 

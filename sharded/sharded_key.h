@@ -1,4 +1,4 @@
-// What makes a tensor a sharded one: a dispatch key, which is named here and in dispatch.cc alone.
+// The dispatch key that makes a tensor a sharded one. It is named only here and in dispatch.cc.
 //
 // TESTING_ONLY_GenericWrapper lies above autograd, so that its fallback sees the very operator that was called,
 // composite ones included, as Python's __torch_function__ does; nothing in LibTorch 2.11 but its own tests uses it.
@@ -16,7 +16,7 @@ inline constexpr c10::DispatchKey kShardedKey = c10::DispatchKey::TESTING_ONLY_G
 
 inline bool is_sharded(const at::TensorBase& t) { return t.defined() && t.key_set().has(kShardedKey); }
 
-// Operators on the tensor itself reach LibTorch's kernels, not ours: to set its flags.
+// Calls LibTorch's kernels on the tensor itself, to set its flags.
 struct BelowSharding {
   c10::impl::ExcludeDispatchKeyGuard guard{kShardedKey};
 };

@@ -27,7 +27,7 @@ using torch::optim::OptimizerParamState;
 constexpr const char* kSave = "ShardedOptimizer::state_dict";
 constexpr const char* kLoad = "ShardedOptimizer::load_state_dict";
 
-// Which fields the state of a parameter has, and how often it was stepped.
+// The fields of a parameter's state, and its step count.
 struct StateKind {
   std::set<std::string> fields;
   int64_t step = -1;  // -1: not counted, or never stepped
@@ -82,7 +82,7 @@ StateKind kind_of(Optimizer& optimizer, const std::vector<at::Tensor>& locals) {
   return kind;
 }
 
-// Of all parameters. Ranks without shards of one learn it from those that have some.
+// For all parameters. Ranks without shards of one get it from those that have some.
 std::map<std::string, StateKind> kinds_of(Optimizer& optimizer, const NamedParams& params) {
   std::map<std::string, StateKind> kinds;
   std::vector<std::pair<ProcessGroup, std::vector<std::string>>> groups;
@@ -119,7 +119,7 @@ at::Tensor field_of(Optimizer& optimizer, const at::Tensor& local, const std::st
   return {};
 }
 
-// A copy of it; zeros for a shard that was never stepped, beside others that were.
+// A copy of it; zeros for a shard that was never stepped although others were.
 at::Tensor field_copy(Optimizer& optimizer, const at::Tensor& local, const std::string& name) {
   const at::Tensor field = field_of(optimizer, local, name);
   return field.defined() ? field.detach().clone() : at::zeros_like(local.detach());
@@ -139,7 +139,7 @@ at::Tensor sharded_field(Optimizer& optimizer, const ShardedTensor& param, const
 
 using OptionPlace = std::variant<bool*, double*>;
 
-// "param_groups.0.lr" and where it is.
+// "param_groups.0.lr" and its location.
 std::vector<std::pair<std::string, OptionPlace>> options_of(Optimizer& optimizer) {
   std::vector<std::pair<std::string, OptionPlace>> places;
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
@@ -150,14 +150,14 @@ std::vector<std::pair<std::string, OptionPlace>> options_of(Optimizer& optimizer
   return places;
 }
 
-// What is loaded for one parameter.
+// The loaded state of one parameter.
 struct LoadedState {
   std::map<std::string, at::Tensor> fields;
   int64_t step = 0;
   bool exists = false;
 };
 
-// The names that a parameter's state may have. `param`: for its optimizer's kind of state.
+// The names of a parameter's state. `param`: for its optimizer's kind of state.
 std::vector<std::string> field_names(const Optimizer& optimizer) {
   const auto state = new_param_state(optimizer);
   TORCH_CHECK_NOT_IMPLEMENTED(state != nullptr, "ShardedOptimizer: this optimizer's state is not known here");

@@ -1,12 +1,13 @@
 // An optimizer of torch::optim over parameters of which some are sharded (torch.distributed.optim.ShardedOptimizer).
 //
-//   ShardedOptimizer<torch::optim::Adam> adam(named_params_with_sharded_tensor(*model), torch::optim::AdamOptions(1e-3));
+//   ShardedOptimizer<torch::optim::Adam> adam(named_params_with_sharded_tensor(*model),
+//   torch::optim::AdamOptions(1e-3));
 //   adam.zero_grad();
-//   loss(*model).backward();          // gradients come to the local shards
+//   loss(*model).backward();          // local shards get gradients
 //   adam.step();                      // of every rank, without communication
 //
-// It steps plain parameters as they are, and of sharded ones the local shards' tensors. So it is right for optimizers
-// that treat every element by itself: SGD, Adam, AdamW, Adagrad, RMSprop, and others that do; LBFGS does not compile.
+// It steps plain parameters, and the local shards' tensors of sharded ones. So it is correct for elementwise
+// optimizers: SGD, Adam, AdamW, Adagrad, RMSprop, and others that do; LBFGS does not compile.
 #pragma once
 
 #include <torch/optim/lbfgs.h>
@@ -28,19 +29,19 @@ namespace dtensor::sharded {
 
 using NamedParams = torch::OrderedDict<std::string, at::Tensor>;
 
-// What a module trains, by path: sharded buffers first (in Python: sharded tensors that are plain attributes), then all
-// parameters, sharded and plain; each tensor once.
+// The trained tensors of a module, by path: sharded buffers first (in Python: sharded tensors that are plain
+// attributes), then all parameters, sharded and plain; each tensor once.
 NamedParams named_params_with_sharded_tensor(const torch::nn::Module& module, const std::string& prefix = "",
                                              bool recurse = true);
 
-// The same with values of their own, which no step changes.
+// The same with copied values, which no step changes.
 NamedParams deepcopy(const NamedParams& params);
 
-// What an optimizer steps: plain tensors, and the tensors of the shards that this process holds.
+// The tensors that an optimizer steps: plain tensors, and the shards of this process.
 std::vector<at::Tensor> local_params(const NamedParams& params);
 
 namespace internal {
-// Of ShardedOptimizer, for any Optimizer.
+// ShardedOptimizer::state_dict() for any Optimizer.
 NamedTensors optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedParams& params);
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedParams& params,
                                const NamedTensors& state);
@@ -53,13 +54,13 @@ class ShardedOptimizer {
                 "LBFGS takes products of all parameters; a rank has a part of them only");
 
  public:
-  // `options`: the arguments of Optimizer after its parameters. The shards' tensors of now are those that are stepped.
+  // `options`: the arguments of Optimizer after its parameters. Steps the tensors that are the shards at this time.
   template <typename... Options>
   explicit ShardedOptimizer(NamedParams params, Options&&... options)
       : params_(std::move(params)), optimizer_(local_params(params_), std::forward<Options>(options)...) {}
 
   void zero_grad(bool set_to_none = true) { optimizer_.zero_grad(set_to_none); }
-  // What the closure returns; undefined without one.
+  // The result of the closure; undefined without one.
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) {
     return optimizer_.step(std::move(closure));
   }
@@ -73,9 +74,9 @@ class ShardedOptimizer {
   // "state.fc.weight.exp_avg": moments, sharded as their parameters are; "state.fc.weight.step" and
   // "param_groups.0.lr": numbers. Copies. Collective. (PyTorch does not have this.)
   NamedTensors state_dict() { return internal::optimizer_state_dict(optimizer_, params_); }
-  // Takes what state_dict() gave, also from other specs and numbers of ranks. Parameters without an entry have no state
-  // then. Collective. Errors (ValueError), before anything is changed: a name that means nothing here; another shape; a
-  // plain moment of a sharded parameter, or the other way round.
+  // Loads the result of state_dict(), also from other specs and numbers of ranks. Parameters without an entry have no
+  // state then. Collective. Errors (ValueError), before anything is changed: an unknown name; another shape; a plain
+  // moment of a sharded parameter, or vice versa.
   void load_state_dict(const NamedTensors& state) { internal::load_optimizer_state_dict(optimizer_, params_, state); }
   // Error, always (NotImplementedError): "ShardedOptimizer add_param_group not implemented yet!", as in PyTorch.
   void add_param_group(const torch::optim::OptimizerParamGroup&) {

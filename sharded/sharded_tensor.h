@@ -1,13 +1,13 @@
-// A tensor whose shards lie on the ranks of a group (torch.distributed._shard.sharded_tensor.ShardedTensor). PyTorch
-// deprecates it in favour of DTensor, and so does this library: see docs/sharded_tensor.md for the way there.
+// A tensor whose shards are on the ranks of a group (torch.distributed._shard.sharded_tensor.ShardedTensor). PyTorch
+// deprecates it in favour of DTensor, and so does this library: see docs/sharded_tensor.md for the migration.
 //
 //   ShardedTensor st = rand(ChunkShardingSpec(0, {"rank:0/cpu", "rank:1/cpu"}), {10, 20}, World::local(2));
 //   st.local_shards(1)[0].tensor;      // rows 5-9
 //   st.metadata().size;                // [10, 20]
 //
 // A handle to an at::Tensor of the global size without data of its own, so that modules take it as a parameter. A
-// process may own several ranks: what is asked of one takes the rank, and without it means the only one that the
-// process owns. What follows is collective where it says so: every process with a rank of the group calls it.
+// process may own several ranks: functions about one rank take it as an argument; without it they mean the only rank of
+// the process. Functions are collective where stated: every process with a rank of the group calls them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +36,7 @@ class ShardedTensor {
   explicit ShardedTensor(at::Tensor tensor);
   operator const at::Tensor&() const { return tensor_; }
   const at::Tensor& tensor() const { return tensor_; }
-  // Are both handles of one tensor?
+  // Whether both are handles of one tensor.
   bool is_same(const ShardedTensor& other) const { return tensor_.is_same(other.tensor_); }
 
   const ShardedTensorMetadata& metadata() const;
@@ -64,7 +64,7 @@ class ShardedTensor {
   bool is_contiguous() const { return true; }
   bool is_floating_point() const { return c10::isFloatingType(dtype()); }
   bool is_meta() const;  // the first local shard is
-  // Of the first local shard; of a process without one, its first rank's.
+  // Device of the first local shard; without one, of the process's first rank.
   c10::Device device() const;
   // Error, always (c10::Error): "torch function '__set__' ... not supported for ShardedTensor!"; see requires_grad_()
   // in tensor_ops.h.
@@ -81,17 +81,17 @@ class ShardedTensor {
   // Errors (NotImplementedError): "Only ChunkShardingSpec supported for reshard.", "Only single local shard supported
   // for reshard."
   const ShardedTensor& reshard(const AnyShardingSpec& spec) const;
-  // Collective. The same values under any other spec, as a new tensor; differentiable as reshard() is.
+  // Collective. The same values with any other spec, as a new tensor; differentiable as reshard() is.
   ShardedTensor resharded(const AnyShardingSpec& spec) const;
 
-  // On other devices, see moves.h. What is there already is given back itself but by cuda().
+  // On other devices, see moves.h. Returns the tensor itself if it is there already, except cuda().
   ShardedTensor cpu(const ProcessGroup& group = {}, c10::MemoryFormat format = c10::MemoryFormat::Preserve) const;
   ShardedTensor cuda(std::optional<c10::Device> device = std::nullopt, const ProcessGroup& group = {},
                      c10::MemoryFormat format = c10::MemoryFormat::Preserve) const;
   ShardedTensor to(const MoveOptions& options) const;
 
-  // Who else has shards, by rank: those of `rank` itself are not among them. Error (c10::Error): "ShardedTensor created
-  // with init_rrefs=False, no RRefs to remote shards available".
+  // The shards of other ranks, by rank. Error (c10::Error): "ShardedTensor created with init_rrefs=False, no RRefs to
+  // remote shards available".
   std::map<int64_t, std::vector<RemoteShard>> remote_shards() const;
   std::map<int64_t, std::vector<RemoteShard>> remote_shards(int64_t rank) const;
 

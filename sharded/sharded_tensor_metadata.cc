@@ -73,7 +73,7 @@ ShardMetadata shard_of(const Json& json) {
                        std::move(placement));
 }
 
-// Numbers as JSON has them may be fractions, which get<int64_t>() would cut off in silence.
+// JSON numbers may be fractions, which get<int64_t>() would silently truncate.
 void check_integers(const Json& json) {
   if (json.is_number()) TORCH_CHECK(json.is_number_integer(), "a number that is no integer: ", json.dump());
   if (!json.is_structured()) return;

@@ -1,4 +1,4 @@
-// What is known of a sharded tensor without its data, and that as text.
+// The metadata of a sharded tensor, and its text form.
 //
 //   ShardedTensorMetadata md{{ShardMetadata({0}, {2}, "rank:0/cpu"), ShardMetadata({2}, {2}, "rank:1/cpu")}, {4}, {}};
 //   deserialize_metadata(serialize(md)) == md;
@@ -42,10 +42,9 @@ struct ShardedTensorMetadata {
   friend bool operator==(const ShardedTensorMetadata&, const ShardedTensorMetadata&) = default;
 };
 
-// JSON that says its format and version. Error (c10::Error): a memory format other than contiguous, channels_last,
-// preserve.
+// JSON with format and version. Error (c10::Error): a memory format other than contiguous, channels_last, preserve.
 std::string serialize(const ShardedTensorMetadata& metadata);
-// Errors (c10::Error): another format or version, what is no such text: the text of the error says what and where;
+// Errors (c10::Error): another format or version, or malformed text: the error names the fault and its position;
 // "Invalid torch.memory_format encoding: ...". Values are checked as their constructors check them (ValueError).
 ShardedTensorMetadata deserialize_metadata(std::string_view text);
 

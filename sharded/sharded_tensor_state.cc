@@ -9,7 +9,7 @@
 
 namespace dtensor::sharded {
 
-// Of remote_table.h, which knows what tensors are.
+// Declared in remote_table.h, which needs ShardedTensor.
 void register_shards(const ShardedTensor& t);
 void forget_shards(int64_t id) noexcept;
 
@@ -98,7 +98,7 @@ std::vector<RankBox> boxes_of(const ShardedTensorMetadata& metadata, const Proce
     box.sizes.assign(shard.shard_sizes.begin(), shard.shard_sizes.end());
     for (size_t d = 0; d < metadata.size.size(); ++d)
       box.offsets.push_back(std::min(shard.shard_offsets[d], metadata.size[d]));
-    // An empty shard may lie anywhere, also where its other dims leave the tensor.
+    // An empty shard may be anywhere, also where its other dims exceed the tensor.
     for (size_t d = 0; shard.empty() && d < box.sizes.size(); ++d)
       box.offsets[d] = std::min(box.offsets[d], std::max<int64_t>(0, metadata.size[d] - box.sizes[d]));
   }

@@ -117,7 +117,7 @@ void check_plan(Module& module, const ShardingPlan& plan) {
   }
 }
 
-// A module that a Sharder will replace need not have hooks: its successor must, and is looked at when it is there.
+// A module that a Sharder will replace need not have hooks: its replacement must, and is checked then.
 bool comes_of_sharder(const ShardingPlan& plan, const std::string& path) {
   for (const auto& [sharded, entry] : plan.plan) {
     if (sharder_of(entry) != nullptr && is_within(path, sharded)) return true;

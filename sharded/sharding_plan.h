@@ -3,17 +3,17 @@
 //
 //   ShardingPlan plan{{{"fc1.weight", ChunkShardingSpec(0, ranks)},        // a parameter, by its path
 //                      {"bags", std::make_shared<BagSharder>()}}};         // a submodule, by its path
-//   plan.output_plan = {{"fc2", ChunkShardingSpec(0, ranks)}};             // what fc2 gives; "" is the module itself
+//   plan.output_plan = {{"fc2", ChunkShardingSpec(0, ranks)}};             // the output of fc2; "" is the module
+//   itself
 //   plan.return_local_tensor = {{"fc2"}};                                  // and of that the local shard
 //   shard_module(*model, plan, world);
 //
-// A Sharder's module takes the place of the one it was given: it is what the parent has as that child from then on. C++
-// models call their children through members of their own, which nobody else can replace; so a parent whose child may
-// be replaced asks for it when it needs it:
+// A Sharder's module replaces its argument as the parent's child. C++ models call their children through typed members,
+// which cannot be replaced from outside; so a parent whose child may be replaced looks it up at each use:
 //
-//   auto bags = submodule<BagCollection>(*this, "bags");   // whichever stands there now, by the type that is called
+//   auto bags = submodule<BagCollection>(*this, "bags");   // the present child, by the type that is called
 //
-// C++ modules have no hooks either; what `output_plan` and `return_local_tensor` name must be an OutputHooked module
+// C++ modules have no hooks either; the modules in `output_plan` and `return_local_tensor` must be OutputHooked
 // (output_hooks.h).
 #pragma once
 
@@ -35,7 +35,7 @@ namespace dtensor::sharded {
 class Sharder {
  public:
   virtual ~Sharder() = default;
-  // The module that takes the place of `module`; may be the same. Called on every process alike.
+  // The module that replaces `module`; may be the same. Called on every process alike.
   virtual std::shared_ptr<torch::nn::Module> shard(const std::shared_ptr<torch::nn::Module>& module) = 0;
 };
 

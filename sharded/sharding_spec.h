@@ -1,4 +1,4 @@
-// How a tensor is cut into shards. Three kinds are here; programs derive their own.
+// How a tensor is divided into shards. Three kinds are built in; programs may derive others.
 //
 //   struct Halves : ShardingSpec { ... };
 //   ShardedTensor st = empty(Halves(), {8, 8}, world);
@@ -27,12 +27,12 @@ class ShardingSpec {
 
   // The shards of a tensor of `sizes`. The same on every rank. Errors (ValueError): sizes that cannot be cut so.
   virtual ShardedTensorMetadata build_metadata(c10::IntArrayRef sizes, const TensorProperties& properties) const = 0;
-  // Spreads what the rank at position `src_rank` of the group holds: shard_tensor() without its checks. Collective.
-  // By default NotImplementedError "<name>.shard not implemented yet!".
+  // Distributes the tensor of the rank at position `src_rank` of the group: shard_tensor() without its checks.
+  // Collective. By default NotImplementedError "<name>.shard not implemented yet!".
   virtual ShardedTensor shard(const at::Tensor& tensor, int64_t src_rank, const ProcessGroup& group) const;
 
   virtual std::string name() const = 0;       // of the class: "ChunkShardingSpec"
-  virtual std::string to_string() const = 0;  // all that distinguishes it: ranks compare these texts
+  virtual std::string to_string() const = 0;  // unique description: ranks compare these texts
   virtual bool equals(const ShardingSpec& other) const {
     return name() == other.name() && to_string() == other.to_string();
   }
@@ -43,7 +43,7 @@ class ShardingSpec {
   ShardingSpec& operator=(const ShardingSpec&) = default;
 };
 
-// Any spec as a value: what functions take and tensors hold. Copies share it.
+// Any spec as a value, for function arguments and tensors. Copies share it.
 class AnyShardingSpec {
  public:
   AnyShardingSpec() = default;  // none; defined() is false
@@ -70,7 +70,7 @@ class AnyShardingSpec {
   std::shared_ptr<const ShardingSpec> spec_;
 };
 
-// Where a whole tensor goes; DevicePlacementSpec says a device.
+// The device of a whole tensor; DevicePlacementSpec holds a device.
 struct PlacementSpec {
   virtual ~PlacementSpec() = default;
 };

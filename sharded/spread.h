@@ -1,4 +1,4 @@
-// Shards on their way: between the tensors of shards and the parts that plans move. Internal.
+// Conversion between the tensors of shards and the parts that plans move. Internal.
 #pragma once
 
 #include "comm/rank_tensors.h"
@@ -6,16 +6,16 @@
 
 namespace dtensor::sharded {
 
-// Of any spec whose shards are disjoint: one exchange, in which every rank gets its shards of what the rank at position
-// `src_rank` of the group has. Shards are leaves that require grad if `tensor` does. Error (ValueError): no such
+// For any spec with disjoint shards: one exchange, in which every rank gets its shards of the tensor on the rank at
+// position `src_rank` of the group. Shards are leaves that require grad if `tensor` does. Error (ValueError): no such
 // position.
 ShardedTensor spread(const at::Tensor& tensor, const AnyShardingSpec& spec, int64_t src_rank,
                      const ProcessGroup& group);
 
 // The tensors of the shards, for each of world.owned_ranks() in the order of the metadata; on the ranks' devices, as
-// plans want them.
+// plans require.
 RankPieces pieces_of(const ShardedTensor& t);
-// And back: such tensors as the shards of `metadata`, on the placements' devices, for each of group.owned_ranks().
+// The inverse: such tensors as the shards of `metadata`, on the placements' devices, for each of group.owned_ranks().
 RankShards shards_from(const RankPieces& pieces, const World& world, const ShardedTensorMetadata& metadata,
                        const ProcessGroup& group);
 

@@ -31,7 +31,7 @@ std::pair<torch::nn::Module*, std::string> owner_of(torch::nn::Module& module, c
   return {owner, path.substr(begin)};
 }
 
-// What a checkpoint saves in the place of a tensor, and what of it must be brought back after a load.
+// The tensor that a checkpoint saves instead, and what to restore after a load.
 struct Stored {
   at::Tensor tensor;
   bool shares_memory = true;

@@ -1,9 +1,11 @@
 // Sharded tensors of modules by name; as bytes of each rank, and in checkpoints of a job.
 //
-//   NamedTensors dict = state_dict(model);                    // the parameters and buffers that are sharded, and the others
-//   std::vector<std::string> bytes = save_shards(dict, world);  // one text per owned rank
+//   NamedTensors dict = state_dict(model);                    // the parameters and buffers that are sharded, and the
+//   others
+//   std::vector<std::string> bytes = save_shards(dict, world);  // one string per owned rank
 //   load_state_dict(other, load_shards(bytes, world));
-//   save_checkpoint("run/step-1", model, world);              // of the job: loads onto other specs and numbers of ranks
+//   save_checkpoint("run/step-1", model, world);              // of the job: loads onto other specs and numbers of
+//   ranks
 #pragma once
 
 #include <string>
@@ -17,13 +19,13 @@ namespace dtensor::sharded {
 
 // Parameters and buffers by path: the tensors themselves.
 NamedTensors state_dict(const torch::nn::Module& module);
-// Sharded values take the place of what is registered under their names, whatever it was (set_parameter()); plain ones
-// are copied. What is missing on either side is left alone (strict=False). Errors (c10::ValueError), before anything is
-// loaded: a plain value of other sizes, or for a sharded tensor.
+// Sharded values replace the parameter or buffer of their name, whatever it was (set_parameter()); plain ones are
+// copied. Names missing on either side are skipped (strict=False). Errors (c10::ValueError), before anything is loaded:
+// a plain value of other sizes, or for a sharded tensor.
 void load_state_dict(torch::nn::Module& module, const NamedTensors& values);
 
-// What each owned rank of `world` holds, with the place of the rank in world and groups; plain tensors as they are.
-// Bytes of a version; no other rank is asked.
+// The shards of each owned rank of `world`, with the rank's position in world and groups; plain tensors whole. The
+// format has a version; no communication.
 std::vector<std::string> save_shards(const NamedTensors& tensors, const World& world);
 // Sharded tensors of the group of LoadWithProcessGroup, else of all ranks. Errors (c10::Error): no world and no guard,
 // "Need to initialize default process group ... before loading ShardedTensor"; then, where the place of a rank is
@@ -32,7 +34,7 @@ std::vector<std::string> save_shards(const NamedTensors& tensors, const World& w
 // ...", "Global world size ..."; bytes that are damaged or of another version. On all ranks alike, none goes on.
 NamedTensors load_shards(const std::vector<std::string>& bytes, const World& world);
 
-// The group of what is loaded on this thread until the end of the block. Error (c10::Error): 'ProcessGroup already set
+// The group for tensors loaded on this thread until the end of the block. Error (c10::Error): 'ProcessGroup already set
 // by previous "load_with_process_group" context manager'.
 class LoadWithProcessGroup {
  public:
@@ -43,7 +45,7 @@ class LoadWithProcessGroup {
 };
 
 // Through checkpoint/checkpoint.h: the folder has whole tensors, so it may be read as DTensors or plain ones, too, and
-// sharded tensors take what any job saved. A load writes to the shards in place. Errors: of the functions there.
+// sharded tensors can load what any job saved. A load writes to the shards in place. Errors: of the functions there.
 void save_checkpoint(const std::string& folder, const NamedTensors& tensors, const SaveCheckpointOptions& options = {});
 void load_checkpoint(const std::string& folder, const NamedTensors& tensors, const LoadCheckpointOptions& options = {});
 

@@ -23,7 +23,7 @@ namespace {
 
 enum ReduceMode : int64_t { kSumMode = 0, kMeanMode = 1, kMaxMode = 2 };  // of at::embedding_bag
 
-// Rows of their own: those that are elsewhere stay zeros. Padding is looked up, but gets no gradient.
+// Rows of this part: those of other ranks stay zeros. Padding is looked up, but gets no gradient.
 at::Tensor single_rows(const at::Tensor& part, const at::Tensor& ids, const Run& window,
                        std::optional<int64_t> padding) {
   const bool has_padding = padding && *padding >= window.begin && *padding < window.begin + window.size;
@@ -41,7 +41,7 @@ at::Tensor pooled(const at::Tensor& part, const BagBatch& kept, int64_t mode) {
                                        /*sparse=*/false, weights, /*include_last_offset=*/true));
 }
 
-// Of the rows of `ids` in whole, where every rank has some columns.
+// Renormalizes the rows of `ids`, where every rank has some columns.
 void renormalize_columns(const TableParts& table, const at::Tensor& ids, double max_norm, double norm_type,
                          const std::string& op) {
   const at::Tensor rows = std::get<0>(at::_unique(ids));

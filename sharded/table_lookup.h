@@ -1,4 +1,4 @@
-// Lookups in the part of a table that one rank holds. Internal.
+// Lookups in the part of a table on one rank. Internal.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,8 +30,8 @@ struct TableParts {
 enum class Pooling { kNone, kSum, kMean, kMax };  // kNone: every id a row
 Pooling pooling_of(const std::string& mode);
 
-// What the part says of all bags: [bags, columns of the part], complete if cut by columns, else an addend: to be added
-// up, and divided by the bags' lengths for a mean; for a maximum -inf where a bag has no row here.
+// The part's contribution to all bags: [bags, columns of the part], complete if split by columns, else an addend: to be
+// summed, and divided by the bags' lengths for a mean; for a maximum -inf where a bag has no row here.
 // `bags`: of the whole table, ids checked. Differentiable in the part and the weights.
 at::Tensor lookup(const TableParts& table, int64_t position, const at::Tensor& part, const BagBatch& bags,
                   Pooling pooling, std::optional<int64_t> padding_idx);

@@ -22,7 +22,7 @@ class Climb {
   Climb(const TableSearch& search, const std::vector<ParameterFacts>& parameters, bool memory_alone)
       : search_(search), parameters_(parameters), memory_alone_(memory_alone), sums_(search.setting()) {}
 
-  // From nothing, the largest parameters first.
+  // Builds a solution, largest parameters first.
   void fill() {
     choices_.resize(parameters_.size());
     for (size_t i : largest_first()) {
@@ -40,8 +40,9 @@ class Climb {
     for (size_t i = 0; i < choices_.size(); ++i) sums_.add(parameters_[i], choices_[i]);
   }
 
-  // Puts the `count` smallest of the tables that are cut on a rank each, the largest of them first on the rank that has
-  // least. Single changes do not find this: one table on a rank alone is never even. False if there are not so many.
+  // Puts the `count` smallest of the sharded tables on one rank each, the largest of them first on the rank that has
+  // least. Single changes do not find this: one table on a single rank is never balanced. False if there are not so
+  // many.
   bool put_on_owners(size_t count) {
     std::vector<size_t> cut;
     for (size_t i : largest_first()) {
@@ -57,7 +58,7 @@ class Climb {
     return true;
   }
 
-  // One parameter at a time, and two that change their owners, as long as it helps.
+  // Changes one parameter at a time, and two that swap owners, as long as it helps.
   void improve() {
     bool changed = true;
     for (int sweep = 0; sweep < kMostSweeps && changed; ++sweep) {
@@ -139,7 +140,7 @@ class Climb {
     sums_.add(parameters_[i], c);
   }
 
-  // Two parameters at once: they exchange what they are, or where they are.
+  // Two parameters at once: they swap their kinds, or their owners.
   bool change_two() {
     const auto n = static_cast<int64_t>(parameters_.size());
     if (n * n * search_.ranks > kMostSwapWork) return false;
@@ -208,7 +209,7 @@ std::vector<ShardingChoice> TableSearch::smallest(const std::vector<ParameterFac
 std::optional<std::vector<ShardingChoice>> TableSearch::best(const std::vector<ParameterFacts>& parameters) const {
   std::vector<Climb> climbs(2, Climb(*this, parameters, /*memory_alone=*/false));
   climbs[0].fill();
-  climbs[1].start(smallest(parameters));  // what is small may be made cheap where what is cheap could not be made small
+  climbs[1].start(smallest(parameters));  // start from the smallest, too, since the cheapest may not fit
   for (Climb& climb : climbs) climb.improve();
   const auto best = [&]() -> const Climb& {
     return *std::min_element(climbs.begin(), climbs.end(),

@@ -25,10 +25,10 @@ struct TableSearch {
   bool crosses_nodes = false;  // argument of the cost model
   CostModel cost;
 
-  // The choices found, in the order of `parameters`; nullopt where none that was tried keeps the budget. A parameter of
-  // another number of dims than 2 is cut by rows, or not at all if it has none.
+  // The choices found, in the order of `parameters`; nullopt if none that was tried stays within the budget. A
+  // parameter with other than 2 dims is split by rows, or not at all if it has none.
   std::optional<std::vector<ShardingChoice>> best(const std::vector<ParameterFacts>& parameters) const;
-  // Those that need the least memory on the rank that needs most.
+  // The choices that need the least memory on the rank that needs most.
   std::vector<ShardingChoice> smallest(const std::vector<ParameterFacts>& parameters) const;
   // All choices for a parameter, table-wise on every rank.
   std::vector<ShardingChoice> possible(const ParameterFacts& parameter) const;

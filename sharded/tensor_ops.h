@@ -1,4 +1,4 @@
-// What is done shard by shard, and comparisons.
+// Operators that work shard by shard, and comparisons.
 //
 //   ShardedTensor copy = clone(st);
 //   equal(st, copy);                   // true, on every rank
@@ -19,11 +19,11 @@ ShardedTensor deepcopy(const ShardedTensor& st);  // also the gradients' flags; 
 const ShardedTensor& copy_(const ShardedTensor& to, const ShardedTensor& from);
 ShardedTensor detach(const ShardedTensor& st);  // requires no grad, nor do its shards; the same memory
 const ShardedTensor& requires_grad_(const ShardedTensor& st, bool requires_grad = true);  // and its shards
-// `like`: plain or sharded. The very tensor if the dtype is the same.
+// `like`: plain or sharded. Returns `st` itself if the dtype is the same.
 ShardedTensor type_as(const ShardedTensor& st, const at::Tensor& like);
 
-// Each rank's shards by the ordinary operator: a shard gets what a plain tensor of its size would. Kaiming's fan is
-// that of the shard.
+// Applies the ordinary operator to each rank's shards: a shard gets the values of a plain tensor of its size. Kaiming's
+// fan is that of the shard.
 const ShardedTensor& uniform_(const ShardedTensor& st, double from = 0, double to = 1);
 const ShardedTensor& normal_(const ShardedTensor& st, double mean = 0, double std = 1);
 const ShardedTensor& constant_(const ShardedTensor& st, const c10::Scalar& value);
@@ -37,7 +37,7 @@ const ShardedTensor& kaiming_uniform_(const ShardedTensor& st, double a = 0, Fan
 // "Both arguments to torch.equal need to be of type ShardedTensor".
 bool equal(const at::Tensor& a, const at::Tensor& b);
 bool allclose(const at::Tensor& a, const at::Tensor& b, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false);
-// These fit better than those of ATen, beside which they may be called by their bare names.
+// Better matches than ATen's overloads, next to which they may be called unqualified.
 inline bool equal(const ShardedTensor& a, const ShardedTensor& b) { return sharded::equal(a.tensor(), b.tensor()); }
 inline bool allclose(const ShardedTensor& a, const ShardedTensor& b, double rtol = 1e-5, double atol = 1e-8,
                      bool equal_nan = false) {

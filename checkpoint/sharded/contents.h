@@ -1,5 +1,4 @@
-// The contents of a checkpoint as named tensors and settings: what a save reads, and where a load puts things.
-// Internal.
+// The contents of a checkpoint as named tensors and settings: the source of a save, and the target of a load. Internal.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,22 +22,21 @@ struct NamedState {
 // Errors (c10::Error): see save_checkpoint().
 NamedState state_of(const CheckpointContents& contents);
 
-// `given`, else the world of the first distributed tensor among them, which may be none. Looks no further: processes
-// whose contents have a fault must be able to tell the others. Error (c10::Error): none of either in a process that is
-// one of several of a job, which would save or load alone.
+// `given`, else the world of the first distributed tensor among them, possibly none. Checks nothing else: processes
+// with faulty contents must be able to report that to the others. Error (c10::Error): neither exists in a process of a
+// job with several, which would save or load alone.
 World world_of(const CheckpointContents& contents, const World& given);
-// Error (c10::Error): the tensors are not all of `world`, or it is one without data.
+// Error (c10::Error): the tensors do not all belong to `world`, or the world has no data.
 void check_world(const NamedTensors& tensors, const World& world);
 
-// Where what a checkpoint holds is put. Nothing of the contents changes before commit(), which fails, before it
-// changes anything, where a random state is none alone; the
-// tensors are filled by whoever reads them, between the two.
+// The targets of a load. The contents do not change before commit(), which fails, before it changes anything, if a
+// random state is invalid; the caller fills the tensors between construction and commit().
 class LoadTargets {
  public:
   LoadTargets(CheckpointContents& contents, const Manifest& manifest);
   ~LoadTargets();
 
-  // By name, those that the manifest has, of equal shape. States of optimizers that are not there yet are made.
+  // By name, those in the manifest, of equal shape. Missing states of optimizers are created.
   const NamedTensors& tensors() const { return tensors_; }
   const CheckpointMismatch& mismatch() const { return mismatch_; }
   void commit();
@@ -54,11 +52,11 @@ class LoadTargets {
 
   CheckpointContents& contents_;
   const Manifest& manifest_;
-  std::set<std::string> taken_;  // names that the contents ask for
+  std::set<std::string> taken_;  // names that the contents use
   NamedTensors tensors_;
   std::vector<std::function<void()>> settings_;  // assignments
   std::vector<NewState> states_;
-  NamedTensors made_;  // of contents_.tensors, where those are undefined
+  NamedTensors made_;  // for undefined tensors in contents_.tensors
   at::Tensor random_state_;
   CheckpointMismatch mismatch_;
 };

@@ -7,10 +7,10 @@
 
 namespace dtensor {
 
-// With those above it, where they are not there. Error (c10::Error): by path and the system's words.
+// Creates the folder and its parents if missing. Error (c10::Error): with the path and the system's text.
 void make_folder(const std::string& folder);
 
-// Held while a save to the folder is under way, by the process of rank 0; freed where that process ends, too.
+// Held by the process of rank 0 during a save to the folder; released when the process ends, too.
 class FolderLock {
  public:
   FolderLock() = default;  // of no folder
@@ -25,7 +25,7 @@ class FolderLock {
   int fd_ = -1;
 };
 
-// Of the checkpoint that was there before, and of saves that did not end.
+// Removes files of the previous checkpoint, and of unfinished saves.
 void remove_other_part_files(const std::string& folder, const Manifest& manifest) noexcept;
 
 }  // namespace dtensor

@@ -1,7 +1,6 @@
-// What a checkpoint holds and where: the file checkpoint.json of its folder. Internal.
+// The manifest of a checkpoint, the file checkpoint.json in its folder: its contents and their files. Internal.
 //
-// It is written last and replaced in one step, so that it names complete files only. Its text has a checksum of its
-// own.
+// It is written last and replaced in one step, so that it names complete files only. It contains its own checksum.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -18,7 +17,7 @@ namespace dtensor {
 
 inline constexpr char kManifestName[] = "checkpoint.json";
 
-// A part of a tensor, and the file that has it under the tensor's name.
+// A part of a tensor, and the file that contains it under the tensor's name.
 struct ManifestBox {
   std::string file;
   Box box;
@@ -28,12 +27,12 @@ struct ManifestTensor {
   c10::ScalarType dtype = c10::ScalarType::Float;
   Shape shape;
   std::string layout;              // that it was saved from, for people: "S(0)R @ mesh(dp=2, tp=2)"; "" of a plain one
-  std::vector<ManifestBox> boxes;  // disjoint; together all of it
+  std::vector<ManifestBox> boxes;  // disjoint; they cover the tensor
 };
 
 struct ManifestFile {
   int64_t bytes = 0;
-  uint64_t header_sum = 0;  // of what stands before the data
+  uint64_t header_sum = 0;  // of the bytes before the data
 };
 
 struct Manifest {
@@ -47,9 +46,9 @@ struct Manifest {
 // As JSON.
 std::string to_text(const Manifest& manifest);
 // Error (c10::Error): another format or version, a wrong checksum, a field that is missing or of another type, boxes
-// that overlap, leave something out or reach beyond their tensor, a name that is a path.
+// that overlap, omit elements or extend beyond their tensor, a name that is a path.
 Manifest parse_manifest(const std::string& text);
-// That of a folder. Error (c10::Error): none there, or parse_manifest()'s, with the path.
+// Reads the manifest of a folder. Error (c10::Error): there is none, or parse_manifest()'s, with the path.
 Manifest read_manifest(const std::string& folder);
 
 }  // namespace dtensor

@@ -1,5 +1,6 @@
 // One file of a checkpoint: the parts of tensors that one rank wrote, with checksums. A safetensors file, which other
-// programs read, too: PyTorch's distributed checkpoints (HuggingFaceStorageReader) by its DCP_SHARDING_INFO. Internal.
+// programs can read, too: PyTorch's distributed checkpoints (HuggingFaceStorageReader) by its DCP_SHARDING_INFO.
+// Internal.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +17,7 @@
 
 namespace dtensor {
 
-// A part of a tensor, as it lies in this process.
+// A part of a tensor in this process's memory.
 struct TensorPart {
   std::string name;
   Box box;
@@ -25,24 +26,24 @@ struct TensorPart {
 
 // "0123456789abcdef-rank-00003.safetensors"; those after a rank's first, with `index` > 0: "...-rank-00003-1...".
 std::string part_file_name(const std::string& id, int64_t rank, int64_t index);
-// Whether a file of that name is a checkpoint's, or the unfinished one of a process that was killed.
+// Whether a file of that name belongs to a checkpoint, possibly an unfinished one of a killed process.
 bool is_part_file_name(const std::string& name);
 
-// Writes the file, whole or not at all. `written`: is told how many bytes were, now and then. Names are distinct.
-// Errors: those of AtomicFile and safetensors_header_text().
+// Writes the file, whole or not at all. `written`: called from time to time with the number of bytes written. Names are
+// distinct. Errors: those of AtomicFile and safetensors_header_text().
 ManifestFile write_part_file(const std::string& path, const std::vector<TensorPart>& parts,
                              const std::function<void(int64_t bytes)>& written);
 
-// Reads parts of one. Errors (c10::Error) have the path, and the tensor where it is one.
+// Reads parts of a file. Errors (c10::Error) have the path, and the tensor if it concerns one.
 class PartFile {
  public:
-  // Error: the file is not the one that the manifest speaks of.
+  // Error: the file is not the one in the manifest.
   PartFile(const std::string& path, const ManifestFile& expected);
 
-  // The part of the tensor that the file has, of `box.sizes`: a view of the file, valid as long as this object; not to
-  // be written to. Error: it has none, or one of another shape or dtype.
+  // The part of the tensor that the file has, of `box.sizes`: a view of the file, valid as long as this object;
+  // read-only. Error: it has none, or one of another shape or dtype.
   at::Tensor part(const std::string& name, const Box& box, c10::ScalarType dtype) const;
-  // Says that a block of the part (offsets and sizes in it) will be read.
+  // Announces that a block of the part (offsets and sizes in it) will be read.
   void want(const std::string& name, const Shape& offsets, const Shape& sizes);
 
  private:
@@ -53,15 +54,16 @@ class PartFile {
   std::vector<bool> wanted_;
 };
 
-// The chunks, with a checksum each, that hold what is wanted of some files, in the order of the files and of their
-// data.
+// The chunks, with a checksum each, that hold the announced blocks of some files, in the order of the files and of
+// their data.
 class WantedChunks {
  public:
   explicit WantedChunks(const std::vector<const PartFile*>& files);
 
   int64_t bytes() const { return bytes_; }
-  // Verifies them, one after the other: so the disk gives what it can, and a sum takes a fraction of that. `verified`:
-  // is told now and then how many bytes were. Error: one is damaged; the text names the file and the tensors.
+  // Verifies them in order, so that the disk reads sequentially; the checksums take a fraction of that time.
+  // `verified`: called from time to time with the number of bytes verified. Error: one is damaged; the text names the
+  // file and the tensors.
   void verify(const std::function<void(int64_t bytes)>& verified) const;
 
  private:

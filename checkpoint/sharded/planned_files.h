@@ -1,4 +1,4 @@
-// Which files a save makes: what of which tensor goes into which. Internal.
+// The files of a save: which part of which tensor goes into which. Internal.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct PlannedFile {
   int64_t bytes() const;  // of its data
 };
 
-// Names of files lack the save's id, which comes before them.
+// Names of files without the save's id, which is their prefix.
 struct PlannedSave {
   std::map<std::string, ManifestTensor> tensors;  // of all processes, the same on each
   std::vector<PlannedFile> files;                 // of this process

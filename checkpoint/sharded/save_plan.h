@@ -1,5 +1,5 @@
-// Which rank writes which part of a tensor into a checkpoint. From layouts alone, so that every process comes to the
-// same answer. Internal.
+// Which rank writes which part of a tensor into a checkpoint. Depends on layouts only, so that every process computes
+// the same. Internal.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace dtensor {
 
-// Hands out what is to be written, tensor by tensor: what several ranks hold is written by the one of them that has
-// least to write so far, in pieces if it is large. The boxes of one tensor are disjoint and together all of it.
+// Assigns boxes to ranks, tensor by tensor: a box that several ranks hold is written by the one of them that has least
+// to write so far, in pieces if it is large. The boxes of one tensor are disjoint and cover it.
 class SavePlanner {
  public:
   explicit SavePlanner(int64_t world_size) : bytes_(world_size) {}
@@ -23,7 +23,7 @@ class SavePlanner {
   // A tensor that all ranks hold.
   std::vector<RankBox> add_replicated(const TensorMeta& meta);
 
-  // What each rank is to write so far, in bytes.
+  // Bytes assigned to each rank so far.
   const std::vector<int64_t>& bytes() const { return bytes_; }
 
  private:
@@ -32,12 +32,12 @@ class SavePlanner {
     std::vector<int64_t> ranks;  // ascending
   };
   static std::vector<Held> held_boxes(const Spec& spec);
-  // `ranks`: that hold the box; empty: all.
+  // `ranks`: the ranks that hold the box; empty: all.
   void assign(const Box& box, const std::vector<int64_t>& ranks, int64_t element_size, std::vector<RankBox>& boxes);
   int64_t least_loaded(const std::vector<int64_t>& ranks) const;
 
   std::vector<int64_t> bytes_;
-  std::map<SpecPtr, std::vector<Held>> held_;  // the layers of a model are laid out alike
+  std::map<SpecPtr, std::vector<Held>> held_;  // the layers of a model have the same layouts
 };
 
 }  // namespace dtensor

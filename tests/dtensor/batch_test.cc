@@ -1,4 +1,4 @@
-// A batch of plans: which steps meet in one collective, what that costs, and that the values are right.
+// A batch of plans: which steps share one collective, the cost, and the values.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
@@ -36,7 +36,7 @@ std::string rounds_of(const BatchPlan& batch) {
   return text;
 }
 
-// A plan of [8] tensors that does these collectives in this order, whether or not it makes sense.
+// A plan of [8] tensors with these collectives in this order, whether or not it makes sense.
 std::shared_ptr<const RedistributePlan> made_of(const DeviceMesh& mesh,
                                                 const std::vector<std::pair<Kind, MeshDims>>& steps) {
   auto plan = std::make_shared<RedistributePlan>(
@@ -53,7 +53,7 @@ std::shared_ptr<const RedistributePlan> made_of(const DeviceMesh& mesh,
   return plan;
 }
 
-TEST_CASE("steps along the same dims meet", "[batch]") {
+TEST_CASE("batch: steps along the same mesh dims share a collective", "[batch]") {
   const DeviceMesh mesh(World::local(6), {2, 3}, {"dp", "tp"}), other(mesh.world(), {3, 2});
   const auto s = [&](const DeviceMesh& on, const Placements& p) { return spec_on(on, p, {12, 18}); };
   const auto rounds = [](const std::vector<Redistribution>& wanted) { return rounds_of(plan_many(wanted)); };
@@ -63,7 +63,7 @@ TEST_CASE("steps along the same dims meet", "[batch]") {
         "all_gather 0.0 1.0");
   CHECK(rounds({{s(mesh, {Replicate(), Shard(0)}), rr}, {s(mesh, {Replicate(), Shard(0)}), {Replicate(), Shard(1)}}}) ==
         "all_to_all 0.0 1.0");
-  // Not: other mesh dims, another mesh, other reductions, a reduction beside an exchange.
+  // Not combined: other mesh dims, another mesh, other reductions, a reduction with an exchange.
   CHECK(rounds({{s(mesh, {Shard(0), Replicate()}), rr}, {s(mesh, {Replicate(), Shard(1)}), rr}}) ==
         "all_gather 0.0 | all_gather 1.0");
   CHECK(rounds({{s(mesh, {Replicate(), Shard(0)}), rr}, {s(other, {Replicate(), Shard(0)}), rr}}) ==
@@ -75,30 +75,30 @@ TEST_CASE("steps along the same dims meet", "[batch]") {
                 {s(mesh, {Replicate(), Partial()}), {Replicate(), Shard(1)}},
                 {s(mesh, {Replicate(), Shard(1)}), rr}}) ==
         "all_reduce 0.0 2.0 | all_reduce 1.0 | reduce_scatter 3.0 4.0 | all_gather 5.0");
-  // Nothing to do, and nothing to send.
+  // No steps, and nothing to send.
   CHECK(rounds({{s(mesh, rr), rr}, {s(mesh, rr), {Shard(0), Replicate()}}}) == "");
   CHECK(rounds({}) == "");
 }
 
-TEST_CASE("plans wait for each other, but not for ever", "[batch]") {
+TEST_CASE("batch: plans wait for each other without deadlock", "[batch]") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   const std::pair<Kind, MeshDims> dp{Kind::kAllGather, {0}}, tp{Kind::kAllGather, {1}}, both{Kind::kAllToAll, {0, 1}},
       fill{Kind::kFill, {0}};
-  // The second one's tp waits until the first one has done dp.
+  // The second plan's tp step waits until the first has done dp.
   CHECK(rounds_of(batch_plans({made_of(mesh, {dp, tp}), made_of(mesh, {tp})})) ==
         "all_gather 0.0 | all_gather 0.1 1.0");
   CHECK(rounds_of(batch_plans({made_of(mesh, {tp}), made_of(mesh, {dp, both, tp}), made_of(mesh, {both, tp})})) ==
         "all_gather 1.0 | all_to_all 1.1 2.0 | all_gather 0.0 1.2 2.1");
-  // Local steps are in no round.
+  // Local steps belong to no round.
   CHECK(rounds_of(batch_plans({made_of(mesh, {fill, tp, fill}), made_of(mesh, {tp})})) == "all_gather 0.1 1.0");
-  // Each waits for the other: those who are more go first.
+  // Each waits for the other: the key with more plans goes first.
   CHECK(rounds_of(batch_plans({made_of(mesh, {dp, tp}), made_of(mesh, {tp, dp}), made_of(mesh, {tp, dp})})) ==
         "all_gather 1.0 2.0 | all_gather 0.0 1.1 2.1 | all_gather 0.1");
   CHECK(rounds_of(batch_plans({made_of(mesh, {dp, tp}), made_of(mesh, {tp, dp})})).size() ==
         std::string("all_gather 0.0 | all_gather 0.1 1.0 | all_gather 1.1").size());
 }
 
-TEST_CASE("a round costs what its steps cost, with one latency", "[batch]") {
+TEST_CASE("batch: a round costs the sum of its steps with a single latency", "[batch]") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"tp"});
   const SpecPtr a = spec_on(mesh, {Shard(0)}, {64, 64}), b = spec_on(mesh, {Shard(0)}, {128, 64}, at::kFloat);
   const auto gathers = plan_many(std::vector<Redistribution>{{a, {Replicate()}}, {b, {Replicate()}}});
@@ -114,7 +114,7 @@ TEST_CASE("a round costs what its steps cost, with one latency", "[batch]") {
         "2 tensors in 1 collective, 49152 B, " + gathers.explain().substr(gathers.explain().find(" B, ") + 4));
   CHECK_THAT(gathers.explain(), Contains("\n  1. all_gather(tp) of 2 tensors, 49152 B, "));
 
-  // A mesh dim after the other: while one is gathered, the other waits or is done.
+  // One mesh dim after the other: while one tensor is gathered, the other waits or is done.
   const DeviceMesh two(World::abstract(4), {2, 2});
   const SpecPtr c = spec_on(two, {Shard(0), Replicate()}, {64, 64}),
                 d = spec_on(two, {Replicate(), Shard(0)}, {64, 64});
@@ -137,7 +137,7 @@ TEST_CASE("a round costs what its steps cost, with one latency", "[batch]") {
              Contains("tensor 0 is in abstract(4, cpu) and tensor 1 in another world"));
 }
 
-// Random tensors with random layouts, and where they go.
+// Random tensors with random source and target layouts.
 struct Batch {
   std::vector<at::Tensor> full;
   std::vector<Redistribution> wanted;
@@ -165,7 +165,7 @@ struct Batch {
   }
 };
 
-TEST_CASE("a batch has the values of its tensors one by one, in the planned rounds", "[batch]") {
+TEST_CASE("batch: values and rounds match the plan for random tensors", "[batch]") {
   const auto world = World::local(6);
   const std::vector<DeviceMesh> meshes = {DeviceMesh(world, {2, 3}), DeviceMesh(world, {6}),
                                           DeviceMesh(world, {3}, {}, {5, 0, 2})};
@@ -205,7 +205,7 @@ TEST_CASE("a batch has the values of its tensors one by one, in the planned roun
   CHECK(saved > 50);
 }
 
-TEST_CASE("what arrives is what was planned where all parts are even", "[batch]") {
+TEST_CASE("batch: received bytes equal the planned ones for even parts", "[batch]") {
   const DeviceMesh mesh(World::local(4), {2, 2});
   std::mt19937 random(29);
   for (int k = 0; k < 20; ++k) {
@@ -226,7 +226,7 @@ TEST_CASE("what arrives is what was planned where all parts are even", "[batch]"
   }
 }
 
-TEST_CASE("transfers between the same two meshes are one", "[batch]") {
+TEST_CASE("batch: transfers between the same two meshes share one collective", "[batch]") {
   const auto world = World::local(5);
   const DeviceMesh a(world, {3}, {}, {1, 4, 0}), b(world, {2}, {}, {2, 4});
   const at::Tensor x = numbers({6, 2}), y = numbers({5}, at::kLong);
@@ -243,7 +243,7 @@ TEST_CASE("transfers between the same two meshes are one", "[batch]") {
   }
 }
 
-TEST_CASE("a batch counts into the peak what of it is alive at once", "[batch]") {
+TEST_CASE("batch: the peak counts all tensors of the batch alive at once", "[batch]") {
   const DeviceMesh mesh(World::local(4), {2, 2});
   std::mt19937 random(31);
   for (int k = 0; k < 40; ++k) {
@@ -251,7 +251,7 @@ TEST_CASE("a batch counts into the peak what of it is alive at once", "[batch]")
     const BatchPlan plan = plan_many(batch.wanted);
     int64_t inputs = 0;
     for (const Redistribution& r : batch.wanted) inputs += r.from->max_local_bytes();
-    // The callers' tensors stay alive, also after their first step.
+    // The caller's tensors stay alive, also after their first step.
     MemoryMeter& memory = mesh.world().memory();
     const MemoryHold hold(memory, inputs);
     memory.reset_peak();
@@ -261,7 +261,7 @@ TEST_CASE("a batch counts into the peak what of it is alive at once", "[batch]")
     CHECK(memory.peak_bytes() >= plan.peak_bytes);
     CHECK(memory.peak_bytes() <= plan.peak_bytes + inputs);
   }
-  // All gathered in one step: inputs and outputs, no more.
+  // All gathered in one step: only inputs and outputs.
   const SpecPtr from = spec_on(mesh, {Shard(0), Replicate()}, {8, 8});
   const BatchPlan plan = plan_many(std::vector<Redistribution>(3, {from, {Replicate(), Replicate()}}));
   const RankTensors locals = locals_of(numbers({8, 8}), mesh, from->placements());
@@ -272,7 +272,7 @@ TEST_CASE("a batch counts into the peak what of it is alive at once", "[batch]")
   CHECK(plan.peak_bytes == 3 * (256 + 512));
 }
 
-TEST_CASE("a batch where nobody has data reports the same", "[batch]") {
+TEST_CASE("batch: a run without local data reports the same events", "[batch]") {
   const auto events = [](const World& world, const RankTensors& locals) {
     const DeviceMesh mesh(world, {4}, {"tp"});
     const SpecPtr from = spec_on(mesh, {Shard(0)}, {8, 4});
@@ -292,7 +292,7 @@ TEST_CASE("a batch where nobody has data reports the same", "[batch]") {
   CHECK(alone.events.at(0).received_bytes == log.events.at(0).received_bytes);
 }
 
-TEST_CASE("errors of a batch", "[batch]") {
+TEST_CASE("batch: errors", "[batch]") {
   const DeviceMesh mesh(World::local(2), {2});
   const SpecPtr from = spec_on(mesh, {Shard(0)}, {4});
   const auto plan = plan_many(std::vector<Redistribution>{{from, {Replicate()}}, {from, {Replicate()}}});

@@ -1,4 +1,5 @@
-// Composite operators make plain tensors of their own beside distributed ones; the user's plain tensors stay an error.
+// Composite operators make plain tensors themselves next to distributed ones; the user's plain tensors are still an
+// error.
 #include <torch/nn.h>
 #include <torch/torch.h>
 
@@ -79,7 +80,7 @@ std::vector<Composite> composites() {
 
 }  // namespace
 
-TEST_CASE("composites: what they make inside counts as replicated, without a scope") {
+TEST_CASE("composites: plain tensors made inside count as replicated without a scope") {
   torch::manual_seed(3);
   for (const Composite& c : composites()) {
     const bool differentiable = c.input.is_floating_point();
@@ -106,7 +107,7 @@ TEST_CASE("composites: what they make inside counts as replicated, without a sco
   }
 }
 
-TEST_CASE("composites: a plain tensor that the user gives stays an error") {
+TEST_CASE("composites: a plain tensor of the user is an error") {
   const DeviceMesh mesh(World::local(2), {2});
   const auto x = distribute_tensor(torch::rand({4, 6}), mesh, {Shard(0)});
   CHECK_THROWS_WITH(torch::quantile(x, torch::rand({2}), 1),
@@ -123,7 +124,7 @@ TEST_CASE("composites: a plain tensor that the user gives stays an error") {
   }
 }
 
-// ATen's own vander() has none for more than two columns.
+// ATen's own vander() has no gradient for more than two columns.
 TEST_CASE("composites: gradients of vander") {
   const DeviceMesh mesh(World::local(2), {2});
   const auto full = torch::rand({5}, torch::kDouble);
@@ -140,7 +141,7 @@ TEST_CASE("composites: gradients of vander") {
   }
 }
 
-TEST_CASE("composites: those that read the numbers of a tensor") {
+TEST_CASE("composites: operators that read a tensor's numbers") {
   const DeviceMesh mesh(World::local(2), {2});
   const auto full = torch::rand({6, 4}, torch::kDouble);
   const auto x = distribute_tensor(full, mesh, {Shard(0)});
@@ -167,7 +168,7 @@ TEST_CASE("composites: those that read the numbers of a tensor") {
   }
 }
 
-TEST_CASE("composites: max_pool1d of whole tensors, with and without gradient") {
+TEST_CASE("composites: max_pool1d of replicated tensors, with and without gradient") {
   const DeviceMesh mesh(World::local(2), {2});
   const auto full = torch::rand({2, 3, 8}, torch::kDouble);
   auto x = distribute_tensor(full, mesh, {Replicate()});
@@ -184,13 +185,13 @@ TEST_CASE("composites: factories outside of them make plain tensors, before and 
   const auto x = distribute_tensor(torch::rand({4, 4}), mesh, {Shard(0)});
   torch::linalg_matrix_power(x, 2);
   CHECK_FALSE(is_dtensor(torch::zeros({2})));
-  CHECK_THROWS(torch::quantile(x, 7.0, 1));  // an error leaves nothing behind
+  CHECK_THROWS(torch::quantile(x, 7.0, 1));  // an error leaves no state behind
   CHECK_FALSE(is_dtensor(torch::zeros({2})));
   CHECK_THROWS(x + torch::ones({4, 4}));
 }
 
-// Code of a formula: what a hook does counts as such, too.
-TEST_CASE("composites: whether a Partial is reduced in place does not depend on who still holds a view of it") {
+// A hook inside a formula counts as the formula's code, too.
+TEST_CASE("composites: reducing a Partial in place does not depend on live views") {
   const DeviceMesh mesh(World::local(2), {2}, {"x"});
   enum class Viewed { kNever, kBefore, kNow };
   for (const Viewed viewed : {Viewed::kNever, Viewed::kBefore, Viewed::kNow}) {
@@ -216,7 +217,7 @@ TEST_CASE("composites: whether a Partial is reduced in place does not depend on 
   }
 }
 
-TEST_CASE("composites: a plain tensor of one element is a number") {
+TEST_CASE("composites: a plain tensor of one element counts as a number") {
   const DeviceMesh mesh(World::local(2), {2});
   const auto full = torch::rand({4, 4}, torch::kDouble);
   const auto x = distribute_tensor(full, mesh, {Shard(0)});

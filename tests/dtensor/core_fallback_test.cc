@@ -1,6 +1,6 @@
-// LibTorch's announced fallback at the key of distributed tensors, played by this program: it is registered before the
-// library is loaded, as LibTorch's would be. So the program is not linked with the library, and calls it by its
-// operators.
+// LibTorch's announced fallback at the key of distributed tensors, simulated by this program: it is registered before
+// the library is loaded, as LibTorch's would be. So the program is not linked with the library, and calls it through
+// its operators.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -23,7 +23,7 @@ using c10::IValue;
 
 int64_t core_calls = 0;
 
-// Computes past the key, and gives fake tensors where it got one.
+// Computes below the key, and returns fake tensors for fake inputs.
 void core_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   ++core_calls;
   c10::impl::ExcludeDispatchKeyGuard below(DispatchKey::Fake);
@@ -59,7 +59,7 @@ std::string placements(const at::Tensor& t) { return call("dtensor::placements",
 bool is_dtensor(const at::Tensor& t) { return call("dtensor::is_dtensor", {t}).toBool(); }
 at::Tensor full(const at::Tensor& t) { return call("dtensor::full_tensor", {t}).toTensor(); }
 
-// As LibTorch's own fake tensors since 2.13: the key of distributed tensors, and not their second one.
+// Like LibTorch's own fake tensors since 2.13: with the first key of distributed tensors, not the second.
 at::Tensor cores_fake() {
   const at::Tensor plain = at::ones({4});
   auto impl = c10::make_intrusive<c10::TensorImpl>(
@@ -70,7 +70,7 @@ at::Tensor cores_fake() {
 
 }  // namespace
 
-TEST_CASE("the library says that LibTorch has a fallback of its own at the key") {
+TEST_CASE("describe_dispatch_key names LibTorch's own fallback at the key") {
   mesh();
   using Describe = std::string (*)();
   const auto describe = reinterpret_cast<Describe>(dlsym(RTLD_DEFAULT, "_ZN7dtensor21describe_dispatch_keyB5cxx11Ev"));
@@ -89,7 +89,7 @@ TEST_CASE("calls with distributed tensors do not reach LibTorch's fallback") {
   CHECK(core_calls == before);
 }
 
-TEST_CASE("LibTorch's fake tensors go on to LibTorch's fallback, and are not taken for distributed ones") {
+TEST_CASE("LibTorch's fake tensors reach LibTorch's fallback and are not distributed") {
   mesh();
   const at::Tensor fake = cores_fake();
   CHECK_FALSE(is_dtensor(fake));
@@ -98,7 +98,7 @@ TEST_CASE("LibTorch's fake tensors go on to LibTorch's fallback, and are not tak
   CHECK(core_calls > before);
 }
 
-TEST_CASE("LibTorch's own mode reaches LibTorch's fallback, also for what has no tensor") {
+TEST_CASE("LibTorch's fake mode reaches LibTorch's fallback, also for calls without tensors") {
   mesh();
   const int64_t before = core_calls;
   const c10::impl::IncludeDispatchKeyGuard cores_mode(DispatchKey::Fake);
@@ -107,7 +107,7 @@ TEST_CASE("LibTorch's own mode reaches LibTorch's fallback, also for what has no
   CHECK_FALSE(is_dtensor(made));
 }
 
-TEST_CASE("in a MeshScope factories make distributed tensors, and plain ones are computed as without the library") {
+TEST_CASE("in a MeshScope factories make distributed tensors and plain ones compute as usual") {
   const at::Tensor plain = at::ones({3});
   const int64_t handle = mesh();
   const int64_t before = core_calls;
@@ -121,7 +121,7 @@ TEST_CASE("in a MeshScope factories make distributed tensors, and plain ones are
   CHECK(core_calls == before);
 }
 
-TEST_CASE("a fake tensor of LibTorch's in a MeshScope still goes to LibTorch's fallback") {
+TEST_CASE("LibTorch's fake tensor in a MeshScope still reaches LibTorch's fallback") {
   const int64_t handle = mesh();
   const at::Tensor fake = cores_fake();
   const int64_t before = core_calls;

@@ -1,4 +1,4 @@
-// In-place operators, views, modes, errors: what a distributed tensor does wherever a plain one would.
+// In-place operators, views, modes, errors: distributed tensors behave like plain ones.
 
 #include <torch/autograd.h>
 #include <torch/nn.h>
@@ -20,16 +20,16 @@ using torch::Tensor;
 
 }  // namespace
 
-TEST_CASE("dispatch: in-place through a view changes the base, and what was reduced before counts no more") {
+TEST_CASE("dispatch: a write through a view changes the base and drops its cached sum") {
   const auto mesh = mesh4();
   const auto base = from_local({torch::ones({2, 3}), torch::ones({2, 3}), torch::ones({2, 3}), torch::ones({2, 3})},
                                mesh, {Partial()});
-  CHECK(full_tensor(base).sum().item<float>() == 24);  // remembers the reduced form
+  CHECK(full_tensor(base).sum().item<float>() == 24);  // caches the reduced tensor
   base.view(6).mul_(2);
   CHECK(full_tensor(base).sum().item<float>() == 48);
 }
 
-TEST_CASE("dispatch: a reduction is paid for once") {
+TEST_CASE("dispatch: a Partial is reduced only once") {
   const auto mesh = mesh4();
   const auto p = distribute_tensor(torch::ones({2, 4}), mesh, {Shard(1)})
                      .mm(distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)}));
@@ -43,7 +43,7 @@ TEST_CASE("dispatch: a reduction is paid for once") {
   CHECK(full_tensor(b).size(0) == 2);
 }
 
-TEST_CASE("dispatch: what has been reduced is read so, until somebody writes to it") {
+TEST_CASE("dispatch: operators use the cached reduced tensor until a write") {
   const auto mesh = mesh4();
   const auto a = distribute_tensor(torch::ones({2, 4}), mesh, {Shard(1)}),
              b = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
@@ -58,17 +58,17 @@ TEST_CASE("dispatch: what has been reduced is read so, until somebody writes to 
   CHECK(layout(squared) == "R");
   CHECK(counter.events.size() == 1);
   CHECK(torch::equal(to_local(squared)[3], whole * whole));
-  CHECK(layout(p.t()) == "P(sum)");  // a view of what p holds
-  p.t().mul_(3);                     // written to through it
+  CHECK(layout(p.t()) == "P(sum)");  // a view of p
+  p.t().mul_(3);                     // a write through the view
   CHECK(layout(p * 2) == "P(sum)");
   CHECK(torch::equal(full_tensor(p * 2), whole * 6));
   p.exp();
-  p.add_(p);  // what is written to stays as it is, beside its reduced form
+  p.add_(p);  // p keeps its layout, next to the cached layout
   CHECK(layout(p) == "P(sum)");
   CHECK(torch::equal(full_tensor(p), whole * 6));
 }
 
-TEST_CASE("dispatch: what has been reduced to pieces is not read so") {
+TEST_CASE("dispatch: a cached reduce-scatter does not replace the Partial") {
   const auto mesh = mesh4();
   const auto p = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(1)})
                      .mm(distribute_tensor(torch::ones({4, 4}), mesh, {Shard(0)}));
@@ -80,17 +80,17 @@ TEST_CASE("dispatch: what has been reduced to pieces is not read so") {
   CHECK(counter.events.size() <= 2);
 }
 
-TEST_CASE("dispatch: what was also gathered to be reduced is not read so") {
+TEST_CASE("dispatch: a Partial that was gathered and reduced is not replaced") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   const auto p = distribute_tensor(torch::ones({2, 4}), mesh, {Shard(0), Shard(1)})
                      .mm(distribute_tensor(torch::ones({4, 3}), mesh, {Replicate(), Shard(0)}));
   const auto layout = [](const Tensor& t) { return to_string(meta_of(t).spec->placements()); };
   REQUIRE(layout(p) == "S(0)P(sum)");
-  p.cumsum(0);  // along the sharded dim: needs it whole
+  p.cumsum(0);  // along the sharded dim: needs all of it
   CHECK(layout(p * 2) == "S(0)P(sum)");
 }
 
-TEST_CASE("dispatch: what is handed out is nobody else's memory") {
+TEST_CASE("dispatch: returned tensors share no memory with others") {
   const auto mesh = mesh4();
   const auto sum = [](const Tensor& t) { return full_tensor(t).sum().item<double>(); };
   const auto partial = [&] {
@@ -106,10 +106,10 @@ TEST_CASE("dispatch: what is handed out is nobody else's memory") {
   }
   full_tensor(p).add_(100);
   CHECK(sum(p) == 16);
-  mutable_local_tensors(p)[0].add_(100);  // the user's own doing, and seen
+  mutable_local_tensors(p)[0].add_(100);  // the user's write, which the library sees
   CHECK(sum(p.sqrt().square()) == Approx(416));
 
-  // Gradients of two parameters that are one Partial.
+  // Gradients of two parameters that come from one Partial.
   const auto x = distribute_tensor(torch::ones({8, 3}, torch::kDouble), mesh, {Shard(0)});
   auto a = leaf(torch::ones({3}, torch::kDouble), mesh, {Replicate()}),
        b = leaf(torch::ones({3}, torch::kDouble), mesh, {Replicate()});
@@ -129,7 +129,7 @@ TEST_CASE("dispatch: what is handed out is nobody else's memory") {
   d.grad().mul_(0.5);
   CHECK(sum(d.grad()) == 6);
 
-  // A change of layout that moves nothing.
+  // A change of layout without communication.
   const DeviceMesh one(World::local(1), {1}, {"x"});
   const auto s = distribute_tensor(torch::ones({4}), one, {Shard(0)});
   redistribute(s, {Replicate()}).add_(5);
@@ -137,7 +137,7 @@ TEST_CASE("dispatch: what is handed out is nobody else's memory") {
   CHECK(sum(s) == 4);
 }
 
-TEST_CASE("dispatch: inference mode leaves nothing behind that autograd would trip over") {
+TEST_CASE("dispatch: tensors made in inference mode work in autograd later") {
   const auto mesh = mesh4();
   auto w = leaf(torch::ones({4, 2}, torch::kDouble), mesh, {Shard(0)});
   const auto p = distribute_tensor(torch::ones({2, 4}, torch::kDouble), mesh, {Shard(1)}).mm(w);
@@ -149,7 +149,7 @@ TEST_CASE("dispatch: inference mode leaves nothing behind that autograd would tr
   CHECK(same(w.grad(), torch::full({4, 2}, 2 * std::exp(4.0), torch::kDouble)));
 }
 
-TEST_CASE("dispatch: a view that had to be a copy is read anew when it is out of date") {
+TEST_CASE("dispatch: a copied view is read again after a write to its base") {
   const auto mesh = mesh4();
   auto y = distribute_tensor(torch::zeros({8, 4}), mesh, {Shard(0)});
   const auto row = y[2];
@@ -162,7 +162,7 @@ TEST_CASE("dispatch: a view that had to be a copy is read anew when it is out of
   CHECK(full_tensor(y[2]).sum().item<float>() == 4);
 }
 
-TEST_CASE("dispatch: the default dtype counts") {
+TEST_CASE("dispatch: results follow the default dtype") {
   const auto x = distribute_tensor(torch::arange(8), mesh4(), {Shard(0)});
   CHECK((x / 2).scalar_type() == torch::kFloat);
   const auto before = torch::get_default_dtype();
@@ -182,7 +182,7 @@ TEST_CASE("dispatch: inference mode, no-grad mode") {
     const auto x = distribute_tensor(torch::ones({2, 4}), mesh);
     const auto y = torch::linear(x, w.t());
     CHECK(same(y, torch::ones({2, 4}).mm(w0)));
-    auto v = w.view({2, 6});  // a view of a normal tensor stays one
+    auto v = w.view({2, 6});  // a view of a normal tensor is a normal tensor
     CHECK_FALSE(v.is_inference());
   }
   {
@@ -232,7 +232,7 @@ TEST_CASE("dispatch: modules move and clone") {
   CHECK(full_tensor(model->parameters()[0]).abs().sum().item<double>() > 0);
 }
 
-TEST_CASE("dispatch: two worlds in one process know nothing of each other") {
+TEST_CASE("dispatch: two worlds in one process are independent") {
   const auto a = mesh4(), b = DeviceMesh(World::local(2), {2}, {"x"});
   const auto x0 = torch::randn({4, 3});
   const auto xa = distribute_tensor(x0, a, {Shard(0)}), xb = distribute_tensor(x0, b, {Shard(0)});
@@ -243,7 +243,7 @@ TEST_CASE("dispatch: two worlds in one process know nothing of each other") {
              Catch::Contains("aten::add.Tensor: argument 'other' is on mesh(x=2)"));
 }
 
-TEST_CASE("dispatch: a world ends with its last handle and tensor") {
+TEST_CASE("dispatch: a world is freed with its last handle and tensor") {
   std::weak_ptr<const Spec> spec;
   {
     const auto mesh = mesh4();
@@ -255,7 +255,7 @@ TEST_CASE("dispatch: a world ends with its last handle and tensor") {
   CHECK(spec.expired());
 }
 
-TEST_CASE("dispatch: a plain tensor beside a distributed one is an error that tells what to do") {
+TEST_CASE("dispatch: a plain tensor next to a distributed one is an error with a remedy") {
   const auto mesh = mesh4();
   const auto x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
   const auto text = testing::error_text([&] { x.mm(torch::ones({3, 2})); });
@@ -273,7 +273,7 @@ TEST_CASE("dispatch: a plain tensor beside a distributed one is an error that te
              Catch::StartsWith("aten::add_.Tensor: writes to a plain tensor"));
 }
 
-TEST_CASE("dispatch: an operator without a rule fails before anything is communicated") {
+TEST_CASE("dispatch: an operator without a rule fails before any communication") {
   const auto mesh = mesh4();
   Counter counter;
   ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
@@ -289,7 +289,7 @@ TEST_CASE("dispatch: an operator without a rule fails before anything is communi
   CHECK_FALSE(counter.events.empty());
 }
 
-TEST_CASE("dispatch: shape errors are ATen's own, and leave nothing behind") {
+TEST_CASE("dispatch: shape errors are ATen's own, and leave no state behind") {
   const auto mesh = mesh4();
   const auto x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
   CHECK_THAT(testing::error_text([&] { x.mm(x); }), Catch::Contains("mat1 and mat2 shapes cannot be multiplied"));
@@ -311,7 +311,7 @@ TEST_CASE("dispatch: shape errors are ATen's own, and leave nothing behind") {
   CHECK(same(y, torch::ones({4, 3})));
 }
 
-TEST_CASE("dispatch: in-place operators keep the layout of what they write to") {
+TEST_CASE("dispatch: in-place operators keep the layout of the written tensor") {
   const auto mesh = mesh4();
   auto x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
   const auto y = distribute_tensor(torch::full({4, 3}, 2.0f), mesh, {Shard(1)});
@@ -327,7 +327,7 @@ TEST_CASE("dispatch: in-place operators keep the layout of what they write to") 
              Catch::Contains("in-place operations that require placement changes are not supported"));
 }
 
-TEST_CASE("dispatch: decisions are remembered, also when scalars change, and every other argument counts") {
+TEST_CASE("dispatch: a decision is cached for all scalar values but not for other arguments") {
   const auto mesh = mesh4();
   const auto x = distribute_tensor(torch::ones({4, 6}), mesh, {Shard(0)});
   auto& cache = strategy_cache(mesh.world());
@@ -351,12 +351,12 @@ TEST_CASE("dispatch: decisions are remembered, also when scalars change, and eve
   CHECK(misses([&] { x.sin(); }) == 1);
 }
 
-TEST_CASE("dispatch: storage access explains itself") {
+TEST_CASE("dispatch: storage access is an error with an explanation") {
   const auto x = distribute_tensor(torch::ones({4, 6}), mesh4(), {Shard(0)});
   CHECK_THAT(testing::error_text([&] { x.storage(); }), Catch::Contains("dtensor::full_tensor"));
 }
 
-TEST_CASE("dispatch: factories inside a MeshScope make replicated tensors, outside they do not") {
+TEST_CASE("dispatch: factories make replicated tensors inside a MeshScope only") {
   const auto mesh = mesh4();
   const auto x = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(0)});
   CHECK_FALSE(is_dtensor(torch::arange(4)));
@@ -379,20 +379,20 @@ TEST_CASE("dispatch: factories inside a MeshScope make replicated tensors, outsi
   CHECK_FALSE(is_dtensor(torch::arange(4)));
 }
 
-TEST_CASE("full_tensor gives memory of its own") {
+TEST_CASE("full_tensor returns memory of its own") {
   const auto mesh = mesh4();
   const auto r = distribute_tensor(torch::ones({2, 2}), mesh);
   full_tensor(r).zero_();
   for (const auto& local : to_local(r)) CHECK(local.sum().item<float>() == 4);
 }
 
-TEST_CASE("dispatch: decisions outlive the tensors while a mesh is held") {
+TEST_CASE("dispatch: decisions outlive the tensors while a mesh is alive") {
   const DeviceMesh mesh(World::local(2), {2}, {"x"});
   for (int i = 0; i < 3; ++i) distribute_tensor(torch::ones({4}), mesh, {Shard(0)}).add(1);
   CHECK(strategy_cache(mesh.world()).stats().misses == 1);
 }
 
-TEST_CASE("distribute_tensor and from_local refuse what cannot be meant") {
+TEST_CASE("distribute_tensor and from_local reject invalid arguments") {
   const auto mesh = mesh4();
   const auto w = torch::ones({4, 2}).requires_grad_();
   CHECK_THAT(testing::error_text([&] { distribute_tensor(w * 2, mesh, {Shard(0)}); }),

@@ -1,4 +1,4 @@
-// Modules made distributed in place, and the module that stands for one.
+// Modules made distributed in place, and DistributedModule.
 #include "dtensor/distribute_module.h"
 
 #include <torch/nn.h>
@@ -24,7 +24,7 @@ const DeviceMesh& mesh() {
 
 const Placements kWhole{Replicate(), Replicate()};
 
-// A small model with everything: submodules, a buffer, a tensor made in forward, a plain member.
+// A small model with submodules, a buffer, a tensor made in forward, and a plain member.
 struct NetImpl : nn::Cloneable<NetImpl> {
   NetImpl() { reset(); }
   void reset() override {
@@ -59,7 +59,7 @@ std::vector<std::string> keys(const nn::Module& m) { return m.named_parameters()
 
 }  // namespace
 
-TEST_CASE("distribute module: in place; members, lists and optimizers follow") {
+TEST_CASE("distribute module: in place, so that members, lists and optimizers follow") {
   Net net;
   const Tensor weight = net->up->weight, before = net->up->weight.detach().clone();
   torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -134,7 +134,7 @@ TEST_CASE("distribute module: errors") {
                                         TORCH_CHECK(name != "down", "not down");
                                       }),
                     Catch::Contains("not down"));
-  for (const auto& p : net->parameters()) CHECK_FALSE(is_dtensor(p));  // as it was
+  for (const auto& p : net->parameters()) CHECK_FALSE(is_dtensor(p));  // unchanged
   CHECK_THROWS_WITH(shard_parameter(*net, "down.weight", mesh(), {Shard(2), Replicate()}),
                     Catch::Contains("down.weight"));
   const DeviceMesh other(World::local(4), {4});
@@ -148,8 +148,8 @@ TEST_CASE("distribute module: errors") {
   CHECK_THROWS_WITH(distribute_module(*linear, mesh()),
                     Catch::Contains("distributed already") && Catch::Contains("'weight'"));
   CHECK_NOTHROW(shard_parameter(*linear, "weight", mesh(), kWhole));
-  CHECK_NOTHROW(
-      shard_parameter(*linear, "weight", mesh(), {Shard(0), Replicate()}));  // what was whole can still be sharded
+  CHECK_NOTHROW(shard_parameter(*linear, "weight", mesh(),
+                                {Shard(0), Replicate()}));  // a replicated parameter can still be sharded
   CHECK_THROWS_WITH(shard_parameter(*linear, "weight", mesh(), kWhole), Catch::Contains("redistribute"));
   nn::ReLU none;
   CHECK_NOTHROW(distribute_module(*none, mesh()));
@@ -196,7 +196,7 @@ TEST_CASE("distributed module: hooks, tensors made in forward, gradients as on o
   CHECK_FALSE(net->up->weight.grad().defined());
 }
 
-TEST_CASE("distributed module: stands in Sequential, AnyModule, a larger module and the original's type") {
+TEST_CASE("distributed module: works in Sequential, AnyModule, a larger module and the original's type") {
   const auto make = [] { return distribute_module(nn::Linear(3, 3), mesh(), nullptr, nullptr); };
   const Tensor x = distribute_tensor(torch::ones({4, 3}), mesh(), {Shard(0), Replicate()});
   nn::Sequential sequence(make(), nn::ReLU(), make());
@@ -282,7 +282,7 @@ TEST_CASE("distributed module: train, eval, to and clone") {
 
 namespace {
 
-// A model that calls its only layer by its type, as most do.
+// A model that calls its only layer through a typed member, as most do.
 struct TypedImpl : nn::Module {
   TypedImpl() { fc = register_module("fc", nn::Linear(3, 4)); }
   Tensor forward(const Tensor& x) { return torch::tanh(fc->forward(x)); }
@@ -304,7 +304,7 @@ void check_names_the_hooks(const std::function<void()>& f, const std::string& mo
 
 }  // namespace
 
-TEST_CASE("distributed module: hooks that a typed member passes by are an error") {
+TEST_CASE("distributed module: hooks skipped by a call through a typed member are an error") {
   const Tensor x = laid_out(torch::ones({5, 3}));
   for (const bool output : {false, true}) {
     for (const bool assign : {false, true}) {
@@ -317,7 +317,7 @@ TEST_CASE("distributed module: hooks that a typed member passes by are an error"
         if (assign) typed->fc = nn::Linear(std::shared_ptr<nn::LinearImpl>(hooked.ptr()));
         c10::AutoGradMode mode(grad);
         check_names_the_hooks([&] { typed->forward(x); }, "'fc'");
-        hooked(x);  // as it should be
+        hooked(x);  // the correct call
         CHECK_NOTHROW(typed->forward(x));
       }
     }
@@ -327,13 +327,13 @@ TEST_CASE("distributed module: hooks that a typed member passes by are an error"
   check_names_the_hooks([&] { typed->forward(x); }, "LinearImpl");
   named->allow_without_hooks();
   CHECK_NOTHROW(typed->forward(x));
-  // Without hooks nothing is lost.
+  // Without hooks such calls are valid.
   const auto bare = std::make_shared<TypedImpl>();
   bare->replace_module("fc", distribute_module(bare->fc, mesh(), nullptr, nullptr).ptr());
   CHECK_NOTHROW(bare->forward(x).sum().backward());
 }
 
-TEST_CASE("distributed module: hooks of a module within another, of views and of other dtypes are missed, too") {
+TEST_CASE("distributed module: skipped hooks of nested modules, views and other dtypes are detected") {
   // The outer hooks ran, the inner ones did not.
   const auto typed = std::make_shared<TypedImpl>();
   auto inner = distribute_module(typed->fc, mesh(), nullptr, twice, nullptr, "model.fc");
@@ -341,12 +341,12 @@ TEST_CASE("distributed module: hooks of a module within another, of views and of
   const auto outer = std::make_shared<DistributedModuleImpl<TypedImpl>>(typed, mesh(), twice, nullptr, "model");
   const Tensor x = laid_out(torch::ones({5, 3}));
   check_names_the_hooks([&] { outer->forward(x); }, "'model.fc'");
-  // A whole model, called by its type.
+  // A whole model, called by its original type.
   const auto whole = std::make_shared<TypedImpl>();
   auto model = distribute_module(whole, mesh(), nullptr, twice, nullptr, "model");
   check_names_the_hooks([&] { whole->forward(x); }, "'model'");
 
-  // The weight seen otherwise first.
+  // A view of the weight is used first.
   nn::Linear linear(3, 3);
   auto hooked = distribute_module(linear, mesh(), nullptr, twice);
   check_names_the_hooks([&] { x.mm(linear->weight.t()); }, "LinearImpl");
@@ -356,20 +356,20 @@ TEST_CASE("distributed module: hooks of a module within another, of views and of
   const auto copy = std::dynamic_pointer_cast<nn::LinearImpl>(hooked->clone());
   hooked->allow_without_hooks();
   check_names_the_hooks([&] { copy->LinearImpl::forward(x.to(torch::kDouble)); }, "LinearImpl");
-  // Sharded only afterwards.
+  // Sharded after watching.
   nn::Linear late(3, 3);
   auto late_hooked = distribute_module(late, mesh(), nullptr, twice);
   shard_parameter(*late, "weight", mesh(), {Shard(0), Replicate()});
   shard_parameter(*late, "bias", mesh(), {Shard(0), Replicate()});
   check_names_the_hooks([&] { late->forward(x); }, "LinearImpl");
-  // Buffers alone.
+  // Buffers only.
   nn::BatchNorm1d norm(nn::BatchNorm1dOptions(3).affine(false));
   auto norm_hooked = distribute_module(norm, mesh(), nullptr, twice);
   norm->eval();
   check_names_the_hooks([&] { norm->forward(x); }, "BatchNorm1dImpl");
 }
 
-TEST_CASE("distributed module: hooks that run, and what is no forward, are no error") {
+TEST_CASE("distributed module: no error if hooks ran, or without a forward") {
   int calls = 0;
   const TensorsFn count = [&](std::vector<Tensor>&, const DeviceMesh&) { ++calls; };
   const auto make = [&] { return distribute_module(nn::Linear(3, 3), mesh(), nullptr, count, count); };
@@ -386,7 +386,7 @@ TEST_CASE("distributed module: hooks that run, and what is no forward, are no er
   MemberImpl(make()).forward(x).sum().backward();
   CHECK(calls == 8);
 
-  // Never called: what optimizers, initialisers, averages, penalties and files do with its parameters.
+  // Forward is never called: operators of optimizers, initialisers, averages, penalties and files on the parameters.
   auto module = make();
   const Tensor weight = module->weight;
   const Tensor before = weight.detach().clone();

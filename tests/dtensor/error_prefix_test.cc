@@ -1,4 +1,4 @@
-// Errors name the call that the user made, once, however deep down they were found.
+// Errors name the user's call exactly once, however deep they are detected.
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
 

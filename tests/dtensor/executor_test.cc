@@ -19,7 +19,7 @@ using Catch::Contains;
 
 const CommCause kCause{"aten::mm", "mat2", "layers.0", true};
 
-// What the log should say.
+// The expected log.
 std::string text_of(const RedistributePlan& plan) {
   EventLog expected;
   const DeviceMesh& mesh = plan.from.mesh();
@@ -43,7 +43,7 @@ EventLog run_logged(const RedistributePlan& plan, RankTensors& locals) {
   return log;
 }
 
-// What is wrong with the way from `from` to `to`; "" if nothing.
+// The fault of the redistribution from `from` to `to`; "" if none.
 std::string check_pair(const at::Tensor& full, const RankTensors& source, const DeviceMesh& mesh, const SpecPtr& from,
                        const Placements& to) {
   const RedistributePlan plan = plan_redistribution(mesh, from->meta(), from->placements(), to);
@@ -76,13 +76,13 @@ std::string check_pair(const at::Tensor& full, const RankTensors& source, const 
     if (!at::equal(value, local_of(full, mesh, reduced, at))) return rank + "wrong value";
   }
 
-  // Once more, on the schedule that the plan remembers.
+  // Again, with the plan's cached schedule.
   const RankTensors again = run_plan(plan, source, kCause);
   for (size_t i = 0; i < locals.size(); ++i) {
     if (!at::equal(again[i], locals[i])) return absl::StrCat("rank ", i, ": another value the second time");
   }
 
-  // The same plan and the same events where nobody has data.
+  // The same plan and the same events in an abstract world.
   const PlanOptions same_cost{plan.cost, {}};
   const DeviceMesh nobody(World::abstract(mesh.size()), mesh.shape());
   const RedistributePlan same = plan_redistribution(nobody, from->meta(), from->placements(), to, same_cost);
@@ -97,7 +97,7 @@ std::string check_pair(const at::Tensor& full, const RankTensors& source, const 
   }
   if (!none.empty()) return "tensors in an abstract world";
 
-  // One rank of many: the shapes are right.
+  // A process with one of many ranks: the shapes are right.
   const DeviceMesh alone(World::fake(mesh.size(), mesh.size() - 1), mesh.shape());
   RankTensors mine = {source.back()};
   const EventLog own = run_logged(plan_redistribution(alone, from->meta(), from->placements(), to, same_cost), mine);
@@ -129,7 +129,7 @@ std::vector<Placements> layouts(const Mesh& mesh, int64_t tensor_ndim, const std
   return valid;
 }
 
-// Every pair of `choices`^mesh dims, or `sample` of them.
+// Every pair of `choices`^mesh dims, or a `sample` of them.
 size_t check_pairs(const Mesh& shape, at::IntArrayRef sizes, const std::vector<Placement>& choices, size_t sample = 0) {
   const DeviceMesh mesh = local_mesh(shape);
   const at::Tensor full = numbers(sizes);
@@ -169,7 +169,7 @@ size_t check_pairs(const Mesh& shape, at::IntArrayRef sizes, const std::vector<P
 const std::vector<Placement> kChoices = {
     Replicate(), Shard(0), Shard(1), StridedShard(0, 2), Partial(), Partial(ReduceOp::kAvg), Partial(ReduceOp::kMax)};
 
-TEST_CASE("every pair of layouts on one mesh dim") {
+TEST_CASE("executor: every pair of layouts on one mesh dim") {
   std::vector<Placement> choices = kChoices;
   choices.insert(choices.end(), {StridedShard(1, 3), StridedShard(0, 1), Partial(ReduceOp::kMin),
                                  Partial(ReduceOp::kProduct), Partial(ReduceOp::kNorm2), MaskPartial({10, 5}, 0)});
@@ -180,7 +180,7 @@ TEST_CASE("every pair of layouts on one mesh dim") {
   }
 }
 
-TEST_CASE("every pair of layouts on two mesh dims") {
+TEST_CASE("executor: every pair of layouts on two mesh dims") {
   for (const Mesh& mesh : {Mesh{2, 2}, Mesh{2, 3}, Mesh{1, 4}}) {
     for (const auto& sizes : {std::vector<int64_t>{7, 5}, {4, 6}, {1, 3}, {0, 3}}) {
       CHECK(check_pairs(mesh, sizes, kChoices) == 45 * 45);
@@ -188,16 +188,16 @@ TEST_CASE("every pair of layouts on two mesh dims") {
   }
 }
 
-TEST_CASE("pairs of layouts on three mesh dims and of three tensor dims") {
+TEST_CASE("executor: pairs of layouts on three mesh dims and of three tensor dims") {
   CHECK(check_pairs({2, 2, 2}, {9, 5}, kChoices, 500) == 500);
   CHECK(check_pairs({2, 3}, {5, 4, 3}, {Replicate(), Shard(0), Shard(2), StridedShard(1, 2), Partial()}, 500) == 500);
 }
 
-TEST_CASE("tensors without dims are replicated and reduced") {
+TEST_CASE("executor: tensors without dims are replicated and reduced") {
   CHECK(check_pairs({2, 2}, {}, {Replicate(), Partial(), Partial(ReduceOp::kMax)}) == 49);
 }
 
-TEST_CASE("every dtype goes every way") {
+TEST_CASE("executor: every pair of layouts for every dtype") {
   const DeviceMesh mesh = local_mesh({2, 2});
   const auto all = layouts(mesh.shape(), 2, {Replicate(), Shard(0), Shard(1), StridedShard(0, 2)});
   for (const auto dtype : {at::kBool, at::kByte, at::kLong, at::kHalf, at::kBFloat16, at::kComplexFloat}) {
@@ -208,7 +208,7 @@ TEST_CASE("every dtype goes every way") {
         CHECK(check_pair(full, locals_of(full, mesh, from), mesh, spec, to) == "");
       }
     }
-    // Replicate -> Partial -> Shard, without arithmetic of the oracle's.
+    // Replicate -> Partial -> Shard, without arithmetic by the oracle.
     const SpecPtr spec = Spec::get(mesh, {Replicate(), Replicate()}, {5, 6}, dtype);
     const SpecPtr partial = spec->with_placements({Partial(), Partial()});
     RankTensors locals =
@@ -221,14 +221,14 @@ TEST_CASE("every dtype goes every way") {
   }
 }
 
-TEST_CASE("an average of integers is refused") {
+TEST_CASE("executor: an average of integers is rejected") {
   const DeviceMesh mesh = local_mesh({2});
   const SpecPtr spec = Spec::get(mesh, {Partial(ReduceOp::kAvg)}, {4}, at::kLong);
   const at::Tensor t = numbers({4}, at::kLong);
   CHECK_THROWS_AS(run_plan(*cached_plan(spec, {Replicate()}), {t, t}, kCause), c10::Error);
 }
 
-TEST_CASE("locals need not be contiguous") {
+TEST_CASE("executor: local tensors need not be contiguous") {
   const DeviceMesh mesh = local_mesh({2, 2});
   const at::Tensor full = numbers({7, 5});
   const auto all = layouts(mesh.shape(), 2, {Replicate(), Shard(0), StridedShard(1, 2), Partial()});
@@ -243,7 +243,7 @@ TEST_CASE("locals need not be contiguous") {
   }
 }
 
-TEST_CASE("a plan without steps gives the very tensors back") {
+TEST_CASE("executor: a plan without steps returns its inputs themselves") {
   const DeviceMesh mesh = local_mesh({1, 2});
   const SpecPtr spec = Spec::get(mesh, {Partial(), Shard(0)}, {4}, at::kDouble);
   const RankTensors locals = locals_of(numbers({4}), mesh, spec->placements());
@@ -252,7 +252,7 @@ TEST_CASE("a plan without steps gives the very tensors back") {
   CHECK(same[1].is_same(locals[1]));
 }
 
-TEST_CASE("steps count into the world's peak memory, the input aside") {
+TEST_CASE("executor: steps count into the world's peak memory, the input does not") {
   const DeviceMesh mesh = local_mesh({4});
   const SpecPtr spec = Spec::get(mesh, {Shard(0)}, {8, 8}, at::kFloat);
   const auto plan = cached_plan(spec, {Replicate()});
@@ -263,7 +263,7 @@ TEST_CASE("steps count into the world's peak memory, the input aside") {
   CHECK(mesh.world().memory().live_bytes() == 64);
 }
 
-TEST_CASE("locals of another number, shape or dtype are an error before anything is sent") {
+TEST_CASE("executor: wrong number, shape or dtype of local tensors is an error before anything is sent") {
   const DeviceMesh mesh = local_mesh({2});
   const auto plan = cached_plan(Spec::get(mesh, {Shard(0)}, {4}, at::kDouble), {Replicate()});
   const at::Tensor two = numbers({2}), three = numbers({3}), floats = numbers({2}, at::kFloat);

@@ -34,7 +34,7 @@ at::Tensor box_of(at::Tensor t, const RankBox& box) {
   return t.contiguous();
 }
 
-// What every rank of the world should have of `full`, Partial as Replicate unless `addends`.
+// The local tensors of `full` that every rank of the world should have, Partial as Replicate unless `addends`.
 RankPieces pieces_of(const at::Tensor& full, const Layout& layout, bool addends) {
   RankPieces pieces(layout.world().size());
   if (layout.is_boxes()) {
@@ -57,7 +57,7 @@ EventLog run_logged(const RedistributePlan& plan, RankPieces& pieces) {
   return log;
 }
 
-// What is wrong with the way from `from` to `to`; "" if nothing. `to` has no Partial.
+// The fault of the redistribution from `from` to `to`; "" if none. `to` has no Partial.
 std::string check_transfer(const at::Tensor& full, const RedistributePlan& plan) {
   const RankPieces source = pieces_of(full, plan.from, /*addends=*/true);
   const RankPieces expected = pieces_of(full, plan.to, /*addends=*/false);
@@ -65,7 +65,7 @@ std::string check_transfer(const at::Tensor& full, const RedistributePlan& plan)
   for (auto& of_rank : copies) {
     for (at::Tensor& t : of_rank) t = t.clone();
   }
-  for (int run = 0; run < 2; ++run) {  // the second one on the schedule of the first
+  for (int run = 0; run < 2; ++run) {  // the second one with the schedule of the first
     RankPieces pieces = source;
     const EventLog log = run_logged(plan, pieces);
     int64_t events = 0;
@@ -80,7 +80,7 @@ std::string check_transfer(const at::Tensor& full, const RedistributePlan& plan)
       }
       bytes += e.bytes;
       const bool in_rounds =
-          events != plan.num_collectives();  // then other ranks may receive most in every one of them
+          events != plan.num_collectives();  // then a different rank may receive most in each of them
       if (!in_rounds && e.received_bytes != e.bytes)
         return absl::StrCat(e.received_bytes, " bytes arrived, planned were ", e.bytes);
     }
@@ -148,7 +148,7 @@ std::vector<DeviceMesh> meshes_of(const World& world) {
           DeviceMesh(world, {1}, {}, {5})};
 }
 
-TEST_CASE("every pair of layouts on two meshes", "[executor]") {
+TEST_CASE("transfer: every pair of layouts on two meshes", "[executor]") {
   const auto world = World::local(6);
   const std::vector<Placement> from_choices = {Replicate(), Shard(0), Shard(1), StridedShard(0, 2), Partial()};
   const std::vector<Placement> to_choices = {Replicate(), Shard(0), Shard(1), StridedShard(1, 2)};
@@ -166,7 +166,7 @@ TEST_CASE("every pair of layouts on two meshes", "[executor]") {
   }
 }
 
-// Cuts [offset, offset + size) of every dim at random and deals the parts out.
+// Cuts [offset, offset + size) of every dim at random and assigns the parts to ranks.
 std::vector<RankBox> random_boxes(std::mt19937& random, const Shape& sizes, int64_t ranks) {
   std::vector<RankBox> boxes = {{0, Shape(sizes.size(), 0), sizes}};
   for (int cut = 0; cut < 5 && !sizes.empty(); ++cut) {
@@ -182,7 +182,7 @@ std::vector<RankBox> random_boxes(std::mt19937& random, const Shape& sizes, int6
   return boxes;
 }
 
-TEST_CASE("from and to boxes", "[executor]") {
+TEST_CASE("transfer: from and to boxes", "[executor]") {
   const auto world = World::local(6);
   std::mt19937 random(11);
   for (const auto& sizes : {std::vector<int64_t>{7, 5}, {3, 4, 2}, {9}, {}, {0, 4}}) {
@@ -205,7 +205,7 @@ TEST_CASE("from and to boxes", "[executor]") {
   }
 }
 
-TEST_CASE("locals come in the order of each mesh", "[executor]") {
+TEST_CASE("transfer: local tensors are in the order of each mesh", "[executor]") {
   const auto world = World::local(4);
   const DeviceMesh a(world, {2}, {}, {3, 1}), b(world, {3}, {}, {1, 2, 0});
   const at::Tensor full = numbers({6});
@@ -216,7 +216,7 @@ TEST_CASE("locals come in the order of each mesh", "[executor]") {
   for (size_t i = 0; i < 3; ++i) CHECK(at::equal(out[i], expected[i]));
 }
 
-TEST_CASE("parts that only have another name are the very same tensors", "[executor]") {
+TEST_CASE("transfer: unchanged parts are returned themselves", "[executor]") {
   const auto world = World::local(4);
   const DeviceMesh a(world, {4}), b(world, {2, 2});
   const at::Tensor full = numbers({8});
@@ -227,7 +227,7 @@ TEST_CASE("parts that only have another name are the very same tensors", "[execu
   for (size_t i = 0; i < 4; ++i) CHECK(same[i].is_same(locals[i]));
 }
 
-TEST_CASE("a transfer where few ranks are owned, or none", "[executor]") {
+TEST_CASE("transfer: processes that own few ranks, or none", "[executor]") {
   const at::Tensor full = numbers({6, 4});
   const auto layouts = [&](const World& world) {
     const DeviceMesh a(world, {2}, {}, {0, 3}), b(world, {3}, {}, {3, 2, 1});
@@ -261,7 +261,7 @@ TEST_CASE("a transfer where few ranks are owned, or none", "[executor]") {
     const RankPieces expected = pieces_of(full, real.second, false);
     REQUIRE(mine.size() == 1);
     REQUIRE(mine[0].size() == expected[rank].size());
-    int64_t zeros = 0;  // what would come from others
+    int64_t zeros = 0;  // stands for data of other ranks
     for (const at::Tensor& t : mine[0]) {
       CHECK(t.sizes() == expected[rank][0].sizes());
       zeros += t.eq(0).sum().item<int64_t>();
@@ -270,7 +270,7 @@ TEST_CASE("a transfer where few ranks are owned, or none", "[executor]") {
   }
 }
 
-TEST_CASE("a rank without a place passes nothing", "[executor]") {
+TEST_CASE("transfer: a process without ranks in the layouts passes no tensors", "[executor]") {
   const auto world = World::local(3);
   const DeviceMesh a(world, {2}), b(world, {1}, {}, {2});
   const auto plan = plan_transfer(meta_of_sizes({4}), Layout(a, {Shard(0)}), Layout(b, {Replicate()}));
@@ -282,7 +282,7 @@ TEST_CASE("a rank without a place passes nothing", "[executor]") {
                     Contains("2 local tensor(s) for 3 owned rank(s)"));
 }
 
-// `plan` with its collectives in so many rounds.
+// `plan` with its collectives in this many rounds.
 RedistributePlan in_rounds(RedistributePlan plan, int64_t chunks) {
   plan.schedule = make_schedule_slot();
   for (RedistributeStep& step : plan.steps) {
@@ -291,7 +291,7 @@ RedistributePlan in_rounds(RedistributePlan plan, int64_t chunks) {
   return plan;
 }
 
-TEST_CASE("steps in several rounds", "[executor]") {
+TEST_CASE("executor: steps in several rounds", "[executor]") {
   const auto world = World::local(6);
   const std::vector<Placement> from_choices = {Replicate(), Shard(0), Shard(1), StridedShard(0, 2), Partial()};
   for (const auto& sizes : {std::vector<int64_t>{7, 5}, {4, 3, 2}}) {
@@ -310,7 +310,7 @@ TEST_CASE("steps in several rounds", "[executor]") {
 }
 
 // Each rank receives a block of 4 rows and 8 columns; in 8 rounds that is a column each.
-TEST_CASE("a round brings its share", "[executor]") {
+TEST_CASE("executor: each round moves its share of the bytes", "[executor]") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   const TensorMeta meta = meta_of_sizes({8, 16}, at::kFloat);
   const at::Tensor full = numbers({8, 16}, at::kFloat);
@@ -324,7 +324,7 @@ TEST_CASE("a round brings its share", "[executor]") {
   }
 }
 
-// Bytes of CPU tensors that are alive, and the most that were so at once.
+// Bytes of live CPU tensors, and their peak.
 struct Allocations : c10::MemoryReportingInfoBase {
   int64_t alive = 0, peak = 0;
   void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
@@ -334,7 +334,7 @@ struct Allocations : c10::MemoryReportingInfoBase {
   bool memoryProfilingEnabled() const override { return true; }
 };
 
-// What a call allocates at most while it runs.
+// The peak of a call's allocations.
 template <typename Run>
 int64_t peak_of(Run run) {
   const auto allocations = std::make_shared<Allocations>();
@@ -351,7 +351,7 @@ int64_t bytes_of(const RankPieces& pieces) {
   return bytes;
 }
 
-TEST_CASE("in process a step allocates its outputs and nothing else", "[executor]") {
+TEST_CASE("executor: a step within a process allocates only its outputs", "[executor]") {
   const auto world = World::local(4);
   const DeviceMesh mesh(world, {2, 2}), row(world, {4});
   const TensorMeta meta = meta_of_sizes({96, 80});
@@ -367,8 +367,8 @@ TEST_CASE("in process a step allocates its outputs and nothing else", "[executor
   for (const RedistributePlan& plan : plans) {
     CAPTURE(plan.to_string());
     run_transfer(plan, pieces_of(full, plan.from, true), kTransferCause);  // makes the schedule
-    // Every rank has as much here, so that four times the plan's bytes are alive: besides the outputs a step's inputs,
-    // those of the first step aside, which are the caller's.
+    // Every rank has as much here, so that four times the plan's bytes are alive: the outputs and the step's inputs,
+    // except those of the first step, which are the caller's.
     RankPieces locals = pieces_of(full, plan.from, true);
     int64_t expected = 0;
     for (size_t s = 0; s < plan.steps.size(); ++s) {
@@ -378,24 +378,24 @@ TEST_CASE("in process a step allocates its outputs and nothing else", "[executor
   }
 }
 
-TEST_CASE("what a step read is let go when the step is done", "[executor]") {
+TEST_CASE("executor: a step's inputs are released when the step is done", "[executor]") {
   const DeviceMesh mesh(World::local(2), {2});
   const at::Tensor full = numbers({64, 64});
-  // There and back and there again.
+  // To the target, back, and to the target again.
   auto plan = plan_redistribution(mesh, meta_of_sizes({64, 64}), {Shard(0)}, {Shard(1)});
   const auto back = plan_redistribution(mesh, meta_of_sizes({64, 64}), {Shard(1)}, {Shard(0)});
   plan.steps = {plan.steps.at(0), back.steps.at(0), plan.steps.at(0)};
   plan.schedule = make_schedule_slot();
   RankTensors locals = {full.narrow(0, 0, 32).clone(), full.narrow(0, 32, 32).clone()};
   constexpr int64_t kWhole = 64 * 64 * 8;
-  CHECK(peak_of([&] { run_plan(plan, locals, kTransferCause); }) == 2 * kWhole);  // the caller keeps its own, besides
+  CHECK(peak_of([&] { run_plan(plan, locals, kTransferCause); }) == 2 * kWhole);  // the caller keeps its own input, too
 
   RankTensors out;
   const int64_t peak = peak_of([&] {
     RankTensors given_away = {locals[0].clone(), locals[1].clone()};
     out = run_plan(plan, std::move(given_away), kTransferCause);
   });
-  CHECK(peak == 2 * kWhole);  // of the first step: later ones read what the plan made itself
+  CHECK(peak == 2 * kWhole);  // of the first step: later ones read tensors of the plan itself
   CHECK(at::equal(out[1], full.narrow(1, 32, 32)));
 }
 

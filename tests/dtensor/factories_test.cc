@@ -1,4 +1,4 @@
-// Distributed tensors made without a whole one.
+// Distributed tensors made without a whole tensor.
 #include "dtensor/factories.h"
 
 #include <ATen/Context.h>
@@ -60,7 +60,7 @@ TEST_CASE("factories: dtype, requires_grad and shape") {
   CHECK(zeros({}, grid()).dim() == 0);
 }
 
-TEST_CASE("factories: no rank holds more than its part, and nothing is communicated") {
+TEST_CASE("factories: no rank allocates more than its part, and nothing is communicated") {
   const World world = World::abstract(64);
   const DeviceMesh mesh(world, {64}, {"x"});
   world.memory().reset_peak();
@@ -103,7 +103,7 @@ TEST_CASE("factories: errors name the function and the value") {
   CHECK_THROWS_AS(empty({2}, grid(), {Partial(ReduceOp::kMax), Partial()}), c10::ValueError);
 }
 
-TEST_CASE("factories: a MeshScope on another mesh changes nothing") {
+TEST_CASE("factories: a MeshScope on another mesh has no effect") {
   const DeviceMesh other(World::local(2), {2});
   MeshScope inside(other);
   CHECK(DTensor(ones({4}, grid(), {Shard(0), Replicate()})).mesh() == grid());

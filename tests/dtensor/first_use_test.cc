@@ -1,4 +1,4 @@
-// What a first program tries with a distributed tensor that cannot work says so, and what to call instead.
+// Unsupported first uses of a distributed tensor: the error names the call to use instead.
 #include <torch/nn.h>
 #include <torch/optim.h>
 #include <torch/serialize.h>
@@ -38,7 +38,7 @@ void check_says_distributed(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("first use: whatever reaches for the data is told that it is distributed") {
+TEST_CASE("first use: data access fails with a text that the tensor is distributed") {
   torch::nn::Linear made(3, 4), given(3, 4);
   distribute_module(*made, two_ranks());
   given->weight.set_data(sharded(given->weight.detach()));
@@ -60,10 +60,10 @@ TEST_CASE("first use: whatever reaches for the data is told that it is distribut
   check_says_distributed(error_text([&] { torch::save(made, stream); }));
   check_says_distributed(error_text([&] { torch::save(std::vector<Tensor>{result}, stream); }));
   CHECK_FALSE(result.has_storage());
-  CHECK(torch::equal(full_tensor(result), torch::full({4, 3}, 2.f)));  // it is as it was
+  CHECK(torch::equal(full_tensor(result), torch::full({4, 3}, 2.f)));  // unchanged
 }
 
-TEST_CASE("first use: a plain tensor beside distributed ones is one text that names the ways out") {
+TEST_CASE("first use: a plain tensor next to distributed ones gives one text with the remedies") {
   const Tensor x = sharded(torch::ones({4, 3})), plain = torch::ones({4, 3});
   const Tensor rows = torch::tensor({0, 2});
   const std::vector<std::function<void()>> calls = {
@@ -90,7 +90,7 @@ TEST_CASE("first use: a plain tensor beside distributed ones is one text that na
   CHECK_THAT(error_text([&] { x.clone().copy_(plain); }), Catch::Contains("load_state_dict(module, values)"));
 }
 
-TEST_CASE("first use: LibTorch's own load into what is distributed") {
+TEST_CASE("first use: torch::load into distributed parameters") {
   const std::string path =
       std::string(std::getenv("TEST_TMPDIR") != nullptr ? std::getenv("TEST_TMPDIR") : "/tmp") + "/first_use_load.pt";
   torch::nn::Linear source(3, 4), target(3, 4);
@@ -121,17 +121,17 @@ TEST_CASE("first use: LibTorch's own load into what is distributed") {
     Tensor t = one;
     torch::load(t, stream);
   });
-  for (const Tensor& p : target->parameters()) CHECK(is_dtensor(p));  // as it was
+  for (const Tensor& p : target->parameters()) CHECK(is_dtensor(p));  // unchanged
   load(*target, path);
   CHECK(torch::equal(full_tensor(target->weight), source->weight));
   CHECK(to_string(spec_of(target->weight)->placements()) == "S(0)");
-  // Another distributed one may take its place, and a plain one that of a plain one.
+  // set_data() with a distributed tensor, and a plain one into a plain one.
   target->weight.set_data(sharded(torch::ones({4, 3})));
   source->weight.set_data(torch::ones({4, 3}));
   source->weight.set_data(sharded(torch::ones({4, 3})));
 }
 
-TEST_CASE("first use: an optimizer from before the module was distributed") {
+TEST_CASE("first use: an optimizer made before the module was distributed") {
   const auto step = [](auto& optimizer, torch::nn::Linear& linear) {
     const Tensor w = linear->weight;
     const Tensor x = is_dtensor(w) ? distribute_tensor(torch::ones({2, 3}), two_ranks()) : torch::ones({2, 3});
@@ -151,14 +151,14 @@ TEST_CASE("first use: an optimizer from before the module was distributed") {
   check(torch::optim::Adam(a->parameters(), 0.1), a, true);
   check(torch::optim::SGD(b->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)), b, true);
   check(torch::optim::Adagrad(c->parameters(), 0.1), c, false);
-  // Without state there is nothing wrong.
+  // Without state it works.
   torch::optim::SGD plain(d->parameters(), 0.1);
   step(plain, d);
   distribute_module(*d, two_ranks());
   CHECK(error_text([&] { step(plain, d); }) == "");
 }
 
-TEST_CASE("first use: plain values into distributed parameters") {
+TEST_CASE("first use: plain values assigned to distributed parameters") {
   torch::nn::Linear linear(3, 4), source(3, 4);
   distribute_module(*linear, two_ranks(), [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
     shard_parameter(m, "weight", on, {Shard(0)});

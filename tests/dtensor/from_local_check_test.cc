@@ -1,5 +1,5 @@
-// from_local(run_check): what all ranks pass is compared. The same file is the test of several processes
-// (tests/processes): every rank must then have the error that one process has.
+// from_local(run_check): compares the arguments of all ranks. Also run with several processes (tests/processes): every
+// rank must then get an error that one process has.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -44,7 +44,7 @@ DeviceMesh line() { return DeviceMesh(world(), {ranks()}, {"tp"}); }
 
 using PartOf = std::function<at::Tensor(int64_t rank)>;
 
-// With the parts that this process owns.
+// For the parts that this process owns.
 at::Tensor pass(const DeviceMesh& mesh, const Placements& placements, const PartOf& part,
                 FromLocalOptions options = {}) {
   options.run_check = true;
@@ -65,7 +65,7 @@ std::string error_of(const DeviceMesh& mesh, const Placements& placements, const
 
 int64_t exchanges() { return processes() > 0 ? 1 : 0; }
 
-TEST_CASE("run_check: parts that fit cost one exchange between processes, and none within one") {
+TEST_CASE("run_check: valid parts cost one exchange between processes, and none within one") {
   CommDebugMode comm;
   const auto x = pass(line(), {Shard(0)}, [](int64_t rank) { return at::full({2, 3}, static_cast<double>(rank)); });
   CHECK(comm.total() == exchanges());
@@ -79,7 +79,7 @@ TEST_CASE("run_check: parts that fit cost one exchange between processes, and no
   CHECK(scalar.dim() == 0);
 }
 
-TEST_CASE("run_check: the global shape is that of all parts, also where they are uneven or empty") {
+TEST_CASE("run_check: the global shape is that of all parts, also if uneven or empty") {
   const int64_t n = ranks(), rows = 2 * n - 1;  // 2, 2, ..., 1
   const auto size = [&](int64_t rank) { return rank == n - 1 ? 1 : 2; };
   const auto whole = at::arange(3 * rows, at::kFloat).view({rows, 3});
@@ -91,7 +91,7 @@ TEST_CASE("run_check: the global shape is that of all parts, also where they are
   CHECK(at::equal(full_tensor(one), at::ones({2, 1})));
 }
 
-TEST_CASE("run_check: gradients are those without it") {
+TEST_CASE("run_check: gradients equal those without run_check") {
   std::vector<at::Tensor> locals;
   for (int64_t rank : line().local_ranks()) locals.push_back(at::full({1, 2}, rank + 1.0).requires_grad_());
   FromLocalOptions options;
@@ -101,7 +101,7 @@ TEST_CASE("run_check: gradients are those without it") {
   for (const auto& local : locals) CHECK(at::equal(local.grad(), 2 * local.detach()));
 }
 
-TEST_CASE("run_check: parts that do not follow the chunk rule") {
+TEST_CASE("run_check: parts that do not follow the chunk rule are an error") {
   const int64_t last = ranks() - 1;
   // 1 row on rank 0, 2 on the others.
   const std::string error = error_of(line(), {Shard(0)}, [](int64_t rank) { return at::ones({rank == 0 ? 1 : 2, 3}); });
@@ -122,7 +122,7 @@ TEST_CASE("run_check: parts that do not follow the chunk rule") {
           options),
       Contains(absl::StrCat("by the chunk rule rank ", last,
                             " should have [2, 3] and has [1, 3]. Pass such parts, or the ", "true global shape")));
-  // A dim that nothing cuts.
+  // A dim that is not sharded.
   CHECK_THAT(error_of(line(), {Shard(0)},
                       [&](int64_t rank) {
                         return at::ones({2, rank == last ? 4 : 3});
@@ -133,7 +133,7 @@ TEST_CASE("run_check: parts that do not follow the chunk rule") {
                                    " should have [3] and has [4]")));
 }
 
-TEST_CASE("run_check: dtypes and numbers of dims") {
+TEST_CASE("run_check: different dtypes or numbers of dims are an error") {
   const int64_t last = ranks() - 1;
   CHECK_THAT(error_of(line(), {Shard(0)},
                       [&](int64_t rank) { return at::ones({2}, rank == last ? at::kDouble : at::kFloat); }),
@@ -160,12 +160,12 @@ TEST_CASE("run_check: replicas are compared bit for bit") {
       absl::StrCat("run_check: mesh dim 'tp' is Replicate, but ranks 0 and ", last, " hold different values. ");
   CHECK_THAT(replicas(1e-30), Contains(differ));
   CHECK_THAT(replicas(-0.0), Contains(differ));
-  // Not a number is a value like any other here, and memory that is laid out otherwise holds the same.
+  // nan counts as a value, and only values count, not strides.
   CHECK(error_of(line(), {Replicate()}, [&](int64_t rank) {
           const auto t = at::full({2, 3}, std::numeric_limits<double>::quiet_NaN());
           return rank == last ? t.t().contiguous().t() : t;
         }) == "");
-  for (auto dtype : {at::kByte, at::kBool, at::kHalf, at::kComplexDouble}) {  // of odd numbers of bytes, too
+  for (auto dtype : {at::kByte, at::kBool, at::kHalf, at::kComplexDouble}) {  // also with odd numbers of bytes
     CHECK(error_of(line(), {Replicate()}, [&](int64_t) { return at::ones({7}, dtype); }) == "");
     CHECK_THAT(error_of(line(), {Replicate()},
                         [&](int64_t rank) { return rank == last ? at::zeros({7}, dtype) : at::ones({7}, dtype); }),
@@ -173,7 +173,7 @@ TEST_CASE("run_check: replicas are compared bit for bit") {
   }
 }
 
-TEST_CASE("run_check: what is wrong with one rank is told to all") {
+TEST_CASE("run_check: an error of one rank is thrown on all") {
   const int64_t last = ranks() - 1;
   CHECK_THAT(error_of(line(), {Shard(0)}, [&](int64_t rank) { return rank == last ? at::Tensor() : at::ones({2}); }),
              Contains(absl::StrCat("the local tensor of rank ", last, " is undefined")));
@@ -199,8 +199,8 @@ TEST_CASE("run_check: on two mesh dims") {
   CHECK(own.sizes() == at::IntArrayRef({3, 3}));
 }
 
-TEST_CASE("run_check: processes that pass another layout") {
-  if (processes() == 0) return;  // in one process there is one call
+TEST_CASE("run_check: processes with different placements get an error") {
+  if (processes() == 0) return;  // within one process there is one call
   const int64_t last = ranks() - 1, rank = world().owned_ranks()[0];
   const auto part = [](int64_t) { return at::ones({2, 2}); };
   CHECK_THAT(
@@ -211,15 +211,15 @@ TEST_CASE("run_check: processes that pass another layout") {
   CHECK_THAT(error_of(line(), {Shard(0)}, part, options),
              EndsWith(absl::StrCat("the same global shape, or none: rank 0 has [", 2 * ranks(), ", 2], rank ", last,
                                    " has none")));
-  // Placements that are no placements: an error of the process alone.
+  // Invalid placements: an error of this process only.
   CHECK_THAT(error_of(line(), {rank == last ? Shard(2) : Shard(0)}, part),
              Contains(absl::StrCat("[from_local] run_check: on rank ", last,
                                    ": S(2) over mesh dim 0: a tensor of 2 dims has no dim 2")));
-  // After all these errors the job goes on.
+  // After all these errors the job continues.
   CHECK(pass(line(), {Shard(0)}, part).sizes() == at::IntArrayRef({2 * ranks(), 2}));
 }
 
-TEST_CASE("run_check: where nobody else has data") {
+TEST_CASE("run_check: a world in which no other rank has data") {
   if (processes() > 0) return;
   FromLocalOptions options;
   options.run_check = true;

@@ -1,4 +1,4 @@
-// Gradients of one backward are reduced together, and nobody can tell but by the number of collectives.
+// Gradients of one backward are reduced together, without any difference but the number of collectives.
 #include "dtensor/gradients/gradient_bucket.h"
 
 #include <torch/autograd.h>
@@ -34,7 +34,7 @@ torch::nn::Sequential make_model() {
 Tensor batch() { return torch::arange(50, torch::kDouble).view({10, 5}).sin(); }
 Tensor loss_of(torch::nn::Sequential& model, const Tensor& x) { return model->forward(x).pow(2).mean(); }
 
-// Every parameter's gradient is that of one device, in the parameter's layout.
+// Every parameter's gradient equals that on one device, in the parameter's layout.
 void check_gradients(torch::nn::Sequential& model, double times = 1) {
   torch::nn::Sequential plain = make_model();
   loss_of(plain, batch()).backward();
@@ -66,7 +66,7 @@ struct Step {
 
 }  // namespace
 
-TEST_CASE("gradient bucket: a data-parallel step reduces all gradients at once, and says whose") {
+TEST_CASE("gradient bucket: a data-parallel step reduces all gradients at once and names the module") {
   Step step;
   const auto events = step.backward();
   REQUIRE(events.size() == 1);
@@ -79,7 +79,7 @@ TEST_CASE("gradient bucket: a data-parallel step reduces all gradients at once, 
   check_gradients(step.model);
 }
 
-TEST_CASE("gradient bucket: over the meshes of a two-dimensional job") {
+TEST_CASE("gradient bucket: on the meshes of a two-dimensional job") {
   torch::nn::Sequential model = make_model();
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   int number = 0;
@@ -105,32 +105,32 @@ TEST_CASE("gradient bucket: hooks change neither the collectives nor the values"
   const auto parameters = step.model->parameters();
   torch::nn::Sequential plain = make_model();
   std::function<Tensor(const Tensor&)> hook;
-  SECTION("one that keeps the gradient, which it sees Partial") {
+  SECTION("a hook that keeps the Partial gradient") {
     hook = [kept = std::vector<Tensor>()](const Tensor& g) mutable {
       kept.push_back(g);
       if (is_dtensor(g)) CHECK(DTensor(g).placements() == Placements{Partial()});
       return g;
     };
   }
-  SECTION("one that scales the gradient") {
+  SECTION("a hook that scales the gradient") {
     hook = [](const Tensor& g) { return g * 2; };
   }
-  SECTION("one that scales the gradient in place") {
+  SECTION("a hook that scales the gradient in place") {
     hook = [](const Tensor& g) {
       const at::AutoGradMode no_grad(false);
       return g.detach().mul_(3);
     };
   }
-  SECTION("one that limits each number of the gradient") {
+  SECTION("a hook that clamps the gradient") {
     hook = [](const Tensor& g) { return g.clamp(-0.01, 0.01); };
   }
-  SECTION("one that limits each number of the gradient in place") {
+  SECTION("a hook that clamps the gradient in place") {
     hook = [](const Tensor& g) {
       const at::AutoGradMode no_grad(false);
       return Tensor(g).clamp_(-0.01, 0.01);
     };
   }
-  SECTION("one that divides the gradient by its norm") {
+  SECTION("a hook that divides the gradient by its norm") {
     hook = [](const Tensor& g) { return g / g.norm(); };
   }
   const Tensor loss = loss_of(step.model, step.x);
@@ -146,7 +146,7 @@ TEST_CASE("gradient bucket: hooks change neither the collectives nor the values"
   }
 }
 
-TEST_CASE("gradient bucket: hooks that read make no collective more") {
+TEST_CASE("gradient bucket: hooks that read a gradient add no collective") {
   Step step;
   std::vector<Tensor> parts;
   step.backward();
@@ -159,14 +159,14 @@ TEST_CASE("gradient bucket: hooks that read make no collective more") {
   check_gradients(step.model);
 }
 
-TEST_CASE("gradient bucket: gradients are added to those that are there in one collective") {
+TEST_CASE("gradient bucket: adding to existing gradients takes one collective") {
   Step step;
   step.backward();
   std::vector<Tensor> before;
   for (const Tensor& p : step.model->parameters()) before.push_back(p.grad());
   int times = 2;
-  SECTION("as they are") {}
-  SECTION("after they were set to zero, seen through handles of their memory") {
+  SECTION("unchanged gradients") {}
+  SECTION("gradients set to zero, read through handles of their memory") {
     for (Tensor& g : before) {
       g.zero_();
       g = g.detach();
@@ -183,7 +183,7 @@ TEST_CASE("gradient bucket: gradients are added to those that are there in one c
   }
 }
 
-TEST_CASE("gradient bucket: gradients that are there and come delayed are added up without a collective") {
+TEST_CASE("gradient bucket: existing and delayed gradients are added without a collective") {
   Step step;
   step.backward();
   CommDebugMode comm;
@@ -199,7 +199,7 @@ TEST_CASE("gradient bucket: gradients that are there and come delayed are added 
   check_gradients(step.model, 3);
 }
 
-TEST_CASE("gradient bucket: gradients that are there survive a backward that fails") {
+TEST_CASE("gradient bucket: existing gradients survive a failed backward") {
   Step step;
   step.backward();
   const Tensor y = step.model[0]->as<torch::nn::Linear>()->forward(step.x);
@@ -219,7 +219,7 @@ TEST_CASE("gradient bucket: gradients that are there survive a backward that fai
   check_gradients(step.model);
 }
 
-TEST_CASE("gradient bucket: a backward that fails keeps what was delayed before it") {
+TEST_CASE("gradient bucket: a failed backward keeps gradients delayed before it") {
   Step step;
   {
     DelayGradientReduction delay;
@@ -233,9 +233,9 @@ TEST_CASE("gradient bucket: a backward that fails keeps what was delayed before 
   for (const Tensor& p : step.model->parameters()) CHECK(p.grad().defined());
 }
 
-TEST_CASE("gradient bucket: a backward that fails when the bucket is full leaves gradients as they were") {
+TEST_CASE("gradient bucket: a failure with a full bucket leaves the gradients unchanged") {
   const DeviceMesh mesh = mesh4();
-  constexpr int64_t kSide = 1500;  // two gradients are more than a bucket holds
+  constexpr int64_t kSide = 1500;  // two gradients exceed a bucket
   const auto parameter = [&] {
     Tensor p = zeros({kSide, kSide}, mesh, {Replicate()}, {.dtype = torch::kDouble}).requires_grad_();
     p.mutable_grad() = ones({kSide, kSide}, mesh, {Replicate()}, {.dtype = torch::kDouble});
@@ -253,7 +253,7 @@ TEST_CASE("gradient bucket: a backward that fails when the bucket is full leaves
   }
 }
 
-TEST_CASE("gradient bucket: a backward that fails leaves no gradient where there was none") {
+TEST_CASE("gradient bucket: a failed backward leaves no gradient where there was none") {
   Step step;
   const Tensor loss = loss_of(step.model, step.x);
   {
@@ -286,9 +286,9 @@ TEST_CASE("gradient bucket: gradients of chosen tensors and of gradients are red
   }
 }
 
-TEST_CASE("gradient bucket: a backward that fails leaves nothing to the next one") {
+TEST_CASE("gradient bucket: a failed backward has no effect on the next one") {
   Step step;
-  // Fails when all but the first layer's gradients are there.
+  // Fails when all but the first layer's gradients are computed.
   const Tensor y = step.model[0]->as<torch::nn::Linear>()->forward(step.x);
   const Tensor loss = step.model[2]->as<torch::nn::Linear>()->forward(y.tanh()).pow(2).mean();
   y.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("no further"); });
@@ -298,11 +298,11 @@ TEST_CASE("gradient bucket: a backward that fails leaves nothing to the next one
   check_gradients(step.model);
 }
 
-TEST_CASE("gradient bucket: gradients that somebody took away meanwhile are not waited for") {
+TEST_CASE("gradient bucket: gradients removed during backward are skipped") {
   Step step;
   const auto parameters = step.model->parameters();
   const Tensor y = step.model->forward(step.x);
-  SECTION("by what another one does at the end of the backward") {
+  SECTION("removed by another callback at the end of the backward") {
     std::vector<Tensor> seen;
     y.register_hook([&](const Tensor& g) {
       torch::autograd::Engine::get_default_engine().queue_callback([&] {
@@ -319,7 +319,7 @@ TEST_CASE("gradient bucket: gradients that somebody took away meanwhile are not 
     CHECK(seen.size() == parameters.size());
     for (const Tensor& p : parameters) CHECK_FALSE(p.grad().defined());
   }
-  SECTION("by a hook of another parameter, which puts others in their places") {
+  SECTION("replaced by a hook of another parameter") {
     parameters[0].register_hook([&](const Tensor& g) {
       parameters[1].mutable_grad() = torch::ones({7}, torch::kDouble);
       parameters[2].mutable_grad() = Tensor();
@@ -351,7 +351,7 @@ TEST_CASE("gradient bucket: contracts hold at the end of the backward, too") {
   CHECK_THROWS_WITH(loss.backward(), Catch::Contains("gradient") && Catch::Contains("DelayGradientReduction"));
 }
 
-TEST_CASE("gradient bucket: what is split is reduced at once, so that waiting takes no memory") {
+TEST_CASE("gradient bucket: gradients of sharded parameters are reduced at once, without extra memory") {
   Step step;
   for (auto& module : step.model->children()) {
     for (const auto& p : module->named_parameters()) shard_parameter(*module, p.key(), step.mesh, {Shard(0)});
@@ -367,7 +367,7 @@ TEST_CASE("gradient bucket: what is split is reduced at once, so that waiting ta
   check_gradients(step.model);
 }
 
-TEST_CASE("gradient bucket: as many bytes at once as a bucket holds") {
+TEST_CASE("gradient bucket: no more bytes at once than a bucket holds") {
   const DeviceMesh mesh(World::abstract(1024), {1024}, {"dp"});
   std::vector<Tensor> weights;
   const int64_t rows = 3 << 10, width = 1 << 10;  // 12 MiB each: two fit
@@ -398,7 +398,7 @@ TEST_CASE("gradient bucket: backwards of several threads have one each") {
   CHECK(good == 4);
 }
 
-TEST_CASE("gradient bucket: of several dtypes and meshes, tied, and under a memory limit") {
+TEST_CASE("gradient bucket: several dtypes and meshes, tied parameters, a memory limit") {
   const World world = World::local(4);
   const DeviceMesh mesh(world, {4}, {"dp"}), grid(world, {2, 2}, {"a", "b"});
   const auto weight = [](const DeviceMesh& m, at::ScalarType dtype) {
@@ -444,7 +444,7 @@ TEST_CASE("gradient bucket: a backward within a backward") {
     }
     static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                    torch::autograd::variable_list grads) {
-      const auto saved = ctx->get_saved_variables();  // as checkpointing does: forward once more, and its backward
+      const auto saved = ctx->get_saved_variables();  // like checkpointing: forward again, and its backward
       const at::AutoGradMode grad(true);
       const Tensor x = saved[0].detach().requires_grad_();
       torch::autograd::backward({x.mm(saved[1]).tanh()}, {grads[0]});

@@ -1,4 +1,4 @@
-// Gradients that go to parameters through casts and elementwise operators are reduced there, together.
+// Gradients that reach parameters through casts and elementwise operators are reduced there, together.
 #include <ATen/autocast_mode.h>
 #include <torch/nn.h>
 
@@ -38,7 +38,7 @@ Tensor numbers(std::vector<int64_t> sizes, double shift = 0) {
   return (torch::arange(c10::multiply_integers(sizes), torch::kDouble) + shift).view(sizes).sin();
 }
 
-// The collectives of a backward.
+// Number of collectives in a backward.
 std::vector<CommEvent> backward(const Tensor& loss) {
   CommDebugMode comm;
   loss.backward();
@@ -47,7 +47,7 @@ std::vector<CommEvent> backward(const Tensor& loss) {
 
 }  // namespace
 
-TEST_CASE("way of gradients: autocast under data parallelism reduces all gradients once, in float32") {
+TEST_CASE("gradient path: autocast under data parallelism reduces all gradients once, in float32") {
   const DeviceMesh mesh = mesh4();
   torch::nn::Sequential model = make_model(), plain = make_model();
   distribute_module(*model, mesh);
@@ -70,12 +70,12 @@ TEST_CASE("way of gradients: autocast under data parallelism reduces all gradien
   CHECK(events[0].bytes == 2 * 4 * elements * 3 / 4);
 }
 
-TEST_CASE("way of gradients: casts of one activation under tensor parallelism are reduced once") {
+TEST_CASE("gradient path: casts of one activation under tensor parallelism are reduced once") {
   const DeviceMesh mesh = mesh4();
   const Tensor x0 = numbers({6, 8}).to(torch::kFloat);
   const auto run = [&](const Tensor& x, const Tensors& weights) {
     Tensor h = x.tanh(), sum;
-    for (const Tensor& w : weights) {  // column-parallel, of one activation
+    for (const Tensor& w : weights) {  // column-parallel, on one activation
       const Tensor y = h.to(torch::kBFloat16).mm(w.to(torch::kBFloat16)).to(torch::kFloat).pow(2).sum();
       sum = sum.defined() ? sum + y : y;
     }
@@ -93,7 +93,7 @@ TEST_CASE("way of gradients: casts of one activation under tensor parallelism ar
   for (int i = 0; i < 3; ++i) CHECK(torch::allclose(full_tensor(split[i].grad()), plain[i].grad(), 0.05, 0.05));
 }
 
-TEST_CASE("way of gradients: weights made of parameters are reduced at the parameters, in one collective") {
+TEST_CASE("gradient path: weights computed from parameters are reduced at the parameters in one collective") {
   const DeviceMesh mesh = mesh4();
   using Make = std::function<Tensor(const Tensor& v, const Tensor& g)>;
   const std::vector<std::pair<const char*, Make>> makes = {
@@ -134,7 +134,7 @@ TEST_CASE("way of gradients: weights made of parameters are reduced at the param
   }
 }
 
-TEST_CASE("way of gradients: one that is small where it comes is reduced there") {
+TEST_CASE("gradient path: a gradient that is smaller than its parameter's is reduced first") {
   const DeviceMesh mesh = mesh4();
   const Tensor w0 = numbers({64, 64}), x0 = numbers({8, 1});
   const auto run = [](const Tensor& w, const Tensor& x) { return (x * (w.pow(2).sum() / 4096)).tanh().sum(); };
@@ -146,7 +146,7 @@ TEST_CASE("way of gradients: one that is small where it comes is reduced there")
   CHECK(events[0].bytes < 100);
 }
 
-TEST_CASE("way of gradients: a parameter that a loop uses again has its gradients added before they are reduced") {
+TEST_CASE("gradient path: gradients of a parameter used in a loop are added before they are reduced") {
   const DeviceMesh mesh = mesh4();
   const Tensor w0 = numbers({12, 12}), b0 = numbers({12}), x0 = numbers({256, 12});
   const auto run = [](Tensor x, const Tensor& w, const Tensor& b) {

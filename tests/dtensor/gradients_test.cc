@@ -1,4 +1,4 @@
-// Autograd through distributed tensors: gradients are those of one device, in layouts that the user can count on.
+// Autograd through distributed tensors: gradients equal those on one device, in guaranteed layouts.
 #include <torch/autograd.h>
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -16,7 +16,7 @@ namespace {
 
 using torch::Tensor;
 
-TEST_CASE("gradients: in-place on views gives the gradients of one device") {
+TEST_CASE("gradients: in-place operators on views give the gradients of one device") {
   torch::manual_seed(0);
   const auto mesh = mesh4();
   const auto x0 = torch::randn({6, 4}, torch::kDouble);
@@ -33,13 +33,13 @@ TEST_CASE("gradients: in-place on views gives the gradients of one device") {
   auto x = leaf(x0, mesh, {Replicate()});
   compute(x).backward();
   CHECK(same(x.grad(), plain.grad()));
-  // Flattening a dim that is sharded unevenly moves data: the view is a copy, and writes through all the same.
+  // Flattening an unevenly sharded dim moves data: the view is a copy, and still writes back.
   for (const Placement& p : {Shard(0), Shard(1)}) {
     auto y = leaf(x0, mesh, {p});
     compute(y).backward();
     CHECK(same(y.grad(), plain.grad()));
   }
-  // A view that moves nothing writes through, whatever the layout.
+  // A view without communication writes through in any layout.
   auto z = leaf(x0, mesh, {Shard(0)});
   auto zp = x0.clone().requires_grad_();
   const auto columns = [](const Tensor& t) {
@@ -54,7 +54,7 @@ TEST_CASE("gradients: in-place on views gives the gradients of one device") {
   CHECK(same(z.grad(), zp.grad()));
 }
 
-TEST_CASE("gradients: of averages and maxima") {
+TEST_CASE("gradients: averages and maxima") {
   const auto mesh = mesh4();
   std::vector<Tensor> parts;
   for (int i = 0; i < 4; ++i) parts.push_back(torch::full({2}, i, torch::kDouble).requires_grad_());
@@ -102,7 +102,7 @@ TEST_CASE("gradients: double backward, hooks, accumulation, retain_grad, detach"
   CHECK(same(mid.grad(), torch::ones({5, 3}, torch::kDouble)));
 }
 
-TEST_CASE("gradients: gradients are reduced once, or when the user says so") {
+TEST_CASE("gradients: reduced once, or when the user calls reduce_gradients") {
   const auto mesh = mesh4();
   const auto w0 = torch::randn({3, 2}, torch::kDouble), x0 = torch::randn({8, 3}, torch::kDouble);
   auto w = leaf(w0, mesh, {Replicate()});
@@ -130,7 +130,7 @@ TEST_CASE("gradients: gradients are reduced once, or when the user says so") {
   CHECK(same(v.grad(), expected / 2));
 }
 
-TEST_CASE("gradients: the version counter sees in-place changes of what backward needs") {
+TEST_CASE("gradients: the version counter detects in-place changes of saved tensors") {
   const auto mesh = mesh4();
   auto x = leaf(torch::randn({4, 4}), mesh, {Shard(0)});
   auto y = x * 1;
@@ -163,7 +163,7 @@ TEST_CASE("gradients: to_local, from_local, full_tensor are differentiable") {
   CHECK(meta_of(r.grad()).spec->placements() == Placements{Shard(0)});
 }
 
-TEST_CASE("gradients: of replicas through to_local must agree") {
+TEST_CASE("gradients: replicas from to_local must have equal gradients") {
   const DeviceMesh mesh(World::local(2), {2}, {"x"});
   const auto ones = torch::ones({3}, torch::kDouble);
   auto x = leaf(ones, mesh, {Replicate()});
@@ -177,13 +177,13 @@ TEST_CASE("gradients: of replicas through to_local must agree") {
   auto y = leaf(ones, mesh, {Replicate()});
   to_local(y, Placements{Partial()})[0].sum().backward();
   CHECK(full_tensor(y.grad()).sum().item<double>() == 3);
-  // Of a shard that was not used the gradient is zero.
+  // The gradient of an unused shard is zero.
   auto z = leaf(ones, mesh, {Shard(0)});
   to_local(z)[0].sum().backward();
   CHECK(torch::equal(full_tensor(z.grad()), torch::tensor({1., 1., 0.}, torch::kDouble)));
 }
 
-TEST_CASE("gradients: a plain one through a world without data says so") {
+TEST_CASE("gradients: a plain gradient in a world without data is an error") {
   const DeviceMesh mesh(World::abstract(2), {2}, {"x"});
   const auto x = leaf(torch::empty({4}, torch::kMeta), mesh, {Shard(0)});
   const auto y = redistribute(x, {Replicate()});

@@ -1,4 +1,4 @@
-// The DTensor handle: what it tells, and what it prints.
+// The DTensor handle: its accessors and its printed text.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
@@ -30,7 +30,7 @@ at::Tensor counting(std::vector<int64_t> sizes) {
 
 }  // namespace
 
-TEST_CASE("handle: tells layout, parts and their shapes") {
+TEST_CASE("handle: returns layout, parts and their shapes") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   const DTensor t(distribute_tensor(counting({5, 3}), mesh, {Replicate(), Shard(0)}));
   CHECK(t.mesh() == mesh);
@@ -59,7 +59,7 @@ TEST_CASE("handle: the gradient is a handle too") {
   CHECK(DTensor(w).grad()->placements() == Placements{Shard(0)});
 }
 
-TEST_CASE("handle: errors say what to do") {
+TEST_CASE("handle: errors name a remedy") {
   CHECK_THROWS_WITH(DTensor(at::ones({2, 3})), Catch::Contains("[2, 3]") && Catch::Contains("distribute_tensor"));
   CHECK_THROWS_AS(DTensor(at::ones({2, 3})), c10::TypeError);
   CHECK_THROWS_AS(DTensor(at::Tensor()), c10::TypeError);
@@ -73,7 +73,7 @@ TEST_CASE("handle: errors say what to do") {
   CHECK_THROWS_WITH(nothing.local(), Catch::Contains("0 local parts"));
 }
 
-TEST_CASE("handle: prints a matrix cut both ways") {
+TEST_CASE("handle: prints a matrix sharded on both dims") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   CHECK(printed(distribute_tensor(counting({3, 4}), mesh, {Shard(0), Shard(1)})) ==
         R"(f32[3, 4](S(0) S(1)) @ mesh(dp=2, tp=2)
@@ -134,7 +134,7 @@ TEST_CASE("handle: prints tensors of any number of dims, dtype and size") {
              Catch::Contains("│ 0   │ 1   │ 0   │ 1   │") && Catch::Contains("rank 0: [0, 1, 4, 5]"));
 }
 
-TEST_CASE("handle: printing does not communicate, nor see a MeshScope") {
+TEST_CASE("handle: printing does not communicate and ignores a MeshScope") {
   const DeviceMesh mesh(World::local(2), {2}, {"x"});
   struct Refuse : CommListener {
     void on_comm(const CommEvent&, bool) override { throw std::runtime_error("communication"); }

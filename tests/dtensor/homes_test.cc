@@ -1,4 +1,4 @@
-// Where rows belong: those looked up for a split batch, whoever reads them first, and those that nobody has placed.
+// Preferred layouts: of rows looked up for a split batch, for any first reader, and of constants.
 #include <torch/nn.h>
 
 #include "dtensor/dtensor_handle.h"
@@ -16,7 +16,7 @@ using torch::Tensor;
 
 struct Lookup {
   DeviceMesh mesh;
-  Tensor plain, distributed;  // of a table by rows: [12, 3, 8]
+  Tensor plain, distributed;  // looked up in a table by rows: [12, 3, 8]
 };
 
 Lookup look_up(const World& world) {
@@ -32,24 +32,24 @@ void check_split(const Tensor& t, const Tensor& plain) {
   CHECK(torch::allclose(full_tensor(t), plain, 1e-12, 1e-12));
 }
 
-TEST_CASE("looked up rows are reduced to where the batch is", "[dtensor][homes]") {
+TEST_CASE("preferred layouts: looked up rows are reduced to the batch sharding", "[dtensor][homes]") {
   const Lookup rows = look_up(World::local(4));
   REQUIRE(spec_of(rows.distributed)->has_partial());
   torch::manual_seed(6);
   const Tensor weight = torch::randn({8, 16}, torch::kDouble);
   const Tensor dweight = distribute_tensor(weight, rows.mesh);
-  SECTION("at once") { check_split(rows.distributed.exp(), rows.plain.exp()); }
-  SECTION("behind a sum") { check_split(rows.distributed.sum(1).tanh(), rows.plain.sum(1).tanh()); }
-  SECTION("behind views") {
+  SECTION("by the first operator") { check_split(rows.distributed.exp(), rows.plain.exp()); }
+  SECTION("after a sum") { check_split(rows.distributed.sum(1).tanh(), rows.plain.sum(1).tanh()); }
+  SECTION("after views") {
     check_split(rows.distributed.flatten(1).unsqueeze(1).square(), rows.plain.flatten(1).unsqueeze(1).square());
   }
-  SECTION("for a product, whose work they share") {
+  SECTION("for a product, to share its work") {
     CommDebugMode comm;
     check_split(rows.distributed.mean(1).mm(dweight), rows.plain.mean(1).mm(weight));
     CHECK(comm.work_share() == Approx(1));
     CHECK(comm.counts().at("reduce_scatter") == 1);
   }
-  SECTION("where the batch is another dim") {
+  SECTION("with the batch in another dim") {
     const Tensor t = rows.distributed.transpose(0, 1).exp();
     CHECK(to_string(spec_of(t)->placements()) == "S(1)");
     CHECK(torch::allclose(full_tensor(t), rows.plain.transpose(0, 1).exp(), 1e-12, 1e-12));
@@ -57,7 +57,8 @@ TEST_CASE("looked up rows are reduced to where the batch is", "[dtensor][homes]"
 }
 
 struct Columns {
-  Tensor plain, distributed, beside, distributed_beside;  // looked up in a table by columns; others, of the batch
+  Tensor plain, distributed, beside,
+      distributed_beside;  // looked up in a table by columns; the beside ones have the batch sharding
 };
 
 Columns look_up_columns(const DeviceMesh& mesh, int64_t width) {
@@ -70,10 +71,10 @@ Columns look_up_columns(const DeviceMesh& mesh, int64_t width) {
   return {torch::embedding(table, ids), rows, beside, distribute_tensor(beside, mesh, {Shard(0)})};
 }
 
-TEST_CASE("columns that were looked up go back to the batch where others are there", "[dtensor][homes]") {
+TEST_CASE("preferred layouts: looked up columns return to the batch sharding with batch inputs", "[dtensor][homes]") {
   const Columns t = look_up_columns(DeviceMesh(World::local(4), {4}, {"all"}), 16);
   std::vector<Tensor> plain = {t.beside}, distributed = {t.distributed_beside};
-  for (int64_t i = 0; i < 4; ++i) {  // one moves fewer bytes than four
+  for (int64_t i = 0; i < 4; ++i) {  // moving one sends fewer bytes than moving four
     plain.push_back(t.plain + i);
     distributed.push_back(t.distributed + i);
   }
@@ -82,20 +83,20 @@ TEST_CASE("columns that were looked up go back to the batch where others are the
   CHECK(comm.counts().at("all_to_all") == 1);
 }
 
-TEST_CASE("what is added up over the batch is not at home there", "[dtensor][homes]") {
+TEST_CASE("preferred layouts: a sum over the batch has no preferred layout", "[dtensor][homes]") {
   const Columns t = look_up_columns(DeviceMesh(World::local(4), {4}, {"all"}), 8);
   const Tensor product = t.distributed.t().mm(t.distributed_beside);
   check_split(product, t.plain.t().mm(t.beside));  // a part of the columns is multiplied by all of the others
 }
 
-TEST_CASE("a batch on all ranks stays there", "[dtensor][homes]") {
+TEST_CASE("preferred layouts: rows for a replicated batch stay replicated", "[dtensor][homes]") {
   const DeviceMesh mesh(World::local(4), {4}, {"all"});
   const Tensor table = distribute_tensor(torch::randn({100, 8}), mesh, {Shard(0)});
   const Tensor rows = torch::embedding(table, distribute_tensor(torch::randint(100, {12, 3}), mesh));
   CHECK(to_string(spec_of(rows.exp())->placements()) == "R");
 }
 
-TEST_CASE("the gradient of a table that is small beside its batch is made of parts", "[dtensor][homes]") {
+TEST_CASE("the gradient of a table smaller than its batch is a reduce-scatter", "[dtensor][homes]") {
   const auto calls = [](int64_t table_rows) {
     const DeviceMesh mesh(World::abstract(4), {4}, {"all"});
     const Tensor table = ones({table_rows, 64}, mesh, {Shard(0)}, {.requires_grad = true});
@@ -111,7 +112,7 @@ TEST_CASE("the gradient of a table that is small beside its batch is made of par
   CHECK(calls(1 << 20).at("all_gather") == 1);
 }
 
-TEST_CASE("rows that nobody has placed are multiplied by one rank each", "[dtensor][homes]") {
+TEST_CASE("preferred layouts: multiplying constants is shared among the ranks", "[dtensor][homes]") {
   const bool abstract = GENERATE(false, true);
   const DeviceMesh mesh(abstract ? World::abstract(4) : World::local(4), {4}, {"dp"});
   const Tensor weight = zeros({3, 8}, mesh, {}, {torch::kDouble}).requires_grad_(),
@@ -129,13 +130,13 @@ TEST_CASE("rows that nobody has placed are multiplied by one rank each", "[dtens
   CHECK(layout(torch::addmm(bias, state, weight)) == "S(0)");
   CHECK(comm.work_share() == Approx(1));
   CHECK(layout(state.mm(columns)) == "S(1)");
-  CHECK(layout(made(1).mm(weight)) == "R");  // there is nothing to share out
-  CHECK(layout(state + 1) == "R");           // nor is it worth anything
+  CHECK(layout(made(1).mm(weight)) == "R");  // too few rows to share
+  CHECK(layout(state + 1) == "R");           // not worth sharing
   CHECK(layout((state + 1).mm(weight)) == "R");
   CHECK(layout(given.mm(state)) == "R");  // which may be a weight
   CHECK(layout(given.mm(made(8).requires_grad_())) == "R");
   state.add_(1);
-  CHECK(layout(state.mm(weight)) == "R");  // an operator has placed it
+  CHECK(layout(state.mm(weight)) == "R");  // an operator has set its layout
   CHECK(comm.total() == 0);
 }
 

@@ -1,4 +1,4 @@
-// What has moved once is known: by views, by the tensors that they are of, and until somebody writes.
+// Cached layouts: shared with views and with their base, until a write.
 #include <torch/nn.h>
 
 #include <functional>
@@ -26,7 +26,7 @@ DeviceMesh mesh_of(int64_t ranks, bool abstract = false) {
   return DeviceMesh(abstract ? World::abstract(ranks) : World::local(ranks), {ranks}, {"tp"});
 }
 
-// A product that is Partial, and what it is.
+// A Partial product, and its plain value.
 struct Product {
   Tensor plain, distributed;
 };
@@ -41,7 +41,7 @@ bool close(const Tensor& t, const Tensor& plain) {
   return !spec_of(t)->mesh().world().has_data() || torch::allclose(full_tensor(t), plain, 1e-12, 1e-13);
 }
 
-TEST_CASE("known layouts: a tensor and its views are reduced once", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: a tensor and its views are reduced once", "[dtensor][known_layouts]") {
   const bool abstract = GENERATE(false, true);
   const auto [plain, p] = product(mesh_of(4, abstract), 6, 5);
   CommDebugMode comm;
@@ -56,8 +56,7 @@ TEST_CASE("known layouts: a tensor and its views are reduced once", "[dtensor][k
   CHECK(comm.total() == 1);
 }
 
-TEST_CASE("known layouts: of many views the whole is reduced, of a small one of much that one",
-          "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: the base is reduced for many views, a small view alone", "[dtensor][known_layouts]") {
   const bool abstract = GENERATE(false, true);
   const auto [plain, p] = product(mesh_of(4, abstract), 32, 6);
   CommDebugMode comm;
@@ -69,15 +68,15 @@ TEST_CASE("known layouts: of many views the whole is reduced, of a small one of 
   CHECK(comm.bytes() < 64 * 8 * 2);
 }
 
-TEST_CASE("known layouts: what others wrote to parts is reduced anew, also if it failed half way",
+TEST_CASE("cached layouts: a redistribution is repeated after a write to local tensors, also a failed one",
           "[dtensor][known_layouts]") {
   const auto [plain, p] = product(mesh_of(2), 6, 5);
   const auto write = [p = p] {
     for (const Tensor& part : memory_of(p).locals) part.zero_();
   };
   CHECK(close(p.exp(), plain.exp()));
-  SECTION("succeeded") { write_parts({p}, "test", write); }
-  SECTION("failed") {
+  SECTION("the write succeeded") { write_parts({p}, "test", write); }
+  SECTION("the write failed") {
     CHECK_THROWS_WITH(write_parts({p}, "test",
                                   [&] {
                                     write();
@@ -88,7 +87,7 @@ TEST_CASE("known layouts: what others wrote to parts is reduced anew, also if it
   CHECK(close(p.exp(), torch::ones_like(plain)));
 }
 
-TEST_CASE("known layouts: what was written since is reduced anew", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: a tensor is redistributed again after a write", "[dtensor][known_layouts]") {
   const auto [plain, p] = product(mesh_of(2), 6, 5);
   CommDebugMode comm;
   p.exp();
@@ -102,7 +101,8 @@ TEST_CASE("known layouts: what was written since is reduced anew", "[dtensor][kn
   CHECK(comm.total() == 3);
 }
 
-TEST_CASE("known layouts: views of conjugates, of other strides, and of gathered numbers", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: views that conjugate or have other strides, and views of gathered tensors",
+          "[dtensor][known_layouts]") {
   const DeviceMesh mesh = mesh_of(3);
   torch::manual_seed(3);
   const Tensor parts = torch::randn({3, 4, 5}, torch::kComplexDouble);
@@ -113,7 +113,7 @@ TEST_CASE("known layouts: views of conjugates, of other strides, and of gathered
   q.exp();
   CHECK(close(q.conj().sin(), plain.conj().sin()));
   CHECK(close(q.t().conj().sin(), plain.t().conj().sin()));
-  // Parts that do not lie in rows.
+  // Parts that are not row-major.
   std::vector<Tensor> columns;
   for (const Tensor& part : torch::randn({3, 4, 5}, torch::kDouble).unbind(0)) columns.push_back(part.t());
   const Tensor c = from_local(columns, mesh, {Partial()}) * 1;
@@ -123,7 +123,7 @@ TEST_CASE("known layouts: views of conjugates, of other strides, and of gathered
   CHECK(close(c.slice(0, 1, 3).sin(), sum.slice(0, 1, 3).sin()));
 }
 
-TEST_CASE("known layouts: indices are gathered once for all tables", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: indices are gathered once for all tables", "[dtensor][known_layouts]") {
   const DeviceMesh mesh = mesh_of(4);
   torch::manual_seed(4);
   const Tensor ids = torch::randint(16, {8, 3, 2}), table = torch::randn({16, 5}, torch::kDouble);
@@ -136,7 +136,7 @@ TEST_CASE("known layouts: indices are gathered once for all tables", "[dtensor][
   for (int64_t i = 0; i < 3; ++i) CHECK(close(found[i], torch::embedding(table, ids.select(1, i))));
 }
 
-TEST_CASE("known layouts: the inputs of an operator move together", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: the inputs of an operator move together", "[dtensor][known_layouts]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor a = torch::arange(24, torch::kDouble).view({4, 6}), b = a * 3 - 1;
   const Tensor x = distribute_tensor(a, mesh, {Shard(0)}), y = distribute_tensor(b, mesh, {Shard(0)});
@@ -153,13 +153,13 @@ TEST_CASE("known layouts: the inputs of an operator move together", "[dtensor][k
   CHECK(comm.total() == 1);
 }
 
-// Matrices of which parts are sharded; an operator that wants them whole.
+// Matrices with sharded dims, and an operator that needs them whole.
 Tensor matrices(Shape sizes) {
   torch::manual_seed(5);
   return torch::randn(sizes, torch::kDouble) / 4 + torch::eye(sizes.back(), torch::kDouble);
 }
 
-// How many collectives it takes to make what is `plain`.
+// Number of collectives of inverse(), with the result compared to `plain`.
 int64_t moves(const std::function<Tensor()>& make, const Tensor& plain) {
   CommDebugMode comm;
   const Tensor made = make();
@@ -172,7 +172,7 @@ int64_t moves_for_inverse(const Tensor& t, const Tensor& plain) {
   return moves([&] { return std::get<0>(torch::linalg_inv_ex(t)); }, plain.inverse());
 }
 
-TEST_CASE("known layouts: what has moved to other parts is known there, and as the views of it",
+TEST_CASE("cached layouts: a redistribution to another dim serves the tensor and its views",
           "[dtensor][known_layouts]") {
   const bool abstract = GENERATE(false, true);
   const int64_t ranks = GENERATE(3, 4);
@@ -183,14 +183,15 @@ TEST_CASE("known layouts: what has moved to other parts is known there, and as t
   CHECK(moves_for_inverse(x.transpose(1, 2), plain.transpose(1, 2)) == 0);
   CHECK(moves_for_inverse(x.unsqueeze(1).expand({5, 2, 6, 6}), plain.unsqueeze(1).expand({5, 2, 6, 6})) == 0);
   CHECK(moves([&] { return x.matrix_exp(); }, plain.matrix_exp()) == 0);
-  // Of some matrices other ones lie on each rank.
+  // Each rank gets other ones of the matrices.
   CHECK(moves_for_inverse(x.slice(0, 1, 5), plain.slice(0, 1, 5)) == 1);
   x.mul_(2);
   plain = plain * 2;
   CHECK(moves_for_inverse(x, plain) == 1);
 }
 
-TEST_CASE("known layouts: of views that move alike, what they are views of moves", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: for views with the same redistribution, the base is moved once",
+          "[dtensor][known_layouts]") {
   const bool abstract = GENERATE(false, true);
   const Tensor plain = matrices({5, 3, 6, 6});
   const Tensor x = distribute_tensor(plain, mesh_of(4, abstract), {Shard(2)});
@@ -201,7 +202,7 @@ TEST_CASE("known layouts: of views that move alike, what they are views of moves
   CHECK(moves_for_inverse(x.slice(1, 0, 3, 2).transpose(0, 1), plain.slice(1, 0, 3, 2).transpose(0, 1)) == 0);
 }
 
-TEST_CASE("known layouts: what the arguments of one operator are views of moves once", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: the base of several arguments of one operator moves once", "[dtensor][known_layouts]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor rows = torch::randn({8, 64, 512}, torch::kDouble), other = torch::randn({8, 512, 64}, torch::kDouble);
   const Tensor x = distribute_tensor(rows, mesh, {Shard(1)}), y = distribute_tensor(other, mesh, {Shard(2)});
@@ -217,7 +218,7 @@ TEST_CASE("known layouts: what the arguments of one operator are views of moves 
   CHECK(close(apart, rows.bmm(other)));
 }
 
-TEST_CASE("free layouts: what an operator made follows what is added to it", "[dtensor][free_layouts]") {
+TEST_CASE("free layouts: an operator's result takes the layout of an added tensor", "[dtensor][free_layouts]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor a = torch::randn({8, 3}, torch::kDouble), index = torch::tensor({1, 0, 5, 5, 2, 7, 1, 1});
   const Tensor x = distribute_tensor(a, mesh, {Shard(0)}), ids = distribute_tensor(index, mesh, {Shard(0)});
@@ -235,7 +236,7 @@ TEST_CASE("free layouts: what an operator made follows what is added to it", "[d
   CHECK(close(scattered, torch::zeros_like(a).index_add(0, index, a)));
 }
 
-TEST_CASE("free layouts: what is shared, or was laid out by somebody, stays", "[dtensor][free_layouts]") {
+TEST_CASE("free layouts: aliased tensors and those with a layout of the user keep it", "[dtensor][free_layouts]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor a = torch::randn({8, 3}, torch::kDouble);
   const Tensor x = distribute_tensor(a, mesh, {Shard(0)});
@@ -262,7 +263,7 @@ TEST_CASE("free layouts: what is shared, or was laid out by somebody, stays", "[
   CHECK(layout(parameter) == Placements{Replicate()});
 }
 
-TEST_CASE("free layouts: gradients go through what changed its layout", "[dtensor][free_layouts]") {
+TEST_CASE("free layouts: gradients flow through a tensor that changed its layout", "[dtensor][free_layouts]") {
   const DeviceMesh mesh = mesh_of(2);
   torch::manual_seed(6);
   Tensor w = torch::randn({3, 3}, torch::kDouble).requires_grad_(), x = torch::randn({4, 3}, torch::kDouble);
@@ -276,19 +277,19 @@ TEST_CASE("free layouts: gradients go through what changed its layout", "[dtenso
   CHECK(close(dw.grad(), w.grad()));
 }
 
-TEST_CASE("known layouts: what is known of a tensor before it has views does not hide it from them",
+TEST_CASE("cached layouts: layouts cached before a tensor has views are visible to later views",
           "[dtensor][known_layouts]") {
   const bool abstract = GENERATE(false, true);
   const auto [plain, p] = product(mesh_of(4, abstract), 8, 6);
   CommDebugMode comm;
   CHECK(close(p.exp(), plain.exp()));
   const int64_t whole = comm.total();
-  p.mul_(2);  // out of date, and views come now
+  p.mul_(2);  // the cache is outdated, and views follow
   for (int64_t i = 0; i < 8; ++i) CHECK(close(p[i].exp(), (plain[i] * 2).exp()));
   CHECK(comm.total() == whole + 1);
 }
 
-TEST_CASE("known layouts: what was known before a write is let go", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: a write releases the cached layouts", "[dtensor][known_layouts]") {
   const DeviceMesh mesh = mesh_of(3);
   const Tensor x = distribute_tensor(torch::randn({12, 4}, torch::kDouble), mesh, {Shard(0)}) * 1;
   MemoryMeter& memory = mesh.world().memory();
@@ -296,7 +297,7 @@ TEST_CASE("known layouts: what was known before a write is let go", "[dtensor][k
   for (int round = 0; round < 8; ++round) {
     x.mul_(1.5);
     x.roll({1}, {0}), x.roll({-1}, {0});  // margins
-    x.slice(0, 0, 4).matrix_exp();        // moved whole
+    x.slice(0, 0, 4).matrix_exp();        // moved as a whole
     const auto& forms = peek_meta(x).storage->reduced;
     REQUIRE(forms);
     CHECK(forms->size() <= 6);
@@ -305,12 +306,12 @@ TEST_CASE("known layouts: what was known before a write is let go", "[dtensor][k
   }
 }
 
-TEST_CASE("known layouts: what was known is let go when somebody writes", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: cached parts are released by a write", "[dtensor][known_layouts]") {
   const DeviceMesh mesh = mesh_of(4, /*abstract=*/true);
   MemoryMeter& memory = mesh.world().memory();
   const auto p = product(mesh, 64, 32).distributed;
   const int64_t before = memory.live_bytes();
-  SECTION("to it") {
+  SECTION("to the tensor") {
     p.exp();
     CHECK(memory.live_bytes() > before);
     p.mul_(2);
@@ -319,7 +320,7 @@ TEST_CASE("known layouts: what was known is let go when somebody writes", "[dten
     p.exp();
     p.t().mul_(2);
   }
-  SECTION("to a view that is a copy") {
+  SECTION("to a copied view") {
     const Tensor x = zeros({8, 16, 16}, mesh, {Shard(1)}, {.dtype = torch::kDouble}) * 1;
     const int64_t with_x = memory.live_bytes();
     x.matrix_exp();

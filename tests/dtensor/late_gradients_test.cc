@@ -1,4 +1,4 @@
-// Gradients of tables come late, all at once, and nobody can tell but by the number of collectives.
+// Gradients of tables are deferred and computed together, without any difference but the number of collectives.
 #include <torch/autograd.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
@@ -29,7 +29,7 @@ Tensor replicate_as(const Tensor& plain, const Tensor& t) {
   return distribute_tensor(plain, mesh, Placements(static_cast<size_t>(mesh.ndim()), Replicate()));
 }
 
-// Tables split by rows, whose gradients want the rows of the whole batch.
+// Tables sharded by rows, whose gradients need the rows of the whole batch.
 struct Tables {
   static constexpr int64_t kRows = 20, kWidth = 3;
   DeviceMesh mesh{World::local(4), {4}, {"all"}};
@@ -55,7 +55,7 @@ struct Tables {
     }
     return sum;
   }
-  // Collectives of backward that are not of the loss.
+  // Collectives of backward, without those of the loss.
   std::vector<CommEvent> backward() {
     const Tensor value = loss(tables, ids);
     CommDebugMode comm;
@@ -75,9 +75,9 @@ struct Tables {
 
 }  // namespace
 
-TEST_CASE("late gradients: all tables want the batch, which comes once") {
+TEST_CASE("deferred gradients: several tables gather the batch once") {
   Tables step;
-  for (int round = 0; round < 2; ++round) {  // decided now, and before
+  for (int round = 0; round < 2; ++round) {  // new decisions, and cached ones
     const auto events = step.backward();
     REQUIRE(events.size() == 1);
     CHECK(events[0].collective == Collective::kAllGather);
@@ -89,20 +89,20 @@ TEST_CASE("late gradients: all tables want the batch, which comes once") {
   }
 }
 
-TEST_CASE("late gradients: a table's gradient that somebody reads before is there") {
+TEST_CASE("deferred gradients: reading a table's gradient computes it") {
   Tables step;
-  SECTION("in a hook, and is replaced") {
+  SECTION("in a hook that replaces it") {
     step.tables[1].register_hook([&](const Tensor& g) { return g * 2; });
     step.plain[1].register_hook([](const Tensor& g) { return g * 2; });
     CHECK(step.backward().size() == 2);
     step.check();
   }
-  SECTION("since it is added to one that is there") {
+  SECTION("by adding to an existing gradient") {
     step.backward();
     CHECK(step.backward().size() == 3);
     step.check(2);
   }
-  SECTION("by another table's hook: of the tables whose turn has come") {
+  SECTION("in a hook of another table, for tables before it") {
     int64_t seen = 0;
     step.tables[0].register_hook([&](const Tensor& g) {
       for (size_t i = 1; i < 3; ++i) {
@@ -114,14 +114,14 @@ TEST_CASE("late gradients: a table's gradient that somebody reads before is ther
     step.check();
     CHECK(seen > 0);
   }
-  SECTION("chosen, or to be differentiated") {
+  SECTION("for chosen tensors, or to be differentiated") {
     const auto chosen = torch::autograd::grad({step.loss(step.tables, step.ids)}, step.tables);
     Tables again;
     again.loss(again.tables, again.ids).backward({}, true, /*create_graph=*/true);
     again.check();
     for (size_t i = 0; i < 3; ++i) CHECK(same(chosen[i], again.plain[i].grad()));
   }
-  SECTION("of a table that is used twice, and after a backward that failed") {
+  SECTION("for a table used twice, and after a failed backward") {
     const Tensor x = torch::embedding(step.tables[0], step.ids.select(1, 0));
     const Tensor y = x + torch::embedding(step.tables[0], step.ids.select(1, 1)) +
                      torch::embedding(step.tables[1], step.ids.select(1, 2));
@@ -136,7 +136,7 @@ TEST_CASE("late gradients: a table's gradient that somebody reads before is ther
     Tables failing;
     const Tensor first = torch::embedding(failing.tables[0], failing.ids.select(1, 0));
     first.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("no further"); });
-    const Tensor second = torch::embedding(failing.tables[1], failing.ids.select(1, 1));  // its turn is first
+    const Tensor second = torch::embedding(failing.tables[1], failing.ids.select(1, 1));  // is processed first
     CHECK_THROWS_WITH((first * second).sum().backward(), Catch::Contains("no further"));
     const Tensor f0 = failing.plain[0].detach(), s0 = failing.plain[1];
     (torch::embedding(f0, failing.ids0.select(1, 0)) * torch::embedding(s0, failing.ids0.select(1, 1)))
@@ -149,11 +149,11 @@ TEST_CASE("late gradients: a table's gradient that somebody reads before is ther
   }
 }
 
-TEST_CASE("late gradients: a table's gradient is of what was there when its turn came") {
+TEST_CASE("deferred gradients: a table's gradient uses the inputs at the time of its turn") {
   const DeviceMesh mesh(World::local(4), {4}, {"all"});
   const auto run = [](const Tensor& table, const Tensor& ids, const Tensor& x) {
     const Tensor h = x * 2, y = h + torch::embedding(table, ids);
-    h.register_hook([](Tensor g) { g.zero_(); });  // the gradient that both have, after the table's turn
+    h.register_hook([](Tensor g) { g.zero_(); });  // changes the gradient that both share, after the table's turn
     (y * y).sum().backward();
   };
   torch::manual_seed(9);
@@ -167,13 +167,13 @@ TEST_CASE("late gradients: a table's gradient is of what was there when its turn
   CHECK(same(x_split.grad(), x_plain.grad()));
 }
 
-TEST_CASE("late gradients: tables of two worlds, and one whose rows are looked up") {
+TEST_CASE("deferred gradients: tables of two worlds, and a table whose rows are looked up") {
   Tables a, b(2);
   torch::autograd::backward({a.loss(a.tables, a.ids), b.loss(b.tables, b.ids)}, {});
   a.check();
   b.check();
 
-  // The rows of one table are looked up in, with weights that want a gradient, too.
+  // The rows of one table are looked up in, with weights that require grad, too.
   const DeviceMesh mesh(World::local(4), {4}, {"all"});
   torch::manual_seed(10);
   const Tensor table = torch::randn({9, 2}, torch::kDouble), of_table = torch::randint(9, {8}),
@@ -194,7 +194,7 @@ TEST_CASE("late gradients: tables of two worlds, and one whose rows are looked u
   CHECK(same(w1.grad(), w0.grad()));
 }
 
-TEST_CASE("late gradients: of tables as much of the batch at once as a bucket holds") {
+TEST_CASE("deferred gradients: no more of the batch is gathered at once than a bucket holds") {
   const DeviceMesh mesh(World::abstract(16), {16}, {"all"});
   const int64_t samples = 16 << 10, width = 160;  // 10 MiB of rows for each table, and ids
   std::vector<Tensor> tables;
@@ -213,7 +213,7 @@ TEST_CASE("late gradients: of tables as much of the batch at once as a bucket ho
   for (const Tensor& t : tables) CHECK(DTensor(t.grad()).placements() == Placements{Shard(0)});
 }
 
-TEST_CASE("late gradients: bags of tables, too") {
+TEST_CASE("deferred gradients: embedding bags, too") {
   Tables step;
   const auto loss = [](const std::vector<Tensor>& tables, const Tensor& ids) {
     Tensor sum;
@@ -231,7 +231,7 @@ TEST_CASE("late gradients: bags of tables, too") {
   for (size_t i = 0; i < 3; ++i) CHECK(same(step.tables[i].grad(), step.plain[i].grad()));
 }
 
-TEST_CASE("late gradients: views of one that is not there yet") {
+TEST_CASE("deferred gradients: views of a gradient that is not computed yet") {
   using View = std::function<Tensor(const Tensor&)>;
   const std::vector<View> views = {
       [](const Tensor& t) { return t.select(1, 0); },
@@ -264,7 +264,7 @@ TEST_CASE("late gradients: views of one that is not there yet") {
   }
 }
 
-TEST_CASE("late gradients: a hook that the table gets after forward sees its gradient") {
+TEST_CASE("deferred gradients: a hook registered after forward gets its gradient") {
   Tables step;
   const Tensor loss = step.loss(step.tables, step.ids);
   Tensor column;
@@ -280,8 +280,7 @@ TEST_CASE("late gradients: a hook that the table gets after forward sees its gra
   CHECK(torch::allclose(column * 2, step.plain[1].grad().select(1, 0), 1e-10, 1e-12));
 }
 
-// A table whose gradient has the same gradient as another tensor, whose turn comes afterwards: `then` is called with
-// it.
+// A table that shares its output gradient with another tensor, whose turn comes later: `then` is called with it.
 struct Shared {
   DeviceMesh mesh{World::local(4), {4}, {"all"}};
   Tensor table0, ids0, x0;
@@ -311,7 +310,7 @@ struct Shared {
   bool is_right() const { return same(table.grad(), table0.grad()); }
 };
 
-TEST_CASE("late gradients: what is written in a backward within the backward is seen") {
+TEST_CASE("deferred gradients: a write in a nested backward is respected") {
   struct Again : torch::autograd::Function<Again> {
     static Tensor forward(torch::autograd::AutogradContext*, const Tensor& h) { return h * 1; }
     static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -338,10 +337,10 @@ TEST_CASE("late gradients: what is written in a backward within the backward is 
   CHECK(same(s.x.grad(), s.x0.grad()));
 }
 
-TEST_CASE("late gradients: what is written after a backward that failed is seen") {
+TEST_CASE("deferred gradients: a write after a failed backward is respected") {
   Shared s;
   s.fail();
-  SECTION("to what the gradient is computed of") { s.ids.copy_(torch::zeros_like(s.ids)); }
+  SECTION("written to the inputs") { s.ids.copy_(torch::zeros_like(s.ids)); }
   SECTION("by a load") {
     const testing::TempFolder folder;
     const auto load_zeros = [&](Tensor into) {
@@ -356,29 +355,29 @@ TEST_CASE("late gradients: what is written after a backward that failed is seen"
         load_checkpoint(folder / "checkpoint", contents);
       }
     };
-    SECTION("to that") { load_zeros(s.ids); }
-    SECTION("to a view of that") { load_zeros(s.ids.slice(0, 0, 8)); }
+    SECTION("to the input itself") { load_zeros(s.ids); }
+    SECTION("to a view of the input") { load_zeros(s.ids.slice(0, 0, 8)); }
     CHECK(full_tensor(s.ids).eq(0).all().item<bool>());
   }
-  SECTION("by another thread, to a view of that") {
+  SECTION("by another thread, to a view of the input") {
     std::thread([&] { s.ids.slice(0, 1, 7).zero_(); }).join();
   }
-  SECTION("to the gradient") {
+  SECTION("written to the gradient") {
     s.table.grad().mul_(2);
     s.table0.mutable_grad() = s.table0.grad() * 2;
   }
   CHECK(s.is_right());
 }
 
-TEST_CASE("late gradients: what the user's handles become is not computed of") {
+TEST_CASE("deferred gradients: rebinding or writing exposed inputs has no effect") {
   Shared s;
-  SECTION("another gradient's data") {
+  SECTION("set_data of the output gradient") {
     s.run([&](Tensor g) { g.set_data(zeros({8, 3}, s.mesh, {Shard(0)}, {.dtype = torch::kDouble})); });
   }
-  SECTION("other indices' data") {
+  SECTION("set_data of the indices") {
     s.run([&](const Tensor&) { s.ids.set_data(zeros({8}, s.mesh, {Shard(0)}, {.dtype = torch::kLong})); });
   }
-  SECTION("parts that the user has") {
+  SECTION("writes to local tensors obtained before") {
     std::vector<Tensor> parts;
     for (const Tensor& part : s.ids0.chunk(4)) parts.push_back(part.clone());
     s.ids = from_local(parts, s.mesh, {Shard(0)});
@@ -386,13 +385,13 @@ TEST_CASE("late gradients: what the user's handles become is not computed of") {
       for (const Tensor& part : parts) part.zero_();
     });
   }
-  SECTION("parts that the user gets") {
+  SECTION("writes to local tensors obtained later") {
     s.run([&](const Tensor& g) {
       for (const Tensor& part : mutable_local_tensors(g)) part.zero_();
       for (const Tensor& part : mutable_local_tensors(s.ids)) part.zero_();
     });
   }
-  SECTION("plain indices") {
+  SECTION("writes to plain indices") {
     const ImplicitReplication alike;
     const Tensor plain = s.ids0.clone();
     Shared::run(s.table, plain, s.x, [&](const Tensor&) { plain.zero_(); });
@@ -400,8 +399,8 @@ TEST_CASE("late gradients: what the user's handles become is not computed of") {
   CHECK(s.is_right());
 }
 
-TEST_CASE("late gradients: who gets parts that a gradient is just computed of gets them afterwards") {
-  // The gradients' collective lets another thread ask for parts, and write to them if it gets them.
+TEST_CASE("deferred gradients: exposing an input waits for running calls") {
+  // The gradients' collective lets another thread request the local tensors, and write to them once it gets them.
   struct Asks : CommListener {
     std::function<void()> ask;
     std::thread asking;
@@ -426,19 +425,19 @@ TEST_CASE("late gradients: who gets parts that a gradient is just computed of ge
   CHECK(same(s.ids, torch::zeros_like(s.ids0)));
 }
 
-TEST_CASE("late gradients: one that is set to zero is not computed") {
+TEST_CASE("deferred gradients: a gradient set to zero is not computed") {
   Shared s;
   s.fail();
   MemoryMeter& memory = s.mesh.world().memory();
   const auto zero_grad = [&] { torch::optim::SGD({s.table}, 0.1).zero_grad(/*set_to_none=*/false); };
-  SECTION("before anybody asked for it") {
+  SECTION("before it was read") {
     CommDebugMode comm;
     SECTION("to zero") { zero_grad(); }
     SECTION("to a number") { s.table.grad().fill_(0.); }
-    SECTION("to what another one is") { s.table.grad().copy_(torch::zeros_like(s.table)); }
+    SECTION("to another gradient's value") { s.table.grad().copy_(torch::zeros_like(s.table)); }
     CHECK(comm.total() == 0);
   }
-  SECTION("when it could not be computed, and holds nothing any more") {
+  SECTION("after its computation failed, with its inputs released") {
     const int64_t before = memory.live_bytes();
     {
       ForbidImplicitCommunication none;
@@ -453,31 +452,31 @@ TEST_CASE("late gradients: one that is set to zero is not computed") {
   CHECK(s.is_right());
 }
 
-TEST_CASE("late gradients: one is not lost to a write that fails") {
+TEST_CASE("deferred gradients: a failed write does not lose the gradient") {
   Shared s;
   s.fail();
   const Tensor grad = s.table.grad();
-  SECTION("for its value") { CHECK_THROWS(grad.fill_(c10::complex<double>(1, 2))); }
-  SECTION("for what it would communicate") {
+  SECTION("an error for the value") { CHECK_THROWS(grad.fill_(c10::complex<double>(1, 2))); }
+  SECTION("an error for the communication") {
     const Tensor other = zeros({10, 3}, s.mesh, {Shard(1)}, {.dtype = torch::kDouble});
     {
       ForbidImplicitCommunication none;
       CHECK_THROWS_WITH(grad.copy_(other), Catch::Contains("ForbidImplicitCommunication"));
     }
-    SECTION("and one that succeeds") {
+    SECTION("followed by a successful write") {
       grad.copy_(other);
       s.table0.mutable_grad() = torch::zeros_like(s.table0);
     }
-    SECTION("and what it is computed of is written to") { s.ids.zero_(); }
+    SECTION("followed by a write to its inputs") { s.ids.zero_(); }
   }
-  SECTION("of its view") {
+  SECTION("to its view") {
     CHECK_THROWS(grad.detach().fill_(c10::complex<double>(1, 2)));
     CHECK(same(grad.select(1, 1), s.table0.grad().select(1, 1)));
   }
   CHECK(s.is_right());
 }
 
-TEST_CASE("late gradients: what reads one is not lost when it is overwritten") {
+TEST_CASE("deferred gradients: a gradient's readers still get it when it is overwritten") {
   Shared s;
   s.fail();
   const Tensor grad = s.table.grad();

@@ -1,4 +1,4 @@
-// What local tensors should hold, worked out with at::chunk, at::cat and arithmetic; knows nothing of layouts or plans.
+// Expected local tensors, computed with at::chunk, at::cat and arithmetic, independently of layouts and plans.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -115,7 +115,7 @@ struct EventLog : CommListener {
   void on_comm(const CommEvent& event, bool before) override {
     if (!before) events.push_back(event);
   }
-  // Everything but the time.
+  // All fields except the time.
   std::string text() const {
     std::string text;
     for (const CommEvent& e : events) {

@@ -1,4 +1,4 @@
-// A mesh, distributed leaves, and what is communicated for them: what the tests of dispatch and of gradients share.
+// A mesh, distributed leaves, and a count of their communication: shared by the tests of dispatch and of gradients.
 #pragma once
 
 #include <torch/types.h>

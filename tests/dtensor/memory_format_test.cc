@@ -1,4 +1,4 @@
-// Tensors that lie channels-last: the whole and its parts say the same of their strides.
+// Channels-last tensors: the strides of the whole and of the parts agree.
 #include <torch/nn.h>
 
 #include "dtensor/distribute_module.h"
@@ -12,7 +12,7 @@ namespace {
 
 using torch::Tensor;
 
-// The parts' dims lie in the order of the whole's.
+// The parts' dims have the memory order of the whole's.
 void check_parts_lie_as_whole(const Tensor& t, torch::MemoryFormat format) {
   CHECK(t.is_contiguous(format));
   CHECK(t.suggest_memory_format() == format);
@@ -40,7 +40,7 @@ TEST_CASE("memory format: distribute_tensor keeps channels-last in every layout"
   }
 }
 
-TEST_CASE("memory format: what is not channels-last is row-major, parts and whole", "[dtensor]") {
+TEST_CASE("memory format: other tensors become row-major, parts and whole", "[dtensor]") {
   for (const int64_t ranks : {1, 2}) {
     const DeviceMesh mesh(World::local(ranks), {ranks});
     for (const std::optional<int64_t> source : {std::optional<int64_t>(0), std::optional<int64_t>()}) {
@@ -52,7 +52,7 @@ TEST_CASE("memory format: what is not channels-last is row-major, parts and whol
   }
 }
 
-TEST_CASE("memory format: a channels-last convolution is one on the parts, and gives one device's strides",
+TEST_CASE("memory format: a channels-last convolution runs channels-last on the parts, with one device's strides",
           "[dtensor]") {
   torch::manual_seed(3);
   const DeviceMesh mesh(World::local(2), {2});
@@ -69,7 +69,7 @@ TEST_CASE("memory format: a channels-last convolution is one on the parts, and g
   CHECK(torch::allclose(full_tensor(y), expected));
 }
 
-TEST_CASE("memory format: from_local keeps that of its parts", "[dtensor]") {
+TEST_CASE("memory format: from_local keeps the format of its parts", "[dtensor]") {
   const DeviceMesh mesh(World::local(2), {2});
   const auto part = [] { return torch::rand({2, 3, 4, 5}).contiguous(torch::MemoryFormat::ChannelsLast); };
   for (const Placement& p : {Shard(0), Shard(1), Shard(2), Partial()}) {

@@ -1,4 +1,4 @@
-// What redistributions may need meanwhile: RedistributeOptions::max_bytes and RedistributeMemoryLimit.
+// Memory limits of redistributions: RedistributeOptions::max_bytes and RedistributeMemoryLimit.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -24,7 +24,7 @@ namespace {
 
 using Catch::Contains;
 
-// Four ranks between which messages are packed, as between processes, so that rounds save memory.
+// Four ranks with packed messages, as between processes, so that rounds save memory.
 DeviceMesh packing_mesh() {
   World world = World::local(4);
   CostModel cost;
@@ -54,7 +54,7 @@ int64_t smallest_named(const std::string& error) {
 
 }  // namespace
 
-TEST_CASE("max_bytes sends in rounds, in the backward, too") {
+TEST_CASE("max_bytes sends in rounds, also in backward") {
   const DeviceMesh mesh = packing_mesh();
   const at::Tensor whole = float_numbers({64, 64});
   at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)});
@@ -74,7 +74,7 @@ TEST_CASE("max_bytes sends in rounds, in the backward, too") {
   CHECK(at::equal(full_tensor(x.grad()), 2 * whole));
 }
 
-TEST_CASE("the smallest limit that an error names works, and nothing is sent before") {
+TEST_CASE("the smallest limit in an error's text suffices, and nothing is sent before the error") {
   const DeviceMesh mesh = packing_mesh();
   const at::Tensor x = distribute_tensor(float_numbers({64, 64}), mesh, {Shard(0)});
   CommDebugMode comm;
@@ -95,7 +95,7 @@ TEST_CASE("the smallest limit that an error names works, and nothing is sent bef
              Contains("[redistribute_many] async_op"));
 }
 
-TEST_CASE("a limit holds between meshes, too") {
+TEST_CASE("max_bytes applies between meshes, too") {
   const World world = World::local(4);
   CostModel cost;
   cost.packs = true;
@@ -108,7 +108,7 @@ TEST_CASE("a limit holds between meshes, too") {
   CHECK(at::equal(full_tensor(y), float_numbers({64, 64})));
 }
 
-TEST_CASE("what travels together keeps a limit together") {
+TEST_CASE("max_bytes bounds all tensors of a batch together") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   std::vector<at::Tensor> tensors;
   for (int64_t i = 0; i < 5; ++i) {
@@ -137,13 +137,13 @@ TEST_CASE("what travels together keeps a limit together") {
   CHECK_THAT(error_of([&] { collectives(largest - 1); }), Contains("max_bytes is"));
 }
 
-TEST_CASE("a scope limits what the engine inserts, and decisions made outside do not count inside") {
+TEST_CASE("a memory limit applies to the engine's redistributions, also to cached decisions") {
   const DeviceMesh mesh = packing_mesh();
   const at::Tensor a = distribute_tensor(float_numbers({64, 64}), mesh, {Shard(0)});
   const at::Tensor b = distribute_tensor(float_numbers({64, 64}), mesh, {Shard(1)});
   const at::Tensor expected = float_numbers({64, 64}) * 2;
   const auto collectives = [&] {
-    b.mul_(1);  // else it is known how it lies as `a` does
+    b.mul_(1);  // otherwise it is cached in the layout of `a`
     CommDebugMode comm;
     const at::Tensor sum = a + b;
     const int64_t total = comm.total();
@@ -160,7 +160,7 @@ TEST_CASE("a scope limits what the engine inserts, and decisions made outside do
     b.mul_(1);
     CommDebugMode comm;
     RedistributeMemoryLimit smaller(usual - 1);
-    RedistributeMemoryLimit larger(1 << 30);  // does not loosen the one around it
+    RedistributeMemoryLimit larger(1 << 30);  // does not loosen the outer one
     again = a + b;
     CHECK(comm.total() > 1);
     CHECK(plan_of(b, {Shard(0)}).peak_bytes < usual);
@@ -169,7 +169,7 @@ TEST_CASE("a scope limits what the engine inserts, and decisions made outside do
   CHECK(collectives() == 1);
 }
 
-TEST_CASE("a limit that an operator's error names works for all its arguments") {
+TEST_CASE("the limit in an operator's error suffices for all its arguments") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const at::Tensor little = redistribute(distribute_tensor(float_numbers({1, 64}), mesh, {Replicate()}), {Partial()});
   const at::Tensor much = redistribute(distribute_tensor(float_numbers({64, 64}), mesh, {Replicate()}), {Partial()});
@@ -183,7 +183,7 @@ TEST_CASE("a limit that an operator's error names works for all its arguments") 
       at::equal(full_tensor(at::maximum(little, much)), at::maximum(float_numbers({1, 64}), float_numbers({64, 64}))));
 }
 
-TEST_CASE("an operation that no strategy brings below a limit says so before anything is sent") {
+TEST_CASE("an operator that no strategy keeps within a limit fails before anything is sent") {
   const DeviceMesh mesh = packing_mesh();
   const at::Tensor a = distribute_tensor(float_numbers({64, 64}), mesh, {Shard(0)});
   const at::Tensor b = distribute_tensor(float_numbers({64, 64}), mesh, {Shard(1)});
@@ -197,13 +197,13 @@ TEST_CASE("an operation that no strategy brings below a limit says so before any
       RedistributeMemoryLimit nothing(1);
       CHECK_THAT(error_of([&] { at::Tensor sum = a + b; }), Contains("max_bytes is 1,"));
     }
-    at::Tensor kept = a * 2;  // what moves nothing is as ever
+    at::Tensor kept = a * 2;  // calls without communication work as usual
   }
   CHECK(comm.total() == 0);
   CHECK(at::equal(full_tensor(a + b), float_numbers({64, 64}) * 2));
 }
 
-TEST_CASE("writing to a copied view under a limit writes, or changes nothing") {
+TEST_CASE("a write to a copied view under a limit succeeds or changes nothing") {
   const DeviceMesh mesh = packing_mesh();
   const at::Tensor whole = float_numbers({16, 16});
   at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)});

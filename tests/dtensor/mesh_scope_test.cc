@@ -1,4 +1,4 @@
-// What is made inside a MeshScope: by empty(), by torch::tensor(), by operators on plain tensors, by modules.
+// Tensors made inside a MeshScope: by empty(), by torch::tensor(), by operators on plain tensors, by modules.
 #include <torch/nn.h>
 #include <torch/optim/adam.h>
 #include <torch/serialize.h>
@@ -33,7 +33,7 @@ bool is_replicated(const Tensor& t) { return is_dtensor(t) && DTensor(t).placeme
 
 }  // namespace
 
-TEST_CASE("MeshScope: empty, empty_strided and their likes make replicated tensors", "[dtensor]") {
+TEST_CASE("MeshScope: empty, empty_strided and the like make replicated tensors", "[dtensor]") {
   const MeshScope scope(mesh());
   CHECK(is_replicated(torch::empty({2, 3})));
   CHECK_FALSE(is_dtensor(at::empty({2, 3})));
@@ -51,7 +51,7 @@ TEST_CASE("MeshScope: empty, empty_strided and their likes make replicated tenso
   CHECK(is_replicated(torch::empty({2})));
 }
 
-TEST_CASE("MeshScope: an empty tensor that is drawn into, written by slices or as out= is right", "[dtensor]") {
+TEST_CASE("MeshScope: an empty tensor can be drawn into, written by slices or used as out=", "[dtensor]") {
   const Tensor x = torch::arange(12, torch::kDouble).view({4, 3});
   const Tensor d = sharded(x);
   const MeshScope scope(mesh());
@@ -65,7 +65,7 @@ TEST_CASE("MeshScope: an empty tensor that is drawn into, written by slices or a
   CHECK(torch::equal(full_tensor(sum), x.sum(0)));
 }
 
-TEST_CASE("MeshScope: torch::tensor stays plain, and has its values", "[dtensor]") {
+TEST_CASE("MeshScope: torch::tensor stays plain with the right values", "[dtensor]") {
   std::vector<float> many(300);
   std::iota(many.begin(), many.end(), 0.f);
   const MeshScope scope(mesh());
@@ -79,7 +79,7 @@ TEST_CASE("MeshScope: torch::tensor stays plain, and has its values", "[dtensor]
   }
 }
 
-TEST_CASE("MeshScope: data_ptr of an empty tensor says how to fill one; PlainFactories does it", "[dtensor]") {
+TEST_CASE("MeshScope: data_ptr of an empty tensor is an error that names PlainFactories", "[dtensor]") {
   const MeshScope scope(mesh());
   CHECK_THAT(testing::error_text([] { torch::empty({3}).data_ptr<float>(); }),
              Contains("PlainFactories") && Contains("distribute_tensor()"));
@@ -95,7 +95,7 @@ TEST_CASE("MeshScope: data_ptr of an empty tensor says how to fill one; PlainFac
   CHECK(full_tensor(distribute_tensor(filled, mesh())).sum().item<float>() == 15);
 }
 
-TEST_CASE("MeshScope: what operators make of plain tensors alone is plain and right", "[dtensor]") {
+TEST_CASE("MeshScope: results of operators on plain tensors are plain and right", "[dtensor]") {
   const Tensor ids = torch::arange(6) % 3, x = torch::rand({2, 3, 4}), q = torch::rand({1, 2, 4, 4});
   const auto all = [&] {
     const auto norm = torch::batch_norm(x, {}, {}, {}, {}, /*training=*/true, 0.1, 1e-5, false);
@@ -118,7 +118,7 @@ TEST_CASE("MeshScope: what operators make of plain tensors alone is plain and ri
   }
 }
 
-TEST_CASE("MeshScope: operators on distributed tensors go on to compute what they do outside of it", "[dtensor]") {
+TEST_CASE("MeshScope: operators on distributed tensors compute the same as outside", "[dtensor]") {
   const auto numbers = [](at::IntArrayRef shape) {
     return (torch::arange(c10::multiply_integers(shape), torch::kDouble).view(shape) * 0.7).sin();
   };
@@ -144,8 +144,7 @@ TEST_CASE("MeshScope: operators on distributed tensors go on to compute what the
   }
 }
 
-TEST_CASE("MeshScope: a module that is made inside is distributed afterwards as one that is made outside",
-          "[dtensor]") {
+TEST_CASE("MeshScope: a module made inside can be distributed like one made outside", "[dtensor]") {
   const auto cut = [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
     shard_parameter(m, "weight", on, {Shard(0)});
   };
@@ -176,7 +175,7 @@ TEST_CASE("MeshScope: a module that is made inside is distributed afterwards as 
   }
 }
 
-TEST_CASE("MeshScope: files are read as outside of it", "[dtensor]") {
+TEST_CASE("MeshScope: files are read as outside", "[dtensor]") {
   std::stringstream file;
   torch::save(torch::arange(4), file);
   const MeshScope scope(mesh());
@@ -186,7 +185,7 @@ TEST_CASE("MeshScope: files are read as outside of it", "[dtensor]") {
   CHECK(read.sum().item<int64_t>() == 6);
 }
 
-TEST_CASE("ForbidWholeGather: an operator that needs a matrix whole says what it would gather", "[dtensor]") {
+TEST_CASE("ForbidWholeGather: an operator that needs a whole matrix fails with the size of the gather", "[dtensor]") {
   const Tensor a = torch::eye(8, torch::kDouble) * 3, b = torch::ones({8, 2}, torch::kDouble);
   const Tensor split = sharded(a), rhs = distribute_tensor(b, mesh());
   const Tensor sum = distribute_tensor(torch::ones({8, 8}, torch::kDouble), mesh(), {Partial()});
@@ -202,7 +201,7 @@ TEST_CASE("ForbidWholeGather: an operator that needs a matrix whole says what it
     CHECK_THROWS(torch::linalg_eigh(split));
     CHECK_THROWS(torch::linalg_inv(split));
     CHECK(comm.total() == 0);
-    CHECK_NOTHROW(redistribute(split, {Replicate()}));  // asked for
+    CHECK_NOTHROW(redistribute(split, {Replicate()}));  // explicit gathers are allowed
     CHECK_NOTHROW(redistribute(split, {Shard(1)}));
     CHECK_NOTHROW(sum.relu());  // a reduction
     const ReplicateUnsupported gathers;
@@ -211,7 +210,7 @@ TEST_CASE("ForbidWholeGather: an operator that needs a matrix whole says what it
   {
     const ForbidWholeGather larger(512);
     CHECK(torch::allclose(full_tensor(torch::linalg_solve(split, rhs)), b / 3));
-    const ForbidWholeGather none;  // the smallest holds
+    const ForbidWholeGather none;  // the smallest limit applies
     CHECK_THROWS_WITH(torch::linalg_inv(sharded(a * 2)), Contains("allows 0 bytes"));
   }
   CHECK_NOTHROW(torch::linalg_inv(sharded(a * 2)));

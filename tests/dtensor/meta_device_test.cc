@@ -71,7 +71,7 @@ std::shared_ptr<Net> deferred(const DeviceMesh& mesh) {
   return net;
 }
 
-TEST_CASE("meta: a world and a mesh have a twin without data", "[dtensor][meta]") {
+TEST_CASE("meta: a world and a mesh have a counterpart without data", "[dtensor][meta]") {
   const World world = World::local(4);
   const DeviceMesh mesh(world, {2, 2}, {"dp", "tp"}), meta = mesh.meta();
   CHECK(meta != mesh);
@@ -107,7 +107,7 @@ TEST_CASE("meta: a module has shapes and layouts before it has memory", "[dtenso
   }
   CHECK(to_string(DTensor(net->up->weight).placements()) == "RS(0)");
   CHECK(net->up->weight.sizes() == at::IntArrayRef({4 << 20, 1 << 20}));
-  // Decided as with data.
+  // The same decisions as with data.
   const auto ids = zeros({8}, mesh.meta(), {Shard(0), Replicate()}, {.dtype = torch::kLong});
   const Tensor y = net->forward(ids);
   CHECK(y.is_meta());
@@ -120,7 +120,7 @@ TEST_CASE("meta: a module has shapes and layouts before it has memory", "[dtenso
              Catch::Contains("Cannot copy out of meta tensor") && Catch::Contains("to_empty"));
 }
 
-TEST_CASE("meta: values do not depend on the mesh, nor on what was said first", "[dtensor][meta]") {
+TEST_CASE("meta: values depend neither on the mesh nor on a meta stage", "[dtensor][meta]") {
   const DeviceMesh one(World::local(1), {1});
   Net direct;
   distribute_module(direct, one);
@@ -144,7 +144,7 @@ TEST_CASE("meta: values do not depend on the mesh, nor on what was said first", 
   }
 }
 
-TEST_CASE("meta: to_empty gives each rank its own part, and keeps the tensors", "[dtensor][meta]") {
+TEST_CASE("meta: to_empty allocates each rank's part, and keeps the tensors' identity", "[dtensor][meta]") {
   const DeviceMesh mesh(World::local(4), {4});
   const auto net = on_meta(mesh);
   distribute_module(*net, mesh, shard);
@@ -158,12 +158,12 @@ TEST_CASE("meta: to_empty gives each rank its own part, and keeps the tensors", 
   CHECK(weight.is_leaf());
   CHECK(weight.requires_grad());
   fill(*net);
-  to_empty(*net);  // nothing is on "meta" any more
+  to_empty(*net);  // no tensor is on "meta" any more
   const auto before = full_tensor(weight).detach().clone();
   net->forward(distribute_tensor(torch::tensor({1, 2, 3, 4}), mesh)).sum().backward();
   optimizer.step();
   CHECK_FALSE(torch::equal(full_tensor(weight).detach(), before));
-  // Reports know the parameter by its path.
+  // Reports contain the parameter's path.
   CommDebugMode comm;
   redistribute(weight, {Replicate()});
   CHECK(comm.total() == 1);
@@ -234,7 +234,7 @@ TEST_CASE("meta: distribute_tensor, from_local, to_local, factories and moves", 
   CHECK(is_dtensor(torch::rand({3}, moved.options())));
 }
 
-TEST_CASE("meta: a plain module on meta is told how it is done", "[dtensor][meta]") {
+TEST_CASE("meta: to_empty of a plain module on meta is an error with a remedy", "[dtensor][meta]") {
   const DeviceMesh mesh(World::local(2), {2});
   torch::nn::Module net;
   net.register_parameter("w", torch::empty({4}, torch::kMeta));
@@ -263,11 +263,11 @@ TEST_CASE("from_local: strides are those of the whole", "[dtensor][meta]") {
     }
   }
   const DeviceMesh six(World::local(6), {2, 3});
-  const std::vector<Tensor> columns_of_one(6, torch::rand({5, 1}));  // lie in any order
+  const std::vector<Tensor> columns_of_one(6, torch::rand({5, 1}));  // in any order
   CHECK(from_local(columns_of_one, six, {Shard(1), Shard(1)}).is_contiguous());
   const DeviceMesh mesh(World::local(2), {2});
   const auto rows = torch::rand({2, 3}), columns = torch::rand({3, 2}).t();
-  CHECK(from_local({rows, columns}, mesh, {Shard(0)}).is_contiguous());  // they do not lie alike
+  CHECK(from_local({rows, columns}, mesh, {Shard(0)}).is_contiguous());  // their orders differ
   FromLocalOptions options;
   options.strides = std::vector<int64_t>{1, 4};
   CHECK(from_local({rows, rows.clone()}, mesh, {Shard(0)}, options).strides() == at::IntArrayRef({1, 4}));

@@ -1,4 +1,4 @@
-// Tensors without dims that come from several meshes, as the norm of a pipeline's gradients does.
+// 0-dim tensors from several meshes, such as the norm of a pipeline's gradients.
 #include <torch/nn.h>
 
 #include <limits>
@@ -16,7 +16,7 @@ using torch::Tensor;
 
 }  // namespace
 
-TEST_CASE("numbers of several meshes: clip_grad_norm_ over the stages of a pipeline") {
+TEST_CASE("several meshes: clip_grad_norm_ over the stages of a pipeline") {
   const World world = World::local(4);
   const DeviceMesh first(world, {2}, {"tp"}, {0, 1}), second(world, {2}, {"tp"}, {2, 3});
   for (const double norm_type : {2., 1., std::numeric_limits<double>::infinity()}) {
@@ -41,7 +41,7 @@ TEST_CASE("numbers of several meshes: clip_grad_norm_ over the stages of a pipel
   }
 }
 
-TEST_CASE("numbers of several meshes: a loss that is added up over meshes is differentiable") {
+TEST_CASE("several meshes: a loss summed over meshes is differentiable") {
   const World world = World::local(4);
   const DeviceMesh first(world, {2}, {"tp"}, {0, 1}), all(world, {4}, {"tp"});
   const Tensor x0 = torch::arange(8, torch::kDouble).cos();
@@ -55,7 +55,7 @@ TEST_CASE("numbers of several meshes: a loss that is added up over meshes is dif
   CHECK(same(y.grad(), yp.grad()));
 }
 
-TEST_CASE("numbers of several meshes: tensors with dims on two meshes are refused, and the text says which ranks") {
+TEST_CASE("several meshes: tensors with dims on two meshes are an error that names the ranks") {
   const World world = World::local(4);
   const DeviceMesh first(world, {2}, {"tp"}, {0, 1}), second(world, {2}, {"tp"}, {2, 3});
   const Tensor x = zeros({4}, first), y = zeros({4}, second);

@@ -1,5 +1,5 @@
-// Layouts chosen together: what they spare is what a run with them spares, in the world where they were found and in
-// one with data, and values stay.
+// Layouts chosen together: a run with the plan saves as much as it states, in the world where it was made and in one
+// with data, and values stay the same.
 #include "dtensor/optimize_layouts.h"
 
 #include <torch/nn.h>
@@ -23,7 +23,7 @@ namespace {
 
 using torch::Tensor;
 
-// A product whose sum over the ranks three operators need; each by itself does best to put that off.
+// A product whose sum over the ranks three operators need; for each alone, deferring the reduction is best.
 struct Step {
   explicit Step(const World& world) : mesh(world, {4}, {"tp"}) {
     torch::manual_seed(1);
@@ -46,7 +46,7 @@ struct Step {
   Tensor a, b, c, da, db, dc, result;
 };
 
-TEST_CASE("optimize_layouts: finds that one reduction does, and a pinned step does with it",
+TEST_CASE("optimize_layouts: one reduction replaces three, and a pinned step runs with it",
           "[dtensor][optimize_layouts]") {
   Step abstract(World::abstract(4));
   int64_t told = 0;
@@ -75,8 +75,8 @@ TEST_CASE("optimize_layouts: finds that one reduction does, and a pinned step do
   CHECK(comm.total() == 3);
 }
 
-// Every layer's product is needed by three operators behind smaller ones: what is better for one is so for all.
-TEST_CASE("optimize_layouts: what repeats is changed at once", "[dtensor][optimize_layouts]") {
+// Every layer's product is needed by three operators behind smaller ones: an improvement for one layer holds for all.
+TEST_CASE("optimize_layouts: repeated layers are changed together", "[dtensor][optimize_layouts]") {
   constexpr int kLayers = 12;
   const World world = World::abstract(4);
   std::vector<Step> layers;  // each has its own weights
@@ -93,15 +93,16 @@ TEST_CASE("optimize_layouts: what repeats is changed at once", "[dtensor][optimi
   CHECK(plan.pins.size() == kLayers);
 }
 
-// Each product does best to move its smaller factor. Then the larger sums have to meet what lies otherwise; to spare
-// that both products must move the larger one.
-TEST_CASE("optimize_layouts: two changes that gain only together are found", "[dtensor][optimize_layouts]") {
+// For each product, moving its smaller factor is best. Then the larger sums have different layouts; to avoid that both
+// products must move the larger factor.
+TEST_CASE("optimize_layouts: finds two changes that gain only together", "[dtensor][optimize_layouts]") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"tp"});
   const auto make = [&](c10::ScalarType dtype, int64_t dim) {
     return distribute_tensor(torch::empty({4096, 4096}, torch::TensorOptions(torch::kMeta).dtype(dtype)), mesh,
                              {Shard(dim)});
   };
-  limit_remembered_bytes(mesh.world(), 0);  // or the second product would have the factor that the first one moved
+  limit_remembered_bytes(mesh.world(),
+                         0);  // otherwise the second product would reuse the factor that the first one moved
   const Tensor x = make(torch::kFloat, 1), y = make(torch::kHalf, 0), w = make(torch::kDouble, 0);
   const auto step = [&] { ((x * y).to(torch::kDouble) + (x + y).to(torch::kDouble)).mul(w).exp(); };
   const LayoutPlan plan = optimize_layouts(step);
@@ -111,7 +112,7 @@ TEST_CASE("optimize_layouts: two changes that gain only together are found", "[d
   CHECK(plan.pins.size() == 2);
 }
 
-TEST_CASE("optimize_layouts: says so where nothing is better", "[dtensor][optimize_layouts]") {
+TEST_CASE("optimize_layouts: an empty plan if nothing is better", "[dtensor][optimize_layouts]") {
   Step s(World::abstract(4));
   const LayoutPlan plan = optimize_layouts([&] { s.da.mm(s.db).exp(); });
   CHECK(plan.pins.empty());
@@ -119,7 +120,7 @@ TEST_CASE("optimize_layouts: says so where nothing is better", "[dtensor][optimi
   CHECK_THAT(plan.explain(), Catch::Contains("nothing better"));
 }
 
-TEST_CASE("optimize_layouts: keeps to memory and to the number of trials", "[dtensor][optimize_layouts]") {
+TEST_CASE("optimize_layouts: respects the limits for memory and trials", "[dtensor][optimize_layouts]") {
   Step s(World::abstract(4));
   OptimizeLayoutsOptions options;
   options.max_trials = 3;
@@ -129,7 +130,7 @@ TEST_CASE("optimize_layouts: keeps to memory and to the number of trials", "[dte
   CHECK(optimize_layouts([&] { s(); }, options).pins.empty());
 }
 
-TEST_CASE("optimize_layouts: plans are files", "[dtensor][optimize_layouts]") {
+TEST_CASE("optimize_layouts: plans are saved to and loaded from files", "[dtensor][optimize_layouts]") {
   Step s(World::abstract(4));
   const LayoutPlan plan = optimize_layouts([&] { s(); });
   const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/plan.json";
@@ -151,7 +152,8 @@ TEST_CASE("optimize_layouts: plans are files", "[dtensor][optimize_layouts]") {
   CHECK_THAT(testing::error_text([&] { plan.save("/nowhere/plan.json"); }), Catch::Contains("cannot write"));
 }
 
-TEST_CASE("optimize_layouts: another step misses its pins, and is computed as usual", "[dtensor][optimize_layouts]") {
+TEST_CASE("optimize_layouts: a different step misses its pins and is computed as usual",
+          "[dtensor][optimize_layouts]") {
   Step s(World::abstract(4));
   const LayoutPlan plan = optimize_layouts([&] { s(); });
   const PinnedLayouts pinned(plan);
@@ -162,7 +164,7 @@ TEST_CASE("optimize_layouts: another step misses its pins, and is computed as us
              Catch::Contains("[optimize_layouts] the step computes nothing with distributed tensors"));
 }
 
-TEST_CASE("advise: names what is dearest, why, and what else there is", "[dtensor][optimize_layouts]") {
+TEST_CASE("advise: names the costliest decisions, the reason and alternatives", "[dtensor][optimize_layouts]") {
   Step s(World::abstract(4));
   const Tensor rows = distribute_tensor(s.a, s.mesh, {Shard(0)});
   const auto step = [&] {
@@ -178,7 +180,7 @@ TEST_CASE("advise: names what is dearest, why, and what else there is", "[dtenso
   CHECK_THAT(advise([&] { s(); }, 1), !Catch::Contains("aten::exp"));
 }
 
-TEST_CASE("advise: what is computed later counts for the calls that wanted it", "[dtensor][optimize_layouts]") {
+TEST_CASE("advise: deferred calls are charged to the calls that made them", "[dtensor][optimize_layouts]") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"all"});
   const Tensor ids = zeros({64, 2}, mesh, {Shard(0)}, {.dtype = torch::kLong});
   const Tensor weights = zeros({64, 8}, mesh, {Shard(0)});

@@ -1,4 +1,5 @@
-// What is Partial and becomes a parameter is reduced by the first operator that is given it, and is one like others.
+// A Partial tensor that becomes a parameter is reduced by the first operator that takes it, and then behaves like
+// others.
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -16,14 +17,14 @@ namespace {
 
 using torch::Tensor;
 
-// Of a tensor split over the dim that the norm is of.
+// A tensor split over the dim of the norm.
 Tensor norms(const Tensor& t) { return t.norm(2, 1); }
 
 Tensor numbers() { return torch::arange(40, torch::kDouble).view({5, 8}).cos(); }
 
 }  // namespace
 
-TEST_CASE("partial parameter: a leaf made of a Partial result trains as one device's") {
+TEST_CASE("partial parameter: a leaf made of a Partial result trains as on one device") {
   const DeviceMesh mesh = mesh4();
   using Make = std::function<Tensor(const Tensor&)>;
   const std::vector<Make> makes = {
@@ -69,7 +70,7 @@ TEST_CASE("partial parameter: a leaf made of a Partial result trains as one devi
   }
 }
 
-TEST_CASE("partial parameter: weight norm over a split dim, whose gain is made of norms") {
+TEST_CASE("partial parameter: weight norm over a split dim, with a gain initialised from norms") {
   const DeviceMesh mesh = mesh4();
   const auto run = [](const Tensor& weight, const Tensor& x) {
     const Tensor v = weight.detach().clone().requires_grad_(),
@@ -89,7 +90,7 @@ TEST_CASE("partial parameter: weight norm over a split dim, whose gain is made o
   CHECK_FALSE(DTensor(actual[1]).spec().has_partial());
 }
 
-TEST_CASE("partial parameter: a layout that the user chose stays") {
+TEST_CASE("partial parameter: a layout chosen by the user stays") {
   const DeviceMesh mesh = mesh4();
   const Tensor p = distribute_tensor(numbers(), mesh, {Partial()}).requires_grad_();
   CommDebugMode comm;
@@ -98,7 +99,7 @@ TEST_CASE("partial parameter: a layout that the user chose stays") {
   CHECK(DTensor(p).placements() == Placements{Partial()});
 }
 
-TEST_CASE("partial parameter: reading one before an operator is given it does not communicate") {
+TEST_CASE("partial parameter: reading it before any operator does not communicate") {
   const DeviceMesh mesh = mesh4();
   const Tensor p = norms(distribute_tensor(numbers(), mesh, {Shard(1)})).detach().requires_grad_();
   CommDebugMode comm;

@@ -1,4 +1,4 @@
-// When a Partial is reduced for what it is multiplied by, or cast to: where waiting would cost more.
+// A Partial is reduced before a product or a cast if deferring the reduction would cost more.
 #include <torch/nn.h>
 
 #include "dtensor/dtensor_handle.h"
@@ -33,13 +33,13 @@ TEST_CASE("addends are reduced before a cast to a dtype of twice the size", "[dt
   p.to(torch::kFloat).square().mean(-1);
   CHECK(comm.total() == 1);
   CHECK(comm.bytes() == 2 * 256 * 512 * 2 * 3 / 4);
-  // Of few bytes the number of reductions counts, and these may meet others.
+  // With few bytes the number of reductions counts, and these may be combined.
   CHECK(layout(product(1, torch::kBFloat16).sum().to(torch::kFloat))[0].is_partial());
-  // Of the same size they wait.
+  // With equal sizes the reduction is deferred.
   CHECK(layout(product(256, torch::kFloat).neg())[0].is_partial());
 }
 
-// x + factor * linear(h, weight), the weight row-parallel, the factor of one of these sizes.
+// x + factor * linear(h, weight), with the weight row-parallel, and the factor of one of these sizes.
 void check_scaled_branch(std::vector<int64_t> factor_sizes, int64_t backward_bytes) {
   const DeviceMesh mesh = four_ranks();
   torch::manual_seed(3);
@@ -69,7 +69,7 @@ void check_scaled_branch(std::vector<int64_t> factor_sizes, int64_t backward_byt
   CHECK(layout(df * torch::linear(dh, dw))[0].is_partial());
 }
 
-TEST_CASE("the gradient of a smaller factor is summed up before it is reduced", "[dtensor][partial_products]") {
+TEST_CASE("the gradient of a smaller factor is summed before it is reduced", "[dtensor][partial_products]") {
   check_scaled_branch({48}, 2 * 48 * 8 * 3 / 4);
   check_scaled_branch({32, 1}, 2 * 32 * 8 * 3 / 4);
 }

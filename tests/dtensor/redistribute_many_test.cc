@@ -1,4 +1,4 @@
-// Many tensors in one batch of collectives, and tensors that go to another mesh.
+// Many tensors in one batch of collectives, and tensors that move to another mesh.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones_like.h>
@@ -22,7 +22,7 @@ at::Tensor distributed(const at::Tensor& t, const DeviceMesh& mesh, const Placem
   return distribute_tensor(t.clone().set_requires_grad(requires_grad), mesh, placements);
 }
 
-TEST_CASE("redistribute_many gives what redistribute gives, in one collective", "[redistribute_many]") {
+TEST_CASE("redistribute_many: equals redistribute one by one, in one collective", "[redistribute_many]") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const at::Tensor a = numbers({6, 5}), b = numbers({3, 8}, at::kLong), c = numbers({4});
   const std::vector<at::Tensor> x = {distributed(a, mesh, {Shard(0)}), distributed(b, mesh, {Shard(1)}),
@@ -53,7 +53,7 @@ TEST_CASE("redistribute_many gives what redistribute gives, in one collective", 
   CHECK(redistribute_many({}, {}).empty());
 }
 
-TEST_CASE("a batch of another name only is a batch of copies", "[redistribute_many]") {
+TEST_CASE("redistribute_many: a change of placement names only returns copies", "[redistribute_many]") {
   const DeviceMesh mesh(World::local(2), {1, 2});
   const at::Tensor x = distributed(numbers({4}), mesh, {Shard(0), Shard(0)});
   CommDebugMode comm;
@@ -63,7 +63,7 @@ TEST_CASE("a batch of another name only is a batch of copies", "[redistribute_ma
   for (int64_t r = 0; r < 2; ++r) CHECK_FALSE(DTensor(y[0]).local(r).is_alias_of(DTensor(x).local(r)));
 }
 
-TEST_CASE("gradients of a batch come back in one collective", "[redistribute_many]") {
+TEST_CASE("redistribute_many: gradients come back in one collective", "[redistribute_many]") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const at::Tensor a = numbers({6, 5}), b = numbers({3, 8}), c = numbers({2, 4}), d = numbers({4}, at::kLong);
   const at::Tensor xa = distributed(a, mesh, {Shard(0)}, true), xb = distributed(b, mesh, {Shard(1)}, true);
@@ -93,7 +93,7 @@ TEST_CASE("gradients of a batch come back in one collective", "[redistribute_man
   CHECK(batched == 1);
 }
 
-TEST_CASE("only the gradients that there are come back", "[redistribute_many]") {
+TEST_CASE("redistribute_many: only defined gradients are sent back", "[redistribute_many]") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   const at::Tensor x = distributed(numbers({4, 2}), mesh, {Shard(0)}, true),
                    unused = distributed(numbers({2, 6}), mesh, {Shard(1)}, true);
@@ -107,7 +107,7 @@ TEST_CASE("only the gradients that there are come back", "[redistribute_many]") 
   }
 }
 
-TEST_CASE("the gradient of a partial sum in a batch is whole on every rank", "[redistribute_many]") {
+TEST_CASE("redistribute_many: the gradient of a Partial is replicated", "[redistribute_many]") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   const at::Tensor x = distributed(numbers({4, 2}), mesh, {Shard(1)}, true);
   const at::Tensor partial = x.sum(1);
@@ -117,7 +117,7 @@ TEST_CASE("the gradient of a partial sum in a batch is whole on every rank", "[r
   CHECK(at::equal(full_tensor(x.grad()), at::ones_like(numbers({4, 2})) * 4));
 }
 
-TEST_CASE("a batch can be differentiated twice", "[redistribute_many]") {
+TEST_CASE("redistribute_many: can be differentiated twice", "[redistribute_many]") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   const at::Tensor x = distributed(numbers({4, 2}), mesh, {Shard(0)}, true);
   const auto y = redistribute_many({x}, {{Shard(1)}});
@@ -128,7 +128,7 @@ TEST_CASE("a batch can be differentiated twice", "[redistribute_many]") {
   CHECK(at::equal(full_tensor(x.grad()), numbers({4, 2}) * 6));
 }
 
-TEST_CASE("errors of redistribute_many", "[redistribute_many]") {
+TEST_CASE("redistribute_many: errors", "[redistribute_many]") {
   const DeviceMesh mesh(World::local(2), {2}), elsewhere(World::local(2), {2});
   const at::Tensor x = distributed(numbers({4}), mesh, {Shard(0)}),
                    y = distributed(numbers({4}), elsewhere, {Shard(0)});
@@ -143,7 +143,7 @@ TEST_CASE("errors of redistribute_many", "[redistribute_many]") {
                     Contains("only tensors of one world can travel together"));
 }
 
-TEST_CASE("a tensor goes to another mesh, and its gradient comes back", "[redistribute_many]") {
+TEST_CASE("redistribute to a mesh: moves the tensor, and its gradient comes back", "[redistribute_many]") {
   const auto world = World::local(6);
   const std::vector<DeviceMesh> meshes = {DeviceMesh(world, {2, 2}), DeviceMesh(world, {3}, {}, {5, 4, 1}),
                                           DeviceMesh(world, {2}, {}, {4, 5}), DeviceMesh(world, {6})};
@@ -170,7 +170,7 @@ TEST_CASE("a tensor goes to another mesh, and its gradient comes back", "[redist
   }
 }
 
-TEST_CASE("what is partial is reduced before it leaves its mesh", "[redistribute_many]") {
+TEST_CASE("redistribute to a mesh: Partials are reduced first", "[redistribute_many]") {
   const auto world = World::local(4);
   const DeviceMesh a(world, {2}), b(world, {2}, {}, {3, 2});
   const at::Tensor x = distributed(numbers({4, 2}), a, {Shard(1)}, true);
@@ -180,7 +180,7 @@ TEST_CASE("what is partial is reduced before it leaves its mesh", "[redistribute
   CHECK(at::equal(full_tensor(x.grad()), at::ones_like(numbers({4, 2}))));
 }
 
-TEST_CASE("to the mesh that a tensor is on, and to one with the same parts", "[redistribute_many]") {
+TEST_CASE("redistribute to a mesh: the same mesh, and one with the same parts", "[redistribute_many]") {
   const auto world = World::local(4);
   const DeviceMesh a(world, {4}), b(world, {2, 2});
   const at::Tensor x = distributed(numbers({8}), a, {Shard(0)});
@@ -193,7 +193,7 @@ TEST_CASE("to the mesh that a tensor is on, and to one with the same parts", "[r
   for (int64_t r = 0; r < 4; ++r) CHECK_FALSE(DTensor(y).local(r).is_alias_of(DTensor(x).local(r)));
 }
 
-TEST_CASE("a process without a rank on the new mesh has no parts of it", "[redistribute_many]") {
+TEST_CASE("redistribute to a mesh: a process without a rank there gets no parts", "[redistribute_many]") {
   const auto world = World::fake(4, 0);
   const DeviceMesh a(world, {2}), b(world, {2}, {}, {2, 3});
   const at::Tensor x =
@@ -209,7 +209,7 @@ TEST_CASE("a process without a rank on the new mesh has no parts of it", "[redis
   CHECK(DTensor(redistribute(zeros({4}, c, {Shard(0)}), d, {Shard(0)})).mesh() == d);
 }
 
-TEST_CASE("errors of redistribute to a mesh", "[redistribute_many]") {
+TEST_CASE("redistribute to a mesh: errors", "[redistribute_many]") {
   const auto world = World::local(2);
   const DeviceMesh mesh(world, {2}), elsewhere(World::local(2), {2});
   const at::Tensor x = distributed(numbers({4}), mesh, {Shard(0)});

@@ -1,8 +1,8 @@
 // Properties of redistribution over random meshes, shapes and layouts.
 //
-// Values are small integers in float64, so that sums are exact. Which elements a rank holds is asked of local_layout().
-// The same file is the test of several processes (tests/processes): the world is then that of the job, one rank per
-// process, and every process draws the same cases.
+// Values are small integers in float64, so that sums are exact. The elements of a rank come from local_layout(). Also
+// run with several processes (tests/processes): the world is then that of the job, one rank per process, and every
+// process draws the same cases.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -133,7 +133,7 @@ struct Case {
   }
 
  private:
-  // Of n addends that sum to t: the k-th is t (k + 1), but for the last, which makes up for the others.
+  // The k-th of n addends that sum to t: t (k + 1), except the last, which compensates for the others.
   at::Tensor addend(const at::Tensor& t, absl::Span<const int64_t> at) const {
     int64_t n = 1, k = 0;
     for (size_t m = 0; m < from.size(); ++m) {
@@ -145,11 +145,11 @@ struct Case {
   }
 };
 
-// True if the owned ranks hold what `placements` say of full(), and all together its value.
+// True if the owned ranks hold the parts of full() by `placements`, and all together its value.
 bool holds_full(const Case& c, const at::Tensor& y, const DeviceMesh& mesh, const Placements& placements) {
   const DTensor handle(y);
   RC_ASSERT(handle.placements() == placements);
-  // Ranks that differ in Partial mesh dims alone hold the addends of one part.
+  // Ranks that differ only in Partial mesh dims hold the addends of one part.
   std::map<std::vector<int64_t>, at::Tensor> sums;
   bool partial = false;
   for (int64_t i = 0; i < static_cast<int64_t>(mesh.local_ranks().size()); ++i) {
@@ -188,7 +188,7 @@ TEST_CASE("random redistributions put every element where the layout says") {
   }));
 }
 
-TEST_CASE("random layouts need no plan to stay what they are") {
+TEST_CASE("random redistributions to the same layout have an empty plan") {
   REQUIRE(holds("identity", cases(2000), [] {
     const Case c;
     const at::Tensor x = c.source();
@@ -199,7 +199,7 @@ TEST_CASE("random layouts need no plan to stay what they are") {
   }));
 }
 
-TEST_CASE("random redistributions communicate what their plan says, as in an abstract world") {
+TEST_CASE("random redistributions communicate as planned, also in an abstract world") {
   REQUIRE(holds("plan", cases(5000), [] {
     const Case c;
     const at::Tensor x = c.source();
@@ -222,7 +222,7 @@ TEST_CASE("random redistributions communicate what their plan says, as in an abs
   }));
 }
 
-TEST_CASE("random redistributions need the memory that their plan says") {
+TEST_CASE("random redistributions need the planned memory") {
   if (processes() > 0) return;  // with message buffers: tests/processes/redistribute_memory_test.cc
   REQUIRE(holds("peak", 3000, [] {
     const Case c;
@@ -241,7 +241,7 @@ TEST_CASE("random redistributions need the memory that their plan says") {
       for (int64_t rank : mesh.ranks()) {
         const int64_t in = bytes(step.before, rank);
         const int64_t out = bytes(step.after, rank);
-        sum += out + (&step == &plan.steps[0] ? 0 : in);  // the first input is the caller's
+        sum += out + (&step == &plan.steps[0] ? 0 : in);  // the first input belongs to the caller
         of_largest = std::max(of_largest, in + out);
       }
       of_all = std::max(of_all, sum);
@@ -295,7 +295,7 @@ TEST_CASE("random transfers to another mesh put every element where the layout s
   }));
 }
 
-TEST_CASE("random tensors redistributed at once are what they are one by one") {
+TEST_CASE("random tensors redistributed together equal those redistributed one by one") {
   REQUIRE(holds("many", cases(1500), [] {
     std::vector<at::Tensor> tensors;
     std::vector<Placements> targets;

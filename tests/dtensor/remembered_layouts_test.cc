@@ -1,4 +1,4 @@
-// How much a rank remembers of tensors beside their parts, and when it goes.
+// The cache of layouts per rank: its size, and when entries are dropped.
 #include "dtensor/remembered_layouts.h"
 
 #include <torch/nn.h>
@@ -26,11 +26,11 @@ namespace {
 using torch::Tensor;
 
 constexpr int64_t kRow = 16;               // elements
-constexpr int64_t kWhole = 16 * kRow * 8;  // bytes of what matrix_exp() gathers of rows()
+constexpr int64_t kWhole = 16 * kRow * 8;  // bytes that matrix_exp() gathers for rows()
 
 DeviceMesh mesh_of(bool abstract) { return DeviceMesh(abstract ? World::abstract(4) : World::local(4), {4}, {"dp"}); }
 
-// A square matrix in rows, in float64, that matrix_exp() gathers.
+// A square matrix sharded by rows, in float64, which matrix_exp() gathers.
 Tensor rows(const DeviceMesh& mesh) { return ones({16, kRow}, mesh, {Shard(0)}, {.dtype = torch::kDouble}) / 8; }
 
 int64_t calls_of(const std::function<void()>& run) {
@@ -43,7 +43,7 @@ int64_t calls_to_gather(const Tensor& t) {
   return calls_of([&] { t.matrix_exp(); });
 }
 
-TEST_CASE("remembered layouts: the least recently used goes first", "[dtensor][remembered]") {
+TEST_CASE("layout cache: the least recently used entry is evicted first", "[dtensor][remembered]") {
   const DeviceMesh mesh = mesh_of(GENERATE(false, true));
   limit_remembered_bytes(mesh.world(), 2 * kWhole);
   const Tensor a = rows(mesh), b = rows(mesh), c = rows(mesh);
@@ -51,14 +51,14 @@ TEST_CASE("remembered layouts: the least recently used goes first", "[dtensor][r
   CHECK(calls_to_gather(b) == 1);
   CHECK(remembered_bytes(mesh.world()) == 2 * kWhole);
   CHECK(calls_to_gather(a) == 0);  // used after b
-  CHECK(calls_to_gather(c) == 1);  // in place of b
+  CHECK(calls_to_gather(c) == 1);  // replaces b
   CHECK(calls_to_gather(a) == 0);
-  CHECK(calls_to_gather(b) == 1);  // in place of c
+  CHECK(calls_to_gather(b) == 1);  // replaces c
   CHECK(calls_to_gather(c) == 1);
   CHECK(remembered_bytes(mesh.world()) == 2 * kWhole);
 }
 
-TEST_CASE("remembered layouts: what goes does not depend on when tensors are freed", "[dtensor][remembered]") {
+TEST_CASE("layout cache: eviction does not depend on when tensors are freed", "[dtensor][remembered]") {
   const DeviceMesh mesh = mesh_of(false);
   limit_remembered_bytes(mesh.world(), 2 * kWhole);
   for (const bool keep : {false, true}) {
@@ -68,12 +68,11 @@ TEST_CASE("remembered layouts: what goes does not depend on when tensors are fre
     CHECK(calls_to_gather(*b) == 1);
     if (!keep) b.reset();
     CHECK(calls_to_gather(rows(mesh)) == 1);
-    CHECK(calls_to_gather(a) == 1);  // it was the least recently used, whether b is there or not
+    CHECK(calls_to_gather(a) == 1);  // it was the least recently used, whether b is alive or not
   }
 }
 
-TEST_CASE("remembered layouts: a limit of 0 remembers nothing, a smaller limit holds at once",
-          "[dtensor][remembered]") {
+TEST_CASE("layout cache: limit 0 caches nothing, and a smaller limit applies at once", "[dtensor][remembered]") {
   const DeviceMesh mesh = mesh_of(GENERATE(false, true));
   const World& world = mesh.world();
   const Tensor a = rows(mesh);
@@ -94,7 +93,7 @@ TEST_CASE("remembered layouts: a limit of 0 remembers nothing, a smaller limit h
   CHECK_THROWS_WITH(limit_remembered_bytes(world, -1), Catch::Contains("-1 bytes: give a limit per rank"));
 }
 
-TEST_CASE("remembered layouts: the memory meter counts them, and a write ends them", "[dtensor][remembered]") {
+TEST_CASE("layout cache: the memory meter counts entries, and a write drops them", "[dtensor][remembered]") {
   const DeviceMesh mesh = mesh_of(GENERATE(false, true));
   const MemoryMeter& memory = mesh.world().memory();
   const Tensor a = rows(mesh);
@@ -106,7 +105,7 @@ TEST_CASE("remembered layouts: the memory meter counts them, and a write ends th
   CHECK(remembered_bytes(mesh.world()) == 0);
 }
 
-TEST_CASE("remembered layouts: nothing is left after backward", "[dtensor][remembered]") {
+TEST_CASE("layout cache: empty after backward", "[dtensor][remembered]") {
   const DeviceMesh mesh = mesh_of(false);
   const MemoryMeter& memory = mesh.world().memory();
   const Tensor w = rows(mesh).detach().requires_grad_(), x = rows(mesh);
@@ -121,7 +120,7 @@ TEST_CASE("remembered layouts: nothing is left after backward", "[dtensor][remem
   CHECK(memory.live_bytes() == own);
 }
 
-TEST_CASE("remembered layouts: meshes of other ranks have a limit of their own", "[dtensor][remembered]") {
+TEST_CASE("layout cache: meshes on other ranks have a limit of their own", "[dtensor][remembered]") {
   const World world = World::local(4);
   const DeviceMesh all(world, {4}, {"dp"}), first(world, {2}, {"a"}, {0, 1}), same(world, {2, 2}, {"x", "y"});
   limit_remembered_bytes(world, kWhole);
@@ -134,7 +133,7 @@ TEST_CASE("remembered layouts: meshes of other ranks have a limit of their own",
   CHECK(calls_to_gather(a) == 1);  // c is on the same ranks
 }
 
-TEST_CASE("remembered layouts: reading parts changes nothing that is remembered", "[dtensor][remembered]") {
+TEST_CASE("layout cache: reading parts does not change it", "[dtensor][remembered]") {
   const DeviceMesh mesh = mesh_of(false);
   const Tensor a = rows(mesh);
   CHECK(calls_to_gather(a) == 1);
@@ -143,12 +142,12 @@ TEST_CASE("remembered layouts: reading parts changes nothing that is remembered"
   CHECK(calls_to_gather(a) == 0);
   mutable_local_tensors(a)[2].fill_(5);
   CHECK(calls_to_gather(a) == 1);
-  CHECK(calls_to_gather(a) == 1);  // the library does not see when the parts are written to
+  CHECK(calls_to_gather(a) == 1);  // the library does not see writes to the parts
   CHECK(full_tensor(a).sum().item<double>() == (12 / 8.0 + 4 * 5) * kRow);
 }
 
-// Larger than what a rank computes on in a step, so that it is the weight that stays where it is and is gathered.
-TEST_CASE("remembered layouts: a weight that a loop reads in 28 steps is gathered once", "[dtensor][remembered]") {
+// Larger than the data of a rank's step, so that the weight is gathered and not the data.
+TEST_CASE("layout cache: a weight that a loop reads in 28 steps is gathered once", "[dtensor][remembered]") {
   const DeviceMesh mesh = mesh_of(true);
   const Tensor weight = ones({1024, 1024}, mesh, {Shard(0)}, {.dtype = torch::kDouble}).requires_grad_();  // 8 MiB
   Tensor x = ones({1 << 15, 1024}, mesh, {Shard(0)}, {.dtype = torch::kDouble});
@@ -173,8 +172,8 @@ examples::LlamaConfig small_llama() {
   return c;
 }
 
-// A rank keeps its parts, gradients and states between steps, and nothing else.
-TEST_CASE("remembered layouts: live bytes of a Llama after forward, backward and step", "[dtensor][remembered]") {
+// A rank keeps only its parts, gradients and states between steps.
+TEST_CASE("layout cache: live bytes of a Llama after forward, backward and step", "[dtensor][remembered]") {
   const bool fully_sharded = GENERATE(true, false);
   CAPTURE(fully_sharded);
   const DeviceMesh mesh = fully_sharded ? DeviceMesh(World::abstract(4), {4}, {"dp"})
@@ -203,7 +202,7 @@ TEST_CASE("remembered layouts: live bytes of a Llama after forward, backward and
     CHECK(remembered_bytes(mesh.world()) == 0);
     if (step == 0) gradients = memory.live_bytes() - own;
     CHECK(memory.live_bytes() == own + gradients);
-    CHECK(gradients <= own);  // a gradient lies as its parameter
+    CHECK(gradients <= own);  // a gradient has its parameter's layout
     optimizer.step();
     CHECK(memory.live_bytes() == own + gradients);
     optimizer.zero_grad();

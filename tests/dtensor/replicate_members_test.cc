@@ -14,7 +14,7 @@ namespace {
 using Catch::Contains;
 using torch::Tensor;
 
-// A rotary table and a scale, kept as public code keeps them.
+// A rotary table and a scale, as plain members like in public code.
 struct Rotary : torch::nn::Module {
   explicit Rotary(int64_t width)
       : project(register_module("project", torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false)))) {
@@ -61,10 +61,10 @@ TEST_CASE("replicate_members: a module with plain members computes as on one dev
   CHECK(DTensor(net->freqs).placements() == Placements{Replicate(), Replicate()});
   CHECK_FALSE(is_dtensor(freqs));  // another handle
   CHECK(torch::allclose(full_tensor(net->forward(batch)), expected, 1e-5, 1e-6));
-  replicate_members(*net, {&net->freqs});  // once more changes nothing
+  replicate_members(*net, {&net->freqs});  // a repeated call changes nothing
 }
 
-TEST_CASE("replicate_members: the error names the module of the parameter beside the plain tensor", "[dtensor]") {
+TEST_CASE("replicate_members: the error names the module of the parameter next to the plain tensor", "[dtensor]") {
   torch::nn::Sequential net(torch::nn::Linear(3, 3));
   distribute_module(*net, mesh());
   CHECK_THAT(testing::error_text([&] {
@@ -81,7 +81,7 @@ TEST_CASE("replicate_members: two members that are one tensor stay one, and keep
   CHECK(a.is_leaf());
 }
 
-TEST_CASE("replicate_members: what is no constant is an error before anything changes", "[dtensor]") {
+TEST_CASE("replicate_members: invalid members are an error before anything changes", "[dtensor]") {
   Tensor good = torch::ones({2}), undefined, computed = torch::ones({2}).requires_grad_() * 2;
   Tensor split = distribute_tensor(torch::ones({2}), mesh(), {Shard(0), Replicate()});
   const auto error = [&](const std::vector<Tensor*>& members) {

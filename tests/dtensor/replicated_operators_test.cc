@@ -1,4 +1,4 @@
-// Operators without a sharding rule: on whole tensors by themselves, on others inside a ReplicateUnsupported scope.
+// Operators without a sharding rule: on replicated tensors always, on others inside a ReplicateUnsupported scope.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Generator.h>
 #include <ATen/ops/_masked_softmax.h>
@@ -88,7 +88,7 @@ TEST_CASE("without a rule: an operator on replicated tensors runs on every rank,
   expected.pow(2).sum().backward();
   for (const auto& shape : {std::vector<int64_t>{3}, {2, 1}}) {
     const DeviceMesh mesh(World::local(shape[0]), shape);
-    // Cut along a mesh dim of size one is whole.
+    // Sharded along a mesh dim of size one counts as replicated.
     const Placements whole = shape.size() == 1 ? Placements{Replicate()} : Placements{Replicate(), Shard(0)};
     CommDebugMode comm;
     const auto x = distribute_tensor(a, mesh, whole).requires_grad_();
@@ -134,7 +134,7 @@ TEST_CASE("without a rule: lists, undefined tensors and numbers") {
   }
 }
 
-TEST_CASE("without a rule: what is written keeps its layout and reaches every part") {
+TEST_CASE("without a rule: a written argument keeps its layout and every part is updated") {
   const auto mesh = mesh_of(3);
   const auto full = at::rand({5, 2}, at::kDouble);
   for (const Placement& placement : {Replicate(), Shard(0), Shard(1), Partial()}) {
@@ -155,7 +155,7 @@ TEST_CASE("without a rule: what is written keeps its layout and reaches every pa
   }
 }
 
-TEST_CASE("without a rule: an argument keeps its size") {
+TEST_CASE("without a rule: resizing an argument is an error") {
   const auto mesh = mesh_of(2);
   auto x = distribute_tensor(at::arange(3), mesh, {Replicate()});
   CHECK_THAT(error_text([&] { call_op("without_rule::grow_", {x}); }),
@@ -170,7 +170,7 @@ TEST_CASE("without a rule: an argument keeps its size") {
   CHECK(other.numel() == 2);
 }
 
-TEST_CASE("without a rule: an out= tensor without elements takes the size of the result") {
+TEST_CASE("without a rule: an out= tensor without elements is resized to the result") {
   const auto mesh = mesh_of(2);
   const auto full = at::arange(3);
   auto out = distribute_tensor(at::empty({0}, at::kLong), mesh, {Replicate()});
@@ -178,25 +178,25 @@ TEST_CASE("without a rule: an out= tensor without elements takes the size of the
   CHECK_FALSE(difference(out, full * full));
 }
 
-TEST_CASE("LibTorch's own outputs beside distributed ones are written like them") {
+TEST_CASE("LibTorch's own outputs next to distributed ones are written, too") {
   const auto mesh = mesh_of(2);
   const auto full = at::eye(3, at::kDouble) * 2;
   ReplicateUnsupported gather;
   for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0))}) {
     auto out = distribute_tensor(at::zeros({3, 3}, at::kDouble), mesh, {placement});
-    at::linalg_inv_out(out, distribute_tensor(full, mesh, {Replicate()}));  // makes an `info` of its own
+    at::linalg_inv_out(out, distribute_tensor(full, mesh, {Replicate()}));  // makes an `info` tensor itself
     CHECK_FALSE(difference(out, at::linalg_inv(full)));
   }
 }
 
-TEST_CASE("a composite's own results are distributed") {
+TEST_CASE("composites return distributed results") {
   const auto mesh = mesh_of(2);
   const auto x = distribute_tensor(at::zeros({0}, at::kLong), mesh, {Replicate()});
   CHECK(is_dtensor(at::one_hot(x, 3)));
   CHECK_FALSE(difference(at::one_hot(x, 3), at::one_hot(at::zeros({0}, at::kLong), 3)));
 }
 
-TEST_CASE("without a rule: a view shares the memory of what it is of") {
+TEST_CASE("without a rule: a view shares the memory of its base") {
   const auto mesh = mesh_of(2);
   auto x = distribute_tensor(at::zeros({4}), mesh, {Replicate()});
   auto half = call_op("without_rule::first_half", {x})[0];
@@ -206,7 +206,7 @@ TEST_CASE("without a rule: a view shares the memory of what it is of") {
   CHECK_FALSE(difference(half, at::ones({2})));
 }
 
-TEST_CASE("without a rule: all ranks draw the same random numbers, and other ones each time") {
+TEST_CASE("without a rule: all ranks draw the same random numbers, new ones in each call") {
   const auto mesh = mesh_of(3);
   const auto x = distribute_tensor(at::zeros({8}), mesh, {Replicate()});
   for (const char* op : {"without_rule::draw", "without_rule::draw_by_default"}) {
@@ -221,7 +221,7 @@ TEST_CASE("without a rule: all ranks draw the same random numbers, and other one
   }
 }
 
-TEST_CASE("without a rule: an abstract world asks the meta kernel") {
+TEST_CASE("without a rule: an abstract world uses the meta kernel") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"x"});
   const auto hash = call_op("aten::hash_tensor", {ones({6, 6}, mesh)})[0];
   CHECK(hash.dim() == 0);
@@ -244,7 +244,7 @@ TEST_CASE("without a rule: gathering is counted and named") {
   CHECK_THAT(report.str(), Catch::Contains("aten::hash_tensor"));
 }
 
-TEST_CASE("without a rule: the error says who called") {
+TEST_CASE("without a rule: the error names the caller") {
   const auto mesh = mesh_of(2);
   const auto x = distribute_tensor(at::rand({4, 4}), mesh, {Shard(0)});
   ModulePath path("encoder.whitening");

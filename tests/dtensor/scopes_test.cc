@@ -1,4 +1,4 @@
-// Guards: what holds inside, and that nothing is left behind.
+// Scope guards: their effect inside, and that nothing remains outside.
 #include "dtensor/scopes.h"
 
 #include <ATen/ops/arange.h>
@@ -24,7 +24,7 @@ const DeviceMesh& four_in_line() {
 
 }  // namespace
 
-TEST_CASE("scopes: factories inside a MeshScope are replicated on its mesh; the innermost counts") {
+TEST_CASE("scopes: factories inside a MeshScope are replicated on its mesh; the innermost applies") {
   const DeviceMesh other(World::local(2), {2}, {"y"});
   {
     MeshScope outer(four_in_line());
@@ -45,7 +45,7 @@ TEST_CASE("scopes: factories inside a MeshScope are replicated on its mesh; the 
   CHECK_FALSE(is_dtensor(at::zeros({2})));
 }
 
-TEST_CASE("scopes: ImplicitReplication lets plain tensors in") {
+TEST_CASE("scopes: ImplicitReplication allows plain tensors") {
   const auto d = ones({4, 2}, four_in_line(), {Shard(0)});
   const auto plain = at::ones({4, 2});
   CHECK_THROWS_WITH(d.add(plain), Catch::Contains("ImplicitReplication") && Catch::Contains("aten::add"));

@@ -1,4 +1,4 @@
-// Which distributed tensors and parts share memory: what a write to one shows in another.
+// Which distributed tensors and parts share memory: a write to one is visible in the other.
 #include <algorithm>
 #include <chrono>
 
@@ -9,7 +9,7 @@
 namespace dtensor::testing {
 namespace {
 
-TEST_CASE("shared memory: memory that is shared without a word in the schema") {
+TEST_CASE("shared memory: aliases that the schema does not declare") {
   const DeviceMesh mesh = mesh_of(2);
   const auto a = numbers({3, 3}), b = numbers({2, 2});
   auto out = distribute_tensor(torch::zeros({6, 6}, torch::kDouble), mesh, {Shard(0)});
@@ -18,7 +18,7 @@ TEST_CASE("shared memory: memory that is shared without a word in the schema") {
 
   const auto part = torch::ones({4}, torch::kDouble);
   const auto sum = from_local({part, part}, mesh, {Partial()}).clone();
-  CHECK(full_tensor(sum.relu()).sum().item<double>() == 8);  // the sum is remembered
+  CHECK(full_tensor(sum.relu()).sum().item<double>() == 8);  // the sum is cached
   sum.unsafe_chunk(2)[0].mul_(5.);
   CHECK(full_tensor(sum.relu()).sum().item<double>() == 24);
   sum.unsafe_split(3)[1].mul_(3.);
@@ -29,7 +29,7 @@ TEST_CASE("shared memory: memory that is shared without a word in the schema") {
   CHECK(full_tensor(sum.relu()).sum().item<double>() == 112);
 }
 
-TEST_CASE("shared memory: as_strided looks at the memory that one device would have") {
+TEST_CASE("shared memory: as_strided addresses the memory of a single device") {
   const DeviceMesh mesh = mesh_of(2);
   const auto t = numbers({6});
   const auto r = distribute_tensor(t, mesh), s = distribute_tensor(t, mesh, {Shard(0)});
@@ -41,13 +41,13 @@ TEST_CASE("shared memory: as_strided looks at the memory that one device would h
     CHECK(same(tail.as_strided({4}, {1}, 0), plain.as_strided({4}, {1}, 0)));
     CHECK(same(tail.as_strided({4}, {1}, 2), plain));
   }
-  // Columns of rows that are cut lie in no memory of their own.
+  // Columns of a matrix sharded by rows are not contiguous on any rank.
   const auto column = distribute_tensor(numbers({6, 2}), mesh, {Shard(0)}).select(1, 1);
   CHECK(same(column.as_strided({2}, {4}), numbers({6, 2}).select(1, 1).as_strided({2}, {4})));
   CHECK_THROWS_WITH(column.as_strided({2}, {4}, 0), Catch::Contains("reach beyond the tensor laid out as S(0)"));
 }
 
-TEST_CASE("shared memory: ranks do not share what they write to") {
+TEST_CASE("shared memory: ranks do not share memory they write to") {
   const DeviceMesh mesh = mesh_of(3);
   const auto t = torch::ones({3}, torch::kDouble);
   auto x = from_local({t, t, t}, mesh, {Replicate()});
@@ -57,13 +57,13 @@ TEST_CASE("shared memory: ranks do not share what they write to") {
   y.mul_(2);
   CHECK(full_tensor(y).sum().item<double>() == 6);
   CHECK(t.sum().item<double>() == 3);
-  // Pieces of one tensor stay where they are.
+  // Pieces of one tensor are not copied.
   auto whole = torch::zeros({4, 6}, torch::kDouble);
   from_local(whole.chunk(3, 1), mesh, {Shard(1)}).add_(1);
   CHECK(whole.sum().item<double>() == 24);
 }
 
-TEST_CASE("shared memory: which parts share elements, for many ranks too") {
+TEST_CASE("shared memory: finds parts that share elements, for many ranks too") {
   CHECK(holds("overlap of windows on one tensor", 500, [] {
     const Tensor memory = torch::zeros({60});
     std::vector<Tensor> parts;
@@ -83,7 +83,7 @@ TEST_CASE("shared memory: which parts share elements, for many ranks too") {
   const auto begin = std::chrono::steady_clock::now();
   const auto found = which_overlap(pieces);
   CHECK(std::count(found.begin(), found.end(), true) == 0);
-  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));  // pair by pair it takes minutes
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));  // pair by pair would take minutes
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What is written slice by slice, and laid out by nobody, becomes what is written to it, with all that shares it.
+// A tensor that is written slice by slice, and whose layout the engine chose, takes the layout of the written values,
+// with all its aliases.
 #include <torch/nn.h>
 
 #include <functional>
@@ -38,13 +39,13 @@ Tensor numbers_from_one(c10::IntArrayRef sizes) {
   return torch::arange(count, torch::kDouble).view(sizes) + 1;
 }
 
-// What the program makes of nothing: replicated, since nobody has said more.
+// A tensor made by a factory: replicated, by the engine's choice.
 Tensor made(const DeviceMesh& mesh, c10::IntArrayRef sizes, c10::ScalarType dtype = torch::kDouble) {
   const MeshScope scope(mesh);
   return torch::zeros(sizes, dtype);
 }
 
-TEST_CASE("sharers: a list of results becomes what is written to it", "[dtensor][sharers]") {
+TEST_CASE("aliases: a list of results takes the layout of the written values", "[dtensor][sharers]") {
   const bool abstract = GENERATE(false, true);
   const int64_t batch = GENERATE(8, 7, 3);  // 3: a rank has nothing
   const DeviceMesh mesh = mesh_of(4, abstract);
@@ -61,7 +62,7 @@ TEST_CASE("sharers: a list of results becomes what is written to it", "[dtensor]
   CHECK(close(out.sum({0}), h * 6));
 }
 
-TEST_CASE("sharers: a cache over two mesh dims, and all views of it", "[dtensor][sharers]") {
+TEST_CASE("aliases: a cache over two mesh dims, and all views of it", "[dtensor][sharers]") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   const Tensor keys = numbers_from_one({4, 6, 1, 3}), k = distribute_tensor(keys, mesh, {Shard(0), Shard(1)});
   CommDebugMode comm;
@@ -87,11 +88,11 @@ TEST_CASE("sharers: a cache over two mesh dims, and all views of it", "[dtensor]
   CHECK(close(last, expected.slice(2, 4, 5)));
 }
 
-TEST_CASE("sharers: a dim that any view ever cut is not split", "[dtensor][sharers]") {
+TEST_CASE("aliases: a dim that any earlier view cut is not split", "[dtensor][sharers]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor value = numbers_from_one({4, 1}), x = distribute_tensor(value, mesh, {Shard(0)});
   const Tensor cut = made(mesh, {4, 1, 2}), whole = made(mesh, {4, 1, 2});
-  cut.select(0, 1);  // is not there any more, but was
+  cut.select(0, 1);  // is freed, but counts
   const Tensor expected = torch::stack({torch::zeros_like(value), value}, 2);
   for (const Tensor& t : {cut, whole}) t.select(2, 1).copy_(x);
   CHECK(layout_of(cut) == Placements{Replicate()});
@@ -100,7 +101,7 @@ TEST_CASE("sharers: a dim that any view ever cut is not split", "[dtensor][share
   CHECK(close(whole, expected));
 }
 
-TEST_CASE("sharers: they stay as they are where somebody depends on it", "[dtensor][sharers]") {
+TEST_CASE("aliases: exposed aliases and those with a layout of the user keep their layout", "[dtensor][sharers]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor value = numbers_from_one({8, 3}), x = distribute_tensor(value, mesh, {Shard(0)});
   const auto stays = [&](const Tensor& t, const std::function<Tensor(const Tensor&)>& view) {
@@ -109,7 +110,7 @@ TEST_CASE("sharers: they stay as they are where somebody depends on it", "[dtens
     CHECK(close(view(t), value));
   };
   const auto first = [](const Tensor& t) { return t.select(0, 0); };
-  stays(zeros({2, 8, 3}, mesh, {}, {torch::kDouble}), first);  // somebody laid it out
+  stays(zeros({2, 8, 3}, mesh, {}, {torch::kDouble}), first);  // the user chose its layout
   const Tensor given = made(mesh, {2, 8, 3});
   mutable_local_tensors(given);
   stays(given, first);
@@ -123,7 +124,7 @@ TEST_CASE("sharers: they stay as they are where somebody depends on it", "[dtens
   const Tensor turned = made(mesh, {2, 8, 3});
   turned.transpose_(0, 1);
   stays(turned, [](const Tensor& t) { return t.select(1, 0); });
-  const Tensor both = made(mesh, {2, 8, 3});  // one call reads what it writes to
+  const Tensor both = made(mesh, {2, 8, 3});  // one call reads the tensor that it writes to
   both.select(0, 0).add_(both.select(0, 1)).add_(x);
   CHECK(close(both.select(0, 0), value));
 }
@@ -143,7 +144,7 @@ struct CachingImpl : torch::nn::Module {
 };
 TORCH_MODULE(Caching);
 
-TEST_CASE("sharers: a module's buffer becomes what is written to it", "[dtensor][sharers]") {
+TEST_CASE("aliases: a module's buffer takes the layout of the written values", "[dtensor][sharers]") {
   const DeviceMesh mesh = mesh_of(2);
   const torch::NoGradGuard no_grad;
   Caching plain, model;
@@ -164,7 +165,7 @@ TEST_CASE("sharers: a module's buffer becomes what is written to it", "[dtensor]
   CHECK(model->cache.is_same(model->named_buffers()["cache"]));
 }
 
-TEST_CASE("sharers: a buffer that is written as a whole stays", "[dtensor][sharers]") {
+TEST_CASE("aliases: a buffer that is written as a whole keeps its layout", "[dtensor][sharers]") {
   const DeviceMesh mesh = mesh_of(2);
   torch::nn::BatchNorm1d norm(4);
   distribute_module(*norm, mesh);
@@ -176,7 +177,7 @@ TEST_CASE("sharers: a buffer that is written as a whole stays", "[dtensor][share
   CHECK(layout_of(norm->running_var) == Placements{Replicate()});
 }
 
-TEST_CASE("sharers: a limit that they do not fit in leaves them as they are", "[dtensor][sharers]") {
+TEST_CASE("aliases: a memory limit that they exceed keeps their layout", "[dtensor][sharers]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor value = numbers_from_one({8, 3}), x = distribute_tensor(value, mesh, {Shard(0)});
   for (const int64_t max_bytes : {2 * 8 * 8 * 3 * 8, 8 * 8 * 3 * 8}) {
@@ -190,7 +191,7 @@ TEST_CASE("sharers: a limit that they do not fit in leaves them as they are", "[
   }
 }
 
-TEST_CASE("sharers: gradients go through a list of results", "[dtensor][sharers]") {
+TEST_CASE("aliases: gradients flow through a list of results", "[dtensor][sharers]") {
   const DeviceMesh mesh = mesh_of(2);
   torch::manual_seed(1);
   const Tensor w = torch::randn({3, 3}, torch::kDouble).requires_grad_(), x = torch::randn({5, 4, 3}, torch::kDouble);

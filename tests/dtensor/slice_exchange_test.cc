@@ -1,5 +1,5 @@
-// Slices of split dims: what is read of one tensor comes together, what is written brings it along, and what nobody
-// reads does not come.
+// Slices of sharded dims: windows read from one tensor are fetched together, writes update fetched ghost regions, and
+// unread slices are not fetched.
 #include <torch/types.h>
 
 #include <functional>
@@ -23,7 +23,7 @@ using Grids = std::vector<Tensor>;
 
 Tensor inside(const Tensor& t) { return window(t, std::vector<int64_t>(t.dim(), 1)); }
 
-// What is inside, of the neighbours.
+// The mean of the neighbours, for the interior.
 Tensor around(const Tensor& t) {
   Tensor sum;
   for (int64_t d = 0; d < t.dim(); ++d) {
@@ -83,7 +83,7 @@ void difference(Grids& g) {
   g[1].slice(0, 1, -1).copy_((g[0].slice(0, 2) - g[0].slice(0, 0, -2)) / 2);
   g[0].add_(g[1], 0.01);
 }
-// Views that are taken once.
+// Views that are taken only once.
 void kept_views(Grids& g) {
   const int64_t n = g[0].size(0) - 2;
   if (g.size() == 2) g.insert(g.end(), {g[0].narrow(0, 0, n), g[0].narrow(0, 2, n), g[0].narrow(0, 1, n)});
@@ -93,10 +93,10 @@ void kept_views(Grids& g) {
 struct Form {
   const char* name;
   void (*step)(Grids&);
-  int64_t calls;  // of a round, at most, when some have been seen. Of red and black: four writes, and what they leave
+  int64_t calls;  // per round at most, once some were seen. Red and black: four writes, with their reads
 };
 
-TEST_CASE("slices: a stencil exchanges borders once a round, and computes what one device does") {
+TEST_CASE("slices: a stencil exchanges borders once per round with one device's values") {
   const std::vector<Form> forms = {{"heat", heat, 1},
                                    {"in place", in_place, 1},
                                    {"two grids", two_grids, 1},
@@ -136,7 +136,7 @@ TEST_CASE("slices: a stencil exchanges borders once a round, and computes what o
         form.step(split);
         const int64_t calls = comm.total(), bytes = comm.bytes();
         form.step(counted);
-        CHECK(comm.total() == 2 * calls);  // without data alike
+        CHECK(comm.total() == 2 * calls);  // the same without data
         CHECK(comm.bytes() == 2 * bytes);
         if (round > 4) CHECK(calls <= form.calls);
       }
@@ -158,7 +158,7 @@ Traffic traffic_of(const F& f) {
   return {comm.total(), comm.bytes()};
 }
 
-TEST_CASE("slices: in the first round all windows of a size come with the first, and then those that are read") {
+TEST_CASE("slices: the first round fetches all windows of a size, later ones the windows read before") {
   const DeviceMesh mesh(World::abstract(16), {4, 4});
   Grids g = {zeros({64, 64}, mesh, {Shard(0), Shard(1)}), zeros({64, 64}, mesh, {Shard(0), Shard(1)})};
   const int64_t borders = (18 * 18 - 16 * 16) * 4;
@@ -172,13 +172,13 @@ TEST_CASE("slices: in the first round all windows of a size come with the first,
   for (int round = 0; round < 3; ++round) CHECK(traffic_of([&] { heat(h); }) == Traffic{1, faces});
 }
 
-TEST_CASE("slices: what is only sliced or overwritten does not come") {
+TEST_CASE("slices: windows that are only sliced or overwritten are not fetched") {
   for (const World& world : {World::local(4), World::abstract(4)}) {
     const DeviceMesh mesh(world, {4});
     const Tensor x = zeros({40, 5}, mesh, {Shard(0)});
     Tensor part;
     CHECK(traffic_of([&] { part = x.slice(0, 1, 39).slice(0, 1, -1); }) == Traffic{0, 0});
-    CHECK(traffic_of([&] { part.fill_(3); }).calls == 1);  // what ranks store
+    CHECK(traffic_of([&] { part.fill_(3); }).calls == 1);  // the elements that ranks store
     CHECK(traffic_of([&] { part * 1; }) == Traffic{0, 0});
     CHECK(traffic_of([&] { x.select(0, 7).zero_(); }) == Traffic{0, 0});
     CHECK(traffic_of([&] { x.slice(0, 1, 39).add_(1); }).calls == 2);
@@ -193,7 +193,7 @@ TEST_CASE("slices: what is only sliced or overwritten does not come") {
   CHECK(same(x.distributed, x.plain));
 }
 
-TEST_CASE("slices: of one that is read alone nothing is kept") {
+TEST_CASE("slices: nothing is prefetched for a window that is read alone") {
   const DeviceMesh mesh(World::abstract(4), {4});
   MemoryMeter& memory = mesh.world().memory();
   const auto read = [&] {
@@ -203,7 +203,7 @@ TEST_CASE("slices: of one that is read alone nothing is kept") {
   };
   const int64_t before = memory.live_bytes();
   for (int k = 0; k < 3; ++k) CHECK(read() - before == 1024 * 2048 * 4);
-  // Windows of as many time steps: of those that nobody reads nothing comes.
+  // Windows of as many time steps: unread ones are not fetched.
   const Tensor steps = zeros({9, 400}, mesh, {Shard(1)});
   for (int64_t k = 0; k < 8; ++k) {
     const auto of_a_step = traffic_of([&] {
@@ -214,7 +214,7 @@ TEST_CASE("slices: of one that is read alone nothing is kept") {
   }
 }
 
-TEST_CASE("slices: what may be written to unseen is not remembered, nor what was written to") {
+TEST_CASE("slices: exposed and written tensors are not cached") {
   Pair x = make({24, 3}, mesh_of(3), {Shard(0)});
   const auto read = [&] {
     const Tensor a = x.distributed.slice(0, 0, 22) + x.distributed.slice(0, 2) * x.distributed.slice(0, 1, 23);
@@ -234,7 +234,7 @@ TEST_CASE("slices: what may be written to unseen is not remembered, nor what was
   CHECK(read());
 }
 
-TEST_CASE("slices: gradients of stencils, with what was remembered") {
+TEST_CASE("slices: gradients of stencils, with cached windows") {
   for (const Placements& placements : {Placements{Shard(0), Shard(1)}, Placements{Shard(1), Shard(0)}}) {
     const DeviceMesh mesh(World::local(6), {2, 3});
     for (int k = 0; k < 3; ++k) {
@@ -254,7 +254,7 @@ TEST_CASE("slices: gradients of stencils, with what was remembered") {
   }
 }
 
-// One history for all: what is expected of a layout comes of other programs.
+// One history for all: expectations for a layout come from other programs.
 TEST_CASE("slices: random programs, one after another") {
   std::mt19937 random(5);
   const auto draw = [&](int64_t from, int64_t to) {

@@ -1,4 +1,4 @@
-// verify_rule() finds what is wrong with a rule, and says so of nothing else.
+// verify_rule() finds faults of a rule, and reports no other.
 #include "dtensor/verify_rule.h"
 
 #include <torch/library.h>
@@ -70,7 +70,7 @@ const bool rules_added = [] {
     TORCH_CHECK_NOT_IMPLEMENTED(false, call.name(), ": not in this layout");
   };
   registry.add("verify_test::refuses", refuses);
-  // Sums over a cut dim that are said to be cut.
+  // Sums over a sharded dim, with a rule that declares the result sharded.
   add_strategies("row_sums", {{{whole}, {whole}}, {{rows}, {rows}}, {{rows}, {columns}}});
   return true;
 }();
@@ -93,7 +93,7 @@ int64_t count(const RuleReport& report, Kind kind) {
   return n;
 }
 
-TEST_CASE("verify_rule: a right rule is right, and complete", "[dtensor][verify_rule]") {
+TEST_CASE("verify_rule: a correct and complete rule has no findings", "[dtensor][verify_rule]") {
   REQUIRE(rules_added);
   const RuleReport report = verify_rule(sample_of("right"));
   CAPTURE(report.to_string());
@@ -119,7 +119,7 @@ TEST_CASE("verify_rule: operators of LibTorch, with gradients, lists and views",
   }
 }
 
-TEST_CASE("verify_rule: a strategy with the wrong result is named", "[dtensor][verify_rule]") {
+TEST_CASE("verify_rule: a strategy with a wrong result is named", "[dtensor][verify_rule]") {
   const RuleReport sum = verify_rule(sample_of("says_sum_is_whole"));
   CAPTURE(sum.to_string());
   CHECK_FALSE(sum.is_right());
@@ -133,7 +133,7 @@ TEST_CASE("verify_rule: a strategy with the wrong result is named", "[dtensor][v
   CHECK_FALSE(rows.is_right());
 }
 
-TEST_CASE("verify_rule: strategies that there could be are named", "[dtensor][verify_rule]") {
+TEST_CASE("verify_rule: missing strategies are named", "[dtensor][verify_rule]") {
   const RuleReport columns = verify_rule(sample_of("lacks_columns"));
   CAPTURE(columns.to_string());
   CHECK(columns.is_right());
@@ -147,7 +147,7 @@ TEST_CASE("verify_rule: strategies that there could be are named", "[dtensor][ve
   CHECK(verify_rule(sample_of("lacks_columns"), values_only).findings.empty());
 }
 
-TEST_CASE("verify_rule: refusals are counted, and are no findings", "[dtensor][verify_rule]") {
+TEST_CASE("verify_rule: refusals are counted and are not findings", "[dtensor][verify_rule]") {
   const RuleReport report = verify_rule(sample_of("refuses"));
   CHECK(report.findings.empty());
   CHECK(report.refused > 0);

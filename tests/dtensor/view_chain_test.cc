@@ -1,4 +1,4 @@
-// Views of views of ... of a distributed tensor: what a chain costs, and what is written through its last.
+// Chains of views of a distributed tensor: their cost, and writes through the last one.
 #include <c10/core/AutogradState.h>
 #include <torch/autograd.h>
 
@@ -15,7 +15,7 @@ Tensor sliced(Tensor t, int64_t times) {
   return t;
 }
 
-// Of the processor, the lesser of two: others may run beside it.
+// Processor time, the smaller of two runs: other processes may run at the same time.
 double seconds_to_slice(const Tensor& t, int64_t times) {
   double least = 0;
   for (int run = 0; run < 2; ++run) {
@@ -31,7 +31,7 @@ bool has_function(const Tensor& view) {
   return torch::autograd::impl::get_view_autograd_meta(view)->get_backward_view().has_view_fn();
 }
 
-TEST_CASE("a chain of four times as many views takes less than eight times as long") {
+TEST_CASE("view chain: four times as many views take less than eight times as long") {
   for (const Placements& placements : {Placements{Shard(0)}, Placements{Replicate()}}) {
     for (const bool requires_grad : {false, true}) {
       const Tensor t = distribute_tensor(torch::ones({9000}), mesh_of(2), placements).set_requires_grad(requires_grad);
@@ -42,7 +42,7 @@ TEST_CASE("a chain of four times as many views takes less than eight times as lo
   }
 }
 
-TEST_CASE("what is written through the last view of a long chain is seen by autograd as on one device") {
+TEST_CASE("view chain: autograd of a write through the last view equals that on one device") {
   for (const DeviceMesh& mesh : view_meshes()) {
     for (const Placements& placements : layouts(mesh, 1)) {
       const auto run = [&](const Tensor& leaf, const Tensor& factor) {
@@ -63,7 +63,7 @@ TEST_CASE("what is written through the last view of a long chain is seen by auto
   }
 }
 
-TEST_CASE("a chain of thousands of views is written to and freed") {
+TEST_CASE("view chain: thousands of views are written to and freed") {
   const Tensor leaf = distribute_tensor(torch::ones({20005}), mesh_of(2)).requires_grad_();
   Tensor base = leaf * 1;
   Tensor view = sliced(base, 20000);
@@ -72,7 +72,7 @@ TEST_CASE("a chain of thousands of views is written to and freed") {
   CHECK(full_tensor(leaf.grad()).sum().item<double>() == 20000 + 5 * 3);
 }
 
-TEST_CASE("plain views are what LibTorch makes them, also beside distributed ones") {
+TEST_CASE("view chain: plain views are unchanged, also next to distributed ones") {
   const Tensor distributed = distribute_tensor(torch::ones({6, 4}), mesh_of(2), {Shard(0)});
   CHECK(has_function(distributed.slice(0, 1)));
   CHECK(has_function(distributed.slice(1, 1)));
@@ -84,8 +84,8 @@ TEST_CASE("plain views are what LibTorch makes them, also beside distributed one
   CHECK_FALSE(has_function(plain.slice(0, 1).t()));
 }
 
-// Views that split() and others return know which of them they are.
-TEST_CASE("one of several views is taken again as that one") {
+// Views from split() and the like store which of the results they are.
+TEST_CASE("view chain: one of several views is replayed as that one") {
   const Pair t = make({6, 4}, mesh_of(2), {Shard(0)});
   const auto view_again = [](const Tensor& x) {
     const Tensor view = x.split(2, 0)[2].unbind(1)[1];

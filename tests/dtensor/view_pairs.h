@@ -1,4 +1,4 @@
-// What tests of views share: a tensor plain and distributed, and the meshes and layouts on which the two must agree.
+// Shared by tests of views: a tensor plain and distributed, and the meshes and layouts on which the two must agree.
 #pragma once
 
 #include <torch/types.h>
@@ -23,7 +23,7 @@ inline const std::vector<DeviceMesh>& view_meshes() {
   return meshes;
 }
 
-// In sizes, offset and values.
+// Equal sizes, offset and values.
 inline bool same(const Tensor& distributed, const Tensor& plain) {
   if (distributed.sizes() != plain.sizes() || distributed.storage_offset() != plain.storage_offset()) return false;
   return torch::allclose(full_tensor(distributed.detach()).resolve_conj(), plain.detach().resolve_conj(), 1e-9, 1e-9,

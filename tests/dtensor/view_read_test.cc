@@ -1,4 +1,4 @@
-// Reading views of distributed tensors after others wrote: what is read anew, when, and what that costs.
+// Reading views of distributed tensors after writes to the base: when they are read again, and the cost.
 #include <torch/autograd.h>
 #include <torch/optim.h>
 
@@ -12,7 +12,7 @@
 namespace dtensor::testing {
 namespace {
 
-TEST_CASE("view reads: owners write by themselves, and a view is read anew once") {
+TEST_CASE("view reads: writes to the base do not communicate, and a view is read again once") {
   const DeviceMesh mesh = mesh_of(4);
   Pair x = make({12}, mesh, {Shard(0)});
   const Pair row = {x.plain[3], x.distributed[3]}, rows = {x.plain.slice(0, 1, 5), x.distributed.slice(0, 1, 5)};
@@ -23,7 +23,7 @@ TEST_CASE("view reads: owners write by themselves, and a view is read anew once"
     v.distributed.fill_(3);
   }
   CHECK(comm.total() == 0);
-  rows.distributed.mul_(1);  // has what it wrote
+  rows.distributed.mul_(1);  // has its own write
   CHECK(comm.total() == 0);
   CHECK(row.distributed.item<double>() == 3);  // `rows` was written to since
   CHECK(comm.total() == 1);
@@ -33,13 +33,13 @@ TEST_CASE("view reads: owners write by themselves, and a view is read anew once"
   row.distributed.exp();
   CHECK(comm.total() == 1);
   comm.reset();
-  for (int i = 0; i < 3; ++i) rows.distributed.fill_(i);  // does not read what it overwrites
+  for (int i = 0; i < 3; ++i) rows.distributed.fill_(i);  // overwriting does not read
   CHECK(comm.total() == 0);
   rows.plain.fill_(2);
   CHECK(same(x.distributed, x.plain));
 }
 
-TEST_CASE("view reads: what answers with a number reads views anew") {
+TEST_CASE("view reads: operators that return a number read the view again") {
   const DeviceMesh mesh = mesh_of(2);
   auto x = distribute_tensor(torch::arange(8, torch::kDouble), mesh, {Shard(0)});
   const auto y = x[0], z = x.slice(0, 2, 4), alike = x.slice(0, 2, 4);
@@ -65,7 +65,7 @@ TEST_CASE("view reads: what answers with a number reads views anew") {
   CHECK(full_tensor(redistribute(z, {Shard(0)})).sum().item<double>() == 12);
 }
 
-TEST_CASE("view reads: optimizers, copies and loads change what views show") {
+TEST_CASE("view reads: optimizers, copies and loads update views") {
   const DeviceMesh mesh = mesh_of(2);
   auto p = distribute_tensor(torch::ones({6, 2}, torch::kDouble), mesh, {Shard(0)}).requires_grad_();
   const auto row = p.detach()[1];
@@ -82,7 +82,7 @@ TEST_CASE("view reads: optimizers, copies and loads change what views show") {
   CHECK(row.ge(5).all().item<bool>());
 }
 
-TEST_CASE("view reads: what asks for no values reads no stale view") {
+TEST_CASE("view reads: operators that need no values do not read stale views") {
   const DeviceMesh mesh = mesh_of(2);
   const Tensor x = distribute_tensor(torch::arange(12).view({6, 2}), mesh, {Shard(0)});
   const Tensor view = x.slice(0, 1, 5);
@@ -97,9 +97,9 @@ TEST_CASE("view reads: what asks for no values reads no stale view") {
   CHECK(comm.total() > 0);
 }
 
-// Some ranks must copy for a view where others need not, by the strides of their parts: what is sent must not depend on
-// it, or processes wait for each other.
-TEST_CASE("view reads: strides of local parts change no communication") {
+// Because of strides, some ranks must copy for a view while others need not: communication must not depend on that, or
+// processes would wait for each other.
+TEST_CASE("view reads: strides of local parts do not change the communication") {
   const DeviceMesh mesh = mesh_of(2);
   const auto run = [&](bool strided) {
     std::vector<Tensor> parts;

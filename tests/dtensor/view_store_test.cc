@@ -1,4 +1,5 @@
-// Writing to views whose parts lie elsewhere than those of their bases: each rank gets what it stores, and no more.
+// Writing to views whose parts begin elsewhere than those of their bases: each rank receives just the elements that it
+// stores.
 #include <ATen/TensorIndexing.h>
 #include <torch/types.h>
 
@@ -21,7 +22,7 @@ namespace {
 using at::indexing::Slice;
 using Change = std::function<void(const Tensor&)>;
 
-// What is inside becomes the mean of its neighbours; the border stays.
+// The interior becomes the mean of its neighbours; the border stays.
 void smooth(const Tensor& from, const Tensor& to) {
   Tensor sum;
   const std::vector<int64_t> middle(from.dim(), 1);
@@ -42,7 +43,7 @@ struct Moved {
 };
 std::ostream& operator<<(std::ostream& os, const Moved& m) { return os << m.calls << " calls, " << m.bytes << " B"; }
 
-// By writes to views, and that it is what arrives.
+// Collectives and bytes of writes to views, as planned.
 Moved moved_by(const CommDebugMode& comm, const std::string& op) {
   Moved moved;
   for (const CommEvent& e : comm.events()) {
@@ -55,12 +56,12 @@ Moved moved_by(const CommDebugMode& comm, const std::string& op) {
   return moved;
 }
 
-// The parts of 62 rows begin a row elsewhere than those of 64.
-TEST_CASE("view stores: a stencil in place moves a row per border") {
+// The parts of 62 rows begin a row later than those of 64.
+TEST_CASE("view stores: an in-place stencil moves one row per border") {
   struct Row {
     std::vector<int64_t> mesh, sizes;
     Placements placements;
-    Moved moved, both;  // the second: where what lies around the parts comes along, as it was read before
+    Moved moved, both;  // the second if the ghost region is updated, too, as it was read before
   };
   const int64_t item = 8;
   for (const Row& row : std::vector<Row>{
@@ -88,7 +89,7 @@ TEST_CASE("view stores: a stencil in place moves a row per border") {
   }
 }
 
-TEST_CASE("view stores: a stencil in place computes what one device does") {
+TEST_CASE("view stores: an in-place stencil computes the values of one device") {
   const std::vector<std::pair<DeviceMesh, Placements>> layouts = {
       {DeviceMesh(World::local(8), {8}), {Shard(0)}},
       {DeviceMesh(World::local(8), {2, 2, 2}), {Shard(0), Shard(1), Shard(2)}},
@@ -112,7 +113,7 @@ TEST_CASE("view stores: a stencil in place computes what one device does") {
   }
 }
 
-TEST_CASE("view stores: slices that are assigned to gather nothing") {
+TEST_CASE("view stores: assignments to slices do not gather") {
   const std::vector<std::pair<const char*, Change>> writes = {
       {"copy_", [](auto& x) { x.slice(0, 2, 12).copy_(x.slice(0, 0, 10) * 2); }},
       {"add_", [](auto& x) { x.narrow(0, 3, 8).add_(x.narrow(0, 5, 8).exp()); }},
@@ -147,12 +148,13 @@ TEST_CASE("view stores: slices of meshes, and meshes of some ranks") {
     Pair x = make({13, 2}, mesh, {Shard(0)});
     CommDebugMode comm;
     for (const Tensor& t : {x.plain, x.distributed}) t.slice(0, 2, 12).mul_(3);
-    CHECK(comm.counts() == std::map<std::string, int64_t>{{"all_to_all", 2}});  // the slice, and what is written to it
+    CHECK(comm.counts() ==
+          std::map<std::string, int64_t>{{"all_to_all", 2}});  // the slice, and the value written to it
     CHECK(same(x.distributed, x.plain));
   }
 }
 
-TEST_CASE("view stores: all views on the way have what was written, and need not be read anew") {
+TEST_CASE("view stores: all bases in a chain have the written value, and are not read again") {
   const DeviceMesh mesh(World::local(16), {4, 4}, {"x", "y"});
   Pair x = make({18, 21}, mesh, {Shard(0), Shard(1)});
   const auto views = [](const Tensor& t) {
@@ -174,7 +176,7 @@ TEST_CASE("view stores: all views on the way have what was written, and need not
   CHECK(same(x.distributed, x.plain));
 }
 
-TEST_CASE("view stores: what is exchanged keeps a limit that gathering does not") {
+TEST_CASE("view stores: the exchange stays within a limit that gathering exceeds") {
   const DeviceMesh mesh = mesh_of(4);
   Pair x = make({64, 64}, mesh, {Shard(0)});
   const Tensor plain = x.plain.slice(0, 1, 63), split = x.distributed.slice(0, 1, 63);

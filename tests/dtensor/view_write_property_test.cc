@@ -1,4 +1,4 @@
-// Random programs of views of views and writes to them: what a plain tensor would do, and its gradients.
+// Random programs of views of views and writes to them, compared with plain tensors, gradients too.
 #include <torch/autograd.h>
 
 #include <functional>
@@ -16,7 +16,7 @@ using View = std::function<Tensor(const Tensor&)>;
 
 std::string text(const Tensor& t) { return c10::str(t.sizes()); }
 
-// A view of a tensor like `t`, and what it is called.
+// A view of a tensor like `t`, and its name.
 std::pair<std::string, View> draw_view(const Tensor& t) {
   const int64_t n = t.dim();
   if (n == 0) return {"unsqueeze", [](const Tensor& x) { return x.unsqueeze(0); }};

@@ -1,4 +1,5 @@
-// Writing to views of distributed tensors: what a plain tensor would do, whether or not the view's parts had to move.
+// Writing to views of distributed tensors: same result as with plain tensors, whether or not the view's parts had to
+// move.
 #include <torch/autograd.h>
 #include <torch/nn.h>
 
@@ -106,7 +107,7 @@ std::vector<Case> cases() {
   };
 }
 
-TEST_CASE("view writes: every view operator writes to its base, and is read anew") {
+TEST_CASE("view writes: every view operator writes to its base, and is read again") {
   for (const Case& c : cases()) {
     for (const DeviceMesh& mesh : view_meshes()) {
       for (const Placements& placements : layouts(mesh, static_cast<int64_t>(c.shape.size()))) {
@@ -123,7 +124,7 @@ TEST_CASE("view writes: every view operator writes to its base, and is read anew
         base.distributed.mul_(2);
         CHECK(same(view.distributed, view.plain));
         if (view.plain.numel() == 0) continue;
-        // The write of one is seen by the other, which writes on.
+        // The write to one is visible in the other, which is written in turn.
         if (before.plain.is_complex() || !before.plain.is_floating_point() || before.plain.dim() == 0) continue;
         before.plain.select(0, 0).zero_();
         before.distributed.select(0, 0).zero_();
@@ -184,13 +185,13 @@ TEST_CASE("view writes: views of Partials get addends") {
   }
 }
 
-// What cannot be taken to the base is refused before the view is written.
-TEST_CASE("view writes: a refused write leaves view and base as they were") {
+// A write that cannot be written back to the base is rejected before the view changes.
+TEST_CASE("view writes: a rejected write leaves view and base unchanged") {
   struct Row {
     const char* name;
     std::function<std::pair<Tensor, Tensor>()> make;  // the base, the view
     const char* error;
-    bool expanded;  // ATen itself takes only fills
+    bool expanded;  // ATen itself supports only fills
   };
   const DeviceMesh line = mesh_of(3), grid(World::local(4), {2, 2}, {"x", "y"});
   const std::vector<Row> rows = {
@@ -238,7 +239,7 @@ TEST_CASE("view writes: a refused write leaves view and base as they were") {
   }
 }
 
-TEST_CASE("view writes: shape changes in place leave a tensor what it is") {
+TEST_CASE("view writes: in-place shape changes keep the tensor valid") {
   const DeviceMesh mesh = mesh_of(2);
   for (const Placement& p : {Replicate(), Shard(0), Shard(1)}) {
     INFO(to_string(p));
@@ -257,8 +258,8 @@ TEST_CASE("view writes: shape changes in place leave a tensor what it is") {
   }
 }
 
-// The bytes beside those that are written are the sum's, not those of an addend.
-TEST_CASE("view writes: some bytes of the elements of a sum") {
+// The bytes next to the written ones belong to the sum, not to one of the addends.
+TEST_CASE("view writes: writing some bytes of the elements of a Partial") {
   const DeviceMesh mesh(World::local(2), {2}, {"x"});
   const auto addend = [](double value) { return torch::full({2, 2}, value, torch::kDouble); };
   const std::vector<std::function<void(torch::Tensor&)>> writes = {

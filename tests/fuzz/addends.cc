@@ -31,7 +31,7 @@ bool all_multiples(const std::vector<double>& values, double unit, double factor
                      [&](double v) { return !std::isfinite(v) || v * factor / unit == std::floor(v * factor / unit); });
 }
 
-// Whether every order of adding and averaging gives the value: all of them are multiples of one power of two, few
+// Whether every order of adding and averaging gives the exact value: all addends are multiples of one power of two, few
 // enough for the mantissa.
 bool is_exact(const DTensorMeta& meta, const at::Tensor& value) {
   int64_t divisor = 1, partial_dims = 0;
@@ -40,7 +40,7 @@ bool is_exact(const DTensorMeta& meta, const at::Tensor& value) {
     if (p.is_partial()) ++partial_dims;
     if (p.is_partial() && p.reduce_op() == ReduceOp::kAvg) divisor *= meta.spec->mesh().size(d);
   }
-  // Averages of a group come before the others' where there are several Partial dims.
+  // With several Partial dims, averages of a group come before those of the others.
   const auto factor = partial_dims > 1 ? 1 / static_cast<double>(divisor) : 1;
   std::vector<std::vector<double>> addends;
   double total = 0;

@@ -1,4 +1,4 @@
-// Which tensors of a program are addends when it runs on distributed tensors.
+// Which tensors of a program are Partial in the distributed run.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 namespace dtensor::fuzz {
 
 struct Addends {
-  double scale = 0;    // the largest of them
-  bool exact = false;  // they reduce to the plain value without rounding, in whichever order
+  double scale = 0;    // the largest addend
+  bool exact = false;  // they reduce to the plain value without rounding, in any order
 };
 
 // By tensor; [0] before the first step, [k] after k steps. Ends where the distributed run does.

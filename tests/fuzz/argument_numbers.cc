@@ -1,4 +1,4 @@
-// The arguments that are no tensors: what their names suggest.
+// Values for arguments that are not tensors, guessed from their names.
 #include <algorithm>
 #include <numeric>
 

@@ -202,7 +202,7 @@ TensorRef Arguments::other_tensor(const std::string& name) {
     return {draft_.add(random_indices(random, mesh, sizes, size_of_dim()))};
   }
   const bool mask = name == "mask" || name == "condition";
-  if (!mask && random.chance(0.5)) {  // one of the same shape that is there already
+  if (!mask && random.chance(0.5)) {  // an existing one of the same shape
     std::vector<int> same;
     for (const auto& [id, t] : draft_.plain.tensors()) {
       if (t.defined() && t.sizes() == self_.sizes()) same.push_back(id);
@@ -260,7 +260,7 @@ std::vector<int64_t> Arguments::sizes_of(const std::string& letters) {
   return sizes;
 }
 
-// Whether a tensor of those sizes can stand for the letters; they are then known.
+// Whether a tensor of those sizes matches the letters, whose sizes are then fixed.
 bool Arguments::bind(const std::string& letters, at::IntArrayRef sizes) {
   auto known = letters_;
   auto star = star_;

@@ -1,4 +1,4 @@
-// Arguments at random for one operator, by their types and names; most choices are ones that the operator accepts.
+// Random arguments for one operator, by their types and names; most choices are accepted by the operator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 
 namespace dtensor::fuzz {
 
-// The program so far: what a call may take from, and add leaves to.
+// The program so far: calls take tensors from it, and add leaves to it.
 struct Draft {
   Program program;
   Execution plain;
@@ -27,7 +27,7 @@ struct Draft {
   explicit Draft(uint64_t seed) : random(seed) {}
   int add(Leaf leaf);
   const at::Tensor& at(int id) const { return plain.tensors().at(id); }
-  // Forgets the leaves from the `count`-th on.
+  // Removes the leaves from the `count`-th on.
   void cut_leaves(size_t count);
 };
 
@@ -35,7 +35,8 @@ class Arguments {
  public:
   Arguments(Draft& draft, const Operator& op);
 
-  // One per schema argument, but for those of out=, which have no tensor yet. nullopt: there is none for some argument.
+  // One per schema argument, except for out=, which gets its tensor later. nullopt: there is no value for some
+  // argument.
   std::optional<std::vector<Argument>> make();
 
  private:
@@ -69,10 +70,10 @@ class Arguments {
   const Operator& op_;
   const Template* template_ = nullptr;
   at::Tensor self_;
-  std::vector<int> of_list_;  // a list of this many tensors goes with another one
+  std::vector<int> of_list_;  // a list of this many tensors matches another one
   std::optional<int64_t> dim_;
   std::map<char, int64_t> letters_;
-  std::vector<int64_t> star_;  // what '*' stands for
+  std::vector<int64_t> star_;  // the sizes that '*' stands for
   bool star_known_ = false;
 };
 

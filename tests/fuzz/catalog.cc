@@ -12,7 +12,7 @@ namespace {
 
 using Names = std::set<std::string>;
 
-// What the names of operators contain that are for other kinds of tensors, or draw at random, or leave memory as it is.
+// Parts of names of operators that need other kinds of tensors, draw random numbers, or leave memory uninitialized.
 const std::vector<std::string>& foreign_parts() {
   static const auto* const parts = new std::vector<std::string>{"backward",
                                                                 "cudnn",
@@ -142,7 +142,7 @@ bool is_foreign(const std::string& base) {
                                              "flatten_dense_tensors",
                                              "is_conj",
                                              "is_neg"};
-  // Internal operators trust their arguments; the public ones call them.
+  // Internal operators trust their arguments; public ones call them.
   static const auto* const internal =
       new Names{"_conj",    "_to_copy",     "_unsafe_view", "_unsafe_index", "_index_put_impl_",
                 "_softmax", "_log_softmax", "_is_all_true", "_is_any_true",  "_stack"};

@@ -14,17 +14,16 @@ struct Operator {
   std::string base;  // "add"; "add" of "add_", too
   enum class Support { kRule, kComposite, kNone } support = Support::kNone;
   bool is_view = false;  // a result may share memory with an argument
-  double weight = 1;     // how often it is called, overloads of one name together having that of one
+  double weight = 1;     // probability of being called; all overloads of a name together have that of one
 };
 
 // Every operator of ATen that works on dense tensors and gives the same values each time: those with a rule or a
-// handler, those that ATen composes of others, and those that have neither. Read from LibTorch's dispatcher, sorted by
-// name.
+// handler, composite ones, and those without either. Read from LibTorch's dispatcher, sorted by name.
 const std::vector<Operator>& catalog();
 
-// Whether ATen composes it of others, by its whole name; false for what is not in the catalog.
+// Whether it is composite, by its full name; false if it is not in the catalog.
 bool is_composite(const std::string& name);
-// Whether it takes integers and bool only.
+// Whether it accepts integers and bool only.
 bool takes_integers(const std::string& base);
 // Whether the order among equal elements is not defined.
 bool needs_distinct_values(const std::string& base);

@@ -20,7 +20,7 @@
 namespace dtensor::fuzz {
 namespace {
 
-// What one place of the mesh holds, its addends together.
+// The value of one place of the mesh, its addends combined.
 struct Place {
   int64_t rank = 0;  // the first of its ranks
   at::Tensor wide;
@@ -79,7 +79,7 @@ bool is_finite_pair(const std::vector<double>& values, int64_t at) {
   return std::isfinite(values[at - at % 2]) && std::isfinite(values[at - at % 2 + 1]);
 }
 
-// Where each element of a part lies in the whole, row-major.
+// The row-major index in the whole of each element of a part.
 std::vector<int64_t> offsets_of(const Part& layout, at::IntArrayRef sizes) {
   std::vector<int64_t> offsets = {0};
   for (size_t d = 0; d < layout.dims.size(); ++d) {

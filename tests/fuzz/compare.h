@@ -9,7 +9,7 @@
 
 namespace dtensor::fuzz {
 
-// How far apart two computations of the same value may be, relative to the largest element.
+// The allowed difference between two computations of a value, relative to the largest element.
 double tolerance_of(c10::ScalarType dtype);
 
 // The elements row by row; complex numbers are pairs. `t` is plain.
@@ -20,12 +20,12 @@ bool differs(double actual, double expected, double scale, double tolerance);
 // The largest finite magnitude.
 double scale_of(const std::vector<double>& values);
 
-// The largest finite magnitude among what the ranks hold of a distributed tensor that are to be added up or averaged; 0
-// for any other. Sums are rounded relative to it, however small they are.
+// The largest finite magnitude among the addends of a distributed Partial sum or average; 0 for others. Sums are
+// rounded relative to it, however small they are.
 double addend_scale(const at::Tensor& t);
 
-// What is wrong with `actual`: plain, another dtype or shape, a part of another shape than the layout says, or a value
-// on some rank; the ranks' parts are put together here, without the library's own redistributions. nullopt: nothing.
+// The fault of `actual`: plain, another dtype or shape, a part of another shape than the layout's, or a wrong value on
+// some rank; combines the ranks' parts without the library's own redistributions. nullopt: none.
 std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor& expected, double tolerance);
 
 }  // namespace dtensor::fuzz

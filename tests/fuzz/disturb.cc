@@ -13,18 +13,18 @@
 namespace dtensor::fuzz {
 namespace {
 
-// A value of few binary digits: sums and products of such are exact, in half types where there are few of them.
+// A value of few binary digits: sums and products of few such values are exact, also in half types.
 bool is_exact(double v, bool in_half) {
   const double most = in_half ? 1 : 1024, unit = in_half ? 0.5 : 1. / 64;
   return !std::isfinite(v) || (std::abs(v) < most && v / unit == std::floor(v / unit));
 }
 
-// Its square may or may not underflow to zero on the way: 0.25 of a float beside a zero is such a double.
+// Its square may or may not underflow to zero in between: for example 0.25 of a float next to a zero.
 double smallest(c10::ScalarType dtype) {
   return c10::toRealValueType(dtype) == c10::ScalarType::Double ? 1e-150 : 1e-18;
 }
 
-// The numbers that the memory holds, where it is seen conjugated or negated.
+// The numbers in memory behind a conjugated or negated view.
 at::Tensor in_memory(const at::Tensor& seen) {
   at::Tensor t = seen.variable_data();
   if (t.is_conj()) t = t.conj();

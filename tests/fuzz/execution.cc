@@ -76,7 +76,7 @@ Sizes sizes_of_outputs(const c10::FunctionSchema& schema, const torch::jit::Stac
   return sizes;
 }
 
-// LibTorch still resizes what is given as out=, with a warning; that is no part of what it promises.
+// LibTorch still resizes a non-empty out=, with a deprecation warning; this is not tested.
 void check_sizes(const Sizes& before) {
   for (const auto& [t, sizes] : before) {
     TORCH_CHECK(t.sizes() == sizes || (sizes.size() == 1 && sizes[0] == 0), "out= has other sizes than the result");
@@ -141,7 +141,7 @@ void Execution::run(const Step& step) {
   if (step.op == kRedistribute) {
     const at::Tensor& t = tensors_.at(std::get<TensorRef>(step.args[0]).id);
     at::Tensor moved = mesh_.defined() ? redistribute(t, step.placements) : t;
-    tensors_[step.first_id] = moved.is_same(t) ? t.clone() : moved;  // one that is written to is not both
+    tensors_[step.first_id] = moved.is_same(t) ? t.clone() : moved;  // a written tensor has only one of the two
     return;
   }
   const auto op = operator_of(step);
@@ -189,7 +189,7 @@ std::vector<at::Tensor> Execution::gradients_of(const std::vector<at::Tensor>& r
                                                 const std::vector<at::Tensor>& leaves, Program::Seeds seeds) const {
   std::vector<at::Tensor> used, weights;
   for (size_t k = 0; k < roots.size(); ++k) {
-    // A gradient that depends on nothing may need gradients of its own or not: the numbers of the others stay.
+    // A gradient that depends on nothing may or may not require gradients: the numbering of the others stays.
     if (!roots[k].defined() || !roots[k].requires_grad()) continue;
     used.push_back(roots[k]);
     weights.push_back(seed(roots[k], seeds, static_cast<int>(k)));

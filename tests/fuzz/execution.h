@@ -1,4 +1,4 @@
-// A program under way, on plain tensors or on distributed ones: the same calls, through LibTorch's dispatcher.
+// A running program, on plain or on distributed tensors: the same calls, through LibTorch's dispatcher.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 
 namespace dtensor::fuzz {
 
-// Does a call write to it, by the schema: an argument, or what is returned of one?
+// Whether a call writes to it, by the schema: an argument, or a result that aliases one.
 bool is_written(const c10::Argument& argument);
 
 // The mesh of a shape, of a World::local; both are made once.
@@ -22,7 +22,7 @@ const DeviceMesh& mesh_of(const std::vector<int64_t>& shape);
 
 // The value of a leaf, as a plain tensor without autograd.
 at::Tensor value_of(const Leaf& leaf);
-// What each rank holds of a leaf with a Partial: addends that reduce to its value, exactly for values of few digits.
+// Each rank's addend of a leaf with a Partial: they reduce to its value, exactly for values of few digits.
 std::vector<at::Tensor> parts_of(const Leaf& leaf, const DeviceMesh& mesh);
 
 const c10::FunctionSchema& schema_of(const Step& step);  // not of kRedistribute
@@ -36,7 +36,7 @@ class Execution {
 
   void add(const Leaf& leaf);
   void remove(int id) { tensors_.erase(id); }
-  // Errors: whatever the operator throws; UndefinedResult (undefined.h) on plain tensors.
+  // Errors: those of the operator; UndefinedResult (undefined.h) on plain tensors.
   void run(const Step& step);
 
   // Gradients of a fixed linear function of all results with respect to the leaves that require them; undefined where
@@ -44,7 +44,7 @@ class Execution {
   std::vector<at::Tensor> gradients(const Program& program, int order) const;
 
   const std::map<int, at::Tensor>& tensors() const { return tensors_; }
-  // What the last step gave that is no tensor.
+  // Results of the last step that are not tensors.
   const std::vector<c10::IValue>& values() const { return values_; }
 
  private:

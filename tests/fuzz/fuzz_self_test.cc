@@ -1,4 +1,4 @@
-// The fuzzer itself: that it sees planted bugs, makes them small, and prints whole programs.
+// The fuzzer itself: it finds planted bugs, shrinks them, and prints whole programs.
 #include <ATen/TensorOperators.h>
 #include <torch/library.h>
 
@@ -20,13 +20,12 @@ at::Tensor square(const at::Tensor& self) { return self * self; }
 at::Tensor floor_of(const at::Tensor& self) { return self.floor(); }
 at::Tensor sqrt_of(const at::Tensor& self) { return self.sqrt(); }
 
-// As loops over whole vectors may differ from those over what is left.
+// As vectorized loops may differ from their scalar tails.
 at::Tensor where_it_lies(const at::Tensor& self) { return self.numel() % 4 == 0 ? self + 1 : self + 2; }
 at::Tensor wrong_gradient(const at::Tensor& self) { return self * (is_dtensor(self) ? self.detach() : self); }
 at::Tensor refuse(const at::Tensor&) { TORCH_CHECK(false, "refused for no reason"); }
 
-// Operators whose rules say that a sum of addends may be squared, rounded down, or rooted addend by addend, and one
-// that says nothing.
+// Operators whose rules wrongly square, floor or take roots addend by addend, and one without a rule.
 TORCH_LIBRARY(fuzz_test, m) {
   m.def("floor_of_sum(Tensor self) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("square_of_sum(Tensor self) -> Tensor", {at::Tag::pointwise});
@@ -83,7 +82,7 @@ Leaf leaf(int id, std::vector<int64_t> sizes, Placements placements) {
   return l;
 }
 
-// A long way to one call of `op` on a Partial tensor.
+// A long program with one call of `op` on a Partial tensor.
 Program long_program(const std::string& op) {
   Program p;
   p.mesh = {2, 3};
@@ -102,7 +101,7 @@ Program long_program(const std::string& op) {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-TEST_CASE("fuzz: a wrong rule is found and made small") {
+TEST_CASE("fuzz: a wrong rule is found and shrunk") {
   plant_wrong_rule();
   const Program program = long_program("fuzz_test::square_of_sum");
   const Outcome outcome = run(program);
@@ -139,13 +138,13 @@ Program row(Leaf first, const std::vector<Step>& steps, std::vector<int64_t> mes
   return p;
 }
 
-TEST_CASE("fuzz: exact addends excuse nothing") {
+TEST_CASE("fuzz: exact addends excuse no difference") {
   plant_wrong_rule();
   const auto program = row(leaf(0, {5, 4}, {Partial()}), {{"fuzz_test::floor_of_sum", {TensorRef{0}}, 1000, {}}});
   CHECK(run(program).kind == Kind::kWrong);
 }
 
-TEST_CASE("fuzz: averages of a group are exact, whichever mesh dim is reduced first") {
+TEST_CASE("fuzz: averages of a group are exact in any order of mesh dims") {
   for (const Placements& placements : std::vector<Placements>{{Partial(ReduceOp::kAvg), Partial()},
                                                               {Partial(), Partial(ReduceOp::kAvg)},
                                                               {Partial(ReduceOp::kAvg), Partial(ReduceOp::kAvg)}}) {
@@ -154,7 +153,7 @@ TEST_CASE("fuzz: averages of a group are exact, whichever mesh dim is reduced fi
   }
 }
 
-TEST_CASE("fuzz: every dtype has addends of every kind that is allowed") {
+TEST_CASE("fuzz: every dtype has every allowed kind of Partial") {
   for (const auto op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct}) {
     for (const auto dtype : {c10::ScalarType::ComplexHalf, c10::ScalarType::Half, c10::ScalarType::ComplexDouble}) {
       Leaf x = leaf(0, {2}, {Partial(op)});
@@ -165,7 +164,7 @@ TEST_CASE("fuzz: every dtype has addends of every kind that is allowed") {
   }
 }
 
-TEST_CASE("fuzz: the sign of a zero that addends add up to, and of what comes of it, is no finding") {
+TEST_CASE("fuzz: the sign of a zero sum of addends is not a finding") {
   Leaf zeros = leaf(0, {2}, {Partial()});
   zeros.values = {0, 0};
   auto program = row(zeros, {{"aten::mul_.Scalar", {TensorRef{0}, int64_t{-1}}, 1000, {}},
@@ -173,7 +172,7 @@ TEST_CASE("fuzz: the sign of a zero that addends add up to, and of what comes of
   CHECK(run(program).kind == Kind::kUnstable);
   program.leaves[0].placements = {Replicate()};
   CHECK(run(program).kind == Kind::kPass);
-  // Also where they are written through a conjugate, and seen as bits.
+  // Also if written through a conjugate, and viewed as bits.
   zeros.dtype = c10::ScalarType::ComplexDouble;
   zeros.values = {1, 2, 3, 4};
   program = row(zeros, {{"aten::conj", {TensorRef{0}}, 1000, {}},
@@ -182,7 +181,7 @@ TEST_CASE("fuzz: the sign of a zero that addends add up to, and of what comes of
   CHECK(run(program).kind == Kind::kUnstable);
 }
 
-TEST_CASE("fuzz: addends that cancel may leave their own rounding, and no more") {
+TEST_CASE("fuzz: addends that cancel may leave their rounding, not more") {
   Leaf cancelling = leaf(0, {6}, {Partial()});
   cancelling.values = {0, 0, 0, 0, 0, 0};
   const auto scaled = [&](const char* op) {
@@ -193,20 +192,20 @@ TEST_CASE("fuzz: addends that cancel may leave their own rounding, and no more")
   CHECK(run(scaled("fuzz_test::square_of_sum")).kind == Kind::kWrong);
 }
 
-TEST_CASE("fuzz: NaN of addends beside an infinity is documented, another NaN is not") {
+TEST_CASE("fuzz: NaN of addends next to an infinity is documented, another NaN is a finding") {
   Leaf infinite = leaf(1, {1}, {Replicate()});  // a product with more numbers would reduce the addends first
   for (double& v : infinite.values) v = INFINITY;
   auto program = row(leaf(0, {5, 4}, {Partial()}), {{"aten::mul.Tensor", {TensorRef{0}, TensorRef{1}}, 1000, {}}});
   program.leaves.push_back(infinite);
   CHECK(run(program).kind == Kind::kDocumented);
-  // Of a root of what is negative, where nothing is infinite.
+  // The root of a negative number, without infinities.
   plant_wrong_rule();
   program = row(leaf(0, {5, 4}, {Partial()}), {{"fuzz_test::sqrt_of_sum", {TensorRef{0}}, 1000, {}}});
   for (double& v : program.leaves[0].values) v = 0;
   CHECK(run(program).kind == Kind::kWrong);
 }
 
-TEST_CASE("fuzz: what plain LibTorch leaves undefined is no step") {
+TEST_CASE("fuzz: calls with results undefined in plain LibTorch are not steps") {
   Leaf windows = leaf(0, {4}, {Replicate()});
   const Step unfold = {"aten::unfold", {TensorRef{0}, int64_t{0}, int64_t{2}, int64_t{1}}, 1000, {}};
   CHECK(run(row(windows, {unfold, {"aten::add_.Scalar", {TensorRef{1000}, int64_t{1}, int64_t{1}}, 1032, {}}})).kind ==
@@ -235,7 +234,7 @@ TEST_CASE("fuzz: addends of wide unsigned integers can be made") {
   }
 }
 
-TEST_CASE("fuzz: a clone with the gaps of what is conjugated is no step, other clones are") {
+TEST_CASE("fuzz: a clone with the gaps of a conjugated tensor is not a step, other clones are") {
   Leaf numbers = leaf(0, {4}, {Replicate()});
   numbers.values.resize(8);  // real and imaginary parts
   numbers.dtype = c10::ScalarType::ComplexDouble;
@@ -252,7 +251,7 @@ TEST_CASE("fuzz: a clone with the gaps of what is conjugated is no step, other c
   }
 }
 
-TEST_CASE("fuzz: an out= without elements takes no more than the form without out=") {
+TEST_CASE("fuzz: an out= without elements accepts only what the form without out= accepts") {
   for (const auto dtype : {c10::ScalarType::Long, c10::ScalarType::Double}) {
     for (const int64_t rows : {0, 1}) {
       Leaf self = leaf(0, {rows, 2}, {Replicate()});
@@ -269,27 +268,27 @@ TEST_CASE("fuzz: an out= without elements takes no more than the form without ou
   }
 }
 
-TEST_CASE("fuzz: what depends on where an element lies in memory is no finding") {
+TEST_CASE("fuzz: differences by an element's position in memory are not findings") {
   plant_wrong_rule();
   const auto program = row(leaf(0, {2, 4}, {Shard(0)}), {{"fuzz_test::where_it_lies", {TensorRef{0}}, 1000, {}}});
   CHECK(run(program).kind == Kind::kPass);  // 4 on each rank
   auto uneven = program;
   uneven.leaves[0] = leaf(0, {4, 3}, {Shard(0)});
   CHECK(run(uneven).kind == Kind::kUnstable);
-  // ATen's own: the sign of what softshrink() makes of -0.
-  Leaf zeros = leaf(0, {2, 67}, {Shard(0)});  // whose parts end off a vector where the whole does not
+  // ATen's own: the sign of softshrink() of -0.
+  Leaf zeros = leaf(0, {2, 67}, {Shard(0)});  // whose parts end within a vector where the whole does not
   for (double& v : zeros.values) v = -0.;
   auto shrunk = row(zeros, {{"aten::softshrink.out", {TensorRef{0}, 0.5, TensorRef{1}}, 1000, {}},
                             {"aten::signbit", {TensorRef{1}}, 1032, {}}});
   shrunk.leaves.push_back(leaf(1, {2, 67}, {Shard(0)}));
   CHECK(run(shrunk).kind == Kind::kUnstable);
-  // An elementwise operator whose rule is wrong is found beside it.
+  // An elementwise operator whose rule is wrong is still found.
   uneven.leaves[0].placements = {Partial()};
   uneven.steps[0].op = "fuzz_test::square_of_sum";
   CHECK(run(uneven).kind == Kind::kWrong);
 }
 
-TEST_CASE("fuzz: products that overflow on their way are no finding") {
+TEST_CASE("fuzz: products that overflow in between are not findings") {
   Leaf x = leaf(0, {4}, {Shard(0)});
   const Step product = {"aten::prod", {TensorRef{0}, std::monostate{}}, 1000, {}};
   x.values = {1e200, 0, 1e200, 1e200};  // the second rank has an infinity
@@ -300,10 +299,10 @@ TEST_CASE("fuzz: products that overflow on their way are no finding") {
   CHECK(run(row(x, {product, along})).kind == Kind::kPass);
 }
 
-TEST_CASE("fuzz: whether rounding cancels is no finding") {
+TEST_CASE("fuzz: whether rounding cancels is not a finding") {
   Leaf x = leaf(0, {11}, {Shard(0)});
   const Step correlation = {"aten::corrcoef", {TensorRef{0}}, 1000, {}};
-  int unstable = 0;  // of some, the mean of eleven is another number in plain LibTorch, or in parts
+  int unstable = 0;  // for some, the mean of eleven differs within plain LibTorch, or by parts
   for (int tenths = 1; tenths <= 19; ++tenths) {
     x.values.assign(11, tenths / 10.0);
     const Kind kind = run(row(x, {correlation})).kind;
@@ -313,23 +312,23 @@ TEST_CASE("fuzz: whether rounding cancels is no finding") {
   CHECK(unstable > 0);
   x.values = {0.1, 0.2, 0.4, 0.8, 0.3, 0.5, 0.1, 0.9, 0.7, 0.2, 0.6};
   CHECK(run(row(x, {correlation})).kind == Kind::kPass);
-  // A wrong rule is found beside it.
+  // A wrong rule is still found.
   plant_wrong_rule();
   x.placements = {Partial()};
   CHECK(run(row(x, {{"fuzz_test::square_of_sum", {TensorRef{0}}, 1000, {}}})).kind == Kind::kWrong);
 }
 
-TEST_CASE("fuzz: counts of repetitions that are negative are no step") {
+TEST_CASE("fuzz: negative repetition counts are not steps") {
   Leaf counts = leaf(0, {2}, {Replicate()});
   counts.dtype = c10::ScalarType::Long;
-  counts.values = {500, -498};  // LibTorch writes 500 numbers to memory of two, and refuses then
+  counts.values = {500, -498};  // LibTorch writes 500 numbers to memory of two, and then throws
   const Step repeated = {"aten::repeat_interleave.Tensor", {TensorRef{0}, std::monostate{}}, 1000, {}};
   CHECK(run(row(counts, {repeated})).kind == Kind::kInvalid);
   counts.values = {2, 1};
   CHECK(run(row(counts, {repeated})).kind == Kind::kPass);
 }
 
-TEST_CASE("fuzz: which half of an infinite complex number is NaN is no finding") {
+TEST_CASE("fuzz: which half of an infinite complex number is NaN is not a finding") {
   Leaf x = leaf(0, {2}, {Replicate()}), weight = leaf(1, {4, 2}, {Replicate()}), bias = leaf(2, {4}, {Shard(0)});
   for (Leaf* l : {&x, &weight, &bias}) {
     l->dtype = c10::ScalarType::ComplexDouble;
@@ -340,7 +339,7 @@ TEST_CASE("fuzz: which half of an infinite complex number is NaN is no finding")
                          {"aten::view_as_real", {TensorRef{1000}}, 1032, {}}});
   program.leaves.insert(program.leaves.end(), {weight, bias});
   CHECK(run(program).kind != Kind::kWrong);
-  // What is wrong among finite ones is found.
+  // Faults in finite ones are found.
   plant_wrong_rule();
   x.placements = {Partial()};
   CHECK(run(row(x, {{"fuzz_test::square_of_sum", {TensorRef{0}}, 1000, {}},
@@ -348,7 +347,7 @@ TEST_CASE("fuzz: which half of an infinite complex number is NaN is no finding")
             .kind == Kind::kWrong);
 }
 
-TEST_CASE("fuzz: lists of tensors whose strides nobody looks at are no step") {
+TEST_CASE("fuzz: lists of tensors whose strides are ignored are not steps") {
   const auto joined = [](int64_t size) {
     return run(
         row(leaf(0, {3}, {Replicate()}), {{"aten::unfold", {TensorRef{0}, int64_t{0}, size, int64_t{1}}, 1000, {}},
@@ -357,7 +356,7 @@ TEST_CASE("fuzz: lists of tensors whose strides nobody looks at are no step") {
   CHECK(joined(3).kind == Kind::kInvalid);  // one row, with the stride of its elements
 }
 
-TEST_CASE("fuzz: rounding within the formula of a gradient is no finding, a wrong one is") {
+TEST_CASE("fuzz: rounding within a gradient formula is not a finding, a wrong formula is") {
   Leaf zero = leaf(0, {1}, {Partial(), Partial()});
   zero.values = {0};
   zero.requires_grad = true;
@@ -379,7 +378,7 @@ TEST_CASE("fuzz: rounding within the formula of a gradient is no finding, a wron
   }
 }
 
-TEST_CASE("fuzz: what rounding refuses is no finding, what the library refuses is") {
+TEST_CASE("fuzz: errors due to rounding are not findings, errors of the library are") {
   Leaf ones = leaf(0, {3}, {Partial()});
   ones.values = {1, 1, 1};
   auto program =
@@ -396,7 +395,7 @@ TEST_CASE("fuzz: what rounding refuses is no finding, what the library refuses i
   CHECK(run(row(ones, {{"fuzz_test::refused", {TensorRef{0}}, 1000, {}}})).kind == Kind::kRefused);
 }
 
-TEST_CASE("fuzz: sums of integers wrap, and those that are wrong are found") {
+TEST_CASE("fuzz: sums of integers wrap, and wrong ones are found") {
   Leaf large = leaf(0, {4}, {Shard(0)});
   large.dtype = c10::ScalarType::Long;
   large.values = {0x1p62, 0x1p62, 0x1p62, 3};
@@ -410,7 +409,7 @@ TEST_CASE("fuzz: sums of integers wrap, and those that are wrong are found") {
   CHECK(run(row(small, {{"fuzz_test::square_of_sum", {TensorRef{0}}, 1000, {}}})).kind == Kind::kWrong);
 }
 
-TEST_CASE("fuzz: results that lie otherwise in memory are found") {
+TEST_CASE("fuzz: results with other strides are found") {
   plant_wrong_rule();
   const auto program =
       row(leaf(0, {2, 3}, {Replicate()}), {{"aten::transpose.int", {TensorRef{0}, int64_t{0}, int64_t{1}}, 1000, {}},
@@ -420,14 +419,14 @@ TEST_CASE("fuzz: results that lie otherwise in memory are found") {
   CHECK(contains(outcome.message, "has strides"));
 }
 
-TEST_CASE("fuzz: what plain LibTorch refuses is no finding") {
+TEST_CASE("fuzz: calls that plain LibTorch rejects are not findings") {
   Program program = long_program("aten::cos");
   program.steps.push_back({"aten::mm", {TensorRef{0}, TensorRef{1}}, 1192, {}});
   CHECK(run(program).kind == Kind::kInvalid);
 }
 
 TEST_CASE("fuzz: a view that loses writes is found") {
-  // clone() under the name of a view: what is written to it does not reach its base.
+  // clone() registered as a view: writes to it do not reach its base.
   const auto lost = [](const at::Tensor& t) { return t.clone(); };
   static bool planted = false;
   if (!planted) {
@@ -447,12 +446,12 @@ TEST_CASE("fuzz: a view that loses writes is found") {
   CHECK(small.program.steps.size() == 2);
 }
 
-TEST_CASE("fuzz: equal seeds make equal programs, other ones others") {
+TEST_CASE("fuzz: equal seeds give equal programs, others differ") {
   for (uint64_t index = 0; index < 20; ++index) CHECK(to_string(generate(5, index)) == to_string(generate(5, index)));
   CHECK(to_string(generate(5, 0)) + to_string(generate(5, 1)) != to_string(generate(6, 0)) + to_string(generate(6, 1)));
 }
 
-TEST_CASE("fuzz: printed programs are whole") {
+TEST_CASE("fuzz: printed programs are complete") {
   plant_wrong_rule();
   Program program = long_program("fuzz_test::square_of_sum");
   program.leaves[0].placements[0] = StridedShard(1, 3);

@@ -72,7 +72,7 @@ class Generator {
           add_step(*random.pick_weighted(*operators_));
         }
       } catch (const c10::Error&) {
-        // One of several views of a tensor that was written to does not even say whether it requires gradients.
+        // One of several views of a tensor that was written to: even its requires_grad() throws.
         program.steps.clear();
         break;
       }
@@ -95,7 +95,7 @@ class Generator {
     step.args = {TensorRef{draft_.random.pick(ids)}};
     const at::Tensor& t = draft_.at(std::get<TensorRef>(step.args[0]).id);
     step.placements = random_layout(draft_.random, draft_.program.mesh, t.dim(), t.scalar_type());
-    for (Placement& p : step.placements) {  // nothing becomes another Partial than a sum
+    for (Placement& p : step.placements) {  // a plain tensor becomes no Partial other than a sum
       if (p.is_partial()) p = Replicate();
     }
     step.first_id = next_first_id();
@@ -115,8 +115,7 @@ class Generator {
     draft_.program.steps.push_back(std::move(step));
   }
 
-  // An operator that reads what it writes to by another argument gives what its loops make of it, unless it is
-  // elementwise.
+  // An operator that reads its written tensor by another argument has undefined results, unless it is elementwise.
   bool reads_what_it_writes(const Operator& op, const Step& step) const {
     if (op.handle.hasTag(at::Tag::pointwise)) return false;
     const auto& arguments = op.handle.schema().arguments();
@@ -140,7 +139,7 @@ class Generator {
     return std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); });
   }
 
-  // Tensors of the right shape for the out= arguments: those that the operator makes of empty ones.
+  // Tensors of the right shape for the out= arguments: the operator's results for empty ones.
   bool add_outputs(const Operator& op, Step& step) {
     if (!is_out(op)) return true;
     const auto& arguments = op.handle.schema().arguments();
@@ -161,7 +160,7 @@ class Generator {
       empty.placements = Placements(draft_.program.mesh.size(), Replicate());
       trial.args[a] = TensorRef{draft_.add(empty)};
     }
-    // Only tensors without gradients may be written to so.
+    // Only tensors without gradients may be out= arguments.
     for (int id : inputs_of(trial)) {
       if (draft_.at(id).requires_grad()) return false;
     }
@@ -186,8 +185,8 @@ class Generator {
     return true;
   }
 
-  // Whether plain LibTorch takes the call. One that throws after it began to write spoils the tensors: no more steps
-  // then.
+  // Whether plain LibTorch accepts the call. If it throws after it began to write, the tensors are spoilt: no more
+  // steps then.
   bool accepted(const Operator& op, const Step& step) {
     const bool writes = op.handle.schema().is_mutable();
     try {

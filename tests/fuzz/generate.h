@@ -12,9 +12,9 @@ namespace dtensor::fuzz {
 
 struct GenerateOptions {
   int64_t most_steps = 6;
-  // Only operators for which this is true; unset: all.
+  // Only operators that satisfy this; unset: all.
   std::function<bool(const Operator&)> only = {};
-  // Told of each operator before plain LibTorch is asked whether it takes the arguments.
+  // Called with each operator before plain LibTorch tries the arguments.
   std::function<void(const Operator&)> trying = {};
 };
 

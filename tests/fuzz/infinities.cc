@@ -15,7 +15,7 @@ namespace {
 
 thread_local bool met = false;
 
-// What an operator reads another one has made, or it is a leaf.
+// The inputs of an operator are leaves or results of other operators.
 void look_at_outputs(const at::RecordFunction& call, at::ObserverContext*) {
   if (met) return;
   at::DisableRecordFunctionGuard guard;
@@ -25,7 +25,7 @@ void look_at_outputs(const at::RecordFunction& call, at::ObserverContext*) {
   }
 }
 
-// Of every operator that is called on this thread.
+// Called for every operator on this thread.
 class Observer {
  public:
   Observer() : handle_(at::addThreadLocalCallback(callback())) {}
@@ -64,7 +64,7 @@ bool meets_infinities(const Program& program, size_t steps, int order) {
     const Observer observer;
     for (size_t k = 0; k < std::min(steps, program.steps.size()); ++k) plain.run(program.steps[k]);
     for (int k = 1; k <= order; ++k) plain.gradients(program, k);
-  } catch (const std::exception&) {  // what came before counts
+  } catch (const std::exception&) {  // errors of earlier calls count
   }
   return met;
 }

@@ -1,5 +1,5 @@
-// Every call of an operator on this thread, seen before autograd sees it: those of a program, those that others are
-// composed of, and those of backward.
+// Intercepts every call of an operator on this thread, above autograd: those of a program, those inside composites, and
+// those of backward.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -10,8 +10,8 @@
 
 namespace dtensor::fuzz {
 
-// Told of the arguments, before the call; what it returns is told of the results, if it is anything. Operators that
-// these call are not intercepted, and not differentiated.
+// Called with the arguments, before the call; a returned function is called with the results. Operators called by the
+// interceptor are not intercepted, and not differentiated.
 using AfterCall = std::function<void(const torch::jit::Stack& results)>;
 using BeforeCall = std::function<AfterCall(const c10::OperatorHandle& op, const torch::jit::Stack& arguments)>;
 

@@ -32,7 +32,7 @@ at::Tensor random_like(const at::Tensor& t, std::mt19937_64& random) {
   return r.to(t.scalar_type());
 }
 
-// 1, 2 or a half of either sign (what integers have of them).
+// 1, 2 or a half of either sign (for integers those that exist).
 at::Tensor random_factor(const at::Tensor& t, std::mt19937_64& random) {
   const bool whole = c10::isIntegralType(t.scalar_type(), true);
   at::Tensor r = at::empty(t.sizes(), at::kDouble);
@@ -43,7 +43,7 @@ at::Tensor random_factor(const at::Tensor& t, std::mt19937_64& random) {
   return r.to(t.scalar_type());
 }
 
-// Each a multiple of the divisor: what any group of them averages to is exact, whichever mesh dim is reduced first.
+// Each a multiple of the divisor: the average of any group is exact, whichever mesh dim is reduced first.
 std::vector<at::Tensor> sums(const at::Tensor& value, const PartialKind& kind, std::mt19937_64& random) {
   std::vector<at::Tensor> addends(kind.addends);
   at::Tensor rest = value * kind.divisor;
@@ -66,7 +66,7 @@ std::vector<at::Tensor> products(const at::Tensor& value, const PartialKind& kin
   return addends;
 }
 
-// Some rank, another one for each element, holds the extreme value.
+// A rank, another one for each element, holds the extreme value.
 std::vector<at::Tensor> extremes(const at::Tensor& value, const PartialKind& kind, std::mt19937_64& random) {
   std::vector<at::Tensor> addends(kind.addends);
   at::Tensor owner = at::empty(value.sizes(), at::kLong);
@@ -82,7 +82,7 @@ std::vector<at::Tensor> extremes(const at::Tensor& value, const PartialKind& kin
   return addends;
 }
 
-// Sums of bool are `or`, as those of c10d are; so the greatest is the sum.
+// Sums of bool are `or`, as in c10d; so the maximum is the sum.
 std::vector<at::Tensor> of_bool(const at::Tensor& value, const PartialKind& kind, std::mt19937_64& random) {
   const bool all = kind.op == ReduceOp::kMin || kind.op == ReduceOp::kProduct;
   std::vector<at::Tensor> addends(kind.addends);

@@ -1,4 +1,4 @@
-// Random programs on distributed tensors against the same on plain ones.
+// Random programs on distributed tensors, compared with the same on plain ones.
 //
 //   ./bazelw run //tests/fuzz -- --seed 7 --minutes 60
 //   ./bazelw run //tests/fuzz -- --seed 7 --replay 1234
@@ -58,7 +58,7 @@ int fuzz() {
   std::fputs(summary(tally, options.open, absl::GetFlag(FLAGS_coverage)).c_str(), stdout);
   const auto findings = tally.findings();
   const bool clean = std::all_of(findings.begin(), findings.end(), [&](const auto& f) {
-    return is_open(f, options.open) || f.rfind(kPlainCrash, 0) == 0;  // which is no fault of this library
+    return is_open(f, options.open) || f.rfind(kPlainCrash, 0) == 0;  // which is not a fault of this library
   });
   if (std::getenv("TEST_TARGET") != nullptr) std::printf("[dtensor] %d passed, %d failed, 0 skipped\n", clean, !clean);
   return clean ? 0 : 1;

@@ -20,7 +20,7 @@
 namespace dtensor::fuzz {
 namespace {
 
-// What the outcome is about: a tensor, gradient or number.
+// The tensor, gradient or number of the outcome.
 std::vector<double> result_of(const Program& program, const Outcome& outcome, const Execution& run) {
   if (outcome.order == 0) {
     if (const auto found = run.tensors().find(outcome.tensor); found != run.tensors().end())
@@ -37,7 +37,7 @@ std::vector<double> result_of(const Program& program, const Outcome& outcome, co
   return g.defined() ? numbers(g) : std::vector<double>();
 }
 
-// Whether it has several ways to compute its results, some of which come to a number of few digits exactly.
+// Whether it has several algorithms, some of which give a number of few digits exactly.
 bool rounds(const std::string& op) {
   for (const char* part : {"norm",   "dist",      "softmax", "std",           "var",        "logsumexp", "logcumsumexp",
                            "linalg", "det",       "inverse", "svd",           "fft",        "cov",       "corrcoef",
@@ -49,16 +49,16 @@ bool rounds(const std::string& op) {
 
 class DisturbedRun {
  public:
-  // `swallows`: numbers below the last digit of addends are lost in them. `poisons`: addends beside an infinity are
-  // NaN, as those of both signs are.
+  // `swallows`: numbers below the last digit of addends are lost in them. `poisons`: addends next to an infinity are
+  // NaN, like those of both signs.
   DisturbedRun(const Program& program, const std::vector<std::map<int, Addends>>& addends, std::mt19937_64& random,
                bool swallows, bool poisons)
       : program_(program), addends_(addends), random_(random), swallows_(swallows), poisons_(poisons) {}
 
-  // Whether it disturbed what only some of the runs do.
+  // Whether it disturbed something that only some of the runs do.
   bool poisoned() const { return poisoned_; }
 
-  // What the outcome is about.
+  // The value that the outcome is about.
   std::vector<double> run(const Outcome& outcome) {
     NoisyReads reads(random_);
     std::optional<Interception> everywhere;
@@ -132,12 +132,12 @@ class DisturbedRun {
     return t != nullptr && marked_.count(t->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) > 0;
   }
 
-  // `scale`: of the addends whose rounding the value has; 0: it has its own only.
+  // `scale`: of the addends that determine the rounding; 0: only that of the value itself.
   void disturb(int id, double scale, bool always = false) {
     if (const at::Tensor* t = find(id)) fuzz::disturb(*t, {scale, is_marked(id), always}, random_);
   }
 
-  // What ATen composes rounds in between, in addends of the size of its arguments, whatever its result is.
+  // Composites round in between, in addends of the size of their arguments, whatever the result's size.
   void before_composite(Step& step, size_t k) {
     double swallowed = 0;
     for (int id : inputs_of(step)) {
@@ -181,8 +181,8 @@ class DisturbedRun {
   std::set<const void*> marked_;
 };
 
-// A norm of order 0 counts what is not zero, which an eps that is added before sees to; but not where it is lost in the
-// digits of addends, of which only some inputs may be.
+// A norm of order 0 counts non-zeros; an eps added before ensures them, unless it is lost in the digits of addends,
+// which only some inputs may be.
 bool counts_lost_eps(const Step& step, const std::map<int, Addends>& known, double digit) {
   double order = 1, eps = 0, scale = 0;
   const auto& arguments = step.op == kRedistribute ? std::vector<c10::Argument>() : schema_of(step).arguments();
@@ -211,7 +211,7 @@ std::string first_line(const c10::Error& e) {
   return text.substr(0, text.find('\n'));
 }
 
-// Whether plain LibTorch contradicts itself about elementwise operators, products, sums and infinite complex numbers.
+// Whether plain LibTorch is inconsistent about elementwise operators, products, sums and infinite complex numbers.
 bool differs_in_other_loops(const Program& program, const Outcome& outcome, const std::vector<double>& exact,
                             double tolerance) {
   for (const Loops loops : {Loops::kElements, Loops::kVectors, Loops::kSmallestFirst, Loops::kLargestFirst,
@@ -222,7 +222,7 @@ bool differs_in_other_loops(const Program& program, const Outcome& outcome, cons
       for (const Leaf& leaf : program.leaves) plain.add(leaf);
       for (const Step& step : program.steps) plain.run(step);
       if (any_differs(result_of(program, outcome, plain), exact, tolerance)) return true;
-    } catch (const std::exception&) {  // UndefinedResult: not what it was asked
+    } catch (const std::exception&) {  // UndefinedResult: not asked about
     }
   }
   return false;
@@ -256,7 +256,7 @@ bool unstable(const Program& whole, const Outcome& outcome) {
   }
   if (!refused && differs_in_other_loops(program, outcome, exact, tolerance / 4)) return true;
   std::mt19937_64 random(1);
-  // Two results may be off to either side. Fewer digits than that half types do not have.
+  // Two results may be off to either side. Half types do not have fewer digits than that.
   const double enough = tolerance / (tolerance < 1e-2 ? 4 : 2);
   constexpr int kRuns = 21;  // one sign is the same in all of them once in a million times
   for (int run = 0; run < kRuns; ++run) {
@@ -264,7 +264,7 @@ bool unstable(const Program& whole, const Outcome& outcome) {
     try {
       const auto values = disturbed.run(outcome);
       if (!refused && any_differs(values, exact, enough)) return true;
-    } catch (const c10::Error& e) {  // plain LibTorch refuses it, too, or does not define it
+    } catch (const c10::Error& e) {  // plain LibTorch rejects it, too, or does not define it
       if (refused ? absl::StrContains(outcome.message, first_line(e)) : !disturbed.poisoned()) return true;
     } catch (const std::exception&) {
       if (!refused && !disturbed.poisoned()) return true;

@@ -6,11 +6,11 @@
 
 namespace dtensor::fuzz {
 
-// True if plain runs that are disturbed as a distributed run may be differ from one another by more than the tolerance
-// in the tensor or gradient that the outcome is about: floor(), a comparison or a cancellation made much of little.
-// Disturbed are, after every step, the last digits of what is no number of few digits; in what the distributed run
-// holds as addends the last digits of those, and the signs of zeros in it and in what comes of it; the signs of NaN.
-// What the library refused is unstable if such a plain run is refused for the same reason.
+// True if plain runs, disturbed as a distributed run may be, differ from one another by more than the tolerance in the
+// tensor or gradient of the outcome: floor(), a comparison or a cancellation amplified a small difference. After every
+// step, disturbs the last digits of numbers with many digits; for tensors that are Partial in the distributed run, the
+// last digits of the addends, and the signs of zeros in them and in results computed from them; the signs of NaN. An
+// error of the library is unstable if such a plain run throws it for the same reason.
 bool unstable(const Program& program, const Outcome& outcome);
 
 }  // namespace dtensor::fuzz

@@ -36,14 +36,14 @@ bool is_view(const c10::FunctionSchema& schema) {
                      [](const auto& r) { return r.alias_info() != nullptr && !r.alias_info()->isWrite(); });
 }
 
-// The largest number of any of them.
+// The largest magnitude in any of them.
 double largest(const std::vector<at::Tensor>& tensors) {
   double scale = 0;
   for (const at::Tensor& t : tensors) scale = std::max(scale, scale_of(numbers(t)));
   return scale;
 }
 
-// As they were, once read.
+// Restored after reading.
 struct Kept {
   at::Tensor t, values;
 };
@@ -94,7 +94,7 @@ AfterCall NoisyReads::read(const c10::OperatorHandle& op, const torch::jit::Stac
     for (const Kept& k : kept) {
       try {
         k.t.variable_data().copy_(k.values);
-      } catch (const c10::Error&) {  // several elements in one place: they were not disturbed
+      } catch (const c10::Error&) {  // several elements share memory: they were not disturbed
       }
     }
     for (const c10::IValue& value : results) {

@@ -1,5 +1,5 @@
-// What operators read, off in its last digits while they read it: what ATen composes of others, and formulas of
-// gradients, round in between, and a rank that computes on addends rounds those.
+// Disturbs the last digits of tensors while operators read them: composites and gradient formulas round in between, and
+// a rank that computes on addends rounds those.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -16,10 +16,10 @@ class NoisyReads {
  public:
   explicit NoisyReads(std::mt19937_64& random) : random_(random) {}
 
-  // Its memory, and what comes of it, holds addends of that size.
+  // Its memory, and results computed from it, hold addends of that size.
   void mark(const at::Tensor& t, double scale);
 
-  // For an Interception, no longer than this lives.
+  // For an Interception that does not outlive this object.
   BeforeCall before();
 
  private:

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kMostLoopElements = 2000, kVector = 64;
 
-// ATen does not tag the operators that only backward calls, nor the out= forms of many others.
+// ATen does not tag operators that only backward calls, nor the out= forms of many others.
 bool is_elementwise(const c10::OperatorHandle& op) {
   static const auto* const untagged = new std::set<std::string>{"aten::hardshrink_backward",
                                                                 "aten::softshrink_backward",
@@ -49,10 +49,10 @@ bool is_elementwise(const c10::OperatorHandle& op) {
   return functional && functional->hasTag(at::Tag::pointwise);
 }
 
-// A call on numbers in a row: what its tensors have for each element of the result.
+// An elementwise call on a list of numbers: the arguments' values for each element of the result.
 class Rows {
  public:
-  // nullopt: nothing is known of such a call.
+  // nullopt: the call is not supported.
   static std::optional<Rows> of(const torch::jit::Stack& arguments) {
     Rows rows;
     for (const c10::IValue& a : arguments) {
@@ -76,7 +76,7 @@ class Rows {
 
   at::IntArrayRef sizes() const { return sizes_; }
 
-  // What the operator gives for all of them; nullopt: not one number each.
+  // The operator's results for all of them; nullopt: not one number each.
   std::optional<std::vector<at::Tensor>> run(const c10::OperatorHandle& op, Loops loops) const {
     if (loops == Loops::kVectors) return run_range(op, 0, count_, kVector);
     std::vector<std::vector<at::Tensor>> results;
@@ -143,7 +143,7 @@ AfterCall multiply_in_order(const torch::jit::Stack& arguments, bool smallest_fi
   };
 }
 
-// What operators that add up do to magnitudes tells how large the addends of each result are.
+// The effect of summing operators on magnitudes shows how large the addends of each result are.
 bool adds_up(const std::string& op) {
   static const auto* const sums = new std::set<std::string>{
       "aten::add",     "aten::add_",   "aten::sub", "aten::sub_", "aten::rsub",  "aten::sum",
@@ -186,19 +186,19 @@ AfterCall cancel(const c10::OperatorHandle& op, const torch::jit::Stack& argumen
     try {
       const at::Tensor rounding = values.abs().le(least).logical_and(least.isfinite());
       values.masked_fill_(rounding.logical_and(values.ne(0)), 0);
-    } catch (const std::exception&) {  // several elements in one place
+    } catch (const std::exception&) {  // several elements share memory
     }
   };
 }
 
-// Views have not computed what they show.
+// Views did not compute their elements.
 bool computes(const c10::OperatorHandle& op) {
   const auto& returns = op.schema().returns();
   return std::all_of(returns.begin(), returns.end(),
                      [](const c10::Argument& r) { return r.alias_info() == nullptr || r.alias_info()->isWrite(); });
 }
 
-// Complex results that are not finite have `half` in both halves.
+// Sets `half` in both halves of complex results that are not finite.
 void set_halves(const torch::jit::Stack& results, double half) {
   for (const c10::IValue& result : results) {
     if (!result.isTensor() || !result.toTensor().defined() || !result.toTensor().is_complex()) continue;
@@ -206,7 +206,7 @@ void set_halves(const torch::jit::Stack& results, double half) {
     try {
       const at::Tensor values = result.toTensor().variable_data();
       values.masked_fill_(values.isfinite().logical_not(), c10::complex<double>(half, half));
-    } catch (const std::exception&) {  // several elements in one place
+    } catch (const std::exception&) {  // several elements share memory
     }
   }
 }
@@ -234,10 +234,10 @@ BeforeCall in_other_loops(Loops loops) {
       return [op, loops, rows = *std::move(rows)](const torch::jit::Stack& results) {
         try {
           if (const auto values = rows.run(op, loops)) write(results, *values, rows.sizes());
-        } catch (const std::exception&) {  // several elements in one place
+        } catch (const std::exception&) {  // several elements share memory
         }
       };
-    } catch (const std::exception&) {  // sizes that do not fit, as the operator will say
+    } catch (const std::exception&) {  // sizes that do not fit, as the operator will report
       return nullptr;
     }
   };

@@ -57,7 +57,7 @@ std::string tensor(const at::Tensor& t) {
   return t.scalar_type() == at::kDouble ? text : absl::StrCat(text, ".to(", dtype_name(t.scalar_type()), ")");
 }
 
-// The type's elements, and whether there may be none.
+// The type of the elements, and whether they are optional.
 struct Type {
   explicit Type(c10::TypePtr t) : type(std::move(t)) {
     if (const auto inner = type->cast<c10::OptionalType>()) {
@@ -127,7 +127,7 @@ std::string argument(const Argument& value, const c10::Argument& schema) {
   return absl::StrCat(type.symbolic() ? "at::OptionalSymIntArrayRef(" : "at::OptionalIntArrayRef(", text, ")");
 }
 
-// One step, and what names its results; `known` are the tensors that it makes.
+// One step, with names for its results; `known` are the tensors that it makes.
 std::string statement(const Step& step, const std::map<int, at::Tensor>& known) {
   if (step.op == kRedistribute) {
     return absl::StrFormat("  at::Tensor t%d = moved(t%d, %s);\n  all.emplace_back(\"t%d\", t%d);\n", step.first_id,

@@ -8,8 +8,8 @@
 
 namespace dtensor::fuzz {
 
-// Its main() runs the steps on plain and on distributed tensors; it prints what differs and returns 1, or 0 if nothing
-// does.
+// Its main() runs the steps on plain and on distributed tensors, prints the differences, and returns 1, or 0 if there
+// are none.
 std::string print_cpp(const Program& program, const Outcome& outcome);
 
 }  // namespace dtensor::fuzz

@@ -1,4 +1,4 @@
-// The parts of printed programs that are the same in all of them. @NAMES@ are replaced.
+// The constant parts of printed programs. @NAMES@ are replaced.
 #pragma once
 
 namespace dtensor::fuzz {
@@ -27,7 +27,7 @@ at::Tensor moved(const at::Tensor& t, const Placements& to) {
   return result.is_same(t) ? t.clone() : result;
 }
 
-// Compared with the value of every owned rank where the tensor is replicated, and with the whole.
+// Compares the value of every owned rank if the tensor is replicated, and the whole.
 void compare(const std::string& name, const at::Tensor& actual, at::Tensor expected) {
   if (!actual.defined() && !expected.defined()) return;
   if (!actual.defined()) return expected.ne(0).any().item<bool>() ? say(name + " is undefined") : void();
@@ -74,7 +74,7 @@ std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& roots, const st
   return torch::autograd::grad(used, leaves, seeds, /*retain_graph=*/true, /*create_graph=*/true, /*allow_unused=*/true);
 }
 
-// Of a fixed linear function of everything with respect to the leaves, and of such a function of those.
+// Gradients of a fixed linear function of everything with respect to the leaves, and of such a function of those.
 void add_gradients(Named& all, const std::vector<at::Tensor>& leaves) {
   std::vector<at::Tensor> roots, targets;
   for (const at::Tensor& leaf : leaves) {

@@ -1,5 +1,5 @@
-// A random program over numbered tensors: a value that can be run on plain and on distributed tensors, made smaller,
-// and printed.
+// A random program over numbered tensors: a value that can be run on plain and on distributed tensors, shrunk, and
+// printed.
 #pragma once
 
 #include <c10/core/MemoryFormat.h>
@@ -37,11 +37,11 @@ struct Leaf {
   std::vector<double> values;  // row-major; complex numbers are pairs
   Placements placements;
   bool requires_grad = false;
-  uint64_t addends = 0;  // seed of what the ranks hold of a Partial
+  uint64_t addends = 0;  // seed of a Partial's addends
 };
 
-// One call. Its k-th result (elements of lists one by one) is the tensor `first_id + k`, unless it is an argument
-// written to.
+// One call. Its k-th result (elements of lists one by one) is the tensor `first_id + k`, unless it is a written
+// argument.
 struct Step {
   std::string op;              // "aten::add.Tensor", or kRedistribute
   std::vector<Argument> args;  // in schema order, all of them
@@ -56,17 +56,13 @@ struct Program {
   std::vector<Leaf> leaves;
   std::vector<Step> steps;
   int order = 0;  // of gradients taken at the end: 0, 1 or 2
-  enum class Seeds {
-    kReplicate,
-    kLikeOutput,
-    kPartial
-  } seeds = Seeds::kReplicate;  // how the outputs' gradients come in
+  enum class Seeds { kReplicate, kLikeOutput, kPartial } seeds = Seeds::kReplicate;  // seed of the outputs' gradients
   bool replicate_unsupported = false;
 };
 
 // The tensors that a step reads or writes.
 std::vector<int> inputs_of(const Step& step);
-// Drops the steps that read what does not exist (any more), and the leaves that no step reads.
+// Drops the steps that read tensors which do not exist (any more), and the leaves that no step reads.
 void drop_dangling(Program& program);
 bool is_partial(const Leaf& leaf);
 

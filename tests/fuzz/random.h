@@ -1,4 +1,4 @@
-// The one source of chance of a program: everything follows from its seed.
+// The only source of randomness of a program: everything follows from its seed.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace dtensor::fuzz {
 
-// A seed or a number of programs that the variable `name` of the environment chooses; `otherwise` where it is not set.
+// A seed or a number of programs from the environment variable `name`; `otherwise` if it is not set.
 inline uint64_t number_from_env(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
@@ -29,7 +29,7 @@ class Random {
   const T& pick(const std::vector<T>& from) {
     return from[below(static_cast<int64_t>(from.size()))];
   }
-  // One of them, the n-th with a chance of its weight.
+  // One of them, the n-th with a probability proportional to its weight.
   template <typename T>
   const T& pick_weighted(const std::vector<std::pair<T, double>>& from) {
     double sum = 0;

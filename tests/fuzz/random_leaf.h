@@ -1,4 +1,4 @@
-// Leaves at random: shapes, dtypes, layouts, values.
+// Random leaves: shapes, dtypes, layouts, values.
 #pragma once
 
 #include <vector>
@@ -12,10 +12,10 @@ std::vector<int64_t> random_mesh(Random& random);
 int64_t random_size(Random& random);
 std::vector<int64_t> random_sizes(Random& random);
 c10::ScalarType random_dtype(Random& random);
-// Of a tensor with `ndim` dims and that dtype. Fits the mesh.
+// A layout for a tensor with `ndim` dims and that dtype. Fits the mesh.
 Placements random_layout(Random& random, const std::vector<int64_t>& mesh, int64_t ndim, c10::ScalarType dtype);
 
-// Values of few binary digits, so that sums of them are exact in every dtype; now and then zeros, an infinity or a NaN.
+// Values of few binary digits, so that sums of them are exact in every dtype; sometimes zeros, an infinity or a NaN.
 Leaf random_leaf(Random& random, const std::vector<int64_t>& mesh, const std::vector<int64_t>& sizes,
                  c10::ScalarType dtype);
 // Integers below `bound`.

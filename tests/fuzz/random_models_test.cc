@@ -1,5 +1,5 @@
-// Random pieces of models, as programs write them by hand, on distributed tensors and on plain ones: values and
-// gradients are the same, and so is what is communicated, whatever the order of the statements.
+// Random pieces of models, as in hand-written programs, on distributed tensors and on plain ones: equal values and
+// gradients, and equal communication for any order of the statements.
 //
 // DTENSOR_FUZZ_SEED and DTENSOR_FUZZ_PROGRAMS choose other pieces, and more of them.
 #include <torch/nn.h>
@@ -72,7 +72,7 @@ Tensor whole(const Tensor& t) {
   return is_dtensor(t) ? full_tensor(t) : t;
 }
 
-// What is the same on plain and on distributed tensors.
+// Values that must be equal for plain and distributed tensors.
 Tensors values_and_gradients(const Tensors& values, const Tensors& parameters) {
   Tensors result;
   for (const Tensor& t : values) result.push_back(whole(t.detach()).clone());
@@ -117,7 +117,7 @@ struct Statement {
 };
 using Statements = std::vector<Statement>;
 
-// Normalisations of the last dim of "x" into "y", as programs write them.
+// Normalisations of the last dim of "x" into "y", written in several ways.
 const std::vector<Statements>& norms() {
   static const std::vector<Statements> all = {
       {{"m", {"x"}, [](Values& v) { return v["x"].mean(-1, true); }},
@@ -155,7 +155,7 @@ const std::vector<Statements>& norms() {
   return all;
 }
 
-// Some order in which nothing is read before it is computed.
+// An order in which no value is read before it is computed.
 Statements shuffled(Statements left, std::mt19937_64& random) {
   Statements order;
   std::set<std::string> known{"x"};
@@ -180,7 +180,7 @@ std::string text_of(const Statements& order) {
   return text;
 }
 
-TEST_CASE("random models: the order of a norm's statements changes neither values nor what is communicated",
+TEST_CASE("random models: the order of a norm's statements changes neither values nor communication",
           "[fuzz][models]") {
   const uint64_t seed = number_from_env("DTENSOR_FUZZ_SEED", 1), most = number_from_env("DTENSOR_FUZZ_PROGRAMS", 60);
   for (uint64_t index = 0; index < most; ++index) {
@@ -251,9 +251,9 @@ TEST_CASE("random models: loops over one parameter have the values and gradients
   });
 }
 
-// ---- Leaves that are made of results ----
+// ---- Leaves made of results ----
 
-TEST_CASE("random models: leaves that are made of results train as on plain tensors", "[fuzz][models]") {
+TEST_CASE("random models: leaves made of results train as on plain tensors", "[fuzz][models]") {
   try_all([](Pieces& pieces) {
     const int64_t rows = pieces.number(2, 7), inner = pieces.number(2, 7), width = pieces.number(2, 7);
     const Tensor a = pieces.tensor({rows, inner}, pieces.placements(2)),
@@ -288,7 +288,7 @@ TEST_CASE("random models: leaves that are made of results train as on plain tens
 
 // ---- Packed sequences ----
 
-// Gives the module's parameters the values that plain tensors would have, replicated where tensors are distributed.
+// Gives the module's parameters the values of the plain ones, replicated if tensors are distributed.
 template <typename Module>
 Module filled(Module module, Pieces& pieces) {
   module->to(torch::kDouble);
@@ -318,7 +318,7 @@ Tensors run_packed(Module module, const Pieces& pieces, const Tensor& x, const T
   return values_and_gradients(values, module->parameters());
 }
 
-TEST_CASE("random models: recurrent layers on packed sequences are those on plain tensors", "[fuzz][models]") {
+TEST_CASE("random models: recurrent layers on packed sequences equal plain ones", "[fuzz][models]") {
   try_all([](Pieces& pieces) {
     const int64_t batch = pieces.number(1, 9), width = pieces.number(2, 5), hidden = pieces.number(2, 5);
     const bool batch_first = pieces.coin(), sorted = pieces.coin(), both_ways = pieces.coin();

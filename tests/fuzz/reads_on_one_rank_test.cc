@@ -1,5 +1,5 @@
 // Random programs in a job of four processes, in which one rank reads tensors and the others do not: the job ends, and
-// all values are those of the same program without the reads.
+// all values equal those of the same program without the reads.
 //
 // DTENSOR_FUZZ_SEED and DTENSOR_FUZZ_PROGRAMS choose other programs, and more of them.
 #include <ATen/TensorOperators.h>
@@ -28,7 +28,7 @@ const World& job_world() {
   return world;
 }
 
-// Reads `t` in one of several ways. What is not there is an error, which other ranks do not hear of.
+// Reads `t` in one of several ways. Parts that are not available are an error on this rank only.
 void read(const at::Tensor& t, uint64_t way) {
   const at::NoGradGuard no_grad;
   try {
@@ -42,7 +42,7 @@ void read(const at::Tensor& t, uint64_t way) {
 
 struct Reads {
   std::mt19937_64 random;  // the same on all ranks
-  bool here = false;       // is it this rank that reads?
+  bool here = false;       // whether this rank reads
 
   void after_step(const Execution& execution) {
     const uint64_t which = random(), way = random();
@@ -53,7 +53,7 @@ struct Reads {
   }
 };
 
-// The values of all tensors and gradients; what an operator refuses ends the program, on all ranks alike.
+// The values of all tensors and gradients; an operator's error ends the program, on all ranks alike.
 std::vector<at::Tensor> run(const Program& program, const DeviceMesh& mesh, Reads reads) {
   const DispatchScopeGuard scope([&](DispatchScope& s) { s.replicate_unsupported = program.replicate_unsupported; });
   Execution execution(mesh);
@@ -67,7 +67,7 @@ std::vector<at::Tensor> run(const Program& program, const DeviceMesh& mesh, Read
     if (program.order > 0) values = execution.gradients(program, 1);
     reads.after_step(execution);
   } catch (const c10::Error&) {
-    // The programs without reads end so, too.
+    // The programs without reads end in the same way.
   }
   for (const auto& [id, t] : execution.tensors()) values.push_back(t);
   for (at::Tensor& t : values) {

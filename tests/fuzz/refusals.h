@@ -1,4 +1,4 @@
-// What the library refuses on purpose, or does otherwise, as its documentation says.
+// Calls that the library deliberately rejects, or computes differently, as documented.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@ namespace dtensor::fuzz {
 
 struct Refusal {
   const char* text;    // part of the error
-  const char* reason;  // why that is right, for the summary
+  const char* reason;  // the reason, for the summary
 };
 
 const std::vector<Refusal>& refusals();
 
-// nullptr: that is no documented refusal.
+// nullptr: not a documented refusal.
 const Refusal* reason_to_refuse(const std::string& op, const std::string& error);
 
 }  // namespace dtensor::fuzz

@@ -40,7 +40,7 @@ std::optional<std::string> error_of(const std::function<void()>& f) {
 
 constexpr char kNotFinite[] = "not finite", kValue[] = "value", kSizes[] = "has sizes";
 
-// Whether the elements lie in memory in the same way. A dim of one element is no step.
+// Whether the elements have the same order in memory. The stride of a dim of one element does not count.
 bool same_steps(const at::Tensor& a, const at::Tensor& b) {
   for (int64_t d = 0; d < a.dim() && a.numel() > 0; ++d) {
     if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
@@ -48,7 +48,7 @@ bool same_steps(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-// Which of its properties a tensor has wrong.
+// The wrong properties of a tensor.
 std::string what_differs(const std::string& message) {
   for (const char* what : {"is a plain tensor", "has dtype", kSizes, "has strides", "require grad", "requires grad",
                            "undefined", "not there", "says"}) {
@@ -80,7 +80,7 @@ class Comparison {
     distributed_.add(leaf);
   }
 
-  // Values, and the sizes that come of values, may differ for a reason.
+  // Values, and data-dependent sizes, may differ for a reason.
   void judge() {
     const std::string what = what_differs(outcome_.message);
     if (what != kValue && what != kNotFinite && what != kSizes) return;
@@ -93,10 +93,10 @@ class Comparison {
 
   bool reads_as_nan() const { return absl::StrContains(outcome_.message, "is nan, should be"); }
 
-  // Whether addends are about: there are differences that are documented for them.
+  // Whether there are Partials: some of their differences are documented.
   bool has_partials() const {
     if (outcome_.order > 0) return true;  // the backward of a broadcast leaves some
-    // So may a sum within what ATen composes, of a dim that is split.
+    // So may a sum inside a composite, along a split dim.
     const bool composite = is_composite(outcome_.op);
     for (const auto& [id, t] : distributed_.tensors()) {
       if (is_dtensor(t) && (spec_of(t)->has_partial() || (composite && !spec_of(t)->is_replicated()))) return true;
@@ -170,7 +170,7 @@ class Comparison {
     }
   }
 
-  // Reading may fail: a view whose parts had to move is taken again where what it is of was written to.
+  // Reading may fail: a copied view is taken again if its base was written to.
   std::optional<std::string> wrong_with(const at::Tensor& actual, const at::Tensor& expected) {
     ++outcome_.compared;
     std::optional<std::string> wrong;
@@ -224,7 +224,7 @@ class Comparison {
     }
   }
 
-  // A formula for several gradients at once has each depend on all that it is of, though the derivative may be 0.
+  // A formula for several gradients makes each depend on all its inputs, though the derivative may be 0.
   bool depends_on_leaves(const at::Tensor& gradient) const {
     std::vector<at::Tensor> leaves;
     for (const Leaf& leaf : program_.leaves) {
@@ -251,7 +251,7 @@ class Comparison {
   Outcome outcome_;
 };
 
-// A text without what changes from program to program: numbers, and what stands in brackets.
+// A text without the parts that differ between programs: numbers, and text in brackets.
 std::string gist(const std::string& text) {
   std::string result;
   for (char c : text.substr(0, text.find('\n'))) {
@@ -276,7 +276,7 @@ std::string signature(const Outcome& outcome) {
   std::string why;
   if (outcome.kind == Kind::kRefused) why = gist(outcome.message);
   if (outcome.kind == Kind::kWrong) why = what_differs(outcome.message);
-  // One cause, whichever operator meets it.
+  // One cause, for all operators.
   if (why == kNotFinite) return absl::StrCat(to_string(outcome.kind), where[outcome.order], ": ", why);
   return absl::StrCat(to_string(outcome.kind), where[outcome.order], " ", outcome.op, why.empty() ? "" : ": ", why);
 }

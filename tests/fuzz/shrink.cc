@@ -48,7 +48,7 @@ class Shrinker {
     return false;
   }
 
-  // Gradients are blamed on the last step, which need not stay.
+  // Gradients are attributed to the last step, which need not stay.
   bool is_same(Outcome outcome) const {
     if (outcome.order > 0) outcome.op = best_.outcome.op;
     return same_finding(outcome, best_.outcome);

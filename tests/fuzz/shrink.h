@@ -1,4 +1,4 @@
-// From a program that shows a finding to a small one that shows it, too.
+// Shrinks a program that shows a finding to a small one that shows it, too.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@
 
 namespace dtensor::fuzz {
 
-// How a candidate is tried; for crashes, in a process of its own.
+// Runs a candidate; for crashes, in a separate process.
 using Runner = std::function<Outcome(const Program&)>;
 
 struct Shrunk {
@@ -16,8 +16,8 @@ struct Shrunk {
   Outcome outcome;
 };
 
-// Takes away steps, puts their results in their places, simplifies mesh, layouts, sizes, dtypes, values and arguments,
-// as long as the finding stays and anything of that helps, or until the time is over.
+// Removes steps, replaces them by their results, simplifies mesh, layouts, sizes, dtypes, values and arguments, as long
+// as the finding stays and the program shrinks, or until the time is over.
 Shrunk shrink(const Program& program, const Outcome& outcome, double seconds, const Runner& runner = run);
 
 }  // namespace dtensor::fuzz

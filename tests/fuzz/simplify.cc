@@ -83,7 +83,7 @@ std::vector<Program> with_a_leaf_for_a_step(const Program& program) {
       }
       all.push_back(candidate);
     }
-  } catch (const std::exception&) {  // refused below autograd in this half of the program: what there is must do
+  } catch (const std::exception&) {  // rejected below autograd in this half of the program: existing ones must do
   }
   std::reverse(all.begin(), all.end());
   return all;

@@ -1,5 +1,5 @@
-// The ways in which a program may become simpler. Each gives candidates, the most promising first; every one is simpler
-// than the program by a measure of its own, so that no two ways undo each other for ever.
+// The ways to simplify a program. Each proposes candidates, the most promising first; every candidate is simpler by a
+// measure, so that no two ways undo each other forever.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@ namespace dtensor::fuzz {
 using Candidates = std::function<std::vector<Program>(const Program&)>;
 
 std::vector<Program> without_a_step(const Program& program);
-// What a step gives exists from the start.
+// The result of a step becomes a leaf.
 std::vector<Program> with_a_leaf_for_a_step(const Program& program);
 std::vector<Program> with_less_mesh(const Program& program);
 std::vector<Program> with_plain_flags(const Program& program);

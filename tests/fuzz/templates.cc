@@ -7,7 +7,7 @@
 namespace dtensor::fuzz {
 namespace {
 
-// "name; argument template; argument template". A name may stand in several lines.
+// "name; argument template; argument template". A name may occur in several lines.
 constexpr const char* kTemplates[] = {
     "mm; self AB; mat2 BC",
     "bmm; self NAB; mat2 NBC",

@@ -1,4 +1,4 @@
-// How the shapes of an operator's arguments hang together, for operators that random shapes would not satisfy.
+// Relations between the shapes of an operator's arguments, for operators that random shapes would not satisfy.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace dtensor::fuzz {
 // "'ij'".
 using Template = std::vector<std::pair<std::string, std::string>>;
 
-// nullptr: none, any shapes may do.
+// nullptr: any shapes may do.
 const Template* template_of(const std::string& base, uint64_t choice);
 
 }  // namespace dtensor::fuzz

@@ -33,7 +33,7 @@ double largest(const at::Tensor& t) {
   return result;
 }
 
-// Whether two elements lie in one place.
+// Whether two elements share memory.
 bool overlaps(const at::Tensor& t) {
   if (!t.defined() || t.numel() < 2 || t.is_non_overlapping_and_dense()) return false;
   std::vector<int64_t> offsets = {0};
@@ -107,7 +107,7 @@ class Call {
   }
 
   void check_options() const {
-    // They are no options of what people call.
+    // Not options of public operators.
     const auto option = [&](size_t k) { return stack_[k].toInt() >= 0 && stack_[k].toInt() <= 2; };
     refuse_if(base_.rfind("grid_sampler", 0) == 0 && !(option(2) && option(3)), "an interpolation that there is not");
     const bool margin = base_.rfind("multilabel_margin_loss", 0) == 0 || base_.rfind("multi_margin_loss", 0) == 0;
@@ -119,9 +119,9 @@ class Call {
               "the loss is reduced over the elements of out=");
   }
 
-  // LibTorch reads or writes memory that is none of the tensors', and may crash, there or later.
+  // LibTorch reads or writes memory outside the tensors, and may crash, there or later.
   void check_memory() const {
-    // The stride of a dim of size 1 counts, too: it takes that for the size of what follows.
+    // LibTorch uses the stride of a dim of size 1 as the size of the next.
     const auto has_other_strides = [](const at::Tensor& t) {
       return t.strides() != at::IntArrayRef(row_major_strides(t.sizes()));
     };
@@ -158,7 +158,7 @@ class Call {
               "it reads the running statistics, whether there are any or not");
   }
 
-  // The bags are neither asked whether they lie in the list of indices nor those whether the table has such rows.
+  // Bag offsets are not checked against the list of indices, nor indices against the table.
   void check_bags() const {
     if (!absl::StrContains(base_, "embedding_bag")) return;
     const at::Tensor table = stack_[0].toTensor(), where = stack_[1].toTensor(), bags = stack_[2].toTensor();
@@ -173,7 +173,7 @@ class Call {
     refuse_if(!good, "embedding_bag of rows that there are not");
   }
 
-  // A whole number divided by -1 need not be one, and the processor says so.
+  // An integer divided by -1 may overflow, which is a processor exception.
   void check_divisions() const {
     static const auto* const divisions = new Names{"gcd", "lcm", "remainder", "fmod", "floor_divide", "div", "divide"};
     const auto has_least = [](const at::Tensor& t) {
@@ -185,8 +185,8 @@ class Call {
     refuse_if(divisions->count(base_) > 0 && any_input(has_least), "the least integer divided");
   }
 
-  // The library's mean is of the ranks' means, since a sum of half numbers may overflow; docs say nothing of weights
-  // that cancel.
+  // The library's mean is computed from the ranks' means, since a sum of half numbers may overflow; weights that cancel
+  // are not documented.
   void check_class_weights() const {
     const auto weight = schema_.argumentIndexWithName("weight");
     if ((base_.rfind("nll_loss", 0) != 0 && base_ != "cross_entropy_loss") || !weight || !stack_[*weight].isTensor())
@@ -198,7 +198,7 @@ class Call {
               "a mean by weights that cancel");
   }
 
-  // One number is asked whether it is 0, several are converted to bytes before.
+  // One number is tested for 0, several are converted to bytes first.
   void check_truths_as_bytes() const {
     if ((base_ != "all" && base_ != "any") || !schema_.arguments().back().is_out()) return;
     const at::ScalarType from = stack_[0].toTensor().scalar_type();
@@ -206,7 +206,7 @@ class Call {
               "whether numbers are 0 as bytes");
   }
 
-  // A step of less than one is none among integers.
+  // A step below one becomes 0 for integers.
   void check_ranges() const {
     const auto step = schema_.argumentIndexWithName("step");
     if ((base_ != "range" && base_ != "arange") || !step || !schema_.arguments().back().is_out()) return;
@@ -214,14 +214,14 @@ class Call {
     refuse_if(whole && std::abs(stack_[*step].toScalar().toDouble()) < 1, "integers in steps of nothing");
   }
 
-  // Writing bytes to a Bool, or reading them as one: what is neither 0 nor 1 has no meaning.
+  // Writing bytes to a Bool, or reading them as one: values other than 0 and 1 have no meaning.
   void check_bytes_of_bool() const {
     if (name_ != "view" || !stack_[1].isInt() || schema_.overload_name() != "dtype") return;
     const bool from = stack_[0].toTensor().scalar_type() == at::kBool, to = stack_[1].toScalarType() == at::kBool;
     refuse_if(from != to, "a Bool seen as another dtype, or another dtype as Bool");
   }
 
-  // They share memory with their argument, but for one that is conjugated or negated, which LibTorch copies.
+  // They share memory with their argument, except for a conjugated or negated one, which LibTorch copies.
   void check_unsafe_views() const {
     static const auto* const unsafe = new Names{"unsafe_split", "unsafe_split_with_sizes", "_unsafe_view"};
     refuse_if(unsafe->count(name_) > 0 && any_input([](const at::Tensor& t) { return t.is_conj() || t.is_neg(); }),
@@ -233,9 +233,8 @@ class Call {
     return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
   }
 
-  // Operators whose results have the gaps between the elements of their first argument. Of one that is conjugated or
-  // negated lazily LibTorch makes a tensor without gaps first, so the same values in the same layout lie otherwise only
-  // since a bit is set, which layouts do not have.
+  // Operators whose results have the gaps between the elements of their first argument. For a lazily conjugated or
+  // negated one LibTorch first makes a dense tensor, so the strides depend on a bit that layouts do not have.
   void check_gaps_of_conjugated() const {
     static const auto* const cloning =
         new Names{"copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"};
@@ -246,10 +245,10 @@ class Call {
     }
   }
 
-  // Which of the values written to one place stays depends on the order of loops; filling alone has no order.
+  // Which of several values written to one place remains depends on the order of loops; only fills have no order.
   void check_shared_memory() const {
     static const auto* const filling = new Names{"fill_", "zero_"};
-    // These write to a clone of the first argument's strides.
+    // These write to a clone with the first argument's strides.
     static const auto* const cloning =
         new Names{"copy", "slice_scatter", "select_scatter", "diagonal_scatter", "_foreach_copy"};
     for (size_t a = 0; a < stack_.size(); ++a) {
@@ -260,7 +259,7 @@ class Call {
     }
   }
 
-  // LibTorch resizes out= to the batch and back again; such tolerances are not documented.
+  // LibTorch resizes out= to the batch and back; this is not documented.
   void check_matrix_rank() const {
     if (name_ != "linalg_matrix_rank" || !schema_.arguments().back().is_out()) return;
     const int64_t batch = stack_[0].toTensor().dim() - 2;
@@ -270,14 +269,14 @@ class Call {
     }
   }
 
-  // LibTorch writes the result to a tensor of its own, and leaves an out= tensor without elements as it is.
+  // LibTorch writes the result to a new tensor, and leaves an out= tensor without elements unchanged.
   void check_inverse_hermitian() const {
     if (name_ != "fft_ihfftn" && name_ != "fft_ihfft2" && name_ != "fft_ihfft") return;
     if (schema_.arguments().back().is_out())
       refuse_if(stack_.back().toTensor().numel() == 0, "an out= that is not resized");
   }
 
-  // Circular padding that cuts off on one side leaves parts of its result unwritten.
+  // Circular padding with negative padding on one side leaves parts of its result unwritten.
   void check_circular_padding() const {
     const bool circular =
         name_ == "_pad_circular" || (name_ == "pad" && stack_[2].isString() && stack_[2].toStringRef() == "circular");
@@ -285,7 +284,7 @@ class Call {
     for (int64_t n : stack_[1].toIntVector()) refuse_if(n < 0, "circular padding by less than nothing");
   }
 
-  // The sizes are said beside the tensor, and only their product is looked at.
+  // The sizes are given separately, and only their product is checked.
   void check_group_norm() const {
     if (name_ != "native_group_norm" && name_ != "native_group_norm_backward") return;
     const auto arg = [&](const char* name) { return stack_[*schema_.argumentIndexWithName(name)]; };
@@ -294,9 +293,9 @@ class Call {
     refuse_if(!said, "group norm of other sizes than the tensor's");
   }
 
-  // LibTorch contradicts itself about some calls with out=: the form that returns a new tensor refuses them, since it
+  // LibTorch is inconsistent about some calls with out=: the form that returns a new tensor rejects them, since it
   // computes in the dtype of an argument (huber_loss of bools) or views its product in a way that not all strides allow
-  // (kron). An out= without elements takes whatever layout that form's result has, so the library has to ask it.
+  // (kron). An out= without elements gets the layout of that form's result, so the library has to call it.
   void check_form_without_out() const {
     if (!schema_.arguments().back().is_out() || (name_ != "kron" && !has_empty_out())) return;
     const auto op = c10::Dispatcher::singleton().findSchema(schema_.operator_name());
@@ -324,7 +323,7 @@ class Call {
     return false;
   }
 
-  // No integer stands for an infinity.
+  // No integer represents an infinity.
   void check_sums_as_integers() const {
     static const auto* const sums = new Names{"sum", "nansum", "prod", "cumsum", "cumprod"};
     const auto dtype = schema_.argumentIndexWithName("dtype");
@@ -333,7 +332,7 @@ class Call {
     refuse_if(whole && !is_finite(stack_[0].toTensor()), "a sum of infinities as integers");
   }
 
-  // Of one number LibTorch takes the real part, of several the absolute values.
+  // For one number LibTorch takes the real part, for several the absolute values.
   void check_powers_as_real() const {
     const auto dtype = schema_.argumentIndexWithName("dtype");
     if ((name_ != "linalg__powsum" && name_ != "_foreach_powsum") || !dtype || !stack_[*dtype].isInt()) return;

@@ -1,4 +1,4 @@
-// Calls that plain LibTorch takes, but whose results are not defined: there is nothing to compare with.
+// Calls that plain LibTorch accepts, but whose results are not defined: they cannot be compared.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -12,7 +12,7 @@ struct UndefinedResult : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Errors: UndefinedResult, says why. The arguments are plain.
+// Errors: UndefinedResult, with the reason. The arguments are plain.
 void check_defined(const c10::FunctionSchema& schema, const torch::jit::Stack& arguments);
 
 }  // namespace dtensor::fuzz

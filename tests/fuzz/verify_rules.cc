@@ -1,12 +1,12 @@
-// Verifies the rules of ATen's operators on samples made at random (dtensor/verify_rule.h).
+// Verifies the rules of ATen's operators on random samples (dtensor/verify_rule.h).
 //
 //   ./bazelw run //tools:verify_rules                    # a few samples of every operator, in a sample of layouts
 //   ./bazelw run //tools:verify_rules -- --full
 //   ./bazelw run //tools:verify_rules -- --op aten::mm
-//   ./bazelw run //tools:verify_rules -- --list          # which operators there are, and which have no sample
+//   ./bazelw run //tools:verify_rules -- --list          # the operators, and those without a sample
 //   ./bazelw run //tools:verify_rules -- --write         # the table of layouts in docs/operator_layouts.md
 //
-// Exit code 1: something is wrong, or could stay where it is and does not.
+// Exit code 1: a rule is wrong, or communicates without need.
 #include <ATen/Parallel.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -83,7 +83,7 @@ c10::IValue value_of(const fuzz::Argument& argument, const std::map<int, at::Ten
   return std::visit(Visitor{tensor, type}, argument);
 }
 
-// Calls that plain LibTorch takes, with a dim at least and elements.
+// Calls that plain LibTorch accepts, with at least one dim and elements.
 std::vector<OpSample> samples_of(const fuzz::Operator& op, int64_t count, uint64_t seed) {
   std::vector<OpSample> samples;
   std::set<std::string> seen;
@@ -130,7 +130,7 @@ std::map<std::string, std::string> read_known(const std::string& path) {
   return known;
 }
 
-// What came of one operator's samples, as text between processes: LibTorch's kernels may end theirs where they are
+// The outcome for one operator's samples, as text between processes: LibTorch's kernels may end theirs if they are
 // given parts that do not fit each other.
 struct Outcome {
   int64_t samples = 0, layouts = 0, strategies = 0, refused = 0;
@@ -138,7 +138,7 @@ struct Outcome {
   std::set<std::string> local;  // RuleReport::local
   bool has_gradients = false;
 
-  static constexpr int kLocal = -1, kGradients = -2;  // in the place of a kind of finding
+  static constexpr int kLocal = -1, kGradients = -2;  // instead of a kind of finding
 
   void write(std::FILE* file) const {
     std::vector<std::pair<int, std::string>> lines;
@@ -178,7 +178,7 @@ Outcome verified(const std::vector<OpSample>& samples, const VerifyRuleOptions& 
     try {
       report = verify_rule(sample, options);
     } catch (const c10::Error&) {
-      continue;  // what LibTorch took once it may refuse now: nothing to compare with
+      continue;  // a call that LibTorch accepted once it may reject now: not comparable
     }
     ++outcome.samples;
     outcome.layouts += report.layouts, outcome.strategies += report.strategies, outcome.refused += report.refused;
@@ -192,7 +192,7 @@ Outcome verified(const std::vector<OpSample>& samples, const VerifyRuleOptions& 
   return outcome;
 }
 
-// In a process of its own; nullopt: that ended early.
+// In a separate process; nullopt: that ended early.
 std::optional<Outcome> verified_apart(const std::vector<OpSample>& samples, const VerifyRuleOptions& options) {
   std::FILE* const file = std::tmpfile();
   TORCH_CHECK(file != nullptr, "cannot make a temporary file");
@@ -213,7 +213,7 @@ std::optional<Outcome> verified_apart(const std::vector<OpSample>& samples, cons
   return outcome;
 }
 
-// A row of the table: in which layouts an operator, in any of its overloads, communicates nothing.
+// A row of the table: the layouts in which an operator, in any of its overloads, communicates nothing.
 struct Row {
   std::set<std::string> local;
   bool has_gradients = false;
@@ -223,7 +223,7 @@ std::string table_of(const std::map<std::string, Row>& rows) {
   constexpr size_t kMost = 6;
   std::string text = "| operator | inputs -> results, without communication | gradients |\n| --- | --- | --- |\n";
   for (const auto& [op, row] : rows) {
-    // Those that say most come first: of few whole tensors.
+    // The most informative first: those with few replicated tensors.
     std::vector<std::pair<int64_t, std::string>> local;
     for (const std::string& layouts : row.local)
       local.emplace_back(std::count(layouts.begin(), layouts.end(), 'R'), layouts);
@@ -251,7 +251,7 @@ int run() {
   Outcome all;
   int64_t operators = 0, without = 0, number = 0;
   int wrong = 0;
-  std::map<std::string, Row> rows;  // by name; forms that write to a tensor are those that do not
+  std::map<std::string, Row> rows;  // by name; in-place and out= forms are merged with the others
   const auto note = [&](const std::string& op, const std::string& kind, const std::string& text) {
     const std::string key = op + " " + kind;
     if (!found.insert(key).second) return;

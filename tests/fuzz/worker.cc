@@ -29,7 +29,7 @@ void say(const std::string& text) {
   std::fflush(stdout);
 }
 
-// Runs `f` in a child process; returns how it ended, as waitpid does.
+// Runs `f` in a child process; returns its status, as in waitpid.
 template <typename F>
 int in_child(const F& f) {
   std::fflush(stdout);
@@ -41,7 +41,8 @@ int in_child(const F& f) {
     int code = 0;
     try {
       f();
-    } catch (const std::exception& e) {  // the fuzzer's own, or one that its care for those of programs does not cover
+    } catch (const std::exception&
+                 e) {  // an error of the fuzzer itself, or one that its handling of program errors does not cover
       say(absl::StrCat("ends by an error: ", e.what(), "\n"));
       code = 1;
     }
@@ -59,7 +60,7 @@ std::string name_of_end(int status) {
   return WTERMSIG(status) == SIGALRM ? absl::StrCat("takes more than ", kLongest, " s") : strsignal(WTERMSIG(status));
 }
 
-// In a process of its own: a crash is an outcome.
+// In a separate process: a crash is an outcome.
 Outcome run_apart(const Program& program) {
   const int status = in_child([&] {
     alarm(kLongest);
@@ -86,7 +87,7 @@ void report(const WorkerOptions& options, Tally& tally, const Program& program, 
                    print_cpp(small.program, small.outcome), "----8<----\n"));
 }
 
-// LibTorch's advice is for people.
+// LibTorch's hints are for people.
 struct NoWarnings final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -145,7 +146,7 @@ class Worker {
     report(options_, tally_, program, outcome, run_apart);
   }
 
-  // Memory that LibTorch has spoilt may hurt at any later time, also while the crash is looked into.
+  // Memory corrupted by LibTorch may crash at any later time, also while the crash is investigated.
   void crashes_again(int status) {
     say(absl::StrCat("program ", tally_.index, " crashes, and so does looking into it (", name_of_end(status),
                      "); the last operator tried is ", tally_.op, "\n"));

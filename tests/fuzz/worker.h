@@ -1,4 +1,4 @@
-// Programs in a process of their own, so that one that crashes is a finding like any other.
+// Runs programs in separate processes, so that a crash is a finding like any other.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@ namespace dtensor::fuzz {
 struct WorkerOptions {
   uint64_t seed = 1;
   double seconds = 60;         // of the whole run
-  int64_t first = 0;           // the program to begin with
-  int64_t programs = -1;       // those below this number; -1: until the time is over
-  int64_t only = -1;           // this program and no other
+  int64_t first = 0;           // first program
+  int64_t programs = -1;       // programs below this number; -1: until the time is over
+  int64_t only = -1;           // only this program
   double shrink_seconds = 20;  // per finding
   int64_t most_steps = 6;
-  std::vector<std::string> open;  // findings that wait to be mended: noted, and no more
+  std::vector<std::string> open;  // known findings that wait for a fix: only recorded
 };
 
 // Runs programs, starting another process after each crash; prints findings as they come. LibTorch must not have been

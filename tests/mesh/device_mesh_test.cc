@@ -64,7 +64,7 @@ TEST_CASE("the process's ranks of a fake and an abstract world", "[mesh][device_
   CHECK(DeviceMesh(World::abstract(8), {8}).local_ranks().empty());
 }
 
-TEST_CASE("meshes that cannot be", "[mesh][device_mesh]") {
+TEST_CASE("device mesh: invalid arguments", "[mesh][device_mesh]") {
   const auto world = World::local(4);
   CHECK_THROWS_WITH(DeviceMesh(World(), {2}), Contains("DeviceMesh: world is not defined"));
   CHECK_THROWS_WITH(DeviceMesh(world, {}), Contains("shape is empty; a mesh has at least 1 dim"));
@@ -83,7 +83,7 @@ TEST_CASE("meshes that cannot be", "[mesh][device_mesh]") {
   CHECK_THROWS_WITH(DeviceMesh().ndim(), Contains("this handle has no mesh"));
 }
 
-TEST_CASE("questions that a mesh cannot answer", "[mesh][device_mesh]") {
+TEST_CASE("device mesh: invalid queries", "[mesh][device_mesh]") {
   const DeviceMesh mesh(World::local(8), {2, 1, 2}, {"dp", "cp", "tp"});
   CHECK_THROWS_WITH(mesh.dim("pp"), Contains("no dim is named pp in mesh(dp=2, cp=1, tp=2); known names: dp, cp, tp"));
   CHECK_THROWS_WITH(mesh["pp"], Contains("known names: dp, cp, tp"));
@@ -117,14 +117,14 @@ TEST_CASE("questions that a mesh cannot answer", "[mesh][device_mesh]") {
   }
 }
 
-TEST_CASE("which dims lie between nodes of how many ranks", "[mesh][device_mesh]") {
+TEST_CASE("device mesh: the number of ranks per node determines which dims are between nodes", "[mesh][device_mesh]") {
   const DeviceMesh mesh(World::local(8), {4, 2}, {"dp", "tp"});
   CHECK(mesh.dims_between_nodes(1) == 3);
   CHECK(mesh.dims_between_nodes(2) == 1);
   CHECK(mesh.dims_between_nodes(8) == 0);
   CHECK(mesh.dims_between_nodes(std::numeric_limits<int64_t>::max()) == 0);
   for (const int64_t n : {int64_t{0}, int64_t{-1}, std::numeric_limits<int64_t>::min()}) {
-    for (int time = 0; time < 2; ++time) {  // what fails is not remembered as an answer
+    for (int time = 0; time < 2; ++time) {  // a failure is not cached as a result
       CHECK_THROWS_WITH(mesh.dims_between_nodes(n),
                         Contains(c10::str("ranks_per_node is ", n, "; a node has at least 1")));
     }
@@ -133,7 +133,7 @@ TEST_CASE("which dims lie between nodes of how many ranks", "[mesh][device_mesh]
   CHECK_THROWS_WITH(many.dims_between_nodes(1), Contains("the mesh has 65 dims"));
 }
 
-TEST_CASE("a handle without a mesh answers nothing", "[mesh][device_mesh]") {
+TEST_CASE("device mesh: queries of a handle without a mesh throw", "[mesh][device_mesh]") {
   const DeviceMesh none;
   const std::string error = "this handle has no mesh";
   CHECK_THROWS_WITH(none.world(), Contains(error));
@@ -195,7 +195,7 @@ TEST_CASE("slices keep every rank", "[mesh][device_mesh]") {
   CHECK(dp_tp.get_group("dp").members == Members{{0, 6}, {1, 7}, {2, 8}, {3, 9}, {4, 10}, {5, 11}});
 }
 
-TEST_CASE("a slice is the same mesh whichever way it was taken", "[mesh][device_mesh]") {
+TEST_CASE("device mesh: a slice is the same mesh however it was taken", "[mesh][device_mesh]") {
   const DeviceMesh mesh(World::local(12), {2, 3, 2}, {"dp", "cp", "tp"});
   CHECK(mesh[{"dp", "cp", "tp"}] == mesh);
   CHECK(mesh[{"dp", "cp"}]["dp"] == mesh["dp"]);
@@ -237,7 +237,7 @@ TEST_CASE("equal meshes of one world are one", "[mesh][device_mesh]") {
   CHECK(DeviceMesh(world, {2}, {"tp"}) != a["tp"]);
 }
 
-TEST_CASE("threads get the same meshes and groups", "[mesh][device_mesh]") {
+TEST_CASE("device mesh: threads get the same meshes and groups", "[mesh][device_mesh]") {
   const auto world = World::local(8);
   const DeviceMesh mesh(world, {2, 2, 2}, {"a", "b", "c"});
   const auto slice = mesh["b"];
@@ -257,9 +257,9 @@ TEST_CASE("threads get the same meshes and groups", "[mesh][device_mesh]") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("threads that make the first mesh and group at once make one", "[mesh][device_mesh]") {
+TEST_CASE("device mesh: threads that make the first mesh and group at once make one", "[mesh][device_mesh]") {
   for (int round = 0; round < 20; ++round) {
-    const auto world = World::abstract(4096);  // large, so that the makings overlap
+    const auto world = World::abstract(4096);  // large, so that the constructions overlap
     std::vector<DeviceMesh> meshes(4);
     std::vector<const Group*> groups(4);
     std::atomic<size_t> ready{0};

@@ -56,7 +56,7 @@ TEST_CASE("a local world owns all its ranks", "[mesh][world]") {
   CHECK(world.name() == "local(3, cpu)");
 }
 
-TEST_CASE("devices are spelled as tensors report them", "[mesh][world]") {
+TEST_CASE("devices are written as tensors report them", "[mesh][world]") {
   CHECK(World::local(2, c10::Device("cpu:0")).device(0) == c10::Device("cpu"));
   const auto gpu = World::local(2, c10::Device("cuda"));
   CHECK(gpu.device(1) == c10::Device("cuda:0"));
@@ -66,7 +66,7 @@ TEST_CASE("devices are spelled as tensors report them", "[mesh][world]") {
   CHECK(gpus.name() == "local(2, cuda)");
 }
 
-TEST_CASE("abstract and fake worlds own none and one", "[mesh][world]") {
+TEST_CASE("abstract worlds own no rank and fake worlds one", "[mesh][world]") {
   const auto abstract = World::abstract(4096);
   CHECK(abstract.kind() == World::Kind::kAbstract);
   CHECK(abstract.size() == 4096);
@@ -81,7 +81,7 @@ TEST_CASE("abstract and fake worlds own none and one", "[mesh][world]") {
   CHECK(fake.name() == "fake(8, rank 3, cpu)");
 }
 
-TEST_CASE("worlds that cannot be", "[mesh][world]") {
+TEST_CASE("worlds: invalid arguments", "[mesh][world]") {
   CHECK_THROWS_WITH(World::local(0), Contains("World::local: n is 0; a world needs at least 1 rank"));
   CHECK_THROWS_WITH(World::local(std::vector<c10::Device>{}), Contains("World::local: devices is empty"));
   CHECK_THROWS_WITH(World::local({c10::Device("cpu"), c10::Device("cuda:1")}),
@@ -124,7 +124,7 @@ TEST_CASE("worlds are compared by identity", "[mesh][world]") {
   CHECK(a != World::local(2));
 }
 
-TEST_CASE("an attachment is made once per world and may ask for another", "[mesh][world]") {
+TEST_CASE("an attachment is made once per world and may use another", "[mesh][world]") {
   std::vector<std::string> order;
   {
     auto world = World::local(2);
@@ -143,7 +143,7 @@ TEST_CASE("an attachment is made once per world and may ask for another", "[mesh
   CHECK(order == std::vector<std::string>{"outer", "inner"});
 }
 
-TEST_CASE("threads that ask at once get one attachment", "[mesh][world]") {
+TEST_CASE("threads that request an attachment at once get the same", "[mesh][world]") {
   const auto world = World::local(2);
   std::vector<Counted*> seen(8);
   std::vector<std::thread> threads;

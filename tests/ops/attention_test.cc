@@ -45,7 +45,7 @@ TEST_CASE("fused attention matches ATen in every layout") {
   }
   OpCase grouped{
       "fewer key heads", [](auto& t) { return flash(t, false); }, {{2, 6, 4, 2}, {2, 3, 5, 2}, {2, 3, 5, 2}}};
-  grouped.grad = {false, false, false};  // ATen's backward asks for equal heads
+  grouped.grad = {false, false, false};  // ATen's backward needs equal heads
   check_op(grouped);
 }
 
@@ -87,7 +87,7 @@ TEST_CASE("a causal mask on the math path is made in a MeshScope") {
   CHECK(wrong(out, expected) == "");
 }
 
-TEST_CASE("the choice of a backend is made from global metadata") {
+TEST_CASE("the choice of a backend uses global metadata") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto q = torch::rand({3, 2, 4, 2});
   const auto dq = lay_out(q, mesh, {Shard(0)});
@@ -95,12 +95,12 @@ TEST_CASE("the choice of a backend is made from global metadata") {
   CHECK(at::_fused_sdp_choice(dq, dq, dq, {}, 0.5) == at::_fused_sdp_choice(q, q, q, {}, 0.5));
 }
 
-TEST_CASE("fused attention refuses dropout") {
+TEST_CASE("fused attention rejects dropout") {
   const auto q = lay_out(torch::rand({4, 2, 4, 2}), test_meshes()[0], {Shard(0)});
   CHECK_THROWS_AS(at::_scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.5), c10::NotImplementedError);
 }
 
-// CUDA's fused kernels cannot run here; their decisions need no GPU.
+// CUDA's fused kernels cannot run here; deciding their layouts needs no GPU.
 TEST_CASE("CUDA's fused attention: batch and heads are split, the generator's state is the same everywhere") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto spec = [&](const Placement& p, Shape sizes, c10::ScalarType dtype = at::kHalf) {

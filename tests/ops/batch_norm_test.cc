@@ -1,4 +1,4 @@
-// Batch and instance norm: statistics of the whole batch, whoever holds which part of it.
+// Batch and instance norm: statistics of the whole batch in every layout.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_native_batch_norm_legit.h>
 #include <ATen/ops/_native_batch_norm_legit_no_training.h>
@@ -28,7 +28,7 @@ Tensors tensors(const Tuple& t) {
   return std::apply([](auto&... x) { return Tensors{x...}; }, t);
 }
 
-// The fourth and fifth input are running statistics, which the call writes to and which are compared, too.
+// The fourth and fifth input are running statistics, which the call writes to; they are compared, too.
 OpCase with_running(const char* name, bool training) {
   OpCase c{name,
            [training](auto& t) {
@@ -50,10 +50,10 @@ bool all_whole(const std::vector<Placement>& p, size_t from) {
   return true;
 }
 
-TEST_CASE("batch norm in training has the statistics of the whole batch", "[ops][batch_norm]") {
+TEST_CASE("batch norm in training uses the statistics of the whole batch", "[ops][batch_norm]") {
   OpCase c = with_running("with running statistics", true);
   c.silent = [](const std::vector<Placement>& p) {
-    if (p[0] == Shard(1)) return p[3] == Shard(0) && p[4] == Shard(0);  // of replicated ones every rank gets all
+    if (p[0] == Shard(1)) return p[3] == Shard(0) && p[4] == Shard(0);  // of replicated inputs every rank has all
     return p[0] == Replicate() && all_whole(p, 1);
   };
   check_op(c, 30);
@@ -131,7 +131,7 @@ TEST_CASE("every form of batch norm", "[ops][batch_norm]") {
   });
 }
 
-// No kernels of these on a CPU: they are composed of what the others are.
+// There are no CPU kernels for these: they are composed of the others.
 TEST_CASE("the batch norms of cuDNN and MIOpen", "[ops][batch_norm]") {
   for (const auto& mesh : test_meshes()) {
     const auto x = at::rand({7, 4, 3}, at::kDouble), w = at::rand({4}, at::kDouble),
@@ -155,7 +155,7 @@ TEST_CASE("the batch norms of cuDNN and MIOpen", "[ops][batch_norm]") {
   }
 }
 
-TEST_CASE("what batch norm exchanges: two numbers a channel and rank, each way", "[ops][batch_norm]") {
+TEST_CASE("batch norm exchanges two numbers per channel and rank in forward and in backward", "[ops][batch_norm]") {
   const auto& mesh = test_meshes()[0];
   auto x = distribute_tensor(at::rand({64, 3, 5}, at::kDouble), mesh, {Shard(0)}).requires_grad_();
   const auto w = distribute_tensor(at::rand({3}, at::kDouble), mesh, {Replicate()});
@@ -169,7 +169,7 @@ TEST_CASE("what batch norm exchanges: two numbers a channel and rank, each way",
   CHECK(back.total() == 1);
 }
 
-TEST_CASE("running statistics stay where they are: what is added to them moves", "[ops][batch_norm]") {
+TEST_CASE("batch norm: running statistics keep their layout, their increments move", "[ops][batch_norm]") {
   const DeviceMesh mesh(World::local(4), {2, 2});
   const Placement cut = Shard(0), sum = Partial();
   const auto ones = [&](const Placements& p) { return distribute_tensor(at::ones({8}, at::kDouble), mesh, p); };
@@ -181,7 +181,7 @@ TEST_CASE("running statistics stay where they are: what is added to them moves",
   CHECK(comm.total() == 2);  // the new mean, and the new variance
 }
 
-TEST_CASE("batch norm says what is wrong, on all ranks, and changes nothing", "[ops][batch_norm]") {
+TEST_CASE("batch norm: errors are thrown on all ranks and nothing changes", "[ops][batch_norm]") {
   const auto& mesh = test_meshes()[0];
   const auto x = distribute_tensor(at::rand({8, 4, 3}), mesh, {Shard(0)});
   const auto stats = distribute_tensor(at::zeros({4}), mesh, {Replicate()});
@@ -193,7 +193,7 @@ TEST_CASE("batch norm says what is wrong, on all ranks, and changes nothing", "[
   CHECK(full_tensor(stats).abs().sum().item<double>() == 0);
 }
 
-TEST_CASE("instance norm keeps batch and channels", "[ops][batch_norm]") {
+TEST_CASE("instance norm keeps batch and channels split", "[ops][batch_norm]") {
   OpCase c{"instance_norm",
            [](auto& t) { return Tensors{at::instance_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-3, false)}; },
            {{5, 8, 3, 2}, {8}, {8}}};

@@ -1,4 +1,4 @@
-// Slicing, splitting and joining at the borders of blocks: nothing moves, and values are those of plain ATen.
+// Slicing, splitting and joining at the borders of blocks: no communication, and the values of plain ATen.
 #include <torch/autograd.h>
 #include <torch/nn.h>
 
@@ -25,7 +25,7 @@ Tensor numbers(torch::IntArrayRef sizes) {
   return torch::arange(c10::multiply_integers(sizes), torch::kDouble).view(sizes);
 }
 
-TEST_CASE("blocks: a fused projection is taken apart and put together without communication", "[ops][blocks]") {
+TEST_CASE("blocks: a fused projection is split and joined without communication", "[ops][blocks]") {
   for (const int64_t ranks : {2, 3, 4}) {
     for (const int64_t block : {12, 7, 2}) {  // even; uneven; fewer than ranks
       CAPTURE(ranks, block);
@@ -51,7 +51,7 @@ TEST_CASE("blocks: a fused projection is taken apart and put together without co
   }
 }
 
-TEST_CASE("blocks: gradients go back to the blocks that they are of", "[ops][blocks]") {
+TEST_CASE("blocks: gradients return to their blocks", "[ops][blocks]") {
   for (const int64_t ranks : {2, 3}) {
     const DeviceMesh mesh(World::local(ranks), {ranks}, {"tp"});
     Tensor plain = numbers({3 * 5, 2}).requires_grad_();
@@ -71,7 +71,7 @@ TEST_CASE("blocks: gradients go back to the blocks that they are of", "[ops][blo
   }
 }
 
-TEST_CASE("blocks: views at borders are views", "[ops][blocks]") {
+TEST_CASE("blocks: views at block borders share memory", "[ops][blocks]") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   Tensor plain = numbers({12});
   Tensor fused = distribute_tensor(plain, mesh, {StridedShard(0, 3)});
@@ -84,8 +84,7 @@ TEST_CASE("blocks: views at borders are views", "[ops][blocks]") {
   CHECK(same(fused, plain));
 }
 
-TEST_CASE("blocks: off the borders, and where two mesh dims cut a dim, values are right all the same",
-          "[ops][blocks]") {
+TEST_CASE("blocks: values are right off the borders, and if two mesh dims cut a dim", "[ops][blocks]") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   const Tensor plain = numbers({24, 3});
   for (const Placements& p : {Placements{Shard(0), StridedShard(0, 3)},
@@ -109,7 +108,7 @@ TEST_CASE("blocks: off the borders, and where two mesh dims cut a dim, values ar
   }
 }
 
-TEST_CASE("blocks: self-attention by heads communicates once forward", "[ops][blocks]") {
+TEST_CASE("blocks: self-attention by heads communicates once in forward", "[ops][blocks]") {
   const auto world = GENERATE(true, false) ? World::local(4) : World::abstract(4);
   const DeviceMesh mesh(world, {4}, {"tp"});
   torch::manual_seed(1);

@@ -1,4 +1,5 @@
-// Convolutions split by batch, channels in, channels out and groups: the values of plain ATen, forward and backward.
+// Convolutions split by batch, input channels, output channels and groups: the values of plain ATen, forward and
+// backward.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_convolution.h>
 #include <ATen/ops/conv1d.h>
@@ -27,12 +28,12 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// A list of numbers, where ATen could also mean the name of a padding.
+// A list of numbers, since ATen would take a string for the name of a padding.
 std::vector<int64_t> list(std::initializer_list<int64_t> values) { return values; }
 
 const auto kWhole = [](const Placement& p) { return p == Replicate(); };
 
-// Batch split, or channels out, or channels in of both input and weight.
+// Batch split, or output channels, or input channels of both input and weight.
 bool is_silent(const std::vector<Placement>& p) {
   const bool bias_fits = p.size() < 3 || kWhole(p[2]);
   if (p[0] == Shard(0)) return kWhole(p[1]) && bias_fits;
@@ -75,7 +76,7 @@ TEST_CASE("convolutions match ATen in every layout", "[ops][convolution]") {
   check_op(c, 20);
 }
 
-TEST_CASE("a rank without channels adds nothing to a convolution of int32", "[ops][convolution]") {
+TEST_CASE("convolutions of int32: a rank without channels adds nothing", "[ops][convolution]") {
   const DeviceMesh mesh(World::local(2), {2});
   const at::Tensor x = at::zeros({1, 1}, at::kInt) - 3, w = at::zeros({1, 1, 1}, at::kInt) - 3;
   const auto y =
@@ -89,7 +90,7 @@ TEST_CASE("transposed convolutions match ATen in every layout", "[ops][convoluti
              return Tensors{at::conv_transpose2d(t[0], t[1], t[2], {2, 1}, {1, 0}, {1, 0}, 1, {1, 2})};
            },
            {{5, 3, 4, 3}, {3, 6, 3, 2}, {6}}};
-  // Channels in come first in the weight.
+  // Input channels come first in the weight.
   c.silent = [](const std::vector<Placement>& p) {
     if (!kWhole(p[2])) return false;
     if (p[0] == Shard(0)) return kWhole(p[1]);
@@ -101,7 +102,7 @@ TEST_CASE("transposed convolutions match ATen in every layout", "[ops][convoluti
             {{3, 4, 3}, {4, 3, 2}, {6}}});
 }
 
-TEST_CASE("whole groups of a grouped convolution stay on their ranks", "[ops][convolution]") {
+TEST_CASE("grouped convolutions: whole groups stay on their ranks", "[ops][convolution]") {
   OpCase c{"twelve groups",
            [](auto& t) { return Tensors{at::conv1d(t[0], t[1], t[2], list({1}), list({0}), list({1}), 12)}; },
            {{2, 24, 3}, {12, 2, 2}, {12}}};
@@ -122,7 +123,7 @@ TEST_CASE("whole groups of a grouped convolution stay on their ranks", "[ops][co
 }
 
 TEST_CASE("second derivatives of convolutions", "[ops][convolution]") {
-  // The gradient's own gradient goes through other convolutions.
+  // The second derivative uses other convolutions.
   OpCase c{"gradient",
            [](auto& t) {
              const auto y = at::conv2d(t[0], t[1], t[2], list({1, 1}), list({1, 1}));
@@ -142,7 +143,7 @@ TEST_CASE("second derivatives of convolutions", "[ops][convolution]") {
       20);
 }
 
-TEST_CASE("channels last in memory, also where a part has nothing", "[ops][convolution]") {
+TEST_CASE("convolutions in channels-last memory, also with empty parts", "[ops][convolution]") {
   for (const auto& mesh : test_meshes()) {
     const auto x = at::rand({5, 3, 4, 4}, at::kDouble), w = at::rand({2, 3, 2, 2}, at::kDouble);
     const auto last = at::MemoryFormat::ChannelsLast;
@@ -154,7 +155,7 @@ TEST_CASE("channels last in memory, also where a part has nothing", "[ops][convo
   }
 }
 
-// Floating-point operations of `run` on one of four ranks, and how many times an even share that is.
+// Floating-point operations of `run` on one of four ranks, and their ratio to an even share.
 struct Work {
   double flops, share;
 };
@@ -165,7 +166,7 @@ Work work_of(const std::function<void()>& run) {
   return {comm.flops(), comm.work_share()};
 }
 
-TEST_CASE("the work of convolutions is counted", "[ops][convolution]") {
+TEST_CASE("the FLOP of convolutions are counted", "[ops][convolution]") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"ranks"});
   const auto make = [&](std::vector<int64_t> sizes, const Placement& p) {
     return ones(sizes, mesh, {p}, {.requires_grad = true});
@@ -181,7 +182,7 @@ TEST_CASE("the work of convolutions is counted", "[ops][convolution]") {
   const auto conv = [](const at::Tensor& x, const at::Tensor& w) {
     return at::conv2d(x, w, {}, list({1, 1}), list({1, 1}));
   };
-  const double usual = 2.0 * 8 * 8 * (16 * 12) * (4 * 3 * 3);  // images, channels out, places, weights of each
+  const double usual = 2.0 * 8 * 8 * (16 * 12) * (4 * 3 * 3);  // images, output channels, places, weights of each
   const Row rows[] = {
       {"images", Shard(0), Replicate(), {8, 4, 16, 12}, {8, 4, 3, 3}, conv, usual},
       {"channels out", Replicate(), Shard(0), {8, 4, 16, 12}, {8, 4, 3, 3}, conv, usual},

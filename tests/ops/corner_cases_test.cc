@@ -1,5 +1,4 @@
-// Calls at the edge of what ATen accepts: tensors without elements, arguments of other dtypes, memory seen in unusual
-// ways.
+// Calls at the limits of what ATen accepts: empty tensors, arguments of other dtypes, unusual strides.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -91,7 +90,7 @@ TEST_CASE("binary cross entropy with a target of another shape", "[corner]") {
   check({"aten::binary_cross_entropy", {line, at::rand({2, 1}, at::kDouble), kNone, 2}});
 }
 
-TEST_CASE("sums of powers accept what ATen does", "[corner]") {
+TEST_CASE("sums of powers accept the same arguments as ATen", "[corner]") {
   check({"aten::linalg__powsum", {numbers({0, 3}, at::kInt), 2}});
   check({"aten::linalg__powsum", {numbers({4, 3}), 3, c10::List<int64_t>({0})}});
   check({"aten::linalg__powsum", {numbers({4, 3}, at::kFloat), 2, kNone, false, at::kDouble}});
@@ -99,7 +98,7 @@ TEST_CASE("sums of powers accept what ATen does", "[corner]") {
   check({"aten::linalg__powsum", {z, 2, kNone, false, at::kDouble}});
 }
 
-TEST_CASE("writes by index into nothing, and of other dtypes", "[corner]") {
+TEST_CASE("writes by an empty index, and of other dtypes", "[corner]") {
   const auto index = at::tensor({0, 7}, at::kLong);
   check({"aten::index_add", {at::zeros({4, 0}, at::kDouble), 0, index, at::zeros({2, 0}, at::kDouble)}});
   check({"aten::index_copy",
@@ -113,7 +112,7 @@ TEST_CASE("writes by index into nothing, and of other dtypes", "[corner]") {
          {numbers({4, 3}), OptionalTensors({mask}), at::ones({1}, at::kBool), false, at::zeros({4, 3}, at::kDouble)}});
 }
 
-TEST_CASE("numbers beside integers where a rank has nothing to multiply", "[corner]") {
+TEST_CASE("numbers with integer tensors on a rank without elements", "[corner]") {
   check({"aten::addbmm",
          {numbers({2, 2}, at::kInt), numbers({2, 2, 3}, at::kInt), numbers({2, 3, 2}, at::kInt), 1., 1.}});
   check({"aten::baddbmm",
@@ -124,7 +123,7 @@ TEST_CASE("numbers beside integers where a rank has nothing to multiply", "[corn
   check({"aten::floor_divide.Scalar", {at::zeros({0, 4}, at::kBool), 0}});
 }
 
-TEST_CASE("an outer product beside a bias that counts for nothing lies as the bias does", "[corner]") {
+TEST_CASE("addr with beta = 0 has the strides of its bias", "[corner]") {
   const auto bias = numbers({3, 4}), column = numbers({4}), row = numbers({3});
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     const auto x = lay_out(bias, test_meshes()[2], {p}), v = lay_out(column, test_meshes()[2], {Replicate()}),
@@ -142,7 +141,7 @@ TEST_CASE("an outer product beside a bias that counts for nothing lies as the bi
   }
 }
 
-TEST_CASE("writes by an index of nothing give row-major tensors", "[corner]") {
+TEST_CASE("writes by an empty index give row-major results", "[corner]") {
   const auto full = numbers({3, 2}), nothing = at::zeros({2, 0}, at::kDouble);
   const auto index = at::zeros({0}, at::kLong);
   const DeviceMesh& mesh = test_meshes()[2];
@@ -153,13 +152,13 @@ TEST_CASE("writes by an index of nothing give row-major tensors", "[corner]") {
   CHECK(call_op("aten::index_fill.int_Scalar", {x.t(), 1, i, 2.})[0].strides() == full.t().strides());
 }
 
-TEST_CASE("as_strided of a view that is a copy sees no more than the copy has", "[corner]") {
+TEST_CASE("as_strided of a copied view addresses only the copy's elements", "[corner]") {
   const auto x = lay_out(numbers({4, 1}), test_meshes()[2], {Replicate()});
   const auto pairs = call_op("aten::view_as_complex", {x.as_strided({1, 3}, {3, 1}).reshape({-1}).unfold(0, 2, 3)})[0];
   CHECK_THROWS_WITH(pairs.as_strided({1, 2}, {4, 1}), Catch::Contains("reach beyond the tensor"));
 }
 
-TEST_CASE("zeros lie as what they are of, gradients of losses row by row", "[corner]") {
+TEST_CASE("zeros_like of loss gradients has their strides", "[corner]") {
   const auto full = numbers({2, 3});
   const auto x = lay_out(full, test_meshes()[2], {Shard(1)});
   CHECK(call_op("aten::zero", {x.t()})[0].strides() == full.t().strides());
@@ -174,7 +173,7 @@ TEST_CASE("zeros lie as what they are of, gradients of losses row by row", "[cor
   }
 }
 
-TEST_CASE("rolled tensors keep their channels last where both parts have them so", "[corner]") {
+TEST_CASE("roll keeps channels-last if both parts have it", "[corner]") {
   const auto full = numbers({2, 3, 2, 4});
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     const auto x = lay_out(full, test_meshes()[2], {p});
@@ -186,20 +185,20 @@ TEST_CASE("rolled tensors keep their channels last where both parts have them so
   }
 }
 
-TEST_CASE("channels change places in every layout", "[corner]") {
+TEST_CASE("channel_shuffle in every layout", "[corner]") {
   for (const char* op : {"aten::native_channel_shuffle", "aten::channel_shuffle"}) {
     check({op, {numbers({2, 6, 3}), 3}});
     check({op, {numbers({4, 4, 2, 3}).contiguous(at::MemoryFormat::ChannelsLast), 2}});
   }
   check({"aten::native_channel_shuffle", {at::zeros({0, 4, 3}, at::kDouble), 2}});
-  // The result is no view.
+  // The result is not a view.
   const auto x = lay_out(numbers({1, 1, 1}), test_meshes()[2], {Replicate()});
   at::Tensor shuffled = call_op("aten::native_channel_shuffle", {x, 1})[0];
   shuffled.fill_(7);
   CHECK(full_tensor(x).item<double>() == 1);
 }
 
-TEST_CASE("other elements in the same memory, whatever memory a part has", "[corner]") {
+TEST_CASE("view as another dtype for any strides of the parts", "[corner]") {
   const DeviceMesh& mesh = test_meshes()[2];
   const auto whole = numbers({1, 4}, at::kFloat);
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0))}) {
@@ -212,7 +211,7 @@ TEST_CASE("other elements in the same memory, whatever memory a part has", "[cor
   }
 }
 
-TEST_CASE("larger elements of a part that has none", "[corner]") {
+TEST_CASE("view as a larger dtype with an empty part", "[corner]") {
   const auto whole = numbers({1, 2});
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     const auto x = lay_out(whole, test_meshes()[1], {Partial(), p});
@@ -223,7 +222,7 @@ TEST_CASE("larger elements of a part that has none", "[corner]") {
   }
 }
 
-TEST_CASE("operators without a rule see contiguous memory where the whole is contiguous", "[corner]") {
+TEST_CASE("operators without a rule get contiguous memory if the whole is contiguous", "[corner]") {
   const auto full = numbers({2, 2});
   const auto turned = [](const at::Tensor& t) {
     return call_op("aten::pdist", {t.rot90(1, {1, 0}).view({2, 2}), 2.})[0];
@@ -231,7 +230,7 @@ TEST_CASE("operators without a rule see contiguous memory where the whole is con
   CHECK(difference(turned(lay_out(full, test_meshes()[2], {Replicate()})), turned(full)) == std::nullopt);
 }
 
-TEST_CASE("a redistributed tensor has memory of its own", "[corner]") {
+TEST_CASE("redistribute returns memory of its own", "[corner]") {
   const DeviceMesh& mesh = test_meshes()[2];
   const auto full = numbers({5});
   for (const Placement& to : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
@@ -244,7 +243,7 @@ TEST_CASE("a redistributed tensor has memory of its own", "[corner]") {
   }
 }
 
-TEST_CASE("from a slice back to the whole", "[corner]") {
+TEST_CASE("slice_inverse returns to the base", "[corner]") {
   const DeviceMesh& mesh = test_meshes()[2];
   const auto full = numbers({4, 3});
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0))}) {
@@ -266,7 +265,7 @@ TEST_CASE("writing through the conjugate of a product", "[corner]") {
   CHECK(difference(x, plain) == std::nullopt);
 }
 
-TEST_CASE("as_strided of the conjugate or negative of a view that is a copy", "[corner]") {
+TEST_CASE("as_strided of the conjugate or negative of a copied view", "[corner]") {
   const DeviceMesh& mesh = test_meshes()[2];
   const auto full = at::complex(numbers({4, 3}), numbers({4, 3}) - 5);
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0))}) {
@@ -278,7 +277,7 @@ TEST_CASE("as_strided of the conjugate or negative of a view that is a copy", "[
                       twice.as_strided({2, 2}, {1, 3})});
     };
     CHECK(difference(see(lay_out(full, mesh, {p})), see(full)).value_or("") == "");
-    // What is written arrives.
+    // The write reaches the base.
     const auto plain = full.clone(), x = lay_out(full, mesh, {p});
     for (const at::Tensor& t : {plain, x})
       t.slice(0, 1, 3).conj().as_strided({2, 2}, {3, 1}).mul_(c10::complex<double>(0, 2));
@@ -299,7 +298,7 @@ TEST_CASE("writing to the real and imaginary parts of a conjugate", "[corner]") 
   }
 }
 
-TEST_CASE("writing to the conjugate of real memory that is seen as complex numbers", "[corner]") {
+TEST_CASE("writing to the conjugate of real memory viewed as complex", "[corner]") {
   const auto full = numbers({6}), value = at::complex(numbers({1}) + 0.25, numbers({1}) - 2).to(at::kComplexFloat);
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0))}) {
     const auto x = lay_out(full, test_meshes()[2], {p}), plain = full.clone();
@@ -311,7 +310,7 @@ TEST_CASE("writing to the conjugate of real memory that is seen as complex numbe
   }
 }
 
-TEST_CASE("what is resolved is a copy of what is conjugated or negated, and itself of what is not", "[corner]") {
+TEST_CASE("resolve_conj copies conjugated tensors and returns others themselves", "[corner]") {
   const auto full = at::complex(numbers({4, 3}), numbers({4, 3}) - 5);
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     const auto x = lay_out(full, test_meshes()[2], {p}), plain = full.clone();
@@ -324,17 +323,17 @@ TEST_CASE("what is resolved is a copy of what is conjugated or negated, and itse
   }
 }
 
-TEST_CASE("losses of one row where a rank has no class", "[corner]") {
+TEST_CASE("losses of one row on ranks without classes", "[corner]") {
   for (const int64_t reduction : {0, 1, 2}) {
     check({"aten::nll_loss_forward", {numbers({1}), at::zeros({1}, at::kLong), kNone, reduction, -100}});
     check({"aten::nll_loss_forward", {numbers({1}), at::zeros({}, at::kLong), kNone, reduction, -100}});
   }
 }
 
-TEST_CASE("losses by class written to out=", "[corner]") {
+TEST_CASE("losses over classes written to out=", "[corner]") {
   const auto rows = at::tensor({2, 0, 1, -100}, at::kLong), images = rows.remainder(3).view({2, 2, 1});
   for (const int64_t reduction : {1, 2}) {
-    for (const int64_t elements : {1, 0}) {  // without elements they grow
+    for (const int64_t elements : {1, 0}) {  // without elements they are resized
       const auto out = [&](c10::ScalarType dtype) {
         return elements == 0 ? at::zeros({0}, dtype) : at::zeros({}, dtype);
       };
@@ -348,7 +347,7 @@ TEST_CASE("losses by class written to out=", "[corner]") {
   }
 }
 
-TEST_CASE("results of whole tensors lie as those of plain ones", "[corner]") {
+TEST_CASE("results for replicated tensors have the strides of plain ones", "[corner]") {
   const auto full = numbers({4, 3});
   const ReplicateUnsupported scope;
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
@@ -360,12 +359,12 @@ TEST_CASE("results of whole tensors lie as those of plain ones", "[corner]") {
   }
 }
 
-TEST_CASE("what is conjugated stays so where it is gathered", "[corner]") {
+TEST_CASE("a conjugated tensor stays lazily conjugated when gathered", "[corner]") {
   const auto full = at::complex(numbers({1, 3, 1}), numbers({1, 3, 1}) - 2);
   const ReplicateUnsupported scope;
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(1)), Placement(Partial())}) {
     const auto x = lay_out(full, test_meshes()[2], {p});
-    // ATen makes a clone without gaps of what is conjugated before it calls the kernel, which looks at strides.
+    // ATen clones a conjugated tensor to dense memory before it calls the kernel, which depends on strides.
     const auto of_whole = [](const at::Tensor& t) { return call_op("aten::fft_hfft", {t.expand({4, 3, 2})})[0]; };
     CHECK(of_whole(x).strides() == of_whole(full).strides());
     const auto other = [](const at::Tensor& t) { return call_op("aten::fft_irfft", {t.conj().expand({4, 3, 2})})[0]; };
@@ -374,7 +373,7 @@ TEST_CASE("what is conjugated stays so where it is gathered", "[corner]") {
   }
 }
 
-TEST_CASE("an average of complex numbers is one of each part", "[corner]") {
+TEST_CASE("avg of a complex tensor averages each part", "[corner]") {
   const auto one = [](double real, double imag) {
     return at::complex(at::tensor({real}, at::kDouble), at::tensor({imag}, at::kDouble));
   };
@@ -388,7 +387,7 @@ TEST_CASE("an average of complex numbers is one of each part", "[corner]") {
   CHECK(average(3, INFINITY) == c10::complex<double>(2, INFINITY));
 }
 
-TEST_CASE("no powers of numbers are a tensor of their own", "[corner]") {
+TEST_CASE("pow of a number without elements returns a new tensor", "[corner]") {
   const auto x = lay_out(numbers({3}), test_meshes()[2], {Replicate()}).requires_grad_();
   const auto pieces = call_op("aten::split.Tensor", {x, 3, 0});
   const auto powers = call_op("aten::vander", {x, 0, true})[0];
@@ -396,8 +395,8 @@ TEST_CASE("no powers of numbers are a tensor of their own", "[corner]") {
   REQUIRE_NOTHROW(pieces[0].sum().backward());
 }
 
-TEST_CASE("a power of zero does not ask autograd about its base", "[corner]") {
-  // A piece of what was written to since has no gradient, and says so when it is asked for one.
+TEST_CASE("pow with exponent 0 has no gradient for its base", "[corner]") {
+  // A view of a tensor that was written to has no gradient, and fails when one is requested.
   for (const Placement& placement : {Placement(Replicate()), Placement(Shard(1))}) {
     const auto x = lay_out(numbers({1, 3}), test_meshes()[2], {placement});
     const auto pieces = call_op("aten::unbind.int", {x, 1});
@@ -407,7 +406,7 @@ TEST_CASE("a power of zero does not ask autograd about its base", "[corner]") {
   }
 }
 
-TEST_CASE("max_pool1d lies in memory as plain, with and without a gradient", "[corner]") {
+TEST_CASE("max_pool1d has the strides of plain ATen, with and without gradient", "[corner]") {
   for (const bool wants_gradient : {false, true}) {
     const auto full = numbers({1, 4, 2}).requires_grad_(wants_gradient);
     const auto x = lay_out(full.detach(), test_meshes()[0], {Replicate()}).requires_grad_(wants_gradient);
@@ -420,7 +419,7 @@ TEST_CASE("max_pool1d lies in memory as plain, with and without a gradient", "[c
   }
 }
 
-TEST_CASE("mvlgamma lies in memory as the sum that it is", "[corner]") {
+TEST_CASE("mvlgamma has the strides of the sum it is composed of", "[corner]") {
   const auto full = numbers({5}) + 2;
   const auto x = lay_out(full, test_meshes()[0], {Replicate()});
   for (const at::Tensor& t : {full, x}) {
@@ -429,7 +428,7 @@ TEST_CASE("mvlgamma lies in memory as the sum that it is", "[corner]") {
   }
 }
 
-TEST_CASE("gradients reach a leaf that only as_strided has seen", "[corner]") {
+TEST_CASE("gradients reach a leaf used only by as_strided", "[corner]") {
   const auto full = numbers({2, 2});
   const auto x = lay_out(full, test_meshes()[2], {Replicate()}).requires_grad_(), plain = full.clone().requires_grad_();
   for (const at::Tensor& t : {plain, x})
@@ -442,7 +441,7 @@ TEST_CASE("gradients reach a leaf that only as_strided has seen", "[corner]") {
   CHECK(is_dtensor(gradient));
 }
 
-TEST_CASE("gradients that would be sparse are refused by name", "[corner]") {
+TEST_CASE("sparse gradients are rejected by name", "[corner]") {
   const DeviceMesh& mesh = test_meshes()[2];
   const auto table = lay_out(numbers({6, 2}), mesh, {Shard(0)}).requires_grad_();
   const auto rows = lay_out(at::tensor({0, 4, 4}, at::kLong), mesh, {Replicate()});

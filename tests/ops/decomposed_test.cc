@@ -1,4 +1,4 @@
-// Operators whose code in ATen runs on distributed tensors, and products of matrices in few bits.
+// Operators whose ATen code runs on distributed tensors, and low-precision matrix products.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/block_diag.h>
 #include <ATen/ops/linspace.h>
@@ -24,7 +24,7 @@ void check(const std::string& name, const std::vector<std::vector<int64_t>>& sha
   check_op({name, fn, shapes}, 30);
 }
 
-TEST_CASE("ATen's own code of operators made of others", "[ops][decomposed]") {
+TEST_CASE("composite operators by ATen's own code", "[ops][decomposed]") {
   check("block_diag", {{5, 2}, {3}, {1, 4}}, [](auto& t) { return Tensors{at::block_diag(t)}; });
   check("_chunk_cat", {{5, 2}, {7, 2}}, [](auto& t) {
     return call_op("aten::_chunk_cat", {Tensors{t[0].detach(), t[1].detach()}, 0, 3});
@@ -73,7 +73,7 @@ TEST_CASE("Masked indices", "[ops][decomposed]") {
   check_op(write, 30);
 }
 
-TEST_CASE("Results of operators made of others in out= tensors", "[ops][decomposed]") {
+TEST_CASE("Results of composite operators in out= tensors", "[ops][decomposed]") {
   const auto a = at::rand({3, 2}, at::kDouble), b = at::rand({2, 2}, at::kDouble);
   const auto& mesh = test_meshes()[0];
   auto out = lay_out(at::ones({5, 4}, at::kDouble), mesh, {Shard(0)});
@@ -82,7 +82,7 @@ TEST_CASE("Results of operators made of others in out= tensors", "[ops][decompos
   CHECK(full_tensor(out).equal(at::block_diag({a, b})));
 }
 
-TEST_CASE("Products of matrices in few bits", "[ops][decomposed]") {
+TEST_CASE("Low-precision matrix products", "[ops][decomposed]") {
   OpCase whole{"_int_mm", [](auto& t) { return call_op("aten::_int_mm", {t[0], t[1]}); }, {{5, 6}, {6, 3}}};
   whole.make = [](size_t, const auto& shape) { return at::randint(-100, 100, shape, at::kChar); };
   whole.silent = [](const std::vector<Placement>& p) {

@@ -1,4 +1,4 @@
-// Distances, products of three tensors, counts in bins, and losses of rows: what is split stays so.
+// Distances, products of three tensors, counts in bins, and losses of rows: split dims stay split.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_weight_norm.h>
 #include <ATen/ops/bilinear.h>
@@ -27,7 +27,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-TEST_CASE("distances keep rows and batches", "[ops][distance]") {
+TEST_CASE("distances keep rows and batches split", "[ops][distance]") {
   for (const double p : {1., 2., 3.}) {
     OpCase c{"cdist", [p](auto& t) { return Tensors{at::cdist(t[0], t[1], p)}; }, {{3, 7, 4}, {3, 5, 4}}};
     c.tolerance = 1e-6;  // squares of differences, as a product of matrices
@@ -73,7 +73,7 @@ TEST_CASE("bilinear", "[ops][trilinear]") {
   check_op(c, 20);
 }
 
-TEST_CASE("traces are addends", "[ops][counting]") {
+TEST_CASE("trace of a split matrix is Partial", "[ops][counting]") {
   OpCase c{"trace", [](auto& t) { return Tensors{at::trace(t[0])}; }, {{5, 7}}};
   c.silent = [](const std::vector<Placement>&) { return true; };
   check_op(c);
@@ -81,7 +81,7 @@ TEST_CASE("traces are addends", "[ops][counting]") {
   check_op(c);
 }
 
-TEST_CASE("counts in bins are addends", "[ops][counting]") {
+TEST_CASE("counts in bins are Partial", "[ops][counting]") {
   OpCase c{"histc", [](auto& t) { return Tensors{at::histc(t[0], 5, -0.5, 0.7)}; }, {{5, 7}}};
   c.silent = [](const std::vector<Placement>& p) { return !p[0].is_partial(); };
   c.grad = {false};
@@ -110,7 +110,7 @@ TEST_CASE("counts in bins are addends", "[ops][counting]") {
   CHECK_THROWS_WITH(at::bincount(distribute_tensor(odd, mesh, {Shard(0)})), Catch::Contains("non-negative"));
 }
 
-TEST_CASE("membership in a set", "[ops][counting]") {
+TEST_CASE("isin with a replicated set", "[ops][counting]") {
   OpCase c{"isin",
            [](auto& t) {
              return Tensors{at::isin(t[0], t[1]), at::isin(t[0], 3), at::isin(2, t[1])};
@@ -122,7 +122,7 @@ TEST_CASE("membership in a set", "[ops][counting]") {
   check_op(c);
 }
 
-TEST_CASE("membership in a split set is found by each rank in its own part", "[ops][counting]") {
+TEST_CASE("isin with a split set: each rank tests its own part", "[ops][counting]") {
   for (const DeviceMesh& mesh : test_meshes()) {
     Placements split(mesh.ndim(), Shard(0));
     const at::Tensor set = at::randint(0, 60, {30}, at::kLong), few = at::randint(0, 60, {3, 5}, at::kLong);
@@ -138,7 +138,7 @@ TEST_CASE("membership in a split set is found by each rank in its own part", "[o
       CHECK(difference(found, at::isin(few, set, false, invert)) == std::nullopt);
       CHECK(difference(one, at::isin(set[7].item(), set, false, invert)) == std::nullopt);
     }
-    // To compare what ranks find of many elements would take more than the set.
+    // Exchanging results for many elements would cost more than the set.
     const at::Tensor many = at::randint(0, 60, {200}, at::kLong);
     const at::Tensor found =
         at::isin(lay_out(many, mesh, Placements(mesh.ndim(), Replicate())), lay_out(set, mesh, split));
@@ -147,7 +147,7 @@ TEST_CASE("membership in a split set is found by each rank in its own part", "[o
   }
 }
 
-TEST_CASE("margin losses split rows", "[ops][margin_loss]") {
+TEST_CASE("margin losses keep rows split", "[ops][margin_loss]") {
   for (const int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
     OpCase c{"multi_margin_loss",
              [=](auto& t) { return Tensors{at::multi_margin_loss(t[0], t[1], 1, 0.7, t[2], reduction)}; },

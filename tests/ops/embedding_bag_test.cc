@@ -1,5 +1,4 @@
-// Bags of rows of a table, in every layout of table, ids and offsets; and that batches, columns and rows stay where
-// they are.
+// Embedding bags in every layout of table, ids and offsets; batches, columns and rows stay split.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
@@ -25,7 +24,7 @@ using Tensors = std::vector<at::Tensor>;
 
 constexpr int64_t kRows = 7, kSum = 0, kMean = 1, kMax = 2;
 
-// A table, ids, offsets of 5 bags (one of which is empty, one of one id), and weights.
+// A table, ids, offsets of 5 bags (one of them empty, one with one id), and weights.
 at::Tensor make(size_t i, const std::vector<int64_t>& shape) {
   if (i == 1) return at::randint(kRows, shape, at::kLong);
   if (i == 2) return at::tensor(std::vector<int64_t>{0, 3, 3, 4, 8});
@@ -71,7 +70,7 @@ TEST_CASE("Embedding bags with a weight for each id", "[ops][embedding_bag]") {
   check_op(bags("weighted, padding", kSum, 2, true), 60);
 }
 
-TEST_CASE("Embedding bags of single precision, of none and in other forms", "[ops][embedding_bag]") {
+TEST_CASE("Embedding bags in single precision, of no bags and in other forms", "[ops][embedding_bag]") {
   OpCase single = bags("float", kSum, -1, true);
   single.make = [](size_t i, const auto& shape) { return i == 0 || i == 3 ? at::rand(shape) : make(i, shape); };
   single.tolerance = 1e-5;
@@ -102,7 +101,7 @@ TEST_CASE("Embedding bags of single precision, of none and in other forms", "[op
   check_op(narrow, 30);
 }
 
-// Bags of three ids each, as torch::nn makes of ids in two dims.
+// Bags of three ids each, as torch::nn makes them from 2-d ids.
 at::Tensor pooled(const at::Tensor& table, const at::Tensor& ids, int64_t mode) {
   namespace F = torch::nn::functional;
   F::EmbeddingBagFuncOptions options;
@@ -144,7 +143,7 @@ TEST_CASE("A batch of bags stays split, forward and backward", "[ops][embedding_
   }
 }
 
-TEST_CASE("A table's rows get their gradient without communication", "[ops][embedding_bag]") {
+TEST_CASE("A row-sharded table gets its gradient without communication", "[ops][embedding_bag]") {
   const auto table = lay_out(at::rand({kRows, 4}, at::kDouble), mesh4(), {Shard(0)}).requires_grad_();
   const auto ids = lay_out(at::randint(kRows, {6, 3}, at::kLong), mesh4(), {Replicate()});
   const auto result = pooled(table, ids, kSum);
@@ -155,12 +154,12 @@ TEST_CASE("A table's rows get their gradient without communication", "[ops][embe
   CHECK(spec_of(table.grad())->placements()[0] == Shard(0));
 }
 
-TEST_CASE("What embedding bags refuse", "[ops][embedding_bag]") {
+TEST_CASE("Embedding bags: rejected arguments", "[ops][embedding_bag]") {
   const auto table = lay_out(at::rand({kRows, 4}, at::kDouble), mesh4(), {Shard(0)}).requires_grad_();
   const auto ids = lay_out(at::tensor(std::vector<int64_t>{1, 2, kRows}), mesh4(), {Replicate()});
   const auto offsets = lay_out(at::tensor(std::vector<int64_t>{0, 1}), mesh4(), {Replicate()});
   CHECK_THROWS_WITH(at::embedding_bag(table, ids, offsets), Catch::Contains("num_embeddings"));
-  // Plain offsets that shapes do not say may be one rank's own.
+  // Plain offsets that do not follow from shapes may differ between ranks.
   CHECK_THROWS_WITH(at::embedding_bag(table, ids, at::tensor(std::vector<int64_t>{0, 1})),
                     Catch::Contains("plain tensor"));
   const auto good = lay_out(at::tensor(std::vector<int64_t>{1, 2, 3}), mesh4(), {Replicate()});

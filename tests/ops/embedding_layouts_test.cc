@@ -1,4 +1,4 @@
-// Embedding tables beyond the rows of the seed (embedding_test.cc): every layout, errors, worlds without data.
+// Embedding tables beyond the seed's rows (embedding_test.cc): every layout, errors, worlds without data.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
@@ -30,7 +30,7 @@ at::Tensor ids_in(int64_t rows, at::IntArrayRef shape) { return at::randint(rows
 
 }  // namespace
 
-TEST_CASE("the masked lookup of any device and the CPU kernel agree") {
+TEST_CASE("the device-independent masked lookup equals the CPU kernel") {
   for (auto dtype : {at::kDouble, at::kBFloat16, at::kLong}) {
     const auto part = at::rand({3, 5}).mul(100).to(dtype);
     for (const auto& ids :
@@ -86,7 +86,7 @@ TEST_CASE("ids outside the table are errors in every layout") {
   }
 }
 
-TEST_CASE("rows and batch on two mesh dims: forward and backward do not communicate but for the batch") {
+TEST_CASE("rows and batch on two mesh dims: only the batch's gradient communicates") {
   const DeviceMesh& mesh = test_meshes()[1];
   const auto table = at::rand({10, 6}, at::kDouble), ids = ids_in(10, {8, 3}), seed = at::rand({8, 3, 6}, at::kDouble);
   at::Tensor plain = table.clone().requires_grad_();
@@ -103,13 +103,13 @@ TEST_CASE("rows and batch on two mesh dims: forward and backward do not communic
   CHECK(difference(weight.grad(), plain.grad()).value_or("") == "");
 }
 
-TEST_CASE("the gradient of a row-wise table is computed in the ranks' own rows, never whole") {
+TEST_CASE("the gradient of a row-wise table is computed by rows, never whole") {
   at::Tensor weight = lay_out(at::rand({10, 6}), mesh4(), {Shard(0)}).requires_grad_();
   DelayGradientReduction as_computed;
   at::embedding(weight, lay_out(ids_in(10, {8}), mesh4(), {Replicate()}))
       .backward(lay_out(at::rand({8, 6}), mesh4(), {Replicate()}));
   CHECK(placements(weight.grad()) == Placements{Shard(0)});
-  // A replicated table's is not cut into rows.
+  // A replicated table's gradient is not split into rows.
   at::Tensor whole = lay_out(at::rand({10, 6}), mesh4(), {Replicate()}).requires_grad_();
   at::embedding(whole, lay_out(ids_in(10, {8}), mesh4(), {Replicate()}))
       .backward(lay_out(at::rand({8, 6}), mesh4(), {Replicate()}));

@@ -1,7 +1,6 @@
 // Embedding tables in every layout. Cases named DE-* and LT-* are rows of the embedding seed's acceptance list
 // (torch/distributed/tensor test_embedding_ops.py, its one-process variant included: all ranks are in this process).
-// The same file is the test of several processes (tests/processes): values and counts must be the same on every rank
-// there.
+// Also run with several processes (tests/processes): values and counts must be the same on every rank there.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
@@ -136,7 +135,7 @@ TEST_CASE("DE-4 LT-1: a row-wise result is reduced once, by one all-reduce") {
   CHECK(comm.count(Collective::kAllReduce) == 1);
 }
 
-TEST_CASE("DE-5 LT-1: max_norm has no sharding strategy, and says so") {
+TEST_CASE("DE-5 LT-1: max_norm has no sharding strategy, and the error says so") {
   namespace F = torch::nn::functional;
   for (int64_t dim : {0, 1}) {
     auto table = distribute_tensor(at::rand({23, 13}), ranks_mesh(), {Shard(dim)});
@@ -160,7 +159,7 @@ TEST_CASE("DE-6 DE-7 DE-8 LT-1: several row-wise tables: every value reduces, in
   CHECK(full_tensor(out_a).equal(at::embedding(a, ids)));
   REQUIRE(placements(out_b)[0].is_mask_partial());
 
-  // The third table hits the cache; its ids, so its mask, are others. B, which was not reduced yet, must not notice.
+  // The third table hits the cache; its ids, and so its mask, differ. B, which is not reduced yet, must not change.
   const auto before = strategy_cache(ranks_mesh().world()).stats();
   const auto out_c = at::embedding(shard(c), replicated(other_ids));
   const auto after = strategy_cache(ranks_mesh().world()).stats();
@@ -199,7 +198,7 @@ TEST_CASE("DE-9: a mask buffer belongs to one mask at a time") {
   mask.release();
   CHECK_FALSE(mask.materialized());
   CHECK_THROWS_WITH(mask.release(), Contains("MaskBuffer has not been materialized"));
-  mask.materialize(ids, 0, 3);  // free for another mask
+  mask.materialize(ids, 0, 3);  // available for another mask
 }
 
 TEST_CASE("DE-10: a row-wise result becomes sharded by one reduce-scatter") {
@@ -264,7 +263,7 @@ TEST_CASE("DE-14: the strategy tables") {
   OpCall backward = OpCall::make("aten::embedding_dense_backward", {grad, ids}, {10, -1, false});
   CHECK(table_of(backward) == anywhere);
 
-  // The table's own rows, where the gradient is wanted so.
+  // The table's own rows, for a row-sharded table.
   backward.context.gradient_target = weight;
   CHECK(table_of(backward) == anywhere);
   backward.context.gradient_target = weight->with_placements({Shard(1)});
@@ -283,7 +282,7 @@ TEST_CASE("DE-14: the strategy tables") {
         std::set<std::string>{"R <- R, R", "S(1) <- S(2), R", "P(sum) <- P(sum), R", "P(avg) <- P(avg), R"});
 }
 
-TEST_CASE("gradients of several tables: the batch comes once, and every rank has its rows") {
+TEST_CASE("gradients of several tables: the batch is gathered once and every rank has its rows") {
   Tensors tables, sharded;
   const int64_t rows = 9, width = 3;
   for (int64_t i = 0; i < 3; ++i) {

@@ -1,4 +1,4 @@
-// The fused operators of MultiheadAttention and TransformerEncoderLayer, against ATen's kernels.
+// The fused operators of MultiheadAttention and TransformerEncoderLayer, compared with ATen's kernels.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_native_multi_head_attention.h>
 #include <ATen/ops/_transform_bias_rescale_qkv.h>
@@ -18,7 +18,7 @@ using Sizes = std::vector<std::vector<int64_t>>;
 
 constexpr int64_t kBatch = 3, kLength = 4, kFeatures = 8, kHeads = 2;
 
-// True where a position is not looked at; never the first one.
+// True at ignored positions; never the first one.
 at::Tensor mask_of(const std::vector<int64_t>& shape) {
   at::Tensor mask = at::rand(shape, at::kDouble).gt(0.6);
   mask.select(-1, 0).fill_(false);
@@ -37,7 +37,7 @@ const Sizes kAttention = {
 
 }  // namespace
 
-TEST_CASE("native attention in every layout gives what ATen's kernel gives", "[ops][encoder]") {
+TEST_CASE("native attention equals ATen's kernel in every layout", "[ops][encoder]") {
   const c10::NoGradGuard no_grad;
   for (const bool need_weights : {true, false}) {
     const auto c = of_floats("self attention", kAttention, [=](const Tensors& t) {
@@ -56,7 +56,7 @@ TEST_CASE("native attention in every layout gives what ATen's kernel gives", "[o
            8);
 }
 
-TEST_CASE("native attention with masks of every type gives what ATen's kernel gives", "[ops][encoder]") {
+TEST_CASE("native attention with masks of every type equals ATen's kernel", "[ops][encoder]") {
   const c10::NoGradGuard no_grad;
   const std::pair<int64_t, std::vector<int64_t>> types[] = {
       {0, {kLength, kLength}}, {1, {kBatch, kLength}}, {2, {kBatch, kHeads, kLength, kLength}}};
@@ -79,7 +79,7 @@ TEST_CASE("native attention with masks of every type gives what ATen's kernel gi
   }
 }
 
-TEST_CASE("a fused encoder layer in every layout gives what ATen's kernel gives", "[ops][encoder]") {
+TEST_CASE("a fused encoder layer equals ATen's kernel in every layout", "[ops][encoder]") {
   const c10::NoGradGuard no_grad;
   const Sizes shapes = {{kBatch, kLength, kFeatures},
                         {3 * kFeatures, kFeatures},
@@ -106,7 +106,7 @@ TEST_CASE("a fused encoder layer in every layout gives what ATen's kernel gives"
                                                     mask.defined() ? std::optional(mask) : std::nullopt,
                                                     mask.defined() ? std::optional<int64_t>(1) : std::nullopt);
         };
-        // The batch; rows of the first matrix and columns of the second, as tensor parallelism has them.
+        // The batch; rows of the first matrix and columns of the second, as in tensor parallelism.
         for (const bool splits_batch : {true, false}) {
           const auto placement = [&](size_t k) -> Placement {
             if (splits_batch) return k == 0 ? Placement(Shard(0)) : Placement(Replicate());
@@ -129,7 +129,7 @@ TEST_CASE("a fused encoder layer in every layout gives what ATen's kernel gives"
   }
 }
 
-TEST_CASE("heads with a bias and a scale are those of ATen's kernel", "[ops][encoder]") {
+TEST_CASE("heads with a bias and a scale equal ATen's kernel", "[ops][encoder]") {
   const c10::NoGradGuard no_grad;
   check_op(of_floats("heads", {{kBatch, kLength, 3 * kFeatures}, {3 * kFeatures}}, [](const Tensors& t) {
     auto [q, k, v] = at::_transform_bias_rescale_qkv(t[0], t[1], kHeads);

@@ -1,4 +1,4 @@
-// Tensors made from the example of another.
+// Tensors made like another tensor.
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Generator.h>
@@ -73,7 +73,7 @@ TEST_CASE("Tensors like another", "[factory]") {
   }
 }
 
-TEST_CASE("Their layout follows the example", "[factory]") {
+TEST_CASE("The layout of tensors like another follows the example", "[factory]") {
   const auto mesh = test_meshes()[1];
   const auto x = lay_out(at::rand({5, 6}, at::kDouble), mesh, {Shard(1), Partial()});
   CHECK(meta_of(at::zeros_like(x)).spec->placements() == Placements{Shard(1), Replicate()});
@@ -82,7 +82,7 @@ TEST_CASE("Their layout follows the example", "[factory]") {
   const auto t = x.new_empty_strided({5, 6}, {1, 5});
   CHECK(t.strides() == at::IntArrayRef({1, 5}));
   CHECK(meta_of(t).locals[0].strides() == at::IntArrayRef({1, 5}));
-  CHECK(at::zeros_like(x, x.options().device(c10::DeviceType::Meta)).is_meta());  // as the example is laid out
+  CHECK(at::zeros_like(x, x.options().device(c10::DeviceType::Meta)).is_meta());  // in the layout of the example
 }
 
 namespace {
@@ -137,7 +137,7 @@ std::vector<Factory> factories() {
 
 }  // namespace
 
-TEST_CASE("Factories with out= write the whole value, whatever the layout", "[factory]") {
+TEST_CASE("Factories with out= write the whole value in every layout", "[factory]") {
   const DeviceMesh grid(World::local(4), {2, 2}, {"x", "y"});
   const DeviceMesh two(World::local(2), {2}), three(World::local(3), {3});
   const std::vector<std::pair<DeviceMesh, Placements>> layouts = {{two, {Replicate()}},
@@ -164,7 +164,7 @@ TEST_CASE("Factories with out= write the whole value, whatever the layout", "[fa
   }
 }
 
-TEST_CASE("Factories with out=: through a view that is a copy", "[factory]") {
+TEST_CASE("Factories with out= write through a copied view", "[factory]") {
   const DeviceMesh mesh(World::local(2), {2});
   const at::Tensor x = distribute_tensor(at::full({6, 2}, 9, at::kDouble), mesh, {Shard(0)});
   at::Tensor rows = x.slice(0, 2, 5);
@@ -174,7 +174,7 @@ TEST_CASE("Factories with out=: through a view that is a copy", "[factory]") {
   CHECK(full_tensor(x).sum().item<double>() == 6 * 9 + 6 * 4);
 }
 
-TEST_CASE("Random factories with out=: one value in all layouts, or a refusal", "[factory]") {
+TEST_CASE("Random factories with out=: the same value in all layouts, or an error", "[factory]") {
   const DeviceMesh mesh(World::local(3), {3});
   const std::vector<std::pair<std::vector<int64_t>, std::function<void(at::Tensor&)>>> table = {
       {{5, 4},
@@ -227,7 +227,7 @@ TEST_CASE("Factories with out= of another size", "[factory]") {
   CHECK(at::equal(full_tensor(none), at::ones({2, 2})));
 }
 
-TEST_CASE("The value of full_like misses no cache", "[factory]") {
+TEST_CASE("full_like with another value hits the strategy cache", "[factory]") {
   const auto mesh = test_meshes()[0];
   const auto x = lay_out(at::rand({5, 6}, at::kDouble), mesh, {Shard(0)});
   at::full_like(x, 1.5);

@@ -15,7 +15,7 @@ namespace {
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// Partial tensors, and what they are.
+// Partial tensors, and their plain values.
 struct Lists {
   DeviceMesh mesh{World::local(4), {4}, {"dp"}};
   Tensors partial, whole;
@@ -26,7 +26,7 @@ struct Lists {
       Tensors parts;
       for (int r = 0; r < 4; ++r) parts.push_back(torch::randn({i % 5 + 1, 3}, torch::kDouble));
       whole.push_back(torch::stack(parts).sum(0));
-      partial.push_back(from_local(parts, mesh, {Partial()}) * 1);  // whose parts are not the user's
+      partial.push_back(from_local(parts, mesh, {Partial()}) * 1);  // whose parts were never exposed
     }
   }
 };
@@ -38,7 +38,7 @@ void check(const Tensors& actual, const Tensors& expected) {
 
 }  // namespace
 
-TEST_CASE("operators on lists: what needs sums reduced reduces a list in one collective") {
+TEST_CASE("foreach operators: a list of Partials is reduced in one collective") {
   const std::vector<std::function<Tensors(const Tensors&)>> operators = {
       [](const Tensors& l) { return torch::_foreach_norm(l, 2); },
       [](const Tensors& l) { return torch::_foreach_sqrt(torch::_foreach_abs(l)); },
@@ -57,7 +57,7 @@ TEST_CASE("operators on lists: what needs sums reduced reduces a list in one col
   }
 }
 
-TEST_CASE("operators on lists: sums, and products with what is whole, stay Partial") {
+TEST_CASE("foreach operators: sums, and products with replicated tensors, stay Partial") {
   Lists lists;
   CommDebugMode comm;
   const Tensor half = torch::scalar_tensor(0.5, torch::kDouble);
@@ -69,7 +69,7 @@ TEST_CASE("operators on lists: sums, and products with what is whole, stay Parti
   check(results, torch::_foreach_mul(lists.whole, 2));
 }
 
-TEST_CASE("operators on lists: the norm of Partial gradients and what it scales takes one collective") {
+TEST_CASE("foreach operators: norm of Partial gradients and scaling take one collective") {
   Lists lists;
   Tensors parameters, plain;
   for (size_t i = 0; i < lists.whole.size(); ++i) {

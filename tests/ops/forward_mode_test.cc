@@ -1,4 +1,4 @@
-// Forward-mode AD: tangents of distributed tensors are those of plain ones.
+// Forward-mode AD: tangents of distributed tensors equal those of plain ones.
 #include <torch/autograd.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/nn/functional.h>
@@ -57,7 +57,7 @@ std::vector<std::pair<const char*, Function>> functions() {
 
 }  // namespace
 
-TEST_CASE("Forward mode: tangents as of plain tensors", "[forward_mode]") {
+TEST_CASE("Forward mode: tangents equal those of plain tensors", "[forward_mode]") {
   torch::manual_seed(0);
   const auto options = torch::kDouble;
   const Tensor x = torch::rand({5, 4}, options), w = torch::rand({4, 4}, options), b = torch::rand({4}, options);
@@ -85,12 +85,12 @@ TEST_CASE("Forward mode: tangents as of plain tensors", "[forward_mode]") {
   }
 }
 
-TEST_CASE("Forward mode: over backward gives a product with the Hessian", "[forward_mode]") {
+TEST_CASE("Forward mode over backward gives a Hessian-vector product", "[forward_mode]") {
   torch::manual_seed(0);
   const Tensor x = torch::rand({5, 4}, torch::kDouble), v = torch::rand({5, 4}, torch::kDouble);
   const auto product = [&](const std::function<Tensor(const Tensor&)>& lay_out) {
     DualLevel level;
-    const Tensor leaf = lay_out(x).requires_grad_();  // its gradient has a tangent in turn
+    const Tensor leaf = lay_out(x).requires_grad_();  // its gradient has a tangent, too
     const Tensor dual = at::_make_dual(leaf, lay_out(v), level.level);
     const Tensor gradient = torch::autograd::grad({(dual.sin() * dual.pow(3)).sum()}, {leaf}, {}, true, true)[0];
     return std::get<1>(at::_unpack_dual(gradient, level.level));
@@ -101,7 +101,7 @@ TEST_CASE("Forward mode: over backward gives a product with the Hessian", "[forw
                         expected));
 }
 
-TEST_CASE("Forward mode: a plain tangent of a distributed tensor is named", "[forward_mode]") {
+TEST_CASE("Forward mode: a plain tangent of a distributed tensor is an error", "[forward_mode]") {
   const DeviceMesh mesh(World::local(2), {2});
   const Tensor plain = torch::ones({4, 4}), distributed = distribute_tensor(plain, mesh, {Shard(0)});
   DualLevel level;

@@ -1,4 +1,4 @@
-// Fourier transforms in every layout; a split dim that is transformed moves, it is not gathered.
+// Fourier transforms in every layout; a transformed split dim is redistributed, not gathered.
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/abs.h>
@@ -49,7 +49,7 @@ void check(const char* name, std::function<at::Tensor(const at::Tensor&)> fn, st
     return at::rand(sizes, at::TensorOptions(complex ? at::kComplexDouble : at::kDouble));
   };
   c.silent = [=](const std::vector<Placement>& p) {
-    // The complex numbers that come of real ones are dearer to reduce.
+    // The complex result of a real transform is costlier to reduce.
     if (p[0].is_partial() && !complex) return false;
     return !p[0].is_sharded() || std::find(whole.begin(), whole.end(), p[0].dim()) == whole.end();
   };
@@ -82,7 +82,7 @@ TEST_CASE("Fourier transforms match ATen in every layout", "[ops][fourier]") {
   check("of one element", [](auto& x) { return at::fft_fft(x); }, {2}, true, {5, 3, 1});
 }
 
-TEST_CASE("a split dim that is transformed moves to another", "[ops][fourier]") {
+TEST_CASE("a transformed split dim moves to another dim", "[ops][fourier]") {
   const auto& mesh = test_meshes()[0];
   const auto x = at::rand({8, 16, 4}, at::TensorOptions(at::kComplexDouble));
   const auto split = distribute_tensor(x, mesh, {Shard(1)});
@@ -94,7 +94,7 @@ TEST_CASE("a split dim that is transformed moves to another", "[ops][fourier]") 
   CHECK(full_tensor(y).allclose(at::fft_fft(x, std::nullopt, 1)));
 }
 
-// On ranks that each hold some of it: what moves is counted without computing.
+// On ranks that each hold some of it: counts the bytes without computing.
 struct Moved {
   Placements layout;  // of the result
   int64_t collectives = 0, all_gathers = 0, bytes = 0;
@@ -108,13 +108,13 @@ Moved moved(std::function<at::Tensor(const at::Tensor&)> fn, const DeviceMesh& m
   return {DTensor(y).placements(), comm.total(), comm.count("all_gather"), comm.bytes()};
 }
 
-TEST_CASE("of several split dims that are transformed one after the other moves", "[ops][fourier]") {
+TEST_CASE("of several split dims, transformed one after the other, each moves once", "[ops][fourier]") {
   const DeviceMesh line(World::abstract(8), {8}), grid(World::abstract(8), {4, 2});
   const auto fft2 = [](auto& x) { return at::fft_fft2(x); };
   const auto fftn = [](auto& x) { return at::fft_fftn(x); };
   constexpr int64_t kBytes = 1024 * 1024 * 16;
 
-  // Rows: the columns' transform is local, then all to all. An eighth of the tensor, but for what stays.
+  // Rows: the columns' transform is local, then an all-to-all. An eighth of the tensor, minus what stays.
   const Moved rows = moved(fft2, line, {Shard(0)}, {1024, 1024});
   CHECK(rows.layout == Placements{Shard(1)});
   CHECK(rows.collectives == 1);
@@ -133,7 +133,7 @@ TEST_CASE("of several split dims that are transformed one after the other moves"
   CHECK(pencils.all_gathers == 0);
   CHECK(pencils.bytes < 64 * 64 * 64 * 16 / 4);
 
-  // The dim of which half is kept comes first, and last on the way back.
+  // The dim that is halved comes first, and last on the way back.
   const Moved real = moved([](auto& x) { return at::fft_rfft2(x); }, line, {Shard(0)}, {1024, 1024}, at::kDouble);
   CHECK(real.layout == Placements{Shard(1)});
   CHECK(real.collectives == 1);
@@ -141,16 +141,16 @@ TEST_CASE("of several split dims that are transformed one after the other moves"
   CHECK(back.layout == Placements{Shard(0)});
   CHECK(back.collectives == 1);
 
-  // Images of a batch stay where they are; a batch that can be split takes all at once.
+  // Images of a batch do not move; a batch that can be split takes all at once.
   const Moved batch = moved(fft2, line, {Shard(0)}, {64, 32, 32});
   CHECK(batch.collectives == 0);
   CHECK(batch.layout == Placements{Shard(0)});
   CHECK(moved(fft2, grid, {Shard(1), Shard(2)}, {64, 64, 64}).all_gathers == 0);
-  // A batch of fewer images than ranks does not leave ranks without work.
+  // A batch with fewer images than ranks must not leave ranks without work.
   CHECK(moved(fft2, line, {Shard(1)}, {2, 512, 512}).layout == Placements{Shard(2)});
 }
 
-TEST_CASE("split dims that are transformed move where the memory limit has room", "[ops][fourier]") {
+TEST_CASE("transformed split dims move within the memory limit", "[ops][fourier]") {
   const DeviceMesh grid(World::local(4), {2, 2});
   const auto x = at::rand({8, 8, 3}, at::TensorOptions(at::kComplexDouble));
   const auto split = distribute_tensor(x, grid, {Shard(0), Shard(1)});
@@ -169,8 +169,8 @@ TEST_CASE("split dims that are transformed move where the memory limit has room"
   CHECK_THROWS_WITH(at::fft_fftn(split), Catch::Contains("max_bytes is 64, but no route needs less than"));
 }
 
-TEST_CASE("transforms of several split dims match ATen, and so do their gradients", "[ops][fourier]") {
-  // Large enough that dims are not gathered; uneven, and with parts of nothing.
+TEST_CASE("transforms of several split dims match ATen, gradients too", "[ops][fourier]") {
+  // Large enough that dims are not gathered; uneven, and with empty parts.
   const auto norms = {"backward", "ortho", "forward"};
   for (const auto& shape : std::vector<std::vector<int64_t>>{{62, 65}, {3, 43, 50}, {17, 2, 81}}) {
     for (const char* norm : norms) {
@@ -203,7 +203,7 @@ TEST_CASE("transforms of several split dims match ATen, and so do their gradient
   }
 }
 
-TEST_CASE("a transform's gradient moves as the transform does", "[ops][fourier]") {
+TEST_CASE("a transform's gradient communicates as much as the transform", "[ops][fourier]") {
   const auto& mesh = test_meshes()[0];
   const auto x = at::rand({64, 64}, at::kComplexDouble);
   const auto split = distribute_tensor(x, mesh, {Shard(0)}).requires_grad_();
@@ -266,7 +266,7 @@ TEST_CASE("A dim that is cut or padded, or transformed in two steps, moves once"
       CHECK(difference(d.grad(), plain.grad(), 1e-8) == std::nullopt);
     }
   }
-  // A vector is gathered before it is padded, and what becomes much smaller is cut before it moves.
+  // A vector is gathered before it is padded, and one that becomes much smaller is cut before it moves.
   CommDebugMode comm;
   const at::Tensor v = at::rand({30}, at::kDouble);
   CHECK(difference(at::fft_fft(lay_out(v, mesh, {Shard(0), Replicate()}), 50), at::fft_fft(v, 50)) == std::nullopt);
@@ -279,7 +279,7 @@ TEST_CASE("A dim that is cut or padded, or transformed in two steps, moves once"
 }
 
 }  // namespace
-TEST_CASE("a transform under autocast reads float, as ATen's does", "[ops][fourier]") {
+TEST_CASE("a transform under autocast computes in float, as in ATen", "[ops][fourier]") {
   const DeviceMesh mesh(World::local(4), {4});
   const at::Tensor x = at::rand({4, 8}).to(at::kBFloat16);
   at::autocast::set_autocast_enabled(at::kCPU, true);

@@ -1,4 +1,4 @@
-// Fused optimizers and gradient scalers: on lists of tensors of several layouts and meshes, what plain ATen gives.
+// Fused optimizers and gradient scalers on lists of tensors of several layouts and meshes, compared with plain ATen.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
@@ -18,7 +18,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Three parameters: rows over ranks, some of which have none; columns on another mesh; and one that is plain.
+// Three parameters: sharded by rows, with empty parts; sharded by columns on another mesh; and a plain one.
 struct Parameters {
   std::vector<DeviceMesh> meshes = {test_meshes()[0], test_meshes()[1]};
 
@@ -82,7 +82,7 @@ TEST_CASE("fused optimizers match ATen on lists over several meshes", "[ops][fus
   check("aten::_fused_adagrad_", {params, grads, first}, {0.1, 0.01, 0.01, 1e-8, false}, true);
 }
 
-TEST_CASE("fused optimizers scale gradients, and skip a step that has infinities", "[ops][fused_optimizers]") {
+TEST_CASE("fused optimizers scale gradients, and skip a step with infinities", "[ops][fused_optimizers]") {
   const Parameters p;
   const Tensors params = p.make(-0.5), grads = p.make(-0.5), first = p.make(0), second = p.make(0);
   for (const double found : {0., 1.}) {
@@ -92,7 +92,7 @@ TEST_CASE("fused optimizers scale gradients, and skip a step that has infinities
   }
 }
 
-TEST_CASE("an infinity that one rank has is found on all", "[ops][fused_optimizers]") {
+TEST_CASE("an infinity on one rank is found on all", "[ops][fused_optimizers]") {
   const Parameters p;
   for (const bool bad : {false, true}) {
     Tensors grads = p.make(0);
@@ -110,7 +110,7 @@ TEST_CASE("an infinity that one rank has is found on all", "[ops][fused_optimize
   }
 }
 
-TEST_CASE("fused optimizers say what does not fit, before anything is written", "[ops][fused_optimizers]") {
+TEST_CASE("fused optimizers reject invalid arguments before anything is written", "[ops][fused_optimizers]") {
   const auto& mesh = test_meshes()[0];
   const auto lay = [&](std::vector<int64_t> shape, Placement p) {
     return lay_out(at::rand(shape, at::kDouble), mesh, {p});

@@ -1,4 +1,4 @@
-// Products of groups of matrices: those of plain ATen in every layout, experts on different ranks included.
+// Products of groups of matrices equal those of plain ATen in every layout, also with experts on different ranks.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/allclose.h>
@@ -16,7 +16,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Kernels know float32 at most.
+// Kernels support at most float32.
 OpCase products(const char* name, std::vector<std::vector<int64_t>> shapes, std::vector<int32_t> ends) {
   OpCase c{name, {}, std::move(shapes)};
   c.fn = [ends = std::move(ends)](const Tensors& t) -> Tensors {
@@ -31,7 +31,7 @@ OpCase products(const char* name, std::vector<std::vector<int64_t>> shapes, std:
   return c;
 }
 
-TEST_CASE("grouped products are those of plain ATen", "[ops][grouped_mm]") {
+TEST_CASE("grouped products match ATen in every layout", "[ops][grouped_mm]") {
   OpCase rows = products("rows of experts", {{16, 16}, {4, 16, 8}}, {2, 3, 3, 16});  // one without rows
   rows.silent = [](const std::vector<Placement>& p) {
     return (p[0] == Replicate() && p[1].is_sharded()) || (p[0] == Shard(1) && p[1] == Shard(1));
@@ -59,7 +59,7 @@ TEST_CASE("grouped products: every rank computes its own experts, without commun
   CHECK(at::allclose(full_tensor(y), at::_grouped_mm(x, w, ends), 1e-4, 1e-5));
 }
 
-TEST_CASE("grouped products that do not fit are refused with what they are", "[ops][grouped_mm]") {
+TEST_CASE("grouped products: invalid arguments are rejected by name", "[ops][grouped_mm]") {
   const DeviceMesh mesh(World::local(2), {2}, {"x"});
   const auto on_mesh = [&](std::vector<int64_t> sizes) {
     return lay_out(at::randn(sizes, at::kFloat), mesh, {Replicate()});

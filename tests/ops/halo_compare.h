@@ -1,4 +1,4 @@
-// Operators over split dims beside plain ATen: values, the layout of what goes in, gradients.
+// Compares operators over split dims with plain ATen: values, the layout of inputs and results, gradients.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -27,7 +27,7 @@ inline const DeviceMesh& grid() {
   return *mesh;
 }
 
-// The first input is laid out as `first`, the others as `others`.
+// The first input has layout `first`, the others `others`.
 inline void compare(const char* name, const DeviceMesh& mesh, const Placements& first, const Placements& others,
                     const std::vector<Ints>& shapes, const Fn& fn, bool keeps = true) {
   CAPTURE(name, to_string(first), to_string(others));
@@ -41,7 +41,7 @@ inline void compare(const char* name, const DeviceMesh& mesh, const Placements& 
   for (size_t k = 0; k < expected.size(); ++k) {
     const auto wrong = difference(actual[k].detach(), expected[k].detach());
     CHECK(wrong.value_or("") == "");
-    // A weight that is split, too, may be followed instead.
+    // If a weight is split, too, its layout may be used instead.
     const bool is_asked = keeps && others == Placements(others.size(), Replicate());
     if (is_asked) CHECK(DTensor(actual[k]).placements() == first);
     if (!expected[k].is_floating_point()) continue;
@@ -75,7 +75,7 @@ inline std::vector<Split> splits() {
       {grid(), {Shard(3), Shard(3)}, whole},
       {grid(), {Shard(0), Shard(2)}, whole},
       {grid(), {Shard(3), Replicate()}, whole},
-      {grid(), {Shard(2), Shard(3)}, {Shard(0), Replicate()}},  // weights come to where they are needed
+      {grid(), {Shard(2), Shard(3)}, {Shard(0), Replicate()}},  // weights are redistributed
   };
 }
 

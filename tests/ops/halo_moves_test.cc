@@ -1,5 +1,5 @@
-// Operators that move elements along split dims: the values of plain ATen, the layout of what goes in, and no more
-// moved than what ranks lack.
+// Operators that move elements along split dims: the values of plain ATen, the layout of the input, and no more bytes
+// than ranks lack.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
@@ -41,7 +41,7 @@ void check(const char* name, std::vector<Ints> shapes, std::function<Tensors(con
   check_op(c, /*max_2d=*/60);
 }
 
-TEST_CASE("halo: roll and flip are those of plain ATen", "[ops][halo]") {
+TEST_CASE("halo: roll and flip match ATen", "[ops][halo]") {
   check("roll", {{7, 5}}, [](auto& t) { return Tensors{t[0].roll({1}, {0})}; });
   check("roll back", {{7, 5}}, [](auto& t) { return Tensors{t[0].roll({-2}, {1})}; });
   check("roll of two dims", {{9, 6}}, [](auto& t) { return Tensors{t[0].roll({3, -1}, {0, 1})}; });
@@ -52,7 +52,7 @@ TEST_CASE("halo: roll and flip are those of plain ATen", "[ops][halo]") {
   check("flip of two dims", {{9, 6}}, [](auto& t) { return Tensors{t[0].flip({0, 1})}; });
 }
 
-TEST_CASE("halo: what moves nothing stays where it is", "[ops][halo]") {
+TEST_CASE("halo: shifts by zero do not communicate", "[ops][halo]") {
   const DeviceMesh mesh(World::local(3), {3});
   const auto x = distribute_tensor(at::arange(10), mesh, {Shard(0)});
   CommDebugMode comm;
@@ -64,7 +64,7 @@ TEST_CASE("halo: what moves nothing stays where it is", "[ops][halo]") {
   CHECK(comm.total() == 4);  // full_tensor()
 }
 
-TEST_CASE("halo: padding is that of plain ATen", "[ops][halo]") {
+TEST_CASE("halo: padding matches ATen", "[ops][halo]") {
   check("pad", {{7, 5}}, [](auto& t) { return Tensors{at::constant_pad_nd(t[0], {1, 2, 3, 1})}; });
   check("pad with a number", {{7, 5}}, [](auto& t) { return Tensors{at::constant_pad_nd(t[0], {1, 2}, 0.5)}; });
   check("pad by more than the parts", {{4, 3}}, [](auto& t) {
@@ -73,7 +73,7 @@ TEST_CASE("halo: padding is that of plain ATen", "[ops][halo]") {
   check("crop", {{9, 6}}, [](auto& t) { return Tensors{at::constant_pad_nd(t[0], {-1, -2, -2, 1})}; });
 }
 
-// Where there are no rules for what is not split, only what is.
+// Without rules for replicated dims: only split ones.
 void check_split(const char* name, const Ints& shape, const Placements& placements, const DeviceMesh& mesh,
                  const std::function<at::Tensor(const at::Tensor&)>& fn) {
   CAPTURE(name, to_string(placements));
@@ -133,7 +133,7 @@ TEST_CASE("halo: circular padding", "[ops][halo]") {
   CHECK(difference(split.grad(), plain.grad()).value_or("") == "");
 }
 
-// The bytes that one rank receives, and how often.
+// The bytes that one rank receives, and the number of collectives.
 struct Traffic {
   int64_t calls = 0, bytes = 0;
   friend bool operator==(const Traffic&, const Traffic&) = default;
@@ -155,18 +155,18 @@ at::Tensor rolled_stencil(const at::Tensor& u) {
   return u.roll({1}, {0}) + u.roll({-1}, {0}) + u.roll({1}, {1}) + u.roll({-1}, {1}) - 4 * u;
 }
 
-TEST_CASE("halo: a stencil of rolls moves the edges of tiles, by the formula", "[ops][halo]") {
+TEST_CASE("halo: a stencil of rolls receives the edges of tiles, as computed", "[ops][halo]") {
   const DeviceMesh mesh(World::abstract(16), {4, 4}, {"y", "x"});
   const at::Tensor u = grid_of(mesh, {16384, 16384}, {Shard(0), Shard(1)});
   at::Tensor next;
   const int64_t tile = 16384 / 4, width = 1;
   CHECK(traffic([&] { next = rolled_stencil(u); }) == Traffic{2, 2 * width * (tile + tile) * 4});
   CHECK(DTensor(next).placements() == Placements{Shard(0), Shard(1)});
-  // Step after step.
+  // Steps one after the other.
   CHECK(traffic([&] { next = rolled_stencil(rolled_stencil(next)); }) == Traffic{4, 4 * width * (tile + tile) * 4});
   CHECK(DTensor(next).placements() == Placements{Shard(0), Shard(1)});
-  // By padding and two slices per neighbour, in whichever order, one exchange with corners. It is remembered with a
-  // tile, which has 64 MiB.
+  // By padding and two slices per neighbour, in any order, one exchange with corners. It is cached with a tile, within
+  // 64 MiB.
   limit_remembered_bytes(mesh.world(), int64_t{128} << 20);
   const auto padded_stencil = [](const at::Tensor& v) {
     const at::Tensor p = at::constant_pad_nd(v, {1, 1, 1, 1});
@@ -179,7 +179,7 @@ TEST_CASE("halo: a stencil of rolls moves the edges of tiles, by the formula", "
   CHECK(traffic([&] { next = u.roll({3, 2}, {0, 1}); }) == Traffic{1, (3 * tile + 2 * tile - 3 * 2) * 4});
 }
 
-TEST_CASE("halo: a stencil on tiles has the values of one device", "[ops][halo]") {
+TEST_CASE("halo: a stencil on tiles equals the values of one device", "[ops][halo]") {
   const DeviceMesh mesh(World::local(16), {4, 4}, {"y", "x"});
   const at::Tensor plain = at::randn({64, 48}, at::kFloat).requires_grad_();
   at::Tensor tiles = distribute_tensor(plain.detach(), mesh, {Shard(0), Shard(1)}).requires_grad_();
@@ -195,7 +195,7 @@ TEST_CASE("halo: a stencil on tiles has the values of one device", "[ops][halo]"
   CHECK(difference(tiles.grad(), plain.grad(), 1e-5) == std::nullopt);
 }
 
-TEST_CASE("halo: margins that are known serve shifts both ways, until somebody writes", "[ops][halo]") {
+TEST_CASE("halo: cached margins serve shifts both ways, until a write", "[ops][halo]") {
   for (const auto& [sizes, placements] : std::vector<std::pair<Ints, Placements>>{
            {{23, 6}, {Shard(0), Replicate()}}, {{23, 6}, {Shard(0), Shard(0)}}, {{6, 24}, {Shard(1), Shard(0)}}}) {
     const DeviceMesh mesh(World::local(6), {3, 2}, {"y", "x"});
@@ -203,7 +203,7 @@ TEST_CASE("halo: margins that are known serve shifts both ways, until somebody w
     CAPTURE(sizes, to_string(placements));
     const at::Tensor plain = at::randn(sizes, at::kDouble);
     const at::Tensor split = lay_out(plain, mesh, {Replicate(), Replicate()});
-    const at::Tensor x = (redistribute(split, placements) * 2);  // nobody has its parts
+    const at::Tensor x = (redistribute(split, placements) * 2);  // its parts were never exposed
     const at::Tensor expected = plain * 2;
     const auto calls = [&](int64_t shift) {
       CommDebugMode comm;
@@ -214,7 +214,7 @@ TEST_CASE("halo: margins that are known serve shifts both ways, until somebody w
     };
     CHECK(calls(2) == 1);
     CHECK(calls(-2) == 0);
-    CHECK(calls(1) == 0);  // less far
+    CHECK(calls(1) == 0);  // a shorter shift
     CHECK(calls(-1) == 0);
     CHECK(calls(-3) == 1);
     CHECK(calls(3) == 0);
@@ -225,7 +225,7 @@ TEST_CASE("halo: margins that are known serve shifts both ways, until somebody w
   }
 }
 
-TEST_CASE("halo: margins of a view are those of what it is of by now", "[ops][halo]") {
+TEST_CASE("halo: a copied view's margins follow its base", "[ops][halo]") {
   const DeviceMesh mesh(World::local(3), {3}, {"x"});
   const at::Tensor plain = at::randn({14, 2}, at::kDouble) * 2;
   const at::Tensor base = redistribute(lay_out(plain / 2, mesh, {Replicate()}), {Shard(0)}) * 2;
@@ -235,7 +235,7 @@ TEST_CASE("halo: margins of a view are those of what it is of by now", "[ops][ha
   CHECK(difference(x.roll({-1}, {0}), expected.roll({-1}, {0})).value_or("") == "");
 }
 
-// Shares of `sizes`, which the engine laid out, so that something may be remembered of them.
+// Parts of `sizes` in a layout chosen by the engine, so that they may be cached.
 at::Tensor made(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& placements) {
   const Placements whole(placements.size(), Replicate());
   return redistribute(lay_out(plain / 2, mesh, whole), placements) * 2;
@@ -249,7 +249,7 @@ int64_t calls_of(const std::function<at::Tensor()>& make, const at::Tensor& expe
   return calls;
 }
 
-TEST_CASE("halo: of a padded tensor the first window brings what all of the former size reach", "[ops][halo]") {
+TEST_CASE("halo: the first window of a padded tensor fetches all windows of the former size", "[ops][halo]") {
   using Pad = std::function<at::Tensor(const at::Tensor&)>;
   const std::vector<Pad> pads = {
       [](const at::Tensor& t) {
@@ -298,7 +298,7 @@ TEST_CASE("halo: of a padded tensor the first window brings what all of the form
       }
       if (k < 2) CHECK(for_windows == 1);
       CHECK(difference(padded, expected).value_or("") == "");
-      // Other windows, other operators, and what is written.
+      // Other windows, other operators, and writes.
       calls_of([&] { return padded.slice(0, 1, 4); }, expected.slice(0, 1, 4));
       calls_of([&] { return padded.slice(1, 0, 7, 2); }, expected.slice(1, 0, 7, 2));
       const int64_t rows = sizes[0], columns = sizes[1];
@@ -314,7 +314,7 @@ TEST_CASE("halo: of a padded tensor the first window brings what all of the form
   }
 }
 
-// Pads by a row at each end, of what is split along rows.
+// Pads a tensor split along rows by a row at each end.
 struct Padded {
   at::Tensor plain, x, expected, actual;
 };
@@ -323,8 +323,7 @@ Padded pad_rows(const DeviceMesh& mesh) {
   return {plain, x, at::constant_pad_nd(plain, {0, 0, 1, 1}), at::constant_pad_nd(x, {0, 0, 1, 1})};
 }
 
-TEST_CASE("halo: a padded tensor's parts come when somebody reads them, as they were when it was padded",
-          "[ops][halo]") {
+TEST_CASE("halo: a padded tensor's parts are fetched on first read, with the values at padding time", "[ops][halo]") {
   const DeviceMesh mesh(World::local(4), {4}, {"x"});
   using Use = std::function<at::Tensor(const at::Tensor&)>;
   const std::vector<std::pair<Use, int64_t>> uses = {
@@ -362,7 +361,7 @@ TEST_CASE("halo: a padded tensor's parts come when somebody reads them, as they 
   }
 }
 
-TEST_CASE("halo: what is padded goes forward and back as on one device", "[ops][halo]") {
+TEST_CASE("halo: padding followed by windows equals one device, forward and backward", "[ops][halo]") {
   const DeviceMesh mesh(World::local(3), {3}, {"x"});
   const auto smooth = [](const at::Tensor& t) {
     const at::Tensor p = at::constant_pad_nd(t, {1, 1, 2, 2});
@@ -381,29 +380,28 @@ TEST_CASE("halo: what is padded goes forward and back as on one device", "[ops][
   }
 }
 
-TEST_CASE("halo: of what was padded no more is kept than the parts, and boxes once somebody reads windows",
-          "[ops][halo]") {
+TEST_CASE("halo: padding keeps only the parts, and boxes after windows were read", "[ops][halo]") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"x"});
   const at::Tensor x = distribute_tensor(at::empty({4096, 8}, at::TensorOptions(at::kMeta)), mesh, {Shard(0)});
   MemoryMeter& memory = mesh.world().memory();
   const int64_t part = 1024 * 8 * 4, row = 8 * 4, before = memory.live_bytes();
   at::Tensor padded = at::constant_pad_nd(x, {0, 0, 1, 1});
-  CHECK(memory.live_bytes() - before == part + (part + row));  // what was padded, and the parts
+  CHECK(memory.live_bytes() - before == part + (part + row));  // the padded tensor's input, and the parts
   const int64_t with_window = [&] {
     const at::Tensor window = padded.slice(0, 1, 4097);
-    CHECK(memory.live_bytes() - before == part + (part + row) + part);  // nobody has read it
+    CHECK(memory.live_bytes() - before == part + (part + row) + part);  // not read yet
     window.exp();
     return memory.live_bytes() - before;
   }();
   CHECK(with_window == part + (part + row) + (part + 2 * row) + part);
-  padded.add_(1);  // the boxes are out of date
+  padded.add_(1);  // the boxes are outdated
   CHECK(memory.live_bytes() - before == part + row);
   padded.slice(0, 0, 4096).exp();
   padded = at::Tensor();
   CHECK(memory.live_bytes() == before);
 }
 
-TEST_CASE("halo: margins are not taken from what is seen otherwise", "[ops][halo]") {
+TEST_CASE("halo: margins are not used for conjugated or negated views", "[ops][halo]") {
   const DeviceMesh mesh(World::local(3), {3}, {"x"});
   const at::Tensor plain = at::randn({12, 2}, at::kComplexDouble), x = lay_out(plain, mesh, {Shard(0)}) * 1;
   CHECK(difference(x.roll({1}, {0}), plain.roll({1}, {0})).value_or("") == "");
@@ -411,7 +409,7 @@ TEST_CASE("halo: margins are not taken from what is seen otherwise", "[ops][halo
   const at::Tensor imaginary = at::imag(x.conj());  // negated, lazily
   CHECK(difference(at::imag(x).roll({1}, {0}), at::imag(plain).roll({1}, {0})).value_or("") == "");
   CHECK(difference(imaginary.roll({-1}, {0}), at::imag(plain.conj()).roll({-1}, {0})).value_or("") == "");
-  // Parts that the user holds may be written to unseen.
+  // Parts exposed to the user may be written to unseen.
   std::vector<at::Tensor> parts = {at::ones({4}), at::ones({4}) * 2, at::ones({4}) * 3};
   const at::Tensor given = from_local(parts, mesh, {Shard(0)});
   const at::Tensor right = given.roll({1}, {0});

@@ -1,5 +1,5 @@
-// Random tensors, meshes and layouts: whatever is shifted, padded, taken and slid over, halos give what plain ATen
-// gives, forward and backward, and as many bytes arrive as were planned.
+// Random tensors, meshes and layouts: shifts, padding, slices and windows by halos equal plain ATen, forward and
+// backward, and receive as many bytes as planned.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -43,7 +43,7 @@ const DeviceMesh& random_mesh() {
   return it->second;
 }
 
-// Mostly split along the last two dims; at times by strides, or along others.
+// Mostly split along the last two dims; sometimes strided, or along others.
 Placements random_placements(const DeviceMesh& mesh, int64_t ndim, bool strided) {
   Placements placements;
   for (int64_t m = 0; m < mesh.ndim(); ++m) {

@@ -1,5 +1,5 @@
-// Slices, selections and windows of split dims: the values of plain ATen, read and written, and no more moved than
-// what ranks lack.
+// Slices, selections and windows of split dims: the values of plain ATen, read and written, and no more bytes than
+// ranks lack.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/diff.h>
 #include <ATen/ops/empty.h>
@@ -24,7 +24,7 @@ void check(const char* name, std::vector<Ints> shapes, std::function<Tensors(con
   check_op(c, /*max_2d=*/60);
 }
 
-TEST_CASE("halo: slices are those of plain ATen", "[ops][halo]") {
+TEST_CASE("halo: slices match ATen", "[ops][halo]") {
   check("slice", {{13, 5}}, [](auto& t) { return Tensors{t[0].slice(0, 1, 12) * 2}; });
   check("slice of two dims", {{13, 9}}, [](auto& t) { return Tensors{t[0].slice(0, 2).slice(1, 0, -1) * 2}; });
   check("slice with a step", {{17, 5}}, [](auto& t) { return Tensors{t[0].slice(0, 1, 17, 3) * 2}; });
@@ -41,15 +41,14 @@ TEST_CASE("halo: slices are those of plain ATen", "[ops][halo]") {
   });
 }
 
-TEST_CASE("halo: windows are those of plain ATen", "[ops][halo]") {
+TEST_CASE("halo: windows match ATen", "[ops][halo]") {
   check("unfold", {{13, 5}}, [](auto& t) { return Tensors{t[0].unfold(0, 3, 1) * 2}; });
   check("unfold with gaps", {{17, 4}}, [](auto& t) { return Tensors{t[0].unfold(0, 2, 3) * 2}; });
   check("unfold wide", {{9, 4}}, [](auto& t) { return Tensors{t[0].unfold(0, 6, 1) * 2}; });
   check("unfold of the second dim", {{3, 11}}, [](auto& t) { return Tensors{t[0].unfold(1, 4, 2) * 2}; });
 }
 
-TEST_CASE("halo: what is written to a slice is in what it is of, and what is written there is in the slice",
-          "[ops][halo]") {
+TEST_CASE("halo: writes to a slice reach its base, and writes to the base reach the slice", "[ops][halo]") {
   for (const Placements& placements :
        {Placements{Shard(0), Shard(1)}, Placements{Shard(0), Replicate()}, Placements{Replicate(), Shard(0)},
         Placements{Shard(0), Shard(0)}, Placements{StridedShard(0, 3), Shard(0)}}) {
@@ -93,22 +92,24 @@ at::Tensor grid_of(const DeviceMesh& mesh, Ints sizes, const Placements& placeme
   return distribute_tensor(at::empty(sizes, at::TensorOptions(at::kMeta).dtype(at::kFloat)), mesh, placements);
 }
 
-TEST_CASE("halo: a stencil of slices moves edges, and as many rows as the parts' borders shift", "[ops][halo]") {
+TEST_CASE("halo: a stencil of slices receives the edges, and the rows by which the parts' borders shift",
+          "[ops][halo]") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"x"});
   const at::Tensor u = grid_of(mesh, {4096, 512}, {Shard(0)});
   const int64_t row = 512 * 4;
   at::Tensor r;
-  // 4095 rows are cut where 4096 are: 1024, 1024, 1024 and 1023.
+  // 4095 rows are split where 4096 are: 1024, 1024, 1024 and 1023.
   CHECK(traffic([&] { r = u.slice(0, 1) - u.slice(0, 0, -1); }) == Traffic{1, row});
   CHECK(DTensor(r).placements() == Placements{Shard(0)});
   CHECK(traffic([&] { r = at::diff(u, 1, 0); }) == Traffic{1, row});
   // 4094 rows: 1024, 1024, 1024, 1022.
   CHECK(traffic([&] { r = u.slice(0, 2) + u.slice(0, 0, -2) - 2 * u.slice(0, 1, -1); }) == Traffic{2, 3 * row});
   CHECK(DTensor(r).placements() == Placements{Shard(0)});
-  // 4092 rows: 1023 each, so that the last part begins three rows earlier; it has them at offset 4, one before at 3.
+  // 4092 rows: 1023 each, so that the last part begins three rows earlier; for offset 4 it has them, for offset 3 one
+  // row is missing.
   CHECK(traffic([&] { r = u.slice(0, 0, -4) * 1; }) == Traffic{1, 3 * row});
   CHECK(traffic([&] { r = u.slice(0, 4) * 1; }) == Traffic{1, 4 * row - row});
-  // Every second row: each rank has its own already.
+  // Every second row: each rank already has its own.
   CHECK(traffic([&] { r = u.slice(0, 0, 4096, 2) * 1; }) == Traffic{0, 0});
   CHECK(r.size(0) == 2048);
   CHECK(traffic([&] { r = u.slice(0, 1, 4096, 2) * 1; }) == Traffic{0, 0});

@@ -1,5 +1,5 @@
-// Transposed convolutions over split dims: the values of plain ATen, forward and backward, the layout of what goes in,
-// and no more moved than what reaches a rank's part of the result.
+// Transposed convolutions over split dims: the values of plain ATen, forward and backward, the layout of the input, and
+// no more bytes than reach a rank's part of the result.
 #include <ATen/ops/conv_transpose1d.h>
 #include <ATen/ops/conv_transpose2d.h>
 #include <ATen/ops/conv_transpose3d.h>
@@ -13,9 +13,9 @@
 namespace dtensor::testing {
 namespace {
 
-TEST_CASE("halo: transposed convolutions are those of plain ATen", "[ops][halo]") {
+TEST_CASE("halo: transposed convolutions match ATen", "[ops][halo]") {
   for (const Split& s : splits()) {
-    // Sizes that divide, that do not, and parts without anything.
+    // Sizes that divide, that do not, and empty parts.
     for (const Ints& image : {Ints{2, 4, 12, 18}, {2, 4, 13, 11}, {1, 4, 3, 2}}) {
       const auto run = [&](const char* name, const Ints& kernel, const Fn& fn, bool biased = true) {
         std::vector<Ints> shapes = {image, kernel};
@@ -45,13 +45,13 @@ TEST_CASE("halo: transposed convolutions are those of plain ATen", "[ops][halo]"
           [](auto& t) { return Tensors{at::conv_transpose3d(t[0], t[1], t[2], 2)}; });
 }
 
-TEST_CASE("halo: transposed convolutions whose channels other mesh dims split", "[ops][halo]") {
+TEST_CASE("halo: transposed convolutions with channels split by other mesh dims", "[ops][halo]") {
   const std::vector<Ints> shapes = {{2, 4, 13, 11}, {4, 6, 3, 3}, {6}};
   const Fn conv = [](const Tensors& t) {
     return Tensors{at::conv_transpose2d(t[0], t[1], t.size() > 2 ? t[2] : at::Tensor(), 2, 1)};
   };
   const Placements whole = {Replicate(), Replicate()};
-  // Channels that are added up, and channels that come out.
+  // Input channels, and output channels.
   compare("in", grid(), {Shard(1), Shard(2)}, whole, shapes, conv, /*keeps=*/false);
   compare("out", grid(), {Replicate(), Shard(3)}, {Shard(1), Replicate()}, {shapes[0], shapes[1]}, conv,
           /*keeps=*/false);
@@ -59,7 +59,7 @@ TEST_CASE("halo: transposed convolutions whose channels other mesh dims split", 
           /*keeps=*/false);
 }
 
-TEST_CASE("halo: gradients of a transposed convolution's gradients", "[ops][halo]") {
+TEST_CASE("halo: second derivatives of a transposed convolution", "[ops][halo]") {
   const at::Tensor plain = at::randn({2, 3, 12, 5}, at::kDouble).requires_grad_();
   const at::Tensor kernel = at::randn({3, 2, 3, 3}, at::kDouble);
   const auto second = [&](const at::Tensor& t, const at::Tensor& weight) {
@@ -73,7 +73,7 @@ TEST_CASE("halo: gradients of a transposed convolution's gradients", "[ops][halo
   CHECK(wrong.value_or("") == "");
 }
 
-TEST_CASE("halo: a transposed convolution moves what reaches the parts", "[ops][halo]") {
+TEST_CASE("halo: a transposed convolution receives the elements that reach its parts", "[ops][halo]") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"y"});
   const auto meta = [](const Ints& sizes) { return at::empty(sizes, at::TensorOptions(at::kMeta).dtype(at::kFloat)); };
   const int64_t channels = 8, width = 2048;

@@ -1,5 +1,5 @@
-// Upsampling over split dims by whole factors: the values of plain ATen, forward and backward and once more, the layout
-// of what goes in, and no more moved than what is interpolated of.
+// Upsampling over split dims by whole factors: the values of plain ATen, first and second derivatives, the layout of
+// the input, and no more bytes than the interpolation needs.
 #include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/upsample_bicubic2d.h>
@@ -17,7 +17,7 @@
 namespace dtensor::testing {
 namespace {
 
-// `corners`: does the operator have the argument align_corners?
+// `corners`: whether the operator has the argument align_corners.
 at::Tensor upsampled(const std::string& op, bool corners, const at::Tensor& t, const Ints& sizes) {
   std::vector<c10::IValue> args = {t, sizes};
   if (corners) args.emplace_back(false);
@@ -33,8 +33,8 @@ constexpr Op kPlanar[] = {{"upsample_nearest2d", false},
                           {"upsample_bilinear2d", true},
                           {"upsample_bicubic2d", true}};
 
-TEST_CASE("halo: upsampling is that of plain ATen", "[ops][halo]") {
-  // Sizes that divide, that do not, and parts without anything.
+TEST_CASE("halo: upsampling matches ATen", "[ops][halo]") {
+  // Sizes that divide, that do not, and empty parts.
   const std::vector<Ints> all_sizes = {{2, 4, 12, 18}, {2, 3, 13, 11}, {1, 2, 3, 2}};
   for (const Split& s : splits()) {
     if (s.others[0].is_sharded()) continue;  // there is no weight
@@ -67,7 +67,7 @@ TEST_CASE("halo: upsampling of signals and volumes", "[ops][halo]") {
   }
 }
 
-TEST_CASE("halo: dims that no rank shares are upsampled by any factor", "[ops][halo]") {
+TEST_CASE("halo: dims that are not sharded are upsampled by any factor", "[ops][halo]") {
   for (const Op& op : kPlanar) {
     compare(op.name, line(), {Shard(2)}, {}, {{2, 3, 8, 7}}, [&](auto& t) {
       return Tensors{upsampled(op.name, op.corners, t[0], {16, 17})};
@@ -78,7 +78,7 @@ TEST_CASE("halo: dims that no rank shares are upsampled by any factor", "[ops][h
   }
 }
 
-TEST_CASE("halo: what is not upsampled by a whole factor goes by the rule", "[ops][halo]") {
+TEST_CASE("halo: upsampling by other than a whole factor follows the rule", "[ops][halo]") {
   for (const Op& op : kPlanar) {
     compare(
         op.name, line(), {Shard(2)}, {}, {{2, 3, 8, 7}},
@@ -93,7 +93,7 @@ TEST_CASE("halo: what is not upsampled by a whole factor goes by the rule", "[op
         return Tensors{at::upsample_bilinear2d(t[0], {16, 7}, true)};
       },
       /*keeps=*/false);
-  // As many places as the factor 2 gives, but not those.
+  // As many places as with factor 2, but other elements.
   compare(
       "another factor is given", line(), {Shard(2)}, {}, {{2, 3, 4, 4}},
       [](auto& t) {
@@ -109,7 +109,7 @@ TEST_CASE("halo: what is not upsampled by a whole factor goes by the rule", "[op
       /*keeps=*/false);
 }
 
-TEST_CASE("halo: factors that are given", "[ops][halo]") {
+TEST_CASE("halo: upsampling with given factors", "[ops][halo]") {
   compare("bilinear", grid(), {Shard(2), Shard(3)}, {}, {{2, 3, 8, 9}}, [](auto& t) {
     return Tensors{at::upsample_bilinear2d(t[0], {16, 27}, false, 2.0, 3.0)};
   });
@@ -118,7 +118,7 @@ TEST_CASE("halo: factors that are given", "[ops][halo]") {
   });
 }
 
-TEST_CASE("halo: upsampling of addends, and of channels last in memory", "[ops][halo]") {
+TEST_CASE("halo: upsampling of Partials, and of channels-last tensors", "[ops][halo]") {
   compare(
       "addends", grid(), {Partial(), Shard(2)}, {}, {{2, 3, 12, 5}},
       [](auto& t) {
@@ -133,7 +133,7 @@ TEST_CASE("halo: upsampling of addends, and of channels last in memory", "[ops][
   }
 }
 
-TEST_CASE("halo: gradients of upsampling's gradients", "[ops][halo]") {
+TEST_CASE("halo: second derivatives of upsampling", "[ops][halo]") {
   for (const Op& op : kPlanar) {
     const at::Tensor plain = at::randn({2, 3, 12, 5}, at::kDouble).requires_grad_();
     const at::Tensor split = lay_out(plain, line(), {Shard(2)}).requires_grad_();
@@ -150,7 +150,7 @@ TEST_CASE("halo: gradients of upsampling's gradients", "[ops][halo]") {
   }
 }
 
-TEST_CASE("halo: upsampling moves what is interpolated of, once each way", "[ops][halo]") {
+TEST_CASE("halo: upsampling receives the interpolated elements, once in forward and once in backward", "[ops][halo]") {
   const DeviceMesh mesh(World::abstract(16), {4, 4}, {"y", "x"});
   const auto meta = [](const Ints& sizes) { return at::empty(sizes, at::TensorOptions(at::kMeta).dtype(at::kFloat)); };
   const int64_t a = 1024 / 4, b = 2048 / 4, channels = 8;
@@ -173,7 +173,7 @@ TEST_CASE("halo: upsampling moves what is interpolated of, once each way", "[ops
   }
 }
 
-TEST_CASE("halo: grids that halve and double move nothing", "[ops][halo]") {
+TEST_CASE("halo: grids that halve and double do not communicate", "[ops][halo]") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"y"});
   const auto rows = [&] {
     const auto options = at::TensorOptions(at::kMeta).dtype(at::kFloat);

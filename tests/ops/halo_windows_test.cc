@@ -1,5 +1,5 @@
-// Convolution and pooling over split dims: the values of plain ATen, forward and backward, the layout of what goes in,
-// and no more moved than what windows reach.
+// Convolution and pooling over split dims: the values of plain ATen, forward and backward, the layout of the input, and
+// no more bytes than the windows reach.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/avg_pool2d.h>
@@ -22,7 +22,7 @@
 namespace dtensor::testing {
 namespace {
 
-TEST_CASE("halo: convolutions are those of plain ATen", "[ops][halo]") {
+TEST_CASE("halo: convolutions match ATen", "[ops][halo]") {
   for (const Split& s : splits()) {
     const auto run = [&](const char* name, const std::vector<Ints>& shapes, const Fn& fn) {
       compare(name, s.mesh, s.first, s.others, shapes, fn);
@@ -50,17 +50,17 @@ TEST_CASE("halo: convolutions are those of plain ATen", "[ops][halo]") {
           });
 }
 
-TEST_CASE("halo: convolutions whose channels other mesh dims split", "[ops][halo]") {
+TEST_CASE("halo: convolutions with channels split by other mesh dims", "[ops][halo]") {
   const std::vector<Ints> shapes = {{2, 4, 13, 11}, {6, 4, 3, 3}, {6}};
   const Fn conv = [](const Tensors& t) { return Tensors{at::conv2d(t[0], t[1], t[2], 1, 1)}; };
-  // Channels that are added up, and channels that come out.
+  // Input channels, and output channels.
   compare("in", grid(), {Shard(1), Shard(2)}, {Replicate(), Replicate()}, shapes, conv, /*keeps=*/false);
   compare("out", grid(), {Replicate(), Shard(3)}, {Shard(0), Replicate()}, shapes, conv, /*keeps=*/false);
   compare("fewer channels than ranks", grid(), {Shard(2), Shard(1)}, {Replicate(), Replicate()},
           {{2, 2, 13, 11}, {6, 2, 3, 3}, {6}}, conv, /*keeps=*/false);
 }
 
-TEST_CASE("halo: pooling is that of plain ATen", "[ops][halo]") {
+TEST_CASE("halo: pooling matches ATen", "[ops][halo]") {
   for (const Split& s : splits()) {
     const auto run = [&](const char* name, const Fn& fn) {
       compare(name, s.mesh, s.first, s.others, {{2, 4, 13, 11}}, fn);
@@ -88,7 +88,7 @@ TEST_CASE("halo: pooling is that of plain ATen", "[ops][halo]") {
           [](auto& t) { return Tensors{at::avg_pool3d(t[0], 3, 2, 1, false, false)}; });
 }
 
-TEST_CASE("halo: the largest of nothing but lowest numbers is one of them", "[ops][halo]") {
+TEST_CASE("halo: max pooling of lowest numbers only returns one of them", "[ops][halo]") {
   const at::Tensor lowest = at::full({1, 1, 9, 9}, -std::numeric_limits<double>::infinity(), at::kDouble);
   auto [value, index] = at::max_pool2d_with_indices(lowest, 3, 2, 1);
   auto [split_value, split_index] = at::max_pool2d_with_indices(lay_out(lowest, grid(), {Shard(2), Shard(3)}), 3, 2, 1);
@@ -96,7 +96,7 @@ TEST_CASE("halo: the largest of nothing but lowest numbers is one of them", "[op
   CHECK(full_tensor(split_index).equal(index));
 }
 
-TEST_CASE("halo: a convolution moves what its windows reach, once each way", "[ops][halo]") {
+TEST_CASE("halo: a convolution receives what its windows reach, once in forward and once in backward", "[ops][halo]") {
   const DeviceMesh mesh(World::abstract(16), {4, 4}, {"y", "x"});
   const auto meta = [](const Ints& sizes) { return at::empty(sizes, at::TensorOptions(at::kMeta).dtype(at::kFloat)); };
   at::Tensor image = distribute_tensor(meta({1, 8, 1024, 2048}), mesh, {Shard(2), Shard(3)}).requires_grad_();
@@ -112,11 +112,11 @@ TEST_CASE("halo: a convolution moves what its windows reach, once each way", "[o
   CHECK(DTensor(result).placements() == Placements{Shard(2), Shard(3)});
   comm.reset();
   result.backward(seed);
-  CHECK(comm.total() == 1);  // of the image alone: the weight needs no gradient
+  CHECK(comm.total() == 1);  // of the image only: the weight needs no gradient
   CHECK(comm.bytes() == halo);
   CHECK(DTensor(image.grad()).placements() == Placements{Shard(2), Shard(3)});
 
-  // For the weight's gradient windows are read again, of which forward had all, and ranks add up theirs.
+  // The weight's gradient reads the windows of forward again, and is summed over ranks.
   weight.requires_grad_();
   result = at::conv2d(image.detach(), weight, {}, 1, w);
   comm.reset();
@@ -125,7 +125,7 @@ TEST_CASE("halo: a convolution moves what its windows reach, once each way", "[o
   CHECK(comm.total() == 1);
 }
 
-TEST_CASE("halo: a convolution's windows are remembered until somebody writes", "[ops][halo]") {
+TEST_CASE("halo: a convolution's windows are cached until a write", "[ops][halo]") {
   const at::Tensor plain = at::randn({2, 3, 13, 11}, at::kDouble), weight = at::randn({4, 3, 3, 3}, at::kDouble);
   const at::Tensor split = distribute_tensor(plain, grid(), {Shard(2), Shard(3)});
   const at::Tensor other = at::randn({4, 3, 5, 5}, at::kDouble);
@@ -147,7 +147,7 @@ TEST_CASE("halo: a convolution's windows are remembered until somebody writes", 
   plain.add_(1);
   split.add_(1);
   check(1, 1, false);
-  const at::NoGradGuard no_grad;  // nothing will be asked for again
+  const at::NoGradGuard no_grad;  // no later use
   plain.add_(1);
   split.add_(1);
   check(1, 1, false);

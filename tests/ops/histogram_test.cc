@@ -1,4 +1,4 @@
-// Histograms: each rank counts its own.
+// Histograms: each rank counts its own elements.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/histc.h>
@@ -72,7 +72,7 @@ TEST_CASE("Histograms of many coordinates", "[ops][histogram]") {
   }
 }
 
-TEST_CASE("Counts are addends, edges are whole", "[ops][histogram]") {
+TEST_CASE("Histograms: counts are Partial, edges are replicated", "[ops][histogram]") {
   const auto x = lay_out(at::rand({8, 3}, at::kDouble), test_meshes()[0], {Shard(0)});
   CommDebugMode comm;
   const auto [counts, edges] = at::histogram(x, 4, std::vector<double>{0, 1});
@@ -82,7 +82,8 @@ TEST_CASE("Counts are addends, edges are whole", "[ops][histogram]") {
   CHECK_THROWS_WITH(at::histogram(x, 0), Catch::Contains("bins must be > 0"));
 }
 
-TEST_CASE("The range of the data is one exchange of two numbers a rank, per coordinate", "[ops][histogram]") {
+TEST_CASE("Histograms: the range of the data is one exchange of two numbers per rank and coordinate",
+          "[ops][histogram]") {
   const DeviceMesh mesh(World::local(6), {2, 3}, {"dp", "tp"});
   const at::Tensor whole = at::rand({20, 6}, at::kDouble), ids = at::randint(3, 9, {40}, at::kLong);
   const auto exchanges = [](const auto& f, int64_t calls, int64_t bytes) {
@@ -101,11 +102,11 @@ TEST_CASE("The range of the data is one exchange of two numbers a rank, per coor
     CHECK(difference(at::histc(x, 4), at::histc(whole, 4)) == std::nullopt);
     CHECK(difference(at::bincount(lay_out(ids, mesh, placements)), at::bincount(ids)) == std::nullopt);
   }
-  // Columns that are split, too, come together.
+  // Columns that are split, too, are gathered.
   const at::Tensor tiles = lay_out(whole, mesh, {Shard(0), Shard(1)});
   exchanges([&] { at::histc(tiles, 4); }, 1, 5 * 16);
   CHECK(difference(at::histc(tiles, 4), at::histc(whole, 4)) == std::nullopt);
-  // Addends are reduced once, for the range and the counts.
+  // Partials are reduced once, for the range and the counts.
   const at::Tensor addends = lay_out(whole, mesh, {Partial(), Shard(0)});
   exchanges([&] { at::histc(addends, 4); }, 2, 20 * 6 * 8);
   CHECK(difference(at::histc(addends, 4), at::histc(whole, 4)) == std::nullopt);

@@ -1,4 +1,4 @@
-// Pooling, interpolation, sampling, padding: batch and channels stay where they are.
+// Pooling, interpolation, sampling, padding: batch and channels stay split.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/adaptive_avg_pool3d.h>
@@ -45,8 +45,8 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Shape = std::vector<int64_t>;
 
-// Of one input: split by batch or channels, and addends where the operator is linear, nothing is exchanged.
-// `interleaved`: also where ranks have several runs of a dim.
+// With one input, split by batch or channels, or Partial if the operator is linear, there is no communication.
+// `interleaved`: also if ranks have several runs of a dim.
 void check_image(const std::string& name, const Shape& shape, std::function<at::Tensor(const at::Tensor&)> fn,
                  bool linear = true, int64_t free_dims = 2, bool interleaved = true) {
   OpCase c{name, [fn](auto& t) { return Tensors{fn(t[0])}; }, {shape}};
@@ -72,7 +72,7 @@ TEST_CASE("average pooling", "[ops][images]") {
   check_image("no images", {0, 3, 6, 7}, [](auto& x) { return at::avg_pool2d(x, 2); });
 }
 
-TEST_CASE("the mean of integers is rounded, so that addends are added up first", "[ops][images]") {
+TEST_CASE("the mean of integers is rounded, so that Partials are reduced first", "[ops][images]") {
   const DeviceMesh mesh(World::local(3), {3});
   const at::Tensor x = at::arange(16).view({1, 4, 4});
   const auto addends = from_local({x - 2, at::ones_like(x), at::ones_like(x)}, mesh, {Partial()});
@@ -128,7 +128,7 @@ TEST_CASE("maximum pooling and its inverse", "[ops][images]") {
       false);
 }
 
-TEST_CASE("fractional pooling: the samples go along", "[ops][images]") {
+TEST_CASE("fractional pooling with split samples", "[ops][images]") {
   OpCase c{"fractional_max_pool2d",
            [](auto& t) {
              const auto [y, index] = at::fractional_max_pool2d(t[0], {2, 2}, {3, 4}, t[1]);
@@ -227,12 +227,12 @@ TEST_CASE("pixels to channels and back", "[ops][images]") {
   };
   const auto columns = [](auto& x) { return at::im2col(x, {2, 3}, {1, 1}, {1, 0}, {2, 1}); };
   const auto images = [](auto& x) { return at::col2im(x, {5, 6}, {2, 2}, {1, 1}, {0, 0}, {1, 1}); };
-  // Channels stay where every rank has whole pixels: 48 channels of 4 are 12 on every rank.
+  // Channels stay split if every rank has whole pixels: 48 channels of 4 are 12 on every rank.
   check("pixel_shuffle", {3, 48, 2, 3}, 2, [](auto& x) { return at::pixel_shuffle(x, 2); });
   check("pixel_unshuffle", {3, 12, 4, 6}, 2, [](auto& x) { return at::pixel_unshuffle(x, 2); });
   check("uneven pixels", {3, 20, 2, 3}, 1, [](auto& x) { return at::pixel_shuffle(x, 2); });
   check("one pixel", {4, 2, 3}, 0, [](auto& x) { return at::pixel_shuffle(x, 2); });
-  // Space stays where every rank has whole pixels, as many as the others.
+  // Spatial dims stay split if every rank has whole pixels, as many as the others.
   const auto check_space = [](const char* name, const Shape& shape, auto fn) {
     OpCase c{name, [fn](auto& t) { return Tensors{fn(t[0])}; }, {shape}};
     c.silent = [](const std::vector<Placement>& p) { return p[0] == Shard(2) || p[0] == Shard(3); };
@@ -254,7 +254,7 @@ TEST_CASE("pixels to channels and back", "[ops][images]") {
   check("col2im, uneven channels", {3, 20, 20}, 1, images);
 }
 
-TEST_CASE("pixel_unshuffle by 1 gives a copy, as ATen does", "[ops][images]") {
+TEST_CASE("pixel_unshuffle by 1 returns a copy, as ATen does", "[ops][images]") {
   const DeviceMesh mesh(World::local(2), {2});
   const auto x = distribute_tensor(at::rand({1, 2, 4}, at::kDouble) + 1, mesh, {Shard(2)});
   at::pixel_unshuffle(x, 1).zero_();

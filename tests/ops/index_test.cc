@@ -43,7 +43,7 @@ namespace {
 using Indices = c10::List<std::optional<at::Tensor>>;
 
 // Input 0 is a tensor of numbers, the next `lists` are indices below `high`, the rest numbers. No index twice along the
-// last dim if `distinct`: what is written last would be anyone's guess.
+// last dim if `distinct`: the order of writes is undefined.
 std::function<at::Tensor(size_t, const std::vector<int64_t>&)> with_indices(int64_t high, size_t lists = 1,
                                                                             bool distinct = false, int64_t low = 0) {
   return [=](size_t i, const std::vector<int64_t>& shape) {
@@ -306,7 +306,7 @@ TEST_CASE("writes by index match ATen in every layout, in place too") {
   });
 }
 
-// Into a tensor laid out as the result would be.
+// Into a tensor in the layout of the result.
 template <typename F>
 Tensors into(const at::Tensor& like, F f) {
   at::Tensor out = like.detach() * 0;
@@ -314,7 +314,7 @@ Tensors into(const at::Tensor& like, F f) {
   return {out};
 }
 
-TEST_CASE("results can be written into a tensor that is there") {
+TEST_CASE("results can be written into an existing tensor") {
   std::vector<OpCase> cases = {
       {.name = "index_select.out",
        .fn =
@@ -356,7 +356,7 @@ TEST_CASE("results can be written into a tensor that is there") {
   check_all(cases);
 }
 
-TEST_CASE("one_hot in a scope that makes distributed tensors") {
+TEST_CASE("one_hot in a MeshScope") {
   check_op({.name = "one_hot",
             .fn =
                 [](auto& t) {
@@ -369,7 +369,7 @@ TEST_CASE("one_hot in a scope that makes distributed tensors") {
             .grad = {false, false}});
 }
 
-TEST_CASE("one_hot of as many classes as there are learns that in one exchange") {
+TEST_CASE("one_hot without a number of classes finds it in one exchange") {
   const DeviceMesh mesh(World::local(6), {2, 3}, {"dp", "tp"});
   const at::Tensor ids = at::randint(9, {40, 2}, at::kLong);
   for (const Placements& placements :
@@ -388,8 +388,7 @@ TEST_CASE("one_hot of as many classes as there are learns that in one exchange")
   CHECK_THROWS_WITH(at::one_hot(lay_out(ids - 9, mesh, {Shard(0), Shard(1)})), Catch::Contains("non-negative"));
 }
 
-// With a number of classes given, ranks look at their own indices only: without communication, in an abstract world,
-// too.
+// With a given number of classes, ranks check only their own indices: without communication, in an abstract world, too.
 TEST_CASE("one_hot of split indices stays split") {
   for (const auto& mesh : test_meshes()) {
     const auto ids = distribute_tensor(at::arange(5), mesh, Placements(mesh.ndim(), Shard(0)));
@@ -432,7 +431,7 @@ TEST_CASE("sorted lists are searched in every layout") {
   });
 }
 
-TEST_CASE("shapes that the data decide come from the data") {
+TEST_CASE("operators with data-dependent shapes return the right shapes") {
   check_all({
       {.name = "nonzero",
        .fn = [](auto& t) { return Tensors{at::nonzero(t[0] > 0)}; },
@@ -458,7 +457,7 @@ at::Tensor replicated(const at::Tensor& t, const DeviceMesh& mesh) {
   return from_local(std::vector<at::Tensor>(mesh.local_ranks().size(), t), mesh, {Replicate()});
 }
 
-TEST_CASE("an index out of range is an error whatever part a rank holds") {
+TEST_CASE("an index out of range is an error in every layout") {
   const DeviceMesh& mesh = test_meshes()[0];
   const at::Tensor full = at::rand({8, 2}, at::TensorOptions(at::kDouble));
   for (const Placement& p : {Replicate(), Shard(0), Shard(1)}) {

@@ -1,5 +1,5 @@
-// Batches of matrices: the batch stays where it is, in decompositions, systems of equations, functions of matrices, and
-// in their gradients.
+// Batches of matrices: the batch stays split in decompositions, systems of equations, functions of matrices, and in
+// their gradients.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cholesky_inverse.h>
@@ -64,7 +64,7 @@ Tensors tensors(const Tuple& t) {
   return std::apply([](auto&... x) { return Tensors{x...}; }, t);
 }
 
-// Far from singular, all singular values apart.
+// Far from singular, with distinct singular values.
 at::Tensor matrices(const std::vector<int64_t>& shape) {
   at::Tensor a = at::rand(shape, at::kDouble);
   if (shape.size() < 2) return a;
@@ -88,7 +88,7 @@ bool whole(const std::vector<Placement>& p) {
   return true;
 }
 
-// `exchanges`: the operator says which matrix is singular, for which all must look at all of them, or is no batch.
+// `exchanges`: the operator reports which matrix is singular, for which all ranks must exchange, or there is no batch.
 void check(const char* name, const Shapes& shapes, const Fn& fn, bool exchanges = false) {
   OpCase c{name, fn, shapes};
   c.make = [](size_t, const auto& shape) { return matrices(shape); };
@@ -99,7 +99,7 @@ void check(const char* name, const Shapes& shapes, const Fn& fn, bool exchanges 
 
 const Shapes kOne = {{5, 3, 3}}, kTall = {{5, 4, 3}}, kTwo = {{5, 3, 3}, {5, 3, 2}};
 
-TEST_CASE("decompositions keep the batch", "[ops][linear_algebra]") {
+TEST_CASE("decompositions keep the batch split", "[ops][linear_algebra]") {
   check("svd", kTall, [](auto& t) {
     const auto [u, s, vh] = at::linalg_svd(t[0], false);
     return Tensors{s, u.mul(s.unsqueeze(-2)).matmul(vh)};
@@ -148,7 +148,7 @@ TEST_CASE("decompositions keep the batch", "[ops][linear_algebra]") {
   });
 }
 
-TEST_CASE("functions of matrices keep the batch", "[ops][linear_algebra]") {
+TEST_CASE("functions of matrices keep the batch split", "[ops][linear_algebra]") {
   check("det", kOne, [](auto& t) { return Tensors{at::linalg_det(t[0])}; });
   check("slogdet", kOne, [](auto& t) { return tensors(at::linalg_slogdet(t[0])); });
   check("inv_ex", kOne, [](auto& t) { return tensors(at::linalg_inv_ex(t[0])); });
@@ -175,7 +175,7 @@ TEST_CASE("functions of matrices keep the batch", "[ops][linear_algebra]") {
   check_op(cross, 30);
 }
 
-TEST_CASE("systems of equations keep the batch", "[ops][linear_algebra]") {
+TEST_CASE("systems of equations keep the batch split", "[ops][linear_algebra]") {
   check("solve_ex", kTwo, [](auto& t) { return tensors(at::linalg_solve_ex(t[0], t[1])); });
   check("solve for vectors", {{5, 3, 3}, {5, 3}},
         [](auto& t) { return Tensors{std::get<0>(at::linalg_solve_ex(t[0], t[1]))}; });
@@ -201,7 +201,7 @@ TEST_CASE("systems of equations keep the batch", "[ops][linear_algebra]") {
 }
 
 // One matrix for all: each rank solves for its own right hand sides.
-TEST_CASE("right hand sides beside each other stay split", "[ops][linear_algebra]") {
+TEST_CASE("right hand sides of one system stay split", "[ops][linear_algebra]") {
   const auto check_sides = [](const char* name, const Shapes& shapes, const Fn& fn, size_t sides, int64_t dim) {
     OpCase c{name, fn, shapes};
     c.make = [](size_t, const auto& shape) { return matrices(shape); };
@@ -251,8 +251,8 @@ TEST_CASE("right hand sides beside each other stay split", "[ops][linear_algebra
       0, 1);
 }
 
-// One matrix for a batch of right hand sides: its factorisation is no addend, also where a rank has no right hand side.
-TEST_CASE("batches that broadcast", "[ops][linear_algebra]") {
+// One matrix for a batch of right hand sides: its factorisation is replicated, also if a rank has no right hand side.
+TEST_CASE("linear algebra with broadcast batches", "[ops][linear_algebra]") {
   const auto sides = [](const std::vector<Placement>& p) { return p[0] == Replicate() && p[1] == Shard(0); };
   for (const std::vector<int64_t>& one : {std::vector<int64_t>{3, 3}, {1, 3, 3}}) {
     OpCase c{"solve_ex", [](auto& t) { return tensors(at::linalg_solve_ex(t[0], t[1])); }, {one, {5, 3, 2}}};
@@ -265,7 +265,7 @@ TEST_CASE("batches that broadcast", "[ops][linear_algebra]") {
   }
 }
 
-TEST_CASE("a singular matrix is an error on every rank, which names it", "[ops][linear_algebra]") {
+TEST_CASE("a singular matrix is an error on every rank that names the matrix", "[ops][linear_algebra]") {
   for (const auto& mesh : test_meshes()) {
     at::Tensor a = matrices({5, 3, 3});
     a[4].zero_();

@@ -33,7 +33,7 @@ constexpr int64_t kReductions[] = {at::Reduction::None, at::Reduction::Mean, at:
 
 at::Tensor probabilities(const std::vector<int64_t>& shape) { return at::rand(shape, at::kDouble).mul(0.9).add(0.05); }
 
-// Scores, class indices some of which are to be ignored, class weights.
+// Scores, class indices some of which are ignored, class weights.
 at::Tensor make_nll(size_t i, const std::vector<int64_t>& shape) {
   if (i == 1) return at::randint(4, shape, at::kLong);
   return probabilities(shape);
@@ -129,7 +129,7 @@ TEST_CASE("negative log likelihood matches ATen in every layout") {
        [](size_t i, const auto& shape) { return i == 1 ? at::randint(1, shape, at::kLong) : probabilities(shape); }});
 }
 
-TEST_CASE("the mean of a batch-sharded likelihood costs one all-reduce of two numbers, its gradient nothing") {
+TEST_CASE("the mean of a batch-sharded likelihood costs one all-reduce of two numbers, its gradient none") {
   const DeviceMesh& mesh = test_meshes()[0];
   at::Tensor scores = lay_out(probabilities({9, 4}), mesh, {Shard(0)}).requires_grad_();
   const auto target = lay_out(at::randint(4, {9}, at::kLong), mesh, {Shard(0)});
@@ -141,7 +141,7 @@ TEST_CASE("the mean of a batch-sharded likelihood costs one all-reduce of two nu
   loss.backward();
   CHECK(comm.total() == 1);
   CHECK(meta_of(scores.grad()).spec->placements() == Placements{Shard(0)});
-  // Sums stay sums until somebody reads them.
+  // Sums stay Partial until they are read.
   CommDebugMode summing;
   const auto sum = at::nll_loss(scores.detach(), target, {}, at::Reduction::Sum);
   CHECK(summing.total() == 0);
@@ -191,7 +191,7 @@ TEST_CASE("cross entropy matches ATen in every layout") {
   }
 }
 
-TEST_CASE("losses are decided without data") {
+TEST_CASE("losses in an abstract world") {
   const DeviceMesh mesh(World::abstract(4), {4});
   const auto meta = [&](std::vector<int64_t> sizes, c10::ScalarType dtype) {
     return distribute_tensor(at::empty(sizes, at::TensorOptions(dtype).device(at::kMeta)), mesh, {Shard(0)});

@@ -74,7 +74,7 @@ TEST_CASE("products of matrices and vectors match ATen in every layout") {
   }
 }
 
-TEST_CASE("mm communicates only where the layouts do not fit") {
+TEST_CASE("mm communicates only if the layouts do not fit") {
   OpCase c{"mm", [](auto& t) { return Tensors{at::mm(t[0], t[1])}; }, {{5, 6}, {6, 3}}};
   c.silent = [](const std::vector<Placement>& p) {
     return p[0] == Replicate() || p[1] == Replicate() || (p[0] == Shard(1) && p[1] == Shard(0));
@@ -82,7 +82,7 @@ TEST_CASE("mm communicates only where the layouts do not fit") {
   check_op(c);
 }
 
-TEST_CASE("views of one Partial tensor are reduced once for the products of it with itself") {
+TEST_CASE("views of one Partial tensor are reduced once for their product") {
   struct Product {
     const char* name;
     at::Tensor (*fn)(const at::Tensor&);
@@ -142,7 +142,7 @@ TEST_CASE("addmm with beta = 0 ignores the bias, nan or not, in every layout") {
   check_op(c);
 }
 
-TEST_CASE("alpha and beta do not take part in the cached decision") {
+TEST_CASE("alpha and beta are not part of the cached decision") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto bias = lay_out(at::rand({3}), mesh, {Replicate()}), a = lay_out(at::rand({5, 6}), mesh, {Shard(0)}),
              b = lay_out(at::rand({6, 3}), mesh, {Replicate()});

@@ -1,4 +1,4 @@
-// What decompositions of matrices and systems of equations take is counted, and is part of the price of a layout.
+// The FLOP of decompositions and systems of equations are counted, and are part of a layout's price.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cholesky_solve.h>
 #include <ATen/ops/eye.h>
@@ -66,7 +66,7 @@ std::vector<Case> cases() {
 
 }  // namespace
 
-TEST_CASE("the work on a batch of matrices is counted, shared where the batch is split", "[ops][linear_algebra]") {
+TEST_CASE("the FLOP for a batch of matrices are counted and shared if the batch is split", "[ops][linear_algebra]") {
   const at::Tensor a = at::eye(kN, at::kDouble) * 4 + at::ones({kBatch, kN, kN}, at::kDouble);
   const at::Tensor b = at::rand({kBatch, kN, kSides}, at::kDouble);
   const DeviceMesh& mesh = test_meshes()[0];
@@ -82,7 +82,7 @@ TEST_CASE("the work on a batch of matrices is counted, shared where the batch is
   }
 }
 
-TEST_CASE("rows of one tall matrix that are decomposed apart are less work than all of them", "[ops][linear_algebra]") {
+TEST_CASE("the QR of a tall matrix by rows takes fewer FLOP than on every rank", "[ops][linear_algebra]") {
   const DeviceMesh& mesh = test_meshes()[0];
   const at::Tensor a = distribute_tensor(at::rand({400, 4}, at::kDouble), mesh, {Shard(0)});
   const CommDebugMode comm;
@@ -92,7 +92,7 @@ TEST_CASE("rows of one tall matrix that are decomposed apart are less work than 
   CHECK(comm.flops() < whole / 2);
 }
 
-TEST_CASE("right hand sides go to the ranks of whole systems where that spares more work than it takes to move them",
+TEST_CASE("right hand sides move to the ranks of whole systems if that saves more than it costs",
           "[ops][linear_algebra]") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"dp"});
   const auto layout_of_solution = [&](int64_t n) {

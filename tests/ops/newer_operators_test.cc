@@ -1,5 +1,5 @@
-// Operators that LibTorch 2.11 did not have yet, called through the dispatcher. Those of a later release are passed
-// over.
+// Operators that LibTorch 2.11 did not have yet, called through the dispatcher. Operators that the present release
+// lacks are skipped.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/rand.h>
@@ -47,7 +47,7 @@ TEST_CASE("newer operators: polar decomposition and square root of matrices", "[
   }
 }
 
-TEST_CASE("newer operators: a tensor takes the data of another, and shares it", "[ops][newer]") {
+TEST_CASE("newer operators: a tensor takes over and shares another's data", "[ops][newer]") {
   if (!has("aten::shallow_copy_data_")) return;
   for (const DeviceMesh& mesh : test_meshes()) {
     const at::Tensor plain = at::rand({4, 3}, at::kDouble);

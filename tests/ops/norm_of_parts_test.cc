@@ -1,4 +1,5 @@
-// Norms that are not reduced yet: they combine like norms, pass what moves elements, and cost one reduction together.
+// Norms that are not reduced yet: they combine like norms, pass operators that move elements, and cost one reduction
+// together.
 #include <torch/autograd.h>
 #include <torch/nn.h>
 
@@ -41,7 +42,8 @@ TEST_CASE("norms of parts: a placement like others", "[placement][norm]") {
              Catch::Contains("norm2"));
 }
 
-TEST_CASE("norms of parts: the root of the sum of squares, with the sign of the addends", "[redistribute][norm]") {
+TEST_CASE("norms of parts: reduce to the root of the sum of squares, with the sign of the addends",
+          "[redistribute][norm]") {
   const DeviceMesh mesh(World::local(3), {3}, {"tp"});
   const std::vector<Tensor> parts = {torch::tensor({2., -1., 0., 6.}), torch::tensor({1., -2., 0., 0.}),
                                      torch::tensor({2., -2., 0., 8.})};
@@ -53,7 +55,7 @@ TEST_CASE("norms of parts: the root of the sum of squares, with the sign of the 
     CHECK(layout(moved) == Placements{to});
     CHECK(torch::equal(full_tensor(moved), expected));
   }
-  // The first rank keeps what is there.
+  // The first rank keeps its value.
   const Tensor values = torch::tensor({-5., 1e100, 0.25, std::numeric_limits<double>::infinity()}, torch::kDouble);
   CHECK(torch::equal(full_tensor(distribute_tensor(values, mesh, {Partial(kNorm2)})), values));
 }
@@ -79,7 +81,7 @@ TEST_CASE("norms of parts: over any layout", "[ops][norm]") {
   }
 }
 
-TEST_CASE("norms of parts: pass what moves elements, and nothing else", "[ops][norm]") {
+TEST_CASE("norms of parts: pass operators that move elements, and no others", "[ops][norm]") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const Tensor plain = numbers({6, 3}), x = distribute_tensor(plain, mesh, {Shard(0)});
   const Tensor negative = distribute_tensor(torch::tensor({-2.5}, torch::kDouble), mesh);

@@ -91,7 +91,7 @@ TEST_CASE("group norm matches ATen in every layout") {
   check_op(stats);
 }
 
-// CUDA has kernels of its own for these; their layouts are asked for here.
+// CUDA has kernels of its own for these; only their layouts are tested.
 TEST_CASE("fused RMS norm and its backward split rows, and weight gradients are sums") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto spec = [&](Shape sizes) { return Spec::get(mesh, {Replicate()}, sizes, at::kFloat); };
@@ -109,7 +109,7 @@ TEST_CASE("fused RMS norm and its backward split rows, and weight gradients are 
   const auto rule = RuleRegistry::instance().find(backward.op);
   const auto backward_all = rule->per_dim(backward, 0);
   CHECK(has(backward_all, {Shard(0), Partial()}, {Shard(0), Shard(0), Shard(0), Replicate()}));
-  // The gradient of a row is wanted by the weights and by what came before: it is reduced here, once.
+  // The gradient of a row is used by the weights and by the operators before: it is reduced here, once.
   for (const auto& s : backward_all) CHECK_FALSE(s.inputs[0].is_partial());
   const auto metas = rule->metas(backward);
   CHECK(metas.tensors[0]->sizes == Shape{6, 5, 4});

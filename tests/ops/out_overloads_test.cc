@@ -1,4 +1,4 @@
-// Forms of operators that write to an out= tensor, against plain ATen.
+// Operators that write to an out= tensor, compared with plain ATen.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -18,7 +18,7 @@ using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 
 struct Row {
   std::string op;
-  std::vector<c10::IValue> args;  // all but out
+  std::vector<c10::IValue> args;  // all arguments except out
   c10::ScalarType out = at::kDouble;
   bool whole_rows = false;  // it computes along dim 0, so it cannot write to an out= tensor that is cut there
 };
@@ -112,7 +112,7 @@ std::vector<Row> reductions_and_moves() {
   };
 }
 
-// Composite operators, whose own code asks for the memory of what it writes to.
+// Composite operators, whose own code accesses the memory of the written tensor.
 std::vector<Row> of_composites() {
   const auto x = at::rand({6, 5}, at::kDouble), y = at::rand({5, 4}, at::kDouble);
   const auto scores = at::rand({6, 5}, at::kDouble).log(), target = at::tensor({4, 0, 2, 1, 1, 3}, at::kLong);
@@ -175,11 +175,11 @@ TEST_CASE("out= of tensors like another", "[out]") {
   for (const Row& row : like_another()) check(row);
 }
 
-TEST_CASE("out= by index", "[out]") {
+TEST_CASE("out= of writes by index", "[out]") {
   for (const Row& row : by_index()) check(row);
 }
 
-TEST_CASE("out= elementwise", "[out]") {
+TEST_CASE("out= of elementwise operators", "[out]") {
   for (const Row& row : elementwise()) check(row);
 }
 
@@ -187,8 +187,8 @@ TEST_CASE("out= of reductions and moves", "[out]") {
   for (const Row& row : reductions_and_moves()) check(row);
 }
 
-// What ranks share is reduced by handlers, which give results of their own.
-TEST_CASE("out= of reductions along split dims is written", "[out]") {
+// Reductions of split dims have handlers, which return new tensors.
+TEST_CASE("out= of reductions along split dims", "[out]") {
   const at::Tensor x = at::rand({3, 7}, at::kDouble);
   for (const DeviceMesh& mesh : test_meshes()) {
     const auto split = lay_out(x, mesh, Placements(mesh.ndim(), Shard(1)));
@@ -207,7 +207,7 @@ TEST_CASE("out= of reductions along split dims is written", "[out]") {
     call_op("aten::max.dim_max", {split, 1, false, values, indices});
     CHECK(difference(values, x.amax(1)) == std::nullopt);
     CHECK(difference(indices, x.argmax(1)) == std::nullopt);
-    // A plain tensor is told of as elsewhere.
+    // A plain tensor gives the usual error.
     CHECK_THROWS_WITH(call_op("aten::argmax.out", {split, 1, false, at::zeros({3}, at::kLong)}),
                       Catch::Contains("writes to a plain tensor"));
   }
@@ -217,7 +217,7 @@ TEST_CASE("out= of composites", "[out]") {
   for (const Row& row : of_composites()) check(row);
 }
 
-TEST_CASE("out= of composites: what LibTorch refuses is refused", "[out]") {
+TEST_CASE("out= of composites: rejected like in LibTorch", "[out]") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto x = lay_out(at::rand({6, 5}, at::kDouble), mesh, {Shard(0)});
   const auto y = lay_out(at::rand({5, 4}, at::kDouble), mesh, {Replicate()});
@@ -234,7 +234,7 @@ TEST_CASE("out= of composites: what LibTorch refuses is refused", "[out]") {
   const auto list = c10::List<at::Tensor>({x, trained});
   CHECK_THROWS_WITH(call_op("aten::hstack.out", {list, out({0}, at::kDouble)}),
                     Catch::Contains("do not support automatic differentiation"));
-  // All are looked at before one is written.
+  // All are checked before one is written.
   const auto values = out({0}, at::kDouble);
   CHECK_THROWS(call_op("aten::max.dim_max", {x, 0, false, values, out({7}, at::kLong)}));
   CHECK(values.numel() == 0);
@@ -251,7 +251,7 @@ TEST_CASE("out= without elements: reductions compute in its dtype", "[out]") {
   CHECK(difference(out, full.to(at::kDouble).sum()) == std::nullopt);
 }
 
-TEST_CASE("An out= tensor of another shape is named", "[out]") {
+TEST_CASE("out= of another shape is an error that names it", "[out]") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto x = lay_out(at::rand({6, 5}, at::kDouble), mesh, {Shard(0)});
   const auto small = lay_out(at::zeros({2, 5}, at::kDouble), mesh, {Replicate()});

@@ -1,4 +1,4 @@
-// Packing and padding of sequences: in every layout, against plain ATen.
+// Packing and padding of sequences: in every layout, compared with plain ATen.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_pack_padded_sequence.h>
 #include <ATen/ops/_pad_packed_sequence.h>
@@ -25,7 +25,7 @@ bool is_silent(const std::vector<Placement>& p) { return p[0].is_replicate() || 
 
 }  // namespace
 
-TEST_CASE("packing in every layout gives the rows of plain ATen and communicates nothing", "[ops][packed]") {
+TEST_CASE("packing in every layout equals plain ATen without communication", "[ops][packed]") {
   for (const bool batch_first : {false, true}) {
     OpCase c{"pack"};
     c.fn = [=](const Tensors& t) {
@@ -41,7 +41,7 @@ TEST_CASE("packing in every layout gives the rows of plain ATen and communicates
   }
 }
 
-TEST_CASE("padding in every layout gives the elements of plain ATen and communicates nothing", "[ops][packed]") {
+TEST_CASE("padding in every layout equals plain ATen without communication", "[ops][packed]") {
   for (const int64_t total_length : {0, 6}) {
     OpCase c{"pad"};
     c.fn = [=](const Tensors& t) {
@@ -65,8 +65,7 @@ TEST_CASE("packed integers and bools keep their values", "[ops][packed]") {
   }
 }
 
-TEST_CASE("a batch that was packed and is padded again stays split, unless one of the two was written to",
-          "[ops][packed]") {
+TEST_CASE("a batch packed and padded again stays split, unless one of the two was written to", "[ops][packed]") {
   const DeviceMesh& mesh = test_meshes()[0];
   const at::Tensor values = at::rand({6, 5, 2}, at::kDouble);
   const auto plain = at::_pack_padded_sequence(values, lengths(), false);
@@ -88,7 +87,7 @@ TEST_CASE("a batch that was packed and is padded again stays split, unless one o
   CHECK(at::equal(full_tensor(padded()), expected * 2));
 }
 
-TEST_CASE("packing says what is wrong", "[ops][packed]") {
+TEST_CASE("packing: errors", "[ops][packed]") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto x = distribute_tensor(at::rand({6, 5, 2}), mesh, {Shard(1)});
   const auto unsorted = at::tensor(std::vector<int64_t>{1, 4, 3, 1, 1});

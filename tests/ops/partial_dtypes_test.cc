@@ -1,6 +1,6 @@
-// Brute force over dtypes x kinds of Partial x operators that let Partials through: the operator on addends, reduced,
-// is the operator on the reduced value, as plain ATen has it. Addends are of both signs, near the limits of their
-// types, and one rank may hold what an empty part leaves.
+// Brute force over dtypes x kinds of Partial x operators that pass Partials: the operator on addends, then reduced,
+// equals plain ATen's operator on the reduced value. Addends have both signs, are near the limits of their types, and
+// one rank may hold the neutral element of an empty part.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/allclose.h>
@@ -59,7 +59,7 @@ const DeviceMesh& mesh_of(int64_t n) {
 bool integral(ScalarType t) { return at::isIntegralType(t, /*includeBool=*/false); }
 bool is_order(ReduceOp op) { return op == ReduceOp::kMax || op == ReduceOp::kMin; }
 
-// What a value of the type and kind can be: averages of integers, sums of bools, orders of complex numbers are none.
+// Values that the type and kind allow: no averages of integers, sums of bools, orders of complex numbers.
 bool has_kind(ScalarType t, ReduceOp op) {
   if (op == ReduceOp::kAvg) return at::isFloatingType(t) || at::isComplexType(t);
   return !(is_order(op) && at::isComplexType(t));
@@ -91,8 +91,8 @@ at::Tensor identity_like(const at::Tensor& t, ReduceOp op) {
   return at::full_like(t, lowest(type, of_max));
 }
 
-// [2, 3] addends, one per rank. `variant`: 0 small values; 1 near the limits; both with a rank that holds nothing if
-// `empty`.
+// [2, 3] addends, one per rank. `variant`: 0 small values; 1 near the limits; both with a rank that holds the neutral
+// element if `empty`.
 Tensors addends(ScalarType type, ReduceOp op, int64_t ranks, int variant, bool empty) {
   static const std::vector<std::vector<double>> kSmall = {
       {3, -1, 0.5, 2, -2.5, 0}, {-2, 3, 1.5, 2, 4, -1}, {1, 1, -3, -0.5, 2, 1}};
@@ -147,13 +147,13 @@ at::Tensor wrapped(const at::Scalar& number) {
 
 struct Operation {
   std::string name;
-  std::function<at::Tensor(const at::Tensor& x, const Tensors& o)> fn;  // o: other operands, same on all ranks
+  std::function<at::Tensor(const at::Tensor& x, const Tensors& o)> fn;  // o: other operands, the same on all ranks
   bool in_place = false;
   bool must_work = false;  // in place, too
   bool beside_itself = false;
 };
 
-// Operators on the Partial alone.
+// Operators on a single Partial.
 std::vector<Operation> unary() {
   std::vector<Operation> list;
   for (const char* op : {"asinh",         "atan",
@@ -217,7 +217,7 @@ std::vector<Operation> unary() {
   return list;
 }
 
-// Beside others: o[0] of the Partial's shape, o[1] without dims, o[2] a mask.
+// With other tensors: o[0] of the Partial's shape, o[1] without dims, o[2] a mask.
 std::vector<Operation> binary() {
   std::vector<Operation> list = {
       {"add", [](auto& x, auto& o) { return at::add(x, o[0]); }},
@@ -344,7 +344,7 @@ std::vector<Operation> binary() {
   return list;
 }
 
-// Beside numbers.
+// With numbers.
 std::vector<Operation> with_number(const at::Scalar& s) {
   std::vector<Operation> list = {
       {"add", [s](auto& x, auto&) { return at::add(x, s); }},
@@ -395,7 +395,7 @@ bool close(const at::Tensor& got, const at::Tensor& expected, ScalarType given) 
   return at::allclose(got.to(wide), expected.to(wide), tolerance, tolerance, /*equal_nan=*/true);
 }
 
-// Every comparison that fails, once.
+// Every failed comparison, once.
 class Log {
  public:
   void add(std::string line) {
@@ -459,10 +459,10 @@ void compare(const Operation& operation, const Setting& s, const Tensors& plain,
   try {
     LocalGuard guard;
     expected = operation.fn(reduced(parts, s.kind), plain);
-    // Of tensors it is taken that they are finite: beside itself, one with infinities is not.
+    // Tensors are assumed to be finite: one with infinities is not combined with itself.
     if (s.variant == 1 && at::isFloatingType(s.type) && operation.beside_itself) return;
   } catch (const std::exception&) {
-    return;  // ATen itself refuses
+    return;  // ATen itself rejects it
   }
   Tensors others;
   for (const auto& t : plain) others.push_back(t.defined() ? whole(t, mesh) : t);
@@ -492,7 +492,7 @@ Tensors operands(ScalarType type) {
 
 }  // namespace
 
-TEST_CASE("Operators on addends alone, of every dtype and kind", "[partial_dtypes]") {
+TEST_CASE("Operators on Partials alone, of every dtype and kind", "[partial_dtypes]") {
   Log log;
   const auto list = unary();
   each_setting([&](const Setting& s) {
@@ -500,7 +500,7 @@ TEST_CASE("Operators on addends alone, of every dtype and kind", "[partial_dtype
   });
 }
 
-TEST_CASE("Operators on addends beside tensors, of every pair of dtypes and kind", "[partial_dtypes]") {
+TEST_CASE("Operators on Partials with tensors, of every pair of dtypes and kind", "[partial_dtypes]") {
   Log log;
   const auto list = binary();
   int64_t turn = 0;
@@ -508,7 +508,7 @@ TEST_CASE("Operators on addends beside tensors, of every pair of dtypes and kind
     for (const ScalarType other : kTypes) {
       if (++turn % 5 != 0) continue;  // a sample, for time: every pair of dtypes with some kind
       for (const auto& operation : list) {
-        // Tensors are taken to have no zeros where they divide; among bools there are some.
+        // Divisors are assumed to have no zeros; bools have some.
         if (other == at::kBool && (operation.name == "div" || operation.name == "div_")) continue;
         compare(operation, s, operands(other), c10::str(" beside ", other), log);
       }
@@ -516,14 +516,14 @@ TEST_CASE("Operators on addends beside tensors, of every pair of dtypes and kind
   });
 }
 
-TEST_CASE("Operators on addends beside numbers, finite and not", "[partial_dtypes]") {
+TEST_CASE("Operators on Partials with numbers, finite and not", "[partial_dtypes]") {
   Log log;
   const std::vector<at::Scalar> numbers = {true, 3, -2, 0, 2.5, 0.0, kInf, -kInf, c10::complex<double>(1, 2)};
   int64_t turn = 0;
   each_setting([&](const Setting& s) {
     for (const auto& number : numbers) {
       if (++turn % 2 != 0) continue;  // a sample, for time
-      // Complex infinities are no averages or products: (inf, 0) / 2 is (inf, nan).
+      // Complex infinities are not averages or products: (inf, 0) / 2 is (inf, nan).
       if (at::isComplexType(s.type) && number.isFloatingPoint() && std::isinf(number.toDouble())) continue;
       for (const auto& operation : with_number(number))
         compare(operation, s, operands(s.type), c10::str(" ", number), log);
@@ -531,7 +531,7 @@ TEST_CASE("Operators on addends beside numbers, finite and not", "[partial_dtype
   });
 }
 
-TEST_CASE("Whether all of many tensors are finite is one collective", "[partial_dtypes]") {
+TEST_CASE("Checking many tensors for infinities is one collective", "[partial_dtypes]") {
   const DeviceMesh& mesh = mesh_of(3);
   for (const bool broken : {false, true}) {
     Tensors gradients;
@@ -569,7 +569,7 @@ TEST_CASE("A number of another type does not reduce, and works in place", "[part
   CHECK(meta_of(p(ReduceOp::kMax) + 1).spec->has_partial());
   CHECK_FALSE(meta_of(p(ReduceOp::kMax) + kInf).spec->has_partial());
   CHECK_FALSE(meta_of(p(ReduceOp::kSum).div(0.0)).spec->has_partial());
-  CHECK(meta_of(p(ReduceOp::kSum).div(2.0)).spec->has_partial());  // not what was remembered for 0
+  CHECK(meta_of(p(ReduceOp::kSum).div(2.0)).spec->has_partial());  // not the cached decision for 0
   CHECK_THROWS_WITH(p(ReduceOp::kSum).div_(0.0), Catch::Contains("redistribute it first"));
 }
 

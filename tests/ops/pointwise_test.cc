@@ -1,5 +1,4 @@
-// Elementwise operators against plain ATen, which Partials pass through without communication, and that ATen's whole
-// list has rules.
+// Elementwise operators compared with plain ATen: Partials pass without communication, and ATen's whole list has rules.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
@@ -39,7 +38,7 @@ OpCase named(const std::string& op, std::vector<std::vector<int64_t>> shapes, Va
   return c;
 }
 
-// The tensors' layouts along the mesh never meet in different splits, and no Partial meets a split.
+// Layouts of the tensors along the mesh such that no two splits differ, and no Partial meets a split.
 bool no_conflict(const std::vector<Placement>& p) {
   std::optional<Placement> seen;
   for (const auto& q : p) {
@@ -55,7 +54,7 @@ bool unary_silent_unless_partial(const std::vector<Placement>& p) { return !p[0]
 
 }  // namespace
 
-TEST_CASE("Linear operators let Partials through without communication", "[pointwise]") {
+TEST_CASE("Linear operators pass Partials without communication", "[pointwise]") {
   struct Row {
     OpCase c;
     Silent silent;
@@ -163,13 +162,13 @@ TEST_CASE("Elementwise operators", "[pointwise]") {
     const bool discrete = c.name == "aten::frexp.Tensor" || c.name == "aten::heaviside" ||
                           c.name == "aten::floor_divide" || c.name == "aten::pow.Scalar";
     if (discrete) c.grad = std::vector<bool>(c.shapes.size(), c.name == "aten::pow.Scalar");
-    // Values next to a jump, and addends of either sign, would land on the other side of it.
+    // Addends of either sign, or next to a jump, would end on the other side of it.
     if (c.name == "aten::eq.Tensor") c.partial_inputs = false;
     DYNAMIC_SECTION(c.name) { check_op(c, 12); }
   }
 }
 
-TEST_CASE("Extremes pass monotone operators without communication", "[pointwise]") {
+TEST_CASE("Minima and maxima pass monotone operators without communication", "[pointwise]") {
   const auto mesh = test_meshes()[0];
   const auto x = at::rand({5, 3}, at::kDouble);
   struct Row {
@@ -221,8 +220,8 @@ TEST_CASE("where, masked_fill and complex numbers", "[pointwise]") {
   check_op(conj);
 }
 
-TEST_CASE("In-place operators keep the layout of what somebody laid out, or refuse", "[pointwise]") {
-  // Clones are laid out by nobody: they may be laid out anew.
+TEST_CASE("In-place operators keep a layout chosen by the user, or fail", "[pointwise]") {
+  // The engine chose the layout of clones: it may change.
   struct Row {
     const char* name;
     std::function<at::Tensor(const Tensors&)> fn;
@@ -269,7 +268,7 @@ TEST_CASE("out= forms write into a tensor of any layout", "[pointwise]") {
   }
 }
 
-TEST_CASE("Casts resolve integer sums and keep floating ones", "[pointwise]") {
+TEST_CASE("Casts reduce integer sums and pass floating ones", "[pointwise]") {
   for (const auto dtype : {at::kFloat, at::kLong, at::kBool, at::kComplexDouble}) {
     OpCase c{"to", [dtype](const Tensors& t) { return Tensors{t[0].to(dtype)}; }, {{5, 3}}};
     c.make = [](size_t, const std::vector<int64_t>& s) { return at::rand(s, at::kDouble) * 4; };
@@ -307,7 +306,7 @@ TEST_CASE("detach and alias share memory", "[pointwise]") {
   CHECK_FALSE(d.requires_grad());
 }
 
-TEST_CASE("Numbers that change every step do not miss the cache", "[pointwise]") {
+TEST_CASE("Numbers that change every step hit the strategy cache", "[pointwise]") {
   const auto mesh = test_meshes()[0];
   auto x = lay_out(at::rand({5, 3}, at::kDouble), mesh, {Shard(0)});
   const auto step = [&](double lr) {
@@ -322,7 +321,7 @@ TEST_CASE("Numbers that change every step do not miss the cache", "[pointwise]")
   CHECK(after.hits > before.hits);
 }
 
-TEST_CASE("Lists of tensors: one operator per tensor", "[pointwise]") {
+TEST_CASE("foreach operators: one operator per tensor", "[pointwise]") {
   const auto mesh = test_meshes()[2];
   const Tensors full = {at::rand({5, 3}, at::kDouble), at::rand({4}, at::kDouble)};
   const auto spread = [&](const Tensors& t) {

@@ -56,7 +56,7 @@ const std::vector<Distribution>& distributions() {
   return *all;
 }
 
-TEST_CASE("Values depend on the seed and the place alone", "[random]") {
+TEST_CASE("Random distributions: values depend only on seed and place", "[random]") {
   const at::Tensor parameter = at::rand({5, 3}, at::kDouble).mul(0.8).add(0.1);
   for (const Distribution& d : distributions()) {
     at::Tensor first;
@@ -79,7 +79,7 @@ TEST_CASE("Values depend on the seed and the place alone", "[random]") {
   }
 }
 
-TEST_CASE("Means and variances are those of the distribution", "[random]") {
+TEST_CASE("Random distributions: means and variances are right", "[random]") {
   constexpr int64_t kCount = 30000;
   at::manual_seed(11);
   for (const Distribution& d : distributions()) {
@@ -94,7 +94,7 @@ TEST_CASE("Means and variances are those of the distribution", "[random]") {
   }
 }
 
-TEST_CASE("Noise of rrelu is what its gradient is made of", "[random]") {
+TEST_CASE("rrelu: the gradient uses the noise of forward", "[random]") {
   for (const Placement& p : {Replicate(), Shard(0), Partial()}) {
     CAPTURE(p);
     const at::Tensor value = at::rand({6, 5}, at::kDouble).sub(0.5);
@@ -113,7 +113,7 @@ TEST_CASE("Noise of rrelu is what its gradient is made of", "[random]") {
   }
 }
 
-TEST_CASE("A Partial that is filled holds what a whole tensor would", "[random]") {
+TEST_CASE("Random distributions: a filled Partial reduces to the whole tensor's values", "[random]") {
   for (const DeviceMesh& mesh : test_meshes()) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct}) {
       CAPTURE(mesh.to_string(), op);
@@ -135,7 +135,7 @@ TEST_CASE("A Partial that is filled holds what a whole tensor would", "[random]"
   }
 }
 
-TEST_CASE("Gradients of gammas, and what distributions refuse", "[random]") {
+TEST_CASE("Gradients of gammas, and rejected arguments of distributions", "[random]") {
   OpCase gamma{"_standard_gamma_grad", [](auto& t) {
                  return call_op("aten::_standard_gamma_grad", {t[0].detach(), t[1].detach()});
                }};

@@ -170,7 +170,7 @@ TEST_CASE("LT-2: shards do not repeat each other", "[random]") {
   }
 }
 
-TEST_CASE("Statistics", "[random]") {
+TEST_CASE("Random numbers: statistics", "[random]") {
   seed(2026);
   const std::vector<int64_t> shape = {1000, 50};
   const auto sample = [&](const Row& row) { return full_tensor(fill(row, sharded_zeros(shape, row.dtype))); };
@@ -198,7 +198,7 @@ TEST_CASE("Statistics", "[random]") {
   CHECK(std::abs((x.narrow(0, 0, 999) * x.narrow(0, 1, 999)).mean().item<double>()) < 4 / std::sqrt(n));  // neighbours
 }
 
-TEST_CASE("Intervals are half open in every dtype", "[random]") {
+TEST_CASE("Random numbers: intervals are half open in every dtype", "[random]") {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16}) {
     const auto x = full_tensor(sharded_zeros({1000, 50}, dtype).uniform_(1, 2));
     CHECK(x.min().item<double>() >= 1);
@@ -211,7 +211,7 @@ TEST_CASE("Intervals are half open in every dtype", "[random]") {
   CHECK(range.max().item<int64_t>() == 2);
 }
 
-TEST_CASE("Forms that return a new tensor", "[random]") {
+TEST_CASE("Random numbers: forms that return a new tensor", "[random]") {
   for (const Placement& p : {Replicate(), Shard(0), Partial()}) {
     const auto x = lay_out(at::rand({400, 5}, at::kDouble), meshes()[1], {p});
     const auto layout = Placements{p.is_partial() ? Replicate() : p};
@@ -248,7 +248,7 @@ TEST_CASE("bernoulli with a probability per element", "[random]") {
   CHECK_THROWS_AS(x.bernoulli_(lay_out(at::full({5}, 1.5, at::kDouble), meshes()[1], {Shard(0)})), c10::Error);
 }
 
-TEST_CASE("Dropout: the mask of forward is the mask of backward", "[random]") {
+TEST_CASE("Dropout: backward uses the mask of forward", "[random]") {
   for (const Placement& p : {Replicate(), Shard(0), Partial()}) {
     auto x = lay_out(at::rand({40, 50}, at::kDouble) + 1, meshes()[1], {p}).requires_grad_();
     const auto results = call_op("aten::native_dropout", {x, 0.25, true});
@@ -278,7 +278,7 @@ at::Tensor multinomial(const at::Tensor& weights, Sampling s) {
   return call_op("aten::multinomial", {weights, s.samples, s.replacement})[0];
 }
 
-TEST_CASE("multinomial draws the same on every mesh, rows without communication", "[random]") {
+TEST_CASE("multinomial draws the same on every mesh, and without communication if rows are split", "[random]") {
   seed(4);
   for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{5, 6}, {2, 7}, {6}, {0, 6}}) {
     for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
@@ -310,7 +310,7 @@ TEST_CASE("multinomial draws the same on every mesh, rows without communication"
   }
 }
 
-TEST_CASE("multinomial draws categories as often as their weights say", "[random]") {
+TEST_CASE("multinomial draws categories in proportion to their weights", "[random]") {
   constexpr int64_t kRows = 4000;
   const auto row = at::tensor({1.0, 0.0, 3.0, 4.0, 0.0, 2.0}), share = row / row.sum();
   const auto weights = lay_out(row.expand({kRows, 6}).contiguous(), meshes()[1], {Shard(0)});
@@ -325,12 +325,12 @@ TEST_CASE("multinomial draws categories as often as their weights say", "[random
   }
   const auto orders = full_tensor(multinomial(weights, {4, false}));
   CHECK(std::get<0>(orders.sort(1)).eq(at::tensor({0, 2, 3, 5})).all().item<bool>());
-  // Of those after a 3, the others' weights are 1, 3, 2.
+  // After a 3, the others' weights are 1, 3, 2.
   const auto second = orders.select(1, 1).masked_select(orders.select(1, 0).eq(3));
   CHECK(std::abs(second.eq(2).to(at::kDouble).mean().item<double>() - 0.5) < 0.05);
 }
 
-TEST_CASE("multinomial refuses what is no distribution", "[random]") {
+TEST_CASE("multinomial rejects invalid distributions", "[random]") {
   for (const auto& s : kSamplings) {
     const auto draw = [&](double value, int64_t from) {
       auto weights = at::ones({4, 9}, at::kDouble);
@@ -342,7 +342,7 @@ TEST_CASE("multinomial refuses what is no distribution", "[random]") {
     CHECK_THROWS_WITH(draw(std::nan(""), 8), Catch::Contains("element < 0"));
     CHECK_THROWS_WITH(draw(INFINITY, 8), Catch::Contains("element < 0"));
     CHECK_NOTHROW(draw(0, 4));
-    // Ranks that share a row exchange as ever, and then all know.
+    // Ranks that share a row exchange as usual, and then all throw.
     const auto collectives = [&](double value) {
       const auto weights = at::ones({4, 64}, at::kDouble);
       weights.select(0, 2).fill_(value);
@@ -364,7 +364,7 @@ TEST_CASE("multinomial refuses what is no distribution", "[random]") {
   CHECK_THROWS_WITH(multinomial(sharded_zeros({4, 3}, at::kLong), {1, false}), Catch::Contains("floating-point"));
 }
 
-TEST_CASE("A CUDA device draws what the CPU draws", "[random][cuda]") {
+TEST_CASE("A CUDA device draws the values of the CPU", "[random][cuda]") {
   if (!at::globalContext().hasCUDA()) {
     WARN("SKIPPED: no CUDA device");
     return;
@@ -383,7 +383,7 @@ TEST_CASE("A CUDA device draws what the CPU draws", "[random][cuda]") {
   }
 }
 
-TEST_CASE("What random operators refuse, and what they leave alone", "[random]") {
+TEST_CASE("Random operators: rejected arguments, and unaffected plain tensors", "[random]") {
   auto x = sharded_zeros({5, 3});
   CHECK_THROWS_WITH(x.uniform_(2, 1), Catch::Contains("from=2 > to=1"));
   CHECK_THROWS_WITH(x.normal_(0, -1), Catch::Contains("std >= 0"));

@@ -1,5 +1,5 @@
-// Best elements, logarithms of sums and moments along split dims: the values of plain ATen, for what a few numbers a
-// rank cost.
+// Best elements, logarithms of sums and moments along split dims: the values of plain ATen, at the cost of a few
+// numbers per rank.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
@@ -30,10 +30,10 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// Even the candidates are fewer than the elements.
+// Large enough that the candidates are fewer than the elements.
 const std::vector<std::vector<int64_t>> kShapes = {{3, 26}};
 
-TEST_CASE("rank summaries: best elements are those of plain ATen", "[ops][best_elements]") {
+TEST_CASE("rank summaries: best elements match ATen", "[ops][best_elements]") {
   const auto check = [](const char* name, auto fn) {
     OpCase c{name, fn, kShapes};
     c.strided_inputs = true;
@@ -58,7 +58,7 @@ TEST_CASE("rank summaries: best elements are those of plain ATen", "[ops][best_e
   });
 }
 
-TEST_CASE("rank summaries: moments and logsumexp are those of plain ATen", "[ops][moments]") {
+TEST_CASE("rank summaries: moments and logsumexp match ATen", "[ops][moments]") {
   const auto check = [](const char* name, std::vector<std::vector<int64_t>> shapes, auto fn) {
     OpCase c{name, fn, std::move(shapes)};
     c.strided_inputs = true;
@@ -81,7 +81,7 @@ TEST_CASE("rank summaries: moments and logsumexp are those of plain ATen", "[ops
   });
 }
 
-TEST_CASE("rank summaries: a value and an index per rank and row travel", "[ops][best_elements]") {
+TEST_CASE("rank summaries: a value and an index per rank and row are sent", "[ops][best_elements]") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const at::Tensor x = lay_out(at::randn({3, 1000}, at::kFloat), mesh, {Shard(1)});
   const auto traffic = [&](const auto& f, int64_t calls, int64_t bytes) {
@@ -99,11 +99,10 @@ TEST_CASE("rank summaries: a value and an index per rank and row travel", "[ops]
   traffic([&] { x.std(); }, 1, 3 * 8);
 }
 
-TEST_CASE("rank summaries: of equals the first, nan before all, and infinities that are there",
-          "[ops][best_elements]") {
+TEST_CASE("rank summaries: ties, nan and infinities", "[ops][best_elements]") {
   const DeviceMesh mesh(World::local(6), {2, 3}, {"dp", "tp"});
   at::Tensor x = at::zeros({5, 40}, at::kDouble);
-  x[0].slice(0, 13).fill_(2);  // equals on several ranks
+  x[0].slice(0, 13).fill_(2);  // ties on several ranks
   x[1].fill_(-kInf);
   x[2][30] = std::nan("");
   x[2][3] = kInf;
@@ -121,7 +120,7 @@ TEST_CASE("rank summaries: of equals the first, nan before all, and infinities t
     auto [values, indices] = d.topk(3, 1);
     const at::Tensor whole_values = full_tensor(values), whole_indices = full_tensor(indices);
     CHECK(at::allclose(whole_values, std::get<0>(x.topk(3, 1)), 0, 0, /*equal_nan=*/true));
-    // The indices are of elements that have the values, each its own.
+    // The indices belong to elements with these values, each to its own.
     CHECK(at::allclose(x.gather(1, whole_indices), whole_values, 0, 0, /*equal_nan=*/true));
     for (int64_t row = 0; row < 5; ++row) {
       CHECK(std::get<0>(whole_indices[row].sort()).diff().gt(0).all().item<bool>());
@@ -156,7 +155,7 @@ TEST_CASE("rank summaries: errors are those of plain ATen", "[ops][best_elements
   CHECK_THROWS_WITH(d.var(std::vector<int64_t>{1, -1}, c10::Scalar(1)), Catch::Contains("appears multiple times"));
 }
 
-TEST_CASE("rank summaries: the same plans on an abstract world", "[ops][best_elements]") {
+TEST_CASE("rank summaries: the same plans in an abstract world", "[ops][best_elements]") {
   const DeviceMesh mesh(World::abstract(1024), {1024}, {"tp"});
   const at::Tensor d =
       distribute_tensor(at::empty({8, 131072}, at::TensorOptions(at::kMeta).dtype(at::kFloat)), mesh, {Shard(1)});
@@ -209,7 +208,7 @@ TEST_CASE("rank summaries: each rank combines a part of the rows, and all get th
   }
 }
 
-TEST_CASE("rank summaries: nothing cancels where rows are combined by their ranks", "[ops][moments]") {
+TEST_CASE("rank summaries: no cancellation where rows are combined on their ranks", "[ops][moments]") {
   const DeviceMesh mesh(World::local(5), {5});
   const CostByBytes by_bytes(mesh.world());
   const at::Tensor constant = at::randn({64, 1}, at::kFloat).expand({64, 41});  // 9, 9, 9, 9, 5
@@ -222,7 +221,7 @@ TEST_CASE("rank summaries: nothing cancels where rows are combined by their rank
   CHECK(at::allclose(full_tensor(var), halves.to(at::kFloat).var(1).to(at::kBFloat16), 0.01));
 }
 
-TEST_CASE("rank summaries: what travels does not grow with the ranks", "[ops][moments]") {
+TEST_CASE("rank summaries: bytes do not grow with the number of ranks", "[ops][moments]") {
   constexpr int64_t kRows = 8192, kNumber = 4 * kRows;
   for (const int64_t ranks : {64, 1024}) {
     const DeviceMesh mesh(World::abstract(ranks), {ranks}, {"dp"});

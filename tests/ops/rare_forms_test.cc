@@ -1,4 +1,4 @@
-// Forms of calls that LibTorch takes and few programs use.
+// Calls that LibTorch accepts and few programs use.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_nested_tensor_from_tensor_list.h>
 #include <ATen/ops/cat.h>
@@ -20,7 +20,7 @@
 
 namespace dtensor::testing {
 
-TEST_CASE("cat skips empty lists, plain and distributed, and copies a tensor that is alone", "[ops][rare_forms]") {
+TEST_CASE("cat skips empty lists, plain and distributed, and copies a single tensor", "[ops][rare_forms]") {
   const DeviceMesh& mesh = test_meshes()[0];
   const at::Tensor values = at::rand({8, 6}, at::kDouble), nothing = at::empty({0}, at::kDouble);
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
@@ -40,7 +40,7 @@ TEST_CASE("cat skips empty lists, plain and distributed, and copies a tensor tha
   }
 }
 
-TEST_CASE("nested tensors are refused by name", "[ops][rare_forms]") {
+TEST_CASE("nested tensors are rejected by name", "[ops][rare_forms]") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto x = distribute_tensor(at::rand({2, 3}), mesh);
   const at::Tensor nested = at::_nested_tensor_from_tensor_list({at::rand({2, 3}), at::rand({4, 3})});
@@ -74,14 +74,14 @@ TEST_CASE("views of an inference tensor are inference tensors, and those of a no
   CHECK_FALSE((inside + 1).is_inference());
 }
 
-TEST_CASE("where takes a condition of bytes as plain ATen does", "[ops][rare_forms]") {
+TEST_CASE("where accepts a condition of bytes like plain ATen", "[ops][rare_forms]") {
   const DeviceMesh& mesh = test_meshes()[0];
   const at::Tensor x = at::rand({6, 5}, at::kDouble), bytes = x.gt(0.5).to(at::kByte);
   const auto split = lay_out(x, mesh, {Shard(0)}), condition = lay_out(bytes, mesh, {Shard(0)});
   CHECK(difference(at::where(condition, split, -split), at::where(bytes, x, -x)) == std::nullopt);
 }
 
-TEST_CASE("inverses of a split batch reduce one number to know of errors, and none without a check",
+TEST_CASE("inverses of a split batch reduce one number to check for errors, and none without a check",
           "[ops][rare_forms]") {
   const DeviceMesh& mesh = test_meshes()[0];
   const at::Tensor matrices = at::rand({8, 3, 3}, at::kDouble) + 3 * at::eye(3, at::kDouble);

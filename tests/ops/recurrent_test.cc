@@ -1,4 +1,4 @@
-// Recurrent networks: a split batch stays split, forward and backward, and nothing is exchanged.
+// Recurrent networks: a split batch stays split, forward and backward, without communication.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_pack_padded_sequence.h>
 #include <ATen/ops/_pad_packed_sequence.h>
@@ -59,7 +59,7 @@ struct Run {
   int64_t forward = 0, backward = 0;  // collectives
 };
 
-// `lay`: makes input i of its values.
+// `lay`: distributes the values of input i.
 Run run(const Tensors& values, const Fn& fn, const std::function<at::Tensor(size_t, const at::Tensor&)>& lay) {
   Tensors leaves;
   for (size_t i = 0; i < values.size(); ++i) leaves.push_back(lay(i, values[i]).detach().requires_grad_());
@@ -80,7 +80,7 @@ Run run(const Tensors& values, const Fn& fn, const std::function<at::Tensor(size
 }
 
 // Compares with plain ATen in some layouts: batch split (dim `batch` of the input, 1 of the states), weights split by
-// rows, the input by features, by steps, and as addends. The first must not exchange anything in forward.
+// rows, the input by features, by steps, and Partial. The first must not communicate in forward.
 void check(const std::string& name, const Shapes& shapes, size_t states, const Fn& fn, int64_t batch = 1,
            double tolerance = 1e-9, c10::ScalarType dtype = at::kDouble) {
   Tensors values;
@@ -114,7 +114,7 @@ void check(const std::string& name, const Shapes& shapes, size_t states, const F
   }
 }
 
-TEST_CASE("recurrent networks keep the batch", "[ops][recurrent]") {
+TEST_CASE("recurrent networks keep the batch split", "[ops][recurrent]") {
   const auto lstm = [](int64_t layers, bool biases) -> Fn {
     return [=](const Tensors& t) {
       return tensors(at::lstm(t[0], {t[1], t[2]}, from(t, 3), biases, layers, 0., true, false, false));
@@ -138,8 +138,9 @@ TEST_CASE("recurrent networks keep the batch", "[ops][recurrent]") {
   check("lstm of floats", shapes(2, 4), 2, lstm(1, true), 1, 1e-4, at::kFloat);
 }
 
-// A state of zeros that all ranks know is no reason to compute the first step of the whole batch on each.
-TEST_CASE("every rank computes its own part of the batch, from the first step on", "[ops][recurrent]") {
+// A replicated state of zeros must not make every rank compute the first step of the whole batch.
+TEST_CASE("recurrent networks: every rank computes its own part of the batch from the first step on",
+          "[ops][recurrent]") {
   const DeviceMesh mesh(World::local(4), {4});
   const auto whole = [&](const at::Tensor& t) { return distribute_tensor(t, mesh); };
   const at::Tensor x = at::rand({3, 8, 5}, at::kDouble), h = at::zeros({2, 8, 6}, at::kDouble);
@@ -181,8 +182,8 @@ struct Parameters {
   }
 };
 
-// Fully sharded: each step would move its state otherwise, as that is smaller than the weights.
-TEST_CASE("split weights come together once for all steps of a split batch", "[ops][recurrent]") {
+// Fully sharded: otherwise each step would move its state, as that is smaller than the weights.
+TEST_CASE("recurrent networks: split weights are gathered once for all steps of a split batch", "[ops][recurrent]") {
   const DeviceMesh mesh(World::local(4), {4});
   constexpr int64_t kSteps = 28, kLayers = 2, kHidden = 6;
   const bool both_ways = GENERATE(false, true);
@@ -212,7 +213,7 @@ TEST_CASE("split weights come together once for all steps of a split batch", "[o
   parameters.check_gradients();
 }
 
-TEST_CASE("split weights of a cell come together once for all steps of a loop", "[ops][recurrent]") {
+TEST_CASE("recurrent cells: split weights are gathered once for all steps of a loop", "[ops][recurrent]") {
   const DeviceMesh mesh(World::local(4), {4});
   using Cell = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& h, const Tensors& w)>;
   const std::vector<std::pair<int64_t, Cell>> cells{
@@ -246,7 +247,7 @@ TEST_CASE("split weights of a cell come together once for all steps of a loop", 
   }
 }
 
-TEST_CASE("both directions, and a projection", "[ops][recurrent]") {
+TEST_CASE("recurrent networks: both directions, and a projection", "[ops][recurrent]") {
   Shapes both = {{3, 5, 2}, {2, 5, 3}, {2, 5, 3}};
   for (int direction = 0; direction < 2; ++direction) both.insert(both.end(), {{12, 2}, {12, 3}, {12}, {12}});
   check("bidirectional", both, 2, [](const Tensors& t) {
@@ -258,7 +259,7 @@ TEST_CASE("both directions, and a projection", "[ops][recurrent]") {
   });
 }
 
-TEST_CASE("packed sequences", "[ops][recurrent]") {
+TEST_CASE("recurrent networks: packed sequences", "[ops][recurrent]") {
   const auto sizes = at::tensor(std::vector<int64_t>{4, 3, 3, 1});
   Shapes packed = {{11, 2}, {2, 4, 3}, {2, 4, 3}};
   for (int direction = 0; direction < 2; ++direction) packed.insert(packed.end(), {{12, 2}, {12, 3}, {12}, {12}});
@@ -312,7 +313,7 @@ TEST_CASE("packing a split batch, a recurrent network on it, and padding communi
   });
 }
 
-// What lies behind the end of a sequence is read by nobody.
+// Elements behind the end of a sequence are never read.
 TEST_CASE("packed sequences whose padding is nan have finite results and gradients", "[ops][recurrent]") {
   const DeviceMesh& mesh = test_meshes()[0];
   at::Tensor values = at::rand({3, 5, 2}, at::kDouble);
@@ -330,7 +331,7 @@ TEST_CASE("packed sequences whose padding is nan have finite results and gradien
     CHECK(full_tensor(t).isfinite().all().item<bool>());
 }
 
-TEST_CASE("recurrent networks say what is wrong", "[ops][recurrent]") {
+TEST_CASE("recurrent networks: errors", "[ops][recurrent]") {
   const auto& mesh = test_meshes()[0];
   const auto whole = [&](std::vector<int64_t> s) { return distribute_tensor(at::rand(s), mesh, {Replicate()}); };
   const auto x = whole({3, 5, 2}), h = whole({1, 5, 3});
@@ -340,8 +341,8 @@ TEST_CASE("recurrent networks say what is wrong", "[ops][recurrent]") {
                     Catch::Contains("the hidden state must be [1, batch"));
 }
 
-// CUDA has kernels of its own for these; their layouts are asked for here.
-TEST_CASE("fused cells split the batch, and gradients of biases are sums", "[ops][recurrent]") {
+// CUDA has kernels of its own for these; only their layouts are tested.
+TEST_CASE("fused cells split the batch, and gradients of biases are Partial", "[ops][recurrent]") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto spec = [&](::dtensor::Shape sizes) { return Spec::get(mesh, {Replicate()}, sizes, at::kFloat); };
   const auto state = spec({6, 3}), gates = spec({6, 12}), bias = spec({12});

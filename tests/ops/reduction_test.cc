@@ -1,4 +1,4 @@
-// Reductions, scans, orders and norms against plain ATen, on uneven and empty shards; what they communicate.
+// Reductions, scans, sorts and norms compared with plain ATen, on uneven and empty shards, and their communication.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
@@ -126,7 +126,7 @@ TEST_CASE("Other reductions", "[reduction]") {
   };
   for (auto& c : table) {
     c.more_partials = {ReduceOp::kMax};
-    // Positive, no two equal: a maximum in two places has no one gradient, nor do signs of sums of random addends.
+    // Positive and distinct: a maximum at two places has no unique gradient, nor do signs of sums of random addends.
     c.make = [](size_t, const std::vector<int64_t>& s) { return at::rand(s, at::kDouble) + 0.5; };
     if (c.name == "aten::prod" || c.name == "aten::amax") c.more_partials.push_back(ReduceOp::kProduct);
     if (c.name == "aten::dist") {
@@ -166,7 +166,8 @@ TEST_CASE("aminmax along all dims and each, of empty parts and in half types", "
     for (const DeviceMesh& mesh : test_meshes()) {
       for (const Placement& p :
            {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate()), Placement(Partial())}) {
-        if (p.is_partial() && (dtype == at::kByte || dtype == at::kHalf)) continue;  // addends of those do not add up
+        if (p.is_partial() && (dtype == at::kByte || dtype == at::kHalf))
+          continue;  // addends of these dtypes do not sum exactly
         CAPTURE(to_string(p));
         Placements placements(mesh.ndim(), Replicate());
         placements.back() = p;
@@ -184,7 +185,7 @@ TEST_CASE("aminmax along all dims and each, of empty parts and in half types", "
   }
 }
 
-TEST_CASE("aminmax of nothing along a dim of one element, which one rank holds", "[reduction]") {
+TEST_CASE("aminmax of an empty tensor along a dim of one element, held by one rank", "[reduction]") {
   const DeviceMesh mesh(World::local(2), {2});
   const auto x = distribute_tensor(at::randint(1, {0, 1, 1}, at::kLong), mesh, {Shard(2)});
   const auto [least, most] = at::aminmax(x, -1, false);
@@ -192,14 +193,14 @@ TEST_CASE("aminmax of nothing along a dim of one element, which one rank holds",
   CHECK(full_tensor(most).sizes() == at::IntArrayRef({0, 1}));
 }
 
-TEST_CASE("nansum: addends of integers pass, of numbers that may be nan they are added up first", "[reduction]") {
+TEST_CASE("nansum: integer Partials pass, floating ones are reduced first", "[reduction]") {
   const auto mesh = test_meshes()[0];
   const auto placements = [](const at::Tensor& t) { return meta_of(t).spec->placements(); };
   const at::Tensor integers = at::randint(-9, 9, {5, 3}, at::kLong);
   const at::Tensor sum = lay_out(integers, mesh, {Partial()}).nansum();
   CHECK(placements(sum) == Placements{Partial()});
   CHECK(difference(sum, integers.nansum()) == std::nullopt);
-  // The sum of an element is nan where an addend is, and then counts for nothing: so do its other addends.
+  // If an addend is nan, the sum of its element is nan and is skipped, together with its other addends.
   at::Tensor numbers = at::rand({5, 3}, at::kDouble);
   at::Tensor addends = lay_out(numbers, mesh, {Partial()});
   mutable_local_tensors(addends)[1][2][1] = std::numeric_limits<double>::quiet_NaN();
@@ -207,7 +208,7 @@ TEST_CASE("nansum: addends of integers pass, of numbers that may be nan they are
   CHECK(difference(addends.nansum(), numbers.nansum()) == std::nullopt);
 }
 
-TEST_CASE("Empty shards do not disturb extremes of any dtype", "[reduction]") {
+TEST_CASE("Empty shards do not affect minima and maxima of any dtype", "[reduction]") {
   const auto mesh = test_meshes()[0];
   for (const auto dtype : {at::kByte, at::kShort, at::kLong, at::kFloat, at::kHalf, at::kBool}) {
     const auto full = at::randint(dtype == at::kBool ? 1 : 3, 9, {2, 3}, at::kLong).to(dtype);
@@ -242,7 +243,7 @@ TEST_CASE("Integers and bools", "[reduction]") {
   CHECK(meta_of(lay_out(longs, mesh, {Partial()}).sum()).spec->has_partial());
 }
 
-TEST_CASE("A mean of half precision is as far from overflow as on one device", "[reduction]") {
+TEST_CASE("A mean of half precision does not overflow more than on one device", "[reduction]") {
   const auto mesh = test_meshes()[2];
   const auto full = at::full({1000, 10}, 3e4, at::kHalf);
   CHECK(difference(lay_out(full, mesh, {Shard(0)}).mean(), full.mean(), 1e-3) == std::nullopt);
@@ -286,7 +287,7 @@ TEST_CASE("The norm of a sharded gradient costs one all-reduce of one number", "
   CHECK(seen.events[0].bytes <= 2 * 8);
 }
 
-TEST_CASE("Reductions decide in an abstract world", "[reduction]") {
+TEST_CASE("Reductions in an abstract world", "[reduction]") {
   const DeviceMesh mesh(World::abstract(64), {8, 8});
   FromLocalOptions options;
   options.shape = std::vector<int64_t>{1000, 30};
@@ -297,7 +298,7 @@ TEST_CASE("Reductions decide in an abstract world", "[reduction]") {
   CHECK(std::get<1>(x.topk(3)).sizes() == at::IntArrayRef({1000, 3}));
 }
 
-TEST_CASE("A rank may hold neither rows nor columns", "[reduction]") {
+TEST_CASE("Reductions on a rank with neither rows nor columns", "[reduction]") {
   const auto mesh = test_meshes()[3];  // (2, 3): of [1, 4], rank (1, 2) has [0, 0]
   const auto full = at::rand({1, 4}, at::kDouble);
   const auto x = lay_out(full, mesh, {Shard(0), Shard(1)});

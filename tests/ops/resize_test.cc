@@ -1,4 +1,4 @@
-// Other sizes and other memory for a tensor that is there: by what resize_() and set_() mean on the whole.
+// Changing the size or memory of an existing tensor: resize_() and set_(), defined on the whole tensor.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
@@ -53,7 +53,7 @@ TEST_CASE("resize_() to fewer elements shares memory, to more keeps the layout",
   CHECK(d.resize_as_(like).sizes() == at::IntArrayRef({7, 2}));
 }
 
-TEST_CASE("resize_() that is not to be had says why", "[ops][resize]") {
+TEST_CASE("resize_() that is not possible is an error with the reason", "[ops][resize]") {
   const DeviceMesh mesh(World::local(3), {3}, {"x"});
   const at::Tensor d = lay_out(at::zeros({6, 5}, at::kDouble), mesh, {Shard(0)});
   CHECK_THROWS_WITH(d.slice(1, 0, 3).resize_({2}), Catch::Contains("a view with gaps"));

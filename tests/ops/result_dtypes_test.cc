@@ -1,5 +1,5 @@
-// Results have the dtypes that plain ATen gives them: of every elementwise operator and reduction, over pairs of
-// dtypes, with tensors, tensors without dims and numbers beside them.
+// Results have the dtypes of plain ATen: for every elementwise operator and reduction, over pairs of dtypes, with
+// tensors, 0-dim tensors and numbers.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -24,14 +24,14 @@ using Values = std::vector<c10::IValue>;
 
 constexpr ScalarType kTypes[] = {at::kBool, at::kByte, at::kInt, at::kHalf, at::kFloat, at::kDouble, at::kComplexFloat};
 
-// What stands beside the first tensor, of [2, 3].
+// The operand next to the first tensor, of [2, 3].
 enum class Shape { kSame, kNoDims, kFirstHasNone, kNumber };
 
 at::Tensor tensor_of(ScalarType type, bool dims) {
   return at::ones(dims ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{}, type);
 }
 
-// nullopt: an argument that nothing is known of.
+// nullopt: an argument for which no value is defined here.
 std::optional<Values> arguments_of(const c10::FunctionSchema& schema, ScalarType first, ScalarType second, Shape shape,
                                    const at::Scalar& number, bool& uses_second) {
   Values args;
@@ -79,7 +79,7 @@ bool functional(const c10::FunctionSchema& schema) {
          schema.arguments()[0].type()->kind() == c10::TypeKind::TensorType;
 }
 
-// Elementwise operators and reductions, by ATen's tags or for being among the library's own rules.
+// Elementwise operators and reductions, by ATen's tags or among the library's own rules.
 std::vector<c10::OperatorHandle> operators() {
   std::set<std::string> names;
   for (const RuleRegistry::Entry& entry : RuleRegistry::instance().entries()) {
@@ -89,7 +89,7 @@ std::vector<c10::OperatorHandle> operators() {
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
     if (!op || !op->hasSchema() || name.name.rfind("aten::", 0) != 0 || !functional(op->schema())) continue;
-    // What believes any sizes, or any indices.
+    // Operators that accept any sizes, or any indices, unchecked.
     const std::set<std::string> credulous = {"aten::_reshape_alias_copy", "aten::_pdist_backward", "aten::lu_unpack"};
     if (credulous.count(name.name)) continue;
     if (op->hasTag(at::Tag::nondeterministic_seeded) || name.name.find("_foreach") != std::string::npos) continue;
@@ -125,7 +125,7 @@ TEST_CASE("Results have ATen's dtypes", "[result_dtypes]") {
       LocalGuard guard;
       expected = run(op, args);
     } catch (const std::exception&) {
-      return;  // ATen refuses
+      return;  // ATen rejects it
     }
     Values distributed;
     bool first = true;
@@ -153,7 +153,7 @@ TEST_CASE("Results have ATen's dtypes", "[result_dtypes]") {
         }
       }
     } catch (const c10::NotImplementedError&) {
-      return;  // says so by name
+      return;  // rejected by name
     } catch (const std::exception& e) {
       problem = std::string(e.what()).substr(0, 400);
     }
@@ -165,13 +165,13 @@ TEST_CASE("Results have ATen's dtypes", "[result_dtypes]") {
         bool uses_second = false, known = true;
         for (const Shape shape : {Shape::kSame, Shape::kNoDims, Shape::kFirstHasNone, Shape::kNumber}) {
           for (const at::Scalar& number : {at::Scalar(2), at::Scalar(1.5), at::Scalar(true)}) {
-            if (second != at::kBool && !number.isIntegral(false)) continue;  // the other dtype changes nothing there
+            if (second != at::kBool && !number.isIntegral(false)) continue;  // the other dtype has no effect there
             const auto args = arguments_of(op.schema(), first, second, shape, number, uses_second);
             known = args.has_value();
             if (!known || (!uses_second && shape != Shape::kSame && shape != Shape::kFirstHasNone)) break;
             const bool is_number = second == at::kBool || second == at::kInt || second == at::kDouble;
             if (shape == Shape::kNumber && (!uses_second || !is_number)) break;
-            // A gradient of another shape than the output's is none.
+            // A gradient of another shape than the output's is invalid.
             if (shape != Shape::kSame && op.schema().name().find("_backward") != std::string::npos) continue;
             compare(op, *args,
                     c10::str(op_info(op).name, " ", first, " beside ", second, " form ", static_cast<int>(shape),
@@ -192,7 +192,7 @@ TEST_CASE("Results have ATen's dtypes", "[result_dtypes]") {
   CHECK(compared > 10000);
 }
 
-TEST_CASE("A decision that its own check refuted is not remembered", "[result_dtypes]") {
+TEST_CASE("A decision that fails its own check is not cached", "[result_dtypes]") {
   OpRule wrong =
       *RuleRegistry::instance().find(c10::Dispatcher::singleton().findSchemaOrThrow("aten::special_bessel_j1", ""));
   wrong.metas = [](const OpCall& call) {

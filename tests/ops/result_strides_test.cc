@@ -1,5 +1,4 @@
-// Results lie in memory as plain ATen's do, whatever memory their arguments have: strides() says so, and as_strided()
-// and view() depend on it.
+// Results have the strides of plain ATen, for any strides of the arguments: as_strided() and view() depend on them.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
@@ -20,12 +19,12 @@ namespace {
 
 using Values = std::vector<c10::IValue>;
 
-// How the elements of a tensor lie in memory.
+// A memory layout of a tensor.
 enum class Memory { kRowMajor, kReversed, kSwapped, kExpanded, kStepped };
 constexpr Memory kMemories[] = {Memory::kRowMajor, Memory::kReversed, Memory::kSwapped, Memory::kExpanded,
                                 Memory::kStepped};
 
-// A tensor of 3 dims of those sizes seen in `base`, which memory_for() made.
+// A tensor of 3 dims of those sizes, viewed in `base`, which memory_for() made.
 at::Tensor seen(const at::Tensor& base, Memory memory) {
   switch (memory) {
     case Memory::kReversed:
@@ -54,11 +53,11 @@ at::Tensor numbers(const std::vector<int64_t>& sizes) {
   return at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble).view(sizes);
 }
 
-// Arguments of a call, the tensors as memory and how it is seen.
+// Arguments of a call, with each tensor's memory and its view.
 struct Call {
   c10::OperatorHandle op;
   Values args;
-  std::vector<std::optional<Memory>> seen_as;  // per argument; nullopt: as it is
+  std::vector<std::optional<Memory>> seen_as;  // per argument; nullopt: no view
 };
 
 std::string to_string(const Call& call) {
@@ -90,7 +89,7 @@ std::vector<at::Tensor> run(const Call& call, const DeviceMesh* mesh, const Plac
   return results;
 }
 
-// nullopt: an argument that nothing is known of.
+// nullopt: an argument for which no value is defined here.
 std::optional<Call> call_of(const c10::OperatorHandle& op, Memory first, Memory second, c10::ScalarType dtype) {
   Call call{op, {}, {}};
   bool any = false;
@@ -134,7 +133,7 @@ std::vector<c10::OperatorHandle> operators() {
     bool fresh =
         !op->schema().returns().empty() && op->schema().returns()[0].type()->kind() == c10::TypeKind::TensorType;
     for (const auto& a : op->schema().arguments()) fresh = fresh && a.alias_info() == nullptr;
-    // Random numbers; memory that is as it was; what believes any sizes, or trusts its arguments.
+    // Random numbers; uninitialized memory; operators that accept any sizes or trust their arguments.
     for (const char* other : {"empty", "rand", "_reshape_alias_copy", "batch_norm", "_efficient", "_flash",
                               "group_norm", "backward", "_foreach", "_fused", "_thnn", "mkldnn", "_pdist"}) {
       fresh = fresh && name.name.find(other) == std::string::npos;
@@ -146,7 +145,7 @@ std::vector<c10::OperatorHandle> operators() {
   return result;
 }
 
-// A dim of one element is no step.
+// The stride of a dim of one element does not count.
 bool same_steps(const at::Tensor& a, const at::Tensor& b) {
   for (int64_t d = 0; d < a.dim() && a.numel() > 0; ++d) {
     if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
@@ -162,14 +161,14 @@ class Comparison {
       LocalGuard guard;
       expected = run(call, nullptr, Replicate());
     } catch (const std::exception&) {
-      return;  // ATen refuses
+      return;  // ATen rejects it
     }
     for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(2))}) {
       std::vector<at::Tensor> actual;
       try {
         actual = run(call, &mesh_, placement);
       } catch (const c10::NotImplementedError&) {
-        continue;  // says so by name
+        continue;  // rejected by name
       } catch (const std::exception& e) {
         wrong_.insert(c10::str(to_string(call), " ", placement, ": ", std::string(e.what()).substr(0, 300)));
         continue;
@@ -202,7 +201,7 @@ class Comparison {
   int64_t compared_ = 0;
 };
 
-// Calls whose arguments hang together. Tensors of 3 dims are seen in every way.
+// Calls whose arguments depend on one another. Tensors of 3 dims have every memory layout.
 std::vector<std::pair<std::string, Values>> rows() {
   const auto x = memory_for(Memory::kRowMajor, at::kDouble), m = x.select(0, 0).t();
   const c10::IValue none;
@@ -230,7 +229,7 @@ std::vector<std::pair<std::string, Values>> rows() {
 
 }  // namespace
 
-TEST_CASE("Results have ATen's strides where arguments hang together", "[result_strides]") {
+TEST_CASE("Results have ATen's strides for dependent arguments", "[result_strides]") {
   Comparison comparison;
   for (const auto& [name, args] : rows()) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");

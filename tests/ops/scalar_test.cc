@@ -32,7 +32,7 @@ const std::vector<Placements>& layouts() {
 
 }  // namespace
 
-TEST_CASE("item() resolves Partials", "[scalar]") {
+TEST_CASE("item() reduces Partials", "[scalar]") {
   for (const auto& mesh : {test_meshes()[1], test_meshes()[3]}) {
     const auto number = at::rand({}, at::kDouble);
     CHECK(lay_out(number, mesh, {Partial(), Replicate()}).item<double>() == Approx(number.item<double>()));
@@ -105,7 +105,7 @@ TEST_CASE("equal and allclose in every pair of layouts", "[scalar]") {
   CHECK(at::equal(lay_out(x, mesh, layouts()[2]), x));
 }
 
-TEST_CASE("Shapes and memory", "[scalar]") {
+TEST_CASE("is_same_size, is_set_to and the like compare shapes and memory", "[scalar]") {
   const auto& mesh = test_meshes()[1];
   const auto x = lay_out(at::rand({5, 3}, at::kDouble), mesh, {Shard(0), Replicate()});
   CHECK(x.is_same_size(x * 2));

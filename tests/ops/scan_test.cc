@@ -1,4 +1,4 @@
-// Scans along split dims: the values of plain ATen, for one exchange of what each rank's part comes to.
+// Scans along split dims: the values of plain ATen, with one exchange of the totals of the ranks' parts.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cummax.h>
 #include <ATen/ops/cummin.h>
@@ -45,7 +45,7 @@ TEST_CASE("scans match ATen in every layout", "[ops][scans]") {
   });
 }
 
-TEST_CASE("scans of integers, of equal elements, of infinities and nan", "[ops][scans]") {
+TEST_CASE("scans of integers, of ties, of infinities and nan", "[ops][scans]") {
   constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
   for (const auto& mesh : test_meshes()) {
     const Placements split(mesh.ndim(), Shard(0));
@@ -71,7 +71,7 @@ TEST_CASE("scans of integers, of equal elements, of infinities and nan", "[ops][
   }
 }
 
-TEST_CASE("a scan exchanges one number a row and rank", "[ops][scans]") {
+TEST_CASE("a scan exchanges one number per row and rank", "[ops][scans]") {
   const auto& mesh = test_meshes()[0];
   const auto x = distribute_tensor(at::rand({8, 64}, at::kDouble), mesh, {Shard(1)});
   for (const auto& scan : std::vector<std::function<at::Tensor()>>{

@@ -1,5 +1,5 @@
-// Gradients of gradients: of every family of operators that has a rule, against plain ATen, on sharded and Partial
-// tensors. On the way: gradients of distributed tensors are distributed, in hooks and where autograd::grad gives them.
+// Second derivatives of every family of operators that has a rule, compared with plain ATen, on sharded and Partial
+// tensors. Also: gradients of distributed tensors are distributed, in hooks and from autograd::grad.
 #include <torch/autograd.h>
 #include <torch/torch.h>
 
@@ -184,7 +184,7 @@ std::vector<Case> losses() {
           OF("max behind redistribute", std::get<0>((is_dtensor(t) ? redistribute(t, {Shard(1)}) : t).max(1)))};
 }
 
-// Of every element another multiple, so that it matters where elements go.
+// Weighs every element differently, so that its position matters.
 Tensor weighted_sum(const Tensor& y) {
   const auto weights = torch::linspace(0.5, 1.5, y.numel(), torch::kDouble).view(y.sizes());
   if (!is_dtensor(y)) return (y * weights).sum();
@@ -230,7 +230,7 @@ void check_second_order(const std::vector<Case>& table) {
 }  // namespace
 
 TEST_CASE("second order: pointwise operators") { check_second_order(pointwise()); }
-TEST_CASE("second order: reductions, scans and orders") { check_second_order(reductions()); }
+TEST_CASE("second order: reductions, scans and sorts") { check_second_order(reductions()); }
 TEST_CASE("second order: products, views and indexing") { check_second_order(matrices_and_movement()); }
 TEST_CASE("second order: losses and composites") { check_second_order(losses()); }
 

@@ -1,4 +1,4 @@
-// Segments of a dim, and the loss of alignments of sequences: batches stay split.
+// Segment reductions, and the CTC loss: batches stay split.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/ctc_loss.h>
@@ -24,7 +24,7 @@ at::Tensor lengths(const std::vector<int64_t>& shape) {
   return shape.size() == 1 ? one : one.expand(shape).contiguous();
 }
 
-TEST_CASE("Segments are reduced in every layout", "[ops][sequences]") {
+TEST_CASE("Segment reductions in every layout", "[ops][sequences]") {
   const auto make = [](size_t i, const std::vector<int64_t>& shape) {
     return i == 0 ? at::rand(shape, at::kDouble) : lengths(shape);
   };
@@ -72,7 +72,7 @@ void check_ctc(const std::string& name, const std::vector<std::vector<int64_t>>&
   check_op(c, 30);
 }
 
-TEST_CASE("The loss of alignments in every layout", "[ops][sequences]") {
+TEST_CASE("The CTC loss in every layout", "[ops][sequences]") {
   for (const int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
     check_ctc(
         "rows of targets", {{6, 5, 4}, {5, 3}},
@@ -87,7 +87,7 @@ TEST_CASE("The loss of alignments in every layout", "[ops][sequences]") {
   }
 }
 
-TEST_CASE("Lengths of alignments that do not fit are errors", "[ops][sequences]") {
+TEST_CASE("CTC loss: invalid lengths are errors", "[ops][sequences]") {
   const auto x = lay_out(at::rand({6, 5, 4}, at::kDouble), test_meshes()[0], {Shard(1)});
   const auto targets = lay_out(at::randint(1, 4, {5, 3}, at::kLong), test_meshes()[0], {Shard(0)});
   CHECK_THROWS_WITH(at::ctc_loss(x, targets, std::vector<int64_t>{6, 6}, kTargets),

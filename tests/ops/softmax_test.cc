@@ -36,15 +36,14 @@ TEST_CASE("softmax matches ATen along every dim and in every layout") {
     safe.fn = [=](auto& t) { return Tensors{at::_safe_softmax(t[0], dim)}; };
     safe.make = [](size_t, const std::vector<int64_t>& shape) {
       at::Tensor t = at::rand(shape, at::kDouble);
-      t.select(2, 0).select(1, 0).fill_(
-          -std::numeric_limits<double>::infinity());  // rows of nothing along dims 0 and 2
+      t.select(2, 0).select(1, 0).fill_(-std::numeric_limits<double>::infinity());  // empty rows along dims 0 and 2
       t.select(0, 1).fill_(-std::numeric_limits<double>::infinity());
       return t;
     };
     safe.partial_inputs = false;  // addends of -inf
     check_op(safe);
   }
-  for (const bool log : {false, true}) {  // what ranks say is fewer bytes than their elements
+  for (const bool log : {false, true}) {  // summaries are fewer bytes than the elements
     OpCase split{log ? "log_softmax of long rows" : "softmax of long rows",
                  [=](auto& t) { return Tensors{log ? at::log_softmax(t[0], 1) : at::softmax(t[0], 1)}; },
                  {{3, 26}}};
@@ -62,7 +61,7 @@ TEST_CASE("softmax matches ATen along every dim and in every layout") {
             1e-5});
 }
 
-TEST_CASE("class-sharded logits stay where they are: the ranks exchange a maximum and a sum per row, in one call") {
+TEST_CASE("class-sharded logits do not move: the ranks exchange a maximum and a sum per row in one call") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto logits = at::rand({64, 4096}, at::kDouble);
   const auto sharded = lay_out(logits, mesh, {Shard(1)});
@@ -77,7 +76,7 @@ TEST_CASE("class-sharded logits stay where they are: the ranks exchange a maximu
   }
 }
 
-TEST_CASE("softmax along a dim that two mesh dims share, or one of two, is one call") {
+TEST_CASE("softmax along a dim split by two mesh dims, or by one of two, is one call") {
   const DeviceMesh mesh(World::local(6), {2, 3}, {"dp", "tp"});
   const auto x = at::rand({7, 40}, at::kDouble);
   for (const Placements& placements :
@@ -92,7 +91,7 @@ TEST_CASE("softmax along a dim that two mesh dims share, or one of two, is one c
   }
 }
 
-TEST_CASE("softmax of rows so short that what ranks say of them is no fewer bytes moves the elements") {
+TEST_CASE("softmax of rows too short for summaries moves the elements") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto x = at::rand({5, 8}, at::kDouble);
   CommDebugMode comm;
@@ -102,11 +101,11 @@ TEST_CASE("softmax of rows so short that what ranks say of them is no fewer byte
   CHECK(difference(out, at::softmax(x, 1)).value_or("") == "");
 }
 
-TEST_CASE("softmax of split rows with infinities and nan gives what plain ATen gives") {
+TEST_CASE("softmax of split rows with infinities and nan matches ATen") {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   const DeviceMesh& mesh = test_meshes()[0];
   at::Tensor x = at::rand({7, 40}, at::kDouble);
-  x[0].slice(0, 0, 20).fill_(-kInf);  // of the first two ranks all
+  x[0].slice(0, 0, 20).fill_(-kInf);  // all elements of the first two ranks
   x[1].fill_(-kInf);
   x[2][35] = kInf;
   x[3][11] = std::numeric_limits<double>::quiet_NaN();
@@ -130,7 +129,7 @@ TEST_CASE("softmax of split rows of half types is computed in float") {
   }
 }
 
-TEST_CASE("where the dim must be whole, scores go to other dims by all-to-all, not to every rank") {
+TEST_CASE("if the dim must be whole, scores move to other dims by all-to-all instead of a gather") {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto logits = at::rand({64, 4096}, at::kDouble);
   const auto sharded = lay_out(logits, mesh, {Shard(1)});

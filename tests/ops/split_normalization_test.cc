@@ -1,4 +1,4 @@
-// Layer, RMS and group norm where ranks share what is normalised: the elements stay where they are.
+// Layer, RMS and group norm of split rows: the elements do not move.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
@@ -32,7 +32,7 @@ Tensors tensors(const std::tuple<at::Tensor, at::Tensor, at::Tensor>& t) {
   return {std::get<0>(t), std::get<1>(t), std::get<2>(t)};
 }
 
-// As it is priced, and so that elements stay where that is fewer bytes.
+// Priced so that elements stay if that is fewer bytes.
 void check_both(OpCase c, int max_2d) {
   check_op(c, max_2d);
   std::vector<std::unique_ptr<CostByBytes>> by_bytes;
@@ -43,7 +43,7 @@ void check_both(OpCase c, int max_2d) {
 
 const Placements& placements_of(const at::Tensor& t) { return DTensor(t).placements(); }
 
-TEST_CASE("layer norm of rows in parts is that of plain ATen", "[ops][normalization]") {
+TEST_CASE("layer norm of split rows matches ATen", "[ops][normalization]") {
   const auto check = [](const char* name, std::vector<std::vector<int64_t>> shapes, auto fn,
                         std::vector<bool> grad = {}) {
     OpCase c{name, fn, std::move(shapes)};
@@ -70,7 +70,7 @@ TEST_CASE("layer norm of rows in parts is that of plain ATen", "[ops][normalizat
   check("rms_norm", {{5, 43}, {43}}, [](auto& t) { return Tensors{at::rms_norm(t[0], {43}, t[1], 1e-5)}; });
 }
 
-TEST_CASE("layer norm of half types in parts adds up in float", "[ops][normalization]") {
+TEST_CASE("layer norm of split rows of half types adds up in float", "[ops][normalization]") {
   OpCase c{"bfloat16",
            [](auto& t) { return tensors(at::native_layer_norm(t[0], {67}, t[1], t[2], 1e-5)); },
            {{5, 67}, {67}, {67}}};
@@ -96,7 +96,7 @@ Traffic traffic(const F& f) {
   return {comm.total(), comm.bytes()};
 }
 
-TEST_CASE("layer norm of rows in parts exchanges two numbers a row, each way", "[ops][normalization]") {
+TEST_CASE("layer norm of split rows exchanges two numbers per row in forward and in backward", "[ops][normalization]") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const at::Tensor x = lay_out(at::randn({64, 1000}, at::kFloat), mesh, {Shard(1)}).requires_grad_();
   const at::Tensor w = distribute_tensor(at::rand({1000}), mesh, {Replicate()}).requires_grad_();
@@ -113,13 +113,13 @@ TEST_CASE("layer norm of rows in parts exchanges two numbers a row, each way", "
   Tensors grads;
   const std::vector<c10::IValue> args = {grad,       x.detach(),       std::vector<int64_t>{1000},         mean, rstd,
                                          w.detach(), sharded.detach(), c10::List<bool>({true, true, true})};
-  // An all-reduce of two numbers a row.
+  // An all-reduce of two numbers per row.
   CHECK(traffic([&] { grads = back(args); }) == Traffic{1, 2 * 64 * 2 * 4 * 3 / 4});
   CHECK(placements_of(grads[0]) == Placements{Shard(1)});
   CHECK(placements_of(grads[1]) == Placements{Shard(0)});
   CHECK(placements_of(grads[2]) == Placements{Shard(0)});
 
-  // Rows dealt out over another mesh dim: gradients of the weights are addends there, as the rule leaves them.
+  // Rows split over another mesh dim: gradients of the weights are Partial there, as with the rule.
   const DeviceMesh square(World::local(4), {2, 2}, {"dp", "tp"});
   const auto on_square = [&](std::vector<int64_t> sizes, const Placements& p) {
     return lay_out(at::randn(sizes, at::kFloat), square, p);
@@ -134,19 +134,19 @@ TEST_CASE("layer norm of rows in parts exchanges two numbers a row, each way", "
   CHECK_FALSE(grads.at(2).defined());
 }
 
-TEST_CASE("layer norm moves the rows where that is cheaper", "[ops][normalization]") {
+TEST_CASE("layer norm moves the rows if that is cheaper", "[ops][normalization]") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const at::Tensor x = lay_out(at::randn({6, 5}, at::kFloat), mesh, {Shard(1)});  // 2, 2, 1, 0: fewer than two each
   CHECK(traffic([&] { at::layer_norm(x, {5}); }).bytes <= 6 * 5 * 4);
 }
 
-TEST_CASE("layer norm of rows in parts keeps a memory limit", "[ops][normalization]") {
+TEST_CASE("layer norm of split rows stays within a memory limit", "[ops][normalization]") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const at::Tensor plain = at::randn({64, 100}, at::kFloat), x = lay_out(plain, mesh, {Shard(1)});
   const auto norm = [](const at::Tensor& t) { return at::layer_norm(t, {100}); };
   const Traffic usual = traffic([&] { norm(x); });
   CHECK(usual.calls == 1);
-  // All means on each rank and its own exceed it: each gets those of some rows, then the results.
+  // All means on each rank and its own exceed it: each rank gets those of some rows, then the results.
   at::Tensor y, var;
   {
     const RedistributeMemoryLimit limit(4 * 64 * 4);
@@ -160,7 +160,7 @@ TEST_CASE("layer norm of rows in parts keeps a memory limit", "[ops][normalizati
   CHECK_THROWS_WITH(norm(x), Catch::Contains("max_bytes is 64, but no route needs less than"));
 }
 
-TEST_CASE("layer norm of rows in parts: constant rows are zeros, and what is wrong is said", "[ops][normalization]") {
+TEST_CASE("layer norm of split rows: constant rows become zeros, and errors", "[ops][normalization]") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const at::Tensor x = lay_out(at::randn({64, 1}, at::kFloat).expand({64, 101}), mesh, {Shard(1)});
   CHECK(full_tensor(at::layer_norm(x, {101})).eq(0).all().item<bool>());
@@ -169,8 +169,8 @@ TEST_CASE("layer norm of rows in parts: constant rows are zeros, and what is wro
   CHECK_THROWS_WITH(at::layer_norm(x, {101}, at::rand({101})), Catch::Contains("plain tensor"));
 }
 
-// The kernels are CUDA's alone; what they are to give is what the composite's autograd does.
-TEST_CASE("fused RMS norm of rows in parts", "[ops][normalization]") {
+// The kernels exist on CUDA only; their results should equal those of the composite's autograd.
+TEST_CASE("fused RMS norm of split rows", "[ops][normalization]") {
   const at::Tensor x = at::randn({5, 67}, at::kDouble).requires_grad_(),
                    w = at::rand({67}, at::kDouble).requires_grad_();
   const at::Tensor grad = at::randn({5, 67}, at::kDouble), y = at::rms_norm(x, {67}, w, 1e-5);
@@ -182,7 +182,7 @@ TEST_CASE("fused RMS norm of rows in parts", "[ops][normalization]") {
     const auto dx = distribute_tensor(x.detach(), mesh, placements), dw = distribute_tensor(w.detach(), mesh, whole),
                dg = distribute_tensor(grad, mesh, placements);
     const CostByBytes by_bytes(mesh.world());
-    const at::AutoDispatchBelowADInplaceOrView below;  // on CPU there is no such kernel for autograd to call
+    const at::AutoDispatchBelowADInplaceOrView below;  // on CPU autograd has no such kernel to call
     Tensors out, back;
     CHECK(traffic([&] { out = call_op("aten::_fused_rms_norm", {dx, shape, dw, 1e-5}); }).calls == 1);
     CHECK(placements_of(out[0]) == placements);
@@ -195,7 +195,7 @@ TEST_CASE("fused RMS norm of rows in parts", "[ops][normalization]") {
   }
 }
 
-TEST_CASE("group norm of groups in parts is that of plain ATen", "[ops][normalization]") {
+TEST_CASE("group norm of split groups matches ATen", "[ops][normalization]") {
   const auto check = [](const char* name, std::vector<std::vector<int64_t>> shapes, auto fn,
                         std::vector<bool> grad = {}) {
     OpCase c{name, fn, std::move(shapes)};
@@ -215,7 +215,7 @@ TEST_CASE("group norm of groups in parts is that of plain ATen", "[ops][normaliz
         [](auto& t) { return tensors(at::native_group_norm(t[0], {}, {}, 2, 6, 29, 3, 1e-5)); }, {false});
 }
 
-TEST_CASE("group norm of groups in parts exchanges two numbers a group and sample", "[ops][normalization]") {
+TEST_CASE("group norm of split groups exchanges two numbers per group and sample", "[ops][normalization]") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   for (const int64_t dim : {1, 2}) {
     const at::Tensor x = lay_out(at::randn({16, 12, 4000}, at::kFloat), mesh, {Shard(dim)}).requires_grad_();

@@ -1,4 +1,4 @@
-// Sorting along split dims: plain ATen's order, nan, ties and gradients included, without any rank having all elements.
+// Sorting along split dims: plain ATen's order, including nan, ties and gradients, without gathering all elements.
 #include "mesh/world.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/split_sort_cases.h"
@@ -6,7 +6,7 @@
 namespace dtensor::testing {
 namespace {
 
-TEST_CASE("split sort: the order of plain ATen", "[ops][split_sort]") {
+TEST_CASE("split sort: matches ATen's order", "[ops][split_sort]") {
   check_split_sorts(DeviceMesh(World::local(8), {8}, {"x"}), {Shard(0)});
   check_split_sorts(DeviceMesh(World::local(5), {5}, {"x"}), {Shard(0)});
 }
@@ -15,7 +15,7 @@ TEST_CASE("split sort: replicas on another mesh dim", "[ops][split_sort]") {
   check_split_sorts(DeviceMesh(World::local(10), {2, 5}, {"dp", "x"}), {Replicate(), Shard(0)});
 }
 
-TEST_CASE("split sort: rows of which there are fewer than ranks", "[ops][split_sort]") {
+TEST_CASE("split sort: fewer rows than ranks", "[ops][split_sort]") {
   const DeviceMesh mesh(World::local(6), {6}, {"x"});
   for (const int64_t dim : {0, 1, 2}) {
     std::vector<int64_t> sizes = {3, 1};
@@ -35,7 +35,7 @@ TEST_CASE("split sort: rows of which there are fewer than ranks", "[ops][split_s
   }
 }
 
-TEST_CASE("split sort: what is small, or on too few ranks to spare anything, goes by the rule", "[ops][split_sort]") {
+TEST_CASE("split sort: small tensors, and too few ranks to gain, follow the rule", "[ops][split_sort]") {
   const DeviceMesh mesh(World::local(8), {8}, {"x"});
   const at::Tensor x = at::randn({60}, at::kDouble), d = lay_out(x, mesh, {Shard(0)});
   CommDebugMode comm;

@@ -1,5 +1,5 @@
-// QR and singular values of tall matrices whose rows are split: signs and all as one Householder QR gives them, for the
-// triangles' bytes.
+// QR and singular values of tall matrices with split rows: with the signs of a single Householder QR, sending only the
+// triangles.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/linalg_pinv.h>
@@ -22,7 +22,7 @@ bool is_close(const at::Tensor& d, const at::Tensor& plain) {
   return d.sizes() == plain.sizes() && at::allclose(full_tensor(d), plain, 1e-9, 1e-10);
 }
 
-TEST_CASE("tall matrices: QR of split rows is that of one device, signs included", "[ops][tall_matrices]") {
+TEST_CASE("tall matrices: QR of split rows equals one device, signs included", "[ops][tall_matrices]") {
   struct Case {
     std::vector<int64_t> sizes;
     int64_t ranks;
@@ -54,9 +54,9 @@ TEST_CASE("tall matrices: QR of split rows is that of one device, signs included
   }
 }
 
-TEST_CASE("tall matrices: the first rows lie on several ranks, or on more than one mesh dim", "[ops][tall_matrices]") {
+TEST_CASE("tall matrices: the first rows on several ranks, or split by several mesh dims", "[ops][tall_matrices]") {
   const DeviceMesh mesh(World::local(12), {2, 6}, {"dp", "x"});
-  const at::Tensor a = at::randn({300, 60}, at::kDouble);  // 25 rows a rank
+  const at::Tensor a = at::randn({300, 60}, at::kDouble);  // 25 rows per rank
   const auto [expected_q, expected_r] = at::linalg_qr(a);
   for (const Placements& placements :
        {Placements{Shard(0), Shard(0)}, Placements{Replicate(), Shard(0)}, Placements{Shard(1), Shard(0)}}) {
@@ -72,7 +72,7 @@ TEST_CASE("tall matrices: the first rows lie on several ranks, or on more than o
   CHECK(is_close(q, std::get<0>(at::linalg_qr(tall))));
 }
 
-TEST_CASE("tall matrices: gradients, and what is made of QR", "[ops][tall_matrices]") {
+TEST_CASE("tall matrices: gradients, and operators composed of QR", "[ops][tall_matrices]") {
   const DeviceMesh mesh(World::local(4), {4}, {"x"});
   const at::Tensor a = at::randn({120, 4}, at::kDouble), weight = at::randn({120, 4}, at::kDouble);
   const at::Tensor plain = a.clone().requires_grad_(), split = lay_out(a, mesh, {Shard(0)}).requires_grad_();

@@ -1,4 +1,4 @@
-// linear, matmul and attention where ranks share a batch unevenly: values of plain ATen, and nothing is communicated.
+// linear, matmul and attention of an unevenly sharded batch: values of plain ATen, without communication.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_native_multi_head_attention.h>
 #include <ATen/ops/_transformer_encoder_layer_fwd.h>
@@ -67,7 +67,7 @@ TEST_CASE("linear and matmul of an uneven batch communicate nothing", "[ops][une
   }
 }
 
-TEST_CASE("linear and matmul in inference mode take tensors that were made outside of it", "[ops][uneven_batch]") {
+TEST_CASE("linear and matmul in inference mode accept tensors made outside of it", "[ops][uneven_batch]") {
   const DeviceMesh mesh(World::local(4), {4});
   for (const int64_t batch : {4, 6}) {
     const at::Tensor x = at::rand({batch, kLength, kFeatures}, at::kDouble),

@@ -1,4 +1,4 @@
-// Packed sequences whose lengths do not descend, through torch::nn: LibTorch sorts the batch by a plain permutation.
+// Packed sequences of unsorted lengths, through torch::nn: LibTorch sorts the batch by a plain permutation.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
@@ -73,7 +73,7 @@ Tensors run(const Case& c, const Tensors& values, const DeviceMesh* mesh, const 
 
 }  // namespace
 
-TEST_CASE("an LSTM on sequences in any order gives what it gives on one device", "[ops][packed]") {
+TEST_CASE("an LSTM on sequences in any order equals one device", "[ops][packed]") {
   for (const Case& c : cases()) {
     const auto batch = static_cast<int64_t>(c.lengths.size());
     const Tensors values{at::rand(c.batch_first ? std::vector<int64_t>{batch, kSteps, kFeatures}
@@ -105,14 +105,14 @@ TEST_CASE("a permutation of a split dim moves each row at most once, and its gra
   const at::Tensor y = at::index_select(x, 0, order);
   CHECK(to_string(DTensor(y).placements()) == "S(0)");
   CHECK(comm.total() == 1);
-  CHECK(comm.bytes() == 2 * 16 * 8);  // both rows of the ranks that get most
+  CHECK(comm.bytes() == 2 * 16 * 8);  // both rows of the ranks that receive most
   CHECK(difference(y, at::index_select(values, 0, order)).value_or("") == "");
   const at::Tensor factors = distribute_tensor(values + 1, mesh, {Shard(0)});
   (y * factors).sum().backward();
   CHECK(difference(x.grad(), at::zeros_like(values).index_copy(0, order, values + 1)).value_or("") == "");
 }
 
-TEST_CASE("a plain index that is no permutation beside a distributed tensor is an error", "[ops][packed]") {
+TEST_CASE("a plain index that is not a permutation is an error next to a distributed tensor", "[ops][packed]") {
   const at::Tensor x = distribute_tensor(at::rand({5, 2}), test_meshes()[0], {Shard(0)});
   for (const std::vector<int64_t>& index :
        {std::vector<int64_t>{0, 1}, {0, 1, 2, 3, 3}, {0, 1, 2, 3, 5}, {4, 3, 2, 1, 0, 0}}) {
@@ -121,7 +121,7 @@ TEST_CASE("a plain index that is no permutation beside a distributed tensor is a
 }
 
 // As LibTorch inverts the permutation.
-TEST_CASE("in a MeshScope factories' tensors are written to plain ones, others are not", "[ops][packed]") {
+TEST_CASE("in a MeshScope only factories' tensors are written to plain ones", "[ops][packed]") {
   const DeviceMesh& mesh = test_meshes()[0];
   const MeshScope scope(mesh);
   const at::Tensor order = longs({2, 0, 1});

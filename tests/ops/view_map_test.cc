@@ -90,7 +90,7 @@ TEST_CASE("placements are followed through views") {
   struct Row {
     Shape in, out, mesh;
     const char* from;
-    const char* to;  // null: cannot be
+    const char* to;  // null: not possible
   };
   const Row rows[] = {
       // Heads: split where they divide.
@@ -100,7 +100,7 @@ TEST_CASE("placements are followed through views") {
       {{2, 5, 8}, {2, 5, 2, 4}, {4}, "S(2)", nullptr},
       {{6}, {6, 1}, {4}, "S(0)", "S(0)"},
       {{14}, {7, 2}, {4}, "S(0)", "S(0)"},   // 4 4 4 2 elements: 2 2 2 1 rows
-      {{10}, {5, 2}, {4}, "S(0)", nullptr},  // 3 elements are no rows
+      {{10}, {5, 2}, {4}, "S(0)", nullptr},  // 3 elements are not whole rows
       // Batches: flattened.
       {{4, 3, 5}, {12, 5}, {4}, "S(0)", "S(0)"},
       {{4, 3, 5}, {12, 5}, {2}, "S(1)", "_S(0, 4)"},
@@ -113,7 +113,7 @@ TEST_CASE("placements are followed through views") {
       {{12, 5}, {2, 6, 5}, {2}, "_S(0, 4)", "_S(1, 2)"},
       {{12}, {2, 2, 3}, {3}, "_S(0, 4)", "S(2)"},
       {{2, 2, 3}, {4, 3}, {3}, "S(2)", "S(1)"},
-      // Dims of size 1 come and go.
+      // Dims of size 1 are inserted and removed.
       {{1, 6}, {6}, {3}, "S(1)", "S(0)"},
       {{1, 6}, {6}, {3}, "S(0)", nullptr},
       {{6}, {1, 6, 1}, {3}, "S(0)", "S(1)"},
@@ -132,7 +132,7 @@ TEST_CASE("placements are followed through views") {
       {{4, 6}, {24}, {2, 2}, "P(sum)S(0)", "P(sum)S(0)"},
       {{4, 6}, {24}, {2}, "P(max)", "P(max)"},
       {{4, 6}, {24}, {2}, "MaskP(sum, [10, 6], 0)", "P(sum)"},
-      // Nothing is anywhere.
+      // Without elements every layout is possible.
       {{0, 6}, {3, 0}, {2}, "S(1)", "R"},
       {{4, 6}, {6, 4}, {2}, "S(0)", "S(0)"},
       {{4, 6}, {6, 4}, {4}, "S(0)", nullptr},
@@ -147,7 +147,7 @@ TEST_CASE("placements are followed through views") {
   }
 }
 
-TEST_CASE("what is followed holds on every rank, and what is not followed cannot be said") {
+TEST_CASE("followed placements are right on every rank, and others are impossible") {
   const std::vector<std::pair<Shape, Shape>> views = {
       {{4, 6}, {24}},   {{24}, {4, 6}},      {{4, 6}, {6, 4}},       {{5, 4}, {20}},         {{20}, {5, 4}},
       {{1, 6}, {6}},    {{6}, {1, 6}},       {{2, 3, 4}, {6, 4}},    {{2, 3, 4}, {2, 12}},   {{12, 2}, {3, 4, 2}},
@@ -165,8 +165,7 @@ TEST_CASE("what is followed holds on every rank, and what is not followed cannot
           CHECK(same_parts(in, out, mesh, {p}, *to));
           continue;
         }
-        // Strided shards so fine that the first rank has everything, or nearly, can be said in many ways: not looked
-        // for.
+        // Strided shards so fine that the first rank has (nearly) everything have many equal forms: not searched for.
         if (!p.is_shard() || elements(in, mesh, {p}, {0}).size() == elements(in, mesh, {Replicate()}, {0}).size())
           continue;
         ++refused;
@@ -194,8 +193,8 @@ TEST_CASE("what is followed holds on every rank, and what is not followed cannot
   CHECK(refused > 20);
 }
 
-// What would take hours if ranks were gone through one by one with all their elements.
-TEST_CASE("thousands of ranks are followed at once") {
+// Would take hours if ranks were visited one by one with all their elements.
+TEST_CASE("placements on thousands of ranks are followed quickly") {
   CHECK(follow_view({4096, 4096, 8192}, {4096 * 4096LL, 64, 128}, {64, 64}, {Shard(0), Shard(2)}) ==
         Placements{Shard(0), Shard(1)});
   CHECK(follow_view({4096, 8192}, {4096 * 8192LL}, {64, 64}, {Shard(0), Shard(0)}) == Placements{Shard(0), Shard(0)});

@@ -106,7 +106,7 @@ TEST_CASE("view and reshape match ATen in every layout") {
   });
 }
 
-TEST_CASE("dims that come, go and change places match ATen in every layout") {
+TEST_CASE("squeeze, unsqueeze, permute and the like match ATen in every layout") {
   std::vector<OpCase> cases = {
       {.name = "permute",
        .fn = one([](auto& x) {
@@ -198,7 +198,7 @@ TEST_CASE("dims that come, go and change places match ATen in every layout") {
   });
 }
 
-TEST_CASE("parts of dims match ATen in every layout") {
+TEST_CASE("slices, splits and other parts of dims match ATen in every layout") {
   std::vector<OpCase> cases = {
       {.name = "select", .fn = one([](auto& x) { return x.select(1, -2); }), .shapes = {{4, 5, 3}}},
       {.name = "slice", .fn = one([](auto& x) { return x.slice(0, 1, 7, 2); }), .shapes = {{8, 3}}},
@@ -281,9 +281,9 @@ TEST_CASE("cat and stack match ATen in every layout") {
 
 bool is_shard(const std::vector<Placement>& p, int64_t dim) { return p[0] == Shard(dim); }
 
-TEST_CASE("what a transformer does to its activations costs nothing") {
+TEST_CASE("a transformer's reshapes of its activations cost nothing") {
   check_all({
-      // 4 and 2 and 3 ranks: 12 heads divide by all.
+      // 4 and 2 and 3 ranks: 12 heads are divisible by all.
       {.name = "heads apart and together",
        .fn = one([](auto& x) {
          return x.view({2, 3, 12, 2}).transpose(1, 2).contiguous().transpose(1, 2).reshape({2, 3, 24});
@@ -324,7 +324,7 @@ TEST_CASE("what a transformer does to its activations costs nothing") {
   });
 }
 
-TEST_CASE("writes through views reach the tensor, and gradients know") {
+TEST_CASE("writes through views reach the base, and autograd tracks them") {
   check_all({
       {.name = "flat slice",
        .fn = one([](auto& x) {
@@ -360,7 +360,7 @@ TEST_CASE("writes through views reach the tensor, and gradients know") {
   });
 }
 
-TEST_CASE("a tensor's own metadata can be changed") {
+TEST_CASE("in-place changes of a tensor's own metadata") {
   check_all({
       {.name = "t_", .fn = one([](auto& x) { return (x * 2).t_() * 3; }), .shapes = {{3, 5}}},
       {.name = "transpose_", .fn = one([](auto& x) { return (x * 2).transpose_(0, 2); }), .shapes = {{3, 5, 2}}},
@@ -385,7 +385,7 @@ TEST_CASE("as_strided reads the memory that a plain tensor would have") {
             .shapes = {{3, 4}}});
 }
 
-TEST_CASE("views of tensors that nobody holds are decided all the same") {
+TEST_CASE("views in a world without data") {
   const DeviceMesh mesh(World::abstract(4096), {64, 64}, {"dp", "tp"});
   FromLocalOptions options;
   options.shape = std::vector<int64_t>{128, 512, 4096};

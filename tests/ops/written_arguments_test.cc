@@ -1,5 +1,5 @@
-// Operators that write to several arguments: every one of them holds afterwards what it holds with plain ATen, and the
-// results are those arguments.
+// Operators that write to several arguments: each holds the same afterwards as with plain ATen, and the results are
+// those arguments.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/arange.h>
@@ -163,7 +163,7 @@ std::vector<Row> of_sequences_and_losses() {
   };
 }
 
-// Not called here, by the beginning of their names.
+// Not called here, by name prefix.
 const std::pair<const char*, const char*> kElsewhere[] = {
     {"aten::_pack_padded_sequence", "batch sizes are plain metadata: packed_sequences_test"},
     {"aten::_ctc_loss", "what its kernels leave unwritten differs; loss_test"},
@@ -245,7 +245,7 @@ std::vector<at::Tensor> tensors_of(const Values& args) {
   return result;
 }
 
-// The out= arguments of the call, of the sizes and dtypes that the form without them gives, holding something else.
+// The out= arguments of the call, with the sizes and dtypes of the functional form's results, and other values.
 Values outs_of(const Row& row, const c10::OperatorHandle& op) {
   if (std::none_of(op.schema().arguments().begin(), op.schema().arguments().end(), [](auto& a) { return a.is_out(); }))
     return {};
@@ -266,7 +266,7 @@ Values outs_of(const Row& row, const c10::OperatorHandle& op) {
 
 bool is_split(const at::Tensor& t) { return t.dim() > 0 && t.size(0) > 1; }
 
-// The call with the inputs laid out as `given` and the out= tensors replicated. False: it was refused.
+// The call with the inputs in the layouts `given` and the out= tensors replicated. False: it was rejected.
 bool matches(const Row& row, const Values& outs, const Values& expected, const Placement& given) {
   const DeviceMesh& mesh = test_meshes()[0];
   const auto laid_out = [&](const c10::IValue& value, const Placement& as) {
@@ -313,7 +313,7 @@ TEST_CASE("operators that write to several arguments write to each", "[ops][out]
     CHECK(matches(row, outs, expected, Replicate()));
     split += matches(row, outs, expected, Shard(0)) ? 1 : 0;
   }
-  CHECK(split > 40);  // the others are refused by name
+  CHECK(split > 40);  // the others are rejected by name
 }
 
 TEST_CASE("every operator that writes to several arguments is called above or listed with a reason", "[ops][out]") {

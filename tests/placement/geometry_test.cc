@@ -15,10 +15,10 @@ static std::ostream& operator<<(std::ostream& os, const Run& run) {
 
 namespace {
 
-// The oracle works on lists of indices, element by element, and knows neither runs nor formulas.
+// The oracle works on lists of indices, element by element, without runs or formulas.
 using Indices = std::vector<int64_t>;
 
-// torch.chunk: the shortest piece length of which n cover the list, pieces filled one after the other.
+// torch.chunk: the shortest piece length such that n pieces cover the list, filled one after the other.
 std::vector<Indices> cut(const Indices& indices, int64_t n) {
   size_t length = 0;
   while (length * n < indices.size()) ++length;
@@ -149,7 +149,7 @@ TEST_CASE("local_layout: worked examples") {
   const Row rows[] = {
       {"the header's", {10, 2}, {2, 2}, {Shard(0), Shard(0)}, {1, 0}, {{5, 6, 7}, {0, 1}}, {5, 0}},
       {"[2, 4] sharded on 1, flattened", {8}, {2}, {StridedShard(0, 2)}, {1}, {{2, 3, 6, 7}}, {2}},
-      // FSDP over TP: the inner mesh dim cuts first, which left to right reads as a strided shard.
+      // FSDP over TP: the inner mesh dim cuts first, which in left-to-right order is a strided shard.
       {"right to left", {8}, {2, 2}, {StridedShard(0, 2), Shard(0)}, {0, 1}, {{4, 5}}, {4}},
       {"uneven pieces", {10}, {2}, {StridedShard(0, 3)}, {1}, {{2, 3, 6, 7, 9}}, {2}},
       {"uneven pieces, rank 0", {10}, {2}, {StridedShard(0, 3)}, {0}, {{0, 1, 4, 5, 8}}, {0}},
@@ -174,7 +174,7 @@ TEST_CASE("local_layout: worked examples") {
   CHECK(scalar.sizes().empty());
 }
 
-TEST_CASE("shard_runs leaves everything unless it shards") {
+TEST_CASE("shard_runs returns everything unless it shards") {
   const Runs runs = {{2, 3}, {9, 1}};
   for (const Placement& p : {Replicate(), Partial(), MaskPartial({4}, 0)}) CHECK(shard_runs(runs, p, 2, 1) == runs);
   CHECK(shard_runs(runs, Shard(0), 2, 1) == Runs{{4, 1}, {9, 1}});
@@ -183,7 +183,7 @@ TEST_CASE("shard_runs leaves everything unless it shards") {
   CHECK(total_size(runs) == 4);
 }
 
-TEST_CASE("local_layout and local_shape agree with lists cut by hand") {
+TEST_CASE("local_layout and local_shape agree with lists of indices") {
   int64_t layouts = 0;
   for_each_layout([&](const Shape& shape, const Shape& mesh, const Placements& placements) {
     for (const Shape& coordinate : tuples(mesh)) {

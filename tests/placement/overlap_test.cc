@@ -37,7 +37,7 @@ bool mergeable(const Block& a, const Block& b) {
   return continued == 1;
 }
 
-// What is wrong with overlap(source, target), or nothing. Adds the target's elements that it covers to `covered`.
+// The fault of overlap(source, target), or "". Adds the target's elements that it covers to `covered`.
 std::string wrong(const Part& source, const Part& target, std::multiset<Shape>& covered) {
   std::set<std::pair<Shape, Shape>> expected;
   const auto target_elements = elements(target);

@@ -15,7 +15,7 @@ struct Text {
   std::string text;
 };
 
-// Every kind, and for each field of a kind two values that differ in nothing else.
+// Every kind, and for each field of a kind two values that differ only in it.
 const std::vector<Text>& texts() {
   static const auto* const all = new std::vector<Text>{
       {Replicate(), "R"},
@@ -56,7 +56,7 @@ TEST_CASE("a placement prints as PyTorch prints it") {
   CHECK(to_string(Placements{}) == "");
 }
 
-TEST_CASE("placements are equal when every field is") {
+TEST_CASE("placements are equal if every field is") {
   std::set<size_t> hashes;
   for (size_t i = 0; i < texts().size(); ++i) {
     for (size_t j = 0; j < texts().size(); ++j) {
@@ -72,7 +72,7 @@ TEST_CASE("placements are equal when every field is") {
   CHECK(Placement() == Replicate());
 }
 
-TEST_CASE("a placement says what it is") {
+TEST_CASE("a placement's is_* methods and fields") {
   struct Row {
     Placement placement;
     bool replicate, shard, strided, sharded_on_0, partial, mask;
@@ -130,7 +130,7 @@ TEST_CASE("parse_placements is lenient about spaces, one comma and a bare P") {
   CHECK(parse_placements(" ").value().empty());
 }
 
-TEST_CASE("parse_placements says where the text is wrong and what it expected") {
+TEST_CASE("parse_placements names the position of an error and the expected text") {
   const std::string kinds = "R, S(dim), _S(dim, split_factor), P(op) or MaskP(op, [sizes], dim)";
   const std::string ops = "sum, avg, product, min or max";
   struct Row {
@@ -205,7 +205,7 @@ TEST_CASE("normalize_placements counts negative dims from the end") {
   }
 }
 
-TEST_CASE("normalize_placements names the placement that cannot be") {
+TEST_CASE("normalize_placements names the invalid placement") {
   struct Row {
     Placements placements;
     int64_t ndim;

@@ -15,7 +15,7 @@ namespace {
 
 using Catch::Contains;
 
-// Every number another one.
+// All numbers distinct.
 CostModel unusual() {
   CostModel cost;
   double next = 1;
@@ -45,7 +45,7 @@ TEST_CASE("a cost model survives JSON", "[cost_model]") {
   CHECK(json["between_nodes"]["all_to_all"].contains("bandwidth"));
 }
 
-TEST_CASE("fields that a cost model leaves out have their built-in values", "[cost_model]") {
+TEST_CASE("missing fields of a cost model have their built-in values", "[cost_model]") {
   CHECK(CostModel::from_json("{}") == CostModel());
   CostModel expected;
   expected.ranks_per_node = 4;
@@ -54,7 +54,7 @@ TEST_CASE("fields that a cost model leaves out have their built-in values", "[co
         expected);
 }
 
-TEST_CASE("a cost model's mistakes are named, with file and field", "[cost_model]") {
+TEST_CASE("errors in a cost model name file and field", "[cost_model]") {
   const auto complaint = [](const std::string& text) -> std::string {
     try {
       CostModel::from_json(text, "cluster.json");
@@ -88,7 +88,7 @@ TEST_CASE("a cost model's mistakes are named, with file and field", "[cost_model
   }
 }
 
-TEST_CASE("a cost model's file", "[cost_model]") {
+TEST_CASE("a cost model is loaded from its file", "[cost_model]") {
   const char* directory = std::getenv("TEST_TMPDIR");
   const std::string path = std::string(directory != nullptr ? directory : "/tmp") + "/dtensor_cost_model_test.json";
   std::ofstream(path) << unusual().to_json();
@@ -99,7 +99,7 @@ TEST_CASE("a cost model's file", "[cost_model]") {
   CHECK_THROWS_WITH(CostModel::load(path), Contains(path));
 }
 
-TEST_CASE("what collectives cost", "[cost_model]") {
+TEST_CASE("cost of collectives", "[cost_model]") {
   CostModel cost;
   cost.within_node.fill({/*latency=*/10, /*hop_latency=*/1, /*bandwidth=*/100});
   cost.between_nodes.fill({/*latency=*/1000, /*hop_latency=*/100, /*bandwidth=*/10});

@@ -18,7 +18,7 @@ void insert(Squares& memo, int begin, int end) {
   for (int k = begin; k < end; ++k) memo.insert(k, k * k, {});
 }
 
-TEST_CASE("a memo keeps what is used, and no more than two generations") {
+TEST_CASE("memo: keeps used entries, and no more than two generations") {
   Squares memo;
   insert(memo, 0, 4);
   CHECK(memo.find(3) == 9);
@@ -33,7 +33,7 @@ TEST_CASE("a memo keeps what is used, and no more than two generations") {
   CHECK(memo.find(12) == 7);
 }
 
-TEST_CASE("a memo lets candidates go first, but not those that were asked for") {
+TEST_CASE("memo: drops candidates first, except those that were looked up") {
   Squares memo;
   for (int k = 0; k < 8; ++k) memo.insert_old(k, k * k, {});
   insert(memo, 20, 22);
@@ -46,7 +46,7 @@ TEST_CASE("a memo lets candidates go first, but not those that were asked for") 
   CHECK(memo.find(20) == 400);
 }
 
-TEST_CASE("a memo of a world holds its specs until nobody uses the world") {
+TEST_CASE("memo: holds its specs until the world is not used any more") {
   struct Names : Memo<std::vector<int64_t>, std::string, 4> {};
   const size_t alive = Spec::num_alive();
   {

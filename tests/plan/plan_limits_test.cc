@@ -1,4 +1,4 @@
-// Limits: other routes, rounds, and what is impossible.
+// Limits: other routes, rounds, and impossible limits.
 
 #include <c10/util/Exception.h>
 
@@ -22,7 +22,7 @@ PlanOptions within(int64_t peak_bytes, bool packs) {
   return {std::make_shared<const CostModel>(cost), {peak_bytes}};
 }
 
-// The bytes that an error of limits names; -1 if it names none.
+// The bytes in an error about limits; -1 if there are none.
 int64_t smallest_that_works(const std::string& error) {
   std::smatch match;
   return std::regex_search(error, match, std::regex("less than ([0-9]+) bytes")) ? std::stoll(match[1]) : -1;
@@ -46,7 +46,7 @@ TEST_CASE("a limit chooses another route") {
   CHECK_THAT(plan(511).explain(), Contains("all_reduce(a,b), slice: ") && Contains("needs 512 B, more than the limit"));
 }
 
-TEST_CASE("a limit splits an exchange into rounds where messages are packed") {
+TEST_CASE("a limit splits an exchange into rounds if messages are packed") {
   const DeviceMesh mesh = mesh_of({4}, {"tp"});
   const auto plan = [&](int64_t limit, bool packs = true) {
     return plan_redistribution(mesh, meta_of({64, 64}), {Shard(0)}, {Shard(1)}, within(limit, packs));
@@ -79,7 +79,7 @@ TEST_CASE("a limit splits an exchange into rounds where messages are packed") {
   CHECK(plan(parts, false).peak_bytes == parts);
 }
 
-TEST_CASE("an impossible limit says what would do") {
+TEST_CASE("the error of an impossible limit names a sufficient one") {
   const DeviceMesh mesh = mesh_of({4}, {"tp"});
   const auto plan = [&](int64_t limit) {
     return plan_redistribution(mesh, meta_of({8, 8}), {Shard(0)}, {Replicate()}, within(limit, /*packs=*/false));
@@ -96,7 +96,7 @@ struct FreeAndTight {
   RedistributePlan free, tight;  // without a limit, and with the smallest
 };
 
-// plan(limit) keeps its limit or names the smallest, which works, and no smaller one. Within a property.
+// A plan stays within its limit, or its error names the smallest sufficient one. Within a property.
 template <typename Plan>
 FreeAndTight checked_limits(const Plan& plan) {
   const auto smallest = [&](int64_t limit) -> int64_t {  // 0: it does
@@ -124,7 +124,7 @@ FreeAndTight checked_limits(const Plan& plan) {
   return {free, tight};
 }
 
-TEST_CASE("random plans keep limits, and errors name the smallest") {
+TEST_CASE("random plans stay within limits, and errors name the smallest") {
   const auto property = [] {
     const RandomTensor t;
     const Placements from = t.layout("from"), to = t.layout("to");
@@ -143,7 +143,7 @@ TEST_CASE("random plans keep limits, and errors name the smallest") {
   REQUIRE(testing::holds("limits", 600, property));
 }
 
-// Of the ranks of `world` some, in any order, as a mesh of one or two dims.
+// Some of the ranks of `world`, in any order, as a mesh of one or two dims.
 Layout draw_layout(const World& world, int64_t ndim, const char* name) {
   std::vector<int64_t> ranks(world.size()), shape;
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -154,7 +154,8 @@ Layout draw_layout(const World& world, int64_t ndim, const char* name) {
     shape.push_back(testing::draw(1, std::min<int64_t>(4, world.size() / size)));
     size *= shape.back();
     placements.push_back(draw_placement(ndim));
-    if (!normalize_placements(placements, ndim).ok()) placements.back() = Replicate();  // reductions that do not mix
+    if (!normalize_placements(placements, ndim).ok())
+      placements.back() = Replicate();  // reductions that cannot be mixed
   }
   ranks.resize(size);
   const Layout layout(DeviceMesh(world, shape, {}, ranks), placements);
@@ -162,8 +163,8 @@ Layout draw_layout(const World& world, int64_t ndim, const char* name) {
   return layout;
 }
 
-TEST_CASE("random transfers keep limits, and errors name the smallest") {
-  int64_t above_steps = 0;  // where the steps on a mesh need more without a limit than with one
+TEST_CASE("random transfers stay within limits, and errors name the smallest") {
+  int64_t above_steps = 0;  // the steps on a mesh may need more without a limit than with one
   const auto property = [&] {
     const World world = World::abstract(8);
     Shape sizes;
@@ -211,7 +212,7 @@ TEST_CASE("a limit splits the steps before and after a transfer, too") {
   REQUIRE(reduced.steps.size() == 2);
   CHECK(reduced.steps[0].kind == RedistributeStep::Kind::kReduceScatter);
   CHECK(reduced.steps[0].chunks > 1);
-  // A rank in both meshes had better drop three quarters before it gets other rows of the tensor.
+  // A rank in both meshes should drop three quarters before it gets other rows of the tensor.
   const Layout whole(a, {Replicate()}), parts(c, {StridedShard(0, 8)});
   const RedistributePlan cut = plan(whole, parts, least(whole, parts));
   INFO(cut.explain());

@@ -1,4 +1,4 @@
-// What the steps of a plan say of themselves, checked element by element and rank by rank.
+// The fields of a plan's steps, checked element by element and rank by rank.
 
 #include <cstdlib>
 #include <iostream>
@@ -49,7 +49,7 @@ bool changes_only(const RedistributeStep& step, bool (*may_change)(const Placeme
   return true;
 }
 
-// "" if `step` can be done as it says, by ranks that differ in step.dims only.
+// "" if `step` can be done as declared, by ranks that differ in step.dims only.
 std::string what_is_wrong(const RandomTensor& t, const RedistributeStep& step) {
   if (step.dims.empty()) return "no mesh dims";
   if (!std::is_sorted(step.dims.begin(), step.dims.end())) return "mesh dims do not ascend";
@@ -133,8 +133,8 @@ int64_t expected_bytes(const RandomTensor& t, PlanPeers& peers, const Redistribu
   }
 }
 
-// On the rank that needs most: its parts, and all that it sends and receives; of a reduce-scatter every addend once
-// more.
+// On the rank that needs most: its parts, and all that it sends and receives; for a reduce-scatter also a copy of every
+// addend.
 int64_t packed_bytes(const RandomTensor& t, const RedistributeStep& step) {
   const auto count = [](const Elements& a, const Elements& b) {
     int64_t n = 0;
@@ -167,7 +167,7 @@ int64_t packed_bytes(const RandomTensor& t, const RedistributeStep& step) {
   return most * static_cast<int64_t>(c10::elementSize(t.meta.dtype));
 }
 
-TEST_CASE("random plans are chains of steps that do what they say", "[plan]") {
+TEST_CASE("random plans are chains of valid steps", "[plan]") {
   CostModel reads_in_place;
   reads_in_place.packs = false;
   const PlanOptions unpacked{std::make_shared<const CostModel>(reads_in_place), {}};
@@ -221,7 +221,7 @@ TEST_CASE("random plans are chains of steps that do what they say", "[plan]") {
   }
 }
 
-TEST_CASE("a rank that sends more than any other receives needs more", "[plan]") {
+TEST_CASE("a rank that sends more than any other receives has the peak", "[plan]") {
   const DeviceMesh mesh = mesh_of({8}, {"tp"});
   const auto peak = [&](Shape sizes, Placements from, Placements to) {
     return plan_redistribution(mesh, meta_of(std::move(sizes)), from, to).peak_bytes;
@@ -229,11 +229,11 @@ TEST_CASE("a rank that sends more than any other receives needs more", "[plan]")
   CHECK(peak({1, 64}, {Shard(0)}, {Replicate()}) == 4 * (64 + 64 + 7 * 64));  // its row, eight times
   CHECK(peak({1, 64}, {Shard(0)}, {Shard(1)}) == 4 * (64 + 8 + 56));
   CHECK(peak({8, 64}, {Shard(0)}, {Replicate()}) == 4 * (64 + 512 + 7 * 64 + 448));
-  // Every addend lies in a tensor of its own, beside what was sent and received.
+  // Every addend is in a tensor of its own, in addition to the sent and received ones.
   CHECK(peak({8, 64}, {Partial()}, {Shard(0)}) == 4 * (512 + 64 + 448 + 448 + 512));
 }
 
-TEST_CASE("random layouts are free exactly where nothing changes", "[plan]") {
+TEST_CASE("random layouts need no step exactly if no part changes", "[plan]") {
   const auto property = [] {
     const RandomTensor t;
     const Placements from = t.layout("from"), to = t.layout("to");
@@ -241,7 +241,7 @@ TEST_CASE("random layouts are free exactly where nothing changes", "[plan]") {
     RC_ASSERT(same.steps.empty());
     RC_ASSERT(same.bytes == 0);
     RC_ASSERT(same.seconds == 0.0);
-    // Some rank lacks something, or something is to be reduced: then, and only then, it communicates.
+    // It communicates if and only if some rank lacks elements, or a Partial is reduced.
     const RedistributePlan plan = plan_redistribution(t.mesh, t.meta, from, to);
     PlanPeers peers(t.mesh, t.meta);
     RC_ASSERT((plan.bytes > 0) == (peers.bound(from, to).bytes > 0));
@@ -291,12 +291,12 @@ TEST_CASE("a detour is never cheaper without Partial and nodes", "[plan]") {
   }
 }
 
-TEST_CASE("a detour is never cheaper where every cut is even", "[plan]") {
+TEST_CASE("a detour is never cheaper if every cut is even", "[plan]") {
   const auto property = [&] {
     RandomTensor t;
     for (int64_t& size : t.meta.sizes) size = 4 * 4 * 4 * 3 * 3 * 3 * testing::draw(1, 3);
     Placements layouts[3] = {t.layout("a"), t.layout("b"), t.layout("c")};
-    for (Placements& layout : layouts) {  // a search does not meet every stride
+    for (Placements& layout : layouts) {  // a search does not visit every stride
       for (Placement& p : layout) p = p.is_sharded() ? Shard(p.dim()) : p;
     }
     Detours detours;
@@ -307,9 +307,9 @@ TEST_CASE("a detour is never cheaper where every cut is even", "[plan]") {
   CHECK(testing::holds("triangle", 5000, property));
 }
 
-// Uneven parts that are reduced may be smaller, or in the right order, where they are cut along another tensor dim
-// meanwhile; the planner does not try that with what stays sharded. Seldom, and by a bounded factor.
-TEST_CASE("a detour is seldom cheaper where cuts are uneven, over several nodes", "[plan]") {
+// Uneven parts that are reduced may be smaller, or in the right order, if they are cut along another tensor dim
+// meanwhile; the planner does not try that for sharded dims that stay. Rare, and by a bounded factor.
+TEST_CASE("a detour is seldom cheaper if cuts are uneven, over several nodes", "[plan]") {
   CostModel two_levels;
   two_levels.ranks_per_node = 2;
   for (const PlanOptions& options :

@@ -45,7 +45,7 @@ Elements elements(const Part& part, const Shape& sizes) {
   return held;
 }
 
-// Bytes that the rank that lacks most lacks, element by element.
+// Bytes missing on the rank that misses most, element by element.
 int64_t lacking_bytes(const TensorMeta& meta, const Layout& before, const Layout& after) {
   int64_t most = 0;
   for (int64_t rank = 0; rank < before.world().size(); ++rank) {
@@ -75,7 +75,7 @@ bool same_parts(const TensorMeta& meta, const Layout& a, const Layout& b) {
   return true;
 }
 
-TEST_CASE("layouts tell what each rank holds", "[transfer]") {
+TEST_CASE("layouts list the parts of each rank", "[transfer]") {
   const World world = World::abstract(6);
   const Layout rows(mesh_on(world, {4, 2}), {Shard(0)});
   CHECK(rows.ranks() == std::vector<int64_t>{2, 4});
@@ -108,7 +108,7 @@ TEST_CASE("layouts tell what each rank holds", "[transfer]") {
   CHECK(boxes != Layout(World::abstract(6), boxes.boxes()));
 }
 
-TEST_CASE("other names for equal parts are no step", "[transfer]") {
+TEST_CASE("equal parts by other placements need no step", "[transfer]") {
   const World world = World::abstract(4);
   const TensorMeta meta = meta_of({8, 8});
   const Layout nested(mesh_on(world, {0, 1, 2, 3}, {2, 2}), {Shard(0), Shard(0)});
@@ -129,11 +129,11 @@ TEST_CASE("other names for equal parts are no step", "[transfer]") {
       CHECK(plan.to == to);
     }
   }
-  // Columns and rows of another order of ranks.
+  // Columns and rows with ranks in another order.
   const Layout square(mesh_on(world, {0, 1, 2, 3}, {2, 2}), {Shard(0), Shard(1)});
   const Layout turned(mesh_on(world, {0, 2, 1, 3}, {2, 2}), {Shard(1), Shard(0)});
   CHECK(plan_transfer(meta, square, turned).steps.empty());
-  // Uneven parts are not the same: 3 + 2, 3 + 2 of 10 rows are not 3, 3, 3, 1.
+  // Uneven parts differ: 3 + 2, 3 + 2 of 10 rows are not 3, 3, 3, 1.
   EXPECT_PLAN(plan_transfer(meta_of({10, 8}), nested, flat), "transfer");
   CHECK(plan_transfer(meta_of({10, 8}), nested, flat).bytes == 8 * 4);
   // One mesh: as plan_redistribution.
@@ -154,21 +154,21 @@ TEST_CASE("transfers between meshes", "[transfer]") {
   CHECK(plan(low, "S(0)", high, "S(0)").bytes == 64);
   CHECK(plan(low, "S(0)", high, "S(1)").bytes == 64);
   CHECK(plan(low, "S(0)", high, "R").bytes == 256);
-  // The ranks reversed: rank 1 has what rank 2 wants.
+  // The ranks reversed: rank 1 has the part that rank 2 needs.
   CHECK(plan(low, "S(0)", backwards, "S(0)").bytes == 64);
   CHECK(plan(low, "R", backwards, "S(0)").bytes == 0);
   CHECK(plan(low, "R", backwards, "S(0)").num_collectives() == 0);
   CHECK(plan(low, "R", backwards, "R").steps.empty());
-  // Overlapping: ranks 2 and 3 have a part, but not the one that they want.
+  // Overlapping: ranks 2 and 3 have a part, but not the one that they need.
   CHECK(plan(low, "S(0)", middle, "S(0)").bytes == 64);
   CHECK(plan(low, "R", middle, "R").bytes == 256);
   CHECK(plan(low, "R", middle, "S(0)").bytes == 64);
   // More or fewer ranks.
   CHECK(plan(low, "S(0)", all, "RS(0)").bytes == 64);
-  CHECK(plan(all, "RS(0)", low, "S(0)").steps.empty() == false);  // 4..7 give up theirs
+  CHECK(plan(all, "RS(0)", low, "S(0)").steps.empty() == false);  // 4..7 send theirs
   CHECK(plan(all, "RS(0)", low, "S(0)").bytes == 0);
-  CHECK(plan(all, "S(0)S(0)", low, "S(0)").bytes == 64);  // rank 1 wants rows 2, 3 and has row 1
-  // What is Partial is reduced first.
+  CHECK(plan(all, "S(0)S(0)", low, "S(0)").bytes == 64);  // rank 1 needs rows 2, 3 and has row 1
+  // Partials are reduced first.
   EXPECT_PLAN(plan(low, "P(sum)", high, "S(0)"), "rs(a0), transfer");
   CHECK(plan(low, "P(sum)", high, "S(0)").bytes == 192 + 64);
   CHECK(plan(low, "P(sum)", high, "P(sum)").steps.back().kind == Kind::kFill);
@@ -204,7 +204,7 @@ TEST_CASE("transfers to and from boxes", "[transfer]") {
   CHECK(plan_transfer(meta, rows, some).bytes == 24 * 4);
   CHECK(plan_transfer(meta, boxes, some).bytes == 24 * 4);
   CHECK(plan_transfer(meta, boxes, boxes).steps.empty());
-  // Partial is reduced on the way out of a mesh.
+  // Partials are reduced on the mesh of the source.
   EXPECT_PLAN(plan_transfer(meta, Layout(rows.mesh(), {Partial()}), Layout(world, {{0, {0, 0}, {6, 4}}})),
               "ar(a0), transfer");
   EXPECT_PLAN(plan_transfer(meta, Layout(rows.mesh(), {Partial()}), Layout(world, {{2, {0, 0}, {6, 4}}})),
@@ -222,7 +222,7 @@ TEST_CASE("transfers to and from boxes", "[transfer]") {
   CHECK_THAT(in.explain(), Contains("3 boxes on ranks 0, 3 -> S(0) @ mesh(a0=2)"));
 }
 
-TEST_CASE("transfers that cannot be", "[transfer]") {
+TEST_CASE("transfers: invalid arguments", "[transfer]") {
   const World world = World::abstract(4), other = World::abstract(4);
   const TensorMeta meta = meta_of({6, 4});
   const Layout rows(mesh_on(world, {0, 1}), {Shard(0)});
@@ -253,7 +253,7 @@ TEST_CASE("transfers that cannot be", "[transfer]") {
   CHECK_THAT(error(Layout(), rows), Contains("neither"));
   // Every rank's own submesh at once is not one mesh.
   CHECK_THAT(error(Layout(mesh_on(world, {0, 1, 2, 3}, {2, 2})["a1"], {Shard(0)}), rows), Contains("slice"));
-  // What `to` does not need may be missing.
+  // Elements that `to` does not need may be missing.
   CHECK(error(boxes({{0, {0, 0}, {2, 4}}}), boxes({{3, {1, 1}, {1, 2}}})) == "planned");
   // Empty boxes never overlap.
   CHECK(error(boxes({{0, {0, 0}, {6, 4}}, {1, {3, 2}, {0, 2}}}), rows) == "planned");
@@ -276,11 +276,11 @@ TEST_CASE("a transfer within limits", "[transfer]") {
   CHECK_THROWS_WITH(plan(100), Contains("max_bytes is 100") && Contains("no route needs less than"));
 }
 
-// Of the ranks of `world` some, in any order, as a mesh of one or two dims; or boxes.
+// Some of the ranks of `world`, in any order, as a mesh of one or two dims; or boxes.
 Layout random_layout(const World& world, const TensorMeta& meta, bool is_source, const char* name) {
   const int64_t ndim = static_cast<int64_t>(meta.sizes.size());
   if (testing::draw(0, 3) == 0) {
-    // The tensor cut in two, one of the pieces again, and so on; a target in pieces that may be missing.
+    // The tensor cut in two, then one of the pieces, and so on; a target may lack some pieces.
     std::vector<RankBox> pieces(1);
     pieces[0].offsets.assign(ndim, 0);
     pieces[0].sizes = meta.sizes;
@@ -311,13 +311,13 @@ Layout random_layout(const World& world, const TensorMeta& meta, bool is_source,
     ranks.push_back(rank);
   }
   Placements placements = {draw_placement(ndim), draw_placement(ndim)};
-  if (!normalize_placements(placements, ndim).ok()) placements[1] = Replicate();  // reductions that do not mix
+  if (!normalize_placements(placements, ndim).ok()) placements[1] = Replicate();  // reductions that cannot be mixed
   const Layout layout(mesh_on(world, ranks, {rows, columns}), placements);
   RC_LOG() << name << " " << layout.to_string() << " of ranks " << absl::StrJoin(ranks, ",") << std::endl;
   return layout;
 }
 
-TEST_CASE("random transfers move what ranks lack, and nothing else", "[transfer]") {
+TEST_CASE("random transfers move just the elements that ranks lack", "[transfer]") {
   const auto property = [] {
     const World world = World::local(8);
     Shape sizes;
@@ -353,7 +353,7 @@ TEST_CASE("random transfers move what ranks lack, and nothing else", "[transfer]
       bytes += step.bytes;
       at = step.after;
 
-      // Every element of every part comes once, and from who has it.
+      // Every element of every part comes once, from a rank that has it.
       std::map<std::pair<int64_t, int64_t>, Elements> filled;  // rank, output -> per local element
       std::map<int64_t, int64_t> received;
       for (const Message& m : transfer_messages(meta, before, after)) {
@@ -363,7 +363,7 @@ TEST_CASE("random transfers move what ranks lack, and nothing else", "[transfer]
         int64_t numel = 1;
         for (int64_t size : m.block.sizes) numel *= size;
         if (m.sender != m.receiver) received[m.receiver] += numel;
-        // The global indices that the block has at its source are those that it has at its target.
+        // The block has the same global indices at its source and at its target.
         const auto global = [&](const Part& part, size_t d, int64_t local) {
           for (const Run& run : part.dims[d]) {
             if (local < run.size) return run.begin + local;
@@ -401,7 +401,7 @@ TEST_CASE("random transfers move what ranks lack, and nothing else", "[transfer]
     }
     RC_ASSERT(transfers <= 1);
     RC_ASSERT(plan.bytes == bytes);
-    if (transfers == 0) {  // other names for the parts that the steps on the first mesh leave
+    if (transfers == 0) {  // other placements for the parts that the steps on the first mesh leave
       RC_ASSERT(same_parts(meta, from.is_boxes() ? from : Layout(from.mesh(), at), to));
       return;
     }
@@ -412,8 +412,8 @@ TEST_CASE("random transfers move what ranks lack, and nothing else", "[transfer]
   REQUIRE(testing::holds("transfer", 1000, property));
 }
 
-// Where comparing every box with every other takes hundreds of times as long.
-TEST_CASE("planning for many boxes takes little longer than they are many", "[transfer]") {
+// Comparing every box with every other would take hundreds of times as long.
+TEST_CASE("planning time for many boxes grows little faster than their number", "[transfer]") {
   const auto seconds = [](int64_t n) {
     const World world = World::abstract(n);
     const TensorMeta meta = meta_of({n, 64});
@@ -434,7 +434,7 @@ TEST_CASE("planning for many boxes takes little longer than they are many", "[tr
   CHECK(seconds(4096) < 128 * seconds(256));  // 16 times as many; 256 times as many pairs
 }
 
-TEST_CASE("of several ranks that hold the same, each sends to some", "[transfer]") {
+TEST_CASE("ranks that hold the same part share the sending", "[transfer]") {
   const World world = World::local(8);
   const TensorMeta meta = meta_of({8, 8});
   std::set<int64_t> senders;
@@ -445,7 +445,7 @@ TEST_CASE("of several ranks that hold the same, each sends to some", "[transfer]
   CHECK(senders == std::set<int64_t>{0, 1, 2, 3});
 }
 
-TEST_CASE("a transfer's plan does not depend on who owns the ranks", "[transfer]") {
+TEST_CASE("a transfer's plan does not depend on which process owns the ranks", "[transfer]") {
   const auto text = [](const World& world) {
     const Layout from(mesh_on(world, {0, 1, 2, 3}), {Partial()}),
         to(mesh_on(world, {3, 2, 5, 4}, {2, 2}), {Shard(1), Replicate()});

@@ -1,4 +1,4 @@
-// Plans against the best there is (PlanPeers::bound) and against what PyTorch does (PlanPeers::greedy).
+// Plans compared with the optimum (PlanPeers::bound) and with PyTorch (PlanPeers::greedy).
 
 #include <cmath>
 #include <cstdlib>
@@ -27,7 +27,7 @@ const std::vector<Placement>& plain() {
   return choices;
 }
 
-// Each of 1, 5, 6, 7, 8, 13 on each of three dims, `shifts` times in other company.
+// Each of 1, 5, 6, 7, 8, 13 on each of three dims, in `shifts` combinations.
 std::vector<Shape> tensor_sizes(int shifts) {
   constexpr int64_t kSizes[] = {1, 5, 6, 7, 8, 13};
   std::vector<Shape> all;
@@ -61,15 +61,15 @@ class GeometricMean {
   std::multimap<double, std::string, std::greater<>> worst_;
 };
 
-// Plans every pair of layouts on one mesh, and collects how good they are.
+// Plans every pair of layouts on one mesh, and collects their quality.
 struct Survey {
   GeometricMean over_bound, under_greedy;
   int64_t pairs = 0, free = 0, below_bound = 0;
-  std::map<std::string, std::vector<std::string>> wrong;  // by what is wrong
-  // Routes with larger parts than source and target have: as the bound's, and others.
+  std::map<std::string, std::vector<std::string>> wrong;  // by fault
+  // Routes with parts larger than source and target: the bound's, and others.
   std::vector<std::string> large, needlessly_large;
 
-  // `bytes_decide`: and nothing else does.
+  // `bytes_decide`: only bytes have a price.
   void visit(const DeviceMesh& mesh, const TensorMeta& meta, const PlanOptions& options, bool bytes_decide);
   std::string to_string() const;
 };
@@ -127,7 +127,7 @@ std::string Survey::to_string() const {
   return all;
 }
 
-// DTENSOR_SURVEY=1 in the environment shows the figures.
+// DTENSOR_SURVEY=1 in the environment prints the numbers.
 void check(const DeviceMesh& mesh, const Survey& survey) {
   if (std::getenv("DTENSOR_SURVEY") != nullptr) std::cout << mesh << ": " << survey.to_string() << std::endl;
   INFO(mesh << ": " << survey.to_string());
@@ -137,7 +137,7 @@ void check(const DeviceMesh& mesh, const Survey& survey) {
   CHECK(survey.under_greedy.value() >= 1.22);
 }
 
-TEST_CASE("where bytes decide, plans move next to no more than they must", "[optimal]") {
+TEST_CASE("if only bytes count, plans move hardly more than the optimum", "[optimal]") {
   const PlanOptions options = bytes_decide();
   for (const auto& shape : std::vector<std::vector<int64_t>>{{2}, {4}, {8}, {2, 2}, {2, 4}, {4, 4}, {2, 2, 2}}) {
     const DeviceMesh mesh = mesh_of(shape);
@@ -162,7 +162,7 @@ TEST_CASE("large tensors with the built-in costs of one node", "[optimal]") {
   }
 }
 
-TEST_CASE("on one mesh dim bytes are what the closed form says", "[optimal]") {
+TEST_CASE("on one mesh dim bytes match the closed form", "[optimal]") {
   for (int64_t ranks : {2, 3, 4, 8}) {
     const DeviceMesh mesh = mesh_of({ranks});
     const TensorMeta even = meta_of({ranks * ranks, 2 * ranks, 3});
@@ -191,7 +191,7 @@ TEST_CASE("sharded to sharded is one exchange, never through Replicate", "[optim
   const std::vector<Placement> choices = {Shard(0), Shard(1), Shard(2), StridedShard(0, 2), StridedShard(1, 3)};
   for (const auto& shape : std::vector<std::vector<int64_t>>{{4}, {2, 2}, {2, 3}, {2, 2, 2}}) {
     const DeviceMesh mesh = mesh_of(shape);
-    // On several mesh dims a small tensor may well be gathered along a short one: there latency decides.
+    // On several mesh dims a small tensor may be gathered along a short one: latency decides.
     const PlanOptions options = shape.size() == 1 ? PlanOptions() : bytes_decide();
     for (const Shape& sizes : {Shape{8, 8, 8}, Shape{13, 5, 6}}) {
       for (const Placements& from : layouts(mesh.ndim(), choices)) {
@@ -221,7 +221,7 @@ TEST_CASE("Partial to Replicate on several mesh dims is one all-reduce", "[optim
   }
 }
 
-TEST_CASE("what only changes the order of the cuts is one exchange of parts", "[optimal]") {
+TEST_CASE("a change of the order of cuts is one exchange of parts", "[optimal]") {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{2, 2}, {2, 4}, {4, 2}, {3, 2}}) {
     const DeviceMesh mesh = mesh_of(shape, {"a", "b"});
     const int64_t n = shape[0] * shape[1];

@@ -69,7 +69,7 @@ TEST_CASE("steps and bytes of plans") {
       {{4}, {}, "P(sum)", "R", "ar(a)", 6},
       {{4}, {}, "R", "P(avg)", "fill", 0},
 
-      // Two mesh dims: what can be one collective is one.
+      // Two mesh dims: combined into one collective where possible.
       {{2, 2}, {8, 8}, "P(sum)P(sum)", "RR", "ar(a,b)", 384},
       {{2, 2}, {8, 8}, "P(sum)P(sum)", "S(0)S(1)", "rs(a,b)", 192},
       {{2, 2}, {8, 8}, "S(0)S(0)", "RR", "ag(a,b)", 192},
@@ -77,7 +77,7 @@ TEST_CASE("steps and bytes of plans") {
       {{2, 2}, {8, 8}, "S(0)S(1)", "S(1)S(0)", "permute(a,b)", 64},
       {{2, 2}, {8, 8}, "S(0)S(1)", "RS(1)", "ag(a)", 64},
       {{2, 2}, {8, 8}, "S(0)S(0)", "S(0)R", "ag(b)", 64},
-      {{2, 2}, {8, 8}, "S(0)S(0)", "RS(0)", "a2a(a,b)", 128},  // the second rank has rows 2-3 and wants 4-7
+      {{2, 2}, {8, 8}, "S(0)S(0)", "RS(0)", "a2a(a,b)", 128},  // the second rank has rows 2-3 and needs 4-7
       {{2, 2}, {8, 8}, "RS(0)", "S(0)S(0)", "a2a(b)", 64},
       {{2, 2}, {8, 8}, "RS(0)", "S(0)R", "permute(b)", 128},
       {{2, 2}, {8, 8}, "RR", "S(0)S(0)", "slice", 0},
@@ -88,7 +88,7 @@ TEST_CASE("steps and bytes of plans") {
       {{2, 2}, {8, 8}, "P(sum)P(avg)", "RR", "ar(a), ar(b)", 512},
       {{2, 2}, {8, 8}, "RR", "P(sum)P(sum)", "fill", 0},
       {{2, 2}, {8, 8}, "S(0)R", "P(max)P(max)", "ag(a), fill", 128},
-      // Large: half the bytes are worth a second collective. Small: they are not.
+      // Large: half the bytes are worth a second collective. Small: not.
       {{2, 2}, {4096, 4096}, "P(sum)P(sum)", "RS(0)", "rs(b), ar(a)", 67108864},
       {{2, 2}, {8, 8}, "P(sum)P(sum)", "RS(0)", "ar(a,b), slice", 384},
 
@@ -136,7 +136,7 @@ TEST_CASE("texts of a plan: one line, a line per step and route, JSON") {
   CHECK_THAT(plan("S(0)", "S(0)").explain(), Contains("nothing to do"));
 }
 
-TEST_CASE("routes begin with the plan, and never repeat or beat it") {
+TEST_CASE("routes begin with the plan, without repeats or better ones") {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{4}, {2, 2}, {2, 3}}) {
     const DeviceMesh mesh = mesh_of(shape);
     const auto all = layouts(mesh.ndim(), {Replicate(), Shard(0), Shard(1), Partial()});
@@ -173,7 +173,7 @@ TEST_CASE("routes begin with the plan, and never repeat or beat it") {
       }
     }
   }
-  // The detour through Replicate is always told.
+  // The detour through Replicate is always listed.
   const RedistributePlan plan =
       plan_redistribution(mesh_of({2, 2}), meta_of({8, 8}), layout("S(0)S(0)"), layout("S(1)S(1)"));
   const auto list = routes(plan);
@@ -222,7 +222,7 @@ TEST_CASE("a plan as JSON") {
   }
 }
 
-TEST_CASE("what needs no Partial never takes more than one collective, nor more bytes than gathering") {
+TEST_CASE("plans without Partial take one collective at most, and no more bytes than gathering") {
   const std::vector<Placement> choices = {Replicate(), Shard(0), Shard(1), StridedShard(1, 2)};
   for (const auto& shape : std::vector<std::vector<int64_t>>{{4}, {2, 3}}) {
     const DeviceMesh mesh = mesh_of(shape);
@@ -251,7 +251,7 @@ TEST_CASE("thousands of ranks are planned without visiting them") {
   CHECK(sum.bytes == 2 * 4095 * (int64_t{8192} * 8192 * 4 / 4096));
 }
 
-TEST_CASE("a plan is a function of its arguments, whatever world they are in") {
+TEST_CASE("a plan is a function of its arguments, in any world") {
   const auto text = [](const World& world, const PlanOptions& options) {
     const DeviceMesh mesh(world, {2, 2}, {"dp", "tp"});
     std::string all;
@@ -271,7 +271,7 @@ TEST_CASE("a plan is a function of its arguments, whatever world they are in") {
   CHECK(plans == text(World::abstract(4), options));
 }
 
-TEST_CASE("plans are remembered per world") {
+TEST_CASE("plans are cached per world") {
   const World world = World::local(4);
   const DeviceMesh mesh(world, {4});
   SpecPtr spec = Spec::get(mesh, {Shard(0)}, {8, 8}, at::kFloat);
@@ -284,14 +284,14 @@ TEST_CASE("plans are remembered per world") {
   CHECK(plan->explain() == plan_redistribution(mesh, spec->meta(), {Shard(0)}, {Shard(1)}).explain());
   CHECK_THROWS_AS(cached_plan(spec, {Shard(2)}), c10::Error);
   CHECK_THROWS_AS(cached_plan(spec, {Shard(0), Shard(1)}), c10::Error);
-  // Bounded: after many others this one is forgotten, and can be planned again.
+  // Bounded: after many others this one is evicted, and can be planned again.
   std::weak_ptr<const RedistributePlan> forgotten = cached_plan(spec, {Replicate()});
   for (int64_t i = 0; i < 5000; ++i) cached_plan(Spec::get(mesh, {Shard(0)}, {i + 9}, at::kFloat), {Shard(0)});
   CHECK(forgotten.expired());
   CHECK(cached_plan(spec, {Replicate()})->num_collectives() == 1);
 }
 
-TEST_CASE("plans to another mesh are remembered beside those to their own") {
+TEST_CASE("plans to another mesh are cached, too") {
   const World world = World::local(4);
   const DeviceMesh mesh(world, {4}), square(world, {2, 2}), reversed(world, {4}, {}, {3, 2, 1, 0});
   SpecPtr spec = Spec::get(mesh, {Shard(0)}, {8, 8}, at::kFloat);
@@ -307,7 +307,7 @@ TEST_CASE("plans to another mesh are remembered beside those to their own") {
   CHECK_THROWS_AS(cached_plan(spec, square, {Shard(0)}), c10::Error);
 }
 
-TEST_CASE("forgotten plans are made anew, with the world's cost model") {
+TEST_CASE("evicted plans are made again with the world's cost model") {
   const World world = World::abstract(4);
   SpecPtr spec = Spec::get(DeviceMesh(world, {4}), {Shard(0)}, {8, 8}, at::kFloat);
   const auto before = cached_plan(spec, {Shard(1)});
@@ -324,8 +324,8 @@ TEST_CASE("forgotten plans are made anew, with the world's cost model") {
   CHECK(before->seconds < 1e-4);
 }
 
-TEST_CASE("a plan without its world") {
-  // What remembers plans must not keep worlds alive.
+TEST_CASE("a plan outlives its world") {
+  // Caches of plans must not keep worlds alive.
   std::weak_ptr<const RedistributePlan> plan;
   {
     const World world = World::local(2);
@@ -335,7 +335,7 @@ TEST_CASE("a plan without its world") {
   CHECK(plan.expired());
 }
 
-TEST_CASE("calls that are wrong") {
+TEST_CASE("redistribute planner: invalid arguments") {
   const DeviceMesh mesh = mesh_of({2, 2});
   CHECK_THROWS_WITH(plan_redistribution(mesh, meta_of({8}), {Shard(0)}, {Shard(0)}),
                     Contains("one placement per mesh dim"));

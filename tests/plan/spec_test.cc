@@ -15,7 +15,7 @@ using Catch::Contains;
 
 DeviceMesh mesh_2x2() { return DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"}); }
 
-TEST_CASE("equal specs are one object while someone holds it") {
+TEST_CASE("equal specs are one object while it is alive") {
   const size_t alive = Spec::num_alive();
   const DeviceMesh mesh = mesh_2x2();
   SpecPtr a = Spec::get(mesh, {Replicate(), Shard(0)}, {10, 8}, at::kFloat);
@@ -37,7 +37,7 @@ TEST_CASE("equal specs are one object while someone holds it") {
   CHECK(Spec::num_alive() == alive + 6);
 }
 
-TEST_CASE("a spec that nobody holds is gone, and its id is not used again") {
+TEST_CASE("an unused spec is freed, and its id is not used again") {
   const size_t alive = Spec::num_alive();
   const DeviceMesh mesh = mesh_2x2();
   const uint64_t id = Spec::get(mesh, {Shard(0), Shard(0)}, {4}, at::kFloat)->id();
@@ -82,7 +82,7 @@ TEST_CASE("a spec prints as dtype, shape, placements and mesh") {
   CHECK(short_name(at::kLong) == "i64");
 }
 
-TEST_CASE("a spec knows the part of every rank") {
+TEST_CASE("a spec has the part of every rank") {
   SpecPtr spec = Spec::get(mesh_2x2(), {Shard(0), Shard(0)}, {5, 3}, at::kDouble);
   const std::vector<Shape> shapes = {{2, 3}, {1, 3}, {1, 3}, {1, 3}};
   for (int64_t rank = 0; rank < 4; ++rank) {
@@ -104,7 +104,7 @@ TEST_CASE("strides of a contiguous tensor") {
   CHECK(row_major_strides({2, 0, 4}) == Shape{4, 4, 1});  // as at::empty
 }
 
-TEST_CASE("a spec that cannot be says why") {
+TEST_CASE("an invalid spec is an error with the reason") {
   const DeviceMesh mesh = mesh_2x2();
   CHECK_THROWS_WITH(Spec::get(mesh, {Shard(0)}, {4}, at::kFloat),
                     Contains("1 placement") && Contains("S(0)") && Contains("mesh(dp=2, tp=2)"));

@@ -62,7 +62,7 @@ TEST_CASE("a term without the contracted factor becomes an addend") {
         "R,R,R->R  R,S(0),R->S(0)  S(0),R,S(1)->S(1)  P(sum),S(1),S(0)->P(sum)  " + partials);
   CHECK(einsum_strategies("aten::addmm", {spec({8, 1}), a, b}, "mn+mk,kn->mn") ==
         "R,R,R->R  S(0),S(0),R->S(0)  R,R,S(1)->S(1)  P(sum),S(1),S(0)->P(sum)  " + partials);
-  // Without terms it is whole: not linear, so it may not.
+  // Without terms it must be replicated, since linearity is not given.
   CHECK(einsum_strategies("aten::addmm", {spec({4}), a, b}, "mn+mk,kn->mn", false) ==
         "R,R,R->R  R,S(0),R->S(0)  S(0),R,S(1)->S(1)");
 }
@@ -78,7 +78,7 @@ TEST_CASE("sums and products of tensors that broadcast") {
       "R,R->R  S(0),R->S(0)  S(1),S(1)->S(1)  P(sum),R->P(sum)  R,P(sum)->P(sum)  P(avg),R->P(avg)  R,P(avg)->P(avg)");
   CHECK(einsum_strategies("aten::mul.Tensor", {spec({}), x}, "...,...->...", false) ==
         "R,R->R  R,S(0)->S(0)  R,S(1)->S(1)");
-  // The size 1 that everybody has is a dim like any other.
+  // A size of 1 that all inputs have is a dim like any other.
   CHECK(einsum_strategies("aten::mul.Tensor", {one, one}, "...,...->...", false) ==
         "R,R->R  S(0),S(0)->S(0)  S(1),S(1)->S(1)");
   OpCall call = OpCall::make("aten::mul.Tensor", {x, row});
@@ -94,7 +94,7 @@ TEST_CASE("blocked dims and absent inputs") {
   CHECK(einsum_strategies("aten::native_layer_norm", {x, nullptr, w}, equation, false) ==
         "R,R,R->R,R,R  S(0),R,R->S(0),S(0),S(0)");
 
-  // An absent input leaves its term, and a term that loses all of them is none.
+  // An absent input is removed from its term, and an empty term is dropped.
   OpCall call = OpCall::make("aten::native_layer_norm", {x, nullptr, x});
   FactorRule rule;
   rule.inputs = {{0, 1}, {}, {0, 1}};
@@ -128,12 +128,12 @@ TEST_CASE("passthroughs follow everything else") {
   CHECK(print(strategies(rule, call)) == "R,R->R  S(0),S(0)->S(0)  P(max),P(max)->P(max)  P(min),R->P(max)");
 }
 
-TEST_CASE("strided shards and mask partials are tried where they are given") {
+TEST_CASE("strided shards and mask partials are tried if an input has them") {
   auto strided = spec({8, 6}, "_S(0, 2)"), b = spec({6, 4});
   CHECK(einsum_strategies("aten::mm", {strided, b}, "mk,kn->mn", false) == "R,R->R  S(0),R->S(0)  R,S(1)->S(1)");
   CHECK(einsum_strategies("aten::mm", {strided, b}, "mk,kn->mn", false, 0) ==
         "R,R->R  S(0),R->S(0)  _S(0, 2),R->_S(0, 2)  R,S(1)->S(1)");
-  // Everywhere on the dim that the tensor has there.
+  // Wherever the tensor has the dim.
   CHECK(einsum_strategies("aten::add.Tensor", {spec({2, 8}, "_S(1, 2)"), spec({8}, "_S(0, 4)")}, "...+...->...", false,
                           0) ==
         "R,R->R  S(0),R->S(0)  S(1),S(0)->S(1)  _S(1, 2),_S(0, 2)->_S(1, 2)  _S(1, 4),_S(0, 4)->_S(1, 4)");
@@ -147,7 +147,7 @@ TEST_CASE("strided shards and mask partials are tried where they are given") {
         "MaskP(sum, [10, 6], 0),P(sum)->P(sum)  P(avg),P(avg)->P(avg)");
 }
 
-TEST_CASE("what cannot be split is not") {
+TEST_CASE("dims that cannot be split are not") {
   OpCall one = OpCall::make("aten::diagonal", {spec({4, 4})});
   CHECK(print(strategies(einsum(one, "ii->i", false), one)) == "R->R");
   // A factor that an output lacks without a contraction; one that no input has.
@@ -156,7 +156,7 @@ TEST_CASE("what cannot be split is not") {
   rule.inputs = {{0, 1}, {1, 2}};
   rule.outputs = {{0, 2, 3}};
   CHECK(print(strategies(rule, two)) == "R,R->R  S(0),R->S(0)  R,S(1)->S(1)");
-  // A max over a factor that a term lacks is none.
+  // A max over a factor that a term lacks is not possible.
   rule.contractions = {{1, ReduceOp::kMax}};
   CHECK_THAT(print(strategies(rule, two)), Contains("S(1),S(0)->P(max)"));
   OpCall three = OpCall::make("aten::addmm", {spec({8, 4}), spec({8, 6}), spec({6, 4})});
@@ -164,7 +164,7 @@ TEST_CASE("what cannot be split is not") {
   rule.outputs = {{0, 2}};
   rule.terms = {{0}, {1, 2}};
   CHECK_THAT(print(strategies(rule, three)), !Contains("P(max)"));
-  // x + x * y: x cannot be an addend and whole at once, and y alone is not enough.
+  // x + x * y: x cannot be Partial and replicated at once, and y alone is not enough.
   rule = pointwise(two);
   rule.inputs = {{0}, {0}};
   rule.outputs = {{0}};
@@ -185,8 +185,8 @@ TEST_CASE("errors of rules name operator and argument") {
   CHECK_THROWS_WITH(einsum_strategies("aten::mm", {a, a}, "mk,k?->m"), Contains("'?' is not a letter"));
 }
 
-// Derived strategies against the operator itself: cut the inputs as the strategy says, compute on every rank, put
-// together.
+// Compares derived strategies with the operator itself: cuts the inputs by the strategy, computes on every rank, and
+// combines the results.
 struct Case {
   std::string name;
   std::string op;
@@ -237,7 +237,7 @@ at::Tensor put_together(const std::vector<at::Tensor>& parts, const Placement& p
   return {};
 }
 
-TEST_CASE("every derived strategy computes the operator") {
+TEST_CASE("every derived strategy computes the operator's result") {
   at::manual_seed(7);
   auto rand = [](at::IntArrayRef sizes) { return at::randn(sizes, at::kDouble); };
   auto equation = [](const char* text, bool linear = true) {
@@ -289,7 +289,7 @@ TEST_CASE("every derived strategy computes the operator") {
     OpCall call = OpCall::make(c.op, specs);
     const at::Tensor expected = c.compute(c.inputs);
     for (const DimStrategy& s : strategies(c.rule(call), call)) {
-      // A maximum of addends is not among what cut() makes.
+      // cut() cannot make addends of a maximum.
       bool representable = true;
       std::vector<std::vector<at::Tensor>> parts;
       for (size_t i = 0; i < c.inputs.size(); ++i) {

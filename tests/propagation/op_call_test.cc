@@ -28,7 +28,7 @@ TEST_CASE("calls made by name") {
   CHECK(mm.input("nothing") == nullptr);
   CHECK(mm.input_name(1) == "mat2");
 
-  // Arguments that are no tensors, defaults included; or all arguments.
+  // Arguments that are not tensors, defaults included; or all arguments.
   OpCall sum = OpCall::make("aten::sum.dim_IntList", {a}, {std::vector<int64_t>{0}});
   CHECK(dotted_name(sum.op) == "aten.sum.dim_IntList");
   CHECK(sum.get_ints("dim") == std::vector<int64_t>{0});
@@ -68,7 +68,7 @@ TEST_CASE("calls made by name") {
 
 TEST_CASE("arguments that are lists or optional") {
   auto a = spec({4, 6});
-  // An empty optional list is none; an empty list is a list.
+  // An empty optional list is None; an empty list is a list.
   CHECK(OpCall::make("aten::sum.dim_IntList", {a}, {std::vector<int64_t>{}}).get_ints("dim") == std::nullopt);
   CHECK(OpCall::make("aten::sum.dim_IntList", {a}, {c10::IValue()}).get_ints("dim") == std::nullopt);
   CHECK(OpCall::make("aten::sum.dim_IntList", {a}, {1}).get_ints("dim") == std::vector<int64_t>{1});
@@ -83,7 +83,7 @@ TEST_CASE("arguments that are lists or optional") {
   CHECK_THROWS_WITH(argmax.get_int("dim"), Contains("argument 'dim' is no integer but None"));
 }
 
-TEST_CASE("what an operator writes to") {
+TEST_CASE("written arguments of an operator") {
   auto a = spec({4}), b = spec({4}), c = spec({4});
   OpCall add = OpCall::make("aten::add.Tensor", {a, b});
   CHECK(add.written() == std::vector<bool>{false, false});
@@ -104,14 +104,14 @@ TEST_CASE("what an operator writes to") {
   CHECK(functional.input_index("other") == 1);
   CHECK(functional.to_string() == "aten::add.out(f32[4](R), f32[4](R))");
 
-  // A view is no write; two outs are told apart.
+  // A view is no write; two out= arguments are distinguished.
   CHECK(OpCall::make("aten::t", {a}).written_by_return(0) == -1);
   OpCall max = OpCall::make("aten::max.dim_max", {a, b, c}, {0});
   CHECK(max.written_by_return(0) == 3);  // self, dim, keepdim, max, max_values
   CHECK(max.written_by_return(1) == 4);
 }
 
-TEST_CASE("dims from the end") {
+TEST_CASE("dims counted from the end") {
   CHECK(wrap_dim(-1, 3) == 2);
   CHECK(wrap_dim(2, 3) == 2);
   CHECK(wrap_dim(-1, 0) == 0);  // as ATen treats tensors without dims

@@ -19,7 +19,7 @@
 #include "propagation/strategy_search.h"
 #include "tests/testing/catch_torch.h"
 
-// Operators of this test's own, so that the library's rules neither help nor hinder it.
+// Operators of this test's own, independent of the library's rules.
 TORCH_LIBRARY(propagate_test, m) {
   m.def("mm(Tensor a, Tensor b) -> Tensor");
   m.def("add(Tensor a, Tensor b) -> Tensor");
@@ -126,7 +126,8 @@ OpCall make(const std::string& op, const std::vector<SpecPtr>& specs, std::vecto
   return OpCall::make("propagate_test::" + op, specs, std::move(args));
 }
 
-// "S(0), R -> S(0); 1: 48 B": layouts computed in, and the bytes of each input's redistribution ("local" if 0).
+// "S(0), R -> S(0); 1: 48 B": the layouts of the computation, and the bytes of each input's redistribution ("local" if
+// 0).
 std::string decision(const Decision& plan) {
   auto layouts = [](const std::vector<SpecPtr>& specs) {
     return absl::StrJoin(
@@ -153,10 +154,10 @@ struct Row {
   const char* decision;
 };
 
-TEST_CASE("what is chosen") {
+TEST_CASE("propagate: the chosen strategies") {
   const Shape square = {64, 64}, row = {64};  // 16 KiB, 256 B
   const std::vector<Row> rows = {
-      // Nothing to do: as given.
+      // No redistribution: inputs fit.
       {"mm", {4}, {square, square}, {"R", "R"}, "R, R -> R"},
       {"mm", {4}, {square, square}, {"S(0)", "R"}, "S(0), R -> S(0)"},
       {"mm", {4}, {square, square}, {"R", "S(1)"}, "R, S(1) -> S(1)"},
@@ -164,16 +165,16 @@ TEST_CASE("what is chosen") {
       {"mm", {4}, {square, square}, {"P", "R"}, "P(sum), R -> P(sum)"},
       {"mm", {4}, {square, square}, {"R", "P(avg)"}, "R, P(avg) -> P(avg)"},
       {"mul", {4}, {square, square}, {"P", "R"}, "P(sum), R -> P(sum)"},
-      // Row-parallel, then column-parallel: the reduction has to come anyway, and no weight is gathered to put it off,
+      // Row-parallel, then column-parallel: the reduction is needed anyway, and no weight is gathered to defer it,
       {"mm", {4}, {square, square}, {"P", "S(1)"}, "R, S(1) -> S(1); 0: 24576 B"},
       {"mul", {4}, {square, row}, {"P", "S(0)"}, "S(1), S(0) -> S(1); 0: 12288 B"},
-      // unless what is left to reduce is so much smaller.
+      // unless the product's reduction is much smaller.
       {"mm", {4}, {{4096, 256}, {256, 4}}, {"P", "S(0)"}, "P(sum), R -> P(sum); 1: 3072 B"},
       // A local slice is cheaper than any collective.
       {"mm", {4}, {square, square}, {"S(1)", "R"}, "S(1), S(0) -> P(sum); 1: local"},
       {"mm", {4}, {square, square}, {"R", "S(0)"}, "S(1), S(0) -> P(sum); 0: local"},
-      // An all-to-all moves a quarter of what an all-gather does.
-      // but what it makes here has to be reduced, so that it is no bargain unless the result is small.
+      // An all-to-all moves a quarter of an all-gather, but here its result has to be reduced, so that it only pays if
+      // the result is small.
       {"mm", {4}, {square, square}, {"S(0)", "S(0)"}, "S(0), R -> S(0); 1: 12288 B"},
       {"mm", {4}, {square, square}, {"S(1)", "S(1)"}, "R, S(1) -> S(1); 0: 12288 B"},
       {"mm", {4}, {{4, 640000}, {640000, 4}}, {"S(0)", "S(0)"}, "S(1), S(0) -> P(sum); 0: 1920000 B"},
@@ -237,7 +238,7 @@ TEST_CASE("outputs have the global metadata") {
   CHECK(plan->outputs[0]->to_short_string() == "f32[8, 3](S(0))");
 }
 
-TEST_CASE("a decision explains itself") {
+TEST_CASE("a decision's explain()") {
   OpCall call = make("mm", {spec({4}, {4, 640000}, "S(0)"), spec({4}, {640000, 4}, "S(0)")});
   auto plan = propagate(call);
   CHECK(plan->bytes() == 1920000);
@@ -247,7 +248,7 @@ TEST_CASE("a decision explains itself") {
   CHECK(plan->computed[0] == call.inputs[0]->with_placements({Shard(1)}));
 }
 
-// Does the option, on mesh dim d, shard (or make a Partial of) something although all inputs are whole there?
+// Whether the option, on mesh dim d, shards (or makes a Partial of) a tensor although all inputs are replicated there.
 bool begins_to_shard(const std::vector<SpecPtr>& specs, size_t d, const DimStrategy& option) {
   const auto is_whole = [&](const SpecPtr& s) { return s->placements()[d].is_replicate(); };
   return std::all_of(specs.begin(), specs.end(), is_whole) &&
@@ -264,7 +265,7 @@ Placements placements_of(const std::vector<DimStrategy>& chosen, int input) {
   return result;
 }
 
-// Is something cut along mesh dim d, where nothing came sharded?
+// Whether some tensor is sharded along mesh dim d, where no input is.
 bool cuts(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, size_t d) {
   const auto came = [&](const SpecPtr& s) { return s->placements()[d].is_sharded(); };
   const auto is_cut = [](const Placement& p) { return p.is_sharded(); };
@@ -272,7 +273,7 @@ bool cuts(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& cho
          std::any_of(chosen[d].inputs.begin(), chosen[d].inputs.end(), is_cut);
 }
 
-// What one rank of a product multiplies, reads and writes.
+// The elements that one rank of a product multiplies, reads and writes.
 double work(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, const Spec& result) {
   int64_t bytes = result.with_placements(placements_of(chosen, -1))->max_local_bytes();
   std::vector<Shape> parts;
@@ -287,7 +288,7 @@ double work(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& c
   return flops / CostModel().flops_per_second + static_cast<double>(bytes) / CostModel().copy_bandwidth;
 }
 
-// What reducing a tensor laid out so takes along mesh dim d.
+// Time to reduce a tensor with this layout along mesh dim d.
 double reduction(const Spec& spec, size_t d, Collective kind = Collective::kAllReduce) {
   if (!spec.placements()[d].is_partial()) return 0;
   const DeviceMesh& mesh = spec.mesh();
@@ -296,7 +297,7 @@ double reduction(const Spec& spec, size_t d, Collective kind = Collective::kAllR
   return CostModel().collective(kind, n, crosses_nodes(mesh, d), spec.max_local_bytes() * passes * (n - 1) / n);
 }
 
-// Gathering it again; less the reduction of the product, where that could have waited.
+// Time to gather it again; minus the reduction of the product, if that could have been deferred.
 double begun_shards(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, const Spec& result) {
   double seconds = 0;
   const SpecPtr made = result.with_placements(placements_of(chosen, -1));
@@ -315,8 +316,8 @@ double begun_shards(const std::vector<SpecPtr>& specs, const std::vector<DimStra
   return seconds;
 }
 
-// The later reduction of a Partial that an input moved for, to shards again if it came so, or that is put off without a
-// gain.
+// The later reduction of a Partial that an input moved for, to shards if the input was sharded, or that is deferred
+// without a gain.
 double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, const Spec& result) {
   const Placements out = placements_of(chosen, -1);
   double seconds = 0;
@@ -342,7 +343,7 @@ double made_partial(const std::vector<SpecPtr>& specs, const std::vector<DimStra
   return seconds;
 }
 
-TEST_CASE("in backward addends are reduced for a product that is as large, as their next reader will want them") {
+TEST_CASE("in backward, Partials are reduced for a product of equal size, since they are read again") {
   const auto chosen = [](const char* op, Shape a, Shape b, bool in_backward) {
     OpCall call = make(op, {spec({4}, a, "P"), spec({4}, b, "R")});
     call.context.partial_inputs_reused = in_backward;
@@ -357,7 +358,7 @@ TEST_CASE("in backward addends are reduced for a product that is as large, as th
   CHECK(chosen("mul", square, {1}, true) == "P(sum), R -> P(sum)");
 }
 
-TEST_CASE("a parameter that moves for tokens of each sample pays for its gradient's way back") {
+TEST_CASE("a parameter that moves for sharded tokens also pays for its gradient's way back") {
   const auto chosen = [](const char* rows, int64_t count, std::vector<int> parameters) {
     OpCall call = make("mm", {spec({4}, {count, 256}, rows), spec({4}, {256, 512}, "S(1)")});
     call.context.parameters.assign(parameters.begin(), parameters.end());
@@ -371,7 +372,7 @@ TEST_CASE("a parameter that moves for tokens of each sample pays for its gradien
   CHECK_THAT(chosen("S(0)", 768, {1}), Contains(columns_come));
 }
 
-TEST_CASE("what was expanded travels as it was before") {
+TEST_CASE("an expanded input is redistributed before the expansion") {
   const Shape sizes = {64, 16, 8};
   const DeviceMesh mesh = spec({4}, sizes, "R")->mesh();
   const TensorMeta copies{sizes, {8, 0, 1}, at::kFloat};
@@ -380,10 +381,10 @@ TEST_CASE("what was expanded travels as it was before") {
     return decision(*propagate(make("mul", {expanded, spec({4}, sizes, other)})));
   };
   CHECK(chosen("S(0)", "S(2)") == "S(2), S(2) -> S(2); 0: 384 B");   // three quarters of 16 rows of 8 numbers
-  CHECK(chosen("S(0)", "S(1)") == "S(0), S(0) -> S(0); 1: 6144 B");  // copies that a layout cuts are rows like others
+  CHECK(chosen("S(0)", "S(1)") == "S(0), S(0) -> S(0); 1: 6144 B");  // copies that a layout shards are rows like others
 }
 
-TEST_CASE("inputs that are alike move together, and pay one latency") {
+TEST_CASE("equal inputs move together and pay one latency") {
   std::vector<SpecPtr> specs(8, spec({4}, {4, 64, 64}, "S(1)"));
   specs.push_back(spec({4}, {512, 64, 64}, "S(2)"));
   const OpCall call = OpCall::make("aten::cat", specs);
@@ -397,7 +398,7 @@ TEST_CASE("inputs that are alike move together, and pay one latency") {
   CHECK(ranked.at(0).seconds == Approx(effort.seconds));
 }
 
-// The cost of the choice against that of every combination.
+// The cost of the choice compared with that of every combination.
 TEST_CASE("no combination is cheaper than the chosen one") {
   std::mt19937 random(11);
   const char* kinds[] = {"R", "S(0)", "S(1)", "P"};
@@ -461,8 +462,8 @@ TEST_CASE("no combination is cheaper than the chosen one") {
   }
 }
 
-TEST_CASE("partials that nobody brought are not made") {
-  // Bool: there is no sum to fill up to. Integers: no average of them.
+TEST_CASE("Partials are not made unless an input is Partial") {
+  // Bool: sums are not possible. Integers: averages are not.
   OpCall call = make("add", {spec({4}, {8}, "P", at::kLong), spec({4}, {8}, "R", at::kBool)});
   CHECK(decision(*propagate(call)) == "R, R -> R; 0: 96 B");
   call = make("add", {spec({4}, {8}, "P(avg)"), spec({4}, {8}, "R", at::kLong)});
@@ -470,25 +471,25 @@ TEST_CASE("partials that nobody brought are not made") {
 }
 
 TEST_CASE("the engine does not begin to shard along a mesh dim by itself") {
-  // A reduce-scatter would be half the price of the all-reduce, and leave the result sharded. Both are reduced, in one
-  // go: a product that stayed Partial would be reduced once more.
+  // A reduce-scatter would cost half the all-reduce, and leave the result sharded. Both are reduced, in one collective:
+  // a product that stayed Partial would be reduced once more.
   CHECK(decision(*propagate(make("mul", {spec({4}, {64, 64}, "P"), spec({4}, {64, 64}, "P")}))).rfind("R, R -> R", 0) ==
         0);
-  // Splitting k over the second mesh dim would halve what travels over the first.
+  // Splitting k over the second mesh dim would halve the bytes over the first.
   CHECK(decision(*propagate(make("mm", {spec({2, 2}, {64, 64}, "S(0)R"), spec({2, 2}, {64, 64}, "S(0)R")}))) ==
         "S(0)R, RR -> S(0)R; 1: 8192 B");
 }
 
-TEST_CASE("work that all ranks would do alike is part of the price") {
+TEST_CASE("work that all ranks would do redundantly is part of the price") {
   const auto chosen = [](const char* op, int64_t tokens, int64_t width) {
     const SpecPtr addends = spec({8}, {tokens, width}, "P"), whole = spec({8}, {width, width}, "R");
     return decision(*propagate(make(op, {addends, whole})));
   };
-  // What a row-parallel layer left, times a matrix that every rank has: reduced to rows, of which each rank then
-  // multiplies its own, where the product takes longer than it takes to gather those again.
+  // The result of a row-parallel layer, times a replicated matrix: reduced to rows, which each rank then multiplies, if
+  // the product takes longer than gathering the rows again.
   CHECK(chosen("mm", 64, 64) == "P(sum), R -> P(sum)");
   CHECK(chosen("mm", 8192, 4096) == "S(0), R -> S(0); 0: 117440512 B");
-  // Nothing is multiplied that would be worth it.
+  // The product would not be worth it.
   CHECK(chosen("mul", 4096, 4096) == "P(sum), R -> P(sum)");
   // Slow machines, fast links.
   const DeviceMesh mesh(World::abstract(8), {8}, {"slow"});
@@ -500,7 +501,7 @@ TEST_CASE("work that all ranks would do alike is part of the price") {
     return Spec::get(mesh, parse_placements(layout).value(), sizes, at::kFloat);
   };
   CHECK(decision(*propagate(make("mm", {on("P"), on("R")}))) == "S(0), R -> S(0); 0: 14336 B");
-  // Of fewer rows than ranks some would have none.
+  // With fewer rows than ranks some ranks would have none.
   const SpecPtr few = Spec::get(mesh, {Partial()}, {4, 64}, at::kFloat),
                 one = Spec::get(mesh, {Partial()}, {1, 4}, at::kFloat);
   CHECK_THAT(decision(*propagate(make("mm", {few, on("R")}))), !Catch::StartsWith("S(0)"));
@@ -509,12 +510,12 @@ TEST_CASE("work that all ranks would do alike is part of the price") {
   CHECK(decision(*propagate(make("mm", {on("R"), on("R")}))) == "R, R -> R");
 }
 
-TEST_CASE("in-place operators keep the layout of what they write to") {
+TEST_CASE("in-place operators keep the layout of the written tensor") {
   const std::vector<int64_t> mesh = {4};
   auto plan = propagate(make("mul_", {spec(mesh, {8, 8}, "S(0)"), spec(mesh, {8, 8}, "R")}));
   CHECK(decision(*plan) == "S(0), S(0) -> S(0); 1: local");
   CHECK(plan->outputs[0] == plan->given[0]);
-  // The dear side moves if the cheap one is written to.
+  // The larger side moves if the smaller one is written to.
   CHECK(decision(*propagate(make("mul_", {spec(mesh, {8, 8}, "R"), spec(mesh, {8, 8}, "S(0)")}))) ==
         "R, R -> R; 1: 192 B");
   CHECK(decision(*propagate(make("mul_", {spec(mesh, {8, 8}, "P"), spec(mesh, {8, 8}, "S(0)")}))) ==
@@ -534,12 +535,12 @@ TEST_CASE("in-place operators keep the layout of what they write to") {
       propagate(call),
       Contains("'x' is laid out as S(0)S(1), the operator needs R or S(0) on mesh dim 'dim1'; redistribute"));
 
-  // What is written is read where it lies.
+  // The written tensor is read in its layout.
   CHECK(decision(*propagate(make("gathers_", {spec(mesh, {8}, "R")}))) == "R -> R");
   CHECK_THROWS_WITH(propagate(make("gathers_", {spec(mesh, {8}, "S(0)")})),
                     Contains("argument 'x' is laid out as S(0), the operator needs R; redistribute it first"));
 
-  // Operators that return nothing; the rule speaks of what they write.
+  // Operators that return nothing; the rule is about the written arguments.
   call = make("each_", {spec(mesh, {8}, "S(0)"), spec(mesh, {6}, "S(0)")});
   plan = propagate(call);
   CHECK(decision(*plan) == "S(0), S(0) -> ");
@@ -583,7 +584,7 @@ TEST_CASE("out= operators bring the result to the layout of out") {
   CHECK(plan->outputs[0]->dtype() == at::kDouble);
 }
 
-TEST_CASE("whole strategies") {
+TEST_CASE("complete strategies") {
   auto layout = [](const char* text) { return make("whole", {spec({2, 2}, {8, 8}, text)}); };
   CHECK(decision(*propagate(layout("RR"))) == "RR -> RR");
   CHECK(decision(*propagate(layout("S(0)S(1)"))) == "S(0)S(1) -> S(0)S(1)");
@@ -591,7 +592,7 @@ TEST_CASE("whole strategies") {
   CHECK(decision(*propagate(layout("S(1)S(0)"))) == "S(0)S(1) -> S(0)S(1); 0: 64 B");
 }
 
-TEST_CASE("an operator without a rule says how to get one") {
+TEST_CASE("the error of an operator without a rule names the remedies") {
   OpCall call =
       OpCall::make("aten::embedding_renorm_", {spec({4}, {8, 8}, "R"), spec({4}, {2}, "R", at::kLong)}, {1., 2.});
   CHECK_THROWS_AS(propagate(call), c10::NotImplementedError);
@@ -602,7 +603,7 @@ TEST_CASE("an operator without a rule says how to get one") {
           Contains("ReplicateUnsupported"));
 }
 
-TEST_CASE("wrong rules are named") {
+TEST_CASE("faulty rules are named in the error") {
   OpRule rule;
   rule.per_dim = [](const OpCall&, int64_t) { return std::vector<DimStrategy>{{{Shard(2)}, {Replicate()}}}; };
   RuleRegistry::instance().add("propagate_test::unruled", rule);
@@ -616,7 +617,7 @@ TEST_CASE("wrong rules are named") {
   rule.per_dim = [](const OpCall&, int64_t) { return std::vector<DimStrategy>{}; };
   RuleRegistry::instance().add("propagate_test::unruled", rule);
   CHECK_THROWS_WITH(propagate(call), Contains("none of its sharding strategies fits"));
-  // Candidates that ask for a dim the input lacks are left out.
+  // Candidates with a dim that the input lacks are skipped.
   rule.per_dim = [](const OpCall&, int64_t) {
     return std::vector<DimStrategy>{{{Shard(0)}, {Shard(2)}}, {{Replicate()}, {Replicate()}}};
   };
@@ -650,7 +651,7 @@ TEST_CASE("metadata of outputs") {
   // A device argument is that of the result; the stand-in has another.
   CHECK(metas(make("on", {x}, {c10::Device("cpu")})) == "f32[4,6|6,1] (-1)");
   CHECK(metas(make("on", {x}, {c10::IValue()})) == "f32[4,6|6,1] (-1)");
-  // What is wrong with the call is said in ATen's words.
+  // ATen's own error describes a wrong call.
   CHECK_THROWS_WITH(metas(OpCall::make("aten::mm", {x, x})),
                     Contains("mat1 and mat2 shapes cannot be multiplied (4x6 and 4x6)"));
 }
@@ -678,7 +679,7 @@ TEST_CASE("metadata without a meta kernel") {
   CHECK(metas_of(infer_outputs(make("unknown", {x}), rule)) == "i32[4,6|6,1] (-1)");
 }
 
-TEST_CASE("random numbers are not used up") {
+TEST_CASE("inferring metadata does not advance the random generator") {
   const std::vector<int64_t> mesh = {4};
   at::manual_seed(3);
   const at::Tensor expected = at::rand({4});
@@ -691,7 +692,7 @@ TEST_CASE("random numbers are not used up") {
   CHECK(at::equal(at::rand({4}), expected));
 }
 
-TEST_CASE("random numbers are not used up by trials of several threads at once") {
+TEST_CASE("trials on several threads do not advance the random generator") {
   const auto x = spec({4}, {4, 6}, "R");
   const OpCall noise = make("noise", {x});
   at::manual_seed(3);
@@ -719,7 +720,7 @@ TEST_CASE("look-up of rules") {
   CHECK(find("propagate_test::mul", "out") == mul);
   CHECK(find("propagate_test::normalize_") == find("propagate_test::normalize"));
 
-  // A rule of one's own comes first, and later ones replace earlier ones at once.
+  // A program's own rule comes first, and later ones replace earlier ones at once.
   const uint64_t generation = rules.generation();
   rules.add("propagate_test::mul.out", factor_op([](const OpCall& call) { return pointwise(call); }));
   CHECK(rules.generation() > generation);

@@ -29,7 +29,7 @@ OpRule any_rule() {
 
 }  // namespace
 
-TEST_CASE("The registry says where the library's rules and handlers stand, in order") {
+TEST_CASE("The registry lists the library's rules and handlers with their files, in order") {
   const std::vector<Entry> entries = RuleRegistry::instance().entries();
   CHECK(std::is_sorted(entries.begin(), entries.end(),
                        [](const Entry& a, const Entry& b) { return std::tie(a.op, a.kind) < std::tie(b.op, b.kind); }));
@@ -41,7 +41,7 @@ TEST_CASE("The registry says where the library's rules and handlers stand, in or
   }
 }
 
-TEST_CASE("What a program adds or replaces has no file of the library") {
+TEST_CASE("A rule added or replaced by the program has no file") {
   RuleRegistry& registry = RuleRegistry::instance();
   const uint64_t before = registry.generation();
   registry.add("mylib::rule_registry_test", any_rule());

@@ -18,7 +18,7 @@ CacheKey key(uint64_t a, uint64_t b = 0) { return {a, b, 7}; }
 
 std::shared_ptr<const Decision> plan() { return std::make_shared<Decision>(); }
 
-TEST_CASE("finds what was inserted, and counts") {
+TEST_CASE("strategy cache: finds inserted decisions, and counts") {
   StrategyCache cache;
   auto p = plan(), q = plan();
   CHECK(cache.find(key(1)) == nullptr);
@@ -28,7 +28,7 @@ TEST_CASE("finds what was inserted, and counts") {
   CHECK(cache.find(key(1)) == p);
   CHECK(cache.find(key(1, 1)) == q);
   CHECK(cache.find(key(2)) == nullptr);
-  CHECK(cache.find({1, 0}) == nullptr);  // the beginning of a key is another key
+  CHECK(cache.find({1, 0}) == nullptr);  // a prefix of a key is another key
   CacheStats stats = cache.stats();
   CHECK(stats.hits == 3);
   CHECK(stats.misses == 3);
@@ -48,7 +48,7 @@ TEST_CASE("finds what was inserted, and counts") {
   CHECK(cache.dump().empty());
 }
 
-TEST_CASE("a second insertion replaces the plan") {
+TEST_CASE("strategy cache: a second insertion replaces the decision") {
   StrategyCache cache;
   auto first = plan(), second = plan();
   cache.insert(key(1), first, "first");
@@ -59,7 +59,7 @@ TEST_CASE("a second insertion replaces the plan") {
   CHECK(cache.dump() == "1 second\n");
 }
 
-TEST_CASE("the least recently used go first") {
+TEST_CASE("strategy cache: the least recently used are evicted first") {
   StrategyCache cache;
   cache.set_capacity(3);
   for (uint64_t i = 0; i < 3; ++i) cache.insert(key(i), plan(), absl::StrCat("entry ", i));
@@ -81,7 +81,7 @@ TEST_CASE("the least recently used go first") {
   CHECK(cache.find(key(9)) == nullptr);
 }
 
-TEST_CASE("an evicted plan lives as long as its users") {
+TEST_CASE("strategy cache: an evicted decision lives as long as its users") {
   StrategyCache cache;
   auto p = plan();
   std::weak_ptr<const Decision> weak = p;
@@ -93,7 +93,7 @@ TEST_CASE("an evicted plan lives as long as its users") {
   CHECK(weak.expired());
 }
 
-TEST_CASE("frozen: a new call is an error that names it") {
+TEST_CASE("strategy cache: while frozen, a new call is an error that names it") {
   StrategyCache cache;
   cache.insert(key(1), plan(), "one");
   CHECK_FALSE(cache.frozen());
@@ -110,7 +110,7 @@ TEST_CASE("frozen: a new call is an error that names it") {
   CHECK_NOTHROW(cache.insert(key(2), plan(), "two"));
 }
 
-TEST_CASE("many threads") {
+TEST_CASE("strategy cache: many threads") {
   StrategyCache cache;
   cache.set_capacity(64);
   constexpr uint64_t kThreads = 4, kRounds = 4000;

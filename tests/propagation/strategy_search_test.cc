@@ -1,4 +1,4 @@
-// How long decisions take on meshes of many dims, and how good they are there.
+// The time of decisions on meshes of many dims, and their quality.
 #include "propagation/strategy_search.h"
 
 #include <chrono>
@@ -22,7 +22,7 @@ struct Case {
   std::vector<c10::IValue> args = {};
 };
 
-// Of two, three and five dims; sizes that split often, and some that do not.
+// Sizes of two, three and five dims, some with many divisors, some not.
 const std::vector<Case>& cases() {
   static const auto* const all = new std::vector<Case>{
       {"aten::add.Tensor", {{16, 24, 8}, {16, 24, 8}}},
@@ -98,7 +98,7 @@ constexpr int64_t kAll = int64_t{1} << 40;
 
 }  // namespace
 
-TEST_CASE("up to three mesh dims, every combination is looked at") {
+TEST_CASE("up to three mesh dims, every combination is priced") {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{2, 2}, {2, 3, 2}}) {
     const DeviceMesh mesh = mesh_of(shape);
     RandomCalls random(mesh);
@@ -115,13 +115,13 @@ TEST_CASE("up to three mesh dims, every combination is looked at") {
   }
 }
 
-// Under a limit the decision keeps it, or the error names one that a decision keeps.
+// Under a limit the decision is within it, or the error names a sufficient limit.
 TEST_CASE("a limit of memory chooses among strategies") {
   int kept = 0, refused = 0, others = 0;
   for (const auto& shape : std::vector<std::vector<int64_t>>{{4}, {2, 2}, {2, 2, 2, 2}}) {
     const DeviceMesh mesh = mesh_of(shape);
     RandomCalls random(mesh);
-    // A search of four dims that a limit rules looks at 100 times as many combinations.
+    // A limited search of four dims prices 100 times as many combinations.
     const int rounds = shape.size() < 4 || testing::long_tests() ? 8 : 1;
     for (int round = 0; round < rounds; ++round) {
       for (const Case& c : cases()) {
@@ -161,8 +161,8 @@ TEST_CASE("a limit of memory chooses among strategies") {
   CHECK(refused > 0);
 }
 
-// Where not all are looked at, what is found takes hardly longer: on average 1%, at worst a quarter.
-TEST_CASE("a search that does not look at everything is near the best") {
+// If not all are priced, the result takes hardly longer: on average 1%, at worst a quarter.
+TEST_CASE("an incomplete search is near the best") {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{2, 2, 2}, {2, 3, 2}, {2, 2, 2, 2}}) {
     const DeviceMesh mesh = mesh_of(shape);
     RandomCalls random(mesh);
@@ -198,7 +198,7 @@ TEST_CASE("on six to eight mesh dims, decisions take a bounded number of steps")
         INFO(plan->explain(call) << ": " << effort.priced << " priced, " << effort.planned << " planned");
         CHECK(effort.priced <= 2048 + 1500);  // the round that goes over is finished
         CHECK(effort.planned <= 400);
-        CHECK(milliseconds_since(start) < 2000);  // alone some ms
+        CHECK(milliseconds_since(start) < 2000);  // alone a few ms
       }
     }
   }
@@ -261,7 +261,7 @@ TEST_CASE("redistributions over eight mesh dims are planned in milliseconds") {
       const auto start = std::chrono::steady_clock::now();
       const auto plan = plan_redistribution(mesh, meta_of(sizes), from, to);
       INFO(plan.to_string());
-      CHECK(milliseconds_since(start) < 500);  // alone some ms
+      CHECK(milliseconds_since(start) < 500);  // alone a few ms
       CHECK(plan.steps.empty() == (from == to));
     }
   }
