@@ -109,7 +109,7 @@ class Loader {
                       "' is of ", tensor.dtype, " in the checkpoint, which is not cast to ", t.scalar_type());
     if (!is_dtensor(t)) return plan_part(known, tensor, part_of({Shape(t.dim(), 0), tensor.shape}), t.variable_data());
     check_can_write_back(t, kLoadCheckpoint);
-    const DTensorMeta& meta = memory_of(t);
+    const DTensorMeta& meta = meta_for_write(t);
     TORCH_CHECK_VALUE(!meta.spec->has_partial(), "'", name, "' is ", meta.spec->to_string(),
                       ", which holds addends and no values: redistribute it first");
     for (size_t i = 0; i < meta.locals.size(); ++i)

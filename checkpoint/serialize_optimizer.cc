@@ -88,7 +88,7 @@ class Undo {
 };
 
 std::string name_of(const at::Tensor& p, size_t index) {
-  if (is_dtensor(p) && peek_meta(p).name) return "'" + *peek_meta(p).name + "'";
+  if (is_dtensor(p) && meta_without_sync(p).name) return "'" + *meta_without_sync(p).name + "'";
   return "parameter " + std::to_string(index);
 }
 

@@ -25,13 +25,13 @@ at::Tensor whole_value(const at::Tensor& t) {
   c10::AutoGradMode no_grad(false);
   at::Tensor value = t;
   if (is_dtensor(t)) {
-    const DTensorMeta& meta = meta_of(t);
+    const DTensorMeta& meta = meta_for_read(t);
     const World& world = meta.spec->mesh().world();
     TORCH_CHECK_NOT_IMPLEMENTED(!meta.locals.empty() && world.kind() != World::Kind::kFake, "[save] ",
                                 meta.spec->to_string(), " cannot be stored: this process lacks values, its world is ",
                                 world.name());
     const CommCause cause{"save", meta.name ? *meta.name : "", current_scope().module_path, /*implicit=*/false};
-    value = meta_of(redistribute_as(t, Placements(meta.spec->mesh().ndim(), Replicate()), cause)).locals.front();
+    value = meta_for_read(redistribute_as(t, Placements(meta.spec->mesh().ndim(), Replicate()), cause)).locals.front();
   }
   LocalGuard guard;
   value = value.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
@@ -47,13 +47,13 @@ void copy_into(const at::Tensor& target, const at::Tensor& value) {
     return;
   }
   check_can_write_back(target, "load");
-  const DTensorMeta& meta = memory_of(target);
+  const DTensorMeta& meta = meta_for_write(target);
   const at::Tensor laid_out =
       is_dtensor(value) ? redistribute(value, meta.spec->placements())
                         : distribute_tensor(value.detach(), meta.spec->mesh(), meta.spec->placements(), std::nullopt);
   write_parts(target, "load", [&] {
     LocalGuard guard;
-    for (size_t i = 0; i < meta.locals.size(); ++i) meta.locals[i].copy_(meta_of(laid_out).locals[i]);
+    for (size_t i = 0; i < meta.locals.size(); ++i) meta.locals[i].copy_(meta_for_read(laid_out).locals[i]);
   });
 }
 

@@ -85,7 +85,7 @@ void tie(const Named& n, const Ties& ties) {
   for (const Named& other : ties.of(n.tensor)) {
     if (!is_dtensor(other.tensor) || other.tensor.is_same(n.tensor)) continue;
     if (is_dtensor(n.tensor)) {
-      const DTensorMeta &a = peek_meta(n.tensor), &b = peek_meta(other.tensor);
+      const DTensorMeta &a = meta_without_sync(n.tensor), &b = meta_without_sync(other.tensor);
       TORCH_CHECK_VALUE(a.spec == b.spec, "[distribute_module] '", n.name, "' and '", other.name,
                         "' share their memory, but were given the layouts ", a.spec->to_string(), " and ",
                         b.spec->to_string());
@@ -103,7 +103,7 @@ bool is_shape_alone(const at::Tensor& t) {
 
 // Made by a factory function inside a MeshScope: likewise.
 bool is_of_mesh_scope(const at::Tensor& t) {
-  return is_dtensor(t) && peek_meta(t).is_constant_fill && spec_of(t)->is_replicated();
+  return is_dtensor(t) && meta_without_sync(t).is_constant_fill && spec_of(t)->is_replicated();
 }
 
 void check_not_distributed(const std::vector<Named>& tensors) {

@@ -101,7 +101,7 @@ void write_locals(std::ostream& os, const at::Tensor& t) {
     os << "  parts not fetched: fetch_parts(t) on all ranks brings them\n";
     return;
   }
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   int64_t count = 0;
   for (const auto& local : meta.locals) count += local.numel();
   if (meta.locals.empty() || meta.locals.size() > kMaxRanksPrinted || count > kMaxValues) return;
@@ -134,7 +134,7 @@ RedistributePlan DTensor::plan_to(const Placements& to) const { return plan_of(t
 std::vector<at::Tensor> DTensor::locals() const { return read_parts(tensor_, "DTensor::locals"); }
 
 std::string DTensor::name() const {
-  const auto& name = peek_meta(tensor_).name;
+  const auto& name = meta_without_sync(tensor_).name;
   return name ? *name : std::string();
 }
 

@@ -58,7 +58,7 @@ c10::ScalarType dtype_of(const c10::Scalar& value) {
 std::function<void(const at::Tensor&)> constant(const c10::Scalar& value) {
   return [value](const at::Tensor& t) {
     LocalGuard guard;
-    for (const auto& local : meta_of(t).locals) local.fill_(value);
+    for (const auto& local : meta_for_read(t).locals) local.fill_(value);
   };
 }
 

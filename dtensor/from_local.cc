@@ -110,7 +110,7 @@ struct FromLocalFn : Function<FromLocalFn> {
     RankTensors mine;
     for (size_t i = 0; i < locals.size(); ++i) mine.push_back(shared[i] ? locals[i].clone() : locals[i].detach());
     at::Tensor result = make_dtensor(spec, std::move(mine));
-    peek_meta(result).storage->user_may_write = true;
+    meta_without_sync(result).storage->user_may_write = true;
     return result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -293,7 +293,7 @@ std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placeme
 
 void fetch_parts(const at::Tensor& tensor) {
   checked_layout(tensor, "fetch_parts");
-  meta_of(tensor);
+  meta_for_read(tensor);
 }
 
 std::vector<at::Tensor> mutable_local_tensors(const at::Tensor& tensor) {

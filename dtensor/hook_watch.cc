@@ -11,7 +11,7 @@ namespace {
 
 void watch(const at::Tensor& t, const std::shared_ptr<HookWatch>& watch) {
   if (!is_dtensor(t)) return;
-  auto& present = peek_meta(t).storage->hook_watches;
+  auto& present = meta_without_sync(t).storage->hook_watches;
   HookWatches watches = present ? *present : HookWatches();
   std::erase_if(watches, [&](const auto& w) { return w == watch || w->over(); });
   watches.push_back(watch);

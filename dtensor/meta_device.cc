@@ -54,7 +54,7 @@ void check(const std::string& name, const at::Tensor& t) {
 // `is_buffer`: as in distribute_module(), a replicated layout was not requested by the user.
 void allocate(const at::Tensor& t, Made& made, bool is_buffer) {
   if (!t.defined() || !is_dtensor(t) || !spec_of(t)->mesh().world().is_meta()) return;
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   at::Tensor& data = made[{meta.storage, meta.spec}];
   if (!data.defined()) {
     data = allocated(with_mesh(meta.spec, meta.spec->mesh().with_data()));

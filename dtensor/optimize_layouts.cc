@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "dtensor/analysis/step_recorder.h"
-#include "dtensor/tensor/call_sites.h"
+#include "dtensor/tensor/step_decider.h"
 #include "plan/redistribute_plan.h"
 
 namespace dtensor {
@@ -246,7 +246,7 @@ std::string advise(const std::function<void()>& step, int64_t most) {
   return text;
 }
 
-class PinnedLayouts::Sites final : public CallSites {
+class PinnedLayouts::Sites final : public StepDecider {
  public:
   explicit Sites(const LayoutPlan& plan) : overrides_(overrides_of(plan.pins)) {}
 
@@ -270,7 +270,7 @@ class PinnedLayouts::Sites final : public CallSites {
 };
 
 PinnedLayouts::PinnedLayouts(const LayoutPlan& plan)
-    : sites_(std::make_unique<Sites>(plan)), guard_([this](DispatchScope& s) { s.call_sites = sites_.get(); }) {}
+    : sites_(std::make_unique<Sites>(plan)), guard_([this](DispatchScope& s) { s.step_decider = sites_.get(); }) {}
 
 PinnedLayouts::~PinnedLayouts() = default;
 

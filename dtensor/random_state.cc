@@ -22,7 +22,7 @@ void share_state(const DeviceMesh& mesh, c10::Device of) {
   }
   const at::Tensor shared = distribute_tensor(state, mesh);
   if (mesh.local_ranks().empty()) return;
-  state = meta_of(shared).locals.front().cpu();
+  state = meta_for_read(shared).locals.front().cpu();
   std::lock_guard lock(generator.mutex());
   generator.set_state(state);
 }

@@ -21,9 +21,9 @@
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/tensor/call_sites.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
+#include "dtensor/tensor/step_decider.h"
 #include "mesh/world.h"
 #include "observe/comm_debug_mode.h"
 #include "propagation/propagate.h"
@@ -73,7 +73,7 @@ Tensors gradients_of(const Tensors& results, const Tensors& seeds, const Tensors
 // Waits for deferred results: their communication belongs to the call, though not done at the call.
 void read(const Tensors& results) {
   for (const at::Tensor& t : results) {
-    if (is_dtensor(t)) meta_of(t);
+    if (is_dtensor(t)) meta_for_read(t);
   }
 }
 
@@ -100,7 +100,7 @@ Expected expected_of(const SampleCall& call, const VerifyRuleOptions& options) {
 }
 
 // Decides one operator's calls by a given strategy.
-class Forced final : public CallSites {
+class Forced final : public StepDecider {
  public:
   Forced(c10::OperatorName op, std::vector<Placements> inputs) : op_(std::move(op)), inputs_(std::move(inputs)) {}
   void next() override {}
@@ -275,7 +275,7 @@ class Verifier {
       }
       if (!can_be) continue;
       Forced forced(call_.op().operator_name(), inputs);
-      const DispatchScopeGuard deciding([&](DispatchScope& s) { s.call_sites = &forced; });
+      const DispatchScopeGuard deciding([&](DispatchScope& s) { s.step_decider = &forced; });
       try_one(mesh, inputs, RuleFinding::Kind::kWrongStrategy);
       report_.strategies += forced.done() ? 1 : 0;
     }

@@ -16,16 +16,16 @@ using Coordinates = absl::InlinedVector<int64_t, 8>;  // some positions along on
 
 // Every rank has an equivalent among these: the rank that has, receives or keeps the most is among them, or is like one
 // of them. The set is the product of the positions listed per mesh dim.
-struct TellingRanks {
+struct RepresentativeRanks {
   std::vector<Coordinates> along;  // per mesh dim, ascending
   bool all = true;                 // false if there were more than kMaxRanksVisited, and this is a sample
 };
-TellingRanks telling_ranks(const LayoutGeometry& geometry, const PlacementPointers& before,
-                           const PlacementPointers& after);
+RepresentativeRanks telling_ranks(const LayoutGeometry& geometry, const PlacementPointers& before,
+                                  const PlacementPointers& after);
 
 // visit(coordinate) for every one of them.
 template <typename Visit>
-void for_each_rank(const TellingRanks& ranks, Visit visit) {
+void for_each_rank(const RepresentativeRanks& ranks, Visit visit) {
   const auto ndim = static_cast<int64_t>(ranks.along.size());
   std::vector<size_t> index(ndim, 0);
   Shape coordinate(ndim, 0);

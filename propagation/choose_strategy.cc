@@ -43,8 +43,9 @@ bool dtypes_allow(const Problem& problem, size_t num_outputs, const Out& out, co
       if (!spec || !in(i).is_partial()) continue;
       any = true;
       const auto from = spec->dtype(), to = problem.metas.tensors[o]->dtype;
-      const auto can = [&](Maths maths) { return passes(maths, in(i), from, out(o), to); };
-      if (!can(Maths::kCopy) && !can(Maths::kRing) && !can(Maths::kMonotone)) return false;
+      const auto can = [&](PartialSemantics maths) { return passes(maths, in(i), from, out(o), to); };
+      if (!can(PartialSemantics::kCopy) && !can(PartialSemantics::kRing) && !can(PartialSemantics::kMonotone))
+        return false;
     }
     if (!any && !can_leave(out(o), problem.metas.tensors[o]->dtype)) return false;
   }

@@ -188,7 +188,7 @@ FactorRule einsum(const OpCall& call, std::string_view text, bool linear) {
     for (const Factors& dims : rule.outputs)
       contracted = contracted || std::find(dims.begin(), dims.end(), factor) == dims.end();
     if (blocked || (contracted && !linear)) {
-      rule.blocked.push_back(factor);
+      rule.need_replication.push_back(factor);
     } else if (contracted) {
       rule.contractions.push_back({factor, ReduceOp::kSum});
     }

@@ -78,7 +78,7 @@ class Deriver {
     return call_.result_dtypes.size() == rule_.outputs.size() ? call_.result_dtypes[o] : std::nullopt;
   }
 
-  bool fits(const DimStrategy& s, Maths maths) const {
+  bool fits(const DimStrategy& s, PartialSemantics maths) const {
     bool any = false, leaves = false;
     for (size_t o = 0; o < s.outputs.size(); ++o) {
       if (!s.outputs[o].is_partial()) continue;
@@ -91,7 +91,8 @@ class Deriver {
       }
       if (const auto to = result_dtype(o); !any && to && !can_leave(s.outputs[o], *to)) return false;
     }
-    const bool scales = maths == Maths::kRing || maths == Maths::kReal || maths == Maths::kShift;
+    const bool scales =
+        maths == PartialSemantics::kRing || maths == PartialSemantics::kReal || maths == PartialSemantics::kShift;
     return !leaves || !scales || (!any && terms_.empty()) || factors_are_finite(s);
   }
 
@@ -121,7 +122,7 @@ class Deriver {
   }
 
   // Adds the strategy, if the dtypes allow it, and if it sums inputs that have MaskPartial also one that keeps these.
-  void add(DimStrategy s, Maths maths) {
+  void add(DimStrategy s, PartialSemantics maths) {
     if (!fits(s, maths)) return;
     result_.push_back(std::move(s));
     bool any = false;
@@ -130,16 +131,16 @@ class Deriver {
   }
 
   // A written MaskPartial stays one if no element has values on two ranks: then it is a result.
-  void add_masked(DimStrategy s, Maths maths) {
+  void add_masked(DimStrategy s, PartialSemantics maths) {
     int64_t partial = 0;
     const Placement* mask = nullptr;
-    bool one_mask = maths != Maths::kOnce;
+    bool one_mask = maths != PartialSemantics::kOnce;
     for (size_t i = 0; i < s.inputs.size(); ++i) {
       const Placement* p = summed_mask(s, i);
       partial += p == nullptr && is_partial(s, i);
       if (p == nullptr) continue;
       s.inputs[i] = *p;
-      one_mask = one_mask && (mask == nullptr || (*mask == *p && maths == Maths::kCopy));
+      one_mask = one_mask && (mask == nullptr || (*mask == *p && maths == PartialSemantics::kCopy));
       mask = p;
     }
     result_.push_back(s);
@@ -158,7 +159,8 @@ class Deriver {
   // Gives every tensor with the factor the placement that `split` makes for the factor's dim; nothing if it is blocked.
   template <typename Split>
   std::optional<DimStrategy> split(int factor, const Split& split) const {
-    if (std::find(rule_.blocked.begin(), rule_.blocked.end(), factor) != rule_.blocked.end()) return std::nullopt;
+    if (std::find(rule_.need_replication.begin(), rule_.need_replication.end(), factor) != rule_.need_replication.end())
+      return std::nullopt;
     for (const auto* tensors : {&rule_.inputs, &rule_.outputs}) {
       for (const Factors& factors : *tensors) {
         // A diagonal: local blocks do not contain it.
@@ -296,14 +298,14 @@ FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& 
     if (op) {
       rule.contractions.push_back({d, *op});
     } else {
-      rule.blocked.push_back(d);
+      rule.need_replication.push_back(d);
     }
   }
   rule.outputs.assign(num_outputs, output);
   if (op == ReduceOp::kSum || op == ReduceOp::kAvg) {
     rule.terms = {{input}};
   } else if (op) {
-    rule.passthroughs.push_back({{input}, *op, *op, Maths::kCopy});
+    rule.passthroughs.push_back({{input}, *op, *op, PartialSemantics::kCopy});
   }
   return rule;
 }

@@ -27,11 +27,11 @@ struct FactorRule {
   std::vector<std::vector<int>> inputs;
   std::vector<std::vector<int>> outputs;
 
-  // Factors that must stay whole.
-  std::vector<int> blocked;
+  // Factors that no mesh dim may shard (Shardy's need_replication).
+  std::vector<int> need_replication;
 
-  // The placement of an output without a split factor. A factor that some output lacks and that has no entry here is
-  // blocked.
+  // The placement of an output without a split factor. A factor that some output lacks and that has no entry here
+  // needs replication.
   struct Contraction {
     int factor;
     ReduceOp op;
@@ -43,7 +43,7 @@ struct FactorRule {
   // Partial.
   std::vector<std::vector<int>> terms;
   // The arithmetic of the terms: kReal if there is a division, or a factor that is not an integer.
-  Maths maths = Maths::kRing;
+  PartialSemantics maths = PartialSemantics::kRing;
   // Arguments, tensors or numbers, by which the terms are divided.
   std::vector<std::string> divisors;
 
@@ -52,7 +52,7 @@ struct FactorRule {
     std::vector<int> inputs;
     ReduceOp in;
     ReduceOp out;
-    Maths maths = Maths::kCopy;
+    PartialSemantics maths = PartialSemantics::kCopy;
   };
   std::vector<Passthrough> passthroughs;
 };
@@ -69,17 +69,17 @@ std::vector<DimStrategy> strategies(const FactorRule& rule, const OpCall& call, 
 // its own product), "->" outputs separated by ','. "..." stands for leading dims, aligned at the right and broadcast. A
 // dim of size 1 where the factor has another size is broadcast; '1' names a dim of no factor. A term of one input,
 // beside others, may have fewer dims than letters: they are aligned at the right. Contracted factors become
-// Partial(sum). Capital letters are blocked. `linear` = false: no terms, and contracted factors are blocked. Error
-// (c10::Error): an input's number of dims does not fit; the text names operator and argument.
+// Partial(sum). Capital letters need replication. `linear` = false: no terms, and contracted factors need it, too.
+// Error (c10::Error): an input's number of dims does not fit; the text names operator and argument.
 FactorRule einsum(const OpCall& call, std::string_view equation, bool linear = true);
 
 // Elementwise with broadcasting, one factor per dim of the result, `num_outputs` results of that shape. No terms.
 FactorRule pointwise(const OpCall& call, int num_outputs = 1);
 
-// One input `input` reduced over `dims` (normalised): output dims follow; reduced factors contract with `op`, or are
-// blocked if nullopt. keepdim leaves dims of size 1. Sums and averages count as linear in `input`, and the other ops
-// pass their kind of Partial through: clear `terms` (`passthroughs`) of the result where that is wrong (count_nonzero,
-// norms).
+// One input `input` reduced over `dims` (normalised): output dims follow; reduced factors contract with `op`, or
+// need replication if nullopt. keepdim leaves dims of size 1. Sums and averages count as linear in `input`, and the
+// other ops pass their kind of Partial through: clear `terms` (`passthroughs`) of the result where that is wrong
+// (count_nonzero, norms).
 FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& dims, bool keepdim,
                      std::optional<ReduceOp> op, int num_outputs = 1);
 

@@ -42,28 +42,29 @@ bool copies(ReduceOp op, c10::ScalarType from, c10::ScalarType to) {
   return is_order(op) && cast_keeps_order(from, to);
 }
 
-bool is_linear_for(Maths maths, ReduceOp op, c10::ScalarType from, c10::ScalarType to) {
+bool is_linear_for(PartialSemantics maths, ReduceOp op, c10::ScalarType from, c10::ScalarType to) {
   if (from == c10::kBool || to == c10::kBool || !is_linear(op)) return false;
   if (field(from) && field(to)) return cast_keeps_sums(from, to);
-  return maths != Maths::kReal && op == ReduceOp::kSum && from == to;
+  return maths != PartialSemantics::kReal && op == ReduceOp::kSum && from == to;
 }
 
 }  // namespace
 
-bool passes(Maths maths, const Placement& in, c10::ScalarType from, const Placement& out, c10::ScalarType to) {
+bool passes(PartialSemantics maths, const Placement& in, c10::ScalarType from, const Placement& out,
+            c10::ScalarType to) {
   const ReduceOp op = in.reduce_op();
   const bool same = op == out.reduce_op();
   switch (maths) {
-    case Maths::kCopy:
+    case PartialSemantics::kCopy:
       if (same) return copies(op, from, to);
       [[fallthrough]];  // another kind: only the order can be preserved
-    case Maths::kMonotone:
+    case PartialSemantics::kMonotone:
       return is_order(op) && is_order(out.reduce_op()) && floating(from) && floating(to);
-    case Maths::kShift:
+    case PartialSemantics::kShift:
       return same && is_order(op) && floating(from) && floating(to);
-    case Maths::kRing:
-    case Maths::kReal:
-    case Maths::kOnce:
+    case PartialSemantics::kRing:
+    case PartialSemantics::kReal:
+    case PartialSemantics::kOnce:
       return same && is_linear_for(maths, op, from, to);
   }
   return false;

@@ -11,7 +11,7 @@
 namespace dtensor {
 
 // The arithmetic on the elements of a Partial input.
-enum class Maths : uint8_t {
+enum class PartialSemantics : uint8_t {
   kCopy,  // elements are moved, or replaced by constants: every kind passes
   kRing,  // +, - and * with finite numbers: sums and averages pass, of integers too, which wrap alike before and after
   kReal,  // linear over the real numbers, with finite factors: sums and averages of floating tensors pass
@@ -23,7 +23,8 @@ enum class Maths : uint8_t {
 // Whether the operator on every rank's addends of dtype `from`, reduced by `out` in dtype `to`, equals the operator on
 // the reduced value. `in` and `out` are Partial. A result may have another dtype if the cast commutes with the
 // reduction.
-bool passes(Maths maths, const Placement& in, c10::ScalarType from, const Placement& out, c10::ScalarType to);
+bool passes(PartialSemantics maths, const Placement& in, c10::ScalarType from, const Placement& out,
+            c10::ScalarType to);
 
 // Whether a result of dtype `to` computed from no Partial input may be the Partial `out`. Complex numbers have no
 // order, bools no sum, integers no average.

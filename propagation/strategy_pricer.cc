@@ -68,13 +68,13 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
     if (!normalize_placements(s.outputs[o], std::numeric_limits<int32_t>::max()).ok()) return std::nullopt;
   }
   // First with lower bounds for redistributions that are not planned yet.
-  Score score{begun_shards(s), 0};
+  Score score{new_sharding_cost(s), 0};
   changes_.clear();
   for (const Group& g : groups_) {
     const Spec& spec = *problem_.call.inputs[g.input];
     const Placements& to = s.inputs[g.input];
     if (spec.placements() == to) continue;
-    Price& price = prices_.try_emplace({&spec, ways(g), to}, Price{.ways = ways(g)}).first->second;
+    Price& price = prices_.try_emplace({&spec, move_count(g), to}, Price{.move_count = move_count(g)}).first->second;
     if (price.cost < 0) bound(g.input, to, price);
     if (price.cost == kNever) return std::nullopt;
     if (quick && !price.planned && price.quick < 0) {
@@ -103,7 +103,7 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
   for (const Group& g : changes_) {
     if (score.cost > limit) return std::nullopt;
     const Spec* spec = problem_.call.inputs[g.input].get();
-    Price& price = prices_.find(std::make_tuple(spec, ways(g), s.inputs[g.input]))->second;
+    Price& price = prices_.find(std::make_tuple(spec, move_count(g), s.inputs[g.input]))->second;
     if (price.planned) continue;
     score.cost -= price.of_all(price.cost);
     plan(g.input, s.inputs[g.input], price);
@@ -126,7 +126,7 @@ bool Pricer::shares_samples() const {
   });
 }
 
-int Pricer::ways(const Group& g) const {
+int Pricer::move_count(const Group& g) const {
   return shares_samples_ && problem_.call.context.is_parameter(g.input) ? 2 : 1;
 }
 
@@ -189,7 +189,7 @@ bool Pricer::begins_to_shard(const Strategy& s, int64_t d) const {
 
 // If no input was sharded along a mesh dim, the program works with whole tensors: a result that is sharded for this
 // operator will be gathered in the end. An input that was Partial could have been reduced later: that is saved.
-Picoseconds Pricer::begun_shards(const Strategy& s) const {
+Picoseconds Pricer::new_sharding_cost(const Strategy& s) const {
   Picoseconds total = 0;
   for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
     if (!begins_to_shard(s, d)) continue;
@@ -206,7 +206,7 @@ Picoseconds Pricer::begun_shards(const Strategy& s) const {
       later += reduction(meta, whole, d);
       total += collective(Collective::kAllGather, d, local_bytes(meta, whole));
     }
-    if (product_waits(now, later)) total -= later;
+    if (defers_past_product(now, later)) total -= later;
   }
   return total;
 }
@@ -260,11 +260,11 @@ Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placemen
 //     cost is enough: the next operator reads the same input reduced. For views no deferral is useless.
 // If nothing is multiplied, the result may cost more to reduce by the ratio of a whole to a part that is inserted into
 // it, or padded: often the other parts follow, and one reduction serves all (query, key and value of one gradient).
-constexpr Picoseconds kWholeToPart = 3;
+constexpr Picoseconds kMaxPadGrowth = 3;
 // A result with as many elements may cost more by this ratio: in a dtype of twice the size, if it is small.
-constexpr double kAlike = 1.1;
+constexpr double kSizeTolerance = 1.1;
 
-bool Pricer::product_waits(Picoseconds now, Picoseconds later) const {
+bool Pricer::defers_past_product(Picoseconds now, Picoseconds later) const {
   return problem_.call.context.partial_inputs_reused ? later < now : later <= now;
 }
 
@@ -298,14 +298,14 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
     }
     const auto grows = [&](const auto& meta) { return meta && meta->numel() > elements; };
     const bool is_whole = std::any_of(problem_.metas.tensors.begin(), problem_.metas.tensors.end(), grows);
-    const double at_most = (is_whole ? kWholeToPart : kAlike) * static_cast<double>(now);
-    const bool dearer = multiplied ? !product_waits(now, later) : static_cast<double>(later) > at_most;
+    const double at_most = (is_whole ? kMaxPadGrowth : kSizeTolerance) * static_cast<double>(now);
+    const bool dearer = multiplied ? !defers_past_product(now, later) : static_cast<double>(later) > at_most;
     const bool one_extreme = is_extreme && groups_.size() == 1 && groups_[0].count == 1;
     const bool gains_nothing = dearer || fills || reduces || (is_number && (scaled || one_extreme));
-    const bool waits_in_vain = now > 0 && gains_nothing && !problem_.is_view;
-    if (moves && !waits_in_vain) {  // sharded inputs are expected to give sharded results
+    const bool deferral_is_useless = now > 0 && gains_nothing && !problem_.is_view;
+    if (moves && !deferral_is_useless) {  // sharded inputs are expected to give sharded results
       total += to_shards;
-    } else if (waits_in_vain || begins_to_shard(s, d)) {
+    } else if (deferral_is_useless || begins_to_shard(s, d)) {
       total += later + (later == now || reduces ? 1 : 0);
     }
   }

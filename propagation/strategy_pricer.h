@@ -91,24 +91,24 @@ class Pricer {
     bool planned = false;  // else a lower bound
     Picoseconds quick = -1;
     Picoseconds latency = 0;          // in `cost` and `quick`
-    int ways = 1;                     // number of redistributions, as in the key
+    int move_count = 1;               // number of redistributions, as in the key
     int64_t strategy = 0, count = 0;  // in the strategy with that number: how many inputs have this redistribution
 
     // Inputs of a group move together: they pay one latency.
-    Picoseconds of_all(Picoseconds one) const { return ways * (one + (count - 1) * (one - latency)); }
+    Picoseconds of_all(Picoseconds one) const { return move_count * (one + (count - 1) * (one - latency)); }
   };
 
   bool shares_samples() const;
-  int ways(const Group& g) const;  // number of redistributions per input
+  int move_count(const Group& g) const;  // number of redistributions per input
   Picoseconds collective(Collective kind, int64_t d, int64_t bytes) const;
   Picoseconds reduction(const TensorMeta& meta, const Placements& placements, int64_t d,
                         Collective kind = Collective::kAllReduce) const;
   Picoseconds made_partials(const Strategy& s) const;
   Picoseconds displaced(const Strategy& s) const;
   // Whether to defer the reduction of a factor, which takes `now`, to its product, where it takes `later`.
-  bool product_waits(Picoseconds now, Picoseconds later) const;
+  bool defers_past_product(Picoseconds now, Picoseconds later) const;
   bool begins_to_shard(const Strategy& s, int64_t d) const;  // along mesh dim d
-  Picoseconds begun_shards(const Strategy& s) const;
+  Picoseconds new_sharding_cost(const Strategy& s) const;
   Picoseconds work(const Strategy& s) const;
   int64_t bytes_read(const Strategy& s) const;
   int64_t local_bytes(const TensorMeta& meta, const Placements& placements) const;
@@ -119,8 +119,9 @@ class Pricer {
   const Problem& problem_;
   std::vector<Group> groups_;
   const bool shares_samples_;
-  absl::flat_hash_map<std::tuple<const Spec*, int, Placements>, Price> prices_;  // by layout, ways(), and target layout
-  std::vector<Group> changes_;                                                   // one input per group
+  absl::flat_hash_map<std::tuple<const Spec*, int, Placements>, Price>
+      prices_;                  // by layout, move_count(), and target layout
+  std::vector<Group> changes_;  // one input per group
   int64_t priced_ = 0, planned_ = 0;
 };
 

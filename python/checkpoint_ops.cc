@@ -12,7 +12,7 @@ namespace {
 const DTensorMeta& checked(const at::Tensor& tensor) {
   constexpr char kCaller[] = "[torch.distributed.checkpoint]";
   TORCH_CHECK_TYPE(is_dtensor(tensor), kCaller, " the tensor is not distributed");
-  const DTensorMeta& meta = peek_meta(tensor);
+  const DTensorMeta& meta = meta_without_sync(tensor);
   TORCH_CHECK_NOT_IMPLEMENTED(!meta.spec->has_partial(), kCaller, " a tensor laid out as ",
                               to_string(meta.spec->placements()),
                               " has addends, not values: redistribute() it to Shard or Replicate first");
@@ -43,7 +43,7 @@ std::vector<int64_t> part_boxes(const at::Tensor& tensor) {
 // The memory of the parts, which a load writes to.
 std::vector<at::Tensor> part_memory(const at::Tensor& tensor) {
   checked(tensor);
-  const DTensorMeta& meta = meta_of(tensor);
+  const DTensorMeta& meta = meta_for_read(tensor);
   LocalGuard guard;
   std::vector<at::Tensor> parts;
   for (const at::Tensor& local : meta.locals) parts.push_back(local.detach());

@@ -29,7 +29,7 @@ at::Tensor cut_out(at::Tensor local, const Part& part, const Box& box) {
 
 // The same of a distributed tensor, whose part on `rank`, which this process owns, has all of `box`.
 at::Tensor values_of_rank(const at::Tensor& t, int64_t rank, const Box& box) {
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   const auto& ranks = meta.spec->mesh().local_ranks();
   const auto it = std::find(ranks.begin(), ranks.end(), rank);
   LocalGuard guard;       // plain also inside a MeshScope

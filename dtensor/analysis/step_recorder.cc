@@ -11,8 +11,8 @@
 #include "comm/comm_call.h"
 #include "comm/scope.h"
 #include "comm/work_event.h"
-#include "dtensor/tensor/call_sites.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/step_decider.h"
 #include "mesh/memory_meter.h"
 #include "mesh/world.h"
 #include "plan/cost_model.h"
@@ -27,7 +27,7 @@ bool crosses_nodes(const Group& group, int64_t ranks_per_node) {
   });
 }
 
-class Recorder final : public CallSites, public CommListener {
+class Recorder final : public StepDecider, public CommListener {
  public:
   explicit Recorder(const Overrides& overrides) : overrides_(overrides) {}
 
@@ -39,11 +39,11 @@ class Recorder final : public CallSites, public CommListener {
     charged_.clear();
   }
 
-  Shares charged() const override {
+  CostShares charged() const override {
     std::lock_guard lock(mutex_);
     return charged_;
   }
-  void charge(Shares shares) override {
+  void charge(CostShares shares) override {
     std::lock_guard lock(mutex_);
     charged_ = std::move(shares);
   }
@@ -110,7 +110,7 @@ class Recorder final : public CallSites, public CommListener {
   const uint64_t recording_ = next_recording();
   mutable std::mutex mutex_;
   RecordedStep step_;
-  Shares charged_;
+  CostShares charged_;
   std::optional<World> world_;
   std::shared_ptr<const CostModel> cost_;
   int64_t index_ = -1;
@@ -167,7 +167,7 @@ RecordedStep record_step(const std::function<void()>& step, const Overrides& ove
   Recorder recorder(overrides);
   {
     const ScopeGuard listening([&](Scope& s) { s.listeners.push_back(&recorder); });
-    const DispatchScopeGuard deciding([&](DispatchScope& s) { s.call_sites = &recorder; });
+    const DispatchScopeGuard deciding([&](DispatchScope& s) { s.step_decider = &recorder; });
     step();
   }
   return recorder.take();

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "dtensor/dispatch/library_code.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/libtorch_version.h"
@@ -60,7 +60,7 @@ bool is_cores(const c10::OperatorHandle& op, const Stack& stack) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   if (has_dtensor(op_info(op), args)) return false;
   return has_libtorch_fake(args) ||
-         (LibraryCode::current() == nullptr && !c10::impl::tls_is_dispatch_key_included(kAboveAutogradKey));
+         (CompositeOpScope::current() == nullptr && !c10::impl::tls_is_dispatch_key_included(kAboveAutogradKey));
 }
 
 void run_at_key(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {

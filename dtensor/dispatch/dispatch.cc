@@ -20,9 +20,9 @@
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/storage_cache.h"
-#include "dtensor/tensor/call_sites.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
+#include "dtensor/tensor/step_decider.h"
 #include "dtensor/views/view_origin.h"
 #include "dtensor/views/write_back.h"
 #include "plan/redistribute_planner.h"
@@ -165,7 +165,7 @@ thread_local int calls_within = 0;
 struct CallWithin {
   CallWithin() {
     if (calls_within++ > 0) return;
-    if (CallSites* sites = current_dispatch_scope().call_sites) sites->next();
+    if (StepDecider* sites = current_dispatch_scope().step_decider) sites->next();
   }
   ~CallWithin() { --calls_within; }
   CallWithin(const CallWithin&) = delete;
@@ -201,10 +201,10 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
   return {std::move(decision), true, std::move(key), std::move(description)};
 }
 
-// The same, unless a CallSites decides the program's calls one by one.
+// The same, unless a StepDecider decides the program's calls one by one.
 Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
                     c10::ArrayRef<c10::IValue> args) {
-  CallSites* sites = calls_within == 1 ? current_dispatch_scope().call_sites : nullptr;
+  StepDecider* sites = calls_within == 1 ? current_dispatch_scope().step_decider : nullptr;
   if (sites == nullptr) return decide(info, resolved, in, args);
   Decided usual;
   auto decision = sites->decide(make_call(info, in, args), resolved.rule, [&] {
@@ -218,7 +218,7 @@ Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const 
 void check_writes(const OpInfo& info, const Inputs& in) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
-    if (info.args[in.args[k]].written && t.defined() && peek_meta(t).storage->origin)
+    if (info.args[in.args[k]].written && t.defined() && meta_without_sync(t).storage->origin)
       check_can_write_back(t, info.name);
   }
 }
@@ -227,18 +227,18 @@ void check_writes(const OpInfo& info, const Inputs& in) {
 void note_failed_write(const OpInfo& info, const Inputs& in) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     if (!info.args[in.args[k]].written || !in.tensors[k].defined()) continue;
-    mark_written(*peek_meta(in.tensors[k]).storage);
+    mark_written(*meta_without_sync(in.tensors[k]).storage);
   }
 }
 
-at::Tensor compute_late(const OpInfo& info, const Inputs& in, const Decided& decided, c10::ArrayRef<c10::IValue> args) {
-  const auto run = [decided](const LateCall& call, const std::vector<RankTensors>& inputs) {
+at::Tensor defer_call(const OpInfo& info, const Inputs& in, const Decided& decided, c10::ArrayRef<c10::IValue> args) {
+  const auto run = [decided](const DeferredCall& call, const std::vector<RankTensors>& inputs) {
     auto outputs = run_local(call.info, *decided.decision, call.in, call.args, inputs, decided.made_now);
     keep(call.in, decided);
     report_work(call.info, *decided.decision, call.in, call.args);
     return outputs;
   };
-  return make_late_result(info, in, args, decided.decision, run);
+  return make_deferred_result(info, in, args, decided.decision, run);
 }
 
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, Stack& stack) {
@@ -252,8 +252,8 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
 
   const Decided decided = decide_call(info, resolved, in, args);
   const std::shared_ptr<const Decision> decision = decided.decision;
-  if (may_come_late(info, in, *decision, leaf)) {
-    const at::Tensor result = compute_late(info, in, decided, args);
+  if (may_defer(info, in, *decision, leaf)) {
+    const at::Tensor result = defer_call(info, in, decided, args);
     torch::jit::drop(stack, info.args.size());
     return stack.push_back(result);
   }

@@ -49,7 +49,7 @@ void become(const at::Tensor& out, const at::Tensor& result, const c10::Operator
   const at::Tensor reduced =
       redistribute_below_autograd(result.detach(), without_partials(spec_of(result)->placements()), cause);
   const at::Tensor own = reduced.to(out.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-  replace_contents(out, spec_of(own), meta_of(own).locals);
+  replace_contents(out, spec_of(own), meta_for_read(own).locals);
 }
 
 // REQUIRES: check_fits().
@@ -71,7 +71,7 @@ bool computes_in_dtype_of_out(const OpInfo& info) {
 }  // namespace
 
 bool may_grow(const at::Tensor& out) {
-  return out.numel() == 0 && !(is_dtensor(out) && peek_meta(out).storage->origin);
+  return out.numel() == 0 && !(is_dtensor(out) && meta_without_sync(out).storage->origin);
 }
 
 void check_fits(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op) {

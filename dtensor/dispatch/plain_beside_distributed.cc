@@ -5,14 +5,14 @@
 #include <string>
 
 #include "comm/scope.h"
-#include "dtensor/dispatch/library_code.h"
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/tensor/dispatch_scope.h"
 
 namespace dtensor {
 
 bool plain_is_replicated() {
   if (current_dispatch_scope().implicit_replication || in_backward()) return true;
-  const LibraryCode* code = LibraryCode::current();
+  const CompositeOpScope* code = CompositeOpScope::current();
   return code != nullptr && code->makes_plain();
 }
 
@@ -23,7 +23,7 @@ void throw_plain_beside_distributed(std::string_view function, std::string_view 
                               "' is a nested tensor, which cannot be distributed, nor stand beside a distributed one. ",
                               kInPlaceOfNested);
   const bool loads = function == "aten::copy_";
-  const LibraryCode* code = LibraryCode::current();  // which may have made `t` from its arguments
+  const CompositeOpScope* code = CompositeOpScope::current();  // which may have made `t` from its arguments
   const std::string called = code != nullptr ? code->called_operator() : std::string(function);
   const std::string caller = called != function ? " (called by " + called + ")" : "";
   const std::string& path = current_scope().module_path;

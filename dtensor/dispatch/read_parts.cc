@@ -16,7 +16,7 @@ namespace {
 bool is_out_of_date(const LocalStorage& storage) {
   const ViewOrigin* origin = storage.origin.get();
   if (origin == nullptr) return false;
-  const DTensorMeta& base = peek_meta(origin->base);
+  const DTensorMeta& base = meta_without_sync(origin->base);
   if (is_out_of_date(*base.storage)) return true;
   const bool is_current =
       origin->seen.load(std::memory_order_relaxed) == base.storage->writes.load(std::memory_order_relaxed);
@@ -26,7 +26,7 @@ bool is_out_of_date(const LocalStorage& storage) {
 }  // namespace
 
 bool has_parts(const at::Tensor& t) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   if (!meta.may_be_late) return true;
   return !(meta.arriving && meta.arriving->needs_all_ranks()) && !is_out_of_date(*meta.storage);
 }
@@ -36,15 +36,15 @@ const RankTensors& read_parts(const at::Tensor& t, std::string_view function) {
               " are not there yet: they are fetched from other ranks when an operator reads the tensor, and reading "
               "parts never communicates. Call fetch_parts(t) on all ranks of ",
               spec_of(t)->mesh().to_string(), " first.");
-  return meta_of(t).locals;
+  return meta_for_read(t).locals;
 }
 
 void allow_user_writes(const at::Tensor& t) {
-  LocalStorage& storage = *meta_of(t).storage;
+  LocalStorage& storage = *meta_for_read(t).storage;
   storage.user_may_write = true;
   mark_written(storage);
   if (!any_late_calls()) return;
-  for (const auto& calls : LateCalls::everywhere()) calls->copy_before_unseen_writes(storage);
+  for (const auto& calls : DeferredGradients::all_backwards()) calls->copy_before_unseen_writes(storage);
 }
 
 }  // namespace dtensor

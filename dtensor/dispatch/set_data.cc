@@ -12,7 +12,7 @@
 namespace dtensor {
 
 void throw_plain_in_place_of(std::string_view function, const at::Tensor& self, const at::Tensor& plain) {
-  const DTensorMeta& meta = peek_meta(self);
+  const DTensorMeta& meta = meta_without_sync(self);
   TORCH_CHECK(false, "[", std::string(function), "] a plain tensor of shape ", plain.sizes(),
               " cannot take the place of ", meta.name ? "'" + *meta.name + "', " : "", "a distributed tensor ",
               meta.spec->to_string(),
@@ -29,9 +29,9 @@ bool has_compatible_type(c10::DispatchKeySet keys, const at::Tensor& self, const
     throw_plain_in_place_of("set_data", self, from);
   }
   if (is_dtensor(from)) {
-    peek_meta(from).storage->shared.store(true, std::memory_order_relaxed);  // now also by `self`
+    meta_without_sync(from).storage->shared.store(true, std::memory_order_relaxed);  // now also by `self`
     // A parameter must not be Partial, however its value was computed.
-    if (is_leaf_parameter(self) && peek_meta(from).spec->has_partial()) {
+    if (is_leaf_parameter(self) && meta_without_sync(from).spec->has_partial()) {
       static_cast<DTensorMeta*>(from.unsafeGetTensorImpl()->get_backend_meta())->laid_out_by_engine = true;
     }
   }

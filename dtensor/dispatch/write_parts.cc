@@ -14,7 +14,7 @@ void write_parts(c10::ArrayRef<at::Tensor> tensors, std::string_view op, const s
     write();
   } catch (...) {
     for (const at::Tensor& t : tensors) {
-      if (is_dtensor(t)) mark_written(*peek_meta(t).storage);
+      if (is_dtensor(t)) mark_written(*meta_without_sync(t).storage);
     }
     throw;
   }

@@ -132,7 +132,7 @@ GradientBucket& current_bucket() {
 std::string common_module(const std::vector<at::Tensor>& leaves) {
   std::optional<std::string> common;
   for (const at::Tensor& leaf : leaves) {
-    const DTensorMeta& meta = peek_meta(leaf);
+    const DTensorMeta& meta = meta_without_sync(leaf);
     const std::string module = meta.name ? module_of(meta) : "";
     if (!common) common = module;
     while (!absl::StartsWith(absl::StrCat(module, "."), absl::StrCat(*common, ".")) && !common->empty()) {
@@ -192,7 +192,7 @@ void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool
     gradients.push_back(leaf.grad());
     to.emplace_back(spec_of(leaf)->mesh(), spec_of(leaf)->placements());
   }
-  const auto& name = peek_meta(leaves.front()).name;
+  const auto& name = meta_without_sync(leaves.front()).name;
   std::string argument = name ? *name : "";
   if (name && leaves.size() > 1) absl::StrAppend(&argument, " and ", leaves.size() - 1, " more");
   const CommCause cause{op, argument, name ? common_module(leaves) : current_scope().module_path, implicit};

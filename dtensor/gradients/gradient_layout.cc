@@ -24,7 +24,7 @@ namespace {
 // Autograd copies a gradient that has other references, such as a hook that keeps it. Copying a deferred gradient would
 // compute it at once, only on the ranks that have such a hook; so autograd gets a handle of its own.
 bool is_late(const at::Tensor& gradient) {
-  const DTensorMeta& meta = peek_meta(gradient);
+  const DTensorMeta& meta = meta_without_sync(gradient);
   return meta.arriving && !meta.arriving->done();
 }
 
@@ -39,9 +39,9 @@ bool has_hooks_of_user(const at::Tensor& leaf) {
 // The deferred gradient passed to hooks. A hook may write to it in place, as in `g.clamp_(-1, 1)`, which reduces it: no
 // other handle depends on the layout of this one.
 at::Tensor for_hooks(const at::Tensor& leaf, const at::Tensor& gradient) {
-  const DTensorMeta& meta = peek_meta(gradient);
+  const DTensorMeta& meta = meta_without_sync(gradient);
   if (!meta.spec->has_partial() || !meta.storage->shared || !has_hooks_of_user(leaf)) return gradient;
-  return make_result(meta.spec, meta_of(gradient).locals);
+  return make_result(meta.spec, meta_for_read(gradient).locals);
 }
 
 class GradientLayoutHook final : public GradientHook {
@@ -64,7 +64,7 @@ class GradientLayoutHook final : public GradientHook {
 
  private:
   at::Tensor arrived(const at::Tensor& leaf, const at::Tensor& given) const {
-    const DTensorMeta& meta = peek_meta(leaf);
+    const DTensorMeta& meta = meta_without_sync(leaf);
     if (current_dispatch_scope().delay_gradient_reduction) {
       const bool is_alike = is_dtensor(given) && spec_of(given)->mesh() == meta.spec->mesh();
       if (is_alike && may_wait_in_bucket()) open_gradient(leaf.grad(), spec_of(given)->placements());

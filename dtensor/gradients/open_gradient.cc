@@ -21,7 +21,7 @@ struct Opened {
 bool is_masked(const Placement& p) { return p.is_mask_partial(); }
 
 // The state of `grad` before it was opened; null: it is not open.
-const Opened* opened_of(const at::Tensor& grad) { return std::get_deleter<Opened>(peek_meta(grad).storage); }
+const Opened* opened_of(const at::Tensor& grad) { return std::get_deleter<Opened>(meta_without_sync(grad).storage); }
 
 void give_back(const at::Tensor& grad, const c10::intrusive_ptr<c10::BackendMeta>& before) {
   const Spec& spec = *static_cast<const DTensorMeta&>(*before).spec;
@@ -35,13 +35,13 @@ void give_back(const at::Tensor& grad, const c10::intrusive_ptr<c10::BackendMeta
 
 bool open_gradient(const at::Tensor& grad, const Placements& placements) {
   if (!is_dtensor(grad) || grad.requires_grad()) return false;
-  const DTensorMeta& meta = peek_meta(grad);
+  const DTensorMeta& meta = meta_without_sync(grad);
   if (meta.spec->placements() == placements) return true;
   if (meta.storage->origin || std::any_of(placements.begin(), placements.end(), is_masked)) return false;
   const auto plan = cached_plan_within(meta.spec, placements, current_dispatch_scope().limits);
   if (!plan || !plan->is_local()) return false;
   const at::Tensor addends = redistribute_below_autograd(grad, placements, {});
-  const DTensorMeta& opened = peek_meta(addends);
+  const DTensorMeta& opened = meta_without_sync(addends);
   const std::shared_ptr<LocalStorage> storage(
       new LocalStorage(meta.spec->mesh().world(), opened.spec->max_local_bytes()),
       Opened{grad.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr()});
@@ -58,7 +58,7 @@ bool close_gradient(const at::Tensor& grad, const at::Tensor& sum) {
   if (!(wanted.mesh() == given.mesh()) || wanted.placements() != given.placements() ||
       wanted.sizes() != given.sizes() || grad.sizes() != sum.sizes() || wanted.dtype() != given.dtype())
     return false;
-  const RankTensors& parts = meta_of(sum).locals;
+  const RankTensors& parts = meta_for_read(sum).locals;
   {
     const LocalGuard guard;
     for (size_t r = 0; r < parts.size(); ++r) was.locals[r].copy_(parts[r]);

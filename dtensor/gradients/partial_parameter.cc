@@ -7,7 +7,7 @@
 namespace dtensor {
 
 void reduce_partial_parameter(const at::Tensor& leaf, const std::string& op) {
-  const DTensorMeta& meta = peek_meta(leaf);
+  const DTensorMeta& meta = meta_without_sync(leaf);
   if (!meta.laid_out_by_engine || !meta.spec->has_partial()) return;
   const CommCause cause{op, meta.name ? *meta.name : "parameter",
                         meta.name ? module_of(meta) : current_scope().module_path, /*implicit=*/true};

@@ -16,7 +16,7 @@ bool is_about(const CacheEntry& entry, const at::Tensor& t, const DTensorMeta& m
 }
 
 void add_fact(const at::Tensor& t, decltype(CacheEntry::value) value, int64_t bytes) {
-  const auto& storage = peek_meta(t).storage;
+  const auto& storage = meta_without_sync(t).storage;
   add_to_cache(storage, memory_range_of(t), std::move(value), writes_of(*storage), current_recording(), bytes);
 }
 
@@ -33,20 +33,20 @@ std::optional<Value> find_fact(const at::Tensor& t, const DTensorMeta& meta, Fit
 }  // namespace
 
 bool may_cache_facts(const at::Tensor& t) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   return may_cache(*meta.storage) && is_real(*meta.spec);
 }
 
 bool may_cache_facts_of_new(const Spec& spec) { return is_real(spec) && !c10::InferenceMode::is_enabled(); }
 
 void cache_sums(const at::Tensor& t, int64_t dim, at::Tensor sums) {
-  if (!may_cache(*peek_meta(t).storage)) return;
+  if (!may_cache(*meta_without_sync(t).storage)) return;
   const int64_t bytes = spec_of(sums)->max_local_bytes();  // the memory meter counts them as a tensor
   add_fact(t, CachedSums{std::move(sums), dim}, bytes);
 }
 
 at::Tensor cached_sums(const at::Tensor& t, int64_t dim) {
-  const auto found = find_fact<CachedSums>(t, meta_of(t), [&](const CachedSums& s) { return s.dim == dim; });
+  const auto found = find_fact<CachedSums>(t, meta_for_read(t), [&](const CachedSums& s) { return s.dim == dim; });
   return found ? found->sums : at::Tensor();
 }
 
@@ -57,7 +57,7 @@ void cache_margins(const at::Tensor& t, int64_t dim, int64_t width, RankTensors 
 }
 
 std::optional<CachedMargins> cached_margins(const at::Tensor& t, int64_t dim, int64_t width) {
-  return find_fact<CachedMargins>(t, meta_of(t),
+  return find_fact<CachedMargins>(t, meta_for_read(t),
                                   [&](const CachedMargins& m) { return m.dim == dim && m.width >= width; });
 }
 
@@ -68,8 +68,8 @@ void cache_ghost_region(const at::Tensor& t, GhostRegion region) {
 }
 
 std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t) {
-  // Not meta_of(): the local tensors may be lazy, and must not be fetched for this.
-  const auto found = find_fact<CachedGhostRegion>(t, peek_meta(t), [](const auto&) { return true; });
+  // Not meta_for_read(): the local tensors may be lazy, and must not be fetched for this.
+  const auto found = find_fact<CachedGhostRegion>(t, meta_without_sync(t), [](const auto&) { return true; });
   return found && !(*found)->boxes->are_forgotten() ? *found : nullptr;
 }
 

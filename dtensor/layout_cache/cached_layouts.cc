@@ -30,10 +30,10 @@ bool provides(const MemoryRange& of, const RedistributePlan& plan, const at::Ten
 // The local tensors of `t` in the layout `to`, from `moved`: those of the tensor at `of` after `plan`.
 RankTensors provide(const MemoryRange& of, const RedistributePlan& plan, RankTensors& moved, const at::Tensor& t,
                     const Placements& to) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   RankTensors parts = is_same(of, t, *meta.spec) ? moved : derive_view(of, plan.to.placements(), moved, t, to);
   LocalGuard guard;
-  for (at::Tensor& part : parts) part = seen_with(std::move(part), meta.seen ^ of.seen);
+  for (at::Tensor& part : parts) part = with_conj_neg(std::move(part), meta.seen ^ of.seen);
   return parts;
 }
 
@@ -69,7 +69,7 @@ const MemoryRange* find_base(const LocalStorage& storage, const at::Tensor& t, c
 }  // namespace
 
 void set_base_of_views(const at::Tensor& t) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   const Placements& placements = meta.spec->placements();
   if (std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_replicate(); })) return;
   LocalStorage& storage = *meta.storage;
@@ -79,14 +79,14 @@ void set_base_of_views(const at::Tensor& t) {
 }
 
 at::Tensor base_of_view(const at::Tensor& t) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   std::lock_guard lock(meta.storage->cache_mutex);
   const MemoryRange* base = find_base(*meta.storage, t, meta);
   return base == nullptr ? at::Tensor() : make_view(base->spec, base->locals, t, base->offset);
 }
 
 std::optional<RankTensors> find_cached_layout(const at::Tensor& t, const RedistributePlan& plan) {
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   if (!may_cache(*meta.storage)) return std::nullopt;
   const Placements& to = plan.to.placements();
   std::lock_guard lock(meta.storage->cache_mutex);
@@ -95,8 +95,9 @@ std::optional<RankTensors> find_cached_layout(const at::Tensor& t, const Redistr
 }
 
 at::Tensor find_reduced_copy(const at::Tensor& t) {
-  if (const DTensorMeta& unread = peek_meta(t); !unread.spec->has_partial() || !may_cache(*unread.storage)) return {};
-  const DTensorMeta& meta = meta_of(t);
+  if (const DTensorMeta& unread = meta_without_sync(t); !unread.spec->has_partial() || !may_cache(*unread.storage))
+    return {};
+  const DTensorMeta& meta = meta_for_read(t);
   const Placements to = without_partials(meta.spec->placements());
   std::lock_guard lock(meta.storage->cache_mutex);
   CacheEntry* entry = find_provider(*meta.storage, t, *meta.spec, to);
@@ -106,7 +107,7 @@ at::Tensor find_reduced_copy(const at::Tensor& t) {
 }
 
 PendingMove choose_move(const at::Tensor& t, std::shared_ptr<const RedistributePlan> plan) {
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   LocalStorage& storage = *meta.storage;
   PendingMove pending{memory_range_of(t), std::move(plan), writes_of(storage), current_recording()};
   std::lock_guard lock(storage.cache_mutex);
@@ -124,19 +125,19 @@ PendingMove choose_move(const at::Tensor& t, std::shared_ptr<const RedistributeP
 }
 
 bool will_provide(const PendingMove& pending, const at::Tensor& of, const at::Tensor& t, const RedistributePlan& plan) {
-  const DTensorMeta& meta = peek_meta(t);
-  if (peek_meta(of).storage != meta.storage || !may_cache(*meta.storage)) return false;
+  const DTensorMeta& meta = meta_without_sync(t);
+  if (meta_without_sync(of).storage != meta.storage || !may_cache(*meta.storage)) return false;
   if (!is_worth_caching(*pending.of.spec, *pending.plan)) return false;
   return provides(pending.of, *pending.plan, t, *meta.spec, plan.to.placements());
 }
 
 bool will_be_cached(const at::Tensor& t, const RedistributePlan& plan) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   return may_cache(*meta.storage) && is_worth_caching(*meta.spec, plan);
 }
 
 RankTensors finish_move(const at::Tensor& t, const Placements& to, PendingMove pending, RankTensors moved) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   RankTensors result = provide(pending.of, *pending.plan, moved, t, to);
   if (!may_cache(*meta.storage) || !is_worth_caching(*pending.of.spec, *pending.plan)) return result;
   const int64_t bytes = moved_bytes(*pending.of.spec, *pending.plan);

@@ -129,7 +129,7 @@ std::optional<Placements> base_layout_for(const MemoryRange& base, const Spec& v
 
 RankTensors derive_view(const MemoryRange& base, const Placements& to, RankTensors& moved, const at::Tensor& t,
                         const Placements& view_to) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   const Spec& view = *meta.spec;
   const int64_t offset = t.storage_offset();
   const Derivation how = derivation(base, to, view, offset, view_to);

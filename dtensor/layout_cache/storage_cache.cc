@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "dtensor/tensor/call_sites.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/step_decider.h"
 
 namespace dtensor {
 namespace {
@@ -33,7 +33,7 @@ void stop_counting(const std::vector<CacheEntry>& entries) {
 }  // namespace
 
 MemoryRange memory_range_of(const at::Tensor& t) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   return {meta.spec, t.storage_offset(), t.is_non_overlapping_and_dense(), meta.seen, meta.locals};
 }
 
@@ -42,7 +42,7 @@ bool may_cache(const LocalStorage& storage) { return !storage.user_may_write && 
 uint64_t writes_of(const LocalStorage& storage) { return storage.writes.load(std::memory_order_relaxed); }
 
 uint64_t current_recording() {
-  const CallSites* sites = current_dispatch_scope().call_sites;
+  const StepDecider* sites = current_dispatch_scope().step_decider;
   return sites == nullptr ? 0 : sites->recording();
 }
 

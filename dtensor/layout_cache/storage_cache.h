@@ -30,7 +30,7 @@ struct MemoryRange {
   SpecPtr spec;
   int64_t offset = 0;     // of the first element, in elements
   bool is_dense = false;  // the tensor fills the range, so that views within the range can be views of it
-  LazyBits seen;          // DTensorMeta::seen
+  ConjNegBits seen;       // DTensorMeta::seen
   RankTensors locals;
 };
 
@@ -63,7 +63,7 @@ struct CacheEntry {
   MemoryRange of;
   std::variant<CachedLayout, CachedSums, CachedMargins, CachedGhostRegion> value;
   uint64_t writes = 0;                                    // LocalStorage::writes when the entry was made
-  uint64_t recording = 0;                                 // CallSites::recording() then
+  uint64_t recording = 0;                                 // StepDecider::recording() then
   std::shared_ptr<RememberedBytes> counted_in = nullptr;  // counts its bytes under `id`
   uint64_t id = 0;
 };

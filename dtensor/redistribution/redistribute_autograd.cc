@@ -74,12 +74,12 @@ struct FullTensorFn : Function<FullTensorFn> {
 };
 
 at::Tensor FullTensorFn::forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   save_layout(ctx, meta.spec, std::move(grad_placements));
   const at::Tensor whole =
       redistribute_below_autograd(t, Placements(meta.spec->mesh().ndim(), Replicate()), explicit_cause("full_tensor"));
   LocalGuard guard;
-  const at::Tensor& local = meta_of(whole).locals.front();
+  const at::Tensor& local = meta_for_read(whole).locals.front();
   // The result must not share a rank's own memory: writing to it would change only one of several replicas.
   return whole.is_same(t) ? local.clone() : local.detach();
 }
@@ -139,7 +139,7 @@ at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placement
 }
 
 at::Tensor gather_whole(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
-  const DTensorMeta& meta = peek_meta(tensor);
+  const DTensorMeta& meta = meta_without_sync(tensor);
   if (meta.spec->mesh().world().is_meta()) {
     const LocalGuard guard;
     return at::empty_strided(tensor.sizes(), tensor.strides(), at::TensorOptions(at::kMeta).dtype(tensor.dtype()));

@@ -18,14 +18,14 @@ at::Tensor wrapped(const at::Tensor& origin, const RedistributePlan& plan, const
     LocalGuard guard;
     for (at::Tensor& local : locals) local = local.clone();
   }
-  const DTensorMeta& meta = peek_meta(origin);
+  const DTensorMeta& meta = meta_without_sync(origin);
   return make_dtensor(Spec::get(mesh, to, in_own_memory(meta.spec->meta())), std::move(locals), meta.name,
                       std::move(arriving));
 }
 
 at::Tensor redistribute_one(const at::Tensor& t, const DeviceMesh& mesh, const Placements& to, const CommCause& cause,
                             const RedistributeOptions& options) {
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   const auto plan = cached_plan(meta.spec, mesh, to, limits_of(options));
   std::shared_ptr<CommWork> arriving;
   RankTensors locals =
@@ -53,7 +53,7 @@ std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10:
   std::vector<RankTensors> locals;
   for (size_t i = 0; i < tensors.size(); ++i) {
     plans.push_back(cached_plan(spec_of(tensors[i]), to[i].mesh(), to[i].placements(), limits));
-    locals.push_back(meta_of(tensors[i]).locals);
+    locals.push_back(meta_for_read(tensors[i]).locals);
   }
   const BatchPlan batch = batch_plans(std::move(plans), limits);
   std::vector<RankTensors> moved = run_plans(batch, std::move(locals), cause);

@@ -9,10 +9,10 @@ namespace dtensor {
 struct LocalStorage;  // representation.h
 
 // Called before a tensor begins to share the memory of `t`.
-void begin_sharing(const at::Tensor& t);
+void begin_aliasing(const at::Tensor& t);
 // Called when `t` is new and shares the memory of another tensor.
-void join_sharers(const at::Tensor& t);
+void join_alias_group(const at::Tensor& t);
 // Called when the layout of this memory must no longer change.
-void keep_layout_of_sharers(LocalStorage& storage);
+void keep_alias_layouts(LocalStorage& storage);
 
 }  // namespace dtensor

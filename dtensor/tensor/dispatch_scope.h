@@ -7,7 +7,7 @@
 
 namespace dtensor {
 
-class CallSites;  // call_sites.h
+class StepDecider;  // step_decider.h
 
 struct DispatchScope {
   static c10::DebugInfoKind kind() { return c10::DebugInfoKind::TEST_INFO; }
@@ -17,7 +17,7 @@ struct DispatchScope {
   bool replicate_unsupported = false;     // operators without a rule run on replicated inputs
   bool delay_gradient_reduction = false;  // gradients keep the layout in which backward computed them
   Limits limits;                          // of a redistribution (RedistributeMemoryLimit)
-  CallSites* call_sites = nullptr;        // decides calls one by one (PinnedLayouts)
+  StepDecider* step_decider = nullptr;    // decides calls one by one (PinnedLayouts)
 };
 
 using DispatchScopeGuard = ThreadScope<DispatchScope>::Guard;

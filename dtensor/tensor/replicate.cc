@@ -37,14 +37,14 @@ at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
   }
   const at::Tensor result =
       make_dtensor(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
-  peek_meta(result).storage->user_may_write = true;  // the user may hold `t`
+  meta_without_sync(result).storage->user_may_write = true;  // the user may hold `t`
   return result;
 }
 
 at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh) {
   const at::Tensor shared = replicate_plain(t, mesh);
   LocalGuard guard;
-  RankTensors locals = meta_of(shared).locals;
+  RankTensors locals = meta_for_read(shared).locals;
   for (auto& local : locals) local = local.clone();
   return make_dtensor(spec_of(shared), std::move(locals));
 }

@@ -159,22 +159,24 @@ at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, i
                      std::shared_ptr<LocalStorage> storage, std::shared_ptr<CommWork> arriving) {
   const bool shares = storage == nullptr;
   if (shares) {
-    storage = peek_meta(base).storage;
-    begin_sharing(base);
-    if (peek_meta(base).arriving && !peek_meta(base).arriving->done()) arriving = peek_meta(base).arriving;
+    storage = meta_without_sync(base).storage;
+    begin_aliasing(base);
+    if (meta_without_sync(base).arriving && !meta_without_sync(base).arriving->done())
+      arriving = meta_without_sync(base).arriving;
   }
   auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr, std::move(arriving));
   impl->set_storage_offset(offset);
   impl->match_inference_mode(base);
   if (shares)
-    static_cast<DTensorMeta*>(impl->get_backend_meta())->laid_out_by_engine = peek_meta(base).laid_out_by_engine;
+    static_cast<DTensorMeta*>(impl->get_backend_meta())->laid_out_by_engine =
+        meta_without_sync(base).laid_out_by_engine;
   at::Tensor view(std::move(impl));
-  static_cast<DTensorMeta*>(view.unsafeGetTensorImpl()->get_backend_meta())->seen = peek_meta(base).seen;
-  if (shares) join_sharers(view);
+  static_cast<DTensorMeta*>(view.unsafeGetTensorImpl()->get_backend_meta())->seen = meta_without_sync(base).seen;
+  if (shares) join_alias_group(view);
   return view;
 }
 
-void set_flipped(const at::Tensor& view, LazyBits flips) {
+void set_flipped(const at::Tensor& view, ConjNegBits flips) {
   auto* meta = static_cast<DTensorMeta*>(view.unsafeGetTensorImpl()->get_backend_meta());
   meta->seen = meta->seen ^ flips;
 }
@@ -187,7 +189,7 @@ void set_contents(const at::Tensor& t, c10::intrusive_ptr<DTensorMeta> meta, int
   impl->set_sizes_and_strides(c10::IntArrayRef(spec.sizes().data(), spec.sizes().size()),
                               c10::IntArrayRef(spec.strides().data(), spec.strides().size()));
   impl->set_storage_offset(offset);
-  meta->laid_out_by_engine = peek_meta(t).laid_out_by_engine;
+  meta->laid_out_by_engine = meta_without_sync(t).laid_out_by_engine;
   impl->set_backend_meta(std::move(meta));
 }
 
@@ -195,36 +197,36 @@ void set_contents(const at::Tensor& t, c10::intrusive_ptr<DTensorMeta> meta, int
 
 void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals) {
   // A collective that is filling in the old contents is ignored.
-  set_contents(t, make_meta(std::move(spec), std::move(locals), nullptr, peek_meta(t).name), 0);
+  set_contents(t, make_meta(std::move(spec), std::move(locals), nullptr, meta_without_sync(t).name), 0);
 }
 
 void share_contents(const at::Tensor& t, const at::Tensor& other) {
-  const DTensorMeta& source = memory_of(other);
-  keep_layout_of_sharers(*source.storage);  // even if `t` was only a part of that memory
-  auto meta = make_meta(source.spec, source.locals, source.storage, peek_meta(t).name);
+  const DTensorMeta& source = meta_for_write(other);
+  keep_alias_layouts(*source.storage);  // even if `t` was only a part of that memory
+  auto meta = make_meta(source.spec, source.locals, source.storage, meta_without_sync(t).name);
   meta->seen = source.seen;
   set_contents(t, std::move(meta), other.storage_offset());
 }
 
 void set_name(const at::Tensor& t, std::string name) {
-  const DTensorMeta& old = memory_of(t);
+  const DTensorMeta& old = meta_for_write(t);
   auto meta = make_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name)));
   meta->seen = old.seen;
   t.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
-  join_sharers(t);
+  join_alias_group(t);
   explain_access(*t.unsafeGetTensorImpl());
 }
 
-LazyBits lazy_bits(const at::Tensor& plain) { return {plain.is_conj(), plain.is_neg()}; }
+ConjNegBits conj_neg_bits(const at::Tensor& plain) { return {plain.is_conj(), plain.is_neg()}; }
 
-LazyBits lazy_bits(const RankTensors& locals) {
+ConjNegBits conj_neg_bits(const RankTensors& locals) {
   if (locals.empty()) return {};  // an abstract world
   const auto has_elements = [](const at::Tensor& local) { return local.numel() > 0; };
   const auto asked = std::find_if(locals.begin(), locals.end(), has_elements);
-  return lazy_bits(asked == locals.end() ? locals.front() : *asked);
+  return conj_neg_bits(asked == locals.end() ? locals.front() : *asked);
 }
 
-at::Tensor seen_with(at::Tensor t, LazyBits bits) {
+at::Tensor with_conj_neg(at::Tensor t, ConjNegBits bits) {
   if (bits.conj) t = at::_conj(t);
   if (bits.neg) t = at::_neg_view(t);
   return t;

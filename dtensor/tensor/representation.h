@@ -3,7 +3,7 @@
 // The TensorImpl has the global sizes and strides, the real device, no storage, and one more dispatch key; everything
 // else is in a BackendMeta. Shallow copies (detach, variable_data, set_data) share it, so `param.set_data(dtensor)`
 // turns a parameter into a distributed one in place. To change layout or locals of one tensor, attach a new
-// DTensorMeta; only split_sharers() changes them in place, for all aliases.
+// DTensorMeta; only shard_alias_group() changes them in place, for all aliases.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -27,7 +27,7 @@
 namespace dtensor {
 
 struct ViewOrigin;    // view_origin.h
-class Sharers;        // alias_group.h
+class AliasGroup;     // alias_group.h
 struct StorageCache;  // layout_cache/storage_cache.h
 class HookWatch;      // hook_watch.h
 
@@ -46,7 +46,7 @@ struct LocalStorage {
   // same on all ranks, unlike a count of present users.)
   std::atomic<bool> shared{false};
   // The aliases, where their layout may still be changed together; set once, owned. Null: it may not.
-  std::atomic<Sharers*> sharers{nullptr};
+  std::atomic<AliasGroup*> sharers{nullptr};
   // Of a parameter: a leaf that requires grad, and whose gradient gets its layout.
   std::atomic<bool> is_parameter{false};
   // Module hooks that should run before an operator computes with this tensor; null without such.
@@ -61,11 +61,13 @@ struct LocalStorage {
 
 // Whether memory is viewed conjugated, or negated. A distributed tensor has no such bits itself, its local tensors have
 // them.
-struct LazyBits {
+struct ConjNegBits {
   bool conj = false, neg = false;
 
-  friend bool operator==(const LazyBits&, const LazyBits&) = default;
-  friend LazyBits operator^(LazyBits a, LazyBits b) { return {a.conj != b.conj, a.neg != b.neg}; }  // between the two
+  friend bool operator==(const ConjNegBits&, const ConjNegBits&) = default;
+  friend ConjNegBits operator^(ConjNegBits a, ConjNegBits b) {
+    return {a.conj != b.conj, a.neg != b.neg};
+  }  // between the two
 };
 
 struct DTensorMeta final : c10::BackendMeta {
@@ -86,7 +88,7 @@ struct DTensorMeta final : c10::BackendMeta {
   SpecPtr preferred_layout = nullptr;
   // Conjugation and negation relative to the first tensor of that memory, by the view operators between the two.
   // Recorded so that ranks with empty parts have it, too.
-  LazyBits seen;
+  ConjNegBits seen;
 };
 
 // Waits for a collective that is filling in the locals, as the call that began it would have: below autograd, on plain
@@ -96,20 +98,20 @@ void wait_for_locals(const DTensorMeta& meta);
 void settle_locals(const DTensorMeta& meta);
 
 // For metadata only: neither waits nor reads again, so the locals may be out of date. REQUIRES: is_dtensor(t).
-inline const DTensorMeta& peek_meta(const at::TensorBase& t) {
+inline const DTensorMeta& meta_without_sync(const at::TensorBase& t) {
   return *static_cast<const DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta());
 }
-inline const SpecPtr& spec_of(const at::TensorBase& t) { return peek_meta(t).spec; }
+inline const SpecPtr& spec_of(const at::TensorBase& t) { return meta_without_sync(t).spec; }
 // To read the locals: they are up to date. May communicate, see settle_locals().
 // Errors: those of the collective that fills in the locals. REQUIRES: is_dtensor(t).
-inline const DTensorMeta& meta_of(const at::TensorBase& t) {
-  const DTensorMeta& meta = peek_meta(t);
+inline const DTensorMeta& meta_for_read(const at::TensorBase& t) {
+  const DTensorMeta& meta = meta_without_sync(t);
   if (meta.may_be_late) settle_locals(meta);
   return meta;
 }
 // To overwrite the locals or to share their memory: their values may be out of date. REQUIRES: is_dtensor(t).
-inline const DTensorMeta& memory_of(const at::TensorBase& t) {
-  const DTensorMeta& meta = peek_meta(t);
+inline const DTensorMeta& meta_for_write(const at::TensorBase& t) {
+  const DTensorMeta& meta = meta_without_sync(t);
   if (meta.may_be_late) wait_for_locals(meta);
   return meta;
 }
@@ -130,13 +132,13 @@ void set_preferred_layout(const at::Tensor& t, SpecPtr preferred_layout);
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage = nullptr, std::shared_ptr<CommWork> arriving = nullptr);
 // Sets DTensorMeta::seen of a new view: that of its base, changed by `flips`.
-void set_flipped(const at::Tensor& view, LazyBits flips);
+void set_flipped(const at::Tensor& view, ConjNegBits flips);
 
-LazyBits lazy_bits(const at::Tensor& plain);
+ConjNegBits conj_neg_bits(const at::Tensor& plain);
 // Bits of the parts of one tensor. An empty part may have lost them, and is used only if there is no other.
-LazyBits lazy_bits(const RankTensors& locals);
+ConjNegBits conj_neg_bits(const RankTensors& locals);
 // A view of `t`, distributed or not, that is conjugated and negated as `bits` say.
-at::Tensor seen_with(at::Tensor t, LazyBits bits);
+at::Tensor with_conj_neg(at::Tensor t, ConjNegBits bits);
 
 // Replaces layout, locals (with memory of their own) and sizes of the distributed tensor `t` in place; its identity,
 // its autograd history and laid_out_by_engine stay.

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kMostDims = 63;  // represented by a bit
 
-DTensorMeta& mutable_meta(const at::Tensor& t) { return const_cast<DTensorMeta&>(peek_meta(t)); }
+DTensorMeta& mutable_meta(const at::Tensor& t) { return const_cast<DTensorMeta&>(meta_without_sync(t)); }
 
 // Per dim of the view: the dim of the base that it covers whole, index by index; -1: none.
 std::vector<int> whole_dims(const DimMap& map, const Shape& view_sizes, const Shape& base_sizes) {
@@ -39,20 +39,20 @@ uint64_t bits_of(const std::vector<int>& dims) {
 
 // Whether all ranks have `t` whole, and it fills its memory.
 bool is_replicated_base(const at::Tensor& t) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   const Spec& spec = *meta.spec;
   return spec.is_replicated() && !meta.arriving && !meta.storage->origin && !meta.storage->user_may_write &&
          spec.mesh().ranks().size() > 1 && spec.ndim() > 0 && spec.ndim() <= kMostDims && t.storage_offset() == 0 &&
          t.is_non_overlapping_and_dense();
 }
 
-Sharers* sharers_of(const LocalStorage& storage) { return storage.sharers.load(std::memory_order_acquire); }
+AliasGroup* alias_group_of(const LocalStorage& storage) { return storage.sharers.load(std::memory_order_acquire); }
 
 void share(const at::Tensor& t, bool by_slices) {
-  LocalStorage& storage = *peek_meta(t).storage;
+  LocalStorage& storage = *meta_without_sync(t).storage;
   std::lock_guard lock(storage.cache_mutex);
   if (storage.shared.load(std::memory_order_relaxed)) return;
-  auto sharers = std::make_unique<Sharers>(t, by_slices);
+  auto sharers = std::make_unique<AliasGroup>(t, by_slices);
   sharers->add(mutable_meta(t), window_of(*spec_of(t), 0));
   storage.sharers.store(sharers.release(), std::memory_order_release);
   storage.shared.store(true, std::memory_order_release);  // a reader that sees the flag sees the aliases
@@ -60,18 +60,18 @@ void share(const at::Tensor& t, bool by_slices) {
 
 }  // namespace
 
-Sharers::Sharers(const at::Tensor& whole, bool by_slices)
-    : spec_(spec_of(whole)), locals_(peek_meta(whole).locals), by_slices_(by_slices) {
+AliasGroup::AliasGroup(const at::Tensor& whole, bool by_slices)
+    : spec_(spec_of(whole)), locals_(meta_without_sync(whole).locals), by_slices_(by_slices) {
   for (int64_t d = 0; d < spec_->ndim(); ++d) dims_ |= spec_->sizes()[d] > 1 ? uint64_t{1} << d : 0;
 }
 
-void Sharers::end() {
+void AliasGroup::end() {
   dims_ = 0;
   sharers_.clear();
   locals_.clear();
 }
 
-void Sharers::add(DTensorMeta& meta, const Window& window) {
+void AliasGroup::add(DTensorMeta& meta, const Window& window) {
   std::lock_guard lock(mutex_);
   if (dims_ == 0) return;
   auto map = meta.spec->dtype() == spec_->dtype() ? map_dims(window, window_of(*spec_, 0)) : std::nullopt;
@@ -80,12 +80,12 @@ void Sharers::add(DTensorMeta& meta, const Window& window) {
   sharers_.insert_or_assign(&meta, *std::move(map));
 }
 
-void Sharers::remove(DTensorMeta& meta) {
+void AliasGroup::remove(DTensorMeta& meta) {
   std::lock_guard lock(mutex_);
   sharers_.erase(&meta);
 }
 
-uint64_t Sharers::splittable(const DTensorMeta& meta, const Limits& limits) const {
+uint64_t AliasGroup::splittable(const DTensorMeta& meta, const Limits& limits) const {
   std::lock_guard lock(mutex_);
   const auto it = sharers_.find(const_cast<DTensorMeta*>(&meta));
   if (it == sharers_.end() || (by_slices_ && meta.spec->meta().numel() == spec_->meta().numel())) return 0;
@@ -98,12 +98,12 @@ uint64_t Sharers::splittable(const DTensorMeta& meta, const Limits& limits) cons
   return bits;
 }
 
-void Sharers::keep() {
+void AliasGroup::keep() {
   std::lock_guard lock(mutex_);
   end();
 }
 
-RankTensors Sharers::parts_of(const DTensorMeta& meta, const DimMap& map) const {
+RankTensors AliasGroup::parts_of(const DTensorMeta& meta, const DimMap& map) const {
   RankTensors parts;
   for (size_t r = 0; r < locals_.size(); ++r) {
     const at::Tensor& whole = locals_[r];
@@ -118,7 +118,7 @@ RankTensors Sharers::parts_of(const DTensorMeta& meta, const DimMap& map) const 
   return parts;
 }
 
-void Sharers::split(const DTensorMeta& by, const Placements& to) {
+void AliasGroup::split(const DTensorMeta& by, const Placements& to) {
   std::lock_guard lock(mutex_);
   const auto it = sharers_.find(const_cast<DTensorMeta*>(&by));
   TORCH_INTERNAL_ASSERT(it != sharers_.end(), "a tensor is to be split with others, and does not share their memory");
@@ -154,33 +154,33 @@ void open_layout(const at::Tensor& t) {
   if (is_replicated_base(t)) share(t, /*by_slices=*/true);
 }
 
-void begin_sharing(const at::Tensor& t) {
-  const DTensorMeta& meta = peek_meta(t);
+void begin_aliasing(const at::Tensor& t) {
+  const DTensorMeta& meta = meta_without_sync(t);
   if (meta.storage->shared.load(std::memory_order_acquire)) return;
   if (meta.laid_out_by_engine && is_replicated_base(t)) return share(t, /*by_slices=*/false);
   meta.storage->shared.store(true, std::memory_order_relaxed);
 }
 
-void join_sharers(const at::Tensor& t) {
-  if (Sharers* sharers = sharers_of(*peek_meta(t).storage))
+void join_alias_group(const at::Tensor& t) {
+  if (AliasGroup* sharers = alias_group_of(*meta_without_sync(t).storage))
     sharers->add(mutable_meta(t), window_of(*spec_of(t), t.storage_offset()));
 }
 
-void keep_layout_of_sharers(LocalStorage& storage) {
-  if (Sharers* sharers = sharers_of(storage)) sharers->keep();
+void keep_alias_layouts(LocalStorage& storage) {
+  if (AliasGroup* sharers = alias_group_of(storage)) sharers->keep();
 }
 
-void split_sharers(const at::Tensor& t, const Placements& to) {
-  const DTensorMeta& meta = peek_meta(t);
-  sharers_of(*meta.storage)->split(meta, to);
+void shard_alias_group(const at::Tensor& t, const Placements& to) {
+  const DTensorMeta& meta = meta_without_sync(t);
+  alias_group_of(*meta.storage)->split(meta, to);
 }
 
 // Declared in representation.h.
 
-LocalStorage::~LocalStorage() { delete sharers_of(*this); }
+LocalStorage::~LocalStorage() { delete alias_group_of(*this); }
 
 DTensorMeta::~DTensorMeta() {
-  Sharers* sharers = storage ? sharers_of(*storage) : nullptr;
+  AliasGroup* sharers = storage ? alias_group_of(*storage) : nullptr;
   if (sharers != nullptr) sharers->remove(*this);
 }
 

@@ -24,10 +24,10 @@
 namespace dtensor {
 
 // Thread-safe.
-class Sharers {
+class AliasGroup {
  public:
   // `by_slices`: writing to all of it keeps its layout.
-  Sharers(const at::Tensor& whole, bool by_slices);
+  AliasGroup(const at::Tensor& whole, bool by_slices);
 
   void add(DTensorMeta& meta, const Window& window);
   void remove(DTensorMeta& meta);
@@ -53,7 +53,7 @@ class Sharers {
 
 // Allows the layout of the new, replicated tensor `t` to change when slices of it are written.
 void open_layout(const at::Tensor& t);
-// Sharers::split() by what is written to `t`. REQUIRES: CallContext::mutable_layouts has it.
-void split_sharers(const at::Tensor& t, const Placements& to);
+// AliasGroup::split() by what is written to `t`. REQUIRES: CallContext::mutable_layouts has it.
+void shard_alias_group(const at::Tensor& t, const Placements& to);
 
 }  // namespace dtensor

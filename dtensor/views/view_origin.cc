@@ -27,7 +27,7 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 
 // Another tensor with the same contents, without autograd history: the user's own tensor may get other contents.
 at::Tensor another_handle(const at::Tensor& t) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   at::Tensor handle = make_view(meta.spec, meta.locals, t, t.storage_offset());
   if (meta.name) set_name(handle, *meta.name);
   return handle;
@@ -49,7 +49,7 @@ std::vector<c10::IValue> without_base(const ViewCall& call) {
 // The view that the call returns now.
 at::Tensor take_again(const ViewOrigin& origin) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const DispatchScopeGuard no_call_of_the_program([](DispatchScope& s) { s.call_sites = nullptr; });
+  const DispatchScopeGuard no_call_of_the_program([](DispatchScope& s) { s.step_decider = nullptr; });
   Stack stack(origin.args.begin(), origin.args.end());
   stack[origin.base_arg] = origin.base;
   origin.op.callBoxedForDispatchKey(kDTensorKey, stack);
@@ -70,7 +70,7 @@ void read_by_call(const ViewOrigin& origin) {
                         /*implicit=*/true};
   now = redistribute_below_autograd(now, origin.spec->placements(), cause);
   LocalGuard guard;
-  for (size_t i = 0; i < origin.locals.size(); ++i) copy_values(origin.locals[i], meta_of(now).locals[i]);
+  for (size_t i = 0; i < origin.locals.size(); ++i) copy_values(origin.locals[i], meta_for_read(now).locals[i]);
 }
 
 }  // namespace
@@ -85,32 +85,33 @@ ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors l
       spec(std::move(spec_of_view)),
       locals(std::move(locals_of_view)),
       moved(parts_moved) {
-  keep_layout_of_sharers(*peek_meta(base).storage);  // the copy depends on the layout of the base
+  keep_alias_layouts(*meta_without_sync(base).storage);  // the copy depends on the layout of the base
   const Placements& placements = spec_of(base)->placements();
   for (size_t m = 0; m < placements.size(); ++m) follows.push_back(call.computed[m] == placements[m]);
 }
 
 at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved) {
   const at::Tensor& base = call.args[call.base_arg].toTensor();
-  const DTensorMeta& meta = peek_meta(base);
+  const DTensorMeta& meta = meta_without_sync(base);
   // Offsets count elements of the tensor's own dtype.
   const auto base_size = static_cast<int64_t>(c10::elementSize(meta.spec->dtype())),
              size = static_cast<int64_t>(c10::elementSize(spec->dtype()));
   offset += base.storage_offset() * base_size / size;
   if (!moved && shares_memory(locals, meta.locals)) {
     const std::string& name = call.op.schema().name();
-    const LazyBits flips{name == "aten::_conj", name == "aten::_neg_view"};
+    const ConjNegBits flips{name == "aten::_conj", name == "aten::_neg_view"};
     set_base_of_views(base);
     at::Tensor view = make_view(std::move(spec), std::move(locals), base, offset);
     set_flipped(view, flips);
-    if (flips != LazyBits()) keep_layout_of_sharers(*meta.storage);  // their conjugation or negation would be lost
+    if (flips != ConjNegBits()) keep_alias_layouts(*meta.storage);  // their conjugation or negation would be lost
     return view;
   }
 
   auto origin = std::make_shared<ViewOrigin>(call, spec, locals, moved);
   // If the base is an outdated copied view, this view is outdated, too; likewise if the base has not been read yet.
   const auto& above = meta.storage->origin;
-  const bool late = above && above->seen.load(kRelaxed) != peek_meta(above->base).storage->writes.load(kRelaxed);
+  const bool late =
+      above && above->seen.load(kRelaxed) != meta_without_sync(above->base).storage->writes.load(kRelaxed);
   origin->seen = meta.storage->writes.load(kRelaxed) - (call.read || (late && !moved) ? 1 : 0);
   auto storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
   storage->origin = std::move(origin);
@@ -120,7 +121,7 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
 void refresh_view(LocalStorage& storage) {
   ViewOrigin& origin = *storage.origin;
   std::lock_guard lock(origin.mutex);
-  LocalStorage& base = *peek_meta(origin.base).storage;
+  LocalStorage& base = *meta_without_sync(origin.base).storage;
   if (base.origin) refresh_view(base);
   const uint64_t writes = base.writes.load(kRelaxed);
   if (origin.seen.load(kRelaxed) == writes) return;
@@ -134,8 +135,8 @@ void refresh_view(LocalStorage& storage) {
 }
 
 const LocalStorage* memory_viewed_by(const at::Tensor& t) {
-  const LocalStorage* memory = peek_meta(t).storage.get();
-  while (memory->origin) memory = peek_meta(memory->origin->base).storage.get();
+  const LocalStorage* memory = meta_without_sync(t).storage.get();
+  while (memory->origin) memory = meta_without_sync(memory->origin->base).storage.get();
   return memory;
 }
 
@@ -143,7 +144,7 @@ bool any_related(c10::ArrayRef<at::Tensor> tensors) {
   absl::flat_hash_map<const LocalStorage*, const LocalStorage*> first;  // per base: a memory that is a view of it
   for (const at::Tensor& t : tensors) {
     if (!t.defined() || !is_dtensor(t)) continue;
-    const LocalStorage* own = peek_meta(t).storage.get();
+    const LocalStorage* own = meta_without_sync(t).storage.get();
     if (first.try_emplace(memory_viewed_by(t), own).first->second != own) return true;
   }
   return false;

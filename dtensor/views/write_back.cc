@@ -72,8 +72,8 @@ at::Tensor undo_operator(const at::Tensor& value, const c10::OperatorHandle& op)
 std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
   std::vector<SpecPtr> way{spec_of(t)};
   std::vector<bool> follows(way[0]->placements().size(), true);
-  for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
-    const DTensorMeta& base = peek_meta(origin->base);
+  for (const ViewOrigin* origin = meta_without_sync(t).storage->origin.get(); origin != nullptr;) {
+    const DTensorMeta& base = meta_without_sync(origin->base);
     for (size_t m = 0; m < follows.size(); ++m) follows[m] = follows[m] && origin->follows[m];
     keep_whole_chains(follows, base.spec->placements());
     keep_whole_chains(follows, spec_of(t)->placements());
@@ -120,8 +120,8 @@ WayBack way_back(const at::Tensor& t) {
   const Limits& limits = current_dispatch_scope().limits;
   StoreRequest request{{way.layouts[0], t.storage_offset()}, {}, way.layouts};
   StoreRequest keeping = request;
-  for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
-    const DTensorMeta& base = peek_meta(origin->base);
+  for (const ViewOrigin* origin = meta_without_sync(t).storage->origin.get(); origin != nullptr;) {
+    const DTensorMeta& base = meta_without_sync(origin->base);
     way.kept_known.push_back(origin->moved ? surroundings_there(origin->base) : nullptr);
     if (origin->moved) {
       request.bases.push_back({base.spec, origin->base.storage_offset()});
@@ -169,19 +169,19 @@ void check_can_write_back(const at::Tensor& t, std::string_view op) {
     const bool exchanges = way.exchange != nullptr;  // within the limits
     for (size_t k = 1; k < way.layouts.size() && !exchanges; ++k)
       cached_plan(way.layouts[k - 1], way.layouts[k]->placements(), limits);
-    for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
-      const DTensorMeta& base = peek_meta(origin->base);
+    for (const ViewOrigin* origin = meta_without_sync(t).storage->origin.get(); origin != nullptr;) {
+      const DTensorMeta& base = meta_without_sync(origin->base);
       if (writes_into_addends(*spec_of(t), *base.spec)) plans_of_values_for_addends(base.spec);
       origin = base.storage->origin.get();
     }
   }
   const Spec& spec = *spec_of(t);
-  for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;) {
-    const DTensorMeta& base = peek_meta(origin->base);
+  for (const ViewOrigin* origin = meta_without_sync(t).storage->origin.get(); origin != nullptr;) {
+    const DTensorMeta& base = meta_without_sync(origin->base);
     check_can_store(spec, *base.spec, op);
     // A conjugated view can be written back as a whole number only.
     TORCH_CHECK_NOT_IMPLEMENTED(
-        c10::isComplexType(spec.dtype()) || !(lazy_bits(origin->locals).conj || lazy_bits(base.locals).conj),
+        c10::isComplexType(spec.dtype()) || !(conj_neg_bits(origin->locals).conj || conj_neg_bits(base.locals).conj),
         std::string(op),
         ": writing to the real or imaginary parts of a conjugated distributed tensor is not supported; "
         "call resolve_conj() on it first");
@@ -197,13 +197,13 @@ void write_back(const at::Tensor& t, std::string_view op) {
   const CommCause cause{std::string(op), "self", current_scope().module_path, /*implicit=*/true};
   const WayBack way = way_back(t);
   const auto& exchange = way.exchange;
-  HeldPieces pieces = whole_parts(*way.layouts[0], memory_of(t).locals);
+  HeldPieces pieces = whole_parts(*way.layouts[0], meta_for_write(t).locals);
   if (exchange) fetch_stored(*exchange, cause, pieces);
   at::Tensor same_memory = t;         // shares the memory of the present view
   auto layout = way.layouts.begin();  // the layout of `pieces`, if nothing was exchanged
   auto known = way.kept_known.begin();
-  for (std::shared_ptr<ViewOrigin> origin = peek_meta(t).storage->origin; origin != nullptr;) {
-    const DTensorMeta& base = memory_of(origin->base);
+  for (std::shared_ptr<ViewOrigin> origin = meta_without_sync(t).storage->origin; origin != nullptr;) {
+    const DTensorMeta& base = meta_for_write(origin->base);
     const SpecPtr& from = *layout++;
     const SpecPtr& spec = *layout;
     if (!exchange && from != spec) {
@@ -216,11 +216,12 @@ void write_back(const at::Tensor& t, std::string_view op) {
     const auto ranks = base.spec->mesh().local_ranks();
     for (size_t i = 0; i < base.locals.size(); ++i) {
       LocalGuard guard;
-      const LazyBits between = lazy_bits(memory_of(same_memory).locals[i]) ^ lazy_bits(origin->locals[i]);
+      const ConjNegBits between =
+          conj_neg_bits(meta_for_write(same_memory).locals[i]) ^ conj_neg_bits(origin->locals[i]);
       const WindowPart to{window_of(*base.spec, origin->base.storage_offset()),
                           base.spec->local_layout(static_cast<int64_t>(i)), base.locals[i]};
       for (HeldPiece& piece : pieces[i]) {
-        piece.values = undo_operator(seen_with(std::move(piece.values), between), origin->op);
+        piece.values = undo_operator(with_conj_neg(std::move(piece.values), between), origin->op);
         const WindowPart from_view{window_of(*spec, t.storage_offset()), piece.layout, piece.values};
         store_through(from_view, to);
         if (around) store_through(from_view, {to.window, box_of_rank(*around, *base.spec, ranks[i]), boxes.parts[i]});
@@ -241,7 +242,7 @@ void write_back(const at::Tensor& t, std::string_view op) {
 
 // Declared in representation.h; defined here since it needs write_back().
 void note_write(const at::Tensor& t, std::string_view op) {
-  LocalStorage& storage = *peek_meta(t).storage;
+  LocalStorage& storage = *meta_without_sync(t).storage;
   mark_written(storage);
   if (storage.origin) write_back(t, op);
 }

@@ -65,7 +65,7 @@ void vander(const c10::OperatorHandle& op, Stack& stack) {
 // Aliasing of real and imaginary part is tracked.
 void real_or_imag(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor self = torch::jit::peek(stack, 0, 1).toTensor();
-  const bool conjugated = lazy_bits(peek_meta(self).locals).conj;
+  const bool conjugated = conj_neg_bits(meta_without_sync(self).locals).conj;
   if (conjugated) torch::jit::peek(stack, 0, 1) = at::_conj(self);
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   if (conjugated && op.schema().name() == "aten::imag") stack.back() = at::_neg_view(stack.back().toTensor());
@@ -75,7 +75,7 @@ void real_or_imag(const c10::OperatorHandle& op, Stack& stack) {
 void resolve(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   const bool conj = op.schema().name() == "aten::resolve_conj";
-  const LazyBits bits = lazy_bits(peek_meta(self).locals);
+  const ConjNegBits bits = conj_neg_bits(meta_without_sync(self).locals);
   const bool lazy = conj ? bits.conj : bits.neg;
   stack.emplace_back(lazy ? at::clone(self) : self);
 }
@@ -95,7 +95,7 @@ void one_hot(const c10::OperatorHandle& op, Stack& stack) {
   } else if (spec_of(self)->has_partial()) {
     self = reduced(self, op, "self");
   }
-  const RankTensors parts = meta_of(self).locals;
+  const RankTensors parts = meta_for_read(self).locals;
   at::Tensor numbers;
   {
     LocalGuard guard;

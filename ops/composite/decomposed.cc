@@ -4,7 +4,7 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/stack.h>
 
-#include "dtensor/dispatch/library_code.h"
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 
@@ -14,7 +14,7 @@ namespace {
 using torch::jit::Stack;
 
 void run_pieces(const c10::OperatorHandle& op, Stack& stack) {
-  const LibraryCode inside(op, torch::jit::last(stack, op.schema().arguments().size()));
+  const CompositeOpScope inside(op, torch::jit::last(stack, op.schema().arguments().size()));
   const auto key = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)
                        ? c10::DispatchKey::CompositeExplicitAutograd
                        : c10::DispatchKey::CompositeExplicitAutogradNonFunctional;

@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "comm/scope.h"
-#include "dtensor/dispatch/library_code.h"
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/layout_cache/cached_layouts.h"
@@ -30,7 +30,7 @@ CommCause cause_of(const c10::OperatorHandle& op, const std::string& argument) {
 
 void check_has_data(const c10::OperatorHandle& op, const at::Tensor& t) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !peek_meta(t).locals.empty(), op.operator_name(), ": the value of ", spec_of(t)->to_string(),
+      !meta_without_sync(t).locals.empty(), op.operator_name(), ": the value of ", spec_of(t)->to_string(),
       " is not known to this process, which owns no rank of the mesh (an abstract world has no data)");
 }
 
@@ -49,7 +49,7 @@ bool all_true(const DeviceMesh& mesh, const Placements& layout, const std::vecto
   const at::Tensor all =
       redistribute_below_autograd(make_dtensor(spec, std::move(locals)), Placements(mesh.ndim(), Replicate()), cause);
   LocalGuard guard;
-  return meta_of(all).locals.front().item<int>() != 0;
+  return meta_for_read(all).locals.front().item<int>() != 0;
 }
 
 void item(const c10::OperatorHandle& op, Stack& stack) {
@@ -60,7 +60,7 @@ void item(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor whole = redistribute_below_autograd(
       known.defined() ? known : self, Placements(spec_of(self)->mesh().ndim(), Replicate()), cause_of(op, "self"));
   LocalGuard guard;
-  stack.emplace_back(meta_of(whole).locals.front().item());
+  stack.emplace_back(meta_for_read(whole).locals.front().item());
 }
 
 // Both arguments distributed, on one mesh.
@@ -80,10 +80,10 @@ void check_pair(const c10::OperatorHandle& op, at::Tensor& self, at::Tensor& oth
 
 bool are_one_tensor(const at::Tensor& a, const at::Tensor& b) {
   if (a.is_same(b)) return true;
-  if (peek_meta(a).storage != peek_meta(b).storage || spec_of(a) != spec_of(b)) return false;
+  if (meta_without_sync(a).storage != meta_without_sync(b).storage || spec_of(a) != spec_of(b)) return false;
   LocalGuard guard;
-  for (size_t i = 0; i < peek_meta(a).locals.size(); ++i) {
-    if (!memory_of(a).locals[i].is_set_to(memory_of(b).locals[i])) return false;
+  for (size_t i = 0; i < meta_without_sync(a).locals.size(); ++i) {
+    if (!meta_for_write(a).locals[i].is_set_to(meta_for_write(b).locals[i])) return false;
   }
   return true;
 }
@@ -119,8 +119,8 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
   std::vector<bool> flags;
   {
     LocalGuard guard;
-    for (size_t i = 0; i < meta_of(self).locals.size(); ++i) {
-      flags.push_back(at::equal(meta_of(self).locals[i], meta_of(other).locals[i]));
+    for (size_t i = 0; i < meta_for_read(self).locals.size(); ++i) {
+      flags.push_back(at::equal(meta_for_read(self).locals[i], meta_for_read(other).locals[i]));
     }
   }
   const bool knows_all = is_one && static_cast<int64_t>(flags.size()) == mesh.size();
@@ -157,8 +157,8 @@ void is_pinned(const c10::OperatorHandle&, Stack& stack) {
   torch::jit::pop(stack);
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   LocalGuard guard;
-  bool pinned = !memory_of(self).locals.empty();
-  for (const auto& local : memory_of(self).locals) pinned = pinned && local.is_pinned();
+  bool pinned = !meta_for_write(self).locals.empty();
+  for (const auto& local : meta_for_write(self).locals) pinned = pinned && local.is_pinned();
   stack.emplace_back(pinned);
 }
 

@@ -55,7 +55,7 @@ std::vector<DimStrategy> embedding_backward_strategies(const OpCall& call, int64
   rule.terms = {{call.input_index("grad_output")}};
   // The frequency of an id depends on the whole batch.
   if (call.get_bool("scale_grad_by_freq")) {
-    for (const auto& c : rule.contractions) rule.blocked.push_back(c.factor);
+    for (const auto& c : rule.contractions) rule.need_replication.push_back(c.factor);
   }
   // A row-sharded table needs only its own rows' gradient, from the whole batch: any other layout would be a gradient
   // of the whole table. Not if the batch has more rows than the table.

@@ -157,7 +157,7 @@ at::Tensor bag_of_each_id(const c10::OperatorHandle& op, const Arguments& args) 
       {c10::toString(op.operator_name()), "offsets", current_scope().module_path, /*implicit=*/true});
   LocalGuard guard;
   RankTensors locals;
-  const RankTensors& all = meta_of(offsets).locals;
+  const RankTensors& all = meta_for_read(offsets).locals;
   for (size_t i = 0; i < all.size(); ++i) {
     const Part part = spec.local_layout(static_cast<int64_t>(i));
     at::Tensor bags = bags_of(all[i], 0, spec.sizes()[0]);

@@ -36,14 +36,14 @@ int64_t number_of(const BoxKey& key) {
 }  // namespace
 
 RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const at::Scalar& fill, const CommCause& cause) {
-  const RankTensors& locals = meta_of(t).locals;
+  const RankTensors& locals = meta_for_read(t).locals;
   return is_as_held(plan) ? locals : fetch_halos(plan, locals, fill, cause);
 }
 
 RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const BoxKey& key, const CommCause& cause) {
   if (plan.is_local() || !may_cache_facts(t)) return boxes_of(plan, t, 0, cause);
   // Cached as margins along a dim number that no tensor has.
-  const RankTensors& locals = meta_of(t).locals;
+  const RankTensors& locals = meta_for_read(t).locals;
   const int64_t number = number_of(key);
   if (const auto known = cached_margins(t, number, 0)) return boxes_again(plan, locals, 0, known->locals);
   RankTensors boxes = fetch_halos(plan, locals, 0, cause);

@@ -43,7 +43,7 @@ PaddingPtr saved(AutogradContext* ctx) {
 struct Pad : Function<Pad> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, PaddingPtr padding) {
     const HaloDecision& decision = *padding->decision;
-    RankTensors locals = fetch_halos(*decision.plan, meta_of(t).locals, 0, padding->cause);
+    RankTensors locals = fetch_halos(*decision.plan, meta_for_read(t).locals, 0, padding->cause);
     save(ctx, std::move(padding));
     return make_dtensor(decision.result, std::move(locals));
   }
@@ -52,7 +52,7 @@ struct Pad : Function<Pad> {
 struct PadBack : Function<PadBack> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, PaddingPtr padding) {
     const HaloPlan& plan = *padding->decision->plan;
-    RankTensors locals = add_back_halos(plan, meta_of(t).locals, padding->cause);
+    RankTensors locals = add_back_halos(plan, meta_for_read(t).locals, padding->cause);
     save(ctx, std::move(padding));
     return make_dtensor(plan.source, std::move(locals));
   }

@@ -121,7 +121,7 @@ void report(const c10::OperatorHandle& op, const at::Tensor& weight, const Work&
 
 const at::Tensor& local_if_defined(const at::Tensor& t, size_t i) {
   static const at::Tensor none;
-  return t.defined() ? meta_of(t).locals[i] : none;
+  return t.defined() ? meta_for_read(t).locals[i] : none;
 }
 
 void convolution(const c10::OperatorHandle& op, Stack& stack) {
@@ -181,7 +181,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
   const HaloPlan& plan = *decision->plan;
   const at::Tensor grad = brought(op, grad_given, of_grad, "grad_output"),
                    weight = brought(op, weight_given, layouts.weight, "weight");
-  const auto& grads = meta_of(grad).locals;
+  const auto& grads = meta_for_read(grad).locals;
   RankTensors boxes;
   if (mask[1]) {
     const at::Tensor input = brought(op, input_given, layouts.input, "input");

@@ -149,7 +149,7 @@ bool has_nonlinear_partial(const Placements& placements) {
 }
 
 CommCause halo_cause(const c10::OperatorHandle& op, const at::Tensor& t, const char* argument) {
-  std::string module = module_of(peek_meta(t));
+  std::string module = module_of(meta_without_sync(t));
   if (module.empty()) module = current_scope().module_path;
   return {c10::toString(op.operator_name()), argument, std::move(module), /*implicit=*/true};
 }

@@ -247,12 +247,12 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
     const int64_t dim = move->dims[0].dim, shift = shift_of(move->dims[0].map), width = std::abs(shift);
     auto margins = cached_margins(self, dim, width);
     if (!margins) {
-      margins = CachedMargins{dim, width, fetch_halos(*decision->both, meta_of(self).locals, 0, cause), nullptr};
+      margins = CachedMargins{dim, width, fetch_halos(*decision->both, meta_for_read(self).locals, 0, cause), nullptr};
       cache_margins(self, dim, width, margins->locals, decision->both->bytes);
     }
-    locals = shifted(meta_of(self).locals, *margins, dim, shift);
+    locals = shifted(meta_for_read(self).locals, *margins, dim, shift);
   } else {
-    locals = fetch_halos(*decision->plan, meta_of(self).locals, move->fill, cause);
+    locals = fetch_halos(*decision->plan, meta_for_read(self).locals, move->fill, cause);
   }
   return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
@@ -275,7 +275,7 @@ void move_back(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{{result, source, move->dims}, result};
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  RankTensors locals = add_back_halos(*decision->plan, meta_of(grad).locals, halo_cause(op, grad, "grad_output"));
+  RankTensors locals = add_back_halos(*decision->plan, meta_for_read(grad).locals, halo_cause(op, grad, "grad_output"));
   return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 

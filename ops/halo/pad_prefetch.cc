@@ -24,7 +24,7 @@ struct Snapshot {
 };
 
 std::shared_ptr<const Snapshot> snapshot_of(const at::Tensor& t) {
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   auto result = std::make_shared<Snapshot>();
   result->storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(), meta.spec->max_local_bytes());
   LocalGuard guard;

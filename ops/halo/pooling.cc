@@ -170,7 +170,7 @@ void max_pool(const c10::OperatorHandle& op, Stack& stack) {
   const auto decision = decide_forward(op, stack, spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const double lowest = -std::numeric_limits<double>::infinity();
-  RankTensors boxes = fetch_halos(*decision->plan, meta_of(self).locals, lowest, halo_cause(op, self, "self"));
+  RankTensors boxes = fetch_halos(*decision->plan, meta_for_read(self).locals, lowest, halo_cause(op, self, "self"));
   RankTensors values, indices;
   {
     LocalGuard guard;
@@ -215,7 +215,7 @@ void max_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
   RankTensors pieces;
   {
     LocalGuard guard;
-    const RankTensors &grads = meta_of(grad).locals, &places = meta_of(indices).locals;
+    const RankTensors &grads = meta_for_read(grad).locals, &places = meta_for_read(indices).locals;
     for (size_t i = 0; i < grads.size(); ++i) {
       const Part part = spec_of(grad)->local_layout(static_cast<int64_t>(i));
       at::Tensor piece = grads[i].new_zeros(decision->plan->ranks[i].wanted);
@@ -266,7 +266,7 @@ void avg_pool(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = reduced_argument(op, args, "self", /*sums_pass=*/true);
   const auto decision = decide_forward(op, stack, spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  RankTensors boxes = fetch_halos(*decision->plan, meta_of(self).locals, 0, halo_cause(op, self, "self"));
+  RankTensors boxes = fetch_halos(*decision->plan, meta_for_read(self).locals, 0, halo_cause(op, self, "self"));
   {
     LocalGuard guard;
     const auto kernel = pooling->list(&WindowDim::size), stride = pooling->list(&WindowDim::stride);
@@ -299,7 +299,7 @@ void avg_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
   RankTensors pieces;
   {
     LocalGuard guard;
-    const RankTensors& grads = meta_of(grad).locals;
+    const RankTensors& grads = meta_for_read(grad).locals;
     const auto kernel = pooling->list(&WindowDim::size), stride = pooling->list(&WindowDim::stride);
     for (size_t i = 0; i < grads.size(); ++i) {
       const Part part = spec_of(grad)->local_layout(static_cast<int64_t>(i));

@@ -175,7 +175,7 @@ void upsample_backward(const c10::OperatorHandle& op, Stack& stack) {
   RankTensors pieces;
   {
     LocalGuard guard;
-    const RankTensors& grads = meta_of(grad).locals;
+    const RankTensors& grads = meta_for_read(grad).locals;
     for (size_t i = 0; i < grads.size(); ++i) {
       const Shape& wanted = plan.ranks[i].wanted;
       if (grads[i].numel() == 0) {

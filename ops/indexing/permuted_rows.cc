@@ -84,7 +84,7 @@ void index_select(const c10::OperatorHandle& op, Stack& stack) {
   CommCause cause = halo_cause(op, self, "self");
   // If ranks compare their calls, different permutations are detected.
   absl::StrAppend(&cause.argument, " in order ", absl::Hex(c10::get_hash(*order) & 0xffff, absl::kZeroPad4));
-  RankTensors locals = fetch_halos(*plan, meta_of(self).locals, 0, cause);
+  RankTensors locals = fetch_halos(*plan, meta_for_read(self).locals, 0, cause);
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(make_dtensor(result, std::move(locals)));
 }

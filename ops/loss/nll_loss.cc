@@ -36,7 +36,7 @@ FactorRule nll_rule(const OpCall& call) {
   rule.inputs[call.input_index("self")] = scores;
   rule.inputs[call.input_index("target")] = rows;
   if (call.input("weight") != nullptr) rule.inputs[call.input_index("weight")] = {kClass};
-  rule.blocked = {kClass};
+  rule.need_replication = {kClass};
   if (call.has_arg("grad_output")) {
     const int grad = call.input_index("grad_output");
     if (!reduces(call)) rule.inputs[grad] = rows;
@@ -161,14 +161,14 @@ void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   dispatch_by_rule(op, stack);
   const at::Tensor total = torch::jit::pop(stack).toTensor();
   const at::Tensor loss = torch::jit::pop(stack).toTensor();
-  const DTensorMeta& meta = meta_of(loss);
+  const DTensorMeta& meta = meta_for_read(loss);
   const DeviceMesh& mesh = meta.spec->mesh();
   const c10::ScalarType dtype = meta.spec->dtype();
   RankTensors pairs;
   {
     LocalGuard guard;
     for (size_t i = 0; i < meta.locals.size(); ++i) {
-      pairs.push_back(sum_and_weight(meta.locals[i], meta_of(total).locals[i]));
+      pairs.push_back(sum_and_weight(meta.locals[i], meta_for_read(total).locals[i]));
     }
   }
   const auto accumulation_type = c10::isReducedFloatingType(dtype) ? at::kFloat : dtype;
@@ -179,7 +179,7 @@ void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   RankTensors means, totals;
   {
     LocalGuard guard;
-    for (const at::Tensor& both : meta_of(pair).locals) {
+    for (const at::Tensor& both : meta_for_read(pair).locals) {
       means.push_back(both.select(0, 0).div(both.select(0, 1)).to(dtype));
       totals.push_back(both.select(0, 1).clone().to(dtype));
     }

@@ -32,7 +32,7 @@ CoreDims slices(const OpCall& call, int num_outputs) {
   const auto ndim = static_cast<int64_t>(dims.rule.outputs[0].size());
   const int64_t dim = wrap_dim(call.get_int("dim"), ndim);
   for (int64_t d = 0; d < ndim; ++d) {
-    if (d != dim) dims.rule.blocked.push_back(static_cast<int>(d));
+    if (d != dim) dims.rule.need_replication.push_back(static_cast<int>(d));
   }
   return dims;
 }

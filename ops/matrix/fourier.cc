@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/dispatch/library_code.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
@@ -37,7 +37,7 @@ CoreDims transform_dims(const OpCall& call) {
   CoreDims dims{pointwise(call), {}};
   const auto transformed = *call.get_ints("dim");
   for (const int64_t d : transformed)
-    dims.rule.blocked.push_back(static_cast<int>(wrap_dim(d, call.input("self")->ndim())));
+    dims.rule.need_replication.push_back(static_cast<int>(wrap_dim(d, call.input("self")->ndim())));
   dims.rule.terms = {{0}};
   return dims;
 }
@@ -88,7 +88,7 @@ at::Tensor with_strides(const at::Tensor& t, const Shape& strides) {
   const Spec& spec = *spec_of(t);
   if (spec.strides() == strides) return t;
   RankTensors locals;
-  for (const at::Tensor& local : meta_of(t).locals) {
+  for (const at::Tensor& local : meta_for_read(t).locals) {
     LocalGuard guard;
     locals.push_back(at::empty_strided(local.sizes(), local_strides(local.sizes(), strides), local.options()));
     locals.back().copy_(local);
@@ -98,7 +98,7 @@ at::Tensor with_strides(const at::Tensor& t, const Shape& strides) {
 }
 
 at::Tensor by_dim(const c10::OperatorHandle& op, at::Tensor t, const FourierStages& plan) {
-  const CommCause cause{c10::toString(op.operator_name()), "self", module_of(peek_meta(t)), /*implicit=*/true};
+  const CommCause cause{c10::toString(op.operator_name()), "self", module_of(meta_without_sync(t)), /*implicit=*/true};
   for (const FourierStage& stage : plan.stages) {
     if (stage.layout) t = redistribute_below_autograd(t, *stage.layout, cause);
     Stack stack{t};
@@ -112,7 +112,7 @@ at::Tensor by_dim(const c10::OperatorHandle& op, at::Tensor t, const FourierStag
 void transform(const c10::OperatorHandle& op, Stack& stack) {
   // Before it calls the kernel, which depends on strides, ATen copies a conjugated tensor to dense memory.
   c10::IValue& self = torch::jit::peek(stack, 0, op.schema().arguments().size());
-  if (lazy_bits(peek_meta(self.toTensor()).locals).conj) self = at::resolve_conj(self.toTensor());
+  if (conj_neg_bits(meta_without_sync(self.toTensor()).locals).conj) self = at::resolve_conj(self.toTensor());
   const at::Tensor t = self.toTensor();
   const auto dims = dims_to_part(t, Arguments(op, stack));
   const auto plan = dims ? decide_stages(op, stack, t, *dims) : nullptr;
@@ -216,7 +216,8 @@ void in_steps(const c10::OperatorHandle& op, Stack& stack) {
   const auto resized = is_dtensor(self) && self.numel() > 0 ? resized_dims(self, op, args) : std::nullopt;
   const auto layout = resized ? layout_for_steps(self, *resized, kTwoSteps && resized->dims.size() > 1) : std::nullopt;
   if (layout) {
-    const CommCause cause{c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true};
+    const CommCause cause{c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)),
+                          /*implicit=*/true};
     args.set("self", redistribute_as(self, *layout, cause));
   }
   run_without_handler(op, stack);

@@ -216,7 +216,7 @@ std::function<Flops(const OpCall&)> matrix_work(const std::string& op) {
 // Bilinear in vectors of three.
 CoreDims cross_dims(const OpCall& call) {
   CoreDims dims{pointwise(call), {}};
-  dims.rule.blocked.push_back(
+  dims.rule.need_replication.push_back(
       static_cast<int>(wrap_dim(call.get_int("dim"), static_cast<int64_t>(dims.rule.outputs[0].size()))));
   dims.rule.terms = {{0, 1}};
   return dims;
@@ -232,7 +232,7 @@ void check_errors(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const at::Tensor code = redistribute_below_autograd(
       worst, Placements(spec_of(worst)->mesh().ndim(), Replicate()),
       {c10::toString(op.operator_name()), "info", current_scope().module_path, /*implicit=*/true});
-  const bool has_data = !peek_meta(info).locals.empty();
+  const bool has_data = !meta_without_sync(info).locals.empty();
   if (!has_data || plain_numbers(code, op, "info").item<int64_t>() == 0)
     return torch::jit::drop(stack, op.schema().arguments().size());
   args.set("info", plain_numbers(info, op, "info"));

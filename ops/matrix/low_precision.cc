@@ -50,9 +50,9 @@ CoreDims scaled_mm_dims(const OpCall& call) {
   dims.rule.inputs[a] = {kRow, kInner};
   dims.rule.inputs[b] = {kInner, kColumn};
   dims.rule.outputs = {{kRow, kColumn}};
-  dims.rule.blocked = {kInner};
+  dims.rule.need_replication = {kInner};
   // Kernels need columns in multiples of 16.
-  if (n % (16 * call.mesh.size()) != 0) dims.rule.blocked.push_back(kColumn);
+  if (n % (16 * call.mesh.size()) != 0) dims.rule.need_replication.push_back(kColumn);
   if (bias >= 0 && call.inputs[bias] && call.inputs[bias]->ndim() == 1) dims.rule.inputs[bias] = {kColumn};
   const auto scale = [&](const char* name, size_t dim, int factor, int64_t size) {
     const int i = call.input_index(name);
@@ -60,7 +60,7 @@ CoreDims scaled_mm_dims(const OpCall& call) {
     if (s.ndim() == 2 && s.sizes()[dim] == size && s.sizes()[1 - dim] == 1) {
       dims.rule.inputs[i][dim] = factor;
     } else if (c10::multiply_integers(s.sizes()) != 1) {
-      dims.rule.blocked = {kRow, kInner, kColumn};  // one per block: all dims whole
+      dims.rule.need_replication = {kRow, kInner, kColumn};  // one per block: all dims whole
     }
   };
   scale("scale_a", 0, kRow, m);

@@ -131,12 +131,12 @@ std::optional<QR> tall_qr(const c10::OperatorHandle& op, const at::Tensor& self)
     return std::vector<at::Tensor>{with_rows(at::cat({r, padded_top}, -2), width)};
   };
   const Summaries all = gather_summaries(self, request,
-                                         {c10::toString(op.operator_name()), "A", module_of(peek_meta(self)),
+                                         {c10::toString(op.operator_name()), "A", module_of(meta_without_sync(self)),
                                           /*implicit=*/true});
 
   // All ranks decompose the triangles, stacked.
-  const RankTensors& said = meta_of(all.tensors[0]).locals;
-  const RankTensors& locals = meta_of(self).locals;
+  const RankTensors& said = meta_for_read(all.tensors[0]).locals;
+  const RankTensors& locals = meta_for_read(self).locals;
   RankTensors q(locals.size()), r(locals.size());
   for (size_t i = 0; i < locals.size(); ++i) {
     LocalGuard guard;

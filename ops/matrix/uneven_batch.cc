@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "dtensor/dispatch/library_code.h"
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"

@@ -125,8 +125,8 @@ std::vector<DimStrategy> attention_strategies(const Attention& a, const OpCall& 
     }
     ++k;
   }
-  rule.blocked = {kTarget, kSource, kFeature, kValueFeature};
-  if (!heads_match(a, call)) rule.blocked.push_back(kHead);
+  rule.need_replication = {kTarget, kSource, kFeature, kValueFeature};
+  if (!heads_match(a, call)) rule.need_replication.push_back(kHead);
   if (int grad = std::max(call.input_index("grad_out"), call.input_index("grad_out_")); grad >= 0)
     rule.terms = {{grad}};
   auto result = strategies(rule, call, mesh_dim);

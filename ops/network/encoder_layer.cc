@@ -14,7 +14,7 @@
 #include <limits>
 #include <optional>
 
-#include "dtensor/dispatch/library_code.h"
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 
@@ -82,7 +82,7 @@ AttentionResult attend(const std::array<at::Tensor, 3>& qkv, const at::Tensor& h
 // _native_multi_head_attention(query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias,
 // mask?, need_weights, average_attn_weights, mask_type?).
 void multi_head_attention(const c10::OperatorHandle& op, Stack& stack) {
-  const LibraryCode inside(op, torch::jit::last(stack, op.schema().arguments().size()));
+  const CompositeOpScope inside(op, torch::jit::last(stack, op.schema().arguments().size()));
   const Arguments args(op, stack);
   const at::Tensor query = args.tensor("query"), mask = optional_tensor(args["mask"]);
   const int64_t heads = args["num_head"].toInt(), features = args["embed_dim"].toInt();
@@ -104,7 +104,7 @@ void multi_head_attention(const c10::OperatorHandle& op, Stack& stack) {
 // norm_first, eps, norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2, ffn_weight_1, ffn_bias_1, ffn_weight_2,
 // ffn_bias_2, mask?, mask_type?).
 void encoder_layer(const c10::OperatorHandle& op, Stack& stack) {
-  const LibraryCode inside(op, torch::jit::last(stack, op.schema().arguments().size()));
+  const CompositeOpScope inside(op, torch::jit::last(stack, op.schema().arguments().size()));
   const Arguments args(op, stack);
   const bool norm_first = args["norm_first"].toBool(), use_gelu = args["use_gelu"].toBool();
   const int64_t heads = args["num_heads"].toInt(), features = args["embed_dim"].toInt();

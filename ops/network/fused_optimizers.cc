@@ -22,7 +22,7 @@ using torch::jit::Stack;
 using Tensors = std::vector<at::Tensor>;
 
 CommCause cause_of(const c10::OperatorHandle& op, const std::string& argument, const at::Tensor& t) {
-  return {c10::toString(op.operator_name()), argument, module_of(peek_meta(t)), /*implicit=*/true};
+  return {c10::toString(op.operator_name()), argument, module_of(meta_without_sync(t)), /*implicit=*/true};
 }
 
 // One list of the call.
@@ -40,7 +40,7 @@ at::Tensor whole(const c10::OperatorHandle& op, const std::string& argument, con
 }
 
 at::Tensor local_of(const at::Tensor& t, size_t rank) {
-  return t.defined() && is_dtensor(t) ? meta_of(t).locals.at(rank) : t;
+  return t.defined() && is_dtensor(t) ? meta_for_read(t).locals.at(rank) : t;
 }
 
 // `t` in the layout of `param`, to compute on.
@@ -132,7 +132,7 @@ void optimize(const c10::OperatorHandle& op, Stack& stack) {
   }
   for (const auto& group : by_mesh(params)) {
     const at::Tensor& first = params[group.front()];
-    const size_t ranks = is_dtensor(first) ? meta_of(first).locals.size() : 1;
+    const size_t ranks = is_dtensor(first) ? meta_for_read(first).locals.size() : 1;
     for (size_t r = 0; r < ranks; ++r) run_on_rank(op, args, lists, group, r);
   }
   const c10::IValue& scale = Arguments(op, stack)["grad_scale"];
@@ -158,7 +158,7 @@ RankTensors largest_of_all(const c10::OperatorHandle& op, const at::Tensor& of, 
   const at::Tensor all = make_dtensor(
       Spec::get(mesh, Placements(mesh.ndim(), Partial(ReduceOp::kMax)), found.sizes(), found.scalar_type()),
       std::move(of_ranks));
-  return meta_of(whole(op, "found_inf", all)).locals;
+  return meta_for_read(whole(op, "found_inf", all)).locals;
 }
 
 // Writes the result for gradients like `of` to `found`, which may be plain, or on another mesh.
@@ -190,7 +190,7 @@ void unscale(const c10::OperatorHandle& op, Stack& stack) {
   for (const auto& group : by_mesh(gradients)) {
     const at::Tensor& first = gradients[group.front()];
     const bool distributed = is_dtensor(first);
-    const size_t ranks = distributed ? meta_of(first).locals.size() : 1;
+    const size_t ranks = distributed ? meta_for_read(first).locals.size() : 1;
     RankTensors of_ranks;
     for (size_t r = 0; r < ranks; ++r) {
       LocalGuard guard;

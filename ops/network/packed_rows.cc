@@ -102,7 +102,7 @@ bool counts_padding(const Placements& placements, c10::ArrayRef<int64_t> coordin
 Ints numbers_of_rows(const at::Tensor& batch_sizes) {
   LocalGuard guard;
   const at::Tensor numbers =
-      (is_dtensor(batch_sizes) ? meta_of(batch_sizes).locals.front() : batch_sizes).to(at::kLong).contiguous();
+      (is_dtensor(batch_sizes) ? meta_for_read(batch_sizes).locals.front() : batch_sizes).to(at::kLong).contiguous();
   TORCH_CHECK(numbers.is_cpu() && numbers.dim() == 1, "batch_sizes should be a 1-D tensor on the CPU, but is on ",
               numbers.device(), ", of shape ", numbers.sizes());
   return {numbers.data_ptr<int64_t>(), numbers.data_ptr<int64_t>() + numbers.numel()};
@@ -122,7 +122,7 @@ at::Tensor pack_rows(const at::Tensor& padded, const Ints& sizes) {
   Ints shape = padded.sizes().slice(1).vec();
   shape[0] = total(sizes);
   const SpecPtr spec = Spec::get(spec_of(padded)->mesh(), move.result, shape, padded.scalar_type());
-  const DTensorMeta& meta = meta_of(move.t);
+  const DTensorMeta& meta = meta_for_read(move.t);
   const Ints begin = first_rows(sizes);
   RankTensors locals;
   LocalGuard guard;
@@ -145,7 +145,7 @@ at::Tensor pad_rows(const at::Tensor& data, const Ints& sizes, int64_t steps, do
   shape.insert(shape.begin(), steps);
   const DeviceMesh& mesh = spec_of(data)->mesh();
   const SpecPtr spec = Spec::get(mesh, move.result, shape, data.scalar_type());
-  const DTensorMeta& meta = meta_of(move.t);
+  const DTensorMeta& meta = meta_for_read(move.t);
   Ints padded_row;  // of each row of the data
   for (size_t t = 0; t < sizes.size(); ++t) {
     for (int64_t b = 0; b < sizes[t]; ++b) padded_row.push_back(static_cast<int64_t>(t) * sizes.front() + b);
@@ -168,7 +168,7 @@ at::Tensor pad_rows(const at::Tensor& data, const Ints& sizes, int64_t steps, do
 at::Tensor pad_again(const at::Tensor& padded, const Ints& sizes, int64_t steps, double padding) {
   Ints shape = padded.sizes().vec();
   shape[0] = steps;
-  const DTensorMeta& meta = meta_of(padded);
+  const DTensorMeta& meta = meta_for_read(padded);
   const SpecPtr spec = Spec::get(meta.spec->mesh(), meta.spec->placements(), shape, padded.scalar_type());
   RankTensors locals;
   LocalGuard guard;

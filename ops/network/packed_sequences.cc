@@ -27,13 +27,13 @@ using Ints = std::vector<int64_t>;
 
 // ------------------------------------------------------------ padded forms that are known
 
-uint64_t writes_of(const at::Tensor& t) { return peek_meta(t).storage->writes.load(std::memory_order_relaxed); }
+uint64_t writes_of(const at::Tensor& t) { return meta_without_sync(t).storage->writes.load(std::memory_order_relaxed); }
 
 // The padded tensors of the packed data that belong to one batch_sizes: kept by that plain tensor and its copies.
 class PaddedForms final : public c10::BackendMeta {
  public:
   void add(const at::Tensor& data, const at::Tensor& padded) {
-    const DTensorMeta& meta = peek_meta(padded);
+    const DTensorMeta& meta = meta_without_sync(padded);
     // Another handle, without autograd's history, that does not count as a user of the memory.
     const at::Tensor handle =
         make_view(meta.spec, meta.locals, padded, padded.storage_offset(), meta.storage, meta.arriving);

@@ -19,7 +19,7 @@
 #include <utility>
 
 #include "comm/scope.h"
-#include "dtensor/dispatch/library_code.h"
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/reduce_first.h"
 #include "dtensor/redistribution/redistribute_autograd.h"

@@ -53,7 +53,7 @@ FactorRule rule_of(const Normalization& norm, const OpCall& call, int batch, int
     if (!call.inputs[i]) rule.inputs.back().clear();
   }
   for (char kind : norm.outputs) append(rule.outputs, kind);
-  for (int d = batch; d < ndim; ++d) rule.blocked.push_back(d);
+  for (int d = batch; d < ndim; ++d) rule.need_replication.push_back(d);
   for (int d = 0; d < batch; ++d) rule.contractions.push_back({d, ReduceOp::kSum});
   // Linear in grad_out, but without terms: the gradient goes on to weights and to the residual stream, each of which
   // would pay for the deferred reduction.
@@ -125,7 +125,7 @@ CoreDims group_norm_dims(const Normalization& norm, const OpCall& call) {
     for (const Placement& p : spec->placements()) in_blocks |= p.is_strided_shard() && p.dim() == (spec->ndim() > 1);
   }
   if ((groups % call.mesh.size() == 0 && !in_blocks) || groups == call.get_int("C")) {
-    std::erase(rule.blocked, 1);
+    std::erase(rule.need_replication, 1);
     for (size_t i = 0; i < norm.inputs.size(); ++i) {
       if (norm.inputs[i] == 's') rule.inputs[i][1] = 1;
     }

@@ -192,8 +192,9 @@ void group_norm(const c10::OperatorHandle& op, Stack& stack) {
   const Combination combination = group_combination(request, call.groups);
   if (!call.pays(seconds_to_combine(*spec_of(input), request, combination), {input}))
     return dispatch_by_rule(op, stack);
-  const auto moments = combine_summaries(
-      input, request, combination, {c10::toString(op.operator_name()), "input", module_of(peek_meta(input)), true});
+  const auto moments =
+      combine_summaries(input, request, combination,
+                        {c10::toString(op.operator_name()), "input", module_of(meta_without_sync(input)), true});
   const std::vector<int64_t> shape = {input.size(0), call.groups.count};
   const at::Tensor mean = moments[1].view(shape);
   const at::Tensor rstd = at::rsqrt(moments[0].view(shape) + call.args["eps"].toDouble());
@@ -209,7 +210,7 @@ void group_norm(const c10::OperatorHandle& op, Stack& stack) {
 
 // Sums over groups of two tensors [batch, channels] of one layout, [2, batch, groups]: every rank adds up its channels.
 at::Tensor sums_of_groups(const at::Tensor& a, const at::Tensor& b, const Groups& groups) {
-  const DTensorMeta &first = meta_of(a), &second = meta_of(b);
+  const DTensorMeta &first = meta_for_read(a), &second = meta_for_read(b);
   Placements placements = first.spec->placements();
   for (Placement& p : placements) {
     if (p.is_sharded_on(1)) {

@@ -53,7 +53,7 @@ std::vector<PointwisePartials::Pass> copies(const Names& arguments) {
   std::vector<PointwisePartials::Pass> result;
   // Linear ones first, then those that need an order; products last.
   for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-    result.push_back({arguments, op, op, Maths::kCopy});
+    result.push_back({arguments, op, op, PartialSemantics::kCopy});
   }
   return result;
 }
@@ -62,7 +62,7 @@ bool takes_tensor(const LocalCall& local, size_t a) {
   return local.op.schema().arguments()[a].type()->kind() == c10::TypeKind::TensorType;
 }
 
-Share share_of_constant(const LocalCall& local, int partial, int whole) {
+ConstantShare share_of_constant(const LocalCall& local, int partial, int whole) {
   const Placements& placements = local.inputs[partial]->placements();
   for (int64_t d = 0; d < local.mesh.ndim(); ++d) {
     const Placement& p = placements[d];
@@ -71,15 +71,15 @@ Share share_of_constant(const LocalCall& local, int partial, int whole) {
     if (whole >= 0 && local.inputs[whole]->placements()[d].is_partial()) continue;
     if (!local.outputs[0]->placements()[d].is_partial()) continue;  // overwritten, not added to
     if (local.mesh.local_coordinate(local.i)[d] == 0) continue;
-    return op == ReduceOp::kProduct ? Share::kOne : Share::kZero;
+    return op == ReduceOp::kProduct ? ConstantShare::kOne : ConstantShare::kZero;
   }
-  return Share::kAll;
+  return ConstantShare::kAll;
 }
 
-void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argument, Share share) {
-  if (share == Share::kAll) return;
+void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argument, ConstantShare share) {
+  if (share == ConstantShare::kAll) return;
   c10::IValue& value = stack[stack.size() - local.op.schema().arguments().size() + argument];
-  const int64_t number = share == Share::kOne;
+  const int64_t number = share == ConstantShare::kOne;
   if (!value.isTensor()) {
     if (value.isBool()) {
       value = number != 0;

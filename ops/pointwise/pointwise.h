@@ -16,13 +16,13 @@ const Names& value_free_scalars();
 // Which arguments of an elementwise operator may be Partial.
 struct PointwisePartials {
   std::vector<Names> terms;  // names of the arguments; see FactorRule::terms, maths and divisors
-  Maths maths = Maths::kReal;
+  PartialSemantics maths = PartialSemantics::kReal;
 
   struct Pass {
     Names arguments;
     ReduceOp in;
     ReduceOp out;
-    Maths maths;
+    PartialSemantics maths;
   };
   std::vector<Pass> passes = {};
   Names divisors = {};
@@ -39,10 +39,10 @@ bool takes_tensor(const LocalCall& local, size_t a);
 // A constant is the same on all ranks, but must count once where the ranks' results are added up (or multiplied). This
 // is the rank's share of it. `partial`: the input whose Partial the result has; `whole`: the constant input, -1 for a
 // number.
-enum class Share { kAll, kZero, kOne };
-Share share_of_constant(const LocalCall& local, int partial, int whole = -1);
+enum class ConstantShare { kAll, kZero, kOne };
+ConstantShare share_of_constant(const LocalCall& local, int partial, int whole = -1);
 
 // Replaces an argument on the stack by its share: the tensor or number itself, or zeros or ones of its dtype.
-void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argument, Share share);
+void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argument, ConstantShare share);
 
 }  // namespace dtensor

@@ -64,7 +64,9 @@ const Names& non_decreasing() {
 }
 
 PointwisePartials keeps_extremes(const Names& arguments) {
-  return {{}, Maths::kMonotone, {{arguments, kMax, kMax, Maths::kMonotone}, {arguments, kMin, kMin, Maths::kMonotone}}};
+  return {{},
+          PartialSemantics::kMonotone,
+          {{arguments, kMax, kMax, PartialSemantics::kMonotone}, {arguments, kMin, kMin, PartialSemantics::kMonotone}}};
 }
 
 // maximum(x, c) and the like: non-decreasing in each argument; `own` is the kind of Partial that both may have at once.
@@ -72,16 +74,16 @@ PointwisePartials keeps_extremes(const Names& arguments) {
 OpRule monotone_in_both(std::optional<ReduceOp> own) {
   PointwisePartials p = keeps_extremes({"self"});
   for (const auto& pass : keeps_extremes({"other"}).passes) p.passes.push_back(pass);
-  if (own) p.passes.push_back({{"self", "other"}, *own, *own, Maths::kMonotone});
+  if (own) p.passes.push_back({{"self", "other"}, *own, *own, PartialSemantics::kMonotone});
   return pointwise_op(p);
 }
 
 // For bools `and` is the minimum and `or` the maximum, given by `own`, and both are non-decreasing in each argument.
 // For numbers nothing passes, also if the result is written to numbers: being 0 is not monotone.
 OpRule of_bools(ReduceOp own) {
-  PointwisePartials p{{}, Maths::kCopy, {{{"self", "other"}, own, own, Maths::kCopy}}};
+  PointwisePartials p{{}, PartialSemantics::kCopy, {{{"self", "other"}, own, own, PartialSemantics::kCopy}}};
   for (const ReduceOp op : {kMin, kMax}) {
-    for (const char* argument : {"self", "other"}) p.passes.push_back({{argument}, op, op, Maths::kCopy});
+    for (const char* argument : {"self", "other"}) p.passes.push_back({{argument}, op, op, PartialSemantics::kCopy});
   }
   OpRule rule = pointwise_op(p);
   rule.per_dim = [bools = rule.per_dim, numbers = pointwise_op().per_dim](const OpCall& call, int64_t mesh_dim) {
@@ -95,8 +97,8 @@ OpRule of_bools(ReduceOp own) {
 // In self +- alpha * other, one is a sum and the other replicated, of any dtype: only the first rank adds it.
 void add_once(const LocalCall& local, torch::jit::Stack& stack) {
   const bool tensor = takes_tensor(local, 1);
-  const Share other = share_of_constant(local, 0, tensor ? 1 : -1);
-  if (other == Share::kZero) {
+  const ConstantShare other = share_of_constant(local, 0, tensor ? 1 : -1);
+  if (other == ConstantShare::kZero) {
     hold_constant(local, stack, 1, other);
     // Sets alpha: 0 times an infinity is not zero.
     if (tensor) stack[stack.size() - local.op.schema().arguments().size() + 2] = 1;
@@ -108,31 +110,31 @@ void add_once(const LocalCall& local, torch::jit::Stack& stack) {
 // self +- alpha * other. An average, maximum or minimum stays one when the same is added on every rank.
 OpRule addition() {
   OpRule rule = pointwise_op({{{"self"}, {"other"}},
-                              Maths::kRing,
-                              {{{"self"}, kSum, kSum, Maths::kOnce},
-                               {{"other"}, kSum, kSum, Maths::kRing},
-                               {{"self"}, kAvg, kAvg, Maths::kOnce},
-                               {{"other"}, kAvg, kAvg, Maths::kReal},
-                               {{"self"}, kMax, kMax, Maths::kShift},
-                               {{"self"}, kMin, kMin, Maths::kShift}}});
+                              PartialSemantics::kRing,
+                              {{{"self"}, kSum, kSum, PartialSemantics::kOnce},
+                               {{"other"}, kSum, kSum, PartialSemantics::kRing},
+                               {{"self"}, kAvg, kAvg, PartialSemantics::kOnce},
+                               {{"other"}, kAvg, kAvg, PartialSemantics::kReal},
+                               {{"self"}, kMax, kMax, PartialSemantics::kShift},
+                               {{"self"}, kMin, kMin, PartialSemantics::kShift}}});
   rule.local = add_once;
   return rule;
 }
 
 OpRule add_scalar() {
   OpRule rule = pointwise_op({{},
-                              Maths::kRing,
-                              {{{"self"}, kSum, kSum, Maths::kOnce},
-                               {{"self"}, kAvg, kAvg, Maths::kOnce},
-                               {{"self"}, kMax, kMax, Maths::kShift},
-                               {{"self"}, kMin, kMin, Maths::kShift}}});
+                              PartialSemantics::kRing,
+                              {{{"self"}, kSum, kSum, PartialSemantics::kOnce},
+                               {{"self"}, kAvg, kAvg, PartialSemantics::kOnce},
+                               {{"self"}, kMax, kMax, PartialSemantics::kShift},
+                               {{"self"}, kMin, kMin, PartialSemantics::kShift}}});
   rule.local = add_once;
   return rule;
 }
 
 // self, mask, value: elements of self or the value, which only one of the summed ranks adds.
 OpRule masked_fill() {
-  PointwisePartials p{{}, Maths::kCopy, copies({"self", "value"})};
+  PointwisePartials p{{}, PartialSemantics::kCopy, copies({"self", "value"})};
   for (const auto& pass : copies({"self"})) p.passes.push_back(pass);
   OpRule rule = pointwise_op(p);
   rule.local = [](const LocalCall& local, torch::jit::Stack& stack) {
@@ -142,7 +144,7 @@ OpRule masked_fill() {
   return rule;
 }
 
-OpRule division() { return pointwise_op({{{"self"}}, Maths::kReal, {}, {"other"}}); }
+OpRule division() { return pointwise_op({{{"self"}}, PartialSemantics::kReal, {}, {"other"}}); }
 
 }  // namespace
 
@@ -151,23 +153,24 @@ const RuleFamily pointwise_linear_rules("pointwise_linear", [](RuleRegistry& reg
   for (const auto& op : non_decreasing()) registry.add(op, pointwise_op(keeps_extremes({"self"})));
   registry.add(Names{"aten::div.Tensor", "aten::div.Scalar"}, division());
   registry.add(Names{"aten::deg2rad", "aten::rad2deg"},
-               pointwise_op({{{"self"}}, Maths::kReal, keeps_extremes({"self"}).passes}));
+               pointwise_op({{{"self"}}, PartialSemantics::kReal, keeps_extremes({"self"}).passes}));
   // Tensor bounds could be Partial themselves; then nothing passes.
   registry.add(Names{"aten::clamp.Tensor", "aten::clamp_min.Tensor", "aten::clamp_max.Tensor"},
                pointwise_op(keeps_extremes({"self"})));
   registry.add(Names{"aten::erfc", "aten::special_erfcx"},
                pointwise_op({{},
-                             Maths::kMonotone,
-                             {{{"self"}, kMax, kMin, Maths::kMonotone}, {{"self"}, kMin, kMax, Maths::kMonotone}}}));
-  registry.add("aten::neg", pointwise_op({{{"self"}}, Maths::kRing}));
+                             PartialSemantics::kMonotone,
+                             {{{"self"}, kMax, kMin, PartialSemantics::kMonotone},
+                              {{"self"}, kMin, kMax, PartialSemantics::kMonotone}}}));
+  registry.add("aten::neg", pointwise_op({{{"self"}}, PartialSemantics::kRing}));
   registry.add(Names{"aten::add.Tensor", "aten::sub.Tensor"}, addition());
   registry.add(Names{"aten::add.Scalar", "aten::sub.Scalar"}, add_scalar());
-  registry.add("aten::mul.Tensor", pointwise_op({{{"self", "other"}}, Maths::kRing}));
-  registry.add("aten::mul.Scalar", pointwise_op({{{"self"}}, Maths::kRing}));
-  registry.add("aten::addcmul", pointwise_op({{{"self"}, {"tensor1", "tensor2"}}, Maths::kRing}));
-  registry.add("aten::addcdiv", pointwise_op({{{"self"}, {"tensor1"}}, Maths::kReal, {}, {"tensor2"}}));
+  registry.add("aten::mul.Tensor", pointwise_op({{{"self", "other"}}, PartialSemantics::kRing}));
+  registry.add("aten::mul.Scalar", pointwise_op({{{"self"}}, PartialSemantics::kRing}));
+  registry.add("aten::addcmul", pointwise_op({{{"self"}, {"tensor1", "tensor2"}}, PartialSemantics::kRing}));
+  registry.add("aten::addcdiv", pointwise_op({{{"self"}, {"tensor1"}}, PartialSemantics::kReal, {}, {"tensor2"}}));
   registry.add(Names{"aten::lerp.Scalar", "aten::lerp.Tensor"}, pointwise_op({{{"self"}, {"end"}}}));
-  registry.add("aten::where.self", pointwise_op({{}, Maths::kCopy, copies({"self", "other"})}));
+  registry.add("aten::where.self", pointwise_op({{}, PartialSemantics::kCopy, copies({"self", "other"})}));
   registry.add(Names{"aten::masked_fill.Scalar", "aten::masked_fill.Tensor"}, masked_fill());
   registry.add(Names{"aten::maximum", "aten::max.other"}, monotone_in_both(kMax));
   registry.add(Names{"aten::minimum", "aten::min.other"}, monotone_in_both(kMin));

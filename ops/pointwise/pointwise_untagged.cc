@@ -91,7 +91,8 @@ const RuleFamily pointwise_untagged_rules("pointwise_untagged", [](RuleRegistry&
   }
   registry.add("aten::_conj_physical", with_metas(pointwise_op({{{"self"}}}), infer_elementwise));
   registry.add("aten::log_sigmoid_forward", log_sigmoid_forward());
-  registry.add("aten::rsub.Tensor", with_metas(pointwise_op({{{"self"}, {"other"}}, Maths::kRing}), rsub_metas));
+  registry.add("aten::rsub.Tensor",
+               with_metas(pointwise_op({{{"self"}, {"other"}}, PartialSemantics::kRing}), rsub_metas));
   registry.add("aten::angle", with_metas(pointwise_op(), angle_metas));
   registry.add("aten::floor_divide", with_metas(pointwise_op(), infer_elementwise));
   registry.add("aten::mvlgamma", with_metas(pointwise_op(), mvlgamma_metas));

@@ -38,7 +38,7 @@ at::Tensor laid_out(const at::Tensor& t, const Placements& layout) {
 
 // Sets nan where a probability is invalid.
 void mark_invalid(const at::Tensor& speeds, const at::Tensor& p) {
-  const RankTensors &marked = meta_of(speeds).locals, &given = meta_of(p).locals;
+  const RankTensors &marked = meta_for_read(speeds).locals, &given = meta_for_read(p).locals;
   LocalGuard guard;
   for (size_t i = 0; i < given.size(); ++i) {
     const at::Tensor valid = given[i].ge(0).logical_and_(given[i].lt(std::numeric_limits<double>::infinity()));
@@ -58,7 +58,7 @@ at::Tensor race(const at::Tensor& p, int64_t samples, uint64_t key) {
   mark_invalid(speeds, p);
   const auto [best, categories] = samples == 1 ? at::max(speeds, -1, /*keepdim=*/true) : at::topk(speeds, samples, -1);
   LocalGuard guard;
-  for (const at::Tensor& local : meta_of(best).locals) {
+  for (const at::Tensor& local : meta_for_read(best).locals) {
     if (local.numel() == 0) continue;
     const at::Tensor first = local.select(-1, 0);  // nan if there is one
     if (first.gt(0).all().item<bool>()) continue;
@@ -78,7 +78,7 @@ at::Tensor search(const at::Tensor& given, const Shape& sizes, uint64_t key) {
   const at::Tensor p = laid_out(given, layout);
   const DeviceMesh& mesh = spec_of(p)->mesh();
   const SpecPtr drawn_spec = Spec::get(mesh, layout, sizes, at::kDouble);
-  const RankTensors& locals = meta_of(p).locals;
+  const RankTensors& locals = meta_for_read(p).locals;
   RankTensors drawn_locals, found;
   for (size_t i = 0; i < locals.size(); ++i) {
     LocalGuard guard;
@@ -97,7 +97,8 @@ at::Tensor search(const at::Tensor& given, const Shape& sizes, uint64_t key) {
     const at::Tensor sums = locals[i].to(at::kDouble).cumsum(-1), total = sums.narrow(-1, sums.size(-1) - 1, 1);
     TORCH_CHECK(total.gt(0).all().item<bool>(), kNothingToDraw);
     // Below the cumulated sum of the category, not below the previous one: categories of probability 0 are never drawn.
-    found.push_back(at::searchsorted(sums, meta_of(drawn).locals[i] * total, /*out_int32=*/false, /*right=*/true));
+    found.push_back(
+        at::searchsorted(sums, meta_for_read(drawn).locals[i] * total, /*out_int32=*/false, /*right=*/true));
   }
   return make_dtensor(Spec::get(mesh, layout, sizes, at::kLong), std::move(found));
 }

@@ -123,8 +123,8 @@ at::Tensor sample_all(const c10::OperatorHandle& op, Sample sample, const at::Te
   keys.random_(args.generator());
   const at::Tensor b = given_b.defined() ? laid_out(given_b, "other") : a;
   LocalGuard guard;
-  const RankTensors &of_a = meta_of(a).locals, &of_b = meta_of(b).locals, &of_keys = meta_of(keys).locals,
-                    &of_result = memory_of(result).locals;
+  const RankTensors &of_a = meta_for_read(a).locals, &of_b = meta_for_read(b).locals,
+                    &of_keys = meta_for_read(keys).locals, &of_result = meta_for_write(result).locals;
   for (size_t i = 0; i < of_a.size(); ++i)
     of_result[i].copy_(sample_part(sample, on_host(of_a[i], at::kDouble), on_host(of_b[i], at::kDouble),
                                    on_host(of_keys[i], at::kLong)));

@@ -52,7 +52,7 @@ uint64_t draw_random_key(const std::optional<at::Generator>& given) {
 }
 
 void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key, uint64_t stream) {
-  const DTensorMeta& meta = memory_of(tensor);
+  const DTensorMeta& meta = meta_for_write(tensor);
   check_can_write_back(tensor, "random fill");
   LocalGuard guard;
   for (size_t i = 0; i < meta.locals.size(); ++i) {
@@ -70,7 +70,7 @@ void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key,
 }
 
 void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uint64_t key) {
-  const DTensorMeta& meta = memory_of(tensor);
+  const DTensorMeta& meta = meta_for_write(tensor);
   check_can_write_back(tensor, "aten::bernoulli_");
   const at::Tensor given = is_dtensor(probability) ? probability : replicate_plain(probability, meta.spec->mesh());
   const CommCause cause{"aten::bernoulli_", "p", current_scope().module_path, /*implicit=*/true};
@@ -78,7 +78,7 @@ void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uin
       redistribute_below_autograd(given.expand(tensor.sizes()), without_partials(meta.spec->placements()), cause);
   LocalGuard guard;
   for (size_t i = 0; i < meta.locals.size(); ++i) {
-    const at::Tensor probabilities = meta_of(p).locals[i].to(at::kDouble).contiguous();
+    const at::Tensor probabilities = meta_for_read(p).locals[i].to(at::kDouble).contiguous();
     const double low = probabilities.numel() > 0 ? probabilities.min().item<double>() : 0;
     const double high = probabilities.numel() > 0 ? probabilities.max().item<double>() : 0;
     TORCH_CHECK(low >= 0 && high <= 1, "Expected p_in >= 0 && p_in <= 1 to be true, but got values from ", low, " to ",

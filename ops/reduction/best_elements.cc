@@ -68,7 +68,7 @@ bool saves(const at::Tensor& self, const SummaryRequest& request) {
 }
 
 CommCause cause_of(const c10::OperatorHandle& op, const at::Tensor& self) {
-  return {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true};
+  return {c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)), /*implicit=*/true};
 }
 
 // The first of the best candidates, with nan as the best of all. Its value, if requested, and its index.

@@ -123,13 +123,13 @@ std::vector<at::Tensor> combined_rows(const std::vector<at::Tensor>& summaries, 
     parts.push_back(shares.parts[p]);
   }
   std::vector<RankTensors> locals(combination.dtypes.size());
-  for (size_t i = 0; i < meta_of(summaries[0]).locals.size(); ++i) {
+  for (size_t i = 0; i < meta_for_read(summaries[0]).locals.size(); ++i) {
     LocalGuard guard;
     const Part part = spec.local_layout(static_cast<int64_t>(i));
     const int64_t n = total_size(part.dims[3]);
     std::vector<at::Tensor> said;
     for (const at::Tensor& t : summaries) {
-      said.push_back(meta_of(t).locals[i].reshape({rows.shares, n}));
+      said.push_back(meta_for_read(t).locals[i].reshape({rows.shares, n}));
       if (columns.size() < shares.parts.size()) {
         const at::Tensor index = at::tensor(columns, at::TensorOptions(at::kLong)).to(t.device());
         said.back() = said.back().index_select(0, index);
@@ -175,7 +175,7 @@ at::Tensor unrolled(const at::Tensor& combined, const Spec& spec, const Rows& ro
   }
   const SpecPtr result = Spec::get(spec.mesh(), placements, at::IntArrayRef(sizes), combined.scalar_type());
   RankTensors locals;
-  const RankTensors& from = meta_of(combined).locals;
+  const RankTensors& from = meta_for_read(combined).locals;
   for (size_t i = 0; i < from.size(); ++i) {
     LocalGuard guard;
     Shape shape = result->local_shape(static_cast<int64_t>(i));
@@ -197,7 +197,7 @@ at::Tensor unrolled(const at::Tensor& combined, const Spec& spec, const Rows& ro
 
 std::vector<at::Tensor> combine_summaries(const at::Tensor& t, const SummaryRequest& request,
                                           const Combination& combination, const CommCause& cause) {
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   const Shares shares = shares_of(*meta.spec, request);
   const Rows rows = rows_of(*meta.spec, request);
   const bool dealt = cheaper_way(meta.spec->mesh(), rows, request, combination).dealt;

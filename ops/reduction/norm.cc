@@ -55,7 +55,7 @@ bool is_norm_of_parts(const at::Tensor& t) {
 
 // `t` with other local values and another kind of Partial.
 at::Tensor mapped(const at::Tensor& t, ReduceOp from, ReduceOp to, at::Tensor (*map)(const at::Tensor&)) {
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   RankTensors locals = meta.locals;
   LocalGuard guard;
   for (at::Tensor& local : locals) local = map(local);

@@ -37,7 +37,7 @@ at::Tensor plain_range(at::Tensor& self, int64_t coordinate_dims, const c10::Ope
     };
     combination.keepdim = false;
     range = combine_summaries(self, request, combination,
-                              {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), true});
+                              {c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)), true});
   } else {
     range = {self.amin(dims), self.amax(dims)};
   }

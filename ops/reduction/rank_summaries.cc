@@ -37,7 +37,7 @@ bool are_fewer_bytes(const at::Tensor& t, const SummaryRequest& request) {
 }
 
 Summaries gather_summaries(const at::Tensor& t, const SummaryRequest& request, const CommCause& cause) {
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   const Spec& spec = *meta.spec;
   const Shares shares = shares_of(spec, request);
   const int64_t column_dim = request.dims[0];

@@ -25,7 +25,7 @@ OpRule reduce_whole() {
 OpRule along_dim(bool linear = false) {
   return factor_op([linear](const OpCall& call) {
     FactorRule rule = pointwise(call, num_outputs(call));
-    rule.blocked.push_back(static_cast<int>(wrap_dim(call.get_int("dim"), call.inputs[0]->ndim())));
+    rule.need_replication.push_back(static_cast<int>(wrap_dim(call.get_int("dim"), call.inputs[0]->ndim())));
     if (linear) rule.terms = {{0}};
     return rule;
   });
@@ -36,7 +36,7 @@ OpRule resize_dim() {
   return factor_op([](const OpCall& call) {
     FactorRule rule = pointwise(call, num_outputs(call));
     const int dim = static_cast<int>(wrap_dim(call.get_int("dim"), call.inputs[0]->ndim()));
-    rule.blocked.push_back(dim);
+    rule.need_replication.push_back(dim);
     for (auto& output : rule.outputs) std::replace(output.begin(), output.end(), dim, kNoFactor);
     return rule;
   });

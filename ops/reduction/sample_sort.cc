@@ -69,7 +69,7 @@ struct SplitSort {
       : self(self),
         spec(*spec_of(self)),
         descending(descending),
-        cause{c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true} {}
+        cause{c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)), /*implicit=*/true} {}
 
   const at::Tensor self;
   const Spec& spec;
@@ -99,7 +99,7 @@ std::vector<std::vector<int64_t>> gathered_numbers(const SplitSort& sort, int64_
   std::vector<std::vector<int64_t>> result;
   LocalGuard guard;
   for (const at::Tensor& t : all.tensors) {
-    const at::Tensor here = meta_of(t).locals[0].cpu().contiguous();
+    const at::Tensor here = meta_for_read(t).locals[0].cpu().contiguous();
     result.emplace_back(here.const_data_ptr<int64_t>(), here.const_data_ptr<int64_t>() + here.numel());
   }
   return result;
@@ -223,7 +223,7 @@ Buckets in_buckets(SplitSort& sort, bool equal_together) {
     sort.begins.push_back(result.chunks.back().begin), sort.lengths.push_back(result.chunks.back().count);
   }
 
-  const RankTensors& locals = meta_of(sort.self).locals;
+  const RankTensors& locals = meta_for_read(sort.self).locals;
   std::vector<at::Tensor> rows;
   for (size_t i = 0; i < locals.size(); ++i) {
     LocalGuard guard;

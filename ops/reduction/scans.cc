@@ -76,12 +76,12 @@ std::optional<Tensors> scan_of_split(const c10::OperatorHandle& op, const at::Te
   for (const auto dtype : dtypes) column += static_cast<int64_t>(c10::elementSize(dtype));
   if (num_columns(self, request) * column >= self.size(dim) * static_cast<int64_t>(self.element_size()))
     return std::nullopt;
-  const Summaries all =
-      gather_summaries(self, request, {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), true});
+  const Summaries all = gather_summaries(
+      self, request, {c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)), true});
   const auto begins = beginnings(all.parts, dim);
   TORCH_INTERNAL_ASSERT(begins, "a part in several runs");
 
-  const DTensorMeta& meta = meta_of(self);
+  const DTensorMeta& meta = meta_for_read(self);
   std::vector<RankTensors> locals(dtypes.size());
   for (size_t i = 0; i < meta.locals.size(); ++i) {
     LocalGuard guard;
@@ -101,7 +101,7 @@ std::optional<Tensors> scan_of_split(const c10::OperatorHandle& op, const at::Te
     if (!before.empty()) {
       const at::Tensor index = at::tensor(before, at::TensorOptions(at::kLong)).to(meta.locals[i].device());
       Tensors parts;
-      for (const at::Tensor& t : all.tensors) parts.push_back(meta_of(t).locals[i].index_select(dim, index));
+      for (const at::Tensor& t : all.tensors) parts.push_back(meta_for_read(t).locals[i].index_select(dim, index));
       scanned = kind.go_on(kind.total(parts, dim), scanned);
     }
     for (size_t k = 0; k < locals.size(); ++k) locals[k].push_back(scanned[k].contiguous());

@@ -49,7 +49,7 @@ CoreDims dims(const OpCall& call) {
     rule.terms = {{call.input_index("grad")}};
   } else if ((reduce == "sum" || reduce == "mean") && call.arg("initial").isNone()) {
     rule.terms = {{call.input_index("data")}};
-    rule.maths = reduce == "mean" ? Maths::kReal : Maths::kRing;
+    rule.maths = reduce == "mean" ? PartialSemantics::kReal : PartialSemantics::kRing;
   }
   return result;
 }

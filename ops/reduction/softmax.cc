@@ -31,7 +31,7 @@ namespace {
 FactorRule softmax_rule(const OpCall& call) {
   FactorRule rule = pointwise(call);
   const auto ndim = static_cast<int64_t>(rule.outputs[0].size());
-  if (ndim > 0) rule.blocked = {static_cast<int>(wrap_dim(call.get_int("dim"), ndim))};
+  if (ndim > 0) rule.need_replication = {static_cast<int>(wrap_dim(call.get_int("dim"), ndim))};
   return rule;
 }
 
@@ -89,9 +89,9 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const SummaryRequest request = exponentials(dim, widened(self.scalar_type()));
   if (!are_fewer_bytes(self, request)) return dispatch_by_rule(op, stack);  // short rows are moved themselves
   const at::Tensor x = self.to(request.dtypes[0]).contiguous();
-  const auto row =
-      combine_summaries(x, request, combined_exponentials(request.dtypes[0]),
-                        {c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true});
+  const auto row = combine_summaries(
+      x, request, combined_exponentials(request.dtypes[0]),
+      {c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)), /*implicit=*/true});
   const at::Tensor shifted = x - row[0];
   torch::jit::drop(stack, 3);
   stack.emplace_back((kLog ? shifted.sub_(row[1].log()) : shifted.exp_().div_(row[1])).to(dtype));

@@ -121,7 +121,7 @@ bool pays_to_stay(const SplitRows& rows, double own, const std::vector<at::Tenso
 at::Tensor brought(const at::Tensor& t, const Placements& to, const c10::OperatorHandle& op, const char* what) {
   if (!t.defined()) return t;
   return redistribute_below_autograd(
-      t, to, {c10::toString(op.operator_name()), what, module_of(peek_meta(t)), /*implicit=*/true});
+      t, to, {c10::toString(op.operator_name()), what, module_of(meta_without_sync(t)), /*implicit=*/true});
 }
 
 at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what) {
@@ -138,7 +138,7 @@ c10::ScalarType stats_type(const SplitRows& rows, const std::vector<at::Tensor>&
 
 at::Tensor cast_addends(const at::Tensor& t, c10::ScalarType dtype) {
   if (t.scalar_type() == dtype) return t;
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   RankTensors locals = meta.locals;
   LocalGuard guard;
   for (at::Tensor& local : locals) local = local.to(dtype);

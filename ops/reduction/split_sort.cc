@@ -31,7 +31,7 @@ using torch::jit::Stack;
 std::optional<std::vector<at::Tensor>> rows_to_sort(const at::Tensor& self, int64_t dim) {
   if (self.dim() == 0 || dim < -self.dim() || dim >= self.dim() || self.is_complex()) return std::nullopt;
   if (dim < 0) dim += self.dim();
-  if (self.is_meta() || !is_split(self, {dim}) || meta_of(self).locals.empty()) return std::nullopt;
+  if (self.is_meta() || !is_split(self, {dim}) || meta_for_read(self).locals.empty()) return std::nullopt;
   if (self.scalar_type() == at::kUInt64) return std::nullopt;
   const Spec& spec = *spec_of(self);
   int64_t ranks = 1, cutting = 0;

@@ -37,7 +37,7 @@ bool splits_groups(const OpCall& call, const Channels& channels) {
 // Factors of the input, the result, the weight and the bias.
 struct ConvolutionFactors {
   std::vector<int> input, output, weight, bias;
-  std::vector<int> blocked;
+  std::vector<int> need_replication;
 };
 
 ConvolutionFactors dims_of(const OpCall& call) {
@@ -47,7 +47,7 @@ ConvolutionFactors dims_of(const OpCall& call) {
   if (channels.groups > 1) {  // input and output channels share one factor, the groups
     const int group = kIn, within = kOut;
     dims = {{kImage, group}, {kImage, group}, {group, within}, {group}, {within}};
-    if (!splits_groups(call, channels)) dims.blocked.push_back(group);
+    if (!splits_groups(call, channels)) dims.need_replication.push_back(group);
   } else {
     dims = {{kImage, kIn}, {kImage, kOut}, {kOut, kIn}, {kOut}, {}};
     if (call.get_bool("transposed")) dims.weight = {kIn, kOut};
@@ -56,8 +56,8 @@ ConvolutionFactors dims_of(const OpCall& call) {
     dims.input.push_back(kFirstSpace + 2 * d);
     dims.weight.push_back(kFirstSpace + 2 * d + 1);
     dims.output.push_back(kNoFactor);
-    dims.blocked.push_back(dims.input.back());
-    dims.blocked.push_back(dims.weight.back());
+    dims.need_replication.push_back(dims.input.back());
+    dims.need_replication.push_back(dims.weight.back());
   }
   return dims;
 }
@@ -68,7 +68,7 @@ CoreDims forward_dims(const OpCall& call) {
   FactorRule& rule = result.rule;
   rule.inputs = {dims.input, dims.weight, call.input("bias") != nullptr ? dims.bias : std::vector<int>()};
   rule.outputs = {dims.output};
-  rule.blocked = dims.blocked;
+  rule.need_replication = dims.need_replication;
   if (call.get_int("groups") == 1) rule.contractions = {{kIn, ReduceOp::kSum}};
   rule.terms = {{0, 1}, {2}};
   return result;
@@ -80,7 +80,7 @@ CoreDims backward_dims(const OpCall& call) {
   FactorRule& rule = result.rule;
   rule.inputs = {dims.output, dims.input, dims.weight};
   rule.outputs = {dims.input, dims.weight, dims.bias};
-  rule.blocked = dims.blocked;
+  rule.need_replication = dims.need_replication;
   rule.contractions = {{kImage, ReduceOp::kSum}};
   if (call.get_int("groups") == 1) {
     rule.contractions.push_back({kOut, ReduceOp::kSum});

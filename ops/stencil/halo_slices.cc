@@ -148,7 +148,7 @@ void slice_backward(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{{result, given, {dim}}, result};
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  RankTensors locals = add_back_halos(*decision->plan, meta_of(grad).locals, halo_cause(op, grad, "grad_output"));
+  RankTensors locals = add_back_halos(*decision->plan, meta_for_read(grad).locals, halo_cause(op, grad, "grad_output"));
   return_view(op, stack, make_dtensor(decision->result, std::move(locals)));
 }
 
@@ -176,7 +176,7 @@ void unfold(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{{source, result, {windows->halo_dim()}}, result};
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  RankTensors locals = fetch_halos(*decision->plan, meta_of(self).locals, 0, halo_cause(op, self, "self"));
+  RankTensors locals = fetch_halos(*decision->plan, meta_for_read(self).locals, 0, halo_cause(op, self, "self"));
   {
     LocalGuard guard;
     for (size_t i = 0; i < locals.size(); ++i) {
@@ -209,7 +209,7 @@ void unfold_backward(const c10::OperatorHandle& op, Stack& stack) {
   RankTensors pieces;
   {
     LocalGuard guard;
-    const RankTensors& locals = meta_of(grad).locals;
+    const RankTensors& locals = meta_for_read(grad).locals;
     for (size_t i = 0; i < locals.size(); ++i) {
       const Shape& wanted = decision->plan->ranks[i].wanted;
       const at::IntArrayRef box(wanted.data(), wanted.size());

@@ -16,10 +16,10 @@ namespace dtensor {
 namespace {
 
 // The tensor that `t` is a slice of, or a view that shares its memory. Undefined: not known.
-at::Tensor one_up(const at::Tensor& t) {
+at::Tensor parent_view(const at::Tensor& t) {
   const at::Tensor viewed = base_of_view(t);
   if (viewed.defined()) return viewed;
-  const ViewOrigin* origin = peek_meta(t).storage->origin.get();
+  const ViewOrigin* origin = meta_without_sync(t).storage->origin.get();
   // A view that some ranks had to copy and others not is not a slice.
   return origin != nullptr && (origin->read != nullptr || !origin->moved) ? origin->base : at::Tensor();
 }
@@ -34,7 +34,7 @@ struct Root {
 Root root_of(const LateSlice& slice) {
   Root root{slice.self, nullptr};
   const int64_t begin = slice.self.storage_offset() + slice.offset;
-  for (at::Tensor t = slice.self; t.defined(); t = one_up(t)) {
+  for (at::Tensor t = slice.self; t.defined(); t = parent_view(t)) {
     if (!(spec_of(t)->mesh() == slice.view->mesh()) || begin < t.storage_offset()) continue;
     auto window = slice_window(spec_of(t), slice.view, begin - t.storage_offset());
     if (!window || window->plan->peak_bytes > current_dispatch_scope().limits.max_bytes) continue;
@@ -61,7 +61,7 @@ bool take_from_surroundings(const at::Tensor& root, const SliceWindowPtr& window
   const SpecPtr& spec = window->root;
   GhostRegion around{boxes->dims, {}, boxes->known, nullptr};
   for (const int64_t dim : around.dims) around.cut_by.push_back(cutting_mesh_dims(*spec, {dim}));
-  RankTensors fetched = fetch_halos(*boxes->plan, meta_of(root).locals, 0, cause);
+  RankTensors fetched = fetch_halos(*boxes->plan, meta_for_read(root).locals, 0, cause);
   auto storage = std::make_shared<LocalStorage>(spec->mesh().world(), box_bytes(around, *spec));
   around.boxes = std::make_shared<LazyParts>(LazyParts::Made{std::move(fetched), std::move(storage)});
   const bool taken = take_from(around, *window, parts);
@@ -78,11 +78,11 @@ void fetch_slice(const HaloPlan& plan, const at::Tensor& self, int64_t selected_
     LocalGuard guard;
     for (at::Tensor& part : whole) part = part.unsqueeze(selected_dim);
   }
-  fetch_halos(plan, meta_of(self).locals, 0, cause, whole);
+  fetch_halos(plan, meta_for_read(self).locals, 0, cause, whole);
 }
 
 RankTensors empty_parts(const HaloPlan& plan, const at::Tensor& self, int64_t selected_dim) {
-  RankTensors parts = empty_halos(plan, peek_meta(self).locals);
+  RankTensors parts = empty_halos(plan, meta_without_sync(self).locals);
   if (selected_dim < 0) return parts;
   LocalGuard guard;
   for (at::Tensor& part : parts) part = part.squeeze(selected_dim);

@@ -7,9 +7,9 @@
 #include <optional>
 #include <utility>
 
-#include "dtensor/tensor/call_sites.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
+#include "dtensor/tensor/step_decider.h"
 #include "ops/halo/cut_runs.h"
 #include "ops/support/price_margin.h"
 #include "plan/redistribute_plan.h"
@@ -41,7 +41,7 @@ void add(Windows& windows, const SliceWindowPtr& window) {
 }
 
 // The reads of a tensor between two writes.
-struct Life {
+struct AccessRecord {
   std::weak_ptr<const LocalStorage> storage;  // only compared, never locked: whether it is alive may differ by rank
   int64_t offset = 0;
   uint64_t writes = 0;
@@ -52,27 +52,28 @@ struct Life {
     return !storage.owner_before(other) && !other.owner_before(storage);
   }
   bool is_of(const at::Tensor& t) const {
-    const auto& own = peek_meta(t).storage;
+    const auto& own = meta_without_sync(t).storage;
     return is_in(own) && offset == t.storage_offset() && writes == own->writes.load(std::memory_order_relaxed);
   }
 };
 
-Life life_of(const at::Tensor& t) {
-  const auto& storage = peek_meta(t).storage;
+AccessRecord life_of(const at::Tensor& t) {
+  const auto& storage = meta_without_sync(t).storage;
   return {storage, t.storage_offset(), storage->writes.load(std::memory_order_relaxed), {}};
 }
 
 // Tensors of one layout of which the same window was read first.
-struct Kind {
+struct AccessPattern {
   SliceWindowPtr first;
-  std::deque<Life> lives;
+  std::deque<AccessRecord> lives;
   Known known;  // the last prefetched indices, and their boxes
   std::shared_ptr<const ExpectedBoxes> boxes;
 
   // Whether `t` was read before its last write. Then its ghost region can be updated in the exchange of the next write.
   bool was_read_before(const at::Tensor& t) const {
-    return std::any_of(lives.begin(), lives.end(),
-                       [&](const Life& life) { return life.is_in(peek_meta(t).storage) && !life.is_of(t); });
+    return std::any_of(lives.begin(), lives.end(), [&](const AccessRecord& life) {
+      return life.is_in(meta_without_sync(t).storage) && !life.is_of(t);
+    });
   }
 };
 
@@ -139,7 +140,7 @@ class SliceHistory {
     if (kind == nullptr) return guessed(*window);
     Windows all;
     double seconds = 0;
-    for (const Life& l : kind->lives) {
+    for (const AccessRecord& l : kind->lives) {
       for (const SliceWindowPtr& w : l.read) {
         add(all, w);
         seconds += w->plan->seconds;
@@ -161,7 +162,7 @@ class SliceHistory {
     auto [kind, life] = find(kinds, root, window);
     if (kind == nullptr) {
       if (kinds.size() >= kMostKinds) kinds.pop_front();
-      kind = &kinds.emplace_back(Kind{window, {}, {}, nullptr});
+      kind = &kinds.emplace_back(AccessPattern{window, {}, {}, nullptr});
     }
     if (life == nullptr) {
       if (kind->lives.size() >= kMostTensors) kind->lives.pop_front();
@@ -178,7 +179,7 @@ class SliceHistory {
   }
 
  private:
-  using Kinds = std::deque<Kind>;
+  using AccessPatterns = std::deque<AccessPattern>;
 
   static bool pays(const ExpectedBoxes& boxes, double seconds) {
     return boxes.plan && boxes.plan->seconds <= kLittleLonger * seconds &&
@@ -194,17 +195,18 @@ class SliceHistory {
     return pays(*boxes, window.plan->seconds) && boxes->plan->peak_bytes <= kMostGuessedBytes ? boxes : nullptr;
   }
 
-  Kinds& kinds_of(const SliceWindow& window) {
+  AccessPatterns& kinds_of(const SliceWindow& window) {
     const uint64_t id = window.root->id();
     if (layouts_.size() >= kMostLayouts && !layouts_.contains(id)) layouts_.clear();
     return layouts_[id];
   }
 
   // The kind of a tensor that was read before, and that tensor; else the kind it would belong to, if known.
-  static std::pair<Kind*, Life*> find(Kinds& kinds, const at::Tensor& root, const SliceWindowPtr& window) {
-    Kind* found = nullptr;
-    for (Kind& kind : kinds) {
-      for (Life& life : kind.lives) {
+  static std::pair<AccessPattern*, AccessRecord*> find(AccessPatterns& kinds, const at::Tensor& root,
+                                                       const SliceWindowPtr& window) {
+    AccessPattern* found = nullptr;
+    for (AccessPattern& kind : kinds) {
+      for (AccessRecord& life : kind.lives) {
         if (life.is_of(root)) return {&kind, &life};
       }
       if (is_same(*kind.first, *window)) found = &kind;
@@ -213,7 +215,7 @@ class SliceHistory {
   }
 
   std::mutex mutex_;
-  std::map<uint64_t, Kinds> layouts_;  // by the ids of specs, which their windows keep alive
+  std::map<uint64_t, AccessPatterns> layouts_;  // by the ids of specs, which their windows keep alive
 };
 
 SliceHistory& history_of(const at::Tensor& t) { return spec_of(t)->mesh().world().attachment<SliceHistory>(); }
@@ -226,7 +228,7 @@ std::shared_ptr<const ExpectedBoxes> expected_boxes(const at::Tensor& root, cons
 
 void note_read(const at::Tensor& root, const SliceWindowPtr& window, bool with_others) {
   // A recorded step runs repeatedly, and must cost the same each time.
-  const CallSites* sites = current_dispatch_scope().call_sites;
+  const StepDecider* sites = current_dispatch_scope().step_decider;
   if (sites == nullptr || sites->recording() == 0) history_of(root).note(root, window, with_others);
 }
 

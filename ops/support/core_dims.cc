@@ -27,14 +27,14 @@ bool has_factor(const std::vector<int>& all, int x) { return std::find(all.begin
 // All strategies of the rule except splits of the factors `aside`, then those, on which some results do not depend.
 std::vector<DimStrategy> strategies_of(const CoreDims& dims, const OpCall& call, int64_t mesh_dim) {
   FactorRule all = dims.rule;
-  all.blocked.insert(all.blocked.end(), dims.aside.begin(), dims.aside.end());
+  all.need_replication.insert(all.need_replication.end(), dims.aside.begin(), dims.aside.end());
   std::vector<DimStrategy> result = strategies(all, call, mesh_dim);
   int num_factors = 0;
   for (const Factors& input : dims.rule.inputs) {
     for (const int factor : input) num_factors = std::max(num_factors, factor + 1);
   }
   for (const int aside : dims.aside) {
-    if (has_factor(dims.rule.blocked, aside)) continue;
+    if (has_factor(dims.rule.need_replication, aside)) continue;
     FactorRule one = dims.rule;
     one.outputs.clear();
     one.terms.clear();
@@ -48,7 +48,7 @@ std::vector<DimStrategy> strategies_of(const CoreDims& dims, const OpCall& call,
       }
     }
     for (int factor = 0; factor < num_factors; ++factor) {
-      if (factor != aside) one.blocked.push_back(factor);
+      if (factor != aside) one.need_replication.push_back(factor);
     }
     std::vector<DimStrategy> split = strategies(one, call, mesh_dim);
     for (size_t s = 1; s < split.size(); ++s) {  // the first is: all replicated
@@ -242,7 +242,7 @@ CoreDims fitted(const CoreDimsOp& op, const OpCall& call, const OutputMetas& met
       } else if (!of_ellipsis && has_factor(dims.aside, factor) && metas.tensors[o]->numel() == 0) {
         continue;  // not computed in this case: there is nothing to split
       } else if (!of_ellipsis) {
-        rule.blocked.push_back(factor);
+        rule.need_replication.push_back(factor);
       } else if (!has_factor(dims.aside, factor)) {
         dims.aside.push_back(factor);
       }
@@ -260,7 +260,7 @@ OutputMetas try_small(const CoreDimsOp& op, const OpCall& call) {
   const auto small = [&](int factor, int64_t size) {
     if (factor == kNoFactor) return size;
     // Not size one: its stride would not show where in memory the dim comes.
-    return any_size || !has_factor(rule.blocked, factor) ? std::min<int64_t>(size, 2) : size;
+    return any_size || !has_factor(rule.need_replication, factor) ? std::min<int64_t>(size, 2) : size;
   };
   OutputMetas metas = read_metas(run_on(call, c10::DeviceType::CPU, [&](int i) {
     std::vector<int64_t> sizes;

@@ -19,7 +19,7 @@ OutputDims same_dims(int64_t n) {
 void pass_all_partials(FactorRule& rule, const std::vector<int>& inputs) {
   for (ReduceOp op :
        {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kNorm2}) {
-    rule.passthroughs.push_back({inputs, op, op, Maths::kCopy});
+    rule.passthroughs.push_back({inputs, op, op, PartialSemantics::kCopy});
   }
 }
 

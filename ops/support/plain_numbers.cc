@@ -11,14 +11,14 @@ namespace dtensor {
 at::Tensor plain_numbers(const at::Tensor& t, const c10::OperatorHandle& op, const std::string& argument) {
   if (!is_dtensor(t)) return t;
   const Spec& spec = *spec_of(t);
-  TORCH_CHECK_NOT_IMPLEMENTED(!peek_meta(t).locals.empty(), op.operator_name(), ": needs the numbers in argument '",
-                              argument, "', ", spec.to_string(),
+  TORCH_CHECK_NOT_IMPLEMENTED(!meta_without_sync(t).locals.empty(), op.operator_name(),
+                              ": needs the numbers in argument '", argument, "', ", spec.to_string(),
                               ", which are not known to this process: it owns no rank of the mesh");
   const at::Tensor whole = redistribute_below_autograd(
       t.detach(), Placements(spec.mesh().ndim(), Replicate()),
       {c10::toString(op.operator_name()), argument, current_scope().module_path, /*implicit=*/true});
   LocalGuard guard;
-  return meta_of(whole).locals.front().cpu();
+  return meta_for_read(whole).locals.front().cpu();
 }
 
 }  // namespace dtensor

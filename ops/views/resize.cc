@@ -45,7 +45,8 @@ void resize_to(const c10::OperatorHandle& op, const at::Tensor& self, const std:
   if (after <= before) return share_contents(self, flat.narrow(0, 0, after).view(sizes));
   // New elements are zero.
   flat = at::cat({flat, zeros({after - before}, spec.mesh(), {}, {.dtype = self.scalar_type()})});
-  const CommCause cause{c10::toString(op.operator_name()), "self", module_of(peek_meta(self)), /*implicit=*/true};
+  const CommCause cause{c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)),
+                        /*implicit=*/true};
   const at::Tensor resized = flat.view(sizes);
   share_contents(self, redistribute_below_autograd(resized, kept_placements(self, resized.dim()), cause));
 }

@@ -44,21 +44,21 @@ void return_self(const c10::OperatorHandle&, Stack&) {}
 
 struct Owner {
   at::Tensor tensor;
-  LazyBits flips;  // between its values and those of the view
+  ConjNegBits flips;  // between its values and those of the view
 };
 
 // The tensor whose memory contains `t` on every rank, or the base of a copied view. (Copies on some ranks only do not
 // count: all ranks must move the same.)
 Owner owner_of(const at::Tensor& t) {
   Owner owner{t, {}};
-  LazyBits flips;
+  ConjNegBits flips;
   at::Tensor same_memory = t;
-  for (const ViewOrigin* origin = peek_meta(t).storage->origin.get(); origin != nullptr;
-       origin = peek_meta(origin->base).storage->origin.get()) {
+  for (const ViewOrigin* origin = meta_without_sync(t).storage->origin.get(); origin != nullptr;
+       origin = meta_without_sync(origin->base).storage->origin.get()) {
     if (origin->base.scalar_type() != t.scalar_type()) break;
     const std::string& op = origin->op.schema().name();
-    flips = flips ^ lazy_bits(peek_meta(same_memory).locals) ^ lazy_bits(origin->locals) ^
-            LazyBits { op == "aten::_conj", op == "aten::_neg_view" };
+    flips = flips ^ conj_neg_bits(meta_without_sync(same_memory).locals) ^ conj_neg_bits(origin->locals) ^
+            ConjNegBits { op == "aten::_conj", op == "aten::_neg_view" };
     same_memory = origin->base;
     if (origin->moved) owner = {origin->base, flips};
   }
@@ -67,7 +67,7 @@ Owner owner_of(const at::Tensor& t) {
 
 // Whether every rank has all of it, in the memory layout of a single device.
 bool lies_as_global(const at::Tensor& t) {
-  const DTensorMeta& meta = memory_of(t);
+  const DTensorMeta& meta = meta_for_write(t);
   bool same = meta.spec->is_replicated();
   for (const at::Tensor& local : meta.locals) same = same && local.strides() == t.strides();
   return same;
@@ -80,7 +80,7 @@ RankTensors gathered(const at::Tensor& t, const std::string& op) {
       redistribute_below_autograd(t, whole, {op, "self", current_scope().module_path, /*implicit=*/true});
   LocalGuard guard;
   RankTensors locals;
-  for (const at::Tensor& local : meta_of(all).locals) {
+  for (const at::Tensor& local : meta_for_read(all).locals) {
     locals.push_back(at::empty_strided(t.sizes(), t.strides(), local.options()));
     copy_values(locals.back(), local);
   }
@@ -131,7 +131,7 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
     return;
   }
   if (self.sizes() == size && offset == self.storage_offset() && same_steps(size, self.strides(), stride)) {
-    const DTensorMeta& meta = memory_of(self);
+    const DTensorMeta& meta = meta_for_write(self);
     const TensorMeta named{Shape(size.begin(), size.end()), Shape(stride.begin(), stride.end()), self.scalar_type()};
     stack.emplace_back(
         make_view(Spec::get(meta.spec->mesh(), meta.spec->placements(), named), meta.locals, self, offset));
@@ -141,13 +141,13 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   const SpecPtr& spec = spec_of(base);
   // An empty tensor may be a part of larger memory, but a copy, of which such a view may be taken, has no memory around
   // it.
-  const bool moved = !lies_as_global(base) || base.numel() == 0 || peek_meta(base).storage->origin;
+  const bool moved = !lies_as_global(base) || base.numel() == 0 || meta_without_sync(base).storage->origin;
   const int64_t begin = offset - base.storage_offset();
   TORCH_CHECK(!moved || has_all_of(base, size, stride, begin), op.schema().name(), ": sizes ", size, ", strides ",
               stride, " and offset ", offset, " reach beyond the tensor laid out as ", to_string(spec->placements()),
               ", whose parts have other memory around "
               "them than the whole tensor would. Take it of the tensor that this one is a view of.");
-  const RankTensors whole = moved ? gathered(base, op.schema().name()) : memory_of(base).locals;
+  const RankTensors whole = moved ? gathered(base, op.schema().name()) : meta_for_write(base).locals;
   RankTensors locals;
   {
     LocalGuard guard;
@@ -161,7 +161,7 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   args[3] = offset;
   const at::Tensor view = make_view_of({op, args, 0, 0, placements}, Spec::get(spec->mesh(), placements, result),
                                        std::move(locals), begin, moved);
-  stack.emplace_back(seen_with(view, flips));
+  stack.emplace_back(with_conj_neg(view, flips));
 }
 
 // From a slice (the first argument) back to its base, which has the second one's sizes and strides.

@@ -33,7 +33,7 @@ TEST_CASE("dispatch: a Partial is reduced only once") {
   const auto mesh = mesh4();
   const auto p = distribute_tensor(torch::ones({2, 4}), mesh, {Shard(1)})
                      .mm(distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)}));
-  REQUIRE(meta_of(p).spec->placements() == Placements{Partial()});
+  REQUIRE(meta_for_read(p).spec->placements() == Placements{Partial()});
   Counter counter;
   ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
   const auto a = p.exp(), b = p.sin();
@@ -48,7 +48,7 @@ TEST_CASE("dispatch: operators use the cached reduced tensor until a write") {
   const auto a = distribute_tensor(torch::ones({2, 4}), mesh, {Shard(1)}),
              b = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
   const auto p = a.mm(b), whole = torch::full({2, 3}, 4.0);
-  const auto layout = [](const Tensor& t) { return to_string(meta_of(t).spec->placements()); };
+  const auto layout = [](const Tensor& t) { return to_string(meta_for_read(t).spec->placements()); };
   CHECK(layout(p * 2) == "P(sum)");
   Counter counter;
   ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
@@ -73,7 +73,7 @@ TEST_CASE("dispatch: a cached reduce-scatter does not replace the Partial") {
   const auto p = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(1)})
                      .mm(distribute_tensor(torch::ones({4, 4}), mesh, {Shard(0)}));
   const auto row = distribute_tensor(torch::ones({4}), mesh, {Shard(0)});
-  CHECK(to_string(meta_of(p * row).spec->placements()) == "S(1)");
+  CHECK(to_string(meta_for_read(p * row).spec->placements()) == "S(1)");
   Counter counter;
   ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
   p.cumsum(0), p.cumsum(1), p.exp(), p.cumsum(0), p.cumsum(1);
@@ -84,7 +84,7 @@ TEST_CASE("dispatch: a Partial that was gathered and reduced is not replaced") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   const auto p = distribute_tensor(torch::ones({2, 4}), mesh, {Shard(0), Shard(1)})
                      .mm(distribute_tensor(torch::ones({4, 3}), mesh, {Replicate(), Shard(0)}));
-  const auto layout = [](const Tensor& t) { return to_string(meta_of(t).spec->placements()); };
+  const auto layout = [](const Tensor& t) { return to_string(meta_for_read(t).spec->placements()); };
   REQUIRE(layout(p) == "S(0)P(sum)");
   p.cumsum(0);  // along the sharded dim: needs all of it
   CHECK(layout(p * 2) == "S(0)P(sum)");
@@ -221,7 +221,8 @@ TEST_CASE("dispatch: modules move and clone") {
       REQUIRE(is_dtensor(m->parameters()[i]));
       CHECK(m->parameters()[i].scalar_type() == torch::kDouble);
       CHECK(same(m->parameters()[i].grad(), plain->parameters()[i].grad()));
-      CHECK(meta_of(m->parameters()[i].grad()).spec->placements() == meta_of(m->parameters()[i]).spec->placements());
+      CHECK(meta_for_read(m->parameters()[i].grad()).spec->placements() ==
+            meta_for_read(m->parameters()[i]).spec->placements());
     }
   };
   check(model);
@@ -249,7 +250,7 @@ TEST_CASE("dispatch: a world is freed with its last handle and tensor") {
     const auto mesh = mesh4();
     const auto x = distribute_tensor(torch::randn({4, 3}), mesh, {Shard(0)});
     const auto y = (x + x).mm(distribute_tensor(torch::randn({3, 2}), mesh));
-    spec = meta_of(y).spec;
+    spec = meta_for_read(y).spec;
     CHECK_FALSE(spec.expired());
   }
   CHECK(spec.expired());
@@ -284,7 +285,7 @@ TEST_CASE("dispatch: an operator without a rule fails before any communication")
   CHECK(counter.events.empty());
   ReplicateUnsupported replicated;
   const auto hash = torch::hash_tensor(x, {});
-  CHECK(meta_of(hash).spec->placements() == Placements{Replicate()});
+  CHECK(meta_for_read(hash).spec->placements() == Placements{Replicate()});
   CHECK(same(hash.to(torch::kLong), torch::hash_tensor(full_tensor(x), {}).to(torch::kLong)));
   CHECK_FALSE(counter.events.empty());
 }
@@ -316,11 +317,11 @@ TEST_CASE("dispatch: in-place operators keep the layout of the written tensor") 
   auto x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
   const auto y = distribute_tensor(torch::full({4, 3}, 2.0f), mesh, {Shard(1)});
   x.add_(y);
-  CHECK(meta_of(x).spec->placements() == Placements{Shard(0)});
+  CHECK(meta_for_read(x).spec->placements() == Placements{Shard(0)});
   CHECK(same(x, torch::full({4, 3}, 3.0f)));
   auto out = distribute_tensor(torch::zeros({4, 3}), mesh, {Shard(1)});
   torch::mul_out(out, x, y);
-  CHECK(meta_of(out).spec->placements() == Placements{Shard(1)});
+  CHECK(meta_for_read(out).spec->placements() == Placements{Shard(1)});
   CHECK(same(out, torch::full({4, 3}, 6.0f)));
   auto p = from_local({torch::ones({2}), torch::ones({2}), torch::ones({2}), torch::ones({2})}, mesh, {Partial()});
   CHECK_THAT(testing::error_text([&] { p.exp_(); }),
@@ -373,7 +374,7 @@ TEST_CASE("dispatch: factories make replicated tensors inside a MeshScope only")
     for (const auto& local : locals) CHECK(torch::equal(local, locals[0]));
     CHECK(torch::tensor({1.0, 2.0}).sum().item<double>() == 3.0);
     const auto batch = distribute_tensor(torch::arange(8), mesh, {Shard(0)});
-    CHECK(meta_of(batch).spec->placements() == Placements{Shard(0)});
+    CHECK(meta_for_read(batch).spec->placements() == Placements{Shard(0)});
     CHECK(full_tensor(batch).sum().item<int64_t>() == 28);
   }
   CHECK_FALSE(is_dtensor(torch::arange(4)));

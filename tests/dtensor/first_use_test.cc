@@ -165,7 +165,7 @@ TEST_CASE("first use: plain values assigned to distributed parameters") {
   });
   load_state_dict(*linear, state_dict(*source));
   CHECK(torch::equal(full_tensor(linear->weight), source->weight));
-  CHECK(to_string(meta_of(linear->weight).spec->placements()) == "S(0)");
+  CHECK(to_string(meta_for_read(linear->weight).spec->placements()) == "S(0)");
   {
     torch::NoGradGuard no_grad;
     ImplicitReplication same_everywhere;

@@ -90,8 +90,8 @@ TEST_CASE("gradients: double backward, hooks, accumulation, retain_grad, detach"
     CHECK(hook_calls >= 2);
     CHECK(same(x.grad(), xp.grad()));
     CHECK(same(w.grad(), wp.grad()));
-    CHECK(meta_of(x.grad()).spec->placements() == Placements{px});
-    CHECK(meta_of(w.grad()).spec->placements() == Placements{pw});
+    CHECK(meta_for_read(x.grad()).spec->placements() == Placements{px});
+    CHECK(meta_for_read(w.grad()).spec->placements() == Placements{pw});
     CHECK_FALSE(x.detach().requires_grad());
     CHECK(is_dtensor(x.detach()));
   }
@@ -115,7 +115,7 @@ TEST_CASE("gradients: reduced once, or when the user calls reduce_gradients") {
     x.mm(w).sum().backward();
   }
   CHECK(counter.events.empty());
-  CHECK(meta_of(w.grad()).spec->placements() == Placements{Partial()});
+  CHECK(meta_for_read(w.grad()).spec->placements() == Placements{Partial()});
   reduce_gradients({w});
   CHECK(counter.events.size() == 1);
   const auto expected = x0.t().mm(torch::ones({8, 2}, torch::kDouble)) * 2;
@@ -160,7 +160,7 @@ TEST_CASE("gradients: to_local, from_local, full_tensor are differentiable") {
   const auto moved = redistribute(redistribute(r, {Shard(1)}), {Replicate()});
   (moved * moved).sum().backward();
   CHECK(same(r.grad(), x0 * 2));
-  CHECK(meta_of(r.grad()).spec->placements() == Placements{Shard(0)});
+  CHECK(meta_for_read(r.grad()).spec->placements() == Placements{Shard(0)});
 }
 
 TEST_CASE("gradients: replicas from to_local must have equal gradients") {

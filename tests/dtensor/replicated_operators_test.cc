@@ -141,16 +141,16 @@ TEST_CASE("without a rule: a written argument keeps its layout and every part is
     std::optional<ReplicateUnsupported> guard;
     if (placement != Replicate()) guard.emplace();
     auto x = lay_out(full, mesh, {placement});
-    const auto before = meta_of(x).locals;
+    const auto before = meta_for_read(x).locals;
     const auto same = call_op("without_rule::square_", {x});
     CHECK(same[0].is_same(x));
-    CHECK(meta_of(x).spec->placements() == Placements{placement});
-    CHECK(meta_of(x).locals[0].is_alias_of(before[0]));
+    CHECK(meta_for_read(x).spec->placements() == Placements{placement});
+    CHECK(meta_for_read(x).locals[0].is_alias_of(before[0]));
     CHECK_FALSE(difference(x, full * full));
 
     auto out = lay_out(at::zeros({5, 2}, at::kDouble), mesh, {placement});
     call_op("without_rule::square.out", {lay_out(full, mesh, {Replicate()}), out});
-    CHECK(meta_of(out).spec->placements() == Placements{placement});
+    CHECK(meta_for_read(out).spec->placements() == Placements{placement});
     CHECK_FALSE(difference(out, full * full));
   }
 }
@@ -214,10 +214,10 @@ TEST_CASE("without a rule: all ranks draw the same random numbers, new ones in e
     if (std::string(op) == "without_rule::draw") args.emplace_back();
     const auto a = call_op(op, args)[0], b = call_op(op, args)[0];
     for (const auto& y : {a, b}) {
-      CHECK(at::equal(meta_of(y).locals[0], meta_of(y).locals[1]));
-      CHECK(at::equal(meta_of(y).locals[0], meta_of(y).locals[2]));
+      CHECK(at::equal(meta_for_read(y).locals[0], meta_for_read(y).locals[1]));
+      CHECK(at::equal(meta_for_read(y).locals[0], meta_for_read(y).locals[2]));
     }
-    CHECK_FALSE(at::equal(meta_of(a).locals[0], meta_of(b).locals[0]));
+    CHECK_FALSE(at::equal(meta_for_read(a).locals[0], meta_for_read(b).locals[0]));
   }
 }
 

@@ -64,7 +64,7 @@ std::map<int, Addends> now(const Execution& plain, const Execution& distributed)
     if (!t.defined() || !is_dtensor(t) || !spec_of(t)->has_partial()) continue;
     const auto value = plain.tensors().find(id);
     if (value == plain.tensors().end() || !value->second.defined()) continue;
-    all[id] = {addend_scale(t), is_exact(meta_of(t), value->second)};
+    all[id] = {addend_scale(t), is_exact(meta_for_read(t), value->second)};
   }
   return all;
 }

@@ -101,7 +101,7 @@ std::optional<std::string> metadata_difference(const at::Tensor& actual, const a
   if (actual.scalar_type() != expected.scalar_type()) {
     return c10::str("has dtype ", actual.scalar_type(), ", should have ", expected.scalar_type());
   }
-  const DTensorMeta& meta = meta_of(actual);
+  const DTensorMeta& meta = meta_for_read(actual);
   if (meta.spec->dtype() != expected.scalar_type()) return c10::str("has a layout of dtype ", meta.spec->dtype());
   for (size_t i = 0; i < meta.locals.size(); ++i) {
     const auto shape = meta.spec->local_shape(i);
@@ -152,7 +152,7 @@ bool differs(double actual, double expected, double scale, double tolerance) {
 
 double addend_scale(const at::Tensor& t) {
   if (!is_dtensor(t)) return 0;
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   bool added = false;
   double divisor = 1;
   for (int64_t d = 0; d < meta.spec->mesh().ndim(); ++d) {
@@ -168,7 +168,7 @@ double addend_scale(const at::Tensor& t) {
 
 std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor& expected, double tolerance) {
   if (auto wrong = metadata_difference(actual, expected)) return wrong;
-  const DTensorMeta& meta = meta_of(actual);
+  const DTensorMeta& meta = meta_for_read(actual);
   const auto want = numbers(expected);
   // Addends that cancel leave the rounding of the addends.
   const double scale = std::max(scale_of(want), addend_scale(actual));

@@ -24,7 +24,7 @@ namespace {
 
 const DeviceMesh& mesh4() { return test_meshes()[0]; }
 
-const Placements& placements(const at::Tensor& t) { return meta_of(t).spec->placements(); }
+const Placements& placements(const at::Tensor& t) { return meta_for_read(t).spec->placements(); }
 
 at::Tensor ids_in(int64_t rows, at::IntArrayRef shape) { return at::randint(rows, shape, at::kLong); }
 

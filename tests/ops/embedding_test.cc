@@ -43,7 +43,7 @@ const DeviceMesh& ranks_mesh() {
   return mesh;
 }
 
-const Placements& placements(const at::Tensor& t) { return meta_of(t).spec->placements(); }
+const Placements& placements(const at::Tensor& t) { return meta_for_read(t).spec->placements(); }
 
 at::Tensor replicated(const at::Tensor& t) {
   return from_local(Tensors(ranks_mesh().local_ranks().size(), t), ranks_mesh(), {Replicate()});
@@ -165,7 +165,7 @@ TEST_CASE("DE-6 DE-7 DE-8 LT-1: several row-wise tables: every value reduces, in
   const auto after = strategy_cache(ranks_mesh().world()).stats();
   CHECK(after.hits == before.hits + 1);
   CHECK(after.misses == before.misses);
-  CHECK(meta_of(out_b).spec == meta_of(out_c).spec);
+  CHECK(meta_for_read(out_b).spec == meta_for_read(out_c).spec);
   CHECK(full_tensor(out_b).equal(at::embedding(b, ids)));
   CHECK(full_tensor(out_c).equal(at::embedding(c, other_ids)));
   CHECK(full_tensor(out_b).equal(at::embedding(b, ids)));

@@ -76,12 +76,12 @@ TEST_CASE("Tensors like another", "[factory]") {
 TEST_CASE("The layout of tensors like another follows the example", "[factory]") {
   const auto mesh = test_meshes()[1];
   const auto x = lay_out(at::rand({5, 6}, at::kDouble), mesh, {Shard(1), Partial()});
-  CHECK(meta_of(at::zeros_like(x)).spec->placements() == Placements{Shard(1), Replicate()});
-  CHECK(meta_of(x.new_zeros({5, 6})).spec->placements() == Placements{Shard(1), Replicate()});
-  CHECK(meta_of(x.new_zeros({6, 5})).spec->placements() == Placements{Replicate(), Replicate()});
+  CHECK(meta_for_read(at::zeros_like(x)).spec->placements() == Placements{Shard(1), Replicate()});
+  CHECK(meta_for_read(x.new_zeros({5, 6})).spec->placements() == Placements{Shard(1), Replicate()});
+  CHECK(meta_for_read(x.new_zeros({6, 5})).spec->placements() == Placements{Replicate(), Replicate()});
   const auto t = x.new_empty_strided({5, 6}, {1, 5});
   CHECK(t.strides() == at::IntArrayRef({1, 5}));
-  CHECK(meta_of(t).locals[0].strides() == at::IntArrayRef({1, 5}));
+  CHECK(meta_for_read(t).locals[0].strides() == at::IntArrayRef({1, 5}));
   CHECK(at::zeros_like(x, x.options().device(c10::DeviceType::Meta)).is_meta());  // in the layout of the example
 }
 
@@ -197,8 +197,8 @@ TEST_CASE("Random factories with out=: the same value in all layouts, or an erro
       at::manual_seed(3);
       at::Tensor out = distribute_tensor(at::full(shape, -9, at::kDouble), mesh, {p});
       write(out);
-      for (const at::Tensor& local : p.is_replicate() ? peek_meta(out).locals : RankTensors()) {
-        CHECK(at::equal(local, peek_meta(out).locals[0]));
+      for (const at::Tensor& local : p.is_replicate() ? meta_without_sync(out).locals : RankTensors()) {
+        CHECK(at::equal(local, meta_without_sync(out).locals[0]));
       }
       drawn.push_back(full_tensor(out));
       CHECK(drawn.back().ne(-9).any().item<bool>());

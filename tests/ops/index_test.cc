@@ -361,7 +361,7 @@ TEST_CASE("one_hot in a MeshScope") {
             .fn =
                 [](auto& t) {
                   std::optional<MeshScope> scope;
-                  if (is_dtensor(t[1])) scope.emplace(meta_of(t[1]).spec->mesh());
+                  if (is_dtensor(t[1])) scope.emplace(meta_for_read(t[1]).spec->mesh());
                   return Tensors{at::one_hot(t[1], 5)};
                 },
             .shapes = {{1}, {4, 3}},
@@ -379,7 +379,7 @@ TEST_CASE("one_hot without a number of classes finds it in one exchange") {
     const at::Tensor hot = at::one_hot(lay_out(ids, mesh, placements));
     CHECK(comm.total() == 1);
     CHECK(comm.bytes() <= 5 * 16);
-    CHECK(meta_of(hot).spec->placements() == placements);
+    CHECK(meta_for_read(hot).spec->placements() == placements);
     CHECK(difference(hot, at::one_hot(ids)) == std::nullopt);
   }
   const at::Tensor addends = lay_out(ids, mesh, {Partial(), Shard(0)});

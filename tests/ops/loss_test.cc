@@ -137,15 +137,15 @@ TEST_CASE("the mean of a batch-sharded likelihood costs one all-reduce of two nu
   const auto loss = at::nll_loss(scores, target);
   CHECK(comm.counts() == std::map<std::string, int64_t>{{"all_reduce", 1}});
   CHECK(comm.bytes() == 2 * 16 * 3 / 4);
-  CHECK(meta_of(loss).spec->placements() == Placements{Replicate()});
+  CHECK(meta_for_read(loss).spec->placements() == Placements{Replicate()});
   loss.backward();
   CHECK(comm.total() == 1);
-  CHECK(meta_of(scores.grad()).spec->placements() == Placements{Shard(0)});
+  CHECK(meta_for_read(scores.grad()).spec->placements() == Placements{Shard(0)});
   // Sums stay Partial until they are read.
   CommDebugMode summing;
   const auto sum = at::nll_loss(scores.detach(), target, {}, at::Reduction::Sum);
   CHECK(summing.total() == 0);
-  CHECK(meta_of(sum).spec->placements() == Placements{Partial()});
+  CHECK(meta_for_read(sum).spec->placements() == Placements{Partial()});
 }
 
 TEST_CASE("the mean of a likelihood in half precision does not overflow") {
@@ -202,5 +202,5 @@ TEST_CASE("losses in an abstract world") {
   at::cross_entropy_loss(scores, target).backward();
   CHECK(comm.counts() == std::map<std::string, int64_t>{{"all_reduce", 1}});
   CHECK(comm.bytes() == 2 * 8 * 3 / 4);
-  CHECK(meta_of(scores.grad()).spec->placements() == Placements{Shard(0)});
+  CHECK(meta_for_read(scores.grad()).spec->placements() == Placements{Shard(0)});
 }

@@ -129,7 +129,7 @@ TEST_CASE("row-wise linear: the bias is an addend of the Partial result, without
   const auto bias = at::rand({3}), a = at::rand({5, 6}), b = at::rand({6, 3});
   const auto out =
       at::addmm(lay_out(bias, mesh, {Replicate()}), lay_out(a, mesh, {Shard(1)}), lay_out(b, mesh, {Shard(0)}));
-  CHECK(meta_of(out).spec->placements() == Placements{Partial()});
+  CHECK(meta_for_read(out).spec->placements() == Placements{Partial()});
 }
 
 TEST_CASE("addmm with beta = 0 ignores the bias, nan or not, in every layout") {

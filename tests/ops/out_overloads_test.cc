@@ -156,14 +156,14 @@ void check(const Row& row) {
       std::vector<c10::IValue> distributed;
       for (const auto& value : row.args) distributed.push_back(distribute(value, mesh, given));
       const at::Tensor out = distribute(at::zeros(expected.sizes(), row.out), mesh, written).toTensor();
-      const auto layout = meta_of(out).spec;
+      const auto layout = meta_for_read(out).spec;
       distributed.emplace_back(out);
       if (row.whole_rows && written.is_sharded()) {
         CHECK_THROWS_WITH(call_op(row.op, distributed), Catch::Contains("redistribute it first"));
         continue;
       }
       CHECK(call_op(row.op, distributed).at(0).is_same(out));
-      CHECK(meta_of(out).spec == layout);
+      CHECK(meta_for_read(out).spec == layout);
       CHECK(difference(out, expected) == std::nullopt);
     }
   }

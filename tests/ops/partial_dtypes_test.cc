@@ -560,16 +560,16 @@ TEST_CASE("A number of another type does not reduce, and works in place", "[part
   for (const at::Tensor& y :
        {p(ReduceOp::kSum) * 2, p(ReduceOp::kSum).mul(wrapped(2)), p(ReduceOp::kSum).mul_(wrapped(2)),
         p(ReduceOp::kSum).div_(wrapped(0.5)), p(ReduceOp::kAvg).mul_(2)}) {
-    CHECK(meta_of(y).spec->has_partial());
+    CHECK(meta_for_read(y).spec->has_partial());
     CHECK(difference(y, x * 2) == std::nullopt);
   }
   CHECK(difference(p(ReduceOp::kSum).add_(wrapped(true)), x + 1) == std::nullopt);
   CHECK(difference(p(ReduceOp::kSum).add_(whole(at::tensor({1, 0, 1}, at::kLong).to(at::kBool), mesh)),
                    at::tensor({2., -2., 4.}, at::kDouble)) == std::nullopt);
-  CHECK(meta_of(p(ReduceOp::kMax) + 1).spec->has_partial());
-  CHECK_FALSE(meta_of(p(ReduceOp::kMax) + kInf).spec->has_partial());
-  CHECK_FALSE(meta_of(p(ReduceOp::kSum).div(0.0)).spec->has_partial());
-  CHECK(meta_of(p(ReduceOp::kSum).div(2.0)).spec->has_partial());  // not the cached decision for 0
+  CHECK(meta_for_read(p(ReduceOp::kMax) + 1).spec->has_partial());
+  CHECK_FALSE(meta_for_read(p(ReduceOp::kMax) + kInf).spec->has_partial());
+  CHECK_FALSE(meta_for_read(p(ReduceOp::kSum).div(0.0)).spec->has_partial());
+  CHECK(meta_for_read(p(ReduceOp::kSum).div(2.0)).spec->has_partial());  // not the cached decision for 0
   CHECK_THROWS_WITH(p(ReduceOp::kSum).div_(0.0), Catch::Contains("redistribute it first"));
 }
 
@@ -591,7 +591,7 @@ TEST_CASE("Filling a Partial over several mesh dims", "[partial_dtypes]") {
     const at::Tensor filled = call_op("aten::fill.Scalar", {p(), 5})[0],
                      by_tensor = call_op("aten::fill.Tensor", {p(), two})[0];
     const at::Tensor zeroed = call_op("aten::zero", {p()})[0];
-    for (const at::Tensor& t : {filled, by_tensor, zeroed}) CHECK(meta_of(t).spec->placements() == whole);
+    for (const at::Tensor& t : {filled, by_tensor, zeroed}) CHECK(meta_for_read(t).spec->placements() == whole);
     CHECK(difference(filled, at::full_like(x, 5)) == std::nullopt);
     CHECK(difference(by_tensor, at::full_like(x, 2)) == std::nullopt);
     CHECK(difference(zeroed, at::zeros_like(x)) == std::nullopt);
@@ -611,12 +611,12 @@ TEST_CASE("A MaskPartial is scaled, filled and zeroed in place", "[partial_dtype
   const auto looked_up = [&] {
     return call_op("aten::embedding", {lay_out(table, mesh, {Shard(0)}), whole(ids, mesh)})[0];
   };
-  const Placements layout = meta_of(looked_up()).spec->placements();
+  const Placements layout = meta_for_read(looked_up()).spec->placements();
   REQUIRE(layout[0].is_mask_partial());
   for (const at::Tensor& y :
        {looked_up().mul_(2), looked_up().mul_(2.0), looked_up().mul_(wrapped(2)),
         looked_up().mul_(whole(at::scalar_tensor(2, at::kDouble), mesh)), looked_up().div_(0.5)}) {
-    CHECK(meta_of(y).spec->placements() == layout);
+    CHECK(meta_for_read(y).spec->placements() == layout);
     CHECK(difference(y, expected * 2) == std::nullopt);
   }
   CHECK(difference(looked_up().zero_(), at::zeros_like(expected)) == std::nullopt);

@@ -181,10 +181,10 @@ TEST_CASE("Minima and maxima pass monotone operators without communication", "[p
         Row{"aten::detach", ReduceOp::kProduct, ReduceOp::kProduct}}) {
     const auto y = call_op(row.op, {lay_out(x, mesh, {Partial(row.in)})})[0];
     CAPTURE(row.op);
-    CHECK(meta_of(y).spec->placements() == Placements{Partial(row.out)});
+    CHECK(meta_for_read(y).spec->placements() == Placements{Partial(row.out)});
   }
   const auto y = lay_out(x, mesh, {Partial(ReduceOp::kMax)}).add(lay_out(x, mesh, {Replicate()}));
-  CHECK(meta_of(y).spec->placements() == Placements{Partial(ReduceOp::kMax)});
+  CHECK(meta_for_read(y).spec->placements() == Placements{Partial(ReduceOp::kMax)});
 }
 
 TEST_CASE("where, masked_fill and complex numbers", "[pointwise]") {
@@ -249,7 +249,7 @@ TEST_CASE("In-place operators keep a layout chosen by the user, or fail", "[poin
   const auto mesh = test_meshes()[0];
   auto x = lay_out(at::rand({5, 3}, at::kDouble), mesh, {Shard(1)});
   auto y = x.add_(lay_out(at::rand({5, 3}, at::kDouble), mesh, {Shard(0)}));
-  CHECK(meta_of(y).spec->placements() == Placements{Shard(1)});
+  CHECK(meta_for_read(y).spec->placements() == Placements{Shard(1)});
   CHECK(y.is_same(x));
   const auto p = lay_out(at::rand({5, 3}, at::kDouble), mesh, {Partial()});
   for (const char* op : {"aten::relu_", "aten::exp_", "aten::abs_"}) {
@@ -264,7 +264,7 @@ TEST_CASE("out= forms write into a tensor of any layout", "[pointwise]") {
     auto out = lay_out(at::rand({5, 3}, at::kDouble), mesh, {p});
     call_op("aten::add.out", {lay_out(a, mesh, {Shard(0)}), lay_out(b, mesh, {Partial()}), 1, out});
     CHECK(difference(out, a + b) == std::nullopt);
-    CHECK(meta_of(out).spec->placements() == Placements{p});
+    CHECK(meta_for_read(out).spec->placements() == Placements{p});
   }
 }
 
@@ -278,8 +278,8 @@ TEST_CASE("Casts reduce integer sums and pass floating ones", "[pointwise]") {
   }
   const auto mesh = test_meshes()[0];
   const auto x = lay_out(at::rand({5, 3}, at::kDouble), mesh, {Partial()});
-  CHECK(meta_of(x.to(at::kFloat)).spec->placements() == Placements{Partial()});
-  CHECK_FALSE(meta_of(x.to(at::kLong)).spec->has_partial());
+  CHECK(meta_for_read(x.to(at::kFloat)).spec->placements() == Placements{Partial()});
+  CHECK_FALSE(meta_for_read(x.to(at::kLong)).spec->has_partial());
   CHECK_THROWS_WITH(x.to(c10::Device("cuda:0")), Catch::Contains("stays on the devices of its mesh"));
 }
 
@@ -287,11 +287,11 @@ TEST_CASE("Integer Partials are added only to their own kind", "[pointwise]") {
   const auto mesh = test_meshes()[0];
   const auto full = at::randint(0, 9, {5, 3}, at::kLong);
   const auto x = lay_out(full, mesh, {Partial()});
-  CHECK(meta_of(x + x).spec->placements() == Placements{Partial()});
+  CHECK(meta_for_read(x + x).spec->placements() == Placements{Partial()});
   CHECK(difference(x + x, full + full) == std::nullopt);
-  CHECK(meta_of(x * 3).spec->placements() == Placements{Partial()});
+  CHECK(meta_for_read(x * 3).spec->placements() == Placements{Partial()});
   for (const auto& y : {x.div(2), x * 0.5, x + x.to(at::kDouble), x.div(2, "floor")}) {
-    CHECK_FALSE(meta_of(y).spec->has_partial());
+    CHECK_FALSE(meta_for_read(y).spec->has_partial());
   }
   CHECK(difference(x.div(2, "floor"), full.div(2, "floor")) == std::nullopt);
 }

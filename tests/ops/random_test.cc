@@ -164,7 +164,7 @@ TEST_CASE("LT-2: every operator draws a new key; a seed repeats them", "[random]
 
 TEST_CASE("LT-2: shards do not repeat each other", "[random]") {
   const auto x = sharded_zeros({8, 5}).uniform_();
-  const auto& locals = meta_of(x).locals;
+  const auto& locals = meta_for_read(x).locals;
   for (size_t i = 0; i < locals.size(); ++i) {
     for (size_t j = 0; j < i; ++j) CHECK((locals[i] == locals[j]).sum().item<int64_t>() == 0);
   }
@@ -217,7 +217,7 @@ TEST_CASE("Random numbers: forms that return a new tensor", "[random]") {
     const auto layout = Placements{p.is_partial() ? Replicate() : p};
     for (const auto& y :
          {at::rand_like(x), at::randn_like(x), at::randint_like(x, 3, 7), call_op("aten::normal_functional", {x})[0]}) {
-      CHECK(meta_of(y).spec->placements() == layout);
+      CHECK(meta_for_read(y).spec->placements() == layout);
       CHECK(difference(y, full_tensor(y)) == std::nullopt);
     }
     CHECK(std::abs(at::randn_like(x).mean().item<double>()) < 0.1);

@@ -150,13 +150,13 @@ TEST_CASE("Reductions of sharded dims communicate when their result is used, not
         Row{"aten::max", ReduceOp::kMax}, Row{"aten::amin", ReduceOp::kMin}, Row{"aten::all", ReduceOp::kMin},
         Row{"aten::any", ReduceOp::kMax}, Row{"aten::nansum", ReduceOp::kSum}}) {
     CAPTURE(row.op);
-    CHECK(meta_of(call_op(row.op, {x})[0]).spec->placements() == Placements{Partial(row.kind)});
+    CHECK(meta_for_read(call_op(row.op, {x})[0]).spec->placements() == Placements{Partial(row.kind)});
   }
   CommDebugMode comm;
   const auto [least, most] = at::aminmax(x);
   CHECK(comm.total() == 0);
-  CHECK(meta_of(least).spec->placements() == Placements{Partial(ReduceOp::kMin)});
-  CHECK(meta_of(most).spec->placements() == Placements{Partial(ReduceOp::kMax)});
+  CHECK(meta_for_read(least).spec->placements() == Placements{Partial(ReduceOp::kMin)});
+  CHECK(meta_for_read(most).spec->placements() == Placements{Partial(ReduceOp::kMax)});
 }
 
 TEST_CASE("aminmax along all dims and each, of empty parts and in half types", "[reduction]") {
@@ -195,7 +195,7 @@ TEST_CASE("aminmax of an empty tensor along a dim of one element, held by one ra
 
 TEST_CASE("nansum: integer Partials pass, floating ones are reduced first", "[reduction]") {
   const auto mesh = test_meshes()[0];
-  const auto placements = [](const at::Tensor& t) { return meta_of(t).spec->placements(); };
+  const auto placements = [](const at::Tensor& t) { return meta_for_read(t).spec->placements(); };
   const at::Tensor integers = at::randint(-9, 9, {5, 3}, at::kLong);
   const at::Tensor sum = lay_out(integers, mesh, {Partial()}).nansum();
   CHECK(placements(sum) == Placements{Partial()});
@@ -240,7 +240,7 @@ TEST_CASE("Integers and bools", "[reduction]") {
   const auto full = at::randint(0, 9, {5, 3}, at::kInt);
   CHECK(difference(lay_out(full, mesh, {Partial()}).sum(), full.sum()) == std::nullopt);
   const auto longs = at::randint(0, 9, {5, 3}, at::kLong);
-  CHECK(meta_of(lay_out(longs, mesh, {Partial()}).sum()).spec->has_partial());
+  CHECK(meta_for_read(lay_out(longs, mesh, {Partial()}).sum()).spec->has_partial());
 }
 
 TEST_CASE("A mean of half precision does not overflow more than on one device", "[reduction]") {

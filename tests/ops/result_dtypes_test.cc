@@ -148,7 +148,7 @@ TEST_CASE("Results have ATen's dtypes", "[result_dtypes]") {
         if (got[k].scalar_type() != expected[k].scalar_type())
           problem = c10::str(got[k].scalar_type(), " instead of ", expected[k].scalar_type());
         if (!is_dtensor(got[k])) continue;
-        for (const auto& local : meta_of(got[k]).locals) {
+        for (const auto& local : meta_for_read(got[k]).locals) {
           if (local.scalar_type() != got[k].scalar_type()) problem = c10::str("locals of ", local.scalar_type());
         }
       }

@@ -71,7 +71,7 @@ TEST_CASE("class-sharded logits do not move: the ranks exchange a maximum and a 
     const auto out = f(sharded);
     CHECK(comm.counts() == std::map<std::string, int64_t>{{"all_gather", 1}});
     CHECK(comm.bytes() == 3 * 64 * (8 + 8));
-    CHECK(meta_of(out).spec->placements() == Placements{Shard(1)});
+    CHECK(meta_for_read(out).spec->placements() == Placements{Shard(1)});
     CHECK(difference(out, f(logits)).value_or("") == "");
   }
 }
@@ -86,7 +86,7 @@ TEST_CASE("softmax along a dim split by two mesh dims, or by one of two, is one 
     CommDebugMode comm;
     const auto out = at::log_softmax(lay_out(x, mesh, placements), 1);
     CHECK(comm.total() == 1);
-    CHECK(meta_of(out).spec->placements() == placements);
+    CHECK(meta_for_read(out).spec->placements() == placements);
     CHECK(difference(out, at::log_softmax(x, 1)).value_or("") == "");
   }
 }

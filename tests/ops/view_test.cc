@@ -391,9 +391,9 @@ TEST_CASE("views in a world without data") {
   options.shape = std::vector<int64_t>{128, 512, 4096};
   const at::Tensor x = from_local({}, mesh, {Shard(0), Shard(2)}, options);
   const at::Tensor heads = x.view({128, 512, 64, 64}).transpose(1, 2);
-  CHECK(to_string(meta_of(heads).spec->placements()) == "S(0)S(1)");
+  CHECK(to_string(meta_for_read(heads).spec->placements()) == "S(0)S(1)");
   const at::Tensor back = heads.transpose(1, 2).reshape({128 * 512, 4096});
-  CHECK(to_string(meta_of(back).spec->placements()) == "S(0)S(1)");
+  CHECK(to_string(meta_for_read(back).spec->placements()) == "S(0)S(1)");
   CHECK(back.sizes() == c10::IntArrayRef{128 * 512, 4096});
   CHECK_THROWS_WITH(x.view({3, -1}), Catch::Contains("is invalid for input of size"));
 }

@@ -86,8 +86,8 @@ struct Model {
     const auto x = redistribute(at::embedding(parameters[0], from_local(ids, mesh, {Replicate()})), {Replicate()});
     const auto y = redistribute(at::matmul(at::relu(at::matmul(x, parameters[1])), parameters[2]), {Shard(0)});
     const auto z = redistribute(y, {Shard(1)});
-    spec = meta_of(y).spec->id();
-    plan = cached_plan(meta_of(y).spec, {Shard(1)}).get();
+    spec = meta_for_read(y).spec->id();
+    plan = cached_plan(meta_for_read(y).spec, {Shard(1)}).get();
     const auto loss = (full_tensor(z) - 1).square().mean();
     loss.backward();
     const c10::NoGradGuard no_grad;

@@ -298,7 +298,8 @@ double reduction(const Spec& spec, size_t d, Collective kind = Collective::kAllR
 }
 
 // Time to gather it again; minus the reduction of the product, if that could have been deferred.
-double begun_shards(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen, const Spec& result) {
+double new_sharding_cost(const std::vector<SpecPtr>& specs, const std::vector<DimStrategy>& chosen,
+                         const Spec& result) {
   double seconds = 0;
   const SpecPtr made = result.with_placements(placements_of(chosen, -1));
   for (size_t d = 0; d < chosen.size(); ++d) {
@@ -423,7 +424,7 @@ TEST_CASE("no combination is cheaper than the chosen one") {
         for (const auto& s : plan->computed) option.inputs.push_back(s->placements()[d]);
       }
       const auto beside_moves = [&](const std::vector<DimStrategy>& way) {
-        return made_partial(specs, way, *plan->outputs[0]) + begun_shards(specs, way, *plan->outputs[0]) +
+        return made_partial(specs, way, *plan->outputs[0]) + new_sharding_cost(specs, way, *plan->outputs[0]) +
                work(specs, way, *plan->outputs[0]);
       };
       chosen += beside_moves(taken);

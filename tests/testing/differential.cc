@@ -214,7 +214,7 @@ Expected run_plain(const OpCase& c) {
 
 // How the gradient of an output arrives; `turn` goes through the kinds.
 Placements seed_layout(const at::Tensor& output, size_t turn) {
-  auto placements = meta_of(output).spec->placements();
+  auto placements = meta_for_read(output).spec->placements();
   for (auto& p : placements) {
     if (turn % 3 == 1 || (turn % 3 == 0 && p.is_partial())) p = Replicate();
     if (turn % 3 == 2) p = Partial();
@@ -337,7 +337,7 @@ std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor
   }
   if (!os.str().empty()) return os.str();
 
-  const auto& meta = meta_of(actual);
+  const auto& meta = meta_for_read(actual);
   const auto& placements = meta.spec->placements();
   const auto& mesh = meta.spec->mesh();
   const auto kind = partial_kind(mesh, placements);

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "comm/scope.h"
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/internal/numbers_of_meshes.h"
-#include "dtensor/dispatch/library_code.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/gradients/partial_parameter.h"
@@ -89,11 +89,11 @@ void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
 // The layouts that an operator may give to its written input k. Only for results of operators and their aliases whose
 // parts were never exposed: the same on all ranks, as they alias and expose parts alike.
 std::optional<MutableLayout> mutable_layout(const at::Tensor& t, int k) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   const LocalStorage& storage = *meta.storage;
   if (storage.user_may_write || storage.origin || is_leaf_parameter(t)) return std::nullopt;
   if (!storage.shared) return meta.laid_out_by_engine ? std::optional(MutableLayout{k}) : std::nullopt;
-  const Sharers* sharers = storage.sharers.load(std::memory_order_acquire);
+  const AliasGroup* sharers = storage.sharers.load(std::memory_order_acquire);
   if (sharers == nullptr || storage.is_parameter.load(std::memory_order_relaxed)) return std::nullopt;
   const uint64_t dims = sharers->splittable(meta, current_dispatch_scope().limits);
   return dims != 0 ? std::optional(MutableLayout{k, dims}) : std::nullopt;
@@ -108,7 +108,7 @@ void note_parameter(const OpInfo& info, const at::Tensor& t) {
   if (!is_leaf_parameter(t)) return;
   if (!info.always_shares) reduce_partial_parameter(t, info.name);
   keep_gradient_layout(t);
-  peek_meta(t).storage->is_parameter.store(true, std::memory_order_relaxed);
+  meta_without_sync(t).storage->is_parameter.store(true, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -155,7 +155,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     if (!in.mesh.defined()) in.mesh = mesh;
     several_meshes = several_meshes || !(in.mesh == mesh);
     note_parameter(info, t);
-    const LocalStorage& storage = *peek_meta(t).storage;
+    const LocalStorage& storage = *meta_without_sync(t).storage;
     if (storage.origin) in.copied_views = true;
     if (storage.hook_watches) in.hooks_watched = true;
     if (info.args[arg].written && !info.args[arg].out) {
@@ -191,7 +191,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   }
   // An input that occurs twice, itself or as another view, would change its layout in one place only.
   const auto memory_of_input = [](const at::Tensor& t) {
-    return t.defined() && is_dtensor(t) ? peek_meta(t).storage.get() : nullptr;
+    return t.defined() && is_dtensor(t) ? meta_without_sync(t).storage.get() : nullptr;
   };
   const auto occurs_again = [&](const MutableLayout& free) {
     return std::count_if(in.tensors.begin(), in.tensors.end(), [&](const at::Tensor& t) {
@@ -236,7 +236,7 @@ namespace {
 // be a weight.
 void note_constant_fills(Inputs& in) {
   const auto is_parameter = [](const at::Tensor& t) {
-    return peek_meta(t).storage->is_parameter.load(std::memory_order_relaxed);
+    return meta_without_sync(t).storage->is_parameter.load(std::memory_order_relaxed);
   };
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
@@ -253,7 +253,7 @@ void note_context(const OpInfo& info, Inputs& in) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
     if (!t.defined()) continue;
-    const DTensorMeta& meta = peek_meta(t);
+    const DTensorMeta& meta = meta_without_sync(t);
     if (meta.preferred_layout) {
       in.context.preferred_layouts.resize(in.tensors.size());
       in.context.preferred_layouts[k] = meta.preferred_layout;
@@ -267,7 +267,7 @@ void note_context(const OpInfo& info, Inputs& in) {
 }
 
 bool is_unwritten_constant(const at::Tensor& t) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   return meta.is_constant_fill && meta.spec->is_replicated() &&
          meta.storage->writes.load(std::memory_order_relaxed) == 0;
 }
@@ -275,7 +275,7 @@ bool is_unwritten_constant(const at::Tensor& t) {
 std::string module_path(const Inputs& in) {
   for (const auto& t : in.tensors) {
     if (!is_dtensor(t)) continue;
-    if (peek_meta(t).name) return module_of(peek_meta(t));
+    if (meta_without_sync(t).name) return module_of(meta_without_sync(t));
   }
   return current_scope().module_path;
 }

@@ -16,7 +16,7 @@ namespace {
 // The hooks that should have run before an operator computes with `t`.
 const HookWatch* open_watch(const at::Tensor& t) {
   if (!t.defined() || !is_dtensor(t)) return nullptr;
-  const auto& watches = peek_meta(t).storage->hook_watches;
+  const auto& watches = meta_without_sync(t).storage->hook_watches;
   if (!watches) return nullptr;
   const auto open = std::find_if(watches->begin(), watches->end(), [](const auto& w) { return !w->over(); });
   return open == watches->end() ? nullptr : open->get();
@@ -37,8 +37,8 @@ bool is_update(const OpInfo& info, const Inputs& in) {
 }  // namespace
 
 void keep_hook_watches(const at::Tensor& from, const at::Tensor& to) {
-  auto& present = peek_meta(to).storage->hook_watches;
-  if (is_dtensor(from) && !present) present = peek_meta(from).storage->hook_watches;
+  auto& present = meta_without_sync(to).storage->hook_watches;
+  if (is_dtensor(from) && !present) present = meta_without_sync(from).storage->hook_watches;
 }
 
 void check_hooks_ran(const OpInfo& info, const Inputs& in) {
@@ -57,7 +57,7 @@ void check_hooks_ran(const OpInfo& info, const Inputs& in) {
     } else if (hooks == nullptr && arg.kind == OpInfo::Arg::Kind::kTensor) {
       hooks = open;
       argument = info.op.schema().arguments()[in.args[k]].name();
-      if (peek_meta(t).name) argument += " ('" + *peek_meta(t).name + "')";
+      if (meta_without_sync(t).name) argument += " ('" + *meta_without_sync(t).name + "')";
     }
   }
   if (hooks == nullptr || !others || is_update(info, in)) return;

@@ -1,12 +1,12 @@
-// Composite operators, above autograd: records that their code runs (library_code.h), and replaces it for operators
-// with a handler or with out=.
+// Composite operators, above autograd: records that their code runs (composite_op_scope.h), and replaces it for
+// operators with a handler or with out=.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <vector>
 
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "dtensor/dispatch/library_code.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch/written_results.h"
@@ -21,7 +21,7 @@ using torch::jit::Stack;
 
 // A composite may return a plain tensor that it made itself without any operator on distributed ones, for example for
 // empty inputs. Its results become distributed.
-void distribute_results(const LibraryCode& code, size_t num_results, Stack& stack) {
+void distribute_results(const CompositeOpScope& code, size_t num_results, Stack& stack) {
   const auto made_here = [&](const at::Tensor& t) {
     if (t.defined() && t.is_meta() && code.mesh().world().has_data()) return false;  // only a shape
     return t.defined() && !is_dtensor(t) && !code.was_given(t) && !t.requires_grad() && t.layout() == c10::kStrided &&
@@ -36,7 +36,7 @@ void distribute_results(const LibraryCode& code, size_t num_results, Stack& stac
 // In a MeshScope with plain arguments: tensors made by the operator's code stay plain.
 void run_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   keys = keys & kBelowThatKey;
-  if (LibraryCode::current() != nullptr) return op.redispatchBoxed(keys, stack);
+  if (CompositeOpScope::current() != nullptr) return op.redispatchBoxed(keys, stack);
   const c10::impl::ExcludeDispatchKeyGuard plain(kBothDTensorKeys);
   op.redispatchBoxed(keys.remove(kDTensorKey), stack);
 }
@@ -46,7 +46,7 @@ void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   const OpInfo& info = op_info(op);
   const auto args = torch::jit::last(*stack, info.args.size());
   if (!has_dtensor(info, args)) return run_on_plain(op, keys, stack);
-  const LibraryCode inside(op, args);
+  const CompositeOpScope inside(op, args);
   if (info.has_outs && run_functional_form(info, *stack)) return;
   if (info.handler != nullptr) {
     const WrittenResults written(info, *stack);

@@ -19,18 +19,18 @@ std::atomic<int64_t> num_late{0};
 
 struct Everywhere {
   std::mutex mutex;
-  std::vector<std::weak_ptr<LateCalls>> calls;
+  std::vector<std::weak_ptr<DeferredGradients>> calls;
 };
 Everywhere& everywhere_known() {
   static auto* all = new Everywhere;
   return *all;
 }
 
-std::shared_ptr<LateCalls> make_late_calls() {
-  const auto calls = std::make_shared<LateCalls>();
+std::shared_ptr<DeferredGradients> make_late_calls() {
+  const auto calls = std::make_shared<DeferredGradients>();
   Everywhere& all = everywhere_known();
   std::lock_guard lock(all.mutex);
-  const auto is_gone = [](const std::weak_ptr<LateCalls>& other) { return other.expired(); };
+  const auto is_gone = [](const std::weak_ptr<DeferredGradients>& other) { return other.expired(); };
   all.calls.erase(std::remove_if(all.calls.begin(), all.calls.end(), is_gone), all.calls.end());
   all.calls.push_back(calls);
   return calls;
@@ -38,7 +38,7 @@ std::shared_ptr<LateCalls> make_late_calls() {
 
 // A copy of the present parts. REQUIRES: they are available.
 at::Tensor copy_of(const at::Tensor& t) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   RankTensors parts = meta.locals;
   LocalGuard guard;
   for (at::Tensor& part : parts) part = part.clone();
@@ -47,7 +47,7 @@ at::Tensor copy_of(const at::Tensor& t) {
 
 // A handle of `t` that is independent of later changes to it and to exposed parts.
 at::Tensor kept(const at::Tensor& t) {
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   return meta.storage->user_may_write && !meta.spec->meta().wrapped_number ? copy_of(t) : t.variable_data();
 }
 
@@ -63,12 +63,12 @@ void take_over(const at::Tensor& to, at::Tensor from) {
 // While calls of a recording are computed, charges their collectives to it: shared by bytes among several calls.
 class ChargedMeanwhile {
  public:
-  explicit ChargedMeanwhile(const std::vector<std::shared_ptr<LateCall>>& calls)
-      : sites_(current_dispatch_scope().call_sites) {
+  explicit ChargedMeanwhile(const std::vector<std::shared_ptr<DeferredCall>>& calls)
+      : sites_(current_dispatch_scope().step_decider) {
     if (sites_ == nullptr) return;
     double bytes = 0;
     for (const auto& call : calls) bytes += static_cast<double>(call->bytes);
-    CallSites::Shares shares;
+    StepDecider::CostShares shares;
     for (const auto& call : calls) {
       if (call->recording != sites_->recording() || call->bytes == 0) continue;
       for (const auto& [number, share] : call->charged)
@@ -84,16 +84,16 @@ class ChargedMeanwhile {
   ChargedMeanwhile& operator=(const ChargedMeanwhile&) = delete;
 
  private:
-  CallSites* const sites_;
-  CallSites::Shares before_;
+  StepDecider* const sites_;
+  StepDecider::CostShares before_;
 };
 
 }  // namespace
 
-LateCall::Late::Late() { num_late.fetch_add(1, std::memory_order_relaxed); }
-LateCall::Late::~Late() { num_late.fetch_sub(1, std::memory_order_relaxed); }
+DeferredCall::Late::Late() { num_late.fetch_add(1, std::memory_order_relaxed); }
+DeferredCall::Late::~Late() { num_late.fetch_sub(1, std::memory_order_relaxed); }
 
-void LateCall::end(std::exception_ptr why_not) {
+void DeferredCall::end(std::exception_ptr why_not) {
   computed = why_not == nullptr;
   error = std::move(why_not);
   in = {};
@@ -114,21 +114,21 @@ at::Tensor without_memory(const Shape& sizes, const at::TensorOptions& options) 
 
 bool any_late_calls() { return num_late.load(std::memory_order_relaxed) > 0; }
 
-std::shared_ptr<LateCalls> LateCalls::of_backward() {
-  return std::static_pointer_cast<LateCalls>(late_gradients(make_late_calls));
+std::shared_ptr<DeferredGradients> DeferredGradients::of_backward() {
+  return std::static_pointer_cast<DeferredGradients>(late_gradients(make_late_calls));
 }
 
-std::vector<std::shared_ptr<LateCalls>> LateCalls::everywhere() {
+std::vector<std::shared_ptr<DeferredGradients>> DeferredGradients::all_backwards() {
   Everywhere& all = everywhere_known();
   std::lock_guard lock(all.mutex);
-  std::vector<std::shared_ptr<LateCalls>> result;
+  std::vector<std::shared_ptr<DeferredGradients>> result;
   for (const auto& known : all.calls) {
     if (auto calls = known.lock()) result.push_back(std::move(calls));
   }
   return result;
 }
 
-void LateCalls::add(std::shared_ptr<LateCall> call) {
+void DeferredGradients::add(std::shared_ptr<DeferredCall> call) {
   for (at::Tensor& t : call->in.tensors) {
     if (t.defined()) t = kept(t);
   }
@@ -147,7 +147,7 @@ void LateCalls::add(std::shared_ptr<LateCall> call) {
   if (is_large) compute_all();
 }
 
-void LateCalls::compute_before_write(const at::Tensor& t) {
+void DeferredGradients::compute_before_write(const at::Tensor& t) {
   const auto reads = [memory = memory_viewed_by(t)](const at::Tensor& in) { return memory_viewed_by(in) == memory; };
   if (!any_reads(reads)) return;
   std::lock_guard lock(computing_);
@@ -156,24 +156,24 @@ void LateCalls::compute_before_write(const at::Tensor& t) {
   copy_inputs(reads);  // a suspended call may still have to be computed
 }
 
-void LateCalls::copy_before_unseen_writes(const LocalStorage& memory) {
-  const auto reads = [&](const at::Tensor& in) { return peek_meta(in).storage.get() == &memory; };
+void DeferredGradients::copy_before_unseen_writes(const LocalStorage& memory) {
+  const auto reads = [&](const at::Tensor& in) { return meta_without_sync(in).storage.get() == &memory; };
   if (!any_reads(reads)) return;
   std::lock_guard lock(computing_);
   copy_inputs(reads);
 }
 
-bool LateCalls::any_reads(const ReadsMemory& reads) {
+bool DeferredGradients::any_reads(const ReadsMemory& reads) {
   std::lock_guard lock(mutex_);
-  const auto does = [&](const std::shared_ptr<LateCall>& call) {
+  const auto does = [&](const std::shared_ptr<DeferredCall>& call) {
     return std::any_of(call->in.tensors.begin(), call->in.tensors.end(),
                        [&](const at::Tensor& in) { return in.defined() && reads(in); });
   };
   return std::any_of(waiting_.begin(), waiting_.end(), does) || std::any_of(in_hand_.begin(), in_hand_.end(), does);
 }
 
-void LateCalls::copy_inputs(const ReadsMemory& reads) {
-  std::vector<std::shared_ptr<LateCall>> calls;
+void DeferredGradients::copy_inputs(const ReadsMemory& reads) {
+  std::vector<std::shared_ptr<DeferredCall>> calls;
   {
     std::lock_guard lock(mutex_);
     calls = waiting_;
@@ -188,19 +188,19 @@ void LateCalls::copy_inputs(const ReadsMemory& reads) {
   }
 }
 
-void LateCalls::compute(const LateCall& call) {
+void DeferredGradients::compute(const DeferredCall& call) {
   std::lock_guard lock(computing_);
   while (!call.computed && call.error == nullptr && !call.held_back) compute_waiting();
   if (call.error != nullptr) std::rethrow_exception(call.error);
 }
 
-void LateCalls::compute_all() {
+void DeferredGradients::compute_all() {
   std::lock_guard lock(computing_);
   while (compute_waiting()) {
   }
 }
 
-bool LateCalls::hold_back(LateCall& call) {
+bool DeferredGradients::suspend(DeferredCall& call) {
   std::lock_guard computing(computing_);
   if (call.computed) return false;
   {
@@ -212,13 +212,13 @@ bool LateCalls::hold_back(LateCall& call) {
   return true;
 }
 
-void LateCalls::resume(LateCall& call) {
+void DeferredGradients::resume(DeferredCall& call) {
   std::lock_guard computing(computing_);
   std::lock_guard lock(mutex_);
   call.held_back = false;
 }
 
-void LateCalls::drop(LateCall& call) {
+void DeferredGradients::drop(DeferredCall& call) {
   std::lock_guard computing(computing_);
   std::lock_guard lock(mutex_);
   const auto is_it = [&](const auto& other) { return other.get() == &call; };
@@ -228,8 +228,8 @@ void LateCalls::drop(LateCall& call) {
   call.end(nullptr);
 }
 
-bool LateCalls::compute_waiting() {
-  std::vector<std::shared_ptr<LateCall>> calls;
+bool DeferredGradients::compute_waiting() {
+  std::vector<std::shared_ptr<DeferredCall>> calls;
   {
     std::lock_guard lock(mutex_);
     for (auto& call : std::exchange(waiting_, {})) {
@@ -240,7 +240,7 @@ bool LateCalls::compute_waiting() {
     in_hand_ = calls;
   }
   if (calls.empty()) return false;
-  const auto end = [&](LateCall& call, std::exception_ptr why_not) {
+  const auto end = [&](DeferredCall& call, std::exception_ptr why_not) {
     std::lock_guard lock(mutex_);
     call.end(std::move(why_not));
   };
@@ -272,7 +272,7 @@ bool LateCalls::compute_waiting() {
 }
 
 void compute_late_before_write(const at::Tensor& t) {
-  for (const auto& calls : LateCalls::everywhere()) calls->compute_before_write(t);
+  for (const auto& calls : DeferredGradients::all_backwards()) calls->compute_before_write(t);
 }
 
 }  // namespace dtensor

@@ -15,23 +15,23 @@
 
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/gradients/gradient_bucket.h"
-#include "dtensor/tensor/call_sites.h"
+#include "dtensor/tensor/step_decider.h"
 #include "propagation/decision.h"
 
 namespace dtensor {
 
-struct LateCall {
+struct DeferredCall {
   const OpInfo& info;
   Inputs in;  // handles of its own: the user may rebind theirs
   std::vector<c10::IValue> args;
   std::shared_ptr<const Decision> decision;
   // Computes the results of the call from local inputs in the layouts of the decision.
-  std::function<std::vector<RankTensors>(const LateCall& call, const std::vector<RankTensors>& inputs)> run;
+  std::function<std::vector<RankTensors>(const DeferredCall& call, const std::vector<RankTensors>& inputs)> run;
   RankTensors parts;  // of its result, without memory until computed
   int64_t bytes = 0;  // bytes it holds and gathers
   // In a recorded step: which recording, and which call.
   uint64_t recording = 0;
-  CallSites::Shares charged = {};
+  StepDecider::CostShares charged = {};
   bool computed = false;
   bool held_back = false;              // its result is being overwritten
   std::exception_ptr error = nullptr;  // why it was not computed
@@ -57,29 +57,29 @@ bool any_late_calls();
 
 // The deferred calls of one backward. Thread-safe. They are computed in collective calls.
 // Errors: those of the communicator and of the operators; a call that failed throws its error again.
-class LateCalls final : public LateGradients {
+class DeferredGradients final : public LateGradients {
  public:
-  static std::shared_ptr<LateCalls> of_backward();
+  static std::shared_ptr<DeferredGradients> of_backward();
   // Those of all backwards in progress.
-  static std::vector<std::shared_ptr<LateCalls>> everywhere();
+  static std::vector<std::shared_ptr<DeferredGradients>> all_backwards();
 
   // Adds a call. Waiting calls hold and gather no more than kGradientBucketBytes, and are of one world: else they are
   // computed, and so is a larger call. Keeps the inputs' present values, even if their handles are rebound or the user
   // writes to their local tensors.
-  void add(std::shared_ptr<LateCall> call);
+  void add(std::shared_ptr<DeferredCall> call);
   // Called before `t` is written: computes calls that read it, or its base.
   void compute_before_write(const at::Tensor& t);
   // Called before local tensors of that memory are exposed to the user, who may write to them at any time. Waits for
   // running calls that read them.
   void copy_before_unseen_writes(const LocalStorage& memory);
   // Computes all waiting calls, and `call` unless it was computed before.
-  void compute(const LateCall& call);
+  void compute(const DeferredCall& call);
   void compute_all() override;
   // Suspends a call whose result is about to be overwritten, and is zeros from now on: it is not computed meanwhile,
   // and its result is read as it is. False: it was computed before.
-  bool hold_back(LateCall& call);
-  void resume(LateCall& call);  // the overwriting failed: the call waits again, or throws its error, as before
-  void drop(LateCall& call);    // the overwriting is done
+  bool suspend(DeferredCall& call);
+  void resume(DeferredCall& call);  // the overwriting failed: the call waits again, or throws its error, as before
+  void drop(DeferredCall& call);    // the overwriting is done
 
  private:
   using ReadsMemory = std::function<bool(const at::Tensor& in)>;  // whether the caller's memory is read through `in`
@@ -92,11 +92,11 @@ class LateCalls final : public LateGradients {
 
   std::mutex computing_;  // held while calls are computed, or their inputs replaced; locked before mutex_
   std::mutex mutex_;      // guards the other members, and the inputs of calls. A thread that holds it waits for nothing
-  std::vector<std::shared_ptr<LateCall>> waiting_, in_hand_;  // suspended calls wait, too
-  int64_t bytes_ = 0;                                         // of the waiting calls
+  std::vector<std::shared_ptr<DeferredCall>> waiting_, in_hand_;  // suspended calls wait, too
+  int64_t bytes_ = 0;                                             // of the waiting calls
 };
 
-// LateCalls::compute_before_write() for all backwards in progress.
+// DeferredGradients::compute_before_write() for all backwards in progress.
 void compute_late_before_write(const at::Tensor& t);
 
 }  // namespace dtensor

@@ -30,14 +30,14 @@ int64_t bytes_of(const Inputs& in, const Decision& decision) {
 
 // The deleter of a deferred result's pending work; it also stores which call the result belongs to.
 struct LateWork {
-  std::shared_ptr<LateCalls> calls;
-  std::shared_ptr<LateCall> call;
+  std::shared_ptr<DeferredGradients> calls;
+  std::shared_ptr<DeferredCall> call;
   void operator()(CommWork* work) const { delete work; }
 };
 
 // Null: `t` is not deferred, or not the whole result of a call.
 const LateWork* late_work(const at::Tensor& t) {
-  const DTensorMeta& meta = peek_meta(t);
+  const DTensorMeta& meta = meta_without_sync(t);
   if (!meta.arriving || meta.arriving->done()) return nullptr;
   const auto* work = std::get_deleter<LateWork>(meta.arriving);
   return work != nullptr && meta.spec == work->call->decision->outputs[0] && t.storage_offset() == 0 ? work : nullptr;
@@ -80,7 +80,7 @@ bool overwrites(const OpInfo& info, c10::ArrayRef<c10::IValue> args, size_t a) {
 
 }  // namespace
 
-bool may_come_late(const OpInfo& info, const Inputs& in, const Decision& decision, const at::Tensor& leaf) {
+bool may_defer(const OpInfo& info, const Inputs& in, const Decision& decision, const at::Tensor& leaf) {
   const auto moves = [](const auto& plan) { return plan && !plan->is_local(); };
   return leaf.defined() && !info.is_view && !info.has_outs && in.context.mutable_layouts.empty() &&
          decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
@@ -90,8 +90,8 @@ bool may_come_late(const OpInfo& info, const Inputs& in, const Decision& decisio
          may_wait_in_bucket();
 }
 
-at::Tensor make_late_result(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args,
-                            std::shared_ptr<const Decision> decision, decltype(LateCall::run) run) {
+at::Tensor make_deferred_result(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+                                std::shared_ptr<const Decision> decision, decltype(DeferredCall::run) run) {
   const SpecPtr spec = decision->outputs[0];
   RankTensors parts;
   const auto ranks = in.mesh.local_ranks();
@@ -100,31 +100,31 @@ at::Tensor make_late_result(const OpInfo& info, const Inputs& in, c10::ArrayRef<
     parts.push_back(without_memory(spec->local_shape(static_cast<int64_t>(r)), options));
   }
   const int64_t bytes = bytes_of(in, *decision);
-  auto call =
-      std::make_shared<LateCall>(LateCall{info, in, args.vec(), std::move(decision), std::move(run), parts, bytes});
-  if (const CallSites* sites = current_dispatch_scope().call_sites) {
+  auto call = std::make_shared<DeferredCall>(
+      DeferredCall{info, in, args.vec(), std::move(decision), std::move(run), parts, bytes});
+  if (const StepDecider* sites = current_dispatch_scope().step_decider) {
     call->recording = sites->recording();
     call->charged = sites->charged();
   }
   for (c10::IValue& arg : call->args) {
     if (arg.isTensor() && arg.toTensor().defined()) arg = at::Tensor();  // replaced by the inputs
   }
-  const auto calls = LateCalls::of_backward();
+  const auto calls = DeferredGradients::of_backward();
   calls->add(call);
   const std::shared_ptr<CommWork> work(CommWork::new_deferred([calls, call] { calls->compute(*call); }),
                                        LateWork{calls, call});
   return make_result(spec, std::move(parts), work);
 }
 
-std::unique_ptr<OverwrittenResult> OverwrittenResult::of(const at::Tensor& t) {
+std::unique_ptr<OverwriteGuard> OverwriteGuard::of(const at::Tensor& t) {
   const LateWork* work = late_work(t);
-  if (work == nullptr || !work->calls->hold_back(*work->call)) return nullptr;
-  return std::unique_ptr<OverwrittenResult>(
-      new OverwrittenResult(t.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr(), work->calls, work->call));
+  if (work == nullptr || !work->calls->suspend(*work->call)) return nullptr;
+  return std::unique_ptr<OverwriteGuard>(
+      new OverwriteGuard(t.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr(), work->calls, work->call));
 }
 
-OverwrittenResult::OverwrittenResult(c10::intrusive_ptr<c10::BackendMeta> meta, std::shared_ptr<LateCalls> calls,
-                                     std::shared_ptr<LateCall> call)
+OverwriteGuard::OverwriteGuard(c10::intrusive_ptr<c10::BackendMeta> meta, std::shared_ptr<DeferredGradients> calls,
+                               std::shared_ptr<DeferredCall> call)
     : meta_(std::move(meta)),
       arriving_(static_cast<const DTensorMeta&>(*meta_).arriving),
       calls_(std::move(calls)),
@@ -132,24 +132,24 @@ OverwrittenResult::OverwrittenResult(c10::intrusive_ptr<c10::BackendMeta> meta, 
   set_arriving(*meta_, nullptr);
 }
 
-OverwrittenResult::~OverwrittenResult() {
+OverwriteGuard::~OverwriteGuard() {
   if (done_) return;
   set_arriving(*meta_, std::move(arriving_));
   calls_->resume(*call_);
 }
 
-void OverwrittenResult::done() {
+void OverwriteGuard::done() {
   calls_->drop(*call_);
   done_ = true;
 }
 
-std::unique_ptr<OverwrittenResult> settle_before_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+std::unique_ptr<OverwriteGuard> settle_before_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   if (!any_late_calls()) return nullptr;
-  std::unique_ptr<OverwrittenResult> overwritten;
+  std::unique_ptr<OverwriteGuard> overwritten;
   for (size_t a = 0; a < args.size(); ++a) {
     if (!info.args[a].written) continue;
     for_tensors(args[a], [&](const at::Tensor& t) {
-      if (overwrites(info, args, a)) overwritten = OverwrittenResult::of(t);
+      if (overwrites(info, args, a)) overwritten = OverwriteGuard::of(t);
       compute_late_before_write(t);
     });
   }

@@ -81,7 +81,7 @@ RankTensors copies(RankTensors locals) {
 // The tensor that the plan moves: `t`, or its unexpanded base.
 at::Tensor travelling(const at::Tensor& t, const RedistributePlan& plan) {
   const Shape& sizes = plan.tensor.sizes;
-  const DTensorMeta& meta = meta_of(t);
+  const DTensorMeta& meta = meta_for_read(t);
   if (sizes == meta.spec->sizes()) return t;
   RankTensors parts = meta.locals;
   LocalGuard guard;
@@ -173,7 +173,7 @@ void run_communicating(std::vector<Input> waiting) {
       };
       const auto is_alike = [&](const Moving& m) {
         const bool are_same =
-            &peek_meta(m.input.given()) == &peek_meta(input.given());  // or handles of the same tensor
+            &meta_without_sync(m.input.given()) == &meta_without_sync(input.given());  // or handles of the same tensor
         return are_same && m.input.plan == input.plan && !m.input.is_written() && !m.input.then && !input.then;
       };
       const auto same = std::find_if(moving.begin(), moving.end(), is_alike);
@@ -207,16 +207,16 @@ void run_communicating(std::vector<Input> waiting) {
 }
 
 // Whether input k is split together with its aliases, instead of moved.
-bool splits_sharers(const InputsOfCall& call, size_t k) {
+bool shards_alias_group(const InputsOfCall& call, size_t k) {
   const auto is_shared = [&](const MutableLayout& free) { return free.input == static_cast<int>(k) && free.dims; };
   return call.decision.input_plans[k] &&
          std::any_of(call.in.context.mutable_layouts.begin(), call.in.context.mutable_layouts.end(), is_shared);
 }
 
-void split_sharers_of(const InputsOfCall& call) {
+void shard_alias_groups_of(const InputsOfCall& call) {
   for (const MutableLayout& free : call.in.context.mutable_layouts) {
-    if (splits_sharers(call, free.input))
-      split_sharers(call.in.tensors[free.input], call.decision.computed[free.input]->placements());
+    if (shards_alias_group(call, free.input))
+      shard_alias_group(call.in.tensors[free.input], call.decision.computed[free.input]->placements());
   }
 }
 
@@ -225,7 +225,7 @@ void split_sharers_of(const InputsOfCall& call) {
 std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> calls) {
   std::vector<std::vector<RankTensors>> result;
   for (const InputsOfCall& call : calls) result.emplace_back(call.in.tensors.size());
-  for (const InputsOfCall& call : calls) split_sharers_of(call);
+  for (const InputsOfCall& call : calls) shard_alias_groups_of(call);
   std::vector<Input> communicating, moved;
   for (size_t c = 0; c < calls.size(); ++c) {
     const auto& [info, decision, in] = calls[c];
@@ -233,15 +233,18 @@ std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> ca
       const at::Tensor& t = in.tensors[k];
       if (!t.defined()) continue;
       const auto& plan = decision.input_plans[k];
-      if (!plan || splits_sharers(calls[c], k)) {
+      if (!plan || shards_alias_group(calls[c], k)) {
         const bool reads = !info.is_view && !info.args[in.args[k]].overwritten;
-        result[c][k] = (info.always_shares ? peek_meta(t) : reads ? meta_of(t) : memory_of(t)).locals;
+        result[c][k] = (info.always_shares ? meta_without_sync(t)
+                        : reads            ? meta_for_read(t)
+                                           : meta_for_write(t))
+                           .locals;
         continue;
       }
       const Input input{&calls[c], k, travelling(t, *plan), &result[c][k], plan};
       moved.push_back(input);
       if (plan->is_local()) {
-        result[c][k] = run_plan(*plan, meta_of(input.travelling).locals, {});
+        result[c][k] = run_plan(*plan, meta_for_read(input.travelling).locals, {});
       } else {
         communicating.push_back(input);
       }

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "comm/scope.h"
-#include "dtensor/dispatch/library_code.h"
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/op_call.h"
 #include "propagation/propagate.h"
@@ -20,7 +20,8 @@ namespace {
 // ", by aten::quantile, in module 'encoder.0', in backward (SortBackward0)"; "" if not known.
 std::string caller(const Inputs& in) {
   std::string text;
-  if (const LibraryCode* code = LibraryCode::current()) absl::StrAppend(&text, ", by ", code->called_operator());
+  if (const CompositeOpScope* code = CompositeOpScope::current())
+    absl::StrAppend(&text, ", by ", code->called_operator());
   if (const std::string path = module_path(in); !path.empty()) absl::StrAppend(&text, ", in module '", path, "'");
   if (in_backward()) {
     const auto node = torch::autograd::get_current_node();

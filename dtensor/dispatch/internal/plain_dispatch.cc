@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "comm/scope.h"
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "dtensor/dispatch/library_code.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
@@ -62,7 +62,7 @@ bool is_alone(const at::Tensor& t) { return t.defined() && t.has_storage() && t.
 
 // Made by autograd's or a composite operator's own code, not by the user.
 bool is_library_made(const at::Tensor& t) {
-  const LibraryCode* code = LibraryCode::current();
+  const CompositeOpScope* code = CompositeOpScope::current();
   return is_alone(t) && (in_backward() || (code != nullptr && code->makes_plain() && !code->was_given(t)));
 }
 
@@ -116,10 +116,10 @@ void take_over(const at::Tensor& t, const at::Tensor& standing_in, const OpInfo&
   const DeviceMesh& mesh = spec_of(standing_in)->mesh();
   const CommCause cause{info.name, "", current_scope().module_path, true};
   const at::Tensor whole = redistribute_below_autograd(standing_in, Placements(mesh.ndim(), Replicate()), cause);
-  TORCH_CHECK_NOT_IMPLEMENTED(!meta_of(whole).locals.empty(), info.name,
+  TORCH_CHECK_NOT_IMPLEMENTED(!meta_for_read(whole).locals.empty(), info.name,
                               ": writes to a plain tensor, which needs data; an abstract world has none.");
   LocalGuard guard;
-  const at::Tensor& value = meta_of(whole).locals.front();
+  const at::Tensor& value = meta_for_read(whole).locals.front();
   if (t.sizes() != value.sizes()) t.resize_(value.sizes());
   t.copy_(value);
 }
@@ -146,7 +146,7 @@ void write_to_both(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
 }  // namespace
 
 void dispatch_plain(const OpInfo& info, Stack& stack, bool within_operator) {
-  const LibraryCode* code = LibraryCode::current();
+  const CompositeOpScope* code = CompositeOpScope::current();
   const DeviceMesh& mesh = code != nullptr ? code->mesh() : current_dispatch_scope().mesh;
   const std::string_view name = info.name;
   if (!mesh.defined() || !info.makes_tensor || name.rfind("aten::", 0) != 0) return run_plain(info, stack);
@@ -170,9 +170,9 @@ void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   const auto plain = [&](const at::Tensor& t) {
     if (!is_dtensor(t)) return t;
     const at::Tensor r = redistribute_below_autograd(t, whole, cause);
-    TORCH_CHECK_NOT_IMPLEMENTED(!meta_of(r).locals.empty(), info.name,
+    TORCH_CHECK_NOT_IMPLEMENTED(!meta_for_read(r).locals.empty(), info.name,
                                 ": writes to a plain tensor, which needs data; an abstract world has none.");
-    return meta_of(r).locals.front();
+    return meta_for_read(r).locals.front();
   };
   const size_t base = stack.size() - info.args.size();
   std::vector<at::Tensor> written;

@@ -9,10 +9,10 @@
 namespace dtensor {
 
 // No argument is distributed. Inside a MeshScope, or in the code of a composite operator with distributed arguments
-// (library_code.h), a factory makes a replicated tensor on the scope's (the arguments') mesh (random ones draw once, so
-// that all ranks agree); everything else runs as without this library. torch::empty() makes a distributed tensor;
-// at::empty() stays plain, as do both in the code of operators (`within_operator`: of this library's), which fill
-// memory through a pointer.
+// (composite_op_scope.h), a factory makes a replicated tensor on the scope's (the arguments') mesh (random ones draw
+// once, so that all ranks agree); everything else runs as without this library. torch::empty() makes a distributed
+// tensor; at::empty() stays plain, as do both in the code of operators (`within_operator`: of this library's), which
+// fill memory through a pointer.
 void dispatch_plain(const OpInfo& info, torch::jit::Stack& stack, bool within_operator);
 
 // Writes to a plain tensor with distributed arguments, which are gathered. Autograd's formulas and composite operators

@@ -74,7 +74,8 @@ class ReplicatedCall {
         continue;
       }
       const at::Tensor all = gathered_[k] ? redistribute_below_autograd(t, whole(), cause(k)) : t;
-      locals_[k] = has_data() ? (info_.is_view ? memory_of(all) : meta_of(all)).locals : RankTensors{stand_in(t)};
+      locals_[k] =
+          has_data() ? (info_.is_view ? meta_for_write(all) : meta_for_read(all)).locals : RankTensors{stand_in(t)};
     }
   }
 
@@ -83,10 +84,10 @@ class ReplicatedCall {
   // without support for it.
   static void lay_as(const at::Tensor& t, RankTensors& locals) {
     LocalGuard guard;
-    const LazyBits bits = lazy_bits(peek_meta(t).locals);
+    const ConjNegBits bits = conj_neg_bits(meta_without_sync(t).locals);
     for (at::Tensor& local : locals) {
-      if (local.strides() == t.strides() && lazy_bits(local) == bits) continue;
-      const at::Tensor memory = seen_with(at::empty_strided(t.sizes(), t.strides(), local.options()), bits);
+      if (local.strides() == t.strides() && conj_neg_bits(local) == bits) continue;
+      const at::Tensor memory = with_conj_neg(at::empty_strided(t.sizes(), t.strides(), local.options()), bits);
       copy_values(memory, local);
       local = memory;
     }
@@ -98,7 +99,7 @@ class ReplicatedCall {
     LocalGuard guard;
     if (!has_data()) return {stand_in(t)};
     RankTensors result;
-    for (const at::Tensor& local : memory_of(t).locals)
+    for (const at::Tensor& local : meta_for_write(t).locals)
       result.push_back(at::empty_strided(t.sizes(), t.strides(), local.options()).zero_());
     return result;
   }
@@ -121,7 +122,7 @@ class ReplicatedCall {
         const bool own = gathered_[k] && info_.args[a].overwritten;  // see memory_for()
         for (auto& local : locals_[k]) local = own ? local : gathered_[k] ? local.clone() : local.detach();
         // Arguments that the schema declares as written are handled by dispatch().
-        if (!info_.args[a].written && peek_meta(in_.tensors[k]).storage->origin)
+        if (!info_.args[a].written && meta_without_sync(in_.tensors[k]).storage->origin)
           check_can_write_back(in_.tensors[k], info_.name);
       }
     }
@@ -194,7 +195,7 @@ class ReplicatedCall {
       const at::Tensor& now = locals_[k][r];
       const TensorMeta& was = before[i++];
       if (may_be_resized(k) || (now.numel() == 0 && shape_of(now.sizes()) == was.sizes)) continue;
-      const bool moved = has_data() && !gathered_[k] && !now.is_alias_of(memory_of(in_.tensors[k]).locals[r]);
+      const bool moved = has_data() && !gathered_[k] && !now.is_alias_of(meta_for_write(in_.tensors[k]).locals[r]);
       TORCH_CHECK_NOT_IMPLEMENTED(shape_of(now.sizes()) == was.sizes && shape_of(now.strides()) == was.strides &&
                                       now.scalar_type() == was.dtype && !moved,
                                   info_.name, ": changes the size, strides or memory of argument '",
@@ -226,7 +227,8 @@ class ReplicatedCall {
             make_dtensor(spec_of(t)->with_placements(whole()), has_data() ? locals_[k] : RankTensors());
         const at::Tensor cut = redistribute_below_autograd(result, spec.placements(), cause(k));
         LocalGuard guard;
-        for (size_t r = 0; r < peek_meta(t).locals.size(); ++r) memory_of(t).locals[r].copy_(meta_of(cut).locals[r]);
+        for (size_t r = 0; r < meta_without_sync(t).locals.size(); ++r)
+          meta_for_write(t).locals[r].copy_(meta_for_read(cut).locals[r]);
       }
       note_write(t, info_.name);
     }

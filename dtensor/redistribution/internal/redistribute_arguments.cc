@@ -13,7 +13,7 @@ const DTensorMeta& checked_layout(const at::Tensor& t, const char* function) {
   TORCH_CHECK_TYPE(is_dtensor(t), "[", function, "] the tensor",
                    (t.defined() ? c10::str(" of shape ", t.sizes()) : std::string()),
                    " is not distributed; distribute_tensor(t, mesh, placements) makes it so");
-  return peek_meta(t);
+  return meta_without_sync(t);
 }
 
 absl::StatusOr<Placements> fitting_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim) {

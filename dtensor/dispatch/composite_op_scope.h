@@ -22,15 +22,15 @@
 namespace dtensor {
 
 // Guard: the code of `op`, called with `args`, runs on this thread until destruction.
-class LibraryCode {
+class CompositeOpScope {
  public:
-  LibraryCode(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args);
-  ~LibraryCode();
-  LibraryCode(const LibraryCode&) = delete;
-  LibraryCode& operator=(const LibraryCode&) = delete;
+  CompositeOpScope(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args);
+  ~CompositeOpScope();
+  CompositeOpScope(const CompositeOpScope&) = delete;
+  CompositeOpScope& operator=(const CompositeOpScope&) = delete;
 
   // The composite operator that runs on this thread; null: none with distributed arguments.
-  static const LibraryCode* current();
+  static const CompositeOpScope* current();
 
   // The mesh of the distributed arguments.
   const DeviceMesh& mesh() const { return mesh_; }
@@ -44,7 +44,7 @@ class LibraryCode {
 
  private:
   const c10::OperatorHandle& op_;
-  const LibraryCode* const around_;
+  const CompositeOpScope* const around_;
   DeviceMesh mesh_;
   bool makes_plain_ = true;
   absl::InlinedVector<const c10::TensorImpl*, 4> given_;  // plain ones

@@ -1,4 +1,4 @@
-#include "dtensor/dispatch/library_code.h"
+#include "dtensor/dispatch/composite_op_scope.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -9,7 +9,7 @@
 namespace dtensor {
 namespace {
 
-thread_local const LibraryCode* innermost = nullptr;
+thread_local const CompositeOpScope* innermost = nullptr;
 
 template <typename F>
 void for_each_tensor(c10::ArrayRef<c10::IValue> args, const F& f) {
@@ -28,7 +28,8 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> args, const F& f) {
 
 }  // namespace
 
-LibraryCode::LibraryCode(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) : op_(op), around_(innermost) {
+CompositeOpScope::CompositeOpScope(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args)
+    : op_(op), around_(innermost) {
   bool given_plain = false;
   for_each_tensor(args, [&](const at::Tensor& t) {
     if (!t.defined()) return;
@@ -45,19 +46,19 @@ LibraryCode::LibraryCode(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValu
   innermost = this;
 }
 
-LibraryCode::~LibraryCode() { innermost = around_; }
+CompositeOpScope::~CompositeOpScope() { innermost = around_; }
 
-const LibraryCode* LibraryCode::current() { return innermost; }
+const CompositeOpScope* CompositeOpScope::current() { return innermost; }
 
-bool LibraryCode::was_given(const at::Tensor& t) const {
-  const LibraryCode* outermost = this;
+bool CompositeOpScope::was_given(const at::Tensor& t) const {
+  const CompositeOpScope* outermost = this;
   while (outermost->around_ != nullptr) outermost = outermost->around_;
   const auto& given = outermost->given_;
   return std::find(given.begin(), given.end(), t.unsafeGetTensorImpl()) != given.end();
 }
 
-std::string LibraryCode::called_operator() const {
-  const LibraryCode* outermost = this;
+std::string CompositeOpScope::called_operator() const {
+  const CompositeOpScope* outermost = this;
   while (outermost->around_ != nullptr) outermost = outermost->around_;
   return c10::toString(outermost->op_.operator_name());
 }

@@ -32,7 +32,7 @@ void check_split(const Tensor& t, const Tensor& plain) {
   CHECK(torch::allclose(full_tensor(t), plain, 1e-12, 1e-12));
 }
 
-TEST_CASE("preferred layouts: looked up rows are reduced to the batch sharding", "[dtensor][homes]") {
+TEST_CASE("preferred layouts: looked up rows are reduced to the batch sharding", "[dtensor][preferred_layouts]") {
   const Lookup rows = look_up(World::local(4));
   REQUIRE(spec_of(rows.distributed)->has_partial());
   torch::manual_seed(6);
@@ -71,7 +71,8 @@ Columns look_up_columns(const DeviceMesh& mesh, int64_t width) {
   return {torch::embedding(table, ids), rows, beside, distribute_tensor(beside, mesh, {Shard(0)})};
 }
 
-TEST_CASE("preferred layouts: looked up columns return to the batch sharding with batch inputs", "[dtensor][homes]") {
+TEST_CASE("preferred layouts: looked up columns return to the batch sharding with batch inputs",
+          "[dtensor][preferred_layouts]") {
   const Columns t = look_up_columns(DeviceMesh(World::local(4), {4}, {"all"}), 16);
   std::vector<Tensor> plain = {t.beside}, distributed = {t.distributed_beside};
   for (int64_t i = 0; i < 4; ++i) {  // moving one sends fewer bytes than moving four
@@ -83,20 +84,20 @@ TEST_CASE("preferred layouts: looked up columns return to the batch sharding wit
   CHECK(comm.counts().at("all_to_all") == 1);
 }
 
-TEST_CASE("preferred layouts: a sum over the batch has no preferred layout", "[dtensor][homes]") {
+TEST_CASE("preferred layouts: a sum over the batch has no preferred layout", "[dtensor][preferred_layouts]") {
   const Columns t = look_up_columns(DeviceMesh(World::local(4), {4}, {"all"}), 8);
   const Tensor product = t.distributed.t().mm(t.distributed_beside);
   check_split(product, t.plain.t().mm(t.beside));  // a part of the columns is multiplied by all of the others
 }
 
-TEST_CASE("preferred layouts: rows for a replicated batch stay replicated", "[dtensor][homes]") {
+TEST_CASE("preferred layouts: rows for a replicated batch stay replicated", "[dtensor][preferred_layouts]") {
   const DeviceMesh mesh(World::local(4), {4}, {"all"});
   const Tensor table = distribute_tensor(torch::randn({100, 8}), mesh, {Shard(0)});
   const Tensor rows = torch::embedding(table, distribute_tensor(torch::randint(100, {12, 3}), mesh));
   CHECK(to_string(spec_of(rows.exp())->placements()) == "R");
 }
 
-TEST_CASE("the gradient of a table smaller than its batch is a reduce-scatter", "[dtensor][homes]") {
+TEST_CASE("the gradient of a table smaller than its batch is a reduce-scatter", "[dtensor][preferred_layouts]") {
   const auto calls = [](int64_t table_rows) {
     const DeviceMesh mesh(World::abstract(4), {4}, {"all"});
     const Tensor table = ones({table_rows, 64}, mesh, {Shard(0)}, {.requires_grad = true});
@@ -112,7 +113,7 @@ TEST_CASE("the gradient of a table smaller than its batch is a reduce-scatter", 
   CHECK(calls(1 << 20).at("all_gather") == 1);
 }
 
-TEST_CASE("preferred layouts: multiplying constants is shared among the ranks", "[dtensor][homes]") {
+TEST_CASE("preferred layouts: multiplying constants is shared among the ranks", "[dtensor][preferred_layouts]") {
   const bool abstract = GENERATE(false, true);
   const DeviceMesh mesh(abstract ? World::abstract(4) : World::local(4), {4}, {"dp"});
   const Tensor weight = zeros({3, 8}, mesh, {}, {torch::kDouble}).requires_grad_(),

@@ -12,10 +12,10 @@
 
 namespace dtensor {
 
-// Set for a thread, and for autograd threads that run its backward, by DispatchScope::call_sites.
-class CallSites {
+// Set for a thread, and for autograd threads that run its backward, by DispatchScope::step_decider.
+class StepDecider {
  public:
-  virtual ~CallSites() = default;
+  virtual ~StepDecider() = default;
   // Announces the next call by the program or autograd; calls that operators make internally do not count. The same in
   // every layout.
   virtual void next() = 0;
@@ -25,13 +25,13 @@ class CallSites {
   // The calls decided here, by number, that the collectives now running belong to, each with its share of the cost;
   // shares add up to 1. Empty: calls that were not decided here, or none. Code that runs a deferred call sets this for
   // that time.
-  struct Share {
+  struct CostShare {
     size_t call;
     double share;
   };
-  using Shares = std::vector<Share>;
-  virtual Shares charged() const { return {}; }
-  virtual void charge(Shares) {}
+  using CostShares = std::vector<CostShare>;
+  virtual CostShares charged() const { return {}; }
+  virtual void charge(CostShares) {}
   // Not 0: cached layouts from outside this recording are ignored, so that every recording of a step sees the same
   // communication. Unique per recording.
   virtual uint64_t recording() const { return 0; }

@@ -72,7 +72,7 @@ TEST_CASE("cached layouts: a redistribution is repeated after a write to local t
           "[dtensor][known_layouts]") {
   const auto [plain, p] = product(mesh_of(2), 6, 5);
   const auto write = [p = p] {
-    for (const Tensor& part : memory_of(p).locals) part.zero_();
+    for (const Tensor& part : meta_for_write(p).locals) part.zero_();
   };
   CHECK(close(p.exp(), plain.exp()));
   SECTION("the write succeeded") { write_parts({p}, "test", write); }
@@ -218,7 +218,7 @@ TEST_CASE("cached layouts: the base of several arguments of one operator moves o
   CHECK(close(apart, rows.bmm(other)));
 }
 
-TEST_CASE("free layouts: an operator's result takes the layout of an added tensor", "[dtensor][free_layouts]") {
+TEST_CASE("mutable layouts: an operator's result takes the layout of an added tensor", "[dtensor][mutable_layouts]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor a = torch::randn({8, 3}, torch::kDouble), index = torch::tensor({1, 0, 5, 5, 2, 7, 1, 1});
   const Tensor x = distribute_tensor(a, mesh, {Shard(0)}), ids = distribute_tensor(index, mesh, {Shard(0)});
@@ -236,7 +236,8 @@ TEST_CASE("free layouts: an operator's result takes the layout of an added tenso
   CHECK(close(scattered, torch::zeros_like(a).index_add(0, index, a)));
 }
 
-TEST_CASE("free layouts: aliased tensors and those with a layout of the user keep it", "[dtensor][free_layouts]") {
+TEST_CASE("mutable layouts: aliased tensors and those with a layout of the user keep it",
+          "[dtensor][mutable_layouts]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor a = torch::randn({8, 3}, torch::kDouble);
   const Tensor x = distribute_tensor(a, mesh, {Shard(0)});
@@ -263,7 +264,7 @@ TEST_CASE("free layouts: aliased tensors and those with a layout of the user kee
   CHECK(layout(parameter) == Placements{Replicate()});
 }
 
-TEST_CASE("free layouts: gradients flow through a tensor that changed its layout", "[dtensor][free_layouts]") {
+TEST_CASE("mutable layouts: gradients flow through a tensor that changed its layout", "[dtensor][mutable_layouts]") {
   const DeviceMesh mesh = mesh_of(2);
   torch::manual_seed(6);
   Tensor w = torch::randn({3, 3}, torch::kDouble).requires_grad_(), x = torch::randn({4, 3}, torch::kDouble);
@@ -298,7 +299,7 @@ TEST_CASE("cached layouts: a write releases the cached layouts", "[dtensor][know
     x.mul_(1.5);
     x.roll({1}, {0}), x.roll({-1}, {0});  // margins
     x.slice(0, 0, 4).matrix_exp();        // moved as a whole
-    const auto& forms = peek_meta(x).storage->reduced;
+    const auto& forms = meta_without_sync(x).storage->reduced;
     REQUIRE(forms);
     CHECK(forms->size() <= 6);
     if (round == 1) after_two = memory.live_bytes();

@@ -1,5 +1,7 @@
 // A tensor that is written slice by slice, and whose layout the engine chose, takes the layout of the written values,
 // with all its aliases.
+#include "dtensor/views/alias_group.h"
+
 #include <torch/nn.h>
 
 #include <functional>
@@ -12,7 +14,6 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/alias_group.h"
 #include "mesh/memory_meter.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
@@ -45,7 +46,7 @@ Tensor made(const DeviceMesh& mesh, c10::IntArrayRef sizes, c10::ScalarType dtyp
   return torch::zeros(sizes, dtype);
 }
 
-TEST_CASE("aliases: a list of results takes the layout of the written values", "[dtensor][sharers]") {
+TEST_CASE("aliases: a list of results takes the layout of the written values", "[dtensor][alias_group]") {
   const bool abstract = GENERATE(false, true);
   const int64_t batch = GENERATE(8, 7, 3);  // 3: a rank has nothing
   const DeviceMesh mesh = mesh_of(4, abstract);
@@ -62,7 +63,7 @@ TEST_CASE("aliases: a list of results takes the layout of the written values", "
   CHECK(close(out.sum({0}), h * 6));
 }
 
-TEST_CASE("aliases: a cache over two mesh dims, and all views of it", "[dtensor][sharers]") {
+TEST_CASE("aliases: a cache over two mesh dims, and all views of it", "[dtensor][alias_group]") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   const Tensor keys = numbers_from_one({4, 6, 1, 3}), k = distribute_tensor(keys, mesh, {Shard(0), Shard(1)});
   CommDebugMode comm;
@@ -88,7 +89,7 @@ TEST_CASE("aliases: a cache over two mesh dims, and all views of it", "[dtensor]
   CHECK(close(last, expected.slice(2, 4, 5)));
 }
 
-TEST_CASE("aliases: a dim that any earlier view cut is not split", "[dtensor][sharers]") {
+TEST_CASE("aliases: a dim that any earlier view cut is not split", "[dtensor][alias_group]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor value = numbers_from_one({4, 1}), x = distribute_tensor(value, mesh, {Shard(0)});
   const Tensor cut = made(mesh, {4, 1, 2}), whole = made(mesh, {4, 1, 2});
@@ -101,7 +102,7 @@ TEST_CASE("aliases: a dim that any earlier view cut is not split", "[dtensor][sh
   CHECK(close(whole, expected));
 }
 
-TEST_CASE("aliases: exposed aliases and those with a layout of the user keep their layout", "[dtensor][sharers]") {
+TEST_CASE("aliases: exposed aliases and those with a layout of the user keep their layout", "[dtensor][alias_group]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor value = numbers_from_one({8, 3}), x = distribute_tensor(value, mesh, {Shard(0)});
   const auto stays = [&](const Tensor& t, const std::function<Tensor(const Tensor&)>& view) {
@@ -144,7 +145,7 @@ struct CachingImpl : torch::nn::Module {
 };
 TORCH_MODULE(Caching);
 
-TEST_CASE("aliases: a module's buffer takes the layout of the written values", "[dtensor][sharers]") {
+TEST_CASE("aliases: a module's buffer takes the layout of the written values", "[dtensor][alias_group]") {
   const DeviceMesh mesh = mesh_of(2);
   const torch::NoGradGuard no_grad;
   Caching plain, model;
@@ -165,7 +166,7 @@ TEST_CASE("aliases: a module's buffer takes the layout of the written values", "
   CHECK(model->cache.is_same(model->named_buffers()["cache"]));
 }
 
-TEST_CASE("aliases: a buffer that is written as a whole keeps its layout", "[dtensor][sharers]") {
+TEST_CASE("aliases: a buffer that is written as a whole keeps its layout", "[dtensor][alias_group]") {
   const DeviceMesh mesh = mesh_of(2);
   torch::nn::BatchNorm1d norm(4);
   distribute_module(*norm, mesh);
@@ -177,7 +178,7 @@ TEST_CASE("aliases: a buffer that is written as a whole keeps its layout", "[dte
   CHECK(layout_of(norm->running_var) == Placements{Replicate()});
 }
 
-TEST_CASE("aliases: a memory limit that they exceed keeps their layout", "[dtensor][sharers]") {
+TEST_CASE("aliases: a memory limit that they exceed keeps their layout", "[dtensor][alias_group]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor value = numbers_from_one({8, 3}), x = distribute_tensor(value, mesh, {Shard(0)});
   for (const int64_t max_bytes : {2 * 8 * 8 * 3 * 8, 8 * 8 * 3 * 8}) {
@@ -191,7 +192,7 @@ TEST_CASE("aliases: a memory limit that they exceed keeps their layout", "[dtens
   }
 }
 
-TEST_CASE("aliases: gradients flow through a list of results", "[dtensor][sharers]") {
+TEST_CASE("aliases: gradients flow through a list of results", "[dtensor][alias_group]") {
   const DeviceMesh mesh = mesh_of(2);
   torch::manual_seed(1);
   const Tensor w = torch::randn({3, 3}, torch::kDouble).requires_grad_(), x = torch::randn({5, 4, 3}, torch::kDouble);
