@@ -91,6 +91,26 @@ bool is_shape_alone(const at::Tensor& tensor, const DeviceMesh& mesh) {
          tensor.is_leaf();
 }
 
+// The result for a tensor that is distributed already: one in another layout only if a factory made it.
+at::Tensor distribute_again(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& to) {
+  const Spec& spec = *spec_of(tensor);
+  if (is_shape_alone(tensor, mesh)) {
+    at::Tensor laid_out = make_dtensor(Spec::get(mesh, to, spec.meta()), {});
+    laid_out.set_requires_grad(tensor.requires_grad());
+    return laid_out;
+  }
+  if (spec.mesh() == mesh && spec.is_replicated() && tensor.is_leaf()) {  // made by a factory inside a MeshScope
+    if (spec.placements() == to) return tensor;
+    at::Tensor part = redistribute_below_autograd(tensor, to, explicit_cause("distribute_tensor"));
+    part.set_requires_grad(tensor.requires_grad());
+    return part;
+  }
+  TORCH_CHECK_VALUE(spec.mesh() == mesh && spec.placements() == to,
+                    "[distribute_tensor] the tensor is distributed already as ", spec.to_string(), ", not as ",
+                    to_string(to), " @ ", mesh.to_string(), "; use redistribute");
+  return tensor;
+}
+
 }  // namespace
 
 at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& given_mesh, const Placements& placements,
@@ -103,24 +123,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& given_m
   const DeviceMesh mesh = tensor.is_meta() && given_mesh.world().has_data() ? given_mesh.meta() : given_mesh;
   const auto to = checked_placements(placements.empty() ? all_replicate(mesh) : placements, mesh, tensor.dim(),
                                      "distribute_tensor");
-  if (is_dtensor(tensor)) {
-    const Spec& spec = *spec_of(tensor);
-    if (is_shape_alone(tensor, mesh)) {
-      at::Tensor laid_out = make_dtensor(Spec::get(mesh, to, spec.meta()), {});
-      laid_out.set_requires_grad(tensor.requires_grad());
-      return laid_out;
-    }
-    if (spec.mesh() == mesh && spec.is_replicated() && tensor.is_leaf()) {  // made by a factory inside a MeshScope
-      if (spec.placements() == to) return tensor;
-      at::Tensor part = redistribute_below_autograd(tensor, to, explicit_cause("distribute_tensor"));
-      part.set_requires_grad(tensor.requires_grad());
-      return part;
-    }
-    TORCH_CHECK_VALUE(spec.mesh() == mesh && spec.placements() == to,
-                      "[distribute_tensor] the tensor is distributed already as ", spec.to_string(), ", not as ",
-                      to_string(to), " @ ", mesh.to_string(), "; use redistribute");
-    return tensor;
-  }
+  if (is_dtensor(tensor)) return distribute_again(tensor, mesh, to);
   TORCH_CHECK(tensor.is_leaf(), "[distribute_tensor] the tensor of shape ", tensor.sizes(),
               " has autograd history: distribute the leaf, or pass tensor.detach()");
   for (int64_t m = 0; source_rank && m < mesh.ndim(); ++m) {

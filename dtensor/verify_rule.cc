@@ -1,20 +1,15 @@
 #include "dtensor/verify_rule.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/randn.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <limits>
 #include <ostream>
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/analysis/expected_results.h"
 #include "dtensor/analysis/sample_call.h"
 #include "dtensor/analysis/sample_layouts.h"
 #include "dtensor/analysis/step_recorder.h"
@@ -34,69 +29,11 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// The results of a call on plain tensors, and a linear function of them whose gradients are compared.
-struct Expected {
-  SampleCall::Results results;
-  Tensors seeds;      // of each result; undefined: not differentiable
-  Tensors gradients;  // of each tensor; empty: not requested
-};
-
-Tensors copies(const Tensors& tensors, bool gradients) {
-  Tensors result;
-  for (const at::Tensor& t : tensors) {
-    result.push_back(t.detach().clone());
-    if (gradients && (t.is_floating_point() || t.is_complex())) result.back().requires_grad_();
-  }
-  return result;
-}
-
-Tensors leaves_of(const Tensors& tensors) {
-  Tensors leaves;
-  for (const at::Tensor& t : tensors) {
-    if (t.requires_grad()) leaves.push_back(t);
-  }
-  return leaves;
-}
-
-Tensors gradients_of(const Tensors& results, const Tensors& seeds, const Tensors& inputs) {
-  Tensors roots, given;
-  for (size_t k = 0; k < results.size(); ++k) {
-    if (!seeds[k].defined()) continue;
-    roots.push_back(results[k]);
-    given.push_back(is_dtensor(results[k]) ? distribute_tensor(seeds[k], spec_of(results[k])->mesh()) : seeds[k]);
-  }
-  if (roots.empty()) return {};
-  return torch::autograd::grad(roots, leaves_of(inputs), given, /*retain_graph=*/std::nullopt, /*create_graph=*/false,
-                               /*allow_unused=*/true);
-}
-
 // Waits for deferred results: their communication belongs to the call, though not done at the call.
 void read(const Tensors& results) {
   for (const at::Tensor& t : results) {
     if (is_dtensor(t)) meta_for_read(t);
   }
-}
-
-Expected expected_of(const SampleCall& call, const VerifyRuleOptions& options) {
-  Expected expected;
-  Tensors inputs = copies(call.tensors(), options.gradients && !call.writes());
-  at::Generator generator = at::detail::createCPUGenerator(options.seed);
-  try {
-    expected.results = call.run(inputs);
-  } catch (const std::exception& e) {
-    TORCH_CHECK_VALUE(false, "[verify_rule] plain LibTorch does not take the arguments of ", call.name(), ": ",
-                      e.what());
-  }
-  for (const at::Tensor& r : expected.results.tensors) {
-    const bool wants = r.defined() && r.requires_grad();
-    expected.seeds.push_back(wants ? at::randn(r.sizes(), generator, r.options().requires_grad(false)) : at::Tensor());
-  }
-  try {
-    expected.gradients = gradients_of(expected.results.tensors, expected.seeds, inputs);
-  } catch (const std::exception&) {
-    expected.gradients.clear();  // it has none
-  }
-  return expected;
 }
 
 // Decides one operator's calls by a given strategy.
@@ -125,7 +62,7 @@ class Forced final : public StepDecider {
 class Verifier {
  public:
   Verifier(const SampleCall& call, const VerifyRuleOptions& options)
-      : call_(call), options_(options), expected_(expected_of(call, options)) {}
+      : call_(call), options_(options), expected_(call, options.gradients, options.seed) {}
 
   RuleReport run() {
     for (const auto& shape : options_.meshes) try_layouts(mesh_of(shape));
@@ -135,8 +72,7 @@ class Verifier {
     if (options_.strategies && rule && !info.composite_implicit && !info.has_outs) try_offered(*rule);
     if (options_.missing) find_missing();
     report_.local.assign(local_.begin(), local_.end());
-    report_.has_gradients = std::any_of(expected_.gradients.begin(), expected_.gradients.end(),
-                                        [](const at::Tensor& t) { return t.defined(); });
+    report_.has_gradients = expected_.has_gradients();
     return std::move(report_);
   }
 
@@ -176,47 +112,16 @@ class Verifier {
     return inputs;
   }
 
-  // The fault of the results; empty: none.
-  std::string wrong_result(const SampleCall::Results& actual) const {
-    const auto& expected = expected_.results;
-    if (actual.tensors.size() != expected.tensors.size())
-      return absl::StrCat(actual.tensors.size(), " tensors come out, not ", expected.tensors.size());
-    for (size_t k = 0; k < expected.tensors.size(); ++k) {
-      const std::string text = difference_of(actual.tensors[k], expected.tensors[k], options_.tolerance);
-      if (!text.empty()) return absl::StrCat("result ", k, " ", text);
-    }
-    for (size_t k = 0; k < expected.numbers.size(); ++k) {
-      const c10::IValue &a = actual.numbers.at(k), &b = expected.numbers[k];
-      const bool same = a.isDouble() && b.isDouble()
-                            ? std::abs(a.toDouble() - b.toDouble()) <= options_.tolerance * (1 + std::abs(b.toDouble()))
-                            : c10::str(a) == c10::str(b);
-      if (!same) return c10::str("gives ", a, ", should give ", b);
-    }
-    return "";
-  }
-
-  std::string wrong_gradient(const SampleCall::Results& actual, const Tensors& inputs) const {
-    if (expected_.gradients.empty()) return "";
-    const Tensors gradients = gradients_of(actual.tensors, expected_.seeds, inputs);
-    for (size_t k = 0; k < gradients.size(); ++k) {
-      const at::Tensor &a = gradients[k], &b = expected_.gradients[k];
-      if (a.defined() != b.defined()) continue;  // undefined, or zeros
-      const std::string text = difference_of(a, b, options_.tolerance);
-      if (!text.empty()) return absl::StrCat("gradient ", k, " ", text);
-    }
-    return "";
-  }
-
   // Runs the call in `layouts`. False: it was refused, or had a fault, which is noted.
   bool try_one(const DeviceMesh& mesh, const Layouts& layouts, RuleFinding::Kind wrong) {
     try {
-      const Tensors inputs = distributed(mesh, layouts, !expected_.gradients.empty());
+      const Tensors inputs = distributed(mesh, layouts, expected_.differentiated());
       CommDebugMode comm;
       const auto actual = call_.run(inputs);
       read(actual.tensors);
       const bool is_local = comm.total() == 0;
-      std::string text = wrong_result(actual);
-      if (text.empty()) text = wrong_gradient(actual, inputs);
+      std::string text = expected_.wrong_result(actual, options_.tolerance);
+      if (text.empty()) text = expected_.wrong_gradient(actual, inputs, options_.tolerance);
       if (text.empty() && is_local && wrong == RuleFinding::Kind::kWrongValue) note_local(mesh, layouts, actual);
       if (text.empty()) return true;
       note(wrong, mesh, layouts, text);
@@ -326,7 +231,7 @@ class Verifier {
 
   const SampleCall& call_;
   const VerifyRuleOptions& options_;
-  const Expected expected_;
+  const ExpectedResults expected_;
   RuleReport report_;
   std::set<std::string> local_;  // RuleReport::local
 };

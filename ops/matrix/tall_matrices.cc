@@ -102,6 +102,39 @@ struct QR {
   at::Tensor q, r;
 };
 
+// R, and a rank's rows of Q, from the summaries `said` of all parts. Every rank decomposes the triangles, stacked.
+// `own_q`: Q of the rank's own rows, which are those of `part`; undefined: it has none, and gets an undefined Q.
+QR qr_of_triangles(const std::vector<Part>& parts, const at::Tensor& said, const Part& part, const at::Tensor& own_q,
+                   int64_t n) {
+  const size_t rows = part.dims.size() - 2;
+  std::vector<at::Tensor> triangles, tops;
+  std::vector<std::pair<int64_t, Said>> places;  // of each part in the triangles
+  int64_t place = 0, own_place = 0;
+  for (size_t c = 0; c < parts.size();) {
+    const Said it = said_of(parts[c], n);
+    const auto at = static_cast<int64_t>(c);
+    triangles.push_back(said.narrow(-2, at, it.triangle));
+    tops.push_back(said.narrow(-2, at + it.triangle, it.top).narrow(-1, 0, it.triangle));
+    places.emplace_back(place, it);
+    if (!part.empty() && parts[c].dims[rows][0].begin == part.dims[rows][0].begin) own_place = place;
+    place += it.triangle;
+    c += static_cast<size_t>(it.triangle + it.top);
+  }
+  auto [inner, triangle] = at::linalg_qr(at::cat(triangles, -2));
+  std::vector<at::Tensor> first_rows;
+  for (size_t p = 0; p < places.size(); ++p) {
+    if (places[p].second.top > 0)
+      first_rows.push_back(at::matmul(tops[p], inner.narrow(-2, places[p].first, places[p].second.triangle)));
+  }
+  const at::Tensor signs = householder_signs(at::cat(first_rows, -2));
+  QR result{{}, column_major(triangle * signs.unsqueeze(-1))};
+  if (own_q.defined()) {
+    const at::Tensor outer = inner.narrow(-2, own_place, own_q.size(-1)) * signs.unsqueeze(-2);
+    result.q = column_major(at::matmul(own_q, outer));
+  }
+  return result;
+}
+
 // nullopt: the rows are not split, or it does not pay.
 std::optional<QR> tall_qr(const c10::OperatorHandle& op, const at::Tensor& self) {
   const int64_t rows = self.dim() - 2;
@@ -134,38 +167,16 @@ std::optional<QR> tall_qr(const c10::OperatorHandle& op, const at::Tensor& self)
                                          {c10::toString(op.operator_name()), "A", module_of(meta_without_sync(self)),
                                           /*implicit=*/true});
 
-  // All ranks decompose the triangles, stacked.
   const RankTensors& said = meta_for_read(all.tensors[0]).locals;
   const RankTensors& locals = meta_for_read(self).locals;
   RankTensors q(locals.size()), r(locals.size());
   for (size_t i = 0; i < locals.size(); ++i) {
     LocalGuard guard;
-    const Part part = spec.local_layout(static_cast<int64_t>(i));
-    std::vector<at::Tensor> triangles, tops;
-    std::vector<std::pair<int64_t, Said>> places;  // of each part in the triangles
-    int64_t place = 0, own_place = 0;
-    for (size_t c = 0; c < all.parts.size();) {
-      const Said it = said_of(all.parts[c], n);
-      const auto at = static_cast<int64_t>(c);
-      triangles.push_back(said[i].narrow(-2, at, it.triangle));
-      tops.push_back(said[i].narrow(-2, at + it.triangle, it.top).narrow(-1, 0, it.triangle));
-      places.emplace_back(place, it);
-      if (!part.empty() && all.parts[c].dims[rows][0].begin == part.dims[rows][0].begin) own_place = place;
-      place += it.triangle;
-      c += static_cast<size_t>(it.triangle + it.top);
-    }
-    auto [inner, triangle] = at::linalg_qr(at::cat(triangles, -2));
-    std::vector<at::Tensor> first_rows;
-    for (size_t p = 0; p < places.size(); ++p) {
-      if (places[p].second.top > 0)
-        first_rows.push_back(at::matmul(tops[p], inner.narrow(-2, places[p].first, places[p].second.triangle)));
-    }
-    const at::Tensor signs = householder_signs(at::cat(first_rows, -2));
-    r[i] = column_major(triangle * signs.unsqueeze(-1));
     const auto it = own.find(locals[i].unsafeGetTensorImpl());
-    q[i] = it == own.end() ? at::empty_like(locals[i])
-                           : column_major(at::matmul(
-                                 it->second, inner.narrow(-2, own_place, it->second.size(-1)) * signs.unsqueeze(-2)));
+    const QR found = qr_of_triangles(all.parts, said[i], spec.local_layout(static_cast<int64_t>(i)),
+                                     it == own.end() ? at::Tensor() : it->second, n);
+    q[i] = found.q.defined() ? found.q : at::empty_like(locals[i]);
+    r[i] = found.r;
   }
   report_work(op, spec, ranks);
   Shape square = spec.sizes();

@@ -1,0 +1,260 @@
+#include "tools/calibrate/calibration.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "comm/communicator.h"
+#include "tools/calibrate/fit.h"
+#include "tools/flags.h"
+
+namespace dtensor::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The arguments of one call of any collective.
+struct CallArguments {
+  CommCall call;
+  RankTensors whole;
+  RankPieces pieces;
+  std::vector<int64_t> neighbours;  // to each position its next
+  int64_t bytes = 0;                // received per rank
+};
+
+at::TensorOptions on(c10::Device device) { return at::TensorOptions().dtype(at::kFloat).device(device); }
+
+void run_collective(Communicator& comm, Collective c, const CallArguments& a) {
+  switch (c) {
+    case Collective::kAllReduce:
+      comm.all_reduce(a.call, a.whole, ReduceOp::kSum);
+      break;
+    case Collective::kAllGather:
+      comm.all_gather(a.call, a.whole);
+      break;
+    case Collective::kReduceScatter:
+      comm.reduce_scatter(a.call, a.pieces, ReduceOp::kSum);
+      break;
+    case Collective::kAllToAll:
+      comm.all_to_all(a.call, a.pieces);
+      break;
+    case Collective::kBroadcast:
+      comm.broadcast(a.call, a.whole, 0);
+      break;
+    case Collective::kScatter:
+      comm.scatter(a.call, a.pieces, 0);
+      break;
+    case Collective::kGather:
+      comm.gather(a.call, a.whole, 0);
+      break;
+    case Collective::kPermute:
+      comm.permute(a.call, a.whole, a.neighbours);
+      break;
+    case Collective::kBarrier:
+      comm.barrier(a.call);
+      break;
+  }
+}
+
+// The arguments of a call in which every rank receives about `bytes`.
+CallArguments arguments_of(Collective c, const Groups& groups, int64_t bytes) {
+  const World& world = groups.mesh.world();
+  const Group& group = groups.group();
+  // Pieces that a rank receives, and how many of them: an all-reduce is a reduce-scatter and an all-gather.
+  const int64_t others = group.size - 1;
+  int64_t received = 1;
+  if (c == Collective::kAllGather || c == Collective::kReduceScatter || c == Collective::kAllToAll ||
+      c == Collective::kGather) {
+    received = others;
+  }
+  int64_t piece = std::max<int64_t>(1, bytes / (4 * received));
+  if (c == Collective::kAllReduce) piece = std::max<int64_t>(1, bytes * group.size / (8 * others));
+  CallArguments a;
+  a.bytes = c == Collective::kBarrier ? 0 : 4 * piece * received;
+  if (c == Collective::kAllReduce) a.bytes = 8 * piece * others / group.size;
+
+  a.call.group = &group;
+  a.call.ranks = groups.mesh.local_ranks();
+  a.call.event.cause.op = "calibrate";
+  a.call.event.cause.implicit = false;
+  a.call.event.bytes = a.bytes;
+  for (int64_t rank : a.call.ranks) {
+    a.whole.push_back(at::ones({piece}, on(world.device(rank))));
+    auto& list = a.pieces.emplace_back();
+    for (int64_t p = 0; p < group.size; ++p) list.push_back(at::ones({piece}, on(world.device(rank))));
+  }
+  for (int64_t p = 0; p < group.size; ++p) a.neighbours.push_back((p + 1) % group.size);
+  return a;
+}
+
+}  // namespace
+
+// Neighbours in groups of 2, 4, ..., and all ranks; and, where there are several nodes, groups of ranks far apart.
+std::vector<Groups> Calibration::all_groups() const {
+  const int64_t n = world_.size();
+  std::vector<int64_t> sizes;
+  for (int64_t size = 2; size < n; size *= 2) sizes.push_back(size);
+  sizes.push_back(n);
+  if (quick_ && sizes.size() > 2) sizes = {sizes.front(), sizes.back()};
+  std::vector<Groups> all;
+  for (int64_t size : sizes) {
+    if (n % size != 0 || size == n) {
+      all.push_back({DeviceMesh(world_, {size}, {"near"}), 0});
+      continue;
+    }
+    all.push_back({DeviceMesh(world_, {n / size, size}, {"far", "near"}), 1});
+    if (ranks_per_node_ < n) all.push_back({DeviceMesh(world_, {size, n / size}, {"far", "near"}), 0});
+  }
+  for (Groups& g : all) g.crosses_nodes = (g.mesh.dims_between_nodes(ranks_per_node_) >> g.dim & 1) != 0;
+  return all;
+}
+
+std::vector<int64_t> Calibration::byte_counts() const {
+  std::vector<int64_t> counts;
+  for (int64_t bytes = 1024; bytes <= max_bytes_; bytes *= quick_ ? 32 : 4) counts.push_back(bytes);
+  return counts;
+}
+
+// Waits until the devices have finished their work.
+void Calibration::wait() const {
+  if (world_.device_type() == c10::DeviceType::CPU) return;
+  for (int64_t rank : world_.owned_ranks()) at::ones({1}, on(world_.device(rank))).item<float>();
+}
+
+// The median of several calls.
+double Calibration::time(const std::function<void()>& call) const {
+  const double budget = quick_ ? 2e-3 : 20e-3;
+  const size_t least = quick_ ? 3 : 5;
+  std::vector<double> seconds;
+  call();
+  wait();
+  for (double spent = 0; seconds.size() < least || (spent < budget && seconds.size() < 1000);) {
+    const auto begin = Clock::now();
+    call();
+    wait();
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    spent += seconds.back();
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + static_cast<int64_t>(seconds.size() / 2), seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+Trial Calibration::measure(Collective c, const Groups& groups, int64_t bytes) const {
+  const CallArguments a = arguments_of(c, groups, bytes);
+  Communicator& comm = world_.communicator();
+  return {c, groups, a.bytes, time([&] { run_collective(comm, c, a); })};
+}
+
+void Calibration::fit_level(const std::vector<Trial>& trials, bool crosses_nodes, CostModel& model) {
+  for (int i = 0; i < kNumCollectives; ++i) {
+    const auto c = static_cast<Collective>(i);
+    CostModel count;  // of hops
+    count.within_node[i] = {/*latency=*/0, /*hop_latency=*/1, /*bandwidth=*/1};
+    std::vector<LinkSample> samples;
+    std::vector<int64_t> sizes;
+    for (const Trial& t : trials) {
+      if (t.collective != c || t.groups.crosses_nodes != crosses_nodes) continue;
+      const int64_t size = t.groups.group().size;
+      samples.push_back({count.collective(c, size, false, 0), static_cast<double>(t.bytes), t.seconds});
+      if (!std::count(sizes.begin(), sizes.end(), size)) sizes.push_back(size);
+    }
+    if (samples.empty()) continue;
+    const LinkFit fit = fit_link(samples);
+    (crosses_nodes ? model.between_nodes : model.within_node)[i] = fit.cost;
+    const std::string bandwidth = c == Collective::kBarrier    ? "-"
+                                  : fit.cost.bandwidth >= 1e14 ? "no limit seen"
+                                                               : absl::StrFormat("%.2f", fit.cost.bandwidth / 1e9);
+    absl::StrAppendFormat(&table_, "%-15s %-13s %-10s %11.2f %11.2f %14s %12.0f %% %6.0f %% at %s\n",
+                          std::string(to_string(c)), crosses_nodes ? "between nodes" : "within a node",
+                          absl::StrJoin(sizes, ","), fit.cost.latency * 1e6, fit.cost.hop_latency * 1e6, bandwidth,
+                          fit.typical_error * 100, fit.worst_error * 100,
+                          human_bytes(static_cast<int64_t>(samples[fit.worst].bytes)));
+  }
+}
+
+CostModel Calibration::run() {
+  std::vector<Trial> trials;
+  for (int i = 0; i < kNumCollectives; ++i) {
+    const auto c = static_cast<Collective>(i);
+    for (const Groups& groups : all_groups()) {
+      std::fprintf(stderr, "calibrate: %s in groups of %lld%s ...", std::string(to_string(c)).c_str(),
+                   static_cast<long long>(groups.group().size), groups.crosses_nodes ? " between nodes" : "");
+      double last = 0;
+      for (int64_t bytes : c == Collective::kBarrier ? std::vector<int64_t>{0} : byte_counts()) {
+        trials.push_back(measure(c, groups, bytes));
+        last = trials.back().seconds;
+      }
+      std::fprintf(stderr, " %s in %.1f us\n", human_bytes(trials.back().bytes).c_str(), last * 1e6);
+    }
+  }
+  CostModel model;
+  model.ranks_per_node = ranks_per_node_;
+  model.packs = world_.communicator().packs();
+  table_ = absl::StrFormat("%-15s %-13s %-10s %11s %11s %14s %14s %8s\n", "collective", "level", "group", "latency us",
+                           "per hop us", "GB/s", "typical error", "worst");
+  fit_level(trials, false, model);
+  fit_level(trials, true, model);
+  const auto crosses = [](const Trial& t) { return t.groups.crosses_nodes; };
+  if (std::none_of(trials.begin(), trials.end(), crosses)) {
+    model.between_nodes = model.within_node;
+    table_ += "All ranks are on one node: the numbers between nodes are written as those within one.\n";
+  }
+
+  measure_copies(model);
+  measure_products(model);
+  return model;
+}
+
+// Every rank copies, as in a step of a plan.
+void Calibration::measure_copies(CostModel& model) {
+  std::vector<double> rates;
+  for (int64_t bytes : byte_counts()) {
+    if (bytes < 1 << 15) continue;
+    RankTensors sources, targets;
+    for (int64_t rank : world_.owned_ranks()) {
+      sources.push_back(at::ones({bytes / 4}, on(world_.device(rank))));
+      targets.push_back(at::empty({bytes / 4}, on(world_.device(rank))));
+    }
+    const double seconds = time([&] {
+      for (size_t i = 0; i < sources.size(); ++i) targets[i].copy_(sources[i]);
+    });
+    rates.push_back(static_cast<double>(bytes) / seconds);
+  }
+  if (!rates.empty()) {
+    std::sort(rates.begin(), rates.end());
+    model.copy_bandwidth = rates[rates.size() / 2];
+    absl::StrAppendFormat(&table_, "copy: %.2f GB/s per rank (%.2f to %.2f)\n", model.copy_bandwidth / 1e9,
+                          rates.front() / 1e9, rates.back() / 1e9);
+  }
+}
+
+// Every rank multiplies square matrices, as large as those of a model's layers where there is time for it.
+void Calibration::measure_products(CostModel& model) {
+  std::vector<double> rates;
+  for (const int64_t n : quick_ ? std::vector<int64_t>{128, 256} : std::vector<int64_t>{512, 1024, 2048}) {
+    RankTensors factors, products;
+    for (int64_t rank : world_.owned_ranks()) {
+      factors.push_back(at::ones({n, n}, on(world_.device(rank))));
+      products.push_back(at::empty({n, n}, on(world_.device(rank))));
+    }
+    const double seconds = time([&] {
+      for (size_t i = 0; i < factors.size(); ++i) at::mm_out(products[i], factors[i], factors[i]);
+    });
+    rates.push_back(2 * std::pow(static_cast<double>(n), 3) / seconds);
+  }
+  std::sort(rates.begin(), rates.end());
+  model.flops_per_second = rates.back();
+  absl::StrAppendFormat(&table_, "matrix products: %.2f GFLOP/s per rank (from %.2f)\n", rates.back() / 1e9,
+                        rates.front() / 1e9);
+}
+
+}  // namespace dtensor::tools

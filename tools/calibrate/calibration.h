@@ -1,0 +1,62 @@
+// Measures collectives, copies and matrix products of a world, and fits a cost model to the times.
+//
+// It knows the ranks through Communicator alone. Times are of whole calls: where all groups of a mesh dim are in this
+// process, of all of them together, as in a step of a redistribution.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mesh/device_mesh.h"
+#include "plan/cost_model.h"
+
+namespace dtensor::tools {
+
+// Groups to measure in: along one dim of a mesh.
+struct Groups {
+  DeviceMesh mesh;
+  int64_t dim = 0;
+  bool crosses_nodes = false;
+  const Group& group() const { return mesh.get_group(dim); }
+};
+
+// The measured time of one collective in some groups.
+struct Trial {
+  Collective collective = Collective::kBarrier;
+  Groups groups;
+  int64_t bytes = 0;  // received per rank
+  double seconds = 0;
+};
+
+class Calibration {
+ public:
+  // `ranks_per_node`: consecutive ranks that share a node. `max_bytes`: the most that a rank receives in one call, at
+  // least 64 KiB. `quick`: few sizes and calls.
+  Calibration(World world, int64_t ranks_per_node, int64_t max_bytes, bool quick)
+      : world_(std::move(world)), ranks_per_node_(ranks_per_node), max_bytes_(max_bytes), quick_(quick) {}
+
+  // Measures everything, and reports progress on stderr. REQUIRES: the world has at least 2 ranks.
+  CostModel run();
+  // A line per collective and level, with how well the model fits; empty before run().
+  const std::string& table() const { return table_; }
+
+ private:
+  std::vector<Groups> all_groups() const;
+  std::vector<int64_t> byte_counts() const;
+  double time(const std::function<void()>& call) const;
+  void wait() const;
+  Trial measure(Collective c, const Groups& groups, int64_t bytes) const;
+  void fit_level(const std::vector<Trial>& trials, bool crosses_nodes, CostModel& model);
+  void measure_copies(CostModel& model);
+  void measure_products(CostModel& model);
+
+  const World world_;
+  const int64_t ranks_per_node_, max_bytes_;
+  const bool quick_;
+  std::string table_;
+};
+
+}  // namespace dtensor::tools
