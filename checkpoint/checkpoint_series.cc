@@ -77,7 +77,7 @@ void CheckpointSeries::remove_older(int64_t last) const {
     if (is_whole(*step) && kept++ < keep_last_) continue;
     const std::string path = folder(*step);
     try {
-      const FolderLock lock(path);  // nobody is saving to it
+      const FolderLock lock(path);  // no process is saving to it
       // From here on it is none; what a process that is killed leaves is removed the next time.
       std::remove(absl::StrCat(path, "/", kManifestName).c_str());
       remove_other_part_files(path, Manifest());

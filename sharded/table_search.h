@@ -63,7 +63,7 @@ struct TableSearch {
   double memory_factor = 1;    // bytes kept per byte of parameter: gradients, moments
   int64_t min_columns = 1;     // narrower column shards are not made
   bool shard_dense = false;    // dense parameters may be cut by rows or columns
-  bool crosses_nodes = false;  // what the cost model asks
+  bool crosses_nodes = false;  // as the cost model expects
   CostModel cost;
 
   // The choices found, in the order of `parameters`; nullopt if none that was tried stays within the budget. A
