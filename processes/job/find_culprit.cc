@@ -16,9 +16,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kAnswer{1500};  // how long a rank may take to say what it is doing
+constexpr Milliseconds kAnswer{1500};  // how long a rank may take to report its activity
 
-// Who has come to a call that a rank waits in, and who has left the job without it.
+// The ranks that have reached the call that a rank waits in, and those that have left the job without it.
 struct Arrivals {
   Arrivals(int64_t rank, const Activity& call) : rank(rank), call(call) {}
 
@@ -53,7 +53,7 @@ struct Arrivals {
   const int64_t rank;
   const Activity& call;
   std::vector<int64_t> came, left;
-  std::string last;  // what the first who left did last
+  std::string last;  // the last call of the first rank that left
 };
 
 }  // namespace
