@@ -1,4 +1,4 @@
-// What becomes of calls of a store that does not answer, and of a job that meets at one.
+// Calls of a store that does not answer, and a job with such a store.
 #include "processes/job/bounded_store.h"
 
 #include <c10/util/Exception.h>
@@ -111,7 +111,7 @@ TEST_CASE("bounded store: a call that does not come back is an error, the next o
   inner->frozen = false;
 }
 
-TEST_CASE("bounded store: what it is told to check fails its calls, also those that wait", "[processes][job]") {
+TEST_CASE("bounded store: a failed check fails its calls, also waiting ones", "[processes][job]") {
   std::atomic<bool> good{true};
   const auto store = make_bounded_store(c10::make_intrusive<FreezingStore>(), milliseconds(20000))->under("", [&] {
     TORCH_CHECK(good, "the file was removed");
