@@ -28,7 +28,7 @@ CheckpointSeries::CheckpointSeries(std::string folder, int64_t keep_last)
 }
 
 std::string CheckpointSeries::folder(int64_t step) const {
-  TORCH_CHECK_VALUE(step >= 0, "CheckpointSeries: there is no step ", step);
+  TORCH_CHECK_VALUE(step >= 0, "CheckpointSeries: step must be >= 0, got ", step);
   return absl::StrCat(folder_, "/", kPrefix, absl::StrFormat("%010d", step));
 }
 

@@ -151,7 +151,7 @@ void check_same(const DeviceMesh& ranks, const std::string& folder, const Manife
   for (size_t rank = 1; rank < sums.size(); ++rank) {
     TORCH_CHECK(sums[rank] == sums[0], "[", kLoadCheckpoint, "] '", folder,
                 "' is one checkpoint for rank 0 and another for rank ", rank,
-                "; the folder must be one that all processes share, and nobody may save to it meanwhile");
+                "; the folder must be one that all processes share, and no process may save to it meanwhile");
   }
 }
 

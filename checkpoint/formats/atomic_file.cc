@@ -94,7 +94,7 @@ void AtomicFile::check_own() const {
   const bool same = ::fstat(fd_, &ours) == 0 &&
                     ::fstatat(folder_, unfinished_.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
                     ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
-  TORCH_CHECK(same, "[save] '", path_, "': somebody removed or replaced its unfinished file '", unfinished_, "'");
+  TORCH_CHECK(same, "[save] '", path_, "': its unfinished file '", unfinished_, "' was removed or replaced");
 }
 
 std::string AtomicFile::unfinished_path() const { return path_.substr(0, path_.size() - name_.size()) + unfinished_; }

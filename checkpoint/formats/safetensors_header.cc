@@ -39,7 +39,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   template <typename... Args>
   [[noreturn]] void fail(const Args&... args) const {
-    TORCH_CHECK(false, "[load] '", path_, "' is no sound safetensors file: ", absl::StrCat(args...));
+    TORCH_CHECK(false, "[load] '", path_, "' is not a valid safetensors file: ", absl::StrCat(args...));
   }
 
   bool start_object(size_t) override {

@@ -157,7 +157,7 @@ const ZipFile::Record& ZipFile::find(const std::string& name) const {
   TORCH_CHECK(it != records_.end(), "no file of torch, or damaged: record '", name, "' is missing");
   TORCH_CHECK(it->second.stored, "record '", name,
               "' is compressed or encrypted, which torch does not write; "
-              "store it anew with torch.save");
+              "store it again with torch.save");
   return it->second;
 }
 

@@ -89,7 +89,7 @@ std::optional<std::pair<int64_t, std::string>> find_missing(JobBoard& board, abs
       for (;;) {
         if (const auto status = board.answer_of(question, other)) {
           if (status->has_begun(mine.group, mine.sequence)) break;
-          std::string text = absl::StrCat("it has not come to ", mine.what, ", within ", seconds_text(waited));
+          std::string text = absl::StrCat("it did not reach ", mine.what, ", within ", seconds_text(waited));
           const auto last = status->last.find(mine.group);
           if (last != status->last.end()) absl::StrAppend(&text, "; its last one there was ", last->second);
           if (status->active) absl::StrAppend(&text, "; it waits in ", status->what);

@@ -76,7 +76,7 @@ c10::intrusive_ptr<c10d::Store> open_file(const JobPlace& place, const std::stri
     TORCH_CHECK(
         seen && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() && (info.st_mode & 077) == 0, kFromEnv,
         "the folder ", folder,
-        " for the file at which the ranks meet is not this user's alone: somebody else could write there. Remove "
+        " for the file at which the ranks meet is not this user's alone: another user could write there. Remove "
         "it, or set TMPDIR to another folder");
   }
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -205,7 +205,7 @@ std::string find_listener(const JobPlace& place, const std::vector<Address>& add
     }
     std::this_thread::sleep_for(kRetry);
   } while (Clock::now() < deadline);
-  TORCH_CHECK(false, kFromEnv, "nobody answered rank ", place.rank, " at ", name_of(place), " within ",
+  TORCH_CHECK(false, kFromEnv, "no answer to rank ", place.rank, " at ", name_of(place), " within ",
               in_seconds(place.timeout), ": ", errno_text(error), ". ",
               place.store_exists ? "The launcher's agent" : "Rank 0", " listens there: see that it runs, that ",
               "all ranks have the same address, and that no firewall is between");

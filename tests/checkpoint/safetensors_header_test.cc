@@ -29,7 +29,7 @@ std::string field(const std::string& dtype, const std::string& shape, const std:
 void refused(const std::string& header, size_t data, const std::string& words) {
   CAPTURE(header);
   CHECK_THROWS_WITH(read(safetensors_bytes(header, std::string(data, '\0'))),
-                    Catch::Contains("/f' is no sound safetensors file") && Catch::Contains(words));
+                    Catch::Contains("/f' is not a valid safetensors file") && Catch::Contains(words));
 }
 
 const std::string kFour = field("F32", "[1]", "[0,4]");  // one tensor of four bytes

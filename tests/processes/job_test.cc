@@ -116,7 +116,7 @@ TEST_CASE("job: past the deadline the rank that has not come is named", "[proces
   Jobs others(milliseconds(700));
   others.launch(0, 1);
   CHECK_THAT(others.failure(milliseconds(8000)),
-             Contains("rank 1 failed: it has not come to call 1 of rank 0, within 0.7 s"));
+             Contains("rank 1 failed: it did not reach call 1 of rank 0, within 0.7 s"));
 }
 
 TEST_CASE("job: a rank that leaves after its part is not blamed, one that leaves before it is", "[processes][job]") {

@@ -365,7 +365,7 @@ TEST_CASE("error_file: the format that torchrun reads") {
   CHECK(file["message"]["extraInfo"]["py_callstack"] == "");
   CHECK(std::stoll(file["message"]["extraInfo"]["timestamp"].get<std::string>()) > 1600000000);
   std::remove(path.c_str());
-  write_error_file("", "nobody asked");
+  write_error_file("", "not requested");
   write_error_file(path + "/no/such/folder", "cannot be written");
 }
 

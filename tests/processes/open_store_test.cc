@@ -202,7 +202,7 @@ TEST_CASE("open_store: the launcher's agent serves") {
   JobPlace nobody = place(absl::StrCat("tcp://127.0.0.1:", free_port()), 0);
   nobody.store_exists = true;
   CHECK_THAT(outcome(nobody).error,
-             Contains("nobody answered rank 0 at") && Contains("The launcher's agent listens there"));
+             Contains("no answer to rank 0 at") && Contains("The launcher's agent listens there"));
 }
 
 TEST_CASE("open_store: the error of an address that cannot be served names the remedy") {
@@ -222,7 +222,7 @@ TEST_CASE("open_store: the error of an address that cannot be served names the r
 
 TEST_CASE("open_store: a failed connection is an error within the timeout") {
   const Outcome nobody = outcome(place(absl::StrCat("tcp://127.0.0.1:", free_port()), 1));
-  CHECK_THAT(nobody.error, Contains("nobody answered rank 1 at the store tcp://127.0.0.1:") &&
+  CHECK_THAT(nobody.error, Contains("no answer to rank 1 at the store tcp://127.0.0.1:") &&
                                Contains("within 0.7 s: Connection refused. Rank 0 listens there"));
   CHECK(nobody.took >= milliseconds(700));
   CHECK(nobody.took < milliseconds(3000));
