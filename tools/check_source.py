@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Checks how the source tree is built: python3 tools/check_source.py [--format] [ROOT]
 
-  direction   a folder includes those before it alone (LAYERS), and nobody includes another folder's internal/; PROGRAMS
-              include public headers alone. Tests may include anything.
+  direction   a folder includes those before it only (LAYERS), and never another folder's internal/; PROGRAMS include
+              public headers only. Tests may include anything.
   cycles      within a folder, no file includes in a circle (x.h and x.cc count as one)
   names       types and constants of anonymous namespaces have other names in each .cc of a folder, which are compiled
               together (unity.bzl)
   root        no more than MAX_FOLDERS folders at the top
+  words       comments and string literals of sources (test names and error texts among them), and the pages of PROSE,
+              contain none of BANNED_WORDS
   --format    clang-format-14 would change nothing; skipped, saying so, where that is not installed
 
 Prints a line per fault; exits 1 if there is one.
@@ -30,6 +32,14 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 ANONYMOUS = re.compile(r"^namespace \{$(.*?)^\}  // namespace$", re.M | re.S)
 NAME = re.compile(r"^(?:(?:struct|class|union|enum(?: class)?) (\w+)|(?:static |constexpr |const )[^=;(]*?\b(k[A-Z]\w*))", re.M)
 CLANG_FORMAT = "clang-format-14"
+# A comment or test name with one of these lacks a subject, or has a metaphor where there is a term.
+BANNED_WORDS = ["nobody", "somebody", "whoever", "strayed", "at home", "given away", "anew"]
+BANNED = re.compile(r"\b(?:" + "|".join(word.replace(" ", r"\s+") for word in BANNED_WORDS) + r")\b", re.I)
+# Pages that "words" checks, too; add README.md, CONTRIBUTING.md and docs here.
+PROSE = []
+# Raw strings first: quotes and slashes within them begin nothing. Then strings, characters, and both kinds of comments.
+TEXT = re.compile(r'R"(?P<mark>[^()\s]*)\((?:.*?)\)(?P=mark)"|"(?:[^"\\\n]|\\.)*"|(?<![0-9a-zA-Z])\'(?:[^\'\\\n]|\\.)+\''
+                  r'|//[^\n]*|/\*.*?\*/', re.S)
 
 
 def sources(root, folders):
@@ -116,6 +126,28 @@ def name_faults(root, paths):
             for (_, name), found in sorted(where.items()) if len(found) > 1]
 
 
+def pages(root, names):
+    for name in names:
+        if os.path.isdir(os.path.join(root, name)):
+            for where, _, files in os.walk(os.path.join(root, name)):
+                yield from (os.path.relpath(os.path.join(where, f), root) for f in sorted(files) if f.endswith(".md"))
+        else:
+            yield name
+
+
+def word_faults(root, paths):
+    faults = []
+    for path in paths:
+        text = read(root, path)
+        parts = [(0, text)] if path.endswith(".md") else [(m.start(), m.group()) for m in TEXT.finditer(text)]
+        for start, part in parts:
+            for found in BANNED.finditer(part):
+                line = text.count("\n", 0, start + found.start()) + 1
+                faults.append(f"{path}:{line}: '{' '.join(found.group().split())}' is one of BANNED_WORDS; name the subject, "
+                              "or use the term")
+    return faults
+
+
 def root_faults(root):
     folders = sorted(d for d in os.listdir(root) if os.path.isdir(os.path.join(root, d)) and not d.startswith(".") and
                      not d.startswith("bazel-"))
@@ -143,6 +175,7 @@ def main(arguments):
     root = os.path.realpath(roots[0] if roots else os.path.join(os.path.dirname(os.path.realpath(__file__)), ".."))
     includes = {path: INCLUDE.findall(read(root, path)) for path in sources(root, LAYERS + PROGRAMS)}
     faults = direction_faults(includes) + cycle_faults(includes) + name_faults(root, sources(root, LAYERS)) + root_faults(root)
+    faults += word_faults(root, [*sources(root, LAYERS + PROGRAMS + ["tests"]), *pages(root, PROSE)])
     if formats:
         faults += format_faults(root, list(sources(root, LAYERS + PROGRAMS + ["tests"])))
     print("\n".join(faults) if faults else f"{len(includes)} files of {len(LAYERS + PROGRAMS)} folders: no fault")
