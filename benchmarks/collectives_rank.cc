@@ -77,7 +77,7 @@ int run_gloo_rank() {
 }
 
 int run_ours_rank() {
-  // As good allocators do, keep what is released: glibc maps what is larger than 32 MiB anew every time.
+  // Keep freed memory, as good allocators do: glibc would map blocks larger than 32 MiB again every time.
   ::mallopt(M_MMAP_MAX, 0);
   ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   const World world = World::from_env();

@@ -163,7 +163,7 @@ double compare_wall(int64_t ranks, const Placement& from, const Placement& to, i
   std::vector<double> ours, hand;
   double spent = 0;
   while (ours.size() < 21 || (spent < 0.1 && ours.size() < 2001)) {
-    const at::Tensor x = from_local(locals, mesh, {from});  // anew: a tensor remembers its reduction
+    const at::Tensor x = from_local(locals, mesh, {from});  // a new tensor each time, since its reduction is cached
     at::Tensor y;
     std::vector<at::Tensor> results;
     const auto time_ours = [&] {

@@ -34,7 +34,7 @@ std::vector<at::Tensor> all_gather(const DeviceMesh& mesh, std::string data, int
   return all;
 }
 
-// How long a process works before it tells that it still does: far below any deadline.
+// How long a process works before it reports that it still does: far below any deadline.
 constexpr std::chrono::milliseconds kPatience(200);
 const char* const kWorking = "\x01working";
 
@@ -45,7 +45,7 @@ std::string first_of(const DeviceMesh& ranks, const std::vector<std::string>& er
   return "";
 }
 
-// What went wrong; "": nothing did.
+// The error's text; "" if there is none.
 std::string error_of(const std::function<void()>& work) {
   try {
     work();

@@ -34,17 +34,17 @@ namespace dtensor {
 
 using CheckpointValue = std::variant<bool, int64_t, double, std::string>;
 
-// What is saved, and what a load changes. Names are joined with '.': parameter weight of child "0" of modules["model"]
-// is "model.0.weight", its state in optimizers["optimizer"] "optimizer.model.0.weight.exp_avg". The modules and
-// optimizers stay the caller's and must live as long as the call (the save, if it is asynchronous, reads them before it
-// returns).
+// The contents to save, or to change by a load. Names are joined with '.': parameter weight of child "0" of
+// modules["model"] is "model.0.weight", its state in optimizers["optimizer"] "optimizer.model.0.weight.exp_avg". The
+// modules and optimizers stay the caller's and must live as long as the call (the save, if it is asynchronous, reads
+// them before it returns).
 struct CheckpointContents {
   std::map<std::string, torch::nn::Module*> modules = {};
   // SGD, Adam, AdamW, Adagrad, RMSprop, whose parameters are those of the modules. Their options are saved, too.
   std::map<std::string, torch::optim::Optimizer*> optimizers = {};
   NamedTensors tensors = {};                           // plain or distributed; loaded in place
   std::map<std::string, CheckpointValue> values = {};  // the step, a scheduler's count; a load puts the file's here
-  // Of the CPU's default generator, which is taken to be the same on all ranks, as plain tensors are.
+  // State of the CPU's default generator, assumed to be the same on all ranks, like plain tensors.
   bool random_state = true;
 };
 

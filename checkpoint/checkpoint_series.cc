@@ -28,7 +28,7 @@ CheckpointSeries::CheckpointSeries(std::string folder, int64_t keep_last)
 }
 
 std::string CheckpointSeries::folder(int64_t step) const {
-  TORCH_CHECK_VALUE(step >= 0, "CheckpointSeries: there is no step ", step);
+  TORCH_CHECK_VALUE(step >= 0, "CheckpointSeries: step must be >= 0, got ", step);
   return absl::StrCat(folder_, "/", kPrefix, absl::StrFormat("%010d", step));
 }
 
@@ -77,7 +77,7 @@ void CheckpointSeries::remove_older(int64_t last) const {
     if (is_whole(*step) && kept++ < keep_last_) continue;
     const std::string path = folder(*step);
     try {
-      const FolderLock lock(path);  // nobody is saving to it
+      const FolderLock lock(path);  // no process is saving to it
       // From here on it is none; what a process that is killed leaves is removed the next time.
       std::remove(absl::StrCat(path, "/", kManifestName).c_str());
       remove_other_part_files(path, Manifest());

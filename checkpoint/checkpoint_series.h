@@ -22,16 +22,16 @@ class CheckpointSeries {
 
   // "run/step-0000000100", whether there is one or not. Error (c10::Error): step < 0.
   std::string folder(int64_t step) const;
-  // Those that are there whole, ascending.
+  // Complete checkpoints, ascending.
   std::vector<int64_t> steps() const;
   // The last one of them; nullopt: none.
   std::optional<int64_t> latest() const;
 
   // save_checkpoint(), and then remove_older(step) by one process. Collective.
   void save(int64_t step, const CheckpointContents& contents, const SaveCheckpointOptions& options = {}) const;
-  // Of the steps up to this one all but the last keep_last, and what is left of earlier saves that did not end. Later
-  // steps stay: a run that goes back removes them itself. For who calls save_checkpoint_async(folder(step), ...): by
-  // one process, after wait(). What cannot be removed stays, without an error.
+  // Removes all but the last keep_last of the steps up to this one, and unfinished saves of earlier steps. Later steps
+  // stay: a run that goes back removes them itself. For callers of save_checkpoint_async(folder(step), ...): by one
+  // process, after wait(). Files that cannot be removed stay, without an error.
   void remove_older(int64_t step) const;
 
  private:

@@ -28,7 +28,7 @@ namespace {
 
 constexpr char kLoadCheckpoint[] = "load_checkpoint";
 
-// What a part of a tensor in this process needs of a file.
+// A range of a file that a part of a tensor in this process needs.
 struct Read {
   const std::string* name;
   const ManifestTensor* tensor;
@@ -42,7 +42,7 @@ class Loader {
   Loader(const std::string& folder, const Manifest& manifest, const LoadCheckpointOptions& options)
       : folder_(folder), manifest_(manifest), options_(options) {}
 
-  // What is to be read. Errors: a target that cannot take it.
+  // Plans the reads. Errors: a target that cannot get the values.
   void plan(const NamedTensors& targets) {
     for (const auto& [name, t] : targets) plan_tensor(name, t);
   }
@@ -68,7 +68,7 @@ class Loader {
     c10::AutoGradMode no_grad(false);
     LocalGuard guard;
     for (const Read& read : reads_) {
-      // What was verified is in memory still, unless it is more than that holds.
+      // Verified data is still in memory, unless it exceeds that.
       at::Tensor from = open(read.source->file).part(*read.name, read.source->box, read.tensor->dtype), to = read.part;
       for (size_t d = 0; d < read.block.sizes.size(); ++d) {
         from = from.narrow(d, read.block.from[d], read.block.sizes[d]);
@@ -80,7 +80,7 @@ class Loader {
     for (const Read& read : reads_) wait_for_device(read.part);
   }
 
-  // What the function that is told of the progress threw while values were copied. It is not to stop that half way.
+  // An error of the progress function while values were copied, which must not interrupt copying.
   void rethrow() const {
     if (thrown_) std::rethrow_exception(thrown_);
   }
@@ -92,7 +92,7 @@ class Loader {
     return bytes;
   }
 
-  // When the disk is asked for it for the first time: that is what takes long.
+  // Reports the first read of the data from the disk, which takes most of the time.
   void note(int64_t bytes) {
     progress_.bytes_done += bytes;
     try {
@@ -151,7 +151,7 @@ void check_same(const DeviceMesh& ranks, const std::string& folder, const Manife
   for (size_t rank = 1; rank < sums.size(); ++rank) {
     TORCH_CHECK(sums[rank] == sums[0], "[", kLoadCheckpoint, "] '", folder,
                 "' is one checkpoint for rank 0 and another for rank ", rank,
-                "; the folder must be one that all processes share, and nobody may save to it meanwhile");
+                "; the folder must be one that all processes share, and no process may save to it meanwhile");
   }
 }
 
@@ -177,7 +177,7 @@ CheckpointMismatch load_checkpoint(const std::string& folder, CheckpointContents
   const DeviceMesh ranks = ranks_of(world);
   check_same(ranks, folder, manifest, error);
 
-  // Whatever fails on one process, on all of them nothing has changed yet.
+  // If any process fails, nothing has changed yet on all of them.
   std::optional<LoadTargets> targets;
   Loader loader(folder, manifest, options);
   try {

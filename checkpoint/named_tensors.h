@@ -1,4 +1,4 @@
-// What files hold: tensors by name.
+// The contents of files: tensors by name.
 #pragma once
 
 #include <ATen/core/Tensor.h>

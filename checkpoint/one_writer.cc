@@ -15,8 +15,8 @@
 namespace dtensor {
 namespace {
 
-// All ranks that hold a part, as one dim; undefined if all are in this process. Of several meshes the largest: what
-// this process has no part of cannot be gathered here anyway.
+// All ranks that hold a part, as one dim; undefined if all are in this process. With several meshes the largest:
+// tensors without a part in this process cannot be gathered here anyway.
 DeviceMesh writers_mesh(const std::vector<at::Tensor>& tensors) {
   DeviceMesh largest;
   for (const at::Tensor& t : tensors) {

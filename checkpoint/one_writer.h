@@ -13,9 +13,9 @@ namespace dtensor {
 // `tensors`. These ranks' processes call it together; where there are no distributed tensors, or one process has all
 // ranks, both just run here, without communication.
 //
-// Returns, everywhere, when the file at `path` is there. Error, everywhere: what either of them threw on any rank, with
-// the rank. The others wait as long as the writer lives and writes, however long the disk takes (run_on_all() in
-// agreement.h).
+// Returns, everywhere, when the file at `path` is complete. Error, everywhere: the error of either function on any
+// rank, with the rank. The others wait as long as the writer lives and writes, however long the disk takes
+// (run_on_all() in agreement.h).
 void write_once(const std::vector<at::Tensor>& tensors, const std::string& path, const std::function<void()>& prepare,
                 const std::function<void()>& write);
 

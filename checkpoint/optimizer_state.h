@@ -1,4 +1,4 @@
-// What LibTorch's optimizers remember, by name. The one place that knows their classes. Internal.
+// The states of LibTorch's optimizers, by name. The only code that depends on their classes. Internal.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,8 @@ class OptimizerParamState;
 
 namespace dtensor {
 
-// Of one parameter: "exp_avg", "max_exp_avg_sq", ...; places in the state that was asked, undefined tensors included.
+// Fields of one parameter's state: "exp_avg", "max_exp_avg_sq", ...; pointers into the given state, undefined tensors
+// included.
 struct ParamStateFields {
   std::vector<std::pair<std::string, at::Tensor*>> tensors;
   int64_t* step = nullptr;  // null: it counts none
@@ -31,7 +32,7 @@ std::optional<ParamStateFields> fields_of(torch::optim::OptimizerParamState& sta
 // An empty state of a parameter of that optimizer; null: not known.
 std::unique_ptr<torch::optim::OptimizerParamState> new_param_state(const torch::optim::Optimizer& optimizer);
 
-// Of a group of parameters: "lr", "weight_decay", "beta1", ...; places in `options`. Empty: not known.
+// Options of a parameter group: "lr", "weight_decay", "beta1", ...; pointers into `options`. Empty: not known.
 std::vector<std::pair<std::string, std::variant<bool*, double*>>> fields_of(torch::optim::OptimizerOptions& options);
 
 }  // namespace dtensor

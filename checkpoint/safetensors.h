@@ -51,11 +51,11 @@ class SafetensorsFile {
   std::shared_ptr<const std::map<std::string_view, const SafetensorsEntry*>> by_name_;
 };
 
-// Writes whole values, row-major: views, transposed and conjugated tensors by what they show, and tensors that share
-// memory each for itself. Distributed tensors are gathered one at a time (collectives by the name "save"), so that no
-// more than one whole tensor is in memory. `path` is replaced when everything is on the disk, and not at all after an
-// error; see save() for jobs of several processes. `metadata` are texts for whoever reads the file; programs that load
-// models of PyTorch look for {"format", "pt"}.
+// Writes whole values, row-major: views, transposed and conjugated tensors by their values, and tensors that share
+// memory separately. Distributed tensors are gathered one at a time (collectives by the name "save"), so that no more
+// than one whole tensor is in memory. `path` is replaced when everything is on the disk, and not at all after an error;
+// see save() for jobs of several processes. `metadata` are texts for readers of the file; programs that load models of
+// PyTorch look for {"format", "pt"}.
 // Errors: NotImplementedError where this process lacks values; TypeError for dtypes that the format does not have, with
 // the tensor's name; c10::Error where the file cannot be written, names are no UTF-8 or "__metadata__". Undefined
 // tensors are left out.

@@ -45,7 +45,7 @@ struct PendingCheckpoint::State {
   std::string folder;
   World world;
   FolderLock lock;
-  Manifest manifest;  // with the files of this process alone, until all have told theirs
+  Manifest manifest;  // with this process's files only, until all have reported theirs
   std::vector<PlannedFile> files;
   std::function<void(const CheckpointProgress&)> progress;
   CheckpointProgress done;
@@ -79,13 +79,13 @@ struct PendingCheckpoint::State {
   void remove_own() noexcept;
 };
 
-// What all processes must say alike.
+// Values that must be equal on all processes.
 std::string PendingCheckpoint::State::fingerprint() const {
   const std::string all = to_text(manifest);
   return checksum_text(checksum(all.data(), all.size()));
 }
 
-// All that can fail on one process alone is told to the others before anything is waited for.
+// Errors of one process are reported to the others before anything is waited for.
 void PendingCheckpoint::State::begin(const CheckpointContents& contents, const SaveCheckpointOptions& options) {
   c10::AutoGradMode no_grad(false);
   world = world_of(contents, options.world);
@@ -148,7 +148,7 @@ void PendingCheckpoint::State::snapshot() {
   }
 }
 
-// A process that lacks the memory, or a thread, tells the others in finish().
+// A process that lacks the memory, or a thread, reports it in finish().
 void PendingCheckpoint::State::start(bool copy) noexcept {
   try {
     for (const PlannedFile& file : files) {
@@ -162,7 +162,7 @@ void PendingCheckpoint::State::start(bool copy) noexcept {
   }
 }
 
-// This process' files. What goes wrong is told in finish().
+// Writes this process' files. Errors are reported in finish().
 void PendingCheckpoint::State::write() noexcept {
   try {
     for (PlannedFile& file : files) {
@@ -180,8 +180,8 @@ void PendingCheckpoint::State::write() noexcept {
   written.store(true);
 }
 
-// Files are removed only after a failure that all have agreed on. Where the processes cannot talk any more nobody knows
-// whether the checkpoint is there: the next save removes what does not belong to it.
+// Files are removed only after a failure on which all processes have agreed. If the processes cannot communicate any
+// more, it is not known whether the checkpoint is complete: the next save removes files that do not belong to it.
 void PendingCheckpoint::State::finish() {
   TORCH_CHECK(!over, "[", kSaveCheckpoint, "] '", folder, "': the save has ended before, by wait() or try_commit()");
   over = true;
@@ -278,7 +278,7 @@ PendingCheckpoint::~PendingCheckpoint() {
   }
   if (state_->over) return;
   if (state_->writer.joinable()) state_->writer.join();
-  state_->remove_own();  // nobody has been told of them
+  state_->remove_own();  // the others do not know these files yet
 }
 
 bool PendingCheckpoint::written() const { return state_->written.load(); }

@@ -20,7 +20,7 @@ namespace {
 struct ModulePart {
   std::string name;
   at::Tensor tensor;    // the parameter or buffer
-  at::Tensor original;  // what it was
+  at::Tensor original;  // the original value
 };
 
 std::vector<ModulePart> parts_of(const torch::nn::Module& module) {

@@ -30,7 +30,7 @@ bool any_distributed(const Optimizer& optimizer) {
 
 // In the order in which every process of a job has the parameters: the map of states is ordered by addresses, which
 // differ. Error (NotImplementedError): an optimizer that is not known. Error (ValueError): state of a parameter that
-// the optimizer no longer has, whose place in the order nobody knows.
+// the optimizer no longer has, whose place in the order is unknown.
 std::vector<at::Tensor*> distributed_state(const Optimizer& optimizer) {
   std::vector<at::Tensor*> result;
   absl::flat_hash_set<const void*> in_groups;
@@ -62,7 +62,7 @@ std::vector<at::Tensor*> distributed_state(const Optimizer& optimizer) {
   return result;
 }
 
-// Puts the old state and options back unless told that all went well.
+// Restores the old state and options unless the load succeeded.
 class Undo {
  public:
   explicit Undo(Optimizer& optimizer) : optimizer_(optimizer) {

@@ -22,7 +22,7 @@ struct Backend {
 constexpr Backend kBackends[] = {
     // Gloo could reduce, but not in the order of the group, and a job gives the bits of one process.
     {CommBackend::kGloo, "Gloo", Transport::kAllToAll, false, false},
-    // A reduce_scatter by exchange sends the same bytes as NCCL's own. In a transfer between meshes not everybody has
+    // A reduce_scatter by exchange sends the same bytes as NCCL's own. In a transfer between meshes not every rank has
     // an addend
     // for everybody, and no rank knows of all the others whether they do, so they could not agree on another form.
     {CommBackend::kNccl, "NCCL", Transport::kAllToAll, true, false},

@@ -1,5 +1,5 @@
-// What the backends of collectives do themselves, and how the rest is made: one table. Communicators choose by it, and
-// docs/worlds.md shows it.
+// The capabilities of backends for collectives, and substitutes for missing ones: one table. Communicators choose by
+// it, and docs/worlds.md shows it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +23,7 @@ enum class CommBackend : uint8_t {
 inline constexpr std::array<CommBackend, 4> kCommBackends = {CommBackend::kGloo, CommBackend::kNccl,
                                                              CommBackend::kNcclLocal, CommBackend::kCopies};
 
-// What carries the blocks of an exchange, of every dtype, even or uneven.
+// The transport for the blocks of an exchange, of every dtype, even or uneven.
 enum class Transport : uint8_t {
   kAllToAll,     // one alltoall_base of packed bytes
   kSendReceive,  // grouped sends and receives, packed where a block does not lie in a row

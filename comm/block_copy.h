@@ -1,4 +1,4 @@
-// Copies blocks from one strided tensor into another: what every exchange of data is made of.
+// Copies blocks from one strided tensor into another: the basic operation of every exchange.
 //
 //   copy_block(shard, whole, {.from = {0, 0}, .to = {4, 0}, .sizes = {2, 8}});  // rows 0-1 become rows 4-5
 //

@@ -1,5 +1,5 @@
-// What remembers every collective of a communicator, whether anybody listens or not. The flight recorder is one; a
-// program without it records nothing.
+// Records every collective of a communicator, independently of listeners. The flight recorder is one; a program without
+// it records nothing.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ struct CommView;  // comm_call.h
 class CallRecord {
  public:
   virtual ~CallRecord() = default;
-  virtual int64_t sequence() const = 0;  // which call of its group it is, from 1; 0: nobody counts
+  virtual int64_t sequence() const = 0;  // number of the call in its group, from 1; 0: not counted
   virtual void started() = 0;
   virtual void completed() = 0;
 };
 
-// Of one communicator. Thread-safe.
+// For one communicator. Thread-safe.
 class CallRecorder {
  public:
   virtual ~CallRecorder() = default;

@@ -21,16 +21,15 @@ struct CommCall {
   const Group* group = nullptr;
   // The owned ranks, in the order of the tensors: mesh.local_ranks().
   absl::Span<const int64_t> ranks;
-  // What to report. `collective`, `seconds`, `backward`, `mesh_dims`, `group_size` and `received_bytes` are filled in
-  // by the communicator; `cause`, `bytes` and `dtype` by the caller, who knows them also where nobody has data.
+  // The event to report. `collective`, `seconds`, `backward`, `mesh_dims`, `group_size` and `received_bytes` are filled
+  // in by the communicator; `cause`, `bytes` and `dtype` by the caller, also in worlds without data.
   CommEvent event;
-  // Shapes of the pieces that each owned rank receives, in the order of its result. For the functions that make their
-  // results themselves: a rank cannot know the shapes of what another process sends. Unset: as large as what it passes
-  // itself.
+  // Shapes of the pieces that each owned rank receives, in the order of its result. For functions that allocate their
+  // results: a rank does not know the shapes that another process sends. Unset: as large as its own input.
   std::vector<std::vector<Shape>> receive_shapes;
   // Of exchange(), reduce_scatter() and all_reduce_many(): set if the caller need not have the results at once. An
-  // asynchronous backend then returns as soon as the inputs have been read, and leaves here what to wait for before the
-  // results are used. The collective ends without that wait, too, so each rank may set this or not, as it likes.
+  // asynchronous backend then returns as soon as the inputs have been read, and stores here the work to wait for before
+  // the results are used. The collective ends without that wait, too, so each rank may set this or not, as it likes.
   std::shared_ptr<CommWork>* work = nullptr;
 };
 
@@ -41,14 +40,14 @@ struct Message {
   Block block;
 };
 
-// What a listener may look at while a collective is reported.
+// The data for a listener while a collective is reported.
 struct CommView {
   Collective collective;
   const CommCall& call;
   absl::Span<const Message> messages;  // none for all_reduce and barrier
   const RankPieces& inputs;
   const RankPieces& outputs;  // of an all_reduce its inputs, whose shapes they have
-  int64_t sequence = 0;       // which call of its group it is, from 1; 0: nobody counts (call_recorder.h)
+  int64_t sequence = 0;       // number of the call in its group, from 1; 0: not counted (call_recorder.h)
 };
 
 // Where world ranks stand in a list of some of them.

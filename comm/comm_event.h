@@ -1,4 +1,4 @@
-// One record per collective: what was communicated, how much, and why.
+// One record per collective: its kind, its bytes, and its cause.
 //
 // Communicators report every call as a CommEvent to the listeners of the current thread's scope (scope.h).
 // CommDebugMode, contracts and traces are listeners of this one stream, and so is, for the time of a scope,
@@ -24,13 +24,13 @@
 namespace dtensor {
 
 // How many collectives this process has completed since it started, in all worlds and on all threads. Only grows:
-// whoever wants the count of a stretch subtracts. Thread-safe.
+// subtract two values for the count of a section. Thread-safe.
 CollectiveCounts collectives_issued();
 
 // Internal: communicators tell that one is done.
 void count_collective(Collective c);
 
-// Who asked for the communication.
+// The origin of the communication.
 struct CommCause {
   std::string op;           // "aten::mm", or the API function that was called: "redistribute", "full_tensor", ...
   std::string argument;     // the argument of `op` that was redistributed, "" where there is none
@@ -45,9 +45,9 @@ struct CommEvent {
   std::string mesh_dims;  // names of the mesh dims whose groups took part: "tp", "dp,tp"
   int64_t group_size = 1;
   int64_t bytes = 0;  // received by one rank, the largest of the group, as planned
-  // What really arrived, counted by the communicator: on the owned rank that received most; -1 before the call, and
-  // where no rank is owned. Of an all_reduce of N bytes over W ranks 2 N (W-1)/W, of a reduce_scatter N (W-1)/W, as in
-  // `bytes`.
+  // The bytes actually received, counted by the communicator: on the owned rank that received most; -1 before the call,
+  // and where no rank is owned. Of an all_reduce of N bytes over W ranks 2 N (W-1)/W, of a reduce_scatter N (W-1)/W, as
+  // in `bytes`.
   int64_t received_bytes = -1;
   c10::ScalarType dtype = c10::ScalarType::Float;  // of the first tensor where several travel together
   int more_tensors = 0;                            // that travel with the first one

@@ -27,12 +27,12 @@ int64_t exchanged_bytes(const CommCall& call, const RankSlots& slots, absl::Span
   return received.empty() ? -1 : *std::max_element(received.begin(), received.end());
 }
 
-// What a rank receives of a reduction into which it puts `bytes`, by the convention of CommEvent::received_bytes.
+// Bytes that a rank receives in a reduction of `bytes` per rank, by the convention of CommEvent::received_bytes.
 int64_t reduced_bytes(int64_t bytes, int64_t group_size, int64_t passes) {
   return passes * bytes * (group_size - 1) / group_size;
 }
 
-// Those of the scope, and the process's behind them, which then sees only what really runs.
+// The listeners of the scope, followed by the process's listener, which so sees only collectives that run.
 class Listeners {
  public:
   Listeners() : of_scope_(current_scope().listeners), of_process_(process_listener()) {}

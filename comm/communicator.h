@@ -96,7 +96,7 @@ class Communicator {
   RankPieces exchange_whole(const CommCall& call, Collective c, const RankPieces& inputs, const SourcesOf& sources_of);
 
   std::vector<c10::Device> devices_;
-  std::unique_ptr<CallRecorder> recorder_;  // null: nobody records
+  std::unique_ptr<CallRecorder> recorder_;  // null: no recording
 };
 
 // World::local: all ranks of every group are owned by this process; copies between their tensors, across devices too.

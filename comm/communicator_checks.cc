@@ -106,7 +106,7 @@ void check_messages(Collective c, const CommCall& call, const RankSlots& slots, 
 }
 
 void check_addends(Collective c, const RankSlots& slots, absl::Span<const Message> messages) {
-  std::vector<absl::Span<const Message>> first;  // by slot: what the first sender sends there
+  std::vector<absl::Span<const Message>> first;  // by slot: the messages of the first sender
   for (size_t begin = 0; begin < messages.size();) {
     const auto run = run_at(messages, begin);
     begin += run.size();

@@ -1,4 +1,4 @@
-// What the collectives check before they move anything. Internal to the communicators.
+// Checks of collectives before they move anything. Internal to the communicators.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -21,7 +21,7 @@ void check_reduce_op(Collective c, ReduceOp op, const at::Tensor& tensor);
 // Messages against the tensors that this process sees.
 void check_messages(Collective c, const CommCall& call, const RankSlots& slots, absl::Span<const Message> messages,
                     const RankPieces& inputs, const RankPieces& outputs);
-// What arrives at one owned rank from several senders must go to the same places.
+// Messages from several senders to one owned rank must have the same destinations.
 void check_addends(Collective c, const RankSlots& slots, absl::Span<const Message> messages);
 
 // The tensors that `tensor_of(i)` names for the i-th owned ranks of one group must have equal dtypes and, if `shapes`,

@@ -1,4 +1,4 @@
-// The collectives that make their results themselves: each says who gets what from whom, the rest is one exchange.
+// The collectives that allocate their results: each lists the pieces to send, the rest is one exchange.
 #include <ATen/ops/empty.h>
 #include <c10/core/TensorOptions.h>
 
@@ -35,8 +35,8 @@ void check_source(Collective c, const CommCall& call, int64_t source, size_t cou
   check_position(c, call, "source", source);
 }
 
-// What says what a piece is like: the piece itself, where the sender is owned, else the receiver's tensor at
-// `like_index`. Null: nobody does.
+// The tensor whose shape a piece has: the piece itself, if the sender is owned, else the receiver's tensor at
+// `like_index`. Null: there is none.
 const at::Tensor* like_of(Collective c, const RankPieces& inputs, int64_t sender, int64_t sender_slot, int64_t input,
                           int64_t receiver_slot, int64_t like_index) {
   if (sender_slot >= 0) {
@@ -70,7 +70,7 @@ void check_receive_shapes(Collective c, const CommCall& call, const std::functio
 
 }  // namespace
 
-// One piece that a rank receives: input `input` of the rank at position `sender`. Where nobody says its shape it is as
+// One piece that a rank receives: input `input` of the rank at position `sender`. If its shape is not given it is as
 // large as input `like` of the receiver.
 struct Communicator::Source {
   int64_t sender, input, like;

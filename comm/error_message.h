@@ -1,4 +1,4 @@
-// What an error says, for another text or another process: without the backtrace that LibTorch adds. Internal.
+// The text of an error, for another text or another process: without the backtrace that LibTorch adds. Internal.
 #pragma once
 
 #include <exception>

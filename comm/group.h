@@ -1,4 +1,4 @@
-// Which ranks communicate with one another: what a collective is among.
+// The ranks that take part in a collective.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a redistribution does to a tensor: its layouts before and after, as values.
+// The layouts of a tensor before and after a redistribution, as values.
 //
 //   LayoutChange change(c10::kFloat, {8, 8}, {Shard(0)}, {Replicate()}, "mesh(tp=4)");
 //   change.to().placements;   // {Replicate()}

@@ -17,7 +17,7 @@ namespace dtensor {
 
 class Communicator;
 
-// What //:dtensor_nccl provides.
+// The functions provided by //:dtensor_nccl.
 struct NcclFunctions {
   // The communicator of World::local on several GPUs. `devices`: of each rank, CUDA devices, two of which differ.
   std::unique_ptr<Communicator> (*make_local_communicator)(std::vector<c10::Device> devices);

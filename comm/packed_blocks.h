@@ -8,7 +8,7 @@
 
 namespace dtensor {
 
-// What the block of a message takes in a buffer. `end`: the tensor that it comes from or goes to.
+// The bytes of a message's block in a buffer. `end`: the tensor that it comes from or goes to.
 int64_t message_bytes(const Message& m, const at::Tensor& end);
 // Copy the block between a tensor and the buffer, at `offset`, on the same device. Where tensors of several dtypes
 // share a buffer, a block may lie where its dtype cannot begin: then by way of a copy.

@@ -109,8 +109,8 @@ AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t
 int64_t all_reduce_by_exchange_bytes(at::ScalarType dtype, ReduceOp op, int64_t bytes, int64_t group_size) {
   const auto item = static_cast<int64_t>(c10::elementSize(dtype));
   const bool small = bytes * group_size <= kSmallAllReduceBytes;
-  // Of what the first rank adds up, which has the largest part: the addends of all, and either the messages or what
-  // reduce_in_order() takes. The second exchange needs less, as the addends are gone.
+  // For the first rank's sum, which has the largest part: the addends of all, and either the messages or the memory of
+  // reduce_in_order(). The second exchange needs less, as the addends are freed.
   const int64_t part = small ? bytes : chunk(bytes / item, group_size, 0).size * item;
   const int64_t sum = small ? 0 : part;  // of little data the result itself
   const int64_t sent = small ? (group_size - 1) * bytes : bytes - part, received = (group_size - 1) * part;

@@ -18,7 +18,7 @@ struct ExchangeStep {
   std::function<void()> then;
 };
 
-// Of rank `rank`: arguments as of Communicator::reduce_scatter().
+// For rank `rank`: arguments as of Communicator::reduce_scatter().
 ExchangeStep reduce_scatter_by_exchange(const Group& group, int64_t rank, absl::Span<const Message> messages,
                                         const RankPieces& inputs, const RankPieces& outputs, ReduceOp op);
 
@@ -29,7 +29,7 @@ struct AllReduceSteps {
   std::vector<at::Tensor> results;
   std::vector<ExchangeStep> steps;
 };
-// Of the member at `position`.
+// For the member at `position`.
 AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t position,
                                       const std::vector<at::Tensor>& inputs, ReduceOp op);
 // Bytes that this holds at once on the rank that needs most, besides inputs and results: the messages, packed, and what

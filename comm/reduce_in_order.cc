@@ -36,7 +36,7 @@ constexpr int64_t kPastCaches = int64_t{16} << 20;
 struct Sum {
   template <typename T>
   T operator()(T a, T b) const {
-    if constexpr (std::is_integral_v<T>) {  // what does not fit runs over, as ATen has it
+    if constexpr (std::is_integral_v<T>) {  // overflow wraps, as in ATen
       using U = std::make_unsigned_t<T>;
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
@@ -104,7 +104,7 @@ void store_past_caches(char* to, const char* from, int64_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
-// Orders the stores above before what other threads are told.
+// Orders the stores above before messages to other threads.
 void close_stores() {
 #if defined(__SSE2__)
   _mm_sfence();
@@ -255,7 +255,7 @@ std::optional<SignedForm> signed_form(at::ScalarType dtype) {
 
 bool is_min_or_max(ReduceOp op) { return op == ReduceOp::kMin || op == ReduceOp::kMax; }
 
-// What it allocates is what reduce_in_order_bytes() says.
+// Its allocations are those of reduce_in_order_bytes().
 void reduce_by_aten(at::Tensor out, absl::Span<const at::Tensor> addends, ReduceOp op) {
   const auto form = signed_form(out.scalar_type());
   const bool turned_over = form && is_min_or_max(op);
@@ -275,8 +275,8 @@ void reduce_by_aten(at::Tensor out, absl::Span<const at::Tensor> addends, Reduce
   }
   for (size_t i = 1; i < addends.size(); ++i) reduce_next(sum, operand(i).to(out.device(), dtype), op);
   if (op == ReduceOp::kAvg) {
-    // A complex divisor, which ATen makes of a number beside complex ones, would carry NaN and infinities of one part
-    // over to the other.
+    // A complex divisor, which ATen makes from a number with complex tensors, would carry NaN and infinities of one
+    // part over to the other.
     const at::Tensor parts = sum.is_complex() ? at::view_as_real(sum) : sum;
     parts.div_(static_cast<int64_t>(addends.size()));
   }

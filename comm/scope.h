@@ -1,4 +1,4 @@
-// Where the current thread is, for what it communicates: who listens, and inside of which module.
+// The current thread's scope for communication: its listeners, and the module it is in.
 //
 //   ScopeGuard guard([&](Scope& s) { s.module_path = "encoder"; });
 #pragma once
@@ -25,7 +25,7 @@ inline const Scope& current_scope() { return ThreadScope<Scope>::current(); }
 bool in_backward();
 
 // The listener of all threads, notified after the scope's; null if there is none. `make` is called once, at the first
-// collective. Internal: for what the environment asks for.
+// collective. Internal: for tracing requested by the environment.
 CommListener* process_listener();
 void set_process_listener(CommListener* (*make)());
 

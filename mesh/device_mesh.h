@@ -6,8 +6,7 @@
 //   mesh.flatten({"dp", "tp"});     // one dim "dp_tp" of size 4
 //
 // A slice of a mesh stands for every rank's own submesh at once: mesh["tp"] above has the groups {0, 1} and {2, 3}, and
-// each rank finds itself in one of them, as in a program with one rank per process. `num_copies()` tells how many there
-// are.
+// each rank finds itself in one of them, as in a program with one rank per process. `num_copies()` is their number.
 //
 // A handle, compared by identity; meshes of one world with equal ranks, shape and names are one and the same.
 // Thread-safe.
@@ -96,7 +95,7 @@ class DeviceMesh {
   friend bool operator!=(const DeviceMesh& a, const DeviceMesh& b) { return a.state_ != b.state_; }
   const void* identity() const { return state_.get(); }
 
-  // The same mesh, as a handle that does not count as a use of its world (World::in_use()): for what caches hold.
+  // The same mesh, as a handle that does not count as a use of its world (World::in_use()): for caches.
   DeviceMesh idle() const { return DeviceMesh(state_); }
 
  private:

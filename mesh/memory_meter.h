@@ -1,5 +1,5 @@
 // Counts the bytes of distributed tensors that are alive on one rank (the rank with the largest shards), so that peak
-// memory can be told for any world, an abstract one included. Views share their base's bytes. Thread-safe.
+// memory is available for any world, an abstract one included. Views share their base's bytes. Thread-safe.
 //
 //   world.memory().reset_peak();
 //   train_step();
@@ -16,7 +16,7 @@ class MemoryMeter {
  public:
   int64_t live_bytes() const { return live_.load(); }
   int64_t peak_bytes() const { return peak_.load(); }
-  // Starts a new measurement: the peak becomes what is alive now.
+  // Starts a new measurement: the peak becomes the present live bytes.
   void reset_peak() { peak_.store(live_.load()); }
 
   void add(int64_t bytes);

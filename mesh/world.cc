@@ -64,14 +64,14 @@ c10::Device normalized(c10::Device device) {
   return device.has_index() ? device : c10::Device(device.type(), 0);
 }
 
-// Of World::local. Several GPUs talk by NCCL where the program has it, else by copies, as all else does.
+// For World::local. Several GPUs communicate by NCCL if the program has it, else by copies, as all others do.
 std::unique_ptr<Communicator> make_communicator(std::vector<c10::Device> devices, bool one_device) {
   const NcclFunctions* nccl = find_nccl_functions();
   if (!one_device && devices[0].is_cuda() && nccl != nullptr) return nccl->make_local_communicator(std::move(devices));
   return make_local_communicator(std::move(devices));
 }
 
-// Of a world. Every rank takes some bytes in each mesh and group, also where it is but a number.
+// For a world. Every rank takes some bytes in each mesh and group, even without data.
 constexpr int64_t kMostRanks = int64_t{1} << 24;
 
 void check_size(int64_t n, const char* who) {

@@ -51,9 +51,9 @@ class World {
   // measuring.
   static World fake(int64_t n, int64_t rank, c10::Device device = c10::Device(c10::DeviceType::CPU));
 
-  // One rank in this process, the others in the processes that a launcher started beside it
-  // (processes/launch/launch_env.h tells how they are found; alone if there is none). Waits for the others to come, no
-  // longer than the deadline. Errors (c10::Error): a variable is missing or bad, the others do not come.
+  // One rank in this process, the others in the other processes of the launcher (found as described in
+  // processes/launch/launch_env.h; a single rank without a launcher). Waits for the others, no longer than the
+  // deadline. Errors (c10::Error): a variable is missing or bad, the others do not come.
   // The three are defined in processes/world_from_env.cc, as they need launchers, stores and c10d, which lie above
   // meshes; users get every kind of world from this class all the same.
   static World from_env();
@@ -70,7 +70,7 @@ class World {
   // Of kind kAbstract, made once, and keeps this world alive. Of meta() it is itself.
   World meta() const;
   bool is_meta() const;
-  // Of meta(): the world that it is of. Else this one.
+  // For meta(): its world with data. Else this one.
   World with_data() const;
 
   bool defined() const { return state_ != nullptr; }

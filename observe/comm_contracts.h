@@ -1,12 +1,11 @@
-// Promises about communication that the library keeps: what would break one throws before anything is sent, and leaves
-// every tensor as it was.
+// Contracts about communication: a violation throws before anything is sent, and leaves every tensor unchanged.
 //
 //   ForbidImplicitCommunication only_what_i_ask_for;
 //   CommBudget budget({.max_calls = 4, .max_bytes = 1 << 20});
 //   loss = model(batch);
 //
-// Guards like those of dtensor/scopes.h: they hold until the end of the block, nest, and reach autograd's threads when
-// backward is called inside. All ranks of a program reach the same decision.
+// Guards like those of dtensor/scopes.h: they last until the end of the block, nest, and apply in autograd's threads
+// when backward is called inside. All ranks of a program reach the same decision.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@
 namespace dtensor {
 namespace {
 
-// What PyTorch calls them: its functional collectives, c10d's operators, and those of its DTensor.
+// PyTorch's names for them: its functional collectives, c10d's operators, and those of its DTensor.
 constexpr std::pair<std::string_view, Collective> kAliases[] = {
     {"all_gather_into_tensor", Collective::kAllGather},
     {"all_gather_into_tensor_coalesced", Collective::kAllGather},

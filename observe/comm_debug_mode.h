@@ -1,8 +1,8 @@
-// Counts what is communicated while it exists, and tells why.
+// Counts communication while it exists, with the causes.
 //
 //   CommDebugMode comm;
 //   auto loss = step(model, batch);
-//   comm.count(Collective::kAllReduce);   // what one rank issued
+//   comm.count(Collective::kAllReduce);   // issued by one rank
 //   std::cout << comm;                    // tree: forward or backward, module, operator, collective
 //
 // Listens to the communicators' events (comm/comm_event.h) of the thread that made it and of autograd's threads working
@@ -79,7 +79,7 @@ class CommDebugMode {
   // In order of time, the first kMaxEvents.
   std::vector<CommEvent> events() const;
 
-  // Starts counting anew.
+  // Restarts counting.
   void reset();
 
   // {"total", "bytes", "seconds", "flops", "work_share", "counts": {name: n}, "rows": [{...}], "events": [{...}]}

@@ -1,4 +1,4 @@
-// What CommDebugMode has counted, as text and as JSON.
+// The counts of CommDebugMode, as text and as JSON.
 #include <array>
 #include <cstdio>
 #include <nlohmann/json.hpp>

@@ -51,7 +51,7 @@ std::string placements_text(const LayoutChange& change, const LayoutChange::Side
   return change.on_one_mesh() ? to_string(*side.placements) : to_string(side);
 }
 
-// What CommTrace says of its path.
+// The documented expansion of CommTrace's path.
 std::string path_of(std::string path) {
   const int64_t rank = rank_in_job();
   const size_t place = path.find("%r");
@@ -237,7 +237,7 @@ CommTrace::~CommTrace() = default;
 
 const std::string& CommTrace::path() const { return writer_->path(); }
 
-// What DTENSOR_TRACE asks for. Never destroyed: threads may communicate while the process exits.
+// The trace requested by DTENSOR_TRACE. Never destroyed: threads may communicate while the process exits.
 struct ProcessTrace {
   ProcessTrace() {
     set_process_listener([]() -> CommListener* {

@@ -1,7 +1,7 @@
-// A timeline of what is communicated, for Perfetto (ui.perfetto.dev) or chrome://tracing: Chrome's trace format, with
-// the names that Kineto gives to what it tells about collectives, and ours.
+// A timeline of communication, for Perfetto (ui.perfetto.dev) or chrome://tracing: Chrome's trace format, with Kineto's
+// names for the properties of collectives, and ours.
 //
-//   CommTrace trace("step.json");                  // what this thread communicates until the end of the block
+//   CommTrace trace("step.json");                  // communication of this thread until the end of the block
 //   DTENSOR_TRACE=trace_%r.json ./my_program       // everything, on all threads
 //
 // One row per rank. In an abstract world there is rank 0, with one collective behind the other as long as the cost

@@ -149,7 +149,7 @@ std::string dump_text(int64_t& rank, bool wait) {
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// "" or what went wrong. Through another name, so that nobody reads half a file.
+// "" or the error. Writes under another name first, so that readers never see an incomplete file.
 std::string write_whole(const std::string& path, const std::string& text) {
   const std::string part = absl::StrCat(path, ".part", ::getpid());
   {

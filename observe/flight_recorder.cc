@@ -26,7 +26,7 @@ namespace {
 
 constexpr size_t kMostTensors = 16;  // of which an entry keeps the shapes
 constexpr int64_t kMostEntries = 1 << 24;
-// Of groups known by address. When there are more all are forgotten, as most of them are of meshes that have ended.
+// For groups known by address. When there are more all are dropped, as most of them belong to meshes that have ended.
 constexpr size_t kMostAddresses = 4096;
 
 // Ticks of the processor's counter, which takes a fifth of the time that a clock does; dumps convert them to time.

@@ -21,8 +21,8 @@ void dump_flight_recorder(std::ostream& os);
 // Writes a file, whole or not at all. Error (c10::Error): it cannot be written.
 void dump_flight_recorder(const std::string& path);
 
-// Writes the file DTENSOR_FLIGHT_FILE + rank and says so on stderr, if that variable is set. Whoever finds out that a
-// job fails calls this; it may be called from a std::terminate handler, and waits no longer than a second for other
+// Writes the file DTENSOR_FLIGHT_FILE + rank and reports that on stderr, if that variable is set. Called when a failure
+// of the job is detected; may be called from a std::terminate handler, and waits no longer than a second for other
 // threads.
 void dump_flight_recorder_on_failure(int64_t rank) noexcept;
 

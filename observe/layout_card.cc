@@ -66,7 +66,7 @@ class CardDrawer {
     sheets_ = sheets_of(spec_, grid_.dims);
     const int shown = static_cast<int>(std::min<int64_t>(sheets_.count(), kMaxSheets));
     const double step_x = 13, step_y = 10;
-    // Side lengths grow with the logarithm of the sizes, or a bias beside a table would be a hair.
+    // Side lengths grow with the logarithm of the sizes; otherwise a bias next to a table would be too thin to see.
     const double rows = grid_.dims.size() == 2 ? static_cast<double>(grid_.row_cuts.back()) : 0;
     const double columns = grid_.dims.empty() ? 0 : static_cast<double>(grid_.column_cuts.back());
     const double available_w = kCardWidth - 66 - step_x * (shown - 1);

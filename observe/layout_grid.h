@@ -24,14 +24,14 @@ struct LayoutGrid {
   std::vector<int64_t> empty;                  // ranks that hold nothing
 };
 
-// Of the first copy of a mesh that is a slice.
+// For the first copy of a mesh that is a slice.
 LayoutGrid layout_grid(const Spec& spec);
 
 // Why a drawn cell is held by several ranks.
 struct Sheets {
   int64_t copies = 1, addends = 1, cuts = 1;  // cuts: along dims that are not drawn
   ReduceOp op = ReduceOp::kSum;
-  std::vector<int64_t> dims;  // mesh dims whose coordinate tells the sheet
+  std::vector<int64_t> dims;  // mesh dims whose coordinate selects the sheet
   int64_t count() const { return copies * addends * cuts; }
 };
 Sheets sheets_of(const Spec& spec, const absl::InlinedVector<int64_t, 2>& drawn);

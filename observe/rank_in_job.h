@@ -1,6 +1,6 @@
-// The rank that this process is of a job: for the names of the files that it writes (traces, flight dumps) and for what
-// these say of it, which they may have to before there is a call whose ranks could tell. Nothing else is to ask: a call
-// knows its own ranks. Internal: a Job sets it when it begins.
+// This process's rank in a job: for the names of the files that it writes (traces, flight dumps) and for their
+// contents, which may be needed before there is a call with ranks. Not for other uses: a call has its own ranks.
+// Internal: a Job sets it when it begins.
 #pragma once
 
 #include <cstdint>

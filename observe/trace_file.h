@@ -9,8 +9,8 @@ namespace dtensor {
 
 class TraceFile {
  public:
-  // `head`: what comes before the first element of the list that fills the file, "{...,\"traceEvents\": [". Replaces
-  // what is there. Error (ValueError): it cannot be written.
+  // `head`: the text before the first element of the list in the file, "{...,\"traceEvents\": [". Replaces an existing
+  // file. Error (ValueError): it cannot be written.
   TraceFile(std::string path, const std::string& head);
   ~TraceFile();
   TraceFile(const TraceFile&) = delete;

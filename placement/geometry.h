@@ -36,8 +36,8 @@ int64_t total_size(const Runs& runs);
 // Piece i of torch.chunk over n pieces of a dim of `size`; an empty piece begins at `size`. REQUIRES: 0 <= i < n.
 Run chunk(int64_t size, int64_t n, int64_t i);
 
-// What a placement leaves of `runs` for the i-th of n ranks. Anything but Shard and StridedShard leaves all; whether
-// the placement's dim is the one that `runs` describes is the caller's concern.
+// The part of `runs` that a placement assigns to the i-th of n ranks. Placements other than Shard and StridedShard
+// assign all; whether the placement's dim is the one that `runs` describes is the caller's concern.
 Runs shard_runs(const Runs& runs, const Placement& placement, int64_t n, int64_t i);
 
 struct Part {
@@ -59,8 +59,8 @@ Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shap
 Shape local_shape(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
                   c10::ArrayRef<int64_t> coordinate);
 
-// A block that two parts share: where it lies in each one's local storage. Maximal: what lies side by side in both
-// parts is one block, even where the global indices jump.
+// A block that two parts share, with its position in each one's local storage. Maximal: elements adjacent in both parts
+// are one block, even where the global indices jump.
 struct Block {
   Shape from;  // local offsets in the first part
   Shape to;    // local offsets in the second part

@@ -9,7 +9,7 @@
 
 namespace dtensor {
 
-// The texts of errors begin with no function's name: whoever throws them names the call that the user made.
+// The texts of errors do not begin with a function's name: the code that throws them adds the user's call.
 
 // Reads what to_string writes; spaces and commas between placements are allowed, and "P" alone means P(sum).
 // Error: InvalidArgument with the text, the position and what would be accepted there.

@@ -42,9 +42,9 @@ RedistributePlan plan_redistribution(const DeviceMesh& mesh, const TensorMeta& m
   if (plan) return *std::move(plan);
   const auto cost = options.cost ? options.cost : cost_model(mesh.world());
   TORCH_CHECK_VALUE(false, "[redistribute] ", to_string(from), " -> ", to_string(to), " of ", to_string(meta), " on ",
-                    mesh.to_string(), ": max_bytes is ", options.limits.max_bytes, ", but no route needs less than ",
+                    mesh.to_string(), ": max_bytes is ", options.limits.max_bytes, ", but every route needs at least ",
                     least_mesh_peak(mesh, meta, from, to, *cost, options.limits.max_bytes),
-                    " bytes on a rank; allow as many");
+                    " bytes per rank; raise max_bytes");
 }
 
 std::vector<Route> routes(const RedistributePlan& plan) {

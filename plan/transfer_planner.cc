@@ -289,8 +289,8 @@ RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& given_from,
       break;
     }
     TORCH_CHECK_VALUE(!every, "[redistribute] ", from.to_string(), " -> ", to.to_string(), " of ", to_string(meta),
-                      ": max_bytes is ", plan.limits.max_bytes, ", but no route needs less than ", search.least_peak(),
-                      " bytes on a rank; allow as many");
+                      ": max_bytes is ", plan.limits.max_bytes, ", but every route needs at least ",
+                      search.least_peak(), " bytes per rank; raise max_bytes");
   }
   Route* chosen = &routes[0];
   plan.steps = std::move(chosen->steps);

@@ -47,7 +47,7 @@ class Barrier {
       try {
         decision = look(Clock::now() >= until);
       } catch (const c10::DistStoreError& e) {
-        // It may answer again. If not, wait_until() finds out whose fault it is, without the store, and fails the job.
+        // It may answer again. If not, wait_until() finds the rank at fault, without the store, and fails the job.
         TORCH_CHECK(Clock::now() < until, e.what_without_backtrace());
       }
       return !decision.empty();
@@ -55,7 +55,7 @@ class Barrier {
     return decision;
   }
 
-  // Of the one before: all ranks have left that.
+  // Removes the keys of the previous barrier: all ranks have left it.
   void tidy() {
     if (n_ == 1) return;
     try {
@@ -99,7 +99,7 @@ class Barrier {
     }
     if (missing.empty()) return kPassed;
     JobBoard board(*store_, job_.rank());
-    std::vector<std::string> why;  // what is known of some
+    std::vector<std::string> why;  // known reasons for some of them
     for (int64_t rank : missing) {
       const std::string fault = find_fault(board, rank, activity(), /*only_final=*/false);
       if (!fault.empty()) why.push_back(absl::StrCat("rank ", rank, ": ", fault));

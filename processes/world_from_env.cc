@@ -74,7 +74,7 @@ class WorldStore final : public BoundedStore {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
     } catch (const std::exception&) {
-      // The store is gone before: then nobody needs it.
+      // The store is already gone: it is not needed any more.
     }
   }
 
@@ -121,8 +121,8 @@ int64_t count_visit(BoundedStore& store, const std::string& key, int64_t rank, i
   TORCH_CHECK(false, "World::from_env: ", error);
 }
 
-// All ranks draw on from where the random numbers of rank 0 are, on the CPU and on their own device: what is to be the
-// same everywhere would differ where programs, or their parts, were seeded differently.
+// All ranks take over the random state of rank 0, of the CPU and of their own device: values that must be equal
+// everywhere would differ if programs, or their parts, were seeded differently.
 void share_random_state(Job& job, c10::Device device, const std::string& key) {
   const Activity activity{"random state", 1, "the random state of rank 0"};
   at::Generator generator = at::globalContext().defaultGenerator(device);
@@ -163,8 +163,8 @@ World world_from_env(const LaunchOptions& options) {
   const std::string key = absl::StrCat("dtensor/", place.run_id, "/", place.restart_count);
   const std::string path = parse_store(place.store, "").path;
   const auto file = path.empty() ? nullptr : std::make_shared<StoreFile>(path);
-  // FileStore removes the file with the last process that is there, even if others are still to come. They would wait
-  // at a new one for those who failed.
+  // FileStore removes the file with the last process in it, even if others are still to come. They would wait at a new
+  // file for the failed ranks.
   absl::Cleanup hold_on_failure = [&] {
     if (file) hold_store_for_good(store);
   };

@@ -1,4 +1,4 @@
-// What torch.distributed.checkpoint asks of a distributed tensor, for dtensor_torch.py.
+// The operators that torch.distributed.checkpoint needs for a distributed tensor, for dtensor_torch.py.
 #include <torch/library.h>
 
 #include <vector>
@@ -23,7 +23,7 @@ const DTensorMeta& checked(const at::Tensor& tensor) {
   return meta;
 }
 
-// Of every box that a rank of this process holds: the rank's position in local_tensors(), the first index per dim in
+// For every box that a rank of this process holds: the rank's position in local_tensors(), the first index per dim in
 // the whole tensor, the sizes, and the first index per dim in the rank's part. Copies of one box are all there.
 std::vector<int64_t> part_boxes(const at::Tensor& tensor) {
   const Spec& spec = *checked(tensor).spec;
@@ -50,7 +50,7 @@ std::vector<at::Tensor> part_memory(const at::Tensor& tensor) {
   return parts;
 }
 
-// The parts will be written to before the tensor is used again: what is remembered of its values ends here.
+// The parts will be written to before the tensor is used again: drops cached layouts of its values.
 void note_load(const at::Tensor& tensor) {
   checked(tensor);
   note_write(tensor, "torch.distributed.checkpoint");

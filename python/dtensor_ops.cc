@@ -126,12 +126,12 @@ void fetch_parts_op(const at::Tensor& tensor) { fetch_parts(tensor); }
 
 at::Tensor from_local_op(at::TensorList locals, int64_t mesh, std::string_view placements, at::IntArrayRef shape) {
   FromLocalOptions options;
-  // [] beside locals that have dims cannot be the global shape: it asks to compute it.
+  // [] with locals that have dims cannot be the global shape: it means to compute it.
   if (!shape.empty() || locals.empty() || locals[0].dim() == 0) options.shape = shape.vec();
   return from_local(locals.vec(), mesh_of(mesh, "from_local"), parse(placements, "from_local"), options);
 }
 
-// What had been issued when the user last reset.
+// The counts at the user's last reset.
 struct Baseline {
   std::mutex mutex;
   CollectiveCounts counts{};  // guarded by mutex
@@ -174,7 +174,7 @@ TORCH_LIBRARY(dtensor, m) {
   m.def("mesh_of(Tensor tensor) -> int", &mesh_of_op);
   m.def("mesh_shape(int mesh) -> int[]", &mesh_shape);
   m.def("mesh_dim_names(int mesh) -> str[]", &mesh_dim_names);
-  // Of this thread; dtensor_torch.py has them as context managers.
+  // For this thread; dtensor_torch.py has them as context managers.
   m.def("enter_mesh_scope(int mesh) -> ()", &enter_mesh_scope);
   m.def("enter_implicit_replication() -> ()", &enter_implicit_replication);
   m.def("enter_replicate_unsupported() -> ()", &enter_replicate_unsupported);
@@ -192,7 +192,7 @@ TORCH_LIBRARY(dtensor, m) {
   m.def("mutable_local_tensors(Tensor tensor) -> Tensor[]", &mutable_local_tensors_op);
   m.def("fetch_parts(Tensor tensor) -> ()", &fetch_parts_op);  // collective
   m.def("from_local(Tensor[] locals, int mesh, str placements, int[] shape) -> Tensor", &from_local_op);
-  // {"all_reduce": 2, ...}: what every thread has issued since the library was loaded or the counts were reset.
+  // {"all_reduce": 2, ...}: the collectives of all threads since the library was loaded or the counts were reset.
   m.def("comm_counts() -> str", &comm_counts);
   m.def("comm_counts_reset() -> ()", &comm_counts_reset);
 }

@@ -21,7 +21,7 @@ int64_t num_meshes();
 // The handle of a mesh, the one that it was given first; a new one for a mesh that has none.
 int64_t handle_of(const DeviceMesh& mesh);
 
-// Error (c10::ValueError): nobody has given out that handle; the text begins with `caller`.
+// Error (c10::ValueError): there is no such handle; the text begins with `caller`.
 DeviceMesh mesh_of(int64_t handle, std::string_view caller);
 
 }  // namespace dtensor

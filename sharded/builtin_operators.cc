@@ -1,5 +1,5 @@
-// Operators of LibTorch on sharded tensors that are known from the start: what modules, optimizers and copies need. The
-// others are an error, or registered by the program.
+// Built-in operators of LibTorch on sharded tensors: those that modules, optimizers and copies need. Others are an
+// error, or registered by the program.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -47,7 +47,7 @@ void add(const std::string& function, Handler handler) {
 
 c10::IValue wrapped(const ShardedTensor& t) { return t.tensor(); }
 
-// What modules call to move and to cast: parameters stay leaves. ShardedTensor::to() is differentiable.
+// Called by modules to move and to cast: parameters stay leaves. ShardedTensor::to() is differentiable.
 c10::IValue to(const Arguments& a) {
   MoveOptions options;
   if (const c10::IValue other = a["other"]; other.isTensor()) options = MoveOptions::like(other.toTensor());

@@ -106,7 +106,7 @@ at::Tensor no_indices() {
   return at::empty({0}, at::TensorOptions().dtype(at::kLong));
 }
 
-// What a rank passes that asks for nothing.
+// The input of a rank that looks up nothing.
 BagInput no_bags(const BagInput& like, bool include_last_offset) {
   const c10::impl::ExcludeDispatchKeyGuard plain(kDTensorKey);
   const auto options = at::TensorOptions().dtype(at::kLong);

@@ -67,7 +67,7 @@ TableSearch search_of(const ProcessGroup& group, const PlannerOptions& o) {
   return search;
 }
 
-// What would do where nothing keeps the budget.
+// Throws with a sufficient budget if no plan stays within it.
 [[noreturn]] void refuse(const TableSearch& search, const std::vector<ParameterFacts>& facts) {
   const auto smallest = search.smallest(facts);
   const int64_t needed = search.estimate(facts, smallest).largest();
@@ -100,7 +100,7 @@ std::string bytes_text(double bytes) {
   return unit == 0 ? absl::StrFormat("%.0f %s", bytes, units[unit]) : absl::StrFormat("%.1f %s", bytes, units[unit]);
 }
 
-// What the plan would be if this parameter were otherwise, all else as it is: the best owner of those there are.
+// The alternatives for this parameter with all others unchanged: for table-wise, with the best owner.
 std::string reasons(const TableSearch& search, const std::vector<ParameterFacts>& facts,
                     const std::vector<ShardingChoice>& choices, size_t i, const StepEstimate& now) {
   if (!facts[i].is_table && !search.shard_dense) return "dense";

@@ -21,7 +21,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// What the backward needs to know; autograd's contexts store IValues only.
+// State for the backward, as an object, since autograd's contexts store only IValues.
 struct Way : torch::CustomClassHolder {
   PieceCounts how;
   std::string op;
@@ -47,7 +47,7 @@ CommCall call_for(const DeviceMesh& ranks, const std::string& op, c10::ScalarTyp
   return call;
 }
 
-// What the rank that receives most gets from others.
+// Elements received by the rank that receives most from others.
 int64_t most_received(const PieceCounts& how) {
   int64_t most = 0;
   for (size_t r = 0; r < how.counts.size(); ++r) {
@@ -84,7 +84,7 @@ RankPieces per_rank(const variable_list& tensors, size_t pieces) {
   return result;
 }
 
-// The gradient of the i-th result that nobody used.
+// The gradient of the i-th result, which was not used.
 at::Tensor zeros_of_piece(const Way& way, size_t i) {
   const c10::impl::ExcludeDispatchKeyGuard plain(kDTensorKey);
   const size_t n = way.how.counts.size();

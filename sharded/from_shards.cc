@@ -12,7 +12,7 @@
 namespace dtensor::sharded {
 namespace {
 
-// What a rank says of itself: whether it asks for new offsets, and its shards and the global size as metadata.
+// A rank's text: whether it requests new offsets, and its shards and the global size as metadata.
 constexpr char kAsIs = '=', kRecalculate = '?';
 
 size_t slot_of(const ProcessGroup& group, int64_t rank) {
@@ -38,7 +38,7 @@ void check_same(const char* property, const T& a, int64_t rank_a, const T& b, in
                     property, "=", a, " on rank:", rank_a, ", and ", property, "=", b, " on rank:", rank_b, ".");
 }
 
-// Of what all ranks say, in their order. The same errors everywhere.
+// Merges the texts of all ranks, in their order. The same errors everywhere.
 Merged merge(const std::vector<std::string>& said, const ProcessGroup& group) {
   std::optional<int64_t> first;
   bool recalculate = false;

@@ -99,8 +99,8 @@ Input read_input(const ProcessGroup& group, const BagsOfRank& bags_of, bool same
   return input;
 }
 
-// What a rank sends of its ids: those of all tables one after another, each followed by the lengths of its bags unless
-// they are as long.
+// The ids that a rank sends: those of all tables one after another, each followed by the lengths of its bags unless
+// they are equal.
 at::Tensor packed_ids(const std::vector<BagBatch>& bags, const RankSizes& sizes) {
   std::vector<at::Tensor> pieces;
   for (size_t t = 0; t < bags.size(); ++t) {
@@ -187,7 +187,7 @@ std::vector<TableGroup> groups_by_dtype(const std::vector<TableRequest>& request
   return result;
 }
 
-// What position `holder` sends to position `home`: its columns for the bags there, table after table.
+// The elements that position `holder` sends to position `home`: its columns for the bags there, table after table.
 int64_t row_elements(const std::vector<TableRequest>& requests, const TableGroup& group,
                      const std::vector<RankSizes>& sizes, size_t holder, size_t home) {
   int64_t sum = 0;

@@ -34,7 +34,7 @@ class ProcessGroup {
   int64_t size() const { return mesh_.size(); }
   bool contains(int64_t rank) const { return mesh_.contains(rank); }
   int64_t group_rank(int64_t rank) const;  // position of a rank of the world; -1 outside
-  // Of these ranks, those that this process owns, in the group's order; and all that it owns.
+  // The group's ranks that this process owns, in the group's order; and all that it owns.
   const std::vector<int64_t>& owned_ranks() const { return mesh_.local_ranks(); }
   const std::vector<int64_t>& ranks_of_process() const { return world().owned_ranks(); }
   std::string to_string() const;

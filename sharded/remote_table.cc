@@ -24,7 +24,7 @@ std::shared_ptr<ShardServiceState> current_service(const World& world) {
   return current.state.lock();
 }
 
-// Of this process's tensors with init_rrefs, by number.
+// This process's tensors with init_rrefs, by number.
 struct Table {
   std::mutex mutex;
   std::map<int64_t, ShardedTensorState*> tensors;  // guarded by mutex

@@ -1,4 +1,4 @@
-// What a sharded tensor is made of; for this folder's operators and whoever registers one.
+// The state of a sharded tensor; for this folder's operators and for registered ones.
 #pragma once
 
 #include <c10/core/TensorImpl.h>

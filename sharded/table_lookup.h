@@ -17,7 +17,7 @@ namespace dtensor::sharded {
 struct TableParts {
   ProcessGroup group;
   int64_t dim = 0;                // 0: by rows, 1: by columns
-  std::vector<Run> windows;       // what each position holds along `dim`
+  std::vector<Run> windows;       // the range of each position along `dim`
   std::vector<at::Tensor> parts;  // of the owned ranks; undefined where one holds nothing
   int64_t rows = 0, columns = 0;
   c10::TensorOptions options;

@@ -6,7 +6,10 @@
   cycles      within a folder, neither files (x.h and x.cc count as one) nor the rooms of ROOMED include in a circle
   names       types and constants of anonymous namespaces have other names in each .cc of a package, which are compiled
               together (unity.bzl)
+  size        no file is longer than MAX_FILE_LINES, and no function than MAX_FUNCTION_LINES
   root        no more than MAX_FOLDERS folders at the top
+  words       comments and string literals of sources (test names and error texts among them), and the pages of PROSE,
+              contain none of BANNED_WORDS
   --format    clang-format-14 would change nothing; skipped, saying so, where that is not installed
 
 Prints a line per fault; exits 1 if there is one.
@@ -32,6 +35,16 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 ANONYMOUS = re.compile(r"^namespace \{$(.*?)^\}  // namespace$", re.M | re.S)
 NAME = re.compile(r"^(?:(?:struct|class|union|enum(?: class)?) (\w+)|(?:static |constexpr |const )[^=;(]*?\b(k[A-Z]\w*))", re.M)
 CLANG_FORMAT = "clang-format-14"
+# A comment or test name with one of these lacks a subject, or has a metaphor where there is a term.
+BANNED_WORDS = ["nobody", "somebody", "whoever", "strayed", "at home", "given away", "anew"]
+BANNED = re.compile(r"\b(?:" + "|".join(word.replace(" ", r"\s+") for word in BANNED_WORDS) + r")\b", re.I)
+PROSE = ["CONTRIBUTING.md", "README.md", "docs"]
+# Of the library and programs. Longer ones hold more than one idea.
+MAX_FILE_LINES = 350
+MAX_FUNCTION_LINES = 60
+# Raw strings first: quotes and slashes within them begin nothing. Then strings, characters, and both kinds of comments.
+TEXT = re.compile(r'R"(?P<mark>[^()\s]*)\((?:.*?)\)(?P=mark)"|"(?:[^"\\\n]|\\.)*"|(?<![0-9a-zA-Z])\'(?:[^\'\\\n]|\\.)+\''
+                  r'|//[^\n]*|/\*.*?\*/', re.S)
 
 
 def sources(root, folders):
@@ -135,6 +148,47 @@ def name_faults(root, paths):
             for (_, name), found in sorted(where.items()) if len(found) > 1]
 
 
+def pages(root, names):
+    for name in names:
+        if os.path.isdir(os.path.join(root, name)):
+            for where, _, files in os.walk(os.path.join(root, name)):
+                yield from (os.path.relpath(os.path.join(where, f), root) for f in sorted(files) if f.endswith(".md"))
+        else:
+            yield name
+
+
+def word_faults(root, paths):
+    faults = []
+    for path in paths:
+        text = read(root, path)
+        parts = [(0, text)] if path.endswith(".md") else [(m.start(), m.group()) for m in TEXT.finditer(text)]
+        for start, part in parts:
+            for found in BANNED.finditer(part):
+                line = text.count("\n", 0, start + found.start()) + 1
+                faults.append(f"{path}:{line}: '{' '.join(found.group().split())}' is one of BANNED_WORDS; name the subject, "
+                              "or use the term")
+    return faults
+
+
+def size_faults(root, paths):
+    faults = []
+    for path in paths:
+        lines = read(root, path).splitlines()
+        if len(lines) > MAX_FILE_LINES:
+            faults.append(f"{path}: has {len(lines)} lines, more than {MAX_FILE_LINES}")
+        begin = None  # of a function at the outermost level, as clang-format lays it out
+        for number, line in enumerate(lines, 1):
+            if re.match(r"[\w:~\[].*\($|[\w:~\[].*\(.*", line) and not re.match(r"namespace|struct|class|enum|extern", line):
+                begin = number if begin is None or not line.startswith(" ") else begin
+            if line == "}" and begin is not None:
+                if number - begin + 1 > MAX_FUNCTION_LINES:
+                    faults.append(f"{path}:{begin}: a function of {number - begin + 1} lines, more than {MAX_FUNCTION_LINES}")
+                begin = None
+            elif line.startswith("}"):
+                begin = None
+    return faults
+
+
 def root_faults(root):
     folders = sorted(d for d in os.listdir(root) if os.path.isdir(os.path.join(root, d)) and not d.startswith(".") and
                      not d.startswith("bazel-"))
@@ -162,7 +216,8 @@ def main(arguments):
     root = os.path.realpath(roots[0] if roots else os.path.join(os.path.dirname(os.path.realpath(__file__)), ".."))
     includes = {path: INCLUDE.findall(read(root, path)) for path in sources(root, LAYERS + PROGRAMS)}
     faults = (direction_faults(includes) + cycle_faults(includes, unit_of) + cycle_faults(includes, room_of) +
-              name_faults(root, sources(root, LAYERS)) + root_faults(root))
+              name_faults(root, sources(root, LAYERS)) + size_faults(root, includes) +
+              word_faults(root, [*sources(root, LAYERS + PROGRAMS + ["tests"]), *pages(root, PROSE)]) + root_faults(root))
     if formats:
         faults += format_faults(root, list(sources(root, LAYERS + PROGRAMS + ["tests"])))
     print("\n".join(faults) if faults else f"{len(includes)} files of {len(LAYERS + PROGRAMS)} folders: no fault")

@@ -32,7 +32,7 @@ const char* kind_of(mode_t mode) {
   return "a device";
 }
 
-// A name of at most 255 bytes, as file systems have it, that nobody else takes.
+// An unused name of at most 255 bytes, the limit of file systems.
 std::string fresh_name(const std::string& name) {
   std::random_device random;
   const uint64_t number = uint64_t{random()} << 32 | random();
@@ -52,7 +52,7 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   if (folder_ == -1) fail("its folder cannot be opened", errno);
   try {
     check_replaceable();
-    // Nobody but the owner may read what is to be private; the owner may write until it is finished.
+    // Only the owner may read a private file; the owner may write until it is finished.
     const mode_t mode = mode_ == -1 ? 0666 : static_cast<mode_t>(mode_) | 0600;
     for (int attempt = 0; fd_ == -1; ++attempt) {
       unfinished_ = fresh_name(name_);
@@ -94,7 +94,7 @@ void AtomicFile::check_own() const {
   const bool same = ::fstat(fd_, &ours) == 0 &&
                     ::fstatat(folder_, unfinished_.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
                     ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
-  TORCH_CHECK(same, "[save] '", path_, "': somebody removed or replaced its unfinished file '", unfinished_, "'");
+  TORCH_CHECK(same, "[save] '", path_, "': its unfinished file '", unfinished_, "' was removed or replaced");
 }
 
 std::string AtomicFile::unfinished_path() const { return path_.substr(0, path_.size() - name_.size()) + unfinished_; }

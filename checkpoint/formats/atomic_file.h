@@ -1,17 +1,17 @@
 // A file that exists whole or not at all.
 //
-// What is written goes to a fresh file beside the one that is asked for and takes its place at the end, when it has
-// reached the disk. So readers never see half a file, several writers of one file do not disturb each other (the last
-// one stays), and after an error, a kill or a crash the older file is as it was.
+// Data is written to a fresh file in the same folder, which replaces the target at the end, when it has reached the
+// disk. So readers never see an incomplete file, several writers of one file do not disturb each other (the last one
+// stays), and after an error, a kill or a crash the older file is unchanged.
 //
 //   AtomicFile file("model.pt");
 //   file.write(bytes.data(), bytes.size());
 //   file.commit();  // before it: nothing, or the older file
 //
 // The new file has the permissions of the one that it replaces, not its owner; without one, those that the umask gives.
-// Replaced is nothing but a regular file: folders, devices, pipes and symbolic links are refused, so a link never
-// becomes a file, and what it points to is written under its own name alone. A process that is killed leaves its
-// unfinished file, "NAME.<16 digits>.unfinished", which anybody may remove. Internal; knows no tensors.
+// Only a regular file is replaced: folders, devices, pipes and symbolic links are rejected, so a link never becomes a
+// file, and its target is written under its own name only. A process that is killed leaves its unfinished file,
+// "NAME.<16 digits>.unfinished", which may be removed. Internal; independent of tensors.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ namespace dtensor {
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);
-  ~AtomicFile();  // removes what was not committed
+  ~AtomicFile();  // removes the file if not committed
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 

@@ -1,4 +1,4 @@
-// Checksums of a file's data, piece by piece, so that who reads some of it need not read it all. Internal.
+// Checksums of a file's data, piece by piece, so that a reader of a part need not read all. Internal.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@
 
 namespace dtensor {
 
-// Of one piece of text or data (XXH3, 64 bits), as 16 hexadecimal digits in texts.
+// Checksum of one piece of text or data (XXH3, 64 bits), in texts as 16 hexadecimal digits.
 uint64_t checksum(const void* data, size_t size);
 std::string checksum_text(uint64_t sum);
 
-// Of data that comes bit by bit.
+// Checksums of data that arrives in pieces.
 class ChunkSums {
  public:
   static constexpr int64_t kChunk = int64_t{1} << 20;  // bytes

@@ -24,12 +24,12 @@ struct HuggingFaceIndex {
   std::optional<int64_t> total_size;              // bytes
 };
 
-// Error (c10::Error), with the path: no JSON, no index, or a file that would not be beside the index.
+// Error (c10::Error), with the path: not JSON, not an index, or a file name outside the index's folder.
 HuggingFaceIndex read_hugging_face_index(const std::string& path);
-// Of its text; `path` is for errors.
+// Parses its text; `path` is for errors.
 HuggingFaceIndex parse_hugging_face_index(std::string_view text, const std::string& path);
 
-// A name that nobody has checked, for an error: in quotes, escaped, cut.
+// An untrusted name, for an error: in quotes, escaped, shortened.
 std::string shown_name(const std::string& name);
 
 }  // namespace dtensor

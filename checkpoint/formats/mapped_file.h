@@ -1,12 +1,12 @@
-// A file's bytes as memory, read from the disk when they are looked at.
+// A file's bytes as memory, read from the disk on access.
 //
 //   const MappedFile file("weights.safetensors");
 //   uint64_t n = 0;
 //   if (file.size() >= 8) std::memcpy(&n, file.data(), 8);
 //
 // The memory is private to the process: writing to it changes neither the file nor what other processes see. The file
-// may be removed or replaced by another one of its name meanwhile, as our own writers do it; a program that shortens
-// the file itself ends with SIGBUS whoever reads what was cut off, and one that writes into it may change what is read.
+// may be removed or replaced by another one of its name meanwhile, as our own writers do it; if a program shortens the
+// file itself, reading the removed part raises SIGBUS, and writes into the file may change the bytes read.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +29,8 @@ class MappedFile {
   const std::string& path() const { return path_; }
   char* data() const { return data_; }   // nullptr where the file is empty
   size_t size() const { return size_; }  // bytes
-  // Says that the bytes will be looked at in their order, by one thread: the system then reads ahead of it in large
-  // pieces, as it does for read(). A hint.
+  // Announces that one thread will read the bytes in order: the system then reads ahead in large pieces, as for read().
+  // A hint.
   void read_in_order() const noexcept;
 
  private:

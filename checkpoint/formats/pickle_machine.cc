@@ -114,7 +114,7 @@ class PickleMachine {
   PickleList* list(Values items, bool tuple) {
     return &pickle_.lists_.emplace_back(PickleList{std::move(items), tuple, {}});
   }
-  // What stands below the last mark is not for the operations above it.
+  // Operations above a mark cannot use values below it.
   size_t available() const { return stack_.size() - (marks_.empty() ? 0 : marks_.back()); }
   const PickleValue& top() const {
     TORCH_CHECK(available() > 0, "damaged: a value is missing");

@@ -1,10 +1,10 @@
 // Python's pickle language, as far as files of torch need it. Internal.
 //
-// The language is a small stack machine. Understood is what builds numbers, strings, lists, tuples and dicts; whatever
-// else a pickle asks for (a function's result, an object of a class, a value from outside) is asked of `hooks`, which
-// know a fixed few. So a file cannot make this process run anything.
+// The language is a small stack machine. It supports operations for numbers, strings, lists, tuples and dicts; other
+// requests of a pickle (a function's result, an object of a class, a value from outside) go to `hooks`, which support a
+// fixed few. So a file cannot make this process run code.
 //
-// Lists and dicts are shared, as in Python, and may even contain themselves: whoever walks through a value uses a
+// Lists and dicts are shared, as in Python, and may even contain themselves: code that traverses a value uses a
 // WalkLimit. All of them belong to the Pickle, and strings are parts of its text, so that a value is a few words
 // without an owner. Memory is bounded: kMostValues, and what hooks take.
 #pragma once
@@ -55,7 +55,7 @@ struct PickleDict {
 };
 struct PickleObject {
   PickleGlobal type;
-  PickleValue state;  // what the class would be given to restore itself: None, or most often a dict
+  PickleValue state;  // argument for the class to restore itself: None, or most often a dict
 };
 
 class Pickle {
@@ -67,7 +67,7 @@ class Pickle {
     std::function<PickleValue(const PickleValue& id)> outside;
     // The result of a call.
     std::function<PickleValue(Pickle& pickle, const std::string& function, const PickleList& arguments)> call;
-    // Whether objects of a class may be made; they are PickleObjects.
+    // Whether objects of a class are allowed; they are PickleObjects.
     std::function<bool(const std::string& type)> knows_class;
   };
 

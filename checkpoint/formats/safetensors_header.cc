@@ -25,7 +25,7 @@ constexpr size_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference i
 constexpr size_t kMaxDims = 64;                  // ATen's kernels have no more
 constexpr const char* kMetadata = "__metadata__";
 
-// A name of a file that nobody has checked: of any length, with any characters.
+// An untrusted name from a file: of any length, with any characters.
 std::string shown(const std::string& name) {
   constexpr size_t kMax = 200;
   return absl::StrCat("'", absl::Utf8SafeCEscape(name.substr(0, kMax)), name.size() > kMax ? "...'" : "'");
@@ -39,7 +39,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   template <typename... Args>
   [[noreturn]] void fail(const Args&... args) const {
-    TORCH_CHECK(false, "[load] '", path_, "' is no sound safetensors file: ", absl::StrCat(args...));
+    TORCH_CHECK(false, "[load] '", path_, "' is not a valid safetensors file: ", absl::StrCat(args...));
   }
 
   bool start_object(size_t) override {
@@ -123,7 +123,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  // What comes next.
+  // The expected next token.
   enum class At {
     kBeginning,
     kNames,

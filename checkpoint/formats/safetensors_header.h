@@ -1,4 +1,4 @@
-// What stands before the data of a safetensors file: the names, dtypes, shapes and places of its tensors.
+// The header of a safetensors file: the names, dtypes, shapes and offsets of its tensors.
 //
 //   bytes              what
 //   8                  the header's length n, little endian
@@ -40,7 +40,7 @@ struct SafetensorsHeader {
 // off; holes, overlaps, names twice, unknown fields; a dtype that LibTorch does not have (F4, F6_E2M3, F6_E3M2), more
 // than 64 dims, sizes beyond 2^63.
 SafetensorsHeader read_safetensors_header(const MappedFile& file);
-// Of a file's bytes; `path` is for errors.
+// Parses a file's bytes; `path` is for errors.
 SafetensorsHeader read_safetensors_header(std::string_view file, const std::string& path);
 
 // The bytes before the data: the header's length and the header, filled up with spaces to a multiple of 8 bytes. The

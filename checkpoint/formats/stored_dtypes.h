@@ -1,7 +1,7 @@
-// What torch's pickles call dtypes. Internal.
+// Names of dtypes in torch's pickles. Internal.
 //
-// Old dtypes are told by the class of their storage, "torch.FloatStorage". New ones (float8, unsigned, complex32) have
-// a storage without a type and are told by name, "torch.float8_e5m2", by Python; LibTorch's C++ calls them
+// Old dtypes are given by the class of their storage, "torch.FloatStorage". New ones (float8, unsigned, complex32) have
+// a storage without a type and are given by name, "torch.float8_e5m2", by Python; LibTorch's C++ calls them
 // "torch.Float8_e5m2Storage".
 #pragma once
 
@@ -17,7 +17,7 @@ std::optional<c10::ScalarType> dtype_of_storage(std::string_view class_name);
 // "float8_e5m2": of Python's names those of new dtypes.
 std::optional<c10::ScalarType> new_dtype(std::string_view python_name);
 
-// What Python calls a dtype that is told by name; "" for one that is told by its storage.
+// Python's name of a new dtype; "" for one given by its storage.
 std::string_view new_dtype_name(c10::ScalarType dtype);
 // Whether files can hold tensors of a dtype, ours as well as what torch reads.
 bool can_be_stored(c10::ScalarType dtype);

@@ -1,4 +1,4 @@
-// Tensors inside torch's pickles: their bytes are records of the zip file beside the pickle. Internal.
+// Tensors inside torch's pickles: their bytes are records of the zip file that contains the pickle. Internal.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// JSON of files that nobody has checked, as a tree. Internal.
+// Untrusted JSON from files, as a tree. Internal.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -16,7 +16,7 @@
 namespace dtensor {
 namespace {
 
-// Python's pickle of a dict of tensors, in the words that torch.save uses: LibTorch's own pickler knows no new dtypes.
+// Writes a Python pickle of a dict of tensors, like torch.save: LibTorch's own pickler does not support new dtypes.
 class PickleWriter {
  public:
   std::string pickle(const std::map<std::string, at::Tensor>& tensors) {

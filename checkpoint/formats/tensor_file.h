@@ -9,7 +9,7 @@
 
 namespace dtensor {
 
-// What writes an archive of LibTorch: it calls `sink` with bytes, which gives back how many it took.
+// Writes an archive of LibTorch: it calls `sink` with bytes, which returns how many it accepted.
 using ArchiveWriter = std::function<void(const std::function<size_t(const void* bytes, size_t n)>& sink)>;
 // Makes the file of what `write` gives, whole or not at all (atomic_file.h).
 void write_archive(const std::string& path, const ArchiveWriter& write);

@@ -14,7 +14,7 @@ namespace {
 
 // Far more than the pickle of any model, whose tensors are not in it.
 constexpr uint64_t kMostPickleBytes = uint64_t{1} << 30;
-// Of all names of a file together.
+// For all names of a file together.
 constexpr size_t kMostNameBytes = size_t{1} << 28;
 
 // "torch.jit._pickle.build_intlist" -> "int".

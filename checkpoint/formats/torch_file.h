@@ -31,8 +31,8 @@ class TorchFile {
   // All tensors; those of nested dicts, lists and objects under names joined with '.', a bare tensor as "0". What is no
   // tensor is left out. Error, besides: two tensors of one name.
   std::map<std::string, at::Tensor> tensors() const;
-  // What modules and optimizers load themselves from. REQUIRES: is_archive(). Error, besides: an object that would
-  // restore itself by code.
+  // The archive from which modules and optimizers load themselves. REQUIRES: is_archive(). Error, in addition: an
+  // object that would restore itself by code.
   torch::serialize::InputArchive archive() const;
 
  private:

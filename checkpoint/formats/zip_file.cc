@@ -14,7 +14,7 @@
 namespace dtensor {
 namespace {
 
-// Of APPNOTE.TXT, the description of the format. All numbers are little endian, as this machine's.
+// Signatures from APPNOTE.TXT, the description of the format. All numbers are little endian, as on this machine.
 constexpr uint32_t kEnd = 0x06054b50, kEnd64 = 0x06064b50, kEnd64Locator = 0x07064b50, kEntry = 0x02014b50,
                    kLocal = 0x04034b50;
 constexpr size_t kEndBytes = 22, kEnd64Bytes = 56, kLocatorBytes = 20, kEntryBytes = 46, kLocalBytes = 30;
@@ -157,7 +157,7 @@ const ZipFile::Record& ZipFile::find(const std::string& name) const {
   TORCH_CHECK(it != records_.end(), "no file of torch, or damaged: record '", name, "' is missing");
   TORCH_CHECK(it->second.stored, "record '", name,
               "' is compressed or encrypted, which torch does not write; "
-              "store it anew with torch.save");
+              "store it again with torch.save");
   return it->second;
 }
 

@@ -3,10 +3,9 @@
 //   ZipFile zip("model.pt");
 //   std::string pickle = zip.read_text("data.pkl", 1 << 20);
 //
-// Names are without the folder that all records of torch's files lie in ("archive/data.pkl"). Whoever made the file,
-// reading it takes no more memory than the file is long: records lie inside it and do not overlap, and what is
-// compressed is not read. Errors (c10::Error), without the path, which callers know: no such file, no zip, damaged,
-// compressed.
+// Names are without the folder that all records of torch's files lie in ("archive/data.pkl"). Reading an untrusted file
+// takes no more memory than its length: records are inside it and do not overlap, and compressed ones are rejected.
+// Errors (c10::Error), without the path, which callers know: no such file, not a zip file, damaged, compressed.
 #pragma once
 
 #include <cstddef>

@@ -227,7 +227,7 @@ void LoadTargets::add_setting(const std::string& name, T* place) {
   settings_.push_back([place, v = *value] { *place = v; });
 }
 
-// Of a checkpoint that has nothing of the optimizer its states stay as they are.
+// If a checkpoint has nothing for the optimizer, its states are unchanged.
 void LoadTargets::add_optimizer(const std::string& name, torch::optim::Optimizer& optimizer, const ParamNames& names) {
   const auto next = manifest_.settings.lower_bound(name + ".");
   const bool known = next != manifest_.settings.end() && absl::StartsWith(next->first, name + ".");
@@ -255,7 +255,7 @@ void LoadTargets::add_state(const std::string& prefix, torch::optim::Optimizer& 
       *t = at::Tensor();
       continue;
     }
-    // What is there keeps its memory: it changes when all has been verified.
+    // Existing tensors keep their memory: they change after everything is verified.
     if (!t->defined()) *t = zeros_as(param);
     add(prefix + field, *t);
     any = true;
@@ -273,7 +273,7 @@ void LoadTargets::add_state(const std::string& prefix, torch::optim::Optimizer& 
 }
 
 void LoadTargets::commit() {
-  if (tensors_.count(kRandomState) > 0) {  // first: it refuses what is no state
+  if (tensors_.count(kRandomState) > 0) {  // first, since it rejects an invalid state
     at::Generator generator = at::globalContext().defaultGenerator(at::Device(at::kCPU));
     std::lock_guard<std::mutex> lock(generator.mutex());
     generator.set_state(random_state_);

@@ -21,7 +21,7 @@ namespace dtensor {
 
 namespace {
 
-// What it names survives a power failure; where the file system cannot do that, so be it.
+// Makes the folder's entries survive a power failure; errors of file systems that cannot do so are ignored.
 void sync_folder(const std::string& folder) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return;

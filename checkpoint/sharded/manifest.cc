@@ -26,7 +26,7 @@ using Json = nlohmann::json;
 
 constexpr char kFormat[] = "dtensor checkpoint";
 constexpr int64_t kVersion = 1;
-constexpr int kMostNested = 12;                 // far from what would be too much for a recursion
+constexpr int kMostNested = 12;                 // far below any recursion limit
 constexpr size_t kMostBytes = size_t{1} << 30;  // of a manifest
 
 // JSON has no word for a number that is not finite.
@@ -36,7 +36,7 @@ Json value_json(const CheckpointValue& value) {
   return std::visit([](const auto& v) { return Json(v); }, value);
 }
 
-// nlohmann::json converts in silence what is no int64_t: 1.5, 1e300, 2^64 - 1.
+// nlohmann::json silently converts numbers that are not int64_t: 1.5, 1e300, 2^64 - 1.
 int64_t integer_of(const Json& json) {
   const bool fits =
       json.is_number_unsigned() ? json.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX) : json.is_number_integer();
@@ -101,7 +101,7 @@ ManifestTensor tensor_of(const Json& json, const std::map<std::string, ManifestF
   return tensor;
 }
 
-// Files stand in the folder itself, whoever wrote the manifest.
+// Files must be in the folder itself, since the manifest is untrusted.
 void check_name(const std::string& file) {
   TORCH_CHECK(absl::EndsWith(file, ".safetensors") && file.find('/') == std::string::npos && file[0] != '.' &&
                   file.find('\0') == std::string::npos,

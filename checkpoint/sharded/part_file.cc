@@ -175,7 +175,7 @@ WantedChunks::WantedChunks(const std::vector<const PartFile*>& files) {
 }
 
 void WantedChunks::verify(const std::function<void(int64_t bytes)>& verified) const {
-  int64_t bytes = 0;  // since `verified` was told
+  int64_t bytes = 0;  // since the last call of `verified`
   for (size_t k = 0; k < chunks_.size(); ++k) {
     check(chunks_[k]);
     bytes += chunks_[k].bytes;

@@ -17,7 +17,7 @@ namespace {
 
 Part whole_of(const Shape& shape) { return part_of({Shape(shape.size(), 0), shape}); }
 
-// What `box` has of `local`, which holds `part`.
+// The values of `box` in `local`, whose part is `part`.
 at::Tensor cut_out(at::Tensor local, const Part& part, const Box& box) {
   LocalGuard guard;
   if (box.numel() == 0) return local.new_empty(at::IntArrayRef(box.sizes.data(), box.sizes.size()));

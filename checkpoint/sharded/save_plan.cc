@@ -52,7 +52,7 @@ std::vector<RankBox> SavePlanner::add(const SpecPtr& spec) {
   const auto [known, fresh] = held_.try_emplace(spec);
   if (fresh) known->second = held_boxes(*spec);
   for (const Held& held : known->second) assign(held.box, held.ranks, element_size, boxes);
-  // Nobody has a part of a tensor without elements; its name and shape are kept all the same.
+  // No rank has a part of a tensor without elements; its name and shape are saved all the same.
   if (boxes.empty()) boxes.push_back({least_loaded({}), Shape(spec->sizes().size(), 0), spec->sizes()});
   return boxes;
 }

@@ -1,4 +1,5 @@
-// What a backend reduces itself, by the table of comm/backend_capabilities.h. Internal to the communicator.
+// Reductions by the backend itself, where the table of comm/backend_capabilities.h allows. Internal to the
+// communicator.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -24,7 +24,7 @@
 namespace dtensor {
 namespace {
 
-constexpr std::chrono::seconds kClose(5);  // how long the end of a world waits for what is under way
+constexpr std::chrono::seconds kClose(5);  // how long the end of a world waits for calls that are under way
 
 // This rank's part of what an operator moves of its arguments; of several the first. Undefined for all other calls:
 // where the program itself moves tensors, ranks may have other tensors for the same call.
@@ -107,7 +107,7 @@ class C10dCommunicator final : public Communicator {
   }
 
  private:
-  // What comes before every call: the failures of others, this rank's group, and comparisons.
+  // Before every call: checks for failures of others, finds this rank's group, and compares calls.
   LinkCall begin(const CommCall& call, Collective c, const RankPieces& inputs) {
     job_->check();
     Link* link = nullptr;
@@ -121,8 +121,8 @@ class C10dCommunicator final : public Communicator {
 
   bool failed() const { return under_way_->broken() || job_->failed() || std::uncaught_exceptions() > 0; }
 
-  // Waits until all that was begun here is done, at most kClose: other ranks still need this rank's part of calls whose
-  // results nobody here has read. False if something is not done, which then is a failure of this rank.
+  // Waits until all calls begun here are done, at most kClose: other ranks still need this rank's part of calls whose
+  // results were not read here. False if a call is not done, which then is a failure of this rank.
   bool finish_calls() const {
     auto pending = under_way_->pending();
     for (const auto until = std::chrono::steady_clock::now() + kClose;

@@ -29,9 +29,8 @@ void check_arrived(const LinkCall& call) {
   }
 }
 
-// On a device: every member gets everybody's `value`. Error on all of them if they differ; `verb`: what this rank says
-// of its call then. Unless `now`, it is checked by a later call, as the host would have to wait for the device to catch
-// up.
+// On a device: every member gets the `value` of all. Error on all of them if they differ; `verb`: for this rank's call
+// in the error. Unless `now`, it is checked by a later call, as the host would have to wait for the device to catch up.
 void compare_on_device(const LinkCall& call, uint64_t value, const char* verb, bool now) {
   Link& link = call.link;
   const auto n = static_cast<int64_t>(link.members.size());

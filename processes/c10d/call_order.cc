@@ -27,7 +27,7 @@ void CallOrder::fill(const std::shared_ptr<Place>& place, std::function<Begun()>
     } catch (...) {
       next->promise_.set_exception(std::current_exception());
     }
-    next->begin_ = nullptr;  // and what it holds
+    next->begin_ = nullptr;  // and its captures
     lock.lock();
   }
   beginning_ = false;

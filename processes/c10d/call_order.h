@@ -27,7 +27,7 @@ class CallOrder {
 
   class Place {
    public:
-    // What the function gave or threw, as soon as its turn has come.
+    // The function's result or error, as soon as its turn has come.
     const std::shared_future<Begun>& begun() const { return begun_; }
     bool has_begun() const { return begun_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
 

@@ -1,8 +1,8 @@
-// What the ranks of a group tell each other at each collective on CPU before any data moves whose size only they know:
-// a message of one fixed size to every other member, with a fingerprint of the call and the bytes that will follow.
-// Small parts travel in it, so that they cost no message more. Internal to the communicator.
+// The first message of each collective on CPU, before any data whose size only the sender knows: of a fixed size, to
+// every other member of the group, with a fingerprint of the call and the number of bytes that will follow. It contains
+// small parts, so that they need no further message. Internal to the communicator.
 //
-// A backend that gets more or fewer bytes than it expects may end the process; this finds that out first.
+// A backend that gets more or fewer bytes than it expects may end the process; this detects the mismatch first.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace dtensor {
 
-// Of one call, in words and as a number that is equal where ranks make the same call.
+// Description of one call, as text and as a number that is equal where ranks make the same call.
 struct CallMark {
   std::vector<int64_t> members;
   int64_t position = 0;   // of this rank
@@ -28,14 +28,14 @@ struct CallMark {
 
 class CallSlots {
  public:
-  // What `packed` sends, or as much of it as slots can hold: nothing if a part is too large.
+  // The parts of `packed`, as far as slots can hold them: nothing if a part is too large.
   CallSlots(const CallMark& mark, const PackedExchange& packed);
 
   // For an alltoall_base of even parts.
   at::Tensor send, receive;
 
-  // When `receive` has come. Errors, on all ranks the same and the job's end: the ranks make different calls, or one
-  // sends other bytes than another expects; the text names both and blames who is alone.
+  // Call when `receive` has arrived. Errors, the same on all ranks, which end the job: the ranks make different calls,
+  // or one sends other bytes than another expects; the text names both and blames the rank in the minority.
   void check(Job& job, const CallMark& mark, const PackedExchange& packed) const;
   // Whether every part of every member came with the slots; else all members exchange them now. REQUIRES: check().
   bool hold_all() const;

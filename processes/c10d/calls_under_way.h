@@ -38,7 +38,7 @@ class CallsUnderWay {
 
   // One that is under way until finish(), which its caller may never call.
   void add(Place place, const Activity& activity);
-  // Of those the first that is neither done nor will never begin: what it is.
+  // Description of the first of them that is neither done nor will never begin.
   std::optional<std::string> pending();
 
   // Waits until the turn of `place` comes and what begins then is done. Errors: as of Job::finish.
@@ -50,7 +50,7 @@ class CallsUnderWay {
   const std::shared_ptr<Job> job_;
   std::atomic<bool> broken_{false};
   std::mutex mutex_;
-  std::vector<std::pair<Place, std::string>> added_;  // with what each is. Guarded by mutex_
+  std::vector<std::pair<Place, std::string>> added_;  // with a description each. Guarded by mutex_
 };
 
 }  // namespace dtensor

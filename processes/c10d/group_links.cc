@@ -18,7 +18,7 @@
 namespace dtensor {
 namespace {
 
-constexpr std::chrono::milliseconds kAlmost{300};  // before the deadline: what fails then has waited too long
+constexpr std::chrono::milliseconds kAlmost{300};  // before the deadline: later failures count as timeouts
 
 }  // namespace
 
@@ -91,7 +91,7 @@ void GroupLinks::connect(Link& link, const CommCall& call) {
         error = message_of(e);
       }
     }
-    // The backend has the same deadline, but does not know who is to blame.
+    // The backend has the same deadline, but cannot tell which rank is to blame.
     if (std::chrono::steady_clock::now() >= until) return false;
     throw std::runtime_error(error);
   });
@@ -164,7 +164,7 @@ void GroupLinks::close(std::chrono::seconds at_most) {
         try {
           backend->shutdown();
         } catch (const std::exception&) {
-          // It is of no use any more either way.
+          // It cannot be used any more in either case.
         }
       }
       promise.set_value();

@@ -59,13 +59,13 @@ class GroupLinks {
   GroupLinks(std::shared_ptr<Job> job, std::string backend, c10::Device device,
              c10::intrusive_ptr<c10d::ProcessGroup> world_group);
 
-  // That of the call's group in which this rank is; all members must ask for it. Groups with other members, another
-  // order of them or another name have links of their own, so that meshes do not get each other's data. Valid as long
-  // as this. Errors: as of Job::run; at once that members have the group in another order; after two seconds that they
-  // make one of another mesh instead. Thread-safe.
+  // The link of the call's group on this rank; all members must request it. Groups with other members, another order of
+  // them or another name have links of their own, so that meshes do not get each other's data. Valid as long as this.
+  // Errors: as of Job::run; at once that members have the group in another order; after two seconds that they make one
+  // of another mesh instead. Thread-safe.
   Link& of(const CommCall& call);
 
-  // Of the groups of several ranks, how often each was called.
+  // For groups of several ranks, the number of calls of each.
   std::vector<GroupCalls> calls();
 
   // Before the end, which waits for what is under way.
@@ -77,7 +77,7 @@ class GroupLinks {
   using Make = std::function<c10::intrusive_ptr<c10d::Backend>()>;
 
   void connect(Link& link, const CommCall& call);
-  // What makes the backend of a link once all are there. Owns what it uses.
+  // Makes the backend of a link once all ranks are there. Owns its captures.
   Make gloo(const Link& link, const c10::intrusive_ptr<c10d::Store>& store);
   Make nccl(const Link& link, const c10::intrusive_ptr<c10d::Store>& store);
   void watch(const Link& link);

@@ -57,7 +57,7 @@ class Wait {
   Wait(const Wait&) = delete;
   Wait& operator=(const Wait&) = delete;
 
-  // Says that this rank is here, and whether all are.
+  // Posts that this rank is here; returns whether all are.
   bool all_here() {
     if (!said_) {
       store().set(here(mine_.place, job_.rank()), absl::StrJoin(mine_.members, ","));
@@ -78,7 +78,7 @@ class Wait {
   // REQUIRES: all are here.
   void check_orders() const {
     const auto n = static_cast<int64_t>(ranks_.size());
-    int64_t culprit = n - 1;  // of those who are fewest; where all are as many, the last
+    int64_t culprit = n - 1;  // in the smallest set of agreeing ranks; on a tie, the last
     const auto same = [&](int64_t p) { return std::count(orders_.begin(), orders_.end(), orders_[p]); };
     if (same(0) == n) return;
     std::string error = absl::StrCat("ranks do not have the same mesh. The group ", mine_.group, " is, in order,");
@@ -100,7 +100,7 @@ class Wait {
   };
 
   // Of `rank`, if it waits elsewhere for this one, where no thread of this rank has been, to make another mesh's group.
-  // It cannot come from there, nor this rank from here, unless other threads come to both.
+  // Neither can leave its meeting, unless other threads join both.
   std::optional<Elsewhere> elsewhere(int64_t rank) const {
     const std::string key = absl::StrCat("making/", rank);
     if (!store().check({key})) return std::nullopt;
@@ -139,7 +139,7 @@ class Wait {
   }
 
   [[noreturn]] void fail(int64_t rank, const Meeting& other) const {
-    // Those who are fewest are to blame; where both are as many, the last rank.
+    // The smaller set is to blame; on a tie, the last rank.
     const int64_t here_n = count_at(mine_), there_n = count_at(other);
     const bool theirs = there_n != here_n ? there_n < here_n : rank > job_.rank();
     const int64_t low = std::min(rank, job_.rank()), high = std::max(rank, job_.rank());
@@ -162,7 +162,7 @@ class Wait {
   std::chrono::milliseconds pause_ = kFirstLook;
   Clock::time_point look_again_ = Clock::now() + kFirstLook;
   Clock::time_point last_look_ = Clock::now() + job_.timeout() - std::min(kBeforeEnd, job_.timeout() / 10);
-  std::optional<Clock::time_point> since_;  // when somebody was first seen elsewhere
+  std::optional<Clock::time_point> since_;  // when another rank was first seen elsewhere
 };
 
 }  // namespace

@@ -14,7 +14,7 @@
 
 namespace dtensor {
 
-// What one rank makes when it meets others.
+// The group that one rank makes with others.
 struct Meeting {
   std::string place;             // in the store, equal on all members
   std::string group;             // its name
@@ -22,7 +22,7 @@ struct Meeting {
   std::vector<int64_t> members;  // in the order of the group
 };
 
-// What a rank posts for the others: all that its threads make now.
+// A rank's post for the others: all groups that its threads make now.
 struct MeetingPost {
   bool main_only = true;  // only its main thread has ever come to make a group
   std::vector<Meeting> meetings;

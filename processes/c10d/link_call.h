@@ -1,5 +1,5 @@
-// One collective of one group, from when this rank comes to it: how it is begun, and who waits for it. Internal to the
-// communicator.
+// One collective of one group, from its call on this rank: how it is begun, and whether the caller waits. Internal to
+// the communicator.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -44,7 +44,7 @@ struct LinkCall {
   std::string text() const;  // describe_call()
   Activity activity() const;
   CallMark mark() const;  // REQUIRES: fingerprint
-  // Whether the caller need not wait for the results. On a device nobody waits: its stream orders what follows.
+  // Whether the caller need not wait for the results. On a device it never waits: its stream orders later work.
   bool is_async() const { return call.work != nullptr && !device.is_cuda() && link.members.size() > 1; }
   // All the places that this call takes in the link's order, known to `calls`. Then other threads may make calls. Once.
   Places reserve(size_t count) const;
@@ -54,14 +54,12 @@ struct LinkCall {
 // a process, enters a new one into a map before it takes its lock (FlightRecorder::recordWithResetEnabled in 2.11).
 c10::intrusive_ptr<c10d::Work> start_alone(const StartWork& start);
 
-// What begins a collective on CPU when its turn in the link's order has come, on whichever thread that is. `members`:
-// of its group.
+// Begins a collective on CPU when its turn in the link's order has come, on any thread. `members`: of its group.
 std::function<CallOrder::Begun()> when_its_turn(std::weak_ptr<CallsUnderWay> calls, const Activity& activity,
                                                 const std::vector<int64_t>& members, StartWork start);
 
-// Runs a collective. On CPU it is done when this returns. On a GPU the current stream waits for it: what follows on
-// that stream sees the result, and memory that is freed is used again only after it, so no tensor needs
-// record_stream().
+// Runs a collective. On CPU it is done when this returns. On a GPU the current stream waits for it: later work on that
+// stream sees the result, and freed memory is reused only after it, so no tensor needs record_stream().
 void run(const LinkCall& call, const StartWork& start);
 
 // Says, without waiting, whether the device has done all that is on its current stream now.

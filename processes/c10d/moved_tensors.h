@@ -30,7 +30,7 @@ class MovedTensors {
     int64_t call;
   };
   absl::flat_hash_map<const c10::TensorImpl*, Moved> last_;
-  std::array<const c10::TensorImpl*, kCalls> of_calls_{};  // what the last calls moved; null: not known
+  std::array<const c10::TensorImpl*, kCalls> of_calls_{};  // tensors moved by the last calls; null: not known
 };
 
 }  // namespace dtensor

@@ -13,8 +13,8 @@ namespace dtensor {
 
 class PackedExchange {
  public:
-  // Of rank `rank`, whose tensors are inputs[0] and outputs[0]. What it sends to itself is copied at once, and `inputs`
-  // are not needed any more.
+  // For rank `rank`, with tensors inputs[0] and outputs[0]. Its messages to itself are copied at once, and `inputs` are
+  // not needed any more.
   PackedExchange(const Group& group, int64_t rank, c10::Device device, absl::Span<const Message> messages,
                  const RankPieces& inputs, const RankPieces& outputs);
 

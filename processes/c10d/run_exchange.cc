@@ -12,8 +12,8 @@
 namespace dtensor {
 namespace {
 
-// What the stages of one exchange share. The backend outlives what is under way or is left open, hence the pointer: a
-// backend must not end on one of its own threads, which may be the last to have this.
+// Shared state of the stages of one exchange. The backend outlives calls that are under way or unfinished, hence the
+// pointer: a backend must not be destroyed on one of its own threads, which may hold the last reference.
 struct Exchange {
   c10d::Backend* backend;
   std::weak_ptr<CallsUnderWay> calls;
@@ -60,7 +60,7 @@ ExchangePtr make_exchange(const LinkCall& call) {
   return exchange;
 }
 
-// `before`: what makes exchange->packed.
+// `before`: makes exchange->packed.
 void add_stages(
     std::vector<StartWork>& stages, const ExchangePtr& exchange, std::function<void()> before = [] {}) {
   const bool checked = exchange->mark.has_value();
@@ -98,8 +98,8 @@ void run_all_reduce(const LinkCall& call, AllReduceSteps plan) {
   };
   const ExchangePtr first = make_exchange(call), second = make_exchange(call);
   first->packed = pack((*steps)[0]);
-  // The first has compared the call and the size of every part. Who sends a part in the second got one of that size
-  // from each receiver in the first.
+  // The first has compared the call and the size of every part. A sender of the second got a part of that size from
+  // each receiver in the first.
   second->mark.reset();
   std::vector<StartWork> stages;
   add_stages(stages, first);

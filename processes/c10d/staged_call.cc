@@ -103,7 +103,7 @@ void run_in_turn(const LinkCall& call, std::vector<StartWork> stages) {
       call.calls->finish(activity, members, places[k]);
     } catch (...) {
       const std::exception_ptr error = std::current_exception();
-      while (++k < places.size()) {  // the calls behind must not wait for what never begins
+      while (++k < places.size()) {  // later calls must not wait for calls that never begin
         call.link.order->fill(places[k], [error]() -> CallOrder::Begun { std::rethrow_exception(error); });
       }
       throw;

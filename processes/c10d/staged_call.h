@@ -13,7 +13,7 @@ namespace dtensor {
 // All take their places in the link's order at once: no call of another thread comes between them.
 // With call.is_async() it begins the first, or leaves it to the thread that its turn comes on, and sets
 // *call.call.work, which waits for all and calls `done`. The others begin on the thread that has received what they
-// need: neither they nor the calls behind them wait until somebody reads the result.
+// need: neither they nor later calls wait until the result is read.
 void run_stages(const LinkCall& call, std::vector<StartWork> stages, std::function<void()> done);
 
 }  // namespace dtensor

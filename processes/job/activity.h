@@ -1,4 +1,4 @@
-// What a rank is doing, for the others' errors.
+// A rank's current activity, for the others' errors.
 #pragma once
 
 #include <cstdint>

@@ -182,7 +182,7 @@ void BoundedStore::wait(const std::vector<std::string>& keys, const Milliseconds
   while (!check(keys)) {
     if (Clock::now() >= until) {
       C10_THROW_ERROR(DistStoreError,
-                      absl::StrCat("nobody has set ", keys.empty() ? "" : keys[0], " at the store within ",
+                      absl::StrCat("no rank has set ", keys.empty() ? "" : keys[0], " at the store within ",
                                    static_cast<double>(timeout_.count()) / 1000, " s"));
     }
     std::this_thread::sleep_for(pause);

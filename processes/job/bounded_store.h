@@ -29,14 +29,14 @@ class BoundedStore : public c10d::Store {
   // Gives the store up on the thread that uses it, and waits for that a second at most.
   ~BoundedStore() override;
 
-  // Of the same store, with a thread of its own, so that neither waits for the other's calls. `check` is called besides
-  // this one's.
+  // A view of the same store with a thread of its own, so that neither waits for the other's calls. `check` is called
+  // in addition to this one's.
   c10::intrusive_ptr<BoundedStore> under(const std::string& prefix, Check check = {}) const;
   c10::intrusive_ptr<c10d::Store> clone() override { return under(""); }
-  c10::intrusive_ptr<c10d::Store> unbounded() const;  // a clone of what this calls
+  c10::intrusive_ptr<c10d::Store> unbounded() const;  // a clone of the underlying store
 
-  // Errors: what the store throws; c10::DistStoreError after getTimeout(), at once while an earlier call that was given
-  // up has not come back. get() and wait() wait for their keys, the others for the store alone.
+  // Errors: those of the store; c10::DistStoreError after getTimeout(), at once while an earlier call that was given up
+  // has not come back. get() and wait() wait for their keys, the others for the store alone.
   using c10d::Store::compareSet;
   using c10d::Store::set;
   void set(const std::string& key, const std::vector<uint8_t>& value) override;

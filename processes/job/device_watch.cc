@@ -124,7 +124,7 @@ void DeviceWatch::watch() {
     groups = groups_;
     launched_.clear();
   }
-  // At once: to free what one group has, CUDA may wait for what another still runs on the same device.
+  // At once: to free one group's resources, CUDA may wait for another that still runs on the same device.
   std::vector<std::thread> aborts;
   for (const auto& group : groups) {
     aborts.emplace_back([group] {

@@ -20,7 +20,7 @@ namespace dtensor {
 
 class DeviceWatch {
  public:
-  // What it asks of the job, on its own thread.
+  // Its callbacks to the job, called on its own thread.
   struct Owner {
     std::function<void(const Activity&, absl::Span<const int64_t> members, const std::string& error, bool overdue)>
         fail_activity;

@@ -13,7 +13,7 @@ namespace dtensor {
 void write_error_file(const std::string& path, const std::string& message) noexcept try {
   if (path.empty()) return;
   using Json = nlohmann::json;
-  // What torch.distributed.elastic's ErrorHandler writes. The time is a text of whole seconds: torchrun reads nothing
+  // The format of torch.distributed.elastic's ErrorHandler. The time is a text of whole seconds: torchrun reads nothing
   // else.
   const Json extra = {{"py_callstack", ""}, {"timestamp", std::to_string(std::time(nullptr))}};
   const Json file = {{"message", {{"message", message}, {"extraInfo", extra}}}};

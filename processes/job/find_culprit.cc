@@ -16,9 +16,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kAnswer{1500};  // how long a rank may take to say what it is doing
+constexpr Milliseconds kAnswer{1500};  // how long a rank may take to report its activity
 
-// Who has come to a call that a rank waits in, and who has left the job without it.
+// The ranks that have reached the call that a rank waits in, and those that have left the job without it.
 struct Arrivals {
   Arrivals(int64_t rank, const Activity& call) : rank(rank), call(call) {}
 
@@ -53,7 +53,7 @@ struct Arrivals {
   const int64_t rank;
   const Activity& call;
   std::vector<int64_t> came, left;
-  std::string last;  // what the first who left did last
+  std::string last;  // the last call of the first rank that left
 };
 
 }  // namespace
@@ -89,7 +89,7 @@ std::optional<std::pair<int64_t, std::string>> find_missing(JobBoard& board, abs
       for (;;) {
         if (const auto status = board.answer_of(question, other)) {
           if (status->has_begun(mine.group, mine.sequence)) break;
-          std::string text = absl::StrCat("it has not come to ", mine.what, ", within ", seconds_text(waited));
+          std::string text = absl::StrCat("it did not reach ", mine.what, ", within ", seconds_text(waited));
           const auto last = status->last.find(mine.group);
           if (last != status->last.end()) absl::StrAppend(&text, "; its last one there was ", last->second);
           if (status->active) absl::StrAppend(&text, "; it waits in ", status->what);

@@ -33,7 +33,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-// Of what ranks write to the store and to one another. Raised when that changes.
+// Version of the messages in the store and between ranks. Raise it when they change.
 constexpr int kMessages = 2;
 
 // Gloo writes to sockets whose other end may have died; the signal for that would end the process instead of the call.

@@ -1,8 +1,8 @@
-// The processes that run one program together, seen from one of them.
+// The processes that run one program together, from one's point of view.
 //
-// They meet at a store (c10d::Store). A rank that fails says so there, and every other rank finds out within a fraction
-// of a second, also in the middle of a collective that would never end. Whoever waits longer than it should asks the
-// others what they are doing, so that the error names the rank that is missing instead of the one that noticed.
+// They communicate through a store (c10d::Store). A failing rank writes its failure there, and every other rank sees it
+// within a fraction of a second, also inside a collective that would never end. A rank that waits too long asks the
+// others for their activity, so that the error names the missing rank instead of the waiting one.
 //
 // Nothing here waits without a deadline. Thread-safe.
 #pragma once
@@ -33,10 +33,10 @@ struct GroupCalls;   // job_end.h
 
 class Job {
  public:
-  // `store`: shared by all ranks, and by nobody else under this prefix. Tells the others that this rank is here,
-  // without waiting for them. Starts a thread that listens to them.
+  // `store`: shared by all ranks of this job only, under this prefix. Announces this rank to the others, without
+  // waiting for them. Starts a thread that watches for their failures.
   Job(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::chrono::milliseconds timeout);
-  // Says that this rank has left; while an exception unwinds, that it failed. Does not throw, and waits no longer than
+  // Announces that this rank has left; during stack unwinding, that it failed. Does not throw, and waits no longer than
   // the threads need to notice; for calls of `abort` that are under way, a few seconds. Where the process ends before
   // that, the rank leaves as exit() begins, and check() throws from then on. In a fork's child nothing is done.
   ~Job();
@@ -47,9 +47,8 @@ class Job {
   int64_t size() const;
   std::chrono::milliseconds timeout() const;
   const c10::intrusive_ptr<BoundedStore>& store() const;  // no call waits longer than timeout()
-  // Whether all ranks are on this host. Waits for them to say where they are. Errors: the deadline, naming who is
-  // missing; at once, that this rank was started with another world size, DTENSOR_DEBUG or version than the first to
-  // come.
+  // Whether all ranks are on this host. Waits for their host names. Errors: the deadline, naming the missing ranks; at
+  // once, that this rank was started with another world size, DTENSOR_DEBUG or version than the first to come.
   bool one_host() const;
 
   // Error (c10::DistError) "rank 2 failed: ..." if some rank has failed, this one included. Error (c10::Error) in a
@@ -67,12 +66,12 @@ class Job {
   // be found, and the same on all ranks.
   void run(Activity activity, absl::Span<const int64_t> members,
            const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
-  // The same in two halves: what begin() gives goes to finish(), or to nobody.
+  // The same in two halves: the result of begin() goes to finish(), or is dropped.
   struct Begun;
   std::shared_ptr<Begun> begin(Activity activity, absl::Span<const int64_t> members,
                                const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
   void finish(const Begun& begun);
-  // As finish() of what ended with `error`, for those whom the backend tells first.
+  // Like finish() of a call that ended with `error`, for ranks that the backend notifies first.
   [[noreturn]] void fail(const Begun& begun, const std::exception& error);
   bool is_done(const Begun& begun) const;  // finish() would not wait
   // The same for work on a device, without waiting for it: `start` begins it, orders the current stream behind it, and
@@ -85,15 +84,15 @@ class Job {
   // ranks which will not come. `error`, asked many times a second on that thread, says what is wrong with the group, ""
   // for nothing: that fails the job. Both are kept as long as the Job.
   void watch_group(std::vector<int64_t> members, std::function<std::string()> error, std::function<void()> abort);
-  // Says that this rank has come to `activity`, for those who wait for it there.
+  // Announces that this rank has reached `activity`, for ranks that wait for it there.
   void come_to(const Activity& activity);
   // Waits until `ready()` is true, asking again and again. Errors: as of run().
   void wait_until(const Activity& activity, absl::Span<const int64_t> members, const std::function<bool()>& ready);
-  // Says that this rank makes no more calls, and waits until the members of `groups` say so, too: see end_calls(). Does
-  // nothing where the process is ending with another status than 0. Does not throw.
+  // Announces that this rank makes no more calls, and waits until the members of `groups` do so, too: see end_calls().
+  // Does nothing where the process is ending with another status than 0. Does not throw.
   void end(const std::vector<GroupCalls>& groups) noexcept;
-  // This process is this rank and no other one: where the job has failed by the end of end(), and no call has told the
-  // program so, the failure is written to stderr, and the process does not end with 0.
+  // Declares that this process is this rank only: if the job has failed by the end of end(), and no call has reported
+  // that to the program, the failure is written to stderr, and the process does not end with 0.
   void decide_exit_status() noexcept { decides_exit_status_ = true; }
 
  private:

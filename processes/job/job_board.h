@@ -1,5 +1,5 @@
-// What the ranks of a job tell each other through its store: where they run, that one has failed, what they are doing,
-// that they have left. Internal to Job.
+// Messages between the ranks of a job through its store: their hosts, a failure, their activity, that they have left.
+// Internal to Job.
 //
 // Errors (std::exception): the store is gone, or does not answer within two seconds, which is known at once the next
 // time. Thread-safe.
@@ -18,13 +18,13 @@
 
 namespace dtensor {
 
-// What a rank is doing, and what it has done.
+// A rank's activity, and its last calls.
 struct RankStatus {
   bool active = false;  // it waits in `what`, a call of `group`
   std::string what, group;
-  std::chrono::milliseconds waited{0};      // so far; not told to other ranks
+  std::chrono::milliseconds waited{0};      // so far; not sent to other ranks
   std::map<std::string, int64_t> begun;     // by group, the last call
-  std::map<std::string, std::string> last;  // what that was
+  std::map<std::string, std::string> last;  // their descriptions
 
   bool has_begun(const std::string& in_group, int64_t sequence) const {
     const auto it = begun.find(in_group);
@@ -38,16 +38,16 @@ class JobBoard {
     std::string host;  // host_name()
     int64_t pid = 0;
     std::string pid_namespace;  // pid_namespace(): `pid` means nothing in another one
-    std::string start;          // process_start(): what has the number later is another process
+    std::string start;          // process_start(): detects that another process has the number later
   };
-  // What must be equal on all ranks. The first rank that comes says what it is.
+  // Values that must be equal on all ranks. The first rank to come sets them.
   struct Setup {
     int64_t rank = 0;  // whose
     int64_t size = 0;  // ranks of the world
     std::string debug, version;
   };
 
-  // Of rank `rank`. Has a thread of its own to call the store on, so that it never waits for others' calls.
+  // For rank `rank`. Calls the store on a thread of its own, so that it never waits for others' calls.
   JobBoard(const BoundedStore& store, int64_t rank);
 
   // nullopt: that rank has not come yet.
@@ -62,12 +62,12 @@ class JobBoard {
 
   // Asks all ranks for their status. The number of the question, larger than those before.
   int64_t ask();
-  int64_t last_question();  // 0 if nobody has asked
+  int64_t last_question();  // 0 if there was none
   void answer(int64_t question, const RankStatus& mine);
   std::optional<RankStatus> answer_of(int64_t question, int64_t rank);
 
   void post_left(const RankStatus& mine);
-  std::optional<RankStatus> left(int64_t rank);  // what it had done; nullopt: it has not left
+  std::optional<RankStatus> left(int64_t rank);  // its last calls; nullopt: it has not left
 
   // This rank has ended its use of `group` after so many calls. How many ranks have, after as many calls.
   void post_ended(const std::string& group, int64_t calls);
@@ -82,7 +82,7 @@ class JobBoard {
   std::map<int64_t, Place> places_;               // guarded by mutex_
 };
 
-// Tells the others where this rank runs.
+// Posts where this rank runs.
 void post_place(c10d::Store& store, int64_t rank);
 
 // A name for the job that no other has: hexadecimal digits, equal on all ranks.

@@ -1,4 +1,4 @@
-// What a job does with the work that needs several ranks: begins it, and waits for it no longer than the deadline.
+// A job's calls that need several ranks: begins them, and waits no longer than the deadline.
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>

@@ -15,8 +15,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kWait{10000};                                  // for the other ranks
-constexpr Milliseconds kFirstLookAtOthers{300}, kLookAtOthers{1000};  // what keeps them
+constexpr Milliseconds kWait{10000};  // for the other ranks
+constexpr Milliseconds kFirstLookAtOthers{300},
+    kLookAtOthers{1000};  // first and later checks on the ranks still missing
 
 // Fails the job if it is certain that the members do not all end after as many calls.
 void check_members(JobState& state, const GroupCalls& mine) {

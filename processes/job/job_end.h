@@ -9,7 +9,7 @@ namespace dtensor {
 
 class JobState;  // job_state.h
 
-// What this rank has called.
+// This rank's number of calls per group.
 struct GroupCalls {
   std::string group;  // as Activity::group
   std::string name;   // for people
@@ -17,10 +17,10 @@ struct GroupCalls {
   int64_t calls = 0;
 };
 
-// Says at the store that this rank makes no more calls, and waits until all members of `groups` have said so after as
-// many calls, ten seconds at most: other ranks may be about to find out that their calls do not fit this one's. Fails
-// the job if members of a group have ended after different numbers of calls, or the process of one is gone. Errors
-// (std::exception): those of the store.
+// Posts at the store that this rank makes no more calls, and waits until all members of `groups` have posted so after
+// as many calls, ten seconds at most: other ranks may be about to detect that their calls do not match this one's.
+// Fails the job if members of a group have ended after different numbers of calls, or the process of one is gone.
+// Errors (std::exception): those of the store.
 void end_calls(JobState& state, std::vector<GroupCalls> groups);
 
 }  // namespace dtensor

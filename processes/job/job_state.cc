@@ -21,7 +21,7 @@ using Milliseconds = std::chrono::milliseconds;
 
 constexpr Milliseconds kListen{100};         // how soon a rank notices that another failed
 constexpr Milliseconds kListenSlowly{1000};  // while the store does not answer
-constexpr Milliseconds kGrace{600};          // how long the one who noticed lets the one who failed speak first
+constexpr Milliseconds kGrace{600};          // how long a rank that detects a failure lets the failed rank report first
 
 }  // namespace
 
@@ -150,7 +150,7 @@ std::vector<int64_t> JobState::others(absl::Span<const int64_t> members) const {
 
 std::string JobState::fail_activity(const Activity& activity, absl::Span<const int64_t> members,
                                     const std::string& error, bool overdue) {
-  // The one who failed knows best why.
+  // The failed rank has the best error text.
   for (const auto until = Clock::now() + kGrace; !failed() && Clock::now() < until;) {
     std::this_thread::sleep_for(Milliseconds(10));
   }

@@ -1,4 +1,4 @@
-// What one rank of a job knows: what it is doing, and whether the job has failed. Internal to Job. Thread-safe.
+// The state of one rank of a job: its activity, and whether the job has failed. Internal to Job. Thread-safe.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -32,21 +32,21 @@ class JobState {
  public:
   JobState(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::chrono::milliseconds timeout);
 
-  // Starts and ends the threads that learn of the others' failures and answer their questions, and those of this user's
-  // tools. `id`: of the job, as agree_on_id() gives it; `answer`: what the tools are told.
+  // Starts and ends the threads that watch for the others' failures and answer their questions, and those of this
+  // user's tools. `id`: of the job, from agree_on_id(); `answer`: the answer to the tools.
   void start_listening(const std::string& id, std::function<std::string()> answer);
   void stop_listening();
 
   bool failed() const noexcept { return failure_->is_set.load(std::memory_order_acquire); }
   std::string failure_text() const { return failed() ? failure_->text : ""; }
-  // Whether the program has got the failure as an error of a call.
+  // Whether a call has reported the failure to the program.
   bool is_told() const noexcept { return told_; }
   [[noreturn]] void throw_known_failure() {  // REQUIRES: failed()
     told_ = true;
     throw_failure(failure_text());
   }
   void close(const std::string& text);  // as if the job had failed so, for this process alone
-  // Tells all ranks that `culprit` failed. The first failure counts: returns the text of that.
+  // Posts to all ranks that `culprit` failed. The first failure counts: returns its text.
   std::string post_failure(int64_t culprit, const std::string& message);
   // Fails the job for an error in `activity`, which needs `members`, and blames the rank whose fault it is. Returns the
   // failure's text. `overdue`: the error is that it took too long.
@@ -64,7 +64,7 @@ class JobState {
   void record_begin(const Activity& activity);  // this rank has come to it
   RankStatus status() const;
 
-  // While this exists, its thread waits in `activity`; the others are told so when they ask.
+  // While this exists, its thread waits in `activity`; the others get that when they ask.
   class Waiting {
    public:
     Waiting(JobState& state, const Activity& activity);
@@ -93,7 +93,7 @@ class JobState {
 
   struct Failure {
     std::atomic<bool> is_set{false};
-    std::string text;  // written once, before `is_set`; `mutex_` orders those who would write
+    std::string text;  // written once, before `is_set`; `mutex_` orders the writers
   };
   // The job's. Shared with `store_`, which backends may keep.
   const std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();
@@ -108,8 +108,9 @@ class JobState {
   mutable std::mutex mutex_;  // of all below, but for `listener_` and `devices_`
   std::condition_variable stopping_;
   bool stop_ = false;
-  std::list<std::pair<Activity, std::chrono::steady_clock::time_point>> waiting_;  // what threads wait in, since when
-  RankStatus begun_;      // what has begun; `active` and `what` are those of `waiting_`
+  std::list<std::pair<Activity, std::chrono::steady_clock::time_point>>
+      waiting_;           // the activities that threads wait in, since when
+  RankStatus begun_;      // begun calls; `active` and `what` are those of `waiting_`
   int64_t answered_ = 0;  // the last question
   std::thread listener_;
   DeviceWatch devices_;

@@ -17,7 +17,7 @@ namespace {
 // How long exit() may take once a thread has failed: more than a rank lingers that serves the store.
 constexpr std::chrono::seconds kExit(60);
 
-// Of one process. Never destroyed: threads go on after main.
+// One per process. Never destroyed: threads continue after main.
 struct Callbacks {
   const pid_t process = ::getpid();
   std::mutex mutex;

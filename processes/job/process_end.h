@@ -1,5 +1,5 @@
-// What is done when this process ends by exit(), by a return from main or by std::quick_exit, while worlds are alive:
-// nobody calls their destructors then, or too late.
+// Runs callbacks when this process ends by exit(), by a return from main or by std::quick_exit, while worlds are alive:
+// their destructors would run too late, or not at all.
 #pragma once
 
 #include <functional>
@@ -12,10 +12,9 @@ namespace dtensor {
 void add_end_callback(const void* owner, std::function<void()> callback);
 void remove_end_callback(const void* owner);
 
-// Of a thread that is about to end the process by std::terminate. If another one is in exit() already, an exception
-// that leaves this one is of no interest any more: does not return then. Should exit() wait for this thread, the
-// process ends after a minute, with the status that was asked for (1 where that was by quick_exit), and nothing more is
-// flushed.
+// Called by a thread that is about to end the process by std::terminate. If another one is in exit() already, the
+// exception of this one does not matter any more: does not return then. Should exit() wait for this thread, the process
+// ends after a minute, with the requested status (1 where that was by quick_exit), and nothing more is flushed.
 void yield_to_exit();
 
 // False where the process is ending with another status than 0, or by quick_exit, whose status is not known.

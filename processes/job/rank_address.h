@@ -1,6 +1,6 @@
-// Where a rank can be asked what it is doing: the name of a Unix socket of its host. The name is abstract, so it leaves
-// no file behind, and it tells what a process that is stopped cannot say any more. It ends
-// with the process and those that it forked and that have not called exec: `start` tells whether the rank still is.
+// The address at which a rank reports its activity: the name of a Unix socket of its host. The name is abstract, so it
+// leaves no file behind, and it identifies the rank even if its process is stopped. It ends with the process and those
+// that it forked and that have not called exec: `start` shows whether the rank itself still exists.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@
 namespace dtensor {
 namespace {
 
-constexpr int kSend_ms = 1000;  // how long who asks may take to read all of the answer, while others wait for theirs
+constexpr int kSend_ms = 1000;  // time limit for a client to read the whole answer, while others wait
 constexpr int kPause_ms = 100;  // before the next try where no connection can be accepted
 constexpr int kQuestions = 64;  // that wait for an answer
 
@@ -108,7 +108,7 @@ void StatusServer::send_answer(int to) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()).count();
       if (sent < text.size() && (left <= 0 || !wait_for(to, POLLOUT, static_cast<int>(left)))) return;
     }
-  } catch (const std::exception&) {  // nobody is told, as after any other end
+  } catch (const std::exception&) {  // not reported, as after any other end
   }
 }
 

@@ -1,6 +1,6 @@
-// Answers whoever asks what a rank is doing, at the socket that its address names (rank_address.h): tools/flight
-// --attach. On a thread of its own, so that a rank answers which is stuck in a collective, in a kernel, or anywhere
-// else. Only processes of the same user get an answer. Internal to Job.
+// Reports a rank's activity at the socket of its address (rank_address.h), to tools/flight --attach. On a thread of its
+// own, so that a rank answers even if it is stuck in a collective, in a kernel, or anywhere else. Only processes of the
+// same user get an answer. Internal to Job.
 //
 //   StatusServer server({"4f2a", /*rank=*/0, /*size=*/4, ::getpid()}, [] { return "I am well\n"; });
 #pragma once
@@ -16,9 +16,9 @@ namespace dtensor {
 
 class StatusServer {
  public:
-  // Who connects gets what `answer` returns, and the end of the stream; nothing is read. Who takes
-  // longer than a second to read it gets only a part, as one is answered after the other. `answer` is called on the
-  // thread, and must not wait for long. Does not throw: where there can be no socket or thread, nobody is answered.
+  // A client gets the result of `answer`, and the end of the stream; nothing is read. A client that takes longer than a
+  // second to read gets only a part, as clients are answered one after the other. `answer` is called on the thread, and
+  // must not wait for long. Does not throw: without a socket or thread, there are no answers.
   StatusServer(const RankAddress& address, std::function<std::string()> answer) noexcept;
   // Ends the thread; waits for an `answer` that is being made. In a fork's child it does nothing.
   ~StatusServer();

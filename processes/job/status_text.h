@@ -1,5 +1,5 @@
-// What a rank of a running job answers when it is asked (status_server.h): one line of JSON with what the job knows,
-// then a dump of the flight recorder, then kStatusEnd.
+// The answer of a rank of a running job (status_server.h): one line of JSON with the state of the job, then a dump of
+// the flight recorder, then kStatusEnd.
 //
 //   {"rank":1,"size":4,"waits_in":"call 5: all_reduce over tp, 24 B","waited_ms":1200,"last":["call 5: ..."],
 //    "failure":""}

@@ -1,4 +1,4 @@
-// What the other ranks learn when an uncaught exception ends this process.
+// Reports an uncaught exception that ends this process to the other ranks.
 #pragma once
 
 #include <functional>
@@ -9,8 +9,8 @@ namespace dtensor {
 // Installs a std::terminate handler, once: it calls the callbacks below with the exception's text, writes
 // TORCHELASTIC_ERROR_FILE, and goes on with the handler before it. A Job does so itself.
 void install_terminate_handler();
-// Whether the handler was installed by a process that this one was forked from. What it throws is no failure of a rank:
-// nobody is told then.
+// Whether the handler was installed by a process that this one was forked from. Exceptions of the fork are no failure
+// of a rank, and are not reported.
 bool is_fork_of_rank() noexcept;
 
 // `callback` may be called until remove_terminate_callback() of the same `owner`, which must come before the end of

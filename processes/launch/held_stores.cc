@@ -23,7 +23,7 @@ class HeldStores {
     std::lock_guard lock(mutex_);
     auto& known = until_exit_[file.path()];
     if (known.inode == file.remembered()) return;
-    // The file was removed and made anew: the destructor of the old one's store would lower the count of the new one.
+    // The file was removed and made again: the destructor of the old one's store would lower the count of the new one.
     if (known.store) for_good_.push_back(std::move(known.store));
     known = {file.remembered(), std::move(store)};
   }

@@ -11,7 +11,7 @@ namespace dtensor {
 
 class StoreFile;
 
-// Thread-safe. A store of the same file is held once; of a file that was removed and made anew, the new one's.
+// Thread-safe. A store of the same file is held once; of a file that was removed and made again, the new one's.
 // BoundedStore: to give it up waits a second at most for a file that is locked.
 void hold_store_until_exit(const StoreFile& file, c10::intrusive_ptr<BoundedStore> store);
 

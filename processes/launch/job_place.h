@@ -1,6 +1,6 @@
-// What a program says of its place in a job, and what is found out.
+// A program's options for its place in a job, and the resulting place.
 //
-//   LaunchOptions options;  // what stays unset comes from the launcher's variables
+//   LaunchOptions options;  // unset options come from the launcher's variables
 //   options.device = "cpu";
 //   options.timeout = std::chrono::seconds(30);
 //   World world = World::from_env(options);
@@ -14,7 +14,7 @@
 
 namespace dtensor {
 
-// What a program may decide itself; the rest comes from the environment.
+// Options that a program may set; the others come from the environment.
 struct LaunchOptions {
   std::optional<int64_t> rank, world_size;
   std::optional<int64_t> local_rank;  // among the processes on this host
@@ -22,7 +22,7 @@ struct LaunchOptions {
   std::string store;
   std::string backend;  // "gloo" or "nccl"; "": nccl where CUDA devices are and `device` is not "cpu"
   std::string device;   // "cpu", "cuda", "cuda:1"; "": cuda:local_rank with nccl, else cpu
-  // Of every wait. 0: DTENSOR_TIMEOUT (seconds), else 10 minutes.
+  // Timeout of every wait. 0: DTENSOR_TIMEOUT (seconds), else 10 minutes.
   std::chrono::milliseconds timeout{0};
 };
 
@@ -35,7 +35,7 @@ struct JobPlace {
   int64_t rank = 0, world_size = 1;
   int64_t local_rank = -1, local_world_size = -1;  // among the processes on this host; -1: not known
   std::string store;                               // as in LaunchOptions; "": none is needed, as the process is alone
-  std::string store_source;                        // what it was taken from, for errors: "MASTER_ADDR and MASTER_PORT"
+  std::string store_source;                        // its origin, for errors: "MASTER_ADDR and MASTER_PORT"
   bool store_exists = false;                       // the launcher's agent serves it: rank 0 must connect, too
   bool store_derived = false;                      // a file whose folder this library makes, for this user alone
   std::string run_id;         // equal on all ranks, "" if the launcher gives none; part of the store's keys
@@ -46,7 +46,7 @@ struct JobPlace {
 
 // The value of the variable `name`. An empty one counts as missing.
 using Variables = std::function<std::optional<std::string>(const char* name)>;
-// Those of this process.
+// The variables of this process.
 Variables process_environment();
 
 }  // namespace dtensor

@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kMaxRanks = std::numeric_limits<int32_t>::max();
 constexpr std::chrono::seconds kLongest(10000000);  // wait
 
-// What a launcher calls the four numbers; of those separated by '|' the first that is set counts.
+// A launcher's names of the four numbers; of those separated by '|' the first that is set counts.
 struct Names {
   Launcher launcher;
   const char* rank;

@@ -1,12 +1,12 @@
-// Which rank this process is, out of how many, and where they meet: from what launchers set.
+// The rank of this process, the number of ranks, and the rendezvous, from the variables that launchers set.
 //
-// Explicit options come first, then torchrun, Open MPI, MPICH (and Intel MPI), Slurm; without any of them the process
-// is alone. Pure: reads variables through a function, opens nothing. docs/worlds.md has the table of variables.
+// Explicit options come first, then torchrun, Open MPI, MPICH (and Intel MPI), Slurm; without any of them it is a
+// single process. Pure: reads variables through a function, opens nothing. docs/worlds.md has the table of variables.
 //
-//   if (find_launcher() == Launcher::kNone) std::cout << "nobody started several processes\n";
+//   if (find_launcher() == Launcher::kNone) std::cout << "not started by a launcher\n";
 //   LaunchOptions options;
 //   options.device = "cpu";
-//   std::cout << "rank " << find_job_place(options).rank << "\n";  // waits for nobody; World::from_env(options) does
+//   std::cout << "rank " << find_job_place(options).rank << "\n";  // does not wait; World::from_env(options) does
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@
 
 namespace dtensor {
 
-// Who started this process, by who has set one of its variables at all. Does not fail.
+// The launcher that started this process: the first with any of its variables set. Does not fail.
 Launcher find_launcher(const LaunchOptions& options = {}, const Variables& variables = process_environment());
 // Errors (c10::Error): a variable is missing or bad. The text names it, its value, and the launcher that was detected.
 JobPlace find_job_place(const LaunchOptions& options, const Variables& variables = process_environment());

@@ -1,4 +1,5 @@
-// Where the ranks of a job meet: given by the program or the user, else derived from what the launcher tells. Internal.
+// The rendezvous store of a job: given by the program or the user, else derived from the launcher's variables.
+// Internal.
 #pragma once
 
 #include "processes/launch/job_place.h"

@@ -9,11 +9,11 @@
 
 namespace dtensor {
 
-// process_environment() has it beside the variables: "PID START" of the nearest process above this one that is not a
-// rank itself. MPICH tells its ranks nothing else that is the same for all of them and for no other job.
+// process_environment() has it in addition to the variables: "PID START" of the nearest process above this one that is
+// not a rank itself. MPICH sets nothing else that is the same for all ranks and unique to the job.
 inline constexpr char kLauncherProcess[] = "launcher process";
 
-// What the texts of errors begin with.
+// Prefix of the texts of errors.
 inline constexpr char kFromEnv[] = "World::from_env: ";
 
 class LaunchVariables {

@@ -76,7 +76,7 @@ c10::intrusive_ptr<c10d::Store> open_file(const JobPlace& place, const std::stri
     TORCH_CHECK(
         seen && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() && (info.st_mode & 077) == 0, kFromEnv,
         "the folder ", folder,
-        " for the file at which the ranks meet is not this user's alone: somebody else could write there. Remove "
+        " for the file at which the ranks meet is not this user's alone: another user could write there. Remove "
         "it, or set TMPDIR to another folder");
   }
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -99,7 +99,7 @@ c10::intrusive_ptr<c10d::Store> open_file(const JobPlace& place, const std::stri
   return c10::make_intrusive<c10d::FileStore>(path, static_cast<int>(place.world_size));
 }
 
-// What getaddrinfo found.
+// A result of getaddrinfo.
 struct Address {
   sockaddr_storage socket = {};
   socklen_t size = 0;
@@ -194,8 +194,7 @@ int try_to_connect(const Address& address, Milliseconds limit) {
   return error;
 }
 
-// The address at which somebody listens. TCPStore would wait for one, too, but not end in time, nor with a text to act
-// on.
+// The address that has a listener. TCPStore would wait for one, too, but not end in time, nor with a helpful text.
 std::string find_listener(const JobPlace& place, const std::vector<Address>& addresses, Clock::time_point deadline) {
   int error = ETIMEDOUT;
   do {
@@ -206,7 +205,7 @@ std::string find_listener(const JobPlace& place, const std::vector<Address>& add
     }
     std::this_thread::sleep_for(kRetry);
   } while (Clock::now() < deadline);
-  TORCH_CHECK(false, kFromEnv, "nobody answered rank ", place.rank, " at ", name_of(place), " within ",
+  TORCH_CHECK(false, kFromEnv, "no answer to rank ", place.rank, " at ", name_of(place), " within ",
               in_seconds(place.timeout), ": ", errno_text(error), ". ",
               place.store_exists ? "The launcher's agent" : "Rank 0", " listens there: see that it runs, that ",
               "all ranks have the same address, and that no firewall is between");
@@ -233,8 +232,8 @@ c10::intrusive_ptr<c10d::Store> connect(const std::string& host, c10d::TCPStoreO
 c10::intrusive_ptr<c10d::Store> open_tcp(const JobPlace& place, const StoreAddress& where) {
   const auto deadline = Clock::now() + place.timeout;
   const bool serve = place.rank == 0 && !place.store_exists;
-  // A process may make several worlds, and another rank may ask for the second before rank 0 has left the first: what
-  // it serves, it serves until it ends.
+  // A process may make several worlds, and another rank may request the second before rank 0 has left the first: rank 0
+  // serves its stores until it ends.
   static auto* served = new std::map<std::string, c10::intrusive_ptr<c10d::Store>>;
   static auto* mutex = new std::mutex;
   std::unique_lock lock(*mutex, std::defer_lock);

@@ -13,8 +13,8 @@ namespace dtensor {
 
 // Connects to place.store; rank 0 of a "tcp://" store listens there unless the launcher does, on that address alone and
 // until the process ends.
-// Errors (c10::Error), within place.timeout: the address is bad or taken, nobody answers, the file or its folder cannot
-// be used; the text says who listens where, and what to change. REQUIRES: place.store is not empty.
+// Errors (c10::Error), within place.timeout: the address is bad or taken, there is no answer, the file or its folder
+// cannot be used; the text says which rank listens where, and what to change. REQUIRES: place.store is not empty.
 c10::intrusive_ptr<c10d::Store> open_store(const JobPlace& place);
 
 }  // namespace dtensor

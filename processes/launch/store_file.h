@@ -7,14 +7,14 @@
 
 namespace dtensor {
 
-// FileStore would make a removed file anew, and find in it neither the job's places nor its failures, or those of
-// another job. Thread-safe.
+// FileStore would recreate a removed file, without the job's places and failures, or with those of another job.
+// Thread-safe.
 class StoreFile {
  public:
   explicit StoreFile(std::string path) : path_(std::move(path)) {}
 
   const std::string& path() const { return path_; }
-  // That the ranks have met there: from now on it must stay.
+  // Records that the ranks have met there: from now on the file must stay.
   void remember();
   uint64_t remembered() const { return remembered_; }  // the file's inode then; 0: nothing yet
   // Error (c10::DistStoreError): the file was removed, or another one is there now.

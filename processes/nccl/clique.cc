@@ -26,7 +26,7 @@ struct Clique::State {
           static_cast<c10::DeviceIndex>(devices[i]));  // the default stream is the current device's
       for (cudaStream_t stream : streams[i]) {
         if (cudaStreamQuery(stream) == cudaSuccess) continue;
-        (void)cudaGetLastError();  // "not ready" is an answer here, not an error for the next who asks
+        (void)cudaGetLastError();  // "not ready" is a valid result, not an error for the next call
         return false;
       }
     }
@@ -66,7 +66,7 @@ ncclResult_t start(const NcclCall& call, ncclComm_t comm, cudaStream_t stream) {
   return ncclInternalError;
 }
 
-// What went wrong since the last call, ncclSuccess if nothing did.
+// The error since the last call, ncclSuccess if there is none.
 ncclResult_t async_error(const std::vector<ncclComm_t>& comms) {
   for (ncclComm_t comm : comms) {
     ncclResult_t state = ncclSuccess;
@@ -110,7 +110,7 @@ Clique::Clique(std::vector<int> devices, const std::string& what) : state_(std::
 }
 
 Clique::~Clique() {
-  // Those that could not be destroyed when their time had come. Never destroyed itself: a world may end after main.
+  // Communicators that could not be destroyed in time. Never destroyed itself: a world may end after main.
   static auto* left = new std::vector<std::unique_ptr<State>>;
   try {
     std::lock_guard lock(launch_mutex());

@@ -24,16 +24,16 @@ struct NcclCall {
   size_t count = 0;
   ncclDataType_t dtype = ncclUint8;
   ncclRedOp_t op = ncclSum;
-  int peer = 0;  // the other end of a message; of a reduce, who gets it
+  int peer = 0;  // the other end of a message; for a reduce, the receiver
 };
 
 class Clique {
  public:
-  // `devices`: CUDA indices, all different. `what`: whoever needs it, for errors. Waits until NCCL has connected them.
-  // Errors (c10::DistBackendError): NCCL's, with its text.
+  // `devices`: CUDA indices, all different. `what`: the user of the clique, for errors. Waits until NCCL has connected
+  // them. Errors (c10::DistBackendError): NCCL's, with its text.
   Clique(std::vector<int> devices, const std::string& what);
-  // Neither throws nor waits: what still runs on a device is left to run, and its communicators stay until a later end
-  // finds it done.
+  // Neither throws nor waits: kernels still running on a device continue, and their communicators stay until a later
+  // destructor finds them done.
   ~Clique();
   Clique(const Clique&) = delete;
   Clique& operator=(const Clique&) = delete;

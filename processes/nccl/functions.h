@@ -1,4 +1,4 @@
-// What this folder provides for comm/nccl.h; comments on arguments are there. Internal to //:dtensor_nccl.
+// The functions of this folder for comm/nccl.h; comments on arguments are there. Internal to //:dtensor_nccl.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -10,18 +10,18 @@
 
 namespace dtensor {
 
-// What everybody puts in, in a row of elements, receiver by receiver; what everybody gets, in another.
+// The inputs of all ranks, in a row of elements, receiver by receiver; the outputs of all, in another.
 struct GroupScatter {
   const std::vector<int64_t>* members = nullptr;
   std::vector<absl::Span<const Message>> runs;  // by the receiver's and the sender's position
 
-  // Whether NCCL can do it: everybody has an addend for everybody who gets something, all of one dtype that the table
-  // gives it.
+  // Whether NCCL can do it: every rank has an addend for every rank with an output, all of one dtype that the table
+  // allows.
   bool form(const RankSlots& slots, const RankPieces& outputs, ReduceOp op);
   // Adds the calls to `part`, and to `keep` what they read. One reduce_scatter where all get as much, else one reduce
   // for each. REQUIRES: form().
   void call(Clique::Part& part, const RankSlots& slots, const RankPieces& inputs, RankTensors& keep);
-  // After the calls: writes what came to its places. Does nothing without call().
+  // After the calls: writes the results to their places. Does nothing without call().
   void unpack(const RankSlots& slots, const RankPieces& outputs) const;
 
  private:

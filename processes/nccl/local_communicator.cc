@@ -170,7 +170,7 @@ class LocalNcclCommunicator final : public Communicator {
     std::vector<Clique::Part> parts = {};
     std::map<int64_t, size_t> part_of_group = {};
 
-    // Of the group of `rank`; null where it goes by copies. Valid until the next call.
+    // The part of the group of `rank`; null if it uses copies. Valid until the next call.
     Clique::Part* part_of(int64_t rank) {
       const int64_t group = call.group->group_of[rank];
       auto it = part_of_group.find(group);

@@ -10,8 +10,8 @@ namespace dtensor {
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     c10::Device device, std::chrono::milliseconds timeout) {
-  // c10d's watchdog would end the process when NCCL loses a connection. So set, it aborts the group and says so by
-  // getError(), and the job tells all ranks why. What the user has set stays.
+  // c10d's watchdog would end the process when NCCL loses a connection. With this setting, it aborts the group and
+  // reports that by getError(), and the job reports the reason to all ranks. A setting of the user stays.
   c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", std::to_string(c10d::CleanUpOnly).c_str(),
                       /*overwrite=*/false);
   auto options = c10d::ProcessGroupNCCL::Options::create();

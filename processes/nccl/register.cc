@@ -1,4 +1,4 @@
-// Tells the library, before main, that this program has NCCL.
+// Registers, before main, that this program has NCCL.
 #include "comm/nccl.h"
 #include "processes/nccl/functions.h"
 

@@ -53,7 +53,7 @@ void limit_files(rlim_t bytes) {
 
 }  // namespace
 
-TEST_CASE("atomic_file: nobody sees it before commit, and errors leave nothing") {
+TEST_CASE("atomic_file: invisible before commit, and errors leave no file") {
   const TempFolder folder;
   const std::string path = folder / "f";
   {
@@ -106,7 +106,7 @@ TEST_CASE("atomic_file: permissions are those of the older file, or the umask's"
     CHECK(read_file(folder / "old") == "new");
     REQUIRE(::unlink((folder / "old").c_str()) == 0);
   }
-  // While it is written nobody may read what nobody may read later.
+  // A file that will be private is private while it is written.
   put(folder / "private", "old");
   REQUIRE(::chmod((folder / "private").c_str(), 0600) == 0);
   const AtomicFile file(folder / "private");

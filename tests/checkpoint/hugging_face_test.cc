@@ -208,7 +208,7 @@ TEST_CASE("hugging_face: folders without weights, or with two kinds of them") {
   CHECK(HuggingFaceFolder(folder / "model.safetensors").names().size() == 1);
 }
 
-TEST_CASE("hugging_face: what holds safetensors is known by its content") {
+TEST_CASE("hugging_face: safetensors files are recognised by their content") {
   const TempFolder folder;
   save_hugging_face(three_files(), folder / "several", 16);
   save_hugging_face(three_files(), folder / "single");

@@ -40,7 +40,7 @@ TEST_CASE("mapped_file: bytes and size, also of files that are empty, removed, o
   CHECK(std::string(file.data(), file.size()) == "abc");
 }
 
-TEST_CASE("mapped_file: what is written to the memory stays in this process") {
+TEST_CASE("mapped_file: writes to the memory stay in this process") {
   const TempFolder folder;
   const std::string path = written(folder / "f", "abc");
   const MappedFile file(path), again(path);
@@ -49,7 +49,7 @@ TEST_CASE("mapped_file: what is written to the memory stays in this process") {
   CHECK(testing::read_file(path) == "abc");
 }
 
-TEST_CASE("mapped_file: to be read in order changes nothing of what is read") {
+TEST_CASE("mapped_file: the hint to read in order changes no bytes") {
   const TempFolder folder;
   const MappedFile file(written(folder / "f", std::string(5000, 'x'))), empty(written(folder / "empty", ""));
   file.read_in_order();
@@ -57,7 +57,7 @@ TEST_CASE("mapped_file: to be read in order changes nothing of what is read") {
   CHECK(std::string(file.data(), file.size()) == std::string(5000, 'x'));
 }
 
-TEST_CASE("mapped_file: errors name the path and what the system says") {
+TEST_CASE("mapped_file: errors contain the path and the system's text") {
   const TempFolder folder;
   const auto fails = [](const std::string& path, const std::string& words) {
     CHECK_THROWS_WITH(MappedFile(path), Catch::Contains("'" + path + "'") && Catch::Contains(words));
@@ -65,7 +65,7 @@ TEST_CASE("mapped_file: errors name the path and what the system says") {
   fails(folder / "none", "No such file or directory");
   fails(folder / "", "is a folder");
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
-  fails(folder / "pipe", "no regular file");  // at once, not when somebody writes
+  fails(folder / "pipe", "no regular file");  // at once, not on the first write
   fails("/dev/zero", "no regular file");
   fails(written(folder / "file", "x") + "/below", "Not a directory");
 }

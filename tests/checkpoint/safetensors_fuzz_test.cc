@@ -25,7 +25,7 @@ using Random = std::mt19937_64;
 
 size_t below(Random& random, size_t n) { return n == 0 ? 0 : random() % n; }
 
-// What parsers stumble over.
+// Fragments that parsers handle badly.
 const std::vector<std::string> kPieces{"{",
                                        "}",
                                        "[",
@@ -141,7 +141,7 @@ void mutate(const std::string& path, const std::string& file, size_t data, int64
   for (int64_t i = 0; i < rounds; ++i) {
     std::string bytes = mutated(sound, random);
     if (data > 0 && i % 2 == 0) bytes = with_right_length(bytes, data);
-    ::unlink(file.c_str());  // some file systems wait for the disk where a file is shortened and written anew
+    ::unlink(file.c_str());  // some file systems wait for the disk when a file is shortened and rewritten
     write_file(file, bytes);
     loaded += loads(path);
   }

@@ -29,14 +29,14 @@ std::string field(const std::string& dtype, const std::string& shape, const std:
 void refused(const std::string& header, size_t data, const std::string& words) {
   CAPTURE(header);
   CHECK_THROWS_WITH(read(safetensors_bytes(header, std::string(data, '\0'))),
-                    Catch::Contains("/f' is no sound safetensors file") && Catch::Contains(words));
+                    Catch::Contains("/f' is not a valid safetensors file") && Catch::Contains(words));
 }
 
 const std::string kFour = field("F32", "[1]", "[0,4]");  // one tensor of four bytes
 
 }  // namespace
 
-TEST_CASE("safetensors_header: what a file says, whatever the order of its names and fields") {
+TEST_CASE("safetensors_header: entries are read in any order of names and fields") {
   const SafetensorsHeader h = read(safetensors_bytes(
       R"({"b":{"data_offsets":[24, 26],"shape":[],"dtype":"BF16"},"__metadata__":{"format":"pt","a\n":"\u00e4"},)"
       R"("none":{"dtype":"I64","shape":[3,0],"data_offsets":[24,24]},"a":{"dtype":"F64","shape":[1,3],"data_offsets":[0,24]}}  )",
@@ -126,7 +126,7 @@ TEST_CASE("safetensors_header: a header beyond the limit is refused before it is
   CHECK_THROWS_WITH(read_safetensors_header(MappedFile(path)), Catch::Contains("more than 100000000"));
 }
 
-TEST_CASE("safetensors_header: what is no JSON, or not of this form") {
+TEST_CASE("safetensors_header: malformed JSON or another structure is an error") {
   refused(" {}", 0, "does not begin with '{'");
   refused("[]", 0, "does not begin with '{'");
   refused("\xef\xbb\xbf{}", 0, "does not begin with '{'");
@@ -174,7 +174,7 @@ TEST_CASE("safetensors_header: nesting costs nothing") {
   refused(deep, 0, "'t' has an unknown field 't'");
 }
 
-TEST_CASE("safetensors_header: numbers beyond what there is") {
+TEST_CASE("safetensors_header: numbers out of range are errors") {
   const auto one = [](const std::string& shape, const std::string& offsets) {
     return "{\"t\":" + field("F32", shape, offsets) + "}";
   };

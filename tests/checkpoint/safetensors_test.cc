@@ -180,7 +180,7 @@ TEST_CASE("safetensors: distributed tensors are gathered, each once and one at a
   check_same(back.at("plain"), b);
 }
 
-TEST_CASE("safetensors: what is loaded is plain, also inside a MeshScope") {
+TEST_CASE("safetensors: loaded tensors are plain, also inside a MeshScope") {
   const TempFolder folder;
   save_safetensors({{"a", torch::ones({2, 2})}, {"none", torch::ones({0})}}, folder / "t");
   MeshScope scope(mesh());

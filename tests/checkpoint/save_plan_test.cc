@@ -30,7 +30,7 @@ Placement random_placement(std::mt19937& random, int64_t ndim) {
 
 }  // namespace
 
-TEST_CASE("what is saved of a tensor is all of it, once, by ranks that have it", "[checkpoint]") {
+TEST_CASE("save plan: every element is saved once, by a rank that has it", "[checkpoint]") {
   std::mt19937 random(5);
   const auto pick = [&](int64_t n) { return std::uniform_int_distribution<int64_t>(0, n - 1)(random); };
   for (int round = 0; round < 500; ++round) {
@@ -54,7 +54,7 @@ TEST_CASE("what is saved of a tensor is all of it, once, by ranks that have it",
   }
 }
 
-TEST_CASE("what many ranks hold is spread over them", "[checkpoint]") {
+TEST_CASE("save plan: replicated data is spread over its ranks", "[checkpoint]") {
   const DeviceMesh mesh(World::abstract(8), {2, 4});
   SavePlanner planner(8);
   const auto most = [&] { return *std::max_element(planner.bytes().begin(), planner.bytes().end()); };

@@ -104,7 +104,7 @@ TEST_CASE("a process that cannot write makes it an error of all, by its rank") {
   check_holds(path, 3);
 }
 
-TEST_CASE("processes that save different things are told") {
+TEST_CASE("processes that save different contents get an error") {
   const std::string path = folder("different");
   auto contents = contents_of(laid_out(1));
   contents.values["step"] = rank() == last() ? int64_t{8} : int64_t{7};
@@ -115,7 +115,7 @@ TEST_CASE("processes that save different things are told") {
                     Contains("rank " + std::to_string(last()) + ":") && Contains("'plain' is undefined"));
 }
 
-TEST_CASE("processes that see different checkpoints, or none, are told") {
+TEST_CASE("processes that see different checkpoints, or none, get an error") {
   const std::string one = folder("one"), other = folder("other");
   save_checkpoint(one, contents_of(laid_out(1)));
   save_checkpoint(other, contents_of(laid_out(2)));

@@ -122,7 +122,7 @@ TEST_CASE("saving and loading move nothing between ranks and hold no whole tenso
   save_checkpoint(folder, contents);
   load_checkpoint(folder, contents);
   CHECK(comm.total() == 0);
-  // What all ranks hold is written once, and every rank writes something.
+  // Replicated data is written once, and every rank writes something.
   int64_t data = 0;
   const Manifest manifest = read_manifest(folder);
   for (const auto& [name, file] : manifest.files) data += file.bytes;
@@ -157,7 +157,7 @@ TEST_CASE("views, conjugates, empty tensors, numbers and other strides are saved
   }
 }
 
-TEST_CASE("what is no value is refused by name, and the folder keeps what it has", "[checkpoint]") {
+TEST_CASE("unsupported values are rejected by name, and the folder keeps its contents", "[checkpoint]") {
   const testing::TempFolder temporary;
   const std::string folder = temporary / "checkpoint";
   const World world = World::local(2);
@@ -323,7 +323,7 @@ TEST_CASE("an asynchronous save is of the moment it began, and there once it was
   CHECK(names_in(folder).size() == 3);  // the manifest and a file of each rank: nothing is left of others
 }
 
-TEST_CASE("what cannot be told apart, or cannot take values, is refused before anything changes", "[checkpoint]") {
+TEST_CASE("ambiguous or unsuitable targets are rejected before anything changes", "[checkpoint]") {
   const testing::TempFolder temporary;
   const std::string folder = temporary / "checkpoint";
   nn::Sequential model(nn::Linear(2, 2));
@@ -358,7 +358,7 @@ TEST_CASE("of a checkpoint without the optimizer its states stay", "[checkpoint]
   CHECK_THROWS_WITH(load_checkpoint(folder, contents), Contains("missing adam.param_groups.0."));
 }
 
-TEST_CASE("manifests that nobody wrote are errors", "[checkpoint]") {
+TEST_CASE("malformed manifests are errors", "[checkpoint]") {
   for (const std::string& text :
        {std::string(), std::string("\n"), std::string("{}\n"), std::string(200000, '[') + "\n",
         std::string("{\"format\":\"dtensor checkpoint\",\"version\":2}\n"),

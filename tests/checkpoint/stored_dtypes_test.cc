@@ -63,7 +63,7 @@ TEST_CASE("stored_dtypes: each one survives both formats") {
   }
 }
 
-TEST_CASE("stored_dtypes: what cannot be loaded is not saved") {
+TEST_CASE("stored_dtypes: dtypes that cannot be loaded are not saved") {
   const TempFolder folder;
   const std::string path = folder / "f.pt";
   const at::Tensor quantized = at::_empty_affine_quantized({2}, at::kQInt8, 0.1, 0);

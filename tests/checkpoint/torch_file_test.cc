@@ -1,4 +1,4 @@
-// Files that somebody made to do harm, or that were damaged: an error, quickly, and nothing of the file runs.
+// Malicious or damaged files: an error, quickly, and no code of the file runs.
 #include "checkpoint/formats/torch_file.h"
 
 #include <sys/stat.h>
@@ -81,7 +81,7 @@ std::unique_ptr<torch::optim::Optimizer> trained_optimizer(torch::nn::Linear& mo
 
 }  // namespace
 
-TEST_CASE("torch_file: what archives hold, without their code") {
+TEST_CASE("torch_file: the contents of archives, without their code") {
   const TempFolder folder;
   auto model = small_model();
   torch::save(model, folder / "m.pt");

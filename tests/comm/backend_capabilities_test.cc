@@ -67,7 +67,7 @@ TEST_CASE("capabilities: Gloo and copies reduce in order, NCCL what it has", "[m
   CHECK(reduction_by(CommBackend::kNccl, Collective::kAllReduce, at::kBool, ReduceOp::kProduct).op == ReduceOp::kMin);
 }
 
-TEST_CASE("capabilities: a reduction in another form gives what the dtype itself gives", "[mesh][capabilities]") {
+TEST_CASE("capabilities: a reduction in a carrier dtype equals that of the dtype itself", "[mesh][capabilities]") {
   for (at::ScalarType dtype : reducible_dtypes()) {
     for (ReduceOp op : kOps) {
       const auto form = reduction_by(CommBackend::kNcclLocal, Collective::kReduceScatter, dtype, op);

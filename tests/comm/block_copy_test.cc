@@ -90,7 +90,7 @@ TEST_CASE("large blocks", "[mesh][block_copy]") {
   CHECK(copies_alike(from.view({60, 10, 1100}), at::zeros({61, 11, 1101}), {{0, 1, 2}, {1, 2, 3}, {60, 9, 1098}}));
 }
 
-TEST_CASE("what is not plain memory is copied by ATen", "[mesh][block_copy]") {
+TEST_CASE("tensors without plain memory are copied by ATen", "[mesh][block_copy]") {
   const auto real = numbers({4, 3}, at::kDouble);
   const auto z = at::complex(real, real + 1);
   CHECK(copies_alike(z.conj(), at::zeros({4, 3}, at::kComplexDouble), {{1, 0}, {0, 1}, {3, 2}}));

@@ -37,7 +37,7 @@ TEST_CASE("an abstract world answers with no tensors and reports the calls", "[m
   CHECK_THROWS_WITH(comm.broadcast(call, {}, 8), Contains("source is 8"));
 }
 
-TEST_CASE("a fake world shapes what would come from others", "[mesh][dry_communicator]") {
+TEST_CASE("a fake world allocates the results that others would send", "[mesh][dry_communicator]") {
   const DeviceMesh mesh(World::fake(6, 4), {2, 3}, {"dp", "tp"});  // position 1 of group {3, 4, 5}
   auto& comm = mesh.world().communicator();
   auto call = call_on(mesh, {1});
@@ -95,7 +95,7 @@ TEST_CASE("a fake world shapes what would come from others", "[mesh][dry_communi
     CHECK(is_zeros(comm.scatter(call, {{}}, 2).at(0), {7}, at::kBFloat16));
     CHECK(is_zeros(comm.permute(call, {own}, {1, 2, 0}).at(0), {7}, at::kLong));
   }
-  SECTION("what the rank sends to itself is a copy") {
+  SECTION("a rank's message to itself is a copy") {
     for (const auto& result : {comm.broadcast(call, {own}, 1).at(0), comm.permute(call, {own}, {0, 1, 2}).at(0)}) {
       CHECK(at::equal(result, own));
       CHECK_FALSE(result.is_alias_of(own));

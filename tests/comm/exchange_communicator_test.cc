@@ -199,14 +199,14 @@ TEST_CASE("many tensors are reduced in one collective", "[mesh][exchange]") {
   for (const auto& none : s.communicator().all_reduce_many(s.call, RankPieces(6), ReduceOp::kSum)) CHECK(none.empty());
 }
 
-TEST_CASE("a fake world copies what its rank keeps and clears what others would send", "[mesh][exchange]") {
+TEST_CASE("a fake world copies its rank's own data and clears what others would send", "[mesh][exchange]") {
   const DeviceMesh mesh(World::fake(3, 1), {3}, {"tp"});
   const auto call = call_on(mesh, {0});
   const RankPieces inputs = {{values({2, 3}, at::kFloat, 1)}}, outputs = {{at::full({4, 3}, 7.f)}};
   const std::vector<Message> messages = {{0, 1, 0, 0, {{0, 0}, {0, 0}, {1, 3}}},
                                          {1, 0, 0, 0, {{0, 0}, {0, 0}, {2, 3}}},
                                          {1, 1, 0, 0, {{1, 1}, {1, 0}, {1, 2}}},
-                                         {2, 1, 5, 0, {{9, 9}, {2, 1}, {2, 2}}}};  // who knows what rank 2 has
+                                         {2, 1, 5, 0, {{9, 9}, {2, 1}, {2, 2}}}};  // rank 2's data is unknown
   Recorder recorder;
   {
     ScopeGuard guard([&](Scope& scope) { scope.listeners.push_back(&recorder); });

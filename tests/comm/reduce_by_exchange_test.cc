@@ -65,7 +65,7 @@ TEST_CASE("reduce by exchange: an all_reduce holds as much as it says", "[comm][
   }
 }
 
-TEST_CASE("reduce by exchange: the table decides what a reduction needs", "[comm][scratch_bytes]") {
+TEST_CASE("reduce by exchange: the table determines the memory of a reduction", "[comm][scratch_bytes]") {
   const auto of = [](CommBackend backend, at::ScalarType dtype, ReduceOp op, int64_t bytes) {
     return reduction_scratch_bytes(backend, Collective::kAllReduce, dtype, op, bytes, 4);
   };
@@ -79,7 +79,7 @@ TEST_CASE("reduce by exchange: the table decides what a reduction needs", "[comm
   CHECK(reduction_scratch_bytes(CommBackend::kNccl, Collective::kReduceScatter, at::kFloat, ReduceOp::kSum, 4, 4) == 0);
 }
 
-TEST_CASE("worlds without processes need what a job on GPUs does", "[comm][scratch_bytes]") {
+TEST_CASE("worlds without processes need as much memory as a job on GPUs", "[comm][scratch_bytes]") {
   const auto cpu = c10::Device(c10::DeviceType::CPU);
   for (const auto& communicator : {make_local_communicator({cpu, cpu}), make_dry_communicator(cpu)}) {
     CHECK(communicator->scratch_bytes(Collective::kAllReduce, at::kFloat, ReduceOp::kSum, 4000, 2) == 0);

@@ -128,7 +128,7 @@ TEST_CASE("reductions of sizes about their chunks, and of large ones in several 
         reduce_in_order(places, addends, ReduceOp::kAvg);
         for (int64_t r : {0, 1, 2}) {
           CHECK(at::equal(places[r], expected));
-          CHECK(outputs[r][numel + begin].item<float>() == -1);  // what lies behind stays
+          CHECK(outputs[r][numel + begin].item<float>() == -1);  // elements behind the end are unchanged
           if (begin == 1) CHECK(outputs[r][0].item<float>() == -1);
         }
       }

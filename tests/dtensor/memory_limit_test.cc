@@ -49,7 +49,7 @@ std::string error_of(const Call& call) {
 
 int64_t smallest_named(const std::string& error) {
   std::smatch match;
-  return std::regex_search(error, match, std::regex("less than ([0-9]+) bytes")) ? std::stoll(match[1]) : -1;
+  return std::regex_search(error, match, std::regex("at least ([0-9]+) bytes")) ? std::stoll(match[1]) : -1;
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ TEST_CASE("the smallest limit in an error's text suffices, and nothing is sent b
   const at::Tensor x = distribute_tensor(float_numbers({64, 64}), mesh, {Shard(0)});
   CommDebugMode comm;
   const std::string error = error_of([&] { redistribute(x, {Shard(1)}, {.max_bytes = 100}); });
-  CHECK_THAT(error, Contains("S(0) -> S(1)") && Contains("max_bytes is 100, but no route needs less than "));
+  CHECK_THAT(error, Contains("S(0) -> S(1)") && Contains("max_bytes is 100, but every route needs at least "));
   CHECK(comm.total() == 0);
   const int64_t smallest = smallest_named(error);
   CHECK(at::equal(full_tensor(redistribute(x, {Shard(1)}, {.max_bytes = smallest})), full_tensor(x)));
@@ -103,7 +103,7 @@ TEST_CASE("max_bytes applies between meshes, too") {
   const DeviceMesh here(world, {4}, {"a"}), there(world, {2, 2}, {"b", "c"});
   const at::Tensor x = distribute_tensor(float_numbers({64, 64}), here, {Shard(0)});
   const std::string error = error_of([&] { redistribute(x, there, {Shard(1), Replicate()}, {.max_bytes = 64}); });
-  CHECK_THAT(error, Contains("max_bytes is 64, but no route needs less than "));
+  CHECK_THAT(error, Contains("max_bytes is 64, but every route needs at least "));
   const at::Tensor y = redistribute(x, there, {Shard(1), Replicate()}, {.max_bytes = smallest_named(error)});
   CHECK(at::equal(full_tensor(y), float_numbers({64, 64})));
 }
@@ -192,7 +192,7 @@ TEST_CASE("an operator that no strategy keeps within a limit fails before anythi
     RedistributeMemoryLimit limit(1000);
     const std::string error = error_of([&] { at::Tensor sum = a + b; });
     CHECK_THAT(error, Contains("aten::add.Tensor: argument 'other'") || Contains("aten::add.Tensor: argument 'self'"));
-    CHECK_THAT(error, Contains("max_bytes is 1000, but no route needs less than "));
+    CHECK_THAT(error, Contains("max_bytes is 1000, but every route needs at least "));
     {
       RedistributeMemoryLimit nothing(1);
       CHECK_THAT(error_of([&] { at::Tensor sum = a + b; }), Contains("max_bytes is 1,"));

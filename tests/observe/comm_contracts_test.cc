@@ -84,7 +84,7 @@ TEST_CASE("forbid implicit communication: the error says what, where, from what 
   communicate(kExplicit, 384);
 }
 
-TEST_CASE("forbid implicit communication: what is asked for runs, what is inserted throws, and only in the block") {
+TEST_CASE("forbid implicit communication: explicit calls run, inserted ones throw, only inside the block") {
   const auto x = partial();
   {
     CommDebugMode comm;

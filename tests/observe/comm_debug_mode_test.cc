@@ -81,7 +81,7 @@ TEST_CASE("comm debug mode: counts by collective, under PyTorch's names too") {
   CHECK(comm.events().empty());
 }
 
-TEST_CASE("comm debug mode: what the engine inserts is implicit, with operator, argument and module") {
+TEST_CASE("comm debug mode: communication of the engine is implicit, with operator, argument and module") {
   CommDebugMode comm;
   {
     ModulePath path("block");
@@ -105,7 +105,7 @@ TEST_CASE("comm debug mode: what the engine inserts is implicit, with operator, 
   CHECK(comm.counts_by_module() == std::map<std::string, int64_t>{{"block", 1}});
 }
 
-TEST_CASE("comm debug mode: forward and backward are told apart, also in autograd's threads") {
+TEST_CASE("comm debug mode: forward and backward are distinguished, also in autograd's threads") {
   const auto w = distribute_tensor(at::ones({2, 3}), mesh(), {Replicate(), Replicate()}).requires_grad_();
   const auto x = distribute_tensor(at::ones({4, 2}), mesh(), {Shard(0), Replicate()});
   CommDebugMode comm;

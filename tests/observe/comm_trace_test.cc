@@ -113,7 +113,7 @@ TEST_CASE("comm trace: a row for each rank, and the names that Kineto's readers 
   CHECK(args == expected);
 }
 
-TEST_CASE("comm trace: what the library communicates, forward and backward, one behind the other") {
+TEST_CASE("comm trace: communication of forward and backward, in order") {
   TempFolder folder;
   const std::string file = folder / "trace.json";
   const auto w = distribute_tensor(at::ones({2, 3}), mesh(), {Replicate(), Replicate()}).requires_grad_();
@@ -148,7 +148,7 @@ TEST_CASE("comm trace: what the library communicates, forward and backward, one 
   CHECK(uneven.at("Out split size") == "[3, 2]");
 }
 
-TEST_CASE("comm trace: between meshes the layouts are told with their meshes") {
+TEST_CASE("comm trace: layouts between meshes contain the meshes") {
   TempFolder folder;
   const std::string file = folder / "trace.json";
   const DeviceMesh rows(mesh().world(), {2}, {"row"}, {0, 1}), columns(mesh().world(), {2}, {"column"}, {2, 3});
@@ -190,7 +190,7 @@ TEST_CASE("comm trace: an abstract world takes as long as the cost model says") 
   CHECK_FALSE(events[0].at("args").contains("In msg nelems"));
 }
 
-TEST_CASE("comm trace: what fails is in it, what is refused is not") {
+TEST_CASE("comm trace: failed calls are recorded, rejected ones are not") {
   TempFolder folder;
   const std::string file = folder / "trace.json";
   CommCall call;
@@ -267,7 +267,7 @@ TEST_CASE("child: communicates and is terminated", "[.child]") {
   call.group = &mesh().get_group("tp");
   call.ranks = mesh().local_ranks();
   if (std::getenv("CHILD_TRACES") != nullptr) CommTrace(std::getenv("CHILD_TRACES"));
-  std::thread([&] { Failing().barrier(call); }).join();  // nobody catches it
+  std::thread([&] { Failing().barrier(call); }).join();  // the exception is not caught
 }
 
 TEST_CASE("comm trace: DTENSOR_TRACE traces the whole process, and is whole when that ends by an exception") {

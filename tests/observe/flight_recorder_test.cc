@@ -174,7 +174,7 @@ TEST_CASE("flight recorder: another world's group of the same ranks is another g
   CHECK(dump().at("rank") == 2);  // whom the last record belongs to
 }
 
-TEST_CASE("flight recorder: what moves nothing here is not recorded") {
+TEST_CASE("flight recorder: calls without data for this rank are not recorded") {
   const int64_t before = last_record();
   const DeviceMesh mesh(World::abstract(4), {4}, {"tp"});
   mesh.world().communicator().barrier(call_with(mesh, "tp", {}, 0));
@@ -232,7 +232,7 @@ TEST_CASE("flight recorder: a collective that is refused was none, one that fail
   CHECK(records[2].at("state") == "completed");
 }
 
-TEST_CASE("flight recorder: a dump taken meanwhile shows what runs, and what is only to run") {
+TEST_CASE("flight recorder: a dump during calls shows running and pending ones") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   const auto call = call_with(mesh, "tp", {}, 0);
   Odd comm;

@@ -35,7 +35,7 @@ std::vector<std::array<double, 4>> boxes(const std::string& svg, int rank) {
 
 }  // namespace
 
-TEST_CASE("layout grid: cells and who holds them") {
+TEST_CASE("layout grid: cells and their ranks") {
   const DeviceMesh mesh(World::abstract(4), {2, 2}, {"dp", "tp"});
   const auto grid = layout_grid(*spec(mesh, {Shard(1), Shard(0)}, {5, 3}));
   CHECK(grid.row_cuts == std::vector<int64_t>{0, 3, 5});

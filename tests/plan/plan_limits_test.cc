@@ -25,7 +25,7 @@ PlanOptions within(int64_t peak_bytes, bool packs) {
 // The bytes in an error about limits; -1 if there are none.
 int64_t smallest_that_works(const std::string& error) {
   std::smatch match;
-  return std::regex_search(error, match, std::regex("less than ([0-9]+) bytes")) ? std::stoll(match[1]) : -1;
+  return std::regex_search(error, match, std::regex("at least ([0-9]+) bytes")) ? std::stoll(match[1]) : -1;
 }
 
 TEST_CASE("a limit chooses another route") {
@@ -85,7 +85,7 @@ TEST_CASE("the error of an impossible limit names a sufficient one") {
     return plan_redistribution(mesh, meta_for_read({8, 8}), {Shard(0)}, {Replicate()}, within(limit, /*packs=*/false));
   };
   CHECK_THROWS_WITH(plan(100), Contains("S(0) -> R") && Contains("f32[8, 8]") && Contains("mesh(tp=4)") &&
-                                   Contains("max_bytes is 100") && Contains("no route needs less than 320 bytes"));
+                                   Contains("max_bytes is 100") && Contains("every route needs at least 320 bytes"));
   CHECK(plan(320).peak_bytes == 320);
   CHECK_THROWS_AS(plan(319), c10::Error);
   CHECK_THROWS_AS(plan(0), c10::Error);

@@ -1,5 +1,4 @@
-// What becomes of an all-reduce that goes on by itself, and of the calls behind it, when a rank leaves in its first
-// half.
+// An asynchronous all-reduce, and the calls behind it, when a rank leaves in its first half.
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
@@ -24,7 +23,7 @@ std::string error_of_reading(const at::Tensor& t) {
   return "";
 }
 
-TEST_CASE("all that is under way says who left, whichever is read first") {
+TEST_CASE("all calls under way name the rank that left, whichever is read first") {
   const DeviceMesh mesh(job_world(), {2}, {"tp"});
   const auto whole = distribute_tensor(at::ones({10000, 16}, at::kDouble), mesh, {Replicate()});
   const auto partial = redistribute(whole, {Partial()});

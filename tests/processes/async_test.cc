@@ -131,7 +131,7 @@ TEST_CASE("several under way, read in another order, some never") {
   for (size_t i : {4, 0, 2, 1}) CHECK(at::equal(full_tensor(arriving[i]), values(100.0 * static_cast<double>(i))));
 }
 
-TEST_CASE("a whole gradient comes through what was under way") {
+TEST_CASE("a whole gradient arrives through asynchronous calls") {
   const DeviceMesh mesh = job_mesh();
   auto x = distribute_tensor(values(0).requires_grad_(), mesh, {Shard(0)});
   const auto weight = distribute_tensor(values(7), mesh, {Shard(1)});
@@ -140,7 +140,7 @@ TEST_CASE("a whole gradient comes through what was under way") {
   CHECK(at::equal(full_tensor(x.grad()), values(7)));
 }
 
-TEST_CASE("what was begun in inference mode is read outside") {
+TEST_CASE("a call begun in inference mode can be read outside") {
   const DeviceMesh mesh = job_mesh();
   at::Tensor y;
   {

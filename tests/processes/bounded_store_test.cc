@@ -1,4 +1,4 @@
-// What becomes of calls of a store that does not answer, and of a job that meets at one.
+// Calls of a store that does not answer, and a job with such a store.
 #include "processes/job/bounded_store.h"
 
 #include <c10/util/Exception.h>
@@ -83,8 +83,8 @@ TEST_CASE("bounded store: get and wait wait for their keys, no longer than the d
   CHECK(store->get_to_str("late") == "here");
   later.join();
   const auto begin = Clock::now();
-  CHECK_THROWS_WITH(store->get("never"), Contains("nobody has set never at the store within 0.3 s"));
-  CHECK_THROWS_WITH(store->wait({"never"}, milliseconds(50)), Contains("nobody has set never"));
+  CHECK_THROWS_WITH(store->get("never"), Contains("no rank has set never at the store within 0.3 s"));
+  CHECK_THROWS_WITH(store->wait({"never"}, milliseconds(50)), Contains("no rank has set never"));
   CHECK(since(begin) >= kTimeout);
   CHECK(since(begin) < 5 * kTimeout);
 }
@@ -111,7 +111,7 @@ TEST_CASE("bounded store: a call that does not come back is an error, the next o
   inner->frozen = false;
 }
 
-TEST_CASE("bounded store: what it is told to check fails its calls, also those that wait", "[processes][job]") {
+TEST_CASE("bounded store: a failed check fails its calls, also waiting ones", "[processes][job]") {
   std::atomic<bool> good{true};
   const auto store = make_bounded_store(c10::make_intrusive<FreezingStore>(), milliseconds(20000))->under("", [&] {
     TORCH_CHECK(good, "the file was removed");

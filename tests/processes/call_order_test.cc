@@ -58,7 +58,7 @@ TEST_CASE("call order: a function may fill the next place, and what it throws is
   CHECK(b->begun().get() == nullptr);
 }
 
-TEST_CASE("call order: who fills a place while another thread begins one does not wait", "[processes][call_order]") {
+TEST_CASE("call order: filling a place does not wait while another thread begins one", "[processes][call_order]") {
   CallOrder order;
   std::promise<void> inside, go_on;
   const auto places = order.reserve(2);

@@ -11,9 +11,9 @@
 //   slow_checkpoint  one that is still being written
 //   thread           a collective in another thread
 // and HOLDER has the world: main (a variable there), static (made by a function's static variable), early (a global
-// variable, older than all that the library makes), leaked (nobody ends it).
-// The others say what becomes of their next collective. end_test.sh looks at that. If HOLDER is none,
-// every rank ends its world first, and then its process by HOW, with status 0.
+// variable, older than all that the library makes), leaked (never destroyed).
+// The others say what becomes of their next collective. end_test.sh looks at that. If HOLDER is none, every rank ends
+// its world first, and then its process by HOW, with status 0.
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
 

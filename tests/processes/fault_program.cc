@@ -131,7 +131,7 @@ int run(const std::string& word, int64_t faulty_rank, int64_t call, int64_t step
     if (barrier && k == call) monitored_barrier(DeviceMesh(job, {job.size()}));
     right &= job_steps.run(k);
   }
-  // A result that is wrong is the worst that can happen: nobody would know.
+  // A wrong result is the worst outcome: it would go unnoticed.
   if (!right) {
     std::fprintf(stderr, "WRONG RESULT\n");
     return 3;

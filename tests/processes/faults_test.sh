@@ -94,8 +94,8 @@ done
 
 export DTENSOR_DEBUG=
 beside fault "missing 1 8" 15 'it has left: .*while rank . waited in call 8: all_to_all' 0 2 3
-beside fault stuck 20 'it has not come to call 5: all_reduce.*its last one there was call 4: all_to_all' 0 2 3
-! is_long || beside fault slow 20 'it has not come to call 5: all_reduce' 0 1 2 3
+beside fault stuck 20 'it did not reach call 5: all_reduce.*its last one there was call 4: all_to_all' 0 2 3
+! is_long || beside fault slow 20 'it did not reach call 5: all_reduce' 0 1 2 3
 throws() {
   fault throw 15 'an exception ended its program' 0 2 3
   check "throw: rank 1 says what it threw" all_say 'the disk is full' 1
@@ -194,14 +194,14 @@ other=$((port == 65535 ? port - 1 : port + 1))
 run env -u DTENSOR_STORE MASTER_ADDR=127.0.0.1 \
   bash -c 'MASTER_PORT=$((RANK == 1 ? $1 : $2)) exec "${@:3}"' bash "$other" "$port" "$program" none 1 5 8
 ended "one rank has another port" 15
-check "one rank has another port: it says so" all_say "nobody answered rank 1 at the store tcp://127.0.0.1:$other .*Rank 0 listens there" 1
+check "one rank has another port: it says so" all_say "no answer to rank 1 at the store tcp://127.0.0.1:$other .*Rank 0 listens there" 1
 check "one rank has another port: the others miss it" all_say 'of 4 ranks, rank 1 did not come within 3 s' 0 2 3
 
 # Ranks that were not started alike.
 differs() {  # differs NAME ASSIGNMENT PATTERN: rank 1, or as it says, runs with another variable
   DTENSOR_TIMEOUT=10 run bash -c "$2; exec \"\$@\"" bash "$program" none 1 5 8
   ended "$1" 15
-  check "$1: at once" lacks 'did not come within|has not come to'
+  check "$1: at once" lacks 'did not come within|did not reach'
   check "$1: nobody says anything else" only_say "$3"  # the launcher may stop some before they have said it
 }
 differs "another world size" '[ $RANK != 1 ] || { export WORLD_SIZE=3; unset LOCAL_WORLD_SIZE; }' 'the number of ranks \(WORLD_SIZE\) is [34] there, and [34] on rank [0-3]'

@@ -280,7 +280,7 @@ TEST_CASE("faults: a call that is late is waited for, one that is too late is no
   CHECK(too_late.fired == 1);
   CHECK(too_late.took < milliseconds(7000) + kLimit);
   for (const auto& error : too_late.errors) {
-    CHECK_THAT(error, Contains("rank 1 failed: it has not come to call 6: all_gather") && Contains("within 3 s") &&
+    CHECK_THAT(error, Contains("rank 1 failed: it did not reach call 6: all_gather") && Contains("within 3 s") &&
                           Contains("its last one there was call 5: all_reduce"));
   }
 }

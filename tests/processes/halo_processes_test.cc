@@ -1,4 +1,4 @@
-// Halos between processes: what ranks get from their neighbours is what one device would have, forward and backward.
+// Halos between processes: the values of one device, forward and backward.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -75,7 +75,7 @@ TEST_CASE("halos between processes are those of one device", "[processes][halo]"
   }
 }
 
-TEST_CASE("what is written to windows of a tensor goes to those who hold it", "[processes][halo]") {
+TEST_CASE("writes to windows of a tensor reach the ranks that hold it", "[processes][halo]") {
   const DeviceMesh mesh(job_world(), {2, job_world().size() / 2}, {"y", "x"});
   using Write = std::function<void(const at::Tensor&)>;
   const std::vector<std::pair<const char*, Write>> writes = {
@@ -102,7 +102,7 @@ TEST_CASE("what is written to windows of a tensor goes to those who hold it", "[
 TEST_CASE("processes exchange the borders of a stencil in place once a round", "[processes][halo]") {
   const DeviceMesh mesh(job_world(), {2, job_world().size() / 2}, {"y", "x"});
   const at::Tensor plain = numbers({26, 23}, 6);
-  const at::Tensor split = lay_out(plain, mesh, {Shard(0), Shard(1)}) * 1;  // nobody has its parts
+  const at::Tensor split = lay_out(plain, mesh, {Shard(0), Shard(1)}) * 1;  // its parts were never exposed
   for (int round = 0; round < 5; ++round) {
     CommDebugMode comm;
     for (const at::Tensor& t : {plain, split}) {
@@ -115,9 +115,10 @@ TEST_CASE("processes exchange the borders of a stencil in place once a round", "
   CHECK(difference(split, plain).value_or("") == "");
 }
 
-TEST_CASE("what processes receive of halos is what was planned", "[processes][halo]") {
+TEST_CASE("processes receive the planned halo bytes", "[processes][halo]") {
   const DeviceMesh mesh(job_world(), {2, job_world().size() / 2}, {"y", "x"});
-  const at::Tensor split = lay_out(numbers({24, 16}, 4), mesh, {Shard(0), Shard(1)}) * 1;  // nobody has its parts
+  const at::Tensor split =
+      lay_out(numbers({24, 16}, 4), mesh, {Shard(0), Shard(1)}) * 1;  // its parts were never exposed
   CommDebugMode comm;
   split.roll({1}, {0});
   CHECK(comm.total() == 1);

@@ -79,7 +79,7 @@ struct Jobs {
   }
 };
 
-TEST_CASE("job: what is launched does not hold up the host, and ends unnoticed", "[processes][job]") {
+TEST_CASE("job: launched work does not hold up the host, and ends unnoticed", "[processes][job]") {
   Jobs jobs(milliseconds(20000));
   const auto begin = Clock::now();
   for (int64_t n = 1; n <= 100; ++n) {
@@ -116,7 +116,7 @@ TEST_CASE("job: past the deadline the rank that has not come is named", "[proces
   Jobs others(milliseconds(700));
   others.launch(0, 1);
   CHECK_THAT(others.failure(milliseconds(8000)),
-             Contains("rank 1 failed: it has not come to call 1 of rank 0, within 0.7 s"));
+             Contains("rank 1 failed: it did not reach call 1 of rank 0, within 0.7 s"));
 }
 
 TEST_CASE("job: a rank that leaves after its part is not blamed, one that leaves before it is", "[processes][job]") {
@@ -179,7 +179,7 @@ TEST_CASE("job: an abort that does not end does not hold up the end of the job f
 // A backend's thread lets go of its last work some time after that is done. If the work knew the scope, that thread
 // might be the last to hold the world: it would end the world, and with it the backend, which waits for its threads; or
 // the process ends first, and leaves the store behind.
-TEST_CASE("job: what a backend starts does not hold the scope it was started in") {
+TEST_CASE("job: a backend's threads do not hold the scope they were started in") {
   Job job(c10::make_intrusive<c10d::HashStore>(), 0, 1, std::chrono::seconds(5));
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   const MeshScope scope(mesh);

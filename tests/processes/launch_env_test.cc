@@ -88,7 +88,7 @@ const Environment kSlurm = {
     {"SLURM_LOCALID", "1"},     {"SLURM_NODEID", "2"},         {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
     {"SLURM_JOB_ID", "123456"}, {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NODELIST", "node[003-005,9],x"}};
 
-TEST_CASE("launch_env: what each launcher says") {
+TEST_CASE("launch_env: the variables of each launcher") {
   CHECK(found({}) == "none 0/1 local 0/1");
   CHECK(found({{"MASTER_ADDR", "10.0.0.7"}, {"DTENSOR_STORE", "file:///a"}}) == "none 0/1 local 0/1");
   CHECK(found(kTorchrun) == "torchrun 2/4 local 0/2 at tcp://10.0.0.7:29500");
@@ -100,7 +100,7 @@ TEST_CASE("launch_env: what each launcher says") {
         "torchrun 2/4 local 0/2 at tcp://10.0.0.7:29500");
   CHECK(found(with(kTorchrun, {{"MASTER_ADDR", "fd00::7"}})) == "torchrun 2/4 local 0/2 at tcp://[fd00::7]:29500");
   CHECK(found({{"RANK", "0"}, {"WORLD_SIZE", "1"}}) == "torchrun 0/1 local 0/1");
-  // By hand: nobody says which ranks share a host.
+  // Started by hand: no information which ranks share a host.
   CHECK(found({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}) ==
         "torchrun 1/2 local -1/-1 at tcp://a:1");
   // //tools:launch; the agent's store is not the one that is used.
@@ -167,7 +167,7 @@ TEST_CASE("launch_env: ranks of one host meet in a file of their own job") {
   CHECK(find_job_place({}, of(with(kMpich, {{kLauncherProcess, "71 9"}}))).store != mpich.store);
 }
 
-TEST_CASE("launch_env: who comes first") {
+TEST_CASE("launch_env: precedence of launchers") {
   Environment all;
   for (const Environment* e : {&kTorchrun, &kOpenMpi, &kMpich, &kSlurm}) all.insert(e->begin(), e->end());
   LaunchOptions options;
@@ -198,7 +198,7 @@ TEST_CASE("launch_env: who comes first") {
   CHECK(find_launcher({}, of({})) == Launcher::kNone);
 }
 
-TEST_CASE("launch_env: what is missing or bad is named, with its value and the launcher") {
+TEST_CASE("launch_env: a missing or bad variable is named with value and launcher") {
   struct Case {
     Environment environment;
     std::vector<std::string> parts;
@@ -354,7 +354,7 @@ TEST_CASE("launch_env: the process that started the ranks") {
   CHECK(variables("DTENSOR_TEST_VARIABLE") == std::nullopt);
 }
 
-TEST_CASE("error_file: what torchrun reads") {
+TEST_CASE("error_file: the format that torchrun reads") {
   const char* folder = std::getenv("TEST_TMPDIR");
   const std::string path = std::string(folder != nullptr ? folder : "/tmp") + "/error.json";
   write_error_file(path, "first");
@@ -365,7 +365,7 @@ TEST_CASE("error_file: what torchrun reads") {
   CHECK(file["message"]["extraInfo"]["py_callstack"] == "");
   CHECK(std::stoll(file["message"]["extraInfo"]["timestamp"].get<std::string>()) > 1600000000);
   std::remove(path.c_str());
-  write_error_file("", "nobody asked");
+  write_error_file("", "not requested");
   write_error_file(path + "/no/such/folder", "cannot be written");
 }
 

@@ -49,7 +49,7 @@ bool communicates(const DeviceMesh& mesh) {
   return to_local(redistribute(x, {Replicate()}))[0][0].item<double>() == 10;
 }
 
-TEST_CASE("monitored barrier: nobody passes it before all have come", "[processes][barrier]") {
+TEST_CASE("monitored barrier: no rank passes it before all have arrived", "[processes][barrier]") {
   const DeviceMesh mesh(job_world(), {4}, {"tp"});
   monitored_barrier(mesh);
   const auto begin = Clock::now();
@@ -58,7 +58,7 @@ TEST_CASE("monitored barrier: nobody passes it before all have come", "[processe
   CHECK(Clock::now() - begin >= milliseconds(400));
 }
 
-TEST_CASE("monitored barrier: all who are missing are named, on all ranks, and the job goes on",
+TEST_CASE("monitored barrier: all missing ranks are named on all ranks, and the job continues",
           "[processes][barrier]") {
   const DeviceMesh mesh(job_world(), {2, 2}, {"dp", "tp"});
   const bool late = own_rank() == 1 || own_rank() == 3;
@@ -100,7 +100,7 @@ TEST_CASE("monitored barrier: of some ranks", "[processes][barrier]") {
   monitored_barrier(DeviceMesh(job_world(), {4}, {"tp"}));
 }
 
-TEST_CASE("monitored barrier: what it refuses, and where it does nothing", "[processes][barrier]") {
+TEST_CASE("monitored barrier: rejected arguments, and cases in which it does nothing", "[processes][barrier]") {
   const DeviceMesh mesh(job_world(), {4}, {"tp"});
   CHECK_THROWS_WITH(monitored_barrier(mesh, milliseconds(-1)), Contains("`timeout` is -1 ms; it must be 0"));
   CHECK_THROWS_WITH(monitored_barrier(mesh, milliseconds(20001)), Contains("or up to that, 20000 ms"));

@@ -62,7 +62,7 @@ Outcome outcome(JobPlace p) {
   return o;
 }
 
-// A socket at 127.0.0.1, and its port; nobody answers there.
+// A socket at 127.0.0.1, and its port, without answers.
 struct Socket {
   explicit Socket(bool listens) : fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address = {};
@@ -133,7 +133,7 @@ TEST_CASE("open_store: a file that is no store is left as it is") {
   std::ofstream(path, std::ios::binary).flush();  // empty, as mktemp makes it
   open_store(place("file://" + path))->set("key", std::string("value"));
 
-  // Whoever writes holds the lock for a moment; somebody who keeps it is waited for no longer than the deadline.
+  // A writer holds the lock for a moment; if it keeps the lock, the wait ends with the deadline.
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   REQUIRE(::flock(fd, LOCK_EX) == 0);
   const Outcome locked = outcome(place("file://" + path));
@@ -166,7 +166,7 @@ TEST_CASE("open_store: a derived file is in a folder of this user alone") {
   CHECK_THAT(outcome(p).error, Contains("is not this user's alone"));
   p.store = "file://" + folder.path + "/a/b/store";
   CHECK_THAT(outcome(p).error, Contains("cannot make the folder " + folder.path + "/a/b"));
-  if (::geteuid() == 0) {  // else nobody can give a folder away
+  if (::geteuid() == 0) {  // else the owner of a folder cannot be changed
     REQUIRE(::chown((folder.path + "/own").c_str(), 65534, 65534) == 0);
     p.store = "file://" + folder.path + "/own/store";
     CHECK_THAT(outcome(p).error, Contains("is not this user's alone"));
@@ -202,10 +202,10 @@ TEST_CASE("open_store: the launcher's agent serves") {
   JobPlace nobody = place(absl::StrCat("tcp://127.0.0.1:", free_port()), 0);
   nobody.store_exists = true;
   CHECK_THAT(outcome(nobody).error,
-             Contains("nobody answered rank 0 at") && Contains("The launcher's agent listens there"));
+             Contains("no answer to rank 0 at") && Contains("The launcher's agent listens there"));
 }
 
-TEST_CASE("open_store: an address that cannot be served says what to change") {
+TEST_CASE("open_store: the error of an address that cannot be served names the remedy") {
   Socket other(true);
   CHECK_THAT(
       outcome(place(absl::StrCat("tcp://127.0.0.1:", other.port))).error,
@@ -220,9 +220,9 @@ TEST_CASE("open_store: an address that cannot be served says what to change") {
              Contains("the loopback address") && Contains("the ranks on other hosts cannot reach"));
 }
 
-TEST_CASE("open_store: who cannot connect says so in time") {
+TEST_CASE("open_store: a failed connection is an error within the timeout") {
   const Outcome nobody = outcome(place(absl::StrCat("tcp://127.0.0.1:", free_port()), 1));
-  CHECK_THAT(nobody.error, Contains("nobody answered rank 1 at the store tcp://127.0.0.1:") &&
+  CHECK_THAT(nobody.error, Contains("no answer to rank 1 at the store tcp://127.0.0.1:") &&
                                Contains("within 0.7 s: Connection refused. Rank 0 listens there"));
   CHECK(nobody.took >= milliseconds(700));
   CHECK(nobody.took < milliseconds(3000));

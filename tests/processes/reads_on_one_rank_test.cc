@@ -358,7 +358,7 @@ Outcome run(const Program& program, const DeviceMesh& mesh, const std::function<
   return outcome;
 }
 
-TEST_CASE("reads on one rank change neither what ranks communicate nor values", "[processes][reads]") {
+TEST_CASE("reads on one rank change neither communication nor values", "[processes][reads]") {
   const World& world = job_world();
   const DeviceMesh mesh(world, {world.size()}, {"dp"});
   for (const Program& program : programs()) {

@@ -149,7 +149,7 @@ PlanOptions draw_limit(const TensorMeta& meta, const Layout& from, const Layout&
   } catch (const c10::Error& e) {
     std::smatch match;
     const std::string text = e.what_without_backtrace();
-    RC_ASSERT(std::regex_search(text, match, std::regex("less than ([0-9]+) bytes")));
+    RC_ASSERT(std::regex_search(text, match, std::regex("at least ([0-9]+) bytes")));
     options.limits.max_bytes = std::stoll(match[1]);
   }
   return options;

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kEvery = 2;
 
 double step_of(torch::nn::Linear& model, torch::optim::Optimizer& optimizer, const DeviceMesh& mesh) {
-  // Drawn anew in each step, so that the random state has to go on, too.
+  // New random values in each step, so that the random state has to be restored, too.
   const auto batch = distribute_tensor(torch::randn({6, 8}), mesh, {Shard(0)});
   optimizer.zero_grad();
   const auto loss = model(batch).square().sum();

@@ -87,7 +87,7 @@ TEST_CASE("save: by all ranks, one file each, and all load it") {
     step(b, ob);
     CHECK(torch::equal(full_tensor(b->weight), full_tensor(a->weight)));
     write_once(
-        {a->weight}, "", [] {}, [] {});  // nobody saves anew while others read
+        {a->weight}, "", [] {}, [] {});  // no process saves again while others read
   }
   CHECK(names_in(dir) == std::vector<std::string>{"m.pt", "n.pt", "o.pt", "t.pt"});
 }
@@ -139,11 +139,11 @@ TEST_CASE("save: a writer that takes longer than the deadline of a wait") {
         std::this_thread::sleep_for(std::chrono::duration<double>(deadline + 2));
       });
   CHECK(writes == (my_rank() == 0 ? 1 : 0));
-  // Nobody returns before it is written.
+  // No process returns before the file is written.
   CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >= deadline + 1);
 }
 
-TEST_CASE("save: without distributed tensors nobody waits for anybody") {
+TEST_CASE("save: without distributed tensors no process waits") {
   const std::string path = folder("plain") + "/m" + std::to_string(my_rank()) + ".pt";
   const torch::nn::Linear model(3, 2);
   CommDebugMode comm;

@@ -1,4 +1,4 @@
-// Who gets an answer from a rank's status server, and that nobody holds it up.
+// Clients of a rank's status server, which must not be held up by any of them.
 #include "processes/job/status_server.h"
 
 #include <poll.h>
@@ -71,7 +71,7 @@ TEST_CASE("status server: names of sockets tell the rank, and other names nothin
   }
 }
 
-TEST_CASE("status server: everybody who asks gets the whole answer", "[processes][status]") {
+TEST_CASE("status server: every client gets the whole answer", "[processes][status]") {
   std::atomic<int> asked{0};
   const std::string long_text(3 << 20, 'x');
   const StatusServer server(address(), [&] { return std::to_string(++asked) + long_text; });
@@ -79,7 +79,7 @@ TEST_CASE("status server: everybody who asks gets the whole answer", "[processes
   CHECK(read_all(connect_to(address())) == "2" + long_text);
 }
 
-TEST_CASE("status server: what an answer throws is not the program's end", "[processes][status]") {
+TEST_CASE("status server: an exception of the answer does not end the program", "[processes][status]") {
   bool first = true;
   const StatusServer server(address(), [&]() -> std::string {
     if (std::exchange(first, false)) throw std::runtime_error("no answer");
@@ -89,7 +89,7 @@ TEST_CASE("status server: what an answer throws is not the program's end", "[pro
   CHECK(read_all(connect_to(address())) == "well");
 }
 
-TEST_CASE("status server: who does not read holds up neither its end nor the name", "[processes][status]") {
+TEST_CASE("status server: a client that does not read holds up neither its end nor the name", "[processes][status]") {
   int idle = -1;
   const auto begin = Clock::now();
   {
@@ -105,8 +105,7 @@ TEST_CASE("status server: who does not read holds up neither its end nor the nam
   CHECK(read_all(connect_to(address())) == "again");
 }
 
-TEST_CASE("status server: who does not read holds up others a second, not the patience of the tool",
-          "[processes][status]") {
+TEST_CASE("status server: a client that does not read holds up others for a second only", "[processes][status]") {
   const StatusServer server(address(), [] { return std::string(8 << 20, 'x'); });
   const int idle = connect_to(address());
   REQUIRE(idle >= 0);

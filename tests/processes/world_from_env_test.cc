@@ -47,7 +47,7 @@ double sum_of(const World& world) {
 }
 double expected_sum() { return static_cast<double>(env_size() * (env_size() + 1) / 2); }
 
-TEST_CASE("world_from_env: what it says about itself") {
+TEST_CASE("world_from_env: properties of the world") {
   const World world = World::from_env(on_cpu());
   CHECK(world.kind() == World::Kind::kProcesses);
   CHECK(world.size() == env_size());

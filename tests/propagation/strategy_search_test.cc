@@ -148,7 +148,7 @@ TEST_CASE("a limit of memory chooses among strategies") {
           const std::string text = e.what_without_backtrace();
           CHECK(text.find("max_bytes is " + std::to_string(call.context.limits.max_bytes)) != std::string::npos);
           std::smatch named;
-          REQUIRE(std::regex_search(text, named, std::regex("less than ([0-9]+) bytes")));
+          REQUIRE(std::regex_search(text, named, std::regex("at least ([0-9]+) bytes")));
           call.context.limits.max_bytes = std::stoll(named[1]);
           CHECK(needed(*propagate(call)) <= call.context.limits.max_bytes);
           ++refused;

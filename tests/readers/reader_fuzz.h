@@ -31,8 +31,8 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
 namespace dtensor::testing {
 
-// Errors without the stack that they come from, which nobody looks at here: most inputs end in an error, and looking up
-// a stack takes longer than to read them.
+// Errors without a stack trace, which is not used here: most inputs end in an error, and a stack trace takes longer
+// than reading.
 inline const bool kWithoutStacks = [] {
   c10::SetStackTraceFetcher([] { return c10::Backtrace(); });
   return true;

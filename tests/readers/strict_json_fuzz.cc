@@ -1,4 +1,4 @@
-// JSON of files that nobody has checked. What is read, written and read again is equal.
+// Untrusted JSON. Read, written and read again it is equal.
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/formats/strict_json.h"

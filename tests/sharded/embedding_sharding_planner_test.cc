@@ -81,14 +81,14 @@ TEST_CASE("a report says choices, bytes, communication and reasons", "[planner]"
   CHECK_THAT(text, Contains("of a budget of 1024.0 KiB"));
 }
 
-TEST_CASE("a budget that cannot be kept: what would", "[planner]") {
+TEST_CASE("the error of an impossible budget names a sufficient one", "[planner]") {
   Recommender model;
   PlannerOptions little = options();
   little.bytes_per_rank = 500 * 1000;
   const std::string text = error_text([&] { EmbeddingShardingPlanner(test_world(), little).build_plan(model); });
   CHECK_THAT(text, Contains("no plan was found that keeps bytes_per_rank = 500000 over 4 ranks; one that needs 96") &&
                        Contains("with 8 ranks 500000 would do"));
-  // What it says would do, does.
+  // The named budget suffices.
   const size_t at = text.find("one that needs ") + 15;
   little.bytes_per_rank = std::stoll(text.substr(at));
   EmbeddingShardingPlanner(test_world(), little).build_plan(model);

@@ -375,7 +375,7 @@ TEST_CASE("SG-2 placements from inside and from outside of a group") {
     CHECK_ERROR(c10::ValueError, "Global rank 0 does not exist in input process group: [1, 3]",
                 validate_remote_device(group, rank, RemoteDevice("rank:0")));
   }
-  CHECK(validate_remote_device(group, 0, RemoteDevice("rank:0")).rank == 0);  // from outside nobody looks
+  CHECK(validate_remote_device(group, 0, RemoteDevice("rank:0")).rank == 0);  // outside the group it is not checked
 }
 
 }  // namespace

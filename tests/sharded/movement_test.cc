@@ -227,7 +227,7 @@ TEST_CASE("RS-5 dtypes stay, and gradients come back") {
   }
 }
 
-TEST_CASE("RS-5 a process that gives shards and gets none could not call backward, and is told so") {
+TEST_CASE("RS-5 a process that only gives shards gets an error, since it could not call backward") {
   const at::Tensor weights = counted({12, 3});
   const auto give = [&](const std::vector<int64_t>& to) {
     const ShardedTensor st = of(at::rand({12, 3}).set_requires_grad(true), chunks(0));
@@ -360,7 +360,7 @@ TEST_CASE("bridge: grids are placements on a mesh of two dims") {
   CHECK(holds(back, counted({10, 10})));
 }
 
-TEST_CASE("bridge: what placements cannot say goes through boxes") {
+TEST_CASE("bridge: layouts without placements go through boxes") {
   const AnyShardingSpec irregular[] = {
       AnyShardingSpec(chunks(0, {0, 1, 0, 3})), AnyShardingSpec(grid({0, 1, 0, 3})),
       AnyShardingSpec(EnumerableShardingSpec(

@@ -1,4 +1,4 @@
-// Who says what an operator does with sharded tensors.
+// Handlers of operators on sharded tensors, and their order.
 #include "sharded/op_registry.h"
 
 #include <ATen/ATen.h>
@@ -72,7 +72,8 @@ TEST_CASE(
   CHECK(at::embedding(st, ids).sizes() == c10::IntArrayRef({3, 10}));
 }
 
-TEST_CASE("OP-1: T16: what is registered ends by itself, or on request, and what was before is back") {
+TEST_CASE(
+    "OP-1: T16: a registration ends at the end of its block, or on request, and the previous handler is restored") {
   const ShardedTensor st = some();
   register_custom_op("asin", gives(1));
   register_custom_op("asin", gives(2));  // takes its place
@@ -98,7 +99,7 @@ TEST_CASE("OP-2: a custom asin of the first shard") {
   CHECK(at::equal(st.tensor().asin(), at::asin(st)));
 }
 
-TEST_CASE("OP-2: linear overridden for chunk specs is what a Linear runs") {
+TEST_CASE("OP-2: a Linear runs linear overridden for chunk specs") {
   // torch::nn::Linear transposes and multiplies; the operator is at::linear.
   struct Linear : torch::nn::LinearImpl {
     using torch::nn::LinearImpl::LinearImpl;

@@ -25,8 +25,7 @@ void check_remote(const ShardedTensor& st, const at::Tensor& whole, const std::v
       }
     }
   }
-  check_on_all_ranks(st.process_group(), "check_remote",
-                     [](int64_t) {});  // nobody's tensor goes before all have seen it
+  check_on_all_ranks(st.process_group(), "check_remote", [](int64_t) {});  // no tensor is freed before all have seen it
 }
 
 ShardedTensor with_rrefs(const at::Tensor& whole, const AnyShardingSpec& spec, const ProcessGroup& group) {

@@ -88,7 +88,7 @@ TEST_CASE("EB-1, EB-2: ranks may ask for other numbers of ids, in kInt too, and 
   }
 }
 
-TEST_CASE("EB-3: what a lookup refuses, on all ranks, before anything is changed") {
+TEST_CASE("EB-3: rejected lookups throw on all ranks before anything is changed") {
   const ShardedTensor weight = shard_tensor(table_of(8, 4), chunks(0, {0, 1, 2, 3}), test_world());
   const auto with = [&](const at::Tensor& input, const EmbeddingOptions& options = {}) {
     return error_text([&] { embedding(own(std::vector<at::Tensor>(4, input)), weight, options); });
@@ -104,7 +104,7 @@ TEST_CASE("EB-3: what a lookup refuses, on all ranks, before anything is changed
   CHECK_THAT(with(ids, {.sparse = true}), Contains("flag on \"sparse\" not supported!"));
   CHECK_THAT(with(ids, {.padding_idx = 8}), Contains("padding_idx 8 must be within"));
 
-  // One rank's mistake is told by all, and nobody waits.
+  // One rank's error is thrown by all, without waiting.
   std::vector<at::Tensor> inputs(4, ids);
   inputs[2] = at::tensor({0.5});
   CHECK_THAT(error_text([&] { embedding(own(inputs), weight); }), Contains("rank 2"));
@@ -241,7 +241,7 @@ TEST_CASE("EB-4: embedding bags of tables cut by rows and by columns; T22: paddi
   }
 }
 
-TEST_CASE("EB-4: what embedding bags refuse") {
+TEST_CASE("EB-4: rejected arguments of embedding bags") {
   const ShardedTensor weight = shard_tensor(table_of(8, 4), chunks(1, {0, 1, 2, 3}), test_world());
   const auto with = [&](const BagInput& in, const EmbeddingBagOptions& options) {
     return error_text([&] { embedding_bag(own(std::vector<BagInput>(4, in)), weight, options); });

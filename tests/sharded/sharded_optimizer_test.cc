@@ -211,7 +211,7 @@ TEST_CASE("SO-5: three steps of every optimizer, then one more of another that h
   check_optimizer<RMSprop>(RMSpropOptions(0.05).momentum(0.5).centered(true));
 }
 
-TEST_CASE("SO-4: what a state dict holds, and what it refuses before anything is changed") {
+TEST_CASE("SO-4: contents of a state dict, and what it rejects before anything is changed") {
   Pair p(chunks(0, {2}));  // other ranks have no part of the table
   ShardedOptimizer<Adam> adam(p.params, AdamOptions(0.5));
   CHECK(adam.state_dict().count("state.table.exp_avg") == 0);

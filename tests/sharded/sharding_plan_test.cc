@@ -333,7 +333,7 @@ TEST_CASE("HK-2, RS-6: outputs are resharded, and others pass") {
   CHECK_THROWS_AS(reshard_output(*module, AnyShardingSpec()), c10::TypeError);
 }
 
-TEST_CASE("PL-1: what a plan is by itself") {
+TEST_CASE("PL-1: a plan as a value") {
   const ShardingPlan plan{{{"fc1.weight", chunks(0, kAll)}}};
   CHECK_FALSE(plan.output_plan.has_value());
   CHECK_FALSE(plan.return_local_tensor.has_value());

@@ -1,4 +1,4 @@
-// What is done shard by shard, and comparisons.
+// Operators that work shard by shard, and comparisons.
 #include <c10/core/GradMode.h>
 #include <torch/enum.h>
 #include <torch/nn/init.h>
@@ -24,7 +24,7 @@ void compare() {
 namespace dtensor::sharded {
 namespace {
 
-TEST_CASE("comparisons by their bare names, beside those of ATen") { bare_names::compare(); }
+TEST_CASE("unqualified comparisons, next to those of ATen") { bare_names::compare(); }
 
 ShardedTensor some(int64_t seed = 1, const ShardedTensorOptions& options = {}) {
   at::manual_seed(static_cast<uint64_t>(seed));

@@ -56,7 +56,7 @@ TEST_CASE("fit: whatever comes in, positive numbers come out") {
   }
 }
 
-TEST_CASE("fit: what would be negative is left out, and the rest fits as well as it can") {
+TEST_CASE("fit: negative terms are dropped, and the others fit as well as possible") {
   const LinkFit fit = fit_link({{1, 1e3, 9e-6}, {2, 1e3, 5e-6}, {1, 1e6, 9e-6}, {2, 1e6, 5e-6}});
   CHECK(fit.cost.latency > 5e-6);
   CHECK(fit.cost.latency < 9e-6);

@@ -106,7 +106,7 @@ TEST_CASE("flight report: a rank makes another call") {
                       "group 0-3 (tp).\n"));
 }
 
-TEST_CASE("flight report: what a call is for, and how much it moves, are parts of it") {
+TEST_CASE("flight report: a call's cause and bytes are part of it") {
   for (const char* part : {"bytes", "tensor", "op", "argument"}) {
     CAPTURE(part);
     auto dumps = four();
@@ -183,13 +183,13 @@ TEST_CASE("flight report: a rank without a dump is suspect if the others wait") 
           "for aten::mm, argument mat2: Float, 8 B (started: 0,1,3).\n"));
 }
 
-TEST_CASE("flight report: a call that failed is told from one that runs") {
+TEST_CASE("flight report: failed and running calls are distinguished") {
   auto dumps = four();
   for (int64_t r = 0; r < 4; ++r) dumps[r].call(kAll, "all_reduce", 20, r == 1 ? "failed" : "started");
   CHECK_THAT(compare(dumps).text, Contains("  1  failed: 1; started: 0,2,3  all_reduce"));
 }
 
-TEST_CASE("flight report: groups within one process have nobody to agree with") {
+TEST_CASE("flight report: groups within one process are not compared") {
   std::vector<Dump> dumps = {Dump(0), Dump(1)};
   for (int64_t r = 0; r < 2; ++r) {
     dumps[r].call({0, 1}, r == 0 ? "all_gather" : "all_reduce", 10);

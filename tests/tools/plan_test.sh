@@ -46,7 +46,7 @@ run "${tight[@]}"
 check "in one round without a limit" lacks 'rounds'
 run "${tight[@]}" --max_bytes 18MiB
 check "in several rounds under a limit" prints 'in [0-9]+ rounds'
-check "a limit that nothing keeps" refuses '--max_bytes 1MiB: .*no route needs less than [0-9]+ bytes' "${tight[@]}" --max_bytes 1MiB
+check "a limit that nothing keeps" refuses '--max_bytes 1MiB: .*every route needs at least [0-9]+ bytes' "${tight[@]}" --max_bytes 1MiB
 
 wide=(--mesh dp=2,tp=4 --from "P(sum)R" --to RR --json)
 run "${wide[@]}" --ranks_per_node 8

@@ -49,6 +49,13 @@ plant mesh/mesh.cc 'namespace {' 'struct Call {' '}  // namespace'
 says "mesh/mesh.cc and mesh/world.cc: both have a Call in an anonymous namespace"
 plant mesh/mesh.cc 'namespace {' 'struct Plan {' '}  // namespace'
 plant mesh/world.cc ''
+plant mesh/mesh.h '// The ranks' "// that nobody owns."
+says "mesh/mesh.h:2: 'nobody' is one of BANNED_WORDS"
+plant mesh/mesh.h 'bool nobody = true;' "char quote = '\"'; // whole words: anew_, canew" 'int strayed = 1'"'"'000;'
+plant tests/mesh_test.cc '' 'TEST_CASE("a mesh is at  Home")'
+says "tests/mesh_test.cc:2: 'at Home' is one of BANNED_WORDS"
+rm -r "$tree/tests"
+python3 "$check" "$tree" > /dev/null || fail "an identifier is taken for a word"
 for n in $(seq 18); do mkdir -p "$tree/folder$n"; done
 says "20 folders at the root"
 

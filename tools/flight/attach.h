@@ -12,9 +12,9 @@
 
 namespace dtensor::tools {
 
-// What a rank said (processes/job/status_text.h).
+// The answer of a rank (processes/job/status_text.h).
 struct LiveAnswer {
-  std::string waits_in;  // "call 5: all_reduce over tp, 24 B"; "": it waits for nobody
+  std::string waits_in;  // "call 5: all_reduce over tp, 24 B"; "": it does not wait
   std::chrono::milliseconds waited{0};
   std::vector<std::string> last;  // the last thing begun in every group
   std::string failure;            // of the job; "": it has not failed
@@ -27,7 +27,7 @@ struct LiveRank {
   std::string state;                 // process_state(); "": there is no such process
   int64_t resident_bytes = -1;       // host memory; -1: not known
   std::optional<LiveAnswer> answer;  // nullopt: none came in time, or not one that can be read
-  std::string unreadable;            // what is wrong with what came; "": nothing has come, or nothing is wrong
+  std::string unreadable;            // the fault of the answer; "": no answer, or no fault
 };
 
 struct LiveJob {

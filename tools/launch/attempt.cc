@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kNotExecutable = 126, kNotFound = 127;
 constexpr auto kTermToKill = std::chrono::seconds(2);
-// How long a reader has for what is left after the deadline, or when somebody asked for the end.
+// How long a reader has for the remaining output after the deadline, or after a request to end.
 constexpr auto kLastWords = std::chrono::seconds(1);
 
 std::string seconds_text(double s) {
@@ -94,7 +94,7 @@ std::string Attempt::running_text() const {
   return text + (ranks.size() == 1 ? " was" : " were");
 }
 
-// What went wrong if there can be no rank, or the program cannot be run.
+// Reports the error if there can be no rank, or the program cannot be run.
 Outcome Attempt::start() {
   int exec_pipe[2];  // carries errno of a failed exec; successful ones close it
   if (pipe2(exec_pipe, O_CLOEXEC) != 0) return {std::string("pipe: ") + strerror(errno), 1, false};
@@ -115,7 +115,7 @@ Outcome Attempt::start() {
           false};
 }
 
-// Waits for the next thing to happen, and deals with it. Where nobody takes the output, the ranks have to wait.
+// Waits for the next event, and handles it. If the output is not read, the ranks have to wait.
 void Attempt::step() {
   std::vector<pollfd> fds = {{shared_.signals, POLLIN, 0}};
   std::vector<LineStream*> streams;
@@ -183,7 +183,7 @@ void Attempt::on_signal() {
       child = true;
       continue;
     }
-    // Ranks may save their state on the first; whoever asks again means it.
+    // Ranks may save their state on the first signal; a second one ends them.
     const bool ends = signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
     shared_.interrupts += ends ? 1 : 0;
     if (ends || signal == SIGQUIT) shared_.end_asked = signal;

@@ -24,18 +24,18 @@ inline Clock::duration seconds(double s) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s));
 }
 
-// What all attempts share.
+// State shared by all attempts.
 struct Shared {
   const Options& options;
   const pid_t parent;  // when it is gone everything is stopped
-  const int signals;   // a signalfd of what is for the ranks, and of SIGCHLD
+  const int signals;   // a signalfd of signals for the ranks, and of SIGCHLD
   const RankSettings settings;
   Time deadline;           // of all attempts together
   bool timed_out = false;  // ranks were running then
   Output out{1}, err{2};
   int end_asked = 0;    // by the user: the last SIGINT, SIGTERM, SIGHUP or SIGQUIT; 0: not yet
   int interrupts = 0;   // SIGINT, SIGTERM and SIGHUP so far
-  bool unread = false;  // nobody reads what the ranks write
+  bool unread = false;  // the ranks' output has no reader
 
   void say(const std::string& text) { err.add("launch: " + text + "\n"); }
 };

@@ -18,7 +18,7 @@ constexpr char kHelp[] =
     "  -n RANKS           how many processes\n"
     "  --timeout SECONDS  stop everything then, all attempts together, and exit with 124; by default never\n"
     "  --grace SECONDS    how long the others may go on when one has failed; 3 by default\n"
-    "  --max-restarts N   start all ranks anew when one has failed, N times at most; 0 by default\n"
+    "  --max-restarts N   restart all ranks when one has failed, N times at most; 0 by default\n"
     "  --log-dir DIR      also write what rank K says to DIR/attempt_0/K/stdout.log and stderr.log\n"
     "The exit code is that of the first rank to fail in the last attempt, 128 + N if signal N killed it, or 0.\n";
 

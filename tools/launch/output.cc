@@ -12,7 +12,7 @@
 namespace dtensor::launch {
 namespace {
 
-// O_NONBLOCK is of a description, which others have too, such as the user's shell. A terminal can be opened anew, and
+// O_NONBLOCK is of a description, which others have too, such as the user's shell. A terminal can be opened again, and
 // has to be: one that is ready may have less room than a write needs, which would wait then.
 int without_waiting(int fd) {
   if (isatty(fd) == 0) return fd;

@@ -1,5 +1,5 @@
-// What tools/launch writes to its own standard output and error. Nothing here waits for a reader: one that stalls must
-// not keep the launcher from its deadline.
+// The launcher's own standard output and error. Nothing here waits for a reader: a stalled one must not keep the
+// launcher from its deadline.
 #pragma once
 
 #include <string>
@@ -13,8 +13,9 @@ class Output {
   int fd() const { return fd_; }
   void add(const std::string& text);
   bool empty() const { return pending_.empty(); }
-  bool full() const { return pending_.size() > kMost; }  // who can wait should add no more for now
-  // Writes as much as is taken at once. False, with errno, when nobody reads any more; then what is added is dropped.
+  bool full() const { return pending_.size() > kMost; }  // callers that can wait should add no more for now
+  // Writes as much as possible without waiting. False, with errno, when there is no reader any more; then added text is
+  // dropped.
   bool write_some();
 
  private:

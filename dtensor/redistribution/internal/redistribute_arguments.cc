@@ -12,7 +12,7 @@ namespace dtensor {
 const DTensorMeta& checked_layout(const at::Tensor& t, const char* function) {
   TORCH_CHECK_TYPE(is_dtensor(t), "[", function, "] the tensor",
                    (t.defined() ? c10::str(" of shape ", t.sizes()) : std::string()),
-                   " is not distributed; distribute_tensor(t, mesh, placements) makes it so");
+                   " is not distributed; call distribute_tensor(t, mesh, placements) first");
   return meta_without_sync(t);
 }
 
