@@ -138,6 +138,42 @@ bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   return false;
 }
 
+namespace {
+
+// Takes the free layouts away from inputs that occur twice, as themselves or as other views: they would change their
+// layout in one place only.
+void drop_repeated(Inputs& in) {
+  const auto memory_of_input = [](const at::Tensor& t) {
+    return t.defined() && is_dtensor(t) ? peek_meta(t).storage.get() : nullptr;
+  };
+  const auto occurs_again = [&](const MutableLayout& free) {
+    return std::count_if(in.tensors.begin(), in.tensors.end(), [&](const at::Tensor& t) {
+             return memory_of_input(t) == memory_of_input(in.tensors[free.input]);
+           }) > 1;
+  };
+  in.context.mutable_layouts.erase(
+      std::remove_if(in.context.mutable_layouts.begin(), in.context.mutable_layouts.end(), occurs_again),
+      in.context.mutable_layouts.end());
+}
+
+// Error: plain tensors may not stand beside distributed ones in this scope.
+void replicate_plain_inputs(const OpInfo& info, Inputs& in) {
+  const bool allowed = plain_is_replicated();
+  for (size_t i = 0; i < in.slots.size(); ++i) {
+    for (int k = in.slots[i].first; k < in.slots[i].first + in.slots[i].count; ++k) {
+      at::Tensor& t = in.tensors[k];
+      if (!t.defined() || is_dtensor(t)) continue;
+      if (!allowed && !counts_as_number(t)) {
+        const ScopeGuard running([&in](Scope& s) { s.module_path = module_path(in); });
+        throw_plain_beside_distributed(info.name, info.op.schema().arguments()[i].name(), t, in.mesh);
+      }
+      t = replicate_plain(t, in.mesh);
+    }
+  }
+}
+
+}  // namespace
+
 Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   Inputs in;
   in.slots.resize(args.size());
@@ -189,32 +225,8 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     in.mesh = bring_to_one_mesh(
         {info, absl::MakeSpan(in.tensors), in.args, [&](size_t k) { return arg_name(info, in, static_cast<int>(k)); }});
   }
-  // An input that occurs twice, itself or as another view, would change its layout in one place only.
-  const auto memory_of_input = [](const at::Tensor& t) {
-    return t.defined() && is_dtensor(t) ? peek_meta(t).storage.get() : nullptr;
-  };
-  const auto occurs_again = [&](const MutableLayout& free) {
-    return std::count_if(in.tensors.begin(), in.tensors.end(), [&](const at::Tensor& t) {
-             return memory_of_input(t) == memory_of_input(in.tensors[free.input]);
-           }) > 1;
-  };
-  in.context.mutable_layouts.erase(
-      std::remove_if(in.context.mutable_layouts.begin(), in.context.mutable_layouts.end(), occurs_again),
-      in.context.mutable_layouts.end());
-  if (any_plain && !in.writes_plain) {
-    const bool allowed = plain_is_replicated();
-    for (size_t i = 0; i < args.size(); ++i) {
-      for (int k = in.slots[i].first; k < in.slots[i].first + in.slots[i].count; ++k) {
-        at::Tensor& t = in.tensors[k];
-        if (!t.defined() || is_dtensor(t)) continue;
-        if (!allowed && !counts_as_number(t)) {
-          const ScopeGuard running([&in](Scope& s) { s.module_path = module_path(in); });
-          throw_plain_beside_distributed(info.name, info.op.schema().arguments()[i].name(), t, in.mesh);
-        }
-        t = replicate_plain(t, in.mesh);
-      }
-    }
-  }
+  drop_repeated(in);
+  if (any_plain && !in.writes_plain) replicate_plain_inputs(info, in);
   return in;
 }
 
