@@ -5,20 +5,17 @@
 #include "examples/models/unet.h"
 
 namespace dtensor::benchmarks {
+namespace {
 
-const std::vector<PatternCase>& pattern_cases() {
+constexpr bool kData = true;
+
+std::vector<PatternCase> text_models() {
   using examples::FeedForward, examples::Norm, examples::Projection;
-  constexpr bool kData = true;
   const auto variant = [](const examples::DecoderConfig& config) {
     return [config](const DeviceMesh& mesh, int64_t scale) { return decoder(config, mesh, scale); };
   };
   const auto split = [](const DeviceMesh& mesh, int64_t scale) { return sequence_parallel({}, mesh, scale); };
-  const auto fields = [](examples::Upsampling upsampling) {
-    return [upsampling](const DeviceMesh& mesh, int64_t scale) {
-      return unet({.channels = 4, .upsampling = upsampling}, mesh, scale);
-    };
-  };
-  static const std::vector<PatternCase> cases = {
+  return {
       {"Llama", llama, {2, 4}, {"dp", "tp"}},
       {"Llama", llama, {256, 4}, {"dp", "tp"}},
       {"Llama generation", llama_generation, {4}, {"tp"}},
@@ -39,6 +36,16 @@ const std::vector<PatternCase>& pattern_cases() {
       {"Transformer", transformer, {4}, {"tp"}, kData},
       {"Transformer", transformer, {2, 4}, {"dp", "tp"}, kData},
       {"MultiheadAttention", attention, {4}, {"tp"}, kData},
+  };
+}
+
+std::vector<PatternCase> image_and_series_models() {
+  const auto fields = [](examples::Upsampling upsampling) {
+    return [upsampling](const DeviceMesh& mesh, int64_t scale) {
+      return unet({.channels = 4, .upsampling = upsampling}, mesh, scale);
+    };
+  };
+  return {
       {"Vision transformer", vision_transformer, {8}, {"tp"}},
       {"Vision transformer", vision_transformer, {2, 4}, {"dp", "tp"}},
       {"Vision transformer", vision_transformer, {256, 4}, {"dp", "tp"}},
@@ -53,6 +60,11 @@ const std::vector<PatternCase>& pattern_cases() {
       {"LSTM", lstm, {1024}, {"dp"}},
       {"GRU", gru, {8}, {"dp"}},
       {"Gated loop", gated_loop, {8}, {"dp"}},
+  };
+}
+
+std::vector<PatternCase> fully_sharded_and_sparse_models() {
+  return {
       {"FSDP Llama", fully_sharded_llama, {8}, {"dp"}},
       {"FSDP perceptron", fully_sharded_perceptron, {8}, {"dp"}},
       {"DLRM by rows", dlrm_by_rows, {16}, {"all"}},
@@ -63,6 +75,11 @@ const std::vector<PatternCase>& pattern_cases() {
       {"Experts", experts, {8}, {"ep"}, kData},
       {"Graph of edges", graph_of_edges, {8}, {"rows"}},
       {"Graph of neighbours", graph_of_neighbours, {8}, {"rows"}},
+  };
+}
+
+std::vector<PatternCase> numeric_programs() {
+  return {
       {"Conjugate gradient", conjugate_gradient, {8}, {"rows"}},
       {"Conjugate gradient", conjugate_gradient, {1024}, {"rows"}},
       {"k-means", k_means, {8}, {"rows"}},
@@ -81,6 +98,18 @@ const std::vector<PatternCase>& pattern_cases() {
       // Returns a number.
       {"Clipping", clipping, {2, 4}, {"dp", "tp"}, kData},
   };
+}
+
+}  // namespace
+
+const std::vector<PatternCase>& pattern_cases() {
+  static const std::vector<PatternCase> cases = [] {
+    std::vector<PatternCase> all;
+    for (const auto& family :
+         {text_models(), image_and_series_models(), fully_sharded_and_sparse_models(), numeric_programs()})
+      all.insert(all.end(), family.begin(), family.end());
+    return all;
+  }();
   return cases;
 }
 

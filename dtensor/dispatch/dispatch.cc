@@ -6,6 +6,7 @@
 #include "comm/scope.h"
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/call_key.h"
 #include "dtensor/dispatch/internal/check_hooks.h"
 #include "dtensor/dispatch/internal/deferred_results.h"
 #include "dtensor/dispatch/internal/gradient_way.h"

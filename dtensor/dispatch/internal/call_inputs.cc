@@ -1,12 +1,9 @@
 #include "dtensor/dispatch/internal/call_inputs.h"
 
-#include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -23,69 +20,6 @@
 namespace dtensor {
 namespace {
 
-enum Tag : uint64_t { kNone = 1, kBool, kInt, kDouble, kComplex, kString, kDevice, kIntList, kList, kOther };
-
-void append_text(CacheKey& key, const std::string& s) {
-  key.push_back(s.size());
-  for (size_t i = 0; i < s.size(); i += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, s.data() + i, std::min<size_t>(8, s.size() - i));
-    key.push_back(word);
-  }
-}
-
-// Appends the type of `v` and, unless `type_only`, its contents; lists element by element. Of values that cannot be
-// encoded (generators, custom objects) only the type counts.
-void append_static(CacheKey& key, const c10::IValue& v, bool type_only) {
-  if (v.isNone()) {
-    key.push_back(kNone);
-  } else if (v.isBool()) {
-    key.push_back(kBool);
-    if (!type_only) key.push_back(v.toBool());
-  } else if (v.isInt()) {
-    key.push_back(kInt);
-    if (!type_only) key.push_back(static_cast<uint64_t>(v.toInt()));
-  } else if (v.isDouble()) {
-    key.push_back(kDouble);
-    if (!type_only) key.push_back(std::bit_cast<uint64_t>(v.toDouble()));
-  } else if (v.isComplexDouble()) {
-    key.push_back(kComplex);
-    if (!type_only) {
-      key.push_back(std::bit_cast<uint64_t>(v.toComplexDouble().real()));
-      key.push_back(std::bit_cast<uint64_t>(v.toComplexDouble().imag()));
-    }
-  } else if (v.isString()) {
-    key.push_back(kString);
-    if (!type_only) append_text(key, v.toStringRef());
-  } else if (v.isDevice()) {
-    key.push_back(kDevice);
-    if (!type_only)
-      key.push_back(static_cast<uint64_t>(v.toDevice().type()) << 8 | static_cast<uint8_t>(v.toDevice().index()));
-  } else if (v.isIntList()) {
-    key.push_back(kIntList);
-    const auto list = v.toIntList();
-    key.push_back(list.size());
-    if (!type_only) {
-      for (int64_t x : list) key.push_back(static_cast<uint64_t>(x));
-    }
-  } else if (v.isList()) {
-    key.push_back(kList);
-    const auto list = v.toListRef();
-    key.push_back(list.size());
-    for (const auto& x : list) append_static(key, x, type_only);
-  } else {
-    key.push_back(kOther);
-  }
-}
-
-// Appends the class of a number whose value is otherwise irrelevant: whether it is finite, and for a divisor whether it
-// is 0.
-void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
-  NumberClass number = number_class(value);
-  if (number == NumberClass::kZero && !divisor) number = NumberClass::kOrdinary;
-  key.push_back(static_cast<uint64_t>(number));
-}
-
 // The layouts that an operator may give to its written input k. Only for results of operators and their aliases whose
 // parts were never exposed: the same on all ranks, as they alias and expose parts alike.
 std::optional<MutableLayout> mutable_layout(const at::Tensor& t, int k) {
@@ -98,10 +32,6 @@ std::optional<MutableLayout> mutable_layout(const at::Tensor& t, int k) {
   const uint64_t dims = sharers->splittable(meta, current_dispatch_scope().limits);
   return dims != 0 ? std::optional(MutableLayout{k, dims}) : std::nullopt;
 }
-
-}  // namespace
-
-namespace {
 
 // Registers that its gradient gets its layout.
 void note_parameter(const OpInfo& info, const at::Tensor& t) {
@@ -137,6 +67,42 @@ bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   }
   return false;
 }
+
+namespace {
+
+// Takes the free layouts away from inputs that occur twice, as themselves or as other views: they would change their
+// layout in one place only.
+void drop_repeated(Inputs& in) {
+  const auto memory_of_input = [](const at::Tensor& t) {
+    return t.defined() && is_dtensor(t) ? meta_without_sync(t).storage.get() : nullptr;
+  };
+  const auto occurs_again = [&](const MutableLayout& free) {
+    return std::count_if(in.tensors.begin(), in.tensors.end(), [&](const at::Tensor& t) {
+             return memory_of_input(t) == memory_of_input(in.tensors[free.input]);
+           }) > 1;
+  };
+  in.context.mutable_layouts.erase(
+      std::remove_if(in.context.mutable_layouts.begin(), in.context.mutable_layouts.end(), occurs_again),
+      in.context.mutable_layouts.end());
+}
+
+// Error: plain tensors may not stand beside distributed ones in this scope.
+void replicate_plain_inputs(const OpInfo& info, Inputs& in) {
+  const bool allowed = plain_is_replicated();
+  for (size_t i = 0; i < in.slots.size(); ++i) {
+    for (int k = in.slots[i].first; k < in.slots[i].first + in.slots[i].count; ++k) {
+      at::Tensor& t = in.tensors[k];
+      if (!t.defined() || is_dtensor(t)) continue;
+      if (!allowed && !counts_as_number(t)) {
+        const ScopeGuard running([&in](Scope& s) { s.module_path = module_path(in); });
+        throw_plain_beside_distributed(info.name, info.op.schema().arguments()[i].name(), t, in.mesh);
+      }
+      t = replicate_plain(t, in.mesh);
+    }
+  }
+}
+
+}  // namespace
 
 Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   Inputs in;
@@ -189,32 +155,8 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     in.mesh = bring_to_one_mesh(
         {info, absl::MakeSpan(in.tensors), in.args, [&](size_t k) { return arg_name(info, in, static_cast<int>(k)); }});
   }
-  // An input that occurs twice, itself or as another view, would change its layout in one place only.
-  const auto memory_of_input = [](const at::Tensor& t) {
-    return t.defined() && is_dtensor(t) ? meta_without_sync(t).storage.get() : nullptr;
-  };
-  const auto occurs_again = [&](const MutableLayout& free) {
-    return std::count_if(in.tensors.begin(), in.tensors.end(), [&](const at::Tensor& t) {
-             return memory_of_input(t) == memory_of_input(in.tensors[free.input]);
-           }) > 1;
-  };
-  in.context.mutable_layouts.erase(
-      std::remove_if(in.context.mutable_layouts.begin(), in.context.mutable_layouts.end(), occurs_again),
-      in.context.mutable_layouts.end());
-  if (any_plain && !in.writes_plain) {
-    const bool allowed = plain_is_replicated();
-    for (size_t i = 0; i < args.size(); ++i) {
-      for (int k = in.slots[i].first; k < in.slots[i].first + in.slots[i].count; ++k) {
-        at::Tensor& t = in.tensors[k];
-        if (!t.defined() || is_dtensor(t)) continue;
-        if (!allowed && !counts_as_number(t)) {
-          const ScopeGuard running([&in](Scope& s) { s.module_path = module_path(in); });
-          throw_plain_beside_distributed(info.name, info.op.schema().arguments()[i].name(), t, in.mesh);
-        }
-        t = replicate_plain(t, in.mesh);
-      }
-    }
-  }
+  drop_repeated(in);
+  if (any_plain && !in.writes_plain) replicate_plain_inputs(info, in);
   return in;
 }
 
@@ -227,10 +169,6 @@ bool reuses_partial_inputs(const OpInfo& info, const Inputs& in) {
   const at::Tensor& first = in.tensors.front();
   return !info.op.hasTag(at::Tag::pointwise) || !first.defined() || spec_of(first)->has_partial();
 }
-
-}  // namespace
-
-namespace {
 
 // Constants used together with parameters only: the initial state of a recurrence, or noise. With other inputs it might
 // be a weight.
@@ -288,29 +226,6 @@ std::string arg_name(const OpInfo& info, const Inputs& in, int input) {
     return s.kind == ArgSlot::Kind::kTensorList ? c10::str(name, "[", input - s.first, "]") : name;
   }
   return "";
-}
-
-CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                  c10::ArrayRef<c10::IValue> args) {
-  CacheKey key;
-  key.push_back(reinterpret_cast<uintptr_t>(&info));
-  key.push_back(resolved.generation);
-  key.push_back(
-      static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
-  in.context.append_to_key(key);
-  for (size_t i = 0; i < args.size(); ++i) {
-    const ArgSlot& slot = in.slots[i];
-    if (slot.kind == ArgSlot::Kind::kStatic) {
-      append_static(key, args[i], resolved.value_free[i]);
-      if (resolved.value_free[i]) append_class(key, args[i], resolved.divisor[i]);
-      continue;
-    }
-    if (slot.kind == ArgSlot::Kind::kTensorList) key.push_back(slot.count);
-    for (int k = slot.first; k < slot.first + slot.count; ++k) {
-      key.push_back(in.tensors[k].defined() ? spec_of(in.tensors[k])->id() : 0);
-    }
-  }
-  return key;
 }
 
 OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args) {

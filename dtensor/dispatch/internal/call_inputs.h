@@ -1,4 +1,4 @@
-// The arguments of one operator call: gathered from the stack, as a key of the strategy cache, as the OpCall for rules,
+// The arguments of one operator call: gathered from the stack, as the OpCall for rules,
 // and as the stack of a local operator. Internal.
 #pragma once
 
@@ -11,7 +11,6 @@
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/op_call.h"
-#include "propagation/strategy_cache.h"
 
 namespace dtensor {
 
@@ -44,10 +43,6 @@ bool is_unwritten_constant(const at::Tensor& t);
 std::string arg_name(const OpInfo& info, const Inputs& in, int input);
 // Path of the module whose parameter is among the inputs; else that of the scope.
 std::string module_path(const Inputs& in);
-// The key of the call in the strategy cache: specs, context, and the other arguments as far as decisions depend on
-// them.
-CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                  c10::ArrayRef<c10::IValue> args);
 // The call as rules see it.
 OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args);
 // The arguments of the local operator on local rank r; locals[k] are the parts of in.tensors[k].

@@ -1,0 +1,101 @@
+#include "dtensor/dispatch/internal/call_key.h"
+
+#include <c10/core/DefaultDtype.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+
+namespace dtensor {
+namespace {
+
+enum Tag : uint64_t { kNone = 1, kBool, kInt, kDouble, kComplex, kString, kDevice, kIntList, kList, kOther };
+
+void append_text(CacheKey& key, const std::string& s) {
+  key.push_back(s.size());
+  for (size_t i = 0; i < s.size(); i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, s.data() + i, std::min<size_t>(8, s.size() - i));
+    key.push_back(word);
+  }
+}
+
+// Appends the type of `v` and, unless `type_only`, its contents; lists element by element. Of values that cannot be
+// encoded (generators, custom objects) only the type counts.
+void append_static(CacheKey& key, const c10::IValue& v, bool type_only) {
+  if (v.isNone()) {
+    key.push_back(kNone);
+  } else if (v.isBool()) {
+    key.push_back(kBool);
+    if (!type_only) key.push_back(v.toBool());
+  } else if (v.isInt()) {
+    key.push_back(kInt);
+    if (!type_only) key.push_back(static_cast<uint64_t>(v.toInt()));
+  } else if (v.isDouble()) {
+    key.push_back(kDouble);
+    if (!type_only) key.push_back(std::bit_cast<uint64_t>(v.toDouble()));
+  } else if (v.isComplexDouble()) {
+    key.push_back(kComplex);
+    if (!type_only) {
+      key.push_back(std::bit_cast<uint64_t>(v.toComplexDouble().real()));
+      key.push_back(std::bit_cast<uint64_t>(v.toComplexDouble().imag()));
+    }
+  } else if (v.isString()) {
+    key.push_back(kString);
+    if (!type_only) append_text(key, v.toStringRef());
+  } else if (v.isDevice()) {
+    key.push_back(kDevice);
+    if (!type_only)
+      key.push_back(static_cast<uint64_t>(v.toDevice().type()) << 8 | static_cast<uint8_t>(v.toDevice().index()));
+  } else if (v.isIntList()) {
+    key.push_back(kIntList);
+    const auto list = v.toIntList();
+    key.push_back(list.size());
+    if (!type_only) {
+      for (int64_t x : list) key.push_back(static_cast<uint64_t>(x));
+    }
+  } else if (v.isList()) {
+    key.push_back(kList);
+    const auto list = v.toListRef();
+    key.push_back(list.size());
+    for (const auto& x : list) append_static(key, x, type_only);
+  } else {
+    key.push_back(kOther);
+  }
+}
+
+// Appends the class of a number whose value is otherwise irrelevant: whether it is finite, and for a divisor whether it
+// is 0.
+void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
+  NumberClass number = number_class(value);
+  if (number == NumberClass::kZero && !divisor) number = NumberClass::kOrdinary;
+  key.push_back(static_cast<uint64_t>(number));
+}
+
+}  // namespace
+
+CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+                  c10::ArrayRef<c10::IValue> args) {
+  CacheKey key;
+  key.push_back(reinterpret_cast<uintptr_t>(&info));
+  key.push_back(resolved.generation);
+  key.push_back(
+      static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
+  in.context.append_to_key(key);
+  for (size_t i = 0; i < args.size(); ++i) {
+    const ArgSlot& slot = in.slots[i];
+    if (slot.kind == ArgSlot::Kind::kStatic) {
+      append_static(key, args[i], resolved.value_free[i]);
+      if (resolved.value_free[i]) append_class(key, args[i], resolved.divisor[i]);
+      continue;
+    }
+    if (slot.kind == ArgSlot::Kind::kTensorList) key.push_back(slot.count);
+    for (int k = slot.first; k < slot.first + slot.count; ++k) {
+      key.push_back(in.tensors[k].defined() ? spec_of(in.tensors[k])->id() : 0);
+    }
+  }
+  return key;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,15 @@
+// The key of a call in the strategy cache. Internal.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include "dtensor/dispatch/internal/call_inputs.h"
+#include "propagation/cache_key.h"
+
+namespace dtensor {
+
+// The operator, specs, context, and the other arguments as far as decisions depend on them.
+CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+                  c10::ArrayRef<c10::IValue> args);
+
+}  // namespace dtensor
