@@ -1,4 +1,4 @@
-// Four ranks in this process look up rows of an embedding table that none of them holds whole.
+// Four ranks in this process look up rows of an embedding table that is sharded over them.
 
 #include <torch/nn.h>
 
