@@ -1,4 +1,4 @@
-// Four ranks in this process look up rows of an embedding table that is sharded over them.
+// Four ranks in this process look up rows of an embedding table that none of them holds whole.
 
 #include <torch/nn.h>
 

@@ -67,8 +67,8 @@ std::vector<DimStrategy> strategies(const FactorRule& rule, const OpCall& call, 
 
 // From an equation: inputs in the order of OpCall::inputs, ',' for a product, '+' for a sum (each input is a term of
 // its own product), "->" outputs separated by ','. "..." stands for leading dims, aligned at the right and broadcast. A
-// dim of size 1 where the factor has another size is broadcast; '1' names a dim of no factor. A term of one input,
-// beside others, may have fewer dims than letters: they are aligned at the right. Contracted factors become
+// dim of size 1 where the factor has another size is broadcast; '1' names a dim of no factor. A term of one input, next
+// to other terms, may have fewer dims than letters: they are aligned at the right. Contracted factors become
 // Partial(sum). Capital letters are blocked. `linear` = false: no terms, and contracted factors are blocked. Error
 // (c10::Error): an input's number of dims does not fit; the text names operator and argument.
 FactorRule einsum(const OpCall& call, std::string_view equation, bool linear = true);

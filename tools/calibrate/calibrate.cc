@@ -4,7 +4,7 @@
 //   ./bazelw run //tools:calibrate -- --ranks 4 --out cost_model.json
 //   DTENSOR_COST_MODEL=cost_model.json my_program
 //
-// It knows the ranks through Communicator alone. Times are of whole calls: where all groups of a mesh dim are in this
+// It uses the ranks through Communicator only. Times are of whole calls: where all groups of a mesh dim are in this
 // process, of all of them together, as in a step of a redistribution.
 
 #include <ATen/core/Tensor.h>
