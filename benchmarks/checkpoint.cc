@@ -1,9 +1,10 @@
-// How fast checkpoints are written and read, beside plain writes and reads of as many bytes on the same disk.
+// Measures the speed of writing and reading checkpoints, compared with plain writes and reads of as many bytes on the
+// same disk.
 //
 //   ./bazelw run //benchmarks:checkpoint -- --folder /data --mib 2048
 //
 // Gates: at least 70 % of plain write() and fsync(), and of plain read(), the best of seven turns each. Before a read
-// the system is asked to forget what it remembers of the file.
+// the file is dropped from the system's cache.
 #include "checkpoint/checkpoint.h"
 
 #include <ATen/ops/rand.h>

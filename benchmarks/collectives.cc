@@ -1,7 +1,7 @@
-// What collectives cost in one process, where a rank reads the memory of the others, against jobs of two processes on
-// this machine and against loops by hand. Ends with 1 if a figure that the documentation promises does not hold.
+// Measures collectives in one process, where a rank reads the memory of the others, compared with jobs of two processes
+// on this machine and with hand-written loops. Ends with 1 if a figure in the documentation does not hold.
 //
-//   ./bazelw run //benchmarks:collectives       # a minute; on a machine that does nothing else
+//   ./bazelw run //benchmarks:collectives       # a minute; on an idle machine
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -201,8 +201,8 @@ Jobs run_jobs() {
   return jobs;
 }
 
-// What the documentation promises of a case's calls on `bytes`, which took `ours` and `hand` seconds in this process.
-// `jobs`: null where these do not do the case.
+// Checks the documented figures for a case's calls on `bytes`, which took `ours` and `hand` seconds in this process.
+// `jobs`: null if these do not run the case.
 void check_promises(const Case& c, int64_t bytes, double ours, double hand, const Jobs* jobs, Gates& gates) {
   if (bytes >= 1 << 20) gates.at_most(absl::StrCat(c.name, " of ", bytes, " bytes / by hand"), ours / hand, 1.3);
   if (jobs == nullptr) return;

@@ -9,7 +9,7 @@ namespace dtensor::benchmarks {
 
 constexpr int kRanks = 2;
 
-// Of tensors of float32.
+// Sizes of float32 tensors.
 const std::vector<int64_t>& sizes_in_bytes();
 
 // Seconds of one call: the median of many, or of some for large sizes. `calls`: so many, else as many as fit a tenth of

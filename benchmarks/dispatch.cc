@@ -1,5 +1,5 @@
-// What a call on a distributed tensor costs beside the same call on a plain one. The tensors are small, so that the
-// time is that of the library and of ATen's dispatcher, not of arithmetic.
+// Measures the overhead of a call on a distributed tensor over the same call on a plain one. The tensors are small, so
+// that the time is that of the library and of ATen's dispatcher, not of arithmetic.
 //
 //   ./bazelw run //benchmarks:dispatch
 //

@@ -1,5 +1,5 @@
-// What redistribution costs: bytes against the least possible, the time of planning, the time of moving. Ends with 1 if
-// a figure that the documentation promises does not hold.
+// Measures redistribution: bytes compared with the minimum, the time of planning, the time of moving. Ends with 1 if a
+// figure in the documentation does not hold.
 //
 //   ./bazelw run //benchmarks:redistribute               # all tables, some minutes
 //   ./bazelw run //benchmarks:redistribute -- --quick    # only what needs no clock

@@ -1,4 +1,4 @@
-// What plans move and hold, against the least that is possible and against PyTorch's greedy plans.
+// Bytes and memory of plans, compared with the minimum and with PyTorch's greedy plans.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -99,7 +99,7 @@ double cached_plan_time() {
   return best;
 }
 
-// What a loop by hand needs for the same change of a square matrix of side n over 2 or 4 ranks, which divide it.
+// A hand-written loop for the same change of a square matrix of side n over 2 or 4 ranks, which divide it.
 std::vector<at::Tensor> by_hand(const Placement& from, const Placement& to, const std::vector<at::Tensor>& locals,
                                 int64_t n) {
   const auto ranks = static_cast<int64_t>(locals.size());

@@ -1,5 +1,5 @@
-// What the engine's own choices cost in time: a step of a model that knows nothing of meshes, beside one of the same
-// model in which an expert has written where to communicate.
+// Measures the time cost of the engine's own choices: a step of a model without code for meshes, compared with one of
+// the same model with communication written by an expert.
 //
 //   ./bazelw run //benchmarks:step_time
 //   ./bazelw run //benchmarks:step_time -- --width 1024 --steps 20

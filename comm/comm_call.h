@@ -29,7 +29,7 @@ struct CommCall {
   std::vector<std::vector<Shape>> receive_shapes;
   // Of exchange(), reduce_scatter() and all_reduce_many(): set if the caller need not have the results at once. An
   // asynchronous backend then returns as soon as the inputs have been read, and stores here the work to wait for before
-  // the results are used. The collective ends without that wait, too, so each rank may set this or not, as it likes.
+  // the results are used. The collective ends without that wait, too, so each rank may set this or not.
   std::shared_ptr<CommWork>* work = nullptr;
 };
 

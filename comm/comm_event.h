@@ -27,7 +27,7 @@ namespace dtensor {
 // subtract two values for the count of a section. Thread-safe.
 CollectiveCounts collectives_issued();
 
-// Internal: communicators tell that one is done.
+// Internal: communicators call it when one is done.
 void count_collective(Collective c);
 
 // The origin of the communication.

@@ -60,7 +60,7 @@ class Communicator {
   RankTensors broadcast(const CommCall& call, const RankTensors& inputs, int64_t source);
   // Position i gets piece i of position `source`; pieces of other ranks are ignored and may be missing.
   RankTensors scatter(const CommCall& call, const RankPieces& inputs, int64_t source);
-  // Position `target` gets everybody's input; others get an empty list.
+  // Position `target` gets the inputs of all; others get an empty list.
   RankPieces gather(const CommCall& call, const RankTensors& inputs, int64_t target);
   // Position i gets the input of position sources[i].
   RankTensors permute(const CommCall& call, const RankTensors& inputs, absl::Span<const int64_t> sources);

@@ -1,5 +1,5 @@
-// Blocks of messages, one right after the other in a buffer of bytes, so that a plan can tell how large it is. Internal
-// to the communicators.
+// Blocks of messages, one right after the other in a buffer of bytes, so that a plan can compute its size. Internal to
+// the communicators.
 #pragma once
 
 #include <ATen/core/Tensor.h>

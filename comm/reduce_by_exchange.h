@@ -22,8 +22,8 @@ struct ExchangeStep {
 ExchangeStep reduce_scatter_by_exchange(const Group& group, int64_t rank, absl::Span<const Message> messages,
                                         const RankPieces& inputs, const RankPieces& outputs, ReduceOp op);
 
-// So many bytes over all members, or fewer, go to everybody at once. Of more, everybody reduces one part (first step),
-// and then all get all parts (second step, whose inputs the first step's `then` makes).
+// Up to this many bytes over all members, every member gets all addends at once. Above it, every member reduces one
+// part (first step), and then all get all parts (second step, whose inputs the first step's `then` makes).
 inline constexpr int64_t kSmallAllReduceBytes = 128 << 10;
 struct AllReduceSteps {
   std::vector<at::Tensor> results;

@@ -10,7 +10,7 @@ namespace dtensor {
 // "major.minor.patch". Static, and never null.
 const char* version();
 
-// Of the LibTorch that the library was built with, likewise.
+// The version of the LibTorch that the library was built with, likewise.
 const char* libtorch_version();
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// A small transformer language model in plain torch::nn: it knows nothing of meshes.
+// A small transformer language model in plain torch::nn: without any code for meshes.
 #pragma once
 
 #include <torch/nn.h>
@@ -30,7 +30,7 @@ class BlockImpl : public torch::nn::Module {
         down(register_module("down", torch::nn::Linear(4 * c.width, c.width))),
         dropout(register_module("dropout", torch::nn::Dropout(c.dropout))) {}
 
-  // x: [batch, length, width]; mask: [length, length], -inf where a position must not look.
+  // x: [batch, length, width]; mask: [length, length], -inf where attention is not allowed.
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& mask) {
     x = x + dropout(attention(norm1(x), mask));
     return x + dropout(down(torch::gelu(up(norm2(x)))));

@@ -1,4 +1,4 @@
-// What a training run looks like in a terminal: texts for people, of plain numbers and communication events.
+// Text output of a training run: plain numbers and communication events.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// How the language model and its batches lie on a mesh. Mesh dims whose names begin with 'd' split the batch, the
+// Layouts of the language model and its batches on a mesh. Mesh dims whose names begin with 'd' split the batch, the
 // others the weights.
 //
 //   distribute_module(*model, mesh, examples::shard_model);
@@ -17,8 +17,8 @@ namespace examples {
 dtensor::Placements layout(const dtensor::DeviceMesh& mesh, const dtensor::Placement& weights,
                            const dtensor::Placement& batch);
 
-// The whole of the sharding: tables and column-parallel layers by rows of the weight, row-parallel layers by its
-// columns; everything else stays replicated. For distribute_module(): `path` is the module's own.
+// The complete sharding: tables and column-parallel layers by rows of the weight, row-parallel layers by its columns;
+// everything else stays replicated. For distribute_module(): `path` is the module's own.
 void shard_model(const std::string& path, torch::nn::Module& module, const dtensor::DeviceMesh& mesh);
 
 }  // namespace examples

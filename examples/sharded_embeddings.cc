@@ -1,6 +1,6 @@
-// Ten embedding bags over four ranks, two cut by rows and eight by columns: a Sharder in a ShardingPlan does it, and
-// ShardedOptimizer trains them. Every rank has a batch of its own. Beside it the same model learns the same on one
-// device. The ranks live in this process, or in one each where a launcher started several:
+// Ten embedding bags over four ranks, two sharded by rows and eight by columns with a Sharder in a ShardingPlan, and
+// trained by ShardedOptimizer. Every rank has a batch of its own. The same model is trained on one device for
+// comparison. The ranks are in this process, or in one each if a launcher started several:
 //
 //   ./bazelw run //examples:sharded_embeddings -- --steps 20
 //   ./bazelw run //tools:launch -- -n 4 -- bazel-bin/examples/sharded_embeddings
@@ -38,7 +38,7 @@ using torch::nn::EmbeddingBagOptions;
 
 constexpr int64_t kBags = 10, kRows = 50, kColumns = 8, kIds = 4, kRowWise = 2;
 
-// What the model calls, whichever module stands there: one list of ids per rank of this process, [batch, ids], and one
+// The model's interface to its bags, sharded or not: one list of ids per rank of this process, [batch, ids], and one
 // [batch, columns] back, the sum over all bags.
 struct BagCollection : torch::nn::Module {
   virtual std::vector<at::Tensor> forward(const std::vector<at::Tensor>& ids) = 0;
@@ -185,7 +185,7 @@ int train() {
     optimizer.step();
     if (step == 0 && reports) std::cout << "\nCommunication of one step:\n" << comm << "\n";
 
-    // Every rank knows its addend of the loss.
+    // Every rank has its addend of the loss.
     for (at::Tensor& l : losses) l = l.detach();
     last = full_tensor(from_local(losses, mesh, {Partial()})).item<double>();
     if (step == 0) first = last;

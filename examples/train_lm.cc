@@ -1,6 +1,6 @@
 // Trains a small transformer language model twice from the same weights, on one plain device and sharded over a mesh,
-// and shows that both learn the same and what the sharded one communicated. The ranks of the mesh live in this process,
-// or in one each where a launcher started several:
+// and shows that both learn the same, and the communication of the sharded one. The ranks of the mesh are in this
+// process, or in one each if a launcher started several:
 //
 //   ./bazelw run //examples:train_lm -- --mesh dp=2,tp=2 --steps 60 --svg layout.svg
 //   ./bazelw run //tools:launch -- -n 4 -- bazel-bin/examples/train_lm --mesh dp=2,tp=2
@@ -102,7 +102,7 @@ struct Run {
   std::vector<CommEvent> last_step;
 };
 
-// The training loop of both runs: `place` puts a batch where the model is, `after` looks at each step.
+// The training loop of both runs: `place` moves a batch to the model's layout, `after` is called after each step.
 template <typename Place, typename After>
 Run train(const char* what, bool reports, LanguageModel& model, const std::vector<Batch>& batches, const Place& place,
           const After& after) {
@@ -165,7 +165,7 @@ std::string generate(LanguageModel& model, const examples::Vocab& vocab, std::ve
   return vocab.decode(ids);
 }
 
-// What the flags ask for.
+// The run that the flags request.
 struct Job {
   tools::MeshShape shape;
   std::string tokens;
@@ -265,7 +265,7 @@ void print_costs(std::ostream& out, const Run& run, const std::vector<NamedSpec>
                          stats.misses, stats.size, settled);
 }
 
-// What --svg and --losses ask for.
+// The files of --svg and --losses.
 void write_files(const std::vector<NamedSpec>& layouts, const std::vector<double>& losses) {
   if (const std::string file = absl::GetFlag(FLAGS_svg); !file.empty()) {
     tools::write_file("svg", file, layout_svg(layouts, "Parameters of the language model"));
@@ -282,7 +282,7 @@ int compare() {
   Job job = job_of_flags();
   const World world = make_world(job.shape.size, job.device);
   job.device = world.device(world.owned_ranks()[0]);
-  // Of several processes one reports.
+  // Only one of several processes reports.
   const bool reports = world.owned_ranks()[0] == 0;
   std::ostream nowhere(nullptr);
   std::ostream& out = reports ? std::cout : nowhere;

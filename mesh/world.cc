@@ -93,7 +93,7 @@ std::vector<int64_t> iota(int64_t n) {
 }  // namespace
 
 namespace {
-// Alive while handles in use or tensors are; its end makes the caches let go of what keeps the world alive.
+// Alive while handles or tensors in use are; its end makes the caches release objects that keep the world alive.
 struct Use {
   explicit Use(std::weak_ptr<WorldState> state) : state(std::move(state)) {}
   ~Use();

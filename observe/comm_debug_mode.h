@@ -60,9 +60,9 @@ class CommDebugMode {
   int64_t bytes(Collective collective) const;
   double seconds() const;  // host time inside collectives
 
-  // Floating-point operations of matrix products, of one rank, the one that does most; and how often as many that is as
-  // if all were shared evenly by the ranks of each operator's mesh: 1 is what an expert wants, the number of ranks is
-  // everybody doing everything. 1 without any.
+  // Floating-point operations of matrix products, on the rank that does most; and their ratio to an even share over the
+  // ranks of each operator's mesh: 1 is ideal, the number of ranks means that all ranks do all work redundantly. 1
+  // without any.
   double flops() const;
   double work_share() const;
 

@@ -102,7 +102,7 @@ class CardDrawer {
     if (!below.empty()) svg_ += svg_text(x_ + 14, y_ + kCardHeight - 28, below, "class=\"note\"");
   }
 
-  // Index of the sheet a rank is on: row-major over the mesh dims that tell sheets apart.
+  // Index of the sheet a rank is on: row-major over the mesh dims that distinguish sheets.
   int64_t sheet_of(int64_t rank) const {
     const auto coordinate = spec_.mesh().coordinate(rank);
     int64_t index = 0;

@@ -158,7 +158,7 @@ World world_from_env(const LaunchOptions& options) {
   const JobPlace place = find_job_place(options);
   const DeviceChoice choice = choose_device(options, place, at::getNumGPUs());
   if (place.store.empty()) return World::local(1, choice.device);
-  if (choice.backend == "nccl") nccl_functions();  // throws where there is none, before anybody waits for this rank
+  if (choice.backend == "nccl") nccl_functions();  // throws if there is none, before another rank waits for this one
   const auto store = make_bounded_store(open_store(place), place.timeout);
   const std::string key = absl::StrCat("dtensor/", place.run_id, "/", place.restart_count);
   const std::string path = parse_store(place.store, "").path;

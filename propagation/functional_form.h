@@ -13,7 +13,8 @@ namespace dtensor {
 // and types, and any others have defaults. nullopt: there is no such form.
 std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op);
 
-// Of in-place operators, by name: "aten::add_" -> "aten::add", "aten::__iand__" -> "aten::__and__"; "" for others.
+// Name of the functional form of an in-place operator: "aten::add_" -> "aten::add", "aten::__iand__" ->
+// "aten::__and__"; "" for others.
 std::string functional_name(const std::string& name);
 
 // The arguments of `functional` are those of `out` without the out= ones, and no others.

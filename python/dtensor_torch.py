@@ -1,4 +1,4 @@
-"""Optional: loads the library, and teaches Python what it asks of tensors beside operators.
+"""Optional: loads the library, and adds the Python functions on tensors that are not operators.
 
     import dtensor_torch                       # see _find_library() for where the library is looked for
     torch.ops.dtensor.distribute(t, mesh, "RS(0)")
@@ -32,14 +32,14 @@ import torch
 
 
 def _find_library():
-    """DTENSOR_LIBRARY; else the file beside this one (a wheel) or in lib/ of the prefix; else the loader's search path."""
+    """DTENSOR_LIBRARY; else the file next to this one (a wheel) or in lib/ of the prefix; else the loader's search path."""
     here = os.path.dirname(os.path.abspath(__file__))
     beside = [os.path.join(here, "libdtensor.so"), os.path.normpath(os.path.join(here, "../../../lib/libdtensor.so"))]
     return os.environ.get("DTENSOR_LIBRARY") or next(filter(os.path.isfile, beside), "libdtensor.so")
 
 
 def _check_release(library):
-    """Of another LibTorch the loader would say undefined symbols, or nothing at all. The file says which it was built with."""
+    """With another LibTorch the loader would report undefined symbols, or nothing. The file has the release of its build."""
     if not os.path.isfile(library):
         return  # the loader says so, or finds it elsewhere; then the library itself compares
     with open(library, "rb") as f:
@@ -74,7 +74,7 @@ def mesh_scope(mesh):
 
 
 def implicit_replication():
-    """A plain tensor beside a distributed one counts as a value that all ranks hold, instead of being an error."""
+    """A plain tensor next to a distributed one counts as a value that all ranks hold, instead of being an error."""
     return _scope("implicit_replication", _dt.enter_implicit_replication)
 
 
@@ -190,7 +190,7 @@ def _reduce(self, protocol):
 torch.Tensor.__reduce_ex__ = _reduce
 
 # ---- torch.distributed.checkpoint -------------------------------------------------------------------------------------
-# Its protocol: who writes which box of the whole tensor, who wants which, and where that lies. Tensors of PyTorch's own
+# Its protocol: which process writes which box of the whole tensor, which one reads it, and its location. Tensors of PyTorch's own
 # DTensor class have methods of these names; of ours a plain torch.Tensor must not have them.
 
 
@@ -205,7 +205,7 @@ class _OfDistributedTensors:
 
 
 def _boxes(tensor):
-    """Of every box that this process holds: (position of its rank, offsets, sizes, offsets in the rank's part)."""
+    """For every box that this process holds: (position of its rank, offsets, sizes, offsets in the rank's part)."""
     numbers, dims = _dt.part_boxes(tensor), tensor.dim()
     size = 1 + 3 * dims
     for i in range(0, len(numbers), size):

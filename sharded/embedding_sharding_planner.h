@@ -64,7 +64,7 @@ class EmbeddingShardingPlanner : public ShardingPlanner {
   // sufficient number of ranks; `ids` of a module that has no table.
   ShardingPlan build_plan(const torch::nn::Module& module) override;
 
-  // Of the last plan.
+  // The report on the last plan.
   const PlanReport& report() const { return report_; }
 
  private:

@@ -1,5 +1,5 @@
-// What the programs here share: flags, how their values are read, and how a bad one is reported: in one line, with exit
-// code 2.
+// Code shared by the programs here: flags, reading their values, and reporting a bad one: in one line, with exit code
+// 2.
 #pragma once
 
 #include <stdexcept>

@@ -1,8 +1,9 @@
-// Says how a tensor would go from one layout to another: the steps with their groups, bytes and peak memory, what else
-// was possible, and how the tensor lies before and after. Needs no devices, so that any number of ranks will do.
+// Prints the plan of a redistribution: the steps with their groups, bytes and peak memory, the alternatives, and the
+// layouts before and after. Needs no devices, so that any number of ranks is possible.
 //
 //   ./bazelw run //tools:plan -- --mesh dp=4,tp=8 --shape 4096,4096 --dtype bf16 --from "S(0)R" --to "RS(1)"
-//   ./bazelw run //tools:plan -- --mesh dp=16 --from "S(0)" --to_mesh ep=8 --to_ranks 8-15 --to "S(1)" --max_bytes 16MiB
+//   ./bazelw run //tools:plan -- --mesh dp=16 --from "S(0)" --to_mesh ep=8 --to_ranks 8-15 --to "S(1)" --max_bytes
+//   16MiB
 
 #include <c10/util/Exception.h>
 

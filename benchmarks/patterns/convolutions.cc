@@ -40,8 +40,8 @@ Pattern unet(const examples::UNetConfig& config, const DeviceMesh& mesh, int64_t
   const auto rows = over(mesh, "rows", Shard(2));
   const auto images = randn({batch, in, 8 * scale * m, width}, mesh, rows);
   const auto fields = randn({batch, out, 8 * scale * m, width}, mesh, rows);
-  // Each 3 x 3 convolution needs a row of each neighbour, and gives one back of the gradient: at each level two on the
-  // way down, where the first of all needs no gradient of the images, and two on the way up.
+  // Each 3 x 3 convolution needs a row of each neighbour, and returns one of the gradient: at each level two on the way
+  // down, where the first of all needs no gradient of the images, and two on the way up.
   Traffic forward = rows_beside(batch, in, width, m), backward;
   const auto both_ways = [&](int64_t channels, int64_t at_width) {
     forward += rows_beside(batch, channels, at_width, m);

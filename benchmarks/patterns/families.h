@@ -19,9 +19,9 @@ Pattern transformer(const DeviceMesh& mesh, int64_t scale);
 Pattern attention(const DeviceMesh& mesh, int64_t scale);
 Pattern vision_transformer(const DeviceMesh& mesh, int64_t scale);
 Pattern convolutional_net(const DeviceMesh& mesh, int64_t scale);
-// Of 32 times `scale` features.
+// A decoder of 32 times `scale` features.
 Pattern decoder(const examples::DecoderConfig& config, const DeviceMesh& mesh, int64_t scale);
-// Whose tokens lie on the ranks of "tp" between the layers.
+// A decoder with tokens sharded over "tp" between the layers.
 Pattern sequence_parallel(const examples::DecoderConfig& config, const DeviceMesh& mesh, int64_t scale);
 Pattern state_space(const DeviceMesh& mesh, int64_t scale);
 

@@ -1,4 +1,4 @@
-// What a model communicates, beside what an expert's hand-written version of it does.
+// Compares the communication of a model with that of an expert's hand-written version.
 //
 // Formulas count what one rank receives: an all-reduce of N bytes over n ranks 2 N (n - 1) / n, an all-gather to or a
 // reduce-scatter from N bytes N (n - 1) / n, an all-to-all of N local bytes N (n - 1) / n.
@@ -47,7 +47,7 @@ struct Phase {
   std::string name;
   std::function<void()> run;
   Traffic by_hand;
-  double work_by_hand = 1;  // of the matrix products a rank does by hand, beside all / ranks
+  double work_by_hand = 1;  // FLOP of a rank in the hand-written version, relative to all / ranks
 };
 
 // A model on a mesh.

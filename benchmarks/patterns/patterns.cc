@@ -1,4 +1,4 @@
-// What models communicate, beside what experts write by hand for them (docs/patterns.md).
+// Compares the communication of models with hand-written versions by experts (docs/patterns.md).
 //
 //   ./bazelw run //benchmarks/patterns
 //   ./bazelw run //benchmarks/patterns -- --only Llama --tree
@@ -6,7 +6,7 @@
 //   ./bazelw run //benchmarks/patterns -- --scale 1 --budgets   # lines for tests/patterns/budgets.cc
 //
 // Counts and bytes are those of one rank, the one that receives most, and hold on abstract worlds, too. The peak is of
-// all distributed tensors of that rank, what stays among them.
+// all distributed tensors of that rank, including those that stay.
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -41,7 +41,7 @@ double ratio(double ours, double by_hand) {
 
 constexpr double kMostWork = 1.02;
 
-// What is to be at most `limit`; checked after the table.
+// A number with its upper `limit`; checked after the table.
 struct Figure {
   std::string what;
   double value, limit;

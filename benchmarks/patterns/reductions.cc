@@ -1,4 +1,4 @@
-// What is wanted of a tensor along a dim that is in parts: candidates, moments, norms.
+// Computations along a sharded dim: candidates, moments, norms.
 #include <torch/nn.h>
 
 #include "benchmarks/patterns/families.h"

@@ -49,7 +49,7 @@ Pattern state_space(const DeviceMesh& mesh, int64_t scale) {
   distribute_module(*model, mesh, examples::shard_state_space);
   const auto x = randn({batch * m, length, c.width}, mesh, over(mesh, "dp", Shard(0)));
   const double positions = static_cast<double>(batch * length) * 4;
-  // What steps and states depend on; the layer's output, or the gradient of what its norm gives.
+  // The inputs of steps and states; the layer's output, or the gradient of its norm.
   const Traffic through = all_reduce(positions * static_cast<double>(c.rank + 2 * c.states), n) +
                           all_reduce(positions * static_cast<double>(c.width), n);
   return training(

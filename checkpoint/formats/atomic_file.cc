@@ -115,7 +115,7 @@ void AtomicFile::commit() {
   check_own();
   if (mode_ != -1 && ::fchmod(fd_, static_cast<mode_t>(mode_)) != 0) fail("its permissions cannot be kept", errno);
   if (retried([&] { return ::fsync(fd_); }) != 0) fail("it cannot be written", errno);
-  // Network file systems tell here that the disk is full. Closed it is in any case, also by an interrupted call.
+  // Network file systems report a full disk here. The file is closed in any case, also by an interrupted call.
   if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail("it cannot be written", errno);
   check_replaceable();
   if (::renameat(folder_, unfinished_.c_str(), folder_, name_.c_str()) != 0) fail("it cannot be replaced", errno);

@@ -1,5 +1,5 @@
-// A decoder in the several ways in which people write one: norms by hand or not, queries, keys and values by one
-// product or three, gates in one or two. What it communicates on a mesh should be the same for all of them.
+// A decoder in several common variants: norms by hand or not, queries, keys and values by one product or three, gates
+// in one or two. Its communication on a mesh should be the same for all of them.
 #pragma once
 
 #include <torch/nn.h>

@@ -19,7 +19,7 @@ class MessagePassingImpl : public torch::nn::Module {
     return torch::relu(update(nodes) + torch::zeros_like(nodes).index_add(0, targets, messages));
   }
 
-  // neighbours: [nodes, k], of each node; the same edges where every node has k of them.
+  // neighbours: [nodes, k], of each node; the same edges if every node has k of them.
   torch::Tensor from_neighbours(const torch::Tensor& nodes, const torch::Tensor& neighbours) {
     const auto messages = torch::relu(message(nodes)).index_select(0, neighbours.flatten());
     return torch::relu(update(nodes) + messages.view({nodes.size(0), -1, nodes.size(1)}).sum(1));

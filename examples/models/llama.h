@@ -1,5 +1,5 @@
-// Llama in plain torch::nn: RMSNorm, rotary positions, grouped-query attention, SwiGLU. It knows nothing of meshes;
-// shard_llama() lays it out as Megatron does.
+// Llama in plain torch::nn: RMSNorm, rotary positions, grouped-query attention, SwiGLU. It has no code for meshes;
+// shard_llama() shards it as Megatron does.
 //
 //   Llama model(LlamaConfig{.vocab = 32000});
 //   distribute_module(*model, mesh, examples::shard_llama);
@@ -26,8 +26,8 @@ struct LlamaConfig {
   int64_t kv_heads = 4;  // of keys and values; must divide heads
   int64_t hidden = 160;  // of the feed-forward layers
   int64_t layers = 2;
-  // What is done to the embeddings and to what both halves of a block give, before it is added. Unset: nothing, which
-  // is all that a model needs; for comparison with code that says itself where to communicate.
+  // Called with the embeddings, and with the results of both halves of a block before they are added. Unset: nothing,
+  // which a model normally needs; used to compare with code that communicates explicitly.
   std::function<torch::Tensor(const torch::Tensor&)> settle;
 };
 
@@ -48,7 +48,7 @@ struct KVCache {
   int64_t length = 0;          // positions so far
   torch::Tensor keys, values;  // [batch, kv_heads, capacity, or length if that is 0, width / heads]
 
-  // Adds those of more positions; then `k` and `v` are those of all. Error (c10::Error): more than there is room for.
+  // Appends those of more positions; then `k` and `v` are those of all. Error (c10::Error): more than the capacity.
   void add(torch::Tensor& k, torch::Tensor& v) {
     const int64_t before = length;
     length += k.size(2);
@@ -152,7 +152,7 @@ class LlamaImpl : public torch::nn::Module {
     const auto exact = options.dtype(tokens->weight.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat);
     const auto frequencies = torch::pow(10000.0, torch::arange(half, exact) / -static_cast<double>(half));
     const auto angles = torch::outer(torch::arange(before, before + length, exact), frequencies);
-    torch::Tensor mask;  // of one position nothing is hidden
+    torch::Tensor mask;  // with one position nothing is masked
     if (length > 1) mask = torch::full({length, before + length}, -INFINITY, options).triu(before + 1);
     auto x = config.settle ? config.settle(tokens(ids)) : tokens(ids);
     const auto cosine = angles.cos().to(options.dtype()), sine = angles.sin().to(options.dtype());

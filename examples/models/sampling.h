@@ -1,4 +1,4 @@
-// How a language model's next words are chosen from scores [batch, vocab], and some statistics, in plain ATen.
+// Choosing a language model's next words from scores [batch, vocab], and some statistics, in plain ATen.
 #pragma once
 
 #include <torch/types.h>

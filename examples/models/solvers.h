@@ -1,4 +1,4 @@
-// Numerical loops in plain ATen: conjugate gradient, k-means, power iteration, QR of a tall matrix. None knows of
+// Numerical loops in plain ATen: conjugate gradient, k-means, power iteration, QR of a tall matrix. None has code for
 // meshes.
 #pragma once
 
@@ -16,7 +16,8 @@ struct ConjugateGradient {
   torch::Tensor squared;  // norm of the residual
 };
 
-// One round of Lloyd's: points [n, d], centers [k, d] -> new centers. Centers that no point is closest to stay.
+// One round of Lloyd's: points [n, d], centers [k, d] -> new centers. Centers that are closest to no point are
+// unchanged.
 torch::Tensor k_means_step(const torch::Tensor& points, const torch::Tensor& centers);
 
 // One step towards the largest singular vectors of a tall matrix [n, d]: vectors [d, k] -> [d, k], orthonormal.

@@ -5,11 +5,11 @@
 
 namespace examples {
 
-// The grid's borders meet.
+// Periodic borders.
 torch::Tensor heat_by_roll(const torch::Tensor& grid, double rate);
-// Beyond the borders it is cold.
+// Zero beyond the borders.
 torch::Tensor heat_by_pad(const torch::Tensor& grid, double rate);
-// The border stays as it is; what is inside is written in place, as loops over slices do.
+// The border is constant; the interior is written in place, as loops over slices do.
 torch::Tensor heat_in_place(const torch::Tensor& grid, double rate);
 
 }  // namespace examples

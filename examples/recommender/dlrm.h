@@ -26,7 +26,7 @@ struct DlrmImpl : torch::nn::Module {
 
   // ids[t]: [samples, ids of table t]. Logits of a click, [samples].
   torch::Tensor forward(const torch::Tensor& dense, const std::vector<torch::Tensor>& ids);
-  // The same from what the tables give, [samples, width] each.
+  // The same from the results of the tables, [samples, width] each.
   torch::Tensor predict(const torch::Tensor& dense, const std::vector<torch::Tensor>& pooled);
 
   torch::nn::EmbeddingBag table(const std::string& name);

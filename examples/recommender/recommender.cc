@@ -1,6 +1,6 @@
-// A DLRM that predicts clicks, over several ranks and on one device: the same losses. A planner puts its tables where a
-// memory budget per rank allows, and says why; the communication of a step is compared with what an expert would write
-// by hand. The ranks live in this process, or in one each where a launcher started several:
+// A DLRM that predicts clicks, over several ranks and on one device: the same losses. A planner places its tables
+// within a memory budget per rank, and gives the reasons; the communication of a step is compared with hand-written
+// code. The ranks are in this process, or in one each if a launcher started several:
 //
 //   ./bazelw run //examples/recommender -- --budget 2500KiB --steps 20
 //   ./bazelw run //tools:launch -- -n 4 -- bazel-bin/examples/recommender/recommender
@@ -61,7 +61,7 @@ sharded::PlannerOptions planner_options(const DlrmConfig& config, int64_t batch)
   return options;
 }
 
-// Bytes that a rank receives in a step if written by hand, from what became of the tables (see the planner's header).
+// Bytes that a rank receives in a step if written by hand, for the planner's choices (see the planner's header).
 struct ByHand {
   int64_t ids = 0, rows = 0, gradients = 0, bucket = 0;
 };
@@ -106,7 +106,7 @@ struct Measured {
   int64_t by_hand;
 };
 
-// A line per exchange. True if all is as by hand, and there is nothing else but the loss.
+// One line per exchange. True if all equal the hand-written ones, and there are no others but the loss.
 bool compare(const CommDebugMode& comm, const ByHand& hand, bool reports) {
   int64_t rest = comm.total();
   bool same = true;

@@ -1,4 +1,4 @@
-// A DLRM over several ranks: its tables as a plan says, the rest data parallel.
+// A DLRM over several ranks: its tables by a plan, the rest data parallel.
 #pragma once
 
 #include <string>
@@ -12,8 +12,9 @@
 
 namespace examples {
 
-// Tables that the plan cuts or puts on a rank are ShardedTensors, and looked up together by sharded::embedding_bags;
-// all other parameters are DTensors, replicated. A step of every rank's own samples then communicates
+// Tables that the plan shards or places on one rank are ShardedTensors, and looked up together by
+// sharded::embedding_bags; all other parameters are DTensors, replicated. A step of every rank's own samples then
+// communicates
 //
 //   forward    1 all_gather of ids, 1 all_to_all of pooled rows
 //   backward   1 all_to_all of their gradients, 1 all_reduce of the replicated parameters' (reduce_gradients below)
@@ -23,8 +24,8 @@ class ShardedDlrm {
   ShardedDlrm(Dlrm model, const dtensor::World& world, const dtensor::sharded::ShardingPlan& plan);
 
   const dtensor::DeviceMesh& mesh() const { return mesh_; }
-  // The mean loss of all ranks' samples, distributed. `clicks`: of all ranks, of whom each uses its own part. Gradients
-  // of the replicated parameters are left to reduce_gradients(). Runs backward().
+  // The mean loss of all ranks' samples, distributed. `clicks`: of all ranks, each of which uses its own part.
+  // Gradients of the replicated parameters are left to reduce_gradients(). Runs backward().
   at::Tensor step(const Clicks& clicks);
   // In one bucket.
   void reduce_gradients();

@@ -96,11 +96,11 @@ class Wait {
 
   struct Elsewhere {
     Meeting meeting;
-    bool stays;  // no other thread of that rank comes here, as far as anybody can know
+    bool stays;  // no other thread of that rank comes here, as far as is known
   };
 
-  // Of `rank`, if it waits elsewhere for this one, where no thread of this rank has been, to make another mesh's group.
-  // Neither can leave its meeting, unless other threads join both.
+  // The place of `rank`, if it waits elsewhere for this one, where no thread of this rank has been, to make another
+  // mesh's group. Neither can leave its meeting, unless other threads join both.
   std::optional<Elsewhere> elsewhere(int64_t rank) const {
     const std::string key = absl::StrCat("making/", rank);
     if (!store().check({key})) return std::nullopt;

@@ -79,7 +79,7 @@ void check_equal(Job& job, absl::Span<const int64_t> fingerprints, int64_t seque
   const auto n = static_cast<int64_t>(members.size());
   const auto begin = fingerprints.begin(), end = fingerprints.end();
   if (std::all_of(begin, end, [&](int64_t v) { return v == *begin; })) return;
-  // Everybody sees the difference; now everybody says what it is.
+  // All ranks see the difference; now each posts its call.
   const std::string prefix = absl::StrCat("mismatch/", key, "/", sequence, "/");
   std::string error = absl::StrCat("ranks do not make the same calls over ", name, ":");
   try {

@@ -1,5 +1,5 @@
-// Watches what runs on devices without anybody waiting for it: that it ends in time, and that the others it needs are
-// alive. When the job fails, the groups on devices are aborted. Internal to Job. Thread-safe.
+// Watches calls that run on devices while the host does not wait: they must end in time, and the other ranks they need
+// must be alive. When the job fails, the groups on devices are aborted. Internal to Job. Thread-safe.
 #pragma once
 
 #include <chrono>

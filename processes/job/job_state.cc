@@ -92,7 +92,7 @@ std::string JobState::post_failure(int64_t culprit, const std::string& message) 
   try {
     text = board_.post_failure(text);
   } catch (const std::exception&) {
-    // The store is gone, and with it the way to tell the others; they will notice that themselves.
+    // The store is gone, so the others cannot be notified; they will detect that themselves.
   }
   set_failure(text);
   return failure_text();

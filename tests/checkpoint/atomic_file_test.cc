@@ -115,7 +115,7 @@ TEST_CASE("atomic_file: permissions are those of the older file, or the umask's"
   CHECK((mode_of(folder / "fresh") & 07777) == 0640);
 }
 
-TEST_CASE("atomic_file: what is no regular file stays what it is") {
+TEST_CASE("atomic_file: an existing path that is no regular file is not replaced") {
   const TempFolder folder;
   put(folder / "target", "old");
   REQUIRE(::symlink("target", (folder / "link").c_str()) == 0);
@@ -150,7 +150,7 @@ TEST_CASE("atomic_file: what is no regular file stays what it is") {
   CHECK_THROWS_WITH(late.commit(), Catch::Contains("is a folder"));
 }
 
-TEST_CASE("atomic_file: many writers of one file, and a reader that never sees half of one") {
+TEST_CASE("atomic_file: many writers of one file, and a reader that never sees an incomplete file") {
   const TempFolder folder;
   const std::string path = folder / "f";
   constexpr size_t kBytes = 200'000;
@@ -213,7 +213,7 @@ TEST_CASE("child: a disk that is full at every byte of a save", "[.child]") {
   std::printf("every byte was tried\n");
 }
 
-TEST_CASE("atomic_file: a disk that is full at any byte is an error with the path, and the older file stays") {
+TEST_CASE("atomic_file: a full disk at any byte is an error with the path, and the older file stays") {
   Child child("child: a disk that is full at every byte of a save", {});
   CHECK(child.wait() == 0);
   CHECK_THAT(child.output(), Catch::Contains("every byte was tried"));

@@ -86,7 +86,7 @@ TEST_CASE("hugging_face: files of limited size and their index") {
   }
 }
 
-TEST_CASE("hugging_face: one file needs no index, and takes the place of several") {
+TEST_CASE("hugging_face: a single file needs no index, and replaces several") {
   const TempFolder folder;
   const std::string path = folder / "model";
   write_file((save_hugging_face(three_files(), path, 1), path + "/config.json"), "{}");
@@ -110,7 +110,7 @@ TEST_CASE("hugging_face: one file needs no index, and takes the place of several
   CHECK(HuggingFaceFolder(path).names().empty());
 }
 
-TEST_CASE("hugging_face: an error leaves the older weights") {
+TEST_CASE("hugging_face: an error keeps the older weights") {
   const TempFolder folder;
   const std::string path = folder / "model";
   save_hugging_face(three_files(), path, 16);
@@ -161,7 +161,7 @@ TEST_CASE("hugging_face: a difference between index and files names both") {
   refused(index_of(all), {two, "4 bytes, too few"});
 }
 
-TEST_CASE("hugging_face: an index that is none, or leads out of its folder") {
+TEST_CASE("hugging_face: an invalid index, or one that leads out of its folder") {
   const TempFolder folder;
   const std::string path = folder / "model", index = path + "/" + kIndex;
   ::mkdir(path.c_str(), 0700);
@@ -234,7 +234,7 @@ TEST_CASE("hugging_face: safetensors files are recognised by their content") {
   }
 }
 
-TEST_CASE("hugging_face: modules keep their layouts and take their parts without communication") {
+TEST_CASE("hugging_face: modules keep their layouts and load their parts without communication") {
   const TempFolder folder;
   const auto make = [] {
     nn::Sequential model(nn::Linear(5, 3), nn::Linear(3, 2));

@@ -116,7 +116,7 @@ TEST_CASE("release_files: files of other releases of LibTorch are read") {
   for (const std::string& folder : found) check_files(folder);
 }
 
-TEST_CASE("release_files: files that this release writes are read") {
+TEST_CASE("release_files: files written by this release are read") {
   const TempFolder folder;
   const std::string files = folder / "files";
   REQUIRE(::mkdir(files.c_str(), 0700) == 0);

@@ -103,7 +103,7 @@ TEST_CASE("safetensors_header: every dtype of the format that LibTorch has") {
   CHECK_THROWS_WITH(safetensors_dtype_name(ScalarType::QInt8), Catch::Contains("no QInt8, only BOOL, U8"));
 }
 
-TEST_CASE("safetensors_header: lengths that do not fit") {
+TEST_CASE("safetensors_header: header lengths that do not fit the file") {
   const auto fails = [](const std::string& bytes, const std::string& words) {
     CHECK_THROWS_WITH(read(bytes), Catch::Contains("/f'") && Catch::Contains(words));
   };
@@ -119,7 +119,7 @@ TEST_CASE("safetensors_header: lengths that do not fit") {
   fails(safetensors_bytes("{}", "x"), "have 0 bytes, but 1 follow");
 }
 
-TEST_CASE("safetensors_header: a header beyond the limit is refused before it is looked at") {
+TEST_CASE("safetensors_header: a header beyond the limit is rejected before it is parsed") {
   const TempFolder folder;
   const std::string path = write_file(folder / "f", safetensors_bytes("{", "", 100'000'001));
   REQUIRE(::truncate(path.c_str(), 200'000'000) == 0);  // a hole: takes no disk

@@ -45,7 +45,7 @@ void check_same(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("safetensors: values of every dtype and shape, there and back, bit for bit") {
+TEST_CASE("safetensors: values of every dtype and shape are saved and loaded bit for bit") {
   const TempFolder folder;
   NamedTensors tensors;
   for (const auto dtype : {torch::kBool, torch::kByte, torch::kChar, torch::kUInt16, torch::kShort, torch::kUInt32,
@@ -133,7 +133,7 @@ TEST_CASE("safetensors: a view of the mapping outlives the file, and may be writ
   CHECK(before.size() > 5000 * 8);
 }
 
-TEST_CASE("safetensors: data that the file does not align") {
+TEST_CASE("safetensors: unaligned data") {
   const TempFolder folder;
   const std::string data = raw(torch::tensor({1, 2, 3}, torch::kLong));
   for (const std::string space : {"", " ", "  ", "   ", "    ", "     ", "      ", "       "}) {
@@ -191,7 +191,7 @@ TEST_CASE("safetensors: loaded tensors are plain, also inside a MeshScope") {
   }
 }
 
-TEST_CASE("safetensors: files that Python reads and writes") {
+TEST_CASE("safetensors: files shared with Python") {
   const TempFolder folder;
   const NamedTensors tensors{{"w", torch::randn({3, 2})},
                              {"half \u00fc\"", torch::randn({5}).to(torch::kBFloat16)},

@@ -66,7 +66,7 @@ TEST_CASE("save plan: replicated data is spread over its ranks", "[checkpoint]")
   CHECK(static_cast<double>(most()) * 8 < 1.05 * static_cast<double>(total()));
 }
 
-TEST_CASE("boxes that are no tiling are found", "[checkpoint]") {
+TEST_CASE("boxes that do not tile the tensor are detected", "[checkpoint]") {
   const auto why = [](const Shape& shape, const std::vector<Box>& boxes) { return why_no_tiling(shape, boxes); };
   using Catch::Contains;
   CHECK(why({4, 4}, {{{0, 0}, {2, 4}}, {{2, 0}, {2, 2}}, {{2, 2}, {2, 2}}}).empty());

@@ -47,7 +47,7 @@ TEST_CASE("serialize_optimizer: states are gathered in the order of the param_gr
   }
 }
 
-TEST_CASE("serialize_optimizer: state that no parameter has a place for") {
+TEST_CASE("serialize_optimizer: state of a parameter that is in no group is an error") {
   const TempFolder folder;
   torch::optim::Adam optimizer(parameter_groups(4, 1), torch::optim::AdamOptions(0.1));
   optimizer.step();

@@ -80,7 +80,7 @@ void check_same(const nn::Module& a, const nn::Module& b) {
 
 }  // namespace
 
-TEST_CASE("serialize: a module that we saved, read by plain torch, and the other way round") {
+TEST_CASE("serialize: our module file read by plain torch, and vice versa") {
   const Folder folder;
   auto distributed = make_model(), plain = make_model(), other = make_model();
   distribute(*distributed);
@@ -160,7 +160,7 @@ TEST_CASE("serialize: named tensors, in the format of Python's torch.save") {
   CHECK(std::filesystem::file_size(folder / "tied.pt") < 20000);
 }
 
-TEST_CASE("serialize: what Python wrote") {
+TEST_CASE("serialize: files written by Python") {
   const Folder folder;
   nn::Linear linear(3, 2);
   distribute_module(*linear, grid(), [](const std::string&, nn::Module& m, const DeviceMesh& mesh) {
@@ -177,7 +177,7 @@ TEST_CASE("serialize: what Python wrote") {
   CHECK(torch::equal(all.at("3"), torch::tensor({true, false})));
 }
 
-TEST_CASE("serialize: errors name key, shapes and file, and leave everything as it was") {
+TEST_CASE("serialize: errors name key, shapes and file, and change nothing") {
   const Folder folder;
   auto model = make_model();
   distribute(*model);
@@ -253,7 +253,7 @@ TEST_CASE("serialize: a module with its own save and load") {
   CHECK(is_dtensor(b->w));
 }
 
-TEST_CASE("serialize: optimizers, and training goes on as if nothing had happened") {
+TEST_CASE("serialize: optimizers, and training continues unchanged") {
   using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<Tensor>)>;
   const std::vector<std::pair<std::string, Make>> optimizers{
       {"SGD",

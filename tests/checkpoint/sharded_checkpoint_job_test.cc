@@ -86,7 +86,7 @@ TEST_CASE("a job saves, and loads on other layouts; one of its processes alone w
   check_holds(path, 2);
 }
 
-TEST_CASE("a process that cannot write makes it an error of all, by its rank") {
+TEST_CASE("a process that cannot write is an error on all, with its rank") {
   const std::string path = folder("full");
   save_checkpoint(path, contents_of(laid_out(1)));
   struct rlimit before {};
@@ -137,7 +137,7 @@ TEST_CASE("an asynchronous save of a job") {
   check_holds(path, 1);
 }
 
-TEST_CASE("a job that polls: all processes get the same answer in the same step, also where one writes slowly") {
+TEST_CASE("a job that polls: all processes get the same answer in the same step, even if one writes slowly") {
   const std::string path = folder("polled");
   SaveCheckpointOptions options;
   std::atomic<bool> may_go_on = rank() != last();
@@ -155,7 +155,7 @@ TEST_CASE("a job that polls: all processes get the same answer in the same step,
   CHECK(at::equal(full_tensor(from_local({counts}, mesh(), {Shard(0)})), counts.expand({job_world().size()})));
 }
 
-TEST_CASE("a job that polls: a process that cannot write is an error of all") {
+TEST_CASE("a job that polls: a process that cannot write is an error on all") {
   const std::string path = folder("polled_fails");
   SaveCheckpointOptions options;
   if (rank() == last()) options.progress = [](const CheckpointProgress&) { throw std::runtime_error("no more disk"); };

@@ -110,7 +110,7 @@ TEST_CASE("a checkpoint loads bit for bit on any other mesh, and on none", "[che
   }
 }
 
-TEST_CASE("saving and loading move nothing between ranks and hold no whole tensor", "[checkpoint]") {
+TEST_CASE("saving and loading communicate nothing and hold no whole tensor", "[checkpoint]") {
   const testing::TempFolder temporary;
   const std::string folder = temporary / "checkpoint";
   const DeviceMesh mesh(World::local(4), {4});
@@ -178,7 +178,7 @@ TEST_CASE("unsupported values are rejected by name, and the folder keeps its con
   refused({{"x", distribute_tensor(full, DeviceMesh(World::abstract(4), {4}), {Shard(0)})}}, "lacks values");
 }
 
-TEST_CASE("training goes on from a checkpoint as if it had not stopped", "[checkpoint]") {
+TEST_CASE("training continues from a checkpoint as without interruption", "[checkpoint]") {
   const testing::TempFolder temporary;
   const std::string folder = temporary / "checkpoint";
   struct Run {
@@ -288,7 +288,7 @@ TEST_CASE("a flipped bit anywhere in a checkpoint is an error that changes nothi
   CHECK_THROWS_WITH(load_checkpoint(folder, contents), Contains("'weight'") && Contains("rank-00000"));
 }
 
-TEST_CASE("an asynchronous save is of the moment it began, and there once it was waited for", "[checkpoint]") {
+TEST_CASE("an asynchronous save has the values of its start, and is complete after wait()", "[checkpoint]") {
   const testing::TempFolder temporary;
   const std::string folder = temporary / "checkpoint";
   const DeviceMesh mesh(World::local(2), {2});
@@ -341,7 +341,7 @@ TEST_CASE("ambiguous or unsuitable targets are rejected before anything changes"
   CHECK_THROWS_WITH(load_checkpoint(folder, meta, lenient), Contains("'t' has no values"));
 }
 
-TEST_CASE("of a checkpoint without the optimizer its states stay", "[checkpoint]") {
+TEST_CASE("a checkpoint without the optimizer keeps its states", "[checkpoint]") {
   const testing::TempFolder temporary;
   const std::string folder = temporary / "checkpoint";
   nn::Linear model(3, 2);
@@ -386,7 +386,7 @@ TEST_CASE("saving and loading inside a MeshScope", "[checkpoint]") {
   CHECK(optimizer.state().size() == 2);
 }
 
-TEST_CASE("of a series the last ones are kept", "[checkpoint]") {
+TEST_CASE("a series keeps the last checkpoints", "[checkpoint]") {
   const testing::TempFolder temporary;
   const CheckpointSeries series(temporary / "run", 2);
   CHECK_FALSE(series.latest());
@@ -411,7 +411,7 @@ TEST_CASE("of a series the last ones are kept", "[checkpoint]") {
   CHECK_THROWS_WITH(CheckpointSeries("run", 0), Contains("keep_last is 0"));
 }
 
-TEST_CASE("progress ends at the whole", "[checkpoint]") {
+TEST_CASE("progress ends at the total", "[checkpoint]") {
   const testing::TempFolder temporary;
   const std::string folder = temporary / "checkpoint";
   CheckpointProgress saved, loaded;
@@ -494,7 +494,7 @@ TEST_CASE("a process that is killed while it saves leaves the checkpoint before 
   CHECK(names_in(folder).size() == 4);  // what they left is gone
 }
 
-TEST_CASE("a forked process leaves its parent's save alone", "[checkpoint]") {
+TEST_CASE("a forked process does not affect its parent's save", "[checkpoint]") {
   const testing::TempFolder temporary;
   const std::string folder = temporary / "checkpoint";
   const DeviceMesh mesh(World::local(2), {2});
@@ -514,7 +514,7 @@ TEST_CASE("a forked process leaves its parent's save alone", "[checkpoint]") {
   CHECK(loaded_k(folder) == 1);
 }
 
-TEST_CASE("a disk that is full at any byte is an error, and the old checkpoint stays", "[checkpoint]") {
+TEST_CASE("a full disk at any byte is an error, and the old checkpoint stays", "[checkpoint]") {
   const testing::TempFolder temporary;
   const std::string folder = temporary / "checkpoint";
   const DeviceMesh mesh(World::local(2), {2});

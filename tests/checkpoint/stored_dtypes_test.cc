@@ -42,7 +42,7 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("stored_dtypes: each one survives both formats") {
+TEST_CASE("stored_dtypes: every dtype is saved and loaded in both formats") {
   const TempFolder folder;
   const std::string path = folder / "f.pt";
   const auto dtypes = all_dtypes();

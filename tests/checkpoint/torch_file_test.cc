@@ -143,7 +143,7 @@ TEST_CASE("torch_file: code in an archive does not run") {
   CHECK_THAT(error_of("c__torch__\nThing\n)\x81}b"), Catch::Contains("class __torch__.Thing"));
 }
 
-TEST_CASE("torch_file: tensors do not reach beyond their storage") {
+TEST_CASE("torch_file: tensors beyond their storage are errors") {
   const int64_t most = std::numeric_limits<int64_t>::max();
   CHECK(error_of(tensor(4, 0, {2, 2}, {2, 1})).empty());
   CHECK(error_of(tensor(4, 3, {1, 5}, {7, 0})).empty());
@@ -169,7 +169,7 @@ TEST_CASE("torch_file: tensors do not reach beyond their storage") {
     CHECK_THAT(error_of(tensor(declared, 0, {1}, {1})), Catch::Contains("has 16 bytes, not"));
 }
 
-TEST_CASE("torch_file: values in themselves, deep ones, and small ones that unfold") {
+TEST_CASE("torch_file: values that contain themselves, deep ones, and small ones that expand") {
   CHECK_THAT(error_of("]q\x01h\x01"
                       "a"),
              Catch::Contains("more than 1000 deep, or themselves"));
@@ -215,7 +215,7 @@ TEST_CASE("torch_file: values in themselves, deep ones, and small ones that unfo
   CHECK_THAT(error_text([&] { load(*model, folder / "m.pt"); }), Catch::Contains("contain") && Catch::Contains("m.pt"));
 }
 
-TEST_CASE("torch_file: two parameters that name one state") {
+TEST_CASE("torch_file: two parameters with one state") {
   const TempFolder folder;
   const std::string path = folder / "o.pt";
   auto p = torch::ones({2}).requires_grad_(), q = torch::ones({2}).requires_grad_();

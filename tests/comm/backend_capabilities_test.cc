@@ -27,7 +27,7 @@ at::Tensor reduced(const RankTensors& addends, ReduceOp op) {
   return out;
 }
 
-TEST_CASE("capabilities: the table says no exactly where communicators do", "[mesh][capabilities]") {
+TEST_CASE("capabilities: the table rejects exactly the reductions that communicators reject", "[mesh][capabilities]") {
   for (at::ScalarType dtype : reducible_dtypes()) {
     for (ReduceOp op : kOps) {
       for (CommBackend backend : kCommBackends) {
@@ -47,7 +47,7 @@ TEST_CASE("capabilities: the table says no exactly where communicators do", "[me
   }
 }
 
-TEST_CASE("capabilities: Gloo and copies reduce in order, NCCL what it has", "[mesh][capabilities]") {
+TEST_CASE("capabilities: Gloo and copies reduce in order, NCCL by its own reductions", "[mesh][capabilities]") {
   const auto carrier = [](CommBackend b, at::ScalarType dtype, ReduceOp op, Collective c = Collective::kAllReduce) {
     return reduction_by(b, c, dtype, op).carrier;
   };
@@ -93,7 +93,7 @@ TEST_CASE("capabilities: a reduction in a carrier dtype equals that of the dtype
   }
 }
 
-TEST_CASE("capabilities: other forms hold as much memory as they say", "[mesh][capabilities]") {
+TEST_CASE("capabilities: substitutes need the stated memory", "[mesh][capabilities]") {
   for (at::ScalarType dtype : reducible_dtypes()) {
     const auto form = reduction_by(CommBackend::kNccl, Collective::kAllReduce, dtype, ReduceOp::kSum);
     if (form.carrier == Carrier::kInOrder) continue;

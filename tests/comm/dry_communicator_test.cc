@@ -59,7 +59,7 @@ TEST_CASE("a fake world allocates the results that others would send", "[mesh][d
     CHECK(at::equal(piece.at(0), pieces[1]));
     CHECK_FALSE(piece[0].is_alias_of(pieces[1]));
   }
-  SECTION("without receive_shapes the input's shape is taken") {
+  SECTION("without receive_shapes the input's shape is used") {
     const auto gathered = comm.all_gather(call, {own}).at(0);
     REQUIRE(gathered.size() == 3);
     CHECK(is_zeros(gathered[0], {2, 3}, at::kLong));
@@ -74,7 +74,7 @@ TEST_CASE("a fake world allocates the results that others would send", "[mesh][d
     CHECK_THROWS_WITH(comm.broadcast(call, {at::Tensor()}, 0), Contains("fill in call.receive_shapes"));
     CHECK_THROWS_WITH(comm.scatter(call, {{}}, 0), Contains("fill in call.receive_shapes"));
   }
-  SECTION("receive_shapes decide") {
+  SECTION("receive_shapes determine the results") {
     call.receive_shapes = {{{5, 3}, {2, 3}, {0, 3}}};
     const auto gathered = comm.all_gather(call, {own}).at(0);
     CHECK(is_zeros(gathered[0], {5, 3}, at::kLong));
@@ -88,7 +88,7 @@ TEST_CASE("a fake world allocates the results that others would send", "[mesh][d
     CHECK(is_zeros(target[0], {5, 3}, at::kLong));
     CHECK(is_copy(target[1], own));
   }
-  SECTION("one piece from elsewhere") {
+  SECTION("one piece from another rank") {
     call.receive_shapes = {{{7}}};
     call.event.dtype = at::kBFloat16;
     CHECK(is_zeros(comm.broadcast(call, {at::Tensor()}, 0).at(0), {7}, at::kBFloat16));

@@ -234,7 +234,7 @@ TEST_CASE("a fake world copies its rank's own data and clears what others would 
   CHECK(recorder.events.at(5).first.received_bytes == 2 * 24 * 2 / 3);
 }
 
-TEST_CASE("messages that do not fit are named before anything moves", "[mesh][exchange]") {
+TEST_CASE("messages that do not fit are errors before anything moves", "[mesh][exchange]") {
   const Block ok{{0, 0}, {0, 0}, {2, 2}};
   const auto error_of = [](std::vector<Message> messages, bool reduce = false) {
     Setup s;

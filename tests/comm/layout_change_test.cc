@@ -21,7 +21,7 @@ TEST_CASE("layout change: on one mesh, which is named once", "[comm][layout_chan
   CHECK(to_string(change, 2) == "f16[6, 4](S(0)_S(0, 2)) -> (RP(sum)) @ mesh(dp=2, tp=2) and 2 more");
 }
 
-TEST_CASE("layout change: between meshes, also of one text, and from boxes", "[comm][layout_change]") {
+TEST_CASE("layout change: between meshes, also with equal texts, and from boxes", "[comm][layout_change]") {
   const LayoutChange moved(c10::kLong, {}, {Placements{Replicate()}, "mesh(tp=4)"},
                            {Placements{Replicate()}, "mesh(tp=4)"});
   CHECK_FALSE(moved.on_one_mesh());

@@ -301,7 +301,7 @@ TEST_CASE("two threads communicate in one world", "[mesh][local_communicator]") 
   CHECK(wrong == 0);
 }
 
-TEST_CASE("disagreements are named before anything moves", "[mesh][local_communicator]") {
+TEST_CASE("mismatched arguments are errors before anything moves", "[mesh][local_communicator]") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   const auto call = call_on(mesh, {1});
   auto& comm = mesh.world().communicator();

@@ -50,7 +50,7 @@ int64_t measured(int64_t numel, at::ScalarType dtype, ReduceOp op, int64_t n) {
   return memory->peak();
 }
 
-TEST_CASE("reduce by exchange: an all_reduce holds as much as it says", "[comm][scratch_bytes]") {
+TEST_CASE("reduce by exchange: an all_reduce needs the stated memory", "[comm][scratch_bytes]") {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kShort, at::kUInt16, at::kUInt64}) {
     const auto item = static_cast<int64_t>(c10::elementSize(dtype));
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {

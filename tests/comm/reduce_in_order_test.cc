@@ -74,7 +74,7 @@ struct Threads {
   const int before;
 };
 
-TEST_CASE("reductions of every dtype, in any memory, give what ATen's operators give", "[mesh][reduce]") {
+TEST_CASE("reductions of every dtype, with any strides, equal ATen's operators", "[mesh][reduce]") {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kShort,
                            at::kByte, at::kBool, at::kComplexFloat}) {
     for (const ReduceOp op : kOps) {
@@ -103,7 +103,7 @@ TEST_CASE("reductions of every dtype, in any memory, give what ATen's operators 
   }
 }
 
-TEST_CASE("reductions of sizes about their chunks, and of large ones in several threads", "[mesh][reduce]") {
+TEST_CASE("reductions of sizes near their chunks, and of large ones in several threads", "[mesh][reduce]") {
   const int64_t many = (int64_t{3} << 19) + 5;  // three results of six million bytes: past the caches
   for (const int threads : {1, 3}) {
 #if defined(__SANITIZE_THREAD__)
@@ -156,7 +156,7 @@ TEST_CASE("reductions of large strided tensors", "[mesh][reduce]") {
   }
 }
 
-TEST_CASE("reductions hold as much memory as they say", "[mesh][reduce]") {
+TEST_CASE("reductions need the stated memory", "[mesh][reduce]") {
   for (const auto dtype : {at::kFloat, at::kLong, at::kHalf, at::kBFloat16, at::kShort, at::kByte, at::kUInt16,
                            at::kUInt32, at::kUInt64}) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax}) {
@@ -174,7 +174,7 @@ TEST_CASE("reductions hold as much memory as they say", "[mesh][reduce]") {
   }
 }
 
-TEST_CASE("the least and the largest of a NaN is NaN, and sums of integers run over", "[mesh][reduce]") {
+TEST_CASE("minimum and maximum of a NaN are NaN, and sums of integers wrap", "[mesh][reduce]") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<at::Tensor> addends = {at::tensor({nan, 1.F, 2.F}), at::tensor({3.F, nan, -4.F})};
   for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {

@@ -125,7 +125,7 @@ TEST_CASE("a listener that throws stops the communication", "[mesh][scope]") {
   CHECK(comm.calls == kNumCollectives);
 }
 
-TEST_CASE("a call that is wrong is neither reported nor run", "[mesh][scope]") {
+TEST_CASE("an invalid call is neither reported nor run", "[mesh][scope]") {
   const DeviceMesh mesh(World::local(2), {2});
   Recorder recorder;
   Counting comm;
@@ -159,7 +159,7 @@ TEST_CASE("scopes nest and end with their guard", "[mesh][scope]") {
   CHECK(current_scope().listeners.empty());
 }
 
-TEST_CASE("a scope belongs to its thread and travels with ATen's thread state", "[mesh][scope]") {
+TEST_CASE("a scope belongs to its thread and is part of ATen's thread state", "[mesh][scope]") {
   ScopeGuard guard([](Scope& scope) { scope.module_path = "encoder"; });
   const at::ThreadLocalState state;
   std::string bare = "?", carried = "?", after = "?";
@@ -178,7 +178,7 @@ TEST_CASE("a scope belongs to its thread and travels with ATen's thread state", 
   CHECK(current_scope().module_path == "encoder");
 }
 
-TEST_CASE("backward sees the scope of its caller, on whichever thread", "[mesh][scope]") {
+TEST_CASE("backward has the scope of its caller, on any thread", "[mesh][scope]") {
   const DeviceMesh mesh(World::local(2), {2});
   const auto call = call_on(mesh, {0});
   auto x = at::full({3}, 2.0);

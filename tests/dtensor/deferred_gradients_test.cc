@@ -476,7 +476,7 @@ TEST_CASE("deferred gradients: a failed write does not lose the gradient") {
   CHECK(s.is_right());
 }
 
-TEST_CASE("deferred gradients: a gradient's readers still get it when it is overwritten") {
+TEST_CASE("deferred gradients: a gradient overwritten by values read from it is computed first") {
   Shared s;
   s.fail();
   const Tensor grad = s.table.grad();

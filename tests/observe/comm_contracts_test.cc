@@ -60,7 +60,7 @@ const CommCause kExplicit{"redistribute", "", "", false};
 
 }  // namespace
 
-TEST_CASE("forbid implicit communication: the error says what, where, from what to what, and what to do") {
+TEST_CASE("forbid implicit communication: the error names operator, argument, layouts and remedies") {
   const auto change = std::make_shared<const LayoutChange>(at::kFloat, Shape{8, 8}, Placements{Shard(0)},
                                                            Placements{Replicate()}, mesh().to_string());
   ForbidImplicitCommunication forbid;
@@ -99,7 +99,7 @@ TEST_CASE("forbid implicit communication: explicit calls run, inserted ones thro
   CHECK(at::equal(full_tensor(x.exp()), full_tensor(x).exp()));
 }
 
-TEST_CASE("contracts: nothing is half done, and the same call works later") {
+TEST_CASE("contracts: a violation leaves nothing half done, and the same call works later") {
   const auto x = distribute_tensor(values(), mesh(), {Replicate(), Replicate()});
   const auto addend = partial();
   const auto bytes = mesh().world().memory().live_bytes();
@@ -128,7 +128,7 @@ TEST_CASE("contracts: nothing is half done, and the same call works later") {
   CHECK(at::equal(full_tensor(x), before.add(1)));
 }
 
-TEST_CASE("contracts: gradients of a backward that throws are as before, and the next one is right") {
+TEST_CASE("contracts: gradients of a backward that throws are unchanged, and the next one is right") {
   const auto w = distribute_tensor(at::ones({2, 3}), mesh(), {Replicate(), Replicate()}).requires_grad_();
   const auto step = [&] { return full_tensor(sharded().mm(w).sum()); };
   step().backward();
@@ -182,7 +182,7 @@ TEST_CASE("comm budget: the call that would exceed it throws before it runs") {
   CHECK(comm.total() == 3);
 }
 
-TEST_CASE("comm budget: budgets nest, and what an inner guard refuses costs the outer one nothing") {
+TEST_CASE("comm budget: budgets nest, and calls rejected by an inner guard do not count in the outer one") {
   CommBudget outer({.max_calls = 3});
   communicate(kImplicit, 1);
   {
@@ -204,7 +204,7 @@ TEST_CASE("comm budget: budgets nest, and what an inner guard refuses costs the 
   CHECK_THAT(error_of([] { communicate(kImplicit, 1); }), Contains("allows 3 collectives"));
 }
 
-TEST_CASE("comm budget: without limits, and with bad ones") {
+TEST_CASE("comm budget: without limits, and with invalid ones") {
   CommBudget unlimited({});
   communicate(kImplicit, int64_t{1} << 62);
   communicate(kImplicit, int64_t{1} << 61);

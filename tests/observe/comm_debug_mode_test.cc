@@ -129,7 +129,7 @@ TEST_CASE("comm debug mode: modes nest, and end with their block") {
   CHECK(outer.total() == 3);
 }
 
-TEST_CASE("comm debug mode: another thread's communication does not count, readers may be anywhere") {
+TEST_CASE("comm debug mode: another thread's communication does not count, reading works on any thread") {
   CommDebugMode comm;
   std::thread other([] { redistribute(partial(), {Replicate(), Replicate()}); });
   std::thread reader([&] {
@@ -144,7 +144,7 @@ TEST_CASE("comm debug mode: another thread's communication does not count, reade
   CHECK(comm.total() == 50);
 }
 
-TEST_CASE("comm debug mode: a collective that a listener refuses does not count") {
+TEST_CASE("comm debug mode: a collective that a listener rejects does not count") {
   struct Refuse : CommListener {
     void on_comm(const CommEvent&, bool before) override {
       if (before) throw std::runtime_error("refused");
@@ -176,7 +176,7 @@ TEST_CASE("comm debug mode: the tree") {
 )");
 }
 
-TEST_CASE("comm debug mode: JSON says the same") {
+TEST_CASE("comm debug mode: JSON has the same counts") {
   CommDebugMode comm;
   send_some();
   const auto j = nlohmann::json::parse(comm.to_json());

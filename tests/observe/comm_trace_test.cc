@@ -63,7 +63,7 @@ class Failing : public Communicator {
 
 }  // namespace
 
-TEST_CASE("comm trace: a row for each rank, and the names that Kineto's readers look for") {
+TEST_CASE("comm trace: a row for each rank, and the names expected by Kineto's readers") {
   TempFolder folder;
   const std::string file = folder / "trace.json";
   CommCall call;
@@ -165,7 +165,7 @@ TEST_CASE("comm trace: layouts between meshes contain the meshes") {
   CHECK(args.at("dst placements") == "S(1) @ mesh(column=2)");
 }
 
-TEST_CASE("comm trace: an abstract world takes as long as the cost model says") {
+TEST_CASE("comm trace: in an abstract world times are those of the cost model") {
   TempFolder folder;
   const std::string file = folder / "trace.json";
   const World world = World::abstract(64);
@@ -270,7 +270,7 @@ TEST_CASE("child: communicates and is terminated", "[.child]") {
   std::thread([&] { Failing().barrier(call); }).join();  // the exception is not caught
 }
 
-TEST_CASE("comm trace: DTENSOR_TRACE traces the whole process, and is whole when that ends by an exception") {
+TEST_CASE("comm trace: DTENSOR_TRACE traces the whole process, and is complete after an uncaught exception") {
   TempFolder folder;
   Child child("child: communicates and is terminated", {{"DTENSOR_TRACE", folder / "trace.json"}});
   CHECK(WIFSIGNALED(child.wait()));
@@ -280,7 +280,7 @@ TEST_CASE("comm trace: DTENSOR_TRACE traces the whole process, and is whole when
   CHECK(events[8].at("args").at("failed") == true);
 }
 
-TEST_CASE("comm trace: ends early, but whole, where no more can be written") {
+TEST_CASE("comm trace: a full disk ends it early with a complete file") {
   TempFolder folder;
   Child child("child: communicates until its disk is full", {{"DTENSOR_TRACE", folder / "trace.json"}});
   CHECK(child.wait() == 0);

@@ -24,7 +24,7 @@ DeviceMesh job_mesh() { return DeviceMesh(job_world(), {job_world().size()}, {"t
 bool is_rank(int64_t rank) { return job_world().owned_ranks().front() == rank; }
 at::Tensor values(double from) { return at::arange(from, from + 12 * 10, at::kFloat).view({12, 10}); }
 
-TEST_CASE("a call returns before the other rank has made it, and reading waits") {
+TEST_CASE("async: a call returns before the other rank has made it, and reading waits") {
   const auto x = distribute_tensor(values(0), job_mesh(), {Shard(0)});
   RankFlag returned("returned");
   if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
@@ -52,17 +52,17 @@ void check_returns_first(const std::string& flag, const at::Tensor& x, const Pla
   CHECK(at::equal(full_tensor(y), whole));
 }
 
-TEST_CASE("an all-reduce of little returns before the other rank has made it") {
+TEST_CASE("async: a small all-reduce returns before the other rank has made it") {
   const auto x = redistribute(distribute_tensor(addends(12), job_mesh(), {Replicate()}), {Partial()});
   check_returns_first("little", x, {Replicate()}, "all_reduce");
 }
 
-TEST_CASE("an all-reduce of much returns before the other rank has made it") {
+TEST_CASE("async: a large all-reduce returns before the other rank has made it") {
   const auto x = redistribute(distribute_tensor(addends(10000), job_mesh(), {Replicate()}), {Partial()});
   check_returns_first("much", x, {Replicate()}, "all_reduce");
 }
 
-TEST_CASE("local steps after the last exchange do not hold it up") {
+TEST_CASE("async: local steps after the last exchange do not delay the call") {
   const DeviceMesh mesh = job_mesh();
   SECTION("fill") {
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMax}) {
@@ -84,7 +84,7 @@ TEST_CASE("local steps after the last exchange do not hold it up") {
   }
 }
 
-TEST_CASE("an all-reduce of much ends without a rank that does not read it") {
+TEST_CASE("async: a large all-reduce completes if one rank never reads it") {
   const auto x = redistribute(distribute_tensor(addends(10000), job_mesh(), {Replicate()}), {Partial()});
   RankFlag read("read");
   const at::Tensor y = redistribute(x, {Replicate()}, {.async_op = true});
@@ -96,7 +96,7 @@ TEST_CASE("an all-reduce of much ends without a rank that does not read it") {
   }
 }
 
-TEST_CASE("calls behind an all-reduce of much return, too, and keep their order") {
+TEST_CASE("async: calls behind a large all-reduce return, too, and keep their order") {
   const DeviceMesh mesh = job_mesh();
   const auto replicated = distribute_tensor(addends(10000), mesh, {Replicate()});
   const auto partial = redistribute(replicated, {Partial()});
@@ -114,7 +114,7 @@ TEST_CASE("calls behind an all-reduce of much return, too, and keep their order"
   for (size_t i : {5, 0, 3, 2, 1, 4}) CHECK(at::equal(full_tensor(arriving[i]), addends(10000)));
 }
 
-TEST_CASE("several under way, read in another order, some never") {
+TEST_CASE("async: several calls under way, read in another order, some never") {
   const DeviceMesh mesh = job_mesh();
   const std::vector<Placements> from = {{Shard(0)}, {Shard(1)}, {Partial()}, {Shard(0)}, {Shard(1)}};
   const std::vector<Placements> to = {{Shard(1)}, {Replicate()}, {Shard(0)}, {Replicate()}, {Shard(0)}};
@@ -131,7 +131,7 @@ TEST_CASE("several under way, read in another order, some never") {
   for (size_t i : {4, 0, 2, 1}) CHECK(at::equal(full_tensor(arriving[i]), values(100.0 * static_cast<double>(i))));
 }
 
-TEST_CASE("a whole gradient arrives through asynchronous calls") {
+TEST_CASE("async: a whole gradient arrives through asynchronous calls") {
   const DeviceMesh mesh = job_mesh();
   auto x = distribute_tensor(values(0).requires_grad_(), mesh, {Shard(0)});
   const auto weight = distribute_tensor(values(7), mesh, {Shard(1)});
@@ -140,7 +140,7 @@ TEST_CASE("a whole gradient arrives through asynchronous calls") {
   CHECK(at::equal(full_tensor(x.grad()), values(7)));
 }
 
-TEST_CASE("a call begun in inference mode can be read outside") {
+TEST_CASE("async: a call begun in inference mode can be read outside") {
   const DeviceMesh mesh = job_mesh();
   at::Tensor y;
   {
@@ -162,7 +162,7 @@ TEST_CASE("a call begun in inference mode can be read outside") {
   CHECK(at::equal(full_tensor(y), addends(10000)));
 }
 
-TEST_CASE("going to another mesh returns before the other rank has made the call") {
+TEST_CASE("async: redistribution to another mesh returns before the other rank has made the call") {
   const DeviceMesh mesh = job_mesh();
   const DeviceMesh reversed(mesh.world(), {2}, {"pt"}, std::vector<int64_t>{1, 0});
   const DeviceMesh single(mesh.world(), {1}, {"one"}, std::vector<int64_t>{1});

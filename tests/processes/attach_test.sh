@@ -84,7 +84,7 @@ stop
 
 start -- none 0 0 100000000
 check "a job that runs well: exit code" asks 0 '' prints '^  +3 '
-check "a job that runs well: nobody is marked" marked ''
+check "a job that runs well: no rank is marked" marked ''
 check "a job that runs well: all answer" prints '^  +3 +[0-9]+ +(running|sleeping) .*(waits for|in no collective|begins)'
 check "a job that runs well: it goes on" kill -0 "$job"
 stop

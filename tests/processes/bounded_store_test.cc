@@ -89,7 +89,7 @@ TEST_CASE("bounded store: get and wait wait for their keys, no longer than the d
   CHECK(since(begin) < 5 * kTimeout);
 }
 
-TEST_CASE("bounded store: a call that does not come back is an error, the next ones at once, until it does",
+TEST_CASE("bounded store: a call that does not return is an error, and later ones fail at once, until it returns",
           "[processes][job]") {
   const auto inner = c10::make_intrusive<FreezingStore>();
   const auto store = make_bounded_store(inner, kTimeout);
@@ -127,7 +127,7 @@ TEST_CASE("bounded store: a failed check fails its calls, also waiting ones", "[
   later.join();
 }
 
-TEST_CASE("bounded store: in a fork its calls fail and its end does not wait", "[processes][job]") {
+TEST_CASE("bounded store: in a fork its calls fail and its destructor does not wait", "[processes][job]") {
   auto store = make_bounded_store(c10::make_intrusive<FreezingStore>(), milliseconds(20000));
   const pid_t child = ::fork();
   if (child == 0) {
@@ -168,7 +168,7 @@ TEST_CASE("job: with a frozen store waits end at the deadline, and so does the j
 }
 
 // A rank listens as long as it lives: what fails once, or often, may answer again.
-TEST_CASE("job: after a frozen store has thawed, failures are learnt of", "[processes][job]") {
+TEST_CASE("job: after a frozen store has thawed, failures are detected", "[processes][job]") {
   const auto inner = c10::make_intrusive<FreezingStore>();
   Job first(inner, 0, 2, milliseconds(200)), second(inner, 1, 2, milliseconds(200));
   inner->frozen = true;

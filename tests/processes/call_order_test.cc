@@ -35,7 +35,7 @@ TEST_CASE("call order: places begin in turn, each when it is filled", "[processe
   CHECK(begun == "abcd");
 }
 
-TEST_CASE("call order: a function may fill the next place, and what it throws is its place's alone",
+TEST_CASE("call order: a function may fill the next place, and its error belongs to its own place",
           "[processes][call_order]") {
   CallOrder order;
   std::string begun;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# early_end_test.sh LAUNCH PROGRAM: who serves the store stays until nobody needs it, and no longer.
+# early_end_test.sh LAUNCH PROGRAM: the server of the store stays until the last rank needs it no more, and no longer.
 set -uo pipefail
 launch=$1 program=$2
 passed=0 failed=0

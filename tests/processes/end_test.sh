@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# end_test.sh LAUNCH END_PROGRAM: a rank that ends, whatever is under way there and whoever has the world, ends with the
+# end_test.sh LAUNCH END_PROGRAM: a rank that ends, whatever calls are under way and whatever holds the world, ends with the
 # status that was asked for, in time, and the others learn of it.
 set -uo pipefail
 launch=$1 program=$2
@@ -55,7 +55,7 @@ for name in "${all[@]}"; do
     [ "$pending $how" = late\ throw ] || [ $pending != late ] ||
       check "$name: rank $other gets what was begun" prints "^\[rank $other\] has its part"
   done
-  check "$name: nobody goes on" lacks ' fine$'
+  check "$name: no rank goes on" lacks ' fine$'
 done
 
 # Between a world and its end a process keeps the file at which the ranks met.

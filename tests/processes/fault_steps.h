@@ -1,4 +1,4 @@
-// What jobs do in which something goes wrong: collectives of four kinds in turn, whose results are known.
+// The steps of jobs in which a fault occurs: collectives of four kinds in turn, with known results.
 #pragma once
 
 #include <ATen/ops/arange.h>

@@ -36,7 +36,7 @@ ended() {  # ended NAME SECONDS
   check "$1: the job fails" fails
   check "$1: in time" in_time "$2"
   # But for the rank that goes wrong, which may believe that it got what it made up.
-  check "$1: nobody has a wrong result" lacks "^\[rank [^$culprit]\] WRONG RESULT"
+  check "$1: no rank has a wrong result" lacks "^\[rank [^$culprit]\] WRONG RESULT"
   check "$1: no process is left" gone
 }
 # Jobs mostly wait, so that some run beside each other; each has a folder of its own, and its checks are counted at the end.
@@ -141,7 +141,7 @@ spoiled() {  # spoiled HOW: the store's file is removed or locked
   local how=$1
   fault_at "env FAULT_STORE=$how" "stop 1" 35 'its process [0-9]+ is stopped' 0 2 3
   check "$how and stop: the store is spoiled" prints "^\[rank 1\] done: the store's file: $how"
-  # Without the store nobody can ask who is missing, but all end.
+  # Without the store the missing rank is not found, but all end.
   run env "FAULT_STORE=$how" "$program" slow 1 5 8
   check "$how and slow: the fault fires" prints '^\[rank 1\] fault fires: slow'
   check "$how and slow: the others say which call" all_say 'call 5: all_reduce' 0 2 3
@@ -202,7 +202,7 @@ differs() {  # differs NAME ASSIGNMENT PATTERN: rank 1, or as it says, runs with
   DTENSOR_TIMEOUT=10 run bash -c "$2; exec \"\$@\"" bash "$program" none 1 5 8
   ended "$1" 15
   check "$1: at once" lacks 'did not come within|did not reach'
-  check "$1: nobody says anything else" only_say "$3"  # the launcher may stop some before they have said it
+  check "$1: no rank reports anything else" only_say "$3"  # the launcher may stop some before they have said it
 }
 differs "another world size" '[ $RANK != 1 ] || { export WORLD_SIZE=3; unset LOCAL_WORLD_SIZE; }' 'the number of ranks \(WORLD_SIZE\) is [34] there, and [34] on rank [0-3]'
 differs "a larger world size" '[ $RANK != 3 ] || export WORLD_SIZE=5' 'the number of ranks \(WORLD_SIZE\) is [45] there, and [45] on rank [0-3]'

@@ -105,7 +105,7 @@ std::string name_of(int64_t k) {
   return names[k % 4];
 }
 
-TEST_CASE("faults: none, and one that never comes") {
+TEST_CASE("faults: none, and a fault that never occurs") {
   for (const Fault& fault : {Fault{}, Fault{Fault::Kind::kThrow, 100}}) {
     const Outcome o = run_job(1, fault, [](const World& world) { return all_steps(world, 8); });
     CHECK(o.errors == std::vector<std::string>(kRanks));
@@ -114,7 +114,7 @@ TEST_CASE("faults: none, and one that never comes") {
   }
 }
 
-TEST_CASE("faults: another shape, dtype, collective or none, at every collective and rank, is found at once") {
+TEST_CASE("faults: another shape, dtype, collective or none, at every collective and rank, is detected at once") {
   const DebugLevelOf level(GENERATE("info", "detail"));
   for (const char* word : {"shape", "dtype", "collective", "missing"}) {
     for (int64_t call = 5; call <= 8; ++call) {
@@ -188,7 +188,7 @@ TEST_CASE("faults: at a barrier, and with tensors that have no rows") {
 }
 
 // Large parts travel behind the comparison, small ones with it.
-TEST_CASE("faults: parts that do not fit, of tensors of one layout, are found before they travel") {
+TEST_CASE("faults: mismatched parts of tensors of one layout are detected before they are sent") {
   for (const int64_t rows : {1, 5000}) {
     for (const int64_t culprit : {int64_t{0}, kRanks - 1}) {
       CAPTURE(rows, culprit);
@@ -217,7 +217,7 @@ TEST_CASE("faults: parts that do not fit, of tensors of one layout, are found be
   }
 }
 
-TEST_CASE("faults: members that have a group in another order learn so at once") {
+TEST_CASE("faults: members with a group in another order get an error at once") {
   const Outcome o = run_job(-1, {}, [](const World& world) {
     const int64_t rank = world.owned_ranks()[0];
     const DeviceMesh mesh(world, {kRanks}, {"tp"},
@@ -257,7 +257,7 @@ TEST_CASE("meshes over the same ranks do not get each other's data") {
   CHECK(o.right == std::vector<bool>(kRanks, true));
 }
 
-TEST_CASE("faults: a rank that is gone while a group is made is not waited for until the deadline") {
+TEST_CASE("faults: a rank that is gone while a group is made is an error before the deadline") {
   const Outcome o = run_job(-1, {}, [](const World& world) {
     if (world.owned_ranks()[0] == 1) return true;  // leaves
     return all_sum(DeviceMesh(world, {kRanks}, {"tp"})) == 3;
@@ -269,7 +269,7 @@ TEST_CASE("faults: a rank that is gone while a group is made is not waited for u
   }
 }
 
-TEST_CASE("faults: a call that is late is waited for, one that is too late is not") {
+TEST_CASE("faults: a late call is waited for, one past the deadline is an error") {
   const auto steps = [](const World& world) { return all_steps(world, 8); };
   const Outcome late = run_job(1, {Fault::Kind::kSlow, 5, milliseconds(600)}, steps);
   CHECK(late.fired == 1);
@@ -294,7 +294,7 @@ TEST_CASE("faults: a rank whose last call is missing has left") {
     CHECK_THAT(o.errors[rank], Contains("rank 0 failed: it has left") && Contains("call 8: all_to_all"));
 }
 
-TEST_CASE("faults: a rank that throws fails the others, and every tensor is as it was") {
+TEST_CASE("faults: a rank that throws fails the others, and all tensors are unchanged") {
   for (int64_t call = 5; call <= 8; ++call) {
     CAPTURE(call);
     std::vector<char> unchanged(kRanks);
@@ -324,7 +324,7 @@ TEST_CASE("faults: a rank that throws fails the others, and every tensor is as i
   }
 }
 
-TEST_CASE("faults: of a world with all its ranks here") {
+TEST_CASE("faults: in a world with all its ranks in this process") {
   CHECK_THROWS_WITH(faulty_world(World::local(2), {}), Contains("local(2, cpu) has 2 ranks in this process"));
 }
 

@@ -14,7 +14,7 @@ try() { # try NAME STATUS WORDS...: the job ends well, and its child with that s
   check "$name: the job goes on" test $? = 0
   check "$name: all ranks are fine" test "$(grep -c ' fine$' "$work/out")" = 3
   check "$name: its child" prints "^\[rank 1\] child $status$"
-  check "$name: nobody is told of a failure" test ! -e "$work/error"
+  check "$name: no failure is reported" test ! -e "$work/error"
 }
 owner='process [0-9]+ was forked from process [0-9]+, which is rank 1 of the job'
 with=()

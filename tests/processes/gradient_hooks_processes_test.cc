@@ -97,7 +97,7 @@ TEST_CASE("hooks on one rank: torch::autograd::grad gives the same layouts and c
   }
 }
 
-TEST_CASE("hooks on one rank: one that keeps the gradient of a table split by rows", "[processes]") {
+TEST_CASE("hooks on one rank: a hook that keeps the gradient of a table sharded by rows", "[processes]") {
   const DeviceMesh mesh(job_world(), {job_world().size()}, {"all"});
   const bool is_first = mesh.local_ranks().front() == 0;
   const Tensor ids0 = torch::arange(8), table0 = numbers({12, 3}).requires_grad_();

@@ -41,7 +41,7 @@ std::vector<std::string> errors_of_two_threads(std::vector<std::string> dims) {
   return errors;
 }
 
-TEST_CASE("group meeting: another thread may come to the group where a rank is missing", "[processes][group_meeting]") {
+TEST_CASE("group meeting: another thread may join the group where a rank is missing", "[processes][group_meeting]") {
   // A thread other than the main one makes groups on both ranks, as ranks tell one another.
   std::string error;
   std::thread([&] { error = error_of_first_call("cp"); }).join();

@@ -20,7 +20,7 @@ at::Tensor numbers(std::vector<int64_t> sizes, uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kDouble));
 }
 
-TEST_CASE("halos between processes are those of one device", "[processes][halo]") {
+TEST_CASE("halos between processes equal those on one device", "[processes][halo]") {
   const DeviceMesh mesh(job_world(), {2, job_world().size() / 2}, {"y", "x"});
   const at::Tensor weight = numbers({3, 3, 3, 3}, 1), split_weight = lay_out(weight, mesh, {Replicate(), Replicate()});
   using Op = std::function<at::Tensor(const at::Tensor&)>;
@@ -99,7 +99,7 @@ TEST_CASE("writes to windows of a tensor reach the ranks that hold it", "[proces
   }
 }
 
-TEST_CASE("processes exchange the borders of a stencil in place once a round", "[processes][halo]") {
+TEST_CASE("processes exchange the borders of an in-place stencil once per round", "[processes][halo]") {
   const DeviceMesh mesh(job_world(), {2, job_world().size() / 2}, {"y", "x"});
   const at::Tensor plain = numbers({26, 23}, 6);
   const at::Tensor split = lay_out(plain, mesh, {Shard(0), Shard(1)}) * 1;  // its parts were never exposed

@@ -93,7 +93,7 @@ TEST_CASE("job: launched work does not hold up the host, and ends unnoticed", "[
   CHECK(*jobs.aborts == 0);
 }
 
-TEST_CASE("job: a rank's failure aborts the groups of all, also of those that wait on a device", "[processes][job]") {
+TEST_CASE("job: a rank's failure aborts the groups of all, also of ranks that wait on a device", "[processes][job]") {
   Jobs jobs(milliseconds(20000));
   jobs.launch(0, 1);
   jobs.of_rank[1]->fail("it has had enough");
@@ -102,7 +102,7 @@ TEST_CASE("job: a rank's failure aborts the groups of all, also of those that wa
   CHECK_THROWS_WITH(jobs.launch(0, 2), Contains("it has had enough"));
 }
 
-TEST_CASE("job: past the deadline the rank that has not come is named", "[processes][job]") {
+TEST_CASE("job: past the deadline the missing rank is named", "[processes][job]") {
   Jobs jobs(milliseconds(700));
   jobs.launch(0, 1);
   jobs.launch(1, 1);
@@ -158,7 +158,7 @@ TEST_CASE("job: a broken group, a device's error and a failed start fail the job
   CHECK(jobs.failure(milliseconds(5000)) == "rank 0 failed: a call: no memory");
 }
 
-TEST_CASE("job: an abort that does not end does not hold up the end of the job for ever", "[processes][job]") {
+TEST_CASE("job: an abort that does not end does not block the end of the job forever", "[processes][job]") {
   auto hold = std::make_shared<std::atomic<bool>>(true);
   auto file = c10::make_tempfile("dtensor-job-");
   auto job = std::make_unique<Job>(c10::make_intrusive<c10d::FileStore>(file.name, 1), 0, 1, milliseconds(20000));
@@ -210,7 +210,7 @@ std::string fault_of(const nlohmann::json& place) {
   return find_fault(board, 1, {"0,1", 1, "a call"}, /*only_final=*/true);
 }
 
-TEST_CASE("job: a process is gone if its number is free or another's, where numbers mean the same",
+TEST_CASE("job: a process is gone if its number is unused or another's, where numbers are comparable",
           "[processes][job]") {
   const int64_t own = ::getpid(), nobody = 1 << 30;
   const nlohmann::json here = {

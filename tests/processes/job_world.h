@@ -5,13 +5,13 @@
 
 namespace dtensor {
 
-// Of all processes that the launcher started; made once per process, left when the process ends.
+// Over all processes of the launcher; made once per process, destroyed when the process ends.
 inline const World& job_world() {
   static const World world = World::from_env();
   return world;
 }
 
-// The same ranks, all in this process: what a job's results must equal bit for bit.
+// The same ranks, all in this process: a job's results must equal these bit for bit.
 inline World twin_world() { return World::local(job_world().size()); }
 
 }  // namespace dtensor

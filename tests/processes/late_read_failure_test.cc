@@ -13,7 +13,7 @@
 namespace dtensor {
 namespace {
 
-TEST_CASE("reading says why nothing comes any more, every time") {
+TEST_CASE("every read after a failure throws its reason") {
   const DeviceMesh mesh(job_world(), {2}, {"tp"});
   const auto x = distribute_tensor(at::ones({12, 10}), mesh, {Shard(0)});
   redistribute(x, {Shard(1)});                                // all have met

@@ -100,7 +100,7 @@ OMP_NUM_THREADS=7 RANK=9 MASTER_ADDR=a MASTER_PORT=1 TORCHELASTIC_RUN_ID=b TORCH
   run -n 1 -- sh -c 'echo "$RANK-$MASTER_ADDR$MASTER_PORT$TORCHELASTIC_RUN_ID$TORCHELASTIC_ERROR_FILE-$OTHER-$OMP_NUM_THREADS"'
 check "what was set outside" prints '\[rank 0\] 0--d-7'
 run -n 1 -- sh -c 'stat -c %a "$(dirname "${DTENSOR_STORE#file://}")"'
-check "the folder is nobody else's" prints '\[rank 0\] 700'
+check "the folder is private to the user" prints '\[rank 0\] 700'
 mkdir "$work/home"
 printf '#!/bin/sh\nbasename "$PWD"\n' > "$work/home/program"
 chmod +x "$work/home/program"
@@ -280,7 +280,7 @@ os.close(side)
 def copy():
     try:
         while data := os.read(main, 4096): os.write(1, data)
-    except OSError: pass  # nobody has the other end
+    except OSError: pass  # the other end is closed
 reader = threading.Thread(target=copy)
 if sys.argv[1] == "1": reader.start()
 code = job.wait()
@@ -290,8 +290,8 @@ sys.exit(code)' "$1" "$launch" "${@:2}"
 begin=$(now)
 terminal 0 -n 2 --timeout 1.5 -- yes words
 code=$? took=$(($(now) - begin))
-check "a terminal that nobody reads: the timeout holds" exits_with 124
-check "a terminal that nobody reads: soon" faster_than 9000
+check "a terminal without a reader: the timeout holds" exits_with 124
+check "a terminal without a reader: soon" faster_than 9000
 terminal 1 -n 2 -- seq 3000 > "$work/out" 2> "$work/err"
 code=$?
 check "a terminal: the code" exits_with 0

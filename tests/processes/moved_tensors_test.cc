@@ -8,7 +8,7 @@
 namespace dtensor {
 namespace {
 
-TEST_CASE("moved tensors: a tensor that moves again gives the call that moved it last", "[processes][moved_tensors]") {
+TEST_CASE("moved tensors: a tensor that moves again gives its last call", "[processes][moved_tensors]") {
   MovedTensors moved;
   const at::Tensor a = at::ones({2}), b = at::ones({2}), handle_of_a = a;
   CHECK(moved.move(1, a) == 0);
@@ -27,7 +27,7 @@ TEST_CASE("moved tensors: new tensors give 0, wherever they lie in memory", "[pr
   }
 }
 
-TEST_CASE("moved tensors: the memory of a tensor that has moved is let go", "[processes][moved_tensors]") {
+TEST_CASE("moved tensors: memory of moved tensors is released", "[processes][moved_tensors]") {
   MovedTensors moved;
   const at::Tensor a = at::ones({2});
   const c10::Storage storage = a.storage();

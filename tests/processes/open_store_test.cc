@@ -112,7 +112,7 @@ TEST_CASE("open_store: a file") {
   CHECK_THAT(outcome(place("file://" + folder.path)).error, Contains("cannot be opened: Is a directory"));
 }
 
-TEST_CASE("open_store: a file that is no store is left as it is") {
+TEST_CASE("open_store: a file that is not a store is not changed") {
   Folder folder;
   const std::string path = folder.path + "/file";
   const auto with = [&](const std::string& content) {

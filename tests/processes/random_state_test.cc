@@ -89,14 +89,12 @@ void check_all_draws(const DeviceMesh& mesh) {
   }
 }
 
-TEST_CASE("plain draws of ranks that were seeded apart are the same in all processes of a world",
-          "[processes][random]") {
+TEST_CASE("ranks seeded differently draw equal plain values in all processes of a world", "[processes][random]") {
   torch::manual_seed(100 + std::atoll(std::getenv("RANK")));
   check_all_draws(job_mesh());
 }
 
-TEST_CASE("share_random_state makes draws the same again, those of each rank and distributed ones",
-          "[processes][random]") {
+TEST_CASE("share_random_state makes draws equal again, plain and distributed ones", "[processes][random]") {
   const DeviceMesh mesh = job_mesh();
   const int64_t rank = mesh.local_ranks().front();
   torch::manual_seed(rank);
@@ -115,7 +113,7 @@ TEST_CASE("share_random_state makes draws the same again, those of each rank and
   CHECK(torch::equal(torch::rand({4}), expected));
 }
 
-TEST_CASE("share_random_state on a mesh of some ranks leaves the others alone", "[processes][random]") {
+TEST_CASE("share_random_state on a mesh of some ranks does not affect the others", "[processes][random]") {
   const int64_t size = job_world().size(), own = job_world().owned_ranks().front();
   if (size < 4) return;
   torch::manual_seed(own);

@@ -1,4 +1,4 @@
-// What one process of a test says to the others past the runtime.
+// Signals between the processes of a test that bypass the library.
 #pragma once
 
 #include <chrono>

@@ -155,7 +155,7 @@ PlanOptions draw_limit(const TensorMeta& meta, const Layout& from, const Layout&
   return options;
 }
 
-TEST_CASE("random steps need the memory that they say") {
+TEST_CASE("random steps need the planned memory") {
   std::map<Kind, int> seen;
   REQUIRE(testing::holds("steps", 300, [&] {
     const TensorMeta meta = draw_meta();
@@ -184,7 +184,7 @@ TEST_CASE("random steps need the memory that they say") {
   }
 }
 
-TEST_CASE("random transfers need the memory that they say, and keep limits") {
+TEST_CASE("random transfers need the planned memory, and stay within limits") {
   int seen = 0, in_rounds = 0;
   REQUIRE(testing::holds("transfers", 300, [&] {
     const TensorMeta meta = draw_meta();
@@ -202,7 +202,7 @@ TEST_CASE("random transfers need the memory that they say, and keep limits") {
   CHECK(in_rounds > 3);
 }
 
-TEST_CASE("a large all-reduce needs the memory that it says") {
+TEST_CASE("a large all-reduce needs the planned memory") {
   const DeviceMesh mesh(job_world(), {job_world().size()});
   for (int64_t n : {100, 100001}) {
     const Shape sizes = {n};

@@ -59,7 +59,7 @@ TEST_CASE("safetensors_processes: saved by all ranks, and each loads its part wi
   }
 }
 
-TEST_CASE("safetensors_processes: an error of the writer is one of all ranks, and names it") {
+TEST_CASE("safetensors_processes: an error of the writer is thrown on all ranks, and names it") {
   const auto m = make_linear(1, Shard(0));
   const std::string file = my_rank() == 0 ? "/none/f" : "/f";
   const auto check_error = [](const std::string& text) {

@@ -92,7 +92,7 @@ TEST_CASE("save: by all ranks, one file each, and all load it") {
   CHECK(names_in(dir) == std::vector<std::string>{"m.pt", "n.pt", "o.pt", "t.pt"});
 }
 
-TEST_CASE("save: an error of the writer is one of all ranks, and names it") {
+TEST_CASE("save: an error of the writer is thrown on all ranks, and names it") {
   const std::string dir = folder("failing");
   const auto m = make_linear(1);
   torch::optim::SGD optimizer(m->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
@@ -153,7 +153,7 @@ TEST_CASE("save: without distributed tensors no process waits") {
   CHECK(comm.total() == 0);
 }
 
-TEST_CASE("save: states of an optimizer go with their parameters, wherever those lie in memory") {
+TEST_CASE("save: states of an optimizer belong to their parameters, whatever their addresses") {
   const std::string path = folder("order") + "/o.pt";
   // Parameters of one shape whose addresses are in another order on every rank.
   constexpr int kParameters = 24;

@@ -5,7 +5,7 @@
 namespace dtensor::testing {
 namespace {
 
-TEST_CASE("a vector sorted between processes is that of one device", "[processes][split_sort]") {
+TEST_CASE("a vector sorted between processes equals one device", "[processes][split_sort]") {
   check_split_sorts(DeviceMesh(job_world(), {job_world().size()}, {"x"}), {Shard(0)});
 }
 

@@ -55,7 +55,7 @@ std::string read_all(int fd) {
   return text;
 }
 
-TEST_CASE("status server: names of sockets tell the rank, and other names nothing", "[processes][status]") {
+TEST_CASE("status server: names of sockets identify the rank, and other names are rejected", "[processes][status]") {
   const auto parsed = parse_socket_name(socket_name({"4f2a", 3, 8, 1234, "567"}));
   REQUIRE(parsed);
   CHECK(parsed->job == "4f2a");
@@ -145,7 +145,7 @@ TEST_CASE("status server: another user gets nothing", "[processes][status]") {
   CHECK(code_of_child([] { return read_all(connect_to(address())) == "a secret" ? 0 : 4; }) == 0);
 }
 
-TEST_CASE("status server: a fork's child that ends it leaves the parent's alone", "[processes][status]") {
+TEST_CASE("status server: destroying it in a forked child does not affect the parent's", "[processes][status]") {
   auto server = std::make_unique<StatusServer>(address(), [] { return std::string("parent"); });
   CHECK(code_of_child([&] {
           server.reset();

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # train_lm_processes_test.sh TRAIN_LM LAUNCH PYTHON_SITE|none: a job of several processes learns what one process with as many ranks
-# does, bit for bit, and reports the same, whoever starts the processes.
+# does, bit for bit, and reports the same, for every launcher.
 set -uo pipefail
 program=$PWD/$1 launch=$PWD/$2 site=$3
 passed=0 failed=0 skipped=0

@@ -27,7 +27,7 @@ at::Tensor partial(const DeviceMesh& mesh, int64_t k) {
 
 bool is_rank(int64_t rank) { return job_world().owned_ranks().front() == rank; }
 
-TEST_CASE("a call of a second thread comes behind all stages of the call that a first thread waits in") {
+TEST_CASE("two threads: a call of one runs after all stages of the call that the other waits in") {
   const DeviceMesh mesh(job_world(), {2}, {"tp"});
   const at::Tensor a = partial(mesh, 0), b = partial(mesh, 1);
   CHECK(at::equal(full_tensor(a), values(0)));  // the ranks have met
@@ -67,7 +67,7 @@ class Turns {
   int64_t next_ = 0;
 };
 
-TEST_CASE("two threads that make calls in turns, and read the results when they like, get what one thread gets") {
+TEST_CASE("two threads: alternating calls, read at any time, give the results of one thread") {
   constexpr int64_t kCalls = 40;
   const DeviceMesh mesh(job_world(), {2}, {"tp"});
   std::vector<at::Tensor> inputs, results(kCalls);

@@ -58,7 +58,7 @@ TEST_CASE("world_from_env: properties of the world") {
   CHECK(sum_of(world) == expected_sum());
 }
 
-TEST_CASE("world_from_env: random numbers are those of rank 0, however the others were seeded") {
+TEST_CASE("world_from_env: random numbers are those of rank 0 for any seeds of the others") {
   at::manual_seed(100 + env_rank());
   const World world = World::from_env(on_cpu());
   const at::Tensor drawn = at::rand({4}, at::kDouble);
@@ -79,7 +79,7 @@ TEST_CASE("world_from_env: one after the other, and two at once") {
 }
 
 // If it were removed, a rank that leaves this world could remove what a slower one has opened for the next.
-TEST_CASE("world_from_env: the file at which ranks meet stays after a world") {
+TEST_CASE("world_from_env: the rendezvous file remains after a world") {
   LaunchOptions options = on_cpu();
   const std::string path = parse_store(find_job_place({}).store, "").path + "-stays";
   options.store = absl::StrCat("file://", path);
@@ -88,7 +88,7 @@ TEST_CASE("world_from_env: the file at which ranks meet stays after a world") {
   CHECK(std::filesystem::exists(path));
 }
 
-TEST_CASE("world_from_env: options say where the ranks meet") {
+TEST_CASE("world_from_env: options set the rendezvous") {
   // A port that was free on rank 0 a moment ago, told to all through the launcher's store.
   JobPlace place = find_job_place({});
   const auto store = open_store(place);
@@ -116,7 +116,7 @@ TEST_CASE("world_from_env: options say where the ranks meet") {
   CHECK(sum_of(World::from_env(options)) == expected_sum());  // rank 0 serves still
 }
 
-TEST_CASE("world_from_env: a process group that the program made") {
+TEST_CASE("world_from_env: a process group made by the program") {
   const auto store = c10::make_intrusive<c10d::PrefixStore>("test/group", open_store(find_job_place({})));
   const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, env_rank(), env_size());
   auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(20));
@@ -166,7 +166,7 @@ TEST_CASE("world_from_env: errors before anything is opened") {
   CHECK_THROWS_WITH(World::from_env(options), Contains("give one of the two alone"));
 }
 
-TEST_CASE("world_from_env: without a launcher the process is alone") {
+TEST_CASE("world_from_env: without a launcher the process is a world of one rank") {
   std::vector<std::pair<std::string, std::string>> saved;
   for (const char* name : {"RANK", "WORLD_SIZE", "DTENSOR_STORE"}) {
     saved.emplace_back(name, std::getenv(name));

@@ -40,7 +40,7 @@ def load(state, folder):
 
 
 def job(folder, names):
-    """What each process of a job does: saves, and loads onto another layout."""
+    """The program of each process of a job: saves, and loads onto another layout."""
     import torch.distributed as dist
 
     mesh = dt.init_process_mesh([int(os.environ["WORLD_SIZE"])], ["x"])

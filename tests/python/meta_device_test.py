@@ -70,7 +70,7 @@ class MetaDevice(unittest.TestCase):
         self.assertTrue(torch.equal(*drawn))
 
     def check_model(self, mesh, layouts):
-        """Laid out on meta, given memory by Module.to_empty, initialised: as a model that is made on one device is."""
+        """A model sharded on meta, allocated by Module.to_empty and initialised equals one made on one device."""
         model = nn.Linear(4, 8, bias=False, device="meta")
         model.weight = nn.Parameter(dt.distribute(model.weight.detach(), mesh, layouts))
         self.assertEqual(model.weight.device, torch.device("meta"))

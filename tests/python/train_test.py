@@ -1,4 +1,4 @@
-"""The Python door: torch.nn models on a mesh through torch.ops.dtensor, against the same run on plain tensors."""
+"""torch.nn models on a mesh through torch.ops.dtensor, compared with the same run on plain tensors."""
 
 import copy
 import io
@@ -469,7 +469,7 @@ class PrintTest(unittest.TestCase):
 
 
 class HelperTest(unittest.TestCase):
-    """What dtensor_torch.py adds."""
+    """The additions of dtensor_torch.py."""
 
     def setUp(self):
         self.mesh = dt.init_local_mesh([2, 2], ["dp", "tp"])
@@ -635,7 +635,7 @@ class HelperTest(unittest.TestCase):
         self.assertTrue(torch.allclose(dt.full_tensor(weight.grad), expected))
 
     def test_process_mesh(self):
-        mesh = dt.init_process_mesh([1], ["tp"])  # nobody started others
+        mesh = dt.init_process_mesh([1], ["tp"])  # without a launcher
         self.assertEqual(list(dt.mesh_shape(mesh)), [1])
         d = dt.distribute(self.x, mesh, "S(0)")
         self.assertTrue(torch.equal(dt.full_tensor(d + dt.distribute(self.x, dt.init_process_mesh([1], ["tp"]), "S(0)")), 2 * self.x))

@@ -1,5 +1,5 @@
-"""//:dist's wheel, installed by pip into a folder of its own: `import dtensor_torch` needs no environment variable, and says what is
-wrong with another torch."""
+"""//:dist's wheel, installed by pip into a folder of its own: `import dtensor_torch` needs no environment variable, and names the
+fault with another torch."""
 
 import glob
 import os

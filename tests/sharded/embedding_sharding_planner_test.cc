@@ -43,7 +43,7 @@ std::map<std::string, ShardingKind> kinds(const PlanReport& report) {
   return result;
 }
 
-TEST_CASE("a plan with every kind of table, which shard_module takes", "[planner]") {
+TEST_CASE("a plan with every kind of table is accepted by shard_module", "[planner]") {
   Recommender model;
   EmbeddingShardingPlanner planner(test_world(), options());
   const ShardingPlan plan = planner.build_plan(model);
@@ -70,7 +70,7 @@ TEST_CASE("a plan with every kind of table, which shard_module takes", "[planner
   CHECK(planner.report().step.largest() <= options().bytes_per_rank);
 }
 
-TEST_CASE("a report says choices, bytes, communication and reasons", "[planner]") {
+TEST_CASE("a report lists choices, bytes, communication and reasons", "[planner]") {
   Recommender model;
   EmbeddingShardingPlanner planner(test_world(), options());
   planner.build_plan(model);
@@ -97,7 +97,7 @@ TEST_CASE("the error of an impossible budget names a sufficient one", "[planner]
              Contains("more ranks alone do not help, as 896 bytes of it are replicated"));
 }
 
-TEST_CASE("options that mean nothing are refused", "[planner]") {
+TEST_CASE("invalid options are rejected", "[planner]") {
   const auto error_of = [](const std::function<void(PlannerOptions&)>& change) {
     PlannerOptions o = options();
     change(o);

@@ -38,7 +38,7 @@ TEST_CASE("IL-1 a grid from its shards") {
     CHECK(same.local_tensor(test_world().owned_ranks()[i]).is_same(mine[i][0].tensor));  // no copies
 }
 
-TEST_CASE("IL-2 offsets worked out from the shards (trap T15)") {
+TEST_CASE("IL-2 offsets computed from the shards (trap T15)") {
   for (int64_t s : {0, 5}) {
     const auto shards = per_rank(test_world().owned_ranks(), [&](int64_t r) {
       return std::vector<Shard>{shard_of(r, {0, 0}, at::full({s, s}, r))};
@@ -90,7 +90,7 @@ TEST_CASE("IL-3 global sizes that are missing or wrong") {
   CHECK_NOTHROW(init_from_local_shards(rows(), {20, 5}, test_world()));
 }
 
-TEST_CASE("IL-4 local shards that are none") {
+TEST_CASE("IL-4 invalid local shards") {
   const World& world = test_world();
   const auto none = per_rank(world.owned_ranks(), [](int64_t) { return std::vector<Shard>{}; });
   CHECK_ERROR(c10::ValueError, "have no local shards on all ranks", init_from_local_shards(none, kTen, world));
@@ -298,7 +298,7 @@ TEST_CASE("IM-2 shards that differ from the metadata") {
   check([](Shards&) {}, value, "Global rank 5 does not exist in input process group", elsewhere);
 }
 
-TEST_CASE("trap T17: metadata of chunks are in the order of the offsets, not as they were given") {
+TEST_CASE("trap T17: metadata of chunks are in the order of the offsets, not of the arguments") {
   ShardedTensorMetadata metadata = chunks(0, {2, 3, 1, 0}).build_metadata({12, 2}, {});
   const auto in_order = metadata.shards_metadata;
   std::reverse(metadata.shards_metadata.begin(), metadata.shards_metadata.end());
@@ -335,7 +335,7 @@ TEST_CASE("IT-1 a local tensor and a spec") {
   }
 }
 
-TEST_CASE("IT-2 local tensors that do not fit") {
+TEST_CASE("IT-2 local tensors that do not match the spec") {
   const EnumerableShardingSpec halves(
       {ShardMetadata({0, 0}, {5, 5}, place(0)), ShardMetadata({5, 0}, {5, 5}, place(1))});
   const auto all = [](const at::Tensor& t) { return per_rank(test_world().owned_ranks(), [&](int64_t) { return t; }); };

@@ -66,7 +66,7 @@ TEST_CASE("GA-4 where the result goes") {
   CHECK_ERROR(c10::ValueError, "dst=4 of a group of 4 ranks", st.gather(4));
 }
 
-TEST_CASE("GA-5 dtypes keep their values (trap T5)") {
+TEST_CASE("GA-5 values are kept in all dtypes (trap T5)") {
   const at::Tensor large = counted({5, 4}, at::kLong) + (int64_t{1} << 40);
   check_gather(of(large, chunks(0)), large, 1);
   const at::Tensor fine = counted({5, 4}, at::kDouble) / 3;
@@ -194,7 +194,7 @@ TEST_CASE("RS-3 metadata in the order of the ranks, offsets that add up") {
   CHECK(holds(st, counted({13, 5})));
 }
 
-TEST_CASE("RS-4 what reshard() does not take") {
+TEST_CASE("RS-4 what reshard() rejects") {
   CHECK_ERROR(c10::NotImplementedError, "Only ChunkShardingSpec supported for reshard.",
               of(counted({10, 10}), chunks(0)).reshard(grid()));
   CHECK_ERROR(c10::NotImplementedError, "Only ChunkShardingSpec supported for reshard.",
@@ -204,7 +204,7 @@ TEST_CASE("RS-4 what reshard() does not take") {
   CHECK_ERROR(c10::ValueError, "Invalid sharding dim: 2", of(counted({10, 10}), chunks(0)).reshard(chunks(2)));
 }
 
-TEST_CASE("RS-5 dtypes stay, and gradients come back") {
+TEST_CASE("RS-5 dtypes are kept, and gradients return to the shards") {
   for (auto dtype : {at::kDouble, at::kLong, at::kHalf}) {
     const ShardedTensor st = of(counted({5, 6}, dtype), chunks(0));
     CHECK(holds(st.reshard(chunks(1)), counted({5, 6}, dtype)));
@@ -318,7 +318,7 @@ TEST_CASE("MV-3 to another dtype or group") {
   CHECK(holds(in_other, counted({10, 20})));
 }
 
-TEST_CASE("MV-4 arguments that are none") {
+TEST_CASE("MV-4 invalid arguments") {
   const ShardedTensor st = zeros(chunks(0), {10, 20}, test_world());
   const char* const format = "Only `torch.contiguous_format` or `torch.preserve_format` is supported!";
   CHECK_ERROR(c10::Error, format, st.cpu({}, c10::MemoryFormat::ChannelsLast));
@@ -384,7 +384,7 @@ TEST_CASE("bridge: layouts without placements go through boxes") {
               from_dtensor(distribute_tensor(counted({10, 10}), mesh, {dtensor::Shard(0), Replicate()})));
 }
 
-TEST_CASE("bridge: gradients come to the shards") {
+TEST_CASE("bridge: shards get gradients") {
   const DeviceMesh mesh(test_world(), {4}, {"x"});
   for (const AnyShardingSpec& spec :
        {AnyShardingSpec(chunks(0, {1, 0, 3, 2})), AnyShardingSpec(chunks(0, {0, 1, 0, 3}))}) {

@@ -132,7 +132,7 @@ TEST_CASE("OP-2: an operator that runs on DTensors in a few lines") {
   CHECK(shards_are(out, input.matmul(weight.detach().t())));
 }
 
-TEST_CASE("OP-3: handlers of another signature do not compile, or are refused when they are registered") {
+TEST_CASE("OP-3: handlers of another signature do not compile, or are rejected at registration") {
   const auto five = [](const OpTypes&, const OpArguments&, const OpKeywords&, const ProcessGroup&, int) {
     return c10::IValue();
   };

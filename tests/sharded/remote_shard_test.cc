@@ -55,7 +55,7 @@ TEST_CASE("RR-1 remote shards of every kind of layout") {
   check_remote(init_from_local_shards(local, {10, 10}, all, {.init_rrefs = true}), counted({10, 10}), {1, 1, 1, 1});
 }
 
-TEST_CASE("RR-1 a remote shard is read when it is asked for") {
+TEST_CASE("RR-1 a remote shard is read at the time of the request") {
   const ShardService service(test_world());
   const ShardedTensor st = with_rrefs(at::zeros({4, 2}), chunks(0), test_world());
   if (owns(3)) st.local_shards(3)[0].tensor.fill_(7);
@@ -70,7 +70,7 @@ TEST_CASE("RR-1 a remote shard is read when it is asked for") {
   check_on_all_ranks(test_world(), "read", [](int64_t) {});
 }
 
-TEST_CASE("RR-2 remote shards that are not to be had") {
+TEST_CASE("RR-2 errors of remote shards") {
   const ShardedTensor plain = empty(chunks(0), {10, 20}, test_world());
   CHECK_ERROR(c10::Error, "ShardedTensor created with init_rrefs=False, no RRefs to remote shards available",
               plain.remote_shards(test_world().owned_ranks()[0]));
@@ -120,7 +120,7 @@ TEST_CASE("RR-3 workers by name") {
   check_on_all_ranks(test_world(), "seen", [](int64_t) {});
 }
 
-TEST_CASE("RR-4 nothing is registered when the tensors are gone") {
+TEST_CASE("RR-4 nothing is registered after the tensors are freed") {
   CHECK(registered_count() == 0);
   {
     const ShardService service(test_world());

@@ -29,12 +29,12 @@ std::string names_in(const std::string& source) {
   return names;
 }
 
-TEST_CASE("T21: the page says that upstream deprecates this layer, and how to go over to DTensor") {
+TEST_CASE("T21: the page names upstream's deprecation of this layer, and the migration to DTensor") {
   const std::string page = read("docs/sharded_tensor.md");
   CHECK_THAT(page, Catch::Contains("deprecat") && Catch::Contains("distribute_tensor(") && Catch::Contains("| T21 |"));
 }
 
-TEST_CASE("every row has a test of its name, where the documentation says") {
+TEST_CASE("every row has a test of its name, in the documented file") {
   const std::map<std::string, int> areas = {
       {"RD", 4}, {"SM", 3}, {"TP", 4}, {"CS", 5}, {"ES", 4},   {"IS", 2}, {"US", 1}, {"SH", 2},  {"ST", 19},
       {"IL", 7}, {"IM", 2}, {"IT", 2}, {"SG", 2}, {"GA", 6},   {"RS", 6}, {"MV", 4}, {"RR", 4},  {"SD", 5},

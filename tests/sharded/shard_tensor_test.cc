@@ -105,7 +105,7 @@ TEST_CASE("SP-4 tensors that cannot be sharded") {
               shard_tensor(owns(2) ? at::zeros({10, 10}).t() : at::zeros({10, 10}), chunks(0), test_world()));
 }
 
-TEST_CASE("SP-5 the source's values count, not the others'") {
+TEST_CASE("SP-5 the values are those of the source rank") {
   const at::Tensor mine = owns(2) ? counted({10, 3}) : at::full({10, 3}, 77.f);
   CHECK(holds(shard_tensor(mine, chunks(0), test_world(), 2), counted({10, 3})));
 }

@@ -41,7 +41,7 @@ void check_case(const Case& c, int64_t dim) {
   }
 }
 
-TEST_CASE("EB-1: embedding of tables cut by columns") {
+TEST_CASE("EB-1: embedding of tables sharded by columns") {
   const std::vector<Case> cases = {{{5, 4}, 17, 12},
                                    {{6, 7, 6}, 21, 11},
                                    {{8, 6, 5, 4}, 23, 13},
@@ -58,7 +58,7 @@ TEST_CASE("EB-1: embedding of tables cut by columns") {
   for (const Case& c : cases) check_case(c, 1);
 }
 
-TEST_CASE("EB-2: embedding of tables cut by rows") {
+TEST_CASE("EB-2: embedding of tables sharded by rows") {
   const std::vector<Case> cases = {{{5, 12}, 16, 22},
                                    {{5, 4}, 32, 12},
                                    {{6, 7, 6}, 64, 11},
@@ -76,7 +76,7 @@ TEST_CASE("EB-2: embedding of tables cut by rows") {
   for (const Case& c : cases) check_case(c, 0);
 }
 
-TEST_CASE("EB-1, EB-2: ranks may ask for other numbers of ids, in kInt too, and have no part of the table") {
+TEST_CASE("EB-1, EB-2: ranks may request different numbers of ids, in kInt too, and have no part of the table") {
   const at::Tensor whole = table_of(11, 6);
   const std::vector<at::Tensor> ids = {at::tensor({3, 10}, at::kInt), at::zeros({0}, at::kLong),
                                        at::tensor({1, 2, 0}, at::kLong).view({3, 1}), at::tensor({5}, at::kLong)};
@@ -217,7 +217,7 @@ const std::vector<BagCase>& bag_cases() {
   return cases;
 }
 
-TEST_CASE("EB-4: embedding bags of tables cut by rows and by columns; T22: padding does not count in means") {
+TEST_CASE("EB-4: embedding bags of tables sharded by rows and by columns; T22: padding does not count in means") {
   for (const BagCase& c : bag_cases()) {
     for (const bool weighted : {false, true}) {
       if (weighted && c.options.mode != "sum") continue;
@@ -265,7 +265,7 @@ TEST_CASE("EB-4: rejected arguments of embedding bags") {
   CHECK_THAT(error_text([&] { embedding_bag(std::vector<BagInput>(7, {two}), weight); }), Contains("7 inputs for"));
 }
 
-TEST_CASE("EB-5: gradients of shards are the windows of the whole table's, and weights of samples have theirs") {
+TEST_CASE("EB-5: gradients of shards are windows of the whole table's; gradients of sample weights") {
   for (const BagCase& c : bag_cases()) {
     if (c.options.max_norm) continue;  // changes the table
     const bool weighted = c.options.mode == "sum";
@@ -295,7 +295,7 @@ TEST_CASE("EB-5: gradients of shards are the windows of the whole table's, and w
   }
 }
 
-TEST_CASE("EB-5: gradients of an embedding, where padding has none") {
+TEST_CASE("EB-5: gradients of an embedding, without one for padding") {
   for (const std::optional<int64_t> padding : {std::optional<int64_t>(), std::optional<int64_t>(-2)}) {
     for (const int64_t dim : {0, 1}) {
       for (const std::vector<int64_t>& order : {std::vector<int64_t>{3, 0, 1, 2}, {1}}) {
@@ -314,7 +314,7 @@ TEST_CASE("EB-5: gradients of an embedding, where padding has none") {
   }
 }
 
-TEST_CASE("many tables at once: one all_gather of ids, one exchange of rows, one of their gradients, as by hand") {
+TEST_CASE("many tables at once: one all_gather of ids, one exchange of rows, one of their gradients") {
   const int64_t b = 6, n = 4, d = 8;
   std::vector<BagTable> tables;
   for (int64_t t = 0; t < 3; ++t) {

@@ -49,7 +49,7 @@ struct Model : torch::nn::Module {
   at::Tensor param, sharded;
 };
 
-TEST_CASE("SO-1: a step of SGD: sharded and local parameters fall by 0.1; SO-3: copies stay as they were") {
+TEST_CASE("SO-1: a step of SGD decreases sharded and local parameters by 0.1; SO-3: copies are unchanged") {
   Model local({}), model(chunks(0, kAll));
   for (int64_t rank : own_ranks()) {
     ShardedTensor(model.sharded).local_shards(rank)[0].tensor = local.sharded.detach().clone().requires_grad_();
@@ -110,7 +110,7 @@ TEST_CASE("SO-2: names of parameters, sharded and plain") {
   CHECK(keys == std::vector<std::string>{"extra", "tied", "linear1.weight", "linear2.weight", "linear2.bias"});
 }
 
-TEST_CASE("SO-4: groups and states are visible; adding a group is refused as it is in PyTorch") {
+TEST_CASE("SO-4: groups and states are visible; adding a group is an error, as in PyTorch") {
   Model model(chunks(0, kAll));
   ShardedOptimizer<Adam> adam(named_params_with_sharded_tensor(model), AdamOptions(0.25));
   REQUIRE(adam.param_groups().size() == 1);
@@ -202,7 +202,7 @@ void check_optimizer(const Options& options) {
   }
 }
 
-TEST_CASE("SO-5: three steps of every optimizer, then one more of another that has taken over its state") {
+TEST_CASE("SO-5: three steps of every optimizer, then one of another that has loaded its state") {
   check_optimizer<SGD>(SGDOptions(0.05).momentum(0.9).weight_decay(0.1));
   check_optimizer<SGD>(SGDOptions(0.05));
   check_optimizer<Adam>(AdamOptions(0.05).amsgrad(true));

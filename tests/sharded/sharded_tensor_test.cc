@@ -8,7 +8,7 @@ namespace {
 
 using Numbers = std::vector<int64_t>;
 
-TEST_CASE("SH-1 shards whose tensor is another one than their metadata say") {
+TEST_CASE("SH-1 shards whose tensor differs from their metadata") {
   CHECK_NOTHROW(Shard(at::zeros({5, 5}), ShardMetadata({0, 0}, {5, 5}, "rank:0/cpu")));
   CHECK_ERROR(c10::ValueError,
               "Shard tensor size does not match with metadata.shard_lengths! Found shard tensor size: [5, 5], "
@@ -233,7 +233,7 @@ TEST_CASE("ST-14 fewer rows than ranks, and offsets past the end (trap T6)") {
   }
 }
 
-TEST_CASE("ST-15 sizes, dims and what is out of range") {
+TEST_CASE("ST-15 sizes, dims and out-of-range indices") {
   const ShardedTensor st = empty(chunks(0), {10, 20}, test_world());
   CHECK((st.size(0) == 10 && st.size(1) == 20 && st.size(-1) == 20 && st.size(-2) == 10));
   CHECK(st.dim() == 2);
@@ -245,7 +245,7 @@ TEST_CASE("ST-15 sizes, dims and what is out of range") {
   }
 }
 
-TEST_CASE("ST-16 what cannot be sharded") {
+TEST_CASE("ST-16 tensors that cannot be sharded") {
   CHECK_ERROR(c10::ValueError, "Global rank 5 does not exist in input process group: [0, 1, 2, 3]",
               empty(chunks(0, {0, 5}), {10, 20}, test_world()));
   CHECK_ERROR(c10::ValueError, "Only torch.strided layout is currently supported",

@@ -122,7 +122,7 @@ TEST_CASE("SMOD-1: entries for parameters; a planner that shards every parameter
   if (own_ranks()[0] == 0) CHECK(shards_are(ShardedTensor(model.fc1->weight), weight));
 }
 
-TEST_CASE("SMOD-2: T1: a Sharder's module takes the submodule's place") {
+TEST_CASE("SMOD-2: T1: a Sharder's module replaces the submodule") {
   BagModel model;
   const auto before = find_submodule(model, "ebc");
   shard_module(model, {{{"ebc", std::make_shared<BagSharder>(2)}}}, test_world());
@@ -141,7 +141,7 @@ TEST_CASE("SMOD-2: T1: a Sharder's module takes the submodule's place") {
   CHECK(dict->keys() == std::vector<std::string>{"a", "b"});
 }
 
-TEST_CASE("SMOD-3: ten bags, two by rows and eight by columns, give what the local model gives") {
+TEST_CASE("SMOD-3: ten bags, two by rows and eight by columns, equal the local model") {
   torch::manual_seed(0);
   BagModel local;
   BagModel model;
@@ -189,7 +189,7 @@ TEST_CASE("SMOD-4: a Sharder at the root, and parameters within a Sharder's modu
   CHECK(is_sharded(two.named_parameters()["ebc2.weight"]));
 }
 
-TEST_CASE("SMOD-5: values and paths that cannot be in a plan") {
+TEST_CASE("SMOD-5: invalid values and paths of a plan") {
   Mlp model;
   const auto error_of = [&](const ShardingPlan& plan) {
     return error_text([&] { shard_module(model, plan, test_world()); });
@@ -295,7 +295,7 @@ struct Source : torch::nn::Module {
   at::Tensor given;
 };
 
-TEST_CASE("HK-1: local shards as outputs, without the cut dim where that is 1") {
+TEST_CASE("HK-1: local shards as outputs, without the sharded dim if its size is 1") {
   const std::vector<int64_t> order = {0, 1, 3, 2};
   const ShardedTensor st = rand(chunks(0, order), {23, 15}, test_world());
   auto module = with_output_hooks(std::make_shared<Source>(st.tensor()));
@@ -319,7 +319,7 @@ TEST_CASE("HK-1: local shards as outputs, without the cut dim where that is 1") 
   CHECK(plain->forward().is_same(plain->given));
 }
 
-TEST_CASE("HK-2, RS-6: outputs are resharded, and others pass") {
+TEST_CASE("HK-2, RS-6: sharded outputs are resharded, and others unchanged") {
   const auto rows = chunks(0, {0, 1, 3, 2}), columns = chunks(1, {2, 3, 1, 0});
   const at::Tensor whole = table_of(24, 12);
   auto module = with_output_hooks(std::make_shared<Source>(shard_tensor(whole, rows, test_world()).tensor()));

@@ -12,7 +12,7 @@ namespace {
 
 using Numbers = std::vector<int64_t>;
 
-TEST_CASE("CS-1 chunk specs and what is none") {
+TEST_CASE("CS-1 chunk specs, valid and invalid") {
   CHECK_ERROR(c10::NotImplementedError, "ChunkShardingSpec does not support named dimension yet!",
               ChunkShardingSpec(std::string("H"), {"rank:0/cpu"}));
   CHECK_ERROR(c10::NotImplementedError, "not support named dimension",
@@ -36,7 +36,7 @@ TEST_CASE("CS-1 chunk specs and what is none") {
   CHECK(DevicePlacementSpec("rank:0").device == RemoteDevice("rank:0/cpu"));
 }
 
-TEST_CASE("CS-2 how chunks are cut") {
+TEST_CASE("CS-2 sizes of chunks") {
   struct Row {
     int64_t size, count;
     Numbers sizes;
@@ -88,7 +88,7 @@ TEST_CASE("CS-2 how chunks are cut") {
   }
 }
 
-TEST_CASE("CS-3 dims that are none are found when the tensor is there") {
+TEST_CASE("CS-3 invalid dims are detected with the tensor") {
   for (int64_t dim : {2, 3, 4, -3, -4, -5}) {
     const ChunkShardingSpec spec = chunks(dim);
     CHECK_ERROR(c10::ValueError, "Invalid sharding dim: " + std::to_string(dim), spec.build_metadata({10, 20}, {}));
@@ -96,13 +96,13 @@ TEST_CASE("CS-3 dims that are none are found when the tensor is there") {
   }
 }
 
-TEST_CASE("CS-4 negative dims mean the same") {
+TEST_CASE("CS-4 negative dims are equivalent") {
   CHECK(chunks(-2).build_metadata({10, 20}, {}) == chunks(0).build_metadata({10, 20}, {}));
   CHECK(chunks(-1).build_metadata({10, 20}, {}) == chunks(1).build_metadata({10, 20}, {}));
   CHECK(chunks(-1).build_metadata({10, 20}, {}) != chunks(0).build_metadata({10, 20}, {}));
 }
 
-TEST_CASE("CS-5 where the chunk of a rank begins") {
+TEST_CASE("CS-5 the first chunk of a rank") {
   CHECK(get_chunk_sharding_params(21, chunks(0), 1) == ChunkParams{6, 6});
   CHECK(get_chunk_sharding_params(21, chunks(0), 3) == ChunkParams{18, 3});
   CHECK(get_chunk_sharding_params(21, chunks(0, {3, 2, 1, 0}), 1) == ChunkParams{12, 6});
@@ -118,7 +118,7 @@ std::vector<ShardMetadata> boxes(const std::vector<std::pair<Numbers, Numbers>>&
   return shards;
 }
 
-TEST_CASE("ES-1 lists that are no spec") {
+TEST_CASE("ES-1 lists that are not valid specs") {
   CHECK_ERROR(c10::ValueError, "Empty shard list provided: []", EnumerableShardingSpec({}));
   CHECK_ERROR(c10::ValueError, "Found inconsistent ranks for shards: 1 and 2",
               EnumerableShardingSpec(boxes({{{0}, {1}}, {{1, 1}, {1, 1}}})));
@@ -154,12 +154,12 @@ TEST_CASE("ES-2 shards that overlap") {
   CHECK(overlaps(boxes({{{1}, {most}}, {{most - 1}, {1}}})));
 }
 
-TEST_CASE("trap T18: a shard without elements lies in another one and overlaps nothing") {
+TEST_CASE("trap T18: a shard without elements inside another one overlaps nothing") {
   CHECK_FALSE(overlaps(boxes({{{0}, {5}}, {{3}, {0}}})));
   CHECK_FALSE(overlaps(boxes({{{0, 0}, {5, 5}}, {{3, 1}, {2, 0}}, {{3, 3}, {0, 2}}})));
 }
 
-TEST_CASE("ES-2 shards that overlap, against a map of cells") {
+TEST_CASE("ES-2 shards that overlap, compared with a map of cells") {
   REQUIRE(testing::holds("overlap is what cells say", 2000, [] {
     const int64_t ndim = testing::draw(1, 4), side = testing::draw(1, 5), count = testing::draw(0, 8);
     std::vector<ShardMetadata> shards;
@@ -184,7 +184,7 @@ TEST_CASE("ES-2 shards that overlap, against a map of cells") {
 }
 
 // 10^5 shards in many layouts: what compares all pairs takes minutes.
-TEST_CASE("ES-2 a hundred thousand shards are compared at once") {
+TEST_CASE("ES-2 a hundred thousand shards are compared quickly") {
   const int64_t n = 100'000;
   std::vector<std::vector<ShardMetadata>> layouts(5);
   const RemoteDevice here("rank:0/cpu");
@@ -210,7 +210,7 @@ TEST_CASE("ES-2 a hundred thousand shards are compared at once") {
   }
 }
 
-TEST_CASE("ES-3 shards that do not make up the tensor") {
+TEST_CASE("ES-3 shards that do not cover the tensor") {
   const auto rows = boxes({{{0, 0}, {5, 5}}, {{5, 0}, {5, 5}}});
   CHECK_NOTHROW(check_tensor(rows, {10, 5}));
   CHECK_ERROR(c10::ValueError, "Rank of tensor is 3, but shards rank is 2", check_tensor(rows, {10, 5, 1}));
@@ -234,7 +234,7 @@ TEST_CASE("ES-4 a list cannot shard") {
               grid().shard(at::zeros({10, 10}), 0, test_world()));
 }
 
-TEST_CASE("IS-1 what is inferred to be a list") {
+TEST_CASE("IS-1 shards inferred to be a list") {
   const auto is_list = [](const std::vector<ShardMetadata>& shards) {
     return infer_sharding_spec(shards) == AnyShardingSpec(EnumerableShardingSpec(shards));
   };
@@ -246,12 +246,12 @@ TEST_CASE("IS-1 what is inferred to be a list") {
   CHECK(infer_sharding_spec(boxes({{{0}, {2}}, {{2}, {2}}, {{4}, {1}}, {{6}, {0}}})) == AnyShardingSpec(chunks(0)));
 }
 
-TEST_CASE("trap T12: dims 0 and 1 that both are cut are no chunks, in any order") {
+TEST_CASE("trap T12: shards that split dims 0 and 1 are not chunks, in any order") {
   const auto shards = boxes({{{3, 0}, {3, 3}}, {{0, 3}, {3, 3}}, {{0, 0}, {3, 3}}, {{3, 3}, {3, 3}}});
   CHECK(infer_sharding_spec(shards).as<EnumerableShardingSpec>() != nullptr);
 }
 
-TEST_CASE("IS-2 what is inferred to be chunks") {
+TEST_CASE("IS-2 shards inferred to be chunks") {
   const std::vector<std::pair<int64_t, Numbers>> shapes = {
       {0, {4, 16}}, {0, {5, 15, 16}}, {1, {12, 16}}, {2, {4, 18, 15}}, {3, {7, 12, 16, 37}}, {4, {50, 4, 18, 15, 77}}};
   for (const Numbers& order : {Numbers{0, 1, 2, 3}, Numbers{0, 1, 3, 2}, Numbers{2, 3, 1, 0}, Numbers{3, 0, 1, 2}}) {

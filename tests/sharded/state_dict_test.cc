@@ -102,7 +102,7 @@ TEST_CASE("SD-3 modules without sharded tensors") {
   CHECK(other->weight.requires_grad());
 }
 
-TEST_CASE("SD-3 values that do not fit are refused before any is loaded") {
+TEST_CASE("SD-3 values that do not fit are rejected before any is loaded") {
   torch::nn::Linear fc(3, 2);
   const at::Tensor bias = fc->bias.detach().clone();
   CHECK_ERROR(c10::ValueError, "'weight' is of sizes [2, 3], its value of [3]",
@@ -114,7 +114,7 @@ TEST_CASE("SD-3 values that do not fit are refused before any is loaded") {
   CHECK(is_sharded(model.tensor));
 }
 
-TEST_CASE("SD-4 loading where a rank has another place") {
+TEST_CASE("SD-4 loading on another rank") {
   const ShardedTensor a = random(chunks(0), test_world());
   const std::vector<std::string> bytes = save_shards({{"a", a.tensor()}}, test_world());
   {
@@ -145,7 +145,7 @@ TEST_CASE("SD-4 loading where a rank has another place") {
               load_shards(bytes_of_six, six));
 }
 
-TEST_CASE("SD-4 bytes that are damaged") {
+TEST_CASE("SD-4 damaged bytes") {
   const std::vector<std::string> good =
       save_shards({{"a", random(chunks(0), test_world(), {4, 2}).tensor()}}, test_world());
   const auto damaged = [&](auto change) {
@@ -171,7 +171,7 @@ TEST_CASE("SD-4 bytes that are damaged") {
   }
 }
 
-TEST_CASE("SD-5 the group of loading nests not, and ends with its block") {
+TEST_CASE("SD-5 the group of loading does not nest, and ends with its block") {
   const ProcessGroup group(test_world(), {2, 3});
   try {
     const LoadWithProcessGroup guard(group);

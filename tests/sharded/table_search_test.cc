@@ -37,7 +37,7 @@ Best best_of_all(const TableSearch& search, const std::vector<ParameterFacts>& f
   }
 }
 
-TEST_CASE("no plan of all is much cheaper, and one is found where there is one", "[planner]") {
+TEST_CASE("no exhaustive plan is much cheaper, and a plan is found if there is one", "[planner]") {
   std::mt19937 random(5);
   const auto pick = [&](std::vector<int64_t> from) { return from[random() % from.size()]; };
   int found = 0, refused = 0, best = 0;
@@ -79,7 +79,7 @@ TEST_CASE("no plan of all is much cheaper, and one is found where there is one",
   CHECK(best > found * 9 / 10);
 }
 
-TEST_CASE("estimates are the formulas of the classical layouts", "[planner]") {
+TEST_CASE("estimates equal the formulas of the classical layouts", "[planner]") {
   TableSearch search;
   search.ranks = 4;
   search.samples = 8;
@@ -101,7 +101,7 @@ TEST_CASE("estimates are the formulas of the classical layouts", "[planner]") {
   CHECK(search.estimate(four, owners).received == Approx(search.estimate(four, columns).received));
 }
 
-TEST_CASE("small tables are replicated, large ones cut, and memory is even", "[planner]") {
+TEST_CASE("small tables are replicated, large ones sharded, and memory is balanced", "[planner]") {
   TableSearch search;
   search.ranks = 4;
   search.samples = 1024;
@@ -127,7 +127,7 @@ TEST_CASE("small tables are replicated, large ones cut, and memory is even", "[p
   CHECK(search.best(facts)->at(0).kind == ShardingKind::kRowWise);
 }
 
-TEST_CASE("a choice is the same whenever it is asked for, with many ranks, too", "[planner]") {
+TEST_CASE("a search gives the same choice every time, with many ranks, too", "[planner]") {
   TableSearch search;
   search.ranks = 64;
   search.samples = 256;

@@ -44,7 +44,7 @@ TEST_CASE("RD-1 texts of remote devices") {
   }
 }
 
-TEST_CASE("RD-2 texts that are no remote devices") {
+TEST_CASE("RD-2 texts that are not remote devices") {
   for (const char* text : {"cuda:foo", "foo:0", "random:0", "rank:foo", "rank:-1", "rank:", "rank:1:2", "a/b/c", "/cpu",
                            "a:b:c/cpu", "worker:0/cpu", "rank:99999999999999999999", "rank:1x/cpu", "", "rank:0 "}) {
     INFO(text);
@@ -76,7 +76,7 @@ TEST_CASE("RD-3 remote devices as text, compared and hashed") {
   CHECK(RemoteDevice("rank:1/cuda:1").on(c10::Device("cpu")) == RemoteDevice("rank:1/cpu"));
 }
 
-TEST_CASE("RD-4 remote devices of devices, and of nothing else") {
+TEST_CASE("RD-4 remote devices from devices, and from nothing else") {
   const RemoteDevice device{c10::Device("cuda:1")};
   CHECK((!device.rank() && !device.worker_name() && device.device() == c10::Device("cuda:1")));
   STATIC_REQUIRE(std::is_constructible_v<RemoteDevice, c10::Device>);
@@ -85,7 +85,7 @@ TEST_CASE("RD-4 remote devices of devices, and of nothing else") {
   STATIC_REQUIRE(!std::is_constructible_v<RemoteDevice, std::vector<int>>);
 }
 
-TEST_CASE("SM-1 shard metadata that is none") {
+TEST_CASE("SM-1 invalid shard metadata") {
   CHECK_ERROR(c10::ValueError, "Could not parse remote_device", ShardMetadata({0}, {1, 2}, "rank:foo"));
   CHECK_ERROR(c10::ValueError,
               "shard_offsets and shard_sizes should have the same number of elements, found 1 and [-1, 2] respectively",
@@ -187,7 +187,7 @@ TEST_CASE("TP-2 metadata as text and back, 288 cases") {
   CHECK(deserialize_metadata(serialize(odd)) == odd);
 }
 
-TEST_CASE("TP-3 metadata that is damaged") {
+TEST_CASE("TP-3 damaged metadata") {
   ShardedTensorMetadata metadata = grid_metadata();
   metadata.tensor_properties.memory_format = c10::MemoryFormat::ChannelsLast3d;
   CHECK_ERROR(c10::Error, "Invalid torch.memory_format: ", serialize(metadata));

@@ -1,4 +1,4 @@
-// How much memory tensors need, measured. On CPU.
+// Measures the memory of tensors on the CPU.
 //
 //   auto memory = std::make_shared<AllocatedMemory>();
 //   c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, memory);
@@ -11,8 +11,8 @@
 
 namespace dtensor::testing {
 
-// Bytes of tensors that this thread allocates, from now on. What another thread frees stays counted: Gloo's threads
-// hold the buffers of an exchange a moment longer than it takes.
+// Bytes of tensors that this thread allocates, from now on. Memory freed by another thread stays counted: Gloo's
+// threads hold the buffers of an exchange slightly longer than it takes.
 class AllocatedMemory : public c10::MemoryReportingInfoBase {
  public:
   int64_t peak() const { return peak_; }

@@ -15,7 +15,7 @@ namespace {
 class ClosingLine : public Catch::TestEventListenerBase {
  public:
   using Catch::TestEventListenerBase::TestEventListenerBase;
-  // Of assertionEnded(): whether messages were used up (2.13), or void (3).
+  // The result of assertionEnded(): whether messages were used up (2.13), or void (3).
   using Handled = decltype(std::declval<Catch::TestEventListenerBase&>().assertionEnded(
       std::declval<const Catch::AssertionStats&>()));
 

@@ -31,7 +31,7 @@ inline std::string read_file(const std::string& path) {
   return text.str();
 }
 
-// An empty folder that goes with this object.
+// An empty folder, removed with this object.
 class TempFolder {
  public:
   TempFolder() {
@@ -51,7 +51,7 @@ class TempFolder {
   std::string path_;
 };
 
-// Asks until it is so, no longer than half a minute.
+// Polls until the condition holds, no longer than half a minute.
 inline bool eventually(const std::function<bool()>& so) {
   for (int i = 0; i < 3000; ++i) {
     if (so()) return true;
@@ -62,7 +62,7 @@ inline bool eventually(const std::function<bool()>& so) {
 
 class Child {
  public:
-  // Runs one test case. What it prints goes into a file.
+  // Runs one test case. Its output goes into a file.
   Child(const std::string& test_case, std::vector<std::pair<std::string, std::string>> variables) {
     const std::string output = folder_ / "output";
     pid_ = ::fork();
@@ -93,7 +93,7 @@ class Child {
     pid_ = -1;
     return status;
   }
-  // With a single space for all white space: Catch2 breaks what it prints into lines.
+  // With a single space for all white space: Catch2 breaks its output into lines.
   std::string output() const {
     std::istringstream words(read_file(folder_ / "output"));
     std::string text;

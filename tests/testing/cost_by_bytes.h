@@ -1,5 +1,5 @@
-// Worlds in which only bytes take time: what moves least is cheapest, in however many collectives, also of small
-// tensors.
+// Worlds in which only bytes take time: the cheapest way is the one that moves fewest bytes, in any number of
+// collectives, also for small tensors.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace dtensor::testing {
 
-// As long as it lives.
+// During its lifetime.
 class CostByBytes {
  public:
   explicit CostByBytes(const World& world) : world_(world), before_(cost_model(world)) {

@@ -72,7 +72,7 @@ std::vector<at::Tensor> make_addends(const at::Tensor& full, const PartialKind& 
   } else if (kind.op == ReduceOp::kNorm2) {
     for (at::Tensor& a : addends) a = full / std::sqrt(static_cast<double>(kind.addends));
   } else {
-    // Some rank, another one for each element, holds the extreme value.
+    // A rank, another one for each element, holds the extreme value.
     const at::Tensor owner = at::randint(kind.addends, full.sizes(), generator(), full.options().dtype(at::kLong));
     const double sign = kind.op == ReduceOp::kMax ? -1 : 1;
     for (int64_t a = 0; a < kind.addends; ++a) {

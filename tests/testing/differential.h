@@ -32,12 +32,12 @@ struct OpCase {
   bool partial_inputs = true;   // also try P(sum) inputs (floating ones)
   double tolerance = 1e-9;
   // Asserts which placements may not communicate in forward: given mesh-dim placements of the inputs on a 1-d mesh,
-  // true if the operator must issue no collective. Unset: no claim.
+  // true if the operator must issue no collective. Unset: no assertion.
   std::function<bool(const std::vector<Placement>&)> silent = {};
-  // Combinations (one list per input) that the operator must refuse with a c10::Error. Unset: none may fail.
+  // Combinations (one list per input) that the operator must reject with a c10::Error. Unset: none may fail.
   std::function<bool(const std::vector<Placements>&)> rejects = {};
   bool strided_inputs = false;               // also try StridedShard(d, 2)
-  std::vector<ReduceOp> more_partials = {};  // kinds of Partial to try beside the sum
+  std::vector<ReduceOp> more_partials = {};  // kinds of Partial to try in addition to the sum
 };
 
 // Meshes (4), (2,2), (3), (2,3) of World::local, made once.
@@ -58,8 +58,8 @@ at::Tensor part_of(const at::Tensor& full, const DeviceMesh& mesh, const Placeme
 // the end take their defaults. Returns the tensors among the results, lists flattened.
 std::vector<at::Tensor> call_op(const std::string& op, std::vector<c10::IValue> args);
 
-// What is wrong with `actual` as a distributed form of `expected`: metadata, shapes of the locals, or a value on some
-// rank. Reduces Partials by itself. nullopt: nothing.
+// The fault of `actual` as a distributed form of `expected`: metadata, shapes of the local tensors, or a value on some
+// rank. Reduces Partials itself. nullopt: none.
 std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor& expected, double tolerance = 1e-9);
 
 }  // namespace dtensor::testing

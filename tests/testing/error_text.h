@@ -1,4 +1,4 @@
-// What a call throws, as its text.
+// The text of a call's error.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -33,7 +33,7 @@ constexpr std::pair<std::string_view, Kind> kKinds[] = {
 
 constexpr char kMessage[] = "the disk is full";
 
-// The part of a communicator that carries, without the part that reports: the faulty one reports itself.
+// The transport of a communicator, without its reporting: the faulty one reports itself.
 struct Carrier : Communicator {
   using Communicator::do_all_reduce;
   using Communicator::do_barrier;
@@ -41,7 +41,7 @@ struct Carrier : Communicator {
   using Communicator::do_reduce_scatter;
 };
 
-// Integers for floats, of the same width, so that no size tells.
+// Integers for floats, of the same width, so that sizes are equal.
 at::ScalarType other_dtype(at::ScalarType dtype) {
   switch (c10::elementSize(dtype)) {
     case 1:
@@ -70,7 +70,7 @@ at::Tensor twice(const at::Tensor& t) {
   const at::Tensor rows = t.dim() == 0 ? t.reshape({1}) : t;
   return at::cat({rows, rows});
 }
-// What twice() made of a tensor of these sizes, undone.
+// Undoes twice() for a tensor of these sizes.
 at::Tensor half(const at::Tensor& t, at::IntArrayRef sizes) { return t.narrow(0, 0, t.size(0) / 2).reshape(sizes); }
 
 class FaultyCommunicator final : public Communicator {
@@ -142,7 +142,7 @@ class FaultyCommunicator final : public Communicator {
   }
 
  private:
-  // The fault of this call; kNone for those that are to be made as they are.
+  // The fault of this call; kNone for calls without.
   Kind fires() {
     if (++calls_ != fault_.call || fault_.kind == Kind::kNone) return Kind::kNone;
     if (fault_.on_fire) fault_.on_fire();
@@ -188,7 +188,7 @@ class FaultyCommunicator final : public Communicator {
     return reported_as(call, instead, call.event.bytes);
   }
 
-  // What moves blocks, with or without a reduction.
+  // For calls that move blocks, with or without a reduction.
   template <typename Run>
   void move(const CommCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
             const RankPieces& outputs, Run run) {
@@ -232,7 +232,7 @@ class FaultyCommunicator final : public Communicator {
     (inner_.*(&Carrier::do_all_reduce))(call, {{one}}, ReduceOp::kSum);
   }
 
-  // An all_gather of what should have been reduced.
+  // An all_gather instead of a reduction.
   void gather(const CommCall& call, const at::Tensor& mine) {
     const int64_t rank = call.ranks[0];
     const auto& members = call.group->members[call.group->group_of[rank]];

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# source_test.sh CHECK_SOURCE: the tree has no fault, and trees with faults are told so; what a project says of itself agrees.
+# source_test.sh CHECK_SOURCE: the tree has no fault, trees with faults are reported; statements about the project agree.
 set -uo pipefail
 check=$(readlink -f "$1")
 tree=$(mktemp -d)

@@ -16,7 +16,8 @@ constexpr double kOutlier = 0.1;         // relative error from which on a sampl
 
 double dot(const Terms& a, const Terms& b) { return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]; }
 
-// Minimises the sum of weight * (row * x - 1)^2 over the terms in `used`; others are 0. False if the rows do not tell.
+// Minimises the sum of weight * (row * x - 1)^2 over the terms in `used`; others are 0. False if the rows do not
+// determine it.
 bool solve(const std::vector<Terms>& rows, const std::vector<double>& weights, const std::array<bool, kTerms>& used,
            Terms& x) {
   double a[kTerms][kTerms + 1] = {};

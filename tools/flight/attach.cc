@@ -52,7 +52,7 @@ struct Question {
 };
 
 // Null if it is not there any more, or of another user. Does not wait: where the process is stopped, the system takes
-// the connection for it, and still knows whose it is.
+// the connection for it, and still provides its owner.
 std::optional<Question> ask(const RankAddress& address) {
   const std::string name = socket_name(address);
   sockaddr_un to = {};
@@ -139,7 +139,7 @@ bool descends(int64_t pid, int64_t ancestor) {
   return false;
 }
 
-// What rank `question` said.
+// Stores the answer of rank `question`.
 void take_answer(const Question& question, LiveRank& rank) {
   absl::string_view text = question.text;
   if (text.empty()) return;

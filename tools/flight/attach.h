@@ -38,11 +38,11 @@ struct LiveJob {
 
 // The jobs of this user that have a rank in process `job` or in one that `job` started, directly or not: `job` is a
 // launcher or a rank. All their ranks on this host, of which none gets longer than `patience` to answer. Ranks of other
-// jobs are not asked: they are connected to, as that tells whose they are.
-// Error (UsageError): `job` is no number of a process, or has none; the text lists the jobs that there are.
+// jobs are not asked: connections to them only determine their owner.
+// Error (UsageError): `job` is not the number of a process, or has no ranks; the text lists the existing jobs.
 std::vector<LiveJob> attach(const std::string& job, std::chrono::milliseconds patience);
 
-// Of one answer. Error (UsageError): it is none.
+// Parses one answer. Error (UsageError): it is not an answer.
 LiveAnswer parse_answer(const std::string& from, const std::string& text);
 
 }  // namespace dtensor::tools

@@ -17,7 +17,7 @@ std::map<int64_t, int64_t> gpu_memory_by_process() {
   char line[256];
   while (std::fgets(line, sizeof line, lines) != nullptr) {
     const std::pair<std::string, std::string> fields = absl::StrSplit(line, absl::MaxSplits(',', 1));
-    int64_t pid = 0, mebibytes = 0;  // "[N/A]" where the driver does not tell
+    int64_t pid = 0, mebibytes = 0;  // "[N/A]" if the driver does not report it
     if (absl::SimpleAtoi(fields.first, &pid) && absl::SimpleAtoi(fields.second, &mebibytes)) {
       bytes[pid] += mebibytes << 20;
     }

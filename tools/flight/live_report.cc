@@ -26,7 +26,7 @@ std::string seconds_text(double seconds) {
 
 std::string bytes_text(int64_t bytes) { return bytes < 0 ? "-" : absl::StrCat(bytes >> 20, " MiB"); }
 
-// Of a process's main thread.
+// State of a process's main thread.
 std::string state_text(const std::string& state) {
   if (state == "R") return "running";
   if (state == "S") return "sleeping";

@@ -1,4 +1,4 @@
-// What the ranks of a running job are doing, as a table, and which of them is the odd one.
+// A table of the activities of a running job's ranks, with the rank that differs marked.
 #pragma once
 
 #include <map>

@@ -148,7 +148,7 @@ void print_table(std::ostream& out, const GroupView& group, int64_t last) {
   }
 }
 
-// What a rank was doing when its dump was written.
+// The activity of a rank when its dump was written.
 std::string whereabouts(const std::vector<GroupView>& groups, int64_t rank, const GroupView& except) {
   std::string text;
   const auto member = [&](const std::vector<int64_t>& ranks) {

@@ -8,13 +8,13 @@ namespace dtensor::tools {
 struct FlightReport {
   std::string text;
   bool diverged = false;
-  std::vector<int64_t> odd;  // who is alone with what it does, at that call
+  std::vector<int64_t> odd;  // ranks in the minority, at that call
 };
 
 struct FlightOptions {
   int64_t last = 10;  // calls of each group to show
-  // Of ranks that still run, and were not asked at the same moment: how long the others must have been in a call that a
-  // rank has not reached.
+  // For ranks that still run, and were not asked at the same moment: how long the others must have been in a call that
+  // a rank has not reached.
   int64_t late_after_ns = 0;
   std::string no_dump = "left no dump";  // what is said of ranks without one
 };

@@ -73,7 +73,7 @@ def one(pattern, path):
 
 
 def put(target, data):
-    """Makes `target` by a rename, so that nobody sees half of it."""
+    """Makes `target` by a rename, so that it is never visible incomplete."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     handle, part = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".part.")
     try:

@@ -75,7 +75,7 @@ class Attempt {
   const Options& options_;
   const int number_;
   std::vector<Rank> ranks_;
-  Time term_, kill_;  // when the rest is told to end, and made to
+  Time term_, kill_;  // when the other ranks are asked to end, and killed
   Outcome outcome_;   // of the first failure
 };
 
@@ -199,7 +199,7 @@ void Attempt::reap() {
     for (int k = 0; k < options_.ranks; ++k) {
       Rank& rank = ranks_[k];
       if (rank.pid != info.si_pid || !rank.running) continue;
-      // What it started goes with it. Before it is waited for: until then its number is its own.
+      // Kills the processes it started, too. Before waiting for it: until then its number is not reused.
       kill(-rank.pid, SIGKILL);
       rank.running = false;
       const std::string who = "rank " + std::to_string(k);

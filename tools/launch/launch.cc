@@ -1,10 +1,10 @@
-// Runs a program several times beside each other, as the ranks of one job on this host, and leaves nothing behind.
+// Runs several processes of a program, as the ranks of one job on this host, and leaves no processes or files behind.
 //
 //   ./bazelw run //tools:launch -- -n 4 -- bazel-bin/examples/train_lm --mesh dp=2,tp=2
 //
 // Every rank finds its place in RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, and the others at DTENSOR_STORE, a
 // file in a private folder: no port is opened. Lines of output begin with "[rank k] ". When a rank fails, the others
-// have a little time to say why they cannot go on, then they are stopped; the exit code is that of the first to fail.
+// have a short time to report their errors, then they are stopped; the exit code is that of the first to fail.
 //
 // Two processes, so that either can tidy up should the other be killed: this file's waits, the job's (job.h) works.
 #include <signal.h>
@@ -25,7 +25,7 @@ namespace {
 
 using namespace dtensor::launch;
 
-// Waits for the job's process, and tells it what this one is told.
+// Waits for the job's process, and forwards signals to it.
 int keep(pid_t job, const sigset_t& signals) {
   for (;;) {
     int signal = 0;
@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
   const char* base = getenv("TMPDIR");
   options.folder = std::string(base != nullptr && base[0] == '/' ? base : "/tmp") + "/dtensor-launch-XXXXXX";
   if (mkdtemp(options.folder.data()) == nullptr) die("cannot make a folder " + options.folder);
-  // What outlives its parent becomes a child of this process, which can then find it and stop it.
+  // Orphaned descendants become children of this process, which can then find and stop them.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   const pid_t parent = getpid(), job = fork();
   if (job < 0) {

@@ -1,4 +1,4 @@
-// What tools/launch is asked to do.
+// The options of tools/launch.
 #pragma once
 
 #include <string>

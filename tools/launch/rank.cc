@@ -39,7 +39,7 @@ std::vector<std::string> environment_of(const RankPlace& place) {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
     const std::string name = text.substr(0, text.find('=') + 1);
-    // What a torchrun around this program said is not true for these ranks.
+    // Variables of a torchrun around this program are not valid for these ranks.
     const bool outer = name.rfind("TORCHELASTIC_", 0) == 0 || name == "MASTER_ADDR=" || name == "MASTER_PORT=";
     const bool replaced = std::any_of(variables.begin(), variables.begin() + own,
                                       [&](const std::string& v) { return v.rfind(name, 0) == 0; });

@@ -13,8 +13,8 @@
 
 namespace dtensor::launch {
 
-// What a rank writes to one of its outputs: passed on line by line, and as it is to a log. Lines have a prefix; none is
-// cut by another one's.
+// One output of a rank: forwarded line by line with a prefix, without mixing lines of several ranks, and copied to a
+// log.
 class LineStream {
  public:
   LineStream() = default;
@@ -43,7 +43,7 @@ struct Rank {
   LineStream out, err;
 };
 
-// What a rank's process begins with.
+// The settings of a rank's process at its start.
 struct RankSettings {
   sigset_t signals;  // that are blocked
   rlimit files;

@@ -1,4 +1,4 @@
-// Of what the library's sources include, that which is parsed slowest and asked for most. clang reads of it what a
+// The headers of the library's sources that are slowest to parse and most used. clang reads only the parts that a
 // source uses.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>

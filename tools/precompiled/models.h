@@ -1,3 +1,3 @@
-// What models include.
+// Headers included by models.
 #include <torch/nn.h>
 #include <torch/optim.h>

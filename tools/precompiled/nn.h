@@ -1,4 +1,4 @@
-// What tests of models include.
+// Headers included by tests of models.
 #pragma once
 
 #include <torch/nn.h>

@@ -1,5 +1,5 @@
-// What tests include of LibTorch and of other libraries, but for torch/nn.h: it costs every test 3 s, even those that
-// use none of it, and whatever stands here costs the others nothing.
+// Headers of LibTorch and other libraries included by tests, except torch/nn.h: it costs every test 3 s, even those
+// that do not use it; the headers here cost nothing if unused.
 #pragma once
 
 #include <ATen/ATen.h>

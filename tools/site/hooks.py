@@ -15,7 +15,7 @@ def on_config(config):
 
 
 def on_page_markdown(markdown, page, files, **_):
-    """Links to files that are no pages lead to the repository, or nowhere where nobody says which that is."""
+    """Links to files that are not pages lead to the repository, or nowhere if none is given."""
     repository = os.environ.get("DTENSOR_SITE_REPOSITORY")  # https://github.com/OWNER/NAME/blob/main
 
     def link(match):

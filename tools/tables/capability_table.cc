@@ -51,7 +51,7 @@ std::string table() {
   std::string text =
       "| backend | exchanges, even and uneven, of every dtype | all_reduce | reduce_scatter |\n"
       "| --- | --- | --- | --- |\n";
-  std::optional<std::pair<CommBackend, Collective>> by_dtype;  // who reduces itself: all such do so alike
+  std::optional<std::pair<CommBackend, Collective>> by_dtype;  // backends that reduce themselves: all in the same way
   for (CommBackend backend : kCommBackends) {
     absl::StrAppend(&text, "| ", std::string(describe(backend)), " | ", std::string(describe(transport_of(backend))));
     for (Collective c : {Collective::kAllReduce, Collective::kReduceScatter}) {

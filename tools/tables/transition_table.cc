@@ -78,7 +78,7 @@ struct Sizes {
   int64_t n = 0, a = 1, b = 1;  // bytes of the tensor; ranks
 };
 
-// What the planner does at one point.
+// The plan at one point.
 struct Point {
   Sizes sizes;
   std::string steps;
