@@ -13,7 +13,8 @@ A fenced block counts by its info string:
 
 A block with main() is a whole program, put into a namespace of its own. #include lines move to the top of the file; every
 block sees `using namespace dtensor`. Blocks of other languages are not run, but every //label in a ```sh block or in
-`code` must be a target, and every relative link must lead to a file, and to a heading if it names one.
+`code` must be a target, and every relative link must lead to a file, and to a heading if it names one. Test cases quoted after
+their test, as in `plan_test`, "the cheapest route", must be in a source of tests/; the beginning of the name will do.
 
   doc_blocks.py --out FILE.cc PAGE...     the source
   doc_blocks.py --check PAGE...           whether labels and links lead anywhere
@@ -21,6 +22,7 @@ block sees `using namespace dtensor`. Blocks of other languages are not run, but
 """
 
 import argparse
+import functools
 import os
 import re
 import sys
@@ -28,6 +30,7 @@ import sys
 FENCE = re.compile(r"^( *)(`{3,})\s*(.*?)\s*$")
 LABEL = re.compile(r"(?<![\w:/.@])//([\w./-]*)(:[\w./-]+)?")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+TEST_CASES = re.compile(r'_test(?:`|\.cc\))[^|"\n]*?((?:"[^"\n]+"(?:, )?)+)')
 INCLUDE = re.compile(r"^\s*#include\s+[<\"].*[>\"]\s*(//.*)?$")
 
 
@@ -95,8 +98,19 @@ def check_label(root, package, name):
     return f'name = "{name}"' in text or any(os.path.isfile(os.path.join(folder, name + e)) for e in (".cc", ".py"))
 
 
+@functools.cache
+def test_sources(root):
+    texts = []
+    for folder, _, files in os.walk(os.path.join(root, "tests")):
+        for name in files:
+            if name.endswith(".cc"):
+                with open(os.path.join(folder, name), encoding="utf-8") as f:
+                    texts.append(f.read())
+    return "\n".join(texts)
+
+
 def problems(page, root):
-    """Labels without a target, links that lead nowhere."""
+    """Labels without a target, links that lead nowhere, test cases that do not exist."""
     blocks, prose = read(page)
     wrong = []
 
@@ -115,6 +129,10 @@ def problems(page, root):
         for code in re.findall(r"`([^`]+)`", line):
             if code.startswith(("//", "./bazelw")):
                 check_labels(number, code)
+        for cases in TEST_CASES.findall(line):
+            for case in re.findall(r'"([^"]+)"', cases):
+                if f'("{case}' not in test_sources(root):
+                    wrong.append(f"{page}:{number}: there is no test case \"{case}\"")
         for target in LINK.findall(line):
             path, _, anchor = target.partition("#")
             if re.match(r"[a-z]+:", target):

@@ -41,7 +41,7 @@ bool close(const Tensor& t, const Tensor& plain) {
   return !spec_of(t)->mesh().world().has_data() || torch::allclose(full_tensor(t), plain, 1e-12, 1e-13);
 }
 
-TEST_CASE("cached layouts: a tensor and its views are reduced once", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: a tensor and its views are reduced once", "[dtensor][cached_layouts]") {
   const bool abstract = GENERATE(false, true);
   const auto [plain, p] = product(mesh_of(4, abstract), 6, 5);
   CommDebugMode comm;
@@ -56,7 +56,7 @@ TEST_CASE("cached layouts: a tensor and its views are reduced once", "[dtensor][
   CHECK(comm.total() == 1);
 }
 
-TEST_CASE("cached layouts: the base is reduced for many views, a small view alone", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: the base is reduced for many views, a small view alone", "[dtensor][cached_layouts]") {
   const bool abstract = GENERATE(false, true);
   const auto [plain, p] = product(mesh_of(4, abstract), 32, 6);
   CommDebugMode comm;
@@ -69,7 +69,7 @@ TEST_CASE("cached layouts: the base is reduced for many views, a small view alon
 }
 
 TEST_CASE("cached layouts: a redistribution is repeated after a write to local tensors, also a failed one",
-          "[dtensor][known_layouts]") {
+          "[dtensor][cached_layouts]") {
   const auto [plain, p] = product(mesh_of(2), 6, 5);
   const auto write = [p = p] {
     for (const Tensor& part : meta_for_write(p).locals) part.zero_();
@@ -87,7 +87,7 @@ TEST_CASE("cached layouts: a redistribution is repeated after a write to local t
   CHECK(close(p.exp(), torch::ones_like(plain)));
 }
 
-TEST_CASE("cached layouts: a tensor is redistributed again after a write", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: a tensor is redistributed again after a write", "[dtensor][cached_layouts]") {
   const auto [plain, p] = product(mesh_of(2), 6, 5);
   CommDebugMode comm;
   p.exp();
@@ -102,7 +102,7 @@ TEST_CASE("cached layouts: a tensor is redistributed again after a write", "[dte
 }
 
 TEST_CASE("cached layouts: views that conjugate or have other strides, and views of gathered tensors",
-          "[dtensor][known_layouts]") {
+          "[dtensor][cached_layouts]") {
   const DeviceMesh mesh = mesh_of(3);
   torch::manual_seed(3);
   const Tensor parts = torch::randn({3, 4, 5}, torch::kComplexDouble);
@@ -123,7 +123,7 @@ TEST_CASE("cached layouts: views that conjugate or have other strides, and views
   CHECK(close(c.slice(0, 1, 3).sin(), sum.slice(0, 1, 3).sin()));
 }
 
-TEST_CASE("cached layouts: indices are gathered once for all tables", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: indices are gathered once for all tables", "[dtensor][cached_layouts]") {
   const DeviceMesh mesh = mesh_of(4);
   torch::manual_seed(4);
   const Tensor ids = torch::randint(16, {8, 3, 2}), table = torch::randn({16, 5}, torch::kDouble);
@@ -136,7 +136,7 @@ TEST_CASE("cached layouts: indices are gathered once for all tables", "[dtensor]
   for (int64_t i = 0; i < 3; ++i) CHECK(close(found[i], torch::embedding(table, ids.select(1, i))));
 }
 
-TEST_CASE("cached layouts: the inputs of an operator move together", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: the inputs of an operator move together", "[dtensor][cached_layouts]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor a = torch::arange(24, torch::kDouble).view({4, 6}), b = a * 3 - 1;
   const Tensor x = distribute_tensor(a, mesh, {Shard(0)}), y = distribute_tensor(b, mesh, {Shard(0)});
@@ -173,7 +173,7 @@ int64_t moves_for_inverse(const Tensor& t, const Tensor& plain) {
 }
 
 TEST_CASE("cached layouts: a redistribution to another dim serves the tensor and its views",
-          "[dtensor][known_layouts]") {
+          "[dtensor][cached_layouts]") {
   const bool abstract = GENERATE(false, true);
   const int64_t ranks = GENERATE(3, 4);
   Tensor plain = matrices({5, 6, 6});
@@ -191,7 +191,7 @@ TEST_CASE("cached layouts: a redistribution to another dim serves the tensor and
 }
 
 TEST_CASE("cached layouts: for views with the same redistribution, the base is moved once",
-          "[dtensor][known_layouts]") {
+          "[dtensor][cached_layouts]") {
   const bool abstract = GENERATE(false, true);
   const Tensor plain = matrices({5, 3, 6, 6});
   const Tensor x = distribute_tensor(plain, mesh_of(4, abstract), {Shard(2)});
@@ -202,7 +202,7 @@ TEST_CASE("cached layouts: for views with the same redistribution, the base is m
   CHECK(moves_for_inverse(x.slice(1, 0, 3, 2).transpose(0, 1), plain.slice(1, 0, 3, 2).transpose(0, 1)) == 0);
 }
 
-TEST_CASE("cached layouts: the base of several arguments of one operator moves once", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: the base of several arguments of one operator moves once", "[dtensor][cached_layouts]") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor rows = torch::randn({8, 64, 512}, torch::kDouble), other = torch::randn({8, 512, 64}, torch::kDouble);
   const Tensor x = distribute_tensor(rows, mesh, {Shard(1)}), y = distribute_tensor(other, mesh, {Shard(2)});
@@ -279,7 +279,7 @@ TEST_CASE("mutable layouts: gradients flow through a tensor that changed its lay
 }
 
 TEST_CASE("cached layouts: layouts cached before a tensor has views are visible to later views",
-          "[dtensor][known_layouts]") {
+          "[dtensor][cached_layouts]") {
   const bool abstract = GENERATE(false, true);
   const auto [plain, p] = product(mesh_of(4, abstract), 8, 6);
   CommDebugMode comm;
@@ -290,7 +290,7 @@ TEST_CASE("cached layouts: layouts cached before a tensor has views are visible 
   CHECK(comm.total() == whole + 1);
 }
 
-TEST_CASE("cached layouts: a write releases the cached layouts", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: a write releases the cached layouts", "[dtensor][cached_layouts]") {
   const DeviceMesh mesh = mesh_of(3);
   const Tensor x = distribute_tensor(torch::randn({12, 4}, torch::kDouble), mesh, {Shard(0)}) * 1;
   MemoryMeter& memory = mesh.world().memory();
@@ -307,7 +307,7 @@ TEST_CASE("cached layouts: a write releases the cached layouts", "[dtensor][know
   }
 }
 
-TEST_CASE("cached layouts: cached parts are released by a write", "[dtensor][known_layouts]") {
+TEST_CASE("cached layouts: cached parts are released by a write", "[dtensor][cached_layouts]") {
   const DeviceMesh mesh = mesh_of(4, /*abstract=*/true);
   MemoryMeter& memory = mesh.world().memory();
   const auto p = product(mesh, 64, 32).distributed;
