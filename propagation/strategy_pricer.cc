@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "placement/parse_placements.h"
+#include "plan/cost_policy.h"
 #include "plan/largest_part.h"
 #include "plan/mesh_steps.h"
 #include "plan/plan_many.h"
@@ -258,12 +259,6 @@ Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placemen
 //     as these are usually read more than once (a sum may still be added to other sums, as of losses); or it is
 //     multiplied by a tensor, and the product costs more to reduce than the input. If factors are read again, an equal
 //     cost is enough: the next operator reads the same input reduced. For views no deferral is useless.
-// If nothing is multiplied, the result may cost more to reduce by the ratio of a whole to a part that is inserted into
-// it, or padded: often the other parts follow, and one reduction serves all (query, key and value of one gradient).
-constexpr Picoseconds kMaxPadGrowth = 3;
-// A result with as many elements may cost more by this ratio: in a dtype of twice the size, if it is small.
-constexpr double kSizeTolerance = 1.1;
-
 bool Pricer::defers_past_product(Picoseconds now, Picoseconds later) const {
   return problem_.call.context.partial_inputs_reused ? later < now : later <= now;
 }

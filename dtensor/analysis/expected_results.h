@@ -1,5 +1,5 @@
 // The results and gradients of a sample call on plain tensors. verify_rule() compares those on distributed tensors with
-// them. Internal.
+// them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// A call of an operator whose tensors can be replaced, to try it in many layouts. For verify_rule(). Internal.
+// A call of an operator whose tensors can be replaced, to try it in many layouts. For verify_rule().
 #pragma once
 
 #include <ATen/core/Tensor.h>

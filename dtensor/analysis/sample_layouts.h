@@ -1,4 +1,4 @@
-// Layouts for the tensors of a sample, and which of them need no communication. Internal to verify_rule().
+// Layouts for the tensors of a sample, and which of them need no communication.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Records one run of a step: the decision of each operator call, and the total cost. Internal to optimize_layouts().
+// Records one run of a step: the decision of each operator call, and the total cost.
 #pragma once
 
 #include <cstdint>

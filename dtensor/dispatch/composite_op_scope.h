@@ -1,5 +1,4 @@
-// Tracks LibTorch's own code that runs inside a composite operator called with distributed tensors. For the folders
-// above.
+// Tracks LibTorch's own code that runs inside a composite operator called with distributed tensors.
 //
 // A composite operator (one_hot, quantile, scaled_dot_product_attention, ...) is decomposed above autograd, so the
 // fallback below sees only its pieces, with plain tensors that the composite's code has made: masks, positions,

@@ -1,4 +1,4 @@
-// Runs one operator call on distributed tensors. For the folders above.
+// Runs one operator call on distributed tensors.
 //
 //   look up the decision (or make it) -> redistribute inputs -> local operator per owned rank -> wrap results
 //

@@ -1,5 +1,5 @@
 // The call-independent facts on an operator: its arguments by kind, the arguments it writes to, its rule or handler.
-// Computed once per operator. For the folders above.
+// Computed once per operator.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

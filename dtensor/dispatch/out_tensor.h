@@ -1,4 +1,4 @@
-// Tensors passed as out=. For the folders above.
+// Tensors passed as out=.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Reads the local tensors of a distributed tensor on one rank alone. For the folders above.
+// Reads the local tensors of a distributed tensor on one rank alone.
 //
 // A user may read local tensors on some ranks and not on others, at any time: that never communicates and does not
 // affect later decisions of operators. Reading parts that first need a collective is an error.

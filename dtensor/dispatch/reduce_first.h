@@ -1,5 +1,5 @@
 // Redistributes tensors before an operator on them is decided: Partial ones are reduced, and parameters gathered for
-// operators that are called repeatedly with them. For the folders above.
+// operators that are called repeatedly with them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

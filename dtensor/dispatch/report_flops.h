@@ -1,4 +1,4 @@
-// Reports the FLOP of matrix products to the listeners of the scope. For the folders above.
+// Reports the FLOP of matrix products to the listeners of the scope.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Assigning a plain tensor to a distributed one. For the folders above.
+// Assigning a plain tensor to a distributed one.
 #pragma once
 
 #include <ATen/core/Tensor.h>

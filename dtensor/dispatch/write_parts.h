@@ -1,5 +1,4 @@
-// Writes to the parts of distributed tensors other than by operators, as a checkpoint's reader does. For the folders
-// above.
+// Writes to the parts of distributed tensors other than by operators, as a checkpoint's reader does.
 #pragma once
 
 #include <ATen/core/Tensor.h>

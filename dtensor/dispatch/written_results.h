@@ -1,4 +1,4 @@
-// Results that alias written arguments (in-place, out=), for handlers and local kernels. For the folders above.
+// Results that alias written arguments (in-place, out=), for handlers and local kernels.
 #pragma once
 
 #include <ATen/core/stack.h>

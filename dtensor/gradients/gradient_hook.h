@@ -1,5 +1,4 @@
-// The type of hook that the library registers on leaves, to distinguish it from the user's hooks. For the folders
-// above.
+// The type of hook that the library registers on leaves, to distinguish it from the user's hooks.
 #pragma once
 
 #include <torch/csrc/autograd/function_hook.h>

@@ -1,4 +1,4 @@
-// Gradients arrive at a leaf in the leaf's own layout. For the folders above.
+// Gradients arrive at a leaf in the leaf's own layout.
 //
 // Backward computes gradients in the cheapest layout (Partial for a data-parallel weight). When autograd passes the
 // accumulated gradient to a leaf, one redistribution brings it, or the gradients of many leaves (gradient_bucket.h), to

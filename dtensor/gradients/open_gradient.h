@@ -1,4 +1,4 @@
-// Lets gradients be added to an existing .grad before they are reduced. For the folders above.
+// Lets gradients be added to an existing .grad before they are reduced.
 //
 // While .grad is open it has the layout of the new gradients, mostly Partial, with its previous value as one of the
 // addends. Closing it restores its layout and memory, with the sum in it, so that optimizers and views that refer to

@@ -1,4 +1,4 @@
-// Parameters are not Partial. For the folders above.
+// Parameters are not Partial.
 //
 // A Partial result of an operator may become a leaf parameter: `t.norm(2, 1).detach().requires_grad_()`, or set_data()
 // of it. Optimizers could not write to it, and operators would reduce it again after each step; so the first operator

@@ -6,13 +6,11 @@
 
 #include "dtensor/layout_cache/derived_views.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "plan/cost_policy.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
 namespace {
-
-// A base may take this many times as long to move as one view of it, since the other views are then derived from it.
-constexpr double kBaseForViews = 2;
 
 bool is_same(const MemoryRange& range, const at::Tensor& t, const Spec& spec) {
   return range.spec.get() == &spec && range.offset == t.storage_offset();

@@ -1,5 +1,4 @@
-// Eviction order and size accounting of a rank's cached layouts, by the rule in remembered_layouts.h. For the folders
-// above.
+// Eviction order and size accounting of a rank's cached layouts, by the rule in remembered_layouts.h.
 //
 // An entry keeps its position and its bytes when its tensor is freed: ranks may free a tensor at different times, but
 // must evict the others in the same order.

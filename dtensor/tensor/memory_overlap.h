@@ -1,4 +1,4 @@
-// Which tensors share elements. Internal.
+// Which tensors share elements.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Plain tensors as replicated distributed ones. For the folders above.
+// Plain tensors as replicated distributed ones.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// How a distributed tensor is stored in an at::Tensor. For the folders above.
+// How a distributed tensor is stored in an at::Tensor.
 //
 // The TensorImpl has the global sizes and strides, the real device, no storage, and one more dispatch key; everything
 // else is in a BackendMeta. Shallow copies (detach, variable_data, set_data) share it, so `param.set_data(dtensor)`

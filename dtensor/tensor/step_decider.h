@@ -1,5 +1,4 @@
-// Decides the calls of a step one by one, instead of the strategy cache: recordings, and pinned layouts. For the
-// folders above.
+// Decides the calls of a step one by one, instead of the strategy cache: recordings, and pinned layouts.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Maps the elements of a view to those of its base, and writes through a view, rank by rank. For the folders above.
+// Maps the elements of a view to those of its base, and writes through a view, rank by rank.
 //
 // A view is described as in ATen: sizes, strides and an offset within the memory of its base, here the memory that a
 // single device would hold. So one function serves all view operators and chains of them.

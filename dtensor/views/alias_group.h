@@ -6,8 +6,7 @@
 //   cache.slice(2, at, at + 1).copy_(keys);                      // keys are S(1): cache becomes S(1)
 //
 // Which dims may be split follows from the views that were ever taken, not from those alive, so it is the same on all
-// ranks. Splitting changes all aliases: no other thread may use one of them meanwhile, not even another slice. For the
-// folders above.
+// ranks. Splitting changes all aliases: no other thread may use one of them meanwhile, not even another slice.
 #pragma once
 
 #include <ATen/core/Tensor.h>

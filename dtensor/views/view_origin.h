@@ -1,4 +1,4 @@
-// Copied views: views whose parts had to move, with a reference to their base. For the folders above.
+// Copied views: views whose parts had to move, with a reference to their base.
 //
 // `x[2:5]` of a tensor sharded on that dim cannot share the memory of x. The copy keeps a ViewOrigin with its
 // LocalStorage, so that aliases of the copy have it too. With it

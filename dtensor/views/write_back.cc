@@ -19,6 +19,7 @@
 #include "dtensor/tensor/view_window.h"
 #include "dtensor/views/view_origin.h"
 #include "dtensor/views/view_store.h"
+#include "plan/cost_policy.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
@@ -108,8 +109,7 @@ struct WayBack {
 // Whether to update ghost regions, too, since that needs no further call and takes little longer. Not if they were not
 // used since their last update: then they probably will not be.
 bool is_worth_it(const WayBack& way, const StoreExchange& both) {
-  constexpr double kLittleLonger = 2;
-  return way.exchange && way.exchange->bytes > 0 && both.seconds <= kLittleLonger * way.exchange->seconds &&
+  return way.exchange && way.exchange->bytes > 0 && both.seconds <= kGhostUpdate * way.exchange->seconds &&
          std::all_of(way.kept_known.begin(), way.kept_known.end(),
                      [](const auto& k) { return !k || k->boxes->was_got(); });
 }

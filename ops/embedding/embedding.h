@@ -1,4 +1,4 @@
-// Code shared by the gradients of embedding tables, for single rows and for bags. Internal to ops/.
+// Code shared by the gradients of embedding tables, for single rows and for bags.
 #pragma once
 
 #include <cstdint>

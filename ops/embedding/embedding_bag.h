@@ -1,4 +1,4 @@
-// Code shared by the forward and backward operators of embedding bags. Internal to ops/.
+// Code shared by the forward and backward operators of embedding bags.
 //
 // The ids of all bags are concatenated; offsets hold the start of each bag. If the ids and a tensor with one entry per
 // bag are sharded alike, each rank holds whole bags: the handler of the forward operator returns such a layout, or

@@ -1,5 +1,4 @@
-// A convolution, transposed or not, on the box of the input that a rank needs for its part of the result. Internal to
-// ops/.
+// A convolution, transposed or not, on the box of the input that a rank needs for its part of the result.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,4 @@
-// The box of a tensor that each rank computes with: its part and the elements around it. Below autograd. Internal to
-// ops/.
+// The box of a tensor that each rank computes with: its part and the elements around it. Below autograd.
 #pragma once
 
 #include <ATen/core/Scalar.h>

@@ -1,5 +1,4 @@
-// Which indices of a dim each rank holds, by the rank's position along the mesh dims that cut the dim. Pure. Internal
-// to ops/.
+// Which indices of a dim each rank holds, by the rank's position along the mesh dims that cut the dim. Pure.
 #pragma once
 
 #include <cstdint>

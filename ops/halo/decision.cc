@@ -8,7 +8,7 @@
 #include "comm/scope.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
-#include "ops/support/price_margin.h"
+#include "plan/cost_policy.h"
 #include "plan/largest_part.h"
 #include "plan/memo.h"
 #include "plan/redistribute_planner.h"
@@ -100,7 +100,7 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
     if (fits && (!by_rule || (!moves_nothing(*by_rule) && pays()))) {
       if (choice->both) decision->both = make_halo_plan(*choice->both);
       const bool both = decision->both && decision->both->peak_bytes <= call.context.limits.max_bytes &&
-                        decision->both->seconds <= kLittleLonger * plan->seconds;
+                        decision->both->seconds <= kPrefetch * plan->seconds;
       if (!both) decision->both = nullptr;
       if (choice->later) decision->later = make_halo_plan(*choice->later);
       if (decision->later && decision->later->peak_bytes > call.context.limits.max_bytes) decision->later = nullptr;

@@ -1,5 +1,5 @@
 // Decides whether an operator that moves elements along dims exchanges halos or follows its rule: the one that takes
-// less time by the cost model. Internal to ops/.
+// less time by the cost model.
 //
 // The decision follows from specs and arguments alone, so it is the same on every rank, and is cached per world like
 // the decisions of rules.

@@ -1,4 +1,4 @@
-// Runs halo plans on the local tensors of the owned ranks: below autograd, on plain tensors. Internal to ops/.
+// Runs halo plans on the local tensors of the owned ranks: below autograd, on plain tensors.
 //
 // Each exchange is one call of the world's communicator, also where no rank is owned; no call if no rank lacks
 // anything.

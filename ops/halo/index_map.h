@@ -1,5 +1,5 @@
 // Maps each place of a dim to the element of another dim that it shows: the description of operators that move elements
-// along a dim for the halo exchange (halo/plan.h). Pure. Internal to ops/.
+// along a dim for the halo exchange (halo/plan.h). Pure.
 //
 //   rolled(5, 2);       // places 0-1 show elements 3-4, places 2-4 elements 0-2
 //   padded(5, 1, 2);    // of 8 places the first and the last two show nothing

@@ -1,6 +1,6 @@
 // Code that pads usually slices shifted windows of the original size next, as stencils and differences do. Reading the
 // first window fetches the halo of all of them in one exchange; the others are taken from it. The rank's part of the
-// padded tensor itself, which is cut elsewhere, is fetched only if it is read. Internal to ops/.
+// padded tensor itself, which is cut elsewhere, is fetched only if it is read.
 #pragma once
 
 #include <ATen/core/Scalar.h>

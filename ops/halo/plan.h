@@ -1,6 +1,6 @@
 // Plans which rank sends which elements to which rank when every rank needs a part of a tensor beyond what it holds: a
 // halo of its neighbours' elements, shifted elements, all that a window reaches. Pure: no data, the same on every rank,
-// also where no rank is owned. Internal to ops/.
+// also where no rank is owned.
 //
 //   // x of [16, 16], S(0)S(1) on a mesh of 4 x 4; every rank needs its part of x.roll({1, 1}, {0, 1}).
 //   make_halo_plan({spec_of(x), result, {{.dim = 0, .map = rolled(16, 1)}, {.dim = 1, .map = rolled(16, 1)}}});

@@ -1,5 +1,5 @@
 // Windows that slide along dims: convolution and pooling. Computes which elements, padding included, a rank's windows
-// reach. Also the transpose, elements that spread along dims: upsampling and transposed convolution. Internal to ops/.
+// reach. Also the transpose, elements that spread along dims: upsampling and transposed convolution.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The geometry of x[i, :, j]: which dims of the result come from x, which from the index tensors. Internal to ops/.
+// The geometry of x[i, :, j]: which dims of the result come from x, which from the index tensors.
 #pragma once
 
 #include <ATen/core/List.h>

@@ -1,4 +1,4 @@
-// Global indices on one rank: which of them point into its part, and their local index. Internal to ops/.
+// Global indices on one rank: which of them point into its part, and their local index.
 #pragma once
 
 #include <ATen/core/Tensor.h>

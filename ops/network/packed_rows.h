@@ -1,4 +1,4 @@
-// Moves each rank's part between the rows of packed sequences and padded tensors, below autograd. Internal to ops/; see
+// Moves each rank's part between the rows of packed sequences and padded tensors, below autograd. See
 // packed_sequences.h.
 #pragma once
 

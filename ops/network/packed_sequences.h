@@ -1,5 +1,5 @@
 // Sequences of unequal length, packed: the first steps of all, then the second ones of those that have one, ... as rows
-// of `data`; `batch_sizes`, a plain tensor on the CPU, holds the number of rows of each step. Internal to ops/.
+// of `data`; `batch_sizes`, a plain tensor on the CPU, holds the number of rows of each step.
 //
 // No layout of the rows gives every rank the steps of its own sequences, so packing a sharded batch gives a Partial:
 // zeros for rows of other ranks. The padded tensor is kept with `batch_sizes`, which accompanies the packed sequences

@@ -1,5 +1,5 @@
 // One direction of a layer of a recurrent network, composed of products and elementwise operators, so that a split
-// batch stays split. Internal to ops/; recurrent.cc makes networks of it.
+// batch stays split. recurrent.cc makes networks of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

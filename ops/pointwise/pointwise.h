@@ -1,4 +1,4 @@
-// Elementwise operators and the kinds of Partial that pass through them. Internal to ops/.
+// Elementwise operators and the kinds of Partial that pass through them.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The philox kernel for a rank's part, on the part's device. Internal to ops/.
+// The philox kernel for a rank's part, on the part's device.
 #pragma once
 
 #include <ATen/core/Tensor.h>

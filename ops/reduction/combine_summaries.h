@@ -1,5 +1,4 @@
 // Combines per-rank summaries of some dims in the cheaper of two ways, for callers that only need the combined result.
-// Internal to ops/.
 //
 //   // Each rank's largest element as in rank_summaries.h, then the maximum of these.
 //   const auto largest = combine_summaries(t, request, {.dtypes = {dtype}, .combine = [](const auto& maxima, ...) {

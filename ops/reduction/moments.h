@@ -1,5 +1,5 @@
 // Combines variances and means of parts into those of the whole without cancellation (Chan, Golub, LeVeque, Updating
-// Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979). Internal to ops/.
+// Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979).
 #pragma once
 
 #include <ATen/core/Tensor.h>

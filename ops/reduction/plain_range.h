@@ -1,4 +1,4 @@
-// The range of a tensor's elements as plain numbers, for operators that divide it into bins. Internal to ops/.
+// The range of a tensor's elements as plain numbers, for operators that divide it into bins.
 #pragma once
 
 #include <ATen/core/Tensor.h>

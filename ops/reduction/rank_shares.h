@@ -1,5 +1,5 @@
 // Which ranks share some dims of a tensor, and each rank's summary of its part: for rank_summaries.h and
-// combine_summaries.h. Internal to ops/.
+// combine_summaries.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>

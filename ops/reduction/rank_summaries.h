@@ -1,5 +1,5 @@
 // Gathers a summary of every rank's part of some dims in one exchange: for reductions of split dims that need more than
-// one number per rank, but far less than the elements. Internal to ops/.
+// one number per rank, but far less than the elements.
 //
 //   // Each rank's largest element; then the largest of these is the largest of all.
 //   const auto maxima = gather_summaries(t, {.dims = {1}, .count = [](const Part& p) { return p.empty() ? 0 : 1; },

@@ -1,4 +1,4 @@
-// Reductions and scans. Internal to ops/.
+// Reductions and scans.
 #pragma once
 
 #include <vector>

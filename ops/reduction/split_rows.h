@@ -1,5 +1,5 @@
 // Code shared by normalizations of rows that are sharded: the elements stay in place if that is cheaper than gathering
-// whole rows. Internal to ops/.
+// whole rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>

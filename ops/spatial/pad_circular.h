@@ -1,4 +1,4 @@
-// Circular padding by concatenating slices, for calls without a halo exchange. Internal to ops/.
+// Circular padding by concatenating slices, for calls without a halo exchange.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,4 +1,4 @@
-// Strides, paddings and the like of windows over images. Internal to ops/.
+// Strides, paddings and the like of windows over images.
 #pragma once
 
 #include <cstddef>

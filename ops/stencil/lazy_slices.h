@@ -1,5 +1,5 @@
 // Lazy slices and selections of sharded dims: nothing is communicated before one is read. A slice that is only sliced
-// further, or overwritten as a whole, never communicates. Internal to ops/.
+// further, or overwritten as a whole, never communicates.
 #pragma once
 
 #include <ATen/core/Tensor.h>

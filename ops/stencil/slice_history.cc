@@ -11,7 +11,7 @@
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/step_decider.h"
 #include "ops/halo/cut_runs.h"
-#include "ops/support/price_margin.h"
+#include "plan/cost_policy.h"
 #include "plan/redistribute_plan.h"
 
 namespace dtensor {
@@ -182,7 +182,7 @@ class SliceHistory {
   using AccessPatterns = std::deque<AccessPattern>;
 
   static bool pays(const ExpectedBoxes& boxes, double seconds) {
-    return boxes.plan && boxes.plan->seconds <= kLittleLonger * seconds &&
+    return boxes.plan && boxes.plan->seconds <= kPrefetch * seconds &&
            boxes.plan->peak_bytes <= current_dispatch_scope().limits.max_bytes;
   }
 

@@ -1,6 +1,5 @@
 // Records which slices a program reads, to prefetch them: a program that reads one window of a grid usually reads the
-// same further windows as of the last grid of that layout. One exchange then fetches what all of them reach. Internal
-// to ops/.
+// same further windows as of the last grid of that layout. One exchange then fetches what all of them reach.
 //
 //   for (...) next = u[1:-1] + u[2:] + u[:-2];  // three exchanges in the first round, one in each after it
 //

@@ -1,5 +1,5 @@
 // A slice, or a slice of slices, as a window of its base: which elements of the base every rank needs, and the plan to
-// fetch them. Pure, the same on every rank. Internal to ops/.
+// fetch them. Pure, the same on every rank.
 //
 // Of u of [64, 64], S(0)S(1) on 4 x 4 ranks, the window u[2:, 1:-1] begins two rows and a column after the part of each
 // rank, so that ranks lack two rows of the next one, and a column.

@@ -1,5 +1,5 @@
 // Operators with core dims: they need some dims whole (images, matrices, signals) and treat every index of the other
-// dims, the batch, alike. The batch may be sharded; core dims are not. Internal to ops/.
+// dims, the batch, alike. The batch may be sharded; core dims are not.
 //
 //   add_core_dims(registry, {"aten::linalg_qr", "...MN->...AB,...CD"});
 //   add_core_dims(registry, {"aten::avg_pool2d_backward", "...PQ,...HW->...HW", .linear = "grad_output"});

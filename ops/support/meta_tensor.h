@@ -1,5 +1,4 @@
-// Computes output metadata by running ATen on meta tensors, for operators whose own meta kernel is missing. Internal to
-// ops/.
+// Computes output metadata by running ATen on meta tensors, for operators whose own meta kernel is missing.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Operators that only move elements: views, slices, concatenations, and their backward. Internal to ops/.
+// Operators that only move elements: views, slices, concatenations, and their backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Small tensors whose numbers an operator's own code reads, as it would a list's. Internal to ops/.
+// Small tensors whose numbers an operator's own code reads, as it would a list's.
 #pragma once
 
 #include <ATen/core/Tensor.h>

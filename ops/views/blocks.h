@@ -1,6 +1,6 @@
 // Blocks of a dim: a Shard cuts the dim as one block, a StridedShard(d, n) cuts each of n blocks separately. Slicing
 // and splitting at block borders, and concatenating whole blocks, communicates nothing: every rank takes its part of
-// each block. This splits a fused query-key-value matrix where heads are sharded. Internal to ops/.
+// each block. This splits a fused query-key-value matrix where heads are sharded.
 //
 //   [12](_S(0, 3)).chunk(3)  ->  3 x [4](S(0))        cat of those  ->  [12](_S(0, 3))
 //

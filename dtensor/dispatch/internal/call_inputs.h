@@ -1,5 +1,5 @@
 // The arguments of one operator call: gathered from the stack, as the OpCall for rules,
-// and as the stack of a local operator. Internal.
+// and as the stack of a local operator.
 #pragma once
 
 #include <ATen/core/stack.h>

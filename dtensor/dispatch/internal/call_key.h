@@ -1,4 +1,4 @@
-// The key of a call in the strategy cache. Internal.
+// The key of a call in the strategy cache.
 #pragma once
 
 #include <ATen/core/ivalue.h>

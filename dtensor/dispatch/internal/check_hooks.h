@@ -1,4 +1,4 @@
-// Finds computations with parameters whose module has hooks that never ran (hook_watch.h). Internal.
+// Finds computations with parameters whose module has hooks that never ran (hook_watch.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // Backward operators that only produce a parameter's gradient are deferred, so that their inputs move in one
-// collective. Example: the gradients of eight tables that all need the whole batch. Internal.
+// collective. Example: the gradients of eight tables that all need the whole batch.
 #pragma once
 
 #include <ATen/core/Tensor.h>

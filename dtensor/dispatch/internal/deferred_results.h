@@ -1,4 +1,4 @@
-// Results of deferred calls in backward: deferred_gradients.h. Internal.
+// Results of deferred calls in backward: deferred_gradients.h.
 //
 // The result exists at once, without memory. Reading it (meta_for_read()) computes it first, in a collective call, and
 // so does writing to one of its inputs. Writes by the user to exposed local tensors are not seen: the deferred call

@@ -13,6 +13,7 @@
 
 #include "dtensor/gradients/gradient_bucket.h"
 #include "dtensor/tensor/representation.h"
+#include "plan/cost_policy.h"
 
 namespace dtensor {
 namespace {
@@ -22,8 +23,7 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using Target = std::pair<const Node*, uint32_t>;
 
-constexpr size_t kMostNodes = 64;     // on a path to parameters
-constexpr double kLittleMore = 1.25;  // elements allowed when reduced with others
+constexpr size_t kMostNodes = 64;  // on a path to parameters
 
 // How many gradients are added up at each input of the functions of the present backward.
 int gradients_added_at(const Edge& edge) {
@@ -110,7 +110,7 @@ bool goes_to_parameters(const Node& from, const Spec& gradient) {
       }
     }
   }
-  return any && static_cast<double>(elements) <= kLittleMore * static_cast<double>(elements_to_reduce(gradient));
+  return any && static_cast<double>(elements) <= kBucketedElements * static_cast<double>(elements_to_reduce(gradient));
 }
 
 bool is_added_to_others(const Node& node) {

@@ -1,4 +1,4 @@
-// Finds where backward passes a gradient on to, to decide when it is reduced. Internal.
+// Finds where backward passes a gradient on to, to decide when it is reduced.
 #pragma once
 
 #include "dtensor/dispatch/internal/call_inputs.h"

@@ -1,4 +1,4 @@
-// Redistributes the inputs of a call to the layouts in which it is computed. Internal.
+// Redistributes the inputs of a call to the layouts in which it is computed.
 #pragma once
 
 #include <c10/util/ArrayRef.h>

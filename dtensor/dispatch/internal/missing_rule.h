@@ -1,4 +1,4 @@
-// The error of an operator that has no sharding rule and gets tensors that are not replicated. Internal.
+// The error of an operator that has no sharding rule and gets tensors that are not replicated.
 #pragma once
 
 #include "dtensor/dispatch/internal/call_inputs.h"

@@ -1,5 +1,5 @@
 // Tensors without dims on other meshes than the tensors they are used with, such as the norm of all gradients of a
-// pipeline whose stages have their own meshes. Internal.
+// pipeline whose stages have their own meshes.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Calls that reach the fallback but are not an ordinary operator on distributed tensors. Internal.
+// Calls that reach the fallback but are not an ordinary operator on distributed tensors.
 #pragma once
 
 #include <ATen/core/stack.h>

@@ -1,5 +1,4 @@
 // Operators without a sharding rule: every rank computes them on whole tensors, and the results are replicated.
-// Internal.
 //
 // Without communication if every tensor of the call is replicated already; else after gathering, which is counted and
 // named, inside a ReplicateUnsupported scope only. A written argument keeps its layout: the whole result is sharded

@@ -1,4 +1,4 @@
-// Reports the FLOP of an operator's matrix products to listeners. Internal.
+// Reports the FLOP of an operator's matrix products to listeners.
 #pragma once
 
 #include "dtensor/dispatch/internal/call_inputs.h"

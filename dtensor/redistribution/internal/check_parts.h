@@ -1,4 +1,4 @@
-// from_local's run_check: whether the local tensors of all ranks make one tensor. Internal.
+// from_local's run_check: whether the local tensors of all ranks make one tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// The state of one tensor between the steps of a plan. Internal to the executor.
+// The state of one tensor between the steps of a plan.
 #pragma once
 
 #include <cstdint>
