@@ -57,7 +57,6 @@ Placements normalized(const OpCall& call, const Placements& placements, int64_t 
                     to_string(call.inputs[worst]->placements()), " to ", to_string(computed[worst]->placements()),
                     ", and max_bytes is ", call.context.limits.max_bytes, ", but every route needs at least ", most,
                     " bytes per rank; raise max_bytes. Call: ", call.to_string());
-  allow as many.Call : ", call.to_string());
 }
 
 // The redistributions that bring the inputs to `computed`.
