@@ -19,6 +19,7 @@ fi
 mkdir -p "$work/pages/docs"
 cp ./*.md "$work/pages/"
 cp docs/*.md "$work/pages/docs/"
+cp -r docs/tables "$work/pages/docs/"
 PYTHONPATH=$packages PYTHONDONTWRITEBYTECODE=1 DTENSOR_SITE_PAGES=$work/pages \
   python3 -m mkdocs build --strict --clean --config-file tools/site/mkdocs.yml --site-dir "$out"
 echo "$out/index.html"
