@@ -153,7 +153,7 @@ def pages(root, names):
         if os.path.isdir(os.path.join(root, name)):
             for where, _, files in os.walk(os.path.join(root, name)):
                 yield from (os.path.relpath(os.path.join(where, f), root) for f in sorted(files) if f.endswith(".md"))
-        else:
+        elif os.path.exists(os.path.join(root, name)):
             yield name
 
 

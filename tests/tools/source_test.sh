@@ -8,6 +8,7 @@ trap 'rm -rf "$tree"' EXIT
 fail() { echo "FAILED: $1" >&2; exit 1; }
 
 python3 "$check" --format || fail "the source tree has the faults above"
+python3 "$(dirname "$check")/tables/api_page.py" --check || fail "the list of the public headers is stale"
 
 # plant PATH LINE...: a file of the small tree. says TEXT: the check finds that, and nothing else is wrong before it.
 plant() { mkdir -p "$tree/$(dirname "$1")" && printf '%s\n' "${@:2}" > "$tree/$1"; }
@@ -56,6 +57,16 @@ plant tests/mesh_test.cc '' 'TEST_CASE("a mesh is at  Home")'
 says "tests/mesh_test.cc:2: 'at Home' is one of BANNED_WORDS"
 rm -r "$tree/tests"
 python3 "$check" "$tree" > /dev/null || fail "an identifier is taken for a word"
+plant mesh/world.cc $(seq 351 | sed 's/.*/;/')
+says "mesh/world.cc: has 351 lines, more than 350"
+plant mesh/world.cc 'int sum(int a,' '        int b) {' $(seq 58 | sed 's/.*/;/') '}'
+says "mesh/world.cc:1: a function of 61 lines, more than 60"
+plant mesh/world.cc 'struct World {' $(seq 70 | sed 's/.*/;/') '};' 'int sum() {' $(seq 58 | sed 's/.*/;/') '}'
+python3 "$check" "$tree" > /dev/null || fail "a fault in a function of 60 lines"
+plant mesh/world.cc ''
+plant docs/design.md 'A tensor that nobody reads.'
+says "docs/design.md:1: 'nobody' is one of BANNED_WORDS"
+rm -r "$tree/docs"
 for n in $(seq 18); do mkdir -p "$tree/folder$n"; done
 says "20 folders at the root"
 
