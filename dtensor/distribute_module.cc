@@ -103,7 +103,7 @@ bool is_shape_alone(const at::Tensor& t) {
 
 // Made by a factory function inside a MeshScope: likewise.
 bool is_of_mesh_scope(const at::Tensor& t) {
-  return is_dtensor(t) && meta_without_sync(t).is_constant_fill && spec_of(t)->is_replicated();
+  return is_dtensor(t) && meta_without_sync(t).from_factory && spec_of(t)->is_replicated();
 }
 
 void check_not_distributed(const std::vector<Named>& tensors) {

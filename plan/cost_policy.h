@@ -12,7 +12,8 @@ inline constexpr double kBaseForViews = 2;
 // too, which spares the next read an exchange.
 inline constexpr double kGhostUpdate = 2;
 
-// An exchange that prefetches the halo of later windows may take this many times as long as the exchange of one window.
+// An exchange that prefetches the elements of later windows may take this many times as long as the exchanges that it
+// saves, on average over the last tensors of that layout; for the first of them, as the exchange of one window.
 inline constexpr double kPrefetch = 1.25;
 
 // An exchange of far fewer bytes may take this many times as long: other messages delay it less.

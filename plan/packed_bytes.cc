@@ -176,7 +176,7 @@ int64_t packed_by_visiting(const Exchange& x) {
   Part source, target;
   source.dims.resize(ndim);
   target.dims.resize(ndim);
-  for_each_rank(telling_ranks(x.geometry, x.before, x.after), [&](const Shape& coordinate) {
+  for_each_rank(representative_ranks(x.geometry, x.before, x.after), [&](const Shape& coordinate) {
     Needs needs{1, 1, 1, copies};
     for (int64_t d = 0; d < ndim; ++d) {
       source.dims[d] = x.geometry.runs_of(x.before, cutters.before[d], d, coordinate);

@@ -90,7 +90,7 @@ int64_t received_by_visiting(const LayoutGeometry& geometry, const PlacementPoin
   Part source, target;
   source.dims.resize(ndim);
   target.dims.resize(ndim);
-  const RepresentativeRanks ranks = telling_ranks(geometry, before, after);
+  const RepresentativeRanks ranks = representative_ranks(geometry, before, after);
   for_each_rank(ranks, [&](const Shape& coordinate) {
     int64_t numel = 1;
     for (int64_t d = 0; d < ndim; ++d) {

@@ -63,8 +63,8 @@ int64_t longest_part(const LayoutGeometry& geometry, const PlacementPointers& la
 
 // Mesh dims whose cuts do not change have the largest parts at coordinate 0; if a tensor dim is only cut more or less
 // finely, the numbers change at breakpoints only; otherwise every coordinate is visited.
-RepresentativeRanks telling_ranks(const LayoutGeometry& geometry, const PlacementPointers& before,
-                                  const PlacementPointers& after) {
+RepresentativeRanks representative_ranks(const LayoutGeometry& geometry, const PlacementPointers& before,
+                                         const PlacementPointers& after) {
   RepresentativeRanks ranks{std::vector<Coordinates>(geometry.ndim(), {0})};
   for (int64_t d = 0; d < geometry.tensor_ndim(); ++d) {
     const MeshDims old_dims = geometry.cutters(before, d);

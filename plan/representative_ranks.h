@@ -20,8 +20,8 @@ struct RepresentativeRanks {
   std::vector<Coordinates> along;  // per mesh dim, ascending
   bool all = true;                 // false if there were more than kMaxRanksVisited, and this is a sample
 };
-RepresentativeRanks telling_ranks(const LayoutGeometry& geometry, const PlacementPointers& before,
-                                  const PlacementPointers& after);
+RepresentativeRanks representative_ranks(const LayoutGeometry& geometry, const PlacementPointers& before,
+                                         const PlacementPointers& after);
 
 // visit(coordinate) for every one of them.
 template <typename Visit>

@@ -29,7 +29,7 @@ bool CallContext::may_become(size_t input, const Placement& from, const Placemen
 
 bool CallContext::is_parameter(size_t input) const { return has_number(parameters, input); }
 
-bool CallContext::is_constant_fill(size_t input) const { return has_number(constant_fills, input); }
+bool CallContext::is_factory_input(size_t input) const { return has_number(factory_inputs, input); }
 
 const Spec* CallContext::preferred_layout(size_t input) const {
   return input < preferred_layouts.size() ? preferred_layouts[input].get() : nullptr;
@@ -49,7 +49,7 @@ void CallContext::append_to_key(CacheKey& key) const {
     key.push_back(layout.dims.value_or(~uint64_t{0}));
   }
   append_numbers(parameters);
-  append_numbers(constant_fills);
+  append_numbers(factory_inputs);
   key.push_back(preferred_layouts.size());
   for (const SpecPtr& layout : preferred_layouts) key.push_back(layout ? layout->id() : 0);
 }

@@ -5,11 +5,12 @@
 // (dtensor/dispatch/internal/call_inputs.h) reads it off the tensors.
 #pragma once
 
+#include <c10/util/SmallVector.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 
-#include "absl/container/inlined_vector.h"
 #include "plan/limits.h"
 #include "plan/spec.h"
 #include "propagation/cache_key.h"
@@ -26,20 +27,22 @@ struct MutableLayout {
 
 // Inputs are named by their index into OpCall::inputs.
 struct CallContext {
-  absl::InlinedVector<MutableLayout, 2> mutable_layouts;
+  c10::SmallVector<MutableLayout, 2> mutable_layouts;
   // Inputs that are parameters, or views of them. Their gradients return to the layout that they have now: where one
   // moves for the operator, its gradient moves, too.
-  absl::InlinedVector<int, 2> parameters;
-  // Replicated inputs that no tensor was read for, such as zeros and noise. Their layout does not keep an operator from
-  // sharding them.
-  absl::InlinedVector<int, 1> constant_fills;
+  c10::SmallVector<int, 2> parameters;
+  // Replicated inputs that a factory made in a MeshScope (zeros, arange, noise) and that were not written to since.
+  // Their layout does not keep an operator from sharding them.
+  c10::SmallVector<int, 1> factory_inputs;
   // Empty, or per input: the layout that the input would have if its operator had left the inputs where they were. For
   // rows looked up for a sharded batch: the batch sharding. A Partial is best reduce-scattered to it, and a displaced
   // input best moved back to it. Null: not known.
-  absl::InlinedVector<SpecPtr, 1> preferred_layouts;
+  c10::SmallVector<SpecPtr, 1> preferred_layouts;
   // Partial factors of a product are read by another operator later, as most gradients are in backward.
   bool partial_inputs_reused = false;
-  // In backward, for rules with OpRule::uses_gradient_target: the layout that the gradient will be brought to.
+  // In backward: the layout that the computed gradient will be redistributed to. For rules with
+  // OpRule::uses_gradient_target that of the leaf; for others only where the gradient waits in the bucket. Null: not
+  // known.
   SpecPtr gradient_target;
   Limits limits;  // of redistributions of inputs
 
@@ -47,7 +50,7 @@ struct CallContext {
   // May a written input go from one placement to another, as far as its aliases allow it?
   bool may_become(size_t input, const Placement& from, const Placement& to) const;
   bool is_parameter(size_t input) const;
-  bool is_constant_fill(size_t input) const;
+  bool is_factory_input(size_t input) const;
   const Spec* preferred_layout(size_t input) const;  // null: not known
 
   // All of it, for the strategy cache. The cached decision keeps the context, so that ids of specs stay theirs.

@@ -144,7 +144,7 @@ void keep_unsharded(const Problem& problem, int64_t d, std::vector<DimStrategy>&
   // the initial state of a recurrence is zeros on all ranks, and its later states are split. With fewer rows than ranks
   // some ranks would have nothing to do.
   const auto may_shard = [&](size_t i, int64_t dim) {
-    if (!problem.flops || (replicated && !problem.call.context.is_constant_fill(i))) return false;
+    if (!problem.flops || (replicated && !problem.call.context.is_factory_input(i))) return false;
     return problem.functional.inputs[i]->sizes().at(dim) >= problem.call.mesh.size(d);
   };
   const auto begins = [&](const DimStrategy& s) {

@@ -1,4 +1,4 @@
-// Caches decisions: operator + specs + static arguments -> Decision. Bounded, counted, inspectable.
+// Caches decisions: operator + specs + static arguments + CallContext -> Decision. Bounded, counted, inspectable.
 //
 // The key holds every non-tensor argument, lists element by element, except those whose value the rule declares
 // irrelevant (their type counts). Entries hold specs, never tensors. Least recently used entries are evicted first. One

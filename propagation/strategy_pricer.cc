@@ -182,7 +182,7 @@ bool Pricer::begins_to_shard(const Strategy& s, int64_t d) const {
   const auto is_cut = [&](const Group& g) { return s.inputs[g.input][d].is_sharded(); };
   const auto came_sharded = [&](const Group& g) {
     return problem_.given(g.input, d).is_sharded() || problem_.returns_to_preferred(g.input, d, s.inputs[g.input][d]) ||
-           (problem_.call.context.is_constant_fill(g.input) && is_cut(g));
+           (problem_.call.context.is_factory_input(g.input) && is_cut(g));
   };
   return std::none_of(groups_.begin(), groups_.end(), came_sharded) &&
          std::any_of(groups_.begin(), groups_.end(), is_cut);

@@ -38,7 +38,7 @@ using CallTensors = absl::InlinedVector<at::Tensor, 6>;
 
 // Replaces Partial tensors by their cached reduced tensors, so that results computed from them need no reduction of
 // their own. Not for view operators, since views share the cache, nor for written arguments.
-void read_reduced_forms(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inputs& in) {
+void use_reduced_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inputs& in) {
   if (info.is_view) return;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     at::Tensor& t = in.tensors[k];
@@ -166,7 +166,7 @@ thread_local int calls_within = 0;
 struct CallWithin {
   CallWithin() {
     if (calls_within++ > 0) return;
-    if (StepDecider* sites = current_dispatch_scope().step_decider) sites->next();
+    if (StepDecider* decider = current_dispatch_scope().step_decider) decider->next();
   }
   ~CallWithin() { --calls_within; }
   CallWithin(const CallWithin&) = delete;
@@ -205,10 +205,10 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
 // The same, unless a StepDecider decides the program's calls one by one.
 Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
                     c10::ArrayRef<c10::IValue> args) {
-  StepDecider* sites = calls_within == 1 ? current_dispatch_scope().step_decider : nullptr;
-  if (sites == nullptr) return decide(info, resolved, in, args);
+  StepDecider* decider = calls_within == 1 ? current_dispatch_scope().step_decider : nullptr;
+  if (decider == nullptr) return decide(info, resolved, in, args);
   Decided usual;
-  auto decision = sites->decide(make_call(info, in, args), resolved.rule, [&] {
+  auto decision = decider->decide(make_call(info, in, args), resolved.rule, [&] {
     usual = decide(info, resolved, in, args);
     return usual.decision;
   });
@@ -325,7 +325,7 @@ void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
   if (in.copied_views) check_writes(info, in);
   if (!resolved->rule) return run_without_rule(info, in, stack);
-  read_reduced_forms(info, torch::jit::last(stack, info.args.size()), in);
+  use_reduced_copies(info, torch::jit::last(stack, info.args.size()), in);
   note_context(info, in);
   run_rule(info, *resolved, std::move(in), stack);
 }

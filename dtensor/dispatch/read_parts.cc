@@ -27,7 +27,7 @@ bool is_out_of_date(const LocalStorage& storage) {
 
 bool has_parts(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
-  if (!meta.may_be_late) return true;
+  if (!meta.may_need_sync) return true;
   return !(meta.arriving && meta.arriving->needs_all_ranks()) && !is_out_of_date(*meta.storage);
 }
 
@@ -43,7 +43,7 @@ void allow_user_writes(const at::Tensor& t) {
   LocalStorage& storage = *meta_for_read(t).storage;
   storage.user_may_write = true;
   mark_written(storage);
-  if (!any_late_calls()) return;
+  if (!any_deferred_calls()) return;
   for (const auto& calls : DeferredGradients::all_backwards()) calls->copy_before_unseen_writes(storage);
 }
 

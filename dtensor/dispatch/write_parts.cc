@@ -8,7 +8,7 @@ namespace dtensor {
 
 void write_parts(c10::ArrayRef<at::Tensor> tensors, std::string_view op, const std::function<void()>& write) {
   for (const at::Tensor& t : tensors) {
-    if (is_dtensor(t) && any_late_calls()) compute_late_before_write(t);
+    if (is_dtensor(t) && any_deferred_calls()) compute_deferred_before_write(t);
   }
   try {
     write();

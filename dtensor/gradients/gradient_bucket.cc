@@ -29,7 +29,7 @@ namespace {
 // backward.
 class GradientBucket {
  public:
-  std::shared_ptr<LateGradients> late;  // null: no calls are deferred; guarded by Buckets::mutex
+  std::shared_ptr<DeferredWork> late;  // null: no calls are deferred; guarded by Buckets::mutex
 
   // After a failed backward, gradients in the bucket are restored to their state before it.
   ~GradientBucket() { undo(); }
@@ -171,7 +171,7 @@ bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
 
 void part_in_the_end(const at::Tensor& leaf, const at::Tensor& gradient) { current_bucket().part(leaf, gradient); }
 
-std::shared_ptr<LateGradients> late_gradients(const std::function<std::shared_ptr<LateGradients>()>& make) {
+std::shared_ptr<DeferredWork> deferred_work(const std::function<std::shared_ptr<DeferredWork>()>& make) {
   GradientBucket& bucket = current_bucket();
   std::lock_guard lock(buckets().mutex);
   if (!bucket.late) bucket.late = make();

@@ -45,14 +45,14 @@ bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient);
 void part_in_the_end(const at::Tensor& leaf, const at::Tensor& gradient);
 
 // Computes deferred gradients, all at once.
-class LateGradients {
+class DeferredWork {
  public:
-  virtual ~LateGradients() = default;
+  virtual ~DeferredWork() = default;
   virtual void compute_all() = 0;
 };
 // Inside backward: the one of this backward, made if there is none; its compute_all() is called before backward()
 // returns.
-std::shared_ptr<LateGradients> late_gradients(const std::function<std::shared_ptr<LateGradients>()>& make);
+std::shared_ptr<DeferredWork> deferred_work(const std::function<std::shared_ptr<DeferredWork>()>& make);
 
 // Redistributes the gradients of `leaves`, of one world, to the leaves' layouts: replaces .grad, or writes to the
 // memory of an open one. Leaves without a gradient, or with a plain one, are skipped. `op`: as CommCause::op.

@@ -31,7 +31,7 @@ std::optional<CachedMargins> cached_margins(const at::Tensor& t, int64_t dim, in
 void cache_ghost_region(const at::Tensor& t, GhostRegion region);
 // Null: not cached. For a copied view call refresh_view() first, since the region is of its last refresh. A write
 // through a copied view keeps the region if the same exchange brings its new elements, or none are needed (write_back()
-// in view_origin.h).
+// in write_back.h).
 std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t);
 
 }  // namespace dtensor

@@ -1,5 +1,5 @@
 // Ghost regions: elements of a tensor around each rank's part, such as the borders of neighbouring tiles of a grid.
-// Cached as cached_layouts.h describes.
+// Cached by cached_facts.h.
 #pragma once
 
 #include <cstdint>

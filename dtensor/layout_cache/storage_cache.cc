@@ -42,8 +42,8 @@ bool may_cache(const LocalStorage& storage) { return !storage.user_may_write && 
 uint64_t writes_of(const LocalStorage& storage) { return storage.writes.load(std::memory_order_relaxed); }
 
 uint64_t current_recording() {
-  const StepDecider* sites = current_dispatch_scope().step_decider;
-  return sites == nullptr ? 0 : sites->recording();
+  const StepDecider* decider = current_dispatch_scope().step_decider;
+  return decider == nullptr ? 0 : decider->recording();
 }
 
 void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, decltype(CacheEntry::value) value,

@@ -28,7 +28,7 @@ void explain_access(c10::TensorImpl& impl) {
   std::lock_guard<std::mutex> lock(mutex);
   const auto* meta = static_cast<const DTensorMeta*>(impl.get_backend_meta());
   impl.release_storage_and_set_meta_custom_data_ptr_error_msg_(
-      c10::str("Cannot access the data of ", kNoStorage, meta->is_constant_fill ? kMadeInScope : ""));
+      c10::str("Cannot access the data of ", kNoStorage, meta->from_factory ? kMadeInScope : ""));
 }
 
 // Adds only error texts to TensorImpl.
@@ -102,7 +102,7 @@ c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std:
   meta->storage = std::move(storage);
   meta->name = std::move(name);
   meta->arriving = std::move(arriving);
-  meta->may_be_late = meta->arriving != nullptr || meta->storage->origin != nullptr;
+  meta->may_need_sync = meta->arriving != nullptr || meta->storage->origin != nullptr;
   return meta;
 }
 
@@ -146,8 +146,8 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
   return at::Tensor(std::move(impl));
 }
 
-void set_constant_fill(const at::Tensor& t) {
-  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->is_constant_fill = true;
+void set_from_factory(const at::Tensor& t) {
+  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->from_factory = true;
 }
 
 void set_preferred_layout(const at::Tensor& t, SpecPtr preferred_layout) {

@@ -46,7 +46,7 @@ struct LocalStorage {
   // same on all ranks, unlike a count of present users.)
   std::atomic<bool> shared{false};
   // The aliases, where their layout may still be changed together; set once, owned. Null: it may not.
-  std::atomic<AliasGroup*> sharers{nullptr};
+  std::atomic<AliasGroup*> alias_group{nullptr};
   // Of a parameter: a leaf that requires grad, and whose gradient gets its layout.
   std::atomic<bool> is_parameter{false};
   // Module hooks that should run before an operator computes with this tensor; null without such.
@@ -78,12 +78,12 @@ struct DTensorMeta final : c10::BackendMeta {
   std::shared_ptr<LocalStorage> storage;
   std::shared_ptr<const std::string> name;  // a parameter's path in its module, or null
   std::shared_ptr<CommWork> arriving;       // fills in the locals, or null
-  bool may_be_late = false;                 // the locals are arriving, or a copied view's
+  bool may_need_sync = false;               // the locals are arriving, or a copied view's
 
   // An operator's result, in a layout that the engine chose, not the user.
   bool laid_out_by_engine = false;
-  // As CallContext::constant_fills, until a write.
-  bool is_constant_fill = false;
+  // As CallContext::factory_inputs, until a write.
+  bool from_factory = false;
   // As CallContext::preferred_layouts. Null: not known.
   SpecPtr preferred_layout = nullptr;
   // Conjugation and negation relative to the first tensor of that memory, by the view operators between the two.
@@ -106,13 +106,13 @@ inline const SpecPtr& spec_of(const at::TensorBase& t) { return meta_without_syn
 // Errors: those of the collective that fills in the locals. REQUIRES: is_dtensor(t).
 inline const DTensorMeta& meta_for_read(const at::TensorBase& t) {
   const DTensorMeta& meta = meta_without_sync(t);
-  if (meta.may_be_late) settle_locals(meta);
+  if (meta.may_need_sync) settle_locals(meta);
   return meta;
 }
 // To overwrite the locals or to share their memory: their values may be out of date. REQUIRES: is_dtensor(t).
 inline const DTensorMeta& meta_for_write(const at::TensorBase& t) {
   const DTensorMeta& meta = meta_without_sync(t);
-  if (meta.may_be_late) wait_for_locals(meta);
+  if (meta.may_need_sync) wait_for_locals(meta);
   return meta;
 }
 
@@ -122,8 +122,8 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
                         std::shared_ptr<CommWork> arriving = nullptr);
 // The same for an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
-// Sets DTensorMeta::is_constant_fill of a new tensor.
-void set_constant_fill(const at::Tensor& t);
+// Sets DTensorMeta::from_factory of a new tensor.
+void set_from_factory(const at::Tensor& t);
 // Sets DTensorMeta::preferred_layout of a new tensor.
 void set_preferred_layout(const at::Tensor& t, SpecPtr preferred_layout);
 // The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the

@@ -46,15 +46,15 @@ bool is_replicated_base(const at::Tensor& t) {
          t.is_non_overlapping_and_dense();
 }
 
-AliasGroup* alias_group_of(const LocalStorage& storage) { return storage.sharers.load(std::memory_order_acquire); }
+AliasGroup* alias_group_of(const LocalStorage& storage) { return storage.alias_group.load(std::memory_order_acquire); }
 
 void share(const at::Tensor& t, bool by_slices) {
   LocalStorage& storage = *meta_without_sync(t).storage;
   std::lock_guard lock(storage.cache_mutex);
   if (storage.shared.load(std::memory_order_relaxed)) return;
-  auto sharers = std::make_unique<AliasGroup>(t, by_slices);
-  sharers->add(mutable_meta(t), window_of(*spec_of(t), 0));
-  storage.sharers.store(sharers.release(), std::memory_order_release);
+  auto group = std::make_unique<AliasGroup>(t, by_slices);
+  group->add(mutable_meta(t), window_of(*spec_of(t), 0));
+  storage.alias_group.store(group.release(), std::memory_order_release);
   storage.shared.store(true, std::memory_order_release);  // a reader that sees the flag sees the aliases
 }
 
@@ -67,7 +67,7 @@ AliasGroup::AliasGroup(const at::Tensor& whole, bool by_slices)
 
 void AliasGroup::end() {
   dims_ = 0;
-  sharers_.clear();
+  members_.clear();
   locals_.clear();
 }
 
@@ -77,18 +77,18 @@ void AliasGroup::add(DTensorMeta& meta, const Window& window) {
   auto map = meta.spec->dtype() == spec_->dtype() ? map_dims(window, window_of(*spec_, 0)) : std::nullopt;
   dims_ &= map ? bits_of(whole_dims(*map, window.sizes, spec_->sizes())) : 0;
   if (dims_ == 0) return end();
-  sharers_.insert_or_assign(&meta, *std::move(map));
+  members_.insert_or_assign(&meta, *std::move(map));
 }
 
 void AliasGroup::remove(DTensorMeta& meta) {
   std::lock_guard lock(mutex_);
-  sharers_.erase(&meta);
+  members_.erase(&meta);
 }
 
 uint64_t AliasGroup::splittable(const DTensorMeta& meta, const Limits& limits) const {
   std::lock_guard lock(mutex_);
-  const auto it = sharers_.find(const_cast<DTensorMeta*>(&meta));
-  if (it == sharers_.end() || (by_slices_ && meta.spec->meta().numel() == spec_->meta().numel())) return 0;
+  const auto it = members_.find(const_cast<DTensorMeta*>(&meta));
+  if (it == members_.end() || (by_slices_ && meta.spec->meta().numel() == spec_->meta().numel())) return 0;
   if (limits.any() && 2 * spec_->max_local_bytes() > limits.max_bytes) return 0;
   const std::vector<int> whole = whole_dims(it->second, meta.spec->sizes(), spec_->sizes());
   uint64_t bits = 0;
@@ -120,8 +120,8 @@ RankTensors AliasGroup::parts_of(const DTensorMeta& meta, const DimMap& map) con
 
 void AliasGroup::split(const DTensorMeta& by, const Placements& to) {
   std::lock_guard lock(mutex_);
-  const auto it = sharers_.find(const_cast<DTensorMeta*>(&by));
-  TORCH_INTERNAL_ASSERT(it != sharers_.end(), "a tensor is to be split with others, and does not share their memory");
+  const auto it = members_.find(const_cast<DTensorMeta*>(&by));
+  TORCH_INTERNAL_ASSERT(it != members_.end(), "a tensor is to be split with others, and does not share their memory");
   Placements all = to;  // of the whole tensor
   const std::vector<int> split_dims = whole_dims(it->second, by.spec->sizes(), spec_->sizes());
   for (Placement& p : all) {
@@ -134,7 +134,7 @@ void AliasGroup::split(const DTensorMeta& by, const Placements& to) {
     if (parts[r].is_alias_of(locals_[r])) parts[r] = parts[r].clone();  // to free the whole tensor
   }
   locals_ = std::move(parts);
-  for (auto& [meta, map] : sharers_) {
+  for (auto& [meta, map] : members_) {
     const std::vector<int> dims = whole_dims(map, meta->spec->sizes(), spec_->sizes());
     Placements placements = all;
     for (Placement& p : placements) {
@@ -162,12 +162,12 @@ void begin_aliasing(const at::Tensor& t) {
 }
 
 void join_alias_group(const at::Tensor& t) {
-  if (AliasGroup* sharers = alias_group_of(*meta_without_sync(t).storage))
-    sharers->add(mutable_meta(t), window_of(*spec_of(t), t.storage_offset()));
+  if (AliasGroup* group = alias_group_of(*meta_without_sync(t).storage))
+    group->add(mutable_meta(t), window_of(*spec_of(t), t.storage_offset()));
 }
 
 void keep_alias_layouts(LocalStorage& storage) {
-  if (AliasGroup* sharers = alias_group_of(storage)) sharers->keep();
+  if (AliasGroup* group = alias_group_of(storage)) group->keep();
 }
 
 void shard_alias_group(const at::Tensor& t, const Placements& to) {
@@ -180,8 +180,8 @@ void shard_alias_group(const at::Tensor& t, const Placements& to) {
 LocalStorage::~LocalStorage() { delete alias_group_of(*this); }
 
 DTensorMeta::~DTensorMeta() {
-  AliasGroup* sharers = storage ? alias_group_of(*storage) : nullptr;
-  if (sharers != nullptr) sharers->remove(*this);
+  AliasGroup* group = storage ? alias_group_of(*storage) : nullptr;
+  if (group != nullptr) group->remove(*this);
 }
 
 }  // namespace dtensor

@@ -47,7 +47,7 @@ class AliasGroup {
   RankTensors locals_;
   const bool by_slices_;
   uint64_t dims_ = 0;                                  // of the whole tensor: dims along which all may be split
-  absl::flat_hash_map<DTensorMeta*, DimMap> sharers_;  // the aliases, with their windows of the whole tensor
+  absl::flat_hash_map<DTensorMeta*, DimMap> members_;  // the aliases, with their windows of the whole tensor
 };
 
 // Allows the layout of the new, replicated tensor `t` to change when slices of it are written.

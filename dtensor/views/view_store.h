@@ -1,5 +1,5 @@
 // Writes a copied view back to its bases: each rank receives just the written elements that it stores. For
-// view_origin.cc.
+// write_back.cc.
 //
 // Of x of [4096, 512], S(0) over 4 ranks, the parts of x.slice(0, 1, -1) begin a row or two elsewhere than those of x.
 // After a write to the slice, a rank stores its own part of it, but for a row or two, and the rows that it receives

@@ -85,12 +85,12 @@ std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
 }
 
 // The ghost region of a tensor about to be written that has been fetched; null: none.
-std::shared_ptr<const GhostRegion> surroundings_there(const at::Tensor& t) {
+std::shared_ptr<const GhostRegion> fetched_ghost_region(const at::Tensor& t) {
   auto around = cached_ghost_region(t);
   return around && around->boxes->if_made() != nullptr ? around : nullptr;
 }
 
-// The boxes to write to: copied if clones of the tensor share them.
+// Copies of the boxes to write to, since clones of the tensor may share the boxes.
 LazyParts::Made boxes_to_write(const GhostRegion& around, const Spec& spec) {
   LazyParts::Made boxes;
   LocalGuard guard;
@@ -122,7 +122,7 @@ WayBack way_back(const at::Tensor& t) {
   StoreRequest keeping = request;
   for (const ViewOrigin* origin = meta_without_sync(t).storage->origin.get(); origin != nullptr;) {
     const DTensorMeta& base = meta_without_sync(origin->base);
-    way.kept_known.push_back(origin->moved ? surroundings_there(origin->base) : nullptr);
+    way.kept_known.push_back(origin->moved ? fetched_ghost_region(origin->base) : nullptr);
     if (origin->moved) {
       request.bases.push_back({base.spec, origin->base.storage_offset()});
       keeping.bases.push_back({base.spec, origin->base.storage_offset(), way.kept_known.back()});

@@ -207,7 +207,7 @@ RankTensors shifted(const RankTensors& locals, const CachedMargins& margins, int
   return result;
 }
 
-// From self to the result. `kPads`: for padding, whose result is larger; it is lazy (pad_late()) if windows of it may
+// From self to the result. `kPads`: for padding, whose result is larger; it is lazy (pad_lazily()) if windows of it may
 // be read first.
 template <Describe kDescribe, bool kPads = false>
 void move_elements(const c10::OperatorHandle& op, Stack& stack) {
@@ -237,7 +237,7 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const CommCause cause = halo_cause(op, self, "self");
   if (decision->later && may_cache_facts_of_new(*decision->result)) {
-    const at::Tensor padded = pad_late(*decision, self, move->fill, cause);
+    const at::Tensor padded = pad_lazily(*decision, self, move->fill, cause);
     torch::jit::drop(stack, op.schema().arguments().size());
     stack.emplace_back(padded);
     return;

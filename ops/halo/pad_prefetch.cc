@@ -50,8 +50,8 @@ std::optional<HaloRequest> windows_request(const SpecPtr& source, const std::vec
   return request;
 }
 
-at::Tensor pad_late(const HaloDecision& decision, const at::Tensor& self, const at::Scalar& fill,
-                    const CommCause& cause) {
+at::Tensor pad_lazily(const HaloDecision& decision, const at::Tensor& self, const at::Scalar& fill,
+                      const CommCause& cause) {
   const auto snapshot = snapshot_of(self);
   const SpecPtr& source = spec_of(self);
   const World& world = source->mesh().world();

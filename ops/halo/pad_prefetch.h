@@ -21,7 +21,7 @@ std::optional<HaloRequest> windows_request(const SpecPtr& source, const std::vec
 
 // The padded tensor, with its communication deferred. Reading it is a collective call, as reading a copied view is.
 // REQUIRES: decision.later, made by windows_request().
-at::Tensor pad_late(const HaloDecision& decision, const at::Tensor& self, const at::Scalar& fill,
-                    const CommCause& cause);
+at::Tensor pad_lazily(const HaloDecision& decision, const at::Tensor& self, const at::Scalar& fill,
+                      const CommCause& cause);
 
 }  // namespace dtensor

@@ -18,7 +18,8 @@ struct ValuesAndIndices {
 };
 
 // `self` in ascending or descending order, in the layout of `self`, and the global indices of its elements. Stable; nan
-// last in ascending order. REQUIRES: `self` has one dim, sharded along one mesh dim, and no complex elements.
+// last in ascending order. REQUIRES: `self` has one dim, sharded along one mesh dim, and elements that are
+// neither complex nor uint64.
 ValuesAndIndices sorted_vector(const c10::OperatorHandle& op, const at::Tensor& self, bool descending);
 
 // The most frequent value of `self`, the smallest of several, and an index of it. REQUIRES: as sorted_vector().

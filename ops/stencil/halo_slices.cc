@@ -128,7 +128,7 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{request, rule->outputs[0]->with_placements(placements)};
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  at::Tensor view = make_late_slice({op, self, decision->result, taken->start * self.stride(taken->dim), cutting,
+  at::Tensor view = make_lazy_slice({op, self, decision->result, taken->start * self.stride(taken->dim), cutting,
                                      decision->plan, kSelect ? taken->dim : -1, halo_cause(op, self, "self")});
   return_view(op, stack, std::move(view));
 }

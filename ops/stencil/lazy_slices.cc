@@ -29,9 +29,9 @@ struct Root {
   SliceWindowPtr window;
 };
 
-// The first of the chain's bases of which ranks have most of the slice, or its ghost region. If there is none: `self`,
+// The last of the chain's bases of which ranks have most of the slice, or its ghost region. If there is none: `self`,
 // without a window.
-Root root_of(const LateSlice& slice) {
+Root root_of(const LazySlice& slice) {
   Root root{slice.self, nullptr};
   const int64_t begin = slice.self.storage_offset() + slice.offset;
   for (at::Tensor t = slice.self; t.defined(); t = parent_view(t)) {
@@ -91,7 +91,7 @@ RankTensors empty_parts(const HaloPlan& plan, const at::Tensor& self, int64_t se
 
 }  // namespace
 
-at::Tensor make_late_slice(LateSlice slice) {
+at::Tensor make_lazy_slice(LazySlice slice) {
   Root root = root_of(slice);
   Placements computed = spec_of(root.tensor)->placements();
   const auto& cutting = root.window ? root.window->cutting : slice.cutting;

@@ -14,7 +14,7 @@
 
 namespace dtensor {
 
-struct LateSlice {
+struct LazySlice {
   c10::OperatorHandle op;
   at::Tensor self;                       // the sliced tensor
   SpecPtr view;                          // layout of the slice
@@ -25,9 +25,10 @@ struct LateSlice {
   CommCause cause;
 };
 
-// A copied view (view_origin.h) of self; or, if `self` is itself a slice and ranks hold most of the view in its base,
-// of that base. Reading it fetches what ranks lack in a collective call: alone, or with other slices of the same tensor
-// (slice_history.h). Fetched elements are cached as ghost regions (cached_layouts.h) until the tensor is written.
-at::Tensor make_late_slice(LateSlice slice);
+// A copied view (view_origin.h) of self; or, if `self` is itself a slice and ranks hold most of the view in its base or
+// have the ghost region of that base, of that base. Reading it fetches what ranks lack in a collective call: alone, or
+// with other slices of the same tensor (slice_history.h). Fetched elements are cached as ghost regions (cached_facts.h)
+// until the tensor is written.
+at::Tensor make_lazy_slice(LazySlice slice);
 
 }  // namespace dtensor

@@ -228,8 +228,8 @@ std::shared_ptr<const ExpectedBoxes> expected_boxes(const at::Tensor& root, cons
 
 void note_read(const at::Tensor& root, const SliceWindowPtr& window, bool with_others) {
   // A recorded step runs repeatedly, and must cost the same each time.
-  const StepDecider* sites = current_dispatch_scope().step_decider;
-  if (sites == nullptr || sites->recording() == 0) history_of(root).note(root, window, with_others);
+  const StepDecider* decider = current_dispatch_scope().step_decider;
+  if (decider == nullptr || decider->recording() == 0) history_of(root).note(root, window, with_others);
 }
 
 }  // namespace dtensor

@@ -27,9 +27,9 @@ std::optional<MutableLayout> mutable_layout(const at::Tensor& t, int k) {
   const LocalStorage& storage = *meta.storage;
   if (storage.user_may_write || storage.origin || is_leaf_parameter(t)) return std::nullopt;
   if (!storage.shared) return meta.laid_out_by_engine ? std::optional(MutableLayout{k}) : std::nullopt;
-  const AliasGroup* sharers = storage.sharers.load(std::memory_order_acquire);
-  if (sharers == nullptr || storage.is_parameter.load(std::memory_order_relaxed)) return std::nullopt;
-  const uint64_t dims = sharers->splittable(meta, current_dispatch_scope().limits);
+  const AliasGroup* group = storage.alias_group.load(std::memory_order_acquire);
+  if (group == nullptr || storage.is_parameter.load(std::memory_order_relaxed)) return std::nullopt;
+  const uint64_t dims = group->splittable(meta, current_dispatch_scope().limits);
   return dims != 0 ? std::optional(MutableLayout{k, dims}) : std::nullopt;
 }
 
@@ -172,15 +172,15 @@ bool reuses_partial_inputs(const OpInfo& info, const Inputs& in) {
 
 // Constants used together with parameters only: the initial state of a recurrence, or noise. With other inputs it might
 // be a weight.
-void note_constant_fills(Inputs& in) {
+void note_factory_inputs(Inputs& in) {
   const auto is_parameter = [](const at::Tensor& t) {
     return meta_without_sync(t).storage->is_parameter.load(std::memory_order_relaxed);
   };
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
     if (!t.defined() || is_parameter(t)) continue;
-    if (!is_unwritten_constant(t)) return in.context.constant_fills.clear();
-    in.context.constant_fills.push_back(static_cast<int>(k));
+    if (!is_unwritten_factory_result(t)) return in.context.factory_inputs.clear();
+    in.context.factory_inputs.push_back(static_cast<int>(k));
   }
 }
 
@@ -201,13 +201,12 @@ void note_context(const OpInfo& info, Inputs& in) {
   }
   in.context.partial_inputs_reused = reuses_partial_inputs(info, in);
   in.context.limits = current_dispatch_scope().limits;
-  note_constant_fills(in);
+  note_factory_inputs(in);
 }
 
-bool is_unwritten_constant(const at::Tensor& t) {
+bool is_unwritten_factory_result(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
-  return meta.is_constant_fill && meta.spec->is_replicated() &&
-         meta.storage->writes.load(std::memory_order_relaxed) == 0;
+  return meta.from_factory && meta.spec->is_replicated() && meta.storage->writes.load(std::memory_order_relaxed) == 0;
 }
 
 std::string module_path(const Inputs& in) {

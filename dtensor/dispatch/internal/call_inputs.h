@@ -37,8 +37,8 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // Fills in.context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and the
 // gradient target.
 void note_context(const OpInfo& info, Inputs& in);
-// Whether `t` was made alike for all ranks, from no tensor (DTensorMeta::is_constant_fill), and not written to since.
-bool is_unwritten_constant(const at::Tensor& t);
+// Whether `t` was made alike for all ranks, from no tensor (DTensorMeta::from_factory), and not written to since.
+bool is_unwritten_factory_result(const at::Tensor& t);
 // "weight", or "tensors[1]" in a list.
 std::string arg_name(const OpInfo& info, const Inputs& in, int input);
 // Path of the module whose parameter is among the inputs; else that of the scope.

@@ -15,7 +15,7 @@
 namespace dtensor {
 namespace {
 
-std::atomic<int64_t> num_late{0};
+std::atomic<int64_t> num_deferred{0};
 
 struct Everywhere {
   std::mutex mutex;
@@ -26,7 +26,7 @@ Everywhere& everywhere_known() {
   return *all;
 }
 
-std::shared_ptr<DeferredGradients> make_late_calls() {
+std::shared_ptr<DeferredGradients> make_deferred_gradients() {
   const auto calls = std::make_shared<DeferredGradients>();
   Everywhere& all = everywhere_known();
   std::lock_guard lock(all.mutex);
@@ -90,8 +90,8 @@ class ChargedMeanwhile {
 
 }  // namespace
 
-DeferredCall::Late::Late() { num_late.fetch_add(1, std::memory_order_relaxed); }
-DeferredCall::Late::~Late() { num_late.fetch_sub(1, std::memory_order_relaxed); }
+DeferredCall::Counted::Counted() { num_deferred.fetch_add(1, std::memory_order_relaxed); }
+DeferredCall::Counted::~Counted() { num_deferred.fetch_sub(1, std::memory_order_relaxed); }
 
 void DeferredCall::end(std::exception_ptr why_not) {
   computed = why_not == nullptr;
@@ -101,7 +101,7 @@ void DeferredCall::end(std::exception_ptr why_not) {
   run = nullptr;
   if (!computed) return;
   parts.clear();
-  late = nullptr;
+  counted = nullptr;
 }
 
 at::Tensor without_memory(const Shape& sizes, const at::TensorOptions& options) {
@@ -112,10 +112,10 @@ at::Tensor without_memory(const Shape& sizes, const at::TensorOptions& options) 
   return t;
 }
 
-bool any_late_calls() { return num_late.load(std::memory_order_relaxed) > 0; }
+bool any_deferred_calls() { return num_deferred.load(std::memory_order_relaxed) > 0; }
 
 std::shared_ptr<DeferredGradients> DeferredGradients::of_backward() {
-  return std::static_pointer_cast<DeferredGradients>(late_gradients(make_late_calls));
+  return std::static_pointer_cast<DeferredGradients>(deferred_work(make_deferred_gradients));
 }
 
 std::vector<std::shared_ptr<DeferredGradients>> DeferredGradients::all_backwards() {
@@ -271,7 +271,7 @@ bool DeferredGradients::compute_waiting() {
   return true;
 }
 
-void compute_late_before_write(const at::Tensor& t) {
+void compute_deferred_before_write(const at::Tensor& t) {
   for (const auto& calls : DeferredGradients::all_backwards()) calls->compute_before_write(t);
 }
 

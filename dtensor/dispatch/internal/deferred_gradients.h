@@ -37,13 +37,13 @@ struct DeferredCall {
   std::exception_ptr error = nullptr;  // why it was not computed
 
   // Counts the calls not yet computed, in the whole process.
-  struct Late {
-    Late();
-    ~Late();
-    Late(const Late&) = delete;
-    Late& operator=(const Late&) = delete;
+  struct Counted {
+    Counted();
+    ~Counted();
+    Counted(const Counted&) = delete;
+    Counted& operator=(const Counted&) = delete;
   };
-  std::unique_ptr<Late> late = std::make_unique<Late>();
+  std::unique_ptr<Counted> counted = std::make_unique<Counted>();
 
   // Ends the call and releases its inputs. `why_not`: null if it was computed.
   void end(std::exception_ptr why_not);
@@ -53,11 +53,11 @@ struct DeferredCall {
 at::Tensor without_memory(const Shape& sizes, const at::TensorOptions& options);
 
 // Whether any call in the process is deferred. Cheap.
-bool any_late_calls();
+bool any_deferred_calls();
 
 // The deferred calls of one backward. Thread-safe. They are computed in collective calls.
 // Errors: those of the communicator and of the operators; a call that failed throws its error again.
-class DeferredGradients final : public LateGradients {
+class DeferredGradients final : public DeferredWork {
  public:
   static std::shared_ptr<DeferredGradients> of_backward();
   // Those of all backwards in progress.
@@ -97,6 +97,6 @@ class DeferredGradients final : public LateGradients {
 };
 
 // DeferredGradients::compute_before_write() for all backwards in progress.
-void compute_late_before_write(const at::Tensor& t);
+void compute_deferred_before_write(const at::Tensor& t);
 
 }  // namespace dtensor

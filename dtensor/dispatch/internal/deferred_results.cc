@@ -29,17 +29,17 @@ int64_t bytes_of(const Inputs& in, const Decision& decision) {
 }
 
 // The deleter of a deferred result's pending work; it also stores which call the result belongs to.
-struct LateWork {
+struct DeferredTicket {
   std::shared_ptr<DeferredGradients> calls;
   std::shared_ptr<DeferredCall> call;
   void operator()(CommWork* work) const { delete work; }
 };
 
 // Null: `t` is not deferred, or not the whole result of a call.
-const LateWork* late_work(const at::Tensor& t) {
+const DeferredTicket* deferred_ticket(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
   if (!meta.arriving || meta.arriving->done()) return nullptr;
-  const auto* work = std::get_deleter<LateWork>(meta.arriving);
+  const auto* work = std::get_deleter<DeferredTicket>(meta.arriving);
   return work != nullptr && meta.spec == work->call->decision->outputs[0] && t.storage_offset() == 0 ? work : nullptr;
 }
 
@@ -47,7 +47,7 @@ const LateWork* late_work(const at::Tensor& t) {
 // them.
 void set_arriving(c10::BackendMeta& meta, std::shared_ptr<CommWork> work) {
   auto& of_tensor = static_cast<DTensorMeta&>(meta);
-  of_tensor.may_be_late = work != nullptr;
+  of_tensor.may_need_sync = work != nullptr;
   of_tensor.arriving = std::move(work);
 }
 
@@ -102,9 +102,9 @@ at::Tensor make_deferred_result(const OpInfo& info, const Inputs& in, c10::Array
   const int64_t bytes = bytes_of(in, *decision);
   auto call = std::make_shared<DeferredCall>(
       DeferredCall{info, in, args.vec(), std::move(decision), std::move(run), parts, bytes});
-  if (const StepDecider* sites = current_dispatch_scope().step_decider) {
-    call->recording = sites->recording();
-    call->charged = sites->charged();
+  if (const StepDecider* decider = current_dispatch_scope().step_decider) {
+    call->recording = decider->recording();
+    call->charged = decider->charged();
   }
   for (c10::IValue& arg : call->args) {
     if (arg.isTensor() && arg.toTensor().defined()) arg = at::Tensor();  // replaced by the inputs
@@ -112,12 +112,12 @@ at::Tensor make_deferred_result(const OpInfo& info, const Inputs& in, c10::Array
   const auto calls = DeferredGradients::of_backward();
   calls->add(call);
   const std::shared_ptr<CommWork> work(CommWork::new_deferred([calls, call] { calls->compute(*call); }),
-                                       LateWork{calls, call});
+                                       DeferredTicket{calls, call});
   return make_result(spec, std::move(parts), work);
 }
 
 std::unique_ptr<OverwriteGuard> OverwriteGuard::of(const at::Tensor& t) {
-  const LateWork* work = late_work(t);
+  const DeferredTicket* work = deferred_ticket(t);
   if (work == nullptr || !work->calls->suspend(*work->call)) return nullptr;
   return std::unique_ptr<OverwriteGuard>(
       new OverwriteGuard(t.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr(), work->calls, work->call));
@@ -144,13 +144,13 @@ void OverwriteGuard::done() {
 }
 
 std::unique_ptr<OverwriteGuard> settle_before_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  if (!any_late_calls()) return nullptr;
+  if (!any_deferred_calls()) return nullptr;
   std::unique_ptr<OverwriteGuard> overwritten;
   for (size_t a = 0; a < args.size(); ++a) {
     if (!info.args[a].written) continue;
     for_tensors(args[a], [&](const at::Tensor& t) {
       if (overwrites(info, args, a)) overwritten = OverwriteGuard::of(t);
-      compute_late_before_write(t);
+      compute_deferred_before_write(t);
     });
   }
   return overwritten;

@@ -46,7 +46,7 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   TensorMeta meta{Shape(first.sizes().begin(), first.sizes().end()),
                   Shape(first.strides().begin(), first.strides().end()), first.scalar_type()};
   at::Tensor result = make_result(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
-  set_constant_fill(result);
+  set_from_factory(result);
   stack.emplace_back(std::move(result));
 }
 
@@ -98,7 +98,7 @@ void check_no_written_list(const OpInfo& info, c10::ArrayRef<c10::IValue> args) 
 // Whether all distributed arguments are constants from factories in a MeshScope, not written to since.
 bool from_factories_alone(c10::ArrayRef<c10::IValue> args) {
   const auto fits = [](const c10::IValue& x) {
-    return !x.isTensor() || !is_dtensor(x.toTensor()) || is_unwritten_constant(x.toTensor());
+    return !x.isTensor() || !is_dtensor(x.toTensor()) || is_unwritten_factory_result(x.toTensor());
   };
   return std::all_of(args.begin(), args.end(), [&](const c10::IValue& arg) {
     if (!arg.isList()) return fits(arg);
