@@ -22,7 +22,7 @@
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/memory_overlap.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/copied_view.h"
 
 namespace dtensor {
 namespace {

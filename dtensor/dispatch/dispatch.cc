@@ -24,7 +24,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/step_decider.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/copied_view.h"
 #include "dtensor/views/write_back.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/propagate.h"

@@ -6,7 +6,7 @@
 
 #include "dtensor/dispatch/internal/deferred_gradients.h"
 #include "dtensor/layout_cache/storage_cache.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/copied_view.h"
 
 namespace dtensor {
 namespace {

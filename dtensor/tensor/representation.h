@@ -26,7 +26,7 @@
 
 namespace dtensor {
 
-struct ViewOrigin;    // view_origin.h
+struct ViewOrigin;    // copied_view.h
 class AliasGroup;     // alias_group.h
 struct StorageCache;  // layout_cache/storage_cache.h
 class HookWatch;      // hook_watch.h
@@ -128,7 +128,7 @@ void set_from_factory(const at::Tensor& t);
 void set_preferred_layout(const at::Tensor& t, SpecPtr preferred_layout);
 // The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the
 // locals share the memory of the base's, and are available when those are. `offset`: the storage offset that a plain
-// tensor would have. See make_view_of() in view_origin.h.
+// tensor would have. See make_view_of() in copied_view.h.
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage = nullptr, std::shared_ptr<CommWork> arriving = nullptr);
 // Sets DTensorMeta::seen of a new view: that of its base, changed by `flips`.

@@ -17,7 +17,7 @@
 #include "dtensor/redistribution/internal/executor.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/view_window.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/copied_view.h"
 #include "dtensor/views/view_store.h"
 #include "plan/cost_policy.h"
 #include "plan/redistribute_planner.h"

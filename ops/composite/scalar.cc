@@ -16,7 +16,7 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/copied_view.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {

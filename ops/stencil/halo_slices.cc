@@ -1,5 +1,5 @@
 // Views of a part of a split dim: slice, select, unfold, and their backward. The view's parts have to move, so it is a
-// copied view (view_origin.h) as by the rules; but ranks fetch only what they lack, and the dim stays split. A slice
+// copied view (copied_view.h) as by the rules; but ranks fetch only what they lack, and the dim stays split. A slice
 // with no more indices than ranks is replicated.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/unfold_backward.h>
@@ -12,7 +12,7 @@
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/copied_view.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
 #include "ops/halo/windows.h"

@@ -6,7 +6,7 @@
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/copied_view.h"
 #include "ops/halo/exchange.h"
 #include "ops/stencil/slice_history.h"
 #include "ops/stencil/slice_window.h"

@@ -25,7 +25,7 @@ struct LazySlice {
   CommCause cause;
 };
 
-// A copied view (view_origin.h) of self; or, if `self` is itself a slice and ranks hold most of the view in its base or
+// A copied view (copied_view.h) of self; or, if `self` is itself a slice and ranks hold most of the view in its base or
 // have the ghost region of that base, of that base. Reading it fetches what ranks lack in a collective call: alone, or
 // with other slices of the same tensor (slice_history.h). Fetched elements are cached as ghost regions (cached_facts.h)
 // until the tensor is written.

@@ -16,7 +16,7 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/view_window.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/copied_view.h"
 #include "ops/support/arguments.h"
 #include "ops/support/movement.h"
 #include "propagation/rule_registry.h"

@@ -9,29 +9,16 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/internal/mutable_layout.h"
 #include "dtensor/dispatch/internal/numbers_of_meshes.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/gradients/partial_parameter.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/replicate.h"
-#include "dtensor/views/alias_group.h"
 
 namespace dtensor {
 namespace {
-
-// The layouts that an operator may give to its written input k. Only for results of operators and their aliases whose
-// parts were never exposed: the same on all ranks, as they alias and expose parts alike.
-std::optional<MutableLayout> mutable_layout(const at::Tensor& t, int k) {
-  const DTensorMeta& meta = meta_without_sync(t);
-  const LocalStorage& storage = *meta.storage;
-  if (storage.user_may_write || storage.origin || is_leaf_parameter(t)) return std::nullopt;
-  if (!storage.shared) return meta.laid_out_by_engine ? std::optional(MutableLayout{k}) : std::nullopt;
-  const AliasGroup* group = storage.alias_group.load(std::memory_order_acquire);
-  if (group == nullptr || storage.is_parameter.load(std::memory_order_relaxed)) return std::nullopt;
-  const uint64_t dims = group->splittable(meta, current_dispatch_scope().limits);
-  return dims != 0 ? std::optional(MutableLayout{k, dims}) : std::nullopt;
-}
 
 // Registers that its gradient gets its layout.
 void note_parameter(const OpInfo& info, const at::Tensor& t) {

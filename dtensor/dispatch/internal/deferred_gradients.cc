@@ -10,7 +10,7 @@
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/copied_view.h"
 
 namespace dtensor {
 namespace {

@@ -7,7 +7,7 @@
 #include "comm/comm_work.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/copied_view.h"
 #include "plan/largest_part.h"
 #include "plan/redistribute_plan.h"
 

@@ -14,7 +14,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/view_window.h"
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/copied_view.h"
 #include "dtensor/views/write_back.h"
 
 namespace dtensor {

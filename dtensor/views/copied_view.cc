@@ -1,4 +1,4 @@
-#include "dtensor/views/view_origin.h"
+#include "dtensor/views/copied_view.h"
 
 #include <ATen/ops/clone.h>
 
