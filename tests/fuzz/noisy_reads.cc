@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kMostWatchedElements = 2000;
 
-const c10::StorageImpl* meta_for_write(const at::Tensor& t) {
+const c10::StorageImpl* storage_of(const at::Tensor& t) {
   return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
@@ -51,13 +51,13 @@ struct Kept {
 }  // namespace
 
 void NoisyReads::mark(const at::Tensor& t, double scale) {
-  auto& [memory, known] = marks_[meta_for_write(t)];
+  auto& [memory, known] = marks_[storage_of(t)];
   memory = t.unsafeGetTensorImpl()->unsafe_storage();
   known = std::max(known, scale);
 }
 
 double NoisyReads::scale_of_addends(const at::Tensor& t) const {
-  const auto found = marks_.find(meta_for_write(t));
+  const auto found = marks_.find(storage_of(t));
   return found == marks_.end() ? 0 : found->second.second;
 }
 
@@ -72,7 +72,7 @@ AfterCall NoisyReads::read(const c10::OperatorHandle& op, const torch::jit::Stac
   for (size_t a = 0; a < arguments.size(); ++a) {
     const auto* alias = schema.arguments()[a].alias_info();
     if (alias == nullptr || !alias->isWrite()) continue;
-    for (const at::Tensor& t : watched_tensors_in(arguments[a])) written.insert(meta_for_write(t));
+    for (const at::Tensor& t : watched_tensors_in(arguments[a])) written.insert(storage_of(t));
   }
   std::vector<Kept> kept;
   std::vector<at::Tensor> addends;
@@ -82,7 +82,7 @@ AfterCall NoisyReads::read(const c10::OperatorHandle& op, const torch::jit::Stac
       const double own = scale_of_addends(t);
       scale = std::max(scale, own);
       if (own > 0) addends.push_back(t);
-      if (written.count(meta_for_write(t)) == 0) kept.push_back({t, t.variable_data().clone()});
+      if (written.count(storage_of(t)) == 0) kept.push_back({t, t.variable_data().clone()});
     }
   }
   const double before = largest(addends);

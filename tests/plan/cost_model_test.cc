@@ -148,7 +148,7 @@ TEST_CASE("mesh dims within a node are cheaper than those between nodes", "[cost
     return plan_redistribution(mesh, meta, layout(from), layout(to), {std::make_shared<const CostModel>(cost), {}})
         .seconds;
   };
-  const TensorMeta meta = meta_for_read({1024, 1024});  // 4 MiB
+  const TensorMeta meta = meta_of({1024, 1024});  // 4 MiB
   const double mib = 1 << 20;
   CHECK(seconds(8, "RS(0)", "RR", meta) == Approx(3e-6 + 3 * mib / 100e9));
   CHECK(seconds(4, "RS(0)", "RR", meta) == Approx(3e-6 + 3 * mib / 100e9));

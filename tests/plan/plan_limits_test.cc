@@ -31,7 +31,7 @@ int64_t smallest_that_works(const std::string& error) {
 TEST_CASE("a limit chooses another route") {
   const DeviceMesh mesh = mesh_of({2, 2}, {"a", "b"});
   const auto plan = [&](int64_t limit) {
-    return plan_redistribution(mesh, meta_for_read({8, 8}), layout("P(sum)P(sum)"), layout("RS(0)"),
+    return plan_redistribution(mesh, meta_of({8, 8}), layout("P(sum)P(sum)"), layout("RS(0)"),
                                within(limit, /*packs=*/false));
   };
   EXPECT_PLAN(plan(512), "ar(a,b), slice");
@@ -49,7 +49,7 @@ TEST_CASE("a limit chooses another route") {
 TEST_CASE("a limit splits an exchange into rounds if messages are packed") {
   const DeviceMesh mesh = mesh_of({4}, {"tp"});
   const auto plan = [&](int64_t limit, bool packs = true) {
-    return plan_redistribution(mesh, meta_for_read({64, 64}), {Shard(0)}, {Shard(1)}, within(limit, packs));
+    return plan_redistribution(mesh, meta_of({64, 64}), {Shard(0)}, {Shard(1)}, within(limit, packs));
   };
   // 4096 bytes before, as many after, 3072 received and 3072 sent.
   const int64_t parts = 2 * 64 * 64;
@@ -82,7 +82,7 @@ TEST_CASE("a limit splits an exchange into rounds if messages are packed") {
 TEST_CASE("the error of an impossible limit names a sufficient one") {
   const DeviceMesh mesh = mesh_of({4}, {"tp"});
   const auto plan = [&](int64_t limit) {
-    return plan_redistribution(mesh, meta_for_read({8, 8}), {Shard(0)}, {Replicate()}, within(limit, /*packs=*/false));
+    return plan_redistribution(mesh, meta_of({8, 8}), {Shard(0)}, {Replicate()}, within(limit, /*packs=*/false));
   };
   CHECK_THROWS_WITH(plan(100), Contains("S(0) -> R") && Contains("f32[8, 8]") && Contains("mesh(tp=4)") &&
                                    Contains("max_bytes is 100") && Contains("every route needs at least 320 bytes"));
@@ -169,7 +169,7 @@ TEST_CASE("random transfers stay within limits, and errors name the smallest") {
     const World world = World::abstract(8);
     Shape sizes;
     for (int64_t d = testing::draw(0, 3); d > 0; --d) sizes.push_back(testing::draw(1, 13));
-    const TensorMeta meta = meta_for_read(sizes);
+    const TensorMeta meta = meta_of(sizes);
     RC_LOG() << "[" << absl::StrJoin(sizes, ", ") << "]" << std::endl;
     const Layout from = draw_layout(world, meta.sizes.size(), "from"), to = draw_layout(world, meta.sizes.size(), "to");
     const bool packs = testing::draw(0, 1) == 0;
@@ -190,7 +190,7 @@ TEST_CASE("random transfers stay within limits, and errors name the smallest") {
 
 TEST_CASE("a limit splits the steps before and after a transfer, too") {
   const World world = World::abstract(8);
-  const TensorMeta meta = meta_for_read({64, 64});  // 16384 bytes
+  const TensorMeta meta = meta_of({64, 64});  // 16384 bytes
   const auto mesh = [&](std::vector<int64_t> ranks, const char* name) {
     return DeviceMesh(world, {static_cast<int64_t>(ranks.size())}, {name}, ranks);
   };

@@ -224,7 +224,7 @@ TEST_CASE("random plans are chains of valid steps", "[plan]") {
 TEST_CASE("a rank that sends more than any other receives has the peak", "[plan]") {
   const DeviceMesh mesh = mesh_of({8}, {"tp"});
   const auto peak = [&](Shape sizes, Placements from, Placements to) {
-    return plan_redistribution(mesh, meta_for_read(std::move(sizes)), from, to).peak_bytes;
+    return plan_redistribution(mesh, meta_of(std::move(sizes)), from, to).peak_bytes;
   };
   CHECK(peak({1, 64}, {Shard(0)}, {Replicate()}) == 4 * (64 + 64 + 7 * 64));  // its row, eight times
   CHECK(peak({1, 64}, {Shard(0)}, {Shard(1)}) == 4 * (64 + 8 + 56));

@@ -110,7 +110,7 @@ TEST_CASE("layouts list the parts of each rank", "[transfer]") {
 
 TEST_CASE("equal parts by other placements need no step", "[transfer]") {
   const World world = World::abstract(4);
-  const TensorMeta meta = meta_for_read({8, 8});
+  const TensorMeta meta = meta_of({8, 8});
   const Layout nested(mesh_on(world, {0, 1, 2, 3}, {2, 2}), {Shard(0), Shard(0)});
   const Layout flat(mesh_on(world, {0, 1, 2, 3}), {Shard(0)});
   const Layout across(mesh_on(world, {0, 2, 1, 3}, {2, 2}),
@@ -134,15 +134,15 @@ TEST_CASE("equal parts by other placements need no step", "[transfer]") {
   const Layout turned(mesh_on(world, {0, 2, 1, 3}, {2, 2}), {Shard(1), Shard(0)});
   CHECK(plan_transfer(meta, square, turned).steps.empty());
   // Uneven parts differ: 3 + 2, 3 + 2 of 10 rows are not 3, 3, 3, 1.
-  EXPECT_PLAN(plan_transfer(meta_for_read({10, 8}), nested, flat), "transfer");
-  CHECK(plan_transfer(meta_for_read({10, 8}), nested, flat).bytes == 8 * 4);
+  EXPECT_PLAN(plan_transfer(meta_of({10, 8}), nested, flat), "transfer");
+  CHECK(plan_transfer(meta_of({10, 8}), nested, flat).bytes == 8 * 4);
   // One mesh: as plan_redistribution.
   EXPECT_PLAN(plan_transfer(meta, flat, Layout(flat.mesh(), {Shard(1)})), "a2a(a0)");
 }
 
 TEST_CASE("transfers between meshes", "[transfer]") {
   const World world = World::abstract(8);
-  const TensorMeta meta = meta_for_read({8, 8});  // 256 bytes
+  const TensorMeta meta = meta_of({8, 8});  // 256 bytes
   const DeviceMesh low = mesh_on(world, {0, 1, 2, 3}), high = mesh_on(world, {4, 5, 6, 7}, {}, "b");
   const DeviceMesh middle = mesh_on(world, {2, 3, 4, 5}, {}, "c"), backwards = mesh_on(world, {3, 2, 1, 0}, {}, "d");
   const DeviceMesh all = mesh_on(world, {0, 1, 2, 3, 4, 5, 6, 7}, {2, 4}, "e");
@@ -186,7 +186,7 @@ TEST_CASE("transfers between meshes", "[transfer]") {
 
 TEST_CASE("transfers to and from boxes", "[transfer]") {
   const World world = World::abstract(4);
-  const TensorMeta meta = meta_for_read({6, 4});
+  const TensorMeta meta = meta_of({6, 4});
   const Layout boxes(world, {{0, {0, 0}, {2, 4}}, {3, {2, 0}, {4, 2}}, {3, {2, 2}, {4, 2}}});
   const Layout rows(mesh_on(world, {0, 1}), {Shard(0)});
   const RedistributePlan in = plan_transfer(meta, boxes, rows);
@@ -224,7 +224,7 @@ TEST_CASE("transfers to and from boxes", "[transfer]") {
 
 TEST_CASE("transfers: invalid arguments", "[transfer]") {
   const World world = World::abstract(4), other = World::abstract(4);
-  const TensorMeta meta = meta_for_read({6, 4});
+  const TensorMeta meta = meta_of({6, 4});
   const Layout rows(mesh_on(world, {0, 1}), {Shard(0)});
   const auto error = [&](const Layout& from, const Layout& to) -> std::string {
     try {
@@ -261,7 +261,7 @@ TEST_CASE("transfers: invalid arguments", "[transfer]") {
 
 TEST_CASE("a transfer within limits", "[transfer]") {
   const World world = World::abstract(8);
-  const TensorMeta meta = meta_for_read({64, 64});
+  const TensorMeta meta = meta_of({64, 64});
   const Layout from(mesh_on(world, {0, 1, 2, 3}), {Shard(0)}), to(mesh_on(world, {2, 3, 4, 5}), {Shard(1)});
   const auto plan = [&](int64_t limit) { return plan_transfer(meta, from, to, {nullptr, {limit}}); };
   const RedistributePlan free = plan_transfer(meta, from, to);
@@ -322,7 +322,7 @@ TEST_CASE("random transfers move just the elements that ranks lack", "[transfer]
     const World world = World::local(8);
     Shape sizes;
     for (int64_t d = testing::draw(0, 2); d > 0; --d) sizes.push_back(testing::draw(0, 9));
-    const TensorMeta meta = meta_for_read(sizes);
+    const TensorMeta meta = meta_of(sizes);
     RC_LOG() << "[" << absl::StrJoin(sizes, ", ") << "]" << std::endl;
     const Layout from = random_layout(world, meta, true, "from"), to = random_layout(world, meta, false, "to");
     const RedistributePlan plan = plan_transfer(meta, from, to);
@@ -416,7 +416,7 @@ TEST_CASE("random transfers move just the elements that ranks lack", "[transfer]
 TEST_CASE("planning time for many boxes grows little faster than their number", "[transfer]") {
   const auto seconds = [](int64_t n) {
     const World world = World::abstract(n);
-    const TensorMeta meta = meta_for_read({n, 64});
+    const TensorMeta meta = meta_of({n, 64});
     std::vector<RankBox> rows, others, tiles;
     for (int64_t i = 0; i < n; ++i) rows.push_back({i, {i, 0}, {1, 64}});
     for (int64_t i = 0; i < n; ++i) others.push_back({i, {n - 1 - i, 0}, {1, 64}});
@@ -436,7 +436,7 @@ TEST_CASE("planning time for many boxes grows little faster than their number", 
 
 TEST_CASE("ranks that hold the same part share the sending", "[transfer]") {
   const World world = World::local(8);
-  const TensorMeta meta = meta_for_read({8, 8});
+  const TensorMeta meta = meta_of({8, 8});
   std::set<int64_t> senders;
   for (const Message& m : transfer_messages(meta, Layout(mesh_on(world, {0, 1, 2, 3}), {Replicate()}),
                                             Layout(mesh_on(world, {4, 5, 6, 7}), {Shard(0)}))) {
@@ -449,7 +449,7 @@ TEST_CASE("a transfer's plan does not depend on which process owns the ranks", "
   const auto text = [](const World& world) {
     const Layout from(mesh_on(world, {0, 1, 2, 3}), {Partial()}),
         to(mesh_on(world, {3, 2, 5, 4}, {2, 2}), {Shard(1), Replicate()});
-    return plan_transfer(meta_for_read({7, 10}), from, to, {std::make_shared<const CostModel>(), {}}).explain();
+    return plan_transfer(meta_of({7, 10}), from, to, {std::make_shared<const CostModel>(), {}}).explain();
   };
   CHECK(text(World::abstract(6)) == text(World::local(6)));
   CHECK(text(World::abstract(6)) == text(World::fake(6, 5)));

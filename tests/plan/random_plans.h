@@ -33,7 +33,7 @@ struct RandomTensor {
     mesh = mesh_of(shape);
     Shape sizes;
     for (int64_t d = testing::draw(0, 3); d > 0; --d) sizes.push_back(testing::draw(0, largest_size));
-    meta = meta_for_read(sizes, testing::draw(0, 1) == 0 ? at::kFloat : at::kDouble);
+    meta = meta_of(sizes, testing::draw(0, 1) == 0 ? at::kFloat : at::kDouble);
     RC_LOG() << mesh.to_string() << ", tensor [" << absl::StrJoin(sizes, ", ") << "]" << std::endl;
   }
 

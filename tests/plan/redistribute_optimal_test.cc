@@ -145,7 +145,7 @@ TEST_CASE("if only bytes count, plans move hardly more than the optimum", "[opti
     for (const Shape& sizes : tensor_sizes(shape.size() == 3 ? 1 : 2)) {
       // Three tensor sizes are enough for the 15625 pairs of three mesh dims.
       if (shape.size() == 3 && sizes[0] != 13 && sizes[0] != 8 && sizes[0] != 5) continue;
-      survey.visit(mesh, meta_for_read(sizes), options, /*bytes_decide=*/true);
+      survey.visit(mesh, meta_of(sizes), options, /*bytes_decide=*/true);
     }
     check(mesh, survey);
   }
@@ -157,7 +157,7 @@ TEST_CASE("large tensors with the built-in costs of one node", "[optimal]") {
     const DeviceMesh mesh = mesh_of(shape);
     Survey survey;
     for (const Shape& sizes : {Shape{4096, 1024, 8}, Shape{4099, 1021, 9}})
-      survey.visit(mesh, meta_for_read(sizes), options, /*bytes_decide=*/false);
+      survey.visit(mesh, meta_of(sizes), options, /*bytes_decide=*/false);
     check(mesh, survey);
   }
 }
@@ -165,7 +165,7 @@ TEST_CASE("large tensors with the built-in costs of one node", "[optimal]") {
 TEST_CASE("on one mesh dim bytes match the closed form", "[optimal]") {
   for (int64_t ranks : {2, 3, 4, 8}) {
     const DeviceMesh mesh = mesh_of({ranks});
-    const TensorMeta even = meta_for_read({ranks * ranks, 2 * ranks, 3});
+    const TensorMeta even = meta_of({ranks * ranks, 2 * ranks, 3});
     for (const Placement& from : {Replicate(), Shard(0), Shard(1), Partial()}) {
       for (const Placement& to : {Replicate(), Shard(0), Shard(1), Partial()}) {
         CAPTURE(ranks, to_string(from), to_string(to));
@@ -178,9 +178,9 @@ TEST_CASE("on one mesh dim bytes match the closed form", "[optimal]") {
     for (const Shape& sizes : {Shape{5, 7, 3}, Shape{1, 13, 2}, Shape{9, 1, 1}, Shape{ranks + 1, ranks - 1, 2}}) {
       for (const Placements& from : layouts(1, plain())) {
         for (const Placements& to : layouts(1, plain())) {
-          const RedistributePlan plan = plan_redistribution(mesh, meta_for_read(sizes), from, to);
+          const RedistributePlan plan = plan_redistribution(mesh, meta_of(sizes), from, to);
           INFO(absl::StrJoin(sizes, "x") << ": " << plan.to_string());
-          CHECK(plan.bytes == testing::bound_bytes(mesh, meta_for_read(sizes), from, to));
+          CHECK(plan.bytes == testing::bound_bytes(mesh, meta_of(sizes), from, to));
         }
       }
     }
@@ -196,7 +196,7 @@ TEST_CASE("sharded to sharded is one exchange, never through Replicate", "[optim
     for (const Shape& sizes : {Shape{8, 8, 8}, Shape{13, 5, 6}}) {
       for (const Placements& from : layouts(mesh.ndim(), choices)) {
         for (const Placements& to : layouts(mesh.ndim(), choices)) {
-          const RedistributePlan plan = plan_redistribution(mesh, meta_for_read(sizes), from, to, options);
+          const RedistributePlan plan = plan_redistribution(mesh, meta_of(sizes), from, to, options);
           bool ok = from == to ? plan.steps.empty() : plan.steps.size() <= 1;
           for (const RedistributeStep& step : plan.steps) ok &= step.kind != Kind::kAllGather;
           if (ok) continue;
@@ -212,7 +212,7 @@ TEST_CASE("Partial to Replicate on several mesh dims is one all-reduce", "[optim
   const DeviceMesh mesh = mesh_of({2, 3, 2}, {"a", "b", "c"});
   for (const Shape& sizes : {Shape{8, 8}, Shape{7, 5}, Shape{4096, 1021}}) {
     const auto plan = [&](const char* from, const char* to) {
-      return plan_redistribution(mesh, meta_for_read(sizes), layout(from), layout(to), one_node());
+      return plan_redistribution(mesh, meta_of(sizes), layout(from), layout(to), one_node());
     };
     EXPECT_PLAN(plan("P(sum)P(sum)P(sum)", "RRR"), "ar(a,b,c)");
     EXPECT_PLAN(plan("P(sum)P(sum)S(0)", "RRS(0)"), "ar(a,b)");
@@ -228,8 +228,8 @@ TEST_CASE("a change of the order of cuts is one exchange of parts", "[optimal]")
     const Placements nested = {Shard(0), Shard(0)};
     const Placements other = {StridedShard(0, shape[1]), Shard(0)};  // the second mesh dim cuts first
     for (const auto& [from, to] : {std::make_pair(nested, other), std::make_pair(other, nested)}) {
-      EXPECT_PLAN(plan_redistribution(mesh, meta_for_read({4 * n, 3}), from, to), "permute(a,b)");
-      const RedistributePlan uneven = plan_redistribution(mesh, meta_for_read({4 * n + 3, 3}), from, to);
+      EXPECT_PLAN(plan_redistribution(mesh, meta_of({4 * n, 3}), from, to), "permute(a,b)");
+      const RedistributePlan uneven = plan_redistribution(mesh, meta_of({4 * n + 3, 3}), from, to);
       CAPTURE(uneven.explain());
       REQUIRE(uneven.steps.size() == 1);
       CHECK((uneven.steps[0].kind == Kind::kPermute || uneven.steps[0].kind == Kind::kAllToAll));

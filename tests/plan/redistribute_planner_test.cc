@@ -108,7 +108,7 @@ TEST_CASE("steps and bytes of plans") {
     std::vector<std::string> names = {"a", "b", "c"};
     names.resize(row.mesh.size());
     const RedistributePlan plan =
-        plan_redistribution(mesh_of(row.mesh, names), meta_for_read(row.sizes), layout(row.from), layout(row.to));
+        plan_redistribution(mesh_of(row.mesh, names), meta_of(row.sizes), layout(row.from), layout(row.to));
     CAPTURE(absl::StrJoin(row.mesh, "x"), absl::StrJoin(row.sizes, ","), row.from, row.to);
     EXPECT_PLAN(plan, row.plan);
     CHECK(plan.bytes == row.bytes);
@@ -118,7 +118,7 @@ TEST_CASE("steps and bytes of plans") {
 TEST_CASE("texts of a plan: one line, a line per step and route, JSON") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"tp"});
   const auto plan = [&](const char* from, const char* to) {
-    return plan_redistribution(mesh, meta_for_read({8, 8}), layout(from), layout(to));
+    return plan_redistribution(mesh, meta_of({8, 8}), layout(from), layout(to));
   };
   CHECK(plan("S(0)", "S(1)").to_string() == "S(0) -> S(1): all_to_all(tp) 48 B, 7.8 us");
   CHECK(plan("S(0)", "S(1)").short_form() == "a2a(tp)");
@@ -142,7 +142,7 @@ TEST_CASE("routes begin with the plan, without repeats or better ones") {
     const auto all = layouts(mesh.ndim(), {Replicate(), Shard(0), Shard(1), Partial()});
     for (const Placements& from : all) {
       for (const Placements& to : all) {
-        const RedistributePlan plan = plan_redistribution(mesh, meta_for_read({7, 10}), from, to);
+        const RedistributePlan plan = plan_redistribution(mesh, meta_of({7, 10}), from, to);
         const std::vector<Route> list = routes(plan);
         INFO(plan.explain());
         if (plan.steps.empty()) {
@@ -175,7 +175,7 @@ TEST_CASE("routes begin with the plan, without repeats or better ones") {
   }
   // The detour through Replicate is always listed.
   const RedistributePlan plan =
-      plan_redistribution(mesh_of({2, 2}), meta_for_read({8, 8}), layout("S(0)S(0)"), layout("S(1)S(1)"));
+      plan_redistribution(mesh_of({2, 2}), meta_of({8, 8}), layout("S(0)S(0)"), layout("S(1)S(1)"));
   const auto list = routes(plan);
   CHECK(std::any_of(list.begin(), list.end(), [](const Route& route) {
     return std::any_of(route.steps.begin(), route.steps.end(),
@@ -185,8 +185,7 @@ TEST_CASE("routes begin with the plan, without repeats or better ones") {
 
 TEST_CASE("a plan as JSON") {
   const DeviceMesh mesh = mesh_of({2, 2}, {"dp", "tp"});
-  const RedistributePlan plan =
-      plan_redistribution(mesh, meta_for_read({4096, 1021}), layout("P(sum)S(0)"), layout("S(1)R"));
+  const RedistributePlan plan = plan_redistribution(mesh, meta_of({4096, 1021}), layout("P(sum)S(0)"), layout("S(1)R"));
   INFO(plan.to_json());
   const auto json = nlohmann::json::parse(plan.to_json());
   CHECK(json["tensor"]["dtype"] == "f32");
@@ -230,7 +229,7 @@ TEST_CASE("plans without Partial take one collective at most, and no more bytes 
     const auto all = layouts(mesh.ndim(), choices);
     for (const Placements& from : all) {
       for (const Placements& to : all) {
-        const auto plan = plan_redistribution(mesh, meta_for_read({7, 10}), from, to);
+        const auto plan = plan_redistribution(mesh, meta_of({7, 10}), from, to);
         INFO(plan.explain());
         CHECK(plan.num_collectives() <= 1);
         CHECK(plan.bytes <= 7 * 10 * 4);
@@ -242,9 +241,9 @@ TEST_CASE("plans without Partial take one collective at most, and no more bytes 
 TEST_CASE("thousands of ranks are planned without visiting them") {
   const DeviceMesh mesh = mesh_of({64, 64}, {"a", "b"});
   const auto begin = std::chrono::steady_clock::now();
-  const auto plan = plan_redistribution(mesh, meta_for_read({8192, 8192}), layout("S(0)S(0)"), layout("S(1)S(1)"));
+  const auto plan = plan_redistribution(mesh, meta_of({8192, 8192}), layout("S(0)S(0)"), layout("S(1)S(1)"));
   const auto sum =
-      plan_redistribution(mesh, meta_for_read({8192, 8192}), layout("P(sum)P(sum)"), layout("RR"), bytes_decide());
+      plan_redistribution(mesh, meta_of({8192, 8192}), layout("P(sum)P(sum)"), layout("RR"), bytes_decide());
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(1));
   EXPECT_PLAN(plan, "a2a(a,b)");
   CHECK(plan.bytes == (2 * 8192 - 4) * 4);
@@ -258,7 +257,7 @@ TEST_CASE("a plan is a function of its arguments, in any world") {
     std::string all;
     for (const Placements& from : layouts(2, {Replicate(), Shard(0), Shard(1), Partial(), StridedShard(0, 2)})) {
       for (const Placements& to : layouts(2, {Replicate(), Shard(0), Shard(1), Partial()})) {
-        const RedistributePlan plan = plan_redistribution(mesh, meta_for_read({7, 10}), from, to, options);
+        const RedistributePlan plan = plan_redistribution(mesh, meta_of({7, 10}), from, to, options);
         absl::StrAppend(&all, plan.to_string(), " ", plan.peak_bytes, " ", plan.seconds, "\n");
       }
     }
@@ -338,9 +337,9 @@ TEST_CASE("a plan outlives its world") {
 
 TEST_CASE("redistribute planner: invalid arguments") {
   const DeviceMesh mesh = mesh_of({2, 2});
-  CHECK_THROWS_WITH(plan_redistribution(mesh, meta_for_read({8}), {Shard(0)}, {Shard(0)}),
+  CHECK_THROWS_WITH(plan_redistribution(mesh, meta_of({8}), {Shard(0)}, {Shard(0)}),
                     Contains("one placement per mesh dim"));
-  CHECK_THROWS_AS(plan_redistribution(mesh, meta_for_read({8}), layout("RR"), layout("R")), c10::Error);
+  CHECK_THROWS_AS(plan_redistribution(mesh, meta_of({8}), layout("RR"), layout("R")), c10::Error);
 }
 
 }  // namespace

@@ -199,9 +199,9 @@ TEST_CASE("open_store: the launcher's agent serves") {
   served->set("key", std::string("value"));
   CHECK(rank0->get_to_str("key") == "value");
 
-  JobPlace nobody = place(absl::StrCat("tcp://127.0.0.1:", free_port()), 0);
-  nobody.store_exists = true;
-  CHECK_THAT(outcome(nobody).error,
+  JobPlace unserved = place(absl::StrCat("tcp://127.0.0.1:", free_port()), 0);
+  unserved.store_exists = true;
+  CHECK_THAT(outcome(unserved).error,
              Contains("no answer to rank 0 at") && Contains("The launcher's agent listens there"));
 }
 
@@ -221,11 +221,11 @@ TEST_CASE("open_store: the error of an address that cannot be served names the r
 }
 
 TEST_CASE("open_store: a failed connection is an error within the timeout") {
-  const Outcome nobody = outcome(place(absl::StrCat("tcp://127.0.0.1:", free_port()), 1));
-  CHECK_THAT(nobody.error, Contains("no answer to rank 1 at the store tcp://127.0.0.1:") &&
-                               Contains("within 0.7 s: Connection refused. Rank 0 listens there"));
-  CHECK(nobody.took >= milliseconds(700));
-  CHECK(nobody.took < milliseconds(3000));
+  const Outcome refused = outcome(place(absl::StrCat("tcp://127.0.0.1:", free_port()), 1));
+  CHECK_THAT(refused.error, Contains("no answer to rank 1 at the store tcp://127.0.0.1:") &&
+                                Contains("within 0.7 s: Connection refused. Rank 0 listens there"));
+  CHECK(refused.took >= milliseconds(700));
+  CHECK(refused.took < milliseconds(3000));
 
   Socket silent(true);  // accepts, and never says a word
   const Outcome mute = outcome(place(absl::StrCat("tcp://127.0.0.1:", silent.port), 1));

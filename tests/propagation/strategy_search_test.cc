@@ -229,7 +229,7 @@ TEST_CASE("redistributions over more than three mesh dims are near the best") {
     const DeviceMesh mesh = mesh_of(shape);
     RandomCalls random(mesh);
     for (const Shape& sizes : {Shape{16, 12, 8}, Shape{256, 192, 128}}) {
-      const TensorMeta meta = meta_for_read(sizes);
+      const TensorMeta meta = meta_of(sizes);
       for (const bool two_levels : {false, true}) {
         Quality quality;
         CostModel cost;
@@ -259,7 +259,7 @@ TEST_CASE("redistributions over eight mesh dims are planned in milliseconds") {
     for (int round = 0; round < 10; ++round) {
       const Placements from = random.placements(3), to = random.placements(3);
       const auto start = std::chrono::steady_clock::now();
-      const auto plan = plan_redistribution(mesh, meta_for_read(sizes), from, to);
+      const auto plan = plan_redistribution(mesh, meta_of(sizes), from, to);
       INFO(plan.to_string());
       CHECK(milliseconds_since(start) < 500);  // alone a few ms
       CHECK(plan.steps.empty() == (from == to));

@@ -17,7 +17,7 @@ inline DeviceMesh mesh_of(std::vector<int64_t> shape, std::vector<std::string> n
   return DeviceMesh(World::abstract(size), std::move(shape), std::move(names));
 }
 
-inline TensorMeta meta_for_read(Shape sizes, c10::ScalarType dtype = at::kFloat) {
+inline TensorMeta meta_of(Shape sizes, c10::ScalarType dtype = at::kFloat) {
   Shape strides = row_major_strides(sizes);
   return {std::move(sizes), std::move(strides), dtype};
 }
