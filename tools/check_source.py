@@ -178,8 +178,8 @@ def size_faults(root, paths):
             faults.append(f"{path}: has {len(lines)} lines, more than {MAX_FILE_LINES}")
         begin = None  # of a function at the outermost level, as clang-format lays it out
         for number, line in enumerate(lines, 1):
-            if re.match(r"[\w:~\[].*\($|[\w:~\[].*\(.*", line) and not re.match(r"namespace|struct|class|enum|extern", line):
-                begin = number if begin is None or not line.startswith(" ") else begin
+            if re.match(r"(?!namespace|struct|class|enum|extern)[\w:~\[].*\(", line):
+                begin = number
             if line == "}" and begin is not None:
                 if number - begin + 1 > MAX_FUNCTION_LINES:
                     faults.append(f"{path}:{begin}: a function of {number - begin + 1} lines, more than {MAX_FUNCTION_LINES}")
