@@ -13,7 +13,7 @@ itself, which is faster for whoever changes one at a time.
 load("@rules_cc//cc:defs.bzl", "cc_library")
 
 # Sources in a unit, at most: of twice as many, the compiler takes hardly less for each, and a change in one takes twice the time.
-_UNIT = 12
+_UNIT = 20
 
 def _units(name, srcs):
     """Names of units and their sources: all sources by folder and name, in parts of equal size."""
