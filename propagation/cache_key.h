@@ -4,9 +4,13 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <string_view>
 
 namespace dtensor {
 
 using CacheKey = c10::SmallVector<uint64_t, 32>;
+
+// Appends the length of `text` and its characters.
+void append_text(CacheKey& key, std::string_view text);
 
 }  // namespace dtensor

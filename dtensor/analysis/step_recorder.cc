@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <limits>
 #include <mutex>
 #include <set>
@@ -123,21 +122,11 @@ namespace {
 
 // Begins with 0, where the dispatcher's keys have the address of an operator.
 CacheKey key_of(const OpCall& call, const LayoutPin& pin) {
-  CacheKey key{0, static_cast<uint64_t>(call.context.limits.max_bytes), call.context.mutable_layouts.size()};
-  for (const MutableLayout& free : call.context.mutable_layouts) {
-    key.push_back(static_cast<uint64_t>(free.input));
-    key.push_back(free.dims.value_or(~uint64_t{0}));
-  }
+  CacheKey key{0};
+  call.context.append_to_key(key);
   for (const SpecPtr& input : call.inputs) key.push_back(input ? input->id() : 0);
-  const auto add_text = [&](const std::string& text) {
-    for (size_t i = 0; i < text.size(); i += 8) {
-      uint64_t word = 0;
-      std::memcpy(&word, text.data() + i, std::min<size_t>(8, text.size() - i));
-      key.push_back(word);
-    }
-  };
-  add_text(pin.as_called);
-  for (const Placements& placements : pin.inputs) add_text(to_string(placements) + ";");
+  append_text(key, pin.as_called);
+  for (const Placements& placements : pin.inputs) append_text(key, to_string(placements));
   return key;
 }
 

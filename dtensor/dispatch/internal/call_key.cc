@@ -2,24 +2,12 @@
 
 #include <c10/core/DefaultDtype.h>
 
-#include <algorithm>
 #include <bit>
-#include <cstring>
-#include <string>
 
 namespace dtensor {
 namespace {
 
 enum Tag : uint64_t { kNone = 1, kBool, kInt, kDouble, kComplex, kString, kDevice, kIntList, kList, kOther };
-
-void append_text(CacheKey& key, const std::string& s) {
-  key.push_back(s.size());
-  for (size_t i = 0; i < s.size(); i += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, s.data() + i, std::min<size_t>(8, s.size() - i));
-    key.push_back(word);
-  }
-}
 
 // Appends the type of `v` and, unless `type_only`, its contents; lists element by element. Of values that cannot be
 // encoded (generators, custom objects) only the type counts.
