@@ -11,7 +11,6 @@
 #include "dtensor/hook_watch.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/alias_group.h"
 
 namespace dtensor {
 namespace {
@@ -31,9 +30,7 @@ std::vector<Named> tensors_of(const torch::nn::Module& module) {
   return result;
 }
 
-// `is_asked_for`: the user requested that layout. Otherwise writes may change it.
-void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placements& placements,
-                         bool is_asked_for = true) try {
+void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placements& placements) try {
   c10::AutoGradMode no_grad(false);
   const at::Tensor& t = n.tensor;
   TORCH_CHECK_VALUE(!t.is_meta() || is_dtensor(t),
@@ -42,8 +39,9 @@ void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placement
   const at::Tensor grad = t.grad();
   const at::Tensor data = distribute_tensor(t.detach(), mesh, placements);
   keep_hook_watches(t, data);
-  if (!is_asked_for) open_layout(data);
+  const bool is_new = !is_dtensor(t) || meta_without_sync(data).storage != meta_without_sync(t).storage;
   t.set_data(data);
+  if (is_new) meta_without_sync(t).storage->shared = false;  // `data` itself is dropped
   if (!grad.defined()) return;
   t.mutable_grad() =
       is_dtensor(grad) ? redistribute(grad, placements) : distribute_tensor(grad.detach(), mesh, placements);
@@ -149,7 +147,7 @@ void distribute_all(torch::nn::Module& module, const std::vector<Named>& tensors
   for (const Named& n : tensors) {
     tie(n, ties);
     if (!is_dtensor(n.tensor) || (is_of_mesh_scope(n.tensor) && !n.is_buffer))
-      distribute_in_place(n, mesh, Placements(mesh.ndim(), Replicate()), /*is_asked_for=*/!n.is_buffer);
+      distribute_in_place(n, mesh, Placements(mesh.ndim(), Replicate()));
     const Spec& spec = *spec_of(n.tensor);
     TORCH_CHECK_VALUE(spec.mesh().world().with_data() == mesh.world().with_data(), "[distribute_module] '", n.name,
                       "' is ", spec.to_string(), " of another world, ", spec.mesh().world().name(),

@@ -28,9 +28,7 @@ namespace dtensor {
 // Called for the module itself (name "") and every submodule ("layers.0.attn").
 using PartitionFn = std::function<void(const std::string& name, torch::nn::Module& module, const DeviceMesh& mesh)>;
 
-// Distributes the parameters that `partition_fn` passes to shard_parameter(), and replicates the other parameters and
-// all buffers. Writing a sharded value to a slice of a replicated buffer, such as a cache, may shard the buffer;
-// writing to all of it leaves it replicated.
+// Distributes the parameters and buffers that `partition_fn` passes to shard_parameter(), and replicates the others.
 // Existing gradients follow. Parameters that were one tensor, or shared memory, are still tied afterwards. Parameters
 // get their path as name, for reports. Communicates only to send each value from the first rank. Tensors made without
 // data stay so: see meta_device.h. Tensors made in a MeshScope of `mesh` may be sharded. Errors (ValueError): no mesh;

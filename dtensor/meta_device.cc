@@ -13,7 +13,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/alias_group.h"
 
 namespace dtensor {
 namespace {
@@ -51,18 +50,16 @@ void check(const std::string& name, const at::Tensor& t) {
                     "make the module inside MeshScope(mesh.meta())");
 }
 
-// `is_buffer`: as in distribute_module(), a replicated layout was not requested by the user.
-void allocate(const at::Tensor& t, Made& made, bool is_buffer) {
+void allocate(const at::Tensor& t, Made& made) {
   if (!t.defined() || !is_dtensor(t) || !spec_of(t)->mesh().world().is_meta()) return;
   const DTensorMeta& meta = meta_without_sync(t);
   at::Tensor& data = made[{meta.storage, meta.spec}];
-  if (!data.defined()) {
-    data = allocated(with_mesh(meta.spec, meta.spec->mesh().with_data()));
-    if (is_buffer) open_layout(data);
-  }
+  const bool is_tied = data.defined();
+  if (!is_tied) data = allocated(with_mesh(meta.spec, meta.spec->mesh().with_data()));
   const auto own_name = meta.name;
   t.mutable_grad() = at::Tensor();
   t.set_data(data);
+  meta_without_sync(t).storage->shared = is_tied;  // `data` itself is dropped
   if (own_name) set_name(t, *own_name);
 }
 
@@ -73,8 +70,8 @@ void to_empty(torch::nn::Module& module) {
   Made made;
   for (const auto& p : module.named_parameters()) check(p.key(), p.value());
   for (const auto& b : module.named_buffers()) check(b.key(), b.value());
-  for (const at::Tensor& p : module.parameters()) allocate(p, made, /*is_buffer=*/false);
-  for (const at::Tensor& b : module.buffers()) allocate(b, made, /*is_buffer=*/true);
+  for (const at::Tensor& p : module.parameters()) allocate(p, made);
+  for (const at::Tensor& b : module.buffers()) allocate(b, made);
 }
 
 at::Tensor to_empty(const at::Tensor& tensor) {

@@ -1,7 +1,13 @@
 #include "dtensor/redistribute.h"
 
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string>
 #include <utility>
 
+#include "dtensor/dispatch/internal/check_hooks.h"
+#include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/internal/redistribute_arguments.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
@@ -25,6 +31,20 @@ at::Tensor redistribute_checked(const at::Tensor& tensor, const DeviceMesh& mesh
   if (mesh == spec_of(tensor)->mesh()) return redistribute_as(tensor, normal, cause, options);
   const Layout to(mesh, std::move(normal));
   return redistribute_as(at::TensorList(&tensor, 1), c10::ArrayRef<Layout>(to), cause, options)[0];
+}
+
+// Error: `t` cannot be laid out as `to` in place.
+void check_relayout(const at::Tensor& t, const Placements& to) {
+  const DTensorMeta& meta = meta_without_sync(t);
+  const std::string tensor =
+      c10::str("[relayout_] ", meta.name ? "'" + *meta.name + "', " : "", meta.spec->to_string());
+  TORCH_CHECK_VALUE(t.is_leaf(), tensor, ", has autograd history: redistribute() gives a new tensor");
+  TORCH_CHECK_VALUE(!meta.storage->origin && !meta.storage->shared, tensor,
+                    ", is a view, or has views or other handles, or had some: they would keep the old layout. Relayout "
+                    "it before its first view is taken, or make it in that layout: zeros(sizes, mesh, placements)");
+  const bool to_partial = std::any_of(to.begin(), to.end(), [](const Placement& p) { return p.is_partial(); });
+  TORCH_CHECK_VALUE(!to_partial || !is_leaf_parameter(t), tensor,
+                    ", requires grad, and its values cannot become addends: use Shard or Replicate");
 }
 
 }  // namespace
@@ -57,6 +77,22 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
                                              "redistribute_many"));
   }
   return redistribute_as(tensors, to, explicit_cause("redistribute_many"), options);
+}
+
+void relayout_(const at::Tensor& tensor, const Placements& placements, const RedistributeOptions& options) {
+  const SpecPtr spec = checked_layout(tensor, "relayout_").spec;
+  check_options(options, "relayout_");
+  TORCH_CHECK_VALUE(!options.async_op, "[relayout_] async_op: the tensor is usable when this returns; leave it out");
+  const Placements to = checked_placements(placements, spec->mesh(), tensor.dim(), "relayout_");
+  if (spec->placements() != to) {
+    check_relayout(tensor, to);
+    const at::Tensor moved = redistribute_below_autograd(tensor, to, explicit_cause("relayout_"), options);
+    const at::Tensor gradient = tensor.grad();
+    if (gradient.defined()) tensor.mutable_grad() = redistribute(gradient, spec->mesh(), to, options);
+    keep_hook_watches(tensor, moved);
+    share_contents(tensor, moved);
+  }
+  set_laid_out_by_user(tensor);
 }
 
 RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements, const RedistributeOptions& options) {

@@ -1,4 +1,5 @@
-// Conversion between plain and distributed tensors, and from one layout to another. All differentiable.
+// Conversion between plain and distributed tensors, and from one layout to another. Differentiable, except
+// relayout_() and plan_of().
 //
 // A DTensor is an at::Tensor; these functions take and return at::Tensor. A process may own several ranks of a mesh, so
 // local parts come as a list, one per mesh.local_ranks().
@@ -56,6 +57,18 @@ at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, const 
 std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors,
                                           const std::vector<Placements>& placements,
                                           const RedistributeOptions& options = {});
+
+// Changes the layout of `tensor` in place, on its mesh: a cache that was made in the model, before it is written.
+//
+//   at::Tensor cache = torch::zeros({batch, heads, length, width});  // in a MeshScope: replicated
+//   relayout_(cache, {Shard(1)});                                    // every rank keeps its heads: nothing is sent
+//
+// The tensor stays the same one, with its name; a leaf still requires grad, and its gradient moves, too. Nothing
+// changes if it has that layout already. All ranks call it alike; it communicates like redistribute(). Local tensors
+// that the program holds keep the old contents. Errors: as of redistribute(); (ValueError) the tensor has autograd
+// history, or shares its memory with views or other handles, or did, as they would keep the old layout; a Partial
+// layout for a leaf that requires grad; options.async_op.
+void relayout_(const at::Tensor& tensor, const Placements& placements, const RedistributeOptions& options = {});
 
 // The whole value as a plain tensor, on the device of the first owned rank. Error in an abstract world, except that a
 // tensor on the device "meta" gives a meta tensor.

@@ -8,8 +8,6 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstddef>
-#include <cstdint>
-#include <optional>
 
 #include "plan/limits.h"
 #include "plan/spec.h"
@@ -17,17 +15,11 @@
 
 namespace dtensor {
 
-// An input that the operator writes to and whose layout may change with the write: the engine chose it, not the user.
-struct MutableLayout {
-  int input = 0;  // index into OpCall::inputs
-  // nullopt: the input has no aliases and may take any layout. Else a bit per dim that is whole in all aliases: the
-  // input and its aliases may be sharded together along these, where they are replicated.
-  std::optional<uint64_t> dims = std::nullopt;
-};
-
 // Inputs are named by their index into OpCall::inputs.
 struct CallContext {
-  c10::SmallVector<MutableLayout, 2> mutable_layouts;
+  // Inputs that the operator writes to and whose layout may change with the write: the engine chose it, and nothing
+  // shares their memory.
+  c10::SmallVector<int, 2> mutable_layouts;
   // Inputs that are parameters, or views of them. Their gradients return to the layout that they have now: where one
   // moves for the operator, its gradient moves, too.
   c10::SmallVector<int, 2> parameters;
@@ -47,8 +39,6 @@ struct CallContext {
   Limits limits;  // of redistributions of inputs
 
   bool is_mutable(size_t input) const;
-  // May a written input go from one placement to another, as far as its aliases allow it?
-  bool may_become(size_t input, const Placement& from, const Placement& to) const;
   bool is_parameter(size_t input) const;
   bool is_factory_input(size_t input) const;
   const Spec* preferred_layout(size_t input) const;  // null: not known

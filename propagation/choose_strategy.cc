@@ -58,7 +58,6 @@ bool input_allowed(const Problem& problem, size_t i, int64_t d, const Placement&
   const Placement& given = problem.given(i, d);
   if (wanted == given) return true;
   if (!valid_dim(wanted, spec.ndim()) || wanted.is_mask_partial()) return false;
-  if (!problem.call.context.may_become(i, given, wanted)) return false;
   if (!wanted.is_partial()) return true;
   if (wanted.reduce_op() == ReduceOp::kSum) return spec.dtype() != c10::ScalarType::Bool;
   // Making a Partial with the neutral elements of other ranks is not exact for every value; only done for another
@@ -73,7 +72,7 @@ bool input_allowed(const Problem& problem, size_t i, int64_t d, const Placement&
   return false;
 }
 
-// Whether written tensors keep their layout along mesh dim d. One with a free layout is written in its new layout.
+// Whether written tensors keep their layout along mesh dim d. One with a mutable layout is written in its new one.
 // `at(o)`, `in(i)`: the strategy's placements there.
 template <typename Out, typename In>
 bool keeps_written(const Problem& problem, int64_t d, size_t num_outputs, const Out& out, const In& in) {

@@ -66,16 +66,6 @@ void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, 
   stop_counting(stale);
 }
 
-void reset_cache(LocalStorage& storage, MemoryRange base) {
-  auto cache = std::make_shared<StorageCache>();
-  cache->base = std::move(base);
-  {
-    std::lock_guard lock(storage.cache_mutex);
-    storage.cache.swap(cache);
-  }
-  if (cache) stop_counting(cache->entries);
-}
-
 uint64_t mark_written(LocalStorage& storage) {
   const uint64_t before = storage.writes.fetch_add(1, std::memory_order_relaxed);
   std::vector<CacheEntry> stale;

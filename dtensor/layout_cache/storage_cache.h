@@ -103,8 +103,6 @@ CacheEntry* find_in_cache(LocalStorage& storage, Fits fits) {
   return nullptr;
 }
 
-// Sets the base of `storage` to `base` and drops all entries: the tensors there got other layouts.
-void reset_cache(LocalStorage& storage, MemoryRange base);
 // Counts a write to `storage` and drops the entries made before it. Returns the number of writes before.
 uint64_t mark_written(LocalStorage& storage);
 // Drops the entries of `evicted` from the caches that they are in.

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "dtensor/dispatch_key.h"
-#include "dtensor/tensor/alias_hooks.h"
 
 namespace dtensor {
 namespace {
@@ -146,6 +145,10 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
   return at::Tensor(std::move(impl));
 }
 
+void set_laid_out_by_user(const at::Tensor& t) {
+  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->laid_out_by_engine = false;
+}
+
 void set_from_factory(const at::Tensor& t) {
   static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->from_factory = true;
 }
@@ -160,7 +163,7 @@ at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, i
   const bool shares = storage == nullptr;
   if (shares) {
     storage = meta_without_sync(base).storage;
-    begin_aliasing(base);
+    storage->shared.store(true, std::memory_order_relaxed);
     if (meta_without_sync(base).arriving && !meta_without_sync(base).arriving->done())
       arriving = meta_without_sync(base).arriving;
   }
@@ -172,7 +175,6 @@ at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, i
         meta_without_sync(base).laid_out_by_engine;
   at::Tensor view(std::move(impl));
   static_cast<DTensorMeta*>(view.unsafeGetTensorImpl()->get_backend_meta())->seen = meta_without_sync(base).seen;
-  if (shares) join_alias_group(view);
   return view;
 }
 
@@ -202,7 +204,6 @@ void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals) {
 
 void share_contents(const at::Tensor& t, const at::Tensor& other) {
   const DTensorMeta& source = meta_for_write(other);
-  keep_alias_layouts(*source.storage);  // even if `t` was only a part of that memory
   auto meta = make_meta(source.spec, source.locals, source.storage, meta_without_sync(t).name);
   meta->seen = source.seen;
   set_contents(t, std::move(meta), other.storage_offset());
@@ -213,7 +214,6 @@ void set_name(const at::Tensor& t, std::string name) {
   auto meta = make_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name)));
   meta->seen = old.seen;
   t.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
-  join_alias_group(t);
   explain_access(*t.unsafeGetTensorImpl());
 }
 

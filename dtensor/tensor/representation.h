@@ -2,8 +2,8 @@
 //
 // The TensorImpl has the global sizes and strides, the real device, no storage, and one more dispatch key; everything
 // else is in a BackendMeta. Shallow copies (detach, variable_data, set_data) share it, so `param.set_data(dtensor)`
-// turns a parameter into a distributed one in place. To change layout or locals of one tensor, attach a new
-// DTensorMeta; only shard_alias_group() changes them in place, for all aliases.
+// turns a parameter into a distributed one in place. Layout and locals in it never change: to give a tensor others,
+// attach a new DTensorMeta.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -27,14 +27,12 @@
 namespace dtensor {
 
 struct ViewOrigin;    // copied_view.h
-class AliasGroup;     // alias_group.h
 struct StorageCache;  // layout_cache/storage_cache.h
 class HookWatch;      // hook_watch.h
 
 // State of the memory that aliases share: its bytes, and how often it was written to.
 struct LocalStorage {
   LocalStorage(const World& w, int64_t bytes);
-  ~LocalStorage();
   LocalStorage(const LocalStorage&) = delete;
   LocalStorage& operator=(const LocalStorage&) = delete;
   World world;  // keeps the meter and the caches alive
@@ -45,8 +43,6 @@ struct LocalStorage {
   // Views or other handles share the memory, or did: replacing the contents of one of them would separate them. (The
   // same on all ranks, unlike a count of present users.)
   std::atomic<bool> shared{false};
-  // The aliases, where their layout may still be changed together; set once, owned. Null: it may not.
-  std::atomic<AliasGroup*> alias_group{nullptr};
   // Of a parameter: a leaf that requires grad, and whose gradient gets its layout.
   std::atomic<bool> is_parameter{false};
   // Module hooks that should run before an operator computes with this tensor; null without such.
@@ -71,8 +67,6 @@ struct ConjNegBits {
 };
 
 struct DTensorMeta final : c10::BackendMeta {
-  ~DTensorMeta() override;
-
   SpecPtr spec;
   RankTensors locals;  // one per spec->mesh().local_ranks()
   std::shared_ptr<LocalStorage> storage;
@@ -122,6 +116,8 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
                         std::shared_ptr<CommWork> arriving = nullptr);
 // The same for an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
+// Clears DTensorMeta::laid_out_by_engine: the user chose the layout.
+void set_laid_out_by_user(const at::Tensor& t);
 // Sets DTensorMeta::from_factory of a new tensor.
 void set_from_factory(const at::Tensor& t);
 // Sets DTensorMeta::preferred_layout of a new tensor.

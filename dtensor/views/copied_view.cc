@@ -15,7 +15,6 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/view_window.h"
-#include "dtensor/views/alias_group.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
@@ -85,7 +84,6 @@ ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors l
       spec(std::move(spec_of_view)),
       locals(std::move(locals_of_view)),
       moved(parts_moved) {
-  keep_alias_layouts(*meta_without_sync(base).storage);  // the copy depends on the layout of the base
   const Placements& placements = spec_of(base)->placements();
   for (size_t m = 0; m < placements.size(); ++m) follows.push_back(call.computed[m] == placements[m]);
 }
@@ -103,7 +101,6 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
     set_base_of_views(base);
     at::Tensor view = make_view(std::move(spec), std::move(locals), base, offset);
     set_flipped(view, flips);
-    if (flips != ConjNegBits()) keep_alias_layouts(*meta.storage);  // their conjugation or negation would be lost
     return view;
   }
 

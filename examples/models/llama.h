@@ -1,5 +1,5 @@
-// Llama in plain torch::nn: RMSNorm, rotary positions, grouped-query attention, SwiGLU. It has no code for meshes;
-// shard_llama() shards it as Megatron does.
+// Llama in plain torch::nn: RMSNorm, rotary positions, grouped-query attention, SwiGLU. shard_llama() shards it as
+// Megatron does; the only other line for meshes is the layout of its cache.
 //
 //   Llama model(LlamaConfig{.vocab = 32000});
 //   distribute_module(*model, mesh, examples::shard_llama);
@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/redistribute.h"
 #include "mesh/device_mesh.h"
 
 namespace examples {
@@ -59,7 +61,10 @@ struct KVCache {
     }
     TORCH_CHECK(length <= capacity, "KVCache: ", length, " positions, but there is room for ", capacity);
     const auto put = [&](torch::Tensor& kept, torch::Tensor& t) {
-      if (!kept.defined()) kept = torch::zeros({t.size(0), t.size(1), capacity, t.size(3)}, t.options());
+      if (!kept.defined()) {
+        kept = torch::zeros({t.size(0), t.size(1), capacity, t.size(3)}, t.options());
+        if (dtensor::is_dtensor(kept)) dtensor::relayout_(kept, dtensor::DTensor(t).placements());
+      }
       kept.slice(2, before, length).copy_(t);
       t = kept.slice(2, 0, length);
     };

@@ -1,4 +1,4 @@
-// A Llama that knows nothing of meshes: on a mesh it computes what it computes on one device, in training and in
+// A Llama in plain torch::nn: on a mesh it computes what it computes on one device, in training and in
 // generation, and communicates what Megatron's hand-written layers do.
 #include "examples/models/llama.h"
 

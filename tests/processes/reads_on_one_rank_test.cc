@@ -153,11 +153,12 @@ std::vector<Tensor> results_written_one_by_one(const DeviceMesh& mesh, const Rea
   const Tensor w = laid_out({6, 8}, 12, mesh, Shard(1));
   const Tensor x = distribute_tensor(numbers({5, 6}, 13), mesh, {Replicate()});
   const Tensor results = torch::zeros({4, 5, 8}, torch::kDouble);
-  for (int64_t step = 0; step < 4; ++step) {
-    read(results);
-    results.select(0, step).copy_(x.mm(w) * static_cast<double>(step));
-  }
   read(results);
+  relayout_(results, {Shard(2)});
+  for (int64_t step = 0; step < 4; ++step) {
+    results.select(0, step).copy_(x.mm(w) * static_cast<double>(step));
+    read(results);
+  }
   return {results, results.sum(0)};
 }
 

@@ -9,7 +9,6 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
-#include "dtensor/dispatch/internal/mutable_layout.h"
 #include "dtensor/dispatch/internal/numbers_of_meshes.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/gradients/gradient_layout.h"
@@ -57,16 +56,23 @@ bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
 
 namespace {
 
-// Takes the free layouts away from inputs that occur twice, as themselves or as other views: they would change their
-// layout in one place only.
+// Whether an operator that writes to `t` may change its layout with the write. The same on all ranks, since all ranks
+// alias and expose parts alike.
+bool has_mutable_layout(const at::Tensor& t) {
+  const DTensorMeta& meta = meta_without_sync(t);
+  const LocalStorage& storage = *meta.storage;
+  return meta.laid_out_by_engine && !storage.shared && !storage.user_may_write && !storage.origin &&
+         !is_leaf_parameter(t);
+}
+
+// Takes the mutable layouts away from inputs that occur twice: they would change their layout in one place only.
 void drop_repeated(Inputs& in) {
   const auto memory_of_input = [](const at::Tensor& t) {
     return t.defined() && is_dtensor(t) ? meta_without_sync(t).storage.get() : nullptr;
   };
-  const auto occurs_again = [&](const MutableLayout& free) {
-    return std::count_if(in.tensors.begin(), in.tensors.end(), [&](const at::Tensor& t) {
-             return memory_of_input(t) == memory_of_input(in.tensors[free.input]);
-           }) > 1;
+  const auto occurs_again = [&](int k) {
+    return std::count_if(in.tensors.begin(), in.tensors.end(),
+                         [&](const at::Tensor& t) { return memory_of_input(t) == memory_of_input(in.tensors[k]); }) > 1;
   };
   in.context.mutable_layouts.erase(
       std::remove_if(in.context.mutable_layouts.begin(), in.context.mutable_layouts.end(), occurs_again),
@@ -111,10 +117,8 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     const LocalStorage& storage = *meta_without_sync(t).storage;
     if (storage.origin) in.copied_views = true;
     if (storage.hook_watches) in.hooks_watched = true;
-    if (info.args[arg].written && !info.args[arg].out) {
-      if (const auto free = mutable_layout(t, static_cast<int>(in.tensors.size()) - 1))
-        in.context.mutable_layouts.push_back(*free);
-    }
+    if (info.args[arg].written && !info.args[arg].out && has_mutable_layout(t))
+      in.context.mutable_layouts.push_back(static_cast<int>(in.tensors.size()) - 1);
   };
   for (size_t i = 0; i < args.size(); ++i) {
     ArgSlot& slot = in.slots[i];

@@ -10,7 +10,6 @@
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/redistribution/internal/executor.h"
 #include "dtensor/tensor/dispatch_scope.h"
-#include "dtensor/views/alias_group.h"
 #include "plan/plan_many.h"
 #include "plan/redistribute_planner.h"
 
@@ -206,26 +205,11 @@ void run_communicating(std::vector<Input> waiting) {
   }
 }
 
-// Whether input k is split together with its aliases, instead of moved.
-bool shards_alias_group(const InputsOfCall& call, size_t k) {
-  const auto is_shared = [&](const MutableLayout& free) { return free.input == static_cast<int>(k) && free.dims; };
-  return call.decision.input_plans[k] &&
-         std::any_of(call.in.context.mutable_layouts.begin(), call.in.context.mutable_layouts.end(), is_shared);
-}
-
-void shard_alias_groups_of(const InputsOfCall& call) {
-  for (const MutableLayout& free : call.in.context.mutable_layouts) {
-    if (shards_alias_group(call, free.input))
-      shard_alias_group(call.in.tensors[free.input], call.decision.computed[free.input]->placements());
-  }
-}
-
 }  // namespace
 
 std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> calls) {
   std::vector<std::vector<RankTensors>> result;
   for (const InputsOfCall& call : calls) result.emplace_back(call.in.tensors.size());
-  for (const InputsOfCall& call : calls) shard_alias_groups_of(call);
   std::vector<Input> communicating, moved;
   for (size_t c = 0; c < calls.size(); ++c) {
     const auto& [info, decision, in] = calls[c];
@@ -233,7 +217,7 @@ std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> ca
       const at::Tensor& t = in.tensors[k];
       if (!t.defined()) continue;
       const auto& plan = decision.input_plans[k];
-      if (!plan || shards_alias_group(calls[c], k)) {
+      if (!plan) {
         const bool reads = !info.is_view && !info.args[in.args[k]].overwritten;
         result[c][k] = (info.always_shares ? meta_without_sync(t)
                         : reads            ? meta_for_read(t)
@@ -255,10 +239,9 @@ std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> ca
     expand_as(*input.call->decision.computed[input.number], *input.plan, *input.result);
   }
   for (size_t c = 0; c < calls.size(); ++c) {
-    for (const MutableLayout& free : calls[c].in.context.mutable_layouts) {
-      if (!free.dims && calls[c].decision.input_plans[free.input])
-        replace_contents(calls[c].in.tensors[free.input], calls[c].decision.computed[free.input],
-                         result[c][free.input]);
+    const auto& [info, decision, in] = calls[c];
+    for (const int k : in.context.mutable_layouts) {
+      if (decision.input_plans[k]) replace_contents(in.tensors[k], decision.computed[k], result[c][k]);
     }
   }
   return result;
