@@ -111,6 +111,10 @@ at::Tensor redistribute_op(const at::Tensor& tensor, std::string_view placements
   return redistribute(tensor, parse(placements, "redistribute"), options);
 }
 
+void relayout_op(const at::Tensor& tensor, std::string_view placements) {
+  relayout_(tensor, parse(placements, "relayout_"));
+}
+
 std::string placements_op(const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(is_dtensor(tensor), "[placements] the tensor is not distributed");
   return to_string(spec_of(tensor)->placements());
@@ -185,6 +189,7 @@ TORCH_LIBRARY(dtensor, m) {
   m.def("distribute(Tensor tensor, int mesh, str placements) -> Tensor", &dtensor::distribute);
   m.def("full_tensor(Tensor tensor) -> Tensor", &full_tensor_op);
   m.def("redistribute(Tensor tensor, str placements, *, int? max_bytes=None) -> Tensor", &redistribute_op);
+  m.def("relayout_(Tensor tensor, str placements) -> ()", &relayout_op);
   m.def("placements(Tensor tensor) -> str", &placements_op);
   m.def("is_dtensor(Tensor tensor) -> bool", &is_dtensor_op);
   m.def("local_tensors(Tensor tensor) -> Tensor[]", &local_tensors);
