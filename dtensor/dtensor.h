@@ -16,6 +16,7 @@
 #include "dtensor/factories.h"
 #include "dtensor/forbid_whole_gather.h"
 #include "dtensor/from_local.h"
+#include "dtensor/ghost_width.h"
 #include "dtensor/meta_device.h"
 #include "dtensor/optimize_layouts.h"
 #include "dtensor/redistribute.h"

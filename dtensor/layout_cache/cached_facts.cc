@@ -73,4 +73,11 @@ std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t) {
   return found && !(*found)->boxes->are_forgotten() ? *found : nullptr;
 }
 
+void drop_ghost_region(const at::Tensor& t) {
+  const DTensorMeta& meta = meta_without_sync(t);
+  drop_entries(*meta.storage, [&](const CacheEntry& e) {
+    return std::holds_alternative<CachedGhostRegion>(e.value) && is_about(e, t, meta);
+  });
+}
+
 }  // namespace dtensor

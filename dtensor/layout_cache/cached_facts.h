@@ -33,5 +33,6 @@ void cache_ghost_region(const at::Tensor& t, GhostRegion region);
 // through a copied view keeps the region if the same exchange brings its new elements, or none are needed (write_back()
 // in write_back.h).
 std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t);
+void drop_ghost_region(const at::Tensor& t);
 
 }  // namespace dtensor

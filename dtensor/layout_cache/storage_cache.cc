@@ -68,13 +68,17 @@ void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, 
 
 uint64_t mark_written(LocalStorage& storage) {
   const uint64_t before = storage.writes.fetch_add(1, std::memory_order_relaxed);
-  std::vector<CacheEntry> stale;
+  drop_entries(storage, [&](const CacheEntry& e) { return e.writes <= before; });
+  return before;
+}
+
+void drop_entries(LocalStorage& storage, const std::function<bool(const CacheEntry&)>& is_dropped) {
+  std::vector<CacheEntry> dropped;
   {
     std::lock_guard lock(storage.cache_mutex);
-    stale = take_stale(storage, [&](const CacheEntry& e) { return e.writes <= before; });
+    dropped = take_stale(storage, is_dropped);
   }
-  stop_counting(stale);
-  return before;
+  stop_counting(dropped);
 }
 
 void drop_entries(const std::vector<RememberedBytes::Entry>& evicted) {

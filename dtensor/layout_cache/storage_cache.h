@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -105,6 +106,8 @@ CacheEntry* find_in_cache(LocalStorage& storage, Fits fits) {
 
 // Counts a write to `storage` and drops the entries made before it. Returns the number of writes before.
 uint64_t mark_written(LocalStorage& storage);
+// Drops the entries for which `is_dropped` holds.
+void drop_entries(LocalStorage& storage, const std::function<bool(const CacheEntry&)>& is_dropped);
 // Drops the entries of `evicted` from the caches that they are in.
 void drop_entries(const std::vector<RememberedBytes::Entry>& evicted);
 // Inside backward: all entries of tensors on `mesh` are dropped when this backward() ends.

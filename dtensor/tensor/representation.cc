@@ -198,8 +198,14 @@ void set_contents(const at::Tensor& t, c10::intrusive_ptr<DTensorMeta> meta, int
 }  // namespace
 
 void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals) {
+  const DTensorMeta& old = meta_without_sync(t);
   // A collective that is filling in the old contents is ignored.
-  set_contents(t, make_meta(std::move(spec), std::move(locals), nullptr, meta_without_sync(t).name), 0);
+  auto meta = make_meta(std::move(spec), std::move(locals), nullptr, old.name);
+  {
+    std::lock_guard lock(old.storage->cache_mutex);
+    meta->storage->ghost_widths = old.storage->ghost_widths;
+  }
+  set_contents(t, std::move(meta), 0);
 }
 
 void share_contents(const at::Tensor& t, const at::Tensor& other) {

@@ -16,11 +16,13 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/comm_work.h"
 #include "comm/rank_tensors.h"
 #include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/view_window.h"
 #include "mesh/memory_meter.h"
 #include "plan/spec.h"
 
@@ -53,6 +55,8 @@ struct LocalStorage {
   // Copies of these tensors in other layouts, and other facts about them; guarded by cache_mutex. Null: none so far.
   std::mutex cache_mutex;
   std::shared_ptr<StorageCache> cache;
+  // Declared by set_ghost_width() for the tensors at these windows; kept by writes; guarded by cache_mutex.
+  std::vector<std::pair<Window, std::vector<int64_t>>> ghost_widths;
 };
 
 // Whether memory is viewed conjugated, or negated. A distributed tensor has no such bits itself, its local tensors have

@@ -20,6 +20,8 @@ namespace dtensor {
 struct Window {
   Shape sizes, strides;
   int64_t offset = 0;
+
+  friend bool operator==(const Window&, const Window&) = default;
 };
 
 // The window of a tensor that begins `offset` elements after the beginning of its memory.

@@ -1,0 +1,58 @@
+#include "dtensor/ghost_width.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "dtensor/layout_cache/cached_facts.h"
+#include "dtensor/redistribution/internal/redistribute_arguments.h"
+#include "dtensor/tensor/representation.h"
+
+namespace dtensor {
+namespace {
+
+void check_width(const at::Tensor& t, at::IntArrayRef width) {
+  const DTensorMeta& meta = checked_layout(t, "set_ghost_width");
+  if (width.empty()) return;
+  TORCH_CHECK_VALUE(static_cast<int64_t>(width.size()) == t.dim(), "[set_ghost_width] `width` ", width,
+                    " does not have one value per dim of the tensor of shape ", t.sizes(),
+                    "; give 0 for dims that slices leave whole");
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    const int64_t most = std::max<int64_t>(0, (t.size(d) - 1) / 2);  // slices have an index left
+    TORCH_CHECK_VALUE(width[d] >= 0 && width[d] <= most, "[set_ghost_width] `width` ", width, ": ", width[d],
+                      " along dim ", d, " of size ", t.size(d), "; give 0 to ", most);
+  }
+  TORCH_CHECK_VALUE(!meta.storage->user_may_write, "[set_ghost_width] ", meta.spec->to_string(),
+                    " has local tensors that the program may write to (from_local(), mutable_local_tensors()), so no "
+                    "ghost region of it can be cached; declare the width of a clone() of it");
+  TORCH_CHECK_NOT_IMPLEMENTED(!t.is_complex(), "[set_ghost_width] ", meta.spec->to_string(),
+                              " is complex: ghost regions are cached for real tensors only");
+}
+
+}  // namespace
+
+void set_ghost_width(const at::Tensor& t, at::IntArrayRef width) {
+  check_width(t, width);
+  if (std::all_of(width.begin(), width.end(), [](int64_t w) { return w == 0; })) width = {};
+  if (ghost_width(t) == width) return;
+  const DTensorMeta& meta = meta_without_sync(t);
+  const Window of = window_of(*meta.spec, t.storage_offset());
+  {
+    std::lock_guard lock(meta.storage->cache_mutex);
+    auto& declared = meta.storage->ghost_widths;
+    std::erase_if(declared, [&](const auto& d) { return d.first == of; });
+    if (!width.empty()) declared.emplace_back(of, width.vec());
+  }
+  drop_ghost_region(t);  // of the former width
+}
+
+std::vector<int64_t> ghost_width(const at::Tensor& t) {
+  const DTensorMeta& meta = checked_layout(t, "ghost_width");
+  std::lock_guard lock(meta.storage->cache_mutex);
+  for (const auto& [of, width] : meta.storage->ghost_widths) {
+    if (of == window_of(*meta.spec, t.storage_offset())) return width;
+  }
+  return {};
+}
+
+}  // namespace dtensor

@@ -1,0 +1,38 @@
+// Declares how far stencils reach, so that one exchange fetches the elements of all slices of a tensor that ranks lack:
+// the stencil width of PETSc's DMDA.
+//
+//   at::Tensor u = zeros({256, 256}, mesh, {Shard(0), Shard(1)});
+//   set_ghost_width(u, {1, 1});  // rows and columns are read one beyond each element
+//   auto inside = [&](int64_t row, int64_t column) { return u.narrow(0, row, 254).narrow(1, column, 254); };
+//   inside(1, 1).copy_((inside(0, 1) + inside(2, 1) + inside(1, 0) + inside(1, 2)) / 4);
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace dtensor {
+
+// Declares that slices of `t` leave out up to 2 * width[d] indices of dim d, at both ends together; one value per dim.
+// After each write to `t`, the first of these slices that needs elements of other ranks fetches the ghost region of all
+// of them, along all sharded dims, in one exchange. The others move nothing until the next write, nor do slices with a
+// step whose elements lie in the region. A write through a slice updates the region in the exchange that it makes.
+// Without a width, each slice is an exchange of its own, when an operator reads it.
+//
+// {} or zeros withdraw the declaration. It belongs to the tensor: handles and aliases of the same sizes and offset have
+// it, writes keep it, and a clone() gets it; results of other operators have none. Slices of slices of `t` count as
+// slices of `t`. Never communicates. All ranks call it alike, as it decides what is communicated.
+//
+// Slices are still fetched one by one in inference mode, if a rank has no part of `t` or several pieces, or if a part
+// with its ghost region exceeds the limit of remembered bytes (remembered_layouts.h) or a RedistributeMemoryLimit.
+//
+// Errors: a plain tensor (TypeError); a number of values other than t.dim(), a negative value, one that leaves nothing
+// of its dim, or local tensors that the program may write to (from_local(), mutable_local_tensors()), of which nothing
+// is cached (ValueError); a complex tensor (NotImplementedError).
+void set_ghost_width(const at::Tensor& t, at::IntArrayRef width);
+
+// The declared width; empty without one. Error (TypeError): a plain tensor.
+std::vector<int64_t> ghost_width(const at::Tensor& t);
+
+}  // namespace dtensor
