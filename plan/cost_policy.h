@@ -12,8 +12,7 @@ inline constexpr double kBaseForViews = 2;
 // too, which spares the next read an exchange.
 inline constexpr double kGhostUpdate = 2;
 
-// An exchange that prefetches the elements of later windows may take this many times as long as the exchanges that it
-// saves, on average over the last tensors of that layout; for the first of them, as the exchange of one window.
+// A shift that also fetches the border of the other side, for a shift the other way, may take this many times as long.
 inline constexpr double kPrefetch = 1.25;
 
 // An exchange of far fewer bytes may take this many times as long: other messages delay it less.

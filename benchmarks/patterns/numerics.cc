@@ -58,6 +58,7 @@ namespace {
 Pattern stencil(const DeviceMesh& mesh, int64_t scale, at::Tensor (*step)(const at::Tensor&, double), bool at_once) {
   const int64_t tile = 16 * scale, rows = mesh.size(0), columns = mesh.size(1);
   const auto grid = std::make_shared<at::Tensor>(randn({rows * tile, columns * tile}, mesh, {Shard(0), Shard(1)}));
+  set_ghost_width(*grid, {1, 1});  // of the slices of stencil_in_place()
   const auto borders = static_cast<double>(2 * tile * 4);
   return loop(
       mesh, [=] { *grid = step(*grid, 0.1); }, at_once ? Traffic{1, 2 * borders + 4 * 4} : 2 * Traffic{1, borders});

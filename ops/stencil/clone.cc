@@ -1,6 +1,7 @@
-// A clone keeps the ghost regions of the tensor: a stencil that writes its next step to a clone of the grid fetches the
-// borders only once.
+// A clone keeps the declared ghost width and the ghost region of the tensor: a stencil that writes its next step to a
+// clone of the grid fetches the borders only once.
 #include "dtensor/dispatch/dispatch.h"
+#include "dtensor/ghost_width.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/rule_registry.h"
@@ -11,10 +12,10 @@ namespace {
 void clone(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const at::Tensor self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
   dispatch_by_rule(op, stack);
-  const auto around = cached_ghost_region(self);
-  if (!around) return;
   const at::Tensor& copy = torch::jit::peek(stack, 0, 1).toTensor();
-  if (spec_of(copy)->placements() == spec_of(self)->placements()) cache_ghost_region(copy, *around);
+  set_ghost_width(copy, ghost_width(self));
+  const auto around = cached_ghost_region(self);
+  if (around && spec_of(copy)->placements() == spec_of(self)->placements()) cache_ghost_region(copy, *around);
 }
 
 }  // namespace

@@ -1,19 +1,86 @@
 #include "ops/stencil/lazy_slices.h"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
+#include "dtensor/ghost_width.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/copied_view.h"
+#include "ops/halo/cut_runs.h"
 #include "ops/halo/exchange.h"
-#include "ops/stencil/slice_history.h"
 #include "ops/stencil/slice_window.h"
+#include "plan/memo.h"
 #include "plan/redistribute_plan.h"
 
 namespace dtensor {
 namespace {
+
+// The ghost region of a tensor with a ghost width, and how to fetch its boxes.
+struct DeclaredRegion {
+  GhostRegion region;  // without boxes
+  std::shared_ptr<const HaloPlan> plan;
+};
+using DeclaredRegionPtr = std::shared_ptr<const DeclaredRegion>;
+
+// By the spec's number and the width. Null: there is no region.
+struct RegionMemo : Memo<std::pair<uint64_t, std::vector<int64_t>>, DeclaredRegionPtr, 256> {};
+
+// Per rank along `dim`: from the first to the last index of its part of the tensor and of its parts of all slices that
+// leave out up to `left_out` indices. Nullopt: some ranks have no part of the tensor, or several.
+std::optional<std::vector<Run>> reached_by_slices(const Spec& spec, int64_t dim, int64_t left_out) {
+  auto reached = runs_along(spec, dim);
+  Shape sizes = spec.sizes();
+  for (int64_t k = 1; reached && k <= left_out; ++k) {
+    --sizes[dim];
+    const at::IntArrayRef of_slice(sizes.data(), sizes.size());
+    const auto parts = runs_along(*Spec::get(spec.mesh(), spec.placements(), of_slice, spec.dtype()), dim);
+    for (size_t i = 0; parts && i < parts->size(); ++i)  // slices of a size of which a rank has no part are no windows
+      (*reached)[i] = hull_of((*reached)[i], {(*parts)[i].begin, (*parts)[i].size + k});
+  }
+  return reached;
+}
+
+DeclaredRegionPtr make_region(const SpecPtr& spec, const std::vector<int64_t>& width) {
+  auto declared = std::make_shared<DeclaredRegion>();
+  HaloRequest request{spec, spec, {}};
+  for (int64_t d = 0; d < spec->ndim(); ++d) {
+    const auto cutting = cutting_mesh_dims(*spec, {d});
+    if (width[d] == 0 || cutting.empty()) continue;
+    const auto own = runs_along(*spec, d), reached = reached_by_slices(*spec, d, 2 * width[d]);
+    if (!own) return nullptr;
+    declared->region.dims.push_back(d);
+    declared->region.cut_by.push_back(cutting);
+    declared->region.known.push_back(*reached);
+    const auto reach = [own = *own, reached = *reached](const Runs& part) {
+      return Runs{reached[std::find(own.begin(), own.end(), part[0]) - own.begin()]};
+    };
+    const int64_t n = spec->sizes()[d];
+    request.dims.push_back({d, sliced(n, 0, n, 1), reach});
+  }
+  if (!request.dims.empty()) declared->plan = make_halo_plan(request);
+  return declared->plan ? declared : nullptr;
+}
+
+// The region to fetch before reading `window` of `t`, if it lies there. Null: no width was declared, the layout has no
+// region, nothing about `t` may be cached, or the region is above a limit.
+DeclaredRegionPtr declared_region(const at::Tensor& t, const SliceWindow& window) {
+  const std::vector<int64_t> width = ghost_width(t);
+  if (width.empty() || !may_cache_facts(t)) return nullptr;
+  const SpecPtr& spec = window.root;
+  const World& world = spec->mesh().world();
+  RegionMemo& memo = world.attachment<RegionMemo>();
+  const std::pair key{spec->id(), width};
+  auto found = memo.find(key);
+  if (!found) memo.insert(key, *(found = make_region(spec, width)), {spec});
+  const DeclaredRegionPtr& declared = *found;
+  const bool fits = declared && declared->plan->peak_bytes <= current_dispatch_scope().limits.max_bytes &&
+                    box_bytes(declared->region, *spec) <= remembered_limit(world);
+  return fits && lies_in(declared->region, window) ? declared : nullptr;
+}
 
 // The tensor that `t` is a slice of, or a view that shares its memory. Undefined: not known.
 at::Tensor parent_view(const at::Tensor& t) {
@@ -29,8 +96,8 @@ struct Root {
   SliceWindowPtr window;
 };
 
-// The last of the chain's bases of which ranks have most of the slice, or its ghost region. If there is none: `self`,
-// without a window.
+// The last of the chain's bases of which ranks have most of the slice, or its ghost region; of bases with a declared
+// one, the first. If there is none: `self`, without a window.
 Root root_of(const LazySlice& slice) {
   Root root{slice.self, nullptr};
   const int64_t begin = slice.self.storage_offset() + slice.offset;
@@ -38,37 +105,33 @@ Root root_of(const LazySlice& slice) {
     if (!(spec_of(t)->mesh() == slice.view->mesh()) || begin < t.storage_offset()) continue;
     auto window = slice_window(spec_of(t), slice.view, begin - t.storage_offset());
     if (!window || window->plan->peak_bytes > current_dispatch_scope().limits.max_bytes) continue;
-    if (window->is_near || cached_ghost_region(t)) root = {t, std::move(window)};
+    const bool is_declared = declared_region(t, *window) != nullptr;
+    if (is_declared || window->is_near || cached_ghost_region(t)) root = {t, std::move(window)};
+    if (is_declared) break;
   }
   return root;
 }
 
-// Takes `window` of `root` from the ghost region of root, which is fetched first if further windows are expected.
-bool take_from_surroundings(const at::Tensor& root, const SliceWindowPtr& window, const CommCause& cause,
+// Fetches and caches the ghost region that was declared for `root`, if `window` lies in it; else null.
+std::shared_ptr<const GhostRegion> fetch_declared_region(const at::Tensor& root, const SliceWindow& window,
+                                                         const CommCause& cause) {
+  const auto declared = declared_region(root, window);
+  if (!declared) return nullptr;
+  GhostRegion around = declared->region;
+  RankTensors fetched = fetch_halos(*declared->plan, meta_for_read(root).locals, 0, cause);
+  auto storage = std::make_shared<LocalStorage>(window.root->mesh().world(), box_bytes(around, *window.root));
+  around.boxes = std::make_shared<LazyParts>(LazyParts::Made{std::move(fetched), std::move(storage)});
+  cache_ghost_region(root, around);
+  return std::make_shared<const GhostRegion>(std::move(around));
+}
+
+// Takes `window` of `root` from the ghost region of root, which is fetched first if it was declared.
+bool take_from_surroundings(const at::Tensor& root, const SliceWindow& window, const CommCause& cause,
                             const RankTensors& parts) {
   if (!may_cache_facts(root)) return false;
-  const bool lacks = !window->plan->is_local();
-  if (const auto around = cached_ghost_region(root); around && take_from(*around, *window, parts)) {
-    if (lacks) note_read(root, window, true);
-    return true;
-  }
-  if (!lacks) return false;
-  const auto boxes = window->is_near ? expected_boxes(root, window) : nullptr;
-  if (!boxes) {
-    note_read(root, window, false);
-    return false;
-  }
-  const SpecPtr& spec = window->root;
-  GhostRegion around{boxes->dims, {}, boxes->known, nullptr};
-  for (const int64_t dim : around.dims) around.cut_by.push_back(cutting_mesh_dims(*spec, {dim}));
-  RankTensors fetched = fetch_halos(*boxes->plan, meta_for_read(root).locals, 0, cause);
-  auto storage = std::make_shared<LocalStorage>(spec->mesh().world(), box_bytes(around, *spec));
-  around.boxes = std::make_shared<LazyParts>(LazyParts::Made{std::move(fetched), std::move(storage)});
-  const bool taken = take_from(around, *window, parts);
-  TORCH_INTERNAL_ASSERT(taken, "a window is not in the boxes that were fetched for it");
-  cache_ghost_region(root, std::move(around));
-  note_read(root, window, true);
-  return true;
+  auto around = cached_ghost_region(root);
+  if (!around && !window.plan->is_local()) around = fetch_declared_region(root, window, cause);
+  return around && take_from(*around, window, parts);
 }
 
 void fetch_slice(const HaloPlan& plan, const at::Tensor& self, int64_t selected_dim, const CommCause& cause,
@@ -101,7 +164,7 @@ at::Tensor make_lazy_slice(LazySlice slice) {
   RankTensors parts = empty_parts(*plan, root.tensor, slice.selected_dim);
   const auto read = [window = root.window, plan, selected_dim = slice.selected_dim, cause = std::move(slice.cause)](
                         const at::Tensor& base, const RankTensors& into) {
-    if (window && take_from_surroundings(base, window, cause, into)) return;
+    if (window && take_from_surroundings(base, *window, cause, into)) return;
     fetch_slice(*plan, base, selected_dim, cause, into);
   };
   const std::vector<c10::IValue> args{root.tensor};

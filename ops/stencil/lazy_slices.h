@@ -27,8 +27,8 @@ struct LazySlice {
 
 // A copied view (copied_view.h) of self; or, if `self` is itself a slice and ranks hold most of the view in its base or
 // have the ghost region of that base, of that base. Reading it fetches what ranks lack in a collective call: alone, or
-// with other slices of the same tensor (slice_history.h). Fetched elements are cached as ghost regions (cached_facts.h)
-// until the tensor is written.
+// with all slices that a ghost width was declared for (dtensor/ghost_width.h). Their ghost region is cached
+// (cached_facts.h) until the tensor is written.
 at::Tensor make_lazy_slice(LazySlice slice);
 
 }  // namespace dtensor

@@ -86,7 +86,7 @@ SliceWindowPtr slice_window(const SpecPtr& root, const SpecPtr& view, int64_t of
   return window;
 }
 
-bool take_from(const GhostRegion& around, const SliceWindow& window, const RankTensors& parts) {
+bool lies_in(const GhostRegion& around, const SliceWindow& window) {
   const Spec& root = *window.root;
   for (size_t k = 0; k < window.cut.size(); ++k) {
     const auto at = std::find(around.dims.begin(), around.dims.end(), window.cut[k]) - around.dims.begin();
@@ -95,6 +95,12 @@ bool take_from(const GhostRegion& around, const SliceWindow& window, const RankT
     if (!box || !contain(*box, window.reached[k])) return false;
     if (beyond && around.cut_by[at] != cutting_mesh_dims(root, {window.cut[k]})) return false;
   }
+  return true;
+}
+
+bool take_from(const GhostRegion& around, const SliceWindow& window, const RankTensors& parts) {
+  if (!lies_in(around, window)) return false;
+  const Spec& root = *window.root;
   const LazyParts::Made* made = around.boxes->get();
   if (made == nullptr) return false;
   LocalGuard guard;

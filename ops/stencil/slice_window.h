@@ -36,8 +36,11 @@ using SliceWindowPtr = std::shared_ptr<const SliceWindow>;
 // Null: it is not a product of slices of the dims, has another layout, or some rank holds none of it, or several runs.
 SliceWindowPtr slice_window(const SpecPtr& root, const SpecPtr& view, int64_t offset);
 
-// Copies the window from the root's ghost regions to `parts`, without communication. False: some rank's window is not
-// inside its box, or the boxes were dropped.
+// Whether every rank's window is inside its box.
+bool lies_in(const GhostRegion& around, const SliceWindow& window);
+
+// Copies the window from the root's ghost regions to `parts`, without communication. False: it does not lie in
+// them, or the boxes were dropped.
 bool take_from(const GhostRegion& around, const SliceWindow& window, const RankTensors& parts);
 
 }  // namespace dtensor

@@ -1,7 +1,8 @@
-// Slices of sharded dims: windows read from one tensor are fetched together, writes update fetched ghost regions, and
-// unread slices are not fetched.
+// Slices of sharded dims: those within a declared ghost width are fetched together, writes update fetched ghost
+// regions, and unread slices are not fetched. The declaration itself: ghost_width_test.cc.
 #include <torch/types.h>
 
+#include <algorithm>
 #include <functional>
 #include <random>
 #include <sstream>
@@ -11,6 +12,7 @@
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
+#include "dtensor/ghost_width.h"
 #include "mesh/memory_meter.h"
 #include "observe/comm_debug_mode.h"
 #include "plan/layout.h"
@@ -93,20 +95,21 @@ void kept_views(Grids& g) {
 struct Form {
   const char* name;
   void (*step)(Grids&);
-  int64_t calls;  // per round at most, once some were seen. Red and black: four writes, with their reads
+  int64_t rows, others;  // the ghost width along the first dim and along the others
+  int64_t calls;         // per round at most, once all grids were written. Red and black: four writes, with their reads
 };
 
 TEST_CASE("slices: a stencil exchanges borders once per round with one device's values") {
-  const std::vector<Form> forms = {{"heat", heat, 1},
-                                   {"in place", in_place, 1},
-                                   {"two grids", two_grids, 1},
-                                   {"along one dim", along_one_dim, 1},
-                                   {"other dim first", other_dim_first, 1},
-                                   {"wave", wave, 1},
-                                   {"red and black", red_and_black, 7},
-                                   {"fixed border", fixed_border, 2},
-                                   {"difference", difference, 2},
-                                   {"kept views", kept_views, 1}};
+  const std::vector<Form> forms = {{"heat", heat, 1, 1, 1},
+                                   {"in place", in_place, 1, 1, 1},
+                                   {"two grids", two_grids, 1, 1, 1},
+                                   {"along one dim", along_one_dim, 1, 0, 1},
+                                   {"other dim first", other_dim_first, 1, 1, 1},
+                                   {"wave", wave, 1, 1, 1},
+                                   {"red and black", red_and_black, 2, 2, 7},
+                                   {"fixed border", fixed_border, 1, 1, 2},
+                                   {"difference", difference, 1, 0, 2},
+                                   {"kept views", kept_views, 1, 0, 1}};
   struct Layout {
     std::vector<int64_t> mesh, sizes;
     Placements placements;
@@ -129,6 +132,9 @@ TEST_CASE("slices: a stencil exchanges borders once per round with one device's 
         plain.push_back(torch::randn(sizes, torch::kDouble));
         split.push_back(distribute_tensor(plain[k], mesh, placements));
         counted.push_back(zeros(sizes, twin, placements, {.dtype = torch::kDouble}));
+        std::vector<int64_t> width(sizes.size(), form.others);
+        width[0] = form.rows;
+        for (const Tensor& t : {split[k], counted[k]}) set_ghost_width(t, width);
       }
       for (int round = 0; round < 7; ++round) {
         form.step(plain);
@@ -158,15 +164,17 @@ Traffic traffic_of(const F& f) {
   return {comm.total(), comm.bytes()};
 }
 
-TEST_CASE("slices: the first round fetches all windows of a size, later ones the windows read before") {
+TEST_CASE("slices: the first round fetches the declared ghost region, and each write updates it") {
   const DeviceMesh mesh(World::abstract(16), {4, 4});
-  Grids g = {zeros({64, 64}, mesh, {Shard(0), Shard(1)}), zeros({64, 64}, mesh, {Shard(0), Shard(1)})};
+  Grids g = {zeros({64, 64}, mesh, {Shard(0), Shard(1)})};
+  set_ghost_width(g[0], {1, 1});
   const int64_t borders = (18 * 18 - 16 * 16) * 4;
   CHECK(traffic_of([&] { heat(g); }) == Traffic{2, 2 * borders});
   for (int round = 0; round < 3; ++round) CHECK(traffic_of([&] { heat(g); }) == Traffic{1, borders});
   // In 3-D.
   const DeviceMesh cube(World::abstract(64), {4, 4, 4});
   Grids h = {zeros({64, 64, 64}, cube, {Shard(0), Shard(1), Shard(2)})};
+  set_ghost_width(h[0], {1, 1, 1});
   const int64_t faces = (18 * 18 * 18 - 16 * 16 * 16) * 4;
   CHECK(traffic_of([&] { heat(h); }) == Traffic{2, 2 * faces});
   for (int round = 0; round < 3; ++round) CHECK(traffic_of([&] { heat(h); }) == Traffic{1, faces});
@@ -193,7 +201,7 @@ TEST_CASE("slices: windows that are only sliced or overwritten are not fetched")
   CHECK(same(x.distributed, x.plain));
 }
 
-TEST_CASE("slices: nothing is prefetched for a window that is read alone") {
+TEST_CASE("slices: without a ghost width, a slice fetches the elements that ranks lack of it and caches nothing") {
   const DeviceMesh mesh(World::abstract(4), {4});
   MemoryMeter& memory = mesh.world().memory();
   const auto read = [&] {
@@ -203,7 +211,7 @@ TEST_CASE("slices: nothing is prefetched for a window that is read alone") {
   };
   const int64_t before = memory.live_bytes();
   for (int k = 0; k < 3; ++k) CHECK(read() - before == 1024 * 2048 * 4);
-  // Windows of as many time steps: unread ones are not fetched.
+  // Slices of one of several time steps: those of the others are not fetched.
   const Tensor steps = zeros({9, 400}, mesh, {Shard(1)});
   for (int64_t k = 0; k < 8; ++k) {
     const auto of_a_step = traffic_of([&] {
@@ -216,6 +224,7 @@ TEST_CASE("slices: nothing is prefetched for a window that is read alone") {
 
 TEST_CASE("slices: exposed and written tensors are not cached") {
   Pair x = make({24, 3}, mesh_of(3), {Shard(0)});
+  set_ghost_width(x.distributed, {1, 0});
   const auto read = [&] {
     const Tensor a = x.distributed.slice(0, 0, 22) + x.distributed.slice(0, 2) * x.distributed.slice(0, 1, 23);
     const Tensor b = x.plain.slice(0, 0, 22) + x.plain.slice(0, 2) * x.plain.slice(0, 1, 23);
@@ -234,7 +243,7 @@ TEST_CASE("slices: exposed and written tensors are not cached") {
   CHECK(read());
 }
 
-TEST_CASE("slices: gradients of stencils, with cached windows") {
+TEST_CASE("slices: gradients of stencils with a ghost width equal those on one device") {
   for (const Placements& placements : {Placements{Shard(0), Shard(1)}, Placements{Shard(1), Shard(0)}}) {
     const DeviceMesh mesh(World::local(6), {2, 3});
     for (int k = 0; k < 3; ++k) {
@@ -242,6 +251,7 @@ TEST_CASE("slices: gradients of stencils, with cached windows") {
       for (const Tensor& leaf : {x.plain, x.distributed}) {
         leaf.requires_grad_();
         Tensor u = leaf * 0.1;
+        if (is_dtensor(u)) set_ghost_width(u, {1, 1});
         for (int round = 0; round < 3; ++round) {
           const Tensor next = u.clone();
           inside(next).add_((around(u) * inside(u)).sin());
@@ -254,8 +264,7 @@ TEST_CASE("slices: gradients of stencils, with cached windows") {
   }
 }
 
-// One history for all: expectations for a layout come from other programs.
-TEST_CASE("slices: random programs, one after another") {
+TEST_CASE("slices: random programs that slice, write, clone and declare ghost widths match one device") {
   std::mt19937 random(5);
   const auto draw = [&](int64_t from, int64_t to) {
     return from + static_cast<int64_t>(random() % static_cast<uint64_t>(to - from + 1));
@@ -270,7 +279,7 @@ TEST_CASE("slices: random programs, one after another") {
     std::vector<Pair> tensors = {make(shape, mesh, placements), make(shape, mesh, placements)};
     for (int step = 0; step < 12; ++step) {
       const Pair from = tensors[draw(0, static_cast<int64_t>(tensors.size()) - 1)];
-      const int64_t what = draw(0, 5);
+      const int64_t what = draw(0, 6);
       if (what < 3) {
         const int64_t d = draw(0, 1), n = from.plain.size(d), begin = draw(0, std::min<int64_t>(2, n));
         const int64_t end = draw(std::max(begin, n - 2), n), by = draw(0, 3) == 0 ? 2 : 1;
@@ -282,6 +291,11 @@ TEST_CASE("slices: random programs, one after another") {
       } else if (what == 4) {
         text << "fill\n";
         for (const Tensor& t : {from.plain, from.distributed}) t.fill_(step);
+      } else if (what == 5) {
+        std::vector<int64_t> width;
+        for (const int64_t n : from.plain.sizes()) width.push_back(draw(0, std::clamp<int64_t>((n - 1) / 2, 0, 2)));
+        text << "width " << width << "\n";
+        set_ghost_width(from.distributed, width);
       } else {
         text << "clone\n";
         tensors.push_back({from.plain.clone(), from.distributed.clone()});

@@ -8,6 +8,7 @@
 #include <ATen/ops/reflection_pad2d.h>
 
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/ghost_width.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/processes/job_world.h"
 #include "tests/testing/catch_torch.h"
@@ -103,6 +104,7 @@ TEST_CASE("processes exchange the borders of an in-place stencil once per round"
   const DeviceMesh mesh(job_world(), {2, job_world().size() / 2}, {"y", "x"});
   const at::Tensor plain = numbers({26, 23}, 6);
   const at::Tensor split = lay_out(plain, mesh, {Shard(0), Shard(1)}) * 1;  // its parts were never exposed
+  set_ghost_width(split, {1, 1});
   for (int round = 0; round < 5; ++round) {
     CommDebugMode comm;
     for (const at::Tensor& t : {plain, split}) {

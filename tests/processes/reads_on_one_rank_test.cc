@@ -15,6 +15,7 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
+#include "dtensor/ghost_width.h"
 #include "dtensor/layout_cache/remembered_bytes.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/remembered_layouts.h"
@@ -105,8 +106,9 @@ std::vector<Tensor> conjugates(const DeviceMesh& mesh, const Read& read) {
   return {a, c.sin(), gathered, x.matrix_exp(), torch::imag(c)};
 }
 
-std::vector<Tensor> stencil_in_place(const DeviceMesh& mesh, const Read& read) {
+std::vector<Tensor> stencil_in_place(const DeviceMesh& mesh, const Read& read, int64_t ghost_rows) {
   const Tensor u = laid_out({16, 6}, 8, mesh, Shard(0)) * 1;
+  set_ghost_width(u, {ghost_rows, 0});
   for (int round = 0; round < 3; ++round) {
     const Tensor up = u.slice(0, 0, 14), down = u.slice(0, 2, 16);
     read(up);
@@ -271,7 +273,9 @@ std::vector<Program> programs() {
       {"a weight that is gathered once", gathered_weight},
       {"views of a sum", views_of_a_sum},
       {"conjugates", conjugates},
-      {"a stencil in place", stencil_in_place},
+      {"a stencil in place", [](auto& mesh, auto& read) { return stencil_in_place(mesh, read, 0); }},
+      {"a stencil in place, with a ghost width",
+       [](auto& mesh, auto& read) { return stencil_in_place(mesh, read, 1); }},
       {"windows of a padded tensor", padded_windows},
       {"rolls both ways", rolled_both_ways},
       {"a view of a tensor that is written to", view_of_a_tensor_that_is_written},

@@ -1,0 +1,162 @@
+// set_ghost_width(): which slices one exchange serves, how long it lasts, and which tensors have it.
+#include "dtensor/ghost_width.h"
+
+#include <torch/types.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/factories.h"
+#include "dtensor/remembered_layouts.h"
+#include "observe/comm_debug_mode.h"
+#include "tests/dtensor/view_pairs.h"
+
+namespace dtensor::testing {
+namespace {
+
+using Width = std::vector<int64_t>;
+using CallsAndBytes = std::array<int64_t, 2>;
+
+template <typename F>
+CallsAndBytes cost_of(const F& f) {
+  CommDebugMode comm;
+  f();
+  return {comm.total(), comm.bytes()};
+}
+
+Tensor rows_on_4_ranks(int64_t rows = 64) { return zeros({rows, 8}, mesh_of(4), {Shard(0)}); }
+
+constexpr int64_t kRowBytes = 8 * 4;
+
+// The mean of the rows above and below, in place.
+void average_rows(const Tensor& u) {
+  const int64_t n = u.size(0) - 2;
+  u.narrow(0, 1, n).copy_((u.narrow(0, 0, n) + u.narrow(0, 2, n)) / 2);
+}
+
+TEST_CASE("ghost width: without one, each slice and each write is an exchange, in all rounds alike") {
+  const Tensor u = rows_on_4_ranks();
+  // narrow(0, 2, 62) lacks two rows; a rank lacks one of those that it stores.
+  for (int round = 0; round < 3; ++round) CHECK(cost_of([&] { average_rows(u); }) == CallsAndBytes{2, 3 * kRowBytes});
+}
+
+TEST_CASE("ghost width: an in-place stencil fetches the region once, and each write updates it") {
+  const Tensor u = rows_on_4_ranks();
+  set_ghost_width(u, {1, 0});
+  CHECK(cost_of([&] { average_rows(u); }) == CallsAndBytes{2, 2 * 2 * kRowBytes});
+  for (int round = 0; round < 3; ++round) CHECK(cost_of([&] { average_rows(u); }) == CallsAndBytes{1, 2 * kRowBytes});
+}
+
+TEST_CASE("ghost width: after a write, one exchange serves all slices that leave out up to twice the width") {
+  const DeviceMesh mesh(World::local(6), {2, 3});
+  Pair u = make({29, 31}, mesh, {Shard(1), Shard(0)});
+  set_ghost_width(u.distributed, {2, 1});
+  for (int round = 0; round < 2; ++round) {
+    std::vector<Pair> slices;
+    CommDebugMode comm;
+    for (int64_t rows = 0; rows <= 4; ++rows) {
+      for (int64_t columns = 0; columns <= 2; ++columns) {
+        for (int64_t y = 0; y <= rows; ++y) {
+          for (int64_t x = 0; x <= columns; ++x) {
+            const auto slice = [&](const Tensor& t) { return t.narrow(0, y, 29 - rows).narrow(1, x, 31 - columns); };
+            slices.push_back({slice(u.plain) * 1, slice(u.distributed) * 1});
+          }
+        }
+      }
+    }
+    CHECK(comm.total() == 1);
+    for (const Pair& s : slices) CHECK(same(s.distributed, s.plain));
+    for (const Tensor& t : {u.plain, u.distributed}) t.add_(1);
+  }
+}
+
+TEST_CASE("ghost width: slices beyond the region are fetched alone, and those with a step in it are not") {
+  const Tensor u = rows_on_4_ranks();
+  set_ghost_width(u, {1, 0});
+  CHECK(cost_of([&] { u.slice(0, 2) * 1; })[0] == 1);
+  CHECK(cost_of([&] { u.slice(0, 2, 64, 2) * 1; })[0] == 0);
+  for (int k = 0; k < 2; ++k) CHECK(cost_of([&] { u.slice(0, 3) * 1; }) == CallsAndBytes{1, 3 * kRowBytes});
+  CHECK(cost_of([&] { u.slice(0, 1, -1) * 1; })[0] == 0);
+}
+
+TEST_CASE("ghost width: a new width applies at once, and {} withdraws it") {
+  const Tensor u = rows_on_4_ranks(), never = rows_on_4_ranks();
+  set_ghost_width(u, {1, 0});
+  average_rows(u);
+  set_ghost_width(u, {2, 0});
+  CHECK(ghost_width(u) == Width{2, 0});
+  CHECK(cost_of([&] { u.slice(0, 4) * 1; })[0] == 1);
+  CHECK(cost_of([&] { u.slice(0, 3, -1) * 1; })[0] == 0);
+  for (const Width& none : {Width{}, Width{0, 0}}) {
+    set_ghost_width(u, {1, 0});
+    average_rows(u);
+    set_ghost_width(u, none);
+    CHECK(ghost_width(u).empty());
+    for (int round = 0; round < 2; ++round)
+      CHECK(cost_of([&] { average_rows(u); }) == cost_of([&] { average_rows(never); }));
+  }
+}
+
+TEST_CASE("ghost width: handles and clones have it, views and results do not") {
+  const Tensor u = zeros({32, 32}, mesh_of(4), {Shard(0)});
+  CHECK(ghost_width(u).empty());
+  set_ghost_width(u, {1, 1});
+  u.mul_(2);
+  for (const Tensor& t : {u, u.detach(), u.view({32, 32}), u.clone()}) CHECK(ghost_width(t) == Width{1, 1});
+  for (const Tensor& t : {u * 1, u.t(), u.narrow(0, 0, 30), zeros_like(u)}) CHECK(ghost_width(t).empty());
+  const Tensor before = u.clone();
+  CHECK(cost_of([&] { u.slice(0, 2) * 1; })[0] == 1);
+  const Tensor after = u.clone();  // has the ghost region, too
+  CHECK(cost_of([&] { before.slice(0, 2) * 1; })[0] == 1);
+  CHECK(cost_of([&] { after.slice(0, 2) * 1; })[0] == 0);
+}
+
+TEST_CASE("ghost width: a result that takes another layout in place keeps it") {
+  const DeviceMesh mesh = mesh_of(4);
+  const Tensor rows = distribute_tensor(numbers({64, 8}), mesh, {Shard(0)});
+  const Tensor u = distribute_tensor(numbers({64, 8}), mesh, {Replicate()}) * 2;
+  set_ghost_width(u, {1, 0});
+  u.add_(rows);
+  CHECK(DTensor(u).placements() == Placements{Shard(0)});
+  CHECK(ghost_width(u) == Width{1, 0});
+}
+
+TEST_CASE("ghost width: nothing is fetched in vain where no region can be cached") {
+  const Tensor u = rows_on_4_ranks();
+  limit_remembered_bytes(DTensor(u).mesh().world(), 0);
+  set_ghost_width(u, {1, 0});
+  for (int k = 0; k < 2; ++k) CHECK(cost_of([&] { u.slice(0, 2) * 1; }) == CallsAndBytes{1, 2 * kRowBytes});
+  // Parts of 3, 3, 3 and no rows.
+  Pair few = make({9, 4}, mesh_of(4), {Shard(0)});
+  set_ghost_width(few.distributed, {1, 1});
+  CHECK(same(few.distributed.slice(0, 1, 8).slice(1, 1, 3) * 1, few.plain.slice(0, 1, 8).slice(1, 1, 3) * 1));
+}
+
+TEST_CASE("ghost width: errors name the value and what would work") {
+  const Tensor u = rows_on_4_ranks();
+  const auto error_of = [](const Tensor& t, const Width& width) -> std::string {
+    try {
+      set_ghost_width(t, width);
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "none";
+  };
+  CHECK_THAT(error_of(torch::zeros({4, 4}), {1, 1}), Catch::Contains("not distributed"));
+  CHECK_THAT(error_of(u, {1}), Catch::Contains("[1] does not have one value per dim"));
+  CHECK_THAT(error_of(u, {-1, 0}), Catch::Contains("-1 along dim 0") && Catch::Contains("give 0 to 31"));
+  CHECK_THAT(error_of(u, {1, 4}), Catch::Contains("4 along dim 1 of size 8") && Catch::Contains("give 0 to 3"));
+  CHECK(error_of(u, {31, 3}) == "none");
+  const Tensor exposed = rows_on_4_ranks();
+  mutable_local_tensors(exposed);
+  CHECK_THAT(error_of(exposed, {1, 0}), Catch::Contains("mutable_local_tensors()") && Catch::Contains("clone()"));
+  CHECK(error_of(exposed.clone(), {1, 0}) == "none");
+  const Tensor complex = zeros({8, 8}, mesh_of(4), {Shard(0)}, {.dtype = torch::kComplexFloat});
+  CHECK_THAT(error_of(complex, {1, 0}), Catch::Contains("complex") && Catch::Contains("real tensors"));
+  CHECK(error_of(complex, {}) == "none");
+}
+
+}  // namespace
+}  // namespace dtensor::testing
