@@ -18,6 +18,7 @@
 
 #include "comm/comm_event.h"
 #include "dtensor/from_local.h"
+#include "dtensor/ghost_width.h"
 #include "dtensor/meta_device.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
@@ -196,6 +197,8 @@ TORCH_LIBRARY(dtensor, m) {
   // To write to; all ranks call it alike.
   m.def("mutable_local_tensors(Tensor tensor) -> Tensor[]", &mutable_local_tensors_op);
   m.def("fetch_parts(Tensor tensor) -> ()", &fetch_parts_op);  // collective
+  // For slices, as stencils take them (dtensor/ghost_width.h); all ranks call it alike.
+  m.def("set_ghost_width(Tensor tensor, int[] width) -> ()", &set_ghost_width);
   m.def("from_local(Tensor[] locals, int mesh, str placements, int[] shape) -> Tensor", &from_local_op);
   // {"all_reduce": 2, ...}: the collectives of all threads since the library was loaded or the counts were reset.
   m.def("comm_counts() -> str", &comm_counts);

@@ -216,6 +216,14 @@ class LayoutTest(unittest.TestCase):
             self.assertTrue(torch.equal(dt.full_tensor(d), self.x))
         self.assertFalse(dt.is_dtensor(self.x))
 
+    def test_one_exchange_serves_the_slices_of_a_ghost_width(self):
+        for width, exchanges in ([0, 0], 2), ([1, 0], 1):
+            d = dt.distribute(torch.randn(16, 4), self.mesh, "S(0)R")
+            dt.set_ghost_width(d, width)
+            dt.comm_counts_reset()
+            d[2:] * 1, d[1:] * 1
+            self.assertEqual(sum(counts().values()), exchanges)
+
     def test_from_local_of_local_tensors(self):
         for layout in ("RR", "S(0)R", "S(1)S(0)", "S(0)S(0)"):
             d = dt.distribute(self.x, self.mesh, layout)
