@@ -15,7 +15,7 @@ bool is_about(const CacheEntry& entry, const at::Tensor& t, const DTensorMeta& m
   return entry.of.spec == meta.spec && entry.of.offset == t.storage_offset() && entry.of.seen == meta.seen;
 }
 
-void add_fact(const at::Tensor& t, decltype(CacheEntry::value) value, int64_t bytes) {
+void add_fact(const at::Tensor& t, CachedValue value, int64_t bytes) {
   const auto& storage = meta_without_sync(t).storage;
   add_to_cache(storage, memory_range_of(t), std::move(value), writes_of(*storage), current_recording(), bytes);
 }

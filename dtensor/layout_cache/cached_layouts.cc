@@ -1,6 +1,5 @@
 #include "dtensor/layout_cache/cached_layouts.h"
 
-#include <algorithm>
 #include <mutex>
 #include <utility>
 
@@ -68,8 +67,7 @@ const MemoryRange* find_base(const LocalStorage& storage, const at::Tensor& t, c
 
 void set_base_of_views(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
-  const Placements& placements = meta.spec->placements();
-  if (std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_replicate(); })) return;
+  if (meta.spec->is_replicated()) return;
   LocalStorage& storage = *meta.storage;
   std::lock_guard lock(storage.cache_mutex);
   if (!storage.cache) storage.cache = std::make_shared<StorageCache>();

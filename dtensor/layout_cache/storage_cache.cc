@@ -46,8 +46,8 @@ uint64_t current_recording() {
   return decider == nullptr ? 0 : decider->recording();
 }
 
-void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, decltype(CacheEntry::value) value,
-                  uint64_t writes, uint64_t recording, int64_t bytes) {
+void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, CachedValue value, uint64_t writes,
+                  uint64_t recording, int64_t bytes) {
   std::vector<RememberedBytes::Entry> evicted;
   const DeviceMesh& mesh = of.spec->mesh();
   const auto counted_in = remembered_of(mesh);

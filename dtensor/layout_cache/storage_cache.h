@@ -60,9 +60,11 @@ struct CachedMargins {
 
 using CachedGhostRegion = std::shared_ptr<const GhostRegion>;
 
+using CachedValue = std::variant<CachedLayout, CachedSums, CachedMargins, CachedGhostRegion>;
+
 struct CacheEntry {
   MemoryRange of;
-  std::variant<CachedLayout, CachedSums, CachedMargins, CachedGhostRegion> value;
+  CachedValue value;
   uint64_t writes = 0;                                    // LocalStorage::writes when the entry was made
   uint64_t recording = 0;                                 // StepDecider::recording() then
   std::shared_ptr<RememberedBytes> counted_in = nullptr;  // counts its bytes under `id`
@@ -81,8 +83,8 @@ bool may_cache(const LocalStorage& storage);
 // Adds `value`, cached for the tensor at `of` in `storage`, and evicts what exceeds the byte limit. `writes`: the
 // number of writes to `storage` that the value includes. `bytes`: of the rank that needs most; an entry above the limit
 // is not added.
-void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, decltype(CacheEntry::value) value,
-                  uint64_t writes, uint64_t recording, int64_t bytes);
+void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, CachedValue value, uint64_t writes,
+                  uint64_t recording, int64_t bytes);
 
 // The number of writes to `storage` so far, and the id of the recording on this thread, 0 without one.
 uint64_t writes_of(const LocalStorage& storage);

@@ -22,8 +22,6 @@ namespace {
 
 using torch::jit::Stack;
 
-constexpr auto kRelaxed = std::memory_order_relaxed;
-
 // Another tensor with the same contents, without autograd history: the user's own tensor may get other contents.
 at::Tensor another_handle(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);

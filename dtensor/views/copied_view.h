@@ -21,6 +21,8 @@
 
 namespace dtensor {
 
+constexpr auto kRelaxed = std::memory_order_relaxed;  // for counts of writes, which guard no other data
+
 // How a view was taken: `args` with the base among them.
 struct ViewCall {
   c10::OperatorHandle op;

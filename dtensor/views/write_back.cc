@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,8 +23,6 @@
 
 namespace dtensor {
 namespace {
-
-constexpr auto kNoOrder = std::memory_order_relaxed;
 
 // Placements of one tensor dim apply one after another: without an earlier one, the result of a later one is not a
 // part.
@@ -229,8 +226,8 @@ void write_back(const at::Tensor& t, std::string_view op) {
     }
     // The view includes its previous value, and this write; all of it, if it was written as a whole.
     const uint64_t before = mark_written(*base.storage);
-    uint64_t expected = same_memory.is_same(t) && spec_of(t) == origin->spec ? origin->seen.load(kNoOrder) : before;
-    origin->seen.compare_exchange_strong(expected, before + 1, kNoOrder);
+    uint64_t expected = same_memory.is_same(t) && spec_of(t) == origin->spec ? origin->seen.load(kRelaxed) : before;
+    origin->seen.compare_exchange_strong(expected, before + 1, kRelaxed);
     if (around) {
       cache_ghost_region(origin->base,
                          {around->dims, around->cut_by, around->known, std::make_shared<LazyParts>(boxes)});

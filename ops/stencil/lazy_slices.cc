@@ -126,7 +126,7 @@ std::shared_ptr<const GhostRegion> fetch_declared_region(const at::Tensor& root,
 }
 
 // Takes `window` of `root` from the ghost region of root, which is fetched first if it was declared.
-bool take_from_surroundings(const at::Tensor& root, const SliceWindow& window, const CommCause& cause,
+bool take_from_ghost_region(const at::Tensor& root, const SliceWindow& window, const CommCause& cause,
                             const RankTensors& parts) {
   if (!may_cache_facts(root)) return false;
   auto around = cached_ghost_region(root);
@@ -164,7 +164,7 @@ at::Tensor make_lazy_slice(LazySlice slice) {
   RankTensors parts = empty_parts(*plan, root.tensor, slice.selected_dim);
   const auto read = [window = root.window, plan, selected_dim = slice.selected_dim, cause = std::move(slice.cause)](
                         const at::Tensor& base, const RankTensors& into) {
-    if (window && take_from_surroundings(base, *window, cause, into)) return;
+    if (window && take_from_ghost_region(base, *window, cause, into)) return;
     fetch_slice(*plan, base, selected_dim, cause, into);
   };
   const std::vector<c10::IValue> args{root.tensor};
