@@ -17,6 +17,7 @@
 #include "dtensor/forbid_whole_gather.h"
 #include "dtensor/from_local.h"
 #include "dtensor/ghost_width.h"
+#include "dtensor/gradient_bucket_limit.h"
 #include "dtensor/meta_device.h"
 #include "dtensor/optimize_layouts.h"
 #include "dtensor/redistribute.h"

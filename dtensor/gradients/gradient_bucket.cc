@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "comm/scope.h"
+#include "dtensor/gradient_bucket_limit.h"
 #include "dtensor/gradients/open_gradient.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/representation.h"
@@ -41,8 +42,9 @@ class GradientBucket {
   // Reduces the gradients in the bucket that are complete, if `leaf` does not fit.
   void make_room_for(const at::Tensor& leaf) {
     if (waiting_.empty()) return;
-    const bool one_world = spec_of(waiting_.front().leaf)->mesh().world() == spec_of(leaf)->mesh().world();
-    if (!one_world || bytes_ + bytes_of(leaf) > kGradientBucketBytes) reduce();
+    const World& world = spec_of(leaf)->mesh().world();
+    const bool one_world = spec_of(waiting_.front().leaf)->mesh().world() == world;
+    if (!one_world || bytes_ + bytes_of(leaf) > gradient_bucket_bytes(world)) reduce();
   }
 
   void add(const at::Tensor& leaf, bool had_gradient) {

@@ -1,10 +1,10 @@
 // Gradients of one backward that are reduced together in buckets.
 //
 // A data-parallel step would call one all-reduce for each parameter. Instead, the gradients of one backward() stay
-// Partial in a bucket of up to kGradientBucketBytes. When it is full, and at the end of the backward, its gradients are
-// redistributed to their parameters' layouts in as few collectives as possible. The bucket takes no extra memory: a
-// gradient larger than the parameter's local tensor (of a sharded parameter, as in fully sharded training) is reduced
-// at once.
+// Partial in a bucket of up to gradient_bucket_bytes(world), which counts the largest local tensor of each, so that all
+// ranks close it at the same gradient. When it is full, and at the end of the backward, its gradients are redistributed
+// to their parameters' layouts in as few collectives as possible. The bucket takes no extra memory: a gradient larger
+// than the parameter's local tensor (of a sharded parameter, as in fully sharded training) is reduced at once.
 //
 // Gradients of embedding tables that need the rows of the whole batch are deferred, too: the rows for all tables come
 // in one collective. Until then their inputs stay alive, up to the size of a bucket.
@@ -14,7 +14,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,9 +22,6 @@
 #include "plan/spec.h"
 
 namespace dtensor {
-
-// Counts the largest local tensor of each gradient, so that all ranks close a bucket at the same one.
-constexpr int64_t kGradientBucketBytes = 25 << 20;
 
 // Inside backward: whether gradients may be finished when backward() returns. False for gradients of gradients, and for
 // gradients of chosen tensors. Hooks do not matter: one rank may have some and others none, and all communicate the

@@ -167,6 +167,13 @@ TEST_CASE("deferred gradients: a table's gradient uses the inputs at the time of
   CHECK(same(x_split.grad(), x_plain.grad()));
 }
 
+TEST_CASE("deferred gradients: with a bucket limit of 0, every table gathers its batch by itself") {
+  Tables step;
+  limit_gradient_bucket_bytes(step.mesh.world(), 0);
+  CHECK(step.backward().size() == 3);
+  step.check();
+}
+
 TEST_CASE("deferred gradients: tables of two worlds, and a table whose rows are looked up") {
   Tables a, b(2);
   torch::autograd::backward({a.loss(a.tables, a.ids), b.loss(b.tables, b.ids)}, {});

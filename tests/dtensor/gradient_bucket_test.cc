@@ -79,6 +79,40 @@ TEST_CASE("gradient bucket: a data-parallel step reduces all gradients at once a
   check_gradients(step.model);
 }
 
+TEST_CASE("gradient bucket: the limit of the world decides how many gradients are reduced together") {
+  Step step;
+  const World& world = step.mesh.world();
+  CHECK(gradient_bucket_bytes(world) == 25 << 20);
+  size_t reductions = 0;
+  int64_t bytes = 0;
+  SECTION("default: all of 528 bytes together") { bytes = kDefaultGradientBucketBytes, reductions = 1; }
+  SECTION("200 bytes: both of the last layer (192), then the bias (56) and the weight (280) of the first") {
+    bytes = 200, reductions = 3;
+  }
+  SECTION("0: each of the four by itself") { bytes = 0, reductions = 4; }
+  limit_gradient_bucket_bytes(world, bytes);
+  CHECK(gradient_bucket_bytes(world) == bytes);
+  const auto events = step.backward();
+  CHECK(events.size() == reductions);
+  int reduced = 0;
+  for (const CommEvent& e : events) {
+    CHECK(e.collective == Collective::kAllReduce);
+    CHECK(e.cause.op == "gradient");
+    reduced += 1 + e.more_tensors;
+  }
+  CHECK(reduced == 4);
+  check_gradients(step.model);
+  CHECK(gradient_bucket_bytes(World::local(4)) == kDefaultGradientBucketBytes);  // of another world
+}
+
+TEST_CASE("gradient bucket: a negative limit is an error and changes nothing") {
+  const World world = World::abstract(2);
+  limit_gradient_bucket_bytes(world, 1000);
+  CHECK_THROWS_WITH(limit_gradient_bucket_bytes(world, -1),
+                    Catch::Contains("[limit_gradient_bucket_bytes] -1 bytes: give a limit per rank"));
+  CHECK(gradient_bucket_bytes(world) == 1000);
+}
+
 TEST_CASE("gradient bucket: on the meshes of a two-dimensional job") {
   torch::nn::Sequential model = make_model();
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dtensor/dispatch/internal/input_moves.h"
+#include "dtensor/gradient_bucket_limit.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/copied_view.h"
@@ -132,12 +133,13 @@ void DeferredGradients::add(std::shared_ptr<DeferredCall> call) {
   for (at::Tensor& t : call->in.tensors) {
     if (t.defined()) t = kept(t);
   }
+  const World& world = call->in.mesh.world();
+  const int64_t limit = gradient_bucket_bytes(world);
   const auto has_room = [&] {
     std::lock_guard lock(mutex_);
-    return waiting_.empty() ||
-           (bytes_ + call->bytes <= kGradientBucketBytes && waiting_.front()->in.mesh.world() == call->in.mesh.world());
+    return waiting_.empty() || (bytes_ + call->bytes <= limit && waiting_.front()->in.mesh.world() == world);
   };
-  const bool is_large = call->bytes > kGradientBucketBytes;
+  const bool is_large = call->bytes > limit;
   if (!has_room()) compute_all();
   {
     std::lock_guard lock(mutex_);

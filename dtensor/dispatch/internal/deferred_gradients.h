@@ -63,9 +63,9 @@ class DeferredGradients final : public DeferredWork {
   // Those of all backwards in progress.
   static std::vector<std::shared_ptr<DeferredGradients>> all_backwards();
 
-  // Adds a call. Waiting calls hold and gather no more than kGradientBucketBytes, and are of one world: else they are
-  // computed, and so is a larger call. Keeps the inputs' present values, even if their handles are rebound or the user
-  // writes to their local tensors.
+  // Adds a call. Waiting calls hold and gather no more than gradient_bucket_bytes(world), and are of one world: else
+  // they are computed, and so is a larger call. Keeps the inputs' present values, even if their handles are rebound or
+  // the user writes to their local tensors.
   void add(std::shared_ptr<DeferredCall> call);
   // Called before `t` is written: computes calls that read it, or its base.
   void compute_before_write(const at::Tensor& t);
