@@ -57,8 +57,9 @@ struct CommEvent {
   std::shared_ptr<const LayoutChange> layout_change;
 };
 
-struct CommView;   // comm_call.h
-struct WorkEvent;  // work_event.h
+struct CommView;    // comm_call.h
+struct ReuseEvent;  // reuse_event.h
+struct WorkEvent;   // work_event.h
 
 class CommListener {
  public:
@@ -73,6 +74,8 @@ class CommListener {
   virtual void on_failed(const CommEvent& /*event*/, const CommView& /*view*/) noexcept {}
   // An operator that multiplies matrices has run.
   virtual void on_work(const WorkEvent& /*event*/) {}
+  // An operator took an input from a cache, instead of communicating.
+  virtual void on_reuse(const ReuseEvent& /*event*/) {}
 };
 
 }  // namespace dtensor

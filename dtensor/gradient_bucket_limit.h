@@ -1,7 +1,8 @@
 // How many gradients of a backward are reduced in one collective.
 //
-// The parameter gradients of one backward() wait in a bucket. A full bucket is reduced, and so is the rest at the end of
-// the backward: large buckets take fewer collectives, small ones begin earlier.
+// The parameter gradients of one backward() wait in a bucket. A full bucket is reduced, and so is the rest at the end
+// of the backward: large buckets take fewer collectives, small ones begin earlier.
+//
 // Source: torch.nn.parallel.DistributedDataParallel, bucket_cap_mb.
 #pragma once
 

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "comm/reuse_event.h"
 #include "comm/work_event.h"
 
 namespace dtensor {
@@ -37,6 +38,15 @@ constexpr std::pair<std::string_view, Collective> kAliases[] = {
 auto order_of(const CommRow& r) {
   return std::tie(r.backward, r.module_path, r.op, r.argument, r.mesh_dims, r.collective, r.implicit);
 }
+auto order_of(const ReuseRow& r) { return std::tie(r.backward, r.module_path, r.op, r.argument, r.saved); }
+
+// The row of `rows`, which are sorted, that has all but the sums in common with `row`; added if there is none.
+template <typename Row>
+Row& row_like(std::vector<Row>& rows, Row row) {
+  const auto at = std::lower_bound(rows.begin(), rows.end(), row,
+                                   [](const Row& a, const Row& b) { return order_of(a) < order_of(b); });
+  return at != rows.end() && order_of(*at) == order_of(row) ? *at : *rows.insert(at, std::move(row));
+}
 
 }  // namespace
 
@@ -53,13 +63,20 @@ class CommDebugMode::Recorder final : public CommListener {
     row.collective = event.collective;
     row.implicit = event.cause.implicit;
     std::lock_guard lock(mutex_);
-    const auto at = std::lower_bound(rows_.begin(), rows_.end(), row,
-                                     [](const CommRow& a, const CommRow& b) { return order_of(a) < order_of(b); });
-    CommRow& found = at != rows_.end() && order_of(*at) == order_of(row) ? *at : *rows_.insert(at, std::move(row));
+    CommRow& found = row_like(rows_, std::move(row));
     ++found.count;
     found.bytes += event.bytes;
     found.seconds += event.seconds;
     if (events_.size() < kMaxEvents) events_.push_back(event);
+  }
+
+  void on_reuse(const ReuseEvent& event) override {
+    const CommCause& cause = event.cause;
+    std::lock_guard lock(mutex_);
+    ReuseRow& found =
+        row_like(reused_, ReuseRow{event.backward, cause.module_path, cause.op, cause.argument, event.saved});
+    ++found.count;
+    found.bytes += event.bytes;
   }
 
   void on_work(const WorkEvent& event) override {
@@ -71,6 +88,7 @@ class CommDebugMode::Recorder final : public CommListener {
   void reset() {
     std::lock_guard lock(mutex_);
     rows_.clear();
+    reused_.clear();
     events_.clear();
     flops_ = even_flops_ = 0;
   }
@@ -88,6 +106,11 @@ class CommDebugMode::Recorder final : public CommListener {
   std::vector<CommRow> rows() const {
     std::lock_guard lock(mutex_);
     return rows_;
+  }
+
+  std::vector<ReuseRow> reused() const {
+    std::lock_guard lock(mutex_);
+    return reused_;
   }
 
   std::vector<CommEvent> events() const {
@@ -113,7 +136,8 @@ class CommDebugMode::Recorder final : public CommListener {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<CommRow> rows_;  // sorted by order_of
+  std::vector<CommRow> rows_;  // these and reused_ are sorted by order_of()
+  std::vector<ReuseRow> reused_;
   std::vector<CommEvent> events_;
   double flops_ = 0, even_flops_ = 0;
 };
@@ -177,6 +201,20 @@ std::map<std::string, int64_t> CommDebugMode::counts_by_op() const {
 std::map<std::string, int64_t> CommDebugMode::counts_by_module() const {
   return recorder_->counts_by([](const CommRow& r) -> const std::string& { return r.module_path; });
 }
+
+int64_t CommDebugMode::reused() const {
+  int64_t count = 0;
+  for (const ReuseRow& r : recorder_->reused()) count += r.count;
+  return count;
+}
+
+int64_t CommDebugMode::reused_bytes() const {
+  int64_t bytes = 0;
+  for (const ReuseRow& r : recorder_->reused()) bytes += r.bytes;
+  return bytes;
+}
+
+std::vector<ReuseRow> CommDebugMode::reused_rows() const { return recorder_->reused(); }
 
 std::vector<CommRow> CommDebugMode::rows() const { return recorder_->rows(); }
 

@@ -37,6 +37,18 @@ struct CommRow {
   double seconds = 0;
 };
 
+// Inputs that operators took from a tensor's cache instead of communicating, with all but the bytes in common. Members
+// as in CommRow and ReuseEvent (comm/reuse_event.h).
+struct ReuseRow {
+  bool backward = false;
+  std::string module_path;
+  std::string op;
+  std::string argument;
+  std::string saved;  // "all_gather(tp)"; "sums", "margins", "ghost region"
+  int64_t count = 0;
+  int64_t bytes = 0;  // that one rank would have received
+};
+
 class CommDebugMode {
  public:
   // Events kept one by one; later ones are counted all the same.
@@ -74,15 +86,22 @@ class CommDebugMode {
   std::map<std::string, int64_t> counts_by_op() const;
   std::map<std::string, int64_t> counts_by_module() const;
 
+  // How often operators took an input from what a tensor remembers, each input once, and the bytes that one rank would
+  // otherwise have received.
+  int64_t reused() const;
+  int64_t reused_bytes() const;
+
   // Sorted: forward first, then by module, operator, argument, collective.
   std::vector<CommRow> rows() const;
+  std::vector<ReuseRow> reused_rows() const;
   // In order of time, the first kMaxEvents.
   std::vector<CommEvent> events() const;
 
   // Restarts counting.
   void reset();
 
-  // {"total", "bytes", "seconds", "flops", "work_share", "counts": {name: n}, "rows": [{...}], "events": [{...}]}
+  // {"total", "bytes", "seconds", "flops", "work_share", "counts": {name: n}, "rows": [{...}], "reused": [{...}],
+  // "events": [{...}]}
   std::string to_json() const;
   std::string to_string() const;
 
@@ -92,7 +111,7 @@ class CommDebugMode {
   std::unique_ptr<ScopeGuard> guard_;
 };
 
-// The tree, and a last line on work that is shared unevenly.
+// The tree, what was reused if anything, and a last line on work that is shared unevenly.
 std::ostream& operator<<(std::ostream& os, const CommDebugMode& mode);
 
 // The collective of a name, ours or PyTorch's. Error (ValueError): unknown; the text lists the names.

@@ -20,6 +20,34 @@ std::string grouped(int64_t n) {  // 12,345
   return digits;
 }
 
+// "reused: 2 inputs, 384 bytes not received", and a line for each row. Nothing if nothing was reused.
+void write_reused(std::ostream& os, const std::vector<ReuseRow>& rows) {
+  if (rows.empty()) return;
+  int64_t count = 0, bytes = 0;
+  for (const ReuseRow& r : rows) count += r.count, bytes += r.bytes;
+  os << "reused: " << grouped(count) << (count == 1 ? " input, " : " inputs, ") << grouped(bytes)
+     << " bytes not received\n";
+  for (const ReuseRow& r : rows) {
+    os << (&r == &rows.back() ? "└─ " : "├─ ") << r.op << ' ' << r.argument;
+    if (!r.module_path.empty()) os << " in " << r.module_path;
+    os << (r.backward ? ", backward: " : ": ") << r.saved << " x" << r.count << ", " << grouped(r.bytes) << " bytes\n";
+  }
+}
+
+nlohmann::ordered_json json_of(const std::vector<ReuseRow>& rows) {
+  auto list = nlohmann::ordered_json::array();
+  for (const ReuseRow& r : rows) {
+    list.push_back({{"phase", r.backward ? "backward" : "forward"},
+                    {"module", r.module_path},
+                    {"op", r.op},
+                    {"argument", r.argument},
+                    {"saved", r.saved},
+                    {"count", r.count},
+                    {"bytes", r.bytes}});
+  }
+  return list;
+}
+
 }  // namespace
 
 std::string CommDebugMode::to_json() const {
@@ -67,6 +95,7 @@ std::string CommDebugMode::to_json() const {
   j["work_share"] = work_share();
   j["counts"] = std::move(counts);
   j["rows"] = std::move(list);
+  j["reused"] = json_of(reused_rows());
   j["events"] = std::move(events);
   return j.dump(2);
 }
@@ -128,6 +157,7 @@ std::ostream& operator<<(std::ostream& os, const CommDebugMode& mode) {
     os << ": " << to_string(r.collective) << '(' << r.mesh_dims << ") x" << r.count << ", " << grouped(r.bytes)
        << " bytes" << (r.implicit ? "" : ", explicit") << '\n';
   }
+  write_reused(os, mode.reused_rows());
   if (const double share = mode.work_share(); share > kUneven) {
     char line[96];
     std::snprintf(line, sizeof(line), "a rank does %.2f times its share of the matrix products: %.3g FLOP\n", share,

@@ -20,6 +20,7 @@
 #include "dtensor/dispatch/written_results.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
@@ -44,6 +45,8 @@ void use_reduced_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inp
     at::Tensor& t = in.tensors[k];
     if (!t.defined() || info.args[in.args[k]].written || !spec_of(t)->has_partial()) continue;
     at::Tensor reduced = find_reduced_copy(t);
+    if (reduced.defined() && reports_reuse())
+      report_reduced_copy({info.name, arg_name(info, in, static_cast<int>(k)), module_path(in), /*implicit=*/true}, t);
     if (!reduced.defined() && is_likely_used_beside(info, args, t)) reduced = reduce_first(info, in.args[k], t);
     if (reduced.defined()) t = std::move(reduced);
   }

@@ -13,6 +13,7 @@
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
@@ -57,6 +58,7 @@ void item(const c10::OperatorHandle& op, Stack& stack) {
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
   check_has_data(op, self);
   const at::Tensor known = find_reduced_copy(self);
+  if (known.defined() && reports_reuse()) report_reduced_copy(cause_of(op, "self"), self);
   const at::Tensor whole = redistribute_below_autograd(
       known.defined() ? known : self, Placements(spec_of(self)->mesh().ndim(), Replicate()), cause_of(op, "self"));
   LocalGuard guard;

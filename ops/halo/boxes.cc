@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dtensor/layout_cache/cached_facts.h"
+#include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/exchange.h"
 #include "plan/redistribute_plan.h"
@@ -45,7 +46,10 @@ RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const BoxKey& ke
   // Cached as margins along a dim number that no tensor has.
   const RankTensors& locals = meta_for_read(t).locals;
   const int64_t number = number_of(key);
-  if (const auto known = cached_margins(t, number, 0)) return boxes_again(plan, locals, 0, known->locals);
+  if (const auto known = cached_margins(t, number, 0)) {
+    report_reuse(cause, "margins", plan.bytes);
+    return boxes_again(plan, locals, 0, known->locals);
+  }
   RankTensors boxes = fetch_halos(plan, locals, 0, cause);
   if (at::GradMode::is_enabled()) cache_margins(t, number, 0, received_halos(plan, boxes), plan.bytes);
   return boxes;

@@ -12,6 +12,7 @@
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/cached_facts.h"
+#include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/decision.h"
@@ -246,7 +247,9 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   if (decision->both && may_cache_facts(self)) {
     const int64_t dim = move->dims[0].dim, shift = shift_of(move->dims[0].map), width = std::abs(shift);
     auto margins = cached_margins(self, dim, width);
-    if (!margins) {
+    if (margins) {
+      report_reuse(cause, "margins", decision->both->bytes);
+    } else {
       margins = CachedMargins{dim, width, fetch_halos(*decision->both, meta_for_read(self).locals, 0, cause), nullptr};
       cache_margins(self, dim, width, margins->locals, decision->both->bytes);
     }

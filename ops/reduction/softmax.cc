@@ -12,9 +12,11 @@
 #include <limits>
 #include <vector>
 
+#include "comm/scope.h"
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/layout_cache/cached_facts.h"
+#include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/combine_summaries.h"
 #include "ops/reduction/moments.h"
@@ -108,6 +110,8 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     return dispatch_by_rule(op, stack);
   const at::ScalarType dtype = args[3].toScalarType();
   at::Tensor sums = kLog ? cached_sums(grad, wrap_dim(dim, grad.dim())) : at::Tensor();
+  if (sums.defined() && reports_reuse())
+    report_reuse({c10::toString(op.operator_name()), "grad_output", current_scope().module_path}, "sums", 0);
   const at::ScalarType computed = widened(output.scalar_type());
   if (computed != output.scalar_type()) grad = grad.to(computed), output = output.to(computed);
   torch::jit::drop(stack, 4);

@@ -7,6 +7,7 @@
 #include "dtensor/ghost_width.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/copied_view.h"
@@ -129,9 +130,13 @@ std::shared_ptr<const GhostRegion> fetch_declared_region(const at::Tensor& root,
 bool take_from_ghost_region(const at::Tensor& root, const SliceWindow& window, const CommCause& cause,
                             const RankTensors& parts) {
   if (!may_cache_facts(root)) return false;
-  auto around = cached_ghost_region(root);
-  if (!around && !window.plan->is_local()) around = fetch_declared_region(root, window, cause);
-  return around && take_from(*around, window, parts);
+  const bool lacks = !window.plan->is_local();
+  auto region = cached_ghost_region(root);
+  const bool was_fetched = region && region->boxes->if_made() != nullptr;
+  if (!region && lacks) region = fetch_declared_region(root, window, cause);
+  if (!region || !take_from(*region, window, parts)) return false;
+  if (lacks && was_fetched) report_reuse(cause, "ghost region", window.plan->bytes);
+  return true;
 }
 
 void fetch_slice(const HaloPlan& plan, const at::Tensor& self, int64_t selected_dim, const CommCause& cause,

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "comm/scope.h"
 #include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/redistribution/internal/executor.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "plan/plan_many.h"
@@ -51,6 +52,16 @@ CommCause cause_of(const std::vector<Moving>& moving) {
   if (others > 0) absl::StrAppend(&names, " and ", others, " more");
   return {first.info.name, std::move(names), others > 0 ? current_scope().module_path : module_path(first.in),
           /*implicit=*/true};
+}
+
+// The local tensors of `input` after its plan, if they are cached. Reports it.
+std::optional<RankTensors> reuse(const Input& input) {
+  std::optional<RankTensors> known = find_cached_layout(input.travelling, *input.plan);
+  if (!known || !reports_reuse()) return known;
+  const auto& [info, decision, in] = *input.call;
+  const std::string name = arg_name(info, in, static_cast<int>(input.number));
+  report_reuse({info.name, name, module_path(in), /*implicit=*/true}, *input.plan);
+  return known;
 }
 
 void run_together(std::vector<Moving>& moving) {
@@ -158,7 +169,7 @@ void run_communicating(std::vector<Input> waiting) {
     std::vector<Input> next;
     std::vector<std::pair<Input, RankTensors*>> alike;  // an input, and the destination of an equal one
     for (Input& input : waiting) {
-      if (std::optional<RankTensors> known = find_cached_layout(input.travelling, *input.plan)) {
+      if (std::optional<RankTensors> known = reuse(input)) {
         if (input.then) {
           go_on(std::move(input), *std::move(known), next);
           continue;
