@@ -60,6 +60,11 @@ class DTensor {
 
   // The text that operator<< writes.
   std::string to_string() const;
+  // For people, several lines on what influences the decisions of operators: shape and layout; whether the engine chose
+  // the layout, and whether a write may change it; whether the tensor is a parameter, made by a factory, a copied view
+  // (of what, up to date or not), or arriving; its preferred layout; and what is cached for it and its views, in bytes
+  // as the limit counts them (remembered_layouts.h). Never communicates.
+  std::string explain() const;
 
  private:
   at::Tensor tensor_;

@@ -67,6 +67,12 @@ int64_t RememberedBytes::bytes() const {
   return bytes_;
 }
 
+int64_t RememberedBytes::bytes_of(uint64_t id) const {
+  std::lock_guard lock(mutex_);
+  const auto it = by_id_.find(id);
+  return it == by_id_.end() ? 0 : it->second->bytes;
+}
+
 bool RememberedBytes::begins_backward(int graph_task) {
   std::lock_guard lock(mutex_);
   return std::exchange(graph_task_, graph_task) != graph_task;

@@ -37,6 +37,7 @@ class RememberedBytes {
   // Evicts the least recently used entries until at most `limit` bytes are left.
   std::vector<Entry> evict(int64_t limit);
   int64_t bytes() const;
+  int64_t bytes_of(uint64_t id) const;  // 0: it was evicted or removed
 
   // Whether this is the first call for that backward, numbered by autograd's graph task.
   bool begins_backward(int graph_task);

@@ -1,0 +1,97 @@
+#include "dtensor/dispatch/explain_tensor.h"
+
+#include <mutex>
+#include <sstream>
+#include <variant>
+#include <vector>
+
+#include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/mutable_layout.h"
+#include "dtensor/dispatch/read_parts.h"
+#include "dtensor/gradients/gradient_layout.h"
+#include "dtensor/layout_cache/storage_cache.h"
+#include "dtensor/tensor/representation.h"
+#include "dtensor/views/copied_view.h"
+#include "plan/redistribute_plan.h"
+
+namespace dtensor {
+namespace {
+
+void write_layout(std::ostream& os, const at::Tensor& t) {
+  const DTensorMeta& meta = meta_without_sync(t);
+  os << "  layout: " << (meta.laid_out_by_engine ? "chosen by the engine" : "set by the user or taken from an input")
+     << "; a write to the tensor " << (mutable_layout(t, 0) ? "may change it" : "keeps it") << '\n';
+  if (is_leaf_parameter(t)) os << "  parameter: its gradient gets this layout\n";
+  if (is_unwritten_factory_result(t)) os << "  made by a factory: operators may shard it without communication\n";
+  if (meta.preferred_layout) os << "  preferred layout: " << to_string(meta.preferred_layout->placements()) << '\n';
+}
+
+// Whether the values are there.
+void write_state(std::ostream& os, const at::Tensor& t) {
+  const DTensorMeta& meta = meta_without_sync(t);
+  // Copies that a local operator made may exist on some ranks only; parts move on all ranks alike.
+  if (const ViewOrigin* origin = meta.storage->origin.get(); origin != nullptr && origin->moved) {
+    os << "  copied view, by " << origin->op.operator_name() << ", of " << spec_of(origin->base)->to_string() << ": "
+       << (has_parts(t) ? "up to date" : "fetched by the next operator that reads it") << '\n';
+  } else if (meta.arriving && meta.arriving->needs_all_ranks()) {
+    os << "  arriving: the next operator that reads it begins a collective\n";
+  } else if (meta.arriving && !meta.arriving->done()) {
+    os << "  arriving: a collective has begun and fills in the local tensors\n";
+  }
+  if (meta.storage->user_may_write) os << "  exposed: the user may write to the local tensors, so nothing is cached\n";
+}
+
+std::string description(const CacheEntry& entry) {
+  const std::string of = entry.of.spec->to_short_string();
+  std::ostringstream os;
+  if (const auto* layout = std::get_if<CachedLayout>(&entry.value)) {
+    os << of << " as " << to_string(layout->plan->to.placements());
+  } else if (const auto* sums = std::get_if<CachedSums>(&entry.value)) {
+    os << "sums of " << of << " along dim " << sums->dim;
+  } else if (const auto* margins = std::get_if<CachedMargins>(&entry.value)) {
+    os << "margins of " << of;
+    if (margins->dim < entry.of.spec->ndim()) os << ", " << margins->width << " along dim " << margins->dim;
+  } else {
+    const auto& region = std::get<CachedGhostRegion>(entry.value);
+    os << "ghost region of " << of << " along dims " << c10::IntArrayRef(region->dims)
+       << (region->boxes->if_made() == nullptr ? ", not fetched" : "");
+  }
+  return os.str();
+}
+
+std::vector<CacheEntry> current_entries(LocalStorage& storage) {
+  std::lock_guard lock(storage.cache_mutex);
+  std::vector<CacheEntry> entries;
+  if (!storage.cache) return entries;
+  for (const CacheEntry& entry : storage.cache->entries) {
+    if (entry.writes == writes_of(storage)) entries.push_back(entry);
+  }
+  return entries;
+}
+
+void write_cache(std::ostream& os, const at::Tensor& t) {
+  LocalStorage& storage = *meta_without_sync(t).storage;
+  const std::vector<CacheEntry> entries = current_entries(storage);
+  int64_t total = 0;
+  for (const CacheEntry& entry : entries) total += entry.counted_in->bytes_of(entry.id);
+  os << "  cached for it and its views: " << total
+     << " bytes; limit of all tensors on a rank: " << remembered_limit(storage.world) << " bytes\n";
+  for (const CacheEntry& entry : entries)
+    os << "    " << description(entry) << ": " << entry.counted_in->bytes_of(entry.id) << " bytes\n";
+}
+
+}  // namespace
+
+std::string explain_tensor(const at::Tensor& t) {
+  const DTensorMeta& meta = meta_without_sync(t);
+  std::ostringstream os;
+  os << meta.spec->to_string();
+  if (meta.name) os << ", named " << *meta.name;
+  os << '\n';
+  write_layout(os, t);
+  write_state(os, t);
+  write_cache(os, t);
+  return os.str();
+}
+
+}  // namespace dtensor
