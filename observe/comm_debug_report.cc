@@ -30,7 +30,9 @@ void write_reused(std::ostream& os, const std::vector<ReuseRow>& rows) {
   for (const ReuseRow& r : rows) {
     os << (&r == &rows.back() ? "└─ " : "├─ ") << r.op << ' ' << r.argument;
     if (!r.module_path.empty()) os << " in " << r.module_path;
-    os << (r.backward ? ", backward: " : ": ") << r.saved << " x" << r.count << ", " << grouped(r.bytes) << " bytes\n";
+    os << (r.backward ? ", backward: " : ": ") << r.saved << " x" << r.count;
+    if (r.bytes > 0) os << ", " << grouped(r.bytes) << " bytes";
+    os << '\n';
   }
 }
 

@@ -206,21 +206,23 @@ TEST_CASE("reused inputs: a section of the tree, and a list in the JSON") {
   send("aten::mm", "self", "layers.0", false, "all_gather(tp)", 1000);
   send("aten::roll", "self", "", false, "margins", 20);
   send("aten::mm", "mat2", "", true, "all_reduce(dp)", 4096);
+  send("aten::_log_softmax_backward_data", "grad_output", "", true, "sums", 0);
   CHECK(comm.total() == 0);
-  CHECK(comm.reused() == 4);
+  CHECK(comm.reused() == 5);
   CHECK(comm.to_string() == R"(0 collectives, 0 bytes
-reused: 4 inputs, 6,116 bytes not received
+reused: 5 inputs, 6,116 bytes not received
 ├─ aten::roll self: margins x1, 20 bytes
 ├─ aten::mm self in layers.0: all_gather(tp) x2, 2,000 bytes
+├─ aten::_log_softmax_backward_data grad_output, backward: sums x1
 └─ aten::mm mat2, backward: all_reduce(dp) x1, 4,096 bytes
 )");
   const auto j = nlohmann::json::parse(comm.to_json());
-  REQUIRE(j["reused"].size() == 3);
+  REQUIRE(j["reused"].size() == 4);
   CHECK(j["reused"][1]["module"] == "layers.0");
   CHECK(j["reused"][1]["count"] == 2);
   CHECK(j["reused"][1]["bytes"] == 2000);
-  CHECK(j["reused"][2]["phase"] == "backward");
-  CHECK(j["reused"][2]["saved"] == "all_reduce(dp)");
+  CHECK(j["reused"][3]["phase"] == "backward");
+  CHECK(j["reused"][3]["saved"] == "all_reduce(dp)");
   CHECK(j["rows"].empty());
 }
 
