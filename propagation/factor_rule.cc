@@ -75,7 +75,8 @@ class Deriver {
 
   // The dtype of output `o`; nullopt if the results are not known yet, or the rule covers some of them only.
   std::optional<c10::ScalarType> result_dtype(size_t o) const {
-    return call_.result_dtypes.size() == rule_.outputs.size() ? call_.result_dtypes[o] : std::nullopt;
+    const bool is_known = call_.results && call_.results->tensors.size() == rule_.outputs.size();
+    return is_known && call_.results->tensors[o] ? std::optional(call_.results->tensors[o]->dtype) : std::nullopt;
   }
 
   bool fits(const DimStrategy& s, PartialSemantics maths) const {

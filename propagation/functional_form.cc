@@ -63,6 +63,29 @@ std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op
   return entry->second;
 }
 
+std::optional<OpCall> as_functional(const OpCall& call) {
+  const auto op = functional_form(call.op);
+  if (!op) return std::nullopt;
+  OpCall result = call.without_outs();
+  result.op = *op;
+  result.args.clear();
+  result.slots.clear();
+  for (const auto& argument : op->schema().arguments()) {
+    const int a = call.arg_index(argument.name());
+    result.args.push_back(a >= 0 ? call.args[a] : *argument.default_value());
+    result.slots.push_back(a >= 0 ? call.slots[a] : ArgSlot());
+  }
+  return result;
+}
+
+OpCall as_runnable(const OpCall& call) {
+  const auto& arguments = call.schema().arguments();
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    if (arguments[a].is_out() && call.slots[a].count == 0) return as_functional(call).value_or(call);
+  }
+  return call;
+}
+
 std::string functional_name(const std::string& name) {
   size_t base = name.find("::");
   base = base == std::string::npos ? 0 : base + 2;

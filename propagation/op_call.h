@@ -12,6 +12,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -29,6 +30,15 @@ struct ArgSlot {
   int count = 0;  // 1 for kTensor
 };
 
+// What a call returns.
+struct OutputMetas {
+  // One entry per output tensor, in schema order, list elements one by one; nullopt: an undefined tensor.
+  std::vector<std::optional<TensorMeta>> tensors;
+  std::vector<int> counts;  // per schema return: number of tensors; -1 for a single Tensor
+  // For views: the start of each in the memory of its base, in its own elements. Empty: all 0.
+  std::vector<int64_t> offsets;
+};
+
 struct OpCall {
   explicit OpCall(c10::OperatorHandle handle) : op(handle) {}
   // For tests and tools: the operator by name ("aten::mm", "aten::sum.dim_IntList"). Tensor arguments take `specs` in
@@ -43,8 +53,8 @@ struct OpCall {
   std::vector<ArgSlot> slots;     // one per schema argument
   std::vector<SpecPtr> inputs;
   CallContext context;
-  // Dtype of each output, known when the engine calls a rule for strategies. Empty before.
-  std::vector<std::optional<c10::ScalarType>> result_dtypes;
+  // What the call returns, known when the engine calls a rule for strategies. Null before.
+  std::shared_ptr<const OutputMetas> results;
 
   const c10::FunctionSchema& schema() const { return op.schema(); }
   std::string name() const;  // "aten::sum.dim_IntList"

@@ -43,14 +43,6 @@ struct LocalCall {
   const DeviceMesh& mesh;
 };
 
-// One entry per output tensor, in schema order, list elements one by one; nullopt: an undefined tensor.
-struct OutputMetas {
-  std::vector<std::optional<TensorMeta>> tensors;
-  std::vector<int> counts;  // per schema return: number of tensors; -1 for a single Tensor
-  // For views: the start of each in the memory of its base, in its own elements. Empty: all 0.
-  std::vector<int64_t> offsets;
-};
-
 // The number of floating-point operations of a call on inputs of these shapes, one per OpCall::inputs, whole or a
 // rank's parts. Two per product that is added to a sum.
 using Flops = std::function<double(const std::vector<Shape>& inputs)>;

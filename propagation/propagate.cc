@@ -100,10 +100,9 @@ Problem problem_of(const OpCall& call, const OpRule* rule) {
                 call.input_name(static_cast<int>(i)), "' lies on another mesh than the others, in ", call.to_string());
   }
 
-  Problem problem{call, call.without_outs(), infer_outputs(call, *rule), {}, {}};
-  for (const auto& meta : problem.metas.tensors) {
-    problem.functional.result_dtypes.push_back(meta ? std::optional(meta->dtype) : std::nullopt);
-  }
+  OpCall functional = call.without_outs();
+  functional.results = std::make_shared<const OutputMetas>(infer_outputs(call, *rule));
+  Problem problem{call, std::move(functional)};
   if (rule->flops) problem.flops = rule->flops(problem.functional);
   problem.fixed_outputs = find_fixed_outputs(call, problem.metas);
   problem.fixed_inputs = problem.functional.written();

@@ -28,12 +28,12 @@ SpecPtr moved_of(const OpCall& call, size_t input, const Placements& to);
 // A decision to make: the call as rules get it, the results, and the placements that are fixed.
 struct Problem {
   const OpCall& call;  // as called
-  OpCall functional;   // without out= arguments
-  OutputMetas metas;
+  OpCall functional;   // without out= arguments, with its results
+  const OutputMetas& metas = *functional.results;
   // Per output of a strategy: the input that it is written to and whose layout it must have, or -1.
-  std::vector<int> fixed_outputs;
+  std::vector<int> fixed_outputs = {};
   // Per input of `functional`: whether its layout must stay.
-  std::vector<bool> fixed_inputs;
+  std::vector<bool> fixed_inputs = {};
   Limits limits = call.context.limits;  // strategies whose redistributions exceed them are not possible
 
   int64_t mesh_ndim() const { return call.mesh.ndim(); }

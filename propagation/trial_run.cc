@@ -3,7 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/ones.h>
 
 #include <mutex>
@@ -41,27 +41,8 @@ class KeepGenerator {
   at::Tensor state_;
 };
 
-at::Tensor meta_tensor(const Spec& spec) {
-  // A number is never on the meta device, and meta kernels defined in Python read its value.
-  if (spec.meta().wrapped_number) return one_element(spec);
-  return at::Tensor(at::detail::empty_strided_meta(spec.sizes(), spec.strides(), spec.dtype()));
-}
-
-}  // namespace
-
-bool is_random(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
-
-TensorMeta read_meta(const at::Tensor& tensor) {
-  TensorMeta meta;
-  meta.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-  meta.strides.assign(tensor.strides().begin(), tensor.strides().end());
-  meta.dtype = tensor.scalar_type();
-  return meta;
-}
-
-torch::jit::Stack run_on(const OpCall& call, c10::Device device, const std::function<at::Tensor(int)>& stand_in) {
-  const StandInGuard guard;
-  KeepGenerator keep(is_random(call.op) && !device.is_meta());  // kernels of meta tensors draw nothing
+// The arguments of the call on `device`.
+torch::jit::Stack stack_of(const OpCall& call, c10::Device device, const std::function<at::Tensor(int)>& stand_in) {
   torch::jit::Stack stack;
   const auto& arguments = call.schema().arguments();
   for (size_t a = 0; a < arguments.size(); ++a) {
@@ -106,7 +87,6 @@ torch::jit::Stack run_on(const OpCall& call, c10::Device device, const std::func
       stack.push_back(call.args[a]);
     }
   }
-  call.op.callBoxed(stack);
   return stack;
 }
 
@@ -133,17 +113,48 @@ OutputMetas read_metas(const torch::jit::Stack& stack) {
   return result;
 }
 
-at::Tensor one_element(const Spec& spec, int64_t size) {
+}  // namespace
+
+bool is_random(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
+
+TensorMeta read_meta(const at::Tensor& tensor) {
+  TensorMeta meta;
+  meta.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  meta.strides.assign(tensor.strides().begin(), tensor.strides().end());
+  meta.dtype = tensor.scalar_type();
+  return meta;
+}
+
+at::Tensor meta_tensor(const Spec& spec) {
+  at::Tensor result(at::detail::empty_strided_meta(spec.sizes(), spec.strides(), spec.dtype()));
+  if (spec.meta().wrapped_number) result.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return result;
+}
+
+at::Tensor tensor_of_ones(const Spec& spec, int64_t size) {
   at::Tensor result = at::ones(std::vector<int64_t>(spec.ndim(), size), spec.dtype());
   if (spec.meta().wrapped_number) result.unsafeGetTensorImpl()->set_wrapped_number(true);
   return result;
 }
 
+OutputMetas trial_run(const OpCall& call, c10::Device device, const std::function<at::Tensor(int)>& stand_in) {
+  const StandInGuard guard;
+  const KeepGenerator keep(is_random(call.op) && !device.is_meta());  // kernels of meta tensors draw nothing
+  torch::jit::Stack stack = stack_of(call, device, stand_in);
+  call.op.callBoxed(stack);
+  return read_metas(stack);
+}
+
 std::optional<OutputMetas> run_meta(const OpCall& call) {
   std::vector<at::Tensor> stand_ins(call.inputs.size());
-  torch::jit::Stack stack;
+  // A number is never on the meta device, and meta kernels defined in Python read its value.
+  const auto stand_in = [&](int i) {
+    const Spec& spec = *call.inputs[i];
+    return stand_ins[i] = spec.meta().wrapped_number ? tensor_of_ones(spec, 1) : meta_tensor(spec);
+  };
+  OutputMetas metas;
   try {
-    stack = run_on(call, c10::DeviceType::Meta, [&](int i) { return stand_ins[i] = meta_tensor(*call.inputs[i]); });
+    metas = trial_run(call, c10::DeviceType::Meta, stand_in);
   } catch (const c10::NotImplementedError&) {
     return std::nullopt;
   } catch (const c10::Error& e) {
@@ -164,7 +175,7 @@ std::optional<OutputMetas> run_meta(const OpCall& call) {
           "the form that returns a new tensor");
     }
   }
-  return read_metas(stack);
+  return metas;
 }
 
 }  // namespace dtensor

@@ -1,9 +1,9 @@
-// Runs operators on stand-ins for distributed tensors, to get the metadata of the results. Internal to shape inference.
+// Runs an operator on small or empty tensors in place of distributed ones, to get the metadata of its results. For
+// shape inference, and for rules whose OpRule::metas needs such a run.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/stack.h>
 #include <c10/core/Device.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -11,7 +11,7 @@
 #include <functional>
 #include <optional>
 
-#include "propagation/op_rule.h"
+#include "propagation/op_call.h"
 
 namespace dtensor {
 
@@ -26,14 +26,15 @@ struct StandInGuard {
       c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
 
-// The call on `device`, with `stand_in(i)` for input i.
-torch::jit::Stack run_on(const OpCall& call, c10::Device device, const std::function<at::Tensor(int input)>& stand_in);
-OutputMetas read_metas(const torch::jit::Stack& results);
+TensorMeta read_meta(const at::Tensor& tensor);
+// A tensor of the spec's global sizes, strides and dtype, without data.
+at::Tensor meta_tensor(const Spec& spec);
+// A tensor of the spec's dtype and number of dims on the CPU, of `size` along every dim, filled with ones.
+at::Tensor tensor_of_ones(const Spec& spec, int64_t size);
 
-// A plain tensor of the spec's dims and dtype, of `size` along every dim.
-at::Tensor one_element(const Spec& spec, int64_t size = 1);
-
-// On meta tensors. nullopt: the operator has no kernel for them. Errors of the kernel itself are thrown.
+// The results of the call on `device`, with `stand_in(i)` for input i. Errors of the kernel itself are thrown.
+OutputMetas trial_run(const OpCall& call, c10::Device device, const std::function<at::Tensor(int input)>& stand_in);
+// The same on meta tensors. nullopt: the operator has no kernel for them, or it reads values.
 std::optional<OutputMetas> run_meta(const OpCall& call);
 
 }  // namespace dtensor

@@ -13,8 +13,9 @@
 #include "ops/indexing/local_index.h"
 #include "ops/support/meta_tensor.h"
 #include "ops/support/movement.h"
+#include "propagation/functional_form.h"
 #include "propagation/rule_registry.h"
-#include "propagation/shape_inference.h"
+#include "propagation/trial_run.h"
 
 namespace dtensor {
 namespace {
@@ -188,10 +189,12 @@ void scatter_local(const LocalCall& call, Stack& stack) {
   write_with_spare_rows(call, stack, {dim});
 }
 
-// ATen's meta kernel of index_add fails on an empty index, and on an empty tensor. The results are row-major, except
-// for index_fill(), which clones.
+// ATen's meta kernel of index_add fails on an empty index, and on an empty tensor. That of index_fill reads the value,
+// if it is a tensor. The results are row-major, except for index_fill(), which clones.
 OutputMetas index_rows_metas(const OpCall& call) {
-  if (call.inputs[1]->meta().numel() > 0 && call.inputs[0]->meta().numel() > 0) return infer_outputs(call, OpRule());
+  if (call.inputs[1]->meta().numel() > 0 && call.inputs[0]->meta().numel() > 0) {
+    if (auto metas = run_meta(as_runnable(call))) return *std::move(metas);
+  }
   const at::Tensor self = meta_tensor(*call.inputs[0]);
   if (absl::StrContains(call.name(), "index_fill")) return metas_of({at::empty_like(self)});
   return contiguous_metas(self.sizes(), {self.scalar_type()});

@@ -9,7 +9,6 @@
 #include "absl/strings/match.h"
 #include "ops/support/arguments.h"
 #include "ops/support/meta_tensor.h"
-#include "propagation/elementwise_strides.h"
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 #include "propagation/shape_inference.h"

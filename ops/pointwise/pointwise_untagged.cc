@@ -10,7 +10,6 @@
 
 #include "ops/pointwise/pointwise.h"
 #include "ops/support/meta_tensor.h"
-#include "propagation/elementwise_strides.h"
 #include "propagation/rule_registry.h"
 #include "propagation/shape_inference.h"
 

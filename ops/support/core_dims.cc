@@ -12,7 +12,6 @@
 #include "absl/strings/str_split.h"
 #include "ops/support/meta_tensor.h"
 #include "propagation/functional_form.h"
-#include "propagation/shape_inference.h"
 #include "propagation/trial_run.h"
 
 namespace dtensor {
@@ -262,13 +261,13 @@ OutputMetas try_small(const CoreDimsOp& op, const OpCall& call) {
     // Not size one: its stride would not show where in memory the dim comes.
     return any_size || !has_factor(rule.need_replication, factor) ? std::min<int64_t>(size, 2) : size;
   };
-  OutputMetas metas = read_metas(run_on(call, c10::DeviceType::CPU, [&](int i) {
+  OutputMetas metas = trial_run(call, c10::DeviceType::CPU, [&](int i) {
     std::vector<int64_t> sizes;
     for (int64_t d = 0; d < call.inputs[i]->ndim(); ++d)
       sizes.push_back(small(rule.inputs[i][d], call.inputs[i]->sizes()[d]));
     return stand_in(sizes, at::TensorOptions(call.inputs[i]->dtype()), /*invertible=*/true,
                     /*may_be_pivots=*/true);
-  }));
+  });
   for (size_t o = 0; o < rule.outputs.size(); ++o) {
     if (!metas.tensors[o]) continue;
     TensorMeta& meta = *metas.tensors[o];
@@ -319,8 +318,6 @@ OpRule core_dims_rule(std::function<CoreDims(const OpCall&)> dims, std::function
 }
 
 OpRule core_dims_rule(const CoreDimsOp& op) {
-  OpRule only_metas;
-  only_metas.metas = op.metas ? op.metas : [op](const OpCall& call) { return metas_of_line(op, call); };
   const auto adjust = [op](const LocalCall& local, Arguments& args) {
     if (*op.sizes == '\0') return;
     const Spec& result = *local.outputs[0];
@@ -331,9 +328,14 @@ OpRule core_dims_rule(const CoreDimsOp& op) {
     }
     args.set(op.sizes, sizes);
   };
-  // An out= call without its out= cannot run: uses the form without out=.
-  const auto metas = [only_metas](const OpCall& call) { return infer_outputs(call, only_metas); };
-  return core_dims_rule([op, metas](const OpCall& call) { return fitted(op, call, metas(call)); }, metas, adjust);
+  const auto metas = [op](const OpCall& call) {
+    const OpCall runnable = as_runnable(call);
+    return op.metas ? op.metas(runnable) : metas_of_line(op, runnable);
+  };
+  const auto dims = [op, metas](const OpCall& call) {
+    return fitted(op, call, call.results ? *call.results : metas(call));  // verify_rule() asks without results
+  };
+  return core_dims_rule(dims, metas, adjust);
 }
 
 void add_core_dims(RuleRegistry& registry, const CoreDimsOp& op) { registry.add(op.op, core_dims_rule(op)); }

@@ -1,30 +1,17 @@
 #include "ops/support/meta_tensor.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
 #include <numeric>
 
 namespace dtensor {
 
-at::Tensor meta_tensor(const Spec& spec) {
-  at::Tensor result =
-      at::empty_strided(spec.sizes(), spec.strides(), at::TensorOptions(spec.dtype()).device(c10::DeviceType::Meta));
-  if (spec.meta().wrapped_number) result.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return result;
-}
-
 OutputMetas metas_of(const std::vector<at::Tensor>& tensors) {
   OutputMetas metas;
   for (const auto& t : tensors) {
     metas.counts.push_back(-1);
-    if (t.defined()) {
-      metas.tensors.push_back(TensorMeta{Shape(t.sizes().begin(), t.sizes().end()),
-                                         Shape(t.strides().begin(), t.strides().end()), t.scalar_type()});
-    } else {
-      metas.tensors.push_back(std::nullopt);
-    }
+    metas.tensors.push_back(t.defined() ? std::optional(read_meta(t)) : std::nullopt);
   }
   return metas;
 }

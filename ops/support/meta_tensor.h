@@ -6,11 +6,9 @@
 #include <vector>
 
 #include "propagation/op_rule.h"
+#include "propagation/trial_run.h"
 
 namespace dtensor {
-
-// A tensor of the spec's global sizes, strides and dtype, without data.
-at::Tensor meta_tensor(const Spec& spec);
 
 // The metadata that a rule returns for outputs like `tensors`, one per schema return.
 OutputMetas metas_of(const std::vector<at::Tensor>& tensors);
