@@ -1,13 +1,14 @@
 #include "propagation/propagate.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "placement/parse_placements.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/choose_strategy.h"
-#include "propagation/preferred_layouts.h"
 #include "propagation/rule_registry.h"
 #include "propagation/shape_inference.h"
 #include "propagation/strategy_pricer.h"
@@ -15,12 +16,100 @@
 namespace dtensor {
 namespace {
 
+// ------------------------------------------------------------ preferred layouts
+
+// Preferred layouts of results: the shards that their elements would have if the inputs had stayed where they were.
+// Rows looked up for a sharded batch are Partial on all ranks of a table sharded by rows, and sharded by columns of a
+// table sharded by columns; they prefer the batch sharding.
+
+// The shard of input i along mesh dim d that this operator or an earlier one gave up. Null: none. Parameters are
+// excluded, since they are split for other reasons than rows are.
+const Placement* given_up(const Problem& problem, const Strategy& choice, size_t i, int64_t d) {
+  if (!problem.functional.inputs[i]) return nullptr;
+  const Placement &given = problem.given(i, d), &taken = choice.inputs[i][d];
+  if (const Placement* preferred = problem.call.preferred_placement(i, d)) {
+    return taken.is_partial() || (taken.is_shard() && taken != *preferred) ? preferred : nullptr;
+  }
+  return given.is_shard() && taken.is_replicate() && !problem.call.context.is_parameter(i) ? &given : nullptr;
+}
+
+// The shard of output o along mesh dim d if input i had placement `at` there. nullopt: none.
+std::optional<Placement> kept(const Problem& problem, const Strategy& choice, const OpRule& rule, size_t i, int64_t d,
+                              const Placement& at, size_t o) {
+  Placements there = choice.inputs[i];
+  there[d] = at;
+  OpCall call = problem.functional;
+  call.inputs[i] = call.inputs[i]->with_placements(there);
+  if (rule.whole) {
+    for (const Strategy& s : rule.whole(call)) {
+      if (s.inputs[i] == there && s.outputs[o][d].is_shard()) return s.outputs[o][d];
+    }
+    return std::nullopt;
+  }
+  for (const DimStrategy& s : rule.per_dim(call, d)) {
+    if (s.inputs[i] == at && s.outputs[o].is_shard()) return s.outputs[o];
+  }
+  return std::nullopt;
+}
+
+// Decision::preferred_outputs of a call that is computed as `choice` says. Empty: none is known.
+std::vector<SpecPtr> find_preferred_layouts(const Problem& problem, const Strategy& choice, const OpRule& rule,
+                                            const std::vector<SpecPtr>& outputs) {
+  std::vector<SpecPtr> result;
+  for (size_t o = 0; o < outputs.size() && o < choice.outputs.size(); ++o) {
+    if (!outputs[o]) continue;
+    Placements preferred = outputs[o]->placements();
+    for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
+      if (!preferred[d].is_partial() && !preferred[d].is_shard()) continue;
+      for (size_t i = 0; i < choice.inputs.size() && preferred[d] == outputs[o]->placements()[d]; ++i) {
+        const Placement* at = given_up(problem, choice, i, d);
+        if (at == nullptr) continue;
+        if (const auto shard = kept(problem, choice, rule, i, d, *at, o)) preferred[d] = *shard;
+      }
+    }
+    if (preferred == outputs[o]->placements()) continue;
+    result.resize(outputs.size());
+    result[o] = outputs[o]->with_placements(preferred);
+  }
+  return result;
+}
+
+// Problem::displaced: the inputs that have other shards than they prefer, and the results could have the preferred
+// ones, too (not a sum over the dim that is sharded there). Empty: none is.
+std::vector<uint64_t> find_displaced_inputs(const Problem& problem, const OpRule& rule) {
+  const OpCall& call = problem.functional;
+  std::vector<uint64_t> displaced;
+  const auto find = [&](int64_t d, const auto& strategies, const auto& along) {
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      const Placement* preferred = call.preferred_placement(i, d);
+      if (preferred == nullptr || !problem.given(i, d).is_shard()) continue;
+      const auto keeps = [&](const auto& s) {
+        return along(s.inputs[i]) == *preferred && along(s.outputs[0]).is_shard();
+      };
+      if (std::none_of(strategies.begin(), strategies.end(), keeps)) continue;
+      displaced.resize(call.inputs.size());
+      displaced[i] |= uint64_t{1} << d;
+    }
+  };
+  if (call.context.preferred_layouts.empty() || problem.metas.tensors.empty()) return displaced;
+  for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
+    if (rule.whole) {
+      find(d, rule.whole(call), [d](const Placements& p) { return p[d]; });
+    } else {
+      find(d, rule.per_dim(call, d), [](const Placement& p) { return p; });
+    }
+  }
+  return displaced;
+}
+
+// ------------------------------------------------------------ problem and decision
+
 // Outputs of a strategy that are not new tensors but written arguments.
 std::vector<int> find_fixed_outputs(const OpCall& call, const OutputMetas& metas) {
   std::vector<int> result;
   const auto& returns = call.schema().returns();
-  if (returns
-          .empty()) {  // _foreach_add_() returns nothing; its rule, that of _foreach_add(), gives one output per tensor
+  if (returns.empty()) {
+    // _foreach_add_() returns nothing; its rule, that of _foreach_add(), gives one output per tensor.
     const std::vector<bool> written = call.written();
     for (size_t i = 0; i < written.size(); ++i) {
       if (written[i]) result.push_back(static_cast<int>(i));
@@ -71,27 +160,6 @@ std::vector<std::shared_ptr<const RedistributePlan>> plan_inputs(const OpCall& c
   }
   return plans;
 }
-
-}  // namespace
-
-std::string missing_rule_text(const c10::OperatorHandle& op) {
-  return absl::StrCat("Operator ", dotted_name(op),
-                      " does not have a sharding strategy registered. Register one with "
-                      "RuleRegistry::instance().add(\"",
-                      c10::toString(op.operator_name()),
-                      "\", rule), where `rule` is an OpRule, or run the operator on replicated tensors within a "
-                      "ReplicateUnsupported guard");
-}
-
-std::shared_ptr<const Decision> propagate(const OpCall& call) {
-  return propagate(call, RuleRegistry::instance().find(call.op));
-}
-
-std::shared_ptr<const Decision> propagate(const OpCall& call, SearchEffort& effort) {
-  return propagate(call, RuleRegistry::instance().find(call.op), &effort);
-}
-
-namespace {
 
 Problem problem_of(const OpCall& call, const OpRule* rule) {
   TORCH_CHECK_NOT_IMPLEMENTED(rule, missing_rule_text(call.op));
@@ -153,6 +221,14 @@ std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<co
   return decision_of(problem, choice, std::move(rule));
 }
 
+std::shared_ptr<const Decision> propagate(const OpCall& call) {
+  return propagate(call, RuleRegistry::instance().find(call.op));
+}
+
+std::shared_ptr<const Decision> propagate(const OpCall& call, SearchEffort& effort) {
+  return propagate(call, RuleRegistry::instance().find(call.op), &effort);
+}
+
 std::vector<PricedDecision> propagate_all(const OpCall& call, std::shared_ptr<const OpRule> rule, size_t most) {
   const Problem problem = problem_of(call, rule.get());
   std::vector<PricedDecision> all;
@@ -160,6 +236,15 @@ std::vector<PricedDecision> propagate_all(const OpCall& call, std::shared_ptr<co
     all.push_back({decision_of(problem, strategy, rule), static_cast<double>(score.cost) * 1e-12});
   }
   return all;
+}
+
+std::string missing_rule_text(const c10::OperatorHandle& op) {
+  return absl::StrCat("Operator ", dotted_name(op),
+                      " does not have a sharding strategy registered. Register one with "
+                      "RuleRegistry::instance().add(\"",
+                      c10::toString(op.operator_name()),
+                      "\", rule), where `rule` is an OpRule, or run the operator on replicated tensors within a "
+                      "ReplicateUnsupported guard");
 }
 
 }  // namespace dtensor

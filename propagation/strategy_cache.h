@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "propagation/cache_key.h"
+#include "propagation/call_context.h"
 
 namespace dtensor {
 

@@ -46,7 +46,7 @@ struct Problem {
   std::shared_ptr<const CostModel> cost = cost_model(call.mesh.world());
   bool is_view = returns_view(call.schema());
   Flops flops = {};                      // empty: the call multiplies no matrices
-  std::vector<uint64_t> displaced = {};  // as find_displaced_inputs()
+  std::vector<uint64_t> displaced = {};  // per input, a bit per mesh dim along which it is displaced; empty: none is
   bool is_displaced(size_t input, int64_t d) const {
     return input < displaced.size() && (displaced[input] >> d & 1) != 0;
   }

@@ -4,7 +4,6 @@
 #include <ATen/core/ivalue.h>
 
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "propagation/cache_key.h"
 
 namespace dtensor {
 
