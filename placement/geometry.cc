@@ -133,6 +133,12 @@ bool Part::empty() const {
   return std::any_of(dims.begin(), dims.end(), [](const Runs& runs) { return runs.empty(); });
 }
 
+int64_t Part::numel() const {
+  int64_t numel = 1;
+  for (const Runs& runs : dims) numel *= total_size(runs);
+  return numel;
+}
+
 Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
                   c10::ArrayRef<int64_t> coordinate) {
   TORCH_INTERNAL_ASSERT(placements.size() == mesh_shape.size() && placements.size() == coordinate.size());

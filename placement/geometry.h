@@ -48,6 +48,7 @@ struct Part {
   Shape offsets;
   bool is_box() const;
   bool empty() const;
+  int64_t numel() const;
 };
 
 // The part held by the rank at `coordinate` (one entry per mesh dim) of a mesh of `mesh_shape`.

@@ -224,12 +224,7 @@ int64_t packed_in_rounds_at(const Exchange& x, const Shape& mine, std::vector<in
     // A received addend is copied once more for the reduction.
     add_rounds(g.part_of(x.before, other), new_part, g.item_bytes() * (x.reduces ? 2 : 1), rounds);
   }
-  int64_t parts = 0;
-  for (const Part* part : {&old_part, &new_part}) {
-    int64_t numel = 1;
-    for (const Runs& runs : part->dims) numel *= total_size(runs);
-    parts += numel * g.item_bytes();
-  }
+  const int64_t parts = (old_part.numel() + new_part.numel()) * g.item_bytes();
   return parts + *std::max_element(rounds.begin(), rounds.end());
 }
 

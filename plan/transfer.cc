@@ -18,12 +18,6 @@ namespace {
 
 constexpr int64_t kMaxPairs = int64_t{1} << 18;
 
-int64_t numel_of(const Part& part) {
-  int64_t numel = 1;
-  for (const Runs& runs : part.dims) numel *= total_size(runs);
-  return numel;
-}
-
 int64_t item_bytes(const TensorMeta& meta) { return static_cast<int64_t>(c10::elementSize(meta.dtype)); }
 
 // `wanted(sender, receiver)`: whether to list that pair's messages. nullopt if there are more than `most`.
@@ -85,9 +79,9 @@ Traffic traffic_of(const TensorMeta& meta, const Layout& before, const Layout& a
     const auto& new_parts = all_new.of(rank);
     Traffic::Rank& r = t.ranks.emplace_back();
     r.rank = rank;
-    for (const Part& part : old_parts) r.in += numel_of(part) * item;
+    for (const Part& part : old_parts) r.in += part.numel() * item;
     for (const Part& part : new_parts) {
-      r.out += numel_of(part) * item;
+      r.out += part.numel() * item;
       for (const Part& old : old_parts) r.kept += overlap_numel(old, part) * item;
     }
     bool same = old_parts.size() == new_parts.size();
@@ -196,9 +190,8 @@ void check_covered(const TensorMeta& meta, const Layout& from, const Layout& to)
         found += overlap_numel(*source.part, part);
         return true;
       });
-      TORCH_CHECK_VALUE(found == numel_of(part), "[redistribute] rank ", rank, " needs ", numel_of(part),
-                        " elements of ", to_string(meta), " as `to` says, but the boxes of `from` hold ", found,
-                        " of them");
+      TORCH_CHECK_VALUE(found == part.numel(), "[redistribute] rank ", rank, " needs ", part.numel(), " elements of ",
+                        to_string(meta), " as `to` says, but the boxes of `from` hold ", found, " of them");
     }
   }
 }

@@ -15,11 +15,8 @@ int dim_of(const Factors& factors, int factor) {
 }
 
 bool writes_to_inputs(const OpCall& call) {
-  for (size_t a = 0; a < call.slots.size(); ++a) {
-    const auto* alias = call.schema().arguments()[a].alias_info();
-    if (call.slots[a].count > 0 && alias != nullptr && alias->isWrite()) return true;
-  }
-  return false;
+  const std::vector<bool> written = call.written();
+  return std::find(written.begin(), written.end(), true) != written.end();
 }
 
 // Derives the strategies of one rule; see strategies().

@@ -53,6 +53,10 @@ std::optional<c10::OperatorHandle> search(const c10::OperatorHandle& op) {
 
 }  // namespace
 
+bool has_outs(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& a) { return a.is_out(); });
+}
+
 std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op) {
   static auto& mutex = *new std::mutex;
   static auto& found =

@@ -9,6 +9,9 @@
 
 namespace dtensor {
 
+// Whether there are out= arguments.
+bool has_outs(const c10::FunctionSchema& schema);
+
 // aten::index_add for aten::index_add.out, aten::sum.dim_IntList for aten::sum.IntList_out: arguments of the same names
 // and types, and any others have defaults. nullopt: there is no such form.
 std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op);

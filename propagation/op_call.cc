@@ -12,15 +12,6 @@
 namespace dtensor {
 namespace {
 
-ArgSlot::Kind kind_of(const c10::TypePtr& type) {
-  if (auto optional = type->cast<c10::OptionalType>()) return kind_of(optional->getElementType());
-  if (type->kind() == c10::TypeKind::TensorType) return ArgSlot::Kind::kTensor;
-  if (auto list = type->cast<c10::ListType>(); list && kind_of(list->getElementType()) == ArgSlot::Kind::kTensor) {
-    return ArgSlot::Kind::kTensorList;
-  }
-  return ArgSlot::Kind::kStatic;
-}
-
 bool is_absent(const c10::IValue& value) { return value.isNone() || (value.isTensor() && !value.toTensor().defined()); }
 
 std::string print(const c10::IValue& value) {
@@ -38,13 +29,20 @@ std::pair<std::string, std::string> split_name(const std::string& name) {
 
 }  // namespace
 
+ArgSlot::Kind ArgSlot::kind_of(const c10::Type& type) {
+  if (auto optional = type.cast<c10::OptionalType>()) return kind_of(*optional->getElementType());
+  if (type.kind() == c10::TypeKind::TensorType) return Kind::kTensor;
+  const auto list = type.cast<c10::ListType>();
+  return list && kind_of(*list->getElementType()) == Kind::kTensor ? Kind::kTensorList : Kind::kStatic;
+}
+
 OpCall OpCall::make(const std::string& op_name, const std::vector<SpecPtr>& specs, std::vector<c10::IValue> args) {
   auto [name, overload] = split_name(op_name);
   OpCall call(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()));
   const auto& arguments = call.schema().arguments();
   int single_tensors = 0, lists = 0;
   for (const auto& argument : arguments) {
-    auto kind = kind_of(argument.type());
+    auto kind = ArgSlot::kind_of(*argument.type());
     single_tensors += kind == ArgSlot::Kind::kTensor;
     lists += kind == ArgSlot::Kind::kTensorList;
   }
@@ -54,7 +52,7 @@ OpCall OpCall::make(const std::string& op_name, const std::vector<SpecPtr>& spec
   size_t next_spec = 0, next_arg = 0;
   for (size_t a = 0; a < arguments.size(); ++a) {
     ArgSlot slot;
-    slot.kind = kind_of(arguments[a].type());
+    slot.kind = ArgSlot::kind_of(*arguments[a].type());
     c10::IValue value;
     if (slot.kind == ArgSlot::Kind::kStatic) {
       size_t from = full ? a : next_arg++;
@@ -122,11 +120,13 @@ const Spec* OpCall::input(std::string_view name) const {
   return i < 0 ? nullptr : inputs[i].get();
 }
 
-std::string OpCall::input_name(int i) const {
+std::string OpCall::input_name(int i) const { return dtensor::input_name(schema(), slots, i); }
+
+std::string input_name(const c10::FunctionSchema& schema, const std::vector<ArgSlot>& slots, int i) {
   for (size_t a = 0; a < slots.size(); ++a) {
     const ArgSlot& slot = slots[a];
     if (slot.kind == ArgSlot::Kind::kStatic || i < slot.first || i >= slot.first + slot.count) continue;
-    const std::string& name = schema().arguments()[a].name();
+    const std::string& name = schema.arguments()[a].name();
     return slot.kind == ArgSlot::Kind::kTensor ? name : absl::StrCat(name, "[", i - slot.first, "]");
   }
   return absl::StrCat("input ", i);

@@ -25,6 +25,7 @@ namespace dtensor {
 
 struct ArgSlot {
   enum class Kind : uint8_t { kStatic, kTensor, kTensorList };
+  static Kind kind_of(const c10::Type& type);  // of an argument of that type, optional or not
   Kind kind = Kind::kStatic;
   int first = 0;  // index into inputs
   int count = 0;  // 1 for kTensor
@@ -90,6 +91,9 @@ struct OpCall {
 
 // "aten.sum.dim_IntList", "aten.mm.default": as Python names operators.
 std::string dotted_name(const c10::OperatorHandle& op);
+
+// OpCall::input_name() of a call with these arguments.
+std::string input_name(const c10::FunctionSchema& schema, const std::vector<ArgSlot>& slots, int i);
 
 // The class of a number (int, float, complex, bool); kOrdinary for any other value.
 NumberClass number_class(const c10::IValue& value);

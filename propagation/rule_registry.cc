@@ -20,10 +20,6 @@ std::string full_name(const std::string& name, const std::string& overload) {
   return overload.empty() ? name : absl::StrCat(name, ".", overload);
 }
 
-bool has_out(const c10::FunctionSchema& schema) {
-  return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& a) { return a.is_out(); });
-}
-
 struct Family {
   std::string name, file;
   void (*add)(RuleRegistry&);
@@ -76,7 +72,7 @@ struct RuleRegistry::State {
     if (auto rule = get(full_name(name, overload))) return rule;
     bool pointwise = is_pointwise(op);
     auto& dispatcher = c10::Dispatcher::singleton();
-    if (has_out(op.schema())) {
+    if (has_outs(op.schema())) {
       std::vector<std::string> overloads = usual_functional_overloads(overload);
       const std::string prefix = name + ".";
       for (auto it = rules.lower_bound(prefix); it != rules.end() && absl::StartsWith(it->first, prefix); ++it) {

@@ -97,11 +97,8 @@ Shape elementwise_strides(const OpCall& call) {
 }
 
 OutputMetas infer_elementwise(const OpCall& call) {
-  const auto& arguments = call.schema().arguments();
   const Shape shape = broadcast_shape(call.without_outs());
-  // The dtypes are those of the out= arguments.
-  if (std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); }))
-    return metas_of_shape(call, shape);
+  if (has_outs(call.schema())) return metas_of_shape(call, shape);  // their dtypes are those of the out= arguments
   OutputMetas result = run_on_one_element(call, shape);
   const Shape strides = elementwise_strides(call);
   for (auto& tensor : result.tensors) {

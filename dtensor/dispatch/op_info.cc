@@ -1,7 +1,5 @@
 #include "dtensor/dispatch/op_info.h"
 
-#include <ATen/core/jit_type.h>
-
 #include <mutex>
 
 #include "absl/container/flat_hash_map.h"
@@ -32,15 +30,6 @@ bool overwrites_self(const std::string& name) {
   return names->contains(name);
 }
 
-OpInfo::Arg::Kind kind_of(const c10::Type& type) {
-  if (auto opt = type.cast<c10::OptionalType>()) return kind_of(*opt->getElementType());
-  if (type.kind() == c10::TypeKind::TensorType) return OpInfo::Arg::Kind::kTensor;
-  if (auto list = type.cast<c10::ListType>()) {
-    if (kind_of(*list->getElementType()) == OpInfo::Arg::Kind::kTensor) return OpInfo::Arg::Kind::kTensorList;
-  }
-  return OpInfo::Arg::Kind::kStatic;
-}
-
 }  // namespace
 
 OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toString(handle.operator_name())) {
@@ -49,7 +38,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& a = schema.arguments()[i];
     Arg arg;
-    arg.kind = kind_of(*a.type());
+    arg.kind = ArgSlot::kind_of(*a.type());
     arg.written = a.alias_info() != nullptr && a.alias_info()->isWrite();
     arg.out = arg.written && a.is_out();
     has_outs |= arg.out;

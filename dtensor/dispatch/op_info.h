@@ -18,7 +18,8 @@ struct OpInfo {
   explicit OpInfo(const c10::OperatorHandle& op);
 
   struct Arg {
-    enum class Kind : uint8_t { kStatic, kTensor, kTensorList } kind = Kind::kStatic;
+    using Kind = ArgSlot::Kind;
+    Kind kind = Kind::kStatic;
     bool written = false;
     bool out = false;          // an out= argument
     bool overwritten = false;  // its previous value is ignored

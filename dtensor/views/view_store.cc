@@ -26,12 +26,6 @@ constexpr int64_t kMaxPairs = int64_t{1} << 18;  // of ranks whose messages are 
 
 // ------------------------------------------------------------ parts
 
-int64_t numel_of(const Part& part) {
-  int64_t numel = 1;
-  for (const Runs& runs : part.dims) numel *= total_size(runs);
-  return numel;
-}
-
 int64_t num_boxes(const Part& part) {
   int64_t boxes = 1;
   for (const Runs& runs : part.dims) boxes = std::min(boxes * static_cast<int64_t>(runs.size()), kMaxBlocks + 1);
@@ -144,7 +138,7 @@ class StorePlanner {
     int64_t total = 0, most_sent = 0;
     for (size_t i = 0; i < wanted_.size(); ++i) {
       if (!wanted_[i]) continue;
-      const int64_t lacking = (numel_of(*wanted_[i]) - overlap_numel(held_[i], *wanted_[i])) * item;
+      const int64_t lacking = (wanted_[i]->numel() - overlap_numel(held_[i], *wanted_[i])) * item;
       exchange.bytes = std::max(exchange.bytes, lacking);
       total += lacking;
     }

@@ -20,9 +20,9 @@
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
 #include "ops/halo/windows.h"
-#include "ops/reduction/moments.h"
 #include "ops/spatial/window_arguments.h"
 #include "ops/support/arguments.h"
+#include "ops/support/meta_tensor.h"
 #include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 

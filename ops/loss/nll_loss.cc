@@ -171,8 +171,7 @@ void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
       pairs.push_back(sum_and_weight(meta.locals[i], meta_for_read(total).locals[i]));
     }
   }
-  const auto accumulation_type = c10::isReducedFloatingType(dtype) ? at::kFloat : dtype;
-  at::Tensor pair = make_dtensor(Spec::get(mesh, meta.spec->placements(), {2}, accumulation_type), std::move(pairs));
+  at::Tensor pair = make_dtensor(Spec::get(mesh, meta.spec->placements(), {2}, widened(dtype)), std::move(pairs));
   const Placements whole(mesh.ndim(), Replicate());
   pair = redistribute_below_autograd(pair, whole,
                                      {op.schema().name(), "reduction", current_scope().module_path, /*implicit=*/true});

@@ -66,26 +66,23 @@ const char* least_squares_equation(const OpCall& call) {
 }
 
 // Right hand sides are columns, or rows if the unknown is on the left.
-const char* lu_solve_equation(const OpCall& call) {
+const char* factored_equation(const OpCall& call) {
   return call.get_bool("left") ? "...MN,...K,...Pc->...Pc" : "...MN,...K,...cQ->...cQ";
 }
 const char* triangular_equation(const OpCall& call) {
   return call.get_bool("left") ? "...MN,...Pc->...Pc" : "...MN,...cQ->...cQ";
 }
-const char* ormqr_equation(const OpCall& call) {
-  return call.get_bool("left") ? "...MN,...K,...Pc->...Pc" : "...MN,...K,...cQ->...cQ";
-}
 
 const CoreDimsOp kSystems[] = {
     {.op = "aten::_linalg_solve_ex", .equation = "", .choose = solve_equation, .aside = 'c'},
     {.op = "aten::linalg_lstsq", .equation = "", .choose = least_squares_equation, .aside = 'c'},
-    {.op = "aten::linalg_lu_solve", .equation = "", .linear = "B", .choose = lu_solve_equation},
+    {.op = "aten::linalg_lu_solve", .equation = "", .linear = "B", .choose = factored_equation},
     {"aten::linalg_ldl_solve", "...MN,...K,...Pc->...Pc", "B"},
     {.op = "aten::linalg_solve_triangular", .equation = "", .linear = "B", .choose = triangular_equation},
     {.op = "aten::triangular_solve", .equation = "...Pc,...MN->...Pc,...MN", .aside = 'c'},
     {"aten::cholesky_solve", "...Pc,...MN->...Pc", "self"},
     {"aten::_cholesky_solve_helper", "...Pc,...MN->...Pc", "self"},
-    {.op = "aten::ormqr", .equation = "", .linear = "input3", .choose = ormqr_equation},
+    {.op = "aten::ormqr", .equation = "", .linear = "input3", .choose = factored_equation},
 };
 
 // ------------------------------------------------------------ work

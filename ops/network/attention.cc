@@ -143,8 +143,6 @@ at::Tensor heads_inside(const at::Tensor& like, at::IntArrayRef sizes) {
   return like.new_empty(order).transpose(1, 2);
 }
 
-c10::ScalarType logsumexp_type(c10::ScalarType dtype) { return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
-
 std::vector<at::Tensor> forward_outputs(const Attention& a, const OpCall& call) {
   const std::string_view op = a.op;
   const at::Tensor query = meta_tensor(input_of(a, call, 'q'));
@@ -154,7 +152,7 @@ std::vector<at::Tensor> forward_outputs(const Attention& a, const OpCall& call) 
   const std::vector<int64_t> rows(sizes.begin(), sizes.begin() + 3);
   const at::Tensor like = sizes[3] == query.size(3) ? at::empty_like(query) : query.new_empty(sizes);
   if (op.ends_with("for_cpu")) {
-    return {like, heads_inside(query.to(logsumexp_type(query.scalar_type())), rows)};
+    return {like, heads_inside(query.to(widened(query.scalar_type())), rows)};
   }
   if (op.find("efficient") != op.npos) {
     const int64_t length = call.get_bool("compute_log_sumexp") ? (target + 31) / 32 * 32 : 0;

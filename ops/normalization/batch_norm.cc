@@ -137,12 +137,10 @@ std::vector<int64_t> all_but_channels(const at::Tensor& input) {
   return dims;
 }
 
-c10::ScalarType accumulated(c10::ScalarType dtype) { return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
-
 // The dtype in which ATen keeps the statistics.
 c10::ScalarType stats_type(const BatchNormCall& call) {
   const c10::ScalarType dtype = call.input.scalar_type();
-  if (!call.input.is_cpu()) return accumulated(dtype);
+  if (!call.input.is_cpu()) return widened(dtype);
   for (const at::Tensor& t : {call.weight, call.running_mean}) {
     if (t.defined()) return t.scalar_type();
   }
@@ -159,7 +157,7 @@ struct Normalized {
 Normalized train(const c10::OperatorHandle& op, BatchNormCall call, bool functional) {
   call.input = reduced(call.input, op, "input");
   const auto dtype = stats_type(call);
-  const at::Tensor x = call.input.to(accumulated(call.input.scalar_type()));
+  const at::Tensor x = call.input.to(widened(call.input.scalar_type()));
   auto [var, mean] = at::var_mean(x, all_but_channels(x), /*correction=*/0, /*keepdim=*/false);
   const double n = static_cast<double>(x.numel()) / static_cast<double>(x.size(1));
   Normalized result;
@@ -219,7 +217,7 @@ struct Backward {
 };
 
 Gradients gradients(const c10::OperatorHandle& op, const Backward& b) {
-  const auto dtype = accumulated(b.input.scalar_type());
+  const auto dtype = widened(b.input.scalar_type());
   const at::Tensor g = reduced(b.grad, op, "grad_out").to(dtype), x = reduced(b.input, op, "input").to(dtype);
   const auto dims = all_but_channels(x);
   std::vector<int64_t> shape(static_cast<size_t>(x.dim()), 1);
@@ -296,7 +294,7 @@ void instance_norm(const c10::OperatorHandle& op, Stack& stack) {
     at::NoGradGuard no_grad;
     std::vector<int64_t> space(static_cast<size_t>(x.dim() - 2));
     std::iota(space.begin(), space.end(), 2);
-    const at::Tensor own = x.detach().to(accumulated(x.scalar_type()));
+    const at::Tensor own = x.detach().to(widened(x.scalar_type()));
     const auto [var, mean] = at::var_mean(own, space, /*correction=*/1, /*keepdim=*/false);
     for (const auto& [running, now] : {std::pair(running_mean, mean), std::pair(running_var, var)}) {
       at::Tensor target = running;

@@ -68,10 +68,6 @@ int num_batch_dims(const OpCall& call) {
   return static_cast<int>(ndim - shape.size());
 }
 
-c10::ScalarType accumulation_type(c10::ScalarType dtype) {
-  return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype;
-}
-
 // RMS norm and CUDA keep statistics of half types in float; on CPU layer and group norm do so only with float weights.
 c10::ScalarType stats_type(const OpCall& call) {
   const Spec& input = *call.input("input");
@@ -80,7 +76,7 @@ c10::ScalarType stats_type(const OpCall& call) {
   bool mixed = false;
   for (const Spec* s : {call.input("weight"), bias}) mixed |= s != nullptr && s->dtype() != input.dtype();
   if (on_cpu && !mixed && call.has_arg("bias")) return input.dtype();
-  return accumulation_type(input.dtype());
+  return widened(input.dtype());
 }
 
 OutputMetas outputs_of(const Normalization& norm, const OpCall& call, const at::Tensor& x, at::IntArrayRef stats,

@@ -18,6 +18,7 @@
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/support/arguments.h"
+#include "ops/support/meta_tensor.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {

@@ -12,9 +12,6 @@
 
 namespace dtensor {
 
-// The dtype in which half types are added up.
-inline c10::ScalarType widened(c10::ScalarType dtype) { return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
-
 struct Moments {
   at::Tensor var, mean;  // var: the mean of the squared deviations
 };

@@ -9,6 +9,7 @@
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/moments.h"
 #include "ops/reduction/rank_shares.h"
+#include "ops/support/meta_tensor.h"
 #include "plan/memo.h"
 #include "plan/plan_many.h"
 

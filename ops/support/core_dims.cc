@@ -106,15 +106,11 @@ at::Tensor kept_of(at::Tensor result, const Spec& spec, int64_t rank_index) {
   return result;
 }
 
-bool writes_outs(const c10::FunctionSchema& schema) {
-  return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& a) { return a.is_out(); });
-}
-
 // Runs the operator with stand-ins for some of the inputs. `given`: the original arguments.
 void run_on_stand_ins(const LocalCall& local, const torch::jit::Stack& given, torch::jit::Stack& stack) {
   const auto& schema = local.op.schema();
   // The results of an out= form are written to the original arguments, after cutting.
-  if (const auto functional = writes_outs(schema) ? functional_form(local.op) : std::nullopt) {
+  if (const auto functional = has_outs(schema) ? functional_form(local.op) : std::nullopt) {
     torch::jit::Stack arguments;
     for (const auto& argument : functional->schema().arguments()) {
       const auto a = schema.argumentIndexWithName(argument.name());

@@ -13,6 +13,9 @@ namespace dtensor {
 // The metadata that a rule returns for outputs like `tensors`, one per schema return.
 OutputMetas metas_of(const std::vector<at::Tensor>& tensors);
 
+// The dtype in which half types are added up.
+inline c10::ScalarType widened(c10::ScalarType dtype) { return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
+
 // Row-major metadata: one output per dtype.
 OutputMetas contiguous_metas(c10::IntArrayRef sizes, const std::vector<c10::ScalarType>& dtypes);
 

@@ -164,16 +164,4 @@ bool ViewMap::cut(Group& group, int64_t in_dim, const Placement& in, int64_t out
   return true;
 }
 
-std::optional<Placements> follow_view(absl::Span<const int64_t> in, absl::Span<const int64_t> out,
-                                      absl::Span<const int64_t> mesh_shape, const Placements& placements) {
-  ViewMap map(in, out);
-  Placements result;
-  for (size_t m = 0; m < placements.size(); ++m) {
-    std::optional<Placement> followed = map.follow(placements[m], mesh_shape[m]);
-    if (!followed) return std::nullopt;
-    result.push_back(*std::move(followed));
-  }
-  return result;
-}
-
 }  // namespace dtensor

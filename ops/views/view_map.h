@@ -62,8 +62,4 @@ class ViewMap {
   std::vector<Group> groups_;
 };
 
-// Follows the whole list at once; nullopt where some rank would not keep its elements.
-std::optional<Placements> follow_view(absl::Span<const int64_t> in, absl::Span<const int64_t> out,
-                                      absl::Span<const int64_t> mesh_shape, const Placements& placements);
-
 }  // namespace dtensor

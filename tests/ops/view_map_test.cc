@@ -17,6 +17,19 @@ namespace {
 
 using Flat = std::vector<int64_t>;
 
+// The placements of the view, of all mesh dims; nullopt where some rank would not keep its elements.
+std::optional<Placements> follow_view(absl::Span<const int64_t> in, absl::Span<const int64_t> out,
+                                      absl::Span<const int64_t> mesh_shape, const Placements& placements) {
+  ViewMap map(in, out);
+  Placements result;
+  for (size_t m = 0; m < placements.size(); ++m) {
+    std::optional<Placement> followed = map.follow(placements[m], mesh_shape[m]);
+    if (!followed) return std::nullopt;
+    result.push_back(*std::move(followed));
+  }
+  return result;
+}
+
 // Flat indices of the elements that a rank holds, in its order: element by element, without runs.
 Flat elements(const Shape& shape, const Shape& mesh, const Placements& placements, const Shape& coordinate) {
   const Part layout = local_layout(shape, mesh, placements, coordinate);

@@ -27,31 +27,29 @@ void note_parameter(const OpInfo& info, const at::Tensor& t) {
   meta_without_sync(t).storage->is_parameter.store(true, std::memory_order_relaxed);
 }
 
-}  // namespace
-
-void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (args[i].isTensor()) {
-      if (is_dtensor(args[i].toTensor())) note_parameter(info, args[i].toTensor());
-    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && args[i].isList()) {
-      for (const auto& x : args[i].toListRef()) {
-        if (x.isTensor() && is_dtensor(x.toTensor())) note_parameter(info, x.toTensor());
-      }
-    }
-  }
-}
-
-bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+// Whether `is_wanted` holds for a distributed argument; asks in the order of the arguments.
+template <typename Predicate>
+bool any_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Predicate& is_wanted) {
   for (size_t i = 0; i < args.size(); ++i) {
     if (info.args[i].kind == OpInfo::Arg::Kind::kTensor) {
-      if (args[i].isTensor() && is_dtensor(args[i].toTensor())) return true;
+      if (args[i].isTensor() && is_dtensor(args[i].toTensor()) && is_wanted(args[i].toTensor())) return true;
     } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && args[i].isList()) {
       for (const auto& x : args[i].toListRef()) {
-        if (x.isTensor() && is_dtensor(x.toTensor())) return true;
+        if (x.isTensor() && is_dtensor(x.toTensor()) && is_wanted(x.toTensor())) return true;
       }
     }
   }
   return false;
+}
+
+}  // namespace
+
+void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  any_dtensor(info, args, [&](const at::Tensor& t) { return note_parameter(info, t), false; });
+}
+
+bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  return any_dtensor(info, args, [](const at::Tensor&) { return true; });
 }
 
 namespace {
@@ -209,13 +207,7 @@ std::string module_path(const Inputs& in) {
 }
 
 std::string arg_name(const OpInfo& info, const Inputs& in, int input) {
-  for (size_t i = 0; i < in.slots.size(); ++i) {
-    const ArgSlot& s = in.slots[i];
-    if (input < s.first || input >= s.first + s.count || s.kind == ArgSlot::Kind::kStatic) continue;
-    const std::string& name = info.op.schema().arguments()[i].name();
-    return s.kind == ArgSlot::Kind::kTensorList ? c10::str(name, "[", input - s.first, "]") : name;
-  }
-  return "";
+  return input_name(info.op.schema(), in.slots, input);
 }
 
 OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
