@@ -108,11 +108,8 @@ void StrategyCache::set_capacity(size_t capacity) {
 }
 
 void StrategyCache::clear() {
-  State::Entries dropped;
-  std::lock_guard<std::mutex> lock(state_->mutex);
-  state_->index.clear();
-  dropped.swap(state_->entries);
-  state_->hits = state_->misses = state_->evictions = 0;
+  release();
+  reset_counts();
 }
 
 void StrategyCache::release() {

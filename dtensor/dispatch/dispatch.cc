@@ -144,13 +144,19 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
   }
 }
 
+// The tensors that the operator writes to.
+CallTensors written_tensors(const OpInfo& info, const Inputs& in) {
+  CallTensors written;
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    if (info.args[in.args[k]].written && in.tensors[k].defined()) written.push_back(in.tensors[k]);
+  }
+  return written;
+}
+
 // Whether an operator that writes to several tensors writes to a copied view and to its base. Its result for one would
 // not be visible in the other.
 bool writes_related(const OpInfo& info, const Inputs& in) {
-  CallTensors written;
-  for (size_t k = 0; k < in.tensors.size(); ++k) {
-    if (info.args[in.args[k]].written) written.push_back(in.tensors[k]);
-  }
+  const CallTensors written = written_tensors(info, in);
   return written.size() > 1 && any_related(written);
 }
 
@@ -220,19 +226,14 @@ Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const 
 
 // Checks that writes to copied views can be written back to their bases.
 void check_writes(const OpInfo& info, const Inputs& in) {
-  for (size_t k = 0; k < in.tensors.size(); ++k) {
-    const at::Tensor& t = in.tensors[k];
-    if (info.args[in.args[k]].written && t.defined() && meta_without_sync(t).storage->origin)
-      check_can_write_back(t, info.name);
+  for (const at::Tensor& t : written_tensors(info, in)) {
+    if (meta_without_sync(t).storage->origin) check_can_write_back(t, info.name);
   }
 }
 
 // Some ranks may have written: nothing derived from these tensors before is valid any more.
 void note_failed_write(const OpInfo& info, const Inputs& in) {
-  for (size_t k = 0; k < in.tensors.size(); ++k) {
-    if (!info.args[in.args[k]].written || !in.tensors[k].defined()) continue;
-    mark_written(*meta_without_sync(in.tensors[k]).storage);
-  }
+  for (const at::Tensor& t : written_tensors(info, in)) mark_written(*meta_without_sync(t).storage);
 }
 
 at::Tensor defer_call(const OpInfo& info, const Inputs& in, const Decided& decided, c10::ArrayRef<c10::IValue> args) {
@@ -272,12 +273,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
   }
   keep(in, decided);
   report_work(info, *decision, in, args);
-  for (size_t a = 0; a < args.size(); ++a) {
-    if (!info.args[a].written) continue;
-    for (int k = in.slots[a].first; k < in.slots[a].first + in.slots[a].count; ++k) {
-      if (in.tensors[k].defined()) note_write(in.tensors[k], info.name);
-    }
-  }
+  for (const at::Tensor& t : written_tensors(info, in)) note_write(t, info.name);
 
   Stack results;
   push_results(info, *decision, in, std::move(outputs), args, results);

@@ -7,6 +7,7 @@
 #include "dtensor/tensor/representation.h"
 #include "plan/spec.h"
 #include "propagation/op_call.h"
+#include "propagation/trial_run.h"
 
 namespace dtensor {
 namespace {
@@ -22,8 +23,7 @@ NumberClass class_of_wrapped(const at::Tensor& t) {
 
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
   LocalGuard guard;
-  TensorMeta meta{Shape(t.sizes().begin(), t.sizes().end()), Shape(t.strides().begin(), t.strides().end()),
-                  t.scalar_type()};
+  TensorMeta meta = read_meta(t);
   meta.wrapped_number = t.unsafeGetTensorImpl()->is_wrapped_number();
   if (meta.wrapped_number) meta.number = class_of_wrapped(t);
   RankTensors locals;

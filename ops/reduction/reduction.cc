@@ -3,6 +3,7 @@
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cmath>
@@ -48,21 +49,16 @@ OpRule nansum() {
   return rule;
 }
 
-int64_t numel(const Shape& shape) {
-  int64_t n = 1;
-  for (int64_t s : shape) n *= s;
-  return n;
-}
-
 // The number of input elements per result: of this rank's part, and in total. A rank without results has no part.
 struct ReducedShare {
   int64_t own = 0, all = 0;
 };
 
 ReducedShare share_of(const LocalCall& call) {
-  const int64_t own_results = numel(call.outputs[0]->local_shape(call.i)), results = call.outputs[0]->meta().numel();
+  const int64_t own_results = c10::multiply_integers(call.outputs[0]->local_shape(call.i)),
+                results = call.outputs[0]->meta().numel();
   if (results == 0) return {};
-  const int64_t own = own_results == 0 ? 0 : numel(call.inputs[0]->local_shape(call.i)) / own_results;
+  const int64_t own = own_results == 0 ? 0 : c10::multiply_integers(call.inputs[0]->local_shape(call.i)) / own_results;
   return {own, call.inputs[0]->meta().numel() / results};
 }
 

@@ -1,5 +1,6 @@
 #include "dtensor/dispatch/internal/gradient_way.h"
 
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -51,12 +52,6 @@ c10::IntArrayRef gradient_sizes(const Node& node, uint32_t input) {
   return C10_AS_INTARRAYREF_SLOW(node.input_metadata(input).shape_as_dim_vector());
 }
 
-int64_t numel(c10::IntArrayRef sizes) {
-  int64_t n = 1;
-  for (const int64_t size : sizes) n *= size;
-  return n;
-}
-
 // Elements sent by its reduction: an expanded gradient is sent unexpanded.
 int64_t elements_to_reduce(const Spec& gradient) {
   int64_t n = 1;
@@ -66,7 +61,7 @@ int64_t elements_to_reduce(const Spec& gradient) {
 
 // Shapes as for inputs and results of an elementwise operator or a view.
 bool are_alike(c10::IntArrayRef a, c10::IntArrayRef b) {
-  if (numel(a) == numel(b)) return true;
+  if (c10::multiply_integers(a) == c10::multiply_integers(b)) return true;
   for (size_t d = 1; d <= std::min(a.size(), b.size()); ++d) {
     const int64_t x = a[a.size() - d], y = b[b.size() - d];
     if (x != y && x != 1 && y != 1) return false;

@@ -12,6 +12,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
+#include "propagation/trial_run.h"
 
 namespace dtensor {
 namespace {
@@ -43,9 +44,8 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
       locals.push_back(i == 0 ? first : first.to(device, first.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
     }
   }
-  TensorMeta meta{Shape(first.sizes().begin(), first.sizes().end()),
-                  Shape(first.strides().begin(), first.strides().end()), first.scalar_type()};
-  at::Tensor result = make_result(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
+  const SpecPtr spec = Spec::get(mesh, Placements(mesh.ndim(), Replicate()), read_meta(first));
+  at::Tensor result = make_result(spec, std::move(locals));
   set_from_factory(result);
   stack.emplace_back(std::move(result));
 }

@@ -16,13 +16,12 @@
 #include "dtensor/tensor/view_window.h"
 #include "dtensor/views/copied_view.h"
 #include "dtensor/views/write_back.h"
+#include "propagation/trial_run.h"
 
 namespace dtensor {
 namespace {
 
 using torch::jit::Stack;
-
-Shape shape_of(c10::IntArrayRef sizes) { return Shape(sizes.begin(), sizes.end()); }
 
 // Whether it is replicated: a part is the tensor itself.
 bool is_whole(const at::Tensor& t) {
@@ -181,9 +180,7 @@ class ReplicatedCall {
   std::vector<TensorMeta> written_shapes(size_t r) const {
     std::vector<TensorMeta> result;
     for (size_t k = 0; k < written_.size(); ++k) {
-      if (!written_[k]) continue;
-      const at::Tensor& t = locals_[k][r];
-      result.push_back({shape_of(t.sizes()), shape_of(t.strides()), t.scalar_type()});
+      if (written_[k]) result.push_back(read_meta(locals_[k][r]));
     }
     return result;
   }
@@ -194,11 +191,10 @@ class ReplicatedCall {
       if (!written_[k]) continue;
       const at::Tensor& now = locals_[k][r];
       const TensorMeta& was = before[i++];
-      if (may_be_resized(k) || (now.numel() == 0 && shape_of(now.sizes()) == was.sizes)) continue;
+      if (may_be_resized(k) || (now.numel() == 0 && now.sizes() == c10::IntArrayRef(was.sizes))) continue;
       const bool moved = has_data() && !gathered_[k] && !now.is_alias_of(meta_for_write(in_.tensors[k]).locals[r]);
-      TORCH_CHECK_NOT_IMPLEMENTED(shape_of(now.sizes()) == was.sizes && shape_of(now.strides()) == was.strides &&
-                                      now.scalar_type() == was.dtype && !moved,
-                                  info_.name, ": changes the size, strides or memory of argument '",
+      TORCH_CHECK_NOT_IMPLEMENTED(read_meta(now) == was && !moved, info_.name,
+                                  ": changes the size, strides or memory of argument '",
                                   arg_name(info_, in_, static_cast<int>(k)), "', of shape ",
                                   c10::IntArrayRef(was.sizes.data(), was.sizes.size()), " before and ", now.sizes(),
                                   " after. A distributed tensor keeps its size: pass one of the right size, or use the "
@@ -218,8 +214,7 @@ class ReplicatedCall {
       const at::Tensor& t = in_.tensors[k];
       const at::Tensor& now = locals_[k].front();
       if (now.sizes() != t.sizes()) {
-        const TensorMeta meta{shape_of(now.sizes()), shape_of(now.strides()), now.scalar_type()};
-        replace_contents(t, Spec::get(in_.mesh, whole(), meta), has_data() ? locals_[k] : RankTensors());
+        replace_contents(t, Spec::get(in_.mesh, whole(), read_meta(now)), has_data() ? locals_[k] : RankTensors());
       }
       if (gathered_[k]) {
         const Spec& spec = *spec_of(t);
@@ -276,8 +271,7 @@ class ReplicatedCall {
                   " on rank ", in_.mesh.local_ranks()[r], " and of shape ", first.sizes(), " on rank ",
                   in_.mesh.local_ranks()[0], ", so its replicated arguments hold different values on these ranks.");
     }
-    const TensorMeta meta{shape_of(first.sizes()), shape_of(first.strides()), first.scalar_type()};
-    SpecPtr spec = Spec::get(in_.mesh, whole(), meta);
+    SpecPtr spec = Spec::get(in_.mesh, whole(), read_meta(first));
     for (size_t k = 0; k < locals_.size(); ++k) {
       const size_t a = in_.args[k];
       if (in_.slots[a].kind != ArgSlot::Kind::kTensor || !in_.tensors[k].defined()) continue;
