@@ -49,6 +49,8 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
 #include "observe/comm_debug_mode.h"
+#include "ops/support/core_dims.h"
+#include "propagation/propagate.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -287,6 +289,19 @@ TEST_CASE("linear algebra of complex matrices", "[ops][linear_algebra]") {
   c.make = [](size_t, const auto& shape) { return at::complex(matrices(shape), at::rand(shape, at::kDouble)); };
   c.silent = batched;
   check_op(c, 15);
+}
+
+TEST_CASE("operators with core dims infer their results once per decision", "[ops][linear_algebra]") {
+  int inferred = 0;
+  const auto metas = [&](const OpCall& call) {
+    ++inferred;
+    return OutputMetas{{call.inputs[0]->meta()}, {-1}, {}};
+  };
+  const OpRule rule = core_dims_rule({.op = "aten::matrix_exp", .equation = "...MN->...MN", .metas = metas});
+  const auto input = Spec::get(test_meshes()[1], {Shard(0), Replicate()}, ::dtensor::Shape{4, 3, 3}, at::kDouble);
+  const auto decision = propagate(OpCall::make("aten::matrix_exp", {input}), std::make_shared<const OpRule>(rule));
+  CHECK(decision->outputs.at(0) == input);
+  CHECK(inferred == 1);
 }
 
 }  // namespace

@@ -212,6 +212,24 @@ TEST_CASE("the error of an operator without a rule names the remedies") {
           Contains("ReplicateUnsupported"));
 }
 
+TEST_CASE("results are inferred once per decision, and given to the rule") {
+  int inferred = 0, asked = 0;
+  OpRule rule;
+  rule.metas = [&](const OpCall& call) {
+    ++inferred;
+    return OutputMetas{{call.inputs[0]->meta()}, {-1}, {}};
+  };
+  rule.per_dim = [&](const OpCall& call, int64_t) {
+    ++asked;
+    REQUIRE(call.results);
+    CHECK(call.results->tensors.at(0)->sizes == Shape{8, 6});
+    return std::vector<DimStrategy>{{{Replicate()}, {Replicate()}}};
+  };
+  propagate(make("unruled", {spec({2, 2}, {8, 6}, "RR")}), std::make_shared<const OpRule>(rule));
+  CHECK(inferred == 1);
+  CHECK(asked == 2);
+}
+
 TEST_CASE("faulty rules are named in the error") {
   OpRule rule;
   rule.per_dim = [](const OpCall&, int64_t) { return std::vector<DimStrategy>{{{Shard(2)}, {Replicate()}}}; };
