@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
@@ -11,34 +12,19 @@ namespace {
 
 thread_local const CompositeOpScope* innermost = nullptr;
 
-template <typename F>
-void for_each_tensor(c10::ArrayRef<c10::IValue> args, const F& f) {
-  for (const auto& arg : args) {
-    if (arg.isTensor()) {
-      f(arg.toTensor());
-    } else if (arg.isList()) {
-      for (const auto& element : arg.toListRef()) {
-        if (element.isNone()) continue;
-        if (!element.isTensor()) break;
-        f(element.toTensor());
-      }
-    }
-  }
-}
-
 }  // namespace
 
 CompositeOpScope::CompositeOpScope(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args)
     : op_(op), around_(innermost) {
   bool given_plain = false;
-  for_each_tensor(args, [&](const at::Tensor& t) {
-    if (!t.defined()) return;
-    if (!is_dtensor(t)) {
+  any_tensor(args, [&](const at::Tensor& t) {
+    if (is_dtensor(t)) {
+      if (!mesh_.defined()) mesh_ = spec_of(t)->mesh();
+    } else if (t.defined()) {
       given_.push_back(t.unsafeGetTensorImpl());
       given_plain = given_plain || !counts_as_number(t);
-    } else if (!mesh_.defined()) {
-      mesh_ = spec_of(t)->mesh();
     }
+    return false;
   });
   // Inside other library code, plain arguments may have been made there.
   makes_plain_ = around_ != nullptr ? around_->makes_plain_ : !given_plain;

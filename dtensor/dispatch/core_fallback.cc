@@ -3,9 +3,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch_key.h"
@@ -44,14 +43,7 @@ Fallback*& own_fallback() {
 
 // REQUIRES: no argument is a distributed tensor.
 bool has_libtorch_fake(c10::ArrayRef<c10::IValue> args) {
-  const auto is_fake = [](const c10::IValue& x) {
-    return x.isTensor() && x.toTensor().defined() && x.toTensor().key_set().has(kDTensorKey);
-  };
-  return std::any_of(args.begin(), args.end(), [&](const c10::IValue& arg) {
-    if (!arg.isList()) return is_fake(arg);
-    const auto list = arg.toListRef();
-    return std::any_of(list.begin(), list.end(), is_fake);
-  });
+  return any_tensor(args, [](const at::Tensor& t) { return t.defined() && t.key_set().has(kDTensorKey); });
 }
 
 // Whether the call has the key because of LibTorch's own fake tensors or fake mode, not because of a scope of this

@@ -64,9 +64,7 @@ Moved moved_together(const OpInfo& info, c10::ArrayRef<Element> elements, c10::A
   for (size_t k = 0; k < elements.size(); ++k) {
     const auto& [arg, number, tensor] = elements[k];
     ArgSlot& slot = in.slots[arg];
-    const bool is_list = info.args[arg].kind == OpInfo::Arg::Kind::kTensorList;
-    const auto kind = is_list ? ArgSlot::Kind::kTensorList : ArgSlot::Kind::kTensor;
-    if (slot.count++ == 0) slot = {kind, static_cast<int>(in.tensors.size()), 1};
+    if (slot.count++ == 0) slot = {info.args[arg].kind, static_cast<int>(in.tensors.size()), 1};
     in.tensors.push_back(tensor);
     in.args.push_back(static_cast<uint16_t>(arg));
     const SpecPtr& spec = spec_of(tensor);

@@ -119,26 +119,16 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
       in.context.mutable_layouts.push_back(static_cast<int>(in.tensors.size()) - 1);
   };
   for (size_t i = 0; i < args.size(); ++i) {
-    ArgSlot& slot = in.slots[i];
-    const int first = static_cast<int>(in.tensors.size());
-    switch (info.args[i].kind) {
-      case OpInfo::Arg::Kind::kStatic:
-        continue;
-      case OpInfo::Arg::Kind::kTensor:
-        slot = {ArgSlot::Kind::kTensor, first, 1};
-        add(args[i].isTensor() ? args[i].toTensor() : at::Tensor(), i);
-        break;
-      case OpInfo::Arg::Kind::kTensorList: {
-        if (args[i].isNone()) {
-          slot = {ArgSlot::Kind::kTensorList, first, 0};
-          break;
-        }
-        const auto list = args[i].toListRef();
-        slot = {ArgSlot::Kind::kTensorList, first, static_cast<int>(list.size())};
-        for (const auto& x : list) add(x.isTensor() ? x.toTensor() : at::Tensor(), i);
-        break;
-      }
+    const ArgSlot::Kind kind = info.args[i].kind;
+    if (kind == ArgSlot::Kind::kStatic) continue;
+    ArgSlot& slot = in.slots[i] = {kind, static_cast<int>(in.tensors.size()), 1};
+    if (kind == ArgSlot::Kind::kTensor) {
+      add(args[i].isTensor() ? args[i].toTensor() : at::Tensor(), i);
+      continue;
     }
+    const auto list = args[i].isNone() ? c10::ArrayRef<c10::IValue>() : args[i].toListRef();
+    slot.count = static_cast<int>(list.size());
+    for (const auto& x : list) add(x.isTensor() ? x.toTensor() : at::Tensor(), i);
   }
   if (several_meshes) {
     in.mesh = bring_to_one_mesh(

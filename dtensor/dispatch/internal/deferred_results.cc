@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/comm_work.h"
+#include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/copied_view.h"
@@ -49,18 +50,6 @@ void set_arriving(c10::BackendMeta& meta, std::shared_ptr<CommWork> work) {
   auto& of_tensor = static_cast<DTensorMeta&>(meta);
   of_tensor.may_need_sync = work != nullptr;
   of_tensor.arriving = std::move(work);
-}
-
-// Calls `f` with each distributed tensor of an argument.
-template <typename F>
-void for_tensors(const c10::IValue& arg, const F& f) {
-  if (arg.isTensor()) {
-    if (is_dtensor(arg.toTensor())) f(arg.toTensor());
-  } else if (arg.isTensorList()) {
-    for (const at::Tensor& t : arg.toTensorVector()) {
-      if (is_dtensor(t)) f(t);
-    }
-  }
 }
 
 // Whether the call overwrites all of argument `a`, without reading it. Not if it may fail, for example because of
@@ -148,9 +137,11 @@ std::unique_ptr<OverwriteGuard> settle_before_writes(const OpInfo& info, c10::Ar
   std::unique_ptr<OverwriteGuard> overwritten;
   for (size_t a = 0; a < args.size(); ++a) {
     if (!info.args[a].written) continue;
-    for_tensors(args[a], [&](const at::Tensor& t) {
+    any_tensor(args[a], [&](const at::Tensor& t) {
+      if (!is_dtensor(t)) return false;
       if (overwrites(info, args, a)) overwritten = OverwriteGuard::of(t);
       compute_deferred_before_write(t);
+      return false;
     });
   }
   return overwritten;

@@ -2,10 +2,9 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-
 #include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
@@ -97,14 +96,7 @@ void check_no_written_list(const OpInfo& info, c10::ArrayRef<c10::IValue> args) 
 
 // Whether all distributed arguments are constants from factories in a MeshScope, not written to since.
 bool from_factories_alone(c10::ArrayRef<c10::IValue> args) {
-  const auto fits = [](const c10::IValue& x) {
-    return !x.isTensor() || !is_dtensor(x.toTensor()) || is_unwritten_factory_result(x.toTensor());
-  };
-  return std::all_of(args.begin(), args.end(), [&](const c10::IValue& arg) {
-    if (!arg.isList()) return fits(arg);
-    const auto list = arg.toListRef();
-    return std::all_of(list.begin(), list.end(), fits);
-  });
+  return !any_tensor(args, [](const at::Tensor& t) { return is_dtensor(t) && !is_unwritten_factory_result(t); });
 }
 
 // Copies the value of `standing_in`, which was written in place of `t`, to `t`.
