@@ -139,6 +139,16 @@ int64_t Part::numel() const {
   return numel;
 }
 
+Part box_part(c10::ArrayRef<int64_t> offsets, c10::ArrayRef<int64_t> sizes) {
+  Part part;
+  part.offsets.assign(offsets.begin(), offsets.end());
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    Runs& runs = part.dims.emplace_back();
+    if (sizes[d] > 0) runs.push_back({offsets[d], sizes[d]});
+  }
+  return part;
+}
+
 Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
                   c10::ArrayRef<int64_t> coordinate) {
   TORCH_INTERNAL_ASSERT(placements.size() == mesh_shape.size() && placements.size() == coordinate.size());

@@ -51,6 +51,9 @@ struct Part {
   int64_t numel() const;
 };
 
+// The part that is a box; empty along dims of size 0.
+Part box_part(c10::ArrayRef<int64_t> offsets, c10::ArrayRef<int64_t> sizes);
+
 // The part held by the rank at `coordinate` (one entry per mesh dim) of a mesh of `mesh_shape`.
 // REQUIRES: placements.size() == mesh_shape.size() == coordinate.size(), dims normalised.
 Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,

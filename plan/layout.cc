@@ -26,13 +26,7 @@ std::vector<Part> Layout::parts(c10::ArrayRef<int64_t> sizes, int64_t rank) cons
     return parts;
   }
   for (const RankBox& box : boxes()) {
-    if (box.rank != rank) continue;
-    Part& part = parts.emplace_back();
-    part.offsets = box.offsets;
-    for (size_t d = 0; d < box.sizes.size(); ++d) {
-      Runs& runs = part.dims.emplace_back();
-      if (box.sizes[d] > 0) runs.push_back({box.offsets[d], box.sizes[d]});
-    }
+    if (box.rank == rank) parts.push_back(box_part(box.offsets, box.sizes));
   }
   return parts;
 }

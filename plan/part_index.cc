@@ -7,14 +7,7 @@ namespace dtensor {
 
 PartsByRank::PartsByRank(const TensorMeta& meta, const Layout& layout) : meta_(meta), layout_(layout) {
   if (!layout.is_boxes()) return;
-  for (const RankBox& box : layout.boxes()) {
-    Part& part = parts_[box.rank].emplace_back();
-    part.offsets = box.offsets;
-    for (size_t d = 0; d < box.sizes.size(); ++d) {
-      Runs& runs = part.dims.emplace_back();
-      if (box.sizes[d] > 0) runs.push_back({box.offsets[d], box.sizes[d]});
-    }
-  }
+  for (const RankBox& box : layout.boxes()) parts_[box.rank].push_back(box_part(box.offsets, box.sizes));
 }
 
 const std::vector<Part>& PartsByRank::of(int64_t rank) {

@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace dtensor {
 
 Collective RedistributeStep::collective() const {
@@ -28,6 +30,16 @@ int64_t RedistributePlan::num_collectives() const {
   int64_t n = 0;
   for (const RedistributeStep& step : steps) n += step.is_local() ? 0 : 1;
   return n;
+}
+
+void Route::add_up() {
+  bytes = peak_bytes = 0;
+  seconds = 0;
+  for (const RedistributeStep& step : steps) {
+    bytes += step.bytes;
+    seconds += step.seconds;
+    peak_bytes = std::max(peak_bytes, step.peak_bytes);
+  }
 }
 
 }  // namespace dtensor

@@ -99,6 +99,8 @@ struct Route {
   int64_t bytes = 0;
   int64_t peak_bytes = 0;
   double seconds = 0;
+
+  void add_up();  // sets the totals from the steps
 };
 
 // An empty schedule. Implemented next to the executor.

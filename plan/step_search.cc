@@ -288,11 +288,7 @@ std::vector<Route> StepSearch::all_arrivals() {
   for (const auto& [node, edge] : arrivals_) {
     Route& route = routes.emplace_back();
     route.steps = path_to(node, &edge);
-    for (const RedistributeStep& step : route.steps) {
-      route.bytes += step.bytes;
-      route.seconds += step.seconds;
-      route.peak_bytes = std::max(route.peak_bytes, step.peak_bytes);
-    }
+    route.add_up();
   }
   std::stable_sort(routes.begin(), routes.end(), [](const Route& a, const Route& b) { return a.seconds < b.seconds; });
   return routes;

@@ -81,16 +81,6 @@ std::vector<Placements> middles(const TensorMeta& meta, const Layout& layout, bo
   return list;
 }
 
-void add_up(Route& route) {
-  route.bytes = route.peak_bytes = 0;
-  route.seconds = 0;
-  for (const RedistributeStep& step : route.steps) {
-    route.bytes += step.bytes;
-    route.seconds += step.seconds;
-    route.peak_bytes = std::max(route.peak_bytes, step.peak_bytes);
-  }
-}
-
 // Divides `step` into rounds whose buffers stay within `limit`. False if no number of rounds does; `least` is then the
 // smallest sufficient limit, if it is below `hopeless`.
 bool fit(const TensorMeta& meta, const Layout& before, const Layout& after, const Traffic& t, const CostModel& cost,
@@ -172,7 +162,7 @@ class TransferRoutes {
         int64_t least = 0;
         if (!go_over(first, last, limits_.max_bytes, limits_.max_bytes, route.steps, least)) continue;
         route.steps.insert(route.steps.end(), last.steps.begin(), last.steps.end());
-        add_up(route);
+        route.add_up();
         routes.push_back(std::move(route));
       }
     }
@@ -190,7 +180,7 @@ class TransferRoutes {
       const Layout after = to_.is_boxes() ? to_ : Layout(to_.mesh(), step.after);
       step.peak_bytes = packed_bytes(meta_, before, after, traffic_of(meta_, before, after));
     }
-    add_up(route);
+    route.add_up();
   }
 
   // The smallest limit with a route. REQUIRES: all() is empty.

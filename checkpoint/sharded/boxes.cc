@@ -80,15 +80,7 @@ std::vector<Box> boxes_of(const Part& part) {
   return boxes;
 }
 
-Part part_of(const Box& box) {
-  Part part;
-  for (size_t d = 0; d < box.sizes.size(); ++d) {
-    part.dims.emplace_back();
-    if (box.sizes[d] > 0) part.dims.back().push_back({box.offsets[d], box.sizes[d]});
-  }
-  part.offsets = box.offsets;
-  return part;
-}
+Part part_of(const Box& box) { return box_part(box.offsets, box.sizes); }
 
 std::vector<Box> cut(const Box& box, int64_t n) {
   const auto dim = std::find_if(box.sizes.begin(), box.sizes.end(), [&](int64_t size) { return size >= n; });
