@@ -54,7 +54,8 @@ struct OpRule {
   // the two is set.
   std::function<std::vector<Strategy>(const OpCall&)> whole;
 
-  // Global metadata of the outputs. Unset: ATen's meta kernel, and for pointwise operators a trial on one element.
+  // Global metadata of the outputs, of a call without its out= arguments. Unset: ATen's meta kernel, and for pointwise
+  // operators a trial on one element.
   std::function<OutputMetas(const OpCall&)> metas;
 
   // The computation on one rank: pops the arguments from the stack, pushes the results. Unset: the operator itself.
