@@ -5,6 +5,7 @@
 
 #include "checkpoint/sharded/boxes.h"
 #include "dtensor/tensor/representation.h"
+#include "dtensor/views/write_back.h"
 
 namespace dtensor {
 namespace {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "dtensor/dispatch/internal/mutable_layout.h"
 #include "dtensor/dispatch/read_parts.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/storage_cache.h"
@@ -20,7 +19,7 @@ namespace {
 void write_layout(std::ostream& os, const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
   os << "  layout: " << (meta.laid_out_by_engine ? "chosen by the engine" : "set by the user or taken from an input")
-     << "; a write to the tensor " << (mutable_layout(t, 0) ? "may change it" : "keeps it") << '\n';
+     << "; a write to the tensor " << (has_mutable_layout(t) ? "may change it" : "keeps it") << '\n';
   if (is_leaf_parameter(t)) os << "  parameter: its gradient gets this layout\n";
   if (is_unwritten_factory_result(t)) os << "  made by a factory: operators may shard it without communication\n";
   if (meta.preferred_layout) os << "  preferred layout: " << to_string(meta.preferred_layout->placements()) << '\n';
@@ -30,7 +29,7 @@ void write_layout(std::ostream& os, const at::Tensor& t) {
 void write_state(std::ostream& os, const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
   // Copies that a local operator made may exist on some ranks only; parts move on all ranks alike.
-  if (const ViewOrigin* origin = meta.storage->origin.get(); origin != nullptr && origin->moved) {
+  if (const ViewOrigin* origin = origin_of(*meta.storage); origin != nullptr && origin->moved) {
     os << "  copied view, by " << origin->op.operator_name() << ", of " << spec_of(origin->base)->to_string() << ": "
        << (has_parts(t) ? "up to date" : "fetched by the next operator that reads it") << '\n';
   } else if (meta.arriving && meta.arriving->needs_all_ranks()) {

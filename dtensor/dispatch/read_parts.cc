@@ -14,7 +14,7 @@ namespace {
 // Whether updating `storage`, of a copied view, needs a collective. Views that a local operator copied on some ranks
 // only are read again from the rank's own part.
 bool is_out_of_date(const LocalStorage& storage) {
-  const ViewOrigin* origin = storage.origin.get();
+  const ViewOrigin* origin = origin_of(storage);
   if (origin == nullptr) return false;
   const DTensorMeta& base = meta_without_sync(origin->base);
   if (is_out_of_date(*base.storage)) return true;

@@ -3,6 +3,7 @@
 #include "dtensor/dispatch/internal/deferred_gradients.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
+#include "dtensor/views/write_back.h"
 
 namespace dtensor {
 

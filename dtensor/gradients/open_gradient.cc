@@ -7,6 +7,7 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
+#include "dtensor/views/write_back.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {

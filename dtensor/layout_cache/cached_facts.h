@@ -29,8 +29,8 @@ void cache_margins(const at::Tensor& t, int64_t dim, int64_t width, RankTensors 
 std::optional<CachedMargins> cached_margins(const at::Tensor& t, int64_t dim, int64_t width);
 
 void cache_ghost_region(const at::Tensor& t, GhostRegion region);
-// Null: not cached. For a copied view call refresh_view() first, since the region is of its last refresh. A write
-// through a copied view keeps the region if the same exchange brings its new elements, or none are needed (write_back()
+// Null: not cached. For a copied view call meta_for_read() first, since the region is of its last refresh. A write
+// through a copied view keeps the region if the same exchange brings its new elements, or none are needed (note_write()
 // in write_back.h).
 std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t);
 void drop_ghost_region(const at::Tensor& t);

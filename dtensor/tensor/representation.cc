@@ -134,6 +134,11 @@ void wait_for_locals(const DTensorMeta& meta) {
   meta.arriving->wait();
 }
 
+void settle_locals(const DTensorMeta& meta) {
+  wait_for_locals(meta);
+  if (meta.storage->origin) meta.storage->origin->before_read(*meta.storage);
+}
+
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name,
                         std::shared_ptr<CommWork> arriving) {
   return at::Tensor(make_impl(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving)));

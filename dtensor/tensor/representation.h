@@ -28,9 +28,18 @@
 
 namespace dtensor {
 
-struct ViewOrigin;    // copied_view.h
 struct StorageCache;  // layout_cache/storage_cache.h
 class HookWatch;      // hook_watch.h
+
+struct LocalStorage;
+
+// Told of reads of a memory. What it does follows from the layouts and the operators before: the same on all ranks.
+class StorageObserver {
+ public:
+  virtual ~StorageObserver() = default;
+  // Before the local tensors in `storage` are read: brings them up to date. May communicate.
+  virtual void before_read(LocalStorage& storage) = 0;
+};
 
 // State of the memory that aliases share: its bytes, and how often it was written to.
 struct LocalStorage {
@@ -40,8 +49,9 @@ struct LocalStorage {
   World world;  // keeps the meter and the caches alive
   MemoryHold hold;
   std::atomic<uint64_t> writes{0};
-  // Of a copied view (it could not share its base's memory, since parts had to move): its base. Else null.
-  std::shared_ptr<ViewOrigin> origin;
+  // Of a copied view (it could not share its base's memory, since parts had to move): its base, a ViewOrigin
+  // (views/copied_view.h). Else null.
+  std::shared_ptr<StorageObserver> origin;
   // Views or other handles share the memory, or did: replacing the contents of one of them would separate them. (The
   // same on all ranks, unlike a count of present users.)
   std::atomic<bool> shared{false};
@@ -150,10 +160,6 @@ void share_contents(const at::Tensor& t, const at::Tensor& other);
 void set_name(const at::Tensor& t, std::string name);
 // "layers.0" of a tensor called "layers.0.weight"; "" without a name or a dot.
 std::string module_of(const DTensorMeta& meta);
-
-// Call after writing to `t`'s locals: records the write, and writes back to the base of a copied view, which may
-// communicate. `op`: the writer, for reports.
-void note_write(const at::Tensor& t, std::string_view op);
 
 // Guard that runs operators below autograd and below the distributed key: on local tensors.
 struct LocalGuard {

@@ -104,7 +104,7 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
 
   auto origin = std::make_shared<ViewOrigin>(call, spec, locals, moved);
   // If the base is an outdated copied view, this view is outdated, too; likewise if the base has not been read yet.
-  const auto& above = meta.storage->origin;
+  const ViewOrigin* above = origin_of(*meta.storage);
   const bool late =
       above && above->seen.load(kRelaxed) != meta_without_sync(above->base).storage->writes.load(kRelaxed);
   origin->seen = meta.storage->writes.load(kRelaxed) - (call.read || (late && !moved) ? 1 : 0);
@@ -113,25 +113,24 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
   return make_view(std::move(spec), std::move(locals), base, offset, std::move(storage));
 }
 
-void refresh_view(LocalStorage& storage) {
-  ViewOrigin& origin = *storage.origin;
-  std::lock_guard lock(origin.mutex);
-  LocalStorage& base = *meta_without_sync(origin.base).storage;
-  if (base.origin) refresh_view(base);
-  const uint64_t writes = base.writes.load(kRelaxed);
-  if (origin.seen.load(kRelaxed) == writes) return;
-  if (origin.read) {
-    origin.read(origin.base, origin.locals);
+void ViewOrigin::before_read(LocalStorage& storage) {
+  std::lock_guard lock(mutex);
+  LocalStorage& base_storage = *meta_without_sync(base).storage;
+  if (base_storage.origin) base_storage.origin->before_read(base_storage);
+  const uint64_t writes = base_storage.writes.load(kRelaxed);
+  if (seen.load(kRelaxed) == writes) return;
+  if (read) {
+    read(base, locals);
   } else {
-    read_by_call(origin);
+    read_by_call(*this);
   }
   mark_written(storage);
-  origin.seen.store(writes, kRelaxed);
+  seen.store(writes, kRelaxed);
 }
 
 const LocalStorage* memory_viewed_by(const at::Tensor& t) {
   const LocalStorage* memory = meta_without_sync(t).storage.get();
-  while (memory->origin) memory = meta_without_sync(memory->origin->base).storage.get();
+  while (const ViewOrigin* origin = origin_of(*memory)) memory = meta_without_sync(origin->base).storage.get();
   return memory;
 }
 
@@ -143,13 +142,6 @@ bool any_related(c10::ArrayRef<at::Tensor> tensors) {
     if (first.try_emplace(memory_viewed_by(t), own).first->second != own) return true;
   }
   return false;
-}
-
-// Declared in representation.h; defined here since it needs ViewOrigin.
-
-void settle_locals(const DTensorMeta& meta) {
-  wait_for_locals(meta);
-  if (meta.storage->origin) refresh_view(*meta.storage);
 }
 
 }  // namespace dtensor

@@ -2,7 +2,7 @@
 //
 // `x[2:5]` of a tensor sharded on that dim cannot share the memory of x. The copy keeps a ViewOrigin with its
 // LocalStorage, so that aliases of the copy have it too. With it
-//   - reading the copy after x was written to takes the view again, into the same memory (meta_for_read() does this). A lazy
+//   - reading the copy after x was written to takes the view again, into the same memory (StorageObserver does this). A lazy
 //     view is first read in this way, too, so that one that is only overwritten is never read;
 //   - writing to the copy, or to an alias of it, writes back to x, and on to the base of x if x is a copied view itself
 //     (note_write() does this): each rank stores the elements of x that it holds.
@@ -41,8 +41,10 @@ struct ViewCall {
 // chain of views is the same, too. The one exception: an operator on lists that writes to such a view and to its base
 // in one call works on one tensor after another (any_related()), so if it must move several other lists, their order
 // differs from that on ranks that share the memory.
-struct ViewOrigin {
+struct ViewOrigin final : StorageObserver {
   ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view, bool moved);
+  // Takes the view again if the base was written to.
+  void before_read(LocalStorage& storage) override;
 
   at::Tensor base;  // another handle of the base
   c10::OperatorHandle op;
@@ -62,8 +64,8 @@ struct ViewOrigin {
 // copied view if `locals` do not share the base's memory, or if `moved` is set (an abstract world has no locals).
 at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, int64_t offset, bool moved);
 
-// Takes the view again if its base was written to. REQUIRES: storage.origin.
-void refresh_view(LocalStorage& storage);
+// The origin of a copied view; null for other memory.
+inline ViewOrigin* origin_of(const LocalStorage& storage) { return static_cast<ViewOrigin*>(storage.origin.get()); }
 
 // The memory of `t`, or if it is a copied view's, that of the last base in the chain. REQUIRES: is_dtensor(t).
 const LocalStorage* memory_viewed_by(const at::Tensor& t);

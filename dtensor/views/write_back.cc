@@ -70,13 +70,13 @@ at::Tensor undo_operator(const at::Tensor& value, const c10::OperatorHandle& op)
 std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
   std::vector<SpecPtr> way{spec_of(t)};
   std::vector<bool> follows(way[0]->placements().size(), true);
-  for (const ViewOrigin* origin = meta_without_sync(t).storage->origin.get(); origin != nullptr;) {
+  for (const ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;) {
     const DTensorMeta& base = meta_without_sync(origin->base);
     for (size_t m = 0; m < follows.size(); ++m) follows[m] = follows[m] && origin->follows[m];
     keep_whole_chains(follows, base.spec->placements());
     keep_whole_chains(follows, spec_of(t)->placements());
     way.push_back(way.back()->with_placements(layout_to_store(*way.back(), *base.spec, follows)));
-    origin = base.storage->origin.get();
+    origin = origin_of(*base.storage);
   }
   return way;
 }
@@ -117,14 +117,14 @@ WayBack way_back(const at::Tensor& t) {
   const Limits& limits = current_dispatch_scope().limits;
   StoreRequest request{{way.layouts[0], t.storage_offset()}, {}, way.layouts};
   StoreRequest keeping = request;
-  for (const ViewOrigin* origin = meta_without_sync(t).storage->origin.get(); origin != nullptr;) {
+  for (const ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;) {
     const DTensorMeta& base = meta_without_sync(origin->base);
     way.kept_known.push_back(origin->moved ? fetched_ghost_region(origin->base) : nullptr);
     if (origin->moved) {
       request.bases.push_back({base.spec, origin->base.storage_offset()});
       keeping.bases.push_back({base.spec, origin->base.storage_offset(), way.kept_known.back()});
     }
-    origin = base.storage->origin.get();
+    origin = origin_of(*base.storage);
   }
   way.exchange = cached_store_exchange(request, limits);
   const auto any_known = std::any_of(way.kept_known.begin(), way.kept_known.end(), [](const auto& k) { return k; });
@@ -166,14 +166,14 @@ void check_can_write_back(const at::Tensor& t, std::string_view op) {
     const bool exchanges = way.exchange != nullptr;  // within the limits
     for (size_t k = 1; k < way.layouts.size() && !exchanges; ++k)
       cached_plan(way.layouts[k - 1], way.layouts[k]->placements(), limits);
-    for (const ViewOrigin* origin = meta_without_sync(t).storage->origin.get(); origin != nullptr;) {
+    for (const ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;) {
       const DTensorMeta& base = meta_without_sync(origin->base);
       if (writes_into_addends(*spec_of(t), *base.spec)) plans_of_values_for_addends(base.spec);
-      origin = base.storage->origin.get();
+      origin = origin_of(*base.storage);
     }
   }
   const Spec& spec = *spec_of(t);
-  for (const ViewOrigin* origin = meta_without_sync(t).storage->origin.get(); origin != nullptr;) {
+  for (const ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;) {
     const DTensorMeta& base = meta_without_sync(origin->base);
     check_can_store(spec, *base.spec, op);
     // A conjugated view can be written back as a whole number only.
@@ -186,10 +186,13 @@ void check_can_write_back(const at::Tensor& t, std::string_view op) {
         why_not_storable(window_of(spec, t.storage_offset()), spec.dtype(),
                          window_of(*base.spec, origin->base.storage_offset()), base.spec->dtype());
     TORCH_CHECK_NOT_IMPLEMENTED(error.empty(), std::string(op), ": ", error);
-    origin = base.storage->origin.get();
+    origin = origin_of(*base.storage);
   }
 }
 
+namespace {
+
+// Writes the contents of `t`, whose memory is a copied view's, back to the base.
 void write_back(const at::Tensor& t, std::string_view op) {
   const CommCause cause{std::string(op), "self", current_scope().module_path, /*implicit=*/true};
   const WayBack way = way_back(t);
@@ -199,7 +202,7 @@ void write_back(const at::Tensor& t, std::string_view op) {
   at::Tensor same_memory = t;         // shares the memory of the present view
   auto layout = way.layouts.begin();  // the layout of `pieces`, if nothing was exchanged
   auto known = way.kept_known.begin();
-  for (std::shared_ptr<ViewOrigin> origin = meta_without_sync(t).storage->origin; origin != nullptr;) {
+  for (ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;) {
     const DTensorMeta& base = meta_for_write(origin->base);
     const SpecPtr& from = *layout++;
     const SpecPtr& spec = *layout;
@@ -233,11 +236,12 @@ void write_back(const at::Tensor& t, std::string_view op) {
                          {around->dims, around->cut_by, around->known, std::make_shared<LazyParts>(boxes)});
     }
     same_memory = origin->base;
-    origin = base.storage->origin;
+    origin = origin_of(*base.storage);
   }
 }
 
-// Declared in representation.h; defined here since it needs write_back().
+}  // namespace
+
 void note_write(const at::Tensor& t, std::string_view op) {
   LocalStorage& storage = *meta_without_sync(t).storage;
   mark_written(storage);

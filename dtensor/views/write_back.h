@@ -11,7 +11,8 @@ namespace dtensor {
 // Error (c10::NotImplementedError): write_back() could not write to the base, and the two would diverge.
 void check_can_write_back(const at::Tensor& t, std::string_view op);
 
-// Writes the contents of `t`, whose memory is a copied view's, back to the base. `op`: the writer.
-void write_back(const at::Tensor& t, std::string_view op);
+// Call after `op` wrote to the local tensors of `t`: records the write, and writes back to the base of a copied view,
+// which may communicate.
+void note_write(const at::Tensor& t, std::string_view op);
 
 }  // namespace dtensor

@@ -12,6 +12,7 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
+#include "dtensor/views/write_back.h"
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 

@@ -87,7 +87,7 @@ DeclaredRegionPtr declared_region(const at::Tensor& t, const SliceWindow& window
 at::Tensor parent_view(const at::Tensor& t) {
   const at::Tensor viewed = base_of_view(t);
   if (viewed.defined()) return viewed;
-  const ViewOrigin* origin = meta_without_sync(t).storage->origin.get();
+  const ViewOrigin* origin = origin_of(*meta_without_sync(t).storage);
   // A view that some ranks had to copy and others not is not a slice.
   return origin != nullptr && (origin->read != nullptr || !origin->moved) ? origin->base : at::Tensor();
 }

@@ -53,8 +53,8 @@ Owner owner_of(const at::Tensor& t) {
   Owner owner{t, {}};
   ConjNegBits flips;
   at::Tensor same_memory = t;
-  for (const ViewOrigin* origin = meta_without_sync(t).storage->origin.get(); origin != nullptr;
-       origin = meta_without_sync(origin->base).storage->origin.get()) {
+  for (const ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;
+       origin = origin_of(*meta_without_sync(origin->base).storage)) {
     if (origin->base.scalar_type() != t.scalar_type()) break;
     const std::string& op = origin->op.schema().name();
     flips = flips ^ conj_neg_bits(meta_without_sync(same_memory).locals) ^ conj_neg_bits(origin->locals) ^

@@ -52,16 +52,14 @@ bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   return any_dtensor(info, args, [](const at::Tensor&) { return true; });
 }
 
-namespace {
-
-// Whether an operator that writes to `t` may change its layout with the write. The same on all ranks, since all ranks
-// alias and expose parts alike.
 bool has_mutable_layout(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
   const LocalStorage& storage = *meta.storage;
   return meta.laid_out_by_engine && !storage.shared && !storage.user_may_write && !storage.origin &&
          !is_leaf_parameter(t);
 }
+
+namespace {
 
 // Takes the mutable layouts away from inputs that occur twice: they would change their layout in one place only.
 void drop_repeated(Inputs& in) {

@@ -37,6 +37,9 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // Fills in.context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and the
 // gradient target.
 void note_context(const OpInfo& info, Inputs& in);
+// Whether an operator that writes to `t` may change its layout with the write. The same on all ranks, since all ranks
+// alias and expose parts alike.
+bool has_mutable_layout(const at::Tensor& t);
 // Whether `t` was made alike for all ranks, from no tensor (DTensorMeta::from_factory), and not written to since.
 bool is_unwritten_factory_result(const at::Tensor& t);
 // "weight", or "tensors[1]" in a list.
