@@ -293,7 +293,7 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
     }
     const auto grows = [&](const auto& meta) { return meta && meta->numel() > elements; };
     const bool is_whole = std::any_of(problem_.metas.tensors.begin(), problem_.metas.tensors.end(), grows);
-    const double at_most = (is_whole ? kMaxPadGrowth : 1) * static_cast<double>(now);
+    const double at_most = (is_whole ? kMaxPadGrowth : kSizeTolerance) * static_cast<double>(now);
     const bool dearer = multiplied ? !defers_past_product(now, later) : static_cast<double>(later) > at_most;
     const bool one_extreme = is_extreme && groups_.size() == 1 && groups_[0].count == 1;
     const bool gains_nothing = dearer || fills || reduces || (is_number && (scaled || one_extreme));

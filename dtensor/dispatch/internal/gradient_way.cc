@@ -14,6 +14,7 @@
 
 #include "dtensor/gradients/gradient_bucket.h"
 #include "dtensor/tensor/representation.h"
+#include "plan/cost_policy.h"
 
 namespace dtensor {
 namespace {
@@ -104,7 +105,7 @@ bool goes_to_parameters(const Node& from, const Spec& gradient) {
       }
     }
   }
-  return any && elements <= elements_to_reduce(gradient);
+  return any && static_cast<double>(elements) <= kBucketedElements * static_cast<double>(elements_to_reduce(gradient));
 }
 
 bool is_added_to_others(const Node& node) {
