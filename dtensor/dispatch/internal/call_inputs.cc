@@ -9,6 +9,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/dispatch/internal/numbers_of_meshes.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/gradients/gradient_layout.h"
@@ -27,29 +28,26 @@ void note_parameter(const OpInfo& info, const at::Tensor& t) {
   meta_without_sync(t).storage->is_parameter.store(true, std::memory_order_relaxed);
 }
 
-// Whether `is_wanted` holds for a distributed argument; asks in the order of the arguments.
-template <typename Predicate>
-bool any_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Predicate& is_wanted) {
+}  // namespace
+
+void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  any_tensor(args, [&](const at::Tensor& t) {
+    if (is_dtensor(t)) note_parameter(info, t);
+    return false;
+  });
+}
+
+bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   for (size_t i = 0; i < args.size(); ++i) {
-    if (info.args[i].kind == OpInfo::Arg::Kind::kTensor) {
-      if (args[i].isTensor() && is_dtensor(args[i].toTensor()) && is_wanted(args[i].toTensor())) return true;
-    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && args[i].isList()) {
+    if (info.args[i].kind == ArgSlot::Kind::kTensor) {
+      if (args[i].isTensor() && is_dtensor(args[i].toTensor())) return true;
+    } else if (info.args[i].kind == ArgSlot::Kind::kTensorList && args[i].isList()) {
       for (const auto& x : args[i].toListRef()) {
-        if (x.isTensor() && is_dtensor(x.toTensor()) && is_wanted(x.toTensor())) return true;
+        if (x.isTensor() && is_dtensor(x.toTensor())) return true;
       }
     }
   }
   return false;
-}
-
-}  // namespace
-
-void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  any_dtensor(info, args, [&](const at::Tensor& t) { return note_parameter(info, t), false; });
-}
-
-bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  return any_dtensor(info, args, [](const at::Tensor&) { return true; });
 }
 
 bool has_mutable_layout(const at::Tensor& t) {

@@ -26,8 +26,8 @@ struct Inputs {
   bool hooks_watched = false;  // there are parameters of modules with hooks
 };
 
-// For operators that gather no inputs: registers that gradients of parameters among the arguments get the parameter's
-// layout.
+// For operators that gather no inputs: registers that gradients of parameters among `args`, the arguments or some of
+// them, get the parameter's layout.
 void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // Whether any argument is distributed.
 bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
