@@ -3,7 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "plan/redistribute_plan.h"
-#include "plan/schedule.h"
+#include "plan/transfer/schedule.h"
 
 namespace dtensor {
 namespace {

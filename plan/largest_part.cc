@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "plan/layout_geometry.h"
+#include "plan/search/layout_geometry.h"
 
 namespace dtensor {
 

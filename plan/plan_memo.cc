@@ -6,8 +6,8 @@
 #include "absl/hash/hash.h"
 #include "placement/parse_placements.h"
 #include "plan/memo.h"
-#include "plan/mesh_steps.h"
 #include "plan/redistribute_planner.h"
+#include "plan/search/mesh_steps.h"
 
 namespace dtensor {
 namespace {

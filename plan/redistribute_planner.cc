@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "plan/largest_part.h"
-#include "plan/mesh_steps.h"
-#include "plan/step_search.h"
-#include "plan/transfer.h"
+#include "plan/search/mesh_steps.h"
+#include "plan/search/step_search.h"
+#include "plan/transfer/transfer.h"
 
 namespace dtensor {
 

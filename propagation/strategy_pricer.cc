@@ -5,9 +5,9 @@
 #include "placement/parse_placements.h"
 #include "plan/cost_policy.h"
 #include "plan/largest_part.h"
-#include "plan/mesh_steps.h"
 #include "plan/plan_many.h"
 #include "plan/redistribute_planner.h"
+#include "plan/search/mesh_steps.h"
 
 namespace dtensor {
 namespace {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <tuple>
 
-#include "plan/part_index.h"
+#include "plan/transfer/part_index.h"
 #include "sharded/enumerable_sharding_spec.h"
 
 namespace dtensor::sharded {

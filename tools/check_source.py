@@ -26,7 +26,7 @@ import sys
 LAYERS = ["placement", "comm", "mesh", "plan", "observe", "processes", "propagation", "dtensor", "ops", "checkpoint",
           "sharded", "python"]
 # Their subfolders are rooms: one idea each.
-ROOMED = ["dtensor", "ops"]
+ROOMED = ["plan", "dtensor", "ops"]
 PROGRAMS = ["benchmarks", "examples", "tools"]
 # What programs include is above all.
 UMBRELLA = "dtensor/dtensor.h"

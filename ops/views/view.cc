@@ -16,7 +16,7 @@
 #include "ops/support/movement.h"
 #include "ops/views/view_map.h"
 #include "plan/cost_model.h"
-#include "plan/mesh_steps.h"
+#include "plan/search/mesh_steps.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor {

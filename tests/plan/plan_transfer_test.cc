@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "placement/parse_placements.h"
-#include "plan/transfer.h"
+#include "plan/transfer/transfer.h"
 #include "tests/plan/random_plans.h"
 #include "tests/testing/plan_cases.h"
 #include "tests/testing/plan_matcher.h"

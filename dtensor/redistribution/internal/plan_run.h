@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "absl/types/span.h"
-#include "plan/schedule.h"
+#include "plan/transfer/schedule.h"
 
 namespace dtensor {
 

@@ -1,11 +1,11 @@
-#include "plan/mesh_steps.h"
+#include "plan/search/mesh_steps.h"
 
 #include <algorithm>
 #include <iterator>
 #include <limits>
 #include <utility>
 
-#include "plan/step_search.h"
+#include "plan/search/step_search.h"
 
 namespace dtensor {
 

@@ -8,8 +8,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
-#include "plan/layout_geometry.h"
-#include "plan/step_pricer.h"
+#include "plan/search/layout_geometry.h"
+#include "plan/search/step_pricer.h"
 
 namespace dtensor {
 

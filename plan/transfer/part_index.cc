@@ -1,4 +1,4 @@
-#include "plan/part_index.h"
+#include "plan/transfer/part_index.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "plan/schedule.h"
+#include "plan/transfer/schedule.h"
 
 #include <algorithm>
 #include <mutex>
@@ -7,8 +7,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "plan/largest_part.h"
-#include "plan/part_index.h"
-#include "plan/transfer.h"
+#include "plan/transfer/part_index.h"
+#include "plan/transfer/transfer.h"
 
 namespace dtensor {
 

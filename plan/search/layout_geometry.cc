@@ -1,6 +1,6 @@
 // A rank's part in one layout. The other functions are in part_bytes.cc, even_cuts.cc, received_bytes.cc and
 // packed_bytes.cc.
-#include "plan/layout_geometry.h"
+#include "plan/search/layout_geometry.h"
 
 namespace dtensor {
 namespace {

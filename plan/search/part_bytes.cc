@@ -1,7 +1,7 @@
 // LayoutGeometry::part_bytes().
-#include "plan/even_cuts.h"
-#include "plan/layout_geometry.h"
-#include "plan/representative_ranks.h"
+#include "plan/search/even_cuts.h"
+#include "plan/search/layout_geometry.h"
+#include "plan/search/representative_ranks.h"
 
 namespace dtensor {
 

@@ -10,10 +10,10 @@
 #include "absl/container/flat_hash_set.h"
 #include "placement/parse_placements.h"
 #include "plan/largest_part.h"
-#include "plan/mesh_steps.h"
 #include "plan/redistribute_planner.h"
-#include "plan/step_pricer.h"
-#include "plan/transfer.h"
+#include "plan/search/mesh_steps.h"
+#include "plan/search/step_pricer.h"
+#include "plan/transfer/transfer.h"
 
 namespace dtensor {
 namespace {

@@ -1,4 +1,4 @@
-#include "plan/transfer.h"
+#include "plan/transfer/transfer.h"
 
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
@@ -11,7 +11,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "plan/part_index.h"
+#include "plan/transfer/part_index.h"
 
 namespace dtensor {
 namespace {

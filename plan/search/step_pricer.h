@@ -8,8 +8,8 @@
 
 #include "comm/communicator.h"
 #include "plan/cost_model.h"
-#include "plan/layout_geometry.h"
 #include "plan/redistribute_plan.h"
+#include "plan/search/layout_geometry.h"
 
 namespace dtensor {
 

@@ -1,4 +1,4 @@
-#include "plan/representative_ranks.h"
+#include "plan/search/representative_ranks.h"
 
 #include <algorithm>
 

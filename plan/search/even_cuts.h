@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
-#include "plan/layout_geometry.h"
+#include "plan/search/layout_geometry.h"
 
 namespace dtensor {
 

@@ -1,4 +1,4 @@
-#include "plan/step_search.h"
+#include "plan/search/step_search.h"
 
 #include <algorithm>
 #include <limits>

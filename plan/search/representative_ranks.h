@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "plan/layout_geometry.h"
+#include "plan/search/layout_geometry.h"
 
 namespace dtensor {
 

@@ -1,4 +1,4 @@
-#include "plan/step_pricer.h"
+#include "plan/search/step_pricer.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,9 +1,9 @@
 // LayoutGeometry::received_bytes(): dim by dim if cuts are even or nested, else by visiting ranks.
 #include <algorithm>
 
-#include "plan/even_cuts.h"
-#include "plan/layout_geometry.h"
-#include "plan/representative_ranks.h"
+#include "plan/search/even_cuts.h"
+#include "plan/search/layout_geometry.h"
+#include "plan/search/representative_ranks.h"
 
 namespace dtensor {
 namespace {

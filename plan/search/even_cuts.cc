@@ -1,4 +1,4 @@
-#include "plan/even_cuts.h"
+#include "plan/search/even_cuts.h"
 
 namespace dtensor {
 

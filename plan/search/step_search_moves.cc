@@ -1,7 +1,7 @@
 // The edges of the search: the single steps from a layout.
 #include <utility>
 
-#include "plan/step_search.h"
+#include "plan/search/step_search.h"
 
 namespace dtensor {
 
