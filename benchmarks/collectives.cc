@@ -32,6 +32,8 @@ ABSL_FLAG(std::string, rank_of, "", "gloo, ours or mpi: be one rank of that job.
 ABSL_FLAG(std::string, launch, "tools/launch/launch", "the launcher, from the folder in which `bazel run` starts");
 
 namespace dtensor::benchmarks {
+using namespace internal;
+
 namespace {
 
 using Times = std::map<int64_t, double>;  // seconds by bytes

@@ -18,6 +18,8 @@
 #include "mesh/world.h"
 
 namespace dtensor::benchmarks {
+using namespace internal;
+
 namespace {
 
 using Clock = std::chrono::steady_clock;

@@ -13,7 +13,7 @@
 #include "comm/error_message.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // `size` bytes from every rank to every rank, of which the first are `data`.
@@ -100,4 +100,4 @@ std::string run_on_all(const DeviceMesh& ranks, const std::function<void()>& wor
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

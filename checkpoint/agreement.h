@@ -8,7 +8,7 @@
 
 #include "mesh/device_mesh.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // All ranks of the world in a row; undefined if this process has them all, or there is no world, so that there is no
 // other process.
@@ -30,4 +30,4 @@ void agree_that_all_is_well(const DeviceMesh& ranks, const std::string& error, s
 // the first error as above. Throws only if the processes cannot communicate any more, so that the outcome is unknown.
 [[nodiscard]] std::string run_on_all(const DeviceMesh& ranks, const std::function<void()>& work, std::string_view op);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

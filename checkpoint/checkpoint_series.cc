@@ -16,6 +16,8 @@
 #include "checkpoint/sharded/manifest.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr char kPrefix[] = "step-";

@@ -13,6 +13,8 @@
 #include "checkpoint/formats/hugging_face_index.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 bool exists(const std::string& path, mode_t type) {

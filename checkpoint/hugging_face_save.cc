@@ -17,6 +17,8 @@
 #include "checkpoint/safetensors_writer.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Entries = std::vector<SafetensorsEntry>;

@@ -24,6 +24,8 @@
 #include "plan/spec.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr char kLoadCheckpoint[] = "load_checkpoint";

@@ -3,7 +3,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "checkpoint/hugging_face.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Where a tied parameter lacks one of its names, the value of another one.
@@ -27,4 +27,4 @@ NamedTensors safetensors_values(const std::string& path, const NamedTensors& tar
   return values;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,11 +5,11 @@
 
 #include "checkpoint/named_tensors.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The tensors at `path`, a file or folder, as views of the mapped files: copying a part reads that part from the disk.
 // Parameters that are tied, one tensor under several names of `targets`, need one of the names in the file, since most
 // programs write such a tensor once. Error: those of HuggingFaceFolder.
 NamedTensors safetensors_values(const std::string& path, const NamedTensors& targets);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -12,7 +12,7 @@
 #include "dtensor/tensor/representation.h"
 #include "mesh/device_mesh.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // All ranks that hold a part, as one dim; undefined if all are in this process. With several meshes the largest:
@@ -58,4 +58,4 @@ void write_once(const std::vector<at::Tensor>& tensors, const std::string& path,
   TORCH_CHECK(wrong.empty(), wrong);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Runs `prepare` (null: nothing) here and `write` on the lowest of the ranks that hold the distributed tensors among
 // `tensors`. These ranks' processes call it together; where there are no distributed tensors, or one process has all
@@ -19,4 +19,4 @@ namespace dtensor {
 void write_once(const std::vector<at::Tensor>& tensors, const std::string& path, const std::function<void()>& prepare,
                 const std::function<void()>& write);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

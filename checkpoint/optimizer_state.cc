@@ -8,7 +8,7 @@
 
 #include <tuple>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Options = std::vector<std::pair<std::string, std::variant<bool*, double*>>>;
@@ -81,4 +81,4 @@ Options fields_of(torch::optim::OptimizerOptions& options) {
   return {};
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

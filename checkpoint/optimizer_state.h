@@ -17,7 +17,7 @@ class OptimizerOptions;
 class OptimizerParamState;
 }  // namespace torch::optim
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Fields of one parameter's state: "exp_avg", "max_exp_avg_sq", ...; pointers into the given state, undefined tensors
 // included.
@@ -35,4 +35,4 @@ std::unique_ptr<torch::optim::OptimizerParamState> new_param_state(const torch::
 // Options of a parameter group: "lr", "weight_decay", "beta1", ...; pointers into `options`. Empty: not known.
 std::vector<std::pair<std::string, std::variant<bool*, double*>>> fields_of(torch::optim::OptimizerOptions& options);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

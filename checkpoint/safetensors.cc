@@ -8,6 +8,7 @@
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
+using namespace internal;
 
 void save_safetensors(const NamedTensors& tensors, const std::string& path,
                       const std::map<std::string, std::string>& metadata) {

@@ -11,6 +11,8 @@
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 // Reading another value of a bool is undefined behaviour in C++.

@@ -9,7 +9,7 @@
 #include "checkpoint/one_writer.h"
 #include "checkpoint/serialize_parts.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 std::vector<SafetensorsEntry> safetensors_entries(const NamedTensors& tensors) {
   std::vector<SafetensorsEntry> entries;
@@ -67,4 +67,4 @@ void write_safetensors(const std::function<AtomicFile&()>& open, const std::vect
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "checkpoint/formats/safetensors_header.h"
 #include "checkpoint/named_tensors.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Names, dtypes and global shapes of all defined tensors, each as if it were the only one.
 // Error (TypeError), with the name: a dtype that the format does not have, sparse and meta tensors.
@@ -51,4 +51,4 @@ void write_safetensors(const std::function<AtomicFile&()>& open, const std::vect
                        const std::map<std::string, std::string>& metadata, WholeValues& values,
                        const OnWriter& on_writer);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

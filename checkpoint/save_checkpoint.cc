@@ -25,6 +25,8 @@
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Json = nlohmann::json;

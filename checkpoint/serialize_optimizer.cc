@@ -15,6 +15,8 @@
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using torch::optim::Optimizer;

@@ -11,7 +11,7 @@
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/write_back.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void check_can_be_stored(const at::Tensor& t, const std::string& name) {
   TORCH_CHECK_TYPE(
@@ -57,4 +57,4 @@ void copy_into(const at::Tensor& target, const at::Tensor& value) {
   });
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

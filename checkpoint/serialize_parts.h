@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Error (TypeError): tensors of this dtype or layout cannot be written by torch and read again. The text has `name`, if
 // there is one.
@@ -38,4 +38,4 @@ void with_path(const std::string& path, const F& load) try {
   TORCH_CHECK(false, "[load] '", path, "': damaged: ", e.what());
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include <iterator>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 struct Backend {
@@ -130,4 +130,4 @@ std::string_view describe(Carrier carrier) {
   return kTexts[static_cast<size_t>(carrier)];
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

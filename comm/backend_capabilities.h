@@ -12,7 +12,7 @@
 #include "comm/comm_event.h"
 #include "placement/placement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 enum class CommBackend : uint8_t {
   kGloo,       // processes with CPU tensors
@@ -65,4 +65,4 @@ std::string_view describe(CommBackend backend);
 std::string_view describe(Transport transport);
 std::string_view describe(Carrier carrier);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

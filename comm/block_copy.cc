@@ -6,7 +6,7 @@
 
 #include "absl/container/inlined_vector.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // From so many bytes on, copies are shared out to ATen's threads, if it has any.
@@ -129,4 +129,4 @@ void clear_block(const at::Tensor& to, const Block& block) {
   if (numel_of(block.sizes) > 0) block_view(to, block.to, block.sizes).zero_();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

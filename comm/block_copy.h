@@ -10,7 +10,7 @@
 
 #include "placement/geometry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Whether a CPU tensor's elements lie where its data pointer and strides say. No conjugate or negative views.
 bool is_plain_memory(const at::Tensor& t);
@@ -27,4 +27,4 @@ void clear_block(const at::Tensor& to, const Block& block);
 // A view of `t`. REQUIRES: as above.
 at::Tensor block_view(const at::Tensor& t, const Shape& offsets, const Shape& sizes);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -1,6 +1,6 @@
 #include "comm/call_recorder.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Set before main by a static object, hence a constant at first.
@@ -12,4 +12,4 @@ void set_call_recorder(MakeCallRecorder make) { make_recorder = make; }
 
 std::unique_ptr<CallRecorder> make_call_recorder() { return make_recorder != nullptr ? make_recorder() : nullptr; }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

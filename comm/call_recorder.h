@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct CommView;  // comm_call.h
 
@@ -33,4 +33,4 @@ void set_call_recorder(MakeCallRecorder make);
 // Null where none was set.
 std::unique_ptr<CallRecorder> make_call_recorder();
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

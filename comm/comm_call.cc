@@ -1,6 +1,6 @@
 #include "comm/comm_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 RankSlots::RankSlots(absl::Span<const int64_t> ranks, int64_t world_size) : size_(static_cast<int64_t>(ranks.size())) {
   if (ranks.empty()) return;
@@ -13,4 +13,4 @@ RankSlots::RankSlots(absl::Span<const int64_t> ranks, int64_t world_size) : size
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "comm/rank_tensors.h"
 #include "placement/geometry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class CommWork;  // comm_work.h
 
@@ -67,4 +67,4 @@ class RankSlots {
   std::vector<int64_t> slots_;  // by rank; empty where they are in a row
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

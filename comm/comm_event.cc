@@ -15,7 +15,11 @@ CollectiveCounts collectives_issued() {
   return counts;
 }
 
+namespace internal {
+
 void count_collective(Collective c) { issued[static_cast<size_t>(c)].fetch_add(1, std::memory_order_relaxed); }
+
+}  // namespace internal
 
 std::string_view to_string(Collective c) {
   switch (c) {

@@ -27,8 +27,12 @@ namespace dtensor {
 // subtract two values for the count of a section. Thread-safe.
 CollectiveCounts collectives_issued();
 
+namespace internal {
+
 // Internal: communicators call it when one is done.
 void count_collective(Collective c);
+
+}  // namespace internal
 
 // The origin of the communication.
 struct CommCause {
@@ -57,6 +61,8 @@ struct CommEvent {
   std::shared_ptr<const LayoutChange> layout_change;
 };
 
+namespace internal {
+
 struct CommView;    // comm_call.h
 struct ReuseEvent;  // reuse_event.h
 struct WorkEvent;   // work_event.h
@@ -77,5 +83,7 @@ class CommListener {
   // An operator took an input from a cache, instead of communicating.
   virtual void on_reuse(const ReuseEvent& /*event*/) {}
 };
+
+}  // namespace internal
 
 }  // namespace dtensor

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class CommWork {
  public:
@@ -60,4 +60,4 @@ class CommWork {
   std::atomic<bool> done_{false};
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

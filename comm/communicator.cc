@@ -13,7 +13,7 @@
 #include "comm/reduce_by_exchange.h"
 #include "comm/scope.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // On the owned rank that receives most.
@@ -193,4 +193,4 @@ void Communicator::barrier(const CommCall& call) {
       });
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

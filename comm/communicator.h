@@ -23,7 +23,7 @@
 #include "comm/comm_call.h"
 #include "placement/placement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class CallRecorder;  // call_recorder.h
 
@@ -107,4 +107,4 @@ std::unique_ptr<Communicator> make_local_communicator(std::vector<c10::Device> d
 // copied, what would come from another rank is zeros, and a reduction is the rank's own addend. `device`: of all ranks.
 std::unique_ptr<Communicator> make_dry_communicator(c10::Device device);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -2,7 +2,7 @@
 
 #include <tuple>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
@@ -125,4 +125,4 @@ void check_addends(Collective c, const RankSlots& slots, absl::Span<const Messag
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #include "comm/comm_call.h"
 #include "placement/placement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // `count` says for how many ranks the caller passes `what`.
 void check_ranks(Collective c, const CommCall& call, size_t count, const char* what = "inputs");
@@ -54,4 +54,4 @@ inline absl::Span<const Message> run_at(absl::Span<const Message> messages, size
   return messages.subspan(begin, end - begin);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

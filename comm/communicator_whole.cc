@@ -10,7 +10,7 @@
 #include "comm/communicator.h"
 #include "comm/communicator_checks.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 RankPieces as_pieces(const RankTensors& tensors) {
@@ -219,4 +219,4 @@ RankTensors Communicator::permute(const CommCall& call, const RankTensors& input
   }));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 #include "comm/block_copy.h"
 #include "comm/communicator.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 class DryCommunicator final : public Communicator {
@@ -55,4 +55,4 @@ std::unique_ptr<Communicator> make_dry_communicator(c10::Device device) {
   return std::make_unique<DryCommunicator>(device);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

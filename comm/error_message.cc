@@ -2,11 +2,11 @@
 
 #include <c10/util/Exception.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 std::string message_of(const std::exception& error) {
   const auto* ours = dynamic_cast<const c10::Error*>(&error);
   return ours == nullptr ? error.what() : ours->what_without_backtrace();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

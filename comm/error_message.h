@@ -4,8 +4,8 @@
 #include <exception>
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 std::string message_of(const std::exception& error);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

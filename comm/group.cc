@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 std::string ranks_text(const std::vector<int64_t>& ranks) {
   std::string text;
@@ -16,4 +16,4 @@ std::string ranks_text(const std::vector<int64_t>& ranks) {
   return text;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -17,7 +17,11 @@ struct Group {
   int64_t size = 1;
 };
 
+namespace internal {
+
 // "0-3", "0,2,4-6": how messages name some ranks.
 std::string ranks_text(const std::vector<int64_t>& ranks);
+
+}  // namespace internal
 
 }  // namespace dtensor

@@ -6,6 +6,7 @@
 #include "comm/tensor_text.h"
 
 namespace dtensor {
+using namespace internal;
 
 LayoutChange::LayoutChange(c10::ScalarType dtype, Shape sizes, Placements from, Placements to, std::string mesh)
     : dtype_(dtype),

@@ -6,7 +6,7 @@
 #include "comm/communicator_checks.h"
 #include "comm/reduce_in_order.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void check_whole_groups(const CommCall& call, const RankSlots& slots) {
   for (int64_t rank : call.ranks) {
@@ -65,4 +65,4 @@ void reduce_scatter_by_copies(const CommCall& call, absl::Span<const Message> me
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

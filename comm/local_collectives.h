@@ -8,7 +8,7 @@
 
 #include "comm/comm_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Error (c10::Error): call.ranks lacks a member of a group that has another.
 void check_whole_groups(const CommCall& call, const RankSlots& slots);
@@ -21,4 +21,4 @@ void exchange_by_copies(const CommCall& call, absl::Span<const Message> messages
 void reduce_scatter_by_copies(const CommCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
                               const RankPieces& outputs, ReduceOp op);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 #include "comm/local_collectives.h"
 #include "comm/reduce_in_order.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 class LocalCommunicator final : public Communicator {
@@ -61,4 +61,4 @@ std::unique_ptr<Communicator> make_local_communicator(std::vector<c10::Device> d
   return std::make_unique<LocalCommunicator>(std::move(devices));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

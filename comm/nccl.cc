@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Set before main by a static object of another library, hence a constant at first.
@@ -22,4 +22,4 @@ const NcclFunctions& nccl_functions() {
   return *provided;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@ class Backend;
 class Store;
 }  // namespace c10d
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class Communicator;
 
@@ -35,4 +35,4 @@ const NcclFunctions* find_nccl_functions();
 // Error (c10::Error): the program does not link //:dtensor_nccl, or was built without CUDA.
 const NcclFunctions& nccl_functions();
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -4,7 +4,7 @@
 
 #include "comm/block_copy.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // The tensor of a message at `offset` of a buffer of bytes. Undefined where that is no place for its dtype, which only
@@ -41,4 +41,4 @@ void unpack(const Message& m, const at::Tensor& buffer, int64_t offset, const at
   copy_block(from, to, block);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -6,7 +6,7 @@
 
 #include "comm/comm_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The bytes of a message's block in a buffer. `end`: the tensor that it comes from or goes to.
 int64_t message_bytes(const Message& m, const at::Tensor& end);
@@ -15,4 +15,4 @@ int64_t message_bytes(const Message& m, const at::Tensor& end);
 void pack(const Message& m, const at::Tensor& from, const at::Tensor& buffer, int64_t offset);
 void unpack(const Message& m, const at::Tensor& buffer, int64_t offset, const at::Tensor& to);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

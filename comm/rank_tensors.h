@@ -5,9 +5,9 @@
 
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 using RankTensors = std::vector<at::Tensor>;              // one per owned rank
 using RankPieces = std::vector<std::vector<at::Tensor>>;  // per owned rank, any number
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #include "comm/block_copy.h"
 #include "comm/reduce_in_order.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 ExchangeStep reduce_scatter_by_exchange(const Group& group, int64_t rank, absl::Span<const Message> messages,
                                         const RankPieces& inputs, const RankPieces& outputs, ReduceOp op) {
@@ -127,4 +127,4 @@ int64_t reduction_scratch_bytes(CommBackend backend, Collective c, at::ScalarTyp
                                            : numel * carrier_bytes(form);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

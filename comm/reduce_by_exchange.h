@@ -9,7 +9,7 @@
 #include "comm/backend_capabilities.h"
 #include "comm/comm_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // One exchange, as Communicator::exchange() takes it for one rank, and what is to be done when its outputs have come.
 struct ExchangeStep {
@@ -41,4 +41,4 @@ int64_t all_reduce_by_exchange_bytes(at::ScalarType dtype, ReduceOp op, int64_t 
 int64_t reduction_scratch_bytes(CommBackend backend, Collective c, at::ScalarType dtype, ReduceOp op, int64_t bytes,
                                 int64_t group_size);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

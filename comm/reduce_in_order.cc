@@ -20,7 +20,7 @@
 #include <emmintrin.h>
 #endif
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // On CPU: one pass for all addends and outputs, as memory is what a large reduction waits for, and no operator of ATen,
@@ -304,4 +304,4 @@ int64_t reduce_in_order_bytes(at::ScalarType dtype, ReduceOp op) {
   return signed_form(dtype) && is_min_or_max(op) ? static_cast<int64_t>(c10::elementSize(dtype)) : 0;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #include "absl/types/span.h"
 #include "placement/placement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Writes the reduction of `addends`, in this order, into every one of `outputs`; half types accumulate in float32. For
 // bool, sum is "or" and product is "and", as ATen's add and mul have it. Devices may differ. On CPU no
@@ -20,4 +20,4 @@ void reduce_in_order(absl::Span<const at::Tensor> outputs, absl::Span<const at::
 // Bytes that it holds at once per element of an output, besides addends and outputs, if there are several addends.
 int64_t reduce_in_order_bytes(at::ScalarType dtype, ReduceOp op);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

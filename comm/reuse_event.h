@@ -6,7 +6,7 @@
 
 #include "comm/comm_event.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Reported to the listeners of the current thread's scope when the input is taken, also if the operator then fails. The
 // same on all ranks.
@@ -19,4 +19,4 @@ struct ReuseEvent {
   int64_t bytes = 0;  // that one rank would have received, the one that receives most; 0 for sums: not known
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Set before main by a static object, hence a constant at first.
@@ -20,4 +20,4 @@ CommListener* process_listener() {
 
 void set_process_listener(CommListener* (*make)()) { make_process_listener = make; }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #include "comm/comm_event.h"
 #include "comm/thread_scope.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct Scope {
   static c10::DebugInfoKind kind() { return c10::DebugInfoKind::TEST_INFO_2; }
@@ -29,4 +29,4 @@ bool in_backward();
 CommListener* process_listener();
 void set_process_listener(CommListener* (*make)());
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

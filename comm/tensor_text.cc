@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 std::string_view short_name(c10::ScalarType dtype) {
   switch (dtype) {
@@ -52,4 +52,4 @@ std::string tensor_text(c10::ScalarType dtype, c10::ArrayRef<int64_t> sizes) {
   return absl::StrCat(std::string(short_name(dtype)), "[", absl::StrJoin(sizes, ", "), "]");
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

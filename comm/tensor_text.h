@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // "f32", "bf16", "i64", "b8", ...
 std::string_view short_name(c10::ScalarType dtype);
@@ -16,4 +16,4 @@ std::string_view short_name(c10::ScalarType dtype);
 // "f32[8, 8]"
 std::string tensor_text(c10::ScalarType dtype, c10::ArrayRef<int64_t> sizes);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -12,7 +12,7 @@
 #include <memory>
 #include <utility>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // T::kind() names the slot: an enumerator up to LibTorch 2.12, an object since. There is none for libraries; TEST_INFO
 // and TEST_INFO_2 are free, as only ATen's own unit tests use them.
@@ -47,4 +47,4 @@ class ThreadScope {
   };
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Reported to the listeners of the current thread's scope, when the operator has run.
 struct WorkEvent {
@@ -18,4 +18,4 @@ struct WorkEvent {
   double whole_flops = 0;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

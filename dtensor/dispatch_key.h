@@ -19,6 +19,8 @@
 
 namespace dtensor {
 
+namespace internal {
+
 inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::Fake;
 inline constexpr c10::DispatchKey kAboveAutogradKey = c10::DispatchKey::DeferredInit;
 inline constexpr c10::DispatchKeySet kBothDTensorKeys{kDTensorKey, kAboveAutogradKey};
@@ -26,11 +28,19 @@ inline constexpr c10::DispatchKeySet kBothDTensorKeys{kDTensorKey, kAboveAutogra
 // A kernel at kAboveAutogradKey redispatches to `keys & kBelowThatKey`.
 inline constexpr c10::DispatchKeySet kBelowThatKey(c10::DispatchKeySet::FULL_AFTER, kAboveAutogradKey);
 
+}  // namespace internal
+
 // Tests both keys: LibTorch's own fake tensors (since 2.13) have only the first.
-inline bool is_dtensor(const at::TensorBase& t) { return t.defined() && t.key_set().has_all(kBothDTensorKeys); }
+inline bool is_dtensor(const at::TensorBase& t) {
+  return t.defined() && t.key_set().has_all(internal::kBothDTensorKeys);
+}
+
+namespace internal {
 
 // The kernels that LibTorch had registered at kDTensorKey when this library was loaded: "Fake: LibTorch 2.15.0
 // registers nothing there".
 std::string describe_dispatch_key();
+
+}  // namespace internal
 
 }  // namespace dtensor

@@ -17,6 +17,8 @@
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 Placements all_replicate(const DeviceMesh& mesh) { return Placements(mesh.ndim(), Replicate()); }

@@ -138,16 +138,16 @@ class DistributedModuleImpl<M, R(Args...)> : public M {
     dtensor::name_parameters(*this, path_);
     if (!input_fn_ && !output_fn_) return;
     if (!hooks_)
-      hooks_ =
-          std::make_shared<HookWatch>((path_.empty() ? "" : "'" + path_ + "', ") + "a distributed " + this->name());
-    watch_hooks(*this, hooks_);
+      hooks_ = std::make_shared<internal::HookWatch>((path_.empty() ? "" : "'" + path_ + "', ") + "a distributed " +
+                                                     this->name());
+    internal::watch_hooks(*this, hooks_);
   }
 
   std::shared_ptr<M> original_;
   DeviceMesh mesh_;
   TensorsFn input_fn_, output_fn_;
   std::string path_;
-  std::shared_ptr<HookWatch> hooks_;  // null without hooks
+  std::shared_ptr<internal::HookWatch> hooks_;  // null without hooks
 };
 
 // Module holder, like torch::nn::Linear for LinearImpl.

@@ -18,6 +18,8 @@
 #include "plan/redistribute_plan.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr int64_t kMaxRanksDrawn = 256;

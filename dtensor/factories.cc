@@ -13,6 +13,8 @@
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 // Allocates every rank's part, lets `fill` write to the distributed tensor, and redistributes it to `placements`.

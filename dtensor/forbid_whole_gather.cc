@@ -6,6 +6,8 @@
 #include "plan/transfer/schedule.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 // Whether ranks hold parts before, and each rank the whole tensor after. Not so for reducing a Partial: each rank held

@@ -23,8 +23,8 @@ class ForbidWholeGather {
 
  private:
   class Limit;
-  std::unique_ptr<CommListener> limit_;
-  ScopeGuard guard_;
+  std::unique_ptr<internal::CommListener> limit_;
+  internal::ScopeGuard guard_;
 };
 
 }  // namespace dtensor

@@ -25,6 +25,8 @@
 #include "dtensor/views/copied_view.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using torch::autograd::AutogradContext;

@@ -9,6 +9,8 @@
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 void check_width(const at::Tensor& t, at::IntArrayRef width) {

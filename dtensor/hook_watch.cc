@@ -6,7 +6,7 @@
 
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 void watch(const at::Tensor& t, const std::shared_ptr<HookWatch>& watch) {
@@ -26,4 +26,4 @@ void watch_hooks(const torch::nn::Module& module, const std::shared_ptr<HookWatc
   for (const at::Tensor& t : module.buffers()) watch(t, hooks);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

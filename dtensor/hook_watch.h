@@ -17,7 +17,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class HookWatch {
  public:
@@ -37,4 +37,4 @@ using HookWatches = std::vector<std::shared_ptr<HookWatch>>;
 // Marks the distributed parameters and buffers of `module` and its submodules. May be repeated.
 void watch_hooks(const torch::nn::Module& module, const std::shared_ptr<HookWatch>& watch);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

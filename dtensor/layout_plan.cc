@@ -12,6 +12,8 @@
 #include "placement/parse_placements.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 std::string inputs_text(const std::vector<Placements>& inputs) {

@@ -15,6 +15,8 @@
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 SpecPtr with_mesh(const SpecPtr& spec, const DeviceMesh& mesh) {

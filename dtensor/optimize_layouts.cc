@@ -15,6 +15,8 @@
 #include "plan/redistribute_plan.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr size_t kMostWays = 6;      // ways to compute a call that are tried

@@ -58,7 +58,7 @@ class PinnedLayouts {
  private:
   class Sites;
   std::unique_ptr<Sites> sites_;
-  DispatchScopeGuard guard_;
+  internal::DispatchScopeGuard guard_;
 };
 
 }  // namespace dtensor

@@ -10,6 +10,8 @@
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 void share_state(const DeviceMesh& mesh, c10::Device of) {

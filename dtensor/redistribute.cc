@@ -15,6 +15,8 @@
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 void check_options(const RedistributeOptions& options, const char* function) {

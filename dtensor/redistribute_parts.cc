@@ -18,7 +18,7 @@
 #include "dtensor/tensor/representation.h"
 #include "plan/redistribute_planner.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -166,4 +166,4 @@ RankPieces to_parts(const at::Tensor& tensor, const Layout& to, const Redistribu
                             with_grad);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -24,7 +24,7 @@
 #include "placement/placement.h"
 #include "plan/layout.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct RedistributePartsOptions {
   RedistributeOptions redistribute = {};        // async_op is an error
@@ -44,4 +44,4 @@ at::Tensor from_parts(const RankPieces& parts, c10::IntArrayRef sizes, c10::Scal
                       const RedistributePartsOptions& options = {});
 RankPieces to_parts(const at::Tensor& tensor, const Layout& to, const RedistributePartsOptions& options = {});
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,6 +8,7 @@
 #include "dtensor/layout_cache/storage_cache.h"
 
 namespace dtensor {
+using namespace internal;
 
 void limit_remembered_bytes(const World& world, int64_t bytes) {
   TORCH_CHECK_VALUE(bytes >= 0, "[limit_remembered_bytes] ", bytes, " bytes: give a limit per rank, or 0 for nothing");

@@ -10,6 +10,8 @@
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 void check_member(const at::Tensor* member, size_t position, const DeviceMesh& mesh) {

@@ -9,6 +9,7 @@
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
+using namespace internal;
 
 MeshScope::MeshScope(const DeviceMesh& mesh)
     : guard_([&mesh](DispatchScope& s) {

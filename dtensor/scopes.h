@@ -27,8 +27,8 @@ class MeshScope {
   explicit MeshScope(const DeviceMesh& mesh);
 
  private:
-  DispatchScopeGuard guard_;
-  c10::impl::IncludeDispatchKeyGuard factories_reach_us_{kBothDTensorKeys};
+  internal::DispatchScopeGuard guard_;
+  c10::impl::IncludeDispatchKeyGuard factories_reach_us_{internal::kBothDTensorKeys};
 };
 
 // Inside a MeshScope: factory functions make plain tensors, for code that fills them through a pointer.
@@ -41,7 +41,7 @@ class PlainFactories {
   PlainFactories() = default;
 
  private:
-  DispatchScopeGuard guard_{[](DispatchScope& s) { s.mesh = DeviceMesh(); }};
+  internal::DispatchScopeGuard guard_{[](internal::DispatchScope& s) { s.mesh = DeviceMesh(); }};
 };
 
 // A plain tensor next to a distributed one counts as a value that all ranks hold, instead of being an error. PyTorch:
@@ -51,7 +51,7 @@ class ImplicitReplication {
   ImplicitReplication() = default;
 
  private:
-  DispatchScopeGuard guard_{[](DispatchScope& s) { s.implicit_replication = true; }};
+  internal::DispatchScopeGuard guard_{[](internal::DispatchScope& s) { s.implicit_replication = true; }};
 };
 
 // An operator without a sharding rule runs on gathered inputs, counted as communication, instead of being an error.
@@ -60,7 +60,7 @@ class ReplicateUnsupported {
   ReplicateUnsupported() = default;
 
  private:
-  DispatchScopeGuard guard_{[](DispatchScope& s) { s.replicate_unsupported = true; }};
+  internal::DispatchScopeGuard guard_{[](internal::DispatchScope& s) { s.replicate_unsupported = true; }};
 };
 
 // Gradients stay in the layout that backward computes them in (Partial, mostly): for accumulation over several backward
@@ -70,7 +70,7 @@ class DelayGradientReduction {
   DelayGradientReduction() = default;
 
  private:
-  DispatchScopeGuard guard_{[](DispatchScope& s) { s.delay_gradient_reduction = true; }};
+  internal::DispatchScopeGuard guard_{[](internal::DispatchScope& s) { s.delay_gradient_reduction = true; }};
 };
 
 // No redistribution, asked for or inserted by the engine, keeps more than `max_bytes` alive at once on a rank: its
@@ -84,7 +84,7 @@ class RedistributeMemoryLimit {
   explicit RedistributeMemoryLimit(int64_t max_bytes);
 
  private:
-  DispatchScopeGuard guard_;
+  internal::DispatchScopeGuard guard_;
 };
 
 // Names the running module, for reports: paths nest, "encoder" inside "model" is "model.encoder". An empty name adds
@@ -94,7 +94,7 @@ class ModulePath {
   explicit ModulePath(const std::string& name);
 
  private:
-  ScopeGuard guard_;
+  internal::ScopeGuard guard_;
 };
 
 // Redistributes every distributed gradient to its parameter's placements and replaces .grad: in as few collectives as

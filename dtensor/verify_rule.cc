@@ -25,6 +25,8 @@
 #include "propagation/rule_registry.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Tensors = std::vector<at::Tensor>;

@@ -12,6 +12,9 @@
 #include <utility>
 
 namespace dtensor {
+using namespace internal;
+
+namespace internal {
 
 struct MeshState {
   World world;
@@ -41,6 +44,8 @@ struct MeshState {
     }
   }
 };
+
+}  // namespace internal
 
 namespace {
 

@@ -28,7 +28,9 @@
 
 namespace dtensor {
 
+namespace internal {
 struct MeshState;  // device_mesh.cc
+}  // namespace internal
 
 class DeviceMesh {
  public:
@@ -99,11 +101,11 @@ class DeviceMesh {
   DeviceMesh idle() const { return DeviceMesh(state_); }
 
  private:
-  explicit DeviceMesh(std::shared_ptr<MeshState> state) : state_(std::move(state)) {}
+  explicit DeviceMesh(std::shared_ptr<internal::MeshState> state) : state_(std::move(state)) {}
   DeviceMesh in(const World& world) const;
   static DeviceMesh intern(World world, std::vector<int64_t> shape, std::vector<std::string> names,
                            std::vector<int64_t> ranks, int64_t num_copies);
-  std::shared_ptr<MeshState> state_;
+  std::shared_ptr<internal::MeshState> state_;
   std::shared_ptr<void> use_;
 };
 

@@ -28,6 +28,8 @@ class MemoryMeter {
   std::atomic<int64_t> peak_{0};
 };
 
+namespace internal {
+
 // Holds `bytes` of a meter for as long as it lives. Tensors that share storage share one hold. The meter must outlive
 // it.
 class MemoryHold {
@@ -45,5 +47,7 @@ class MemoryHold {
   MemoryMeter& meter_;
   int64_t bytes_;
 };
+
+}  // namespace internal
 
 }  // namespace dtensor

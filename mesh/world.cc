@@ -13,6 +13,8 @@
 #include "mesh/memory_meter.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 // A list that only grows, so that look-ups, which happen per operator, need no lock.
@@ -101,6 +103,8 @@ struct Use {
 };
 }  // namespace
 
+namespace internal {
+
 struct WorldState {
   World::Kind kind;
   std::string name;
@@ -125,6 +129,8 @@ struct WorldState {
         owned(std::move(owned)),
         communicator(std::move(communicator)) {}
 };
+
+}  // namespace internal
 
 namespace {
 

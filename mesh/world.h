@@ -29,10 +29,13 @@ class ProcessGroup;
 
 namespace dtensor {
 
+namespace internal {
 class Communicator;
+struct WorldState;  // world.cc
+}  // namespace internal
+
 class MemoryMeter;
 struct LaunchOptions;  // processes/launch/job_place.h
-struct WorldState;     // world.cc
 
 class World {
  public:
@@ -63,7 +66,7 @@ class World {
                                   c10::Device device = c10::Device(c10::DeviceType::CPU));
   // n ranks of which this process owns `rank`, on `device`, as all others have theirs on one of that type. Internal.
   static World of_process(int64_t n, int64_t rank, c10::Device device, std::string name,
-                          std::unique_ptr<Communicator> communicator);
+                          std::unique_ptr<internal::Communicator> communicator);
 
   // The same ranks on the device "meta": tensors there have layouts, shapes and dtypes, and no data, whatever memory
   // their parts would need. For models that are laid out before their ranks allocate anything (dtensor/meta_device.h).
@@ -83,7 +86,7 @@ class World {
   c10::DeviceType device_type() const;
   std::string name() const;  // "local(4, cpu)"
 
-  Communicator& communicator() const;
+  internal::Communicator& communicator() const;
   MemoryMeter& memory() const;  // bytes of distributed tensors alive, per rank
 
   // One T per world, made on first use and destroyed with it: the strategy cache, plan memo, ... T is
@@ -116,10 +119,10 @@ class World {
 
  private:
   friend class DeviceMesh;
-  explicit World(std::shared_ptr<WorldState> state) : state_(std::move(state)) {}
+  explicit World(std::shared_ptr<internal::WorldState> state) : state_(std::move(state)) {}
   void* attachment(std::type_index type, const std::function<std::shared_ptr<void>()>& make) const;
   void when_unused(std::function<void()> release) const;
-  std::shared_ptr<WorldState> state_;
+  std::shared_ptr<internal::WorldState> state_;
   std::shared_ptr<void> use_;  // shared by all handles in use
 };
 

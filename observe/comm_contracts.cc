@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 // "aten::exp: argument 'self' would need an all_reduce over tp, 64 B: f32[8, 2](P(sum)) -> (R) @ mesh(tp=2), in

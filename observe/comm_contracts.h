@@ -23,7 +23,7 @@ class ForbidImplicitCommunication {
   ForbidImplicitCommunication();
 
  private:
-  ScopeGuard guard_;
+  internal::ScopeGuard guard_;
 };
 
 // Fields that are not set allow anything.
@@ -47,7 +47,7 @@ class CommBudget {
  private:
   class Counter;
   std::unique_ptr<Counter> counter_;
-  ScopeGuard guard_;
+  internal::ScopeGuard guard_;
 };
 
 }  // namespace dtensor

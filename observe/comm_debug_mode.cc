@@ -11,6 +11,8 @@
 #include "comm/work_event.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 // PyTorch's names for them: its functional collectives, c10d's operators, and those of its DTensor.

@@ -108,7 +108,7 @@ class CommDebugMode {
  private:
   class Recorder;
   std::unique_ptr<Recorder> recorder_;
-  std::unique_ptr<ScopeGuard> guard_;
+  std::unique_ptr<internal::ScopeGuard> guard_;
 };
 
 // The tree, what was reused if anything, and a last line on work that is shared unevenly.

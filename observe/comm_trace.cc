@@ -19,6 +19,8 @@
 #include "plan/cost_model.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Json = nlohmann::ordered_json;

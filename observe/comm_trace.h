@@ -29,7 +29,7 @@ class CommTrace {
   class Writer;
   friend struct ProcessTrace;
   std::unique_ptr<Writer> writer_;
-  ScopeGuard guard_;
+  internal::ScopeGuard guard_;
 };
 
 }  // namespace dtensor

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <thread>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // The handler writes the signal's number to this pipe, and a thread reads it. Both ends stay open for good.
@@ -82,4 +82,4 @@ void dump_on_signals(void (*dump)()) noexcept {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -20,6 +20,8 @@
 #include "observe/rank_in_job.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -201,11 +203,15 @@ void dump_flight_recorder_on_failure(int64_t rank) noexcept {
   }
 }
 
+namespace internal {
+
 std::string flight_dump_text(int64_t rank) { return dump_text(rank, /*wait=*/false); }
 
 void arm_flight_signals() noexcept {
   if (file_prefix() != nullptr) dump_on_signals([] { dump_flight_recorder_on_failure(-1); });
 }
+
+}  // namespace internal
 
 void prepare_flight_recorder(std::chrono::milliseconds timeout) noexcept {
   if (timeout.count() > 0) timeout_ms.store(timeout.count());

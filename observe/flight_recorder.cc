@@ -21,7 +21,7 @@
 #include "comm/communicator.h"
 #include "observe/flight_ring.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr size_t kMostTensors = 16;  // of which an entry keeps the shapes
@@ -266,4 +266,4 @@ bool copy_flight_ring(bool wait, std::vector<FlightRecord>& records, std::vector
   return true;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 
 #include "comm/comm_event.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // One group of ranks, as one communicator calls it.
 struct FlightGroup {
@@ -50,4 +50,4 @@ std::string flight_dump_text(int64_t rank);
 // If DTENSOR_FLIGHT_FILE is set.
 void arm_flight_signals() noexcept;
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 #include "absl/strings/str_replace.h"
 #include "observe/layout_grid.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr int kMaxSheets = 4;             // drawn behind one another; the count says how many there are
@@ -199,4 +199,4 @@ std::string rank_colour(int64_t rank, int64_t ranks) {
   return absl::StrCat("hsl(", svg_number(hue), ",", 65, "%,", rank % 2 ? 70 : 78, "%)");
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 inline constexpr double kCardWidth = 316, kCardHeight = 214;
 
@@ -24,4 +24,4 @@ std::string svg_number(double v);
 // Fill of a rank's parts, light enough for dark text.
 std::string rank_colour(int64_t rank, int64_t ranks);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

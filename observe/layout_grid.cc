@@ -7,7 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 bool sharded_on(const Spec& spec, int64_t dim) {
@@ -155,4 +155,4 @@ std::string describe_holders(const std::vector<LayoutGrid::Group>& groups) {
   return s;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 #include "absl/container/inlined_vector.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Up to two tensor dims, the last one across: both of a matrix, the only one of a vector, else those that are sharded
 // first and then the largest.
@@ -44,4 +44,4 @@ std::string describe_holders(const std::vector<LayoutGrid::Group>& groups);
 // "3", "3, 5", "3-7"
 std::string join_ranks(const std::vector<int64_t>& ranks, const char* separator);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

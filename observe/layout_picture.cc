@@ -9,6 +9,8 @@
 #include "observe/layout_card.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr double kCardGap = 16, kMargin = 24;

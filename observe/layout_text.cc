@@ -9,6 +9,8 @@
 #include "observe/layout_grid.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr size_t kMaxCells = 8;                      // per side
@@ -69,6 +71,8 @@ std::string padded(const std::string& s, size_t width, bool right = false) {
 
 }  // namespace
 
+namespace internal {
+
 std::string grid_text(const LayoutGrid& grid, bool to_scale) {
   const size_t all_rows = grid.row_cuts.size() - 1, all_columns = grid.column_cuts.size() - 1;
   const std::vector<size_t> rows = shown(all_rows), columns = shown(all_columns);
@@ -123,6 +127,8 @@ std::string grid_text(const LayoutGrid& grid, bool to_scale) {
   rule("└", "┴", "┘");
   return out;
 }
+
+}  // namespace internal
 
 std::string layout_text(const Spec& spec) {
   std::string out = spec.to_string() + "\n";

@@ -22,14 +22,20 @@
 
 namespace dtensor {
 
+namespace internal {
 struct LayoutGrid;
+}  // namespace internal
 
 // Uneven parts have about their true proportions. Of many rows or columns of cells, and of many ranks in a cell, the
 // first and the last are shown. Of more than two dims those that are cut come first, and the line above the grid names
 // the two that are drawn. Pure: no data, any number of ranks.
 std::string layout_text(const Spec& spec);
 
+namespace internal {
+
 // The grid alone; if not to scale, cells are as small as what stands in them. Internal.
 std::string grid_text(const LayoutGrid& grid, bool to_scale);
+
+}  // namespace internal
 
 }  // namespace dtensor

@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 std::atomic<int64_t> rank_of_process{-1};
@@ -12,4 +12,4 @@ std::atomic<int64_t> rank_of_process{-1};
 void set_rank_in_job(int64_t rank) noexcept { rank_of_process.store(rank); }
 int64_t rank_in_job() noexcept { return rank_of_process.load(); }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void set_rank_in_job(int64_t rank) noexcept;
 int64_t rank_in_job() noexcept;  // -1: this process is not one of a job
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

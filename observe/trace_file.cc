@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr char kEnd[] = "\n]}\n";  // closes the list and the document
@@ -50,4 +50,4 @@ bool TraceFile::write(const std::string& text) {
   return true;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

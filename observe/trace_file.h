@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class TraceFile {
  public:
@@ -30,4 +30,4 @@ class TraceFile {
   bool failed_ = false;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 // Copies stretches of a run list, given by position in its storage order. The stretches must ascend: many of them then
@@ -91,6 +93,8 @@ Matches matches_of(const Runs& source, const Runs& target) {
 
 }  // namespace
 
+namespace internal {
+
 int64_t total_size(const Runs& runs) {
   int64_t size = 0;
   for (const Run& run : runs) size += run.size;
@@ -119,6 +123,8 @@ Runs shard_runs(const Runs& runs, const Placement& placement, int64_t n, int64_t
   return part;
 }
 
+}  // namespace internal
+
 Shape Part::sizes() const {
   Shape sizes;
   for (const Runs& runs : dims) sizes.push_back(total_size(runs));
@@ -139,6 +145,8 @@ int64_t Part::numel() const {
   return numel;
 }
 
+namespace internal {
+
 Part box_part(c10::ArrayRef<int64_t> offsets, c10::ArrayRef<int64_t> sizes) {
   Part part;
   part.offsets.assign(offsets.begin(), offsets.end());
@@ -148,6 +156,8 @@ Part box_part(c10::ArrayRef<int64_t> offsets, c10::ArrayRef<int64_t> sizes) {
   }
   return part;
 }
+
+}  // namespace internal
 
 Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
                   c10::ArrayRef<int64_t> coordinate) {

@@ -31,6 +31,8 @@ struct Run {
 // placement reorders what it cuts. No run is empty (an empty part has no runs); runs that touch are merged.
 using Runs = c10::SmallVector<Run, 2>;
 
+namespace internal {
+
 int64_t total_size(const Runs& runs);
 
 // Piece i of torch.chunk over n pieces of a dim of `size`; an empty piece begins at `size`. REQUIRES: 0 <= i < n.
@@ -39,6 +41,8 @@ Run chunk(int64_t size, int64_t n, int64_t i);
 // The part of `runs` that a placement assigns to the i-th of n ranks. Placements other than Shard and StridedShard
 // assign all; whether the placement's dim is the one that `runs` describes is the caller's concern.
 Runs shard_runs(const Runs& runs, const Placement& placement, int64_t n, int64_t i);
+
+}  // namespace internal
 
 struct Part {
   c10::SmallVector<Runs, 4> dims;
@@ -51,8 +55,12 @@ struct Part {
   int64_t numel() const;
 };
 
+namespace internal {
+
 // The part that is a box; empty along dims of size 0.
 Part box_part(c10::ArrayRef<int64_t> offsets, c10::ArrayRef<int64_t> sizes);
+
+}  // namespace internal
 
 // The part held by the rank at `coordinate` (one entry per mesh dim) of a mesh of `mesh_shape`.
 // REQUIRES: placements.size() == mesh_shape.size() == coordinate.size(), dims normalised.

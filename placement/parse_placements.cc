@@ -12,7 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "placement/with_dim.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Debian's Abseil has a string_view of its own.
@@ -192,4 +192,4 @@ absl::StatusOr<Placements> normalize_placements(const Placements& placements, in
   return normalized;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

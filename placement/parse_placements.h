@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "placement/placement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The texts of errors do not begin with a function's name: the code that throws them adds the user's call.
 
@@ -20,4 +20,4 @@ absl::StatusOr<Placements> parse_placements(std::string_view text);
 // have one ReduceOp, but kSum and kAvg mix.
 absl::StatusOr<Placements> normalize_placements(const Placements& placements, int64_t ndim);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,11 +5,11 @@
 
 #include "placement/placement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // REQUIRES: p.is_sharded().
 inline Placement with_dim(const Placement& p, int64_t dim) {
   return p.is_shard() ? Shard(dim) : StridedShard(dim, p.split_factor());
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -20,9 +20,13 @@
 
 namespace dtensor {
 
+namespace internal {
+
 // Times that are added up and compared are integers: their sums do not depend on the order.
 using Picoseconds = int64_t;
 inline Picoseconds picoseconds(double seconds) { return std::llround(seconds * 1e12); }
+
+}  // namespace internal
 
 struct LinkCost {
   double latency = 6.6e-6;      // seconds per collective

@@ -3,7 +3,7 @@
 // modify.
 #pragma once
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // A base may take this many times as long to redistribute as one view of it: the other views are then derived from it.
 inline constexpr double kBaseForViews = 2;
@@ -27,4 +27,4 @@ inline constexpr double kMaxPadGrowth = 3;
 // tensor to a dtype of twice the size.
 inline constexpr double kSizeTolerance = 1.1;
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,6 +13,8 @@
 #include "plan/redistribute_planner.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Kind = RedistributeStep::Kind;

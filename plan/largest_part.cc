@@ -5,7 +5,7 @@
 
 #include "plan/search/layout_geometry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 Shape largest_part(const Shape& sizes, const std::vector<int64_t>& mesh_shape, const Placements& placements) {
   return local_shape(sizes, mesh_shape, placements, Shape(placements.size(), 0));
@@ -29,4 +29,4 @@ int64_t largest_part_bytes(const TensorMeta& meta, const Layout& layout) {
   return most;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

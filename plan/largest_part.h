@@ -8,7 +8,7 @@
 #include "plan/layout.h"
 #include "plan/tensor_meta.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Sizes of the first rank's part on a mesh of `mesh_shape`, which is a largest one.
 Shape largest_part(const Shape& sizes, const std::vector<int64_t>& mesh_shape, const Placements& placements);
@@ -18,4 +18,4 @@ int64_t largest_part_bytes(const TensorMeta& meta, const Layout& layout);
 int64_t largest_part_bytes(const TensorMeta& meta, const std::vector<int64_t>& mesh_shape,
                            const Placements& placements);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

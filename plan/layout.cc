@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 
 namespace dtensor {
+using namespace internal;
 
 std::vector<int64_t> Layout::ranks() const {
   std::vector<int64_t> ranks;

@@ -16,7 +16,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // `kGeneration`: entries per generation. Lookup accepts any type that `Hash` and `Equal` accept and a Key can be made
 // from.
@@ -73,4 +73,4 @@ class Memo {
   Map young_, old_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

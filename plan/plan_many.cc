@@ -14,6 +14,8 @@
 #include "plan/largest_part.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Kind = RedistributeStep::Kind;

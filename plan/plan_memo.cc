@@ -10,6 +10,8 @@
 #include "plan/search/mesh_steps.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using PlanPtr = std::shared_ptr<const RedistributePlan>;

@@ -9,6 +9,8 @@
 #include "absl/strings/str_join.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Kind = RedistributeStep::Kind;
@@ -29,6 +31,8 @@ const char* short_name_of(Kind kind) {
 }
 
 }  // namespace
+
+namespace internal {
 
 const char* name_of(Kind kind) {
   switch (kind) {
@@ -104,6 +108,8 @@ std::string seconds_text(double seconds) {
   if (seconds < 1) return absl::StrFormat("%.2f ms", seconds * 1e3);
   return absl::StrFormat("%.2f s", seconds);
 }
+
+}  // namespace internal
 
 std::string RedistributePlan::short_form() const { return steps_text(*this, steps, /*abbreviated=*/true); }
 

@@ -7,7 +7,7 @@
 
 #include "plan/redistribute_plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 const char* name_of(RedistributeStep::Kind kind);  // "all_to_all"
 
@@ -36,4 +36,4 @@ std::string steps_text(const RedistributePlan& plan, const std::vector<Redistrib
 std::string bytes_text(int64_t bytes);     // "36.0 KiB"
 std::string seconds_text(double seconds);  // "7.8 us"
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

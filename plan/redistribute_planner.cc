@@ -11,6 +11,7 @@
 #include "plan/transfer/transfer.h"
 
 namespace dtensor {
+using namespace internal;
 
 std::optional<RedistributePlan> plan_within(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from,
                                             const Placements& to, const PlanOptions& options) {

@@ -18,6 +18,9 @@
 #include "plan/largest_part.h"
 
 namespace dtensor {
+using namespace internal;
+
+namespace internal {
 
 // The set of specs alive. An entry is removed by its spec's deleter, under the lock and before the memory goes, so
 // every entry may be read under the lock. Between the release of the last reference and the deleter, get() can find an
@@ -84,6 +87,8 @@ struct SpecInterner {
     delete spec;  // outside the lock: it may hold the last reference to a world and everything in it
   }
 };
+
+}  // namespace internal
 
 SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, const TensorMeta& meta) {
   TORCH_CHECK_VALUE(mesh.defined(), "[Spec] the mesh is not defined");

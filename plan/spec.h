@@ -23,6 +23,10 @@
 
 namespace dtensor {
 
+namespace internal {
+struct SpecInterner;  // spec.cc
+}  // namespace internal
+
 class Spec;
 using SpecPtr = std::shared_ptr<const Spec>;
 
@@ -68,7 +72,7 @@ class Spec {
   Placements placements_;
   TensorMeta meta_;
   uint64_t id_ = 0;
-  friend struct SpecInterner;
+  friend struct internal::SpecInterner;
 };
 
 std::ostream& operator<<(std::ostream& os, const Spec& spec);

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 namespace dtensor {
+using namespace internal;
 
 int64_t TensorMeta::numel() const {
   int64_t n = 1;
@@ -20,6 +21,8 @@ Shape row_major_strides(c10::ArrayRef<int64_t> sizes) {
   for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
   return strides;
 }
+
+namespace internal {
 
 bool is_dense(const TensorMeta& meta) {
   if (meta.strides == row_major_strides(meta.sizes)) return true;  // most are
@@ -43,6 +46,8 @@ TensorMeta in_own_memory(TensorMeta meta) {
   meta.strides.assign(strides.begin(), strides.end());
   return meta;
 }
+
+}  // namespace internal
 
 std::string to_string(const TensorMeta& meta) { return tensor_text(meta.dtype, meta.sizes); }
 

@@ -38,9 +38,13 @@ std::string to_string(const TensorMeta& meta);  // "f32[8, 8]"
 // Row-major strides, as at::empty gives them.
 Shape row_major_strides(c10::ArrayRef<int64_t> sizes);
 
+namespace internal {
+
 // The dims are a permutation of a contiguous tensor's: its elements neither overlap nor leave gaps.
 bool is_dense(const TensorMeta& meta);
 // The metadata of a copy in new memory: dense, as made by Tensor::clone().
 TensorMeta in_own_memory(TensorMeta meta);
+
+}  // namespace internal
 
 }  // namespace dtensor

@@ -15,6 +15,8 @@
 #include "processes/job/world_job.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Clock = std::chrono::steady_clock;

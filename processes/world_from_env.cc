@@ -36,6 +36,8 @@
 #include "processes/launch/store_file.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr std::chrono::seconds kLinger(30);

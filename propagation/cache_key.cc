@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void append_text(CacheKey& key, std::string_view text) {
   key.push_back(text.size());
@@ -14,4 +14,4 @@ void append_text(CacheKey& key, std::string_view text) {
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

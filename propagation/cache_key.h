@@ -10,7 +10,11 @@ namespace dtensor {
 
 using CacheKey = c10::SmallVector<uint64_t, 32>;
 
+namespace internal {
+
 // Appends the length of `text` and its characters.
 void append_text(CacheKey& key, std::string_view text);
+
+}  // namespace internal
 
 }  // namespace dtensor

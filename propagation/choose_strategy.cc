@@ -10,7 +10,7 @@
 #include "propagation/decision.h"
 #include "propagation/partial_dtypes.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 bool valid_dim(const Placement& p, int64_t ndim) { return !p.is_sharded() || (p.dim() >= 0 && p.dim() < ndim); }
@@ -311,4 +311,4 @@ std::vector<std::pair<Strategy, Score>> ranked_strategies(const Problem& problem
   return ranked;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 #include "propagation/op_rule.h"
 #include "propagation/strategy_search.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Errors: none fits (WrittenLayoutError if that is for a tensor that the operator writes to); a strategy of the rule
 // that does not fit this operator (c10::Error). If no strategy stays within problem.limits, returns the best without
@@ -18,4 +18,4 @@ Strategy choose_strategy(const Problem& problem, const OpRule& rule, SearchEffor
 // mesh dims' strategies.
 std::vector<std::pair<Strategy, Score>> ranked_strategies(const Problem& problem, const OpRule& rule, size_t most);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

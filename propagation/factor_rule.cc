@@ -5,6 +5,8 @@
 #include "absl/container/inlined_vector.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Factors = std::vector<int>;

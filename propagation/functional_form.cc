@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 bool writes(const c10::FunctionSchema& schema) {
@@ -120,4 +120,4 @@ std::vector<std::string> usual_functional_overloads(const std::string& overload)
   return result;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 
 #include "propagation/op_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Whether there are out= arguments.
 bool has_outs(const c10::FunctionSchema& schema);
@@ -30,4 +30,4 @@ bool is_functional_form(const c10::FunctionSchema& functional, const c10::Functi
 // The usual overload names of the functional form of an out= operator with this overload name.
 std::vector<std::string> usual_functional_overloads(const std::string& overload);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

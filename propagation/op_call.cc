@@ -10,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 bool is_absent(const c10::IValue& value) { return value.isNone() || (value.isTensor() && !value.toTensor().defined()); }
@@ -89,12 +91,16 @@ std::string OpCall::name() const {
   return n.overload_name.empty() ? n.name : absl::StrCat(n.name, ".", n.overload_name);
 }
 
+namespace internal {
+
 std::string dotted_name(const c10::OperatorHandle& op) {
   const auto& n = op.operator_name();
   std::string base = n.name;
   if (size_t colons = base.find("::"); colons != std::string::npos) base.replace(colons, 2, ".");
   return absl::StrCat(base, ".", n.overload_name.empty() ? "default" : n.overload_name);
 }
+
+}  // namespace internal
 
 int OpCall::arg_index(std::string_view name) const {
   const auto& arguments = schema().arguments();
@@ -120,7 +126,9 @@ const Spec* OpCall::input(std::string_view name) const {
   return i < 0 ? nullptr : inputs[i].get();
 }
 
-std::string OpCall::input_name(int i) const { return dtensor::input_name(schema(), slots, i); }
+std::string OpCall::input_name(int i) const { return internal::input_name(schema(), slots, i); }
+
+namespace internal {
 
 std::string input_name(const c10::FunctionSchema& schema, const std::vector<ArgSlot>& slots, int i) {
   for (size_t a = 0; a < slots.size(); ++a) {
@@ -131,6 +139,8 @@ std::string input_name(const c10::FunctionSchema& schema, const std::vector<ArgS
   }
   return absl::StrCat("input ", i);
 }
+
+}  // namespace internal
 
 std::vector<bool> OpCall::written() const {
   std::vector<bool> result(inputs.size(), false);
@@ -244,6 +254,8 @@ std::string OpCall::to_string() const {
   return text;
 }
 
+namespace internal {
+
 NumberClass number_class(const c10::IValue& value) {
   c10::complex<double> number = 1;
   if (value.isDouble()) {
@@ -258,6 +270,8 @@ NumberClass number_class(const c10::IValue& value) {
   if (!std::isfinite(number.real()) || !std::isfinite(number.imag())) return NumberClass::kNonFinite;
   return number == c10::complex<double>(0) ? NumberClass::kZero : NumberClass::kOrdinary;
 }
+
+}  // namespace internal
 
 int64_t wrap_dim(int64_t dim, int64_t ndim) { return c10::maybe_wrap_dim(dim, ndim); }
 

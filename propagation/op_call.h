@@ -89,6 +89,8 @@ struct OpCall {
   std::string to_string() const;
 };
 
+namespace internal {
+
 // "aten.sum.dim_IntList", "aten.mm.default": as Python names operators.
 std::string dotted_name(const c10::OperatorHandle& op);
 
@@ -97,6 +99,8 @@ std::string input_name(const c10::FunctionSchema& schema, const std::vector<ArgS
 
 // The class of a number (int, float, complex, bool); kOrdinary for any other value.
 NumberClass number_class(const c10::IValue& value);
+
+}  // namespace internal
 
 // A dim counted from the end if negative. Error (c10::Error, IndexError): out of range.
 int64_t wrap_dim(int64_t dim, int64_t ndim);

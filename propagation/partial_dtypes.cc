@@ -1,6 +1,6 @@
 #include "propagation/partial_dtypes.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 bool floating(c10::ScalarType t) { return c10::isFloatingType(t); }
@@ -86,4 +86,4 @@ bool can_leave(const Placement& out, c10::ScalarType to) {
   return false;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

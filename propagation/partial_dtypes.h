@@ -20,6 +20,8 @@ enum class PartialSemantics : uint8_t {
   kShift,     // all ranks add the same finite number, without wrapping: maxima and minima of floating tensors pass
 };
 
+namespace internal {
+
 // Whether the operator on every rank's addends of dtype `from`, reduced by `out` in dtype `to`, equals the operator on
 // the reduced value. `in` and `out` are Partial. A result may have another dtype if the cast commutes with the
 // reduction.
@@ -29,5 +31,7 @@ bool passes(PartialSemantics maths, const Placement& in, c10::ScalarType from, c
 // Whether a result of dtype `to` computed from no Partial input may be the Partial `out`. Complex numbers have no
 // order, bools no sum, integers no average.
 bool can_leave(const Placement& out, c10::ScalarType to);
+
+}  // namespace internal
 
 }  // namespace dtensor

@@ -14,6 +14,8 @@
 #include "propagation/strategy_pricer.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 // ------------------------------------------------------------ preferred layouts
@@ -238,6 +240,8 @@ std::vector<PricedDecision> propagate_all(const OpCall& call, std::shared_ptr<co
   return all;
 }
 
+namespace internal {
+
 std::string missing_rule_text(const c10::OperatorHandle& op) {
   return absl::StrCat("Operator ", dotted_name(op),
                       " does not have a sharding strategy registered. Register one with "
@@ -246,5 +250,7 @@ std::string missing_rule_text(const c10::OperatorHandle& op) {
                       "\", rule), where `rule` is an OpRule, or run the operator on replicated tensors within a "
                       "ReplicateUnsupported guard");
 }
+
+}  // namespace internal
 
 }  // namespace dtensor

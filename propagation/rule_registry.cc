@@ -14,6 +14,8 @@
 #include "propagation/functional_form.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 std::string full_name(const std::string& name, const std::string& overload) {

@@ -10,7 +10,7 @@
 #include "propagation/functional_form.h"
 #include "propagation/trial_run.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // ------------------------------------------------------------ elementwise operators
 
@@ -232,4 +232,4 @@ OutputMetas infer_outputs(const OpCall& call, const OpRule& rule) {
   return rule.metas ? rule.metas(call) : check_known(call, infer_new(call));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

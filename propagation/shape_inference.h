@@ -3,7 +3,7 @@
 
 #include "propagation/op_rule.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Global metadata of the outputs: the rule's own function, ATen's meta kernel, or a trial on one element. Results that
 // the operator writes to its arguments have the metadata of these. propagate() calls it once per decision; the rule
@@ -17,4 +17,4 @@ OutputMetas infer_elementwise(const OpCall& call);
 // The strides of the result of ATen's elementwise loops for the inputs.
 Shape elementwise_strides(const OpCall& call);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

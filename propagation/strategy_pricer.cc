@@ -9,7 +9,7 @@
 #include "plan/redistribute_planner.h"
 #include "plan/search/mesh_steps.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 int64_t bytes_of(const Shape& sizes, c10::ScalarType dtype) {
@@ -332,4 +332,4 @@ Picoseconds Pricer::displaced(const Strategy& s) const {
   return total;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -15,7 +15,7 @@
 #include "plan/cost_model.h"
 #include "propagation/op_rule.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Whether results share memory with arguments that are not written to.
 bool returns_view(const c10::FunctionSchema& schema);
@@ -125,4 +125,4 @@ class Pricer {
   int64_t priced_ = 0, planned_ = 0;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

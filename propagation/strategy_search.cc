@@ -5,7 +5,7 @@
 
 #include "absl/container/inlined_vector.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr int64_t kEvery = 64;            // up to this many combinations, all are priced
@@ -312,4 +312,4 @@ std::optional<Strategy> best_combination(const Problem& problem, std::vector<std
   return Search(problem, std::move(options)).run(effort);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

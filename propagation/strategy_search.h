@@ -12,7 +12,7 @@
 
 #include "propagation/strategy_pricer.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The allowed effort of a search, and the effort it took.
 struct SearchEffort {
@@ -27,4 +27,4 @@ struct SearchEffort {
 std::optional<Strategy> best_combination(const Problem& problem, std::vector<std::vector<DimStrategy>> options,
                                          SearchEffort& effort);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 
 #include "absl/strings/match.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Restores the generator: random operators draw from the default generator even on stand-ins. Trials run one after the
@@ -178,4 +178,4 @@ std::optional<OutputMetas> run_meta(const OpCall& call) {
   return metas;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

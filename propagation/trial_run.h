@@ -13,7 +13,7 @@
 
 #include "propagation/op_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Whether the operator draws random numbers.
 bool is_random(const c10::OperatorHandle& op);
@@ -37,4 +37,4 @@ OutputMetas trial_run(const OpCall& call, c10::Device device, const std::functio
 // The same on meta tensors. nullopt: the operator has no kernel for them, or it reads values.
 std::optional<OutputMetas> run_meta(const OpCall& call);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

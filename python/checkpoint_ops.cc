@@ -7,7 +7,7 @@
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/write_back.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 const DTensorMeta& checked(const at::Tensor& tensor) {
@@ -58,10 +58,11 @@ void note_load(const at::Tensor& tensor) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::internal
 
 TORCH_LIBRARY_FRAGMENT(dtensor, m) {
   using namespace dtensor;
+  using namespace dtensor::internal;
   m.def("part_boxes(Tensor tensor) -> int[]", &part_boxes);
   m.def("part_memory(Tensor tensor) -> Tensor[]", &part_memory);
   m.def("note_load(Tensor tensor) -> ()", &note_load);

@@ -27,7 +27,7 @@
 #include "placement/parse_placements.h"
 #include "python/mesh_handles.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 Placements parse(std::string_view text, std::string_view caller) {
@@ -164,10 +164,11 @@ void comm_counts_reset() {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::internal
 
 TORCH_LIBRARY(dtensor, m) {
   using namespace dtensor;
+  using namespace dtensor::internal;
   // A mesh over as many new ranks, all in this process, on one device (the CPU by default). Tensors on meshes of two
   // calls do not mix.
   m.def("init_local_mesh(int[] shape, str[] dim_names, *, Device? device=None) -> int", &init_local_mesh);
@@ -187,7 +188,7 @@ TORCH_LIBRARY(dtensor, m) {
   m.def("leave_scope(str kind) -> ()", &leave_scope);
   m.def("reduce_gradients(Tensor[] parameters) -> ()", &reduce_gradients_op);
   m.def("to_empty(Tensor tensor) -> Tensor", &to_empty_op);
-  m.def("distribute(Tensor tensor, int mesh, str placements) -> Tensor", &dtensor::distribute);
+  m.def("distribute(Tensor tensor, int mesh, str placements) -> Tensor", &dtensor::internal::distribute);
   m.def("full_tensor(Tensor tensor) -> Tensor", &full_tensor_op);
   m.def("redistribute(Tensor tensor, str placements, *, int? max_bytes=None) -> Tensor", &redistribute_op);
   m.def("relayout_(Tensor tensor, str placements) -> ()", &relayout_op);

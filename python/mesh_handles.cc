@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 struct Table {
@@ -53,4 +53,4 @@ DeviceMesh mesh_of(int64_t handle, std::string_view caller) {
   return meshes[handle - 1];
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -11,7 +11,7 @@
 
 #include "mesh/device_mesh.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 int64_t add_mesh(DeviceMesh mesh);
 
@@ -24,4 +24,4 @@ int64_t handle_of(const DeviceMesh& mesh);
 // Error (c10::ValueError): there is no such handle; the text begins with `caller`.
 DeviceMesh mesh_of(int64_t handle, std::string_view caller);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,6 +8,7 @@
 #include "placement/geometry.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
 
 ChunkShardingSpec::ChunkShardingSpec(int64_t dim, std::vector<RemoteDevice> placements)
     : dim_(dim), placements_(std::move(placements)) {}

@@ -17,6 +17,8 @@
 #include "sharded/spread.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 using MeshAndPlacements = std::pair<DeviceMesh, Placements>;

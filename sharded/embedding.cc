@@ -15,6 +15,8 @@
 #include "sharded/remote_shard.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 struct OpName {

@@ -15,6 +15,8 @@
 #include "dtensor/dispatch_key.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 using torch::autograd::AutogradContext;

@@ -19,10 +19,11 @@ struct PieceCounts {
 
 // inputs[i][p] goes from the i-th of ranks.local_ranks() to position p; the result's [i][p] came from there. 1-D, of
 // one dtype. `op`: the caller, for reports. Differentiable; a gradient that is missing counts as zeros.
-RankPieces exchange_pieces(const RankPieces& inputs, const PieceCounts& how, const std::string& op);
+dtensor::internal::RankPieces exchange_pieces(const dtensor::internal::RankPieces& inputs, const PieceCounts& how,
+                                              const std::string& op);
 
 // One tensor of every rank to every rank, sizes[position] elements each; not differentiable.
-RankPieces gather_pieces(const RankTensors& inputs, const DeviceMesh& ranks, const std::vector<int64_t>& sizes,
-                         const std::string& op);
+dtensor::internal::RankPieces gather_pieces(const dtensor::internal::RankTensors& inputs, const DeviceMesh& ranks,
+                                            const std::vector<int64_t>& sizes, const std::string& op);
 
 }  // namespace dtensor::sharded

@@ -9,6 +9,8 @@
 #include "sharded/spread.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 void check_out(const ShardedTensor& t, int64_t rank, int64_t target, const at::Tensor& out) {

@@ -19,6 +19,8 @@
 #include "sharded/exchange_pieces.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 // Tensors made here are plain, inside a MeshScope, too.

@@ -30,8 +30,9 @@ using BagsOfRank = std::function<std::vector<BagBatch>(size_t i)>;
 // and all bags of a table have the same length; otherwise the ranks exchange sizes by further small all_gathers, and a
 // fault of one rank's input is an error on all. Errors: such faults; ids without a row in the table (ValueError), the
 // same on all ranks, before any table is changed.
-std::vector<RankTensors> lookup_tables(const std::vector<TableRequest>& requests, const BagsOfRank& bags_of,
-                                       bool same_sizes, const std::string& op);
+std::vector<dtensor::internal::RankTensors> lookup_tables(const std::vector<TableRequest>& requests,
+                                                          const BagsOfRank& bags_of, bool same_sizes,
+                                                          const std::string& op);
 
 // Only the renormalisation that precedes the lookup: of the rows that any rank requests.
 void renormalize_table(const TableRequest& request, const BagsOfRank& bags_of, const std::string& op);

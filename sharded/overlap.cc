@@ -12,6 +12,8 @@
 #include "sharded/enumerable_sharding_spec.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 using Pair = std::pair<size_t, size_t>;  // of shards, the first one first

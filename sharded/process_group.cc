@@ -10,6 +10,8 @@
 #include "sharded/errors.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 DeviceMesh all_ranks(const World& world) {

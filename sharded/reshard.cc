@@ -8,6 +8,8 @@
 #include "sharded/spread.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 struct Moved {

@@ -19,6 +19,8 @@
 #include "sharded/state_dict.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 using Json = nlohmann::json;

@@ -11,6 +11,8 @@
 #include "sharded/sharded_tensor_metadata.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 // The tensor as the only shard of metadata with its dtype and sizes.

@@ -12,6 +12,8 @@
 #include "sharded/shard_bytes.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 std::string key(const char* what, int64_t rank, int64_t number) { return c10::str(what, "/", rank, "/", number); }

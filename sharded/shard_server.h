@@ -14,7 +14,7 @@
 #include "mesh/world.h"
 #include "sharded/shard.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 class BoundedStore;
 }
 
@@ -38,7 +38,7 @@ class ShardServer {
   const int64_t rank_;
   const c10::Device device_;
   const Read read_;
-  c10::intrusive_ptr<BoundedStore> asking_, answering_;
+  c10::intrusive_ptr<dtensor::internal::BoundedStore> asking_, answering_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -19,6 +19,8 @@
 #include "sharded/tensor_ops.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 using torch::optim::Optimizer;

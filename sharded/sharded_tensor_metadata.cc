@@ -13,6 +13,8 @@
 #include "dtensor/dispatch_key.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 using Json = nlohmann::json;

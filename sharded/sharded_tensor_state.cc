@@ -8,6 +8,7 @@
 #include "sharded/enumerable_sharding_spec.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
 
 // Declared in remote_table.h, which needs ShardedTensor.
 void register_shards(const ShardedTensor& t);

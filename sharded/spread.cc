@@ -9,6 +9,8 @@
 #include "sharded/sharded_tensor_state.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 RankBox whole(int64_t rank, c10::IntArrayRef sizes) {

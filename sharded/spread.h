@@ -14,9 +14,9 @@ ShardedTensor spread(const at::Tensor& tensor, const AnyShardingSpec& spec, int6
 
 // The tensors of the shards, for each of world.owned_ranks() in the order of the metadata; on the ranks' devices, as
 // plans require.
-RankPieces pieces_of(const ShardedTensor& t);
+dtensor::internal::RankPieces pieces_of(const ShardedTensor& t);
 // The inverse: such tensors as the shards of `metadata`, on the placements' devices, for each of group.owned_ranks().
-RankShards shards_from(const RankPieces& pieces, const World& world, const ShardedTensorMetadata& metadata,
-                       const ProcessGroup& group);
+RankShards shards_from(const dtensor::internal::RankPieces& pieces, const World& world,
+                       const ShardedTensorMetadata& metadata, const ProcessGroup& group);
 
 }  // namespace dtensor::sharded

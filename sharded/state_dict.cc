@@ -16,6 +16,8 @@
 #include "sharded/tensor_ops.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 // The module that has the parameter called `path`, and its name there.

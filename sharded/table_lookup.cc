@@ -19,6 +19,8 @@
 #include "comm/scope.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 enum ReduceMode : int64_t { kSumMode = 0, kMeanMode = 1, kMaxMode = 2 };  // of at::embedding_bag

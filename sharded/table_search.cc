@@ -8,6 +8,8 @@
 #include "sharded/chunk_sharding_spec.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 constexpr int kMostSweeps = 50;

@@ -22,6 +22,8 @@
 #include "placement/parse_placements.h"
 
 namespace dtensor::tools {
+using namespace internal;
+
 namespace {
 
 constexpr int64_t kMostRanks = int64_t{1} << 20;

@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Again while a signal interrupts it.
@@ -131,4 +131,4 @@ void write_atomically(const std::string& path, const std::function<void(const st
   file.commit();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

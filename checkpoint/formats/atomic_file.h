@@ -18,7 +18,7 @@
 #include <functional>
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Not thread-safe; several at once may write one path. Errors (c10::Error), all of them with the path and the system's
 // words: the folder does not exist or may not be written, `path` is no regular file, the disk is full.
@@ -53,4 +53,4 @@ class AtomicFile {
 // Errors: as above, and those of `write`.
 void write_atomically(const std::string& path, const std::function<void(const std::string& unfinished_path)>& write);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr size_t kDigits = 16;
@@ -69,4 +69,4 @@ std::vector<uint64_t> parse_sums(std::string_view text, int64_t count) {
   return sums;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Checksum of one piece of text or data (XXH3, 64 bits), in texts as 16 hexadecimal digits.
 uint64_t checksum(const void* data, size_t size);
@@ -38,4 +38,4 @@ std::string to_text(const std::vector<uint64_t>& sums);
 // Error (c10::Error): not `count` sums.
 std::vector<uint64_t> parse_sums(std::string_view text, int64_t count);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "checkpoint/formats/mapped_file.h"
 #include "checkpoint/formats/strict_json.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 std::string weights_file(size_t i, size_t n) {
   return n == 1 ? kSingleFile : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, n);
@@ -66,4 +66,4 @@ HuggingFaceIndex parse_hugging_face_index(std::string_view text, const std::stri
   return index;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

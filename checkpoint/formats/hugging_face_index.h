@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 inline constexpr const char* kSingleFile = "model.safetensors";
 inline constexpr const char* kIndexFile = "model.safetensors.index.json";
@@ -32,4 +32,4 @@ HuggingFaceIndex parse_hugging_face_index(std::string_view text, const std::stri
 // An untrusted name, for an error: in quotes, escaped, shortened.
 std::string shown_name(const std::string& name);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 
 #include "absl/container/flat_hash_map.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using c10::IValue;
@@ -142,4 +142,4 @@ torch::serialize::InputArchive input_archive_of(const Pickle& pickle) {
   return result;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class PickleMachine {
  public:
@@ -205,4 +205,4 @@ WalkLimit::Step::Step(WalkLimit& limit) : limit_(limit) {
   ++limit.depth_;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -20,7 +20,7 @@
 #include <variant>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct PickleList;
 struct PickleDict;
@@ -121,4 +121,4 @@ class WalkLimit {
   const size_t most_steps_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_join.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using c10::ScalarType;
@@ -71,4 +71,4 @@ std::optional<int64_t> data_bytes(ScalarType dtype, const std::vector<int64_t>& 
   return empty ? 0 : product;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

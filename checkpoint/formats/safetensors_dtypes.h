@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The format's word for a dtype, "BF16". Error (TypeError): it has none; the text lists those that there are.
 std::string safetensors_dtype_name(c10::ScalarType dtype);
@@ -21,4 +21,4 @@ std::string safetensors_dtype_names();  // "BOOL, U8, ..."
 // not counted.
 std::optional<int64_t> data_bytes(c10::ScalarType dtype, const std::vector<int64_t>& shape);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

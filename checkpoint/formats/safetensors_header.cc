@@ -16,6 +16,8 @@
 #include "checkpoint/formats/safetensors_dtypes.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "data is mapped as it stands in the file");
@@ -249,6 +251,8 @@ SafetensorsHeader read_safetensors_header(std::string_view file, const std::stri
   return header;
 }
 
+namespace internal {
+
 std::string safetensors_header_text(const std::vector<SafetensorsEntry>& entries,
                                     const std::map<std::string, std::string>& metadata) try {
   const auto json = [](const std::string& text) { return nlohmann::json(text).dump(); };
@@ -288,5 +292,7 @@ void lay_out_safetensors(std::vector<SafetensorsEntry>& entries) {
   });
   place(entries);
 }
+
+}  // namespace internal
 
 }  // namespace dtensor

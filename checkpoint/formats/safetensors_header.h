@@ -43,6 +43,8 @@ SafetensorsHeader read_safetensors_header(const MappedFile& file);
 // Parses a file's bytes; `path` is for errors.
 SafetensorsHeader read_safetensors_header(std::string_view file, const std::string& path);
 
+namespace internal {
+
 // The bytes before the data: the header's length and the header, filled up with spaces to a multiple of 8 bytes. The
 // data follows in the order of `entries`, whose begin and end are not read: offsets come from dtypes and shapes.
 // Errors (c10::Error): names twice, not in UTF-8, or "__metadata__"; what read_safetensors_header() would refuse.
@@ -52,5 +54,7 @@ std::string safetensors_header_text(const std::vector<SafetensorsEntry>& entries
 // Sorts by size of elements, large ones first, then by name, as other writers do, so that all data is aligned; sets
 // begin and end. Error (c10::Error): sizes that do not fit.
 void lay_out_safetensors(std::vector<SafetensorsEntry>& entries);
+
+}  // namespace internal
 
 }  // namespace dtensor

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using c10::ScalarType;
@@ -58,4 +58,4 @@ bool can_be_stored(ScalarType dtype) {
   return !new_dtype_name(dtype).empty() || std::find(std::begin(kOld), std::end(kOld), dtype) != std::end(kOld);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

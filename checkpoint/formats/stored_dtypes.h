@@ -10,7 +10,7 @@
 #include <optional>
 #include <string_view>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // "FloatStorage", or "Float8_e5m2Storage". nullopt: no such dtype, or one that is not stored (quantized, below a byte).
 std::optional<c10::ScalarType> dtype_of_storage(std::string_view class_name);
@@ -22,4 +22,4 @@ std::string_view new_dtype_name(c10::ScalarType dtype);
 // Whether files can hold tensors of a dtype, ours as well as what torch reads.
 bool can_be_stored(c10::ScalarType dtype);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 #include "checkpoint/formats/stored_dtypes.h"
 #include "checkpoint/formats/zip_file.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr size_t kMostDims = 64;
@@ -101,4 +101,4 @@ std::optional<PickleValue> StoredTensors::call(const std::string& function, cons
   return std::nullopt;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 
 #include "checkpoint/formats/pickle_machine.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class ZipFile;
 
@@ -32,4 +32,4 @@ class StoredTensors {
   std::map<std::string, at::Storage, std::less<>> records_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Json = nlohmann::json;
@@ -53,4 +53,4 @@ Json parse_strict_json(std::string_view text, const std::string& path) try {
   TORCH_CHECK(false, "[load] '", path, "' has a number beyond what a double holds");
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "checkpoint/formats/atomic_file.h"
 #include "checkpoint/formats/stored_dtypes.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Writes a Python pickle of a dict of tensors, like torch.save: LibTorch's own pickler does not support new dtypes.
@@ -125,4 +125,4 @@ void write_pickle(const std::map<std::string, at::Tensor>& tensors, const std::s
   });
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

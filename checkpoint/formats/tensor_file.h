@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Writes an archive of LibTorch: it calls `sink` with bytes, which returns how many it accepted.
 using ArchiveWriter = std::function<void(const std::function<size_t(const void* bytes, size_t n)>& sink)>;
@@ -18,4 +18,4 @@ void write_archive(const std::string& path, const ArchiveWriter& write);
 // tensors on the CPU; those that share their memory share it in the file.
 void write_pickle(const std::map<std::string, at::Tensor>& tensors, const std::string& path);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

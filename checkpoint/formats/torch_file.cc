@@ -9,7 +9,7 @@
 #include "checkpoint/formats/stored_tensors.h"
 #include "checkpoint/formats/zip_file.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Far more than the pickle of any model, whose tensors are not in it.
@@ -120,4 +120,4 @@ torch::serialize::InputArchive TorchFile::archive() const {
   return naming(path_, [&] { return input_archive_of(*read()); });
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

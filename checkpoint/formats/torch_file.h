@@ -17,7 +17,7 @@ namespace torch::serialize {
 class InputArchive;
 }
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class Pickle;
 class ZipFile;
@@ -41,4 +41,4 @@ class TorchFile {
   std::unique_ptr<ZipFile> zip_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

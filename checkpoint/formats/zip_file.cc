@@ -11,7 +11,7 @@
 #include <system_error>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Signatures from APPNOTE.TXT, the description of the format. All numbers are little endian, as on this machine.
@@ -177,4 +177,4 @@ std::string ZipFile::read_text(const std::string& name, uint64_t limit) const {
   return text;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include <map>
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class ZipFile {
  public:
@@ -45,4 +45,4 @@ class ZipFile {
   std::map<std::string, Record> records_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include <set>
 #include <utility>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 bool overlaps(const Box& a, const Box& b) {
@@ -116,4 +116,4 @@ std::string why_no_tiling(const Shape& shape, const std::vector<Box>& boxes) {
   return "";
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 
 #include "placement/geometry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct Box {
   Shape offsets, sizes;
@@ -27,4 +27,4 @@ std::vector<Box> cut(const Box& box, int64_t n);
 // may have empty boxes. REQUIRES: equal numbers of dims, no negative numbers.
 std::string why_no_tiling(const Shape& shape, const std::vector<Box>& boxes);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -19,6 +19,8 @@
 #include "observe/rank_in_job.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr char kRandomState[] = "random_state.cpu";
@@ -112,6 +114,8 @@ void add_optimizer(NamedState& state, const std::string& name, torch::optim::Opt
 }
 
 }  // namespace
+
+namespace internal {
 
 NamedState state_of(const CheckpointContents& contents) {
   NamedState state;
@@ -289,6 +293,8 @@ void LoadTargets::commit() {
   for (auto& [name, t] : made_) contents_.tensors[name] = std::move(t);
   for (const auto& [name, value] : manifest_.values) contents_.values[name] = value;
 }
+
+}  // namespace internal
 
 std::string CheckpointMismatch::to_string() const {
   std::vector<std::string> parts;

@@ -12,7 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/sharded/manifest.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct NamedState {
   NamedTensors tensors;                             // themselves, no copies
@@ -61,4 +61,4 @@ class LoadTargets {
   CheckpointMismatch mismatch_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -17,7 +17,7 @@
 #include "absl/strings/match.h"
 #include "checkpoint/sharded/part_file.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 namespace {
 
@@ -88,4 +88,4 @@ void remove_other_part_files(const std::string& folder, const Manifest& manifest
   for (const std::string& name : others) std::remove((folder + "/" + name).c_str());
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

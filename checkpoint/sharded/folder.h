@@ -5,7 +5,7 @@
 
 #include "checkpoint/sharded/manifest.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Creates the folder and its parents if missing. Error (c10::Error): with the path and the system's text.
 void make_folder(const std::string& folder);
@@ -28,4 +28,4 @@ class FolderLock {
 // Removes files of the previous checkpoint, and of unfinished saves.
 void remove_other_part_files(const std::string& folder, const Manifest& manifest) noexcept;
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

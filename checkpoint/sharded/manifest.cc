@@ -19,7 +19,7 @@
 #include "checkpoint/sharded/boxes.h"
 #include "comm/error_message.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Json = nlohmann::json;
@@ -181,4 +181,4 @@ Manifest read_manifest(const std::string& folder) {
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

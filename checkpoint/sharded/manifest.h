@@ -13,7 +13,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/sharded/boxes.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 inline constexpr char kManifestName[] = "checkpoint.json";
 
@@ -51,4 +51,4 @@ Manifest parse_manifest(const std::string& text);
 // Reads the manifest of a folder. Error (c10::Error): there is none, or parse_manifest()'s, with the path.
 Manifest read_manifest(const std::string& folder);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

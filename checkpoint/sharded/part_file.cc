@@ -18,7 +18,7 @@
 #include "checkpoint/formats/checksums.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr char kChecksums[] = "dtensor_xxh3_64_of_1048576";
@@ -202,4 +202,4 @@ std::string WantedChunks::tensors_in(const Chunk& chunk) {
   return absl::StrCat(absl::StrJoin(names, ", "), n > kMostNames ? absl::StrCat(" and ", n - kMostNames, " more") : "");
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

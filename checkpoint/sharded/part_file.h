@@ -15,7 +15,7 @@
 #include "checkpoint/sharded/boxes.h"
 #include "checkpoint/sharded/manifest.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // A part of a tensor in this process's memory.
 struct TensorPart {
@@ -78,4 +78,4 @@ class WantedChunks {
   int64_t bytes_ = 0;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

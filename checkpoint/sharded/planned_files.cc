@@ -12,7 +12,7 @@
 #include "dtensor/tensor/representation.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 Part whole_of(const Shape& shape) { return part_of({Shape(shape.size(), 0), shape}); }
@@ -93,4 +93,4 @@ PlannedSave plan_files(const NamedTensors& tensors, const World& world) {
   return save;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

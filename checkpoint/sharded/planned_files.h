@@ -9,7 +9,7 @@
 #include "checkpoint/sharded/manifest.h"
 #include "checkpoint/sharded/part_file.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // A file that a rank of this process writes.
 struct PlannedFile {
@@ -28,4 +28,4 @@ struct PlannedSave {
 // Errors (c10::Error): a Partial tensor; a dtype that the files do not know.
 PlannedSave plan_files(const NamedTensors& tensors, const World& world);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Replicas are cut into pieces of about as much, so that their holders share the work.
@@ -63,4 +63,4 @@ std::vector<RankBox> SavePlanner::add_replicated(const TensorMeta& meta) {
   return boxes;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 #include "plan/layout.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Assigns boxes to ranks, tensor by tensor: a box that several ranks hold is written by the one of them that has least
 // to write so far, in pieces if it is large. The boxes of one tensor are disjoint and cover it.
@@ -40,4 +40,4 @@ class SavePlanner {
   std::map<SpecPtr, std::vector<Held>> held_;  // the layers of a model have the same layouts
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

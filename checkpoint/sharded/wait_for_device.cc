@@ -2,10 +2,10 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void wait_for_device(const at::Tensor& t) {
   if (!t.is_cpu()) c10::impl::VirtualGuardImpl(t.device().type()).synchronizeDevice(t.device().index());
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -3,10 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Waits until the device of `t` has finished all its work: each thread has current streams of its own. Does nothing for
 // tensors on the CPU.
 void wait_for_device(const at::Tensor& t);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

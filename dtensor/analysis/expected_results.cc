@@ -13,7 +13,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -103,4 +103,4 @@ std::string ExpectedResults::wrong_gradient(const SampleCall::Results& actual, c
   return "";
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 
 #include "dtensor/analysis/sample_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class ExpectedResults {
  public:
@@ -35,4 +35,4 @@ class ExpectedResults {
   std::vector<at::Tensor> gradients_;  // of each tensor; empty: not differentiated
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

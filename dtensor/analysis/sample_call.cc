@@ -19,7 +19,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -190,4 +190,4 @@ std::string difference_of(const at::Tensor& actual, const at::Tensor& expected, 
   return "";
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

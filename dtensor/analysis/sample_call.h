@@ -12,7 +12,7 @@
 #include "mesh/device_mesh.h"
 #include "placement/placement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class SampleCall {
  public:
@@ -46,4 +46,4 @@ at::Tensor laid_out(const at::Tensor& full, const DeviceMesh& mesh, const Placem
 // How a result, distributed or not, differs from the expected one; empty if it does not.
 std::string difference_of(const at::Tensor& actual, const at::Tensor& expected, double tolerance);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

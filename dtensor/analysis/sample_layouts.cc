@@ -17,7 +17,7 @@
 #include "dtensor/tensor/representation.h"
 #include "placement/parse_placements.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -183,4 +183,4 @@ std::optional<Placements> free_layout(const SampleCall& call, const DeviceMesh& 
   return result;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

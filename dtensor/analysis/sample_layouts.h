@@ -8,7 +8,7 @@
 
 #include "dtensor/analysis/sample_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 using Layouts = std::vector<Placements>;  // one per tensor
 
@@ -32,4 +32,4 @@ std::vector<std::vector<at::Tensor>> other_values(const SampleCall& call);
 std::optional<Placements> free_layout(const SampleCall& call, const DeviceMesh& mesh, const Layouts& layouts,
                                       const std::vector<at::Tensor>& values, double tolerance);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -17,7 +17,7 @@
 #include "plan/cost_model.h"
 #include "propagation/strategy_cache.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 bool crosses_nodes(const Group& group, int64_t ranks_per_node) {
@@ -162,4 +162,4 @@ RecordedStep record_step(const std::function<void()>& step, const Overrides& ove
   return recorder.take();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

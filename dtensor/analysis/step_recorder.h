@@ -13,7 +13,7 @@
 #include "propagation/op_call.h"
 #include "propagation/propagate.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct RecordedCall {
   int64_t index = 0;  // LayoutPin::call
@@ -42,4 +42,4 @@ std::vector<Placements> computed_placements(const Decision& decision);
 
 RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 #include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 thread_local const CompositeOpScope* innermost = nullptr;
@@ -68,4 +68,4 @@ bool counts_as_number(const at::Tensor& t) {
          is_expanded_number(t);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -18,7 +18,7 @@
 #include "dtensor/dispatch_key.h"
 #include "mesh/device_mesh.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Guard: the code of `op`, called with `args`, runs on this thread until destruction.
 class CompositeOpScope {
@@ -57,4 +57,4 @@ void run_without_handler(const c10::OperatorHandle& op, torch::jit::Stack& stack
 // Whether `t` has the same value on every rank whatever made it: a number, or an empty list of numbers.
 bool counts_as_number(const at::Tensor& t);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 #include "dtensor/dispatch_key.h"
 #include "dtensor/libtorch_version.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -84,4 +84,4 @@ std::string describe_dispatch_key() {
                                             : " registers nothing there");
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 using Fallback = void(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
@@ -13,4 +13,4 @@ using Fallback = void(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 // of its own at kDTensorKey for single operators, which would not reach the fallback.
 void register_fallback(Fallback* fallback);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -31,7 +31,7 @@
 #include "propagation/propagate.h"
 #include "propagation/strategy_cache.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -335,4 +335,4 @@ const bool registered = (register_fallback(&dispatch), true);
 
 }  // namespace
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The fallback kernel.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack);
@@ -16,4 +16,4 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 // The same, but skips the operator's handler: for handlers that extend the rule.
 void dispatch_by_rule(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

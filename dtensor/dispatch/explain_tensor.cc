@@ -13,7 +13,7 @@
 #include "dtensor/views/copied_view.h"
 #include "plan/redistribute_plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 void write_layout(std::ostream& os, const at::Tensor& t) {
@@ -93,4 +93,4 @@ std::string explain_tensor(const at::Tensor& t) {
   return os.str();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

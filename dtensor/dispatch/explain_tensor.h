@@ -5,9 +5,9 @@
 
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Several lines, by the rules of DTensor::explain(). REQUIRES: is_dtensor(t).
 std::string explain_tensor(const at::Tensor& t);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Operators that share memory with their first argument although their schemas do not declare it.
@@ -102,4 +102,4 @@ const OpInfo& op_info(const c10::OperatorHandle& op) {
   return *(mine[op] = info.get());
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

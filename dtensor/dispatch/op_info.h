@@ -12,7 +12,7 @@
 
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct OpInfo {
   explicit OpInfo(const c10::OperatorHandle& op);
@@ -53,4 +53,4 @@ struct OpInfo {
 // Cached per operator, for the life of the process.
 const OpInfo& op_info(const c10::OperatorHandle& op);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -12,7 +12,7 @@
 #include "dtensor/tensor/representation.h"
 #include "propagation/functional_form.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -115,4 +115,4 @@ bool run_functional_form(const OpInfo& info, Stack& stack) {
   return true;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

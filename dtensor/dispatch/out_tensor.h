@@ -6,7 +6,7 @@
 
 #include "dtensor/dispatch/op_info.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // As in LibTorch, an out= tensor without elements is resized to the result. Not a copied view, since its base could not
 // follow.
@@ -33,4 +33,4 @@ inline bool has_empty_out(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   return false;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

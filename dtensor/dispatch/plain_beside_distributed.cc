@@ -8,7 +8,7 @@
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/tensor/dispatch_scope.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 bool plain_is_replicated() {
   if (current_dispatch_scope().implicit_replication || in_backward()) return true;
@@ -39,4 +39,4 @@ void throw_plain_beside_distributed(std::string_view function, std::string_view 
             : "");
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 
 #include "mesh/device_mesh.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // True in backward, in an ImplicitReplication scope, and in the code of a composite operator to which the user passed
 // no plain tensor.
@@ -21,4 +21,4 @@ inline constexpr char kInPlaceOfNested[] =
 [[noreturn]] void throw_plain_beside_distributed(std::string_view function, std::string_view argument,
                                                  const at::Tensor& t, const DeviceMesh& mesh);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/views/copied_view.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Whether updating `storage`, of a copied view, needs a collective. Views that a local operator copied on some ranks
@@ -47,4 +47,4 @@ void allow_user_writes(const at::Tensor& t) {
   for (const auto& calls : DeferredGradients::all_backwards()) calls->copy_before_unseen_writes(storage);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Whether the local tensors of `t` are available, or under way. They are not for
 //   - a view whose parts had to be copies, after its base was written to;
@@ -28,4 +28,4 @@ const RankTensors& read_parts(const at::Tensor& t, std::string_view function);
 // copies, and copied views are read again.
 void allow_user_writes(const at::Tensor& t);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -16,7 +16,7 @@
 #include "dtensor/tensor/representation.h"
 #include "plan/redistribute_planner.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // A tensor in one of the lists.
@@ -155,4 +155,4 @@ std::vector<at::Tensor> gather_for_reuse(const OpInfo& info, c10::ArrayRef<size_
   return GatherFn::apply(tensors, &info, args, to);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

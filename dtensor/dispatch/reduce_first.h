@@ -11,7 +11,7 @@
 #include "dtensor/dispatch/op_info.h"
 #include "placement/placement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // In the tensor lists that a call reads, replaces sums and averages that are Partial by reduced tensors, if there are
 // several: one reduction for all of a mesh; cached reductions are reused. Communicates, by name of operator and
@@ -34,4 +34,4 @@ at::Tensor reduce_first(const OpInfo& info, size_t arg, const at::Tensor& t);
 std::vector<at::Tensor> gather_for_reuse(const OpInfo& info, c10::ArrayRef<size_t> args, at::TensorList tensors,
                                          c10::ArrayRef<Placements> to);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -3,7 +3,7 @@
 #include "comm/scope.h"
 #include "comm/work_event.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void report_flops(const std::string& op, const std::string& module_path, const DeviceMesh& mesh, double of_rank,
                   double of_one) {
@@ -16,4 +16,4 @@ void report_flops(const std::string& op, const std::string& module_path, const D
   for (CommListener* listener : listeners) listener->on_work(event);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

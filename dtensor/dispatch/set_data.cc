@@ -9,7 +9,7 @@
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void throw_plain_in_place_of(std::string_view function, const at::Tensor& self, const at::Tensor& plain) {
   const DTensorMeta& meta = meta_without_sync(self);
@@ -39,8 +39,8 @@ bool has_compatible_type(c10::DispatchKeySet keys, const at::Tensor& self, const
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::internal
 
 TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
-  m.impl("_has_compatible_shallow_copy_type", &dtensor::has_compatible_type);
+  m.impl("_has_compatible_shallow_copy_type", &dtensor::internal::has_compatible_type);
 }

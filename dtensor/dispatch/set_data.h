@@ -5,9 +5,9 @@
 
 #include <string_view>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Throws the error about it; the text names what to call instead of torch::load(). REQUIRES: is_dtensor(self).
 [[noreturn]] void throw_plain_in_place_of(std::string_view function, const at::Tensor& self, const at::Tensor& plain);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/write_back.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void write_parts(c10::ArrayRef<at::Tensor> tensors, std::string_view op, const std::function<void()>& write) {
   for (const at::Tensor& t : tensors) {
@@ -25,4 +25,4 @@ void write_parts(c10::ArrayRef<at::Tensor> tensors, std::string_view op, const s
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

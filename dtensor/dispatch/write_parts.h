@@ -7,7 +7,7 @@
 #include <functional>
 #include <string_view>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Calls `write`, which writes to memory of some or all of `tensors`; plain ones may be among them. Before, computes
 // deferred calls that read this memory. Afterwards, also if `write` throws, drops everything derived from it, and
@@ -15,4 +15,4 @@ namespace dtensor {
 // REQUIRES: check_can_write_back() for each of them.
 void write_parts(c10::ArrayRef<at::Tensor> tensors, std::string_view op, const std::function<void()>& write);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

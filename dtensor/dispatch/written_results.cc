@@ -3,7 +3,7 @@
 #include "absl/algorithm/container.h"
 #include "dtensor/dispatch/out_tensor.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 using torch::jit::Stack;
 
@@ -32,4 +32,4 @@ void WrittenResults::settle(Stack& stack) const {
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -6,7 +6,7 @@
 #include "absl/container/inlined_vector.h"
 #include "dtensor/dispatch/op_info.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Handlers and local kernels may return new tensors, whatever form of their operator is called. A result that is an
 // argument by the schema is then copied to that argument, which is returned instead:
@@ -28,4 +28,4 @@ class WrittenResults {
   absl::InlinedVector<at::Tensor, 4> arguments_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

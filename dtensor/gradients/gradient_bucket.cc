@@ -23,7 +23,7 @@
 #include "mesh/world.h"
 #include "plan/largest_part.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // The leaves of one backward with gradients in the bucket, and its deferred calls. Used by the threads of that
@@ -204,4 +204,4 @@ void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -21,7 +21,7 @@
 
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Inside backward: whether gradients may be finished when backward() returns. False for gradients of gradients, and for
 // gradients of chosen tensors. Hooks do not matter: one rank may have some and others none, and all communicate the
@@ -54,4 +54,4 @@ std::shared_ptr<DeferredWork> deferred_work(const std::function<std::shared_ptr<
 // memory of an open one. Leaves without a gradient, or with a plain one, are skipped. `op`: as CommCause::op.
 void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

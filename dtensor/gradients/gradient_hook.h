@@ -3,7 +3,7 @@
 
 #include <torch/csrc/autograd/function_hook.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Redistributes gradients to their leaf's layout: gradient_layout.h.
 class GradientHook : public torch::autograd::FunctionPreHook {
@@ -13,4 +13,4 @@ class GradientHook : public torch::autograd::FunctionPreHook {
   }
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -18,7 +18,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Autograd copies a gradient that has other references, such as a hook that keeps it. Copying a deferred gradient would
@@ -134,4 +134,4 @@ at::Tensor gradient_leaf() {
   return {};
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

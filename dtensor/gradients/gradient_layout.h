@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Makes sure that gradients of `leaf` (distributed, requires grad, no history) are redistributed to its layout. Cheap
 // if registered already.
@@ -21,4 +21,4 @@ bool is_leaf_parameter(const at::Tensor& t);
 // layout; undefined if there is none.
 at::Tensor gradient_leaf();
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

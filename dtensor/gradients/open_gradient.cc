@@ -10,7 +10,7 @@
 #include "dtensor/views/write_back.h"
 #include "plan/redistribute_planner.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Deleter of the memory of an open gradient; it also stores the gradient's state before it was opened.
@@ -76,4 +76,4 @@ bool forget_addends(const at::Tensor& grad) {
   return true;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

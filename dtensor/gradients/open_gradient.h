@@ -9,7 +9,7 @@
 
 #include "placement/placement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Changes the layout of `grad` to `placements`, without communication. Returns false, and does nothing, if that is not
 // possible.
@@ -23,4 +23,4 @@ bool close_gradient(const at::Tensor& grad, const at::Tensor& sum);
 // not open.
 bool forget_addends(const at::Tensor& grad);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -4,7 +4,7 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void reduce_partial_parameter(const at::Tensor& leaf, const std::string& op) {
   const DTensorMeta& meta = meta_without_sync(leaf);
@@ -14,4 +14,4 @@ void reduce_partial_parameter(const at::Tensor& leaf, const std::string& op) {
   share_contents(leaf, redistribute_below_autograd(leaf, without_partials(meta.spec->placements()), cause));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

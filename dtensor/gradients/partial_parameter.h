@@ -10,10 +10,10 @@
 
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Reduces `leaf` in place, in a collective call, if it is Partial by the engine's choice. `op`: the operator that takes
 // it, for reports. REQUIRES: is_leaf_parameter(leaf).
 void reduce_partial_parameter(const at::Tensor& leaf, const std::string& op);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

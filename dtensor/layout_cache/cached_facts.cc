@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 bool is_real(const Spec& spec) { return !c10::isComplexType(spec.dtype()); }
@@ -80,4 +80,4 @@ void drop_ghost_region(const at::Tensor& t) {
   });
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 
 #include "dtensor/layout_cache/storage_cache.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // May facts about `t` be cached? Not for complex tensors, nor where the user may write to the local tensors.
 bool may_cache_facts(const at::Tensor& t);
@@ -35,4 +35,4 @@ void cache_ghost_region(const at::Tensor& t, GhostRegion region);
 std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t);
 void drop_ghost_region(const at::Tensor& t);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include "plan/cost_policy.h"
 #include "plan/redistribute_planner.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 bool is_same(const MemoryRange& range, const at::Tensor& t, const Spec& spec) {
@@ -144,4 +144,4 @@ RankTensors finish_move(const at::Tensor& t, const Placements& to, PendingMove p
   return result;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

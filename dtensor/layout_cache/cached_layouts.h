@@ -11,7 +11,7 @@
 
 #include "dtensor/layout_cache/storage_cache.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Called when a view of `t` is taken: `t` is the base of its memory, unless one is set already or `t` is replicated.
 void set_base_of_views(const at::Tensor& t);
@@ -43,4 +43,4 @@ bool will_be_cached(const at::Tensor& t, const RedistributePlan& plan);
 // The local tensors of `t` in the layout `to`, once `pending` has moved its tensor to `moved`. Caches `moved`.
 RankTensors finish_move(const at::Tensor& t, const Placements& to, PendingMove pending, RankTensors moved);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include "dtensor/tensor/view_window.h"
 #include "placement/with_dim.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 bool have_same_partials(const Placements& a, const Placements& b) {
@@ -144,4 +144,4 @@ RankTensors derive_view(const MemoryRange& base, const Placements& to, RankTenso
   return result;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 
 #include "dtensor/layout_cache/storage_cache.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // How every rank gets its part of the view from the base in its new layout.
 enum class Derivation {
@@ -39,4 +39,4 @@ RankTensors derive_view(const MemoryRange& base, const Placements& to, RankTenso
 // Is `to` the layout `from`, reduced and nothing else?
 bool only_reduces(const Placements& from, const Placements& to);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 const LazyParts::Made* LazyParts::get() {
   std::lock_guard lock(mutex_);
@@ -58,4 +58,4 @@ int64_t box_bytes(const GhostRegion& around, const Spec& spec) {
   return c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(spec.dtype()));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -12,7 +12,7 @@
 #include "dtensor/tensor/representation.h"
 #include "placement/geometry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Local tensors that are made when first requested.
 class LazyParts {
@@ -54,4 +54,4 @@ Part box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank);
 // The bytes of the largest box.
 int64_t box_bytes(const GhostRegion& around, const Spec& spec);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

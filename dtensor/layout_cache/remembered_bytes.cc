@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr int64_t kLeastBytes = 512;
@@ -98,4 +98,4 @@ std::vector<std::shared_ptr<RememberedBytes>> all_remembered(const World& world)
 
 std::atomic<int64_t>& remembered_limit(const World& world) { return of_world(world).limit; }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

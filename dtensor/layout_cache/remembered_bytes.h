@@ -14,7 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "mesh/device_mesh.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct LocalStorage;  // representation.h
 
@@ -60,4 +60,4 @@ std::vector<std::shared_ptr<RememberedBytes>> all_remembered(const World& world)
 // In bytes, per rank and set of ranks.
 std::atomic<int64_t>& remembered_limit(const World& world);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

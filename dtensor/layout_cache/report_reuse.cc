@@ -8,7 +8,7 @@
 #include "dtensor/tensor/representation.h"
 #include "plan/redistribute_planner.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // "reduce_scatter(dp), all_gather(tp)". REQUIRES: the plan stays on one mesh.
@@ -44,4 +44,4 @@ void report_reuse(const CommCause& cause, std::string saved, int64_t bytes) {
   for (CommListener* listener : listeners) listener->on_reuse(event);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,8 +9,10 @@
 #include "comm/comm_event.h"
 
 namespace dtensor {
-
 struct RedistributePlan;  // plan/redistribute_plan.h
+}  // namespace dtensor
+
+namespace dtensor::internal {
 
 // Whether there are listeners. Ask before making a cause for a report.
 bool reports_reuse();
@@ -22,4 +24,4 @@ void report_reduced_copy(const CommCause& cause, const at::Tensor& t);
 // `saved`, `bytes`: as in ReuseEvent.
 void report_reuse(const CommCause& cause, std::string saved, int64_t bytes);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/step_decider.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Removes the entries for which `is_stale` holds. The caller destroys them after it has unlocked the mutex, since they
@@ -100,4 +100,4 @@ void drop_after_backward(const DeviceMesh& mesh) {
       [&engine, remembered] { engine.queue_callback([remembered] { drop_entries(remembered->evict(0)); }); });
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -23,8 +23,10 @@
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
-
 struct RedistributePlan;  // plan/redistribute_plan.h
+}  // namespace dtensor
+
+namespace dtensor::internal {
 
 // A tensor as a range of the memory that it shares with its views.
 struct MemoryRange {
@@ -115,4 +117,4 @@ void drop_entries(const std::vector<RememberedBytes::Entry>& evicted);
 // Inside backward: all entries of tensors on `mesh` are dropped when this backward() ends.
 void drop_after_backward(const DeviceMesh& mesh);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -14,7 +14,7 @@
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -158,4 +158,4 @@ CommCause explicit_cause(std::string function) {
   return {std::move(function), "", current_scope().module_path, /*implicit=*/false};
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

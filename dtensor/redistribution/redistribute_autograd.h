@@ -13,7 +13,7 @@
 #include "dtensor/redistribute_options.h"
 #include "plan/layout.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Redistributes each tensor to its layout in `to`: normalised placements on a mesh of its world; a tensor that has it
 // already is returned itself. The gradients return to the layouts of the tensors, with Partial as Replicate, also in as
@@ -34,4 +34,4 @@ at::Tensor distributed_gradient(const at::Tensor& gradient, const DeviceMesh& me
 // The cause of a redistribution that the user requested by calling `function`.
 CommCause explicit_cause(std::string function);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #include "dtensor/tensor/representation.h"
 #include "plan/plan_many.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 at::Tensor wrapped(const at::Tensor& origin, const RedistributePlan& plan, const DeviceMesh& mesh, const Placements& to,
@@ -64,4 +64,4 @@ std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10:
   return results;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -14,7 +14,7 @@
 #include "plan/layout.h"
 #include "plan/limits.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // A tensor with memory of its own, or `t` itself if the placements are the present ones.
 at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause,
@@ -28,4 +28,4 @@ std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10:
 // The smaller of `options` and the current thread's scope.
 Limits limits_of(const RedistributeOptions& options);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 #include "mesh/device_mesh.h"
 #include "plan/limits.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class StepDecider;  // step_decider.h
 
@@ -23,4 +23,4 @@ struct DispatchScope {
 using DispatchScopeGuard = ThreadScope<DispatchScope>::Guard;
 inline const DispatchScope& current_dispatch_scope() { return ThreadScope<DispatchScope>::current(); }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // A stride of `stride` elements, taken from `least` to `most` times.
@@ -90,4 +90,4 @@ std::vector<bool> which_overlap(c10::ArrayRef<at::Tensor> tensors) {
   return result;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Whether two of its elements share memory, as in an expanded dim. True also where that is not easily known.
 bool overlaps_itself(const at::Tensor& t);
@@ -18,4 +18,4 @@ bool overlap(const at::Tensor& a, const at::Tensor& b);
 // dtypes.
 std::vector<bool> which_overlap(c10::ArrayRef<at::Tensor> tensors);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #include "propagation/op_call.h"
 #include "propagation/trial_run.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Does not just call t.item(): a TorchDispatchMode of Python, which gets a number for `t`, could not call it.
@@ -49,4 +49,4 @@ at::Tensor replicate_copy(const at::Tensor& t, const DeviceMesh& mesh) {
   return make_dtensor(spec_of(shared), std::move(locals));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

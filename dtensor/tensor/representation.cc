@@ -7,7 +7,7 @@
 
 #include "dtensor/dispatch_key.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr char kNoStorage[] =
@@ -248,4 +248,4 @@ std::string module_of(const DTensorMeta& meta) {
   return dot == std::string::npos ? std::string() : meta.name->substr(0, dot);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -26,7 +26,7 @@
 #include "mesh/memory_meter.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct StorageCache;  // layout_cache/storage_cache.h
 class HookWatch;      // hook_watch.h
@@ -167,4 +167,4 @@ struct LocalGuard {
   c10::impl::ExcludeDispatchKeyGuard below_us{kDTensorKey};
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 
 #include "propagation/decision.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Set for a thread, and for autograd threads that run its backward, by DispatchScope::step_decider.
 class StepDecider {
@@ -36,4 +36,4 @@ class StepDecider {
   virtual uint64_t recording() const { return 0; }
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <numeric>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Dims of more than one element, largest stride first.
@@ -279,4 +279,4 @@ void store_through(WindowPart view, WindowPart base) {
   store_elements(view, base);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -15,7 +15,7 @@
 #include "placement/geometry.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct Window {
   Shape sizes, strides;
@@ -60,4 +60,4 @@ std::string why_not_storable(Window view, c10::ScalarType view_dtype, Window bas
 // dest.copy_(src), also where dims of `dest` are expanded: their elements share memory.
 void copy_values(at::Tensor dest, at::Tensor src);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

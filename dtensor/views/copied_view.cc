@@ -17,7 +17,7 @@
 #include "dtensor/tensor/view_window.h"
 #include "plan/redistribute_planner.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -144,4 +144,4 @@ bool any_related(c10::ArrayRef<at::Tensor> tensors) {
   return false;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -19,7 +19,7 @@
 
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;  // for counts of writes, which guard no other data
 
@@ -73,4 +73,4 @@ const LocalStorage* memory_viewed_by(const at::Tensor& t);
 // Whether two of them have different memory but are views of one tensor, some of them copied.
 bool any_related(c10::ArrayRef<at::Tensor> tensors);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -21,7 +21,7 @@
 
 #include "dtensor/dispatch_key.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::autograd::ViewFunc;
@@ -182,4 +182,4 @@ bool register_views() {
 const bool views_registered = register_views();
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -15,7 +15,7 @@
 #include "plan/memo.h"
 #include "plan/redistribute_planner.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using ExchangePtr = std::shared_ptr<const StoreExchange>;
@@ -75,7 +75,7 @@ Part block_of(const Part& part, const Shape& from, const Shape& sizes) {
   return block;
 }
 
-Window window_of(const PlacedSpec& t) { return window_of(*t.spec, t.offset); }
+Window placed_window(const PlacedSpec& t) { return window_of(*t.spec, t.offset); }
 
 // ------------------------------------------------------------ planning
 
@@ -102,11 +102,11 @@ class StorePlanner {
 
  private:
   bool find_parts() {
-    const Window view = window_of(request_.written);
+    const Window view = placed_window(request_.written);
     std::vector<Window> bases;
     std::vector<DimMap> maps;
     for (const PlacedSpec& base : request_.bases) {
-      bases.push_back(window_of(base));
+      bases.push_back(placed_window(base));
       auto map = map_dims(view, bases.back());
       if (!map) return false;
       maps.push_back(*std::move(map));
@@ -314,4 +314,4 @@ void fetch_stored(const StoreExchange& exchange, const CommCause& cause, HeldPie
   world.memory().touch(exchange.buffer_bytes);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

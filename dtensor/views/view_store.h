@@ -17,7 +17,7 @@
 #include "plan/limits.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // A tensor, and its offset in its memory.
 struct PlacedSpec {
@@ -63,4 +63,4 @@ RankTensors as_locals(HeldPieces pieces);  // for the result of whole_parts()
 // communicator, or none where no rank lacks anything.
 void fetch_stored(const StoreExchange& exchange, const CommCause& cause, HeldPieces& pieces);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -21,7 +21,7 @@
 #include "plan/cost_policy.h"
 #include "plan/redistribute_planner.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Placements of one tensor dim apply one after another: without an earlier one, the result of a later one is not a
@@ -248,4 +248,4 @@ void note_write(const at::Tensor& t, std::string_view op) {
   if (storage.origin) write_back(t, op);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 
 #include <string_view>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Call before `op` writes to `t`, whose memory is a copied view's.
 // Error (c10::NotImplementedError): write_back() could not write to the base, and the two would diverge.
@@ -15,4 +15,4 @@ void check_can_write_back(const at::Tensor& t, std::string_view op);
 // which may communicate.
 void note_write(const at::Tensor& t, std::string_view op);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -21,7 +21,7 @@
 #include "ops/support/plain_numbers.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -147,4 +147,4 @@ const RuleFamily composites_handlers("composites", [](RuleRegistry& registry) {
   for (const char* op : {"aten::resolve_conj", "aten::resolve_neg"}) registry.add_handler(op, resolve);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

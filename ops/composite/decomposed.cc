@@ -8,7 +8,7 @@
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -54,4 +54,4 @@ const RuleFamily decomposed_handlers("decomposed", [](RuleRegistry& registry) {
   registry.add_handler("aten::as_strided_scatter", as_strided_scatter);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -11,7 +11,7 @@
 #include "dtensor/tensor/representation.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -66,4 +66,4 @@ const RuleFamily forward_mode_handlers("forward_mode", [](RuleRegistry& registry
   registry.add_handler("aten::_new_zeros_with_same_feature_meta", zeros_with_meta_of);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -20,7 +20,7 @@
 #include "dtensor/views/copied_view.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -184,4 +184,4 @@ const RuleFamily scalar_rules("scalar", [](RuleRegistry& registry) {
   registry.add_handler("aten::_is_any_true", is_any_true);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // The rows of a table that a rank holds. REQUIRES: one run, as the strategies below split rows by Shard alone.
@@ -115,4 +115,4 @@ const RuleFamily embedding_rules("embedding", [](RuleRegistry& registry) {
   registry.add("aten::embedding_dense_backward", std::move(backward));
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,10 +5,10 @@
 
 #include "propagation/op_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Whether a backward operator with argument `num_weights` prefers the gradient sharded into the rows that the ranks of
 // this mesh dim own. Used so that a row-sharded table gets a row-sharded gradient.
 bool wants_own_rows(const OpCall& call, int64_t mesh_dim);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

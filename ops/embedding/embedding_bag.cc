@@ -24,7 +24,7 @@
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 int64_t first_of(const Spec& spec, int64_t i) { return spec.local_layout(i).offsets[0]; }
 
@@ -275,4 +275,4 @@ const RuleFamily embedding_bag_rules("embedding_bag", [](RuleRegistry& registry)
   registry.add_handler("aten::embedding_bag", composite);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

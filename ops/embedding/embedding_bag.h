@@ -10,7 +10,7 @@
 #include "placement/geometry.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 enum EmbeddingBagMode : int64_t { kBagSum = 0, kBagMean = 1, kBagMax = 2 };
 
@@ -28,4 +28,4 @@ struct OwnIds {
 };
 OwnIds own_ids(const at::Tensor& ids, const Run& rows, int64_t num_rows, int64_t padding_idx);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

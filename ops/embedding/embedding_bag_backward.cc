@@ -18,7 +18,7 @@
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -211,4 +211,4 @@ const RuleFamily embedding_bag_backward_rules("embedding_bag_backward", [](RuleR
   registry.add_handler("aten::_embedding_bag_per_sample_weights_backward", weights_backward);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

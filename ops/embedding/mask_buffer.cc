@@ -5,7 +5,7 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/equal.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 at::Tensor outside(const at::Tensor& ids, int64_t begin, int64_t end) {
@@ -51,4 +51,4 @@ at::Tensor masked_embedding(const at::Tensor& part, const at::Tensor& ids, int64
   return rows;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

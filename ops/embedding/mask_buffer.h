@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class MaskBuffer {
  public:
@@ -35,4 +35,4 @@ class MaskBuffer {
 // device. Error (IndexError): an id outside [0, num_rows); on CUDA a device assertion.
 at::Tensor masked_embedding(const at::Tensor& part, const at::Tensor& ids, int64_t offset, int64_t num_rows);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -12,7 +12,7 @@
 
 #include "ops/spatial/window_arguments.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // One dim of a convolution of any kind.
@@ -165,4 +165,4 @@ std::array<at::Tensor, 3> gradients(const Convolution& c, const Part& part, cons
   return result;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -12,7 +12,7 @@
 #include "ops/halo/windows.h"
 #include "ops/support/arguments.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct Convolution {
   bool transposed = false;
@@ -42,4 +42,4 @@ at::Tensor convolved(const Convolution& c, const Part& part, const at::Tensor& b
 std::array<at::Tensor, 3> gradients(const Convolution& c, const Part& part, const at::Tensor& grad,
                                     const at::Tensor& box, const at::Tensor& weight, const std::array<bool, 3>& mask);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

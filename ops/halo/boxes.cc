@@ -12,7 +12,7 @@
 #include "ops/halo/exchange.h"
 #include "plan/redistribute_plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Whether every rank needs just what it holds.
@@ -59,4 +59,4 @@ RankTensors back_from_boxes(const HaloPlan& plan, RankTensors pieces, const Comm
   return is_as_held(plan) ? std::move(pieces) : add_back_halos(plan, pieces, cause);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

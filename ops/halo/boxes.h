@@ -10,7 +10,7 @@
 #include "comm/comm_event.h"
 #include "ops/halo/plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The result of fetch_halos() for `t`, read-only: a rank that needs only what it holds gets its local tensor itself.
 RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const at::Scalar& fill, const CommCause& cause);
@@ -25,4 +25,4 @@ RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const BoxKey& ke
 // The result of add_back_halos(); pieces that already equal the parts are returned as they are.
 RankTensors back_from_boxes(const HaloPlan& plan, RankTensors pieces, const CommCause& cause);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -17,7 +17,7 @@
 #include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -125,4 +125,4 @@ const RuleFamily halo_circular_handlers("halo_circular", [](RuleRegistry& regist
   registry.add_handler("aten::_pad_circular", pad_circular);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

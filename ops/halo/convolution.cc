@@ -21,7 +21,7 @@
 #include "plan/redistribute_planner.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -108,7 +108,7 @@ double seconds_to(const at::Tensor& t, const Placements& to) {
 }
 
 // Redistributes an argument to the layout of the computation.
-at::Tensor brought(const c10::OperatorHandle& op, const at::Tensor& t, const Placements& to, const char* name) {
+at::Tensor redistributed(const c10::OperatorHandle& op, const at::Tensor& t, const Placements& to, const char* name) {
   if (!t.defined()) return t;
   if (is_leaf_parameter(t)) keep_gradient_layout(t);
   return redistribute_below_autograd(t, to, halo_cause(op, t, name));
@@ -139,9 +139,9 @@ void convolution(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{{call->source, result, call->convolution.halo_dims()}, result, more, work.of_rank};
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  const at::Tensor input = brought(op, input_given, layouts.input, "input"),
-                   weight = brought(op, weight_given, layouts.weight, "weight"),
-                   bias = brought(op, bias_given, layouts.bias, "bias");
+  const at::Tensor input = redistributed(op, input_given, layouts.input, "input"),
+                   weight = redistributed(op, weight_given, layouts.weight, "weight"),
+                   bias = redistributed(op, bias_given, layouts.bias, "bias");
   RankTensors locals =
       boxes_of(*decision->plan, input, call->convolution.box_key(), halo_cause(op, weight_given, "input"));
   {
@@ -179,12 +179,12 @@ void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const HaloPlan& plan = *decision->plan;
-  const at::Tensor grad = brought(op, grad_given, of_grad, "grad_output"),
-                   weight = brought(op, weight_given, layouts.weight, "weight");
+  const at::Tensor grad = redistributed(op, grad_given, of_grad, "grad_output"),
+                   weight = redistributed(op, weight_given, layouts.weight, "weight");
   const auto& grads = meta_for_read(grad).locals;
   RankTensors boxes;
   if (mask[1]) {
-    const at::Tensor input = brought(op, input_given, layouts.input, "input");
+    const at::Tensor input = redistributed(op, input_given, layouts.input, "input");
     boxes = boxes_of(plan, input, call->convolution.box_key(), halo_cause(op, weight_given, "input"));
   } else {
     LocalGuard guard;  // only its sizes matter
@@ -223,4 +223,4 @@ const RuleFamily halo_convolution_handlers("halo_convolution", [](RuleRegistry& 
   registry.add_handler("aten::convolution_backward", convolution_backward);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

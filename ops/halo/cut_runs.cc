@@ -4,7 +4,7 @@
 
 #include "ops/halo/plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 int64_t place_of(const Spec& spec, int64_t dim, int64_t rank) {
   const auto coordinate = spec.mesh().coordinate(rank);
@@ -41,4 +41,4 @@ Run hull_of(const Run& a, const Run& b) {
   return {begin, std::max(end_of(a), end_of(b)) - begin};
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

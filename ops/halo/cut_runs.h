@@ -8,7 +8,7 @@
 #include "placement/geometry.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The rank's position along the mesh dims that cut `dim`: 0 if none does.
 int64_t place_of(const Spec& spec, int64_t dim, int64_t rank);
@@ -23,4 +23,4 @@ inline bool contains(const Run& outer, const Run& inner) {
 bool contain(const std::vector<Run>& outer, const std::vector<Run>& inner);  // compared position by position
 Run hull_of(const Run& a, const Run& b);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

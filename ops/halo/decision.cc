@@ -16,7 +16,7 @@
 #include "propagation/rule_registry.h"
 #include "propagation/strategy_cache.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Key = std::vector<int64_t>;
@@ -154,4 +154,4 @@ CommCause halo_cause(const c10::OperatorHandle& op, const at::Tensor& t, const c
   return {c10::toString(op.operator_name()), argument, std::move(module), /*implicit=*/true};
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

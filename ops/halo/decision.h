@@ -17,7 +17,7 @@
 #include "ops/halo/plan.h"
 #include "propagation/decision.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct HaloDecision {
   std::shared_ptr<const HaloPlan> plan;   // null: follow the rule
@@ -52,4 +52,4 @@ bool has_nonlinear_partial(const Placements& placements);
 
 CommCause halo_cause(const c10::OperatorHandle& op, const at::Tensor& t, const char* argument);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

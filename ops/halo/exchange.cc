@@ -13,7 +13,7 @@
 #include "comm/scope.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // The segments, one per dim, of a message's combination.
@@ -225,4 +225,4 @@ RankTensors add_back_halos(const HaloPlan& plan, const RankTensors& pieces, cons
   return result;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -12,7 +12,7 @@
 #include "comm/comm_event.h"
 #include "ops/halo/plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The tensor that every rank needs, fresh and contiguous. `fill` is used where nothing is shown.
 RankTensors fetch_halos(const HaloPlan& plan, const RankTensors& locals, const at::Scalar& fill,
@@ -32,4 +32,4 @@ RankTensors boxes_again(const HaloPlan& plan, const RankTensors& locals, const a
 // have the sizes that fetch_halos() returns. Fresh, contiguous, laid out as plan.source.
 RankTensors add_back_halos(const HaloPlan& plan, const RankTensors& pieces, const CommCause& cause);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 IndexMap map_of(int64_t size, std::vector<Stretch> stretches) {
@@ -100,4 +100,4 @@ Segments segments_wanted(const IndexMap& map, const Runs& wanted) {
   return segments;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

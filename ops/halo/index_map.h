@@ -11,7 +11,7 @@
 
 #include "placement/geometry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Places `place`, `place + 1`, ... show elements `source`, `source + step`, ...
 struct Stretch {
@@ -55,4 +55,4 @@ Segments segments_held(const IndexMap& map, const Runs& held);
 // For a rank that needs the places `wanted`; step is 1.
 Segments segments_wanted(const IndexMap& map, const Runs& wanted);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -23,7 +23,7 @@
 #include "ops/support/movement.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -300,4 +300,4 @@ const RuleFamily halo_moves_handlers("halo_moves", [](RuleRegistry& registry) {
     registry.add_handler(op, move_back<replication_pad_backward>);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

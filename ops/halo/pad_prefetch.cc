@@ -14,7 +14,7 @@
 #include "ops/halo/cut_runs.h"
 #include "ops/halo/exchange.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // The padded tensor's input, as it was at that time.
@@ -79,4 +79,4 @@ at::Tensor pad_lazily(const HaloDecision& decision, const at::Tensor& self, cons
   return result;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "ops/halo/decision.h"
 #include "ops/halo/plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The request for what a rank needs of the padded tensor to have its part of every window of it as large as `source`.
 // nullopt: a rank has no part, one in pieces, or one smaller than the padding; or the padding is negative.
@@ -24,4 +24,4 @@ std::optional<HaloRequest> windows_request(const SpecPtr& source, const std::vec
 at::Tensor pad_lazily(const HaloDecision& decision, const at::Tensor& self, const at::Scalar& fill,
                       const CommCause& cause);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

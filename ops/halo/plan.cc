@@ -7,7 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "plan/cost_model.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr int64_t kMaxPieces = 512;  // of one rank's part
@@ -245,4 +245,4 @@ std::vector<int64_t> cutting_mesh_dims(const Spec& spec, const std::vector<int64
 
 std::shared_ptr<const HaloPlan> make_halo_plan(const HaloRequest& request) { return HaloPlanner(request).make(); }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -18,7 +18,7 @@
 #include "ops/halo/index_map.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // One dim that the tensor and the result have in common.
 struct HaloDim {
@@ -68,4 +68,4 @@ std::vector<int64_t> cutting_mesh_dims(const Spec& spec, const std::vector<int64
 // be along others.
 std::shared_ptr<const HaloPlan> make_halo_plan(const HaloRequest& request);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

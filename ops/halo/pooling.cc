@@ -26,7 +26,7 @@
 #include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -331,4 +331,4 @@ const RuleFamily halo_pooling_handlers("halo_pooling", [](RuleRegistry& registry
   registry.add_handler("aten::avg_pool3d_backward", avg_pool_backward<3>);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -20,7 +20,7 @@
 #include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -207,4 +207,4 @@ const RuleFamily halo_upsampling_handlers("halo_upsampling", [](RuleRegistry& re
   add_upsampling<2>(registry, {"upsample_bicubic2d"});
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 Run WindowDim::reach(const Runs& windows) const {
   if (windows.empty()) return {};
@@ -42,4 +42,4 @@ bool has_runs_along(const Spec& spec, const std::vector<int64_t>& dims) {
   });
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 
 #include "ops/halo/plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Along one dim of `elements`, `count` windows of `size` elements spaced `dilation` apart; the first begins `padding`
 // before the first element, and each `stride` after the one before. Windows may end beyond the last element.
@@ -53,4 +53,4 @@ std::vector<int64_t> numbers_of(const std::vector<Dim>& dims) {
 // Whether every rank holds one run of the part along each of `dims`, so that it can compute with what its part reaches.
 bool has_runs_along(const Spec& spec, const std::vector<int64_t>& dims);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -6,7 +6,7 @@
 
 #include "ops/indexing/local_index.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 std::vector<std::optional<Shape>> sizes_of(const OpCall& call) {
@@ -92,4 +92,4 @@ LocalIndices localize_indices(const LocalCall& call, const torch::jit::Stack& st
   return result;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 
 #include "ops/support/movement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Geometry of a call with `self` and `indices` (masks excluded). The index tensors are broadcast together; their dims
 // replace the indexed dims in the result if those are adjacent, else they come first.
@@ -49,4 +49,4 @@ struct LocalIndices {
 // Errors: IndexError for an index outside the global range.
 LocalIndices localize_indices(const LocalCall& call, const torch::jit::Stack& stack, bool writing);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -16,7 +16,7 @@
 #include "ops/support/movement.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -148,4 +148,4 @@ const RuleFamily index_rules("index", [](RuleRegistry& registry) {
   }
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -12,7 +12,7 @@
 #include "ops/support/movement.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -217,4 +217,4 @@ const RuleFamily index_read_rules("index_read", [](RuleRegistry& registry) {
       rule_of(searchsorted, searchsorted_metas, nullptr));
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

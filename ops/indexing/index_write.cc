@@ -17,7 +17,7 @@
 #include "propagation/rule_registry.h"
 #include "propagation/trial_run.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -225,4 +225,4 @@ const RuleFamily index_write_rules("index_write", [](RuleRegistry& registry) {
   }
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

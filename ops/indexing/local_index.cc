@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 bool holds_all(const Runs& runs, int64_t size) {
   return size == 0 || (runs.size() == 1 && runs[0].begin == 0 && runs[0].size == size);
@@ -65,4 +65,4 @@ at::Tensor take_runs(const at::Tensor& t, int64_t dim, const Runs& runs) {
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, dim);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 
 #include "placement/geometry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Whether a part holds all of a dim of size `size`.
 bool holds_all(const Runs& runs, int64_t size);
@@ -25,4 +25,4 @@ void check_range(const at::Tensor& index, int64_t low, int64_t size, int64_t dim
 // The rows of `t` along `dim` in `runs`, clipped to the size of `t`; a view where possible.
 at::Tensor take_runs(const at::Tensor& t, int64_t dim, const Runs& runs);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -22,7 +22,7 @@
 #include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -114,4 +114,4 @@ const RuleFamily permuted_rows_handlers("permuted_rows", [](RuleRegistry& regist
   registry.add_handler("aten::index_select_backward", index_select_backward);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

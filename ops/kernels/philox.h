@@ -12,7 +12,7 @@
 #define DTENSOR_HOST_DEVICE inline
 #endif
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct PhiloxWords {
   uint32_t w[4];
@@ -111,4 +111,4 @@ DTENSOR_HOST_DEVICE T draw_value(const RandomDraw& draw, uint64_t key, uint64_t 
   return value;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

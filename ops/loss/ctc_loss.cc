@@ -15,7 +15,7 @@
 #include "ops/support/meta_tensor.h"
 #include "ops/support/plain_numbers.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -144,4 +144,4 @@ const RuleFamily ctc_loss_rules("ctc_loss", [](RuleRegistry& registry) {
     registry.add_handler(op, not_by_vendor);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "propagation/rule_registry.h"
 #include "propagation/shape_inference.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr const char* kElementwise[] = {"aten::mse_loss",
@@ -130,4 +130,4 @@ const RuleFamily loss_rules("loss", [](RuleRegistry& registry) {
   for (const char* op : kElementwiseBackward) registry.add(op, gradient);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

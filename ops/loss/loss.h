@@ -5,8 +5,8 @@
 
 #include "propagation/op_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 inline bool reduces(const OpCall& call) { return call.get_int("reduction") != at::Reduction::None; }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 #include "ops/loss/loss.h"
 #include "ops/support/core_dims.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 struct MarginLoss {
@@ -80,4 +80,4 @@ const RuleFamily margin_loss_rules("margin_loss", [](RuleRegistry& registry) {
   add_margin_loss<3>(registry);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -18,7 +18,7 @@
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // self: [C], [N, C] or (2d) [N, C, H, W]; target and the loss: without C.
@@ -224,4 +224,4 @@ const RuleFamily nll_loss_rules("nll_loss", [](RuleRegistry& registry) {
   registry.add_handler("aten::nll_loss2d_backward", nll_backward);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

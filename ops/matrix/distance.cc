@@ -5,7 +5,7 @@
 #include "ops/support/core_dims.h"
 #include "ops/support/meta_tensor.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 OutputMetas pair_metas(const OpCall& call) {
@@ -67,4 +67,4 @@ const RuleFamily distance_rules("distance", [](RuleRegistry& registry) {
     registry.add(op, core_dims_rule(weight_norm_dims, weight_norm_metas));
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -30,7 +30,7 @@
 #include "propagation/rule_registry.h"
 #include "propagation/trial_run.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 CoreDims transform_dims(const OpCall& call) {
@@ -238,4 +238,4 @@ const RuleFamily fourier_rules("fourier", [](RuleRegistry& registry) {
   }
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

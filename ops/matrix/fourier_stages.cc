@@ -11,10 +11,10 @@
 #include "propagation/propagate.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
-bool cuts(const Spec& spec, size_t m, int64_t dim) {
+bool cuts_dim(const Spec& spec, size_t m, int64_t dim) {
   return spec.placements()[m].is_sharded() && spec.placements()[m].dim() == dim &&
          spec.mesh().size(static_cast<int64_t>(m)) > 1;
 }
@@ -79,7 +79,7 @@ class StagePlanner {
       if (other == dim) continue;
       Placements layout = at_->placements();
       for (size_t m = 0; m < layout.size(); ++m) {
-        if (cuts(*at_, m, dim)) layout[m] = Shard(other);
+        if (cuts_dim(*at_, m, dim)) layout[m] = Shard(other);
       }
       const auto plan = cached_plan_within(at_, layout, limits_);
       const double seconds = plan ? plan->seconds * (pending_[other] ? 2 : 1) : kNever;
@@ -139,7 +139,7 @@ struct KnownStages : Memo<std::vector<int64_t>, std::shared_ptr<const FourierSta
 
 bool is_cut(const Spec& spec, int64_t dim) {
   for (size_t m = 0; m < spec.placements().size(); ++m) {
-    if (cuts(spec, m, dim)) return true;
+    if (cuts_dim(spec, m, dim)) return true;
   }
   return false;
 }
@@ -180,4 +180,4 @@ std::shared_ptr<const FourierStages> decide_stages(const c10::OperatorHandle& op
   return stages;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

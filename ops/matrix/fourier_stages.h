@@ -14,7 +14,7 @@
 #include "ops/support/arguments.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 using FourierDims = std::vector<int64_t>;
 
@@ -42,4 +42,4 @@ std::optional<FourierDims> dims_to_part(const at::Tensor& self, const Arguments&
 std::shared_ptr<const FourierStages> decide_stages(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
                                                    const at::Tensor& self, const FourierDims& dims);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -14,7 +14,7 @@
 #include "propagation/op_call.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -144,4 +144,4 @@ const RuleFamily grouped_mm_rules("grouped_mm", [](RuleRegistry& registry) {
   registry.add("aten::_grouped_mm", rule);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

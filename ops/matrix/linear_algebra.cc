@@ -19,7 +19,7 @@
 #include "ops/support/meta_tensor.h"
 #include "ops/support/plain_numbers.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 const CoreDimsOp kDecompositions[] = {
@@ -269,4 +269,4 @@ const RuleFamily linear_algebra_rules("linear_algebra", [](RuleRegistry& registr
     registry.add_handler(op, checked);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

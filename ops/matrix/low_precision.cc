@@ -9,7 +9,7 @@
 #include "ops/support/core_dims.h"
 #include "ops/support/meta_tensor.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -98,4 +98,4 @@ const RuleFamily low_precision_rules("low_precision", [](RuleRegistry& registry)
   for (const CoreDimsOp& op : kFusedProducts) add_core_dims(registry, op);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 struct Product {
@@ -96,4 +96,4 @@ const RuleFamily matmul_rules("matmul", [](RuleRegistry& registry) {
   }
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -27,7 +27,7 @@
 #include "plan/largest_part.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -219,4 +219,4 @@ const RuleFamily tall_matrix_handlers("tall_matrices", [](RuleRegistry& registry
   registry.add_handler("aten::_linalg_svd", linalg_svd);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

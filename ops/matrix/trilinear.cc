@@ -4,7 +4,7 @@
 
 #include "ops/support/core_dims.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // A dim's factor is its position among the dims of all three; those in expand1 are missing in the first tensor.
@@ -44,4 +44,4 @@ const RuleFamily trilinear_rules("trilinear", [](RuleRegistry& registry) {
   registry.add("aten::_trilinear", core_dims_rule(trilinear_dims, {}));
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -17,7 +17,7 @@
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -138,4 +138,4 @@ const RuleFamily uneven_batch_handlers("uneven_batch", [](RuleRegistry& registry
   registry.add_handler("aten::matmul", matmul);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // The kind of a tensor, which determines its dims:
@@ -254,4 +254,4 @@ const RuleFamily attention_rules("attention", [](RuleRegistry& registry) {
   registry.add_handler("aten::_fused_sdp_choice", choose_backend);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -18,7 +18,7 @@
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -152,4 +152,4 @@ const RuleFamily encoder_layer_handlers("encoder_layer", [](RuleRegistry& regist
   registry.add_handler("aten::_transform_bias_rescale_qkv", rescaled_heads);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

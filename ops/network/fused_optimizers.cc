@@ -16,7 +16,7 @@
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -220,4 +220,4 @@ const RuleFamily fused_optimizer_handlers("fused_optimizers", [](RuleRegistry& r
   registry.add_handler("aten::_amp_foreach_non_finite_check_and_unscale_", unscale);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -12,7 +12,7 @@
 #include "dtensor/tensor/representation.h"
 #include "placement/with_dim.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Ints = std::vector<int64_t>;
@@ -187,4 +187,4 @@ at::Tensor pad_again(const at::Tensor& padded, const Ints& sizes, int64_t steps,
   return make_result(spec, std::move(locals));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

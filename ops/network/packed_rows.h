@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The values of `batch_sizes`: the number of rows of each step. Communicates nothing: it is plain, or replicated.
 // Errors: not on the CPU.
@@ -25,4 +25,4 @@ at::Tensor pad_rows(const at::Tensor& data, const std::vector<int64_t>& sizes, i
 // has all steps.
 at::Tensor pad_again(const at::Tensor& padded, const std::vector<int64_t>& sizes, int64_t steps, double padding);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

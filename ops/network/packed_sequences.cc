@@ -19,7 +19,7 @@
 #include "ops/support/plain_numbers.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -192,4 +192,4 @@ const RuleFamily packed_sequences_handlers("packed_sequences", [](RuleRegistry& 
   registry.add_handler("aten::_pad_packed_sequence", pad);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

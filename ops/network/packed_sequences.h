@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // [steps, batch, ...], with `padding` behind the end of each sequence. Differentiable. REQUIRES: `data` is distributed,
 // `steps` as large as batch_sizes or larger.
@@ -20,4 +20,4 @@ at::Tensor pack_padded(const at::Tensor& padded, const at::Tensor& batch_sizes);
 // Whether `data` was packed from a padded tensor whose batch is split.
 bool splits_batch(const at::Tensor& data, const at::Tensor& batch_sizes);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -26,7 +26,7 @@
 #include "ops/support/plain_numbers.h"
 #include "plan/redistribute_planner.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -238,4 +238,4 @@ const RuleFamily recurrent_rules("recurrent", [](RuleRegistry& registry) {
   for (const CoreDimsOp& op : kCells) add_core_dims(registry, op);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

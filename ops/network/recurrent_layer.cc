@@ -18,7 +18,7 @@
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -132,4 +132,4 @@ RecurrentOutput run_packed(RecurrentCell cell, const RecurrentWeights& w, const 
   return {at::cat(outputs), {at::cat(h), state.c.defined() ? at::cat(c) : state.c}};
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Biases and projection may be undefined.
 struct RecurrentWeights {
@@ -51,4 +51,4 @@ RecurrentOutput run_padded(RecurrentCell cell, const RecurrentWeights& w, const 
 RecurrentOutput run_packed(RecurrentCell cell, const RecurrentWeights& w, const at::Tensor& data,
                            const std::vector<int64_t>& sizes, const RecurrentState& first, bool reverse);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

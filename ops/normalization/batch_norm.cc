@@ -26,7 +26,7 @@
 #include "ops/support/core_dims.h"
 #include "ops/support/meta_tensor.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -330,4 +330,4 @@ const RuleFamily batch_norm_rules("batch_norm", [](RuleRegistry& registry) {
   registry.add_handler("aten::instance_norm", instance_norm);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

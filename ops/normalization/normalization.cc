@@ -12,7 +12,7 @@
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Inputs and outputs by their shape: x: like the input; s: statistics, one per row that is normalised; w: weight, bias.
@@ -161,4 +161,4 @@ const RuleFamily normalization_rules("normalization", [](RuleRegistry& registry)
   }
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -19,7 +19,7 @@
 #include "ops/reduction/split_rows.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -285,4 +285,4 @@ const RuleFamily split_group_norm_handlers("split_group_norm", [](RuleRegistry& 
   registry.add_handler("aten::native_group_norm_backward", group_norm_backward);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -18,7 +18,7 @@
 #include "ops/reduction/split_rows.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -176,4 +176,4 @@ const RuleFamily split_normalization_handlers("split_normalization", [](RuleRegi
   registry.add_handler("aten::_fused_rms_norm_backward", normalization_backward<false>);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

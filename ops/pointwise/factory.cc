@@ -12,7 +12,7 @@
 #include "propagation/op_rule.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 void check_device(const OpCall& call) {
@@ -89,4 +89,4 @@ const RuleFamily factory_rules("factory", [](RuleRegistry& registry) {
   for (const std::string& op : operators) registry.add_handler(op, like_twin);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

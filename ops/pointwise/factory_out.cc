@@ -7,7 +7,7 @@
 #include "dtensor/dispatch/op_info.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -43,4 +43,4 @@ const RuleFamily factory_out_handlers("factory_out", [](RuleRegistry& registry) 
   registry.add_handler("aten::full.out", full_out);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -12,7 +12,7 @@
 #include "ops/support/plain_numbers.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Whether Partial inputs may stay so: in sums of lists, and in products of one list with replicated tensors.
@@ -53,4 +53,4 @@ const RuleFamily foreach_handlers("foreach", [](RuleRegistry& registry) {
   }
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 std::vector<int> indices(const OpCall& call, const Names& names) {
@@ -102,4 +102,4 @@ void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argu
 const RuleFamily pointwise_rules("pointwise",
                                  [](RuleRegistry& registry) { registry.set_default_pointwise(pointwise_op()); });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -6,7 +6,7 @@
 
 #include "propagation/factor_rule.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 using Names = std::vector<std::string>;
 
@@ -45,4 +45,4 @@ ConstantShare share_of_constant(const LocalCall& local, int partial, int whole =
 // Replaces an argument on the stack by its share: the tensor or number itself, or zeros or ones of its dtype.
 void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argument, ConstantShare share);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 #include "ops/support/movement.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 OpRule identity() {
@@ -103,4 +103,4 @@ const RuleFamily pointwise_copy_rules("pointwise_copy", [](RuleRegistry& registr
   registry.add("aten::fill.Scalar", fill_scalar());
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

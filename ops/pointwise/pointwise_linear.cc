@@ -6,7 +6,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Pass = PointwisePartials::Pass;
@@ -182,4 +182,4 @@ const RuleFamily pointwise_linear_rules("pointwise_linear", [](RuleRegistry& reg
   registry.add("aten::min.out", monotone_in_both(kMin));
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "propagation/rule_registry.h"
 #include "propagation/shape_inference.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 OutputMetas log_sigmoid_metas(const OpCall& call) {
@@ -97,4 +97,4 @@ const RuleFamily pointwise_untagged_rules("pointwise_untagged", [](RuleRegistry&
   registry.add("aten::mvlgamma", with_metas(pointwise_op(), mvlgamma_metas));
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 
 #include "dtensor/dispatch_key.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 struct SgnFn : torch::autograd::Function<SgnFn> {
@@ -34,9 +34,9 @@ at::Tensor& sgn_(c10::DispatchKeySet keys, at::Tensor& self) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::internal
 
 TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
-  m.impl("sgn", &dtensor::sgn);
-  m.impl("sgn_", &dtensor::sgn_);
+  m.impl("sgn", &dtensor::internal::sgn);
+  m.impl("sgn_", &dtensor::internal::sgn_);
 }

@@ -23,7 +23,7 @@
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -133,4 +133,4 @@ const RuleFamily multinomial_handlers("multinomial", [](RuleRegistry& registry) 
   registry.add_handler("aten::multinomial", multinomial);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

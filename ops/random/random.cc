@@ -18,7 +18,7 @@
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -216,4 +216,4 @@ const RuleFamily random_rules("random", [](RuleRegistry& registry) {
   registry.add_handler("aten::native_dropout", native_dropout);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

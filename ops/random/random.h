@@ -14,7 +14,7 @@
 
 #include "ops/kernels/philox.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Advances the generator and returns the key of one operator. Thread-safe.
 uint64_t draw_random_key(const std::optional<at::Generator>& generator);
@@ -26,4 +26,4 @@ void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key,
 // 1 with the probability in `probability` (distributed, broadcasting to `tensor`) for each element, else 0.
 void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uint64_t key);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

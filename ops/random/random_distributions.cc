@@ -32,7 +32,7 @@
 #include "propagation/rule_registry.h"
 #include "propagation/shape_inference.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -243,4 +243,4 @@ const RuleFamily random_distributions_rules("random_distributions", [](RuleRegis
   for (const char* op : {"aten::_standard_gamma_grad", "aten::_dirichlet_grad"}) registry.add(op, gradient);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

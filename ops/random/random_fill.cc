@@ -10,7 +10,7 @@
 #include "ops/random/random.h"
 #include "ops/random/random_kernel.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 cpu::GlobalOffsets global_offsets(const Spec& spec, int64_t i) {
@@ -90,4 +90,4 @@ void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uin
   note_write(tensor, "aten::bernoulli_");
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #include "ops/kernels/cuda/philox.h"
 #endif
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 void fill_cpu(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const RandomDraw& draw, uint64_t key,
@@ -93,4 +93,4 @@ void philox_fill_part(const at::Tensor& part, const cpu::GlobalOffsets& offsets,
   fill_cpu(part, offsets, draw, key, stream, probabilities);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

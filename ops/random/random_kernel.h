@@ -5,11 +5,11 @@
 
 #include "ops/kernels/cpu/philox.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Fills `part`, of any real dtype and any strides. `probabilities` (undefined: none): see cpu::philox_bernoulli; then
 // `draw` is a kBernoulli. Below autograd.
 void philox_fill_part(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const RandomDraw& draw, uint64_t key,
                       uint64_t stream, const at::Tensor& probabilities = {});
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

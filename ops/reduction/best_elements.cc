@@ -24,7 +24,7 @@
 #include "propagation/op_call.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -198,4 +198,4 @@ const RuleFamily best_elements_handlers("best_elements", [](RuleRegistry& regist
   registry.add_handler("aten::topk", topk);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -14,7 +14,7 @@
 #include "plan/memo.h"
 #include "plan/plan_many.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Summaries as separate tensors [others, shares, 1, rows], independent of the layout of the summarized tensor: along
@@ -210,4 +210,4 @@ double seconds_to_combine(const Spec& spec, const SummaryRequest& request, const
   return cheaper_way(spec.mesh(), rows_of(spec, request), request, combination).seconds;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

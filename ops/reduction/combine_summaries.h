@@ -14,7 +14,7 @@
 #include "ops/reduction/rank_summaries.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // How the summaries of one row (an index of the other dims) are combined to its results.
 struct Combination {
@@ -38,4 +38,4 @@ std::vector<at::Tensor> combine_summaries(const at::Tensor& t, const SummaryRequ
 // Estimated time of its exchanges; infinity where they would exceed the memory limit.
 double seconds_to_combine(const Spec& spec, const SummaryRequest& request, const Combination& combination);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -15,7 +15,7 @@
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -175,4 +175,4 @@ const RuleFamily counting_rules("counting", [](RuleRegistry& registry) {
   registry.add("aten::isin", std::move(membership));
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

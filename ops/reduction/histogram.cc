@@ -18,7 +18,7 @@
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -207,4 +207,4 @@ const RuleFamily histogram_rules("histogram", [](RuleRegistry& registry) {
   registry.add_handler("aten::_histogramdd_bin_edges", dd_edges);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

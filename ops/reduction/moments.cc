@@ -21,7 +21,7 @@
 #include "ops/support/meta_tensor.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -179,4 +179,4 @@ const RuleFamily moments_handlers("moments", [](RuleRegistry& registry) {
   registry.add_handler("aten::std_mean.correction", variance<true, true>);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 
 #include "ops/reduction/combine_summaries.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct Moments {
   at::Tensor var, mean;  // var: the mean of the squared deviations
@@ -33,4 +33,4 @@ int64_t num_elements(const Part& part, const std::vector<int64_t>& dims);
 // A SummaryRequest::count for one summary per rank with elements along `dims`, none for an empty part.
 std::function<int64_t(const Part&)> one_of_elements(const std::vector<int64_t>& dims);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

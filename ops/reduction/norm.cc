@@ -21,7 +21,7 @@
 #include "ops/reduction/reduction.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 c10::ScalarType norm_dtype(const at::Tensor& self, std::optional<c10::ScalarType> dtype) {
@@ -152,4 +152,4 @@ const RuleFamily norm_handlers("norm", [](RuleRegistry& registry) {
   registry.add_handler("aten::dist", dist);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "ops/reduction/split_rows.h"
 #include "ops/support/plain_numbers.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 at::Tensor plain_range(at::Tensor& self, int64_t coordinate_dims, const c10::OperatorHandle& op) {
   if (is_dtensor(self)) self = reduced(self, op, "self");
@@ -44,4 +44,4 @@ at::Tensor plain_range(at::Tensor& self, int64_t coordinate_dims, const c10::Ope
   return plain_numbers(at::stack({range[0].reshape({-1}), range[1].reshape({-1})}, 1), op, "self");
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The smallest and largest element of `self`, or of each index of its last dim where `coordinate_dims` is 1: [1 or
 // columns, 2], a plain tensor on the CPU. If the elements are sharded, exchanges two numbers per rank and row. If
@@ -14,4 +14,4 @@ namespace dtensor {
 // Errors: as plain_numbers().
 at::Tensor plain_range(at::Tensor& self, int64_t coordinate_dims, const c10::OperatorHandle& op);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -16,7 +16,7 @@
 #include "dtensor/tensor/representation.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using at::Tensor;
@@ -116,4 +116,4 @@ const RuleFamily quantile_handlers("quantile", [](RuleRegistry& registry) {
     registry.add_handler(op, run);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 bool cuts(const Placement& p, const std::vector<int64_t>& dims) {
   return p.is_sharded() && std::binary_search(dims.begin(), dims.end(), p.dim());
@@ -56,4 +56,4 @@ std::vector<at::Tensor> said_by(const DTensorMeta& meta, size_t i, const Shares&
   return none;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

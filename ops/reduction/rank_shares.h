@@ -13,7 +13,7 @@
 #include "placement/geometry.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct SummaryRequest {
   std::vector<int64_t> dims;  // ascending
@@ -44,4 +44,4 @@ Shares shares_of(const Spec& spec, const SummaryRequest& request);
 // The summary of the i-th local rank.
 std::vector<at::Tensor> said_by(const DTensorMeta& meta, size_t i, const Shares& shares, const SummaryRequest& request);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/rank_shares.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 bool is_split(const at::Tensor& t, const std::vector<int64_t>& dims) {
   if (!is_dtensor(t) || t.numel() == 0) return false;
@@ -84,4 +84,4 @@ Summaries gather_summaries(const at::Tensor& t, const SummaryRequest& request, c
   return result;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -14,7 +14,7 @@
 #include "ops/reduction/rank_shares.h"
 #include "placement/geometry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Whether several ranks share the elements along `dims` (ascending, not empty), and nothing is Partial.
 bool is_split(const at::Tensor& t, const std::vector<int64_t>& dims);
@@ -32,4 +32,4 @@ bool are_fewer_bytes(const at::Tensor& t, const SummaryRequest& request);
 // REQUIRES: is_split(t, request.dims).
 Summaries gather_summaries(const at::Tensor& t, const SummaryRequest& request, const CommCause& cause);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

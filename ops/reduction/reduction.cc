@@ -12,7 +12,7 @@
 #include "ops/support/meta_tensor.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using OpNames = std::vector<std::string>;
@@ -232,4 +232,4 @@ const RuleFamily reduction_rules("reduction", [](RuleRegistry& registry) {
   add({"aten::amin"}, extreme<false>());
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

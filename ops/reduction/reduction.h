@@ -5,7 +5,7 @@
 
 #include "propagation/factor_rule.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The dims that a call of a reduction reduces, normalised and ascending: its argument "dim", or all where there is
 // none.
@@ -19,4 +19,4 @@ OutputMetas reduction_metas(const OpCall& call, const std::vector<c10::ScalarTyp
 // Metadata of a single result in the input's dtype.
 OutputMetas as_input(const OpCall& call);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

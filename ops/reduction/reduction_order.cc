@@ -9,7 +9,7 @@
 #include "ops/views/blocks.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 int num_outputs(const OpCall& call) { return static_cast<int>(call.schema().returns().size()); }
@@ -114,4 +114,4 @@ const RuleFamily reduction_order_rules("reduction_order", [](RuleRegistry& regis
   }
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -24,7 +24,7 @@
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/rank_summaries.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Integers in the order of the values: nan last, as in ATen, or first if `descending`; 0 and -0 are equal.
@@ -114,7 +114,7 @@ const Sorted& sorted_of(const SplitSort& sort, const Part& part) {
 
 // Where every part is cut: row r has, of part r, the number of elements before each bucket. `equal_together`: equal
 // elements go to one bucket; else ties are broken by index, so that buckets are even.
-std::vector<std::vector<int64_t>> cuts(const SplitSort& sort, bool equal_together) {
+std::vector<std::vector<int64_t>> cuts_of(const SplitSort& sort, bool equal_together) {
   const auto n = static_cast<int64_t>(sort.begins.size());
   const auto samples = gathered_numbers(
       sort, 2, [](const Part& part) { return std::min(total_size(part.dims[0]), kSamplesPerRank); },
@@ -235,7 +235,7 @@ Buckets in_buckets(SplitSort& sort, bool equal_together) {
     rows.push_back(packed(sort.own.back()));
   }
 
-  const auto cut = cuts(sort, equal_together);
+  const auto cut = cuts_of(sort, equal_together);
   const auto n = static_cast<int64_t>(sort.begins.size());
   std::vector<int64_t> before(static_cast<size_t>(n) + 1, 0);  // each bucket
   for (int64_t b = 0; b < n; ++b) {
@@ -303,4 +303,4 @@ ValuesAndIndices mode_of_vector(const c10::OperatorHandle& op, const at::Tensor&
   return {all.tensors[0].gather(0, best).squeeze(0), all.tensors[2].gather(0, best).squeeze(0)};
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Samples that each rank sends: the sizes of buckets differ by about 1/32 of a part.
 inline constexpr int64_t kSamplesPerRank = 32;
@@ -25,4 +25,4 @@ ValuesAndIndices sorted_vector(const c10::OperatorHandle& op, const at::Tensor& 
 // The most frequent value of `self`, the smallest of several, and an index of it. REQUIRES: as sorted_vector().
 ValuesAndIndices mode_of_vector(const c10::OperatorHandle& op, const at::Tensor& self);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -23,7 +23,7 @@
 #include "propagation/op_call.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -204,4 +204,4 @@ const RuleFamily scan_handlers("scans", [](RuleRegistry& registry) {
   registry.add_handler("aten::cummin", running_extreme<false>);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

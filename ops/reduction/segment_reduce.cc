@@ -8,7 +8,7 @@
 #include "ops/support/core_dims.h"
 #include "ops/support/meta_tensor.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Sizes of the result: as many segments as there are lengths, or offsets but one.
@@ -72,4 +72,4 @@ const RuleFamily segment_reduce_rules("segment_reduce", [](RuleRegistry& registr
   registry.add("aten::_segment_reduce_backward", core_dims_rule(dims, segment_reduce_backward_metas));
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

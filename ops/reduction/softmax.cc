@@ -26,7 +26,7 @@
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Inputs and results have the same shape.
@@ -136,4 +136,4 @@ const RuleFamily softmax_rules("softmax", [](RuleRegistry& registry) {
   registry.add("aten::_safe_softmax", std::move(safe));
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "plan/memo.h"
 #include "plan/plan_many.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Time to move the other arguments to the layout of the elements, and to gather whole rows, if within the limits.
@@ -147,4 +147,4 @@ at::Tensor cast_addends(const at::Tensor& t, c10::ScalarType dtype) {
                      std::move(locals));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

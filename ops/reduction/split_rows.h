@@ -13,7 +13,7 @@
 #include "placement/placement.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct SplitRows {
   at::Tensor input;
@@ -47,4 +47,4 @@ c10::ScalarType stats_type(const SplitRows& rows, const std::vector<at::Tensor>&
 // Casts addends to the weight's type: each rank casts its own, as the kernels do.
 at::Tensor cast_addends(const at::Tensor& t, c10::ScalarType dtype);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -21,7 +21,7 @@
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -180,4 +180,4 @@ const RuleFamily split_sort_handlers("split_sort", [](RuleRegistry& registry) {
                        [](const c10::OperatorHandle& op, Stack& stack) { element_in_order(op, stack, middle<true>); });
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -11,7 +11,7 @@
 #include "ops/support/meta_tensor.h"
 #include "propagation/trial_run.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 enum ConvolutionFactor { kImage, kIn, kOut, kFirstSpace };
@@ -197,4 +197,4 @@ const RuleFamily convolution_rules("convolution", [](RuleRegistry& registry) {
   registry.add(over_time.op, with_flops(core_dims_rule(over_time), flops_over_time));
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

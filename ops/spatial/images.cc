@@ -11,7 +11,7 @@
 #include "ops/support/core_dims.h"
 #include "ops/support/meta_tensor.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // [batch,] channels * kernel, positions -> [batch,] channels, height, width.
@@ -168,4 +168,4 @@ const RuleFamily image_rules("images", [](RuleRegistry& registry) {
   }
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The value for the k-th window dim: `list` has one number per dim, or one for all.
 inline int64_t along(const std::vector<int64_t>& list, size_t k) { return list.size() == 1 ? list[0] : list.at(k); }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

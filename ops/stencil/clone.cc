@@ -6,7 +6,7 @@
 #include "dtensor/tensor/representation.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 void clone(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -22,4 +22,4 @@ void clone(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 const RuleFamily clone_handlers("clone", [](RuleRegistry& registry) { registry.add_handler("aten::clone", clone); });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -23,7 +23,7 @@
 #include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -232,4 +232,4 @@ const RuleFamily halo_slices_handlers("halo_slices", [](RuleRegistry& registry) 
   registry.add_handler("aten::unfold_backward", unfold_backward);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -17,7 +17,7 @@
 #include "plan/memo.h"
 #include "plan/redistribute_plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // The ghost region of a tensor with a ghost width, and how to fetch its boxes.
@@ -181,4 +181,4 @@ at::Tensor make_lazy_slice(LazySlice slice) {
                       /*moved=*/true);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

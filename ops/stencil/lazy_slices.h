@@ -12,7 +12,7 @@
 #include "comm/comm_event.h"
 #include "ops/halo/plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct LazySlice {
   c10::OperatorHandle op;
@@ -31,4 +31,4 @@ struct LazySlice {
 // (cached_facts.h) until the tensor is written.
 at::Tensor make_lazy_slice(LazySlice slice);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 #include "ops/halo/decision.h"
 #include "plan/memo.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Whether each dim d of the view steps along dim d of the root only.
@@ -121,4 +121,4 @@ bool take_from(const GhostRegion& around, const SliceWindow& window, const RankT
   return true;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -15,7 +15,7 @@
 #include "dtensor/tensor/view_window.h"
 #include "ops/halo/plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct SliceWindow {
   SpecPtr root, view;
@@ -43,4 +43,4 @@ bool lies_in(const GhostRegion& around, const SliceWindow& window);
 // them, or the boxes were dropped.
 bool take_from(const GhostRegion& around, const SliceWindow& window, const RankTensors& parts);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Valid while the arguments are on the stack.
 class Arguments {
@@ -55,4 +55,4 @@ inline void return_tensors(const c10::OperatorHandle& op, torch::jit::Stack& sta
   for (at::Tensor& t : results) stack.emplace_back(std::move(t));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

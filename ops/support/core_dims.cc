@@ -14,7 +14,7 @@
 #include "propagation/functional_form.h"
 #include "propagation/trial_run.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Factors = std::vector<int>;
@@ -336,4 +336,4 @@ OpRule core_dims_rule(const CoreDimsOp& op) {
 
 void add_core_dims(RuleRegistry& registry, const CoreDimsOp& op) { registry.add(op.op, core_dims_rule(op)); }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

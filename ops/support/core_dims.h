@@ -16,7 +16,7 @@
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // One line of a table.
 struct CoreDimsOp {
@@ -52,4 +52,4 @@ struct CoreDims {
 OpRule core_dims_rule(std::function<CoreDims(const OpCall&)> dims, std::function<OutputMetas(const OpCall&)> metas,
                       std::function<void(const LocalCall&, Arguments& args)> adjust = {});
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 OutputMetas metas_of(const std::vector<at::Tensor>& tensors) {
   OutputMetas metas;
@@ -39,4 +39,4 @@ std::vector<int64_t> local_strides(c10::IntArrayRef sizes, c10::IntArrayRef glob
   return strides;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include "propagation/op_rule.h"
 #include "propagation/trial_run.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The metadata that a rule returns for outputs like `tensors`, one per schema return.
 OutputMetas metas_of(const std::vector<at::Tensor>& tensors);
@@ -22,4 +22,4 @@ OutputMetas contiguous_metas(c10::IntArrayRef sizes, const std::vector<c10::Scal
 // Strides of a dense local part of `sizes` whose dims are ordered in memory as in `global_strides`.
 std::vector<int64_t> local_strides(c10::IntArrayRef sizes, c10::IntArrayRef global_strides);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 int64_t ndim(const OpCall& call) { return call.inputs[0]->ndim(); }
 
@@ -55,4 +55,4 @@ void leave_result(const LocalCall& call, torch::jit::Stack& stack, at::Tensor re
   stack.emplace_back(std::move(result));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 
 #include "propagation/factor_rule.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // For every dim of the output: the input dim whose elements it has, or kNoFactor. Input dims that the output lacks are
 // needed whole.
@@ -44,4 +44,4 @@ void leave_result(const LocalCall& call, torch::jit::Stack& stack, at::Tensor re
 
 // Registration, one function per family.
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -6,7 +6,7 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 at::Tensor plain_numbers(const at::Tensor& t, const c10::OperatorHandle& op, const std::string& argument) {
   if (!is_dtensor(t)) return t;
@@ -21,4 +21,4 @@ at::Tensor plain_numbers(const at::Tensor& t, const c10::OperatorHandle& op, con
   return meta_for_read(whole).locals.front().cpu();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 
 #include "ops/support/movement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 struct Blocks {
@@ -239,4 +239,4 @@ void cat_at_borders(OpRule& rule) { add_strategy(rule, cat_strategy); }
 
 void halves_beside_each_other(OpRule& rule) { add_strategy(rule, halves_strategy); }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 
 #include "propagation/op_rule.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void slice_at_borders(OpRule& rule);
 void slice_backward_at_borders(OpRule& rule);
@@ -20,4 +20,4 @@ bool is_skipped_by_cat(const Spec& input);
 // For operators such as glu() that combine the two halves of a dim of `self`: every rank uses its part of both halves.
 void halves_beside_each_other(OpRule& rule);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -3,7 +3,7 @@
 #include "ops/views/blocks.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Every element comes from one input: all inputs may be Partials of one kind at once.
@@ -49,4 +49,4 @@ const RuleFamily cat_rules("cat", [](RuleRegistry& registry) {
   registry.add("aten::stack", factor_op(stack));
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

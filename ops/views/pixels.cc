@@ -8,7 +8,7 @@
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // pixel_shuffle(self, upscale_factor), pixel_unshuffle(self, downscale_factor). Otherwise the rule, with whole spatial
@@ -59,4 +59,4 @@ const RuleFamily pixel_handlers("pixels", [](RuleRegistry& registry) {
   registry.add_handler("aten::pixel_unshuffle", pixels_as_dims<false>);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -17,7 +17,7 @@
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -132,4 +132,4 @@ const RuleFamily resize_handlers("resize", [](RuleRegistry& registry) {
   registry.add_handler("aten::set_.source_Tensor_storage_offset", set_from_elements);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -11,7 +11,7 @@
 #include "ops/views/blocks.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 OutputDims without(OutputDims dims, int64_t dim) {
@@ -232,4 +232,4 @@ const RuleFamily slice_rules("slice", [](RuleRegistry& registry) {
   for (const char* op : {"aten::tril", "aten::triu"}) registry.add(op, triangle());
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

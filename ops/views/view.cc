@@ -19,7 +19,7 @@
 #include "plan/search/mesh_steps.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // ------------------------------------------------------------ view, reshape
@@ -297,4 +297,4 @@ const RuleFamily view_rules("view", [](RuleRegistry& registry) {
   for (const char* op : {"aten::native_channel_shuffle", "aten::channel_shuffle"}) registry.add(op, shuffle);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -21,7 +21,7 @@
 #include "ops/support/movement.h"
 #include "propagation/rule_registry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -217,4 +217,4 @@ const RuleFamily view_handlers("view_handlers", [](RuleRegistry& registry) {
   registry.add_handler("aten::view_copy.dtype", view_dtype<true>);
 });
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

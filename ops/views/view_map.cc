@@ -4,7 +4,7 @@
 
 #include "placement/with_dim.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Parts with more runs are not compared and count as different, which may cost a redistribution but is never wrong.
@@ -164,4 +164,4 @@ bool ViewMap::cut(Group& group, int64_t in_dim, const Placement& in, int64_t out
   return true;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -19,7 +19,7 @@
 #include "placement/geometry.h"
 #include "placement/placement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Dims [in_begin, in_end) of the input become [out_begin, out_end) of the output.
 struct DimGroup {
@@ -62,4 +62,4 @@ class ViewMap {
   std::vector<Group> groups_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

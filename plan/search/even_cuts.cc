@@ -1,6 +1,6 @@
 #include "plan/search/even_cuts.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The remaining index range is a list of stretches of digits, the most significant first.
 bool digits_of(const LayoutGeometry& geometry, const PlacementPointers& layout, int64_t d, Digits& digits) {
@@ -74,4 +74,4 @@ bool LayoutGeometry::same_parts(const PlacementPointers& before, const Placement
   return true;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

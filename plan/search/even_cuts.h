@@ -13,7 +13,7 @@
 #include "absl/container/inlined_vector.h"
 #include "plan/search/layout_geometry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Elements of `size` that the first rank along a mesh dim of size n keeps. `even` becomes false unless all ranks keep
 // as many.
@@ -71,4 +71,4 @@ bool match_digits(const LayoutGeometry& geometry, const PlacementPointers& befor
   return true;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

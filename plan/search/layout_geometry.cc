@@ -2,7 +2,7 @@
 // packed_bytes.cc.
 #include "plan/search/layout_geometry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 bool has(uint64_t set, int64_t bit) { return (set >> bit & 1) != 0; }
@@ -50,4 +50,4 @@ Part LayoutGeometry::part_of(const PlacementPointers& layout, absl::Span<const i
   return part;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

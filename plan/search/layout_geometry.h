@@ -9,7 +9,7 @@
 #include "plan/mesh_dims.h"
 #include "plan/tensor_meta.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // A layout in the planner's search: one placement per mesh dim, not owned.
 using PlacementPointers = absl::InlinedVector<const Placement*, 4>;
@@ -68,4 +68,4 @@ class LayoutGeometry {
   const int64_t item_bytes_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 
 #include "plan/search/step_search.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 Placements relabelled(const DeviceMesh& mesh, Placements from, const Placements& to) {
   for (size_t m = 0; m < from.size(); ++m) {
@@ -124,4 +124,4 @@ int64_t least_mesh_peak(const DeviceMesh& mesh, const TensorMeta& meta, const Pl
   return works;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 #include "plan/cost_model.h"
 #include "plan/redistribute_plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // `from` after the changes that are free.
 Placements relabelled(const DeviceMesh& mesh, Placements from, const Placements& to);
@@ -29,4 +29,4 @@ double plain_seconds(const DeviceMesh& mesh, const TensorMeta& meta, const Place
 int64_t least_mesh_peak(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
                         const CostModel& cost, int64_t fails);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

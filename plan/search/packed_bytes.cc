@@ -7,7 +7,7 @@
 #include "plan/search/layout_geometry.h"
 #include "plan/search/representative_ranks.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Equation = std::pair<Place, Place>;
@@ -255,4 +255,4 @@ int64_t LayoutGeometry::packed_bytes(const PlacementPointers& before, const Plac
   return bytes >= 0 ? bytes : packed_by_visiting(exchange);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

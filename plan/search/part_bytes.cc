@@ -3,7 +3,7 @@
 #include "plan/search/layout_geometry.h"
 #include "plan/search/representative_ranks.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 int64_t LayoutGeometry::part_bytes(const PlacementPointers& layout) const {
   Shape sizes = sizes_;
@@ -23,4 +23,4 @@ int64_t LayoutGeometry::part_bytes(const PlacementPointers& layout) const {
   return bytes;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 #include "plan/search/layout_geometry.h"
 #include "plan/search/representative_ranks.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // The overlap of a rank's two parts in tensor dim d, on the rank with the least. -1 if the cuts are uneven. Digits that
@@ -119,4 +119,4 @@ int64_t LayoutGeometry::received_bytes(const PlacementPointers& before, const Pl
   return (wanted - kept) * item_bytes_;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

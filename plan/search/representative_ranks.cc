@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 void sort_unique(Coordinates& list) {
@@ -98,4 +98,4 @@ RepresentativeRanks representative_ranks(const LayoutGeometry& geometry, const P
   return ranks;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

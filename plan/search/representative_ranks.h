@@ -8,7 +8,7 @@
 #include "absl/container/inlined_vector.h"
 #include "plan/search/layout_geometry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 inline constexpr int64_t kMaxRanksVisited = int64_t{1} << 14;
 
@@ -46,4 +46,4 @@ void for_each_rank(const RepresentativeRanks& ranks, Visit visit) {
 // Elements of tensor dim d in the longest part of it that any rank holds.
 int64_t longest_part(const LayoutGeometry& geometry, const PlacementPointers& layout, int64_t d);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Kind = RedistributeStep::Kind;
@@ -118,4 +118,4 @@ bool StepPricer::price(Kind kind, uint64_t dims, const PlacementPointers& before
   return is_allowed(edge.peak_bytes);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

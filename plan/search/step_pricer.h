@@ -11,7 +11,7 @@
 #include "plan/redistribute_plan.h"
 #include "plan/search/layout_geometry.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 inline constexpr int64_t kMaxRounds = 1024;  // of one exchange
 
@@ -77,4 +77,4 @@ class StepPricer {
   int64_t least_refused_ = std::numeric_limits<int64_t>::max();
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr int64_t kMaxWithHelpers = 4;             // mesh dims, if some only help to reduce
@@ -294,4 +294,4 @@ std::vector<Route> StepSearch::all_arrivals() {
   return routes;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

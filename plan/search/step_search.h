@@ -11,7 +11,7 @@
 #include "plan/search/layout_geometry.h"
 #include "plan/search/step_pricer.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 inline constexpr int64_t kMaxChanging = 15;  // mesh dims that a state can encode: four bits each
 inline constexpr size_t kMaxComplete = 3;    // a search with no more changing mesh dims is always complete
@@ -128,4 +128,4 @@ class StepSearch {
   std::vector<std::pair<int, PricedStep>> arrivals_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

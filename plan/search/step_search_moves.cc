@@ -3,7 +3,7 @@
 
 #include "plan/search/step_search.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 template <typename Becomes>
 void StepSearch::add_subsets(Kind kind, int node, const Subset& candidates, Becomes becomes) {
@@ -199,4 +199,4 @@ bool StepSearch::plain_step(State state, Kind& kind, uint64_t& dims, State& afte
   return fills(state, dims, after);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 PartsByRank::PartsByRank(const TensorMeta& meta, const Layout& layout) : meta_(meta), layout_(layout) {
   if (!layout.is_boxes()) return;
@@ -89,4 +89,4 @@ const PartIndex& Sources::index_for(int64_t receiver, int64_t position) {
   return *copy.index;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

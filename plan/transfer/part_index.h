@@ -12,7 +12,7 @@
 #include "plan/layout.h"
 #include "plan/tensor_meta.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Caches Layout::parts() of every rank. Boxes are traversed once.
 class PartsByRank {
@@ -115,4 +115,4 @@ class Sources {
   absl::flat_hash_map<int64_t, size_t> copy_of_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -11,6 +11,7 @@
 #include "plan/transfer/transfer.h"
 
 namespace dtensor {
+using namespace internal;
 
 struct RedistributePlan::Schedule {
   std::mutex mutex;
@@ -190,6 +191,8 @@ PlanSchedule make_schedule(const RedistributePlan& plan) {
 
 }  // namespace
 
+namespace internal {
+
 std::shared_ptr<RedistributePlan::Schedule> make_schedule_slot() {
   return std::make_shared<RedistributePlan::Schedule>();
 }
@@ -217,5 +220,7 @@ std::shared_ptr<const LayoutChange> layout_change_of(const RedistributePlan& pla
   if (!change) change = make_layout_change(plan);
   return change;
 }
+
+}  // namespace internal
 
 }  // namespace dtensor

@@ -10,7 +10,7 @@
 #include "comm/comm_call.h"
 #include "plan/redistribute_plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct StepSchedule {
   // The owned ranks that take part, in the order of their tensors.
@@ -44,4 +44,4 @@ std::shared_ptr<const PlanSchedule> schedule_of(const RedistributePlan& plan);
 // For CommEvent::layout_change of the whole plan. Made on first use, and cached with the plan. Thread-safe.
 std::shared_ptr<const LayoutChange> layout_change_of(const RedistributePlan& plan);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "plan/transfer/part_index.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr int64_t kMaxPairs = int64_t{1} << 18;
@@ -196,4 +196,4 @@ void check_covered(const TensorMeta& meta, const Layout& from, const Layout& to)
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

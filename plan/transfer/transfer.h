@@ -8,7 +8,7 @@
 #include "comm/comm_call.h"
 #include "plan/redistribute_plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Every message that ranks owned by this process send or receive when a tensor without Partials goes from one layout to
 // another, by sender, receiver, input, output. A rank takes elements that it holds from itself; several ranks that hold
@@ -51,4 +51,4 @@ void check_covered(const TensorMeta& meta, const Layout& from, const Layout& to)
 // routes() for a plan between two layouts that are not on one mesh.
 std::vector<Route> transfer_routes(const RedistributePlan& plan);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

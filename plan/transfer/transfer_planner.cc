@@ -16,6 +16,8 @@
 #include "plan/transfer/transfer.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Kind = RedistributeStep::Kind;
@@ -243,6 +245,8 @@ class TransferRoutes {
 
 }  // namespace
 
+namespace internal {
+
 std::vector<Route> transfer_routes(const RedistributePlan& plan) {
   const Limits none;
   const TransferRoutes search(plan.tensor, plan.from, plan.to, *plan.cost, none, /*every=*/false);
@@ -250,6 +254,8 @@ std::vector<Route> transfer_routes(const RedistributePlan& plan) {
   for (Route& route : routes) search.add_buffers(route);
   return routes;
 }
+
+}  // namespace internal
 
 RedistributePlan plan_transfer(const TensorMeta& meta, const Layout& given_from, const Layout& given_to,
                                const PlanOptions& options) {

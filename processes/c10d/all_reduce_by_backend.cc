@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Tensors that the backend gets in one form.
@@ -60,4 +60,4 @@ std::vector<size_t> all_reduce_by_backend(const LinkCall& call, CommBackend back
   return rest;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 #include "comm/backend_capabilities.h"
 #include "processes/c10d/link_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Writes results[k] for every inputs[k] that `backend` reduces, in one call for all that it gets as one dtype. Returns
 // the indices of the others. REQUIRES: as many results as inputs.
@@ -18,4 +18,4 @@ std::vector<size_t> all_reduce_by_backend(const LinkCall& call, CommBackend back
                                           const std::vector<at::Tensor>& inputs, ReduceOp op,
                                           std::vector<at::Tensor>& results);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -21,7 +21,7 @@
 #include "processes/job/job_end.h"
 #include "processes/job/process_end.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr std::chrono::seconds kClose(5);  // how long the end of a world waits for calls that are under way
@@ -159,4 +159,4 @@ std::unique_ptr<Communicator> make_c10d_communicator(std::shared_ptr<Job> job, s
   return std::make_unique<C10dCommunicator>(std::move(job), std::move(backend), device, std::move(world_group));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -19,7 +19,7 @@ namespace c10d {
 class ProcessGroup;
 }
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // `backend`: "gloo" or "nccl"; `device`: of this rank's tensors. Groups are made on first use, by their members, from
 // job->store(). `world_group`: a user's own process group, used for all ranks of the world; may be null.
@@ -27,4 +27,4 @@ namespace dtensor {
 std::unique_ptr<Communicator> make_c10d_communicator(std::shared_ptr<Job> job, std::string backend, c10::Device device,
                                                      c10::intrusive_ptr<c10d::ProcessGroup> world_group = {});
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

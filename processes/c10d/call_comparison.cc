@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "processes/c10d/run_exchange.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr int64_t kCompareEvery = 64;  // calls of a group on a device, at level info
@@ -90,4 +90,4 @@ void CallComparison::at_barrier(const LinkCall& call) const {
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

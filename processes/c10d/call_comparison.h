@@ -9,7 +9,7 @@
 #include "processes/c10d/link_call.h"
 #include "processes/c10d/mismatch.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class CallComparison {
  public:
@@ -26,4 +26,4 @@ class CallComparison {
   const DebugLevel level_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

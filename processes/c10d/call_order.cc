@@ -3,7 +3,7 @@
 #include <exception>
 #include <utility>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 std::vector<std::shared_ptr<CallOrder::Place>> CallOrder::reserve(size_t count) {
   std::vector<std::shared_ptr<Place>> places(count);
@@ -33,4 +33,4 @@ void CallOrder::fill(const std::shared_ptr<Place>& place, std::function<Begun()>
   beginning_ = false;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -19,7 +19,7 @@
 
 #include "processes/job/job.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class CallOrder {
  public:
@@ -50,4 +50,4 @@ class CallOrder {
   bool beginning_ = false;                      // guarded by mutex_
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

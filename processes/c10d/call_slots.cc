@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "processes/c10d/mismatch.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // A part of up to 1000 bytes costs one message, as it does without slots.
@@ -88,4 +88,4 @@ void CallSlots::copy_to(PackedExchange& packed) const {
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "processes/c10d/packed_exchange.h"
 #include "processes/job/job.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Description of one call, as text and as a number that is equal where ranks make the same call.
 struct CallMark {
@@ -43,4 +43,4 @@ class CallSlots {
   void copy_to(PackedExchange& packed) const;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr std::chrono::milliseconds kLook(
@@ -46,4 +46,4 @@ bool CallsUnderWay::is_done(const Place& place) const {
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

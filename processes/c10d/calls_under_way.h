@@ -14,7 +14,7 @@
 #include "processes/c10d/call_order.h"
 #include "processes/job/job.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class CallsUnderWay {
  public:
@@ -53,4 +53,4 @@ class CallsUnderWay {
   std::vector<std::pair<Place, std::string>> added_;  // with a description each. Guarded by mutex_
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

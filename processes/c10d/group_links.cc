@@ -15,7 +15,7 @@
 #include "comm/nccl.h"
 #include "processes/job/bounded_store.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr std::chrono::milliseconds kAlmost{300};  // before the deadline: later failures count as timeouts
@@ -175,4 +175,4 @@ void GroupLinks::close(std::chrono::seconds at_most) {
   for (auto& [key, link] : links_) link->backend.release();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

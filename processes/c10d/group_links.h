@@ -25,7 +25,7 @@
 #include "processes/job/job.h"
 #include "processes/job/job_end.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The histories of all members at one call, on their way from the device.
 struct Comparison {
@@ -92,4 +92,4 @@ class GroupLinks {
   MeetingPlaces places_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

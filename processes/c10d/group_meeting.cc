@@ -11,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "processes/job/bounded_store.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -207,4 +207,4 @@ void meet(Job& job, const Activity& activity, const Meeting& meeting, MeetingPla
   wait.check_orders();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

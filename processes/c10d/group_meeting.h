@@ -12,7 +12,7 @@
 
 #include "processes/job/job.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The group that one rank makes with others.
 struct Meeting {
@@ -52,4 +52,4 @@ class MeetingPlaces {
 // groups; else another thread may be about to make the other group, and it is the error of the deadline.
 void meet(Job& job, const Activity& activity, const Meeting& meeting, MeetingPlaces& places);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

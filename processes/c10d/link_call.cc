@@ -10,7 +10,7 @@
 
 #include "processes/c10d/mismatch.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 std::string LinkCall::text() const { return describe_call(number, collective, call, moved_before); }
 
@@ -67,4 +67,4 @@ std::function<bool()> current_stream_done(c10::Device device) {
   return [event] { return event->query(); };
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

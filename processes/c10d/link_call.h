@@ -21,7 +21,7 @@
 #include "processes/c10d/group_links.h"
 #include "processes/job/job.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Begins a collective of a backend. Owns what it uses: where the job fails, another thread may be about to call it.
 using StartWork = std::function<c10::intrusive_ptr<c10d::Work>()>;
@@ -65,4 +65,4 @@ void run(const LinkCall& call, const StartWork& start);
 // Says, without waiting, whether the device has done all that is on its current stream now.
 std::function<bool()> current_stream_done(c10::Device device);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

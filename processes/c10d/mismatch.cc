@@ -10,7 +10,7 @@
 #include "processes/job/bounded_store.h"
 #include "processes/job/find_culprit.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // FNV-1a: the same in every process, as absl::Hash is not.
@@ -96,4 +96,4 @@ void check_equal(Job& job, absl::Span<const int64_t> fingerprints, int64_t seque
   job.check();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

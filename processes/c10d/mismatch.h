@@ -13,7 +13,7 @@
 #include "comm/comm_call.h"
 #include "processes/job/job.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 enum class DebugLevel { kOff, kInfo, kDetail };
 
@@ -34,4 +34,4 @@ uint64_t fingerprint(uint64_t before, int64_t sequence, Collective c, const Comm
 void check_equal(Job& job, absl::Span<const int64_t> fingerprints, int64_t sequence, const std::string& what,
                  absl::Span<const int64_t> members, int64_t position, const std::string& key, const std::string& name);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

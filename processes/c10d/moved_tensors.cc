@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 int64_t MovedTensors::move(int64_t call, const at::Tensor& part) {
   const c10::TensorImpl* const moved = part.defined() ? part.unsafeGetTensorImpl() : nullptr;
@@ -13,4 +13,4 @@ int64_t MovedTensors::move(int64_t call, const at::Tensor& part) {
   return std::exchange(it->second.call, call);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

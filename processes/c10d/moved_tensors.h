@@ -12,7 +12,7 @@
 
 #include "absl/container/flat_hash_map.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class MovedTensors {
  public:
@@ -33,4 +33,4 @@ class MovedTensors {
   std::array<const c10::TensorImpl*, kCalls> of_calls_{};  // tensors moved by the last calls; null: not known
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 #include "comm/block_copy.h"
 #include "comm/packed_blocks.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 PackedExchange::PackedExchange(const Group& group, int64_t rank, c10::Device device, absl::Span<const Message> messages,
                                const RankPieces& inputs, const RankPieces& outputs)
@@ -47,7 +47,7 @@ PackedExchange::PackedExchange(const Group& group, int64_t rank, c10::Device dev
 }
 
 void PackedExchange::unpack() const {
-  for (const Arrival& a : arriving_) dtensor::unpack(a.message, receive, a.offset, a.to);
+  for (const Arrival& a : arriving_) internal::unpack(a.message, receive, a.offset, a.to);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

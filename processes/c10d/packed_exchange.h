@@ -9,7 +9,7 @@
 
 #include "comm/comm_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class PackedExchange {
  public:
@@ -33,4 +33,4 @@ class PackedExchange {
   std::vector<Arrival> arriving_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #include "processes/c10d/packed_exchange.h"
 #include "processes/c10d/staged_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Shared state of the stages of one exchange. The backend outlives calls that are under way or unfinished, hence the
@@ -116,4 +116,4 @@ void run_all_reduce(const LinkCall& call, AllReduceSteps plan) {
   });
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 #include "comm/reduce_by_exchange.h"
 #include "processes/c10d/link_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // One alltoall_base of packed bytes; `then` is what is to be done with what has come, before the results are read. Does
 // not wait where call.is_async(). Where call.fingerprint is set, the ranks compare it and their numbers of bytes before
@@ -19,4 +19,4 @@ void run_exchange(
 // An all_reduce by one exchange or two. The inputs of the second are packed when the first has come.
 void run_all_reduce(const LinkCall& call, AllReduceSteps plan);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

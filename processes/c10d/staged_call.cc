@@ -10,7 +10,7 @@
 
 #include "comm/comm_work.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Belongs to the caller's CommWork, to the places until they begin, and to the backend's callbacks. The backend may
@@ -128,4 +128,4 @@ void run_stages(const LinkCall& call, std::vector<StartWork> stages, std::functi
   done();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

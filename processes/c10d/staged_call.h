@@ -7,7 +7,7 @@
 
 #include "processes/c10d/link_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Runs `stages` one after the other, then `done`. A stage that has nothing to send returns null.
 // All take their places in the link's order at once: no call of another thread comes between them.
@@ -16,4 +16,4 @@ namespace dtensor {
 // need: neither they nor later calls wait until the result is read.
 void run_stages(const LinkCall& call, std::vector<StartWork> stages, std::function<void()> done);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // "all_reduce over tp for aten::mm", the n-th of its group.
 struct Activity {
@@ -13,4 +13,4 @@ struct Activity {
   std::string what;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

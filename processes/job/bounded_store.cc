@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -197,4 +197,4 @@ c10::intrusive_ptr<BoundedStore> make_bounded_store(StorePtr store, Milliseconds
   return c10::make_intrusive<BoundedStore>(std::move(store), timeout);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

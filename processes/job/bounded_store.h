@@ -16,7 +16,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class BoundedStore : public c10d::Store {
  public:
@@ -65,4 +65,4 @@ class BoundedStore : public c10d::Store {
 c10::intrusive_ptr<BoundedStore> make_bounded_store(c10::intrusive_ptr<c10d::Store> store,
                                                     std::chrono::milliseconds timeout);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

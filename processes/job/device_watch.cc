@@ -8,7 +8,7 @@
 #include "comm/error_message.h"
 #include "processes/job/find_culprit.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -138,4 +138,4 @@ void DeviceWatch::watch() {
   for (std::thread& abort : aborts) abort.join();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -16,7 +16,7 @@
 #include "absl/types/span.h"
 #include "processes/job/activity.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class DeviceWatch {
  public:
@@ -66,4 +66,4 @@ class DeviceWatch {
   std::thread thread_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void write_error_file(const std::string& path, const std::string& message) noexcept try {
   if (path.empty()) return;
@@ -26,4 +26,4 @@ void write_error_file(const std::string& path, const std::string& message) noexc
 } catch (const std::exception&) {
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -3,9 +3,9 @@
 
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Replaces what is there. Does nothing if `path` is empty or cannot be written.
 void write_error_file(const std::string& path, const std::string& message) noexcept;
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

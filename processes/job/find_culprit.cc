@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "processes/job/host_process.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -137,4 +137,4 @@ int64_t odd_one_out(absl::Span<const int64_t> values) {
   return odd;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -11,7 +11,7 @@
 #include "processes/job/activity.h"
 #include "processes/job/job_board.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Why rank `other` cannot reach `mine`, as far as the store and this host know; "" if no reason is known. `only_final`:
 // without reasons that may still change: it has not joined the job yet, or is stopped.
@@ -34,4 +34,4 @@ int64_t odd_one_out(absl::Span<const int64_t> values);
 
 std::string seconds_text(std::chrono::milliseconds t);  // "1.5 s"
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 std::string host_name() {
   char name[256] = {};
@@ -62,4 +62,4 @@ std::string process_fault(int64_t pid, const std::string& start, bool only_final
   return "";
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Equal in two processes if they are on one host: its name, and an id that distinguishes containers with the same name.
 std::string host_name();
@@ -26,4 +26,4 @@ int64_t parent_process(int64_t pid);
 // before, is not "" and another process has the number now; unless `only_final`, that it is stopped. "": nothing.
 std::string process_fault(int64_t pid, const std::string& start, bool only_final);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -27,7 +27,7 @@
 #include "processes/job/status_text.h"
 #include "processes/job/terminate_handler.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -185,4 +185,4 @@ void Job::fail_as(int64_t culprit, const std::string& message) noexcept {
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -25,7 +25,7 @@ class Store;
 class Work;
 }  // namespace c10d
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class BoundedStore;  // bounded_store.h
 class JobState;      // job_state.h
@@ -104,4 +104,4 @@ class Job {
   std::shared_ptr<JobState> state_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

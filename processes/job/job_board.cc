@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "processes/job/host_process.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Json = nlohmann::json;
@@ -140,4 +140,4 @@ std::optional<RankStatus> JobBoard::left(int64_t rank) {
   return status_from(*text);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

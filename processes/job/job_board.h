@@ -16,7 +16,7 @@
 
 #include "processes/job/bounded_store.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // A rank's activity, and its last calls.
 struct RankStatus {
@@ -88,4 +88,4 @@ void post_place(c10d::Store& store, int64_t rank);
 // A name for the job that no other has: hexadecimal digits, equal on all ranks.
 std::string agree_on_id(c10d::Store& store);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

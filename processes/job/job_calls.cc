@@ -13,7 +13,7 @@
 #include "processes/job/job.h"
 #include "processes/job/job_state.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -159,4 +159,4 @@ void Job::watch_group(std::vector<int64_t> members, std::function<std::string()>
   state_->devices().add_group({std::move(members), std::move(error), std::move(abort)}, state_);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #include "processes/job/find_culprit.h"
 #include "processes/job/job_state.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -69,4 +69,4 @@ void end_calls(JobState& state, std::vector<GroupCalls> groups) {
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class JobState;  // job_state.h
 
@@ -23,4 +23,4 @@ struct GroupCalls {
 // Errors (std::exception): those of the store.
 void end_calls(JobState& state, std::vector<GroupCalls> groups);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -13,7 +13,7 @@
 #include "processes/job/find_culprit.h"
 #include "processes/job/host_process.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -183,4 +183,4 @@ bool JobState::any_gone(const Activity& activity, absl::Span<const int64_t> memb
                      [&](int64_t other) { return !find_fault(board_, other, activity, /*only_final=*/true).empty(); });
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

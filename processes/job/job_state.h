@@ -23,7 +23,7 @@
 #include "processes/job/job_board.h"
 #include "processes/job/status_server.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Error (c10::DistError) with `text`.
 [[noreturn]] void throw_failure(const std::string& text);
@@ -117,4 +117,4 @@ class JobState {
   std::unique_ptr<StatusServer> status_server_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

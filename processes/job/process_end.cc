@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // How long exit() may take once a thread has failed: more than a rank lingers that serves the store.
@@ -95,4 +95,4 @@ bool may_exit_with_0() { return ending_process.load() != ::getpid() || ending_st
 
 void deny_exit_with_0() { is_0_denied = true; }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

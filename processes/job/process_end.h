@@ -4,7 +4,7 @@
 
 #include <functional>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // `callback` is called once, before static objects that are older are destroyed; the last one added comes first. It
 // must not throw, and not take long. `owner`: of remove_end_callback(), which must come before the end of what the
@@ -22,4 +22,4 @@ bool may_exit_with_0();
 // From now on the process ends with 1 where it would end with 0, by exit() or a return from main.
 void deny_exit_with_0();
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr char kPrefix[] = "dtensor-job";
@@ -32,4 +32,4 @@ std::optional<RankAddress> parse_socket_name(std::string_view name) {
   return address;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

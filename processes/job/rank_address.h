@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct RankAddress {
   std::string job;  // equal on all ranks of a job, and on no others: letters and digits
@@ -22,4 +22,4 @@ std::string socket_name(const RankAddress& address);
 // nullopt: it is the name of something else.
 std::optional<RankAddress> parse_socket_name(std::string_view name);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -15,7 +15,7 @@
 #include <exception>
 #include <utility>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr int kSend_ms = 1000;  // time limit for a client to read the whole answer, while others wait
@@ -112,4 +112,4 @@ void StatusServer::send_answer(int to) {
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -12,7 +12,7 @@
 
 #include "processes/job/rank_address.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class StatusServer {
  public:
@@ -37,4 +37,4 @@ class StatusServer {
   std::unique_ptr<std::thread> thread_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

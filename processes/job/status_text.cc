@@ -5,7 +5,7 @@
 #include "observe/flight_ring.h"
 #include "processes/job/job_state.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 std::string status_text(JobState& state) {
   using Json = nlohmann::ordered_json;
@@ -21,4 +21,4 @@ std::string status_text(JobState& state) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n" + flight_dump_text(state.rank()) + kStatusEnd;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class JobState;
 
@@ -17,4 +17,4 @@ inline constexpr char kStatusEnd[] = "\nend of answer\n";
 // On any thread. Waits for other threads' locks a second at most.
 std::string status_text(JobState& state);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -14,7 +14,7 @@
 #include "processes/job/error_file.h"
 #include "processes/job/process_end.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // A terminate handler has no arguments. Never destroyed: a thread may end after main.
@@ -88,4 +88,4 @@ void remove_terminate_callback(const void* owner) {
   all.erase(std::remove_if(all.begin(), all.end(), [&](const Entry& e) { return e.owner == owner; }), all.end());
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Installs a std::terminate handler, once: it calls the callbacks below with the exception's text, writes
 // TORCHELASTIC_ERROR_FILE, and goes on with the handler before it. A Job does so itself.
@@ -18,4 +18,4 @@ bool is_fork_of_rank() noexcept;
 void add_terminate_callback(const void* owner, std::function<void(const std::string& message)> callback);
 void remove_terminate_callback(const void* owner);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

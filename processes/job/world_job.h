@@ -9,7 +9,7 @@
 
 #include "processes/job/job.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct WorldJob {
   std::weak_ptr<Job> job;  // of the communicator; empty in worlds that are not of processes
@@ -17,4 +17,4 @@ struct WorldJob {
   std::map<std::string, int64_t> barriers;  // by ranks, how many monitored ones there were. Guarded by mutex
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -6,7 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "processes/launch/launch_variables.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // "cuda" is -1.
@@ -54,4 +54,4 @@ DeviceChoice choose_device(const LaunchOptions& options, const JobPlace& place, 
   return {of_device, c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index))};
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 
 #include "processes/launch/launch_env.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct DeviceChoice {
   std::string backend;  // "gloo" or "nccl"
@@ -19,4 +19,4 @@ struct DeviceChoice {
 // what would work.
 DeviceChoice choose_device(const LaunchOptions& options, const JobPlace& place, int64_t cuda_devices);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include "processes/job/process_end.h"
 #include "processes/launch/store_file.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 class HeldStores {
@@ -62,4 +62,4 @@ void hold_store_for_good(c10::intrusive_ptr<BoundedStore> store) {
   HeldStores::instance().hold_for_good(std::move(store));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 
 #include "processes/job/bounded_store.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class StoreFile;
 
@@ -18,4 +18,4 @@ void hold_store_until_exit(const StoreFile& file, c10::intrusive_ptr<BoundedStor
 // This process stays counted in the file after its end, so that the file stays. Thread-safe.
 void hold_store_for_good(c10::intrusive_ptr<BoundedStore> store);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

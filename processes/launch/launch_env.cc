@@ -16,6 +16,8 @@
 #include "processes/launch/launch_variables.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr int64_t kMaxRanks = std::numeric_limits<int32_t>::max();

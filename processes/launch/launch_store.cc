@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr char kSetMaster[] =
@@ -196,4 +196,4 @@ StoreAddress parse_store(const std::string& url, const std::string& what) {
   return address;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 #include "processes/launch/job_place.h"
 #include "processes/launch/launch_variables.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Fills in place.store, store_exists and store_derived.
 // REQUIRES: the other fields. Errors (c10::Error) as find_job_place().
@@ -20,4 +20,4 @@ struct StoreAddress {
 };
 StoreAddress parse_store(const std::string& url, const std::string& what);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

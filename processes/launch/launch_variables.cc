@@ -16,6 +16,8 @@
 #include "absl/strings/str_split.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 std::string detected(Launcher launcher) {
@@ -55,6 +57,8 @@ Variables process_environment() {
   };
 }
 
+namespace internal {
+
 std::optional<std::string> LaunchVariables::text(const char* name) const {
   TORCH_CHECK(variables_,
               "World::from_env: `variables` is an empty function; process_environment() reads those of this process");
@@ -84,5 +88,7 @@ void LaunchVariables::missing(const std::string& name, const std::string& advice
 void LaunchVariables::bad(const std::string& name, const std::string& value, const std::string& expected) const {
   TORCH_CHECK(false, "World::from_env: ", name, " is '", value, "'", detected(launcher_), "; expected ", expected);
 }
+
+}  // namespace internal
 
 }  // namespace dtensor

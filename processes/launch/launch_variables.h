@@ -7,7 +7,7 @@
 
 #include "processes/launch/job_place.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // process_environment() has it in addition to the variables: "PID START" of the nearest process above this one that is
 // not a rank itself. MPICH sets nothing else that is the same for all ranks and unique to the job.
@@ -39,4 +39,4 @@ class LaunchVariables {
   Launcher launcher_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

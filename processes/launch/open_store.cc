@@ -29,7 +29,7 @@
 #include "processes/launch/launch_store.h"
 #include "processes/launch/launch_variables.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -276,4 +276,4 @@ c10::intrusive_ptr<c10d::Store> open_store(const JobPlace& place) {
   return store;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@ namespace c10d {
 class Store;
 }
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Connects to place.store; rank 0 of a "tcp://" store listens there unless the launcher does, on that address alone and
 // until the process ends.
@@ -17,4 +17,4 @@ namespace dtensor {
 // cannot be used; the text says which rank listens where, and what to change. REQUIRES: place.store is not empty.
 c10::intrusive_ptr<c10d::Store> open_store(const JobPlace& place);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

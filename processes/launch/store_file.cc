@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 uint64_t StoreFile::inode() const {
   struct stat info = {};
@@ -24,4 +24,4 @@ void StoreFile::check() const {
                                now == 0 ? "was removed" : "was replaced by another one", " while the job runs"));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // FileStore would recreate a removed file, without the job's places and failures, or with those of another job.
 // Thread-safe.
@@ -27,4 +27,4 @@ class StoreFile {
   std::atomic<uint64_t> remembered_{0};  // 0: nothing yet
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 
 #include "placement/placement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 inline ncclDataType_t nccl_dtype(at::ScalarType dtype) {
   switch (dtype) {
@@ -37,4 +37,4 @@ inline ncclRedOp_t nccl_op(ReduceOp op) {
   return kOps[static_cast<size_t>(op)];
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

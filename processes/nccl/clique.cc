@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct Clique::State {
   std::vector<int> devices;
@@ -178,4 +178,4 @@ void Clique::launch(absl::Span<Part> parts, const std::function<std::string()>& 
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

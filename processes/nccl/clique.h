@@ -12,7 +12,7 @@
 
 #include "absl/types/span.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // One device's part of a collective, or of a message between two. Counts are of elements.
 struct NcclCall {
@@ -54,4 +54,4 @@ class Clique {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

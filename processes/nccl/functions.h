@@ -15,11 +15,11 @@ class Backend;
 class Store;
 }  // namespace c10d
 
-namespace dtensor {
+namespace dtensor::internal {
 
 std::unique_ptr<Communicator> make_local_nccl_communicator(std::vector<c10::Device> devices);
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     c10::Device device, std::chrono::milliseconds timeout);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -9,7 +9,7 @@
 #include "comm/packed_blocks.h"
 #include "processes/nccl/carriers.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Kind = NcclCall::Kind;
@@ -116,4 +116,4 @@ at::TensorOptions GroupScatter::options_of(size_t sender, const RankSlots& slots
   return {};
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include "comm/communicator.h"
 #include "processes/nccl/clique.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The inputs of all ranks, in a row of elements, receiver by receiver; the outputs of all, in another.
 struct GroupScatter {
@@ -35,4 +35,4 @@ struct GroupScatter {
   RankTensors received;         // likewise
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -24,7 +24,7 @@
 #include "processes/nccl/functions.h"
 #include "processes/nccl/group_scatter.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Kind = NcclCall::Kind;
@@ -278,4 +278,4 @@ std::unique_ptr<Communicator> make_local_nccl_communicator(std::vector<c10::Devi
   return std::make_unique<LocalNcclCommunicator>(std::move(devices));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

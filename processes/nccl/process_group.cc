@@ -6,7 +6,7 @@
 
 #include "processes/nccl/functions.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     c10::Device device, std::chrono::milliseconds timeout) {
@@ -25,4 +25,4 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
   return group;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

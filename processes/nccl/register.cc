@@ -2,7 +2,7 @@
 #include "comm/nccl.h"
 #include "processes/nccl/functions.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr NcclFunctions kFunctions = {make_local_nccl_communicator, make_nccl_backend};
@@ -10,4 +10,4 @@ constexpr NcclFunctions kFunctions = {make_local_nccl_communicator, make_nccl_ba
 [[maybe_unused]] const bool registered = (set_nccl_functions(&kFunctions), true);
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::internal

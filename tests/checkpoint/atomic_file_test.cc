@@ -15,6 +15,8 @@
 #include "tests/testing/error_text.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using testing::Child;

@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   dtensor::NamedTensors tensors;
   for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); ++i) {
     const auto dtype = static_cast<at::ScalarType>(i);
-    if (!dtensor::can_be_stored(dtype)) continue;
+    if (!dtensor::internal::can_be_stored(dtype)) continue;
     const at::Tensor t = at::empty({2, 3}, dtype);
     auto* bytes = static_cast<uint8_t*>(t.mutable_data_ptr());
     for (size_t b = 0; b < t.nbytes(); ++b) bytes[b] = static_cast<uint8_t>(dtype == at::kBool ? b % 2 : b + 1);

@@ -9,6 +9,8 @@
 #include "tests/testing/child.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using c10::ScalarType;

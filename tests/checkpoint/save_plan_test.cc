@@ -7,6 +7,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 std::vector<Box> boxes_of(const std::vector<RankBox>& all) {

@@ -22,6 +22,8 @@
 #include "tests/testing/long_tests.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 namespace nn = torch::nn;

@@ -16,6 +16,8 @@
 #include "tests/testing/test_ranks.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax};

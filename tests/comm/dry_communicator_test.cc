@@ -10,6 +10,8 @@
 using Catch::Contains;
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 TEST_CASE("an abstract world answers with no tensors and reports the calls", "[mesh][dry_communicator]") {

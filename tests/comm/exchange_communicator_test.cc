@@ -18,6 +18,8 @@
 using Catch::Contains;
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 at::Tensor part(at::Tensor t, const Shape& offsets, const Shape& sizes) {

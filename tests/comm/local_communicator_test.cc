@@ -16,6 +16,8 @@
 using Catch::Contains;
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kLong, at::kBool, at::kBFloat16, at::kHalf};

@@ -14,6 +14,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 int64_t bytes_of(const Message& m, const at::Tensor& end) {

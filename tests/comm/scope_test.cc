@@ -14,6 +14,8 @@
 using Catch::Contains;
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 struct Forbid : CommListener {

@@ -43,21 +43,21 @@ inline bool alike(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   return at::allclose(x.to(at::kComplexDouble), y.to(at::kComplexDouble), 1e-2, 1e-2);
 }
 
-inline RankPieces as_pieces(const RankTensors& tensors) {
-  RankPieces pieces;
+inline internal::RankPieces as_pieces(const internal::RankTensors& tensors) {
+  internal::RankPieces pieces;
   for (const at::Tensor& t : tensors) pieces.push_back({t});
   return pieces;
 }
 
 // What `body` gives on `world` is what it gives on as many ranks on CPU. `body` makes tensors on the given devices.
-using Body =
-    std::function<RankPieces(const CommCall&, Communicator&, const std::function<at::Tensor(at::Tensor, int64_t)>&)>;
+using Body = std::function<internal::RankPieces(const internal::CommCall&, internal::Communicator&,
+                                                const std::function<at::Tensor(at::Tensor, int64_t)>&)>;
 inline void check_same(const World& world, const std::vector<int64_t>& shape, int64_t dim, ReduceOp op,
                        const Body& body) {
   const DeviceMesh mesh(world, shape), twin(World::local(world.size()), shape);
-  const RankPieces here = body(call_on(mesh, {dim}), world.communicator(),
-                               [&](at::Tensor t, int64_t rank) { return t.to(world.device(rank)); });
-  const RankPieces expected =
+  const internal::RankPieces here = body(call_on(mesh, {dim}), world.communicator(),
+                                         [&](at::Tensor t, int64_t rank) { return t.to(world.device(rank)); });
+  const internal::RankPieces expected =
       body(call_on(twin, {dim}), twin.world().communicator(), [](at::Tensor t, int64_t) { return t; });
   REQUIRE(here.size() == mesh.local_ranks().size());
   for (size_t i = 0; i < here.size(); ++i) {
@@ -76,54 +76,60 @@ inline void check_collectives(const World& world, const std::vector<int64_t>& sh
     for (at::ScalarType dtype : kDtypes) {
       for (ReduceOp op : reduce_ops(dtype)) {
         CAPTURE(world.name(), shape, dim, c10::toString(dtype), to_string(op));
-        check_same(world, shape, dim, op, [&](const CommCall& call, Communicator& comm, const auto& on) {
-          RankPieces inputs;
-          for (int64_t rank : call.ranks) {
-            inputs.push_back({on(values({3, 5}, dtype, rank), rank), on(values({0, 2}, dtype, rank), rank),
-                              on(values({4, 3}, dtype, rank), rank).t()});
-          }
-          return comm.all_reduce_many(call, inputs, op);
-        });
+        check_same(world, shape, dim, op,
+                   [&](const internal::CommCall& call, internal::Communicator& comm, const auto& on) {
+                     internal::RankPieces inputs;
+                     for (int64_t rank : call.ranks) {
+                       inputs.push_back({on(values({3, 5}, dtype, rank), rank), on(values({0, 2}, dtype, rank), rank),
+                                         on(values({4, 3}, dtype, rank), rank).t()});
+                     }
+                     return comm.all_reduce_many(call, inputs, op);
+                   });
         for (const bool even : {true, false}) {
-          check_same(world, shape, dim, op, [&](const CommCall& call, Communicator& comm, const auto& on) {
-            RankPieces inputs;
-            for (int64_t rank : call.ranks) {
-              auto& pieces = inputs.emplace_back();
-              for (int64_t p = 0; p < call.group->size; ++p)
-                pieces.push_back(on(values({even ? 3 : p, 2}, dtype, rank + p), rank));
-            }
-            return as_pieces(comm.reduce_scatter(call, inputs, op));
-          });
+          check_same(world, shape, dim, op,
+                     [&](const internal::CommCall& call, internal::Communicator& comm, const auto& on) {
+                       internal::RankPieces inputs;
+                       for (int64_t rank : call.ranks) {
+                         auto& pieces = inputs.emplace_back();
+                         for (int64_t p = 0; p < call.group->size; ++p)
+                           pieces.push_back(on(values({even ? 3 : p, 2}, dtype, rank + p), rank));
+                       }
+                       return as_pieces(comm.reduce_scatter(call, inputs, op));
+                     });
         }
       }
       CAPTURE(world.name(), shape, dim, c10::toString(dtype));
-      check_same(world, shape, dim, ReduceOp::kSum, [&](CommCall call, Communicator& comm, const auto& on) {
-        RankTensors inputs;
-        for (int64_t rank : call.ranks) {
-          inputs.push_back(on(values({call.group->position_of[rank], 3}, dtype, rank), rank));
-          auto& shapes = call.receive_shapes.emplace_back();
-          for (int64_t p = 0; p < call.group->size; ++p) shapes.push_back({p, 3});
-        }
-        return comm.all_gather(call, inputs);
-      });
-      check_same(world, shape, dim, ReduceOp::kSum, [&](CommCall call, Communicator& comm, const auto& on) {
-        RankPieces inputs;
-        for (int64_t rank : call.ranks) {
-          auto& pieces = inputs.emplace_back();
-          auto& shapes = call.receive_shapes.emplace_back();
-          for (int64_t p = 0; p < call.group->size; ++p) {
-            pieces.push_back(
-                on(values({call.group->position_of[rank], p}, dtype, 10 * rank + p), rank).t());  // not contiguous
-            shapes.push_back({call.group->position_of[rank], p});
-          }
-        }
-        return comm.all_to_all(call, inputs);
-      });
-      check_same(world, shape, dim, ReduceOp::kSum, [&](const CommCall& call, Communicator& comm, const auto& on) {
-        RankTensors inputs;
-        for (int64_t rank : call.ranks) inputs.push_back(on(values({4, 2}, dtype, rank), rank));
-        return as_pieces(comm.broadcast(call, inputs, call.group->size - 1));
-      });
+      check_same(world, shape, dim, ReduceOp::kSum,
+                 [&](internal::CommCall call, internal::Communicator& comm, const auto& on) {
+                   internal::RankTensors inputs;
+                   for (int64_t rank : call.ranks) {
+                     inputs.push_back(on(values({call.group->position_of[rank], 3}, dtype, rank), rank));
+                     auto& shapes = call.receive_shapes.emplace_back();
+                     for (int64_t p = 0; p < call.group->size; ++p) shapes.push_back({p, 3});
+                   }
+                   return comm.all_gather(call, inputs);
+                 });
+      check_same(
+          world, shape, dim, ReduceOp::kSum,
+          [&](internal::CommCall call, internal::Communicator& comm, const auto& on) {
+            internal::RankPieces inputs;
+            for (int64_t rank : call.ranks) {
+              auto& pieces = inputs.emplace_back();
+              auto& shapes = call.receive_shapes.emplace_back();
+              for (int64_t p = 0; p < call.group->size; ++p) {
+                pieces.push_back(
+                    on(values({call.group->position_of[rank], p}, dtype, 10 * rank + p), rank).t());  // not contiguous
+                shapes.push_back({call.group->position_of[rank], p});
+              }
+            }
+            return comm.all_to_all(call, inputs);
+          });
+      check_same(world, shape, dim, ReduceOp::kSum,
+                 [&](const internal::CommCall& call, internal::Communicator& comm, const auto& on) {
+                   internal::RankTensors inputs;
+                   for (int64_t rank : call.ranks) inputs.push_back(on(values({4, 2}, dtype, rank), rank));
+                   return as_pieces(comm.broadcast(call, inputs, call.group->size - 1));
+                 });
     }
   }
 }

@@ -8,6 +8,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 bool no_gpu() {

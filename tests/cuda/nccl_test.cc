@@ -16,6 +16,8 @@
 #include "tests/cuda/collectives.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 // One rank of a job of one, connected by NCCL all the same.

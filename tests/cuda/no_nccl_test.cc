@@ -14,6 +14,8 @@
 using Catch::Contains;
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr char kAdvice[] = "link //:dtensor_nccl, built where a CUDA toolkit is, or use gloo with device cpu";

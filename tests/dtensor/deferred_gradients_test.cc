@@ -20,6 +20,8 @@
 #include "tests/testing/child.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using torch::Tensor;

@@ -14,6 +14,8 @@
 #include "tests/testing/error_text.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using torch::Tensor;

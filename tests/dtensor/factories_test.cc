@@ -13,6 +13,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 const DeviceMesh& grid() {

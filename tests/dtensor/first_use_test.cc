@@ -16,6 +16,8 @@
 #include "tests/testing/error_text.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using testing::error_text;

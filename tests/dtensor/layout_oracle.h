@@ -87,8 +87,8 @@ inline at::Tensor local_of(at::Tensor t, const DeviceMesh& mesh, const Placement
   return t.contiguous();
 }
 
-inline RankTensors locals_of(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements) {
-  RankTensors locals;
+inline internal::RankTensors locals_of(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements) {
+  internal::RankTensors locals;
   for (size_t i = 0; i < mesh.local_ranks().size(); ++i) {
     locals.push_back(local_of(full, mesh, placements, mesh.local_coordinate(static_cast<int64_t>(i))));
   }
@@ -96,8 +96,8 @@ inline RankTensors locals_of(const at::Tensor& full, const DeviceMesh& mesh, con
 }
 
 // The value that the ranks that differ from `at` only in Partial mesh dims hold together.
-inline at::Tensor value_at(const RankTensors& locals, const DeviceMesh& mesh, const Placements& placements, Mesh at,
-                           size_t m = 0) {
+inline at::Tensor value_at(const internal::RankTensors& locals, const DeviceMesh& mesh, const Placements& placements,
+                           Mesh at, size_t m = 0) {
   while (m < placements.size() && !placements[m].is_partial()) ++m;
   if (m == placements.size()) {
     int64_t index = 0;
@@ -110,7 +110,7 @@ inline at::Tensor value_at(const RankTensors& locals, const DeviceMesh& mesh, co
 }
 
 // Events after they happened.
-struct EventLog : CommListener {
+struct EventLog : internal::CommListener {
   std::vector<CommEvent> events;
   void on_comm(const CommEvent& event, bool before) override {
     if (!before) events.push_back(event);

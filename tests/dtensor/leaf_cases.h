@@ -14,7 +14,7 @@ namespace dtensor {
 
 inline DeviceMesh mesh4() { return DeviceMesh(World::local(4), {4}, {"x"}); }
 
-struct Counter : CommListener {
+struct Counter : internal::CommListener {
   std::vector<CommEvent> events;
   void on_comm(const CommEvent& e, bool before) override {
     if (!before) events.push_back(e);

@@ -30,6 +30,8 @@
 #include "tests/testing/property.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using testing::AllocatedMemory;

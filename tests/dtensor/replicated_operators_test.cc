@@ -74,6 +74,8 @@ TORCH_LIBRARY_IMPL(without_rule, CPU, m) {
 }  // namespace
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 DeviceMesh mesh_of(int64_t n) { return DeviceMesh(World::local(n), {n}, {"x"}); }

@@ -15,6 +15,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 const DeviceMesh& four_in_line() {

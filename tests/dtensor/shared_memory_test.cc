@@ -7,6 +7,8 @@
 #include "tests/testing/property.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 TEST_CASE("shared memory: aliases that the schema does not declare") {

@@ -10,6 +10,8 @@
 #include "tests/dtensor/view_pairs.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 TEST_CASE("view reads: writes to the base do not communicate, and a view is read again once") {

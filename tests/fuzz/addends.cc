@@ -11,6 +11,8 @@
 #include "tests/fuzz/execution.h"
 
 namespace dtensor::fuzz {
+using namespace internal;
+
 namespace {
 
 int mantissa_bits(c10::ScalarType dtype) {

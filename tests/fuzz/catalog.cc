@@ -8,6 +8,8 @@
 #include "dtensor/dispatch/op_info.h"
 
 namespace dtensor::fuzz {
+using namespace internal;
+
 namespace {
 
 using Names = std::set<std::string>;

@@ -18,6 +18,8 @@
 #include "placement/geometry.h"
 
 namespace dtensor::fuzz {
+using namespace internal;
+
 namespace {
 
 // The value of one place of the mesh, its addends combined.

@@ -14,6 +14,7 @@
 #include "tests/fuzz/undefined.h"
 
 namespace dtensor::fuzz {
+using namespace internal;
 
 bool is_written(const c10::Argument& argument) {
   const auto* alias = argument.alias_info();

@@ -16,6 +16,8 @@
 #include "tests/testing/partial_kind.h"
 
 namespace dtensor::fuzz {
+using namespace internal;
+
 namespace {
 
 using testing::PartialKind;

@@ -17,6 +17,8 @@
 #include "tests/fuzz/disturb.h"
 
 namespace dtensor::fuzz {
+using namespace internal;
+
 namespace {
 
 constexpr int64_t kMostLoopElements = 2000, kVector = 64;

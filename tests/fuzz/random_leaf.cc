@@ -7,6 +7,8 @@
 #include "placement/parse_placements.h"
 
 namespace dtensor::fuzz {
+using namespace internal;
+
 namespace {
 
 int64_t product(const std::vector<int64_t>& sizes) {

@@ -21,6 +21,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor::fuzz {
+using namespace internal;
+
 namespace {
 
 const World& job_world() {

@@ -24,6 +24,8 @@
 #include "tests/fuzz/refusals.h"
 
 namespace dtensor::fuzz {
+using namespace internal;
+
 namespace {
 
 // nullopt: nothing was thrown.

@@ -10,6 +10,8 @@
 #include "tests/fuzz/execution.h"
 
 namespace dtensor::fuzz {
+using namespace internal;
+
 namespace {
 
 bool is_complex(const Leaf& leaf) { return c10::isComplexType(leaf.dtype); }

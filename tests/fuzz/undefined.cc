@@ -17,6 +17,8 @@
 #include "tests/fuzz/infinities.h"
 
 namespace dtensor::fuzz {
+using namespace internal;
+
 namespace {
 
 using Names = std::set<std::string>;

@@ -16,6 +16,8 @@
 using Catch::Contains;
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 std::vector<std::string>* destroyed = nullptr;

@@ -21,6 +21,8 @@ using Catch::Contains;
 using Catch::Equals;
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 const DeviceMesh& mesh() {

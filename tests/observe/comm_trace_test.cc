@@ -26,6 +26,8 @@ using Catch::Contains;
 using Json = nlohmann::json;
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using testing::Child;

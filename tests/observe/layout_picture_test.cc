@@ -9,6 +9,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 SpecPtr spec(const DeviceMesh& mesh, const Placements& p, std::vector<int64_t> sizes) {

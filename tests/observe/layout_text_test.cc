@@ -8,6 +8,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 std::string text(const DeviceMesh& mesh, const Placements& p, std::vector<int64_t> sizes) {

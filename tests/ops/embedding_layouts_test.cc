@@ -16,6 +16,7 @@
 #include "tests/testing/differential.h"
 
 using namespace dtensor;
+using namespace dtensor::internal;
 using namespace dtensor::testing;
 using Catch::Contains;
 using Tensors = std::vector<at::Tensor>;

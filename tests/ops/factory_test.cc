@@ -31,6 +31,7 @@
 #include "tests/testing/differential.h"
 
 namespace dtensor::testing {
+using namespace internal;
 
 using Tensors = std::vector<at::Tensor>;
 

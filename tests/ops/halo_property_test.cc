@@ -18,6 +18,8 @@
 #include "tests/testing/property.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 // The planned bytes of every exchange are those of the rank that receives most; here all ranks are owned.

@@ -34,6 +34,7 @@
 #include "tests/testing/differential.h"
 
 using namespace dtensor;
+using namespace dtensor::internal;
 using namespace dtensor::testing;
 using Tensors = std::vector<at::Tensor>;
 using at::indexing::Slice;

@@ -12,6 +12,8 @@
 #include "tests/testing/differential.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 using OptionalTensors = c10::List<std::optional<at::Tensor>>;

@@ -38,6 +38,8 @@
 #include "tests/testing/differential.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 using at::ScalarType;

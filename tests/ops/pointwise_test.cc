@@ -14,6 +14,8 @@
 #include "tests/testing/differential.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 using Tensors = std::vector<at::Tensor>;

@@ -26,6 +26,8 @@
 #include "tests/testing/differential.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 using Draw = std::function<at::Tensor(const at::Tensor&)>;

@@ -22,6 +22,8 @@
 #include "tests/testing/differential.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 namespace rnn = torch::nn::utils::rnn;

@@ -7,6 +7,7 @@
 #include "tests/testing/catch2.h"
 
 namespace dtensor {
+using namespace internal;
 
 // For Catch2's messages.
 static std::ostream& operator<<(std::ostream& out, const DimGroup& g) {

@@ -20,6 +20,7 @@
 #include "tests/testing/differential.h"
 
 using namespace dtensor;
+using namespace dtensor::internal;
 using namespace dtensor::testing;
 using Tensors = std::vector<at::Tensor>;
 

@@ -18,6 +18,8 @@
 #include "tests/testing/differential.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 using Values = std::vector<c10::IValue>;

@@ -8,6 +8,8 @@
 #include "tests/testing/catch2.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 struct Text {

@@ -10,6 +10,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Squares = Memo<int, int, 4>;

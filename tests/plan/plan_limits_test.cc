@@ -12,6 +12,8 @@
 #include "tests/testing/plan_matcher.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Catch::Contains;

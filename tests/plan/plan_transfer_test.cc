@@ -17,6 +17,8 @@
 #include "tests/testing/plan_matcher.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Catch::Contains;

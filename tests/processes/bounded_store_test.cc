@@ -20,6 +20,8 @@
 using Catch::Contains;
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Clock = std::chrono::steady_clock;

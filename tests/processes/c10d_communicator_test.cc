@@ -12,6 +12,8 @@
 #include "tests/testing/test_ranks.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong,        at::kInt,

@@ -9,6 +9,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Begun = CallOrder::Begun;

@@ -14,6 +14,7 @@
 
 int main() {
   using namespace dtensor;
+  using namespace dtensor::internal;
   try {
     LaunchOptions options;
     options.device = "cpu";

@@ -34,6 +34,8 @@
 #include "tests/testing/faulty_communicator.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 int listen_at_a_port() {

@@ -29,6 +29,8 @@ using Catch::Contains;
 using std::chrono::milliseconds;
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 constexpr int64_t kRanks = 3;

@@ -17,6 +17,8 @@
 using Catch::Contains;
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Environment = std::map<std::string, std::string>;

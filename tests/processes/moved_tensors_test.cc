@@ -6,6 +6,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 TEST_CASE("moved tensors: a tensor that moves again gives its last call", "[processes][moved_tensors]") {

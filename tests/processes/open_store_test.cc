@@ -23,6 +23,8 @@ using Catch::Contains;
 using std::chrono::milliseconds;
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 struct Folder {

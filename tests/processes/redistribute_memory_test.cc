@@ -21,6 +21,8 @@
 #include "tests/testing/property.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using testing::AllocatedMemory;

@@ -21,6 +21,8 @@
 #include "tests/testing/error_text.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using testing::error_text;

@@ -26,6 +26,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 constexpr int kSteps = 1000;

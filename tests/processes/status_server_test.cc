@@ -19,6 +19,8 @@
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Clock = std::chrono::steady_clock;

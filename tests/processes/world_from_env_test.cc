@@ -26,6 +26,8 @@
 using Catch::Contains;
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 int64_t env_rank() { return std::atoll(std::getenv("RANK")); }

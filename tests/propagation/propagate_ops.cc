@@ -58,6 +58,7 @@ TORCH_LIBRARY_IMPL(propagate_test, CPU, m) {
 }
 
 namespace dtensor::propagate_ops {
+using namespace internal;
 
 void add_rules() {
   static const bool once = [] {

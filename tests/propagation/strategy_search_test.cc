@@ -14,6 +14,8 @@
 #include "tests/testing/plan_cases.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 struct Case {

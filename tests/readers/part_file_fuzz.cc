@@ -10,6 +10,7 @@
 #include "tests/readers/safetensors_input.h"
 
 using namespace dtensor;
+using namespace dtensor::internal;
 using namespace dtensor::testing;
 
 namespace {

@@ -3,6 +3,7 @@
 #include "tests/readers/reader_fuzz.h"
 
 using namespace dtensor;
+using namespace dtensor::internal;
 using namespace dtensor::testing;
 
 namespace {

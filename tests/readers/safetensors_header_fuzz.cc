@@ -9,6 +9,7 @@
 #include "tests/readers/safetensors_input.h"
 
 using namespace dtensor;
+using namespace dtensor::internal;
 using namespace dtensor::testing;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

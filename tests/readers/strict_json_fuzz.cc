@@ -5,6 +5,7 @@
 #include "tests/readers/reader_fuzz.h"
 
 using namespace dtensor;
+using namespace dtensor::internal;
 using namespace dtensor::testing;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

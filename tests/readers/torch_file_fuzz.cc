@@ -14,6 +14,7 @@
 #include "tests/readers/zip_input.h"
 
 using namespace dtensor;
+using namespace dtensor::internal;
 using namespace dtensor::testing;
 
 namespace {

@@ -14,6 +14,8 @@
 #include "tests/testing/property.h"
 
 namespace dtensor::sharded {
+using namespace dtensor::internal;
+
 namespace {
 
 using Numbers = std::vector<int64_t>;

@@ -30,6 +30,8 @@
 #include "tests/testing/partial_kind.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 struct CollectiveCounter : CommListener {

@@ -21,6 +21,8 @@
 #include "comm/communicator.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 using Kind = Fault::Kind;

@@ -59,7 +59,8 @@ struct PeerParts {
         for (const Shape& at : coordinates) made.runs.push_back(local_layout(sizes, mesh_shape, of_dim, at).dims[d]);
       }
       layout.cut.push_back(cut->second);
-      for (size_t r = 0; r < coordinates.size(); ++r) layout.numel[r] *= total_size(cuts[d].cuts[cut->second].runs[r]);
+      for (size_t r = 0; r < coordinates.size(); ++r)
+        layout.numel[r] *= internal::total_size(cuts[d].cuts[cut->second].runs[r]);
     }
     layout.largest = *std::max_element(layout.numel.begin(), layout.numel.end());
     layouts.push_back(std::move(layout));

@@ -10,6 +10,8 @@
 #include "tests/testing/peer_parts.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 using Kind = RedistributeStep::Kind;

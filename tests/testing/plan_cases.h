@@ -23,7 +23,7 @@ inline TensorMeta meta_of(Shape sizes, c10::ScalarType dtype = at::kFloat) {
 }
 
 // "S(0)R".
-inline Placements layout(const std::string& text) { return parse_placements(text).value(); }
+inline Placements layout(const std::string& text) { return internal::parse_placements(text).value(); }
 
 // All lists of `mesh_ndim` of `choices`.
 inline std::vector<Placements> layouts(int64_t mesh_ndim, const std::vector<Placement>& choices) {

@@ -22,14 +22,14 @@ inline at::Tensor values(at::IntArrayRef shape, at::ScalarType dtype, int64_t se
   return numbers.to(dtype).reshape(shape);
 }
 
-inline CommCall call_on(const DeviceMesh& mesh, absl::Span<const int64_t> dims) {
-  CommCall call;
+inline internal::CommCall call_on(const DeviceMesh& mesh, absl::Span<const int64_t> dims) {
+  internal::CommCall call;
   call.group = &mesh.group(dims);
   call.ranks = mesh.local_ranks();
   return call;
 }
 
-struct Recorder : CommListener {
+struct Recorder : internal::CommListener {
   std::vector<std::pair<CommEvent, bool>> events;
   void on_comm(const CommEvent& event, bool before) override { events.emplace_back(event, before); }
 };

@@ -18,6 +18,8 @@
 #include "tools/flight/live_report.h"
 
 namespace dtensor::tools {
+using namespace internal;
+
 namespace {
 
 using Catch::Contains;

@@ -10,6 +10,8 @@ using Catch::EndsWith;
 using Json = nlohmann::json;
 
 namespace dtensor::tools {
+using namespace internal;
+
 namespace {
 
 // A rank's dump, call by call.

@@ -18,6 +18,8 @@
 #include "tools/flags.h"
 
 namespace dtensor::tools {
+using namespace internal;
+
 namespace {
 
 using Clock = std::chrono::steady_clock;

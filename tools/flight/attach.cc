@@ -26,6 +26,8 @@
 #include "processes/job/status_text.h"
 
 namespace dtensor::tools {
+using namespace internal;
+
 namespace {
 
 using Clock = std::chrono::steady_clock;

@@ -22,7 +22,7 @@ struct LiveAnswer {
 };
 
 struct LiveRank {
-  RankAddress address;
+  internal::RankAddress address;
   int64_t pid = 0;                   // as this process sees it
   std::string state;                 // process_state(); "": there is no such process
   int64_t resident_bytes = -1;       // host memory; -1: not known

@@ -14,6 +14,8 @@
 #include "tools/flight/report.h"
 
 namespace dtensor::tools {
+using namespace internal;
+
 namespace {
 
 constexpr int64_t kSecond_ns = 1000000000;

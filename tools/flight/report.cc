@@ -12,6 +12,8 @@
 #include "observe/flight_recorder.h"
 
 namespace dtensor::tools {
+using namespace internal;
+
 namespace {
 
 // One call of one group, by all its ranks.

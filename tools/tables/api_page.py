@@ -32,6 +32,7 @@ FOLDERS = {
 TYPE = re.compile(r"^(?:class|struct|enum class|enum) (\w+)[^;]*$")
 ALIAS = re.compile(r"^using (\w+) =")
 CONSTANT = re.compile(r"^(?:inline )?constexpr [^=(]* (k\w+) ?[={]")
+INTERNAL = re.compile(r"^namespace internal \{$.*?^\}  // namespace internal$", re.M | re.S)
 FUNCTION = re.compile(r"^(?!namespace|using|class|struct|enum|template|friend|static_assert|return|constexpr k)"
                       r"[\w:<>,&*\[\] ]*?[\w>&*\]] ?[&*]?\b(\w+)\((?!\*)")
 
@@ -59,9 +60,9 @@ def purpose(text):
 
 
 def declared(text):
-    """Names at namespace scope, in the order of the header."""
+    """Names at namespace scope that are the user's, in the order of the header."""
     names = []
-    for line in text.splitlines():
+    for line in INTERNAL.sub("", text).splitlines():
         if line[:1] in (" ", "/", "#", "}", ""):
             continue
         for pattern in (TYPE, ALIAS, CONSTANT, FUNCTION):

@@ -21,6 +21,7 @@
 namespace {
 
 using namespace dtensor;
+using namespace dtensor::internal;
 using namespace dtensor::tools;
 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax};

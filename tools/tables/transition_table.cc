@@ -28,6 +28,7 @@
 namespace {
 
 using namespace dtensor;
+using namespace dtensor::internal;
 using namespace dtensor::tools;
 
 // On one mesh dim of A ranks (printed as W), on two of A and B, or from A ranks to B others.

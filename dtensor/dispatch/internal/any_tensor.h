@@ -5,7 +5,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Whether `is_wanted` holds for one of the tensors, those in lists included; asks in the order of the arguments. Some
 // may be undefined.
@@ -23,4 +23,4 @@ bool any_tensor(c10::ArrayRef<c10::IValue> args, const Predicate& is_wanted) {
   return false;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -17,7 +17,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/replicate.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Registers that its gradient gets its layout.
@@ -239,4 +239,4 @@ void fill_local_stack(torch::jit::Stack& stack, const Inputs& in, c10::ArrayRef<
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

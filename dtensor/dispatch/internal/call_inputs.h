@@ -12,7 +12,7 @@
 #include "dtensor/tensor/representation.h"
 #include "propagation/op_call.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Flattened in schema order (OpCall::inputs), all on one mesh.
 struct Inputs {
@@ -52,4 +52,4 @@ OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue
 void fill_local_stack(torch::jit::Stack& stack, const Inputs& in, c10::ArrayRef<c10::IValue> args,
                       const std::vector<RankTensors>& locals, size_t r);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -4,7 +4,7 @@
 
 #include <bit>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 enum Tag : uint64_t { kNone = 1, kBool, kInt, kDouble, kComplex, kString, kDevice, kIntList, kList, kOther };
@@ -86,4 +86,4 @@ CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const In
   return key;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,10 +5,10 @@
 
 #include "dtensor/dispatch/internal/call_inputs.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The operator, specs, context, and the other arguments as far as decisions depend on them.
 CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
                   c10::ArrayRef<c10::IValue> args);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -10,7 +10,7 @@
 #include "dtensor/hook_watch.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // The hooks that should have run before an operator computes with `t`.
@@ -69,4 +69,4 @@ void check_hooks_ran(const OpInfo& info, const Inputs& in) {
               "allow_without_hooks() of the distributed module before.");
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Copies the hook watches of `from` to `to`, if `to` has none. REQUIRES: is_dtensor(to).
 void keep_hook_watches(const at::Tensor& from, const at::Tensor& to);
@@ -16,4 +16,4 @@ struct Inputs;
 // one shape (an optimizer, an average, a distance from former values) does not count as forward.
 void check_hooks_ran(const OpInfo& info, const Inputs& in);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

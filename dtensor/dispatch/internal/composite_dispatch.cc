@@ -14,7 +14,7 @@
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -102,10 +102,10 @@ void run_without_handler(const c10::OperatorHandle& op, Stack& stack) {
   op.redispatchBoxed(keys, &stack);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal
 
 TORCH_LIBRARY_IMPL(_, DeferredInit, m) {
-  static_assert(dtensor::kAboveAutogradKey == c10::DispatchKey::DeferredInit,
+  static_assert(dtensor::internal::kAboveAutogradKey == c10::DispatchKey::DeferredInit,
                 "register the fallthrough at kAboveAutogradKey");
   m.fallback(torch::CppFunction::makeFallthrough());
 }

@@ -13,7 +13,7 @@
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/copied_view.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 std::atomic<int64_t> num_deferred{0};
@@ -277,4 +277,4 @@ void compute_deferred_before_write(const at::Tensor& t) {
   for (const auto& calls : DeferredGradients::all_backwards()) calls->compute_before_write(t);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -18,7 +18,7 @@
 #include "dtensor/tensor/step_decider.h"
 #include "propagation/decision.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct DeferredCall {
   const OpInfo& info;
@@ -99,4 +99,4 @@ class DeferredGradients final : public DeferredWork {
 // DeferredGradients::compute_before_write() for all backwards in progress.
 void compute_deferred_before_write(const at::Tensor& t);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

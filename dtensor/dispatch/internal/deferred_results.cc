@@ -12,7 +12,7 @@
 #include "plan/largest_part.h"
 #include "plan/redistribute_plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // Bytes that the inputs hold, and need after redistribution: of the largest parts.
@@ -147,4 +147,4 @@ std::unique_ptr<OverwriteGuard> settle_before_writes(const OpInfo& info, c10::Ar
   return overwritten;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -16,7 +16,7 @@
 #include "comm/comm_work.h"
 #include "dtensor/dispatch/internal/deferred_gradients.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Whether the result of a call may be deferred: inputs have to move for it, and only the gradient of `leaf`, which may
 // be undefined, needs it.
@@ -50,4 +50,4 @@ class OverwriteGuard {
 // the call overwrites as a whole is suspended instead.
 std::unique_ptr<OverwriteGuard> settle_before_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

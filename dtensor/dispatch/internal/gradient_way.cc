@@ -16,7 +16,7 @@
 #include "dtensor/tensor/representation.h"
 #include "plan/cost_policy.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::autograd::AccumulateGrad;
@@ -168,4 +168,4 @@ SpecPtr layout_to_wait_in(const OpInfo& info, const Inputs& in) {
   return Spec::get(gradient->mesh(), gradient->placements(), meta);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -5,7 +5,7 @@
 #include "dtensor/dispatch/op_info.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Inside backward, for an elementwise operator or a cast of a Partial gradient: the Partial layout in which the result
 // can be deferred and reduced with others. Null: it cannot, or that is not known. It can
@@ -17,4 +17,4 @@ namespace dtensor {
 // This follows from the graph of the backward, which is the same on all ranks.
 SpecPtr layout_to_wait_in(const OpInfo& info, const Inputs& in);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

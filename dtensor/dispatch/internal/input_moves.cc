@@ -14,7 +14,7 @@
 #include "plan/plan_many.h"
 #include "plan/redistribute_planner.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // An input to redistribute for a call.
@@ -262,4 +262,4 @@ std::vector<RankTensors> move_inputs(const OpInfo& info, const Decision& decisio
   return std::move(move_inputs(InputsOfCall{info, decision, in}).front());
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -8,7 +8,7 @@
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "propagation/decision.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 struct InputsOfCall {
   const OpInfo& info;
@@ -23,4 +23,4 @@ std::vector<RankTensors> move_inputs(const OpInfo& info, const Decision& decisio
 // The same for many calls at once.
 std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> calls);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -14,7 +14,7 @@
 #include "propagation/op_call.h"
 #include "propagation/propagate.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 // ", by aten::quantile, in module 'encoder.0', in backward (SortBackward0)"; "" if not known.
@@ -43,4 +43,4 @@ void throw_missing_rule(const OpInfo& info, const Inputs& in) {
       caller(in), " with ", layouts, " on ", in.mesh.to_string());
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

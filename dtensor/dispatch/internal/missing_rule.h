@@ -3,9 +3,9 @@
 
 #include "dtensor/dispatch/internal/call_inputs.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // NotImplementedError: names the call, its origin (module, composite operator, formula of backward), and alternatives.
 [[noreturn]] void throw_missing_rule(const OpInfo& info, const Inputs& in);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

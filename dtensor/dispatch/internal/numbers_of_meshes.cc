@@ -10,7 +10,7 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 std::string with_ranks(const DeviceMesh& mesh) {
@@ -105,4 +105,4 @@ DeviceMesh bring_to_one_mesh(const InputsOfMeshes& in) {
   return mesh;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -12,7 +12,7 @@
 #include "dtensor/dispatch/op_info.h"
 #include "mesh/device_mesh.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // The inputs of a call, as Inputs of call_inputs.h.
 struct InputsOfMeshes {
@@ -29,4 +29,4 @@ struct InputsOfMeshes {
 // several worlds; the text names the arguments, the meshes and their ranks.
 DeviceMesh bring_to_one_mesh(const InputsOfMeshes& in);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

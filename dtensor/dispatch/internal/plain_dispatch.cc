@@ -13,7 +13,7 @@
 #include "dtensor/tensor/representation.h"
 #include "propagation/trial_run.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -190,4 +190,4 @@ void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -6,7 +6,7 @@
 #include "dtensor/dispatch/op_info.h"
 #include "mesh/device_mesh.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // No argument is distributed. Inside a MeshScope, or in the code of a composite operator with distributed arguments
 // (composite_op_scope.h), a factory makes a replicated tensor on the scope's (the arguments') mesh (random ones draw
@@ -22,4 +22,4 @@ void dispatch_plain(const OpInfo& info, torch::jit::Stack& stack, bool within_op
 // inverts a plain permutation by scatter_(0, permutation, arange(n))). Elsewhere an error.
 void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, torch::jit::Stack& stack);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -18,7 +18,7 @@
 #include "dtensor/views/write_back.h"
 #include "propagation/trial_run.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
@@ -309,4 +309,4 @@ void run_without_rule(const OpInfo& info, const Inputs& in, Stack& stack) {
   for (auto& r : results) stack.push_back(std::move(r));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -15,8 +15,8 @@
 
 #include "dtensor/dispatch/internal/call_inputs.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void run_without_rule(const OpInfo& info, const Inputs& in, torch::jit::Stack& stack);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

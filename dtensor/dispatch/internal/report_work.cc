@@ -7,7 +7,7 @@
 #include "dtensor/dispatch/report_flops.h"
 #include "plan/largest_part.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
   if (current_scope().listeners.empty() || !decision.rule->flops) return;
@@ -23,4 +23,4 @@ void report_work(const OpInfo& info, const Decision& decision, const Inputs& in,
   report_flops(info.name, module_path(in), in.mesh, flops(parts), flops(whole));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 at::Generator default_generator(c10::Device device) { return at::globalContext().defaultGenerator(device); }
@@ -47,4 +47,4 @@ void SameDraws::run(const c10::OperatorHandle& op, c10::Device device, torch::ji
   call();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

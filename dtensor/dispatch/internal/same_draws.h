@@ -7,7 +7,7 @@
 
 #include <functional>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // For one call. Generators belong to the process, so that its ranks, run one after another, would draw different
 // numbers.
@@ -23,4 +23,4 @@ class SameDraws {
   at::Generator drawn_;  // its state before the first rank
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -17,7 +17,7 @@
 #include "dtensor/tensor/representation.h"
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 constexpr char kWho[] = "[from_local] run_check: ";
@@ -236,4 +236,4 @@ Shape check_parts(const PassedParts& passed, const DeviceMesh& mesh) {
   return shape;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

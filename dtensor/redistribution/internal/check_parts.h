@@ -12,7 +12,7 @@
 #include "placement/geometry.h"
 #include "placement/placement.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Global shape of parts that follow the chunk rule: along each dim the sizes of the ranks that differ only in the mesh
 // dims sharding it add up. `ranks`: all of one copy of the mesh, `sizes`: of their parts. Does not check the rule.
@@ -39,4 +39,4 @@ struct PassedParts {
 // ranks only.
 Shape check_parts(const PassedParts& passed, const DeviceMesh& mesh);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

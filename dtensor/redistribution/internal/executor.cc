@@ -11,7 +11,7 @@
 #include "dtensor/tensor/representation.h"
 #include "mesh/memory_meter.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 void run_step(PlanRun& run, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr) {
@@ -173,4 +173,4 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
   return results;
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -18,7 +18,7 @@
 #include "plan/plan_many.h"
 #include "plan/redistribute_plan.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Between meshes: one tensor per from.mesh().local_ranks() in, one per to.mesh().local_ranks() out.
 RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause);
@@ -35,4 +35,4 @@ RankPieces run_transfer(const RedistributePlan& plan, RankPieces locals, const C
 // Many tensors; locals[i] are those of batch.plans[i]. One collective per round.
 std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTensors> locals, const CommCause& cause);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

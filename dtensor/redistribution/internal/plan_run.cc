@@ -12,7 +12,7 @@
 #include "comm/communicator.h"
 #include "comm/scope.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using Kind = RedistributeStep::Kind;
@@ -257,4 +257,4 @@ void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std
   for (size_t k = 0; k < runs.size(); ++k) runs[k]->finish(std::move(outputs[k]));
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

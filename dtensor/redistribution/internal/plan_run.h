@@ -7,7 +7,7 @@
 #include "absl/types/span.h"
 #include "plan/transfer/schedule.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 class PlanRun {
  public:
@@ -62,4 +62,4 @@ class PlanRun {
 // available.
 void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "placement/parse_placements.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 const DTensorMeta& checked_layout(const at::Tensor& t, const char* function) {
   TORCH_CHECK_TYPE(is_dtensor(t), "[", function, "] the tensor",
@@ -30,4 +30,4 @@ Placements checked_placements(const Placements& placements, const DeviceMesh& me
   return *std::move(normal);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

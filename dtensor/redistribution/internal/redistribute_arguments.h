@@ -4,7 +4,7 @@
 #include "absl/status/statusor.h"
 #include "dtensor/tensor/representation.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Error (TypeError): `t` is plain.
 const DTensorMeta& checked_layout(const at::Tensor& t, const char* function);
@@ -13,4 +13,4 @@ absl::StatusOr<Placements> fitting_placements(const Placements& placements, cons
 // The same; throws errors in the name of `function`.
 Placements checked_placements(const Placements& placements, const DeviceMesh& mesh, int64_t ndim, const char* function);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

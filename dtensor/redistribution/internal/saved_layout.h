@@ -8,7 +8,7 @@
 
 #include "plan/spec.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // A holder, since contexts store only IValues.
 struct SavedLayout : torch::CustomClassHolder {
@@ -27,4 +27,4 @@ inline c10::intrusive_ptr<SavedLayout> saved_layout(torch::autograd::AutogradCon
   return c10::static_intrusive_pointer_cast<SavedLayout>(ctx->saved_data.at("dtensor").toCapsule());
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

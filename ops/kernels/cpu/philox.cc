@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 
 namespace dtensor::cpu {
+using namespace internal;
+
 namespace {
 
 constexpr int64_t kGrain = 4096;  // elements per task

@@ -15,7 +15,7 @@ namespace dtensor::cpu {
 using GlobalOffsets = std::vector<std::vector<int64_t>>;
 
 // Element g of the global tensor gets the value drawn for (key, counter g, stream). `part` is contiguous.
-void philox_fill(const at::Tensor& part, const GlobalOffsets& offsets, const RandomDraw& draw, uint64_t key,
+void philox_fill(const at::Tensor& part, const GlobalOffsets& offsets, const internal::RandomDraw& draw, uint64_t key,
                  uint64_t stream);
 
 // 1 with the probability that `probabilities` (double, contiguous, of the part's sizes) holds for each element, else 0.

@@ -7,6 +7,8 @@
 
 namespace dtensor {
 
+namespace internal {
+
 template <>
 struct RandomCast<__half> {
   static DTENSOR_HOST_DEVICE __half from(double value) { return __float2half(static_cast<float>(value)); }
@@ -23,7 +25,11 @@ struct RandomCast<__nv_bfloat16> {
   static DTENSOR_HOST_DEVICE double to_double(__nv_bfloat16 value) { return __bfloat162float(value); }
 };
 
+}  // namespace internal
+
 namespace cuda {
+using namespace internal;
+
 namespace {
 
 template <typename T>

@@ -24,7 +24,7 @@ struct PhiloxPart {
 
 // Fills the part on `cuda_stream` (a cudaStream_t) of the current device. `probabilities`: device memory, one number
 // per element for a kBernoulli draw of its own; null: draw.a for all. Returns the launch error's text, or null.
-const char* philox_fill(const PhiloxPart& part, const RandomDraw& draw, uint64_t key, uint64_t stream,
+const char* philox_fill(const PhiloxPart& part, const internal::RandomDraw& draw, uint64_t key, uint64_t stream,
                         const double* probabilities, void* cuda_stream);
 
 }  // namespace dtensor::cuda
