@@ -4,6 +4,8 @@
   direction   a folder includes those before it alone (LAYERS), and none includes another folder's internal/; PROGRAMS
               include public headers alone, which are not those in the rooms of ROOMED. Tests may include anything.
   cycles      within a folder, neither files (x.h and x.cc count as one) nor the rooms of ROOMED include in a circle
+  namespace   a header of the library that programs do not get (tools/install/install.py) declares nothing in namespace
+              dtensor itself, but in dtensor::internal or another namespace within it
   names       types and constants of anonymous namespaces have other names in each .cc of a package, which are compiled
               together (unity.bzl)
   size        no file is longer than MAX_FILE_LINES, and no function than MAX_FUNCTION_LINES
@@ -22,6 +24,9 @@ import shutil
 import subprocess
 import sys
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "install"))
+import install  # pylint: disable=wrong-import-position
+
 # From the bottom up.
 LAYERS = ["placement", "comm", "mesh", "plan", "observe", "processes", "propagation", "dtensor", "ops", "checkpoint",
           "sharded", "python"]
@@ -33,6 +38,10 @@ UMBRELLA = "dtensor/dtensor.h"
 MAX_FOLDERS = 18
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 ANONYMOUS = re.compile(r"^namespace \{$(.*?)^\}  // namespace$", re.M | re.S)
+# Forward declarations of public types are the exception.
+OUTER = re.compile(r"^namespace dtensor \{$(.*?)^\}  // namespace dtensor$", re.M | re.S)
+INNER = re.compile(r"^namespace \w+ \{$.*?^\}  // namespace \w+$", re.M | re.S)
+FORWARD = re.compile(r"(?:class|struct|enum class) \w+;")
 NAME = re.compile(r"^(?:(?:struct|class|union|enum(?: class)?) (\w+)|(?:static |constexpr |const )[^=;(]*?\b(k[A-Z]\w*))", re.M)
 CLANG_FORMAT = "clang-format-14"
 # A comment or test name with one of these lacks a subject, or has a metaphor where there is a term.
@@ -130,6 +139,24 @@ def cycle_faults(includes, part_of):
     return faults
 
 
+def namespace_faults(root, includes):
+    public, to_do = set(), list(install.ROOTS)
+    while to_do:
+        header = to_do.pop()
+        if header not in public:
+            public.add(header)
+            to_do += includes.get(header, [])
+    faults = []
+    for path in includes:
+        if not path.endswith(".h") or folder_of(path) not in LAYERS or path in public:
+            continue
+        for body in OUTER.findall(read(root, path)):
+            rest = [line for line in INNER.sub("", body).splitlines() if line and not line.startswith("//")]
+            if not all(FORWARD.match(line) for line in rest):
+                faults.append(f"{path}: programs do not get it, but it declares in namespace dtensor; use dtensor::internal")
+    return faults
+
+
 def package_of(root, path):
     folder = os.path.dirname(path)
     while folder and not os.path.exists(os.path.join(root, folder, "BUILD.bazel")):
@@ -216,7 +243,7 @@ def main(arguments):
     root = os.path.realpath(roots[0] if roots else os.path.join(os.path.dirname(os.path.realpath(__file__)), ".."))
     includes = {path: INCLUDE.findall(read(root, path)) for path in sources(root, LAYERS + PROGRAMS)}
     faults = (direction_faults(includes) + cycle_faults(includes, unit_of) + cycle_faults(includes, room_of) +
-              name_faults(root, sources(root, LAYERS)) + size_faults(root, includes) +
+              namespace_faults(root, includes) + name_faults(root, sources(root, LAYERS)) + size_faults(root, includes) +
               word_faults(root, [*sources(root, LAYERS + PROGRAMS + ["tests"]), *pages(root, PROSE)]) + root_faults(root))
     if formats:
         faults += format_faults(root, list(sources(root, LAYERS + PROGRAMS + ["tests"])))

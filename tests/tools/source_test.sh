@@ -43,6 +43,13 @@ plant examples/train.cc '#include "ops/halo/plan.h"'
 says "examples/train.cc: includes ops/halo/plan.h, which is not for programs"
 rm -r "$tree/ops" "$tree/examples"
 plant mesh/mesh.h '#pragma once'
+plant mesh/mesh.h 'namespace dtensor {' 'class World;' 'struct MeshCall {' '  int ranks;' '};' '}  // namespace dtensor'
+says "mesh/mesh.h: programs do not get it, but it declares in namespace dtensor"
+plant mesh/mesh.h 'namespace dtensor {' 'class World;  // world.h' '}  // namespace dtensor' 'namespace dtensor::internal {' \
+  'struct MeshCall {' '  int ranks;' '};' '}  // namespace dtensor::internal'
+plant mesh/memory_meter.h 'namespace dtensor {' 'class MemoryMeter {};' '}  // namespace dtensor'
+python3 "$check" "$tree" > /dev/null || fail "a fault in a header that programs get, or of dtensor::internal"
+plant mesh/mesh.h '#pragma once'
 plant mesh/world.cc 'namespace {' 'struct Call {};' 'constexpr int64_t kMost = 3;' '}  // namespace'
 plant mesh/mesh.cc 'namespace {' 'constexpr double kMost = 3;' '}  // namespace'
 says "mesh/mesh.cc and mesh/world.cc: both have a kMost in an anonymous namespace"
