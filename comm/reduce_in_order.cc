@@ -16,9 +16,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "comm/block_copy.h"
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+#include "comm/store_past_caches.h"
 
 namespace dtensor::internal {
 namespace {
@@ -30,8 +28,6 @@ namespace {
 constexpr int64_t kChunk = 512;
 // Elements for one more thread.
 constexpr int64_t kGrain = int64_t{1} << 16;
-// Bytes of results that no cache would keep until they are used.
-constexpr int64_t kPastCaches = int64_t{16} << 20;
 
 struct Sum {
   template <typename T>
@@ -86,29 +82,6 @@ void combine(T* __restrict sum, const T* __restrict addend, int64_t n, Op op) {
   } else {
     for (int64_t i = 0; i < n; ++i) sum[i] = op(sum[i], addend[i]);
   }
-}
-
-// As memcpy, without reading what is written over into the caches first. `to` has the alignment of an element.
-void store_past_caches(char* to, const char* from, int64_t bytes) {
-#if defined(__SSE2__)
-  const auto misaligned = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) & 15);
-  if (misaligned != 0) {
-    const int64_t head = std::min(bytes, misaligned);
-    std::memcpy(to, from, head);
-    to += head, from += head, bytes -= head;
-  }
-  for (; bytes >= 16; to += 16, from += 16, bytes -= 16) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  }
-#endif
-  std::memcpy(to, from, bytes);
-}
-
-// Orders the stores above before messages to other threads.
-void close_stores() {
-#if defined(__SSE2__)
-  _mm_sfence();
-#endif
 }
 
 using Operands = absl::Span<const Elements>;
