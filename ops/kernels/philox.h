@@ -6,11 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define DTENSOR_HOST_DEVICE __host__ __device__ inline
-#else
-#define DTENSOR_HOST_DEVICE inline
-#endif
+#include "ops/kernels/host_device.h"
 
 namespace dtensor::internal {
 

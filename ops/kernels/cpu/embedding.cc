@@ -1,30 +1,170 @@
 #include "ops/kernels/cpu/embedding.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
+#include <memory>
+#include <type_traits>
+
+#include "comm/store_past_caches.h"
+#include "ops/kernels/embedding.h"
 
 namespace dtensor::cpu {
 namespace {
 
+// Rows per task, for tasks of 32 KiB.
+int64_t grain_of(int64_t row_bytes) {
+  return std::max<int64_t>(1, (int64_t{1} << 15) / std::max<int64_t>(row_bytes, 1));
+}
+
+alignas(64) constexpr char kZeros[1024] = {};
+
+void write(char* to, const char* from, int64_t bytes, bool past_caches) {
+  past_caches ? store_past_caches(to, from, bytes) : static_cast<void>(std::memcpy(to, from, bytes));
+}
+void write_zeros(char* to, int64_t bytes, bool past_caches) {
+  if (!past_caches) return static_cast<void>(std::memset(to, 0, bytes));
+  for (int64_t b = 0; b < bytes; b += sizeof kZeros) {
+    store_past_caches(to + b, kZeros, std::min<int64_t>(bytes - b, sizeof kZeros));
+  }
+}
+
+// Copies `chunks` chunks of 16 bytes: which ids are own cannot be predicted, so for a short row a branch would cost
+// more than a copy of zeros.
+void look_up_short(const char* table, int64_t row, char* out, int64_t chunks) {
+  const Chunk<16>* from = reinterpret_cast<const Chunk<16>*>(row == kNotOwn ? kZeros : table + row * chunks * 16);
+  look_up_row(from, 0, reinterpret_cast<Chunk<16>*>(out), chunks, 0, 1);
+}
+
 template <typename Id>
-void look_up(const char* table, const Id* ids, char* out, int64_t count, size_t row_bytes, int64_t offset, int64_t size,
-             int64_t num_rows) {
-  constexpr int64_t kGrainBytes = 1 << 15;
-  const int64_t grain = std::max<int64_t>(1, kGrainBytes / static_cast<int64_t>(std::max<size_t>(row_bytes, 1)));
-  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+void look_up(const char* table, const Id* ids, char* out, int64_t count, int64_t row_bytes, const TableRows& rows) {
+  const bool is_short = row_bytes <= 64 && chunk_bytes(table, out, row_bytes) == 16;
+  const bool past_caches = row_bytes >= 1024 && count * row_bytes >= kPastCaches;
+  at::parallel_for(0, count, grain_of(row_bytes), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const auto id = static_cast<int64_t>(ids[i]);
-      TORCH_CHECK_INDEX(id >= 0 && id < num_rows, "index out of range in self");
-      char* row = out + i * row_bytes;
-      if (id >= offset && id < offset + size) {
-        std::memcpy(row, table + (id - offset) * row_bytes, row_bytes);
+      TORCH_CHECK_INDEX(is_in_table(ids[i], rows), "index out of range in self");
+      const int64_t row = own_row(ids[i], rows);
+      char* to = out + i * row_bytes;
+      if (is_short) {
+        look_up_short(table, row, to, row_bytes / 16);
+      } else if (row == kNotOwn) {
+        write_zeros(to, row_bytes, past_caches);
       } else {
-        std::memset(row, 0, row_bytes);  // zero in every dtype
+        write(to, table + row * row_bytes, row_bytes, past_caches);
       }
     }
+    if (past_caches) close_stores();
+  });
+}
+
+// Where the ids of each own row are, in ascending order: at order[starts[row]] to order[starts[row + 1] - 1].
+struct PositionsByRow {
+  std::vector<int32_t> starts, order;
+};
+
+template <typename Id>
+PositionsByRow positions_by_row(const Id* ids, int64_t count, const TableRows& rows) {
+  // Own ids first, without a branch for each: which ids are own cannot be predicted.
+  const std::unique_ptr<int32_t[]> positions(new int32_t[count + 1]);
+  const std::unique_ptr<int64_t[]> own(new int64_t[count + 1]);
+  int64_t size = 0;
+  bool wrong = false;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = gradient_row(ids[i], rows);
+    wrong |= !is_in_table(ids[i], rows);
+    positions[size] = static_cast<int32_t>(i);
+    own[size] = row;
+    size += row != kNotOwn;
+  }
+  TORCH_CHECK_INDEX(!wrong, "index out of range in self");
+  // A counting sort. While ids are counted, and then placed, the entry of a row is two places, and then one, behind.
+  PositionsByRow result;
+  result.starts.assign(rows.size + 2, 0);
+  for (int64_t k = 0; k < size; ++k) ++result.starts[own[k] + 2];
+  for (int64_t row = 0; row < rows.size; ++row) result.starts[row + 2] += result.starts[row + 1];
+  result.order.resize(size);
+  for (int64_t k = 0; k < size; ++k) result.order[result.starts[own[k] + 1]++] = positions[k];
+  return result;
+}
+
+// The rows of a gradient to add up.
+template <typename T>
+struct GradientRows {
+  const T* data;
+  int64_t features;
+  const std::vector<int32_t>& order;
+
+  // sum = elements [first, first + size) of rows order[begin] to order[end - 1], of which there is at least one.
+  void add_up(int64_t begin, int64_t end, int64_t first, int64_t size, at::opmath_type<T>* __restrict sum) const {
+    for (int64_t k = begin; k < end; ++k) {
+      const T* __restrict row = data + order[k] * features + first;
+      if (k == begin) {
+        for (int64_t j = 0; j < size; ++j) sum[j] = static_cast<at::opmath_type<T>>(row[j]);
+      } else {
+        prefetch(k + 4);
+        for (int64_t j = 0; j < size; ++j) sum[j] += static_cast<at::opmath_type<T>>(row[j]);
+      }
+    }
+  }
+
+  // The beginning of row order[k]: which row comes next the processor cannot know; the rest of a long row it can.
+  void prefetch(int64_t k) const {
+    if (k >= static_cast<int64_t>(order.size())) return;
+    const char* row = reinterpret_cast<const char*>(data + order[k] * features);
+    const int64_t bytes = std::min<int64_t>(features * sizeof(T), 512);
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
+  }
+};
+
+template <typename T>
+void sum_by_row(const T* grad, const PositionsByRow& by_row, int64_t features, int64_t num_own_rows, T* out) {
+  using Sum = at::opmath_type<T>;
+  constexpr int64_t kTile = 1024;  // elements, so that their sums stay in the nearest cache
+  const std::vector<int32_t>& starts = by_row.starts;
+  const GradientRows<T> rows{grad, features, by_row.order};
+  const bool past_caches = num_own_rows * features * static_cast<int64_t>(sizeof(T)) >= kPastCaches;
+  // The work for the rows before `row`: a row to write for each, and a row to read for each of their ids.
+  const auto work_before = [&](int64_t row) { return starts[row] + row; };
+  const auto row_at = [&](int64_t work) {
+    int64_t begin = 0, end = num_own_rows;
+    while (begin < end) {
+      const int64_t middle = begin + (end - begin) / 2;
+      work_before(middle) < work ? begin = middle + 1 : end = middle;
+    }
+    return begin;
+  };
+  at::parallel_for(0, work_before(num_own_rows), grain_of(features * sizeof(T)), [&](int64_t begin, int64_t end) {
+    alignas(64) Sum sum[kTile];
+    T narrow[std::is_same_v<Sum, T> ? 1 : kTile];
+    const int64_t last = row_at(end);
+    for (int64_t row = row_at(begin); row < last; ++row) {
+      char* to = reinterpret_cast<char*>(out + row * features);
+      if (starts[row] == starts[row + 1]) {
+        write_zeros(to, features * sizeof(T), past_caches);
+        continue;
+      }
+      rows.prefetch(starts[row] + 4);
+      if (starts[row] + 1 == starts[row + 1]) {
+        const T* only = grad + by_row.order[starts[row]] * features;
+        write(to, reinterpret_cast<const char*>(only), features * sizeof(T), past_caches);
+        continue;
+      }
+      for (int64_t first = 0; first < features; first += kTile) {
+        const int64_t size = std::min(kTile, features - first);
+        rows.add_up(starts[row], starts[row + 1], first, size, sum);
+        const void* from = sum;
+        if constexpr (!std::is_same_v<Sum, T>) {
+          std::copy(sum, sum + size, narrow);
+          from = narrow;
+        }
+        write(to + first * sizeof(T), static_cast<const char*>(from), size * sizeof(T), past_caches);
+      }
+    }
+    if (past_caches) close_stores();
   });
 }
 
@@ -35,10 +175,28 @@ at::Tensor masked_embedding(const at::Tensor& part, const at::Tensor& ids, int64
   std::vector<int64_t> sizes = ids.sizes().vec();
   sizes.push_back(part.size(1));
   at::Tensor out = part.new_empty(sizes);
-  const size_t row_bytes = part.size(1) * part.element_size();
+  const int64_t row_bytes = part.size(1) * static_cast<int64_t>(part.element_size());
   AT_DISPATCH_INDEX_TYPES(ids.scalar_type(), "masked_embedding", [&] {
     look_up(static_cast<const char*>(table.const_data_ptr()), flat_ids.const_data_ptr<index_t>(),
-            static_cast<char*>(out.mutable_data_ptr()), ids.numel(), row_bytes, offset, part.size(0), num_rows);
+            static_cast<char*>(out.mutable_data_ptr()), ids.numel(), row_bytes, {offset, part.size(0), num_rows});
+  });
+  return out;
+}
+
+at::Tensor masked_embedding_backward(const at::Tensor& grad, const at::Tensor& ids, int64_t offset,
+                                     int64_t num_own_rows, int64_t num_rows, int64_t padding_idx) {
+  TORCH_CHECK(ids.numel() <= std::numeric_limits<int32_t>::max(), "masked_embedding_backward: ", ids.numel(),
+              " ids are more than 2^31 - 1");
+  const at::Tensor rows = grad.contiguous(), flat_ids = ids.contiguous();
+  const int64_t features = grad.size(-1);
+  at::Tensor out = grad.new_empty({num_own_rows, features});
+  PositionsByRow by_row;
+  AT_DISPATCH_INDEX_TYPES(ids.scalar_type(), "masked_embedding_backward", [&] {
+    by_row = positions_by_row(flat_ids.const_data_ptr<index_t>(), ids.numel(),
+                              {offset, num_own_rows, num_rows, padding_idx});
+  });
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, grad.scalar_type(), "masked_embedding_backward", [&] {
+    sum_by_row(rows.const_data_ptr<scalar_t>(), by_row, features, num_own_rows, out.mutable_data_ptr<scalar_t>());
   });
   return out;
 }
