@@ -5,10 +5,8 @@
 // padding_idx always mean rows of the whole table.
 #include "ops/embedding/embedding.h"
 
-#include <ATen/ops/embedding_dense_backward.h>
-
 #include "ops/embedding/mask_buffer.h"
-#include "ops/kernels/cpu/embedding.h"
+#include "ops/embedding/masked_embedding.h"
 #include "ops/support/meta_tensor.h"
 #include "propagation/factor_rule.h"
 #include "propagation/rule_registry.h"
@@ -43,8 +41,7 @@ void embedding_local(const LocalCall& local, torch::jit::Stack& stack) {
   const size_t num_args = local.op.schema().arguments().size();
   const auto args = torch::jit::last(stack, num_args);
   const at::Tensor part = args[0].toTensor(), ids = args[1].toTensor();
-  at::Tensor result = part.is_cpu() ? cpu::masked_embedding(part, ids, rows.begin, num_rows)
-                                    : masked_embedding(part, ids, rows.begin, num_rows);
+  at::Tensor result = fused_masked_embedding(part, ids, rows.begin, num_rows);
   if (args.back().isTensor()) result = args.back().toTensor().copy_(result);  // out=
   torch::jit::drop(stack, num_args);
   stack.emplace_back(std::move(result));
@@ -73,19 +70,18 @@ OutputMetas embedding_backward_metas(const OpCall& call) {
   return metas_of({meta_tensor(grad).new_empty({call.get_int("num_weights"), grad.sizes().back()})});
 }
 
-// Gradient of a rank's own rows: ids of other ranks are mapped to one extra row, as padding, which ATen skips.
+// Gradient of a rank's own rows.
 void embedding_backward_local(const LocalCall& local, torch::jit::Stack& stack) {
   const Run rows = rows_of(*local.outputs[0], local.i);
   const size_t num_args = local.op.schema().arguments().size();
   const auto args = torch::jit::last(stack, num_args);
   const int64_t num_weights = args[2].toInt(), padding_idx = args[3].toInt();
   if (rows.size == num_weights) return local.op.callBoxed(stack);
-  const at::Tensor ids = args[1].toTensor();
-  const at::Tensor elsewhere =
-      ids.lt(rows.begin).logical_or_(ids.ge(rows.begin + rows.size)).logical_or_(ids.eq(padding_idx));
-  const at::Tensor own = ids.sub(rows.begin).masked_fill_(elsewhere, rows.size);
-  at::Tensor result = at::embedding_dense_backward(args[0].toTensor(), own, rows.size + 1, rows.size, args[4].toBool())
-                          .narrow(0, 0, rows.size);
+  const at::Tensor grad = args[0].toTensor(), ids = args[1].toTensor();
+  const bool scale_grad_by_freq = args[4].toBool();
+  at::Tensor result = scale_grad_by_freq
+                          ? masked_embedding_backward(grad, ids, rows.begin, rows.size, padding_idx, scale_grad_by_freq)
+                          : fused_masked_embedding_backward(grad, ids, rows.begin, rows.size, num_weights, padding_idx);
   if (args.back().isTensor()) result = args.back().toTensor().copy_(result);  // out=
   torch::jit::drop(stack, num_args);
   stack.emplace_back(std::move(result));

@@ -3,6 +3,7 @@
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/bitwise_or.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/equal.h>
 
 namespace dtensor::internal {
@@ -49,6 +50,15 @@ at::Tensor masked_embedding(const at::Tensor& part, const at::Tensor& ids, int64
   mask.apply_(rows);
   mask.release();
   return rows;
+}
+
+at::Tensor masked_embedding_backward(const at::Tensor& grad, const at::Tensor& ids, int64_t offset,
+                                     int64_t num_own_rows, int64_t padding_idx, bool scale_grad_by_freq) {
+  // Masked ids are mapped to one more row, as padding, which ATen skips.
+  const at::Tensor masked = outside(ids, offset, offset + num_own_rows).logical_or_(ids.eq(padding_idx));
+  const at::Tensor own = ids.sub(offset).masked_fill_(masked, num_own_rows);
+  return at::embedding_dense_backward(grad, own, num_own_rows + 1, num_own_rows, scale_grad_by_freq)
+      .narrow(0, 0, num_own_rows);
 }
 
 }  // namespace dtensor::internal

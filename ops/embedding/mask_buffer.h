@@ -35,4 +35,9 @@ class MaskBuffer {
 // device. Error (IndexError): an id outside [0, num_rows); on CUDA a device assertion.
 at::Tensor masked_embedding(const at::Tensor& part, const at::Tensor& ids, int64_t offset, int64_t num_rows);
 
+// The gradient of rows [offset, offset + num_own_rows): ids of other rows, and `padding_idx`, add nothing to it. For
+// any device and dtype; does not check ids.
+at::Tensor masked_embedding_backward(const at::Tensor& grad, const at::Tensor& ids, int64_t offset,
+                                     int64_t num_own_rows, int64_t padding_idx, bool scale_grad_by_freq);
+
 }  // namespace dtensor::internal
