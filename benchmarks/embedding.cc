@@ -1,0 +1,154 @@
+// Measures the kernels of vocabulary-parallel embeddings (dtensor::masked_embedding), forward and backward, compared
+// with the same composed of ATen's operators, and with the memory that must be read and written.
+//
+//   ./bazelw run //benchmarks:embedding
+//
+// The three run in turn, one thread each; a figure is the median of the ratios of calls that ran one after the other.
+// Times are CPU time of the thread, so that other programs on the machine disturb less.
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/bitwise_or.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <c10/core/InferenceMode.h>
+#include <malloc.h>
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "benchmarks/gates.h"
+#include "tools/flags.h"
+
+ABSL_FLAG(int64_t, repetitions, 31, "calls of each kind that are timed");
+
+namespace {
+
+// A rank's part of a table, the second of `parts`. Gates: at least so many times as fast as ATen's operators, and at
+// most so many times the time of the memory alone; 0: no gate. Memory limits only results larger than the caches, and
+// where it does, ATen's backward takes less than 1.8 times its time.
+struct Case {
+  int64_t ids, rows, parts, features;
+  c10::ScalarType dtype;
+  double forward_speedup, forward_memory, backward_speedup, backward_memory;
+};
+
+const std::vector<Case> kCases = {
+    {8192, 128000, 8, 1024, at::kFloat, 4, 1.2, 0, 1.3}, {8192, 32000, 4, 1024, at::kBFloat16, 4, 1.2, 0, 1.3},
+    {65536, 50304, 4, 64, at::kBFloat16, 4, 0, 1.8, 0},  {16384, 50304, 4, 64, at::kFloat, 0, 0, 1.8, 0},
+    {1024, 32000, 4, 64, at::kFloat, 4, 0, 0, 0},
+};
+
+double cpu_seconds() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+double median(std::vector<double> x) {
+  std::nth_element(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2), x.end());
+  return x[x.size() / 2];
+}
+
+// Of the kernel, of ATen's operators, of the memory alone.
+using Calls = std::array<std::function<void()>, 3>;
+
+struct Figures {
+  double microseconds, speedup, memory;
+};
+
+Figures measure(const Calls& calls) {
+  std::array<std::vector<double>, 3> times;
+  for (const auto& call : calls) call(), call();
+  for (int64_t i = 0; i < absl::GetFlag(FLAGS_repetitions); ++i) {
+    for (size_t c = 0; c < calls.size(); ++c) {
+      const double begin = cpu_seconds();
+      calls[c]();
+      times[c].push_back(cpu_seconds() - begin);
+    }
+  }
+  std::vector<double> speedups, memory;
+  for (size_t i = 0; i < times[0].size(); ++i) {
+    speedups.push_back(times[1][i] / times[0][i]);
+    memory.push_back(times[0][i] / times[2][i]);
+  }
+  return {median(times[0]) * 1e6, median(speedups), median(memory)};
+}
+
+Figures measure_forward(const Case& c, const at::Tensor& ids, int64_t own_ids) {
+  const int64_t size = c.rows / c.parts, offset = size;
+  const at::Tensor part = at::rand({size, c.features}).to(c.dtype), source = at::rand({c.ids, c.features}).to(c.dtype);
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("dtensor::masked_embedding", "")
+                      .typed<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t)>();
+  return measure({[&] { op.call(part, ids, offset, c.rows, -1); },
+                  [&] {
+                    const at::Tensor mask = at::bitwise_or(ids.lt(offset), ids.ge(offset + size));
+                    at::embedding(part, ids.sub(offset).masked_fill_(mask, 0)).masked_fill_(mask.unsqueeze(-1), 0);
+                  },
+                  [&] {
+                    const at::Tensor out = at::empty_like(source);
+                    out.narrow(0, 0, own_ids).copy_(source.narrow(0, 0, own_ids));
+                    out.narrow(0, own_ids, c.ids - own_ids).zero_();
+                  }});
+}
+
+Figures measure_backward(const Case& c, const at::Tensor& ids, int64_t own_ids) {
+  const int64_t size = c.rows / c.parts, offset = size;
+  const at::Tensor grad = at::rand({c.ids, c.features}).to(c.dtype), part = at::rand({size, c.features}).to(c.dtype);
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("dtensor::masked_embedding_backward", "")
+                      .typed<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t, int64_t)>();
+  return measure({[&] { op.call(grad, ids, offset, size, c.rows, -1); },
+                  [&] {
+                    const at::Tensor mask = ids.lt(offset).logical_or_(ids.ge(offset + size)).logical_or_(ids.eq(-1));
+                    at::embedding_dense_backward(grad, ids.sub(offset).masked_fill_(mask, size), size + 1, size, false);
+                  },
+                  [&] {
+                    at::empty_like(part).zero_();
+                    grad.narrow(0, 0, own_ids).sum();
+                  }});
+}
+
+void report(dtensor::benchmarks::Gates& gates, const std::string& what, const Figures& f, double speedup,
+            double memory) {
+  std::printf("%s: %.0f us, %.2f times as fast as ATen's operators, %.2f times the time of the memory\n", what.c_str(),
+              f.microseconds, f.speedup, f.memory);
+  if (speedup > 0) gates.at_least(what + ": times as fast as ATen's operators", f.speedup, speedup);
+  if (memory > 0) gates.at_most(what + ": time / time of the memory", f.memory, memory);
+}
+
+int run() {
+  // Released memory is used again, as docs/performance.md recommends for a program.
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, -1);
+  at::set_num_threads(1);
+  const c10::InferenceMode inference;
+  dtensor::benchmarks::Gates gates;
+  for (const Case& c : kCases) {
+    const int64_t size = c.rows / c.parts;
+    const at::Tensor ids = at::randint(c.rows, {c.ids}, at::kLong);
+    const int64_t own_ids = ids.ge(size).logical_and(ids.lt(2 * size)).sum().item<int64_t>();
+    const std::string what = std::to_string(c.ids) + " ids, rows 1/" + std::to_string(c.parts) + " of " +
+                             std::to_string(c.rows) + " x " + std::to_string(c.features) + " " + c10::toString(c.dtype);
+    report(gates, what + ", forward", measure_forward(c, ids, own_ids), c.forward_speedup, c.forward_memory);
+    report(gates, what + ", backward", measure_backward(c, ids, own_ids), c.backward_speedup, c.backward_memory);
+  }
+  return gates.close();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return dtensor::tools::run_program("embedding", "Times the kernels of vocabulary-parallel embeddings.", argc, argv,
+                                     run);
+}
