@@ -8,7 +8,7 @@
 #include <emmintrin.h>
 #endif
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Bytes of results that no cache would keep until they are used.
 constexpr int64_t kPastCaches = int64_t{16} << 20;
@@ -36,4 +36,4 @@ inline void close_stores() {
 #endif
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

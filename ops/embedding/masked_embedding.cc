@@ -13,7 +13,7 @@
 #include "ops/kernels/cuda/embedding.h"
 #endif
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 bool has_own_values(const at::Tensor& t) { return !t.is_conj() && !t.is_neg(); }
@@ -110,4 +110,4 @@ at::Tensor fused_masked_embedding_backward(const at::Tensor& grad, const at::Ten
   return masked_embedding_backward(grad, ids, offset, num_own_rows, padding_idx, /*scale_grad_by_freq=*/false);
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -11,7 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Rows [offset, offset + part.size(0)) of a table of `num_rows`, looked up: zeros for ids of other rows. Error
 // (IndexError): an id outside [0, num_rows); on CUDA a device assertion.
@@ -23,4 +23,4 @@ at::Tensor fused_masked_embedding(const at::Tensor& part, const at::Tensor& ids,
 at::Tensor fused_masked_embedding_backward(const at::Tensor& grad, const at::Tensor& ids, int64_t offset,
                                            int64_t num_own_rows, int64_t num_rows, int64_t padding_idx);
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

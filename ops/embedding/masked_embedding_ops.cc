@@ -6,7 +6,7 @@
 
 #include "ops/embedding/masked_embedding.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -105,7 +105,7 @@ at::Tensor gradient_with_autograd(const at::Tensor& grad, const at::Tensor& ids,
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::internal
 
 TORCH_LIBRARY_FRAGMENT(dtensor, m) {
   m.def("masked_embedding(Tensor part, Tensor ids, int offset, int num_rows, int padding_idx=-1) -> Tensor");
@@ -116,11 +116,11 @@ TORCH_LIBRARY_FRAGMENT(dtensor, m) {
 
 // For CPU, CUDA, tensors without data, and all other devices.
 TORCH_LIBRARY_IMPL(dtensor, CompositeExplicitAutograd, m) {
-  m.impl("masked_embedding", &dtensor::look_up_part);
-  m.impl("masked_embedding_backward", &dtensor::part_gradient);
+  m.impl("masked_embedding", &dtensor::internal::look_up_part);
+  m.impl("masked_embedding_backward", &dtensor::internal::part_gradient);
 }
 
 TORCH_LIBRARY_IMPL(dtensor, Autograd, m) {
-  m.impl("masked_embedding", &dtensor::with_autograd);
-  m.impl("masked_embedding_backward", &dtensor::gradient_with_autograd);
+  m.impl("masked_embedding", &dtensor::internal::with_autograd);
+  m.impl("masked_embedding_backward", &dtensor::internal::gradient_with_autograd);
 }

@@ -6,7 +6,7 @@
 
 #include "ops/kernels/host_device.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // Rows [offset, offset + size) of a table of `num_rows` rows: those of one rank.
 struct TableRows {
@@ -97,4 +97,4 @@ DTENSOR_HOST_DEVICE void add_rows(const Elements<T, kElements>* grad, int64_t ch
   }
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

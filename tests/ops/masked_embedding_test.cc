@@ -23,6 +23,7 @@
 #include "tests/testing/catch_torch.h"
 
 using namespace dtensor;
+using namespace dtensor::internal;
 using Catch::Contains;
 
 namespace {

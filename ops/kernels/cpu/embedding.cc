@@ -14,6 +14,8 @@
 #include "ops/kernels/embedding.h"
 
 namespace dtensor::cpu {
+using namespace internal;
+
 namespace {
 
 // Rows per task, for tasks of 32 KiB.

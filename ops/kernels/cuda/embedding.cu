@@ -9,6 +9,8 @@
 
 namespace dtensor {
 
+namespace internal {
+
 template <>
 struct GradientSum<__half> {
   using Type = float;
@@ -23,7 +25,11 @@ struct GradientSum<__nv_bfloat16> {
   static DTENSOR_HOST_DEVICE __nv_bfloat16 narrow(float sum) { return __float2bfloat16(sum); }
 };
 
+}  // namespace internal
+
 namespace cuda {
+using namespace internal;
+
 namespace {
 
 constexpr int kThreads = 256;          // of a block

@@ -18,8 +18,8 @@ struct EmbeddingIds {
 };
 
 // Writes ids.count rows of `row_bytes` bytes to `out`; `table` has rows.size of them.
-const char* masked_embedding(const void* table, const EmbeddingIds& ids, const TableRows& rows, int64_t row_bytes,
-                             void* out, void* cuda_stream);
+const char* masked_embedding(const void* table, const EmbeddingIds& ids, const internal::TableRows& rows,
+                             int64_t row_bytes, void* out, void* cuda_stream);
 
 enum class GradientType : uint8_t { kHalf, kBFloat16, kFloat, kDouble };
 
@@ -29,7 +29,7 @@ struct EmbeddingGradient {
   GradientType type = GradientType::kFloat;
   int64_t features = 0;
   EmbeddingIds ids;
-  TableRows rows;
+  internal::TableRows rows;
   void* out = nullptr;
 };
 
