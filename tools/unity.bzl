@@ -1,7 +1,7 @@
 """unity: sources of a folder, compiled several at a time.
 
 Half of the time in which one source compiles goes into what it shares with its neighbours: the headers of this tree, and
-LibTorch's inline functions, which are optimised anew for each. So a generated file includes a dozen of them:
+LibTorch's inline functions, which are optimised anew for each. So a generated file includes up to 20 of them:
 
     units = unity(name = "ops", srcs = glob(["*.cc"]))
     cc_library(name = "ops", srcs = units.srcs, deps = units.deps + [...])
