@@ -41,9 +41,7 @@ void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placement
   const at::Tensor grad = t.grad();
   const at::Tensor data = distribute_tensor(t.detach(), mesh, placements);
   keep_hook_watches(t, data);
-  const bool is_new = !is_dtensor(t) || meta_without_sync(data).storage != meta_without_sync(t).storage;
   t.set_data(data);
-  if (is_new) meta_without_sync(t).storage->shared = false;  // `data` itself is dropped
   if (!grad.defined()) return;
   t.mutable_grad() =
       is_dtensor(grad) ? redistribute(grad, placements) : distribute_tensor(grad.detach(), mesh, placements);

@@ -13,6 +13,10 @@ using namespace internal;
 
 namespace {
 
+bool withdraws(at::IntArrayRef width) {
+  return std::all_of(width.begin(), width.end(), [](int64_t w) { return w == 0; });
+}
+
 void check_width(const at::Tensor& t, at::IntArrayRef width) {
   const DTensorMeta& meta = checked_layout(t, "set_ghost_width");
   if (width.empty()) return;
@@ -24,6 +28,7 @@ void check_width(const at::Tensor& t, at::IntArrayRef width) {
     TORCH_CHECK_VALUE(width[d] >= 0 && width[d] <= most, "[set_ghost_width] `width` ", width, ": ", width[d],
                       " along dim ", d, " of size ", t.size(d), "; give 0 to ", most);
   }
+  if (withdraws(width)) return;
   TORCH_CHECK_VALUE(!meta.storage->user_may_write, "[set_ghost_width] ", meta.spec->to_string(),
                     " has local tensors that the program may write to (from_local(), mutable_local_tensors()), so no "
                     "ghost region of it can be cached; declare the width of a clone() of it");
@@ -35,7 +40,7 @@ void check_width(const at::Tensor& t, at::IntArrayRef width) {
 
 void set_ghost_width(const at::Tensor& t, at::IntArrayRef width) {
   check_width(t, width);
-  if (std::all_of(width.begin(), width.end(), [](int64_t w) { return w == 0; })) width = {};
+  if (withdraws(width)) width = {};
   if (ghost_width(t) == width) return;
   const DTensorMeta& meta = meta_without_sync(t);
   const Window of = window_of(*meta.spec, t.storage_offset());

@@ -17,7 +17,8 @@ namespace dtensor {
 // Declares that slices of `t` leave out up to 2 * width[d] indices of dim d, at both ends together; one value per dim.
 // After each write to `t`, the first of these slices that needs elements of other ranks fetches the ghost region of all
 // of them, along all sharded dims, in one exchange. The others move nothing until the next write, nor do slices with a
-// step whose elements lie in the region. A write through a slice updates the region in the exchange that it makes.
+// step whose elements lie in the region. A write through a slice updates the region in the exchange that it makes, if
+// the region was read since the last write, and that takes at most twice as long; else the next read fetches it.
 // Without a width, each slice is an exchange of its own, when an operator reads it.
 //
 // {} or zeros withdraw the declaration. It belongs to the tensor: handles and aliases of the same sizes and offset have

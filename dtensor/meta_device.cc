@@ -56,12 +56,10 @@ void allocate(const at::Tensor& t, Made& made) {
   if (!t.defined() || !is_dtensor(t) || !spec_of(t)->mesh().world().is_meta()) return;
   const DTensorMeta& meta = meta_without_sync(t);
   at::Tensor& data = made[{meta.storage, meta.spec}];
-  const bool is_tied = data.defined();
-  if (!is_tied) data = allocated(with_mesh(meta.spec, meta.spec->mesh().with_data()));
+  if (!data.defined()) data = allocated(with_mesh(meta.spec, meta.spec->mesh().with_data()));
   const auto own_name = meta.name;
   t.mutable_grad() = at::Tensor();
   t.set_data(data);
-  meta_without_sync(t).storage->shared = is_tied;  // `data` itself is dropped
   if (own_name) set_name(t, *own_name);
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dtensor/dispatch/internal/check_hooks.h"
+#include "dtensor/ghost_width.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/internal/redistribute_arguments.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
@@ -35,15 +36,23 @@ at::Tensor redistribute_checked(const at::Tensor& tensor, const DeviceMesh& mesh
   return redistribute_as(at::TensorList(&tensor, 1), c10::ArrayRef<Layout>(to), cause, options)[0];
 }
 
+// Whether `t` is a copied view, or other tensors share its memory: views, and handles made by detach() or data().
+bool has_other_handles(const at::Tensor& t) {
+  const auto reference = t.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
+  const DTensorMeta& meta = meta_without_sync(t);
+  return reference.use_count() > 2 || meta.storage.use_count() > 1 || meta.storage->origin;
+}
+
 // Error: `t` cannot be laid out as `to` in place.
 void check_relayout(const at::Tensor& t, const Placements& to) {
   const DTensorMeta& meta = meta_without_sync(t);
   const std::string tensor =
       c10::str("[relayout_] ", meta.name ? "'" + *meta.name + "', " : "", meta.spec->to_string());
   TORCH_CHECK_VALUE(t.is_leaf(), tensor, ", has autograd history: redistribute() gives a new tensor");
-  TORCH_CHECK_VALUE(!meta.storage->origin && !meta.storage->shared, tensor,
-                    ", is a view, or has views or other handles, or had some: they would keep the old layout. Relayout "
-                    "it before its first view is taken, or make it in that layout: zeros(sizes, mesh, placements)");
+  TORCH_CHECK_VALUE(
+      !has_other_handles(t), tensor,
+      ", is a view, or has views or other handles, which would keep the old layout. Drop them, relayout it "
+      "before its first view is taken, or make it in that layout: zeros(sizes, mesh, placements)");
   const bool to_partial = std::any_of(to.begin(), to.end(), [](const Placement& p) { return p.is_partial(); });
   TORCH_CHECK_VALUE(!to_partial || !is_leaf_parameter(t), tensor,
                     ", requires grad, and its values cannot become addends: use Shard or Replicate");
@@ -88,13 +97,21 @@ void relayout_(const at::Tensor& tensor, const Placements& placements, const Red
   const Placements to = checked_placements(placements, spec->mesh(), tensor.dim(), "relayout_");
   if (spec->placements() != to) {
     check_relayout(tensor, to);
-    const at::Tensor moved = redistribute_below_autograd(tensor, to, explicit_cause("relayout_"), options);
-    const at::Tensor gradient = tensor.grad();
-    if (gradient.defined()) tensor.mutable_grad() = redistribute(gradient, spec->mesh(), to, options);
-    keep_hook_watches(tensor, moved);
-    share_contents(tensor, moved);
+    std::vector<at::Tensor> all{tensor};
+    if (const at::Tensor& gradient = tensor.grad(); gradient.defined()) {
+      checked_layout(gradient, "relayout_");
+      all.push_back(gradient);
+    }
+    const std::vector<Layout> layouts(all.size(), Layout(spec->mesh(), to));
+    const std::vector<at::Tensor> moved =
+        redistribute_below_autograd(all, layouts, explicit_cause("relayout_"), options);
+    const std::vector<int64_t> width = ghost_width(tensor);
+    if (moved.size() > 1) tensor.mutable_grad() = moved[1];
+    keep_hook_watches(tensor, moved[0]);
+    share_contents(tensor, moved[0]);
+    set_ghost_width(tensor, width);
   }
-  set_laid_out_by_user(tensor);
+  if (meta_without_sync(tensor).laid_out_by_engine) set_laid_out_by_user(tensor);
 }
 
 RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements, const RedistributeOptions& options) {

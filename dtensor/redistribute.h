@@ -63,11 +63,11 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
 //   at::Tensor cache = torch::zeros({batch, heads, length, width});  // in a MeshScope: replicated
 //   relayout_(cache, {Shard(1)});                                    // every rank keeps its heads: nothing is sent
 //
-// The tensor stays the same one, with its name; a leaf still requires grad, and its gradient moves, too. Nothing
-// changes if it has that layout already. All ranks call it alike; it communicates like redistribute(). Local tensors
-// that the program holds keep the old contents. Errors: as of redistribute(); (ValueError) the tensor has autograd
-// history, or shares its memory with views or other handles, or did, as they would keep the old layout; a Partial
-// layout for a leaf that requires grad; options.async_op.
+// The tensor stays the same one, with its name and ghost width; a leaf still requires grad, and its gradient moves,
+// too. Later writes keep the layout; if the tensor has it already, only that changes. All ranks call it alike; it
+// communicates like redistribute(). Local tensors that the program holds keep the old contents. Errors: as of
+// redistribute(); (ValueError) the tensor has autograd history, or is a view, or has views or other handles, as these
+// would keep the old layout; a Partial layout for a leaf that requires grad; options.async_op.
 void relayout_(const at::Tensor& tensor, const Placements& placements, const RedistributeOptions& options = {});
 
 // The whole value as a plain tensor, on the device of the first owned rank. Error in an abstract world, except that a

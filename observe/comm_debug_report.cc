@@ -25,8 +25,9 @@ void write_reused(std::ostream& os, const std::vector<ReuseRow>& rows) {
   if (rows.empty()) return;
   int64_t count = 0, bytes = 0;
   for (const ReuseRow& r : rows) count += r.count, bytes += r.bytes;
-  os << "reused: " << grouped(count) << (count == 1 ? " input, " : " inputs, ") << grouped(bytes)
-     << " bytes not received\n";
+  os << "reused: " << grouped(count) << (count == 1 ? " input" : " inputs");
+  if (bytes > 0) os << ", " << grouped(bytes) << " bytes not received";
+  os << '\n';
   for (const ReuseRow& r : rows) {
     os << (&r == &rows.back() ? "└─ " : "├─ ") << r.op << ' ' << r.argument;
     if (!r.module_path.empty()) os << " in " << r.module_path;

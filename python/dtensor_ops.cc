@@ -191,7 +191,7 @@ TORCH_LIBRARY(dtensor, m) {
   m.def("distribute(Tensor tensor, int mesh, str placements) -> Tensor", &dtensor::internal::distribute);
   m.def("full_tensor(Tensor tensor) -> Tensor", &full_tensor_op);
   m.def("redistribute(Tensor tensor, str placements, *, int? max_bytes=None) -> Tensor", &redistribute_op);
-  m.def("relayout_(Tensor tensor, str placements) -> ()", &relayout_op);
+  m.def("relayout_(Tensor(a!) tensor, str placements) -> ()", &relayout_op);
   m.def("placements(Tensor tensor) -> str", &placements_op);
   m.def("is_dtensor(Tensor tensor) -> bool", &is_dtensor_op);
   m.def("local_tensors(Tensor tensor) -> Tensor[]", &local_tensors);

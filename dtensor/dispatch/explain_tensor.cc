@@ -7,6 +7,7 @@
 
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/read_parts.h"
+#include "dtensor/ghost_width.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
@@ -22,6 +23,7 @@ void write_layout(std::ostream& os, const at::Tensor& t) {
      << "; a write to the tensor " << (has_mutable_layout(t) ? "may change it" : "keeps it") << '\n';
   if (is_leaf_parameter(t)) os << "  parameter: its gradient gets this layout\n";
   if (is_unwritten_factory_result(t)) os << "  made by a factory: operators may shard it without communication\n";
+  if (const auto width = ghost_width(t); !width.empty()) os << "  ghost width: " << c10::IntArrayRef(width) << '\n';
   if (meta.preferred_layout) os << "  preferred layout: " << to_string(meta.preferred_layout->placements()) << '\n';
 }
 

@@ -8,7 +8,7 @@
 namespace dtensor::internal {
 
 // Call before `op` writes to `t`, whose memory is a copied view's.
-// Error (c10::NotImplementedError): write_back() could not write to the base, and the two would diverge.
+// Error (c10::NotImplementedError): the write could not reach the base, and the two would diverge.
 void check_can_write_back(const at::Tensor& t, std::string_view op);
 
 // Call after `op` wrote to the local tensors of `t`: records the write, and writes back to the base of a copied view,

@@ -33,13 +33,13 @@ struct RegionMemo : Memo<std::pair<uint64_t, std::vector<int64_t>>, DeclaredRegi
 // Per rank along `dim`: from the first to the last index of its part of the tensor and of its parts of all slices that
 // leave out up to `left_out` indices. Nullopt: some ranks have no part of the tensor, or several.
 //
-// Only the smallest slices need be looked at, as many sizes as there are ranks: parts of larger ones lie within theirs,
-// since the length of a part changes at least once among as many sizes.
+// Only the smallest slices need be looked at, as many sizes as the dim has parts: those of larger slices lie within
+// theirs, since the length of a part changes at least once among as many sizes.
 std::optional<std::vector<Run>> reached_by_slices(const Spec& spec, int64_t dim, int64_t left_out) {
   auto reached = runs_along(spec, dim);
   Shape sizes = spec.sizes();
-  const auto num_ranks = static_cast<int64_t>(spec.mesh().ranks().size());
-  for (int64_t k = std::max<int64_t>(1, left_out - num_ranks); reached && k <= left_out; ++k) {
+  const int64_t num_parts = reached ? static_cast<int64_t>(reached->size()) : 0;
+  for (int64_t k = std::max<int64_t>(1, left_out - num_parts + 1); reached && k <= left_out; ++k) {
     sizes[dim] = spec.sizes()[dim] - k;
     const at::IntArrayRef of_slice(sizes.data(), sizes.size());
     const auto parts = runs_along(*Spec::get(spec.mesh(), spec.placements(), of_slice, spec.dtype()), dim);

@@ -9,6 +9,7 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
+#include "dtensor/ghost_width.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/remembered_layouts.h"
 #include "dtensor/scopes.h"
@@ -48,7 +49,7 @@ TEST_CASE("explain: shape, layout and where it comes from") {
   CHECK_THAT(explained(x), !Catch::Contains("parameter") && !Catch::Contains("named"));
 }
 
-TEST_CASE("explain: a factory's result until it is written to, and a preferred layout") {
+TEST_CASE("explain: a factory's result until it is written to, a preferred layout and a ghost width") {
   const DeviceMesh mesh = tp_mesh();
   MeshScope scope(mesh);
   const at::Tensor made = at::zeros({8}, at::kFloat);
@@ -59,6 +60,8 @@ TEST_CASE("explain: a factory's result until it is written to, and a preferred l
   CHECK_THAT(explained(found), !Catch::Contains("preferred"));
   set_preferred_layout(found, spec_of(found)->with_placements({Shard(0)}));
   CHECK_THAT(explained(found), Catch::Contains("  preferred layout: S(0)\n"));
+  set_ghost_width(found, {1, 0});
+  CHECK_THAT(explained(found), Catch::Contains("  ghost width: [1, 0]\n"));
 }
 
 TEST_CASE("explain: the entries of the cache, with their bytes and the limit, until a write") {

@@ -7,6 +7,7 @@
 #include "dtensor/distribute_module.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
+#include "dtensor/ghost_width.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "dtensor/tensor/representation.h"
@@ -139,7 +140,7 @@ TEST_CASE("relayout_: errors, after which the tensor is unchanged", "[dtensor][r
   CHECK(close(t, plain));
 }
 
-TEST_CASE("relayout_: views, and tensors that have or had some, are refused", "[dtensor][relayout]") {
+TEST_CASE("relayout_: views, and tensors that have some, are refused", "[dtensor][relayout]") {
   const DeviceMesh mesh = mesh_of(2);
   const std::vector<std::function<Tensor(const Tensor&)>> ways = {
       [](const Tensor& t) { return t.select(1, 0); }, [](const Tensor& t) { return t.detach(); },
@@ -148,13 +149,14 @@ TEST_CASE("relayout_: views, and tensors that have or had some, are refused", "[
   for (const auto& way : ways) {
     const Tensor base = zeros({4, 6}, mesh, {Shard(0)}), had = zeros({4, 6}, mesh, {Shard(0)});
     const Tensor other = way(base);
-    way(had);  // is freed, but counts
-    for (const Tensor& t : {base, other, had}) {
+    way(had);  // and is freed
+    for (const Tensor& t : {base, other}) {
       const bool replicated = layout_of(t) == Placements{Replicate()};
       CHECK_THROWS_WITH(relayout_(t, {replicated ? Shard(0) : Replicate()}),
                         Catch::Contains("before its first view") && Catch::Contains("zeros(sizes, mesh, placements)"));
     }
     CHECK_NOTHROW(relayout_(base, {Shard(0)}));  // already so
+    CHECK_NOTHROW(relayout_(had, {Shard(1)}));
   }
 }
 
@@ -239,6 +241,43 @@ TEST_CASE("relayout_: a buffer of a distributed module", "[dtensor][relayout]") 
   model->to(torch::kFloat);
   CHECK(layout_of(model->cache) == Placements{Shard(2)});
   CHECK(model->cache.is_same(model->named_buffers()["cache"]));
+}
+
+TEST_CASE("relayout_: a buffer of a module that was made in a MeshScope, while it has no handle by data()",
+          "[dtensor][relayout]") {
+  const DeviceMesh mesh = mesh_of(2);
+  const auto make = [&] {
+    const MeshScope scope(mesh);
+    return Caching();
+  };
+  for (const bool in_scope : {true, false}) {
+    Caching model = in_scope ? make() : Caching();
+    distribute_module(*model, mesh);
+    Tensor handle = model->cache.data();
+    CHECK_THROWS_WITH(relayout_(model->cache, {Shard(2)}), Catch::Contains("other handles"));
+    handle = Tensor();
+    relayout_(model->cache, {Shard(2)});
+    CHECK(layout_of(model->cache) == Placements{Shard(2)});
+  }
+}
+
+TEST_CASE("relayout_: a declared ghost width stays", "[dtensor][relayout]") {
+  const DeviceMesh mesh = mesh_of(2);
+  const Tensor grid = zeros({8, 8}, mesh, {Shard(0)});
+  set_ghost_width(grid, {1, 1});
+  relayout_(grid, {Shard(1)});
+  CHECK(ghost_width(grid) == std::vector<int64_t>{1, 1});
+}
+
+TEST_CASE("relayout_: a gradient that does not fit the limit is an error before anything is sent",
+          "[dtensor][relayout]") {
+  const DeviceMesh mesh = mesh_of(2);
+  const Tensor value = numbers_from_one({8, 8}), w = distribute_tensor(value, mesh).requires_grad_();
+  w.mutable_grad() = distribute_tensor(value, mesh, {Shard(1)});
+  CommDebugMode comm;
+  CHECK_THROWS_AS(relayout_(w, {Shard(0)}, {.max_bytes = 600}), c10::ValueError);
+  CHECK(comm.total() == 0);
+  CHECK(layout_of(w) == Placements{Replicate()});
 }
 
 TEST_CASE("in place: a replicated tensor stays replicated when sharded values are written to its slices",
