@@ -145,19 +145,19 @@ TEST_CASE("job: a broken group, a device's error and a failed start fail the job
     Jobs jobs(milliseconds(20000));
     jobs.launch(1, 1);
     *jobs.broken = true;
-    CHECK_THAT(jobs.failure(milliseconds(5000)), Contains("the connection is lost"));
+    CHECK_THAT(jobs.failure(milliseconds(15000)), Contains("the connection is lost"));
   }
   {
     Jobs jobs(milliseconds(20000));
     jobs.of_rank[0]->launch({"0,1", 1, "a call"}, kBoth,
                             [] { return []() -> bool { throw std::runtime_error("illegal memory access"); }; });
-    CHECK_THAT(jobs.failure(milliseconds(5000)), Contains("rank 0 failed: a call: illegal memory access"));
+    CHECK_THAT(jobs.failure(milliseconds(15000)), Contains("rank 0 failed: a call: illegal memory access"));
   }
   Jobs jobs(milliseconds(20000));
   CHECK_THROWS_WITH(jobs.of_rank[0]->launch({"0,1", 1, "a call"}, kBoth,
                                             []() -> std::function<bool()> { throw std::runtime_error("no memory"); }),
                     Contains("rank 0 failed: a call: no memory"));
-  CHECK(jobs.failure(milliseconds(5000)) == "rank 0 failed: a call: no memory");
+  CHECK(jobs.failure(milliseconds(15000)) == "rank 0 failed: a call: no memory");
 }
 
 TEST_CASE("job: an abort that does not end does not block the end of the job forever", "[processes][job]") {
