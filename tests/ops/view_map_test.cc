@@ -7,12 +7,17 @@
 #include "tests/testing/catch2.h"
 
 namespace dtensor {
-using namespace internal;
+
+namespace internal {
 
 // For Catch2's messages.
 static std::ostream& operator<<(std::ostream& out, const DimGroup& g) {
   return out << '[' << g.in_begin << ", " << g.in_end << ") -> [" << g.out_begin << ", " << g.out_end << ')';
 }
+
+}  // namespace internal
+
+using namespace internal;
 
 namespace {
 
