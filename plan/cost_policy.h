@@ -15,6 +15,9 @@ inline constexpr double kGhostUpdate = 2;
 // A shift that also fetches the border of the other side, for a shift the other way, may take this many times as long.
 inline constexpr double kPrefetch = 1.25;
 
+// An exchange of far fewer bytes may take this many times as long: other messages delay it less.
+inline constexpr double kFewerBytes = 1.25;
+
 // The gradients of a path to parameters may have this many times the elements of the gradient that they come from, and
 // still be reduced in its place, together with the others of the bucket.
 inline constexpr double kBucketedElements = 1.25;

@@ -11,6 +11,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/rank_shares.h"
+#include "plan/cost_policy.h"
 #include "plan/memo.h"
 #include "plan/plan_many.h"
 
@@ -77,7 +78,8 @@ Way cheaper_way(const DeviceMesh& mesh, const Rows& rows, const SummaryRequest& 
   if (const auto known = ways.find(key)) return *known;
   const double gathered = seconds(said, rows.whole);
   const double dealt = seconds(said, rows.dealt) + seconds(specs(combination.dtypes, 1, rows.dealt), rows.whole);
-  const Way way = dealt < gathered ? Way{true, dealt} : Way{false, gathered};
+  // Each rank receives far fewer bytes where rows are dealt out.
+  const Way way = dealt < kFewerBytes * gathered ? Way{true, dealt} : Way{false, gathered};
   ways.insert(std::move(key), way, said);
   return way;
 }
