@@ -1,27 +1,29 @@
 #include "dtensor/layout_cache/report_reuse.h"
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "comm/reuse_event.h"
 #include "comm/scope.h"
 #include "dtensor/tensor/representation.h"
+#include "plan/plan_text.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor::internal {
 namespace {
 
-// "reduce_scatter(dp), all_gather(tp)". REQUIRES: the plan stays on one mesh.
+// "reduce_scatter(dp), all_gather(tp)".
 std::string collectives_of(const RedistributePlan& plan) {
-  std::string text;
+  Meshes meshes(plan);
+  std::vector<std::string> texts;
   for (const RedistributeStep& step : plan.steps) {
-    if (step.is_local()) continue;
-    absl::StrAppend(&text, text.empty() ? "" : ", ", std::string(to_string(step.collective())));
-    const char* separator = "(";
-    for (const int64_t m : step.dims) absl::StrAppend(&text, std::exchange(separator, ","), plan.to.mesh().names()[m]);
-    absl::StrAppend(&text, ")");
+    const std::string dims = absl::StrJoin(meshes.dim_names(step), ",");
+    if (!step.is_local()) texts.push_back(absl::StrCat(std::string(to_string(step.collective())), "(", dims, ")"));
   }
-  return text;
+  return absl::StrJoin(texts, ", ");
 }
 
 }  // namespace
