@@ -5,14 +5,15 @@
 #include <dlfcn.h>
 #include <malloc.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <utility>
 
+#include "benchmarks/gates.h"
 #include "comm/communicator.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
@@ -59,8 +60,7 @@ double time_of(const std::function<void()>& call, int calls) {
     call();
     times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
   }
-  std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2), times.end());
-  return times[times.size() / 2];
+  return median(std::move(times));
 }
 
 int run_gloo_rank() {

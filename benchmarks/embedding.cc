@@ -18,7 +18,6 @@
 #include <malloc.h>
 #include <time.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <functional>
@@ -32,6 +31,8 @@
 ABSL_FLAG(int64_t, repetitions, 31, "calls of each kind that are timed");
 
 namespace {
+
+using dtensor::benchmarks::median;
 
 // A rank's part of a table, the second of `parts`. Gates: at least so many times as fast as ATen's operators, and at
 // most so many times the time of the memory alone; 0: no gate. Memory limits only results larger than the caches, and
@@ -52,11 +53,6 @@ double cpu_seconds() {
   timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-double median(std::vector<double> x) {
-  std::nth_element(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2), x.end());
-  return x[x.size() / 2];
 }
 
 // Of the kernel, of ATen's operators, of the memory alone.

@@ -1,8 +1,15 @@
 #include "benchmarks/gates.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 
 namespace dtensor::benchmarks {
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
 
 void Gates::at_most(const std::string& what, double value, double limit) {
   report(value <= limit, what, value, "at most", limit);

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace dtensor::benchmarks {
+
+// The median, for figures of repeated calls. REQUIRES: there are values.
+double median(std::vector<double> values);
 
 // Prints a line for each and remembers whether any failed.
 class Gates {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
+#include "benchmarks/gates.h"
 #include "benchmarks/redistribute_tables.h"
 #include "dtensor/dtensor.h"
 #include "plan/redistribute_planner.h"
@@ -23,11 +24,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
 
 // Nanoseconds of a dependent multiplication and addition: so that figures of several machines, or of one on several
 // days, can be compared.
