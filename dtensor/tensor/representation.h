@@ -33,7 +33,8 @@ class HookWatch;      // hook_watch.h
 
 struct LocalStorage;
 
-// Told of reads of a memory. What it does follows from the layouts and the operators before: the same on all ranks.
+// An observer of the reads of one memory. What it does follows from the layouts and the operators before: the same on
+// all ranks.
 class StorageObserver {
  public:
   virtual ~StorageObserver() = default;

@@ -2,8 +2,8 @@
 //
 // `x[2:5]` of a tensor sharded on that dim cannot share the memory of x. The copy keeps a ViewOrigin with its
 // LocalStorage, so that aliases of the copy have it too. With it
-//   - reading the copy after x was written to takes the view again, into the same memory (StorageObserver does this). A lazy
-//     view is first read in this way, too, so that one that is only overwritten is never read;
+//   - reading the copy after x was written to takes the view again, into the same memory (ViewOrigin::before_read()
+//     does this). A lazy view is first read in this way, too, so that one that is only overwritten is never read;
 //   - writing to the copy, or to an alias of it, writes back to x, and on to the base of x if x is a copied view itself
 //     (note_write() does this): each rank stores the elements of x that it holds.
 #pragma once
