@@ -53,7 +53,7 @@ def dtensor_tests(srcs, **kwargs):
     for src in srcs:
         dtensor_test(name = src.rpartition(".")[0], srcs = [src], **kwargs)
 
-def dtensor_process_test(name, srcs, ranks = 4, deps = [], size = "small", env = {}, headers = "tests", **kwargs):
+def dtensor_process_test(name, srcs = [], ranks = 4, program = None, deps = [], size = "small", env = {}, headers = "tests", **kwargs):
     """A Catch2 test whose every case runs in several processes at once, one rank each, started by //tools:launch.
 
     World::from_env() is the world of all of them. Cases run in the same order everywhere; a case that fails on one rank only
@@ -62,29 +62,35 @@ def dtensor_process_test(name, srcs, ranks = 4, deps = [], size = "small", env =
     Args:
       name: of the test; name_program is the program.
       srcs: sources and private headers.
-      ranks: how many processes.
+      ranks: how many processes; of several numbers, each has a test of its own: "split_test" and [2, 4] give split_2_test and
+        split_4_test of one program.
+      program: instead of `srcs`, a Catch2 program that is there already, such as the test of one process.
       deps: besides the library, Catch2 and RapidCheck.
       size: how long it takes alone, see _TIMEOUTS.
       headers: as of dtensor_test.
       env: variables; waits have a deadline of 20 s unless DTENSOR_TIMEOUT is there.
       **kwargs: go to the test.
     """
-    dtensor_program(
-        name = name + "_program",
-        testonly = True,
-        headers = headers,
-        srcs = srcs,
-        deps = ["//tests/testing:catch_main"] + deps,
-    )
-    dtensor_script_test(
-        name = name,
-        size = size,
-        srcs = ["//tools/launch"],
-        args = ["-n", str(ranks), "--timeout", str(_CHILDREN_SECONDS[size]), "--", "$(location :%s_program)" % name],
-        data = [":%s_program" % name],
-        env = dict({"DTENSOR_TIMEOUT": "20"}, **env),
-        **kwargs
-    )
+    if not program:
+        program = ":%s_program" % name
+        dtensor_program(
+            name = name + "_program",
+            testonly = True,
+            headers = headers,
+            srcs = srcs,
+            deps = ["//tests/testing:catch_main"] + deps,
+        )
+    several = type(ranks) == type([])
+    for n in ranks if several else [ranks]:
+        dtensor_script_test(
+            name = "%s_%d_test" % (name[:-len("_test")], n) if several else name,
+            size = size,
+            srcs = ["//tools/launch"],
+            args = ["-n", str(n), "--timeout", str(_CHILDREN_SECONDS[size]), "--", "$(location %s)" % program],
+            data = [program],
+            env = dict({"DTENSOR_TIMEOUT": "20"}, **env),
+            **kwargs
+        )
 
 def dtensor_python_test(name, src, data = [], size = "small", **kwargs):
     """Runs a Python script beside torch; skips, saying so, where LibTorch came without its Python half.

@@ -3,7 +3,7 @@
 //   OpCase c{"mm", [](auto& t) { return std::vector{t[0].mm(t[1])}; }, {{5, 6}, {6, 3}}};
 //   check_op(c);
 //
-// runs the operator for every mesh of test_meshes() and combinations of placements of its inputs out of R, S(d)
+// runs the operator on meshes of test_meshes() with combinations of placements of its inputs out of R, S(d)
 // for each dim, P(sum), and compares outputs and input gradients (of a random linear function of the outputs) with
 // plain ATen: on every rank, and sizes, strides and dtype too. Gradients of the outputs come in turn laid out like the
 // output, replicated, and as P(sum).
@@ -43,6 +43,7 @@ struct OpCase {
 // Meshes (4), (2,2), (3), (2,3) of World::local, made once.
 const std::vector<DeviceMesh>& test_meshes();
 
+// In the long form on all test meshes, in the short one on one of each number of dims, which depends on the case's name.
 // Every combination while there are at most 64 on a 1-d mesh (long form: however many) and `max_2d` on a 2-d mesh, else
 // a fixed-seed sample of that size. Fails the current Catch2 test with op, mesh, placements and the first differing
 // element.
