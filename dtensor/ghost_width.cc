@@ -17,6 +17,12 @@ bool withdraws(at::IntArrayRef width) {
   return std::all_of(width.begin(), width.end(), [](int64_t w) { return w == 0; });
 }
 
+// Whether `declared` is for `t`.
+bool is_for(const DeclaredWidth& declared, const at::Tensor& t) {
+  const Spec& spec = *spec_of(t);
+  return declared.dtype == spec.dtype() && declared.of == window_of(spec, t.storage_offset());
+}
+
 void check_width(const at::Tensor& t, at::IntArrayRef width) {
   const DTensorMeta& meta = checked_layout(t, "set_ghost_width");
   if (width.empty()) return;
@@ -43,12 +49,11 @@ void set_ghost_width(const at::Tensor& t, at::IntArrayRef width) {
   if (withdraws(width)) width = {};
   if (ghost_width(t) == width) return;
   const DTensorMeta& meta = meta_without_sync(t);
-  const Window of = window_of(*meta.spec, t.storage_offset());
   {
     std::lock_guard lock(meta.storage->cache_mutex);
-    auto& declared = meta.storage->ghost_widths;
-    std::erase_if(declared, [&](const auto& d) { return d.first == of; });
-    if (!width.empty()) declared.emplace_back(of, width.vec());
+    auto& widths = meta.storage->ghost_widths;
+    std::erase_if(widths, [&](const DeclaredWidth& declared) { return is_for(declared, t); });
+    if (!width.empty()) widths.push_back({window_of(*meta.spec, t.storage_offset()), meta.spec->dtype(), width.vec()});
   }
   drop_ghost_region(t);  // of the former width
 }
@@ -56,8 +61,8 @@ void set_ghost_width(const at::Tensor& t, at::IntArrayRef width) {
 std::vector<int64_t> ghost_width(const at::Tensor& t) {
   const DTensorMeta& meta = checked_layout(t, "ghost_width");
   std::lock_guard lock(meta.storage->cache_mutex);
-  for (const auto& [of, width] : meta.storage->ghost_widths) {
-    if (of == window_of(*meta.spec, t.storage_offset())) return width;
+  for (const DeclaredWidth& declared : meta.storage->ghost_widths) {
+    if (is_for(declared, t)) return declared.width;
   }
   return {};
 }

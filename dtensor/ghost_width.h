@@ -21,9 +21,9 @@ namespace dtensor {
 // the region was read since the last write, and that takes at most twice as long; else the next read fetches it.
 // Without a width, each slice is an exchange of its own, when an operator reads it.
 //
-// {} or zeros withdraw the declaration. It belongs to the tensor: handles and aliases of the same sizes and offset have
-// it, writes keep it, and a clone() gets it; results of other operators have none. Slices of slices of `t` count as
-// slices of `t`. Never communicates. All ranks call it alike, as it decides what is communicated.
+// {} or zeros withdraw the declaration. It belongs to the tensor: handles and aliases of the same sizes, dtype and
+// offset have it, writes keep it, and a clone() gets it; results of other operators have none. Slices of slices of `t`
+// count as slices of `t`. Never communicates. All ranks call it alike, as it decides what is communicated.
 //
 // Slices are still fetched one by one in inference mode, if a rank has no part of `t` or several pieces, or if a part
 // with its ghost region exceeds the limit of remembered bytes (remembered_layouts.h) or a RedistributeMemoryLimit.

@@ -42,6 +42,13 @@ class StorageObserver {
   virtual void before_read(LocalStorage& storage) = 0;
 };
 
+// A ghost width, and the tensor that set_ghost_width() declared it for: views of one memory may have several dtypes.
+struct DeclaredWidth {
+  Window of;
+  c10::ScalarType dtype;
+  std::vector<int64_t> width;
+};
+
 // State of the memory that aliases share: its bytes, and how often it was written to.
 struct LocalStorage {
   LocalStorage(const World& w, int64_t bytes);
@@ -66,8 +73,7 @@ struct LocalStorage {
   // Copies of these tensors in other layouts, and other facts about them; guarded by cache_mutex. Null: none so far.
   std::mutex cache_mutex;
   std::shared_ptr<StorageCache> cache;
-  // Declared by set_ghost_width() for the tensors at these windows; kept by writes; guarded by cache_mutex.
-  std::vector<std::pair<Window, std::vector<int64_t>>> ghost_widths;
+  std::vector<DeclaredWidth> ghost_widths;  // kept by writes; guarded by cache_mutex
 };
 
 // Whether memory is viewed conjugated, or negated. A distributed tensor has no such bits itself, its local tensors have

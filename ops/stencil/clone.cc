@@ -13,7 +13,7 @@ void clone(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const at::Tensor self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
   dispatch_by_rule(op, stack);
   const at::Tensor& copy = torch::jit::peek(stack, 0, 1).toTensor();
-  if (!self.is_complex()) set_ghost_width(copy, ghost_width(self));  // a view as complex numbers cannot have one
+  set_ghost_width(copy, ghost_width(self));
   const auto around = cached_ghost_region(self);
   if (around && spec_of(copy)->placements() == spec_of(self)->placements()) cache_ghost_region(copy, *around);
 }

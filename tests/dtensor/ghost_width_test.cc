@@ -113,6 +113,27 @@ TEST_CASE("ghost width: handles and clones have it, views and results do not") {
   CHECK(cost_of([&] { after.slice(0, 2) * 1; })[0] == 0);
 }
 
+TEST_CASE("ghost width: views of another dtype have none, even if sizes, strides and offset are equal") {
+  const Tensor u = rows_on_4_ranks();
+  set_ghost_width(u, {1, 0});
+  const Tensor bits = u.view(torch::kInt);
+  CHECK(ghost_width(bits).empty());
+  set_ghost_width(bits, {2, 1});
+  CHECK(ghost_width(u) == Width{1, 0});
+  CHECK(ghost_width(bits.clone()) == Width{2, 1});
+
+  const Tensor plain = numbers({16, 8});
+  const Tensor real = distribute_tensor(plain, mesh_of(4), {Replicate()});
+  const Tensor half = real.narrow(0, 0, 8), complex = torch::view_as_complex(real.view({8, 8, 2}));
+  REQUIRE((half.sizes() == complex.sizes() && half.strides() == complex.strides()));
+  set_ghost_width(half, {1, 1});
+  CHECK(ghost_width(complex).empty());
+  const Tensor copy = complex.clone();
+  CHECK(ghost_width(copy).empty());
+  CHECK(torch::equal(full_tensor(copy), torch::view_as_complex(plain.view({8, 8, 2}))));
+  CHECK(ghost_width(half) == Width{1, 1});
+}
+
 TEST_CASE("ghost width: a result that takes another layout in place keeps it") {
   const DeviceMesh mesh = mesh_of(4);
   const Tensor rows = distribute_tensor(numbers({64, 8}), mesh, {Shard(0)});
