@@ -15,8 +15,8 @@
 
 namespace dtensor {
 
-// The limit per rank, 64 MiB by default. 0: no caching. All ranks set the same, at the same place of the program, as it
-// decides what is communicated. Error (ValueError): a negative number.
+// The limit per rank, 64 MiB by default. 0: no caching. An entry counts at least 512 bytes. All ranks set the same, at
+// the same place of the program, as it decides what is communicated. Error (ValueError): a negative number.
 void limit_remembered_bytes(const World& world, int64_t bytes);
 // The bytes in use on a rank. With several sets of ranks: of the one that uses most.
 int64_t remembered_bytes(const World& world);

@@ -51,7 +51,7 @@ int64_t moved_bytes(const Spec& from, const RedistributePlan& plan) {
 }
 
 bool is_worth_caching(const Spec& spec, const RedistributePlan& plan) {
-  return !plan.is_local() && moved_bytes(spec, plan) <= remembered_limit(spec.mesh().world());
+  return !plan.is_local() && fits_in_cache(spec.mesh().world(), moved_bytes(spec, plan));
 }
 
 // The base of `t`; nullptr: there is none, `t` is the base, or conjugates or negates it. REQUIRES: storage.cache_mutex

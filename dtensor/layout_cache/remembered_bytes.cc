@@ -7,7 +7,8 @@
 namespace dtensor::internal {
 namespace {
 
-constexpr int64_t kLeastBytes = 512;
+// The bytes that an entry counts.
+int64_t counted(int64_t bytes) { return std::max<int64_t>(bytes, 512); }
 
 struct OfWorld {
   std::atomic<int64_t> limit{kDefaultRememberedBytes};
@@ -21,7 +22,7 @@ OfWorld& of_world(const World& world) { return world.attachment<OfWorld>(); }
 
 uint64_t RememberedBytes::add(int64_t bytes, int64_t limit, std::weak_ptr<LocalStorage> of,
                               std::vector<Entry>& evicted) {
-  bytes = std::max(bytes, kLeastBytes);
+  bytes = counted(bytes);
   if (bytes > limit) return 0;
   std::lock_guard lock(mutex_);
   evicted = evict_locked(limit - bytes);
@@ -97,5 +98,7 @@ std::vector<std::shared_ptr<RememberedBytes>> all_remembered(const World& world)
 }
 
 std::atomic<int64_t>& remembered_limit(const World& world) { return of_world(world).limit; }
+
+bool fits_in_cache(const World& world, int64_t bytes) { return counted(bytes) <= remembered_limit(world); }
 
 }  // namespace dtensor::internal

@@ -29,8 +29,8 @@ class RememberedBytes {
     std::weak_ptr<LocalStorage> of;  // the memory whose cache has the entry, by that id
   };
 
-  // Adds an entry, the most recently used; `evicted`: those that must be evicted for it. Returns its id; 0 if it is
-  // larger than the limit, and nothing is evicted. An entry counts at least 512 bytes, for its bookkeeping.
+  // Adds an entry, the most recently used; `evicted`: those that must be evicted for it. Returns its id; 0 if it does
+  // not fit (fits_in_cache()), and nothing is evicted.
   uint64_t add(int64_t bytes, int64_t limit, std::weak_ptr<LocalStorage> of, std::vector<Entry>& evicted);
   void use(uint64_t id);
   void remove(uint64_t id);  // call when it was dropped, since its tensor was written to
@@ -59,5 +59,7 @@ std::shared_ptr<RememberedBytes> remembered_of(const DeviceMesh& mesh);
 std::vector<std::shared_ptr<RememberedBytes>> all_remembered(const World& world);
 // In bytes, per rank and set of ranks.
 std::atomic<int64_t>& remembered_limit(const World& world);
+// Whether an entry of `bytes` is within the limit. An entry counts at least 512 bytes, for its bookkeeping.
+bool fits_in_cache(const World& world, int64_t bytes);
 
 }  // namespace dtensor::internal

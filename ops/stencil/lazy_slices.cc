@@ -83,7 +83,7 @@ DeclaredRegionPtr declared_region(const at::Tensor& t, const SliceWindow& window
   if (!found) memo.insert(key, *(found = make_region(spec, width)), {spec});
   const DeclaredRegionPtr& declared = *found;
   const bool fits = declared && declared->plan->peak_bytes <= current_dispatch_scope().limits.max_bytes &&
-                    box_bytes(declared->region, *spec) <= remembered_limit(world);
+                    fits_in_cache(world, box_bytes(declared->region, *spec));
   return fits && lies_in(declared->region, window) ? declared : nullptr;
 }
 

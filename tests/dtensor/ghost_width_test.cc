@@ -149,6 +149,16 @@ TEST_CASE("ghost width: nothing is fetched in vain where no region can be cached
   limit_remembered_bytes(DTensor(u).mesh().world(), 0);
   set_ghost_width(u, {1, 0});
   for (int k = 0; k < 2; ++k) CHECK(cost_of([&] { u.slice(0, 2) * 1; }) == CallsAndBytes{1, 2 * kRowBytes});
+  // Parts of 8 rows with a region of 2 rows, 320 bytes, which count 512 in the cache.
+  const Tensor small = rows_on_4_ranks(32);
+  const World& world = DTensor(small).mesh().world();
+  set_ghost_width(small, {1, 0});
+  const auto cost_of_slice = [&] { return cost_of([&] { small.slice(0, 1) * 1; }); };
+  limit_remembered_bytes(world, 511);
+  for (int k = 0; k < 2; ++k) CHECK(cost_of_slice() == CallsAndBytes{1, kRowBytes});
+  limit_remembered_bytes(world, 512);
+  CHECK(cost_of_slice() == CallsAndBytes{1, 2 * kRowBytes});
+  CHECK(cost_of_slice() == CallsAndBytes{0, 0});
   // Parts of 3, 3, 3 and no rows.
   Pair few = make({9, 4}, mesh_of(4), {Shard(0)});
   set_ghost_width(few.distributed, {1, 1});
