@@ -80,8 +80,10 @@ class CommListener {
   virtual void on_failed(const CommEvent& /*event*/, const CommView& /*view*/) noexcept {}
   // An operator that multiplies matrices has run.
   virtual void on_work(const WorkEvent& /*event*/) {}
-  // An operator took an input from a cache, instead of communicating.
+  // An operator took an input from a cache. Called only if wants_reuse().
   virtual void on_reuse(const ReuseEvent& /*event*/) {}
+  // Always the same for one listener. If no listener of the scope wants them, the events are not made.
+  virtual bool wants_reuse() const { return false; }
 };
 
 }  // namespace internal

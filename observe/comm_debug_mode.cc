@@ -81,6 +81,8 @@ class CommDebugMode::Recorder final : public CommListener {
     found.bytes += event.bytes;
   }
 
+  bool wants_reuse() const override { return true; }
+
   void on_work(const WorkEvent& event) override {
     std::lock_guard lock(mutex_);
     flops_ += event.flops;

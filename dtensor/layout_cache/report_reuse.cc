@@ -1,5 +1,6 @@
 #include "dtensor/layout_cache/report_reuse.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,7 +29,10 @@ std::string collectives_of(const RedistributePlan& plan) {
 
 }  // namespace
 
-bool reports_reuse() { return !current_scope().listeners.empty(); }
+bool reports_reuse() {
+  const auto& listeners = current_scope().listeners;
+  return std::any_of(listeners.begin(), listeners.end(), [](const CommListener* l) { return l->wants_reuse(); });
+}
 
 void report_reuse(const CommCause& cause, const RedistributePlan& plan) {
   if (reports_reuse() && !plan.is_local()) report_reuse(cause, collectives_of(plan), plan.bytes);
@@ -40,10 +44,11 @@ void report_reduced_copy(const CommCause& cause, const at::Tensor& t) {
 }
 
 void report_reuse(const CommCause& cause, std::string saved, int64_t bytes) {
-  const auto& listeners = current_scope().listeners;
-  if (listeners.empty()) return;
+  if (!reports_reuse()) return;
   const ReuseEvent event{cause, in_backward(), std::move(saved), bytes};
-  for (CommListener* listener : listeners) listener->on_reuse(event);
+  for (CommListener* listener : current_scope().listeners) {
+    if (listener->wants_reuse()) listener->on_reuse(event);
+  }
 }
 
 }  // namespace dtensor::internal

@@ -14,7 +14,7 @@ struct RedistributePlan;  // plan/redistribute_plan.h
 
 namespace dtensor::internal {
 
-// Whether there are listeners. Ask before making a cause for a report.
+// Whether a listener wants reports. Ask before making a cause for one.
 bool reports_reuse();
 
 // `plan`: that the operator would have run. A local one is not reported.

@@ -113,6 +113,26 @@ TEST_CASE("reused inputs: modes nest, and reset() starts again") {
   CHECK(outer.reused_rows().empty());
 }
 
+TEST_CASE("reused inputs: a listener that does not want them gets none, also beside one that does") {
+  struct Counter final : CommListener {
+    void on_comm(const CommEvent&, bool before) override { calls += before ? 1 : 0; }
+    void on_reuse(const ReuseEvent&) override { ++reused; }
+    int calls = 0, reused = 0;
+  };
+  const DeviceMesh mesh = four_ranks();
+  const Tensor x = few_rows(mesh), w = wide(mesh);
+  Counter counter;
+  const ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&counter); });
+  x.mm(w);
+  x.mm(w);
+  CHECK(counter.calls == 1);
+  CHECK(counter.reused == 0);
+  CommDebugMode comm;
+  x.mm(w);
+  CHECK(comm.reused() == 1);
+  CHECK(counter.reused == 0);
+}
+
 TEST_CASE("reused inputs: each input of a call counts, with its argument") {
   const DeviceMesh mesh = four_ranks(GENERATE(false, true));
   const Tensor p = product(mesh);
