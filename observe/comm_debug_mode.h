@@ -37,8 +37,9 @@ struct CommRow {
   double seconds = 0;
 };
 
-// Inputs that operators took from a tensor's cache instead of communicating, with all but the bytes in common. Members
-// as in CommRow and ReuseEvent (comm/reuse_event.h).
+// Inputs that operators took from a tensor's cache, with all but the bytes in common. The reduced copy of a Partial
+// counts in every operator that takes it, also in one that could have computed with the addends. Members as in CommRow
+// and ReuseEvent (comm/reuse_event.h).
 struct ReuseRow {
   bool backward = false;
   std::string module_path;
@@ -46,7 +47,7 @@ struct ReuseRow {
   std::string argument;
   std::string saved;  // "all_gather(tp)"; "sums", "margins", "ghost region"
   int64_t count = 0;
-  int64_t bytes = 0;  // that one rank would have received
+  int64_t bytes = 0;  // that one rank would receive by these collectives
 };
 
 class CommDebugMode {
@@ -86,8 +87,8 @@ class CommDebugMode {
   std::map<std::string, int64_t> counts_by_op() const;
   std::map<std::string, int64_t> counts_by_module() const;
 
-  // How often operators took an input from what a tensor remembers, each input once, and the bytes that one rank would
-  // otherwise have received.
+  // How often operators took an input from what a tensor remembers, and the sum of ReuseRow::bytes. Each input counts
+  // once; a Partial that was reduced and then gathered counts twice.
   int64_t reused() const;
   int64_t reused_bytes() const;
 

@@ -148,6 +148,19 @@ TEST_CASE("reused inputs: each input of a call counts, with its argument") {
   CHECK(comm.reused_bytes() == 2 * 384);
 }
 
+TEST_CASE("reused inputs: a reduced Partial counts, also in operators that could have taken its addends") {
+  const DeviceMesh mesh = four_ranks(GENERATE(false, true));
+  const Tensor p = product(mesh), never_reduced = product(mesh);
+  CommDebugMode comm;
+  p.exp();
+  never_reduced * 2;
+  CHECK(comm.reused() == 0);
+  CHECK(DTensor(p * 2).placements() == Placements{Replicate()});
+  CHECK(comm.total() == 1);
+  CHECK(comm.reused() == 1);
+  CHECK(comm.reused_rows()[0].saved == "all_reduce(tp)");
+}
+
 TEST_CASE("reused inputs: an input taken before its operator failed counts, and counting goes on") {
   const DeviceMesh mesh = four_ranks();
   const Tensor p = product(mesh), other = product(mesh);
