@@ -1,15 +1,19 @@
-// Replacements for composite operators whose ATen code accesses memory directly, which distributed tensors do not have.
-// They run above autograd, see add_handler().
+// Replacements for composite operators whose ATen code accesses memory directly, which distributed tensors do not have,
+// or writes to slices of a replicated result. They run above autograd, see add_handler().
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
@@ -60,6 +64,34 @@ void vander(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor result = at::ones_like(n > 0 ? column : column.slice(1, 0, 0));
   if (n > 1) result = at::cat({result, column.expand({x.size(0), n - 1}).cumprod(1)}, 1);
   stack.emplace_back(increasing ? result : result.flip({1}));
+}
+
+// Padded and stacked, sequences keep their layouts. ATen's code writes them to slices of a replicated tensor, which
+// gathers them one by one.
+void pad_sequence(const c10::OperatorHandle& op, Stack& stack) {
+  const Arguments args(op, stack);
+  const std::vector<at::Tensor> sequences = args["sequences"].toTensorVector();
+  const std::string side = args["padding_side"].toStringRef();
+  bool is_usual = side == "left" || side == "right";
+  int64_t longest = 0;
+  for (const at::Tensor& t : sequences) {
+    is_usual = is_usual && is_dtensor(t) && t.dim() > 0;
+    longest = is_usual ? std::max(longest, t.size(0)) : 0;
+  }
+  if (!is_usual) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  std::vector<at::Tensor> padded;
+  for (const at::Tensor& sequence : sequences) {
+    std::vector<int64_t> sizes = sequences[0].sizes().vec();
+    sizes[0] = sequence.size(0);
+    at::Tensor t = sequence.to(sequences[0].scalar_type());
+    if (t.sizes() != sizes) t = t.expand(sizes);
+    std::vector<int64_t> pad(2 * sizes.size(), 0);  // the last two numbers are of the first dim
+    pad[pad.size() - (side == "left" ? 2 : 1)] = longest - sizes[0];
+    padded.push_back(sizes[0] == longest ? t : at::constant_pad_nd(t, pad, args.number("padding_value")));
+  }
+  const int64_t batch_dim = args["batch_first"].toBool() ? 0 : 1;
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.emplace_back(at::stack(padded, batch_dim).contiguous());
 }
 
 // Aliasing of real and imaginary part is tracked.
@@ -143,6 +175,7 @@ const RuleFamily composites_handlers("composites", [](RuleRegistry& registry) {
   registry.add_handler("aten::max_pool1d", max_pool1d);
   registry.add_handler("aten::vander", vander);
   registry.add_handler("aten::one_hot", one_hot);
+  registry.add_handler("aten::pad_sequence", pad_sequence);
   for (const char* op : {"aten::real", "aten::imag"}) registry.add_handler(op, real_or_imag);
   for (const char* op : {"aten::resolve_conj", "aten::resolve_neg"}) registry.add_handler(op, resolve);
 });

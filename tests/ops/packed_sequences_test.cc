@@ -3,11 +3,15 @@
 #include <ATen/ops/_pack_padded_sequence.h>
 #include <ATen/ops/_pad_packed_sequence.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/pad_sequence.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/factories.h"
 #include "dtensor/redistribute.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
@@ -53,6 +57,51 @@ TEST_CASE("padding in every layout equals plain ATen without communication", "[o
     c.silent = is_silent;
     check_op(c);
   }
+}
+
+TEST_CASE("pad_sequence in every layout equals plain ATen, without communication for whole sequences",
+          "[ops][packed]") {
+  for (const bool is_left : {false, true}) {
+    OpCase c{"pad_sequence"};
+    c.fn = [=](const Tensors& t) {
+      return Tensors{is_left ? at::pad_sequence(t, /*batch_first=*/true, 1.5, "left") : at::pad_sequence(t)};
+    };
+    c.shapes = {{4, 3}, {6, 3}, {1, 3}};
+    c.silent = [](const std::vector<Placement>& placements) {
+      return std::all_of(placements.begin(), placements.end(),
+                         [](const Placement& p) { return p.is_replicate() || p == Shard(1); });
+    };
+    check_op(c, 30);
+  }
+}
+
+TEST_CASE("pad_sequence gives the dtype and the trailing sizes of the first sequence", "[ops][packed]") {
+  const DeviceMesh& mesh = test_meshes()[0];
+  const auto check = [&](const Tensors& plain, double padding) {
+    Tensors split;
+    for (const at::Tensor& t : plain) split.push_back(lay_out(t, mesh, {Replicate()}));
+    CHECK(difference(at::pad_sequence(split, false, padding), at::pad_sequence(plain, false, padding)) == std::nullopt);
+  };
+  const at::Tensor rows = at::rand({3, 2}, at::kDouble), whole = at::tensor({1, 2, 3, 4}, at::kLong);
+  check({rows, whole.view({4, 1})}, 0.5);
+  check({rows, rows.slice(0, 0, 0)}, 0.5);
+  check({whole, whole.slice(0, 0, 1), at::rand({2}, at::kDouble).mul(9)}, -1);
+  CHECK_THROWS_WITH(at::pad_sequence({lay_out(rows, mesh, {Shard(0)})}, false, 0, "middle"),
+                    Catch::Contains("padding_side"));
+}
+
+TEST_CASE("pad_sequence moves each sequence at most once, and only those whose steps are sharded", "[ops][packed]") {
+  const DeviceMesh mesh(World::abstract(4), {4});
+  const auto calls_of = [&](const Placement& given, const Placement& result) {
+    Tensors sequences;
+    for (const int64_t steps : {64, 40, 7}) sequences.push_back(zeros({steps, 8}, mesh, {given}));
+    CommDebugMode comm;
+    CHECK(DTensor(at::pad_sequence(sequences, /*batch_first=*/true)).placements() == Placements{result});
+    return comm.total();
+  };
+  CHECK(calls_of(Replicate(), Replicate()) == 0);
+  CHECK(calls_of(Shard(1), Shard(2)) == 0);
+  CHECK(calls_of(Shard(0), Shard(1)) == 2);  // the longest one is not padded
 }
 
 TEST_CASE("packed integers and bools keep their values", "[ops][packed]") {
