@@ -11,6 +11,7 @@
 #include "plan/redistribute_planner.h"
 #include "tests/dtensor/layout_oracle.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/long_tests.h"
 
 namespace dtensor {
 using namespace internal;
@@ -182,10 +183,13 @@ TEST_CASE("executor: every pair of layouts on one mesh dim") {
   }
 }
 
-TEST_CASE("executor: every pair of layouts on two mesh dims") {
+TEST_CASE("executor: every pair of layouts on two mesh dims, or a quarter of them") {
   for (const Mesh& mesh : {Mesh{2, 2}, Mesh{2, 3}, Mesh{1, 4}}) {
     for (const auto& sizes : {std::vector<int64_t>{7, 5}, {4, 6}, {1, 3}, {0, 3}}) {
-      CHECK(check_pairs(mesh, sizes, kChoices) == 45 * 45);
+      if (testing::long_tests())
+        CHECK(check_pairs(mesh, sizes, kChoices) == 45 * 45);
+      else
+        CHECK(check_pairs(mesh, sizes, kChoices, 500) == 500);
     }
   }
 }

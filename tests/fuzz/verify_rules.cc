@@ -32,6 +32,7 @@
 #include "tests/fuzz/execution.h"
 #include "tests/fuzz/generate.h"
 #include "tests/fuzz/refusals.h"
+#include "tests/testing/long_tests.h"
 #include "tools/flags.h"
 #include "tools/tables/page_table.h"
 
@@ -42,6 +43,10 @@ ABSL_FLAG(int64_t, samples, 2, "of every operator");
 ABSL_FLAG(int64_t, layouts, 24, "of a sample on every mesh, at most");
 ABSL_FLAG(int64_t, seed, 1, "of samples and layouts");
 ABSL_FLAG(int64_t, every, 1, "only each so many-th operator");
+ABSL_FLAG(
+    bool, functional, false,
+    "only operators that write to none of their arguments, unless DTENSOR_LONG_TESTS is set: in-place and out= forms have their "
+    "rules");
 ABSL_FLAG(std::string, known, "", "a file of findings that are known, a line each: operator, kind, and why");
 
 namespace {
@@ -241,6 +246,7 @@ std::string table_of(const std::map<std::string, Row>& rows) {
 int run() {
   at::set_num_threads(1);  // before processes are started
   const bool full = absl::GetFlag(FLAGS_full);
+  const bool functional = absl::GetFlag(FLAGS_functional) && !testing::long_tests();
   const int64_t count = full ? 12 : absl::GetFlag(FLAGS_samples);
   VerifyRuleOptions options;
   options.most_layouts = full ? 4096 : absl::GetFlag(FLAGS_layouts);
@@ -261,6 +267,7 @@ int run() {
   };
   for (const fuzz::Operator& op : fuzz::catalog()) {
     if (op.support != fuzz::Operator::Support::kRule || !absl::StartsWith(op.name, absl::GetFlag(FLAGS_op))) continue;
+    if (functional && op.handle.schema().is_mutable()) continue;
     if (number++ % absl::GetFlag(FLAGS_every) != 0) continue;
     ++operators;
     const auto samples = samples_of(op, count, options.seed);
@@ -294,7 +301,7 @@ int run() {
       static_cast<long long>(all.layouts), static_cast<long long>(all.refused), static_cast<long long>(all.strategies));
   const bool is_part = !absl::GetFlag(FLAGS_op).empty() || absl::GetFlag(FLAGS_list) || absl::GetFlag(FLAGS_every) > 1;
   for (const auto& [key, why] : known) {
-    if (found.count(key) > 0 || is_part) continue;
+    if (found.count(key) > 0 || is_part || functional) continue;
     std::printf("%s does not occur any more: take its line away (%s)\n", key.c_str(), why.c_str());
     ++wrong;
   }

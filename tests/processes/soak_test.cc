@@ -44,8 +44,8 @@ constexpr bool kSanitized = __has_feature(address_sanitizer) || __has_feature(th
 constexpr bool kSanitized = false;
 #endif
 
-// What malloc has given out and not got back, in all arenas. Not the resident memory, in which the kernel counts pages of
-// libraries when it maps them and unused memory until it takes it back.
+// What malloc has given out and not got back, in all arenas. Not the resident memory, in which the kernel counts pages
+// of libraries when it maps them and unused memory until it takes it back.
 int64_t allocated_bytes() {
   const auto info = ::mallinfo2();
   return static_cast<int64_t>(info.uordblks + info.hblkhd);

@@ -384,7 +384,8 @@ std::optional<std::string> difference(const at::Tensor& actual, const at::Tensor
 static std::vector<DeviceMesh> meshes_of(const OpCase& c) {
   const auto& all = test_meshes();
   if (long_tests()) return all;
-  return std::accumulate(c.name.begin(), c.name.end(), 0) % 2 == 0 ? std::vector{all[0], all[3]} : std::vector{all[2], all[1]};
+  return std::accumulate(c.name.begin(), c.name.end(), 0) % 2 == 0 ? std::vector{all[0], all[3]}
+                                                                   : std::vector{all[2], all[1]};
 }
 
 void check_op(const OpCase& c, int max_2d) {

@@ -15,12 +15,15 @@
 #include <utility>
 
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/long_tests.h"
 
 namespace dtensor::testing {
 
-// True if `property` holds for `cases` cases; else the shrunk counterexample is in the test's messages.
+// True if `property` holds for `cases` cases, in the short form a third of them; else the shrunk counterexample is in
+// the test's messages.
 template <typename Property>
 bool holds(const std::string& id, int cases, Property&& property) {
+  if (!long_tests()) cases = (cases + 2) / 3;
   rc::detail::TestParams params = rc::detail::configuration().testParams;
   params.maxSuccess = std::max(params.maxSuccess, cases);
   rc::detail::TestMetadata metadata;
