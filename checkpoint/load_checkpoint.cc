@@ -19,8 +19,8 @@
 #include "checkpoint/sharded/wait_for_device.h"
 #include "comm/error_message.h"
 #include "dtensor/dispatch/write_parts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/write_back.h"
 #include "plan/spec.h"
 
 namespace dtensor {
@@ -110,7 +110,7 @@ class Loader {
     TORCH_CHECK_VALUE(tensor.dtype == t.scalar_type() || c10::canCast(tensor.dtype, t.scalar_type()), "'", name,
                       "' is of ", tensor.dtype, " in the checkpoint, which is not cast to ", t.scalar_type());
     if (!is_dtensor(t)) return plan_part(known, tensor, part_of({Shape(t.dim(), 0), tensor.shape}), t.variable_data());
-    check_can_write_back(t, kLoadCheckpoint);
+    check_write(t, kLoadCheckpoint);
     const DTensorMeta& meta = meta_for_write(t);
     TORCH_CHECK_VALUE(!meta.spec->has_partial(), "'", name, "' is ", meta.spec->to_string(),
                       ", which holds addends and no values: redistribute it first");

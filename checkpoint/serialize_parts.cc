@@ -6,10 +6,10 @@
 #include "checkpoint/formats/stored_dtypes.h"
 #include "comm/scope.h"
 #include "dtensor/dispatch/write_parts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/write_back.h"
 
 namespace dtensor::internal {
 
@@ -46,7 +46,7 @@ void copy_into(const at::Tensor& target, const at::Tensor& value) {
     target.copy_(is_dtensor(value) ? full_tensor(value) : value);
     return;
   }
-  check_can_write_back(target, "load");
+  check_write(target, "load");
   const DTensorMeta& meta = meta_for_write(target);
   const at::Tensor laid_out =
       is_dtensor(value) ? redistribute(value, meta.spec->placements())

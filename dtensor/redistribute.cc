@@ -40,7 +40,7 @@ at::Tensor redistribute_checked(const at::Tensor& tensor, const DeviceMesh& mesh
 bool has_other_handles(const at::Tensor& t) {
   const auto reference = t.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
   const DTensorMeta& meta = meta_without_sync(t);
-  return reference.use_count() > 2 || meta.storage.use_count() > 1 || meta.storage->origin;
+  return reference.use_count() > 2 || meta.storage.use_count() > 1 || meta.storage->observer;
 }
 
 // Error: `t` cannot be laid out as `to` in place.

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "checkpoint/sharded/boxes.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/write_back.h"
 
 namespace dtensor::internal {
 namespace {
@@ -19,7 +19,7 @@ const DTensorMeta& checked(const at::Tensor& tensor) {
                               " has addends, not values: redistribute() it to Shard or Replicate first");
   TORCH_CHECK_NOT_IMPLEMENTED(!meta.spec->mesh().world().is_meta(), kCaller,
                               " the tensor is on the device 'meta' and has no data: call to_empty() first");
-  TORCH_CHECK_NOT_IMPLEMENTED(!meta.storage->origin, kCaller,
+  TORCH_CHECK_NOT_IMPLEMENTED(!meta.storage->observer, kCaller,
                               " the tensor is a view whose parts had to move: clone() it first");
   return meta;
 }

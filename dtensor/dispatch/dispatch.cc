@@ -3,12 +3,15 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
+#include <functional>
+
+#include "absl/container/flat_hash_map.h"
 #include "comm/scope.h"
+#include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/call_key.h"
 #include "dtensor/dispatch/internal/check_hooks.h"
-#include "dtensor/dispatch/internal/deferred_results.h"
 #include "dtensor/dispatch/internal/gradient_way.h"
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/dispatch/internal/plain_dispatch.h"
@@ -25,8 +28,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/step_decider.h"
-#include "dtensor/views/copied_view.h"
-#include "dtensor/views/write_back.h"
+#include "dtensor/views/view_call.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/propagate.h"
 #include "propagation/strategy_cache.h"
@@ -153,11 +155,15 @@ CallTensors written_tensors(const OpInfo& info, const Inputs& in) {
   return written;
 }
 
-// Whether an operator that writes to several tensors writes to a copied view and to its base. Its result for one would
-// not be visible in the other.
+// Whether an operator that writes to several tensors writes to a copied view and to its base, or to two views of one
+// base. Its result for one would not be visible in the other.
 bool writes_related(const OpInfo& info, const Inputs& in) {
-  const CallTensors written = written_tensors(info, in);
-  return written.size() > 1 && any_related(written);
+  absl::flat_hash_map<const LocalStorage*, const LocalStorage*> first;  // per base: a memory that is a view of it
+  for (const at::Tensor& t : written_tensors(info, in)) {
+    const LocalStorage* own = meta_without_sync(t).storage.get();
+    if (first.try_emplace(memory_viewed_by(t), own).first->second != own) return true;
+  }
+  return false;
 }
 
 // Like ATen's fallback for lists.
@@ -224,30 +230,33 @@ Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const 
   return decision == usual.decision ? std::move(usual) : Decided{std::move(decision), false, {}, {}};
 }
 
-// Checks that writes to copied views can be written back to their bases.
-void check_writes(const OpInfo& info, const Inputs& in) {
-  for (const at::Tensor& t : written_tensors(info, in)) {
-    if (meta_without_sync(t).storage->origin) check_can_write_back(t, info.name);
-  }
-}
-
 // Some ranks may have written: nothing derived from these tensors before is valid any more.
 void note_failed_write(const OpInfo& info, const Inputs& in) {
   for (const at::Tensor& t : written_tensors(info, in)) mark_written(*meta_without_sync(t).storage);
 }
 
-at::Tensor defer_call(const OpInfo& info, const Inputs& in, const Decided& decided, c10::ArrayRef<c10::IValue> args) {
-  const auto run = [decided](const DeferredCall& call, const std::vector<RankTensors>& inputs) {
-    auto outputs = run_local(call.info, *decided.decision, call.in, call.args, inputs, decided.made_now);
-    keep(call.in, decided);
-    report_work(call.info, *decided.decision, call.in, call.args);
-    return outputs;
+// The results of the local operators, from inputs that were moved.
+std::vector<RankTensors> run_decided(const OpInfo& info, const Decided& decided, const Inputs& in,
+                                     c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals) {
+  auto outputs = run_local(info, *decided.decision, in, args, locals, decided.made_now);
+  keep(in, decided);
+  report_work(info, *decided.decision, in, args);
+  return outputs;
+}
+
+// The result of a call that the hook defers; undefined: it is to run now.
+at::Tensor defer_call(const OpInfo& info, const Decided& decided, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+                      const at::Tensor& leaf) {
+  if (!leaf.defined() || CallHook::registered == nullptr) return {};
+  const auto run = [&info, decided](const Inputs& inputs, c10::ArrayRef<c10::IValue> arguments,
+                                    const std::vector<RankTensors>& locals) {
+    return run_decided(info, decided, inputs, arguments, locals);
   };
-  return make_deferred_result(info, in, args, decided.decision, run);
+  return CallHook::registered->defer({info, in, args, decided.decision, leaf, run});
 }
 
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, Stack& stack) {
-  if (in.copied_views && writes_related(info, in)) return run_one_by_one(info, stack);
+  if (in.observed && writes_related(info, in)) return run_one_by_one(info, stack);
   const auto args = torch::jit::last(stack, info.args.size());
   at::Tensor leaf;
   if (resolved.rule && in_backward()) {
@@ -257,8 +266,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
 
   const Decided decided = decide_call(info, resolved, in, args);
   const std::shared_ptr<const Decision> decision = decided.decision;
-  if (may_defer(info, in, *decision, leaf)) {
-    const at::Tensor result = defer_call(info, in, decided, args);
+  if (const at::Tensor result = defer_call(info, decided, in, args, leaf); result.defined()) {
     torch::jit::drop(stack, info.args.size());
     return stack.push_back(result);
   }
@@ -266,13 +274,11 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
 
   std::vector<RankTensors> outputs;
   try {
-    outputs = run_local(info, *decision, in, args, locals, decided.made_now);
+    outputs = run_decided(info, decided, in, args, locals);
   } catch (...) {
     note_failed_write(info, in);
     throw;
   }
-  keep(in, decided);
-  report_work(info, *decision, in, args);
   for (const at::Tensor& t : written_tensors(info, in)) note_write(t, info.name);
 
   Stack results;
@@ -301,13 +307,14 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const auto args = torch::jit::last(*stack, info.args.size());
   if (!has_dtensor(info, args)) return dispatch_plain(info, *stack, /*within_operator=*/calls_within > 0);
   const CallWithin within;
-  const auto overwritten = settle_before_writes(info, args);
+  std::function<void()> when_done;
+  if (CallHook* hook = CallHook::watching()) when_done = hook->before_call(info, args);
   if (info.handler == nullptr) {
     dispatch_by_rule(op, *stack);
   } else {
     dispatch_to_handler(info, op, *stack);
   }
-  if (overwritten) overwritten->done();
+  if (when_done) when_done();
 }
 
 void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
@@ -322,7 +329,9 @@ void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
   Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
   if (in.hooks_watched) check_hooks_ran(info, in);
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
-  if (in.copied_views) check_writes(info, in);
+  if (in.observed) {
+    for (const at::Tensor& t : written_tensors(info, in)) check_write(t, info.name);
+  }
   if (!resolved->rule) return run_without_rule(info, in, stack);
   use_reduced_copies(info, torch::jit::last(stack, info.args.size()), in);
   note_context(info, in);

@@ -11,7 +11,6 @@
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/copied_view.h"
 #include "plan/redistribute_plan.h"
 
 namespace dtensor::internal {
@@ -30,10 +29,9 @@ void write_layout(std::ostream& os, const at::Tensor& t) {
 // Whether the values are there.
 void write_state(std::ostream& os, const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
-  // Copies that a local operator made may exist on some ranks only; parts move on all ranks alike.
-  if (const ViewOrigin* origin = origin_of(*meta.storage); origin != nullptr && origin->moved) {
-    os << "  copied view, by " << origin->op.operator_name() << ", of " << spec_of(origin->base)->to_string() << ": "
-       << (has_parts(t) ? "up to date" : "fetched by the next operator that reads it") << '\n';
+  const auto& observer = meta.storage->observer;
+  if (const std::string view = observer ? observer->description() : ""; !view.empty()) {
+    os << "  " << view << ": " << (has_parts(t) ? "up to date" : "fetched by the next operator that reads it") << '\n';
   } else if (meta.arriving && meta.arriving->needs_all_ranks()) {
     os << "  arriving: the next operator that reads it begins a collective\n";
   } else if (meta.arriving && !meta.arriving->done()) {

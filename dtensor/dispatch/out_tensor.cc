@@ -71,7 +71,7 @@ bool computes_in_dtype_of_out(const OpInfo& info) {
 }  // namespace
 
 bool may_grow(const at::Tensor& out) {
-  return out.numel() == 0 && !(is_dtensor(out) && meta_without_sync(out).storage->origin);
+  return out.numel() == 0 && !(is_dtensor(out) && meta_without_sync(out).storage->observer);
 }
 
 void check_fits(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op) {

@@ -4,31 +4,16 @@
 
 #include <string>
 
-#include "dtensor/dispatch/internal/deferred_gradients.h"
+#include "dtensor/dispatch/call_hook.h"
 #include "dtensor/layout_cache/storage_cache.h"
-#include "dtensor/views/copied_view.h"
 
 namespace dtensor::internal {
-namespace {
-
-// Whether updating `storage`, of a copied view, needs a collective. Views that a local operator copied on some ranks
-// only are read again from the rank's own part.
-bool is_out_of_date(const LocalStorage& storage) {
-  const ViewOrigin* origin = origin_of(storage);
-  if (origin == nullptr) return false;
-  const DTensorMeta& base = meta_without_sync(origin->base);
-  if (is_out_of_date(*base.storage)) return true;
-  const bool is_current =
-      origin->seen.load(std::memory_order_relaxed) == base.storage->writes.load(std::memory_order_relaxed);
-  return !is_current && (origin->moved || (base.arriving && base.arriving->needs_all_ranks()));
-}
-
-}  // namespace
 
 bool has_parts(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
   if (!meta.may_need_sync) return true;
-  return !(meta.arriving && meta.arriving->needs_all_ranks()) && !is_out_of_date(*meta.storage);
+  const auto& observer = meta.storage->observer;
+  return !(meta.arriving && meta.arriving->needs_all_ranks()) && !(observer && observer->needs_all_ranks());
 }
 
 const RankTensors& read_parts(const at::Tensor& t, std::string_view function) {
@@ -43,8 +28,7 @@ void allow_user_writes(const at::Tensor& t) {
   LocalStorage& storage = *meta_for_read(t).storage;
   storage.user_may_write = true;
   mark_written(storage);
-  if (!any_deferred_calls()) return;
-  for (const auto& calls : DeferredGradients::all_backwards()) calls->copy_before_unseen_writes(storage);
+  if (CallHook* hook = CallHook::watching()) hook->before_unseen_writes(storage);
 }
 
 }  // namespace dtensor::internal

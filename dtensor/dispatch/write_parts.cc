@@ -1,15 +1,14 @@
 #include "dtensor/dispatch/write_parts.h"
 
-#include "dtensor/dispatch/internal/deferred_gradients.h"
+#include "dtensor/dispatch/call_hook.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/write_back.h"
 
 namespace dtensor::internal {
 
 void write_parts(c10::ArrayRef<at::Tensor> tensors, std::string_view op, const std::function<void()>& write) {
   for (const at::Tensor& t : tensors) {
-    if (is_dtensor(t) && any_deferred_calls()) compute_deferred_before_write(t);
+    if (CallHook* hook = CallHook::watching(); hook != nullptr && is_dtensor(t)) hook->before_write(t);
   }
   try {
     write();

@@ -9,10 +9,10 @@
 
 namespace dtensor::internal {
 
-// Calls `write`, which writes to memory of some or all of `tensors`; plain ones may be among them. Before, computes
-// deferred calls that read this memory. Afterwards, also if `write` throws, drops everything derived from it, and
+// Calls `write`, which writes to memory of some or all of `tensors`; plain ones may be among them. Before, calls
+// the CallHook. Afterwards, also if `write` throws, drops everything derived from it, and
 // writes back to the bases of copied views. A collective call: see note_write(). `op`: the writer, for reports.
-// REQUIRES: check_can_write_back() for each of them.
+// REQUIRES: check_write() for each of them.
 void write_parts(c10::ArrayRef<at::Tensor> tensors, std::string_view op, const std::function<void()>& write);
 
 }  // namespace dtensor::internal

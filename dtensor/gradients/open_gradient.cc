@@ -4,10 +4,10 @@
 #include <memory>
 #include <utility>
 
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/write_back.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor::internal {
@@ -38,7 +38,7 @@ bool open_gradient(const at::Tensor& grad, const Placements& placements) {
   if (!is_dtensor(grad) || grad.requires_grad()) return false;
   const DTensorMeta& meta = meta_without_sync(grad);
   if (meta.spec->placements() == placements) return true;
-  if (meta.storage->origin || std::any_of(placements.begin(), placements.end(), is_masked)) return false;
+  if (meta.storage->observer || std::any_of(placements.begin(), placements.end(), is_masked)) return false;
   const auto plan = cached_plan_within(meta.spec, placements, current_dispatch_scope().limits);
   if (!plan || !plan->is_local()) return false;
   const at::Tensor addends = redistribute_below_autograd(grad, placements, {});

@@ -30,8 +30,8 @@ std::optional<CachedMargins> cached_margins(const at::Tensor& t, int64_t dim, in
 
 void cache_ghost_region(const at::Tensor& t, GhostRegion region);
 // Null: not cached. For a copied view call meta_for_read() first, since the region is of its last refresh. A write
-// through a copied view keeps the region if the same exchange brings its new elements, or none are needed (note_write()
-// in write_back.h).
+// through a copied view keeps the region if the same exchange brings its new elements, or none are needed
+// (ViewOrigin::after_write() in copied_view.h).
 std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t);
 void drop_ghost_region(const at::Tensor& t);
 

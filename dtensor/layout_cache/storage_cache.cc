@@ -66,6 +66,16 @@ void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, 
   stop_counting(stale);
 }
 
+void check_write(const at::Tensor& t, std::string_view op) {
+  if (const auto& observer = meta_without_sync(t).storage->observer) observer->check_write(t, op);
+}
+
+void note_write(const at::Tensor& t, std::string_view op) {
+  LocalStorage& storage = *meta_without_sync(t).storage;
+  mark_written(storage);
+  if (storage.observer) storage.observer->after_write(t, op);
+}
+
 uint64_t mark_written(LocalStorage& storage) {
   const uint64_t before = storage.writes.fetch_add(1, std::memory_order_relaxed);
   drop_entries(storage, [&](const CacheEntry& e) { return e.writes <= before; });

@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -108,6 +109,10 @@ CacheEntry* find_in_cache(LocalStorage& storage, Fits fits) {
   return nullptr;
 }
 
+// Around a write by `op` to the local tensors of `t`. Before: errors of an observer of its memory. After: counts the
+// write, and calls the observer, which may communicate.
+void check_write(const at::Tensor& t, std::string_view op);
+void note_write(const at::Tensor& t, std::string_view op);
 // Counts a write to `storage` and drops the entries made before it. Returns the number of writes before.
 uint64_t mark_written(LocalStorage& storage);
 // Drops the entries for which `is_dropped` holds.

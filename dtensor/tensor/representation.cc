@@ -101,7 +101,7 @@ c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std:
   meta->storage = std::move(storage);
   meta->name = std::move(name);
   meta->arriving = std::move(arriving);
-  meta->may_need_sync = meta->arriving != nullptr || meta->storage->origin != nullptr;
+  meta->may_need_sync = meta->arriving != nullptr || meta->storage->observer != nullptr;
   return meta;
 }
 
@@ -136,7 +136,7 @@ void wait_for_locals(const DTensorMeta& meta) {
 
 void settle_locals(const DTensorMeta& meta) {
   wait_for_locals(meta);
-  if (meta.storage->origin) meta.storage->origin->before_read(*meta.storage);
+  if (meta.storage->observer) meta.storage->observer->before_read(*meta.storage);
 }
 
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name,

@@ -33,13 +33,25 @@ class HookWatch;      // hook_watch.h
 
 struct LocalStorage;
 
-// An observer of the reads of one memory. What it does follows from the layouts and the operators before: the same on
-// all ranks.
+// An observer of the reads and writes of one memory, which has elements of another tensor, its base. What it does
+// follows from the layouts and the operators before: the same on all ranks.
 class StorageObserver {
  public:
+  explicit StorageObserver(at::Tensor base_tensor) : base(std::move(base_tensor)) {}
   virtual ~StorageObserver() = default;
   // Before the local tensors in `storage` are read: brings them up to date. May communicate.
   virtual void before_read(LocalStorage& storage) = 0;
+  // Whether before_read() would begin a collective now.
+  virtual bool needs_all_ranks() const = 0;
+  // Before `op` writes to `t`, of this memory. Error (c10::NotImplementedError): the write could not reach the base,
+  // and the two would diverge.
+  virtual void check_write(const at::Tensor& t, std::string_view op) const = 0;
+  // After `op` wrote to the local tensors of `t`: writes to the base, too. May communicate.
+  virtual void after_write(const at::Tensor& t, std::string_view op) = 0;
+  // For DTensor::explain(); "" where that differs between ranks.
+  virtual std::string description() const = 0;
+
+  const at::Tensor base;  // another handle of it
 };
 
 // A ghost width, and the tensor that set_ghost_width() declared it for: views of one memory may have several dtypes.
@@ -57,9 +69,8 @@ struct LocalStorage {
   World world;  // keeps the meter and the caches alive
   MemoryHold hold;
   std::atomic<uint64_t> writes{0};
-  // Of a copied view (it could not share its base's memory, since parts had to move): its base, a ViewOrigin
-  // (views/copied_view.h). Else null.
-  std::shared_ptr<StorageObserver> origin;
+  // Of a copied view, which could not share its base's memory: a ViewOrigin (views/copied_view.h). Else null.
+  std::shared_ptr<StorageObserver> observer;
   // Views or other handles share the memory, or did: replacing the contents of one of them would separate them. (The
   // same on all ranks, unlike a count of present users.)
   std::atomic<bool> shared{false};
@@ -124,6 +135,12 @@ inline const DTensorMeta& meta_for_read(const at::TensorBase& t) {
   if (meta.may_need_sync) settle_locals(meta);
   return meta;
 }
+// The memory of `t`, or that of the last base in its chain of observers. REQUIRES: is_dtensor(t).
+inline const LocalStorage* memory_viewed_by(const at::TensorBase& t) {
+  const LocalStorage* memory = meta_without_sync(t).storage.get();
+  while (memory->observer) memory = meta_without_sync(memory->observer->base).storage.get();
+  return memory;
+}
 // To overwrite the locals or to share their memory: their values may be out of date. REQUIRES: is_dtensor(t).
 inline const DTensorMeta& meta_for_write(const at::TensorBase& t) {
   const DTensorMeta& meta = meta_without_sync(t);
@@ -145,7 +162,7 @@ void set_from_factory(const at::Tensor& t);
 void set_preferred_layout(const at::Tensor& t, SpecPtr preferred_layout);
 // The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the
 // locals share the memory of the base's, and are available when those are. `offset`: the storage offset that a plain
-// tensor would have. See make_view_of() in copied_view.h.
+// tensor would have. See make_view_of() in view_call.h.
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage = nullptr, std::shared_ptr<CommWork> arriving = nullptr);
 // Sets DTensorMeta::seen of a new view: that of its base, changed by `flips`.

@@ -1,21 +1,15 @@
 #include "dtensor/views/copied_view.h"
 
-#include <ATen/ops/clone.h>
-
-#include <algorithm>
 #include <memory>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "comm/scope.h"
-#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/internal/executor.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/view_window.h"
-#include "plan/redistribute_planner.h"
 
 namespace dtensor::internal {
 namespace {
@@ -73,7 +67,7 @@ void read_by_call(const ViewOrigin& origin) {
 }  // namespace
 
 ViewOrigin::ViewOrigin(const ViewCall& call, SpecPtr spec_of_view, RankTensors locals_of_view, bool parts_moved)
-    : base(another_handle(call.args[call.base_arg].toTensor())),
+    : StorageObserver(another_handle(call.args[call.base_arg].toTensor())),
       op(call.op),
       args(without_base(call)),
       base_arg(call.base_arg),
@@ -109,14 +103,14 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
       above && above->seen.load(kRelaxed) != meta_without_sync(above->base).storage->writes.load(kRelaxed);
   origin->seen = meta.storage->writes.load(kRelaxed) - (call.read || (late && !moved) ? 1 : 0);
   auto storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
-  storage->origin = std::move(origin);
+  storage->observer = std::move(origin);
   return make_view(std::move(spec), std::move(locals), base, offset, std::move(storage));
 }
 
 void ViewOrigin::before_read(LocalStorage& storage) {
   std::lock_guard lock(mutex);
   LocalStorage& base_storage = *meta_without_sync(base).storage;
-  if (base_storage.origin) base_storage.origin->before_read(base_storage);
+  if (base_storage.observer) base_storage.observer->before_read(base_storage);
   const uint64_t writes = base_storage.writes.load(kRelaxed);
   if (seen.load(kRelaxed) == writes) return;
   if (read) {
@@ -128,20 +122,26 @@ void ViewOrigin::before_read(LocalStorage& storage) {
   seen.store(writes, kRelaxed);
 }
 
-const LocalStorage* memory_viewed_by(const at::Tensor& t) {
-  const LocalStorage* memory = meta_without_sync(t).storage.get();
-  while (const ViewOrigin* origin = origin_of(*memory)) memory = meta_without_sync(origin->base).storage.get();
-  return memory;
+std::vector<ViewOrigin*> origins_of(const at::Tensor& t) {
+  std::vector<ViewOrigin*> origins;
+  for (ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;
+       origin = origin_of(*meta_without_sync(origin->base).storage))
+    origins.push_back(origin);
+  return origins;
 }
 
-bool any_related(c10::ArrayRef<at::Tensor> tensors) {
-  absl::flat_hash_map<const LocalStorage*, const LocalStorage*> first;  // per base: a memory that is a view of it
-  for (const at::Tensor& t : tensors) {
-    if (!t.defined() || !is_dtensor(t)) continue;
-    const LocalStorage* own = meta_without_sync(t).storage.get();
-    if (first.try_emplace(memory_viewed_by(t), own).first->second != own) return true;
-  }
-  return false;
+// Views that a local operator copied on some ranks only are read again from the rank's own part.
+bool ViewOrigin::needs_all_ranks() const {
+  const DTensorMeta& of_base = meta_without_sync(base);
+  const auto& above = of_base.storage->observer;
+  const bool is_current = seen.load(kRelaxed) == of_base.storage->writes.load(kRelaxed);
+  return (above && above->needs_all_ranks()) ||
+         (!is_current && (moved || (of_base.arriving && of_base.arriving->needs_all_ranks())));
+}
+
+// Copies that a local operator made may exist on some ranks only; parts move on all ranks alike.
+std::string ViewOrigin::description() const {
+  return moved ? c10::str("copied view, by ", op.operator_name(), ", of ", spec_of(base)->to_string()) : "";
 }
 
 }  // namespace dtensor::internal

@@ -1,4 +1,4 @@
-#include "dtensor/views/write_back.h"
+// Writes to copied views reach their bases.
 
 #include <ATen/ops/clone.h>
 #include <c10/util/Exception.h>
@@ -70,13 +70,12 @@ at::Tensor undo_operator(const at::Tensor& value, const c10::OperatorHandle& op)
 std::vector<SpecPtr> layouts_on_way_back(const at::Tensor& t) {
   std::vector<SpecPtr> way{spec_of(t)};
   std::vector<bool> follows(way[0]->placements().size(), true);
-  for (const ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;) {
-    const DTensorMeta& base = meta_without_sync(origin->base);
+  for (const ViewOrigin* origin : origins_of(t)) {
+    const Spec& base = *spec_of(origin->base);
     for (size_t m = 0; m < follows.size(); ++m) follows[m] = follows[m] && origin->follows[m];
-    keep_whole_chains(follows, base.spec->placements());
+    keep_whole_chains(follows, base.placements());
     keep_whole_chains(follows, spec_of(t)->placements());
-    way.push_back(way.back()->with_placements(layout_to_store(*way.back(), *base.spec, follows)));
-    origin = origin_of(*base.storage);
+    way.push_back(way.back()->with_placements(layout_to_store(*way.back(), base, follows)));
   }
   return way;
 }
@@ -117,14 +116,11 @@ WayBack way_back(const at::Tensor& t) {
   const Limits& limits = current_dispatch_scope().limits;
   StoreRequest request{{way.layouts[0], t.storage_offset()}, {}, way.layouts};
   StoreRequest keeping = request;
-  for (const ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;) {
-    const DTensorMeta& base = meta_without_sync(origin->base);
+  for (const ViewOrigin* origin : origins_of(t)) {
     way.kept_known.push_back(origin->moved ? fetched_ghost_region(origin->base) : nullptr);
-    if (origin->moved) {
-      request.bases.push_back({base.spec, origin->base.storage_offset()});
-      keeping.bases.push_back({base.spec, origin->base.storage_offset(), way.kept_known.back()});
-    }
-    origin = origin_of(*base.storage);
+    if (!origin->moved) continue;
+    request.bases.push_back({spec_of(origin->base), origin->base.storage_offset()});
+    keeping.bases.push_back({spec_of(origin->base), origin->base.storage_offset(), way.kept_known.back()});
   }
   way.exchange = cached_store_exchange(request, limits);
   const auto any_known = std::any_of(way.kept_known.begin(), way.kept_known.end(), [](const auto& k) { return k; });
@@ -158,42 +154,37 @@ void put_values_for_addends(const DTensorMeta& base, const CommCause& cause) {
 
 }  // namespace
 
-void check_can_write_back(const at::Tensor& t, std::string_view op) {
+void ViewOrigin::check_write(const at::Tensor& t, std::string_view op) const {
   if (t.numel() == 0) return;
   const Limits& limits = current_dispatch_scope().limits;
+  const Spec& spec = *spec_of(t);
+  const std::vector<ViewOrigin*> origins = origins_of(t);
   if (limits.any()) {  // an error while writing back would come after the write
     const WayBack way = way_back(t);
     const bool exchanges = way.exchange != nullptr;  // within the limits
     for (size_t k = 1; k < way.layouts.size() && !exchanges; ++k)
       cached_plan(way.layouts[k - 1], way.layouts[k]->placements(), limits);
-    for (const ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;) {
-      const DTensorMeta& base = meta_without_sync(origin->base);
-      if (writes_into_addends(*spec_of(t), *base.spec)) plans_of_values_for_addends(base.spec);
-      origin = origin_of(*base.storage);
+    for (const ViewOrigin* origin : origins) {
+      if (writes_into_addends(spec, *spec_of(origin->base))) plans_of_values_for_addends(spec_of(origin->base));
     }
   }
-  const Spec& spec = *spec_of(t);
-  for (const ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;) {
-    const DTensorMeta& base = meta_without_sync(origin->base);
-    check_can_store(spec, *base.spec, op);
+  for (const ViewOrigin* origin : origins) {
+    const DTensorMeta& above = meta_without_sync(origin->base);
+    check_can_store(spec, *above.spec, op);
     // A conjugated view can be written back as a whole number only.
     TORCH_CHECK_NOT_IMPLEMENTED(
-        c10::isComplexType(spec.dtype()) || !(conj_neg_bits(origin->locals).conj || conj_neg_bits(base.locals).conj),
+        c10::isComplexType(spec.dtype()) || !(conj_neg_bits(origin->locals).conj || conj_neg_bits(above.locals).conj),
         std::string(op),
         ": writing to the real or imaginary parts of a conjugated distributed tensor is not supported; "
         "call resolve_conj() on it first");
     const std::string error =
         why_not_storable(window_of(spec, t.storage_offset()), spec.dtype(),
-                         window_of(*base.spec, origin->base.storage_offset()), base.spec->dtype());
+                         window_of(*above.spec, origin->base.storage_offset()), above.spec->dtype());
     TORCH_CHECK_NOT_IMPLEMENTED(error.empty(), std::string(op), ": ", error);
-    origin = origin_of(*base.storage);
   }
 }
 
-namespace {
-
-// Writes the contents of `t`, whose memory is a copied view's, back to the base.
-void write_back(const at::Tensor& t, std::string_view op) {
+void ViewOrigin::after_write(const at::Tensor& t, std::string_view op) {
   const CommCause cause{std::string(op), "self", current_scope().module_path, /*implicit=*/true};
   const WayBack way = way_back(t);
   const auto& exchange = way.exchange;
@@ -202,33 +193,33 @@ void write_back(const at::Tensor& t, std::string_view op) {
   at::Tensor same_memory = t;         // shares the memory of the present view
   auto layout = way.layouts.begin();  // the layout of `pieces`, if nothing was exchanged
   auto known = way.kept_known.begin();
-  for (ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;) {
-    const DTensorMeta& base = meta_for_write(origin->base);
+  for (ViewOrigin* origin : origins_of(t)) {
+    const DTensorMeta& above = meta_for_write(origin->base);
     const SpecPtr& from = *layout++;
     const SpecPtr& spec = *layout;
     if (!exchange && from != spec) {
       const auto plan = cached_plan(from, spec->placements(), current_dispatch_scope().limits);
       pieces = whole_parts(*spec, run_plan(*plan, as_locals(std::move(pieces)), cause));
     }
-    if (writes_into_addends(*spec, *base.spec)) put_values_for_addends(base, cause);
+    if (writes_into_addends(*spec, *above.spec)) put_values_for_addends(above, cause);
     const auto around = *known++;
-    const LazyParts::Made boxes = around ? boxes_to_write(*around, *base.spec) : LazyParts::Made();
-    const auto ranks = base.spec->mesh().local_ranks();
-    for (size_t i = 0; i < base.locals.size(); ++i) {
+    const LazyParts::Made boxes = around ? boxes_to_write(*around, *above.spec) : LazyParts::Made();
+    const auto ranks = above.spec->mesh().local_ranks();
+    for (size_t i = 0; i < above.locals.size(); ++i) {
       LocalGuard guard;
       const ConjNegBits between =
           conj_neg_bits(meta_for_write(same_memory).locals[i]) ^ conj_neg_bits(origin->locals[i]);
-      const WindowPart to{window_of(*base.spec, origin->base.storage_offset()),
-                          base.spec->local_layout(static_cast<int64_t>(i)), base.locals[i]};
+      const WindowPart to{window_of(*above.spec, origin->base.storage_offset()),
+                          above.spec->local_layout(static_cast<int64_t>(i)), above.locals[i]};
       for (HeldPiece& piece : pieces[i]) {
         piece.values = undo_operator(with_conj_neg(std::move(piece.values), between), origin->op);
         const WindowPart from_view{window_of(*spec, t.storage_offset()), piece.layout, piece.values};
         store_through(from_view, to);
-        if (around) store_through(from_view, {to.window, box_of_rank(*around, *base.spec, ranks[i]), boxes.parts[i]});
+        if (around) store_through(from_view, {to.window, box_of_rank(*around, *above.spec, ranks[i]), boxes.parts[i]});
       }
     }
     // The view includes its previous value, and this write; all of it, if it was written as a whole.
-    const uint64_t before = mark_written(*base.storage);
+    const uint64_t before = mark_written(*above.storage);
     uint64_t expected = same_memory.is_same(t) && spec_of(t) == origin->spec ? origin->seen.load(kRelaxed) : before;
     origin->seen.compare_exchange_strong(expected, before + 1, kRelaxed);
     if (around) {
@@ -236,16 +227,7 @@ void write_back(const at::Tensor& t, std::string_view op) {
                          {around->dims, around->cut_by, around->known, std::make_shared<LazyParts>(boxes)});
     }
     same_memory = origin->base;
-    origin = origin_of(*base.storage);
   }
-}
-
-}  // namespace
-
-void note_write(const at::Tensor& t, std::string_view op) {
-  LocalStorage& storage = *meta_without_sync(t).storage;
-  mark_written(storage);
-  if (storage.origin) write_back(t, op);
 }
 
 }  // namespace dtensor::internal

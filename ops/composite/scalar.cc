@@ -17,7 +17,6 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/copied_view.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {

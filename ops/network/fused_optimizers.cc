@@ -9,10 +9,10 @@
 #include <string>
 #include <utility>
 
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/write_back.h"
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 

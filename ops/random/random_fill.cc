@@ -3,10 +3,10 @@
 #include <ATen/ops/real.h>
 
 #include "comm/scope.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/write_back.h"
 #include "ops/random/random.h"
 #include "ops/random/random_kernel.h"
 
@@ -53,7 +53,7 @@ uint64_t draw_random_key(const std::optional<at::Generator>& given) {
 
 void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key, uint64_t stream) {
   const DTensorMeta& meta = meta_for_write(tensor);
-  check_can_write_back(tensor, "random fill");
+  check_write(tensor, "random fill");
   LocalGuard guard;
   for (size_t i = 0; i < meta.locals.size(); ++i) {
     const auto offsets = global_offsets(*meta.spec, static_cast<int64_t>(i));
@@ -71,7 +71,7 @@ void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key,
 
 void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uint64_t key) {
   const DTensorMeta& meta = meta_for_write(tensor);
-  check_can_write_back(tensor, "aten::bernoulli_");
+  check_write(tensor, "aten::bernoulli_");
   const at::Tensor given = is_dtensor(probability) ? probability : replicate_plain(probability, meta.spec->mesh());
   const CommCause cause{"aten::bernoulli_", "p", current_scope().module_path, /*implicit=*/true};
   const at::Tensor p =

@@ -12,7 +12,7 @@
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/copied_view.h"
+#include "dtensor/views/view_call.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
 #include "ops/halo/windows.h"

@@ -53,8 +53,7 @@ Owner owner_of(const at::Tensor& t) {
   Owner owner{t, {}};
   ConjNegBits flips;
   at::Tensor same_memory = t;
-  for (const ViewOrigin* origin = origin_of(*meta_without_sync(t).storage); origin != nullptr;
-       origin = origin_of(*meta_without_sync(origin->base).storage)) {
+  for (const ViewOrigin* origin : origins_of(t)) {
     if (origin->base.scalar_type() != t.scalar_type()) break;
     const std::string& op = origin->op.schema().name();
     flips = flips ^ conj_neg_bits(meta_without_sync(same_memory).locals) ^ conj_neg_bits(origin->locals) ^
@@ -141,7 +140,7 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   const SpecPtr& spec = spec_of(base);
   // An empty tensor may be a part of larger memory, but a copy, of which such a view may be taken, has no memory around
   // it.
-  const bool moved = !lies_as_global(base) || base.numel() == 0 || meta_without_sync(base).storage->origin;
+  const bool moved = !lies_as_global(base) || base.numel() == 0 || meta_without_sync(base).storage->observer;
   const int64_t begin = offset - base.storage_offset();
   TORCH_CHECK(!moved || has_all_of(base, size, stride, begin), op.schema().name(), ": sizes ", size, ", strides ",
               stride, " and offset ", offset, " reach beyond the tensor laid out as ", to_string(spec->placements()),

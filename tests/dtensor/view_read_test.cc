@@ -118,7 +118,7 @@ TEST_CASE("view reads: strides of local parts do not change the communication") 
       counts.push_back(comm.total());
     };
     const Tensor view = x.view({24}), rows = view.slice(0, 1, 13), flat = whole.view({24});
-    CHECK((meta_without_sync(view).storage->origin != nullptr) == strided);
+    CHECK((meta_without_sync(view).storage->observer != nullptr) == strided);
     view.mul_(2);
     whole.mul_(2);
     check(x, whole);

@@ -53,7 +53,7 @@ bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
 bool has_mutable_layout(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
   const LocalStorage& storage = *meta.storage;
-  return meta.laid_out_by_engine && !storage.shared && !storage.user_may_write && !storage.origin &&
+  return meta.laid_out_by_engine && !storage.shared && !storage.user_may_write && !storage.observer &&
          !is_leaf_parameter(t);
 }
 
@@ -109,7 +109,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     several_meshes = several_meshes || !(in.mesh == mesh);
     note_parameter(info, t);
     const LocalStorage& storage = *meta_without_sync(t).storage;
-    if (storage.origin) in.copied_views = true;
+    if (storage.observer) in.observed = true;
     if (storage.hook_watches) in.hooks_watched = true;
     if (info.args[arg].written && !info.args[arg].out && has_mutable_layout(t))
       in.context.mutable_layouts.push_back(static_cast<int>(in.tensors.size()) - 1);

@@ -22,7 +22,7 @@ struct Inputs {
   CallContext context;
   DeviceMesh mesh;
   bool writes_plain = false;   // an argument that the operator writes to is a plain tensor
-  bool copied_views = false;   // there are views that had to be copies
+  bool observed = false;       // the memory of some has an observer
   bool hooks_watched = false;  // there are parameters of modules with hooks
 };
 

@@ -10,12 +10,12 @@
 #include "dtensor/dispatch/internal/missing_rule.h"
 #include "dtensor/dispatch/internal/same_draws.h"
 #include "dtensor/dispatch/out_tensor.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/view_window.h"
-#include "dtensor/views/copied_view.h"
-#include "dtensor/views/write_back.h"
+#include "dtensor/views/view_call.h"
 #include "propagation/trial_run.h"
 
 namespace dtensor::internal {
@@ -121,8 +121,7 @@ class ReplicatedCall {
         const bool own = gathered_[k] && info_.args[a].overwritten;  // see memory_for()
         for (auto& local : locals_[k]) local = own ? local : gathered_[k] ? local.clone() : local.detach();
         // Arguments that the schema declares as written are handled by dispatch().
-        if (!info_.args[a].written && meta_without_sync(in_.tensors[k]).storage->origin)
-          check_can_write_back(in_.tensors[k], info_.name);
+        if (!info_.args[a].written) check_write(in_.tensors[k], info_.name);
       }
     }
   }

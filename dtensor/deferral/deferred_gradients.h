@@ -1,10 +1,13 @@
 // Backward operators that only produce a parameter's gradient are deferred, so that their inputs move in one
 // collective. Example: the gradients of eight tables that all need the whole batch.
+//
+// The result exists at once, without memory. Reading it (meta_for_read()) computes it first, in a collective call, and
+// so does writing to one of its inputs. Writes by the user to exposed local tensors are not seen: the deferred call
+// keeps copies of such inputs. dispatch() defers calls by the CallHook of deferral_hook.cc.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
-#include <c10/core/TensorOptions.h>
 
 #include <cstdint>
 #include <exception>
@@ -13,6 +16,7 @@
 #include <mutex>
 #include <vector>
 
+#include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/gradients/gradient_bucket.h"
 #include "dtensor/tensor/step_decider.h"
@@ -25,8 +29,7 @@ struct DeferredCall {
   Inputs in;  // handles of its own: the user may rebind theirs
   std::vector<c10::IValue> args;
   std::shared_ptr<const Decision> decision;
-  // Computes the results of the call from local inputs in the layouts of the decision.
-  std::function<std::vector<RankTensors>(const DeferredCall& call, const std::vector<RankTensors>& inputs)> run;
+  decltype(CallHook::GradientCall::run) run;
   RankTensors parts;  // of its result, without memory until computed
   int64_t bytes = 0;  // bytes it holds and gathers
   // In a recorded step: which recording, and which call.
@@ -36,24 +39,18 @@ struct DeferredCall {
   bool held_back = false;              // its result is being overwritten
   std::exception_ptr error = nullptr;  // why it was not computed
 
-  // Counts the calls not yet computed, in the whole process.
-  struct Counted {
-    Counted();
-    ~Counted();
-    Counted(const Counted&) = delete;
-    Counted& operator=(const Counted&) = delete;
+  // Until the call is computed, writes are watched.
+  struct Watching {
+    Watching() { CallHook::num_watching.fetch_add(1, std::memory_order_relaxed); }
+    ~Watching() { CallHook::num_watching.fetch_sub(1, std::memory_order_relaxed); }
+    Watching(const Watching&) = delete;
+    Watching& operator=(const Watching&) = delete;
   };
-  std::unique_ptr<Counted> counted = std::make_unique<Counted>();
+  std::unique_ptr<Watching> watching = std::make_unique<Watching>();
 
   // Ends the call and releases its inputs. `why_not`: null if it was computed.
   void end(std::exception_ptr why_not);
 };
-
-// A contiguous tensor whose memory is null until its call is computed. Views of it can be taken before.
-at::Tensor without_memory(const Shape& sizes, const at::TensorOptions& options);
-
-// Whether any call in the process is deferred. Cheap.
-bool any_deferred_calls();
 
 // The deferred calls of one backward. Thread-safe. They are computed in collective calls.
 // Errors: those of the communicator and of the operators; a call that failed throws its error again.
@@ -95,8 +92,5 @@ class DeferredGradients final : public DeferredWork {
   std::vector<std::shared_ptr<DeferredCall>> waiting_, in_hand_;  // suspended calls wait, too
   int64_t bytes_ = 0;                                             // of the waiting calls
 };
-
-// DeferredGradients::compute_before_write() for all backwards in progress.
-void compute_deferred_before_write(const at::Tensor& t);
 
 }  // namespace dtensor::internal

@@ -1,22 +1,17 @@
-#include "dtensor/dispatch/internal/deferred_gradients.h"
+#include "dtensor/deferral/deferred_gradients.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/gradient_bucket_limit.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/views/copied_view.h"
 
 namespace dtensor::internal {
 namespace {
-
-std::atomic<int64_t> num_deferred{0};
 
 struct Everywhere {
   std::mutex mutex;
@@ -91,9 +86,6 @@ class ChargedMeanwhile {
 
 }  // namespace
 
-DeferredCall::Counted::Counted() { num_deferred.fetch_add(1, std::memory_order_relaxed); }
-DeferredCall::Counted::~Counted() { num_deferred.fetch_sub(1, std::memory_order_relaxed); }
-
 void DeferredCall::end(std::exception_ptr why_not) {
   computed = why_not == nullptr;
   error = std::move(why_not);
@@ -102,18 +94,8 @@ void DeferredCall::end(std::exception_ptr why_not) {
   run = nullptr;
   if (!computed) return;
   parts.clear();
-  counted = nullptr;
+  watching = nullptr;
 }
-
-at::Tensor without_memory(const Shape& sizes, const at::TensorOptions& options) {
-  LocalGuard guard;
-  const at::Tensor t = at::empty({0}, options);
-  t.unsafeGetTensorImpl()->set_sizes_contiguous({sizes.data(), sizes.size()});
-  t.storage().unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(t.numel()) * t.element_size());
-  return t;
-}
-
-bool any_deferred_calls() { return num_deferred.load(std::memory_order_relaxed) > 0; }
 
 std::shared_ptr<DeferredGradients> DeferredGradients::of_backward() {
   return std::static_pointer_cast<DeferredGradients>(deferred_work(make_deferred_gradients));
@@ -253,7 +235,7 @@ bool DeferredGradients::compute_waiting() {
     for (const auto& call : calls) inputs.push_back({call->info, *call->decision, call->in});
     std::vector<std::vector<RankTensors>> moved = move_inputs(inputs);
     for (size_t c = 0; c < calls.size(); ++c) {
-      const std::vector<RankTensors> outputs = calls[c]->run(*calls[c], moved[c]);
+      const std::vector<RankTensors> outputs = calls[c]->run(calls[c]->in, calls[c]->args, moved[c]);
       LocalGuard guard;
       for (size_t r = 0; r < outputs[0].size(); ++r) take_over(calls[c]->parts[r], outputs[0][r]);
       end(*calls[c], nullptr);  // its inputs are released, call by call
@@ -271,10 +253,6 @@ bool DeferredGradients::compute_waiting() {
   }
   if (error != nullptr) std::rethrow_exception(error);
   return true;
-}
-
-void compute_deferred_before_write(const at::Tensor& t) {
-  for (const auto& calls : DeferredGradients::all_backwards()) calls->compute_before_write(t);
 }
 
 }  // namespace dtensor::internal
