@@ -25,20 +25,18 @@ bool is_for(const DeclaredWidth& declared, const at::Tensor& t) {
 
 void check_width(const at::Tensor& t, at::IntArrayRef width) {
   const DTensorMeta& meta = checked_layout(t, "set_ghost_width");
-  if (width.empty()) return;
-  TORCH_CHECK_VALUE(static_cast<int64_t>(width.size()) == t.dim(), "[set_ghost_width] `width` ", width,
+  TORCH_CHECK_VALUE(width.empty() || static_cast<int64_t>(width.size()) == t.dim(), "[set_ghost_width] `width` ", width,
                     " does not have one value per dim of the tensor of shape ", t.sizes(),
                     "; give 0 for dims that slices leave whole");
-  for (int64_t d = 0; d < t.dim(); ++d) {
+  for (size_t d = 0; d < width.size(); ++d) {
     const int64_t most = std::max<int64_t>(0, (t.size(d) - 1) / 2);  // slices have an index left
     TORCH_CHECK_VALUE(width[d] >= 0 && width[d] <= most, "[set_ghost_width] `width` ", width, ": ", width[d],
                       " along dim ", d, " of size ", t.size(d), "; give 0 to ", most);
   }
-  if (withdraws(width)) return;
-  TORCH_CHECK_VALUE(!meta.storage->user_may_write, "[set_ghost_width] ", meta.spec->to_string(),
+  TORCH_CHECK_VALUE(withdraws(width) || !meta.storage->user_may_write, "[set_ghost_width] ", meta.spec->to_string(),
                     " has local tensors that the program may write to (from_local(), mutable_local_tensors()), so no "
                     "ghost region of it can be cached; declare the width of a clone() of it");
-  TORCH_CHECK_NOT_IMPLEMENTED(!t.is_complex(), "[set_ghost_width] ", meta.spec->to_string(),
+  TORCH_CHECK_NOT_IMPLEMENTED(withdraws(width) || !t.is_complex(), "[set_ghost_width] ", meta.spec->to_string(),
                               " is complex: ghost regions are cached for real tensors only");
 }
 

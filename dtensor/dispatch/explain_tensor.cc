@@ -52,7 +52,9 @@ std::string description(const CacheEntry& entry) {
     if (margins->dim < entry.of.spec->ndim()) os << ", " << margins->width << " along dim " << margins->dim;
   } else {
     const auto& region = std::get<CachedGhostRegion>(entry.value);
-    os << "ghost region of " << of << " along dims " << c10::IntArrayRef(region->dims)
+    std::vector<int64_t> dims;
+    for (const auto& wider : region->dims) dims.push_back(wider.dim);
+    os << "ghost region of " << of << " along dims " << c10::IntArrayRef(dims)
        << (region->boxes->if_made() == nullptr ? ", not fetched" : "");
   }
   return os.str();

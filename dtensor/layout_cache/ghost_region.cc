@@ -36,24 +36,27 @@ bool LazyParts::are_forgotten() {
   return !make_ && !made_;
 }
 
+const GhostRegion::Dim* GhostRegion::along(int64_t dim) const {
+  const auto found = std::find_if(dims.begin(), dims.end(), [&](const Dim& d) { return d.dim == dim; });
+  return found == dims.end() ? nullptr : &*found;
+}
+
 Part box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank) {
   Part box = spec.layout_of_rank(rank);
   const auto coordinate = spec.mesh().coordinate(rank);
-  for (size_t k = 0; k < around.dims.size(); ++k) {
+  for (const auto& [dim, cut_by, known] : around.dims) {
     int64_t place = 0;
-    for (const int64_t m : around.cut_by[k]) place = place * spec.mesh().size(m) + coordinate[m];
-    const Run& run = around.known[k][place];
-    box.dims[around.dims[k]] = {run};
-    box.offsets[around.dims[k]] = run.begin;
+    for (const int64_t m : cut_by) place = place * spec.mesh().size(m) + coordinate[m];
+    box.dims[dim] = {known[place]};
+    box.offsets[dim] = known[place].begin;
   }
   return box;
 }
 
 int64_t box_bytes(const GhostRegion& around, const Spec& spec) {
   Shape sizes = spec.layout_of_rank(spec.mesh().ranks()[0]).sizes();
-  for (size_t k = 0; k < around.dims.size(); ++k) {
-    int64_t& size = sizes[around.dims[k]];
-    for (const Run& run : around.known[k]) size = std::max(size, run.size);
+  for (const auto& [dim, cut_by, known] : around.dims) {
+    for (const Run& run : known) sizes[dim] = std::max(sizes[dim], run.size);
   }
   return c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(spec.dtype()));
 }

@@ -42,11 +42,15 @@ class LazyParts {
 // A tensor's ghost region: for every rank a box of its part and the elements around it, available now or on first
 // request.
 struct GhostRegion {
-  std::vector<int64_t> dims;                 // along which the boxes go beyond the parts, ascending
-  std::vector<std::vector<int64_t>> cut_by;  // per such dim: the mesh dims that cut it
-  std::vector<std::vector<Run>>
-      known;  // per such dim: the indices, by where a rank stands along the mesh dims that cut it
+  struct Dim {
+    int64_t dim;
+    std::vector<int64_t> cut_by;  // the mesh dims that cut it
+    std::vector<Run> known;       // indices in the boxes, by a rank's position along these mesh dims
+  };
+  std::vector<Dim> dims;  // along which the boxes go beyond the parts, ascending
   std::shared_ptr<LazyParts> boxes;
+
+  const Dim* along(int64_t dim) const;  // null: the boxes do not go beyond the parts
 };
 
 // The indices in the box of a rank. REQUIRES: `around` belongs to a tensor of `spec`.

@@ -114,7 +114,7 @@ void ViewOrigin::before_read(LocalStorage& storage) {
   const uint64_t writes = base_storage.writes.load(kRelaxed);
   if (seen.load(kRelaxed) == writes) return;
   if (read) {
-    read(base, locals);
+    read(base);
   } else {
     read_by_call(*this);
   }

@@ -17,9 +17,9 @@ struct ViewCall {
   size_t base_arg = 0;  // index of the base in args
   size_t result = 0;    // index of the view among the operator's results
   Placements computed;  // the layout of the base in which the view was computed
-  // Writes the view's present values to its parts, whose contents are undefined before; may communicate. Null: the
-  // operator is called again.
-  std::function<void(const at::Tensor& base, const RankTensors& parts)> read = nullptr;
+  // Writes the view's present values to its local tensors, whose contents are undefined before; may communicate. Null:
+  // the operator is called again.
+  std::function<void(const at::Tensor& base)> read = nullptr;
 };
 
 // A view of the tensor in `call`. `offset`: where it begins in the memory of that tensor, in its own elements. It is a

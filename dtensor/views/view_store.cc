@@ -208,11 +208,11 @@ std::optional<double> seconds_by_layouts(c10::ArrayRef<SpecPtr> way, const Limit
 
 // Whether ranks keep ghost regions. `m`: along a dim that this mesh dim cuts.
 bool any_around(const StoreRequest& request, std::optional<int64_t> m = std::nullopt) {
-  const auto along = [&](const std::vector<int64_t>& cut_by) {
-    return !m || std::find(cut_by.begin(), cut_by.end(), *m) != cut_by.end();
+  const auto along = [&](const GhostRegion::Dim& wider) {
+    return !m || std::find(wider.cut_by.begin(), wider.cut_by.end(), *m) != wider.cut_by.end();
   };
   return std::any_of(request.bases.begin(), request.bases.end(), [&](const PlacedSpec& base) {
-    return base.around && std::any_of(base.around->cut_by.begin(), base.around->cut_by.end(), along);
+    return base.around && std::any_of(base.around->dims.begin(), base.around->dims.end(), along);
   });
 }
 
@@ -254,9 +254,9 @@ std::shared_ptr<const StoreExchange> cached_store_exchange(const StoreRequest& r
     key.push_back(static_cast<int64_t>(t.spec->id()));
     key.push_back(t.offset);
     if (!t.around) return;
-    for (size_t k = 0; k < t.around->dims.size(); ++k) {
-      key.push_back(-1 - t.around->dims[k]);  // distinct from ids, offsets and sizes
-      for (const Run& run : t.around->known[k]) key.insert(key.end(), {run.begin, run.size});
+    for (const auto& [dim, cut_by, known] : t.around->dims) {
+      key.push_back(-1 - dim);  // distinct from ids, offsets and sizes
+      for (const Run& run : known) key.insert(key.end(), {run.begin, run.size});
     }
   };
   append(request.written);

@@ -222,10 +222,7 @@ void ViewOrigin::after_write(const at::Tensor& t, std::string_view op) {
     const uint64_t before = mark_written(*above.storage);
     uint64_t expected = same_memory.is_same(t) && spec_of(t) == origin->spec ? origin->seen.load(kRelaxed) : before;
     origin->seen.compare_exchange_strong(expected, before + 1, kRelaxed);
-    if (around) {
-      cache_ghost_region(origin->base,
-                         {around->dims, around->cut_by, around->known, std::make_shared<LazyParts>(boxes)});
-    }
+    if (around) cache_ghost_region(origin->base, {around->dims, std::make_shared<LazyParts>(boxes)});
     same_memory = origin->base;
   }
 }

@@ -11,7 +11,6 @@
 #include "comm/comm_work.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/tensor/representation.h"
-#include "ops/halo/cut_runs.h"
 #include "ops/halo/exchange.h"
 
 namespace dtensor::internal {
@@ -57,11 +56,9 @@ at::Tensor pad_lazily(const HaloDecision& decision, const at::Tensor& self, cons
   const World& world = source->mesh().world();
   GhostRegion around;
   for (const int64_t dim : decision.later->dims) {
-    around.dims.push_back(dim);
-    around.cut_by.push_back(cutting_mesh_dims(*source, {dim}));
-    auto& known = around.known.emplace_back(runs_along(*source, dim).value());
-    const int64_t more = decision.result->sizes()[dim] - source->sizes()[dim];
-    for (Run& run : known) run.size += more;
+    auto& wider = around.dims.emplace_back(
+        GhostRegion::Dim{dim, cutting_mesh_dims(*source, {dim}), runs_along(*source, dim).value()});
+    for (Run& run : wider.known) run.size += decision.result->sizes()[dim] - source->sizes()[dim];
   }
   const int64_t bytes = box_bytes(around, *source);
   around.boxes = std::make_shared<LazyParts>([later = decision.later, snapshot, fill, cause, world, bytes] {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/comm_call.h"
@@ -62,6 +63,11 @@ struct HaloPlan {
 
 // The mesh dims of more than one rank that cut one of `dims`.
 std::vector<int64_t> cutting_mesh_dims(const Spec& spec, const std::vector<int64_t>& dims);
+
+// The rank's position along the mesh dims that cut `dim`: 0 if none does.
+int64_t place_of(const Spec& spec, int64_t dim, int64_t rank);
+// The indices of `dim` that the rank at each position holds. Nullopt: a rank holds none, or several runs.
+std::optional<std::vector<Run>> runs_along(const Spec& spec, int64_t dim);
 
 // Null where parts consist of too many pieces (a StridedShard of many runs).
 // REQUIRES: cutting_mesh_dims() is not empty for the request's dims; nothing is Partial along these mesh dims. It may
